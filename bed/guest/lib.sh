@@ -70,9 +70,12 @@ driver() {
     link=$(readlink "/sys/bus/pci/devices/$1/driver") && echo "${link##*/}"
 }
 
+# Seconds on an idle machine, as seconds here: bed/run knows how busy this one is.
+patiently() { echo $(($1 * ${BED_PATIENCE:-1})); }
+
 # within SECONDS COMMAND...: waits until the command succeeds.
 within() {
-    local left=$(($1 * 10))
+    local left=$(($(patiently "$1") * 10))
     shift
     until "$@" >/dev/null 2>&1; do
         left=$((left - 1))

@@ -23,13 +23,14 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 
 use crate::error::{Error, Result};
-use crate::fs::Mounted;
+use crate::fs::{Calls, Mounted};
 use crate::io::Rest;
 use crate::io::gpu::Engine;
 use crate::io::pool::{Call, Pool, Zeroes};
 use crate::lock;
 use crate::locks::Locks;
 use crate::opens::Opens;
+use crate::persons::{Persons, SUBUIDS};
 use crate::predecessor::{source, unmount_stale};
 use crate::stats::Stats;
 use crate::table::{Buffer, Owner, SWEEP, Table, What};
@@ -50,11 +51,8 @@ const OPEN_OF_TARGET: usize = 16_384;
 
 /// Transfers of rings under way at once: some hundred bytes each.
 const MOST_JOBS: u64 = 1 << 18;
-
-/// A supply that users share. Root may have all of it, and so may the user whose daemon this is.
-pub(crate) fn of_users(most: u64) -> Shares {
-    Shares::new(most).with_privileged([0, rustix::process::geteuid().as_raw()])
-}
+/// Bytes of writes that wait for a thread.
+const MOST_HELD: u64 = 256 << 20;
 
 /// Where the files are.
 #[derive(Clone)]
@@ -79,6 +77,8 @@ pub struct Options {
     pub local_locks: bool,
     /// Whether programs may bring memory of the emulated GPU, which is for tests: it is a file, and there may be any amount of it.
     pub emulated_gpu: bool,
+    /// The file that grants subordinate user numbers, `subuid(5)`: what they take counts for their person. It is read once.
+    pub subuids: PathBuf,
 }
 
 impl Source {
@@ -91,14 +91,19 @@ impl Source {
 }
 
 impl Options {
-    /// A folder, served at a mount point. The environment variable `HF3FS_GDR_ENABLED`, set to `emulated`, lets programs bring
-    /// memory of the emulated GPU.
+    /// A folder, served at a mount point.
     #[must_use]
     pub fn new(mount_point: &Path, root: &Path) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let source = Source::Folder(root.to_owned());
-        let emulated_gpu = std::env::var_os("HF3FS_GDR_ENABLED").is_some_and(|mode| mode == "emulated");
-        Self { mount_point: mount_point.to_owned(), source, threads, local_locks: false, emulated_gpu }
+        Self {
+            mount_point: mount_point.to_owned(),
+            source,
+            threads,
+            local_locks: false,
+            emulated_gpu: false,
+            subuids: SUBUIDS.into(),
+        }
     }
 
     /// A target's folder, served at a mount point. Other mounts may serve it, too: a lock here would exclude nobody there.
@@ -112,14 +117,20 @@ impl Options {
 /// What all parts of a daemon have in common.
 pub(crate) struct Shared {
     pub options: Options,
+    pub persons: Persons,
     pub table: Table,
     pub opens: Opens,
     pub workers: Workers,
     pub pool: Pool<Rest>,
     /// Transfers of rings that are under way, by user.
     pub jobs: Shares,
-    /// Calls of the kernel that may take long.
+    /// Calls of the kernel that nothing else is to wait for: those that move bytes or change names, those that wait until something
+    /// is on the disk, and those that have the kernel write back or forget what it keeps, which wait for the former.
+    pub calls: Pool<Call>,
     pub slow: Pool<Call>,
+    pub caches: Pool<Call>,
+    /// Bytes of writes that wait for one of those threads, by user.
+    pub held: Shares,
     pub waits: Waits,
     pub locks: Locks,
     pub stats: Stats,
@@ -143,14 +154,19 @@ impl Shared {
             Source::Target(_) => (OPEN_OF_TARGET, 0),
         };
         let mode = if options.emulated_gpu { Mode::Emulated } else { Mode::Cuda };
+        let persons = Persons::read(&options.subuids);
         Ok(Arc::new(Self {
             options,
-            table: Table::default(),
-            opens: Opens::new(most_open),
+            table: Table::new(&persons),
+            opens: Opens::new(most_open, &persons),
             workers: Workers::default(),
             pool: Pool::default(),
-            jobs: of_users(MOST_JOBS),
+            jobs: persons.shares(MOST_JOBS),
+            calls: Pool::default(),
             slow: Pool::default(),
+            caches: Pool::default(),
+            held: persons.shares(MOST_HELD),
+            persons,
             waits: Waits::default(),
             locks: Locks::new(most_locks),
             stats: Stats::default(),
@@ -173,6 +189,14 @@ impl Shared {
 
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
+    }
+
+    /// Threads that take calls of the kernel.
+    pub fn session_threads(&self) -> usize {
+        match self.options.source {
+            Source::Folder(_) => FUSE_THREADS,
+            Source::Target(_) => FUSE_THREADS_OF_TARGET,
+        }
     }
 
     /// The lanes of a GPU, which are made when it is first used.
@@ -208,9 +232,24 @@ impl Shared {
 
     /// A ring has written to a file, some of these bytes at least: the kernel forgets what it knew of them.
     pub fn written(&self, inode: u64, at: u64, bytes: u64) {
+        self.invalidate(inode, at as i64, bytes as i64);
+    }
+
+    /// Has the kernel write back what programs have changed of a file by their mappings, and forget what it keeps of it. It waits for
+    /// reads and writes of the file, so no thread of the session may call this.
+    pub fn forget_pages(&self, inode: u64) {
+        self.invalidate(inode, 0, 0);
+    }
+
+    /// Has the kernel forget a file's attributes. By those of now it finds out whether the pages that it keeps are still good.
+    pub fn forget_attributes(&self, inode: u64) {
+        self.invalidate(inode, -1, 0);
+    }
+
+    fn invalidate(&self, inode: u64, at: i64, bytes: i64) {
         if let Some(notifier) = self.notifier.get() {
             // It may know nothing of it.
-            let _ = notifier.inval_inode(INodeNo(inode), at as i64, bytes as i64);
+            let _ = notifier.inval_inode(INodeNo(inode), at, bytes);
         }
     }
 
@@ -256,7 +295,10 @@ impl Shared {
         self.over.store(true, Ordering::Release);
         self.workers.end();
         self.pool.end();
+        // The others may wait for the first of these.
+        self.caches.end();
         self.slow.end();
+        self.calls.end();
         self.waits.end();
         for engine in std::mem::take(&mut *lock(&self.engines)).into_values() {
             engine.end();
@@ -281,16 +323,14 @@ impl Daemon {
         raise_limits();
         unmount_stale(&options.mount_point, options.source.target())?;
         folder(&options.mount_point)?;
-        let tree = tree(&options)?;
         remove_leftovers();
         let shared = Shared::new(options)?;
+        let tree = tree(&shared)?;
         let mut this = Self { shared: shared.clone(), session: None, threads: Vec::new() };
         let socket = crate::socket::open(&shared.socket)?;
         this.spawn("usrbio accepts", move |shared| crate::socket::serve(shared, &socket))?;
         this.spawn("usrbio sweeps", |shared| shared.sweep())?;
-        let session = mount(&shared, tree)?;
-        let _ = shared.notifier.set(session.notifier());
-        this.session = Some(session);
+        this.session = Some(mount(&shared, tree)?);
         Ok(this)
     }
 
@@ -363,7 +403,8 @@ fn drop_session(session: BackgroundSession) -> std::io::Result<()> {
 }
 
 /// What is served.
-fn tree(options: &Options) -> Result<Arc<dyn Tree>> {
+fn tree(shared: &Shared) -> Result<Arc<dyn Tree>> {
+    let options = &shared.options;
     let root = match &options.source {
         Source::Target(tree) => return Ok(tree.clone()),
         Source::Folder(root) => root,
@@ -371,18 +412,16 @@ fn tree(options: &Options) -> Result<Arc<dyn Tree>> {
     let held = folder(root)?;
     check_apart(&options.mount_point, root)?;
     let rules = Rules { for_others: false, most_open: raise_limits() / 2 };
-    Ok(Arc::new(Folder::new(held, rules).map_err(|e| Error::file("statx", root, e))?))
+    let folder = Folder::new(held, rules).map_err(|e| Error::file("statx", root, e))?;
+    Ok(Arc::new(folder.with_payer(shared.persons.payer())))
 }
 
 fn mount(shared: &Arc<Shared>, tree: Arc<dyn Tree>) -> Result<BackgroundSession> {
     let path = &shared.options.mount_point;
     let failed = |source: std::io::Error| Error::Mount { path: path.clone(), hint: hint(&source), source };
-    let mounted = Mounted::new(shared.clone(), tree);
+    let mounted = Calls(Arc::new(Mounted::new(shared.clone(), tree)));
     let mut config = Config::default();
-    config.n_threads = Some(match shared.options.source {
-        Source::Folder(_) => FUSE_THREADS,
-        Source::Target(_) => FUSE_THREADS_OF_TARGET,
-    });
+    config.n_threads = Some(shared.session_threads());
     let source = source(shared.options.source.target());
     let session = if rustix::process::geteuid().is_root() {
         config.acl = SessionACL::All;
@@ -396,7 +435,10 @@ fn mount(shared: &Arc<Shared>, tree: Arc<dyn Tree>) -> Result<BackgroundSession>
         ];
         Session::new(mounted, path, &config)
     };
-    session.and_then(Session::spawn).map_err(failed)
+    let session = session.map_err(failed)?;
+    // Before the first call: who is answered may rely on what the kernel was told.
+    let _ = shared.notifier.set(session.notifier());
+    session.spawn().map_err(failed)
 }
 
 /// Under the type of 3FS, by which programs know its mounts.
@@ -486,6 +528,21 @@ fn check_apart(point: &Path, root: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Run by [`only_its_user_brings_an_emulated_gpu`], with the variable that programs have.
+    #[test]
+    fn with_a_variable() {
+        assert!(!Options::new(Path::new("/"), Path::new("/")).emulated_gpu);
+    }
+
+    #[test]
+    fn only_its_user_brings_an_emulated_gpu() {
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        again.args(["--exact", "daemon::tests::with_a_variable"]).env("HF3FS_GDR_ENABLED", "emulated");
+        let output = again.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    }
 
     #[test]
     fn what_others_put_beside_leftovers_is_not_waited_for() {

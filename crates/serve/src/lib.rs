@@ -3,6 +3,7 @@
 //! ```text
 //! fs        what the kernel asks by FUSE: files of the folder, and 3fs-virt with the links of programs
 //! table     buffers and rings that programs told of, whose they are, and when their program is gone
+//! persons   for whom it counts what a user takes
 //! workers   wait at the semaphores of submissions, take what is in the rings, and do what needs no waiting
 //! io        what was asked for, checked; where the bytes come from; what waits for a disk, or goes to a GPU
 //! socket    GPU memory of programs, which no link can name
@@ -19,6 +20,7 @@ mod fs;
 mod io;
 mod locks;
 mod opens;
+mod persons;
 mod predecessor;
 mod socket;
 mod stats;

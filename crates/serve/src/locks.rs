@@ -23,6 +23,7 @@ pub(crate) struct Asker {
     /// What the kernel calls the owner.
     pub owner: u64,
     pub handle: u64,
+    /// The person for whom it counts.
     pub uid: u32,
     pub pid: u32,
 }
@@ -133,6 +134,11 @@ impl Locks {
             all.insert(key, owned);
         }
         Ok(is_locked)
+    }
+
+    /// Whether somebody has a lock on a file.
+    pub fn has_any(&self, inode: u64, by: Asker) -> bool {
+        lock(&self.owners).contains_key(&(inode, by.owner))
     }
 
     /// Unlocks a range.

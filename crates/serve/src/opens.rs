@@ -9,7 +9,7 @@ use onehop_target::tree::OpenFile;
 use onehop_target::wire::Access;
 use rustix::io::Errno;
 
-use crate::daemon::of_users;
+use crate::persons::Persons;
 use crate::{read, write};
 
 /// An open file.
@@ -30,8 +30,13 @@ impl Open {
         self.closed.load(Ordering::Acquire)
     }
 
+    /// Who opened it.
+    pub fn uid(&self) -> u32 {
+        self.uid
+    }
+
     /// Whether what is written is on the disk when it is acknowledged.
-    fn syncs(&self) -> bool {
+    pub fn syncs(&self) -> bool {
         self.access.sync || self.access.data_sync
     }
 
@@ -72,11 +77,11 @@ pub(crate) struct Opens {
 
 impl Opens {
     /// For so many open files.
-    pub fn new(most: usize) -> Self {
+    pub fn new(most: usize, persons: &Persons) -> Self {
         Self {
             by_handle: RwLock::default(),
             by_inode: RwLock::default(),
-            shares: of_users(most as u64),
+            shares: persons.shares(most as u64),
             next: AtomicU64::new(0),
             added: AtomicU64::new(0),
         }
@@ -129,6 +134,11 @@ impl Opens {
         }
     }
 
+    /// Whether anybody has a file open.
+    pub fn is_open(&self, inode: u64) -> bool {
+        read(&self.by_inode).contains_key(&inode)
+    }
+
     /// The one that a ring of this user may read or write; if any of them writes to the disk at once, that one.
     pub fn find(&self, inode: u64, uid: u32, reads: bool) -> Result<Arc<Open>, NotOpen> {
         let all = read(&self.by_inode);
@@ -158,7 +168,7 @@ mod tests {
 
     #[test]
     fn who_has_many_files_open_leaves_as_many_to_others() {
-        let opens = Opens::new(16);
+        let opens = Opens::new(16, &Persons::default());
         let open = |uid| opens.check(uid).map(|()| opens.add(7, uid, Access::default(), null()));
         let many = |uid| std::iter::from_fn(|| open(uid).ok()).collect::<Vec<_>>();
         let (first, second) = (many(21_001), many(21_002));
@@ -175,7 +185,7 @@ mod tests {
 
     #[test]
     fn rings_use_what_their_user_has_open_and_nothing_else() {
-        let opens = Opens::new(8);
+        let opens = Opens::new(8, &Persons::default());
         let reads = Access { read: true, ..Access::default() };
         let reader = opens.add(7, 1000, reads, null());
         assert!(opens.find(7, 1000, true).is_ok() && opens.find(7, 0, true).is_ok());

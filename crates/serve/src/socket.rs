@@ -18,8 +18,9 @@ use rustix::net::{
 };
 use rustix::process::geteuid;
 
-use crate::daemon::{Shared, of_users};
+use crate::daemon::Shared;
 use crate::error::{Error, Result};
+use crate::persons::Persons;
 use crate::table::{Buffer, GpuMemory, Owner, What};
 
 /// Programs that are answered at once, of which a user may have as many as they leave to others. The rest waits.
@@ -59,9 +60,9 @@ struct Silent {
 
 /// Answers until the daemon ends.
 pub(crate) fn serve(shared: &Arc<Shared>, socket: &OwnedFd) {
-    let (busy, mut silent) = (Arc::new(of_users(MOST)), Vec::new());
+    let (busy, mut silent) = (Arc::new(shared.persons.shares(MOST)), Vec::new());
     while !shared.is_over() {
-        for program in ready(socket, &mut silent, &busy) {
+        for program in ready(shared, socket, &mut silent, &busy) {
             start(shared, &busy, program);
         }
         silent.retain(|program: &Silent| program.since.elapsed() < wire::PATIENCE);
@@ -72,7 +73,7 @@ pub(crate) fn serve(shared: &Arc<Shared>, socket: &OwnedFd) {
 }
 
 /// Waits a moment; takes those in who connect, and gives those who have said something and can be answered.
-fn ready(socket: &OwnedFd, silent: &mut Vec<Silent>, busy: &Shares) -> Vec<Silent> {
+fn ready(shared: &Shared, socket: &OwnedFd, silent: &mut Vec<Silent>, busy: &Shares) -> Vec<Silent> {
     let (may, crowded): (Vec<_>, Vec<_>) =
         std::mem::take(silent).into_iter().partition(|program| busy.room(program.owner.uid) > 0);
     let mut fds: Vec<_> = may.iter().map(|program| PollFd::new(&program.client, PollFlags::IN)).collect();
@@ -87,14 +88,14 @@ fn ready(socket: &OwnedFd, silent: &mut Vec<Silent>, busy: &Shares) -> Vec<Silen
     }
     rest.sort_by_key(|program| program.since);
     if said.last() == Some(&true) {
-        accept(socket, &mut rest);
+        accept(&shared.persons, socket, &mut rest);
     }
     *silent = rest;
     talking
 }
 
 /// Takes in who connects. Where there are too many, the oldest of the user who has most goes.
-fn accept(socket: &OwnedFd, silent: &mut Vec<Silent>) {
+fn accept(persons: &Persons, socket: &OwnedFd, silent: &mut Vec<Silent>) {
     for _ in 0..MOST_SILENT {
         let Ok(client) = accept_with(socket, SocketFlags::CLOEXEC) else { return };
         let Ok(peer) = sockopt::socket_peercred(&client) else { continue };
@@ -106,9 +107,10 @@ fn accept(socket: &OwnedFd, silent: &mut Vec<Silent>) {
         silent.push(Silent { client, owner, since: Instant::now() });
         if silent.len() > MOST_SILENT {
             let mut counts = HashMap::<u32, usize>::new();
-            silent.iter().for_each(|program| *counts.entry(program.owner.uid).or_default() += 1);
-            let most = counts.into_iter().max_by_key(|(_, count)| *count).map(|(uid, _)| uid);
-            let oldest = silent.iter().position(|program| Some(program.owner.uid) == most);
+            let person = |program: &Silent| persons.of(program.owner.uid);
+            silent.iter().for_each(|program| *counts.entry(person(program)).or_default() += 1);
+            let most = counts.into_iter().max_by_key(|(_, count)| *count).map(|(person, _)| person);
+            let oldest = silent.iter().position(|program| Some(person(program)) == most);
             oldest.map(|place| silent.remove(place));
         }
     }

@@ -17,8 +17,8 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::daemon::of_users;
 use crate::io::gpu::Engine;
+use crate::persons::Persons;
 use crate::workers::{MOST_GROUPS, Ring};
 use crate::{lock, read, write};
 
@@ -130,20 +130,18 @@ pub(crate) struct Table {
     next: AtomicU64,
 }
 
-impl Default for Table {
-    fn default() -> Self {
+impl Table {
+    pub fn new(persons: &Persons) -> Self {
         Self {
             by_id: RwLock::default(),
-            links: of_users(MOST).with_limit(MOST_OF_A_USER),
-            rings: of_users(MOST_RINGS).with_limit(MOST_RINGS_OF_A_USER),
-            mapped: of_users(MOST_MAPPED).with_limit(MOST_MAPPED_OF_A_USER),
+            links: persons.shares(MOST).with_limit(MOST_OF_A_USER),
+            rings: persons.shares(MOST_RINGS).with_limit(MOST_RINGS_OF_A_USER),
+            mapped: persons.shares(MOST_MAPPED).with_limit(MOST_MAPPED_OF_A_USER),
             processes: Mutex::default(),
             next: AtomicU64::new(0),
         }
     }
-}
 
-impl Table {
     /// Takes something up.
     pub fn add(
         &self,
@@ -345,7 +343,7 @@ mod tests {
 
     #[test]
     fn one_user_s_rings_leave_room_for_those_of_others() {
-        let table = Table::default();
+        let table = Table::new(&Persons::default());
         let ring =
             RingName { read: true, depth: 0, priority: Priority::Normal, timeout: Duration::ZERO, flags: 0 };
         let add = |uid, rings: bool| {
@@ -373,13 +371,12 @@ mod tests {
 
     #[test]
     fn many_users_leave_room_for_one_more() {
-        let table = Table::default();
-        // Each has as many names as they like to give a user: sub-user IDs, say.
+        let table = Table::new(&Persons::default());
         for uid in 1..=30 {
             assert!(table.mapped.take(uid, table.mapped.room(uid)));
         }
         assert!(table.room(31) >= 64 << 10);
-        let first_ten = Table::default();
+        let first_ten = Table::new(&Persons::default());
         for uid in 1..=10 {
             assert!(first_ten.mapped.take(uid, first_ten.mapped.room(uid)));
             assert!(first_ten.links.take(uid, first_ten.links.room(uid)));
@@ -407,7 +404,7 @@ mod tests {
 
     #[test]
     fn programs_without_buffers_are_not_watched() {
-        let (table, me) = (Table::default(), std::process::id());
+        let (table, me) = (Table::new(&Persons::default()), std::process::id());
         assert!(table.mapped.take(1001, table.room(1001)));
         assert_eq!(add_of(&table, 1001, 1).err(), Some(Errno::NOMEM));
         assert_eq!(table.counts().0, 0);
@@ -432,7 +429,7 @@ mod tests {
         if std::env::var_os("ONEHOP_TEST_NO_DESCRIPTORS").is_none() {
             return;
         }
-        let (table, before) = (Table::default(), getrlimit(Resource::Nofile));
+        let (table, before) = (Table::new(&Persons::default()), getrlimit(Resource::Nofile));
         setrlimit(Resource::Nofile, rustix::process::Rlimit { current: Some(0), ..before }).unwrap();
         let refused = add_of(&table, 1000, std::process::id()).err();
         setrlimit(Resource::Nofile, before).unwrap();

@@ -22,6 +22,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 use crate::daemon::Shared;
 use crate::error::{Error, Result};
 use crate::io::{self, Cache, IoStart};
+use crate::persons::Persons;
 use crate::table::Owner;
 use crate::{lock, read, write};
 
@@ -121,6 +122,23 @@ impl Drop for Group {
 
 type Groups = HashMap<(u32, Priority), Arc<Group>>;
 
+/// Whether a user may have a ring in a group. A person may have rings in as many groups as they leave to others.
+fn may_begin(persons: &Persons, groups: &Groups, of: (u32, Priority)) -> bool {
+    let has_rings = |group: &Group| !read(&group.rings).is_empty();
+    let is_privileged = of.0 == 0 || of.0 == rustix::process::geteuid().as_raw();
+    if is_privileged || groups.get(&of).is_some_and(|group| has_rings(group)) {
+        return true;
+    }
+    let busy: Vec<u32> =
+        groups.iter().filter(|(_, group)| has_rings(group)).map(|((uid, _), _)| persons.of(*uid)).collect();
+    let theirs = busy.iter().filter(|person| **person == persons.of(of.0)).count();
+    theirs < MOST_GROUPS.saturating_sub(busy.len())
+}
+
+fn too_many() -> Error {
+    Error::file("semaphores of", Path::new("yet another user"), rustix::io::Errno::USERS)
+}
+
 /// Sees that there is room for one more group.
 fn make_room(groups: &mut Groups) -> Result<()> {
     if groups.len() < MOST_GROUPS {
@@ -129,8 +147,7 @@ fn make_room(groups: &mut Groups) -> Result<()> {
     let idle = groups.iter().filter(|(_, group)| read(&group.rings).is_empty());
     let oldest = idle.min_by_key(|(_, group)| group.made).map(|(of, _)| *of);
     let gone = oldest.and_then(|of| groups.remove(&of));
-    let none = || Error::file("semaphores of", Path::new("yet another user"), rustix::io::Errno::USERS);
-    gone.map(|group| group.end()).ok_or_else(none)
+    gone.map(|group| group.end()).ok_or_else(too_many)
 }
 
 /// All groups, and their threads.
@@ -190,8 +207,11 @@ impl Workers {
 
     pub fn add(&self, shared: &Arc<Shared>, ring: &Arc<Ring>) -> Result<()> {
         // Locked until it has the ring, which keeps it from being the one that goes.
-        let mut groups = lock(&self.groups);
-        let group = self.find(shared, &mut groups, (ring.owner.uid, ring.server.name().priority))?;
+        let (mut groups, of) = (lock(&self.groups), (ring.owner.uid, ring.server.name().priority));
+        if !may_begin(&shared.persons, &groups, of) {
+            return Err(too_many());
+        }
+        let group = self.find(shared, &mut groups, of)?;
         self.start(shared, &group)?;
         write(&group.rings).push(ring.clone());
         Ok(())
@@ -301,6 +321,8 @@ mod tests {
     use std::io::Write;
     use std::process::Command;
 
+    use onehop_usrbio::RingName;
+    use onehop_usrbio::ring::bytes;
     use rustix::io::Errno;
 
     use super::*;
@@ -415,6 +437,40 @@ mod tests {
         assert_ne!(group(30_000).unwrap().path, first.path);
         // They cost no threads before there is a ring.
         assert_eq!(lock(&shared.workers.threads).len(), 0);
+        shared.end();
+    }
+
+    #[test]
+    fn many_numbers_of_a_person_leave_semaphores_to_others() {
+        if !rustix::process::geteuid().is_root() {
+            let _ = writeln!(std::io::stderr(), "SKIPPED: only root has semaphores for others");
+            return;
+        }
+        let subuids = std::env::temp_dir().join(format!("onehop-subuids-{}", Id::random().unwrap()));
+        std::fs::write(&subuids, "30000:600000:65536\n").unwrap();
+        let options = Options::new(Path::new("/"), Path::new("/"));
+        let shared = Shared::new(Options { threads: 1, subuids: subuids.clone(), ..options }).unwrap();
+        std::fs::remove_file(subuids).unwrap();
+        let add = |uid| {
+            let name = RingName {
+                read: true,
+                depth: 0,
+                priority: Priority::Normal,
+                timeout: Duration::ZERO,
+                flags: 0,
+            };
+            let server = Server::new(HostMem::anonymous(bytes(1).unwrap()).unwrap(), name).unwrap();
+            let owner = Owner { uid, gid: uid, pid: std::process::id() };
+            let ring = Arc::new(Ring::new(server, owner, Id::random().unwrap()));
+            shared.workers.add(&shared, &ring)
+        };
+        let few = (600_000..).take_while(|uid| add(*uid).is_ok()).count();
+        assert_eq!(few, MOST_GROUPS / 2);
+        assert_eq!(add(30_000).err().map(|error| error.errno()), Some(Errno::USERS.raw_os_error()));
+        // Where they have some already, one more is none.
+        add(600_000).unwrap();
+        add(30_001).unwrap();
+        add(0).unwrap();
         shared.end();
     }
 }

@@ -2,9 +2,12 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use crate::lock;
+
+/// For whom it counts what a user takes. The same user's answer stays the same.
+pub type Payer<K> = Arc<dyn Fn(K) -> K + Send + Sync>;
 
 /// A supply, and what each user has of it.
 pub struct Shares<K = u32> {
@@ -12,6 +15,8 @@ pub struct Shares<K = u32> {
     of_each: u64,
     /// Users who may have all that is left.
     privileged: Vec<K>,
+    /// None where each user pays for themselves.
+    payer: Option<Payer<K>>,
     taken: Mutex<Taken<K>>,
 }
 
@@ -34,7 +39,7 @@ impl<K: Eq + Hash + Copy> Shares<K> {
     #[must_use]
     pub fn new(most: u64) -> Self {
         let taken = Taken { of: HashMap::new(), all: 0 };
-        Self { most, of_each: u64::MAX, privileged: Vec::new(), taken: Mutex::new(taken) }
+        Self { most, of_each: u64::MAX, privileged: Vec::new(), payer: None, taken: Mutex::new(taken) }
     }
 
     /// The same, of which each user may have `most` at most.
@@ -49,8 +54,18 @@ impl<K: Eq + Hash + Copy> Shares<K> {
         Self { privileged: users.into(), ..self }
     }
 
+    /// Has what some users take count for others; before anything is taken.
+    pub fn set_payer(&mut self, payer: Payer<K>) {
+        self.payer = Some(payer);
+    }
+
+    fn payer(&self, user: K) -> K {
+        self.payer.as_ref().map_or(user, |payer| payer(user))
+    }
+
     /// How much a user may still take.
     pub fn room(&self, user: K) -> u64 {
+        let user = self.payer(user);
         self.room_in(&lock(&self.taken), user)
     }
 
@@ -65,7 +80,7 @@ impl<K: Eq + Hash + Copy> Shares<K> {
     /// Takes so much for a user, all of it or nothing; whether there was room.
     #[must_use]
     pub fn take(&self, user: K, amount: u64) -> bool {
-        let mut taken = lock(&self.taken);
+        let (user, mut taken) = (self.payer(user), lock(&self.taken));
         let has_room = amount <= self.room_in(&taken, user);
         if has_room {
             taken.add(user, amount);
@@ -75,12 +90,13 @@ impl<K: Eq + Hash + Copy> Shares<K> {
 
     /// Counts what a user has taken already, whether or not there was room.
     pub fn count(&self, user: K, amount: u64) {
+        let user = self.payer(user);
         lock(&self.taken).add(user, amount);
     }
 
     /// Puts back what a user had taken.
     pub fn put_back(&self, user: K, amount: u64) {
-        let mut taken = lock(&self.taken);
+        let (user, mut taken) = (self.payer(user), lock(&self.taken));
         let Some(theirs) = taken.of.get_mut(&user) else { return };
         let amount = amount.min(*theirs);
         *theirs -= amount;
@@ -92,6 +108,7 @@ impl<K: Eq + Hash + Copy> Shares<K> {
 
     /// How much a user has.
     pub fn taken_by(&self, user: K) -> u64 {
+        let user = self.payer(user);
         lock(&self.taken).of.get(&user).copied().unwrap_or(0)
     }
 

@@ -27,6 +27,8 @@ struct State<T, K> {
     users: VecDeque<(K, VecDeque<T>)>,
     over: bool,
     idle: usize,
+    /// How often those who wait were woken.
+    wakes: u64,
 }
 
 /// What came of waiting.
@@ -41,7 +43,7 @@ pub enum Next<P> {
 
 impl<T, K> Default for Queue<T, K> {
     fn default() -> Self {
-        let state = State { users: VecDeque::new(), over: false, idle: 0 };
+        let state = State { users: VecDeque::new(), over: false, idle: 0, wakes: 0 };
         Self { state: Mutex::new(state), there: Condvar::new() }
     }
 }
@@ -67,8 +69,17 @@ impl<T: Divisible, K: PartialEq> Queue<T, K> {
         is_short
     }
 
-    /// Waits for work.
+    /// Waits for work. [`Self::wake`] does not end the wait.
     pub fn next(&self, limit: Duration) -> Next<T::Part> {
+        self.wait(limit, None)
+    }
+
+    /// Waits for work until somebody has called [`Self::wake`], since [`Self::wakes`] gave this number.
+    pub fn next_since(&self, wakes: u64, limit: Duration) -> Next<T::Part> {
+        self.wait(limit, Some(wakes))
+    }
+
+    fn wait(&self, limit: Duration, since: Option<u64>) -> Next<T::Part> {
         let mut state = lock(&self.state);
         loop {
             while let Some((user, mut list)) = state.users.pop_front() {
@@ -92,6 +103,9 @@ impl<T: Divisible, K: PartialEq> Queue<T, K> {
             if state.over {
                 return Next::Over;
             }
+            if since.is_some_and(|since| since != state.wakes) {
+                return Next::Nothing;
+            }
             state.idle += 1;
             let (woken, time) = self.there.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner);
             state = woken;
@@ -102,9 +116,15 @@ impl<T: Divisible, K: PartialEq> Queue<T, K> {
         }
     }
 
-    /// Wakes all who wait, so that they look around.
+    /// Ends the waits of [`Self::next_since`].
     pub fn wake(&self) {
+        lock(&self.state).wakes += 1;
         self.there.notify_all();
+    }
+
+    /// How often that was done.
+    pub fn wakes(&self) -> u64 {
+        lock(&self.state).wakes
     }
 
     /// Says that nothing comes any more; what is there is still done.
@@ -160,6 +180,28 @@ mod tests {
         queue.add(1, Parts(98, 1 << 30));
         queue.add(1, Parts(7, 1));
         assert_eq!(order(&queue), [98, 99, 7]);
+    }
+
+    #[test]
+    fn who_is_woken_returns_at_once() {
+        let (queue, long) = (Queue::<Parts>::default(), Duration::from_secs(60));
+        let start = std::time::Instant::now();
+        // Before the wait has begun, and while it lasts.
+        let before = queue.wakes();
+        queue.wake();
+        assert!(matches!(queue.next_since(before, long), Next::Nothing));
+        let now = queue.wakes();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| matches!(queue.next_since(now, long), Next::Nothing));
+            std::thread::sleep(Duration::from_millis(50));
+            queue.wake();
+            assert!(waits.join().unwrap());
+        });
+        assert!(start.elapsed() < long / 2);
+        // Work comes first.
+        queue.add(1, Parts(7, 1));
+        assert!(matches!(queue.next_since(before, long), Next::Work(7, _)));
+        assert!(matches!(queue.next(Duration::ZERO), Next::Nothing));
     }
 
     #[test]

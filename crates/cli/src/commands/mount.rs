@@ -97,10 +97,12 @@ fn of_target(args: &Args, target: &str) -> Result<Options> {
     Ok(Options { local_locks, ..Options::of_target(&args.mount_point, tree) })
 }
 
-fn serve(args: &Args, options: Options, what: &str, context: &Context) -> Result<Report> {
+fn serve(args: &Args, mut options: Options, what: &str, context: &Context) -> Result<Report> {
     if !args.nonempty {
         ensure_empty(&args.mount_point)?;
     }
+    // The variable by which a program asks for an emulated GPU.
+    options.emulated_gpu = std::env::var_os("HF3FS_GDR_ENABLED").is_some_and(|mode| mode == "emulated");
     context.stop.end_in_order();
     let start = Instant::now();
     let point = options.mount_point.clone();

@@ -209,10 +209,10 @@ fn writes_take_rights_away() {
 }
 
 /// A file system of its own for a bed's root, of which 2 parts in 5 are root's alone. It goes with the value.
-struct Reserved(PathBuf);
+pub struct Disk(pub PathBuf);
 
-impl Reserved {
-    fn mount(dir: &Path) -> Option<Self> {
+impl Disk {
+    pub fn mount(dir: &Path) -> Option<Self> {
         let (image, root) = (dir.join("image"), dir.join("root"));
         File::create(&image).unwrap().set_len(32 << 20).unwrap();
         let ran = |command: &mut std::process::Command| {
@@ -234,7 +234,7 @@ impl Reserved {
     }
 }
 
-impl Drop for Reserved {
+impl Drop for Disk {
     fn drop(&mut self) {
         let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
         let _ = std::fs::remove_dir_all(self.0.parent().unwrap());
@@ -266,7 +266,7 @@ fn blocks_that_are_reserved_stay_root_s() {
         return skipped("only root can be two users");
     }
     let bed = Bed::folder();
-    let Some(disk) = Reserved::mount(&bed.dir) else { return };
+    let Some(disk) = Disk::mount(&bed.dir) else { return };
     std::fs::set_permissions(&disk.0, Permissions::from_mode(0o777)).unwrap();
     let options = onehop_serve::Options::new(&bed.mount(), &disk.0);
     let Some(bed) = bed.mounted(options) else { return };

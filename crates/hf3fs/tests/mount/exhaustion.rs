@@ -125,7 +125,7 @@ fn hold<T>(held: T) {
 }
 
 /// This process may have as many descriptors as it can get.
-fn many_descriptors() {
+pub fn many_descriptors() {
     let most = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most }).unwrap();
 }

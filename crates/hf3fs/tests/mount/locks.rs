@@ -7,20 +7,11 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use onehop_os::locks::{LockKind, LockRange, lock_in_the_way, lock_range};
-use onehop_serve::{Daemon, Options};
 use rustix::fs::{FlockOperation, fcntl_lock, flock};
 use rustix::io::Errno;
 
 use crate::bed::{Bed, LONG, part, part_of, run, skipped, wait};
-
-/// A bed whose folder is mounted twice.
-fn twice() -> Option<(Bed, Daemon)> {
-    let bed = Bed::start()?;
-    let second = bed.dir.join("second");
-    std::fs::create_dir(&second).unwrap();
-    let daemon = Daemon::start(Options::new(&second, &bed.dir.join("root"))).unwrap();
-    Some((bed, daemon))
-}
+use crate::coherence::twice;
 
 fn open(dir: &Path, of: &str) -> File {
     File::options().read(true).write(true).open(dir.join(of).join("file.bin")).unwrap()

@@ -5,6 +5,7 @@ mod attacks;
 mod bed;
 mod beside;
 mod closed;
+mod coherence;
 mod death;
 mod edges;
 mod exhaustion;
@@ -12,6 +13,7 @@ mod hostile;
 mod locks;
 mod outages;
 mod processes;
+mod stalled;
 mod target;
 mod users;
 

@@ -13,7 +13,9 @@ use onehop_usrbio::ring::Request;
 use onehop_usrbio::{Id, Name, Priority, RingName};
 use rustix::io::Errno;
 
-use crate::bed::{Bed, command, part, part_of, skipped, wait};
+use crate::attacks::become_user;
+use crate::bed::{Bed, command, part, part_of, run, skipped, wait};
+use crate::exhaustion::many_descriptors;
 
 const ONE: u32 = 21_001;
 const OTHER: u32 = 21_002;
@@ -176,4 +178,59 @@ fn handles_of_folders_are_no_files() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
     assert_eq!(std::fs::read(secret).unwrap(), b"secret");
+}
+
+/// A person, and numbers of theirs.
+const PERSON: u32 = 21_003;
+const SUBORDINATES: [u32; 2] = [500_000, 500_001];
+/// Folders that a user may have open.
+const MOST_FOLDERS: usize = 4096;
+
+/// Run by [`subordinate_numbers_have_their_person_s_share`].
+#[test]
+fn persons() {
+    let Some(dir) = part_of() else { return };
+    many_descriptors();
+    // Opens so many folders as a user; gives those, and why there are no more.
+    let open = |uid: u32, count: usize| {
+        let folder = dir.join("mnt/folder");
+        let user = std::thread::spawn(move || {
+            become_user(uid, &[]);
+            let (mut held, mut error) = (Vec::new(), None);
+            while held.len() < count && error.is_none() {
+                match std::fs::File::open(&folder) {
+                    Ok(file) => held.push(file),
+                    Err(why) => error = why.raw_os_error(),
+                }
+            }
+            (held, error)
+        });
+        user.join().unwrap()
+    };
+    let (held, error) = open(SUBORDINATES[0], MOST_FOLDERS + 1);
+    assert_eq!((held.len(), error), (MOST_FOLDERS, Some(Errno::MFILE.raw_os_error())));
+    for uid in [SUBORDINATES[1], PERSON] {
+        assert_eq!(open(uid, 1).1, Some(Errno::MFILE.raw_os_error()), "{uid}");
+    }
+    assert_eq!(open(OTHER, 1).1, None);
+    drop(held);
+    // Its kernel tells the mount in a moment.
+    let start = std::time::Instant::now();
+    while open(SUBORDINATES[1], 1).1.is_some() {
+        assert!(start.elapsed() < crate::bed::LONG);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn subordinate_numbers_have_their_person_s_share() {
+    if !rustix::process::geteuid().is_root() {
+        return skipped("only root can be several users");
+    }
+    let bed = Bed::folder();
+    let subuids = bed.dir.join("subuid");
+    std::fs::write(&subuids, format!("{PERSON}:{}:65536\n", SUBORDINATES[0])).unwrap();
+    let options = onehop_serve::Options::new(&bed.mount(), &bed.dir.join("root"));
+    let Some(bed) = bed.mounted(onehop_serve::Options { subuids, ..options }) else { return };
+    run(part("users::persons", &bed));
 }

@@ -12,8 +12,8 @@ use onehop_target::wire::Caller;
 use rustix::io::Errno;
 
 use super::attr::kind;
-use crate::daemon::of_users;
 use crate::lock;
+use crate::persons::Persons;
 
 /// Open folders of a user, and of all.
 const MOST_OF_A_USER: u64 = 4096;
@@ -125,13 +125,11 @@ pub(super) struct OpenFolders {
     shares: Shares,
 }
 
-impl Default for OpenFolders {
-    fn default() -> Self {
-        Self { all: Mutex::default(), shares: of_users(MOST).with_limit(MOST_OF_A_USER) }
-    }
-}
-
 impl OpenFolders {
+    pub fn new(persons: &Persons) -> Self {
+        Self { all: Mutex::default(), shares: persons.shares(MOST).with_limit(MOST_OF_A_USER) }
+    }
+
     /// Adds one under a handle, if its user may have one more.
     pub fn add(&self, handle: u64, folder: OpenFolder) -> Result<(), Errno> {
         if !self.shares.take(folder.uid, 1) {
@@ -219,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_user_has_so_many_and_others_have_theirs() {
-        let folders = OpenFolders::default();
+        let folders = OpenFolders::new(&Persons::default());
         let add = |handle, uid| folders.add(handle, OpenFolder::of_ours(1, uid, None));
         for handle in 0..MOST_OF_A_USER {
             add(handle, 1000).unwrap();

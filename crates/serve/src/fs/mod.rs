@@ -6,6 +6,7 @@ mod callers;
 mod folders;
 mod ioctl;
 mod ops;
+mod threads;
 mod virt;
 mod waiting;
 
@@ -27,7 +28,6 @@ use onehop_target::wire::{Caller, Change, Make, ROOT, Xattr};
 use rustix::fs::OFlags;
 
 use crate::daemon::Shared;
-use crate::io::pool::Call;
 use crate::lock;
 use crate::locks::Asker;
 use crate::opens::Open;
@@ -36,7 +36,8 @@ use answer::{empty, entry, errno, io, xattr};
 use attr::{VIRTUAL, time_change};
 use callers::Callers;
 use folders::{Entry, OpenFolders};
-use ops::may_wait;
+use ops::{Write, may_wait};
+use threads::SpareThreads;
 
 /// How long the kernel may believe what it was told of a file. What rings write it is told at once.
 const BELIEVE: Duration = Duration::from_secs(1);
@@ -48,6 +49,7 @@ pub(crate) struct Mounted {
     tree: Arc<dyn Tree>,
     folders: OpenFolders,
     callers: Callers,
+    spare: SpareThreads,
     /// What a program reads of the statistics is of the moment when it opened them.
     reports: Mutex<HashMap<u64, Arc<Vec<u8>>>>,
 }
@@ -55,19 +57,24 @@ pub(crate) struct Mounted {
 impl Mounted {
     pub fn new(shared: Arc<Shared>, tree: Arc<dyn Tree>) -> Self {
         Self {
+            folders: OpenFolders::new(&shared.persons),
+            spare: SpareThreads::new(shared.session_threads()),
             shared,
             tree,
-            folders: OpenFolders::default(),
             callers: Callers::default(),
             reports: Mutex::default(),
         }
     }
 }
 
-impl Mounted {
-    /// Has something done by a thread that may wait for the disk, so that the kernel's other requests need not.
-    fn later(&self, request: &Request, call: impl FnOnce() + Send + 'static) {
-        self.shared.slow.add(request.uid(), Call(Box::new(call)));
+/// The mounted file system, as the kernel calls it.
+pub(crate) struct Calls(pub Arc<Mounted>);
+
+impl std::ops::Deref for Calls {
+    type Target = Mounted;
+
+    fn deref(&self) -> &Mounted {
+        &self.0
     }
 }
 
@@ -86,7 +93,7 @@ fn process_of(thread: u32) -> u32 {
     line.and_then(|number| number.trim().parse().ok()).unwrap_or(thread)
 }
 
-impl Filesystem for Mounted {
+impl Filesystem for Calls {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
         if rustix::process::geteuid().is_root() {
             // The kernel then also checks access control lists, which it asks us for.
@@ -164,12 +171,17 @@ impl Filesystem for Mounted {
     ) {
         let (atime, mtime) = (atime.map(time_change), mtime.map(time_change));
         let change = Change { mode, uid, gid, size, atime, mtime };
-        let (shared, tree, by) = (self.shared.clone(), self.tree.clone(), self.callers.of(request, 0));
-        let work = move || ops::change(&shared, &*tree, &by, inode, handle, change);
-        self.past_leases(request, inode, (reply, true), work, |reply, done| match done {
-            Ok(attr) => reply.attr(&BELIEVE, &attr),
-            Err(error) => reply.error(errno(error)),
-        });
+        let (by, asker) = (self.callers.of(request, 0), (request.uid(), request.pid()));
+        let call = move |this: &Mounted| {
+            let (shared, tree) = (this.shared.clone(), this.tree.clone());
+            let work = move || ops::change(&shared, &*tree, &by, inode, handle, change);
+            this.past_leases(asker, inode, (reply, true), work, |reply, done| match done {
+                Ok(attr) => reply.attr(&BELIEVE, &attr),
+                Err(error) => reply.error(errno(error)),
+            });
+        };
+        // A file that is cut short may have its blocks freed first.
+        if size.is_some() { self.by_disk(request.uid(), call) } else { self.aside(request.uid(), call) }
     }
 
     fn readlink(&self, request: &Request, inode: INodeNo, reply: ReplyData) {
@@ -195,7 +207,10 @@ impl Filesystem for Mounted {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        entry(reply, self.make(&self.callers.of(request, umask), parent, name, &Make::Node { mode, rdev }));
+        let (by, name) = (self.callers.of(request, umask), name.to_owned());
+        self.aside(request.uid(), move |this| {
+            entry(reply, this.make(&by, parent, &name, &Make::Node { mode, rdev }));
+        });
     }
 
     fn mkdir(
@@ -207,27 +222,31 @@ impl Filesystem for Mounted {
         umask: u32,
         reply: ReplyEntry,
     ) {
-        entry(reply, self.make(&self.callers.of(request, umask), parent, name, &Make::Folder { mode }));
+        let (by, name) = (self.callers.of(request, umask), name.to_owned());
+        self.aside(request.uid(), move |this| {
+            entry(reply, this.make(&by, parent, &name, &Make::Folder { mode }));
+        });
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let done = if parent.0 == virt::IOVS {
-            virt::unlink(&self.shared, name, request.uid())
-        } else {
-            self.remove(&self.callers.of(request, 0), parent, name, false)
-        };
-        empty(reply, done);
+        if parent.0 == virt::IOVS {
+            return empty(reply, virt::unlink(&self.shared, name, request.uid()));
+        }
+        let (by, name) = (self.callers.of(request, 0), name.to_owned());
+        self.aside(request.uid(), move |this| empty(reply, this.remove(&by, parent, &name, false)));
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        empty(reply, self.remove(&self.callers.of(request, 0), parent, name, true));
+        let (by, name) = (self.callers.of(request, 0), name.to_owned());
+        self.aside(request.uid(), move |this| empty(reply, this.remove(&by, parent, &name, true)));
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         if parent.0 == virt::IOVS {
             return entry(reply, virt::symlink(&self.shared, name, target, owner(request)));
         }
-        entry(reply, self.make_link(&self.callers.of(request, 0), parent, name, target));
+        let (by, name, target) = (self.callers.of(request, 0), name.to_owned(), target.to_owned());
+        self.aside(request.uid(), move |this| entry(reply, this.make_link(&by, parent, &name, &target)));
     }
 
     fn rename(
@@ -241,11 +260,15 @@ impl Filesystem for Mounted {
         reply: ReplyEmpty,
     ) {
         let by = self.callers.of(request, 0);
-        empty(reply, self.rename(&by, (parent, name), (new_parent, new_name), flags.bits()));
+        let (name, new_name) = (name.to_owned(), new_name.to_owned());
+        self.aside(request.uid(), move |this| {
+            empty(reply, this.rename(&by, (parent, &name), (new_parent, &new_name), flags.bits()));
+        });
     }
 
     fn link(&self, request: &Request, inode: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        entry(reply, self.link_again(&self.callers.of(request, 0), inode, parent, name));
+        let (by, name) = (self.callers.of(request, 0), name.to_owned());
+        self.aside(request.uid(), move |this| entry(reply, this.link_again(&by, inode, parent, &name)));
     }
 
     fn open(&self, request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -254,11 +277,14 @@ impl Filesystem for Mounted {
             lock(&self.reports).insert(handle, Arc::new(self.shared.report()));
             return reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO);
         }
-        let (shared, tree, by) = (self.shared.clone(), self.tree.clone(), self.callers.of(request, 0));
-        let work = move || ops::open_file(&shared, &*tree, &by, inode, flags);
-        self.past_leases(request, inode, (reply, may_wait(flags)), work, |reply, done| match done {
-            Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::empty()),
-            Err(error) => reply.error(errno(error)),
+        let (by, asker) = (self.callers.of(request, 0), (request.uid(), request.pid()));
+        self.aside(request.uid(), move |this| {
+            let (shared, tree) = (this.shared.clone(), this.tree.clone());
+            let work = move || ops::open_file(&shared, &*tree, &by, inode, flags);
+            this.past_leases(asker, inode, (reply, may_wait(flags)), work, |reply, done| match done {
+                Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::empty()),
+                Err(error) => reply.error(errno(error)),
+            });
         });
     }
 
@@ -272,20 +298,23 @@ impl Filesystem for Mounted {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let (shared, tree, by) = (self.shared.clone(), self.tree.clone(), self.callers.of(request, umask));
+        let (by, asker) = (self.callers.of(request, umask), (request.uid(), request.pid()));
         let (name, flags) = (name.to_owned(), OpenFlags(flags));
-        let work = move || ops::make_file(&shared, &*tree, &by, parent, &name, mode, flags);
-        self.past_leases(request, parent, (reply, may_wait(flags)), work, |reply, done| match done {
-            Ok((attr, handle)) => {
-                reply.created(&BELIEVE, &attr, Generation(0), FileHandle(handle), FopenFlags::empty());
-            }
-            Err(error) => reply.error(errno(error)),
+        self.aside(request.uid(), move |this| {
+            let (shared, tree) = (this.shared.clone(), this.tree.clone());
+            let work = move || ops::make_file(&shared, &*tree, &by, parent, &name, mode, flags);
+            this.past_leases(asker, parent, (reply, may_wait(flags)), work, |reply, done| match done {
+                Ok((attr, handle)) => {
+                    reply.created(&BELIEVE, &attr, Generation(0), FileHandle(handle), FopenFlags::empty());
+                }
+                Err(error) => reply.error(errno(error)),
+            });
         });
     }
 
     fn read(
         &self,
-        _request: &Request,
+        request: &Request,
         inode: INodeNo,
         handle: FileHandle,
         offset: u64,
@@ -300,10 +329,10 @@ impl Filesystem for Mounted {
             let to = from.saturating_add(size as usize).min(report.len());
             return reply.data(&report[from..to]);
         }
-        match self.read_file(handle, offset, size) {
+        self.aside(request.uid(), move |this| match this.read_file(handle, offset, size) {
             Ok(bytes) => reply.data(&bytes),
             Err(error) => reply.error(errno(error)),
-        }
+        });
     }
 
     fn write(
@@ -321,15 +350,11 @@ impl Filesystem for Mounted {
         // Pages of a mapping have their place, however the file was opened.
         let mapped = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let appends = !mapped && OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::APPEND);
-        let written = self.opened(handle).and_then(|open| {
-            let file = open.file();
-            let keeps = !write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-            open.written_by(keeps).map_err(|error| io(&error))?;
-            let done = if appends { file.append_bytes(data) } else { file.write_bytes(data, offset) };
-            done.map_err(|error| io(&error))
-        });
-        match written {
-            Ok(count) => reply.written(count as u32),
+        let keeps_set_id = !write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
+        match self.opened(handle) {
+            Ok(open) => {
+                self.write(Write { open, at: (!appends).then_some(offset), keeps_set_id }, data, reply)
+            }
             Err(error) => reply.error(errno(error)),
         }
     }
@@ -362,22 +387,25 @@ impl Filesystem for Mounted {
     fn fsync(&self, request: &Request, _: INodeNo, handle: FileHandle, data_only: bool, reply: ReplyEmpty) {
         let open = self.opened(handle);
         let sync = move || open.and_then(|open| open.file().sync(data_only).map_err(|error| io(&error)));
-        self.later(request, move || empty(reply, sync()));
+        self.by_disk(request.uid(), move |_| empty(reply, sync()));
     }
 
     fn opendir(&self, request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        match self.open_folder(&self.callers.of(request, 0), inode, request.pid()) {
+        let (by, thread) = (self.callers.of(request, 0), request.pid());
+        self.aside(request.uid(), move |this| match this.open_folder(&by, inode, thread) {
             Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::empty()),
             Err(error) => reply.error(errno(error)),
-        }
+        });
     }
 
-    fn readdir(&self, _: &Request, of: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        let add = |entry: &Entry| reply.add(INodeNo(entry.inode), entry.next, entry.kind, &entry.name);
-        match self.read_folder(of, handle, offset, add) {
-            Ok(()) => reply.ok(),
-            Err(error) => reply.error(errno(error)),
-        }
+    fn readdir(&self, by: &Request, of: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        self.aside(by.uid(), move |this| {
+            let add = |entry: &Entry| reply.add(INodeNo(entry.inode), entry.next, entry.kind, &entry.name);
+            match this.read_folder(of, handle, offset, add) {
+                Ok(()) => reply.ok(),
+                Err(error) => reply.error(errno(error)),
+            }
+        });
     }
 
     fn releasedir(&self, _: &Request, _: INodeNo, handle: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
@@ -389,8 +417,9 @@ impl Filesystem for Mounted {
     }
 
     fn fsyncdir(&self, request: &Request, inode: INodeNo, _: FileHandle, _data: bool, reply: ReplyEmpty) {
-        let (node, tree) = (self.real(inode), self.tree.clone());
-        self.later(request, move || empty(reply, node.and_then(|node| tree.sync_folder(node))));
+        let node = self.real(inode);
+        let sync = move |this: &Mounted| empty(reply, node.and_then(|node| this.tree.sync_folder(node)));
+        self.by_disk(request.uid(), sync);
     }
 
     fn statfs(&self, _request: &Request, _inode: INodeNo, reply: ReplyStatfs) {
@@ -420,16 +449,17 @@ impl Filesystem for Mounted {
             let sync = |open: Arc<Open>| open.file().sync(false).map_err(|error| io(&error));
             let open =
                 ioctl::On { inode, handle, folder: flags.contains(IoctlFlags::FUSE_IOCTL_DIR) }.file(self);
-            return self.later(request, move || match open.and_then(sync) {
+            return self.by_disk(request.uid(), move |_| match open.and_then(sync) {
                 Ok(()) => reply.ioctl(0, &[0; 4]),
                 Err(error) => reply.error(errno(error)),
             });
         }
         let of = ioctl::On { inode, handle, folder: flags.contains(IoctlFlags::FUSE_IOCTL_DIR) };
-        match ioctl::run(self, &self.callers.of(request, 0), of, command, data) {
+        let (by, data) = (self.callers.of(request, 0), data.to_vec());
+        self.aside(request.uid(), move |this| match ioctl::run(this, &by, of, command, &data) {
             Ok(answer) => reply.ioctl(0, &answer),
             Err(error) => reply.error(errno(error)),
-        }
+        });
     }
 
     fn fallocate(
@@ -442,11 +472,12 @@ impl Filesystem for Mounted {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let done = self.opened(handle).and_then(|open| {
-            let done = open.written_by(request.uid() == 0);
+        let (open, keeps_set_id) = (self.opened(handle), request.uid() == 0);
+        let allocate = move |open: Arc<Open>| {
+            let done = open.written_by(keeps_set_id);
             done.and_then(|()| open.file().allocate(mode as u32, offset, length)).map_err(|error| io(&error))
-        });
-        empty(reply, done);
+        };
+        self.by_disk(request.uid(), move |_| empty(reply, open.and_then(allocate)));
     }
 
     fn getlk(
@@ -461,7 +492,7 @@ impl Filesystem for Mounted {
         pid: u32,
         reply: ReplyLock,
     ) {
-        let by = Asker { owner: owner.0, handle: handle.0, uid: request.uid(), pid };
+        let by = Asker { owner: owner.0, handle: handle.0, uid: self.person(request.uid()), pid };
         match self.get_lock(by, (start, end), kind) {
             Ok(((start, end), kind, pid)) => reply.locked(start, end, kind, pid),
             Err(error) => reply.error(errno(error)),
@@ -481,19 +512,22 @@ impl Filesystem for Mounted {
         wait: bool,
         reply: ReplyEmpty,
     ) {
-        let by = Asker { owner: owner.0, handle: handle.0, uid: request.uid(), pid };
-        self.set_lock(request, by, (start, end), (kind, wait), reply);
+        let by = Asker { owner: owner.0, handle: handle.0, uid: self.person(request.uid()), pid };
+        let thread = request.pid();
+        self.by_cache(by.uid, move |this| this.set_lock(thread, by, (start, end), (kind, wait), reply));
     }
 
     fn getxattr(&self, request: &Request, inode: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         // Who reads a list needs no rights for that: the kernel that asks wants to check some.
         let is_list = name.as_bytes().starts_with(b"system.posix_acl_");
         let by = if is_list { Caller::ROOT } else { self.callers.of(request, 0) };
-        xattr(reply, size, self.xattr(&by, inode, &Xattr::Get { name: name.as_bytes().to_vec() }));
+        let ask = Xattr::Get { name: name.as_bytes().to_vec() };
+        self.aside(request.uid(), move |this| xattr(reply, size, this.xattr(&by, inode, &ask)));
     }
 
     fn listxattr(&self, request: &Request, inode: INodeNo, size: u32, reply: ReplyXattr) {
-        xattr(reply, size, self.xattr(&self.callers.of(request, 0), inode, &Xattr::List));
+        let by = self.callers.of(request, 0);
+        self.aside(request.uid(), move |this| xattr(reply, size, this.xattr(&by, inode, &Xattr::List)));
     }
 
     fn setxattr(
@@ -507,27 +541,27 @@ impl Filesystem for Mounted {
         reply: ReplyEmpty,
     ) {
         let (name, value) = (name.as_bytes().to_vec(), value.to_vec());
-        let ask = Xattr::Set { name, value, flags: flags as u32 };
-        empty(reply, self.xattr(&self.callers.of(request, 0), inode, &ask).map(drop));
+        let (by, ask) = (self.callers.of(request, 0), Xattr::Set { name, value, flags: flags as u32 });
+        self.aside(request.uid(), move |this| empty(reply, this.xattr(&by, inode, &ask).map(drop)));
     }
 
     fn removexattr(&self, request: &Request, inode: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let ask = Xattr::Remove { name: name.as_bytes().to_vec() };
-        empty(reply, self.xattr(&self.callers.of(request, 0), inode, &ask).map(drop));
+        let (by, ask) = (self.callers.of(request, 0), Xattr::Remove { name: name.as_bytes().to_vec() });
+        self.aside(request.uid(), move |this| empty(reply, this.xattr(&by, inode, &ask).map(drop)));
     }
 
     fn lseek(
         &self,
-        _: &Request,
+        request: &Request,
         _: INodeNo,
         handle: FileHandle,
         offset: i64,
         whence: i32,
         reply: ReplyLseek,
     ) {
-        match self.seek(handle, offset, whence) {
+        self.aside(request.uid(), move |this| match this.seek(handle, offset, whence) {
             Ok(at) => reply.offset(at),
             Err(error) => reply.error(errno(error)),
-        }
+        });
     }
 }

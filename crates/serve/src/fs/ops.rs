@@ -1,6 +1,7 @@
 //! What is done with files of the folder, for the user who asks.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::sync::Arc;
 use fuser::{FileAttr, FileHandle, INodeNo, OpenFlags};
 use onehop_target::tree::Tree;
 use onehop_target::wire::{Access, Caller, Change, Make, Name, Xattr};
-use rustix::fs::OFlags;
+use rustix::fs::{OFlags, fstat};
 use rustix::io::Errno;
 
 use super::attr::attr;
@@ -96,7 +97,32 @@ pub(super) fn open_file(
     let access = access_of(flags);
     shared.opens.check(by.uid)?;
     let file = tree.open(real(inode)?, access, by)?;
+    // It lost its last name, of which the kernel knows nothing, and nobody here has it open: the kernel came by a name that it
+    // believes in. It looks the name up again.
+    let is_gone = |file: &File| fstat(file).is_ok_and(|stat| stat.st_nlink == 0);
+    if file.local().is_some_and(is_gone) && !shared.opens.is_open(inode.0) {
+        return Err(Errno::STALE);
+    }
+    // Who opens a file sees what was written before by who has closed it, wherever that was.
+    shared.forget_attributes(inode.0);
     Ok(shared.opens.add(inode.0, by.uid, access, file))
+}
+
+/// A write, but for its bytes.
+pub(super) struct Write {
+    pub open: Arc<Open>,
+    /// None behind the file's end.
+    pub at: Option<u64>,
+    pub keeps_set_id: bool,
+}
+
+impl Write {
+    pub fn run(&self, data: &[u8]) -> Result<usize, Errno> {
+        let file = self.open.file();
+        self.open.written_by(self.keeps_set_id).map_err(|error| io(&error))?;
+        let done = self.at.map_or_else(|| file.append_bytes(data), |at| file.write_bytes(data, at));
+        done.map_err(|error| io(&error))
+    }
 }
 
 impl Mounted {

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fuser::{FileHandle, INodeNo, LockOwner, ReplyEmpty, Request};
+use fuser::{FileHandle, INodeNo, LockOwner, ReplyEmpty};
 use onehop_os::locks::{LockKind, LockRange};
 use rustix::io::Errno;
 
 use super::Mounted;
 use super::answer::empty;
+use crate::io::pool::Call;
 use crate::locks::Asker;
 use crate::opens::Open;
 use crate::waits::{Turn, Waiter};
@@ -50,7 +51,7 @@ impl Mounted {
     /// has told the program by then to let go of it.
     pub(super) fn past_leases<T: 'static, R: Send + 'static>(
         &self,
-        request: &Request,
+        (uid, thread): (u32, u32),
         inode: INodeNo,
         (reply, may_wait): (R, bool),
         mut work: impl FnMut() -> Result<T, Errno> + Send + 'static,
@@ -60,8 +61,7 @@ impl Mounted {
         if !may_wait || !matches!(done, Err(Errno::AGAIN)) {
             return answer(reply, done);
         }
-        let (uid, thread) = (request.uid(), request.pid());
-        let by = Waiter { inode: inode.0, uid, thread, limit: Some(LEASE) };
+        let by = Waiter { inode: inode.0, uid: self.shared.persons.of(uid), thread, limit: Some(LEASE) };
         let mut reply = Some(reply);
         let attempt = move |turn| {
             let done = match turn {
@@ -97,9 +97,12 @@ impl Mounted {
     }
 
     /// Locks a range of a file or unlocks it, and answers; perhaps later, where another owner has it locked.
+    ///
+    /// Whoever has a lock next, by whatever mount, sees what was written under it: who gives one up or changes it has the kernel write
+    /// back what it keeps of the file, and who gets one has it forget that.
     pub(super) fn set_lock(
         &self,
-        request: &Request,
+        thread: u32,
         by: Asker,
         range: (u64, u64),
         (kind, waits): (i32, bool),
@@ -114,6 +117,7 @@ impl Mounted {
             // There is nothing to unlock.
             (None, Err(_)) => return empty(reply, Ok(())),
             (None, Ok(open)) => {
+                shared.forget_pages(open.inode);
                 let done = shared.locks.unlock(open.inode, by, range_of(range));
                 shared.waits.hurry(open.inode);
                 return empty(reply, done);
@@ -122,31 +126,45 @@ impl Mounted {
             (Some(kind), Ok(open)) => (kind, open),
         };
         let inode = open.inode;
-        let mut attempt = {
-            let (shared, mut reply) = (shared.clone(), Some(reply));
+        if shared.locks.has_any(inode, by) {
+            shared.forget_pages(inode);
+        }
+        match shared.locks.lock(&open, by, range_of(range), kind) {
+            Ok(true) => {
+                shared.forget_pages(inode);
+                return empty(reply, Ok(()));
+            }
+            Ok(false) if waits => {}
+            Ok(false) => return empty(reply, Err(Errno::AGAIN)),
+            Err(error) => return empty(reply, Err(error)),
+        }
+        let mut reply = Some(reply);
+        let attempt = {
+            let shared = shared.clone();
             move |turn| {
                 let done = match turn {
-                    Turn::Try => match shared.locks.lock(&open, by, range_of(range), kind) {
-                        Ok(false) => return false,
-                        other => other.map(drop),
-                    },
+                    Turn::Try => shared.locks.lock(&open, by, range_of(range), kind),
                     Turn::Fail(error) => Err(error),
                 };
-                if let Some(reply) = reply.take() {
-                    empty(reply, done);
+                let reply = if done == Ok(false) { None } else { reply.take() };
+                let Some(reply) = reply else { return false };
+                match done {
+                    // By a thread that may wait for the kernel.
+                    Ok(_) => {
+                        let at = shared.clone();
+                        let answer = move || {
+                            at.forget_pages(inode);
+                            empty(reply, Ok(()));
+                        };
+                        shared.caches.add(by.uid, Call(Box::new(answer)));
+                    }
+                    Err(error) => empty(reply, Err(error)),
                 }
                 true
             }
         };
-        if attempt(Turn::Try) {
-            return;
-        }
-        if waits {
-            let by = Waiter { inode, uid: by.uid, thread: request.pid(), limit: None };
-            shared.waits.add(by, Box::new(attempt));
-        } else {
-            attempt(Turn::Fail(Errno::AGAIN));
-        }
+        let by = Waiter { inode, uid: by.uid, thread, limit: None };
+        shared.waits.add(by, Box::new(attempt));
     }
 
     /// A process has closed an open file, or the last one has.

@@ -126,10 +126,12 @@ struct Pending {
 impl Lane {
     fn run(&mut self, queue: &Queue<Rest>) {
         loop {
+            // Read first: a buffer that goes after the look at the buffers ends the wait.
+            let wakes = queue.wakes();
             self.copiers.retain(|one| !one.buffer.is_gone() || self.pending.is_some());
             // With a copy under way nothing is waited for: it ends, and somebody wants to know.
             let limit = if self.pending.is_some() { Duration::ZERO } else { IDLE };
-            match queue.next(limit) {
+            match queue.next_since(wakes, limit) {
                 Next::Work(piece, _) => self.piece(piece),
                 Next::Nothing => self.settle(),
                 Next::Over => return self.settle(),

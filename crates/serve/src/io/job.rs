@@ -152,7 +152,7 @@ impl Job {
 
     /// Hands it to the threads that do it.
     pub fn begin(self) {
-        let (uid, job) = (self.ring.owner.uid, Arc::new(self));
+        let (uid, job) = (self.shared.persons.of(self.ring.owner.uid), Arc::new(self));
         match &job.buffer.what {
             What::Gpu(gpu) => gpu.engine.add(uid, Rest(job.clone())),
             What::Host(_) | What::Ring(_) => job.shared.pool.add(uid, Rest(job.clone())),

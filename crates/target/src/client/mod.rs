@@ -45,7 +45,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub struct Options {
     /// The shared secret, where there is one.
     pub key: Option<Key>,
-    /// Connections at once.
+    /// Connections for data at once. Where there are several, one more is for requests that move none.
     pub lanes: usize,
     /// A connection is there.
     pub connect: Duration,
@@ -102,6 +102,8 @@ struct State {
     boot: [u8; 16],
     epoch: u64,
     lanes: Vec<Option<Arc<Lane>>>,
+    /// How many of them are for data. A request that moves none would wait behind it.
+    for_data: usize,
     /// Since when there has been no connection.
     cut: Option<Instant>,
     /// When the last request is to have been answered.
@@ -109,6 +111,27 @@ struct State {
     read_only: bool,
     /// Why there is no connection.
     why: String,
+}
+
+impl State {
+    /// The lane with the most room, if any has room.
+    fn lane(&self, moves_data: bool) -> Option<&Arc<Lane>> {
+        let most_room = |lanes: &'_ [Option<Arc<Lane>>]| {
+            let all =
+                lanes.iter().enumerate().filter_map(|(place, lane)| Some((lane.as_ref()?.room(), place)));
+            all.max_by_key(|(room, _)| *room).filter(|(room, _)| *room > 0).map(|(_, place)| place)
+        };
+        let (for_data, others) = self.lanes.split_at(self.for_data);
+        let other = || most_room(others).map(|place| place + self.for_data);
+        let place = if !moves_data {
+            other().or_else(|| most_room(for_data))
+        } else if for_data.iter().flatten().all(|lane| lane.is_dead()) {
+            other()
+        } else {
+            most_room(for_data)
+        };
+        self.lanes[place?].as_ref()
+    }
 }
 
 /// Requests of an epoch that are waited for.
@@ -178,7 +201,9 @@ pub struct Report {
 
 impl Client {
     pub fn new(connector: Box<dyn Connector>, mount: MountId, options: Options) -> Arc<Self> {
-        let state = State { lanes: vec![None; options.lanes.max(1)], ..State::default() };
+        let for_data = options.lanes.max(1);
+        let lanes = vec![None; if for_data > 1 { for_data + 1 } else { 1 }];
+        let state = State { lanes, for_data, ..State::default() };
         Arc::new(Self {
             connector,
             mount,
@@ -305,14 +330,19 @@ impl Client {
 
     /// The session that is there, waited for.
     pub fn view(&self, until: Instant) -> std::result::Result<View, Errno> {
-        self.lane(None, until).map(|(_, view)| view).map_err(|trouble| match trouble {
+        self.lane(None, false, until).map(|(_, view)| view).map_err(|trouble| match trouble {
             Trouble::Errno(errno) => errno,
             Trouble::Gone { .. } => Errno::IO,
         })
     }
 
-    /// The lane with the most room, of one epoch or of any.
-    fn lane(&self, epoch: Option<u64>, until: Instant) -> std::result::Result<(Arc<Lane>, View), Trouble> {
+    /// The lane with the most room, of one epoch or of any, for a request that moves data or none.
+    fn lane(
+        &self,
+        epoch: Option<u64>,
+        moves_data: bool,
+        until: Instant,
+    ) -> std::result::Result<(Arc<Lane>, View), Trouble> {
         let soonest = Instant::now() + PATIENCE;
         let mut state = lock(&self.state);
         loop {
@@ -320,9 +350,7 @@ impl Client {
             if epoch.is_some_and(|epoch| epoch != view.epoch) {
                 return Err(Trouble::Gone { perhaps_done: false });
             }
-            let lanes = state.lanes.iter().flatten();
-            let best = lanes.map(|lane| (lane.room(), lane)).max_by_key(|(room, _)| *room);
-            if let Some((1.., lane)) = best {
+            if let Some(lane) = state.lane(moves_data) {
                 return Ok((lane.clone(), view));
             }
             // What is asked for while the target is gone waits hardly longer than what was under way when it went.
@@ -381,7 +409,7 @@ impl Client {
     ) -> std::result::Result<(Reply, usize), Trouble> {
         let body = pack(request).map_err(|_| Errno::INVAL)?;
         let id = self.number(epoch, request.changes(), until)?;
-        let ended = self.until_answered((epoch, id), &body, data, to, until);
+        let ended = self.until_answered((epoch, id, request.moves_data()), &body, data, to, until);
         self.ended(epoch, id, ended.is_err() && request.changes());
         match ended? {
             (Reply::Failed { errno }, _) => Err(Errno::from_raw_os_error(errno.clamp(1, 4095)).into()),
@@ -391,7 +419,7 @@ impl Client {
 
     fn until_answered(
         &self,
-        (epoch, id): (u64, u64),
+        (epoch, id, moves_data): (u64, u64, bool),
         body: &[u8],
         data: Option<&Stretch>,
         to: Option<&Stretch>,
@@ -399,7 +427,7 @@ impl Client {
     ) -> std::result::Result<(Reply, usize), Trouble> {
         let mut sent = false;
         loop {
-            let (lane, _) = self.lane(Some(epoch), until).map_err(|trouble| match trouble {
+            let (lane, _) = self.lane(Some(epoch), moves_data, until).map_err(|trouble| match trouble {
                 Trouble::Gone { .. } => Trouble::Gone { perhaps_done: sent },
                 other => other,
             })?;

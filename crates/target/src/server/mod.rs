@@ -150,6 +150,17 @@ pub struct Report {
 /// Whose turn it is: a user of a session's.
 type Turn = (u32, u32);
 
+/// What requests wait for: none waits behind one of a slower class.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Class {
+    /// A folder's names, or what is known of a file.
+    Look,
+    /// Bytes, or a change of names.
+    Work,
+    /// A disk, for as long as it likes, or other requests.
+    Disk,
+}
+
 /// Requests that wait for their turn, and how many threads do them.
 #[derive(Default)]
 struct WorkQueue {
@@ -167,9 +178,8 @@ pub(crate) struct Shared {
     sessions: Mutex<HashMap<SessionId, Arc<Session>>>,
     next_session: AtomicU32,
     buffers: Arc<Buffers>,
-    requests: WorkQueue,
-    /// Those that may take as long as a disk likes: nothing else waits for them.
-    syncs: WorkQueue,
+    /// By [`Class`].
+    queues: [WorkQueue; 3],
     connections: AtomicUsize,
     strangers: Mutex<VecDeque<Arc<dyn Link>>>,
     /// Mounts that others have succeeded.
@@ -249,37 +259,34 @@ impl Shared {
 
     /// Has something done by a thread that may wait.
     fn later(self: &Arc<Self>, work: PendingRequest) {
-        let of = if work.may_take_long() { Self::syncs } else { Self::requests };
+        let class = work.class();
         let turn = (work.connection.session.number, work.uid());
-        if of(self).queue.add(turn, work) {
-            self.start(of);
+        if self.queue(class).queue.add(turn, work) {
+            self.start(class);
         }
     }
 
-    fn requests(&self) -> &WorkQueue {
-        &self.requests
-    }
-
-    fn syncs(&self) -> &WorkQueue {
-        &self.syncs
+    fn queue(&self, class: Class) -> &WorkQueue {
+        &self.queues[class as usize]
     }
 
     /// Starts a thread for one of the queues, if it may have one more.
-    fn start(self: &Arc<Self>, of: fn(&Self) -> &WorkQueue) {
-        if of(self).threads.fetch_add(1, Ordering::AcqRel) >= MOST_THREADS {
-            of(self).threads.fetch_sub(1, Ordering::AcqRel);
+    fn start(self: &Arc<Self>, class: Class) {
+        if self.queue(class).threads.fetch_add(1, Ordering::AcqRel) >= MOST_THREADS {
+            self.queue(class).threads.fetch_sub(1, Ordering::AcqRel);
             return;
         }
         let shared = self.clone();
         let started = self.spawn("target disk", move || {
-            while let Next::Work(work, _) = of(&shared).queue.next(IDLE) {
+            let of = shared.queue(class);
+            while let Next::Work(work, _) = of.queue.next(IDLE) {
                 work.run(&shared);
             }
-            of(&shared).threads.fetch_sub(1, Ordering::AcqRel);
+            of.threads.fetch_sub(1, Ordering::AcqRel);
         });
         // Others do the work; where there are none it is done when there can be.
         if !started {
-            of(self).threads.fetch_sub(1, Ordering::AcqRel);
+            self.queue(class).threads.fetch_sub(1, Ordering::AcqRel);
         }
     }
 
@@ -378,8 +385,7 @@ impl Target {
             sessions: Mutex::default(),
             next_session: AtomicU32::new(0),
             buffers: Buffers::new(options.limits.buffers),
-            requests: WorkQueue::default(),
-            syncs: WorkQueue::default(),
+            queues: Default::default(),
             connections: AtomicUsize::new(0),
             strangers: Mutex::default(),
             ended: Mutex::default(),
@@ -436,8 +442,7 @@ impl Target {
 impl Drop for Target {
     fn drop(&mut self) {
         self.shared.over.store(true, Ordering::Release);
-        self.shared.requests.queue.end();
-        self.shared.syncs.queue.end();
+        self.shared.queues.iter().for_each(|of| of.queue.end());
         for thread in self.listeners.drain(..) {
             let _ = thread.join();
         }

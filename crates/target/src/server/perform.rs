@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 use onehop_os::HostMem;
 use rustix::io::Errno;
 
-use super::Shared;
 use super::connection::{Connection, Summed};
 use super::session::SessionFile;
+use super::{Class, Shared};
 use crate::buffers::PooledBuffer;
 use crate::transport::{Stretch, checksum_for, checksum_on};
 use crate::tree::{Answer, Local, Memory, OpenFile, Tree, errno};
@@ -35,9 +35,10 @@ impl Divisible for PendingRequest {
 }
 
 impl PendingRequest {
-    /// Whether it waits until something is on the disk, or for other requests.
-    pub fn may_take_long(&self) -> bool {
-        match &self.request {
+    /// What it waits for.
+    pub fn class(&self) -> Class {
+        let waits = match &self.request {
+            Request::Lookup { .. } | Request::ReadLink { .. } | Request::Space => return Class::Look,
             Request::Sync { .. }
             | Request::SyncFolder { .. }
             | Request::Allocate { .. }
@@ -47,7 +48,8 @@ impl PendingRequest {
                 self.connection.session.opened(*file).is_ok_and(|open| open.syncs)
             }
             _ => false,
-        }
+        };
+        if waits { Class::Disk } else { Class::Work }
     }
 
     /// For which of the client's users it is.
@@ -398,7 +400,7 @@ mod tests {
         let connection = Connection::new(link.into(), session.clone(), LONG);
         let of = |request| {
             let pending = PendingRequest { connection: connection.clone(), id: 0, request, data: None };
-            (pending.may_take_long(), pending.uid())
+            (pending.class(), pending.uid())
         };
         let write = |file| Request::Write { file, at: 0, len: 1, from: None };
         let change = |size| Request::Change {
@@ -407,13 +409,16 @@ mod tests {
             change: Change { size, ..Change::default() },
             by: Caller { uid: 7, ..Caller::ROOT },
         };
-        assert_eq!(of(Request::Sync { file: plain, data_only: true }), (true, 1000));
-        assert_eq!(of(Request::Allocate { file: synced, mode: 0, at: 0, len: 1 }), (true, 1001));
-        assert_eq!(of(Request::SyncFolder { node: ROOT }), (true, 0));
-        assert_eq!((of(write(plain)), of(write(synced))), ((false, 1000), (true, 1001)));
-        assert_eq!((of(change(None)), of(change(Some(1)))), ((false, 7), (true, 7)));
-        assert_eq!(of(Request::Read { file: synced, at: 0, len: 1, into: None }), (false, 1001));
-        assert_eq!(of(Request::Sync { file: 99, data_only: true }), (true, 0));
+        let name = crate::wire::Name::new(b"name").unwrap();
+        let lookup = Request::Lookup { parent: ROOT, name, by: Caller { uid: 7, ..Caller::ROOT } };
+        assert_eq!((of(lookup), of(Request::Space)), ((Class::Look, 7), (Class::Look, 0)));
+        assert_eq!(of(Request::Sync { file: plain, data_only: true }), (Class::Disk, 1000));
+        assert_eq!(of(Request::Allocate { file: synced, mode: 0, at: 0, len: 1 }), (Class::Disk, 1001));
+        assert_eq!(of(Request::SyncFolder { node: ROOT }), (Class::Disk, 0));
+        assert_eq!((of(write(plain)), of(write(synced))), ((Class::Work, 1000), (Class::Disk, 1001)));
+        assert_eq!((of(change(None)), of(change(Some(1)))), ((Class::Work, 7), (Class::Disk, 7)));
+        assert_eq!(of(Request::Read { file: synced, at: 0, len: 1, into: None }), (Class::Work, 1001));
+        assert_eq!(of(Request::Sync { file: 99, data_only: true }), (Class::Disk, 0));
         // Descriptors go back with the session.
         assert_eq!(shares.taken(), 2);
         session.close_file(plain).unwrap();

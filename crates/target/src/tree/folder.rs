@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use super::local::{Local, Writer};
 use super::nodes::{ITSELF, Node, Nodes, file_type, kind};
 use super::{Answer, Names, OpenFile, Tree, xattrs};
-use crate::shares::Shares;
+use crate::shares::{Payer, Shares};
 use crate::wire::{Access, Attr, Caller, Change, FsSpace, MOST_BODY, Make, Name, TimeChange, Xattr};
 
 /// Bytes of names that are told at once, so that they fit a body whatever else stands there.
@@ -84,6 +84,12 @@ impl Folder {
     pub fn sharing(root: OwnedFd, rules: Rules, descriptors: (Arc<Shares>, u32)) -> Answer<Self> {
         let Self { nodes, rules, own } = Self::new(root, rules)?;
         Ok(Self { nodes: nodes.sharing(descriptors), rules, own })
+    }
+
+    /// The same, where the files that some users know count for others.
+    #[must_use]
+    pub fn with_payer(self, payer: Payer<u32>) -> Self {
+        Self { nodes: self.nodes.with_payer(payer), ..self }
     }
 
     /// Has this thread act as a caller. A process that is not root's acts as itself.

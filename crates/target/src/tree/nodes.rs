@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use super::{Answer, FOREIGN, crossing};
 use crate::lock;
-use crate::shares::Shares;
+use crate::shares::{Payer, Shares};
 use crate::wire::{Attr, FileKind, Key, Name, ROOT};
 
 /// Files that are known at once.
@@ -134,6 +134,12 @@ impl Nodes {
     /// Has it share its descriptors with other folders, under a number that none of them has.
     pub fn sharing(mut self, descriptors: (Arc<Shares>, u32)) -> Self {
         self.descriptors = Some(descriptors);
+        self
+    }
+
+    /// Has what some users know count for others.
+    pub fn with_payer(mut self, payer: Payer<u32>) -> Self {
+        self.of_users.set_payer(payer);
         self
     }
 

@@ -325,6 +325,12 @@ impl Request {
         )
     }
 
+    /// Whether bytes of a file go one way or the other.
+    #[must_use]
+    pub fn moves_data(&self) -> bool {
+        matches!(self, Self::Read { .. } | Self::Write { .. } | Self::Append { .. })
+    }
+
     /// Bytes that come behind it.
     #[must_use]
     pub fn data(&self) -> Option<u32> {

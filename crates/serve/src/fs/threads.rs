@@ -1,0 +1,109 @@
+//! Which thread does a call of the kernel.
+//!
+//! The threads of the session take calls in the order in which these come, and do those at once that are over quickly: lookups,
+//! attributes, what is closed. No other call may keep them from that.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use fuser::ReplyWrite;
+
+use super::answer::errno;
+use super::ops::Write;
+use super::{Calls, Mounted};
+use crate::io::pool::Call;
+
+/// Threads of the session that may do calls which take longer, as long as the other half is free: a call that is handed to another
+/// thread costs a switch, and a write a copy.
+pub(super) struct SpareThreads {
+    busy: AtomicUsize,
+    most: usize,
+}
+
+/// One of them.
+struct Busy<'a>(&'a SpareThreads);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.busy.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl SpareThreads {
+    /// Half of so many.
+    pub fn new(threads: usize) -> Self {
+        Self { busy: AtomicUsize::new(0), most: threads / 2 }
+    }
+
+    /// Makes this thread one of them, if it may be.
+    fn enter(&self) -> Option<Busy<'_>> {
+        // Before the comparison, so that two at once do not both have the last place.
+        let busy = Busy(self);
+        let before = self.busy.fetch_add(1, Ordering::AcqRel);
+        (before < self.most).then_some(busy)
+    }
+}
+
+impl Calls {
+    /// Does a call that moves bytes, changes names, or may wait a little: here, or by threads at which users have turns.
+    pub(super) fn aside(&self, uid: u32, call: impl FnOnce(&Mounted) + Send + 'static) {
+        match self.spare.enter() {
+            Some(_busy) => call(self),
+            None => self.shared.calls.add(self.person(uid), self.bound(call)),
+        }
+    }
+
+    /// Does a call that waits for a disk.
+    pub(super) fn by_disk(&self, uid: u32, call: impl FnOnce(&Mounted) + Send + 'static) {
+        self.shared.slow.add(self.person(uid), self.bound(call));
+    }
+
+    /// Does a call that waits until the kernel has written back what it keeps of a file.
+    pub(super) fn by_cache(&self, uid: u32, call: impl FnOnce(&Mounted) + Send + 'static) {
+        self.shared.caches.add(self.person(uid), self.bound(call));
+    }
+
+    fn bound(&self, call: impl FnOnce(&Mounted) + Send + 'static) -> Call {
+        let this: Arc<Mounted> = self.0.clone();
+        Call(Box::new(move || call(&this)))
+    }
+
+    /// For whom a call counts.
+    pub(super) fn person(&self, uid: u32) -> u32 {
+        self.shared.persons.of(uid)
+    }
+
+    /// Writes. The bytes are the session's: another thread gets a copy of them, as long as there are not too many already.
+    pub(super) fn write(&self, write: Write, data: &[u8], reply: ReplyWrite) {
+        let answer = |reply: ReplyWrite, done: Result<usize, _>| match done {
+            Ok(count) => reply.written(count as u32),
+            Err(error) => reply.error(errno(error)),
+        };
+        let (uid, bytes, syncs) = (write.open.uid(), data.len() as u64, write.open.syncs());
+        let busy = if syncs { None } else { self.spare.enter() };
+        if busy.is_some() || !self.shared.held.take(uid, bytes) {
+            return answer(reply, write.run(data));
+        }
+        let (pool, data) = (if syncs { &self.shared.slow } else { &self.shared.calls }, data.to_vec());
+        let call = move |this: &Mounted| {
+            answer(reply, write.run(&data));
+            this.shared.held.put_back(uid, bytes);
+        };
+        pool.add(self.person(uid), self.bound(call));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_of_the_threads_are_left_to_quick_calls() {
+        let spare = SpareThreads::new(4);
+        let held = [spare.enter(), spare.enter()];
+        assert!(held.iter().all(Option::is_some) && spare.enter().is_none() && spare.enter().is_none());
+        drop(held);
+        assert!(spare.enter().is_some());
+        assert!(SpareThreads::new(1).enter().is_none());
+    }
+}
