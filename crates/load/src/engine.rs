@@ -12,6 +12,7 @@
 //! to each; where each wants its rank's part, the parts take turns.
 
 mod arena;
+pub mod calls;
 mod choice;
 mod direct;
 mod library;

@@ -81,7 +81,7 @@ pub(super) fn open(
 }
 
 /// The file, open to be read past the page cache in blocks of this size; or why not.
-fn past_the_cache(file: &File, block: u64) -> std::result::Result<Direct, String> {
+pub(super) fn past_the_cache(file: &File, block: u64) -> std::result::Result<Direct, String> {
     if is_in_memory(file) {
         return Err("its file system lies in memory".into());
     }
