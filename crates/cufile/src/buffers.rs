@@ -34,7 +34,8 @@ pub extern "C" fn cuFileBufRegister(base: *const c_void, bytes: usize, _flags: c
             Some(first) if machine().pointer(last)?.is_none_or(|end| end.ordinal != first.ordinal) => {
                 return Err(Code::InvalidPointerRange.into());
             }
-            Some(_) => {}
+            // The first read need not wait for it then; what is wrong with it, that read says.
+            Some(first) => drop(machine().destination(first, at)),
             None if is_mapped(at) && is_mapped(last) => {}
             None => return Err(Code::InvalidPointer.into()),
         }

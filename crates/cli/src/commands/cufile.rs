@@ -43,7 +43,7 @@ pub(crate) struct RunArgs {
 
 /// Print the variables that have programs find onehop's libcufile
 #[derive(clap::Args)]
-#[command(after_help = "Example:\n  eval \"$(onehop cufile env)\"")]
+#[command(after_help = "Examples:\n  onehop cufile env\n  eval \"$(onehop cufile env)\"")]
 pub(crate) struct EnvArgs {
     /// The folder that has libcufile.so.0 [default: beside the command]
     #[arg(long, value_name = "DIR")]

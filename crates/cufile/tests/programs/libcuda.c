@@ -16,6 +16,11 @@ typedef uint64_t at;
 enum { OK = 0, INVALID = 1, NOT_READY = 600, NO_CONTEXT = 201, INVALID_HANDLE = 400, STARTED = 4096, MOST = 4096 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+/* A child that is forked finds the lock free. */
+static void take(void) { pthread_mutex_lock(&lock); }
+static void leave(void) { pthread_mutex_unlock(&lock); }
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(take, leave, leave); }
+
 static int contexts[2];
 static __thread int *stack[16];
 static __thread int depth, mode;

@@ -47,9 +47,11 @@ impl Copies for CallLane {
 
     fn copy(&mut self, full: &[Full<Part>]) -> Result<Marks> {
         // Right before: memory that was freed may be another's by now.
-        for full in full.iter().filter(|full| !full.part.call.has_failed()) {
-            if !full.part.call.memory.is_there() {
-                full.part.call.note(CallError::Gone);
+        let mut asked: Option<&Arc<Call>> = None;
+        for call in full.iter().map(|full| &full.part.call).filter(|call| !call.has_failed()) {
+            let is_new = asked.replace(call).is_none_or(|last| !Arc::ptr_eq(last, call));
+            if is_new && !call.memory.is_there() {
+                call.note(CallError::Gone);
             }
         }
         let mut marks = Vec::with_capacity(1);
