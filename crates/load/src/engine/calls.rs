@@ -325,7 +325,7 @@ impl Inner {
     fn write_chunk(&self, call: &Call, chunk: usize, slot: usize) -> Result<(), CallError> {
         let (at, bytes) = call.range(chunk);
         let from = call.memory.at + (at - call.at) as usize;
-        let written = if call.memory.is_there() {
+        let written = if call.is_memory_there() {
             let copied = call.memory.target.all.read_to(from, &self.ring, slot * SLOT, bytes);
             copied.map_err(CallError::from).and_then(|()| call.file.store(&self.ring, slot * SLOT, at, bytes))
         } else {

@@ -4,9 +4,12 @@ use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{ALIGN, CallFile, Target};
+
+/// How long what was known of memory when a call began is believed: to ask takes as long as to copy a small read.
+const FRESH: Duration = Duration::from_micros(100);
 
 /// Why a call did not move its bytes.
 #[derive(Debug, thiserror::Error)]
@@ -52,14 +55,8 @@ pub struct Destination {
     pub target: Target,
     /// Its address.
     pub at: usize,
-    /// Asked before each chunk is copied; none where nobody can tell.
+    /// Asked before chunks are copied that come later; none where nobody can tell.
     pub is_there: Option<Box<IsThere>>,
-}
-
-impl Destination {
-    pub(super) fn is_there(&self) -> bool {
-        self.is_there.as_ref().is_none_or(|is_there| is_there())
-    }
 }
 
 impl fmt::Debug for Destination {
@@ -82,6 +79,7 @@ pub(super) struct Call {
     chunk: usize,
     pub(super) memory: Destination,
     pub(super) writes: bool,
+    begun: Instant,
     /// The next chunk that nobody has taken.
     next: AtomicUsize,
     /// Chunks that are not over.
@@ -107,6 +105,7 @@ impl Call {
             chunk,
             memory,
             writes,
+            begun: Instant::now(),
             next: AtomicUsize::new(0),
             left: AtomicUsize::new(0),
             has_failed: AtomicBool::new(false),
@@ -148,6 +147,11 @@ impl Call {
 
     pub(super) fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Acquire)
+    }
+
+    /// Whether its memory is still what it was when it began.
+    pub(super) fn is_memory_there(&self) -> bool {
+        self.begun.elapsed() < FRESH || self.memory.is_there.as_ref().is_none_or(|is_there| is_there())
     }
 
     /// Nothing is begun for it any more.

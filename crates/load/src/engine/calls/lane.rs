@@ -50,7 +50,7 @@ impl Copies for CallLane {
         let mut asked: Option<&Arc<Call>> = None;
         for call in full.iter().map(|full| &full.part.call).filter(|call| !call.has_failed()) {
             let is_new = asked.replace(call).is_none_or(|last| !Arc::ptr_eq(last, call));
-            if is_new && !call.memory.is_there() {
+            if is_new && !call.is_memory_there() {
                 call.note(CallError::Gone);
             }
         }
