@@ -225,6 +225,9 @@ unsafe fn enqueue(
     // All that the transfer needs is made before the stream waits for it.
     machine.engine()?;
     machine.executor.start()?;
+    if let Some(pointer) = machine.pointer(base)? {
+        machine.destination(pointer, base)?;
+    }
     let word = machine.word(ordinal)?;
     let met = Arc::new(AtomicU32::new(0));
     let operation = Box::new(Operation { file, base, writes, words, early, flags, word, met: met.clone() });
