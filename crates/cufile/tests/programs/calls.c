@@ -287,9 +287,9 @@ static void gpu(void) {
 }
 
 static at freed, another;
+/* Frees it when the first copy to it is under way. */
 static void *free_soon(void *argument) {
-    (void)argument;
-    usleep(30000);
+    while (model("copies begun", 0) == *(long *)argument) usleep(100);
     MUST(!cuMemFree_v2(freed));
     /* Likely to have the address of what was freed. */
     another = device_memory(0, SIZE);
@@ -302,7 +302,8 @@ static void freed_memory(void) {
     pthread_t thread;
     freed = device_memory(0, SIZE);
     if (model("set copy_delay_us", 50000)) {
-        pthread_create(&thread, NULL, free_soon, NULL);
+        long begun = model("copies begun", 0);
+        pthread_create(&thread, NULL, free_soon, &begun);
         ssize_t moved = cuFileRead(handle, (void *)freed, SIZE, 0, 0);
         MUST(moved == -1 && (errno == 5011 || errno == 5012));
         pthread_join(thread, NULL);

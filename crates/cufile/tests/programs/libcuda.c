@@ -24,16 +24,17 @@ __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(take
 static int contexts[2];
 static __thread int *stack[16];
 static __thread int depth, mode;
-static volatile long copy_delay_us, captured_calls;
+static volatile long copy_delay_us, copies_begun, captured_calls;
 
 long model(const char *what, long value) {
+    if (!strcmp(what, "copies begun")) return copies_begun;
     if (strcmp(what, "set copy_delay_us")) return captured_calls;
     copy_delay_us = value;
     return 1;
 }
 
 /* GPU memory. */
-struct allocation { at start; size_t bytes; char *bytes_at; int device; at id; volatile int copies; };
+struct allocation { at start; size_t bytes; char *bytes_at; int device; at id; volatile int copies, leaving; };
 static struct allocation memory[MOST];
 static at next_id = 1;
 
@@ -79,7 +80,7 @@ int cuMemAlloc_v2(at *where, size_t bytes) {
     pthread_mutex_lock(&lock);
     for (int i = 0; i < MOST && found; i++) {
         if (memory[i].start) continue;
-        memory[i] = (struct allocation){(at)outside, bytes, inside, (int)(stack[depth - 1] - contexts), next_id++, 0};
+        memory[i] = (struct allocation){(at)outside, bytes, inside, (int)(stack[depth - 1] - contexts), next_id++, 0, 0};
         found = OK;
     }
     pthread_mutex_unlock(&lock);
@@ -90,7 +91,8 @@ int cuMemFree_v2(at where) {
     pthread_mutex_lock(&lock);
     struct allocation *one = find(where, 0);
     if (!one || one->start != where) { pthread_mutex_unlock(&lock); return INVALID; }
-    /* As the real one does. */
+    /* As the real one, it waits for copies, and no more are begun. */
+    one->leaving = 1;
     while (one->copies) { pthread_mutex_unlock(&lock); usleep(20); pthread_mutex_lock(&lock); }
     munmap(one->bytes_at, one->bytes);
     munmap((void *)one->start, one->bytes);
@@ -112,6 +114,7 @@ int model_copy(at device, void *host, size_t bytes, int out) {
 int cuPointerGetAttributes(unsigned count, int *which, void **out, at where) {
     pthread_mutex_lock(&lock);
     struct allocation *one = find(where, 1);
+    if (one && one->leaving) one = NULL;
     for (unsigned i = 0; i < count; i++) {
         switch (which[i]) {
         case 1: *(void **)out[i] = one ? &contexts[one->device] : NULL; break;
@@ -139,6 +142,7 @@ static struct stream *null_stream;
 
 static void run(struct op *op) {
     if (op->kind == COPY_IN || op->kind == COPY_OUT) {
+        __atomic_fetch_add(&copies_begun, 1, __ATOMIC_SEQ_CST);
         if (copy_delay_us) usleep(copy_delay_us);
         model_copy(op->a, op->b, op->bytes, op->kind == COPY_OUT);
         pthread_mutex_lock(&lock);
@@ -227,6 +231,7 @@ static int copy(int kind, at device, void *host, size_t bytes, void *stream) {
     NEEDS_CONTEXT;
     pthread_mutex_lock(&lock);
     struct allocation *one = find(device, bytes);
+    if (one && one->leaving) one = NULL;
     if (one) one->copies++;
     pthread_mutex_unlock(&lock);
     if (!one) return INVALID;
