@@ -64,8 +64,9 @@ static void *memory(struct thread *t, size_t bytes) {
 
 static void call(struct thread *t) {
     size_t bytes = number(t);
-    off_t file = number(t), offset = next(t) % 4 ? 0 : -(off_t)(number(t) % 4096);
     void *place = memory(t, bytes);
+    /* What lies before memory of this program is memory of this program, and may be written. */
+    off_t file = number(t), offset = (at)place < 4096 ? (off_t)number(t) % 4096 : 0;
     int slot = next(t) % KEPT;
     CUfileDescr_t description = {.type = next(t) % 8 ? 1 : (int)number(t), .handle.fd = next(t) % 4 ? t->fd : (int)number(t)};
     switch (next(t) % 16) {
@@ -77,7 +78,7 @@ static void call(struct thread *t) {
     case 5: cuFileBufDeregister(place); break;
     case 6:
     case 7: {
-        ssize_t moved = cuFileRead(handle(t, t->handles), place, bytes, file, place == t->host ? 0 : offset);
+        ssize_t moved = cuFileRead(handle(t, t->handles), place, bytes, file, offset);
         if (moved > 0 && place == t->host && memcmp(t->host, pattern + file, moved)) { puts("wrong bytes"); abort(); }
         if (moved < -1 || (moved > 0 && (size_t)moved > bytes)) { printf("%zd of %zu\n", moved, bytes); abort(); }
         break;
