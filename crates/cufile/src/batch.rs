@@ -121,7 +121,7 @@ pub unsafe extern "C" fn cuFileBatchIOSetUp(out: *mut *mut c_void, most: u32) ->
     let answer = answer("cuFileBatchIOSetUp", || {
         let (out, most) = (place(out)?, most as usize);
         open_for_a_call();
-        let limit = with_state(|state| state.parameters.size(Size::BatchSize));
+        let limit = with_state(|state| state.parameters.size(Size::Batch));
         if most == 0 || most > limit {
             return Err(Code::InvalidValue.into());
         }

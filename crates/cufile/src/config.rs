@@ -21,7 +21,7 @@ const SIZES: [(&str, Size); 11] = [
     ("/properties/max_device_cache_size_kb", Size::MaxCache),
     ("/properties/per_buffer_cache_size_kb", Size::PerBufferCache),
     ("/properties/max_device_pinned_mem_size_kb", Size::MaxPinned),
-    ("/properties/io_batchsize", Size::BatchSize),
+    ("/properties/io_batchsize", Size::Batch),
     ("/properties/poll_thresh_size_kb", Size::PollThreshold),
 ];
 const BOOLS: [(&str, Bool); 3] = [
@@ -134,7 +134,7 @@ mod tests {
             "execution": { "max_io_threads": "many" },
         });
         apply(&config, &mut parameters);
-        assert_eq!(parameters.size(Size::BatchSize), 128);
+        assert_eq!(parameters.size(Size::Batch), 128);
         assert_eq!(parameters.size(Size::PollThreshold), 64);
         assert!(!parameters.bool(Bool::AllowCompat));
     }

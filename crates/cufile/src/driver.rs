@@ -98,7 +98,7 @@ fn properties(state: &State) -> DriverProperties {
         max_cache_kb: word(Size::MaxCache),
         per_buffer_cache_kb: word(Size::PerBufferCache),
         max_pinned_kb: word(Size::MaxPinned),
-        max_batch: word(Size::BatchSize),
+        max_batch: word(Size::Batch),
         batch_timeout_ms: word(Size::BatchTimeout),
     }
 }

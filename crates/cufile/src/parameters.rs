@@ -21,7 +21,7 @@ pub enum Size {
     MaxCache,
     PerBufferCache,
     MaxPinned,
-    BatchSize,
+    Batch,
     PollThreshold,
     BatchTimeout,
 }

@@ -3,7 +3,7 @@
 //!
 //! A call is cut into chunks. The thread that makes it works through them, and threads of the engine help it where the
 //! machine has cores to spare: each fills a slot of one pinned ring that all calls share. Full slots go to the copy engine
-//! as those of a load do ([`SlotPool`](super::slot_pool::SlotPool)), so that the copies of many small calls go together.
+//! as those of a load do, so that the copies of many small calls go together.
 //! A thread that makes a call needs no other to carry it out.
 
 mod call;
