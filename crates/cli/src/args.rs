@@ -62,6 +62,12 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: commands::sdr::SdrCommand,
     },
+    /// Run programs written for cuFile (GPUDirect Storage) with onehop's library
+    #[command(subcommand_required = true, after_help = "Example:\n  onehop cufile run -- python3 train.py")]
+    Cufile {
+        #[command(subcommand)]
+        command: commands::cufile::CuFileCommand,
+    },
     Completions(commands::completions::Args),
     Man(commands::man::Args),
     Schema(commands::schema::Args),

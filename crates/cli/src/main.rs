@@ -57,6 +57,7 @@ pub(crate) fn run(command: &Command, context: &Context) -> Result<Report> {
         Command::Bench(args) => commands::bench::run(args, context),
         Command::Sim { command: SimCommand::Serve(args) } => commands::serve::run(args, context),
         Command::Sdr { command } => commands::sdr::run(command, context),
+        Command::Cufile { command } => commands::cufile::run(command),
         Command::Completions(args) => commands::completions::run(args),
         Command::Man(args) => commands::man::run(args),
         Command::Schema(args) => commands::schema::run(args),

@@ -411,6 +411,8 @@ fn links_that_say_nothing_are_no_fault() {
         assert_eq!(found.status(id), Status::Info, "{id}: {}", found.found(id));
     }
     assert!(found.found("place.vm").contains("Server of one Grace Hopper"));
+    let library = found.found("cufile.library");
+    assert!(library.starts_with("programs ") && library.contains("onehop cufile run"), "{library}");
     let found = judge(rare::qemu().0);
     for id in ["gpu.link", "drive.link", "path.limit"] {
         assert_eq!(found.status(id), Status::Info, "{id}: {}", found.found(id));

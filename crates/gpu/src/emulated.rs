@@ -1,11 +1,12 @@
 //! The emulated GPU: one CPU thread for a warp, or for a single GPU thread where threads act on their own.
 
 use std::any::Any;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use onehop_os::{DmaMemory, Heap, HostMem, Registers, Udmabuf};
+use onehop_os::{DmaBuf, DmaMemory, Heap, HostMem, Marks, Registers, Udmabuf};
 use onehop_proto::GpuAddr;
 use onehop_proto::kernel::{
     Exit, GROUP_WORDS, Job, LOCAL_WORDS, Metered, OwnerQueue, PeekNotes, Warp, run_group, run_owner,
@@ -18,7 +19,7 @@ use crate::controllers::emulated::Controllers;
 use crate::controllers::{Hold, Serving};
 use crate::copier::{AtOnce, Copier};
 use crate::meeting::Meeting;
-use crate::region::AddressSpace;
+use crate::region::{AddressSpace, DeviceBytes};
 use crate::space::{Space, View};
 use crate::{
     BlockKernels, Doorbells, Error, Gpu, KernelJob, KernelQueue, Launch, Place, Region, Resident, Result,
@@ -101,6 +102,12 @@ impl Emulated {
         Self { vram: Some(Vram { mem, heap, exporter }), ..Self::new() }
     }
 
+    /// All of its memory as one region, whose offsets are the GPU's addresses. Accesses outside its allocations are errors.
+    #[must_use]
+    pub fn all_memory(&self) -> Region {
+        Region::on_device(GpuAddr(0), usize::MAX, Arc::new(AllMemory(self.space.clone())))
+    }
+
     /// Starts a kernel of one's own: `threads` threads that run `kernel`, each with its view of memory and its index.
     ///
     /// # Errors
@@ -127,6 +134,55 @@ impl Emulated {
         }
         started.start();
         Ok(Box::new(started))
+    }
+}
+
+/// See [`Emulated::all_memory`].
+struct AllMemory(Arc<Space>);
+
+impl AllMemory {
+    fn find(&self, at: usize, bytes: usize) -> Result<(HostMem, usize)> {
+        let refused = || onehop_os::Error::OutOfRange { offset: at, bytes, len: 0 };
+        Ok(self.0.memory_at(at as u64, bytes as u64).ok_or_else(refused)?)
+    }
+}
+
+impl DeviceBytes for AllMemory {
+    fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
+        let (mem, at) = self.find(offset, out.len())?;
+        Ok(mem.read(at, out)?)
+    }
+
+    fn write(&self, offset: usize, data: &[u8]) -> Result<()> {
+        let (mem, at) = self.find(offset, data.len())?;
+        Ok(mem.write(at, data)?)
+    }
+
+    fn fill(&self, offset: usize, bytes: usize, value: u8) -> Result<()> {
+        let (mem, at) = self.find(offset, bytes)?;
+        Ok(mem.fill(at, bytes, value)?)
+    }
+
+    fn mark(&self, marks: &Marks) -> Result<()> {
+        marks.places().try_for_each(|at| self.write(at as usize, &marks.word.to_le_bytes()))
+    }
+
+    fn marks_left(&self, marks: &Marks) -> Result<u64> {
+        let (mut left, mut word) = (0, [0; 8]);
+        for at in marks.places() {
+            self.read(at as usize, &mut word)?;
+            left += u64::from(u64::from_le_bytes(word) == marks.word);
+        }
+        Ok(left)
+    }
+
+    fn dma_buf(&self, _: usize, _: usize) -> Result<DmaBuf> {
+        let why = "only a single allocation can be exported".into();
+        Err(Error::NotSupported { what: "a dma-buf of all of a GPU's memory".into(), why })
+    }
+
+    fn share(&self) -> Result<Option<OwnedFd>> {
+        Ok(None)
     }
 }
 

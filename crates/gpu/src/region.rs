@@ -116,6 +116,11 @@ impl Region {
         self.space
     }
 
+    /// Whether it stands for all memory that a GPU's copies reach: its offsets are addresses.
+    pub(crate) fn is_everything(&self) -> bool {
+        self.len == usize::MAX
+    }
+
     /// Where its bytes are.
     #[must_use]
     pub fn place(&self) -> Place {

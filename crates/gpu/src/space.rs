@@ -92,6 +92,16 @@ impl Space {
         (GpuAddr(start), Unmap { space: self.clone(), start })
     }
 
+    /// The memory behind a range of addresses, and where in it the range starts.
+    pub(crate) fn memory_at(&self, at: u64, bytes: u64) -> Option<(HostMem, usize)> {
+        let table = self.table.read().unwrap_or_else(|e| e.into_inner());
+        let index = table.mappings.partition_point(|m| m.start <= at).checked_sub(1)?;
+        let mapping = table.mappings.get(index)?;
+        let offset = at - mapping.start;
+        let Target::Memory(mem) = &mapping.target else { return None };
+        (offset < mapping.len && bytes <= mapping.len - offset).then(|| (mem.clone(), offset as usize))
+    }
+
     pub(crate) fn now(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
     }

@@ -12,6 +12,7 @@
 //! copied to each; if each needs its rank's part, the parts take turns.
 
 mod arena;
+pub mod calls;
 mod choice;
 mod direct;
 mod library;

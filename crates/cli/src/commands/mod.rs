@@ -5,6 +5,7 @@ pub(crate) mod bench;
 pub(crate) mod bind;
 pub(crate) mod check_p2p;
 pub(crate) mod completions;
+pub(crate) mod cufile;
 pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod errors;

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod arguments;
+mod cufile;
 mod demo;
 mod drive;
 mod load;

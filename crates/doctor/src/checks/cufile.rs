@@ -18,12 +18,11 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
 }
 
 fn library(facts: &Facts) -> Check {
-    let why = "a baseline for measurements; onehop does not need it";
-    let found = facts
-        .cufile
-        .library
-        .as_ref()
-        .map_or("libcufile was not found".into(), |path| format!("found: {path}"));
+    let why = "programs written for cuFile load the library that the system has, unless they are started with another";
+    let found = facts.cufile.library.as_ref().map_or_else(
+        || "programs find no libcufile; onehop cufile run starts them with onehop's".into(),
+        |path| format!("programs get {path}; onehop cufile run starts them with onehop's"),
+    );
     Check::new("cufile.library", Group::Cufile, Status::Info, found, why)
 }
 

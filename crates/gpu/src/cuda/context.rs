@@ -23,6 +23,8 @@ pub(super) struct Context {
     pub(super) driver: Arc<Driver>,
     pub(super) device: i32,
     raw: sys::CUcontext,
+    /// Whether it was retained here; the program's own goes when the program destroys it.
+    retained: bool,
     /// Other devices whose memory kernels of this one reach.
     peers: Mutex<Vec<i32>>,
 }
@@ -38,7 +40,17 @@ impl Context {
         // SAFETY: `raw` lives across the call, and `device` came from cuDeviceGet.
         let retained = driver.relaxed().and_then(|calls| unsafe { calls.context_retain(&mut raw, device) });
         retained.map_err(|failure| driver.error(format!("opening GPU {device}"), failure))?;
-        Ok(Arc::new(Self { driver: driver.clone(), device, raw, peers: Mutex::default() }))
+        Ok(Arc::new(Self { driver: driver.clone(), device, raw, retained: true, peers: Mutex::default() }))
+    }
+
+    /// A context that the program has made. Where the program has destroyed it, calls in it fail.
+    pub(super) fn of_program(driver: &Arc<Driver>, device: i32, raw: sys::CUcontext) -> Arc<Self> {
+        Arc::new(Self { driver: driver.clone(), device, raw, retained: false, peers: Mutex::default() })
+    }
+
+    /// Whether it is the one of this handle.
+    pub(super) fn is(&self, raw: sys::CUcontext) -> bool {
+        self.raw == raw
     }
 
     /// Lets kernels of this context reach all of another GPU's memory that was plainly allocated, now and later.
@@ -140,6 +152,9 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        if !self.retained {
+            return;
+        }
         // Where the last of it goes, the driver waits for all work of the GPU.
         let (driver, device) = (self.driver.clone(), self.device);
         self.driver.reclaimer.give_back(move || {

@@ -43,9 +43,11 @@ impl CudaCopier {
             what: WHAT.into(),
             why: "it is to come from memory that the CPU does not reach".into(),
         })?;
+        // A caller's stream that waits for these copies must not share a channel of the GPU with them.
+        let stream = if to.is_everything() { Stream::apart(context)? } else { Stream::new(context)? };
         Ok(Self {
             context: context.clone(),
-            stream: Arc::new(Stream::new(context)?),
+            stream: Arc::new(stream),
             batches: true,
             marks: VecDeque::new(),
             idle: Vec::new(),

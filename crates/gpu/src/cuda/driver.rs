@@ -88,6 +88,7 @@ functions! {
     device_attribute = "cuDeviceGetAttribute" since "2.0" (value: *mut c_int, attribute: c_int, device: c_int);
     context_retain = "cuDevicePrimaryCtxRetain" since "7.0" (context: *mut sys::CUcontext, device: c_int);
     context_release = "cuDevicePrimaryCtxRelease_v2" since "11.0" (device: c_int);
+    context_state = "cuDevicePrimaryCtxGetState" since "7.0" (device: c_int, flags: *mut c_uint, active: *mut c_int);
     context_push = "cuCtxPushCurrent_v2" since "4.0" (context: sys::CUcontext);
     context_pop = "cuCtxPopCurrent_v2" since "4.0" (context: *mut sys::CUcontext);
     peer_can = "cuDeviceCanAccessPeer" since "4.0" (can: *mut c_int, device: c_int, peer: c_int);
@@ -115,6 +116,8 @@ functions! {
     host_unregister = "cuMemHostUnregister" since "4.0" (at: *mut c_void);
     host_pointer = "cuMemHostGetDevicePointer_v2" since "3.2" (out: *mut DevicePtr, at: *mut c_void, flags: c_uint);
     pointer_get = "cuPointerGetAttribute" since "4.0" (out: *mut c_void, attribute: c_int, at: DevicePtr);
+    pointer_get_all = "cuPointerGetAttributes" since "7.0" (
+        count: c_uint, attributes: *mut c_int, out: *mut *mut c_void, at: DevicePtr);
     pointer_set = "cuPointerSetAttribute" since "6.0" (value: *const c_void, attribute: c_int, at: DevicePtr);
     address_range = "cuMemGetAddressRange_v2" since "3.2" (base: *mut DevicePtr, bytes: *mut usize, at: DevicePtr);
     range_handle = "cuMemGetHandleForAddressRange" since "11.7" (
@@ -129,6 +132,13 @@ functions! {
         stream: *mut sys::CUstream, flags: c_uint, priority: c_int);
     stream_destroy = "cuStreamDestroy_v2" since "4.0" (stream: sys::CUstream);
     stream_query = "cuStreamQuery" since "2.0" (stream: sys::CUstream);
+    stream_context = "cuStreamGetCtx" since "9.2" (stream: sys::CUstream, context: *mut sys::CUcontext);
+    stream_capturing = "cuStreamIsCapturing" since "10.0" (stream: sys::CUstream, status: *mut c_int);
+    stream_call = "cuLaunchHostFunc" since "10.0" (
+        stream: sys::CUstream, function: extern "C" fn(*mut c_void), argument: *mut c_void);
+    stream_wait_word = "cuStreamWaitValue32_v2" since "11.7" (
+        stream: sys::CUstream, at: DevicePtr, value: u32, flags: c_uint);
+    context_device = "cuCtxGetDevice" since "2.0" (device: *mut c_int);
     capture_mode = "cuThreadExchangeStreamCaptureMode" since "10.1" (mode: *mut c_int);
     event_create = "cuEventCreate" since "2.0" (event: *mut sys::CUevent, flags: c_uint);
     event_destroy = "cuEventDestroy_v2" since "4.0" (event: sys::CUevent);

@@ -183,6 +183,11 @@ impl DeviceMemory {
         Ok(Self::on(context, stream, (at, bytes), Origin::Lent))
     }
 
+    /// All memory that copies of this context reach, by address.
+    pub(super) fn everything(context: &Arc<Context>, stream: &Arc<Stream>) -> Self {
+        Self::on(context, stream, (0, usize::MAX), Origin::Lent)
+    }
+
     /// Memory that another process exported as an IPC handle, from the allocation's start on.
     pub(super) fn open(
         context: &Arc<Context>,

@@ -36,6 +36,7 @@ mod memory;
 mod module;
 mod nvml;
 mod peek;
+mod pointers;
 mod reclaim;
 mod registers;
 mod resident;
@@ -51,6 +52,7 @@ pub use ipc::{Exported, Ticket};
 pub use memory::DeviceKind;
 pub use module::{Arg, Shape};
 pub use nvml::{GpuHealth, Nvml};
+pub use pointers::{Pointer, Queued, StreamState};
 pub use rig::{Rig, RigCode};
 pub use surroundings::register_gap;
 

@@ -81,8 +81,8 @@ pub(super) fn open(
     Ok((sources, why_cached))
 }
 
-/// Opens the file past the page cache in blocks of this size; or returns why not.
-fn past_the_cache(file: &File, block: u64) -> std::result::Result<Direct, String> {
+/// The file, open to be read past the page cache in blocks of this size; or why not.
+pub(super) fn past_the_cache(file: &File, block: u64) -> std::result::Result<Direct, String> {
     if is_in_memory(file) {
         return Err("its file system lies in memory".into());
     }

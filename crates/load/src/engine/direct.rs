@@ -19,7 +19,7 @@ use onehop_os::{Finished, HostMem, Reads};
 
 use super::choice::{Direct, Opened};
 use super::slot_pool::{Full, SlotPool};
-use super::worker_pool::{Job, Shared};
+use super::worker_pool::{Job, Part, Shared};
 use crate::error::{Error, Result};
 use crate::plan::{Chunk, Read};
 
@@ -107,11 +107,11 @@ impl Reader {
             }
         }
         self.hand_in(&mut full)?;
-        self.slots.finish(shared)
+        self.slots.finish(|| shared.is_stopped())
     }
 
-    /// Reads a chunk part by part; false if the load was cancelled. The last part is then in `full`.
-    fn read(&self, job: &Job, disk: &mut Disk<'_>, full: &mut Option<Full>) -> Result<bool> {
+    /// Reads a chunk part by part; not to its end if the load was given up. The last part is in `full` then.
+    fn read(&self, job: &Job, disk: &mut Disk<'_>, full: &mut Option<Full<Part>>) -> Result<bool> {
         let mut parts = job.chunk.parts(self.slot_bytes as u64).peekable();
         while let Some(part) = parts.next() {
             let Some(slot) = self.slot(full, disk.shared)? else { return Ok(false) };
@@ -122,13 +122,13 @@ impl Reader {
             }
             let arrived = parts.peek().is_none().then(|| job.chunk.clone());
             let job = Job { chunk: part, gpus: job.gpus.clone() };
-            *full = Some(Full { slot, filler: 0, job, arrived });
+            *full = Some(Full { slot, filler: 0, part: Part { job, arrived } });
         }
         Ok(true)
     }
 
-    /// The next chunk; `None` if there are no more, or the load was cancelled.
-    fn next(&self, full: &mut Option<Full>, shared: &Shared) -> Result<Option<Job>> {
+    /// The next chunk; none when there will be none, or the load was given up.
+    fn next(&self, full: &mut Option<Full<Part>>, shared: &Shared) -> Result<Option<Job>> {
         let (found, waiting) = match &self.source {
             JobSource::All => return Ok(shared.next()),
             JobSource::UncachedQueue(found, waiting) => (found, waiting),
@@ -156,17 +156,17 @@ impl Reader {
         Ok(None)
     }
 
-    /// A slot for the next read; `None` if the load was cancelled. If all are in use, the last read is handed in before
-    /// waiting.
-    fn slot(&self, full: &mut Option<Full>, shared: &Shared) -> Result<Option<usize>> {
+    /// A slot for the next read; none when the load was given up. If all are taken, what was read last is handed in before one
+    /// is waited for.
+    fn slot(&self, full: &mut Option<Full<Part>>, shared: &Shared) -> Result<Option<usize>> {
         if let Some(slot) = self.slots.free(0)? {
             return Ok(Some(slot));
         }
         self.hand_in(full)?;
-        self.slots.slot(0, shared)
+        self.slots.slot(0, || shared.is_stopped())
     }
 
-    fn hand_in(&self, full: &mut Option<Full>) -> Result<()> {
+    fn hand_in(&self, full: &mut Option<Full<Part>>) -> Result<()> {
         full.take().map_or(Ok(()), |full| self.slots.hand_in(full))
     }
 }

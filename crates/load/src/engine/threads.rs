@@ -10,7 +10,7 @@ use onehop_os::HostMem;
 use super::choice::{Opened, Origin, cached};
 use super::direct::UncachedQueue;
 use super::slot_pool::{Full, SlotPool};
-use super::worker_pool::{Job, Shared};
+use super::worker_pool::{Job, Part, Shared};
 use crate::error::{Error, Result};
 use crate::plan::Chunk;
 
@@ -29,13 +29,13 @@ pub(super) struct Filler {
 
 impl Filler {
     pub(super) fn run(&self, shared: &Shared) -> Result<()> {
-        while let Some(slot) = self.slots.slot(self.index, shared)?
+        while let Some(slot) = self.slots.slot(self.index, || shared.is_stopped())?
             && let Some(job) = self.fill(shared, slot)?
         {
             let arrived = Some(job.chunk.clone());
-            self.slots.hand_in(Full { slot, filler: self.index, job, arrived })?;
+            self.slots.hand_in(Full { slot, filler: self.index, part: Part { job, arrived } })?;
         }
-        self.slots.finish(shared)
+        self.slots.finish(|| shared.is_stopped())
     }
 
     /// Fills a slot with the next chunk that is not for the disk; `None` if there are no more, or the load was

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use onehop_gpu::{Copier, Mark, Rows};
 
 use super::choice::Opened;
+use super::slot_pool::{Copies, Full};
 use crate::error::{Error, Result};
 use crate::plan::{Chunk, Chunks};
 
@@ -124,7 +125,14 @@ impl Shared {
     }
 }
 
-/// Copies from a part of the ring to each GPU.
+/// What was read into a slot.
+pub(super) struct Part {
+    pub(super) job: Job,
+    /// The chunk that has arrived once this is copied: others of its parts went before.
+    pub(super) arrived: Option<Chunk>,
+}
+
+/// The copies out of a part of the ring to each GPU.
 pub(super) struct Lane {
     /// Slot size of that part.
     pub(super) slot: usize,
@@ -135,18 +143,23 @@ pub(super) struct Lane {
 /// The end of some copies on each GPU involved.
 pub(super) type Marks = Vec<(usize, Mark)>;
 
-impl Lane {
-    /// Starts to copy these slots.
-    pub(super) fn copy<'a>(&mut self, full: impl Iterator<Item = (usize, &'a Job)> + Clone) -> Result<Marks> {
-        if full.clone().any(|(_, job)| job.gpus.end > self.copiers.len()) {
+impl Copies for Lane {
+    type Part = Part;
+
+    fn slot_bytes(&self) -> usize {
+        self.slot
+    }
+
+    fn copy(&mut self, full: &[Full<Part>]) -> Result<Marks> {
+        if full.iter().any(|full| full.part.job.gpus.end > self.copiers.len()) {
             return Err(Error::Incomplete);
         }
         let mut marks = Vec::with_capacity(self.copiers.len());
         for (gpu, copier) in self.copiers.iter_mut().enumerate() {
-            let wanted = full.clone().filter(|(_, job)| job.gpus.contains(&gpu));
-            let rows = wanted.flat_map(|(slot, job)| {
-                let start = slot * self.slot;
-                job.chunk.copies.iter().map(move |copy| Rows {
+            let wanted = full.iter().filter(|full| full.part.job.gpus.contains(&gpu));
+            let rows = wanted.flat_map(|full| {
+                let start = full.slot * self.slot;
+                full.part.job.chunk.copies.iter().map(move |copy| Rows {
                     from: start + copy.slot as usize,
                     to: copy.to as usize,
                     row: copy.row as usize,
@@ -163,8 +176,7 @@ impl Lane {
         Ok(marks)
     }
 
-    /// Whether the slots may be refilled.
-    pub(super) fn is_over(&mut self, marks: &Marks) -> Result<bool> {
+    fn is_over(&mut self, marks: &Marks, _: &[Full<Part>]) -> Result<bool> {
         for (gpu, mark) in marks {
             if let Some(copier) = self.copiers.get_mut(*gpu)
                 && !copier.is_over(*mark)?
@@ -175,9 +187,10 @@ impl Lane {
         Ok(true)
     }
 
-    /// The receiver may be gone; then the load was cancelled, and the flag is set.
-    pub(super) fn tell(&self, chunk: &Chunk, gpus: Range<usize>) {
-        for arrived in self.arrived.get(gpus).into_iter().flatten() {
+    /// Whoever waited may have gone: then the load was given up, and they have set the flag.
+    fn tell(&self, Part { job, arrived }: Part) {
+        let Some(chunk) = arrived else { return };
+        for arrived in self.arrived.get(job.gpus).into_iter().flatten() {
             let _ = arrived.send(chunk.clone());
         }
     }

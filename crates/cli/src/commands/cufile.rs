@@ -1,0 +1,158 @@
+//! `onehop cufile`: programs that were written for cuFile, with onehop's library in the place of NVIDIA's.
+
+use std::ffi::OsString;
+use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use clap::Subcommand;
+use serde_json::json;
+
+use crate::error::{CliError, Result};
+use crate::report::{Report, Text};
+
+/// The name by which programs look for the library, and the one that some look for.
+const NAMES: [&str; 2] = ["libcufile.so.0", "libcufile.so"];
+/// What cargo calls it.
+const BUILT: &str = "libonehop_cufile.so";
+/// Where packages put it, from the folder of the command.
+const INSTALLED: &str = "../lib/onehop/cufile";
+const PRELOAD: &str = "LD_PRELOAD";
+const LIBRARIES: &str = "LD_LIBRARY_PATH";
+
+#[derive(Subcommand)]
+pub(crate) enum CuFileCommand {
+    Run(RunArgs),
+    Env(EnvArgs),
+}
+
+/// Run a program with onehop's libcufile; nothing else of its environment changes
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  onehop cufile run -- python3 train.py\n  ONEHOP_CUFILE_REPORT=stderr onehop cufile run -- ./program"
+)]
+pub(crate) struct RunArgs {
+    /// The folder that has libcufile.so.0 [default: beside the command]
+    #[arg(long, value_name = "DIR")]
+    library: Option<PathBuf>,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+/// Print the variables that have programs find onehop's libcufile
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  onehop cufile env\n  eval \"$(onehop cufile env)\"")]
+pub(crate) struct EnvArgs {
+    /// The folder that has libcufile.so.0 [default: beside the command]
+    #[arg(long, value_name = "DIR")]
+    library: Option<PathBuf>,
+}
+
+/// Runs one of them.
+pub(crate) fn run(command: &CuFileCommand) -> Result<Report> {
+    match command {
+        CuFileCommand::Run(args) => run_program(args),
+        CuFileCommand::Env(args) => print_variables(args),
+    }
+}
+
+fn run_program(args: &RunArgs) -> Result<Report> {
+    let folder = folder(args.library.as_deref())?;
+    let Some((program, rest)) = args.program.split_first() else {
+        return Err(CliError::Usage("a program to run is missing".into()));
+    };
+    let mut command = Command::new(program);
+    command.args(rest).envs(variables(&folder, |name| std::env::var_os(name)));
+    // It comes back only where the program could not be started.
+    let source = command.exec();
+    Err(CliError::File { call: "cannot run", path: program.to_string_lossy().into_owned(), source })
+}
+
+fn print_variables(args: &EnvArgs) -> Result<Report> {
+    let folder = folder(args.library.as_deref())?;
+    let variables = variables(&folder, |name| std::env::var_os(name));
+    let variables = variables.map(|(name, value)| (name, value.to_string_lossy().into_owned()));
+    let mut text = Text::default();
+    for (name, value) in &variables {
+        text.line(format_args!("export {name}='{}'", value.replace('\'', r"'\''")));
+    }
+    let [(_, preload), (_, libraries)] = &variables;
+    Report::new(json!({ PRELOAD: preload, LIBRARIES: libraries }), text)
+}
+
+/// What programs need: the library loaded before any other of its name, whatever their own search path says; and found by
+/// programs that look for the name without a version.
+fn variables(folder: &Path, current: impl Fn(&str) -> Option<OsString>) -> [(&'static str, OsString); 2] {
+    let before = |own: &Path, name| {
+        let mut value = own.as_os_str().to_owned();
+        if let Some(rest) = current(name).filter(|rest| !rest.is_empty()) {
+            value.push(":");
+            value.push(rest);
+        }
+        (name, value)
+    };
+    [before(&folder.join(NAMES[0]), PRELOAD), before(folder, LIBRARIES)]
+}
+
+/// The folder that has the library by both names.
+fn folder(named: Option<&Path>) -> Result<PathBuf> {
+    let has_all = |folder: &Path| NAMES.iter().all(|name| folder.join(name).exists());
+    let missing = |places: &str| CliError::NotPossible {
+        what: "running a program with onehop's libcufile".into(),
+        reason: format!("{} is not in {places}", NAMES.join(" or ")),
+        fix: "Build it with `cargo build --release -p onehop-cufile`, or name its folder with --library"
+            .into(),
+    };
+    let here = |folder: &Path| folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    if let Some(folder) = named {
+        return if has_all(folder) { Ok(here(folder)) } else { Err(missing(&folder.display().to_string())) };
+    }
+    let command = std::env::current_exe().map_err(|source| CliError::File {
+        call: "cannot find",
+        path: "the onehop command".into(),
+        source,
+    })?;
+    let beside = command.parent().unwrap_or(Path::new("."));
+    let installed = beside.join(INSTALLED);
+    if has_all(&installed) {
+        return Ok(here(&installed));
+    }
+    let built = beside.join(BUILT);
+    if !built.is_file() {
+        return Err(missing(&format!("{} and {}", here(&installed).display(), beside.display())));
+    }
+    let linked = beside.join("cufile");
+    link(&built, &linked).map_err(|source| CliError::File {
+        call: "cannot make",
+        path: linked.display().to_string(),
+        source,
+    })?;
+    Ok(linked)
+}
+
+/// Gives what cargo built the names that programs look for, in a folder of their own.
+fn link(built: &Path, folder: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(folder)?;
+    for name in NAMES {
+        match symlink(built, folder.join(name)) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_keep_what_they_had() {
+        let none = variables(Path::new("/lib/x"), |_| None);
+        assert_eq!(none.map(|(_, value)| value), ["/lib/x/libcufile.so.0", "/lib/x"]);
+        let some = variables(Path::new("/lib/x"), |name| (name == LIBRARIES).then(|| "/a:/b".into()));
+        assert_eq!(some.map(|(_, value)| value), ["/lib/x/libcufile.so.0", "/lib/x:/a:/b"]);
+    }
+}

@@ -1,0 +1,38 @@
+//! Programs with onehop's libcufile.
+
+use std::path::PathBuf;
+
+use crate::run::{code, json, onehop, stderr, stdout};
+
+/// A folder with files of the library's names; the loader takes none of them for a library.
+fn folder() -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("onehop-cufile-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    for name in ["libcufile.so.0", "libcufile.so"] {
+        std::fs::write(folder.join(name), "").unwrap();
+    }
+    folder.canonicalize().unwrap()
+}
+
+#[test]
+fn a_program_finds_the_library_and_gives_its_own_exit_code() {
+    let folder = folder();
+    let library = folder.to_str().unwrap();
+    let script = "echo \"$LD_PRELOAD $LD_LIBRARY_PATH $1\"; exit 7";
+    let run = ["cufile", "run", "--library", library, "--", "sh", "-c", script, "sh", "--json"];
+    let output = onehop(&run);
+    let said = stdout(&output);
+    assert_eq!(code(&output), 7, "{}", stderr(&output));
+    assert!(said.starts_with(&format!("{library}/libcufile.so.0")) && said.contains(&format!(" {library}")));
+    assert!(said.trim_end().ends_with(" --json"), "{said}");
+
+    let printed = stdout(&onehop(&["cufile", "env", "--library", library]));
+    assert!(printed.contains(&format!("export LD_PRELOAD='{library}/libcufile.so.0")), "{printed}");
+    let document = json(&["cufile", "env", "--library", library]).1;
+    assert!(document["LD_LIBRARY_PATH"].as_str().unwrap().starts_with(library), "{document}");
+
+    assert_eq!(code(&onehop(&["cufile", "run", "--library", library, "--", "/no/such/program"])), 1);
+    assert_eq!(code(&onehop(&["cufile", "run", "--library", "/no/such/folder", "--", "true"])), 3);
+    assert_eq!(code(&onehop(&["cufile", "run"])), 2);
+    std::fs::remove_dir_all(folder).unwrap();
+}

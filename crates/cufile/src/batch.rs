@@ -1,0 +1,273 @@
+//! Batches: operations that are submitted together, and asked about later.
+
+use std::collections::VecDeque;
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::driver::{open_for_a_call, place};
+use crate::error::{Code, Failure};
+use crate::files::{RegisteredFile, file};
+use crate::io::{Request, carry_out};
+use crate::machine::machine;
+use crate::parameters::Size;
+use crate::state::{HANDLES, answer, get, run, with_state};
+use crate::stats::{self, Counted};
+use crate::types::{CuFileError, IoEvent, IoParameters};
+
+/// CUFILE_BATCH
+const BATCH_MODE: c_int = 1;
+const READ: c_int = 0;
+const WRITE: c_int = 1;
+/// What became of an operation.
+const CANCELED: c_int = 8;
+const COMPLETE: c_int = 16;
+const FAILED: c_int = 64;
+/// How long a batch is waited for where the caller names no time: longer than any operation takes.
+const LONGEST: Duration = Duration::from_secs(600);
+
+/// A batch.
+struct Batch {
+    most: usize,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Operations that no thread has begun.
+    waiting: VecDeque<Operation>,
+    /// Operations that a thread carries out.
+    running: usize,
+    done: VecDeque<Done>,
+}
+
+struct Operation {
+    file: Arc<RegisteredFile>,
+    request: Request,
+    cookie: usize,
+}
+
+struct Done {
+    cookie: usize,
+    status: c_int,
+    result: isize,
+}
+
+impl State {
+    /// Operations of which the program has not been told.
+    fn left(&self) -> usize {
+        self.waiting.len() + self.running + self.done.len()
+    }
+}
+
+impl Batch {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Carries out one operation, if there is one left.
+    fn work(&self) {
+        let mut state = self.state();
+        let Some(Operation { file, request, cookie }) = state.waiting.pop_front() else { return };
+        state.running += 1;
+        drop(state);
+        // SAFETY: the program keeps the memory until it has been told of the operation, or has destroyed the batch.
+        let moved = run("an operation of a batch", || unsafe { carry_out(&file, request) });
+        let (status, result) = match moved {
+            Ok(bytes) => (COMPLETE, bytes as isize),
+            Err(failure) => (FAILED, -(failure.number() as isize)),
+        };
+        stats::count(Counted::BatchComplete, status == COMPLETE);
+        let mut state = self.state();
+        state.running -= 1;
+        state.done.push_back(Done { cookie, status, result });
+        self.changed.notify_all();
+    }
+
+    fn cancel(&self) {
+        let mut state = self.state();
+        while let Some(Operation { cookie, .. }) = state.waiting.pop_front() {
+            state.done.push_back(Done { cookie, status: CANCELED, result: 0 });
+        }
+        self.changed.notify_all();
+    }
+
+    /// Waits until there is an answer, and at most so long.
+    fn wait(&self, limit: Duration, is_enough: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
+        let end = Instant::now() + limit;
+        let mut state = self.state();
+        while !is_enough(&state)
+            && let Some(left) = end.checked_duration_since(Instant::now())
+            && !left.is_zero()
+        {
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state
+    }
+}
+
+fn batch(handle: *mut c_void) -> Result<Arc<Batch>, Failure> {
+    get(handle).ok_or_else(|| Code::InvalidValue.into())
+}
+
+/// Makes a batch for so many operations.
+///
+/// # Safety
+/// `out` is null or a place for a handle.
+// SAFETY: the name is cuFile's, for which this library stands in; as all below.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileBatchIOSetUp(out: *mut *mut c_void, most: u32) -> CuFileError {
+    let answer = answer("cuFileBatchIOSetUp", || {
+        let (out, most) = (place(out)?, most as usize);
+        open_for_a_call();
+        let limit = with_state(|state| state.parameters.size(Size::Batch));
+        if most == 0 || most > limit {
+            return Err(Code::InvalidValue.into());
+        }
+        let batch = Batch { most, state: Mutex::default(), changed: Condvar::new() };
+        // SAFETY: the caller's promise.
+        unsafe { out.write(HANDLES.add(batch) as *mut c_void) };
+        Ok(())
+    });
+    stats::count(Counted::BatchSetup, answer.err == 0);
+    answer
+}
+
+/// Begins operations. With an error none is begun.
+///
+/// # Safety
+/// `operations` is null or so many descriptions. The memory of each stays until the program has been told of it.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileBatchIOSubmit(
+    handle: *mut c_void,
+    count: u32,
+    operations: *const IoParameters,
+    _flags: u32,
+) -> CuFileError {
+    let answer = answer("cuFileBatchIOSubmit", || {
+        let (batch, count) = (batch(handle)?, count as usize);
+        let first = place(operations.cast_mut())?;
+        if count == 0 {
+            return Err(Code::InvalidValue.into());
+        }
+        if count > batch.most {
+            return Err(Code::BatchSubmit.into());
+        }
+        // SAFETY: the caller's promise.
+        let wanted = (0..count).map(|index| operation(&unsafe { first.add(index).read() }));
+        let wanted = wanted.collect::<Result<Vec<_>, _>>()?;
+        machine().executor.start()?;
+        let mut state = batch.state();
+        if state.left() + count > batch.most {
+            return Err(Code::BatchSubmit.into());
+        }
+        state.waiting.extend(wanted);
+        drop(state);
+        for _ in 0..count {
+            let batch = batch.clone();
+            machine().executor.submit(move || batch.work());
+        }
+        Ok(())
+    });
+    stats::count(Counted::BatchSubmit, answer.err == 0);
+    answer
+}
+
+fn operation(parameters: &IoParameters) -> Result<Operation, Failure> {
+    let IoParameters { mode, base, file_offset, buffer_offset, size, handle, opcode, cookie } = *parameters;
+    if mode != BATCH_MODE || !matches!(opcode, READ | WRITE) {
+        return Err(Code::InvalidValue.into());
+    }
+    let file = file(handle).map_err(|_| Code::HandleNotRegistered)?;
+    let writes = opcode == WRITE;
+    let request = Request { base: base as usize, bytes: size, file_offset, buffer_offset, writes };
+    Ok(Operation { file, request, cookie: cookie as usize })
+}
+
+/// Waits until so many operations have ended, or the time is over, or none is left; and tells of those that have, of each
+/// once.
+///
+/// # Safety
+/// `count` is null or says for how many events there is room; `limit` is null or a time.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileBatchIOGetStatus(
+    handle: *mut c_void,
+    least: u32,
+    count: *mut u32,
+    events: *mut IoEvent,
+    limit: *const libc::timespec,
+) -> CuFileError {
+    answer("cuFileBatchIOGetStatus", || {
+        let batch = batch(handle)?;
+        let (count, events) = (place(count)?, place(events)?);
+        // SAFETY: the caller's promise.
+        let room = unsafe { count.read() } as usize;
+        let least = least as usize;
+        if least > room {
+            return Err(Code::InvalidValue.into());
+        }
+        // SAFETY: the caller's promise.
+        let limit = (!limit.is_null()).then(|| unsafe { limit.read_unaligned() });
+        let limit = limit.and_then(duration).unwrap_or(LONGEST).min(LONGEST);
+        let mut state =
+            batch.wait(limit, |state| state.done.len() >= least || state.done.len() == state.left());
+        let told = state.done.len().min(room);
+        for (index, Done { cookie, status, result }) in state.done.drain(..told).enumerate() {
+            let event = IoEvent { cookie: cookie as *mut c_void, status, result: result as usize };
+            // SAFETY: the caller's promise: there is room for as many.
+            unsafe { events.add(index).write(event) };
+        }
+        // SAFETY: the caller's promise.
+        unsafe { count.write(told as u32) };
+        Ok(())
+    })
+}
+
+/// A time that makes sense; programs are known to pass others.
+fn duration(time: libc::timespec) -> Option<Duration> {
+    let seconds = u64::try_from(time.tv_sec).ok()?;
+    let nanos = u32::try_from(time.tv_nsec).ok().filter(|nanos| *nanos < 1_000_000_000)?;
+    Some(Duration::new(seconds, nanos))
+}
+
+/// Cancels the operations that have not begun. Each is reported as such.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuFileBatchIOCancel(handle: *mut c_void) -> CuFileError {
+    let answer = answer("cuFileBatchIOCancel", || {
+        batch(handle)?.cancel();
+        Ok(())
+    });
+    stats::count(Counted::BatchCancel, answer.err == 0);
+    answer
+}
+
+/// Ends a batch: what has not begun is cancelled, what has is waited for.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuFileBatchIODestroy(handle: *mut c_void) {
+    let destroyed = run("cuFileBatchIODestroy", || {
+        let batch = HANDLES.remove::<Batch>(handle as usize).ok_or(Code::InvalidValue)?;
+        batch.cancel();
+        let state = batch.wait(LONGEST, |state| state.running == 0);
+        drop(state);
+        Ok(())
+    });
+    stats::count(Counted::BatchDestroy, destroyed.is_ok());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_that_make_no_sense_are_none() {
+        let time = |tv_sec, tv_nsec| duration(libc::timespec { tv_sec, tv_nsec });
+        assert_eq!(time(1, 5), Some(Duration::new(1, 5)));
+        assert_eq!(time(0, 0), Some(Duration::ZERO));
+        for (seconds, nanos) in [(-1, 0), (0, -1), (0, 1_000_000_000), (i64::MIN, i64::MAX)] {
+            assert_eq!(time(seconds, nanos), None);
+        }
+    }
+}

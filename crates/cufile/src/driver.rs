@@ -1,0 +1,226 @@
+//! The driver's calls: opened, closed, asked about, set up.
+
+use std::ffi::{c_char, c_int, c_long, c_void};
+
+use crate::config;
+use crate::error::{Code, Failure};
+use crate::machine::machine;
+use crate::parameters::{Bool, Size};
+use crate::report;
+use crate::state::{State, answer, run, with_state};
+use crate::types::{CuFileError, DriverProperties};
+
+/// The version whose structures these are: 1000 for each major one, 10 for each minor one.
+const VERSION: c_int = 1170;
+/// Features: dynamic routing, batches, streams, parallel I/O.
+const FEATURES: u32 = 0b1111;
+/// Control flags, by their bits.
+const POLL: u32 = 1 << 0;
+const ALLOW_COMPAT: u32 = 1 << 1;
+
+/// Opens the driver for a call that needs it.
+pub fn open_for_a_call() {
+    if !with_state(|state| std::mem::replace(&mut state.implicit, true)) {
+        machine();
+        report::at_exit();
+    }
+}
+
+/// Opens the driver; as often as it is opened it is to be closed.
+#[unsafe(no_mangle)]
+// SAFETY: the name is cuFile's, for which this library stands in; as all below.
+pub extern "C" fn cuFileDriverOpen() -> CuFileError {
+    answer("cuFileDriverOpen", || {
+        with_state(|state| state.opens += 1);
+        machine();
+        report::at_exit();
+        Ok(())
+    })
+}
+
+/// Closes it once.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuFileDriverClose() -> CuFileError {
+    answer("cuFileDriverClose", || {
+        with_state(|state| {
+            if state.opens == 0 && !std::mem::take(&mut state.implicit) {
+                return Err(Code::DriverNotInitialized.into());
+            }
+            state.opens = state.opens.saturating_sub(1);
+            state.implicit = state.implicit && state.opens > 0;
+            Ok(())
+        })
+    })
+}
+
+/// The later name of [`cuFileDriverClose`].
+#[unsafe(no_mangle)]
+pub extern "C" fn cuFileDriverClose_v2() -> CuFileError {
+    cuFileDriverClose()
+}
+
+/// How often the driver is open.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuFileUseCount() -> c_long {
+    run("cuFileUseCount", || Ok(with_state(|state| state.opens as c_long))).unwrap_or(0)
+}
+
+/// What the driver is.
+///
+/// # Safety
+/// `out` is null or a place for the properties.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileDriverGetProperties(out: *mut DriverProperties) -> CuFileError {
+    answer("cuFileDriverGetProperties", || {
+        let out = place(out)?;
+        open_for_a_call();
+        let properties = with_state(|state| properties(state));
+        // SAFETY: the caller's promise.
+        unsafe { out.write(properties) };
+        Ok(())
+    })
+}
+
+fn properties(state: &State) -> DriverProperties {
+    let size = |which| state.parameters.size(which);
+    let word = |which| u32::try_from(size(which)).unwrap_or(u32::MAX);
+    let flag = |which, bit| if state.parameters.bool(which) { bit } else { 0 };
+    let (nvfs_major, nvfs_minor) = config::nvfs_version();
+    DriverProperties {
+        nvfs_major,
+        nvfs_minor,
+        poll_threshold_kb: size(Size::PollThreshold),
+        max_direct_io_kb: size(Size::MaxDirectIo),
+        status_flags: 0,
+        control_flags: flag(Bool::Poll, POLL) | flag(Bool::AllowCompat, ALLOW_COMPAT),
+        feature_flags: FEATURES,
+        max_cache_kb: word(Size::MaxCache),
+        per_buffer_cache_kb: word(Size::PerBufferCache),
+        max_pinned_kb: word(Size::MaxPinned),
+        max_batch: word(Size::Batch),
+        batch_timeout_ms: word(Size::BatchTimeout),
+    }
+}
+
+/// A place for an answer.
+pub fn place<T>(at: *mut T) -> Result<*mut T, Failure> {
+    if at.is_null() || !at.is_aligned() { Err(Code::InvalidValue.into()) } else { Ok(at) }
+}
+
+/// Sets a property of the open driver.
+fn set(call: &str, which: Size, kb: usize) -> CuFileError {
+    answer(call, || {
+        open_for_a_call();
+        with_state(|state| state.parameters.set_size(which, kb))
+    })
+}
+
+/// Sets whether completions are polled for. It is kept, and changes nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuFileDriverSetPollMode(poll: bool, threshold_kb: usize) -> CuFileError {
+    let set = set("cuFileDriverSetPollMode", Size::PollThreshold, threshold_kb);
+    if set.err == 0 {
+        with_state(|state| state.parameters.set_bool(Bool::Poll, poll));
+    }
+    set
+}
+
+/// Sets the size of a direct transfer. It is kept, and changes nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuFileDriverSetMaxDirectIOSize(kb: usize) -> CuFileError {
+    set("cuFileDriverSetMaxDirectIOSize", Size::MaxDirectIo, kb)
+}
+
+/// Sets the size of the cache. It is kept, and changes nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuFileDriverSetMaxCacheSize(kb: usize) -> CuFileError {
+    set("cuFileDriverSetMaxCacheSize", Size::MaxCache, kb)
+}
+
+/// Sets how much GPU memory may be pinned. It is kept, and changes nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuFileDriverSetMaxPinnedMemSize(kb: usize) -> CuFileError {
+    set("cuFileDriverSetMaxPinnedMemSize", Size::MaxPinned, kb)
+}
+
+/// The version of the API.
+///
+/// # Safety
+/// `out` is null or a place for a number.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileGetVersion(out: *mut c_int) -> CuFileError {
+    answer("cuFileGetVersion", || {
+        // SAFETY: the caller's promise.
+        unsafe { place(out)?.write(VERSION) };
+        Ok(())
+    })
+}
+
+/// Whether transfers between devices are used: they are not.
+///
+/// # Safety
+/// `out` is null or a place for a number.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileDriverGetP2PFlags(_which: c_int, out: *mut c_int) -> CuFileError {
+    answer("cuFileDriverGetP2PFlags", || {
+        // SAFETY: the caller's promise.
+        unsafe { place(out)?.write(0) };
+        Ok(())
+    })
+}
+
+/// Transfers between devices cannot be switched on.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuFileDriverSetP2PFlags(_which: c_int, flags: c_int) -> CuFileError {
+    answer("cuFileDriverSetP2PFlags", || {
+        if flags == 0 { Ok(()) } else { Err(Code::PlatformNotSupported.into()) }
+    })
+}
+
+/// Not supported: `onehop topo` shows how devices are connected.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuFileExportPCIeTopology(_path: *const c_char) -> CuFileError {
+    answer("cuFileExportPCIeTopology", || Err(Code::PlatformNotSupported.into()))
+}
+
+/// The bytes of a GPU's BAR 1, in KiB.
+///
+/// # Safety
+/// `out` is null or a place for a size.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileGetBARSizeInKB(gpu: c_int, out: *mut usize) -> CuFileError {
+    answer("cuFileGetBARSizeInKB", || {
+        let out = place(out)?;
+        let gpu = usize::try_from(gpu).map_err(|_| Code::InvalidValue)?;
+        let device = machine().devices()?.into_iter().nth(gpu).ok_or(Code::InvalidValue)?;
+        let kb = bar_bytes(&device.pci).ok_or(Code::PlatformNotSupported)? >> 10;
+        // SAFETY: the caller's promise.
+        unsafe { out.write(kb as usize) };
+        Ok(())
+    })
+}
+
+/// The second of the ranges that sysfs lists for a PCI device.
+fn bar_bytes(pci: &str) -> Option<u64> {
+    let listed = std::fs::read_to_string(format!("/sys/bus/pci/devices/{pci}/resource")).ok()?;
+    let number = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();
+    let mut words = listed.lines().nth(1)?.split_whitespace();
+    let (start, end) = (number(words.next()?)?, number(words.next()?)?);
+    (end > start).then(|| end - start + 1)
+}
+
+/// Registers a stream. Operations in streams need none; the flags tell what of them is fixed.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuFileStreamRegister(stream: *mut c_void, flags: u32) -> CuFileError {
+    crate::async_io::register(stream, flags)
+}
+
+/// Forgets a stream.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuFileStreamDeregister(stream: *mut c_void) -> CuFileError {
+    crate::async_io::deregister(stream)
+}

@@ -1,0 +1,117 @@
+//! Registered files.
+
+use std::ffi::{c_int, c_void};
+use std::fs::File;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use onehop_load::engine::calls::CallFile;
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
+
+use crate::driver::open_for_a_call;
+use crate::error::{Code, Failure};
+use crate::state::{HANDLES, answer, get, run, with_state};
+use crate::stats::{self, Counted};
+use crate::types::{CuFileError, Description};
+
+/// CU_FILE_HANDLE_TYPE_OPAQUE_FD
+const OPAQUE_FD: c_int = 1;
+
+/// A registered file.
+pub struct RegisteredFile {
+    pub file: Arc<CallFile>,
+    pub reads: bool,
+    pub writes: bool,
+    /// The descriptor that it was registered by, which the program may close before it is deregistered.
+    fd: c_int,
+}
+
+/// Registers a file by a descriptor.
+///
+/// # Safety
+/// `out` is null or a place for a handle, `description` null or a description.
+// SAFETY: the name is cuFile's, for which this library stands in; as all below.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFileHandleRegister(
+    out: *mut *mut c_void,
+    description: *const Description,
+) -> CuFileError {
+    let answer = answer("cuFileHandleRegister", || {
+        if out.is_null() || description.is_null() {
+            return Err(Code::InvalidValue.into());
+        }
+        // SAFETY: the caller's promise.
+        let Description { kind, handle, .. } = unsafe { description.read() };
+        if kind != OPAQUE_FD {
+            return Err(Code::IoNotSupported.into());
+        }
+        // SAFETY: all bits of the place are a number, and the caller has filled in the description.
+        let fd = unsafe { handle.fd };
+        let handle = register(fd)?;
+        // SAFETY: the caller's promise.
+        unsafe { out.write(handle as *mut c_void) };
+        Ok(())
+    });
+    stats::count(Counted::HandleRegister, answer.err == 0);
+    answer
+}
+
+fn register(fd: c_int) -> Result<usize, Failure> {
+    if fd < 0 {
+        return Err(Code::InvalidValue.into());
+    }
+    // SAFETY: the descriptor is borrowed for this call alone; where it is none, the calls below say so.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+    let stat = fstat(borrowed).map_err(|_| Code::InvalidValue)?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => {}
+        FileType::Socket => return Err(Code::InvalidValue.into()),
+        _ => return Err(Code::InvalidFileType.into()),
+    }
+    let flags = fcntl_getfl(borrowed).map_err(|_| Code::InvalidValue)?;
+    if flags.contains(OFlags::PATH) {
+        return Err(Code::InvalidValue.into());
+    }
+    if flags.intersects(OFlags::NONBLOCK | OFlags::APPEND) {
+        return Err(Code::InvalidFileOpenFlags.into());
+    }
+    let access = flags & OFlags::RWMODE;
+    let own = File::from(borrowed.try_clone_to_owned()?);
+    let file = Arc::new(CallFile::new(own)?);
+    let (reads, writes) = (access != OFlags::WRONLY, access != OFlags::RDONLY);
+    open_for_a_call();
+    with_state(|state| {
+        let (device, inode) = (stat.st_dev, stat.st_ino);
+        // A number whose file was closed, and that names another one by now, is free.
+        if state.files.get(&fd).is_some_and(|known| (known.0, known.1) == (device, inode)) {
+            return Err(Code::HandleAlreadyRegistered.into());
+        }
+        let handle = HANDLES.add(RegisteredFile { file, reads, writes, fd });
+        state.files.insert(fd, (device, inode, handle));
+        Ok(handle)
+    })
+}
+
+/// Forgets a registered file. Calls under way go on.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuFileHandleDeregister(handle: *mut c_void) {
+    let removed = run("cuFileHandleDeregister", || {
+        let removed = HANDLES.remove::<RegisteredFile>(handle as usize);
+        let file = removed.ok_or(Code::HandleNotRegistered)?;
+        with_state(|state| {
+            if state.files.get(&file.fd).is_some_and(|known| known.2 == handle as usize) {
+                state.files.remove(&file.fd);
+            }
+        });
+        Ok(())
+    });
+    stats::count(Counted::HandleDeregister, removed.is_ok());
+}
+
+/// The file of a handle.
+pub fn file(handle: *mut c_void) -> Result<Arc<RegisteredFile>, Failure> {
+    if handle.is_null() {
+        return Err(Failure::System(libc::EINVAL));
+    }
+    get(handle).ok_or_else(|| Code::HandleNotRegistered.into())
+}

@@ -1,0 +1,26 @@
+//! libcufile.so.0: what `include/onehop/cufile.h` declares, over the loader's engine.
+//!
+//! Programs that were written for NVIDIA's cuFile find this library in its place. Structures, pointers and handles come from C;
+//! each is looked at once, in the modules that export functions, and what is below has none of them but addresses of GPU
+//! memory, which the program vouches for.
+
+mod async_io;
+mod batch;
+mod buffers;
+mod config;
+mod driver;
+mod error;
+mod executor;
+mod files;
+mod io;
+mod log;
+mod machine;
+mod parameters;
+mod report;
+mod state;
+mod stats;
+mod stats_types;
+mod types;
+
+pub use error::{Code, Failure};
+pub use types::{CuFileError, Description, DriverProperties, IoEvent, IoParameters};

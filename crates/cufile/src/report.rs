@@ -1,0 +1,130 @@
+//! What became of the process's bytes: a line at its end, and an answer while it runs.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::fs::File;
+use std::io::Write;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use onehop_load::engine::calls::CallBytes;
+
+use crate::error::Code;
+use crate::files::{RegisteredFile, file};
+use crate::machine::if_started;
+use crate::state::run;
+use crate::stats::totals;
+
+/// The process that reports at its end; 0 for none.
+static REPORTS: AtomicU32 = AtomicU32::new(0);
+
+/// Has a line written at the end of this process, if `ONEHOP_CUFILE_REPORT` asks for it.
+pub fn at_exit() {
+    let process = std::process::id();
+    if std::env::var_os("ONEHOP_CUFILE_REPORT").is_none() || REPORTS.swap(process, Ordering::AcqRel) != 0 {
+        return;
+    }
+    // SAFETY: the function is called at the end of the process, or when this library is unloaded, and does not panic.
+    unsafe { libc::atexit(write_report) };
+}
+
+extern "C" fn write_report() {
+    // A child that was forked would report its parent's bytes.
+    if REPORTS.load(Ordering::Acquire) != std::process::id() {
+        return;
+    }
+    let _ = run("report", || {
+        let Some(to) = std::env::var_os("ONEHOP_CUFILE_REPORT") else { return Ok(()) };
+        let line = format!("onehop cufile[{}]: {}\n", std::process::id(), line());
+        if to == "stderr" {
+            std::io::stderr().write_all(line.as_bytes())?;
+        } else {
+            File::options().append(true).create(true).open(to)?.write_all(line.as_bytes())?;
+        }
+        Ok(())
+    });
+}
+
+/// The route that most of the bytes read took.
+fn route(bytes: &CallBytes, host: u64) -> &'static str {
+    let CallBytes { cached, cache_miss, direct, .. } = *bytes;
+    let most = (cached + cache_miss).max(direct).max(host);
+    match most {
+        0 => "none",
+        most if most == direct => "cpu/pinned",
+        most if most == host => "host",
+        _ => "cpu/cached",
+    }
+}
+
+/// Why bytes did not go from the drive to the GPU by themselves.
+const WHY: &str =
+    "the file system has the drive, and the kernel lets no file be read into GPU memory directly";
+
+fn bytes() -> CallBytes {
+    let engine = if_started().and_then(|machine| machine.started_engine());
+    engine.map(|engine| engine.moved()).unwrap_or_default()
+}
+
+fn line() -> String {
+    let (totals, bytes) = (totals(), bytes());
+    let seconds = totals.busy.as_secs_f64();
+    let rate = (totals.read_bytes + totals.written_bytes) as f64 / seconds.max(1e-9) / 1e9;
+    let CallBytes { cached, cache_miss, direct, written } = bytes;
+    format!(
+        "route {}; {} reads of {} bytes ({cached} out of the page cache, {cache_miss} through it, {direct} past it), \
+         {} writes of {} bytes ({written} out of GPU memory), {} bytes of host memory, {} errors, \
+         {seconds:.3} s busy, {rate:.2} GB/s; why not direct: {WHY}",
+        route(&bytes, totals.host_bytes),
+        totals.reads,
+        totals.read_bytes,
+        totals.writes,
+        totals.written_bytes,
+        totals.host_bytes,
+        totals.errors,
+    )
+}
+
+fn json(file: Option<&RegisteredFile>) -> String {
+    let (totals, bytes) = (totals(), bytes());
+    let CallBytes { cached, cache_miss, direct, written } = bytes;
+    serde_json::json!({
+        "route": route(&bytes, totals.host_bytes),
+        "reads": totals.reads,
+        "read_bytes": totals.read_bytes,
+        "cached_bytes": cached,
+        "cache_miss_bytes": cache_miss,
+        "direct_bytes": direct,
+        "writes": totals.writes,
+        "written_bytes": totals.written_bytes,
+        "gpu_written_bytes": written,
+        "host_bytes": totals.host_bytes,
+        "errors": totals.errors,
+        "busy_seconds": totals.busy.as_secs_f64(),
+        "why_not_better": WHY,
+        "why_cached": file.and_then(|file| file.file.why_cached()),
+    })
+    .to_string()
+}
+
+/// Writes a JSON text that says which route the bytes of this process took, and with a handle why its file is not read past the
+/// page cache. Gives the bytes that the text has, without its end; it is cut where there is less room. -1 for a handle that is none.
+///
+/// # Safety
+/// `out` is null, or a place for as many bytes as are said.
+// SAFETY: the name is this project's alone.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn onehop_cufile_route(handle: *mut c_void, out: *mut c_char, bytes: usize) -> c_int {
+    let written = run("onehop_cufile_route", || {
+        let file = if handle.is_null() { None } else { Some(file(handle)?) };
+        let text = json(file.as_deref());
+        if !out.is_null() && bytes > 0 {
+            let count = text.len().min(bytes - 1);
+            // SAFETY: the caller's promise: there is room for the bytes and the zero behind them.
+            unsafe {
+                std::ptr::copy_nonoverlapping(text.as_ptr(), out.cast(), count);
+                out.add(count).write(0);
+            }
+        }
+        c_int::try_from(text.len()).map_err(|_| Code::Internal.into())
+    });
+    written.unwrap_or(-1)
+}

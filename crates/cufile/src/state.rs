@@ -1,0 +1,129 @@
+//! What the library keeps for its process. The API has no place for it.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use onehop_os::handles::{Handles, HeldHandles};
+
+use crate::buffers::Registered;
+use crate::config;
+use crate::error::{Code, Failure};
+use crate::log::{Level, say};
+use crate::machine::{self, HeldMachine};
+use crate::parameters::Parameters;
+use crate::stats::{self, HeldStats};
+use crate::types::CuFileError;
+
+/// Files and batches by their handles.
+pub static HANDLES: Handles = Handles::new();
+
+static STATE: Mutex<Option<State>> = Mutex::new(None);
+
+/// See the module.
+pub struct State {
+    /// How often the driver was opened by name.
+    pub opens: u64,
+    /// Whether it was opened by a call that needs it.
+    pub implicit: bool,
+    pub parameters: Parameters,
+    /// Registered memory by its address.
+    pub buffers: BTreeMap<usize, Registered>,
+    /// Registered files: the descriptor's number, the file's device and inode, and the handle.
+    pub files: BTreeMap<i32, (u64, u64, usize)>,
+}
+
+impl State {
+    fn new() -> Self {
+        Self {
+            opens: 0,
+            implicit: false,
+            parameters: config::read(),
+            buffers: BTreeMap::new(),
+            files: BTreeMap::new(),
+        }
+    }
+
+    /// Whether the driver is open.
+    pub fn is_open(&self) -> bool {
+        self.opens > 0 || self.implicit
+    }
+}
+
+/// The state, with its lock.
+pub fn with_state<R>(f: impl FnOnce(&mut State) -> R) -> R {
+    let mut state = lock();
+    f(state.get_or_insert_with(State::new))
+}
+
+fn lock() -> MutexGuard<'static, Option<State>> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a thread holds while it forks.
+struct AllHeld {
+    _stats: HeldStats,
+    _handles: HeldHandles<'static>,
+    _machine: HeldMachine,
+    _state: MutexGuard<'static, Option<State>>,
+}
+
+thread_local! {
+    static HELD: Cell<Option<AllHeld>> = const { Cell::new(None) };
+}
+
+/// No lock of this module may be another thread's while the process forks.
+fn watch_forks() {
+    static WATCHED: AtomicBool = AtomicBool::new(false);
+    if WATCHED.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    if let Err(error) = onehop_os::at_fork(before_fork, after_fork, after_fork) {
+        say(Level::Warning, &format!("children may find locks taken for ever: {error}"));
+    }
+}
+
+extern "C" fn before_fork() {
+    // A thread that forks while it ends has no place for the locks, and takes none.
+    let _ = HELD.try_with(|held| {
+        // In the order in which calls take them.
+        let (state, machine) = (lock(), machine::hold());
+        let (handles, stats) = (HANDLES.hold(), stats::hold());
+        held.set(Some(AllHeld { _stats: stats, _handles: handles, _machine: machine, _state: state }));
+    });
+}
+
+extern "C" fn after_fork() {
+    let _ = HELD.try_with(Cell::take);
+}
+
+/// Runs what a call does. A panic goes no further than this.
+pub fn run<R>(call: &str, f: impl FnOnce() -> Result<R, Failure>) -> Result<R, Failure> {
+    watch_forks();
+    match catch_unwind(AssertUnwindSafe(f)) {
+        Ok(Ok(done)) => Ok(done),
+        Ok(Err(failure)) => {
+            say(Level::Info, &format!("{call}: {failure:?}"));
+            Err(failure)
+        }
+        Err(_) => {
+            say(Level::Error, &format!("{call}: panicked; this is a defect of onehop"));
+            Err(Code::Internal.into())
+        }
+    }
+}
+
+/// The same for a function that answers with a structure.
+pub fn answer(call: &str, f: impl FnOnce() -> Result<(), Failure>) -> CuFileError {
+    match run(call, f) {
+        Ok(()) => CuFileError::SUCCESS,
+        Err(failure) => failure.answer(),
+    }
+}
+
+/// The object of a handle.
+pub fn get<T: Send + Sync + 'static>(handle: *mut std::ffi::c_void) -> Option<Arc<T>> {
+    HANDLES.get(handle as usize)
+}

@@ -1,0 +1,195 @@
+//! What C programs make of the header and the library: without a GPU, and with a model of CUDA's driver.
+#![allow(clippy::unwrap_used)]
+
+use std::io::Write;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// What the tests need, made once.
+struct Made {
+    folder: PathBuf,
+}
+
+fn run_compiler(arguments: &[&str]) {
+    let mut compiler = Command::new("cc");
+    compiler.args(["-Wall", "-Wextra", "-Werror", "-O1", "-pthread"]).args(arguments);
+    let output = compiler.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The library by the name that programs know, the model, and the program; none, and a line that says so, without a compiler.
+fn made() -> Option<&'static Made> {
+    static MADE: OnceLock<Option<Made>> = OnceLock::new();
+    let make = || {
+        if Command::new("cc").arg("--version").output().is_err() {
+            // Not eprintln: a test that passes would not show it.
+            let _ = writeln!(std::io::stderr(), "SKIPPED: a C compiler (cc) is not installed");
+            return None;
+        }
+        let top = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let tests = std::env::current_exe().unwrap().parent().unwrap().to_owned();
+        let folder = tests.join(format!("cufile-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        for part in ["cufile", "model"] {
+            std::fs::create_dir_all(folder.join(part)).unwrap();
+        }
+        let library = tests.join("libonehop_cufile.so");
+        assert!(library.is_file(), "no {}", library.display());
+        for name in ["libcufile.so.0", "libcufile.so"] {
+            symlink(&library, folder.join("cufile").join(name)).unwrap();
+        }
+        let at = |path: &Path| path.to_str().unwrap().to_owned();
+        let model = at(&folder.join("model/libcuda.so.1"));
+        let source = at(&top.join("tests/programs/libcuda.c"));
+        run_compiler(&["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", &model, &source]);
+        symlink(&model, folder.join("model/libcuda.so")).unwrap();
+        let (include, cufile) = (at(&top.join("../../include")), at(&folder.join("cufile")));
+        for program in ["calls", "hostile"] {
+            let source = at(&top.join(format!("tests/programs/{program}.c")));
+            let to = at(&folder.join(program));
+            run_compiler(&["-std=gnu11", "-I", &include, &source, "-L", &cufile, "-lcufile", "-o", &to]);
+        }
+        Some(Made { folder })
+    };
+    MADE.get_or_init(make).as_ref()
+}
+
+/// Runs a program, with the model or without; gives what it wrote, and whether it was content.
+fn run(program: &[&str], has_gpu: bool, variables: &[(&str, &str)]) -> Option<(String, bool)> {
+    let Made { folder } = made()?;
+    let (cufile, model) = (folder.join("cufile"), folder.join("model"));
+    let (name, arguments) = program.split_first()?;
+    let mut command = Command::new(folder.join(name));
+    command.args(arguments).current_dir(folder).envs(variables.iter().copied());
+    command.env("CUFILE_ENV_PATH_JSON", "").env("CUFILE_LOGFILE_PATH", folder.join("log"));
+    if has_gpu {
+        command.env("LD_LIBRARY_PATH", format!("{}:{}", cufile.display(), model.display()));
+        command.env("LD_PRELOAD", model.join("libcuda.so.1"));
+    } else {
+        command.env("LD_LIBRARY_PATH", &cufile);
+    }
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    Some((said, output.status.success()))
+}
+
+fn passes(part: &str, has_gpu: bool) {
+    let Some((said, is_content)) = run(&["calls", part], has_gpu, &[]) else { return };
+    assert!(is_content && said.ends_with("all of it\n"), "{part}: {said}");
+}
+
+/// `ONEHOP_TEST_HOSTILE_SECONDS` has it go on for longer, with other seeds.
+#[test]
+fn calls_that_make_no_sense() {
+    let wanted = std::env::var("ONEHOP_TEST_HOSTILE_SECONDS").ok();
+    let seconds: u64 = wanted.and_then(|text| text.parse().ok()).unwrap_or(4);
+    for (round, has_gpu) in (0..seconds.div_ceil(2)).zip([true, false].into_iter().cycle()) {
+        let seed = if seconds > 4 { u64::from(std::process::id()) + round } else { round + 1 }.to_string();
+        let Some((said, is_content)) = run(&["hostile", &seed, "2"], has_gpu, &[]) else { return };
+        assert!(is_content && said.ends_with("all of it\n"), "seed {seed}, GPU {has_gpu}: {said}");
+    }
+}
+
+#[test]
+fn driver_and_parameters() {
+    passes("driver", false);
+    passes("driver", true);
+}
+
+#[test]
+fn files_and_buffers() {
+    passes("files", false);
+    passes("files", true);
+}
+
+#[test]
+fn host_memory() {
+    passes("host", false);
+    passes("host", true);
+}
+
+#[test]
+fn gpu_memory() {
+    passes("gpu", true);
+}
+
+#[test]
+fn memory_that_is_freed_during_a_read() {
+    passes("freed", true);
+}
+
+#[test]
+fn threads() {
+    passes("threads", true);
+}
+
+#[test]
+fn batches() {
+    passes("batch", true);
+}
+
+#[test]
+fn operations_in_streams() {
+    passes("streams", true);
+}
+
+#[test]
+fn statistics_and_routes() {
+    passes("statistics", true);
+}
+
+#[test]
+fn forks() {
+    passes("forks", false);
+    passes("forks", true);
+}
+
+#[test]
+fn a_process_reports_its_route_at_its_end() {
+    let report = [("ONEHOP_CUFILE_REPORT", "stderr")];
+    let Some((said, is_content)) = run(&["calls", "statistics"], true, &report) else { return };
+    let line = said.lines().find(|line| line.starts_with("onehop cufile["));
+    assert!(
+        is_content && line.is_some_and(|line| line.contains("route cpu/cached; 3 reads of 131072")),
+        "{said}"
+    );
+}
+
+#[test]
+fn the_library_has_the_name_and_every_function_of_the_header() {
+    let Some(Made { folder, .. }) = made() else { return };
+    let listed = |arguments: &[&str]| {
+        let output =
+            Command::new("readelf").args(arguments).arg(folder.join("cufile/libcufile.so.0")).output();
+        output.ok().map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let (Some(dynamic), Some(symbols)) = (listed(&["-dW"]), listed(&["--dyn-syms", "-W"])) else {
+        let _ = writeln!(std::io::stderr(), "SKIPPED: readelf is not installed");
+        return;
+    };
+    assert!(dynamic.contains("[libcufile.so.0]"), "{dynamic}");
+    let header =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../include/onehop/cufile.h"));
+    let header = header.unwrap();
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let declared: Vec<&str> = header
+        .lines()
+        .filter(|line| !line.starts_with(' ') && line.contains('('))
+        .filter_map(|line| line.split('(').next()?.rsplit(|c| !is_name(c)).next())
+        .filter(|name| name.starts_with("cuFile") || name.starts_with("onehop_"))
+        .collect();
+    assert!(declared.len() > 45, "{declared:?}");
+    let exported: Vec<&str> = symbols
+        .lines()
+        .filter(|line| line.contains(" FUNC "))
+        .filter_map(|line| line.rsplit(' ').next())
+        .collect();
+    for name in &declared {
+        assert!(exported.contains(name), "{name} is not exported");
+    }
+    for name in exported.iter().filter(|name| name.starts_with("cuFile")) {
+        assert!(declared.contains(name), "{name} is not in the header");
+    }
+}

@@ -1,0 +1,241 @@
+/* A model of CUDA's driver for two GPUs, for tests of libcufile.so.0. GPU memory has addresses that the CPU cannot touch: only
+ * copies reach it, and copies to what is not allocated are refused. Streams work in threads of their own, in order. What is not
+ * here is missing, as in an old driver. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+typedef uint64_t at;
+enum { OK = 0, INVALID = 1, NOT_READY = 600, NO_CONTEXT = 201, INVALID_HANDLE = 400, STARTED = 4096, MOST = 4096 };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+/* A child that is forked finds the lock free. */
+static void take(void) { pthread_mutex_lock(&lock); }
+static void leave(void) { pthread_mutex_unlock(&lock); }
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(take, leave, leave); }
+
+static int contexts[2];
+static __thread int *stack[16];
+static __thread int depth, mode;
+static volatile long copy_delay_us, copies_begun, captured_calls;
+
+long model(const char *what, long value) {
+    if (!strcmp(what, "copies begun")) return copies_begun;
+    if (strcmp(what, "set copy_delay_us")) return captured_calls;
+    copy_delay_us = value;
+    return 1;
+}
+
+/* GPU memory. */
+struct allocation { at start; size_t bytes; char *bytes_at; int device; at id; volatile int copies, leaving; };
+static struct allocation memory[MOST];
+static at next_id = 1;
+
+static struct allocation *find(at where, size_t bytes) {
+    for (int i = 0; i < MOST; i++) {
+        struct allocation *one = &memory[i];
+        if (one->start && where >= one->start && where - one->start + bytes <= one->bytes) return one;
+    }
+    return NULL;
+}
+
+#define NEEDS_CONTEXT if (!depth) return NO_CONTEXT
+
+int cuInit(unsigned flags) { return flags ? INVALID : OK; }
+int cuDriverGetVersion(int *version) { *version = 12080; return OK; }
+int cuGetErrorName(int code, const char **name) { (void)code; *name = "CUDA_ERROR_OF_THE_MODEL"; return OK; }
+int cuGetErrorString(int code, const char **text) { (void)code; *text = "the model refuses it"; return OK; }
+int cuThreadExchangeStreamCaptureMode(int *other) { int before = mode; mode = *other; *other = before; return OK; }
+int cuDeviceGetCount(int *count) { *count = 2; return OK; }
+int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return OK; }
+int cuDeviceGetName(char *name, int len, int device) { (void)device; strncpy(name, "model", len); return OK; }
+int cuDeviceGetPCIBusId(char *id, int len, int device) { snprintf(id, len, "0000:0%d:00.0", device + 1); return OK; }
+int cuDeviceGetUuid(unsigned char *uuid, int device) { memset(uuid, device + 1, 16); return OK; }
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { (void)device; *bytes = 1ul << 30; return OK; }
+/* Maps host memory, and registers it. */
+int cuDeviceGetAttribute(int *value, int which, int device) { (void)device; *value = which == 19 || which == 99; return OK; }
+
+int cuDevicePrimaryCtxRetain(void **context, int device) { *context = &contexts[device]; return OK; }
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { (void)device; *flags = 0; *active = 1; return OK; }
+int cuDevicePrimaryCtxRelease_v2(int device) { (void)device; return OK; }
+int cuCtxPushCurrent_v2(void *context) { stack[depth++] = context; return OK; }
+int cuCtxPopCurrent_v2(void **context) { NEEDS_CONTEXT; *context = stack[--depth]; return OK; }
+int cuCtxSetCurrent(void *context) { depth = 0; if (context) stack[depth++] = context; return OK; }
+int cuCtxGetDevice(int *device) { NEEDS_CONTEXT; *device = (int)(stack[depth - 1] - contexts); return OK; }
+
+int cuMemAlloc_v2(at *where, size_t bytes) {
+    NEEDS_CONTEXT;
+    int fd = memfd_create("gpu", MFD_CLOEXEC), found = 2;
+    if (fd < 0 || ftruncate(fd, bytes)) return 2;
+    char *inside = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    void *outside = mmap(NULL, bytes, PROT_NONE, MAP_SHARED, fd, 0);
+    close(fd);
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < MOST && found; i++) {
+        if (memory[i].start) continue;
+        memory[i] = (struct allocation){(at)outside, bytes, inside, (int)(stack[depth - 1] - contexts), next_id++, 0, 0};
+        found = OK;
+    }
+    pthread_mutex_unlock(&lock);
+    *where = (at)outside;
+    return found;
+}
+int cuMemFree_v2(at where) {
+    pthread_mutex_lock(&lock);
+    struct allocation *one = find(where, 0);
+    if (!one || one->start != where) { pthread_mutex_unlock(&lock); return INVALID; }
+    /* As the real one, it waits for copies, and no more are begun. */
+    one->leaving = 1;
+    while (one->copies) { pthread_mutex_unlock(&lock); usleep(20); pthread_mutex_lock(&lock); }
+    munmap(one->bytes_at, one->bytes);
+    munmap((void *)one->start, one->bytes);
+    one->start = 0;
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
+/* For the tests: the CPU's way in. */
+int model_copy(at device, void *host, size_t bytes, int out) {
+    pthread_mutex_lock(&lock);
+    struct allocation *one = find(device, bytes);
+    if (one) {
+        char *inside = one->bytes_at + (device - one->start);
+        if (out) memcpy(host, inside, bytes); else memcpy(inside, host, bytes);
+    }
+    pthread_mutex_unlock(&lock);
+    return one ? OK : INVALID;
+}
+int cuPointerGetAttributes(unsigned count, int *which, void **out, at where) {
+    pthread_mutex_lock(&lock);
+    struct allocation *one = find(where, 1);
+    if (one && one->leaving) one = NULL;
+    for (unsigned i = 0; i < count; i++) {
+        switch (which[i]) {
+        case 1: *(void **)out[i] = one ? &contexts[one->device] : NULL; break;
+        case 2: *(unsigned *)out[i] = one ? 2 : 0; break;
+        case 7: *(at *)out[i] = one ? one->id : 0; break;
+        case 8: *(unsigned char *)out[i] = 0; break;
+        case 9: *(int *)out[i] = one ? one->device : -2; break;
+        default: pthread_mutex_unlock(&lock); return INVALID;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
+int cuPointerSetAttribute(const void *value, int which, at where) { (void)value; (void)which; (void)where; return OK; }
+int cuMemHostRegister_v2(void *where, size_t bytes, unsigned flags) { (void)where; (void)bytes; (void)flags; return OK; }
+int cuMemHostUnregister(void *where) { (void)where; return OK; }
+int cuMemHostGetDevicePointer_v2(at *out, void *where, unsigned flags) { (void)flags; *out = (at)where; return OK; }
+
+/* Streams. */
+struct op { int kind; at a; void *b; size_t bytes; void (*call)(void *); struct op *next; };
+enum { COPY_IN, COPY_OUT, CALL, WAIT, RECORD };
+struct stream { pthread_mutex_t lock; pthread_cond_t more; struct op *first, **last; int busy, capturing, device; };
+struct event { volatile long asked, over; };
+static struct stream *null_stream;
+
+static void run(struct op *op) {
+    if (op->kind == COPY_IN || op->kind == COPY_OUT) {
+        __atomic_fetch_add(&copies_begun, 1, __ATOMIC_SEQ_CST);
+        if (copy_delay_us) usleep(copy_delay_us);
+        model_copy(op->a, op->b, op->bytes, op->kind == COPY_OUT);
+        pthread_mutex_lock(&lock);
+        find(op->a, op->bytes)->copies--;
+        pthread_mutex_unlock(&lock);
+    }
+    if (op->kind == CALL) op->call(op->b);
+    if (op->kind == WAIT)
+        while ((int)(__atomic_load_n((unsigned *)op->a, __ATOMIC_ACQUIRE) - (unsigned)op->bytes) < 0) usleep(20);
+    if (op->kind == RECORD) __atomic_fetch_add(&((struct event *)op->b)->over, 1, __ATOMIC_SEQ_CST);
+}
+static void *work(void *argument) {
+    struct stream *stream = argument;
+    pthread_mutex_lock(&stream->lock);
+    for (;;) {
+        struct op *op = stream->first;
+        if (!op) {
+            stream->busy = 0;
+            pthread_cond_wait(&stream->more, &stream->lock);
+            continue;
+        }
+        stream->first = op->next;
+        if (!stream->first) stream->last = &stream->first;
+        pthread_mutex_unlock(&stream->lock);
+        run(op);
+        free(op);
+        pthread_mutex_lock(&stream->lock);
+    }
+    return NULL;
+}
+static struct stream *make(int device) {
+    struct stream *stream = calloc(1, sizeof *stream);
+    pthread_t thread;
+    pthread_mutex_init(&stream->lock, NULL);
+    pthread_cond_init(&stream->more, NULL);
+    stream->last = &stream->first;
+    stream->device = device;
+    if (pthread_create(&thread, NULL, work, stream)) abort();
+    pthread_detach(thread);
+    return stream;
+}
+static struct stream *of(void *handle) {
+    if (handle) return handle;
+    pthread_mutex_lock(&lock);
+    if (!null_stream) null_stream = make(0);
+    pthread_mutex_unlock(&lock);
+    return null_stream;
+}
+static int put(void *handle, struct op op) {
+    struct stream *stream = of(handle);
+    if (stream->capturing) { captured_calls++; return 900; }
+    struct op *copy = malloc(sizeof *copy);
+    *copy = op;
+    copy->next = NULL;
+    pthread_mutex_lock(&stream->lock);
+    *stream->last = copy;
+    stream->last = &copy->next;
+    stream->busy = 1;
+    pthread_cond_signal(&stream->more);
+    pthread_mutex_unlock(&stream->lock);
+    return OK;
+}
+int cuStreamCreate(void **stream, unsigned flags) { NEEDS_CONTEXT; (void)flags; *stream = make((int)(stack[depth - 1] - contexts)); return OK; }
+int cuStreamCreateWithPriority(void **stream, unsigned flags, int priority) { (void)priority; return cuStreamCreate(stream, flags); }
+/* Its thread stays: a model has time. */
+int cuStreamDestroy_v2(void *stream) { (void)stream; return OK; }
+int cuStreamQuery(void *handle) {
+    struct stream *stream = of(handle);
+    pthread_mutex_lock(&stream->lock);
+    int busy = stream->busy;
+    pthread_mutex_unlock(&stream->lock);
+    return busy ? NOT_READY : OK;
+}
+int cuStreamSynchronize(void *stream) { while (cuStreamQuery(stream)) usleep(20); return OK; }
+int cuStreamGetCtx(void *stream, void **context) { *context = &contexts[of(stream)->device]; return OK; }
+int cuStreamIsCapturing(void *stream, int *status) { *status = of(stream)->capturing; return OK; }
+int model_capture(void *stream, int on) { of(stream)->capturing = on; return OK; }
+int cuLaunchHostFunc(void *stream, void (*call)(void *), void *argument) { return put(stream, (struct op){.kind = CALL, .call = call, .b = argument}); }
+int cuStreamWaitValue32_v2(void *stream, at where, unsigned value, unsigned flags) { (void)flags; return put(stream, (struct op){.kind = WAIT, .a = where, .bytes = value}); }
+int cuEventCreate(void **event, unsigned flags) { NEEDS_CONTEXT; (void)flags; *event = calloc(1, sizeof(struct event)); return OK; }
+int cuEventDestroy_v2(void *event) { (void)event; return OK; }
+int cuEventRecord(void *event, void *stream) { __atomic_fetch_add(&((struct event *)event)->asked, 1, __ATOMIC_SEQ_CST); return put(stream, (struct op){.kind = RECORD, .b = event}); }
+int cuEventQuery(void *handle) { struct event *event = handle; return event->over < event->asked ? NOT_READY : OK; }
+
+static int copy(int kind, at device, void *host, size_t bytes, void *stream) {
+    NEEDS_CONTEXT;
+    pthread_mutex_lock(&lock);
+    struct allocation *one = find(device, bytes);
+    if (one && one->leaving) one = NULL;
+    if (one) one->copies++;
+    pthread_mutex_unlock(&lock);
+    if (!one) return INVALID;
+    return put(stream, (struct op){.kind = kind, .a = device, .b = host, .bytes = bytes});
+}
+int cuMemcpyHtoDAsync_v2(at to, const void *from, size_t bytes, void *stream) { return copy(COPY_IN, to, (void *)from, bytes, stream); }
+int cuMemcpyDtoHAsync_v2(void *to, at from, size_t bytes, void *stream) { return copy(COPY_OUT, from, to, bytes, stream); }

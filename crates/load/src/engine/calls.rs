@@ -1,0 +1,387 @@
+//! The engine for calls that come one by one, from many threads, and name GPU memory by its address: what is behind
+//! `libcufile.so.0`.
+//!
+//! A call is cut into chunks. The thread that makes it works through them, and threads of the engine help it where the
+//! machine has cores to spare: each fills a slot of one pinned ring that all calls share. Full slots go to the copy engine
+//! as those of a load do, so that the copies of many small calls go together.
+//! A thread that makes a call needs no other to carry it out.
+
+mod call;
+mod file;
+mod lane;
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use onehop_gpu::{Gpu, Place, Region};
+use onehop_os::HostMem;
+
+use super::slot_pool::{Full, SlotPool};
+use super::{MOST_THREADS, processors, spared};
+use call::Call;
+pub use call::{CallError, Destination};
+pub use file::CallFile;
+use lane::{CallLane, Part};
+
+/// Bytes of a slot, and of a chunk at most.
+const SLOT: usize = 1 << 20;
+/// Bytes of a chunk at least: a copy of less takes longer to begin than to make.
+const LEAST_CHUNK: usize = 256 << 10;
+/// Chunks begin at multiples of this in the file, but for the first.
+const ALIGN: u64 = 64 << 10;
+/// Slots for each thread, and of all.
+const SLOTS: usize = 4;
+const MOST_SLOTS: usize = 64;
+/// How long nothing of a call may come about before it is given up: disks try for half a minute by themselves.
+const STALL: Duration = Duration::from_secs(120);
+/// How long a thread asks for the end of its copies without a rest: where others want its core, and where they do not.
+const SHORT_SPIN: Duration = Duration::from_micros(20);
+const LONG_SPIN: Duration = Duration::from_millis(1);
+/// How long it rests then.
+const NAP: Duration = Duration::from_micros(30);
+/// How long a helper looks for another call before it sleeps. To wake it takes about as long.
+const HELPER_SPIN: Duration = Duration::from_micros(60);
+
+/// Bytes that calls have moved, by the way that they went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CallBytes {
+    /// Out of the page cache, where they were.
+    pub cached: u64,
+    /// Through the page cache, from the disk.
+    pub cache_miss: u64,
+    /// Past the page cache.
+    pub direct: u64,
+    /// To files.
+    pub written: u64,
+}
+
+/// The same while they change.
+#[derive(Default)]
+struct Counts {
+    cached: AtomicU64,
+    cache_miss: AtomicU64,
+    direct: AtomicU64,
+    written: AtomicU64,
+}
+
+/// The memory of a GPU that calls may name.
+#[derive(Clone)]
+pub struct Target {
+    index: usize,
+    all: Region,
+}
+
+/// See the module. Clones are the same engine.
+#[derive(Clone)]
+pub struct CallEngine(Arc<Inner>);
+
+struct Inner {
+    ring: HostMem,
+    slots: SlotPool<CallLane>,
+    /// Threads that work at the same time, callers among them, before helpers step back.
+    threads: usize,
+    /// Threads that are carrying out calls of their own, and those that help.
+    callers: AtomicUsize,
+    helping: AtomicUsize,
+    work: Mutex<Work>,
+    /// As many calls as are in `work`, to be looked at without its lock.
+    open: AtomicUsize,
+    more: Condvar,
+    counts: Counts,
+}
+
+#[derive(Default)]
+struct Work {
+    /// Calls with chunks that nobody has taken.
+    calls: VecDeque<Arc<Call>>,
+    started: usize,
+    asleep: usize,
+}
+
+impl CallEngine {
+    /// An engine for this machine, with its ring. It has no threads before a call is worth one.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn new() -> Result<Self, CallError> {
+        let threads = spared(processors()).clamp(1, MOST_THREADS);
+        Self::with_threads(threads)
+    }
+
+    /// The same for so many threads.
+    ///
+    /// # Errors
+    /// As for [`CallEngine::new`].
+    pub fn with_threads(threads: usize) -> Result<Self, CallError> {
+        let slots = (threads * SLOTS).clamp(2 * SLOTS, MOST_SLOTS);
+        let ring = HostMem::touched(slots * SLOT).map_err(CallError::of_memory)?;
+        let pool = SlotPool::new(1, slots);
+        pool.open(CallLane::default());
+        Ok(Self(Arc::new(Inner {
+            ring,
+            slots: pool,
+            threads,
+            callers: AtomicUsize::new(0),
+            helping: AtomicUsize::new(0),
+            work: Mutex::default(),
+            open: AtomicUsize::new(0),
+            more: Condvar::new(),
+            counts: Counts::default(),
+        })))
+    }
+
+    /// Lets calls name the memory of a GPU: `all` has its addresses for offsets.
+    ///
+    /// # Errors
+    /// When the GPU will not have the ring, or fails.
+    pub fn add_gpu(&self, gpu: &dyn Gpu, all: Region) -> Result<Target, CallError> {
+        let ring = gpu.adopt(Place::PinnedHost, self.0.ring.clone())?;
+        let copier = gpu.copier(&ring, &all)?;
+        let index = self.0.slots.with_lane(|lane| lane.add(copier));
+        index.map(|index| Target { index, all }).ok_or(CallError::Stalled(Duration::ZERO))
+    }
+
+    /// Reads `bytes` at `at` of a file into GPU memory. Fewer where the file ends before.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or the GPU fails. What of the memory has been written then is not known.
+    pub fn read(
+        &self,
+        file: &Arc<CallFile>,
+        at: u64,
+        bytes: usize,
+        to: Destination,
+    ) -> Result<usize, CallError> {
+        let bytes = file.within(at, bytes)?;
+        self.0.carry_out(file, at, bytes, to, false)
+    }
+
+    /// Writes `bytes` of GPU memory to a file at `at`. Fewer where the disk is full.
+    ///
+    /// # Errors
+    /// When nothing could be written, or the GPU fails.
+    pub fn write(
+        &self,
+        file: &Arc<CallFile>,
+        at: u64,
+        bytes: usize,
+        from: Destination,
+    ) -> Result<usize, CallError> {
+        self.0.carry_out(file, at, bytes, from, true)
+    }
+
+    /// What its calls have moved so far.
+    #[must_use]
+    pub fn moved(&self) -> CallBytes {
+        let Counts { cached, cache_miss, direct, written } = &self.0.counts;
+        let [cached, cache_miss, direct, written] =
+            [cached, cache_miss, direct, written].map(|count| count.load(Ordering::Relaxed));
+        CallBytes { cached, cache_miss, direct, written }
+    }
+}
+
+impl Inner {
+    fn carry_out(
+        self: &Arc<Self>,
+        file: &Arc<CallFile>,
+        at: u64,
+        bytes: usize,
+        memory: Destination,
+        writes: bool,
+    ) -> Result<usize, CallError> {
+        if bytes == 0 {
+            return Ok(0);
+        }
+        let callers = self.callers.fetch_add(1, Ordering::AcqRel) + 1;
+        let _caller = Counted(&self.callers);
+        let free = self.threads.saturating_sub(callers);
+        let call = Arc::new(Call::new(file, at, bytes, chunk_bytes(bytes, free), memory, writes));
+        if call.chunks() > 1 && free > 0 {
+            self.ask_for_help(&call);
+        }
+        while let Some(chunk) = call.take() {
+            self.carry_out_chunk(&call, chunk);
+        }
+        self.wait(&call)?;
+        call.result()
+    }
+
+    fn work(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ask_for_help(self: &Arc<Self>, call: &Arc<Call>) {
+        let mut work = self.work();
+        work.calls.push_back(call.clone());
+        self.open.store(work.calls.len(), Ordering::Release);
+        if work.asleep > 0 {
+            self.more.notify_one();
+        } else if work.started + 1 < self.threads {
+            self.start_helper(&mut work);
+        }
+    }
+
+    /// Without a thread the callers do it all.
+    fn start_helper(self: &Arc<Self>, work: &mut Work) {
+        let engine = self.clone();
+        let help = move || engine.help();
+        if std::thread::Builder::new().name("onehop reads".into()).spawn(help).is_ok() {
+            work.started += 1;
+        }
+    }
+
+    /// What a helper does, as long as the process lives.
+    fn help(self: &Arc<Self>) {
+        loop {
+            let call = self.next_call();
+            self.helping.fetch_add(1, Ordering::AcqRel);
+            let _helper = Counted(&self.helping);
+            while !self.is_crowded()
+                && let Some(chunk) = call.take()
+            {
+                self.carry_out_chunk(&call, chunk);
+            }
+        }
+    }
+
+    /// Whether callers alone keep the cores busy.
+    fn is_crowded(&self) -> bool {
+        self.callers.load(Ordering::Relaxed) + self.helping.load(Ordering::Relaxed) > self.threads + 1
+    }
+
+    fn next_call(self: &Arc<Self>) -> Arc<Call> {
+        let begun = Instant::now();
+        while self.open.load(Ordering::Acquire) == 0
+            && self.callers.load(Ordering::Relaxed) * 2 <= self.threads
+            && begun.elapsed() < HELPER_SPIN
+        {
+            std::thread::yield_now();
+        }
+        let mut work = self.work();
+        loop {
+            while work.calls.front().is_some_and(|call| !call.has_more()) {
+                work.calls.pop_front();
+            }
+            self.open.store(work.calls.len(), Ordering::Release);
+            let next = work.calls.front().cloned();
+            if let Some(call) = next.filter(|_| !self.is_crowded()) {
+                // Each that was woken wakes another: the caller has its own part to do.
+                if work.asleep > 0 {
+                    self.more.notify_one();
+                } else if work.started + 1 < self.threads {
+                    self.start_helper(&mut work);
+                }
+                return call;
+            }
+            work.asleep += 1;
+            work = self.more.wait(work).unwrap_or_else(PoisonError::into_inner);
+            work.asleep -= 1;
+        }
+    }
+
+    fn carry_out_chunk(&self, call: &Arc<Call>, chunk: usize) {
+        let done = match self.slot(call) {
+            Ok(Some(slot)) if call.writes => self.write_chunk(call, chunk, slot),
+            Ok(Some(slot)) => self.read_chunk(call, chunk, slot),
+            Ok(None) => {
+                call.skip(chunk);
+                return;
+            }
+            Err(error) => Err(error),
+        };
+        if let Err(error) = done {
+            call.fail(chunk, error);
+        }
+    }
+
+    /// An empty slot; none if the call has failed meanwhile.
+    fn slot(&self, call: &Call) -> Result<Option<usize>, CallError> {
+        let begun = Instant::now();
+        let slot = self.slots.slot(0, || call.has_failed() || begun.elapsed() > STALL)?;
+        match slot {
+            None if !call.has_failed() => Err(CallError::Stalled(STALL)),
+            slot => Ok(slot),
+        }
+    }
+
+    fn read_chunk(&self, call: &Arc<Call>, chunk: usize, slot: usize) -> Result<(), CallError> {
+        let (at, bytes) = call.range(chunk);
+        let filled = call.file.fill(&self.ring, slot * SLOT, at, bytes, &self.counts);
+        match filled {
+            Ok(filled) if filled.bytes > 0 && !call.has_failed() => {
+                let part = Part { call: call.clone(), chunk, skip: filled.skip, bytes: filled.bytes };
+                // Where this fails the slot pool keeps the part, and its copies may still be made.
+                Ok(self.slots.hand_in(Full { slot, filler: 0, part })?)
+            }
+            filled => {
+                self.slots.give_back(0, slot);
+                filled.map(|_| call.finish(chunk, 0))
+            }
+        }
+    }
+
+    fn write_chunk(&self, call: &Call, chunk: usize, slot: usize) -> Result<(), CallError> {
+        let (at, bytes) = call.range(chunk);
+        let from = call.memory.at + (at - call.at) as usize;
+        let written = if call.is_memory_there() {
+            let copied = call.memory.target.all.read_to(from, &self.ring, slot * SLOT, bytes);
+            copied.map_err(CallError::from).and_then(|()| call.file.store(&self.ring, slot * SLOT, at, bytes))
+        } else {
+            Err(CallError::Gone)
+        };
+        self.slots.give_back(0, slot);
+        let written = written?;
+        self.counts.written.fetch_add(written as u64, Ordering::Relaxed);
+        call.finish(chunk, written);
+        Ok(())
+    }
+
+    /// Waits for the chunks that others work on, and for the copies.
+    fn wait(&self, call: &Call) -> Result<(), CallError> {
+        let (mut left, mut since) = (call.left(), Instant::now());
+        let crowded = self.callers.load(Ordering::Relaxed) * 2 > self.threads;
+        let spin = if crowded { SHORT_SPIN } else { LONG_SPIN };
+        while left > 0 {
+            if let Err(error) = self.slots.try_attend() {
+                call.give_up();
+                return Err(error.into());
+            }
+            let now = call.left();
+            if now != left {
+                (left, since) = (now, Instant::now());
+                continue;
+            }
+            match since.elapsed() {
+                waited if waited > STALL => {
+                    call.give_up();
+                    return Err(CallError::Stalled(STALL));
+                }
+                waited if waited < spin => std::thread::yield_now(),
+                _ => std::thread::sleep(NAP),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of a chunk: small enough for each of the threads that are free to get two, so that copies begin early.
+fn chunk_bytes(bytes: usize, free: usize) -> usize {
+    if free == 0 {
+        return SLOT;
+    }
+    (bytes / (2 * (free + 1))).next_multiple_of(ALIGN as usize).clamp(LEAST_CHUNK, SLOT)
+}
+
+/// One less when it is dropped.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,209 @@
+//! A call under way.
+
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{ALIGN, CallFile, Target};
+
+/// How long what was known of memory when a call began is believed: to ask takes as long as to copy a small read.
+const FRESH: Duration = Duration::from_micros(100);
+
+/// Why a call did not move its bytes.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// The file could not be read or written.
+    #[error("{0}")]
+    File(#[from] io::Error),
+    /// The GPU failed, or will not have the memory.
+    #[error(transparent)]
+    Gpu(#[from] onehop_gpu::Error),
+    /// The memory was freed during the call.
+    #[error("the GPU memory was freed, or is other memory by now")]
+    Gone,
+    /// Neither the disk nor the GPU answered.
+    #[error("nothing has arrived for {0:?}: the disk that has the file, or the GPU, does not answer")]
+    Stalled(Duration),
+}
+
+impl CallError {
+    pub(super) fn of_memory(error: onehop_os::Error) -> Self {
+        match error {
+            onehop_os::Error::System { source, .. } => Self::File(source),
+            other => Self::Gpu(other.into()),
+        }
+    }
+}
+
+impl From<crate::Error> for CallError {
+    fn from(error: crate::Error) -> Self {
+        match error {
+            crate::Error::Gpu(error) => Self::Gpu(error),
+            other => Self::File(io::Error::other(other)),
+        }
+    }
+}
+
+/// Whether memory is still what it was when a call began.
+type IsThere = dyn Fn() -> bool + Send + Sync;
+
+/// Where the bytes of a call go, or come from.
+pub struct Destination {
+    /// Of which GPU the memory is.
+    pub target: Target,
+    /// Its address.
+    pub at: usize,
+    /// Asked before chunks are copied that come later; none where nobody can tell.
+    pub is_there: Option<Box<IsThere>>,
+}
+
+impl fmt::Debug for Destination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Destination({:#x} of GPU {})", self.at, self.target.index)
+    }
+}
+
+/// How far a call has come.
+struct Progress {
+    /// Bytes from its start on before the first chunk that was short or failed.
+    whole: usize,
+    failed: Option<CallError>,
+}
+
+pub(super) struct Call {
+    pub(super) file: Arc<CallFile>,
+    pub(super) at: u64,
+    bytes: usize,
+    chunk: usize,
+    pub(super) memory: Destination,
+    pub(super) writes: bool,
+    begun: Instant,
+    /// The next chunk that nobody has taken.
+    next: AtomicUsize,
+    /// Chunks that are not over.
+    left: AtomicUsize,
+    has_failed: AtomicBool,
+    progress: Mutex<Progress>,
+}
+
+impl Call {
+    /// `bytes` is not 0, and `chunk` a multiple of [`ALIGN`].
+    pub(super) fn new(
+        file: &Arc<CallFile>,
+        at: u64,
+        bytes: usize,
+        chunk: usize,
+        memory: Destination,
+        writes: bool,
+    ) -> Self {
+        let mut call = Self {
+            file: file.clone(),
+            at,
+            bytes,
+            chunk,
+            memory,
+            writes,
+            begun: Instant::now(),
+            next: AtomicUsize::new(0),
+            left: AtomicUsize::new(0),
+            has_failed: AtomicBool::new(false),
+            progress: Mutex::new(Progress { whole: bytes, failed: None }),
+        };
+        *call.left.get_mut() = call.chunks();
+        call
+    }
+
+    /// Bytes of the file before its start that the first chunk would begin with.
+    fn skipped(&self) -> usize {
+        (self.at % ALIGN) as usize
+    }
+
+    pub(super) fn chunks(&self) -> usize {
+        (self.skipped() + self.bytes).div_ceil(self.chunk)
+    }
+
+    /// Where a chunk begins in the file, and its bytes.
+    pub(super) fn range(&self, chunk: usize) -> (u64, usize) {
+        let start = (chunk * self.chunk).saturating_sub(self.skipped());
+        let end = ((chunk + 1) * self.chunk - self.skipped()).min(self.bytes);
+        (self.at + start as u64, end - start)
+    }
+
+    /// The next chunk that nobody has taken.
+    pub(super) fn take(&self) -> Option<usize> {
+        let chunk = self.next.fetch_add(1, Ordering::AcqRel);
+        (chunk < self.chunks()).then_some(chunk)
+    }
+
+    pub(super) fn has_more(&self) -> bool {
+        self.next.load(Ordering::Acquire) < self.chunks()
+    }
+
+    pub(super) fn left(&self) -> usize {
+        self.left.load(Ordering::Acquire)
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Acquire)
+    }
+
+    /// Whether its memory is still what it was when it began.
+    pub(super) fn is_memory_there(&self) -> bool {
+        self.begun.elapsed() < FRESH || self.memory.is_there.as_ref().is_none_or(|is_there| is_there())
+    }
+
+    /// Nothing is begun for it any more.
+    pub(super) fn give_up(&self) {
+        self.has_failed.store(true, Ordering::Release);
+    }
+
+    /// A chunk is over, with so many bytes.
+    pub(super) fn finish(&self, chunk: usize, bytes: usize) {
+        let (at, wanted) = self.range(chunk);
+        if bytes < wanted {
+            let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+            progress.whole = progress.whole.min((at - self.at) as usize + bytes);
+        }
+        self.left.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// It has failed, whatever becomes of its chunks.
+    pub(super) fn note(&self, error: CallError) {
+        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        progress.whole = 0;
+        progress.failed.get_or_insert(error);
+        drop(progress);
+        self.give_up();
+    }
+
+    /// A chunk is over, and its bytes are not there.
+    pub(super) fn fail(&self, chunk: usize, error: CallError) {
+        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        let start = (self.range(chunk).0 - self.at) as usize;
+        if progress.failed.is_none() || start < progress.whole {
+            progress.failed = Some(error);
+        }
+        progress.whole = progress.whole.min(start);
+        drop(progress);
+        self.give_up();
+        self.left.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// A chunk is over, and was not begun because others failed.
+    pub(super) fn skip(&self, chunk: usize) {
+        self.finish(chunk, 0);
+    }
+
+    /// What came of it, once nothing is left.
+    pub(super) fn result(&self) -> Result<usize, CallError> {
+        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        match progress.failed.take() {
+            // As by write(2): what was written before the disk was full is reported, the error by the next call.
+            Some(CallError::File(_)) if self.writes && progress.whole > 0 => Ok(progress.whole),
+            Some(error) => Err(error),
+            None => Ok(progress.whole),
+        }
+    }
+}

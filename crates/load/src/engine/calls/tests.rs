@@ -1,0 +1,153 @@
+//! The engine for calls, with the emulated GPU.
+
+use std::io::Write;
+
+use onehop_gpu::Emulated;
+
+use super::*;
+
+const BYTES: usize = 5 * SLOT + 12345;
+
+fn byte(at: u64) -> u8 {
+    (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+}
+
+fn file(name: &str, bytes: usize) -> std::fs::File {
+    let path = std::env::temp_dir().join(format!("onehop-calls-{}-{name}", std::process::id()));
+    let mut file = std::fs::File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    file.write_all(&(0..bytes as u64).map(byte).collect::<Vec<_>>()).unwrap();
+    file
+}
+
+struct Bench {
+    engine: CallEngine,
+    target: Target,
+    memory: Region,
+}
+
+impl Bench {
+    fn new(threads: usize) -> Self {
+        let gpu = Emulated::new();
+        let engine = CallEngine::with_threads(threads).unwrap();
+        let target = engine.add_gpu(&gpu, gpu.all_memory()).unwrap();
+        let memory = gpu.alloc(Place::Vram, 2 * BYTES).unwrap();
+        Self { engine, target, memory }
+    }
+
+    fn to(&self, offset: usize) -> Destination {
+        let at = self.memory.addr().0 as usize + offset;
+        Destination { target: self.target.clone(), at, is_there: None }
+    }
+
+    fn get(&self, offset: usize, bytes: usize) -> Vec<u8> {
+        let mut out = vec![0; bytes];
+        self.memory.read(offset, &mut out).unwrap();
+        out
+    }
+}
+
+fn expected(at: u64, bytes: usize) -> Vec<u8> {
+    (at..at + bytes as u64).map(byte).collect()
+}
+
+#[test]
+fn chunks_cover_a_call_and_begin_aligned() {
+    let file = Arc::new(CallFile::new(file("cover", 1)).unwrap());
+    let bench = Bench::new(1);
+    for at in [0, 1, 4095, ALIGN - 1, ALIGN, 3 * SLOT as u64 + 7] {
+        for bytes in [1, 4096, LEAST_CHUNK, LEAST_CHUNK + 1, SLOT - 1, SLOT, 3 * SLOT + 5] {
+            for chunk in [LEAST_CHUNK, SLOT] {
+                let call = Call::new(&file, at, bytes, chunk, bench.to(0), false);
+                let mut end = at;
+                for index in 0..call.chunks() {
+                    let (start, bytes) = call.range(index);
+                    assert!(start == end && bytes > 0 && bytes <= chunk, "{at} {index}");
+                    assert!(index == 0 || start.is_multiple_of(ALIGN));
+                    end = start + bytes as u64;
+                }
+                assert_eq!(end, at + bytes as u64);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_byte_arrives_from_any_offset() {
+    for threads in [1, 4] {
+        let bench = Bench::new(threads);
+        let file = Arc::new(CallFile::new(file(&format!("read-{threads}"), BYTES)).unwrap());
+        for (at, bytes, to) in
+            [(0, BYTES, 0), (1, 4096, 3), (4097, 3 * SLOT, 77), (BYTES - 10, 10, 0), (0, 1, BYTES)]
+        {
+            bench.memory.fill(0, 2 * BYTES, 0xee).unwrap();
+            assert_eq!(bench.engine.read(&file, at as u64, bytes, bench.to(to)).unwrap(), bytes);
+            assert_eq!(bench.get(to, bytes), expected(at as u64, bytes));
+            assert!(bench.get(to + bytes, 64).iter().all(|byte| *byte == 0xee), "{at} {bytes}");
+        }
+        // Past the end, at it, and across it.
+        assert_eq!(bench.engine.read(&file, BYTES as u64, 9, bench.to(0)).unwrap(), 0);
+        assert_eq!(bench.engine.read(&file, u64::MAX / 2, 9, bench.to(0)).unwrap(), 0);
+        assert_eq!(bench.engine.read(&file, BYTES as u64 - 5, 4096, bench.to(0)).unwrap(), 5);
+    }
+}
+
+#[test]
+fn what_is_written_is_read_again() {
+    let bench = Bench::new(3);
+    let file = Arc::new(CallFile::new(file("write", 0)).unwrap());
+    bench.memory.write(0, &expected(0, BYTES)).unwrap();
+    assert_eq!(bench.engine.write(&file, 4097, BYTES, bench.to(0)).unwrap(), BYTES);
+    assert_eq!(bench.engine.read(&file, 4097, BYTES, bench.to(BYTES)).unwrap(), BYTES);
+    assert_eq!(bench.get(BYTES, BYTES), expected(0, BYTES));
+    assert_eq!(bench.engine.moved().written, BYTES as u64);
+}
+
+#[test]
+fn calls_of_many_threads_do_not_mix() {
+    const CALLERS: usize = 12;
+    let bench = Bench::new(4);
+    let file = Arc::new(CallFile::new(file("many", BYTES)).unwrap());
+    let share = BYTES / CALLERS;
+    std::thread::scope(|scope| {
+        for caller in 0..CALLERS {
+            let (bench, file) = (&bench, &file);
+            scope.spawn(move || {
+                for _ in 0..5 {
+                    let at = caller * share;
+                    assert_eq!(bench.engine.read(file, at as u64, share, bench.to(at)).unwrap(), share);
+                }
+            });
+        }
+    });
+    assert_eq!(bench.get(0, CALLERS * share), expected(0, CALLERS * share));
+}
+
+#[test]
+fn a_call_to_memory_that_is_none_fails_alone() {
+    let bench = Bench::new(2);
+    let file = Arc::new(CallFile::new(file("none", BYTES)).unwrap());
+    std::thread::scope(|scope| {
+        let good = scope.spawn(|| bench.engine.read(&file, 0, BYTES, bench.to(0)));
+        let nowhere = Destination { target: bench.target.clone(), at: 64, is_there: None };
+        assert!(matches!(bench.engine.read(&file, 0, BYTES, nowhere), Err(CallError::Gpu(_))));
+        assert_eq!(good.join().unwrap().unwrap(), BYTES);
+    });
+    assert_eq!(bench.get(0, BYTES), expected(0, BYTES));
+    // No slot was lost: as many calls again as there are slots.
+    for _ in 0..MOST_SLOTS {
+        assert!(bench.engine.read(&file, 0, SLOT, bench.to(usize::MAX / 4)).is_err());
+    }
+    assert_eq!(bench.engine.read(&file, 0, BYTES, bench.to(0)).unwrap(), BYTES);
+}
+
+#[test]
+fn memory_that_goes_during_a_call_gets_no_more_bytes() {
+    let bench = Bench::new(1);
+    let file = Arc::new(CallFile::new(file("gone", BYTES)).unwrap());
+    bench.memory.fill(0, BYTES, 0xee).unwrap();
+    let is_there: Option<Box<dyn Fn() -> bool + Send + Sync>> = Some(Box::new(|| false));
+    let to = Destination { is_there, ..bench.to(0) };
+    assert!(matches!(bench.engine.read(&file, 0, BYTES, to), Err(CallError::Gone)));
+    assert!(bench.get(2 * SLOT, BYTES - 2 * SLOT).iter().all(|byte| *byte == 0xee));
+}
