@@ -26,7 +26,7 @@ impl DeviceSpec {
         let Some(text) = text else { return Ok(Self::Any) };
         let is_ordinal = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
         match text {
-            "cpu" | "emu" => Ok(Self::Cpu),
+            "cpu" | "cpu:0" | "emu" => Ok(Self::Cpu),
             "cuda" => Ok(Self::Cuda("0".into())),
             _ if is_ordinal(text) || text.contains('.') => Ok(Self::Cuda(text.into())),
             _ => match text.strip_prefix("cuda:") {

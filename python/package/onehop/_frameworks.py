@@ -96,6 +96,20 @@ def to_numpy(tensor: Tensor) -> Any:
     return taken if dtype is None else taken.view(dtype)
 
 
+def to_array(tensor: Tensor, dtype: Any, copy: Optional[bool]) -> Any:
+    """As numpy.asarray wants it."""
+    import numpy
+
+    if tensor.device != "cpu":
+        raise TypeError(f"a tensor on {tensor.device} is no NumPy array: load it to device='cpu'")
+    array = to_numpy(tensor)
+    if dtype is not None and array.dtype != dtype:
+        if copy is False:
+            raise ValueError(f"{array.dtype} becomes {numpy.dtype(dtype)} by a copy, and copy=False allows none")
+        return array.astype(dtype)
+    return array.copy() if copy else array
+
+
 def to_cupy(tensor: Tensor) -> Any:
     """As a cupy.ndarray. Types that CuPy does not have are refused by it."""
     import cupy

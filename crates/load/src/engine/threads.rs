@@ -9,6 +9,7 @@ use onehop_os::HostMem;
 
 use super::choice::{Opened, Origin, cached};
 use super::direct::UncachedQueue;
+use super::narrow::pack;
 use super::slot_pool::{Full, SlotPool};
 use super::worker_pool::{Job, Shared};
 use crate::error::{Error, Result};
@@ -40,8 +41,12 @@ impl Filler {
 
     /// Fills a slot with the next chunk that is not the disk's; none when there are no more, or the load was given up.
     fn fill(&self, shared: &Shared, slot: usize) -> Result<Option<Job>> {
-        while let Some(job) = shared.next() {
+        while let Some(mut job) = shared.next() {
+            if !shared.wait_for_memory(&job.chunk, || self.slots.attend())? {
+                return Ok(None);
+            }
             if self.read(shared, slot, &job.chunk)? {
+                pack(&self.ring, slot * self.slot_bytes, &mut job.chunk)?;
                 return Ok(Some(job));
             }
             let Some(disk) = &self.disk else { return Err(Error::Incomplete) };

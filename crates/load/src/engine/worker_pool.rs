@@ -10,11 +10,15 @@ use std::time::{Duration, Instant};
 use onehop_gpu::{Copier, Mark, Rows};
 
 use super::choice::Opened;
+use super::segments::{SegmentCopiers, Segments};
 use crate::error::{Error, Result};
 use crate::plan::{Chunk, Chunks};
 
 /// How long the threads of a load that is over may take to end.
 const END: Duration = Duration::from_secs(10);
+
+/// How long a thread without memory for its chunk sleeps before it asks again.
+const MEMORY_POLL_INTERVAL: Duration = Duration::from_micros(100);
 
 /// A chunk, and the GPUs that get it.
 #[derive(Debug)]
@@ -56,6 +60,8 @@ impl Iterator for RoundRobin {
 /// What all threads of a load have in common.
 pub(super) struct Shared {
     pub(super) sources: Vec<Opened>,
+    /// Where there are such, chunks wait for the memory of theirs.
+    pub(super) segments: Option<Arc<Segments>>,
     /// What no thread has taken yet.
     left: Mutex<RoundRobin>,
     stop: AtomicBool,
@@ -81,6 +87,7 @@ impl Shared {
         let zero = || AtomicU64::new(0);
         Self {
             sources,
+            segments: None,
             left: Mutex::new(left),
             stop: AtomicBool::new(false),
             failed: Mutex::new(None),
@@ -103,6 +110,24 @@ impl Shared {
             return None;
         }
         self.left.lock().unwrap_or_else(PoisonError::into_inner).next()
+    }
+
+    /// Whether there is memory for a chunk.
+    pub(super) fn admits(&self, chunk: &Chunk) -> Result<bool> {
+        self.segments.as_ref().map_or(Ok(true), |segments| segments.admit(chunk))
+    }
+
+    /// Waits until there is memory for a chunk, and has `attend` look after the copies meanwhile: what they bring may have to
+    /// be used before there is. False when the load was given up.
+    pub(super) fn wait_for_memory(&self, chunk: &Chunk, attend: impl Fn() -> Result<()>) -> Result<bool> {
+        while !self.is_stopped() {
+            if self.admits(chunk)? {
+                return Ok(true);
+            }
+            attend()?;
+            std::thread::sleep(MEMORY_POLL_INTERVAL);
+        }
+        Ok(false)
     }
 
     pub(super) fn stop(&self) {
@@ -129,21 +154,33 @@ impl Shared {
 pub(super) struct Lane {
     /// Bytes of a slot of that part.
     pub(super) slot: usize,
-    pub(super) copiers: Vec<Box<dyn Copier>>,
+    pub(super) copiers: Copiers,
     pub(super) arrived: Vec<Sender<Chunk>>,
 }
 
-/// Where copies end: for each GPU that gets some.
+/// What copies.
+pub(super) enum Copiers {
+    /// To the arena of each GPU.
+    Arenas(Vec<Box<dyn Copier>>),
+    /// To the segments of one.
+    Segments(SegmentCopiers),
+}
+
+/// Where copies end, by the place of their copier.
 pub(super) type Marks = Vec<(usize, Mark)>;
 
 impl Lane {
     /// Begins to copy what was read into these slots.
     pub(super) fn copy<'a>(&mut self, full: impl Iterator<Item = (usize, &'a Job)> + Clone) -> Result<Marks> {
-        if full.clone().any(|(_, job)| job.gpus.end > self.copiers.len()) {
+        let copiers = match &mut self.copiers {
+            Copiers::Arenas(copiers) => copiers,
+            Copiers::Segments(segments) => return segments.copy(self.slot, full),
+        };
+        if full.clone().any(|(_, job)| job.gpus.end > copiers.len()) {
             return Err(Error::Incomplete);
         }
-        let mut marks = Vec::with_capacity(self.copiers.len());
-        for (gpu, copier) in self.copiers.iter_mut().enumerate() {
+        let mut marks = Vec::with_capacity(copiers.len());
+        for (gpu, copier) in copiers.iter_mut().enumerate() {
             let wanted = full.clone().filter(|(_, job)| job.gpus.contains(&gpu));
             let rows = wanted.flat_map(|(slot, job)| {
                 let start = slot * self.slot;
@@ -166,8 +203,12 @@ impl Lane {
 
     /// Whether the slots may be filled again.
     pub(super) fn is_over(&mut self, marks: &Marks) -> Result<bool> {
-        for (gpu, mark) in marks {
-            if let Some(copier) = self.copiers.get_mut(*gpu)
+        for (index, mark) in marks {
+            let copier = match &mut self.copiers {
+                Copiers::Arenas(copiers) => copiers.get_mut(*index),
+                Copiers::Segments(segments) => segments.get(*index),
+            };
+            if let Some(copier) = copier
                 && !copier.is_over(*mark)?
             {
                 return Ok(false);

@@ -50,11 +50,15 @@ pub struct Options {
     pub slack: u64,
     /// GPU memory that is needed beside the arena while it is filled.
     pub staging: u64,
+    /// Bytes of a segment at most, if the arena is divided into such: each has memory of its own, and may be gone before the
+    /// next one is filled. A tensor that is longer has a segment to itself. Nothing lands directly then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub segment: Option<u64>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { align: 256, small: 1, block: 4096, landing: 4, direct: true, slack: 256 << 10, staging: 0 }
+        Self { align: 256, small: 1, block: 4096, landing: 4, direct: true, slack: 256 << 10, staging: 0, segment: None }
     }
 }
 
@@ -63,6 +67,12 @@ impl Options {
     #[must_use]
     pub fn ring() -> Self {
         Self { direct: false, ..Self::default() }
+    }
+
+    /// The same, in segments of at most so many bytes.
+    #[must_use]
+    pub fn in_segments(bytes: u64) -> Self {
+        Self { segment: Some(bytes.max(1)), ..Self::ring() }
     }
 
     /// What the address of a tensor of so many bytes is a multiple of.
@@ -203,6 +213,9 @@ pub struct Plan {
     pub pieces: Vec<Piece>,
     /// Bytes that are read.
     pub read_bytes: u64,
+    /// The segments of the arena, in order; none where it is one. Their addresses are only a way to count: no memory is as long.
+    #[serde(skip)]
+    pub segments: Vec<Indices<u64>>,
 }
 
 /// Whether a load fits into GPU memory.
@@ -216,6 +229,10 @@ pub struct Fit {
     pub fits: bool,
     /// What is missing.
     pub missing_bytes: u64,
+}
+
+fn segment_of(segments: &[Indices<u64>], at: u64) -> usize {
+    segments.partition_point(|segment| segment.start <= at).saturating_sub(1)
 }
 
 fn planned(model: &Model) -> Vec<PlannedFile> {
@@ -245,6 +262,12 @@ impl Plan {
     pub fn of_part(model: &Model, tensor: &Tensor, part: Part, options: Options) -> Result<Self, Error> {
         let want = layout::Want { file: tensor.file, tensor: &tensor.info, part };
         layout::plan(planned(model), vec![want], options)
+    }
+
+    /// Which segment holds this byte of the arena; 0 where the arena is one.
+    #[must_use]
+    pub fn segment_of(&self, at: u64) -> usize {
+        segment_of(&self.segments, at)
     }
 
     /// What the arena's address must be a multiple of.
