@@ -1,5 +1,7 @@
 //! `onehop.Tensor`: memory with a type and a shape, for other libraries to take over.
 
+use std::sync::Arc;
+
 use onehop_gpu::{Emulated, Gpu, Place, Region};
 use onehop_load::Dtype;
 use onehop_os::DmaMemory;
@@ -10,6 +12,7 @@ use pyo3::types::{PyBytes, PyCapsule, PyTuple};
 use crate::dlpack::{self, DataType, Export};
 use crate::dtype::{data_type, is_packed};
 use crate::error::{Error, Result};
+use crate::pool::Lease;
 
 /// Bytes that are copied at a time.
 const PIECE: usize = 4 << 20;
@@ -29,6 +32,8 @@ pub(crate) struct Tensor {
     pub logical: Vec<u64>,
     /// From its first byte to its last.
     pub memory: Region,
+    /// Of a stream that is bounded, the segment that it lies in.
+    pub lease: Option<Arc<Lease>>,
     pub device: dlpack::Device,
 }
 
@@ -42,6 +47,22 @@ pub(crate) fn packed_strides(shape: &[i64]) -> Vec<i64> {
 }
 
 impl Tensor {
+    /// Bytes, without a name.
+    pub(crate) fn of_bytes(memory: Region, device: dlpack::Device) -> Self {
+        let bytes = memory.len();
+        Self {
+            name: String::new(),
+            dtype: Dtype::U8,
+            carrier: data_type(Dtype::U8),
+            shape: vec![bytes as i64],
+            strides: vec![1],
+            logical: vec![bytes as u64],
+            memory,
+            lease: None,
+            device,
+        }
+    }
+
     fn width(&self) -> usize {
         usize::from(self.carrier.bits / 8)
     }
@@ -102,6 +123,7 @@ impl Tensor {
             device,
             data,
             copied: copied.is_some(),
+            lease: if copied.is_some() { None } else { self.lease.clone() },
             memory: copied.unwrap_or_else(|| self.memory.clone()),
             dtype: self.carrier,
             shape: self.shape.clone(),
@@ -241,6 +263,11 @@ impl Tensor {
     ) -> PyResult<Bound<'py, PyAny>> {
         let frameworks = slf.py().import("onehop._frameworks")?;
         frameworks.call_method1("to_array", (slf, dtype, copy))
+    }
+
+    /// A DLPack capsule of its memory as it is, without a question about streams: all bytes are there.
+    fn capsule<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
+        dlpack::capsule(py, self.export(None), None)
     }
 
     fn __reduce__(&self) -> PyResult<()> {

@@ -406,7 +406,8 @@ impl RingEngine<Arc<Segments>> {
         let account =
             Account { threads, ring_bytes: ring.len() as u64, asked, why_cached, ..Account::default() };
         let segments = Arc::new(Segments::new(plan, memory));
-        let shared = Shared { segments: Some(segments.clone()), ..Shared::new(sources, round_robin) };
+        let mut shared = Shared::new(sources, round_robin);
+        shared.segments = Some(segments.clone());
         let stays = !gpu.simulated();
         let mut start = Start { pool: WorkerPool::new(shared), ring: &ring, slot, part, real: stays };
         let (disk, found) = UncachedQueue::new();

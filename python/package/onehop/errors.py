@@ -86,3 +86,15 @@ class OutOfMemoryError(OnehopError, MemoryError):
 
 class OutOfGpuMemoryError(DeviceError, OutOfMemoryError):
     """The tensors do not fit into the GPU memory that is free."""
+
+
+class SwapError(OnehopError):
+    """Weights were replaced in part. new, old: the names of tensors that are the new ones already, and that are not."""
+
+    def __init__(self, cause: object, new: Sequence[str], old: Sequence[str]) -> None:
+        super().__init__(cause, new, old)
+        self.new = list(new)
+        self.old = list(old)
+
+    def __str__(self) -> str:
+        return f"{len(self.new)} tensors are new, {len(self.old)} are old: {self.args[0]}"
