@@ -6,10 +6,13 @@ import contextlib
 import threading
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from . import Stream, errors, safe_open
+from . import Framework, Stream, errors, safe_open
 
 #: Memory that a load goes through, beside the parameters.
 _MAX_BYTES = 1 << 30
+
+#: Whose tensors engines take.
+FRAMEWORK: Framework = "pt"
 
 #: What `model_loader_extra_config` may have for us, and the types.
 _OPTIONS: Dict[str, Tuple[type, ...]] = {"max_bytes": (int,), "route": (str,), "threads": (int,)}
@@ -44,7 +47,7 @@ def weights(
     files: Sequence[str], device: Any, options: Mapping[str, Any], skips: Optional[Skips] = None
 ) -> Iterator[Tuple[str, Any]]:
     """The tensors of safetensors files, as engines iterate over them, in memory that is used again as they die."""
-    opened = safe_open(list(files), framework="pt", device=device)
+    opened = safe_open(list(files), framework=FRAMEWORK, device=device)
     wanted: Dict[str, Any] = {}
     if skips is not None:
         names = opened.keys()
