@@ -172,7 +172,8 @@ fn wrap<M: Layout>(py: Python<'_>, export: Export, minor: u32) -> PyResult<Bound
         byte_offset: 0,
     };
     let managed = M::new(tensor, if copied { IS_COPIED } else { 0 }, minor);
-    let held = Box::into_raw(Box::new(ManagedTensor { managed, shape, strides, _memory: memory, _lease: lease }));
+    let held =
+        Box::into_raw(Box::new(ManagedTensor { managed, shape, strides, _memory: memory, _lease: lease }));
     // SAFETY: the box is this function's alone until the capsule has it.
     let tensor = unsafe { (*held).managed.tensor() };
     // SAFETY: as above; the vectors are not touched any more, so that their elements stay where they are.

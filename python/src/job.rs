@@ -208,7 +208,9 @@ impl Job {
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 // Another thread of Python may have been told of the end.
-                Err(RecvTimeoutError::Disconnected) if self.over.load(Ordering::Acquire) => return Ok(Waited::Over),
+                Err(RecvTimeoutError::Disconnected) if self.over.load(Ordering::Acquire) => {
+                    return Ok(Waited::Over);
+                }
                 Err(RecvTimeoutError::Disconnected) => return Err(Error::Lost.into()),
             }
         }

@@ -8,6 +8,7 @@ use onehop_gpu::{Emulated, Gpu, Place};
 use onehop_load::formats::{Metadata, gguf};
 use onehop_load::model::Tensor;
 use onehop_load::{Dtype, Local, Part, Selection, engine};
+use onehop_os::DmaMemory;
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::{PyIndexError, PyTypeError};
 use pyo3::prelude::*;
@@ -240,7 +241,8 @@ impl Model {
                     bytes,
                     source: std::io::Error::other(e),
                 };
-                let got = host.read_file(at as usize, bytes as usize, local.file(), offset).map_err(failed)?;
+                let got =
+                    host.read_file(at as usize, bytes as usize, local.file(), offset).map_err(failed)?;
                 if (got as u64) < bytes {
                     let (file, length) = (file.name().into(), file.bytes());
                     return Err(onehop_load::Error::Ended { file, offset, bytes, length }.into());

@@ -1,6 +1,5 @@
 //! `onehop.Outcome`: how a load went.
 
-use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
 use onehop_load::Model;
@@ -20,14 +19,11 @@ pub(crate) struct Start {
     pub gpu: Duration,
 }
 
-/// Text that is nearly always one of ours.
-type Text = Cow<'static, str>;
-
 /// A Python class of plain fields, which can be read and pickled.
 macro_rules! record {
     ($(#[$about:meta])* $name:ident { $($field:ident: $kind:ty,)* }) => {
         $(#[$about])*
-        #[pyclass(frozen, get_all, module = "onehop")]
+        #[pyclass(frozen, get_all, from_py_object, module = "onehop")]
         #[derive(Clone)]
         pub(crate) struct $name {
             $($field: $kind,)*
@@ -57,7 +53,7 @@ type Reduced<'py> = (Bound<'py, PyType>, (Bound<'py, PyDict>,));
 record! {
     /// The slowest thing on the way.
     Limit {
-        what: Text,
+        what: String,
         gbps: Option<f64>,
         reached: Option<f64>,
     }
@@ -83,12 +79,12 @@ record! {
         gpu_start_seconds: f64,
         gbps: f64,
         files: usize,
-        format: Text,
-        route: Text,
+        format: String,
+        route: String,
         route_why: String,
-        initiator: Text,
+        initiator: String,
         drive: Option<String>,
-        simulated: Vec<Text>,
+        simulated: Vec<String>,
         gpu: String,
         gpu_why: String,
         cached_bytes: u64,
@@ -182,7 +178,7 @@ impl Outcome {
             route_why: went.route_why.into(),
             initiator: went.initiator.into(),
             drive: Some(went.drive),
-            simulated: went.simulated.into_iter().map(Text::from).collect(),
+            simulated: went.simulated.into_iter().map(String::from).collect(),
             warnings: Vec::new(),
             gpu: went.gpu,
             gpu_why: went.gpu_why,

@@ -141,7 +141,9 @@ impl Pool {
         let wanted = state.wanted?;
         let kept = state.filling.is_empty() && state.dead.is_empty() && state.fencing.is_empty();
         let too_long = state.bases.iter().all(|base| base.len() / ALIGN * ALIGN < wanted);
-        (kept || too_long).then_some(wanted)
+        // The thread that waits may not have seen yet what is free by now.
+        let none = state.free.iter().all(|free| free.range.len() < wanted);
+        (none && (kept || too_long)).then_some(wanted)
     }
 
     /// Adds memory that the consumer has brought.

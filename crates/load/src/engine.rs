@@ -383,7 +383,6 @@ impl RingEngine {
         let pool = Arc::new(pool);
         Ok(Self { arena, pool, arrived, account, ring: None, ring_cache: None, stays: false, look: None })
     }
-
 }
 
 impl RingEngine<Arc<Segments>> {

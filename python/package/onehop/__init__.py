@@ -176,7 +176,9 @@ def load(
     if into is not None:
         if drive is not None:
             raise errors.RequestError("into= is for files of this machine, not for drive=")
-        names = list(into) if names is None else names
+        if names is not None:
+            raise errors.RequestError("into= says by its names what is loaded: leave names out")
+        names = list(into)
         max_bytes = _INTO_BYTES if max_bytes is None else max_bytes
     if drive is None:
         if not (partition is None and extent_map is None and nsid is None):

@@ -47,7 +47,15 @@ def weights(
     files: Sequence[str], device: Any, options: Mapping[str, Any], skips: Optional[Skips] = None
 ) -> Iterator[Tuple[str, Any]]:
     """The tensors of safetensors files, as engines iterate over them, in memory that is used again as they die."""
-    opened = safe_open(list(files), framework=FRAMEWORK, device=device)
+    try:
+        opened = safe_open(list(files), framework=FRAMEWORK, device=device)
+    except errors.FormatError:
+        if len(files) < 2:
+            raise
+        # Files that have the same names, of which engines take each as it comes.
+        for file in files:
+            yield from weights([file], device, options, skips)
+        return
     wanted: Dict[str, Any] = {}
     if skips is not None:
         names = opened.keys()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import time
 import warnings
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, Iterator, Optional, Tuple
 
 from . import errors
 from ._frameworks import TORCH_NAMES, torch_dtype
@@ -14,6 +16,8 @@ from ._native import Outcome, Tensor
 
 #: How often a stream looks whether the GPU has passed its fences, in seconds.
 _FENCE_POLL = 0.0005
+#: CU_STREAM_CAPTURE_MODE_RELAXED
+_RELAXED = 2
 #: How long the GPU may take for what was under way when memory was allocated, in seconds.
 _LONGEST_SETTLE = 120.0
 
@@ -94,9 +98,10 @@ class TorchMemory:
     def __init__(self, device: Optional[str]) -> None:
         import torch
 
-        self._torch = torch
+        self._torch: Any = torch
         self._device = device
         self._fences: Deque[Tuple[Any, int]] = deque()
+        self._driver: Any = None
 
     def _index(self) -> int:
         device = self._device or "0"
@@ -105,28 +110,41 @@ class TorchMemory:
             raise errors.RequestError(f"memory of torch is on cuda:0, cuda:1 and so on, which {device!r} does not name")
         return int(number)
 
+    @contextlib.contextmanager
+    def _beside_captures(self) -> Iterator[None]:
+        """Lets this thread allocate and ask about events while other threads capture CUDA graphs in the global mode."""
+        if self._driver is None:
+            self._driver = ctypes.CDLL("libcuda.so.1")
+        mode = ctypes.c_int(_RELAXED)
+        exchange = self._driver.cuThreadExchangeStreamCaptureMode
+        exchange(ctypes.byref(mode))
+        try:
+            yield
+        finally:
+            exchange(ctypes.byref(mode))
+
     def bring(self, job: _Job, nbytes: int) -> Any:
         """Allocates memory for a load, of which no kernel uses any more what was there before."""
         torch = self._torch
         index = self._index()
         if not torch.cuda.is_available():
             raise errors.DeviceError("this torch has no CUDA: it cannot allocate GPU memory")
-        with torch.cuda.device(index):
+        with self._beside_captures(), torch.cuda.device(index):
             if torch.cuda.is_current_stream_capturing():
                 raise errors.RequestError("the current stream captures a graph: load before or after that")
             try:
                 base = torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{index}")
-            except torch.OutOfMemoryError as error:
+            except torch.cuda.OutOfMemoryError as error:
                 raise errors.OutOfGpuMemoryError(f"torch has no {nbytes} bytes of GPU memory: {error}") from error
             event = torch.cuda.Event()
             event.record()
-        start = time.monotonic()
-        while not event.query():
-            if time.monotonic() - start > _LONGEST_SETTLE:
-                raise errors.StalledError(
-                    f"work on the current stream of cuda:{index} did not end within {_LONGEST_SETTLE:.0f} s"
-                )
-            time.sleep(0.0002)
+            start = time.monotonic()
+            while not event.query():
+                if time.monotonic() - start > _LONGEST_SETTLE:
+                    raise errors.StalledError(
+                        f"work on the current stream of cuda:{index} did not end within {_LONGEST_SETTLE:.0f} s"
+                    )
+                time.sleep(0.0002)
         job.bring(base.data_ptr(), nbytes, base)
         return base
 
@@ -139,8 +157,10 @@ class TorchMemory:
                 event = self._torch.cuda.Event()
                 event.record()
             self._fences.append((event, dead))
-        while self._fences and self._fences[0][0].query():
-            job.fenced(self._fences.popleft()[1])
+        if self._fences:
+            with self._beside_captures():
+                while self._fences and self._fences[0][0].query():
+                    job.fenced(self._fences.popleft()[1])
         return bool(self._fences)
 
 
@@ -153,7 +173,7 @@ def torch_name(torch: Any, device: Any) -> str:
     return f"cuda:{torch.cuda.current_device()}" if str(device) == "cuda" else str(device)
 
 
-def arena(job: _Job, memory: TorchMemory, told: Callable[[Tuple[int, int]], None], poll: Optional[float]) -> Dict[str, Any]:
+def arena(job: _Job, memory: TorchMemory, told: Callable[[Tuple[int, int]], object], poll: Optional[float]) -> Dict[str, Any]:
     """All tensors of a load as views of one tensor, which is torch's own memory on a GPU. Made while the bytes come."""
     try:
         step = job.next()

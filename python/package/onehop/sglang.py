@@ -58,7 +58,7 @@ def _get_model_loader(original: Callable[..., Any], load_config: Any, *args: Any
 def _loader() -> type:
     from sglang.srt.model_loader.loader import DefaultModelLoader
 
-    class OnehopModelLoader(DefaultModelLoader):  # type: ignore[misc, valid-type]
+    class OnehopModelLoader(DefaultModelLoader):  # type: ignore[misc]
         """SGLang's own loader, whose tensors come by onehop."""
 
         def _get_weights_iterator(self, source: Any) -> Any:

@@ -23,7 +23,7 @@ def _loader() -> type:
     """The loader's class. Its base is there only in a process that has vLLM."""
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
-    class OnehopModelLoader(DefaultModelLoader):  # type: ignore[misc, valid-type]
+    class OnehopModelLoader(DefaultModelLoader):  # type: ignore[misc]
         """vLLM's own loader, whose tensors come by onehop."""
 
         def __init__(self, load_config: Any) -> None:

@@ -30,7 +30,12 @@ pub(super) fn memory(arena: &Region, at: u64, bytes: u64) -> Result<Region> {
     Ok(arena.slice(at as usize..(at + bytes) as usize)?)
 }
 
-pub(super) fn whole(placed: &Placed, memory: Region, lease: Option<Arc<Lease>>, device: dlpack::Device) -> Tensor {
+pub(super) fn whole(
+    placed: &Placed,
+    memory: Region,
+    lease: Option<Arc<Lease>>,
+    device: dlpack::Device,
+) -> Tensor {
     let Placed { name, dtype, shape, bytes, .. } = placed;
     let info =
         TensorInfo { name: name.clone(), dtype: *dtype, shape: shape.clone(), offset: 0, bytes: *bytes };

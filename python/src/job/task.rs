@@ -82,7 +82,8 @@ impl LoadTask {
                 let device = device.open()?;
                 let begin = Instant::now();
                 let own = *memory == Memory::Own;
-                let arena = own.then(|| fits(&plan, &device).and_then(|()| Ok(Arena::new(&*device.gpu, &plan)?)));
+                let arena =
+                    own.then(|| fits(&plan, &device).and_then(|()| Ok(Arena::new(&*device.gpu, &plan)?)));
                 Ok::<_, Error>((device, arena.transpose()?, begin))
             });
             let prepared = Prepared::with_ring_cache(&plan, &model.files, options, device.ring_cache())?;
@@ -175,7 +176,8 @@ impl LoadTask {
         pool: &Arc<Pool>,
     ) -> Result<(Ended, Arc<Segments>)> {
         let mut left = vec![0usize; plan.segments.len()];
-        let segment_of = |plan: &Plan, tensor: &Placed| (tensor.bytes > 0).then(|| plan.segment_of(tensor.at));
+        let segment_of =
+            |plan: &Plan, tensor: &Placed| (tensor.bytes > 0).then(|| plan.segment_of(tensor.at));
         for segment in plan.tensors.iter().filter_map(|tensor| segment_of(&plan, tensor)) {
             left.get_mut(segment).into_iter().for_each(|left| *left += 1);
         }
@@ -185,7 +187,12 @@ impl LoadTask {
         while let Some(streamed) = stream.next()? {
             let placed = streamed.tensor;
             let Some(segment) = segment_of(&plan, placed) else {
-                self.hand_out(whole(placed, device.gpu.alloc(Place::Vram, 1)?.slice(0..0)?, None, device.dlpack))?;
+                self.hand_out(whole(
+                    placed,
+                    device.gpu.alloc(Place::Vram, 1)?.slice(0..0)?,
+                    None,
+                    device.dlpack,
+                ))?;
                 continue;
             };
             let region = streamed.arena.region(placed.at, placed.bytes)?;
@@ -224,7 +231,9 @@ impl LoadTask {
     /// Drops Python's memory. Where copies that nobody can end may still write to it, it stays.
     fn let_go<T, L>(&self, memory: T, loaded: &Result<L>) {
         match loaded {
-            Err(Error::Gpu(_) | Error::Load(onehop_load::Error::Gpu(_) | onehop_load::Error::Stalled { .. })) => {
+            Err(
+                Error::Gpu(_) | Error::Load(onehop_load::Error::Gpu(_) | onehop_load::Error::Stalled { .. }),
+            ) => {
                 std::mem::forget(memory);
             }
             _ => drop(memory),
@@ -322,7 +331,8 @@ impl LoadTask {
         arena: &Region,
         manifest: Option<&Manifest>,
     ) -> Result<(bool, Option<String>)> {
-        let (model, go_on) = (&self.request.model, || self.go_on());
+        let (model, shared) = (&self.request.model, &*self.shared);
+        let go_on = || !shared.is_stopped();
         let mut verdict: Verdict<Error> = Verdict { compared: None, compared_by: BY_FILES, manifest: None };
         if let Origin::Drive(drive, _) = &self.request.origin {
             verdict.compared_by = drive.on_drive.compared_by();

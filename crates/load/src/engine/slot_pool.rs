@@ -200,7 +200,11 @@ mod tests {
         let memory = |place| gpu.alloc(place, 8192).unwrap();
         let copier = gpu.copier(&memory(Place::PinnedHost), &memory(Place::Vram)).unwrap();
         let copier = Refuses { copier, copied: Arc::clone(&copied), first: true };
-        slots.open(Lane { slot: 4096, copiers: Copiers::Arenas(vec![Box::new(copier)]), arrived: vec![arrived] });
+        slots.open(Lane {
+            slot: 4096,
+            copiers: Copiers::Arenas(vec![Box::new(copier)]),
+            arrived: vec![arrived],
+        });
         let first = Full { slot: 0, filler: 0, job: part(0), arrived: None };
         assert!(matches!(slots.hand_in(first), Err(Error::Gpu(_))));
         let whole = part(0).chunk;

@@ -120,7 +120,8 @@ fn grant_gaps(runs: &mut [Run], tensor_bytes: u64, options: &Options) {
 fn can_land(run: &Run, options: &Options) -> bool {
     options.direct
         && options.segment.is_none()
-        && run.piece.rows == 1 && run.piece.from.is_multiple_of(options.align.min(options.landing))
+        && run.piece.rows == 1
+        && run.piece.from.is_multiple_of(options.align.min(options.landing))
 }
 
 /// Gives every run its place, and tells how long the arena is, and its segments.

@@ -58,7 +58,16 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { align: 256, small: 1, block: 4096, landing: 4, direct: true, slack: 256 << 10, staging: 0, segment: None }
+        Self {
+            align: 256,
+            small: 1,
+            block: 4096,
+            landing: 4,
+            direct: true,
+            slack: 256 << 10,
+            staging: 0,
+            segment: None,
+        }
     }
 }
 

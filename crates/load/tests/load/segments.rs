@@ -5,9 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use onehop_gpu::{Emulated, Gpu, Place, Region};
-use onehop_load::engine::{
-    Options, Placement, Prepared, RingEngine, Route, SegmentMemory, Segments,
-};
+use onehop_load::engine::{Options, Placement, Prepared, RingEngine, Route, SegmentMemory, Segments};
 use onehop_load::stream::Stream;
 use onehop_load::{Error, Local, Model, Plan, Selection, plan};
 
