@@ -25,7 +25,7 @@ use crate::model::Dim;
 use crate::outcome::Outcome;
 use crate::pool::Pool;
 use crate::tensor::Tensor;
-use crate::views::{Empty, Group};
+use crate::views::Row;
 use task::LoadTask;
 
 /// How long Python is not asked whether somebody pressed Ctrl-C.
@@ -100,7 +100,7 @@ struct Shared {
     bytes: AtomicU64,
     total: AtomicU64,
     /// The layout of an arena that Python makes views of, until it has them.
-    layout: Mutex<Option<(Vec<Group>, Vec<Empty>)>>,
+    layout: Mutex<Option<Vec<Row>>>,
     /// The memory of a stream that is bounded, and the GPU if it is one's.
     pool: OnceLock<(Arc<Pool>, Option<CudaGpu>)>,
 }
@@ -277,8 +277,8 @@ impl Job {
         Ok(())
     }
 
-    /// How the tensors of an arena lie in it: by type, and those without bytes. To be asked once the arena is there.
-    fn layout(&self) -> Result<(Vec<Group>, Vec<Empty>)> {
+    /// How the tensors of an arena lie in it. To be asked once the arena is there.
+    fn layout(&self) -> Result<Vec<Row>> {
         let layout = self.shared.layout.lock().unwrap_or_else(PoisonError::into_inner).take();
         layout.ok_or(Error::Lost)
     }

@@ -1,5 +1,7 @@
-//! Where the tensors of an arena lie, so that a framework makes all of them by a few calls of its own: for each type a list of
-//! shapes that lie one behind the other, gaps between tensors included.
+//! Where the tensors of an arena lie, so that a framework makes all of them by few calls of its own.
+//!
+//! Tensors of one type and one shape often come at equal distances: the experts of a layer, the layers of a model. Such a
+//! row is one view with a dimension more, and all of its tensors are made of that by one call.
 
 use std::collections::HashMap;
 
@@ -8,70 +10,48 @@ use onehop_load::{Dtype, Plan, TensorInfo};
 
 use crate::dtype::{carried, data_type};
 
-/// The tensors of one type: the type, the bytes of an element, the shapes that there are, which of them comes when, and
-/// the tensor's name, or None for a gap.
-pub(crate) type Group = (&'static str, u64, Vec<Vec<u64>>, Vec<usize>, Vec<Option<String>>);
+/// Tensors of one type and one shape at equal distances: the type, the shape, where the first one starts and how far it is
+/// to the next, in elements; and the names.
+pub(crate) type Row = (&'static str, Vec<u64>, u64, u64, Vec<String>);
 
-/// The tensors without bytes: name, type and shape.
-pub(crate) type Empty = (String, &'static str, Vec<u64>);
-
-#[derive(Default)]
-struct Shapes {
-    all: Vec<Vec<u64>>,
-    places: HashMap<Vec<u64>, usize>,
-    order: Vec<usize>,
-    names: Vec<Option<String>>,
-    /// Bytes so far.
-    end: u64,
-}
-
-impl Shapes {
-    fn push(&mut self, shape: Vec<u64>, name: Option<String>) {
-        let next = self.all.len();
-        let place = *self.places.entry(shape).or_insert_with_key(|shape| {
-            self.all.push(shape.clone());
-            next
-        });
-        self.order.push(place);
-        self.names.push(name);
-    }
-}
-
-/// The layout of a plan's arena.
-pub(crate) fn layout(plan: &Plan) -> (Vec<Group>, Vec<Empty>) {
-    let mut placed: Vec<&Placed> = plan.tensors.iter().collect();
-    placed.sort_unstable_by_key(|tensor| tensor.at);
-    let mut groups: Vec<(Dtype, Shapes)> = Vec::new();
-    let mut empty = Vec::new();
-    for Placed { name, dtype, shape, at, bytes, .. } in placed {
+/// The rows of a plan's arena. Tensors without bytes are at its start.
+pub(crate) fn layout(plan: &Plan) -> Vec<Row> {
+    let mut alike: HashMap<(Dtype, Vec<u64>), Vec<&Placed>> = HashMap::new();
+    let mut order = Vec::new();
+    for placed in &plan.tensors {
+        let Placed { dtype, shape, bytes, .. } = placed;
         let info =
-            TensorInfo { name: name.clone(), dtype: *dtype, shape: shape.clone(), offset: 0, bytes: *bytes };
-        let shape = carried(&info).shape;
-        if *bytes == 0 {
-            empty.push((info.name, dtype.name(), shape));
-            continue;
-        }
-        let group = match groups.iter().position(|(other, _)| other == dtype) {
-            Some(group) => group,
-            None => {
-                groups.push((*dtype, Shapes::default()));
-                groups.len() - 1
-            }
-        };
-        let Some((_, shapes)) = groups.get_mut(group) else { continue };
-        if *at > shapes.end {
-            shapes.push(vec![(at - shapes.end) / width(*dtype)], None);
-        }
-        shapes.push(shape, Some(info.name));
-        shapes.end = at + bytes;
+            TensorInfo { name: String::new(), dtype: *dtype, shape: shape.clone(), offset: 0, bytes: *bytes };
+        let key = (*dtype, carried(&info).shape);
+        alike
+            .entry(key)
+            .or_insert_with_key(|key| {
+                order.push(key.clone());
+                Vec::new()
+            })
+            .push(placed);
     }
-    let group = |(dtype, Shapes { all, order, names, .. }): (Dtype, Shapes)| {
-        (dtype.name(), width(dtype), all, order, names)
-    };
-    (groups.into_iter().map(group).collect(), empty)
+    let mut rows = Vec::new();
+    for key in order {
+        let mut placed = alike.remove(&key).unwrap_or_default();
+        placed.sort_unstable_by_key(|tensor| tensor.at);
+        let (dtype, shape) = key;
+        let mut rest = placed.as_slice();
+        while let Some((first, step, taken)) = row(rest) {
+            let width = u64::from(data_type(dtype).bits / 8);
+            let (names, left) = rest.split_at(taken);
+            let names = names.iter().map(|tensor| tensor.name.clone()).collect();
+            rows.push((dtype.name(), shape.clone(), first / width, step / width, names));
+            rest = left;
+        }
+    }
+    rows
 }
 
-/// Bytes of an element as it is given away. What a tensor starts at is a multiple of it.
-fn width(dtype: Dtype) -> u64 {
-    u64::from(data_type(dtype).bits / 8)
+/// Where the first of these starts, how far it is to the next, and how many go on at that distance.
+fn row(placed: &[&Placed]) -> Option<(u64, u64, usize)> {
+    let first = placed.first()?.at;
+    let step = placed.get(1).map_or(0, |second| second.at - first);
+    let taken = (0u64..).zip(placed).take_while(|(i, tensor)| tensor.at == first + i * step).count();
+    Some((first, step, taken))
 }

@@ -137,7 +137,8 @@ def test_sglang_reads_by_onehop(engines, model, threads):
     assert collected(loader._get_weights_iterator(loader.Source(str(path), prefix="p."))) == {
         f"p.{name}": data for name, data in expected.items()
     }
-    # Other formats are theirs.
+    # Other loaders and other formats are theirs.
+    assert type(loaders.get_model_loader(config, "quantized")) is loaders.QuantizedLoader
     assert type(loaders.get_model_loader(LoadConfig("safetensors"))) is loaders.DefaultModelLoader
 
 

@@ -163,4 +163,12 @@ def test_many_small_tensors(tmp_path, device):
     tensors = {f"layer.{i}.{kind}": ("BF16", [8, 16], dice.randbytes(256)) for i in range(2000) for kind in "abc"}
     path = safetensors_file(tmp_path / "m", tensors)
     ours = onehop.load_file(path, device, framework="torch", allocator="torch")
-    assert all(same(ours[n], t) for n, t in load_file(path, "cpu").items())
+    expected = load_file(path, "cpu")
+    assert all(same(ours[n], t) and ours[n].stride() == t.stride() for n, t in expected.items())
+    # They are as others: a model takes them, and trains.
+    weight = torch.nn.Parameter(ours["layer.7.a"].float())
+    (weight.sum() * 2).backward()
+    assert bool((weight.grad == 2).all())
+    with torch.no_grad():
+        ours["layer.8.b"].zero_()
+    assert not ours["layer.8.b"].any() and same(ours["layer.8.c"], expected["layer.8.c"])

@@ -382,7 +382,7 @@ def _paths(path: Any) -> List[str]:
         raise errors.RequestError(f"{path!r} is no path: give the file's name, or a list of names")
     paths = [os.fsdecode(one) for one in path]
     if not paths:
-        raise errors.RequestError("there is no path: the list of paths is empty")
+        raise errors.RequestError("no file was named: the list of paths is empty")
     return paths
 
 

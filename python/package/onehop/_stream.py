@@ -193,18 +193,21 @@ def arena(job: _Job, memory: TorchMemory, told: Callable[[Tuple[int, int]], obje
 
 
 def _views(torch: Any, base: Any, job: _Job) -> Dict[str, Any]:
-    groups, empty = job.layout()
-    tensors: Dict[Any, Any] = {}
+    tensors: Dict[str, Any] = {}
+    flat: Dict[str, Any] = {}
     with torch.no_grad():
-        for dtype, _, shapes, order, names in groups:
-            flat = base.view(torch_dtype(torch, dtype))
-            # One call for all tensors of a type. It takes tensors of the wanted shapes, which need no memory.
-            likes = [torch.empty(shape, dtype=torch.uint8, device="meta") for shape in shapes]
-            tensors.update(zip(names, torch._utils._unflatten_dense_tensors(flat, [likes[i] for i in order])))
-        for name, dtype, shape in empty:
-            tensors[name] = torch.empty(shape, dtype=torch_dtype(torch, dtype), device=base.device)
-    # The gaps between tensors.
-    tensors.pop(None, None)
+        for dtype, shape, first, step, names in job.layout():
+            if dtype not in flat:
+                flat[dtype] = base.view(torch_dtype(torch, dtype))
+            strides = [1] * len(shape)
+            for dim in range(len(shape) - 1, 0, -1):
+                strides[dim - 1] = strides[dim] * max(shape[dim], 1)
+            if len(names) == 1:
+                tensors[names[0]] = flat[dtype].as_strided(shape, strides, first)
+            else:
+                # One call for all of them takes a quarter of the time of one for each.
+                row = flat[dtype].as_strided([len(names), *shape], [step, *strides], first)
+                tensors.update(zip(names, row.unbind(0)))
     return tensors
 
 

@@ -48,11 +48,14 @@ def _verify_load_format(original: Callable[..., Any], config: Any) -> Any:
 
 
 def _get_model_loader(original: Callable[..., Any], load_config: Any, *args: Any, **kwargs: Any) -> Any:
-    options = getattr(load_config, "onehop", None)
-    if options is None:
-        return original(load_config, *args, **kwargs)
-    # A subclass of theirs, which updates of the weights from disk ask for.
-    return _loader()(load_config)
+    """Where SGLang takes its default loader, and not one of a quantisation, ours takes its place."""
+    loader = original(load_config, *args, **kwargs)
+    if getattr(load_config, "onehop", None) is None:
+        return loader
+    from sglang.srt.model_loader.loader import DefaultModelLoader
+
+    # A subclass, which updates of the weights from disk ask for.
+    return _loader()(load_config) if type(loader) is DefaultModelLoader else loader
 
 
 def _loader() -> type:

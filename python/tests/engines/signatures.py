@@ -8,8 +8,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 
-#: Where a miniature differs on purpose: classes of the real one that are made otherwise.
-OTHERWISE = {"LoadConfig.__init__", "DefaultModelLoader.Source"}
+#: Where a miniature differs on purpose: what the real one has as a dataclass, or what stands for others of its kind.
+OTHERWISE = {"LoadConfig.__init__", "DefaultModelLoader.Source", "HookRegistry.hooks", "QuantizedLoader"}
 #: Of each engine, what the plugin relies on beyond these: names at the level of modules.
 NAMES = {"vllm/model_executor/model_loader/__init__.py": ["_LOAD_FORMAT_TO_MODEL_LOADER", "register_model_loader"]}
 
@@ -24,6 +24,9 @@ def functions(tree, prefix=""):
             every = node.args
             names = [a.arg for a in every.posonlyargs + every.args + every.kwonlyargs]
             found[prefix + node.name] = (names, every.vararg is not None or every.kwarg is not None)
+        elif isinstance(node, ast.Assign):
+            # A function by another's name, whose parameters nobody sees here.
+            found |= {prefix + target.id: ([], True) for target in node.targets if isinstance(target, ast.Name)}
     return found
 
 

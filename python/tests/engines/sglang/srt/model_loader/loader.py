@@ -32,5 +32,9 @@ class DefaultModelLoader:
         return ((source.prefix + name, tensor) for name, tensor in weights)
 
 
+class QuantizedLoader(DefaultModelLoader):
+    pass
+
+
 def get_model_loader(load_config, model_config=None):
-    return DefaultModelLoader(load_config)
+    return QuantizedLoader(load_config) if model_config else DefaultModelLoader(load_config)

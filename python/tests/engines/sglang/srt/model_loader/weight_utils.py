@@ -1,4 +1,4 @@
-def safetensors_weights_iterator(hf_weights_files, is_all_weights_sharded=False, decryption_key=None, disable_mmap=False):
+def safetensors_weights_iterator(hf_weights_files, disable_mmap=False):
     raise AssertionError("SGLang's own iterator was asked")
 
 
