@@ -149,7 +149,9 @@ fn segments_hold_whole_tensors_and_what_is_longer_has_one_of_its_own() {
         let plan = Plan::new(&opened, &Selection::default(), options).unwrap();
         assert!(plan.segments.windows(2).all(|two| two[0].end < two[1].start));
         let filled = |segment: usize| {
-            plan.tensors.iter().filter(move |t| t.bytes > 0).filter(|t| plan.segment_of(t.at) == segment)
+            let plan = &plan;
+            let has_bytes = |t: &&plan::Placed| t.bytes > 0;
+            plan.tensors.iter().filter(has_bytes).filter(move |t| plan.segment_of(t.at) == segment)
         };
         for (i, segment) in plan.segments.iter().enumerate() {
             assert!(filled(i).all(|t| segment.start <= t.at && t.at + t.bytes <= segment.end));
