@@ -17,10 +17,10 @@ from onehop import errors
 
 def test_a_file_object_is_no_path(tmp_path):
     path = safetensors_file(tmp_path / "m", random_model(1))
-    with open(path, "rb") as file, pytest.raises(errors.RequestError, match="path"):
+    with open(path, "rb") as file, pytest.raises(TypeError, match="path"):
         onehop.load(file, "cpu")
-    for nothing in ([], None, 5):
-        with pytest.raises(errors.RequestError, match="path"):
+    for nothing, error in ((None, TypeError), (5, TypeError), ([], errors.RequestError)):
+        with pytest.raises(error, match="path"):
             onehop.load(nothing, "cpu")
 
 

@@ -379,7 +379,7 @@ def _paths(path: Any) -> List[str]:
     if isinstance(path, (str, bytes, os.PathLike)):
         return [os.fsdecode(path)]
     if path is None or hasattr(path, "read") or not isinstance(path, Iterable):
-        raise errors.RequestError(f"{path!r} is no path: give the file's name, or a list of names")
+        raise TypeError(f"{path!r} is no path: give the file's name, or a list of names")
     paths = [os.fsdecode(one) for one in path]
     if not paths:
         raise errors.RequestError("no file was named: the list of paths is empty")
