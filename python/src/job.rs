@@ -95,6 +95,8 @@ enum Event {
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
+    /// When that was.
+    stopped: OnceLock<Instant>,
     /// Ends the engine, once there is one.
     stopper: Mutex<Option<Stopper>>,
     bytes: AtomicU64,
@@ -107,6 +109,7 @@ struct Shared {
 
 impl Shared {
     fn stop(&self) {
+        let _ = self.stopped.set(Instant::now());
         self.stop.store(true, Ordering::Release);
         if let Some(stopper) = &*self.stopper.lock().unwrap_or_else(PoisonError::into_inner) {
             stopper.stop();

@@ -29,6 +29,9 @@ use crate::views;
 const SEGMENTS: u64 = 8;
 const LEAST_SEGMENT: u64 = 64 << 10;
 
+/// An engine that takes longer to end after it was stopped may have left copies alone.
+const UNENDED: Duration = Duration::from_secs(9);
+
 /// What the length of memory that Python allocates is a multiple of: frameworks view all of it as any type.
 const ARENA_UNIT: u64 = 512;
 
@@ -91,38 +94,42 @@ impl LoadTask {
             Ok::<_, Error>((prepared, device, begin, arena))
         })?;
         self.shared.total.store(plan.tensor_bytes, Ordering::Release);
-        let (ended, arena) = match memory {
-            Memory::Own => self.into_arena(plan, &device, begin, prepared, arena.ok_or(Error::Lost)?)?,
-            Memory::Arena => self.into_given_arena(plan, &device, begin, prepared)?,
-            Memory::Bounded(most) => return self.in_segments(plan, &device, begin, prepared, *most),
-        };
-        let verdict = self.verify(&ended.plan, &device, &arena, manifest.as_ref())?;
-        Ok(ended.outcome(model, &device, self.start, verdict))
+        match memory {
+            Memory::Own => {
+                let arena = arena.ok_or(Error::Lost)?;
+                self.fill_arena(plan, &device, begin, prepared, arena, manifest.as_ref())
+            }
+            Memory::Arena => self.fill_given_arena(plan, &device, begin, prepared, manifest.as_ref()),
+            Memory::Bounded(most) => self.fill_pool(plan, &device, begin, prepared, *most),
+        }
     }
 
-    fn into_arena(
+    fn fill_arena(
         &self,
         plan: Plan,
         device: &Device,
         begin: Instant,
         prepared: Prepared,
         arena: Arena,
-    ) -> Result<(Ended, Region)> {
+        manifest: Option<&Manifest>,
+    ) -> Result<Outcome> {
         let engine = RingEngine::start(&*device.gpu, &plan, prepared.into_arenas(vec![arena]))?;
         self.stop_by(engine.stopper())?;
-        let hand_out = self.request.memory == Memory::Own;
-        let stream = self.arrive(Stream::new(plan, engine), device, hand_out)?;
-        self.end(stream, device, begin)
+        let stream = self.arrive(Stream::new(plan, engine), device)?;
+        let (ended, arena) = self.end(stream, device, begin)?;
+        let verdict = self.verify(&ended.plan, device, &arena, manifest)?;
+        Ok(ended.outcome(&self.request.model, device, self.start, verdict))
     }
 
     /// The arena is Python's, if it is a GPU's.
-    fn into_given_arena(
+    fn fill_given_arena(
         &self,
         plan: Plan,
         device: &Device,
         begin: Instant,
         prepared: Prepared,
-    ) -> Result<(Ended, Region)> {
+        manifest: Option<&Manifest>,
+    ) -> Result<Outcome> {
         let bytes = plan.gpu_bytes.max(1).next_multiple_of(ARENA_UNIT) as usize;
         *self.shared.layout.lock().unwrap_or_else(PoisonError::into_inner) = Some(views::layout(&plan));
         let Some(gpu) = &device.cuda else {
@@ -130,17 +137,17 @@ impl LoadTask {
             let arena = Tensor::of_bytes(region.clone(), device.dlpack);
             let _ = self.sender.send(Event::Arena(Box::new(arena)));
             let arena = Arena::again(region, &plan)?;
-            return self.into_arena(plan, device, begin, prepared, arena);
+            return self.fill_arena(plan, device, begin, prepared, arena, manifest);
         };
         let lent = Lent::new(gpu, self.ask(bytes)?)?;
         let arena = Arena::again(lent.region().clone(), &plan)?;
-        let loaded = self.into_arena(plan, device, begin, prepared, arena);
+        let loaded = self.fill_arena(plan, device, begin, prepared, arena, manifest);
         self.let_go(lent, &loaded);
         loaded
     }
 
     /// The memory is used again as tensors die.
-    fn in_segments(
+    fn fill_pool(
         &self,
         plan: Plan,
         device: &Device,
@@ -187,18 +194,14 @@ impl LoadTask {
         while let Some(streamed) = stream.next()? {
             let placed = streamed.tensor;
             let Some(segment) = segment_of(&plan, placed) else {
-                self.hand_out(whole(
-                    placed,
-                    device.gpu.alloc(Place::Vram, 1)?.slice(0..0)?,
-                    None,
-                    device.dlpack,
-                ))?;
+                let nothing = device.gpu.alloc(Place::Vram, 1)?.slice(0..0)?;
+                self.hand_out(whole(placed, nothing, None, device.dlpack));
                 continue;
             };
             let region = streamed.arena.region(placed.at, placed.bytes)?;
             let tensor = whole(placed, region, pool.lease(segment), device.dlpack);
             self.shared.bytes.store(stream.bytes(), Ordering::Release);
-            self.hand_out(tensor)?;
+            self.hand_out(tensor);
             if let Some(left) = left.get_mut(segment) {
                 *left -= 1;
                 if *left == 0 {
@@ -209,9 +212,9 @@ impl LoadTask {
         self.end(stream, device, begin)
     }
 
-    fn hand_out(&self, tensor: Tensor) -> Result<()> {
+    /// Whoever waited may have gone.
+    fn hand_out(&self, tensor: Tensor) {
         let _ = self.sender.send(Event::Tensor(Box::new(tensor)));
-        Ok(())
     }
 
     /// Asks Python for GPU memory, and waits for it.
@@ -228,15 +231,16 @@ impl LoadTask {
         }
     }
 
-    /// Drops Python's memory. Where copies that nobody can end may still write to it, it stays.
+    /// Drops Python's memory after the engine. Where copies may still be under way that the engine has not seen end, it
+    /// stays allocated.
     fn let_go<T, L>(&self, memory: T, loaded: &Result<L>) {
-        match loaded {
-            Err(
-                Error::Gpu(_) | Error::Load(onehop_load::Error::Gpu(_) | onehop_load::Error::Stalled { .. }),
-            ) => {
-                std::mem::forget(memory);
-            }
-            _ => drop(memory),
+        let failed = matches!(
+            loaded,
+            Err(Error::Gpu(_) | Error::Load(onehop_load::Error::Gpu(_) | onehop_load::Error::Stalled { .. }))
+        );
+        let late = self.shared.stopped.get().is_some_and(|at| at.elapsed() > UNENDED);
+        if failed || late {
+            std::mem::forget(memory);
         }
     }
 
@@ -302,10 +306,9 @@ impl LoadTask {
         &self,
         mut stream: Stream<RingEngine>,
         device: &Device,
-        hand_out: bool,
     ) -> Result<Stream<RingEngine>> {
         while let Some(lent) = stream.next()? {
-            if !hand_out {
+            if self.request.memory == Memory::Arena {
                 self.shared.bytes.store(stream.bytes(), Ordering::Release);
                 continue;
             }
@@ -319,7 +322,7 @@ impl LoadTask {
                 }
             };
             self.shared.bytes.store(stream.bytes(), Ordering::Release);
-            self.hand_out(tensor)?;
+            self.hand_out(tensor);
         }
         Ok(stream)
     }
