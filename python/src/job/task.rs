@@ -302,11 +302,7 @@ impl LoadTask {
     }
 
     /// Hands tensors out as they arrive, if there is somebody to take them.
-    fn arrive(
-        &self,
-        mut stream: Stream<RingEngine>,
-        device: &Device,
-    ) -> Result<Stream<RingEngine>> {
+    fn arrive(&self, mut stream: Stream<RingEngine>, device: &Device) -> Result<Stream<RingEngine>> {
         while let Some(lent) = stream.next()? {
             if self.request.memory == Memory::Arena {
                 self.shared.bytes.store(stream.bytes(), Ordering::Release);
