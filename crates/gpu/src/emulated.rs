@@ -163,17 +163,14 @@ impl DeviceBytes for AllMemory {
         Ok(mem.fill(at, bytes, value)?)
     }
 
-    fn mark(&self, marks: &Marks) -> Result<()> {
-        marks.places().try_for_each(|at| self.write(at as usize, &marks.word.to_le_bytes()))
+    fn mark(&self, marks: &Marks, limit: Duration) -> Result<()> {
+        let (mem, at) = self.find(marks.first as usize, marks.span() as usize)?;
+        Ok(mem.mark(&Marks { first: at as u64, ..*marks }, limit)?)
     }
 
-    fn marks_left(&self, marks: &Marks) -> Result<u64> {
-        let (mut left, mut word) = (0, [0; 8]);
-        for at in marks.places() {
-            self.read(at as usize, &mut word)?;
-            left += u64::from(u64::from_le_bytes(word) == marks.word);
-        }
-        Ok(left)
+    fn marks_left(&self, marks: &Marks, limit: Duration) -> Result<u64> {
+        let (mem, at) = self.find(marks.first as usize, marks.span() as usize)?;
+        Ok(mem.marks_left(&Marks { first: at as u64, ..*marks }, limit)?)
     }
 
     fn dma_buf(&self, _: usize, _: usize) -> Result<DmaBuf> {

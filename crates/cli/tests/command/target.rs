@@ -47,7 +47,7 @@ fn a_folder_is_served_to_a_mount() {
         std::fs::write(format!("{point}/b"), "more").unwrap();
         assert_eq!(std::fs::read_to_string(format!("{root}/b")).unwrap(), "more");
         let report = end(mount, "mount");
-        assert_eq!((&report["target"]["transport"], &report["failed"]), (&"tcp".into(), &0.into()));
+        assert_eq!((&report["remote"]["transport"], &report["failed"]), (&"tcp".into(), &0.into()));
     } else {
         // Not eprintln: a test that passes would not show it.
         let _ = writeln!(std::io::stderr(), "SKIPPED: nothing can be mounted here: {}", line.trim());

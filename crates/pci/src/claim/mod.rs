@@ -31,6 +31,7 @@ const BIND_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A device detached from the kernel's driver. Dropping the claim releases it.
 pub(crate) struct Claim {
+    #[cfg_attr(not(test), expect(dead_code, reason = "dropping it releases the device"))]
     guard: Guard,
     // Released after the guardian has finished.
     _lock: File,
