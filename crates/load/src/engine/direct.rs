@@ -159,7 +159,7 @@ impl Reader {
     }
 
     /// The next chunk that there is memory for. What was read last is handed in before that is waited for.
-    fn next_of_all(&self, full: &mut Option<Full>, shared: &Shared) -> Result<Option<Job>> {
+    fn next_of_all(&self, full: &mut Option<Full<Part>>, shared: &Shared) -> Result<Option<Job>> {
         let Some(job) = shared.next() else { return Ok(None) };
         if !shared.admits(&job.chunk)? {
             self.hand_in(full)?;
