@@ -77,6 +77,7 @@ pub fn carry_out(tensors: Vec<TensorInfo>, length: u64, asked: &Asked) {
         direct: asked.slack % 8 != 0,
         slack: asked.slack.into(),
         staging: 0,
+        segment: None,
     };
     let (dim, ranks) = (usize::from(asked.dim % 4), u64::from(asked.ranks % 8) + 1);
     let selection = Selection::default().cut("*", dim).rank(u64::from(asked.rank) % ranks, ranks);

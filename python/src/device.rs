@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use onehop_gpu::cuda::Cuda;
+use onehop_gpu::cuda::{Cuda, CudaGpu};
 use onehop_gpu::{Emulated, Gpu};
 use onehop_load::engine::RingCache;
 
@@ -26,7 +26,7 @@ impl DeviceSpec {
         let Some(text) = text else { return Ok(Self::Any) };
         let is_ordinal = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
         match text {
-            "cpu" | "emu" => Ok(Self::Cpu),
+            "cpu" | "cpu:0" | "emu" => Ok(Self::Cpu),
             "cuda" => Ok(Self::Cuda("0".into())),
             _ if is_ordinal(text) || text.contains('.') => Ok(Self::Cuda(text.into())),
             _ => match text.strip_prefix("cuda:") {
@@ -66,6 +66,8 @@ impl DeviceSpec {
 /// A GPU that is open: for CUDA its primary context, the one that torch, CuPy and JAX work in too.
 pub(crate) struct Device {
     pub gpu: Arc<dyn Gpu>,
+    /// The same, if it is one of CUDA's.
+    pub cuda: Option<CudaGpu>,
     pub why: String,
     pub dlpack: dlpack::Device,
 }
@@ -73,9 +75,10 @@ pub(crate) struct Device {
 fn cuda(name: &str, why: &str) -> onehop_gpu::Result<Device> {
     let gpu = Cuda::load()?.open(name)?;
     let ordinal = gpu.device().ordinal as i32;
-    Ok(Device { gpu: Arc::new(gpu), why: why.into(), dlpack: dlpack::Device::cuda(ordinal) })
+    let cuda = Some(gpu.clone());
+    Ok(Device { gpu: Arc::new(gpu), cuda, why: why.into(), dlpack: dlpack::Device::cuda(ordinal) })
 }
 
 fn cpu(why: String) -> Device {
-    Device { gpu: Arc::new(Emulated::new()), why, dlpack: dlpack::Device::CPU }
+    Device { gpu: Arc::new(Emulated::new()), cuda: None, why, dlpack: dlpack::Device::CPU }
 }

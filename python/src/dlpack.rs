@@ -6,11 +6,14 @@
 
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use onehop_gpu::Region;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
+
+use crate::pool::Lease;
 
 /// The version of what is described here.
 pub(crate) const VERSION: (u32, u32) = (1, 1);
@@ -80,6 +83,7 @@ struct Versioned {
 pub(crate) struct Export {
     /// Kept until the consumer is done.
     pub memory: Region,
+    pub lease: Option<Arc<Lease>>,
     /// Where the first element is: an address of the device.
     pub data: u64,
     pub device: Device,
@@ -97,6 +101,7 @@ struct ManagedTensor<M> {
     shape: Vec<i64>,
     strides: Vec<i64>,
     _memory: Region,
+    _lease: Option<Arc<Lease>>,
 }
 
 trait Layout: Sized {
@@ -156,7 +161,7 @@ pub(crate) fn capsule<'py>(
 }
 
 fn wrap<M: Layout>(py: Python<'_>, export: Export, minor: u32) -> PyResult<Bound<'_, PyCapsule>> {
-    let Export { memory, data, device, dtype, shape, strides, copied } = export;
+    let Export { memory, lease, data, device, dtype, shape, strides, copied } = export;
     let tensor = DlTensor {
         data: data as *mut c_void,
         device,
@@ -167,7 +172,8 @@ fn wrap<M: Layout>(py: Python<'_>, export: Export, minor: u32) -> PyResult<Bound
         byte_offset: 0,
     };
     let managed = M::new(tensor, if copied { IS_COPIED } else { 0 }, minor);
-    let held = Box::into_raw(Box::new(ManagedTensor { managed, shape, strides, _memory: memory }));
+    let held =
+        Box::into_raw(Box::new(ManagedTensor { managed, shape, strides, _memory: memory, _lease: lease }));
     // SAFETY: the box is this function's alone until the capsule has it.
     let tensor = unsafe { (*held).managed.tensor() };
     // SAFETY: as above; the vectors are not touched any more, so that their elements stay where they are.

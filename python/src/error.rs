@@ -79,7 +79,7 @@ impl Error {
                 _ => Kind::of("DriveError"),
             },
             Self::Transfer(error) => transfer_kind(error),
-            Self::Gpu(_) => Kind::of("DeviceError"),
+            Self::Gpu(error) => gpu_kind(error),
             Self::Lost | Self::Thread(_) => Kind::of("OnehopError"),
         }
     }
@@ -123,11 +123,20 @@ fn load_kind(error: &Load) -> Kind<'_> {
         Load::NotMapped { .. } => Kind::of("MissingFileError"),
         Load::MappedTwice { .. } => Kind::of("FormatError"),
         Load::NoFile { .. } | Load::NotDirect { .. } | Load::NotByCuFile { .. } => Kind::of("RouteError"),
-        Load::Gpu(_) => Kind::of("DeviceError"),
+        Load::Gpu(error) => gpu_kind(error),
         Load::Stalled { .. } | Load::Slow { .. } => Kind::of("StalledError"),
         Load::Cancelled => Kind::of("CancelledError"),
         _ => Kind::of("OnehopError"),
     }
+}
+
+/// Host memory that runs out is no failure of the device.
+fn gpu_kind(error: &onehop_gpu::Error) -> Kind<'_> {
+    Kind::of(match error {
+        onehop_gpu::Error::Memory(_) if error.is_no_room() => "OutOfMemoryError",
+        _ if error.is_no_room() => "OutOfGpuMemoryError",
+        _ => "DeviceError",
+    })
 }
 
 fn transfer_kind(error: &Transfer) -> Kind<'_> {

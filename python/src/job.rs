@@ -1,31 +1,32 @@
 //! `onehop._native.Job`: a load under way. A thread of its own does it, so that Python goes on, and Ctrl-C is answered at
 //! once, whatever the disk or the GPU do.
 
+mod placed;
+mod task;
+
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use onehop_gpu::Region;
-use onehop_load::check::{BY_FILES, Verdict};
-use onehop_load::engine::{self, Arena, Prepared, RingEngine, Stopper};
+use onehop_gpu::cuda::CudaGpu;
+use onehop_load::engine::{self, Stopper};
 use onehop_load::model::Tensor as Entry;
-use onehop_load::plan::{Options, Placed};
-use onehop_load::stream::Stream;
-use onehop_load::{LocalFile, Manifest, Model, Part, Plan, Selection, TensorInfo, check};
-use onehop_transfer::{Chosen, Progress};
+use onehop_load::{Model, Part, Selection};
+use onehop_transfer::Progress;
 use pyo3::prelude::*;
 
-use crate::descriptors;
-use crate::device::{Device, DeviceSpec};
-use crate::dlpack;
+use crate::device::DeviceSpec;
 use crate::drive::OpenDrive;
-use crate::dtype::{carried, data_type};
 use crate::error::{Error, Result};
+use crate::lent::{Brought, Lent};
 use crate::model::Dim;
-use crate::outcome::{Outcome, Start};
-use crate::tensor::{Tensor, packed_strides};
+use crate::outcome::Outcome;
+use crate::pool::Pool;
+use crate::tensor::Tensor;
+use crate::views::Row;
+use task::LoadTask;
 
 /// How long Python is not asked whether somebody pressed Ctrl-C.
 pub(crate) const SIGNAL_POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -33,8 +34,8 @@ pub(crate) const SIGNAL_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long a load that is cancelled is waited for: its memory is given back then, in all likelihood.
 const END: Duration = Duration::from_secs(1);
 
-/// What every tensor's address is a multiple of, if it has as many bytes: XLA and others want it of scalars too.
-const ALIGN: u64 = 64;
+/// How often the memory of a bounded stream is looked after while Python waits.
+const POOL_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// What is to be loaded, and how.
 pub(crate) struct Request {
@@ -42,9 +43,21 @@ pub(crate) struct Request {
     pub device: DeviceSpec,
     pub wanted: Wanted,
     pub origin: Origin,
+    pub memory: Memory,
     pub verify: bool,
     pub manifest: Option<PathBuf>,
     pub measure_limit: bool,
+}
+
+/// What the tensors lie in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Memory {
+    /// An arena of ours. Each tensor is handed out as it arrives.
+    Own,
+    /// An arena that Python allocates, if it is a GPU's. No tensor is handed out: Python makes views of the arena.
+    Arena,
+    /// So many bytes, used again as tensors die; on a GPU they are Python's.
+    Bounded(u64),
 }
 
 /// Where the bytes come from, and how.
@@ -73,20 +86,30 @@ pub(crate) struct View {
 
 enum Event {
     Tensor(Box<Tensor>),
+    /// The arena, if it is the CPU's; in its place so many bytes that Python has to bring.
+    Arena(Box<Tensor>),
+    Wanted(usize),
     Done(Result<Box<Outcome>>),
 }
 
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
+    /// When that was.
+    stopped: OnceLock<Instant>,
     /// Ends the engine, once there is one.
     stopper: Mutex<Option<Stopper>>,
     bytes: AtomicU64,
     total: AtomicU64,
+    /// The layout of an arena that Python makes views of, until it has them.
+    layout: Mutex<Option<Vec<Row>>>,
+    /// The memory of a stream that is bounded, and the GPU if it is one's.
+    pool: OnceLock<(Arc<Pool>, Option<CudaGpu>)>,
 }
 
 impl Shared {
     fn stop(&self) {
+        let _ = self.stopped.set(Instant::now());
         self.stop.store(true, Ordering::Release);
         if let Some(stopper) = &*self.stopper.lock().unwrap_or_else(PoisonError::into_inner) {
             stopper.stop();
@@ -116,6 +139,7 @@ impl Progress for Shared {
 pub(crate) struct Job {
     /// None once it was dropped in a forked child.
     events: Mutex<Option<Receiver<Event>>>,
+    bring: Mutex<Option<Sender<Brought>>>,
     process: u32,
     shared: Arc<Shared>,
     /// Whether there is nothing more to come: it was said how the load ended.
@@ -125,13 +149,14 @@ pub(crate) struct Job {
 
 impl Job {
     pub(crate) fn start(request: Request) -> Result<Self> {
-        let (sender, events) = channel();
+        let ((sender, events), (bring, brought)) = (channel(), channel());
         let shared = Arc::<Shared>::default();
-        let work = LoadTask { request, shared: shared.clone(), sender, start: Instant::now() };
+        let work = LoadTask { request, shared: shared.clone(), sender, brought, start: Instant::now() };
         let thread = std::thread::Builder::new().name("onehop load".into());
         thread.spawn(move || work.run()).map_err(Error::Thread)?;
         Ok(Self {
             events: Mutex::new(Some(events)),
+            bring: Mutex::new(Some(bring)),
             process: std::process::id(),
             shared,
             over: AtomicBool::new(false),
@@ -155,7 +180,10 @@ impl Job {
         event
     }
 
-    fn wait(&self, py: Python<'_>) -> PyResult<Option<Event>> {
+    /// The next event; none at the end, or when the time is over.
+    fn wait(&self, py: Python<'_>, limit: Option<Duration>) -> PyResult<Waited> {
+        let begun = Instant::now();
+        let poll = if self.shared.pool.get().is_some() { POOL_POLL_INTERVAL } else { SIGNAL_POLL_INTERVAL };
         if self.is_forked() {
             let why =
                 "this load was begun before a fork, by the parent, which goes on with it: load in the child";
@@ -167,31 +195,113 @@ impl Job {
                 return Err(Error::from(onehop_load::Error::Cancelled).into());
             }
             if self.over.load(Ordering::Acquire) {
-                return Ok(None);
+                return Ok(Waited::Over);
             }
-            match py.detach(|| self.receive(SIGNAL_POLL_INTERVAL)) {
-                Ok(event) => return Ok(Some(event)),
+            let stuck = self.is_stuck();
+            match py.detach(|| self.receive(poll.min(limit.unwrap_or(poll)))) {
+                Ok(event) => return Ok(Waited::Event(event)),
+                // Whatever had been handed out when it was asked would have come.
+                Err(RecvTimeoutError::Timeout) if stuck.is_some() && self.is_stuck() == stuck => {
+                    if let Some(bytes) = self.grow(stuck.unwrap_or_default())? {
+                        return Ok(Waited::Event(Event::Wanted(bytes)));
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) if limit.is_some_and(|limit| begun.elapsed() >= limit) => {
+                    return Ok(Waited::Nothing);
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 // Another thread of Python may have been told of the end.
-                Err(RecvTimeoutError::Disconnected) if self.over.load(Ordering::Acquire) => return Ok(None),
+                Err(RecvTimeoutError::Disconnected) if self.over.load(Ordering::Acquire) => {
+                    return Ok(Waited::Over);
+                }
                 Err(RecvTimeoutError::Disconnected) => return Err(Error::Lost.into()),
             }
         }
     }
 }
 
+/// What came of waiting.
+enum Waited {
+    Event(Event),
+    Over,
+    Nothing,
+}
+
+/// The same for Python.
+#[derive(IntoPyObject)]
+pub(crate) enum Step {
+    Tensor(Tensor),
+    Wanted(usize),
+    Nothing(bool),
+    Over(Option<bool>),
+}
+
+impl Job {
+    fn is_stuck(&self) -> Option<usize> {
+        self.shared.pool.get().and_then(|(pool, _)| pool.is_stuck())
+    }
+
+    /// Lets a stream that is stuck have more memory; gives the bytes that Python has to bring for that.
+    fn grow(&self, bytes: usize) -> Result<Option<usize>> {
+        let Some((pool, _)) = self.shared.pool.get() else { return Ok(None) };
+        Ok(if pool.grow(bytes)? { None } else { Some(bytes) })
+    }
+}
+
 #[pymethods]
 impl Job {
-    /// The next tensor whose bytes are all there; None when there are no more.
-    fn next(&self, py: Python<'_>) -> PyResult<Option<Tensor>> {
-        match self.wait(py)? {
-            None => Ok(None),
-            Some(Event::Tensor(tensor)) => Ok(Some(*tensor)),
-            Some(Event::Done(outcome)) => {
+    /// The next tensor whose bytes are all there; None when there are no more; a number of bytes that `bring` has to be
+    /// called with; and False when none of these came in so many seconds.
+    #[pyo3(signature = (limit=None))]
+    fn next(&self, py: Python<'_>, limit: Option<f64>) -> PyResult<Step> {
+        let limit = limit.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default());
+        Ok(match self.wait(py, limit)? {
+            Waited::Over => Step::Over(None),
+            Waited::Nothing => Step::Nothing(false),
+            Waited::Event(Event::Tensor(tensor) | Event::Arena(tensor)) => Step::Tensor(*tensor),
+            Waited::Event(Event::Wanted(bytes)) => Step::Wanted(bytes),
+            Waited::Event(Event::Done(outcome)) => {
                 *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(*outcome?);
-                Ok(None)
+                Step::Over(None)
             }
+        })
+    }
+
+    /// Gives the load GPU memory: `bytes` bytes at `at`, which `owner` keeps allocated, and which nothing else uses.
+    fn bring(&self, at: u64, bytes: usize, owner: Py<PyAny>) -> Result<()> {
+        let brought = Brought { at, bytes, owner };
+        if let Some((pool, Some(gpu))) = self.shared.pool.get() {
+            pool.add(Lent::new(gpu, brought)?);
+            return Ok(());
         }
+        let bring = self.bring.lock().unwrap_or_else(PoisonError::into_inner);
+        // Where the load is over, what next() says tells why.
+        bring.as_ref().map(|bring| bring.send(brought));
+        Ok(())
+    }
+
+    /// How the tensors of an arena lie in it. To be asked once the arena is there.
+    fn layout(&self) -> Result<Vec<Row>> {
+        let layout = self.shared.layout.lock().unwrap_or_else(PoisonError::into_inner).take();
+        layout.ok_or(Error::Lost)
+    }
+
+    /// Of memory whose tensors have died, a name for the fence behind which it is used again; None where there is none.
+    fn dead(&self) -> Option<u64> {
+        self.shared.pool.get()?.0.dead()
+    }
+
+    /// The GPU has passed that fence.
+    fn fenced(&self, fence: u64) {
+        if let Some((pool, _)) = self.shared.pool.get() {
+            pool.fenced(fence);
+        }
+    }
+
+    /// Bytes by which the memory of a bounded stream has grown.
+    #[getter]
+    fn grown(&self) -> usize {
+        self.shared.pool.get().map_or(0, |(pool, _)| pool.grown())
     }
 
     /// How the load went, once it is over.
@@ -228,235 +338,9 @@ impl Drop for Job {
         if self.is_forked() {
             // Dropping it might wait for a thread that was sending when the process forked.
             std::mem::forget(self.events.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+            std::mem::forget(self.bring.get_mut().unwrap_or_else(PoisonError::into_inner).take());
             return;
         }
         self.shared.stop();
-    }
-}
-
-/// What the thread does.
-struct LoadTask {
-    request: Request,
-    shared: Arc<Shared>,
-    sender: Sender<Event>,
-    start: Instant,
-}
-
-impl LoadTask {
-    fn run(self) {
-        let outcome = match &self.request.origin {
-            Origin::Files(options) => self.load(options),
-            Origin::Drive(drive, options) => self.load_from_drive(drive, options),
-        };
-        let Self { sender, request, .. } = self;
-        // Closes the drive, if nothing else has it open: who hears of the end may open it again.
-        drop(request);
-        // Whoever waited may have gone.
-        let _ = sender.send(Event::Done(outcome.map(Box::new)));
-    }
-
-    fn go_on(&self) -> bool {
-        !self.shared.is_stopped()
-    }
-
-    fn check(&self) -> Result<()> {
-        if self.go_on() { Ok(()) } else { Err(onehop_load::Error::Cancelled.into()) }
-    }
-
-    fn manifest(&self) -> Result<Option<Manifest>> {
-        let manifest = self.request.manifest.as_deref().map(|path| Manifest::read(&LocalFile::open(path)?));
-        Ok(manifest.transpose()?)
-    }
-
-    fn load(&self, options: &engine::Options) -> Result<Outcome> {
-        let Request { model, device, .. } = &self.request;
-        let manifest = self.manifest()?;
-        let plan = self.plan()?;
-        descriptors::make_room(model.files.len());
-        let (prepared, device, begin) = std::thread::scope(|scope| {
-            // CUDA takes a while to start, and some milliseconds for its first call after a pause: what needs no GPU is done
-            // meanwhile.
-            let gpu = scope.spawn(|| {
-                let device = device.open()?;
-                let begin = Instant::now();
-                fits(&plan, &device)?;
-                let arena = Arena::new(&*device.gpu, &plan)?;
-                Ok::<_, Error>((device, arena, begin))
-            });
-            let prepared = Prepared::with_ring_cache(&plan, &model.files, options, device.ring_cache())?;
-            let (device, arena, begin) = gpu.join().map_err(|_| Error::Lost)??;
-            Ok::<_, Error>((prepared.into_arenas(vec![arena]), device, begin))
-        })?;
-        self.shared.total.store(plan.tensor_bytes, Ordering::Release);
-        let engine = RingEngine::start(&*device.gpu, &plan, prepared)?;
-        *self.shared.stopper.lock().unwrap_or_else(PoisonError::into_inner) = Some(engine.stopper());
-        // Whoever cancelled before there was a stopper has left word.
-        self.check()?;
-        let stream = self.arrive(Stream::new(plan, engine), &device)?;
-        let took = begin.elapsed();
-        let warnings = model.still_same()?;
-        let account = stream.engine().account();
-        let rate = if self.request.measure_limit { stream.engine().copy_rate(&*device.gpu)? } else { None };
-        let (plan, arena) = stream.finish()?;
-        let verdict = self.verify(&plan, &device, &arena, manifest.as_ref())?;
-        let start = Start { begun: self.start, gpu: begin - self.start };
-        let went = onehop_load::outcome::Outcome {
-            warnings,
-            ..onehop_load::outcome::Outcome::new(&[&plan], &account, took, rate)
-        };
-        Ok(Outcome::new(model, &device, account, went, &start, verdict))
-    }
-
-    /// The tensors come when all of them are there.
-    fn load_from_drive(&self, drive: &OpenDrive, options: &onehop_transfer::Options) -> Result<Outcome> {
-        let Wanted::Selection(selection) = &self.request.wanted else { return Err(Error::Lost) };
-        let manifest = self.manifest()?;
-        let plan = drive.plan(selection, ALIGN)?;
-        self.shared.total.store(plan.tensor_bytes, Ordering::Release);
-        let device = self.request.device.open()?;
-        let begin = Instant::now();
-        fits(&plan, &device)?;
-        let gpu = Chosen { gpu: device.gpu.clone(), why: device.why.clone() };
-        let loaded = drive.load(&gpu, options, &plan, &*self.shared)?;
-        for placed in &plan.tensors {
-            let tensor = whole(placed, &loaded.arena, device.dlpack)?;
-            let _ = self.sender.send(Event::Tensor(Box::new(tensor)));
-        }
-        self.shared.bytes.store(plan.tensor_bytes, Ordering::Release);
-        if self.request.verify
-            && let Some(changed) = drive.on_drive.check_maps(&*self.shared)?
-        {
-            return Err(changed.into());
-        }
-        let verdict = self.verify(&plan, &device, &loaded.arena, manifest.as_ref())?;
-        let start = Start { begun: self.start, gpu: begin - self.start };
-        Ok(Outcome::of_drive(drive, loaded, plan.gpu_bytes, &start, verdict))
-    }
-
-    fn plan(&self) -> Result<Plan> {
-        let options = Options { small: ALIGN, ..Options::ring() };
-        let model = &self.request.model;
-        let plan = match &self.request.wanted {
-            Wanted::Selection(selection) => Plan::new(model, selection, options),
-            Wanted::Part { tensor, part, .. } => Plan::of_part(model, tensor, part.clone(), options),
-        };
-        Ok(plan.map_err(onehop_load::Error::from)?)
-    }
-
-    /// Hands tensors out as they arrive.
-    fn arrive(&self, mut stream: Stream<RingEngine>, device: &Device) -> Result<Stream<RingEngine>> {
-        while let Some(lent) = stream.next()? {
-            let tensor = match &self.request.wanted {
-                Wanted::Selection(_) => whole(lent.tensor, lent.arena, device.dlpack)?,
-                Wanted::Part { tensor, part, view } => {
-                    view.tensor(&tensor.info, part, lent.arena, lent.tensor.at, device.dlpack)?
-                }
-            };
-            self.shared.bytes.store(stream.bytes(), Ordering::Release);
-            let _ = self.sender.send(Event::Tensor(Box::new(tensor)));
-        }
-        Ok(stream)
-    }
-
-    fn verify(
-        &self,
-        plan: &Plan,
-        device: &Device,
-        arena: &Region,
-        manifest: Option<&Manifest>,
-    ) -> Result<(bool, Option<String>)> {
-        let (model, go_on) = (&self.request.model, || self.go_on());
-        let mut verdict: Verdict<Error> = Verdict { compared: None, compared_by: BY_FILES, manifest: None };
-        if let Origin::Drive(drive, _) = &self.request.origin {
-            verdict.compared_by = drive.on_drive.compared_by();
-        }
-        if self.request.verify {
-            let differs = check::compare(plan, &model.files, arena, &go_on)?;
-            let differs = differs.map(|differs| Error::Differs { at: differs.at, tensor: differs.tensor });
-            verdict.compared = Some(differs.map_or(Ok(()), Err));
-        }
-        if let (Some(manifest), Some(path)) = (manifest, &self.request.manifest) {
-            let sums = check::check_sums(plan, &*device.gpu, arena, &go_on)?;
-            let file = path.display().to_string();
-            let compared = check::against(manifest, model, plan, &sums);
-            verdict.manifest =
-                Some(compared.map_err(|why| onehop_load::Error::Manifest { file, why }.into()));
-        }
-        let (verified, by) = (verdict.verified().unwrap_or(false), verdict.by());
-        verdict.failure().map_or(Ok((verified, by)), Err)
-    }
-}
-
-fn fits(plan: &Plan, device: &Device) -> Result<()> {
-    match plan.fit_on(&*device.gpu)?.filter(|fit| !fit.fits) {
-        Some(fit) => Err(Error::Fit {
-            needed: fit.peak_gpu_bytes,
-            free: fit.free_gpu_bytes,
-            missing: fit.missing_bytes,
-        }),
-        None => Ok(()),
-    }
-}
-
-/// Bytes of the arena.
-fn memory(arena: &Region, at: u64, bytes: u64) -> Result<Region> {
-    Ok(arena.slice(at as usize..(at + bytes) as usize)?)
-}
-
-fn whole(placed: &Placed, arena: &Region, device: dlpack::Device) -> Result<Tensor> {
-    let Placed { name, dtype, shape, at, bytes, .. } = placed;
-    let info =
-        TensorInfo { name: name.clone(), dtype: *dtype, shape: shape.clone(), offset: 0, bytes: *bytes };
-    let given: Vec<i64> = carried(&info).shape.iter().map(|n| *n as i64).collect();
-    Ok(Tensor {
-        strides: packed_strides(&given),
-        shape: given,
-        carrier: data_type(*dtype),
-        memory: memory(arena, *at, *bytes)?,
-        name: info.name,
-        dtype: *dtype,
-        logical: info.shape,
-        device,
-    })
-}
-
-impl View {
-    /// The tensor of these elements, of a part that lies at `at`.
-    fn tensor(
-        &self,
-        info: &TensorInfo,
-        part: &Part,
-        arena: &Region,
-        at: u64,
-        device: dlpack::Device,
-    ) -> Result<Tensor> {
-        let carrier = data_type(info.dtype);
-        let held: Vec<i64> = part.shape.iter().map(|n| *n as i64).collect();
-        let (mut shape, mut strides, mut first, mut last) = (Vec::new(), Vec::new(), 0, 0);
-        for ((dim, held), stride) in self.dims.iter().zip(&part.shape).zip(packed_strides(&held)) {
-            let stride = stride as u64;
-            // A dimension that the part has more of than was asked for, it has all of.
-            let start = if *held == dim.end() - dim.first { 0 } else { dim.first };
-            first += start * stride;
-            last += (start + dim.count.saturating_sub(1) * dim.step) * stride;
-            if !dim.single {
-                shape.push(dim.count as i64);
-                strides.push((stride * dim.step) as i64);
-            }
-        }
-        let is_whole = shape.iter().map(|n| *n as u64).eq(carried(info).shape);
-        let width = u64::from(carrier.bits / 8);
-        let elements = if self.dims.iter().any(|dim| dim.count == 0) { 0 } else { last + 1 - first };
-        let first = if elements == 0 { 0 } else { first };
-        Ok(Tensor {
-            name: info.name.clone(),
-            dtype: info.dtype,
-            carrier,
-            logical: if is_whole { info.shape.clone() } else { shape.iter().map(|n| *n as u64).collect() },
-            memory: memory(arena, at + first * width, elements * width)?,
-            shape,
-            strides,
-            device,
-        })
     }
 }

@@ -8,9 +8,12 @@ mod drive;
 mod dtype;
 mod error;
 mod job;
+mod lent;
 mod model;
 mod outcome;
+mod pool;
 mod tensor;
+mod views;
 
 use pyo3::prelude::*;
 

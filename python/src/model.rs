@@ -4,9 +4,11 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use onehop_gpu::{Emulated, Gpu, Place};
 use onehop_load::formats::{Metadata, gguf};
 use onehop_load::model::Tensor;
 use onehop_load::{Dtype, Local, Part, Selection, engine};
+use onehop_os::DmaMemory;
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::{PyIndexError, PyTypeError};
 use pyo3::prelude::*;
@@ -14,10 +16,16 @@ use pyo3::types::{PyBool, PyBytes, PyDict, PyEllipsis, PyList, PySlice, PyTuple}
 
 use crate::descriptors;
 use crate::device::DeviceSpec;
+use crate::dlpack;
 use crate::drive::{self, OpenDrive};
 use crate::dtype::carried;
 use crate::error::{Error, Result};
-use crate::job::{Job, Origin, Request, View, Wanted};
+use crate::job::{Job, Memory, Origin, Request, View, Wanted};
+use crate::tensor::Tensor as CpuTensor;
+
+/// What is read without threads: bytes and rows at most.
+const LITTLE: u64 = 4 << 20;
+const FEW_ROWS: u64 = 256;
 
 /// Model files, open.
 #[pyclass(frozen, module = "onehop")]
@@ -55,6 +63,20 @@ impl Model {
         let options = onehop_transfer::Options { route, in_gpu_memory: true, ..Default::default() };
         options.candidates()?;
         Ok(Origin::Drive(drive, options))
+    }
+
+    /// The tensor, and the part of it that an index names.
+    fn part(&self, name: &str, index: &Bound<'_, PyAny>) -> PyResult<(&Tensor, Part, View)> {
+        if self.on_drive {
+            let why = "parts of tensors are loaded from files of this machine alone";
+            return Err(Error::Asked(why.into()).into());
+        }
+        let tensor = self.tensor(name)?;
+        let info = carried(&tensor.info);
+        let view = view(index, &info.shape)?;
+        let ranges: Vec<_> = view.dims.iter().map(|dim| dim.first..dim.end()).collect();
+        let part = Part::within(&info, &ranges).map_err(|e| Error::from(onehop_load::Error::from(e)))?;
+        Ok((tensor, part, view))
     }
 
     fn tensor(&self, name: &str) -> Result<&Tensor> {
@@ -143,7 +165,7 @@ impl Model {
     }
 
     /// Starts to load what is selected.
-    #[pyo3(signature = (*, device, only, without, dtypes, rank, cuts, route, threads, verify, manifest, measure_limit))]
+    #[pyo3(signature = (*, device, only, without, dtypes, rank, cuts, route, threads, verify, manifest, measure_limit, arena, max_bytes))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
     fn load(
         &self,
@@ -158,6 +180,8 @@ impl Model {
         verify: bool,
         manifest: Option<PathBuf>,
         measure_limit: bool,
+        arena: bool,
+        max_bytes: Option<u64>,
     ) -> Result<Job> {
         let mut selection = Selection::default();
         for pattern in &only {
@@ -186,30 +210,61 @@ impl Model {
             device: DeviceSpec::parse(device)?,
             wanted: Wanted::Selection(selection),
             origin,
+            memory: match max_bytes {
+                Some(most) => Memory::Bounded(most),
+                None if arena => Memory::Arena,
+                None => Memory::Own,
+            },
             verify,
             manifest,
             measure_limit,
         })
     }
 
+    /// The elements of a tensor that a NumPy index names, in the CPU's memory, read at once; None if they are many, which is
+    /// work for the threads of a load.
+    fn read_part(&self, py: Python<'_>, name: &str, index: &Bound<'_, PyAny>) -> PyResult<Option<CpuTensor>> {
+        let (tensor, part, view) = self.part(name, index)?;
+        let Some(file) = self.inner.files.get(tensor.file) else { return Ok(None) };
+        let Some(local) = file.local().filter(|_| part.bytes() <= LITTLE && part.rows <= FEW_ROWS) else {
+            return Ok(None);
+        };
+        let read = || {
+            let gpu = Emulated::new();
+            let memory = gpu.alloc(Place::Vram, part.bytes().max(1) as usize)?;
+            let host = memory.host().ok_or(Error::Lost)?;
+            for row in 0..part.rows {
+                let (at, offset, bytes) = (row * part.row, part.offset + row * part.step, part.row);
+                let failed = |e| onehop_load::Error::Read {
+                    file: file.name().into(),
+                    offset,
+                    bytes,
+                    source: std::io::Error::other(e),
+                };
+                let got =
+                    host.read_file(at as usize, bytes as usize, local.file(), offset).map_err(failed)?;
+                if (got as u64) < bytes {
+                    let (file, length) = (file.name().into(), file.bytes());
+                    return Err(onehop_load::Error::Ended { file, offset, bytes, length }.into());
+                }
+            }
+            file.still_same()?;
+            view.tensor(&tensor.info, &part, &memory, 0, dlpack::Device::CPU)
+        };
+        Ok(Some(py.detach(read)?))
+    }
+
     /// Starts to load the elements of a tensor that a NumPy index of integers and slices names.
     #[pyo3(signature = (name, index, *, device))]
     fn load_part(&self, name: &str, index: &Bound<'_, PyAny>, device: Option<&str>) -> PyResult<Job> {
-        if self.on_drive {
-            let why = "parts of tensors are loaded from files of this machine alone";
-            return Err(Error::Asked(why.into()).into());
-        }
-        let tensor = self.tensor(name)?;
-        let info = carried(&tensor.info);
-        let view = view(index, &info.shape)?;
-        let ranges: Vec<_> = view.dims.iter().map(|dim| dim.first..dim.end()).collect();
-        let part = Part::within(&info, &ranges).map_err(|e| Error::from(onehop_load::Error::from(e)))?;
-        let tensor = Tensor { info: tensor.info.clone(), file: tensor.file };
+        let (tensor, part, view) = self.part(name, index)?;
+        let tensor = tensor.clone();
         Ok(Job::start(Request {
             model: self.inner.clone(),
             device: DeviceSpec::parse(device)?,
             wanted: Wanted::Part { tensor, part, view },
             origin: Origin::Files(engine::Options::default()),
+            memory: Memory::Own,
             verify: false,
             manifest: None,
             measure_limit: false,

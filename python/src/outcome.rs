@@ -6,7 +6,9 @@ use onehop_load::Model;
 use onehop_load::engine::Account;
 use onehop_load::outcome;
 use onehop_transfer::Loaded;
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyType};
 
 use crate::device::Device;
 use crate::drive::OpenDrive;
@@ -17,62 +19,93 @@ pub(crate) struct Start {
     pub gpu: Duration,
 }
 
-/// The slowest thing on the way.
-#[pyclass(frozen, get_all, module = "onehop")]
-#[derive(Clone)]
-pub(crate) struct Limit {
-    what: &'static str,
-    gbps: Option<f64>,
-    reached: Option<f64>,
+/// A Python class of plain fields, which can be read and pickled.
+macro_rules! record {
+    ($(#[$about:meta])* $name:ident { $($field:ident: $kind:ty,)* }) => {
+        $(#[$about])*
+        #[pyclass(frozen, get_all, from_py_object, module = "onehop")]
+        #[derive(Clone)]
+        pub(crate) struct $name {
+            $($field: $kind,)*
+        }
+
+        impl $name {
+            fn fields<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+                let fields = PyDict::new(py);
+                $(fields.set_item(stringify!($field), self.$field.clone())?;)*
+                Ok(fields)
+            }
+
+            fn of(fields: &Bound<'_, PyDict>) -> PyResult<Self> {
+                Ok(Self { $($field: field(fields, stringify!($field))?.extract()?,)* })
+            }
+        }
+    };
 }
 
-/// A better route, and why it could not be had.
-#[pyclass(frozen, get_all, module = "onehop")]
-#[derive(Clone)]
-pub(crate) struct WhyNot {
-    route: String,
-    reason: String,
-    fix: String,
+fn field<'py>(fields: &Bound<'py, PyDict>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+    fields.get_item(name)?.ok_or_else(|| PyTypeError::new_err(format!("the field {name} is missing")))
+}
+
+/// What pickle calls to make an object again.
+type Reduced<'py> = (Bound<'py, PyType>, (Bound<'py, PyDict>,));
+
+record! {
+    /// The slowest thing on the way.
+    Limit {
+        what: String,
+        gbps: Option<f64>,
+        reached: Option<f64>,
+    }
+}
+
+record! {
+    /// A better route, and why it could not be had.
+    WhyNot {
+        route: String,
+        reason: String,
+        fix: String,
+    }
+}
+
+record! {
+    /// How a load went.
+    Outcome {
+        bytes: u64,
+        read_bytes: u64,
+        gpu_bytes: u64,
+        seconds: f64,
+        total_seconds: f64,
+        gpu_start_seconds: f64,
+        gbps: f64,
+        files: usize,
+        format: String,
+        route: String,
+        route_why: String,
+        initiator: String,
+        drive: Option<String>,
+        simulated: Vec<String>,
+        gpu: String,
+        gpu_why: String,
+        cached_bytes: u64,
+        cache_miss_bytes: u64,
+        direct_bytes: u64,
+        staged_bytes: u64,
+        retries: u64,
+        threads: usize,
+        ring_bytes: u64,
+        limit: Limit,
+        why_not_better: Vec<WhyNot>,
+        warnings: Vec<String>,
+        verified: bool,
+        verified_by: Option<String>,
+    }
 }
 
 impl From<onehop_transfer::WhyNot> for WhyNot {
     fn from(no: onehop_transfer::WhyNot) -> Self {
         Self { route: no.route, reason: no.reason, fix: no.fix }
     }
-}
-
-/// How a load went.
-#[pyclass(frozen, get_all, module = "onehop")]
-#[derive(Clone)]
-pub(crate) struct Outcome {
-    bytes: u64,
-    read_bytes: u64,
-    gpu_bytes: u64,
-    seconds: f64,
-    total_seconds: f64,
-    gpu_start_seconds: f64,
-    gbps: f64,
-    files: usize,
-    format: &'static str,
-    route: &'static str,
-    route_why: String,
-    initiator: &'static str,
-    drive: Option<String>,
-    simulated: Vec<&'static str>,
-    gpu: String,
-    gpu_why: String,
-    cached_bytes: u64,
-    cache_miss_bytes: u64,
-    direct_bytes: u64,
-    staged_bytes: u64,
-    retries: u64,
-    threads: usize,
-    ring_bytes: u64,
-    limit: Limit,
-    why_not_better: Vec<WhyNot>,
-    warnings: Vec<String>,
-    verified: bool,
-    verified_by: Option<String>,
 }
 
 impl Outcome {
@@ -99,12 +132,12 @@ impl Outcome {
             gpu_start_seconds: start.gpu.as_secs_f64(),
             gbps: went.gbps,
             files: model.files.len(),
-            format: model.format,
-            route: went.route,
+            format: model.format.into(),
+            route: went.route.into(),
             route_why: went.route_why,
-            initiator: "cpu",
+            initiator: "cpu".into(),
             drive: None,
-            simulated: if device.gpu.simulated() { vec!["gpu"] } else { Vec::new() },
+            simulated: if device.gpu.simulated() { vec!["gpu".into()] } else { Vec::new() },
             gpu: device.gpu.name().into(),
             gpu_why: device.why.clone(),
             cached_bytes: account.cached_bytes,
@@ -114,7 +147,7 @@ impl Outcome {
             retries: account.retries,
             threads: account.threads,
             ring_bytes: account.ring_bytes,
-            limit: Limit { what, gbps, reached },
+            limit: Limit { what: what.into(), gbps, reached },
             why_not_better: went.why_not_better.into_iter().map(why_not).collect(),
             warnings: went.warnings,
             verified,
@@ -140,12 +173,12 @@ impl Outcome {
             gpu_start_seconds: start.gpu.as_secs_f64(),
             gbps: went.gbps,
             files: drive.on_drive.model.files.len(),
-            format: drive.on_drive.model.format,
-            route: went.route,
+            format: drive.on_drive.model.format.into(),
+            route: went.route.into(),
             route_why: went.route_why.into(),
-            initiator: went.initiator,
+            initiator: went.initiator.into(),
             drive: Some(went.drive),
-            simulated: went.simulated,
+            simulated: went.simulated.into_iter().map(String::from).collect(),
             warnings: Vec::new(),
             gpu: went.gpu,
             gpu_why: went.gpu_why,
@@ -156,7 +189,7 @@ impl Outcome {
             retries: went.retries,
             threads: 0,
             ring_bytes: 0,
-            limit: Limit { what: "the drive", gbps: None, reached: None },
+            limit: Limit { what: "the drive".into(), gbps: None, reached: None },
             why_not_better: went.why_not_better.into_iter().map(WhyNot::from).collect(),
             verified,
             verified_by,
@@ -166,11 +199,50 @@ impl Outcome {
 
 #[pymethods]
 impl Outcome {
+    /// Makes one of its fields.
+    #[new]
+    #[pyo3(signature = (fields, /))]
+    fn from_fields(fields: &Bound<'_, PyDict>) -> PyResult<Self> {
+        Self::of(fields)
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Reduced<'py>> {
+        Ok((py.get_type::<Self>(), (self.fields(py)?,)))
+    }
+
     fn __repr__(&self) -> String {
         let simulated = if self.simulated.is_empty() { "" } else { ", simulated" };
         let Self { bytes, seconds, gbps, route, gpu, .. } = self;
         format!(
             "<onehop.Outcome {bytes} bytes by {route} to {gpu} in {seconds:.3} s, {gbps:.2} GB/s{simulated}>"
         )
+    }
+}
+
+#[pymethods]
+impl Limit {
+    /// Makes one of its fields.
+    #[new]
+    #[pyo3(signature = (fields, /))]
+    fn from_fields(fields: &Bound<'_, PyDict>) -> PyResult<Self> {
+        Self::of(fields)
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Reduced<'py>> {
+        Ok((py.get_type::<Self>(), (self.fields(py)?,)))
+    }
+}
+
+#[pymethods]
+impl WhyNot {
+    /// Makes one of its fields.
+    #[new]
+    #[pyo3(signature = (fields, /))]
+    fn from_fields(fields: &Bound<'_, PyDict>) -> PyResult<Self> {
+        Self::of(fields)
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Reduced<'py>> {
+        Ok((py.get_type::<Self>(), (self.fields(py)?,)))
     }
 }

@@ -1,15 +1,18 @@
 //! `onehop.Tensor`: memory with a type and a shape, for other libraries to take over.
 
+use std::sync::Arc;
+
 use onehop_gpu::{Emulated, Gpu, Place, Region};
 use onehop_load::Dtype;
 use onehop_os::DmaMemory;
-use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyCapsule, PyTuple};
 
 use crate::dlpack::{self, DataType, Export};
 use crate::dtype::{data_type, is_packed};
 use crate::error::{Error, Result};
+use crate::pool::Lease;
 
 /// Bytes that are copied at a time.
 const PIECE: usize = 4 << 20;
@@ -29,6 +32,8 @@ pub(crate) struct Tensor {
     pub logical: Vec<u64>,
     /// From its first byte to its last.
     pub memory: Region,
+    /// Of a stream that is bounded, the segment that it lies in.
+    pub lease: Option<Arc<Lease>>,
     pub device: dlpack::Device,
 }
 
@@ -42,6 +47,22 @@ pub(crate) fn packed_strides(shape: &[i64]) -> Vec<i64> {
 }
 
 impl Tensor {
+    /// Bytes, without a name.
+    pub(crate) fn of_bytes(memory: Region, device: dlpack::Device) -> Self {
+        let bytes = memory.len();
+        Self {
+            name: String::new(),
+            dtype: Dtype::U8,
+            carrier: data_type(Dtype::U8),
+            shape: vec![bytes as i64],
+            strides: vec![1],
+            logical: vec![bytes as u64],
+            memory,
+            lease: None,
+            device,
+        }
+    }
+
     fn width(&self) -> usize {
         usize::from(self.carrier.bits / 8)
     }
@@ -73,13 +94,24 @@ impl Tensor {
         if self.is_contiguous() {
             return Ok(all);
         }
-        let mut places = vec![0];
-        for (size, stride) in self.shape.iter().zip(&self.strides) {
-            places = places.iter().flat_map(|at| (0..*size).map(move |i| at + i * stride)).collect();
-        }
+        let mut packed = Vec::with_capacity(self.nbytes());
+        self.gather(0, 0, &all, &mut packed);
+        Ok(packed)
+    }
+
+    /// Appends the elements of dimension `dim` and those within it, from element `at` of `all` on.
+    fn gather(&self, dim: usize, at: usize, all: &[u8], packed: &mut Vec<u8>) {
         let width = self.width();
-        let element = |at: i64| all.get(at as usize * width..(at as usize + 1) * width).unwrap_or_default();
-        Ok(places.into_iter().flat_map(element).copied().collect())
+        let (Some(size), Some(stride)) = (self.shape.get(dim), self.strides.get(dim)) else {
+            packed.extend_from_slice(all.get(at * width..(at + 1) * width).unwrap_or_default());
+            return;
+        };
+        let (size, stride) = (*size as usize, *stride as usize);
+        if dim + 1 == self.shape.len() && stride == 1 {
+            packed.extend_from_slice(all.get(at * width..(at + size) * width).unwrap_or_default());
+            return;
+        }
+        (0..size).for_each(|i| self.gather(dim + 1, at + i * stride, all, packed));
     }
 
     fn export(&self, copied: Option<Region>) -> Export {
@@ -91,6 +123,7 @@ impl Tensor {
             device,
             data,
             copied: copied.is_some(),
+            lease: if copied.is_some() { None } else { self.lease.clone() },
             memory: copied.unwrap_or_else(|| self.memory.clone()),
             dtype: self.carrier,
             shape: self.shape.clone(),
@@ -219,6 +252,28 @@ impl Tensor {
             }
         };
         dlpack::capsule(py, self.export(copied), max_version)
+    }
+
+    /// As a NumPy array: for numpy.asarray, which otherwise makes an array of one object.
+    #[pyo3(signature = (dtype=None, copy=None))]
+    fn __array__<'py>(
+        slf: &Bound<'py, Self>,
+        dtype: Option<Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let frameworks = slf.py().import("onehop._frameworks")?;
+        frameworks.call_method1("to_array", (slf, dtype, copy))
+    }
+
+    /// A DLPack capsule of its memory as it is, without a question about streams: all bytes are there.
+    fn capsule<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
+        dlpack::capsule(py, self.export(None), None)
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(PyTypeError::new_err(
+            "an onehop.Tensor is memory of this process and cannot be pickled: convert it to a framework's tensor",
+        ))
     }
 
     /// DLPack's numbers of its device.

@@ -4,6 +4,7 @@ A device or a library that is not there takes its tests away, and a line `SKIPPE
 """
 
 import importlib
+import importlib.util
 import json
 import math
 import random
@@ -84,7 +85,11 @@ def _frameworks(devices):
 
 DEVICES = _devices()
 FRAMEWORKS = _frameworks(DEVICES)
-collect_ignore = [] if any(name == "torch" for name, _ in FRAMEWORKS) else ["test_torch.py"]
+HAS_TORCH = any(name == "torch" for name, _ in FRAMEWORKS)
+collect_ignore = [] if HAS_TORCH else ["test_torch.py", "test_torch_memory.py"]
+if not HAS_TORCH or importlib.util.find_spec("transformers") is None or importlib.util.find_spec("accelerate") is None:
+    MISSING.append("Python's tests with transformers: this machine has no transformers, accelerate and torch")
+    collect_ignore += ["test_transformers.py"]
 collect_ignore += [] if ("torch", "cuda:0") in FRAMEWORKS else ["test_capture.py"]
 
 

@@ -53,17 +53,33 @@ def _bytes(tensors):
     return {name: bytes(data) for name, (_, _, data) in tensors.items()}
 
 
+def _torch_bytes(tensors):
+    return {name: t.cpu().reshape(-1).view(torch.uint8).numpy().tobytes() for name, t in tensors.items()}
+
+
 def _round(turn, path, tensors):
-    if turn % 4 == 0:
+    if turn % 6 == 4:
+        loaded = onehop.load_file(path, "cuda:0", framework="torch", allocator="torch")
+        assert _torch_bytes(loaded) == _bytes(tensors), turn
+        return loaded
+    if turn % 6 == 5:
+        arrived = {}
+        with onehop.stream(path, "cuda:0", framework="torch", max_bytes=1 << 20) as stream:
+            for name, tensor in stream:
+                arrived[name] = tensor.clone()
+                del tensor
+        assert _torch_bytes(arrived) == _bytes(tensors), turn
+        return arrived
+    if turn % 6 == 0:
         return load_file(path, "cuda:0")
-    if turn % 4 == 1:
+    if turn % 6 == 1:
         arrived = {}
         with onehop.stream(path, "cuda:0") as stream:
             for name, tensor in stream:
                 arrived[name] = tensor.tobytes()
         assert arrived == _bytes(tensors), f"round {turn} streamed other bytes"
         return arrived
-    if turn % 4 == 2:
+    if turn % 6 == 2:
         loaded = onehop.load(path, "cuda:0").tensors
         assert {name: tensor.tobytes() for name, tensor in loaded.items()} == _bytes(tensors), turn
         return loaded
@@ -93,7 +109,7 @@ def test_loads_and_drops_beside_captures_and_replays(tmp_path):
     assert capturer.error is None, f"after {turns} rounds and {capturer.rounds} captures: {capturer.error}"
     print(f"{turns} rounds beside {capturer.rounds} captures in {time.monotonic() - start:.1f} s")
     last = load_file(path, "cuda:0")
-    assert {n: t.cpu().reshape(-1).view(torch.uint8).numpy().tobytes() for n, t in last.items()} == _bytes(tensors)
+    assert _torch_bytes(last) == _bytes(tensors)
     del last, held
     torch.cuda.synchronize()
     torch.cuda.empty_cache()

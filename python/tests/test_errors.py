@@ -104,7 +104,7 @@ def test_what_is_no_file(tmp_path):
     (tmp_path / "index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}')
     with pytest.raises(errors.MissingFileError, match="gone.safetensors"):
         onehop.load(tmp_path / "index.json")
-    with pytest.raises(errors.FormatError, match="no file was named"):
+    with pytest.raises(errors.RequestError, match="no file was named"):
         onehop.load([])
     for bad in [5, None, [None], b"\xff"]:
         with pytest.raises((TypeError, errors.MissingFileError)):

@@ -16,7 +16,9 @@ pub mod calls;
 mod choice;
 mod direct;
 mod library;
+mod narrow;
 mod ring_cache;
+mod segments;
 mod slot_pool;
 mod start;
 mod threads;
@@ -41,8 +43,10 @@ use direct::{JobSource, UncachedQueue};
 use library::Library;
 use ring_cache::Ring;
 pub use ring_cache::RingCache;
+use segments::SegmentCopiers;
+pub use segments::{Placement, SegmentMemory, Segments};
 use start::Start;
-use worker_pool::{Lane, RoundRobin, Shared, WorkerPool};
+use worker_pool::{Copiers, Lane, RoundRobin, Shared, WorkerPool};
 
 /// Largest slot: a larger one exceeds the caches of the core that fills it.
 const SLOT: usize = 2 << 20;
@@ -295,8 +299,8 @@ impl Stopper {
 }
 
 /// A load in progress. Dropping it stops it; of several that share a ring, the last one does.
-pub struct RingEngine {
-    arena: Region,
+pub struct RingEngine<A = Region> {
+    arena: A,
     pool: Arc<WorkerPool>,
     arrived: Receiver<Chunk>,
     account: Account,
@@ -355,7 +359,8 @@ impl RingEngine {
         let lane = |range: Range<usize>, slot| -> Result<Lane> {
             let copiers =
                 ends.iter().map(|end| Ok(end.gpu.copier(&end.ring.slice(range.clone())?, &end.arena)?));
-            Ok(Lane { slot, copiers: copiers.collect::<Result<_>>()?, arrived: senders.clone() })
+            let copiers = Copiers::Arenas(copiers.collect::<Result<_>>()?);
+            Ok(Lane { slot, copiers, arrived: senders.clone() })
         };
         for (slot_pools, slot) in [(fillers, slot), (readers, part)] {
             for (slots, range) in slot_pools {
@@ -383,7 +388,51 @@ impl RingEngine {
         let pool = Arc::new(pool);
         Ok(Self { arena, pool, arrived, account, ring: None, ring_cache: None, stays: false, look: None })
     }
+}
 
+impl RingEngine<Arc<Segments>> {
+    /// Starts to load a plan in segments, each into the memory that it is given.
+    ///
+    /// # Errors
+    /// When the GPU will not have the ring, or the route is cuFile's, which wants one arena.
+    pub fn start_in_segments(
+        gpu: &Arc<dyn Gpu>,
+        plan: &Plan,
+        prepared: Prepared,
+        memory: Arc<dyn SegmentMemory>,
+    ) -> Result<Self> {
+        let Prepared { work, ring, ring_cache, slot, part, threads, direct, .. } = prepared;
+        let LoadWork { round_robin, sources, asked, why_cached, .. } = work;
+        let Some(Ring { memory: ring, known }) = ring else {
+            let why = "it takes one arena; leave max_bytes out, or load by another route";
+            return Err(Error::NotByCuFile { what: "a load in segments".into(), why: why.into() });
+        };
+        let account =
+            Account { threads, ring_bytes: ring.len() as u64, asked, why_cached, ..Account::default() };
+        let segments = Arc::new(Segments::new(plan, memory));
+        let mut shared = Shared::new(sources, round_robin);
+        shared.segments = Some(segments.clone());
+        let stays = !gpu.simulated();
+        let mut start = Start { pool: WorkerPool::new(shared), ring: &ring, slot, part, real: stays };
+        let (disk, found) = UncachedQueue::new();
+        let fillers = start.fillers(threads, (direct > 0).then_some(disk))?;
+        let source = if threads == 0 { JobSource::All } else { found };
+        let readers = start.readers(threads * SLOTS * slot, direct, &source)?;
+        let pool = Arc::new(start.pool);
+        let known = known.map_or_else(|| gpu.adopt(Place::PinnedHost, ring.clone()), Ok)?;
+        let (sender, arrived) = channel();
+        for (slot_pools, slot) in [(fillers, slot), (readers, part)] {
+            for (slots, range) in slot_pools {
+                let copiers = SegmentCopiers::new(gpu.clone(), known.slice(range)?, segments.clone());
+                let arrived = vec![sender.clone()];
+                slots.open(Lane { slot, copiers: Copiers::Segments(copiers), arrived });
+            }
+        }
+        Ok(Self { arena: segments, pool, arrived, account, ring: Some(known), ring_cache, stays, look: None })
+    }
+}
+
+impl<A> RingEngine<A> {
     /// A handle to stop it from another thread.
     #[must_use]
     pub fn stopper(&self) -> Stopper {
@@ -476,8 +525,8 @@ impl<'a> End<'a> {
     }
 }
 
-impl Engine for RingEngine {
-    type Arena = Region;
+impl<A> Engine for RingEngine<A> {
+    type Arena = A;
     type Error = Error;
 
     fn arrived(&mut self) -> Result<Option<Chunk>> {
@@ -500,11 +549,11 @@ impl Engine for RingEngine {
         }
     }
 
-    fn arena(&self) -> &Region {
+    fn arena(&self) -> &A {
         &self.arena
     }
 
-    fn finish(self) -> Result<Region> {
+    fn finish(self) -> Result<A> {
         if let (Some(ring_cache), Some(ring)) = (self.ring_cache, self.ring)
             && !self.pool.shared.is_stopped()
             // All threads have ended, so the ring is no longer in use.

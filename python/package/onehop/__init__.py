@@ -11,10 +11,12 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypedDict, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, TypedDict, Union
 
 from . import errors as errors
+from ._frameworks import TORCH_NAMES as _TORCH_NAMES
 from ._frameworks import converter as _converter
 from ._native import Job as _Job
 from ._native import Limit as Limit
@@ -23,6 +25,10 @@ from ._native import Outcome as Outcome
 from ._native import Tensor as Tensor
 from ._native import WhyNot as WhyNot
 from ._native import __version__ as __version__
+from ._stream import Stream as Stream
+from ._stream import TorchMemory as _TorchMemory
+from ._stream import arena as _arena
+from ._stream import copy_into as _copy_into
 from .errors import OnehopError as OnehopError
 
 if TYPE_CHECKING:
@@ -33,6 +39,7 @@ __all__ = [
     "Limit",
     "LoadOptions",
     "Loaded",
+    "Model",
     "OnehopError",
     "Outcome",
     "Stream",
@@ -42,6 +49,7 @@ __all__ = [
     "errors",
     "load",
     "load_file",
+    "patch",
     "safe_open",
     "stream",
 ]
@@ -51,9 +59,21 @@ Paths = Union[str, bytes, "os.PathLike[str]", Sequence[Union[str, bytes, "os.Pat
 #: "cuda:0", 0, a torch.device, a PCI address, "cpu", or None: GPU 0 where CUDA works, else the CPU's memory.
 Device = Union[str, int, None, Any]
 Patterns = Union[str, Sequence[str], None]
+#: What tensors are made for.
+Framework = Literal["torch", "pt", "numpy", "np", "cupy", "jax", "flax"]
+#: How bytes may go: of files, and of drives.
+FileRoute = Literal["auto", "cpu/cached", "cpu/pinned", "cufile"]
+Route = Literal[
+    "auto", "cpu/cached", "cpu/pinned", "cufile", "gpu/tier3", "gpu/posted", "gpu/tier2", "gpu/tier1", "cpu/direct"
+]
+#: Whose GPU memory tensors lie in.
+Allocator = Literal["onehop", "torch"]
 
 #: How often whoever watches a load is told how far it is, in seconds.
 _TELL = 0.1
+
+#: The memory that a load into tensors goes through, unless it is said.
+_INTO_BYTES = 1 << 30
 
 
 class StreamOptions(TypedDict, total=False):
@@ -64,15 +84,19 @@ class StreamOptions(TypedDict, total=False):
     dtypes: Patterns
     rank: Optional[Tuple[int, int]]
     cuts: Optional[Mapping[str, int]]
-    route: str
+    route: Route
     threads: Optional[int]
     verify: bool
     manifest: Union[str, "os.PathLike[str]", None]
     measure_limit: bool
+    max_bytes: Optional[int]
 
 
 class LoadOptions(StreamOptions, total=False):
     """The options of `load`."""
+
+    allocator: Allocator
+    into: Optional[Mapping[str, Any]]
 
     drive: Optional[str]
     partition: Union[int, str, None]
@@ -90,48 +114,11 @@ class Loaded:
     metadata: Dict[str, Any]
 
 
-class Stream:
-    """Tensors as they arrive: an iterator of names and tensors. Leaving it, or a `with` around it, ends the load."""
-
-    def __init__(self, job: _Job, convert: Callable[[Tensor], Any]) -> None:
-        self._job = job
-        self._convert = convert
-
-    def __iter__(self) -> Stream:
-        return self
-
-    def __next__(self) -> Tuple[str, Any]:
-        tensor = self._job.next()
-        if tensor is None:
-            raise StopIteration
-        return tensor.name, self._convert(tensor)
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Ends the load, if it goes on. What was handed out stays; to ask for more is a CancelledError."""
-        self._job.cancel()
-
-    @property
-    def outcome(self) -> Optional[Outcome]:
-        """How it went; None before its end."""
-        return self._job.outcome
-
-    @property
-    def progress(self) -> Tuple[int, int]:
-        """Bytes that have arrived, and all that are to come."""
-        return self._job.progress
-
-
 def load(
     path: Optional[Paths],
     device: Device = None,
     *,
-    framework: Optional[str] = None,
+    framework: Optional[Framework] = None,
     drive: Optional[str] = None,
     partition: Union[int, str, None] = None,
     extent_map: Union[str, "os.PathLike[str]", None] = None,
@@ -141,11 +128,14 @@ def load(
     dtypes: Patterns = None,
     rank: Optional[Tuple[int, int]] = None,
     cuts: Optional[Mapping[str, int]] = None,
-    route: str = "auto",
+    route: Route = "auto",
     threads: Optional[int] = None,
     verify: bool = False,
     manifest: Union[str, "os.PathLike[str]", None] = None,
     measure_limit: bool = False,
+    allocator: Allocator = "onehop",
+    into: Optional[Mapping[str, Any]] = None,
+    max_bytes: Optional[int] = None,
     progress: Optional[Callable[[int, int], object]] = None,
 ) -> Loaded:
     """Loads model files: tensors, and how it went.
@@ -169,13 +159,31 @@ def load(
     threads: how many read. verify: reads the files once more and compares every byte. manifest: a file of check sums to
         hold the tensors in memory against.
     measure_limit: measures the copy engine after the load, so that outcome.limit has its speed.
+    allocator: "torch" has torch's caching allocator give the GPU memory, and makes all tensors views of one; for
+        framework="torch".
+    into: tensors of torch by name, which the loaded ones are copied into, cast to their types: they are loaded through
+        `max_bytes` of memory (1 GiB) in place of an arena. What it does not name is not loaded.
+    max_bytes: for `into`, and for `stream`.
     progress: called with the bytes that have arrived and all that are to come, ten times a second at most.
     """
-    convert = _converter(framework)
+    convert = _converter("torch" if into is not None else framework)
+    if allocator not in ("onehop", "torch"):
+        raise errors.RequestError(f"{allocator!r} is no allocator: 'onehop' and 'torch' are")
+    if allocator == "torch" and (framework not in _TORCH_NAMES or into is not None or drive is not None):
+        raise errors.RequestError("allocator='torch' is for framework='torch', without into= and drive=")
+    if into is None and max_bytes is not None:
+        raise errors.RequestError("max_bytes is for into= and for stream: all tensors that load gives are in memory together")
+    if into is not None:
+        if drive is not None:
+            raise errors.RequestError("into= is for files of this machine, not for drive=")
+        if names is not None:
+            raise errors.RequestError("into= says by its names what is loaded: leave names out")
+        names = list(into)
+        max_bytes = _INTO_BYTES if max_bytes is None else max_bytes
     if drive is None:
         if not (partition is None and extent_map is None and nsid is None):
             raise errors.RequestError("partition, extent_map and nsid are for drive=")
-        model = _open(path)  # type: ignore[arg-type]
+        model = _open(path)
     else:
         if threads is not None or measure_limit:
             raise errors.RequestError("threads and measure_limit are for files of this machine, not for drive=")
@@ -196,8 +204,20 @@ def load(
             verify=verify,
             manifest=manifest,
             measure_limit=measure_limit,
+            max_bytes=max_bytes,
+            arena=allocator == "torch",
         )
-        with Stream(job, convert) as arriving:
+        if allocator == "torch":
+            tensors = _arena(
+                job,
+                _TorchMemory(_device(device)),
+                lambda so_far: None if progress is None else progress(*so_far),
+                None if progress is None else _TELL,
+            )
+        with Stream(job, convert, None if into is None else _TorchMemory(_device(device))) as arriving:
+            if into is not None:
+                tensors = dict(into)
+                _copy_into(arriving, tensors)
             for name, tensor in arriving:
                 tensors[name] = tensor
                 if progress is not None and time.monotonic() - told >= _TELL:
@@ -215,7 +235,7 @@ def load(
 
 
 def load_file(
-    path: Optional[Paths], device: Device = None, *, framework: Optional[str] = None, **options: Unpack[LoadOptions]
+    path: Optional[Paths], device: Device = None, *, framework: Optional[Framework] = None, **options: Unpack[LoadOptions]
 ) -> Dict[str, Any]:
     """The tensors of model files, by name: what `load` gives, without how it went. Takes the options of `load`."""
     return load(path, device, framework=framework, **options).tensors
@@ -225,24 +245,31 @@ def stream(
     path: Paths,
     device: Device = None,
     *,
-    framework: Optional[str] = None,
+    framework: Optional[Framework] = None,
     names: Patterns = None,
     without: Patterns = None,
     dtypes: Patterns = None,
     rank: Optional[Tuple[int, int]] = None,
     cuts: Optional[Mapping[str, int]] = None,
-    route: str = "auto",
+    route: Route = "auto",
     threads: Optional[int] = None,
     verify: bool = False,
     manifest: Union[str, "os.PathLike[str]", None] = None,
     measure_limit: bool = False,
+    max_bytes: Optional[int] = None,
 ) -> Stream:
     """Hands tensors out as soon as their bytes are there, in whichever order that is.
 
-    The options are those of `load`. That files have not changed, and what `verify` and `manifest` find, is known at the
+    max_bytes: the memory that tensors are handed out in, which is used again as they die. Drop each tensor before you ask
+        for more than a few others. A tensor that is larger than that takes more, and so do tensors that are kept:
+        `Stream.grown` and outcome.warnings tell. On a GPU this takes framework="torch". The memory is torch's, and what you
+        have a tensor's memory read by must be on the stream that is current when you ask for the next one, or must wait for it.
+
+    The other options are those of `load`. That files have not changed, and what `verify` and `manifest` find, is known at the
     end: the iteration then raises what `load` would have raised.
     """
     convert = _converter(framework)
+    memory = _TorchMemory(_device(device)) if max_bytes is not None and framework in _TORCH_NAMES else None
     job = _job(
         _open(path),
         device,
@@ -256,8 +283,9 @@ def stream(
         verify=verify,
         manifest=manifest,
         measure_limit=measure_limit,
+        max_bytes=max_bytes,
     )
-    return Stream(job, convert)
+    return Stream(job, convert, memory)
 
 
 class Slice:
@@ -279,6 +307,10 @@ class Slice:
         return self._dtype
 
     def __getitem__(self, index: Any) -> Any:
+        if self._device == "cpu":
+            little = self._model.read_part(self._name, index)
+            if little is not None:
+                return self._convert(little)
         return self._convert(_only(self._model.load_part(self._name, index, device=self._device)))
 
 
@@ -290,9 +322,10 @@ class safe_open:
     """
 
     def __init__(
-        self, filename: Paths, framework: Optional[str] = None, device: Device = "cpu"
+        self, filename: Paths, framework: Optional[Framework] = None, device: Device = "cpu"
     ) -> None:
         self._convert = _converter(framework)
+        self._is_torch = framework in _TORCH_NAMES
         self._device = _device(device)
         self._opened: Optional[_Model] = _open(filename)
 
@@ -337,12 +370,24 @@ class safe_open:
 
     def stream(self, **options: Unpack[StreamOptions]) -> Stream:
         """Loads many of them, and hands each out as soon as it is there. Takes the options of `stream`."""
-        return Stream(_job(self._model, self._device, **options), self._convert)
+        bounded = self._is_torch and options.get("max_bytes") is not None
+        memory = _TorchMemory(self._device) if bounded else None
+        return Stream(_job(self._model, self._device, **options), self._convert, memory)
 
 
-def _open(path: Paths) -> _Model:
-    paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else list(path)
-    return _Model([os.fsdecode(path) for path in paths])
+def _paths(path: Any) -> List[str]:
+    if isinstance(path, (str, bytes, os.PathLike)):
+        return [os.fsdecode(path)]
+    if path is None or hasattr(path, "read") or not isinstance(path, Iterable):
+        raise TypeError(f"{path!r} is no path: give the file's name, or a list of names")
+    paths = [os.fsdecode(one) for one in path]
+    if not paths:
+        raise errors.RequestError("no file was named: the list of paths is empty")
+    return paths
+
+
+def _open(path: Any) -> _Model:
+    return _Model(_paths(path))
 
 
 def _open_on_drive(
@@ -358,13 +403,9 @@ def _open_on_drive(
         raise errors.RequestError("an extent map knows where its files are: it takes no partition")
     if nsid is not None and not 1 <= nsid < 2**32:
         raise errors.RequestError(f"nsid={nsid}: namespaces count from 1")
-    paths: List[str] = []
-    if path is not None:
-        many = [path] if isinstance(path, (str, bytes, os.PathLike)) else list(path)
-        paths = [os.fsdecode(one) for one in many]
     model = _Model.on_drive(
         drive,
-        paths=paths,
+        paths=[] if path is None else _paths(path),
         extent_map=None if extent_map is None else os.fsdecode(extent_map),
         partition=None if partition is None else str(partition),
         nsid=1 if nsid is None else nsid,
@@ -408,16 +449,22 @@ def _job(
     dtypes: Patterns = None,
     rank: Optional[Tuple[int, int]] = None,
     cuts: Optional[Mapping[str, int]] = None,
-    route: str = "auto",
+    route: Route = "auto",
     threads: Optional[int] = None,
     verify: bool = False,
     manifest: Union[str, "os.PathLike[str]", None] = None,
     measure_limit: bool = False,
+    max_bytes: Optional[int] = None,
+    arena: bool = False,
 ) -> _Job:
     if (rank is None) != (cuts is None):
         raise errors.RequestError("rank says which part, cuts which tensors are cut: it takes both, or neither")
     if threads is not None and not 1 <= threads <= _MOST_THREADS:
         raise errors.RequestError(f"threads={threads}: 1 to {_MOST_THREADS} can read")
+    if max_bytes is not None and max_bytes < 1:
+        raise errors.RequestError(f"max_bytes={max_bytes}: a stream takes some memory")
+    if max_bytes is not None and (verify or manifest is not None):
+        raise errors.RequestError("verify and manifest compare tensors in memory, which max_bytes uses again")
     if min([*(rank or ()), *(cuts or {}).values()], default=0) < 0:
         raise errors.RequestError(f"rank={rank}, cuts={cuts}: ranks and dimensions count from 0")
     return model.load(
@@ -432,13 +479,20 @@ def _job(
         verify=verify,
         manifest=None if manifest is None else os.fsdecode(manifest),
         measure_limit=measure_limit,
+        max_bytes=max_bytes,
+        arena=arena,
     )
 
 
 def _only(job: _Job) -> Tensor:
     """The one tensor of a load, whose end is waited for: it tells whether the file has changed."""
     found = None
-    while (tensor := job.next()) is not None:
-        found = tensor
-    assert found is not None
+    while (step := job.next()) is not None:
+        found = step
+    assert isinstance(found, Tensor)
     return found
+
+
+# They are made of what is above.
+from ._model import Model as Model  # noqa: E402
+from ._patch import patch as patch  # noqa: E402

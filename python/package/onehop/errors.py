@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING, Sequence
 if TYPE_CHECKING:
     from ._native import WhyNot
 
+    _Base = Exception
+else:
+    # Programs that catch what safetensors raises catch ours too.
+    try:
+        from safetensors import SafetensorError as _Base
+    except ImportError:
+        _Base = Exception
 
-class OnehopError(Exception):
-    """Whatever onehop cannot do."""
+
+class OnehopError(_Base):
+    """The base of all exceptions of onehop, and a SafetensorError where safetensors is installed."""
 
 
 class FileError(OnehopError, OSError):
@@ -72,5 +80,21 @@ class DriveError(DeviceError):
     """The drive cannot be opened, because it is in use, not there or not allowed, or it failed."""
 
 
-class OutOfGpuMemoryError(DeviceError, MemoryError):
-    """The tensors do not fit into the memory that is free."""
+class OutOfMemoryError(OnehopError, MemoryError):
+    """The CPU's memory ran out."""
+
+
+class OutOfGpuMemoryError(DeviceError, OutOfMemoryError):
+    """The tensors do not fit into the GPU memory that is free."""
+
+
+class SwapError(OnehopError):
+    """Weights were replaced in part. new, old: the names of tensors that are the new ones already, and that are not."""
+
+    def __init__(self, cause: object, new: Sequence[str], old: Sequence[str]) -> None:
+        super().__init__(cause, new, old)
+        self.new = list(new)
+        self.old = list(old)
+
+    def __str__(self) -> str:
+        return f"{len(self.new)} tensors are new, {len(self.old)} are old: {self.args[0]}"

@@ -18,6 +18,7 @@ use std::time::Duration;
 use onehop_os::{Finished, HostMem, Reads};
 
 use super::choice::{Direct, Opened};
+use super::narrow::pack;
 use super::slot_pool::{Full, SlotPool};
 use super::worker_pool::{Job, Part, Shared};
 use crate::error::{Error, Result};
@@ -113,13 +114,14 @@ impl Reader {
     /// Reads a chunk part by part; not to its end if the load was given up. The last part is in `full` then.
     fn read(&self, job: &Job, disk: &mut Disk<'_>, full: &mut Option<Full<Part>>) -> Result<bool> {
         let mut parts = job.chunk.parts(self.slot_bytes as u64).peekable();
-        while let Some(part) = parts.next() {
+        while let Some(mut part) = parts.next() {
             let Some(slot) = self.slot(full, disk.shared)? else { return Ok(false) };
             let mut waiting = disk.begin(&part, slot * self.slot_bytes)?;
             self.hand_in(full)?;
             if !disk.end(&part, &mut waiting)? {
                 return Ok(false);
             }
+            pack(&self.ring, slot * self.slot_bytes, &mut part)?;
             let arrived = parts.peek().is_none().then(|| job.chunk.clone());
             let job = Job { chunk: part, gpus: job.gpus.clone() };
             *full = Some(Full { slot, filler: 0, part: Part { job, arrived } });
@@ -130,7 +132,7 @@ impl Reader {
     /// The next chunk; none when there will be none, or the load was given up.
     fn next(&self, full: &mut Option<Full<Part>>, shared: &Shared) -> Result<Option<Job>> {
         let (found, waiting) = match &self.source {
-            JobSource::All => return Ok(shared.next()),
+            JobSource::All => return self.next_of_all(full, shared),
             JobSource::UncachedQueue(found, waiting) => (found, waiting),
         };
         let taken = |job: Job| {
@@ -154,6 +156,18 @@ impl Reader {
             }
         }
         Ok(None)
+    }
+
+    /// The next chunk that there is memory for. What was read last is handed in before that is waited for.
+    fn next_of_all(&self, full: &mut Option<Full<Part>>, shared: &Shared) -> Result<Option<Job>> {
+        let Some(job) = shared.next() else { return Ok(None) };
+        if !shared.admits(&job.chunk)? {
+            self.hand_in(full)?;
+            if !shared.wait_for_memory(&job.chunk, || self.slots.attend())? {
+                return Ok(None);
+            }
+        }
+        Ok(Some(job))
     }
 
     /// A slot for the next read; none when the load was given up. If all are taken, what was read last is handed in before one

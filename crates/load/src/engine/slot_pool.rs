@@ -190,7 +190,7 @@ mod tests {
 
     use onehop_gpu::{Copier, Emulated, Gpu, Mark, Place, Rows};
 
-    use super::super::worker_pool::{Job, Part};
+    use super::super::worker_pool::{Copiers, Job, Part};
     use super::*;
     use crate::error::Error;
     use crate::plan::{Chunk, Copy};
@@ -233,7 +233,11 @@ mod tests {
         let memory = |place| gpu.alloc(place, 8192).unwrap();
         let copier = gpu.copier(&memory(Place::PinnedHost), &memory(Place::Vram)).unwrap();
         let copier = Refuses { copier, copied: Arc::clone(&copied), first: true };
-        slots.open(Lane { slot: 4096, copiers: vec![Box::new(copier)], arrived: vec![arrived] });
+        slots.open(Lane {
+            slot: 4096,
+            copiers: Copiers::Arenas(vec![Box::new(copier)]),
+            arrived: vec![arrived],
+        });
         let first = Full { slot: 0, filler: 0, part: Part { job: part(0), arrived: None } };
         assert!(matches!(slots.hand_in(first), Err(Error::Gpu(_))));
         let whole = part(0).chunk;

@@ -9,6 +9,7 @@ use onehop_os::HostMem;
 
 use super::choice::{Opened, Origin, cached};
 use super::direct::UncachedQueue;
+use super::narrow::pack;
 use super::slot_pool::{Full, SlotPool};
 use super::worker_pool::{Job, Part, Shared};
 use crate::error::{Error, Result};
@@ -41,8 +42,12 @@ impl Filler {
     /// Fills a slot with the next chunk that is not for the disk; `None` if there are no more, or the load was
     /// cancelled.
     fn fill(&self, shared: &Shared, slot: usize) -> Result<Option<Job>> {
-        while let Some(job) = shared.next() {
+        while let Some(mut job) = shared.next() {
+            if !shared.wait_for_memory(&job.chunk, || self.slots.attend())? {
+                return Ok(None);
+            }
             if self.read(shared, slot, &job.chunk)? {
+                pack(&self.ring, slot * self.slot_bytes, &mut job.chunk)?;
                 return Ok(Some(job));
             }
             let Some(disk) = &self.disk else { return Err(Error::Incomplete) };

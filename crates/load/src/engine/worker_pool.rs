@@ -10,12 +10,16 @@ use std::time::{Duration, Instant};
 use onehop_gpu::{Copier, Mark, Rows};
 
 use super::choice::Opened;
+use super::segments::{SegmentCopiers, Segments};
 use super::slot_pool::{Copies, Full};
 use crate::error::{Error, Result};
 use crate::plan::{Chunk, Chunks};
 
 /// Time limit for threads to end after a load.
 const END: Duration = Duration::from_secs(10);
+
+/// How long a thread without memory for its chunk sleeps before it asks again.
+const MEMORY_POLL_INTERVAL: Duration = Duration::from_micros(100);
 
 /// A chunk, and the GPUs that receive it.
 #[derive(Debug)]
@@ -56,6 +60,8 @@ impl Iterator for RoundRobin {
 /// State shared by all threads of a load.
 pub(super) struct Shared {
     pub(super) sources: Vec<Opened>,
+    /// Set for a load in segments: its chunks wait for memory.
+    pub(super) segments: Option<Arc<Segments>>,
     /// Chunks that no thread has taken yet.
     left: Mutex<RoundRobin>,
     stop: AtomicBool,
@@ -81,6 +87,7 @@ impl Shared {
         let zero = || AtomicU64::new(0);
         Self {
             sources,
+            segments: None,
             left: Mutex::new(left),
             stop: AtomicBool::new(false),
             failed: Mutex::new(None),
@@ -103,6 +110,24 @@ impl Shared {
             return None;
         }
         self.left.lock().unwrap_or_else(PoisonError::into_inner).next()
+    }
+
+    /// Whether there is memory for a chunk.
+    pub(super) fn admits(&self, chunk: &Chunk) -> Result<bool> {
+        self.segments.as_ref().map_or(Ok(true), |segments| segments.admit(chunk))
+    }
+
+    /// Waits until there is memory for a chunk, and has `attend` look after the copies meanwhile: what they bring may have to
+    /// be used before there is. False when the load was given up.
+    pub(super) fn wait_for_memory(&self, chunk: &Chunk, attend: impl Fn() -> Result<()>) -> Result<bool> {
+        while !self.is_stopped() {
+            if self.admits(chunk)? {
+                return Ok(true);
+            }
+            attend()?;
+            std::thread::sleep(MEMORY_POLL_INTERVAL);
+        }
+        Ok(false)
     }
 
     pub(super) fn stop(&self) {
@@ -136,11 +161,19 @@ pub(super) struct Part {
 pub(super) struct Lane {
     /// Slot size of that part.
     pub(super) slot: usize,
-    pub(super) copiers: Vec<Box<dyn Copier>>,
+    pub(super) copiers: Copiers,
     pub(super) arrived: Vec<Sender<Chunk>>,
 }
 
-/// The end of some copies on each GPU involved.
+/// What copies.
+pub(super) enum Copiers {
+    /// To the arena of each GPU.
+    Arenas(Vec<Box<dyn Copier>>),
+    /// To the segments of one GPU.
+    Segments(SegmentCopiers),
+}
+
+/// The end of some copies, with the index of their copier.
 pub(super) type Marks = Vec<(usize, Mark)>;
 
 impl Copies for Lane {
@@ -151,11 +184,17 @@ impl Copies for Lane {
     }
 
     fn copy(&mut self, full: &[Full<Part>]) -> Result<Marks> {
-        if full.iter().any(|full| full.part.job.gpus.end > self.copiers.len()) {
+        let copiers = match &mut self.copiers {
+            Copiers::Arenas(copiers) => copiers,
+            Copiers::Segments(segments) => {
+                return segments.copy(self.slot, full.iter().map(|full| (full.slot, &full.part.job)));
+            }
+        };
+        if full.iter().any(|full| full.part.job.gpus.end > copiers.len()) {
             return Err(Error::Incomplete);
         }
-        let mut marks = Vec::with_capacity(self.copiers.len());
-        for (gpu, copier) in self.copiers.iter_mut().enumerate() {
+        let mut marks = Vec::with_capacity(copiers.len());
+        for (gpu, copier) in copiers.iter_mut().enumerate() {
             let wanted = full.iter().filter(|full| full.part.job.gpus.contains(&gpu));
             let rows = wanted.flat_map(|full| {
                 let start = full.slot * self.slot;
@@ -177,8 +216,12 @@ impl Copies for Lane {
     }
 
     fn is_over(&mut self, marks: &Marks, _: &[Full<Part>]) -> Result<bool> {
-        for (gpu, mark) in marks {
-            if let Some(copier) = self.copiers.get_mut(*gpu)
+        for (index, mark) in marks {
+            let copier = match &mut self.copiers {
+                Copiers::Arenas(copiers) => copiers.get_mut(*index),
+                Copiers::Segments(segments) => segments.get(*index),
+            };
+            if let Some(copier) = copier
                 && !copier.is_over(*mark)?
             {
                 return Ok(false);

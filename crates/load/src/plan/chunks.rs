@@ -1,6 +1,6 @@
 //! Cuts a plan into chunks that fit the slots of a ring, in the order of the files.
 
-use super::{Error, Landing, Piece, Plan, Range};
+use super::{Error, Landing, Piece, Plan, Range, segment_of};
 
 /// A read of whole blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,6 +145,7 @@ pub struct Chunks {
     lengths: Vec<u64>,
     ranges: Vec<Range>,
     pieces: Vec<Piece>,
+    segments: Vec<std::ops::Range<u64>>,
     size: u64,
     next: u64,
     /// Position: range, piece, row, and byte in the row.
@@ -174,6 +175,7 @@ impl Chunks {
             lengths: plan.files.iter().map(|file| file.bytes).collect(),
             ranges: plan.ranges.clone(),
             pieces: plan.pieces.clone(),
+            segments: plan.segments.clone(),
             size,
             next: 0,
             range: 0,
@@ -214,11 +216,17 @@ impl Iterator for Chunks {
         let mut fill = Fill::new(self.block, length, self.size);
         let ring = matches!(landing, Landing::Shifted { .. });
         let began = self.range;
+        let mut segment = None;
         while let Some(span) = self.span() {
             let Some(range) = self.ranges.get(self.range) else { break };
             // Only data that goes through a ring anyway may share a slot.
             let shares = ring && range.file == file && matches!(range.landing, Landing::Shifted { .. });
             if self.range != began && !shares {
+                break;
+            }
+            // What goes to one segment does not wait for the memory of another.
+            let to = segment_of(&self.segments, span.to);
+            if *segment.get_or_insert(to) != to {
                 break;
             }
             let taken = fill.take(&span);

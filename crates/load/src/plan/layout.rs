@@ -44,7 +44,7 @@ pub(super) fn plan(files: Vec<PlannedFile>, wants: Vec<Want<'_>>, options: Optio
     let (filled, empty): (Vec<_>, Vec<_>) = wants.into_iter().partition(|w| w.part.bytes() > 0);
     let mut runs = runs(&filled, &options);
     grant_gaps(&mut runs, tensor_bytes, &options);
-    let gpu_bytes = place(&mut runs, &options);
+    let (gpu_bytes, segments) = place(&mut runs, &options);
     let mut tensors: Vec<_> = empty.iter().map(|want| placed(want, 0)).collect();
     for run in &runs {
         let wants = filled.get(run.wants.clone()).unwrap_or_default();
@@ -55,7 +55,7 @@ pub(super) fn plan(files: Vec<PlannedFile>, wants: Vec<Want<'_>>, options: Optio
     let ranges = ranges(&runs, &options);
     let read_bytes = ranges.iter().map(|r| r.read_bytes).sum();
     let pieces = runs.into_iter().map(|run| run.piece).collect();
-    Ok(Plan { options, files, tensors, tensor_bytes, gpu_bytes, ranges, pieces, read_bytes })
+    Ok(Plan { options, files, tensors, tensor_bytes, gpu_bytes, ranges, pieces, read_bytes, segments })
 }
 
 fn placed(want: &Want<'_>, at: u64) -> Placed {
@@ -75,8 +75,7 @@ fn placed(want: &Want<'_>, at: u64) -> Placed {
 fn runs(wants: &[Want<'_>], options: &Options) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for (i, want) in wants.iter().enumerate() {
-        if let Some(run) = runs.last_mut().filter(|run| joins(run, want, options.align_of(want.part.bytes())))
-        {
+        if let Some(run) = runs.last_mut().filter(|run| joins(run, want, options)) {
             run.wants.end = i + 1;
             run.piece.row = want.piece().end() - run.piece.from;
             run.piece.step = run.piece.row;
@@ -88,15 +87,17 @@ fn runs(wants: &[Want<'_>], options: &Options) -> Vec<Run> {
     runs
 }
 
-/// Whether `want`, aligned to `align`, may join a run. A hole before it that is shorter than the alignment costs no
-/// more memory than aligning it anew.
-fn joins(run: &Run, want: &Want<'_>, align: u64) -> bool {
+/// Whether `want` may join a run. A hole before it that is shorter than its alignment costs no more memory than
+/// aligning it anew. No run is longer than a segment.
+fn joins(run: &Run, want: &Want<'_>, options: &Options) -> bool {
+    let align = options.align_of(want.part.bytes());
     let hole = want.part.offset.checked_sub(run.piece.end());
     run.file == want.file
         && run.piece.rows == 1
         && want.part.rows == 1
         && hole.is_some_and(|hole| hole < align)
         && (want.part.offset - run.piece.from).is_multiple_of(align)
+        && options.segment.is_none_or(|most| want.piece().end() - run.piece.from <= most)
 }
 
 /// Chooses the runs that land directly: the longest ones, as long as there is memory for their gaps.
@@ -117,13 +118,18 @@ fn grant_gaps(runs: &mut [Run], tensor_bytes: u64, options: &Options) {
 
 /// Whether an arena address exists that suits both the run's tensors and whole blocks.
 fn can_land(run: &Run, options: &Options) -> bool {
-    options.direct && run.piece.rows == 1 && run.piece.from.is_multiple_of(options.align.min(options.landing))
+    options.direct
+        && options.segment.is_none()
+        && run.piece.rows == 1
+        && run.piece.from.is_multiple_of(options.align.min(options.landing))
 }
 
-/// Places every run, and returns the length of the arena.
-fn place(runs: &mut [Run], options: &Options) -> u64 {
+/// Places every run, and returns the length of the arena and its segments.
+fn place(runs: &mut [Run], options: &Options) -> (u64, Vec<std::ops::Range<u64>>) {
     // The end of the tensors, and the end of what is read with them.
     let (mut kept, mut landed) = (0u64, 0u64);
+    let mut segments = Vec::new();
+    let mut start = 0;
     for run in runs {
         let Piece { from, row, rows, .. } = run.piece;
         if run.gaps {
@@ -135,14 +141,23 @@ fn place(runs: &mut [Run], options: &Options) -> u64 {
             kept = to + row;
             landed = kept + tail;
         } else {
-            let to = landed.next_multiple_of(options.align);
+            let mut to = landed.next_multiple_of(options.align);
+            if options.segment.is_some_and(|most| to + row * rows - start > most) && landed > start {
+                segments.push(start..landed);
+                // A byte between two segments keeps copies from reaching over their border.
+                to = (landed + 1).next_multiple_of(options.align);
+                start = to;
+            }
             run.landing = Landing::Shifted { by: to.wrapping_sub(from) % options.landing };
             run.piece.to = to;
             kept = to + row * rows;
             landed = kept;
         }
     }
-    landed
+    if options.segment.is_some() && landed > start {
+        segments.push(start..landed);
+    }
+    (landed, segments)
 }
 
 /// The first place from `least` on that is aligned for tensors and for whole blocks of the file.

@@ -51,11 +51,24 @@ pub struct Options {
     pub slack: u64,
     /// GPU memory that is needed in addition to the arena during the load.
     pub staging: u64,
+    /// Bytes of a segment at most, if the arena is divided into such: each has memory of its own, and may be gone before the
+    /// next one is filled. A tensor that is longer has a segment to itself. Nothing lands directly then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub segment: Option<u64>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { align: 256, small: 1, block: 4096, landing: 4, direct: true, slack: 256 << 10, staging: 0 }
+        Self {
+            align: 256,
+            small: 1,
+            block: 4096,
+            landing: 4,
+            direct: true,
+            slack: 256 << 10,
+            staging: 0,
+            segment: None,
+        }
     }
 }
 
@@ -64,6 +77,12 @@ impl Options {
     #[must_use]
     pub fn ring() -> Self {
         Self { direct: false, ..Self::default() }
+    }
+
+    /// The same, in segments of at most this many bytes.
+    #[must_use]
+    pub fn in_segments(bytes: u64) -> Self {
+        Self { segment: Some(bytes.max(1)), ..Self::ring() }
     }
 
     /// Alignment of a tensor of this size.
@@ -204,6 +223,9 @@ pub struct Plan {
     pub pieces: Vec<Piece>,
     /// Bytes to read.
     pub read_bytes: u64,
+    /// The segments of the arena, in order; none where it is one. Their addresses are only a way to count: no memory is as long.
+    #[serde(skip)]
+    pub segments: Vec<Indices<u64>>,
 }
 
 /// Whether a load fits into GPU memory.
@@ -217,6 +239,10 @@ pub struct Fit {
     pub fits: bool,
     /// Missing memory.
     pub missing_bytes: u64,
+}
+
+fn segment_of(segments: &[Indices<u64>], at: u64) -> usize {
+    segments.partition_point(|segment| segment.start <= at).saturating_sub(1)
 }
 
 fn planned(model: &Model) -> Vec<PlannedFile> {
@@ -246,6 +272,12 @@ impl Plan {
     pub fn of_part(model: &Model, tensor: &Tensor, part: Part, options: Options) -> Result<Self, Error> {
         let want = layout::Want { file: tensor.file, tensor: &tensor.info, part };
         layout::plan(planned(model), vec![want], options)
+    }
+
+    /// Which segment holds this byte of the arena; 0 where the arena is one.
+    #[must_use]
+    pub fn segment_of(&self, at: u64) -> usize {
+        segment_of(&self.segments, at)
     }
 
     /// Required alignment of the arena's address.

@@ -14,3 +14,4 @@ mod model;
 mod mover;
 mod plan;
 mod safetensors;
+mod segments;

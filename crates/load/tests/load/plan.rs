@@ -75,6 +75,7 @@ fn options() -> impl Strategy<Value = Options> {
             direct,
             slack,
             staging: 0,
+            segment: None,
         })
 }
 

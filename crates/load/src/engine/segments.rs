@@ -1,0 +1,144 @@
+//! Loads into memory that is used again: the arena is divided into segments, each of which gets memory when its first chunk
+//! is about to be read, and not before there is some.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use onehop_gpu::{Copier, Gpu, Region, Rows};
+
+use super::worker_pool::{Job, Marks};
+use crate::error::{Error, Result};
+use crate::plan::{Chunk, Plan};
+
+/// Gives segments their memory.
+pub trait SegmentMemory: Send + Sync {
+    /// Memory for a segment of so many bytes; none when there is none for now: it is asked again, many times a second.
+    /// Segments are asked for in their order.
+    ///
+    /// # Errors
+    /// When there will be none. The load ends.
+    fn take(&self, segment: usize, bytes: usize) -> Result<Option<Placement>>;
+}
+
+/// Where a segment lies.
+#[derive(Clone)]
+pub struct Placement {
+    /// An allocation, of which the segment is a part.
+    pub memory: Region,
+    /// Its name: other memory, other name.
+    pub name: usize,
+    /// Where the segment starts in it.
+    pub at: usize,
+}
+
+/// The segments of a load, of which the first ones have memory.
+pub struct Segments {
+    /// In the plan's addresses.
+    ranges: Vec<Range<u64>>,
+    placed: Mutex<Vec<Placement>>,
+    memory: Arc<dyn SegmentMemory>,
+}
+
+impl Segments {
+    pub(super) fn new(plan: &Plan, memory: Arc<dyn SegmentMemory>) -> Self {
+        Self { ranges: plan.segments.clone(), placed: Mutex::default(), memory }
+    }
+
+    fn find(&self, at: u64) -> Option<(usize, &Range<u64>)> {
+        let index = self.ranges.partition_point(|range| range.start <= at).checked_sub(1)?;
+        Some((index, self.ranges.get(index)?))
+    }
+
+    /// Whether the segment of a chunk has memory, which it is given if there is some.
+    pub(super) fn admit(&self, chunk: &Chunk) -> Result<bool> {
+        let Some(copy) = chunk.copies.first() else { return Ok(true) };
+        let (index, range) = self.find(copy.to).ok_or(Error::Incomplete)?;
+        let mut placed = self.placed.lock().unwrap_or_else(PoisonError::into_inner);
+        if index != placed.len() {
+            return Ok(index < placed.len());
+        }
+        let bytes = (range.end - range.start) as usize;
+        let Some(placement) = self.memory.take(index, bytes)? else { return Ok(false) };
+        placed.push(placement);
+        Ok(true)
+    }
+
+    /// The memory of the plan's address, and where in it that is.
+    fn place(&self, at: u64) -> Result<(Placement, usize)> {
+        let (index, range) = self.find(at).ok_or(Error::Incomplete)?;
+        let placed = self.placed.lock().unwrap_or_else(PoisonError::into_inner);
+        let placement = placed.get(index).cloned().ok_or(Error::Incomplete)?;
+        let at = placement.at + (at - range.start) as usize;
+        Ok((placement, at))
+    }
+
+    /// The memory of a tensor that has arrived.
+    ///
+    /// # Errors
+    /// When its segment has no memory yet, or it does not lie within it.
+    pub fn region(&self, at: u64, bytes: u64) -> Result<Region> {
+        let (Placement { memory, .. }, at) = self.place(at)?;
+        Ok(memory.slice(at..at + bytes as usize)?)
+    }
+}
+
+/// What copies out of a part of the ring to the segments' memory: a copier for each allocation.
+pub(super) struct SegmentCopiers {
+    gpu: Arc<dyn Gpu>,
+    /// The part of the ring.
+    ring: Region,
+    segments: Arc<Segments>,
+    copiers: Vec<(usize, Box<dyn Copier>)>,
+}
+
+impl SegmentCopiers {
+    pub(super) fn new(gpu: Arc<dyn Gpu>, ring: Region, segments: Arc<Segments>) -> Self {
+        Self { gpu, ring, segments, copiers: Vec::new() }
+    }
+
+    /// The place of the copier to an allocation.
+    fn index(&mut self, placement: &Placement) -> Result<usize> {
+        if let Some(index) = self.copiers.iter().position(|(name, _)| *name == placement.name) {
+            return Ok(index);
+        }
+        let copier = self.gpu.copier(&self.ring, &placement.memory)?;
+        self.copiers.push((placement.name, copier));
+        Ok(self.copiers.len() - 1)
+    }
+
+    pub(super) fn get(&mut self, index: usize) -> Option<&mut Box<dyn Copier>> {
+        self.copiers.get_mut(index).map(|(_, copier)| copier)
+    }
+
+    /// Begins to copy what was read into these slots.
+    pub(super) fn copy<'a>(
+        &mut self,
+        slot_bytes: usize,
+        full: impl Iterator<Item = (usize, &'a Job)>,
+    ) -> Result<Marks> {
+        let mut rows: Vec<Vec<Rows>> = Vec::new();
+        for (slot, job) in full {
+            let Some(first) = job.chunk.copies.first() else { continue };
+            let (placement, at) = self.segments.place(first.to)?;
+            let index = self.index(&placement)?;
+            rows.resize_with(rows.len().max(index + 1), Vec::new);
+            let Some(rows) = rows.get_mut(index) else { continue };
+            rows.extend(job.chunk.copies.iter().map(|copy| Rows {
+                from: slot * slot_bytes + copy.slot as usize,
+                // All copies of a chunk go to one segment.
+                to: at + (copy.to - first.to) as usize,
+                row: copy.row as usize,
+                rows: copy.rows as usize,
+                step: copy.step as usize,
+            }));
+        }
+        let mut marks = Marks::new();
+        for (index, rows) in rows.iter().enumerate().filter(|(_, rows)| !rows.is_empty()) {
+            if let Some((_, copier)) = self.copiers.get_mut(index) {
+                copier.copy_all(rows)?;
+                marks.push((index, copier.mark()?));
+            }
+        }
+        Ok(marks)
+    }
+}

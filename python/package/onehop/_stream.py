@@ -1,0 +1,227 @@
+"""A load under way, as an iterator; and the GPU memory that torch allocates for it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import time
+import warnings
+from collections import deque
+from typing import Any, Callable, Deque, Dict, Iterator, Optional, Tuple
+
+from . import errors
+from ._frameworks import TORCH_NAMES, torch_dtype
+from ._native import Job as _Job
+from ._native import Outcome, Tensor
+
+#: How often a stream looks whether the GPU has passed its fences, in seconds.
+_FENCE_POLL = 0.0005
+#: CU_STREAM_CAPTURE_MODE_RELAXED
+_RELAXED = 2
+#: How long the GPU may take for what was under way when memory was allocated, in seconds.
+_LONGEST_SETTLE = 120.0
+
+
+class Stream:
+    """Tensors as they arrive: an iterator of names and tensors. Leaving it, or a `with` around it, ends the load."""
+
+    def __init__(
+        self, job: _Job, convert: Callable[[Tensor], Any], memory: Optional[TorchMemory] = None
+    ) -> None:
+        self._job = job
+        self._convert = convert
+        self._memory = memory
+        self._told = False
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Tuple[str, Any]:
+        while True:
+            waits = self._memory is not None and self._memory.recycle(self._job)
+            step = self._job.next(_FENCE_POLL if waits else None)
+            if step is None:
+                raise StopIteration
+            if isinstance(step, Tensor):
+                return step.name, self._convert(step)
+            if step is not False:
+                self._bring(step)
+
+    def _bring(self, nbytes: int) -> None:
+        try:
+            if self._memory is None:
+                raise errors.RequestError(
+                    f"max_bytes on a GPU takes framework='torch' ({', '.join(TORCH_NAMES)}): the memory is torch's, and used "
+                    "again behind fences of its streams"
+                )
+            self._memory.bring(self._job, nbytes)
+        except BaseException:
+            self.close()
+            raise
+        if self._job.grown and not self._told:
+            self._told = True
+            warnings.warn(
+                "the stream takes more memory than max_bytes: its tensors are kept, or one of them is larger",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the load, if it goes on. What was handed out stays; to ask for more is a CancelledError."""
+        self._job.cancel()
+
+    @property
+    def outcome(self) -> Optional[Outcome]:
+        """How it went; None before its end."""
+        return self._job.outcome
+
+    @property
+    def progress(self) -> Tuple[int, int]:
+        """Bytes that have arrived, and all that are to come."""
+        return self._job.progress
+
+    @property
+    def grown(self) -> int:
+        """Bytes by which the memory has grown beyond max_bytes."""
+        return self._job.grown
+
+
+class TorchMemory:
+    """GPU memory of torch's caching allocator."""
+
+    def __init__(self, device: Optional[str]) -> None:
+        import torch
+
+        self._torch: Any = torch
+        self._device = device
+        self._fences: Deque[Tuple[Any, int]] = deque()
+        self._driver: Any = None
+
+    def _index(self) -> int:
+        device = self._device or "0"
+        number = device[5:] if device.startswith("cuda:") else {"cuda": "0"}.get(device, device)
+        if not number.isdigit():
+            raise errors.RequestError(f"memory of torch is on cuda:0, cuda:1 and so on, which {device!r} does not name")
+        return int(number)
+
+    @contextlib.contextmanager
+    def _beside_captures(self) -> Iterator[None]:
+        """Lets this thread allocate and ask about events while other threads capture CUDA graphs in the global mode."""
+        if self._driver is None:
+            self._driver = ctypes.CDLL("libcuda.so.1")
+        mode = ctypes.c_int(_RELAXED)
+        exchange = self._driver.cuThreadExchangeStreamCaptureMode
+        exchange(ctypes.byref(mode))
+        try:
+            yield
+        finally:
+            exchange(ctypes.byref(mode))
+
+    def bring(self, job: _Job, nbytes: int) -> Any:
+        """Allocates memory for a load, of which no kernel uses any more what was there before."""
+        torch = self._torch
+        index = self._index()
+        if not torch.cuda.is_available():
+            raise errors.DeviceError("this torch has no CUDA: it cannot allocate GPU memory")
+        with self._beside_captures(), torch.cuda.device(index):
+            if torch.cuda.is_current_stream_capturing():
+                raise errors.RequestError("the current stream captures a graph: load before or after that")
+            try:
+                base = torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{index}")
+            except torch.cuda.OutOfMemoryError as error:
+                raise errors.OutOfGpuMemoryError(f"torch has no {nbytes} bytes of GPU memory: {error}") from error
+            event = torch.cuda.Event()
+            event.record()
+            start = time.monotonic()
+            while not event.query():
+                if time.monotonic() - start > _LONGEST_SETTLE:
+                    raise errors.StalledError(
+                        f"work on the current stream of cuda:{index} did not end within {_LONGEST_SETTLE:.0f} s"
+                    )
+                time.sleep(0.0002)
+        job.bring(base.data_ptr(), nbytes, base)
+        return base
+
+    def recycle(self, job: _Job) -> bool:
+        """Has memory used again whose tensors are dead, once the GPU is done with them. Tells whether some still waits."""
+        dead = job.dead()
+        if dead is not None:
+            index = self._index()
+            with self._torch.cuda.device(index):
+                event = self._torch.cuda.Event()
+                event.record()
+            self._fences.append((event, dead))
+        if self._fences:
+            with self._beside_captures():
+                while self._fences and self._fences[0][0].query():
+                    job.fenced(self._fences.popleft()[1])
+        return bool(self._fences)
+
+
+def torch_name(torch: Any, device: Any) -> str:
+    """How torch names a device of onehop.load."""
+    if device is None:
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    if isinstance(device, int) or (isinstance(device, str) and device.isdigit()):
+        return f"cuda:{device}"
+    return f"cuda:{torch.cuda.current_device()}" if str(device) == "cuda" else str(device)
+
+
+def arena(job: _Job, memory: TorchMemory, told: Callable[[Tuple[int, int]], object], poll: Optional[float]) -> Dict[str, Any]:
+    """All tensors of a load as views of one tensor, which is torch's own memory on a GPU. Made while the bytes come."""
+    try:
+        step = job.next()
+        if isinstance(step, Tensor):
+            base = memory._torch.utils.dlpack.from_dlpack(step.capsule())
+        elif step is None:
+            raise errors.OnehopError("the load ended before its memory was there; this is a defect of onehop")
+        else:
+            base = memory.bring(job, step)
+        tensors = _views(memory._torch, base, job)
+        while (step := job.next(poll)) is not None:
+            told(job.progress)
+    except BaseException:
+        job.cancel()
+        raise
+    return tensors
+
+
+def _views(torch: Any, base: Any, job: _Job) -> Dict[str, Any]:
+    tensors: Dict[str, Any] = {}
+    flat: Dict[str, Any] = {}
+    with torch.no_grad():
+        for dtype, shape, first, step, names in job.layout():
+            if dtype not in flat:
+                flat[dtype] = base.view(torch_dtype(torch, dtype))
+            strides = [1] * len(shape)
+            for dim in range(len(shape) - 1, 0, -1):
+                strides[dim - 1] = strides[dim] * max(shape[dim], 1)
+            if len(names) == 1:
+                tensors[names[0]] = flat[dtype].as_strided(shape, strides, first)
+            else:
+                # One call for all of them takes a quarter of the time of one for each.
+                row = flat[dtype].as_strided([len(names), *shape], [step, *strides], first)
+                tensors.update(zip(names, row.unbind(0)))
+    return tensors
+
+
+def copy_into(arriving: Stream, into: Dict[str, Any]) -> None:
+    """Copies tensors into those that are there, cast to their types, on the current stream."""
+    import torch
+
+    with torch.no_grad():
+        for name, tensor in arriving:
+            target = into[name]
+            if target.shape != tensor.shape:
+                raise errors.RequestError(
+                    f"the tensor {name!r} has the shape {list(tensor.shape)}, and that of `into` {list(target.shape)}"
+                )
+            target.copy_(tensor, non_blocking=True)
+            # Its memory is free for the next one.
+            del tensor

@@ -1,0 +1,384 @@
+//! The thread of a load.
+
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use onehop_gpu::{Place, Region};
+use onehop_load::check::{BY_FILES, Verdict};
+use onehop_load::engine::{self, Arena, Prepared, RingEngine, Segments, Stopper};
+use onehop_load::plan::{Options, Placed};
+use onehop_load::stream::Stream;
+use onehop_load::{LocalFile, Manifest, Model, Plan, check};
+use onehop_transfer::Chosen;
+
+use super::placed::{fits, memory, whole};
+use super::{Event, Memory, Origin, Request, SIGNAL_POLL_INTERVAL, Shared, Wanted};
+use crate::descriptors;
+use crate::device::Device;
+use crate::drive::OpenDrive;
+use crate::error::{Error, Result};
+use crate::lent::{Brought, Lent};
+use crate::outcome::{Outcome, Start};
+use crate::pool::Pool;
+use crate::tensor::Tensor;
+use crate::views;
+
+/// Into how many segments the memory of a bounded stream is divided, and bytes of one at least.
+const SEGMENTS: u64 = 8;
+const LEAST_SEGMENT: u64 = 64 << 10;
+
+/// An engine that takes longer to end after it was stopped may have left copies alone.
+const UNENDED: Duration = Duration::from_secs(9);
+
+/// What the length of memory that Python allocates is a multiple of: frameworks view all of it as any type.
+const ARENA_UNIT: u64 = 512;
+
+/// What every tensor's address is a multiple of, if it has as many bytes: XLA and others want it of scalars too.
+const ALIGN: u64 = 64;
+
+/// What the thread does.
+pub(super) struct LoadTask {
+    pub(super) request: Request,
+    pub(super) shared: Arc<Shared>,
+    pub(super) sender: Sender<Event>,
+    pub(super) brought: Receiver<Brought>,
+    pub(super) start: Instant,
+}
+
+impl LoadTask {
+    pub(super) fn run(self) {
+        let outcome = match &self.request.origin {
+            Origin::Files(options) => self.load(options),
+            Origin::Drive(drive, options) => self.load_from_drive(drive, options),
+        };
+        let Self { sender, request, .. } = self;
+        // Closes the drive, if nothing else has it open: who hears of the end may open it again.
+        drop(request);
+        // Whoever waited may have gone.
+        let _ = sender.send(Event::Done(outcome.map(Box::new)));
+    }
+
+    fn go_on(&self) -> bool {
+        !self.shared.is_stopped()
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.go_on() { Ok(()) } else { Err(onehop_load::Error::Cancelled.into()) }
+    }
+
+    fn manifest(&self) -> Result<Option<Manifest>> {
+        let manifest = self.request.manifest.as_deref().map(|path| Manifest::read(&LocalFile::open(path)?));
+        Ok(manifest.transpose()?)
+    }
+
+    fn load(&self, options: &engine::Options) -> Result<Outcome> {
+        let Request { model, device, memory, .. } = &self.request;
+        let manifest = self.manifest()?;
+        let plan = self.plan()?;
+        descriptors::make_room(model.files.len());
+        let (prepared, device, begin, arena) = std::thread::scope(|scope| {
+            // CUDA takes a while to start, and some milliseconds for its first call after a pause: what needs no GPU is done
+            // meanwhile.
+            let gpu = scope.spawn(|| {
+                let device = device.open()?;
+                let begin = Instant::now();
+                let own = *memory == Memory::Own;
+                let arena =
+                    own.then(|| fits(&plan, &device).and_then(|()| Ok(Arena::new(&*device.gpu, &plan)?)));
+                Ok::<_, Error>((device, arena.transpose()?, begin))
+            });
+            let prepared = Prepared::with_ring_cache(&plan, &model.files, options, device.ring_cache())?;
+            let (device, arena, begin) = gpu.join().map_err(|_| Error::Lost)??;
+            Ok::<_, Error>((prepared, device, begin, arena))
+        })?;
+        self.shared.total.store(plan.tensor_bytes, Ordering::Release);
+        match memory {
+            Memory::Own => {
+                let arena = arena.ok_or(Error::Lost)?;
+                self.fill_arena(plan, &device, begin, prepared, arena, manifest.as_ref())
+            }
+            Memory::Arena => self.fill_given_arena(plan, &device, begin, prepared, manifest.as_ref()),
+            Memory::Bounded(most) => self.fill_pool(plan, &device, begin, prepared, *most),
+        }
+    }
+
+    fn fill_arena(
+        &self,
+        plan: Plan,
+        device: &Device,
+        begin: Instant,
+        prepared: Prepared,
+        arena: Arena,
+        manifest: Option<&Manifest>,
+    ) -> Result<Outcome> {
+        let engine = RingEngine::start(&*device.gpu, &plan, prepared.into_arenas(vec![arena]))?;
+        self.stop_by(engine.stopper())?;
+        let stream = self.arrive(Stream::new(plan, engine), device)?;
+        let (ended, arena) = self.end(stream, device, begin)?;
+        let verdict = self.verify(&ended.plan, device, &arena, manifest)?;
+        Ok(ended.outcome(&self.request.model, device, self.start, verdict))
+    }
+
+    /// The arena is Python's, if it is a GPU's.
+    fn fill_given_arena(
+        &self,
+        plan: Plan,
+        device: &Device,
+        begin: Instant,
+        prepared: Prepared,
+        manifest: Option<&Manifest>,
+    ) -> Result<Outcome> {
+        let bytes = plan.gpu_bytes.max(1).next_multiple_of(ARENA_UNIT) as usize;
+        *self.shared.layout.lock().unwrap_or_else(PoisonError::into_inner) = Some(views::layout(&plan));
+        let Some(gpu) = &device.cuda else {
+            let region = device.gpu.arena(bytes)?;
+            let arena = Tensor::of_bytes(region.clone(), device.dlpack);
+            let _ = self.sender.send(Event::Arena(Box::new(arena)));
+            let arena = Arena::again(region, &plan)?;
+            return self.fill_arena(plan, device, begin, prepared, arena, manifest);
+        };
+        let lent = Lent::new(gpu, self.ask(bytes)?)?;
+        let arena = Arena::again(lent.region().clone(), &plan)?;
+        let loaded = self.fill_arena(plan, device, begin, prepared, arena, manifest);
+        self.let_go(lent, &loaded);
+        loaded
+    }
+
+    /// The memory is used again as tensors die.
+    fn fill_pool(
+        &self,
+        plan: Plan,
+        device: &Device,
+        begin: Instant,
+        prepared: Prepared,
+        most: u64,
+    ) -> Result<Outcome> {
+        let bytes = most.min(plan.gpu_bytes).max(1).next_multiple_of(ARENA_UNIT) as usize;
+        let pool = match &device.cuda {
+            Some(gpu) => Pool::of_lent(Lent::new(gpu, self.ask(bytes)?)?),
+            None => Pool::of_cpu(device.gpu.clone(), device.gpu.arena(bytes)?),
+        };
+        let _ = self.shared.pool.set((pool.clone(), device.cuda.clone()));
+        let loaded = self.fill_segments(plan, device, begin, prepared, &pool);
+        pool.close();
+        let grown = pool.grown();
+        self.let_go(pool, &loaded);
+        let (mut ended, _) = loaded?;
+        if grown > 0 {
+            ended.warnings.push(format!(
+                "the memory of the stream grew by {grown} bytes beyond max_bytes: tensors were kept, or one is longer"
+            ));
+        }
+        Ok(ended.outcome(&self.request.model, device, self.start, (false, None)))
+    }
+
+    fn fill_segments(
+        &self,
+        plan: Plan,
+        device: &Device,
+        begin: Instant,
+        prepared: Prepared,
+        pool: &Arc<Pool>,
+    ) -> Result<(Ended, Arc<Segments>)> {
+        let mut left = vec![0usize; plan.segments.len()];
+        let segment_of =
+            |plan: &Plan, tensor: &Placed| (tensor.bytes > 0).then(|| plan.segment_of(tensor.at));
+        for segment in plan.tensors.iter().filter_map(|tensor| segment_of(&plan, tensor)) {
+            left.get_mut(segment).into_iter().for_each(|left| *left += 1);
+        }
+        let engine = RingEngine::start_in_segments(&device.gpu, &plan, prepared, pool.clone())?;
+        self.stop_by(engine.stopper())?;
+        let mut stream = Stream::new(plan.clone(), engine);
+        while let Some(streamed) = stream.next()? {
+            let placed = streamed.tensor;
+            let Some(segment) = segment_of(&plan, placed) else {
+                let nothing = device.gpu.alloc(Place::Vram, 1)?.slice(0..0)?;
+                self.hand_out(whole(placed, nothing, None, device.dlpack));
+                continue;
+            };
+            let region = streamed.arena.region(placed.at, placed.bytes)?;
+            let tensor = whole(placed, region, pool.lease(segment), device.dlpack);
+            self.shared.bytes.store(stream.bytes(), Ordering::Release);
+            self.hand_out(tensor);
+            if let Some(left) = left.get_mut(segment) {
+                *left -= 1;
+                if *left == 0 {
+                    pool.filled(segment);
+                }
+            }
+        }
+        self.end(stream, device, begin)
+    }
+
+    /// Whoever waited may have gone.
+    fn hand_out(&self, tensor: Tensor) {
+        let _ = self.sender.send(Event::Tensor(Box::new(tensor)));
+    }
+
+    /// Asks Python for GPU memory, and waits for it.
+    fn ask(&self, bytes: usize) -> Result<Brought> {
+        let _ = self.sender.send(Event::Wanted(bytes));
+        loop {
+            self.check()?;
+            match self.brought.recv_timeout(SIGNAL_POLL_INTERVAL) {
+                Ok(brought) => return Ok(brought),
+                Err(RecvTimeoutError::Timeout) => {}
+                // Nobody waits for the load any more.
+                Err(RecvTimeoutError::Disconnected) => return Err(onehop_load::Error::Cancelled.into()),
+            }
+        }
+    }
+
+    /// Drops Python's memory after the engine. Where copies may still be under way that the engine has not seen end, it
+    /// stays allocated.
+    fn let_go<T, L>(&self, memory: T, loaded: &Result<L>) {
+        let failed = matches!(
+            loaded,
+            Err(Error::Gpu(_) | Error::Load(onehop_load::Error::Gpu(_) | onehop_load::Error::Stalled { .. }))
+        );
+        let late = self.shared.stopped.get().is_some_and(|at| at.elapsed() > UNENDED);
+        if failed || late {
+            std::mem::forget(memory);
+        }
+    }
+
+    /// From now on this ends the load.
+    fn stop_by(&self, stopper: Stopper) -> Result<()> {
+        *self.shared.stopper.lock().unwrap_or_else(PoisonError::into_inner) = Some(stopper);
+        // Whoever cancelled before there was a stopper has left word.
+        self.check()
+    }
+
+    /// The end of a stream whose tensors have all arrived.
+    fn end<A>(&self, stream: Stream<RingEngine<A>>, device: &Device, begin: Instant) -> Result<(Ended, A)> {
+        let took = begin.elapsed();
+        let warnings = self.request.model.still_same()?;
+        let account = stream.engine().account();
+        let rate = if self.request.measure_limit { stream.engine().copy_rate(&*device.gpu)? } else { None };
+        let (plan, arena) = stream.finish()?;
+        Ok((Ended { plan, account, begin, took, rate, warnings }, arena))
+    }
+
+    /// The tensors come when all of them are there.
+    fn load_from_drive(&self, drive: &OpenDrive, options: &onehop_transfer::Options) -> Result<Outcome> {
+        let Wanted::Selection(selection) = &self.request.wanted else { return Err(Error::Lost) };
+        let manifest = self.manifest()?;
+        let plan = drive.plan(selection, ALIGN)?;
+        self.shared.total.store(plan.tensor_bytes, Ordering::Release);
+        let device = self.request.device.open()?;
+        let begin = Instant::now();
+        fits(&plan, &device)?;
+        let gpu = Chosen { gpu: device.gpu.clone(), why: device.why.clone() };
+        let loaded = drive.load(&gpu, options, &plan, &*self.shared)?;
+        for placed in &plan.tensors {
+            let tensor = whole(placed, memory(&loaded.arena, placed.at, placed.bytes)?, None, device.dlpack);
+            let _ = self.sender.send(Event::Tensor(Box::new(tensor)));
+        }
+        self.shared.bytes.store(plan.tensor_bytes, Ordering::Release);
+        if self.request.verify
+            && let Some(changed) = drive.on_drive.check_maps(&*self.shared)?
+        {
+            return Err(changed.into());
+        }
+        let verdict = self.verify(&plan, &device, &loaded.arena, manifest.as_ref())?;
+        let start = Start { begun: self.start, gpu: begin - self.start };
+        Ok(Outcome::of_drive(drive, loaded, plan.gpu_bytes, &start, verdict))
+    }
+
+    fn plan(&self) -> Result<Plan> {
+        let options = match self.request.memory {
+            Memory::Bounded(most) => Options::in_segments(segment_bytes(most)),
+            Memory::Own | Memory::Arena => Options::ring(),
+        };
+        let options = Options { small: ALIGN, ..options };
+        let model = &self.request.model;
+        let plan = match &self.request.wanted {
+            Wanted::Selection(selection) => Plan::new(model, selection, options),
+            Wanted::Part { tensor, part, .. } => Plan::of_part(model, tensor, part.clone(), options),
+        };
+        Ok(plan.map_err(onehop_load::Error::from)?)
+    }
+
+    /// Hands tensors out as they arrive, if there is somebody to take them.
+    fn arrive(&self, mut stream: Stream<RingEngine>, device: &Device) -> Result<Stream<RingEngine>> {
+        while let Some(lent) = stream.next()? {
+            if self.request.memory == Memory::Arena {
+                self.shared.bytes.store(stream.bytes(), Ordering::Release);
+                continue;
+            }
+            let tensor = match &self.request.wanted {
+                Wanted::Selection(_) => {
+                    let Placed { at, bytes, .. } = lent.tensor;
+                    whole(lent.tensor, memory(lent.arena, *at, *bytes)?, None, device.dlpack)
+                }
+                Wanted::Part { tensor, part, view } => {
+                    view.tensor(&tensor.info, part, lent.arena, lent.tensor.at, device.dlpack)?
+                }
+            };
+            self.shared.bytes.store(stream.bytes(), Ordering::Release);
+            self.hand_out(tensor);
+        }
+        Ok(stream)
+    }
+
+    fn verify(
+        &self,
+        plan: &Plan,
+        device: &Device,
+        arena: &Region,
+        manifest: Option<&Manifest>,
+    ) -> Result<(bool, Option<String>)> {
+        let (model, shared) = (&self.request.model, &*self.shared);
+        let go_on = || !shared.is_stopped();
+        let mut verdict: Verdict<Error> = Verdict { compared: None, compared_by: BY_FILES, manifest: None };
+        if let Origin::Drive(drive, _) = &self.request.origin {
+            verdict.compared_by = drive.on_drive.compared_by();
+        }
+        if self.request.verify {
+            let differs = check::compare(plan, &model.files, arena, &go_on)?;
+            let differs = differs.map(|differs| Error::Differs { at: differs.at, tensor: differs.tensor });
+            verdict.compared = Some(differs.map_or(Ok(()), Err));
+        }
+        if let (Some(manifest), Some(path)) = (manifest, &self.request.manifest) {
+            let sums = check::check_sums(plan, &*device.gpu, arena, &go_on)?;
+            let file = path.display().to_string();
+            let compared = check::against(manifest, model, plan, &sums);
+            verdict.manifest =
+                Some(compared.map_err(|why| onehop_load::Error::Manifest { file, why }.into()));
+        }
+        let (verified, by) = (verdict.verified().unwrap_or(false), verdict.by());
+        verdict.failure().map_or(Ok((verified, by)), Err)
+    }
+}
+
+/// A load whose bytes have all arrived.
+struct Ended {
+    plan: Plan,
+    account: engine::Account,
+    begin: Instant,
+    took: Duration,
+    rate: Option<f64>,
+    warnings: Vec<String>,
+}
+
+impl Ended {
+    fn outcome(
+        self,
+        model: &Model,
+        device: &Device,
+        start: Instant,
+        verdict: (bool, Option<String>),
+    ) -> Outcome {
+        let Self { plan, account, begin, took, rate, warnings } = self;
+        let went = onehop_load::outcome::Outcome::new(&[&plan], &account, took, rate);
+        let went = onehop_load::outcome::Outcome { warnings, ..went };
+        Outcome::new(model, device, account, went, &Start { begun: start, gpu: begin - start }, verdict)
+    }
+}
+
+/// Bytes of a segment: some are filled while others are used.
+fn segment_bytes(most: u64) -> u64 {
+    (most / SEGMENTS).max(LEAST_SEGMENT.min(most)).max(1)
+}

@@ -1,0 +1,165 @@
+"""What users ran into."""
+
+import copy
+import pickle
+import random
+import subprocess
+import sys
+import time
+
+import numpy
+import onehop
+import pytest
+import safetensors
+from conftest import random_model, safetensors_file
+from onehop import errors
+
+
+def test_a_file_object_is_no_path(tmp_path):
+    path = safetensors_file(tmp_path / "m", random_model(1))
+    with open(path, "rb") as file, pytest.raises(TypeError, match="path"):
+        onehop.load(file, "cpu")
+    for nothing, error in ((None, TypeError), (5, TypeError), ([], errors.RequestError)):
+        with pytest.raises(error, match="path"):
+            onehop.load(nothing, "cpu")
+
+
+def test_numpy_asarray(tmp_path):
+    data = numpy.arange(12, dtype="f4").reshape(3, 4)
+    path = safetensors_file(tmp_path / "m", {"a": ("F32", [3, 4], data.tobytes())})
+    tensor = onehop.load_file(path, "cpu")["a"]
+    array = numpy.asarray(tensor)
+    assert array.dtype == numpy.float32 and numpy.array_equal(array, data)
+    assert numpy.array_equal(numpy.asarray(tensor, dtype="f8"), data) and numpy.array_equal(numpy.array(tensor), data)
+    copied = numpy.array(tensor)
+    copied[0, 0] = 99
+    assert numpy.asarray(tensor)[0, 0] == 0
+    with pytest.raises(ValueError, match="copy"):
+        tensor.__array__("f8", copy=False)
+
+
+def test_asarray_of_a_gpu_tensor(tmp_path, device):
+    tensor = onehop.load_file(safetensors_file(tmp_path / "m", {"a": ("U8", [2], b"ab")}), device)["a"]
+    if device == "cpu":
+        assert numpy.asarray(tensor).tobytes() == b"ab"
+    else:
+        with pytest.raises(TypeError, match="cpu"):
+            numpy.asarray(tensor)
+
+
+def test_errors_are_those_of_safetensors_too(tmp_path):
+    (tmp_path / "m.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(safetensors.SafetensorError) as caught:
+        onehop.load(tmp_path / "m.safetensors", "cpu")
+    assert isinstance(caught.value, errors.FormatError) and isinstance(caught.value, ValueError)
+    with pytest.raises(FileNotFoundError):
+        onehop.load(tmp_path / "none", "cpu")
+
+
+def test_without_safetensors_errors_are_exceptions(tmp_path):
+    script = "import sys; sys.modules['safetensors'] = None\nimport onehop\nprint(onehop.OnehopError.__mro__[1].__name__)"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert ran.stdout.strip() == "Exception", ran.stderr
+
+
+def test_pickle(tmp_path):
+    path = safetensors_file(tmp_path / "m", random_model(1))
+    loaded = onehop.load(path, "cpu", route="cpu/cached")
+    for again in (pickle.loads(pickle.dumps(loaded.outcome)), copy.deepcopy(loaded.outcome)):
+        for name in dir(loaded.outcome):
+            if not name.startswith("_") and name not in ("limit", "why_not_better"):
+                assert getattr(again, name) == getattr(loaded.outcome, name), name
+        assert again.limit.what == loaded.outcome.limit.what
+    with pytest.raises(TypeError, match="fields|missing|format"):
+        type(loaded.outcome)({})
+    with pytest.raises(TypeError, match="framework"):
+        pickle.dumps(next(iter(loaded.tensors.values())))
+    for make in (lambda: onehop.load(tmp_path / "none", "cpu"), lambda: onehop.load(path, "cpu", names="nothing")):
+        with pytest.raises(errors.OnehopError) as caught:
+            make()
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert type(again) is type(caught.value) and str(again) == str(caught.value)
+    swap = pickle.loads(pickle.dumps(errors.SwapError("why", ["a"], ["b", "c"])))
+    assert (swap.new, swap.old, str(swap)) == (["a"], ["b", "c"], "1 tensors are new, 2 are old: why")
+
+
+def test_thousands_of_names_and_cuts(tmp_path):
+    names = [f"model.layers.{i}.weight" for i in range(32_000)]
+    path = safetensors_file(tmp_path / "m", {name: ("U8", [2], b"ab") for name in names})
+    start = time.monotonic()
+    loaded = onehop.load_file(path, "cpu", names=names[:-1], rank=(0, 2), cuts={name: 0 for name in names[:-1]})
+    assert len(loaded) == 31_999 and loaded[names[7]].tobytes() == b"a"
+    assert time.monotonic() - start < 10
+
+
+def test_cpu_0_is_the_cpu(tmp_path):
+    path = safetensors_file(tmp_path / "m", {"a": ("U8", [2], b"ab")})
+    assert onehop.load_file(path, "cpu:0")["a"].device == "cpu"
+    with pytest.raises(errors.RequestError):
+        onehop.load_file(path, "cpu:1")
+
+
+@pytest.mark.parametrize("route", ["cpu/cached", "auto"])
+def test_narrow_columns(tmp_path, device, route):
+    shape = [200_000, 16]
+    data = random.Random(4).randbytes(200_000 * 16)
+    path = safetensors_file(tmp_path / "m", {"a": ("U8", shape, data), "b": ("F32", [1000, 8], data[:32_000])}, pad=3)
+    whole = numpy.frombuffer(data, "u1").reshape(shape)
+    start = time.monotonic()
+    for rank in (0, 7, 15):
+        part = onehop.load_file(path, device, names="a", rank=(rank, 16), cuts={"a": 1}, route=route)["a"]
+        assert part.tobytes() == whole[:, rank].tobytes()
+    print(f"a column of {shape} in {(time.monotonic() - start) / 3:.3f} s")
+    b = onehop.load_file(path, device, names="b", rank=(1, 2), cuts={"b": 1}, route=route)["b"]
+    assert b.tobytes() == numpy.frombuffer(data[:32_000], "f4").reshape(1000, 8)[:, 4:].tobytes()
+
+
+def test_strided_bytes_are_gathered(tmp_path):
+    data = random.Random(4).randbytes(1_000_000)
+    path = safetensors_file(tmp_path / "m", {"a": ("U8", [1000, 1000], data)})
+    whole = numpy.frombuffer(data, "u1").reshape(1000, 1000)
+    with onehop.safe_open(path) as f:
+        part = f.get_slice("a")[::3, 5:900:2]
+        assert part.tobytes() == whole[::3, 5:900:2].tobytes()
+
+
+def test_out_of_memory_on_the_cpu_is_a_memory_error(tmp_path):
+    path = tmp_path / "m"
+    safetensors_file(path, {"a": ("U8", [8 << 30], b"")})
+    header = path.read_bytes().replace(b'"data_offsets": [0, 0]', b'"data_offsets": [0, %d]' % (8 << 30))
+    path.write_bytes((len(header) - 8).to_bytes(8, "little") + header[8:])
+    with open(path, "r+b") as file:
+        file.truncate(len(header) + (8 << 30))
+    script = (
+        "import resource, sys, onehop\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))\n"
+        "try:\n    onehop.load(sys.argv[1], 'cpu')\n"
+        "except onehop.errors.OutOfMemoryError as error:\n"
+        "    assert isinstance(error, MemoryError) and not isinstance(error, onehop.errors.DeviceError), error\n"
+        "    print('done')\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=120)
+    assert ran.stdout.strip() == "done", ran.stdout + ran.stderr
+
+
+def test_small_tensors_one_by_one(tmp_path):
+    dice = random.Random(3)
+    tensors = {f"t{i}": ("F32", [64, 64], dice.randbytes(16 << 10)) for i in range(1000)}
+    path = safetensors_file(tmp_path / "m", tensors)
+    with onehop.safe_open(path, "np") as f:
+        start = time.monotonic()
+        for name, (_, _, data) in tensors.items():
+            assert f.get_tensor(name).tobytes() == data
+        took = time.monotonic() - start
+    print(f"1000 tensors of 16 KiB in {took:.3f} s")
+    # A load of its own for each takes longer than this on any machine.
+    assert took < 0.6
+
+
+def test_a_file_that_is_cut_while_it_is_open(tmp_path):
+    path = safetensors_file(tmp_path / "m", {"a": ("U8", [100_000], bytes(100_000))})
+    with onehop.safe_open(path) as f:
+        with open(path, "r+b") as file:
+            file.truncate(5000)
+        with pytest.raises(errors.ChangedFileError):
+            f.get_tensor("a")
