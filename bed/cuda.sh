@@ -180,7 +180,7 @@ checks() {
     expect 90 ./test-torture --test-threads=1 --nocapture on_the_gpu
     expect 120 ./test-gpu --test-threads=1 --nocapture
     if [ -n "${ONEHOP_TEST_GPU:-}" ]; then
-        expect 60 ./long_load 0 2 128
+        expect 60 ./long_load 0 2 128 4
     fi
     echo "= (c) QEMU's drive"
     expect 90 ./test-qtest_matrix --test-threads=4

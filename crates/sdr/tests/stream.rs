@@ -169,7 +169,7 @@ fn what_keeps_samples_from_gpu_memory_is_named() {
     let cases = [
         ("usdr?rate=20M&iommu=off", "mask", "IOMMU"),
         ("usdr?rate=20M&p2p=refused", "refused", "cpu/pinned"),
-        ("usdr?rate=20M&p2p=dropped", "drops the board's writes", "cpu/pinned"),
+        ("usdr?rate=20M&p2p=dropped", "drops what the board writes", "cpu/pinned"),
     ];
     for (options, reason, fix) in cases {
         let bench = bench(options);

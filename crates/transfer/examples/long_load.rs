@@ -27,7 +27,7 @@ fn main() -> Result<()> {
     let mut args = std::env::args().skip(1);
     let name = args.next().unwrap_or_else(|| "emu".into());
     let mut number = |otherwise: usize| args.next().map_or(Ok(otherwise), |text| text.parse());
-    let (bytes, command, queues) = (number(8)? << 30, (number(128)? as u64) << 10, number(8)? as u16);
+    let (bytes, command, queues) = (number(8)? << 30, (number(128)? as u64) << 10, number(4)? as u16);
     let gpu: Arc<dyn Gpu> = match name.as_str() {
         "emu" => Arc::new(Emulated::new()),
         name => Arc::new(Cuda::load()?.open(name)?),

@@ -526,9 +526,7 @@ mod tests {
         assert!(with(File::open(reading).unwrap().into()).is_err());
         assert!(with(whole).is_ok());
         // There may be no huge pages here.
-        if let Some(huge) =
-            rustix::fs::memfd_create("huge", MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB).ok()
-        {
+        if let Ok(huge) = rustix::fs::memfd_create("huge", MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB) {
             rustix::fs::ftruncate(&huge, 2 << 20).unwrap();
             rustix::fs::fcntl_add_seals(&huge, SEALS).unwrap();
             let mut other = memory.offer().unwrap();

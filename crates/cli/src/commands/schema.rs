@@ -55,6 +55,8 @@ const ALL: &[(&str, &str)] = schemas!(
     "sdr rx" in "sdr-rx",
     "sdr tx" in "sdr-tx",
     "sdr selftest" in "sdr-selftest",
+    "cufile env" in "cufile-env",
+    "cufile run" in "cufile-run",
     "completions" in "completions",
     "man" in "man",
     "schema" in "schema",

@@ -89,9 +89,11 @@ fn what_cannot_be_had_is_said() {
     let dropped = "sim:usdr?p2p=dropped&rate=20M";
     let document = rx(dropped, &[]);
     assert_eq!(document["route"], "cpu/pinned");
-    assert!(document["why_not_better"][0]["reason"].as_str().unwrap().contains("drops the board's writes"));
+    assert!(
+        document["why_not_better"][0]["reason"].as_str().unwrap().contains("drops what the board writes")
+    );
     let only = ["sdr", "rx", "-g", "emu", "--buffer", "64K", "--route", "cpu/direct", "--device", dropped];
-    refuse(&only, 3, "drops the board's writes");
+    refuse(&only, 3, "drops what the board writes");
     refuse(&["sdr", "rx", "-g", "emu", "--device", "ffff:1f:1f.7"], 1, "there is no");
     refuse(&["sdr", "info", "--device", "0b:00.0?freq=1"], 2, "not an option of a real board");
     refuse(&["sdr", "info", "--device", "sim:usdr?rate=fast"], 2, "samples per second");

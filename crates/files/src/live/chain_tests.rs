@@ -180,7 +180,7 @@ fn what_changes_bytes_on_their_way_is_refused() {
     tree.device("252:0", "virtual/block/zram0", &[]);
     tree.device("251:0", "virtual/block/bcache0", &[]);
     for (number, said) in
-        [((9, 0), "raid5"), ((7, 0), "loop device"), ((252, 0), "kernel's own"), ((251, 0), "bcache")]
+        [((9, 0), "raid5"), ((7, 0), "loop device"), ((252, 0), "virtual device"), ((251, 0), "bcache")]
     {
         let error = tree.resolve(number, &[]).unwrap_err();
         assert!(error.contains(said), "{error}");

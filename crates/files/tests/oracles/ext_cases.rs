@@ -285,7 +285,7 @@ fn a_volume_in_use_elsewhere_is_refused() {
     let mmp = u64::from_le_bytes(block) * 1024;
     raw.write_all_at(&17_u32.to_le_bytes(), mmp + 4).unwrap();
     raw.write_all_at(b"gpu-server\0", mmp + 16).unwrap();
-    assert!(error(&image).contains("MMP says that gpu-server uses it"), "{}", error(&image));
+    assert!(error(&image).contains("MMP says that gpu-server has it mounted"), "{}", error(&image));
 }
 
 #[test]

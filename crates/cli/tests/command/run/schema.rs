@@ -97,7 +97,7 @@ fn command_of(args: &[&str], document: &Value) -> String {
     let mut words = args.iter().filter(|arg| **arg != "--json");
     let first = *words.next().unwrap_or(&"");
     let two = format!("{first} {}", words.next().unwrap_or(&""));
-    let groups = ["bench", "drive", "sdr", "sim"];
+    let groups = ["bench", "cufile", "drive", "sdr", "sim"];
     let name = if groups.contains(&first) { two } else { first.to_owned() };
     // What is refused before there is a command is refused alike everywhere.
     let known = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
