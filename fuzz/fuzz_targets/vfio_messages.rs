@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use onehop_vfio_user::wire::{HEADER, Header, MAX_DATA, MAX_MESSAGE, ClientRequest, command};
+use onehop_vfio_user::wire::{ClientRequest, HEADER, Header, MAX_DATA, MAX_MESSAGE, command};
 
 fuzz_target!(|data: &[u8]| {
     let Some((raw, payload)) = data.split_first_chunk::<HEADER>() else { return };
@@ -15,7 +15,9 @@ fuzz_target!(|data: &[u8]| {
     for number in [header.command, header.command % 16] {
         let Ok(request) = ClientRequest::decode(number, payload) else { continue };
         match request {
-            ClientRequest::DmaMap(ask) => assert!(ask.bytes > 0 && ask.at.checked_add(ask.bytes - 1).is_some()),
+            ClientRequest::DmaMap(ask) => {
+                assert!(ask.bytes > 0 && ask.at.checked_add(ask.bytes - 1).is_some())
+            }
             ClientRequest::Read(access) => assert!((1..=MAX_DATA).contains(&(access.bytes as usize))),
             ClientRequest::Write(access, data) => assert_eq!(access.bytes as usize, data.len()),
             ClientRequest::Reset => assert_eq!(number, command::RESET),

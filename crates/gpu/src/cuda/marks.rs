@@ -18,8 +18,12 @@ use super::module::{Arg, Function, Module, Shape};
 use super::stream::{End, Stream};
 use crate::{Error, Result};
 
-/// Threads of a block.
-const THREADS: u32 = 256;
+/// Threads of a block that marks. Every warp reads the permit across the bus, one after another at a microsecond each; stores wait
+/// for nothing, so that 64 warps keep the memory busy.
+const MARK_THREADS: u32 = 64;
+/// Threads of a block that counts, and blocks: loads are waited for, and there is no permit.
+const COUNT_THREADS: u32 = 256;
+const MOST_COUNT_BLOCKS: u32 = 512;
 /// Marks of one launch: their number is 32 bits wide.
 const MOST: u64 = 1 << 31;
 /// The driver cuts small allocations from a larger one.
@@ -110,7 +114,7 @@ impl Marker {
             ];
             // SAFETY: these are the kernel's arguments; the caller vouches for the places. The permit is ours, and the marker is
             // left to a kernel that does not end.
-            let begun = unsafe { self.mark.launch(&self.stream, shape(count), &args) };
+            let begun = unsafe { self.mark.launch(&self.stream, mark_shape(count), &args) };
             let end = self.stream.end(deadline.saturating_duration_since(Instant::now()));
             if end == End::Over {
                 return begun;
@@ -144,7 +148,7 @@ impl Marker {
             });
             // SAFETY: these are the kernel's arguments; the caller vouches for the places.
             let begun = zeroed
-                .and_then(|()| unsafe { self.left.launch(&self.stream, shape(count), &args) })
+                .and_then(|()| unsafe { self.left.launch(&self.stream, count_shape(count), &args) })
                 .and_then(|()| {
                     // SAFETY: as for the counter; `left` is a word of the shared memory.
                     context.call(COUNTING, |driver| unsafe {
@@ -222,8 +226,14 @@ fn parts(memory: DevicePtr, marks: &Marks) -> impl Iterator<Item = (DevicePtr, u
     (0..count.div_ceil(MOST)).map(move |part| (start(part), (count - part * MOST).min(MOST) as u32))
 }
 
-fn shape(count: u32) -> Shape {
-    Shape { blocks: count.div_ceil(THREADS).clamp(1, Permit::MOST_BLOCKS), threads: THREADS, shared: 0 }
+fn mark_shape(count: u32) -> Shape {
+    let blocks = count.div_ceil(MARK_THREADS).clamp(1, Permit::MOST_BLOCKS);
+    Shape { blocks, threads: MARK_THREADS, shared: 0 }
+}
+
+fn count_shape(count: u32) -> Shape {
+    let blocks = count.div_ceil(COUNT_THREADS).clamp(1, MOST_COUNT_BLOCKS);
+    Shape { blocks, threads: COUNT_THREADS, shared: 0 }
 }
 
 #[cfg(test)]
@@ -237,7 +247,7 @@ mod tests {
             let mut next = 1024;
             for (first, words) in parts(1000, &marks) {
                 assert!(first == next && words > 0 && u64::from(words) <= MOST);
-                assert!(shape(words).blocks <= Permit::MOST_BLOCKS);
+                assert!(mark_shape(words).blocks <= Permit::MOST_BLOCKS);
                 next += u64::from(words) * Marks::BYTES;
             }
             assert_eq!(next, 1024 + count * Marks::BYTES);

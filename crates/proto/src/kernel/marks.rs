@@ -31,7 +31,7 @@ pub struct Permit;
 
 impl Permit {
     /// The most blocks of a launch.
-    pub const MOST_BLOCKS: u32 = 512;
+    pub const MOST_BLOCKS: u32 = 32;
     /// The number of the launch that may write; zero for none. The host writes it.
     pub const LAUNCH: u32 = 0;
     /// Bytes in all.
