@@ -292,7 +292,7 @@ pub struct Stopper(Arc<Shared>);
 
 impl Stopper {
     /// Stops the load as soon as operations in progress allow. A waiting caller gets
-    /// [`Error::Cancelled`](crate::Error::Cancelled).
+    /// [`Error::Cancelled`].
     pub fn stop(&self) {
         self.0.stop();
     }
