@@ -11,7 +11,7 @@ const PERIOD: usize = 1 << 16;
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Signal {
     pub(crate) kind: SignalKind,
-    /// Frequency of a tone as a fraction of the rate, rounded to a whole number of periods per a period of samples.
+    /// Frequency of a tone as a fraction of the rate, rounded to a whole number of cycles per period of the generator.
     pub freq: f64,
     /// Level in dBFS: amplitude of a tone or chirp, root mean square of noise.
     pub level: f64,
