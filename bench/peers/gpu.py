@@ -6,7 +6,7 @@ import subprocess
 FILL = 0xA5
 CHUNK = 1 << 30
 SMALLEST = 1 << 20
-# Left to the driver and to whoever loads next.
+# Left to the driver and to the next loader.
 MARGIN = 256 << 20
 
 

@@ -34,7 +34,7 @@ pub(crate) const SIGNAL_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long a load that is cancelled is waited for: its memory is given back then, in all likelihood.
 const END: Duration = Duration::from_secs(1);
 
-/// How often the memory of a bounded stream is looked after while Python waits.
+/// Poll interval for the memory of a bounded stream while Python waits.
 const POOL_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// What is to be loaded, and how.

@@ -1,4 +1,4 @@
-//! The memory of a stream that is bounded: segments are cut from it, and given back when the last of their tensors has died.
+//! The memory of a bounded stream: segments are cut from it, and released with the last of their tensors.
 //!
 //! On the CPU it may be used again at once. A GPU may still read it then, for copies that the consumer has begun: there it
 //! waits until an event of the consumer's stream, recorded after the death, has come to pass ([`Pool::dead`], [`Pool::fenced`]).

@@ -125,7 +125,7 @@ impl Report {
         self
     }
 
-    /// The document, the text for people, and the failure that it tells of.
+    /// The document, the text for people, and the failure, if there is one.
     pub(crate) fn into_parts(self) -> Result<(Value, String, Option<CliError>)> {
         let document = match self.document {
             Document::Whole(document) => document,

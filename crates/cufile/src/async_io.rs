@@ -232,7 +232,7 @@ unsafe fn enqueue(
     let met = Arc::new(AtomicU32::new(0));
     let operation = Box::new(Operation { file, base, writes, words, early, flags, word, met: met.clone() });
     let operation = Box::into_raw(operation);
-    // SAFETY: the pointer is that of a box, which whoever comes second takes; until then both only read it.
+    // SAFETY: the pointer is that of a box, which the second of its two users frees; until then both only read it.
     let word = unsafe { &(*operation).word };
     // SAFETY: the caller's promise for the stream. The function calls nothing of CUDA.
     let queued = unsafe { machine.call_and_wait(stream, reached, operation.cast(), word) };

@@ -72,7 +72,7 @@ impl Batch {
         let Some(Operation { file, request, cookie }) = state.waiting.pop_front() else { return };
         state.running += 1;
         drop(state);
-        // SAFETY: the program keeps the memory until it has been told of the operation, or has destroyed the batch.
+        // SAFETY: the program keeps the memory until the operation is reported, or the batch is destroyed.
         let moved = run("an operation of a batch", || unsafe { carry_out(&file, request) });
         let (status, result) = match moved {
             Ok(bytes) => (COMPLETE, bytes as isize),
@@ -137,7 +137,7 @@ pub unsafe extern "C" fn cuFileBatchIOSetUp(out: *mut *mut c_void, most: u32) ->
 /// Begins operations. With an error none is begun.
 ///
 /// # Safety
-/// `operations` is null or so many descriptions. The memory of each stays until the program has been told of it.
+/// `operations` is null or so many descriptions. The memory of each stays valid until its operation is reported.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileBatchIOSubmit(
@@ -186,8 +186,7 @@ fn operation(parameters: &IoParameters) -> Result<Operation, Failure> {
     Ok(Operation { file, request, cookie: cookie as usize })
 }
 
-/// Waits until so many operations have ended, or the time is over, or none is left; and tells of those that have, of each
-/// once.
+/// Waits until this many operations have ended, the time is over, or none is left. Reports each ended operation once.
 ///
 /// # Safety
 /// `count` is null or says for how many events there is room; `limit` is null or a time.

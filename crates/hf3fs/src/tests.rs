@@ -244,7 +244,7 @@ fn buffers_and_rings_come_and_go_without_an_answer() {
     assert_eq!(folder.published(), 0);
 }
 
-/// Structures are shared among threads, and copied: whoever destroys one first has done it.
+/// Structures are shared among threads, and copied: only the first destruction counts.
 #[test]
 fn threads_use_and_destroy_the_same_at_once() {
     const ROUNDS: usize = 30;

@@ -56,7 +56,7 @@ impl LoadTask {
         let Self { sender, request, .. } = self;
         // Closes the drive, if nothing else has it open: who hears of the end may open it again.
         drop(request);
-        // Whoever waited may have gone.
+        // The waiting thread may have ended.
         let _ = sender.send(Event::Done(outcome.map(Box::new)));
     }
 
@@ -212,7 +212,7 @@ impl LoadTask {
         self.end(stream, device, begin)
     }
 
-    /// Whoever waited may have gone.
+    /// The waiting thread may have ended.
     fn hand_out(&self, tensor: Tensor) {
         let _ = self.sender.send(Event::Tensor(Box::new(tensor)));
     }
@@ -247,7 +247,7 @@ impl LoadTask {
     /// From now on this ends the load.
     fn stop_by(&self, stopper: Stopper) -> Result<()> {
         *self.shared.stopper.lock().unwrap_or_else(PoisonError::into_inner) = Some(stopper);
-        // Whoever cancelled before there was a stopper has left word.
+        // A cancellation from before the stopper existed is stored.
         self.check()
     }
 

@@ -390,7 +390,7 @@ static void batch(void) {
     count = 1;
     GIVES(cuFileBatchIOGetStatus(batch, 2, &count, events, NULL), 5022);
     GIVES(cuFileBatchIOGetStatus((void *)3, 0, &count, events, NULL), 5022);
-    /* Cancelled: all are told of, as what they are. */
+    /* Cancelled: each operation is reported with its own status. */
     int slow = model("set copy_delay_us", 5000) == 1;
     params[0].u.batch.file_offset = 0;
     GIVES(cuFileBatchIOSubmit(batch, COUNT, params, 0), 0);
@@ -404,7 +404,7 @@ static void batch(void) {
         cancelled += events[i].status == CUFILE_CANCELED;
     }
     MUST(cancelled > 0 || !slow);
-    /* A time-out tells of what there is. Destroyed with operations under way. */
+    /* After a time-out, finished operations are reported. Destroyed with operations under way. */
     GIVES(cuFileBatchIOSubmit(batch, COUNT, params, 0), 0);
     count = COUNT;
     GIVES(cuFileBatchIOGetStatus(batch, COUNT, &count, events, &none), 0);

@@ -289,7 +289,7 @@ impl Pairs {
         }
         self.rest.signal(self.at(qid, self.places.sq_door), 0)?;
         self.rest.signal(self.at(begin.cqid, self.places.cq_door), 0)?;
-        // Whoever has looked and is content clears it.
+        // A reader that has found what it wanted clears it.
         let unread = self.at(qid, self.places.report + core::mem::offset_of!(Report, unread));
         self.rest.signal(unread, 1)?;
         self.rest.signal(self.at(qid, self.places.control), control::RUN)?;

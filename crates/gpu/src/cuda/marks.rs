@@ -45,7 +45,7 @@ pub(super) struct Marker {
     shared: HostMem,
     shared_at: DevicePtr,
     _registration: Registration,
-    /// The number of the last launch. Whoever holds the lock has the stream and the permit.
+    /// The number of the last launch. The holder of the lock owns the stream and the permit.
     launches: Mutex<u32>,
 }
 

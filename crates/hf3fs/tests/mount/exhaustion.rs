@@ -317,17 +317,22 @@ fn syncs_keep_no_lookup_waiting() {
 fn syncs_beside_lookups(of_target: bool) {
     let Some(small) = Small::start(of_target) else { return };
     open_to_all(&small.bed);
-    // A target encrypts what is written, which alone keeps every processor of a small machine busy.
-    let busy = if of_target { lookups_beside("exhaustion::writer", &small.bed).1 } else { Duration::ZERO };
-    let (said, lookups) = lookups_beside("exhaustion::syncer", &small.bed);
+    // Other work on the machine only makes lookups slower, so the best of three measurements counts.
+    let slow = (0..3).map_while(|_| slow_lookups(of_target, &small.bed)).collect::<Vec<_>>();
+    assert!(slow.len() < 3, "{slow:?}");
+}
+
+/// Why lookups beside syncs are too slow, if they are.
+fn slow_lookups(of_target: bool, bed: &Bed) -> Option<String> {
+    // A target encrypts what is written, which alone keeps every CPU of a small machine busy.
+    let busy = if of_target { lookups_beside("exhaustion::writer", bed).1 } else { Duration::ZERO };
+    let (said, lookups) = lookups_beside("exhaustion::syncer", bed);
     let micros = said.lines().find_map(|line| line.strip_prefix("a sync takes ")).unwrap();
     let sync = Duration::from_micros(micros.parse().unwrap());
     println!("a lookup takes {lookups:?}, a sync {sync:?}; beside writes a lookup takes {busy:?}");
-    // Behind syncs it would take as long as several of them, and as the writes. A target's lookups share the processors with
-    // encryption.
-    let part = if of_target { sync } else { sync / 4 };
-    let most = Duration::from_millis(2).max(part).max(busy * 2);
-    assert!(lookups < most, "{lookups:?} where a sync takes {sync:?}, and {busy:?} beside writes");
+    // Behind syncs it would take as long as they do, and as the writes.
+    let most = Duration::from_millis(2).max(sync / 4).max(busy * 2);
+    (lookups >= most).then(|| format!("{lookups:?} where a sync takes {sync:?}, and {busy:?} beside writes"))
 }
 
 /// What an attack says, and how long lookups take beside it, the median.

@@ -2,7 +2,7 @@
 """counters.py FILE KIND COUNT: counts in a file, each time under a lock, in three ways at once.
 
 KIND is fcntl, flock or ofd. A number at the beginning is read and written by calls, one in the second page by a mapping that
-stays, and a byte is put behind the end, wherever that is. All are one more after each turn, whoever else counts there.
+stays, and a byte is put behind the end, wherever that is. All are one more after each turn, however many others count there.
 """
 import fcntl, mmap, os, struct, sys
 

@@ -26,7 +26,7 @@ pub(super) struct Full<P> {
     pub(super) part: P,
 }
 
-/// Copies out of the slots, and who is told of their end.
+/// Copies out of the slots, and reports of their end.
 pub(super) trait Copies {
     /// What was read into a slot.
     type Part;

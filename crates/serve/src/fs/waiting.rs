@@ -98,8 +98,8 @@ impl Mounted {
 
     /// Locks a range of a file or unlocks it, and answers; perhaps later, where another owner has it locked.
     ///
-    /// Whoever has a lock next, by whatever mount, sees what was written under it: who gives one up or changes it has the kernel write
-    /// back what it keeps of the file, and who gets one has it forget that.
+    /// Sets a lock, so that its next holder sees what was written under it, on any mount. When a lock is released or changed, the
+    /// kernel first writes the file's pages back; when one is granted, the kernel drops them.
     pub(super) fn set_lock(
         &self,
         thread: u32,

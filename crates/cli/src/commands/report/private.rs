@@ -62,7 +62,7 @@ struct Secret {
 }
 
 impl Private {
-    /// What this machine tells of itself.
+    /// Names and numbers that identify this machine.
     pub(super) fn of_this_machine() -> Self {
         let mut private = Self::default();
         let read = |path: &str| read_to_string(path).unwrap_or_default();

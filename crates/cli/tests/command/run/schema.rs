@@ -46,7 +46,7 @@ fn validate(command: &str, document: &Value) -> Result<(), String> {
     schemas.validate(document, index).map_err(|e| format!("{e:#}"))
 }
 
-/// Forbids fields that a schema does not list: readers are told that there may be more, and ours are told of each.
+/// Forbids fields that a schema does not list. Readers must accept more fields; our own schemas list every one.
 fn close(schema: &mut Value) {
     // What is taken into others is closed by those.
     let mut taken = Vec::new();
