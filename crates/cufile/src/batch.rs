@@ -9,6 +9,7 @@ use crate::driver::{open_for_a_call, place};
 use crate::error::{Code, Failure};
 use crate::files::{RegisteredFile, file};
 use crate::io::{Request, carry_out};
+use crate::log::{Level, say};
 use crate::machine::machine;
 use crate::parameters::Size;
 use crate::state::{HANDLES, answer, get, run, with_state};
@@ -249,8 +250,10 @@ pub extern "C" fn cuFileBatchIODestroy(handle: *mut c_void) {
     let destroyed = run("cuFileBatchIODestroy", || {
         let batch = HANDLES.remove::<Batch>(handle as usize).ok_or(Code::InvalidValue)?;
         batch.cancel();
-        let state = batch.wait(LONGEST, |state| state.running == 0);
-        drop(state);
+        let running = batch.wait(LONGEST, |state| state.running == 0).running;
+        if running > 0 {
+            say(Level::Error, &format!("{running} operations of a destroyed batch have not ended"));
+        }
         Ok(())
     });
     stats::count(Counted::BatchDestroy, destroyed.is_ok());

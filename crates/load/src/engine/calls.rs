@@ -312,8 +312,11 @@ impl Inner {
         match filled {
             Ok(filled) if filled.bytes > 0 && !call.has_failed() => {
                 let part = Part { call: call.clone(), chunk, skip: filled.skip, bytes: filled.bytes };
-                // Where this fails the slot pool keeps the part, and its copies may still be made.
-                Ok(self.slots.hand_in(Full { slot, filler: 0, part })?)
+                // If this fails the slot pool still has the part, and ends the chunk when it reports it.
+                if let Err(error) = self.slots.hand_in(Full { slot, filler: 0, part }) {
+                    call.note(error.into());
+                }
+                Ok(())
             }
             filled => {
                 self.slots.give_back(0, slot);
