@@ -1,7 +1,7 @@
 //! The kernels for NVIDIA GPUs: their PTX, and what a launch hands to them.
 //!
 //! All kernels take their queues as descriptors in memory that the GPU reaches, and the job by value, as a kernel
-//! parameter. Addresses are the GPU's. Rings and control memory are what [`params::Queue`] says; control memory is zeroed
+//! parameter. Addresses are the GPU's. Rings and control memory are what [`KernelQueue`](onehop_proto::kernel::KernelQueue) says; control memory is zeroed
 //! when it is allocated and never again, rings each time a queue is created.
 //!
 //! | entry | parameters | grid × block | dynamic shared memory |

@@ -303,7 +303,7 @@ impl CudaGpu {
         let queues = kernels::queue_bytes(launch);
         let layout = kernels::layout(queues.len(), count);
         let memory = self.launch_memory(layout.bytes)?;
-        memory.write(0, &queues)?;
+        memory.write(0, queues)?;
         memory.fill(layout.exits, kernels::exit_bytes(count), 0)?;
         Ok((memory, layout))
     }
@@ -447,7 +447,9 @@ impl Gpu for CudaGpu {
         let used = Used { memory: Some(memory), _held: held };
         // SAFETY: the arguments are those of kernels.rs; rings, works and outcomes are there, and held until the kernel has ended. What
         // lies in control memory is checked by the kernel against the rings before it becomes an address.
-        let work = unsafe { self.start("a launch of onehop's kernels", &call, job.limit, used) }?;
+        let work = unsafe {
+            self.start("a launch of onehop's kernels", &call, Duration::from_nanos(job.limit), used)
+        }?;
         let inner = self.0.clone();
         let give_back = Box::new(move |memory| keep(&inner, memory));
         Ok(Box::new(Launched { work, exits_at: layout.exits, count, give_back }))

@@ -10,7 +10,7 @@ use cudarc::driver::sys;
 use super::context::{Context, Raw};
 use super::driver::Failure;
 use super::stream::{LONGEST, Stream};
-use crate::{Error, Result};
+use crate::{Error, KernelJob, Result};
 
 const LOG_BYTES: usize = 16 << 10;
 
@@ -203,6 +203,8 @@ pub enum Arg {
     U64(u64),
     /// A structure, as words of eight bytes.
     Words(Box<[u64]>),
+    /// A list of work and its bounds.
+    Job(KernelJob),
 }
 
 /// A kernel.
@@ -264,6 +266,7 @@ impl Function {
                 Arg::U32(value) => std::ptr::from_ref(value).cast_mut().cast(),
                 Arg::U64(value) => std::ptr::from_ref(value).cast_mut().cast(),
                 Arg::Words(words) => words.as_ptr().cast_mut().cast(),
+                Arg::Job(job) => std::ptr::from_ref(job).cast_mut().cast(),
             })
             .collect();
         let what = format!("launching {}", self.name);
