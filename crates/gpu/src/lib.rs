@@ -269,7 +269,7 @@ impl Doorbells {
 
     /// The address of so many neighbouring registers.
     pub(crate) fn words(&self, first: u32, count: u32) -> Result<GpuAddr> {
-        if u64::from(first) + 4 * u64::from(count) > self.bytes {
+        if !first.is_multiple_of(4) || u64::from(first) + 4 * u64::from(count) > self.bytes {
             let why = format!("{count} registers at {first:#x}, of {} bytes of registers", self.bytes);
             return Err(Error::Launch(why));
         }

@@ -144,14 +144,22 @@ impl CudaGpu {
     }
 
     /// Memory of this GPU that somebody else in this process has allocated (PyTorch, `cudaMalloc`): `bytes` from `at` on.
+    /// `owner` is dropped when nothing uses it any more, neither the result or a clone of it, nor the GPU: mostly by the
+    /// thread that drops the last of these, and by one of onehop's where a copy has outlasted its limit.
     ///
     /// # Errors
     /// When there is no allocation, or the range does not lie within it.
     ///
     /// # Safety
-    /// The memory is not freed as long as the result or a clone of it is used.
-    pub unsafe fn lend(&self, at: GpuAddr, bytes: usize) -> Result<Region> {
-        let memory = DeviceMemory::lent(&self.0.context, &self.0.copies, at.0, bytes)?;
+    /// The memory is not freed before `owner` is dropped. Where the owner does not see to that, it is not freed as long as
+    /// calls use the result or a clone of it, and after an error not before [`Self::wait_for_all`] has succeeded.
+    pub unsafe fn lend(
+        &self,
+        at: GpuAddr,
+        bytes: usize,
+        owner: impl Send + Sync + 'static,
+    ) -> Result<Region> {
+        let memory = DeviceMemory::lent(&self.0.context, &self.0.copies, (at.0, bytes), Box::new(owner))?;
         Ok(self.0.context.region(at, memory))
     }
 
@@ -468,9 +476,11 @@ impl Gpu for CudaGpu {
     fn serve(&self, serving: Serving) -> Result<Box<dyn Resident>> {
         let code = self.rig()?;
         let Serving { pairs, count, limit, memory } = serving;
+        let reached = |region| self.servant().0.context.check("running controllers on the GPU", region);
+        memory.iter().try_for_each(reached)?;
         let held: Vec<Hold> = memory.into_iter().map(|region| Arc::new(region) as Hold).collect();
-        // SAFETY: `Pairs` alone makes a `Serving`: it has checked what the descriptors name, and keeps it until the result has
-        // been dropped.
+        // SAFETY: `Pairs` alone makes a `Serving`: its GPU, which is this one or passes its calls on to this one, has held what the
+        // descriptors name, and `Pairs` keeps that until the result has been dropped.
         let start = || unsafe { self.servant().start_list(&code, &rig::SERVE, (pairs, count), limit, held) };
         Ok(Box::new(PersistentKernel::start(&self.0.context.driver, start)?))
     }

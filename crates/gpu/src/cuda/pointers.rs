@@ -70,7 +70,7 @@ impl Cuda {
     /// When the driver fails.
     ///
     /// # Safety
-    /// The pointer is what the driver has just said of memory that has not been freed.
+    /// The pointer is what the driver has just said of memory that has not been freed, or is of no context.
     pub unsafe fn open_for(&self, pointer: &Pointer) -> Result<CudaGpu> {
         let (handle, device) = self.device(pointer.ordinal as i32)?;
         let raw = pointer.context as sys::CUcontext;
@@ -139,7 +139,7 @@ impl Cuda {
         const WHAT: &str = "putting a transfer into a stream";
         /// CU_STREAM_WAIT_VALUE_GEQ: by the difference, so that the count may wrap.
         const AT_LEAST: u32 = 0;
-        if words.host().is_none() || offset % 4 != 0 || offset + 4 > words.len() {
+        if words.host().is_none() || offset % 4 != 0 || words.len() < 4 || offset > words.len() - 4 {
             return Err(Error::Memory(onehop_os::Error::OutOfRange { offset, bytes: 4, len: words.len() }));
         }
         let at = words.addr().plus(offset as u64).0;
@@ -209,7 +209,8 @@ impl CudaGpu {
     /// When the driver fails.
     ///
     /// # Safety
-    /// Every range that is read, written or copied to is allocated, until that has ended.
+    /// Every range that is read, written or copied to is allocated until the call has returned; after an error, until
+    /// [`Self::wait_for_all`] has succeeded.
     pub unsafe fn all_memory(&self) -> Result<Region> {
         let context: &Arc<Context> = &self.0.context;
         let stream = Arc::new(Stream::apart(context)?);
