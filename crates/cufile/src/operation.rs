@@ -368,7 +368,8 @@ impl Operation {
             self.begin(&mut state, next);
         }
         if piece + 1 == self.pieces {
-            self.finish(&mut state);
+            self.report(&mut state);
+            self.give_back(&mut state);
         }
     }
 
@@ -492,20 +493,12 @@ impl Operation {
         }
     }
 
-    /// The stream has passed the last kernel of a read.
-    fn finish(&self, state: &mut State) {
-        self.report(state);
-        self.give_back(state);
-    }
-
-    /// Writes the result, counts it, and makes sure that somebody hears of a failure.
+    /// Writes the result, counts it, and reports a failure.
     fn report(&self, state: &mut State) {
         let wanted = state.checked.map_or(self.wanted.early.0, |checked| checked.bytes);
         let moved = state.failure.map_or(Ok(state.moved), Err);
-        if !state.is_cancelled {
-            // SAFETY: the program keeps the words until the stream has passed the operation.
-            unsafe { self.wanted.words.finish(moved) };
-        }
+        // SAFETY: it was not cancelled, and the program keeps the words until the stream has passed the operation.
+        unsafe { self.wanted.words.finish(moved) };
         let took = state.begun.take().map_or_else(Default::default, |(begun, _)| begun.elapsed());
         let way = if state.slots.is_empty() { Way::Host } else { Way::Gpu(self.gpu.ordinal) };
         let (bytes, is_ok) = (moved.unwrap_or(0), moved.is_ok());
