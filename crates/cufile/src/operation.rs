@@ -320,8 +320,9 @@ impl Operation {
     }
 
     /// Ends an operation that is not in its stream as a whole. What is there of it moves nothing, waits for nothing, and keeps
-    /// what it may use.
-    fn cancel(&self) {
+    /// what it may use: nobody can say when the stream has passed it.
+    fn cancel(self: &Arc<Self>) {
+        std::mem::forget(self.clone());
         let mut state = self.state();
         state.is_cancelled = true;
         state.pending.clear();

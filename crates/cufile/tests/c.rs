@@ -153,7 +153,7 @@ fn operations_in_streams_move_every_byte() {
 
 #[test]
 fn operations_in_streams_that_fail_are_reported() {
-    streams_pass(&["ends", "errors"], "8");
+    streams_pass(&["ends", "errors", "refused"], "8");
     let Some((_, is_content)) = run(&["streams", "ends"], true, &[("CUFILE_LOGFILE_PATH", "streams-log")])
     else {
         return;

@@ -25,10 +25,11 @@ __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(take
 static int contexts[2];
 static __thread int *stack[16];
 static __thread int depth, mode;
-static volatile long copy_delay_us, copies_begun, captured_calls;
+static volatile long copy_delay_us, copies_begun, captured_calls, until_refused;
 
 long model(const char *what, long value) {
     if (!strcmp(what, "copies begun")) return copies_begun;
+    if (!strcmp(what, "set until_refused")) { until_refused = value; return 1; }
     if (strcmp(what, "set copy_delay_us")) return captured_calls;
     copy_delay_us = value;
     return 1;
@@ -278,6 +279,7 @@ static struct stream *of(void *handle) {
 static int put(void *handle, struct op op) {
     struct stream *stream = of(handle);
     if (stream->capturing) { captured_calls++; return 900; }
+    if (until_refused && !--until_refused) return 999;
     struct channel *channel = &channels[stream->device][stream->channel];
     struct op *copy = malloc(sizeof *copy);
     *copy = op;

@@ -301,6 +301,34 @@ static void beside(void) {
     }
 }
 
+/* The driver refuses a part of an operation: the call fails, its words and the file stay as they are, and nothing waits. */
+static void refused(void) {
+    at memory = device_memory(0, 25 * MIB);
+    void *stream = make_stream();
+    int parts = 0;
+    if (!model("set until_refused", 0)) return;
+    for (int writes = 0; writes < 2; writes++) {
+        for (int part = 1;; part++) {
+            int fd = make_file(O_RDWR);
+            CUfileHandle_t handle = reg(fd);
+            struct words words = {25 * MIB, 0, 0, 99}, again = {PART, 7, 0, 99};
+            model("set until_refused", part);
+            CUfileError_t answer = (writes ? cuFileWriteAsync : cuFileReadAsync)(handle, (void *)memory, &words.bytes, &words.file_offset, &words.offset, &words.done, stream);
+            model("set until_refused", 0);
+            MUST(!cuStreamSynchronize(stream));
+            if (!answer.err) break;
+            MUST(answer.err == 5011 && answer.cu_err == 999 && words.done == 99);
+            MUST(!rd(handle, memory, &again, stream) && !cuStreamSynchronize(stream) && again.done == PART);
+            MUST(is_pattern(memory, 7, PART));
+            if (part < 8) MUST(lseek(fd, 0, SEEK_END) == SIZE);
+            cuFileHandleDeregister(handle);
+            close(fd);
+            parts++;
+        }
+    }
+    MUST(parts > 30);
+}
+
 int main(int count, char **arguments) {
     for (size_t i = 0; i < SIZE; i++) pattern[i] = (unsigned char)((i * 0x9e3779b97f4a7c15ull) >> 56);
     big = malloc(BIG);
@@ -319,6 +347,7 @@ int main(int count, char **arguments) {
         else if (!strcmp(part, "cold")) cold();
         else if (!strcmp(part, "full")) full();
         else if (!strcmp(part, "beside")) beside();
+        else if (!strcmp(part, "refused")) refused();
         else MUST(!"a part of this program");
     }
     puts("all of it");
