@@ -397,7 +397,7 @@ static void forks(void) {
 
 int main(int count, char **arguments) {
     for (size_t i = 0; i < SIZE; i++) pattern[i] = (unsigned char)((i * 0x9e3779b97f4a7c15ull) >> 56);
-    alarm(120);
+    limit_time(120);
     for (int i = 1; i < count; i++) {
         const char *part = arguments[i];
         if (!strcmp(part, "driver")) driver();
