@@ -259,6 +259,15 @@ impl Function {
     /// The arguments are those of the kernel, in number, kind and order, and the addresses among them are what the
     /// kernel takes them for until it has ended.
     pub(super) unsafe fn launch(&self, stream: &Stream, shape: Shape, args: &[Arg]) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_in(stream.raw(), shape, args) }
+    }
+
+    /// The same for a stream of this context that the program has.
+    ///
+    /// # Safety
+    /// As for [`Self::launch`]; the stream has not been destroyed.
+    pub(super) unsafe fn launch_in(&self, stream: sys::CUstream, shape: Shape, args: &[Arg]) -> Result<()> {
         self.allow_shared(shape.shared)?;
         let mut pointers: Vec<*mut c_void> = args
             .iter()
@@ -271,7 +280,7 @@ impl Function {
             .collect();
         let what = format!("launching {}", self.name);
         let Shape { blocks, threads, shared } = shape;
-        let (function, stream) = (self.raw, stream.raw());
+        let function = self.raw;
         self.module.context.call(&what, |driver| {
             let list = pointers.as_mut_ptr();
             // SAFETY: the driver copies the arguments in this call, and `args` lives across it; the caller vouches for them.
