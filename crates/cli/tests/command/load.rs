@@ -116,7 +116,7 @@ fn past_the_cache_without(call: &str) -> Option<serde_json::Value> {
     }
     assert_eq!(loaded["verified"], json!(true), "{loaded:#}");
     assert_eq!((&loaded["route"], &loaded["crc32c"]), (&json!("cpu/pinned"), &json!(format!("{crc:08x}"))));
-    assert!(loaded["route_why"].as_str().unwrap().contains("asked for"), "{loaded:#}");
+    assert!(loaded["route_why"].as_str().unwrap().contains("requested"), "{loaded:#}");
     Some(loaded["io"].clone())
 }
 
