@@ -57,8 +57,8 @@ impl DeviceSpec {
         match self {
             Self::Any => cuda("0", "the first that CUDA shows")
                 .or_else(|error| Ok(cpu(format!("no GPU, the memory of the CPU: {error}")))),
-            Self::Cpu => Ok(cpu("the memory of the CPU, as asked for".into())),
-            Self::Cuda(name) => Ok(cuda(name, "as asked for")?),
+            Self::Cpu => Ok(cpu("the memory of the CPU, as requested".into())),
+            Self::Cuda(name) => Ok(cuda(name, "as requested")?),
         }
     }
 }

@@ -22,7 +22,7 @@ pub(crate) enum Error {
     #[error("the model has no tensor {0:?}")]
     NoTensor(String),
     /// A route that no file can take.
-    #[error("the route {route} cannot be had: {why}")]
+    #[error("the route {route} is not possible: {why}")]
     Route { route: String, why: &'static str },
     /// Not enough memory.
     #[error(

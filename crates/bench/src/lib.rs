@@ -36,7 +36,7 @@ pub enum Error {
     #[error(transparent)]
     Gpu(#[from] onehop_gpu::Error),
     /// What was measured came out other than it should.
-    #[error("{0}; no figure is given for what is wrong")]
+    #[error("{0}; no result is given for what is wrong")]
     Wrong(String),
     /// The drive failed.
     #[error(transparent)]
@@ -46,14 +46,14 @@ pub enum Error {
     Sim(#[from] onehop_sim::Error),
     /// The data that came back was not the data that was written.
     #[error(
-        "block {lba} did not come back as it was; no figure is given for a drive that returns wrong data"
+        "block {lba} did not come back as it was; no result is given for a drive that returns wrong data"
     )]
     WrongData {
         /// The first block that differs.
         lba: u64,
     },
     /// Bytes of a sweep came out wrong.
-    #[error("the byte at {at} is not what it has to be; no figure is given for wrong bytes")]
+    #[error("the byte at {at} is not what it has to be; no result is given for wrong bytes")]
     WrongBytes {
         /// Where on the drive or in the file.
         at: u64,

@@ -298,7 +298,7 @@ impl Results {
             let why = match &row.result {
                 _ if row.block == 0 || row.threads == 0 || row.depth == 0 => Some("it moves nothing"),
                 Some(measured) => measured.wrong(),
-                None if row.note.is_none() => Some("it has neither figures nor a reason why not"),
+                None if row.note.is_none() => Some("it has neither numbers nor a reason why not"),
                 None => None,
             };
             if let Some(why) = why {

@@ -208,7 +208,7 @@ unsafe fn load(
         // SAFETY: the caller's promise.
         let request = unsafe { Request::read(options) }?;
         let (drive, gpu) = (object(drive, "drive")?, object(gpu, "gpu")?);
-        let chosen = Chosen { gpu: gpu.gpu.clone(), why: "as asked for".into() };
+        let chosen = Chosen { gpu: gpu.gpu.clone(), why: "as requested".into() };
         let ns = drive.drive.namespace(request.nsid)?;
         let setup = TransferSetup { drive: &drive.drive, ns, gpu: &chosen, options: &request.options };
         let (region, went) = read(&request, &setup)?;

@@ -67,7 +67,7 @@ fn choose_several(arg: &GpuArg, fallback: Fallback) -> Result<Vec<Chosen>> {
     let (mut chosen, mut seen) = (Vec::new(), HashSet::new());
     for name in names.into_iter().flatten() {
         if name == "emu" {
-            chosen.push(emulated("an emulated GPU (CPU threads), as asked for".into()));
+            chosen.push(emulated("an emulated GPU (CPU threads), as requested".into()));
             continue;
         }
         let wanted = is_number(name) || is_pci_address(name);
@@ -81,7 +81,7 @@ fn choose_several(arg: &GpuArg, fallback: Fallback) -> Result<Vec<Chosen>> {
         if !seen.insert(gpu.device().pci.clone()) {
             return Err(CliError::Usage(format!("-g: GPU {name} comes twice")));
         }
-        chosen.push(self::cuda(gpu, "as asked for"));
+        chosen.push(self::cuda(gpu, "as requested"));
     }
     Ok(chosen)
 }
@@ -104,16 +104,16 @@ pub(crate) fn choose_or(arg: &GpuArg, fallback: Fallback) -> Result<Chosen> {
             Err(error) if fallback == Fallback::Refused => Err(refused("0", &error)),
             Err(error) => {
                 if fallback == Fallback::Warned {
-                    report::warn(&format!("no GPU is used, but the emulated one (-g emu): {error}"));
+                    report::warn(&format!("using the emulated GPU (-g emu): {error}"));
                 }
                 Ok(emulated(format!("the emulated GPU (CPU threads): {error}")))
             }
         },
-        Some("emu") => Ok(emulated("the emulated GPU (CPU threads), as asked for".into())),
+        Some("emu") => Ok(emulated("the emulated GPU (CPU threads), as requested".into())),
         Some("emu:udmabuf") => emulated_exported(),
         Some(name) if name.strip_prefix("emu:").is_some_and(is_pci_address) => emulated_on(&name[4..]),
         Some(name) if is_number(name) || is_pci_address(name) => match open(name) {
-            Ok(gpu) => Ok(cuda(gpu, "as asked for")),
+            Ok(gpu) => Ok(cuda(gpu, "as requested")),
             Err(error) => Err(refused(name, &error)),
         },
         Some(name) => Err(unknown(name)),

@@ -1,4 +1,4 @@
-//! A small safetensors model out of a seed, with the check sums of its tensors.
+//! A small safetensors model out of a seed, with the checksums of its tensors.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,7 +12,7 @@ use crate::noise::Noise;
 
 /// Columns of the large tensors.
 const COLUMNS: usize = 1024;
-/// Under this, the model's metadata holds the check sums of its tensors by name, as JSON: one entry, because the order
+/// Under this, the model's metadata holds the checksums of its tensors by name, as JSON: one entry, because the order
 /// of several would differ from run to run, and with it the file.
 const HASHES: &str = "crc32c";
 
@@ -56,12 +56,12 @@ pub(crate) fn make(bytes: u64, seed: u64) -> Result<Vec<u8>> {
     serialize(views, Some(metadata)).map_err(wrong)
 }
 
-/// A check sum as the model states it.
+/// A checksum as the model states it.
 pub(crate) fn hash(crc: u32) -> String {
     format!("{crc:08x}")
 }
 
-/// The check sums that a model states of itself, by the tensors' names.
+/// The checksums that a model states of itself, by the tensors' names.
 pub(crate) fn hashes(model: &Model) -> Result<BTreeMap<String, String>> {
     let entries = model.metadata.iter().flat_map(|metadata| match metadata {
         Metadata::Safetensors(entries) => entries.as_slice(),

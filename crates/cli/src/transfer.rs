@@ -112,10 +112,10 @@ pub(crate) fn rows(outcome: &TransferOutcome, text: &mut Text) {
     let who = if outcome.initiator == "gpu" { "GPU threads" } else { "the CPU" };
     text.row(
         "route",
-        format!("{}: {who} gave the commands; sq in {sq}, cq in {cq}, data in {data}", outcome.route),
+        format!("{}: {who} issued the commands; sq in {sq}, cq in {cq}, data in {data}", outcome.route),
     );
     if outcome.route == "cpu/pinned" {
-        text.row("", "the bytes took a second hop: a copy between host memory and vram");
+        text.row("", "a second hop: the bytes were copied between host memory and vram");
     }
     text.row("", outcome.route_why);
     for no in &outcome.why_not_better {
@@ -145,7 +145,7 @@ pub(crate) fn rows(outcome: &TransferOutcome, text: &mut Text) {
                 format!("NO, the bytes in GPU memory are not what they should be: {by}")
             }
             (None, Some(by)) => format!("not all of it: {by}"),
-            (_, None) => "not asked for (--verify)".into(),
+            (_, None) => "not requested (--verify)".into(),
         },
     );
 }

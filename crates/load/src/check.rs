@@ -157,10 +157,12 @@ impl Compared {
     pub fn words(self) -> String {
         let Self { whole, parts } = self;
         match parts {
-            0 if whole == 0 => "no tensor was loaded that the manifest's check sums could tell of".into(),
-            0 => "the manifest's check sums, of the tensors as they lie in GPU memory".into(),
+            0 if whole == 0 => {
+                "no tensor was loaded whole, and the manifest's checksums are of whole tensors".into()
+            }
+            0 => "the manifest's checksums, of the tensors as they lie in GPU memory".into(),
             _ => format!(
-                "the manifest's check sums, of {whole} of {} tensors; of the others only parts were loaded",
+                "the manifest's checksums, of {whole} of {} tensors; of the others only parts were loaded",
                 whole + parts
             ),
         }

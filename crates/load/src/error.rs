@@ -20,7 +20,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A loop of symbolic links.
-    #[error("{file} cannot be opened: its symbolic links lead in a circle")]
+    #[error("{file} cannot be opened: its symbolic links form a loop")]
     Loop {
         /// The file.
         file: String,
@@ -86,7 +86,7 @@ pub enum Error {
         most: u64,
     },
     /// A safetensors header is refused.
-    #[error("{file} is no safetensors file that can be loaded: {why}")]
+    #[error("{file} is not a safetensors file that can be loaded: {why}")]
     Safetensors {
         /// The file.
         file: String,
@@ -95,7 +95,7 @@ pub enum Error {
         why: safetensors::Error,
     },
     /// A GGUF header is refused.
-    #[error("{file} is no GGUF file that can be loaded: {why}")]
+    #[error("{file} is not a GGUF file that can be loaded: {why}")]
     Gguf {
         /// The file.
         file: String,
@@ -153,7 +153,7 @@ pub enum Error {
     #[error("this machine gave no thread to read with: {0}")]
     Thread(std::io::Error),
     /// Not a file of this machine.
-    #[error("{file} is no file of this machine, which this route reads")]
+    #[error("{file} is not a local file, which this route needs")]
     NoFile {
         /// The file.
         file: String,

@@ -88,13 +88,13 @@ pub enum Error {
         expected: &'static str,
     },
     /// The model has a tensor that the manifest lacks.
-    #[error("it has no check sum of the tensor {0:?}")]
+    #[error("it has no checksum of the tensor {0:?}")]
     NotListed(String),
     /// The manifest has a tensor that the model lacks.
-    #[error("it has a check sum of the tensor {0:?}, which the model does not hold")]
+    #[error("it has a checksum of the tensor {0:?}, which the model does not hold")]
     NotInModel(String),
     /// A tensor's type or shape differs.
-    #[error("the tensor {tensor:?} is {is}, but was {was} when its check sum was made")]
+    #[error("the tensor {tensor:?} is {is}, but was {was} when its checksum was made")]
     Other {
         /// The tensor.
         tensor: String,

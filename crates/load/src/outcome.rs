@@ -95,7 +95,7 @@ impl Went {
         let by_cache = cached_bytes + cache_miss_bytes;
         if let Some(way) = account.cufile_way {
             let limit = "the copy engine, should cuFile copy through host memory";
-            let mut why = format!("it was asked for; {way}");
+            let mut why = format!("it was requested; {way}");
             if let Some(reason) = &account.why_cached {
                 why = format!("{why}; not past the page cache: {reason}");
             }
@@ -110,9 +110,9 @@ impl Went {
         }
         if direct_bytes > by_cache {
             let why = match &account.why_unknown {
-                _ if asked => "it was asked for: read past the page cache".into(),
+                _ if asked => "it was requested: read past the page cache".into(),
                 Some(why) => {
-                    format!("read past the page cache, as nobody knows what that has of the bytes: {why}")
+                    format!("read past the page cache, because it is unknown which bytes are cached: {why}")
                 }
                 None => "the disk had the bytes: read past the page cache".into(),
             };
@@ -120,7 +120,7 @@ impl Went {
         }
         let copied = cached_bytes >= cache_miss_bytes;
         let mut why = String::from(match (asked, copied) {
-            (true, _) => "it was asked for",
+            (true, _) => "it was requested",
             (false, true) if by_cache > cached_bytes || direct_bytes > 0 => {
                 "the page cache had most of the bytes"
             }
@@ -176,7 +176,7 @@ mod tests {
             ),
             (
                 Account { cached_bytes: 2, cache_miss_bytes: 9, asked: true, ..none.clone() },
-                ("cpu/cached", "it was asked for", "the disk"),
+                ("cpu/cached", "it was requested", "the disk"),
             ),
             (
                 Account { cache_miss_bytes: 9, why_cached: why("b: no"), ..none.clone() },
@@ -196,13 +196,13 @@ mod tests {
             ),
             (
                 Account { direct_bytes: 9, asked: true, ..none.clone() },
-                ("cpu/pinned", "it was asked for: read past the page cache", "the disk"),
+                ("cpu/pinned", "it was requested: read past the page cache", "the disk"),
             ),
             (
                 Account { direct_bytes: 9, why_unknown: why("secret"), ..none.clone() },
                 (
                     "cpu/pinned",
-                    "read past the page cache, as nobody knows what that has of the bytes: secret",
+                    "read past the page cache, because it is unknown which bytes are cached: secret",
                     "the disk",
                 ),
             ),
@@ -215,7 +215,7 @@ mod tests {
                 },
                 (
                     "cufile",
-                    "it was asked for; somehow; not past the page cache: b: no; it did not take the GPU memory: full",
+                    "it was requested; somehow; not past the page cache: b: no; it did not take the GPU memory: full",
                     "the copy engine, should cuFile copy through host memory",
                 ),
             ),

@@ -40,7 +40,7 @@ pub enum Error {
         said: u32,
     },
     /// A frame is not what the other side sent in its place: it was changed, repeated, left out, moved or made up.
-    #[error("what came from {peer} is not what it sent: somebody on the way changes it")]
+    #[error("what came from {peer} was changed in transit")]
     Forged {
         /// The other side.
         peer: String,

@@ -46,7 +46,7 @@ pub(crate) fn greet(link: &dyn Link, key: Option<&Key>, join: &Join, limit: Dura
             link.encrypt(&keys);
         }
         (Some(_), None) => {
-            let why = "it has no key, so nobody knows who it is; give it ours".to_owned();
+            let why = "it has no key, so it cannot be identified; give it our key".to_owned();
             return Err(Error::Refused { peer, why });
         }
         (None, Some(_)) => return Err(Error::protocol(&peer, "an exchange of keys that was not begun")),

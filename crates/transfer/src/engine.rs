@@ -148,7 +148,7 @@ impl Engine {
         let (drive, gpu) = (plan.drive.clone(), plan.gpu.gpu.clone());
         let depth = plan.options.depth.min(u32::from(drive.identity().cap.mqes_z()).max(1));
         let asked = matches!(plan.options.route, RouteRequest::Only(_));
-        let why = if asked { "it was asked for by name" } else { "the best of those that work here" };
+        let why = if asked { "requested by name" } else { "the best that works here" };
         let why_not_better = Vec::new();
         let engine = Self { drive, gpu, queues, route, mode, count, depth, why, why_not_better };
         let memory = engine.memory(bytes)?;

@@ -33,7 +33,7 @@ pub enum Error {
     #[error(transparent)]
     Memory(#[from] onehop_os::Error),
     /// A program's own shared memory could not be made.
-    #[error("{len} bytes of shared memory cannot be had: {why}")]
+    #[error("{len} bytes of shared memory are not available: {why}")]
     NoShared {
         /// How many were wanted.
         len: usize,

@@ -156,7 +156,7 @@ def load(
     partition: the drive's partition that has the files, or "none" for the whole drive; None is the only one with a known
         file system. extent_map: a file made by `onehop map`, in place of a path, which is None then. nsid: the
         drive's namespace (1).
-    threads: how many read. verify: reads the files once more and compares every byte. manifest: a file of check sums to
+    threads: how many read. verify: reads the files once more and compares every byte. manifest: a file of checksums to
         hold the tensors in memory against.
     measure_limit: measures the copy engine after the load, so that outcome.limit has its speed.
     allocator: "torch" has torch's caching allocator give the GPU memory, and makes all tensors views of one; for

@@ -52,7 +52,7 @@ class UnknownTensorError(OnehopError, KeyError):
 
 
 class RouteError(OnehopError):
-    """The route that was asked for cannot be had; there is no other that is taken instead.
+    """The requested route is not possible; no other one is taken instead.
 
     tried: of a load from a drive for which no route works, the routes that were tried, with what is in their way.
     """

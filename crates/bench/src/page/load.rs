@@ -47,7 +47,7 @@ pub fn load_page(loads: &Loads<'_>) -> Page {
     let models = match loads.simulated {
         [] => String::new(),
         parts => format!(
-            " Simulated: {}. These figures say what the software costs, and nothing about hardware.",
+            " Simulated: {}. These numbers say what the software costs, and nothing about hardware.",
             parts.join(", ").replace("gpu", "GPU")
         ),
     };

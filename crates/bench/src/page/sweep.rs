@@ -25,7 +25,7 @@ pub fn sweep_page(results: &Results) -> Page {
     let models = match simulated(results).as_slice() {
         [] => String::new(),
         parts => format!(
-            " The {} here {} simulated: these figures say what the software costs, and nothing about hardware.",
+            " The {} here {} simulated: these numbers say what the software costs, and nothing about hardware.",
             parts.join(" and the "),
             if parts.len() == 1 { "is" } else { "are" }
         ),

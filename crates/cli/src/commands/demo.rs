@@ -147,7 +147,7 @@ fn make_drive(args: &Args, file: &[u8]) -> Result<Sim> {
     Ok(sim)
 }
 
-/// Holds every tensor against the check sum that the model itself states.
+/// Holds every tensor against the checksum that the model itself states.
 fn check_tensors(
     plan: &Plan,
     gpu: &dyn Gpu,
@@ -166,7 +166,7 @@ fn check_tensors(
     Ok(plan.tensors.iter().zip(sums).map(one).collect())
 }
 
-/// The check sum of all tensors, one behind the other: what lies between them in the arena is nobody's.
+/// The checksum of all tensors, one behind the other: what lies between them in the arena is nobody's.
 fn crc32c(tensors: &[Loaded]) -> u32 {
     tensors.iter().fold(0, |crc, t| crc32c::crc32c_combine(crc, t.crc32c, t.bytes as usize))
 }
@@ -175,7 +175,7 @@ fn hex<S: Serializer>(crc: &u32, to: S) -> std::result::Result<S::Ok, S::Error> 
     to.serialize_str(&model::hash(*crc))
 }
 
-/// Beyond the check sums: whether the tensors are, byte for byte, what was put on the drive.
+/// Beyond the checksums: whether the tensors are, byte for byte, what was put on the drive.
 fn check_bytes(plan: &Plan, arena: &Region, file: &[u8]) -> Result<bool> {
     for piece in &plan.pieces {
         let wanted = file.get(piece.from as usize..(piece.from + piece.row) as usize).unwrap_or_default();
@@ -246,7 +246,7 @@ fn tell(document: &Document<'_>, drive: &Drive) -> Text {
     }
     text.row(
         "rules",
-        format!("{} of NVMe's broken, as the strict simulated drive counts", document.violations.len()),
+        format!("{} NVMe rules broken, as the strict simulated drive counts", document.violations.len()),
     );
     text.row("time", format!("{:.2} s in all", document.total_seconds));
     text

@@ -165,7 +165,7 @@ struct LoadedShare {
 }
 
 impl LoadedShare {
-    /// Computes the check sums if they are wanted.
+    /// Computes the checksums if they are wanted.
     fn new(share: Share, arena: Region, wanted: bool, context: &Context) -> Result<Self> {
         let go_on = || context.stop.check().is_ok();
         let sums = || {
@@ -175,13 +175,13 @@ impl LoadedShare {
         Ok(Self { share, arena, sums, route: None })
     }
 
-    /// The check sum of all of its tensors.
+    /// The checksum of all of its tensors.
     fn crc32c(&self) -> Option<u32> {
         self.sums.as_ref().map(|sums| check::combined(&self.share.plan, sums))
     }
 }
 
-/// The check sum of all tensors of all GPUs.
+/// The checksum of all tensors of all GPUs.
 fn crc32c(held: &[LoadedShare]) -> Option<u32> {
     held.iter().try_fold(0, |crc, one| {
         Some(crc32c::crc32c_combine(crc, one.crc32c()?, one.share.plan.tensor_bytes as usize))

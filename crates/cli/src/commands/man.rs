@@ -20,7 +20,7 @@ pub(crate) struct Args {
 /// Runs it.
 pub(crate) fn run(args: &Args) -> Result<Report> {
     std::fs::create_dir_all(&args.dir).map_err(|e| CliError::file("create", &args.dir, e))?;
-    let mut command = args::Args::command().version(env!("CARGO_PKG_VERSION"));
+    let mut command = args::Args::command().version(env!("CARGO_PKG_VERSION")).disable_help_subcommand(true);
     command.build();
     clap_mangen::generate_to(command.clone(), &args.dir)
         .map_err(|e| CliError::file("write manual pages to", &args.dir, e))?;

@@ -1,4 +1,4 @@
-//! `onehop map`: where files are on their drive, written down with check sums, for when the drive has been handed over.
+//! `onehop map`: where files are on their drive, written down with checksums, for when the drive has been handed over.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;

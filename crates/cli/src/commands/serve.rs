@@ -130,7 +130,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let served = Served::open(&args.drive)?;
     let function = served.function(args)?;
     let server = Server::bind(&args.socket)?;
-    say(&format!("{} is served on {}", args.drive, args.socket.display()));
+    say(&format!("{} is served on {}; Ctrl-C ends", args.drive, args.socket.display()));
     let (clients, refused, done) = (Cell::new(0), Cell::new(0), Cell::new(false));
     let tell = |event| {
         match &event {

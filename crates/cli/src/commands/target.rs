@@ -48,7 +48,7 @@ pub(crate) fn ports(names: &[String]) -> Result<Ports> {
 /// Serve a folder to `onehop mount --target` on other machines
 #[derive(clap::Args)]
 #[command(
-    after_help = "Runs until Ctrl-C or SIGTERM, finishes what it was asked for, and exits 0 then. Everybody who has the key may \
+    after_help = "Runs until Ctrl-C or SIGTERM, finishes what it was asked for, and exits 0 then. Anyone who has the key may \
                         do below the folder what this command's user may: as root, they may act as any user. Over TCP everything is encrypted; \
                         by RDMA everything but the data of files.\n\n\
                         Example:\n  (umask 077; head -c 32 /dev/urandom | base64 > key)\n  \

@@ -106,8 +106,8 @@ fn blocks_of(args: &Args, ns: &Namespace, bytes: u64) -> Result<u64> {
     let over = bytes % block;
     if over != 0 && !args.pad {
         return Err(CliError::Usage(format!(
-            "{} has {bytes} bytes, which is {} blocks of {block} bytes and {over} bytes more; add --pad to fill the \
-             last block up with {} zero bytes",
+            "{} has {bytes} bytes, which is {} blocks of {block} bytes and {over} more; add --pad to fill the \
+             last block with {} zero bytes",
             args.input.display(),
             bytes / block,
             block - over

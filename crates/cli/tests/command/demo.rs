@@ -22,6 +22,16 @@ fn the_demo_verifies_every_tensor() {
     assert!(bytes >= 15 << 20 && demo["bytes"].as_u64().unwrap() >= bytes);
     let text = stdout(&onehop(&["demo", "--size", "1M"]));
     assert!(text.contains("simulated") && text.contains("as the model says"), "{text}");
+    // Lines that the documentation shows.
+    let page =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/get-started.md")).unwrap();
+    let is_shown =
+        |line: &&str| ["route  ", "verified  ", "rules  "].iter().any(|label| line.starts_with(label));
+    let shown: Vec<_> = page.lines().filter(is_shown).collect();
+    assert_eq!(shown.len(), 3, "{shown:?}");
+    for line in shown {
+        assert!(text.contains(line.trim_end_matches([' ', '…'])), "docs/get-started.md shows {line}: {text}");
+    }
 }
 
 #[test]

@@ -112,7 +112,7 @@ fn refused(dir: &Dir, image: &Path, (drive, map): (&str, &str)) {
     let alone = dir.file("alone.map");
     succeed(&["map", "-d", drive, "--path", "/llama/model.safetensors.index.json", "--out", &alone]);
     load(drive, &alone, 1, "none of the extent maps");
-    // A byte of a tensor is another: only the check sum tells.
+    // A byte of a tensor is another: only the checksum tells.
     let maps = ExtentMap::parse_all(&bytes).unwrap();
     let two = maps.iter().find(|map| map.file.path.ends_with("two.safetensors")).unwrap();
     let at = two.chunks().iter().find_map(|piece| match piece.extent.place {

@@ -40,7 +40,7 @@ fn safetensors(tensors: &[(&str, Vec<u8>)], odd: usize) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat()
 }
 
-/// The check sum that a load of all tensors tells.
+/// The checksum that a load of all tensors tells.
 pub fn crc(tensors: &[(&str, Vec<u8>)]) -> Value {
     let all: Vec<u8> = tensors.iter().flat_map(|(_, data)| data.clone()).collect();
     json!(format!("{:08x}", crc32c::crc32c(&all)))

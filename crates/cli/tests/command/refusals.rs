@@ -1,6 +1,6 @@
 //! What is refused, with which code and which words.
 
-use crate::run::{Dir, code, command, refuse, stderr, succeed};
+use crate::run::{Dir, code, command, refuse, skip, stderr, succeed};
 
 #[test]
 fn writes_ask_for_the_serial_and_a_yes() {
@@ -84,7 +84,7 @@ fn a_part_of_a_block_is_refused_with_the_sizes() {
         "--yes",
         "--verify",
     ];
-    refuse(&args, 2, "1025 bytes, which is 2 blocks of 512 bytes and 1 bytes more; add --pad");
+    refuse(&args, 2, "1025 bytes, which is 2 blocks of 512 bytes and 1 more; add --pad");
     let wrote = succeed(&[&args[..], &["--pad"]].concat());
     assert_eq!(wrote["bytes"], 1536);
     let image = std::fs::read(dir.file("disk.img")).unwrap();
@@ -130,6 +130,23 @@ fn what_this_build_does_not_have() {
         refuse(&["drive", command, "-d", "sim:mem:1M"], 2, "only real drives");
     }
     refuse(&["drive", "identify", "-d", "ffff:17:1f.7?via=magic"], 2, "vfio, iommufd, kmod or pagemap");
+}
+
+/// Advice to try another way would be wrong: no way makes a drive of it.
+#[test]
+fn a_device_that_is_no_drive_is_refused_without_advice_to_force_it() {
+    let devices = std::fs::read_dir("/sys/bus/pci/devices").into_iter().flatten().flatten();
+    let class = |device: &std::fs::DirEntry| std::fs::read_to_string(device.path().join("class"));
+    let other =
+        devices.into_iter().find(|device| class(device).is_ok_and(|class| !class.starts_with("0x0108")));
+    let Some(other) = other else { return skip("this machine shows no PCI device that is not a drive") };
+    let address = other.file_name().into_string().unwrap();
+    for via in ["", "?via=vfio", "?via=iommufd", "?via=kmod", "?via=pagemap"] {
+        let drive = format!("{address}{via}");
+        let error =
+            refuse(&["drive", "identify", "-d", &drive], 3, "another kind of device")["error"].to_string();
+        assert!(!error.contains("pagemap") && error.contains("onehop drive list"), "{drive}: {error}");
+    }
 }
 
 #[test]

@@ -66,6 +66,34 @@ pub fn refuse(args: &[&str], wanted: i32, holds: &str) -> Value {
     document
 }
 
+/// Every command, groups such as `drive` included, as help lists them from the top down.
+pub fn command_tree() -> Vec<Vec<String>> {
+    let mut all = vec![Vec::new()];
+    let mut at = 0;
+    while at < all.len() {
+        let words: Vec<String> = all[at].clone();
+        let args: Vec<&str> = words.iter().map(String::as_str).chain(["--help"]).collect();
+        let help = stdout(&onehop(&args));
+        let list = help.split("\nCommands:\n").nth(1).unwrap_or_default();
+        let rows = list.lines().take_while(|line| !line.is_empty());
+        let names = rows.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
+        for name in names.filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help") {
+            all.push([&words[..], &[name.to_owned()]].concat());
+        }
+        at += 1;
+    }
+    assert!(all.len() > 35, "help lists only {} commands", all.len());
+    all
+}
+
+/// The commands of [`command_tree`] that are no groups.
+pub fn leaf_commands() -> Vec<Vec<String>> {
+    let all = command_tree();
+    let is_group =
+        |words: &Vec<String>| all.iter().any(|other| other.len() > words.len() && other.starts_with(words));
+    all.iter().filter(|words| !is_group(words)).cloned().collect()
+}
+
 /// A report's page says this and loads nothing; the raw figures beside it are those that were printed.
 pub fn assert_page(folder: &str, name: &str, document: &Value, says: &str) {
     let page = std::fs::read_to_string(format!("{folder}/{name}.html")).unwrap();

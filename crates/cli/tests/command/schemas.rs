@@ -1,10 +1,10 @@
 //! The schemas of all documents: which there are, what they refer to, and that a name means one thing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use crate::run::{code, onehop, refuse, schema, stdout, succeed};
+use crate::run::{code, leaf_commands, onehop, refuse, schema, stdout, succeed};
 
 fn names() -> Vec<String> {
     let list = succeed(&["schema"]);
@@ -13,20 +13,7 @@ fn names() -> Vec<String> {
 
 #[test]
 fn every_command_has_a_schema() {
-    fn leaves(words: &[&str], all: &mut Vec<String>) {
-        let help = stdout(&onehop(&[words, &["--help"]].concat()));
-        let list = help.split("\nCommands:\n").nth(1).unwrap_or_default();
-        let rows = list.lines().take_while(|line| !line.is_empty());
-        let below = rows.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
-        let below: Vec<_> =
-            below.filter_map(|line| line.split_whitespace().next()).filter(|w| *w != "help").collect();
-        if below.is_empty() {
-            all.push(words.join(" "));
-        }
-        below.iter().for_each(|word| leaves(&[words, &[*word]].concat(), all));
-    }
-    let mut all = Vec::new();
-    leaves(&[], &mut all);
+    let mut all: Vec<_> = leaf_commands().iter().map(|words| words.join(" ")).collect();
     let mut known = names();
     all.sort();
     known.sort();
@@ -103,5 +90,34 @@ fn a_field_has_one_type_in_all_documents() {
         types.sort();
         types.dedup();
         assert_eq!(types.len(), 1, "{name} is {types:?}");
+    }
+}
+
+/// The names of all fields of a schema, at any depth.
+fn field_names(schema: &Value, found: &mut BTreeSet<String>) {
+    match schema {
+        Value::Object(parts) => {
+            if let Some(fields) = parts.get("properties").and_then(Value::as_object) {
+                found.extend(fields.keys().cloned());
+            }
+            parts.values().for_each(|part| field_names(part, found));
+        }
+        Value::Array(list) => list.iter().for_each(|part| field_names(part, found)),
+        _ => {}
+    }
+}
+
+#[test]
+fn the_documentation_has_every_field() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/json.md")).unwrap();
+    // What stands between two backticks.
+    let code: Vec<_> = page.split('`').skip(1).step_by(2).collect();
+    let words: BTreeSet<_> =
+        code.iter().flat_map(|code| code.split(|c: char| c != '_' && !c.is_alphanumeric())).collect();
+    for name in names() {
+        let mut fields = BTreeSet::new();
+        field_names(&schema::of(&name), &mut fields);
+        let missing: Vec<_> = fields.iter().filter(|field| !words.contains(field.as_str())).collect();
+        assert!(missing.is_empty(), "docs/json.md lacks these fields of {name}: {missing:?}");
     }
 }

@@ -79,7 +79,9 @@ fn people_see_a_spectrum() {
         "sim:usdr?signal=chirp",
     ]);
     let text = stdout(&output);
-    for word in ["route       cpu/direct", "that is what was sent", "dBFS", "+5.000 MHz", "simulated"] {
+    for word in
+        ["route       cpu/direct", "received and lost are what was sent", "dBFS", "+5.000 MHz", "simulated"]
+    {
         assert!(text.contains(word), "{word}: {text}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::process::Child;
+use std::process::Command;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -10,7 +10,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
-use crate::run::{Dir, command, fixture};
+use crate::load::{TENSORS, model, text};
+use crate::run::{Dir, command, command_tree, fixture, leaf_commands, skip};
 
 const COLUMNS: usize = 80;
 const LIMIT: Duration = Duration::from_secs(120);
@@ -19,6 +20,11 @@ const USUAL: &[(&str, &str)] = &[("TERM", "xterm-256color")];
 
 /// What a command writes to a terminal, stdout and stderr together, and its exit code.
 fn on_terminal(args: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String) {
+    until(None, args, environment)
+}
+
+/// The same of a command that serves until Ctrl-C, which it gets when it has written these words.
+fn until(words: Option<&str>, args: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String) {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
     grantpt(&ours).unwrap();
     unlockpt(&ours).unwrap();
@@ -32,34 +38,49 @@ fn on_terminal(args: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, Str
         command.env_remove(name);
     }
     command.envs(environment.iter().copied());
-    let mut child: Child = command.stdout(theirs.try_clone().unwrap()).stderr(theirs).spawn().unwrap();
+    let mut child = command.stdout(theirs.try_clone().unwrap()).stderr(theirs).spawn().unwrap();
     // The command holds the other ends: when they are gone, reading ends (EIO).
     drop(command);
     let (send, receive) = mpsc::channel();
     std::thread::spawn(move || {
-        let (mut all, mut part) = (Vec::new(), [0; 4096]);
+        let mut part = [0; 4096];
         let mut ours = File::from(ours);
         while let Ok(count @ 1..) = ours.read(&mut part) {
-            all.extend_from_slice(&part[..count]);
+            let _ = send.send(part[..count].to_vec());
         }
-        let _ = send.send(all);
     });
-    let Ok(written) = receive.recv_timeout(LIMIT) else {
-        let _ = child.kill();
-        panic!("{args:?} did not end within {LIMIT:?}");
-    };
+    let (mut all, mut is_told) = (Vec::new(), words.is_none());
+    loop {
+        match receive.recv_timeout(LIMIT) {
+            Ok(part) => all.extend(part),
+            Err(mpsc::RecvTimeoutError::Disconnected) => break,
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                let _ = child.kill();
+                panic!(
+                    "{args:?} wrote nothing for {LIMIT:?} and did not end: {}",
+                    String::from_utf8_lossy(&all)
+                );
+            }
+        }
+        if !is_told && words.is_some_and(|words| String::from_utf8_lossy(&all).contains(words)) {
+            is_told = true;
+            assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+        }
+    }
     let code = child.wait().unwrap().code();
-    (code, String::from_utf8(written).unwrap().replace("\r\n", "\n"))
+    (code, String::from_utf8(all).unwrap().replace("\r\n", "\n"))
 }
 
-/// Text without what moves the cursor or sets a colour.
+/// Text without colours; where the cursor is moved, what follows is another line.
 fn without_codes(text: &str) -> String {
     let mut out = String::new();
     let mut letters = text.chars();
     while let Some(letter) = letters.next() {
         match letter {
             '\x1b' => {
-                let _ = letters.find(|c| c.is_ascii_alphabetic());
+                if letters.find(|c| c.is_ascii_alphabetic()) != Some('m') {
+                    out.push('\n');
+                }
             }
             '\r' => out.push('\n'),
             letter => out.push(letter),
@@ -80,40 +101,25 @@ fn assert_fits(args: &[&str], text: &str) {
     }
 }
 
-/// The names of a command's subcommands, by its help.
-fn subcommands(help: &str) -> Vec<String> {
-    let list = help.split("\nCommands:\n").nth(1).unwrap_or_default();
-    let rows = list.lines().take_while(|line| !line.is_empty());
-    let names = rows.filter(|line| line.starts_with("  ") && !line.starts_with("   "));
-    names
-        .filter_map(|line| line.split_whitespace().next())
-        .filter(|name| *name != "help")
-        .map(Into::into)
-        .collect()
-}
-
-fn check_help(words: &[&str], seen: &mut usize) {
-    let args = [words, &["--help"]].concat();
-    let (code, help) = on_terminal(&args, PLAIN);
-    assert_eq!(code, Some(0), "{args:?}: {help}");
-    assert!(!help.contains('\x1b') && help.contains("Usage:"), "{args:?}: {help}");
-    assert_fits(&args, &help);
-    *seen += 1;
-    for name in subcommands(&help) {
-        check_help(&[words, &[&name]].concat(), seen);
-    }
-}
-
 #[test]
 fn all_help_fits() {
-    let mut seen = 0;
-    check_help(&[], &mut seen);
-    assert!(seen >= 25, "only {seen} commands were found");
+    for words in command_tree() {
+        let args: Vec<&str> = words.iter().map(String::as_str).chain(["--help"]).collect();
+        let (code, help) = on_terminal(&args, PLAIN);
+        assert_eq!(code, Some(0), "{args:?}: {help}");
+        assert!(!help.contains('\x1b') && help.contains("Usage:"), "{args:?}: {help}");
+        assert_fits(&args, &help);
+    }
 }
 
 /// Commands that need no hardware, and their exit codes.
 fn commands(dir: &Dir) -> Vec<(Vec<String>, i32)> {
     let bytes = dir.noise("some file with a name.bin", 300_000).0;
+    let weights = dir.path().join("model of some size.safetensors");
+    model(&weights, &TENSORS, 7);
+    let weights = text(&weights);
+    let here = text(dir.path());
+    let image = format!("sim:{}?size=1M", dir.file("disk.img"));
     let nowhere = format!("{}/{}", dir.path().display(), "nowhere/".repeat(12));
     let h100 = fixture("h100-switch-acs-on");
     let machines =
@@ -137,15 +143,90 @@ fn commands(dir: &Dir) -> Vec<(Vec<String>, i32)> {
     add(0, &["read", "-d", "sim:mem:64M", "--lba", "0", "--blocks", "2048", "-g", "emu", "--verify"]);
     add(0, &["read", &bytes, "-g", "emu", "--verify"]);
     add(0, &["demo", "-g", "emu"]);
+    add(0, &["load", weights, "-g", "emu", "--verify"]);
+    add(0, &["load", weights, "-g", "emu", "--plan"]);
+    add(2, &["load", weights, "-g", "emu", "--only", "nosuch*"]);
+    add(2, &["map", weights, "--out", weights]);
+    let write = ["write", "-d", &image, "--lba", "0", "--in", weights, "--pad", "-g", "emu"];
+    add(2, &[&write[..], &["--yes", "--serial", "WRONG"]].concat());
+    add(
+        1,
+        &["write", "-d", "sim:mem:1M", "--lba", "0", "--in", &nowhere, "--yes", "--serial", "ONEHOP-SIM-1"],
+    );
+    for name in ["bind", "unbind", "recover"] {
+        add(2, &["drive", name, "-d", "sim:mem:64M"]);
+        add(3, &["drive", name, "-d", "ffff:17:1f.7"]);
+    }
+    add(2, &["report", "-d", "sim:mem:16M", "-g", "emu", "--out", weights]);
+    add(0, &["bench", "queue", "--depth", "1"]);
+    let little = ["--block", "4K", "--repeats", "1", "--time", "1ms", "--depth", "1"];
+    add(
+        0,
+        &[&["bench", "sweep", "-d", "sim:mem:1M", "-g", "emu", "--route", "cpu/direct"], &little[..]]
+            .concat(),
+    );
+    add(0, &["bench", "load", weights, "-g", "emu", "--loads", "1"]);
+    add(0, &[&["bench", "target", "--size", "64K", "--io", "read"], &little[..]].concat());
+    add(2, &["sim", "serve", "-d", "qtest:a,b", "--socket", &nowhere]);
+    add(2, &["target", "--root", here, "--listen", "0.0.0.0:0"]);
+    let board = ["-g", "emu", "-d", "sim:usdr?rate=1M&signal=tone"];
+    add(0, &["sdr", "info", "-d", "sim:usdr"]);
+    add(0, &[&["sdr", "rx", "--seconds", "0.2", "--buffer", "16K"], &board[..]].concat());
+    add(0, &[&["sdr", "selftest", "--buffer", "16K"], &board[..]].concat());
+    add(0, &[&["sdr", "tx", "--in", &bytes], &board[..]].concat());
+    add(3, &["cufile", "env", "--library", &nowhere]);
+    add(3, &["cufile", "run", "--library", &nowhere, "--", "true"]);
+    add(0, &["man", &dir.file("pages")]);
+    add(0, &["schema"]);
+    add(2, &["schema", "teapot"]);
+    add(2, &["completions", "teapot"]);
     add(2, &["drive", "identify", "-d", "/dev/nvme99n1"]);
     add(2, &["drive", "identify", "-d", "sim:mem:64M?nonsense=with-a-value-that-is-rather-long"]);
     add(2, &["read", "-d", "sim:mem:1M", "--lba", "0", "--blocks", "1", "--timeout", "soon"]);
     add(2, &["read", "-d", "sim:mem:1M", "--lba", "0", "--blocks", "1", "-g", "cuda:0"]);
     add(2, &["doctor", "--from", &nowhere]);
     add(2, &["teapot"]);
-    add(1, &["mount", dir.path().to_str().unwrap(), "--status"]);
-    add(2, &["mount", dir.path().to_str().unwrap(), "--root", "/proc/sys"]);
+    add(1, &["mount", here, "--status"]);
+    add(2, &["mount", here, "--root", "/proc/sys"]);
     all
+}
+
+#[test]
+fn every_command_is_among_them() {
+    let tried = commands(&Dir::new());
+    for words in leaf_commands() {
+        assert!(
+            tried.iter().any(|(args, _)| args.starts_with(&words)),
+            "{words:?} is not tried on a terminal"
+        );
+    }
+}
+
+/// Commands that serve until Ctrl-C.
+#[test]
+fn what_servers_say_fits() {
+    for environment in [USUAL, PLAIN] {
+        let dir = Dir::new();
+        let (root, point, socket) = (dir.file("root"), dir.file("mount point"), dir.file("drive.sock"));
+        std::fs::create_dir(&root).unwrap();
+        std::fs::create_dir(&point).unwrap();
+        let target = ["target", "--root", &root, "--listen", "127.0.0.1:0", "--insecure-loopback-for-tests"];
+        let servers: [(&[&str], &str, i32); 3] = [
+            (&["sim", "serve", "-d", "sim:mem:1M", "--socket", &socket], "Ctrl-C", 130),
+            (&target, "Ctrl-C", 0),
+            (&["mount", &point, "--root", &root], "Ctrl-C", 0),
+        ];
+        for (args, words, wanted) in servers {
+            let (code, text) = until(Some(words), args, environment);
+            if args[0] == "mount" && code == Some(3) {
+                skip(&format!("nothing can be mounted here: {}", text.trim()));
+                continue;
+            }
+            assert_eq!(code, Some(wanted), "{args:?}: {text}");
+            assert_fits(args, &text);
+            assert!(environment == USUAL || !text.contains('\x1b'), "{args:?}: {text:?}");
+        }
+    }
 }
 
 #[test]

@@ -190,7 +190,7 @@ impl GpuCell {
         if taken.is_some() {
             // A thread that came late finds the gate closed and goes by itself.
             if gate.is_some() && !self.is_empty_in_time() {
-                let why = "threads of a kernel did not come out of the queue that was lent to them";
+                let why = "threads of a kernel did not leave the queue that was exported to them";
                 return Err(Error::Gpu(why.into()));
             }
             let mut made = Vec::new();

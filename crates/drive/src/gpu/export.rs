@@ -32,7 +32,7 @@ const STRAY_TICKS: u32 = 8;
 /// machine that is very busy.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-const STRAY: &str = "a completion in a lent queue for a command that was not in flight";
+const STRAY: &str = "a completion in an exported queue for a command that was not in flight";
 
 /// Where the words that threads count themselves in by lie behind the handle, on a line of their own.
 const INSIDE: usize = (Handle::BYTES as usize).next_multiple_of(128);
@@ -87,7 +87,7 @@ impl GpuQueues {
         data.belongs(&drive.control)?;
         let refuse = |why: &str| Error::Unsupported { drive: drive.name().to_owned(), why: why.into() };
         if self.setup.mode == GpuMode::Owner {
-            return Err(refuse("only a queue in shared mode can be lent"));
+            return Err(refuse("only a queue in shared mode can be exported"));
         }
         if ns.medium.has_separate_metadata() {
             return Err(refuse(
@@ -135,7 +135,7 @@ impl GpuQueues {
             _expect: expect,
         });
         let mut lent = ExportedQueue { watch: watch.clone(), thread: None, ended: false };
-        let thread = std::thread::Builder::new().name("lent queue".into()).spawn(move || watch.run());
+        let thread = std::thread::Builder::new().name("exported queue".into()).spawn(move || watch.run());
         lent.thread = Some(thread.map_err(|e| Error::Gpu(format!("this machine gave no thread: {e}")))?);
         Ok(lent)
     }
@@ -245,11 +245,11 @@ impl Watch {
         let (queues, drive) = (&self.queues, &self.queues.drive);
         self.ns.check(&drive.control)?;
         let cause = if !drive.control.status().is_ok_and(|status| !status.cfs()) {
-            Some(("a controller that failed while a queue was lent", false))
+            Some(("a controller that failed while a queue was exported", false))
         } else if strays && queues.cell.has_unexpected_completions()? {
             Some((STRAY, false))
         } else if self.gate.has_lost()? {
-            Some(("a command in a lent queue that was not completed", true))
+            Some(("a command in an exported queue that was not completed", true))
         } else {
             None
         };
@@ -351,14 +351,17 @@ impl ExportedQueue {
             std::mem::forget(watch.memory.clone());
             cell.abandon();
             return Err(Error::Gpu(format!(
-                "threads of a kernel did not come out of a lent queue within {patience:?}; its memory and its number are left to them"
+                "threads of a kernel did not leave an exported queue within {patience:?}; its memory and number stay theirs"
             )));
         }
         let mut state = drive.state();
         if state.dead.is_none() {
             let cause = match cell.has_unexpected_completions() {
                 Ok(true) => Some(STRAY),
-                _ => cell.delete(drive, &mut state).err().map(|_| "a lent queue that could not be deleted"),
+                _ => cell
+                    .delete(drive, &mut state)
+                    .err()
+                    .map(|_| "an exported queue that could not be deleted"),
             };
             // How it went is in the state.
             cause.map(|cause| drive.reset(&mut state, cause));

@@ -31,7 +31,7 @@ impl<E> Verdict<E> {
     pub fn by(&self) -> Option<String> {
         match (&self.compared, &self.manifest) {
             (Some(Err(_)), _) | (Some(Ok(())), None | Some(Ok(_))) => Some(self.compared_by.into()),
-            (_, Some(Err(_))) => Some("the manifest's check sums".into()),
+            (_, Some(Err(_))) => Some("the manifest's checksums".into()),
             (None, Some(Ok(compared))) => Some(compared.words()),
             (None, None) => None,
         }
@@ -63,7 +63,7 @@ mod tests {
         assert_eq!(found(verdict(Some(Err(1)), Some(Err(2)))), (Some(false), files(), Some(1)));
         assert_eq!(found(verdict(None, Some(Ok(all)))), (Some(true), Some(all.words()), None));
         assert_eq!(found(verdict(None, Some(Ok(some)))), (None, Some(some.words()), None));
-        let manifest = Some("the manifest's check sums".to_owned());
+        let manifest = Some("the manifest's checksums".to_owned());
         assert_eq!(found(verdict(Some(Ok(())), Some(Err(2)))), (Some(false), manifest, Some(2)));
     }
 }

@@ -43,7 +43,7 @@ pub enum Error {
         why: &'static str,
     },
     /// A shard that does not exist, or cannot be opened.
-    #[error("its shard {shard:?} cannot be had: {why}")]
+    #[error("its shard {shard:?} is not available: {why}")]
     MissingShard {
         /// The shard's name.
         shard: String,

@@ -84,7 +84,7 @@ pub enum Error {
         count: u64,
     },
     /// A part of another format.
-    #[error("{part} has the name of a part of a split GGUF file, but is none")]
+    #[error("{part} is named like a part of a split GGUF file, but is not one")]
     NoGguf {
         /// The part.
         part: String,

@@ -156,7 +156,7 @@ fn ends(name: &OsStr, end: &str) -> bool {
 fn instead(names: &BTreeSet<OsString>) -> String {
     let there = |name: &str| names.contains(OsStr::new(name));
     if there("model_index.json") {
-        return "; its model_index.json tells of several models: name a directory in it".into();
+        return "; its model_index.json lists several models: name a directory in it".into();
     } else if there("snapshots") && there("blobs") {
         return "; it is a cache of huggingface_hub: name a directory in its snapshots".into();
     }

@@ -143,7 +143,7 @@ fn what_the_page_cache_had_to_fetch_is_not_said_to_have_been_there() {
     let (cold, outcome) = load();
     // The kernel reads ahead.
     assert!(cold.cache_miss_bytes > 1 << 20 && cold.read_bytes() >= 24 << 20, "{cold:?}");
-    assert!(outcome.route_why.contains("asked for"), "{}", outcome.route_why);
+    assert!(outcome.route_why.contains("requested"), "{}", outcome.route_why);
     let (warm, outcome) = load();
     assert_eq!((warm.cache_miss_bytes, warm.asked), (0, true), "{warm:?}");
     assert_eq!((outcome.limit.what, outcome.route), ("the copy engine", "cpu/cached"));

@@ -395,7 +395,7 @@ fn text(results: &Results, gpu: &Chosen) -> Text {
     if !results.simulated.is_empty() {
         text.row(
             "simulated",
-            format!("{}: these figures say nothing about hardware", results.simulated.join(", ")),
+            format!("{}: these numbers say nothing about hardware", results.simulated.join(", ")),
         );
     }
     rows(results, &mut text);

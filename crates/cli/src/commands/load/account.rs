@@ -194,7 +194,7 @@ pub(super) fn tell(d: &Document) -> Text {
             (Some(true), Some(by)) => format!("yes: {by}"),
             (Some(false), Some(by)) => format!("NO: {by}"),
             (None, Some(by)) => format!("not all of it: {by}"),
-            (_, None) => "not asked for (--verify, --manifest)".into(),
+            (_, None) => "not requested (--verify, --manifest)".into(),
         },
     );
     text

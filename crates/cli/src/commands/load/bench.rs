@@ -107,7 +107,7 @@ fn measure(args: &Args, context: &Context) -> Result<Report> {
         match first {
             None => verdict::compare(&model, &held, context)??,
             Some(first) if first != sum => {
-                let why = "a load's bytes in GPU memory are not those of the first; no figure is given for wrong bytes";
+                let why = "a load's bytes in GPU memory are not those of the first; no result is given for wrong bytes";
                 return Err(CliError::Mismatch(why.into()));
             }
             Some(_) => {}

@@ -333,7 +333,8 @@ impl Account<'_> {
         } else {
             "blocks were not taken in time: use larger buffers (--buffer), or lower the rate".into()
         };
-        Some(format!("{lost} samples ({share:.1} %) were lost in {gaps} gaps; {why}"))
+        let gaps = units::count(gaps, "gap");
+        Some(format!("{lost} samples ({share:.1} %) were lost in {gaps}; {why}"))
     }
 
     fn verified(&self) -> Option<bool> {
@@ -442,10 +443,13 @@ impl Account<'_> {
         );
         let sum = match (self.sent, self.adds_up()) {
             (None, _) => "",
-            (Some(_), true) => "; with those received that is what was sent",
-            (Some(_), false) => "; WITH THOSE RECEIVED THAT IS NOT WHAT WAS SENT",
+            (Some(_), true) => "; received and lost are what was sent",
+            (Some(_), false) => "; RECEIVED AND LOST ARE NOT WHAT WAS SENT",
         };
-        text.row("lost", format!("{} samples in {} gaps{sum}", counts.lost, counts.gaps));
+        text.row(
+            "lost",
+            format!("{} in {}{sum}", units::count(counts.lost, "sample"), units::count(counts.gaps, "gap")),
+        );
         text.row(
             "level",
             format!(
@@ -464,10 +468,10 @@ impl Account<'_> {
             "verified",
             match self.taken.checked {
                 Some((checked, 0)) => {
-                    format!("yes: the GPU found each of {checked} samples to be the one that its number says")
+                    format!("yes: the GPU compared each of {checked} samples with its number")
                 }
                 Some((_, wrong)) => format!("NO: {wrong} samples are not those that were sent"),
-                None => "this signal cannot tell (signal=counter can)".into(),
+                None => "not possible with this signal (signal=counter is checked)".into(),
             },
         );
         for path in args.out.iter().chain(&args.png) {

@@ -21,9 +21,9 @@ fn bounds(columns: &[f64]) -> (f64, f64) {
     (((low / 10.0).floor() * 10.0).clamp(top - 120.0, top - 20.0), top)
 }
 
-/// One line.
+/// One line, which leaves room for as many words on a terminal of 80 columns.
 pub(super) fn line(spectrum: &[f64]) -> String {
-    let columns = columns(spectrum, COLUMNS);
+    let columns = columns(spectrum, COLUMNS / 2);
     let (low, top) = bounds(&columns);
     let bar = |level: &f64| BARS[(((level - low) / (top - low)).clamp(0.0, 1.0) * 8.0).round() as usize];
     columns.iter().map(bar).collect()
