@@ -70,12 +70,9 @@ fn the_owner_of_lent_memory_goes_with_its_last_use() {
 
 #[test]
 fn a_word_that_is_none_is_refused() {
-    extern "C" fn never(_: *mut c_void) {
-        unreachable!("it was put into no stream");
-    }
     let Some(_model) = Model::or_child("lifetimes::a_word_that_is_none_is_refused") else { return };
-    let (cuda, gpu) = (Cuda::load().unwrap(), gpu());
-    let words = gpu.alloc(Place::PinnedHost, 4096).unwrap();
+    let gpu = gpu();
+    let (work, words) = (gpu.stream_work().unwrap(), gpu.alloc(Place::PinnedHost, 4096).unwrap());
     for (words, offset) in [
         (words.clone(), 4096),
         (words.clone(), 2),
@@ -83,8 +80,7 @@ fn a_word_that_is_none_is_refused() {
         (words.slice(0..2).unwrap(), 0),
     ] {
         // SAFETY: the default stream, and words that live.
-        let refused =
-            unsafe { cuda.call_and_wait(null_mut(), never, null_mut(), (&words, offset, 1)) }.unwrap_err();
+        let refused = unsafe { work.wait(null_mut(), &words, offset, 1) }.unwrap_err();
         assert!(matches!(refused, Error::Memory(_)), "{offset}: {refused}");
     }
 }
