@@ -13,8 +13,12 @@ fn memory_can_be_the_last_that_a_thread_drops() {
     };
     let gpu = gpu();
     let all = one_of_each(&gpu);
+    // The thread that frees is at work meanwhile: whether this one is it is asked then.
+    model.set("busy", 1);
+    drop(gpu.alloc(Place::Vram, 1 << 20).unwrap());
     model.dropped_at_thread_end(all);
     model.dropped_at_thread_end(gpu);
+    model.set("busy", 0);
     model.wait_for("live", 0);
 }
 
