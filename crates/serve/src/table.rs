@@ -258,7 +258,7 @@ impl Table {
 
     /// The links of programs that have ended: they are forgotten. A child that inherited the folder keeps them.
     pub fn sweep(&self) -> Vec<Arc<Buffer>> {
-        let mut ended = Vec::new();
+        let mut ended = HashSet::new();
         // Locked in this order when something is taken up, too.
         let all = read(&self.by_id);
         let owners: HashSet<u32> = all.values().map(|buffer| buffer.owner.pid).collect();
@@ -266,23 +266,19 @@ impl Table {
             if process.folders > 0 {
                 return true;
             }
-            // Nothing is known of a program that has nothing: watching it costs a descriptor.
-            let has_nothing = !owners.contains(pid);
-            let over = has_nothing || process.alive.as_ref().is_none_or(has_ended);
+            // Nothing is known of a program that has nothing: watching it costs a descriptor. It may be about to have something.
+            if !owners.contains(pid) {
+                return false;
+            }
+            let over = process.alive.as_ref().is_none_or(has_ended);
             if over {
-                ended.push(*pid);
+                ended.insert(*pid);
             }
             !over
         });
+        let theirs = all.values().filter(|buffer| ended.contains(&buffer.owner.pid));
+        let theirs: Vec<Id> = theirs.map(|buffer| buffer.name.id).collect();
         drop(all);
-        if ended.is_empty() {
-            return Vec::new();
-        }
-        let theirs: Vec<Id> = read(&self.by_id)
-            .values()
-            .filter(|buffer| ended.contains(&buffer.owner.pid))
-            .map(|buffer| buffer.name.id)
-            .collect();
         theirs.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
@@ -420,6 +416,27 @@ mod tests {
         table.folder_closed(me);
         table.sweep();
         assert_eq!(table.counts().0, 0);
+    }
+
+    #[test]
+    fn a_program_that_had_nothing_keeps_what_it_makes_next() {
+        let (table, over) = (Table::new(&Persons::default()), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Acquire) {
+                    assert!(table.sweep().is_empty(), "its program lives");
+                }
+            });
+            for _ in 0..20_000 {
+                let buffer = add_of(&table, 1000, std::process::id()).unwrap();
+                std::hint::spin_loop();
+                if table.remove(buffer.name.id).is_none() {
+                    // The other thread says it.
+                    break;
+                }
+            }
+            over.store(true, Ordering::Release);
+        });
     }
 
     /// Run by [`who_cannot_be_watched_is_refused`], in a process of its own.
