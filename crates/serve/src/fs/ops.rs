@@ -163,7 +163,7 @@ impl Mounted {
         };
         self.folders.add(handle, folder)?;
         if let Some(pid) = watcher {
-            self.shared.table.folder_opened(pid);
+            self.shared.table.folder_opened(pid, by.uid);
         }
         Ok(handle)
     }
