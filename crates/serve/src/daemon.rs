@@ -147,17 +147,18 @@ pub(crate) struct Shared {
 impl Shared {
     pub fn new(options: Options) -> Result<Arc<Self>> {
         let zeroes = Zeroes::open().map_err(|e| Error::file("open", Path::new("/dev/zero"), e))?;
-        let (most_open, most_locks) = match options.source {
+        let descriptors = raise_limits();
+        let (most_open, most_locks, most_programs) = match options.source {
             // One that is read past the page cache takes two descriptors; half of them all are for files that are known. Of the rest
-            // half is for locks.
-            Source::Folder(_) => (raise_limits() / 5, raise_limits() / 20),
-            Source::Target(_) => (OPEN_OF_TARGET, 0),
+            // half is for locks, and a quarter for programs with links.
+            Source::Folder(_) => (descriptors / 5, descriptors / 20, descriptors / 40),
+            Source::Target(_) => (OPEN_OF_TARGET, 0, descriptors / 4),
         };
         let mode = if options.emulated_gpu { Mode::Emulated } else { Mode::Cuda };
         let persons = Persons::read(&options.subuids);
         Ok(Arc::new(Self {
             options,
-            table: Table::new(&persons),
+            table: Table::new(most_programs, &persons),
             opens: Opens::new(most_open, &persons),
             workers: Workers::default(),
             pool: Pool::default(),

@@ -115,6 +115,8 @@ impl Buffer {
 struct Process {
     /// Tells that it has ended; none where the system does not show it to us.
     alive: Option<OwnedFd>,
+    /// Who pays for that.
+    uid: u32,
     /// How often it, or a child that inherited it, has the folder of links open.
     folders: u32,
 }
@@ -127,17 +129,21 @@ pub(crate) struct Table {
     /// Bytes of addresses.
     mapped: Shares,
     processes: Mutex<HashMap<u32, Process>>,
+    /// Programs that are watched, which costs a descriptor each.
+    watched: Shares,
     next: AtomicU64,
 }
 
 impl Table {
-    pub fn new(persons: &Persons) -> Self {
+    /// For the links of so many programs.
+    pub fn new(most_programs: usize, persons: &Persons) -> Self {
         Self {
             by_id: RwLock::default(),
             links: persons.shares(MOST).with_limit(MOST_OF_A_USER),
             rings: persons.shares(MOST_RINGS).with_limit(MOST_RINGS_OF_A_USER),
             mapped: persons.shares(MOST_MAPPED).with_limit(MOST_MAPPED_OF_A_USER),
             processes: Mutex::default(),
+            watched: persons.shares(most_programs as u64),
             next: AtomicU64::new(0),
         }
     }
@@ -180,7 +186,7 @@ impl Table {
             return Err(Errno::NOMEM);
         }
         // Only for what is taken up: it costs a descriptor.
-        if let Err(error) = self.watch(owner.pid) {
+        if let Err(error) = self.watch(owner.pid, uid) {
             self.links.put_back(uid, 1);
             self.rings.put_back(uid, ring);
             self.mapped.put_back(uid, buffer.mapped());
@@ -226,26 +232,34 @@ impl Table {
     }
 
     /// Watches for a program's end. Where there is no descriptor for that, its buffers would go while it lives.
-    fn watch(&self, pid: u32) -> Result<(), Errno> {
+    fn watch(&self, pid: u32, uid: u32) -> Result<(), Errno> {
         let mut all = lock(&self.processes);
         if all.get(&pid).is_some_and(|process| process.alive.is_some()) {
             return Ok(());
         }
+        if !self.watched.take(uid, 1) {
+            return Err(Errno::MFILE);
+        }
         let known = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        let alive = match known.map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
-            Some(Ok(alive)) => Some(alive),
+        let alive = known.map(|pid| pidfd_open(pid, PidfdFlags::empty())).transpose();
+        let alive = alive.or_else(|error| match error {
             // It has ended, or the system does not show it to us.
-            None | Some(Err(Errno::SRCH | Errno::INVAL)) => None,
-            Some(Err(error)) => return Err(error),
-        };
-        all.entry(pid).or_default().alive = alive;
+            Errno::SRCH | Errno::INVAL => Ok(None),
+            error => Err(error),
+        });
+        if !matches!(alive, Ok(Some(_))) {
+            self.watched.put_back(uid, 1);
+        }
+        let alive = alive?;
+        let process = all.entry(pid).or_default();
+        (process.alive, process.uid) = (alive, uid);
         Ok(())
     }
 
-    /// A program opened the folder of links.
-    pub fn folder_opened(&self, pid: u32) {
+    /// A program of a user opened the folder of links.
+    pub fn folder_opened(&self, pid: u32, uid: u32) {
         // Without a descriptor it is watched when it has something, or not at all: the folder says that it lives.
-        let _ = self.watch(pid);
+        let _ = self.watch(pid, uid);
         lock(&self.processes).entry(pid).or_default().folders += 1;
     }
 
@@ -258,7 +272,7 @@ impl Table {
 
     /// The links of programs that have ended: they are forgotten. A child that inherited the folder keeps them.
     pub fn sweep(&self) -> Vec<Arc<Buffer>> {
-        let mut ended = Vec::new();
+        let mut ended = HashSet::new();
         // Locked in this order when something is taken up, too.
         let all = read(&self.by_id);
         let owners: HashSet<u32> = all.values().map(|buffer| buffer.owner.pid).collect();
@@ -266,23 +280,20 @@ impl Table {
             if process.folders > 0 {
                 return true;
             }
-            // Nothing is known of a program that has nothing: watching it costs a descriptor.
+            // Nothing is known of a program that has nothing: watching it costs a descriptor. It may be about to have something.
             let has_nothing = !owners.contains(pid);
             let over = has_nothing || process.alive.as_ref().is_none_or(has_ended);
-            if over {
-                ended.push(*pid);
+            if over && !has_nothing {
+                ended.insert(*pid);
+            }
+            if over && process.alive.is_some() {
+                self.watched.put_back(process.uid, 1);
             }
             !over
         });
+        let theirs = all.values().filter(|buffer| ended.contains(&buffer.owner.pid));
+        let theirs: Vec<Id> = theirs.map(|buffer| buffer.name.id).collect();
         drop(all);
-        if ended.is_empty() {
-            return Vec::new();
-        }
-        let theirs: Vec<Id> = read(&self.by_id)
-            .values()
-            .filter(|buffer| ended.contains(&buffer.owner.pid))
-            .map(|buffer| buffer.name.id)
-            .collect();
         theirs.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
@@ -343,7 +354,7 @@ mod tests {
 
     #[test]
     fn one_user_s_rings_leave_room_for_those_of_others() {
-        let table = Table::new(&Persons::default());
+        let table = Table::new(1 << 10, &Persons::default());
         let ring =
             RingName { read: true, depth: 0, priority: Priority::Normal, timeout: Duration::ZERO, flags: 0 };
         let add = |uid, rings: bool| {
@@ -371,12 +382,12 @@ mod tests {
 
     #[test]
     fn many_users_leave_room_for_one_more() {
-        let table = Table::new(&Persons::default());
+        let table = Table::new(1 << 10, &Persons::default());
         for uid in 1..=30 {
             assert!(table.mapped.take(uid, table.mapped.room(uid)));
         }
         assert!(table.room(31) >= 64 << 10);
-        let first_ten = Table::new(&Persons::default());
+        let first_ten = Table::new(1 << 10, &Persons::default());
         for uid in 1..=10 {
             assert!(first_ten.mapped.take(uid, first_ten.mapped.room(uid)));
             assert!(first_ten.links.take(uid, first_ten.links.room(uid)));
@@ -404,7 +415,7 @@ mod tests {
 
     #[test]
     fn programs_without_buffers_are_not_watched() {
-        let (table, me) = (Table::new(&Persons::default()), std::process::id());
+        let (table, me) = (Table::new(1 << 10, &Persons::default()), std::process::id());
         assert!(table.mapped.take(1001, table.room(1001)));
         assert_eq!(add_of(&table, 1001, 1).err(), Some(Errno::NOMEM));
         assert_eq!(table.counts().0, 0);
@@ -414,12 +425,59 @@ mod tests {
         table.remove(buffer.name.id).unwrap();
         assert!(table.sweep().is_empty());
         assert_eq!(table.counts(), (0, 0, 0));
-        table.folder_opened(me);
+        table.folder_opened(me, 1000);
         assert!(table.sweep().is_empty());
         assert_eq!(table.counts().0, 1);
         table.folder_closed(me);
         table.sweep();
         assert_eq!(table.counts().0, 0);
+    }
+
+    #[test]
+    fn programs_of_one_user_leave_descriptors_to_those_of_others() {
+        let table = Table::new(4, &Persons::default());
+        let mut programs: Vec<_> =
+            (0..4).map(|_| std::process::Command::new("sleep").arg("600").spawn().unwrap()).collect();
+        let [first, second, third, fourth] = [0, 1, 2, 3].map(|place: usize| programs[place].id());
+        let add = |uid, pid| add_of(&table, uid, pid).map(drop);
+        assert_eq!([add(1000, first), add(1000, first), add(1000, second)], [Ok(()); 3]);
+        assert_eq!(add(1000, third), Err(Errno::MFILE));
+        // One that only opened the folder of links is not watched either, and does no harm.
+        table.folder_opened(third, 1000);
+        assert_eq!((add(1001, third), add(1001, fourth)), (Ok(()), Err(Errno::MFILE)));
+        table.folder_closed(third);
+        programs.iter_mut().take(2).for_each(|program| {
+            program.kill().unwrap();
+            program.wait().unwrap();
+        });
+        assert_eq!(table.sweep().len(), 3);
+        assert_eq!((add(1001, fourth), table.watched.taken()), (Ok(()), 2));
+        programs.iter_mut().skip(2).for_each(|program| {
+            program.kill().unwrap();
+            program.wait().unwrap();
+        });
+        assert_eq!((table.sweep().len(), table.watched.taken()), (2, 0));
+    }
+
+    #[test]
+    fn a_program_that_had_nothing_keeps_what_it_makes_next() {
+        let (table, over) = (Table::new(1 << 10, &Persons::default()), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Acquire) {
+                    assert!(table.sweep().is_empty(), "its program lives");
+                }
+            });
+            for _ in 0..20_000 {
+                let buffer = add_of(&table, 1000, std::process::id()).unwrap();
+                std::hint::spin_loop();
+                if table.remove(buffer.name.id).is_none() {
+                    // The other thread says it.
+                    break;
+                }
+            }
+            over.store(true, Ordering::Release);
+        });
     }
 
     /// Run by [`who_cannot_be_watched_is_refused`], in a process of its own.
@@ -429,7 +487,7 @@ mod tests {
         if std::env::var_os("ONEHOP_TEST_NO_DESCRIPTORS").is_none() {
             return;
         }
-        let (table, before) = (Table::new(&Persons::default()), getrlimit(Resource::Nofile));
+        let (table, before) = (Table::new(1 << 10, &Persons::default()), getrlimit(Resource::Nofile));
         setrlimit(Resource::Nofile, rustix::process::Rlimit { current: Some(0), ..before }).unwrap();
         let refused = add_of(&table, 1000, std::process::id()).err();
         setrlimit(Resource::Nofile, before).unwrap();

@@ -59,6 +59,41 @@ fn nothing_that_was_written_under_a_lock_is_missed() {
     second.end().unwrap();
 }
 
+/// Run by [`what_two_mounts_append_stays_whole`].
+#[test]
+fn appenders() {
+    let Some(dir) = part_of() else { return };
+    std::thread::scope(|scope| {
+        for (of, letter) in [("mnt", b'a'), ("second", b'b')] {
+            let file = File::options().append(true).create(true).open(dir.join(of).join("log")).unwrap();
+            // No multiple of a page, so that most records lie in several.
+            let mut record = [letter; RECORD];
+            record[RECORD - 1] = b'\n';
+            scope.spawn(move || {
+                (0..RECORDS).for_each(|_| assert_eq!((&file).write(&record).unwrap(), RECORD))
+            });
+        }
+    });
+}
+
+const RECORD: usize = 5000;
+const RECORDS: usize = 1500;
+
+#[test]
+fn what_two_mounts_append_stays_whole() {
+    let Some((bed, second)) = twice() else { return };
+    assert!(run(part("coherence::appenders", &bed)).contains("1 passed"));
+    let log = std::fs::read(bed.dir.join("root/log")).unwrap();
+    assert_eq!(log.len(), 2 * RECORDS * RECORD);
+    let is_whole = |record: &[u8]| {
+        let (end, letters) = record.split_last().unwrap();
+        *end == b'\n' && letters.iter().all(|letter| *letter == record[0])
+    };
+    let torn = log.chunks(RECORD).filter(|record| !is_whole(record)).count();
+    assert_eq!(torn, 0, "of {} records", 2 * RECORDS);
+    second.end().unwrap();
+}
+
 #[test]
 fn sqlite_loses_nothing_across_two_mounts() {
     let Some((bed, second)) = twice() else { return };

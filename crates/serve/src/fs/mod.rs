@@ -281,8 +281,8 @@ impl Filesystem for Calls {
         self.aside(request.uid(), move |this| {
             let (shared, tree) = (this.shared.clone(), this.tree.clone());
             let work = move || ops::open_file(&shared, &*tree, &by, inode, flags);
-            this.past_leases(asker, inode, (reply, may_wait(flags)), work, |reply, done| match done {
-                Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::empty()),
+            this.past_leases(asker, inode, (reply, may_wait(flags)), work, move |reply, done| match done {
+                Ok(handle) => reply.opened(FileHandle(handle), ops::cached(flags)),
                 Err(error) => reply.error(errno(error)),
             });
         });
@@ -303,9 +303,10 @@ impl Filesystem for Calls {
         self.aside(request.uid(), move |this| {
             let (shared, tree) = (this.shared.clone(), this.tree.clone());
             let work = move || ops::make_file(&shared, &*tree, &by, parent, &name, mode, flags);
-            this.past_leases(asker, parent, (reply, may_wait(flags)), work, |reply, done| match done {
+            this.past_leases(asker, parent, (reply, may_wait(flags)), work, move |reply, done| match done {
                 Ok((attr, handle)) => {
-                    reply.created(&BELIEVE, &attr, Generation(0), FileHandle(handle), FopenFlags::empty());
+                    let handle = FileHandle(handle);
+                    reply.created(&BELIEVE, &attr, Generation(0), handle, ops::cached(flags));
                 }
                 Err(error) => reply.error(errno(error)),
             });

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use fuser::{FileAttr, FileHandle, INodeNo, OpenFlags};
+use fuser::{FileAttr, FileHandle, FopenFlags, INodeNo, OpenFlags};
 use onehop_target::tree::Tree;
 use onehop_target::wire::{Access, Caller, Change, Make, Name, Xattr};
 use rustix::fs::{OFlags, fstat};
@@ -108,6 +108,14 @@ pub(super) fn open_file(
     Ok(shared.opens.add(inode.0, by.uid, access, file))
 }
 
+/// Whether the kernel caches what goes to and from an open file. What can only be appended goes past its cache: through that, the
+/// kernel cuts a write where the first page ends, and what others append elsewhere could come between the parts.
+pub(super) fn cached(flags: OpenFlags) -> FopenFlags {
+    let flags = OFlags::from_bits_retain(flags.0 as u32);
+    let only_appends = flags.contains(OFlags::APPEND) && flags & OFlags::RWMODE == OFlags::WRONLY;
+    if only_appends { FopenFlags::FOPEN_DIRECT_IO } else { FopenFlags::empty() }
+}
+
 /// A write, but for its bytes.
 pub(super) struct Write {
     pub open: Arc<Open>,
@@ -155,7 +163,7 @@ impl Mounted {
         };
         self.folders.add(handle, folder)?;
         if let Some(pid) = watcher {
-            self.shared.table.folder_opened(pid);
+            self.shared.table.folder_opened(pid, by.uid);
         }
         Ok(handle)
     }

@@ -380,7 +380,7 @@ fn memory_of_the_emulated_gpu_is_for_tests_and_counts() {
     plain.end();
     assert!(rig.shared.gpus.accept(&offer()).is_ok());
     // Host memory, and as much of the GPU's.
-    let room = Table::new(&Persons::default()).room(1000);
+    let room = Table::new(1, &Persons::default()).room(1000);
     assert_eq!(room - rig.shared.table.room(1000), 2 * SIZE as u64);
     rig.shared.table.remove(rig.gpu).unwrap();
     assert_eq!(room - rig.shared.table.room(1000), SIZE as u64);

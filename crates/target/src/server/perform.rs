@@ -198,8 +198,8 @@ fn perform(
         Request::Create { parent, name, mode, access, exclusive, by } => {
             let access = shared.access(*access);
             let (attr, file) = folder.create_local(*parent, name, *mode, access, *exclusive, by)?;
-            let file =
-                session.add_file(opened(file, access, by)).inspect_err(|_| folder.forget(attr.node, 1))?;
+            let file = session.add_file(opened(file, access, by), false);
+            let file = file.inspect_err(|_| folder.forget(attr.node, 1))?;
             Reply::Created { attr, file }
         }
         Request::Remove { parent, name, folder: is_folder, by } => {
@@ -227,7 +227,7 @@ fn perform(
                 true => folder.open_again(*node, access, by),
                 false => folder.open_local(*node, access, by),
             };
-            Reply::Opened { file: session.add_file(opened(file?, access, by))? }
+            Reply::Opened { file: session.add_file(opened(file?, access, by), *again)? }
         }
         Request::Close { file } => {
             session.close_file(*file)?;
@@ -390,7 +390,7 @@ mod tests {
         let session = Arc::new(Session::new(([1; 16], [2; 16]), 0, folder, (shares.clone(), 8)));
         let add = |uid, syncs| {
             let file = Arc::new(Local::new(open("/dev/null")));
-            session.add_file(SessionFile { file, uid, syncs }).unwrap()
+            session.add_file(SessionFile { file, uid, syncs }, false).unwrap()
         };
         let (plain, synced) = (add(1000, false), add(1001, true));
         let acceptor = TcpAcceptor::listen("127.0.0.1:0").unwrap();

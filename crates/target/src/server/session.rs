@@ -2,6 +2,7 @@
 //! lost on their way.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -37,7 +38,7 @@ pub(crate) struct Session {
     /// Its turn in the queue.
     pub number: u32,
     pub folder: Folder,
-    files: Mutex<HashMap<u64, SessionFile>>,
+    files: Mutex<OpenFiles>,
     /// Descriptors for them, which other sessions want too.
     shares: Arc<Shares>,
     most_files: usize,
@@ -49,6 +50,14 @@ pub(crate) struct Session {
     all: Mutex<Option<Vec<Weak<Connection>>>>,
     /// Since when it has none.
     left: Mutex<Instant>,
+}
+
+/// Files that a client has open.
+#[derive(Default)]
+struct OpenFiles {
+    by_number: HashMap<u64, SessionFile>,
+    /// How many each of its users has.
+    of_users: HashMap<u32, usize>,
 }
 
 /// What is known of requests that are not to be done twice.
@@ -202,21 +211,38 @@ impl Session {
 
     /// An open file, and how it was opened.
     pub fn opened(&self, number: u64) -> Answer<SessionFile> {
-        lock(&self.files).get(&number).cloned().ok_or(Errno::BADF)
+        lock(&self.files).by_number.get(&number).cloned().ok_or(Errno::BADF)
     }
 
-    pub fn add_file(&self, file: SessionFile) -> Answer<u64> {
+    /// Adds an open file. A user may have as many as they leave to the client's other users; root may have all that is left.
+    /// Files that were open in a session that was lost are opened `again` whoever had how many.
+    ///
+    /// # Errors
+    /// `EMFILE` where the user has that many, or this or other clients have too many.
+    pub fn add_file(&self, file: SessionFile, again: bool) -> Answer<u64> {
         let mut files = lock(&self.files);
-        if files.len() >= self.most_files || !self.shares.take(self.number, 1) {
+        let left = self.most_files.saturating_sub(files.by_number.len());
+        let left = left.min(usize::try_from(self.shares.room(self.number)).unwrap_or(usize::MAX));
+        let theirs = files.of_users.get(&file.uid).copied().unwrap_or(0);
+        let may_have = if again || file.uid == 0 { left } else { left.saturating_sub(theirs) };
+        if may_have == 0 || !self.shares.take(self.number, 1) {
             return Err(Errno::MFILE);
         }
         let number = self.next_file.fetch_add(1, Ordering::Relaxed);
-        files.insert(number, file);
+        files.of_users.insert(file.uid, theirs + 1);
+        files.by_number.insert(number, file);
         Ok(number)
     }
 
     pub fn close_file(&self, number: u64) -> Answer<()> {
-        lock(&self.files).remove(&number).ok_or(Errno::BADF)?;
+        let mut files = lock(&self.files);
+        let uid = files.by_number.remove(&number).ok_or(Errno::BADF)?.uid;
+        if let Entry::Occupied(mut theirs) = files.of_users.entry(uid) {
+            *theirs.get_mut() -= 1;
+            if *theirs.get() == 0 {
+                theirs.remove();
+            }
+        }
         self.shares.put_back(self.number, 1);
         Ok(())
     }
@@ -224,7 +250,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.shares.put_back(self.number, lock(&self.files).len() as u64);
+        self.shares.put_back(self.number, lock(&self.files).by_number.len() as u64);
     }
 }
 
@@ -246,11 +272,48 @@ mod tests {
         (acceptor.accept(TEST_TIMEOUT).unwrap().unwrap(), near)
     }
 
-    #[test]
-    fn what_a_killed_client_sent_is_left_aside_unless_it_was_asked_for_again() {
+    fn session(shares: &Arc<Shares>, number: u32, most_files: usize) -> Session {
         let folder = std::fs::File::open("/").unwrap().into();
         let folder = Folder::new(folder, Rules { for_others: true, most_open: 64 }).unwrap();
-        let session = Arc::new(Session::new(([1; 16], [2; 16]), 0, folder, (Arc::new(Shares::new(8)), 8)));
+        Session::new(([1; 16], [2; 16]), number, folder, (shares.clone(), most_files))
+    }
+
+    #[test]
+    fn who_has_many_files_open_leaves_as_many_to_the_others_of_a_client() {
+        let shares = Arc::new(Shares::new(64));
+        let (this, other) = (session(&shares, 0, 1024), session(&shares, 1, 1024));
+        let file = Arc::new(Local::new(std::fs::File::open("/dev/null").unwrap()));
+        let open = |session: &Session, uid, again| {
+            session.add_file(SessionFile { file: file.clone(), uid, syncs: false }, again)
+        };
+        let many = |session: &Session, uid| {
+            std::iter::from_fn(|| open(session, uid, false).ok()).collect::<Vec<_>>()
+        };
+        // The client itself may have half of what there is.
+        let first = many(&this, 1001);
+        assert_eq!([first.len(), many(&this, 1002).len(), many(&this, 1003).len()], [16, 8, 4]);
+        assert_eq!(open(&this, 1001, false).err(), Some(Errno::MFILE));
+        assert_eq!(many(&other, 1001).len(), 9);
+        // After a target's restart, they have what they had.
+        assert!(open(&this, 1001, true).is_ok());
+        for number in first {
+            this.close_file(number).unwrap();
+        }
+        let again = many(&this, 1001).len();
+        assert!((8..16).contains(&again), "{again}");
+        // Root may have the rest, and no more than that.
+        assert!(!many(&this, 0).is_empty());
+        assert_eq!(open(&this, 0, true).err(), Some(Errno::MFILE));
+        drop((this, other));
+        assert_eq!(shares.taken(), 0);
+        // The same without other clients, up to the limit of each.
+        let alone = session(&Arc::new(Shares::new(1 << 20)), 0, 16);
+        assert_eq!([1001, 1002, 0].map(|uid| many(&alone, uid).len()), [8, 4, 4]);
+    }
+
+    #[test]
+    fn what_a_killed_client_sent_is_left_aside_unless_it_was_asked_for_again() {
+        let session = Arc::new(session(&Arc::new(Shares::new(8)), 0, 8));
         let (links, _others): (Vec<_>, Vec<_>) = (0..2).map(|_| link()).unzip();
         let connections: Vec<_> = links
             .into_iter()
