@@ -121,7 +121,8 @@ unsafe fn enqueue(
         let moved = unsafe { carry_out(&file, request) };
         // SAFETY: as above.
         unsafe { words.finish(moved) };
-        file.report_outcome(moved, early.0);
+        let end = (early.1 as u64).saturating_add(moved.unwrap_or(0) as u64);
+        file.report_outcome(moved, early.0, !writes && file.ends_before(end));
         return Ok(());
     }
     // SAFETY: the caller's promise.

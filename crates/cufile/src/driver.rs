@@ -2,6 +2,8 @@
 
 use std::ffi::{c_char, c_int, c_long, c_void};
 
+use onehop_gpu::cuda::Nvml;
+
 use crate::config;
 use crate::error::{Code, Failure};
 use crate::machine::machine;
@@ -204,13 +206,25 @@ pub unsafe extern "C" fn cuFileGetBARSizeInKB(gpu: c_int, out: *mut usize) -> Cu
     })
 }
 
-/// The second of the ranges that sysfs lists for a PCI device.
+/// As NVIDIA's management library has it; else as sysfs has it.
 fn bar_bytes(pci: &str) -> Option<u64> {
-    let listed = std::fs::read_to_string(format!("/sys/bus/pci/devices/{pci}/resource")).ok()?;
+    if let Ok(bytes) = Nvml::load().and_then(|nvml| nvml.bar_bytes(pci)) {
+        return Some(bytes);
+    }
+    let place = format!("/sys/bus/pci/devices/{}/resource", pci.to_ascii_lowercase());
+    second_bar(&std::fs::read_to_string(place).ok()?)
+}
+
+/// The bytes of the second of a device's ranges of memory, as sysfs lists them: the six first lines are BARs, and one of 64 bits
+/// leaves the next line empty.
+fn second_bar(listed: &str) -> Option<u64> {
     let number = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();
-    let mut words = listed.lines().nth(1)?.split_whitespace();
-    let (start, end) = (number(words.next()?)?, number(words.next()?)?);
-    (end > start).then(|| end - start + 1)
+    let bytes = |line: &str| {
+        let mut words = line.split_whitespace();
+        let (start, end) = (number(words.next()?)?, number(words.next()?)?);
+        (end > start).then(|| end - start + 1)
+    };
+    listed.lines().take(6).filter_map(bytes).nth(1)
 }
 
 /// Registers a stream. Operations need not be in a registered one; the flags say what of them is fixed.
@@ -228,4 +242,23 @@ pub unsafe extern "C" fn cuFileStreamRegister(stream: *mut c_void, flags: u32) -
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileStreamDeregister(stream: *mut c_void) -> CuFileError {
     crate::async_io::deregister(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_second_bar_is_behind_an_empty_line_where_the_first_has_64_bits() {
+        let line = |start: u64, bytes: u64| match bytes {
+            0 => "0x0000000000000000 0x0000000000000000 0x0000000000000000\n".to_owned(),
+            _ => format!("0x{start:016x} 0x{:016x} 0x000000000014220c\n", start + bytes - 1),
+        };
+        let list = |bars: &[u64]| bars.iter().map(|bytes| line(1 << 40, *bytes)).collect::<String>();
+        assert_eq!(second_bar(&list(&[16 << 20, 0, 128 << 30, 0, 32 << 20, 0, 1 << 19])), Some(128 << 30));
+        assert_eq!(second_bar(&list(&[16 << 20, 64 << 30, 0, 32 << 20, 0, 128])), Some(64 << 30));
+        // The seventh is a ROM.
+        assert_eq!(second_bar(&list(&[16 << 20, 0, 0, 0, 0, 0, 1 << 19])), None);
+        assert_eq!(second_bar("0x0 zero\n"), None);
+    }
 }

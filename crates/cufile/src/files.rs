@@ -31,11 +31,23 @@ pub struct RegisteredFile {
 }
 
 impl RegisteredFile {
+    /// Whether there is nothing in the file from here on.
+    pub fn ends_before(&self, at: u64) -> bool {
+        matches!(self.file.within(at, 1), Ok(0))
+    }
+
     /// Logs an operation in a stream that did not move all of its bytes, and has the next call fail: programs are known not to
-    /// look at the result.
-    pub fn report_outcome(&self, moved: Result<usize, Failure>, wanted: usize) {
+    /// look at the result. A read that the file's end cut short is none: programs round sizes up.
+    pub fn report_outcome(&self, moved: Result<usize, Failure>, wanted: usize, is_at_end: bool) {
         let what = match moved {
             Ok(bytes) if bytes == wanted => return,
+            Ok(bytes) if is_at_end => {
+                let what = "an operation in a stream read";
+                return say(
+                    Level::Warning,
+                    &format!("{what} {bytes} of {wanted} bytes: there the file ends"),
+                );
+            }
             Ok(bytes) => format!("moved {bytes} of {wanted} bytes"),
             Err(failure) => format!("failed: {failure:?}"),
         };
@@ -143,4 +155,30 @@ pub fn usable_file(handle: *mut c_void) -> Result<Arc<RegisteredFile>, Failure> 
         return Err(Failure::System(libc::EIO));
     }
     Ok(file)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_short_read_that_the_end_explains_is_let_pass() {
+        let own = File::open("/proc/self/exe").unwrap();
+        let bytes = own.metadata().unwrap().len();
+        let file = RegisteredFile {
+            file: Arc::new(CallFile::new(own).unwrap()),
+            reads: true,
+            writes: false,
+            fd: 0,
+            has_failed: AtomicBool::new(false),
+        };
+        assert!(file.ends_before(bytes) && file.ends_before(u64::MAX) && !file.ends_before(bytes - 1));
+        let fails = |moved, is_at_end| {
+            file.report_outcome(moved, 5, is_at_end);
+            file.has_failed.swap(false, Ordering::AcqRel)
+        };
+        assert!(!fails(Ok(5), false) && !fails(Ok(3), true));
+        assert!(fails(Ok(3), false) && fails(Err(Failure::System(libc::EIO)), true));
+    }
 }

@@ -2,16 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use onehop_gpu::cuda::{Cuda, CudaGpu, Device, Pointer, StreamState, StreamWork};
 use onehop_load::engine::calls::{CallEngine, Destination, Target};
 use onehop_proto::GpuAddr;
 
-use crate::error::Failure;
+use crate::error::{Code, Failure};
 use crate::executor::Executor;
 use crate::log::{Level, say};
-use crate::slots::SlotPool;
+use crate::slots::{PATIENCE, SlotPool};
+use crate::state::run;
 
 /// A machine, and the process that it is of.
 type Own = Option<(u32, &'static Machine)>;
@@ -34,7 +35,15 @@ pub struct Machine {
 struct OpenGpu {
     gpu: CudaGpu,
     target: Mutex<Option<Target>>,
-    streams: Mutex<Option<Arc<StreamGpu>>>,
+    streams: Mutex<Streams>,
+    /// [`Self::streams`] were made, or could not be.
+    streams_made: Condvar,
+}
+
+#[derive(Default)]
+struct Streams {
+    is_making: bool,
+    made: Option<Result<Arc<StreamGpu>, Failure>>,
 }
 
 /// What operations in the streams of one context need.
@@ -57,14 +66,48 @@ impl OpenGpu {
         Ok(known.insert(machine.engine()?.add_gpu(&self.gpu, all)?).clone())
     }
 
-    fn streams(&self, ordinal: u32) -> Result<Arc<StreamGpu>, Failure> {
-        let mut known = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(streams) = &*known {
-            return Ok(streams.clone());
+    fn lock_streams(&self) -> MutexGuard<'_, Streams> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What operations in streams need. It is made by a thread of its own: the driver may wait for streams when it loads a kernel
+    /// and pins memory, and a program that holds one back must get its thread again.
+    fn streams(self: &Arc<Self>, ordinal: u32) -> Result<Arc<StreamGpu>, Failure> {
+        let mut streams = self.lock_streams();
+        if streams.made.is_none() && !streams.is_making {
+            let open = self.clone();
+            let thread = std::thread::Builder::new().name("onehop setup".into());
+            let make = move || {
+                let made = run("making what streams need", || StreamGpu::new(&open.gpu, ordinal));
+                *open.lock_streams() = Streams { is_making: false, made: Some(made) };
+                open.streams_made.notify_all();
+            };
+            thread.spawn(make).map_err(|_| Code::NoMemory)?;
+            streams.is_making = true;
         }
-        let (gpu, work) = (self.gpu.clone(), self.gpu.stream_work()?);
-        let slots = SlotPool::new(Box::new(gpu.clone()))?;
-        Ok(known.insert(Arc::new(StreamGpu { gpu, ordinal, work, slots })).clone())
+        let waited = self.streams_made.wait_timeout_while(streams, PATIENCE, |streams| streams.is_making);
+        let mut streams = waited.unwrap_or_else(PoisonError::into_inner).0;
+        match &streams.made {
+            Some(Ok(made)) => Ok(made.clone()),
+            Some(Err(failure)) => {
+                let failure = *failure;
+                // The next call tries again.
+                streams.made = None;
+                Err(failure)
+            }
+            None => {
+                let what = "the driver does not pin memory and load a kernel while streams are held back";
+                say(Level::Error, &format!("{what}: register a stream (cuFileStreamRegister) before"));
+                Err(Code::NoMemory.into())
+            }
+        }
+    }
+}
+
+impl StreamGpu {
+    fn new(gpu: &CudaGpu, ordinal: u32) -> Result<Arc<Self>, Failure> {
+        let (work, slots) = (gpu.stream_work()?, SlotPool::new(gpu)?);
+        Ok(Arc::new(Self { gpu: gpu.clone(), ordinal, work, slots }))
     }
 }
 
@@ -149,7 +192,8 @@ impl Machine {
         let cuda = self.cuda.as_ref().ok_or(Failure::Cuda(100))?;
         // SAFETY: the driver has just said so of memory that the program keeps during the call.
         let gpu = unsafe { cuda.open_for(pointer) }?;
-        let open = Arc::new(OpenGpu { gpu, target: Mutex::default(), streams: Mutex::default() });
+        let (target, streams, streams_made) = Default::default();
+        let open = Arc::new(OpenGpu { gpu, target, streams, streams_made });
         gpus.insert(key, open.clone());
         Ok(open)
     }

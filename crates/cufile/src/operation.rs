@@ -160,6 +160,11 @@ struct State {
     is_open: bool,
     /// Whether the call has failed after all. The program's words are not touched any more.
     is_cancelled: bool,
+    /// Calls that the stream has not made yet, and pieces whose file I/O is under way.
+    calls: usize,
+    working: usize,
+    /// The slot of a kernel that no call follows in the stream.
+    unpassed: Option<usize>,
     /// Pieces whose file I/O begins as soon as it may.
     pending: Vec<usize>,
     word: Option<Word>,
@@ -167,8 +172,9 @@ struct State {
     /// What is to be done, once the stream has come to it.
     checked: Option<Checked>,
     failure: Option<Failure>,
-    /// Whether a piece was short, or failed: later ones move nothing.
+    /// Whether a piece was short, or failed: later ones move nothing. And whether it was short because the file ends.
     has_stopped: bool,
+    is_at_end: bool,
     /// What became of the file I/O of pieces, and how many have ended in order.
     ended: Vec<Option<Result<Filled, Failure>>>,
     whole: usize,
@@ -266,11 +272,13 @@ impl Operation {
     /// As for [`Self::put`].
     unsafe fn put_call(self: &Arc<Self>, stream: *mut c_void, step: Step) -> onehop_gpu::Result<()> {
         let argument: *mut c_void = Box::into_raw(Box::new(Call(self.clone(), step))).cast();
+        self.state().calls += 1;
         // SAFETY: the caller's promise for the stream; the function takes the argument once, and calls nothing of CUDA.
         let called = unsafe { self.gpu.work.call(stream, take_step, argument) };
         if called.is_err() {
             // SAFETY: it is the pointer of the box above, which the stream does not know.
             drop(unsafe { Box::from_raw(argument.cast::<Call>()) });
+            self.state().calls -= 1;
         }
         called
     }
@@ -294,8 +302,10 @@ impl Operation {
             let (orders, at) = &self.orders[piece % slots];
             // SAFETY: as above; what an order names was checked to be the program's memory, which it keeps.
             unsafe { work.copy(stream, orders, *at) }?;
+            self.state().unpassed = Some(piece % slots);
             // SAFETY: the caller's promise.
             unsafe { self.put_call(stream, Step::Passed(piece)) }?;
+            self.state().unpassed = None;
         }
         if slots == 0 || self.wanted.writes {
             wait(self.pieces)?;
@@ -314,14 +324,14 @@ impl Operation {
         let mut state = self.state();
         state.is_open = true;
         for piece in std::mem::take(&mut state.pending) {
-            self.submit(piece);
+            self.submit(&mut state, piece);
         }
         self.write_next(&mut state);
     }
 
-    /// Ends an operation that is not in its stream as a whole. What is there of it moves nothing, waits for nothing, and keeps
-    /// what it may use: nobody can say when the stream has passed it.
+    /// Ends an operation that is not in its stream as a whole. What is there of it moves nothing, and waits for nothing.
     fn cancel(self: &Arc<Self>) {
+        // Nobody can say when the stream has passed all of it, and memory that it may touch stays.
         std::mem::forget(self.clone());
         let mut state = self.state();
         state.is_cancelled = true;
@@ -329,13 +339,25 @@ impl Operation {
         if let Some(word) = &state.word {
             word.reach(self.pieces);
         }
+        self.release(&mut state);
+    }
+
+    /// Gives back what a cancelled operation has, once the stream has made its last call: but not the slot of a kernel behind that.
+    fn release(&self, state: &mut State) {
+        if state.is_cancelled && state.calls == 0 && state.working == 0 {
+            if let Some(slot) = state.unpassed.take().filter(|slot| *slot < state.slots.len()) {
+                state.slots.swap_remove(slot);
+            }
+            self.give_back(state);
+        }
     }
 
     /// The stream has come to it.
     fn reached(self: &Arc<Self>) {
         let mut state = self.state();
+        state.calls -= 1;
         if state.is_cancelled {
-            return;
+            return self.release(&mut state);
         }
         state.begun = Some((Instant::now(), stats::busy()));
         // SAFETY: the program keeps the words until the stream has passed the operation.
@@ -356,8 +378,9 @@ impl Operation {
     /// The kernel of a piece has ended.
     fn passed(self: &Arc<Self>, piece: usize) {
         let mut state = self.state();
+        state.calls -= 1;
         if state.is_cancelled {
-            return;
+            return self.release(&mut state);
         }
         if self.wanted.writes {
             state.copied = piece + 1;
@@ -376,10 +399,11 @@ impl Operation {
 
     /// Begins the file I/O of a piece.
     fn begin(self: &Arc<Self>, state: &mut State, piece: usize) {
-        if state.is_open { self.submit(piece) } else { state.pending.push(piece) }
+        if state.is_open { self.submit(state, piece) } else { state.pending.push(piece) }
     }
 
-    fn submit(self: &Arc<Self>, piece: usize) {
+    fn submit(self: &Arc<Self>, state: &mut State, piece: usize) {
+        state.working += 1;
         let operation = self.clone();
         machine().stream_executor.submit(move || operation.carry_out(piece));
     }
@@ -388,7 +412,7 @@ impl Operation {
     fn write_next(self: &Arc<Self>, state: &mut State) {
         if state.is_open && !state.is_writing && !state.is_cancelled && state.whole < state.copied {
             state.is_writing = true;
-            self.submit(state.whole);
+            self.submit(state, state.whole);
         }
     }
 
@@ -412,8 +436,10 @@ impl Operation {
             let Some(moved) = state.ended.get_mut(next).and_then(Option::take) else { break };
             self.end_piece(&mut state, moved);
         }
+        state.working -= 1;
         state.is_writing = false;
         self.write_next(&mut state);
+        self.release(&mut state);
     }
 
     fn move_piece(&self, piece: usize) -> Result<Filled, Failure> {
@@ -463,6 +489,9 @@ impl Operation {
                 filled = moved;
                 state.moved += moved.bytes;
                 state.has_stopped = moved.bytes < wanted;
+                if let Some(checked) = state.checked.filter(|_| state.has_stopped && !self.wanted.writes) {
+                    state.is_at_end = self.wanted.file.ends_before(checked.at + state.moved as u64);
+                }
             }
             Err(failure) => state.fail(failure),
         }
@@ -504,7 +533,7 @@ impl Operation {
         let way = if state.slots.is_empty() { Way::Host } else { Way::Gpu(self.gpu.ordinal) };
         let (bytes, is_ok) = (moved.unwrap_or(0), moved.is_ok());
         stats::moved(&Moved { bytes, is_ok, writes: self.wanted.writes, took, way });
-        self.wanted.file.report_outcome(moved, wanted);
+        self.wanted.file.report_outcome(moved, wanted, state.is_at_end);
     }
 
     /// Gives back what was reserved: nothing in the stream uses it any more, but a wait that the word has let go.

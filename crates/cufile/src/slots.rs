@@ -2,6 +2,9 @@
 //!
 //! All that an operation may need is reserved by the call that puts it into its stream. If an operation waited for memory when
 //! its turn came, it could wait for one that comes later in the same channel of the GPU, for ever.
+//!
+//! All of it is pinned at once, before the first operation. The driver may wait for streams when it pins memory, and those may
+//! wait for the thread that calls.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,29 +21,17 @@ use crate::log::{Level, say};
 pub const PIECE: usize = 4 << 20;
 /// Slots of one operation at most: while one piece is copied, others are read.
 pub const AHEAD: usize = 4;
-/// Bytes of slots, and how many there may be of each size. One operation of each of 40 streams, with all the slots that it can
-/// use, finds room.
-const CLASSES: [(usize, usize); 4] = [(64 << 10, 1024), (256 << 10, 512), (1 << 20, 192), (PIECE, 160)];
-/// Pinned memory is taken from the system for good, so it is bounded.
-const MOST_BYTES: usize = 1 << 30;
-const _: () = {
-    let (mut class, mut bytes) = (0, 0);
-    while class < CLASSES.len() {
-        bytes += CLASSES[class].0 * CLASSES[class].1;
-        class += 1;
-    }
-    assert!(bytes <= MOST_BYTES, "the slots are more than what may be pinned");
-};
-/// Pinned memory is made in parts of about this size: registering it takes time.
-const GROWTH: usize = 8 << 20;
+/// Bytes of slots, and how many there are of each size. All that all of them put into a stream fits one channel of a GPU, which
+/// takes about a thousand commands: in a full one the driver's calls wait, without end if the program holds the stream back.
+const CLASSES: [(usize, usize); 4] = [(64 << 10, 32), (256 << 10, 32), (1 << 20, 24), (PIECE, 32)];
+/// Operations at once, also those that need no slot.
+const WORDS: usize = 128;
 /// A slot begins with its order, in a block of its own, so that the bytes behind it can be read past the page cache.
 const ORDER_BYTES: usize = CallEngine::HOST_BLOCK;
 /// Blocks are whole, so there may be one more before the bytes, and one behind them.
 const SPARE: usize = 2 * CallEngine::HOST_BLOCK;
-/// Bytes of the words that streams wait on: one for each operation under way.
-const WORD_BYTES: usize = 64 << 10;
 /// How long nothing may come back before a call gives up: any disk moves the bytes of a slot in that time.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Pinned memory for one piece of an operation.
 pub struct Slot {
@@ -108,7 +99,6 @@ pub struct Reserved {
 
 /// See the module. For the streams of one context.
 pub struct SlotPool {
-    gpu: Box<dyn Gpu>,
     state: Mutex<State>,
     returned: Condvar,
 }
@@ -116,56 +106,58 @@ pub struct SlotPool {
 #[derive(Default)]
 struct State {
     words: Vec<Word>,
-    classes: [Class; CLASSES.len()],
+    classes: [Vec<Slot>; CLASSES.len()],
     /// How often something came back.
     returns: u64,
 }
 
-#[derive(Default)]
-struct Class {
-    free: Vec<Slot>,
-    made: usize,
-}
-
 impl State {
-    /// Slots of this class, or of a larger one.
+    /// Slots of this class, or of a larger one. Fewer where few are left, so that many operations find one.
     fn take(&mut self, class: usize, count: usize) -> Option<Reserved> {
-        let from = self.classes[class..].iter_mut().find(|class| class.free.len() >= count)?;
-        let word = self.words.pop()?;
-        let slots = from.free.split_off(from.free.len() - count);
-        Some(Reserved { word, slots })
-    }
-
-    /// A class that more may be made of, and how many.
-    fn grow(&mut self, class: usize) -> Option<(usize, usize)> {
-        let grows = (class..CLASSES.len()).find(|class| self.classes[*class].made < CLASSES[*class].1)?;
-        let (bytes, most) = CLASSES[grows];
-        let made = &mut self.classes[grows].made;
-        let more = (GROWTH / bytes).clamp(1, most - *made);
-        *made += more;
-        Some((grows, more))
+        let mut slots = Vec::new();
+        if count > 0 {
+            let from = self.classes[class..].iter_mut().find(|free| !free.is_empty())?;
+            let left = from.len();
+            if !self.words.is_empty() {
+                slots = from.split_off(left - count.min((left / 4).max(1)));
+            }
+        }
+        Some(Reserved { word: self.words.pop()?, slots })
     }
 }
 
 impl SlotPool {
+    /// Pins all that there will be.
+    ///
     /// # Errors
-    /// When there is no memory for the words.
-    pub fn new(gpu: Box<dyn Gpu>) -> Result<Self, Failure> {
-        let memory = gpu.alloc(Place::PinnedHost, WORD_BYTES)?;
-        let word = |index| Word { memory: memory.clone(), offset: index * 4, before: 0 };
-        let words = (0..WORD_BYTES / 4).rev().map(word).collect();
-        let state = Mutex::new(State { words, ..State::default() });
-        Ok(Self { gpu, state, returned: Condvar::new() })
+    /// When there is no memory for it.
+    pub fn new(gpu: &dyn Gpu) -> Result<Self, Failure> {
+        let stride = |class: usize| ORDER_BYTES + CLASSES[class].0 + SPARE;
+        let word_bytes = (WORDS * size_of::<u32>()).next_multiple_of(CallEngine::HOST_BLOCK);
+        let bytes = (0..CLASSES.len()).map(|class| stride(class) * CLASSES[class].1).sum::<usize>();
+        let memory = gpu.alloc(Place::PinnedHost, word_bytes + bytes)?;
+        let word = |index| Word { memory: memory.clone(), offset: index * size_of::<u32>(), before: 0 };
+        let (words, mut start) = ((0..WORDS).rev().map(word).collect(), word_bytes);
+        let classes = std::array::from_fn(|class| {
+            let mut slot = || {
+                let slot = Slot { memory: memory.clone(), start, class };
+                start += stride(class);
+                slot
+            };
+            (0..CLASSES[class].1).map(|_| slot()).collect()
+        });
+        let state = Mutex::new(State { words, classes, returns: 0 });
+        Ok(Self { state, returned: Condvar::new() })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reserves a word, and so many slots of at least so many bytes. Waits while others come back.
+    /// Reserves a word, and up to so many slots of at least so many bytes, but one at least. Waits while others come back.
     ///
     /// # Errors
-    /// When none has come back for a while, or there is no memory.
+    /// When none has come back for a while.
     pub fn reserve(&self, bytes: usize, count: usize) -> Result<Reserved, Failure> {
         self.reserve_within(bytes, count, PATIENCE)
     }
@@ -177,22 +169,6 @@ impl SlotPool {
         loop {
             if let Some(reserved) = state.take(class, count) {
                 return Ok(reserved);
-            }
-            if !state.words.is_empty()
-                && let Some((class, more)) = state.grow(class)
-            {
-                // Without the lock: slots come back meanwhile, by functions that must not wait.
-                drop(state);
-                let made = self.make(class, more);
-                state = self.state();
-                match made {
-                    Ok(slots) => state.classes[class].free.extend(slots),
-                    Err(failure) => {
-                        state.classes[class].made -= more;
-                        return Err(failure);
-                    }
-                }
-                continue;
             }
             if state.returns != returns {
                 (since, returns) = (Instant::now(), state.returns);
@@ -206,16 +182,10 @@ impl SlotPool {
         }
     }
 
-    fn make(&self, class: usize, count: usize) -> Result<Vec<Slot>, Failure> {
-        let stride = ORDER_BYTES + CLASSES[class].0 + SPARE;
-        let memory = self.gpu.alloc(Place::PinnedHost, stride * count)?;
-        Ok((0..count).map(|index| Slot { memory: memory.clone(), start: index * stride, class }).collect())
-    }
-
     /// Takes a slot back that no kernel uses any more.
     pub fn give_back(&self, slot: Slot) {
         let mut state = self.state();
-        state.classes[slot.class].free.push(slot);
+        state.classes[slot.class].push(slot);
         state.returns += 1;
         self.returned.notify_all();
     }
@@ -239,21 +209,31 @@ mod tests {
     const BRIEF: Duration = Duration::from_millis(30);
 
     fn pool() -> SlotPool {
-        SlotPool::new(Box::new(Emulated::new())).unwrap()
+        SlotPool::new(&Emulated::new()).unwrap()
+    }
+
+    fn give_back(pool: &SlotPool, all: Vec<Reserved>) {
+        for Reserved { word, slots } in all {
+            slots.into_iter().for_each(|slot| pool.give_back(slot));
+            pool.give_word_back(word, 1);
+        }
     }
 
     #[test]
     fn slots_are_bounded_and_come_back() {
         let pool = pool();
-        let all: Vec<Reserved> = (0..40).map(|_| pool.reserve(PIECE, AHEAD).unwrap()).collect();
+        assert_eq!(pool.reserve(PIECE, AHEAD).map(|all| all.slots.len()).unwrap(), AHEAD);
+        let mut all: Vec<Reserved> = Vec::new();
+        while let Ok(reserved) = pool.reserve_within(PIECE, AHEAD, BRIEF) {
+            all.push(reserved);
+        }
+        // More operations than there are slots for, if each took as many as it can use.
+        assert!(all.len() > CLASSES[3].1 / AHEAD && all.iter().all(|one| !one.slots.is_empty()));
         assert!(matches!(pool.reserve_within(PIECE, 1, BRIEF), Err(Failure::Code(Code::NoMemory))));
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| pool.reserve(PIECE, AHEAD).map(|reserved| reserved.slots.len()));
-            for Reserved { word, slots } in all {
-                slots.into_iter().for_each(|slot| pool.give_back(slot));
-                pool.give_word_back(word, 1);
-            }
-            assert_eq!(waits.join().unwrap().unwrap(), AHEAD);
+            give_back(&pool, all);
+            assert!(waits.join().unwrap().unwrap() > 0);
         });
     }
 
@@ -265,6 +245,16 @@ mod tests {
         assert!(pool.reserve_within(CLASSES[2].0, 1, BRIEF).is_err());
         // No slot, only a word.
         assert!(pool.reserve_within(0, 0, BRIEF).is_ok() && all.iter().all(|one| one.slots.len() == 1));
+    }
+
+    #[test]
+    fn words_are_bounded_and_no_slot_goes_with_none() {
+        let pool = pool();
+        let all: Vec<Reserved> = (0..WORDS).map(|_| pool.reserve(0, 0).unwrap()).collect();
+        assert!(pool.reserve_within(1, 1, BRIEF).is_err() && pool.reserve_within(0, 0, BRIEF).is_err());
+        give_back(&pool, all);
+        assert_eq!(pool.state().classes[0].len(), CLASSES[0].1);
+        assert_eq!(pool.reserve(1, 1).unwrap().slots.len(), 1);
     }
 
     #[test]

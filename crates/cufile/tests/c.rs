@@ -44,7 +44,9 @@ fn made() -> Option<&'static Made> {
         let model = at(&folder.join("model/libcuda.so.1"));
         let source = at(&top.join("tests/programs/libcuda.c"));
         run_compiler(&["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", &model, &source]);
-        symlink(&model, folder.join("model/libcuda.so")).unwrap();
+        for name in ["libcuda.so", "libnvidia-ml.so.1"] {
+            symlink(&model, folder.join("model").join(name)).unwrap();
+        }
         let (include, cufile) = (at(&top.join("../../include")), at(&folder.join("cufile")));
         for program in ["calls", "streams", "hostile"] {
             let source = at(&top.join(format!("tests/programs/{program}.c")));
@@ -153,15 +155,18 @@ fn operations_in_streams_move_every_byte() {
 
 #[test]
 fn operations_in_streams_that_fail_are_reported() {
-    streams_pass(&["ends", "errors", "refused"], "8");
-    let Some((_, is_content)) = run(&["streams", "ends"], true, &[("CUFILE_LOGFILE_PATH", "streams-log")])
-    else {
-        return;
-    };
-    let said = made().map(|made| std::fs::read_to_string(made.folder.join("streams-log")).unwrap());
-    let said = said.unwrap_or_default();
-    let expected = "ERROR: an operation in a stream moved 5000 of 41943040 bytes";
-    assert!(is_content && said.contains(expected), "{said}");
+    streams_pass(&["errors", "refused"], "8");
+    let variables = [("CUFILE_LOGFILE_PATH", "streams-log"), ("CUFILE_LOGGING_LEVEL", "WARN")];
+    let Some((said, is_content)) = run(&["streams", "ends", "cut"], true, &variables) else { return };
+    assert!(is_content && said.ends_with("all of it\n"), "{said}");
+    let log = made().map(|made| std::fs::read_to_string(made.folder.join("streams-log")).unwrap());
+    let log = log.unwrap_or_default();
+    for expected in [
+        "WARN: an operation in a stream read 5000 of 41943040 bytes: there the file ends",
+        "ERROR: an operation in a stream moved 5242880 of 16777216 bytes; the next call with its file fails",
+    ] {
+        assert!(log.contains(expected), "{log}");
+    }
 }
 
 #[test]

@@ -167,6 +167,10 @@ static void host(void) {
 
 static void gpu(void) {
     static const int ways[] = {O_RDWR, O_RDWR | O_DIRECT};
+    size_t kib = 0;
+    GIVES(cuFileGetBARSizeInKB(0, &kib), 0);
+    MUST(kib >= 1 << 18 && (!model("set copy_delay_us", 0) || kib == 128 << 20));
+    GIVES(cuFileGetBARSizeInKB(gpus(), &kib), 5022);
     for (int way = 0; way < 4; way++) {
         int fd = make_file(ways[way & 1]);
         if (fd < 0) continue;

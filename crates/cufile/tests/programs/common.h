@@ -48,7 +48,7 @@ MODEL int cuMemFree_v2(at where);
 MODEL int cuStreamCreate(void **stream, unsigned flags);
 MODEL int cuStreamSynchronize(void *stream);
 MODEL int cuLaunchHostFunc(void *stream, void (*call)(void *), void *argument);
-MODEL int cuMemHostRegister_v2(void *where, size_t bytes, unsigned flags);
+MODEL int cuMemHostAlloc(void **where, size_t bytes, unsigned flags);
 MODEL int cuMemHostGetDevicePointer_v2(at *out, void *where, unsigned flags);
 MODEL int cuStreamWaitValue32_v2(void *stream, at where, unsigned value, unsigned flags);
 MODEL int model_copy(at device, void *host, size_t bytes, int out);

@@ -1,7 +1,8 @@
 /* A model of CUDA's driver for two GPUs, for tests of libcufile.so.0. GPU memory has addresses that the CPU cannot touch: only
  * copies reach it, and copies to what is not allocated are refused. Streams share the channels of their GPU, as those of a real one
- * do: each works in order, so that a stream that waits holds up all that came after it in its channel. What is not here is
- * missing, as in an old driver. */
+ * do: each works in order, so that a stream that waits holds up all that came after it in its channel, and a channel that is full
+ * holds up who puts more there. Memory is pinned and kernels are loaded when no stream of the GPU waits. What is not here is missing,
+ * as in an old driver. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -49,6 +50,10 @@ static struct allocation *find(at where, size_t bytes) {
 }
 
 #define NEEDS_CONTEXT if (!depth) return NO_CONTEXT
+
+/* Waits of streams that have not come to their end, of each GPU. */
+static volatile int waiting[2];
+static void wait_for_waits(void) { while (waiting[stack[depth - 1] - contexts]) usleep(20); }
 
 static __thread int in_call;
 static void wrong(const char *what) { fprintf(stderr, "the model of CUDA: %s\n", what); abort(); }
@@ -170,13 +175,21 @@ static int is_pinned(at where, size_t bytes) {
     return found;
 }
 int cuMemHostRegister_v2(void *where, size_t bytes, unsigned flags) {
+    NEEDS_CONTEXT;
     int i = 0;
     (void)flags;
+    wait_for_waits();
     pthread_mutex_lock(&lock);
     while (i < MOST && pinned[i].bytes) i++;
     if (i < MOST) { pinned[i].start = (at)where; pinned[i].bytes = bytes; }
     pthread_mutex_unlock(&lock);
     return i < MOST ? OK : 2;
+}
+int cuMemHostAlloc(void **where, size_t bytes, unsigned flags) {
+    NEEDS_CONTEXT;
+    if (posix_memalign(where, 4096, bytes)) return 2;
+    memset(*where, 0, bytes);
+    return cuMemHostRegister_v2(*where, bytes, flags);
 }
 int cuMemHostUnregister(void *where) {
     pthread_mutex_lock(&lock);
@@ -184,15 +197,15 @@ int cuMemHostUnregister(void *where) {
     pthread_mutex_unlock(&lock);
     return OK;
 }
-int cuMemHostGetDevicePointer_v2(at *out, void *where, unsigned flags) { (void)flags; *out = (at)where; return OK; }
+int cuMemHostGetDevicePointer_v2(at *out, void *where, unsigned flags) { NEEDS_CONTEXT; (void)flags; *out = (at)where; return OK; }
 
 /* Streams. */
 struct stream { int channel, pending, capturing, device; };
 struct op { int kind; at a; void *b; size_t bytes; void (*call)(void *); struct stream *stream; struct op *next; };
-enum { COPY_IN, COPY_OUT, CALL, WAIT, RECORD, PLACE, MOST_CHANNELS = 32 };
+enum { COPY_IN, COPY_OUT, CALL, WAIT, RECORD, PLACE, MOST_CHANNELS = 32, CHANNEL_ROOM = 1024 };
 struct event { volatile long asked, over; };
 /* Of each GPU. */
-static struct channel { pthread_mutex_t lock; pthread_cond_t more; struct op *first, **last; } channels[2][MOST_CHANNELS];
+static struct channel { pthread_mutex_t lock; pthread_cond_t more; struct op *first, **last; volatile int length; } channels[2][MOST_CHANNELS];
 static int streams_made[2];
 static struct stream *null_streams[2];
 
@@ -224,10 +237,15 @@ static void run(struct op *op) {
         in_call = 0;
     }
     if (op->kind == PLACE) place(op);
-    if (op->kind == WAIT)
+    if (op->kind == WAIT) {
+        __atomic_fetch_add(&waiting[op->stream->device], 1, __ATOMIC_SEQ_CST);
         while ((int)(__atomic_load_n((unsigned *)op->a, __ATOMIC_ACQUIRE) - (unsigned)op->bytes) < 0) usleep(20);
+        __atomic_fetch_sub(&waiting[op->stream->device], 1, __ATOMIC_SEQ_CST);
+    }
     if (op->kind == RECORD) __atomic_fetch_add(&((struct event *)op->b)->over, 1, __ATOMIC_SEQ_CST);
 }
+/* What an operation is for its channel: a call of a function is told to the CPU, and waited for. */
+static int commands(int kind) { return kind == CALL ? 3 : 1; }
 static void *work(void *argument) {
     struct channel *channel = argument;
     pthread_mutex_lock(&channel->lock);
@@ -242,6 +260,7 @@ static void *work(void *argument) {
         pthread_mutex_unlock(&channel->lock);
         run(op);
         __atomic_fetch_sub(&op->stream->pending, 1, __ATOMIC_SEQ_CST);
+        __atomic_fetch_sub(&channel->length, commands(op->kind), __ATOMIC_SEQ_CST);
         free(op);
         pthread_mutex_lock(&channel->lock);
     }
@@ -286,6 +305,8 @@ static int put(void *handle, struct op op) {
     copy->next = NULL;
     copy->stream = stream;
     __atomic_fetch_add(&stream->pending, 1, __ATOMIC_SEQ_CST);
+    while (__atomic_load_n(&channel->length, __ATOMIC_SEQ_CST) >= CHANNEL_ROOM) usleep(20);
+    __atomic_fetch_add(&channel->length, commands(op.kind), __ATOMIC_SEQ_CST);
     pthread_mutex_lock(&channel->lock);
     *channel->last = copy;
     channel->last = &copy->next;
@@ -314,6 +335,7 @@ int cuStreamWaitValue32_v2(void *stream, at where, unsigned value, unsigned flag
 int cuModuleLoadDataEx(void **module, const void *image, unsigned count, int *options, void **values) {
     NEEDS_CONTEXT;
     (void)count; (void)options; (void)values;
+    wait_for_waits();
     *module = stack[depth - 1];
     return strstr(image, ".entry onehop_place(") ? OK : 218;
 }
@@ -345,3 +367,9 @@ static int copy(int kind, at device, void *host, size_t bytes, void *stream) {
 }
 int cuMemcpyHtoDAsync_v2(at to, const void *from, size_t bytes, void *stream) { return copy(COPY_IN, to, (void *)from, bytes, stream); }
 int cuMemcpyDtoHAsync_v2(void *to, at from, size_t bytes, void *stream) { return copy(COPY_OUT, from, to, bytes, stream); }
+
+/* NVIDIA's management library, by another name of this file. */
+int nvmlInit_v2(void) { return OK; }
+int nvmlShutdown(void) { return OK; }
+int nvmlDeviceGetHandleByPciBusId_v2(const char *pci, void **device) { *device = &contexts[pci[6] == '2']; return OK; }
+int nvmlDeviceGetBAR1MemoryInfo(void *device, unsigned long long *bytes) { bytes[0] = device == &contexts[0] ? 128ull << 30 : 256ull << 20; return OK; }

@@ -84,11 +84,7 @@ impl Nvml {
         function(&self.0, name)
     }
 
-    /// What it tells of the GPU at a PCI address.
-    ///
-    /// # Errors
-    /// When it knows no such GPU.
-    pub fn health(&self, pci: &str) -> Result<GpuHealth> {
+    fn device(&self, pci: &str) -> Result<Device> {
         // SAFETY: a type and no call, of nvml.h's signature.
         let get: unsafe extern "C" fn(*const c_char, *mut Device) -> c_int =
             self.function("nvmlDeviceGetHandleByPciBusId_v2")?;
@@ -97,9 +93,33 @@ impl Nvml {
         let mut device = std::ptr::null_mut();
         // SAFETY: the name ends in a zero byte, and `device` lives across the call.
         match unsafe { get(name.as_ptr(), &mut device) } {
-            0 => {}
-            code => return Err(refused(format!("it does not know {pci} (error {code}{})", hint(code)))),
+            0 => Ok(device),
+            code => Err(refused(format!("it does not know {pci} (error {code}{})", hint(code)))),
         }
+    }
+
+    /// The bytes of BAR 1 of the GPU at a PCI address: the window through which other devices reach its memory.
+    ///
+    /// # Errors
+    /// When it knows no such GPU, or does not tell.
+    pub fn bar_bytes(&self, pci: &str) -> Result<u64> {
+        // SAFETY: a type and no call, of nvml.h's signature: the result is bytes in all, free and used.
+        let get: unsafe extern "C" fn(Device, *mut [u64; 3]) -> c_int =
+            self.function("nvmlDeviceGetBAR1MemoryInfo")?;
+        let (device, mut bytes) = (self.device(pci)?, [0; 3]);
+        // SAFETY: the device is NVML's own, and `bytes` lives across the call.
+        match unsafe { get(device, &mut bytes) } {
+            0 if bytes[0] > 0 => Ok(bytes[0]),
+            code => Err(refused(format!("it does not tell the size of BAR 1 of {pci} (error {code})"))),
+        }
+    }
+
+    /// What it tells of the GPU at a PCI address.
+    ///
+    /// # Errors
+    /// When it knows no such GPU.
+    pub fn health(&self, pci: &str) -> Result<GpuHealth> {
+        let device = self.device(pci)?;
         let number = |name: &str| {
             let call: Number = self.function(name).ok()?;
             let mut value = 0;
@@ -170,6 +190,7 @@ mod tests {
         int nvmlDeviceGetMaxPcieLinkWidth(device d, unsigned *v) { *v = 16; return 0; }
         int nvmlDeviceGetPowerUsage(device d, unsigned *v) { *v = 75123; return 3; }
         int nvmlDeviceGetMigMode(device d, unsigned *now, unsigned *later) { *now = 1; *later = 0; return 0; }
+        int nvmlDeviceGetBAR1MemoryInfo(device d, unsigned long long *v) { v[0] = 128ull << 30; v[1] = 1; v[2] = 2; return 0; }
         int nvmlDeviceGetPerformanceState(device d, unsigned *v) { *v = 32; return 0; }
     "#;
 
@@ -193,6 +214,8 @@ mod tests {
             ..GpuHealth::default()
         };
         assert_eq!(health, expected);
+        assert_eq!(nvml.bar_bytes("0000:1b:00.0").unwrap(), 128 << 30);
+        assert!(nvml.bar_bytes("0000:1c:00.0").is_err());
         assert!(nvml.health("0000:1c:00.0").unwrap_err().to_string().contains("no such GPU"));
         assert!(nvml.health("a\0b").is_err());
         // What did not start is not ended: that would be another library's end.
