@@ -5,7 +5,8 @@
 
 use core::arch::{asm, global_asm, nvptx};
 
-use onehop_controller::{Exit, Scoped, Warp, Wide, check, litmus, null, null_far, serve};
+use onehop_proto::kernel::Lanes;
+use onehop_controller::{Exit, Scoped, Wide, check, litmus, null, null_far, serve};
 use onehop_device::gpu::Gpu;
 use onehop_proto::GpuAddr;
 use onehop_proto::queue::Memory;
@@ -44,7 +45,7 @@ impl Lane {
 
     #[inline(always)]
     fn barrier() {
-        // SAFETY: all lanes of the warp come here together, as `Warp` says.
+        // SAFETY: all lanes of the warp come here together, as `Lanes` says.
         unsafe { bar_warp_sync(u32::MAX) }
     }
 
@@ -87,7 +88,7 @@ impl Memory for Lane {
     }
 }
 
-impl Warp for Lane {
+impl Lanes for Lane {
     #[inline(always)]
     fn lanes(&self) -> u32 {
         LANES
@@ -126,7 +127,7 @@ impl Warp for Lane {
     }
 
     #[inline(always)]
-    fn local4(&self, at: u32) -> [u32; 4] {
+    fn local_four(&self, at: u32) -> [u32; 4] {
         let (a, b, c, d);
         // SAFETY: within the shared memory that the launch asked for.
         unsafe {
@@ -137,7 +138,7 @@ impl Warp for Lane {
     }
 
     #[inline(always)]
-    fn set_local4(&self, at: u32, words: [u32; 4]) {
+    fn set_local_four(&self, at: u32, words: [u32; 4]) {
         let [a, b, c, d] = words;
         // SAFETY: within the shared memory that the launch asked for.
         unsafe {

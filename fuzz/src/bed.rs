@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
-use onehop_proto::kernel::{LOCAL_WORDS, Taken, Warp};
+use onehop_proto::kernel::{LOCAL_WORDS, Lanes, Taken, Warp};
 use onehop_proto::queue::{Address, Memory, Rings};
 use onehop_proto::{Cqe, Sqe};
 
@@ -163,7 +163,7 @@ impl Memory for Bed {
     }
 }
 
-impl Warp for Bed {
+impl Lanes for Bed {
     fn lanes(&self) -> u32 {
         self.lanes
     }
@@ -174,19 +174,6 @@ impl Warp for Bed {
 
     fn once(&self, mut f: impl FnMut()) {
         f();
-    }
-
-    fn take(
-        &self,
-        limit: u32,
-        look: impl FnMut(u32) -> ([u32; 2], bool),
-        mut act: impl FnMut(u32, [u32; 2]) -> bool,
-    ) -> Taken {
-        assert!(limit <= self.lanes * Self::PLACES);
-        let looks: Vec<_> = (0..limit).map(look).collect();
-        let there: Vec<_> = looks.into_iter().take_while(|(_, yes)| *yes).map(|(words, _)| words).collect();
-        let all_well = (0..).zip(&there).fold(true, |well, (place, words)| well & act(place, *words));
-        Taken { count: there.len() as u32, last: there.last().map_or(0, |words| words[0]), all_well }
     }
 
     fn local(&self, index: u32) -> u32 {
@@ -200,6 +187,21 @@ impl Warp for Bed {
     fn add_local(&self, index: u32, value: u32) -> u32 {
         let word = &self.local[index as usize];
         word.replace(word.get().wrapping_add(value))
+    }
+}
+
+impl Warp for Bed {
+    fn take(
+        &self,
+        limit: u32,
+        look: impl FnMut(u32) -> ([u32; 2], bool),
+        mut act: impl FnMut(u32, [u32; 2]) -> bool,
+    ) -> Taken {
+        assert!(limit <= self.lanes * Self::PLACES);
+        let looks: Vec<_> = (0..limit).map(look).collect();
+        let there: Vec<_> = looks.into_iter().take_while(|(_, yes)| *yes).map(|(words, _)| words).collect();
+        let all_well = (0..).zip(&there).fold(true, |well, (place, words)| well & act(place, *words));
+        Taken { count: there.len() as u32, last: there.last().map_or(0, |words| words[0]), all_well }
     }
 
     fn exchange_local(&self, index: u32, old: u32, new: u32) -> u32 {

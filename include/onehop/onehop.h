@@ -116,7 +116,8 @@ struct onehop_transfer_options {
     /* The partition that has the file (0: the only one with a known file system); -1 is the whole drive. */
     int32_t partition;
     /* Called by the calling thread with the bytes moved since the last call. A nonzero result cancels the transfer with
-     * ONEHOP_ERROR_CANCELLED (null). It must return, and must not close handles that the transfer uses. */
+     * ONEHOP_ERROR_CANCELLED (null). It must return, never by longjmp or an exception, and must not close handles that the
+     * transfer uses. */
     int (*progress)(void *context, uint64_t bytes);
     /* Its first argument. */
     void *context;

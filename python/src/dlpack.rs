@@ -196,7 +196,7 @@ fn wrap<M: Layout>(py: Python<'_>, export: Export, minor: u32) -> PyResult<Bound
 /// `managed` came out of [`wrap`], and is not used any more.
 // SAFETY: a Deleter, which only wrap gives away.
 unsafe extern "C" fn delete<M: Layout>(managed: *mut M) {
-    // SAFETY: the managed tensor is the first field of the Held that wrap has boxed.
+    // SAFETY: the managed tensor is the first field of the ManagedTensor that wrap has boxed.
     drop(unsafe { Box::from_raw(managed.cast::<ManagedTensor<M>>()) });
 }
 

@@ -20,7 +20,7 @@ use pyo3::prelude::*;
 use crate::device::DeviceSpec;
 use crate::drive::OpenDrive;
 use crate::error::{Error, Result};
-use crate::lent::{Brought, Lent};
+use crate::lent::Brought;
 use crate::model::Dim;
 use crate::outcome::Outcome;
 use crate::pool::Pool;
@@ -95,8 +95,6 @@ enum Event {
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
-    /// When that was.
-    stopped: OnceLock<Instant>,
     /// Ends the engine, once there is one.
     stopper: Mutex<Option<Stopper>>,
     bytes: AtomicU64,
@@ -109,7 +107,6 @@ struct Shared {
 
 impl Shared {
     fn stop(&self) {
-        let _ = self.stopped.set(Instant::now());
         self.stop.store(true, Ordering::Release);
         if let Some(stopper) = &*self.stopper.lock().unwrap_or_else(PoisonError::into_inner) {
             stopper.stop();
@@ -271,7 +268,7 @@ impl Job {
     fn bring(&self, at: u64, bytes: usize, owner: Py<PyAny>) -> Result<()> {
         let brought = Brought { at, bytes, owner };
         if let Some((pool, Some(gpu))) = self.shared.pool.get() {
-            pool.add(Lent::new(gpu, brought)?);
+            pool.add(brought.into_region(gpu)?);
             return Ok(());
         }
         let bring = self.bring.lock().unwrap_or_else(PoisonError::into_inner);

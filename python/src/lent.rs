@@ -15,21 +15,11 @@ pub(crate) struct Brought {
     pub owner: Py<PyAny>,
 }
 
-/// The same as a region. Who clones the region keeps this for as long as the clone is used.
-pub(crate) struct Lent {
-    region: Region,
-    _owner: Py<PyAny>,
-}
-
-impl Lent {
-    pub(crate) fn new(gpu: &CudaGpu, brought: Brought) -> Result<Self> {
-        let Brought { at, bytes, owner } = brought;
-        // SAFETY: the owner keeps the memory allocated. It goes with the result, which is kept as long as the region is used.
-        let region = unsafe { gpu.lend(GpuAddr(at), bytes) }?;
-        Ok(Self { region, _owner: owner })
-    }
-
-    pub(crate) fn region(&self) -> &Region {
-        &self.region
+impl Brought {
+    /// The same as a region. The object is dropped when nothing uses the region any more, the GPU included.
+    pub(crate) fn into_region(self, gpu: &CudaGpu) -> Result<Region> {
+        let Self { at, bytes, owner } = self;
+        // SAFETY: the owner keeps the memory allocated until it is dropped.
+        Ok(unsafe { gpu.lend(GpuAddr(at), bytes, owner) }?)
     }
 }

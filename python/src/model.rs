@@ -37,12 +37,19 @@ pub(crate) struct Model {
     on_drive: bool,
     /// That drive; none once it was closed.
     drive: Mutex<Option<Arc<OpenDrive>>>,
+    process: u32,
 }
 
 impl Model {
     fn new(inner: Arc<onehop_load::Model>, drive: Option<Arc<OpenDrive>>) -> Self {
         let by_name = inner.tensors.iter().enumerate().map(|(i, t)| (t.info.name.clone(), i)).collect();
-        Self { inner, by_name, on_drive: drive.is_some(), drive: Mutex::new(drive) }
+        let (on_drive, process) = (drive.is_some(), std::process::id());
+        Self { inner, by_name, on_drive, drive: Mutex::new(drive), process }
+    }
+
+    /// Whether this is a child of the process that opened it, which goes on with the drive.
+    fn is_forked(&self) -> bool {
+        std::process::id() != self.process
     }
 
     fn drive(&self) -> MutexGuard<'_, Option<Arc<OpenDrive>>> {
@@ -53,6 +60,9 @@ impl Model {
     fn origin(&self, route: &str, threads: Option<usize>) -> Result<Origin> {
         if !self.on_drive {
             return Ok(Origin::Files(engine::Options { route: parse_route(route)?, threads, slot: None }));
+        }
+        if self.is_forked() {
+            return Err(Error::Asked("the drive was opened before a fork, and is the parent's".into()));
         }
         let drive = self.drive().clone();
         let drive = drive.ok_or_else(|| Error::Asked("the drive is closed: open it again".into()))?;
@@ -82,6 +92,15 @@ impl Model {
     fn tensor(&self, name: &str) -> Result<&Tensor> {
         let found = self.by_name.get(name).and_then(|i| self.inner.tensors.get(*i));
         found.ok_or_else(|| Error::NoTensor(name.into()))
+    }
+}
+
+impl Drop for Model {
+    fn drop(&mut self) {
+        if self.is_forked() {
+            // Closing it would shut the parent's drive down.
+            std::mem::forget(self.drive.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        }
     }
 }
 
@@ -120,11 +139,17 @@ impl Model {
     /// What the drive's user has to know of it: which protection is missing.
     #[getter]
     fn warnings(&self) -> Vec<String> {
+        if self.is_forked() {
+            return Vec::new();
+        }
         self.drive().as_ref().map_or_else(Vec::new, |drive| drive.warnings.clone())
     }
 
     /// Closes the drive, as soon as no load uses it.
     fn close_drive(&self, py: Python<'_>) {
+        if self.is_forked() {
+            return;
+        }
         let drive = self.drive().take();
         py.detach(|| drop(drive));
     }

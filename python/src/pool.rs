@@ -12,8 +12,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use onehop_gpu::{Gpu, Region};
 use onehop_load::engine::{Placement, SegmentMemory};
 
-use crate::lent::Lent;
-
 /// What the start of each segment is a multiple of.
 const ALIGN: usize = 512;
 
@@ -30,14 +28,14 @@ pub(crate) struct Pool {
     gpu: Option<Arc<dyn Gpu>>,
     /// Whether what is dead has to be fenced before it is used again.
     fences: bool,
+    process: u32,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// The allocations, and what keeps those that are Python's.
+    /// The allocations.
     bases: Vec<Region>,
-    owners: Vec<Lent>,
     /// What nobody uses, by base and start; neighbours are joined.
     free: Vec<Extent>,
     /// What waits for a fence to be recorded, and for those that were.
@@ -72,15 +70,15 @@ impl Pool {
     }
 
     /// Memory of a GPU that Python has allocated: the consumer brings more of it if need be, and records fences.
-    pub(crate) fn of_lent(first: Lent) -> Arc<Self> {
+    pub(crate) fn of_lent(first: Region) -> Arc<Self> {
         let pool = Self::empty(None);
         pool.add(first);
         pool
     }
 
     fn empty(gpu: Option<Arc<dyn Gpu>>) -> Arc<Self> {
-        let state = Mutex::default();
-        Arc::new_cyclic(|itself| Self { itself: itself.clone(), fences: gpu.is_none(), gpu, state })
+        let (state, process) = (Mutex::default(), std::process::id());
+        Arc::new_cyclic(|itself| Self { itself: itself.clone(), fences: gpu.is_none(), process, gpu, state })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -88,6 +86,10 @@ impl Pool {
     }
 
     fn give_back(&self, extent: Extent) {
+        if self.process != std::process::id() {
+            // Nothing is loaded into it in a child, and another thread may have held the lock at the fork.
+            return;
+        }
         let mut state = self.state();
         if self.fences {
             state.dead.push(extent);
@@ -147,10 +149,8 @@ impl Pool {
     }
 
     /// Adds memory that the consumer has brought.
-    pub(crate) fn add(&self, more: Lent) {
-        let mut state = self.state();
-        state.add(more.region().clone());
-        state.owners.push(more);
+    pub(crate) fn add(&self, more: Region) {
+        self.state().add(more);
     }
 
     /// Allocates more, where this can.

@@ -1,5 +1,6 @@
 """Loads from a drive that onehop drives by itself: a simulated one, and one that a vfio-user server has."""
 
+import gc
 import os
 import random
 import shutil
@@ -190,6 +191,37 @@ def test_a_drive_that_a_server_has(served):
         onehop.load("/odd.safetensors", "cuda:63", drive=drive)
     same(onehop.load("/odd.safetensors", "cpu", drive=drive), tensors)
     assert held.value.args and held_too.value.args
+
+
+@needs_server
+def test_a_forked_child_leaves_its_parents_drive_alone(served):
+    drive, tensors = served
+    model = onehop._open_on_drive(drive, "/even.safetensors", None, None, None)
+
+    def start():
+        return model.load(device="cpu", only=[], without=[], dtypes=[], rank=None, cuts=[], route="auto", threads=None,
+                          verify=False, manifest=None, measure_limit=False, arena=False, max_bytes=None)  # fmt: skip
+
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        code = 1
+        try:
+            with pytest.raises(errors.RequestError, match="fork"):
+                start()
+            assert model.warnings == []
+            model.close_drive()
+            del model
+            gc.collect()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    job, loaded = start(), []
+    while (tensor := job.next()) is not None:
+        loaded.append(tensor)
+    assert len(loaded) == len(tensors)
+    model.close_drive()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ use std::time::Duration;
 use onehop_controller::layout::{REPORT_BYTES, control, flag};
 use onehop_controller::{Pair, Report, Violation, sealed};
 use onehop_gpu::cuda::{CudaGpu, Rig, RigCode, Started};
-use onehop_gpu::{Gpu, KernelQueue, Place, Region, Rings};
+use onehop_gpu::{Gpu, KernelQueue, Place, Region};
 use onehop_proto::kernel::{ItemOutcome, WorkItem};
 use onehop_proto::{Cqe, GpuAddr, Sqe, nvm};
 
@@ -112,16 +112,15 @@ impl Bed {
         let queue = |i: usize| {
             let door = i * 2 * LINE;
             KernelQueue {
-                rings: Rings {
-                    sq: sqs.addr().plus((i * sq_bytes) as u64),
-                    cq: cqs.addr().plus((i * cq_bytes) as u64),
-                    sq_door: doors.addr().plus(door as u64),
-                    cq_door: doors.addr().plus((door + LINE) as u64),
-                    sq_entries: entries,
-                    cq_entries: entries,
-                },
+                sq: sqs.addr().plus((i * sq_bytes) as u64),
+                cq: cqs.addr().plus((i * cq_bytes) as u64),
+                sq_door: doors.addr().plus(door as u64),
+                cq_door: doors.addr().plus((door + LINE) as u64),
                 control: control.addr().plus((i * control_bytes) as u64),
+                sq_entries: entries,
+                cq_entries: entries,
                 window: size.window,
+                zero: 0,
             }
         };
         Ok(Self {
@@ -156,12 +155,12 @@ impl Bed {
     pub(crate) fn fill_rings(&self) -> Result<()> {
         for queue in &self.queues {
             let mut bytes = Vec::new();
-            for i in 0..queue.rings.sq_entries {
+            for i in 0..queue.sq_entries {
                 for word in command(i).command(NSID).with_cid(i as u16).dw {
                     bytes.extend(word.to_le_bytes());
                 }
             }
-            let at = queue.rings.sq.0 - self.sqs.addr().0;
+            let at = queue.sq.0 - self.sqs.addr().0;
             self.sqs.write(at as usize, &bytes)?;
         }
         Ok(())
@@ -184,11 +183,11 @@ impl Bed {
             sqs: sqs.clone(),
             cqs: cqs.clone(),
             doors: doors.clone(),
-            sq: within(queue.rings.sq, &self.sqs),
-            cq: within(queue.rings.cq, &self.cqs),
-            sq_door: within(queue.rings.sq_door, &self.doors),
-            cq_door: within(queue.rings.cq_door, &self.doors),
-            entries: queue.rings.sq_entries,
+            sq: within(queue.sq, &self.sqs),
+            cq: within(queue.cq, &self.cqs),
+            sq_door: within(queue.sq_door, &self.doors),
+            cq_door: within(queue.cq_door, &self.doors),
+            entries: queue.sq_entries,
             sqid: i as u16 + 1,
         };
         let manner = Manner {
@@ -202,15 +201,15 @@ impl Bed {
     fn start_on_gpu(&self, run: &Run<'_>) -> Result<Started> {
         for (i, queue) in self.queues.iter().enumerate() {
             let pair = Pair {
-                sq: queue.rings.sq,
-                cq: queue.rings.cq,
-                sq_door: queue.rings.sq_door,
-                cq_door: queue.rings.cq_door,
+                sq: queue.sq,
+                cq: queue.cq,
+                sq_door: queue.sq_door,
+                cq_door: queue.cq_door,
                 report: self.reports.addr().plus((i * REPORT_BYTES as usize) as u64),
                 control: self.word.addr(),
                 limit: run.limit.as_nanos() as u64,
-                sq_entries: queue.rings.sq_entries,
-                cq_entries: queue.rings.cq_entries,
+                sq_entries: queue.sq_entries,
+                cq_entries: queue.cq_entries,
                 sqid: i as u32 + 1,
                 nsid: NSID,
                 flags: run.flags,

@@ -228,10 +228,10 @@ fn launch_once(gpu: &dyn Gpu, bed: &Bed, plan: &QueueRun, launch: &Launch) -> Re
         count: plan.commands,
         nsid: NSID,
         retries: 3,
-        retry_delay: [Duration::ZERO; 4],
-        stall: Duration::from_secs(2),
-        limit: LIMIT / 4,
+        stall: KernelJob::nanos(Duration::from_secs(2)),
+        limit: KernelJob::nanos(LIMIT / 4),
         poison: bed.word.addr().plus(LINE as u64),
+        ..KernelJob::default()
     };
     let running = gpu.launch(launch, &job)?;
     let start = Instant::now();

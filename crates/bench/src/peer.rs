@@ -208,11 +208,10 @@ where
 fn queue_bytes(bed: &Bed) -> Vec<u8> {
     let mut bytes = Vec::new();
     for queue in &bed.queues {
-        let rings = &queue.rings;
-        for address in [rings.sq, rings.cq, rings.sq_door, rings.cq_door, queue.control] {
+        for address in [queue.sq, queue.cq, queue.sq_door, queue.cq_door, queue.control] {
             bytes.extend(address.0.to_le_bytes());
         }
-        bytes.extend(u64::from(rings.sq_entries).to_le_bytes());
+        bytes.extend(u64::from(queue.sq_entries).to_le_bytes());
     }
     bytes
 }

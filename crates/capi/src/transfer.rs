@@ -123,7 +123,7 @@ struct Watch {
 impl Progress for Watch {
     fn moved(&self, bytes: u64) {
         let Some(call) = self.call else { return };
-        // SAFETY: the caller's promise: a function of this type, which takes this context.
+        // SAFETY: the caller's promise: a function of this type, which takes this context, and returns.
         if unsafe { call(self.context, bytes) } != 0 {
             self.cancelled.set(true);
         }

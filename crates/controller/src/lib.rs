@@ -35,4 +35,4 @@ pub use report::Exit;
 pub use rule::Rule;
 pub use seal::{is_sealed, seal, sealed};
 pub use serve::{SERVE_LOCAL_WORDS, serve};
-pub use warp::{Engine, Scoped, Warp, Wide};
+pub use warp::{Engine, Scoped, Wide};

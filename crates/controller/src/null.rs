@@ -340,13 +340,13 @@ impl<'a, W: Engine, const FAR: bool> Null<'a, W, FAR> {
     fn keep(&self, [p0, p1, p2, p3]: [u32; 4], [r0, r1, r2, r3]: [[u32; 4]; 4]) {
         for (piece, words) in [(p0, r0), (p1, r1), (p2, r2), (p3, r3)] {
             let at = local::ENTRIES + piece / 4 * local::ENTRY + piece % 4 * 4;
-            self.warp.set_local4(at, words);
+            self.warp.set_local_four(at, words);
         }
     }
 
     #[inline(always)]
     fn kept(&self, i: u32) -> Sqe {
-        of_quarters(|quarter| self.warp.local4(local::ENTRIES + i * local::ENTRY + quarter * 4))
+        of_quarters(|quarter| self.warp.local_four(local::ENTRIES + i * local::ENTRY + quarter * 4))
     }
 
     #[inline(always)]

@@ -1,40 +1,8 @@
 //! What the controller asks of the processor that runs it.
 
 use onehop_proto::GpuAddr;
+use onehop_proto::kernel::Lanes;
 use onehop_proto::queue::Memory;
-
-/// Threads that run in step and serve one queue pair together.
-///
-/// Code between two calls is run by every lane with the same values; only the closures see single lanes. Nothing that
-/// a closure computes outlives it but in memory or in the warp's local words. A call ends with a barrier and begins with
-/// none, so a local word that all lanes read after a call is not written in the very next one.
-pub trait Warp: Memory {
-    /// How many lanes there are.
-    fn lanes(&self) -> u32;
-    /// Runs `f` on every lane; when it returns, what each lane stored is seen by all of them.
-    fn each(&self, f: impl FnMut(u32));
-    /// Runs `f` on one lane; when it returns, what it stored is seen by all of them.
-    fn once(&self, f: impl FnMut());
-    /// Reads a word of the memory that is the warp's own.
-    fn local(&self, at: u32) -> u32;
-    /// Writes one.
-    fn set_local(&self, at: u32, value: u32);
-    /// Reads four words; `at` is a multiple of four.
-    #[inline(always)]
-    fn local4(&self, at: u32) -> [u32; 4] {
-        [self.local(at), self.local(at + 1), self.local(at + 2), self.local(at + 3)]
-    }
-    /// Writes four words; `at` is a multiple of four.
-    #[inline(always)]
-    fn set_local4(&self, at: u32, [a, b, c, d]: [u32; 4]) {
-        self.set_local(at, a);
-        self.set_local(at + 1, b);
-        self.set_local(at + 2, c);
-        self.set_local(at + 3, d);
-    }
-    /// Adds to one and gives the old value; lanes that add at the same time are all counted.
-    fn add_local(&self, at: u32, value: u32) -> u32;
-}
 
 /// Sixteen bytes at a time, at addresses that are multiples of sixteen.
 pub trait Wide: Memory {
@@ -51,9 +19,9 @@ pub trait Scoped: Memory {
 }
 
 /// All that the controller needs.
-pub trait Engine: Warp + Wide + Memory<Addr = GpuAddr> {}
+pub trait Engine: Lanes + Wide + Memory<Addr = GpuAddr> {}
 
-impl<T: Warp + Wide + Memory<Addr = GpuAddr>> Engine for T {}
+impl<T: Lanes + Wide + Memory<Addr = GpuAddr>> Engine for T {}
 
 /// One lane's word for all of them: memory that others change must be read by one lane, or lanes could differ.
 ///
@@ -71,7 +39,7 @@ impl Voice {
 
     /// What `f` gives on one lane.
     #[inline(always)]
-    pub(crate) fn say<W: Warp>(&mut self, warp: &W, mut f: impl FnMut() -> u32) -> u32 {
+    pub(crate) fn say<W: Lanes>(&mut self, warp: &W, mut f: impl FnMut() -> u32) -> u32 {
         self.turn ^= 1;
         let at = self.at + self.turn;
         warp.once(|| warp.set_local(at, f()));

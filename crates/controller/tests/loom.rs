@@ -12,8 +12,9 @@ use loom::sync::atomic::{AtomicU32, fence};
 use loom::thread;
 use onehop_controller::layout::{Litmus, Tally};
 use onehop_controller::litmus::{LITMUS_LOCAL_WORDS, complete, consume, fetch, strength, submit};
-use onehop_controller::{Exit, Scoped, Warp, Wide};
+use onehop_controller::{Exit, Scoped, Wide};
 use onehop_proto::GpuAddr;
+use onehop_proto::kernel::Lanes;
 use onehop_proto::queue::Memory;
 
 /// What the two sides share: messages of four words, the flags, the acknowledgement. Loom's state grows with each.
@@ -120,7 +121,7 @@ impl Scoped for Side {
     }
 }
 
-impl Warp for Side {
+impl Lanes for Side {
     fn lanes(&self) -> u32 {
         1
     }

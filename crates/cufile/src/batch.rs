@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::driver::{open_for_a_call, place};
 use crate::error::{Code, Failure};
-use crate::files::{RegisteredFile, file};
+use crate::files::{RegisteredFile, usable_file};
 use crate::io::{Request, carry_out};
 use crate::log::{Level, say};
 use crate::machine::machine;
@@ -181,7 +181,10 @@ fn operation(parameters: &IoParameters) -> Result<Operation, Failure> {
     if mode != BATCH_MODE || !matches!(opcode, READ | WRITE) {
         return Err(Code::InvalidValue.into());
     }
-    let file = file(handle).map_err(|_| Code::HandleNotRegistered)?;
+    if handle.is_null() {
+        return Err(Code::HandleNotRegistered.into());
+    }
+    let file = usable_file(handle)?;
     let writes = opcode == WRITE;
     let request = Request { base: base as usize, bytes: size, file_offset, buffer_offset, writes };
     Ok(Operation { file, request, cookie: cookie as usize })

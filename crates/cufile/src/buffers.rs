@@ -68,12 +68,17 @@ fn is_mapped(at: usize) -> bool {
     unsafe { libc::mincore(start, page, (&raw mut there).cast()) == 0 }
 }
 
+/// How many bytes are registered at an address.
+pub fn registered(base: usize) -> Option<usize> {
+    with_state(|state| state.buffers.get(&base).map(|registered| registered.bytes))
+}
+
 /// The address of a call's bytes, checked against what was registered at its base.
 pub fn address(base: usize, offset: i64, bytes: usize) -> Result<usize, Failure> {
     if base == 0 {
         return Err(Failure::System(libc::EINVAL));
     }
-    if let Some(Registered { bytes: all }) = with_state(|state| state.buffers.get(&base).copied()) {
+    if let Some(all) = registered(base) {
         let start = usize::try_from(offset).map_err(|_| Code::Internal)?;
         if start > all || bytes > all - start {
             return Err(Code::InvalidMappingRange.into());

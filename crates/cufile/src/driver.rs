@@ -213,10 +213,15 @@ fn bar_bytes(pci: &str) -> Option<u64> {
     (end > start).then(|| end - start + 1)
 }
 
-/// Registers a stream. Operations in streams need none; the flags tell what of them is fixed.
+/// Registers a stream. Operations need not be in a registered one; the flags say what of them is fixed.
+///
+/// # Safety
+/// The stream is one that has not been destroyed, or one of CUDA's numbers for its default streams.
+// SAFETY: as above.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuFileStreamRegister(stream: *mut c_void, flags: u32) -> CuFileError {
-    crate::async_io::register(stream, flags)
+pub unsafe extern "C" fn cuFileStreamRegister(stream: *mut c_void, flags: u32) -> CuFileError {
+    // SAFETY: the caller's promise.
+    unsafe { crate::async_io::register(stream, flags) }
 }
 
 /// Forgets a stream.

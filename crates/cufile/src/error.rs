@@ -30,6 +30,7 @@ pub enum Code {
     BatchSubmit = 5040,
     NoMemory = 5043,
     Io = 5044,
+    InvalidContext = 5047,
 }
 
 /// Why a call failed.

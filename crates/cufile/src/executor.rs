@@ -14,6 +14,7 @@ type Task = Box<dyn FnOnce() + Send>;
 
 /// See the module.
 pub struct Executor {
+    name: &'static str,
     state: Mutex<State>,
     more: Condvar,
 }
@@ -26,8 +27,8 @@ struct State {
 }
 
 impl Executor {
-    pub fn new() -> Self {
-        Self { state: Mutex::default(), more: Condvar::new() }
+    pub fn new(name: &'static str) -> Self {
+        Self { name, state: Mutex::default(), more: Condvar::new() }
     }
 
     /// Starts a thread, if there is none.
@@ -43,7 +44,7 @@ impl Executor {
     }
 
     fn add_thread(&'static self, state: &mut State) {
-        let started = std::thread::Builder::new().name("onehop cufile".into()).spawn(|| self.work());
+        let started = std::thread::Builder::new().name(self.name.into()).spawn(|| self.work());
         state.started += usize::from(started.is_ok());
     }
 

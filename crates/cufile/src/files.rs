@@ -4,12 +4,14 @@ use std::ffi::{c_int, c_void};
 use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use onehop_load::engine::calls::CallFile;
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
 
 use crate::driver::open_for_a_call;
 use crate::error::{Code, Failure};
+use crate::log::{Level, say};
 use crate::state::{HANDLES, answer, get, run, with_state};
 use crate::stats::{self, Counted};
 use crate::types::{CuFileError, Description};
@@ -24,6 +26,22 @@ pub struct RegisteredFile {
     pub writes: bool,
     /// The descriptor that it was registered by, which the program may close before it is deregistered.
     fd: c_int,
+    /// Whether an operation in a stream did not move all of its bytes, and no call has said so yet.
+    has_failed: AtomicBool,
+}
+
+impl RegisteredFile {
+    /// Logs an operation in a stream that did not move all of its bytes, and has the next call fail: programs are known not to
+    /// look at the result.
+    pub fn report_outcome(&self, moved: Result<usize, Failure>, wanted: usize) {
+        let what = match moved {
+            Ok(bytes) if bytes == wanted => return,
+            Ok(bytes) => format!("moved {bytes} of {wanted} bytes"),
+            Err(failure) => format!("failed: {failure:?}"),
+        };
+        say(Level::Error, &format!("an operation in a stream {what}; the next call with its file fails"));
+        self.has_failed.store(true, Ordering::Release);
+    }
 }
 
 /// Registers a file by a descriptor.
@@ -86,7 +104,8 @@ fn register(fd: c_int) -> Result<usize, Failure> {
         if state.files.get(&fd).is_some_and(|known| (known.0, known.1) == (device, inode)) {
             return Err(Code::HandleAlreadyRegistered.into());
         }
-        let handle = HANDLES.add(RegisteredFile { file, reads, writes, fd });
+        let handle =
+            HANDLES.add(RegisteredFile { file, reads, writes, fd, has_failed: AtomicBool::new(false) });
         state.files.insert(fd, (device, inode, handle));
         Ok(handle)
     })
@@ -114,4 +133,14 @@ pub fn file(handle: *mut c_void) -> Result<Arc<RegisteredFile>, Failure> {
         return Err(Failure::System(libc::EINVAL));
     }
     get(handle).ok_or_else(|| Code::HandleNotRegistered.into())
+}
+
+/// The file of a handle, for a call that moves bytes. Once after an operation in a stream that did not move all of its bytes
+/// there is an error instead.
+pub fn usable_file(handle: *mut c_void) -> Result<Arc<RegisteredFile>, Failure> {
+    let file = file(handle)?;
+    if file.has_failed.swap(false, Ordering::AcqRel) {
+        return Err(Failure::System(libc::EIO));
+    }
+    Ok(file)
 }

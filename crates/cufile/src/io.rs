@@ -9,7 +9,7 @@ use onehop_load::engine::calls::CallError;
 
 use crate::buffers::address;
 use crate::error::{Code, Failure};
-use crate::files::{RegisteredFile, file};
+use crate::files::{RegisteredFile, usable_file};
 use crate::log::{Level, say};
 use crate::machine::machine;
 use crate::state::run;
@@ -19,7 +19,7 @@ use crate::stats::{self, Moved, Way};
 const MOST: usize = 1 << 30;
 
 /// CUDA_ERROR_INVALID_CONTEXT, _INVALID_HANDLE and _CONTEXT_IS_DESTROYED: the program has destroyed its context.
-const GONE: [i32; 3] = [201, 400, 709];
+pub const GONE: [i32; 3] = [201, 400, 709];
 
 /// What a call is to move.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn cuFileWrite(
 /// As for [`cuFileRead`].
 unsafe fn by_call(call: &str, handle: *mut c_void, request: Request) -> isize {
     let moved = run(call, || {
-        let file = file(handle)?;
+        let file = usable_file(handle)?;
         // SAFETY: the caller's promise.
         unsafe { carry_out(&file, request) }
     });
@@ -87,6 +87,29 @@ unsafe fn by_call(call: &str, handle: *mut c_void, request: Request) -> isize {
 fn set_errno(number: c_int) {
     // SAFETY: the C library's place for this thread's errno.
     unsafe { *libc::__errno_location() = number };
+}
+
+/// What is to be moved: bytes of this memory, at this place of the file.
+#[derive(Clone, Copy, Debug)]
+pub struct Checked {
+    pub memory: usize,
+    pub at: u64,
+    pub bytes: usize,
+}
+
+/// Checks a request, as far as that takes no call of CUDA's.
+pub fn check(file: &RegisteredFile, request: &Request) -> Result<Checked, Failure> {
+    let Request { base, bytes, file_offset, buffer_offset, writes } = *request;
+    let at = u64::try_from(file_offset).map_err(|_| Code::InvalidValue)?;
+    let allowed = if writes { file.writes } else { file.reads };
+    if !allowed {
+        return Err(Code::InvalidFileOpenFlags.into());
+    }
+    let memory = address(base, buffer_offset, bytes)?;
+    if isize::try_from(bytes).is_err() || file_offset.checked_add_unsigned(bytes as u64).is_none() {
+        return Err(Code::InvalidValue.into());
+    }
+    Ok(Checked { memory, at, bytes })
 }
 
 /// Moves the bytes, and counts them.
@@ -117,18 +140,10 @@ pub unsafe fn carry_out(file: &Arc<RegisteredFile>, request: Request) -> Result<
 /// # Safety
 /// As for [`cuFileRead`].
 unsafe fn transfer(file: &Arc<RegisteredFile>, request: Request) -> Result<(usize, Way), Failure> {
-    let Request { base, bytes, file_offset, buffer_offset, writes } = request;
-    let at = u64::try_from(file_offset).map_err(|_| Code::InvalidValue)?;
-    let allowed = if writes { file.writes } else { file.reads };
-    if !allowed {
-        return Err(Code::InvalidFileOpenFlags.into());
-    }
-    let memory = address(base, buffer_offset, bytes)?;
+    let Checked { memory, at, bytes } = check(file, &request)?;
+    let writes = request.writes;
     if bytes == 0 {
         return Ok((0, Way::Host));
-    }
-    if isize::try_from(bytes).is_err() || file_offset.checked_add_unsigned(bytes as u64).is_none() {
-        return Err(Code::InvalidValue.into());
     }
     let machine = machine();
     let Some(pointer) = machine.pointer(memory)? else {
@@ -138,10 +153,13 @@ unsafe fn transfer(file: &Arc<RegisteredFile>, request: Request) -> Result<(usiz
     let (engine, to) = (machine.engine()?, machine.destination(pointer, memory)?);
     let moved =
         if writes { engine.write(&file.file, at, bytes, to) } else { engine.read(&file.file, at, bytes, to) };
+    if let Err(error @ CallError::Stalled(_)) = &moved {
+        say(Level::Error, &error.to_string());
+    }
     if let Err(CallError::Gpu(error)) = &moved {
         say(Level::Warning, &error.to_string());
         if matches!(error, onehop_gpu::Error::Driver { code, .. } if GONE.contains(code)) {
-            machine.forget(&pointer);
+            machine.forget(pointer.ordinal, pointer.context);
         }
     }
     Ok((moved?, Way::Gpu(pointer.ordinal)))
@@ -151,7 +169,7 @@ unsafe fn transfer(file: &Arc<RegisteredFile>, request: Request) -> Result<(usiz
 ///
 /// # Safety
 /// The memory is the caller's.
-unsafe fn by_host(
+pub unsafe fn by_host(
     file: &RegisteredFile,
     memory: usize,
     at: u64,

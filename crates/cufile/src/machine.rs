@@ -4,17 +4,14 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use onehop_gpu::cuda::{Cuda, CudaGpu, Device, Pointer, Queued, StreamState};
-use onehop_gpu::{Gpu, Place, Region};
+use onehop_gpu::cuda::{Cuda, CudaGpu, Device, Pointer, StreamState, StreamWork};
 use onehop_load::engine::calls::{CallEngine, Destination, Target};
 use onehop_proto::GpuAddr;
 
-use crate::error::{Code, Failure};
+use crate::error::Failure;
 use crate::executor::Executor;
 use crate::log::{Level, say};
-
-/// Bytes of the words that streams wait on: as many operations as there are words may be under way.
-const WORDS: usize = 64 << 10;
+use crate::slots::SlotPool;
 
 /// A machine, and the process that it is of.
 type Own = Option<(u32, &'static Machine)>;
@@ -27,28 +24,48 @@ pub struct Machine {
     engine: OnceLock<Result<CallEngine, i32>>,
     /// By the GPU's number and the program's context.
     gpus: Mutex<BTreeMap<(u32, usize), Arc<OpenGpu>>>,
-    words: Mutex<Option<Words>>,
+    /// For batches, whose operations may wait for the GPU.
     pub executor: Executor,
+    /// For operations in streams: its threads never call CUDA.
+    pub stream_executor: Executor,
 }
 
-/// A GPU that the program has memory of.
+/// A GPU that the program has memory of, or streams.
 struct OpenGpu {
     gpu: CudaGpu,
-    target: Target,
+    target: Mutex<Option<Target>>,
+    streams: Mutex<Option<Arc<StreamGpu>>>,
 }
 
-/// Words of pinned memory that streams wait on.
-struct Words {
-    memory: Region,
-    /// Words that no operation uses, and how often each was used: a stream waits for that count.
-    free: Vec<(usize, u32)>,
+/// What operations in the streams of one context need.
+pub struct StreamGpu {
+    pub gpu: CudaGpu,
+    pub ordinal: u32,
+    pub work: StreamWork,
+    pub slots: SlotPool,
 }
 
-/// A word that a stream waits on.
-pub struct Word {
-    memory: Region,
-    offset: usize,
-    value: u32,
+impl OpenGpu {
+    fn target(&self, machine: &Machine) -> Result<Target, Failure> {
+        let mut known = self.target.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(target) = &*known {
+            return Ok(target.clone());
+        }
+        // SAFETY: the calls of this library alone use it, each for the memory that its program named: the API asks that it
+        // stays allocated until the call, or the operation, has ended.
+        let all = unsafe { self.gpu.all_memory() }?;
+        Ok(known.insert(machine.engine()?.add_gpu(&self.gpu, all)?).clone())
+    }
+
+    fn streams(&self, ordinal: u32) -> Result<Arc<StreamGpu>, Failure> {
+        let mut known = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(streams) = &*known {
+            return Ok(streams.clone());
+        }
+        let (gpu, work) = (self.gpu.clone(), self.gpu.stream_work()?);
+        let slots = SlotPool::new(Box::new(gpu.clone()))?;
+        Ok(known.insert(Arc::new(StreamGpu { gpu, ordinal, work, slots })).clone())
+    }
 }
 
 /// The machine of this process. A child that was forked has another: its parent's threads and GPUs are not its own.
@@ -95,8 +112,8 @@ impl Machine {
             cuda,
             engine: OnceLock::new(),
             gpus: Mutex::default(),
-            words: Mutex::default(),
-            executor: Executor::new(),
+            executor: Executor::new("onehop cufile"),
+            stream_executor: Executor::new("onehop streams"),
         }
     }
 
@@ -132,25 +149,21 @@ impl Machine {
         let cuda = self.cuda.as_ref().ok_or(Failure::Cuda(100))?;
         // SAFETY: the driver has just said so of memory that the program keeps during the call.
         let gpu = unsafe { cuda.open_for(pointer) }?;
-        // SAFETY: the calls of this library alone use it, each for the memory that its program named: the API asks that it
-        // stays allocated until the call, or the operation, has ended.
-        let all = unsafe { gpu.all_memory() }?;
-        let target = self.engine()?.add_gpu(&gpu, all)?;
-        let open = Arc::new(OpenGpu { gpu, target });
+        let open = Arc::new(OpenGpu { gpu, target: Mutex::default(), streams: Mutex::default() });
         gpus.insert(key, open.clone());
         Ok(open)
     }
 
-    /// Forgets a GPU that failed: the program may have destroyed the context.
-    pub fn forget(&self, pointer: &Pointer) {
+    /// Forgets a GPU and a context that failed: the program may have destroyed the context.
+    pub fn forget(&self, ordinal: u32, context: usize) {
         let mut gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
-        gpus.remove(&(pointer.ordinal, pointer.context));
+        gpus.remove(&(ordinal, context));
     }
 
     /// A GPU that is open, or the primary context of this one.
     fn any_gpu(&self, ordinal: u32) -> Result<Arc<OpenGpu>, Failure> {
         let open = self.gpus.lock().unwrap_or_else(PoisonError::into_inner).values().next().cloned();
-        open.map_or_else(|| self.open(&Pointer { ordinal, id: 0, context: 0 }), Ok)
+        open.map_or_else(|| self.open(&pointer_to(ordinal, 0)), Ok)
     }
 
     /// What is known of a pointer: none for host memory.
@@ -167,7 +180,7 @@ impl Machine {
     /// GPU memory as the engine takes it.
     pub fn destination(&'static self, pointer: Pointer, at: usize) -> Result<Destination, Failure> {
         let open = self.open(&pointer)?;
-        let target = open.target.clone();
+        let target = open.target(self)?;
         let is_there = move || {
             let now = open.gpu.pointer(GpuAddr(at as u64));
             now.is_ok_and(|now| now.is_some_and(|now| now.id == pointer.id))
@@ -185,48 +198,13 @@ impl Machine {
         Ok(unsafe { cuda.stream_state(stream) }?)
     }
 
-    /// A word for a stream of this GPU to wait on.
-    pub fn word(&self, ordinal: u32) -> Result<Word, Failure> {
-        // Before the lock: it may register memory.
-        let open = self.any_gpu(ordinal)?;
-        let mut words = self.words.lock().unwrap_or_else(PoisonError::into_inner);
-        if words.is_none() {
-            let memory = open.gpu.alloc(Place::PinnedHost, WORDS)?;
-            let free = (0..WORDS / 4).rev().map(|index| (index * 4, 0)).collect();
-            *words = Some(Words { memory, free });
-        }
-        let words = words.as_mut().ok_or(Code::Internal)?;
-        let (offset, used) = words.free.pop().ok_or(Code::NoMemory)?;
-        Ok(Word { memory: words.memory.clone(), offset, value: used.wrapping_add(1) })
+    /// What operations in the streams of a context need.
+    pub fn stream_gpu(&self, ordinal: u32, context: usize) -> Result<Arc<StreamGpu>, Failure> {
+        self.open(&pointer_to(ordinal, context))?.streams(ordinal)
     }
+}
 
-    /// Lets the stream that waits on a word go on.
-    pub fn release(&self, word: Word) {
-        let Word { memory, offset, value } = word;
-        if let Err(error) = memory.signal(offset, value) {
-            say(Level::Error, &format!("a stream waits for ever: {error}"));
-            return;
-        }
-        // An old wait that has not seen its value yet sees a larger one.
-        if let Some(words) = &mut *self.words.lock().unwrap_or_else(PoisonError::into_inner) {
-            words.free.push((offset, value));
-        }
-    }
-
-    /// See [`Cuda::call_and_wait`].
-    ///
-    /// # Safety
-    /// The same.
-    pub unsafe fn call_and_wait(
-        &self,
-        stream: *mut c_void,
-        function: extern "C" fn(*mut c_void),
-        argument: *mut c_void,
-        word: &Word,
-    ) -> Result<Queued, Failure> {
-        let cuda = self.cuda.as_ref().ok_or(Failure::Cuda(100))?;
-        let word = (&word.memory, word.offset, word.value);
-        // SAFETY: the caller's promise; the words live as long as the process.
-        Ok(unsafe { cuda.call_and_wait(stream, function, argument, word) }?)
-    }
+/// As a pointer into memory of a context.
+fn pointer_to(ordinal: u32, context: usize) -> Pointer {
+    Pointer { ordinal, id: 0, context, is_managed: false }
 }

@@ -33,6 +33,8 @@ pub struct State {
     pub buffers: BTreeMap<usize, Registered>,
     /// Registered files: the descriptor's number, the file's device and inode, and the handle.
     pub files: BTreeMap<i32, (u64, u64, usize)>,
+    /// Registered streams and their flags.
+    pub streams: BTreeMap<usize, u32>,
 }
 
 impl State {
@@ -43,6 +45,7 @@ impl State {
             parameters: config::read(),
             buffers: BTreeMap::new(),
             files: BTreeMap::new(),
+            streams: BTreeMap::new(),
         }
     }
 

@@ -46,7 +46,7 @@ fn made() -> Option<&'static Made> {
         run_compiler(&["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", &model, &source]);
         symlink(&model, folder.join("model/libcuda.so")).unwrap();
         let (include, cufile) = (at(&top.join("../../include")), at(&folder.join("cufile")));
-        for program in ["calls", "hostile"] {
+        for program in ["calls", "streams", "hostile"] {
             let source = at(&top.join(format!("tests/programs/{program}.c")));
             let to = at(&folder.join(program));
             run_compiler(&["-std=gnu11", "-I", &include, &source, "-L", &cufile, "-lcufile", "-o", &to]);
@@ -62,8 +62,8 @@ fn run(program: &[&str], has_gpu: bool, variables: &[(&str, &str)]) -> Option<(S
     let (cufile, model) = (folder.join("cufile"), folder.join("model"));
     let (name, arguments) = program.split_first()?;
     let mut command = Command::new(folder.join(name));
-    command.args(arguments).current_dir(folder).envs(variables.iter().copied());
     command.env("CUFILE_ENV_PATH_JSON", "").env("CUFILE_LOGFILE_PATH", folder.join("log"));
+    command.args(arguments).current_dir(folder).envs(variables.iter().copied());
     if has_gpu {
         command.env("LD_LIBRARY_PATH", format!("{}:{}", cufile.display(), model.display()));
         command.env("LD_PRELOAD", model.join("libcuda.so.1"));
@@ -130,9 +130,45 @@ fn batches() {
     passes("batch", true);
 }
 
+/// Parts of the program that puts operations into streams, on a GPU with so many channels for all of its streams.
+fn streams_pass(parts: &[&str], channels: &str) {
+    let program: Vec<&str> = std::iter::once("streams").chain(parts.iter().copied()).collect();
+    let variables = [("CUDA_DEVICE_MAX_CONNECTIONS", channels)];
+    let Some((said, is_content)) = run(&program, true, &variables) else { return };
+    assert!(is_content && said.ends_with("all of it\n"), "{parts:?}, {channels} channels: {said}");
+}
+
 #[test]
-fn operations_in_streams() {
-    passes("streams", true);
+fn operations_in_streams_are_in_order_and_late() {
+    for channels in ["8", "1", "32"] {
+        streams_pass(&["late", "order", "beside"], channels);
+    }
+    streams_pass(&["many"], "8");
+}
+
+#[test]
+fn operations_in_streams_move_every_byte() {
+    streams_pass(&["sizes"], "8");
+}
+
+#[test]
+fn operations_in_streams_that_fail_are_reported() {
+    streams_pass(&["ends", "errors", "refused"], "8");
+    let Some((_, is_content)) = run(&["streams", "ends"], true, &[("CUFILE_LOGFILE_PATH", "streams-log")])
+    else {
+        return;
+    };
+    let said = made().map(|made| std::fs::read_to_string(made.folder.join("streams-log")).unwrap());
+    let said = said.unwrap_or_default();
+    let expected = "ERROR: an operation in a stream moved 5000 of 41943040 bytes";
+    assert!(is_content && said.contains(expected), "{said}");
+}
+
+#[test]
+fn operations_in_streams_that_the_program_holds_back() {
+    streams_pass(&["waits"], "8");
+    streams_pass(&["cold"], "1");
+    streams_pass(&["full"], "8");
 }
 
 #[test]

@@ -4,19 +4,17 @@ use core::arch::{asm, nvptx};
 
 use onehop_proto::GpuAddr;
 use onehop_proto::kernel::{
-    self, GROUP_WORDS, LOCAL_WORDS, OwnerQueue, SINGLE_WORDS, run_group, run_owner, run_single, scratch_init,
-    share,
+    GROUP_WORDS, Job, KernelJob, KernelQueue, LOCAL_WORDS, SINGLE_WORDS, run_group, run_owner, run_single,
+    scratch_init, share,
 };
-use onehop_proto::queue::{Address, Memory, Rings, Shared};
+use onehop_proto::queue::{Address, Memory, Shared};
 
 use crate::gpu::{Door, Gpu, Lane};
-use crate::params::{Job, LANES, Queue};
+use crate::params::LANES;
 
-/// What runs the kernels.
-#[cfg(not(meter))]
-type Warp = Lane;
+/// A warp that takes the times.
 #[cfg(meter)]
-type Warp = kernel::Metered<Lane>;
+type Warp = onehop_proto::kernel::Metered<Lane>;
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo) -> ! {
@@ -25,39 +23,8 @@ fn panic(_: &core::panic::PanicInfo) -> ! {
 }
 
 #[inline(always)]
-fn rings<M: Memory<Addr = GpuAddr>>(queue: &Queue, sq_door: M::Door, cq_door: M::Door) -> Rings<M> {
-    Rings {
-        sq: GpuAddr(queue.sq),
-        cq: GpuAddr(queue.cq),
-        sq_door,
-        cq_door,
-        sq_entries: queue.sq_entries,
-        cq_entries: queue.cq_entries,
-    }
-}
-
-#[inline(always)]
-fn owner(queue: &Queue) -> OwnerQueue<Warp> {
-    OwnerQueue {
-        rings: rings(queue, Door::Sq, Door::Cq),
-        scratch: GpuAddr(queue.control),
-        window: queue.window,
-    }
-}
-
-#[inline(always)]
-fn job<M: Memory<Addr = GpuAddr>>(mem: &M, job: &Job) -> kernel::Job<M> {
-    kernel::Job {
-        works: GpuAddr(job.works),
-        outcomes: GpuAddr(job.outcomes),
-        count: job.count,
-        nsid: job.nsid,
-        retries: job.retries,
-        retry_delay: job.retry_delay,
-        stall: job.stall,
-        deadline: mem.now().saturating_add(job.limit),
-        poison: GpuAddr(job.poison),
-    }
+fn job<M: Memory<Addr = GpuAddr>>(mem: &M, job: &KernelJob) -> Job<M> {
+    job.until(mem.now().saturating_add(job.limit))
 }
 
 /// The index of the calling thread in its grid.
@@ -73,9 +40,9 @@ macro_rules! owner_kernel {
         // SAFETY: the name is this project's alone.
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name(
-            queues: *const Queue,
+            queues: *const KernelQueue,
             exits: *mut [u32; 2],
-            work: Job,
+            work: KernelJob,
             warps: u32,
         ) {
             // SAFETY: reads a register.
@@ -85,11 +52,11 @@ macro_rules! owner_kernel {
             }
             // SAFETY: the caller's promise; there are `warps` queues. Volatile, or it would be read once and kept.
             let queue = || unsafe { queues.add(index as usize).read_volatile() };
-            let warp = Lane::new(0, $words, [queue().sq_door, queue().cq_door]);
+            let warp = Lane::new(0, $words, [queue().sq_door.0, queue().cq_door.0]);
             #[cfg(meter)]
-            let warp = Warp::begin(warp, GpuAddr(work.outcomes), work.count);
+            let warp = Warp::begin(warp, work.outcomes, work.count);
             let (first, end) = share(work.count, index, warps);
-            let exit = $run(&warp, || owner(&queue()), &job(&warp, &work), first, end);
+            let exit = $run(&warp, || queue().owned(Door::Sq, Door::Cq), &job(&warp, &work), first, end);
             #[cfg(meter)]
             warp.report(index);
             warp.store_pair(GpuAddr(exits as u64).element(index, 8), exit);
@@ -120,12 +87,12 @@ owner_kernel! {
 /// All that the queues describe is there.
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn onehop_owner_prepare(queues: *const Queue, count: u32) {
+pub unsafe extern "ptx-kernel" fn onehop_owner_prepare(queues: *const KernelQueue, count: u32) {
     let index = thread();
     if index < count {
         // SAFETY: the caller's promise; there are `count` queues.
         let queue = unsafe { queues.add(index as usize).read() };
-        scratch_init(&Gpu, GpuAddr(queue.control));
+        scratch_init(&Gpu, queue.control);
     }
 }
 
@@ -137,9 +104,9 @@ pub unsafe extern "ptx-kernel" fn onehop_owner_prepare(queues: *const Queue, cou
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn onehop_shared(
-    queues: *const Queue,
+    queues: *const KernelQueue,
     exits: *mut [u32; 2],
-    work: Job,
+    work: KernelJob,
     warps: u32,
     count: u32,
 ) {
@@ -151,10 +118,10 @@ pub unsafe extern "ptx-kernel" fn onehop_shared(
     let queue = unsafe { queues.add((index % count) as usize).read() };
     // SAFETY: reads a register.
     let in_block = unsafe { nvptx::_thread_idx_x() } as u32 / LANES;
-    let warp = Lane::new(in_block, GROUP_WORDS, [queue.sq_door, queue.cq_door]);
+    let warp = Lane::new(in_block, GROUP_WORDS, [queue.sq_door.0, queue.cq_door.0]);
     #[cfg(meter)]
-    let warp = Warp::begin(warp, GpuAddr(work.outcomes), work.count);
-    if let Some(shared) = Shared::new(rings(&queue, Door::Sq, Door::Cq), GpuAddr(queue.control)) {
+    let warp = Warp::begin(warp, work.outcomes, work.count);
+    if let Some(shared) = Shared::new(queue.rings(Door::Sq, Door::Cq), queue.control) {
         let (items, dealt) = (share(work.count, index, warps), (index / count, warps.div_ceil(count)));
         let exit = run_group(&warp, &shared, &job(&warp, &work), items, dealt);
         #[cfg(meter)]
@@ -169,13 +136,12 @@ pub unsafe extern "ptx-kernel" fn onehop_shared(
 /// All that the queues describe is there.
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn onehop_shared_prepare(queues: *const Queue, count: u32) {
+pub unsafe extern "ptx-kernel" fn onehop_shared_prepare(queues: *const KernelQueue, count: u32) {
     let index = thread();
     if index < count {
         // SAFETY: the caller's promise; there are `count` queues.
         let queue = unsafe { queues.add(index as usize).read() };
-        let (sq_door, cq_door) = (GpuAddr(queue.sq_door), GpuAddr(queue.cq_door));
-        if let Some(shared) = Shared::new(rings(&queue, sq_door, cq_door), GpuAddr(queue.control)) {
+        if let Some(shared) = Shared::new(queue.rings(queue.sq_door, queue.cq_door), queue.control) {
             shared.initialise(&Gpu);
         }
     }

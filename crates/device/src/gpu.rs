@@ -7,7 +7,7 @@
 use core::arch::{asm, global_asm};
 
 use onehop_proto::GpuAddr;
-use onehop_proto::kernel::{GROUP_WORDS, LOCAL_WORDS, Taken, Warp};
+use onehop_proto::kernel::{GROUP_WORDS, LOCAL_WORDS, Lanes, Taken, Warp};
 use onehop_proto::queue::Memory;
 
 use crate::params::{DOOR_WORDS, GROUP_SHARED_BYTES, LANES, OWNER_SHARED_BYTES};
@@ -337,9 +337,7 @@ impl Memory for Lane {
     }
 }
 
-impl Warp for Lane {
-    const SPINS: u32 = 256;
-
+impl Lanes for Lane {
     #[inline(always)]
     fn lanes(&self) -> u32 {
         LANES
@@ -363,6 +361,51 @@ impl Warp for Lane {
     fn sync(&self) {
         Self::barrier();
     }
+
+    #[inline(always)]
+    fn local(&self, index: u32) -> u32 {
+        let value: u32;
+        // SAFETY: within the shared memory that the launch asked for.
+        unsafe {
+            asm!("ld.shared.u32 {0}, [{1}];", out(reg32) value, in(reg32) self.shared(index), options(nostack))
+        };
+        value
+    }
+
+    #[inline(always)]
+    fn set_local(&self, index: u32, value: u32) {
+        // SAFETY: within the shared memory that the launch asked for.
+        unsafe {
+            asm!("st.shared.u32 [{0}], {1};", in(reg32) self.shared(index), in(reg32) value, options(nostack))
+        };
+    }
+
+    #[inline(always)]
+    fn local_four(&self, index: u32) -> [u32; 4] {
+        let (a, b, c, d);
+        // SAFETY: within the shared memory that the launch asked for; `Warp` promises the alignment.
+        unsafe {
+            asm!("ld.shared.v4.u32 {{{0}, {1}, {2}, {3}}}, [{4}];",
+                out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) self.shared(index),
+                options(nostack));
+        }
+        [a, b, c, d]
+    }
+
+    #[inline(always)]
+    fn add_local(&self, index: u32, value: u32) -> u32 {
+        let old: u32;
+        // SAFETY: within the shared memory that the launch asked for.
+        unsafe {
+            asm!("atom.relaxed.cta.shared.add.u32 {0}, [{1}], {2};",
+                out(reg32) old, in(reg32) self.shared(index), in(reg32) value, options(nostack));
+        }
+        old
+    }
+}
+
+impl Warp for Lane {
+    const SPINS: u32 = 256;
 
     #[inline(always)]
     fn take(
@@ -421,47 +464,6 @@ impl Warp for Lane {
         let all_well = Self::ballot(well) == ALL;
         Self::barrier();
         Taken { count, last, all_well }
-    }
-
-    #[inline(always)]
-    fn local(&self, index: u32) -> u32 {
-        let value: u32;
-        // SAFETY: within the shared memory that the launch asked for.
-        unsafe {
-            asm!("ld.shared.u32 {0}, [{1}];", out(reg32) value, in(reg32) self.shared(index), options(nostack))
-        };
-        value
-    }
-
-    #[inline(always)]
-    fn set_local(&self, index: u32, value: u32) {
-        // SAFETY: within the shared memory that the launch asked for.
-        unsafe {
-            asm!("st.shared.u32 [{0}], {1};", in(reg32) self.shared(index), in(reg32) value, options(nostack))
-        };
-    }
-
-    #[inline(always)]
-    fn local_four(&self, index: u32) -> [u32; 4] {
-        let (a, b, c, d);
-        // SAFETY: within the shared memory that the launch asked for; `Warp` promises the alignment.
-        unsafe {
-            asm!("ld.shared.v4.u32 {{{0}, {1}, {2}, {3}}}, [{4}];",
-                out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) self.shared(index),
-                options(nostack));
-        }
-        [a, b, c, d]
-    }
-
-    #[inline(always)]
-    fn add_local(&self, index: u32, value: u32) -> u32 {
-        let old: u32;
-        // SAFETY: within the shared memory that the launch asked for.
-        unsafe {
-            asm!("atom.relaxed.cta.shared.add.u32 {0}, [{1}], {2};",
-                out(reg32) old, in(reg32) self.shared(index), in(reg32) value, options(nostack));
-        }
-        old
     }
 
     #[inline(always)]

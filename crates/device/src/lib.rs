@@ -1,7 +1,7 @@
 //! The kernels for NVIDIA GPUs: their PTX, and what a launch hands to them.
 //!
 //! All kernels take their queues as descriptors in memory that the GPU reaches, and the job by value, as a kernel
-//! parameter. Addresses are the GPU's. Rings and control memory are what [`params::Queue`] says; control memory is zeroed
+//! parameter. Addresses are the GPU's. Rings and control memory are what [`KernelQueue`](onehop_proto::kernel::KernelQueue) says; control memory is zeroed
 //! when it is allocated and never again, rings each time a queue is created.
 //!
 //! | entry | parameters | grid × block | dynamic shared memory |
@@ -58,6 +58,10 @@ pub const PEEK_PTX: &str = include_str!("../ptx/peek.ptx");
 #[cfg(not(target_arch = "nvptx64"))]
 pub const MARKS_PTX: &str = include_str!("../ptx/marks.ptx");
 
+/// The PTX of the kernel that copies for operations in streams, of `place.rs`.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const PLACE_PTX: &str = include_str!("../ptx/place.ptx");
+
 #[cfg(all(test, not(target_arch = "nvptx64")))]
 mod tests {
     #[test]
@@ -82,6 +86,7 @@ mod tests {
         }
         assert!(super::PTX.contains(".param .align 8 .b8 onehop_owner_param_2[88]"), "the job's size");
         assert!(super::PEEK_PTX.contains(".visible .entry onehop_peek("));
+        assert!(super::PLACE_PTX.contains(".visible .entry onehop_place("));
         for name in ["onehop_mark", "onehop_marks_left"] {
             assert!(super::MARKS_PTX.contains(&std::format!(".visible .entry {name}(")), "{name}");
         }

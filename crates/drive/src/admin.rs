@@ -8,7 +8,7 @@ use onehop_proto::log::AsyncEvent;
 use onehop_proto::queue::{Event, Owner, Slot};
 use onehop_proto::{Cqe, Sqe, admin};
 
-use crate::control::Control;
+use crate::control::{self, Control};
 use crate::ring::{Dma, Pair, PairMemory};
 use crate::{Error, Result};
 
@@ -16,6 +16,9 @@ use crate::{Error, Result};
 const ENTRIES: u32 = 32;
 /// Most event requests that are kept posted.
 const MAX_EVENTS: u32 = 4;
+
+/// How often the controller's status is checked while a command is waited for.
+const STATUS_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// What a slot of the admin queue is waiting for.
 enum Waiting {
@@ -33,7 +36,7 @@ pub(crate) struct Admin {
     waiting: Vec<Waiting>,
     /// Events that were reported and not yet served.
     pub(crate) fired: VecDeque<AsyncEvent>,
-    drive: String,
+    port: ControllerBackend,
     timeout: Duration,
 }
 
@@ -43,7 +46,7 @@ impl Admin {
         let pair = Pair::alloc(port, 0, ENTRIES, control.page_shift, control.cap.dstrd())?;
         let owner = Owner::new(pair.rings, vec![Slot::default(); ENTRIES as usize]);
         let waiting = (0..ENTRIES).map(|_| Waiting::Nothing).collect();
-        Ok(Self { pair, owner, waiting, fired: VecDeque::new(), drive: port.name.clone(), timeout })
+        Ok(Self { pair, owner, waiting, fired: VecDeque::new(), port: port.clone(), timeout })
     }
 
     /// Enables a disabled controller on these queues; whatever was in flight before is gone.
@@ -101,9 +104,20 @@ impl Admin {
         self.waiting[slot as usize] = Waiting::Answer;
         self.owner.publish(&self.pair.memory);
         let start = Instant::now();
-        loop {
+        let mut next_look = start + STATUS_POLL_INTERVAL;
+        let error = loop {
             // Looked at first: a thread that was kept from running finds its answer all the same.
-            let late = start.elapsed() >= timeout;
+            let waited = start.elapsed();
+            let mut over = waited >= timeout;
+            let mut gone = None;
+            if Instant::now() >= next_look {
+                // A controller that failed, was reset behind our back or left does not answer any more.
+                match control::status(&self.port) {
+                    Ok(csts) => over |= csts.cfs() || !csts.rdy(),
+                    Err(error) => gone = Some(error),
+                }
+                next_look = Instant::now() + STATUS_POLL_INTERVAL;
+            }
             match self.take() {
                 Some((id, cqe)) if id == slot => {
                     return if cqe.status().is_ok() {
@@ -113,12 +127,15 @@ impl Admin {
                     };
                 }
                 Some(_) => {}
-                None if late => break,
+                None if gone.is_some() || over => {
+                    let (drive, command) = (self.port.name.clone(), what.to_owned());
+                    break gone.unwrap_or(Error::NoAnswer { drive, command, waited });
+                }
                 None => std::thread::yield_now(),
             }
-        }
+        };
         self.waiting[slot as usize] = Waiting::Cancelled(data);
-        Err(Error::NoAnswer { drive: self.drive.clone(), command: what.to_owned(), waited: timeout })
+        Err(error)
     }
 
     /// The controller could not be disabled: what it was given stays as it is, for ever.

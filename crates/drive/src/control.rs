@@ -28,6 +28,26 @@ pub(crate) struct Control {
     limit: Duration,
 }
 
+/// A register of a device that is there. One look at all ones proves nothing.
+fn present(port: &ControllerBackend, at: u32, register: &'static str) -> Result<u32> {
+    let mut since = None;
+    loop {
+        let value = port.regs.read32(at);
+        if value != GONE32 {
+            return Ok(value);
+        }
+        if since.get_or_insert_with(Instant::now).elapsed() >= GONE_AFTER {
+            return Err(Error::Gone { drive: port.name.clone(), register });
+        }
+        std::thread::sleep(READY_POLL_INTERVAL);
+    }
+}
+
+/// The status register; an error if the device is gone.
+pub(crate) fn status(port: &ControllerBackend) -> Result<Csts> {
+    present(port, offset::CSTS, "CSTS").map(Csts)
+}
+
 impl Control {
     /// Reads what does not change while a controller lives.
     pub(crate) fn new(port: ControllerBackend, options: &Options) -> Result<Self> {
@@ -60,28 +80,13 @@ impl Control {
         Error::Gone { drive: self.port.name.clone(), register }
     }
 
-    /// A register of a device that is there. One look at all ones proves nothing.
-    fn present(&self, at: u32, name: &'static str) -> Result<u32> {
-        let mut since = None;
-        loop {
-            let value = self.port.regs.read32(at);
-            if value != GONE32 {
-                return Ok(value);
-            }
-            if since.get_or_insert_with(Instant::now).elapsed() >= GONE_AFTER {
-                return Err(self.gone(name));
-            }
-            std::thread::sleep(READY_POLL_INTERVAL);
-        }
-    }
-
     /// The status register; an error if the device is gone.
     pub(crate) fn status(&self) -> Result<Csts> {
-        self.present(offset::CSTS, "CSTS").map(Csts)
+        status(&self.port)
     }
 
     fn config(&self) -> Result<Cc> {
-        self.present(offset::CC, "CC").map(Cc)
+        present(&self.port, offset::CC, "CC").map(Cc)
     }
 
     /// Whether it is enabled, ready and well.

@@ -16,6 +16,7 @@ use onehop_gpu::{Gpu, Place, Region};
 
 use crate::drive::Inner;
 use crate::ladder::Incident;
+use crate::queue::Moved;
 use crate::ring::Dma;
 use crate::{Buffer, Drive, Error, Namespace, Op, Recovery, Result};
 
@@ -127,28 +128,6 @@ pub struct GpuJob {
     pub offset: u64,
 }
 
-/// What a job took.
-#[derive(Clone, Debug, Default)]
-pub struct GpuReport {
-    /// Data bytes, extended metadata included.
-    pub bytes: u64,
-    /// Commands.
-    pub commands: u64,
-    /// How often one of them was tried again.
-    pub retries: u64,
-    /// Stretches of memory whose data arrived after it was completed; noticed only with
-    /// [`Options::canary`](crate::Options).
-    pub late_data: u64,
-    /// Kernel launches.
-    pub launches: u64,
-    /// Allocations of memory for lists and launches. What earlier jobs have left is used again.
-    pub allocations: u64,
-    /// How long kernels ran, by the GPU's own clock; zero where it has none.
-    pub kernel_time: Duration,
-    /// From the first launch to the last completion.
-    pub took: Duration,
-}
-
 /// Queue pairs for one GPU on one drive. Any thread may use them; jobs are carried out one after the other.
 pub struct GpuQueues {
     drive: Arc<Inner>,
@@ -193,7 +172,7 @@ impl GpuQueues {
     ///
     /// # Errors
     /// The first command that failed, or why the GPU stopped.
-    pub fn read(&self, ns: &Namespace, jobs: &[GpuJob], into: &Buffer) -> Result<GpuReport> {
+    pub fn read(&self, ns: &Namespace, jobs: &[GpuJob], into: &Buffer) -> Result<Moved> {
         self.run(Op::Read, ns, jobs, into, None, &mut |_| true)
     }
 
@@ -201,7 +180,7 @@ impl GpuQueues {
     ///
     /// # Errors
     /// The first command that failed, or why the GPU stopped.
-    pub fn write(&self, ns: &Namespace, jobs: &[GpuJob], from: &Buffer) -> Result<GpuReport> {
+    pub fn write(&self, ns: &Namespace, jobs: &[GpuJob], from: &Buffer) -> Result<Moved> {
         self.run(Op::Write, ns, jobs, from, None, &mut |_| true)
     }
 
@@ -217,7 +196,7 @@ impl GpuQueues {
         jobs: &[GpuJob],
         buffer: &Buffer,
         progress: &mut dyn FnMut(u64) -> bool,
-    ) -> Result<GpuReport> {
+    ) -> Result<Moved> {
         self.run(op, ns, jobs, buffer, None, progress)
     }
 
@@ -234,7 +213,7 @@ impl GpuQueues {
         ns: &Namespace,
         jobs: &[GpuJob],
         buffer: &Buffer,
-    ) -> Result<(GpuReport, Vec<Duration>)> {
+    ) -> Result<(Moved, Vec<Duration>)> {
         if self.setup.mode != GpuMode::Owner {
             let why = "times are taken of queues in owner mode only".to_owned();
             return Err(Error::Unsupported { drive: self.drive.name().to_owned(), why });
@@ -252,7 +231,7 @@ impl GpuQueues {
         buffer: &Buffer,
         meter: Option<&mut Meter<'_>>,
         progress: &mut dyn FnMut(u64) -> bool,
-    ) -> Result<GpuReport> {
+    ) -> Result<Moved> {
         if op.writes() {
             self.drive.allow_writes()?;
         }

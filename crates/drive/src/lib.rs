@@ -32,7 +32,7 @@ pub use command::{Io, Op};
 pub use drive::Drive;
 pub use entry::Finished;
 pub use error::{Error, Recovery, Result};
-pub use gpu::{ExportedQueue, GpuJob, GpuMode, GpuQueues, GpuReport, GpuSetup, Placement};
+pub use gpu::{ExportedQueue, GpuJob, GpuMode, GpuQueues, GpuSetup, Placement};
 pub use identity::{Identity, Namespace};
 pub use ladder::Incident;
 pub use options::Options;

@@ -42,8 +42,31 @@ pub struct Moved {
     pub commands: u64,
     /// How often one of them was tried again.
     pub retries: u64,
-    /// How many reads were completed before their data was there; noticed only with [`Options::canary`](crate::Options).
+    /// How many reads, or stretches of memory on a GPU's way, were completed before their data was there; noticed only
+    /// with [`Options::canary`](crate::Options).
     pub late_data: u64,
+    /// Kernel launches; CPU queues need none.
+    pub launches: u64,
+    /// Allocations of memory for lists and launches. What earlier jobs have left is used again.
+    pub allocations: u64,
+    /// How long kernels ran, by the GPU's own clock; zero where it has none.
+    pub kernel_time: Duration,
+    /// From the first launch to the last completion; CPU queues leave it to their caller's clock.
+    pub took: Duration,
+}
+
+impl Moved {
+    /// Adds a transfer that came after this one.
+    pub fn add(&mut self, other: &Self) {
+        self.bytes += other.bytes;
+        self.commands += other.commands;
+        self.retries += other.retries;
+        self.late_data += other.late_data;
+        self.launches += other.launches;
+        self.allocations += other.allocations;
+        self.kernel_time += other.kernel_time;
+        self.took += other.took;
+    }
 }
 
 /// Commands that are handed over together, with one doorbell, when this is dropped. Until then it holds the queue:

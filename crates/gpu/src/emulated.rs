@@ -9,10 +9,10 @@ use std::time::Duration;
 use onehop_os::{DmaBuf, DmaMemory, Heap, HostMem, Marks, Registers, Udmabuf};
 use onehop_proto::GpuAddr;
 use onehop_proto::kernel::{
-    Exit, GROUP_WORDS, Job, LOCAL_WORDS, Metered, OwnerQueue, PeekNotes, Warp, run_group, run_owner,
-    run_peek, run_shared, run_single, scratch_init, share,
+    Exit, GROUP_WORDS, Job, LOCAL_WORDS, Metered, PeekNotes, Warp, run_group, run_owner, run_peek,
+    run_shared, run_single, scratch_init, share,
 };
-use onehop_proto::queue::{self, Memory, Shared};
+use onehop_proto::queue::{Memory, Shared};
 
 use crate::blocks::InTurn;
 use crate::controllers::emulated::Controllers;
@@ -23,7 +23,7 @@ use crate::region::{AddressSpace, DeviceBytes};
 use crate::space::{Space, View};
 use crate::{
     BlockKernels, Doorbells, Error, Gpu, KernelJob, KernelQueue, Launch, Place, Region, Resident, Result,
-    Rings, Running, peek,
+    Running, peek,
 };
 
 /// Lanes of an emulated warp.
@@ -243,7 +243,7 @@ impl Gpu for Emulated {
         peek::check(count)?;
         let first = registers.words(first, count)?;
         let notes = self.alloc(Place::PinnedHost, PeekNotes::BYTES)?;
-        let (at, limit) = (PeekNotes(notes.addr()), nanos(limit));
+        let (at, limit) = (PeekNotes(notes.addr()), KernelJob::nanos(limit));
         let read = move |view: &View, _| run_peek(view, |at| view.register(at), (first, count), at, limit);
         self.start(1, read)?.join()?;
         peek::values(&notes)
@@ -269,7 +269,7 @@ impl Gpu for Emulated {
     }
 
     fn launch(&self, launch: &Launch, job: &KernelJob) -> Result<Box<dyn Running>> {
-        let deadline = self.space.now().saturating_add(nanos(job.limit));
+        let deadline = self.space.now().saturating_add(job.limit);
         let job = *job;
         let mut threads = Threads::default();
         match launch {
@@ -283,10 +283,10 @@ impl Gpu for Emulated {
                     threads.add(move || {
                         let warp = View::warp(&space, lanes, LOCAL_WORDS);
                         if !metered {
-                            return owner(&warp, &queue, single, &kernel_job(&job, deadline), items);
+                            return owner(&warp, &queue, single, &job.until(deadline), items);
                         }
                         let warp = Metered::begin(warp, job.outcomes, job.count);
-                        let exit = owner(&warp, &queue, single, &kernel_job(&job, deadline), items);
+                        let exit = owner(&warp, &queue, single, &job.until(deadline), items);
                         warp.report(index as u32);
                         exit
                     })?;
@@ -312,10 +312,10 @@ impl Gpu for Emulated {
                     threads.add(move || {
                         let warp = View::warp(&space, lanes, GROUP_WORDS);
                         if !metered {
-                            return group(&warp, &queue, &kernel_job(&job, deadline), items, dealt);
+                            return group(&warp, &queue, &job.until(deadline), items, dealt);
                         }
                         let warp = Metered::begin(warp, job.outcomes, job.count);
-                        let exit = group(&warp, &queue, &kernel_job(&job, deadline), items, dealt);
+                        let exit = group(&warp, &queue, &job.until(deadline), items, dealt);
                         warp.report(index);
                         exit
                     })?;
@@ -325,7 +325,7 @@ impl Gpu for Emulated {
                     let shared = shared_queue::<View>(queue)?;
                     let (space, count) = (self.space.clone(), *count);
                     threads.add(move || {
-                        run_shared(&View::new(&space), &shared, &kernel_job(&job, deadline), first, count)
+                        run_shared(&View::new(&space), &shared, &job.until(deadline), first, count)
                     })?;
                 }
             }
@@ -351,7 +351,7 @@ fn owner<W: Warp<Addr = GpuAddr, Door = GpuAddr>>(
     job: &Job<W>,
     (first, end): (u32, u32),
 ) -> Exit {
-    let queue = || owner_queue(queue);
+    let queue = || queue.owned(queue.sq_door, queue.cq_door);
     let exit = match single {
         true => run_single(warp, queue, job, first, end),
         false => run_owner(warp, queue, job, first, end),
@@ -373,46 +373,13 @@ fn group<W: Warp<Addr = GpuAddr, Door = GpuAddr>>(
     exit.unwrap_or(Exit::TimedOut)
 }
 
-fn owner_queue<M: Memory<Addr = GpuAddr, Door = GpuAddr>>(queue: &KernelQueue) -> OwnerQueue<M> {
-    OwnerQueue { rings: rings(&queue.rings), scratch: queue.control, window: queue.window }
-}
-
 fn shared_queue<M: Memory<Addr = GpuAddr, Door = GpuAddr>>(queue: &KernelQueue) -> Result<Shared<M>> {
-    Shared::new(rings(&queue.rings), queue.control).ok_or_else(|| {
+    Shared::new(queue.rings(queue.sq_door, queue.cq_door), queue.control).ok_or_else(|| {
         Error::Launch(format!(
             "a shared queue needs rings of a power of two, not {} and {}",
-            queue.rings.sq_entries, queue.rings.cq_entries
+            queue.sq_entries, queue.cq_entries
         ))
     })
-}
-
-fn rings<M: Memory<Addr = GpuAddr, Door = GpuAddr>>(rings: &Rings) -> queue::Rings<M> {
-    queue::Rings {
-        sq: rings.sq,
-        cq: rings.cq,
-        sq_door: rings.sq_door,
-        cq_door: rings.cq_door,
-        sq_entries: rings.sq_entries,
-        cq_entries: rings.cq_entries,
-    }
-}
-
-fn kernel_job<M: Memory<Addr = GpuAddr, Door = GpuAddr>>(job: &KernelJob, deadline: u64) -> Job<M> {
-    Job {
-        works: job.works,
-        outcomes: job.outcomes,
-        count: job.count,
-        nsid: job.nsid,
-        retries: job.retries,
-        retry_delay: job.retry_delay.map(nanos),
-        stall: nanos(job.stall),
-        deadline,
-        poison: job.poison,
-    }
-}
-
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The threads of a launch. None of them runs before all are there: a launch that cannot be started has done nothing.

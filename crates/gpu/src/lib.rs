@@ -39,57 +39,7 @@ use std::time::Duration;
 use onehop_os::{HostMem, Registers};
 use onehop_proto::GpuAddr;
 use onehop_proto::kernel::Exit;
-
-/// Where the rings of a pair lie, in the GPU's addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct Rings {
-    /// The submission queue.
-    pub sq: GpuAddr,
-    /// The completion queue.
-    pub cq: GpuAddr,
-    /// The submission queue's doorbell.
-    pub sq_door: GpuAddr,
-    /// The completion queue's doorbell.
-    pub cq_door: GpuAddr,
-    /// Entries of the submission queue.
-    pub sq_entries: u32,
-    /// Entries of the completion queue.
-    pub cq_entries: u32,
-}
-
-/// A queue pair for a kernel: its rings, and the memory in which the kernel keeps its own account of them.
-#[derive(Clone, Copy, Debug)]
-pub struct KernelQueue {
-    /// The rings.
-    pub rings: Rings,
-    /// Owner mode: scratch memory. Shared mode: the control block.
-    pub control: GpuAddr,
-    /// How many commands may be in flight.
-    pub window: u32,
-}
-
-/// A list of work for a kernel, and its bounds.
-#[derive(Clone, Copy, Debug)]
-pub struct KernelJob {
-    /// The work items.
-    pub works: GpuAddr,
-    /// Their outcomes.
-    pub outcomes: GpuAddr,
-    /// How many there are.
-    pub count: u32,
-    /// The namespace.
-    pub nsid: u32,
-    /// How often a command is tried again.
-    pub retries: u32,
-    /// How long to wait before a retry, by CRD.
-    pub retry_delay: [Duration; 4],
-    /// How long nothing may be completed before the controller is taken to have stalled.
-    pub stall: Duration,
-    /// How long the launch may take.
-    pub limit: Duration,
-    /// The word that ends it.
-    pub poison: GpuAddr,
-}
+pub use onehop_proto::kernel::{KernelJob, KernelQueue};
 
 /// How the threads of a launch use the queues.
 #[derive(Clone, Debug)]
@@ -319,7 +269,7 @@ impl Doorbells {
 
     /// The address of so many neighbouring registers.
     pub(crate) fn words(&self, first: u32, count: u32) -> Result<GpuAddr> {
-        if u64::from(first) + 4 * u64::from(count) > self.bytes {
+        if !first.is_multiple_of(4) || u64::from(first) + 4 * u64::from(count) > self.bytes {
             let why = format!("{count} registers at {first:#x}, of {} bytes of registers", self.bytes);
             return Err(Error::Launch(why));
         }

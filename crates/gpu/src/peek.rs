@@ -92,7 +92,7 @@ mod tests {
         );
         let regs = Arc::new(Counted { reads: AtomicU32::new(0), ones: 4096 });
         let doorbells = gpu.map_registers(regs.clone()).unwrap();
-        for (first, count) in [(4092, 2), (4096, 1), (u32::MAX - 3, 16)] {
+        for (first, count) in [(4092, 2), (4096, 1), (u32::MAX - 3, 16), (6, 1)] {
             assert!(matches!(gpu.peek(&doorbells, first, count, SECOND), Err(Error::Launch(_))), "{first}");
         }
         assert_eq!(regs.reads.load(Ordering::Relaxed), 0);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use onehop_os::{HostMem, Registers};
 use onehop_proto::GpuAddr;
-use onehop_proto::kernel::{Taken, Warp};
+use onehop_proto::kernel::{Lanes, Taken, Warp};
 use onehop_proto::queue::Memory;
 
 use crate::meeting::Meeting;
@@ -300,7 +300,7 @@ impl Memory for View {
     }
 }
 
-impl Warp for View {
+impl Lanes for View {
     fn lanes(&self) -> u32 {
         self.lanes
     }
@@ -313,6 +313,21 @@ impl Warp for View {
         f();
     }
 
+    fn local(&self, index: u32) -> u32 {
+        self.local[index as usize].get()
+    }
+
+    fn set_local(&self, index: u32, value: u32) {
+        self.local[index as usize].set(value);
+    }
+
+    fn add_local(&self, index: u32, value: u32) -> u32 {
+        let word = &self.local[index as usize];
+        word.replace(word.get().wrapping_add(value))
+    }
+}
+
+impl Warp for View {
     fn take(
         &self,
         limit: u32,
@@ -327,19 +342,6 @@ impl Warp for View {
             all_well &= act(place as u32, *words);
         }
         Taken { count: looks.len() as u32, last: looks.last().map_or(0, |words| words[0]), all_well }
-    }
-
-    fn local(&self, index: u32) -> u32 {
-        self.local[index as usize].get()
-    }
-
-    fn set_local(&self, index: u32, value: u32) {
-        self.local[index as usize].set(value);
-    }
-
-    fn add_local(&self, index: u32, value: u32) -> u32 {
-        let word = &self.local[index as usize];
-        word.replace(word.get().wrapping_add(value))
     }
 
     fn exchange_local(&self, index: u32, old: u32, new: u32) -> u32 {

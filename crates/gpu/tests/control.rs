@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use onehop_gpu::{Emulated, Gpu, KernelJob, KernelQueue, Launch, Place, Rings};
+use onehop_gpu::{Emulated, Gpu, KernelJob, KernelQueue, Launch, Place};
 use onehop_proto::kernel::Exit;
 
 /// Registers that take everything and answer nothing.
@@ -34,30 +34,31 @@ fn places_beyond_the_rings_are_refused() {
     let memory = gpu.alloc(Place::PinnedHost, BYTES).unwrap();
     let at = |offset: usize| memory.addr().plus(offset as u64);
     let doors = gpu.map_registers(Arc::new(Silent)).unwrap();
-    let rings = Rings {
+    let queue = KernelQueue {
         sq: at(0),
         cq: at(4 << 10),
         sq_door: doors.at(0x1008),
         cq_door: doors.at(0x100c),
+        control: at(CONTROL),
         sq_entries: ENTRIES,
         cq_entries: ENTRIES,
+        ..KernelQueue::default()
     };
-    let limit = Duration::from_millis(50);
+    let limit = KernelJob::nanos(Duration::from_millis(50));
     let job = KernelJob {
         works: at(16 << 10),
         outcomes: at(OUTCOMES),
         count: 1,
         nsid: 1,
-        retries: 0,
-        retry_delay: [Duration::ZERO; 4],
         stall: limit,
         limit,
         poison: at(24 << 10),
+        ..KernelJob::default()
     };
     let mut before = vec![0; BYTES];
     let mut after = vec![0; BYTES];
     for window in [1, 4] {
-        let launch = Launch::Owner(vec![KernelQueue { rings, control: at(CONTROL), window }]);
+        let launch = Launch::Owner(vec![KernelQueue { window, ..queue }]);
         // Tail, submission head and completion head. The first tail lies within memory of the caller's, behind the ring.
         for (word, value) in [(0, 512), (0, 1 << 20), (4, ENTRIES), (8, 1 << 20)] {
             gpu.prepare(&launch).unwrap();

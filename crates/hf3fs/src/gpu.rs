@@ -179,7 +179,8 @@ fn number_of(device: &Device) -> c_int {
 /// Makes a buffer of memory that the program has.
 ///
 /// # Safety
-/// As for [`hf3fs_iovopen_gpu`]; the memory is not freed while the daemon reads or writes it.
+/// As for [`hf3fs_iovopen_gpu`]; the memory is not freed while the daemon reads or writes it, nor after a call with it has
+/// failed before the GPU has ended its work.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hf3fs_iovwrap_gpu(
@@ -210,12 +211,12 @@ pub unsafe extern "C" fn hf3fs_iovwrap_gpu(
 }
 
 /// # Safety
-/// The memory is not freed as long as the result is used.
+/// As for [`CudaGpu::lend`](onehop_gpu::cuda::CudaGpu::lend), without an owner.
 unsafe fn region_at(device: &Device, at: GpuAddr, size: usize) -> Result<Region> {
     match device {
         Device::Emulated(gpu) => gpu.at(at, size),
         // SAFETY: the caller's promise.
-        Device::Cuda(gpu) => unsafe { gpu.lend(at, size) }.map_err(|error| match error {
+        Device::Cuda(gpu) => unsafe { gpu.lend(at, size, ()) }.map_err(|error| match error {
             onehop_gpu::Error::Driver { .. } | onehop_gpu::Error::Memory(_) => wrong(error.to_string()),
             other => other.into(),
         }),

@@ -1,4 +1,4 @@
-//! Deadlines, and the processor's cycle counter.
+//! Deadlines, the processor's cycle counter, and which thread this is.
 
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,15 @@ impl Deadline {
     pub fn left(&self) -> Duration {
         self.0.saturating_duration_since(Instant::now())
     }
+}
+
+/// A number of this thread that no other has while it lives; never 0. Unlike the identity that the standard library gives, it
+/// can be asked for to the thread's very end: by destructors of what C libraries keep for it (`pthread_key_create`).
+#[inline]
+#[must_use]
+pub fn this_thread() -> usize {
+    thread_local!(static PLACE: u8 = const { 0 });
+    PLACE.with(|place| std::ptr::from_ref(place).addr())
 }
 
 /// The processor's time-stamp counter; nanoseconds where there is none.

@@ -7,8 +7,9 @@
 
 use std::ffi::c_void;
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, fence};
 
+use crate::mem::is_of_parent;
 use crate::{Error, HostMem, Result};
 
 const MOST: usize = Guard::MOST;
@@ -22,6 +23,8 @@ struct Slot {
     end: AtomicUsize,
     lost: AtomicBool,
     ones: AtomicBool,
+    /// The process that has the range, if children have something else there; else 0.
+    process: AtomicU32,
 }
 
 // A handler of signals has nobody to ask but statics.
@@ -35,6 +38,7 @@ impl Slot {
             end: AtomicUsize::new(0),
             lost: AtomicBool::new(false),
             ones: AtomicBool::new(false),
+            process: AtomicU32::new(0),
         }
     }
 
@@ -104,6 +108,7 @@ impl Guard {
         USED.fetch_max(slot + 1, Ordering::AcqRel);
         SLOTS[slot].lost.store(false, Ordering::Relaxed);
         SLOTS[slot].ones.store(ones, Ordering::Relaxed);
+        SLOTS[slot].process.store(mem.process(), Ordering::Relaxed);
         SLOTS[slot].set(Some(start), end);
         Ok(Self { slot, _mem: mem.clone() })
     }
@@ -168,10 +173,11 @@ extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mu
     for slot in &SLOTS[..used] {
         if let Some((start, end)) = slot.range()
             && (start..end).contains(&at)
+            && !is_of_parent(slot.process.load(Ordering::Relaxed))
         {
             let from = at / PAGE * PAGE;
-            // SAFETY: the pages from here to the end belong to a live mapping: the thread that touched it holds a clone of its
-            // memory, whatever becomes of the guard meanwhile. Memory without a file takes their place, which is what every
+            // SAFETY: the pages from here to the end belong to a live mapping of this process: the thread that touched it holds a
+            // clone of its memory, whatever becomes of the guard meanwhile. Memory without a file takes their place, which is what every
             // reader of memory that others write has to expect.
             if unsafe { replace(from, end - from, slot.ones.load(Ordering::Relaxed)) } {
                 slot.lost.store(true, Ordering::Release);

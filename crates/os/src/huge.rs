@@ -20,7 +20,8 @@ impl HostMem {
     /// Zeroed memory of this process with all its pages in place, huge ones where the system gives them.
     ///
     /// It is private and stays out of child processes: a device goes on writing the pages it was given, and a fork would
-    /// leave either side with a copy that the device does not know.
+    /// leave either side with a copy that the device does not know. A child may drop its copy of the result, and do nothing
+    /// else with it.
     ///
     /// # Errors
     /// When the system has none.
@@ -37,9 +38,9 @@ impl HostMem {
         }
         .map_err(|e| Error::system(format!("mmap of {mapped} bytes"), e))?;
         let whole = Self::whole(base.cast(), mapped, true)?;
+        whole.keep_from_children()?;
         let start = (whole.host_ptr() as usize).next_multiple_of(unit) - whole.host_ptr() as usize;
         let mem = whole.slice(start..start + len)?;
-        advise(&mem, Advice::LinuxDontFork)?;
         if unit == HUGE {
             // A kernel without huge pages says so, and ordinary ones do as well.
             let _ = advise(&mem, Advice::LinuxHugepage);

@@ -29,7 +29,7 @@ mod socket;
 mod udmabuf;
 mod words;
 
-pub use clock::{Deadline, cycles};
+pub use clock::{Deadline, cycles, this_thread};
 pub use descriptors::{DescriptorLimit, descriptor_limit, open_descriptors, raise_descriptor_limit};
 pub use dm::{DmTarget, dm_table};
 pub use error::{Error, Result};

@@ -24,6 +24,8 @@ struct Mapping {
     len: usize,
     /// Whether a store into it is possible; one into a read-only mapping would be a SIGSEGV.
     writable: bool,
+    /// The process that has it, if it stays out of child processes; else 0.
+    process: AtomicU32,
 }
 
 // SAFETY: a Mapping is an address range that stays mapped until drop, and no thread's in particular.
@@ -34,9 +36,18 @@ unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if is_of_parent(*self.process.get_mut()) {
+            // In a child the range is not mapped, or is something else's by now.
+            return;
+        }
         // SAFETY: base and len came from mmap, and nobody holds a pointer into the range any more.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
     }
+}
+
+/// Whether memory that stays out of child processes is of another process than this; 0 is memory of all.
+pub(crate) fn is_of_parent(process: u32) -> bool {
+    process != 0 && process != std::process::id()
 }
 
 /// Runs when the last clone of the memory goes: gives it back to where it came from.
@@ -96,7 +107,7 @@ impl HostMem {
     /// VFIO device. How long it is only the caller knows.
     ///
     /// It stays out of child processes: a mapping holds its file open, and a device can only be given back when nobody has it
-    /// open, not even the guardian of another one.
+    /// open, not even the guardian of another one. A child may drop its copy of the result, and do nothing else with it.
     ///
     /// # Errors
     /// When the kernel refuses it.
@@ -109,8 +120,20 @@ impl HostMem {
         let base = unsafe { mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, file, offset) }
             .map_err(|e| Error::system(format!("mmap of {bytes} bytes of a device's memory"), e))?;
         let mem = Self::whole(base.cast(), bytes, true)?;
-        advise(&mem, Advice::LinuxDontFork)?;
+        mem.keep_from_children()?;
         Ok(mem)
+    }
+
+    /// Keeps all of the mapping out of child processes from now on.
+    pub(crate) fn keep_from_children(&self) -> Result<()> {
+        advise(self, Advice::LinuxDontFork)?;
+        self.mapping.process.store(std::process::id(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The process that it is kept in; 0 if children have it, too.
+    pub(crate) fn process(&self) -> u32 {
+        self.mapping.process.load(Ordering::Relaxed)
     }
 
     /// All of a file in memory (`/dev/shm`, a memfd), whose length need not be whole pages.
@@ -168,7 +191,8 @@ impl HostMem {
     pub(crate) fn whole(base: *mut u8, len: usize, writable: bool) -> Result<Self> {
         let base = NonNull::new(base)
             .ok_or_else(|| Error::system("mmap", std::io::Error::other("mapped at address zero")))?;
-        Ok(Self { mapping: Arc::new(Mapping { base, len, writable }), offset: 0, len, _give_back: None })
+        let mapping = Arc::new(Mapping { base, len, writable, process: AtomicU32::new(0) });
+        Ok(Self { mapping, offset: 0, len, _give_back: None })
     }
 
     /// The same memory, with `give_back` run when the last clone of the result is dropped.

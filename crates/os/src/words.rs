@@ -68,6 +68,9 @@ mod tests {
         let words = Words::new(mem.clone()).unwrap();
         assert!(words.store_entry(16, &std::array::from_fn(|i| i as u32 + 1)));
         assert_eq!(mem.read_words(64).unwrap(), std::array::from_fn(|i| i as u32 + 1));
+        // From one that begins on no multiple of eight on, too.
+        mem.write_words(60, &std::array::from_fn(|i| i as u32 + 3)).unwrap();
+        assert_eq!(mem.read_words(60).unwrap(), std::array::from_fn(|i| i as u32 + 3));
         words.get(31).unwrap().store(7, Ordering::Relaxed);
         assert_eq!(mem.word(124).unwrap().load(Ordering::Relaxed), 7);
         assert!(words.get(32).is_none() && words.get(u32::MAX).is_none());

@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -57,6 +58,72 @@ fn signals_of_others_go_to_their_handler_and_the_guard_stays() {
         assert_eq!(mem.to_vec(4095, 2).unwrap(), [7, 0]);
         assert!(guard.is_lost());
     }
+}
+
+/// Runs something in a forked process; what it gave, or 100 and the signal that ended it.
+fn in_a_child(seconds: u32, f: impl FnOnce() -> i32) -> i32 {
+    // SAFETY: the child uses memory that is its own, and ends by itself or by the alarm.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: as above.
+        unsafe {
+            libc::alarm(seconds);
+            libc::_exit(f());
+        }
+    }
+    let mut status = 0;
+    // SAFETY: `status` lives across the call, and the child is ours.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { 100 + libc::WTERMSIG(status) }
+}
+
+/// A file in memory, and a page of it mapped at an address where nothing is; false where something is.
+fn map_page(at: *mut u8) -> (File, bool) {
+    let file = File::from(rustix::fs::memfd_create("of_child", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+    file.set_len(4096).unwrap();
+    let (access, how) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE);
+    // SAFETY: it fails where something is mapped.
+    let mapped = unsafe { libc::mmap(at.cast(), 4096, access, how, file.as_raw_fd(), 0) };
+    (file, mapped.cast() == at)
+}
+
+fn device() -> HostMem {
+    let fd = rustix::fs::memfd_create("device", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&fd, 2 * 4096).unwrap();
+    HostMem::of_device(&fd, 0, 2 * 4096).unwrap()
+}
+
+#[test]
+fn what_a_child_has_in_place_of_its_parents_memory_stays() {
+    for mem in [HostMem::touched(4096).unwrap(), device()] {
+        let at = mem.host_ptr();
+        let seen = in_a_child(20, || {
+            let (_file, true) = map_page(at) else { return 1 };
+            // As a collector of garbage does with the child's copy.
+            drop(mem);
+            // SAFETY: it was mapped above.
+            unsafe {
+                at.write_volatile(7);
+                i32::from(at.read_volatile())
+            }
+        });
+        assert_eq!(seen, 7, "the child's mapping went with its parent's memory");
+    }
+}
+
+#[test]
+fn what_a_child_has_in_place_of_its_parents_registers_is_not_guarded() {
+    let mem = device();
+    let guard = Guard::of_device(&mem).unwrap();
+    // SIGBUS ends the child; or the alarm, where the handler of another test has come first and returns.
+    let ended = in_a_child(1, || {
+        let (file, true) = map_page(mem.host_ptr()) else { return 1 };
+        file.set_len(0).unwrap();
+        // SAFETY: it was mapped above.
+        unsafe { i32::from(mem.host_ptr().read_volatile()) }
+    });
+    assert!([100 + libc::SIGBUS, 100 + libc::SIGALRM].contains(&ended), "{ended}");
+    assert!(!guard.is_lost() && mem.to_vec(0, 1).unwrap() == [0]);
 }
 
 #[test]

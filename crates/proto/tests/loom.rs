@@ -14,7 +14,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
-use onehop_proto::kernel::{Exit, GROUP_WORDS, ItemOutcome, Job, Taken, Warp, WorkItem, run_group};
+use onehop_proto::kernel::{Exit, GROUP_WORDS, ItemOutcome, Job, Lanes, Taken, Warp, WorkItem, run_group};
 use onehop_proto::queue::{Address, Event, Memory, Owner, Rings, Shared, SharedLayout, Slot};
 use onehop_proto::{Cqe, Sqe, Status};
 
@@ -172,7 +172,7 @@ impl Memory for Mem {
     }
 }
 
-impl Warp for Mem {
+impl Lanes for Mem {
     fn lanes(&self) -> u32 {
         self.lanes
     }
@@ -182,6 +182,18 @@ impl Warp for Mem {
     fn once(&self, mut f: impl FnMut()) {
         f();
     }
+    fn local(&self, index: u32) -> u32 {
+        self.local[index as usize].get()
+    }
+    fn set_local(&self, index: u32, value: u32) {
+        self.local[index as usize].set(value);
+    }
+    fn add_local(&self, index: u32, value: u32) -> u32 {
+        self.local[index as usize].replace(self.local(index).wrapping_add(value))
+    }
+}
+
+impl Warp for Mem {
     fn take(
         &self,
         limit: u32,
@@ -192,15 +204,6 @@ impl Warp for Mem {
             (0..limit).map(look).take_while(|(_, yes)| *yes).map(|(words, _)| words).collect();
         let all_well = (0..).zip(&there).fold(true, |well, (place, words)| well & act(place, *words));
         Taken { count: there.len() as u32, last: there.last().map_or(0, |words| words[0]), all_well }
-    }
-    fn local(&self, index: u32) -> u32 {
-        self.local[index as usize].get()
-    }
-    fn set_local(&self, index: u32, value: u32) {
-        self.local[index as usize].set(value);
-    }
-    fn add_local(&self, index: u32, value: u32) -> u32 {
-        self.local[index as usize].replace(self.local(index).wrapping_add(value))
     }
     fn exchange_local(&self, index: u32, old: u32, new: u32) -> u32 {
         let seen = self.local(index);

@@ -12,10 +12,11 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::JoinHandle;
 
-use onehop_os::{Deadline, HostMem};
+use onehop_os::{Deadline, HostMem, this_thread};
 
 use crate::endpoint::Endpoint;
 use crate::memory::Remote;
@@ -94,6 +95,8 @@ pub(crate) struct Shared {
     changed: Condvar,
     /// Wakes the thread.
     pub wake: OwnedFd,
+    /// The thread's number, once it runs.
+    pump: AtomicUsize,
 }
 
 pub(crate) struct State {
@@ -236,10 +239,14 @@ impl Prepared {
             state: Mutex::new(state),
             changed: Condvar::new(),
             wake,
+            pump: AtomicUsize::new(0),
         });
         let of_thread = shared.clone();
         let thread = std::thread::Builder::new().name("rdma".into());
-        let thread = thread.spawn(move || pump::run(&of_thread, &met));
+        let thread = thread.spawn(move || {
+            of_thread.pump.store(this_thread(), Ordering::Release);
+            pump::run(&of_thread, &met);
+        });
         let thread = thread.map_err(|e| Error::system("starting a thread", e))?;
         Ok(Channel { shared, pump: Mutex::new(Some(thread)) })
     }
@@ -400,7 +407,7 @@ impl Channel {
     pub fn close(&self, why: &str) {
         self.shared.end(why);
         let pump = self.pump.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(thread) = pump.filter(|thread| thread.thread().id() != std::thread::current().id()) {
+        if let Some(thread) = pump.filter(|_| self.shared.pump.load(Ordering::Acquire) != this_thread()) {
             let _ = thread.join();
         }
     }

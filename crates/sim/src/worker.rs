@@ -1,9 +1,12 @@
 //! The thread that executes commands, where the drive has one.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, SeqCst};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use onehop_os::this_thread;
 
 use crate::core::Core;
 use crate::{Error, Result};
@@ -19,16 +22,22 @@ const LINGER: Duration = Duration::from_micros(20);
 pub(crate) struct Worker {
     core: Arc<Core>,
     thread: Option<JoinHandle<()>>,
+    /// The thread's number, once it runs.
+    number: Arc<AtomicUsize>,
 }
 
 impl Worker {
     pub(crate) fn start(core: Arc<Core>) -> Result<Self> {
-        let shared = core.clone();
+        let (shared, number) = (core.clone(), Arc::<AtomicUsize>::default());
+        let of_thread = number.clone();
         let thread = std::thread::Builder::new()
             .name("onehop-sim".into())
-            .spawn(move || work(&shared))
+            .spawn(move || {
+                of_thread.store(this_thread(), Release);
+                work(&shared);
+            })
             .map_err(Error::Worker)?;
-        Ok(Self { core, thread: Some(thread) })
+        Ok(Self { core, thread: Some(thread), number })
     }
 }
 
@@ -38,7 +47,7 @@ impl Drop for Worker {
         self.core.wake();
         if let Some(thread) = self.thread.take()
             // An interrupt handler may hold the last handle: a thread cannot wait for itself.
-            && thread.thread().id() != std::thread::current().id()
+            && self.number.load(Acquire) != this_thread()
         {
             let _ = thread.join();
         }

@@ -55,17 +55,17 @@ fn main() -> Result<()> {
     let mut ratios = Vec::new();
     for round in 0..ROUNDS {
         memory.region.fill(0, memory.region.len(), 0)?;
-        let (tally, landed) = arena::fill(&engine, ns, (&model.model, &plan), &memory, &())?;
-        let rate = tally.bytes as f64 / 1e9 / tally.took.as_secs_f64();
+        let (moved, landed) = arena::fill(&engine, ns, (&model.model, &plan), &memory, &())?;
+        let rate = moved.bytes as f64 / 1e9 / moved.took.as_secs_f64();
         println!(
             "{round}: {} MiB at {rate:.2} GB/s, {:.3} of {alone:.2}; {} launches, {} allocations, {} commands, {} bytes staged, {} retries",
-            tally.bytes >> 20,
+            moved.bytes >> 20,
             rate / alone,
-            tally.launches,
-            tally.allocations,
-            tally.commands,
+            moved.launches,
+            moved.allocations,
+            moved.commands,
             landed.staged_bytes,
-            tally.retries,
+            moved.retries,
         );
         ratios.push(rate / alone);
     }

@@ -1,6 +1,6 @@
 //! Reads a model's tensors from a drive into one arena, each to its planned place.
 
-use onehop_drive::{GpuJob, Namespace, Op};
+use onehop_drive::{GpuJob, Moved, Namespace, Op};
 use onehop_files::Blockwise;
 use onehop_gpu::{Copier, Mark, Place, Rows};
 use onehop_load::{Model, Plan, landing};
@@ -8,7 +8,6 @@ use serde::{Serialize, Serializer};
 
 use crate::engine::{Engine, Memory};
 use crate::error::Result;
-use crate::outcome::Tally;
 use crate::progress::Progress;
 use crate::volume;
 
@@ -53,7 +52,7 @@ impl Landed {
     }
 }
 
-/// Fills `arena`, which holds zeros, according to the plan. The tally counts bytes read, in whole blocks.
+/// Fills `arena`, which holds zeros, according to the plan. Gives what was read, in whole blocks.
 ///
 /// # Errors
 /// When the model's files are not on a drive, the drive or the GPU fails, or the caller cancels.
@@ -63,15 +62,15 @@ pub fn fill(
     (model, plan): (&Model, &Plan),
     arena: &Memory,
     progress: &dyn Progress,
-) -> Result<(Tally, Landed)> {
+) -> Result<(Moved, Landed)> {
     let start = std::time::Instant::now();
     let parts = landing::direct(plan, &model.files)?;
     let jobs = volume::jobs(&parts.runs, 0);
-    let mut tally = engine.transfer(Op::Read, ns, &jobs, arena, progress)?;
+    let mut moved = engine.transfer(Op::Read, ns, &jobs, arena, progress)?;
     let extents = parts.runs.iter().map(|run| (run.lba, run.blocks)).collect();
     let mut landed = Landed { extents, ..Landed::default() };
     if arena.is_reached() {
-        landed.direct_bytes = tally.bytes;
+        landed.direct_bytes = moved.bytes;
     }
     landed.take(&parts);
     for (at, data) in &parts.inline {
@@ -82,13 +81,13 @@ pub fn fill(
         for staged in landing::staged(plan, &model.files, slots.bytes)? {
             let staged = staged?;
             landed.take(&staged.parts);
-            tally.add(&slots.pass(&staged, progress)?);
+            moved.add(&slots.pass(&staged, progress)?);
         }
         slots.finish()?;
     }
-    landed.staged_bytes = tally.bytes - landed.direct_bytes;
-    tally.took = start.elapsed();
-    Ok((tally, landed))
+    landed.staged_bytes = moved.bytes - landed.direct_bytes;
+    moved.took = start.elapsed();
+    Ok((moved, landed))
 }
 
 /// A small ring of slots in host memory.
@@ -112,7 +111,7 @@ impl<'a> Slots<'a> {
     }
 
     /// Reads into the next slot, and starts copying from it.
-    fn pass(&mut self, staged: &landing::Staged, progress: &dyn Progress) -> Result<Tally> {
+    fn pass(&mut self, staged: &landing::Staged, progress: &dyn Progress) -> Result<Moved> {
         let slot = self.next;
         self.next = (slot + 1) % SLOTS;
         if let Some(mark) = self.copied[slot].take() {
@@ -120,7 +119,7 @@ impl<'a> Slots<'a> {
         }
         let base = slot as u64 * self.bytes;
         let jobs: Vec<GpuJob> = volume::jobs(&staged.parts.runs, base);
-        let tally = self.engine.transfer(Op::Read, self.ns, &jobs, &self.memory, progress)?;
+        let moved = self.engine.transfer(Op::Read, self.ns, &jobs, &self.memory, progress)?;
         for (at, bytes) in &staged.parts.zeros {
             self.memory.region.fill((base + at) as usize, *bytes as usize, 0)?;
         }
@@ -137,7 +136,7 @@ impl<'a> Slots<'a> {
             })?;
         }
         self.copied[slot] = Some(self.copier.mark()?);
-        Ok(tally)
+        Ok(moved)
     }
 
     fn finish(mut self) -> Result<()> {

@@ -14,7 +14,6 @@ use crate::copy::copy;
 use crate::error::{Error, Result, left_words};
 use crate::memory;
 use crate::options::Options;
-use crate::outcome::Tally;
 use crate::progress::{Progress, check};
 use crate::route::{self, Route, RouteRequest, WhyNot};
 
@@ -196,7 +195,7 @@ impl Engine {
         jobs: &[GpuJob],
         memory: &Memory,
         progress: &dyn Progress,
-    ) -> Result<Tally> {
+    ) -> Result<Moved> {
         check(progress)?;
         if let Queues::Gpu(queues) = &self.queues {
             let mut go_on = |bytes| {
@@ -205,13 +204,13 @@ impl Engine {
             };
             return match queues.transfer(op, ns, jobs, memory.reached()?, &mut go_on) {
                 Err(onehop_drive::Error::Cancelled { .. }) => Err(Error::Cancelled),
-                report => Ok(report?.into()),
+                moved => Ok(moved?),
             };
         }
         let staged = matches!(self.queues, Queues::Pinned(..)) && !memory.is_reached();
         let most = if staged { STAGING } else { chunk::MOST_BYTES };
         let mut chunks = Chunks::new(jobs, block_bytes(ns), self.drive.identity().max_transfer, most);
-        let mut tally = Tally::default();
+        let mut moved = Moved::default();
         let start = Instant::now();
         loop {
             check(progress)?;
@@ -219,15 +218,15 @@ impl Engine {
             if chunk.is_empty() {
                 break;
             }
-            let (began, before) = (Instant::now(), tally.bytes);
+            let (began, before) = (Instant::now(), moved.bytes);
             for job in &chunk {
-                self.move_by_cpu(op, ns, job, memory, &mut tally)?;
+                self.move_by_cpu(op, ns, job, memory, &mut moved)?;
             }
             chunks.learn(began.elapsed());
-            progress.moved(tally.bytes - before);
+            progress.moved(moved.bytes - before);
         }
-        tally.took = start.elapsed();
-        Ok(tally)
+        moved.took = start.elapsed();
+        Ok(moved)
     }
 
     fn move_by_cpu(
@@ -236,16 +235,16 @@ impl Engine {
         ns: &Namespace,
         job: &GpuJob,
         memory: &Memory,
-        tally: &mut Tally,
+        moved: &mut Moved,
     ) -> Result<()> {
         let queue = match &self.queues {
             Queues::Pinned(queue, staging, host) if memory.buffer.is_none() => {
-                return through_staging(op, ns, job, (queue, staging, host), &memory.region, tally);
+                return through_staging(op, ns, job, (queue, staging, host), &memory.region, moved);
             }
             Queues::Direct(queue) | Queues::Pinned(queue, ..) => queue,
             Queues::Gpu(_) => return Err(Error::Defect("GPU threads drive these queues")),
         };
-        tally.moved(&queue.transfer(op, ns, job.lba, job.blocks, memory.reached()?, job.offset)?);
+        moved.add(&queue.transfer(op, ns, job.lba, job.blocks, memory.reached()?, job.offset)?);
         Ok(())
     }
 }
@@ -294,13 +293,13 @@ fn through_staging(
     job: &GpuJob,
     (queue, staging, host): (&IoQueue, &Buffer, &HostMem),
     region: &Region,
-    tally: &mut Tally,
+    moved: &mut Moved,
 ) -> Result<()> {
     let (at, bytes) = (job.offset as usize, (job.blocks * block_bytes(ns)) as usize);
     if op == Op::Write {
         copy(bytes, |from, out| Ok(region.read(at + from, out)?), |to, data| Ok(host.write(to, data)?))?;
     }
-    tally.moved(&queue.transfer(op, ns, job.lba, job.blocks, staging, 0)?);
+    moved.add(&queue.transfer(op, ns, job.lba, job.blocks, staging, 0)?);
     if op == Op::Read {
         copy(bytes, |from, out| Ok(host.read(from, out)?), |to, data| Ok(region.write(at + to, data)?))?;
     }
@@ -338,13 +337,5 @@ fn why_not(route: Route, error: Error) -> Result<WhyNot> {
             Ok(WhyNot { route, reason: error.to_string(), fix: "Move less at a time".into() })
         }
         other => Err(other),
-    }
-}
-
-impl Tally {
-    fn moved(&mut self, moved: &Moved) {
-        self.bytes += moved.bytes;
-        self.commands += moved.commands;
-        self.retries += moved.retries;
     }
 }

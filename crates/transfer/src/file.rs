@@ -116,11 +116,11 @@ impl FileOnDrive {
         let span = Span::new(&self.extents, self.bytes, offset, len, block_bytes(ns))?;
         let (engine, memory) = Engine::open(setup, span.memory)?;
         let jobs = span.jobs();
-        let mut tally = engine.transfer(Op::Read, ns, &jobs, &memory, progress)?;
+        let mut moved = engine.transfer(Op::Read, ns, &jobs, &memory, progress)?;
         span.fill(&memory.region)?;
-        let read_bytes = std::mem::replace(&mut tally.bytes, span.bytes);
+        let read_bytes = std::mem::replace(&mut moved.bytes, span.bytes);
         let data = memory.region.slice(span.skip as usize..(span.skip + span.bytes) as usize)?;
-        let outcome = TransferOutcome::new(drive, gpu, &engine, &tally, None);
+        let outcome = TransferOutcome::new(drive, gpu, &engine, &moved, None);
         Ok(FileRead { data, span, outcome, ranges: jobs.len(), read_bytes, memory: memory.region, offset })
     }
 
@@ -174,8 +174,8 @@ pub fn read_blocks(
     let job = GpuJob { lba, blocks, offset: 0 };
     let bytes = bytes_of(ns, lba, blocks)?;
     let (engine, memory) = Engine::open(setup, bytes)?;
-    let tally = engine.transfer(Op::Read, ns, &[job], &memory, progress)?;
-    let outcome = TransferOutcome::new(drive, gpu, &engine, &tally, None);
+    let moved = engine.transfer(Op::Read, ns, &[job], &memory, progress)?;
+    let outcome = TransferOutcome::new(drive, gpu, &engine, &moved, None);
     Ok(BlocksRead { data: memory.region.slice(0..bytes as usize)?, outcome, job })
 }
 

@@ -33,6 +33,6 @@ pub use error::{Conflict, Error, ErrorKind, Result};
 pub use file::{BlocksRead, FileOnDrive, FileRead, bytes_of, read_blocks, verify_blocks};
 pub use model::{Loaded, ModelOnDrive, ModelPlace, plan_options};
 pub use options::{Mode, Options};
-pub use outcome::{QueueUse, Recovered, Tally, TransferOutcome};
+pub use outcome::{QueueUse, Recovered, TransferOutcome};
 pub use progress::Progress;
 pub use route::{Places, Route, RouteRequest, WhyNot, remedy};

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use onehop_drive::{Drive, Namespace};
+use onehop_drive::{Drive, Moved, Namespace};
 use onehop_files::{Blocks, ExtentMap, Which};
 use onehop_gpu::Region;
 use onehop_load::{Model, OnMaps, OnVolume, Plan, Selection, plan};
@@ -11,7 +11,7 @@ use onehop_load::{Model, OnMaps, OnVolume, Plan, Selection, plan};
 use crate::arena::{self, Landed};
 use crate::engine::{Engine, TransferSetup, block_bytes};
 use crate::error::{Error, Result};
-use crate::outcome::{Tally, TransferOutcome};
+use crate::outcome::TransferOutcome;
 use crate::progress::{Progress, check};
 use crate::volume;
 
@@ -93,10 +93,10 @@ impl ModelOnDrive {
     pub fn load(&self, setup: &TransferSetup<'_>, plan: &Plan, progress: &dyn Progress) -> Result<Loaded> {
         check(progress)?;
         let (engine, arena) = Engine::open(setup, plan.gpu_bytes.max(1))?;
-        let (tally, landed) = arena::fill(&engine, setup.ns, (&self.model, plan), &arena, progress)?;
-        let read_bytes = tally.bytes;
-        let tally = Tally { bytes: plan.tensor_bytes, ..tally };
-        let outcome = TransferOutcome::new(setup.drive, setup.gpu, &engine, &tally, None);
+        let (moved, landed) = arena::fill(&engine, setup.ns, (&self.model, plan), &arena, progress)?;
+        let read_bytes = moved.bytes;
+        let moved = Moved { bytes: plan.tensor_bytes, ..moved };
+        let outcome = TransferOutcome::new(setup.drive, setup.gpu, &engine, &moved, None);
         Ok(Loaded { arena: arena.region, outcome, read_bytes, landed })
     }
 

@@ -1,54 +1,10 @@
 //! The report of a transfer, the same for every caller.
 
-use std::time::Duration;
-
-use onehop_drive::{Drive, GpuMode, GpuReport};
+use onehop_drive::{Drive, GpuMode, Moved};
 use serde::Serialize;
 
 use crate::engine::{Chosen, Engine};
 use crate::route::{Places, Route, WhyNot};
-
-/// The cost of a transfer.
-#[derive(Clone, Copy, Default, Debug)]
-pub struct Tally {
-    /// Bytes moved.
-    pub bytes: u64,
-    /// Commands.
-    pub commands: u64,
-    /// Number of retried commands.
-    pub retries: u64,
-    /// Kernel launches; CPU queues need none.
-    pub launches: u64,
-    /// Allocations of memory for launches.
-    pub allocations: u64,
-    /// Duration.
-    pub took: Duration,
-}
-
-impl From<GpuReport> for Tally {
-    fn from(report: GpuReport) -> Self {
-        Self {
-            bytes: report.bytes,
-            commands: report.commands,
-            retries: report.retries,
-            launches: report.launches,
-            allocations: report.allocations,
-            took: report.took,
-        }
-    }
-}
-
-impl Tally {
-    /// Adds a transfer that came after this one.
-    pub fn add(&mut self, other: &Self) {
-        self.bytes += other.bytes;
-        self.commands += other.commands;
-        self.retries += other.retries;
-        self.launches += other.launches;
-        self.allocations += other.allocations;
-        self.took += other.took;
-    }
-}
 
 /// The queues of a transfer.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -128,8 +84,8 @@ pub struct TransferOutcome {
 impl TransferOutcome {
     /// Reports a transfer; `crc` is the checksum of the bytes in GPU memory, if known.
     #[must_use]
-    pub fn new(drive: &Drive, gpu: &Chosen, engine: &Engine, tally: &Tally, crc: Option<u32>) -> Self {
-        let seconds = tally.took.as_secs_f64();
+    pub fn new(drive: &Drive, gpu: &Chosen, engine: &Engine, moved: &Moved, crc: Option<u32>) -> Self {
+        let seconds = moved.took.as_secs_f64();
         let mut simulated = Vec::new();
         if drive.identity().simulated {
             simulated.push("drive");
@@ -139,9 +95,9 @@ impl TransferOutcome {
         }
         Self {
             drive: drive.name().to_owned(),
-            bytes: tally.bytes,
+            bytes: moved.bytes,
             seconds,
-            gbps: tally.bytes as f64 / 1e9 / seconds.max(1e-9),
+            gbps: moved.bytes as f64 / 1e9 / seconds.max(1e-9),
             route: engine.route.name(),
             route_why: engine.why,
             initiator: engine.route.initiator(),
@@ -155,10 +111,10 @@ impl TransferOutcome {
             crc32c: crc.map(|crc| format!("{crc:08x}")),
             verified: None,
             verified_by: None,
-            commands: tally.commands,
-            retries: tally.retries,
-            launches: tally.launches,
-            allocations: tally.allocations,
+            commands: moved.commands,
+            retries: moved.retries,
+            launches: moved.launches,
+            allocations: moved.allocations,
             errors: 0,
             incidents: recovered(drive),
         }

@@ -59,9 +59,9 @@ fn what_one_route_writes_every_route_reads() {
         let (engine, memory) = Engine::open(&setup, bytes).unwrap();
         memory.region.write(0, &data).unwrap();
         let watch = Watch::default();
-        let tally = engine.transfer(Op::Write, ns, &[job], &memory, &watch).unwrap();
-        assert_eq!((tally.bytes, watch.moved.into_inner()), (bytes, bytes), "{writer}");
-        let mut outcome = onehop_transfer::TransferOutcome::new(&drive, &gpu, &engine, &tally, None);
+        let moved = engine.transfer(Op::Write, ns, &[job], &memory, &watch).unwrap();
+        assert_eq!((moved.bytes, watch.moved.into_inner()), (bytes, bytes), "{writer}");
+        let mut outcome = onehop_transfer::TransferOutcome::new(&drive, &gpu, &engine, &moved, None);
         let wrong = verify_blocks(Op::Write, (&drive, ns), &job, &memory.region, &mut outcome, &()).unwrap();
         assert!(wrong.is_none() && outcome.verified == Some(true), "{writer}: {wrong:?}");
         drop(engine);

@@ -1,6 +1,5 @@
 //! Mapped doorbells: a memfd that clients write to, and the thread that polls it.
 
-use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,9 +9,9 @@ use std::time::{Duration, Instant};
 use onehop_os::HostMem;
 use onehop_proto::regs::offset;
 use onehop_sim::Sim;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use crate::error::{Error, Result};
+use crate::memfd::sealed_file;
 use crate::model::MappableParts;
 
 /// After a write, the thread polls without a pause for this long.
@@ -44,7 +43,7 @@ impl MappedDoorbells {
         let failed = |call| move |source: io::Error| Error::Doorbells { call, source };
         let first = u64::from(offset::DOORBELLS);
         let end = first + u64::from(sim.doorbell_bytes());
-        let file = sealed_file(end)?;
+        let file = sealed_file("onehop-doorbells", end).map_err(failed("creation of a memory file"))?;
         let mem = HostMem::of_file_range(&file, first, sim.doorbell_bytes() as usize, true)
             .and_then(|mem| sim.map_doorbells(mem));
         mem.map_err(|error| failed("mmap")(io::Error::other(error)))?;
@@ -80,18 +79,6 @@ impl Drop for MappedDoorbells {
             let _ = thread.join();
         }
     }
-}
-
-/// A memory file that clients cannot shrink: accessing a missing page would kill this process.
-fn sealed_file(bytes: u64) -> Result<File> {
-    let failed = |call| move |source: io::Error| Error::Doorbells { call, source };
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = memfd_create("onehop-doorbells", flags).map_err(|e| failed("memfd_create")(e.into()))?;
-    let file = File::from(file);
-    file.set_len(bytes).map_err(failed("ftruncate"))?;
-    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-    fcntl_add_seals(&file, seals).map_err(|e| failed("fcntl F_ADD_SEALS")(e.into()))?;
-    Ok(file)
 }
 
 /// Delivers written doorbells until told to stop. Idle polls become less frequent.

@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
 
 use crate::error::Refusal;
@@ -31,8 +32,10 @@ impl VectorState {
         match &vector.event {
             Some(event) if !vector.masked && !all_masked => {
                 vector.pending = false;
-                // Fails if the client has not read 2^64 interrupts, or has closed its end: no one is waiting.
-                let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+                // Fails if the client has closed its end: no one is waiting.
+                if has_room(event) {
+                    let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+                }
             }
             Some(_) => vector.pending = true,
             None => vector.pending = enabled,
@@ -47,6 +50,13 @@ impl VectorState {
             }
         }
     }
+}
+
+/// Whether a write to an event fd returns at once. A client can make the fd blocking again, and fill it with 2^64
+/// interrupts.
+fn has_room(event: &OwnedFd) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::new(event, PollFlags::OUT)], Some(&now)) == Ok(1)
 }
 
 /// Checks that it is an event fd: writing to a pipe or socket could kill or block this process.
@@ -146,6 +156,25 @@ mod tests {
     fn raised(event: &OwnedFd) -> u64 {
         let mut count = [0; 8];
         rustix::io::read(event, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+    }
+
+    /// A write that blocks would hold the lock, and the server could not even be stopped.
+    #[test]
+    fn an_event_fd_that_is_full_and_blocks_stops_nobody() {
+        let irqs = Interrupts::new(1);
+        let event = eventfd(0, EventfdFlags::empty()).unwrap();
+        irqs.connect(0, vec![Some(event.try_clone().unwrap())]).unwrap();
+        fcntl_setfl(&event, fcntl_getfl(&event).unwrap() - OFlags::NONBLOCK).unwrap();
+        rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        let (done, wait) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            irqs.raise(0);
+            done.send(irqs).unwrap();
+        });
+        let irqs = wait.recv_timeout(std::time::Duration::from_secs(20)).unwrap();
+        assert_eq!(raised(&event), u64::MAX - 1);
+        irqs.raise(0);
+        assert_eq!(raised(&event), 1);
     }
 
     #[test]

@@ -35,6 +35,7 @@ mod error;
 mod function;
 mod irq;
 mod link;
+mod memfd;
 mod model;
 mod nvme;
 mod sdr;

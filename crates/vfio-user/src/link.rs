@@ -5,13 +5,15 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, IoSliceMut};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg,
+    socket_with,
 };
 
 use crate::error::Broken;
@@ -21,6 +23,14 @@ use crate::wire::{HEADER, Header, MAX_FDS};
 pub(crate) const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval between checks of `stop`.
 const STOP_POLL_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// Connects without waiting: `EAGAIN` if the server's backlog is full.
+pub(crate) fn connect_at_once(path: &Path) -> Result<UnixStream, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(UnixStream::from(socket))
+}
 
 /// A received message.
 pub(crate) struct Message {

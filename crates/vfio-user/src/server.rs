@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::ErrorKind;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
@@ -11,6 +11,7 @@ use rustix::io::Errno;
 
 use crate::error::{Error, Refusal, Result};
 use crate::function::Function;
+use crate::link::connect_at_once;
 use crate::session;
 
 /// Interval between checks of `stop`.
@@ -60,6 +61,12 @@ pub fn serve(
 pub struct Server {
     listener: UnixListener,
     path: PathBuf,
+    /// Device and inode: by then, the path may be another server's.
+    file: Option<(u64, u64)>,
+}
+
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    path.symlink_metadata().ok().map(|found| (found.dev(), found.ino()))
 }
 
 impl Server {
@@ -73,8 +80,8 @@ impl Server {
             if !found.file_type().is_socket() {
                 return Err(Error::NotASocket(path.into()));
             }
-            match UnixStream::connect(path) {
-                Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+            match connect_at_once(path) {
+                Err(Errno::CONNREFUSED) => {
                     std::fs::remove_file(path).map_err(failed("removal"))?;
                 }
                 // A server responds, or may.
@@ -82,7 +89,7 @@ impl Server {
             }
         }
         let listener = UnixListener::bind(path).map_err(failed("bind"))?;
-        let server = Self { listener, path: path.into() };
+        let server = Self { listener, path: path.into(), file: identity(path) };
         server.listener.set_nonblocking(true).map_err(failed("setup"))?;
         Ok(server)
     }
@@ -126,6 +133,8 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        if self.file.is_some() && identity(&self.path) == self.file {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }

@@ -20,6 +20,7 @@ use onehop_proto::regs::doorbell;
 use onehop_sim::Sim;
 use onehop_vfio_user::wire::{HEADER, Header, command};
 use onehop_vfio_user::{ClientError, Function, Nvme, Server, ServerEvent, client};
+use rustix::fs::SealFlags;
 use suite::{Case, PLAIN, matrix, run};
 
 /// A drive on its own socket, served until this is dropped.
@@ -179,6 +180,53 @@ fn a_server_that_goes_takes_the_drive_with_it() {
     drop(served.end());
     let error = queue.read(ns, 0, 1, &buffer, 0).unwrap_err();
     assert!(matches!(error, Error::Gone { .. }), "{error}");
+}
+
+/// Its memory is shared by file descriptors. If the server cut a file short, an access would kill this process.
+#[test]
+fn a_server_cannot_shrink_the_memory_of_its_client() {
+    let served = Served::start("mem:1M", false);
+    let memory = served.port().mapper.alloc(8192).unwrap();
+    let files = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
+    let is_ours = |file: &PathBuf| {
+        let name = std::fs::read_link(file).unwrap_or_default();
+        name.to_string_lossy().contains("memfd:onehop-dma")
+    };
+    // Other tests may close theirs meanwhile.
+    let seals: Vec<_> = files
+        .filter(is_ours)
+        .filter_map(|file| rustix::fs::fcntl_get_seals(std::fs::File::open(file).ok()?).ok())
+        .collect();
+    assert!(!seals.is_empty());
+    assert!(seals.iter().all(|seals| seals.contains(SealFlags::SHRINK | SealFlags::SEAL)), "{seals:?}");
+    assert_eq!(memory.to_vec(4096, 4).unwrap(), [0; 4]);
+}
+
+#[test]
+fn a_server_that_answers_nobody_keeps_its_socket() {
+    let socket = socket();
+    let server = UnixListener::bind(&socket).unwrap();
+    rustix::net::listen(&server, 0).unwrap();
+    // The backlog is full now; a connect that waits would never return.
+    let _waiting = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+    let (done, wait) = std::sync::mpsc::channel();
+    let path = socket.clone();
+    std::thread::spawn(move || done.send(Server::bind(&path).map(|_| ())));
+    let refused = wait.recv_timeout(Duration::from_secs(20)).unwrap();
+    assert!(matches!(refused, Err(onehop_vfio_user::Error::InUse(_))), "{refused:?}");
+    std::fs::remove_file(socket).unwrap();
+}
+
+#[test]
+fn a_server_leaves_the_socket_of_its_successor() {
+    let socket = socket();
+    let first = Server::bind(&socket).unwrap();
+    std::fs::remove_file(&socket).unwrap();
+    let second = Server::bind(&socket).unwrap();
+    drop(first);
+    assert!(socket.exists());
+    drop(second);
+    assert!(!socket.exists());
 }
 
 #[test]

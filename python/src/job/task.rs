@@ -19,7 +19,7 @@ use crate::descriptors;
 use crate::device::Device;
 use crate::drive::OpenDrive;
 use crate::error::{Error, Result};
-use crate::lent::{Brought, Lent};
+use crate::lent::Brought;
 use crate::outcome::{Outcome, Start};
 use crate::pool::Pool;
 use crate::tensor::Tensor;
@@ -28,9 +28,6 @@ use crate::views;
 /// Into how many segments the memory of a bounded stream is divided, and bytes of one at least.
 const SEGMENTS: u64 = 8;
 const LEAST_SEGMENT: u64 = 64 << 10;
-
-/// An engine that takes longer to end after it was stopped may have left copies alone.
-const UNENDED: Duration = Duration::from_secs(9);
 
 /// What the length of memory that Python allocates is a multiple of: frameworks view all of it as any type.
 const ARENA_UNIT: u64 = 512;
@@ -139,11 +136,8 @@ impl LoadTask {
             let arena = Arena::again(region, &plan)?;
             return self.fill_arena(plan, device, begin, prepared, arena, manifest);
         };
-        let lent = Lent::new(gpu, self.ask(bytes)?)?;
-        let arena = Arena::again(lent.region().clone(), &plan)?;
-        let loaded = self.fill_arena(plan, device, begin, prepared, arena, manifest);
-        self.let_go(lent, &loaded);
-        loaded
+        let arena = Arena::again(self.ask(bytes)?.into_region(gpu)?, &plan)?;
+        self.fill_arena(plan, device, begin, prepared, arena, manifest)
     }
 
     /// The memory is used again as tensors die.
@@ -157,14 +151,13 @@ impl LoadTask {
     ) -> Result<Outcome> {
         let bytes = most.min(plan.gpu_bytes).max(1).next_multiple_of(ARENA_UNIT) as usize;
         let pool = match &device.cuda {
-            Some(gpu) => Pool::of_lent(Lent::new(gpu, self.ask(bytes)?)?),
+            Some(gpu) => Pool::of_lent(self.ask(bytes)?.into_region(gpu)?),
             None => Pool::of_cpu(device.gpu.clone(), device.gpu.arena(bytes)?),
         };
         let _ = self.shared.pool.set((pool.clone(), device.cuda.clone()));
         let loaded = self.fill_segments(plan, device, begin, prepared, &pool);
         pool.close();
         let grown = pool.grown();
-        self.let_go(pool, &loaded);
         let (mut ended, _) = loaded?;
         if grown > 0 {
             ended.warnings.push(format!(
@@ -228,19 +221,6 @@ impl LoadTask {
                 // Nobody waits for the load any more.
                 Err(RecvTimeoutError::Disconnected) => return Err(onehop_load::Error::Cancelled.into()),
             }
-        }
-    }
-
-    /// Drops Python's memory after the engine. Where copies may still be under way that the engine has not seen end, it
-    /// stays allocated.
-    fn let_go<T, L>(&self, memory: T, loaded: &Result<L>) {
-        let failed = matches!(
-            loaded,
-            Err(Error::Gpu(_) | Error::Load(onehop_load::Error::Gpu(_) | onehop_load::Error::Stalled { .. }))
-        );
-        let late = self.shared.stopped.get().is_some_and(|at| at.elapsed() > UNENDED);
-        if failed || late {
-            std::mem::forget(memory);
         }
     }
 

@@ -7,7 +7,7 @@ use onehop_controller::layout::{Check, flag};
 use onehop_controller::{Range, Report, block_of, content};
 use onehop_gpu::controllers::{Begin, Common, Pairs, Table};
 use onehop_gpu::cuda::Rig as Kernel;
-use onehop_gpu::{Gpu, KernelJob, KernelQueue, Launch, Region, Rings};
+use onehop_gpu::{Gpu, KernelJob, KernelQueue, Launch, Region};
 use onehop_proto::kernel::{Exit, ItemOutcome, WorkItem, scratch_bytes};
 use onehop_proto::{Status, nvm};
 
@@ -82,11 +82,17 @@ impl<'a> Bed<'a> {
             let (sq, [sq_door, cq_door]) = (at(&rings, ring), pairs.doors(qid));
             let (sq_entries, cq_entries) = (ENTRIES as u32, ENTRIES as u32);
             let cq = sq.plus(ENTRIES as u64 * 64);
-            let rings = Rings { sq, cq, sq_door, cq_door, sq_entries, cq_entries };
+            let (control, window) = (at(&scratch, control_bytes), ENTRIES as u32 - 1);
             queues.push(KernelQueue {
-                rings,
-                control: at(&scratch, control_bytes),
-                window: ENTRIES as u32 - 1,
+                sq,
+                cq,
+                sq_door,
+                cq_door,
+                control,
+                sq_entries,
+                cq_entries,
+                window,
+                zero: 0,
             });
         }
         let poison = rig.vram(4096);
@@ -108,7 +114,7 @@ impl<'a> Bed<'a> {
         bed.pairs.start().unwrap();
         for (qid, queue) in bed.pairs.numbers().zip(&bed.queues) {
             assert!(bed.pairs.wait(qid, 1).unwrap(), "controller {qid} does not start");
-            let Rings { sq, cq, sq_entries, cq_entries, .. } = queue.rings;
+            let KernelQueue { sq, cq, sq_entries, cq_entries, .. } = *queue;
             let begin = Begin { sq, cq, sq_entries, cq_entries, cqid: qid, page_shift: 12, faults: &[] };
             assert!(bed.pairs.begin(qid, &begin).unwrap(), "controller {qid} does not begin");
         }
@@ -134,10 +140,10 @@ impl<'a> Bed<'a> {
             count: self.scale.items,
             nsid: 1,
             retries: 3,
-            retry_delay: [Duration::ZERO; 4],
-            stall: Duration::from_secs(5),
-            limit: Duration::from_secs(60),
+            stall: KernelJob::nanos(Duration::from_secs(5)),
+            limit: KernelJob::nanos(Duration::from_secs(60)),
             poison: self.poison.addr(),
+            ..KernelJob::default()
         };
         let launch = Launch::Owner(self.queues.clone());
         let exits = self.rig.gpu.launch(&launch, &job).unwrap().join().unwrap();

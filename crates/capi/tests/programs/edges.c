@@ -203,16 +203,23 @@ static void handles(void)
 
 static pthread_key_t at_end;
 
+static __thread int rounds;
+
+/* In the second round all other destructors of the thread have run. */
 static void thread_ends(void *value)
 {
-    (void)value;
+    if (rounds++ == 0) {
+        IS(pthread_setspecific(at_end, value) == 0);
+        return;
+    }
     ending = 1;
     a_life();
 }
 
-/* The library's own destructors of the thread have run when those of keys do. */
+/* With the library's own values for the thread, whose destructors run before. */
 static void *thread_body(void *value)
 {
+    a_life();
     REFUSED(onehop_drive_open("nothing", 0, &drive));
     IS(pthread_setspecific(at_end, value) == 0);
     return NULL;

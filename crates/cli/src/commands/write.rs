@@ -65,12 +65,12 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let plan = TransferSetup { drive: &drive, ns, gpu: &gpu, options: &options };
     let (engine, memory) = Engine::open(&plan, bytes)?;
     copy::load(&mut file, &args.input, file_bytes as usize, &memory.region, &context.stop)?;
-    let tally = {
+    let moved = {
         let watch = Watch::new("writing", bytes, &context.stop);
         engine.transfer(Op::Write, ns, &[job], &memory, &watch)?
     };
     let crc = copy::crc32c(&memory.region, 0, bytes as usize)?;
-    let mut outcome = TransferOutcome::new(&drive, &gpu, &engine, &tally, Some(crc));
+    let mut outcome = TransferOutcome::new(&drive, &gpu, &engine, &moved, Some(crc));
     // Its queues may be all that the drive grants.
     drop(engine);
     drive.queue()?.flush(ns)?;

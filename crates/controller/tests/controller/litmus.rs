@@ -1,10 +1,11 @@
 //! The litmus experiments on threads: with its fence each finds nothing but whole messages. (What they find without
 //! it is a matter of the machine; the model of loom, in `tests/loom.rs`, shows that they would.)
 
+use onehop_controller::Exit;
 use onehop_controller::layout::{Litmus, Tally, control};
 use onehop_controller::litmus::{LITMUS_LOCAL_WORDS, complete, consume, fetch, pattern, strength, submit};
-use onehop_controller::{Exit, Warp as _};
 use onehop_proto::GpuAddr;
+use onehop_proto::kernel::Lanes as _;
 use onehop_proto::queue::Memory;
 
 use crate::memory::Mem;

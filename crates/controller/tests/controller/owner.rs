@@ -7,7 +7,8 @@ use onehop_controller::{
     Exit, Fault, FaultKind, NULL_LOCAL_WORDS, Pair, SERVE_LOCAL_WORDS, null, sealed, serve,
 };
 use onehop_proto::kernel::{
-    self, ItemOutcome, Job, LOCAL_WORDS, OwnerQueue, Taken, WorkItem, run_owner, scratch_bytes, scratch_init,
+    self, ItemOutcome, Job, LOCAL_WORDS, Lanes, OwnerQueue, Taken, WorkItem, run_owner, scratch_bytes,
+    scratch_init,
 };
 use onehop_proto::queue::{Memory, Rings};
 use onehop_proto::{GpuAddr, Status};
@@ -46,7 +47,7 @@ memory_of!(
     }
 );
 
-impl kernel::Warp for Driver {
+impl Lanes for Driver {
     fn lanes(&self) -> u32 {
         32
     }
@@ -57,18 +58,6 @@ impl kernel::Warp for Driver {
 
     fn once(&self, mut f: impl FnMut()) {
         f();
-    }
-
-    fn take(
-        &self,
-        limit: u32,
-        look: impl FnMut(u32) -> ([u32; 2], bool),
-        mut act: impl FnMut(u32, [u32; 2]) -> bool,
-    ) -> Taken {
-        let there: Vec<_> =
-            (0..limit).map(look).take_while(|(_, yes)| *yes).map(|(words, _)| words).collect();
-        let all_well = (0..).zip(&there).fold(true, |well, (place, words)| well & act(place, *words));
-        Taken { count: there.len() as u32, last: there.last().map_or(0, |words| words[0]), all_well }
     }
 
     fn local(&self, index: u32) -> u32 {
@@ -83,6 +72,20 @@ impl kernel::Warp for Driver {
         let old = self.local(index);
         self.set_local(index, old.wrapping_add(value));
         old
+    }
+}
+
+impl kernel::Warp for Driver {
+    fn take(
+        &self,
+        limit: u32,
+        look: impl FnMut(u32) -> ([u32; 2], bool),
+        mut act: impl FnMut(u32, [u32; 2]) -> bool,
+    ) -> Taken {
+        let there: Vec<_> =
+            (0..limit).map(look).take_while(|(_, yes)| *yes).map(|(words, _)| words).collect();
+        let all_well = (0..).zip(&there).fold(true, |well, (place, words)| well & act(place, *words));
+        Taken { count: there.len() as u32, last: there.last().map_or(0, |words| words[0]), all_well }
     }
 
     fn exchange_local(&self, index: u32, old: u32, new: u32) -> u32 {

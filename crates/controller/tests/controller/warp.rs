@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::{Arc, Condvar, Mutex};
 
-use onehop_controller::Warp;
+use onehop_proto::kernel::Lanes;
 
 use crate::memory::{Mem, memory_of};
 
@@ -88,7 +88,7 @@ memory_of!(
     }
 );
 
-impl Warp for LaneThreads {
+impl Lanes for LaneThreads {
     fn lanes(&self) -> u32 {
         self.lanes
     }
@@ -186,7 +186,7 @@ memory_of!(
     }
 );
 
-impl Warp for Lane {
+impl Lanes for Lane {
     fn lanes(&self) -> u32 {
         self.warp.lanes
     }

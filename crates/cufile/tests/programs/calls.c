@@ -1,27 +1,10 @@
 /* Every function of include/onehop/cufile.h against the library, with the model of CUDA's driver or with none. */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <fcntl.h>
-#include <pthread.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include "onehop/cufile.h"
-
-#define MUST(what)                                                                     \
-    do {                                                                               \
-        if (!(what)) {                                                                 \
-            printf("%s:%d: %s (errno %d)\n", __FILE__, __LINE__, #what, errno);        \
-            exit(1);                                                                   \
-        }                                                                              \
-    } while (0)
-#define GIVES(call, number) MUST((call).err == (number))
+#include "common.h"
 
 _Static_assert(sizeof(CUfileError_t) == 8, "");
 _Static_assert(sizeof(CUfileDescr_t) == 24 && offsetof(CUfileDescr_t, handle) == 8 && offsetof(CUfileDescr_t, fs_ops) == 16, "");
@@ -35,44 +18,6 @@ _Static_assert(offsetof(CUfileStatsLevel1_t, batch_submit_ops) == 176, "");
 _Static_assert(sizeof(CUfileStatsLevel2_t) == 1024 && sizeof(CUfilePerGpuStats_t) == 248, "");
 _Static_assert(sizeof(CUfileStatsLevel3_t) == 5000 && offsetof(CUfileStatsLevel3_t, per_gpu_stats) == 1032, "");
 
-/* The model. Weak: without it the program has no GPU. */
-#define MODEL __attribute__((weak))
-typedef uint64_t at;
-MODEL int cuCtxSetCurrent(void *context);
-MODEL int cuDeviceGetCount(int *count);
-MODEL int cuDevicePrimaryCtxRetain(void **context, int device);
-MODEL int cuMemAlloc_v2(at *where, size_t bytes);
-MODEL int cuMemFree_v2(at where);
-MODEL int cuStreamCreate(void **stream, unsigned flags);
-MODEL int cuStreamSynchronize(void *stream);
-MODEL int cuLaunchHostFunc(void *stream, void (*call)(void *), void *argument);
-MODEL int model_copy(at device, void *host, size_t bytes, int out);
-MODEL int model_capture(void *stream, int on);
-MODEL long model(const char *what, long value);
-
-enum { SIZE = 5 * 1048576 + 12345, PAGE = 4096 };
-static unsigned char pattern[SIZE], buffer[SIZE];
-static char path[4096];
-
-static int make_file(int flags) {
-    static int count;
-    snprintf(path, sizeof path, "cufile-test-%d-%d", getpid(), count++);
-    int fd = open(path, O_CREAT | O_EXCL | O_RDWR, 0600);
-    MUST(fd >= 0 && write(fd, pattern, SIZE) == SIZE);
-    MUST(!fsync(fd) && !close(fd));
-    fd = open(path, flags);
-    unlink(path);
-    return fd;
-}
-
-static CUfileHandle_t reg(int fd) {
-    CUfileDescr_t description = {.type = CU_FILE_HANDLE_TYPE_OPAQUE_FD, .handle.fd = fd};
-    CUfileHandle_t handle = NULL;
-    GIVES(cuFileHandleRegister(&handle, &description), 0);
-    MUST(handle);
-    return handle;
-}
-
 static int reg_error(int fd, int type) {
     CUfileDescr_t description = {.type = type, .handle.fd = fd};
     CUfileHandle_t handle = NULL;
@@ -82,39 +27,6 @@ static int reg_error(int fd, int type) {
 static void fails(ssize_t moved, int number) {
     if (moved != -1 || errno != number) printf("%zd, errno %d instead of %d\n", moved, errno, number);
     MUST(moved == -1 && errno == number);
-}
-
-static int gpus(void) {
-    int count = 0;
-    MUST(!cuDeviceGetCount(&count) && count > 0);
-    return count;
-}
-static at device_memory(int gpu, size_t bytes) {
-    void *context;
-    at where;
-    MUST(!cuDevicePrimaryCtxRetain(&context, gpu % gpus()) && !cuCtxSetCurrent(context) && !cuMemAlloc_v2(&where, bytes));
-    return where;
-}
-static void fill(at where, int value, size_t bytes) {
-    unsigned char *data = malloc(bytes);
-    memset(data, value, bytes);
-    MUST(!model_copy(where, data, bytes, 0));
-    free(data);
-}
-static int is_pattern(at where, size_t from, size_t bytes) {
-    unsigned char *data = malloc(bytes);
-    MUST(!model_copy(where, data, bytes, 1));
-    int same = !memcmp(data, pattern + from, bytes);
-    free(data);
-    return same;
-}
-static int is_all(at where, int value, size_t bytes) {
-    unsigned char *data = malloc(bytes);
-    MUST(!model_copy(where, data, bytes, 1));
-    int same = 1;
-    for (size_t i = 0; i < bytes; i++) same &= data[i] == value;
-    free(data);
-    return same;
 }
 
 static void driver(void) {
@@ -415,72 +327,6 @@ static void batch(void) {
     GIVES(cuFileBatchIOSubmit(batch, 1, params, 0), 5022);
 }
 
-struct words { size_t bytes; off_t file_offset, offset; ssize_t done; };
-static void late(void *argument) {
-    struct words *words = argument;
-    usleep(30000);
-    words->bytes = 70000;
-    words->file_offset = 4097;
-    words->offset = 11;
-}
-static void streams(void) {
-    CUfileHandle_t handle = reg(make_file(O_RDWR)), only = reg(make_file(O_WRONLY));
-    at memory = device_memory(0, SIZE);
-    void *stream;
-    MUST(!cuStreamCreate(&stream, 0));
-    struct words words = {1, 2, 3, 99};
-    /* The words are those of the moment in which the stream comes to the operation. */
-    GIVES(cuFileStreamRegister(stream, 16), 5022);
-    GIVES(cuFileStreamRegister(stream, 0), 0);
-    MUST(!cuLaunchHostFunc(stream, late, &words));
-    GIVES(cuFileReadAsync(handle, (void *)memory, &words.bytes, &words.file_offset, &words.offset, &words.done, stream), 0);
-    MUST(words.done == 99 && !cuStreamSynchronize(stream) && words.done == 70000);
-    MUST(is_pattern(memory + 11, 4097, 70000));
-    /* Unless they are fixed. */
-    GIVES(cuFileStreamRegister(stream, 15), 0);
-    struct words fixed = {5000, 100, 0, 99};
-    MUST(!cuLaunchHostFunc(stream, late, &fixed));
-    GIVES(cuFileReadAsync(handle, (void *)memory, &fixed.bytes, &fixed.file_offset, &fixed.offset, &fixed.done, stream), 0);
-    MUST(!cuStreamSynchronize(stream) && fixed.done == 5000 && is_pattern(memory, 100, 5000));
-    /* In order: written, then read again, on many streams at once, one of them of the other GPU. */
-    enum { STREAMS = 40 };
-    static struct words all[STREAMS][3];
-    void *many[STREAMS];
-    at places[STREAMS];
-    for (int i = 0; i < STREAMS; i++) {
-        places[i] = device_memory(i % 2, 200000);
-        MUST(i == 1 || !cuStreamCreate(&many[i], 0));
-    }
-    many[1] = NULL;
-    for (int i = 0; i < STREAMS; i++) {
-        for (int step = 0; step < 3; step++) all[i][step] = (struct words){100000, step ? 0 : i, step == 2 ? 100000 : 0, 99};
-        all[i][1].file_offset = all[i][2].file_offset = (off_t)SIZE + i * 100000;
-        GIVES(cuFileReadAsync(handle, (void *)places[i], &all[i][0].bytes, &all[i][0].file_offset, &all[i][0].offset, &all[i][0].done, many[i]), 0);
-        GIVES(cuFileWriteAsync(handle, (void *)places[i], &all[i][1].bytes, &all[i][1].file_offset, &all[i][1].offset, &all[i][1].done, many[i]), 0);
-        GIVES(cuFileReadAsync(handle, (void *)places[i], &all[i][2].bytes, &all[i][2].file_offset, &all[i][2].offset, &all[i][2].done, many[i]), 0);
-    }
-    for (int i = 0; i < STREAMS; i++) {
-        MUST(!cuStreamSynchronize(many[i]));
-        for (int step = 0; step < 3; step++) MUST(all[i][step].done == 100000);
-        MUST(is_pattern(places[i] + 100000, i, 100000));
-    }
-    /* Errors come with the result. */
-    words.done = 99;
-    words.bytes = 10;
-    GIVES(cuFileReadAsync(only, (void *)memory, &words.bytes, &words.file_offset, &words.offset, &words.done, stream), 0);
-    MUST(!cuStreamSynchronize(stream) && words.done == -5019);
-    GIVES(cuFileReadAsync(handle, NULL, &words.bytes, &words.file_offset, &words.offset, &words.done, stream), 5022);
-    GIVES(cuFileReadAsync(handle, (void *)memory, NULL, &words.file_offset, &words.offset, &words.done, stream), 5022);
-    GIVES(cuFileReadAsync((void *)7, (void *)memory, &words.bytes, &words.file_offset, &words.offset, &words.done, stream), 5027);
-    /* A graph that is being captured gets nothing of it. */
-    model_capture(stream, 1);
-    CUfileError_t captured = cuFileReadAsync(handle, (void *)memory, &words.bytes, &words.file_offset, &words.offset, &words.done, stream);
-    MUST(captured.err == 5011 && captured.cu_err == 900 && model("captured calls", 0) == 0);
-    model_capture(stream, 0);
-    GIVES(cuFileStreamDeregister(stream), 0);
-    GIVES(cuFileStreamDeregister(stream), 5022);
-}
-
 static void statistics(void) {
     int level;
     CUfileStatsLevel1_t one;
@@ -551,7 +397,7 @@ static void forks(void) {
 
 int main(int count, char **arguments) {
     for (size_t i = 0; i < SIZE; i++) pattern[i] = (unsigned char)((i * 0x9e3779b97f4a7c15ull) >> 56);
-    alarm(120);
+    limit_time(120);
     for (int i = 1; i < count; i++) {
         const char *part = arguments[i];
         if (!strcmp(part, "driver")) driver();
@@ -561,7 +407,6 @@ int main(int count, char **arguments) {
         else if (!strcmp(part, "freed")) freed_memory();
         else if (!strcmp(part, "threads")) threads();
         else if (!strcmp(part, "batch")) batch();
-        else if (!strcmp(part, "streams")) streams();
         else if (!strcmp(part, "statistics")) statistics();
         else if (!strcmp(part, "forks")) forks();
         else MUST(!"a part of this program");

@@ -1,6 +1,7 @@
 /* A model of CUDA's driver for two GPUs, for tests of libcufile.so.0. GPU memory has addresses that the CPU cannot touch: only
- * copies reach it, and copies to what is not allocated are refused. Streams work in threads of their own, in order. What is not
- * here is missing, as in an old driver. */
+ * copies reach it, and copies to what is not allocated are refused. Streams share the channels of their GPU, as those of a real one
+ * do: each works in order, so that a stream that waits holds up all that came after it in its channel. What is not here is
+ * missing, as in an old driver. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -24,10 +25,11 @@ __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(take
 static int contexts[2];
 static __thread int *stack[16];
 static __thread int depth, mode;
-static volatile long copy_delay_us, copies_begun, captured_calls;
+static volatile long copy_delay_us, copies_begun, captured_calls, until_refused;
 
 long model(const char *what, long value) {
     if (!strcmp(what, "copies begun")) return copies_begun;
+    if (!strcmp(what, "set until_refused")) { until_refused = value; return 1; }
     if (strcmp(what, "set copy_delay_us")) return captured_calls;
     copy_delay_us = value;
     return 1;
@@ -48,11 +50,23 @@ static struct allocation *find(at where, size_t bytes) {
 
 #define NEEDS_CONTEXT if (!depth) return NO_CONTEXT
 
+static __thread int in_call;
+static void wrong(const char *what) { fprintf(stderr, "the model of CUDA: %s\n", what); abort(); }
+/* Neither a function that a stream calls nor a thread that a stream waits for may call CUDA. All calls of the library begin so. */
+int cuThreadExchangeStreamCaptureMode(int *other) {
+    char name[16] = "";
+    pthread_getname_np(pthread_self(), name, sizeof name);
+    if (in_call || !strcmp(name, "onehop streams")) wrong("called from where a stream waits for the end");
+    int before = mode;
+    mode = *other;
+    *other = before;
+    return OK;
+}
+
 int cuInit(unsigned flags) { return flags ? INVALID : OK; }
 int cuDriverGetVersion(int *version) { *version = 12080; return OK; }
 int cuGetErrorName(int code, const char **name) { (void)code; *name = "CUDA_ERROR_OF_THE_MODEL"; return OK; }
 int cuGetErrorString(int code, const char **text) { (void)code; *text = "the model refuses it"; return OK; }
-int cuThreadExchangeStreamCaptureMode(int *other) { int before = mode; mode = *other; *other = before; return OK; }
 int cuDeviceGetCount(int *count) { *count = 2; return OK; }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return OK; }
 int cuDeviceGetName(char *name, int len, int device) { (void)device; strncpy(name, "model", len); return OK; }
@@ -128,18 +142,73 @@ int cuPointerGetAttributes(unsigned count, int *which, void **out, at where) {
     pthread_mutex_unlock(&lock);
     return OK;
 }
+/* CU_POINTER_ATTRIBUTE_DEVICE_POINTER is all that is asked for so. */
+int cuPointerGetAttribute(void *out, int which, at where) {
+    NEEDS_CONTEXT;
+    pthread_mutex_lock(&lock);
+    struct allocation *one = find(where, 1);
+    int reached = which == 3 && one && one->device == (int)(stack[depth - 1] - contexts);
+    pthread_mutex_unlock(&lock);
+    if (reached) *(at *)out = where;
+    return reached ? OK : INVALID;
+}
+int cuMemGetAddressRange_v2(at *base, size_t *bytes, at where) {
+    NEEDS_CONTEXT;
+    pthread_mutex_lock(&lock);
+    struct allocation *one = find(where, 1);
+    if (one) { *base = one->start; *bytes = one->bytes; }
+    pthread_mutex_unlock(&lock);
+    return one ? OK : INVALID;
+}
 int cuPointerSetAttribute(const void *value, int which, at where) { (void)value; (void)which; (void)where; return OK; }
-int cuMemHostRegister_v2(void *where, size_t bytes, unsigned flags) { (void)where; (void)bytes; (void)flags; return OK; }
-int cuMemHostUnregister(void *where) { (void)where; return OK; }
+static struct { at start; size_t bytes; } pinned[MOST];
+static int is_pinned(at where, size_t bytes) {
+    int found = 0;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < MOST && !found; i++) found = pinned[i].bytes && where >= pinned[i].start && where - pinned[i].start + bytes <= pinned[i].bytes;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+int cuMemHostRegister_v2(void *where, size_t bytes, unsigned flags) {
+    int i = 0;
+    (void)flags;
+    pthread_mutex_lock(&lock);
+    while (i < MOST && pinned[i].bytes) i++;
+    if (i < MOST) { pinned[i].start = (at)where; pinned[i].bytes = bytes; }
+    pthread_mutex_unlock(&lock);
+    return i < MOST ? OK : 2;
+}
+int cuMemHostUnregister(void *where) {
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < MOST; i++) if (pinned[i].start == (at)where) pinned[i].bytes = 0;
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
 int cuMemHostGetDevicePointer_v2(at *out, void *where, unsigned flags) { (void)flags; *out = (at)where; return OK; }
 
 /* Streams. */
-struct op { int kind; at a; void *b; size_t bytes; void (*call)(void *); struct op *next; };
-enum { COPY_IN, COPY_OUT, CALL, WAIT, RECORD };
-struct stream { pthread_mutex_t lock; pthread_cond_t more; struct op *first, **last; int busy, capturing, device; };
+struct stream { int channel, pending, capturing, device; };
+struct op { int kind; at a; void *b; size_t bytes; void (*call)(void *); struct stream *stream; struct op *next; };
+enum { COPY_IN, COPY_OUT, CALL, WAIT, RECORD, PLACE, MOST_CHANNELS = 32 };
 struct event { volatile long asked, over; };
-static struct stream *null_stream;
+/* Of each GPU. */
+static struct channel { pthread_mutex_t lock; pthread_cond_t more; struct op *first, **last; } channels[2][MOST_CHANNELS];
+static int streams_made[2];
+static struct stream *null_streams[2];
 
+/* The kernel: what its order says now is copied between memory of its GPU and pinned memory, and nothing else. */
+static void place(struct op *op) {
+    if (!is_pinned(op->a, 24)) wrong("an order that is not in pinned memory");
+    at *order = (at *)op->a, from = order[0], to = order[1], bytes = order[2];
+    if (!bytes) return;
+    int out = is_pinned(to, bytes);
+    at device = out ? from : to, host = out ? to : from;
+    pthread_mutex_lock(&lock);
+    struct allocation *one = find(device, bytes);
+    int reached = one && one->device == op->stream->device;
+    pthread_mutex_unlock(&lock);
+    if (!reached || !is_pinned(host, bytes) || model_copy(device, (void *)host, bytes, out)) wrong("a kernel with an illegal address");
+}
 static void run(struct op *op) {
     if (op->kind == COPY_IN || op->kind == COPY_OUT) {
         __atomic_fetch_add(&copies_begun, 1, __ATOMIC_SEQ_CST);
@@ -149,79 +218,116 @@ static void run(struct op *op) {
         find(op->a, op->bytes)->copies--;
         pthread_mutex_unlock(&lock);
     }
-    if (op->kind == CALL) op->call(op->b);
+    if (op->kind == CALL) {
+        in_call = 1;
+        op->call(op->b);
+        in_call = 0;
+    }
+    if (op->kind == PLACE) place(op);
     if (op->kind == WAIT)
         while ((int)(__atomic_load_n((unsigned *)op->a, __ATOMIC_ACQUIRE) - (unsigned)op->bytes) < 0) usleep(20);
     if (op->kind == RECORD) __atomic_fetch_add(&((struct event *)op->b)->over, 1, __ATOMIC_SEQ_CST);
 }
 static void *work(void *argument) {
-    struct stream *stream = argument;
-    pthread_mutex_lock(&stream->lock);
+    struct channel *channel = argument;
+    pthread_mutex_lock(&channel->lock);
     for (;;) {
-        struct op *op = stream->first;
+        struct op *op = channel->first;
         if (!op) {
-            stream->busy = 0;
-            pthread_cond_wait(&stream->more, &stream->lock);
+            pthread_cond_wait(&channel->more, &channel->lock);
             continue;
         }
-        stream->first = op->next;
-        if (!stream->first) stream->last = &stream->first;
-        pthread_mutex_unlock(&stream->lock);
+        channel->first = op->next;
+        if (!channel->first) channel->last = &channel->first;
+        pthread_mutex_unlock(&channel->lock);
         run(op);
+        __atomic_fetch_sub(&op->stream->pending, 1, __ATOMIC_SEQ_CST);
         free(op);
-        pthread_mutex_lock(&stream->lock);
+        pthread_mutex_lock(&channel->lock);
     }
     return NULL;
 }
+static int channel_count(void) {
+    const char *wanted = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    int count = wanted ? atoi(wanted) : 8;
+    return count < 1 ? 1 : count > MOST_CHANNELS ? MOST_CHANNELS : count;
+}
+/* With the lock. */
 static struct stream *make(int device) {
     struct stream *stream = calloc(1, sizeof *stream);
-    pthread_t thread;
-    pthread_mutex_init(&stream->lock, NULL);
-    pthread_cond_init(&stream->more, NULL);
-    stream->last = &stream->first;
     stream->device = device;
-    if (pthread_create(&thread, NULL, work, stream)) abort();
-    pthread_detach(thread);
+    stream->channel = streams_made[device]++ % channel_count();
+    struct channel *channel = &channels[device][stream->channel];
+    if (!channel->last) {
+        pthread_t thread;
+        pthread_mutex_init(&channel->lock, NULL);
+        pthread_cond_init(&channel->more, NULL);
+        channel->last = &channel->first;
+        if (pthread_create(&thread, NULL, work, channel)) abort();
+        pthread_detach(thread);
+    }
     return stream;
 }
 static struct stream *of(void *handle) {
     if (handle) return handle;
+    int device = depth ? (int)(stack[depth - 1] - contexts) : 0;
     pthread_mutex_lock(&lock);
-    if (!null_stream) null_stream = make(0);
+    if (!null_streams[device]) null_streams[device] = make(device);
     pthread_mutex_unlock(&lock);
-    return null_stream;
+    return null_streams[device];
 }
 static int put(void *handle, struct op op) {
     struct stream *stream = of(handle);
     if (stream->capturing) { captured_calls++; return 900; }
+    if (until_refused && !--until_refused) return 999;
+    struct channel *channel = &channels[stream->device][stream->channel];
     struct op *copy = malloc(sizeof *copy);
     *copy = op;
     copy->next = NULL;
-    pthread_mutex_lock(&stream->lock);
-    *stream->last = copy;
-    stream->last = &copy->next;
-    stream->busy = 1;
-    pthread_cond_signal(&stream->more);
-    pthread_mutex_unlock(&stream->lock);
+    copy->stream = stream;
+    __atomic_fetch_add(&stream->pending, 1, __ATOMIC_SEQ_CST);
+    pthread_mutex_lock(&channel->lock);
+    *channel->last = copy;
+    channel->last = &copy->next;
+    pthread_cond_signal(&channel->more);
+    pthread_mutex_unlock(&channel->lock);
     return OK;
 }
-int cuStreamCreate(void **stream, unsigned flags) { NEEDS_CONTEXT; (void)flags; *stream = make((int)(stack[depth - 1] - contexts)); return OK; }
+int cuStreamCreate(void **stream, unsigned flags) {
+    NEEDS_CONTEXT;
+    (void)flags;
+    pthread_mutex_lock(&lock);
+    *stream = make((int)(stack[depth - 1] - contexts));
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
 int cuStreamCreateWithPriority(void **stream, unsigned flags, int priority) { (void)priority; return cuStreamCreate(stream, flags); }
 /* Its thread stays: a model has time. */
 int cuStreamDestroy_v2(void *stream) { (void)stream; return OK; }
-int cuStreamQuery(void *handle) {
-    struct stream *stream = of(handle);
-    pthread_mutex_lock(&stream->lock);
-    int busy = stream->busy;
-    pthread_mutex_unlock(&stream->lock);
-    return busy ? NOT_READY : OK;
-}
+int cuStreamQuery(void *handle) { return __atomic_load_n(&of(handle)->pending, __ATOMIC_SEQ_CST) ? NOT_READY : OK; }
 int cuStreamSynchronize(void *stream) { while (cuStreamQuery(stream)) usleep(20); return OK; }
-int cuStreamGetCtx(void *stream, void **context) { *context = &contexts[of(stream)->device]; return OK; }
+int cuStreamGetCtx(void *stream, void **context) { if (!stream) NEEDS_CONTEXT; *context = &contexts[of(stream)->device]; return OK; }
 int cuStreamIsCapturing(void *stream, int *status) { *status = of(stream)->capturing; return OK; }
 int model_capture(void *stream, int on) { of(stream)->capturing = on; return OK; }
 int cuLaunchHostFunc(void *stream, void (*call)(void *), void *argument) { return put(stream, (struct op){.kind = CALL, .call = call, .b = argument}); }
-int cuStreamWaitValue32_v2(void *stream, at where, unsigned value, unsigned flags) { (void)flags; return put(stream, (struct op){.kind = WAIT, .a = where, .bytes = value}); }
+int cuStreamWaitValue32_v2(void *stream, at where, unsigned value, unsigned flags) { (void)flags; if (!is_pinned(where, 4)) return INVALID; return put(stream, (struct op){.kind = WAIT, .a = where, .bytes = value}); }
+int cuModuleLoadDataEx(void **module, const void *image, unsigned count, int *options, void **values) {
+    NEEDS_CONTEXT;
+    (void)count; (void)options; (void)values;
+    *module = stack[depth - 1];
+    return strstr(image, ".entry onehop_place(") ? OK : 218;
+}
+int cuModuleUnload(void *module) { (void)module; return OK; }
+int cuModuleGetFunction(void **function, void *module, const char *name) { *function = module; return strcmp(name, "onehop_place") ? 500 : OK; }
+int cuFuncGetAttribute(int *value, int which, void *function) { (void)function; *value = which == 0 ? 1024 : 32; return OK; }
+int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned b, unsigned c, unsigned shared, void *stream, void **arguments, void **extra) {
+    NEEDS_CONTEXT;
+    (void)shared;
+    /* The module is of one context, and so is the stream. */
+    if (function != (void *)stack[depth - 1] || of(stream)->device != (int)(stack[depth - 1] - contexts)) return INVALID_HANDLE;
+    if (!x || y != 1 || z != 1 || !threads || threads > 1024 || b != 1 || c != 1 || extra) return INVALID;
+    return put(stream, (struct op){.kind = PLACE, .a = *(at *)arguments[0]});
+}
 int cuEventCreate(void **event, unsigned flags) { NEEDS_CONTEXT; (void)flags; *event = calloc(1, sizeof(struct event)); return OK; }
 int cuEventDestroy_v2(void *event) { (void)event; return OK; }
 int cuEventRecord(void *event, void *stream) { __atomic_fetch_add(&((struct event *)event)->asked, 1, __ATOMIC_SEQ_CST); return put(stream, (struct op){.kind = RECORD, .b = event}); }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use onehop_gpu::{Doorbells, Gpu, KernelQueue, Place, Region, Rings};
+use onehop_gpu::{Doorbells, Gpu, KernelQueue, Place, Region};
 use onehop_proto::kernel::{MAX_WINDOW, scratch_bytes};
 use onehop_proto::queue::SharedLayout;
 use onehop_proto::regs::doorbell;
@@ -162,9 +162,9 @@ impl GpuCell {
     /// Whether threads that share a queue found completions that belonged to nobody.
     pub(crate) fn has_unexpected_completions(&self) -> Result<bool> {
         for pair in &self.lock().list {
-            let rings = &pair.queue.rings;
+            let queue = &pair.queue;
             if let (GpuMode::Shared { .. }, Some(layout)) =
-                (self.mode, SharedLayout::new(rings.sq_entries, rings.cq_entries))
+                (self.mode, SharedLayout::new(queue.sq_entries, queue.cq_entries))
                 && pair.control.word(layout.unexpected_completions() as usize)? > 0
             {
                 return Ok(true);
@@ -317,15 +317,17 @@ impl GpuPair {
             _ => scratch_bytes(entries - 1),
         };
         let control = gpu.alloc(Place::Vram, control_bytes as usize)?;
-        let rings = Rings {
+        let queue = KernelQueue {
             sq: sq.region.addr(),
             cq: cq.region.addr(),
             sq_door: doorbells.at(doorbell(qid, false, dstrd)),
             cq_door: doorbells.at(doorbell(qid, true, dstrd)),
+            control: control.addr(),
             sq_entries: entries,
             cq_entries: entries,
+            window: window.min(entries - 1),
+            zero: 0,
         };
-        let queue = KernelQueue { rings, control: control.addr(), window: window.min(entries - 1) };
         Ok(Self { qid, sq, cq, control, queue })
     }
 
@@ -333,10 +335,10 @@ impl GpuPair {
     fn initialise(&self, drive: &Inner, mode: GpuMode) -> Result<()> {
         let mut bytes = vec![0; self.control.len()];
         self.control.read(0, &mut bytes)?;
-        let rings = &self.queue.rings;
+        let queue = &self.queue;
         let shared = match mode {
             GpuMode::Owner => None,
-            GpuMode::Shared { .. } => Some((rings.sq_entries, rings.cq_entries)),
+            GpuMode::Shared { .. } => Some((queue.sq_entries, queue.cq_entries)),
         };
         PairMemory::initialise(drive.control.port.regs.clone(), shared, &mut bytes)?;
         Ok(self.control.write(0, &bytes)?)
@@ -347,8 +349,8 @@ impl GpuPair {
         self.sq.zero()?;
         self.cq.zero()?;
         let half = |bus, entries| PairHalf { bus, entries };
-        let sq = half(self.sq.bus()?, self.queue.rings.sq_entries);
-        let cq = half(self.cq.bus()?, self.queue.rings.cq_entries);
+        let sq = half(self.sq.bus()?, self.queue.sq_entries);
+        let cq = half(self.cq.bus()?, self.queue.cq_entries);
         Ok((self.qid, sq, cq))
     }
 }

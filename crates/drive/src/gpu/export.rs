@@ -113,13 +113,13 @@ impl GpuQueues {
         };
         let Some(queue) = queues.first() else { return Err(refuse("it has no queue")) };
         let handle = Handle {
-            sq: queue.rings.sq.0,
-            cq: queue.rings.cq.0,
-            sq_door: queue.rings.sq_door.0,
-            cq_door: queue.rings.cq_door.0,
+            sq: queue.sq.0,
+            cq: queue.cq.0,
+            sq_door: queue.sq_door.0,
+            cq_door: queue.cq_door.0,
             control: queue.control.0,
-            sq_entries: queue.rings.sq_entries,
-            cq_entries: queue.rings.cq_entries,
+            sq_entries: queue.sq_entries,
+            cq_entries: queue.cq_entries,
             writable: u32::from(writable),
             ..handle
         };

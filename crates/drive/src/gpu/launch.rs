@@ -95,10 +95,11 @@ impl GpuQueues {
             count,
             nsid: ns.nsid,
             retries,
-            retry_delay: retry_delays(&self.drive),
-            stall: self.setup.stall,
-            limit,
+            retry_delay: retry_delays(&self.drive).map(KernelJob::nanos),
+            stall: KernelJob::nanos(self.setup.stall),
+            limit: KernelJob::nanos(limit),
             poison: self.cell.poison_addr(),
+            zero: 0,
         };
         let launch = match self.setup.mode {
             GpuMode::Owner => Launch::Owner(queues),

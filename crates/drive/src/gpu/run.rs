@@ -8,7 +8,8 @@ use onehop_proto::kernel::{Exit, ItemOutcome, WorkItem};
 use super::launch::{LaunchMemory, Watching};
 use super::meter::Meter;
 use super::plan::{Batch, BatchPlan};
-use super::{GpuQueues, GpuReport, Spare};
+use super::{GpuQueues, Spare};
+use crate::Moved;
 use crate::canary::{Canary, Nonces};
 use crate::command::describe;
 use crate::slots::retry_delays;
@@ -83,7 +84,7 @@ pub(super) struct Run<'a, 'm> {
     count: u64,
     done: u64,
     spare: &'a mut Spare,
-    report: GpuReport,
+    report: Moved,
     /// Set once the GPU did not say whether data had arrived: it is not asked again, which might take as long once more.
     blind: bool,
 }
@@ -111,7 +112,7 @@ impl<'a, 'm> Run<'a, 'm> {
             count: 0,
             done: 0,
             spare,
-            report: GpuReport::default(),
+            report: Moved::default(),
             blind: false,
         }
     }
@@ -119,8 +120,8 @@ impl<'a, 'm> Run<'a, 'm> {
     /// Carries out all batches of a plan, one launch after the other. While one runs, the data of the batch before is
     /// looked for and the next batch prepared. When this returns, the controller has let go of all commands and of their
     /// memory, or the drive is dead.
-    pub(super) fn transfer(mut self, plan: &mut BatchPlan<'_>) -> Result<GpuReport> {
-        self.report = GpuReport { bytes: plan.bytes, commands: plan.commands, ..GpuReport::default() };
+    pub(super) fn transfer(mut self, plan: &mut BatchPlan<'_>) -> Result<Moved> {
+        self.report = Moved { bytes: plan.bytes, commands: plan.commands, ..Moved::default() };
         self.count = plan.commands;
         self.reserve(plan)?;
         let mut next = self.prepare(plan)?;

@@ -37,7 +37,7 @@ impl Bench {
         Self { sim, drive, queues, region, buffer, data }
     }
 
-    fn read(&self, progress: &mut dyn FnMut(u64) -> bool) -> Result<onehop_drive::GpuReport, Error> {
+    fn read(&self, progress: &mut dyn FnMut(u64) -> bool) -> Result<onehop_drive::Moved, Error> {
         let ns = self.drive.namespace(1).unwrap();
         self.queues.transfer(Op::Read, ns, &JOB, &self.buffer, progress)
     }

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
-use onehop_drive::{Drive, Error};
+use onehop_drive::{Drive, Error, Options};
 use onehop_os::{ControllerBackend, FunctionReset};
 
 use super::{inject, options};
@@ -26,6 +27,24 @@ fn a_drive_that_never_answers_is_given_up() {
     let sim = onehop_sim::open("mem:1M?to=1&fault=lost@op=set-features").unwrap();
     let end = Drive::open(sim.port(), options()).map(|_| ());
     assert!(matches!(end, Err(Error::NoAnswer { .. })), "{end:?}");
+}
+
+/// Nobody waits ten seconds for the answer of a controller whose status says that none will come.
+#[test]
+fn a_controller_that_stops_at_an_admin_command_is_noticed_at_once() {
+    for (fault, opens) in [("cfs", true), ("power-loss", true), ("gone", false)] {
+        for n in [1, 3] {
+            let sim = onehop_sim::open(&format!("mem:1M?to=1&fault={fault}@q=0,n={n}")).unwrap();
+            let patient = Options { admin_timeout: Duration::from_secs(60), ..options() };
+            let began = Instant::now();
+            let end = Drive::open(sim.port(), patient).map(|_| ());
+            assert!(began.elapsed() < Duration::from_secs(30), "{fault} {n}: {:?}", began.elapsed());
+            match opens {
+                true => assert!(end.is_ok(), "{fault} {n}: {end:?}"),
+                false => assert!(matches!(end, Err(Error::Gone { .. })), "{fault} {n}: {end:?}"),
+            }
+        }
+    }
 }
 
 /// A function reset that fails, as often as it is tried.

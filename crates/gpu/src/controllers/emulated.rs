@@ -11,32 +11,6 @@ use super::Serving;
 use crate::space::{Space, View};
 use crate::{Error, Resident, Result};
 
-impl onehop_controller::Warp for View {
-    fn lanes(&self) -> u32 {
-        onehop_proto::kernel::Warp::lanes(self)
-    }
-
-    fn each(&self, f: impl FnMut(u32)) {
-        onehop_proto::kernel::Warp::each(self, f);
-    }
-
-    fn once(&self, f: impl FnMut()) {
-        onehop_proto::kernel::Warp::once(self, f);
-    }
-
-    fn local(&self, at: u32) -> u32 {
-        onehop_proto::kernel::Warp::local(self, at)
-    }
-
-    fn set_local(&self, at: u32, value: u32) {
-        onehop_proto::kernel::Warp::set_local(self, at, value);
-    }
-
-    fn add_local(&self, at: u32, value: u32) -> u32 {
-        onehop_proto::kernel::Warp::add_local(self, at, value)
-    }
-}
-
 impl onehop_controller::Wide for View {
     fn load4(&self, at: GpuAddr) -> [u32; 4] {
         [0, 4, 8, 12].map(|offset| self.load(at.plus(offset)))

@@ -138,7 +138,8 @@ impl Context {
         f: impl FnOnce(&Calls) -> std::result::Result<R, Failure>,
     ) -> std::result::Result<R, Failure> {
         let calls = self.driver.relaxed()?;
-        // SAFETY: the context is retained as long as `self` lives.
+        // SAFETY: the context is retained as long as `self` lives; or it is the program's, and the driver answers with an error
+        // for the handle of one that was destroyed (CUDA_ERROR_INVALID_CONTEXT).
         unsafe { calls.context_push(self.raw) }?;
         let _entered = Entered(&calls);
         f(&calls)

@@ -3,6 +3,7 @@
 
 use std::ffi::{OsStr, c_int, c_void};
 use std::fs::File;
+use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -61,8 +62,8 @@ struct Calls {
     buffer_deregister: unsafe extern "C" fn(*const c_void) -> Answer,
     read: unsafe extern "C" fn(Handle, *mut c_void, usize, i64, i64) -> isize,
     write: unsafe extern "C" fn(Handle, *const c_void, usize, i64, i64) -> isize,
-    // The functions above are within it.
-    _library: Library,
+    // The functions above are within it. It stays: its threads, and what they do when they end, are in there, too.
+    _library: ManuallyDrop<Library>,
 }
 
 /// cuFile, started.
@@ -123,7 +124,7 @@ impl CuFile {
         };
         let mut why = String::new();
         for place in places {
-            // SAFETY: cuFile's initialisers set up cuFile itself and nothing of ours.
+            // SAFETY: cuFile's initialisers set up cuFile itself and nothing of ours. One that is started is never unloaded.
             match unsafe { Library::new(place) } {
                 Ok(library) => return Self::start(library, context),
                 Err(error) if why.is_empty() => why = super::loader_words(&error),
@@ -153,7 +154,7 @@ impl CuFile {
             buffer_deregister: get(&library, "cuFileBufDeregister")?,
             read: get(&library, "cuFileRead")?,
             write: get(&library, "cuFileWrite")?,
-            _library: library,
+            _library: ManuallyDrop::new(library),
         };
         // SAFETY: it takes nothing. The driver is the process's: cufile.h has it count who opened it, and close it with the last
         // of them. It is closed once, when the result is dropped.
@@ -418,6 +419,10 @@ mod tests {
             assert_eq!(reading.join().unwrap().unwrap(), 0);
         });
         drop((opened, cufile));
+        // RTLD_NOW and RTLD_NOLOAD: it is opened only if it is loaded.
+        // SAFETY: the model's initialisers do nothing.
+        let loaded = unsafe { libloading::os::unix::Library::open(Some(&library), 2 | 4) };
+        assert!(loaded.is_ok(), "its threads would go on in code that is unloaded");
         std::fs::remove_dir_all(&folder).unwrap();
     }
 

@@ -144,14 +144,22 @@ impl CudaGpu {
     }
 
     /// Memory of this GPU that somebody else in this process has allocated (PyTorch, `cudaMalloc`): `bytes` from `at` on.
+    /// `owner` is dropped when nothing uses it any more, neither the result or a clone of it, nor the GPU: mostly by the
+    /// thread that drops the last of these, and by one of onehop's where a copy has outlasted its limit.
     ///
     /// # Errors
     /// When there is no allocation, or the range does not lie within it.
     ///
     /// # Safety
-    /// The memory is not freed as long as the result or a clone of it is used.
-    pub unsafe fn lend(&self, at: GpuAddr, bytes: usize) -> Result<Region> {
-        let memory = DeviceMemory::lent(&self.0.context, &self.0.copies, at.0, bytes)?;
+    /// The memory is not freed before `owner` is dropped. Where the owner does not see to that, it is not freed as long as
+    /// calls use the result or a clone of it, and after an error not before [`Self::wait_for_all`] has succeeded.
+    pub unsafe fn lend(
+        &self,
+        at: GpuAddr,
+        bytes: usize,
+        owner: impl Send + Sync + 'static,
+    ) -> Result<Region> {
+        let memory = DeviceMemory::lent(&self.0.context, &self.0.copies, (at.0, bytes), Box::new(owner))?;
         Ok(self.0.context.region(at, memory))
     }
 
@@ -303,7 +311,7 @@ impl CudaGpu {
         let queues = kernels::queue_bytes(launch);
         let layout = kernels::layout(queues.len(), count);
         let memory = self.launch_memory(layout.bytes)?;
-        memory.write(0, &queues)?;
+        memory.write(0, queues)?;
         memory.fill(layout.exits, kernels::exit_bytes(count), 0)?;
         Ok((memory, layout))
     }
@@ -447,7 +455,9 @@ impl Gpu for CudaGpu {
         let used = Used { memory: Some(memory), _held: held };
         // SAFETY: the arguments are those of kernels.rs; rings, works and outcomes are there, and held until the kernel has ended. What
         // lies in control memory is checked by the kernel against the rings before it becomes an address.
-        let work = unsafe { self.start("a launch of onehop's kernels", &call, job.limit, used) }?;
+        let work = unsafe {
+            self.start("a launch of onehop's kernels", &call, Duration::from_nanos(job.limit), used)
+        }?;
         let inner = self.0.clone();
         let give_back = Box::new(move |memory| keep(&inner, memory));
         Ok(Box::new(Launched { work, exits_at: layout.exits, count, give_back }))
@@ -466,9 +476,11 @@ impl Gpu for CudaGpu {
     fn serve(&self, serving: Serving) -> Result<Box<dyn Resident>> {
         let code = self.rig()?;
         let Serving { pairs, count, limit, memory } = serving;
+        let reached = |region| self.servant().0.context.check("running controllers on the GPU", region);
+        memory.iter().try_for_each(reached)?;
         let held: Vec<Hold> = memory.into_iter().map(|region| Arc::new(region) as Hold).collect();
-        // SAFETY: `Pairs` alone makes a `Serving`: it has checked what the descriptors name, and keeps it until the result has
-        // been dropped.
+        // SAFETY: `Pairs` alone makes a `Serving`: its GPU, which is this one or passes its calls on to this one, has held what the
+        // descriptors name, and `Pairs` keeps that until the result has been dropped.
         let start = || unsafe { self.servant().start_list(&code, &rig::SERVE, (pairs, count), limit, held) };
         Ok(Box::new(PersistentKernel::start(&self.0.context.driver, start)?))
     }

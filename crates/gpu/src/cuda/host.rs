@@ -42,6 +42,8 @@ pub(super) struct Registered {
     leaving: bool,
     /// Keeps the pages mapped until they are no longer registered.
     _mem: HostMem,
+    /// What they are registered in: they would go with it, also for the contexts of other GPUs that use them.
+    _context: Arc<Context>,
 }
 
 /// One use of registered pages. The last one to go takes the registration away.
@@ -197,7 +199,8 @@ fn register_pages(
         unsafe { driver.host_register(pointer, end - start, flags) }
     });
     registered.map_err(Refused::Driver)?;
-    all.push(Registered { start, end, users: 1, leaving: false, _mem: mem.clone() });
+    let (_mem, _context) = (mem.clone(), context.clone());
+    all.push(Registered { start, end, users: 1, leaving: false, _mem, _context });
     Ok(Registration::new(context, start))
 }
 

@@ -10,7 +10,7 @@ use onehop_proto::{Cqe, Sqe};
 use super::context::Context;
 use super::live::Touched;
 use super::module::{Arg, Function, Module, Shape};
-use crate::{Error, KernelJob, KernelQueue, Launch, Result, Rings};
+use crate::{Error, KernelJob, KernelQueue, Launch, Result};
 
 use std::sync::Arc;
 
@@ -81,7 +81,7 @@ impl Kernels {
     /// The kernel of a launch.
     pub(super) fn run(&self, launch: &Launch, job: &KernelJob, at: u64, layout: &Layout) -> Result<Call<'_>> {
         let queues = Arg::U64(at);
-        let job = Arg::Words(job_words(job));
+        let job = Arg::Job(*job);
         let exits = Arg::U64(at + layout.exits as u64);
         match launch {
             Launch::Owner(list) => {
@@ -112,7 +112,7 @@ impl Kernels {
 
 /// The control memory of a queue: what the kernels that prepare it touch.
 fn control(queue: &KernelQueue, shared: bool) -> Result<Touched> {
-    let Rings { sq_entries, cq_entries, .. } = queue.rings;
+    let KernelQueue { sq_entries, cq_entries, .. } = *queue;
     let bytes = match SharedLayout::new(sq_entries, cq_entries) {
         Some(layout) if shared => layout.bytes(),
         None if shared => {
@@ -148,7 +148,7 @@ pub(super) fn touched(launch: &Launch, job: &KernelJob, metered: bool) -> Result
     let (list, warps) = (queues(launch).0, count(launch)? as u32);
     let mut all = prepared(launch)?;
     let mut add = |what, at, bytes| all.push(Touched { what, at, bytes });
-    for Rings { sq, cq, sq_door, cq_door, sq_entries, cq_entries } in list.iter().map(|queue| queue.rings) {
+    for &KernelQueue { sq, cq, sq_door, cq_door, sq_entries, cq_entries, .. } in list {
         add("a submission queue", sq, u64::from(sq_entries) * Sqe::BYTES as u64);
         add("a completion queue", cq, u64::from(cq_entries) * Cqe::BYTES as u64);
         add("a submission doorbell", sq_door, 4);
@@ -183,43 +183,10 @@ pub(super) fn count(launch: &Launch) -> Result<usize> {
 }
 
 /// The queues of a launch as the kernels read them.
-pub(super) fn queue_bytes(launch: &Launch) -> Vec<u8> {
-    let one = |queue: &KernelQueue| {
-        let rings = &queue.rings;
-        let mut bytes = Vec::with_capacity(56);
-        for address in [rings.sq, rings.cq, rings.sq_door, rings.cq_door, queue.control] {
-            bytes.extend(address.0.to_le_bytes());
-        }
-        for number in [rings.sq_entries, rings.cq_entries, queue.window, 0] {
-            bytes.extend(number.to_le_bytes());
-        }
-        bytes
-    };
-    match launch {
-        Launch::Owner(list) | Launch::Shared(list, _) => list.iter().flat_map(one).collect(),
-    }
-}
-
-/// A job as the kernels take it, by value: 88 bytes. The limit counts from the kernel's start, by the GPU's own clock.
-fn job_words(job: &KernelJob) -> Box<[u64]> {
-    let nanos = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-    let [first, second, third, fourth] = job.retry_delay.map(nanos);
-    let counts = [pair(job.count, job.nsid), pair(job.retries, 0)];
-    let [works, outcomes, poison] = [job.works.0, job.outcomes.0, job.poison.0];
-    Box::new([
-        works,
-        outcomes,
-        poison,
-        counts[0],
-        counts[1],
-        first,
-        second,
-        third,
-        fourth,
-        nanos(job.stall),
-        nanos(job.limit),
-    ])
+pub(super) fn queue_bytes(launch: &Launch) -> &[u8] {
+    let list = queues(launch).0;
+    // SAFETY: a descriptor is integers alone, without padding, so each of its bytes is one to read; the slice borrows the list.
+    unsafe { std::slice::from_raw_parts(list.as_ptr().cast(), size_of_val(list)) }
 }
 
 /// The places of queues and exits in a launch's memory: queues first, each part on a line of its own.
@@ -249,23 +216,22 @@ pub(super) const fn exit_bytes(count: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use onehop_proto::GpuAddr;
 
     use super::*;
-    use crate::Rings;
 
     fn queue() -> KernelQueue {
-        let rings = Rings {
+        KernelQueue {
             sq: GpuAddr(1),
             cq: GpuAddr(2),
             sq_door: GpuAddr(3),
             cq_door: GpuAddr(4),
+            control: GpuAddr(5),
             sq_entries: 6,
             cq_entries: 7,
-        };
-        KernelQueue { rings, control: GpuAddr(5), window: 8 }
+            window: 8,
+            zero: 0,
+        }
     }
 
     #[test]
@@ -274,19 +240,6 @@ mod tests {
         let bytes = queue_bytes(&launch);
         assert_eq!((bytes.len(), count(&launch).unwrap()), (3 * 56, 3));
         assert_eq!((bytes[56], bytes[56 + 40], bytes[56 + 48]), (1, 6, 8));
-        let job = KernelJob {
-            works: GpuAddr(1),
-            outcomes: GpuAddr(2),
-            count: 3,
-            nsid: 4,
-            retries: 5,
-            retry_delay: [Duration::ZERO; 4],
-            stall: Duration::from_nanos(6),
-            limit: Duration::MAX,
-            poison: GpuAddr(7),
-        };
-        let words = job_words(&job);
-        assert_eq!(*words, [1, 2, 7, 3 | 4 << 32, 5, 0, 0, 0, 0, 6, u64::MAX]);
         let layout = layout(bytes.len(), 3);
         assert!(layout.exits >= bytes.len() && layout.exits.is_multiple_of(128));
         assert_eq!(layout.bytes, layout.exits + exit_bytes(3));
@@ -300,21 +253,10 @@ mod tests {
     #[test]
     fn a_launch_names_all_that_its_kernels_touch() {
         let mut queue = queue();
-        (queue.rings.sq_entries, queue.rings.cq_entries) = (64, 32);
+        (queue.sq_entries, queue.cq_entries) = (64, 32);
         let at = GpuAddr(4096);
-        let (count, nsid, retries, zero) = (3, 1, 0, Duration::ZERO);
-        let (retry_delay, stall, limit) = ([zero; 4], zero, zero);
-        let job = KernelJob {
-            works: at,
-            outcomes: at,
-            count,
-            nsid,
-            retries,
-            retry_delay,
-            stall,
-            limit,
-            poison: at,
-        };
+        let job =
+            KernelJob { works: at, outcomes: at, poison: at, count: 3, nsid: 1, ..KernelJob::default() };
         let bytes = |launch: &Launch, metered| -> Vec<u64> {
             touched(launch, &job, metered).unwrap().iter().map(|one| one.bytes).collect()
         };
@@ -330,11 +272,11 @@ mod tests {
         assert_eq!(bytes(&shared, false)[..2], [u64::from(control); 2]);
         assert_eq!(bytes(&shared, false).len(), 2 * 5 + 3);
         for (sq, cq, window) in [(0, 32, 8), (64, 1, 8), (64, 32, 0)] {
-            let rings = Rings { sq_entries: sq, cq_entries: cq, ..queue.rings };
-            assert!(prepared(&Launch::Owner(vec![KernelQueue { rings, window, ..queue }])).is_err());
+            let queue = KernelQueue { sq_entries: sq, cq_entries: cq, window, ..queue };
+            assert!(prepared(&Launch::Owner(vec![queue])).is_err());
         }
-        let rings = Rings { sq_entries: 63, ..queue.rings };
-        assert!(prepared(&Launch::Shared(vec![KernelQueue { rings, ..queue }], 32)).is_err());
+        let queue = KernelQueue { sq_entries: 63, ..queue };
+        assert!(prepared(&Launch::Shared(vec![queue], 32)).is_err());
     }
 
     #[test]

@@ -53,6 +53,9 @@ enum Origin {
     Lent,
 }
 
+/// What keeps memory allocated that was lent.
+type Owner = Box<dyn Send + Sync>;
+
 /// One allocation.
 pub(super) struct DeviceMemory {
     // The last of these may go with the memory, and the thread that drops it must not call the driver.
@@ -62,6 +65,7 @@ pub(super) struct DeviceMemory {
     /// All of it: at least what was asked for.
     pub(super) bytes: usize,
     origin: Origin,
+    owner: Option<Owner>,
 }
 
 impl DeviceMemory {
@@ -72,7 +76,7 @@ impl DeviceMemory {
         origin: Origin,
     ) -> Self {
         let (context, stream) = (ManuallyDrop::new(context.clone()), ManuallyDrop::new(stream.clone()));
-        Self { context, stream, at, bytes, origin }
+        Self { context, stream, at, bytes, origin, owner: None }
     }
 
     /// New memory. What is in it nobody knows.
@@ -162,12 +166,13 @@ impl DeviceMemory {
         Self::map_handle(context, stream, handle, bytes, 0)
     }
 
-    /// Memory that somebody else in this process has allocated: `bytes` from `at` on, in one allocation.
+    /// Memory that somebody else in this process has allocated: `bytes` from `at` on, in one allocation. The owner goes when
+    /// nobody uses the memory any more, the GPU included.
     pub(super) fn lent(
         context: &Arc<Context>,
         stream: &Arc<Stream>,
-        at: DevicePtr,
-        bytes: usize,
+        (at, bytes): (DevicePtr, usize),
+        kept: Owner,
     ) -> Result<Self> {
         if owner(context, at)? != Some(context.device) {
             return Err(Error::NotSupported {
@@ -180,7 +185,9 @@ impl DeviceMemory {
         if bytes == 0 || offset > whole || bytes > whole - offset {
             return Err(onehop_os::Error::OutOfRange { offset, bytes, len: whole }.into());
         }
-        Ok(Self::on(context, stream, (at, bytes), Origin::Lent))
+        let mut memory = Self::on(context, stream, (at, bytes), Origin::Lent);
+        memory.owner = Some(kept);
+        Ok(memory)
     }
 
     /// All memory that copies of this context reach, by address.
@@ -332,10 +339,14 @@ impl Drop for DeviceMemory {
         // SAFETY: neither is used after this, in which self goes.
         let (context, stream) =
             unsafe { (ManuallyDrop::take(&mut self.context), ManuallyDrop::take(&mut self.stream)) };
-        let (at, bytes, mut origin) = (self.at, self.bytes, self.origin);
+        let (at, bytes, mut origin, owner) = (self.at, self.bytes, self.origin, self.owner.take());
         let reclaimer = context.driver.reclaimer.clone();
+        // There is nothing to free here, and the owner may go at once: what began with the memory has ended.
+        if matches!(origin, Origin::Lent) && !reclaimer.is_in_doubt() {
+            return;
+        }
         reclaimer.give_back(move || {
-            let _ = &stream;
+            let _ = (&stream, &owner);
             free(&context, at, bytes, &mut origin)
         });
     }
@@ -398,7 +409,8 @@ fn unmap(driver: &Calls, at: DevicePtr, bytes: usize, handle: u64) -> std::resul
 
 impl DeviceBytes for DeviceMemory {
     fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
-        // SAFETY: `DeviceBytes` is called with ranges that were checked to lie within the allocation.
+        // SAFETY: `DeviceBytes` is called with ranges that were checked to lie within the allocation. It is freed, or its owner
+        // dropped, only when nothing is in doubt.
         unsafe { self.stream.copy_out(self.at + offset as u64, out) }
     }
 
@@ -420,7 +432,7 @@ impl DeviceBytes for DeviceMemory {
     }
 
     fn mark(&self, marks: &Marks, limit: Duration) -> Result<()> {
-        // SAFETY: as for `read`. A kernel that comes late writes nothing, and memory is freed only when all kernels have ended.
+        // SAFETY: as for `read`. A kernel that comes late writes nothing.
         unsafe { self.stream.marker()?.mark(self.at, marks, limit) }
     }
 

@@ -42,6 +42,7 @@ mod registers;
 mod resident;
 mod rig;
 mod stream;
+mod stream_work;
 mod surroundings;
 
 pub use capabilities::{Capabilities, Consumer, Need, Visibility, WritesOrdering};
@@ -52,8 +53,9 @@ pub use ipc::{Exported, Ticket};
 pub use memory::DeviceKind;
 pub use module::{Arg, Shape};
 pub use nvml::{GpuHealth, Nvml};
-pub use pointers::{Pointer, Queued, StreamState};
+pub use pointers::{Pointer, StreamState};
 pub use rig::{Rig, RigCode};
+pub use stream_work::StreamWork;
 pub use surroundings::register_gap;
 
 use std::ffi::c_char;

@@ -10,7 +10,7 @@ use cudarc::driver::sys;
 use super::context::{Context, Raw};
 use super::driver::Failure;
 use super::stream::{LONGEST, Stream};
-use crate::{Error, Result};
+use crate::{Error, KernelJob, Result};
 
 const LOG_BYTES: usize = 16 << 10;
 
@@ -203,6 +203,8 @@ pub enum Arg {
     U64(u64),
     /// A structure, as words of eight bytes.
     Words(Box<[u64]>),
+    /// A list of work and its bounds.
+    Job(KernelJob),
 }
 
 /// A kernel.
@@ -257,6 +259,15 @@ impl Function {
     /// The arguments are those of the kernel, in number, kind and order, and the addresses among them are what the
     /// kernel takes them for until it has ended.
     pub(super) unsafe fn launch(&self, stream: &Stream, shape: Shape, args: &[Arg]) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_in(stream.raw(), shape, args) }
+    }
+
+    /// The same for a stream of this context that the program has.
+    ///
+    /// # Safety
+    /// As for [`Self::launch`]; the stream has not been destroyed.
+    pub(super) unsafe fn launch_in(&self, stream: sys::CUstream, shape: Shape, args: &[Arg]) -> Result<()> {
         self.allow_shared(shape.shared)?;
         let mut pointers: Vec<*mut c_void> = args
             .iter()
@@ -264,11 +275,12 @@ impl Function {
                 Arg::U32(value) => std::ptr::from_ref(value).cast_mut().cast(),
                 Arg::U64(value) => std::ptr::from_ref(value).cast_mut().cast(),
                 Arg::Words(words) => words.as_ptr().cast_mut().cast(),
+                Arg::Job(job) => std::ptr::from_ref(job).cast_mut().cast(),
             })
             .collect();
         let what = format!("launching {}", self.name);
         let Shape { blocks, threads, shared } = shape;
-        let (function, stream) = (self.raw, stream.raw());
+        let function = self.raw;
         self.module.context.call(&what, |driver| {
             let list = pointers.as_mut_ptr();
             // SAFETY: the driver copies the arguments in this call, and `args` lives across it; the caller vouches for them.

@@ -5,7 +5,6 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
-use onehop_os::DmaMemory;
 use onehop_proto::GpuAddr;
 
 use super::driver::{Calls, Failure};
@@ -14,7 +13,7 @@ use super::memory::DeviceMemory;
 use super::stream::Stream;
 use super::{Context, Cuda};
 use crate::region::AddressSpace;
-use crate::{Error, Region, Result};
+use crate::{Region, Result};
 
 /// What the driver knows of a pointer into a GPU's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,13 +24,20 @@ pub struct Pointer {
     pub id: u64,
     /// The context that it was allocated in, as a number; 0 where it is of none.
     pub context: usize,
+    /// Whether every GPU reaches it: the driver moves it to where it is used.
+    pub is_managed: bool,
 }
 
 /// How a stream of the program can be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StreamState {
-    /// Work put into it runs. With the GPU that it is of.
-    Running(u32),
+    /// Work put into it runs.
+    Running {
+        /// The GPU, as CUDA counts.
+        ordinal: u32,
+        /// The context, as a number.
+        context: usize,
+    },
     /// A graph is being captured from it.
     Capturing,
 }
@@ -49,8 +55,9 @@ fn look_up(calls: &Calls, at: u64) -> std::result::Result<Option<Pointer>, Failu
     unsafe { calls.pointer_get_all(ATTRIBUTES.len() as u32, attributes.as_mut_ptr(), out.as_mut_ptr(), at) }?;
     let [context, kind, id, managed, ordinal] = values;
     let (kind, managed, ordinal) = (kind & 0xffff_ffff, managed & 0xff, ordinal as u32 as i32);
-    let found = Pointer { ordinal: ordinal.max(0) as u32, id, context: context as usize };
-    Ok((kind == DEVICE || managed != 0).then_some(found))
+    let is_managed = managed != 0;
+    let found = Pointer { ordinal: ordinal.max(0) as u32, id, context: context as usize, is_managed };
+    Ok((kind == DEVICE || is_managed).then_some(found))
 }
 
 impl Cuda {
@@ -70,7 +77,7 @@ impl Cuda {
     /// When the driver fails.
     ///
     /// # Safety
-    /// The pointer is what the driver has just said of memory that has not been freed.
+    /// The pointer is what the driver has just said of memory that has not been freed, or is of no context.
     pub unsafe fn open_for(&self, pointer: &Pointer) -> Result<CudaGpu> {
         let (handle, device) = self.device(pointer.ordinal as i32)?;
         let raw = pointer.context as sys::CUcontext;
@@ -110,87 +117,25 @@ impl Cuda {
             Ok(()) | Err(Failure::Code(_, IMPLICIT)) => return Ok(StreamState::Capturing),
             Err(failure) => return Err(error(failure)),
         }
-        let device_of_context = |calls: &Calls| {
-            let mut device = 0;
-            // SAFETY: `device` lives across the call.
-            unsafe { calls.context_device(&mut device) }.map(|()| device)
-        };
-        // SAFETY: the caller vouches for the stream.
-        let device = unsafe { in_context_of(&calls, stream, device_of_context) };
-        device.map(|device| StreamState::Running(device.max(0) as u32)).map_err(error)
-    }
-
-    /// Has a stream of the program call a function when it comes to this point, and then wait until the word at `offset` of
-    /// `words` has reached `value`, or gone past it. With an error nothing waits; the function may be called all the same.
-    ///
-    /// # Errors
-    /// When the driver refuses.
-    ///
-    /// # Safety
-    /// As for [`Self::stream_state`]. The function may be called with the argument on any thread, once, and calls nothing of
-    /// CUDA. `words` is memory that was adopted as pinned, and lives until the stream has gone on.
-    pub unsafe fn call_and_wait(
-        &self,
-        stream: *mut c_void,
-        function: extern "C" fn(*mut c_void),
-        argument: *mut c_void,
-        (words, offset, value): (&Region, usize, u32),
-    ) -> Result<Queued> {
-        const WHAT: &str = "putting a transfer into a stream";
-        /// CU_STREAM_WAIT_VALUE_GEQ: by the difference, so that the count may wrap.
-        const AT_LEAST: u32 = 0;
-        if words.host().is_none() || offset % 4 != 0 || offset + 4 > words.len() {
-            return Err(Error::Memory(onehop_os::Error::OutOfRange { offset, bytes: 4, len: words.len() }));
-        }
-        let at = words.addr().plus(offset as u64).0;
-        let stream = stream.cast::<sys::CUstream_st>();
-        let calls = self.0.relaxed().map_err(|failure| self.0.error(WHAT, failure))?;
-        let mut called = false;
-        let queue = |calls: &Calls| {
-            // SAFETY: the caller vouches for the stream, and for the function and its argument.
-            unsafe { calls.stream_call(stream, function, argument) }?;
-            called = true;
-            // SAFETY: the word was checked to lie within pinned memory, which the caller keeps.
-            unsafe { calls.stream_wait_word(stream, at, value, AT_LEAST) }
-        };
-        // SAFETY: the caller vouches for the stream.
-        let queued = unsafe { in_context_of(&calls, stream, queue) };
-        match queued {
-            Ok(()) => Ok(Queued::Both),
-            Err(failure) if called => Ok(Queued::CallAlone(self.0.error(WHAT, failure))),
-            Err(failure) => Err(self.0.error(WHAT, failure)),
-        }
+        let mut context = null_mut();
+        // SAFETY: `context` lives across the call; the caller vouches for the stream.
+        unsafe { calls.stream_context(stream, &mut context) }.map_err(error)?;
+        let device = device_of(&calls, context).map_err(error)?;
+        Ok(StreamState::Running { ordinal: device.max(0) as u32, context: context as usize })
     }
 }
 
-/// What of a call and a wait was put into a stream.
-#[derive(Debug)]
-pub enum Queued {
-    /// The function will be called, and the stream waits.
-    Both,
-    /// The function will be called, and the stream does not wait, for this reason.
-    CallAlone(Error),
-}
-
-/// Runs calls in the context that a stream is of; a default stream's is the thread's own.
-///
-/// # Safety
-/// As for [`Cuda::stream_state`].
-unsafe fn in_context_of<R>(
-    calls: &Calls,
-    stream: sys::CUstream,
-    f: impl FnOnce(&Calls) -> std::result::Result<R, Failure>,
-) -> std::result::Result<R, Failure> {
-    let mut context = null_mut();
-    // SAFETY: `context` lives across the call; the caller vouches for the stream.
-    unsafe { calls.stream_context(stream, &mut context) }?;
+/// The device of a context.
+fn device_of(calls: &Calls, context: sys::CUcontext) -> std::result::Result<c_int, Failure> {
     // SAFETY: the driver has just named the context.
     unsafe { calls.context_push(context) }?;
-    let answer = f(calls);
+    let mut device = 0;
+    // SAFETY: `device` lives across the call.
+    let answer = unsafe { calls.context_device(&mut device) };
     let mut popped = null_mut();
     // SAFETY: `popped` lives across the call; this thread has just pushed the context.
     let _ = unsafe { calls.context_pop(&mut popped) };
-    answer
+    answer.map(|()| device)
 }
 
 impl CudaGpu {
@@ -209,7 +154,8 @@ impl CudaGpu {
     /// When the driver fails.
     ///
     /// # Safety
-    /// Every range that is read, written or copied to is allocated, until that has ended.
+    /// Every range that is read, written or copied to is allocated until the call has returned; after an error, until
+    /// [`Self::wait_for_all`] has succeeded.
     pub unsafe fn all_memory(&self) -> Result<Region> {
         let context: &Arc<Context> = &self.0.context;
         let stream = Arc::new(Stream::apart(context)?);

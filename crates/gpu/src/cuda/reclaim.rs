@@ -15,9 +15,11 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::ThreadId;
 use std::time::Duration;
 
+use onehop_os::this_thread;
+
+use super::driver::FORKED;
 use crate::{Error, Result};
 
 /// How long a thread that drops something waits for it to be freed. On an idle GPU it is, before the drop returns.
@@ -63,7 +65,7 @@ struct State {
     /// Tasks that were ever left here.
     left: u64,
     /// The task that is being carried out, and its thread.
-    busy: Option<(u64, ThreadId)>,
+    busy: Option<(u64, usize)>,
     has_thread: bool,
     /// Calls of others that may wait for kernels, and were begun when none stayed.
     calls: usize,
@@ -123,6 +125,15 @@ impl Reclaimer {
         std::process::id() != self.0.process
     }
 
+    /// Whether a kernel or a copy may still be under way that outlasted its limit.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        // Another thread may have held the lock at the fork; what goes on in the parent nobody knows here.
+        self.is_forked() || {
+            let state = self.lock();
+            state.asking || !state.overdue.is_empty()
+        }
+    }
+
     /// Leaves a task for the thread, and waits a moment for it.
     pub(super) fn give_back(&self, task: impl FnMut() -> Freed + Send + 'static) {
         let task: Task = Box::new(task);
@@ -134,7 +145,7 @@ impl Reclaimer {
         let mut state = self.lock();
         let healthy = state.tasks.iter().all(|left| !left.waits) && !state.is_held_up();
         let number = self.push(&mut state, true, task);
-        let of_thread = state.busy.is_some_and(|(_, thread)| thread == std::thread::current().id());
+        let of_thread = state.busy.is_some_and(|(_, thread)| thread == this_thread());
         // Of many drops beside a long kernel only the first waits.
         if healthy && !of_thread {
             drop(self.wait(state, GRACE, |state| !state.is_due(number) || state.is_held_up()));
@@ -165,8 +176,7 @@ impl Reclaimer {
             return false;
         }
         let state = self.lock();
-        let own = std::thread::current().id();
-        if state.busy.is_some_and(|(_, thread)| thread == own) {
+        if state.busy.is_some_and(|(_, thread)| thread == this_thread()) {
             return false;
         }
         let last = state.left;
@@ -180,14 +190,21 @@ impl Reclaimer {
 
     /// What the driver did not take back so far.
     pub(super) fn refusals(&self) -> Refusals {
+        if self.is_forked() {
+            // All of it is the parent's.
+            return Refusals::default();
+        }
         self.lock().refused.clone()
     }
 
     /// A kernel starts that only its host ends: nothing is freed until [`Self::end`].
     ///
     /// # Errors
-    /// When a task is being carried out that waits for other kernels, and goes on doing so.
+    /// When a task is being carried out that waits for other kernels, and goes on doing so; in a process that was forked.
     pub(super) fn begin(&self) -> Result<()> {
+        if self.is_forked() {
+            return Err(Error::NotSupported { what: "starting a kernel".into(), why: FORKED.into() });
+        }
         let mut state = self.lock();
         state.persistent += 1;
         let is_quiet = |state: &State| state.busy.is_none() && state.calls == 0;
@@ -333,14 +350,17 @@ impl Reclaimer {
         mut state: MutexGuard<'a, State>,
         mut left: Left,
     ) -> (MutexGuard<'a, State>, bool) {
-        state.busy = Some((left.number, std::thread::current().id()));
+        state.busy = Some((left.number, this_thread()));
         drop(state);
-        // It may run the code of a memory's owner.
+        let panicked = || String::from("the code that frees it panicked");
         let freed = catch_unwind(AssertUnwindSafe(&mut left.task));
-        let freed = freed.unwrap_or_else(|_| Freed::Refused("the code that frees it panicked".into()));
+        let freed = freed.unwrap_or_else(|_| Freed::Refused(panicked()));
         let (mut again, mut refused) = (None, None);
         match freed {
-            Freed::Done => drop(left),
+            // This may run the code of a memory's owner.
+            Freed::Done => {
+                refused = catch_unwind(AssertUnwindSafe(|| drop(left))).err().map(|_| panicked());
+            }
             Freed::NotNow => again = Some(left),
             Freed::Refused(why) => {
                 // Its memory must stay as well.
@@ -362,13 +382,22 @@ impl Reclaimer {
 
     /// Asks the kernels that outlasted their limits whether they have ended, with no lock held.
     fn ask<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        let mut overdue = std::mem::take(&mut state.overdue);
+        let overdue = std::mem::take(&mut state.overdue);
         state.asking = true;
         drop(state);
-        overdue.retain_mut(|is_over| !is_over());
+        let mut running = Vec::with_capacity(overdue.len());
+        for mut is_over in overdue {
+            // One that does not say is not known to have ended.
+            if catch_unwind(AssertUnwindSafe(&mut is_over)).unwrap_or(false) {
+                // As for tasks.
+                let _ = catch_unwind(AssertUnwindSafe(|| drop(is_over)));
+            } else {
+                running.push(is_over);
+            }
+        }
         let mut state = self.lock();
         state.asking = false;
-        state.overdue.append(&mut overdue);
+        state.overdue.append(&mut running);
         self.0.changed.notify_all();
         state
     }
@@ -381,198 +410,5 @@ fn has_work(state: &State) -> bool {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
-    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-    use std::sync::mpsc::channel;
-    use std::time::Instant;
-
-    use super::*;
-
-    const TEST_TIMEOUT: Duration = Duration::from_secs(20);
-
-    #[test]
-    fn tasks_are_over_when_a_drop_returns_and_none_runs_on_its_thread() {
-        let reclaimer = Reclaimer::default();
-        let own = std::thread::current().id();
-        for _ in 0..200 {
-            let (sender, receiver) = channel();
-            reclaimer.give_back(move || {
-                sender.send(std::thread::current().id()).unwrap();
-                Freed::Done
-            });
-            assert_ne!(receiver.recv_timeout(TEST_TIMEOUT).unwrap(), own);
-        }
-        assert!(reclaimer.settle(TEST_TIMEOUT));
-    }
-
-    /// As Python's GIL: the task ends only when the thread that dropped something has let a lock go.
-    #[test]
-    fn a_task_that_waits_for_the_dropping_thread_does_not_keep_it() {
-        let reclaimer = Reclaimer::default();
-        let lock = Arc::new(Mutex::new(()));
-        let held = lock.lock().unwrap();
-        let start = Instant::now();
-        for _ in 0..100 {
-            let wanted = lock.clone();
-            reclaimer.give_back(move || {
-                drop(wanted.lock());
-                Freed::Done
-            });
-        }
-        assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
-        assert!(!reclaimer.settle(Duration::from_millis(1)));
-        drop(held);
-        assert!(reclaimer.settle(TEST_TIMEOUT));
-    }
-
-    #[test]
-    fn what_is_refused_for_now_is_tried_again_and_holds_nothing_up() {
-        let reclaimer = Reclaimer::default();
-        let (capturing, tries) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicU32::new(0)));
-        let (is_capturing, tried) = (capturing.clone(), tries.clone());
-        reclaimer.give_back(move || {
-            tried.fetch_add(1, Ordering::AcqRel);
-            if is_capturing.load(Ordering::Acquire) { Freed::NotNow } else { Freed::Done }
-        });
-        let (sender, receiver) = channel();
-        reclaimer.give_back(move || {
-            sender.send(()).unwrap();
-            Freed::Done
-        });
-        receiver.recv_timeout(TEST_TIMEOUT).unwrap();
-        assert!(!reclaimer.settle(Duration::from_millis(20)) && tries.load(Ordering::Acquire) > 1);
-        capturing.store(false, Ordering::Release);
-        assert!(reclaimer.settle(TEST_TIMEOUT));
-        assert_eq!(reclaimer.refusals().count, 0);
-    }
-
-    #[test]
-    fn what_is_refused_for_good_is_left_and_counted() {
-        struct Bomb;
-        impl Drop for Bomb {
-            fn drop(&mut self) {
-                panic!("it was dropped under the GPU");
-            }
-        }
-        let reclaimer = Reclaimer::default();
-        let bomb = Bomb;
-        reclaimer.give_back(move || {
-            let _ = &bomb;
-            Freed::Refused("no such address".into())
-        });
-        assert!(reclaimer.settle(TEST_TIMEOUT));
-        let refusals = reclaimer.refusals();
-        assert_eq!((refusals.count, refusals.last.as_deref()), (1, Some("no such address")));
-    }
-
-    fn counted(reclaimer: &Reclaimer, done: &Arc<AtomicU32>) {
-        let done = done.clone();
-        reclaimer.give_back(move || {
-            done.fetch_add(1, Ordering::AcqRel);
-            Freed::Done
-        });
-    }
-
-    #[test]
-    fn nothing_is_freed_beside_a_kernel_that_stays() {
-        let (reclaimer, done) = (Reclaimer::default(), Arc::<AtomicU32>::default());
-        reclaimer.begin().unwrap();
-        reclaimer.begin().unwrap();
-        let start = Instant::now();
-        (0..100).for_each(|_| counted(&reclaimer, &done));
-        assert!(!reclaimer.settle(TEST_TIMEOUT) && start.elapsed() < Duration::from_secs(2));
-        reclaimer.end();
-        // What waits for no kernel is not held up.
-        let (sender, receiver) = channel();
-        reclaimer.dispose(move || {
-            sender.send(()).unwrap();
-            Freed::Done
-        });
-        receiver.recv_timeout(TEST_TIMEOUT).unwrap();
-        std::thread::sleep(Duration::from_millis(20));
-        assert_eq!(done.load(Ordering::Acquire), 0);
-        reclaimer.end();
-        assert!(reclaimer.settle(TEST_TIMEOUT));
-        assert_eq!(done.load(Ordering::Acquire), 100);
-    }
-
-    #[test]
-    fn nothing_is_freed_beside_a_kernel_that_outlasted_its_limit_until_it_ends() {
-        let (reclaimer, done) = (Reclaimer::default(), Arc::<AtomicU32>::default());
-        let running = Arc::new(AtomicBool::new(true));
-        let (is_running, used) = (running.clone(), Arc::new(()));
-        let use_of_it = used.clone();
-        reclaimer.outlasted(move || {
-            let _ = &use_of_it;
-            !is_running.load(Ordering::Acquire)
-        });
-        counted(&reclaimer, &done);
-        assert!(!reclaimer.settle(Duration::from_millis(50)));
-        assert_eq!((done.load(Ordering::Acquire), Arc::strong_count(&used)), (0, 2));
-        running.store(false, Ordering::Release);
-        let start = Instant::now();
-        while !reclaimer.settle(TEST_TIMEOUT) {
-            assert!(start.elapsed() < TEST_TIMEOUT);
-        }
-        assert_eq!((done.load(Ordering::Acquire), Arc::strong_count(&used)), (1, 1));
-    }
-
-    #[test]
-    fn no_kernel_starts_to_stay_while_something_is_being_freed() {
-        let reclaimer = Reclaimer::default();
-        let (sender, receiver) = channel::<()>();
-        let free = Arc::new(AtomicBool::new(false));
-        let is_free = free.clone();
-        let mut receiver = Some(receiver);
-        reclaimer.give_back(move || {
-            let _ = receiver.take().map(|receiver| receiver.recv());
-            is_free.store(true, Ordering::Release);
-            Freed::Done
-        });
-        let ender = std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(50));
-            drop(sender);
-        });
-        reclaimer.begin().unwrap();
-        assert!(free.load(Ordering::Acquire));
-        reclaimer.end();
-        ender.join().unwrap();
-    }
-
-    #[test]
-    fn a_call_beside_a_kernel_that_stays_is_not_waited_for_for_ever() {
-        let (reclaimer, own) = (Reclaimer::default(), std::thread::current().id());
-        let of_call = |limit| reclaimer.beside_kernels("a call", limit, || Ok(std::thread::current().id()));
-        assert_eq!(of_call(Duration::ZERO).unwrap(), own);
-        reclaimer.begin().unwrap();
-        assert_ne!(of_call(TEST_TIMEOUT).unwrap(), own);
-        let (sender, receiver) = channel::<()>();
-        let late = reclaimer.beside_kernels("a call", Duration::from_millis(20), move || {
-            let _ = receiver.recv();
-            Ok(())
-        });
-        assert!(matches!(late, Err(Error::Silent { .. })));
-        drop(sender);
-        reclaimer.end();
-        let failed =
-            reclaimer.beside_kernels("a call", Duration::ZERO, || Err::<(), _>(Error::Launch(String::new())));
-        assert!(matches!(failed, Err(Error::Launch(_))));
-        // Neither do those that come after a call wait for one that has ended.
-        reclaimer.begin().unwrap();
-        reclaimer.end();
-    }
-
-    /// A task's memory may run its owner's code when it goes, and that may drop GPU memory.
-    #[test]
-    fn a_task_may_leave_tasks() {
-        let (reclaimer, done) = (Reclaimer::default(), Arc::<AtomicU32>::default());
-        let (inner, inner_done) = (reclaimer.clone(), done.clone());
-        reclaimer.give_back(move || {
-            counted(&inner, &inner_done);
-            assert!(!inner.settle(TEST_TIMEOUT), "the thread waited for itself");
-            Freed::Done
-        });
-        assert!(reclaimer.settle(TEST_TIMEOUT) && reclaimer.settle(TEST_TIMEOUT));
-        assert_eq!(done.load(Ordering::Acquire), 1);
-    }
-}
+#[path = "reclaim_tests.rs"]
+mod tests;

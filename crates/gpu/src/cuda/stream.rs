@@ -230,7 +230,8 @@ impl Stream {
     /// Copies between GPU memory and a caller's, through memory of ours.
     ///
     /// # Safety
-    /// As many bytes are allocated at `at`, until the call returns.
+    /// As many bytes are allocated at `at`, until the call returns; after an error, until nothing is in doubt any more: see
+    /// [`Reclaimer::is_in_doubt`](super::reclaim::Reclaimer::is_in_doubt).
     unsafe fn bounced(self: &Arc<Self>, what: &str, at: DevicePtr, mut bytes: Bytes<'_>) -> Result<()> {
         let idle = || self.bounces.lock().unwrap_or_else(PoisonError::into_inner);
         let bounce = idle().pop().map_or_else(|| Bounce::new(&self.context), Ok)?;
@@ -305,7 +306,7 @@ impl Stream {
     /// Copies into GPU memory.
     ///
     /// # Safety
-    /// As many bytes are allocated at `to`, until the call returns.
+    /// As for [`Self::bounced`].
     pub(super) unsafe fn copy_in(self: &Arc<Self>, to: DevicePtr, data: &[u8]) -> Result<()> {
         if data.is_empty() {
             return Ok(());
@@ -317,7 +318,7 @@ impl Stream {
     /// Copies out of GPU memory.
     ///
     /// # Safety
-    /// As many bytes are allocated at `from`, until the call returns.
+    /// As for [`Self::bounced`].
     pub(super) unsafe fn copy_out(self: &Arc<Self>, from: DevicePtr, out: &mut [u8]) -> Result<()> {
         if out.is_empty() {
             return Ok(());
@@ -329,7 +330,7 @@ impl Stream {
     /// Copies out of GPU memory to host memory, all of it.
     ///
     /// # Safety
-    /// As many bytes are allocated at `from`, until the call returns, and the host memory is writable.
+    /// As for [`Self::bounced`], and the host memory is writable.
     pub(super) unsafe fn copy_out_to(self: &Arc<Self>, from: DevicePtr, to: &HostMem) -> Result<()> {
         if to.is_empty() {
             return Ok(());
@@ -355,7 +356,7 @@ impl Stream {
     /// Sets bytes of GPU memory.
     ///
     /// # Safety
-    /// The range is allocated, until the call returns.
+    /// As for [`Self::bounced`].
     pub(super) unsafe fn fill(self: &Arc<Self>, at: DevicePtr, bytes: usize, value: u8) -> Result<()> {
         if bytes == 0 {
             return Ok(());

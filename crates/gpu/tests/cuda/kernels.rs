@@ -6,9 +6,7 @@ use std::time::{Duration, Instant};
 
 use onehop_controller::layout::Check;
 use onehop_gpu::cuda::{Arg, Cuda, CudaGpu, Rig, Shape};
-use onehop_gpu::{
-    BlockJob, Doorbells, Emulated, Error, Gpu, KernelJob, KernelQueue, Launch, Place, Region, Rings,
-};
+use onehop_gpu::{BlockJob, Doorbells, Emulated, Error, Gpu, KernelJob, KernelQueue, Launch, Place, Region};
 use onehop_os::{HostMem, MmioWindow, Registers};
 use onehop_proto::GpuAddr;
 use onehop_proto::kernel::Exit;
@@ -153,8 +151,8 @@ fn the_address_of_doorbells_that_are_passed_on_is_no_register() {
 fn queue(control: &Region) -> KernelQueue {
     let at = |offset| control.addr().plus(offset);
     let (sq, cq, sq_door, cq_door) = (at(16 << 10), at(24 << 10), at(28 << 10), at((28 << 10) + 4));
-    let rings = Rings { sq, cq, sq_door, cq_door, sq_entries: 64, cq_entries: 64 };
-    KernelQueue { rings, control: control.addr(), window: 63 }
+    let control = control.addr();
+    KernelQueue { sq, cq, sq_door, cq_door, control, sq_entries: 64, cq_entries: 64, window: 63, zero: 0 }
 }
 
 #[test]
@@ -173,11 +171,10 @@ fn launches_are_prepared_poisoned_bounded_and_read_back() {
         outcomes: GpuAddr(0),
         count: 0,
         nsid: 1,
-        retries: 0,
-        retry_delay: [Duration::ZERO; 4],
-        stall: Duration::from_secs(1),
-        limit: Duration::from_millis(200),
+        stall: KernelJob::nanos(Duration::from_secs(1)),
+        limit: KernelJob::nanos(Duration::from_millis(200)),
         poison: poison.addr(),
+        ..KernelJob::default()
     };
     // By its own limit.
     let start = Instant::now();
@@ -187,7 +184,7 @@ fn launches_are_prepared_poisoned_bounded_and_read_back() {
     let took = start.elapsed();
     assert!(took >= Duration::from_millis(190) && took < Duration::from_secs(5), "{took:?}");
     // By the host, while it runs; memory in use stays until the end even if nobody wants the outcome.
-    let long = KernelJob { limit: Duration::from_secs(20), ..job };
+    let long = KernelJob { limit: KernelJob::nanos(Duration::from_secs(20)), ..job };
     let mut slowest = Duration::ZERO;
     for code in 1..50 {
         poison.signal(0, 0).unwrap();
@@ -230,33 +227,27 @@ fn launches_over_memory_that_is_not_there_are_refused() {
         outcomes: lists.addr().plus(32 << 10),
         count: 1000,
         nsid: 1,
-        retries: 0,
-        retry_delay: [Duration::ZERO; 4],
-        stall: Duration::from_secs(1),
-        limit: Duration::from_millis(300),
+        stall: KernelJob::nanos(Duration::from_secs(1)),
+        limit: KernelJob::nanos(Duration::from_millis(300)),
         poison: poison.addr(),
+        ..KernelJob::default()
     };
     let launch = |queue: KernelQueue, job: &KernelJob| gpu.launch(&Launch::Owner(vec![queue]), job);
     let good = queue(&memory);
     launch(good, &job).unwrap().join().unwrap();
     let emulated = Emulated::new().alloc(Place::Vram, 32 << 10).unwrap();
     let beyond = memory.addr().plus(memory.len() as u64 - 2);
-    let rings = |change: &dyn Fn(&mut Rings)| {
-        let mut queue = good;
-        change(&mut queue.rings);
-        queue
-    };
     let queues = [
         KernelQueue { control: GpuAddr(0), ..good },
         KernelQueue { control: beyond, ..good },
         KernelQueue { control: emulated.addr(), ..good },
         KernelQueue { window: 0, ..good },
-        rings(&|rings| rings.sq = beyond),
-        rings(&|rings| rings.cq = GpuAddr(u64::MAX - 5)),
-        rings(&|rings| rings.sq_door = GpuAddr(8)),
-        rings(&|rings| rings.cq_door = beyond),
-        rings(&|rings| rings.sq_entries = 1 << 20),
-        rings(&|rings| rings.cq_entries = 0),
+        KernelQueue { sq: beyond, ..good },
+        KernelQueue { cq: GpuAddr(u64::MAX - 5), ..good },
+        KernelQueue { sq_door: GpuAddr(8), ..good },
+        KernelQueue { cq_door: beyond, ..good },
+        KernelQueue { sq_entries: 1 << 20, ..good },
+        KernelQueue { cq_entries: 0, ..good },
     ];
     for queue in queues {
         let error = launch(queue, &job).err().unwrap();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use onehop_controller::Range;
 use onehop_gpu::controllers::{Begin, Common, Pairs, Table};
-use onehop_gpu::{Emulated, Error, Gpu, KernelQueue, Launch, Place, Rings};
+use onehop_gpu::{Emulated, Error, Gpu, KernelQueue, Launch, Place};
 use onehop_os::HostMem;
 use onehop_proto::GpuAddr;
 
@@ -52,15 +52,14 @@ fn all_goes_on_beside_kernels_that_stay() {
     timed("copying", || vram.read(5 << 20, &mut bytes).unwrap());
     assert!(bytes.iter().all(|byte| *byte == 7));
     let scratch = gpu.alloc(Place::Vram, 64 << 10).unwrap();
-    let rings = Rings {
-        sq: GpuAddr(0),
-        cq: GpuAddr(0),
-        sq_door: GpuAddr(0),
-        cq_door: GpuAddr(0),
-        sq_entries: 16,
-        cq_entries: 16,
+    let (control, entries) = (scratch.addr(), 16);
+    let queue = KernelQueue {
+        control,
+        sq_entries: entries,
+        cq_entries: entries,
+        window: entries - 1,
+        ..KernelQueue::default()
     };
-    let queue = KernelQueue { rings, control: scratch.addr(), window: 15 };
     timed("100 kernels", || (0..100).for_each(|_| gpu.prepare(&Launch::Owner(vec![queue])).unwrap()));
     timed("giving GPU memory back", || drop(vram));
     timed("giving pinned memory back", || drop(pinned));

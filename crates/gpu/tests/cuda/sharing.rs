@@ -297,12 +297,12 @@ fn a_gpu_gives_away_its_own_memory_alone() {
         of_another(gpu.export_ipc(&theirs).unwrap_err());
         of_another(gpu.export_dma_buf(&theirs, Span::Allocation, false).unwrap_err());
         // SAFETY: the memory lives until the end of the test.
-        of_another(unsafe { gpu.lend(theirs.addr(), 4096) }.err().unwrap());
+        of_another(unsafe { gpu.lend(theirs.addr(), 4096, ()) }.err().unwrap());
     };
     check();
     of_another(gpu.copier(&ring, &theirs).err().unwrap());
     // SAFETY: as above.
-    assert_eq!(unsafe { other.lend(theirs.addr(), 4096) }.unwrap().addr(), theirs.addr());
+    assert_eq!(unsafe { other.lend(theirs.addr(), 4096, ()) }.unwrap().addr(), theirs.addr());
     // Also where kernels of the first reach it.
     match other.served_by(gpu) {
         Ok(_reached) => {

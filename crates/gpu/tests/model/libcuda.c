@@ -1,6 +1,7 @@
 /* A model of CUDA's driver for two GPUs whose memory is the host's: what it does during captures, when freeing waits, and
  * kernels that find no room. Copies are over when they are begun. Functions that are not here are missing, as in an old
  * driver. */
+#include <errno.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -17,8 +18,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
  * mapping memory does, and whether kernels find no room (1) or begin and do not end (2). */
 static volatile long capturing, busy, refuse, refusal = CAPTURE, answer, map_answer, full;
 /* What they read: captures invalidated, calls that were not relaxed, things that are not freed, mappings taken away too
- * early, calls of the thread that is watched. */
-static volatile long invalidated, unrelaxed, live, early, watched_calls;
+ * early, calls of the thread that is watched, contexts that are retained. */
+static volatile long invalidated, unrelaxed, live, early, watched_calls, retained;
 static const char *volatile watched_call = "";
 static __thread int mode, watched;
 /* In a forked process all threads are watched. */
@@ -98,7 +99,7 @@ long model(const char *what, long value) {
 #define SET(name) if (!strcmp(what, "set " #name)) { name = value; return 0; }
 #define GET(name) if (!strcmp(what, #name)) return name;
     SET(capturing) SET(busy) SET(refuse) SET(refusal) SET(answer) SET(map_answer) SET(watched)
-    GET(invalidated) GET(unrelaxed) GET(live) GET(early) GET(watched_calls) GET(mode) GET(refuse)
+    GET(invalidated) GET(unrelaxed) GET(live) GET(early) GET(watched_calls) GET(mode) GET(refuse) GET(retained)
     abort();
 }
 
@@ -118,6 +119,19 @@ int model_forked(void (*run)(void *), void *with) {
 }
 
 const char *model_watched_call(void) { return watched_call; }
+
+/* Has something run as the last that this thread does: in the second round of destructors, behind all others. */
+static pthread_key_t last;
+static void (*run_last)(void *);
+static __thread int rounds;
+static void at_end(void *with) {
+    if (rounds++) run_last(with);
+    else pthread_setspecific(last, with);
+}
+int model_at_thread_end(void (*run)(void *), void *with) {
+    run_last = run;
+    return (!last && pthread_key_create(&last, at_end)) || pthread_setspecific(last, with);
+}
 
 int cuInit(unsigned flags) { return flags ? INVALID : OK; }
 int cuDriverGetVersion(int *version) { *version = 12080; return OK; }
@@ -186,8 +200,9 @@ int cuDeviceGetAttribute(int *value, int which, int device) {
     *value = which == 19 || which == 99 || which == 102 || which == 103;
     return OK;
 }
-int cuDevicePrimaryCtxRetain(void **context, int device) { WARY; *context = &contexts[device]; made(1); return OK; }
-int cuDevicePrimaryCtxRelease_v2(int device) { (void)device; int r = freeing(__func__); if (!r) made(-1); return r; }
+static void retain(long n) { __atomic_fetch_add(&retained, n, __ATOMIC_SEQ_CST); made(n); }
+int cuDevicePrimaryCtxRetain(void **context, int device) { WARY; *context = &contexts[device]; retain(1); return OK; }
+int cuDevicePrimaryCtxRelease_v2(int device) { (void)device; int r = freeing(__func__); if (!r) retain(-1); return r; }
 int cuCtxPushCurrent_v2(void *context) {
     ENTER;
     if (depth == 16) return INVALID;
@@ -197,6 +212,7 @@ int cuCtxPushCurrent_v2(void *context) {
 int cuCtxPopCurrent_v2(void **context) {
     ENTER;
     if (!depth) return INVALID;
+    errno = ENOENT;
     *context = &contexts[current[--depth]];
     return OK;
 }

@@ -4,6 +4,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
+mod cufile;
+mod lifetimes;
 mod marks;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_long, c_void};
@@ -33,6 +35,11 @@ struct Model(Library);
 impl Model {
     /// Does it in a process with the model; the model where this is that process.
     fn or_child(test: &str) -> Option<Self> {
+        Self::or_child_with(test, &[])
+    }
+
+    /// The same, with more libraries: their names and sources.
+    fn or_child_with(test: &str, more: &[(&str, &str)]) -> Option<Self> {
         if std::env::var_os(CHILD).is_some() {
             // SAFETY: the model's initialisers do nothing.
             let model = Self(unsafe { Library::new("libcuda.so.1") }.unwrap());
@@ -44,16 +51,21 @@ impl Model {
         let name = test.replace("::", "-");
         let folder = std::env::temp_dir().join(format!("onehop-model-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
-        let (source, library) = (folder.join("libcuda.c"), folder.join("libcuda.so.1"));
-        std::fs::write(&source, MODEL).unwrap();
-        let flags = ["-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-pthread", "-o"];
-        let made = Command::new("cc").args(flags).arg(&library).arg(&source).status();
-        if made.is_err() {
-            let _ = std::io::stderr().write_all(b"SKIPPED: a C compiler (cc) is not installed\n");
-            return None;
+        for (name, text) in [("libcuda", MODEL)].iter().chain(more) {
+            let (source, library) =
+                (folder.join(name).with_extension("c"), folder.join(name).with_extension("so"));
+            std::fs::write(&source, text).unwrap();
+            let flags = ["-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-pthread", "-o"];
+            let made = Command::new("cc").args(flags).arg(&library).arg(&source).status();
+            if made.is_err() {
+                let _ = std::io::stderr().write_all(b"SKIPPED: a C compiler (cc) is not installed\n");
+                return None;
+            }
+            assert!(made.unwrap().success());
+            for version in ["so.0", "so.1"] {
+                std::os::unix::fs::symlink(&library, library.with_extension(version)).unwrap();
+            }
         }
-        assert!(made.unwrap().success());
-        std::os::unix::fs::symlink(&library, folder.join("libcuda.so")).unwrap();
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", test, "--nocapture"])
             .env(CHILD, "1")
@@ -132,6 +144,31 @@ impl Model {
         };
         drop(ManuallyDrop::into_inner(kept));
         calls
+    }
+
+    /// Drops something as the last that a thread does: the standard library says no more which thread it is.
+    fn dropped_at_thread_end<T: Send>(&self, dropped: T) {
+        // SAFETY: called once, with the pointer below.
+        unsafe extern "C" fn run<T>(with: *mut c_void) {
+            // SAFETY: the pointer is that of a box, which nobody else has.
+            drop(unsafe { Box::from_raw(with.cast::<T>()) });
+        }
+        let dropped = Box::new(dropped);
+        let ended = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                // It has an identity from now on, which goes before the thread does.
+                let _ = std::thread::current();
+                // SAFETY: the model's function of this signature; the box is the destructor's.
+                unsafe {
+                    type AtEnd =
+                        unsafe extern "C" fn(unsafe extern "C" fn(*mut c_void), *mut c_void) -> c_int;
+                    let at_end = self.0.get::<AtEnd>(b"model_at_thread_end\0").unwrap();
+                    at_end(run::<T>, Box::into_raw(dropped).cast())
+                }
+            });
+            thread.join().unwrap()
+        });
+        assert_eq!(ended, 0);
     }
 
     /// Waits until there is no more in the model than this.
@@ -493,7 +530,7 @@ fn a_gpu_gives_away_its_own_memory_alone() {
     let ring = gpu.alloc(Place::PinnedHost, 4096).unwrap();
     of_another(gpu.copier(&ring, &theirs).err().unwrap());
     // SAFETY: the memory lives until the end of the test.
-    let lend = |gpu: &CudaGpu, at: GpuAddr, bytes| unsafe { gpu.lend(at, bytes) };
+    let lend = |gpu: &CudaGpu, at: GpuAddr, bytes| unsafe { gpu.lend(at, bytes, ()) };
     assert_eq!(lend(&other, theirs.addr().plus(4096), 4096).unwrap().addr(), theirs.addr().plus(4096));
     of_another(lend(&gpu, theirs.addr(), 4096).err().unwrap());
     assert!(lend(&other, ring.addr(), 4096).is_err(), "host memory was taken for a GPU's");

@@ -22,7 +22,8 @@ use super::slot_pool::{Full, SlotPool};
 use super::{MOST_THREADS, processors, spared};
 use call::Call;
 pub use call::{CallError, Destination};
-pub use file::CallFile;
+use file::{BLOCK, Room};
+pub use file::{CallFile, Filled};
 use lane::{CallLane, Part};
 
 /// Bytes of a slot, and of a chunk at most.
@@ -172,6 +173,45 @@ impl CallEngine {
         self.0.carry_out(file, at, bytes, from, true)
     }
 
+    /// Reads `bytes` at `at` of a file into host memory at `to`, on this thread and by no GPU. They begin `shift` bytes
+    /// behind it where the path allows, elsewhere within [`Self::HOST_BLOCK`]. Fewer bytes where the file ends before.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or there is less room in `memory` than twice [`Self::HOST_BLOCK`] more than `bytes`.
+    pub fn read_to_host(
+        &self,
+        file: &CallFile,
+        at: u64,
+        bytes: usize,
+        (memory, to, shift): (&HostMem, usize, usize),
+    ) -> Result<Filled, CallError> {
+        let bytes = file.within(at, bytes)?;
+        if bytes == 0 {
+            return Ok(Filled { skip: 0, bytes: 0 });
+        }
+        file.fill(Room { memory, to, shift, block: BLOCK }, at, bytes, &self.0.counts)
+    }
+
+    /// The largest block of a file that is read to host memory past the page cache, and what `to` is a multiple of.
+    pub const HOST_BLOCK: usize = BLOCK as usize;
+
+    /// Writes `bytes` of host memory, from `from` on, a multiple of [`Self::HOST_BLOCK`], to a file at `at`, on this thread.
+    /// Fewer where the disk is full.
+    ///
+    /// # Errors
+    /// When nothing could be written.
+    pub fn write_from_host(
+        &self,
+        file: &CallFile,
+        at: u64,
+        bytes: usize,
+        (memory, from): (&HostMem, usize),
+    ) -> Result<usize, CallError> {
+        let written = file.store(memory, from, at, bytes)?;
+        self.0.counts.written.fetch_add(written as u64, Ordering::Relaxed);
+        Ok(written)
+    }
+
     /// What its calls have moved so far.
     #[must_use]
     pub fn moved(&self) -> CallBytes {
@@ -308,7 +348,8 @@ impl Inner {
 
     fn read_chunk(&self, call: &Arc<Call>, chunk: usize, slot: usize) -> Result<(), CallError> {
         let (at, bytes) = call.range(chunk);
-        let filled = call.file.fill(&self.ring, slot * SLOT, at, bytes, &self.counts);
+        let room = Room { memory: &self.ring, to: slot * SLOT, shift: 0, block: ALIGN };
+        let filled = call.file.fill(room, at, bytes, &self.counts);
         match filled {
             Ok(filled) if filled.bytes > 0 && !call.has_failed() => {
                 let part = Part { call: call.clone(), chunk, skip: filled.skip, bytes: filled.bytes };

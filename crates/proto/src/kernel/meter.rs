@@ -3,7 +3,7 @@
 
 use core::cell::Cell;
 
-use super::{Phase, Taken, Warp};
+use super::{Lanes, Phase, Taken, Warp};
 use crate::queue::{Address, Memory};
 
 /// Where the times lie: behind the outcomes of their job.
@@ -135,10 +135,7 @@ impl<W: Warp> Memory for Metered<W> {
     }
 }
 
-impl<W: Warp> Warp for Metered<W> {
-    const PLACES: u32 = W::PLACES;
-    const SPINS: u32 = W::SPINS;
-
+impl<W: Warp> Lanes for Metered<W> {
     delegate! {
         fn lanes() -> u32;
         fn each(f: impl FnMut(u32));
@@ -147,7 +144,16 @@ impl<W: Warp> Warp for Metered<W> {
         fn local(index: u32) -> u32;
         fn set_local(index: u32, value: u32);
         fn local_four(index: u32) -> [u32; 4];
+        fn set_local_four(index: u32, words: [u32; 4]);
         fn add_local(index: u32, value: u32) -> u32;
+    }
+}
+
+impl<W: Warp> Warp for Metered<W> {
+    const PLACES: u32 = W::PLACES;
+    const SPINS: u32 = W::SPINS;
+
+    delegate! {
         fn exchange_local(index: u32, old: u32, new: u32) -> u32;
         fn fetch(to: u32, from: W::Addr);
         fn wait_fetches();

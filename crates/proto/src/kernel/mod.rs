@@ -1,7 +1,8 @@
-//! What GPU threads run: ordinary generic functions over [`Memory`] and [`Warp`]. The emulated GPU calls them on CPU
+//! What GPU threads run: ordinary generic functions over [`Memory`], [`Lanes`] and [`Warp`]. The emulated GPU calls them on CPU
 //! threads, the device crate wraps them into kernel entries.
 
 mod answer;
+mod descriptor;
 mod device_queue;
 mod group;
 mod handle;
@@ -10,11 +11,13 @@ mod marks;
 mod meter;
 mod owner;
 mod peek;
+mod place;
 mod shared;
 mod single;
 mod slots;
 
 pub use answer::Answer;
+pub use descriptor::{KernelJob, KernelQueue};
 pub use device_queue::{Command, DeviceOp, DeviceQueue};
 pub use group::{GROUP_WORDS, run_group};
 pub use handle::{Gate, Handle, signal, tally};
@@ -23,6 +26,7 @@ pub use marks::{Marking, Permit, Seat, count_marks, run_mark};
 pub use meter::{Metered, times};
 pub use owner::{MAX_WINDOW, OwnerQueue, run_owner};
 pub use peek::{MOST_PEEKED, PeekNotes, run_peek};
+pub use place::{Copies, PlaceOrder, run_place};
 pub use shared::run_shared;
 pub use single::{SINGLE_WORDS, run_single};
 pub use slots::{LOCAL_WORDS, scratch_bytes, scratch_init};
@@ -51,21 +55,16 @@ pub struct Taken {
     pub all_well: bool,
 }
 
-/// Threads that run in step and act on one queue pair together.
+/// Threads that run in step and act on one queue pair together, on either side of it.
 ///
 /// Code between two calls is run by every lane with the same values; only the closures see single lanes. What is not
 /// the same for all lanes, a clock or a word that somebody else writes, is looked at by one lane, which leaves it in
 /// local memory.
 ///
-/// Local memory is words that the warp alone has, close to it and gone with the launch. [`Self::take`], [`Self::each`],
-/// [`Self::once`] and [`Self::wait_fetches`] end with a barrier: what lanes stored before is then seen by all of them. They
+/// Local memory is words that the warp alone has, close to it and gone with the launch. [`Self::each`], [`Self::once`],
+/// [`Warp::take`] and [`Warp::wait_fetches`] end with a barrier: what lanes stored before is then seen by all of them. They
 /// do not begin with one, so a word that all lanes read after such a call is not written in the very next one.
-pub trait Warp: Memory {
-    /// How many places of a ring each lane looks after in [`Self::take`].
-    const PLACES: u32 = 4;
-    /// How often a warp that finds nothing looks again before it pauses.
-    const SPINS: u32 = 0;
-
+pub trait Lanes: Memory {
     /// How many lanes there are.
     fn lanes(&self) -> u32;
     /// Runs `f` on every lane.
@@ -77,6 +76,34 @@ pub trait Warp: Memory {
     fn sync(&self) {
         self.once(|| ());
     }
+    /// Reads a word of local memory.
+    fn local(&self, index: u32) -> u32;
+    /// Writes a word of local memory.
+    fn set_local(&self, index: u32, value: u32);
+    /// Reads four words of local memory; `index` is a multiple of four.
+    #[inline(always)]
+    fn local_four(&self, index: u32) -> [u32; 4] {
+        [self.local(index), self.local(index + 1), self.local(index + 2), self.local(index + 3)]
+    }
+    /// Writes four words of local memory; `index` is a multiple of four.
+    #[inline(always)]
+    fn set_local_four(&self, index: u32, [a, b, c, d]: [u32; 4]) {
+        self.set_local(index, a);
+        self.set_local(index + 1, b);
+        self.set_local(index + 2, c);
+        self.set_local(index + 3, d);
+    }
+    /// Adds to a word of local memory and gives the old value, in one step; lanes that add at the same time are all counted.
+    fn add_local(&self, index: u32, value: u32) -> u32;
+}
+
+/// What the host's side of a queue pair asks of a warp beside that.
+pub trait Warp: Lanes {
+    /// How many places of a ring each lane looks after in [`Self::take`].
+    const PLACES: u32 = 4;
+    /// How often a warp that finds nothing looks again before it pauses.
+    const SPINS: u32 = 0;
+
     /// Looks at the places below `limit`, which is at most [`Self::PLACES`] for each lane, and acts on those before the
     /// first no.
     ///
@@ -88,18 +115,6 @@ pub trait Warp: Memory {
         look: impl FnMut(u32) -> ([u32; 2], bool),
         act: impl FnMut(u32, [u32; 2]) -> bool,
     ) -> Taken;
-
-    /// Reads a word of local memory.
-    fn local(&self, index: u32) -> u32;
-    /// Writes a word of local memory.
-    fn set_local(&self, index: u32, value: u32);
-    /// Reads four words of local memory; `index` is a multiple of four.
-    #[inline(always)]
-    fn local_four(&self, index: u32) -> [u32; 4] {
-        [self.local(index), self.local(index + 1), self.local(index + 2), self.local(index + 3)]
-    }
-    /// Adds to a word of local memory and gives the old value, in one step.
-    fn add_local(&self, index: u32, value: u32) -> u32;
     /// Writes `new` if `old` stands there and gives what stood there, in one step.
     fn exchange_local(&self, index: u32, old: u32, new: u32) -> u32;
     /// Begins to copy four words, that nobody writes as long as the kernel runs, to local memory; both places are

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 
-use onehop_proto::kernel::{ItemOutcome, Job, LOCAL_WORDS, OwnerQueue, Taken, Warp, WorkItem};
+use onehop_proto::kernel::{ItemOutcome, Job, LOCAL_WORDS, Lanes, OwnerQueue, Taken, Warp, WorkItem};
 use onehop_proto::queue::{Address, Memory, Rings};
 use onehop_proto::{Cqe, Sqe, Status};
 
@@ -239,7 +239,7 @@ impl Memory for Bed {
     }
 }
 
-impl Warp for Bed {
+impl Lanes for Bed {
     fn lanes(&self) -> u32 {
         self.lanes
     }
@@ -249,6 +249,18 @@ impl Warp for Bed {
     fn once(&self, mut f: impl FnMut()) {
         f();
     }
+    fn local(&self, index: u32) -> u32 {
+        self.local[index as usize].get()
+    }
+    fn set_local(&self, index: u32, value: u32) {
+        self.local[index as usize].set(value);
+    }
+    fn add_local(&self, index: u32, value: u32) -> u32 {
+        modify(&self.local[index as usize], |old| old.wrapping_add(value))
+    }
+}
+
+impl Warp for Bed {
     fn take(
         &self,
         limit: u32,
@@ -261,15 +273,6 @@ impl Warp for Bed {
         let there: Vec<_> = looks.into_iter().take_while(|(_, yes)| *yes).map(|(words, _)| words).collect();
         let all_well = (0..).zip(&there).fold(true, |well, (place, words)| well & act(place, *words));
         Taken { count: there.len() as u32, last: there.last().map_or(0, |words| words[0]), all_well }
-    }
-    fn local(&self, index: u32) -> u32 {
-        self.local[index as usize].get()
-    }
-    fn set_local(&self, index: u32, value: u32) {
-        self.local[index as usize].set(value);
-    }
-    fn add_local(&self, index: u32, value: u32) -> u32 {
-        modify(&self.local[index as usize], |old| old.wrapping_add(value))
     }
     fn exchange_local(&self, index: u32, old: u32, new: u32) -> u32 {
         modify(&self.local[index as usize], |seen| if seen == old { new } else { seen })

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use onehop_os::{HostMem, Registers};
+use onehop_os::{Guard, HostMem, Registers};
 use onehop_proto::regs::{GONE32, offset};
 
 use super::connection::{Connection, Reply};
@@ -24,6 +24,8 @@ const SPARSE_MMAP: u16 = 1;
 /// A part of the BAR that is mapped into this process.
 struct Area {
     range: Range<u64>,
+    /// If the server cuts the file short, the rest reads as ones.
+    _guard: Guard,
     mem: HostMem,
 }
 
@@ -66,7 +68,8 @@ fn map_areas(areas: impl Iterator<Item = Range<u64>>, start: u64, fds: Vec<Owned
         let bytes = usize::try_from(range.end - range.start).ok()?;
         let from = start.checked_add(range.start)?;
         let mem = HostMem::of_file_range(file(i)?, from, bytes, true).ok()?;
-        Some(Area { range, mem })
+        let guard = Guard::of_device(&mem).ok()?;
+        Some(Area { range, _guard: guard, mem })
     };
     areas.enumerate().filter_map(map).collect()
 }
@@ -150,6 +153,18 @@ mod tests {
         // Behind another capability; the second part is not in whole pages.
         let raw = info(32, &[9 | 48 << 32, 0, sparse, 2, 0x1000, 0x2000, 0x3000, 12]);
         assert_eq!(RegionAnswer(&raw).areas(), std::slice::from_ref(&(0x1000..0x3000)));
+    }
+
+    #[test]
+    fn a_part_that_the_server_cuts_off_reads_as_ones() {
+        let file = rustix::fs::memfd_create("server", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let server = File::from(file.try_clone().unwrap());
+        server.set_len(0x3000).unwrap();
+        let areas = map_areas(std::iter::once(0x1000..0x3000), 0, vec![file]);
+        let word = |at| areas[0].mem.word(at).unwrap();
+        word(0x1004).store(5, Ordering::Relaxed);
+        server.set_len(0x2000).unwrap();
+        assert_eq!((word(0).load(Ordering::Relaxed), word(0x1004).load(Ordering::Relaxed)), (0, GONE32));
     }
 
     #[test]

@@ -8,10 +8,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use crate::error::{Broken, ClientError};
-use crate::link::{MESSAGE_TIMEOUT, Message, MessageSocket};
+use crate::link::{MESSAGE_TIMEOUT, Message, MessageSocket, connect_at_once};
 use crate::wire::{self, Header, MAX_DATA, MAX_FDS, command};
 
 /// The region of the configuration space.
@@ -168,9 +167,8 @@ impl ConnectionState {
     }
 }
 
-/// Connects without waiting: a server with a full backlog counts as unreachable.
 fn reach(path: &Path) -> Result<UnixStream, ClientError> {
-    let failed = |errno: Errno| ClientError::Connect {
+    connect_at_once(path).map_err(|errno| ClientError::Connect {
         path: path.into(),
         source: errno.into(),
         hint: match errno {
@@ -178,12 +176,7 @@ fn reach(path: &Path) -> Result<UnixStream, ClientError> {
             Errno::NOENT | Errno::CONNREFUSED => "; start its server first, such as `onehop sim serve`",
             _ => "",
         },
-    };
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(failed)?;
-    let address = SocketAddrUnix::new(path).map_err(failed)?;
-    connect(&socket, &address).map_err(failed)?;
-    Ok(UnixStream::from(socket))
+    })
 }
 
 /// The payload of a region access.

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use onehop_os::{DmaMemory, Error, HostMem, Mapped, Mapper, Run};
 use onehop_proto::BusAddr;
-use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::connection::Connection;
+use crate::memfd::sealed_file;
 use crate::wire::command;
 
 const PAGE: u64 = 4096;
@@ -72,9 +72,7 @@ impl Mapper for ClientMemory {
     fn alloc(&self, bytes: usize) -> onehop_os::Result<HostMem> {
         let none = || Error::NoMemory { mapper: self.connection.name().to_owned(), bytes };
         let len = bytes.max(1).checked_next_multiple_of(PAGE as usize).ok_or_else(none)?;
-        let file = memfd_create("onehop-dma", MemfdFlags::CLOEXEC).map_err(|_| none())?;
-        let file = File::from(file);
-        file.set_len(len as u64).map_err(|_| none())?;
+        let file = sealed_file("onehop-dma", len as u64).map_err(|_| none())?;
         let memory = HostMem::of_file(&file, len)?;
         let (at, book, file) = (memory.host_ptr() as u64, self.book.clone(), Arc::new(file));
         locked(&book).insert(at, Allocation { bytes: len as u64, file: file.clone() });

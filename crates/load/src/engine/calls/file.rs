@@ -16,7 +16,7 @@ use crate::engine::choice::{Direct, past_the_cache};
 /// Reads of less than this from a descriptor without O_DIRECT are left to the kernel, with its reading ahead.
 const SMALL: usize = 128 << 10;
 /// What O_DIRECT wants addresses, offsets and lengths to be multiples of, at most.
-const BLOCK: u64 = 4096;
+pub(super) const BLOCK: u64 = 4096;
 
 /// See the module.
 pub struct CallFile {
@@ -34,11 +34,25 @@ pub struct CallFile {
     why_cached: Option<String>,
 }
 
-/// What was read into a slot: bytes that nobody wants, and those behind them.
+/// What was read into memory: bytes that nobody wants, and those behind them.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Filled {
-    pub(super) skip: usize,
-    pub(super) bytes: usize,
+pub struct Filled {
+    /// Bytes that nobody wants.
+    pub skip: usize,
+    /// The bytes of the file.
+    pub bytes: usize,
+}
+
+/// Memory that is read into.
+#[derive(Clone, Copy)]
+pub(super) struct Room<'a> {
+    pub(super) memory: &'a HostMem,
+    /// Where it begins, on a multiple of the largest block.
+    pub(super) to: usize,
+    /// How far behind that bytes are put that need not come in blocks.
+    pub(super) shift: usize,
+    /// The largest block of O_DIRECT for which there is room.
+    pub(super) block: u64,
 }
 
 impl CallFile {
@@ -108,43 +122,44 @@ impl CallFile {
         Ok(usize::try_from(length.saturating_sub(at)).unwrap_or(usize::MAX).min(bytes))
     }
 
-    /// Reads into a slot that begins at `to` of the ring.
+    /// Reads into memory.
     pub(super) fn fill(
         &self,
-        ring: &HostMem,
-        to: usize,
+        room: Room<'_>,
         at: u64,
         bytes: usize,
         counts: &Counts,
     ) -> Result<Filled, CallError> {
-        let whole = |bytes| Filled { skip: 0, bytes };
+        let Room { memory, shift, .. } = room;
+        let to = room.to + shift;
+        let whole = |bytes| Filled { skip: shift, bytes };
         let cached = self.cached.as_ref();
+        let direct = self.direct.as_ref().filter(|direct| direct.block <= room.block);
         if let Some(cached) = cached
             && bytes < SMALL
         {
-            if ring.read_cached(to, bytes, cached, at).map_err(CallError::of_memory)? == Some(bytes) {
+            if memory.read_cached(to, bytes, cached, at).map_err(CallError::of_memory)? == Some(bytes) {
                 counts.cached.fetch_add(bytes as u64, Ordering::Relaxed);
                 return Ok(whole(bytes));
             }
             if !self.is_direct {
-                let got = ring.read_file(to, bytes, &self.own, at).map_err(CallError::of_memory)?;
+                let got = memory.read_file(to, bytes, &self.own, at).map_err(CallError::of_memory)?;
                 counts.cache_miss.fetch_add(got as u64, Ordering::Relaxed);
                 return Ok(whole(got));
             }
         }
         if let Some(file) = cached.or((!self.is_direct).then_some(&self.own)) {
             let there = self.there(file, at, bytes as u64);
-            if self.direct.is_none() || there * 2 >= bytes as u64 {
-                let got = ring.read_file(to, bytes, file, at).map_err(CallError::of_memory)?;
+            if direct.is_none() || there * 2 >= bytes as u64 {
+                let got = memory.read_file(to, bytes, file, at).map_err(CallError::of_memory)?;
                 let there = there.min(got as u64);
                 counts.cached.fetch_add(there, Ordering::Relaxed);
                 counts.cache_miss.fetch_add(got as u64 - there, Ordering::Relaxed);
                 return Ok(whole(got));
             }
         }
-        let (file, block) =
-            self.direct.as_ref().map_or((&self.own, BLOCK), |direct| (&*direct.file, direct.block));
-        let filled = past(ring, to, file, block, at, bytes)?;
+        let (file, block) = direct.map_or((&self.own, BLOCK), |direct| (&*direct.file, direct.block));
+        let filled = past(memory, room.to, file, block, at, bytes)?;
         counts.direct.fetch_add(filled.bytes as u64, Ordering::Relaxed);
         Ok(filled)
     }

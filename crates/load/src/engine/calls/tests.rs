@@ -1,8 +1,10 @@
 //! The engine for calls, with the emulated GPU.
 
 use std::io::Write;
+use std::os::unix::fs::FileExt;
 
 use onehop_gpu::Emulated;
+use rustix::fs::{Advice, fadvise};
 
 use super::*;
 
@@ -150,4 +152,34 @@ fn memory_that_goes_during_a_call_gets_no_more_bytes() {
     let to = Destination { is_there, ..bench.to(0) };
     assert!(matches!(bench.engine.read(&file, 0, BYTES, to), Err(CallError::Gone)));
     assert!(bench.get(2 * SLOT, BYTES - 2 * SLOT).iter().all(|byte| *byte == 0xee));
+}
+
+/// Host memory in between: bytes lie where they are wanted, or else behind less than a block, and nothing lies behind them.
+#[test]
+fn host_memory_is_read_and_written_without_a_gpu() {
+    let bench = Bench::new(1);
+    let file = CallFile::new(file("host", BYTES)).unwrap();
+    let memory = HostMem::touched(BYTES + 2 * CallEngine::HOST_BLOCK).unwrap();
+    for (at, bytes, shift) in [(0, BYTES, 0), (7, 4096, 5), (4096, SLOT, 15), (BYTES as u64 - 9, 100, 3)] {
+        // Out of the disk, and out of the page cache.
+        fadvise(file.own(), 0, None, Advice::DontNeed).unwrap();
+        for _ in 0..2 {
+            memory.fill(0, memory.len(), 0xee).unwrap();
+            let to = (&memory, CallEngine::HOST_BLOCK, shift);
+            let filled = bench.engine.read_to_host(&file, at, bytes, to).unwrap();
+            assert_eq!(filled.bytes, bytes.min((BYTES as u64 - at) as usize));
+            assert!(filled.skip == shift || filled.skip < CallEngine::HOST_BLOCK);
+            let mut out = vec![0; filled.bytes];
+            memory.read(CallEngine::HOST_BLOCK + filled.skip, &mut out).unwrap();
+            assert!(out == expected(at, filled.bytes), "{at} {bytes}");
+        }
+    }
+    assert_eq!(bench.engine.read_to_host(&file, BYTES as u64 + 5, 10, (&memory, 0, 0)).unwrap().bytes, 0);
+    assert!(bench.engine.read_to_host(&file, 0, BYTES, (&memory, 3 * CallEngine::HOST_BLOCK, 0)).is_err());
+    memory.write(0, &expected(99, 5000)).unwrap();
+    assert_eq!(bench.engine.write_from_host(&file, 11, 5000, (&memory, 0)).unwrap(), 5000);
+    let mut out = vec![0; 5000];
+    file.own().read_exact_at(&mut out, 11).unwrap();
+    assert!(out == expected(99, 5000));
+    assert_eq!(bench.engine.moved().written, 5000);
 }

@@ -1,0 +1,519 @@
+//! An operation in a stream, from the moment that the stream comes to it until it has passed.
+//!
+//! The bytes cross the bus by a kernel in the program's own stream, between the program's memory and pinned slots. What the
+//! stream waits for is file I/O alone, carried out by threads that never call CUDA: a wait holds up all streams that share its
+//! channel of the GPU, also those that a copy elsewhere would need.
+//!
+//! Read: the stream calls [`Step::Reached`], and pieces of the file are read into the slots. For each piece it waits for the
+//! word, runs the kernel, which copies as many bytes as were read, and calls [`Step::Passed`].
+//! Write: the stream calls [`Step::Reached`], which describes the copies. For each piece it runs the kernel and calls
+//! [`Step::Passed`], which has the piece written. In the end it waits for the word.
+//! Host memory needs no kernel: the stream calls [`Step::Reached`] and waits.
+
+use std::ffi::c_void;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use onehop_gpu::Region;
+use onehop_load::engine::calls::Filled;
+
+use crate::error::{Code, Failure};
+use crate::files::RegisteredFile;
+use crate::io::{Checked, Request, by_host, check};
+use crate::log::{Level, say};
+use crate::machine::{StreamGpu, machine};
+use crate::slots::{AHEAD, PIECE, Reserved, Slot, Word};
+use crate::state::run;
+use crate::stats::{self, Busy, Moved, Way};
+
+/// What of an operation is known when it is put into the stream.
+pub const FIXED_BUFFER_OFFSET: u32 = 1;
+pub const FIXED_FILE_OFFSET: u32 = 2;
+pub const FIXED_SIZE: u32 = 4;
+
+/// The program's words for an operation, which it keeps until the stream has passed it.
+#[derive(Clone, Copy)]
+pub struct Words {
+    pub bytes: *const usize,
+    pub file_offset: *const i64,
+    pub buffer_offset: *const i64,
+    pub done: *mut isize,
+}
+
+// SAFETY: the program keeps them for this library, whatever the thread, until the operation has ended.
+unsafe impl Send for Words {}
+// SAFETY: as above; the operation's lock is held where they are used.
+unsafe impl Sync for Words {}
+
+impl Words {
+    /// Bytes, the file's offset and the memory's.
+    ///
+    /// # Safety
+    /// The words are there.
+    pub unsafe fn read(self) -> (usize, i64, i64) {
+        // SAFETY: the caller's promise.
+        unsafe { (self.bytes.read(), self.file_offset.read(), self.buffer_offset.read()) }
+    }
+
+    /// Writes the result.
+    ///
+    /// # Safety
+    /// The words are there.
+    pub unsafe fn finish(self, moved: Result<usize, Failure>) {
+        let result = match moved {
+            Ok(bytes) => bytes as isize,
+            Err(failure) => -(failure.number() as isize),
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.done.write(result) };
+    }
+}
+
+/// What is known of an operation when it is put into its stream.
+pub struct Wanted {
+    pub file: Arc<RegisteredFile>,
+    pub base: usize,
+    pub writes: bool,
+    pub words: Words,
+    /// What was read of the words then; by the flags, those are used. The bytes are the most that there may be.
+    pub early: (usize, i64, i64),
+    pub flags: u32,
+    /// GPU memory that it may touch; none for host memory.
+    pub allowed: Option<Range<usize>>,
+}
+
+impl Wanted {
+    /// Pieces that it is cut into, and so waits and kernels in the stream.
+    pub fn pieces(&self) -> usize {
+        self.most().div_ceil(PIECE).max(1)
+    }
+
+    /// How many slots it needs, and their size.
+    pub fn slots(&self) -> (usize, usize) {
+        match self.most() {
+            0 => (0, 0),
+            most => (self.pieces().min(AHEAD), most.min(PIECE)),
+        }
+    }
+
+    /// Bytes that may cross the bus: more than there is of its memory is an error when the operation begins.
+    fn most(&self) -> usize {
+        self.allowed.as_ref().map_or(0, |allowed| self.early.0.min(allowed.len()))
+    }
+
+    /// # Safety
+    /// The words are there.
+    unsafe fn request(&self) -> Result<Request, Failure> {
+        let fixed = |flag| self.flags & flag != 0;
+        let (early, Words { bytes, file_offset, buffer_offset, .. }) = (self.early, self.words);
+        // SAFETY: the caller's promise; those that are fixed need not be there.
+        let request = unsafe {
+            Request {
+                base: self.base,
+                bytes: if fixed(FIXED_SIZE) { early.0 } else { bytes.read() },
+                file_offset: if fixed(FIXED_FILE_OFFSET) { early.1 } else { file_offset.read() },
+                buffer_offset: if fixed(FIXED_BUFFER_OFFSET) { early.2 } else { buffer_offset.read() },
+                writes: self.writes,
+            }
+        };
+        if request.bytes > early.0 {
+            let what = "an operation in a stream is larger than it was when it was put there";
+            say(Level::Error, &format!("{what}: {} bytes instead of {} at most", request.bytes, early.0));
+            return Err(Code::InvalidValue.into());
+        }
+        Ok(request)
+    }
+
+    /// What is to be done, now that the stream has come to it.
+    ///
+    /// # Safety
+    /// The words are there.
+    unsafe fn checked(&self) -> Result<Checked, Failure> {
+        // SAFETY: the caller's promise.
+        let checked = check(&self.file, &unsafe { self.request() }?)?;
+        let Checked { memory, bytes, .. } = checked;
+        match &self.allowed {
+            Some(allowed) if bytes > 0 && !(allowed.start <= memory && memory + bytes <= allowed.end) => {
+                Err(Code::InvalidPointerRange.into())
+            }
+            _ => Ok(checked),
+        }
+    }
+}
+
+/// See the module.
+pub struct Operation {
+    wanted: Wanted,
+    gpu: Arc<StreamGpu>,
+    pieces: usize,
+    /// Where the slots' orders lie, and the word that the stream waits on: no lock is held while a full channel makes a call of
+    /// the driver wait.
+    orders: Vec<(Region, usize)>,
+    waits_on: (Region, usize, u32),
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Whether file I/O may begin: everything up to the first wait is in the stream.
+    is_open: bool,
+    /// Whether the call has failed after all. The program's words are not touched any more.
+    is_cancelled: bool,
+    /// Pieces whose file I/O begins as soon as it may.
+    pending: Vec<usize>,
+    word: Option<Word>,
+    slots: Vec<Slot>,
+    /// What is to be done, once the stream has come to it.
+    checked: Option<Checked>,
+    failure: Option<Failure>,
+    /// Whether a piece was short, or failed: later ones move nothing.
+    has_stopped: bool,
+    /// What became of the file I/O of pieces, and how many have ended in order.
+    ended: Vec<Option<Result<Filled, Failure>>>,
+    whole: usize,
+    /// Pieces that are to be written which have left the GPU, and whether one is being written.
+    copied: usize,
+    is_writing: bool,
+    moved: usize,
+    begun: Option<(Instant, Busy)>,
+}
+
+impl State {
+    fn fail(&mut self, failure: Failure) {
+        self.has_stopped = true;
+        self.failure.get_or_insert(failure);
+    }
+
+    /// The bytes of a piece: where they begin in the operation, and how many.
+    fn range(&self, piece: usize) -> (usize, usize) {
+        let (start, bytes) = (piece * PIECE, self.checked.map_or(0, |checked| checked.bytes));
+        (start, bytes.saturating_sub(start).min(PIECE))
+    }
+
+    fn slot(&self, piece: usize) -> Option<&Slot> {
+        self.slots.get(piece % self.slots.len().max(1))
+    }
+}
+
+/// What a stream calls.
+enum Step {
+    Reached,
+    /// The kernel of this piece has ended.
+    Passed(usize),
+}
+
+/// A step of an operation, for a pointer of C.
+struct Call(Arc<Operation>, Step);
+
+/// What a stream of the program calls.
+extern "C" fn take_step(argument: *mut c_void) {
+    // SAFETY: `put_call` has made the pointer of a box, which the stream hands over once.
+    let call = unsafe { Box::from_raw(argument.cast::<Call>()) };
+    let Call(operation, step) = *call;
+    // A panic must not go back to CUDA.
+    let _ = run("a step of an operation in a stream", || {
+        match step {
+            Step::Reached => operation.reached(),
+            Step::Passed(piece) => operation.passed(piece),
+        }
+        Ok(())
+    });
+}
+
+impl Operation {
+    /// An operation with what was reserved for it.
+    pub fn new(
+        wanted: Wanted,
+        gpu: Arc<StreamGpu>,
+        Reserved { word, slots }: Reserved,
+    ) -> Result<Arc<Self>, Failure> {
+        // A kernel that runs after a failed call copies nothing.
+        slots.iter().try_for_each(|slot| slot.set_order(0, 0, 0))?;
+        let place = |(memory, at): (&Region, usize)| (memory.clone(), at);
+        let orders = slots.iter().map(|slot| place(slot.order())).collect();
+        let (memory, offset, before) = word.after(0);
+        let waits_on = (memory.clone(), offset, before);
+        let pieces = wanted.pieces();
+        let state =
+            State { word: Some(word), slots, ended: (0..pieces).map(|_| None).collect(), ..State::default() };
+        Ok(Arc::new(Self { wanted, gpu, pieces, orders, waits_on, state: Mutex::new(state) }))
+    }
+
+    /// Puts it into a stream.
+    ///
+    /// # Errors
+    /// When the driver refuses. Nothing touches the program's words after that.
+    ///
+    /// # Safety
+    /// The stream is one of the operation's context. The words and the memory stay until the stream has passed the operation.
+    pub unsafe fn put(self: &Arc<Self>, stream: *mut c_void) -> Result<(), Failure> {
+        // SAFETY: the caller's promise, as below.
+        if let Err(error) = unsafe { self.put_call(stream, Step::Reached) } {
+            self.give_back(&mut self.state());
+            return Err(error.into());
+        }
+        // SAFETY: as above.
+        if let Err(error) = unsafe { self.put_rest(stream) } {
+            self.cancel();
+            say(Level::Error, &format!("a part of an operation could not be put into its stream: {error}"));
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As for [`Self::put`].
+    unsafe fn put_call(self: &Arc<Self>, stream: *mut c_void, step: Step) -> onehop_gpu::Result<()> {
+        let argument: *mut c_void = Box::into_raw(Box::new(Call(self.clone(), step))).cast();
+        // SAFETY: the caller's promise for the stream; the function takes the argument once, and calls nothing of CUDA.
+        let called = unsafe { self.gpu.work.call(stream, take_step, argument) };
+        if called.is_err() {
+            // SAFETY: it is the pointer of the box above, which the stream does not know.
+            drop(unsafe { Box::from_raw(argument.cast::<Call>()) });
+        }
+        called
+    }
+
+    /// # Safety
+    /// As for [`Self::put`].
+    unsafe fn put_rest(self: &Arc<Self>, stream: *mut c_void) -> onehop_gpu::Result<()> {
+        let work = &self.gpu.work;
+        let slots = self.orders.len();
+        let (words, offset, before) = &self.waits_on;
+        let wait = |steps: usize| {
+            // SAFETY: the caller's promise for the stream; words live as long as their pool.
+            unsafe { work.wait(stream, words, *offset, before.wrapping_add(steps as u32)) }
+        };
+        for piece in 0..if slots == 0 { 0 } else { self.pieces } {
+            let waited = if self.wanted.writes { piece.checked_sub(slots) } else { Some(piece) };
+            if let Some(waited) = waited {
+                wait(waited + 1)?;
+                self.open();
+            }
+            let (orders, at) = &self.orders[piece % slots];
+            // SAFETY: as above; what an order names was checked to be the program's memory, which it keeps.
+            unsafe { work.copy(stream, orders, *at) }?;
+            // SAFETY: the caller's promise.
+            unsafe { self.put_call(stream, Step::Passed(piece)) }?;
+        }
+        if slots == 0 || self.wanted.writes {
+            wait(self.pieces)?;
+        }
+        self.open();
+        Ok(())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets file I/O begin. Before that nothing in the stream waits for it, so that a full channel cannot keep the thread that
+    /// puts the operation there from coming to this.
+    fn open(self: &Arc<Self>) {
+        let mut state = self.state();
+        state.is_open = true;
+        for piece in std::mem::take(&mut state.pending) {
+            self.submit(piece);
+        }
+        self.write_next(&mut state);
+    }
+
+    /// Ends an operation that is not in its stream as a whole. What is there of it moves nothing, waits for nothing, and keeps
+    /// what it may use: nobody can say when the stream has passed it.
+    fn cancel(self: &Arc<Self>) {
+        std::mem::forget(self.clone());
+        let mut state = self.state();
+        state.is_cancelled = true;
+        state.pending.clear();
+        if let Some(word) = &state.word {
+            word.reach(self.pieces);
+        }
+    }
+
+    /// The stream has come to it.
+    fn reached(self: &Arc<Self>) {
+        let mut state = self.state();
+        if state.is_cancelled {
+            return;
+        }
+        state.begun = Some((Instant::now(), stats::busy()));
+        // SAFETY: the program keeps the words until the stream has passed the operation.
+        match unsafe { self.wanted.checked() } {
+            Ok(checked) => state.checked = Some(checked),
+            Err(failure) => state.fail(failure),
+        }
+        let first = state.slots.len().clamp(1, self.pieces);
+        for piece in 0..first {
+            if self.wanted.writes && !state.slots.is_empty() {
+                self.describe(&mut state, piece);
+            } else {
+                self.begin(&mut state, piece);
+            }
+        }
+    }
+
+    /// The kernel of a piece has ended.
+    fn passed(self: &Arc<Self>, piece: usize) {
+        let mut state = self.state();
+        if state.is_cancelled {
+            return;
+        }
+        if self.wanted.writes {
+            state.copied = piece + 1;
+            self.write_next(&mut state);
+            return;
+        }
+        let next = piece + state.slots.len();
+        if next < self.pieces {
+            self.begin(&mut state, next);
+        }
+        if piece + 1 == self.pieces {
+            self.report(&mut state);
+            self.give_back(&mut state);
+        }
+    }
+
+    /// Begins the file I/O of a piece.
+    fn begin(self: &Arc<Self>, state: &mut State, piece: usize) {
+        if state.is_open { self.submit(piece) } else { state.pending.push(piece) }
+    }
+
+    fn submit(self: &Arc<Self>, piece: usize) {
+        let operation = self.clone();
+        machine().stream_executor.submit(move || operation.carry_out(piece));
+    }
+
+    /// Begins to write the next piece. One after the other: behind one that fails nothing is written.
+    fn write_next(self: &Arc<Self>, state: &mut State) {
+        if state.is_open && !state.is_writing && !state.is_cancelled && state.whole < state.copied {
+            state.is_writing = true;
+            self.submit(state.whole);
+        }
+    }
+
+    /// Describes the copy of a piece that is to be written to its kernel.
+    fn describe(&self, state: &mut State, piece: usize) {
+        let ((start, bytes), at) = (state.range(piece), state.checked.map_or(0, |checked| checked.memory));
+        let bytes = if state.has_stopped { 0 } else { bytes };
+        let Some(slot) = state.slot(piece) else { return };
+        if let Err(failure) = slot.set_order((at + start) as u64, slot.address(), bytes) {
+            state.fail(failure);
+        }
+    }
+
+    /// Carries out the file I/O of a piece, on a thread of the executor.
+    fn carry_out(self: &Arc<Self>, piece: usize) {
+        let moved = run("an operation in a stream", || self.move_piece(piece));
+        let mut state = self.state();
+        state.ended[piece] = Some(moved);
+        loop {
+            let next = state.whole;
+            let Some(moved) = state.ended.get_mut(next).and_then(Option::take) else { break };
+            self.end_piece(&mut state, moved);
+        }
+        state.is_writing = false;
+        self.write_next(&mut state);
+    }
+
+    fn move_piece(&self, piece: usize) -> Result<Filled, Failure> {
+        const NOTHING: Filled = Filled { skip: 0, bytes: 0 };
+        let (file, writes) = (&self.wanted.file, self.wanted.writes);
+        let (checked, (start, bytes), place) = {
+            let state = self.state();
+            let place = state.slot(piece).and_then(Slot::bytes).map(|(memory, at)| (memory.clone(), at));
+            match state.checked {
+                Some(checked) if !state.has_stopped && !state.is_cancelled => {
+                    (checked, state.range(piece), place)
+                }
+                _ => return Ok(NOTHING),
+            }
+        };
+        let Checked { memory, at, .. } = checked;
+        let Some((slot, to)) = place else {
+            let all = checked.bytes;
+            // SAFETY: the program keeps the memory until the stream has passed the operation.
+            return unsafe { by_host(file, memory, at, all, writes) }.map(|bytes| Filled { skip: 0, bytes });
+        };
+        if bytes == 0 {
+            return Ok(NOTHING);
+        }
+        let (engine, at) = (machine().engine()?, at + start as u64);
+        if writes {
+            let written = engine.write_from_host(&file.file, at, bytes, (&slot, to))?;
+            return Ok(Filled { skip: 0, bytes: written });
+        }
+        // The kernel is fastest where both addresses agree.
+        let shift = (memory + start) % 16;
+        Ok(engine.read_to_host(&file.file, at, bytes, (&slot, to, shift))?)
+    }
+
+    /// The file I/O of a piece has ended, and that of all before it.
+    fn end_piece(&self, state: &mut State, moved: Result<Filled, Failure>) {
+        let piece = state.whole;
+        let (start, wanted) = match state.slots.is_empty() {
+            true => (0, state.checked.map_or(0, |checked| checked.bytes)),
+            false => state.range(piece),
+        };
+        let mut filled = Filled { skip: 0, bytes: 0 };
+        match moved {
+            // Behind a short piece nothing is moved, even if there was something by then.
+            _ if state.has_stopped => {}
+            Ok(moved) => {
+                filled = moved;
+                state.moved += moved.bytes;
+                state.has_stopped = moved.bytes < wanted;
+            }
+            Err(failure) => state.fail(failure),
+        }
+        state.whole += 1;
+        if state.is_cancelled {
+            return;
+        }
+        if self.wanted.writes && !state.slots.is_empty() {
+            let next = piece + state.slots.len();
+            if next < self.pieces {
+                self.describe(state, next);
+            }
+        } else if let (Some(slot), Some(checked)) = (state.slot(piece), state.checked) {
+            let (from, to) = (slot.address() + filled.skip as u64, (checked.memory + start) as u64);
+            if let Err(failure) = slot.set_order(from, to, filled.bytes) {
+                state.fail(failure);
+            }
+        }
+        // What waits in the stream behind it may use the result.
+        let is_last = state.whole == self.pieces && (self.wanted.writes || state.slots.is_empty());
+        if is_last {
+            self.report(state);
+        }
+        if let Some(word) = &state.word {
+            word.reach(state.whole);
+        }
+        if is_last {
+            self.give_back(state);
+        }
+    }
+
+    /// Writes the result, counts it, and reports a failure.
+    fn report(&self, state: &mut State) {
+        let wanted = state.checked.map_or(self.wanted.early.0, |checked| checked.bytes);
+        let moved = state.failure.map_or(Ok(state.moved), Err);
+        // SAFETY: it was not cancelled, and the program keeps the words until the stream has passed the operation.
+        unsafe { self.wanted.words.finish(moved) };
+        let took = state.begun.take().map_or_else(Default::default, |(begun, _)| begun.elapsed());
+        let way = if state.slots.is_empty() { Way::Host } else { Way::Gpu(self.gpu.ordinal) };
+        let (bytes, is_ok) = (moved.unwrap_or(0), moved.is_ok());
+        stats::moved(&Moved { bytes, is_ok, writes: self.wanted.writes, took, way });
+        self.wanted.file.report_outcome(moved, wanted);
+    }
+
+    /// Gives back what was reserved: nothing in the stream uses it any more, but a wait that the word has let go.
+    fn give_back(&self, state: &mut State) {
+        for slot in state.slots.drain(..) {
+            self.gpu.slots.give_back(slot);
+        }
+        if let Some(word) = state.word.take() {
+            self.gpu.slots.give_word_back(word, self.pieces);
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Who drops memory last, and when.
+
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use super::*;
+
+/// Destructors of what C libraries keep for a thread drop memory, too.
+#[test]
+fn memory_can_be_the_last_that_a_thread_drops() {
+    let Some(model) = Model::or_child("lifetimes::memory_can_be_the_last_that_a_thread_drops") else {
+        return;
+    };
+    let gpu = gpu();
+    let all = one_of_each(&gpu);
+    model.dropped_at_thread_end(all);
+    model.dropped_at_thread_end(gpu);
+    model.wait_for("live", 0);
+}
+
+/// Sets its number when it is dropped.
+struct Owner(Arc<AtomicU32>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.store(1, Ordering::Release);
+    }
+}
+
+/// Memory of others is theirs again when neither a region nor the GPU uses it, and then at once: they count it.
+#[test]
+fn the_owner_of_lent_memory_goes_with_its_last_use() {
+    let Some(model) = Model::or_child("lifetimes::the_owner_of_lent_memory_goes_with_its_last_use") else {
+        return;
+    };
+    let gpu = gpu();
+    let memory = gpu.alloc(Place::Vram, 1 << 20).unwrap();
+    let gone = Arc::<AtomicU32>::default();
+    let lend = || {
+        gone.store(0, Ordering::Release);
+        // SAFETY: the memory lives until the end of the test.
+        unsafe { gpu.lend(memory.addr(), 4096, Owner(gone.clone())) }.unwrap()
+    };
+    let is_gone = || gone.load(Ordering::Acquire) == 1;
+    let region = lend();
+    let part = region.slice(0..4).unwrap();
+    drop(region);
+    assert!(!is_gone());
+    // Also while another library's kernel runs, which may wait for this thread.
+    model.set("busy", 1);
+    model.without_calls(|| drop(part));
+    assert!(is_gone());
+    model.set("busy", 0);
+    // The driver does not say whether the copy goes on.
+    let region = lend();
+    model.set("answer", 999);
+    assert!(region.write(0, &[7; 4096]).is_err());
+    drop(region);
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!is_gone(), "the GPU may use it");
+    model.set("answer", 0);
+    let start = Instant::now();
+    while !is_gone() {
+        assert!(start.elapsed() < TEST_TIMEOUT);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop((memory, gpu));
+    model.wait_for("live", 0);
+}
+
+#[test]
+fn a_word_that_is_none_is_refused() {
+    let Some(_model) = Model::or_child("lifetimes::a_word_that_is_none_is_refused") else { return };
+    let gpu = gpu();
+    let (work, words) = (gpu.stream_work().unwrap(), gpu.alloc(Place::PinnedHost, 4096).unwrap());
+    for (words, offset) in [
+        (words.clone(), 4096),
+        (words.clone(), 2),
+        (words.clone(), usize::MAX - 3),
+        (words.slice(0..2).unwrap(), 0),
+    ] {
+        // SAFETY: the default stream, and words that live.
+        let refused = unsafe { work.wait(null_mut(), &words, offset, 1) }.unwrap_err();
+        assert!(matches!(refused, Error::Memory(_)), "{offset}: {refused}");
+    }
+}
+
+/// Pages are registered in one context, and for all: it is not released as long as another GPU uses them.
+#[test]
+fn a_context_stays_as_long_as_others_use_its_pages() {
+    let Some(model) = Model::or_child("lifetimes::a_context_stays_as_long_as_others_use_its_pages") else {
+        return;
+    };
+    let cuda = Cuda::load().unwrap();
+    let (gpu, other) = (cuda.open("0").unwrap(), cuda.open("1").unwrap());
+    let pages = HostMem::anonymous(64 << 10).unwrap();
+    let first = gpu.adopt(Place::PinnedHost, pages.clone()).unwrap();
+    let second = other.adopt(Place::PinnedHost, pages).unwrap();
+    assert_eq!(model.get("retained"), 2);
+    drop((first, gpu));
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(model.get("retained"), 2, "the pages went with the context");
+    drop(second);
+    model.wait_for("retained", 1);
+    drop(other);
+    model.wait_for("live", 0);
+}
