@@ -20,7 +20,7 @@ impl Bar {
             return Self(ProgressBar::hidden());
         }
         let bar = ProgressBar::new(bytes).with_message(what);
-        if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:32}] {bytes}/{total_bytes} {rate}") {
+        if let Ok(style) = ProgressStyle::with_template("{msg} [{wide_bar}] {bytes}/{total_bytes} {rate}") {
             let rate = move |state: &ProgressState, out: &mut dyn Write| {
                 // There is nobody to tell that it cannot be shown.
                 let _ = out.write_str(&rate(state.pos(), bytes, state.elapsed()));

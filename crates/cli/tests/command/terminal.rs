@@ -241,6 +241,16 @@ fn all_output_fits() {
     }
 }
 
+/// A bar with its rate, which is known after half a second.
+#[test]
+fn progress_fits() {
+    let args = ["demo", "-g", "emu", "--size", "256M"];
+    let (code, text) = on_terminal(&args, USUAL);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("loading [") && text.contains("/s, "), "{text:?}");
+    assert_fits(&args, &text);
+}
+
 #[test]
 fn plain_terminals_get_plain_text() {
     let dir = Dir::new();
