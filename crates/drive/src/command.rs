@@ -92,11 +92,13 @@ impl<'a> Io<'a> {
         Self { op: Op::Flush, lba: 0, blocks: 0, data: None, metadata: None, fua: false }
     }
 
-    /// The command without its data pointer, checked against the namespace.
+    /// Fills in the command without its data pointer, checked against the namespace. In place, because copies of 64 bytes
+    /// would be a part of what a command costs.
     #[inline(always)]
-    pub(crate) fn command(&self, ns: &Namespace) -> Result<Sqe> {
+    pub(crate) fn fill(&self, sqe: &mut Sqe, ns: &Namespace) -> Result<()> {
         if self.op == Op::Flush {
-            return Ok(nvm::flush(ns.nsid));
+            *sqe = nvm::flush(ns.nsid);
+            return Ok(());
         }
         let range = |source| Error::Range { nsid: ns.nsid, source };
         check_range(ns.blocks, self.lba, self.blocks.into()).map_err(range)?;
@@ -105,9 +107,13 @@ impl<'a> Io<'a> {
         let command = nvm::command(self.op.opcode(), ns.nsid, self.lba, self.blocks, flags);
         let too_long =
             || Error::TooLong { bytes: u64::MAX, limit: ns.format.data_bytes(1 << 16).unwrap_or(u64::MAX) };
-        let command = command.ok_or_else(too_long)?;
-        // Reference tags count blocks from 0, as type 1 demands it; 32 bits of them.
-        Ok(if ns.format.pi == 0 { command } else { nvm::with_tags(command, self.lba as u32, 0, 0) })
+        let Some(command) = command else { return Err(too_long()) };
+        *sqe = command;
+        if ns.format.pi != 0 {
+            // Reference tags count blocks from 0, as type 1 demands it; 32 bits of them.
+            *sqe = nvm::with_tags(*sqe, self.lba as u32, 0, 0);
+        }
+        Ok(())
     }
 }
 
@@ -172,15 +178,15 @@ pub(crate) struct Pointers {
 }
 
 impl Pointers {
-    /// The command with a pointer to `bytes` bytes of `buffer`.
+    /// Points the command to `bytes` bytes of `buffer`.
     #[inline(always)]
     pub(crate) fn point(
         &self,
-        sqe: Sqe,
+        sqe: &mut Sqe,
         data: (&Buffer, u64),
         bytes: u64,
         list: &ListSlot<'_>,
-    ) -> Result<Sqe> {
+    ) -> Result<()> {
         let (buffer, offset) = data;
         buffer.check(offset, bytes)?;
         if bytes > self.max_transfer {
@@ -191,24 +197,26 @@ impl Pointers {
         let page = 1u64 << self.page_shift;
         let in_first = page - (run.addr.0 & (page - 1));
         if bytes <= in_first && run.len >= bytes && run.addr.0 & 3 == 0 {
-            return Ok(sqe.with_prps(run.addr.0, 0));
+            *sqe = sqe.with_prps(run.addr.0, 0);
+            return Ok(());
         }
-        self.point_to_pages(&sqe, (buffer, offset, run), bytes, list)
+        self.point_to_pages(sqe, (buffer, offset, run), bytes, list)
     }
 
     /// The same, where it takes more than one entry.
     #[inline(never)]
     fn point_to_pages(
         &self,
-        sqe: &Sqe,
+        sqe: &mut Sqe,
         (buffer, offset, run): (&Buffer, u64, Run),
         bytes: u64,
         list: &ListSlot<'_>,
-    ) -> Result<Sqe> {
+    ) -> Result<()> {
         let page = 1u64 << self.page_shift;
         let in_first = page - (run.addr.0 & (page - 1));
         if self.sgl && run.len >= bytes && bytes > in_first + page && run.addr.0 & 3 == 0 {
-            return Ok(Descriptor::Data { at: run.addr, len: bytes as u32 }.put_in(*sqe));
+            *sqe = Descriptor::Data { at: run.addr, len: bytes as u32 }.put_in(*sqe);
+            return Ok(());
         }
         let page_addr = |i: u64| {
             let (at, need) = match i {
@@ -223,7 +231,8 @@ impl Pointers {
         };
         let put = |page, index, entry| list.put(page, index, entry);
         let (prp1, prp2) = prp::build(self.page_shift, page_addr, bytes, 0, |page| list.bus(page), put)?;
-        Ok(sqe.with_prps(prp1, prp2))
+        *sqe = sqe.with_prps(prp1, prp2);
+        Ok(())
     }
 }
 

@@ -150,6 +150,7 @@ impl Namespace {
     }
 
     /// Whether it is still as described here.
+    #[inline]
     pub(crate) fn is_valid(&self) -> bool {
         self.valid.load(Ordering::Acquire)
     }

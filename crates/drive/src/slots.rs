@@ -61,6 +61,8 @@ pub(crate) struct Slots {
     kept: Arc<DmaQuarantine>,
     namespaces: Arc<[Namespace]>,
     clock: Instant,
+    /// When a command that is submitted now is late.
+    due: Instant,
     asked: u32,
     /// Set while the controller is being reset, and for ever once the drive is dead.
     pub(crate) closed: bool,
@@ -120,6 +122,7 @@ impl Slots {
             kept: drive.kept.clone(),
             namespaces: drive.namespaces.clone(),
             clock: now,
+            due: now,
             asked: 0,
             closed: false,
             dead: None,
@@ -139,28 +142,22 @@ impl Slots {
     /// Reads the clock once for all that is submitted next.
     pub(crate) fn tick(&mut self) {
         self.clock = Instant::now();
-    }
-
-    /// When a command that is submitted now is late.
-    fn due(&self) -> Instant {
-        self.clock.checked_add(self.timeout).unwrap_or_else(|| self.clock + NEVER)
+        self.due = self.clock.checked_add(self.timeout).unwrap_or_else(|| self.clock + NEVER);
     }
 
     /// Puts a command into the queue; the controller sees it after [`Self::publish`].
     pub(crate) fn submit(&mut self, io: &Io<'_>, ns: &Namespace) -> Result<Token> {
         let Some(&id) = self.free.last() else { return Err(Error::Full(self.depth())) };
-        let sqe = self.command(io, ns, id)?;
+        self.fill(id, io, ns)?;
         let canary = self.place_canary(io, ns)?;
         self.free.pop();
-        let deadline = self.due();
         // What a flush covers.
         let mark = if io.op == Op::Flush { ns.account.mark() } else { 0 };
         let entry = &mut self.entries[id as usize];
         entry.life = entry.life.wrapping_add(1);
-        entry.sqe = sqe;
         entry.canary = canary;
         entry.retries = 0;
-        entry.deadline = deadline;
+        entry.deadline = self.due;
         entry.what = (io.op, ns.nsid, io.lba, io.blocks);
         entry.mark = mark;
         entry.fua = io.fua;
@@ -170,16 +167,20 @@ impl Slots {
         Ok(token)
     }
 
+    /// Fills in the command of an entry that is free.
     #[inline(always)]
-    fn command(&self, io: &Io<'_>, ns: &Namespace, id: u32) -> Result<Sqe> {
-        let mut sqe = io.command(ns)?;
+    fn fill(&mut self, id: u32, io: &Io<'_>, ns: &Namespace) -> Result<()> {
+        io.fill(&mut self.entries[id as usize].sqe, ns)?;
         if !io.op.has_data() {
-            return Ok(sqe);
+            return Ok(());
         }
         let bytes = ns.format.transfer_bytes(io.blocks.into()).unwrap_or(u64::MAX);
         let Some(data) = io.data else { return Err(Error::Buffer { have: 0, offset: 0, need: bytes }) };
-        if ns.format.has_separate_metadata() {
-            sqe = sqe.with_mptr(self.metadata(io, ns)?.0);
+        let separate = ns.format.has_separate_metadata();
+        let metadata = if separate { Some(self.metadata(io, ns)?) } else { None };
+        let sqe = &mut self.entries[id as usize].sqe;
+        if let Some(at) = metadata {
+            *sqe = sqe.with_mptr(at.0);
         }
         let list = ListSlot {
             lists: &self.lists,
@@ -345,10 +346,10 @@ impl Slots {
 
     /// Stages what waited long enough, if its namespace is still the one that it was meant for.
     fn restage(&mut self) {
-        self.clock = Instant::now();
+        self.tick();
         for id in 0..self.depth() {
             match self.entries[id as usize].state {
-                State::Waiting(due) if due <= self.clock => self.entries[id as usize].deadline = self.due(),
+                State::Waiting(due) if due <= self.clock => self.entries[id as usize].deadline = self.due,
                 // Its time goes on: a controller that never makes room is noticed.
                 State::NoRoom => {}
                 _ => continue,
@@ -425,7 +426,7 @@ impl Slots {
         self.pair.zero()?;
         self.owner.renew();
         self.stray = None;
-        self.clock = Instant::now();
+        self.tick();
         self.look_for_data();
         let was_reset = matches!(recovery, Recovery::ControllerReset | Recovery::FunctionReset);
         for id in 0..self.depth() {

@@ -162,7 +162,8 @@ impl<'a> BatchPlan<'a> {
 
     fn describe(&self, piece: &GpuJob, list: &ListSlot<'_>) -> Result<WorkItem> {
         let bytes = self.ns.format.transfer_bytes(piece.blocks).unwrap_or(u64::MAX);
-        let pointed = self.pointers.point(Sqe::default(), (self.buffer, piece.offset), bytes, list)?;
+        let mut pointed = Sqe::default();
+        self.pointers.point(&mut pointed, (self.buffer, piece.offset), bytes, list)?;
         Ok(WorkItem {
             lba: piece.lba,
             prp1: pointed.prp1(),
