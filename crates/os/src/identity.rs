@@ -37,6 +37,23 @@ pub struct OwnCredentials {
 thread_local! {
     /// Whether this thread's umask is its own.
     static OWN_UMASK: Cell<bool> = const { Cell::new(false) };
+    /// Whether this thread's credentials have ever changed.
+    static CHANGED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread has ever acted as somebody else.
+///
+/// The kernel then has a copy of the credentials for this thread alone, for as long as it runs, even where the copy has the
+/// values of the original again. Some drivers (RDMA) compare copies and not values, and refuse such a thread's calls. A thread
+/// that it starts has the same copy, and is not known here: threads that act start none.
+#[must_use]
+pub fn has_changed() -> bool {
+    CHANGED.get()
+}
+
+/// Notes for [`has_changed`] that this thread has changed its credentials in another way than by [`OwnCredentials::act_as`].
+pub fn note_change() {
+    CHANGED.set(true);
 }
 
 impl OwnCredentials {
@@ -57,6 +74,7 @@ impl OwnCredentials {
     /// # Errors
     /// `EPERM` when the kernel refuses, for example a user that this process's user namespace does not have.
     pub fn act_as(&self, who: &Credentials<'_>) -> Result<Acting<'_>, Errno> {
+        note_change();
         let acting = Acting { own: self, _of_this_thread: PhantomData };
         let groups: Vec<Gid> = who.groups.iter().copied().map(Gid::from_raw).collect();
         set_thread_groups(&groups)?;
@@ -185,6 +203,7 @@ mod tests {
         std::fs::write(&secret, "secret").unwrap();
         std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o640)).unwrap();
         let before = capabilities(None).unwrap();
+        assert!(!has_changed());
         let acting = own.act_as(&USER).unwrap();
         assert!(capabilities(None).unwrap().effective.is_empty());
         assert_eq!(std::fs::read(&secret).unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
@@ -202,6 +221,7 @@ mod tests {
         // A thread inherits what its maker has; those that run already do not.
         assert!(other.join().unwrap().0.effective.is_empty());
         drop(acting);
+        assert!(has_changed() && !std::thread::spawn(has_changed).join().unwrap());
         assert_eq!(getgroups().unwrap(), own.groups);
         // Nobody becomes root by a number that is no user.
         assert_eq!(own.act_as(&Credentials { uid: u32::MAX, ..USER }).err(), Some(Errno::PERM));

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::JoinHandle;
 
-use onehop_os::{Deadline, HostMem, this_thread};
+use onehop_os::{Deadline, HostMem, identity, this_thread};
 
 use crate::endpoint::Endpoint;
 use crate::memory::Remote;
@@ -207,8 +207,11 @@ impl Prepared {
     /// over it any more, and when it closes the other side has gone.
     ///
     /// # Errors
-    /// When the device refuses.
+    /// When the device refuses, or this thread has acted as a user: the connection's thread would have its credentials.
     pub fn connect(self, other: &Endpoint, met: OwnedFd) -> Result<Channel> {
+        if identity::has_changed() {
+            return Err(Error::ActedAsUser { what: "make a connection" });
+        }
         let Self { end, endpoint } = self;
         let mtu = i32::from(endpoint.mtu.min(other.mtu));
         let reads = endpoint.reads.min(other.reads);

@@ -133,3 +133,27 @@ fn a_pair_that_was_never_connected_keeps_its_memory_too() {
     drop((Prepared::new(&nic, Size::default()).unwrap(), nic));
     assert!(domain.strong_count() > 0, "the domain of a pair that is there has been given back");
 }
+
+#[test]
+fn a_thread_that_has_acted_as_a_user_uses_a_connection_and_makes_none() {
+    let fake = Fake::new();
+    let nic = Nic::of_device(fake.device());
+    let (channel, _far) = connected(&nic);
+    let prepared = Prepared::new(&nic, Size::default()).unwrap();
+    let (other, (met, _)) = (*prepared.endpoint(), UnixStream::pair().unwrap());
+    std::thread::scope(|scope| {
+        let acted = scope.spawn(|| {
+            identity::note_change();
+            channel.let_in().unwrap();
+            channel.send(4, Deadline::after(LONG), |mem, at| Ok(mem.write(at, b"word")?)).unwrap();
+            let own = nic.register(&memory(), Access::Own).unwrap();
+            let to = Remote { addr: 0, len: 4096, rkey: 1 };
+            // It is posted: what the device does not do runs out of time.
+            let put = channel.put(&own, 0, to, Deadline::after(Duration::from_millis(20)));
+            assert!(matches!(put, Err(Error::TimedOut(_))), "{put:?}");
+            assert!(fake.has_destroyed());
+            assert!(matches!(prepared.connect(&other, met.into()), Err(Error::ActedAsUser { .. })));
+        });
+        acted.join().unwrap();
+    });
+}

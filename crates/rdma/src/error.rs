@@ -61,6 +61,14 @@ pub enum Error {
         /// How long the memory is.
         len: u64,
     },
+    /// A device is opened or a connection is made by a thread that has acted as a user ([`onehop_os::identity`]).
+    #[error(
+        "a thread that has acted as a user cannot {what}: the kernel would refuse the calls of the threads that it starts"
+    )]
+    ActedAsUser {
+        /// What it wanted to do.
+        what: &'static str,
+    },
     /// The other side said what it must not say.
     #[error("the other side breaks the protocol: {0}")]
     Protocol(String),

@@ -1,10 +1,12 @@
 //! A device, its ports, its protection domain, and memory registered in it.
 
+use std::ffi::c_int;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::caller::Caller;
 use super::{Verbs, code, last, sys};
 use crate::memory::{Access, Memory, Register};
 use crate::{Error, Result};
@@ -14,6 +16,7 @@ pub(crate) struct Device {
     verbs: Verbs,
     name: String,
     context: NonNull<sys::Context>,
+    caller: Caller,
 }
 
 // SAFETY: the library's calls on a context may be made by any thread.
@@ -24,7 +27,7 @@ unsafe impl Sync for Device {}
 impl Drop for Device {
     fn drop(&mut self) {
         // SAFETY: everything made from the context holds this device and is gone; what could not be ended holds it for good.
-        unsafe { (self.verbs.0.close_device)(self.context.as_ptr()) };
+        unsafe { self.call(|library| (library.close_device)(self.context())) };
     }
 }
 
@@ -56,16 +59,47 @@ pub(crate) enum GidKind {
 }
 
 impl Device {
-    pub(super) fn new(verbs: Verbs, name: &str, context: NonNull<sys::Context>) -> Self {
-        Self { verbs, name: name.to_owned(), context }
+    pub(super) fn new(verbs: Verbs, name: &str, context: NonNull<sys::Context>, caller: Caller) -> Self {
+        Self { verbs, name: name.to_owned(), context, caller }
     }
 
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    pub(super) fn functions(&self) -> &sys::Functions {
-        &self.verbs.0
+    /// Calls the library, from a thread of which the kernel takes it.
+    ///
+    /// # Safety
+    /// What the function called wants; nothing else is done, and what is used may be used by any thread.
+    pub(super) unsafe fn call<T>(&self, call: impl FnOnce(&sys::Functions) -> T) -> T {
+        // SAFETY: the library's calls may be made by any thread, with its objects; the rest is the caller's promise.
+        unsafe { self.caller.run(|| call(&self.verbs.0)) }
+    }
+
+    /// A call that gives an object, or nothing and leaves the reason in errno.
+    ///
+    /// # Safety
+    /// As for [`Self::call`].
+    pub(super) unsafe fn make<T>(
+        &self,
+        name: &'static str,
+        call: impl FnOnce(&sys::Functions) -> *mut T,
+    ) -> Result<NonNull<T>> {
+        // SAFETY: the caller's promise. errno is the thread's that made the call.
+        unsafe { self.call(|library| NonNull::new(call(library)).ok_or_else(|| last(name, &self.name))) }
+    }
+
+    /// A call that gives the reason of its failure, or leaves it in errno.
+    ///
+    /// # Safety
+    /// As for [`Self::call`].
+    pub(super) unsafe fn ask(
+        &self,
+        name: &'static str,
+        call: impl FnOnce(&sys::Functions) -> c_int,
+    ) -> Result<()> {
+        // SAFETY: as for `make`.
+        unsafe { self.call(|library| code(name, &self.name, call(library))) }
     }
 
     pub(super) fn context(&self) -> *mut sys::Context {
@@ -81,8 +115,7 @@ impl Device {
         // SAFETY: all bytes zero are a value of this structure.
         let mut attr: sys::DeviceAttr = unsafe { std::mem::zeroed() };
         // SAFETY: the context is open, and `attr` lives across the call and has the size that the library writes.
-        let result = unsafe { (self.functions().query_device)(self.context(), &mut attr) };
-        code("ibv_query_device", &self.name, result)?;
+        unsafe { self.ask("ibv_query_device", |library| (library.query_device)(self.context(), &mut attr)) }?;
         let reads = attr.max_qp_rd_atom.min(attr.max_qp_init_rd_atom).clamp(1, 16);
         Ok((reads as u8, attr.ports()))
     }
@@ -90,8 +123,9 @@ impl Device {
     pub fn port(&self, number: u8) -> Result<Port> {
         let mut attr = sys::PortAttr::default();
         // SAFETY: the context is open, and `attr` lives across the call; the library writes no more than that.
-        let result = unsafe { (self.functions().query_port)(self.context(), number, &mut attr) };
-        code("ibv_query_port", &self.name, result)?;
+        unsafe {
+            self.ask("ibv_query_port", |library| (library.query_port)(self.context(), number, &mut attr))
+        }?;
         Ok(Port {
             active: attr.state == sys::PORT_ACTIVE,
             mtu: attr.active_mtu,
@@ -111,7 +145,9 @@ impl Device {
         let size = size_of::<sys::GidEntry>();
         // SAFETY: the context is open, and `entry` has the size that is told.
         let result = unsafe {
-            (self.functions().query_gid_ex)(self.context(), port.into(), index, &mut entry, 0, size)
+            self.call(|library| {
+                (library.query_gid_ex)(self.context(), port.into(), index, &mut entry, 0, size)
+            })
         };
         if result != 0 || entry.gid == [0; 2] {
             return None;
@@ -142,15 +178,14 @@ unsafe impl Sync for Domain {}
 impl Drop for Domain {
     fn drop(&mut self) {
         // SAFETY: registrations and queue pairs hold the domain and are gone; those that could not be ended hold it for good.
-        unsafe { (self.device.functions().dealloc_pd)(self.pd.as_ptr()) };
+        unsafe { self.device.call(|library| (library.dealloc_pd)(self.pd())) };
     }
 }
 
 impl Domain {
     pub fn new(device: Arc<Device>) -> Result<Self> {
         // SAFETY: the context is open.
-        let pd = unsafe { (device.functions().alloc_pd)(device.context()) };
-        let pd = NonNull::new(pd).ok_or_else(|| last("ibv_alloc_pd", device.name()))?;
+        let pd = unsafe { device.make("ibv_alloc_pd", |library| (library.alloc_pd)(device.context())) }?;
         Ok(Self { device, pd })
     }
 
@@ -169,23 +204,19 @@ impl Domain {
         // `HostMem`, which is a mapping that the registration keeps. A GPU's address is looked up by the kernel, which pins what is
         // mapped there or refuses: where an implementor gave an address of CPU memory, that would be registered. Only this project's
         // crates implement the trait, and give a GPU's addresses.
-        let mr =
-            unsafe { (self.device.functions().reg_mr)(self.pd(), at as *mut _, bytes, at, flags(access)) };
-        self.made("ibv_reg_mr", memory, mr)
+        let mr = unsafe {
+            self.device.make("ibv_reg_mr", |library| {
+                (library.reg_mr)(self.pd(), at as *mut _, bytes, at, flags(access))
+            })
+        }?;
+        Ok(self.made(memory, mr))
     }
 
-    fn made(self: &Arc<Self>, call: &'static str, memory: &Memory, mr: *mut sys::Mr) -> Result<Registration> {
-        let mr = NonNull::new(mr).ok_or_else(|| last(call, self.device.name()))?;
+    fn made(self: &Arc<Self>, memory: &Memory, mr: NonNull<sys::Mr>) -> Registration {
         // SAFETY: the library has just made it, and changes these fields no more.
         let (lkey, rkey) = unsafe { (mr.as_ref().lkey, mr.as_ref().rkey) };
-        Ok(Registration {
-            domain: self.clone(),
-            mr,
-            lkey,
-            rkey,
-            lost: AtomicBool::new(false),
-            memory: memory.clone(),
-        })
+        let (lost, memory) = (AtomicBool::new(false), memory.clone());
+        Registration { domain: self.clone(), mr, lkey, rkey, lost, memory }
     }
 }
 
@@ -209,13 +240,17 @@ impl Register for Arc<Domain> {
         name: u64,
         access: Access,
     ) -> Result<Registration> {
-        let Some(register) = self.device.functions().reg_dmabuf_mr else {
+        let Some(register) = self.device.verbs.0.reg_dmabuf_mr else {
             return Err(Error::none("libibverbs has no ibv_reg_dmabuf_mr: it is older than rdma-core 34"));
         };
         let (bytes, access) = (memory.bytes(), flags(access) as i32);
         // SAFETY: the descriptor is open across the call, and the kernel checks what it is, and the range in it.
-        let mr = unsafe { register(self.pd(), offset, bytes, name, fd.as_raw_fd(), access) };
-        self.made("ibv_reg_dmabuf_mr", memory, mr)
+        let mr = unsafe {
+            self.device.make("ibv_reg_dmabuf_mr", |_| {
+                register(self.pd(), offset, bytes, name, fd.as_raw_fd(), access)
+            })
+        }?;
+        Ok(self.made(memory, mr))
     }
 }
 
@@ -261,8 +296,10 @@ unsafe impl Sync for Registration {}
 impl Drop for Registration {
     fn drop(&mut self) {
         // SAFETY: the library made it, and this is its only owner; the memory goes after it. Work that still names it fails.
-        let end = || unsafe { (self.domain.device.functions().dereg_mr)(self.mr.as_ptr()) };
-        if self.is_lost() || end() != 0 {
+        let end = || unsafe {
+            self.domain.device.ask("ibv_dereg_mr", |library| (library.dereg_mr)(self.mr.as_ptr()))
+        };
+        if self.is_lost() || end().is_err() {
             // The device may still reach it, and the domain has something in it.
             std::mem::forget((self.memory.clone(), self.domain.clone()));
         }

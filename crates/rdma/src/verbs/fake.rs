@@ -1,5 +1,6 @@
 //! A device without hardware, for tests: it takes all work and does none of it, remembers which rights were given, and destroys
-//! a queue pair only when it may, or never. What it hands out is never freed.
+//! a queue pair only when it may, or never. As the kernel does, it refuses threads that have acted as users. What it hands out
+//! is never freed.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::os::fd::IntoRawFd;
@@ -7,8 +8,10 @@ use std::ptr::{NonNull, null, null_mut};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use onehop_os::identity;
 use rustix::event::{EventfdFlags, eventfd};
 
+use super::caller::Caller;
 use super::sys::{self, Functions};
 use super::{Device, Verbs};
 
@@ -52,7 +55,8 @@ impl Fake {
         known.post_send = Some(post_send);
         known.post_recv = Some(post_recv);
         let context = leak(Context { known, fake: self }).cast();
-        Device::new(Verbs(Arc::new(functions())), "fake", NonNull::new(context).unwrap())
+        let caller = Caller::start().unwrap();
+        Device::new(Verbs(Arc::new(functions())), "fake", NonNull::new(context).unwrap(), caller)
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) {
@@ -103,6 +107,11 @@ impl Fake {
     }
 }
 
+/// `EACCES` for a thread that has acted as a user.
+fn refusal() -> c_int {
+    if identity::has_changed() { 13 } else { 0 }
+}
+
 fn leak<T>(value: T) -> *mut T {
     Box::into_raw(Box::new(value))
 }
@@ -119,10 +128,10 @@ extern "C" fn req_notify_cq(_: *mut sys::Cq, _: c_int) -> c_int {
     0
 }
 extern "C" fn post_send(_: *mut sys::Qp, _: *mut sys::SendWr, _: *mut *mut sys::SendWr) -> c_int {
-    0
+    refusal()
 }
 extern "C" fn post_recv(_: *mut sys::Qp, _: *mut sys::RecvWr, _: *mut *mut sys::RecvWr) -> c_int {
-    0
+    refusal()
 }
 
 /// A domain is its context.
@@ -131,6 +140,9 @@ extern "C" fn alloc_pd(context: *mut sys::Context) -> *mut c_void {
 }
 
 extern "C" fn reg_mr(pd: *mut c_void, _: *mut c_void, _: usize, _: u64, access: c_uint) -> *mut sys::Mr {
+    if refusal() != 0 {
+        return null_mut();
+    }
     of(pd.cast()).change(|state| state.memory_rights.push(access));
     // SAFETY: all bytes zero are a value of this structure.
     leak(unsafe { std::mem::zeroed() })
@@ -163,6 +175,9 @@ extern "C" fn create_qp(pd: *mut c_void, _: *mut sys::QpInitAttr) -> *mut sys::Q
 extern "C" fn modify_qp(pair: *mut sys::Qp, attr: *mut sys::QpAttr, mask: c_int) -> c_int {
     // SAFETY: the caller's pair is one of `create_qp`, and its attributes live across the call.
     let (context, rights) = unsafe { ((*pair).context, (*attr).qp_access_flags) };
+    if refusal() != 0 {
+        return refusal();
+    }
     if mask & sys::QP_ACCESS_FLAGS != 0 {
         of(context).change(|state| state.pair_rights.push(rights));
     }
@@ -174,7 +189,7 @@ extern "C" fn destroy_qp(pair: *mut sys::Qp) -> c_int {
     let fake = of(unsafe { (*pair).context });
     fake.change(|state| state.destroying = true);
     fake.wait(|state| !state.holds);
-    if fake.state.lock().unwrap().refuses {
+    if refusal() != 0 || fake.state.lock().unwrap().refuses {
         return 16;
     }
     fake.change(|state| state.destroyed = true);

@@ -1,8 +1,10 @@
 //! libibverbs, loaded at run time: a machine without it runs everything else.
 //!
 //! This is the one module of the crate with unsafe code. Its objects hold what they were made from, so that they go in the
-//! order that the library wants. All of its calls may be made by several threads at once; the library locks.
+//! order that the library wants. All of its calls may be made by several threads at once; the library locks. Threads that have
+//! acted as users have them made by another ([`caller`]).
 
+mod caller;
 mod device;
 #[cfg(test)]
 mod fake;
@@ -17,6 +19,7 @@ use libloading::Library;
 use rustix::io::Errno;
 
 use crate::{Error, Result};
+use caller::Caller;
 pub(crate) use device::{Device, Domain, Gid, GidKind, Registration};
 #[cfg(test)]
 pub(crate) use fake::Fake;
@@ -67,6 +70,7 @@ impl Verbs {
 
     /// Opens a device by its name.
     pub(crate) fn open(&self, name: &str) -> Result<Device> {
+        let caller = Caller::start()?;
         let opened = self.with_devices(|device, found| {
             // SAFETY: the device is one of the list, which outlives this call.
             (found == name).then(|| unsafe { (self.0.open_device)(device) })
@@ -77,7 +81,7 @@ impl Verbs {
                 listed(&self.devices()?)
             ))),
             Some(context) => match std::ptr::NonNull::new(context) {
-                Some(context) => Ok(Device::new(self.clone(), name, context)),
+                Some(context) => Ok(Device::new(self.clone(), name, context, caller)),
                 None => Err(last("ibv_open_device", name)),
             },
         }

@@ -5,7 +5,7 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, OnceLock};
 
 use super::device::{Domain, REMOTE, Registration};
-use super::{code, last, sys};
+use super::{last, sys};
 use crate::endpoint::Endpoint;
 use crate::memory::Remote;
 use crate::{Error, Result};
@@ -27,11 +27,12 @@ unsafe impl Sync for Queue {}
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        let functions = self.domain.device.functions();
         // SAFETY: pairs hold the queue and are gone; every event that was got has been acknowledged.
         unsafe {
-            (functions.destroy_cq)(self.cq.as_ptr());
-            (functions.destroy_comp_channel)(self.channel.as_ptr());
+            self.domain.device.call(|library| {
+                (library.destroy_cq)(self.cq.as_ptr());
+                (library.destroy_comp_channel)(self.channel.as_ptr());
+            });
         }
     }
 }
@@ -48,20 +49,21 @@ pub(crate) struct Completion {
 
 impl Queue {
     pub fn new(domain: &Arc<Domain>, entries: usize) -> Result<Self> {
-        let (device, functions) = (&domain.device, domain.device.functions());
+        let device = &domain.device;
         // SAFETY: the context is open.
-        let channel = unsafe { (functions.create_comp_channel)(device.context()) };
-        let channel = NonNull::new(channel).ok_or_else(|| last("ibv_create_comp_channel", device.name()))?;
+        let channel = unsafe {
+            device.make("ibv_create_comp_channel", |library| (library.create_comp_channel)(device.context()))
+        }?;
         // SAFETY: the context is open, and the channel is of that context.
         let cq = unsafe {
-            (functions.create_cq)(device.context(), entries as i32, null_mut(), channel.as_ptr(), 0)
+            device.make("ibv_create_cq", |library| {
+                (library.create_cq)(device.context(), entries as i32, null_mut(), channel.as_ptr(), 0)
+            })
         };
-        let Some(cq) = NonNull::new(cq) else {
-            let error = last("ibv_create_cq", device.name());
+        let cq = cq.inspect_err(|_| {
             // SAFETY: nothing uses the channel.
-            unsafe { (functions.destroy_comp_channel)(channel.as_ptr()) };
-            return Err(error);
-        };
+            unsafe { device.call(|library| (library.destroy_comp_channel)(channel.as_ptr())) };
+        })?;
         let this = Self { domain: domain.clone(), channel, cq };
         let flags = rustix::fs::fcntl_getfl(this.events())
             .and_then(|flags| rustix::fs::fcntl_setfl(this.events(), flags | rustix::fs::OFlags::NONBLOCK));
@@ -78,25 +80,25 @@ impl Queue {
     /// Has the next completion make [`Self::events`] readable. What came before does not: look once more after this.
     pub fn arm(&self) -> Result<()> {
         // SAFETY: the queue and its context are alive, and the library has filled the context's calls.
-        let result = unsafe {
+        unsafe {
             let cq = self.cq.as_ptr();
-            match (*(*cq).context).req_notify_cq {
+            self.domain.device.ask("ibv_req_notify_cq", |_| match (*(*cq).context).req_notify_cq {
                 Some(call) => call(cq, 0),
                 None => 95,
-            }
-        };
-        code("ibv_req_notify_cq", self.domain.device.name(), result)
+            })
+        }
     }
 
     /// Takes the events away that made the descriptor readable.
     pub fn drain(&self) {
-        let functions = self.domain.device.functions();
         let (mut cq, mut context) = (null_mut(), null_mut());
         // SAFETY: the channel is open and does not block; the event is of our own queue, and is acknowledged at once.
         unsafe {
-            while (functions.get_cq_event)(self.channel.as_ptr(), &mut cq, &mut context) == 0 {
-                (functions.ack_cq_events)(cq, 1);
-            }
+            self.domain.device.call(|library| {
+                while (library.get_cq_event)(self.channel.as_ptr(), &mut cq, &mut context) == 0 {
+                    (library.ack_cq_events)(cq, 1);
+                }
+            });
         }
     }
 
@@ -104,14 +106,17 @@ impl Queue {
     pub fn take(&self, out: &mut Vec<Completion>) -> Result<usize> {
         let mut found = [sys::Wc::default(); BATCH];
         // SAFETY: as for `arm`; there is room for as many completions as are asked for.
+        let device = &self.domain.device;
         let count = unsafe {
             let cq = self.cq.as_ptr();
-            match (*(*cq).context).poll_cq {
-                Some(call) => call(cq, BATCH as i32, found.as_mut_ptr()),
-                None => -1,
-            }
-        };
-        let count = usize::try_from(count).map_err(|_| last("ibv_poll_cq", self.domain.device.name()))?;
+            device.call(|_| {
+                let count = match (*(*cq).context).poll_cq {
+                    Some(call) => call(cq, BATCH as i32, found.as_mut_ptr()),
+                    None => -1,
+                };
+                usize::try_from(count).map_err(|_| last("ibv_poll_cq", device.name()))
+            })
+        }?;
         out.extend(found.iter().take(count).map(|wc| {
             // The opcode of what failed is not told.
             let received = wc.status == sys::WC_SUCCESS && wc.opcode & sys::WC_RECV != 0;
@@ -186,7 +191,11 @@ impl Pair {
         }
         // SAFETY: nobody else has the pair, and it is destroyed once. When that succeeds, the device reaches no memory for it any
         // more.
-        let destroyed = unsafe { (self.queue.domain.device.functions().destroy_qp)(self.qp.as_ptr()) } == 0;
+        let destroyed = unsafe {
+            let device = &self.queue.domain.device;
+            device.ask("ibv_destroy_qp", |library| (library.destroy_qp)(self.qp.as_ptr()))
+        }
+        .is_ok();
         if !destroyed {
             // It uses the queue and the domain.
             std::mem::forget(self.queue.clone());
@@ -216,8 +225,9 @@ impl Pair {
         };
         let device = &queue.domain.device;
         // SAFETY: the domain and the completion queue live as long as the pair, which holds them.
-        let qp = unsafe { (device.functions().create_qp)(queue.domain.pd(), &mut attr) };
-        let qp = NonNull::new(qp).ok_or_else(|| last("ibv_create_qp", device.name()))?;
+        let qp = unsafe {
+            device.make("ibv_create_qp", |library| (library.create_qp)(queue.domain.pd(), &mut attr))
+        }?;
         // SAFETY: the library has just made it, and changes this field no more.
         let number = unsafe { qp.as_ref().qp_num };
         Ok(Self { queue: queue.clone(), qp, number, messages: OnceLock::new(), ended: false })
@@ -232,8 +242,9 @@ impl Pair {
         let (mut attr, mask) = attributes(state);
         let device = &self.queue.domain.device;
         // SAFETY: the pair is alive, and `attr` across the call.
-        let result = unsafe { (device.functions().modify_qp)(self.qp.as_ptr(), &mut attr, mask) };
-        code("ibv_modify_qp", device.name(), result)
+        unsafe {
+            device.ask("ibv_modify_qp", |library| (library.modify_qp)(self.qp.as_ptr(), &mut attr, mask))
+        }
     }
 
     /// Gives it work on registered memory, from `addr` on.
@@ -261,13 +272,13 @@ impl Pair {
         }
         // SAFETY: the pair is alive, the library has filled the context's calls, and takes a copy of the request. The device
         // reaches memory by the key only, which it checks.
-        let result = unsafe {
-            match (*(*self.qp.as_ptr()).context).post_send {
-                Some(call) => call(self.qp.as_ptr(), &mut request, &mut null_mut()),
+        unsafe {
+            let qp = self.qp.as_ptr();
+            self.queue.domain.device.ask("ibv_post_send", |_| match (*(*qp).context).post_send {
+                Some(call) => call(qp, &mut request, &mut null_mut()),
                 None => 95,
-            }
-        };
-        code("ibv_post_send", self.queue.domain.device.name(), result)
+            })
+        }
     }
 
     /// Gives it registered memory to receive a message in, of one registration.
@@ -276,13 +287,13 @@ impl Pair {
         let mut sge = sys::Sge { addr, length: bytes, lkey: memory.lkey };
         let mut request = sys::RecvWr { wr_id: id, next: null_mut(), sg_list: &mut sge, num_sge: 1 };
         // SAFETY: as for `post`.
-        let result = unsafe {
-            match (*(*self.qp.as_ptr()).context).post_recv {
-                Some(call) => call(self.qp.as_ptr(), &mut request, &mut null_mut()),
+        unsafe {
+            let qp = self.qp.as_ptr();
+            self.queue.domain.device.ask("ibv_post_recv", |_| match (*(*qp).context).post_recv {
+                Some(call) => call(qp, &mut request, &mut null_mut()),
                 None => 95,
-            }
-        };
-        code("ibv_post_recv", self.queue.domain.device.name(), result)
+            })
+        }
     }
 }
 

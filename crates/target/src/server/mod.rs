@@ -291,6 +291,8 @@ impl Shared {
     }
 
     fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) -> bool {
+        // The new thread would have that user's copy of the credentials, and RDMA would not know.
+        debug_assert!(!onehop_os::identity::has_changed(), "a thread that has acted as a user starts one");
         let thread = std::thread::Builder::new().name(name.into()).spawn(work);
         let mut threads = lock(&self.threads);
         threads.retain(|thread| !thread.is_finished());

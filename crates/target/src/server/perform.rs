@@ -18,6 +18,9 @@ use crate::wire::{Access, Caller, MOST_DATA, Remote, Reply, Request};
 /// Bytes that are read at once: enough for a disk, and few enough for the cache.
 const PART: usize = 512 << 10;
 
+/// The answer where the client's memory could not be reached: it then has the data inline.
+const UNREACHED: Errno = Errno::COMM;
+
 /// Something that waits for its turn.
 pub(crate) struct PendingRequest {
     pub connection: Arc<Connection>,
@@ -106,6 +109,12 @@ fn failed(error: Errno) -> Reply {
 
 /// Tells whoever wants to know: over a newer connection, perhaps, if the one that it came by has gone.
 fn tell(by: &Arc<Connection>, id: u64, request: &Request, reply: &Reply, data: Option<&Summed>) {
+    if request.only_looks() && matches!(reply, Reply::Failed { errno } if *errno == UNREACHED.raw_os_error())
+    {
+        // The failure has broken the connection that the answer would go by. Whoever asks again over the next is to hear of it,
+        // and not to wait while the same fails again.
+        by.session.keep(id, reply);
+    }
     let who = if request.only_looks() { None } else { by.session.over(id, reply) };
     match who {
         Some(other) if !Arc::ptr_eq(&other, by) => {
@@ -298,7 +307,7 @@ fn read(
     let Some(remote) = into else {
         return Ok((Reply::Count { bytes, crc: 0 }, Some((lent, Summed { data: whole, crc }))));
     };
-    connection.link.put(&whole, remote, limit).map_err(|_| Errno::COMM)?;
+    connection.link.put(&whole, remote, limit).map_err(|_| UNREACHED)?;
     Ok((Reply::Count { bytes, crc }, None))
 }
 
@@ -339,7 +348,7 @@ fn write(
         (Some(remote), _) => {
             let lent = shared.buffers.take(limit).map_err(|_| Errno::NOMEM)?.ok_or(Errno::NOBUFS)?;
             let stretch = lent.stretch(len as usize).map_err(|_| Errno::NOMEM)?;
-            connection.link.get(&stretch, remote, limit).map_err(|_| Errno::COMM)?;
+            connection.link.get(&stretch, remote, limit).map_err(|_| UNREACHED)?;
             (lent, stretch)
         }
         (None, None) => return Err(Errno::INVAL),

@@ -205,6 +205,14 @@ impl Session {
         Some(who)
     }
 
+    /// Keeps an answer to what is usually done again when it is asked for again.
+    pub fn keep(&self, id: u64, reply: &Reply) {
+        let mut answers = lock(&self.answers);
+        if id >= answers.done {
+            answers.known.insert(id, State::Over(reply.clone()));
+        }
+    }
+
     pub fn file(&self, number: u64) -> Answer<Arc<Local>> {
         self.opened(number).map(|open| open.file)
     }
@@ -332,5 +340,22 @@ mod tests {
         assert!(matches!(admitted(1, first), Admit::Do));
         assert!(matches!(admitted(1, second), Admit::Wait));
         assert!(!session.leave_aside(1, first));
+    }
+
+    #[test]
+    fn a_read_that_did_not_reach_the_client_fails_when_it_is_asked_for_again() {
+        let session = Arc::new(session(&Arc::new(Shares::new(8)), 0, 8));
+        let connection = Connection::new(link().0.into(), session.clone(), TEST_TIMEOUT);
+        let request = Request::Read { file: 1, at: 0, len: 1, into: None };
+        assert!(matches!(session.admit(0, 0, &request, &connection), Admit::Do));
+        assert!(matches!(session.admit(0, 0, &request, &connection), Admit::Do));
+        let failed = Reply::Failed { errno: Errno::COMM.raw_os_error() };
+        session.keep(0, &failed);
+        let again = session.admit(0, 0, &request, &connection);
+        assert!(matches!(again, Admit::Answer(reply) if format!("{reply:?}") == format!("{failed:?}")));
+        // What the client waits for no more is not kept.
+        assert!(matches!(session.admit(1, 1, &request, &connection), Admit::Do));
+        session.keep(0, &failed);
+        assert!(lock(&session.answers).known.is_empty());
     }
 }
