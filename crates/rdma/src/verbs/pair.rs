@@ -105,8 +105,8 @@ impl Queue {
     /// Takes what there is, at most a batch; gives how much that was.
     pub fn take(&self, out: &mut Vec<Completion>) -> Result<usize> {
         let mut found = [sys::Wc::default(); BATCH];
-        // SAFETY: as for `arm`; there is room for as many completions as are asked for.
         let device = &self.domain.device;
+        // SAFETY: as for `arm`; there is room for as many completions as are asked for.
         let count = unsafe {
             let cq = self.cq.as_ptr();
             device.call(|_| {
