@@ -13,26 +13,15 @@
 
 use core::arch::{asm, nvptx};
 
-use onehop_device::gpu::Gpu;
+use onehop_device::gpu::{Gpu, seat};
 use onehop_proto::GpuAddr;
-use onehop_proto::kernel::{Marking, Seat, count_marks, run_mark};
+use onehop_proto::kernel::{Marking, count_marks, run_mark};
 use onehop_proto::queue::Memory;
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo) -> ! {
     // SAFETY: ends the kernel.
     unsafe { asm!("trap;", options(noreturn)) }
-}
-
-#[inline(always)]
-fn seat() -> Seat {
-    // SAFETY: these read registers.
-    unsafe {
-        Seat {
-            block: (nvptx::_block_idx_x() as u32, nvptx::_grid_dim_x() as u32),
-            thread: (nvptx::_thread_idx_x() as u32, nvptx::_block_dim_x() as u32),
-        }
-    }
 }
 
 /// Writes the word to each place, unless the host has taken the permit back before.

@@ -7,30 +7,19 @@
 //!
 //! `order` is the address of an `onehop_proto::kernel::PlaceOrder`, on a multiple of eight.
 #![no_std]
-#![feature(abi_ptx, asm_experimental_arch, stdarch_nvptx)]
+#![feature(abi_ptx, asm_experimental_arch)]
 
-use core::arch::{asm, nvptx};
+use core::arch::asm;
 
-use onehop_device::gpu::Gpu;
+use onehop_device::gpu::{Gpu, seat};
 use onehop_proto::GpuAddr;
-use onehop_proto::kernel::{Copies, PlaceOrder, Seat, run_place};
+use onehop_proto::kernel::{Copies, PlaceOrder, run_place};
 use onehop_proto::queue::Memory;
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo) -> ! {
     // SAFETY: ends the kernel.
     unsafe { asm!("trap;", options(noreturn)) }
-}
-
-#[inline(always)]
-fn seat() -> Seat {
-    // SAFETY: these read registers.
-    unsafe {
-        Seat {
-            block: (nvptx::_block_idx_x() as u32, nvptx::_grid_dim_x() as u32),
-            thread: (nvptx::_thread_idx_x() as u32, nvptx::_block_dim_x() as u32),
-        }
-    }
 }
 
 /// Loads see what the host wrote after the launch. The end of the kernel makes stores visible.

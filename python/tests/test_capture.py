@@ -135,12 +135,12 @@ def _beside_captures(folder):
 def test_loads_and_drops_beside_captures_and_replays(tmp_path):
     # In a process without JAX on the GPU: beside it captures broke within seconds, without it none of 61 000 did.
     script = f"import pathlib, test_capture; test_capture._beside_captures(pathlib.Path({str(tmp_path)!r})); print('done')"
-    _run(script, tmp_path, cwd=os.path.dirname(__file__), env={**os.environ, "JAX_PLATFORMS": "cpu"})
+    _run(script, tmp_path, 200, cwd=os.path.dirname(__file__), env={**os.environ, "JAX_PLATFORMS": "cpu"})
 
 
-def _run(script, path, **where):
+def _run(script, path, limit=90, **where):
     """Runs a script in a process of its own: where Python stands still, the test must not."""
-    ran = subprocess.run([sys.executable, "-c", script, str(path)], timeout=200, capture_output=True, text=True, **where)
+    ran = subprocess.run([sys.executable, "-c", script, str(path)], timeout=limit, capture_output=True, text=True, **where)
     assert ran.returncode == 0 and ran.stdout.strip().endswith("done"), ran.stdout + ran.stderr
 
 

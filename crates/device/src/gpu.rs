@@ -4,10 +4,10 @@
 //! GPU's edge. What a warp does together are LLVM's intrinsics and never PTX of our own: only of those does the
 //! compiler know that it must not copy them into branches.
 
-use core::arch::{asm, global_asm};
+use core::arch::{asm, global_asm, nvptx};
 
 use onehop_proto::GpuAddr;
-use onehop_proto::kernel::{GROUP_WORDS, LOCAL_WORDS, Lanes, Taken, Warp};
+use onehop_proto::kernel::{GROUP_WORDS, LOCAL_WORDS, Lanes, Seat, Taken, Warp};
 use onehop_proto::queue::Memory;
 
 use crate::params::{DOOR_WORDS, GROUP_SHARED_BYTES, LANES, OWNER_SHARED_BYTES};
@@ -30,6 +30,19 @@ unsafe extern "unadjusted" {
 }
 
 const ALL: u32 = u32::MAX;
+
+/// Where the calling thread is in its grid.
+#[inline(always)]
+#[must_use]
+pub fn seat() -> Seat {
+    // SAFETY: these read registers.
+    unsafe {
+        Seat {
+            block: (nvptx::_block_idx_x() as u32, nvptx::_grid_dim_x() as u32),
+            thread: (nvptx::_thread_idx_x() as u32, nvptx::_block_dim_x() as u32),
+        }
+    }
+}
 
 /// A thread that acts on its own.
 #[derive(Clone, Copy)]

@@ -19,8 +19,11 @@
 //! the job's limit after the start of each warp.
 #![no_std]
 #![cfg_attr(not(target_arch = "nvptx64"), forbid(unsafe_code))]
-#![cfg_attr(target_arch = "nvptx64", feature(abi_unadjusted, asm_experimental_arch, link_llvm_intrinsics))]
-#![cfg_attr(all(target_arch = "nvptx64", not(rig)), feature(abi_ptx, stdarch_nvptx))]
+#![cfg_attr(
+    target_arch = "nvptx64",
+    feature(abi_unadjusted, asm_experimental_arch, link_llvm_intrinsics, stdarch_nvptx)
+)]
+#![cfg_attr(all(target_arch = "nvptx64", not(rig)), feature(abi_ptx))]
 
 pub mod params;
 

@@ -400,21 +400,9 @@ static void forks(void) {
 }
 
 int main(int count, char **arguments) {
-    for (size_t i = 0; i < SIZE; i++) pattern[i] = (unsigned char)((i * 0x9e3779b97f4a7c15ull) >> 56);
-    limit_time(120);
-    for (int i = 1; i < count; i++) {
-        const char *part = arguments[i];
-        if (!strcmp(part, "driver")) driver();
-        else if (!strcmp(part, "files")) files();
-        else if (!strcmp(part, "host")) host();
-        else if (!strcmp(part, "gpu")) gpu();
-        else if (!strcmp(part, "freed")) freed_memory();
-        else if (!strcmp(part, "threads")) threads();
-        else if (!strcmp(part, "batch")) batch();
-        else if (!strcmp(part, "statistics")) statistics();
-        else if (!strcmp(part, "forks")) forks();
-        else MUST(!"a part of this program");
-    }
-    puts("all of it");
-    return 0;
+    static const struct part parts[] = {
+        {"driver", driver}, {"files", files}, {"host", host}, {"gpu", gpu}, {"freed", freed_memory},
+        {"threads", threads}, {"batch", batch}, {"statistics", statistics}, {"forks", forks},
+    };
+    return RUN_PARTS(count, arguments, parts);
 }

@@ -380,27 +380,13 @@ static void refused(void) {
 }
 
 int main(int count, char **arguments) {
-    for (size_t i = 0; i < SIZE; i++) pattern[i] = (unsigned char)((i * 0x9e3779b97f4a7c15ull) >> 56);
+    static const struct part parts[] = {
+        {"late", late_words}, {"order", order}, {"many", many}, {"sizes", sizes}, {"ends", ends},
+        {"cut", cut}, {"errors", errors}, {"waits", waits}, {"cold", cold}, {"full", full},
+        {"beside", beside}, {"refused", refused},
+    };
     big = malloc(BIG);
     seen = malloc(BIG);
     for (size_t i = 0; i < BIG; i++) big[i] = (unsigned char)((i * 0x9e3779b97f4a7c15ull) >> 56);
-    limit_time(120);
-    for (int i = 1; i < count; i++) {
-        const char *part = arguments[i];
-        if (!strcmp(part, "late")) late_words();
-        else if (!strcmp(part, "order")) order();
-        else if (!strcmp(part, "many")) many();
-        else if (!strcmp(part, "sizes")) sizes();
-        else if (!strcmp(part, "ends")) ends();
-        else if (!strcmp(part, "cut")) cut();
-        else if (!strcmp(part, "errors")) errors();
-        else if (!strcmp(part, "waits")) waits();
-        else if (!strcmp(part, "cold")) cold();
-        else if (!strcmp(part, "full")) full();
-        else if (!strcmp(part, "beside")) beside();
-        else if (!strcmp(part, "refused")) refused();
-        else MUST(!"a part of this program");
-    }
-    puts("all of it");
-    return 0;
+    return RUN_PARTS(count, arguments, parts);
 }

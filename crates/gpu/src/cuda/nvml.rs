@@ -114,7 +114,7 @@ impl Nvml {
         }
     }
 
-    /// What it tells of the GPU at a PCI address.
+    /// NVML's description of the GPU at a PCI address.
     ///
     /// # Errors
     /// When it knows no such GPU.

@@ -128,3 +128,28 @@ fn pinned(memory: &Region, offset: usize, bytes: usize) -> Result<u64> {
     }
     Ok(memory.addr().plus(offset as u64).0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Emulated, Gpu, Place};
+
+    #[test]
+    fn a_word_that_is_none_is_refused() {
+        let gpu = Emulated::new();
+        let words = gpu.alloc(Place::PinnedHost, 4096).unwrap();
+        assert_eq!(pinned(&words, 4092, 4).unwrap(), words.addr().0 + 4092);
+        let small = words.slice(0..2).unwrap();
+        for (words, offset, bytes) in [
+            (&words, 4096, 4),
+            (&words, 2, 4),
+            (&words, usize::MAX - 3, 4),
+            (&small, 0, 4),
+            (&words, 4096 - 8, PlaceOrder::BYTES),
+            (&words, 4, PlaceOrder::BYTES),
+        ] {
+            let refused = pinned(words, offset, bytes).unwrap_err();
+            assert!(matches!(refused, Error::Memory(_)), "{offset}: {refused}");
+        }
+    }
+}

@@ -111,8 +111,8 @@ fn failed(error: Errno) -> Reply {
 fn tell(by: &Arc<Connection>, id: u64, request: &Request, reply: &Reply, data: Option<&Summed>) {
     if request.only_looks() && matches!(reply, Reply::Failed { errno } if *errno == UNREACHED.raw_os_error())
     {
-        // The failure has broken the connection that the answer would go by. Whoever asks again over the next is to hear of it,
-        // and not to wait while the same fails again.
+        // The failure has broken the connection of the answer. A client that repeats the request over the next connection gets
+        // this answer at once.
         by.session.keep(id, reply);
     }
     let who = if request.only_looks() { None } else { by.session.over(id, reply) };

@@ -223,7 +223,7 @@ impl Session {
     }
 
     /// Adds an open file. A user may have as many as they leave to the client's other users; root may have all that is left.
-    /// Files that were open in a session that was lost are opened `again` whoever had how many.
+    /// Files of a lost session are opened `again` without that limit.
     ///
     /// # Errors
     /// `EMFILE` where the user has that many, or this or other clients have too many.
