@@ -2,7 +2,6 @@
 //! lost on their way.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -38,7 +37,9 @@ pub(crate) struct Session {
     /// Its turn in the queue.
     pub number: u32,
     pub folder: Folder,
-    files: Mutex<OpenFiles>,
+    files: Mutex<HashMap<u64, SessionFile>>,
+    /// How many of them each of the client's users has.
+    of_users: Shares,
     /// Descriptors for them, which other sessions want too.
     shares: Arc<Shares>,
     most_files: usize,
@@ -50,14 +51,6 @@ pub(crate) struct Session {
     all: Mutex<Option<Vec<Weak<Connection>>>>,
     /// Since when it has none.
     left: Mutex<Instant>,
-}
-
-/// Files that a client has open.
-#[derive(Default)]
-struct OpenFiles {
-    by_number: HashMap<u64, SessionFile>,
-    /// How many each of its users has.
-    of_users: HashMap<u32, usize>,
 }
 
 /// What is known of requests that are not to be done twice.
@@ -101,6 +94,7 @@ impl Session {
             number,
             folder,
             files: Mutex::default(),
+            of_users: Shares::new(u64::MAX),
             shares,
             most_files,
             next_file: AtomicU64::new(1),
@@ -219,7 +213,7 @@ impl Session {
 
     /// An open file, and how it was opened.
     pub fn opened(&self, number: u64) -> Answer<SessionFile> {
-        lock(&self.files).by_number.get(&number).cloned().ok_or(Errno::BADF)
+        lock(&self.files).get(&number).cloned().ok_or(Errno::BADF)
     }
 
     /// Adds an open file. A user may have as many as they leave to the client's other users; root may have all that is left.
@@ -229,28 +223,22 @@ impl Session {
     /// `EMFILE` where the user has that many, or this or other clients have too many.
     pub fn add_file(&self, file: SessionFile, again: bool) -> Answer<u64> {
         let mut files = lock(&self.files);
-        let left = self.most_files.saturating_sub(files.by_number.len());
-        let left = left.min(usize::try_from(self.shares.room(self.number)).unwrap_or(usize::MAX));
-        let theirs = files.of_users.get(&file.uid).copied().unwrap_or(0);
+        let left = self.most_files.saturating_sub(files.len()) as u64;
+        let left = left.min(self.shares.room(self.number));
+        let theirs = self.of_users.taken_by(file.uid);
         let may_have = if again || file.uid == 0 { left } else { left.saturating_sub(theirs) };
         if may_have == 0 || !self.shares.take(self.number, 1) {
             return Err(Errno::MFILE);
         }
         let number = self.next_file.fetch_add(1, Ordering::Relaxed);
-        files.of_users.insert(file.uid, theirs + 1);
-        files.by_number.insert(number, file);
+        self.of_users.count(file.uid, 1);
+        files.insert(number, file);
         Ok(number)
     }
 
     pub fn close_file(&self, number: u64) -> Answer<()> {
-        let mut files = lock(&self.files);
-        let uid = files.by_number.remove(&number).ok_or(Errno::BADF)?.uid;
-        if let Entry::Occupied(mut theirs) = files.of_users.entry(uid) {
-            *theirs.get_mut() -= 1;
-            if *theirs.get() == 0 {
-                theirs.remove();
-            }
-        }
+        let file = lock(&self.files).remove(&number).ok_or(Errno::BADF)?;
+        self.of_users.put_back(file.uid, 1);
         self.shares.put_back(self.number, 1);
         Ok(())
     }
@@ -258,7 +246,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.shares.put_back(self.number, lock(&self.files).by_number.len() as u64);
+        self.shares.put_back(self.number, lock(&self.files).len() as u64);
     }
 }
 
