@@ -37,13 +37,16 @@ const SLOTS: usize = 4;
 const MOST_SLOTS: usize = 64;
 /// How long nothing of a call may come about before it is given up: disks try for half a minute by themselves.
 const STALL: Duration = Duration::from_secs(120);
-/// How long a thread asks for the end of its copies without a rest: where others want its core, and where they do not.
+/// How long a thread polls its copies before it sleeps: where others want its core, and where they do not. A call of one
+/// short chunk is over sooner than a sleeping thread wakes up.
 const SHORT_SPIN: Duration = Duration::from_micros(20);
 const LONG_SPIN: Duration = Duration::from_millis(1);
-/// How long it rests then.
+const SHORT_CALL: usize = 64 << 10;
+/// How long it sleeps then.
 const NAP: Duration = Duration::from_micros(30);
-/// How long a helper looks for another call before it sleeps. To wake it takes about as long.
-const HELPER_SPIN: Duration = Duration::from_micros(60);
+/// How long a helper polls for another call before it sleeps: longer than a program with one thread takes from the last
+/// chunk of a call of some MiB to its next call, the copies included.
+const HELPER_SPIN: Duration = Duration::from_micros(250);
 
 /// Bytes that calls have moved, by the way that they went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -256,10 +259,18 @@ impl Inner {
         let mut work = self.work();
         work.calls.push_back(call.clone());
         self.open.store(work.calls.len(), Ordering::Release);
-        if work.asleep > 0 {
+        self.wake_helpers(&mut work, call);
+    }
+
+    /// Wakes two helpers at most, or starts one. Each that comes wakes others, so that all are there soon and nobody
+    /// spends long on it.
+    fn wake_helpers(self: &Arc<Self>, work: &mut Work, call: &Call) {
+        let wanted = call.not_taken().min(2);
+        for _ in 0..wanted.min(work.asleep) {
             self.more.notify_one();
-        } else if work.started + 1 < self.threads {
-            self.start_helper(&mut work);
+        }
+        if wanted > work.asleep && work.started + 1 < self.threads {
+            self.start_helper(work);
         }
     }
 
@@ -301,18 +312,13 @@ impl Inner {
         }
         let mut work = self.work();
         loop {
-            while work.calls.front().is_some_and(|call| !call.has_more()) {
+            while work.calls.front().is_some_and(|call| call.not_taken() == 0) {
                 work.calls.pop_front();
             }
             self.open.store(work.calls.len(), Ordering::Release);
             let next = work.calls.front().cloned();
             if let Some(call) = next.filter(|_| !self.is_crowded()) {
-                // Each that was woken wakes another: the caller has its own part to do.
-                if work.asleep > 0 {
-                    self.more.notify_one();
-                } else if work.started + 1 < self.threads {
-                    self.start_helper(&mut work);
-                }
+                self.wake_helpers(&mut work, &call);
                 return call;
             }
             work.asleep += 1;
@@ -386,7 +392,7 @@ impl Inner {
     fn wait(&self, call: &Call) -> Result<(), CallError> {
         let (mut left, mut since) = (call.left(), Instant::now());
         let crowded = self.callers.load(Ordering::Relaxed) * 2 > self.threads;
-        let spin = if crowded { SHORT_SPIN } else { LONG_SPIN };
+        let spin = if crowded && call.bytes > SHORT_CALL { SHORT_SPIN } else { LONG_SPIN };
         while left > 0 {
             if let Err(error) = self.slots.try_attend() {
                 call.give_up();

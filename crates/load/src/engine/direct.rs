@@ -151,7 +151,7 @@ impl Reader {
         while !shared.is_stopped() {
             match found.recv_timeout(COPY_POLL_INTERVAL) {
                 Ok(job) => return taken(job),
-                Err(RecvTimeoutError::Timeout) => self.slots.attend()?,
+                Err(RecvTimeoutError::Timeout) => self.slots.try_attend()?,
                 Err(RecvTimeoutError::Disconnected) => break,
             }
         }
@@ -163,7 +163,7 @@ impl Reader {
         let Some(job) = shared.next() else { return Ok(None) };
         if !shared.admits(&job.chunk)? {
             self.hand_in(full)?;
-            if !shared.wait_for_memory(&job.chunk, || self.slots.attend())? {
+            if !shared.wait_for_memory(&job.chunk, || self.slots.try_attend())? {
                 return Ok(None);
             }
         }

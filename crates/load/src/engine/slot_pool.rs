@@ -4,6 +4,7 @@
 //! full slots are batched as long as the engine is busy.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -40,15 +41,25 @@ pub(super) trait Copies {
     fn tell(&self, part: Self::Part);
 }
 
-pub(super) struct SlotPool<L: Copies = Lane>(Mutex<State<L>>);
+/// A slot is handed in under a lock of its own: threads that fill slots never wait for one that calls the driver.
+/// Whoever holds both locks took the lane's first.
+pub(super) struct SlotPool<L: Copies = Lane> {
+    queue: Mutex<Queue<L::Part>>,
+    lane: Mutex<UnderWay<L>>,
+    /// A thread found the lane taken when it handed in its part.
+    is_missed: AtomicBool,
+}
 
-struct State<L: Copies> {
-    /// None until the GPU knows the ring.
-    lane: Option<L>,
-    waiting: VecDeque<Full<L::Part>>,
-    under_way: VecDeque<Batch<L::Part>>,
+struct Queue<P> {
+    waiting: VecDeque<Full<P>>,
     /// Each filler's empty slots: those of others are in other processors' caches. What was copied last is taken first.
     empty: Vec<Vec<usize>>,
+}
+
+struct UnderWay<L: Copies> {
+    /// None until the GPU knows the ring.
+    lane: Option<L>,
+    batches: VecDeque<Batch<L::Part>>,
 }
 
 /// The copies of one call.
@@ -59,100 +70,128 @@ struct Batch<P> {
 }
 
 impl<L: Copies> SlotPool<L> {
-    /// For so many fillers with so many slots each; whoever shares slots is one filler.
+    /// For so many fillers with so many slots each; fillers that share slots count as one.
     pub(super) fn new(fillers: usize, slots: usize) -> Self {
         let empty = (0..fillers).map(|filler| (filler * slots..(filler + 1) * slots).collect()).collect();
-        Self(Mutex::new(State { lane: None, waiting: VecDeque::new(), under_way: VecDeque::new(), empty }))
+        Self {
+            queue: Mutex::new(Queue { waiting: VecDeque::new(), empty }),
+            lane: Mutex::new(UnderWay { lane: None, batches: VecDeque::new() }),
+            is_missed: AtomicBool::new(false),
+        }
     }
 
     /// Copies go this way from now on.
     pub(super) fn open(&self, lane: L) {
-        self.state().lane = Some(lane);
+        self.lane().lane = Some(lane);
     }
 
     /// An empty slot of this filler, if there is one.
     pub(super) fn free(&self, filler: usize) -> Result<Option<usize>> {
-        let mut state = self.state();
-        if state.empty.get(filler).is_some_and(Vec::is_empty) {
-            state.attend()?;
+        if let Some(slot) = self.queue().pop(filler) {
+            return Ok(Some(slot));
         }
-        Ok(state.empty.get_mut(filler).and_then(Vec::pop))
+        self.try_attend()?;
+        Ok(self.queue().pop(filler))
     }
 
     /// An empty slot of this filler; none when the load was given up.
     pub(super) fn slot(&self, filler: usize, is_stopped: impl Fn() -> bool) -> Result<Option<usize>> {
-        self.until(is_stopped, |state| state.empty.get_mut(filler).and_then(Vec::pop))
-    }
-
-    pub(super) fn hand_in(&self, full: Full<L::Part>) -> Result<()> {
-        let mut state = self.state();
-        state.waiting.push_back(full);
-        state.attend()
-    }
-
-    /// Changes the lane, if it is open.
-    pub(super) fn with_lane<R>(&self, change: impl FnOnce(&mut L) -> R) -> Option<R> {
-        self.state().lane.as_mut().map(change)
-    }
-
-    /// Takes a slot back that was not filled.
-    pub(super) fn give_back(&self, filler: usize, slot: usize) {
-        self.state().empty.get_mut(filler).into_iter().for_each(|empty| empty.push(slot));
-    }
-
-    /// The same as [`Self::attend`], unless another thread is at it.
-    pub(super) fn try_attend(&self) -> Result<()> {
-        match self.0.try_lock() {
-            Ok(mut state) => state.attend(),
-            Err(TryLockError::Poisoned(state)) => state.into_inner().attend(),
-            Err(TryLockError::WouldBlock) => Ok(()),
-        }
-    }
-
-    /// Looks after the copies, for one that has something else to wait for.
-    pub(super) fn attend(&self) -> Result<()> {
-        self.state().attend()
-    }
-
-    /// Waits until everything that was handed in has been copied.
-    pub(super) fn finish(&self, is_stopped: impl Fn() -> bool) -> Result<()> {
-        self.until(is_stopped, |state| {
-            (state.waiting.is_empty() && state.under_way.is_empty()).then_some(())
-        })?;
-        Ok(())
-    }
-
-    /// Polls the copies until `found` returns a value; `None` if the load was cancelled.
-    fn until<T>(
-        &self,
-        is_stopped: impl Fn() -> bool,
-        mut answer: impl FnMut(&mut State<L>) -> Option<T>,
-    ) -> Result<Option<T>> {
         while !is_stopped() {
-            let mut state = self.state();
-            if let Some(answer) = answer(&mut state) {
-                return Ok(Some(answer));
+            if let Some(slot) = self.free(filler)? {
+                return Ok(Some(slot));
             }
-            state.attend()?;
-            if let Some(answer) = answer(&mut state) {
-                return Ok(Some(answer));
-            }
-            drop(state);
             std::thread::sleep(COPY_POLL_INTERVAL);
         }
         Ok(None)
     }
 
-    fn state(&self) -> MutexGuard<'_, State<L>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn hand_in(&self, full: Full<L::Part>) -> Result<()> {
+        self.queue().waiting.push_back(full);
+        // Once more for what others handed in meanwhile, and no oftener: this thread has files to read.
+        for _ in 0..2 {
+            if !self.attend_if_free()? {
+                self.is_missed.store(true, Ordering::SeqCst);
+                break;
+            }
+            if !self.is_missed.swap(false, Ordering::SeqCst) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes the lane, if it is open.
+    pub(super) fn with_lane<R>(&self, change: impl FnOnce(&mut L) -> R) -> Option<R> {
+        self.lane().lane.as_mut().map(change)
+    }
+
+    /// Takes a slot back that was not filled.
+    pub(super) fn give_back(&self, filler: usize, slot: usize) {
+        self.queue().push(filler, slot);
+    }
+
+    /// Polls the copies, unless another thread does.
+    pub(super) fn try_attend(&self) -> Result<()> {
+        self.attend_if_free().map(|_| ())
+    }
+
+    /// False if another thread has the lane.
+    fn attend_if_free(&self) -> Result<bool> {
+        match self.lane.try_lock() {
+            Ok(mut lane) => lane.attend(&self.queue)?,
+            Err(TryLockError::Poisoned(lane)) => lane.into_inner().attend(&self.queue)?,
+            Err(TryLockError::WouldBlock) => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Waits until everything that was handed in has been copied.
+    pub(super) fn finish(&self, is_stopped: impl Fn() -> bool) -> Result<()> {
+        while !is_stopped() {
+            let mut lane = self.lane();
+            lane.attend(&self.queue)?;
+            if lane.batches.is_empty() && self.queue().waiting.is_empty() {
+                break;
+            }
+            drop(lane);
+            std::thread::sleep(COPY_POLL_INTERVAL);
+        }
+        Ok(())
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue<L::Part>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lane(&self) -> MutexGuard<'_, UnderWay<L>> {
+        self.lane.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<L: Copies> State<L> {
-    /// Gives back what was copied, and hands over what is full if it is worth a call or the engine would run dry.
-    fn attend(&mut self) -> Result<()> {
+impl<P> Queue<P> {
+    fn pop(&mut self, filler: usize) -> Option<usize> {
+        self.empty.get_mut(filler).and_then(Vec::pop)
+    }
+
+    fn push(&mut self, filler: usize, slot: usize) {
+        self.empty.get_mut(filler).into_iter().for_each(|empty| empty.push(slot));
+    }
+
+    /// What is worth a call, or keeps the engine from running dry.
+    fn next_batch(&mut self, most: usize, is_idle: bool) -> Vec<Full<P>> {
+        if self.waiting.len() < most && !is_idle {
+            return Vec::new();
+        }
+        self.waiting.drain(..most.min(self.waiting.len())).collect()
+    }
+}
+
+impl<L: Copies> UnderWay<L> {
+    /// Releases the slots that were copied, and begins the copies that are worth a call.
+    fn attend(&mut self, queue: &Mutex<Queue<L::Part>>) -> Result<()> {
         let Some(lane) = &mut self.lane else { return Ok(()) };
-        while let Some(batch) = self.under_way.front() {
+        let queue = || queue.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some(batch) = self.batches.front() {
             if !lane.is_over(&batch.marks, &batch.full)? {
                 if batch.begun.elapsed() > LONGEST {
                     let what = "copying what was read to GPU memory".into();
@@ -160,33 +199,37 @@ impl<L: Copies> State<L> {
                 }
                 break;
             }
-            for full in self.under_way.pop_front().into_iter().flat_map(|batch| batch.full) {
-                self.empty.get_mut(full.filler).into_iter().for_each(|empty| empty.push(full.slot));
-                lane.tell(full.part);
-            }
+            let full = self.batches.pop_front().map(|batch| batch.full).unwrap_or_default();
+            let mut slots = queue();
+            full.iter().for_each(|full| slots.push(full.filler, full.slot));
+            drop(slots);
+            full.into_iter().for_each(|full| lane.tell(full.part));
         }
         let most = (BATCH / lane.slot_bytes()).max(1);
-        while self.waiting.len() >= most || (self.under_way.is_empty() && !self.waiting.is_empty()) {
-            let full: Vec<_> = self.waiting.drain(..most.min(self.waiting.len())).collect();
+        loop {
+            let full = queue().next_batch(most, self.batches.is_empty());
+            if full.is_empty() {
+                return Ok(());
+            }
             let begun = Instant::now();
             match lane.copy(&full) {
-                Ok(marks) => self.under_way.push_back(Batch { begun, marks, full }),
+                Ok(marks) => self.batches.push_back(Batch { begun, marks, full }),
                 Err(error) => {
                     // Other threads may come here before they learn of the failure: a chunk with lost parts must not be
                     // reported as complete.
-                    full.into_iter().rev().for_each(|full| self.waiting.push_front(full));
+                    let mut queue = queue();
+                    full.into_iter().rev().for_each(|full| queue.waiting.push_front(full));
                     return Err(error);
                 }
             }
         }
-        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::sync::mpsc::channel;
-    use std::sync::{Arc, Mutex};
 
     use onehop_gpu::{Copier, Emulated, Gpu, Mark, Place, Rows};
 
@@ -244,8 +287,54 @@ mod tests {
         let last = Part { job: part(4096), arrived: Some(whole.clone()) };
         let last = Full { slot: 1, filler: 0, part: last };
         slots.hand_in(last).unwrap();
-        slots.attend().unwrap();
+        slots.try_attend().unwrap();
         assert_eq!(arrivals.try_recv(), Ok(whole));
         assert_eq!(*copied.lock().unwrap(), [0, 4096]);
+    }
+
+    /// Stays in its first copy until it is let go; every copy is over at once.
+    struct Holds {
+        begun: std::sync::mpsc::Sender<()>,
+        release: std::sync::mpsc::Receiver<()>,
+        copied: Arc<Mutex<Vec<usize>>>,
+    }
+
+    impl Copies for Holds {
+        type Part = ();
+
+        fn slot_bytes(&self) -> usize {
+            BATCH
+        }
+
+        fn copy(&mut self, full: &[Full<()>]) -> Result<Marks> {
+            if self.copied.lock().unwrap().is_empty() {
+                self.begun.send(()).unwrap();
+                self.release.recv().unwrap();
+            }
+            self.copied.lock().unwrap().extend(full.iter().map(|full| full.slot));
+            Ok(Marks::new())
+        }
+
+        fn is_over(&mut self, _: &Marks, _: &[Full<()>]) -> Result<bool> {
+            Ok(true)
+        }
+
+        fn tell(&self, (): ()) {}
+    }
+
+    #[test]
+    fn a_thread_that_hands_in_does_not_wait_for_one_that_copies() {
+        let (slots, copied) = (SlotPool::<Holds>::new(2, 1), Arc::default());
+        let ((begun, begins), (let_go, release)) = (channel(), channel());
+        slots.open(Holds { begun, release, copied: Arc::clone(&copied) });
+        std::thread::scope(|scope| {
+            scope.spawn(|| slots.hand_in(Full { slot: 0, filler: 0, part: () }).unwrap());
+            begins.recv().unwrap();
+            // This thread would never let go if it waited.
+            slots.hand_in(Full { slot: 1, filler: 1, part: () }).unwrap();
+            let_go.send(()).unwrap();
+        });
+        // The thread that copied took the other's part too.
+        assert_eq!(*copied.lock().unwrap(), [0, 1]);
     }
 }

@@ -43,7 +43,7 @@ impl Filler {
     /// cancelled.
     fn fill(&self, shared: &Shared, slot: usize) -> Result<Option<Job>> {
         while let Some(mut job) = shared.next() {
-            if !shared.wait_for_memory(&job.chunk, || self.slots.attend())? {
+            if !shared.wait_for_memory(&job.chunk, || self.slots.try_attend())? {
                 return Ok(None);
             }
             if self.read(shared, slot, &job.chunk)? {
@@ -53,7 +53,7 @@ impl Filler {
             let Some(disk) = &self.disk else { return Err(Error::Incomplete) };
             while disk.is_full() && !shared.is_stopped() {
                 std::thread::sleep(SLOT_POLL_INTERVAL);
-                self.slots.attend()?;
+                self.slots.try_attend()?;
             }
             if !disk.send(job) {
                 // The readers have ended and reported why.

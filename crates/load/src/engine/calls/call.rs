@@ -75,7 +75,7 @@ struct Progress {
 pub(super) struct Call {
     pub(super) file: Arc<CallFile>,
     pub(super) at: u64,
-    bytes: usize,
+    pub(super) bytes: usize,
     chunk: usize,
     pub(super) memory: Destination,
     pub(super) writes: bool,
@@ -137,8 +137,9 @@ impl Call {
         (chunk < self.chunks()).then_some(chunk)
     }
 
-    pub(super) fn has_more(&self) -> bool {
-        self.next.load(Ordering::Acquire) < self.chunks()
+    /// Chunks that nobody has taken.
+    pub(super) fn not_taken(&self) -> usize {
+        self.chunks().saturating_sub(self.next.load(Ordering::Acquire))
     }
 
     pub(super) fn left(&self) -> usize {
