@@ -436,19 +436,19 @@ fn gpu_queues_beyond_the_bar_are_refused() {
 #[test]
 fn a_job_ends_with_its_time() {
     // One command is lost, so that there always is one in flight when the time is over.
-    let sim = onehop_sim::open("mem:16M?latency=2ms&fault=lost@op=read,n=3").unwrap();
+    let sim = onehop_sim::open("mem:16M?latency=20ms&fault=lost@op=read,n=3").unwrap();
     let drive = Drive::open(sim.port(), Options { max_transfer: 4096, ..Options::default() }).unwrap();
     let gpu = emulated();
     let setup =
-        GpuSetup { limit: Duration::from_millis(50), queues: 1, depth: 4, ..GpuSetup::new(Placement::TIER1) };
+        GpuSetup { limit: Duration::from_millis(500), queues: 1, depth: 4, ..GpuSetup::new(Placement::TIER1) };
     let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
     let (_region, buffer) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4 << 20).unwrap();
     let start = Instant::now();
     let end =
         queues.read(drive.namespace(1).unwrap(), &[GpuJob { lba: 0, blocks: 8192, offset: 0 }], &buffer);
-    // All of it would take half a second.
+    // All of it would take five seconds.
     assert!(matches!(end, Err(Error::Launch { done: 1..1024, count: 1024, .. })), "{end:?}");
-    assert!(start.elapsed() < Duration::from_millis(400));
+    assert!(start.elapsed() < Duration::from_secs(4));
     assert_eq!(drive.incidents().len(), 1);
 }
 
