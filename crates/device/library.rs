@@ -5,7 +5,7 @@
 
 use core::arch::asm;
 
-use onehop_device::gpu::Gpu;
+use onehop_device::gpu::GpuThread;
 use onehop_proto::GpuAddr;
 use onehop_proto::kernel::{Answer, Command, DeviceQueue, DeviceOp};
 
@@ -19,8 +19,8 @@ fn panic(_: &core::panic::PanicInfo) -> ! {
 #[repr(C)]
 pub struct Queue([u32; 0]);
 
-fn open(queue: *const Queue) -> Option<DeviceQueue<Gpu>> {
-    DeviceQueue::open(&Gpu, GpuAddr(queue as u64))
+fn open(queue: *const Queue) -> Option<DeviceQueue<GpuThread>> {
+    DeviceQueue::open(&GpuThread, GpuAddr(queue as u64))
 }
 
 /// Begins a command, and goes on with it. Once, however many functions use it.
@@ -36,7 +36,7 @@ fn start(
 ) -> i32 {
     *command = Command::NONE;
     let begun = match (open(queue), DeviceOp::from_code(op)) {
-        (Some(lent), Some(op)) => lent.begin(&Gpu, op, lba, blocks, offset, command),
+        (Some(lent), Some(op)) => lent.begin(&GpuThread, op, lba, blocks, offset, command),
         (Some(_), None) => Answer::NoOperation,
         (None, _) => Answer::NoHandle,
     };
@@ -50,7 +50,7 @@ fn start(
 #[inline(never)]
 fn go_on(queue: *const Queue, command: &mut Command, waits: bool) -> i32 {
     match open(queue) {
-        Some(lent) => lent.go_on(&Gpu, command, waits),
+        Some(lent) => lent.go_on(&GpuThread, command, waits),
         None => Answer::NoHandle,
     }
     .code()
@@ -125,7 +125,7 @@ macro_rules! tell {
         // SAFETY: the name is this project's alone.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(queue: *const Queue) -> $t {
-            open(queue).map_or(0, |lent| lent.$method(&Gpu))
+            open(queue).map_or(0, |lent| lent.$method(&GpuThread))
         }
     };
 }

@@ -13,7 +13,7 @@
 
 use core::arch::{asm, nvptx};
 
-use onehop_device::gpu::{Gpu, seat};
+use onehop_device::gpu::{GpuThread, seat};
 use onehop_proto::GpuAddr;
 use onehop_proto::kernel::{Marking, count_marks, run_mark};
 use onehop_proto::queue::Memory;
@@ -33,7 +33,7 @@ fn panic(_: &core::panic::PanicInfo) -> ! {
 pub unsafe extern "ptx-kernel" fn onehop_mark(first: u64, word: u64, permit: u64, count: u32, launch: u32) {
     let marking = Marking { first: GpuAddr(first), count, word, permit: GpuAddr(permit), launch };
     // SAFETY: every thread of the block comes to each of its barriers.
-    run_mark(&Gpu, &marking, seat(), || unsafe { nvptx::_syncthreads() });
+    run_mark(&GpuThread, &marking, seat(), || unsafe { nvptx::_syncthreads() });
 }
 
 /// Adds the number of places that hold the word to `left`.
@@ -43,8 +43,8 @@ pub unsafe extern "ptx-kernel" fn onehop_mark(first: u64, word: u64, permit: u64
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn onehop_marks_left(first: u64, word: u64, left: u64, count: u32) {
-    let mine = count_marks(&Gpu, (GpuAddr(first), count), word, seat());
+    let mine = count_marks(&GpuThread, (GpuAddr(first), count), word, seat());
     if mine > 0 {
-        Gpu.fetch_add(GpuAddr(left), mine);
+        GpuThread.fetch_add(GpuAddr(left), mine);
     }
 }

@@ -11,7 +11,7 @@
 
 use core::arch::asm;
 
-use onehop_device::gpu::Gpu;
+use onehop_device::gpu::GpuThread;
 use onehop_proto::GpuAddr;
 use onehop_proto::kernel::{PeekNotes, run_peek};
 
@@ -36,5 +36,5 @@ pub unsafe extern "ptx-kernel" fn onehop_peek(first: u64, count: u32, notes: u64
         };
         value
     };
-    run_peek(&Gpu, read, (GpuAddr(first), count), PeekNotes(GpuAddr(notes)), limit);
+    run_peek(&GpuThread, read, (GpuAddr(first), count), PeekNotes(GpuAddr(notes)), limit);
 }

@@ -11,7 +11,7 @@
 
 use core::arch::asm;
 
-use onehop_device::gpu::{Gpu, seat};
+use onehop_device::gpu::{GpuThread, seat};
 use onehop_proto::GpuAddr;
 use onehop_proto::kernel::{Copies, PlaceOrder, run_place};
 use onehop_proto::queue::Memory;
@@ -47,7 +47,7 @@ fn store_16(at: u64, [a, b, c, d]: [u32; 4]) {
 
 #[inline(always)]
 fn load_4(at: u64) -> u32 {
-    Gpu.load(GpuAddr(at))
+    GpuThread.load(GpuAddr(at))
 }
 
 #[inline(always)]
@@ -113,7 +113,7 @@ impl Copies for Words {
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn onehop_place(order: u64) {
     let word = |at| {
-        let [low, high] = Gpu.load_pair(GpuAddr(order + at));
+        let [low, high] = GpuThread.load_pair(GpuAddr(order + at));
         low as u64 | (high as u64) << 32
     };
     let order = [PlaceOrder::SOURCE, PlaceOrder::DESTINATION, PlaceOrder::LENGTH].map(word);

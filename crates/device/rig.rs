@@ -7,7 +7,7 @@ use core::arch::{asm, global_asm, nvptx};
 
 use onehop_proto::kernel::Lanes;
 use onehop_controller::{Exit, Scoped, Wide, check, litmus, null, null_far, serve};
-use onehop_device::gpu::Gpu;
+use onehop_device::gpu::GpuThread;
 use onehop_proto::GpuAddr;
 use onehop_proto::queue::Memory;
 
@@ -60,7 +60,7 @@ macro_rules! as_a_thread {
     ($($name:ident($($arg:ident: $t:ty),*) $(-> $r:ty)?;)*) => {
         $(#[inline(always)]
         fn $name(&self, $($arg: $t),*) $(-> $r)? {
-            Gpu.$name($($arg),*)
+            GpuThread.$name($($arg),*)
         })*
     };
 }
@@ -220,7 +220,7 @@ macro_rules! kernel {
 kernel!(onehop_serve, serve, onehop_controller::Pair::BYTES);
 kernel!(onehop_null, null, onehop_controller::Pair::BYTES);
 kernel!(onehop_null_far, null_far, onehop_controller::Pair::BYTES);
-kernel!(onehop_check, check, onehop_controller::layout::Check::BYTES);
+kernel!(onehop_check, check, onehop_controller::layout::DataCheck::BYTES);
 kernel!(onehop_litmus_submit, litmus::submit, onehop_controller::layout::Litmus::BYTES);
 kernel!(onehop_litmus_fetch, litmus::fetch, onehop_controller::layout::Litmus::BYTES);
 kernel!(onehop_litmus_complete, litmus::complete, onehop_controller::layout::Litmus::BYTES);

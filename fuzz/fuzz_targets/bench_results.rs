@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use onehop_bench::compare::{Verdict, compare};
+use onehop_bench::compare::{ChangeVerdict, compare};
 use onehop_bench::page::sweep_page;
 use onehop_bench::results::Results;
 
@@ -13,7 +13,10 @@ fuzz_target!(|text: &[u8]| {
             let found = compare(&results, &results);
             assert!(found.differ.is_empty());
             assert!(
-                found.changes.iter().all(|change| matches!(change.verdict, Verdict::Same | Verdict::Unsure))
+                found
+                    .changes
+                    .iter()
+                    .all(|change| matches!(change.verdict, ChangeVerdict::Same | ChangeVerdict::Unsure))
             );
             let page = sweep_page(&results).to_html();
             assert!(

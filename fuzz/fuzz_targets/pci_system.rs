@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use onehop_pci::{Config, Record, Root, Tree, parse_resource};
+use onehop_pci::{DeviceConfig, Record, Root, Tree, parse_resource};
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((kind, rest)) = bytes.split_first() else { return };
@@ -11,8 +11,8 @@ fuzz_target!(|bytes: &[u8]| {
             let mut space = vec![0; 4096];
             let len = rest.len().min(space.len());
             space[..len].copy_from_slice(&rest[..len]);
-            let _ = Config::parse(&space);
-            let _ = Config::parse(rest);
+            let _ = DeviceConfig::parse(&space);
+            let _ = DeviceConfig::parse(rest);
         }
         1 => {
             if let Ok(bars) = parse_resource("resource", &String::from_utf8_lossy(rest)) {

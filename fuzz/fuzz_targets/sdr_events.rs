@@ -9,10 +9,10 @@ use std::time::Duration;
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use onehop_gpu::{Emulated, Gpu};
-use onehop_os::{ControllerBackend, DmaMemory, HostMem, Interrupt, Mapped, Mapper, Registers, Run};
+use onehop_os::{BusRange, ControllerBackend, DmaMemory, HostMem, Interrupt, Mapped, Mapper, Registers};
 use onehop_proto::BusAddr;
-use onehop_radio::{Format, Limits, RingAddresses, Shape, regs};
-use onehop_sdr::{Card, Profile, Receiver, Route, RxOptions, Session, Transmitter, TxOptions};
+use onehop_radio::{BoardLimits, Format, RingAddresses, Shape, regs};
+use onehop_sdr::{Card, Profile, Receiver, RxOptions, SampleRoute, Session, Transmitter, TxOptions};
 
 #[derive(Arbitrary, Debug)]
 struct Input {
@@ -83,7 +83,7 @@ impl Mapper for Stranger {
         Ok(memory)
     }
     fn map(&self, memory: &dyn DmaMemory) -> onehop_os::Result<Mapped> {
-        let run = Run { addr: BusAddr(0x1000_0000), len: memory.bytes() as u64 };
+        let run = BusRange { addr: BusAddr(0x1000_0000), len: memory.bytes() as u64 };
         Ok(Mapped::new(vec![run], Box::new(())))
     }
 }
@@ -101,7 +101,7 @@ impl Stranger {
 }
 
 fuzz_target!(|input: Input| {
-    let limits = Limits::USDR_RX;
+    let limits = BoardLimits::USDR_RX;
     let format = if input.ci12 { Format::Ci12 } else { Format::Ci16 };
     let shape = Shape { format, burst_samples: 256, bursts: 4 };
     let runs = input.runs.iter().map(|(addr, len)| (*addr, u64::from(*len)));
@@ -121,9 +121,9 @@ fuzz_target!(|input: Input| {
     };
     let Ok(session) = Session::open(Card::new(&port, stranger.clone(), Profile::SIMULATED)) else { return };
     let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
-    let only = Some(if input.pinned { Route::Pinned } else { Route::Direct });
+    let only = Some(if input.pinned { SampleRoute::Pinned } else { SampleRoute::Direct });
     let mut receiver = Receiver::open(&session, &gpu, &RxOptions { shape, only, self_test: None }).unwrap();
-    let options = TxOptions { bytes: 4096, only: Some(Route::Pinned), self_test: Duration::ZERO };
+    let options = TxOptions { bytes: 4096, only: Some(SampleRoute::Pinned), self_test: Duration::ZERO };
     let mut transmitter = Transmitter::open(&session, &gpu, &options).unwrap();
     let _ = receiver.start();
     for step in input.steps.into_iter().take(600) {

@@ -5,7 +5,7 @@
 use std::sync::OnceLock;
 
 use libfuzzer_sys::fuzz_target;
-use onehop_target::tree::{Folder, Rules, Tree};
+use onehop_target::tree::{Folder, FolderRules, Tree};
 use onehop_target::wire::{
     HEAD_BYTES, Head, Hello, HelloBack, Join, Reply, Request, VERSION, Welcome, pack, unpack,
 };
@@ -19,7 +19,7 @@ fn folder() -> &'static Folder {
         // May be left over from the last run.
         let _ = std::os::unix::fs::symlink("/", path.join("link"));
         let root = std::fs::File::open(&path).unwrap();
-        Folder::new(root.into(), Rules { for_others: true, most_open: 8 }).unwrap()
+        Folder::new(root.into(), FolderRules { for_others: true, most_open: 8 }).unwrap()
     })
 }
 

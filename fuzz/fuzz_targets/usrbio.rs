@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use libfuzzer_sys::fuzz_target;
 use onehop_os::HostMem;
-use onehop_usrbio::ring::{Done, Server, bytes};
+use onehop_usrbio::ring::{Done, RingServer, bytes};
 use onehop_usrbio::wire::{Answer, Ask, BYTES, Packet};
 use onehop_usrbio::{Id, Name, Priority, RingName};
 
@@ -55,7 +55,7 @@ fn ring(input: &Input) {
         timeout: Duration::from_millis(input.millis.into()),
         flags: 0,
     };
-    let server = Server::new(mem.clone(), name).unwrap();
+    let server = RingServer::new(mem.clone(), name).unwrap();
     mem.write(0, &input.memory[..input.memory.len().min(len)]).unwrap();
     let (start, mut out, mut under_way) = (Instant::now(), Vec::new(), 0);
     for (turn, (place, value)) in input.stores.iter().enumerate().take(64) {

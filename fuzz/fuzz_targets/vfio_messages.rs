@@ -2,11 +2,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use onehop_vfio_user::wire::{ClientRequest, HEADER, Header, MAX_DATA, MAX_MESSAGE, command};
+use onehop_vfio_user::wire::{ClientRequest, HEADER, MAX_DATA, MAX_MESSAGE, MessageHeader, command};
 
 fuzz_target!(|data: &[u8]| {
     let Some((raw, payload)) = data.split_first_chunk::<HEADER>() else { return };
-    let header = Header::decode(raw);
+    let header = MessageHeader::decode(raw);
     assert_eq!(&header.encode(), raw);
     if let Ok(payload) = header.payload() {
         assert!(payload + HEADER <= MAX_MESSAGE);

@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use onehop_sim::{Config, Sim};
-use onehop_vfio_user::wire::{Header, command};
+use onehop_vfio_user::wire::{MessageHeader, command};
 use onehop_vfio_user::{Function, Nvme, serve};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
@@ -177,7 +177,7 @@ fn bring_up(stream: &UnixStream, fds: &Fds) {
 }
 
 fn message(stream: &UnixStream, command: u16, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
-    let header = Header { flags, ..Header::request(1, command, payload.len()) };
+    let header = MessageHeader { flags, ..MessageHeader::request(1, command, payload.len()) };
     send(stream, &[header.encode().as_slice(), payload].concat(), fds);
 }
 

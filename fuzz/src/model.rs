@@ -2,7 +2,7 @@
 
 use arbitrary::Arbitrary;
 use onehop_load::model::Tensor;
-use onehop_load::plan::{Chunk, Options};
+use onehop_load::plan::{Chunk, PlanOptions};
 use onehop_load::{Model, Plan, Selection, Source, TensorInfo};
 
 /// A file whose bytes are a function of their offset.
@@ -55,7 +55,7 @@ pub struct Asked {
 /// Plans everything, whole, and checks the chunks that result from an untrusted header.
 pub fn walk(tensors: Vec<TensorInfo>, length: u64) {
     let model = model(tensors, length);
-    let plan = Plan::new(&model, &Selection::default(), Options::default()).expect("sizes were checked");
+    let plan = Plan::new(&model, &Selection::default(), PlanOptions::default()).expect("sizes were checked");
     assert_eq!(plan.tensor_bytes, model.bytes());
     assert!(plan.tensors.iter().all(
         |t| t.at.is_multiple_of(t.bytes.next_power_of_two().min(256)) && t.at + t.bytes <= plan.gpu_bytes
@@ -69,7 +69,7 @@ pub fn walk(tensors: Vec<TensorInfo>, length: u64) {
 pub fn carry_out(tensors: Vec<TensorInfo>, length: u64, asked: &Asked) {
     let model = model(tensors, length);
     let block = 1u64 << (asked.block % 13);
-    let options = Options {
+    let options = PlanOptions {
         align: 1 << (asked.align % 13),
         small: 1 << (asked.align / 13 % 13),
         block,

@@ -53,7 +53,7 @@ impl DeviceSpec {
     }
 
     /// Opens it. CUDA takes a fifth of a second to start, unless somebody in this process has started it.
-    pub(crate) fn open(&self) -> Result<Device> {
+    pub(crate) fn open(&self) -> Result<GpuDevice> {
         match self {
             Self::Any => cuda("0", "the first that CUDA shows")
                 .or_else(|error| Ok(cpu(format!("no GPU, the memory of the CPU: {error}")))),
@@ -64,21 +64,21 @@ impl DeviceSpec {
 }
 
 /// A GPU that is open: for CUDA its primary context, the one that torch, CuPy and JAX work in too.
-pub(crate) struct Device {
+pub(crate) struct GpuDevice {
     pub gpu: Arc<dyn Gpu>,
     /// The same, if it is one of CUDA's.
     pub cuda: Option<CudaGpu>,
     pub why: String,
-    pub dlpack: dlpack::Device,
+    pub dlpack: dlpack::DlDevice,
 }
 
-fn cuda(name: &str, why: &str) -> onehop_gpu::Result<Device> {
+fn cuda(name: &str, why: &str) -> onehop_gpu::Result<GpuDevice> {
     let gpu = Cuda::load()?.open(name)?;
     let ordinal = gpu.device().ordinal as i32;
     let cuda = Some(gpu.clone());
-    Ok(Device { gpu: Arc::new(gpu), cuda, why: why.into(), dlpack: dlpack::Device::cuda(ordinal) })
+    Ok(GpuDevice { gpu: Arc::new(gpu), cuda, why: why.into(), dlpack: dlpack::DlDevice::cuda(ordinal) })
 }
 
-fn cpu(why: String) -> Device {
-    Device { gpu: Arc::new(Emulated::new()), cuda: None, why, dlpack: dlpack::Device::CPU }
+fn cpu(why: String) -> GpuDevice {
+    GpuDevice { gpu: Arc::new(Emulated::new()), cuda: None, why, dlpack: dlpack::DlDevice::CPU }
 }

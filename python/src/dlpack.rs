@@ -24,12 +24,12 @@ const IS_COPIED: u64 = 1 << 1;
 /// What kind of memory, and which of its kind: DLDevice.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Device {
+pub(crate) struct DlDevice {
     pub kind: i32,
     pub id: i32,
 }
 
-impl Device {
+impl DlDevice {
     pub(crate) const CPU: Self = Self { kind: 1, id: 0 };
 
     pub(crate) const fn cuda(ordinal: i32) -> Self {
@@ -50,7 +50,7 @@ pub(crate) struct DataType {
 #[repr(C)]
 struct DlTensor {
     data: *mut c_void,
-    device: Device,
+    device: DlDevice,
     dims: i32,
     dtype: DataType,
     shape: *mut i64,
@@ -86,7 +86,7 @@ pub(crate) struct Export {
     pub lease: Option<Arc<Lease>>,
     /// Where the first element is: an address of the device.
     pub data: u64,
-    pub device: Device,
+    pub device: DlDevice,
     pub dtype: DataType,
     pub shape: Vec<i64>,
     /// From element to element in each dimension, in elements.
@@ -104,7 +104,7 @@ struct ManagedTensor<M> {
     _lease: Option<Arc<Lease>>,
 }
 
-trait Layout: Sized {
+trait CapsuleLayout: Sized {
     /// What the capsule is called until somebody has taken the tensor out of it.
     const NAME: &CStr;
     fn new(tensor: DlTensor, flags: u64, minor: u32) -> Self;
@@ -112,7 +112,7 @@ trait Layout: Sized {
     fn deleter(&self) -> Option<Deleter<Self>>;
 }
 
-impl Layout for Managed {
+impl CapsuleLayout for Managed {
     const NAME: &CStr = c"dltensor";
 
     fn new(tensor: DlTensor, _flags: u64, _minor: u32) -> Self {
@@ -128,7 +128,7 @@ impl Layout for Managed {
     }
 }
 
-impl Layout for Versioned {
+impl CapsuleLayout for Versioned {
     const NAME: &CStr = c"dltensor_versioned";
 
     fn new(tensor: DlTensor, flags: u64, minor: u32) -> Self {
@@ -160,7 +160,7 @@ pub(crate) fn capsule<'py>(
     }
 }
 
-fn wrap<M: Layout>(py: Python<'_>, export: Export, minor: u32) -> PyResult<Bound<'_, PyCapsule>> {
+fn wrap<M: CapsuleLayout>(py: Python<'_>, export: Export, minor: u32) -> PyResult<Bound<'_, PyCapsule>> {
     let Export { memory, lease, data, device, dtype, shape, strides, copied } = export;
     let tensor = DlTensor {
         data: data as *mut c_void,
@@ -195,7 +195,7 @@ fn wrap<M: Layout>(py: Python<'_>, export: Export, minor: u32) -> PyResult<Bound
 /// # Safety
 /// `managed` came out of [`wrap`], and is not used any more.
 // SAFETY: a Deleter, which only wrap gives away.
-unsafe extern "C" fn delete<M: Layout>(managed: *mut M) {
+unsafe extern "C" fn delete<M: CapsuleLayout>(managed: *mut M) {
     // SAFETY: the managed tensor is the first field of the ManagedTensor that wrap has boxed.
     drop(unsafe { Box::from_raw(managed.cast::<ManagedTensor<M>>()) });
 }
@@ -205,7 +205,7 @@ unsafe extern "C" fn delete<M: Layout>(managed: *mut M) {
 /// # Safety
 /// `capsule` is one of [`wrap`]'s, and this thread has the GIL.
 // SAFETY: a destructor, which only wrap gives away.
-unsafe extern "C" fn destroy<M: Layout>(capsule: *mut ffi::PyObject) {
+unsafe extern "C" fn destroy<M: CapsuleLayout>(capsule: *mut ffi::PyObject) {
     // SAFETY: the capsule lives for as long as its destructor runs.
     if unsafe { ffi::PyCapsule_IsValid(capsule, M::NAME.as_ptr()) } == 0 {
         return;

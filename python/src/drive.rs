@@ -7,8 +7,8 @@ use std::sync::{Mutex, PoisonError};
 use onehop_drive::Drive;
 use onehop_load::{Plan, Selection, plan};
 use onehop_transfer::{
-    Chosen, Loaded, ModelOnDrive, ModelPlace, Options, Progress, TransferSetup, controllers, plan_options,
-    volume,
+    Chosen, Loaded, ModelOnDrive, ModelPlace, Progress, RouteOptions, TransferSetup, controllers,
+    plan_options, volume,
 };
 use pyo3::prelude::*;
 
@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::job::SIGNAL_POLL_INTERVAL;
 
 /// Which drive, and where on it the model is.
-pub(crate) struct Wanted {
+pub(crate) struct DriveRequest {
     pub drive: String,
     pub paths: Vec<PathBuf>,
     /// An extent map, in place of paths.
@@ -36,7 +36,7 @@ pub(crate) struct OpenDrive {
 
 impl OpenDrive {
     /// Opens it, while Python hears Ctrl-C. Where that comes, the drive is closed as soon as it has answered.
-    pub(crate) fn open(py: Python<'_>, wanted: Wanted) -> PyResult<Self> {
+    pub(crate) fn open(py: Python<'_>, wanted: DriveRequest) -> PyResult<Self> {
         let (sender, opened) = channel();
         let opened = Mutex::new(opened);
         let thread = std::thread::Builder::new().name("onehop open".into());
@@ -55,12 +55,12 @@ impl OpenDrive {
         }
     }
 
-    fn bring_up(wanted: &Wanted) -> Result<Self> {
+    fn bring_up(wanted: &DriveRequest) -> Result<Self> {
         let opening = |error| Error::OpenDrive(Box::new(error));
         let partition = wanted.partition.as_deref().map(volume::parse_partition).transpose();
         let partition = partition.map_err(|why| Error::Asked(format!("partition: {why}")))?;
         let found = controllers::find(&wanted.drive).map_err(opening)?;
-        let drive = Drive::open(found.backend, Options::default().drive_options(false))
+        let drive = Drive::open(found.backend, RouteOptions::default().drive_options(false))
             .map_err(|error| opening(error.into()))?;
         let place = match &wanted.map {
             Some(map) => ModelPlace::Map(map),
@@ -74,13 +74,13 @@ impl OpenDrive {
     /// The plan of what is selected, whose tensors lie at multiples of `small` at least.
     pub(crate) fn plan(&self, selection: &Selection, small: u64) -> Result<Plan> {
         let ns = self.drive.namespace(self.nsid).map_err(onehop_transfer::Error::from)?;
-        Ok(self.on_drive.plan(selection, plan::Options { small, ..plan_options(ns) })?)
+        Ok(self.on_drive.plan(selection, plan::PlanOptions { small, ..plan_options(ns) })?)
     }
 
     pub(crate) fn load(
         &self,
         gpu: &Chosen,
-        options: &Options,
+        options: &RouteOptions,
         plan: &Plan,
         progress: &dyn Progress,
     ) -> Result<Loaded> {

@@ -54,38 +54,38 @@ pub(crate) enum Error {
 }
 
 /// The exception's class, and the error of the system and the file behind it if there are such.
-struct Kind<'a> {
+struct ExceptionKind<'a> {
     class: &'static str,
     system: Option<(&'a std::io::Error, &'a str)>,
 }
 
-impl Kind<'_> {
+impl ExceptionKind<'_> {
     const fn of(class: &'static str) -> Self {
         Self { class, system: None }
     }
 }
 
 impl Error {
-    fn kind(&self) -> Kind<'_> {
+    fn kind(&self) -> ExceptionKind<'_> {
         match self {
-            Self::Asked(_) => Kind::of("RequestError"),
-            Self::NoTensor(_) => Kind::of("UnknownTensorError"),
-            Self::Route { .. } => Kind::of("RouteError"),
-            Self::Fit { .. } => Kind::of("OutOfGpuMemoryError"),
-            Self::Differs { .. } => Kind::of("VerificationError"),
+            Self::Asked(_) => ExceptionKind::of("RequestError"),
+            Self::NoTensor(_) => ExceptionKind::of("UnknownTensorError"),
+            Self::Route { .. } => ExceptionKind::of("RouteError"),
+            Self::Fit { .. } => ExceptionKind::of("OutOfGpuMemoryError"),
+            Self::Differs { .. } => ExceptionKind::of("VerificationError"),
             Self::Load(error) => load_kind(error),
             Self::OpenDrive(error) => match error.kind() {
-                ErrorKind::Request => Kind::of("RequestError"),
-                _ => Kind::of("DriveError"),
+                ErrorKind::Request => ExceptionKind::of("RequestError"),
+                _ => ExceptionKind::of("DriveError"),
             },
             Self::Transfer(error) => transfer_kind(error),
             Self::Gpu(error) => gpu_kind(error),
-            Self::Lost | Self::Thread(_) => Kind::of("OnehopError"),
+            Self::Lost | Self::Thread(_) => ExceptionKind::of("OnehopError"),
         }
     }
 }
 
-fn load_kind(error: &Load) -> Kind<'_> {
+fn load_kind(error: &Load) -> ExceptionKind<'_> {
     use onehop_load::formats::index;
     use onehop_load::{manifest, model, plan};
     match error {
@@ -95,13 +95,13 @@ fn load_kind(error: &Load) -> Kind<'_> {
                 std::io::ErrorKind::PermissionDenied => "ForbiddenFileError",
                 _ => "FileError",
             };
-            Kind { class, system: Some((source, file)) }
+            ExceptionKind { class, system: Some((source, file)) }
         }
-        Load::Read { file, source, .. } => Kind { class: "FileError", system: Some((source, file)) },
+        Load::Read { file, source, .. } => ExceptionKind { class: "FileError", system: Some((source, file)) },
         Load::Index { why: index::Error::MissingShard { why, .. }, .. }
         | Load::Model(model::Error::MissingPart { why, .. }) => load_kind(why),
-        Load::Loop { .. } | Load::Odd { .. } => Kind::of("FileError"),
-        Load::Ended { .. } | Load::Changed { .. } => Kind::of("ChangedFileError"),
+        Load::Loop { .. } | Load::Odd { .. } => ExceptionKind::of("FileError"),
+        Load::Ended { .. } | Load::Changed { .. } => ExceptionKind::of("ChangedFileError"),
         Load::Manifest {
             why:
                 manifest::Error::Differs { .. }
@@ -109,46 +109,48 @@ fn load_kind(error: &Load) -> Kind<'_> {
                 | manifest::Error::NotListed(_)
                 | manifest::Error::NotInModel(_),
             ..
-        } => Kind::of("VerificationError"),
+        } => ExceptionKind::of("VerificationError"),
         Load::Crowded { .. }
         | Load::TooLong { .. }
         | Load::Safetensors { .. }
         | Load::Gguf { .. }
         | Load::Index { .. }
         | Load::Manifest { .. }
-        | Load::Model(_) => Kind::of("FormatError"),
-        Load::Plan(plan::Error::NoMatch { .. }) => Kind::of("UnknownTensorError"),
-        Load::Plan(_) => Kind::of("RequestError"),
+        | Load::Model(_) => ExceptionKind::of("FormatError"),
+        Load::Plan(plan::Error::NoMatch { .. }) => ExceptionKind::of("UnknownTensorError"),
+        Load::Plan(_) => ExceptionKind::of("RequestError"),
         Load::OnDrive { why, .. } => files_kind(why),
-        Load::NotMapped { .. } => Kind::of("MissingFileError"),
-        Load::MappedTwice { .. } => Kind::of("FormatError"),
-        Load::NoFile { .. } | Load::NotDirect { .. } | Load::NotByCuFile { .. } => Kind::of("RouteError"),
+        Load::NotMapped { .. } => ExceptionKind::of("MissingFileError"),
+        Load::MappedTwice { .. } => ExceptionKind::of("FormatError"),
+        Load::NoFile { .. } | Load::NotDirect { .. } | Load::NotByCuFile { .. } => {
+            ExceptionKind::of("RouteError")
+        }
         Load::Gpu(error) => gpu_kind(error),
-        Load::Stalled { .. } | Load::Slow { .. } => Kind::of("StalledError"),
-        Load::Cancelled => Kind::of("CancelledError"),
-        _ => Kind::of("OnehopError"),
+        Load::Stalled { .. } | Load::Slow { .. } => ExceptionKind::of("StalledError"),
+        Load::Cancelled => ExceptionKind::of("CancelledError"),
+        _ => ExceptionKind::of("OnehopError"),
     }
 }
 
 /// Host memory that runs out is no failure of the device.
-fn gpu_kind(error: &onehop_gpu::Error) -> Kind<'_> {
-    Kind::of(match error {
+fn gpu_kind(error: &onehop_gpu::Error) -> ExceptionKind<'_> {
+    ExceptionKind::of(match error {
         onehop_gpu::Error::Memory(_) if error.is_no_room() => "OutOfMemoryError",
         _ if error.is_no_room() => "OutOfGpuMemoryError",
         _ => "DeviceError",
     })
 }
 
-fn transfer_kind(error: &Transfer) -> Kind<'_> {
+fn transfer_kind(error: &Transfer) -> ExceptionKind<'_> {
     match error {
         Transfer::Load(error) => return load_kind(error),
         Transfer::Files(why) => return files_kind(why),
         Transfer::File { path, source, .. } => {
-            return Kind { class: "FileError", system: Some((source, path)) };
+            return ExceptionKind { class: "FileError", system: Some((source, path)) };
         }
         _ => {}
     }
-    Kind::of(match error.kind() {
+    ExceptionKind::of(match error.kind() {
         ErrorKind::Request => "RequestError",
         ErrorKind::NotPossible => "RouteError",
         ErrorKind::NoRoom => "OutOfGpuMemoryError",
@@ -161,9 +163,9 @@ fn transfer_kind(error: &Transfer) -> Kind<'_> {
     })
 }
 
-fn files_kind(error: &onehop_files::Error) -> Kind<'_> {
+fn files_kind(error: &onehop_files::Error) -> ExceptionKind<'_> {
     use onehop_files::Error as Files;
-    Kind::of(match error {
+    ExceptionKind::of(match error {
         Files::Read { .. } => "DriveError",
         Files::Damaged { .. } | Files::Unsupported { .. } | Files::Dirty { .. } | Files::NoFileSystem(_) => {
             "FormatError"

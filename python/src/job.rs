@@ -25,7 +25,7 @@ use crate::model::Dim;
 use crate::outcome::Outcome;
 use crate::pool::Pool;
 use crate::tensor::Tensor;
-use crate::views::Row;
+use crate::views::TensorSeries;
 use task::LoadTask;
 
 /// How long Python is not asked whether somebody pressed Ctrl-C.
@@ -38,12 +38,12 @@ const END: Duration = Duration::from_secs(1);
 const POOL_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// What is to be loaded, and how.
-pub(crate) struct Request {
+pub(crate) struct LoadRequest {
     pub model: Arc<Model>,
     pub device: DeviceSpec,
-    pub wanted: Wanted,
-    pub origin: Origin,
-    pub memory: Memory,
+    pub wanted: LoadScope,
+    pub origin: LoadOrigin,
+    pub memory: TensorMemory,
     pub verify: bool,
     pub manifest: Option<PathBuf>,
     pub measure_limit: bool,
@@ -51,7 +51,7 @@ pub(crate) struct Request {
 
 /// What the tensors lie in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Memory {
+pub(crate) enum TensorMemory {
     /// An arena of ours. Each tensor is handed out as it arrives.
     Own,
     /// An arena that Python allocates, if it is a GPU's. No tensor is handed out: Python makes views of the arena.
@@ -61,30 +61,30 @@ pub(crate) enum Memory {
 }
 
 /// Where the bytes come from, and how.
-pub(crate) enum Origin {
+pub(crate) enum LoadOrigin {
     /// Files of this machine.
     Files(engine::Options),
     /// A drive that onehop drives by itself.
-    Drive(Arc<OpenDrive>, onehop_transfer::Options),
+    Drive(Arc<OpenDrive>, onehop_transfer::RouteOptions),
 }
 
 /// What of the model.
-pub(crate) enum Wanted {
+pub(crate) enum LoadScope {
     Selection(Selection),
     /// A part of one tensor, and how it is looked at.
     Part {
         tensor: Entry,
         part: Part,
-        view: View,
+        view: PartView,
     },
 }
 
 /// The elements of a part that are given away.
-pub(crate) struct View {
+pub(crate) struct PartView {
     pub dims: Vec<Dim>,
 }
 
-enum Event {
+enum LoadEvent {
     Tensor(Box<Tensor>),
     /// The arena, if it is the CPU's; in its place so many bytes that Python has to bring.
     Arena(Box<Tensor>),
@@ -93,19 +93,19 @@ enum Event {
 }
 
 #[derive(Default)]
-struct Shared {
+struct JobShared {
     stop: AtomicBool,
     /// Ends the engine, once there is one.
     stopper: Mutex<Option<Stopper>>,
     bytes: AtomicU64,
     total: AtomicU64,
     /// The layout of an arena that Python makes views of, until it has them.
-    layout: Mutex<Option<Vec<Row>>>,
+    layout: Mutex<Option<Vec<TensorSeries>>>,
     /// The memory of a stream that is bounded, and the GPU if it is one's.
     pool: OnceLock<(Arc<Pool>, Option<CudaGpu>)>,
 }
 
-impl Shared {
+impl JobShared {
     fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         if let Some(stopper) = &*self.stopper.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -119,7 +119,7 @@ impl Shared {
 }
 
 /// A drive's load counts whole blocks, of which there may be more than bytes of tensors, or fewer.
-impl Progress for Shared {
+impl Progress for JobShared {
     fn moved(&self, bytes: u64) {
         let most = self.total.load(Ordering::Acquire);
         let add = |now: u64| Some(now.saturating_add(bytes).min(most));
@@ -135,19 +135,19 @@ impl Progress for Shared {
 #[pyclass(frozen, module = "onehop")]
 pub(crate) struct Job {
     /// None once it was dropped in a forked child.
-    events: Mutex<Option<Receiver<Event>>>,
+    events: Mutex<Option<Receiver<LoadEvent>>>,
     bring: Mutex<Option<Sender<Brought>>>,
     process: u32,
-    shared: Arc<Shared>,
+    shared: Arc<JobShared>,
     /// Whether there is nothing more to come: it was said how the load ended.
     over: AtomicBool,
     outcome: Mutex<Option<Outcome>>,
 }
 
 impl Job {
-    pub(crate) fn start(request: Request) -> Result<Self> {
+    pub(crate) fn start(request: LoadRequest) -> Result<Self> {
         let ((sender, events), (bring, brought)) = (channel(), channel());
-        let shared = Arc::<Shared>::default();
+        let shared = Arc::<JobShared>::default();
         let work = LoadTask { request, shared: shared.clone(), sender, brought, start: Instant::now() };
         let thread = std::thread::Builder::new().name("onehop load".into());
         thread.spawn(move || work.run()).map_err(Error::Thread)?;
@@ -168,10 +168,10 @@ impl Job {
     }
 
     /// What comes next. Whoever takes the end says so before another can look.
-    fn receive(&self, limit: Duration) -> std::result::Result<Event, RecvTimeoutError> {
+    fn receive(&self, limit: Duration) -> std::result::Result<LoadEvent, RecvTimeoutError> {
         let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let event = events.as_ref().ok_or(RecvTimeoutError::Disconnected)?.recv_timeout(limit);
-        if matches!(event, Ok(Event::Done(_))) {
+        if matches!(event, Ok(LoadEvent::Done(_))) {
             self.over.store(true, Ordering::Release);
         }
         event
@@ -200,7 +200,7 @@ impl Job {
                 // Whatever had been handed out when it was asked would have come.
                 Err(RecvTimeoutError::Timeout) if stuck.is_some() && self.is_stuck() == stuck => {
                     if let Some(bytes) = self.grow(stuck.unwrap_or_default())? {
-                        return Ok(Waited::Event(Event::Wanted(bytes)));
+                        return Ok(Waited::Event(LoadEvent::Wanted(bytes)));
                     }
                 }
                 Err(RecvTimeoutError::Timeout) if limit.is_some_and(|limit| begun.elapsed() >= limit) => {
@@ -219,14 +219,14 @@ impl Job {
 
 /// What came of waiting.
 enum Waited {
-    Event(Event),
+    Event(LoadEvent),
     Over,
     Nothing,
 }
 
 /// The same for Python.
 #[derive(IntoPyObject)]
-pub(crate) enum Step {
+pub(crate) enum JobStep {
     Tensor(Tensor),
     Wanted(usize),
     Nothing(bool),
@@ -250,16 +250,16 @@ impl Job {
     /// The next tensor whose bytes are all there; None when there are no more; a number of bytes that `bring` has to be
     /// called with; and False when none of these came in so many seconds.
     #[pyo3(signature = (limit=None))]
-    fn next(&self, py: Python<'_>, limit: Option<f64>) -> PyResult<Step> {
+    fn next(&self, py: Python<'_>, limit: Option<f64>) -> PyResult<JobStep> {
         let limit = limit.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default());
         Ok(match self.wait(py, limit)? {
-            Waited::Over => Step::Over(None),
-            Waited::Nothing => Step::Nothing(false),
-            Waited::Event(Event::Tensor(tensor) | Event::Arena(tensor)) => Step::Tensor(*tensor),
-            Waited::Event(Event::Wanted(bytes)) => Step::Wanted(bytes),
-            Waited::Event(Event::Done(outcome)) => {
+            Waited::Over => JobStep::Over(None),
+            Waited::Nothing => JobStep::Nothing(false),
+            Waited::Event(LoadEvent::Tensor(tensor) | LoadEvent::Arena(tensor)) => JobStep::Tensor(*tensor),
+            Waited::Event(LoadEvent::Wanted(bytes)) => JobStep::Wanted(bytes),
+            Waited::Event(LoadEvent::Done(outcome)) => {
                 *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(*outcome?);
-                Step::Over(None)
+                JobStep::Over(None)
             }
         })
     }
@@ -278,7 +278,7 @@ impl Job {
     }
 
     /// How the tensors of an arena lie in it. To be asked once the arena is there.
-    fn layout(&self) -> Result<Vec<Row>> {
+    fn layout(&self) -> Result<Vec<TensorSeries>> {
         let layout = self.shared.layout.lock().unwrap_or_else(PoisonError::into_inner).take();
         layout.ok_or(Error::Lost)
     }

@@ -20,7 +20,7 @@ use crate::dlpack;
 use crate::drive::{self, OpenDrive};
 use crate::dtype::carried;
 use crate::error::{Error, Result};
-use crate::job::{Job, Memory, Origin, Request, View, Wanted};
+use crate::job::{Job, LoadOrigin, LoadRequest, LoadScope, PartView, TensorMemory};
 use crate::tensor::Tensor as CpuTensor;
 
 /// What is read without threads: bytes and rows at most.
@@ -57,9 +57,13 @@ impl Model {
     }
 
     /// Where a load's bytes come from.
-    fn origin(&self, route: &str, threads: Option<usize>) -> Result<Origin> {
+    fn origin(&self, route: &str, threads: Option<usize>) -> Result<LoadOrigin> {
         if !self.on_drive {
-            return Ok(Origin::Files(engine::Options { route: parse_route(route)?, threads, slot: None }));
+            return Ok(LoadOrigin::Files(engine::Options {
+                route: parse_route(route)?,
+                threads,
+                slot: None,
+            }));
         }
         if self.is_forked() {
             return Err(Error::Asked("the drive was opened before a fork, and is the parent's".into()));
@@ -70,13 +74,13 @@ impl Model {
             Error::Asked(format!("'{}' is no route: {why}", route.escape_debug()))
         })?;
         // Tensors are on the device that was asked for.
-        let options = onehop_transfer::Options { route, in_gpu_memory: true, ..Default::default() };
+        let options = onehop_transfer::RouteOptions { route, in_gpu_memory: true, ..Default::default() };
         options.candidates()?;
-        Ok(Origin::Drive(drive, options))
+        Ok(LoadOrigin::Drive(drive, options))
     }
 
     /// The tensor, and the part of it that an index names.
-    fn part(&self, name: &str, index: &Bound<'_, PyAny>) -> PyResult<(&Tensor, Part, View)> {
+    fn part(&self, name: &str, index: &Bound<'_, PyAny>) -> PyResult<(&Tensor, Part, PartView)> {
         if self.on_drive {
             let why = "parts of tensors are loaded from files of this machine alone";
             return Err(Error::Asked(why.into()).into());
@@ -124,7 +128,8 @@ impl Model {
         partition: Option<String>,
         nsid: u32,
     ) -> PyResult<Self> {
-        let drive = OpenDrive::open(py, drive::Wanted { drive, paths, map: extent_map, partition, nsid })?;
+        let drive =
+            OpenDrive::open(py, drive::DriveRequest { drive, paths, map: extent_map, partition, nsid })?;
         // Its files have the drive open: only the drive's handle has them.
         let onehop_load::Model { metadata, tensors, format, .. } = &*drive.on_drive.model;
         let headers = onehop_load::Model {
@@ -227,18 +232,18 @@ impl Model {
         }
         let origin = self.origin(route, threads)?;
         let model = match &origin {
-            Origin::Files(_) => &self.inner,
-            Origin::Drive(drive, _) => &drive.on_drive.model,
+            LoadOrigin::Files(_) => &self.inner,
+            LoadOrigin::Drive(drive, _) => &drive.on_drive.model,
         };
-        Job::start(Request {
+        Job::start(LoadRequest {
             model: model.clone(),
             device: DeviceSpec::parse(device)?,
-            wanted: Wanted::Selection(selection),
+            wanted: LoadScope::Selection(selection),
             origin,
             memory: match max_bytes {
-                Some(most) => Memory::Bounded(most),
-                None if arena => Memory::Arena,
-                None => Memory::Own,
+                Some(most) => TensorMemory::Bounded(most),
+                None if arena => TensorMemory::Arena,
+                None => TensorMemory::Own,
             },
             verify,
             manifest,
@@ -274,7 +279,7 @@ impl Model {
                 }
             }
             file.still_same()?;
-            view.tensor(&tensor.info, &part, &memory, 0, dlpack::Device::CPU)
+            view.tensor(&tensor.info, &part, &memory, 0, dlpack::DlDevice::CPU)
         };
         Ok(Some(py.detach(read)?))
     }
@@ -284,12 +289,12 @@ impl Model {
     fn load_part(&self, name: &str, index: &Bound<'_, PyAny>, device: Option<&str>) -> PyResult<Job> {
         let (tensor, part, view) = self.part(name, index)?;
         let tensor = tensor.clone();
-        Ok(Job::start(Request {
+        Ok(Job::start(LoadRequest {
             model: self.inner.clone(),
             device: DeviceSpec::parse(device)?,
-            wanted: Wanted::Part { tensor, part, view },
-            origin: Origin::Files(engine::Options::default()),
-            memory: Memory::Own,
+            wanted: LoadScope::Part { tensor, part, view },
+            origin: LoadOrigin::Files(engine::Options::default()),
+            memory: TensorMemory::Own,
             verify: false,
             manifest: None,
             measure_limit: false,
@@ -380,7 +385,7 @@ impl Dim {
 }
 
 /// The dimensions that an index leaves, as NumPy reads it.
-fn view(index: &Bound<'_, PyAny>, shape: &[u64]) -> PyResult<View> {
+fn view(index: &Bound<'_, PyAny>, shape: &[u64]) -> PyResult<PartView> {
     let items: Vec<_> = match index.cast::<PyTuple>() {
         Ok(items) => items.iter().collect(),
         Err(_) => vec![index.clone()],
@@ -403,7 +408,7 @@ fn view(index: &Bound<'_, PyAny>, shape: &[u64]) -> PyResult<View> {
     }
     let all = shape.iter().skip(dims.len());
     dims.extend(all.map(|size| Dim { first: 0, step: 1, count: *size, single: false }));
-    Ok(View { dims })
+    Ok(PartView { dims })
 }
 
 fn dim(item: &Bound<'_, PyAny>, size: u64) -> PyResult<Dim> {

@@ -10,11 +10,11 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyType};
 
-use crate::device::Device;
+use crate::device::GpuDevice;
 use crate::drive::OpenDrive;
 
 /// When a load began, and how long its GPU took to start.
-pub(crate) struct Start {
+pub(crate) struct LoadStart {
     pub begun: Instant,
     pub gpu: Duration,
 }
@@ -102,8 +102,8 @@ record! {
     }
 }
 
-impl From<onehop_transfer::WhyNot> for WhyNot {
-    fn from(no: onehop_transfer::WhyNot) -> Self {
+impl From<onehop_transfer::BetterRoute> for WhyNot {
+    fn from(no: onehop_transfer::BetterRoute) -> Self {
         Self { route: no.route, reason: no.reason, fix: no.fix }
     }
 }
@@ -111,10 +111,10 @@ impl From<onehop_transfer::WhyNot> for WhyNot {
 impl Outcome {
     pub(crate) fn new(
         model: &Model,
-        device: &Device,
+        device: &GpuDevice,
         account: Account,
         went: outcome::Outcome,
-        start: &Start,
+        start: &LoadStart,
         (verified, verified_by): (bool, Option<String>),
     ) -> Self {
         let outcome::Limit { what, gbps, reached } = went.limit;
@@ -160,7 +160,7 @@ impl Outcome {
         drive: &OpenDrive,
         loaded: Loaded,
         gpu_bytes: u64,
-        start: &Start,
+        start: &LoadStart,
         (verified, verified_by): (bool, Option<String>),
     ) -> Self {
         let Loaded { outcome: went, read_bytes, landed, .. } = loaded;

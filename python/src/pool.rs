@@ -17,7 +17,7 @@ const ALIGN: usize = 512;
 
 /// A part of one of the allocations.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Extent {
+struct PoolRange {
     base: usize,
     range: Range<usize>,
 }
@@ -29,18 +29,18 @@ pub(crate) struct Pool {
     /// Whether what is dead has to be fenced before it is used again.
     fences: bool,
     process: u32,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
 }
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     /// The allocations.
     bases: Vec<Region>,
     /// What nobody uses, by base and start; neighbours are joined.
-    free: Vec<Extent>,
+    free: Vec<PoolRange>,
     /// What waits for a fence to be recorded, and for those that were.
-    dead: Vec<Extent>,
-    fencing: BTreeMap<u64, Vec<Extent>>,
+    dead: Vec<PoolRange>,
+    fencing: BTreeMap<u64, Vec<PoolRange>>,
     fences: u64,
     /// Segments that are being filled.
     filling: BTreeMap<usize, Arc<Lease>>,
@@ -52,7 +52,7 @@ struct State {
 /// A segment, for as long as one of its tensors lives.
 pub(crate) struct Lease {
     pool: Arc<Pool>,
-    extent: Extent,
+    extent: PoolRange,
 }
 
 impl Drop for Lease {
@@ -81,11 +81,11 @@ impl Pool {
         Arc::new_cyclic(|itself| Self { itself: itself.clone(), fences: gpu.is_none(), process, gpu, state })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn give_back(&self, extent: Extent) {
+    fn give_back(&self, extent: PoolRange) {
         if self.process != std::process::id() {
             // Nothing is loaded into it in a child, and another thread may have held the lock at the fork.
             return;
@@ -167,23 +167,23 @@ impl Pool {
     }
 }
 
-impl State {
+impl PoolState {
     fn add(&mut self, more: Region) {
         let bytes = more.len() / ALIGN * ALIGN;
         self.grown += if self.bases.is_empty() { 0 } else { bytes };
-        self.free.push(Extent { base: self.bases.len(), range: 0..bytes });
+        self.free.push(PoolRange { base: self.bases.len(), range: 0..bytes });
         self.bases.push(more);
         self.wanted = None;
     }
 
-    fn release(&mut self, mut extent: Extent) {
-        let is_beside = |free: &Extent| {
+    fn release(&mut self, mut extent: PoolRange) {
+        let is_beside = |free: &PoolRange| {
             free.base == extent.base
                 && (free.range.end == extent.range.start || free.range.start == extent.range.end)
         };
         let (beside, rest) = std::mem::take(&mut self.free).into_iter().partition(is_beside);
         self.free = rest;
-        let beside: Vec<Extent> = beside;
+        let beside: Vec<PoolRange> = beside;
         for free in beside {
             extent.range = extent.range.start.min(free.range.start)..extent.range.end.max(free.range.end);
         }
@@ -191,16 +191,16 @@ impl State {
     }
 
     /// The shortest extent that is long enough.
-    fn cut(&mut self, bytes: usize) -> Option<Extent> {
+    fn cut(&mut self, bytes: usize) -> Option<PoolRange> {
         let bytes = bytes.max(1).next_multiple_of(ALIGN);
         let fits = self.free.iter().enumerate().filter(|(_, free)| free.range.len() >= bytes);
         let (index, _) = fits.min_by_key(|(_, free)| (free.range.len(), free.base, free.range.start))?;
-        let Extent { base, range } = self.free.swap_remove(index);
+        let PoolRange { base, range } = self.free.swap_remove(index);
         let (taken, rest) = (range.start..range.start + bytes, range.start + bytes..range.end);
         if !rest.is_empty() {
-            self.free.push(Extent { base, range: rest });
+            self.free.push(PoolRange { base, range: rest });
         }
-        Some(Extent { base, range: taken })
+        Some(PoolRange { base, range: taken })
     }
 }
 

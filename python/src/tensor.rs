@@ -34,7 +34,7 @@ pub(crate) struct Tensor {
     pub memory: Region,
     /// Of a stream that is bounded, the segment that it lies in.
     pub lease: Option<Arc<Lease>>,
-    pub device: dlpack::Device,
+    pub device: dlpack::DlDevice,
 }
 
 /// The strides of a tensor whose elements lie one behind the other.
@@ -48,7 +48,7 @@ pub(crate) fn packed_strides(shape: &[i64]) -> Vec<i64> {
 
 impl Tensor {
     /// Bytes, without a name.
-    pub(crate) fn of_bytes(memory: Region, device: dlpack::Device) -> Self {
+    pub(crate) fn of_bytes(memory: Region, device: dlpack::DlDevice) -> Self {
         let bytes = memory.len();
         Self {
             name: String::new(),
@@ -116,7 +116,7 @@ impl Tensor {
 
     fn export(&self, copied: Option<Region>) -> Export {
         let (device, data) = match &copied {
-            Some(copy) => (dlpack::Device::CPU, copy.host().map_or(0, |host| host.host_ptr() as u64)),
+            Some(copy) => (dlpack::DlDevice::CPU, copy.host().map_or(0, |host| host.host_ptr() as u64)),
             None => (self.device, self.address()),
         };
         Export {
@@ -136,8 +136,8 @@ impl Tensor {
     fn check_stream(&self, stream: Option<i64>) -> PyResult<()> {
         match stream {
             None | Some(-1) => Ok(()),
-            Some(1..) if self.device != dlpack::Device::CPU => Ok(()),
-            Some(0) if self.device != dlpack::Device::CPU => Err(PyValueError::new_err(
+            Some(1..) if self.device != dlpack::DlDevice::CPU => Ok(()),
+            Some(0) if self.device != dlpack::DlDevice::CPU => Err(PyValueError::new_err(
                 "stream 0 could be either of CUDA's two default streams: 1 is the legacy one, 2 that of the thread",
             )),
             Some(stream) => Err(PyValueError::new_err(format!("{} has no stream {stream}", self.device()))),
@@ -186,7 +186,7 @@ impl Tensor {
     /// Where it is: cuda:0, or cpu.
     #[getter]
     fn device(&self) -> String {
-        if self.device == dlpack::Device::CPU { "cpu".into() } else { format!("cuda:{}", self.device.id) }
+        if self.device == dlpack::DlDevice::CPU { "cpu".into() } else { format!("cuda:{}", self.device.id) }
     }
 
     /// Whether its elements share bytes, so that it is given away as bytes.
@@ -236,7 +236,7 @@ impl Tensor {
     ) -> PyResult<Bound<'py, PyCapsule>> {
         self.check_stream(stream)?;
         let here = (self.device.kind, self.device.id);
-        let cpu = (dlpack::Device::CPU.kind, dlpack::Device::CPU.id);
+        let cpu = (dlpack::DlDevice::CPU.kind, dlpack::DlDevice::CPU.id);
         let wanted = dl_device.unwrap_or(here);
         let copied = match (wanted == here, copy) {
             (true, None | Some(false)) => None,

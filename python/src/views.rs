@@ -12,10 +12,10 @@ use crate::dtype::{carried, data_type};
 
 /// Tensors of one type and one shape at equal distances: the type, the shape, where the first one starts and how far it is
 /// to the next, in elements; and the names.
-pub(crate) type Row = (&'static str, Vec<u64>, u64, u64, Vec<String>);
+pub(crate) type TensorSeries = (&'static str, Vec<u64>, u64, u64, Vec<String>);
 
 /// The rows of a plan's arena. Tensors without bytes are at its start.
-pub(crate) fn layout(plan: &Plan) -> Vec<Row> {
+pub(crate) fn layout(plan: &Plan) -> Vec<TensorSeries> {
     let mut alike: HashMap<(Dtype, Vec<u64>), Vec<&Placed>> = HashMap::new();
     let mut order = Vec::new();
     for placed in &plan.tensors {

@@ -52,20 +52,22 @@ impl Mapper for Exporting {
     fn map(&self, memory: &dyn DmaMemory) -> onehop_os::Result<Mapped> {
         let at = memory.host().and_then(|host| offset_in(&self.exported.memory, host).ok());
         match at {
-            Some(offset) => self.inner.map(&Part { of: &self.exported, offset, bytes: memory.bytes() }),
+            Some(offset) => {
+                self.inner.map(&ExportedPart { of: &self.exported, offset, bytes: memory.bytes() })
+            }
             None => self.inner.map(memory),
         }
     }
 }
 
 /// A part of it, which no CPU instruction reaches, as with a GPU's memory.
-struct Part<'a> {
+struct ExportedPart<'a> {
     of: &'a Exported,
     offset: u64,
     bytes: usize,
 }
 
-impl DmaMemory for Part<'_> {
+impl DmaMemory for ExportedPart<'_> {
     fn bytes(&self) -> usize {
         self.bytes
     }

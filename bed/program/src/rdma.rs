@@ -9,7 +9,8 @@ use onehop_os::{Deadline, DmaBuf, DmaMemory, HostMem, Udmabuf};
 use onehop_pci::Root;
 use onehop_proto::GpuAddr;
 use onehop_rdma::{
-    Access, Channel, Choice, Error, Limits, Memory, Nic, Pool, Registered, Remote, Size, Verbs, Way,
+    Access, CacheLimits, Channel, ChannelSize, Choice, Error, MemoryRef, MemoryRoute, Nic, Pool, Registered,
+    RemoteMemory, Verbs,
 };
 
 use crate::report::{Failed, check, ensure, expect, noise};
@@ -21,7 +22,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 const AT: usize = 5 << 20;
 
 fn nic(name: &str) -> Result<Arc<Nic>, Failed> {
-    Ok(Nic::open(&Verbs::load()?, &Choice::device(name), Limits::default())?)
+    Ok(Nic::open(&Verbs::load()?, &Choice::device(name), CacheLimits::default())?)
 }
 
 fn registered(nic: &Nic, mem: &HostMem) -> Result<Registered, Failed> {
@@ -29,7 +30,7 @@ fn registered(nic: &Nic, mem: &HostMem) -> Result<Registered, Failed> {
 }
 
 fn with(nic: &Nic, mem: &HostMem, access: Access) -> Result<Registered, Failed> {
-    let memory: Memory = Arc::new(mem.clone());
+    let memory: MemoryRef = Arc::new(mem.clone());
     Ok(nic.register(&memory, access)?)
 }
 
@@ -49,7 +50,7 @@ fn hear(channel: &Channel) -> Result<Vec<u8>, Failed> {
 }
 
 /// What `far` is told: what to do, where, and the seed of the bytes.
-fn order(what: u8, to: &Remote, seed: u64) -> Vec<u8> {
+fn order(what: u8, to: &RemoteMemory, seed: u64) -> Vec<u8> {
     let mut bytes = vec![what];
     for number in [to.addr, to.len, to.rkey.into(), seed] {
         bytes.extend_from_slice(&number.to_le_bytes());
@@ -57,9 +58,9 @@ fn order(what: u8, to: &Remote, seed: u64) -> Vec<u8> {
     bytes
 }
 
-fn read_order(bytes: &[u8]) -> Option<(Remote, u64)> {
+fn read_order(bytes: &[u8]) -> Option<(RemoteMemory, u64)> {
     let number = |at: usize| Some(u64::from_le_bytes(bytes.get(1 + at * 8..9 + at * 8)?.try_into().ok()?));
-    Some((Remote { addr: number(0)?, len: number(1)?, rkey: number(2)? as u32 }, number(3)?))
+    Some((RemoteMemory { addr: number(0)?, len: number(1)?, rkey: number(2)? as u32 }, number(3)?))
 }
 
 /// Serves until it is killed: `e` comes back as it is, `p` puts bytes, `g` gets and compares them, `w` says where this side's own
@@ -80,7 +81,7 @@ pub(crate) fn far(device: &str, address: &str) -> Result<(), Failed> {
 }
 
 fn serve(nic: &Arc<Nic>, stream: TcpStream) -> Result<(), Failed> {
-    let channel = onehop_rdma::accept(|_| nic, Size::default(), stream, soon())?;
+    let channel = onehop_rdma::accept(|_| nic, ChannelSize::default(), stream, soon())?;
     let mem = HostMem::anonymous(BYTES)?;
     let own = with(nic, &mem, Access::Own)?;
     loop {
@@ -104,7 +105,7 @@ fn serve(nic: &Arc<Nic>, stream: TcpStream) -> Result<(), Failed> {
     }
 }
 
-fn told(channel: &Channel, what: u8, to: &Remote, seed: u64) -> Result<(), Failed> {
+fn told(channel: &Channel, what: u8, to: &RemoteMemory, seed: u64) -> Result<(), Failed> {
     say(channel, &order(what, to, seed))?;
     let answer = hear(channel)?;
     ensure(answer == b"done", || format!("far says {}", String::from_utf8_lossy(&answer)))
@@ -119,7 +120,7 @@ fn meet(nic: &Arc<Nic>, address: &str) -> Result<Channel, Failed> {
 /// The same, and the far side is not let in.
 fn meet_a_stranger(nic: &Arc<Nic>, address: &str) -> Result<Channel, Failed> {
     let stream = TcpStream::connect_timeout(&address.parse()?, LIMIT)?;
-    Ok(onehop_rdma::connect(nic, Size::default(), stream, soon())?)
+    Ok(onehop_rdma::connect(nic, ChannelSize::default(), stream, soon())?)
 }
 
 /// The tests; `vram` is the file of memory that stands for a GPU's and has pages, `bar` the same memory without.
@@ -166,7 +167,7 @@ fn host_memory(nic: &Arc<Nic>, address: &str) -> Result<(), Failed> {
     let channel = meet(nic, address)?;
     let mem = HostMem::anonymous(BYTES)?;
     let own = registered(nic, &mem)?;
-    ensure(own.way() == Way::Host && own.why_not_better().is_empty(), || format!("{own:?}"))?;
+    ensure(own.way() == MemoryRoute::Host && own.why_not_better().is_empty(), || format!("{own:?}"))?;
     let whole = own.remote(0, BYTES as u64)?;
     let start = Instant::now();
     told(&channel, b'p', &whole, 1)?;
@@ -198,7 +199,7 @@ fn ragged(nic: &Arc<Nic>, address: &str) -> Result<(), Failed> {
 fn kept(nic: &Arc<Nic>, address: &str) -> Result<(), Failed> {
     let channel = meet(nic, address)?;
     let mem = HostMem::anonymous(BYTES)?;
-    let memory: Memory = Arc::new(mem.clone());
+    let memory: MemoryRef = Arc::new(mem.clone());
     let before = nic.account();
     for seed in 0..3 {
         let held = nic.cached_whole(&memory)?;
@@ -217,8 +218,8 @@ fn refused(nic: &Arc<Nic>, address: &str) -> Result<(), Failed> {
         let own = registered(nic, &mem)?;
         let good = own.remote(0, 4096)?;
         let bad = match wrong {
-            Wrong::Key => Remote { rkey: good.rkey ^ 0x5500, ..good },
-            Wrong::Beyond => Remote { addr: good.addr + 4097, len: 4096, ..good },
+            Wrong::Key => RemoteMemory { rkey: good.rkey ^ 0x5500, ..good },
+            Wrong::Beyond => RemoteMemory { addr: good.addr + 4097, len: 4096, ..good },
         };
         say(&channel, &order(b'p', &bad, 1))?;
         let start = Instant::now();
@@ -234,7 +235,7 @@ fn refused(nic: &Arc<Nic>, address: &str) -> Result<(), Failed> {
 }
 
 /// Has the far side try what has to fail, and looks that it has broken the connection and done nothing.
-fn in_vain(channel: &Channel, what: u8, to: &Remote, mem: &HostMem) -> Result<(), Failed> {
+fn in_vain(channel: &Channel, what: u8, to: &RemoteMemory, mem: &HostMem) -> Result<(), Failed> {
     let before = mem.to_vec(0, mem.len())?;
     say(channel, &order(what, to, 5))?;
     let answer = hear(channel);
@@ -332,7 +333,7 @@ fn bounce(nic: &Arc<Nic>, address: &str, bar: &str) -> Result<(), Failed> {
     let whole = onehop_pci::bar_memory(&Root::here(), bar.parse()?, None)?;
     let exported = Udmabuf::new(BYTES)?;
     let buf = exported.export(exported.memory())?.fd;
-    let memory: Memory = Arc::new(OnDevice { bar: whole.slice(0..BYTES)?, buf: Some(buf) });
+    let memory: MemoryRef = Arc::new(OnDevice { bar: whole.slice(0..BYTES)?, buf: Some(buf) });
     let refused = nic.register(&memory, Access::Exposed);
     let Err(Error::NotRegistered { refusals, .. }) = refused else {
         return Err(Failed(format!("it was registered, or failed otherwise: {refused:?}")));
@@ -340,8 +341,8 @@ fn bounce(nic: &Arc<Nic>, address: &str, bar: &str) -> Result<(), Failed> {
     for one in &refusals {
         println!("    {}: {}", one.way.name(), one.why);
     }
-    let ways: Vec<Way> = refusals.iter().map(|one| one.way).collect();
-    ensure(ways == [Way::DmaBuf, Way::Peermem], || format!("{ways:?}"))?;
+    let ways: Vec<MemoryRoute> = refusals.iter().map(|one| one.way).collect();
+    ensure(ways == [MemoryRoute::DmaBuf, MemoryRoute::Peermem], || format!("{ways:?}"))?;
     ensure(refusals[0].why.contains("ibv_reg_dmabuf_mr"), || "the dma-buf was not tried".into())?;
     ensure(refusals[1].why.contains("modprobe nvidia-peermem"), || "nothing is advised".into())?;
 

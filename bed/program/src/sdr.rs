@@ -11,7 +11,7 @@ use onehop_gpu::{Emulated, Gpu};
 use onehop_os::{HostMem, Udmabuf};
 use onehop_pci::Root;
 use onehop_radio::{Format, Shape};
-use onehop_sdr::{BoardName, Receiver, Route, RxOptions, Session};
+use onehop_sdr::{BoardName, Receiver, RxOptions, SampleRoute, Session};
 
 use crate::report::{Failed, check, ensure};
 
@@ -58,16 +58,16 @@ fn session(board: &str) -> Result<Arc<Session>, Failed> {
 }
 
 /// A GPU with this memory, and the way that samples have to go.
-fn gpu(memory: &str) -> Result<(Arc<dyn Gpu>, Route), Failed> {
+fn gpu(memory: &str) -> Result<(Arc<dyn Gpu>, SampleRoute), Failed> {
     if memory == "host" {
-        return Ok((Arc::new(Emulated::new()), Route::Pinned));
+        return Ok((Arc::new(Emulated::new()), SampleRoute::Pinned));
     }
     if memory == "udmabuf" {
-        return Ok((Arc::new(Emulated::with_exported(Udmabuf::new(EXPORTED)?)), Route::Direct));
+        return Ok((Arc::new(Emulated::with_exported(Udmabuf::new(EXPORTED)?)), SampleRoute::Direct));
     }
     let (memory, whole) = target(memory)?;
     let own = if memory.len() == WHOLE { memory.slice(GUARD..GUARD + TARGET)? } else { whole };
-    Ok((Arc::new(Emulated::with_vram(own)), Route::Direct))
+    Ok((Arc::new(Emulated::with_vram(own)), SampleRoute::Direct))
 }
 
 /// Memory that outlives whoever lets a board write there: as much of it as the tests look at, and all of it.
@@ -90,7 +90,7 @@ fn shape(session: &Session, bytes: u32) -> Result<Shape, Failed> {
     shape.map_err(|broken| Failed(broken.to_string()))
 }
 
-fn options(shape: Shape, route: Route) -> RxOptions {
+fn options(shape: Shape, route: SampleRoute) -> RxOptions {
     RxOptions { shape, only: Some(route), self_test: Some(PATIENCE) }
 }
 
@@ -268,7 +268,7 @@ fn shapes(board: &str) -> Result<(), Failed> {
             ),
             || {
                 let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
-                let no = refusal(Receiver::open(&session, &gpu, &options(shape, Route::Pinned)))?;
+                let no = refusal(Receiver::open(&session, &gpu, &options(shape, SampleRoute::Pinned)))?;
                 ensure(no.contains(&format!("({rule}")), || format!("it is refused as: {no}"))
             },
         );

@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use onehop_bench::{Controller, GpuBench, Mode, PeerKernel, PeerPlan, QueueRun, RingsAt, median};
+use onehop_bench::{Controller, GpuBench, PeerKernel, PeerPlan, QueueMode, QueueRun, RingsAt, median};
 use onehop_gpu::cuda::{Arg, Code, Cuda, CudaGpu, Shape, Started};
 use serde_json::{Value, json};
 
@@ -146,13 +146,13 @@ fn window(args: &Args) -> u32 {
 
 /// Our settings for the same queues: each mode with the window that it is made for, and with theirs.
 fn ours(args: &Args) -> Vec<Ours> {
-    let shared = Mode::Shared(args.queues * args.threads);
+    let shared = QueueMode::Shared(args.queues * args.threads);
     let equal = window(args);
     let settings = match args.threads {
-        1 => vec![("owner", Mode::Owner, 1)],
+        1 => vec![("owner", QueueMode::Owner, 1)],
         _ => vec![
-            ("owner", Mode::Owner, DEPTH),
-            ("owner, equal window", Mode::Owner, equal),
+            ("owner", QueueMode::Owner, DEPTH),
+            ("owner, equal window", QueueMode::Owner, equal),
             ("shared", shared, SHARED_DEPTH),
             ("shared, equal window", shared, equal),
         ],

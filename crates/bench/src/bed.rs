@@ -57,7 +57,7 @@ pub(crate) enum Serving {
 }
 
 /// How a controller is to run.
-pub(crate) struct Run<'a> {
+pub(crate) struct ControllerRun<'a> {
     pub(crate) gpu: &'a CudaGpu,
     pub(crate) code: &'a RigCode,
     /// Of [`onehop_controller::layout::flag`].
@@ -66,7 +66,7 @@ pub(crate) struct Run<'a> {
 }
 
 /// What a bed is to hold.
-pub(crate) struct Size {
+pub(crate) struct BedSize {
     pub(crate) queues: u32,
     /// Of each ring.
     pub(crate) entries: u32,
@@ -100,7 +100,7 @@ pub(crate) struct Bed {
 }
 
 impl Bed {
-    pub(crate) fn new(gpu: &CudaGpu, size: &Size) -> Result<Self> {
+    pub(crate) fn new(gpu: &CudaGpu, size: &BedSize) -> Result<Self> {
         let (count, entries) = (size.queues as usize, size.entries);
         let sq_bytes = (entries as usize * Sqe::BYTES).next_multiple_of(PAGE);
         let cq_bytes = (entries as usize * Cqe::BYTES).next_multiple_of(PAGE);
@@ -167,7 +167,7 @@ impl Bed {
     }
 
     /// Starts the controller.
-    pub(crate) fn start(&self, who: Controller, run: &Run<'_>) -> Result<Serving> {
+    pub(crate) fn start(&self, who: Controller, run: &ControllerRun<'_>) -> Result<Serving> {
         self.reports.fill(0, self.reports.len(), 0)?;
         match who {
             Controller::Gpu => self.start_on_gpu(run).map(Serving::Gpu),
@@ -175,7 +175,7 @@ impl Bed {
         }
     }
 
-    fn start_on_cpu(&self, run: &Run<'_>) -> Result<HostControllers> {
+    fn start_on_cpu(&self, run: &ControllerRun<'_>) -> Result<HostControllers> {
         let (sqs, cqs) = (host_memory(&self.sqs)?, host_memory(&self.cqs)?);
         let doors = host_memory(&self.doors)?;
         let within = |at: GpuAddr, region: &Region| (at.0 - region.addr().0) as usize;
@@ -198,7 +198,7 @@ impl Bed {
         HostControllers::start(self.queues.iter().enumerate().map(pair).collect(), manner)
     }
 
-    fn start_on_gpu(&self, run: &Run<'_>) -> Result<Started> {
+    fn start_on_gpu(&self, run: &ControllerRun<'_>) -> Result<Started> {
         for (i, queue) in self.queues.iter().enumerate() {
             let pair = Pair {
                 sq: queue.sq,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::results::{IoType, Measured, Results, Row};
+use crate::results::{IoType, Measured, Results, SweepRow};
 
 /// A difference below this share is none, however quiet both runs were.
 const LEAST: f64 = 0.02;
@@ -14,7 +14,7 @@ const REPEATS: usize = 3;
 /// How a row has changed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Verdict {
+pub enum ChangeVerdict {
     /// The second run is slower, by more than the noise.
     Slower,
     /// The second run is faster, by more than the noise.
@@ -29,7 +29,7 @@ pub enum Verdict {
     New,
 }
 
-impl Verdict {
+impl ChangeVerdict {
     /// Its word.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -46,7 +46,7 @@ impl Verdict {
 
 /// A row of both runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Change {
+pub struct RowChange {
     /// The route.
     pub route: String,
     /// What was done.
@@ -67,7 +67,7 @@ pub struct Change {
     /// How large a change has to be to count.
     pub noise: Option<f64>,
     /// What that means.
-    pub verdict: Verdict,
+    pub verdict: ChangeVerdict,
 }
 
 /// Two runs side by side.
@@ -76,19 +76,19 @@ pub struct Comparison {
     /// In what the two differ besides their figures.
     pub differ: Vec<String>,
     /// The rows that either has figures for.
-    pub changes: Vec<Change>,
+    pub changes: Vec<RowChange>,
 }
 
-type Key<'a> = (&'a str, IoType, u64, u32, u32);
+type RowKey<'a> = (&'a str, IoType, u64, u32, u32);
 
-fn key(row: &Row) -> Key<'_> {
+fn key(row: &SweepRow) -> RowKey<'_> {
     (&row.route, row.io, row.block, row.depth, row.threads)
 }
 
 /// Holds two runs against each other.
 #[must_use]
 pub fn compare(before: &Results, after: &Results) -> Comparison {
-    let mut rows: BTreeMap<Key<'_>, [Option<&Measured>; 2]> = BTreeMap::new();
+    let mut rows: BTreeMap<RowKey<'_>, [Option<&Measured>; 2]> = BTreeMap::new();
     for (which, results) in [before, after].into_iter().enumerate() {
         for row in &results.rows {
             if let Some(measured) = &row.result {
@@ -100,7 +100,10 @@ pub fn compare(before: &Results, after: &Results) -> Comparison {
     Comparison { differ: differ(before, after), changes }
 }
 
-fn change((route, io, block, depth, threads): Key<'_>, [before, after]: [Option<&Measured>; 2]) -> Change {
+fn change(
+    (route, io, block, depth, threads): RowKey<'_>,
+    [before, after]: [Option<&Measured>; 2],
+) -> RowChange {
     let (mut change, mut noise) = (None, None);
     let verdict = match (before, after) {
         (Some(before), Some(after)) => {
@@ -110,18 +113,18 @@ fn change((route, io, block, depth, threads): Key<'_>, [before, after]: [Option<
             (change, noise) = (Some(moved), Some(needed));
             let few = before.gbps_each.len().min(after.gbps_each.len()) < REPEATS;
             match moved {
-                _ if few => Verdict::Unsure,
-                moved if moved > needed => Verdict::Faster,
-                moved if moved < -needed => Verdict::Slower,
-                _ => Verdict::Same,
+                _ if few => ChangeVerdict::Unsure,
+                moved if moved > needed => ChangeVerdict::Faster,
+                moved if moved < -needed => ChangeVerdict::Slower,
+                _ => ChangeVerdict::Same,
             }
         }
-        (Some(_), None) => Verdict::Gone,
-        _ => Verdict::New,
+        (Some(_), None) => ChangeVerdict::Gone,
+        _ => ChangeVerdict::New,
     };
     let gbps = |measured: Option<&Measured>| measured.map(|measured| measured.gbps);
     let (before, after) = (gbps(before), gbps(after));
-    Change { route: route.into(), io, block, depth, threads, before, after, change, noise, verdict }
+    RowChange { route: route.into(), io, block, depth, threads, before, after, change, noise, verdict }
 }
 
 fn differ(before: &Results, after: &Results) -> Vec<String> {
@@ -153,25 +156,25 @@ mod tests {
         after.gpu = "another".into();
         let found = compare(&before, &after);
         let verdict = |depth: u32, route: &str| {
-            let same = |change: &&Change| change.depth == depth && change.route == route;
+            let same = |change: &&RowChange| change.depth == depth && change.route == route;
             found.changes.iter().find(same).map(|change| change.verdict)
         };
         assert_eq!(
             verdict(1, "cpu/direct"),
-            Some(Verdict::Same),
+            Some(ChangeVerdict::Same),
             "0.15 more, and both spread by 0.1 and 0.05"
         );
-        assert_eq!(verdict(2, "cpu/direct"), Some(Verdict::Same), "less than two hundredths");
-        assert_eq!(verdict(3, "cpu/direct"), Some(Verdict::Slower));
-        assert_eq!(verdict(4, "cpu/direct"), Some(Verdict::Unsure));
-        assert_eq!(verdict(5, "cpu/direct"), Some(Verdict::Gone));
-        assert_eq!(verdict(5, "gpu/posted"), Some(Verdict::New));
+        assert_eq!(verdict(2, "cpu/direct"), Some(ChangeVerdict::Same), "less than two hundredths");
+        assert_eq!(verdict(3, "cpu/direct"), Some(ChangeVerdict::Slower));
+        assert_eq!(verdict(4, "cpu/direct"), Some(ChangeVerdict::Unsure));
+        assert_eq!(verdict(5, "cpu/direct"), Some(ChangeVerdict::Gone));
+        assert_eq!(verdict(5, "gpu/posted"), Some(ChangeVerdict::New));
         assert_eq!(found.differ, ["GPU: emu, then another"]);
         assert!(
             compare(&after, &after)
                 .changes
                 .iter()
-                .all(|c| matches!(c.verdict, Verdict::Same | Verdict::Unsure))
+                .all(|c| matches!(c.verdict, ChangeVerdict::Same | ChangeVerdict::Unsure))
         );
     }
 }

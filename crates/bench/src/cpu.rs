@@ -7,7 +7,7 @@ use onehop_drive::{Buffer, Drive, Io, IoQueue, Namespace, Op, Options};
 use onehop_os::{ControllerBackend, cycles};
 
 use crate::stats::{Clock, Quantiles, median};
-use crate::{Error, Result, Row};
+use crate::{Error, QueueCost, Result};
 
 /// The drive that queue costs are measured against: the null controller, run within the doorbell write.
 pub const NULL_DRIVE: &str = "mem:64M?null=1&workers=0&mqes=4095";
@@ -32,7 +32,7 @@ pub struct CpuQueue {
 }
 
 /// What a batch took, in cycles for each command.
-struct Batch {
+struct BatchCycles {
     submit: f64,
     complete: f64,
 }
@@ -86,7 +86,7 @@ impl CpuQueue {
         Io::new(Op::Read, lba, self.blocks, &self.buffer, u64::from(i) * bytes)
     }
 
-    fn timed(&self, tokens: &mut VecDeque<onehop_drive::Token>) -> Result<Batch> {
+    fn timed(&self, tokens: &mut VecDeque<onehop_drive::Token>) -> Result<BatchCycles> {
         let start = cycles();
         let mut batch = self.queue.batch()?;
         for i in 0..self.depth {
@@ -112,7 +112,7 @@ impl CpuQueue {
         let done = cycles();
         let count = f64::from(self.depth);
         failed.map_or(
-            Ok(Batch {
+            Ok(BatchCycles {
                 submit: (submitted - start) as f64 / count,
                 complete: (done - submitted) as f64 / count,
             }),
@@ -124,7 +124,7 @@ impl CpuQueue {
     ///
     /// # Errors
     /// When a command fails, or wrong data comes back from a drive that keeps data.
-    pub fn row(&self, clock: &Clock) -> Result<Row> {
+    pub fn row(&self, clock: &Clock) -> Result<QueueCost> {
         self.check_data()?;
         let mut tokens = VecDeque::with_capacity(self.depth as usize);
         let warm_up = Instant::now();
@@ -149,7 +149,7 @@ impl CpuQueue {
             completes.push(complete / batches as f64);
         }
         let iops = median(&mut rates);
-        Ok(Row {
+        Ok(QueueCost {
             side: "cpu",
             mode: "owner",
             queues: 1,

@@ -12,10 +12,10 @@ use onehop_proto::Status;
 use onehop_proto::kernel::{Exit, ItemOutcome, MAX_WINDOW, scratch_bytes};
 use onehop_proto::queue::SharedLayout;
 
-use crate::bed::{Bed, Controller, LINE, NSID, RingsAt, Run, Size, wrong};
+use crate::bed::{Bed, BedSize, Controller, ControllerRun, LINE, NSID, RingsAt, wrong};
 use crate::stats::median;
 use crate::times::{self, Times};
-use crate::{Error, Result, Row};
+use crate::{Error, QueueCost, Result};
 
 /// How long anything here may take.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
@@ -32,7 +32,7 @@ const LEAST_ENTRIES: u32 = 16;
 
 /// How the GPU's threads use the queues.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Mode {
+pub enum QueueMode {
     /// A warp for each queue.
     Owner,
     /// So many threads on one queue.
@@ -43,7 +43,7 @@ pub enum Mode {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueueRun {
     /// How threads use the queues.
-    pub mode: Mode,
+    pub mode: QueueMode,
     /// How many queues.
     pub queues: u32,
     /// Commands in flight on each.
@@ -59,8 +59,8 @@ pub struct QueueRun {
 }
 
 impl QueueRun {
-    fn size(&self) -> Result<Size> {
-        let shared = matches!(self.mode, Mode::Shared(_));
+    fn size(&self) -> Result<BedSize> {
+        let shared = matches!(self.mode, QueueMode::Shared(_));
         let mut entries = self.depth.saturating_add(1).max(LEAST_ENTRIES);
         if shared {
             entries = entries.next_power_of_two();
@@ -76,21 +76,21 @@ impl QueueRun {
         };
         let Self { queues, depth: window, commands, rings, .. } = *self;
         let times = times::bytes(commands, self.warps());
-        Ok(Size { queues, entries, window, control: control as usize, commands, rings, times })
+        Ok(BedSize { queues, entries, window, control: control as usize, commands, rings, times })
     }
 
     /// How many warps drive the queues.
     fn warps(&self) -> u32 {
         match self.mode {
-            Mode::Owner => self.queues,
-            Mode::Shared(threads) => threads.div_ceil(WARP),
+            QueueMode::Owner => self.queues,
+            QueueMode::Shared(threads) => threads.div_ceil(WARP),
         }
     }
 
     fn launch(&self, bed: &Bed) -> Launch {
         match self.mode {
-            Mode::Owner => Launch::Owner(bed.queues.clone()),
-            Mode::Shared(threads) => Launch::Shared(bed.queues.clone(), threads),
+            QueueMode::Owner => Launch::Owner(bed.queues.clone()),
+            QueueMode::Shared(threads) => Launch::Shared(bed.queues.clone(), threads),
         }
     }
 }
@@ -140,24 +140,24 @@ impl GpuBench {
         Ok(bed.reports()?.iter().map(rate).sum())
     }
 
-    pub(crate) fn run(&self, flags: u32, limit: Duration) -> Run<'_> {
-        Run { gpu: &self.gpu, code: &self.code, flags, limit }
+    pub(crate) fn run(&self, flags: u32, limit: Duration) -> ControllerRun<'_> {
+        ControllerRun { gpu: &self.gpu, code: &self.code, flags, limit }
     }
 
     /// Measures a plan.
     ///
     /// # Errors
     /// When the GPU fails, or anything comes out other than it should.
-    pub fn row(&self, plan: &QueueRun) -> Result<Row> {
+    pub fn row(&self, plan: &QueueRun) -> Result<QueueCost> {
         let ceiling = self.ceiling(plan)?;
         let (mut rates, regs) = self.rates(plan, LAUNCHES)?;
         let iops = median(&mut rates);
         let (timed, times) = self.times(plan, 1)?;
         let (mode, threads) = match plan.mode {
-            Mode::Owner => ("owner", 32),
-            Mode::Shared(threads) => ("shared", threads),
+            QueueMode::Owner => ("owner", 32),
+            QueueMode::Shared(threads) => ("shared", threads),
         };
-        Ok(Row {
+        Ok(QueueCost {
             side: "gpu",
             mode,
             queues: plan.queues,

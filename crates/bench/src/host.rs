@@ -46,7 +46,7 @@ pub(crate) struct Manner {
 }
 
 /// What the controller of one queue saw.
-pub(crate) struct Served {
+pub(crate) struct ServedQueue {
     pub(crate) index: usize,
     pub(crate) report: Report,
     /// The first rule that it found broken.
@@ -56,16 +56,16 @@ pub(crate) struct Served {
 /// The running threads.
 pub(crate) struct HostControllers {
     stop: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<Result<Vec<Served>>>>,
+    threads: Vec<JoinHandle<Result<Vec<ServedQueue>>>>,
 }
 
 impl HostControllers {
     /// Starts as many threads as there are processors, or queues where those are fewer.
     pub(crate) fn start(pairs: Vec<HostPair>, manner: Manner) -> Result<Self> {
         let count = std::thread::available_parallelism().map_or(1, usize::from).min(pairs.len()).max(1);
-        let mut shares: Vec<Vec<Server>> = (0..count).map(|_| Vec::new()).collect();
+        let mut shares: Vec<Vec<PairServer>> = (0..count).map(|_| Vec::new()).collect();
         for (index, pair) in pairs.into_iter().enumerate() {
-            shares[index % count].push(Server::new(index, pair, manner.reverse));
+            shares[index % count].push(PairServer::new(index, pair, manner.reverse));
         }
         let stop = Arc::new(AtomicBool::new(false));
         let mut running = Self { stop: stop.clone(), threads: Vec::new() };
@@ -81,7 +81,7 @@ impl HostControllers {
     }
 
     /// Waits for their end, which comes at once if they are to stop, or with their limit.
-    pub(crate) fn join(mut self, stop: bool) -> Result<Vec<Served>> {
+    pub(crate) fn join(mut self, stop: bool) -> Result<Vec<ServedQueue>> {
         self.stop.fetch_or(stop, Ordering::Relaxed);
         let mut all = Vec::new();
         for thread in self.threads.drain(..) {
@@ -100,7 +100,7 @@ impl Drop for HostControllers {
     }
 }
 
-fn serve(mut share: Vec<Server>, manner: Manner, stop: &AtomicBool) -> Result<Vec<Served>> {
+fn serve(mut share: Vec<PairServer>, manner: Manner, stop: &AtomicBool) -> Result<Vec<ServedQueue>> {
     let start = Instant::now();
     let mut turns = 0_u32;
     while !stop.load(Ordering::Relaxed) {
@@ -117,7 +117,7 @@ fn serve(mut share: Vec<Server>, manner: Manner, stop: &AtomicBool) -> Result<Ve
 }
 
 /// One queue pair, and how far it has come.
-struct Server {
+struct PairServer {
     index: usize,
     pair: HostPair,
     reverse: bool,
@@ -128,7 +128,7 @@ struct Server {
     first: Option<Violation>,
 }
 
-impl Server {
+impl PairServer {
     fn new(index: usize, pair: HostPair, reverse: bool) -> Self {
         let (report, first) = (Report::default(), None);
         Self { index, pair, reverse, head: 0, cq_tail: 0, phase: true, report, first }
@@ -224,10 +224,10 @@ impl Server {
         self.first = self.first.or(Some(Violation { rule: rule as u32, cid: u32::MAX, detail }));
     }
 
-    fn end(mut self, elapsed: u64) -> Served {
+    fn end(mut self, elapsed: u64) -> ServedQueue {
         self.report.completions = self.report.commands;
         self.report.elapsed = elapsed;
-        Served { index: self.index, report: self.report, first: self.first }
+        ServedQueue { index: self.index, report: self.report, first: self.first }
     }
 }
 
@@ -263,7 +263,7 @@ mod tests {
             Self { memory: HostMem::anonymous(8192).unwrap(), doors: HostMem::anonymous(4096).unwrap() }
         }
 
-        fn server(&self, reverse: bool) -> Server {
+        fn server(&self, reverse: bool) -> PairServer {
             let (memory, doors) = (self.memory.clone(), self.doors.clone());
             let pair = HostPair {
                 sqs: memory.clone(),
@@ -276,7 +276,7 @@ mod tests {
                 entries: ENTRIES,
                 sqid: 3,
             };
-            Server::new(0, pair, reverse)
+            PairServer::new(0, pair, reverse)
         }
 
         fn submit(&self, slot: u32, cid: u16) {

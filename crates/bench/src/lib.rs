@@ -20,7 +20,7 @@ mod times;
 
 pub use bed::{Controller, RingsAt};
 pub use cpu::{CpuQueue, NULL_DRIVE, ceiling};
-pub use gpu::{GpuBench, Mode, QueueRun};
+pub use gpu::{GpuBench, QueueMode, QueueRun};
 pub use peer::{PeerKernel, PeerPlan, PeerRun};
 pub use stats::{BEYOND, Clock, Quantiles, median};
 
@@ -96,7 +96,7 @@ pub enum Error {
 
 /// One row of a table of queue costs.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub struct QueueCost {
     /// Who drives the queue: `cpu` or `gpu`.
     pub side: &'static str,
     /// How: `owner` or `shared`.

@@ -10,7 +10,7 @@ use onehop_controller::layout::flag;
 use onehop_gpu::cuda::{Arg, Shape, Started};
 use onehop_gpu::{Gpu, Place, Region};
 
-use crate::bed::{Bed, Controller, NSID, RingsAt, Size, wrong};
+use crate::bed::{Bed, BedSize, Controller, NSID, RingsAt, wrong};
 use crate::gpu::{GpuBench, LIMIT};
 use crate::{Error, Result};
 
@@ -87,7 +87,7 @@ impl PeerPlan {
         self.queues.saturating_mul(self.threads)
     }
 
-    fn size(&self) -> Result<Size> {
+    fn size(&self) -> Result<BedSize> {
         let all = self.all_threads();
         let fits = (1..=MOST_THREADS).contains(&self.block) && all > 0 && all.is_multiple_of(self.block);
         let fits = fits && (2..=MOST_ENTRIES).contains(&self.entries);
@@ -99,7 +99,7 @@ impl PeerPlan {
             )));
         }
         let Self { queues, entries, commands, rings, space: control, .. } = *self;
-        Ok(Size { queues, entries, window: entries - 1, control, commands, rings, times: 0 })
+        Ok(BedSize { queues, entries, window: entries - 1, control, commands, rings, times: 0 })
     }
 }
 

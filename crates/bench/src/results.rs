@@ -94,7 +94,7 @@ impl IoType {
 
 /// A limit, which no row can exceed, or a reference, which was measured beside and may be exceeded.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Limit {
+pub struct RateLimit {
     /// What it is.
     pub what: String,
     /// 10^9 bytes in a second.
@@ -103,7 +103,7 @@ pub struct Limit {
     pub hard: bool,
 }
 
-impl Limit {
+impl RateLimit {
     /// What it is called: a limit only where nothing can exceed it.
     #[must_use]
     pub fn kind(&self) -> &'static str {
@@ -151,7 +151,7 @@ pub struct Measured {
     /// Processor time of this process for a byte, in nanoseconds; simulated parts run in it too.
     pub cpu_ns_per_byte: f64,
     /// The limit or reference that it is compared with.
-    pub limit: Option<Limit>,
+    pub limit: Option<RateLimit>,
     /// How much of that was reached; of a reference it may be more than all.
     pub of_limit: Option<f64>,
     /// Whether every byte of the last pass of every repeat was compared and was right. Rows with wrong bytes have no figures.
@@ -209,7 +209,7 @@ impl Measured {
 
 /// A row: one route, one way of asking.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Row {
+pub struct SweepRow {
     /// The route.
     pub route: String,
     /// What was done.
@@ -260,9 +260,9 @@ pub struct Results {
     /// Which of `drive` and `gpu` were models.
     pub simulated: Vec<String>,
     /// What rows are held against.
-    pub limits: Vec<Limit>,
+    pub limits: Vec<RateLimit>,
     /// The rows, in the order in which they were measured.
-    pub rows: Vec<Row>,
+    pub rows: Vec<SweepRow>,
 }
 
 impl Results {
@@ -280,13 +280,13 @@ impl Results {
     pub fn parse(bytes: &[u8]) -> Result<Self, ResultsError> {
         /// Looked at first, so that another version is told from a file of somebody else.
         #[derive(Deserialize)]
-        struct Head {
+        struct ResultsHead {
             onehop_bench_sweep: u32,
         }
         if bytes.len() as u64 > MOST_BYTES {
             return Err(ResultsError::TooLong { bytes: bytes.len() as u64 });
         }
-        let head: Head = serde_json::from_slice(bytes)?;
+        let head: ResultsHead = serde_json::from_slice(bytes)?;
         if head.onehop_bench_sweep != VERSION {
             return Err(ResultsError::Version { found: head.onehop_bench_sweep });
         }
@@ -336,11 +336,11 @@ pub(crate) mod tests {
                 latency_samples: 1234,
                 latency_apart: false,
                 cpu_ns_per_byte: 0.5,
-                limit: Some(Limit { what: "a link".into(), gbps: 10.0, hard: true }),
+                limit: Some(RateLimit { what: "a link".into(), gbps: 10.0, hard: true }),
                 of_limit: Some(gbps / 10.0),
                 verified: true,
             };
-            results.rows.push(Row {
+            results.rows.push(SweepRow {
                 route: "cpu/direct".into(),
                 io: IoType::Read,
                 xfer_type: "GPUD".into(),

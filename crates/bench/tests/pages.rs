@@ -4,9 +4,9 @@
 #[path = "common/page.rs"]
 mod page;
 
-use onehop_bench::Row as QueueFigures;
-use onehop_bench::page::{LoadRow, Loads, QueueRow, Queues, load_page, queue_page, sweep_page};
-use onehop_bench::results::{IoType, Limit, Machine, Measured, Results, Row};
+use onehop_bench::QueueCost as QueueFigures;
+use onehop_bench::page::{LoadRow, Loads, QueuePage, QueueRow, load_page, queue_page, sweep_page};
+use onehop_bench::results::{IoType, Machine, Measured, RateLimit, Results, SweepRow};
 
 /// Width of a letter of a chart's font, 11.5 pixels high, about.
 const LETTER: f64 = 5.9;
@@ -28,7 +28,7 @@ fn measured(block: u64, gbps: f64, limit: f64) -> Measured {
         latency_samples: 123_456,
         latency_apart: block == 512,
         cpu_ns_per_byte: 0.3,
-        limit: Some(Limit {
+        limit: Some(RateLimit {
             what: "the drive's link, Gen4 x4, by sysfs & friends".into(),
             gbps: limit,
             hard: true,
@@ -49,7 +49,7 @@ fn sweep(most: f64) -> Results {
             for step in 0..8 {
                 let block = 512 << (step * 2);
                 let gbps = most * f64::from(step + 1) / 8.0 * (1.0 - nth as f64 / 20.0);
-                results.rows.push(Row {
+                results.rows.push(SweepRow {
                     route: (*route).into(),
                     io,
                     xfer_type: "GPUD".into(),
@@ -110,7 +110,10 @@ fn queues_and_loads_are_well_formed() {
         );
     }
     let machine = Machine::default();
-    page::check(&queue_page(&Queues { machine: &machine, facts: Vec::new(), rows: &rows }).to_html(), LETTER);
+    page::check(
+        &queue_page(&QueuePage { machine: &machine, facts: Vec::new(), rows: &rows }).to_html(),
+        LETTER,
+    );
     for count in [1, 5, 17, 1000] {
         let load = |i: usize| LoadRow {
             gbps: 40.0 + (i % 7) as f64,

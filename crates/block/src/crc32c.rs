@@ -73,14 +73,14 @@ impl Sum {
 
 /// A range of GPU memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Range {
+pub struct GpuRange {
     /// Its address.
     pub at: GpuAddr,
     /// Its length.
     pub bytes: u64,
 }
 
-impl Range {
+impl GpuRange {
     /// Number of chunks; zero for an empty range.
     #[must_use]
     pub const fn pieces(&self) -> u64 {
@@ -287,7 +287,7 @@ mod tests {
     use super::*;
 
     /// Memory from address 0 on; runs a block's threads in turn.
-    struct Model<'a> {
+    struct BlockModel<'a> {
         memory: &'a [u8],
         tables: &'a [u32],
         out: &'a RefCell<Vec<u32>>,
@@ -298,7 +298,7 @@ mod tests {
 
     const TABLES: u64 = 1 << 40;
 
-    impl Block for Model<'_> {
+    impl Block for BlockModel<'_> {
         fn number(&self) -> u32 {
             self.number
         }
@@ -336,7 +336,7 @@ mod tests {
         }
     }
 
-    fn by_blocks(memory: &[u8], range: Range, count: u32) -> u32 {
+    fn by_blocks(memory: &[u8], range: GpuRange, count: u32) -> u32 {
         let mut words = Vec::new();
         tables(|word| words.push(word));
         assert_eq!(words.len(), TABLE_WORDS as usize);
@@ -344,7 +344,7 @@ mod tests {
         let out = RefCell::new(vec![0xdead_beef; job.pieces() as usize]);
         for number in 0..count {
             let local = vec![Cell::new(0x5555_5555); LOCAL_WORDS as usize];
-            sum(&Model { memory, tables: &words, out: &out, number, count, local }, &job);
+            sum(&BlockModel { memory, tables: &words, out: &out, number, count, local }, &job);
         }
         range.finish(out.into_inner())
     }
@@ -364,7 +364,7 @@ mod tests {
                 })
                 .collect();
             let want = ::crc32c::crc32c(&memory[at as usize..(at + bytes) as usize]);
-            prop_assert_eq!(by_blocks(&memory, Range { at: GpuAddr(at), bytes }, count), want);
+            prop_assert_eq!(by_blocks(&memory, GpuRange { at: GpuAddr(at), bytes }, count), want);
         }
     }
 
@@ -376,7 +376,7 @@ mod tests {
         {
             let want = ::crc32c::crc32c(&memory[at as usize..(at + bytes) as usize]);
             assert_eq!(
-                by_blocks(&memory, Range { at: GpuAddr(at), bytes }, 2),
+                by_blocks(&memory, GpuRange { at: GpuAddr(at), bytes }, 2),
                 want,
                 "{bytes} bytes at {at}"
             );

@@ -6,18 +6,18 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use onehop_os::{ControllerBackend, FunctionReset, HostMem, Interrupt, Mapper, Registers};
-use onehop_radio::{Limits, regs};
+use onehop_radio::{BoardLimits, regs};
 
 use crate::config::Iommu;
 use crate::mapper::BoardMapper;
 use crate::registers::BoardState;
 use crate::space::BoardBus;
-use crate::violation::{Book, Rule};
-use crate::{Config, Error, Reached, Result, Violation, engine};
+use crate::violation::{BoardRule, Book};
+use crate::{BoardConfig, BoardViolation, Error, Reached, Result, engine};
 
 /// Statistics of a board since it was created.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Stats {
+pub struct BoardStats {
     /// How often samples were started.
     pub starts: u64,
     /// Blocks that the converter produced, both written and lost.
@@ -49,7 +49,7 @@ pub struct Flow {
 type Listener = Box<dyn Fn(u16) + Send + Sync>;
 
 pub(crate) struct BoardInner {
-    pub config: Arc<Config>,
+    pub config: Arc<BoardConfig>,
     pub space: Arc<BoardBus>,
     pub book: Arc<Book>,
     state: Mutex<BoardState>,
@@ -102,7 +102,7 @@ impl Board {
     ///
     /// # Errors
     /// When its thread cannot be started.
-    pub fn new(config: Config) -> Result<Self> {
+    pub fn new(config: BoardConfig) -> Result<Self> {
         let config = Arc::new(config);
         let (space, book) = (BoardBus::new(config.p2p, config.mask_bits), Arc::<Book>::default());
         let mapper = Arc::new(BoardMapper::new(space.clone(), &config));
@@ -125,15 +125,15 @@ impl Board {
 
     /// Its configuration.
     #[must_use]
-    pub fn config(&self) -> &Config {
+    pub fn config(&self) -> &BoardConfig {
         &self.inner.config
     }
 
     /// Limits of its receiver.
     #[must_use]
-    pub fn limits(&self) -> Limits {
-        let Config { max_bytes, mask_bits, .. } = *self.inner.config;
-        Limits { max_bytes, mask_bits, ..Limits::USDR_RX }
+    pub fn limits(&self) -> BoardLimits {
+        let BoardConfig { max_bytes, mask_bits, .. } = *self.inner.config;
+        BoardLimits { max_bytes, mask_bits, ..BoardLimits::USDR_RX }
     }
 
     /// The backend for a driver.
@@ -179,18 +179,18 @@ impl Board {
     /// IOMMU, memory at the address of the GPU's BAR counts as GPU memory.
     #[must_use]
     pub fn reach(&self, at: u64, memory: HostMem) -> Option<Reached> {
-        let Config { iommu, bar, .. } = *self.inner.config;
+        let BoardConfig { iommu, bar, .. } = *self.inner.config;
         self.inner.space.add(vec![(at, memory)], iommu == Iommu::Off && at >= bar)
     }
 
     /// Records an access that does not cover whole registers, for callers that see accesses before the registers do.
     pub fn note_irregular_access(&self, offset: u64, bytes: usize) {
-        self.inner.book.note(Rule::Access, format!("{bytes} bytes at {offset:#x}"));
+        self.inner.book.note(BoardRule::Access, format!("{bytes} bytes at {offset:#x}"));
     }
 
     /// Its statistics.
     #[must_use]
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> BoardStats {
         self.inner.state().stats
     }
 
@@ -202,7 +202,7 @@ impl Board {
 
     /// The recorded violations.
     #[must_use]
-    pub fn violations(&self) -> Vec<Violation> {
+    pub fn violations(&self) -> Vec<BoardViolation> {
         self.inner.book.list()
     }
 
@@ -238,7 +238,7 @@ impl RegisterBar {
         if offset.is_multiple_of(4) && offset < regs::BAR_BYTES {
             return Some(offset / 4);
         }
-        self.0.book.note(Rule::Access, format!("a {what} at {offset:#x}"));
+        self.0.book.note(BoardRule::Access, format!("a {what} at {offset:#x}"));
         None
     }
 }

@@ -1,6 +1,6 @@
 //! Configuration of the board and its machine.
 
-use onehop_radio::Limits;
+use onehop_radio::BoardLimits;
 
 use crate::{Error, Result, Signal};
 
@@ -49,7 +49,7 @@ impl Missing {
         for range in list.split('+') {
             let (first, last) = range.split_once('-').unwrap_or((range, range));
             let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
-            if first > last || last >= Limits::USDR_RX.max_bursts {
+            if first > last || last >= BoardLimits::USDR_RX.max_bursts {
                 return None;
             }
             bursts |= u32::MAX << first & u32::MAX >> (31 - last);
@@ -60,7 +60,7 @@ impl Missing {
 
 /// A board and its machine.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Config {
+pub struct BoardConfig {
     /// PCI vendor ID.
     pub vendor: u16,
     /// PCI device ID.
@@ -92,7 +92,7 @@ pub struct Config {
     pub flr: bool,
 }
 
-impl Default for Config {
+impl Default for BoardConfig {
     fn default() -> Self {
         Self {
             vendor: 0x10ee,
@@ -116,7 +116,7 @@ impl Default for Config {
 const OPTIONS: &str =
     "rate, signal, freq, level, dc, patient, id, max, mask, time, missing, untold, iommu, bar, p2p, flr";
 
-impl Config {
+impl BoardConfig {
     /// Parses what follows `sim:`: the name `usdr`, and options behind a `?`, separated by `&`.
     ///
     /// # Errors
@@ -240,17 +240,18 @@ mod tests {
 
     #[test]
     fn options_are_read() {
-        let config =
-            Config::parse("usdr?rate=2.5M&signal=chirp&level=-6&p2p=writes&iommu=off&bar=low&id=10ee:7031")
-                .unwrap();
+        let config = BoardConfig::parse(
+            "usdr?rate=2.5M&signal=chirp&level=-6&p2p=writes&iommu=off&bar=low&id=10ee:7031",
+        )
+        .unwrap();
         assert_eq!((config.rate, config.signal.level, config.bar), (2.5e6, -6.0, 0xd000_0000));
         assert_eq!((config.p2p, config.iommu, config.device), (P2p::WritesOnly, Iommu::Off, 0x7031));
-        let config = Config::parse("usdr?missing=0+3-5@n=7&untold=1&time=0").unwrap();
+        let config = BoardConfig::parse("usdr?missing=0+3-5@n=7&untold=1&time=0").unwrap();
         assert_eq!(config.missing, Some(Missing { bursts: 0b11_1001, every: 7 }));
         assert!(config.untold && !config.reports_time);
-        let config = Config::parse("usdr?missing=0-31").unwrap();
+        let config = BoardConfig::parse("usdr?missing=0-31").unwrap();
         assert_eq!(config.missing, Some(Missing { bursts: u32::MAX, every: 1 }));
-        assert_eq!(Config::parse("").unwrap(), Config::default());
+        assert_eq!(BoardConfig::parse("").unwrap(), BoardConfig::default());
     }
 
     #[test]
@@ -270,7 +271,7 @@ mod tests {
             ("usdr?missing=5-3", "bursts"),
             ("usdr?missing=1@n=0", "bursts"),
         ] {
-            let error = Config::parse(text).unwrap_err().to_string();
+            let error = BoardConfig::parse(text).unwrap_err().to_string();
             assert!(error.contains(word), "{text}: {error}");
         }
     }

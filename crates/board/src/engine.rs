@@ -11,18 +11,18 @@ use crate::registers::{BlockResult, BoardState, Setup};
 use crate::signal::Generator;
 use crate::space::Missed;
 use crate::transmit::TxBuffer;
-use crate::violation::Rule;
+use crate::violation::BoardRule;
 
 /// Longest sleep: register accesses wake the thread.
 const IDLE: Duration = Duration::from_millis(100);
 
 impl Missed {
-    pub(crate) fn rule(self) -> Rule {
+    pub(crate) fn rule(self) -> BoardRule {
         match self {
-            Self::Unmapped => Rule::Unmapped,
-            Self::NoMaster => Rule::BusMaster,
-            Self::Mask => Rule::Mask,
-            Self::ReadOnly => Rule::ReadOnly,
+            Self::Unmapped => BoardRule::Unmapped,
+            Self::NoMaster => BoardRule::BusMaster,
+            Self::Mask => BoardRule::Mask,
+            Self::ReadOnly => BoardRule::ReadOnly,
         }
     }
 }

@@ -36,10 +36,10 @@ mod space;
 mod transmit;
 mod violation;
 
-pub use board::{Board, Flow, Stats};
-pub use config::{Config, Iommu, Missing, P2p};
+pub use board::{Board, BoardStats, Flow};
+pub use config::{BoardConfig, Iommu, Missing, P2p};
 pub use error::{Error, Result};
 pub use mapper::BoardMapper;
 pub use signal::Signal;
 pub use space::Reached;
-pub use violation::{Rule, Violation};
+pub use violation::{BoardRule, BoardViolation};

@@ -4,10 +4,10 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use onehop_os::{DmaMemory, Error, HostMem, Mapped, Mapper, Result, Run};
+use onehop_os::{BusRange, DmaMemory, Error, HostMem, Mapped, Mapper, Result};
 use onehop_proto::BusAddr;
 
-use crate::config::{Config, Iommu, P2p};
+use crate::config::{BoardConfig, Iommu, P2p};
 use crate::space::BoardBus;
 
 /// First address of an IOMMU, and of memory that a driver allocates.
@@ -30,7 +30,7 @@ pub struct BoardMapper {
 }
 
 impl BoardMapper {
-    pub(crate) fn new(space: Arc<BoardBus>, config: &Config) -> Self {
+    pub(crate) fn new(space: Arc<BoardBus>, config: &BoardConfig) -> Self {
         Self {
             space,
             iommu: config.iommu,
@@ -102,7 +102,8 @@ impl Mapper for BoardMapper {
             self.refuse("the simulated board writes through the CPU, which cannot access this GPU's memory")
         })?;
         let pieces = self.place(mem, peer)?;
-        let runs = pieces.iter().map(|(at, mem)| Run { addr: BusAddr(*at), len: mem.len() as u64 }).collect();
+        let runs =
+            pieces.iter().map(|(at, mem)| BusRange { addr: BusAddr(*at), len: mem.len() as u64 }).collect();
         let reached =
             self.space.add(pieces, peer).ok_or_else(|| self.refuse("its bus addresses are used up"))?;
         Ok(Mapped::new(runs, Box::new(reached)))

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use onehop_radio::event::{self, EventEntry};
-use onehop_radio::{BUFFERS, Format, Limits, Shape, regs};
+use onehop_radio::{BUFFERS, BoardLimits, Format, Shape, regs};
 
 use crate::space::BoardBus;
 use crate::transmit::Tx;
-use crate::violation::{Book, Rule};
-use crate::{Config, Flow, Stats};
+use crate::violation::{BoardRule, Book};
+use crate::{BoardConfig, BoardStats, Flow};
 
 /// The receiver's settings when it was started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,10 +54,10 @@ const FLOWS: usize = 64;
 
 /// The state behind the lock.
 pub(crate) struct BoardState {
-    pub config: Arc<Config>,
+    pub config: Arc<BoardConfig>,
     pub space: Arc<BoardBus>,
     pub book: Arc<Book>,
-    pub stats: Stats,
+    pub stats: BoardStats,
     pub flows: VecDeque<Flow>,
     index: u32,
     indexed: Vec<u32>,
@@ -76,12 +76,12 @@ pub(crate) struct BoardState {
 }
 
 impl BoardState {
-    pub(crate) fn new(config: Arc<Config>, space: Arc<BoardBus>, book: Arc<Book>) -> Self {
+    pub(crate) fn new(config: Arc<BoardConfig>, space: Arc<BoardBus>, book: Arc<Book>) -> Self {
         Self {
             config,
             space,
             book,
-            stats: Stats::default(),
+            stats: BoardStats::default(),
             flows: VecDeque::new(),
             index: 0,
             indexed: vec![0; regs::VIRTUAL_COUNT as usize],
@@ -108,7 +108,7 @@ impl BoardState {
         (self.rx.busy, self.tx) = (rx_busy, tx);
     }
 
-    fn breach(&self, rule: Rule, detail: impl Into<String>) {
+    fn breach(&self, rule: BoardRule, detail: impl Into<String>) {
         self.book.note(rule, detail);
     }
 
@@ -138,7 +138,7 @@ impl BoardState {
             regs::RX_CONFIRM => self.confirm(),
             regs::RX_CONTROL => self.rx_control(value),
             regs::INDEX if value >= regs::VIRTUAL_COUNT => {
-                self.breach(Rule::Index, format!("register {value:#x} of the indexed space"));
+                self.breach(BoardRule::Index, format!("register {value:#x} of the indexed space"));
             }
             regs::INDEX => self.index = value,
             regs::INDEX_DATA => self.write_indexed(value),
@@ -168,12 +168,12 @@ impl BoardState {
         let of_rx = register - regs::RX_BASE;
         let shapes = of_rx < 32 || matches!(of_rx, regs::BURST_WORDS_Z | regs::BURSTS_Z | regs::RX_LIMIT_Z);
         if self.rx.setup.is_some() && shapes {
-            self.breach(Rule::Running, format!("register {register:#x} written while samples flow"));
+            self.breach(BoardRule::Running, format!("register {register:#x} written while samples flow"));
         }
         let addresses = [regs::RX_BASE, regs::TX_BASE];
         let is_address = addresses.iter().any(|base| (*base..*base + BUFFERS).contains(&register));
         if is_address && !value.is_multiple_of(4096) {
-            self.breach(Rule::Alignment, format!("buffer register {register:#x} = {value:#x}"));
+            self.breach(BoardRule::Alignment, format!("buffer register {register:#x} = {value:#x}"));
         }
         self.indexed[self.index as usize] = value;
     }
@@ -190,7 +190,7 @@ impl BoardState {
                 self.rx.front = false;
                 self.stop();
             }
-            _ => self.breach(Rule::Shape, format!("front end command {value:#x}")),
+            _ => self.breach(BoardRule::Shape, format!("front end command {value:#x}")),
         }
     }
 
@@ -222,7 +222,7 @@ impl BoardState {
             return;
         }
         if self.page.is_none() || self.routed & 1 << event::RX == 0 {
-            return self.breach(Rule::Events, "samples are started without a page for their events");
+            return self.breach(BoardRule::Events, "samples are started without a page for their events");
         }
         match self.setup() {
             Ok(setup) => {
@@ -241,9 +241,9 @@ impl BoardState {
     }
 
     /// Checks the settings, and combines them.
-    fn setup(&self) -> Result<Setup, (Rule, String)> {
+    fn setup(&self) -> Result<Setup, (BoardRule, String)> {
         let (width, channels, words) = regs::front::format_parts(self.rx.format);
-        let wrong = |why: String| (Rule::Shape, why);
+        let wrong = |why: String| (BoardRule::Shape, why);
         let format =
             Format::of_width(width).ok_or_else(|| wrong(format!("samples of width code {width}")))?;
         if channels != regs::front::ONE_CHANNEL {
@@ -252,7 +252,7 @@ impl BoardState {
         let of_rx = |register: u32| self.indexed(regs::RX_BASE + register);
         let bursts = of_rx(regs::BURSTS_Z).saturating_add(1);
         let shape = Shape { format, burst_samples: self.rx.samples_z.saturating_add(1), bursts };
-        let limits = Limits { max_bytes: self.config.max_bytes, ..Limits::USDR_RX };
+        let limits = BoardLimits { max_bytes: self.config.max_bytes, ..BoardLimits::USDR_RX };
         if shape.burst_samples > limits.max_burst_samples || bursts > limits.max_bursts {
             return Err(wrong(format!("{bursts} bursts of {} samples", shape.burst_samples)));
         }
@@ -267,7 +267,7 @@ impl BoardState {
         let limit = of_rx(regs::RX_LIMIT_Z);
         if limit == 0 || shape.bytes() > limit.saturating_add(1) {
             return Err((
-                Rule::Limit,
+                BoardRule::Limit,
                 format!("blocks of {} bytes in buffers of {limit} + 1", shape.bytes()),
             ));
         }
@@ -281,7 +281,7 @@ impl BoardState {
     fn confirm(&mut self) {
         if self.rx.confirmed >= self.rx.filled {
             return self.breach(
-                Rule::Confirm,
+                BoardRule::Confirm,
                 format!("buffer {} was released without being filled", self.rx.confirmed),
             );
         }
@@ -294,8 +294,10 @@ impl BoardState {
         }
         let ahead = (u64::from(pointer >> 1) + 513 - (self.acked % 512)) % 512;
         if ahead > self.written - self.acked {
-            return self
-                .breach(Rule::Ack, format!("pointer {pointer:#x} with {} events written", self.written));
+            return self.breach(
+                BoardRule::Ack,
+                format!("pointer {pointer:#x} with {} events written", self.written),
+            );
         }
         self.acked += ahead;
     }
@@ -304,7 +306,8 @@ impl BoardState {
     pub(crate) fn tell(&mut self, what: u32, data: [u32; 3]) {
         let Some(page) = self.page.filter(|_| self.routed & 1 << what != 0) else { return };
         if self.written - self.acked >= u64::from(event::ENTRIES) {
-            return self.breach(Rule::EventOverrun, format!("{} events, {} read", self.written, self.acked));
+            return self
+                .breach(BoardRule::EventOverrun, format!("{} events, {} read", self.written, self.acked));
         }
         let EventEntry(words) = EventEntry::new((self.written % 512) as u32, what, data);
         let at = page + self.written % u64::from(event::ENTRIES) * event::ENTRY_BYTES as u64;

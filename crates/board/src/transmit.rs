@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use onehop_radio::{BUFFERS, Limits, event, regs};
+use onehop_radio::{BUFFERS, BoardLimits, event, regs};
 
 use crate::registers::BoardState;
-use crate::violation::Rule;
+use crate::violation::BoardRule;
 
 /// Number of transmitted bytes to keep.
 const KEPT: usize = 1 << 20;
@@ -69,13 +69,13 @@ impl BoardState {
     /// Submits a buffer.
     pub(crate) fn post(&mut self, time: u32) {
         let (samples, time) = regs::tx_parts(self.tx.entry, time);
-        let breach = |why: String| self.book.note(Rule::Transmit, why);
+        let breach = |why: String| self.book.note(BoardRule::Transmit, why);
         if self.tx.posted - self.tx.played >= u64::from(BUFFERS) {
             return breach(format!("buffer {} while all {BUFFERS} wait", self.tx.posted));
         }
         let bytes = samples * 4;
         let limit = self.indexed(regs::TX_BASE + regs::TX_LIMIT_Z);
-        if limit == 0 || bytes > limit.saturating_add(1).min(Limits::USDR_TX.max_bytes) {
+        if limit == 0 || bytes > limit.saturating_add(1).min(BoardLimits::USDR_TX.max_bytes) {
             return breach(format!("{bytes} bytes in buffers of {limit} + 1"));
         }
         let buffer = (self.tx.posted % u64::from(BUFFERS)) as u32;

@@ -10,15 +10,15 @@ macro_rules! rules {
         /// A rule of the board.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         #[non_exhaustive]
-        pub enum Rule {
+        pub enum BoardRule {
             $($(#[doc = $doc])* $rule,)*
         }
 
-        impl Rule {
+        impl BoardRule {
             /// Its short name.
             #[must_use]
             pub const fn name(self) -> &'static str {
-                match self { $(Rule::$rule => $name,)* }
+                match self { $(BoardRule::$rule => $name,)* }
             }
         }
     };
@@ -59,27 +59,27 @@ rules! {
 
 /// A violation of a rule.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Violation {
+pub struct BoardViolation {
     /// The rule.
-    pub rule: Rule,
+    pub rule: BoardRule,
     /// The details.
     pub detail: String,
 }
 
 /// The violations, at least the first of each rule.
 #[derive(Default)]
-pub(crate) struct Book(Mutex<(Vec<Violation>, u64)>);
+pub(crate) struct Book(Mutex<(Vec<BoardViolation>, u64)>);
 
 impl Book {
-    pub(crate) fn note(&self, rule: Rule, detail: impl Into<String>) {
+    pub(crate) fn note(&self, rule: BoardRule, detail: impl Into<String>) {
         let mut book = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         book.1 += 1;
         if book.0.iter().filter(|violation| violation.rule == rule).count() < KEPT {
-            book.0.push(Violation { rule, detail: detail.into() });
+            book.0.push(BoardViolation { rule, detail: detail.into() });
         }
     }
 
-    pub(crate) fn list(&self) -> Vec<Violation> {
+    pub(crate) fn list(&self) -> Vec<BoardViolation> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).0.clone()
     }
 

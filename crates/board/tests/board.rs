@@ -5,10 +5,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use onehop_board::{Board, Config, Rule};
+use onehop_board::{Board, BoardConfig, BoardRule};
 use onehop_os::{ControllerBackend, HostMem, Interrupt, Mapped};
 use onehop_radio::event::{self, EventEntry, RxReport};
-use onehop_radio::{BUFFERS, Format, Limits, RingAddresses, Shape, regs};
+use onehop_radio::{BUFFERS, BoardLimits, Format, RingAddresses, Shape, regs};
 
 struct Host {
     board: Board,
@@ -23,7 +23,7 @@ struct Host {
 
 impl Host {
     fn new(options: &str, format: Format, bytes: u32) -> Self {
-        let board = Board::new(Config::parse(options).unwrap()).unwrap();
+        let board = Board::new(BoardConfig::parse(options).unwrap()).unwrap();
         let (port, interrupt) = (board.port(), board.interrupt());
         let shape = Shape::of_bytes(format, &board.limits(), bytes).unwrap();
         let page = port.mapper.alloc(4096).unwrap();
@@ -52,7 +52,7 @@ impl Host {
         self.write(regs::NOTIFY_PAGE, self.mapped[0].contiguous().unwrap().0 as u32);
         self.write(regs::ROUTE, regs::route(event::RX, 0));
         let RingAddresses(addresses) =
-            RingAddresses::plan(&self.shape, &Limits::USDR_RX, runs.iter().copied()).unwrap();
+            RingAddresses::plan(&self.shape, &BoardLimits::USDR_RX, runs.iter().copied()).unwrap();
         for (buffer, addr) in (0..).zip(addresses) {
             self.write(regs::RX_BASE + buffer, addr);
         }
@@ -122,7 +122,7 @@ impl Host {
         bytes.iter().rev().fold(0, |bits, byte| bits << 8 | u32::from(*byte))
     }
 
-    fn rules(&self) -> Vec<Rule> {
+    fn rules(&self) -> Vec<BoardRule> {
         self.board.violations().iter().map(|violation| violation.rule).collect()
     }
 }
@@ -292,7 +292,10 @@ fn what_the_board_cannot_do_is_written_down_and_not_done() {
     host.write(regs::INDEX, regs::VIRTUAL_COUNT);
     host.write(regs::RX_CONFIRM, 0);
     host.write(regs::RX_BASE + 3, 0x1010);
-    assert_eq!(host.rules(), [Rule::Access, Rule::Access, Rule::Index, Rule::Confirm, Rule::Alignment]);
+    assert_eq!(
+        host.rules(),
+        [BoardRule::Access, BoardRule::Access, BoardRule::Index, BoardRule::Confirm, BoardRule::Alignment]
+    );
 
     let host = Host::new("usdr", Format::Ci16, 8192);
     host.write(regs::RX_BASE + regs::BURST_WORDS_Z, 7);
@@ -304,7 +307,7 @@ fn what_the_board_cannot_do_is_written_down_and_not_done() {
     host.write(regs::NOTIFY_PAGE, 0);
     host.start();
     let rules = host.rules();
-    for rule in [Rule::Shape, Rule::Limit, Rule::Events] {
+    for rule in [BoardRule::Shape, BoardRule::Limit, BoardRule::Events] {
         assert!(rules.contains(&rule), "{rule:?} is not in {rules:?}");
     }
     assert_eq!(host.board.stats().starts, 0);
@@ -313,14 +316,14 @@ fn what_the_board_cannot_do_is_written_down_and_not_done() {
 #[test]
 fn dma_reaches_what_is_mapped_and_nothing_else() {
     for (options, rule) in [
-        ("usdr?rate=10M", Rule::Unmapped),
-        ("usdr?rate=10M", Rule::BusMaster),
-        ("usdr?rate=10M&mask=24", Rule::Mask),
+        ("usdr?rate=10M", BoardRule::Unmapped),
+        ("usdr?rate=10M", BoardRule::BusMaster),
+        ("usdr?rate=10M&mask=24", BoardRule::Mask),
     ] {
         let host = Host::new(options, Format::Ci16, 8192);
         // Unmapped addresses, set by a driver that assumes 32 bits.
         host.set_up(&[(0x4000_0000, host.shape.ring_bytes())]);
-        host.board.set_bus_master(rule != Rule::BusMaster);
+        host.board.set_bus_master(rule != BoardRule::BusMaster);
         host.start();
         let until = Instant::now() + Duration::from_secs(20);
         while !host.rules().contains(&rule) {
@@ -345,7 +348,7 @@ fn unread_events_are_not_overwritten() {
         host.write(regs::RX_CONFIRM, 0);
     }
     let until = Instant::now() + Duration::from_secs(20);
-    while !host.rules().contains(&Rule::EventOverrun) {
+    while !host.rules().contains(&BoardRule::EventOverrun) {
         assert!(Instant::now() < until);
         std::thread::sleep(Duration::from_millis(1));
     }

@@ -13,7 +13,7 @@ use crate::handles::{Drive, Gpu};
 /// `struct onehop_lend_options`: zero stands for what is usual.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
-pub struct Options {
+pub struct ExportOptions {
     data_bytes: u64,
     nsid: u32,
     writable: u32,
@@ -23,7 +23,7 @@ pub struct Options {
     limit_ms: u32,
 }
 
-const _: () = assert!(size_of::<Options>() == 32 && align_of::<Options>() == 8);
+const _: () = assert!(size_of::<ExportOptions>() == 32 && align_of::<ExportOptions>() == 8);
 
 /// `struct onehop_lent_info`.
 #[derive(Clone, Copy)]
@@ -61,7 +61,7 @@ fn or(value: u32, usual: u32) -> u32 {
 }
 
 impl ExportedQueueObject {
-    pub(crate) fn new(drive: &Drive, gpu: &Gpu, options: &Options) -> Result<Self> {
+    pub(crate) fn new(drive: &Drive, gpu: &Gpu, options: &ExportOptions) -> Result<Self> {
         let placement = match options.placement {
             0 => Placement::TIER1,
             1 => Placement::TIER2,

@@ -17,7 +17,7 @@ use onehop_device::LIBRARY_PTX;
 use onehop_proto::kernel::DeviceOp;
 
 use error::{Error, Result, guard, guard_or};
-use export::{ExportInfo, ExportedQueueObject, Options};
+use export::{ExportInfo, ExportOptions, ExportedQueueObject};
 use handles::{Drive, Gpu};
 use objects::{alone, close, object};
 
@@ -133,7 +133,7 @@ pub extern "C" fn onehop_gpu_close(gpu: *mut Gpu) {
 pub unsafe extern "C" fn onehop_lend(
     drive: *const Drive,
     gpu: *const Gpu,
-    options: *const Options,
+    options: *const ExportOptions,
     lent: *mut *mut ExportedQueueObject,
 ) -> c_int {
     // SAFETY: the caller's promise.

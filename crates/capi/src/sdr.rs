@@ -5,7 +5,7 @@ use std::ffi::{CString, c_char, c_int, c_long, c_longlong, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use onehop_board::{Board, Config};
+use onehop_board::{Board, BoardConfig};
 use onehop_gpu::Region;
 use onehop_os::Deadline;
 use onehop_pci::Root;
@@ -43,7 +43,7 @@ pub struct SdrExtent {
 
 /// A receiver that is open.
 pub struct Sdr {
-    stream: Mutex<Stream>,
+    stream: Mutex<SampleStream>,
     session: Arc<Session>,
     buffers: Vec<Region>,
     route: CString,
@@ -53,7 +53,7 @@ pub struct Sdr {
     _model: Option<Board>,
 }
 
-struct Stream {
+struct SampleStream {
     receiver: Receiver,
     /// The blocks that are lent, the oldest first.
     lent: VecDeque<DetachedBlock>,
@@ -63,7 +63,7 @@ struct Stream {
 }
 
 /// What an acquisition answers.
-enum Answer {
+enum Acquired {
     Block(DetachedBlock),
     /// Samples were lost before the next block.
     Overflow,
@@ -85,12 +85,13 @@ impl Sdr {
         let receiver = Receiver::open(&session, &gpu.gpu, &options)?;
         let (buffers, route) =
             (receiver.buffers()?, CString::new(receiver.route().name()).unwrap_or_default());
-        let stream = Mutex::new(Stream { receiver, lent: VecDeque::new(), pending: None, flowing: false });
+        let stream =
+            Mutex::new(SampleStream { receiver, lent: VecDeque::new(), pending: None, flowing: false });
         Ok(Self { stream, session, buffers, route, rate, _model: model })
     }
 
     /// The next block, or that samples were lost before it. Other threads use the receiver while this waits.
-    fn next(&self, limit: Duration) -> Result<Answer> {
+    fn next(&self, limit: Duration) -> Result<Acquired> {
         let deadline = Deadline::after(limit);
         loop {
             let mut stream = self.stream();
@@ -99,14 +100,14 @@ impl Sdr {
             }
             // Where all are lent none can come.
             if !stream.flowing || stream.lent.len() >= self.buffers.len() || deadline.passed() {
-                return Ok(Answer::Timeout);
+                return Ok(Acquired::Timeout);
             }
             drop(stream);
             self.session.wait_filled(deadline.left().min(POLL_INTERVAL))?;
         }
     }
 
-    fn stream(&self) -> MutexGuard<'_, Stream> {
+    fn stream(&self) -> MutexGuard<'_, SampleStream> {
         self.stream.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -124,7 +125,7 @@ fn board(device: &str) -> Result<(Card, Option<Board>, Option<f64>)> {
         })?;
         return Ok((onehop_sdr::open(&Root::here(), name.address)?, None, name.rate));
     };
-    let config = Config::parse(options).map_err(|error| Error::Argument(error.to_string()))?;
+    let config = BoardConfig::parse(options).map_err(|error| Error::Argument(error.to_string()))?;
     let model = Board::new(config).map_err(|error| Error::NotPossible(error.to_string()))?;
     let config = model.config();
     let profile = Profile { rx: model.limits(), reports_time: config.reports_time, ..Profile::SIMULATED };
@@ -132,7 +133,7 @@ fn board(device: &str) -> Result<(Card, Option<Board>, Option<f64>)> {
     Ok((card, Some(model), Some(rate)))
 }
 
-impl Stream {
+impl SampleStream {
     fn start(&mut self) -> Result<()> {
         self.lent.clear();
         (self.pending, self.flowing) = (None, false);
@@ -147,7 +148,7 @@ impl Stream {
     }
 
     /// The next block, or that samples were lost before it, if there is one.
-    fn next(&mut self) -> Result<Option<Answer>> {
+    fn next(&mut self) -> Result<Option<Acquired>> {
         let held = match self.pending.take() {
             Some(held) => held,
             None => {
@@ -155,13 +156,13 @@ impl Stream {
                 let held = block.hold();
                 if held.lost > 0 {
                     self.pending = Some(held);
-                    return Ok(Some(Answer::Overflow));
+                    return Ok(Some(Acquired::Overflow));
                 }
                 held
             }
         };
         self.lent.push_back(held.clone());
-        Ok(Some(Answer::Block(held)))
+        Ok(Some(Acquired::Block(held)))
     }
 
     /// A block that is lent.
@@ -278,7 +279,7 @@ pub unsafe extern "C" fn onehop_sdr_acquire_read_buffer(
         }
         let limit = Duration::from_micros(timeout_us.try_into().unwrap_or(0));
         let (flag, count) = match sdr.next(limit)? {
-            Answer::Block(held) => {
+            Acquired::Block(held) => {
                 let first = first_there(&held);
                 // Without a rate there is a number, and no time.
                 let nanos = sdr.rate.map(|rate| (first as f64 / rate * 1e9).round());
@@ -291,8 +292,8 @@ pub unsafe extern "C" fn onehop_sdr_acquire_read_buffer(
                 let missing = if held.missing > 0 { MISSING } else { 0 };
                 (missing | nanos.map_or(0, |_| HAS_TIME), held.extents().samples() as c_int)
             }
-            Answer::Overflow => (END_ABRUPT, OVERFLOW),
-            Answer::Timeout => (0, TIMEOUT),
+            Acquired::Overflow => (END_ABRUPT, OVERFLOW),
+            Acquired::Timeout => (0, TIMEOUT),
         };
         // SAFETY: as above.
         unsafe { put(flags, "flags", flag) }?;

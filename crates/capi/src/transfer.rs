@@ -49,7 +49,7 @@ const WHY_BYTES: usize = 2048;
 /// `struct onehop_outcome`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Outcome {
+pub struct OutcomeRecord {
     size: u32,
     simulated: u32,
     bytes: u64,
@@ -65,15 +65,15 @@ pub struct Outcome {
     reserved: [u64; 4],
 }
 
-const OUTCOME_BYTES: u32 = size_of::<Outcome>() as u32;
+const OUTCOME_BYTES: u32 = size_of::<OutcomeRecord>() as u32;
 
 const _: () = {
-    assert!(size_of::<Outcome>() == 2160 && align_of::<Outcome>() == 8);
-    assert!(std::mem::offset_of!(Outcome, seconds) == 40);
-    assert!(std::mem::offset_of!(Outcome, route) == 48);
-    assert!(std::mem::offset_of!(Outcome, verified) == 72);
-    assert!(std::mem::offset_of!(Outcome, why_not_better) == 80);
-    assert!(std::mem::offset_of!(Outcome, reserved) == 2128);
+    assert!(size_of::<OutcomeRecord>() == 2160 && align_of::<OutcomeRecord>() == 8);
+    assert!(std::mem::offset_of!(OutcomeRecord, seconds) == 40);
+    assert!(std::mem::offset_of!(OutcomeRecord, route) == 48);
+    assert!(std::mem::offset_of!(OutcomeRecord, verified) == 72);
+    assert!(std::mem::offset_of!(OutcomeRecord, why_not_better) == 80);
+    assert!(std::mem::offset_of!(OutcomeRecord, reserved) == 2128);
 };
 
 const SIMULATED_DRIVE: u32 = 1;
@@ -90,10 +90,10 @@ fn c_text<const N: usize>(text: &str) -> [u8; N] {
     out
 }
 
-impl Outcome {
+impl OutcomeRecord {
     fn new(went: &TransferOutcome, read_bytes: u64) -> Self {
         let flag = |part, bit| if went.simulated.contains(&part) { bit } else { 0 };
-        let each = |no: &onehop_transfer::WhyNot| format!("{}: {}. {}\n", no.route, no.reason, no.fix);
+        let each = |no: &onehop_transfer::BetterRoute| format!("{}: {}. {}\n", no.route, no.reason, no.fix);
         let why: String = went.why_not_better.iter().map(each).collect();
         Self {
             size: OUTCOME_BYTES,
@@ -114,13 +114,13 @@ impl Outcome {
 }
 
 /// Calls the caller's function, on the caller's thread.
-struct Watch {
+struct CallerProgress {
     call: Option<ProgressCall>,
     context: *mut c_void,
     cancelled: std::cell::Cell<bool>,
 }
 
-impl Progress for Watch {
+impl Progress for CallerProgress {
     fn moved(&self, bytes: u64) {
         let Some(call) = self.call else { return };
         // SAFETY: the caller's promise: a function of this type, which takes this context, and returns.
@@ -135,20 +135,20 @@ impl Progress for Watch {
 }
 
 /// What the caller asks for, checked.
-struct Request {
-    options: onehop_transfer::Options,
+struct TransferRequest {
+    options: onehop_transfer::RouteOptions,
     nsid: u32,
     partition: Option<Which>,
     verify: bool,
-    watch: Watch,
+    watch: CallerProgress,
 }
 
-impl Request {
+impl TransferRequest {
     /// # Safety
     /// `at` is null, or options whose `size` is true; their texts and their function are as the header says.
     unsafe fn read(at: *const TransferOptions) -> Result<Self> {
-        let mut options = onehop_transfer::Options::default();
-        let watch = |call, context| Watch { call, context, cancelled: std::cell::Cell::new(false) };
+        let mut options = onehop_transfer::RouteOptions::default();
+        let watch = |call, context| CallerProgress { call, context, cancelled: std::cell::Cell::new(false) };
         if at.is_null() {
             let watch = watch(None, std::ptr::null_mut());
             return Ok(Self { options, nsid: 1, partition: None, verify: false, watch });
@@ -197,8 +197,8 @@ unsafe fn load(
     (drive, gpu): (*const Drive, *const Gpu),
     options: *const TransferOptions,
     bytes: *mut *mut Bytes,
-    outcome: *mut Outcome,
-    read: impl FnOnce(&Request, &TransferSetup<'_>) -> Result<(Region, Outcome)>,
+    outcome: *mut OutcomeRecord,
+    read: impl FnOnce(&TransferRequest, &TransferSetup<'_>) -> Result<(Region, OutcomeRecord)>,
 ) -> c_int {
     let make = || {
         // SAFETY: the caller's promise.
@@ -206,7 +206,7 @@ unsafe fn load(
             return Err(Error::Argument(format!("`size` of the outcome is {size}: set it to its sizeof")));
         }
         // SAFETY: the caller's promise.
-        let request = unsafe { Request::read(options) }?;
+        let request = unsafe { TransferRequest::read(options) }?;
         let (drive, gpu) = (object(drive, "drive")?, object(gpu, "gpu")?);
         let chosen = Chosen { gpu: gpu.gpu.clone(), why: "as requested".into() };
         let ns = drive.drive.namespace(request.nsid)?;
@@ -236,9 +236,9 @@ pub unsafe extern "C" fn onehop_load_file(
     len: u64,
     options: *const TransferOptions,
     bytes: *mut *mut Bytes,
-    outcome: *mut Outcome,
+    outcome: *mut OutcomeRecord,
 ) -> c_int {
-    let read = |request: &Request, setup: &TransferSetup<'_>| {
+    let read = |request: &TransferRequest, setup: &TransferSetup<'_>| {
         if path.is_null() {
             return Err(Error::Null("path"));
         }
@@ -252,7 +252,7 @@ pub unsafe extern "C" fn onehop_load_file(
         {
             return Err(wrong.into());
         }
-        Ok((read.data, Outcome::new(&read.outcome, read.read_bytes)))
+        Ok((read.data, OutcomeRecord::new(&read.outcome, read.read_bytes)))
     };
     // SAFETY: the caller's promise.
     unsafe { load((drive, gpu), options, bytes, outcome, read) }
@@ -271,9 +271,9 @@ pub unsafe extern "C" fn onehop_load_blocks(
     blocks: u64,
     options: *const TransferOptions,
     bytes: *mut *mut Bytes,
-    outcome: *mut Outcome,
+    outcome: *mut OutcomeRecord,
 ) -> c_int {
-    let read = |request: &Request, setup: &TransferSetup<'_>| {
+    let read = |request: &TransferRequest, setup: &TransferSetup<'_>| {
         if blocks == 0 {
             return Err(Error::Argument("`blocks` is 0".into()));
         }
@@ -284,7 +284,7 @@ pub unsafe extern "C" fn onehop_load_blocks(
             return Err(wrong.into());
         }
         let read_bytes = read.outcome.bytes;
-        Ok((read.data, Outcome::new(&read.outcome, read_bytes)))
+        Ok((read.data, OutcomeRecord::new(&read.outcome, read_bytes)))
     };
     // SAFETY: the caller's promise.
     unsafe { load((drive, gpu), options, bytes, outcome, read) }

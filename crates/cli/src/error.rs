@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use onehop_transfer::{Conflict, WhyNot};
+use onehop_transfer::{BetterRoute, Conflict};
 use serde::Serialize;
 
 use crate::report;
@@ -22,7 +22,7 @@ pub(crate) enum CliError {
     NotPossible { what: String, reason: String, fix: String },
     /// No route can be had.
     #[error("no route works here: {}", list(.0))]
-    NoRoute(Vec<WhyNot>),
+    NoRoute(Vec<BetterRoute>),
     /// A drive could not be driven, or a command of it failed.
     #[error(transparent)]
     Drive(#[from] onehop_drive::Error),
@@ -87,7 +87,7 @@ pub(crate) struct ErrorDoc {
     #[serde(skip_serializing_if = "Option::is_none")]
     fix: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    tried: Vec<WhyNot>,
+    tried: Vec<BetterRoute>,
 }
 
 impl CliError {
@@ -245,7 +245,7 @@ impl From<onehop_transfer::Error> for CliError {
     }
 }
 
-fn list(tried: &[WhyNot]) -> String {
-    let each = |no: &WhyNot| format!("{} ({}; {})", no.route, no.reason, no.fix);
+fn list(tried: &[BetterRoute]) -> String {
+    let each = |no: &BetterRoute| format!("{} ({}; {})", no.route, no.reason, no.fix);
     tried.iter().map(each).collect::<Vec<_>>().join(", ")
 }

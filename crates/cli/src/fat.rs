@@ -29,7 +29,7 @@ pub(crate) struct Image {
     pub pieces: Vec<(u64, Vec<u8>)>,
 }
 
-struct Shape {
+struct FatGeometry {
     /// Sectors of a cluster.
     per_cluster: u64,
     clusters: u64,
@@ -38,7 +38,7 @@ struct Shape {
     file: u64,
 }
 
-impl Shape {
+impl FatGeometry {
     /// The smallest clusters with which so many bytes fit.
     fn of(bytes: u64) -> Self {
         let mut per_cluster = 1;
@@ -75,7 +75,7 @@ impl Shape {
 
 /// The volume that holds this file.
 pub(crate) fn make(file: &[u8]) -> Image {
-    let shape = Shape::of(file.len() as u64);
+    let shape = FatGeometry::of(file.len() as u64);
     let chain = shape.chain();
     let mut pieces = vec![(0, boot(&shape))];
     let table = table(&shape, &chain);
@@ -93,7 +93,7 @@ pub(crate) fn make(file: &[u8]) -> Image {
     Image { bytes: shape.sectors() * SECTOR, pieces }
 }
 
-fn boot(shape: &Shape) -> Vec<u8> {
+fn boot(shape: &FatGeometry) -> Vec<u8> {
     let mut out = vec![0; SECTOR as usize];
     let mut put = |at: usize, bytes: &[u8]| out[at..at + bytes.len()].copy_from_slice(bytes);
     put(0, &[0xeb, 0x3c, 0x90]);
@@ -120,7 +120,7 @@ fn boot(shape: &Shape) -> Vec<u8> {
     out
 }
 
-fn table(shape: &Shape, chain: &[u64]) -> Vec<u8> {
+fn table(shape: &FatGeometry, chain: &[u64]) -> Vec<u8> {
     let mut next = vec![0_u16; (shape.fat_sectors * SECTOR / 2) as usize];
     (next[0], next[1], next[DIRECTORY as usize]) = (0xfff8, END, END);
     for (i, cluster) in chain.iter().enumerate() {
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn large_files_have_larger_clusters() {
-        let shape = Shape::of(1 << 30);
+        let shape = FatGeometry::of(1 << 30);
         assert!(CLUSTERS.contains(&shape.clusters) && shape.per_cluster == 8, "{}", shape.per_cluster);
     }
 }

@@ -23,7 +23,7 @@ use clap::Parser;
 use clap::error::ErrorKind;
 
 use args::{Args, Command, DriveCommand, SimCommand};
-use commands::Context;
+use commands::CommandContext;
 use error::{CliError, Result};
 use report::Report;
 use stop::StopFlag;
@@ -34,7 +34,7 @@ fn main() -> ExitCode {
         Err(error) => return refuse(&error),
     };
     let json = args.json;
-    let ended = StopFlag::install().and_then(|stop| run(&args.command, &Context { stop, json }));
+    let ended = StopFlag::install().and_then(|stop| run(&args.command, &CommandContext { stop, json }));
     ExitCode::from(match ended {
         Ok(report) => report.print(json),
         Err(error) => report::print_error(&error, json),
@@ -42,7 +42,7 @@ fn main() -> ExitCode {
 }
 
 /// Runs a command.
-pub(crate) fn run(command: &Command, context: &Context) -> Result<Report> {
+pub(crate) fn run(command: &Command, context: &CommandContext) -> Result<Report> {
     match command {
         Command::Demo(args) => commands::demo::run(args, context),
         Command::Load(args) => commands::load::run(args, context),

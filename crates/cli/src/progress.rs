@@ -11,9 +11,9 @@ use crate::units;
 const UNKNOWN: Duration = Duration::from_millis(500);
 
 /// A bar that goes away by itself.
-pub(crate) struct Bar(ProgressBar);
+pub(crate) struct TransientBar(ProgressBar);
 
-impl Bar {
+impl TransientBar {
     /// A bar for so many bytes.
     pub(crate) fn new(what: &'static str, bytes: u64) -> Self {
         if !crate::terminal::has_bars() {
@@ -42,7 +42,7 @@ impl Bar {
     }
 }
 
-impl Drop for Bar {
+impl Drop for TransientBar {
     fn drop(&mut self) {
         self.0.finish_and_clear();
     }

@@ -11,7 +11,7 @@ use crate::terminal;
 
 /// Lines for people: a label, and what there is to say about it.
 #[derive(Default)]
-pub(crate) struct Text(Vec<Line>);
+pub(crate) struct ReportText(Vec<Line>);
 
 /// A line, or several, as they are shown where there is room.
 #[derive(Clone)]
@@ -24,7 +24,7 @@ struct Line {
 /// The column after a label.
 const LABEL: usize = 12;
 
-impl Text {
+impl ReportText {
     /// A line with a label in front.
     pub(crate) fn row(&mut self, label: &str, what: impl Display) {
         self.0.push(Line { text: visible(&format!("{label:<11} {what}")), indent: Some(LABEL) });
@@ -100,19 +100,19 @@ impl<'a, T: Serialize> Versioned<'a, T> {
 /// How a command came out.
 pub(crate) struct Report {
     document: Document,
-    text: Text,
+    text: ReportText,
     failure: Option<CliError>,
 }
 
 impl Report {
     /// A command that did what it was asked.
-    pub(crate) fn new(document: impl Serialize, text: Text) -> Result<Self> {
+    pub(crate) fn new(document: impl Serialize, text: ReportText) -> Result<Self> {
         let document = Versioned::new(&document).to_value()?;
         Ok(Self { document: Document::Whole(document), text, failure: None })
     }
 
     /// The same with a document that may be long: it is written as it is gone through. Nothing in it can have failed.
-    pub(crate) fn streamed(document: impl Serialize + 'static, text: Text) -> Self {
+    pub(crate) fn streamed(document: impl Serialize + 'static, text: ReportText) -> Self {
         Self { document: Document::Streamed(Box::new(document)), text, failure: None }
     }
 
@@ -212,7 +212,7 @@ pub(crate) fn print_usage(error: &clap::Error) {
         Some(width) => {
             let said = error.render();
             let said = if terminal::has_colour(&err) { said.ansi().to_string() } else { said.to_string() };
-            let mut text = Text::default();
+            let mut text = ReportText::default();
             text.coloured(said.trim_end().to_owned());
             err.lock().write_all(text.shown(Some(width)).as_bytes())
         }
@@ -222,7 +222,7 @@ pub(crate) fn print_usage(error: &clap::Error) {
 
 /// Says something on stderr; a closed stderr is no reason to stop.
 pub(crate) fn note(what: &str) {
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     text.line(format_args!("onehop: {}", shown(what)));
     let _ = std::io::stderr().write_all(text.shown(terminal::width(std::io::stderr())).as_bytes());
 }

@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use onehop_transfer::{Options, Places, Progress, QueueUse, RouteRequest, TransferOutcome};
+use onehop_transfer::{Places, Progress, QueueUse, RouteOptions, RouteRequest, TransferOutcome};
 
 use crate::error::{CliError, Result};
-use crate::progress::Bar;
-use crate::report::Text;
+use crate::progress::TransientBar;
+use crate::report::ReportText;
 use crate::stop::StopFlag;
 use crate::units;
 
 /// How GPU threads use queues, as people say it.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Mode {
+pub(crate) enum ModeArg {
     /// Each queue is owned by one warp
     Owner,
     /// All threads use one queue
@@ -28,7 +28,7 @@ pub(crate) struct RouteArgs {
     pub route: RouteRequest,
     /// How GPU threads use queues [default: owner]
     #[arg(long)]
-    pub mode: Option<Mode>,
+    pub mode: Option<ModeArg>,
     /// GPU threads on the one queue of --mode shared [default: 32]; to load or read files of this machine, the CPU threads
     /// that read out of the page cache, and as many past it [default: one for each CPU less an eighth, 16 at most, and 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -50,14 +50,15 @@ fn parse_route(text: &str) -> std::result::Result<RouteRequest, String> {
 
 impl RouteArgs {
     /// The options of a transfer on a drive, which do not contradict each other.
-    pub(crate) fn options(&self) -> Result<Options> {
+    pub(crate) fn options(&self) -> Result<RouteOptions> {
         let mode = self.mode.map(|mode| match mode {
-            Mode::Owner => onehop_transfer::Mode::Owner,
-            Mode::Shared => onehop_transfer::Mode::Shared,
+            ModeArg::Owner => onehop_transfer::Mode::Owner,
+            ModeArg::Shared => onehop_transfer::Mode::Shared,
         });
         let Self { ref route, threads, queues, depth, timeout, .. } = *self;
         let route = route.clone();
-        let options = Options { route, mode, threads, queues, depth, timeout, ..Options::default() };
+        let options =
+            RouteOptions { route, mode, threads, queues, depth, timeout, ..RouteOptions::default() };
         options.gpu_mode()?;
         options.candidates()?;
         Ok(options)
@@ -75,18 +76,18 @@ impl RouteArgs {
 }
 
 /// A transfer's bar, and the flag that ends it.
-pub(crate) struct Watch<'a> {
-    bar: Bar,
+pub(crate) struct TransferWatch<'a> {
+    bar: TransientBar,
     stop: &'a StopFlag,
 }
 
-impl<'a> Watch<'a> {
+impl<'a> TransferWatch<'a> {
     pub(crate) fn new(what: &'static str, bytes: u64, stop: &'a StopFlag) -> Self {
-        Self { bar: Bar::new(what, bytes), stop }
+        Self { bar: TransientBar::new(what, bytes), stop }
     }
 }
 
-impl Progress for Watch<'_> {
+impl Progress for TransferWatch<'_> {
     fn moved(&self, bytes: u64) {
         self.bar.add(bytes);
     }
@@ -104,7 +105,7 @@ impl Progress for StopFlag {
 }
 
 /// The rows that every transfer shows.
-pub(crate) fn rows(outcome: &TransferOutcome, text: &mut Text) {
+pub(crate) fn rows(outcome: &TransferOutcome, text: &mut ReportText) {
     let mark = |part| if outcome.simulated.contains(&part) { " (simulated)" } else { "" };
     text.row("drive", format!("{}{}", outcome.drive, mark("drive")));
     text.row("gpu", format!("{}: {}", outcome.gpu, outcome.gpu_why));

@@ -2,9 +2,9 @@
 
 use onehop_proto::GpuAddr;
 
-use crate::layout::Check;
+use crate::layout::DataCheck;
 use crate::report::{Exit, put};
-use crate::warp::Engine;
+use crate::warp::ControllerWarp;
 
 /// A word of a block.
 #[inline(always)]
@@ -23,8 +23,8 @@ pub const fn block_of(item: u32, blocks: u32) -> u32 {
 }
 
 /// Compares a stretch of memory with the blocks that were to be read into it. Needs no local words.
-pub fn check<W: Engine>(warp: &W, at: GpuAddr) -> Exit {
-    let check = Check::load(warp, at);
+pub fn check<W: ControllerWarp>(warp: &W, at: GpuAddr) -> Exit {
+    let check = DataCheck::load(warp, at);
     let quads = check.block_words / 4;
     warp.each(|lane| {
         let mut bad = 0;

@@ -53,14 +53,14 @@ pub fn reserved(sqe: &Sqe, masks: &Masks) -> Option<u32> {
 
 /// What a command is refused with, and the rule that it breaks, if it breaks one and is not merely mistaken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Refusal {
+pub struct CommandRefusal {
     /// The status to answer.
     pub status: Status,
     /// The rule, and what is wrong.
     pub breach: Option<(Rule, u64)>,
 }
 
-impl Refusal {
+impl CommandRefusal {
     /// A command that breaks a rule.
     #[inline(always)]
     #[must_use]
@@ -108,38 +108,38 @@ pub enum CommandKind {
 /// # Errors
 /// The answer that it gets instead.
 #[inline]
-pub fn check(sqe: &Sqe, limits: &Limits) -> Result<CommandKind, Refusal> {
+pub fn check(sqe: &Sqe, limits: &Limits) -> Result<CommandKind, CommandRefusal> {
     let op = sqe.opcode();
     let dword0 = u64::from(sqe.dw[0]);
     let served =
         matches!(op, opcode::FLUSH | opcode::READ | opcode::WRITE | opcode::COMPARE | opcode::WRITE_ZEROES);
     let Some(masks) = masks(op).filter(|_| served) else {
-        return Err(Refusal::breach(Rule::Opcode, dword0, Status::INVALID_OPCODE));
+        return Err(CommandRefusal::breach(Rule::Opcode, dword0, Status::INVALID_OPCODE));
     };
     if let Some(dword) = reserved(sqe, &masks) {
         let value = sqe.dw.get(dword as usize).copied().unwrap_or(0);
         let detail = u64::from(dword) | u64::from(value) << 32;
-        return Err(Refusal::breach(Rule::ReservedField, detail, Status::INVALID_FIELD));
+        return Err(CommandRefusal::breach(Rule::ReservedField, detail, Status::INVALID_FIELD));
     }
     if sqe.psdt() != 0 {
-        return Err(Refusal::breach(Rule::Psdt, dword0, Status::INVALID_FIELD));
+        return Err(CommandRefusal::breach(Rule::Psdt, dword0, Status::INVALID_FIELD));
     }
     if op == opcode::FLUSH && sqe.nsid() == admin::ALL_NAMESPACES {
         return Ok(CommandKind::Nothing);
     }
     if sqe.nsid() != limits.nsid {
-        return Err(Refusal::mistake(Status::INVALID_NAMESPACE));
+        return Err(CommandRefusal::mistake(Status::INVALID_NAMESPACE));
     }
     if op == opcode::FLUSH {
         return Ok(CommandKind::Nothing);
     }
     let rw = Rw::decode(sqe);
     if check_range(limits.blocks, rw.lba, u64::from(rw.blocks)).is_err() {
-        return Err(Refusal::mistake(Status::LBA_OUT_OF_RANGE));
+        return Err(CommandRefusal::mistake(Status::LBA_OUT_OF_RANGE));
     }
     let bytes = u64::from(rw.blocks) << limits.lba_shift;
     if op != opcode::WRITE_ZEROES && bytes > u64::from(limits.max_bytes) {
-        return Err(Refusal::breach(Rule::Mdts, bytes, Status::INVALID_FIELD));
+        return Err(CommandRefusal::breach(Rule::Mdts, bytes, Status::INVALID_FIELD));
     }
     Ok(CommandKind::Blocks { opcode: op, lba: rw.lba, blocks: rw.blocks })
 }

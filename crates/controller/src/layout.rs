@@ -177,7 +177,7 @@ layout! {
 
 layout! {
     /// A stretch of bus addresses, and where the controller finds the memory behind it.
-    Range 24;
+    BusMapping 24;
     /// The first bus address.
     bus 0 u64;
     /// Bytes.
@@ -384,7 +384,7 @@ layout! {
 
 layout! {
     /// A stretch of memory to be compared with the blocks that were to be read into it.
-    Check 40;
+    DataCheck 40;
     /// Where item 0 of the job went; 16-byte aligned.
     data 0 GpuAddr;
     /// Two counters of eight bytes, zero: words that differ, items that were looked at.

@@ -29,10 +29,10 @@ mod space;
 mod warp;
 
 pub use content::{block_of, check, content};
-pub use layout::{Fault, FaultKind, Pair, Range, Report, Violation};
+pub use layout::{BusMapping, Fault, FaultKind, Pair, Report, Violation};
 pub use null::{NULL_BATCH, NULL_FAR_LOCAL_WORDS, NULL_LOCAL_WORDS, null, null_far};
 pub use report::Exit;
 pub use rule::Rule;
 pub use seal::{is_sealed, seal, sealed};
 pub use serve::{SERVE_LOCAL_WORDS, serve};
-pub use warp::{Engine, Scoped, Wide};
+pub use warp::{ControllerWarp, Scoped, Wide};

@@ -16,7 +16,7 @@ use onehop_proto::queue::Memory;
 
 use crate::layout::{Litmus, Tally, control};
 use crate::report::Exit;
-use crate::warp::{Engine, Scoped, Voice};
+use crate::warp::{ControllerWarp, Scoped, Voice};
 
 /// Turns without progress between two looks at the control word and the clock.
 const POLL_TURNS: u32 = 64;
@@ -71,7 +71,7 @@ struct Side<'a, W> {
 }
 
 /// Writes entries and rings: the driver's side of the first experiment.
-pub fn submit<W: Engine + Scoped + Memory<Door = GpuAddr>>(warp: &W, at: GpuAddr) -> Exit {
+pub fn submit<W: ControllerWarp + Scoped + Memory<Door = GpuAddr>>(warp: &W, at: GpuAddr) -> Exit {
     let mut side = Side::new(warp, at);
     while let Some(count) = side.next_batch() {
         let count = match count {
@@ -100,7 +100,7 @@ pub fn submit<W: Engine + Scoped + Memory<Door = GpuAddr>>(warp: &W, at: GpuAddr
 }
 
 /// Polls the doorbell and looks at the entries: the controller's side of the first experiment.
-pub fn fetch<W: Engine>(warp: &W, at: GpuAddr) -> Exit {
+pub fn fetch<W: ControllerWarp>(warp: &W, at: GpuAddr) -> Exit {
     let mut side = Side::new(warp, at);
     side.clear();
     while side.done != side.setup.messages {
@@ -121,7 +121,7 @@ pub fn fetch<W: Engine>(warp: &W, at: GpuAddr) -> Exit {
 }
 
 /// Writes data and posts completions: the controller's side of the second experiment.
-pub fn complete<W: Engine + Scoped>(warp: &W, at: GpuAddr) -> Exit {
+pub fn complete<W: ControllerWarp + Scoped>(warp: &W, at: GpuAddr) -> Exit {
     let mut side = Side::new(warp, at);
     while let Some(count) = side.next_batch() {
         let count = match count {
@@ -153,7 +153,7 @@ pub fn complete<W: Engine + Scoped>(warp: &W, at: GpuAddr) -> Exit {
 }
 
 /// Polls the phase and looks at the data: the driver's side of the second experiment.
-pub fn consume<W: Engine>(warp: &W, at: GpuAddr) -> Exit {
+pub fn consume<W: ControllerWarp>(warp: &W, at: GpuAddr) -> Exit {
     let mut side = Side::new(warp, at);
     side.clear();
     while side.done != side.setup.messages {
@@ -229,12 +229,12 @@ impl Litmus {
 
     /// Reads a word that tells of others.
     #[inline(always)]
-    fn look<W: Engine>(&self, warp: &W, at: GpuAddr) -> u32 {
+    fn look<W: ControllerWarp>(&self, warp: &W, at: GpuAddr) -> u32 {
         if self.relaxed == 0 { warp.load_acquire(at) } else { warp.load(at) }
     }
 
     /// One lane looks at a message and counts what it is.
-    fn judge<W: Engine>(&self, warp: &W, message: u32) {
+    fn judge<W: ControllerWarp>(&self, warp: &W, message: u32) {
         let (mut new, mut old) = (0, 0);
         for quad in 0..self.words / 4 {
             let words = warp.load4(self.slot(message).plus(16 * u64::from(quad)));
@@ -261,7 +261,7 @@ impl Litmus {
     }
 }
 
-impl<'a, W: Engine> Side<'a, W> {
+impl<'a, W: ControllerWarp> Side<'a, W> {
     fn new(warp: &'a W, at: GpuAddr) -> Self {
         let mut setup = Litmus::load(warp, at);
         // What the host got wrong must not become a division by zero or a stray store.

@@ -21,7 +21,7 @@ use onehop_proto::{Cqe, Sqe, Status};
 
 use crate::layout::{Pair, Report, control, flag};
 use crate::report::{Exit, NO_COMMAND, note, put};
-use crate::warp::{Engine, Voice, distance, wrap};
+use crate::warp::{ControllerWarp, Voice, distance, wrap};
 use crate::{Rule, seal};
 
 /// Commands of a turn at most.
@@ -54,7 +54,7 @@ pub const NULL_FAR_LOCAL_WORDS: u32 = local::ENTRIES + NULL_BATCH * local::ENTRY
 const BROKEN: u32 = 1 << 16;
 
 /// How far it has come; the same on all lanes.
-struct Null<'a, W: Engine, const FAR: bool> {
+struct Null<'a, W: ControllerWarp, const FAR: bool> {
     warp: &'a W,
     pair: Pair,
     voice: Voice,
@@ -82,17 +82,17 @@ enum HostRequest {
 
 /// Serves the queue pair that the [`Pair`] at `at` describes, with this warp, until the host or the clock ends it.
 /// Needs [`NULL_LOCAL_WORDS`] local words.
-pub fn null<W: Engine>(warp: &W, at: W::Addr) -> Exit {
+pub fn null<W: ControllerWarp>(warp: &W, at: W::Addr) -> Exit {
     run::<W, false>(warp, at)
 }
 
 /// The same for a submission queue that lies behind a bus. Needs [`NULL_FAR_LOCAL_WORDS`] local words.
-pub fn null_far<W: Engine>(warp: &W, at: W::Addr) -> Exit {
+pub fn null_far<W: ControllerWarp>(warp: &W, at: W::Addr) -> Exit {
     run::<W, true>(warp, at)
 }
 
 #[inline(always)]
-fn run<W: Engine, const FAR: bool>(warp: &W, at: W::Addr) -> Exit {
+fn run<W: ControllerWarp, const FAR: bool>(warp: &W, at: W::Addr) -> Exit {
     let begun = warp.now();
     let mut server = Null::<W, FAR>::new(warp, Pair::load(warp, at), begun);
     loop {
@@ -106,7 +106,7 @@ fn run<W: Engine, const FAR: bool>(warp: &W, at: W::Addr) -> Exit {
     }
 }
 
-impl<'a, W: Engine, const FAR: bool> Null<'a, W, FAR> {
+impl<'a, W: ControllerWarp, const FAR: bool> Null<'a, W, FAR> {
     #[inline(always)]
     fn new(warp: &'a W, pair: Pair, begun: u64) -> Self {
         let most = NULL_BATCH.min(4 * warp.lanes());

@@ -3,7 +3,7 @@
 use onehop_proto::GpuAddr;
 use onehop_proto::queue::{Address, Memory};
 
-use crate::layout::Range;
+use crate::layout::BusMapping;
 use crate::{Rule, layout::Pair};
 
 /// Where `bytes` bytes at a bus address lie.
@@ -28,7 +28,7 @@ pub(crate) fn find<M: Memory<Addr = GpuAddr>>(
         }
     }
     let Some(index) = low.checked_sub(1) else { return Err((Rule::DmaUnmapped, bus)) };
-    let range = Range::load(mem, range(pair, index));
+    let range = BusMapping::load(mem, range(pair, index));
     let offset = bus.wrapping_sub(range.bus);
     if offset >= range.bytes {
         return Err((Rule::DmaUnmapped, bus));
@@ -41,7 +41,7 @@ pub(crate) fn find<M: Memory<Addr = GpuAddr>>(
 
 #[inline(always)]
 fn range(pair: &Pair, index: u32) -> GpuAddr {
-    pair.ranges.plus(u64::from(index) * u64::from(Range::BYTES))
+    pair.ranges.plus(u64::from(index) * u64::from(BusMapping::BYTES))
 }
 
 #[inline(always)]

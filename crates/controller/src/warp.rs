@@ -19,9 +19,9 @@ pub trait Scoped: Memory {
 }
 
 /// All that the controller needs.
-pub trait Engine: Lanes + Wide + Memory<Addr = GpuAddr> {}
+pub trait ControllerWarp: Lanes + Wide + Memory<Addr = GpuAddr> {}
 
-impl<T: Lanes + Wide + Memory<Addr = GpuAddr>> Engine for T {}
+impl<T: Lanes + Wide + Memory<Addr = GpuAddr>> ControllerWarp for T {}
 
 /// One lane's word for all of them: memory that others change must be read by one lane, or lanes could differ.
 ///

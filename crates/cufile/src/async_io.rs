@@ -11,10 +11,10 @@ use crate::buffers::registered;
 use crate::driver::open_for_a_call;
 use crate::error::{Code, Failure};
 use crate::files::usable_file;
-use crate::io::{GONE, Request, carry_out};
+use crate::io::{GONE, IoRequest, carry_out};
 use crate::log::{Level, say};
 use crate::machine::{Machine, StreamGpu, machine};
-use crate::operation::{Operation, Wanted, Words};
+use crate::operation::{EnqueuedOperation, Operation, Words};
 use crate::state::{answer, with_state};
 use crate::types::CuFileError;
 
@@ -116,7 +116,8 @@ unsafe fn enqueue(
     let flags = with_state(|state| state.streams.get(&(stream as usize)).copied()).unwrap_or(0);
     if !machine.has_cuda() {
         // Without CUDA there are no streams, and the operation's turn has come.
-        let request = Request { base, bytes: early.0, file_offset: early.1, buffer_offset: early.2, writes };
+        let request =
+            IoRequest { base, bytes: early.0, file_offset: early.1, buffer_offset: early.2, writes };
         // SAFETY: the caller's promise.
         let moved = unsafe { carry_out(&file, request) };
         // SAFETY: as above.
@@ -135,7 +136,7 @@ unsafe fn enqueue(
         let pointer = gpu.gpu.pointer(GpuAddr(base as u64))?;
         let allowed =
             pointer.map(|pointer| allowed(&gpu, &pointer, (ordinal, context), base, early)).transpose()?;
-        let wanted = Wanted { file, base, writes, words, early, flags, allowed };
+        let wanted = EnqueuedOperation { file, base, writes, words, early, flags, allowed };
         let (count, bytes) = wanted.slots();
         let reserved = gpu.slots.reserve(bytes, count)?;
         // SAFETY: the caller's promise.

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use crate::driver::{open_for_a_call, place};
 use crate::error::{Code, Failure};
 use crate::files::{RegisteredFile, usable_file};
-use crate::io::{Request, carry_out};
+use crate::io::{IoRequest, carry_out};
 use crate::log::{Level, say};
 use crate::machine::machine;
-use crate::parameters::Size;
+use crate::parameters::SizeParameter;
 use crate::state::{HANDLES, answer, get, run, with_state};
-use crate::stats::{self, Counted};
+use crate::stats::{self, CountedCall};
 use crate::types::{CuFileError, IoEvent, IoParameters};
 
 /// CUFILE_BATCH
@@ -30,12 +30,12 @@ const LONGEST: Duration = Duration::from_secs(600);
 /// A batch.
 struct Batch {
     most: usize,
-    state: Mutex<State>,
+    state: Mutex<BatchState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct BatchState {
     /// Operations that no thread has begun.
     waiting: VecDeque<Operation>,
     /// Operations that a thread carries out.
@@ -45,7 +45,7 @@ struct State {
 
 struct Operation {
     file: Arc<RegisteredFile>,
-    request: Request,
+    request: IoRequest,
     cookie: usize,
 }
 
@@ -55,7 +55,7 @@ struct Done {
     result: isize,
 }
 
-impl State {
+impl BatchState {
     /// Operations of which the program has not been told.
     fn left(&self) -> usize {
         self.waiting.len() + self.running + self.done.len()
@@ -63,7 +63,7 @@ impl State {
 }
 
 impl Batch {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, BatchState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -79,7 +79,7 @@ impl Batch {
             Ok(bytes) => (COMPLETE, bytes as isize),
             Err(failure) => (FAILED, -(failure.number() as isize)),
         };
-        stats::count(Counted::BatchComplete, status == COMPLETE);
+        stats::count(CountedCall::BatchComplete, status == COMPLETE);
         let mut state = self.state();
         state.running -= 1;
         state.done.push_back(Done { cookie, status, result });
@@ -95,7 +95,7 @@ impl Batch {
     }
 
     /// Waits until there is an answer, and at most so long.
-    fn wait(&self, limit: Duration, is_enough: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
+    fn wait(&self, limit: Duration, is_enough: impl Fn(&BatchState) -> bool) -> MutexGuard<'_, BatchState> {
         let end = Instant::now() + limit;
         let mut state = self.state();
         while !is_enough(&state)
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn cuFileBatchIOSetUp(out: *mut *mut c_void, most: u32) ->
     let answer = answer("cuFileBatchIOSetUp", || {
         let (out, most) = (place(out)?, most as usize);
         open_for_a_call();
-        let limit = with_state(|state| state.parameters.size(Size::Batch));
+        let limit = with_state(|state| state.parameters.size(SizeParameter::Batch));
         if most == 0 || most > limit {
             return Err(Code::InvalidValue.into());
         }
@@ -131,7 +131,7 @@ pub unsafe extern "C" fn cuFileBatchIOSetUp(out: *mut *mut c_void, most: u32) ->
         unsafe { out.write(HANDLES.add(batch) as *mut c_void) };
         Ok(())
     });
-    stats::count(Counted::BatchSetup, answer.err == 0);
+    stats::count(CountedCall::BatchSetup, answer.err == 0);
     answer
 }
 
@@ -172,7 +172,7 @@ pub unsafe extern "C" fn cuFileBatchIOSubmit(
         }
         Ok(())
     });
-    stats::count(Counted::BatchSubmit, answer.err == 0);
+    stats::count(CountedCall::BatchSubmit, answer.err == 0);
     answer
 }
 
@@ -186,7 +186,7 @@ fn operation(parameters: &IoParameters) -> Result<Operation, Failure> {
     }
     let file = usable_file(handle)?;
     let writes = opcode == WRITE;
-    let request = Request { base: base as usize, bytes: size, file_offset, buffer_offset, writes };
+    let request = IoRequest { base: base as usize, bytes: size, file_offset, buffer_offset, writes };
     Ok(Operation { file, request, cookie: cookie as usize })
 }
 
@@ -243,7 +243,7 @@ pub extern "C" fn cuFileBatchIOCancel(handle: *mut c_void) -> CuFileError {
         batch(handle)?.cancel();
         Ok(())
     });
-    stats::count(Counted::BatchCancel, answer.err == 0);
+    stats::count(CountedCall::BatchCancel, answer.err == 0);
     answer
 }
 
@@ -259,7 +259,7 @@ pub extern "C" fn cuFileBatchIODestroy(handle: *mut c_void) {
         }
         Ok(())
     });
-    stats::count(Counted::BatchDestroy, destroyed.is_ok());
+    stats::count(CountedCall::BatchDestroy, destroyed.is_ok());
 }
 
 #[cfg(test)]

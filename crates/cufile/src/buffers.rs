@@ -6,12 +6,12 @@ use crate::driver::open_for_a_call;
 use crate::error::{Code, Failure};
 use crate::machine::machine;
 use crate::state::{answer, with_state};
-use crate::stats::{self, Counted};
+use crate::stats::{self, CountedCall};
 use crate::types::CuFileError;
 
 /// Registered memory.
 #[derive(Clone, Copy, Debug)]
-pub struct Registered {
+pub struct RegisteredBuffer {
     /// Its bytes.
     pub bytes: usize,
 }
@@ -39,13 +39,13 @@ pub extern "C" fn cuFileBufRegister(base: *const c_void, bytes: usize, _flags: c
             None if is_mapped(at) && is_mapped(last) => {}
             None => return Err(Code::InvalidPointer.into()),
         }
-        with_state(|state| match state.buffers.insert(at, Registered { bytes }) {
+        with_state(|state| match state.buffers.insert(at, RegisteredBuffer { bytes }) {
             None => Ok(()),
             // Another thread was at it, too.
             Some(_) => Err(Code::MemoryAlreadyRegistered.into()),
         })
     });
-    stats::count(Counted::BufferRegister, answer.err == 0);
+    stats::count(CountedCall::BufferRegister, answer.err == 0);
     answer
 }
 
@@ -56,7 +56,7 @@ pub extern "C" fn cuFileBufDeregister(base: *const c_void) -> CuFileError {
         let removed = with_state(|state| state.buffers.remove(&(base as usize)));
         removed.map(|_| ()).ok_or_else(|| Code::MemoryNotRegistered.into())
     });
-    stats::count(Counted::BufferDeregister, answer.err == 0);
+    stats::count(CountedCall::BufferDeregister, answer.err == 0);
     answer
 }
 

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::log::{Level, say};
-use crate::parameters::{Bool, Parameters, Size};
+use crate::parameters::{Bool, Parameters, SizeParameter};
 
 /// Where the configuration lies, unless `CUFILE_ENV_PATH_JSON` names it.
 const USUAL: &str = "/etc/cufile.json";
@@ -11,18 +11,18 @@ const USUAL: &str = "/etc/cufile.json";
 const LONGEST: u64 = 1 << 20;
 
 /// Numbers of the configuration that are kept.
-const SIZES: [(&str, Size); 11] = [
-    ("/profile/cufile_stats", Size::Stats),
-    ("/execution/max_io_queue_depth", Size::QueueDepth),
-    ("/execution/max_io_threads", Size::Threads),
-    ("/execution/min_io_threshold_size_kb", Size::MinThreshold),
-    ("/execution/max_request_parallelism", Size::Parallelism),
-    ("/properties/max_direct_io_size_kb", Size::MaxDirectIo),
-    ("/properties/max_device_cache_size_kb", Size::MaxCache),
-    ("/properties/per_buffer_cache_size_kb", Size::PerBufferCache),
-    ("/properties/max_device_pinned_mem_size_kb", Size::MaxPinned),
-    ("/properties/io_batchsize", Size::Batch),
-    ("/properties/poll_thresh_size_kb", Size::PollThreshold),
+const SIZES: [(&str, SizeParameter); 11] = [
+    ("/profile/cufile_stats", SizeParameter::Stats),
+    ("/execution/max_io_queue_depth", SizeParameter::QueueDepth),
+    ("/execution/max_io_threads", SizeParameter::Threads),
+    ("/execution/min_io_threshold_size_kb", SizeParameter::MinThreshold),
+    ("/execution/max_request_parallelism", SizeParameter::Parallelism),
+    ("/properties/max_direct_io_size_kb", SizeParameter::MaxDirectIo),
+    ("/properties/max_device_cache_size_kb", SizeParameter::MaxCache),
+    ("/properties/per_buffer_cache_size_kb", SizeParameter::PerBufferCache),
+    ("/properties/max_device_pinned_mem_size_kb", SizeParameter::MaxPinned),
+    ("/properties/io_batchsize", SizeParameter::Batch),
+    ("/properties/poll_thresh_size_kb", SizeParameter::PollThreshold),
 ];
 const BOOLS: [(&str, Bool); 3] = [
     ("/properties/use_poll_mode", Bool::Poll),
@@ -43,7 +43,7 @@ pub fn read() -> Parameters {
         Err(_) => {}
     }
     if let Some(level) = std::env::var("CUFILE_STATS_LEVEL").ok().and_then(|text| text.parse().ok()) {
-        let _ = parameters.set_size(Size::Stats, level);
+        let _ = parameters.set_size(SizeParameter::Stats, level);
     }
     parameters
 }
@@ -134,8 +134,8 @@ mod tests {
             "execution": { "max_io_threads": "many" },
         });
         apply(&config, &mut parameters);
-        assert_eq!(parameters.size(Size::Batch), 128);
-        assert_eq!(parameters.size(Size::PollThreshold), 64);
+        assert_eq!(parameters.size(SizeParameter::Batch), 128);
+        assert_eq!(parameters.size(SizeParameter::PollThreshold), 64);
         assert!(!parameters.bool(Bool::AllowCompat));
     }
 }

@@ -7,7 +7,7 @@ use onehop_gpu::cuda::Nvml;
 use crate::config;
 use crate::error::{Code, Failure};
 use crate::machine::machine;
-use crate::parameters::{Bool, Size};
+use crate::parameters::{Bool, SizeParameter};
 use crate::report;
 use crate::state::{State, answer, run, with_state};
 use crate::types::{CuFileError, DriverProperties};
@@ -92,16 +92,16 @@ fn properties(state: &State) -> DriverProperties {
     DriverProperties {
         nvfs_major,
         nvfs_minor,
-        poll_threshold_kb: size(Size::PollThreshold),
-        max_direct_io_kb: size(Size::MaxDirectIo),
+        poll_threshold_kb: size(SizeParameter::PollThreshold),
+        max_direct_io_kb: size(SizeParameter::MaxDirectIo),
         status_flags: 0,
         control_flags: flag(Bool::Poll, POLL) | flag(Bool::AllowCompat, ALLOW_COMPAT),
         feature_flags: FEATURES,
-        max_cache_kb: word(Size::MaxCache),
-        per_buffer_cache_kb: word(Size::PerBufferCache),
-        max_pinned_kb: word(Size::MaxPinned),
-        max_batch: word(Size::Batch),
-        batch_timeout_ms: word(Size::BatchTimeout),
+        max_cache_kb: word(SizeParameter::MaxCache),
+        per_buffer_cache_kb: word(SizeParameter::PerBufferCache),
+        max_pinned_kb: word(SizeParameter::MaxPinned),
+        max_batch: word(SizeParameter::Batch),
+        batch_timeout_ms: word(SizeParameter::BatchTimeout),
     }
 }
 
@@ -111,7 +111,7 @@ pub fn place<T>(at: *mut T) -> Result<*mut T, Failure> {
 }
 
 /// Sets a property of the open driver.
-fn set(call: &str, which: Size, kb: usize) -> CuFileError {
+fn set(call: &str, which: SizeParameter, kb: usize) -> CuFileError {
     answer(call, || {
         open_for_a_call();
         with_state(|state| state.parameters.set_size(which, kb))
@@ -121,7 +121,7 @@ fn set(call: &str, which: Size, kb: usize) -> CuFileError {
 /// Sets whether completions are polled for. It is kept, and changes nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileDriverSetPollMode(poll: bool, threshold_kb: usize) -> CuFileError {
-    let set = set("cuFileDriverSetPollMode", Size::PollThreshold, threshold_kb);
+    let set = set("cuFileDriverSetPollMode", SizeParameter::PollThreshold, threshold_kb);
     if set.err == 0 {
         with_state(|state| state.parameters.set_bool(Bool::Poll, poll));
     }
@@ -131,19 +131,19 @@ pub extern "C" fn cuFileDriverSetPollMode(poll: bool, threshold_kb: usize) -> Cu
 /// Sets the size of a direct transfer. It is kept, and changes nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileDriverSetMaxDirectIOSize(kb: usize) -> CuFileError {
-    set("cuFileDriverSetMaxDirectIOSize", Size::MaxDirectIo, kb)
+    set("cuFileDriverSetMaxDirectIOSize", SizeParameter::MaxDirectIo, kb)
 }
 
 /// Sets the size of the cache. It is kept, and changes nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileDriverSetMaxCacheSize(kb: usize) -> CuFileError {
-    set("cuFileDriverSetMaxCacheSize", Size::MaxCache, kb)
+    set("cuFileDriverSetMaxCacheSize", SizeParameter::MaxCache, kb)
 }
 
 /// Sets how much GPU memory may be pinned. It is kept, and changes nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileDriverSetMaxPinnedMemSize(kb: usize) -> CuFileError {
-    set("cuFileDriverSetMaxPinnedMemSize", Size::MaxPinned, kb)
+    set("cuFileDriverSetMaxPinnedMemSize", SizeParameter::MaxPinned, kb)
 }
 
 /// The version of the API.

@@ -15,12 +15,12 @@ type Task = Box<dyn FnOnce() + Send>;
 /// See the module.
 pub struct Executor {
     name: &'static str,
-    state: Mutex<State>,
+    state: Mutex<ExecutorState>,
     more: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct ExecutorState {
     tasks: VecDeque<Task>,
     started: usize,
     idle: usize,
@@ -43,7 +43,7 @@ impl Executor {
         if state.started == 0 { Err(Code::NoMemory.into()) } else { Ok(()) }
     }
 
-    fn add_thread(&'static self, state: &mut State) {
+    fn add_thread(&'static self, state: &mut ExecutorState) {
         let started = std::thread::Builder::new().name(self.name.into()).spawn(|| self.work());
         state.started += usize::from(started.is_ok());
     }

@@ -13,7 +13,7 @@ use crate::driver::open_for_a_call;
 use crate::error::{Code, Failure};
 use crate::log::{Level, say};
 use crate::state::{HANDLES, answer, get, run, with_state};
-use crate::stats::{self, Counted};
+use crate::stats::{self, CountedCall};
 use crate::types::{CuFileError, Description};
 
 /// CU_FILE_HANDLE_TYPE_OPAQUE_FD
@@ -82,7 +82,7 @@ pub unsafe extern "C" fn cuFileHandleRegister(
         unsafe { out.write(handle as *mut c_void) };
         Ok(())
     });
-    stats::count(Counted::HandleRegister, answer.err == 0);
+    stats::count(CountedCall::HandleRegister, answer.err == 0);
     answer
 }
 
@@ -136,7 +136,7 @@ pub extern "C" fn cuFileHandleDeregister(handle: *mut c_void) {
         });
         Ok(())
     });
-    stats::count(Counted::HandleDeregister, removed.is_ok());
+    stats::count(CountedCall::HandleDeregister, removed.is_ok());
 }
 
 /// The file of a handle.

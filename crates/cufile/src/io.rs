@@ -13,7 +13,7 @@ use crate::files::{RegisteredFile, usable_file};
 use crate::log::{Level, say};
 use crate::machine::machine;
 use crate::state::run;
-use crate::stats::{self, Moved, Way};
+use crate::stats::{self, MemorySide, Moved};
 
 /// What one call of the kernel moves at most.
 const MOST: usize = 1 << 30;
@@ -23,7 +23,7 @@ pub const GONE: [i32; 3] = [201, 400, 709];
 
 /// What a call is to move.
 #[derive(Clone, Copy, Debug)]
-pub struct Request {
+pub struct IoRequest {
     pub base: usize,
     pub bytes: usize,
     pub file_offset: i64,
@@ -44,7 +44,7 @@ pub unsafe extern "C" fn cuFileRead(
     file_offset: i64,
     buffer_offset: i64,
 ) -> isize {
-    let request = Request { base: base as usize, bytes, file_offset, buffer_offset, writes: false };
+    let request = IoRequest { base: base as usize, bytes, file_offset, buffer_offset, writes: false };
     // SAFETY: the caller's promise.
     unsafe { by_call("cuFileRead", handle, request) }
 }
@@ -62,14 +62,14 @@ pub unsafe extern "C" fn cuFileWrite(
     file_offset: i64,
     buffer_offset: i64,
 ) -> isize {
-    let request = Request { base: base as usize, bytes, file_offset, buffer_offset, writes: true };
+    let request = IoRequest { base: base as usize, bytes, file_offset, buffer_offset, writes: true };
     // SAFETY: the caller's promise.
     unsafe { by_call("cuFileWrite", handle, request) }
 }
 
 /// # Safety
 /// As for [`cuFileRead`].
-unsafe fn by_call(call: &str, handle: *mut c_void, request: Request) -> isize {
+unsafe fn by_call(call: &str, handle: *mut c_void, request: IoRequest) -> isize {
     let moved = run(call, || {
         let file = usable_file(handle)?;
         // SAFETY: the caller's promise.
@@ -98,8 +98,8 @@ pub struct Checked {
 }
 
 /// Checks a request, as far as that takes no call of CUDA's.
-pub fn check(file: &RegisteredFile, request: &Request) -> Result<Checked, Failure> {
-    let Request { base, bytes, file_offset, buffer_offset, writes } = *request;
+pub fn check(file: &RegisteredFile, request: &IoRequest) -> Result<Checked, Failure> {
+    let IoRequest { base, bytes, file_offset, buffer_offset, writes } = *request;
     let at = u64::try_from(file_offset).map_err(|_| Code::InvalidValue)?;
     let allowed = if writes { file.writes } else { file.reads };
     if !allowed {
@@ -116,13 +116,13 @@ pub fn check(file: &RegisteredFile, request: &Request) -> Result<Checked, Failur
 ///
 /// # Safety
 /// As for [`cuFileRead`].
-pub unsafe fn carry_out(file: &Arc<RegisteredFile>, request: Request) -> Result<usize, Failure> {
+pub unsafe fn carry_out(file: &Arc<RegisteredFile>, request: IoRequest) -> Result<usize, Failure> {
     let begun = Instant::now();
     let busy = stats::busy();
     // SAFETY: the caller's promise.
     let moved = unsafe { transfer(file, request) };
     drop(busy);
-    let way = moved.as_ref().map_or(Way::Host, |(_, way)| *way);
+    let way = moved.as_ref().map_or(MemorySide::Host, |(_, way)| *way);
     let moved = moved.map(|(bytes, _)| bytes);
     stats::moved(&Moved {
         bytes: moved.unwrap_or(0),
@@ -139,16 +139,16 @@ pub unsafe fn carry_out(file: &Arc<RegisteredFile>, request: Request) -> Result<
 
 /// # Safety
 /// As for [`cuFileRead`].
-unsafe fn transfer(file: &Arc<RegisteredFile>, request: Request) -> Result<(usize, Way), Failure> {
+unsafe fn transfer(file: &Arc<RegisteredFile>, request: IoRequest) -> Result<(usize, MemorySide), Failure> {
     let Checked { memory, at, bytes } = check(file, &request)?;
     let writes = request.writes;
     if bytes == 0 {
-        return Ok((0, Way::Host));
+        return Ok((0, MemorySide::Host));
     }
     let machine = machine();
     let Some(pointer) = machine.pointer(memory)? else {
         // SAFETY: the caller's promise.
-        return unsafe { by_host(file, memory, at, bytes, writes) }.map(|moved| (moved, Way::Host));
+        return unsafe { by_host(file, memory, at, bytes, writes) }.map(|moved| (moved, MemorySide::Host));
     };
     let (engine, to) = (machine.engine()?, machine.destination(pointer, memory)?);
     let moved =
@@ -162,7 +162,7 @@ unsafe fn transfer(file: &Arc<RegisteredFile>, request: Request) -> Result<(usiz
             machine.forget(pointer.ordinal, pointer.context);
         }
     }
-    Ok((moved?, Way::Gpu(pointer.ordinal)))
+    Ok((moved?, MemorySide::Gpu(pointer.ordinal)))
 }
 
 /// Moves bytes of host memory, which the kernel checks: an address that is no memory is an error.

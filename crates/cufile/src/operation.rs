@@ -20,12 +20,12 @@ use onehop_load::engine::calls::Filled;
 
 use crate::error::{Code, Failure};
 use crate::files::RegisteredFile;
-use crate::io::{Checked, Request, by_host, check};
+use crate::io::{Checked, IoRequest, by_host, check};
 use crate::log::{Level, say};
 use crate::machine::{StreamGpu, machine};
-use crate::slots::{AHEAD, PIECE, Reserved, Slot, Word};
+use crate::slots::{AHEAD, PIECE, PinnedSlot, Reserved, Word};
 use crate::state::run;
-use crate::stats::{self, Busy, Moved, Way};
+use crate::stats::{self, Busy, MemorySide, Moved};
 
 /// What of an operation is known when it is put into the stream.
 pub const FIXED_BUFFER_OFFSET: u32 = 1;
@@ -71,7 +71,7 @@ impl Words {
 }
 
 /// What is known of an operation when it is put into its stream.
-pub struct Wanted {
+pub struct EnqueuedOperation {
     pub file: Arc<RegisteredFile>,
     pub base: usize,
     pub writes: bool,
@@ -83,7 +83,7 @@ pub struct Wanted {
     pub allowed: Option<Range<usize>>,
 }
 
-impl Wanted {
+impl EnqueuedOperation {
     /// Pieces that it is cut into, and so waits and kernels in the stream.
     pub fn pieces(&self) -> usize {
         self.most().div_ceil(PIECE).max(1)
@@ -104,12 +104,12 @@ impl Wanted {
 
     /// # Safety
     /// The words are there.
-    unsafe fn request(&self) -> Result<Request, Failure> {
+    unsafe fn request(&self) -> Result<IoRequest, Failure> {
         let fixed = |flag| self.flags & flag != 0;
         let (early, Words { bytes, file_offset, buffer_offset, .. }) = (self.early, self.words);
         // SAFETY: the caller's promise; those that are fixed need not be there.
         let request = unsafe {
-            Request {
+            IoRequest {
                 base: self.base,
                 bytes: if fixed(FIXED_SIZE) { early.0 } else { bytes.read() },
                 file_offset: if fixed(FIXED_FILE_OFFSET) { early.1 } else { file_offset.read() },
@@ -144,18 +144,18 @@ impl Wanted {
 
 /// See the module.
 pub struct Operation {
-    wanted: Wanted,
+    wanted: EnqueuedOperation,
     gpu: Arc<StreamGpu>,
     pieces: usize,
     /// Where the slots' orders lie, and the word that the stream waits on: no lock is held while a full channel makes a call of
     /// the driver wait.
     orders: Vec<(Region, usize)>,
     waits_on: (Region, usize, u32),
-    state: Mutex<State>,
+    state: Mutex<OperationState>,
 }
 
 #[derive(Default)]
-struct State {
+struct OperationState {
     /// Whether file I/O may begin: everything up to the first wait is in the stream.
     is_open: bool,
     /// Whether the call has failed after all. The program's words are not touched any more.
@@ -168,7 +168,7 @@ struct State {
     /// Pieces whose file I/O begins as soon as it may.
     pending: Vec<usize>,
     word: Option<Word>,
-    slots: Vec<Slot>,
+    slots: Vec<PinnedSlot>,
     /// What is to be done, once the stream has come to it.
     checked: Option<Checked>,
     failure: Option<Failure>,
@@ -185,7 +185,7 @@ struct State {
     begun: Option<(Instant, Busy)>,
 }
 
-impl State {
+impl OperationState {
     fn fail(&mut self, failure: Failure) {
         self.has_stopped = true;
         self.failure.get_or_insert(failure);
@@ -197,31 +197,31 @@ impl State {
         (start, bytes.saturating_sub(start).min(PIECE))
     }
 
-    fn slot(&self, piece: usize) -> Option<&Slot> {
+    fn slot(&self, piece: usize) -> Option<&PinnedSlot> {
         self.slots.get(piece % self.slots.len().max(1))
     }
 }
 
 /// What a stream calls.
-enum Step {
+enum StreamStep {
     Reached,
     /// The kernel of this piece has ended.
     Passed(usize),
 }
 
 /// A step of an operation, for a pointer of C.
-struct Call(Arc<Operation>, Step);
+struct StreamCall(Arc<Operation>, StreamStep);
 
 /// What a stream of the program calls.
 extern "C" fn take_step(argument: *mut c_void) {
     // SAFETY: `put_call` has made the pointer of a box, which the stream hands over once.
-    let call = unsafe { Box::from_raw(argument.cast::<Call>()) };
-    let Call(operation, step) = *call;
+    let call = unsafe { Box::from_raw(argument.cast::<StreamCall>()) };
+    let StreamCall(operation, step) = *call;
     // A panic must not go back to CUDA.
     let _ = run("a step of an operation in a stream", || {
         match step {
-            Step::Reached => operation.reached(),
-            Step::Passed(piece) => operation.passed(piece),
+            StreamStep::Reached => operation.reached(),
+            StreamStep::Passed(piece) => operation.passed(piece),
         }
         Ok(())
     });
@@ -230,7 +230,7 @@ extern "C" fn take_step(argument: *mut c_void) {
 impl Operation {
     /// An operation with what was reserved for it.
     pub fn new(
-        wanted: Wanted,
+        wanted: EnqueuedOperation,
         gpu: Arc<StreamGpu>,
         Reserved { word, slots }: Reserved,
     ) -> Result<Arc<Self>, Failure> {
@@ -241,8 +241,12 @@ impl Operation {
         let (memory, offset, before) = word.after(0);
         let waits_on = (memory.clone(), offset, before);
         let pieces = wanted.pieces();
-        let state =
-            State { word: Some(word), slots, ended: (0..pieces).map(|_| None).collect(), ..State::default() };
+        let state = OperationState {
+            word: Some(word),
+            slots,
+            ended: (0..pieces).map(|_| None).collect(),
+            ..OperationState::default()
+        };
         Ok(Arc::new(Self { wanted, gpu, pieces, orders, waits_on, state: Mutex::new(state) }))
     }
 
@@ -255,7 +259,7 @@ impl Operation {
     /// The stream is one of the operation's context. The words and the memory stay until the stream has passed the operation.
     pub unsafe fn put(self: &Arc<Self>, stream: *mut c_void) -> Result<(), Failure> {
         // SAFETY: the caller's promise, as below.
-        if let Err(error) = unsafe { self.put_call(stream, Step::Reached) } {
+        if let Err(error) = unsafe { self.put_call(stream, StreamStep::Reached) } {
             self.give_back(&mut self.state());
             return Err(error.into());
         }
@@ -270,14 +274,14 @@ impl Operation {
 
     /// # Safety
     /// As for [`Self::put`].
-    unsafe fn put_call(self: &Arc<Self>, stream: *mut c_void, step: Step) -> onehop_gpu::Result<()> {
-        let argument: *mut c_void = Box::into_raw(Box::new(Call(self.clone(), step))).cast();
+    unsafe fn put_call(self: &Arc<Self>, stream: *mut c_void, step: StreamStep) -> onehop_gpu::Result<()> {
+        let argument: *mut c_void = Box::into_raw(Box::new(StreamCall(self.clone(), step))).cast();
         self.state().calls += 1;
         // SAFETY: the caller's promise for the stream; the function takes the argument once, and calls nothing of CUDA.
         let called = unsafe { self.gpu.work.call(stream, take_step, argument) };
         if called.is_err() {
             // SAFETY: it is the pointer of the box above, which the stream does not know.
-            drop(unsafe { Box::from_raw(argument.cast::<Call>()) });
+            drop(unsafe { Box::from_raw(argument.cast::<StreamCall>()) });
             self.state().calls -= 1;
         }
         called
@@ -304,7 +308,7 @@ impl Operation {
             unsafe { work.copy(stream, orders, *at) }?;
             self.state().unpassed = Some(piece % slots);
             // SAFETY: the caller's promise.
-            unsafe { self.put_call(stream, Step::Passed(piece)) }?;
+            unsafe { self.put_call(stream, StreamStep::Passed(piece)) }?;
             self.state().unpassed = None;
         }
         if slots == 0 || self.wanted.writes {
@@ -314,7 +318,7 @@ impl Operation {
         Ok(())
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, OperationState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -343,7 +347,7 @@ impl Operation {
     }
 
     /// Gives back what a cancelled operation has, once the stream has made its last call: but not the slot of a kernel behind that.
-    fn release(&self, state: &mut State) {
+    fn release(&self, state: &mut OperationState) {
         if state.is_cancelled && state.calls == 0 && state.working == 0 {
             if let Some(slot) = state.unpassed.take().filter(|slot| *slot < state.slots.len()) {
                 state.slots.swap_remove(slot);
@@ -398,18 +402,18 @@ impl Operation {
     }
 
     /// Begins the file I/O of a piece.
-    fn begin(self: &Arc<Self>, state: &mut State, piece: usize) {
+    fn begin(self: &Arc<Self>, state: &mut OperationState, piece: usize) {
         if state.is_open { self.submit(state, piece) } else { state.pending.push(piece) }
     }
 
-    fn submit(self: &Arc<Self>, state: &mut State, piece: usize) {
+    fn submit(self: &Arc<Self>, state: &mut OperationState, piece: usize) {
         state.working += 1;
         let operation = self.clone();
         machine().stream_executor.submit(move || operation.carry_out(piece));
     }
 
     /// Begins to write the next piece. One after the other: behind one that fails nothing is written.
-    fn write_next(self: &Arc<Self>, state: &mut State) {
+    fn write_next(self: &Arc<Self>, state: &mut OperationState) {
         if state.is_open && !state.is_writing && !state.is_cancelled && state.whole < state.copied {
             state.is_writing = true;
             self.submit(state, state.whole);
@@ -417,7 +421,7 @@ impl Operation {
     }
 
     /// Describes the copy of a piece that is to be written to its kernel.
-    fn describe(&self, state: &mut State, piece: usize) {
+    fn describe(&self, state: &mut OperationState, piece: usize) {
         let ((start, bytes), at) = (state.range(piece), state.checked.map_or(0, |checked| checked.memory));
         let bytes = if state.has_stopped { 0 } else { bytes };
         let Some(slot) = state.slot(piece) else { return };
@@ -447,7 +451,8 @@ impl Operation {
         let (file, writes) = (&self.wanted.file, self.wanted.writes);
         let (checked, (start, bytes), place) = {
             let state = self.state();
-            let place = state.slot(piece).and_then(Slot::bytes).map(|(memory, at)| (memory.clone(), at));
+            let place =
+                state.slot(piece).and_then(PinnedSlot::bytes).map(|(memory, at)| (memory.clone(), at));
             match state.checked {
                 Some(checked) if !state.has_stopped && !state.is_cancelled => {
                     (checked, state.range(piece), place)
@@ -475,7 +480,7 @@ impl Operation {
     }
 
     /// The file I/O of a piece has ended, and that of all before it.
-    fn end_piece(&self, state: &mut State, moved: Result<Filled, Failure>) {
+    fn end_piece(&self, state: &mut OperationState, moved: Result<Filled, Failure>) {
         let piece = state.whole;
         let (start, wanted) = match state.slots.is_empty() {
             true => (0, state.checked.map_or(0, |checked| checked.bytes)),
@@ -524,20 +529,20 @@ impl Operation {
     }
 
     /// Writes the result, counts it, and reports a failure.
-    fn report(&self, state: &mut State) {
+    fn report(&self, state: &mut OperationState) {
         let wanted = state.checked.map_or(self.wanted.early.0, |checked| checked.bytes);
         let moved = state.failure.map_or(Ok(state.moved), Err);
         // SAFETY: it was not cancelled, and the program keeps the words until the stream has passed the operation.
         unsafe { self.wanted.words.finish(moved) };
         let took = state.begun.take().map_or_else(Default::default, |(begun, _)| begun.elapsed());
-        let way = if state.slots.is_empty() { Way::Host } else { Way::Gpu(self.gpu.ordinal) };
+        let way = if state.slots.is_empty() { MemorySide::Host } else { MemorySide::Gpu(self.gpu.ordinal) };
         let (bytes, is_ok) = (moved.unwrap_or(0), moved.is_ok());
         stats::moved(&Moved { bytes, is_ok, writes: self.wanted.writes, took, way });
         self.wanted.file.report_outcome(moved, wanted, state.is_at_end);
     }
 
     /// Gives back what was reserved: nothing in the stream uses it any more, but a wait that the word has let go.
-    fn give_back(&self, state: &mut State) {
+    fn give_back(&self, state: &mut OperationState) {
         for slot in state.slots.drain(..) {
             self.gpu.slots.give_back(slot);
         }

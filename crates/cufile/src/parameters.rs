@@ -11,7 +11,7 @@ use crate::types::CuFileError;
 /// Numbers, in the API's order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
-pub enum Size {
+pub enum SizeParameter {
     Stats,
     QueueDepth,
     Threads,
@@ -80,7 +80,7 @@ impl Default for Parameters {
 
 impl Parameters {
     /// A number.
-    pub fn size(&self, which: Size) -> usize {
+    pub fn size(&self, which: SizeParameter) -> usize {
         self.sizes[which as usize]
     }
 
@@ -88,7 +88,7 @@ impl Parameters {
     ///
     /// # Errors
     /// When it is not within its bounds.
-    pub fn set_size(&mut self, which: Size, value: usize) -> Result<(), Failure> {
+    pub fn set_size(&mut self, which: SizeParameter, value: usize) -> Result<(), Failure> {
         let (_, least, most) = SIZES[which as usize];
         if value < least || value > most {
             return Err(Code::InvalidValue.into());

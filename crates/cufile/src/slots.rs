@@ -34,13 +34,13 @@ const SPARE: usize = 2 * CallEngine::HOST_BLOCK;
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Pinned memory for one piece of an operation.
-pub struct Slot {
+pub struct PinnedSlot {
     memory: Region,
     start: usize,
     class: usize,
 }
 
-impl Slot {
+impl PinnedSlot {
     /// Where its order lies.
     pub fn order(&self) -> (&Region, usize) {
         (&self.memory, self.start)
@@ -94,24 +94,24 @@ impl Word {
 /// What an operation has for itself.
 pub struct Reserved {
     pub word: Word,
-    pub slots: Vec<Slot>,
+    pub slots: Vec<PinnedSlot>,
 }
 
 /// See the module. For the streams of one context.
 pub struct SlotPool {
-    state: Mutex<State>,
+    state: Mutex<FreeSlots>,
     returned: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct FreeSlots {
     words: Vec<Word>,
-    classes: [Vec<Slot>; CLASSES.len()],
+    classes: [Vec<PinnedSlot>; CLASSES.len()],
     /// How often something came back.
     returns: u64,
 }
 
-impl State {
+impl FreeSlots {
     /// Slots of this class, or of a larger one. Fewer where few are left, so that many operations find one.
     fn take(&mut self, class: usize, count: usize) -> Option<Reserved> {
         let mut slots = Vec::new();
@@ -140,17 +140,17 @@ impl SlotPool {
         let (words, mut start) = ((0..WORDS).rev().map(word).collect(), word_bytes);
         let classes = std::array::from_fn(|class| {
             let mut slot = || {
-                let slot = Slot { memory: memory.clone(), start, class };
+                let slot = PinnedSlot { memory: memory.clone(), start, class };
                 start += stride(class);
                 slot
             };
             (0..CLASSES[class].1).map(|_| slot()).collect()
         });
-        let state = Mutex::new(State { words, classes, returns: 0 });
+        let state = Mutex::new(FreeSlots { words, classes, returns: 0 });
         Ok(Self { state, returned: Condvar::new() })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, FreeSlots> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -183,7 +183,7 @@ impl SlotPool {
     }
 
     /// Takes a slot back that no kernel uses any more.
-    pub fn give_back(&self, slot: Slot) {
+    pub fn give_back(&self, slot: PinnedSlot) {
         let mut state = self.state();
         state.classes[slot.class].push(slot);
         state.returns += 1;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use onehop_os::handles::{Handles, HeldHandles};
 
-use crate::buffers::Registered;
+use crate::buffers::RegisteredBuffer;
 use crate::config;
 use crate::error::{Code, Failure};
 use crate::log::{Level, say};
@@ -30,7 +30,7 @@ pub struct State {
     pub implicit: bool,
     pub parameters: Parameters,
     /// Registered memory by its address.
-    pub buffers: BTreeMap<usize, Registered>,
+    pub buffers: BTreeMap<usize, RegisteredBuffer>,
     /// Registered files: the descriptor's number, the file's device and inode, and the handle.
     pub files: BTreeMap<i32, (u64, u64, usize)>,
     /// Registered streams and their flags.

@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use crate::driver::place;
 use crate::error::{Code, Failure};
 use crate::machine::if_started;
-use crate::parameters::Size;
+use crate::parameters::SizeParameter;
 use crate::state::{answer, with_state};
 use crate::stats_types::{Level1, Level2, Level3, MOST_GPUS, OpCounter, PerGpu};
 use crate::types::CuFileError;
 
 /// Calls that are counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Counted {
+pub enum CountedCall {
     HandleRegister,
     HandleDeregister,
     BufferRegister,
@@ -28,7 +28,7 @@ pub enum Counted {
 
 /// Where bytes went.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Way {
+pub enum MemorySide {
     /// Host memory.
     Host,
     /// The memory of this GPU.
@@ -42,7 +42,7 @@ pub struct Moved {
     pub is_ok: bool,
     pub writes: bool,
     pub took: Duration,
-    pub way: Way,
+    pub way: MemorySide,
 }
 
 /// What the process's own report is made of. It is counted whatever the level.
@@ -61,18 +61,18 @@ pub struct Totals {
     since: Option<Instant>,
 }
 
-struct Stats {
+struct CallStats {
     runs: bool,
     levels: Level2,
     by_gpu: [PerGpu; MOST_GPUS],
     totals: Totals,
 }
 
-static STATS: Mutex<Option<Box<Stats>>> = Mutex::new(None);
+static STATS: Mutex<Option<Box<CallStats>>> = Mutex::new(None);
 
 /// Its lock, for a thread that forks.
 pub struct HeldStats(
-    #[allow(dead_code, reason = "held and not looked at")] MutexGuard<'static, Option<Box<Stats>>>,
+    #[allow(dead_code, reason = "held and not looked at")] MutexGuard<'static, Option<Box<CallStats>>>,
 );
 
 /// Takes the lock.
@@ -80,10 +80,10 @@ pub fn hold() -> HeldStats {
     HeldStats(STATS.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-fn with<R>(f: impl FnOnce(&mut Stats) -> R) -> R {
+fn with<R>(f: impl FnOnce(&mut CallStats) -> R) -> R {
     let mut stats = STATS.lock().unwrap_or_else(PoisonError::into_inner);
     f(stats.get_or_insert_with(|| {
-        Box::new(Stats {
+        Box::new(CallStats {
             runs: true,
             levels: Level2::default(),
             by_gpu: [PerGpu::default(); MOST_GPUS],
@@ -93,7 +93,7 @@ fn with<R>(f: impl FnOnce(&mut Stats) -> R) -> R {
 }
 
 fn level() -> usize {
-    with_state(|state| state.parameters.size(Size::Stats))
+    with_state(|state| state.parameters.size(SizeParameter::Stats))
 }
 
 fn add(counter: &mut OpCounter, is_ok: bool) {
@@ -101,7 +101,7 @@ fn add(counter: &mut OpCounter, is_ok: bool) {
 }
 
 /// Counts a call.
-pub fn count(which: Counted, is_ok: bool) {
+pub fn count(which: CountedCall, is_ok: bool) {
     if level() == 0 {
         return;
     }
@@ -111,15 +111,15 @@ pub fn count(which: Counted, is_ok: bool) {
             return;
         }
         let counter = match which {
-            Counted::HandleRegister => &mut basic.handle_register,
-            Counted::HandleDeregister => &mut basic.handle_deregister,
-            Counted::BufferRegister => &mut basic.buffer_register,
-            Counted::BufferDeregister => &mut basic.buffer_deregister,
-            Counted::BatchSetup => &mut basic.batch_setup,
-            Counted::BatchSubmit => &mut basic.batch_submit,
-            Counted::BatchCancel => &mut basic.batch_cancel,
-            Counted::BatchDestroy => &mut basic.batch_destroy,
-            Counted::BatchComplete => &mut basic.batch_complete,
+            CountedCall::HandleRegister => &mut basic.handle_register,
+            CountedCall::HandleDeregister => &mut basic.handle_deregister,
+            CountedCall::BufferRegister => &mut basic.buffer_register,
+            CountedCall::BufferDeregister => &mut basic.buffer_deregister,
+            CountedCall::BatchSetup => &mut basic.batch_setup,
+            CountedCall::BatchSubmit => &mut basic.batch_submit,
+            CountedCall::BatchCancel => &mut basic.batch_cancel,
+            CountedCall::BatchDestroy => &mut basic.batch_destroy,
+            CountedCall::BatchComplete => &mut basic.batch_complete,
         };
         add(counter, is_ok);
     });
@@ -130,7 +130,7 @@ pub struct Busy(());
 
 /// See [`Busy`].
 pub fn busy() -> Busy {
-    with(|Stats { totals, .. }| {
+    with(|CallStats { totals, .. }| {
         totals.active += 1;
         totals.since.get_or_insert_with(Instant::now);
     });
@@ -139,7 +139,7 @@ pub fn busy() -> Busy {
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        with(|Stats { totals, .. }| {
+        with(|CallStats { totals, .. }| {
             totals.active = totals.active.saturating_sub(1);
             if totals.active == 0
                 && let Some(since) = totals.since.take()
@@ -165,7 +165,7 @@ pub fn moved(moved: &Moved) {
             totals.read_bytes += bytes;
         }
         totals.errors += u64::from(!is_ok);
-        if way == Way::Host {
+        if way == MemorySide::Host {
             totals.host_bytes += bytes;
         }
         if level == 0 || !stats.runs {
@@ -187,7 +187,7 @@ pub fn moved(moved: &Moved) {
             let histogram = if writes { writes_by_size } else { reads_by_size };
             histogram[place] += 1;
         }
-        let Way::Gpu(gpu) = way else { return };
+        let MemorySide::Gpu(gpu) = way else { return };
         let Some(gpu) = stats.by_gpu.get_mut(gpu as usize).filter(|_| level >= 3) else { return };
         if writes {
             gpu.writes += 1;
@@ -240,7 +240,7 @@ fn needs(least: usize) -> Result<(), Failure> {
 pub extern "C" fn cuFileSetStatsLevel(level: c_int) -> CuFileError {
     answer("cuFileSetStatsLevel", || {
         let level = usize::try_from(level).map_err(|_| Code::InvalidValue)?;
-        with_state(|state| state.parameters.set_size(Size::Stats, level))
+        with_state(|state| state.parameters.set_size(SizeParameter::Stats, level))
     })
 }
 

@@ -23,7 +23,7 @@ pub struct Description {
     /// 1 for a file descriptor.
     pub kind: c_int,
     /// The descriptor, in the low half of what may be a pointer.
-    pub handle: Place,
+    pub handle: FdOrPointer,
     /// Of file systems in user space.
     pub operations: *const c_void,
 }
@@ -31,7 +31,7 @@ pub struct Description {
 /// The descriptor, or a pointer.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub union Place {
+pub union FdOrPointer {
     /// For kind 1.
     pub fd: c_int,
     /// For other kinds.

@@ -9,7 +9,7 @@ use onehop_proto::kernel::{
 };
 use onehop_proto::queue::{Address, Memory, Shared};
 
-use crate::gpu::{Door, Gpu, Lane};
+use crate::gpu::{Door, GpuThread, Lane};
 use crate::params::LANES;
 
 /// A warp that takes the times.
@@ -92,7 +92,7 @@ pub unsafe extern "ptx-kernel" fn onehop_owner_prepare(queues: *const KernelQueu
     if index < count {
         // SAFETY: the caller's promise; there are `count` queues.
         let queue = unsafe { queues.add(index as usize).read() };
-        scratch_init(&Gpu, queue.control);
+        scratch_init(&GpuThread, queue.control);
     }
 }
 
@@ -142,7 +142,7 @@ pub unsafe extern "ptx-kernel" fn onehop_shared_prepare(queues: *const KernelQue
         // SAFETY: the caller's promise; there are `count` queues.
         let queue = unsafe { queues.add(index as usize).read() };
         if let Some(shared) = Shared::new(queue.rings(queue.sq_door, queue.cq_door), queue.control) {
-            shared.initialise(&Gpu);
+            shared.initialise(&GpuThread);
         }
     }
 }

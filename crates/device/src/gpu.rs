@@ -46,7 +46,7 @@ pub fn seat() -> Seat {
 
 /// A thread that acts on its own.
 #[derive(Clone, Copy)]
-pub struct Gpu;
+pub struct GpuThread;
 
 /// One lane of a warp whose 32 lanes are all there.
 #[derive(Clone, Copy)]
@@ -301,7 +301,7 @@ macro_rules! memory {
     };
 }
 
-impl Memory for Gpu {
+impl Memory for GpuThread {
     memory!();
     type Door = GpuAddr;
 

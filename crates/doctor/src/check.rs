@@ -35,7 +35,7 @@ impl Status {
 /// The subject of a check, in display order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Group {
+pub enum CheckGroup {
     /// Container, virtual machine, user.
     Place,
     /// GPUs and their driver.
@@ -60,7 +60,7 @@ pub enum Group {
     Cufile,
 }
 
-impl Group {
+impl CheckGroup {
     /// Its heading.
     #[must_use]
     pub fn title(self) -> &'static str {
@@ -88,7 +88,7 @@ pub struct Check {
     /// The device or file concerned; `None` for the whole machine.
     pub about: Option<String>,
     /// Its subject.
-    pub group: Group,
+    pub group: CheckGroup,
     /// Its result.
     pub status: Status,
     /// What was found.
@@ -105,7 +105,7 @@ impl Check {
     /// A check with this result.
     pub(crate) fn new(
         id: &'static str,
-        group: Group,
+        group: CheckGroup,
         status: Status,
         found: impl Into<String>,
         why: &'static str,

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::check::{Check, Status};
 use crate::facts::Facts;
-use crate::routes::{self, Advice, Row};
+use crate::routes::{self, Advice, RouteRow};
 use crate::{checks, near, topo};
 
 /// All checks and routes of a machine.
@@ -16,7 +16,7 @@ pub struct Diagnosis {
     /// The checks, by group.
     pub checks: Vec<Check>,
     /// The routes, the best of each pair first.
-    pub routes: Vec<Row>,
+    pub routes: Vec<RouteRow>,
     /// Recommendation for each GPU, device and direction.
     pub advice: Vec<Advice>,
     /// Names by address, for display.

@@ -34,10 +34,10 @@ pub mod topo;
 /// A composed machine for `onehop doctor --from`: an H100 and a drive behind one PCIe switch.
 pub const EXAMPLE: &str = include_str!("../fixtures/h100-switch-acs-on.json");
 
-pub use check::{Check, Group, Status};
+pub use check::{Check, CheckGroup, Status};
 pub use diagnosis::{Diagnosis, Only, examine};
 pub use facts::file::recorded as recorded_files;
 pub use facts::vm::Virtual;
 pub use facts::{Facts, FactsRequest};
-pub use routes::{Advice, Direction, Row, Verdict};
+pub use routes::{Advice, Direction, RouteRow, Verdict};
 pub use text::{Style, render};

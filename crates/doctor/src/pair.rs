@@ -3,7 +3,7 @@
 use onehop_pci::{Address, Device, Link, Path, PathClass};
 
 use crate::facts::Facts;
-use crate::facts::gpu::Gpu;
+use crate::facts::gpu::GpuFacts;
 use crate::facts::vm::Virtual;
 
 /// Intel server host bridges that the kernel's P2PDMA trusts, also with each other.
@@ -15,11 +15,11 @@ const INTEL: u16 = 0x8086;
 const ZEN: u32 = 0x17;
 
 /// A GPU and another device.
-pub struct Pair<'a> {
+pub struct DevicePair<'a> {
     /// The machine.
     pub facts: &'a Facts,
     /// The GPU.
-    pub gpu: &'a Gpu,
+    pub gpu: &'a GpuFacts,
     /// The GPU's device.
     pub gpu_device: &'a Device,
     /// The other device.
@@ -39,9 +39,9 @@ pub enum Passes {
     Doubtful(String),
 }
 
-impl<'a> Pair<'a> {
+impl<'a> DevicePair<'a> {
     /// Pairs a GPU and another device of the same machine.
-    pub fn new(facts: &'a Facts, gpu: &'a Gpu, device: Address) -> Option<Self> {
+    pub fn new(facts: &'a Facts, gpu: &'a GpuFacts, device: Address) -> Option<Self> {
         let (gpu_device, device) = (facts.device(gpu.address)?, facts.device(device)?);
         let path = facts.tree.path(device.address, gpu.address);
         Some(Self { facts, gpu, gpu_device, device, path })

@@ -6,10 +6,10 @@ pub(crate) mod needs;
 use serde::Serialize;
 
 use crate::facts::Facts;
-use crate::facts::drive::Drive;
-use crate::facts::gpu::Gpu;
-use crate::pair::Pair;
-use needs::{Need, Needs, State};
+use crate::facts::drive::DriveFacts;
+use crate::facts::gpu::GpuFacts;
+use crate::pair::DevicePair;
+use needs::{Need, NeedState, Needs};
 
 /// The direction of the bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
@@ -58,7 +58,7 @@ impl Verdict {
 
 /// A route for a GPU, a device and a direction.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Row {
+pub struct RouteRow {
     /// The GPU's address.
     pub gpu: String,
     /// The device's address.
@@ -105,31 +105,33 @@ const CARD: [&str; 2] = ["cpu/direct", "cpu/pinned"];
 const BOTH: [Direction; 2] = [Direction::ToGpu, Direction::FromGpu];
 
 /// All rows for a machine.
-pub(crate) fn table(facts: &Facts) -> Vec<Row> {
+pub(crate) fn table(facts: &Facts) -> Vec<RouteRow> {
     let mut rows = Vec::new();
     for gpu in &facts.gpus {
         for drive in &facts.drives {
-            let pair = drive.address.and_then(|address| Pair::new(facts, gpu, address));
+            let pair = drive.address.and_then(|address| DevicePair::new(facts, gpu, address));
             rows.extend(pair.iter().flat_map(|pair| drive_rows(pair, drive)));
         }
         for address in facts.nics.iter().filter_map(|nic| nic.address) {
-            rows.extend(Pair::new(facts, gpu, address).iter().flat_map(|pair| card_rows(pair, "rdma")));
+            rows.extend(DevicePair::new(facts, gpu, address).iter().flat_map(|pair| card_rows(pair, "rdma")));
         }
         for sdr in &facts.sdrs {
-            rows.extend(Pair::new(facts, gpu, sdr.address).iter().flat_map(|pair| card_rows(pair, "sdr")));
+            rows.extend(
+                DevicePair::new(facts, gpu, sdr.address).iter().flat_map(|pair| card_rows(pair, "sdr")),
+            );
         }
     }
     rows
 }
 
-fn drive_rows(pair: &Pair<'_>, drive: &Drive) -> Vec<Row> {
+fn drive_rows(pair: &DevicePair<'_>, drive: &DriveFacts) -> Vec<RouteRow> {
     let of = |direction| {
         NVME.map(|route| row(pair, "nvme", direction, route, drive_needs(pair, drive, direction, route)))
     };
     BOTH.into_iter().flat_map(of).collect()
 }
 
-fn card_rows(pair: &Pair<'_>, kind: &'static str) -> Vec<Row> {
+fn card_rows(pair: &DevicePair<'_>, kind: &'static str) -> Vec<RouteRow> {
     let of = |direction| {
         CARD.map(|route| row(pair, kind, direction, route, card_needs(pair, kind, direction, route)))
     };
@@ -137,7 +139,7 @@ fn card_rows(pair: &Pair<'_>, kind: &'static str) -> Vec<Row> {
 }
 
 /// What a route needs, in the order in which to fix it.
-fn drive_needs(pair: &Pair<'_>, drive: &Drive, direction: Direction, route: &str) -> Vec<Need> {
+fn drive_needs(pair: &DevicePair<'_>, drive: &DriveFacts, direction: Direction, route: &str) -> Vec<Need> {
     let needs = Needs { pair, drive: Some(drive) };
     let mut list = vec![needs.cuda()];
     if route == "cufile" {
@@ -171,11 +173,11 @@ fn drive_needs(pair: &Pair<'_>, drive: &Drive, direction: Direction, route: &str
 }
 
 /// Whether the drive was detached from the kernel for drivers like onehop's.
-fn is_ours(pair: &Pair<'_>) -> bool {
+fn is_ours(pair: &DevicePair<'_>) -> bool {
     matches!(pair.device.driver.as_deref(), Some("vfio-pci" | "onehop"))
 }
 
-fn card_needs(pair: &Pair<'_>, kind: &str, direction: Direction, route: &str) -> Vec<Need> {
+fn card_needs(pair: &DevicePair<'_>, kind: &str, direction: Direction, route: &str) -> Vec<Need> {
     let needs = Needs { pair, drive: None };
     let mut list = vec![needs.cuda()];
     if route == "cpu/pinned" {
@@ -192,19 +194,23 @@ fn card_needs(pair: &Pair<'_>, kind: &str, direction: Direction, route: &str) ->
 }
 
 fn row(
-    pair: &Pair<'_>,
+    pair: &DevicePair<'_>,
     kind: &'static str,
     direction: Direction,
     route: &'static str,
     needs: Vec<Need>,
-) -> Row {
-    let count = |state: State| needs.iter().filter(|need| need.state == state).count();
-    let missing = (count(State::Missing), count(State::Doubtful));
-    let first = |state: State| needs.iter().find(|need| need.state == state);
-    let worst = first(State::Missing).or_else(|| first(State::Doubtful)).or_else(|| first(State::Unknown));
-    let tried = needs.iter().all(|need| matches!(need.state, State::Tried));
+) -> RouteRow {
+    let count = |state: NeedState| needs.iter().filter(|need| need.state == state).count();
+    let missing = (count(NeedState::Missing), count(NeedState::Doubtful));
+    let first = |state: NeedState| needs.iter().find(|need| need.state == state);
+    let worst = first(NeedState::Missing)
+        .or_else(|| first(NeedState::Doubtful))
+        .or_else(|| first(NeedState::Unknown));
+    let tried = needs.iter().all(|need| matches!(need.state, NeedState::Tried));
     let (verdict, reason, fix) = match worst {
-        Some(need) if need.state == State::Missing => (Verdict::No, need.reason.clone(), need.fix.clone()),
+        Some(need) if need.state == NeedState::Missing => {
+            (Verdict::No, need.reason.clone(), need.fix.clone())
+        }
         Some(need) => (
             Verdict::Untested,
             need.reason.clone(),
@@ -217,7 +223,7 @@ fn row(
         }
     };
     let (gpu, device) = (pair.gpu.address.to_string(), pair.device.address.to_string());
-    Row { gpu, device, kind, direction, route, verdict, reason, fix, missing }
+    RouteRow { gpu, device, kind, direction, route, verdict, reason, fix, missing }
 }
 
 fn said(needs: &[Need]) -> String {
@@ -225,7 +231,7 @@ fn said(needs: &[Need]) -> String {
 }
 
 /// The command that tests it, if this build has one.
-fn trial(pair: &Pair<'_>, kind: &str, direction: Direction, route: &str) -> Option<String> {
+fn trial(pair: &DevicePair<'_>, kind: &str, direction: Direction, route: &str) -> Option<String> {
     if kind != "nvme" || route == "cpu/cached" {
         return None;
     }
@@ -259,12 +265,12 @@ fn trial(pair: &Pair<'_>, kind: &str, direction: Direction, route: &str) -> Opti
 }
 
 /// For each GPU, device and direction: the best route that works, and the smallest change for a better one.
-pub(crate) fn advice(rows: &[Row]) -> Vec<Advice> {
-    let key = |row: &Row| (row.gpu.clone(), row.device.clone(), row.direction);
+pub(crate) fn advice(rows: &[RouteRow]) -> Vec<Advice> {
+    let key = |row: &RouteRow| (row.gpu.clone(), row.device.clone(), row.direction);
     rows.chunk_by(|a, b| key(a) == key(b)).map(advise).collect()
 }
 
-fn advise(rows: &[Row]) -> Advice {
+fn advise(rows: &[RouteRow]) -> Advice {
     let best = rows.iter().position(|row| row.verdict == Verdict::Yes);
     let better = rows[..best.unwrap_or(rows.len())].iter().filter(|row| row.fix.is_some());
     // The fewest fixes; among equals, the better route.
@@ -281,7 +287,7 @@ fn advise(rows: &[Row]) -> Advice {
 }
 
 /// A GPU's name for display.
-pub(crate) fn gpu_title(gpu: &Gpu) -> String {
+pub(crate) fn gpu_title(gpu: &GpuFacts) -> String {
     match gpu.ordinal {
         Some(ordinal) => format!("GPU {ordinal} {} ({})", gpu.name, gpu.address),
         None => format!("GPU {} ({})", gpu.name, gpu.address),

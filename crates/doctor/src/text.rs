@@ -5,7 +5,7 @@ use std::fmt::Write;
 use crate::check::{Check, Status};
 use crate::diagnosis::Diagnosis;
 use crate::near::nearest;
-use crate::routes::{Advice, Direction, Row, Verdict};
+use crate::routes::{Advice, Direction, RouteRow, Verdict};
 
 /// Display options.
 #[derive(Clone, Copy, Debug)]
@@ -89,7 +89,7 @@ fn routes(text: &mut String, diagnosis: &Diagnosis, style: Style) {
         "\n{}   yes: tested   ?: untested, nothing known prevents it   no: not possible",
         style.strong("Routes")
     );
-    let same = |a: &Row, b: &Row| (&a.gpu, &a.device) == (&b.gpu, &b.device);
+    let same = |a: &RouteRow, b: &RouteRow| (&a.gpu, &a.device) == (&b.gpu, &b.device);
     for pair in diagnosis.routes.chunk_by(same) {
         let (gpu, device) = (diagnosis.name(&pair[0].gpu), diagnosis.name(&pair[0].device));
         let _ = writeln!(text, "  {device}  <->  {gpu}");
@@ -101,7 +101,7 @@ fn routes(text: &mut String, diagnosis: &Diagnosis, style: Style) {
 }
 
 /// The rows of one direction; neighbouring rows with the same reason share a line.
-fn table(text: &mut String, direction: Direction, rows: &[&Row], style: Style) {
+fn table(text: &mut String, direction: Direction, rows: &[&RouteRow], style: Style) {
     let arrow = match direction {
         Direction::ToGpu => "into GPU memory",
         Direction::FromGpu => "from GPU memory",
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn control_characters_of_names_stay_text() {
-        let check = Check::new("gpu.x", crate::Group::Gpu, Status::Pass, "a\x1b[2Jb\nc", "why");
+        let check = Check::new("gpu.x", crate::CheckGroup::Gpu, Status::Pass, "a\x1b[2Jb\nc", "why");
         let mut diagnosis = Diagnosis {
             system: Some("\x07".into()),
             checks: vec![check.about("\x1b").fix("\r").by("\x08")],

@@ -48,7 +48,7 @@ impl Verdicts for Diagnosis {
     }
 
     fn route(&self, device: &str, direction: Direction, route: &str) -> (Verdict, String, String) {
-        let same = |row: &&onehop_doctor::Row| {
+        let same = |row: &&onehop_doctor::RouteRow| {
             row.device == device && row.direction == direction && row.route == route
         };
         let row = self.routes.iter().find(same).unwrap_or_else(|| panic!("no row {device} {route}"));

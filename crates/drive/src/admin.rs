@@ -9,7 +9,7 @@ use onehop_proto::queue::{Event, Owner, Slot};
 use onehop_proto::{Cqe, Sqe, admin};
 
 use crate::control::{self, Control};
-use crate::ring::{Dma, Pair, PairMemory};
+use crate::ring::{CpuPair, Dma, PairMemory};
 use crate::{Error, Result};
 
 /// Entries of both admin queues.
@@ -31,7 +31,7 @@ enum Waiting {
 
 /// The admin queue pair.
 pub(crate) struct Admin {
-    pair: Pair,
+    pair: CpuPair,
     owner: Owner<PairMemory, Vec<Slot>>,
     waiting: Vec<Waiting>,
     /// Events that were reported and not yet served.
@@ -43,7 +43,7 @@ pub(crate) struct Admin {
 impl Admin {
     pub(crate) fn new(control: &Control, timeout: Duration) -> Result<Self> {
         let port = &control.port;
-        let pair = Pair::alloc(port, 0, ENTRIES, control.page_shift, control.cap.dstrd())?;
+        let pair = CpuPair::alloc(port, 0, ENTRIES, control.page_shift, control.cap.dstrd())?;
         let owner = Owner::new(pair.rings, vec![Slot::default(); ENTRIES as usize]);
         let waiting = (0..ENTRIES).map(|_| Waiting::Nothing).collect();
         Ok(Self { pair, owner, waiting, fired: VecDeque::new(), port: port.clone(), timeout })

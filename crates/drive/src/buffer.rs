@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use onehop_os::{DmaMemory, HostMem, Mapped, Run};
+use onehop_os::{BusRange, DmaMemory, HostMem, Mapped};
 use onehop_proto::BusAddr;
 
 use crate::control::Control;
@@ -11,9 +11,9 @@ use crate::{Error, Result};
 /// Memory that a drive may read and write. Clones are the same memory; it stays mapped, and alive, until the last clone
 /// goes, and a command in flight holds one.
 #[derive(Clone)]
-pub struct Buffer(Arc<Inner>);
+pub struct Buffer(Arc<BufferInner>);
 
-struct Inner {
+struct BufferInner {
     // The mapping goes before the memory does.
     map: Mapped,
     first: Option<BusAddr>,
@@ -28,7 +28,13 @@ impl Buffer {
         let map = control.port.mapper.map(&memory)?;
         let first = map.contiguous().ok();
         let bytes = memory.bytes() as u64;
-        Ok(Self(Arc::new(Inner { map, first, bytes, tag: control.tag.clone(), memory: Box::new(memory) })))
+        Ok(Self(Arc::new(BufferInner {
+            map,
+            first,
+            bytes,
+            tag: control.tag.clone(),
+            memory: Box::new(memory),
+        })))
     }
 
     /// Its length in bytes.
@@ -53,10 +59,10 @@ impl Buffer {
     /// The bus address of the byte at `offset`, and how many bytes follow it without a gap.
     #[must_use]
     #[inline]
-    pub fn at(&self, offset: u64) -> Option<Run> {
+    pub fn at(&self, offset: u64) -> Option<BusRange> {
         match self.0.first {
             Some(first) if offset < self.0.bytes => {
-                Some(Run { addr: first.plus(offset), len: self.0.bytes - offset })
+                Some(BusRange { addr: first.plus(offset), len: self.0.bytes - offset })
             }
             Some(_) => None,
             None => self.0.map.at(offset),

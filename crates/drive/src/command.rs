@@ -1,6 +1,6 @@
 //! From what a caller wants to the entry that the controller reads.
 
-use onehop_os::Run;
+use onehop_os::BusRange;
 use onehop_proto::format::{Format, check_range};
 use onehop_proto::sgl::Descriptor;
 use onehop_proto::{BusAddr, Sqe, nvm, prp};
@@ -208,7 +208,7 @@ impl Pointers {
     fn point_to_pages(
         &self,
         sqe: &mut Sqe,
-        (buffer, offset, run): (&Buffer, u64, Run),
+        (buffer, offset, run): (&Buffer, u64, BusRange),
         bytes: u64,
         list: &ListSlot<'_>,
     ) -> Result<()> {

@@ -14,7 +14,7 @@ use crate::core::{AdminState, Core};
 use crate::ladder::{Incident, Participant};
 use crate::queue::{IoQueue, QueueCell};
 use crate::ring::PairHalf;
-use crate::slots::Slots;
+use crate::slots::CommandSlots;
 use crate::{Buffer, Error, Identity, Namespace, Options, Result};
 
 /// Most events that are kept for somebody to ask for.
@@ -22,10 +22,10 @@ const MAX_EVENTS: usize = 256;
 
 /// A drive. Clones are the same drive; it is shut down when the last of them, and of its queues, goes.
 #[derive(Clone)]
-pub struct Drive(pub(crate) Arc<Inner>);
+pub struct Drive(pub(crate) Arc<DriveInner>);
 
 /// What all handles on a drive share.
-pub(crate) struct Inner {
+pub(crate) struct DriveInner {
     core: Core,
     identity: Identity,
     pub(crate) namespaces: Arc<[Namespace]>,
@@ -33,7 +33,7 @@ pub(crate) struct Inner {
     serial: AtomicU32,
 }
 
-impl Deref for Inner {
+impl Deref for DriveInner {
     type Target = Core;
 
     fn deref(&self) -> &Core {
@@ -53,7 +53,12 @@ impl Drive {
         let (identity, namespaces) = core.bring_up_from_anywhere(&mut state)?;
         state.in_use = vec![false; identity.queues as usize];
         drop(state);
-        Ok(Self(Arc::new(Inner { core, identity, namespaces: namespaces.into(), serial: AtomicU32::new(0) })))
+        Ok(Self(Arc::new(DriveInner {
+            core,
+            identity,
+            namespaces: namespaces.into(),
+            serial: AtomicU32::new(0),
+        })))
     }
 
     /// What people call it.
@@ -126,7 +131,7 @@ impl Drive {
         let inner = &self.0;
         let mut state = inner.alive()?;
         let qid = state.take_qid(inner.name())?;
-        let made = Slots::new(inner, qid).and_then(|slots| {
+        let made = CommandSlots::new(inner, qid).and_then(|slots| {
             let (sq, cq) = slots.halves();
             inner.establish(&mut state, qid, sq, cq).map(|()| slots)
         });
@@ -208,7 +213,7 @@ impl Drive {
     }
 }
 
-impl Inner {
+impl DriveInner {
     pub(crate) fn identity(&self) -> &Identity {
         &self.identity
     }

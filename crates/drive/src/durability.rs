@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 pub(crate) struct Durability {
     /// Whether the drive has a volatile cache at all.
     cached: AtomicBool,
-    accounts: Mutex<Vec<(u32, Arc<Account>)>>,
+    accounts: Mutex<Vec<(u32, Arc<AcknowledgedWrites>)>>,
 }
 
 impl Durability {
@@ -22,12 +22,12 @@ impl Durability {
     }
 
     /// The account of a namespace; it stays the same as long as the drive is open.
-    pub(crate) fn account(&self, nsid: u32) -> Arc<Account> {
+    pub(crate) fn account(&self, nsid: u32) -> Arc<AcknowledgedWrites> {
         let mut accounts = self.accounts();
         if let Some((_, account)) = accounts.iter().find(|(of, _)| *of == nsid) {
             return account.clone();
         }
-        let account = Arc::<Account>::default();
+        let account = Arc::<AcknowledgedWrites>::default();
         accounts.push((nsid, account.clone()));
         account
     }
@@ -39,7 +39,7 @@ impl Durability {
         }
     }
 
-    fn accounts(&self) -> MutexGuard<'_, Vec<(u32, Arc<Account>)>> {
+    fn accounts(&self) -> MutexGuard<'_, Vec<(u32, Arc<AcknowledgedWrites>)>> {
         self.accounts.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
@@ -52,7 +52,7 @@ pub(crate) trait Writes: Send + Sync {
 
 /// The acknowledged writes of one namespace.
 #[derive(Default)]
-pub(crate) struct Account {
+pub(crate) struct AcknowledgedWrites {
     /// Who has to be asked for writes.
     others: Mutex<Vec<Weak<dyn Writes>>>,
     /// Writes acknowledged so far; all those of a GPU job count as one, acknowledged at its end.
@@ -67,7 +67,7 @@ pub(crate) struct Account {
     reported: AtomicU64,
 }
 
-impl Account {
+impl AcknowledgedWrites {
     /// A write was acknowledged.
     pub(crate) fn wrote(&self) {
         self.written.fetch_add(1, Ordering::SeqCst);
@@ -118,7 +118,7 @@ impl Account {
 }
 
 /// A job whose writes are being acknowledged.
-pub(crate) struct Writing<'a>(&'a Account);
+pub(crate) struct Writing<'a>(&'a AcknowledgedWrites);
 
 impl Drop for Writing<'_> {
     fn drop(&mut self) {
@@ -132,7 +132,7 @@ impl Drop for Writing<'_> {
 mod tests {
     use super::*;
 
-    fn flush(account: &Account, seen: &mut u64) -> bool {
+    fn flush(account: &AcknowledgedWrites, seen: &mut u64) -> bool {
         account.flushed(account.mark(), seen)
     }
 

@@ -22,7 +22,7 @@ pub struct Finished {
 }
 
 /// How a command stands.
-pub(crate) enum State {
+pub(crate) enum CommandState {
     Free,
     InFlight(u16),
     /// To be tried again at this time.
@@ -34,7 +34,7 @@ pub(crate) enum State {
     Done(std::result::Result<Finished, Box<Error>>),
 }
 
-impl State {
+impl CommandState {
     /// Errors are large and rare: in a box they cost commands that end well nothing.
     pub(crate) fn failed(error: Error) -> Self {
         Self::Done(Err(Box::new(error)))
@@ -42,8 +42,8 @@ impl State {
 }
 
 /// A command and what it holds.
-pub(crate) struct Entry {
-    pub(crate) state: State,
+pub(crate) struct CommandEntry {
+    pub(crate) state: CommandState,
     pub(crate) life: u32,
     pub(crate) sqe: Sqe,
     pub(crate) retries: u32,
@@ -58,7 +58,7 @@ pub(crate) struct Entry {
     pub(crate) canary: Option<Canary>,
 }
 
-impl Entry {
+impl CommandEntry {
     pub(crate) fn data<'a>(&self, holds: &'a Holds) -> Option<&'a Buffer> {
         self.hold[0].and_then(|hold| holds.get(hold))
     }

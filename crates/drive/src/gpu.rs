@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use onehop_gpu::{Gpu, Place, Region};
 
-use crate::drive::Inner;
+use crate::drive::DriveInner;
 use crate::ladder::Incident;
 use crate::queue::Moved;
 use crate::ring::Dma;
@@ -130,7 +130,7 @@ pub struct GpuJob {
 
 /// Queue pairs for one GPU on one drive. Any thread may use them; jobs are carried out one after the other.
 pub struct GpuQueues {
-    drive: Arc<Inner>,
+    drive: Arc<DriveInner>,
     gpu: Arc<dyn Gpu>,
     setup: GpuSetup,
     cell: Arc<GpuCell>,

@@ -8,7 +8,7 @@ use onehop_proto::identify::{self, Controller};
 use onehop_proto::regs::{Cap, Version};
 
 use crate::control::Control;
-use crate::durability::Account;
+use crate::durability::AcknowledgedWrites;
 use crate::{Error, Options, Result};
 
 /// Nobody gains from longer commands, and each slot of a queue has a PRP list for the longest one.
@@ -118,11 +118,16 @@ pub struct Namespace {
     tag: Arc<()>,
     /// Whether it is still as described here; the same for all clones.
     valid: Arc<AtomicBool>,
-    pub(crate) account: Arc<Account>,
+    pub(crate) account: Arc<AcknowledgedWrites>,
 }
 
 impl Namespace {
-    pub(crate) fn new(control: &Control, nsid: u32, data: &[u8], account: Arc<Account>) -> Result<Self> {
+    pub(crate) fn new(
+        control: &Control,
+        nsid: u32,
+        data: &[u8],
+        account: Arc<AcknowledgedWrites>,
+    ) -> Result<Self> {
         let drive = &control.port.name;
         let bytes = page(drive, data)?;
         let view = identify::Namespace::new(&bytes);

@@ -7,7 +7,7 @@ use onehop_proto::admin as words;
 
 use crate::admin::Admin;
 use crate::core::AdminState;
-use crate::drive::Inner;
+use crate::drive::DriveInner;
 use crate::queue::QueueCell;
 use crate::slots::Token;
 use crate::{Error, Recovery, Result};
@@ -32,12 +32,12 @@ pub(crate) trait Participant: Send + Sync {
     /// Stops touching the controller; has stopped when this returns.
     fn close(&self);
     /// Creates its queues again on a controller that was reset.
-    fn reopen(&self, drive: &Inner, admin: &mut Admin, recovery: Recovery) -> Result<()>;
+    fn reopen(&self, drive: &DriveInner, admin: &mut Admin, recovery: Recovery) -> Result<()>;
     /// The drive is dead: ends everything with this error.
     fn fail(&self, error: &Error);
 }
 
-impl Inner {
+impl DriveInner {
     /// Gets a late command, or a queue that reported a stray completion, out of the controller's hands. How it went is
     /// found in the queue afterwards.
     pub(crate) fn recover(&self, cell: &Arc<QueueCell>, token: Token) {

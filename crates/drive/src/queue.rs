@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::command::{Io, Op, max_blocks};
-use crate::drive::Inner;
+use crate::drive::DriveInner;
 use crate::entry::Finished;
 use crate::ladder::Participant;
-use crate::slots::{Slots, Token};
+use crate::slots::{CommandSlots, Token};
 use crate::{Buffer, Error, Namespace, Result};
 
 /// How often a waiting thread looks at the controller's status register.
@@ -17,11 +17,11 @@ const COMPLETION_POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// A queue pair, as the drive and its user share it.
 pub(crate) struct QueueCell {
     pub(crate) qid: u16,
-    pub(crate) slots: Mutex<Slots>,
+    pub(crate) slots: Mutex<CommandSlots>,
 }
 
 impl QueueCell {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Slots> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, CommandSlots> {
         self.slots.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
@@ -30,7 +30,7 @@ impl QueueCell {
 /// another.
 pub struct IoQueue {
     cell: Arc<QueueCell>,
-    drive: Arc<Inner>,
+    drive: Arc<DriveInner>,
 }
 
 /// What a transfer took.
@@ -72,7 +72,7 @@ impl Moved {
 /// Commands that are handed over together, with one doorbell, when this is dropped. Until then it holds the queue:
 /// every other call on it, and every recovery of the drive, waits.
 pub struct Batch<'a> {
-    slots: MutexGuard<'a, Slots>,
+    slots: MutexGuard<'a, CommandSlots>,
     queue: &'a IoQueue,
 }
 
@@ -95,7 +95,7 @@ impl Drop for Batch<'_> {
 }
 
 impl IoQueue {
-    pub(crate) fn new(cell: Arc<QueueCell>, drive: Arc<Inner>) -> Self {
+    pub(crate) fn new(cell: Arc<QueueCell>, drive: Arc<DriveInner>) -> Self {
         Self { cell, drive }
     }
 
@@ -129,7 +129,7 @@ impl IoQueue {
     }
 
     /// The pair, once no reset is under way.
-    fn open(&self) -> Result<MutexGuard<'_, Slots>> {
+    fn open(&self) -> Result<MutexGuard<'_, CommandSlots>> {
         loop {
             let slots = self.cell.lock();
             if !slots.closed {
@@ -201,7 +201,7 @@ impl IoQueue {
         }
     }
 
-    fn recover_if_overdue(&self, slots: MutexGuard<'_, Slots>, token: Token) {
+    fn recover_if_overdue(&self, slots: MutexGuard<'_, CommandSlots>, token: Token) {
         let mend = !slots.closed && (slots.stray.is_some() || slots.is_late(token));
         drop(slots);
         if mend {
@@ -349,7 +349,7 @@ impl IoQueue {
 
 /// The end of a command, if it has come.
 #[inline]
-fn look(slots: &mut Slots, token: Token) -> Option<Result<Finished>> {
+fn look(slots: &mut CommandSlots, token: Token) -> Option<Result<Finished>> {
     if let Some(end) = slots.take(token) {
         return Some(end);
     }
@@ -373,7 +373,7 @@ impl Participant for QueueCell {
 
     fn reopen(
         &self,
-        drive: &Inner,
+        drive: &DriveInner,
         admin: &mut crate::admin::Admin,
         recovery: crate::Recovery,
     ) -> Result<()> {

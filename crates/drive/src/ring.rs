@@ -13,12 +13,12 @@ use crate::{Error, Result};
 
 /// A word of one of a pair's two rings.
 #[derive(Clone, Copy)]
-pub(crate) struct At {
+pub(crate) struct RingWord {
     in_cq: bool,
     word: u32,
 }
 
-impl Address for At {
+impl Address for RingWord {
     #[inline(always)]
     fn plus(self, bytes: u32) -> Self {
         Self { word: self.word + bytes / 4, ..self }
@@ -35,12 +35,12 @@ pub(crate) struct PairMemory {
 
 impl PairMemory {
     #[inline(always)]
-    fn ring_of(&self, at: At) -> &Words {
+    fn ring_of(&self, at: RingWord) -> &Words {
         if at.in_cq { &self.cq } else { &self.sq }
     }
 
     #[inline(always)]
-    fn word(&self, at: At) -> Option<&AtomicU32> {
+    fn word(&self, at: RingWord) -> Option<&AtomicU32> {
         self.ring_of(at).get(at.word)
     }
 
@@ -55,7 +55,7 @@ impl PairMemory {
         control.write(0, bytes)?;
         let words = || Words::new(control.clone());
         let memory = Self { sq: words()?, cq: words()?, regs, start: Instant::now() };
-        let at = At { in_cq: false, word: 0 };
+        let at = RingWord { in_cq: false, word: 0 };
         // Only the control memory is written.
         match shared {
             None => scratch_init(&memory, at),
@@ -84,40 +84,40 @@ macro_rules! on_word {
 }
 
 impl Memory for PairMemory {
-    type Addr = At;
+    type Addr = RingWord;
     type Door = u32;
 
     #[inline(always)]
-    fn load(&self, at: At) -> u32 {
+    fn load(&self, at: RingWord) -> u32 {
         on_word!(self, at, |w: &AtomicU32| w.load(Ordering::Relaxed), u32::MAX)
     }
     #[inline(always)]
-    fn load_acquire(&self, at: At) -> u32 {
+    fn load_acquire(&self, at: RingWord) -> u32 {
         on_word!(self, at, |w: &AtomicU32| w.load(Ordering::Acquire), u32::MAX)
     }
     #[inline(always)]
-    fn store(&self, at: At, value: u32) {
+    fn store(&self, at: RingWord, value: u32) {
         on_word!(self, at, |w: &AtomicU32| w.store(value, Ordering::Relaxed), ());
     }
     #[inline(always)]
-    fn store_release(&self, at: At, value: u32) {
+    fn store_release(&self, at: RingWord, value: u32) {
         on_word!(self, at, |w: &AtomicU32| w.store(value, Ordering::Release), ());
     }
     #[inline(always)]
-    fn store_entry(&self, at: At, entry: &[u32; 16]) {
+    fn store_entry(&self, at: RingWord, entry: &[u32; 16]) {
         let is_stored = self.ring_of(at).store_entry(at.word, entry);
         debug_assert!(is_stored, "an entry outside its ring");
     }
-    fn fetch_add(&self, at: At, value: u32) -> u32 {
+    fn fetch_add(&self, at: RingWord, value: u32) -> u32 {
         on_word!(self, at, |w: &AtomicU32| w.fetch_add(value, Ordering::AcqRel), u32::MAX)
     }
-    fn fetch_or(&self, at: At, bits: u32) -> u32 {
+    fn fetch_or(&self, at: RingWord, bits: u32) -> u32 {
         on_word!(self, at, |w: &AtomicU32| w.fetch_or(bits, Ordering::AcqRel), u32::MAX)
     }
-    fn fetch_and(&self, at: At, mask: u32) -> u32 {
+    fn fetch_and(&self, at: RingWord, mask: u32) -> u32 {
         on_word!(self, at, |w: &AtomicU32| w.fetch_and(mask, Ordering::AcqRel), u32::MAX)
     }
-    fn compare_exchange(&self, at: At, old: u32, new: u32) -> u32 {
+    fn compare_exchange(&self, at: RingWord, old: u32, new: u32) -> u32 {
         on_word!(
             self,
             at,
@@ -184,7 +184,7 @@ pub(crate) struct PairHalf {
 }
 
 /// A CPU-driven pair: its memory and where the rings lie in it.
-pub(crate) struct Pair {
+pub(crate) struct CpuPair {
     pub(crate) memory: PairMemory,
     pub(crate) rings: Rings<PairMemory>,
     pub(crate) sq: PairHalf,
@@ -203,7 +203,7 @@ pub(crate) fn check_doorbells(port: &ControllerBackend, qid: u16, dstrd: u8) -> 
     Ok(())
 }
 
-impl Pair {
+impl CpuPair {
     /// A pair of up to `entries` entries. Where memory comes in single pages on the bus, a ring is what fits into one.
     pub(crate) fn alloc(
         port: &ControllerBackend,
@@ -221,8 +221,8 @@ impl Pair {
         }
         let (sq_entries, cq_entries) = (entries, entries);
         let rings = Rings {
-            sq: At { in_cq: false, word: 0 },
-            cq: At { in_cq: true, word: 0 },
+            sq: RingWord { in_cq: false, word: 0 },
+            cq: RingWord { in_cq: true, word: 0 },
             sq_door: regs::doorbell(qid, false, dstrd),
             cq_door: regs::doorbell(qid, true, dstrd),
             sq_entries,

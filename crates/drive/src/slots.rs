@@ -9,10 +9,10 @@ use onehop_proto::{BusAddr, Cqe, Sqe, Status};
 use crate::canary::{Canary, Nonces};
 use crate::command::{Io, ListSlot, Op, Pointers, list_pages, max_blocks};
 use crate::core::DmaQuarantine;
-use crate::drive::Inner;
-use crate::entry::{Entry, Finished, State};
+use crate::drive::DriveInner;
+use crate::entry::{CommandEntry, CommandState, Finished};
 use crate::holds::Holds;
-use crate::ring::{Dma, Pair, PairHalf, PairMemory};
+use crate::ring::{CpuPair, Dma, PairHalf, PairMemory};
 use crate::{Error, Namespace, Recovery, Result};
 
 /// The longest wait before a retry, whatever the controller asks for.
@@ -30,17 +30,17 @@ pub struct Token {
 }
 
 /// Where separate metadata goes that nobody asked for: first what is written (zeroes), then what is read.
-struct Scratch {
+struct MetadataScratch {
     dma: Dma,
     half: u64,
 }
 
 /// A queue pair and its commands. Whoever holds it owns the pair.
-pub(crate) struct Slots {
+pub(crate) struct CommandSlots {
     serial: u32,
-    pair: Pair,
+    pair: CpuPair,
     owner: Owner<PairMemory, Vec<Slot>>,
-    entries: Vec<Entry>,
+    entries: Vec<CommandEntry>,
     holds: Holds,
     free: Vec<u32>,
     by_slot: Vec<u32>,
@@ -48,7 +48,7 @@ pub(crate) struct Slots {
     settling: u32,
     lists: Dma,
     list_pages: u64,
-    scratch: Option<Scratch>,
+    scratch: Option<MetadataScratch>,
     pointers: Pointers,
     name: String,
     retries: u32,
@@ -71,20 +71,20 @@ pub(crate) struct Slots {
     pub(crate) stray: Option<u16>,
 }
 
-impl Slots {
-    pub(crate) fn new(drive: &Inner, qid: u16) -> Result<Self> {
+impl CommandSlots {
+    pub(crate) fn new(drive: &DriveInner, qid: u16) -> Result<Self> {
         let (port, identity, options) = (&drive.control.port, drive.identity(), &drive.options);
         let page_shift = identity.page_shift;
         let most = u32::from(identity.cap.mqes_z()) + 1;
         let entries = options.depth.saturating_add(1).clamp(2, most);
-        let pair = Pair::alloc(port, qid, entries, page_shift, identity.cap.dstrd())?;
+        let pair = CpuPair::alloc(port, qid, entries, page_shift, identity.cap.dstrd())?;
         let depth = pair.rings.capacity();
         let list_pages = list_pages(page_shift, identity.max_transfer);
         let lists =
             Dma::alloc(&*port.mapper, ((u64::from(depth) * list_pages) << page_shift) as usize, page_shift)?;
         let now = Instant::now();
-        let blank = |_| Entry {
-            state: State::Free,
+        let blank = |_| CommandEntry {
+            state: CommandState::Free,
             life: 0,
             sqe: Sqe::default(),
             retries: 0,
@@ -227,10 +227,10 @@ impl Slots {
         match self.owner.stage(&self.pair.memory, &entry.sqe) {
             Ok(slot) => {
                 self.by_slot[slot as usize] = id;
-                entry.state = State::InFlight(slot);
+                entry.state = CommandState::InFlight(slot);
             }
             Err(_) => {
-                entry.state = State::NoRoom;
+                entry.state = CommandState::NoRoom;
                 self.waiting += 1;
             }
         }
@@ -275,17 +275,17 @@ impl Slots {
         if status.is_ok() {
             let finished = Finished { result: cqe.result(), retries: entry.retries, late_data: false };
             if !is_accounted_for(entry, &self.namespaces, &mut self.reported) {
-                entry.state = State::failed(Error::WritesLost { drive: self.name.clone() });
+                entry.state = CommandState::failed(Error::WritesLost { drive: self.name.clone() });
             } else if entry.has_data(&self.holds) {
-                entry.state = State::Done(Ok(finished));
+                entry.state = CommandState::Done(Ok(finished));
             } else {
-                entry.state = State::Settling(Finished { late_data: true, ..finished });
+                entry.state = CommandState::Settling(Finished { late_data: true, ..finished });
                 self.settling += 1;
                 return;
             }
         } else if status.may_retry() && entry.retries < self.retries {
             entry.retries += 1;
-            entry.state = State::Waiting(Instant::now() + self.retry_delay[status.crd() as usize & 3]);
+            entry.state = CommandState::Waiting(Instant::now() + self.retry_delay[status.crd() as usize & 3]);
             self.waiting += 1;
             return;
         } else if status.is(Status::ABORT_REQUESTED) {
@@ -297,7 +297,7 @@ impl Slots {
             return;
         } else {
             let command = entry.describe(&self.name);
-            entry.state = State::failed(Error::Command { command, status });
+            entry.state = CommandState::failed(Error::Command { command, status });
         }
         entry.mark_stale(&mut self.holds);
     }
@@ -306,7 +306,7 @@ impl Slots {
         let entry = &mut self.entries[id as usize];
         let (command, waited) = (entry.describe(&self.name), entry.waited(self.timeout));
         let retries = entry.retries;
-        entry.state = State::failed(Error::TimedOut { command, waited, retries, recovery });
+        entry.state = CommandState::failed(Error::TimedOut { command, waited, retries, recovery });
         entry.mark_stale(&mut self.holds);
     }
 
@@ -314,10 +314,10 @@ impl Slots {
     /// before their memory is used again: until then the data may still come.
     fn look_for_data(&mut self) {
         for entry in &mut self.entries {
-            if let State::Settling(finished) = entry.state
+            if let CommandState::Settling(finished) = entry.state
                 && entry.has_data(&self.holds)
             {
-                entry.state = State::Done(Ok(finished));
+                entry.state = CommandState::Done(Ok(finished));
                 entry.mark_stale(&mut self.holds);
                 self.settling -= 1;
             }
@@ -328,7 +328,7 @@ impl Slots {
     pub(crate) fn lacks_data(&self, token: Token) -> bool {
         self.knows(token)
             && self.entries.get(token.entry as usize).is_some_and(|entry| {
-                matches!(entry.state, State::Settling(_))
+                matches!(entry.state, CommandState::Settling(_))
                     && Instant::now() >= entry.deadline
                     && !entry.has_data(&self.holds)
             })
@@ -337,7 +337,7 @@ impl Slots {
     /// Nobody will look again whether the data that was announced has come.
     pub(crate) fn keep_unsettled(&mut self) {
         for entry in &mut self.entries {
-            if matches!(entry.state, State::Settling(_)) {
+            if matches!(entry.state, CommandState::Settling(_)) {
                 entry.keep(&self.holds, &self.kept);
                 entry.mark_stale(&mut self.holds);
             }
@@ -349,15 +349,17 @@ impl Slots {
         self.tick();
         for id in 0..self.depth() {
             match self.entries[id as usize].state {
-                State::Waiting(due) if due <= self.clock => self.entries[id as usize].deadline = self.due,
+                CommandState::Waiting(due) if due <= self.clock => {
+                    self.entries[id as usize].deadline = self.due
+                }
                 // Its time goes on: a controller that never makes room is noticed.
-                State::NoRoom => {}
+                CommandState::NoRoom => {}
                 _ => continue,
             }
             self.waiting -= 1;
             let nsid = self.entries[id as usize].what.1;
             if let Err(error) = self.entries[id as usize].mark_again(&self.holds) {
-                self.entries[id as usize].state = State::failed(error);
+                self.entries[id as usize].state = CommandState::failed(error);
             } else if self.namespaces.iter().any(|ns| ns.nsid == nsid && ns.is_valid()) {
                 self.stage(id);
             } else {
@@ -370,7 +372,7 @@ impl Slots {
     fn end_as_changed(&mut self, id: u32) {
         let entry = &mut self.entries[id as usize];
         let (drive, nsid) = (self.name.clone(), entry.what.1);
-        entry.state = State::failed(Error::NamespaceChanged { drive, nsid });
+        entry.state = CommandState::failed(Error::NamespaceChanged { drive, nsid });
         entry.mark_stale(&mut self.holds);
     }
 
@@ -381,10 +383,12 @@ impl Slots {
         let Some(entry) = self.entries.get_mut(token.entry as usize).filter(|_| known) else {
             return Some(Err(Error::Token));
         };
-        if !matches!(entry.state, State::Done(_)) {
+        if !matches!(entry.state, CommandState::Done(_)) {
             return None;
         }
-        let State::Done(end) = std::mem::replace(&mut entry.state, State::Free) else { return None };
+        let CommandState::Done(end) = std::mem::replace(&mut entry.state, CommandState::Free) else {
+            return None;
+        };
         self.free.push(token.entry);
         Some(end.map_err(|error| *error))
     }
@@ -393,7 +397,8 @@ impl Slots {
     fn knows(&self, token: Token) -> bool {
         let entry = self.entries.get(token.entry as usize);
         token.queue == self.serial
-            && entry.is_some_and(|entry| entry.life == token.life && !matches!(entry.state, State::Free))
+            && entry
+                .is_some_and(|entry| entry.life == token.life && !matches!(entry.state, CommandState::Free))
     }
 
     /// Whether the controller has had its time for this command.
@@ -401,7 +406,7 @@ impl Slots {
         self.lacks_data(token)
             || self.knows(token)
                 && self.entries.get(token.entry as usize).is_some_and(|entry| {
-                    matches!(entry.state, State::InFlight(_) | State::NoRoom)
+                    matches!(entry.state, CommandState::InFlight(_) | CommandState::NoRoom)
                         && Instant::now() >= entry.deadline
                 })
     }
@@ -415,7 +420,9 @@ impl Slots {
     /// The identifier under which a command is in flight.
     pub(crate) fn cid(&self, token: Token) -> Option<u16> {
         match self.entries.get(token.entry as usize) {
-            Some(Entry { state: State::InFlight(slot), .. }) if self.knows(token) => self.owner.cid(*slot),
+            Some(CommandEntry { state: CommandState::InFlight(slot), .. }) if self.knows(token) => {
+                self.owner.cid(*slot)
+            }
             _ => None,
         }
     }
@@ -431,12 +438,12 @@ impl Slots {
         let was_reset = matches!(recovery, Recovery::ControllerReset | Recovery::FunctionReset);
         for id in 0..self.depth() {
             match self.entries[id as usize].state {
-                State::InFlight(_) => self.lose(id, recovery),
-                State::NoRoom => {
+                CommandState::InFlight(_) => self.lose(id, recovery),
+                CommandState::NoRoom => {
                     self.waiting -= 1;
                     self.lose(id, recovery);
                 }
-                State::Settling(_) if was_reset => {
+                CommandState::Settling(_) if was_reset => {
                     self.settling -= 1;
                     self.lose_data(id);
                 }
@@ -451,12 +458,12 @@ impl Slots {
         let entry = &mut self.entries[id as usize];
         if entry.retries < self.retries {
             entry.retries += 1;
-            entry.state = State::Waiting(self.clock);
+            entry.state = CommandState::Waiting(self.clock);
             self.waiting += 1;
             return;
         }
         let (command, waited) = (entry.describe(&self.name), entry.waited(self.timeout));
-        entry.state = State::failed(Error::DataMissing { command, waited });
+        entry.state = CommandState::failed(Error::DataMissing { command, waited });
         entry.mark_stale(&mut self.holds);
     }
 
@@ -464,7 +471,7 @@ impl Slots {
         let entry = &mut self.entries[id as usize];
         if entry.retries < self.retries {
             entry.retries += 1;
-            entry.state = State::Waiting(self.clock);
+            entry.state = CommandState::Waiting(self.clock);
             self.waiting += 1;
             return;
         }
@@ -478,8 +485,8 @@ impl Slots {
         self.waiting = 0;
         self.settling = 0;
         for entry in &mut self.entries {
-            if !matches!(entry.state, State::Free | State::Done(_)) {
-                entry.state = State::failed(error.clone());
+            if !matches!(entry.state, CommandState::Free | CommandState::Done(_)) {
+                entry.state = CommandState::failed(error.clone());
                 entry.keep(&self.holds, &self.kept);
                 entry.mark_stale(&mut self.holds);
             }
@@ -489,7 +496,7 @@ impl Slots {
 
 /// Counts a write that was acknowledged, or what a flush has made durable; false where the flush has to report a loss.
 #[inline]
-fn is_accounted_for(entry: &Entry, namespaces: &[Namespace], reported: &mut [u64]) -> bool {
+fn is_accounted_for(entry: &CommandEntry, namespaces: &[Namespace], reported: &mut [u64]) -> bool {
     let (op, nsid, ..) = entry.what;
     if !op.writes() && op != Op::Flush {
         return true;
@@ -506,12 +513,12 @@ fn is_accounted_for(entry: &Entry, namespaces: &[Namespace], reported: &mut [u64
 }
 
 /// How long to wait before a retry, by CRD.
-pub(crate) fn retry_delays(drive: &Inner) -> [Duration; 4] {
+pub(crate) fn retry_delays(drive: &DriveInner) -> [Duration; 4] {
     let view = drive.identity().controller();
     std::array::from_fn(|crd| Duration::from_millis(view.retry_delay_ms(crd as u8).into()).min(LONGEST_DELAY))
 }
 
-fn scratch(drive: &Inner) -> Result<Option<Scratch>> {
+fn scratch(drive: &DriveInner) -> Result<Option<MetadataScratch>> {
     let need = |ns: &Namespace| {
         let blocks = max_blocks(&ns.format, drive.identity().max_transfer);
         ns.format.metadata_bytes(blocks.into()).unwrap_or(0)
@@ -519,5 +526,5 @@ fn scratch(drive: &Inner) -> Result<Option<Scratch>> {
     let half = drive.namespaces().iter().filter(|ns| ns.format.has_separate_metadata()).map(need).max();
     let Some(half) = half else { return Ok(None) };
     let half = half.next_multiple_of(4096);
-    Ok(Some(Scratch { dma: Dma::alloc(&*drive.control.port.mapper, 2 * half as usize, 12)?, half }))
+    Ok(Some(MetadataScratch { dma: Dma::alloc(&*drive.control.port.mapper, 2 * half as usize, 12)?, half }))
 }

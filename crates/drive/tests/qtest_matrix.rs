@@ -4,7 +4,7 @@
 mod suite;
 
 use onehop_drive::{Drive, Options};
-use onehop_qtest::bed::{Options as Bed, Qemu};
+use onehop_qtest::bed::{Qemu, QemuOptions as Bed};
 use suite::{Case, PLAIN, matrix, run};
 
 fn start(case: &Case) -> Option<Qemu> {

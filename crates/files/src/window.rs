@@ -10,14 +10,14 @@ const LINE: u64 = 16 << 10;
 /// Cache lines: 4 MiB, direct-mapped.
 const LINES: u64 = 256;
 
-type Line = (u64, Box<[u8]>);
+type CacheLine = (u64, Box<[u8]>);
 
 /// The volume's bytes; offsets are relative to its start.
 pub(crate) struct Window {
     blocks: Arc<dyn Blocks>,
     start: u64,
     len: u64,
-    cache: Mutex<Vec<Option<Line>>>,
+    cache: Mutex<Vec<Option<CacheLine>>>,
 }
 
 impl Window {

@@ -11,10 +11,10 @@ use onehop_radio::kernel::{self, Block, THREADS};
 
 use crate::Result;
 use crate::jobs::{BlockJob, BlockKernels, BlockWork};
-use crate::space::{Space, View};
+use crate::space::{EmulatedThread, Space};
 
 struct Emulation {
-    view: View,
+    view: EmulatedThread,
     number: u32,
     count: u32,
     local: Vec<Cell<u32>>,
@@ -82,7 +82,7 @@ impl InTurn {
         for number in 0..job.blocks {
             // Nobody may rely on what another block left there.
             let local = (0..job.local_words()).map(|i| Cell::new(0x7fc0_0000 | i)).collect();
-            let block = Emulation { view: View::new(&self.0), number, count: job.blocks, local };
+            let block = Emulation { view: EmulatedThread::new(&self.0), number, count: job.blocks, local };
             match &job.work {
                 BlockWork::Convert(work) => kernel::convert(&block, work),
                 BlockWork::Spectrum(work) => kernel::spectrum(&block, work),

@@ -20,7 +20,7 @@ use crate::controllers::{Hold, Serving};
 use crate::copier::{AtOnce, Copier};
 use crate::meeting::Meeting;
 use crate::region::{AddressSpace, DeviceBytes};
-use crate::space::{Space, View};
+use crate::space::{EmulatedThread, Space};
 use crate::{
     BlockKernels, Doorbells, Error, Gpu, KernelJob, KernelQueue, Launch, Place, Region, Resident, Result,
     Running, peek,
@@ -115,12 +115,12 @@ impl Emulated {
     pub fn start(
         &self,
         threads: u32,
-        kernel: impl Fn(&View, u32) + Send + Sync + 'static,
+        kernel: impl Fn(&EmulatedThread, u32) + Send + Sync + 'static,
     ) -> Result<Box<dyn Running>> {
         if threads == 0 || threads > MAX_THREADS {
             return Err(Error::Launch(format!("{threads} threads; the emulated GPU has 1 to {MAX_THREADS}")));
         }
-        let (kernel, mut started) = (Arc::new(kernel), Threads::default());
+        let (kernel, mut started) = (Arc::new(kernel), LaunchThreads::default());
         let mut warp: Arc<Meeting> = Arc::default();
         for index in 0..threads {
             if index.is_multiple_of(self.lanes) {
@@ -128,7 +128,7 @@ impl Emulated {
             }
             let (kernel, space, warp) = (kernel.clone(), self.space.clone(), warp.clone());
             started.add(move || {
-                kernel(&View::lane(&space, &warp), index);
+                kernel(&EmulatedThread::lane(&space, &warp), index);
                 Exit::Finished
             })?;
         }
@@ -244,14 +244,15 @@ impl Gpu for Emulated {
         let first = registers.words(first, count)?;
         let notes = self.alloc(Place::PinnedHost, PeekNotes::BYTES)?;
         let (at, limit) = (PeekNotes(notes.addr()), KernelJob::nanos(limit));
-        let read = move |view: &View, _| run_peek(view, |at| view.register(at), (first, count), at, limit);
+        let read =
+            move |view: &EmulatedThread, _| run_peek(view, |at| view.register(at), (first, count), at, limit);
         self.start(1, read)?.join()?;
         peek::values(&notes)
     }
 
     fn prepare(&self, launch: &Launch) -> Result<()> {
         let launch = launch.clone();
-        let view = View::new(&self.space);
+        let view = EmulatedThread::new(&self.space);
         catch(move || match launch {
             Launch::Owner(queues) => {
                 for queue in &queues {
@@ -261,7 +262,7 @@ impl Gpu for Emulated {
             }
             Launch::Shared(queues, _) => {
                 for queue in &queues {
-                    shared_queue::<View>(queue)?.initialise(&view);
+                    shared_queue::<EmulatedThread>(queue)?.initialise(&view);
                 }
                 Ok(())
             }
@@ -271,7 +272,7 @@ impl Gpu for Emulated {
     fn launch(&self, launch: &Launch, job: &KernelJob) -> Result<Box<dyn Running>> {
         let deadline = self.space.now().saturating_add(job.limit);
         let job = *job;
-        let mut threads = Threads::default();
+        let mut threads = LaunchThreads::default();
         match launch {
             Launch::Owner(queues) => {
                 let of = queues.len() as u32;
@@ -281,7 +282,7 @@ impl Gpu for Emulated {
                     let items = share(job.count, index as u32, of);
                     let metered = self.metered;
                     threads.add(move || {
-                        let warp = View::warp(&space, lanes, LOCAL_WORDS);
+                        let warp = EmulatedThread::warp(&space, lanes, LOCAL_WORDS);
                         if !metered {
                             return owner(&warp, &queue, single, &job.until(deadline), items);
                         }
@@ -308,9 +309,9 @@ impl Gpu for Emulated {
                     let (space, lanes, metered) = (self.space.clone(), self.lanes, self.metered);
                     let items = share(job.count, index, warps);
                     // Refused here, and not by a thread of the launch.
-                    shared_queue::<View>(&queue)?;
+                    shared_queue::<EmulatedThread>(&queue)?;
                     threads.add(move || {
-                        let warp = View::warp(&space, lanes, GROUP_WORDS);
+                        let warp = EmulatedThread::warp(&space, lanes, GROUP_WORDS);
                         if !metered {
                             return group(&warp, &queue, &job.until(deadline), items, dealt);
                         }
@@ -322,10 +323,10 @@ impl Gpu for Emulated {
                 }
                 let alone = if warps == 0 { *count } else { 0 };
                 for (first, queue) in (0..alone).zip(queues.iter().cycle()) {
-                    let shared = shared_queue::<View>(queue)?;
+                    let shared = shared_queue::<EmulatedThread>(queue)?;
                     let (space, count) = (self.space.clone(), *count);
                     threads.add(move || {
-                        run_shared(&View::new(&space), &shared, &job.until(deadline), first, count)
+                        run_shared(&EmulatedThread::new(&space), &shared, &job.until(deadline), first, count)
                     })?;
                 }
             }
@@ -384,7 +385,7 @@ fn shared_queue<M: Memory<Addr = GpuAddr, Door = GpuAddr>>(queue: &KernelQueue) 
 
 /// The threads of a launch. None of them runs before all are there: a launch that cannot be started has done nothing.
 #[derive(Default)]
-struct Threads {
+struct LaunchThreads {
     list: Vec<JoinHandle<Result<Exit>>>,
     gate: Arc<Gate>,
 }
@@ -411,7 +412,7 @@ impl Gate {
     }
 }
 
-impl Threads {
+impl LaunchThreads {
     fn add(&mut self, f: impl FnOnce() -> Exit + Send + 'static) -> Result<()> {
         let gate = self.gate.clone();
         let body = move || if gate.pass() { catch(f) } else { Ok(Exit::TimedOut) };
@@ -427,7 +428,7 @@ impl Threads {
     }
 }
 
-impl Drop for Threads {
+impl Drop for LaunchThreads {
     fn drop(&mut self) {
         // Says nothing to threads that are under way.
         if self.gate.0.lock().unwrap_or_else(PoisonError::into_inner).is_none() {
@@ -440,7 +441,7 @@ impl Drop for Threads {
     }
 }
 
-impl Running for Threads {
+impl Running for LaunchThreads {
     fn is_done(&self) -> bool {
         self.list.iter().all(JoinHandle::is_finished)
     }

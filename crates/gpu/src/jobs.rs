@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use onehop_block::crc32c::{self, Range, Sum};
+use onehop_block::crc32c::{self, GpuRange, Sum};
 use onehop_radio::Format;
 use onehop_radio::kernel::{self, BLOCKS, Check, Checked, Convert, Spectrum, Totals};
 
@@ -144,7 +144,7 @@ impl BlockJob {
     /// When a region is too short, or the range is not within its own.
     pub(crate) fn sum(
         region: &Region,
-        range: Range,
+        range: GpuRange,
         tables: &Region,
         (out, to): (&Region, u64),
     ) -> Result<Self> {

@@ -29,7 +29,7 @@ pub use files::{GpuFile, GpuFiles};
 pub use jobs::{BlockJob, BlockKernels};
 use region::AddressSpace;
 pub use region::{Place, Region};
-pub use space::View as EmulatedThread;
+pub use space::EmulatedThread;
 pub use sums::Sums;
 
 use std::ops::Range;

@@ -29,12 +29,12 @@ mod tests {
     use crate::{Doorbells, Emulated, Error, Gpu, Place};
 
     /// Registers that count how often they are read, and hold their offsets up to `ones`.
-    struct Counted {
+    struct CountingRegisters {
         reads: AtomicU32,
         ones: u32,
     }
 
-    impl Registers for Counted {
+    impl Registers for CountingRegisters {
         fn read32(&self, offset: u32) -> u32 {
             self.reads.fetch_add(1, Ordering::Relaxed);
             if offset < self.ones { offset } else { u32::MAX }
@@ -74,7 +74,7 @@ mod tests {
         for (ones, count, want) in
             [(4096, 3, &[8, 12, 16][..]), (12, 3, &[8, u32::MAX]), (0, 16, &[u32::MAX]), (4096, 1, &[8])]
         {
-            let regs = Arc::new(Counted { reads: AtomicU32::new(0), ones });
+            let regs = Arc::new(CountingRegisters { reads: AtomicU32::new(0), ones });
             let doorbells = gpu.map_registers(regs.clone()).unwrap();
             assert_eq!(gpu.peek(&doorbells, 8, count, SECOND).unwrap(), want);
             assert_eq!(regs.reads.load(Ordering::Relaxed) as usize, want.len());
@@ -90,7 +90,7 @@ mod tests {
         assert!(
             gpu.peek(&no_registers, 0, 0, SECOND).is_err() && gpu.peek(&no_registers, 0, 17, SECOND).is_err()
         );
-        let regs = Arc::new(Counted { reads: AtomicU32::new(0), ones: 4096 });
+        let regs = Arc::new(CountingRegisters { reads: AtomicU32::new(0), ones: 4096 });
         let doorbells = gpu.map_registers(regs.clone()).unwrap();
         for (first, count) in [(4092, 2), (4096, 1), (u32::MAX - 3, 16), (6, 1)] {
             assert!(matches!(gpu.peek(&doorbells, first, count, SECOND), Err(Error::Launch(_))), "{first}");

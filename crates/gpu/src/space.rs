@@ -27,27 +27,27 @@ const fn base(place: Option<Place>) -> u64 {
 const GUARD: u64 = 1 << 16;
 
 #[derive(Clone)]
-enum Target {
+enum MappedTarget {
     Memory(HostMem),
     Registers(Arc<dyn Registers>),
 }
 
 #[derive(Clone)]
-struct Mapping {
+struct SpaceMapping {
     start: u64,
     len: u64,
-    target: Target,
+    target: MappedTarget,
 }
 
 #[derive(Default)]
-struct Table {
-    mappings: Vec<Mapping>,
+struct MappingTable {
+    mappings: Vec<SpaceMapping>,
     used: [u64; 4],
 }
 
 /// The address space of one emulated GPU.
 pub(crate) struct Space {
-    table: RwLock<Table>,
+    table: RwLock<MappingTable>,
     version: AtomicU64,
     start: Instant,
 }
@@ -73,20 +73,20 @@ impl Space {
 
     pub(crate) fn map_memory(self: &Arc<Self>, place: Place, mem: HostMem) -> (GpuAddr, Unmap) {
         let len = mem.len() as u64;
-        self.map(Some(place), len, Target::Memory(mem))
+        self.map(Some(place), len, MappedTarget::Memory(mem))
     }
 
     pub(crate) fn map_registers(self: &Arc<Self>, regs: Arc<dyn Registers>) -> (GpuAddr, Unmap) {
         let len = u64::from(regs.size());
-        self.map(None, len, Target::Registers(regs))
+        self.map(None, len, MappedTarget::Registers(regs))
     }
 
-    fn map(self: &Arc<Self>, place: Option<Place>, len: u64, target: Target) -> (GpuAddr, Unmap) {
+    fn map(self: &Arc<Self>, place: Option<Place>, len: u64, target: MappedTarget) -> (GpuAddr, Unmap) {
         let mut table = self.table.write().unwrap_or_else(|e| e.into_inner());
         let used = &mut table.used[place.map_or(3, |p| p as usize)];
         let start = base(place) + *used;
         *used += len.next_multiple_of(GUARD) + GUARD;
-        table.mappings.push(Mapping { start, len, target });
+        table.mappings.push(SpaceMapping { start, len, target });
         table.mappings.sort_by_key(|m| m.start);
         self.version.fetch_add(1, Ordering::Release);
         (GpuAddr(start), Unmap { space: self.clone(), start })
@@ -98,7 +98,7 @@ impl Space {
         let index = table.mappings.partition_point(|m| m.start <= at).checked_sub(1)?;
         let mapping = table.mappings.get(index)?;
         let offset = at - mapping.start;
-        let Target::Memory(mem) = &mapping.target else { return None };
+        let MappedTarget::Memory(mem) = &mapping.target else { return None };
         (offset < mapping.len && bytes <= mapping.len - offset).then(|| (mem.clone(), offset as usize))
     }
 
@@ -108,11 +108,11 @@ impl Space {
 }
 
 /// One GPU thread's view of memory, or that of a warp whose lanes take turns on one CPU thread.
-pub struct View {
+pub struct EmulatedThread {
     space: Arc<Space>,
     lanes: u32,
     seen: Cell<u64>,
-    mappings: RefCell<Vec<Mapping>>,
+    mappings: RefCell<Vec<SpaceMapping>>,
     last: Cell<usize>,
     local: Vec<Cell<u32>>,
     looks: RefCell<Vec<[u32; 2]>>,
@@ -122,7 +122,7 @@ pub struct View {
     meeting: Option<Arc<Meeting>>,
 }
 
-impl View {
+impl EmulatedThread {
     pub(crate) fn new(space: &Arc<Space>) -> Self {
         Self::warp(space, 1, 0)
     }
@@ -163,7 +163,7 @@ impl View {
         access: &'static str,
         addr: GpuAddr,
         bytes: u32,
-        f: impl FnOnce(&Mapping, u64) -> R,
+        f: impl FnOnce(&SpaceMapping, u64) -> R,
     ) -> R {
         let version = self.space.version.load(Ordering::Acquire);
         if version != self.seen.get() {
@@ -173,7 +173,7 @@ impl View {
             self.last.set(0);
         }
         let mappings = self.mappings.borrow();
-        let hit = |m: &Mapping| addr.0.wrapping_sub(m.start) < m.len;
+        let hit = |m: &SpaceMapping| addr.0.wrapping_sub(m.start) < m.len;
         let mut index = self.last.get();
         if !mappings.get(index).is_some_and(hit) {
             index = mappings.partition_point(|m| m.start <= addr.0).wrapping_sub(1);
@@ -194,27 +194,27 @@ impl View {
 
     fn word<R>(&self, access: &'static str, addr: GpuAddr, f: impl FnOnce(&AtomicU32) -> R) -> R {
         self.with(access, addr, 4, |mapping, offset| match &mapping.target {
-            Target::Memory(mem) => match mem.word(offset as usize) {
+            MappedTarget::Memory(mem) => match mem.word(offset as usize) {
                 Ok(word) => f(word),
                 Err(_) => Self::fault(access, addr, 4, "no alignment for it"),
             },
-            Target::Registers(_) => Self::fault(access, addr, 4, "a device's registers"),
+            MappedTarget::Registers(_) => Self::fault(access, addr, 4, "a device's registers"),
         })
     }
 }
 
-impl View {
+impl EmulatedThread {
     /// A register of a device.
     pub(crate) fn register(&self, at: GpuAddr) -> u32 {
         let (regs, offset) = self.with("register read", at, 4, |mapping, offset| match &mapping.target {
-            Target::Registers(regs) => (regs.clone(), offset as u32),
-            Target::Memory(_) => Self::fault("register read", at, 4, "memory and no register"),
+            MappedTarget::Registers(regs) => (regs.clone(), offset as u32),
+            MappedTarget::Memory(_) => Self::fault("register read", at, 4, "memory and no register"),
         });
         regs.read32(offset)
     }
 }
 
-impl Memory for View {
+impl Memory for EmulatedThread {
     type Addr = GpuAddr;
     type Door = GpuAddr;
 
@@ -236,12 +236,12 @@ impl Memory for View {
 
     fn store_entry(&self, at: GpuAddr, entry: &[u32; 16]) {
         self.with("store", at, 64, |mapping, offset| match &mapping.target {
-            Target::Memory(mem) => {
+            MappedTarget::Memory(mem) => {
                 if mem.write_words(offset as usize, entry).is_err() {
                     Self::fault("store", at, 64, "no alignment for it");
                 }
             }
-            Target::Registers(_) => Self::fault("store", at, 64, "a device's registers"),
+            MappedTarget::Registers(_) => Self::fault("store", at, 64, "a device's registers"),
         });
     }
 
@@ -280,8 +280,8 @@ impl Memory for View {
 
     fn ring(&self, door: GpuAddr, value: u32) {
         let regs = self.with("doorbell write", door, 4, |mapping, offset| match &mapping.target {
-            Target::Registers(regs) => (regs.clone(), offset as u32),
-            Target::Memory(_) => Self::fault("doorbell write", door, 4, "memory and no doorbell"),
+            MappedTarget::Registers(regs) => (regs.clone(), offset as u32),
+            MappedTarget::Memory(_) => Self::fault("doorbell write", door, 4, "memory and no doorbell"),
         });
         regs.0.write32(regs.1, value);
     }
@@ -300,7 +300,7 @@ impl Memory for View {
     }
 }
 
-impl Lanes for View {
+impl Lanes for EmulatedThread {
     fn lanes(&self) -> u32 {
         self.lanes
     }
@@ -327,7 +327,7 @@ impl Lanes for View {
     }
 }
 
-impl Warp for View {
+impl Warp for EmulatedThread {
     fn take(
         &self,
         limit: u32,
@@ -380,13 +380,13 @@ mod tests {
         let mem = HostMem::anonymous(4096).unwrap();
         let pointer = GpuAddr(mem.host_ptr() as u64);
         let (addr, unmap) = space.map_memory(Place::Vram, mem.clone());
-        let view = || View::new(&space);
+        let view = || EmulatedThread::new(&space);
         view().store(addr.plus(8), 7);
         assert_eq!(mem.to_vec(8, 1).unwrap(), [7]);
         let caught = |at: GpuAddr| {
             let space = space.clone();
             fault_of(std::panic::AssertUnwindSafe(move || {
-                View::new(&space).load(at);
+                EmulatedThread::new(&space).load(at);
             }))
         };
         assert_eq!(caught(pointer), "no mapping");

@@ -1,6 +1,6 @@
 //! Check sums of GPU memory, computed where it lies.
 
-use onehop_block::crc32c::{self, Range};
+use onehop_block::crc32c::{self, GpuRange};
 
 use crate::jobs::{BlockJob, BlockKernels};
 use crate::{Error, Gpu, Place, Region, Result};
@@ -63,9 +63,9 @@ impl Sums {
                 let why = format!("{bytes} bytes at {at} of {len} are to be summed");
                 return Err(Error::Launch(why));
             }
-            ranges.push(Range { at: region.addr().plus(at), bytes });
+            ranges.push(GpuRange { at: region.addr().plus(at), bytes });
         }
-        let total: u64 = ranges.iter().map(Range::pieces).sum();
+        let total: u64 = ranges.iter().map(GpuRange::pieces).sum();
         let out = gpu.alloc(Place::Vram, (total as usize * 4).max(16))?;
         let mut jobs = Vec::new();
         let mut to = 0;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use onehop_gpu::Region;
 use onehop_proto::GpuAddr;
-use onehop_usrbio::gpu::{Device, Memory};
+use onehop_usrbio::gpu::{AnyGpu, SharedGpuMemory};
 use onehop_usrbio::mount::Mount;
 use onehop_usrbio::wire::{self, Answer, Ask};
 use onehop_usrbio::{Error, Id, Name, Result};
@@ -34,7 +34,7 @@ pub extern "C" fn hf3fs_gdr_device_count() -> c_int {
 }
 
 /// Tells the daemon of memory.
-fn register(mount: &Arc<Mount>, name: Name, memory: Memory, wrapped: bool) -> Result<GpuBuffer> {
+fn register(mount: &Arc<Mount>, name: Name, memory: SharedGpuMemory, wrapped: bool) -> Result<GpuBuffer> {
     let device = name.gpu.ok_or_else(|| wrong("a buffer in GPU memory has a GPU"))?;
     let ask = Ask::Register { id: name.id, device, block: name.block, offer: memory.offer()? };
     match ask_daemon(mount, ask)? {
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn hf3fs_iovcreate_gpu(
         }
         let made = (|| {
             let mount = state::mount(point)?;
-            let memory = Memory::create(&gpus().open(device)?, size)?;
+            let memory = SharedGpuMemory::create(&gpus().open(device)?, size)?;
             register(&mount, name_of(Id::random()?, block_size, device)?, memory, false)
         })();
         match made {
@@ -165,14 +165,14 @@ fn accept(mount: &Arc<Mount>, ask: Ask, id: Id) -> Result<GpuBuffer> {
     let (device, region) = gpus().accept(&offer)?;
     let number = number_of(&device);
     let name = Name { gpu: Some(theirs), ..Name::buffer(id, 0) };
-    let memory = Memory::lent(&device, region, offer);
+    let memory = SharedGpuMemory::lent(&device, region, offer);
     Ok(GpuBuffer { memory, name, mount: mount.clone(), device: number, secret, wrapped: false, own })
 }
 
-fn number_of(device: &Device) -> c_int {
+fn number_of(device: &AnyGpu) -> c_int {
     match device {
-        Device::Cuda(gpu) => gpu.device().ordinal as c_int,
-        Device::Emulated(_) => 0,
+        AnyGpu::Cuda(gpu) => gpu.device().ordinal as c_int,
+        AnyGpu::Emulated(_) => 0,
     }
 }
 
@@ -202,7 +202,7 @@ pub unsafe extern "C" fn hf3fs_iovwrap_gpu(
         let (mount, gpu) = (state::mount(point)?, gpus().open(device)?);
         // SAFETY: as above.
         let region = unsafe { region_at(&gpu, GpuAddr(at as u64), size) }?;
-        let memory = Memory::of(&gpu, region)?;
+        let memory = SharedGpuMemory::of(&gpu, region)?;
         let buffer = register(&mount, name_of(id, block_size, device)?, memory, true)?;
         // SAFETY: as above.
         unsafe { fill(iov, &copy, buffer, size, block_size) };
@@ -212,11 +212,11 @@ pub unsafe extern "C" fn hf3fs_iovwrap_gpu(
 
 /// # Safety
 /// As for [`CudaGpu::lend`](onehop_gpu::cuda::CudaGpu::lend), without an owner.
-unsafe fn region_at(device: &Device, at: GpuAddr, size: usize) -> Result<Region> {
+unsafe fn region_at(device: &AnyGpu, at: GpuAddr, size: usize) -> Result<Region> {
     match device {
-        Device::Emulated(gpu) => gpu.at(at, size),
+        AnyGpu::Emulated(gpu) => gpu.at(at, size),
         // SAFETY: the caller's promise.
-        Device::Cuda(gpu) => unsafe { gpu.lend(at, size, ()) }.map_err(|error| match error {
+        AnyGpu::Cuda(gpu) => unsafe { gpu.lend(at, size, ()) }.map_err(|error| match error {
             onehop_gpu::Error::Driver { .. } | onehop_gpu::Error::Memory(_) => wrong(error.to_string()),
             other => other.into(),
         }),
@@ -529,8 +529,8 @@ pub extern "C" fn onehop_emulated_free(at: *mut c_void) -> c_int {
 
 fn emulated<R>(f: impl FnOnce(&onehop_usrbio::gpu::EmulatedGpu) -> Result<R>) -> Result<R> {
     match &*gpus().open(0)? {
-        Device::Emulated(gpu) => f(gpu),
-        Device::Cuda(_) => Err(Error::NotPossible {
+        AnyGpu::Emulated(gpu) => f(gpu),
+        AnyGpu::Cuda(_) => Err(Error::NotPossible {
             what: "emulated memory",
             why: "GPU 0 is a real one; HF3FS_GDR_ENABLED=emulated gives an emulated GPU".into(),
         }),

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 
 use onehop_usrbio::buffer::Buffer;
-use onehop_usrbio::gpu::Memory;
+use onehop_usrbio::gpu::SharedGpuMemory;
 use onehop_usrbio::mount::Mount;
 use onehop_usrbio::{Id, Name};
 
@@ -14,7 +14,7 @@ use crate::types::{GPU_MARK, Iov, PATH_BYTES};
 /// A buffer in GPU memory.
 pub struct GpuBuffer {
     /// The memory.
-    pub memory: Memory,
+    pub memory: SharedGpuMemory,
     /// Its name in the mount.
     pub name: Name,
     /// The mount.

@@ -10,7 +10,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, RwLock, RwLockWri
 
 use onehop_os::handles::{Handles, HeldHandles};
 use onehop_usrbio::files::{Files, HeldFiles};
-use onehop_usrbio::gpu::{Gpus, HeldGpus, Mode};
+use onehop_usrbio::gpu::{GpuChoice, Gpus, HeldGpus};
 use onehop_usrbio::mount::{HeldMount, Mount};
 use onehop_usrbio::{Error, Result};
 
@@ -36,9 +36,9 @@ pub fn gpus() -> &'static Gpus {
         return gpus;
     }
     let gpus = Gpus::new(match variable("HF3FS_GDR_ENABLED").as_deref() {
-        Some("0" | "off" | "false" | "no") => Mode::Off,
-        Some("emulated") => Mode::Emulated,
-        _ => Mode::Cuda,
+        Some("0" | "off" | "false" | "no") => GpuChoice::Off,
+        Some("emulated") => GpuChoice::Emulated,
+        _ => GpuChoice::Cuda,
     });
     // One for each process, as long as that lives.
     let gpus = &*Box::leak(Box::new(gpus));

@@ -41,12 +41,12 @@ use crate::stream::Engine;
 pub use arena::Arena;
 use direct::{JobSource, UncachedQueue};
 use library::Library;
-use ring_cache::Ring;
+use ring_cache::RegisteredRing;
 pub use ring_cache::RingCache;
 use segments::SegmentCopiers;
 pub use segments::{Placement, SegmentMemory, Segments};
-use start::Start;
-use worker_pool::{Copiers, Lane, RoundRobin, Shared, WorkerPool};
+use start::StartingLoad;
+use worker_pool::{Copiers, LoadLane, LoadShared, RoundRobin, WorkerPool};
 
 /// Largest slot: a larger one exceeds the caches of the core that fills it.
 const SLOT: usize = 2 << 20;
@@ -145,7 +145,7 @@ impl Account {
 pub struct Prepared {
     work: LoadWork,
     /// `None` for cuFile, which has its own.
-    ring: Option<Ring>,
+    ring: Option<RegisteredRing>,
     ring_cache: Option<Arc<RingCache>>,
     /// Slot size for cached data, and for parts that are read past the cache.
     slot: usize,
@@ -219,7 +219,7 @@ impl Prepared {
             Some(ring)
         } else {
             let memory = HostMem::touched(bytes.max(4096)).map_err(onehop_gpu::Error::from)?;
-            Some(Ring { memory, known: None })
+            Some(RegisteredRing { memory, known: None })
         };
         let arenas = Vec::new();
         Ok(Self { work, ring, ring_cache, slot, part, threads, direct, arenas })
@@ -237,7 +237,7 @@ struct LoadWork {
     round_robin: RoundRobin,
     /// Lower bound of the number of chunks.
     chunks: usize,
-    sources: Vec<choice::Opened>,
+    sources: Vec<choice::LoadSource>,
     asked: bool,
     why_cached: Option<String>,
 }
@@ -288,7 +288,7 @@ fn fitting(bytes: u64, threads: usize) -> usize {
 }
 
 /// Stops a load from another thread.
-pub struct Stopper(Arc<Shared>);
+pub struct Stopper(Arc<LoadShared>);
 
 impl Stopper {
     /// Stops the load as soon as operations in progress allow. A waiting caller gets
@@ -332,12 +332,12 @@ impl RingEngine {
     pub fn start_all(gpus: &[&dyn Gpu], plans: &[&Plan], prepared: Prepared) -> Result<Vec<Self>> {
         let Prepared { work, ring, ring_cache, slot, part, threads, direct, arenas } = prepared;
         let LoadWork { round_robin, sources, asked, why_cached, .. } = work;
-        let shared = Shared::new(sources, round_robin);
+        let shared = LoadShared::new(sources, round_robin);
         let mut arenas = arenas.into_iter();
         let mut room = |gpu: &dyn Gpu, plan: &Plan| {
             arenas.next().map_or_else(|| Arena::new(gpu, plan), Ok)?.region_for(plan)
         };
-        let Some(Ring { memory: ring, mut known }) = ring else {
+        let Some(RegisteredRing { memory: ring, mut known }) = ring else {
             let ([gpu], [plan]) = (gpus, plans) else { return Err(library::one_gpu()) };
             let arena = room(*gpu, plan)?;
             let account = Account { threads, asked, why_cached, ..Account::default() };
@@ -347,20 +347,22 @@ impl RingEngine {
         let account = Account { threads, ring_bytes, asked, why_cached, ..Account::default() };
         let (senders, receivers): (Vec<_>, Vec<_>) = gpus.iter().map(|_| channel()).unzip();
         let real = gpus.iter().all(|gpu| !gpu.simulated());
-        let mut start = Start { pool: WorkerPool::new(shared), ring: &ring, slot, part, real };
+        let mut start = StartingLoad { pool: WorkerPool::new(shared), ring: &ring, slot, part, real };
         let (disk, found) = UncachedQueue::new();
         let fillers = start.fillers(threads, (direct > 0).then_some(disk))?;
         let source = if threads == 0 { JobSource::All } else { found };
         let readers = start.readers(threads * SLOTS * slot, direct, &source)?;
         let pool = start.pool;
-        let ends =
-            gpus.iter().zip(plans).map(|(gpu, plan)| End::new(*gpu, room(*gpu, plan)?, &ring, known.take()));
+        let ends = gpus
+            .iter()
+            .zip(plans)
+            .map(|(gpu, plan)| LoadDestination::new(*gpu, room(*gpu, plan)?, &ring, known.take()));
         let ends = ends.collect::<Result<Vec<_>>>()?;
-        let lane = |range: Range<usize>, slot| -> Result<Lane> {
+        let lane = |range: Range<usize>, slot| -> Result<LoadLane> {
             let copiers =
                 ends.iter().map(|end| Ok(end.gpu.copier(&end.ring.slice(range.clone())?, &end.arena)?));
             let copiers = Copiers::Arenas(copiers.collect::<Result<_>>()?);
-            Ok(Lane { slot, copiers, arrived: senders.clone() })
+            Ok(LoadLane { slot, copiers, arrived: senders.clone() })
         };
         for (slot_pools, slot) in [(fillers, slot), (readers, part)] {
             for (slots, range) in slot_pools {
@@ -368,7 +370,7 @@ impl RingEngine {
             }
         }
         let pool = Arc::new(pool);
-        let engine = |(End { arena, ring, .. }, arrived)| {
+        let engine = |(LoadDestination { arena, ring, .. }, arrived)| {
             let (pool, account, ring_cache) = (pool.clone(), account.clone(), ring_cache.clone());
             Self { arena, pool, arrived, account, ring: Some(ring), ring_cache, stays: real, look: None }
         };
@@ -376,7 +378,7 @@ impl RingEngine {
     }
 
     /// Starts threads that pass chunks to cuFile.
-    fn by_library(gpu: &dyn Gpu, arena: Region, shared: Shared, account: Account) -> Result<Self> {
+    fn by_library(gpu: &dyn Gpu, arena: Region, shared: LoadShared, account: Account) -> Result<Self> {
         let library = Arc::new(Library::open(gpu, &arena, &shared.sources)?);
         let why_unregistered = library.why_unregistered();
         let account = Account { cufile_way: Some(library.way()), why_unregistered, ..account };
@@ -403,17 +405,17 @@ impl RingEngine<Arc<Segments>> {
     ) -> Result<Self> {
         let Prepared { work, ring, ring_cache, slot, part, threads, direct, .. } = prepared;
         let LoadWork { round_robin, sources, asked, why_cached, .. } = work;
-        let Some(Ring { memory: ring, known }) = ring else {
+        let Some(RegisteredRing { memory: ring, known }) = ring else {
             let why = "it takes one arena; leave max_bytes out, or load by another route";
             return Err(Error::NotByCuFile { what: "a load in segments".into(), why: why.into() });
         };
         let account =
             Account { threads, ring_bytes: ring.len() as u64, asked, why_cached, ..Account::default() };
         let segments = Arc::new(Segments::new(plan, memory));
-        let mut shared = Shared::new(sources, round_robin);
+        let mut shared = LoadShared::new(sources, round_robin);
         shared.segments = Some(segments.clone());
         let stays = !gpu.simulated();
-        let mut start = Start { pool: WorkerPool::new(shared), ring: &ring, slot, part, real: stays };
+        let mut start = StartingLoad { pool: WorkerPool::new(shared), ring: &ring, slot, part, real: stays };
         let (disk, found) = UncachedQueue::new();
         let fillers = start.fillers(threads, (direct > 0).then_some(disk))?;
         let source = if threads == 0 { JobSource::All } else { found };
@@ -425,7 +427,7 @@ impl RingEngine<Arc<Segments>> {
             for (slots, range) in slot_pools {
                 let copiers = SegmentCopiers::new(gpu.clone(), known.slice(range)?, segments.clone());
                 let arrived = vec![sender.clone()];
-                slots.open(Lane { slot, copiers: Copiers::Segments(copiers), arrived });
+                slots.open(LoadLane { slot, copiers: Copiers::Segments(copiers), arrived });
             }
         }
         Ok(Self { arena: segments, pool, arrived, account, ring: Some(known), ring_cache, stays, look: None })
@@ -508,13 +510,13 @@ impl<A> RingEngine<A> {
 }
 
 /// The destination of a load: one per GPU.
-struct End<'a> {
+struct LoadDestination<'a> {
     gpu: &'a dyn Gpu,
     arena: Region,
     ring: Region,
 }
 
-impl<'a> End<'a> {
+impl<'a> LoadDestination<'a> {
     /// The arena, and the ring as registered with this GPU.
     fn new(gpu: &'a dyn Gpu, arena: Region, ring: &HostMem, known: Option<Region>) -> Result<Self> {
         let ring = match known {
@@ -560,7 +562,7 @@ impl<A> Engine for RingEngine<A> {
             && matches!(self.arrived.recv_timeout(EXIT_TIMEOUT), Err(RecvTimeoutError::Disconnected))
             && let Some(memory) = ring.host().cloned()
         {
-            ring_cache.put(Ring { memory, known: self.stays.then_some(ring) });
+            ring_cache.put(RegisteredRing { memory, known: self.stays.then_some(ring) });
         }
         Ok(self.arena)
     }

@@ -8,9 +8,9 @@ use std::fmt;
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
 /// Stores a rule's error while serde returns an error of its own.
-pub(crate) struct Fault<E>(RefCell<Option<E>>);
+pub(crate) struct StoredError<E>(RefCell<Option<E>>);
 
-impl<E> Fault<E> {
+impl<E> StoredError<E> {
     pub fn new() -> Self {
         Self(RefCell::new(None))
     }
@@ -75,9 +75,9 @@ impl<'de, F: Each<'de>> Visitor<'de> for Object<&mut F> {
 
 /// An object of strings, in the order of the file.
 #[derive(Default)]
-pub(crate) struct Pairs(pub Vec<(String, String)>);
+pub(crate) struct StringPairs(pub Vec<(String, String)>);
 
-impl<'de> Each<'de> for Pairs {
+impl<'de> Each<'de> for StringPairs {
     fn take<A: MapAccess<'de>>(&mut self, key: String, map: &mut A) -> Result<(), A::Error> {
         self.0.push((key, map.next_value()?));
         Ok(())

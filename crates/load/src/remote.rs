@@ -22,7 +22,7 @@ use url::Url;
 
 use crate::error::{Error, Result};
 use crate::source::{Kind, Source, Store};
-use file::{Failure, RemoteFile, in_time};
+use file::{ReadFailure, RemoteFile, in_time};
 
 /// Upper limit of objects below a prefix.
 const MAX_NAMES: usize = 1 << 20;
@@ -59,7 +59,7 @@ pub struct Remote {
 }
 
 /// A parsed address.
-struct Address {
+struct ObjectAddress {
     store: Arc<dyn ObjectStore>,
     location: Location,
     /// Whether the server lists objects below a prefix.
@@ -78,7 +78,7 @@ impl Remote {
         Ok(Self { runtime, config, stores: Mutex::default() })
     }
 
-    fn address(&self, path: &Path) -> Result<Address> {
+    fn address(&self, path: &Path) -> Result<ObjectAddress> {
         let name = path.display().to_string();
         let bad = |why: String| Error::Address { file: name.clone(), why };
         let url = Url::parse(&name).map_err(|e| bad(e.to_string()))?;
@@ -101,7 +101,7 @@ impl Remote {
                 store
             }
         };
-        Ok(Address { store, location, lists })
+        Ok(ObjectAddress { store, location, lists })
     }
 
     fn store(&self, url: &Url, key: &str) -> object_store::Result<Arc<dyn ObjectStore>> {
@@ -127,14 +127,19 @@ impl Remote {
         Ok(Arc::new(s3.build()?))
     }
 
-    fn file(&self, path: &Path, address: &Address) -> Result<RemoteFile> {
+    fn file(&self, path: &Path, address: &ObjectAddress) -> Result<RemoteFile> {
         let (runtime, store) = (self.runtime.clone(), address.store.clone());
         let name = path.display().to_string();
         RemoteFile::open(name, runtime, store, address.location.clone(), self.config.clone())
     }
 
     /// Calls `each` for every object below a prefix, until it returns false.
-    fn walk(&self, path: &Path, address: &Address, mut each: impl FnMut(&Location) -> bool) -> Result<()> {
+    fn walk(
+        &self,
+        path: &Path,
+        address: &ObjectAddress,
+        mut each: impl FnMut(&Location) -> bool,
+    ) -> Result<()> {
         let prefix = Some(&address.location).filter(|location| !location.as_ref().is_empty());
         let file = path.display().to_string();
         let mut objects = address.store.list(prefix);
@@ -142,7 +147,7 @@ impl Remote {
         for _ in 0..MAX_NAMES {
             let next = self.runtime.block_on(in_time(objects.next(), self.config.idle, &go_on));
             let Some(object) = next.map_err(|why| why.error(&file, 1))? else { return Ok(()) };
-            let object = object.map_err(|why| Failure::from(why).error(&file, 1))?;
+            let object = object.map_err(|why| ReadFailure::from(why).error(&file, 1))?;
             if !each(&object.location) {
                 return Ok(());
             }
@@ -150,7 +155,7 @@ impl Remote {
         Err(Error::Crowded { directory: file, most: MAX_NAMES })
     }
 
-    fn is_prefix(&self, path: &Path, address: &Address) -> Result<bool> {
+    fn is_prefix(&self, path: &Path, address: &ObjectAddress) -> Result<bool> {
         let mut found = false;
         self.walk(path, address, |_| {
             found = true;

@@ -29,7 +29,7 @@ pub struct DmTarget {
 
 /// `struct dm_ioctl`.
 #[repr(C)]
-struct Head {
+struct DmIoctl {
     version: [u32; 3],
     data_size: u32,
     data_start: u32,
@@ -45,12 +45,12 @@ struct Head {
 }
 
 #[repr(C)]
-struct Request {
-    head: Head,
+struct DmRequest {
+    head: DmIoctl,
     data: [u8; DATA_BYTES],
 }
 
-const TABLE_STATUS: Opcode = opcode::read_write::<Head>(0xFD, 12);
+const TABLE_STATUS: Opcode = opcode::read_write::<DmIoctl>(0xFD, 12);
 
 /// The table of the mapped device `major:minor`. Needs root.
 ///
@@ -58,10 +58,10 @@ const TABLE_STATUS: Opcode = opcode::read_write::<Head>(0xFD, 12);
 /// When the device mapper is not there, refuses, or answers more than 16 KiB.
 pub fn dm_table(major: u32, minor: u32) -> Result<Vec<DmTarget>> {
     let control = File::open(CONTROL).map_err(|e| Error::system(format!("opening {CONTROL}"), e))?;
-    let head = Head {
+    let head = DmIoctl {
         version: [4, 0, 0],
-        data_size: size_of::<Request>() as u32,
-        data_start: size_of::<Head>() as u32,
+        data_size: size_of::<DmRequest>() as u32,
+        data_start: size_of::<DmIoctl>() as u32,
         target_count: 0,
         open_count: 0,
         flags: STATUS_TABLE,
@@ -72,10 +72,10 @@ pub fn dm_table(major: u32, minor: u32) -> Result<Vec<DmTarget>> {
         uuid: [0; 129],
         data: [0; 7],
     };
-    let mut request = Box::new(Request { head, data: [0; DATA_BYTES] });
+    let mut request = Box::new(DmRequest { head, data: [0; DATA_BYTES] });
     // SAFETY: DM_TABLE_STATUS takes this head and writes it and its data, `data_size` bytes in all: that is the size of
     // `Request`, whose fields are integers alone, so whatever is written is a value.
-    let done = unsafe { ioctl(&control, Updater::<TABLE_STATUS, Request>::new(&mut request)) };
+    let done = unsafe { ioctl(&control, Updater::<TABLE_STATUS, DmRequest>::new(&mut request)) };
     done.map_err(|e| Error::system(format!("the device mapper's table of {major}:{minor}"), e))?;
     if request.head.flags & BUFFER_FULL != 0 {
         let what =
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn a_table_is_taken_apart() {
-        assert_eq!((TABLE_STATUS, size_of::<Head>()), (0xC138_FD0C, 312));
+        assert_eq!((TABLE_STATUS, size_of::<DmIoctl>()), (0xC138_FD0C, 312));
         let row = |start: u64, len: u64, next: u32, kind: &str, args: &str| {
             let mut row = [start.to_le_bytes(), len.to_le_bytes()].concat();
             row.extend(0_u32.to_le_bytes());

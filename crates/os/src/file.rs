@@ -78,7 +78,7 @@ impl FileExtent {
 /// The fixed part of FIEMAP's argument, which alone is in the number of the call.
 #[repr(C)]
 #[derive(Default)]
-struct Head {
+struct FiemapHead {
     start: u64,
     length: u64,
     flags: u32,
@@ -88,12 +88,12 @@ struct Head {
 }
 
 #[repr(C)]
-struct Request {
-    head: Head,
+struct FiemapRequest {
+    head: FiemapHead,
     extents: [FileExtent; PER_CALL],
 }
 
-const FIEMAP: Opcode = opcode::read_write::<Head>(b'f', 11);
+const FIEMAP: Opcode = opcode::read_write::<FiemapHead>(b'f', 11);
 /// Declared with a `long`, though file systems write an `int`.
 const GETVERSION: Opcode = opcode::read::<u64>(b'v', 1);
 const GETFSUUID: Opcode = opcode::read::<FsUuid>(0x15, 0);
@@ -131,17 +131,17 @@ pub(crate) unsafe fn told<const CALL: Opcode, T: Default>(file: impl AsFd) -> ru
 /// # Errors
 /// When the file system does not tell.
 pub fn extents(file: impl AsFd, start: u64) -> Result<Vec<FileExtent>> {
-    let head = Head {
+    let head = FiemapHead {
         start,
         length: u64::MAX - start,
         flags: FIEMAP_FLAG_SYNC,
         count: PER_CALL as u32,
-        ..Head::default()
+        ..FiemapHead::default()
     };
-    let mut request = Request { head, extents: [FileExtent::default(); PER_CALL] };
+    let mut request = FiemapRequest { head, extents: [FileExtent::default(); PER_CALL] };
     // SAFETY: FIEMAP takes this head, and writes it and at most `count` extents behind it: both are in `request`, whose
     // fields are integers alone, so whatever is written is a value.
-    let done = unsafe { ioctl(file, Updater::<FIEMAP, Request>::new(&mut request)) };
+    let done = unsafe { ioctl(file, Updater::<FIEMAP, FiemapRequest>::new(&mut request)) };
     done.map_err(|e| Error::system("FIEMAP of the file", e))?;
     let mapped = (request.head.mapped as usize).min(PER_CALL);
     Ok(request.extents[..mapped].to_vec())

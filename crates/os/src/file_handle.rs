@@ -10,7 +10,7 @@ const MOST: usize = 128;
 /// As the kernel has it: how many bytes, which kind, and the bytes.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Raw {
+struct RawFileHandle {
     bytes: u32,
     kind: i32,
     handle: [u8; MOST],
@@ -28,7 +28,7 @@ pub struct FileHandle {
 /// # Errors
 /// `EOPNOTSUPP` where its file system has none.
 pub fn handle_of(file: impl AsFd) -> Result<FileHandle, Errno> {
-    let mut raw = Raw { bytes: MOST as u32, kind: 0, handle: [0; MOST] };
+    let mut raw = RawFileHandle { bytes: MOST as u32, kind: 0, handle: [0; MOST] };
     let mut mount = 0_i32;
     // SAFETY: the structure has room for as many bytes as it says; the call writes there and to `mount`, and keeps nothing.
     let done = unsafe {
@@ -54,7 +54,7 @@ impl FileHandle {
     /// # Errors
     /// `ESTALE` when the file is gone; `EPERM` without the capability to search everywhere.
     pub fn open(&self, beside: impl AsFd) -> Result<OwnedFd, Errno> {
-        let mut raw = Raw { bytes: self.bytes.len() as u32, kind: self.kind, handle: [0; MOST] };
+        let mut raw = RawFileHandle { bytes: self.bytes.len() as u32, kind: self.kind, handle: [0; MOST] };
         raw.handle[..self.bytes.len()].copy_from_slice(&self.bytes);
         let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
         // SAFETY: the structure has the bytes that it says; the call reads it and keeps nothing.

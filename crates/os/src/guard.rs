@@ -16,7 +16,7 @@ const MOST: usize = Guard::MOST;
 const PAGE: usize = 4096;
 
 /// A guarded range. No range starts at 0 or 1: those mean free, and about to be used.
-struct Slot {
+struct GuardSlot {
     /// Odd while the range is being changed: start and end that were read with different versions are of different uses.
     version: AtomicUsize,
     start: AtomicUsize,
@@ -28,9 +28,9 @@ struct Slot {
 }
 
 // A handler of signals has nobody to ask but statics.
-static SLOTS: [Slot; MOST] = [const { Slot::new() }; MOST];
+static SLOTS: [GuardSlot; MOST] = [const { GuardSlot::new() }; MOST];
 
-impl Slot {
+impl GuardSlot {
     const fn new() -> Self {
         Self {
             version: AtomicUsize::new(0),
@@ -100,7 +100,7 @@ impl Guard {
         let start = mem.host_ptr() as usize / PAGE * PAGE;
         let end = (mem.host_ptr() as usize + mem.len()).next_multiple_of(PAGE);
         let free =
-            |slot: &Slot| slot.start.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+            |slot: &GuardSlot| slot.start.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         let slot = SLOTS.iter().position(free).ok_or_else(|| {
             let why = format!("{MOST} mappings are guarded already");
             Error::system("guarding shared memory", std::io::Error::other(why))
@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn a_range_is_never_of_two_uses() {
-        let slot = Slot::new();
+        let slot = GuardSlot::new();
         std::thread::scope(|scope| {
             scope.spawn(|| (1..40).for_each(|use_| slot.set(Some(use_ * PAGE), (use_ + 1) * PAGE)));
             for _ in 0..40 {

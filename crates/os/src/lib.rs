@@ -41,7 +41,8 @@ pub use mem::HostMem;
 pub use mmio::MmioWindow;
 pub use reads::{Finished, Reads};
 pub use seam::{
-    ControllerBackend, DmaBuf, DmaMemory, FunctionReset, Interrupt, Mapped, Mapper, Marks, Registers, Run,
+    BusRange, ControllerBackend, DmaBuf, DmaMemory, FunctionReset, Interrupt, Mapped, Mapper, Marks,
+    Registers,
 };
 pub use sem::Semaphore;
 pub use udmabuf::Udmabuf;

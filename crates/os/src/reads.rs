@@ -26,7 +26,7 @@ pub struct Finished {
 }
 
 /// A read under way.
-struct Pending {
+struct PendingRead {
     name: u64,
     /// Open until it has ended.
     _file: Arc<File>,
@@ -38,7 +38,7 @@ pub struct Reads {
     memory: HostMem,
     /// Why the kernel pins the memory anew for each read.
     unregistered: Option<std::io::Error>,
-    pending: Vec<Option<Pending>>,
+    pending: Vec<Option<PendingRead>>,
     free: Vec<usize>,
     unsubmitted: usize,
 }
@@ -151,7 +151,7 @@ impl Reads {
         let Some(slot) = self.free.pop() else { return Err(full()) };
         let memory = self.memory.host_ptr().wrapping_add(offset);
         let entry = entry(types::Fd(file.as_raw_fd()), memory, length, self.unregistered.is_none());
-        self.pending[slot] = Some(Pending { name, _file: file.clone() });
+        self.pending[slot] = Some(PendingRead { name, _file: file.clone() });
         // SAFETY: the range lies within memory that `self` keeps mapped, and the file is kept open, until the read or write
         // has ended. Dropping `self` waits for that and, where it takes too long, leaves the memory to the kernel for good.
         if unsafe { self.ring.submission().push(&entry.user_data(slot as u64)) }.is_err() {

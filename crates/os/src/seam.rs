@@ -115,7 +115,7 @@ impl Marks {
 
 /// A stretch of bus addresses without a gap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
+pub struct BusRange {
     /// Where it starts.
     pub addr: BusAddr,
     /// Its length in bytes.
@@ -124,7 +124,7 @@ pub struct Run {
 
 /// Memory as one device sees it. Stays mapped until dropped.
 pub struct Mapped {
-    runs: Vec<Run>,
+    runs: Vec<BusRange>,
     len: u64,
     _hold: Box<dyn Send + Sync>,
 }
@@ -132,7 +132,7 @@ pub struct Mapped {
 impl Mapped {
     /// Bus-contiguous runs that cover the memory in order; `hold` undoes the mapping when it is dropped.
     #[must_use]
-    pub fn new(runs: Vec<Run>, hold: Box<dyn Send + Sync>) -> Self {
+    pub fn new(runs: Vec<BusRange>, hold: Box<dyn Send + Sync>) -> Self {
         let len = runs.iter().map(|r| r.len).sum();
         Self { runs, len, _hold: hold }
     }
@@ -145,17 +145,17 @@ impl Mapped {
 
     /// The runs, in order of offset.
     #[must_use]
-    pub fn runs(&self) -> &[Run] {
+    pub fn runs(&self) -> &[BusRange] {
         &self.runs
     }
 
     /// The bus address of the byte at `offset`, and how many bytes follow it without a gap.
     #[must_use]
-    pub fn at(&self, offset: u64) -> Option<Run> {
+    pub fn at(&self, offset: u64) -> Option<BusRange> {
         let mut left = offset;
         for run in &self.runs {
             if left < run.len {
-                return Some(Run { addr: run.addr.plus(left), len: run.len - left });
+                return Some(BusRange { addr: run.addr.plus(left), len: run.len - left });
             }
             left -= run.len;
         }

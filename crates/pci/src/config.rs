@@ -14,7 +14,7 @@ const EXTENDED: usize = 0x100;
 
 /// A device's parsed config space.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
-pub struct Config {
+pub struct DeviceConfig {
     /// Bytes that could be read: 64 without root, 256 or 4096 with it.
     pub bytes: usize,
     /// The command register.
@@ -39,7 +39,7 @@ pub struct Config {
     pub virtual_functions: Option<u16>,
 }
 
-impl Config {
+impl DeviceConfig {
     /// Parses config space; `None` if the device does not respond.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {

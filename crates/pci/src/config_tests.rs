@@ -36,7 +36,7 @@ fn capabilities_are_found() {
     word(&mut bytes, 0x148, 1 | 1 << 5 | 14 << 8);
     word(&mut bytes, 0x200, 0x0001_000f);
     put(&mut bytes, 0x206, &[0, 0x80]);
-    let config = Config::parse(&bytes).unwrap();
+    let config = DeviceConfig::parse(&bytes).unwrap();
     assert!(config.bus_master() && config.memory() && !config.broken_list && config.has_extended());
     assert_eq!(config.power.map(|p| (p.state, p.control_at)), Some((3, 0x64)));
     let express = config.express.unwrap();
@@ -57,15 +57,15 @@ fn capabilities_are_found() {
 
 #[test]
 fn without_root_there_is_a_header_only() {
-    let config = Config::parse(&space(64)).unwrap();
+    let config = DeviceConfig::parse(&space(64)).unwrap();
     assert!(!config.has_capabilities() && config.express.is_none() && config.acs.is_none());
 }
 
 #[test]
 fn what_is_no_config_space_is_none() {
-    assert_eq!(Config::parse(&[0xff; 256]), None);
-    assert_eq!(Config::parse(&[]), None);
-    assert_eq!(Config::parse(&[1; 63]), None);
+    assert_eq!(DeviceConfig::parse(&[0xff; 256]), None);
+    assert_eq!(DeviceConfig::parse(&[]), None);
+    assert_eq!(DeviceConfig::parse(&[1; 63]), None);
 }
 
 #[test]
@@ -74,13 +74,13 @@ fn lists_that_run_in_circles_end() {
     bytes[0x34] = 0x40;
     put(&mut bytes, 0x40, &[0x05, 0x40]);
     word(&mut bytes, 0x100, 0x1001_000d);
-    assert!(Config::parse(&bytes).unwrap().broken_list);
+    assert!(DeviceConfig::parse(&bytes).unwrap().broken_list);
     let mut bytes = space(4096);
     bytes[0x34] = 0x10;
-    assert!(Config::parse(&bytes).unwrap().broken_list, "a list that leads into the header");
+    assert!(DeviceConfig::parse(&bytes).unwrap().broken_list, "a list that leads into the header");
     let mut bytes = space(4096);
     word(&mut bytes, 0x100, 0x0401_000d);
-    assert!(Config::parse(&bytes).unwrap().broken_list, "an extended list that leads out of its half");
+    assert!(DeviceConfig::parse(&bytes).unwrap().broken_list, "an extended list that leads out of its half");
 }
 
 proptest::proptest! {
@@ -89,6 +89,6 @@ proptest::proptest! {
         if listed && bytes.len() > 8 {
             bytes[6] |= 0x10;
         }
-        let _ = Config::parse(&bytes);
+        let _ = DeviceConfig::parse(&bytes);
     }
 }

@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::bar::hex;
 use crate::link::lanes;
 use crate::names::Names;
-use crate::{Address, Bar, BarKind, Config, Error, Link, Result, Root, Speed, parse_resource};
+use crate::{Address, Bar, BarKind, DeviceConfig, Error, Link, Result, Root, Speed, parse_resource};
 
 /// The longest config space.
 const MAX_CONFIG: usize = 4096;
@@ -95,7 +95,7 @@ pub struct Device {
     /// Its link, from sysfs.
     pub link: Link,
     /// Its config space; `None` if it was not read.
-    pub config: Option<Config>,
+    pub config: Option<DeviceConfig>,
     /// `D0` … `D3cold`, as the kernel reports it.
     pub power_state: Option<String>,
     /// Runtime power management status, such as `suspended`.
@@ -315,11 +315,11 @@ impl DeviceReader<'_> {
         })
     }
 
-    fn config(&mut self) -> Option<Config> {
+    fn config(&mut self) -> Option<DeviceConfig> {
         let path = format!("{}/config", self.folder);
         let found = self.root.bytes(&path, MAX_CONFIG);
         let bytes = self.keep(found)?;
-        let config = Config::parse(&bytes);
+        let config = DeviceConfig::parse(&bytes);
         match &config {
             None => self.problems.push(Error::garbage(&path, "all ones, or nothing", "config space")),
             Some(config) if config.broken_list => {

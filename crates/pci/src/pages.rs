@@ -1,6 +1,6 @@
 //! Rounds memory to the whole pages that devices are given.
 
-use onehop_os::{HostMem, Run};
+use onehop_os::{BusRange, HostMem};
 
 pub(crate) const PAGE: usize = 4096;
 
@@ -24,7 +24,7 @@ impl PageSpan {
 }
 
 /// Removes what was only added for whole pages.
-pub(crate) fn trim(runs: &mut Vec<Run>, skip: u64, bytes: u64) {
+pub(crate) fn trim(runs: &mut Vec<BusRange>, skip: u64, bytes: u64) {
     if let Some(first) = runs.first_mut() {
         first.addr = first.addr.plus(skip);
         first.len -= skip;

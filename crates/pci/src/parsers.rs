@@ -1,6 +1,6 @@
 //! Parsers of the kernel's answers, exposed for fuzzing. Not part of the interface.
 
-use onehop_os::Run;
+use onehop_os::BusRange;
 
 use crate::places::ProcessMaps;
 use crate::{Address, Root, kmod, pagemap, vfio};
@@ -27,7 +27,7 @@ pub fn peer_place(
 ///
 /// # Errors
 /// What is wrong with an entry.
-pub fn page_runs(entries: &[u8]) -> Result<Vec<Run>, &'static str> {
+pub fn page_runs(entries: &[u8]) -> Result<Vec<BusRange>, &'static str> {
     pagemap::runs(entries)
 }
 

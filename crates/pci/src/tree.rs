@@ -12,14 +12,14 @@ const MAX_DEVICES: usize = 4096;
 
 /// An IOMMU group: devices that the IOMMU cannot isolate from each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Group {
+pub struct IommuGroup {
     /// `DMA`, `DMA-FQ` (translating, with lazy flushes), `identity`; `None` if the kernel does not report it.
     pub kind: Option<String>,
     /// Its members.
     pub devices: Vec<Address>,
 }
 
-impl Group {
+impl IommuGroup {
     /// Whether addresses are translated; `None` if unknown.
     #[must_use]
     pub fn translates(&self) -> Option<bool> {
@@ -105,7 +105,7 @@ pub struct Tree {
     /// The devices.
     pub devices: BTreeMap<Address, Device>,
     /// IOMMU groups by number.
-    pub groups: BTreeMap<u32, Group>,
+    pub groups: BTreeMap<u32, IommuGroup>,
     /// Devices that could not be read.
     pub problems: Vec<Error>,
 }
@@ -134,10 +134,10 @@ impl Tree {
         Ok(tree)
     }
 
-    fn group(&self, root: &Root, number: u32) -> Group {
+    fn group(&self, root: &Root, number: u32) -> IommuGroup {
         let members = self.devices.values().filter(|device| device.iommu_group == Some(number));
         let kind = root.text(&format!("/sys/kernel/iommu_groups/{number}/type")).ok();
-        Group {
+        IommuGroup {
             kind: kind.filter(|kind| !kind.is_empty()),
             devices: members.map(|device| device.address).collect(),
         }
@@ -151,7 +151,7 @@ impl Tree {
 
     /// The device's IOMMU group.
     #[must_use]
-    pub fn group_of(&self, device: &Device) -> Option<&Group> {
+    pub fn group_of(&self, device: &Device) -> Option<&IommuGroup> {
         self.groups.get(&device.iommu_group?)
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use onehop_qtest::bed::{Options, Qemu};
+use onehop_qtest::bed::{Qemu, QemuOptions};
 
 const COUNT: u32 = 20_000;
 
@@ -11,7 +11,7 @@ const ASQ: u32 = 0x28;
 const VERSION: u32 = 0x08;
 
 fn main() -> Result<(), onehop_qtest::Error> {
-    let Some(qemu) = Qemu::start_or_skip(&Options::default())? else { return Ok(()) };
+    let Some(qemu) = Qemu::start_or_skip(&QemuOptions::default())? else { return Ok(()) };
     let begin = Instant::now();
     let port = qemu.port()?;
     println!("open                          {:8.1} us", begin.elapsed().as_secs_f64() * 1e6);

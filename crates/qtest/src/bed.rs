@@ -11,9 +11,9 @@ use std::time::Duration;
 use onehop_os::{ControllerBackend, Deadline};
 
 use crate::link::QemuLink;
-use crate::{Error, Model, Result};
+use crate::{Error, QemuDrive, Result};
 use files::Files;
-pub use options::Options;
+pub use options::QemuOptions;
 use watch::QemuWatch;
 
 /// QEMU is ready in well under a second; the rest is for a busy host.
@@ -32,7 +32,7 @@ impl Qemu {
     ///
     /// # Errors
     /// When its files cannot be created, or it refuses its options.
-    pub fn start(options: &Options) -> Result<Option<Self>> {
+    pub fn start(options: &QemuOptions) -> Result<Option<Self>> {
         let files = Files::make(options)?;
         let images = files.images(options)?;
         let log = files.log_file()?;
@@ -59,7 +59,7 @@ impl Qemu {
     ///
     /// # Errors
     /// As for [`Qemu::start`].
-    pub fn start_or_skip(options: &Options) -> Result<Option<Self>> {
+    pub fn start_or_skip(options: &QemuOptions) -> Result<Option<Self>> {
         let qemu = Self::start(options)?;
         if qemu.is_none() {
             // The test runner would hide the output of eprintln in a passing test.
@@ -81,8 +81,8 @@ impl Qemu {
     ///
     /// # Errors
     /// As for [`crate::open`].
-    pub fn model(&self) -> Result<Model> {
-        Model::open(&self.spec())
+    pub fn model(&self) -> Result<QemuDrive> {
+        QemuDrive::open(&self.spec())
     }
 
     /// The drive's name, without `qtest:`.

@@ -38,14 +38,14 @@ mod spec;
 mod wire;
 
 pub use error::{Error, Result};
-pub use model::Model;
+pub use model::QemuDrive;
 
 /// Opens the drive whose name, behind `qtest:`, is `SOCKET,MEMORY-FILE[,bdf=DD.F]`.
 ///
 /// # Errors
 /// When QEMU, the memory file or the controller cannot be opened, with a fix.
 pub fn open(spec: &str) -> Result<onehop_os::ControllerBackend> {
-    Ok(Model::open(spec)?.port())
+    Ok(QemuDrive::open(spec)?.port())
 }
 
 /// Checks such a name without opening anything.

@@ -31,13 +31,13 @@ const CMB_ROOM: u64 = 1 << 31;
 const CONTROLLER_CONFIGURATION: u32 = 0x14;
 
 /// A drive in QEMU, with what its [`ControllerBackend`] does not show.
-pub struct Model {
+pub struct QemuDrive {
     port: ControllerBackend,
     cmb: Option<Arc<dyn Registers>>,
     link: Arc<QemuLink>,
 }
 
-impl Model {
+impl QemuDrive {
     /// Opens the drive whose name, behind `qtest:`, is `SOCKET,MEMORY-FILE[,bdf=DD.F]`.
     ///
     /// # Errors

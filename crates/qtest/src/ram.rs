@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use onehop_os::{DmaMemory, Heap, HostMem, Mapped, Mapper, Run};
+use onehop_os::{BusRange, DmaMemory, Heap, HostMem, Mapped, Mapper};
 use onehop_proto::BusAddr;
 
 use crate::{Error, Result};
@@ -90,7 +90,7 @@ impl Mapper for Ram {
                     "it is not part of the guest's RAM; QEMU's drive reaches only what this mapper allocated",
                 )
             })?;
-        let run = Run { addr: BusAddr(at as u64), len: host.len() as u64 };
+        let run = BusRange { addr: BusAddr(at as u64), len: host.len() as u64 };
         // The clone keeps the pages allocated while the drive may still access them.
         Ok(Mapped::new(vec![run], Box::new(host.clone())))
     }
@@ -144,7 +144,7 @@ mod tests {
         let ram = ram("mapped", 4 << 20).unwrap();
         let part = ram.alloc(2 << 20).unwrap().slice(100..200).unwrap();
         let mapped = ram.map(&part).unwrap();
-        assert_eq!(mapped.runs(), [Run { addr: BusAddr(FIRST as u64 + 100), len: 100 }]);
+        assert_eq!(mapped.runs(), [BusRange { addr: BusAddr(FIRST as u64 + 100), len: 100 }]);
         drop(part);
         assert!(ram.alloc(1).is_err());
         drop(mapped);

@@ -31,5 +31,5 @@ pub mod regs;
 pub mod ring;
 mod sample;
 
-pub use ring::{BUFFERS, Broken, Limits, RingAddresses, Shape};
+pub use ring::{BUFFERS, BoardLimits, Broken, RingAddresses, Shape};
 pub use sample::{Format, Sample};

@@ -12,7 +12,7 @@ pub const PAGE: u64 = 4096;
 
 /// Limits of a board: configuration, because boards differ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Limits {
+pub struct BoardLimits {
     /// Maximum size of a buffer.
     pub max_bytes: u32,
     /// Address bits of its DMA engine.
@@ -27,7 +27,7 @@ pub struct Limits {
     pub fifo_bytes: u32,
 }
 
-impl Limits {
+impl BoardLimits {
     /// The receiver of a uSDR.
     pub const USDR_RX: Self = Self {
         max_bytes: 1 << 20,
@@ -68,7 +68,7 @@ pub struct Shape {
 impl Shape {
     /// The largest block for a board.
     #[must_use]
-    pub const fn largest(format: Format, limits: &Limits) -> Self {
+    pub const fn largest(format: Format, limits: &BoardLimits) -> Self {
         let by_bytes = limits.fifo_bytes / 2 / format.bytes();
         let samples = if by_bytes < limits.max_burst_samples { by_bytes } else { limits.max_burst_samples };
         // Whole granules: sixteen samples of either format are.
@@ -85,7 +85,7 @@ impl Shape {
     ///
     /// # Errors
     /// When not even one granule fits.
-    pub const fn of_bytes(format: Format, limits: &Limits, bytes: u32) -> Result<Self, Broken> {
+    pub const fn of_bytes(format: Format, limits: &BoardLimits, bytes: u32) -> Result<Self, Broken> {
         let largest = Self::largest(format, limits);
         let samples = bytes / format.bytes() / 16 * 16;
         if samples == 0 {
@@ -135,7 +135,7 @@ impl Shape {
     ///
     /// # Errors
     /// The violated rule.
-    pub const fn check(&self, limits: &Limits) -> Result<(), Broken> {
+    pub const fn check(&self, limits: &BoardLimits) -> Result<(), Broken> {
         if self.burst_samples == 0 || self.bursts == 0 {
             return Err(Broken::Empty);
         }
@@ -166,7 +166,7 @@ impl RingAddresses {
     /// The violated rule.
     pub fn plan(
         shape: &Shape,
-        limits: &Limits,
+        limits: &BoardLimits,
         runs: impl Iterator<Item = (u64, u64)> + Clone,
     ) -> Result<Self, Broken> {
         shape.check(limits)?;
@@ -357,7 +357,7 @@ mod tests {
 
     use super::*;
 
-    const RX: Limits = Limits::USDR_RX;
+    const RX: BoardLimits = BoardLimits::USDR_RX;
 
     fn plan(shape: &Shape, runs: &[(u64, u64)]) -> Result<RingAddresses, Broken> {
         RingAddresses::plan(shape, &RX, runs.iter().copied())
@@ -369,7 +369,7 @@ mod tests {
         assert_eq!((ci16.bytes(), ci16.bursts, ci16.burst_samples), (1 << 20, 32, 8192));
         let ci12 = Shape::largest(Format::Ci12, &RX);
         assert_eq!((ci12.bytes(), ci12.bursts), (768 << 10, 32));
-        let tx = Shape::largest(Format::Ci16, &Limits::USDR_TX);
+        let tx = Shape::largest(Format::Ci16, &BoardLimits::USDR_TX);
         assert_eq!((tx.bytes(), tx.bursts), (126_976, 1));
     }
 
@@ -414,7 +414,7 @@ mod tests {
             assert_eq!(broken.name(), rule, "{broken}");
             assert!(!broken.fix().is_empty());
         }
-        let narrow = Limits { max_bytes: 4096, ..RX };
+        let narrow = BoardLimits { max_bytes: 4096, ..RX };
         assert_eq!(shape.check(&narrow).unwrap_err().name(), "size");
         assert_eq!(plan(&shape, &[(u64::MAX - 4095, bytes)]).unwrap_err().name(), "mask");
     }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use onehop_os::Deadline;
 
-use crate::{Error, Memory, Result};
+use crate::{Error, MemoryRef, Result};
 
 /// Ranges are whole pages of this size: what kernels take for devices.
 const PAGE: u64 = 4096;
@@ -32,7 +32,7 @@ pub struct Allocation {
 
 impl Allocation {
     /// Memory by its address: good as long as a registration holds the memory.
-    pub(crate) fn by_address(memory: &Memory) -> Self {
+    pub(crate) fn by_address(memory: &MemoryRef) -> Self {
         match memory.host() {
             Some(mem) => Self { of: *b"memory of a host", number: mem.host_ptr() as u64 },
             None => Self { of: *b"memory of a GPU\0", number: memory.gpu_addr().map_or(0, |at| at.0) },
@@ -42,14 +42,14 @@ impl Allocation {
 
 /// How much may be registered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Limits {
+pub struct CacheLimits {
     /// Registrations.
     pub count: usize,
     /// Their bytes.
     pub bytes: u64,
 }
 
-impl Default for Limits {
+impl Default for CacheLimits {
     fn default() -> Self {
         Self { count: 4096, bytes: 1 << 40 }
     }
@@ -57,7 +57,7 @@ impl Default for Limits {
 
 /// What a cache has done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Account {
+pub struct CacheCounters {
     /// Asked for, and there.
     pub hits: u64,
     /// Registered.
@@ -72,38 +72,38 @@ pub struct Account {
 
 /// Registrations of one device.
 pub struct Cache<R> {
-    limits: Limits,
-    state: Mutex<State<R>>,
+    limits: CacheLimits,
+    state: Mutex<CacheState<R>>,
     made: Condvar,
 }
 
-struct State<R> {
-    of: HashMap<Allocation, Vec<Slot<R>>>,
-    account: Account,
+struct CacheState<R> {
+    of: HashMap<Allocation, Vec<CacheSlot<R>>>,
+    account: CacheCounters,
     /// Counts uses, to tell which was the last.
     clock: u64,
     /// Names registrations that are being made.
     next: u64,
 }
 
-struct Slot<R> {
+struct CacheSlot<R> {
     range: Range<u64>,
     used: u64,
-    what: What<R>,
+    what: SlotContent<R>,
 }
 
-enum What<R> {
-    Here(Arc<Entry<R>>),
+enum SlotContent<R> {
+    Here(Arc<CachedRegion<R>>),
     /// Somebody is making it.
     Coming(u64),
 }
 
-struct Entry<R> {
+struct CachedRegion<R> {
     region: R,
     start: u64,
 }
 
-impl<R> Slot<R> {
+impl<R> CacheSlot<R> {
     fn covers(&self, range: &Range<u64>) -> bool {
         self.range.start <= range.start && range.end <= self.range.end
     }
@@ -114,13 +114,13 @@ impl<R> Slot<R> {
 
     /// Nobody but the cache has it; nobody else gets it while the cache is locked.
     fn is_idle(&self) -> bool {
-        matches!(&self.what, What::Here(entry) if Arc::strong_count(entry) == 1)
+        matches!(&self.what, SlotContent::Here(entry) if Arc::strong_count(entry) == 1)
     }
 }
 
 /// A registration in use. It stays as long as this, whatever the cache does.
 pub struct HeldRegistration<R> {
-    entry: Arc<Entry<R>>,
+    entry: Arc<CachedRegion<R>>,
     offset: u64,
 }
 
@@ -158,7 +158,7 @@ impl<R> Drop for Coming<'_, R> {
         let mut state = self.cache.lock();
         if let Some(slots) = state.of.get_mut(&self.allocation) {
             let before =
-                slots.iter().position(|slot| matches!(slot.what, What::Coming(n) if n == self.number));
+                slots.iter().position(|slot| matches!(slot.what, SlotContent::Coming(n) if n == self.number));
             if let Some(at) = before {
                 let gone = slots.remove(at);
                 state.account.count -= 1;
@@ -173,18 +173,22 @@ impl<R> Drop for Coming<'_, R> {
 impl<R> Cache<R> {
     /// An empty one.
     #[must_use]
-    pub fn new(limits: Limits) -> Self {
-        let (of, account) = (HashMap::new(), Account::default());
-        Self { limits, state: Mutex::new(State { of, account, clock: 0, next: 0 }), made: Condvar::new() }
+    pub fn new(limits: CacheLimits) -> Self {
+        let (of, account) = (HashMap::new(), CacheCounters::default());
+        Self {
+            limits,
+            state: Mutex::new(CacheState { of, account, clock: 0, next: 0 }),
+            made: Condvar::new(),
+        }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<R>> {
+    fn lock(&self) -> MutexGuard<'_, CacheState<R>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What it has done.
     #[must_use]
-    pub fn account(&self) -> Account {
+    pub fn account(&self) -> CacheCounters {
         self.lock().account
     }
 
@@ -227,7 +231,7 @@ impl<R> Cache<R> {
         drop(evicted);
         let number = number?;
         let place = Coming { cache: self, allocation, number };
-        let entry = Arc::new(Entry { region: make(pages.clone())?, start: pages.start });
+        let entry = Arc::new(CachedRegion { region: make(pages.clone())?, start: pages.start });
         self.lock().put(allocation, number, &entry);
         drop(place);
         Ok(HeldRegistration { offset: range.start - entry.start, entry })
@@ -250,24 +254,24 @@ impl<R> Cache<R> {
 }
 
 enum Lookup<R> {
-    Here(Arc<Entry<R>>),
+    Here(Arc<CachedRegion<R>>),
     Coming,
     Nothing,
 }
 
-impl<R> State<R> {
+impl<R> CacheState<R> {
     fn find(&mut self, allocation: Allocation, range: &Range<u64>) -> Lookup<R> {
         self.clock += 1;
         let slots = self.of.entry(allocation).or_default();
         let mut coming = false;
         for slot in slots.iter_mut().filter(|slot| slot.covers(range)) {
             match &slot.what {
-                What::Here(entry) => {
+                SlotContent::Here(entry) => {
                     slot.used = self.clock;
                     self.account.hits += 1;
                     return Lookup::Here(entry.clone());
                 }
-                What::Coming(_) => coming = true,
+                SlotContent::Coming(_) => coming = true,
             }
         }
         if coming { Lookup::Coming } else { Lookup::Nothing }
@@ -278,8 +282,8 @@ impl<R> State<R> {
         &mut self,
         allocation: Allocation,
         pages: &Range<u64>,
-        limits: &Limits,
-    ) -> (Result<u64>, Vec<Slot<R>>) {
+        limits: &CacheLimits,
+    ) -> (Result<u64>, Vec<CacheSlot<R>>) {
         let bytes = pages.end - pages.start;
         let mut evicted = Vec::new();
         while self.account.count >= limits.count || bytes > limits.bytes.saturating_sub(self.account.bytes) {
@@ -296,7 +300,7 @@ impl<R> State<R> {
             evicted.push(slot);
         }
         self.next += 1;
-        let slot = Slot { range: pages.clone(), used: self.clock, what: What::Coming(self.next) };
+        let slot = CacheSlot { range: pages.clone(), used: self.clock, what: SlotContent::Coming(self.next) };
         self.of.entry(allocation).or_default().push(slot);
         self.account.misses += 1;
         self.account.count += 1;
@@ -304,7 +308,7 @@ impl<R> State<R> {
         (Ok(self.next), evicted)
     }
 
-    fn evict(&mut self) -> Option<Slot<R>> {
+    fn evict(&mut self) -> Option<CacheSlot<R>> {
         let idle = self.of.iter().flat_map(|(allocation, slots)| {
             let idle = slots.iter().enumerate().filter(|(_, slot)| slot.is_idle());
             idle.map(|(at, slot)| (slot.used, *allocation, at))
@@ -322,11 +326,11 @@ impl<R> State<R> {
     }
 
     /// Puts what was made in its place, if that is still there: the allocation may have been freed meanwhile.
-    fn put(&mut self, allocation: Allocation, number: u64, entry: &Arc<Entry<R>>) {
+    fn put(&mut self, allocation: Allocation, number: u64, entry: &Arc<CachedRegion<R>>) {
         let slots = self.of.get_mut(&allocation).into_iter().flatten();
         for slot in slots {
-            if matches!(slot.what, What::Coming(n) if n == number) {
-                slot.what = What::Here(entry.clone());
+            if matches!(slot.what, SlotContent::Coming(n) if n == number) {
+                slot.what = SlotContent::Here(entry.clone());
             }
         }
     }

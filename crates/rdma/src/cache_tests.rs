@@ -10,15 +10,15 @@ use super::*;
 
 /// What a fake device has registered, by a number for each registration.
 #[derive(Clone, Default)]
-struct Fake(Arc<Mutex<BTreeMap<u64, Range<u64>>>>, Arc<AtomicU64>);
+struct FakeRegistrations(Arc<Mutex<BTreeMap<u64, Range<u64>>>>, Arc<AtomicU64>);
 
 struct Region {
-    fake: Fake,
+    fake: FakeRegistrations,
     number: u64,
     range: Range<u64>,
 }
 
-impl Fake {
+impl FakeRegistrations {
     fn make(&self, range: Range<u64>) -> Result<Region> {
         let number = self.1.fetch_add(1, Ordering::Relaxed);
         self.0.lock().unwrap().insert(number, range.clone());
@@ -44,7 +44,7 @@ const LEN: u64 = 16 * PAGE + 100;
 
 #[test]
 fn ranges_grow_to_pages_and_serve_what_lies_within() {
-    let (fake, cache) = (Fake::default(), Cache::new(Limits::default()));
+    let (fake, cache) = (FakeRegistrations::default(), Cache::new(CacheLimits::default()));
     let one = cache.get(allocation(1), LEN, 5000..5001, |range| fake.make(range)).unwrap();
     assert_eq!((one.range.clone(), one.offset()), (4096..8192, 904));
     let same = cache.get(allocation(1), LEN, 4096..8192, |_| panic!("registered twice")).unwrap();
@@ -56,12 +56,15 @@ fn ranges_grow_to_pages_and_serve_what_lies_within() {
     // The same range of another allocation, though it may have the same address, is something else.
     let other = cache.get(allocation(2), LEN, 5000..5001, |range| fake.make(range)).unwrap();
     assert_ne!(other.number, one.number);
-    assert_eq!(cache.account(), Account { hits: 1, misses: 3, evicted: 0, count: 3, bytes: 2 * PAGE + 100 });
+    assert_eq!(
+        cache.account(),
+        CacheCounters { hits: 1, misses: 3, evicted: 0, count: 3, bytes: 2 * PAGE + 100 }
+    );
 }
 
 #[test]
 fn what_is_freed_is_never_handed_out_again_and_stays_while_it_is_used() {
-    let (fake, cache) = (Fake::default(), Cache::new(Limits::default()));
+    let (fake, cache) = (FakeRegistrations::default(), Cache::new(CacheLimits::default()));
     let held = cache.get(allocation(1), LEN, 0..10, |range| fake.make(range)).unwrap();
     cache.forget(allocation(1));
     assert_eq!(fake.live(), 1);
@@ -83,7 +86,7 @@ fn what_is_freed_is_never_handed_out_again_and_stays_while_it_is_used() {
 
 #[test]
 fn what_is_in_use_is_not_given_up_and_a_failure_leaves_no_trace() {
-    let (fake, cache) = (Fake::default(), Cache::new(Limits { count: 2, bytes: 1 << 30 }));
+    let (fake, cache) = (FakeRegistrations::default(), Cache::new(CacheLimits { count: 2, bytes: 1 << 30 }));
     let _one = cache.get(allocation(1), LEN, 0..10, |range| fake.make(range)).unwrap();
     let two = cache.get(allocation(2), LEN, 0..10, |range| fake.make(range)).unwrap();
     let full = cache.get(allocation(3), LEN, 0..10, |range| fake.make(range));
@@ -92,13 +95,13 @@ fn what_is_in_use_is_not_given_up_and_a_failure_leaves_no_trace() {
     assert!(cache.get(allocation(3), LEN, 0..10, |_| Err(Error::Broken("x".into()))).is_err());
     assert_eq!((cache.account().count, cache.account().evicted, fake.live()), (1, 1, 1));
     assert!(cache.get(allocation(3), LEN, 0..10, |range| fake.make(range)).is_ok());
-    let bytes = Cache::new(Limits { count: 9, bytes: 2 * PAGE });
+    let bytes = Cache::new(CacheLimits { count: 9, bytes: 2 * PAGE });
     assert!(bytes.get(allocation(1), LEN, 0..3 * PAGE, |range| fake.make(range)).is_err());
 }
 
 #[test]
 fn threads_that_want_the_same_range_register_it_once_and_wait_for_nobody_else() {
-    let (fake, cache) = (Fake::default(), Cache::new(Limits::default()));
+    let (fake, cache) = (FakeRegistrations::default(), Cache::new(CacheLimits::default()));
     let (begun, other) = (Barrier::new(2), Barrier::new(2));
     std::thread::scope(|scope| {
         let first = scope.spawn(|| {
@@ -121,37 +124,36 @@ fn threads_that_want_the_same_range_register_it_once_and_wait_for_nobody_else() 
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum CacheStep {
     Get { allocation: u64, start: u64, bytes: u64 },
     Drop(usize),
     Forget(u64),
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let get = (0..4_u64, 0..LEN, 1..5 * PAGE).prop_map(|(allocation, start, bytes)| Step::Get {
+fn steps() -> impl Strategy<Value = Vec<CacheStep>> {
+    let get = (0..4_u64, 0..LEN, 1..5 * PAGE).prop_map(|(allocation, start, bytes)| CacheStep::Get {
         allocation,
         start,
         bytes,
     });
-    let step =
-        prop_oneof![6 => get, 5 => (0..8_usize).prop_map(Step::Drop), 1 => (0..4_u64).prop_map(Step::Forget)];
+    let step = prop_oneof![6 => get, 5 => (0..8_usize).prop_map(CacheStep::Drop), 1 => (0..4_u64).prop_map(CacheStep::Forget)];
     prop::collection::vec(step, 1..120)
 }
 
 /// What the cache should hold: allocation, range, last use, and how many hold it; and those in use that were forgotten.
 #[derive(Default)]
-struct Model {
+struct CacheModel {
     kept: Vec<(u64, Range<u64>, u64, usize)>,
     clock: u64,
 }
 
-impl Model {
+impl CacheModel {
     fn bytes(&self) -> u64 {
         self.kept.iter().map(|(_, range, ..)| range.end - range.start).sum()
     }
 
     /// The range that serves; none if there is no room for it.
-    fn get(&mut self, allocation: u64, range: &Range<u64>, limits: &Limits) -> Option<Range<u64>> {
+    fn get(&mut self, allocation: u64, range: &Range<u64>, limits: &CacheLimits) -> Option<Range<u64>> {
         self.clock += 1;
         let now = self.clock;
         let covers = |kept: &Range<u64>| kept.start <= range.start && range.end <= kept.end;
@@ -174,12 +176,12 @@ impl Model {
 proptest! {
     #[test]
     fn it_does_what_the_model_does(steps in steps(), count in 1..6_usize, pages in 1..20_u64) {
-        let limits = Limits { count, bytes: pages * PAGE };
-        let (fake, cache, mut model) = (Fake::default(), Cache::new(limits), Model::default());
+        let limits = CacheLimits { count, bytes: pages * PAGE };
+        let (fake, cache, mut model) = (FakeRegistrations::default(), Cache::new(limits), CacheModel::default());
         let mut held: Vec<(u64, HeldRegistration<Region>)> = Vec::new();
         for step in steps {
             match step {
-                Step::Get { allocation: of, start, bytes } => {
+                CacheStep::Get { allocation: of, start, bytes } => {
                     let range = start..(start + bytes).min(LEN);
                     let got = cache.get(allocation(of), LEN, range.clone(), |range| fake.make(range));
                     let expected = model.get(of, &range, &limits);
@@ -189,7 +191,7 @@ proptest! {
                         held.push((of, got));
                     }
                 }
-                Step::Drop(at) if at < held.len() => {
+                CacheStep::Drop(at) if at < held.len() => {
                     let (of, gone) = held.swap_remove(at);
                     let same = |one: &&mut (u64, Range<u64>, u64, usize)| one.0 == of && one.1 == gone.range;
                     // One that was forgotten may have a younger twin.
@@ -198,8 +200,8 @@ proptest! {
                         one.3 -= 1;
                     }
                 }
-                Step::Drop(_) => {}
-                Step::Forget(of) => {
+                CacheStep::Drop(_) => {}
+                CacheStep::Forget(of) => {
                     cache.forget(allocation(of));
                     model.kept.retain(|one| one.0 != of);
                 }
@@ -226,6 +228,6 @@ impl<R> Cache<R> {
         let slots = state.of.get(&allocation).into_iter().flatten();
         slots
             .into_iter()
-            .any(|slot| matches!(&slot.what, What::Here(entry) if Arc::ptr_eq(entry, &held.entry)))
+            .any(|slot| matches!(&slot.what, SlotContent::Here(entry) if Arc::ptr_eq(entry, &held.entry)))
     }
 }

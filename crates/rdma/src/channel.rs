@@ -19,15 +19,15 @@ use std::thread::JoinHandle;
 use onehop_os::{Deadline, HostMem, identity, this_thread};
 
 use crate::endpoint::Endpoint;
-use crate::memory::Remote;
+use crate::memory::RemoteMemory;
 use crate::nic::{Nic, Registered};
 use crate::pump;
-use crate::verbs::{Pair, PairRequest, PairState, Queue, Registration};
+use crate::verbs::{PairRequest, PairState, Queue, QueuePair, Registration};
 use crate::{Error, Result};
 
 /// How large a connection is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Size {
+pub struct ChannelSize {
     /// Messages that are under way at once, each way.
     pub room: u16,
     /// Bytes of a message at most.
@@ -38,7 +38,7 @@ pub struct Size {
     pub lane: u8,
 }
 
-impl Default for Size {
+impl Default for ChannelSize {
     fn default() -> Self {
         Self { room: 32, message: 16 << 10, transfers: 64, lane: 0 }
     }
@@ -50,23 +50,23 @@ pub const MOST_TRANSFER: u64 = 1 << 30;
 pub(crate) const RECEIVE: u64 = 1 << 63;
 
 /// This side's end, before it is known where the other is.
-pub struct Prepared {
-    end: End,
+pub struct PreparedChannel {
+    end: LocalEnd,
     endpoint: Endpoint,
 }
 
 /// What is made of a port for one connection.
-struct End {
+struct LocalEnd {
     nic: Arc<Nic>,
-    size: Size,
-    pair: Pair,
+    size: ChannelSize,
+    pair: QueuePair,
     queue: Arc<Queue>,
     /// Slots that messages come in, then those that they go out from.
     mem: HostMem,
     registered: Registered,
 }
 
-impl End {
+impl LocalEnd {
     fn slot(&self, number: u64) -> u64 {
         number * u64::from(self.size.message)
     }
@@ -74,16 +74,16 @@ impl End {
 
 /// A connection. Dropping it closes it.
 pub struct Channel {
-    shared: Arc<Shared>,
+    shared: Arc<ChannelShared>,
     pump: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// What the callers and the thread of a connection share.
-pub(crate) struct Shared {
+pub(crate) struct ChannelShared {
     nic: Arc<Nic>,
-    size: Size,
+    size: ChannelSize,
     /// Gone when the connection is broken.
-    pair: RwLock<Option<Pair>>,
+    pair: RwLock<Option<QueuePair>>,
     pub queue: Arc<Queue>,
     mem: HostMem,
     registered: Registered,
@@ -91,7 +91,7 @@ pub(crate) struct Shared {
     theirs: u32,
     /// What both sides told each other.
     ends: [[u8; Endpoint::BYTES]; 2],
-    state: Mutex<State>,
+    state: Mutex<ChannelState>,
     changed: Condvar,
     /// Wakes the thread.
     pub wake: OwnedFd,
@@ -99,7 +99,7 @@ pub(crate) struct Shared {
     pump: AtomicUsize,
 }
 
-pub(crate) struct State {
+pub(crate) struct ChannelState {
     /// Why it is broken.
     broken: Option<String>,
     /// Messages that the other side has room for.
@@ -122,7 +122,7 @@ struct Transfer {
 
 /// A message that came in. Its place is free for another when it is dropped.
 pub struct Message {
-    shared: Arc<Shared>,
+    shared: Arc<ChannelShared>,
     slot: u64,
     len: usize,
 }
@@ -164,21 +164,21 @@ impl Drop for Message {
     }
 }
 
-impl Prepared {
+impl PreparedChannel {
     /// Makes this side's end of a connection.
     ///
     /// # Errors
     /// When the device has no more room, or the size is none that works.
-    pub fn new(nic: &Arc<Nic>, size: Size) -> Result<Self> {
+    pub fn new(nic: &Arc<Nic>, size: ChannelSize) -> Result<Self> {
         if size.room < Endpoint::LEAST_ROOM || size.message == 0 || size.transfers == 0 {
             return Err(Error::Protocol(format!("a connection of {size:?} cannot work")));
         }
         let (room, transfers) = (u32::from(size.room), u32::from(size.transfers));
         let queue = Arc::new(Queue::new(&nic.domain, (2 * room + transfers) as usize)?);
-        let pair = Pair::new(&queue, room + transfers, room)?;
+        let pair = QueuePair::new(&queue, room + transfers, room)?;
         pair.change(&PairState::Initialised { port: nic.port })?;
         let (mem, registered) = nic.host(2 * size.room as usize * size.message as usize)?;
-        let end = End { nic: nic.clone(), size, pair, queue, mem, registered };
+        let end = LocalEnd { nic: nic.clone(), size, pair, queue, mem, registered };
         for slot in 0..u64::from(size.room) {
             let (addr, _) = end.registered.local(end.slot(slot), size.message.into())?;
             end.pair.receive(RECEIVE | slot, addr, size.message, end.registered.registration())?;
@@ -219,7 +219,7 @@ impl Prepared {
         end.pair.change(&PairState::Receives { with: other, port, gid_index, mtu, reads })?;
         end.pair.change(&PairState::Sends { psn: endpoint.psn, reads })?;
         let room = u64::from(end.size.room);
-        let state = State {
+        let state = ChannelState {
             broken: None,
             credits: other.room.into(),
             owed: 0,
@@ -230,7 +230,7 @@ impl Prepared {
         };
         let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
             .map_err(|e| Error::system("eventfd", e))?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ChannelShared {
             nic: end.nic,
             size: end.size,
             pair: RwLock::new(Some(end.pair)),
@@ -309,7 +309,7 @@ impl Channel {
         }
         let shared = &self.shared;
         // The last credit is for saying that there is room again.
-        let ready = |state: &mut State| (state.credits > 1).then(|| state.free.pop()).flatten();
+        let ready = |state: &mut ChannelState| (state.credits > 1).then(|| state.free.pop()).flatten();
         let (slot, owed) = {
             let (mut state, slot) = shared.wait(deadline, "the other side's room for a message", ready)?;
             state.credits -= 1;
@@ -346,7 +346,7 @@ impl Channel {
     ///
     /// # Errors
     /// When the other side has no such memory, or it takes too long; the connection is broken then.
-    pub fn put(&self, from: &Registered, offset: u64, to: Remote, deadline: Deadline) -> Result<()> {
+    pub fn put(&self, from: &Registered, offset: u64, to: RemoteMemory, deadline: Deadline) -> Result<()> {
         self.transfer(&PairRequest::Write { to }, (from, offset), to, deadline)
     }
 
@@ -354,7 +354,7 @@ impl Channel {
     ///
     /// # Errors
     /// As for [`Self::put`].
-    pub fn get(&self, to: &Registered, offset: u64, from: Remote, deadline: Deadline) -> Result<()> {
+    pub fn get(&self, to: &Registered, offset: u64, from: RemoteMemory, deadline: Deadline) -> Result<()> {
         self.transfer(&PairRequest::Read { from }, (to, offset), from, deadline)
     }
 
@@ -362,7 +362,7 @@ impl Channel {
         &self,
         work: &PairRequest,
         (memory, offset): (&Registered, u64),
-        other: Remote,
+        other: RemoteMemory,
         deadline: Deadline,
     ) -> Result<()> {
         let bytes = other.len;
@@ -372,7 +372,7 @@ impl Channel {
         }
         let shared = &self.shared;
         let most = usize::from(shared.size.transfers);
-        let ready = |state: &mut State| (state.transfers.len() < most).then_some(());
+        let ready = |state: &mut ChannelState| (state.transfers.len() < most).then_some(());
         let id = {
             let (mut state, ()) = shared.wait(deadline, "room for a transfer", ready)?;
             state.next = (state.next + 1) & !RECEIVE;
@@ -388,7 +388,7 @@ impl Channel {
             .ok_or_else(|| shared.broken())
             .and_then(|pair| pair.post(id, work, (addr, bytes as u32), lkey));
         let ended = posted.and_then(|()| {
-            let done = |state: &mut State| {
+            let done = |state: &mut ChannelState| {
                 state.transfers.get(&id).is_some_and(|transfer| transfer.done).then_some(())
             };
             shared.wait(deadline, "a transfer", done).map(|_| ())
@@ -422,12 +422,12 @@ impl Drop for Channel {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl ChannelShared {
+    fn lock(&self) -> MutexGuard<'_, ChannelState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pair(&self) -> RwLockReadGuard<'_, Option<Pair>> {
+    fn pair(&self) -> RwLockReadGuard<'_, Option<QueuePair>> {
         self.pair.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -444,8 +444,8 @@ impl Shared {
         &self,
         deadline: Deadline,
         what: &'static str,
-        mut ready: impl FnMut(&mut State) -> Option<T>,
-    ) -> Result<(MutexGuard<'_, State>, T)> {
+        mut ready: impl FnMut(&mut ChannelState) -> Option<T>,
+    ) -> Result<(MutexGuard<'_, ChannelState>, T)> {
         let mut state = self.lock();
         loop {
             if let Some(why) = &state.broken {

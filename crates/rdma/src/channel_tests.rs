@@ -4,7 +4,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use super::*;
-use crate::memory::{Access, Memory};
+use crate::memory::{Access, MemoryRef};
 use crate::pool::Pool;
 use crate::verbs::Fake;
 
@@ -13,13 +13,13 @@ const READ_AND_WRITE: u32 = 6;
 
 /// A connection of a device that does no work, and the socket by which it knows that somebody is there.
 fn connected(nic: &Arc<Nic>) -> (Channel, UnixStream) {
-    let prepared = Prepared::new(nic, Size::default()).unwrap();
+    let prepared = PreparedChannel::new(nic, ChannelSize::default()).unwrap();
     let other = *prepared.endpoint();
     let (met, far) = UnixStream::pair().unwrap();
     (prepared.connect(&other, met.into()).unwrap(), far)
 }
 
-fn memory() -> Memory {
+fn memory() -> MemoryRef {
     Arc::new(HostMem::anonymous(4096).unwrap())
 }
 
@@ -29,7 +29,7 @@ fn nobody_has_memory_back_before_the_pair_is_destroyed() {
     let nic = Nic::of_device(fake.device());
     let (channel, _far) = connected(&nic);
     let own = nic.register(&memory(), Access::Own).unwrap();
-    let to = Remote { addr: 0, len: 4096, rkey: 1 };
+    let to = RemoteMemory { addr: 0, len: 4096, rkey: 1 };
     fake.hold();
     std::thread::scope(|scope| {
         let put = |limit| channel.put(&own, 0, to, Deadline::after(limit)).is_err();
@@ -83,7 +83,7 @@ fn memory_is_reached_by_others_only_where_it_is_exposed() {
 #[test]
 fn both_sides_of_a_connection_know_the_same_ends() {
     let nic = Nic::of_device(Fake::new().device());
-    let [near, far] = [(); 2].map(|()| Prepared::new(&nic, Size::default()).unwrap());
+    let [near, far] = [(); 2].map(|()| PreparedChannel::new(&nic, ChannelSize::default()).unwrap());
     let [of_near, of_far] = [*near.endpoint(), *far.endpoint()];
     let (met, other) = UnixStream::pair().unwrap();
     let near = near.connect(&of_far, met.into()).unwrap();
@@ -108,7 +108,7 @@ fn memory_of_a_pair_that_is_not_destroyed_is_never_used_again() {
         if refuses {
             fake.refuse();
         }
-        let from = Remote { addr: 0, len: 2048, rkey: 1 };
+        let from = RemoteMemory { addr: 0, len: 2048, rkey: 1 };
         let late = channel.get(slots[0].memory(), slots[0].offset(), from, Deadline::after(Duration::ZERO));
         assert!(late.is_err() && channel.is_broken() && fake.has_destroyed() != refuses);
         drop(slots);
@@ -130,7 +130,7 @@ fn a_pair_that_was_never_connected_keeps_its_memory_too() {
     let nic = Nic::of_device(fake.device());
     fake.refuse();
     let domain = Arc::downgrade(&nic.domain);
-    drop((Prepared::new(&nic, Size::default()).unwrap(), nic));
+    drop((PreparedChannel::new(&nic, ChannelSize::default()).unwrap(), nic));
     assert!(domain.strong_count() > 0, "the domain of a pair that is there has been given back");
 }
 
@@ -139,7 +139,7 @@ fn a_thread_that_has_acted_as_a_user_uses_a_connection_and_makes_none() {
     let fake = Fake::new();
     let nic = Nic::of_device(fake.device());
     let (channel, _far) = connected(&nic);
-    let prepared = Prepared::new(&nic, Size::default()).unwrap();
+    let prepared = PreparedChannel::new(&nic, ChannelSize::default()).unwrap();
     let (other, (met, _)) = (*prepared.endpoint(), UnixStream::pair().unwrap());
     std::thread::scope(|scope| {
         let acted = scope.spawn(|| {
@@ -147,7 +147,7 @@ fn a_thread_that_has_acted_as_a_user_uses_a_connection_and_makes_none() {
             channel.let_in().unwrap();
             channel.send(4, Deadline::after(LONG), |mem, at| Ok(mem.write(at, b"word")?)).unwrap();
             let own = nic.register(&memory(), Access::Own).unwrap();
-            let to = Remote { addr: 0, len: 4096, rkey: 1 };
+            let to = RemoteMemory { addr: 0, len: 4096, rkey: 1 };
             // It is posted: what the device does not do runs out of time.
             let put = channel.put(&own, 0, to, Deadline::after(Duration::from_millis(20)));
             assert!(matches!(put, Err(Error::TimedOut(_))), "{put:?}");

@@ -1,6 +1,6 @@
 //! What can go wrong with RDMA.
 
-use crate::memory::Refusal;
+use crate::memory::RefusedRoute;
 
 /// The result of this crate's calls.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -32,7 +32,7 @@ pub enum Error {
         /// The RDMA device.
         device: String,
         /// Each way, and why it was refused.
-        refusals: Vec<Refusal>,
+        refusals: Vec<RefusedRoute>,
     },
     /// All registrations that are allowed are in use.
     #[error(
@@ -91,7 +91,7 @@ pub enum Error {
     },
 }
 
-fn each(all: &[Refusal]) -> String {
+fn each(all: &[RefusedRoute]) -> String {
     all.iter().map(|one| format!("{}: {}", one.way.name(), one.why)).collect::<Vec<_>>().join("; ")
 }
 

@@ -28,13 +28,13 @@ mod pump;
 #[allow(unsafe_code, reason = "libibverbs is a C library")]
 mod verbs;
 
-pub use cache::{Account, Allocation, Cache, HeldRegistration, Limits};
-pub use channel::{Channel, MOST_TRANSFER, Message, Prepared, Size};
+pub use cache::{Allocation, Cache, CacheCounters, CacheLimits, HeldRegistration};
+pub use channel::{Channel, ChannelSize, MOST_TRANSFER, Message, PreparedChannel};
 pub use endpoint::Endpoint;
 pub use error::{Error, Result};
 pub use meet::{accept, connect};
-pub use memory::{Access, Memory, Refusal, Remote, Way};
+pub use memory::{Access, MemoryRef, MemoryRoute, RefusedRoute, RemoteMemory};
 pub use near::{Listed, by_distance, listed, nearest_first};
 pub use nic::{Choice, Nic, Registered};
-pub use pool::{Pool, Slot};
+pub use pool::{Pool, PoolSlot};
 pub use verbs::Verbs;

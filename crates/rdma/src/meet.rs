@@ -10,7 +10,7 @@ use std::time::Duration;
 use onehop_os::Deadline;
 use rustix::net::sockopt;
 
-use crate::channel::{Channel, Prepared, Size};
+use crate::channel::{Channel, ChannelSize, PreparedChannel};
 use crate::endpoint::Endpoint;
 use crate::nic::Nic;
 use crate::{Error, Result};
@@ -24,8 +24,8 @@ const TIMES: u32 = 3;
 ///
 /// # Errors
 /// When the other side is no such server, does not answer in time, or the device refuses.
-pub fn connect(nic: &Arc<Nic>, size: Size, stream: TcpStream, deadline: Deadline) -> Result<Channel> {
-    let prepared = Prepared::new(nic, size)?;
+pub fn connect(nic: &Arc<Nic>, size: ChannelSize, stream: TcpStream, deadline: Deadline) -> Result<Channel> {
+    let prepared = PreparedChannel::new(nic, size)?;
     prepare(&stream, deadline)?;
     tell(&stream, prepared.endpoint())?;
     let other = listen(&stream)?;
@@ -38,13 +38,13 @@ pub fn connect(nic: &Arc<Nic>, size: Size, stream: TcpStream, deadline: Deadline
 /// As for [`connect`].
 pub fn accept<'a>(
     choose: impl FnOnce(&Endpoint) -> &'a Arc<Nic>,
-    size: Size,
+    size: ChannelSize,
     stream: TcpStream,
     deadline: Deadline,
 ) -> Result<Channel> {
     prepare(&stream, deadline)?;
     let other = listen(&stream)?;
-    let prepared = Prepared::new(choose(&other), Size { lane: other.lane, ..size })?;
+    let prepared = PreparedChannel::new(choose(&other), ChannelSize { lane: other.lane, ..size })?;
     let mine = *prepared.endpoint();
     let met = stream.try_clone().map_err(|e| Error::system("dup of a socket", e))?;
     // Ready to receive before the other side can send.

@@ -13,11 +13,11 @@ use crate::verbs::reason;
 use crate::{Error, Result};
 
 /// Memory that may be registered; a registration keeps it alive.
-pub type Memory = Arc<dyn DmaMemory + Send + Sync>;
+pub type MemoryRef = Arc<dyn DmaMemory + Send + Sync>;
 
 /// How memory is registered, the best way first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Way {
+pub enum MemoryRoute {
     /// Host memory, by its address.
     Host,
     /// A GPU's memory, by a dma-buf.
@@ -28,7 +28,7 @@ pub enum Way {
     Bounce,
 }
 
-impl Way {
+impl MemoryRoute {
     /// The name of the route.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -43,9 +43,9 @@ impl Way {
 
 /// A way that was not taken.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Refusal {
+pub struct RefusedRoute {
     /// The way.
-    pub way: Way,
+    pub way: MemoryRoute,
     /// Why not.
     pub why: String,
 }
@@ -64,7 +64,7 @@ pub enum Access {
 
 /// Where the other side of a connection finds memory of this side.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Remote {
+pub struct RemoteMemory {
     /// Its first byte.
     pub addr: u64,
     /// How long it is.
@@ -73,7 +73,7 @@ pub struct Remote {
     pub rkey: u32,
 }
 
-impl Remote {
+impl RemoteMemory {
     /// A part of it.
     ///
     /// # Errors
@@ -94,13 +94,13 @@ pub(crate) trait Register {
     type Region;
 
     /// Host memory, known by its address.
-    fn host(&self, memory: &Memory, access: Access) -> Result<Self::Region>;
+    fn host(&self, memory: &MemoryRef, access: Access) -> Result<Self::Region>;
     /// A GPU's memory, known by its address on the GPU.
-    fn peer(&self, memory: &Memory, access: Access) -> Result<Self::Region>;
+    fn peer(&self, memory: &MemoryRef, access: Access) -> Result<Self::Region>;
     /// A GPU's memory, by the dma-buf that it starts in at an offset; `name` becomes the address of its first byte.
     fn dma_buf(
         &self,
-        memory: &Memory,
+        memory: &MemoryRef,
         at: (BorrowedFd<'_>, u64),
         name: u64,
         access: Access,
@@ -109,42 +109,46 @@ pub(crate) trait Register {
 
 /// A registration, the address by which its first byte is known, and how it came about.
 #[derive(Debug)]
-pub(crate) struct Made<R> {
+pub(crate) struct NewRegistration<R> {
     pub region: R,
     pub addr: u64,
-    pub way: Way,
-    pub refusals: Vec<Refusal>,
+    pub way: MemoryRoute,
+    pub refusals: Vec<RefusedRoute>,
 }
 
 /// Registers memory the best way that works.
 pub(crate) fn register<D: Register>(
     domain: &D,
     device: &str,
-    memory: &Memory,
+    memory: &MemoryRef,
     access: Access,
-) -> Result<Made<D::Region>> {
+) -> Result<NewRegistration<D::Region>> {
     if let Some(mem) = memory.host() {
         let (region, addr) = (domain.host(memory, access)?, mem.host_ptr() as u64);
-        return Ok(Made { region, addr, way: Way::Host, refusals: Vec::new() });
+        return Ok(NewRegistration { region, addr, way: MemoryRoute::Host, refusals: Vec::new() });
     }
     let mut refusals = Vec::new();
-    let mut refused = |way, why| refusals.push(Refusal { way, why });
+    let mut refused = |way, why| refusals.push(RefusedRoute { way, why });
     let on_gpu = memory.gpu_addr().map_or(0, |at| at.0);
     match memory.dma_buf() {
-        None => refused(Way::DmaBuf, "its driver exports no dma-bufs of it".into()),
-        Some(Err(error)) => refused(Way::DmaBuf, error.to_string()),
+        None => refused(MemoryRoute::DmaBuf, "its driver exports no dma-bufs of it".into()),
+        Some(Err(error)) => refused(MemoryRoute::DmaBuf, error.to_string()),
         Some(Ok(buf)) => match domain.dma_buf(memory, (buf.fd.as_fd(), buf.offset), on_gpu, access) {
             // The registration holds the dma-buf; the descriptor is not needed any more.
-            Ok(region) => return Ok(Made { region, addr: on_gpu, way: Way::DmaBuf, refusals }),
-            Err(error) => refused(Way::DmaBuf, because(&error, DMA_BUF_HINT)),
+            Ok(region) => {
+                return Ok(NewRegistration { region, addr: on_gpu, way: MemoryRoute::DmaBuf, refusals });
+            }
+            Err(error) => refused(MemoryRoute::DmaBuf, because(&error, DMA_BUF_HINT)),
         },
     }
     if memory.gpu_addr().is_none() {
-        refused(Way::Peermem, "it has no address on a GPU".into());
+        refused(MemoryRoute::Peermem, "it has no address on a GPU".into());
     } else {
         match domain.peer(memory, access) {
-            Ok(region) => return Ok(Made { region, addr: on_gpu, way: Way::Peermem, refusals }),
-            Err(error) => refused(Way::Peermem, because(&error, PEERMEM_HINT)),
+            Ok(region) => {
+                return Ok(NewRegistration { region, addr: on_gpu, way: MemoryRoute::Peermem, refusals });
+            }
+            Err(error) => refused(MemoryRoute::Peermem, because(&error, PEERMEM_HINT)),
         }
     }
     Err(Error::NotRegistered { device: device.to_owned(), refusals })
@@ -179,7 +183,7 @@ mod tests {
     use super::*;
 
     /// Refuses dma-bufs with one number and addresses with another, or takes them.
-    struct Fake {
+    struct FakeRegistrar {
         dma_buf: Option<i32>,
         peer: Option<i32>,
     }
@@ -196,17 +200,17 @@ mod tests {
         }
     }
 
-    impl Register for Fake {
+    impl Register for FakeRegistrar {
         type Region = &'static str;
-        fn host(&self, _: &Memory, _: Access) -> Result<&'static str> {
+        fn host(&self, _: &MemoryRef, _: Access) -> Result<&'static str> {
             answer("host", None)
         }
-        fn peer(&self, _: &Memory, _: Access) -> Result<&'static str> {
+        fn peer(&self, _: &MemoryRef, _: Access) -> Result<&'static str> {
             answer("peer", self.peer)
         }
         fn dma_buf(
             &self,
-            _: &Memory,
+            _: &MemoryRef,
             (_, offset): (BorrowedFd<'_>, u64),
             name: u64,
             _: Access,
@@ -216,11 +220,11 @@ mod tests {
         }
     }
 
-    struct OnGpu {
+    struct FakeGpuMemory {
         exports: bool,
     }
 
-    impl DmaMemory for OnGpu {
+    impl DmaMemory for FakeGpuMemory {
         fn bytes(&self) -> usize {
             8192
         }
@@ -240,39 +244,42 @@ mod tests {
 
     #[test]
     fn each_way_is_tried_and_what_was_refused_is_said() {
-        let memory: Memory = Arc::new(OnGpu { exports: true });
-        let made = register(&Fake { dma_buf: None, peer: None }, "fake", &memory, Access::Exposed).unwrap();
-        assert_eq!((made.region, made.way, made.addr), ("dma_buf", Way::DmaBuf, 1 << 40));
+        let memory: MemoryRef = Arc::new(FakeGpuMemory { exports: true });
+        let made =
+            register(&FakeRegistrar { dma_buf: None, peer: None }, "fake", &memory, Access::Exposed).unwrap();
+        assert_eq!((made.region, made.way, made.addr), ("dma_buf", MemoryRoute::DmaBuf, 1 << 40));
         assert!(made.refusals.is_empty());
 
         let made =
-            register(&Fake { dma_buf: Some(95), peer: None }, "fake", &memory, Access::Exposed).unwrap();
-        assert_eq!((made.region, made.way), ("peer", Way::Peermem));
-        assert!(made.refusals[0].way == Way::DmaBuf && made.refusals[0].why.contains("soft-RoCE"));
+            register(&FakeRegistrar { dma_buf: Some(95), peer: None }, "fake", &memory, Access::Exposed)
+                .unwrap();
+        assert_eq!((made.region, made.way), ("peer", MemoryRoute::Peermem));
+        assert!(made.refusals[0].way == MemoryRoute::DmaBuf && made.refusals[0].why.contains("soft-RoCE"));
 
-        let none = Fake { dma_buf: Some(95), peer: Some(14) };
+        let none = FakeRegistrar { dma_buf: Some(95), peer: Some(14) };
         let error = register(&none, "fake", &memory, Access::Exposed).unwrap_err();
         let text = error.to_string();
         assert!(matches!(error, Error::NotRegistered { refusals, .. } if refusals.len() == 2));
         assert!(text.contains("rdma/dma-buf") && text.contains("modprobe nvidia-peermem"), "{text}");
 
-        let memory: Memory = Arc::new(OnGpu { exports: false });
-        let made = register(&Fake { dma_buf: None, peer: None }, "fake", &memory, Access::Exposed).unwrap();
-        assert_eq!((made.way, made.refusals.len()), (Way::Peermem, 1));
+        let memory: MemoryRef = Arc::new(FakeGpuMemory { exports: false });
+        let made =
+            register(&FakeRegistrar { dma_buf: None, peer: None }, "fake", &memory, Access::Exposed).unwrap();
+        assert_eq!((made.way, made.refusals.len()), (MemoryRoute::Peermem, 1));
 
-        let memory: Memory = Arc::new(HostMem::anonymous(4096).unwrap());
+        let memory: MemoryRef = Arc::new(HostMem::anonymous(4096).unwrap());
         let made = register(&none, "fake", &memory, Access::Exposed).unwrap();
-        assert_eq!((made.region, made.way), ("host", Way::Host));
+        assert_eq!((made.region, made.way), ("host", MemoryRoute::Host));
         assert_eq!(made.addr, memory.host().unwrap().host_ptr() as u64);
     }
 
     #[test]
     fn parts_stay_within() {
-        let whole = Remote { addr: 1000, len: 100, rkey: 7 };
-        assert_eq!(whole.part(10, 90).unwrap(), Remote { addr: 1010, len: 90, rkey: 7 });
+        let whole = RemoteMemory { addr: 1000, len: 100, rkey: 7 };
+        assert_eq!(whole.part(10, 90).unwrap(), RemoteMemory { addr: 1010, len: 90, rkey: 7 });
         assert!(
             whole.part(10, 91).is_err() && whole.part(101, 0).is_err() && whole.part(u64::MAX, 2).is_err()
         );
-        assert!(Remote { addr: u64::MAX, len: 100, rkey: 7 }.part(10, 1).is_err());
+        assert!(RemoteMemory { addr: u64::MAX, len: 100, rkey: 7 }.part(10, 1).is_err());
     }
 }

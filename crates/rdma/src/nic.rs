@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use onehop_os::HostMem;
 
-use crate::cache::{Account, Allocation, Cache, HeldRegistration, Limits};
-use crate::memory::{Access, Made, Memory, Refusal, Remote, Way, register};
-use crate::verbs::{Device, Domain, Gid, GidKind, Registration, Verbs};
+use crate::cache::{Allocation, Cache, CacheCounters, CacheLimits, HeldRegistration};
+use crate::memory::{Access, MemoryRef, MemoryRoute, NewRegistration, RefusedRoute, RemoteMemory, register};
+use crate::verbs::{Domain, Gid, GidKind, Registration, Verbs, VerbsDevice};
 use crate::{Error, Result};
 
 /// Which device, port and address; what is left out is chosen.
@@ -42,7 +42,7 @@ pub struct Nic {
     pub(crate) reads: u8,
     /// For what the memory in the cache is.
     access: Access,
-    limits: Limits,
+    limits: CacheLimits,
     cache: Cache<Registered>,
 }
 
@@ -51,8 +51,8 @@ pub struct Registered {
     registration: Arc<Registration>,
     addr: u64,
     len: u64,
-    way: Way,
-    refusals: Vec<Refusal>,
+    way: MemoryRoute,
+    refusals: Vec<RefusedRoute>,
 }
 
 impl Registered {
@@ -70,13 +70,13 @@ impl Registered {
 
     /// How it was registered.
     #[must_use]
-    pub fn way(&self) -> Way {
+    pub fn way(&self) -> MemoryRoute {
         self.way
     }
 
     /// The better ways that were refused, and why.
     #[must_use]
-    pub fn why_not_better(&self) -> &[Refusal] {
+    pub fn why_not_better(&self) -> &[RefusedRoute] {
         &self.refusals
     }
 
@@ -84,8 +84,8 @@ impl Registered {
     ///
     /// # Errors
     /// When the range does not lie within it.
-    pub fn remote(&self, offset: u64, bytes: u64) -> Result<Remote> {
-        let whole = Remote { addr: self.addr, len: self.len, rkey: self.registration.rkey };
+    pub fn remote(&self, offset: u64, bytes: u64) -> Result<RemoteMemory> {
+        let whole = RemoteMemory { addr: self.addr, len: self.len, rkey: self.registration.rkey };
         whole.part(offset, bytes)
     }
 
@@ -115,7 +115,7 @@ impl Nic {
     ///
     /// # Errors
     /// When there is no such device, no port of it is up, or none has an address.
-    pub fn open(verbs: &Verbs, choice: &Choice, limits: Limits) -> Result<Arc<Self>> {
+    pub fn open(verbs: &Verbs, choice: &Choice, limits: CacheLimits) -> Result<Arc<Self>> {
         let device = Arc::new(verbs.open(&choice.device)?);
         let (reads, ports) = device.limits()?;
         let number = match choice.port {
@@ -150,8 +150,8 @@ impl Nic {
 
     /// A port of a device that is none.
     #[cfg(test)]
-    pub(crate) fn of_device(device: Device) -> Arc<Self> {
-        let (access, limits) = (Access::Own, Limits::default());
+    pub(crate) fn of_device(device: VerbsDevice) -> Arc<Self> {
+        let (access, limits) = (Access::Own, CacheLimits::default());
         let gid = Gid { index: 0, bytes: [1; 16], kind: GidKind::RoceV2 };
         let domain = Arc::new(Domain::new(Arc::new(device)).unwrap());
         let cache = Cache::new(limits);
@@ -187,8 +187,9 @@ impl Nic {
     ///
     /// # Errors
     /// When no way works; the error has the reason for each.
-    pub fn register(&self, memory: &Memory, access: Access) -> Result<Registered> {
-        let Made { region, addr, way, refusals } = register(&self.domain, self.name(), memory, access)?;
+    pub fn register(&self, memory: &MemoryRef, access: Access) -> Result<Registered> {
+        let NewRegistration { region, addr, way, refusals } =
+            register(&self.domain, self.name(), memory, access)?;
         let len = memory.bytes() as u64;
         Ok(Registered { registration: Arc::new(region), addr, len, way, refusals })
     }
@@ -196,7 +197,7 @@ impl Nic {
     /// Host memory of its own, registered; nobody watches it while it is written.
     pub(crate) fn host(&self, bytes: usize) -> Result<(HostMem, Registered)> {
         let mem = HostMem::anonymous(bytes)?;
-        let memory: Memory = Arc::new(mem.clone());
+        let memory: MemoryRef = Arc::new(mem.clone());
         Ok((mem, self.register(&memory, Access::Messages)?))
     }
 
@@ -210,7 +211,7 @@ impl Nic {
         allocation: Allocation,
         len: u64,
         range: Range<u64>,
-        slice: impl FnOnce(Range<u64>) -> Result<Memory>,
+        slice: impl FnOnce(Range<u64>) -> Result<MemoryRef>,
     ) -> Result<HeldRegistration<Registered>> {
         self.cache.get(allocation, len, range, |pages| self.register(&slice(pages)?, self.access))
     }
@@ -220,13 +221,13 @@ impl Nic {
     ///
     /// # Errors
     /// When it cannot be registered.
-    pub fn cached_whole(&self, memory: &Memory) -> Result<HeldRegistration<Registered>> {
+    pub fn cached_whole(&self, memory: &MemoryRef) -> Result<HeldRegistration<Registered>> {
         let len = memory.bytes() as u64;
         self.cached(Allocation::by_address(memory), len, 0..len, |_| Ok(memory.clone()))
     }
 
     /// The memory is not to be reached any more; what [`Self::cached_whole`] kept of it goes with its last user.
-    pub fn forget_whole(&self, memory: &Memory) {
+    pub fn forget_whole(&self, memory: &MemoryRef) {
         self.forget(Allocation::by_address(memory));
     }
 
@@ -237,12 +238,12 @@ impl Nic {
 
     /// What the cache of registrations has done.
     #[must_use]
-    pub fn account(&self) -> Account {
+    pub fn account(&self) -> CacheCounters {
         self.cache.account()
     }
 }
 
-fn first_active(device: &Device, ports: u8) -> Result<u8> {
+fn first_active(device: &VerbsDevice, ports: u8) -> Result<u8> {
     let up = |number: &u8| device.port(*number).is_ok_and(|port| port.active);
     (1..=ports).find(up).ok_or_else(|| {
         Error::none(format!("none of the {ports} ports of {} is up: is its cable in?", device.name()))

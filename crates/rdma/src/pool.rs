@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use onehop_os::Deadline;
 
 use crate::nic::Registered;
-use crate::{Error, Remote, Result};
+use crate::{Error, RemoteMemory, Result};
 
 /// Slots of equal length in one registration, in a GPU's memory or the host's.
 pub struct Pool {
@@ -16,7 +16,7 @@ pub struct Pool {
 }
 
 /// One of them, until it is dropped.
-pub struct Slot {
+pub struct PoolSlot {
     pool: Arc<Pool>,
     offset: u64,
 }
@@ -39,11 +39,11 @@ impl Pool {
     ///
     /// # Errors
     /// When none was in time.
-    pub fn take(self: &Arc<Self>, deadline: Deadline) -> Result<Slot> {
+    pub fn take(self: &Arc<Self>, deadline: Deadline) -> Result<PoolSlot> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if let Some(offset) = free.pop() {
-                return Ok(Slot { pool: self.clone(), offset });
+                return Ok(PoolSlot { pool: self.clone(), offset });
             }
             if deadline.passed() {
                 return Err(Error::TimedOut("waiting for registered memory"));
@@ -65,7 +65,7 @@ impl Pool {
     }
 }
 
-impl Slot {
+impl PoolSlot {
     /// Where in the pool's memory it begins.
     #[must_use]
     pub fn offset(&self) -> u64 {
@@ -82,7 +82,7 @@ impl Slot {
     ///
     /// # Errors
     /// When it has fewer.
-    pub fn remote(&self, bytes: u64) -> Result<Remote> {
+    pub fn remote(&self, bytes: u64) -> Result<RemoteMemory> {
         if bytes > self.pool.slot {
             return Err(Error::OutOfRange { offset: 0, bytes, len: self.pool.slot });
         }
@@ -90,7 +90,7 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl Drop for PoolSlot {
     fn drop(&mut self) {
         if self.pool.memory.is_lost() {
             // The device may still write it: nobody has it again.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::channel::{RECEIVE, Shared};
+use crate::channel::{ChannelShared, RECEIVE};
 use crate::verbs::Completion;
 
 /// How long it looks for more before it sleeps: to be woken costs more than most transfers take.
@@ -13,7 +13,7 @@ const SPIN: Duration = Duration::from_micros(20);
 /// How long it sleeps at most. Everything that matters wakes it.
 const SLEEP: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-pub(crate) fn run(shared: &Shared, met: &OwnedFd) {
+pub(crate) fn run(shared: &ChannelShared, met: &OwnedFd) {
     let mut found = Vec::new();
     while !shared.is_over() {
         let taken = match spin(shared, &mut found) {
@@ -29,7 +29,7 @@ pub(crate) fn run(shared: &Shared, met: &OwnedFd) {
     }
 }
 
-fn spin(shared: &Shared, found: &mut Vec<Completion>) -> crate::Result<usize> {
+fn spin(shared: &ChannelShared, found: &mut Vec<Completion>) -> crate::Result<usize> {
     let start = Instant::now();
     loop {
         let taken = shared.queue.take(found)?;
@@ -40,7 +40,7 @@ fn spin(shared: &Shared, found: &mut Vec<Completion>) -> crate::Result<usize> {
     }
 }
 
-fn dispatch(shared: &Shared, one: &Completion) {
+fn dispatch(shared: &ChannelShared, one: &Completion) {
     if one.status == 0 {
         return shared.done(one.id, one.received);
     }
@@ -48,7 +48,7 @@ fn dispatch(shared: &Shared, one: &Completion) {
     shared.end(&format!("{what} failed: {}", shared.queue.status(one.status)));
 }
 
-fn sleep(shared: &Shared, met: &OwnedFd) {
+fn sleep(shared: &ChannelShared, met: &OwnedFd) {
     let mut fds = [
         PollFd::from_borrowed_fd(shared.queue.events(), PollFlags::IN),
         PollFd::new(&shared.wake, PollFlags::IN),

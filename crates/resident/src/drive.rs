@@ -3,16 +3,16 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use onehop_controller::Range;
+use onehop_controller::BusMapping;
 use onehop_gpu::controllers::{Common, Pairs, Table};
 use onehop_gpu::{Gpu, Place, Region};
 use onehop_os::{ControllerBackend, DmaMemory, HostMem, Mapped, Mapper};
 use onehop_proto::GpuAddr;
 use onehop_sim::{Config, Media, Sim, SimMapper};
 
-use crate::engine::{Engine, locked};
+use crate::engine::{DriveEngine, locked};
 use crate::error::not_served;
-use crate::memory::Namespace;
+use crate::memory::NamespaceBlocks;
 use crate::{Result, faults};
 
 /// Mappings that can come and go while queues are served.
@@ -50,8 +50,8 @@ pub fn open(spec: &str, gpu: Arc<dyn Gpu>) -> Result<ResidentDrive> {
         flags: 0,
     };
     let pairs = Pairs::new(&gpu, common, &table, config.queues, page_bytes)?;
-    let namespace = Arc::new(Namespace(namespace));
-    let engine = Engine::new(gpu.clone(), table.clone(), pairs, namespace, faults);
+    let namespace = Arc::new(NamespaceBlocks(namespace));
+    let engine = DriveEngine::new(gpu.clone(), table.clone(), pairs, namespace, faults);
     let sim = Sim::with_engine(config, Arc::new(engine))?;
     let mapper = ResidentMapper { sim: sim.mapper(), gpu, table };
     Ok(ResidentDrive { sim, mapper: Arc::new(mapper) })
@@ -107,14 +107,14 @@ struct ResidentMapper {
 }
 
 /// A mapping. The warps lose it first.
-struct Hold {
+struct WarpMapping {
     table: Arc<Mutex<Table>>,
     bus: u64,
     _mapped: Mapped,
     _region: Option<Region>,
 }
 
-impl Drop for Hold {
+impl Drop for WarpMapping {
     fn drop(&mut self) {
         // A GPU that fails reaches nothing any more.
         let _ = locked(&self.table).remove(self.bus);
@@ -161,9 +161,9 @@ impl Mapper for ResidentMapper {
         if !bus.is_multiple_of(16) || !target.0.is_multiple_of(16) {
             return Err(self.cannot("it does not start at a multiple of 16 bytes"));
         }
-        table.add(Range { bus, bytes: mapped.bytes(), target }).map_err(|error| self.cannot(error))?;
+        table.add(BusMapping { bus, bytes: mapped.bytes(), target }).map_err(|error| self.cannot(error))?;
         let runs = mapped.runs().to_vec();
-        let hold = Hold { table: self.table.clone(), bus, _mapped: mapped, _region: region };
+        let hold = WarpMapping { table: self.table.clone(), bus, _mapped: mapped, _region: region };
         Ok(Mapped::new(runs, Box::new(hold)))
     }
 }

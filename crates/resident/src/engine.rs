@@ -14,10 +14,10 @@ use onehop_proto::{Cqe, GpuAddr, Sqe, Status};
 use onehop_sim::{Blocks, IoEngine, NewQueue, Rule, Strike, Violation};
 
 use crate::faults::Armed;
-use crate::memory::Namespace;
+use crate::memory::NamespaceBlocks;
 
 /// A ring, and what keeps it reachable.
-struct Ring {
+struct HeldRing {
     at: GpuAddr,
     entries: u32,
     _hold: Option<Region>,
@@ -25,13 +25,13 @@ struct Ring {
 
 /// A completion queue.
 struct Completions {
-    ring: Ring,
+    ring: HeldRing,
     taken: bool,
 }
 
 /// A submission queue, and with it a pair that a warp serves.
-struct Served {
-    _ring: Ring,
+struct ServedPair {
+    _ring: HeldRing,
     /// Which faults it was given, by their number, and how far they had counted.
     faults: Vec<(usize, Fault)>,
     /// Whether what befell the controller was told.
@@ -39,15 +39,15 @@ struct Served {
 }
 
 #[derive(Default)]
-struct Slot {
+struct QueueSlot {
     cq: Option<Completions>,
-    served: Option<Served>,
+    served: Option<ServedPair>,
     /// Breaches that were told.
     breaches: u32,
 }
 
-struct State {
-    slots: Vec<Slot>,
+struct EngineState {
+    slots: Vec<QueueSlot>,
     faults: Vec<Armed>,
     /// Completions of warps that have ended.
     completions: u64,
@@ -55,12 +55,12 @@ struct State {
 }
 
 /// The engine of one drive.
-pub(crate) struct Engine {
+pub(crate) struct DriveEngine {
     gpu: Arc<dyn Gpu>,
     table: Arc<Mutex<Table>>,
     pairs: Pairs,
-    namespace: Arc<Namespace>,
-    state: Mutex<State>,
+    namespace: Arc<NamespaceBlocks>,
+    state: Mutex<EngineState>,
 }
 
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -72,31 +72,31 @@ fn internal(_: onehop_gpu::Error) -> Status {
     Status::INTERNAL_ERROR
 }
 
-impl Engine {
+impl DriveEngine {
     pub(crate) fn new(
         gpu: Arc<dyn Gpu>,
         table: Arc<Mutex<Table>>,
         pairs: Pairs,
-        namespace: Arc<Namespace>,
+        namespace: Arc<NamespaceBlocks>,
         faults: Vec<Armed>,
     ) -> Self {
-        let slots = std::iter::once(0).chain(pairs.numbers()).map(|_| Slot::default()).collect();
-        let state = State { slots, faults, completions: 0, breaches: Vec::new() };
+        let slots = std::iter::once(0).chain(pairs.numbers()).map(|_| QueueSlot::default()).collect();
+        let state = EngineState { slots, faults, completions: 0, breaches: Vec::new() };
         Self { gpu, table, pairs, namespace, state: Mutex::new(state) }
     }
 
     /// Where a ring lies: in mapped memory, or in the controller's own buffer.
-    fn ring(&self, queue: &NewQueue, entry: usize) -> std::result::Result<Ring, Status> {
+    fn ring(&self, queue: &NewQueue, entry: usize) -> std::result::Result<HeldRing, Status> {
         let bytes = u64::from(queue.entries) * entry as u64;
         if let Some(at) = locked(&self.table).find(queue.base.0, bytes) {
-            return Ok(Ring { at, entries: queue.entries, _hold: None });
+            return Ok(HeldRing { at, entries: queue.entries, _hold: None });
         }
         let memory = queue.memory.clone().ok_or(Status::DATA_TRANSFER_ERROR)?;
         let region = self.gpu.adopt(Place::Cmb, memory).map_err(internal)?;
-        Ok(Ring { at: region.addr(), entries: queue.entries, _hold: Some(region) })
+        Ok(HeldRing { at: region.addr(), entries: queue.entries, _hold: Some(region) })
     }
 
-    fn start(&self, state: &mut State) -> Result<()> {
+    fn start(&self, state: &mut EngineState) -> Result<()> {
         if !self.pairs.are_started() {
             state.slots.iter_mut().for_each(|slot| slot.breaches = 0);
             self.pairs.start()?;
@@ -104,7 +104,7 @@ impl Engine {
         Ok(())
     }
 
-    fn stop(&self, state: &mut State) {
+    fn stop(&self, state: &mut EngineState) {
         if !self.pairs.are_started() {
             return;
         }
@@ -120,7 +120,7 @@ impl Engine {
     }
 
     /// Fetches the breaches that were found and not told yet.
-    fn collect(&self, state: &mut State) -> Result<()> {
+    fn collect(&self, state: &mut EngineState) -> Result<()> {
         for qid in self.pairs.numbers() {
             let slot = &mut state.slots[usize::from(qid)];
             let (found, count) = self.pairs.violations(qid, slot.breaches)?;
@@ -131,7 +131,7 @@ impl Engine {
     }
 
     /// Ends a pair: its commands are let go, its faults' counts are kept.
-    fn end(&self, state: &mut State, qid: u16) {
+    fn end(&self, state: &mut EngineState, qid: u16) {
         let Some(served) = state.slots.get_mut(usize::from(qid)).and_then(|slot| slot.served.take()) else {
             return;
         };
@@ -152,7 +152,7 @@ impl Engine {
     }
 
     /// Stops the warps when they have nothing to do any more.
-    fn stop_if_idle(&self, state: &mut State) {
+    fn stop_if_idle(&self, state: &mut EngineState) {
         let is_late = |qid| self.pairs.report(qid).is_ok_and(|report| report.waiting > 0);
         if state.slots.iter().all(|slot| slot.served.is_none()) && !self.pairs.numbers().any(is_late) {
             self.stop(state);
@@ -160,7 +160,7 @@ impl Engine {
     }
 }
 
-impl State {
+impl EngineState {
     /// What should never be: a test that looks for breaches sees it.
     fn complain(&mut self, qid: u16, detail: String) {
         self.breaches.push(Violation { rule: Rule::DmaUnmapped, queue: Some(qid), detail });
@@ -175,7 +175,7 @@ fn told(qid: u16, found: &onehop_controller::Violation) -> Violation {
     Violation { rule, queue: Some(qid), detail }
 }
 
-impl IoEngine for Engine {
+impl IoEngine for DriveEngine {
     fn create_cq(&self, cq: &NewQueue) -> std::result::Result<(), Status> {
         let ring = self.ring(cq, Cqe::BYTES)?;
         let mut state = locked(&self.state);
@@ -211,7 +211,7 @@ impl IoEngine for Engine {
             return Err(Status::INTERNAL_ERROR);
         }
         let slot = state.slots.get_mut(usize::from(sq.qid)).ok_or(Status::INVALID_QUEUE_ID)?;
-        slot.served = Some(Served { _ring: ring, faults, told: false });
+        slot.served = Some(ServedPair { _ring: ring, faults, told: false });
         Ok(())
     }
 
@@ -267,7 +267,7 @@ impl IoEngine for Engine {
 
     fn strike(&self) -> Option<Strike> {
         let mut state = locked(&self.state);
-        let State { slots, faults, .. } = &mut *state;
+        let EngineState { slots, faults, .. } = &mut *state;
         for (qid, slot) in (0..).zip(slots.iter_mut()) {
             let Some(served) = slot.served.as_mut().filter(|served| !served.told) else { continue };
             for (i, (number, before)) in served.faults.iter().enumerate() {
@@ -293,7 +293,7 @@ impl IoEngine for Engine {
     }
 }
 
-impl Drop for Engine {
+impl Drop for DriveEngine {
     fn drop(&mut self) {
         self.stop(&mut locked(&self.state));
     }
@@ -304,7 +304,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 
-    use onehop_controller::Range;
+    use onehop_controller::BusMapping;
     use onehop_gpu::Emulated;
     use onehop_gpu::controllers::Common;
     use onehop_proto::BusAddr;
@@ -317,7 +317,7 @@ mod tests {
         let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
         let mut table = Table::new(&gpu, 1024).unwrap();
         let rings = gpu.alloc(Place::Vram, 8192).unwrap();
-        let place = |bus, target| Range { bus, bytes: 4096, target };
+        let place = |bus, target| BusMapping { bus, bytes: 4096, target };
         table.add(place(0x10000, rings.addr())).unwrap();
         table.add(place(0x20000, rings.addr().plus(4096))).unwrap();
         let namespace = gpu.alloc(Place::Vram, 4096).unwrap();
@@ -331,8 +331,13 @@ mod tests {
         };
         let table = Arc::new(Mutex::new(table));
         let pairs = Pairs::new(&gpu, common, &table, 1, 4096).unwrap();
-        let engine =
-            Engine::new(gpu.clone(), table.clone(), pairs, Arc::new(Namespace(namespace)), Vec::new());
+        let engine = DriveEngine::new(
+            gpu.clone(),
+            table.clone(),
+            pairs,
+            Arc::new(NamespaceBlocks(namespace)),
+            Vec::new(),
+        );
         let over = AtomicBool::new(false);
         let all_begun = std::thread::scope(|scope| {
             scope.spawn(|| {

@@ -6,9 +6,9 @@ use onehop_gpu::Region;
 use onehop_sim::Blocks;
 
 /// The namespace's blocks.
-pub(crate) struct Namespace(pub Region);
+pub(crate) struct NamespaceBlocks(pub Region);
 
-impl Blocks for Namespace {
+impl Blocks for NamespaceBlocks {
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         self.0.read(offset as usize, out).map_err(io::Error::other)
     }

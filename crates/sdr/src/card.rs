@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use onehop_os::{ControllerBackend, Interrupt, Mapper, Registers};
 use onehop_pci::kmod;
-use onehop_radio::{Limits, regs};
+use onehop_radio::{BoardLimits, regs};
 
 use crate::{Error, Result};
 
@@ -13,9 +13,9 @@ use crate::{Error, Result};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Profile {
     /// Limits of its receiver.
-    pub rx: Limits,
+    pub rx: BoardLimits,
     /// Limits of its transmitter.
-    pub tx: Limits,
+    pub tx: BoardLimits,
     /// Whether events contain the lower half of the sample clock.
     pub reports_time: bool,
     /// Whether the register for losses since the last event exists.
@@ -27,8 +27,8 @@ pub struct Profile {
 impl Profile {
     /// The simulated board. The last three have not been tried on a real uSDR.
     pub const SIMULATED: Self = Self {
-        rx: Limits::USDR_RX,
-        tx: Limits::USDR_TX,
+        rx: BoardLimits::USDR_RX,
+        tx: BoardLimits::USDR_TX,
         reports_time: true,
         reports_tail: true,
         loopback: true,

@@ -80,7 +80,7 @@ pub enum Error {
     },
     /// No route works.
     #[error("no route works: {}", list(.0))]
-    NoRoute(Vec<crate::WhyNot>),
+    NoRoute(Vec<crate::UnavailableRoute>),
     /// Host memory could not be allocated, accessed or mapped.
     #[error(transparent)]
     Memory(#[from] onehop_os::Error),
@@ -123,7 +123,7 @@ impl Error {
     }
 }
 
-fn list(all: &[crate::WhyNot]) -> String {
-    let one = |no: &crate::WhyNot| format!("{} ({}; {})", no.route.name(), no.reason, no.fix);
+fn list(all: &[crate::UnavailableRoute]) -> String {
+    let one = |no: &crate::UnavailableRoute| format!("{} ({}; {})", no.route.name(), no.reason, no.fix);
     all.iter().map(one).collect::<Vec<_>>().join(", ")
 }

@@ -59,14 +59,14 @@ pub type Watch<'a> = &'a mut dyn FnMut(u32) -> bool;
 
 /// The path of the samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Route {
+pub enum SampleRoute {
     /// The board accesses GPU memory.
     Direct,
     /// The board accesses host memory; the GPU's copy engine, or the GPU itself, does the rest.
     Pinned,
 }
 
-impl Route {
+impl SampleRoute {
     /// All routes, the best first.
     pub const BEST_FIRST: [Self; 2] = [Self::Direct, Self::Pinned];
 
@@ -81,7 +81,10 @@ impl Route {
 
     /// Opens the best route that works, or `only` that one, and returns the reasons against better ones. A board that
     /// is gone, busy or does not stop fails on every route.
-    fn best<T>(only: Option<Self>, mut open: impl FnMut(Self) -> Result<T>) -> Result<(T, Vec<WhyNot>)> {
+    fn best<T>(
+        only: Option<Self>,
+        mut open: impl FnMut(Self) -> Result<T>,
+    ) -> Result<(T, Vec<UnavailableRoute>)> {
         let mut why_not_better = Vec::new();
         for route in Self::BEST_FIRST.into_iter().filter(|route| only.is_none_or(|only| only == *route)) {
             match open(route) {
@@ -95,7 +98,9 @@ impl Route {
                 ) => {
                     return Err(error);
                 }
-                Err(error) => why_not_better.push(WhyNot { route, reason: error.reason(), fix: error.fix() }),
+                Err(error) => {
+                    why_not_better.push(UnavailableRoute { route, reason: error.reason(), fix: error.fix() })
+                }
             }
         }
         Err(Error::NoRoute(why_not_better))
@@ -104,9 +109,9 @@ impl Route {
 
 /// A route that does not work.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct WhyNot {
+pub struct UnavailableRoute {
     /// The route.
-    pub route: Route,
+    pub route: SampleRoute,
     /// The reason.
     pub reason: String,
     /// How to fix it.

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use onehop_gpu::{Gpu, Place, Region};
 use onehop_os::{HostMem, Mapped};
-use onehop_radio::{BUFFERS, Limits, RingAddresses, Shape, regs};
+use onehop_radio::{BUFFERS, BoardLimits, RingAddresses, Shape, regs};
 
-use crate::{Card, Result, Route};
+use crate::{Card, Result, SampleRoute};
 
 /// A ring of buffers. The mapping is dropped before the memory.
 pub(crate) struct RingMemory {
@@ -22,18 +22,18 @@ impl RingMemory {
         card: &Card,
         gpu: &Arc<dyn Gpu>,
         shape: Shape,
-        limits: &Limits,
-        route: Route,
+        limits: &BoardLimits,
+        route: SampleRoute,
     ) -> Result<Self> {
         shape.check(limits)?;
         let bytes = shape.ring_bytes() as usize;
         let (region, mapped) = match route {
-            Route::Direct => {
+            SampleRoute::Direct => {
                 let region = gpu.arena(bytes)?;
                 let mapped = card.mapper.map(&region)?;
                 (region, mapped)
             }
-            Route::Pinned => {
+            SampleRoute::Pinned => {
                 let memory: HostMem = card.mapper.alloc(bytes)?;
                 let mapped = card.mapper.map(&memory)?;
                 (gpu.adopt(Place::PinnedHost, memory)?, mapped)

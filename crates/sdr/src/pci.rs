@@ -82,7 +82,7 @@ pub fn open(root: &Root, address: Address) -> Result<Card> {
     let interrupt = module.interrupts(1)?.pop().ok_or_else(no_interrupt)?;
     let port = ControllerBackend {
         regs: module.registers()?,
-        mapper: module.mapper(kmod::Rules::default()),
+        mapper: module.mapper(kmod::MapperRules::default()),
         reset: None,
         name: address.to_string(),
         simulated,

@@ -13,7 +13,7 @@ use onehop_radio::{BUFFERS, Format, Shape, regs};
 use crate::memory::RingMemory;
 use crate::session::{Session, SideClaim, stop_rx};
 use crate::staging::Staging;
-use crate::{Card, Error, Result, Route, Watch, WhyNot, proof};
+use crate::{Card, Error, Result, SampleRoute, UnavailableRoute, Watch, proof};
 
 /// How to receive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,7 +21,7 @@ pub struct RxOptions {
     /// How samples are packed into blocks.
     pub shape: Shape,
     /// Use only this route.
-    pub only: Option<Route>,
+    pub only: Option<SampleRoute>,
     /// Time limit for each of the 32 blocks of the self-test. Without it there is no such test, and nothing proves that
     /// the machine forwards the board's writes.
     pub self_test: Option<Duration>,
@@ -72,8 +72,8 @@ impl Arrival {
 pub struct Receiver {
     staging: Option<Staging<Arrival>>,
     memory: Option<RingMemory>,
-    route: Route,
-    why_not_better: Vec<WhyNot>,
+    route: SampleRoute,
+    why_not_better: Vec<UnavailableRoute>,
     counts: Counts,
     running: bool,
     /// Blocks held beyond a borrow, the oldest first, and for each whether it was dropped since.
@@ -194,8 +194,9 @@ impl Receiver {
         options: &RxOptions,
         watch: Watch<'_>,
     ) -> Result<Self> {
-        let (mut receiver, why_not_better) =
-            Route::best(options.only, |route| Self::by_route(session, gpu, options, route, &mut *watch))?;
+        let (mut receiver, why_not_better) = SampleRoute::best(options.only, |route| {
+            Self::by_route(session, gpu, options, route, &mut *watch)
+        })?;
         receiver.why_not_better = why_not_better;
         Ok(receiver)
     }
@@ -204,7 +205,7 @@ impl Receiver {
         session: &Arc<Session>,
         gpu: &Arc<dyn Gpu>,
         options: &RxOptions,
-        route: Route,
+        route: SampleRoute,
         watch: Watch<'_>,
     ) -> Result<Self> {
         let claim = session.claim(true)?;
@@ -225,7 +226,7 @@ impl Receiver {
         if let Some(limit) = options.self_test {
             proof::prove(&mut receiver, limit, watch)?;
         }
-        if route == Route::Pinned {
+        if route == SampleRoute::Pinned {
             receiver.staging = Some(Staging::new(gpu, receiver.ring()?)?);
         }
         Ok(receiver)
@@ -245,13 +246,13 @@ impl Receiver {
 
     /// The path of the samples.
     #[must_use]
-    pub fn route(&self) -> Route {
+    pub fn route(&self) -> SampleRoute {
         self.route
     }
 
     /// Why no better route works.
     #[must_use]
-    pub fn why_not_better(&self) -> &[WhyNot] {
+    pub fn why_not_better(&self) -> &[UnavailableRoute] {
         &self.why_not_better
     }
 
@@ -374,8 +375,8 @@ impl Receiver {
     pub fn acquire(&mut self, limit: Duration) -> Result<Option<Block<'_>>> {
         let deadline = Deadline::after(if self.running { limit } else { Duration::ZERO });
         let found = match self.route {
-            Route::Direct => self.arrival(deadline)?,
-            Route::Pinned => self.copied(deadline)?,
+            SampleRoute::Direct => self.arrival(deadline)?,
+            SampleRoute::Pinned => self.copied(deadline)?,
         };
         let Some((handle, memory, arrival)) = found else { return Ok(None) };
         let Arrival { first, lost, missing, extents, clock_error } = arrival;

@@ -8,8 +8,8 @@ use onehop_os::Deadline;
 use onehop_radio::{BUFFERS, Shape, regs};
 
 use crate::{
-    Error, Processor, Receiver, Result, Route, RxOptions, Session, Settings, Sight, Transmitter, TxOptions,
-    Watch,
+    Error, Processor, Receiver, Result, RxOptions, SampleRoute, Session, Settings, Sight, Transmitter,
+    TxOptions, Watch,
 };
 
 /// Parameters of the test.
@@ -95,10 +95,11 @@ pub fn self_test(
     test: &SelfTest,
     watch: Watch<'_>,
 ) -> Result<Vec<Step>> {
-    let bench = Bench { session, gpu, test };
+    let bench = SelfTestRun { session, gpu, test };
     let mut steps = vec![Step::new("registers", registers(session))];
     let mut route = None;
-    for (name, by) in [("rx to GPU memory", Route::Direct), ("rx to host memory", Route::Pinned)] {
+    for (name, by) in [("rx to GPU memory", SampleRoute::Direct), ("rx to host memory", SampleRoute::Pinned)]
+    {
         let proved = bench.prove(by, &mut *watch);
         if proved.is_ok() {
             route = route.or(Some(by));
@@ -113,7 +114,9 @@ pub fn self_test(
             steps.extend(names.map(|name| Step::new(name, untried())));
         }
     }
-    for (name, by) in [("tx from GPU memory", Route::Direct), ("tx from host memory", Route::Pinned)] {
+    for (name, by) in
+        [("tx from GPU memory", SampleRoute::Direct), ("tx from host memory", SampleRoute::Pinned)]
+    {
         steps.push(Step::new(name, bench.transmit(by, &mut *watch)));
     }
     if !watch(0) {
@@ -126,14 +129,14 @@ pub fn self_test(
 type Ask<'a> = &'a mut dyn FnMut() -> Result<()>;
 
 /// The board, the GPU, and the test's parameters.
-struct Bench<'a> {
+struct SelfTestRun<'a> {
     session: &'a Arc<Session>,
     gpu: &'a Arc<dyn Gpu>,
     test: &'a SelfTest,
 }
 
-impl Bench<'_> {
-    fn prove(&self, route: Route, watch: Watch<'_>) -> Result<Seen> {
+impl SelfTestRun<'_> {
+    fn prove(&self, route: SampleRoute, watch: Watch<'_>) -> Result<Seen> {
         let SelfTest { shape, limit, .. } = *self.test;
         let options = RxOptions { shape, only: Some(route), self_test: Some(limit) };
         Receiver::open_watched(self.session, self.gpu, &options, watch)?;
@@ -142,7 +145,7 @@ impl Bench<'_> {
     }
 
     /// The steps for a receiver, on a route that works.
-    fn receive(&self, route: Route, watch: Watch<'_>, steps: &mut Vec<Step>) -> Result<()> {
+    fn receive(&self, route: SampleRoute, watch: Watch<'_>, steps: &mut Vec<Step>) -> Result<()> {
         let options = RxOptions { shape: self.test.shape, only: Some(route), self_test: None };
         let open = || Receiver::open(self.session, self.gpu, &options);
         let ask: Ask<'_> = &mut || if watch(0) { Ok(()) } else { Err(Error::Cancelled) };
@@ -278,7 +281,7 @@ impl Bench<'_> {
     }
 
     /// Transmits a pattern, and compares what comes back through the loopback.
-    fn transmit(&self, route: Route, watch: Watch<'_>) -> Result<Seen> {
+    fn transmit(&self, route: SampleRoute, watch: Watch<'_>) -> Result<Seen> {
         let limit = self.test.limit;
         let bytes = self.test.shape.bytes().min(64 << 10);
         let options = TxOptions { bytes, only: Some(route), self_test: limit };
@@ -292,7 +295,7 @@ impl Bench<'_> {
             return Ok(Seen::Good(found));
         }
         let untold = "; this board has no loopback that could show what it read";
-        if route == Route::Direct {
+        if route == SampleRoute::Direct {
             return Ok(Seen::Nothing { found: format!("not tried{untold}"), fix: "" });
         }
         let samples = transmitter.bytes() / 4;

@@ -11,7 +11,7 @@ use onehop_radio::{BUFFERS, Format, Shape, regs};
 use crate::memory::RingMemory;
 use crate::rx::{Receiver, RxOptions};
 use crate::session::{Session, SideClaim, stop_tx};
-use crate::{Card, Error, Result, Route, WhyNot};
+use crate::{Card, Error, Result, SampleRoute, UnavailableRoute};
 
 /// How to transmit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -19,7 +19,7 @@ pub struct TxOptions {
     /// Size of a buffer of 16-bit samples, in bytes.
     pub bytes: u32,
     /// Use only this route.
-    pub only: Option<Route>,
+    pub only: Option<SampleRoute>,
     /// Time limit of the self-test.
     pub self_test: Duration,
 }
@@ -27,8 +27,8 @@ pub struct TxOptions {
 /// A transmitter. Dropping it stops the board before its memory is freed.
 pub struct Transmitter {
     memory: Option<RingMemory>,
-    route: Route,
-    why_not_better: Vec<WhyNot>,
+    route: SampleRoute,
+    why_not_better: Vec<UnavailableRoute>,
     posted: u64,
     claim: SideClaim,
 }
@@ -73,7 +73,7 @@ impl Transmitter {
     /// When no route works, with the reason for each.
     pub fn open(session: &Arc<Session>, gpu: &Arc<dyn Gpu>, options: &TxOptions) -> Result<Self> {
         let (mut transmitter, why_not_better) =
-            Route::best(options.only, |route| Self::by_route(session, gpu, options, route))?;
+            SampleRoute::best(options.only, |route| Self::by_route(session, gpu, options, route))?;
         transmitter.why_not_better = why_not_better;
         Ok(transmitter)
     }
@@ -82,10 +82,10 @@ impl Transmitter {
         session: &Arc<Session>,
         gpu: &Arc<dyn Gpu>,
         options: &TxOptions,
-        route: Route,
+        route: SampleRoute,
     ) -> Result<Self> {
         let mut transmitter = Self::open_untested(session, gpu, options, route)?;
-        if route == Route::Direct {
+        if route == SampleRoute::Direct {
             transmitter.prove(gpu, options.self_test)?;
             transmitter.start()?;
         }
@@ -97,7 +97,7 @@ impl Transmitter {
         session: &Arc<Session>,
         gpu: &Arc<dyn Gpu>,
         options: &TxOptions,
-        route: Route,
+        route: SampleRoute,
     ) -> Result<Self> {
         let claim = session.claim(false)?;
         let limits = session.card().profile.tx;
@@ -119,13 +119,13 @@ impl Transmitter {
 
     /// The path of the samples: the board reads GPU memory, or host memory that the GPU writes.
     #[must_use]
-    pub fn route(&self) -> Route {
+    pub fn route(&self) -> SampleRoute {
         self.route
     }
 
     /// Why no better route works.
     #[must_use]
-    pub fn why_not_better(&self) -> &[WhyNot] {
+    pub fn why_not_better(&self) -> &[UnavailableRoute] {
         &self.why_not_better
     }
 
@@ -209,7 +209,7 @@ impl Transmitter {
         let session = self.claim.session().clone();
         let limits = session.card().profile.rx;
         let shape = Shape::of_bytes(Format::Ci16, &limits, self.bytes())?;
-        let options = RxOptions { shape, only: Some(Route::Pinned), self_test: None };
+        let options = RxOptions { shape, only: Some(SampleRoute::Pinned), self_test: None };
         let mut receiver = Receiver::open(&session, gpu, &options)?;
         self.start()?;
         session.card().write(regs::LOOPBACK, 1);
@@ -248,18 +248,18 @@ impl Transmitter {
     }
 }
 
-fn unread(round: u32, route: Route) -> Error {
+fn unread(round: u32, route: SampleRoute) -> Error {
     let what = format!("the samples of buffer {round} did not come back");
     Error::Lost { what, fix: fix_reads(route).into() }
 }
 
 /// How to fix it if the board does not read what its buffers contain.
-fn fix_reads(route: Route) -> &'static str {
+fn fix_reads(route: SampleRoute) -> &'static str {
     match route {
-        Route::Direct => {
+        SampleRoute::Direct => {
             "The machine does not forward the board's reads of GPU memory (few do): use cpu/pinned"
         }
-        Route::Pinned => "Check whether the IOMMU refuses the board's reads of host memory (dmesg)",
+        SampleRoute::Pinned => "Check whether the IOMMU refuses the board's reads of host memory (dmesg)",
     }
 }
 

@@ -7,19 +7,21 @@ mod common;
 
 use common::{LONG, bench};
 use onehop_radio::Format;
-use onehop_sdr::{Error, Processor, Route, RxOptions, Settings};
+use onehop_sdr::{Error, Processor, RxOptions, SampleRoute, Settings};
 
 /// At every position in a block of four bursts; each in one block of five.
 const MOMENTS: [&str; 7] = ["0", "1", "3", "0-1", "1-2", "0+2", "1-3"];
 
 #[test]
 fn what_is_there_has_its_numbers_and_what_is_missing_is_counted() {
-    for (route, format) in
-        [(Route::Direct, Format::Ci16), (Route::Pinned, Format::Ci16), (Route::Pinned, Format::Ci12)]
-    {
+    for (route, format) in [
+        (SampleRoute::Direct, Format::Ci16),
+        (SampleRoute::Pinned, Format::Ci16),
+        (SampleRoute::Pinned, Format::Ci12),
+    ] {
         for missing in MOMENTS {
             let bench = bench(&format!("usdr?signal=counter&rate=40M&missing={missing}@n=5"));
-            if route == Route::Direct && !bench.gpu.simulated() {
+            if route == SampleRoute::Direct && !bench.gpu.simulated() {
                 continue;
             }
             let shape = bench.shape(format, 32768 * format.bytes());

@@ -8,7 +8,7 @@ use std::f64::consts::TAU;
 
 use common::{LONG, bench, gpu};
 use onehop_gpu::Place;
-use onehop_radio::{Format, Limits, Sample, Shape};
+use onehop_radio::{BoardLimits, Format, Sample, Shape};
 use onehop_sdr::{Processor, RxOptions, Settings};
 
 /// Samples of a small generator with all bit patterns.
@@ -54,7 +54,7 @@ fn kernels_do_what_the_definition_says() {
     let gpu = gpu();
     for (format, log) in [(Format::Ci16, 6), (Format::Ci12, 8), (Format::Ci16, 10)] {
         let shape = Shape { format, burst_samples: 4096, bursts: 1 };
-        shape.check(&Limits::USDR_RX).unwrap();
+        shape.check(&BoardLimits::USDR_RX).unwrap();
         let samples = samples(format, shape.samples());
         let memory = gpu.alloc(Place::Vram, shape.bytes() as usize).unwrap();
         memory.write(0, &wire(format, &samples)).unwrap();

@@ -6,7 +6,7 @@ mod common;
 
 use common::{Bench, LONG, bench, bench_with};
 use onehop_radio::Format;
-use onehop_sdr::{Error, Profile, Route, RxOptions, SelfTest, Step, Transmitter, TxOptions, self_test};
+use onehop_sdr::{Error, Profile, RxOptions, SampleRoute, SelfTest, Step, Transmitter, TxOptions, self_test};
 
 fn run(bench: &Bench, counter: bool) -> Vec<Step> {
     let test = SelfTest { shape: bench.shape(Format::Ci16, 8192), counter, limit: LONG };
@@ -116,7 +116,7 @@ fn whoever_watches_ends_it() {
     assert_eq!(most, 5);
     // Everything was released.
     assert!(bench.receiver(&options).is_ok());
-    let options = TxOptions { bytes: 8192, only: Some(Route::Pinned), self_test: LONG };
+    let options = TxOptions { bytes: 8192, only: Some(SampleRoute::Pinned), self_test: LONG };
     assert!(Transmitter::open(&bench.session, &bench.gpu, &options).is_ok());
     bench.is_clean();
 }

@@ -8,9 +8,9 @@ mod common;
 use std::time::Duration;
 
 use common::{Bench, LONG, bench};
-use onehop_board::{Board, Config};
+use onehop_board::{Board, BoardConfig};
 use onehop_radio::Format;
-use onehop_sdr::{Card, Error, Profile, Receiver, Route, RxOptions, Session, Transmitter, TxOptions};
+use onehop_sdr::{Card, Error, Profile, Receiver, RxOptions, SampleRoute, Session, Transmitter, TxOptions};
 
 /// The bits of a sample of a block.
 fn bits(bytes: &[u8], format: Format, sample: u32) -> u32 {
@@ -20,12 +20,14 @@ fn bits(bytes: &[u8], format: Format, sample: u32) -> u32 {
 
 #[test]
 fn every_sample_is_delivered_once_or_reported_as_lost() {
-    for (route, format) in
-        [(Route::Direct, Format::Ci16), (Route::Pinned, Format::Ci16), (Route::Pinned, Format::Ci12)]
-    {
+    for (route, format) in [
+        (SampleRoute::Direct, Format::Ci16),
+        (SampleRoute::Pinned, Format::Ci16),
+        (SampleRoute::Pinned, Format::Ci12),
+    ] {
         let bench = bench("usdr?signal=counter&rate=20M");
         let shape = bench.shape(format, 8192);
-        if route == Route::Direct && !bench.gpu.simulated() {
+        if route == SampleRoute::Direct && !bench.gpu.simulated() {
             continue;
         }
         let mut receiver = bench.receiver(&RxOptions { only: Some(route), ..RxOptions::new(shape) }).unwrap();
@@ -96,9 +98,9 @@ fn a_receiver_dropped_while_samples_flow_gives_its_memory_back_afterwards() {
 
 /// A receiver of a counter by each route that the GPU allows.
 fn by_each_route() -> impl Iterator<Item = (Bench, Receiver)> {
-    [Route::Direct, Route::Pinned].into_iter().filter_map(|route| {
+    [SampleRoute::Direct, SampleRoute::Pinned].into_iter().filter_map(|route| {
         let bench = bench("usdr?rate=20M&signal=counter");
-        if route == Route::Direct && !bench.gpu.simulated() {
+        if route == SampleRoute::Direct && !bench.gpu.simulated() {
             return None;
         }
         let shape = bench.shape(Format::Ci16, 8192);
@@ -175,32 +177,34 @@ fn what_keeps_samples_from_gpu_memory_is_named() {
         let bench = bench(options);
         let shape = bench.shape(Format::Ci16, 16 << 10);
         let mut receiver = bench.receiver(&RxOptions::new(shape)).unwrap();
-        assert_eq!(receiver.route(), Route::Pinned);
+        assert_eq!(receiver.route(), SampleRoute::Pinned);
         let [no] = receiver.why_not_better() else { panic!("{:?}", receiver.why_not_better()) };
-        assert_eq!(no.route, Route::Direct);
+        assert_eq!(no.route, SampleRoute::Direct);
         if bench.gpu.simulated() {
             assert!(no.reason.contains(reason) && no.fix.contains(fix), "{options}: {no:?}");
         }
         receiver.start().unwrap();
         assert!(receiver.acquire(LONG).unwrap().is_some());
         drop(receiver);
-        let only = RxOptions { only: Some(Route::Direct), ..RxOptions::new(shape) };
+        let only = RxOptions { only: Some(SampleRoute::Direct), ..RxOptions::new(shape) };
         assert!(matches!(bench.receiver(&only), Err(Error::NoRoute(_))));
         bench.is_clean();
     }
     // BAR1 below 4 GiB needs no IOMMU.
     let bench = bench("usdr?rate=20M&iommu=off&bar=low");
     let receiver = bench.receiver(&RxOptions::new(bench.shape(Format::Ci16, 16 << 10))).unwrap();
-    assert_eq!(receiver.route() == Route::Direct, bench.gpu.simulated());
+    assert_eq!(receiver.route() == SampleRoute::Direct, bench.gpu.simulated());
 }
 
 #[test]
 fn transmitted_samples_are_those_that_were_submitted() {
-    for (options, route) in [("usdr?rate=50M", Route::Direct), ("usdr?rate=50M&p2p=writes", Route::Pinned)] {
+    for (options, route) in
+        [("usdr?rate=50M", SampleRoute::Direct), ("usdr?rate=50M&p2p=writes", SampleRoute::Pinned)]
+    {
         let bench = bench(options);
         let tx = TxOptions { bytes: 16 << 10, only: None, self_test: LONG };
         let mut transmitter = Transmitter::open(&bench.session, &bench.gpu, &tx).unwrap();
-        let route = if bench.gpu.simulated() { route } else { Route::Pinned };
+        let route = if bench.gpu.simulated() { route } else { SampleRoute::Pinned };
         assert_eq!(transmitter.route(), route, "{:?}", transmitter.why_not_better());
         let samples = transmitter.bytes() / 4;
         for round in 0..50u32 {
@@ -233,7 +237,7 @@ fn a_board_that_is_silent_is_named_and_not_waited_for() {
 
 #[test]
 fn a_board_that_left_the_bus_is_named() {
-    let board = Board::new(Config::default()).unwrap();
+    let board = Board::new(BoardConfig::default()).unwrap();
     let (port, interrupt) = (board.port(), board.interrupt());
     drop(board);
     let card = Card::new(&port, interrupt, Profile::SIMULATED);

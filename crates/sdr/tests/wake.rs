@@ -10,10 +10,10 @@ use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use common::{LONG, gpu, profile};
-use onehop_board::{Board, Config};
+use onehop_board::{Board, BoardConfig};
 use onehop_os::Interrupt;
 use onehop_radio::{Format, Shape};
-use onehop_sdr::{Card, Receiver, Route, RxOptions, Session, Transmitter, TxOptions};
+use onehop_sdr::{Card, Receiver, RxOptions, SampleRoute, Session, Transmitter, TxOptions};
 
 /// An interrupt that wakes the thread that created it, if that waits; the other sleeps on. With an event fd, either
 /// reader may be woken.
@@ -55,13 +55,13 @@ const MOST: Duration = Duration::from_millis(10);
 
 #[test]
 fn the_transmitter_does_not_sleep_through_the_receiver_s_interrupts() {
-    let board = Board::new(Config::parse("usdr?rate=2M").unwrap()).unwrap();
+    let board = Board::new(BoardConfig::parse("usdr?rate=2M").unwrap()).unwrap();
     let ((session, interrupt), gpu) = (session(&board), gpu());
     // Blocks of an eighth of a second: the receiver waits nearly all the time.
     let shape = Shape::of_bytes(Format::Ci16, &board.limits(), 1 << 20).unwrap();
-    let options = RxOptions { shape, only: Some(Route::Pinned), self_test: None };
+    let options = RxOptions { shape, only: Some(SampleRoute::Pinned), self_test: None };
     let mut receiver = Receiver::open(&session, &gpu, &options).unwrap();
-    let tx = TxOptions { bytes: 4096, only: Some(Route::Pinned), self_test: LONG };
+    let tx = TxOptions { bytes: 4096, only: Some(SampleRoute::Pinned), self_test: LONG };
     let mut transmitter = Transmitter::open(&session, &gpu, &tx).unwrap();
     receiver.start().unwrap();
     let (over, begin) = (AtomicBool::new(false), Barrier::new(2));
@@ -92,12 +92,12 @@ fn the_transmitter_does_not_sleep_through_the_receiver_s_interrupts() {
 #[test]
 fn the_receiver_does_not_sleep_through_the_transmitter_s_interrupts() {
     // Blocks of two milliseconds. A buffer plays for a quarter of a second, and the transmitter waits for it.
-    let board = Board::new(Config::parse("usdr?rate=64k").unwrap()).unwrap();
+    let board = Board::new(BoardConfig::parse("usdr?rate=64k").unwrap()).unwrap();
     let ((session, interrupt), gpu) = (session(&board), gpu());
     let shape = Shape::of_bytes(Format::Ci16, &board.limits(), 512).unwrap();
-    let options = RxOptions { shape, only: Some(Route::Pinned), self_test: None };
+    let options = RxOptions { shape, only: Some(SampleRoute::Pinned), self_test: None };
     let mut receiver = Receiver::open(&session, &gpu, &options).unwrap();
-    let tx = TxOptions { bytes: 64 << 10, only: Some(Route::Pinned), self_test: LONG };
+    let tx = TxOptions { bytes: 64 << 10, only: Some(SampleRoute::Pinned), self_test: LONG };
     let mut transmitter = Transmitter::open(&session, &gpu, &tx).unwrap();
     let (over, begin) = (AtomicBool::new(false), Barrier::new(2));
     std::thread::scope(|scope| {

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use onehop_serve::{Daemon, Options};
+use onehop_serve::{Daemon, MountOptions};
 use onehop_usrbio::buffer::{Buffer, Ring};
 use onehop_usrbio::mount::Mount;
 use onehop_usrbio::ring::Request;
@@ -41,7 +41,7 @@ fn main() -> Outcome<()> {
     std::fs::create_dir_all(&root)?;
     std::fs::create_dir_all(&point)?;
     let measured = fill(&root.join("file")).and_then(|()| {
-        let daemon = Daemon::start(Options::new(&point, &root))?;
+        let daemon = Daemon::start(MountOptions::new(&point, &root))?;
         let time = Duration::from_secs(seconds);
         let measured: Outcome<()> = (0..rounds.max(1)).try_for_each(|_| {
             let bare = by_calls(&root.join("file"), block, time)?;

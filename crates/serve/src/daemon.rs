@@ -13,8 +13,8 @@ use onehop_os::identity::{Acting, Credentials, OwnCredentials};
 use onehop_target::client::RemoteTree;
 use onehop_target::shares::Shares;
 use onehop_target::transport::Shareable;
-use onehop_target::tree::{Folder, Rules, Tree};
-use onehop_usrbio::gpu::{Device, Gpus, Mode};
+use onehop_target::tree::{Folder, FolderRules, Tree};
+use onehop_usrbio::gpu::{AnyGpu, GpuChoice, Gpus};
 use onehop_usrbio::mount::{FS_TYPE, OUR_SEMAPHORES};
 use onehop_usrbio::{Id, SHM};
 use rustix::fs::{CWD, FileType, FlockOperation, OFlags, Stat, flock, fstat, openat};
@@ -23,17 +23,17 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 
 use crate::error::{Error, Result};
-use crate::fs::{Calls, Mounted};
+use crate::fs::{FuseHandler, Mounted};
 use crate::io::Rest;
-use crate::io::gpu::Engine;
-use crate::io::pool::{Call, Pool, Zeroes};
+use crate::io::gpu::GpuLanes;
+use crate::io::pool::{SlowCall, ThreadPool, Zeroes};
 use crate::lock;
 use crate::locks::Locks;
 use crate::opens::Opens;
 use crate::persons::{Persons, SUBUIDS};
 use crate::predecessor::{source, unmount_stale};
 use crate::stats::Stats;
-use crate::table::{Buffer, Owner, SWEEP, Table, What};
+use crate::table::{LinkContent, LinkTable, LinkedBuffer, Owner, SWEEP};
 use crate::waits::Waits;
 use crate::workers::Workers;
 
@@ -56,7 +56,7 @@ const MOST_HELD: u64 = 256 << 20;
 
 /// Where the files are.
 #[derive(Clone)]
-pub enum Source {
+pub enum MountSource {
     /// In a folder of this machine.
     Folder(PathBuf),
     /// In the folder of a target, to which there is a connection.
@@ -65,11 +65,11 @@ pub enum Source {
 
 /// How a mount is to be.
 #[derive(Clone)]
-pub struct Options {
+pub struct MountOptions {
     /// Where it is mounted.
     pub mount_point: PathBuf,
     /// What is served.
-    pub source: Source,
+    pub source: MountSource,
     /// Processors to count on.
     pub threads: usize,
     /// Whether the kernel keeps locks by itself, for the programs of this mount alone. Otherwise those of a folder hold for all who use
@@ -81,7 +81,7 @@ pub struct Options {
     pub subuids: PathBuf,
 }
 
-impl Source {
+impl MountSource {
     fn target(&self) -> Option<&RemoteTree> {
         match self {
             Self::Folder(_) => None,
@@ -90,12 +90,12 @@ impl Source {
     }
 }
 
-impl Options {
+impl MountOptions {
     /// A folder, served at a mount point.
     #[must_use]
     pub fn new(mount_point: &Path, root: &Path) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let source = Source::Folder(root.to_owned());
+        let source = MountSource::Folder(root.to_owned());
         Self {
             mount_point: mount_point.to_owned(),
             source,
@@ -109,26 +109,26 @@ impl Options {
     /// A target's folder, served at a mount point. Other mounts may serve it, too: a lock here would exclude nobody there.
     #[must_use]
     pub fn of_target(mount_point: &Path, target: RemoteTree) -> Self {
-        let source = Source::Target(Arc::new(target));
+        let source = MountSource::Target(Arc::new(target));
         Self { source, ..Self::new(mount_point, Path::new("")) }
     }
 }
 
 /// What all parts of a daemon have in common.
-pub(crate) struct Shared {
-    pub options: Options,
+pub(crate) struct DaemonShared {
+    pub options: MountOptions,
     pub persons: Persons,
-    pub table: Table,
+    pub table: LinkTable,
     pub opens: Opens,
     pub workers: Workers,
-    pub pool: Pool<Rest>,
+    pub pool: ThreadPool<Rest>,
     /// Transfers of rings that are under way, by user.
     pub jobs: Shares,
     /// Calls of the kernel that nothing else is to wait for: those that move bytes or change names, those that wait until something
     /// is on the disk, and those that have the kernel write back or forget what it keeps, which wait for the former.
-    pub calls: Pool<Call>,
-    pub slow: Pool<Call>,
-    pub caches: Pool<Call>,
+    pub calls: ThreadPool<SlowCall>,
+    pub slow: ThreadPool<SlowCall>,
+    pub caches: ThreadPool<SlowCall>,
     /// Bytes of writes that wait for one of those threads, by user.
     pub held: Shares,
     pub waits: Waits,
@@ -137,35 +137,35 @@ pub(crate) struct Shared {
     pub gpus: Gpus,
     pub socket: PathBuf,
     pub zeroes: Zeroes,
-    engines: Mutex<HashMap<[u8; 16], Arc<Engine>>>,
+    engines: Mutex<HashMap<[u8; 16], Arc<GpuLanes>>>,
     notifier: OnceLock<Notifier>,
     over: AtomicBool,
     /// What a thread returns to when it has acted as a user; none where this is not root's process.
     own: Option<OwnCredentials>,
 }
 
-impl Shared {
-    pub fn new(options: Options) -> Result<Arc<Self>> {
+impl DaemonShared {
+    pub fn new(options: MountOptions) -> Result<Arc<Self>> {
         let zeroes = Zeroes::open().map_err(|e| Error::file("open", Path::new("/dev/zero"), e))?;
         let descriptors = raise_limits();
         let (most_open, most_locks, most_programs) = match options.source {
             // One that is read past the page cache takes two descriptors; half of them all are for files that are known. Of the rest
             // half is for locks, and a quarter for programs with links.
-            Source::Folder(_) => (descriptors / 5, descriptors / 20, descriptors / 40),
-            Source::Target(_) => (OPEN_OF_TARGET, 0, descriptors / 4),
+            MountSource::Folder(_) => (descriptors / 5, descriptors / 20, descriptors / 40),
+            MountSource::Target(_) => (OPEN_OF_TARGET, 0, descriptors / 4),
         };
-        let mode = if options.emulated_gpu { Mode::Emulated } else { Mode::Cuda };
+        let mode = if options.emulated_gpu { GpuChoice::Emulated } else { GpuChoice::Cuda };
         let persons = Persons::read(&options.subuids);
         Ok(Arc::new(Self {
             options,
-            table: Table::new(most_programs, &persons),
+            table: LinkTable::new(most_programs, &persons),
             opens: Opens::new(most_open, &persons),
             workers: Workers::default(),
-            pool: Pool::default(),
+            pool: ThreadPool::default(),
             jobs: persons.shares(MOST_JOBS),
-            calls: Pool::default(),
-            slow: Pool::default(),
-            caches: Pool::default(),
+            calls: ThreadPool::default(),
+            slow: ThreadPool::default(),
+            caches: ThreadPool::default(),
             held: persons.shares(MOST_HELD),
             persons,
             waits: Waits::default(),
@@ -195,33 +195,33 @@ impl Shared {
     /// Threads that take calls of the kernel.
     pub fn session_threads(&self) -> usize {
         match self.options.source {
-            Source::Folder(_) => FUSE_THREADS,
-            Source::Target(_) => FUSE_THREADS_OF_TARGET,
+            MountSource::Folder(_) => FUSE_THREADS,
+            MountSource::Target(_) => FUSE_THREADS_OF_TARGET,
         }
     }
 
     /// The lanes of a GPU, which are made when it is first used.
-    pub fn engine(&self, device: Arc<Device>) -> Result<Arc<Engine>> {
+    pub fn engine(&self, device: Arc<AnyGpu>) -> Result<Arc<GpuLanes>> {
         let mut engines = lock(&self.engines);
         if let Some(engine) = engines.get(&device.uuid()) {
             return Ok(engine.clone());
         }
         let uuid = device.uuid();
         let threads = match self.options.source {
-            Source::Folder(_) => self.options.threads,
-            Source::Target(_) => LANES_OF_TARGET,
+            MountSource::Folder(_) => self.options.threads,
+            MountSource::Target(_) => LANES_OF_TARGET,
         };
-        let engine = Arc::new(Engine::new(device, threads)?);
+        let engine = Arc::new(GpuLanes::new(device, threads)?);
         engines.insert(uuid, engine.clone());
         Ok(engine)
     }
 
     /// Something is no longer in the table.
-    pub fn removed(&self, buffer: &Buffer) {
+    pub fn removed(&self, buffer: &LinkedBuffer) {
         let memory: Shareable = match &buffer.what {
-            What::Ring(ring) => return self.workers.remove(ring),
-            What::Host(mem) => Arc::new(mem.clone()),
-            What::Gpu(gpu) => {
+            LinkContent::Ring(ring) => return self.workers.remove(ring),
+            LinkContent::Host(mem) => Arc::new(mem.clone()),
+            LinkContent::Gpu(gpu) => {
                 gpu.engine.let_go();
                 Arc::new(gpu.region.clone())
             }
@@ -282,9 +282,10 @@ impl Shared {
     }
 
     /// Takes the name of a buffer away that its program can no longer take away itself: the memory would stay for ever.
-    fn forget_memory(&self, gone: &Buffer) {
+    fn forget_memory(&self, gone: &LinkedBuffer) {
         let ours = |name: &std::ffi::OsStr| name.as_encoded_bytes().starts_with(b"hf3fs-iov-");
-        let made_by_us = matches!(gone.what, What::Host(_)) && gone.target.file_name().is_some_and(ours);
+        let made_by_us =
+            matches!(gone.what, LinkContent::Host(_)) && gone.target.file_name().is_some_and(ours);
         // The name may be another user's by now: this one may take their own away.
         let Ok(_acting) = self.act_as(gone.owner) else { return };
         if made_by_us && rustix::fs::lstat(&gone.target).is_ok_and(|stat| stat.st_uid == gone.owner.uid) {
@@ -310,7 +311,7 @@ impl Shared {
 
 /// A mount that is served. Dropping it unmounts.
 pub struct Daemon {
-    shared: Arc<Shared>,
+    shared: Arc<DaemonShared>,
     session: Option<BackgroundSession>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -320,12 +321,12 @@ impl Daemon {
     ///
     /// # Errors
     /// When a folder is none, or the system has no FUSE for us.
-    pub fn start(options: Options) -> Result<Self> {
+    pub fn start(options: MountOptions) -> Result<Self> {
         raise_limits();
         unmount_stale(&options.mount_point, options.source.target())?;
         folder(&options.mount_point)?;
         remove_leftovers();
-        let shared = Shared::new(options)?;
+        let shared = DaemonShared::new(options)?;
         let tree = tree(&shared)?;
         let mut this = Self { shared: shared.clone(), session: None, threads: Vec::new() };
         let socket = crate::socket::open(&shared.socket)?;
@@ -335,7 +336,7 @@ impl Daemon {
         Ok(this)
     }
 
-    fn spawn(&mut self, name: &str, work: impl FnOnce(&Arc<Shared>) + Send + 'static) -> Result<()> {
+    fn spawn(&mut self, name: &str, work: impl FnOnce(&Arc<DaemonShared>) + Send + 'static) -> Result<()> {
         let shared = self.shared.clone();
         let thread = std::thread::Builder::new().name(name.into()).spawn(move || work(&shared));
         self.threads.push(thread.map_err(Error::Thread)?);
@@ -368,7 +369,7 @@ impl Daemon {
             return Ok(());
         };
         let path = self.shared.options.mount_point.clone();
-        if let Source::Target(tree) = &self.shared.options.source {
+        if let MountSource::Target(tree) = &self.shared.options.source {
             tree.end_within(FAREWELL);
         }
         // While somebody has files of it open the kernel would refuse; so it goes from the tree now, and altogether with
@@ -404,23 +405,23 @@ fn drop_session(session: BackgroundSession) -> std::io::Result<()> {
 }
 
 /// What is served.
-fn tree(shared: &Shared) -> Result<Arc<dyn Tree>> {
+fn tree(shared: &DaemonShared) -> Result<Arc<dyn Tree>> {
     let options = &shared.options;
     let root = match &options.source {
-        Source::Target(tree) => return Ok(tree.clone()),
-        Source::Folder(root) => root,
+        MountSource::Target(tree) => return Ok(tree.clone()),
+        MountSource::Folder(root) => root,
     };
     let held = folder(root)?;
     check_apart(&options.mount_point, root)?;
-    let rules = Rules { for_others: false, most_open: raise_limits() / 2 };
+    let rules = FolderRules { for_others: false, most_open: raise_limits() / 2 };
     let folder = Folder::new(held, rules).map_err(|e| Error::file("statx", root, e))?;
     Ok(Arc::new(folder.with_payer(shared.persons.payer())))
 }
 
-fn mount(shared: &Arc<Shared>, tree: Arc<dyn Tree>) -> Result<BackgroundSession> {
+fn mount(shared: &Arc<DaemonShared>, tree: Arc<dyn Tree>) -> Result<BackgroundSession> {
     let path = &shared.options.mount_point;
     let failed = |source: std::io::Error| Error::Mount { path: path.clone(), hint: hint(&source), source };
-    let mounted = Calls(Arc::new(Mounted::new(shared.clone(), tree)));
+    let mounted = FuseHandler(Arc::new(Mounted::new(shared.clone(), tree)));
     let mut config = Config::default();
     config.n_threads = Some(shared.session_threads());
     let source = source(shared.options.source.target());
@@ -533,7 +534,7 @@ mod tests {
     /// Run by [`only_its_user_brings_an_emulated_gpu`], with the variable that programs have.
     #[test]
     fn with_a_variable() {
-        assert!(!Options::new(Path::new("/"), Path::new("/")).emulated_gpu);
+        assert!(!MountOptions::new(Path::new("/"), Path::new("/")).emulated_gpu);
     }
 
     #[test]

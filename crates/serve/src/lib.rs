@@ -28,7 +28,7 @@ mod table;
 mod waits;
 mod workers;
 
-pub use daemon::{Daemon, Options, Source};
+pub use daemon::{Daemon, MountOptions, MountSource};
 pub use error::{Error, Result};
 pub use stats::Stats;
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, RwLock};
 
 use onehop_target::shares::Shares;
 use onehop_target::tree::OpenFile;
-use onehop_target::wire::Access;
+use onehop_target::wire::OpenMode;
 use rustix::io::Errno;
 
 use crate::persons::Persons;
@@ -16,7 +16,7 @@ use crate::{read, write};
 pub(crate) struct Open {
     pub inode: u64,
     uid: u32,
-    access: Access,
+    access: OpenMode,
     file: Arc<dyn OpenFile>,
     closed: AtomicBool,
 }
@@ -102,7 +102,7 @@ impl Opens {
     }
 
     /// Adds one; gives its handle.
-    pub fn add(&self, inode: u64, uid: u32, access: Access, file: Arc<dyn OpenFile>) -> u64 {
+    pub fn add(&self, inode: u64, uid: u32, access: OpenMode, file: Arc<dyn OpenFile>) -> u64 {
         let open = Open { inode, uid, access, file, closed: AtomicBool::new(false) };
         let (open, handle) = (Arc::new(open), self.handle());
         self.shares.count(uid, 1);
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn who_has_many_files_open_leaves_as_many_to_others() {
         let opens = Opens::new(16, &Persons::default());
-        let open = |uid| opens.check(uid).map(|()| opens.add(7, uid, Access::default(), null()));
+        let open = |uid| opens.check(uid).map(|()| opens.add(7, uid, OpenMode::default(), null()));
         let many = |uid| std::iter::from_fn(|| open(uid).ok()).collect::<Vec<_>>();
         let (first, second) = (many(21_001), many(21_002));
         assert_eq!((first.len(), second.len()), (8, 4));
@@ -186,15 +186,15 @@ mod tests {
     #[test]
     fn rings_use_what_their_user_has_open_and_nothing_else() {
         let opens = Opens::new(8, &Persons::default());
-        let reads = Access { read: true, ..Access::default() };
+        let reads = OpenMode { read: true, ..OpenMode::default() };
         let reader = opens.add(7, 1000, reads, null());
         assert!(opens.find(7, 1000, true).is_ok() && opens.find(7, 0, true).is_ok());
         assert_eq!(opens.find(7, 1000, false).err(), Some(NotOpen::Access));
         assert_eq!(opens.find(7, 1001, true).err(), Some(NotOpen::Closed));
         assert_eq!(opens.find(8, 1000, true).err(), Some(NotOpen::Closed));
-        let both = opens.add(7, 1000, Access { write: true, ..reads }, null());
+        let both = opens.add(7, 1000, OpenMode { write: true, ..reads }, null());
         let held = opens.find(7, 1000, false).unwrap();
-        let synced = opens.add(7, 1000, Access { write: true, data_sync: true, ..reads }, null());
+        let synced = opens.add(7, 1000, OpenMode { write: true, data_sync: true, ..reads }, null());
         assert!(opens.find(7, 1000, false).unwrap().syncs() && !held.syncs());
         opens.close(synced);
         opens.close(both);

@@ -18,10 +18,10 @@ use rustix::net::{
 };
 use rustix::process::geteuid;
 
-use crate::daemon::Shared;
+use crate::daemon::DaemonShared;
 use crate::error::{Error, Result};
 use crate::persons::Persons;
-use crate::table::{Buffer, GpuMemory, Owner, What};
+use crate::table::{GpuMemory, LinkContent, LinkedBuffer, Owner};
 
 /// Programs that are answered at once, of which a user may have as many as they leave to others. The rest waits.
 const MOST: u64 = 32;
@@ -59,7 +59,7 @@ struct Silent {
 }
 
 /// Answers until the daemon ends.
-pub(crate) fn serve(shared: &Arc<Shared>, socket: &OwnedFd) {
+pub(crate) fn serve(shared: &Arc<DaemonShared>, socket: &OwnedFd) {
     let (busy, mut silent) = (Arc::new(shared.persons.shares(MOST)), Vec::new());
     while !shared.is_over() {
         for program in ready(shared, socket, &mut silent, &busy) {
@@ -73,7 +73,7 @@ pub(crate) fn serve(shared: &Arc<Shared>, socket: &OwnedFd) {
 }
 
 /// Waits a moment; takes those in who connect, and gives those who have said something and can be answered.
-fn ready(shared: &Shared, socket: &OwnedFd, silent: &mut Vec<Silent>, busy: &Shares) -> Vec<Silent> {
+fn ready(shared: &DaemonShared, socket: &OwnedFd, silent: &mut Vec<Silent>, busy: &Shares) -> Vec<Silent> {
     let (may, crowded): (Vec<_>, Vec<_>) =
         std::mem::take(silent).into_iter().partition(|program| busy.room(program.owner.uid) > 0);
     let mut fds: Vec<_> = may.iter().map(|program| PollFd::new(&program.client, PollFlags::IN)).collect();
@@ -116,7 +116,7 @@ fn accept(persons: &Persons, socket: &OwnedFd, silent: &mut Vec<Silent>) {
     }
 }
 
-fn start(shared: &Arc<Shared>, busy: &Arc<Shares>, program: Silent) {
+fn start(shared: &Arc<DaemonShared>, busy: &Arc<Shares>, program: Silent) {
     let uid = program.owner.uid;
     busy.count(uid, 1);
     let (shared, held) = (shared.clone(), busy.clone());
@@ -130,7 +130,7 @@ fn start(shared: &Arc<Shared>, busy: &Arc<Shares>, program: Silent) {
 }
 
 /// One message each way.
-fn answer(shared: &Arc<Shared>, Silent { client, owner, .. }: &Silent) {
+fn answer(shared: &Arc<DaemonShared>, Silent { client, owner, .. }: &Silent) {
     if wire::be_patient(client.as_fd()).is_err() {
         return;
     }
@@ -146,7 +146,7 @@ fn refused(errno: Errno, why: &str) -> Error {
     Usrbio::Refused { errno: errno.raw_os_error(), why: why.into() }.into()
 }
 
-fn carry_out(shared: &Arc<Shared>, owner: Owner, ask: Ask) -> Result<Answer> {
+fn carry_out(shared: &Arc<DaemonShared>, owner: Owner, ask: Ask) -> Result<Answer> {
     match ask {
         Ask::Register { id, device, block, offer } => {
             check_handle(owner, geteuid().as_raw(), &offer)?;
@@ -181,7 +181,7 @@ fn check_handle(owner: Owner, own_uid: u32, offer: &Offer) -> Result<()> {
 }
 
 fn register(
-    shared: &Arc<Shared>,
+    shared: &Arc<DaemonShared>,
     owner: Owner,
     (id, device, block): (Id, u32, u64),
     offer: Offer,
@@ -195,21 +195,21 @@ fn register(
     let name = Name { gpu: Some(device), ..Name::buffer(id, block) };
     let target = PathBuf::from(format!("gdr://onehop/v1/device/{device}/size/{}", region.len()));
     let memory = GpuMemory { region, engine, device, secret, offer };
-    let added = shared.table.add(name, &name.to_string(), &target, owner, What::Gpu(Box::new(memory)));
+    let added = shared.table.add(name, &name.to_string(), &target, owner, LinkContent::Gpu(Box::new(memory)));
     added.map_err(|errno| refused(errno, "there is a buffer of this id, or there are too many"))?;
     Ok(secret)
 }
 
 /// A buffer in GPU memory that may be had.
-fn find(shared: &Shared, id: Id, may: impl Fn(&GpuMemory, Owner) -> bool) -> Result<Arc<Buffer>> {
+fn find(shared: &DaemonShared, id: Id, may: impl Fn(&GpuMemory, Owner) -> bool) -> Result<Arc<LinkedBuffer>> {
     let found = shared.table.get(id);
-    let allowed = found.filter(|b| matches!(&b.what, What::Gpu(memory) if may(memory, b.owner)));
+    let allowed = found.filter(|b| matches!(&b.what, LinkContent::Gpu(memory) if may(memory, b.owner)));
     allowed.ok_or_else(|| refused(Errno::NOENT, "there is no GPU buffer of this id, or it may not be had"))
 }
 
 /// Gives a buffer's memory to another program; with a new id, as a buffer of its own.
-fn lend(shared: &Arc<Shared>, owner: Owner, buffer: &Buffer, new: Option<Id>) -> Result<Answer> {
-    let What::Gpu(memory) = &buffer.what else {
+fn lend(shared: &Arc<DaemonShared>, owner: Owner, buffer: &LinkedBuffer, new: Option<Id>) -> Result<Answer> {
+    let LinkContent::Gpu(memory) = &buffer.what else {
         return Err(refused(Errno::INVAL, "the buffer is in host memory"));
     };
     let device = memory.device;
@@ -236,11 +236,11 @@ mod tests {
     use onehop_gpu::cuda::Ticket;
 
     use super::*;
-    use crate::daemon::Options;
+    use crate::daemon::MountOptions;
 
     #[test]
     fn handles_that_can_be_made_up_are_the_daemon_s_own_user_s() {
-        let shared = Shared::new(Options::new(Path::new("/"), Path::new("/"))).unwrap();
+        let shared = DaemonShared::new(MountOptions::new(Path::new("/"), Path::new("/"))).unwrap();
         let own = geteuid().as_raw();
         let ask = |uid, by_fd| {
             let ticket = Ticket {
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn who_connects_and_says_nothing_keeps_nobody_waiting() {
-        let shared = Shared::new(Options::new(Path::new("/"), Path::new("/"))).unwrap();
+        let shared = DaemonShared::new(MountOptions::new(Path::new("/"), Path::new("/"))).unwrap();
         let socket = open(&shared.socket).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| serve(&shared, &socket));

@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 
 /// A way that bytes went.
 #[derive(Default)]
-pub(crate) struct Way {
+pub(crate) struct RouteCounters {
     transfers: AtomicU64,
     bytes: AtomicU64,
 }
 
-impl Way {
+impl RouteCounters {
     pub fn count(&self, bytes: u64) {
         self.transfers.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -30,20 +30,20 @@ impl Way {
 #[derive(Default)]
 pub struct Stats {
     /// To host memory, at once.
-    pub(crate) host_now: Way,
+    pub(crate) host_now: RouteCounters,
     /// To host memory, by a thread that waited for the disk.
-    pub(crate) host_waited: Way,
-    pub(crate) host_written: Way,
+    pub(crate) host_waited: RouteCounters,
+    pub(crate) host_written: RouteCounters,
     /// To GPU memory, out of the page cache; the second of each pair is the emulated GPU's.
-    pub(crate) gpu_cached: [Way; 2],
+    pub(crate) gpu_cached: [RouteCounters; 2],
     /// To GPU memory, past it.
-    pub(crate) gpu_pinned: [Way; 2],
-    pub(crate) gpu_written: [Way; 2],
+    pub(crate) gpu_pinned: [RouteCounters; 2],
+    pub(crate) gpu_written: [RouteCounters; 2],
     /// Between another machine and GPU memory, through nothing of this one's.
-    pub(crate) gpu_direct: [Way; 2],
-    pub(crate) gpu_direct_written: [Way; 2],
+    pub(crate) gpu_direct: [RouteCounters; 2],
+    pub(crate) gpu_direct_written: [RouteCounters; 2],
     /// Zeroes behind a file's end, in bytes of host memory and of GPU memory.
-    pub(crate) zeroed: [Way; 2],
+    pub(crate) zeroed: [RouteCounters; 2],
     /// What was refused because it made no sense, or was not allowed.
     pub(crate) refused: AtomicU64,
     /// What failed though it was right.
@@ -65,7 +65,7 @@ impl Stats {
             let there = via.map(|via| format!("{}/{place}", via.transport));
             (there.unwrap_or_else(|| here.to_owned()), if via.is_some() { &why } else { &none })
         };
-        let way = |way: &Way, (route, why): (String, &Value), to, direction, simulated: &[&str]| {
+        let way = |way: &RouteCounters, (route, why): (String, &Value), to, direction, simulated: &[&str]| {
             way.document((&route, why), to, direction, simulated)
         };
         let host = |here| route(here, "host");

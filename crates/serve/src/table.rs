@@ -17,9 +17,9 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::io::gpu::Engine;
+use crate::io::gpu::GpuLanes;
 use crate::persons::Persons;
-use crate::workers::{MOST_GROUPS, Ring};
+use crate::workers::{MOST_GROUPS, ServedRing};
 use crate::{lock, read, write};
 
 /// Links of one user, and of all: a mapping each, and the system has some 65 thousand for a process.
@@ -47,7 +47,7 @@ pub(crate) struct Owner {
 /// GPU memory of a program.
 pub(crate) struct GpuMemory {
     pub region: Region,
-    pub engine: Arc<Engine>,
+    pub engine: Arc<GpuLanes>,
     pub device: u32,
     pub secret: [u8; 16],
     /// For who imports it.
@@ -55,14 +55,14 @@ pub(crate) struct GpuMemory {
 }
 
 /// What is behind a link.
-pub(crate) enum What {
+pub(crate) enum LinkContent {
     Host(HostMem),
     Gpu(Box<GpuMemory>),
-    Ring(Arc<Ring>),
+    Ring(Arc<ServedRing>),
 }
 
 /// A link of a program.
-pub(crate) struct Buffer {
+pub(crate) struct LinkedBuffer {
     pub name: Name,
     /// The name as its program wrote it.
     pub link: String,
@@ -70,11 +70,11 @@ pub(crate) struct Buffer {
     pub owner: Owner,
     pub inode: u64,
     pub made: SystemTime,
-    pub what: What,
+    pub what: LinkContent,
     gone: AtomicBool,
 }
 
-impl Buffer {
+impl LinkedBuffer {
     /// Whether a user may know of it.
     pub fn is_seen_by(&self, uid: u32) -> bool {
         self.owner.uid == uid || uid == 0
@@ -85,27 +85,27 @@ impl Buffer {
     }
 
     fn is_ring(&self) -> bool {
-        matches!(self.what, What::Ring(_))
+        matches!(self.what, LinkContent::Ring(_))
     }
 
     /// Bytes of this process's addresses that it takes.
     fn mapped(&self) -> u64 {
         match &self.what {
-            What::Host(mem) => mem.len() as u64,
-            What::Ring(ring) => ring.server.memory_len() as u64,
+            LinkContent::Host(mem) => mem.len() as u64,
+            LinkContent::Ring(ring) => ring.server.memory_len() as u64,
             // The emulated GPU's is a file.
-            What::Gpu(gpu) if gpu.engine.device.gpu().simulated() => gpu.region.len() as u64,
+            LinkContent::Gpu(gpu) if gpu.engine.device.gpu().simulated() => gpu.region.len() as u64,
             // Of the GPU's addresses, mostly; and it is not longer than a GPU has memory.
-            What::Gpu(_) => 0,
+            LinkContent::Gpu(_) => 0,
         }
     }
 
     /// Its memory's length.
     pub fn len(&self) -> u64 {
         match &self.what {
-            What::Host(mem) => mem.len() as u64,
-            What::Gpu(gpu) => gpu.region.len() as u64,
-            What::Ring(_) => 0,
+            LinkContent::Host(mem) => mem.len() as u64,
+            LinkContent::Gpu(gpu) => gpu.region.len() as u64,
+            LinkContent::Ring(_) => 0,
         }
     }
 }
@@ -122,8 +122,8 @@ struct Process {
 }
 
 /// All links.
-pub(crate) struct Table {
-    by_id: RwLock<HashMap<Id, Arc<Buffer>>>,
+pub(crate) struct LinkTable {
+    by_id: RwLock<HashMap<Id, Arc<LinkedBuffer>>>,
     links: Shares,
     rings: Shares,
     /// Bytes of addresses.
@@ -134,7 +134,7 @@ pub(crate) struct Table {
     next: AtomicU64,
 }
 
-impl Table {
+impl LinkTable {
     /// For the links of so many programs.
     pub fn new(most_programs: usize, persons: &Persons) -> Self {
         Self {
@@ -155,9 +155,9 @@ impl Table {
         link: &str,
         target: &Path,
         owner: Owner,
-        what: What,
-    ) -> Result<Arc<Buffer>, Errno> {
-        let buffer = Arc::new(Buffer {
+        what: LinkContent,
+    ) -> Result<Arc<LinkedBuffer>, Errno> {
+        let buffer = Arc::new(LinkedBuffer {
             name,
             link: link.to_owned(),
             target: target.to_owned(),
@@ -201,27 +201,27 @@ impl Table {
         self.mapped.room(uid)
     }
 
-    pub fn get(&self, id: Id) -> Option<Arc<Buffer>> {
+    pub fn get(&self, id: Id) -> Option<Arc<LinkedBuffer>> {
         read(&self.by_id).get(&id).cloned()
     }
 
     /// The one of a link.
-    pub fn link(&self, link: &str) -> Option<Arc<Buffer>> {
+    pub fn link(&self, link: &str) -> Option<Arc<LinkedBuffer>> {
         let name = Name::parse(link).ok()?;
         self.get(name.id).filter(|buffer| buffer.link == link)
     }
 
     /// The one of an inode number.
-    pub fn inode(&self, inode: u64) -> Option<Arc<Buffer>> {
+    pub fn inode(&self, inode: u64) -> Option<Arc<LinkedBuffer>> {
         read(&self.by_id).values().find(|buffer| buffer.inode == inode).cloned()
     }
 
-    pub fn all(&self) -> Vec<Arc<Buffer>> {
+    pub fn all(&self) -> Vec<Arc<LinkedBuffer>> {
         read(&self.by_id).values().cloned().collect()
     }
 
     /// Forgets one; what is under way with it ends all the same.
-    pub fn remove(&self, id: Id) -> Option<Arc<Buffer>> {
+    pub fn remove(&self, id: Id) -> Option<Arc<LinkedBuffer>> {
         let gone = write(&self.by_id).remove(&id)?;
         gone.gone.store(true, Ordering::Release);
         let uid = gone.owner.uid;
@@ -271,7 +271,7 @@ impl Table {
     }
 
     /// The links of programs that have ended: they are forgotten. A child that inherited the folder keeps them.
-    pub fn sweep(&self) -> Vec<Arc<Buffer>> {
+    pub fn sweep(&self) -> Vec<Arc<LinkedBuffer>> {
         let mut ended = HashSet::new();
         // Locked in this order when something is taken up, too.
         let all = read(&self.by_id);
@@ -347,23 +347,23 @@ pub(crate) fn map_shared(target: &Path, uid: u32, most: u64) -> Result<HostMem, 
 
 #[cfg(test)]
 mod tests {
-    use onehop_usrbio::ring::{Server, bytes};
+    use onehop_usrbio::ring::{RingServer, bytes};
     use onehop_usrbio::{Priority, RingName};
 
     use super::*;
 
     #[test]
     fn one_user_s_rings_leave_room_for_those_of_others() {
-        let table = Table::new(1 << 10, &Persons::default());
+        let table = LinkTable::new(1 << 10, &Persons::default());
         let ring =
             RingName { read: true, depth: 0, priority: Priority::Normal, timeout: Duration::ZERO, flags: 0 };
         let add = |uid, rings: bool| {
             let (owner, id) = (Owner { uid, gid: uid, pid: std::process::id() }, Id::random().unwrap());
             let mem = HostMem::anonymous(bytes(1).unwrap()).unwrap();
             let what = if rings {
-                What::Ring(Arc::new(Ring::new(Server::new(mem, ring).unwrap(), owner, id)))
+                LinkContent::Ring(Arc::new(ServedRing::new(RingServer::new(mem, ring).unwrap(), owner, id)))
             } else {
-                What::Host(mem)
+                LinkContent::Host(mem)
             };
             table.add(Name::buffer(id, 0), &id.to_string(), Path::new("/"), owner, what)
         };
@@ -382,12 +382,12 @@ mod tests {
 
     #[test]
     fn many_users_leave_room_for_one_more() {
-        let table = Table::new(1 << 10, &Persons::default());
+        let table = LinkTable::new(1 << 10, &Persons::default());
         for uid in 1..=30 {
             assert!(table.mapped.take(uid, table.mapped.room(uid)));
         }
         assert!(table.room(31) >= 64 << 10);
-        let first_ten = Table::new(1 << 10, &Persons::default());
+        let first_ten = LinkTable::new(1 << 10, &Persons::default());
         for uid in 1..=10 {
             assert!(first_ten.mapped.take(uid, first_ten.mapped.room(uid)));
             assert!(first_ten.links.take(uid, first_ten.links.room(uid)));
@@ -407,15 +407,15 @@ mod tests {
         assert_eq!((mapped, too_long), (Ok(4096), Some(Errno::NOMEM)));
     }
 
-    fn add_of(table: &Table, uid: u32, pid: u32) -> Result<Arc<Buffer>, Errno> {
+    fn add_of(table: &LinkTable, uid: u32, pid: u32) -> Result<Arc<LinkedBuffer>, Errno> {
         let (owner, id) = (Owner { uid, gid: uid, pid }, Id::random().unwrap());
-        let what = What::Host(HostMem::anonymous(4096).unwrap());
+        let what = LinkContent::Host(HostMem::anonymous(4096).unwrap());
         table.add(Name::buffer(id, 0), &id.to_string(), Path::new("/"), owner, what)
     }
 
     #[test]
     fn programs_without_buffers_are_not_watched() {
-        let (table, me) = (Table::new(1 << 10, &Persons::default()), std::process::id());
+        let (table, me) = (LinkTable::new(1 << 10, &Persons::default()), std::process::id());
         assert!(table.mapped.take(1001, table.room(1001)));
         assert_eq!(add_of(&table, 1001, 1).err(), Some(Errno::NOMEM));
         assert_eq!(table.counts().0, 0);
@@ -435,7 +435,7 @@ mod tests {
 
     #[test]
     fn programs_of_one_user_leave_descriptors_to_those_of_others() {
-        let table = Table::new(4, &Persons::default());
+        let table = LinkTable::new(4, &Persons::default());
         let mut programs: Vec<_> =
             (0..4).map(|_| std::process::Command::new("sleep").arg("600").spawn().unwrap()).collect();
         let [first, second, third, fourth] = [0, 1, 2, 3].map(|place: usize| programs[place].id());
@@ -461,7 +461,7 @@ mod tests {
 
     #[test]
     fn a_program_that_had_nothing_keeps_what_it_makes_next() {
-        let (table, over) = (Table::new(1 << 10, &Persons::default()), AtomicBool::new(false));
+        let (table, over) = (LinkTable::new(1 << 10, &Persons::default()), AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !over.load(Ordering::Acquire) {
@@ -487,7 +487,7 @@ mod tests {
         if std::env::var_os("ONEHOP_TEST_NO_DESCRIPTORS").is_none() {
             return;
         }
-        let (table, before) = (Table::new(1 << 10, &Persons::default()), getrlimit(Resource::Nofile));
+        let (table, before) = (LinkTable::new(1 << 10, &Persons::default()), getrlimit(Resource::Nofile));
         setrlimit(Resource::Nofile, rustix::process::Rlimit { current: Some(0), ..before }).unwrap();
         let refused = add_of(&table, 1000, std::process::id()).err();
         setrlimit(Resource::Nofile, before).unwrap();

@@ -18,7 +18,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_m
 
 /// What is to be done with a wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Turn {
+pub(crate) enum WaitAction {
     /// Try it.
     Try,
     /// Answer that it failed.
@@ -26,7 +26,7 @@ pub(crate) enum Turn {
 }
 
 /// Tries, and answers where it can; whether it has answered.
-type Attempt = Box<dyn FnMut(Turn) -> bool + Send>;
+type Attempt = Box<dyn FnMut(WaitAction) -> bool + Send>;
 
 /// Who waits for what.
 pub(crate) struct Waiter {
@@ -49,7 +49,7 @@ struct Wait {
 impl Wait {
     /// Whether it is over.
     fn turn(&mut self) -> bool {
-        if (self.attempt)(Turn::Try) {
+        if (self.attempt)(WaitAction::Try) {
             return true;
         }
         let why = if is_interrupted(self.by.thread) {
@@ -61,12 +61,12 @@ impl Wait {
             self.pause = (2 * self.pause).min(PAUSES.1);
             return false;
         };
-        (self.attempt)(Turn::Fail(why))
+        (self.attempt)(WaitAction::Fail(why))
     }
 }
 
 #[derive(Default)]
-struct State {
+struct WaitsState {
     waits: Vec<Wait>,
     /// How many each user has, those that are tried at this moment included.
     counts: HashMap<u32, usize>,
@@ -75,14 +75,14 @@ struct State {
 }
 
 #[derive(Default)]
-struct Inner {
-    state: Mutex<State>,
+struct WaitsInner {
+    state: Mutex<WaitsState>,
     changed: Condvar,
 }
 
 /// All that wait.
 #[derive(Default)]
-pub(crate) struct Waits(Arc<Inner>);
+pub(crate) struct Waits(Arc<WaitsInner>);
 
 impl Waits {
     /// Has something tried until it answers; it answers at once where that cannot be.
@@ -93,7 +93,7 @@ impl Waits {
         // Who cannot be seen cannot be interrupted either.
         if by.thread == 0 || state.over || theirs >= MOST.saturating_sub(all) || !self.start(&mut state) {
             drop(state);
-            attempt(Turn::Fail(Errno::NOLCK));
+            attempt(WaitAction::Fail(Errno::NOLCK));
             return;
         }
         *state.counts.entry(by.uid).or_default() += 1;
@@ -103,7 +103,7 @@ impl Waits {
     }
 
     /// Whether there is a thread.
-    fn start(&self, state: &mut State) -> bool {
+    fn start(&self, state: &mut WaitsState) -> bool {
         if state.thread.is_none() {
             let inner = self.0.clone();
             let thread = std::thread::Builder::new().name("usrbio waits".into()).spawn(move || inner.run());
@@ -134,7 +134,7 @@ impl Waits {
     }
 }
 
-impl Inner {
+impl WaitsInner {
     fn run(&self) {
         let mut state = lock(&self.state);
         while !state.over {
@@ -162,7 +162,7 @@ impl Inner {
             state.counts.retain(|_, count| *count > 0);
         }
         for mut wait in std::mem::take(&mut state.waits) {
-            (wait.attempt)(Turn::Fail(Errno::IO));
+            (wait.attempt)(WaitAction::Fail(Errno::IO));
         }
     }
 }
@@ -198,11 +198,11 @@ mod tests {
     }
 
     /// An attempt that says what it was told, and succeeds when it may.
-    fn attempt(may: &Arc<Mutex<bool>>) -> (Attempt, Receiver<Turn>) {
-        let (say, said): (Sender<Turn>, _) = channel();
+    fn attempt(may: &Arc<Mutex<bool>>) -> (Attempt, Receiver<WaitAction>) {
+        let (say, said): (Sender<WaitAction>, _) = channel();
         let may = may.clone();
         let attempt = move |turn| {
-            let over = turn != Turn::Try || *lock(&may);
+            let over = turn != WaitAction::Try || *lock(&may);
             if over {
                 let _ = say.send(turn);
             }
@@ -220,18 +220,18 @@ mod tests {
             said
         };
         let late = add(1, Some(Duration::from_millis(20)));
-        assert_eq!(late.recv_timeout(long), Ok(Turn::Fail(Errno::AGAIN)));
+        assert_eq!(late.recv_timeout(long), Ok(WaitAction::Fail(Errno::AGAIN)));
         let first = add(1, None);
         std::thread::sleep(Duration::from_millis(50));
         assert!(first.try_recv().is_err());
         *lock(&may) = true;
         waits.hurry(1);
-        assert_eq!(first.recv_timeout(long), Ok(Turn::Try));
+        assert_eq!(first.recv_timeout(long), Ok(WaitAction::Try));
         *lock(&may) = false;
         let last = add(1, None);
         waits.end();
-        assert_eq!(last.recv_timeout(long), Ok(Turn::Fail(Errno::IO)));
-        assert_eq!(add(1, None).recv_timeout(long), Ok(Turn::Fail(Errno::NOLCK)));
+        assert_eq!(last.recv_timeout(long), Ok(WaitAction::Fail(Errno::IO)));
+        assert_eq!(add(1, None).recv_timeout(long), Ok(WaitAction::Fail(Errno::NOLCK)));
     }
 
     #[test]

@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 
 use onehop_os::{Guard, HostMem, Semaphore};
 use onehop_usrbio::mount::OUR_SEMAPHORES;
-use onehop_usrbio::ring::{Done, Entry, Server};
+use onehop_usrbio::ring::{Done, RingServer, Submission};
 use onehop_usrbio::{Id, Priority, SHM};
 
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 
-use crate::daemon::Shared;
+use crate::daemon::DaemonShared;
 use crate::error::{Error, Result};
-use crate::io::{self, Cache, IoStart};
+use crate::io::{self, IoStart, LastUsed};
 use crate::persons::Persons;
 use crate::table::Owner;
 use crate::{lock, read, write};
@@ -46,36 +46,36 @@ const MOST_FALSE: u32 = 64;
 const PENALTY: Duration = Duration::from_millis(1);
 
 /// A ring that is served.
-pub(crate) struct Ring {
-    pub server: Server,
+pub(crate) struct ServedRing {
+    pub server: RingServer,
     pub owner: Owner,
     pub id: Id,
-    pub cache: Mutex<Cache>,
+    pub cache: Mutex<LastUsed>,
     told: AtomicBool,
 }
 
-impl Ring {
-    pub fn new(server: Server, owner: Owner, id: Id) -> Self {
+impl ServedRing {
+    pub fn new(server: RingServer, owner: Owner, id: Id) -> Self {
         Self { server, owner, id, cache: Mutex::default(), told: AtomicBool::new(false) }
     }
 }
 
 /// Rings of one user and one priority, and their semaphore.
-pub(crate) struct Group {
+pub(crate) struct RingGroup {
     semaphore: Semaphore,
     guard: Guard,
     pub path: PathBuf,
     /// Its lock tells a later daemon that this one still runs.
     _file: File,
     priority: Priority,
-    rings: RwLock<Vec<Arc<Ring>>>,
+    rings: RwLock<Vec<Arc<ServedRing>>>,
     stop: AtomicBool,
     /// Whether it has threads.
     started: AtomicBool,
     made: Instant,
 }
 
-impl Group {
+impl RingGroup {
     fn new(uid: u32, priority: Priority) -> Result<Self> {
         let path = Path::new(SHM).join(format!("{OUR_SEMAPHORES}{}", Id::random()?));
         let failed = |call| {
@@ -114,17 +114,17 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for RingGroup {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-type Groups = HashMap<(u32, Priority), Arc<Group>>;
+type Groups = HashMap<(u32, Priority), Arc<RingGroup>>;
 
 /// Whether a user may have a ring in a group. A person may have rings in as many groups as they leave to others.
 fn may_begin(persons: &Persons, groups: &Groups, of: (u32, Priority)) -> bool {
-    let has_rings = |group: &Group| !read(&group.rings).is_empty();
+    let has_rings = |group: &RingGroup| !read(&group.rings).is_empty();
     let is_privileged = of.0 == 0 || of.0 == rustix::process::geteuid().as_raw();
     if is_privileged || groups.get(&of).is_some_and(|group| has_rings(group)) {
         return true;
@@ -159,18 +159,23 @@ pub(crate) struct Workers {
 
 impl Workers {
     /// The group of a user and a priority.
-    pub fn group(&self, shared: &Arc<Shared>, uid: u32, priority: Priority) -> Result<Arc<Group>> {
+    pub fn group(&self, shared: &Arc<DaemonShared>, uid: u32, priority: Priority) -> Result<Arc<RingGroup>> {
         self.find(shared, &mut lock(&self.groups), (uid, priority))
     }
 
-    fn find(&self, shared: &Arc<Shared>, groups: &mut Groups, of: (u32, Priority)) -> Result<Arc<Group>> {
+    fn find(
+        &self,
+        shared: &Arc<DaemonShared>,
+        groups: &mut Groups,
+        of: (u32, Priority),
+    ) -> Result<Arc<RingGroup>> {
         if let Some(group) = groups.get(&of).filter(|group| !group.guard.is_lost()) {
             return Ok(group.clone());
         }
         if !groups.contains_key(&of) {
             make_room(groups)?;
         }
-        let group = Arc::new(Group::new(of.0, of.1)?);
+        let group = Arc::new(RingGroup::new(of.0, of.1)?);
         // A user who destroyed the one before starts anew with this.
         let before = groups.get(&of).cloned();
         if let Some(before) = &before {
@@ -185,7 +190,7 @@ impl Workers {
     }
 
     /// Starts the threads of a group, all or none.
-    fn start(&self, shared: &Arc<Shared>, group: &Arc<Group>) -> Result<()> {
+    fn start(&self, shared: &Arc<DaemonShared>, group: &Arc<RingGroup>) -> Result<()> {
         if group.started.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
@@ -205,7 +210,7 @@ impl Workers {
         Ok(())
     }
 
-    pub fn add(&self, shared: &Arc<Shared>, ring: &Arc<Ring>) -> Result<()> {
+    pub fn add(&self, shared: &Arc<DaemonShared>, ring: &Arc<ServedRing>) -> Result<()> {
         // Locked until it has the ring, which keeps it from being the one that goes.
         let (mut groups, of) = (lock(&self.groups), (ring.owner.uid, ring.server.name().priority));
         if !may_begin(&shared.persons, &groups, of) {
@@ -217,7 +222,7 @@ impl Workers {
         Ok(())
     }
 
-    pub fn remove(&self, ring: &Ring) {
+    pub fn remove(&self, ring: &ServedRing) {
         let group = lock(&self.groups).get(&(ring.owner.uid, ring.server.name().priority)).cloned();
         if let Some(group) = group {
             write(&group.rings).retain(|other| other.id != ring.id);
@@ -234,7 +239,7 @@ impl Workers {
     }
 }
 
-fn work(shared: &Arc<Shared>, group: &Group) {
+fn work(shared: &Arc<DaemonShared>, group: &RingGroup) {
     let mut entries = Vec::new();
     let mut done = Vec::new();
     let (mut sleep, mut in_vain) = (SLEEP, 0_u32);
@@ -251,7 +256,7 @@ fn work(shared: &Arc<Shared>, group: &Group) {
     }
 }
 
-fn spin(group: &Group) -> bool {
+fn spin(group: &RingGroup) -> bool {
     let start = Instant::now();
     while start.elapsed() < SPIN {
         if group.semaphore.take() {
@@ -264,9 +269,9 @@ fn spin(group: &Group) -> bool {
 
 /// Takes all there is; gives how long nothing needs to be looked at, and whether there was anything.
 fn look(
-    shared: &Arc<Shared>,
-    group: &Group,
-    entries: &mut Vec<Entry>,
+    shared: &Arc<DaemonShared>,
+    group: &RingGroup,
+    entries: &mut Vec<Submission>,
     done: &mut Vec<Done>,
 ) -> (Duration, bool) {
     let (mut more, mut found) = (true, false);
@@ -297,7 +302,12 @@ const MOST_KEPT: usize = 1024;
 /// Completions that are told at once: the program works on them meanwhile.
 const TOLD: usize = 16;
 
-fn serve(shared: &Arc<Shared>, ring: &Arc<Ring>, entries: &mut Vec<Entry>, done: &mut Vec<Done>) {
+fn serve(
+    shared: &Arc<DaemonShared>,
+    ring: &Arc<ServedRing>,
+    entries: &mut Vec<Submission>,
+    done: &mut Vec<Done>,
+) {
     for entry in entries.drain(..) {
         match io::begin(shared, ring, &entry) {
             IoStart::Over(result) => done.push(Done { index: entry.index, userdata: entry.userdata, result }),
@@ -326,10 +336,10 @@ mod tests {
     use rustix::io::Errno;
 
     use super::*;
-    use crate::daemon::Options;
+    use crate::daemon::MountOptions;
 
-    fn shared() -> Arc<Shared> {
-        Shared::new(Options::new(Path::new("/"), Path::new("/"))).unwrap()
+    fn shared() -> Arc<DaemonShared> {
+        DaemonShared::new(MountOptions::new(Path::new("/"), Path::new("/"))).unwrap()
     }
 
     fn user() -> u32 {
@@ -448,8 +458,9 @@ mod tests {
         }
         let subuids = std::env::temp_dir().join(format!("onehop-subuids-{}", Id::random().unwrap()));
         std::fs::write(&subuids, "30000:600000:65536\n").unwrap();
-        let options = Options::new(Path::new("/"), Path::new("/"));
-        let shared = Shared::new(Options { threads: 1, subuids: subuids.clone(), ..options }).unwrap();
+        let options = MountOptions::new(Path::new("/"), Path::new("/"));
+        let shared =
+            DaemonShared::new(MountOptions { threads: 1, subuids: subuids.clone(), ..options }).unwrap();
         std::fs::remove_file(subuids).unwrap();
         let add = |uid| {
             let name = RingName {
@@ -459,9 +470,9 @@ mod tests {
                 timeout: Duration::ZERO,
                 flags: 0,
             };
-            let server = Server::new(HostMem::anonymous(bytes(1).unwrap()).unwrap(), name).unwrap();
+            let server = RingServer::new(HostMem::anonymous(bytes(1).unwrap()).unwrap(), name).unwrap();
             let owner = Owner { uid, gid: uid, pid: std::process::id() };
-            let ring = Arc::new(Ring::new(server, owner, Id::random().unwrap()));
+            let ring = Arc::new(ServedRing::new(server, owner, Id::random().unwrap()));
             shared.workers.add(&shared, &ring)
         };
         let few = (600_000..).take_while(|uid| add(*uid).is_ok()).count();

@@ -5,20 +5,20 @@ use std::collections::VecDeque;
 use onehop_proto::Status;
 use onehop_proto::log::AsyncEvent;
 
-use crate::device::Device;
-use crate::exec::{Command, Reply};
+use crate::device::ControllerState;
+use crate::exec::{CommandResult, FetchedCommand};
 use crate::violation::Rule;
 
 /// What can happen without a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Event {
+pub(crate) enum AerEvent {
     DoorbellRegister,
     DoorbellValue,
     Temperature,
     NamespaceChanged,
 }
 
-impl Event {
+impl AerEvent {
     const fn wire(self) -> AsyncEvent {
         match self {
             Self::DoorbellRegister => AsyncEvent::INVALID_DOORBELL_REGISTER,
@@ -32,7 +32,7 @@ impl Event {
 /// Requests and events.
 #[derive(Default)]
 pub(crate) struct Events {
-    requests: VecDeque<Command>,
+    requests: VecDeque<FetchedCommand>,
     pending: VecDeque<AsyncEvent>,
     /// Log pages whose events were told, and that the host has not read since.
     masked: Vec<u8>,
@@ -40,31 +40,31 @@ pub(crate) struct Events {
 
 impl Events {
     /// Takes the request with an identifier away.
-    pub(crate) fn take_request(&mut self, cid: u16) -> Option<Command> {
+    pub(crate) fn take_request(&mut self, cid: u16) -> Option<FetchedCommand> {
         let i = self.requests.iter().position(|c| c.sqe.cid() == cid)?;
         self.requests.remove(i)
     }
 }
 
-impl Device {
+impl ControllerState {
     /// An Asynchronous Event Request: completes now only if it fails.
-    pub(crate) fn async_event(&mut self, command: &Command) -> Option<Reply> {
+    pub(crate) fn async_event(&mut self, command: &FetchedCommand) -> Option<CommandResult> {
         if self.events.requests.len() > usize::from(self.config.aerl) {
             let detail = format!("more than {} requests are outstanding", self.config.aerl + 1);
             self.breach(Rule::AerLimit, Some(0), detail);
             return Some(Err(Status::AER_LIMIT_EXCEEDED.with_dnr().into()));
         }
-        self.events.requests.push_back(Command { sqid: 0, sqe: command.sqe, effects: None });
+        self.events.requests.push_back(FetchedCommand { sqid: 0, sqe: command.sqe, effects: None });
         self.tell_events();
         None
     }
 
     /// Something happened.
-    pub(crate) fn raise(&mut self, event: Event) {
+    pub(crate) fn raise(&mut self, event: AerEvent) {
         let wanted = match event {
-            Event::DoorbellRegister | Event::DoorbellValue => true,
-            Event::Temperature => self.features.event_config().critical() & 2 != 0,
-            Event::NamespaceChanged => self.features.event_config().namespace(),
+            AerEvent::DoorbellRegister | AerEvent::DoorbellValue => true,
+            AerEvent::Temperature => self.features.event_config().critical() & 2 != 0,
+            AerEvent::NamespaceChanged => self.features.event_config().namespace(),
         };
         let event = event.wire();
         if wanted && !self.events.pending.contains(&event) {

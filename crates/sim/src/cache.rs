@@ -24,7 +24,7 @@ pub(crate) struct Cache {
 }
 
 /// The part of a range that lies in one unit.
-pub(crate) struct Part {
+pub(crate) struct UnitPart {
     /// The unit.
     pub unit: u64,
     /// Its blocks, as bits.
@@ -44,7 +44,7 @@ impl Cache {
     }
 
     /// The units that a range of blocks touches.
-    pub(crate) fn parts(&self, slba: u64, count: u64) -> impl Iterator<Item = Part> + use<> {
+    pub(crate) fn parts(&self, slba: u64, count: u64) -> impl Iterator<Item = UnitPart> + use<> {
         let per = self.blocks;
         let end = slba + count;
         let first = slba / per;
@@ -55,12 +55,12 @@ impl Cache {
             let to = end.min(base + per) - base;
             let bits = to - from;
             let ones = if bits >= 64 { u64::MAX } else { (1 << bits) - 1 };
-            Part { unit, mask: ones << from }
+            UnitPart { unit, mask: ones << from }
         })
     }
 
     /// Which of these blocks have no old content remembered yet.
-    pub(crate) fn unknown(&self, part: &Part) -> u64 {
+    pub(crate) fn unknown(&self, part: &UnitPart) -> u64 {
         part.mask & !self.units.get(&part.unit).map_or(0, |u| u.dirty)
     }
 

@@ -6,9 +6,9 @@ use onehop_proto::regs::{Cmbloc, Cmbmsc, Cmbsts, Cmbsz, offset};
 
 use crate::Result;
 use crate::config::Config;
-use crate::device::Device;
+use crate::device::ControllerState;
 use crate::dma::Segment;
-use crate::exec::Failure;
+use crate::exec::CommandFailure;
 use crate::violation::Rule;
 
 /// The buffer, and where it lies in BAR0.
@@ -62,7 +62,7 @@ impl Cmb {
     }
 }
 
-impl Device {
+impl ControllerState {
     /// Refuses an address in the buffer where CMBSZ does not allow that use.
     pub(crate) fn check_cmb_use(
         &self,
@@ -70,7 +70,7 @@ impl Device {
         what: &str,
         addr: u64,
         allowed: fn(Cmbsz) -> bool,
-    ) -> std::result::Result<(), Failure> {
+    ) -> std::result::Result<(), CommandFailure> {
         match &self.cmb {
             Some(cmb) if !allowed(cmb.uses) && self.space.in_cmb(addr) => {
                 let detail = format!("{what} lies in the buffer, at {addr:#x}, which CMBSZ does not allow");

@@ -2,10 +2,10 @@
 
 use onehop_proto::{Sqe, Status};
 
-use crate::device::Device;
-use crate::exec::{Command, Failure, Task};
+use crate::device::ControllerState;
+use crate::exec::{CommandFailure, DelayedTask, FetchedCommand};
 use crate::health::ErrorEntry;
-use crate::queues::Entry;
+use crate::queues::QueuedCompletion;
 use crate::violation::Rule;
 
 /// What a retry has in common with the command that failed: opcode, namespace, first block, dword 12.
@@ -15,9 +15,9 @@ fn retry_key(sqe: &Sqe) -> RetryKey {
     (sqe.opcode(), sqe.nsid(), sqe.qword(10), sqe.dw[12])
 }
 
-impl Device {
+impl ControllerState {
     /// Posts a completion, or lets it wait for room.
-    pub(crate) fn post(&mut self, entry: Entry) {
+    pub(crate) fn post(&mut self, entry: QueuedCompletion) {
         let Some(cqid) = self.sqs.get(usize::from(entry.sqid)).and_then(Option::as_ref).map(|sq| sq.cq)
         else {
             return;
@@ -59,7 +59,7 @@ impl Device {
                     self.counts.rest.completions += 1;
                     self.counts.rest.errors += u64::from(!entry.status.is_ok());
                     if let Some(wait) = entry.stale {
-                        self.after(wait, Task::Mend { cq: cqid, generation, slot, last });
+                        self.after(wait, DelayedTask::Mend { cq: cqid, generation, slot, last });
                     }
                     self.interrupt(vector);
                 }
@@ -83,7 +83,7 @@ impl Device {
     }
 
     /// Writes a failure into the error log; gives the status to answer.
-    pub(crate) fn note_failure(&mut self, command: &Command, failure: Failure) -> Status {
+    pub(crate) fn note_failure(&mut self, command: &FetchedCommand, failure: CommandFailure) -> Status {
         let (sqid, sqe) = (command.sqid, &command.sqe);
         if failure.status.sct() == onehop_proto::status::sct::MEDIA {
             self.health.media_errors += 1;
@@ -105,7 +105,7 @@ impl Device {
     }
 
     /// CRD is only told to a host that has said that it understands it.
-    pub(crate) fn crd_allowed(&self, command: &Command, status: Status) -> Status {
+    pub(crate) fn crd_allowed(&self, command: &FetchedCommand, status: Status) -> Status {
         if command.sqid != 0 && self.features.acre() { status } else { status.with_crd(0) }
     }
 

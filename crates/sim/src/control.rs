@@ -3,17 +3,17 @@
 use onehop_proto::Status;
 use onehop_proto::regs::{Cc, Csts};
 
-use crate::device::{Device, Phase};
+use crate::device::{ControllerState, Phase};
 use crate::engine::Strike;
 use crate::faults::Edge;
 use crate::health::ErrorEntry;
-use crate::queues::{Cq, Ring, Sq};
+use crate::queues::{Cq, PagedRing, Sq};
 use crate::violation::Rule;
 
 /// A time that never comes.
 const NEVER: u64 = u64::MAX;
 
-impl Device {
+impl ControllerState {
     /// The host has written CC.
     pub(crate) fn change_cc(&mut self, asked: Cc) {
         let old = self.regs.cc;
@@ -145,7 +145,7 @@ impl Device {
     fn become_ready(&mut self, now: u64) {
         let aqa = self.regs.aqa;
         let (sq, cq) = (u32::from(aqa.asqs_z()) + 1, u32::from(aqa.acqs_z()) + 1);
-        let ring = |base, entries: u32, bytes| Ring::contiguous(base, entries as usize * bytes);
+        let ring = |base, entries: u32, bytes| PagedRing::contiguous(base, entries as usize * bytes);
         let sq_ring = ring(self.regs.asq, sq, onehop_proto::Sqe::BYTES);
         let cq_ring = ring(self.regs.acq, cq, onehop_proto::Cqe::BYTES);
         self.generation += 1;

@@ -15,7 +15,7 @@ use onehop_proto::regs::{self, GONE32, offset};
 use crate::Result;
 use crate::cmb::bar_size;
 use crate::config::Config;
-use crate::device::Device;
+use crate::device::ControllerState;
 use crate::dma::Space;
 use crate::engine::IoEngine;
 use crate::mapped::MappedDoorbells;
@@ -35,7 +35,7 @@ pub(crate) struct Core {
     pub cmb: Option<(HostMem, u32)>,
     /// Doorbells that the host writes as memory, once it may.
     pub mapped: Arc<OnceLock<MappedDoorbells>>,
-    device: Mutex<Device>,
+    device: Mutex<ControllerState>,
     mail: Mutex<VecDeque<(u32, u32)>>,
     bell: Condvar,
     has_mail: AtomicBool,
@@ -57,7 +57,7 @@ impl Core {
         let (config, space, book) = (Arc::new(config), Space::new(), Book::default());
         let null = |order| Arc::new(Fast::new(config.queues, order, book.clone())) as Arc<dyn IoEngine>;
         let engine = engine.or_else(|| config.null.map(null));
-        let device = Device::new(config.clone(), space.clone(), book.clone(), engine.clone())?;
+        let device = ControllerState::new(config.clone(), space.clone(), book.clone(), engine.clone())?;
         let cmb = device.cmb.as_ref().map(|cmb| (cmb.mem.clone(), cmb.bar_offset));
         Ok(Self {
             config,
@@ -78,7 +78,7 @@ impl Core {
     }
 
     /// Works on the controller, with every doorbell write that came before delivered.
-    pub(crate) fn with<T>(&self, work: impl FnOnce(&mut Device) -> T) -> T {
+    pub(crate) fn with<T>(&self, work: impl FnOnce(&mut ControllerState) -> T) -> T {
         let mut device = locked(&self.device);
         self.deliver(&mut device);
         let result = work(&mut device);
@@ -122,7 +122,7 @@ impl Core {
         })
     }
 
-    fn deliver(&self, device: &mut Device) {
+    fn deliver(&self, device: &mut ControllerState) {
         if self.has_mail.load(Acquire) {
             let mail = {
                 let mut mail = locked(&self.mail);
@@ -139,7 +139,7 @@ impl Core {
         }
     }
 
-    fn deliver_all(&self, device: &mut Device, doorbells: impl IntoIterator<Item = (u32, u32)>) {
+    fn deliver_all(&self, device: &mut ControllerState, doorbells: impl IntoIterator<Item = (u32, u32)>) {
         for (at, value) in doorbells {
             if !device.gone && !self.rings_engine(at, value) {
                 device.ring(at, value);
@@ -223,12 +223,12 @@ impl Core {
 }
 
 /// The controller, its worker stopped when the last handle goes.
-pub(crate) struct Handle {
+pub(crate) struct CoreHandle {
     pub core: Arc<Core>,
     _worker: Option<Worker>,
 }
 
-impl Handle {
+impl CoreHandle {
     pub(crate) fn new(core: Core) -> Result<Self> {
         let core = Arc::new(core);
         let worker = if core.config.workers { Some(Worker::start(core.clone())?) } else { None };
@@ -237,7 +237,7 @@ impl Handle {
 }
 
 /// BAR0 of the simulated controller.
-pub(crate) struct SimRegisters(pub Arc<Handle>);
+pub(crate) struct SimRegisters(pub Arc<CoreHandle>);
 
 impl SimRegisters {
     /// The word of the controller memory buffer at a BAR offset.

@@ -12,17 +12,17 @@ use crate::config::Config;
 use crate::dma::{Space, Unreachable};
 use crate::doorbell::Shadow;
 use crate::engine::IoEngine;
-use crate::exec::{Command, HeldCompletion, Task};
+use crate::exec::{DelayedTask, FetchedCommand, HeldCompletion};
 use crate::faults::FaultBook;
 use crate::features::Features;
 use crate::health::Health;
 use crate::mapped::MappedDoorbells;
-use crate::media::{Namespace, namespaces};
+use crate::media::{NamespaceMedia, namespaces};
 use crate::queues::{Cq, Sq};
 use crate::regs::Regs;
 use crate::rng::Rng;
-use crate::stats::Counts;
-use crate::transfer::Span;
+use crate::stats::OpcodeCounts;
+use crate::transfer::TransferSpan;
 use crate::violation::{Book, Rule};
 
 /// Nanoseconds since the drive was made; may run ahead of the real clock when time is stepped.
@@ -56,7 +56,7 @@ pub(crate) enum Phase {
 }
 
 /// The controller.
-pub(crate) struct Device {
+pub(crate) struct ControllerState {
     pub config: Arc<Config>,
     pub space: Arc<Space>,
     pub book: Book,
@@ -74,7 +74,7 @@ pub(crate) struct Device {
     /// Completion queues that the host deleted and has not created again.
     pub deleted_cqs: BTreeSet<u16>,
     pub generation: u64,
-    pub namespaces: Vec<Namespace>,
+    pub namespaces: Vec<NamespaceMedia>,
     pub features: Features,
     pub events: Events,
     pub health: Health,
@@ -87,11 +87,11 @@ pub(crate) struct Device {
     pub mapped: Arc<OnceLock<MappedDoorbells>>,
     pub gone: bool,
     /// Commands to execute now, in order.
-    pub ready: VecDeque<Command>,
+    pub ready: VecDeque<FetchedCommand>,
     /// What is to be done later, by time and order.
-    pub timers: BTreeMap<(u64, u64), Task>,
+    pub timers: BTreeMap<(u64, u64), DelayedTask>,
     /// Commands that will never complete by themselves.
-    pub lost: Vec<Command>,
+    pub lost: Vec<FetchedCommand>,
     /// Completions that wait for others.
     pub held: Vec<HeldCompletion>,
     pub order: u64,
@@ -99,16 +99,16 @@ pub(crate) struct Device {
     pub retries: HashMap<RetryKey, u64>,
     /// When the medium has moved everything that it was asked to.
     pub medium_free: u64,
-    pub counts: Counts,
+    pub counts: OpcodeCounts,
     /// Interrupt vectors to raise once the lock is released.
     pub raised: Vec<u16>,
     pub buffer: Vec<u8>,
     pub meta: Vec<u8>,
-    pub spans: Vec<Span>,
+    pub spans: Vec<TransferSpan>,
     pub engine: Option<Arc<dyn IoEngine>>,
 }
 
-impl Device {
+impl ControllerState {
     pub(crate) fn new(
         config: Arc<Config>,
         space: Arc<Space>,
@@ -148,7 +148,7 @@ impl Device {
             order: 0,
             retries: HashMap::new(),
             medium_free: 0,
-            counts: Counts::new(),
+            counts: OpcodeCounts::new(),
             raised: Vec::new(),
             buffer: Vec::new(),
             meta: Vec::new(),
@@ -176,7 +176,7 @@ impl Device {
     }
 
     /// The namespace of an identifier.
-    pub(crate) fn namespace(&mut self, nsid: u32) -> Option<&mut Namespace> {
+    pub(crate) fn namespace(&mut self, nsid: u32) -> Option<&mut NamespaceMedia> {
         self.namespaces.get_mut((nsid as usize).checked_sub(1)?)
     }
 
@@ -251,7 +251,7 @@ impl Device {
             self.health.unsafe_shutdowns += 1;
         }
         self.health.power_cycles += 1;
-        let lost: Vec<_> = self.namespaces.iter_mut().map(Namespace::lose_power).collect();
+        let lost: Vec<_> = self.namespaces.iter_mut().map(NamespaceMedia::lose_power).collect();
         if lost.iter().any(std::result::Result::is_err) {
             self.health.media_errors += 1;
         }
@@ -263,6 +263,6 @@ impl Device {
 
     /// Makes every write that was acknowledged survive.
     pub(crate) fn flush_all(&mut self) {
-        self.namespaces.iter_mut().for_each(Namespace::flush);
+        self.namespaces.iter_mut().for_each(NamespaceMedia::flush);
     }
 }

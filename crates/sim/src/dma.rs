@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use onehop_os::{DmaMemory, Error, HostMem, Mapped, Mapper, Result, Run};
+use onehop_os::{BusRange, DmaMemory, Error, HostMem, Mapped, Mapper, Result};
 use onehop_proto::BusAddr;
 
 const FIRST: u64 = 0x10_0000_0000;
@@ -251,12 +251,12 @@ impl Space {
 }
 
 /// Unmaps on drop.
-struct Hold {
+struct MappingGuard {
     space: Arc<Space>,
     addrs: Vec<u64>,
 }
 
-impl Drop for Hold {
+impl Drop for MappingGuard {
     fn drop(&mut self) {
         self.space.remove(&self.addrs);
     }
@@ -291,8 +291,8 @@ impl SimMapper {
             let why = format!("the {} bytes at {at} are taken, or not an address range", memory.len());
             return Err(Error::CannotMap { mapper: self.name.clone(), why });
         }
-        let runs = vec![Run { addr: at, len: memory.len() as u64 }];
-        Ok(Mapped::new(runs, Box::new(Hold { space: self.space.clone(), addrs: vec![at.0] })))
+        let runs = vec![BusRange { addr: at, len: memory.len() as u64 }];
+        Ok(Mapped::new(runs, Box::new(MappingGuard { space: self.space.clone(), addrs: vec![at.0] })))
     }
 
     /// Gives memory that only an [`IoEngine`](crate::IoEngine) reaches an address on the bus, `skew` bytes into a page.
@@ -304,11 +304,11 @@ impl SimMapper {
     }
 
     fn mapped(&self, segments: Vec<Segment>) -> Mapped {
-        let run = |s: &Segment| Run { addr: BusAddr(s.addr), len: s.bytes as u64 };
+        let run = |s: &Segment| BusRange { addr: BusAddr(s.addr), len: s.bytes as u64 };
         let runs = segments.iter().map(run).collect();
         let addrs = segments.iter().map(|s| s.addr).collect();
         self.space.insert(segments);
-        Mapped::new(runs, Box::new(Hold { space: self.space.clone(), addrs }))
+        Mapped::new(runs, Box::new(MappingGuard { space: self.space.clone(), addrs }))
     }
 
     /// Each page in a run of its own, in descending order of address, so that nothing is contiguous by luck.

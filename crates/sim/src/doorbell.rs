@@ -5,8 +5,8 @@ use std::sync::atomic::fence;
 
 use onehop_proto::regs::{self, Cc};
 
-use crate::aer::Event;
-use crate::device::{Device, Phase};
+use crate::aer::AerEvent;
+use crate::device::{ControllerState, Phase};
 use crate::violation::Rule;
 
 /// Where the host keeps its shadow doorbells and the event indices.
@@ -16,13 +16,13 @@ pub(crate) struct Shadow {
     pub events: u64,
 }
 
-impl Device {
+impl ControllerState {
     /// A write at or beyond the first doorbell.
     pub(crate) fn ring(&mut self, at: u32, value: u32) {
         let Some((qid, is_cq)) = regs::doorbell_of(at, self.config.dstrd) else {
             let detail = format!("{value:#x} was written to {at:#x}, between doorbells");
             self.breach(Rule::DoorbellUnknownQueue, None, detail);
-            self.raise(Event::DoorbellRegister);
+            self.raise(AerEvent::DoorbellRegister);
             return;
         };
         let rings = &mut self.counts.rest;
@@ -65,7 +65,7 @@ impl Device {
         self.breach(rule, Some(qid), detail);
         let unknown = rule == Rule::DoorbellUnknownQueue;
         self.health.note_doorbell(qid);
-        self.raise(if unknown { Event::DoorbellRegister } else { Event::DoorbellValue });
+        self.raise(if unknown { AerEvent::DoorbellRegister } else { AerEvent::DoorbellValue });
     }
 
     fn ring_sq(&mut self, qid: u16, value: u32, shadowed: bool) {

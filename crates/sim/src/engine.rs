@@ -8,8 +8,8 @@ use onehop_os::HostMem;
 use onehop_proto::identify::Oncs;
 use onehop_proto::{BusAddr, Status};
 
-use crate::device::Device;
-use crate::exec::Failure;
+use crate::device::ControllerState;
+use crate::exec::CommandFailure;
 use crate::violation::Violation;
 
 /// A queue that the driver asked for, after the core's checks.
@@ -94,9 +94,15 @@ pub trait IoEngine: Send + Sync {
     }
 }
 
-impl Device {
+impl ControllerState {
     /// Hands a new completion queue to the engine, if there is one.
-    pub(crate) fn lend_cq(&self, qid: u16, base: u64, entries: u32, bytes: usize) -> Result<(), Failure> {
+    pub(crate) fn lend_cq(
+        &self,
+        qid: u16,
+        base: u64,
+        entries: u32,
+        bytes: usize,
+    ) -> Result<(), CommandFailure> {
         let Some(engine) = &self.engine else { return Ok(()) };
         Ok(engine.create_cq(&self.new_queue(qid, base, entries, bytes))?)
     }
@@ -108,7 +114,7 @@ impl Device {
         base: u64,
         entries: u32,
         bytes: usize,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CommandFailure> {
         let Some(engine) = &self.engine else { return Ok(()) };
         Ok(engine.create_sq(&self.new_queue(qid, base, entries, bytes), cqid)?)
     }

@@ -4,23 +4,23 @@ use std::time::Duration;
 
 use onehop_proto::{Sqe, Status, nvm};
 
-use crate::device::Device;
+use crate::device::ControllerState;
 use crate::faults::{Effects, Seen};
 use crate::late::LateData;
-use crate::queues::Entry;
+use crate::queues::QueuedCompletion;
 use crate::violation::Rule;
 
 /// A command that was fetched.
-pub(crate) struct Command {
+pub(crate) struct FetchedCommand {
     pub sqid: u16,
     pub sqe: Sqe,
     pub effects: Option<Box<Effects>>,
 }
 
 /// What is to be done at a later time.
-pub(crate) enum Task {
+pub(crate) enum DelayedTask {
     /// Execute a command.
-    Execute(Command),
+    Execute(FetchedCommand),
     /// Put right the last dword of a completion.
     Mend { cq: u16, generation: u64, slot: u32, last: u32 },
     /// Bring the data whose completion was posted already.
@@ -31,28 +31,28 @@ pub(crate) enum Task {
 
 /// A completion that waits for others.
 pub(crate) struct HeldCompletion {
-    pub entry: Entry,
+    pub entry: QueuedCompletion,
     pub others: u32,
     pub until: u64,
 }
 
 /// Why a command failed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Failure {
+pub(crate) struct CommandFailure {
     pub status: Status,
     pub lba: Option<u64>,
 }
 
-impl From<Status> for Failure {
+impl From<Status> for CommandFailure {
     fn from(status: Status) -> Self {
         Self { status, lba: None }
     }
 }
 
 /// What a command answers: its result, or why not.
-pub(crate) type Reply = std::result::Result<u32, Failure>;
+pub(crate) type CommandResult = std::result::Result<u32, CommandFailure>;
 
-impl Device {
+impl ControllerState {
     /// Fetches every new entry of a submission queue.
     pub(crate) fn fetch(&mut self, qid: u16) {
         loop {
@@ -79,7 +79,7 @@ impl Device {
         let cid = sqe.cid();
         if !sq.start(cid) {
             self.breach(Rule::CidInUse, Some(sqid), format!("identifier {cid:#x} is outstanding already"));
-            let entry = Entry::plain(sqid, cid, Status::CID_CONFLICT.with_dnr(), 0);
+            let entry = QueuedCompletion::plain(sqid, cid, Status::CID_CONFLICT.with_dnr(), 0);
             return self.post(entry);
         }
         if sqid != 0 {
@@ -90,7 +90,7 @@ impl Device {
             self.breach(Rule::CidReserved, Some(sqid), "a command has the identifier FFFFh");
         }
         let effects = self.effects(sqid, &sqe);
-        self.schedule(Command { sqid, sqe, effects });
+        self.schedule(FetchedCommand { sqid, sqe, effects });
     }
 
     fn effects(&mut self, sqid: u16, sqe: &Sqe) -> Option<Box<Effects>> {
@@ -112,7 +112,7 @@ impl Device {
         self.faults.command(&Seen { sqid, sqe, blocks, reads }, now)
     }
 
-    fn schedule(&mut self, command: Command) {
+    fn schedule(&mut self, command: FetchedCommand) {
         let late = match command.effects.as_deref() {
             Some(effects) if effects.lost => return self.lost.push(command),
             Some(effects) => effects.late.unwrap_or_default(),
@@ -122,12 +122,12 @@ impl Device {
         if wait == 0 {
             self.ready.push_back(command);
         } else {
-            self.after(wait, Task::Execute(command));
+            self.after(wait, DelayedTask::Execute(command));
         }
     }
 
     /// What latency and bandwidth make a command wait.
-    fn model_wait(&mut self, command: &Command) -> u64 {
+    fn model_wait(&mut self, command: &FetchedCommand) -> u64 {
         let (latency, jitter) = (self.config.latency.as_nanos() as u64, self.config.jitter.as_nanos() as u64);
         let bandwidth = self.config.bandwidth;
         if command.sqid == 0 || latency | jitter | bandwidth == 0 {
@@ -147,7 +147,7 @@ impl Device {
     }
 
     /// Does something after so many nanoseconds.
-    pub(crate) fn after(&mut self, wait: u64, task: Task) {
+    pub(crate) fn after(&mut self, wait: u64, task: DelayedTask) {
         self.order += 1;
         self.timers.insert((self.clock.now().saturating_add(wait), self.order), task);
     }
@@ -176,21 +176,21 @@ impl Device {
         did
     }
 
-    fn due_task(&mut self) -> Option<Task> {
+    fn due_task(&mut self) -> Option<DelayedTask> {
         if let Some(first) = self.timers.first_entry()
             && first.key().0 <= self.clock.now()
         {
             return Some(first.remove());
         }
-        self.ready.pop_front().map(Task::Execute)
+        self.ready.pop_front().map(DelayedTask::Execute)
     }
 
-    fn perform(&mut self, task: Task) {
+    fn perform(&mut self, task: DelayedTask) {
         match task {
-            Task::Execute(command) => self.execute(command),
-            Task::Release => self.release_held(),
-            Task::Data(late) => self.bring(late),
-            Task::Mend { cq, generation, slot, last } => {
+            DelayedTask::Execute(command) => self.execute(command),
+            DelayedTask::Release => self.release_held(),
+            DelayedTask::Data(late) => self.bring(late),
+            DelayedTask::Mend { cq, generation, slot, last } => {
                 if let Some(queue) = self.cqs.get_mut(usize::from(cq)).and_then(Option::as_mut)
                     && queue.generation == generation
                     && let Err(at) = queue.mend(&self.space, slot, last)
@@ -201,7 +201,7 @@ impl Device {
         }
     }
 
-    fn execute(&mut self, command: Command) {
+    fn execute(&mut self, command: FetchedCommand) {
         let forced = command.effects.as_deref().copied().unwrap_or_default();
         if let Some(strike) = forced.strike {
             return self.strike(strike);
@@ -209,7 +209,7 @@ impl Device {
         let reply = match forced.fail {
             Some(status) => {
                 let status = self.crd_allowed(&command, status);
-                Err(Failure { status, lba: forced.bad_block })
+                Err(CommandFailure { status, lba: forced.bad_block })
             }
             None if command.sqid == 0 => match self.admin(&command) {
                 Some(reply) => reply,
@@ -221,13 +221,13 @@ impl Device {
     }
 
     /// Completes a command with what it answered.
-    pub(crate) fn complete(&mut self, command: &Command, reply: Reply) {
+    pub(crate) fn complete(&mut self, command: &FetchedCommand, reply: CommandResult) {
         let (sqid, cid) = (command.sqid, command.sqe.cid());
         let (status, result) = match reply {
             Ok(result) => (Status::SUCCESS, result),
             Err(failure) => (self.note_failure(command, failure), 0),
         };
-        let mut entry = Entry::plain(sqid, cid, status, result);
+        let mut entry = QueuedCompletion::plain(sqid, cid, status, result);
         let Some(effects) = command.effects.as_deref() else {
             return self.finish(entry);
         };
@@ -237,13 +237,13 @@ impl Device {
             let sq = self.sqs.get(usize::from(sqid)).and_then(Option::as_ref);
             let other = sq.filter(|_| effects.other_cid).and_then(|sq| sq.another_cid(cid, true));
             entry.cid = other.or_else(|| sq?.another_cid(cid, false)).unwrap_or(cid);
-            self.lost.push(Command { sqid, sqe: command.sqe, effects: None });
+            self.lost.push(FetchedCommand { sqid, sqe: command.sqe, effects: None });
             return self.post(entry);
         }
         if let Some((others, wait)) = effects.hold {
             let wait = wait.as_nanos() as u64;
             self.held.push(HeldCompletion { entry, others, until: self.clock.now().saturating_add(wait) });
-            return self.after(wait, Task::Release);
+            return self.after(wait, DelayedTask::Release);
         }
         self.finish(entry);
         if effects.dup {
@@ -252,7 +252,7 @@ impl Device {
     }
 
     /// The command is no longer outstanding, and its completion is posted.
-    pub(crate) fn finish(&mut self, entry: Entry) {
+    pub(crate) fn finish(&mut self, entry: QueuedCompletion) {
         if let Some(sq) = self.sqs.get_mut(usize::from(entry.sqid)).and_then(Option::as_mut) {
             sq.finish(entry.cid);
         }
@@ -273,7 +273,7 @@ impl Device {
     }
 }
 
-impl Entry {
+impl QueuedCompletion {
     /// A completion with nothing wrong about it.
     pub(crate) const fn plain(sqid: u16, cid: u16, status: Status, result: u32) -> Self {
         Self { result, sqid, cid, status, lag: 0, stale: None }

@@ -10,7 +10,7 @@ use onehop_proto::feature::{self, EventConfig, Queues, WriteCache, behavior, id}
 use crate::config::Config;
 
 /// A feature whose value is a dword.
-struct Kind {
+struct DwordFeature {
     fid: u8,
     saveable: bool,
     changeable: bool,
@@ -19,8 +19,8 @@ struct Kind {
     standard: u32,
 }
 
-const fn kind(fid: u8, saveable: bool, known: u32, standard: u32) -> Kind {
-    Kind { fid, saveable, changeable: true, known, standard }
+const fn kind(fid: u8, saveable: bool, known: u32, standard: u32) -> DwordFeature {
+    DwordFeature { fid, saveable, changeable: true, known, standard }
 }
 
 /// Temperature thresholds until the host sets others: 80 and 0 degrees Celsius.
@@ -32,7 +32,7 @@ pub(crate) const KEEP_ALIVE_GRANULARITY: u16 = 1;
 /// The same in milliseconds.
 const KEEP_ALIVE_STEP: u32 = KEEP_ALIVE_GRANULARITY as u32 * 100;
 
-const KINDS: &[Kind] = &[
+const KINDS: &[DwordFeature] = &[
     kind(id::ARBITRATION, true, 0xffff_ff07, 7),
     kind(id::POWER_MANAGEMENT, true, 0xff, 0),
     kind(id::TEMPERATURE_THRESHOLD, true, 0x003f_ffff, HOT as u32),
@@ -101,7 +101,7 @@ impl Features {
         self.lent_as = feature::HostMemory::default();
     }
 
-    fn kind(&self, fid: u8) -> Result<&'static Kind, Status> {
+    fn kind(&self, fid: u8) -> Result<&'static DwordFeature, Status> {
         let known = KINDS.iter().find(|k| k.fid == fid && !self.absent.contains(&fid));
         known.ok_or(Status::INVALID_FIELD.with_dnr())
     }

@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
-use crate::device::Device;
-use crate::exec::Task;
+use crate::device::ControllerState;
+use crate::exec::DelayedTask;
 use crate::faults::Order;
 use crate::rng::Rng;
-use crate::transfer::Span;
+use crate::transfer::TransferSpan;
 
 /// What a device may be expected to write at once.
 const WORD: usize = 8;
@@ -20,7 +20,7 @@ const BURSTS: usize = 4;
 /// Data on its way to the host.
 pub(crate) struct LateData {
     pub(crate) sqid: u16,
-    spans: Vec<Span>,
+    spans: Vec<TransferSpan>,
     data: Vec<u8>,
     /// The parts that arrive together, first to last.
     bursts: VecDeque<Vec<Range<usize>>>,
@@ -31,7 +31,7 @@ pub(crate) struct LateData {
 impl LateData {
     pub(crate) fn new(
         sqid: u16,
-        spans: &[Span],
+        spans: &[TransferSpan],
         data: &[u8],
         wait: Duration,
         order: Order,
@@ -61,7 +61,7 @@ fn bursts(len: usize, order: Order, rng: &mut Rng) -> VecDeque<Vec<Range<usize>>
     }
 }
 
-impl Device {
+impl ControllerState {
     /// Brings the next burst to the host.
     pub(crate) fn bring(&mut self, mut late: LateData) {
         for part in late.bursts.pop_front().unwrap_or_default() {
@@ -80,7 +80,7 @@ impl Device {
         if late.bursts.is_empty() {
             self.counts.rest.bytes_read += late.data.len() as u64;
         } else {
-            self.after(late.wait, Task::Data(late));
+            self.after(late.wait, DelayedTask::Data(late));
         }
     }
 }

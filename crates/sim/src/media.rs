@@ -14,7 +14,7 @@ use crate::store::{Store, open_image};
 use crate::{Error, Result};
 
 /// A namespace and what it holds.
-pub(crate) struct Namespace {
+pub(crate) struct NamespaceMedia {
     /// Its size in blocks.
     pub blocks: u64,
     /// Data bytes of a block.
@@ -34,7 +34,7 @@ pub(crate) struct Namespace {
 }
 
 /// Makes the namespaces that a configuration asks for.
-pub(crate) fn namespaces(config: &Config, engine: Option<Arc<dyn Blocks>>) -> Result<Vec<Namespace>> {
+pub(crate) fn namespaces(config: &Config, engine: Option<Arc<dyn Blocks>>) -> Result<Vec<NamespaceMedia>> {
     let count = u64::from(config.namespaces);
     let (total, image) = match &config.media {
         Media::Memory(bytes) => (*bytes, None),
@@ -70,12 +70,12 @@ pub(crate) fn namespaces(config: &Config, engine: Option<Arc<dyn Blocks>>) -> Re
             };
             let meta = meta_file.as_ref().map(|f| part(f, i * meta_bytes));
             let meta = meta.or_else(|| (config.ms != 0).then(|| Store::memory(meta_bytes)));
-            Namespace { blocks, data, meta, ..Namespace::empty(config) }
+            NamespaceMedia { blocks, data, meta, ..NamespaceMedia::empty(config) }
         })
         .collect())
 }
 
-impl Namespace {
+impl NamespaceMedia {
     fn empty(config: &Config) -> Self {
         Self {
             blocks: 0,
@@ -268,7 +268,7 @@ fn runs(mut mask: u64) -> impl Iterator<Item = (usize, usize)> {
 mod tests {
     use super::*;
 
-    fn one(spec: &str) -> Namespace {
+    fn one(spec: &str) -> NamespaceMedia {
         let config = Config::parse(spec).unwrap();
         namespaces(&config, None).unwrap().remove(0)
     }
@@ -279,7 +279,7 @@ mod tests {
             let mut ns = one(spec);
             let (lba, ms) = (ns.lba as usize, usize::from(ns.ms));
             let block = |v: u8, n: usize| (vec![v; n * lba], vec![v; n * ms]);
-            let put = |ns: &mut Namespace, at, v, n, durable| {
+            let put = |ns: &mut NamespaceMedia, at, v, n, durable| {
                 let (data, meta) = block(v, n);
                 ns.write(at, &data, &meta, durable).unwrap();
             };

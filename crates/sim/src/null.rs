@@ -16,7 +16,7 @@ use crate::engine::{IoEngine, NewQueue};
 use crate::violation::{Book, Rule};
 
 /// One queue pair.
-struct Pair {
+struct NullPair {
     sq: HostMem,
     cq: HostMem,
     sq_size: u32,
@@ -40,8 +40,8 @@ struct Half {
 
 /// What the doorbells of a queue number reach.
 #[derive(Default)]
-struct Slot {
-    pair: Mutex<Option<Pair>>,
+struct DoorbellSlot {
+    pair: Mutex<Option<NullPair>>,
     half: Mutex<Option<Half>>,
     cq_head: AtomicU32,
     /// The completion queue was full: the next head has to go on.
@@ -53,7 +53,7 @@ struct Slot {
 
 /// The I/O queues of a null controller.
 pub(crate) struct Fast {
-    slots: Vec<Slot>,
+    slots: Vec<DoorbellSlot>,
     order: NullOrder,
     book: Book,
 }
@@ -64,10 +64,10 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 impl Fast {
     pub(crate) fn new(queues: u16, order: NullOrder, book: Book) -> Self {
-        Self { slots: (0..=queues).map(|_| Slot::default()).collect(), order, book }
+        Self { slots: (0..=queues).map(|_| DoorbellSlot::default()).collect(), order, book }
     }
 
-    fn ring_sq(&self, qid: u16, slot: &Slot, value: u32) -> bool {
+    fn ring_sq(&self, qid: u16, slot: &DoorbellSlot, value: u32) -> bool {
         let mut pair = locked(&slot.pair);
         let Some(pair) = pair.as_mut() else { return false };
         if value >= pair.sq_size {
@@ -80,7 +80,7 @@ impl Fast {
     }
 
     /// Completes whatever has been submitted, as far as the completion queue has room.
-    fn pump(&self, pair: &mut Pair) {
+    fn pump(&self, pair: &mut NullPair) {
         let slot = &self.slots[usize::from(pair.cqid)];
         let cq_head = slot.cq_head.load(Acquire) % pair.cq_size;
         let mut room = pair.cq_size - 1 - (pair.cq_tail + pair.cq_size - cq_head) % pair.cq_size;
@@ -135,7 +135,7 @@ impl IoEngine for Fast {
         let half = half.as_mut().filter(|h| !h.taken).ok_or(Status::CQ_INVALID.with_dnr())?;
         half.taken = true;
         cq_slot.user.store(u32::from(qid), Relaxed);
-        *locked(&self.slots[usize::from(qid)].pair) = Some(Pair {
+        *locked(&self.slots[usize::from(qid)].pair) = Some(NullPair {
             sq: mem,
             cq: half.mem.clone(),
             sq_size: entries,
@@ -180,7 +180,7 @@ impl IoEngine for Fast {
     }
 }
 
-impl Pair {
+impl NullPair {
     #[inline]
     fn cid_at_head(&mut self) -> Option<u16> {
         let word = self.sq.word(self.head as usize * Sqe::BYTES).ok()?.load(Relaxed);
@@ -223,7 +223,7 @@ pub fn ceiling(entries: u32, batch: u32, rounds: u32) -> crate::Result<f64> {
     let sq = HostMem::anonymous(entries as usize * Sqe::BYTES)?;
     let cq = HostMem::anonymous(entries as usize * Cqe::BYTES)?;
     fast.slots[1].user.store(1, Relaxed);
-    *locked(&fast.slots[1].pair) = Some(Pair {
+    *locked(&fast.slots[1].pair) = Some(NullPair {
         sq,
         cq,
         sq_size: entries,

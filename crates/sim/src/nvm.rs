@@ -4,16 +4,16 @@ use onehop_proto::format::check_range;
 use onehop_proto::nvm::{self, DatasetManagement, Range, Rw, dsm, opcode};
 use onehop_proto::{Status, admin};
 
-use crate::device::Device;
-use crate::exec::{Command, Failure, Reply, Task};
+use crate::device::ControllerState;
+use crate::exec::{CommandFailure, CommandResult, DelayedTask, FetchedCommand};
 use crate::late::LateData;
-use crate::media::Namespace;
+use crate::media::NamespaceMedia;
 use crate::protect::{self, Protection};
-use crate::transfer::Way;
+use crate::transfer::TransferDirection;
 use crate::violation::Rule;
 
 /// The buffers of a transfer: what travels by the data pointer, and metadata apart from it.
-struct Layout {
+struct TransferLayout {
     blocks: u64,
     lba: usize,
     /// Metadata that follows each block's data.
@@ -24,7 +24,7 @@ struct Layout {
     ms: usize,
 }
 
-impl Layout {
+impl TransferLayout {
     fn transfer(&self) -> usize {
         self.blocks as usize * (self.lba + self.inline_meta)
     }
@@ -58,17 +58,17 @@ impl Layout {
     }
 }
 
-fn unrecovered(lba: u64) -> Failure {
-    Failure { status: Status::UNRECOVERED_READ.with_dnr(), lba: Some(lba) }
+fn unrecovered(lba: u64) -> CommandFailure {
+    CommandFailure { status: Status::UNRECOVERED_READ.with_dnr(), lba: Some(lba) }
 }
 
-fn medium_failed(_: std::io::Error) -> Failure {
+fn medium_failed(_: std::io::Error) -> CommandFailure {
     Status::INTERNAL_ERROR.into()
 }
 
-impl Device {
+impl ControllerState {
     /// Executes an I/O command.
-    pub(crate) fn io(&mut self, command: &Command) -> Reply {
+    pub(crate) fn io(&mut self, command: &FetchedCommand) -> CommandResult {
         self.check_fields(command.sqid, &command.sqe)?;
         self.touch_host_memory(usize::from(command.sqe.cid()));
         match command.sqe.opcode() {
@@ -84,11 +84,11 @@ impl Device {
         fua || !self.config.vwc || !self.features.write_cache()
     }
 
-    fn known_namespace(&mut self, nsid: u32) -> Result<&mut Namespace, Failure> {
+    fn known_namespace(&mut self, nsid: u32) -> Result<&mut NamespaceMedia, CommandFailure> {
         self.namespace(nsid).ok_or_else(|| Status::INVALID_NAMESPACE.with_dnr().into())
     }
 
-    fn io_flush(&mut self, nsid: u32) -> Result<(), Failure> {
+    fn io_flush(&mut self, nsid: u32) -> Result<(), CommandFailure> {
         if nsid == admin::ALL_NAMESPACES {
             self.flush_all();
         } else {
@@ -97,12 +97,12 @@ impl Device {
         Ok(())
     }
 
-    fn io_range(&mut self, command: &Command) -> Result<(), Failure> {
+    fn io_range(&mut self, command: &FetchedCommand) -> Result<(), CommandFailure> {
         let rw = Rw::decode(&command.sqe);
         let (lba, blocks) = (rw.lba, u64::from(rw.blocks));
         let ns = self.known_namespace(rw.nsid)?;
         if check_range(ns.blocks, lba, blocks).is_err() {
-            return Err(Failure { status: Status::LBA_OUT_OF_RANGE.with_dnr(), lba: Some(lba) });
+            return Err(CommandFailure { status: Status::LBA_OUT_OF_RANGE.with_dnr(), lba: Some(lba) });
         }
         let protection = self.protection(&rw)?;
         match rw.opcode {
@@ -126,14 +126,14 @@ impl Device {
     }
 
     /// What a command wants of protection information; none where the namespace has none, whatever the fields say.
-    fn protection(&self, rw: &Rw) -> Result<Option<Protection>, Failure> {
+    fn protection(&self, rw: &Rw) -> Result<Option<Protection>, CommandFailure> {
         match self.config.pi {
             0 => Ok(None),
             kind => Ok(Some(Protection::new(kind, rw)?)),
         }
     }
 
-    fn write_zeroes(&mut self, rw: &Rw, protection: Option<Protection>) -> Result<(), Failure> {
+    fn write_zeroes(&mut self, rw: &Rw, protection: Option<Protection>) -> Result<(), CommandFailure> {
         let (durable, layout) = (self.is_durable(rw.fua), self.layout(rw));
         let ns = self.known_namespace(rw.nsid)?;
         let Some(protection) = protection else {
@@ -144,7 +144,7 @@ impl Device {
         ns.write(rw.lba, &data, &meta, durable).map_err(medium_failed)
     }
 
-    fn layout(&self, rw: &Rw) -> Layout {
+    fn layout(&self, rw: &Rw) -> TransferLayout {
         let ms = usize::from(self.config.ms);
         // With PRACT, metadata that is nothing but protection information does not reach the host.
         let hidden = self.config.pi != 0 && rw.pract && ms == protect::BYTES;
@@ -153,11 +153,21 @@ impl Device {
             (false, true) => (ms, 0),
             (false, false) => (0, ms),
         };
-        Layout { blocks: u64::from(rw.blocks), lba: self.config.lba as usize, inline_meta, split_meta, ms }
+        TransferLayout {
+            blocks: u64::from(rw.blocks),
+            lba: self.config.lba as usize,
+            inline_meta,
+            split_meta,
+            ms,
+        }
     }
 
     /// The metadata pointer, where there is a separate buffer.
-    fn meta_pointer(&mut self, command: &Command, layout: &Layout) -> Result<Option<u64>, Failure> {
+    fn meta_pointer(
+        &mut self,
+        command: &FetchedCommand,
+        layout: &TransferLayout,
+    ) -> Result<Option<u64>, CommandFailure> {
         let mptr = command.sqe.mptr();
         if layout.split_meta == 0 {
             return Ok(None);
@@ -174,10 +184,10 @@ impl Device {
     fn load(
         &mut self,
         rw: &Rw,
-        layout: &Layout,
+        layout: &TransferLayout,
         mixed: &mut Vec<u8>,
         meta: &mut Vec<u8>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CommandFailure> {
         let protection = self.protection(rw)?.filter(Protection::checks);
         let check = |data: &[u8], meta: &[u8]| {
             protection.map_or(Ok(()), |p| p.check(data, meta, layout.lba, layout.ms))
@@ -199,10 +209,11 @@ impl Device {
         Ok(())
     }
 
-    fn read(&mut self, command: &Command, rw: &Rw) -> Result<(), Failure> {
+    fn read(&mut self, command: &FetchedCommand, rw: &Rw) -> Result<(), CommandFailure> {
         let layout = self.layout(rw);
         let mptr = self.meta_pointer(command, &layout)?;
-        let spans = self.find_spans(command.sqid, &command.sqe, layout.transfer(), Way::ToHost)?;
+        let spans =
+            self.find_spans(command.sqid, &command.sqe, layout.transfer(), TransferDirection::ToHost)?;
         let (mut mixed, mut meta) = (std::mem::take(&mut self.buffer), std::mem::take(&mut self.meta));
         let effects = command.effects.as_deref();
         let garbled = effects.and_then(|effects| effects.garbled);
@@ -215,7 +226,7 @@ impl Device {
             }
             if let (Some((wait, order)), None) = (effects.and_then(|effects| effects.torn), garbled) {
                 let late = LateData::new(command.sqid, &spans, &mixed, wait, order, &mut self.rng);
-                self.after(late.wait, Task::Data(late));
+                self.after(late.wait, DelayedTask::Data(late));
                 return Ok(());
             }
             let put = self.scatter(&spans, &mixed);
@@ -231,11 +242,11 @@ impl Device {
     /// Brings the host's data of a write or compare into the buffers.
     fn fetch_data(
         &mut self,
-        command: &Command,
-        layout: &Layout,
+        command: &FetchedCommand,
+        layout: &TransferLayout,
         mixed: &mut Vec<u8>,
         meta: &mut Vec<u8>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CommandFailure> {
         let mptr = self.meta_pointer(command, layout)?;
         fit(meta, layout.meta());
         fit(mixed, layout.transfer());
@@ -247,7 +258,7 @@ impl Device {
         Ok(())
     }
 
-    fn write(&mut self, command: &Command, rw: &Rw) -> Result<(), Failure> {
+    fn write(&mut self, command: &FetchedCommand, rw: &Rw) -> Result<(), CommandFailure> {
         let layout = self.layout(rw);
         let (mut mixed, mut meta) = (std::mem::take(&mut self.buffer), std::mem::take(&mut self.meta));
         let fetched = self.fetch_data(command, &layout, &mut mixed, &mut meta);
@@ -265,7 +276,13 @@ impl Device {
     }
 
     /// Writes blocks to the medium, with protection information made or checked as the command asks.
-    fn store(&mut self, rw: &Rw, layout: &Layout, data: &[u8], meta: &mut [u8]) -> Result<(), Failure> {
+    fn store(
+        &mut self,
+        rw: &Rw,
+        layout: &TransferLayout,
+        data: &[u8],
+        meta: &mut [u8],
+    ) -> Result<(), CommandFailure> {
         match self.protection(rw)? {
             Some(protection) if rw.pract => protection.insert(data, meta, layout.lba, layout.ms),
             Some(protection) if protection.checks() => protection.check(data, meta, layout.lba, layout.ms)?,
@@ -275,7 +292,7 @@ impl Device {
         self.known_namespace(rw.nsid)?.write(rw.lba, data, meta, durable).map_err(medium_failed)
     }
 
-    fn compare(&mut self, command: &Command, rw: &Rw) -> Result<(), Failure> {
+    fn compare(&mut self, command: &FetchedCommand, rw: &Rw) -> Result<(), CommandFailure> {
         let layout = self.layout(rw);
         let (mut host, mut host_meta) = (Vec::new(), Vec::new());
         self.fetch_data(command, &layout, &mut host, &mut host_meta)?;
@@ -290,11 +307,11 @@ impl Device {
         if host == medium && host_meta == medium_meta {
             Ok(())
         } else {
-            Err(Failure { status: Status::COMPARE_FAILURE.with_dnr(), lba: Some(rw.lba) })
+            Err(CommandFailure { status: Status::COMPARE_FAILURE.with_dnr(), lba: Some(rw.lba) })
         }
     }
 
-    fn dataset_management(&mut self, command: &Command) -> Result<(), Failure> {
+    fn dataset_management(&mut self, command: &FetchedCommand) -> Result<(), CommandFailure> {
         let dm = DatasetManagement::from(&command.sqe);
         let blocks = self.known_namespace(dm.nsid)?.blocks;
         let mut list = vec![0; dm.list_bytes() as usize];
@@ -305,7 +322,10 @@ impl Device {
         let ranges: Vec<Range> = list.as_chunks().0.iter().map(nvm::Range::decode).collect();
         for range in ranges.iter().filter(|r| r.blocks != 0) {
             if check_range(blocks, range.lba, u64::from(range.blocks)).is_err() {
-                return Err(Failure { status: Status::LBA_OUT_OF_RANGE.with_dnr(), lba: Some(range.lba) });
+                return Err(CommandFailure {
+                    status: Status::LBA_OUT_OF_RANGE.with_dnr(),
+                    lba: Some(range.lba),
+                });
             }
         }
         let ns = self.known_namespace(dm.nsid)?;

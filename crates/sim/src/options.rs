@@ -31,14 +31,14 @@ impl Refused {
 type Set = fn(&mut Config, &str) -> Result<(), Refused>;
 
 /// An option: its name, its meaning, and what it does.
-pub(crate) struct Key {
+pub(crate) struct OptionKey {
     pub name: &'static str,
     pub means: &'static str,
     pub set: Set,
 }
 
-const fn key(name: &'static str, means: &'static str, set: Set) -> Key {
-    Key { name, means, set }
+const fn key(name: &'static str, means: &'static str, set: Set) -> OptionKey {
+    OptionKey { name, means, set }
 }
 
 /// Sets a field of the configuration to a parsed value.
@@ -52,7 +52,7 @@ macro_rules! set {
 }
 
 /// Every option.
-pub(crate) const KEYS: &[Key] = &[
+pub(crate) const KEYS: &[OptionKey] = &[
     key("size", "make the image this long (64M)", set_size),
     key("lba", "bytes of a block, 512 to 65536", set!(lba, small_size)),
     key("ms", "metadata bytes of a block: 0, 8, 16, 64", set!(ms, int)),

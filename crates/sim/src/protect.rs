@@ -3,7 +3,7 @@
 use onehop_proto::Status;
 use onehop_proto::nvm::{Rw, opcode};
 
-use crate::exec::Failure;
+use crate::exec::CommandFailure;
 
 /// Bytes of protection information: guard, application tag, reference tag, each high byte first.
 pub(crate) const BYTES: usize = 8;
@@ -34,13 +34,13 @@ fn crc16(start: u16, data: &[u8]) -> u16 {
 
 /// What protects one block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Info {
+struct ProtectionInfo {
     guard: u16,
     apptag: u16,
     reftag: u32,
 }
 
-impl Info {
+impl ProtectionInfo {
     fn decode(raw: &[u8]) -> Self {
         let word = |at: usize| u16::from_be_bytes([raw[at], raw[at + 1]]);
         Self { guard: word(0), apptag: word(2), reftag: u32::from(word(4)) << 16 | u32::from(word(6)) }
@@ -94,7 +94,7 @@ impl Protection {
     }
 
     /// Whether a block says that nothing of it is to be checked, as blocks do that were never written.
-    const fn is_exempt(&self, info: Info) -> bool {
+    const fn is_exempt(&self, info: ProtectionInfo) -> bool {
         info.apptag == u16::MAX && (self.kind != 3 || info.reftag == u32::MAX)
     }
 
@@ -102,10 +102,16 @@ impl Protection {
     ///
     /// # Errors
     /// Names the first block that is not what it should be.
-    pub(crate) fn check(&self, data: &[u8], meta: &[u8], lba: usize, ms: usize) -> Result<(), Failure> {
+    pub(crate) fn check(
+        &self,
+        data: &[u8],
+        meta: &[u8],
+        lba: usize,
+        ms: usize,
+    ) -> Result<(), CommandFailure> {
         for (i, (data, meta)) in data.chunks_exact(lba).zip(meta.chunks_exact(ms)).enumerate() {
             let (others, raw) = meta.split_at(ms - BYTES);
-            let info = Info::decode(raw);
+            let info = ProtectionInfo::decode(raw);
             if self.is_exempt(info) {
                 continue;
             }
@@ -120,7 +126,7 @@ impl Protection {
             } else {
                 continue;
             };
-            return Err(Failure { status: status.with_dnr(), lba: Some(self.lba + i as u64) });
+            return Err(CommandFailure { status: status.with_dnr(), lba: Some(self.lba + i as u64) });
         }
         Ok(())
     }
@@ -130,7 +136,9 @@ impl Protection {
         for (i, (data, meta)) in data.chunks_exact(lba).zip(meta.chunks_exact_mut(ms)).enumerate() {
             let (others, raw) = meta.split_at_mut(ms - BYTES);
             let guard = crc16(crc16(0, data), others);
-            raw.copy_from_slice(&Info { guard, apptag: self.apptag, reftag: self.reftag(i) }.encode());
+            raw.copy_from_slice(
+                &ProtectionInfo { guard, apptag: self.apptag, reftag: self.reftag(i) }.encode(),
+            );
         }
     }
 }
@@ -148,8 +156,8 @@ mod tests {
 
     #[test]
     fn fields_go_there_and_back() {
-        let info = Info { guard: 0x1234, apptag: 0x5678, reftag: 0x9abc_def0 };
+        let info = ProtectionInfo { guard: 0x1234, apptag: 0x5678, reftag: 0x9abc_def0 };
         assert_eq!(info.encode(), [0x12, 0x34, 0x56, 0x78, 0x9a, 0xbc, 0xde, 0xf0]);
-        assert_eq!(Info::decode(&info.encode()), info);
+        assert_eq!(ProtectionInfo::decode(&info.encode()), info);
     }
 }

@@ -10,12 +10,12 @@ use onehop_proto::{Cqe, Sqe, Status};
 use crate::dma::{Segment, Space, Unreachable};
 
 /// Where a ring lies: in one piece, or page by page.
-pub(crate) struct Ring {
+pub(crate) struct PagedRing {
     pieces: Vec<(u64, Weak<Segment>)>,
     piece: usize,
 }
 
-impl Ring {
+impl PagedRing {
     /// A ring in one piece of bus addresses.
     pub(crate) fn contiguous(base: u64, bytes: usize) -> Self {
         Self { pieces: vec![(base, Weak::new())], piece: bytes }
@@ -91,12 +91,12 @@ pub(crate) struct Sq {
     pub head: u32,
     /// The head that the host has been told.
     pub told: u32,
-    ring: Ring,
+    ring: PagedRing,
     outstanding: CidSet,
 }
 
 impl Sq {
-    pub(crate) fn new(size: u32, cq: u16, ring: Ring) -> Self {
+    pub(crate) fn new(size: u32, cq: u16, ring: PagedRing) -> Self {
         Self { cq, size, tail: 0, head: 0, told: 0, ring, outstanding: CidSet::new() }
     }
 
@@ -166,7 +166,7 @@ impl Sq {
 
 /// A completion that is to be posted.
 #[derive(Clone, Copy)]
-pub(crate) struct Entry {
+pub(crate) struct QueuedCompletion {
     pub result: u32,
     pub sqid: u16,
     pub cid: u16,
@@ -192,14 +192,14 @@ pub(crate) struct Cq {
     /// Submission queues that complete here.
     pub users: u32,
     /// Completions that find no room.
-    pub waiting: VecDeque<Entry>,
+    pub waiting: VecDeque<QueuedCompletion>,
     /// Tells queues of the same number apart.
     pub generation: u64,
-    ring: Ring,
+    ring: PagedRing,
 }
 
 impl Cq {
-    pub(crate) fn new(size: u32, vector: Option<u16>, ring: Ring, generation: u64) -> Self {
+    pub(crate) fn new(size: u32, vector: Option<u16>, ring: PagedRing, generation: u64) -> Self {
         let waiting = VecDeque::new();
         Self { size, tail: 0, head: 0, phase: true, vector, users: 0, waiting, generation, ring }
     }
@@ -218,7 +218,7 @@ impl Cq {
     pub(crate) fn post(
         &mut self,
         space: &Space,
-        entry: &Entry,
+        entry: &QueuedCompletion,
         sqhd: u16,
     ) -> Result<(u32, u32), Unreachable> {
         let made = |phase| Cqe::new(entry.result, sqhd, entry.sqid, entry.cid, entry.status, phase);

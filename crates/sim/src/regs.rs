@@ -3,7 +3,7 @@
 use onehop_proto::regs::{self, Aqa, Cap, Cc, Cmbmsc, Cmbsts, Crto, Csts, Nssr, Version, offset};
 
 use crate::config::Config;
-use crate::device::Device;
+use crate::device::ControllerState;
 use crate::violation::Rule;
 
 /// The bits of CC that mean something: EN, CSS, MPS, AMS, SHN, IOSQES, IOCQES.
@@ -79,7 +79,7 @@ const fn with_half(old: u64, upper: bool, value: u32) -> u64 {
     if upper { old & 0xffff_ffff | (value as u64) << 32 } else { old & !0xffff_ffff | value as u64 }
 }
 
-impl Device {
+impl ControllerState {
     /// A register read; the offset is below the doorbells' end.
     pub(crate) fn read_register(&self, at: u32) -> u32 {
         if at >= offset::DOORBELLS {

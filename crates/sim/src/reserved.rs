@@ -3,8 +3,8 @@
 use onehop_controller::fields::{self, Masks, NONE_USED};
 use onehop_proto::{Sqe, Status, admin};
 
-use crate::device::Device;
-use crate::exec::Failure;
+use crate::device::ControllerState;
+use crate::exec::CommandFailure;
 use crate::violation::Rule;
 
 const ALL: u32 = u32::MAX;
@@ -29,9 +29,9 @@ pub(crate) const fn is_admin(opcode: u8) -> bool {
     admin_masks(opcode).is_some()
 }
 
-impl Device {
+impl ControllerState {
     /// Refuses what no command may have: unknown opcodes, fused operations, reserved bits, PSDT 11b.
-    pub(crate) fn check_fields(&mut self, sqid: u16, sqe: &Sqe) -> Result<(), Failure> {
+    pub(crate) fn check_fields(&mut self, sqid: u16, sqe: &Sqe) -> Result<(), CommandFailure> {
         let opcode = sqe.opcode();
         let masks = if sqid == 0 { admin_masks(opcode) } else { fields::masks(opcode) };
         let Some(masks) = masks else {

@@ -6,12 +6,12 @@ use onehop_os::{ControllerBackend, FunctionReset, HostMem, Registers};
 use onehop_proto::BusAddr;
 
 use crate::config::{Config, Media};
-use crate::core::{Core, Handle, SimRegisters};
+use crate::core::{Core, CoreHandle, SimRegisters};
 use crate::dma::{Segment, SimMapper};
 use crate::engine::IoEngine;
 use crate::faults::Fault;
 use crate::mapped::MappedDoorbells;
-use crate::media::Namespace;
+use crate::media::NamespaceMedia;
 use crate::stats::Stats;
 use crate::violation::{Rule, Violation};
 use crate::{Error, Result};
@@ -19,7 +19,7 @@ use crate::{Error, Result};
 /// A simulated drive. Clones are the same drive; it goes with the last of them and of its [`ControllerBackend`]s.
 #[derive(Clone)]
 pub struct Sim {
-    handle: Arc<Handle>,
+    handle: Arc<CoreHandle>,
     mapper: Arc<SimMapper>,
     name: String,
 }
@@ -59,7 +59,7 @@ impl Sim {
         let core = Core::new(config, engine)?;
         let page = 4096 << core.config.mpsmin;
         let mapper = Arc::new(SimMapper::new(core.space.clone(), core.config.scatter.then_some(page)));
-        Ok(Self { handle: Arc::new(Handle::new(core)?), mapper, name })
+        Ok(Self { handle: Arc::new(CoreHandle::new(core)?), mapper, name })
     }
 
     fn core(&self) -> &Core {
@@ -113,7 +113,7 @@ impl Sim {
 
     /// The power goes and comes back: unflushed writes are lost, the controller is as after power-on.
     pub fn power_cycle(&self) {
-        self.core().with(crate::device::Device::power_loss);
+        self.core().with(crate::device::ControllerState::power_loss);
     }
 
     /// What it has counted.
@@ -269,7 +269,7 @@ impl Sim {
         self.with_namespace(nsid, |ns| Ok(ns.bytes()))
     }
 
-    fn with_namespace<T>(&self, nsid: u32, work: impl FnOnce(&mut Namespace) -> Result<T>) -> Result<T> {
+    fn with_namespace<T>(&self, nsid: u32, work: impl FnOnce(&mut NamespaceMedia) -> Result<T>) -> Result<T> {
         let last = self.core().config.namespaces;
         self.core().with(|device| work(device.namespace(nsid).ok_or(Error::NoNamespace { nsid, last })?))
     }
@@ -281,7 +281,7 @@ impl std::fmt::Debug for Sim {
     }
 }
 
-fn check(ns: &Namespace, nsid: u32, offset: u64, bytes: u64) -> Result<()> {
+fn check(ns: &NamespaceMedia, nsid: u32, offset: u64, bytes: u64) -> Result<()> {
     let size = ns.bytes();
     if offset.checked_add(bytes).is_some_and(|end| end <= size) {
         Ok(())
@@ -292,7 +292,7 @@ fn check(ns: &Namespace, nsid: u32, offset: u64, bytes: u64) -> Result<()> {
 
 /// A place on the bus that a drive reaches, until this is dropped.
 pub struct Reached {
-    handle: Arc<Handle>,
+    handle: Arc<CoreHandle>,
     at: BusAddr,
 }
 
@@ -305,7 +305,7 @@ impl Drop for Reached {
 }
 
 /// Resets the function from outside.
-struct SimReset(Arc<Handle>);
+struct SimReset(Arc<CoreHandle>);
 
 impl FunctionReset for SimReset {
     fn function_reset(&self) -> onehop_os::Result<()> {

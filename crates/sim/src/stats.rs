@@ -50,13 +50,13 @@ impl Stats {
 }
 
 /// Counts by opcode, cheaper than a map.
-pub(crate) struct Counts {
+pub(crate) struct OpcodeCounts {
     pub admin: [u64; 256],
     pub io: [u64; 256],
     pub rest: Stats,
 }
 
-impl Counts {
+impl OpcodeCounts {
     pub(crate) fn new() -> Self {
         Self { admin: [0; 256], io: [0; 256], rest: Stats::default() }
     }

@@ -8,21 +8,21 @@ use onehop_proto::regs::Cmbsz;
 use onehop_proto::sgl::{self, Descriptor, Part, SglError, Support};
 use onehop_proto::{BusAddr, Sqe, Status};
 
-use crate::device::Device;
+use crate::device::ControllerState;
 use crate::dma::{Segment, Space, Unreachable};
-use crate::exec::Failure;
+use crate::exec::CommandFailure;
 use crate::violation::Rule;
 
 /// A part of a transfer; without an address its bytes are thrown away.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Span {
+pub(crate) struct TransferSpan {
     pub addr: Option<u64>,
     pub len: usize,
 }
 
 /// Which way data goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Way {
+pub(crate) enum TransferDirection {
     ToHost,
     FromHost,
 }
@@ -56,15 +56,15 @@ pub(crate) const fn sgl_support(sgl: bool) -> Support {
     Support(0).with_kind(Support::DWORDS).with_bit_bucket(true).with_byte_metadata(false)
 }
 
-impl Device {
+impl ControllerState {
     /// Where the data of a command lies: `len` bytes by PRPs, or by an SGL on I/O queues that allow it.
     pub(crate) fn find_spans(
         &mut self,
         sqid: u16,
         sqe: &Sqe,
         len: usize,
-        way: Way,
-    ) -> Result<Vec<Span>, Failure> {
+        way: TransferDirection,
+    ) -> Result<Vec<TransferSpan>, CommandFailure> {
         let limit = max_transfer_bytes(self.config.mdts, self.config.mpsmin);
         if limit.is_some_and(|limit| len as u64 > limit) {
             self.breach(Rule::Mdts, Some(sqid), format!("a transfer of {len} bytes"));
@@ -85,8 +85,14 @@ impl Device {
     }
 
     /// Refuses data and lists in the controller memory buffer where it does not take them.
-    fn check_cmb_spans(&self, sqid: u16, sqe: &Sqe, spans: &[Span], way: Way) -> Result<(), Failure> {
-        let allowed = if way == Way::ToHost { Cmbsz::rds } else { Cmbsz::wds };
+    fn check_cmb_spans(
+        &self,
+        sqid: u16,
+        sqe: &Sqe,
+        spans: &[TransferSpan],
+        way: TransferDirection,
+    ) -> Result<(), CommandFailure> {
+        let allowed = if way == TransferDirection::ToHost { Cmbsz::rds } else { Cmbsz::wds };
         for addr in spans.iter().filter_map(|s| s.addr) {
             self.check_cmb_use(sqid, "data", addr, allowed)?;
         }
@@ -98,7 +104,7 @@ impl Device {
         list.map_or(Ok(()), |list| self.check_cmb_use(sqid, "a list", list, Cmbsz::lists))
     }
 
-    fn prp_spans(&mut self, sqid: u16, sqe: &Sqe, len: usize) -> Result<Vec<Span>, Failure> {
+    fn prp_spans(&mut self, sqid: u16, sqe: &Sqe, len: usize) -> Result<Vec<TransferSpan>, CommandFailure> {
         let mut spans = std::mem::take(&mut self.spans);
         spans.clear();
         let mut reader = ListReader { space: &self.space, known: None };
@@ -107,7 +113,7 @@ impl Device {
         let mut wrong = None;
         for step in walk {
             match step {
-                Ok((at, len)) => spans.push(Span { addr: Some(at.0), len: len as usize }),
+                Ok((at, len)) => spans.push(TransferSpan { addr: Some(at.0), len: len as usize }),
                 Err(error) => wrong = Some(error),
             }
         }
@@ -125,13 +131,19 @@ impl Device {
         Err(error.status().with_dnr().into())
     }
 
-    fn sgl_spans(&mut self, sqid: u16, sqe: &Sqe, len: usize, way: Way) -> Result<Vec<Span>, Failure> {
+    fn sgl_spans(
+        &mut self,
+        sqid: u16,
+        sqe: &Sqe,
+        len: usize,
+        way: TransferDirection,
+    ) -> Result<Vec<TransferSpan>, CommandFailure> {
         let mut spans = std::mem::take(&mut self.spans);
         spans.clear();
         let mut reader = ListReader { space: &self.space, known: None };
         let rules = sgl::Rules {
             support: sgl_support(true),
-            is_source: way == Way::FromHost,
+            is_source: way == TransferDirection::FromHost,
             max_descriptors: 1 << 16,
         };
         let first = (sqe.qword(6), sqe.qword(8));
@@ -141,8 +153,10 @@ impl Device {
         let mut wrong = None;
         for part in walk {
             match part {
-                Ok(Part::Memory { at, len }) => spans.push(Span { addr: Some(at.0), len: len as usize }),
-                Ok(Part::Discard { len }) => spans.push(Span { addr: None, len: len as usize }),
+                Ok(Part::Memory { at, len }) => {
+                    spans.push(TransferSpan { addr: Some(at.0), len: len as usize })
+                }
+                Ok(Part::Discard { len }) => spans.push(TransferSpan { addr: None, len: len as usize }),
                 Err(error) => wrong = Some(error),
             }
         }
@@ -156,14 +170,14 @@ impl Device {
     }
 
     /// Gives a list of spans back for the next command.
-    pub(crate) fn give_back(&mut self, spans: Vec<Span>) {
+    pub(crate) fn give_back(&mut self, spans: Vec<TransferSpan>) {
         if spans.capacity() > self.spans.capacity() {
             self.spans = spans;
         }
     }
 
     /// Copies data to the host.
-    pub(crate) fn scatter(&mut self, spans: &[Span], data: &[u8]) -> Result<(), Unreachable> {
+    pub(crate) fn scatter(&mut self, spans: &[TransferSpan], data: &[u8]) -> Result<(), Unreachable> {
         let mut left = data;
         for span in spans {
             let (now, rest) = left.split_at(span.len.min(left.len()));
@@ -177,7 +191,7 @@ impl Device {
     }
 
     /// Copies data from the host.
-    pub(crate) fn gather(&mut self, spans: &[Span], data: &mut [u8]) -> Result<(), Unreachable> {
+    pub(crate) fn gather(&mut self, spans: &[TransferSpan], data: &mut [u8]) -> Result<(), Unreachable> {
         self.counts.rest.bytes_written += data.len() as u64;
         let mut left = data;
         for span in spans {
@@ -191,23 +205,23 @@ impl Device {
     }
 
     /// Returns data of an admin command.
-    pub(crate) fn send(&mut self, sqid: u16, sqe: &Sqe, data: &[u8]) -> Result<(), Failure> {
-        let spans = self.find_spans(sqid, sqe, data.len(), Way::ToHost)?;
+    pub(crate) fn send(&mut self, sqid: u16, sqe: &Sqe, data: &[u8]) -> Result<(), CommandFailure> {
+        let spans = self.find_spans(sqid, sqe, data.len(), TransferDirection::ToHost)?;
         let done = self.scatter(&spans, data);
         self.give_back(spans);
         done.map_err(|at| self.transfer_failed(sqid, "data to the host", at))
     }
 
     /// Takes data of a command.
-    pub(crate) fn receive(&mut self, sqid: u16, sqe: &Sqe, data: &mut [u8]) -> Result<(), Failure> {
-        let spans = self.find_spans(sqid, sqe, data.len(), Way::FromHost)?;
+    pub(crate) fn receive(&mut self, sqid: u16, sqe: &Sqe, data: &mut [u8]) -> Result<(), CommandFailure> {
+        let spans = self.find_spans(sqid, sqe, data.len(), TransferDirection::FromHost)?;
         let done = self.gather(&spans, data);
         self.give_back(spans);
         done.map_err(|at| self.transfer_failed(sqid, "data from the host", at))
     }
 
     /// The controller could not reach the host's memory.
-    pub(crate) fn transfer_failed(&self, sqid: u16, what: &str, at: Unreachable) -> Failure {
+    pub(crate) fn transfer_failed(&self, sqid: u16, what: &str, at: Unreachable) -> CommandFailure {
         self.breach_dma(sqid, what, at);
         Status::DATA_TRANSFER_ERROR.into()
     }

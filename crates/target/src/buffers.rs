@@ -12,12 +12,12 @@ use crate::wire::MOST_DATA;
 use crate::{Error, Result, lock};
 
 /// One of them: memory that is also a file, so that the kernel can copy between it and memory that may vanish.
-struct Buffer {
+struct FileBuffer {
     mem: HostMem,
     file: File,
 }
 
-impl Buffer {
+impl FileBuffer {
     fn new() -> Result<Self> {
         let failed = |e: std::io::Error| Error::io("memory for", "data on its way", e);
         let fd =
@@ -37,13 +37,13 @@ pub(crate) struct Buffers {
 
 #[derive(Default)]
 struct Free {
-    buffers: Vec<Buffer>,
+    buffers: Vec<FileBuffer>,
     made: usize,
 }
 
 /// One that is in use.
 pub(crate) struct PooledBuffer {
-    buffer: Option<Buffer>,
+    buffer: Option<FileBuffer>,
     home: Arc<Buffers>,
 }
 
@@ -61,7 +61,7 @@ impl Buffers {
                 return Ok(Some(PooledBuffer { buffer: Some(buffer), home: self.clone() }));
             }
             if free.made < self.most {
-                let buffer = Buffer::new()?;
+                let buffer = FileBuffer::new()?;
                 free.made += 1;
                 return Ok(Some(PooledBuffer { buffer: Some(buffer), home: self.clone() }));
             }
@@ -75,7 +75,7 @@ impl Buffers {
 }
 
 impl PooledBuffer {
-    fn buffer(&self) -> Result<&Buffer> {
+    fn buffer(&self) -> Result<&FileBuffer> {
         self.buffer.as_ref().ok_or(Error::Memory(onehop_os::Error::NotReachable))
     }
 

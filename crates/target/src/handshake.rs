@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use crate::auth::Key;
 use crate::transport::{Link, Outgoing};
-use crate::wire::{Head, Hello, HelloBack, Join, Kind, Welcome, pack, unpack};
+use crate::wire::{FrameKind, Head, Hello, HelloBack, Join, Welcome, pack, unpack};
 use crate::{Error, Result};
 
 /// Sends a frame that has no data.
-pub(crate) fn send(link: &dyn Link, kind: Kind, body: &[u8], limit: Duration) -> Result<()> {
+pub(crate) fn send(link: &dyn Link, kind: FrameKind, body: &[u8], limit: Duration) -> Result<()> {
     link.send(&Outgoing { head: Head::new(kind, 0, body), body, data: None }, limit)
 }
 
 /// Waits for a message of one kind, and takes nothing else.
-fn receive<T: serde::de::DeserializeOwned>(link: &dyn Link, kind: Kind, limit: Duration) -> Result<T> {
+fn receive<T: serde::de::DeserializeOwned>(link: &dyn Link, kind: FrameKind, limit: Duration) -> Result<T> {
     let peer = link.peer();
     let mut no_data = |_: &Head, _: &[u8]| Err(Error::protocol(peer, "data before it was let in"));
     let Some(frame) = link.receive(limit, limit, &mut no_data)? else {
@@ -21,7 +21,7 @@ fn receive<T: serde::de::DeserializeOwned>(link: &dyn Link, kind: Kind, limit: D
     };
     match frame.head.kind {
         found if found == kind => unpack(&frame.body, peer),
-        Kind::Goodbye => Err(refusal(peer, &frame.body)),
+        FrameKind::Goodbye => Err(refusal(peer, &frame.body)),
         other => Err(Error::protocol(peer, format!("{other:?} where {kind:?} belongs"))),
     }
 }
@@ -38,8 +38,8 @@ pub(crate) fn greet(link: &dyn Link, key: Option<&Key>, join: &Join, limit: Dura
     let peer = link.peer().to_owned();
     let begun = key.map(|key| key.begin(&link.binding())).transpose()?;
     let (exchange, message) = begun.unzip();
-    send(link, Kind::Hello, &pack(&Hello { exchange: message })?, limit)?;
-    let back: HelloBack = receive(link, Kind::HelloBack, limit)?;
+    send(link, FrameKind::Hello, &pack(&Hello { exchange: message })?, limit)?;
+    let back: HelloBack = receive(link, FrameKind::HelloBack, limit)?;
     match (exchange, back.exchange) {
         (Some(exchange), Some(answer)) => {
             let keys = exchange.finish(&answer).ok_or_else(|| Error::WrongKey { peer: peer.clone() })?;
@@ -52,8 +52,8 @@ pub(crate) fn greet(link: &dyn Link, key: Option<&Key>, join: &Join, limit: Dura
         (None, Some(_)) => return Err(Error::protocol(&peer, "an exchange of keys that was not begun")),
         (None, None) => {}
     }
-    send(link, Kind::Join, &pack(join)?, limit)?;
-    let welcome: Welcome = receive(link, Kind::Welcome, limit)?;
+    send(link, FrameKind::Join, &pack(join)?, limit)?;
+    let welcome: Welcome = receive(link, FrameKind::Welcome, limit)?;
     link.trust()?;
     Ok(welcome)
 }
@@ -67,9 +67,9 @@ pub(crate) fn admit<T>(
 ) -> Result<T> {
     let peer = link.peer().to_owned();
     // They learn why, or go without; either way they are not let in.
-    let refuse = |why: &str| drop(send(link, Kind::Goodbye, why.as_bytes(), limit));
-    let hello: Hello = receive(link, Kind::Hello, limit)?;
-    let back = |exchange| send(link, Kind::HelloBack, &pack(&HelloBack { exchange })?, limit);
+    let refuse = |why: &str| drop(send(link, FrameKind::Goodbye, why.as_bytes(), limit));
+    let hello: Hello = receive(link, FrameKind::Hello, limit)?;
+    let back = |exchange| send(link, FrameKind::HelloBack, &pack(&HelloBack { exchange })?, limit);
     match (key, hello.exchange) {
         (Some(key), Some(message)) => {
             let Some((answer, keys)) = key.respond(&link.binding(), &message)? else {
@@ -85,8 +85,8 @@ pub(crate) fn admit<T>(
         }
         (None, _) => back(None)?,
     }
-    let join: Join = receive(link, Kind::Join, limit)?;
+    let join: Join = receive(link, FrameKind::Join, limit)?;
     let (welcome, opened) = open(&join).inspect_err(|error| refuse(&error.to_string()))?;
-    send(link, Kind::Welcome, &pack(&welcome)?, limit)?;
+    send(link, FrameKind::Welcome, &pack(&welcome)?, limit)?;
     Ok(opened)
 }

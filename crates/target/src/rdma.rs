@@ -15,15 +15,17 @@ use std::time::{Duration, Instant};
 use onehop_os::Deadline;
 use onehop_pci::Root;
 use onehop_rdma::{
-    Channel, Choice, Endpoint, HeldRegistration, Limits, Memory, Message, Nic, Registered, Size, Verbs,
-    nearest_first,
+    CacheLimits, Channel, ChannelSize, Choice, Endpoint, HeldRegistration, MemoryRef, Message, Nic,
+    Registered, Verbs, nearest_first,
 };
 
 use crate::auth::Keys;
 use crate::lock;
-use crate::seal::{Opener, Sealer, Source};
+use crate::seal::{ByteSource, Opener, Sealer};
 use crate::tcp::{TcpAcceptor, TcpConnector};
-use crate::transport::{Acceptor, Connector, Exposed, Incoming, Link, Outgoing, Place, Shareable, Stretch};
+use crate::transport::{
+    Acceptor, Connector, DataPlacer, Exposed, Incoming, Link, Outgoing, Shareable, Stretch,
+};
 use crate::wire::{HEAD_BYTES, Head, Remote};
 use crate::{Error, Result};
 
@@ -53,7 +55,7 @@ impl Ports {
     /// When there is no RDMA here, with the reason; or a device that was named cannot be used.
     pub fn open(names: &[String]) -> Result<Self> {
         let verbs = Verbs::load()?;
-        let open = |name: &String| Nic::open(&verbs, &Choice::device(name), Limits::default());
+        let open = |name: &String| Nic::open(&verbs, &Choice::device(name), CacheLimits::default());
         if !names.is_empty() {
             if names.len() > MOST_PORTS {
                 let why = format!("{} devices are named, and it uses {MOST_PORTS} at most", names.len());
@@ -230,14 +232,14 @@ impl RdmaLink {
         &self,
         ours: &Stretch,
         theirs: &Remote,
-    ) -> Result<(HeldRegistration<Registered>, onehop_rdma::Remote)> {
+    ) -> Result<(HeldRegistration<Registered>, onehop_rdma::RemoteMemory)> {
         if theirs.len < ours.len as u64 {
             return Err(Error::protocol(&self.peer, "it exposes less memory than it asks for"));
         }
-        let memory: Memory = Arc::new(ours.mem.clone());
+        let memory: MemoryRef = Arc::new(ours.mem.clone());
         let registered = self.channel.nic().cached_whole(&memory)?;
         let rkey = theirs.keys[self.lane % MOST_PORTS];
-        Ok((registered, onehop_rdma::Remote { addr: theirs.addr, len: ours.len as u64, rkey }))
+        Ok((registered, onehop_rdma::RemoteMemory { addr: theirs.addr, len: ours.len as u64, rkey }))
     }
 }
 
@@ -248,7 +250,7 @@ struct Messages<'a> {
     stall: Duration,
 }
 
-impl Source for Messages<'_> {
+impl ByteSource for Messages<'_> {
     fn take(&mut self, out: &mut [u8], until: Instant) -> Result<()> {
         let left = until.saturating_duration_since(Instant::now());
         self.link.fill(self.input, out, (self.stall, Deadline::after(left)))
@@ -274,7 +276,7 @@ impl Link for RdmaLink {
         self.give(&front, frame.data, until)
     }
 
-    fn receive(&self, limit: Duration, stall: Duration, place: Place<'_>) -> Result<Option<Incoming>> {
+    fn receive(&self, limit: Duration, stall: Duration, place: DataPlacer<'_>) -> Result<Option<Incoming>> {
         let mut input = lock(&self.input);
         if !self.more(&mut input, Deadline::after(limit))? {
             return Ok(None);
@@ -378,7 +380,7 @@ impl Connector for RdmaConnector {
         let stream = self.tcp.dial(lane, limit)?;
         let peer = stream.peer_addr().map_or_else(|_| self.tcp.peer().to_owned(), |peer| peer.to_string());
         let lane = lane % self.ports.all().len();
-        let size = Size { lane: lane as u8, ..Size::default() };
+        let size = ChannelSize { lane: lane as u8, ..ChannelSize::default() };
         let channel = onehop_rdma::connect(self.ports.of_lane(lane), size, stream, Deadline::after(limit))?;
         Ok(Box::new(RdmaLink::new(channel, &self.ports, lane, peer)))
     }
@@ -406,7 +408,7 @@ pub struct RdmaAcceptor {
     tcp: TcpAcceptor,
     ports: Ports,
     met: (Sender<RdmaLink>, Mutex<Receiver<RdmaLink>>),
-    pending: Arc<Pending>,
+    pending: Arc<PendingPeers>,
 }
 
 impl RdmaAcceptor {
@@ -438,15 +440,15 @@ impl RdmaAcceptor {
 
 /// Those who are about to be connected, the one that has taken longest first. Where there are more than may be, that one goes.
 #[derive(Default)]
-struct Pending {
+struct PendingPeers {
     streams: Mutex<VecDeque<(u64, TcpStream)>>,
     next: AtomicU64,
 }
 
 /// One of them, until it is connected or has failed to be.
-struct PendingPlace(Arc<Pending>, u64);
+struct PendingPlace(Arc<PendingPeers>, u64);
 
-impl Pending {
+impl PendingPeers {
     fn add(self: &Arc<Self>, stream: TcpStream) -> PendingPlace {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let mut streams = lock(&self.streams);
@@ -479,7 +481,8 @@ fn meet(ports: &Ports, stream: TcpStream) -> Option<RdmaLink> {
         own.unwrap_or_else(|| ports.of_lane(lane))
     };
     stream.set_nonblocking(false).ok()?;
-    let channel = onehop_rdma::accept(choose, Size::default(), stream, Deadline::after(MEETING)).ok()?;
+    let channel =
+        onehop_rdma::accept(choose, ChannelSize::default(), stream, Deadline::after(MEETING)).ok()?;
     Some(RdmaLink::new(channel, ports, lane, peer))
 }
 

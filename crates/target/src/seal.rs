@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use crate::cipher::{Cipher, TAG};
-use crate::transport::{Incoming, Outgoing, Place, due};
+use crate::transport::{DataPlacer, Incoming, Outgoing, due};
 use crate::wire::{HEAD_BYTES, Head, MOST_BODY};
 use crate::{Error, Result};
 
@@ -98,7 +98,7 @@ impl Sealer {
 }
 
 /// Bytes as they come from the other side.
-pub(crate) trait Source {
+pub(crate) trait ByteSource {
     /// Fills all of `out`.
     fn take(&mut self, out: &mut [u8], until: Instant) -> Result<()>;
 }
@@ -115,7 +115,13 @@ impl Opener {
     }
 
     /// The next record, which holds so many bytes.
-    fn next(&mut self, bytes: usize, source: &mut impl Source, until: Instant, peer: &str) -> Result<&[u8]> {
+    fn next(
+        &mut self,
+        bytes: usize,
+        source: &mut impl ByteSource,
+        until: Instant,
+        peer: &str,
+    ) -> Result<&[u8]> {
         let record = &mut self.record[..bytes + TAG];
         source.take(record, until)?;
         self.direction.open(record, peer)?;
@@ -125,10 +131,10 @@ impl Opener {
     /// A frame that began to come; its data is put where `place` says, and none of it before it was authenticated.
     pub fn frame(
         &mut self,
-        source: &mut impl Source,
+        source: &mut impl ByteSource,
         stall: Duration,
         peer: &str,
-        place: Place<'_>,
+        place: DataPlacer<'_>,
     ) -> Result<Incoming> {
         let until = Instant::now() + stall;
         let mut bytes = [0; HEAD_BYTES];
@@ -168,18 +174,18 @@ mod tests {
 
     use super::*;
     use crate::transport::Stretch;
-    use crate::wire::{Kind, MOST_DATA};
+    use crate::wire::{FrameKind, MOST_DATA};
 
     const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-    impl Source for &[u8] {
+    impl ByteSource for &[u8] {
         fn take(&mut self, out: &mut [u8], _: Instant) -> Result<()> {
             std::io::Read::read_exact(self, out).map_err(|e| Error::io("reading", "a test", e))
         }
     }
 
     fn sealed(sealer: &mut Sealer, body: &[u8], data: &[u8]) -> Vec<u8> {
-        let mut head = Head::new(Kind::Request, 7, body);
+        let mut head = Head::new(FrameKind::Request, 7, body);
         head.data = data.len() as u32;
         let mem = HostMem::anonymous(data.len().max(1)).unwrap();
         mem.write(0, data).unwrap();

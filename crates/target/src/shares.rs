@@ -17,15 +17,15 @@ pub struct Shares<K = u32> {
     privileged: Vec<K>,
     /// None where each user pays for themselves.
     payer: Option<Payer<K>>,
-    taken: Mutex<Taken<K>>,
+    taken: Mutex<ShareCounts<K>>,
 }
 
-struct Taken<K> {
+struct ShareCounts<K> {
     of: HashMap<K, u64>,
     all: u64,
 }
 
-impl<K: Eq + Hash + Copy> Taken<K> {
+impl<K: Eq + Hash + Copy> ShareCounts<K> {
     fn add(&mut self, user: K, amount: u64) {
         self.all += amount;
         if amount > 0 {
@@ -38,7 +38,7 @@ impl<K: Eq + Hash + Copy> Shares<K> {
     /// A supply of `most`.
     #[must_use]
     pub fn new(most: u64) -> Self {
-        let taken = Taken { of: HashMap::new(), all: 0 };
+        let taken = ShareCounts { of: HashMap::new(), all: 0 };
         Self { most, of_each: u64::MAX, privileged: Vec::new(), payer: None, taken: Mutex::new(taken) }
     }
 
@@ -69,7 +69,7 @@ impl<K: Eq + Hash + Copy> Shares<K> {
         self.room_in(&lock(&self.taken), user)
     }
 
-    fn room_in(&self, taken: &Taken<K>, user: K) -> u64 {
+    fn room_in(&self, taken: &ShareCounts<K>, user: K) -> u64 {
         let theirs = taken.of.get(&user).copied().unwrap_or(0);
         let left = self.most.saturating_sub(taken.all);
         let fair =

@@ -14,8 +14,10 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use crate::auth::Keys;
 use crate::lock;
-use crate::seal::{Opener, Sealer, Source};
-use crate::transport::{Acceptor, Connector, Incoming, Link, Outgoing, Place, Stretch, checksum_on, due};
+use crate::seal::{ByteSource, Opener, Sealer};
+use crate::transport::{
+    Acceptor, Connector, DataPlacer, Incoming, Link, Outgoing, Stretch, checksum_on, due,
+};
 use crate::wire::{HEAD_BYTES, Head, MOST_BODY, Remote};
 use crate::{Error, Result};
 
@@ -210,7 +212,7 @@ struct Ahead<'a> {
     stall: Duration,
 }
 
-impl Source for Ahead<'_> {
+impl ByteSource for Ahead<'_> {
     fn take(&mut self, out: &mut [u8], until: Instant) -> Result<()> {
         let (link, input) = (self.link, &mut *self.input);
         let mut done = 0;
@@ -251,7 +253,7 @@ impl Link for TcpLink {
         self.give(&out.front, frame.data, (limit, until))
     }
 
-    fn receive(&self, limit: Duration, stall: Duration, place: Place<'_>) -> Result<Option<Incoming>> {
+    fn receive(&self, limit: Duration, stall: Duration, place: DataPlacer<'_>) -> Result<Option<Incoming>> {
         let mut input = lock(&self.input);
         if input.from == input.to && !self.more(&mut input, AHEAD, Instant::now() + limit)? {
             return Ok(None);

@@ -50,7 +50,7 @@ pub struct Incoming {
 pub type Shareable = Arc<dyn DmaMemory + Send + Sync>;
 
 /// Says where the data of a frame goes, whose head and body have come.
-pub type Place<'a> = &'a mut dyn FnMut(&Head, &[u8]) -> Result<Option<Stretch>>;
+pub type DataPlacer<'a> = &'a mut dyn FnMut(&Head, &[u8]) -> Result<Option<Stretch>>;
 
 /// Memory that the other side reaches, until this is dropped.
 pub struct Exposed {
@@ -85,7 +85,7 @@ pub trait Link: Send + Sync {
     ///
     /// # Errors
     /// When the connection has ended, something changed on its way, or `place` fails.
-    fn receive(&self, limit: Duration, stall: Duration, place: Place<'_>) -> Result<Option<Incoming>>;
+    fn receive(&self, limit: Duration, stall: Duration, place: DataPlacer<'_>) -> Result<Option<Incoming>>;
 
     /// What both sides know of this connection, and would not agree on if each had it with somebody between them. It goes
     /// into the key exchange.

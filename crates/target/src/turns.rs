@@ -18,11 +18,11 @@ pub trait Divisible: Sized {
 
 /// Work by user.
 pub struct Queue<T, K = u32> {
-    state: Mutex<State<T, K>>,
+    state: Mutex<QueueState<T, K>>,
     there: Condvar,
 }
 
-struct State<T, K> {
+struct QueueState<T, K> {
     /// Users with work, the next to have their turn first.
     users: VecDeque<(K, VecDeque<T>)>,
     over: bool,
@@ -43,12 +43,12 @@ pub enum Next<P> {
 
 impl<T, K> Default for Queue<T, K> {
     fn default() -> Self {
-        let state = State { users: VecDeque::new(), over: false, idle: 0, wakes: 0 };
+        let state = QueueState { users: VecDeque::new(), over: false, idle: 0, wakes: 0 };
         Self { state: Mutex::new(state), there: Condvar::new() }
     }
 }
 
-impl<T, K> State<T, K> {
+impl<T, K> QueueState<T, K> {
     /// Whether there is more work than threads that wait for some.
     fn is_short(&self) -> bool {
         self.idle < self.users.iter().map(|(_, list)| list.len()).sum()

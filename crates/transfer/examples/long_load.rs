@@ -11,7 +11,7 @@ use onehop_gpu::cuda::Cuda;
 use onehop_gpu::{Emulated, Gpu, Place, Region};
 use onehop_load::Selection;
 use onehop_transfer::{
-    Chosen, Engine, ModelOnDrive, ModelPlace, Options, TransferSetup, arena, plan_options, volume,
+    Chosen, Engine, ModelOnDrive, ModelPlace, RouteOptions, TransferSetup, arena, plan_options, volume,
 };
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -41,7 +41,7 @@ fn main() -> Result<()> {
     let ns = drive.namespace(1)?;
     let chosen = Chosen { gpu: gpu.clone(), why: "the command line".into() };
     let route = if gpu.simulated() { "gpu/tier1" } else { "gpu/tier3" };
-    let options = Options { route: route.parse()?, queues: Some(queues), ..Options::default() };
+    let options = RouteOptions { route: route.parse()?, queues: Some(queues), ..RouteOptions::default() };
     let setup = TransferSetup { drive: &drive, ns, gpu: &chosen, options: &options };
 
     let alone = put_model(&drive, &gpu, queues, bytes)?;

@@ -77,7 +77,7 @@ pub fn fill(
         arena.region.write(*at as usize, data)?;
     }
     if plan.direct_bytes() < plan.read_bytes {
-        let mut slots = Slots::new(engine, ns, plan, arena)?;
+        let mut slots = StagingSlots::new(engine, ns, plan, arena)?;
         for staged in landing::staged(plan, &model.files, slots.bytes)? {
             let staged = staged?;
             landed.take(&staged.parts);
@@ -91,7 +91,7 @@ pub fn fill(
 }
 
 /// A small ring of slots in host memory.
-struct Slots<'a> {
+struct StagingSlots<'a> {
     engine: &'a Engine,
     ns: &'a Namespace,
     memory: Memory,
@@ -102,7 +102,7 @@ struct Slots<'a> {
     next: usize,
 }
 
-impl<'a> Slots<'a> {
+impl<'a> StagingSlots<'a> {
     fn new(engine: &'a Engine, ns: &'a Namespace, plan: &Plan, arena: &Memory) -> Result<Self> {
         let bytes = SLOT.next_multiple_of(plan.options.block);
         let memory = engine.reachable(Place::PinnedHost, bytes * SLOTS as u64)?;

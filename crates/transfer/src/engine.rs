@@ -13,9 +13,9 @@ use crate::chunk::{self, Chunks};
 use crate::copy::copy;
 use crate::error::{Error, Result, left_words};
 use crate::memory;
-use crate::options::Options;
+use crate::options::RouteOptions;
 use crate::progress::{Progress, check};
-use crate::route::{self, Route, RouteRequest, WhyNot};
+use crate::route::{self, BetterRoute, Route, RouteRequest};
 
 /// Staging memory of `cpu/pinned`, which is the longest chunk of that route.
 const STAGING: u64 = 4 << 20;
@@ -42,10 +42,10 @@ pub struct TransferSetup<'a> {
     /// The GPU.
     pub gpu: &'a Chosen,
     /// The route, and the use of its queues.
-    pub options: &'a Options,
+    pub options: &'a RouteOptions,
 }
 
-enum Queues {
+enum RouteQueues {
     Gpu(Box<GpuQueues>),
     Direct(IoQueue),
     Pinned(IoQueue, Buffer, HostMem),
@@ -74,7 +74,7 @@ impl Memory {
 pub struct Engine {
     drive: Drive,
     gpu: Arc<dyn Gpu>,
-    queues: Queues,
+    queues: RouteQueues,
     /// The route.
     pub route: Route,
     /// How GPU threads use the queues, on routes where they do.
@@ -86,7 +86,7 @@ pub struct Engine {
     /// Why this route was chosen.
     pub why: &'static str,
     /// Better routes that were tried, and why they failed.
-    pub why_not_better: Vec<WhyNot>,
+    pub why_not_better: Vec<BetterRoute>,
 }
 
 impl Engine {
@@ -137,12 +137,12 @@ impl Engine {
             ));
         }
         let queues = match route {
-            Route::Gpu(placement) => Queues::Gpu(Box::new(gpu_queues(plan, placement, mode, count)?)),
-            Route::CpuDirect => Queues::Direct(plan.drive.queue()?),
+            Route::Gpu(placement) => RouteQueues::Gpu(Box::new(gpu_queues(plan, placement, mode, count)?)),
+            Route::CpuDirect => RouteQueues::Direct(plan.drive.queue()?),
             Route::CpuPinned => {
                 let staging = plan.drive.buffer(STAGING as usize)?;
                 let host = staging.host()?.clone();
-                Queues::Pinned(plan.drive.queue()?, staging, host)
+                RouteQueues::Pinned(plan.drive.queue()?, staging, host)
             }
         };
         let (drive, gpu) = (plan.drive.clone(), plan.gpu.gpu.clone());
@@ -162,7 +162,7 @@ impl Engine {
     pub fn memory(&self, bytes: u64) -> Result<Memory> {
         let bytes = fits(&*self.gpu, bytes)?;
         let place = data_place(self.route);
-        if matches!(self.queues, Queues::Pinned(..)) {
+        if matches!(self.queues, RouteQueues::Pinned(..)) {
             return Ok(Memory { region: self.gpu.alloc(place, bytes)?, buffer: None });
         }
         self.reachable(place, bytes as u64)
@@ -197,7 +197,7 @@ impl Engine {
         progress: &dyn Progress,
     ) -> Result<Moved> {
         check(progress)?;
-        if let Queues::Gpu(queues) = &self.queues {
+        if let RouteQueues::Gpu(queues) = &self.queues {
             let mut go_on = |bytes| {
                 progress.moved(bytes);
                 !progress.is_cancelled()
@@ -207,7 +207,7 @@ impl Engine {
                 moved => Ok(moved?),
             };
         }
-        let staged = matches!(self.queues, Queues::Pinned(..)) && !memory.is_reached();
+        let staged = matches!(self.queues, RouteQueues::Pinned(..)) && !memory.is_reached();
         let most = if staged { STAGING } else { chunk::MOST_BYTES };
         let mut chunks = Chunks::new(jobs, block_bytes(ns), self.drive.identity().max_transfer, most);
         let mut moved = Moved::default();
@@ -238,11 +238,11 @@ impl Engine {
         moved: &mut Moved,
     ) -> Result<()> {
         let queue = match &self.queues {
-            Queues::Pinned(queue, staging, host) if memory.buffer.is_none() => {
+            RouteQueues::Pinned(queue, staging, host) if memory.buffer.is_none() => {
                 return through_staging(op, ns, job, (queue, staging, host), &memory.region, moved);
             }
-            Queues::Direct(queue) | Queues::Pinned(queue, ..) => queue,
-            Queues::Gpu(_) => return Err(Error::Defect("GPU threads drive these queues")),
+            RouteQueues::Direct(queue) | RouteQueues::Pinned(queue, ..) => queue,
+            RouteQueues::Gpu(_) => return Err(Error::Defect("GPU threads drive these queues")),
         };
         moved.add(&queue.transfer(op, ns, job.lba, job.blocks, memory.reached()?, job.offset)?);
         Ok(())
@@ -321,20 +321,20 @@ pub fn block_bytes(ns: &Namespace) -> u64 {
 }
 
 /// Turns the error into the reason why a route does not work; returns the error itself if the drive failed.
-fn why_not(route: Route, error: Error) -> Result<WhyNot> {
+fn why_not(route: Route, error: Error) -> Result<BetterRoute> {
     let route = route.name().to_owned();
     match error {
-        Error::NotPossible { reason, fix, .. } => Ok(WhyNot { route, reason, fix }),
+        Error::NotPossible { reason, fix, .. } => Ok(BetterRoute { route, reason, fix }),
         Error::Drive(error) => match route::remedy(&error) {
-            Some(fix) => Ok(WhyNot { route, reason: error.to_string(), fix: fix.into() }),
+            Some(fix) => Ok(BetterRoute { route, reason: error.to_string(), fix: fix.into() }),
             None => Err(error.into()),
         },
         Error::NoRoom { left, .. } => {
             let fix = "Move fewer blocks at a time".into();
-            Ok(WhyNot { route, reason: left_words(left), fix })
+            Ok(BetterRoute { route, reason: left_words(left), fix })
         }
         Error::Gpu(_) | Error::Memory(_) => {
-            Ok(WhyNot { route, reason: error.to_string(), fix: "Move less at a time".into() })
+            Ok(BetterRoute { route, reason: error.to_string(), fix: "Move less at a time".into() })
         }
         other => Err(other),
     }

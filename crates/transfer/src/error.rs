@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::route::WhyNot;
+use crate::route::BetterRoute;
 
 /// The result of this crate's calls.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -59,7 +59,7 @@ pub enum Error {
     },
     /// No route works: those that were tried, with reasons.
     #[error("no route works here: {}", list(.0))]
-    NoRoute(Vec<WhyNot>),
+    NoRoute(Vec<BetterRoute>),
     /// The caller cancelled the transfer.
     #[error("cancelled before it was done")]
     Cancelled,
@@ -247,7 +247,7 @@ pub(crate) fn left_words(left: Option<u64>) -> String {
     )
 }
 
-fn list(tried: &[WhyNot]) -> String {
-    let each = |no: &WhyNot| format!("{} ({}; {})", no.route, no.reason, no.fix);
+fn list(tried: &[BetterRoute]) -> String {
+    let each = |no: &BetterRoute| format!("{} ({}; {})", no.route, no.reason, no.fix);
     tried.iter().map(each).collect::<Vec<_>>().join(", ")
 }

@@ -82,7 +82,7 @@ impl ModelOnDrive {
     ///
     /// # Errors
     /// When a tensor cannot be sliced as requested, or the options contradict each other.
-    pub fn plan(&self, selection: &Selection, options: plan::Options) -> Result<Plan> {
+    pub fn plan(&self, selection: &Selection, options: plan::PlanOptions) -> Result<Plan> {
         Ok(Plan::new(&self.model, selection, options).map_err(onehop_load::Error::from)?)
     }
 
@@ -127,8 +127,8 @@ impl ModelOnDrive {
 
 /// Plan options for a namespace.
 #[must_use]
-pub fn plan_options(ns: &Namespace) -> plan::Options {
-    plan::Options { block: block_bytes(ns), ..plan::Options::default() }
+pub fn plan_options(ns: &Namespace) -> plan::PlanOptions {
+    plan::PlanOptions { block: block_bytes(ns), ..plan::PlanOptions::default() }
 }
 
 impl Loaded {

@@ -18,7 +18,7 @@ pub enum Mode {
 
 /// The route of a transfer, and the use of its queues. Unset options have defaults.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct RouteOptions {
     /// The route; by default the best that works.
     pub route: RouteRequest,
     /// How GPU threads use queues; by default as owners.
@@ -35,7 +35,7 @@ pub struct Options {
     pub in_gpu_memory: bool,
 }
 
-impl Default for Options {
+impl Default for RouteOptions {
     fn default() -> Self {
         Self {
             route: RouteRequest::Auto,
@@ -49,7 +49,7 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl RouteOptions {
     /// Time limit of a command.
     #[must_use]
     pub fn patience(&self) -> Duration {
@@ -112,21 +112,24 @@ mod tests {
 
     #[test]
     fn what_contradicts_is_refused() {
-        let conflict = |options: &Options| match options.gpu_mode() {
+        let conflict = |options: &RouteOptions| match options.gpu_mode() {
             Err(Error::Conflict(conflict)) => conflict,
             other => panic!("{other:?}"),
         };
-        let pinned = Options { route: "cpu/pinned".parse().unwrap(), ..Options::default() };
+        let pinned = RouteOptions { route: "cpu/pinned".parse().unwrap(), ..RouteOptions::default() };
         assert_eq!(pinned.gpu_mode().unwrap(), GpuMode::Owner);
-        let queues = Options { queues: Some(1), ..pinned };
+        let queues = RouteOptions { queues: Some(1), ..pinned };
         assert_eq!(conflict(&queues), Conflict::GpuOptionsOnCpuRoute);
-        let owners = Options { threads: Some(7), ..Options::default() };
+        let owners = RouteOptions { threads: Some(7), ..RouteOptions::default() };
         assert_eq!(conflict(&owners), Conflict::ThreadsOfOwners);
-        let shared = Options { mode: Some(Mode::Shared), ..owners };
+        let shared = RouteOptions { mode: Some(Mode::Shared), ..owners };
         assert_eq!(shared.gpu_mode().unwrap(), GpuMode::Shared { threads: 7 });
-        assert_eq!(conflict(&Options { queues: Some(3), ..shared.clone() }), Conflict::QueuesShared);
+        assert_eq!(conflict(&RouteOptions { queues: Some(3), ..shared.clone() }), Conflict::QueuesShared);
         // Options for GPU threads exclude CPU routes.
         assert!(shared.candidates().unwrap().iter().all(|route| route.initiator() == "gpu"));
-        assert_eq!(Options { queues: Some(40), ..Options::default() }.drive_options(true).queues, 40);
+        assert_eq!(
+            RouteOptions { queues: Some(40), ..RouteOptions::default() }.drive_options(true).queues,
+            40
+        );
     }
 }

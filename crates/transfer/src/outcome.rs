@@ -4,7 +4,7 @@ use onehop_drive::{Drive, GpuMode, Moved};
 use serde::Serialize;
 
 use crate::engine::{Chosen, Engine};
-use crate::route::{Places, Route, WhyNot};
+use crate::route::{BetterRoute, Places, Route};
 
 /// The queues of a transfer.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -58,7 +58,7 @@ pub struct TransferOutcome {
     /// Why this GPU was chosen.
     pub gpu_why: String,
     /// Better routes, and why they were not used.
-    pub why_not_better: Vec<WhyNot>,
+    pub why_not_better: Vec<BetterRoute>,
     /// The queues.
     pub queues: QueueUse,
     /// Eight hexadecimal digits, if requested.

@@ -71,7 +71,7 @@ pub struct Places {
 
 /// A better route, and why it cannot be used.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct WhyNot {
+pub struct BetterRoute {
     /// Its name.
     pub route: String,
     /// The reason.

@@ -26,14 +26,14 @@ const READ_BYTES: u64 = 128 << 10;
 const VERIFY_BYTES: u64 = 1 << 20;
 
 /// CPU reads of the drive: for directories, not for data.
-struct Reader {
+struct DriveReader {
     queue: IoQueue,
     ns: Namespace,
     buffer: Buffer,
     block: u64,
 }
 
-impl Reader {
+impl DriveReader {
     fn read(&self, lba: u64, out: &mut [u8]) -> io::Result<()> {
         let mut lba = lba;
         for part in out.chunks_mut(READ_BYTES as usize) {
@@ -59,8 +59,12 @@ pub fn blocks(drive: &Drive, ns: &Namespace) -> Result<Arc<dyn Blocks>> {
             "Read its blocks: --lba, --blocks",
         ));
     }
-    let reader =
-        Reader { queue: drive.queue()?, ns: ns.clone(), buffer: drive.buffer(READ_BYTES as usize)?, block };
+    let reader = DriveReader {
+        queue: drive.queue()?,
+        ns: ns.clone(),
+        buffer: drive.buffer(READ_BYTES as usize)?,
+        block,
+    };
     let reader = Mutex::new(reader);
     let read =
         move |lba: u64, out: &mut [u8]| reader.lock().unwrap_or_else(PoisonError::into_inner).read(lba, out);

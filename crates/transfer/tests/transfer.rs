@@ -8,7 +8,7 @@ use onehop_drive::{Drive, GpuJob, Op};
 use onehop_gpu::Emulated;
 use onehop_os::HostMem;
 use onehop_transfer::{
-    Chosen, Engine, Error, ErrorKind, Options, Progress, TransferSetup, bytes_of, controllers, copy,
+    Chosen, Engine, Error, ErrorKind, Progress, RouteOptions, TransferSetup, bytes_of, controllers, copy,
     read_blocks, verify_blocks,
 };
 
@@ -34,15 +34,15 @@ impl Progress for Watch {
 fn open(spec: &str) -> Drive {
     let found = controllers::find(spec).unwrap();
     assert!(found.warnings.is_empty() && found.image.is_none());
-    Drive::open(found.backend, Options::default().drive_options(true)).unwrap()
+    Drive::open(found.backend, RouteOptions::default().drive_options(true)).unwrap()
 }
 
 fn emulated() -> Chosen {
     Chosen { gpu: Arc::new(Emulated::new()), why: "a test".into() }
 }
 
-fn only(route: &str) -> Options {
-    Options { route: route.parse().unwrap(), ..Options::default() }
+fn only(route: &str) -> RouteOptions {
+    RouteOptions { route: route.parse().unwrap(), ..RouteOptions::default() }
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn routes_that_fail_are_reported_with_reasons() {
     let (drive, gpu) = (open("sim:mem:16M?queues=1"), emulated());
     let ns = drive.namespace(1).unwrap();
     let _all = drive.queue().unwrap();
-    let options = Options::default();
+    let options = RouteOptions::default();
     let setup = TransferSetup { drive: &drive, ns, gpu: &gpu, options: &options };
     let Err(Error::NoRoute(tried)) = read_blocks(&setup, 0, 1, &()) else { panic!("there was a queue left") };
     assert_eq!(tried.last().unwrap().route, "cpu/pinned");
@@ -118,7 +118,7 @@ fn routes_that_fail_are_reported_with_reasons() {
 fn data_for_a_gpu_with_memory_of_its_own_does_not_end_in_the_host_s() {
     let drive = open("sim:mem:16M");
     let ns = drive.namespace(1).unwrap();
-    let wanted = Options { in_gpu_memory: true, ..only("gpu/tier1") };
+    let wanted = RouteOptions { in_gpu_memory: true, ..only("gpu/tier1") };
     let vram = HostMem::anonymous(1 << 20).unwrap();
     let own = Chosen { gpu: Arc::new(Emulated::with_vram(vram)), why: "a test".into() };
     let setup = TransferSetup { drive: &drive, ns, gpu: &own, options: &wanted };

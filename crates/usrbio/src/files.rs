@@ -9,14 +9,14 @@ use rustix::fs::{AtFlags, OFlags, StatxFlags, fcntl_getfl, statx};
 use rustix::io::Errno;
 
 /// A file that was registered. It stays open until it is given up.
-pub struct Registered {
+pub struct FileRegistration {
     copy: OwnedFd,
     inode: u64,
     device: (u32, u32),
     access: OFlags,
 }
 
-impl Registered {
+impl FileRegistration {
     /// Its inode number.
     #[must_use]
     pub fn inode(&self) -> u64 {
@@ -39,7 +39,7 @@ pub fn is_3fs(file: impl AsFd) -> bool {
 
 /// The registered files of a process, by the number of their descriptors: that of the program and that of our copy.
 #[derive(Default)]
-pub struct Files(RwLock<HashMap<RawFd, Arc<Registered>>>);
+pub struct Files(RwLock<HashMap<RawFd, Arc<FileRegistration>>>);
 
 impl Files {
     /// Registers one; gives the number of the copy. A number that was registered, closed and given to another file is the
@@ -68,7 +68,7 @@ impl Files {
         if all.contains_key(&copied) {
             return Err(Errno::INVAL);
         }
-        let registered = Arc::new(Registered { copy, inode, device, access });
+        let registered = Arc::new(FileRegistration { copy, inode, device, access });
         all.insert(number, registered.clone());
         all.insert(copied, registered);
         Ok(copied)
@@ -76,7 +76,7 @@ impl Files {
 
     /// The one of a number.
     #[must_use]
-    pub fn get(&self, number: RawFd) -> Option<Arc<Registered>> {
+    pub fn get(&self, number: RawFd) -> Option<Arc<FileRegistration>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
     }
 
@@ -95,17 +95,17 @@ impl Files {
 
 /// See [`Files::hold`].
 pub struct HeldFiles<'a> {
-    _all: RwLockWriteGuard<'a, HashMap<RawFd, Arc<Registered>>>,
+    _all: RwLockWriteGuard<'a, HashMap<RawFd, Arc<FileRegistration>>>,
 }
 
 /// Takes one out, under both of its numbers.
-fn forget(all: &mut HashMap<RawFd, Arc<Registered>>, number: RawFd) {
+fn forget(all: &mut HashMap<RawFd, Arc<FileRegistration>>, number: RawFd) {
     if let Some(gone) = all.remove(&number) {
         all.retain(|_, other| !Arc::ptr_eq(other, &gone));
     }
 }
 
-impl AsFd for Registered {
+impl AsFd for FileRegistration {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.copy.as_fd()
     }

@@ -28,7 +28,7 @@ const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
 /// Which GPUs a program has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Mode {
+pub enum GpuChoice {
     /// Those that CUDA shows.
     #[default]
     Cuda,
@@ -40,49 +40,49 @@ pub enum Mode {
 
 /// The GPUs of a process, opened when they are first used.
 pub struct Gpus {
-    mode: Mode,
+    mode: GpuChoice,
     cuda: OnceLock<std::result::Result<Cuda, String>>,
-    open: Mutex<HashMap<u32, Arc<Device>>>,
-    emulated: OnceLock<Arc<Device>>,
+    open: Mutex<HashMap<u32, Arc<AnyGpu>>>,
+    emulated: OnceLock<Arc<AnyGpu>>,
 }
 
 impl Gpus {
     /// Looks for nothing yet.
     #[must_use]
-    pub fn new(mode: Mode) -> Self {
+    pub fn new(mode: GpuChoice) -> Self {
         Self { mode, cuda: OnceLock::new(), open: Mutex::default(), emulated: OnceLock::new() }
     }
 
     /// Whether a child that was forked may use these: CUDA does not work there, and has to be started anew.
     #[must_use]
     pub fn outlive_a_fork(&self) -> bool {
-        self.mode != Mode::Cuda
+        self.mode != GpuChoice::Cuda
     }
 
     /// Keeps other threads from the emulated GPU's list of memory as long as the result lives: see `Files::hold`.
     #[must_use]
     pub fn hold(&self) -> Option<HeldGpus<'_>> {
-        if self.mode != Mode::Emulated {
+        if self.mode != GpuChoice::Emulated {
             return None;
         }
         // Made here where it was not: a child must not find that under way.
         match &**self.emulated.get_or_init(Self::new_emulated) {
-            Device::Emulated(gpu) => Some(HeldGpus { _made: gpu.made() }),
-            Device::Cuda(_) => None,
+            AnyGpu::Emulated(gpu) => Some(HeldGpus { _made: gpu.made() }),
+            AnyGpu::Cuda(_) => None,
         }
     }
 
-    fn new_emulated() -> Arc<Device> {
-        Arc::new(Device::Emulated(EmulatedGpu::default()))
+    fn new_emulated() -> Arc<AnyGpu> {
+        Arc::new(AnyGpu::Emulated(EmulatedGpu::default()))
     }
 
     /// How many there are.
     #[must_use]
     pub fn count(&self) -> u32 {
         match self.mode {
-            Mode::Off => 0,
-            Mode::Emulated => 1,
-            Mode::Cuda => self.cuda().and_then(|cuda| Ok(cuda.devices()?.len() as u32)).unwrap_or(0),
+            GpuChoice::Off => 0,
+            GpuChoice::Emulated => 1,
+            GpuChoice::Cuda => self.cuda().and_then(|cuda| Ok(cuda.devices()?.len() as u32)).unwrap_or(0),
         }
     }
 
@@ -96,7 +96,7 @@ impl Gpus {
         loaded.as_ref().map_err(|why| onehop_gpu::Error::NoCuda { why: why.clone() }.into())
     }
 
-    fn emulated(&self) -> Arc<Device> {
+    fn emulated(&self) -> Arc<AnyGpu> {
         self.emulated.get_or_init(Self::new_emulated).clone()
     }
 
@@ -104,24 +104,24 @@ impl Gpus {
     ///
     /// # Errors
     /// When there is none.
-    pub fn open(&self, device: i32) -> Result<Arc<Device>> {
+    pub fn open(&self, device: i32) -> Result<Arc<AnyGpu>> {
         let none = |why: &str| Error::NoDevice { device, why: why.into() };
         let number = u32::try_from(device).map_err(|_| none("numbers begin with 0"))?;
         match self.mode {
-            Mode::Off => Err(none("HF3FS_GDR_ENABLED switches GPU buffers off")),
-            Mode::Emulated if number == 0 => Ok(self.emulated()),
-            Mode::Emulated => Err(none("there is one emulated GPU, number 0")),
-            Mode::Cuda => self.open_cuda(number),
+            GpuChoice::Off => Err(none("HF3FS_GDR_ENABLED switches GPU buffers off")),
+            GpuChoice::Emulated if number == 0 => Ok(self.emulated()),
+            GpuChoice::Emulated => Err(none("there is one emulated GPU, number 0")),
+            GpuChoice::Cuda => self.open_cuda(number),
         }
     }
 
-    fn open_cuda(&self, number: u32) -> Result<Arc<Device>> {
+    fn open_cuda(&self, number: u32) -> Result<Arc<AnyGpu>> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(device) = open.get(&number) {
             return Ok(device.clone());
         }
         let gpu = self.cuda()?.open(&number.to_string())?;
-        let device = Arc::new(Device::Cuda(gpu));
+        let device = Arc::new(AnyGpu::Cuda(gpu));
         open.insert(number, device.clone());
         Ok(device)
     }
@@ -130,17 +130,17 @@ impl Gpus {
     ///
     /// # Errors
     /// When it is on no GPU of this process, or is not what the offer says.
-    pub fn accept(&self, offer: &Offer) -> Result<(Arc<Device>, Region)> {
+    pub fn accept(&self, offer: &Offer) -> Result<(Arc<AnyGpu>, Region)> {
         if offer.ticket.gpu == EMULATED {
-            if self.mode != Mode::Emulated {
+            if self.mode != GpuChoice::Emulated {
                 let why =
                     "this process has no emulated GPU (HF3FS_GDR_ENABLED=emulated gives it one, for tests)";
                 return Err(Error::NoDevice { device: -1, why: why.into() });
             }
             let device = self.emulated();
             let region = match &*device {
-                Device::Emulated(gpu) => gpu.accept(offer)?,
-                Device::Cuda(_) => return Err(Error::Broken("the emulated GPU is none".into())),
+                AnyGpu::Emulated(gpu) => gpu.accept(offer)?,
+                AnyGpu::Cuda(_) => return Err(Error::Broken("the emulated GPU is none".into())),
             };
             return Ok((device, region));
         }
@@ -152,8 +152,8 @@ impl Gpus {
         })?;
         let device = self.open_cuda(number)?;
         let region = match &*device {
-            Device::Cuda(gpu) => gpu.import_ipc(&offer.ticket, offer.fd.as_ref())?,
-            Device::Emulated(_) => return Err(Error::Broken("a GPU of CUDA is emulated".into())),
+            AnyGpu::Cuda(gpu) => gpu.import_ipc(&offer.ticket, offer.fd.as_ref())?,
+            AnyGpu::Emulated(_) => return Err(Error::Broken("a GPU of CUDA is emulated".into())),
         };
         Ok((device, region))
     }
@@ -161,18 +161,18 @@ impl Gpus {
 
 /// See [`Gpus::hold`].
 pub struct HeldGpus<'a> {
-    _made: MutexGuard<'a, Vec<Made>>,
+    _made: MutexGuard<'a, Vec<GpuAllocation>>,
 }
 
 /// A GPU.
-pub enum Device {
+pub enum AnyGpu {
     /// NVIDIA's.
     Cuda(CudaGpu),
     /// Made of CPU threads.
     Emulated(EmulatedGpu),
 }
 
-impl Device {
+impl AnyGpu {
     /// What can be done with any GPU.
     #[must_use]
     pub fn gpu(&self) -> &dyn Gpu {
@@ -216,8 +216,8 @@ pub struct Offer {
 }
 
 /// GPU memory of this process.
-pub struct Memory {
-    device: Arc<Device>,
+pub struct SharedGpuMemory {
+    device: Arc<AnyGpu>,
     region: Region,
     ticket: Ticket,
     fd: Option<OwnedFd>,
@@ -225,23 +225,23 @@ pub struct Memory {
     own: bool,
 }
 
-impl Drop for Memory {
+impl Drop for SharedGpuMemory {
     fn drop(&mut self) {
-        if let (Device::Emulated(gpu), true) = (&*self.device, self.own) {
+        if let (AnyGpu::Emulated(gpu), true) = (&*self.device, self.own) {
             gpu.free(self.region.addr());
         }
     }
 }
 
-impl Memory {
+impl SharedGpuMemory {
     /// New memory, zeroed.
     ///
     /// # Errors
     /// When the GPU has none left, or it cannot be shared.
-    pub fn create(device: &Arc<Device>, bytes: usize) -> Result<Self> {
+    pub fn create(device: &Arc<AnyGpu>, bytes: usize) -> Result<Self> {
         let region = match &**device {
-            Device::Emulated(gpu) => gpu.alloc(bytes)?,
-            Device::Cuda(gpu) => {
+            AnyGpu::Emulated(gpu) => gpu.alloc(bytes)?,
+            AnyGpu::Cuda(gpu) => {
                 let kind = if gpu.capabilities().vmm { DeviceKind::Exportable } else { DeviceKind::Plain };
                 gpu.alloc_device(kind, bytes)?.slice(0..bytes)?
             }
@@ -255,10 +255,10 @@ impl Memory {
     ///
     /// # Errors
     /// When it cannot be shared.
-    pub fn of(device: &Arc<Device>, region: Region) -> Result<Self> {
+    pub fn of(device: &Arc<AnyGpu>, region: Region) -> Result<Self> {
         let (ticket, fd) = match &**device {
-            Device::Emulated(gpu) => gpu.name(&region)?,
-            Device::Cuda(gpu) => {
+            AnyGpu::Emulated(gpu) => gpu.name(&region)?,
+            AnyGpu::Cuda(gpu) => {
                 let exported = gpu.export_ipc(&region)?;
                 (exported.ticket, exported.fd)
             }
@@ -268,7 +268,7 @@ impl Memory {
 
     /// Memory of another process, as it was offered and [`Gpus::accept`] opened it.
     #[must_use]
-    pub fn lent(device: &Arc<Device>, region: Region, offer: Offer) -> Self {
+    pub fn lent(device: &Arc<AnyGpu>, region: Region, offer: Offer) -> Self {
         Self { device: device.clone(), region, ticket: offer.ticket, fd: offer.fd, own: false }
     }
 
@@ -280,7 +280,7 @@ impl Memory {
 
     /// The GPU.
     #[must_use]
-    pub fn device(&self) -> &Arc<Device> {
+    pub fn device(&self) -> &Arc<AnyGpu> {
         &self.device
     }
 
@@ -290,9 +290,9 @@ impl Memory {
     /// When the GPU has failed.
     pub fn is_current(&self) -> Result<bool> {
         match &*self.device {
-            Device::Emulated(gpu) => Ok(gpu.is_current(&self.ticket, &self.region)),
+            AnyGpu::Emulated(gpu) => Ok(gpu.is_current(&self.ticket, &self.region)),
             // The driver knows no allocation at an address that was freed.
-            Device::Cuda(gpu) => Ok(gpu.ticket_is_current(&self.ticket, &self.region).unwrap_or(false)),
+            AnyGpu::Cuda(gpu) => Ok(gpu.ticket_is_current(&self.ticket, &self.region).unwrap_or(false)),
         }
     }
 
@@ -301,7 +301,7 @@ impl Memory {
     /// # Errors
     /// When the GPU has failed.
     pub fn sync(&self, written_by_us: bool) -> Result<()> {
-        let Device::Cuda(gpu) = &*self.device else { return Ok(()) };
+        let AnyGpu::Cuda(gpu) = &*self.device else { return Ok(()) };
         if written_by_us {
             return Ok(gpu.wait_for_all()?);
         }
@@ -316,8 +316,8 @@ impl Memory {
         let fd = self.fd.as_ref().map(OwnedFd::try_clone).transpose();
         let fd = fd.map_err(|e| Error::file("dup", "GPU memory", e))?;
         let dma_buf = match &*self.device {
-            Device::Cuda(gpu) => gpu.export_dma_buf(&self.region, Span::Pages, false).ok().map(Into::into),
-            Device::Emulated(_) => None,
+            AnyGpu::Cuda(gpu) => gpu.export_dma_buf(&self.region, Span::Pages, false).ok().map(Into::into),
+            AnyGpu::Emulated(_) => None,
         };
         Ok(Offer { ticket: self.ticket, fd, dma_buf })
     }
@@ -327,19 +327,19 @@ impl Memory {
 #[derive(Default)]
 pub struct EmulatedGpu {
     gpu: Emulated,
-    made: Mutex<Vec<Made>>,
+    made: Mutex<Vec<GpuAllocation>>,
     next: AtomicU64,
 }
 
 /// An allocation.
-struct Made {
+struct GpuAllocation {
     start: GpuAddr,
     region: Region,
     file: File,
     number: u64,
 }
 
-impl Made {
+impl GpuAllocation {
     fn offset(&self, at: GpuAddr, bytes: usize) -> Option<usize> {
         let offset = at.0.checked_sub(self.start.0)? as usize;
         (offset <= self.region.len() && bytes <= self.region.len() - offset).then_some(offset)
@@ -347,7 +347,7 @@ impl Made {
 }
 
 impl EmulatedGpu {
-    fn made(&self) -> MutexGuard<'_, Vec<Made>> {
+    fn made(&self) -> MutexGuard<'_, Vec<GpuAllocation>> {
         self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -369,7 +369,7 @@ impl EmulatedGpu {
         let file = File::from(fd);
         let region = self.gpu.adopt(Place::Vram, HostMem::of_file(&file, whole)?)?;
         let number = self.next.fetch_add(1, Ordering::Relaxed) + 1;
-        let made = Made { start: region.addr(), region: region.clone(), file, number };
+        let made = GpuAllocation { start: region.addr(), region: region.clone(), file, number };
         self.made().push(made);
         Ok(region.slice(0..bytes)?)
     }
@@ -449,20 +449,20 @@ mod tests {
 
     #[test]
     fn memory_goes_to_another_process_with_its_place() {
-        let (ours, theirs) = (Gpus::new(Mode::Emulated), Gpus::new(Mode::Off));
+        let (ours, theirs) = (Gpus::new(GpuChoice::Emulated), Gpus::new(GpuChoice::Off));
         assert_eq!((ours.count(), theirs.count()), (1, 0));
         assert!(ours.open(1).is_err() && ours.open(-1).is_err() && theirs.open(0).is_err());
         let device = ours.open(0).unwrap();
-        let memory = Memory::create(&device, 10_000).unwrap();
+        let memory = SharedGpuMemory::create(&device, 10_000).unwrap();
         assert_eq!(memory.region().len(), 10_000);
-        let Device::Emulated(gpu) = &*device else { panic!("not emulated") };
+        let AnyGpu::Emulated(gpu) = &*device else { panic!("not emulated") };
         let part = gpu.at(memory.region().addr().plus(5000), 1000).unwrap();
-        let inner = Memory::of(&device, part).unwrap();
+        let inner = SharedGpuMemory::of(&device, part).unwrap();
         // A file that anybody can make counts as GPU memory only where that is wanted.
-        for mode in [Mode::Cuda, Mode::Off] {
+        for mode in [GpuChoice::Cuda, GpuChoice::Off] {
             assert!(matches!(Gpus::new(mode).accept(&inner.offer().unwrap()), Err(Error::NoDevice { .. })));
         }
-        let (_, region) = Gpus::new(Mode::Emulated).accept(&inner.offer().unwrap()).unwrap();
+        let (_, region) = Gpus::new(GpuChoice::Emulated).accept(&inner.offer().unwrap()).unwrap();
         region.write(1, b"there").unwrap();
         let mut seen = [0; 5];
         memory.region().read(5001, &mut seen).unwrap();
@@ -472,12 +472,12 @@ mod tests {
 
     #[test]
     fn freed_memory_is_not_taken_for_what_comes_after_it() {
-        let gpus = Gpus::new(Mode::Emulated);
+        let gpus = Gpus::new(GpuChoice::Emulated);
         let device = gpus.open(0).unwrap();
-        let Device::Emulated(gpu) = &*device else { panic!("not emulated") };
+        let AnyGpu::Emulated(gpu) = &*device else { panic!("not emulated") };
         let region = gpu.alloc(4096).unwrap();
         let at = region.addr();
-        let memory = Memory::of(&device, region).unwrap();
+        let memory = SharedGpuMemory::of(&device, region).unwrap();
         assert!(memory.is_current().unwrap());
         assert!(gpu.free(at) && !gpu.free(at));
         assert!(!memory.is_current().unwrap());
@@ -486,8 +486,8 @@ mod tests {
 
     #[test]
     fn offers_that_lie_are_refused() {
-        let gpus = Gpus::new(Mode::Emulated);
-        let memory = Memory::create(&gpus.open(0).unwrap(), 8192).unwrap();
+        let gpus = Gpus::new(GpuChoice::Emulated);
+        let memory = SharedGpuMemory::create(&gpus.open(0).unwrap(), 8192).unwrap();
         let offer = |change: fn(&mut Offer)| {
             let mut offer = memory.offer().unwrap();
             change(&mut offer);
@@ -539,8 +539,8 @@ mod tests {
     /// A program takes pages out of memory that a daemon has opened, and ends: the daemon finds zeros, and no signal.
     #[test]
     fn memory_that_is_punched_out_or_left_stays_mapped() {
-        let (maker, daemon) = (Gpus::new(Mode::Emulated), Gpus::new(Mode::Emulated));
-        let memory = Memory::create(&maker.open(0).unwrap(), 8192).unwrap();
+        let (maker, daemon) = (Gpus::new(GpuChoice::Emulated), Gpus::new(GpuChoice::Emulated));
+        let memory = SharedGpuMemory::create(&maker.open(0).unwrap(), 8192).unwrap();
         memory.region().write(0, &[7; 8192]).unwrap();
         let offer = memory.offer().unwrap();
         let (_, region) = daemon.accept(&offer).unwrap();

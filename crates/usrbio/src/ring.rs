@@ -17,7 +17,7 @@ mod client;
 mod server;
 
 pub use client::{Client, Completion};
-pub use server::{Done, Entry, Server, Taken};
+pub use server::{Done, RingServer, Submission, Taken};
 
 use std::sync::atomic::Ordering;
 
@@ -99,13 +99,13 @@ fn word(bytes: &[u8]) -> u64 {
 }
 
 /// The memory of a ring, and where everything lies in it.
-struct Memory {
+struct RingRegion {
     mem: HostMem,
     slots: u32,
     done: Semaphore,
 }
 
-impl Memory {
+impl RingRegion {
     fn new(mem: HostMem) -> Result<Self> {
         let slots = (mem.len().saturating_sub(FIXED) / SLOT).min(MOST);
         if slots < 2 {

@@ -322,12 +322,12 @@ pub fn receive(socket: impl AsFd) -> rustix::io::Result<Option<Packet>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu::{Gpus, Memory, Mode};
+    use crate::gpu::{GpuChoice, Gpus, SharedGpuMemory};
 
     #[test]
     fn memory_crosses_a_socket() {
-        let gpus = Gpus::new(Mode::Emulated);
-        let memory = Memory::create(&gpus.open(0).unwrap(), 4096).unwrap();
+        let gpus = Gpus::new(GpuChoice::Emulated);
+        let memory = SharedGpuMemory::create(&gpus.open(0).unwrap(), 4096).unwrap();
         let (a, b) = std::os::unix::net::UnixDatagram::pair().unwrap();
         let id = Id::random().unwrap();
         let register = Ask::Register { id, device: 3, block: 512, offer: memory.offer().unwrap() };

@@ -17,7 +17,7 @@ use rustix::net::{
 };
 
 use crate::error::Broken;
-use crate::wire::{HEADER, Header, MAX_FDS};
+use crate::wire::{HEADER, MAX_FDS, MessageHeader};
 
 /// Time limit for the rest of a message that has begun, and for sending one.
 pub(crate) const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -34,7 +34,7 @@ pub(crate) fn connect_at_once(path: &Path) -> Result<UnixStream, Errno> {
 
 /// A received message.
 pub(crate) struct Message {
-    pub header: Header,
+    pub header: MessageHeader,
     pub payload: Vec<u8>,
     pub fds: Vec<OwnedFd>,
 }
@@ -62,7 +62,7 @@ impl<S: Fn() -> bool> MessageSocket<S> {
         if !self.fill(&mut raw, &mut fds, due, true)? {
             return Ok(None);
         }
-        let header = Header::decode(&raw);
+        let header = MessageHeader::decode(&raw);
         let mut payload = vec![0; header.payload().map_err(Broken::Protocol)?];
         let due = Instant::now() + MESSAGE_TIMEOUT;
         if !self.fill(&mut payload, &mut fds, Some(due), false)? {
@@ -121,7 +121,12 @@ impl<S: Fn() -> bool> MessageSocket<S> {
     }
 
     /// Sends a message, optionally with a file.
-    pub(crate) fn send(&self, header: &Header, payload: &[u8], file: Option<&File>) -> Result<(), Broken> {
+    pub(crate) fn send(
+        &self,
+        header: &MessageHeader,
+        payload: &[u8],
+        file: Option<&File>,
+    ) -> Result<(), Broken> {
         let message = [header.encode().as_slice(), payload].concat();
         let (mut left, due) = (message.as_slice(), Instant::now() + MESSAGE_TIMEOUT);
         let fds = file.map(AsFd::as_fd);

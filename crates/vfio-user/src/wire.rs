@@ -60,7 +60,7 @@ const ERROR: u32 = 1 << 5;
 
 /// A message's header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Header {
+pub struct MessageHeader {
     /// Matches a reply to its request.
     pub id: u16,
     /// One of [`command`].
@@ -73,7 +73,7 @@ pub struct Header {
     pub errno: u32,
 }
 
-impl Header {
+impl MessageHeader {
     /// Decodes a header.
     #[must_use]
     pub fn decode(raw: &[u8; HEADER]) -> Self {
@@ -405,15 +405,15 @@ mod tests {
 
     #[test]
     fn headers_go_there_and_back() {
-        let header = Header { id: 0x1234, command: 9, bytes: 32, flags: 0x10, errno: 0 };
-        assert_eq!(Header::decode(&header.encode()), header);
+        let header = MessageHeader { id: 0x1234, command: 9, bytes: 32, flags: 0x10, errno: 0 };
+        assert_eq!(MessageHeader::decode(&header.encode()), header);
         assert!(header.is_request() && !header.wants_reply());
         assert_eq!(header.payload(), Ok(16));
         let refused = header.refusal(22);
         assert!(refused.is_error() && !refused.is_request());
         assert_eq!((refused.id, refused.errno, refused.payload()), (0x1234, 22, Ok(0)));
         for bytes in [0, 15, MAX_MESSAGE as u32 + 1, u32::MAX] {
-            assert!(Header { bytes, ..header }.payload().is_err());
+            assert!(MessageHeader { bytes, ..header }.payload().is_err());
         }
     }
 

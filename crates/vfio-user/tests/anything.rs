@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use client::{memfd, send};
-use onehop_board::{Board, Config};
+use onehop_board::{Board, BoardConfig};
 use onehop_sim::Sim;
-use onehop_vfio_user::wire::{Header, command};
+use onehop_vfio_user::wire::{MessageHeader, command};
 use onehop_vfio_user::{DeviceModel, Function, Nvme, Sdr, serve};
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -138,14 +138,14 @@ fn bring_up(stream: &UnixStream, tail: u32) {
 }
 
 fn put(stream: &UnixStream, command: u16, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
-    let header = Header { flags, ..Header::request(1, command, payload.len()) };
+    let header = MessageHeader { flags, ..MessageHeader::request(1, command, payload.len()) };
     send(stream, &[header.encode().as_slice(), payload].concat(), fds);
 }
 
 /// Valid streams, apart from what the session did before: pages from 4096 on.
 fn flow(stream: &UnixStream) {
-    use onehop_radio::{Format, Limits, Shape, event, regs};
-    let shape = Shape::of_bytes(Format::Ci16, &Limits::USDR_RX, 4096).unwrap();
+    use onehop_radio::{BoardLimits, Format, Shape, event, regs};
+    let shape = Shape::of_bytes(Format::Ci16, &BoardLimits::USDR_RX, 4096).unwrap();
     let (words, front) = (shape.burst_bytes() / 8, regs::RX_BASE + regs::FRONT);
     let front = |what, value| (front, regs::front::command(what, value));
     let mut writes = vec![(regs::NOTIFY_PAGE, 4096), (regs::ROUTE, regs::route(event::RX, 0))];
@@ -255,7 +255,7 @@ fn any_session_with_mapped_doorbells_comes_to_its_end() {
 
 #[test]
 fn any_session_with_a_board_comes_to_its_end() {
-    let config = Config::parse("usdr?signal=noise&rate=200M").unwrap();
+    let config = BoardConfig::parse("usdr?signal=noise&rate=200M").unwrap();
     let board = Arc::new(Board::new(config).unwrap());
     let function = Function::new(Box::new(Sdr::new(board.clone())));
     let event = eventfd(0, EventfdFlags::empty()).unwrap();

@@ -11,11 +11,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use client::{CONFIG, Client, raised};
-use onehop_board::{Board, Config, Rule};
+use onehop_board::{Board, BoardConfig, BoardRule};
 use onehop_gpu::{Emulated, Gpu};
 use onehop_os::Interrupt;
-use onehop_radio::{Format, Limits, Shape, regs};
-use onehop_sdr::{Card, Counts, Profile, Receiver, Route, RxOptions, Session};
+use onehop_radio::{BoardLimits, Format, Shape, regs};
+use onehop_sdr::{Card, Counts, Profile, Receiver, RxOptions, SampleRoute, Session};
 use onehop_vfio_user::{Function, Sdr, serve};
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -33,7 +33,7 @@ struct Served {
 
 impl Served {
     fn start(options: &str) -> Self {
-        let board = Arc::new(Board::new(Config::parse(options).unwrap()).unwrap());
+        let board = Arc::new(Board::new(BoardConfig::parse(options).unwrap()).unwrap());
         let function = Function::new(Box::new(Sdr::new(board.clone())));
         let (mine, yours) = UnixStream::pair().unwrap();
         let stop = Arc::new(AtomicBool::new(false));
@@ -51,7 +51,7 @@ impl Served {
         Session::open(Card::new(&self.client.port(), Arc::new(Event(event)), Profile::SIMULATED)).unwrap()
     }
 
-    fn rules(&self) -> Vec<Rule> {
+    fn rules(&self) -> Vec<BoardRule> {
         let mut rules: Vec<_> = self.board.violations().iter().map(|v| v.rule).collect();
         rules.dedup();
         rules
@@ -82,12 +82,12 @@ impl Interrupt for Event {
 }
 
 fn shape(format: Format) -> Shape {
-    Shape::of_bytes(format, &Limits::USDR_RX, 8192).unwrap()
+    Shape::of_bytes(format, &BoardLimits::USDR_RX, 8192).unwrap()
 }
 
 fn receiver(session: &Arc<Session>, format: Format) -> Receiver {
     let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
-    let options = RxOptions { only: Some(Route::Pinned), ..RxOptions::new(shape(format)) };
+    let options = RxOptions { only: Some(SampleRoute::Pinned), ..RxOptions::new(shape(format)) };
     Receiver::open(session, &gpu, &options).unwrap()
 }
 
@@ -149,7 +149,7 @@ fn the_function_is_a_board_with_msi() {
         index(7);
         assert_eq!(indexed(), if flr { 0 } else { 0x5000 });
         assert_eq!(served.client.read(0, 2, 2), [0xff; 2]);
-        assert_eq!(served.rules(), [Rule::Access]);
+        assert_eq!(served.rules(), [BoardRule::Access]);
     }
 }
 
@@ -164,7 +164,7 @@ fn dma_ends_with_bus_mastering_and_with_the_memory() {
     served.client.write(CONFIG, 4, &[2]);
     served.within("the board noticed nothing", || {
         make_room(&mut flowing);
-        served.rules().contains(&Rule::BusMaster)
+        served.rules().contains(&BoardRule::BusMaster)
     });
     served.client.write(CONFIG, 4, &[6]);
     flowing.stop().unwrap();
@@ -181,9 +181,10 @@ fn dma_ends_with_bus_mastering_and_with_the_memory() {
     served.client.request(onehop_vfio_user::wire::command::DMA_UNMAP, &all, &[]).unwrap();
     served.within("the board noticed nothing", || {
         make_room(&mut flowing);
-        let names = |v: &onehop_board::Violation, at: &u32| v.detail.contains(&format!("{at:#x}"));
-        let told =
-            |v: &onehop_board::Violation| v.rule == Rule::Unmapped && addresses.iter().any(|at| names(v, at));
+        let names = |v: &onehop_board::BoardViolation, at: &u32| v.detail.contains(&format!("{at:#x}"));
+        let told = |v: &onehop_board::BoardViolation| {
+            v.rule == BoardRule::Unmapped && addresses.iter().any(|at| names(v, at))
+        };
         served.board.violations().iter().any(told)
     });
     served.client.request(onehop_vfio_user::wire::command::RESET, &[], &[]).unwrap();

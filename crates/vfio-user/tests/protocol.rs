@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use client::{CONFIG, Client, Served, memfd, raised, send};
 use onehop_drive::{Drive, Options};
-use onehop_vfio_user::wire::{HEADER, Header, MAX_FDS, command};
+use onehop_vfio_user::wire::{HEADER, MAX_FDS, MessageHeader, command};
 use onehop_vfio_user::{Function, Nvme};
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -230,12 +230,12 @@ fn ends(bytes: &[u8], fds: usize) -> Option<String> {
 
 #[test]
 fn a_stream_that_cannot_be_followed_ends_the_session() {
-    let header = Header::request(1, command::VERSION, 4);
+    let header = MessageHeader::request(1, command::VERSION, 4);
     let whole = [header.encode().as_slice(), &[0; 4]].concat();
     assert_eq!(ends(&whole, 0), None);
     assert_eq!(ends(&[], 0), None);
     for bytes in [0, 15, u32::MAX, (1 << 20) + 33] {
-        let why = ends(&Header { bytes, ..header }.encode(), 0).unwrap();
+        let why = ends(&MessageHeader { bytes, ..header }.encode(), 0).unwrap();
         assert!(why.contains("violated the protocol: a message of"), "{why}");
     }
     assert!(ends(&whole[..HEADER + 1], 0).unwrap().contains("in the middle of a message"));
@@ -248,7 +248,7 @@ fn a_stream_that_cannot_be_followed_ends_the_session() {
 #[test]
 fn posted_writes_are_never_answered() {
     let (served, mut stream) = Served::start("mem:1M");
-    let bad = Header { flags: 1 << 4, ..Header::request(7, command::REGION_WRITE, 3) };
+    let bad = MessageHeader { flags: 1 << 4, ..MessageHeader::request(7, command::REGION_WRITE, 3) };
     stream.write_all(&[bad.encode().as_slice(), &[0; 3]].concat()).unwrap();
     let client = Client::connect(stream);
     assert_eq!(word(&client, 0, 8), 0x0001_0400);

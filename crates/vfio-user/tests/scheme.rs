@@ -18,7 +18,7 @@ use onehop_drive::{Drive, Error, Options};
 use onehop_os::{ControllerBackend, HostMem};
 use onehop_proto::regs::doorbell;
 use onehop_sim::Sim;
-use onehop_vfio_user::wire::{HEADER, Header, command};
+use onehop_vfio_user::wire::{HEADER, MessageHeader, command};
 use onehop_vfio_user::{ClientError, Function, Nvme, Server, ServerEvent, client};
 use rustix::fs::SealFlags;
 use suite::{Case, PLAIN, matrix, run};
@@ -233,7 +233,7 @@ fn a_server_leaves_the_socket_of_its_successor() {
 fn what_is_no_server_is_named() {
     let nowhere = client::open(Path::new("/nowhere/cntrl")).map(|_| ()).unwrap_err().to_string();
     assert!(nowhere.contains("/nowhere/cntrl") && nowhere.contains("start its server first"), "{nowhere}");
-    let board = Arc::new(onehop_board::Board::new(onehop_board::Config::default()).unwrap());
+    let board = Arc::new(onehop_board::Board::new(onehop_board::BoardConfig::default()).unwrap());
     let socket = socket();
     let server = Server::bind(&socket).unwrap();
     let stop = AtomicBool::new(false);
@@ -249,13 +249,13 @@ fn what_is_no_server_is_named() {
 }
 
 /// A server that answers every request with `reply`.
-fn answers(reply: impl Fn(&Header) -> Vec<u8> + Send + 'static) -> Result<(), ClientError> {
+fn answers(reply: impl Fn(&MessageHeader) -> Vec<u8> + Send + 'static) -> Result<(), ClientError> {
     answers_with(reply, |_| ())
 }
 
 /// The same, with work for what could be opened.
 fn answers_with<T>(
-    reply: impl Fn(&Header) -> Vec<u8> + Send + 'static,
+    reply: impl Fn(&MessageHeader) -> Vec<u8> + Send + 'static,
     work: impl FnOnce(&ControllerBackend) -> T,
 ) -> Result<T, ClientError> {
     let socket = socket();
@@ -264,7 +264,7 @@ fn answers_with<T>(
         let (mut stream, _) = listener.accept().unwrap();
         let mut raw = [0; HEADER];
         while stream.read_exact(&mut raw).is_ok() {
-            let header = Header::decode(&raw);
+            let header = MessageHeader::decode(&raw);
             stream.read_exact(&mut vec![0; header.payload().unwrap()]).unwrap();
             if stream.write_all(&reply(&header)).is_err() {
                 return;
@@ -279,21 +279,23 @@ fn answers_with<T>(
 
 #[test]
 fn servers_that_break_the_protocol_are_left() {
-    let whole =
-        |header: &Header, payload: &[u8]| [header.reply(payload.len()).encode().as_slice(), payload].concat();
+    let whole = |header: &MessageHeader, payload: &[u8]| {
+        [header.reply(payload.len()).encode().as_slice(), payload].concat()
+    };
     let refused = answers(|header| header.refusal(22).encode().to_vec()).unwrap_err();
     assert!(matches!(refused, ClientError::Refused { what: "the version", .. }), "{refused}");
     let other = answers(move |header| whole(header, &[1, 0, 0, 0])).unwrap_err();
     assert!(matches!(other, ClientError::Unfit { .. }), "{other}");
     let short = answers(move |header| whole(header, &[0; 4])).unwrap_err();
     assert!(matches!(short, ClientError::Broken { what: "REGION_READ", .. }), "{short}");
-    let long = answers(|header| Header { bytes: u32::MAX, ..header.reply(0) }.encode().to_vec()).unwrap_err();
+    let long =
+        answers(|header| MessageHeader { bytes: u32::MAX, ..header.reply(0) }.encode().to_vec()).unwrap_err();
     assert!(matches!(long, ClientError::Broken { .. }), "{long}");
     // Requests of the server are refused, and replies to other requests ignored, but only for a limited time.
     let began = Instant::now();
     let ends = answers(|header| {
-        let stray = Header { id: header.id.wrapping_add(7), ..header.reply(0) };
-        let asks = Header::request(9, 12, 0);
+        let stray = MessageHeader { id: header.id.wrapping_add(7), ..header.reply(0) };
+        let asks = MessageHeader::request(9, 12, 0);
         [asks.encode(), stray.encode(), header.refusal(95).encode()].concat()
     });
     assert!(matches!(ends, Err(ClientError::Refused { .. })), "{ends:?}");
@@ -301,7 +303,7 @@ fn servers_that_break_the_protocol_are_left() {
 }
 
 /// A server with random replies: mostly of the right form, so that it gets somewhere.
-fn anything(seed: u64) -> impl Fn(&Header) -> Vec<u8> + Send + 'static {
+fn anything(seed: u64) -> impl Fn(&MessageHeader) -> Vec<u8> + Send + 'static {
     let rng = std::sync::Mutex::new(suite::Rng(seed));
     move |ask| {
         let mut rng = rng.lock().unwrap();
@@ -312,8 +314,8 @@ fn anything(seed: u64) -> impl Fn(&Header) -> Vec<u8> + Send + 'static {
                 rng.bytes(count)
             };
             let stray = match rng.below(2) {
-                0 => Header { id: ask.id ^ 0x55aa, ..ask.reply(payload.len()) },
-                _ => Header::request(rng.next() as u16, rng.below(20) as u16, payload.len()),
+                0 => MessageHeader { id: ask.id ^ 0x55aa, ..ask.reply(payload.len()) },
+                _ => MessageHeader::request(rng.next() as u16, rng.below(20) as u16, payload.len()),
             };
             sent.extend([stray.encode().as_slice(), &payload].concat());
         }

@@ -6,15 +6,15 @@ use onehop_gpu::Region;
 use onehop_load::plan::Placed;
 use onehop_load::{Part, Plan, TensorInfo};
 
-use super::View;
-use crate::device::Device;
+use super::PartView;
+use crate::device::GpuDevice;
 use crate::dlpack;
 use crate::dtype::{carried, data_type};
 use crate::error::{Error, Result};
 use crate::pool::Lease;
 use crate::tensor::{Tensor, packed_strides};
 
-pub(super) fn fits(plan: &Plan, device: &Device) -> Result<()> {
+pub(super) fn fits(plan: &Plan, device: &GpuDevice) -> Result<()> {
     match plan.fit_on(&*device.gpu)?.filter(|fit| !fit.fits) {
         Some(fit) => Err(Error::Fit {
             needed: fit.peak_gpu_bytes,
@@ -34,7 +34,7 @@ pub(super) fn whole(
     placed: &Placed,
     memory: Region,
     lease: Option<Arc<Lease>>,
-    device: dlpack::Device,
+    device: dlpack::DlDevice,
 ) -> Tensor {
     let Placed { name, dtype, shape, bytes, .. } = placed;
     let info =
@@ -53,7 +53,7 @@ pub(super) fn whole(
     }
 }
 
-impl View {
+impl PartView {
     /// The tensor of these elements, of a part that lies at `at`.
     pub(crate) fn tensor(
         &self,
@@ -61,7 +61,7 @@ impl View {
         part: &Part,
         arena: &Region,
         at: u64,
-        device: dlpack::Device,
+        device: dlpack::DlDevice,
     ) -> Result<Tensor> {
         let carrier = data_type(info.dtype);
         let held: Vec<i64> = part.shape.iter().map(|n| *n as i64).collect();

@@ -8,19 +8,19 @@ use std::time::{Duration, Instant};
 use onehop_gpu::{Place, Region};
 use onehop_load::check::{BY_FILES, Verdict};
 use onehop_load::engine::{self, Arena, Prepared, RingEngine, Segments, Stopper};
-use onehop_load::plan::{Options, Placed};
+use onehop_load::plan::{Placed, PlanOptions};
 use onehop_load::stream::Stream;
 use onehop_load::{LocalFile, Manifest, Model, Plan, check};
 use onehop_transfer::Chosen;
 
 use super::placed::{fits, memory, whole};
-use super::{Event, Memory, Origin, Request, SIGNAL_POLL_INTERVAL, Shared, Wanted};
+use super::{JobShared, LoadEvent, LoadOrigin, LoadRequest, LoadScope, SIGNAL_POLL_INTERVAL, TensorMemory};
 use crate::descriptors;
-use crate::device::Device;
+use crate::device::GpuDevice;
 use crate::drive::OpenDrive;
 use crate::error::{Error, Result};
 use crate::lent::Brought;
-use crate::outcome::{Outcome, Start};
+use crate::outcome::{LoadStart, Outcome};
 use crate::pool::Pool;
 use crate::tensor::Tensor;
 use crate::views;
@@ -37,9 +37,9 @@ const ALIGN: u64 = 64;
 
 /// What the thread does.
 pub(super) struct LoadTask {
-    pub(super) request: Request,
-    pub(super) shared: Arc<Shared>,
-    pub(super) sender: Sender<Event>,
+    pub(super) request: LoadRequest,
+    pub(super) shared: Arc<JobShared>,
+    pub(super) sender: Sender<LoadEvent>,
     pub(super) brought: Receiver<Brought>,
     pub(super) start: Instant,
 }
@@ -47,14 +47,14 @@ pub(super) struct LoadTask {
 impl LoadTask {
     pub(super) fn run(self) {
         let outcome = match &self.request.origin {
-            Origin::Files(options) => self.load(options),
-            Origin::Drive(drive, options) => self.load_from_drive(drive, options),
+            LoadOrigin::Files(options) => self.load(options),
+            LoadOrigin::Drive(drive, options) => self.load_from_drive(drive, options),
         };
         let Self { sender, request, .. } = self;
         // Closes the drive, if nothing else has it open: who hears of the end may open it again.
         drop(request);
         // The waiting thread may have ended.
-        let _ = sender.send(Event::Done(outcome.map(Box::new)));
+        let _ = sender.send(LoadEvent::Done(outcome.map(Box::new)));
     }
 
     fn go_on(&self) -> bool {
@@ -71,7 +71,7 @@ impl LoadTask {
     }
 
     fn load(&self, options: &engine::Options) -> Result<Outcome> {
-        let Request { model, device, memory, .. } = &self.request;
+        let LoadRequest { model, device, memory, .. } = &self.request;
         let manifest = self.manifest()?;
         let plan = self.plan()?;
         descriptors::make_room(model.files.len());
@@ -81,7 +81,7 @@ impl LoadTask {
             let gpu = scope.spawn(|| {
                 let device = device.open()?;
                 let begin = Instant::now();
-                let own = *memory == Memory::Own;
+                let own = *memory == TensorMemory::Own;
                 let arena =
                     own.then(|| fits(&plan, &device).and_then(|()| Ok(Arena::new(&*device.gpu, &plan)?)));
                 Ok::<_, Error>((device, arena.transpose()?, begin))
@@ -92,19 +92,19 @@ impl LoadTask {
         })?;
         self.shared.total.store(plan.tensor_bytes, Ordering::Release);
         match memory {
-            Memory::Own => {
+            TensorMemory::Own => {
                 let arena = arena.ok_or(Error::Lost)?;
                 self.fill_arena(plan, &device, begin, prepared, arena, manifest.as_ref())
             }
-            Memory::Arena => self.fill_given_arena(plan, &device, begin, prepared, manifest.as_ref()),
-            Memory::Bounded(most) => self.fill_pool(plan, &device, begin, prepared, *most),
+            TensorMemory::Arena => self.fill_given_arena(plan, &device, begin, prepared, manifest.as_ref()),
+            TensorMemory::Bounded(most) => self.fill_pool(plan, &device, begin, prepared, *most),
         }
     }
 
     fn fill_arena(
         &self,
         plan: Plan,
-        device: &Device,
+        device: &GpuDevice,
         begin: Instant,
         prepared: Prepared,
         arena: Arena,
@@ -122,7 +122,7 @@ impl LoadTask {
     fn fill_given_arena(
         &self,
         plan: Plan,
-        device: &Device,
+        device: &GpuDevice,
         begin: Instant,
         prepared: Prepared,
         manifest: Option<&Manifest>,
@@ -132,7 +132,7 @@ impl LoadTask {
         let Some(gpu) = &device.cuda else {
             let region = device.gpu.arena(bytes)?;
             let arena = Tensor::of_bytes(region.clone(), device.dlpack);
-            let _ = self.sender.send(Event::Arena(Box::new(arena)));
+            let _ = self.sender.send(LoadEvent::Arena(Box::new(arena)));
             let arena = Arena::again(region, &plan)?;
             return self.fill_arena(plan, device, begin, prepared, arena, manifest);
         };
@@ -144,7 +144,7 @@ impl LoadTask {
     fn fill_pool(
         &self,
         plan: Plan,
-        device: &Device,
+        device: &GpuDevice,
         begin: Instant,
         prepared: Prepared,
         most: u64,
@@ -170,7 +170,7 @@ impl LoadTask {
     fn fill_segments(
         &self,
         plan: Plan,
-        device: &Device,
+        device: &GpuDevice,
         begin: Instant,
         prepared: Prepared,
         pool: &Arc<Pool>,
@@ -207,12 +207,12 @@ impl LoadTask {
 
     /// The waiting thread may have ended.
     fn hand_out(&self, tensor: Tensor) {
-        let _ = self.sender.send(Event::Tensor(Box::new(tensor)));
+        let _ = self.sender.send(LoadEvent::Tensor(Box::new(tensor)));
     }
 
     /// Asks Python for GPU memory, and waits for it.
     fn ask(&self, bytes: usize) -> Result<Brought> {
-        let _ = self.sender.send(Event::Wanted(bytes));
+        let _ = self.sender.send(LoadEvent::Wanted(bytes));
         loop {
             self.check()?;
             match self.brought.recv_timeout(SIGNAL_POLL_INTERVAL) {
@@ -232,7 +232,12 @@ impl LoadTask {
     }
 
     /// The end of a stream whose tensors have all arrived.
-    fn end<A>(&self, stream: Stream<RingEngine<A>>, device: &Device, begin: Instant) -> Result<(Ended, A)> {
+    fn end<A>(
+        &self,
+        stream: Stream<RingEngine<A>>,
+        device: &GpuDevice,
+        begin: Instant,
+    ) -> Result<(Ended, A)> {
         let took = begin.elapsed();
         let warnings = self.request.model.still_same()?;
         let account = stream.engine().account();
@@ -242,8 +247,8 @@ impl LoadTask {
     }
 
     /// The tensors come when all of them are there.
-    fn load_from_drive(&self, drive: &OpenDrive, options: &onehop_transfer::Options) -> Result<Outcome> {
-        let Wanted::Selection(selection) = &self.request.wanted else { return Err(Error::Lost) };
+    fn load_from_drive(&self, drive: &OpenDrive, options: &onehop_transfer::RouteOptions) -> Result<Outcome> {
+        let LoadScope::Selection(selection) = &self.request.wanted else { return Err(Error::Lost) };
         let manifest = self.manifest()?;
         let plan = drive.plan(selection, ALIGN)?;
         self.shared.total.store(plan.tensor_bytes, Ordering::Release);
@@ -254,7 +259,7 @@ impl LoadTask {
         let loaded = drive.load(&gpu, options, &plan, &*self.shared)?;
         for placed in &plan.tensors {
             let tensor = whole(placed, memory(&loaded.arena, placed.at, placed.bytes)?, None, device.dlpack);
-            let _ = self.sender.send(Event::Tensor(Box::new(tensor)));
+            let _ = self.sender.send(LoadEvent::Tensor(Box::new(tensor)));
         }
         self.shared.bytes.store(plan.tensor_bytes, Ordering::Release);
         if self.request.verify
@@ -263,37 +268,37 @@ impl LoadTask {
             return Err(changed.into());
         }
         let verdict = self.verify(&plan, &device, &loaded.arena, manifest.as_ref())?;
-        let start = Start { begun: self.start, gpu: begin - self.start };
+        let start = LoadStart { begun: self.start, gpu: begin - self.start };
         Ok(Outcome::of_drive(drive, loaded, plan.gpu_bytes, &start, verdict))
     }
 
     fn plan(&self) -> Result<Plan> {
         let options = match self.request.memory {
-            Memory::Bounded(most) => Options::in_segments(segment_bytes(most)),
-            Memory::Own | Memory::Arena => Options::ring(),
+            TensorMemory::Bounded(most) => PlanOptions::in_segments(segment_bytes(most)),
+            TensorMemory::Own | TensorMemory::Arena => PlanOptions::ring(),
         };
-        let options = Options { small: ALIGN, ..options };
+        let options = PlanOptions { small: ALIGN, ..options };
         let model = &self.request.model;
         let plan = match &self.request.wanted {
-            Wanted::Selection(selection) => Plan::new(model, selection, options),
-            Wanted::Part { tensor, part, .. } => Plan::of_part(model, tensor, part.clone(), options),
+            LoadScope::Selection(selection) => Plan::new(model, selection, options),
+            LoadScope::Part { tensor, part, .. } => Plan::of_part(model, tensor, part.clone(), options),
         };
         Ok(plan.map_err(onehop_load::Error::from)?)
     }
 
     /// Hands tensors out as they arrive, if there is somebody to take them.
-    fn arrive(&self, mut stream: Stream<RingEngine>, device: &Device) -> Result<Stream<RingEngine>> {
+    fn arrive(&self, mut stream: Stream<RingEngine>, device: &GpuDevice) -> Result<Stream<RingEngine>> {
         while let Some(lent) = stream.next()? {
-            if self.request.memory == Memory::Arena {
+            if self.request.memory == TensorMemory::Arena {
                 self.shared.bytes.store(stream.bytes(), Ordering::Release);
                 continue;
             }
             let tensor = match &self.request.wanted {
-                Wanted::Selection(_) => {
+                LoadScope::Selection(_) => {
                     let Placed { at, bytes, .. } = lent.tensor;
                     whole(lent.tensor, memory(lent.arena, *at, *bytes)?, None, device.dlpack)
                 }
-                Wanted::Part { tensor, part, view } => {
+                LoadScope::Part { tensor, part, view } => {
                     view.tensor(&tensor.info, part, lent.arena, lent.tensor.at, device.dlpack)?
                 }
             };
@@ -306,14 +311,14 @@ impl LoadTask {
     fn verify(
         &self,
         plan: &Plan,
-        device: &Device,
+        device: &GpuDevice,
         arena: &Region,
         manifest: Option<&Manifest>,
     ) -> Result<(bool, Option<String>)> {
         let (model, shared) = (&self.request.model, &*self.shared);
         let go_on = || !shared.is_stopped();
         let mut verdict: Verdict<Error> = Verdict { compared: None, compared_by: BY_FILES, manifest: None };
-        if let Origin::Drive(drive, _) = &self.request.origin {
+        if let LoadOrigin::Drive(drive, _) = &self.request.origin {
             verdict.compared_by = drive.on_drive.compared_by();
         }
         if self.request.verify {
@@ -347,14 +352,14 @@ impl Ended {
     fn outcome(
         self,
         model: &Model,
-        device: &Device,
+        device: &GpuDevice,
         start: Instant,
         verdict: (bool, Option<String>),
     ) -> Outcome {
         let Self { plan, account, begin, took, rate, warnings } = self;
         let went = onehop_load::outcome::Outcome::new(&[&plan], &account, took, rate);
         let went = onehop_load::outcome::Outcome { warnings, ..went };
-        Outcome::new(model, device, account, went, &Start { begun: start, gpu: begin - start }, verdict)
+        Outcome::new(model, device, account, went, &LoadStart { begun: start, gpu: begin - start }, verdict)
     }
 }
 

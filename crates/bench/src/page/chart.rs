@@ -29,7 +29,7 @@ pub struct Chart {
     /// The lines.
     pub series: Vec<Series>,
     /// What is drawn across.
-    pub limits: Vec<Line>,
+    pub limits: Vec<ReferenceLine>,
 }
 
 /// A line of points.
@@ -60,7 +60,7 @@ pub struct Point {
 
 /// A value that lines are held against.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Line {
+pub struct ReferenceLine {
     /// What it is.
     pub name: String,
     /// How much.
@@ -149,7 +149,7 @@ impl Chart {
             (top + bottom) / 2.0,
             escape(&self.y_label)
         );
-        let shown: Vec<&Line> = self.limits.iter().filter(|limit| axis.shows(limit.y)).collect();
+        let shown: Vec<&ReferenceLine> = self.limits.iter().filter(|limit| axis.shows(limit.y)).collect();
         let places: Vec<f64> = shown.iter().map(|limit| axis.at(limit.y)).collect();
         for y in &places {
             let _ = write!(out, "<path class=\"limit\" d=\"M{left} {y:.1}H{right}\"/>");
@@ -263,7 +263,7 @@ mod tests {
                 kind: 3,
                 points: vec![point(512.0, 1.0), point(4096.0, 3.0)],
             }],
-            limits: vec![Line { name: "the link".into(), y: limit }],
+            limits: vec![ReferenceLine { name: "the link".into(), y: limit }],
         }
     }
 

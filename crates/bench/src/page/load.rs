@@ -1,7 +1,9 @@
 //! The page of a model's loads: each beside its reference.
 
 use super::chart::Scale;
-use super::{Cell, Chart, Column, Line, Page, Point, Section, Series, Table, figures, machine_facts};
+use super::{
+    Cell, Chart, Column, Page, Point, ReferenceLine, Section, Series, SortableTable, figures, machine_facts,
+};
 use crate::results::Machine;
 
 /// One load.
@@ -51,12 +53,12 @@ pub fn load_page(loads: &Loads<'_>) -> Page {
             parts.join(", ").replace("gpu", "GPU")
         ),
     };
-    let mut limits: Vec<Line> = Vec::new();
+    let mut limits: Vec<ReferenceLine> = Vec::new();
     for (what, gbps) in loads.rows.iter().map(|row| &row.reference) {
         // Of several measurements the highest.
         match (gbps, limits.iter_mut().find(|line| line.name == *what)) {
             (Some(gbps), Some(line)) => line.y = line.y.max(*gbps),
-            (Some(gbps), None) => limits.push(Line { name: what.clone(), y: *gbps }),
+            (Some(gbps), None) => limits.push(ReferenceLine { name: what.clone(), y: *gbps }),
             (None, _) => {}
         }
     }
@@ -93,7 +95,7 @@ pub fn load_page(loads: &Loads<'_>) -> Page {
     }
 }
 
-fn table(rows: &[LoadRow]) -> Table {
+fn table(rows: &[LoadRow]) -> SortableTable {
     let columns = vec![
         Column::new("load", "in their order"),
         Column::new("GB/s", "10^9 bytes a second"),
@@ -117,7 +119,7 @@ fn table(rows: &[LoadRow]) -> Table {
             Cell { class: "note dim", ..Cell::text(limit) },
         ]
     };
-    Table { columns, rows: rows.iter().enumerate().map(cells).collect() }
+    SortableTable { columns, rows: rows.iter().enumerate().map(cells).collect() }
 }
 
 #[cfg(test)]

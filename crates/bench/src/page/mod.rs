@@ -9,9 +9,9 @@ mod sweep;
 
 use std::fmt::Write;
 
-pub use chart::{Chart, Line, Point, Series};
+pub use chart::{Chart, Point, ReferenceLine, Series};
 pub use load::{LoadRow, Loads, load_page};
-pub use queue::{QueueRow, Queues, queue_page};
+pub use queue::{QueuePage, QueueRow, queue_page};
 pub use sweep::sweep_page;
 
 use crate::results::Machine;
@@ -44,12 +44,12 @@ pub struct Section {
     /// Its pictures.
     pub charts: Vec<Chart>,
     /// Its table.
-    pub table: Option<Table>,
+    pub table: Option<SortableTable>,
 }
 
 /// A table, whose columns the page sorts by.
 #[derive(Clone, Debug, Default)]
-pub struct Table {
+pub struct SortableTable {
     /// The columns.
     pub columns: Vec<Column>,
     /// The rows: a cell for each column.
@@ -227,7 +227,7 @@ impl Section {
     }
 }
 
-impl Table {
+impl SortableTable {
     fn write(&self, body: &mut String) {
         let _ = write!(body, "<div class=\"wide\" tabindex=\"0\"><table>\n<thead><tr>");
         // A column without a word in it takes room from the others.
@@ -314,7 +314,7 @@ mod tests {
         page.facts.push(("drive".into(), "\" onload=\"x\" \u{7}".into()));
         page.sections.push(Section {
             title: "<b>".into(),
-            table: Some(Table {
+            table: Some(SortableTable {
                 columns: vec![Column::new("a<b", "\"")],
                 rows: vec![vec![Cell::text("<i>")], vec![Cell::number(1.5, "1.5")]],
             }),

@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 
 use super::chart::Scale;
-use super::{Cell, Chart, Column, Page, Point, Section, Series, Table, figures, machine_facts};
-use crate::Row;
+use super::{Cell, Chart, Column, Page, Point, Section, Series, SortableTable, figures, machine_facts};
+use crate::QueueCost;
 use crate::results::Machine;
 
 /// A row, where its rings lay, and on what the controller ran.
 #[derive(Clone, Debug)]
 pub struct QueueRow {
     /// The figures.
-    pub row: Row,
+    pub row: QueueCost,
     /// `vram`, `host` or `posted`.
     pub rings: &'static str,
     /// `cpu` or `gpu`.
@@ -19,7 +19,7 @@ pub struct QueueRow {
 }
 
 /// What a page of queue costs is made of.
-pub struct Queues<'a> {
+pub struct QueuePage<'a> {
     /// Where and when.
     pub machine: &'a Machine,
     /// Names and values: the drive, the clock, the GPU.
@@ -39,9 +39,9 @@ const METHOD: [&str; 6] = [
 
 /// The page of these rows.
 #[must_use]
-pub fn queue_page(queues: &Queues<'_>) -> Page {
+pub fn queue_page(queues: &QueuePage<'_>) -> Page {
     let facts = queues.facts.iter().cloned().chain(machine_facts(queues.machine)).collect();
-    let cost = |row: &Row| Some(row.ns_per_command);
+    let cost = |row: &QueueCost| Some(row.ns_per_command);
     let mut charts = vec![
         chart("Time of a command: wall time by commands", "ns", Scale::Log, queues.rows, cost),
         chart("Commands a second", "millions", Scale::Log, queues.rows, |row| Some(row.iops / 1e6)),
@@ -80,7 +80,7 @@ fn chart(
     unit: &str,
     scale: Scale,
     rows: &[QueueRow],
-    value: impl Fn(&Row) -> Option<f64>,
+    value: impl Fn(&QueueCost) -> Option<f64>,
 ) -> Chart {
     let mut depths: Vec<u32> = rows.iter().map(|row| row.row.depth).collect();
     depths.sort_unstable();
@@ -131,7 +131,7 @@ fn tip(row: &QueueRow) -> String {
     tip
 }
 
-fn table(rows: &[QueueRow]) -> Table {
+fn table(rows: &[QueueRow]) -> SortableTable {
     let columns = vec![
         Column::new("side", "who drives the queue"),
         Column::minor("mode", "owner: a thread or warp for each queue; shared: many threads on one"),
@@ -175,7 +175,7 @@ fn table(rows: &[QueueRow]) -> Table {
             Cell::text(*controller),
         ]
     };
-    Table { columns, rows: rows.iter().map(cells).collect() }
+    SortableTable { columns, rows: rows.iter().map(cells).collect() }
 }
 
 #[cfg(test)]
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     fn row(side: &'static str, queues: u32, depth: u32, ns: f64) -> QueueRow {
-        let row = Row {
+        let row = QueueCost {
             side,
             mode: "owner",
             queues,
@@ -214,14 +214,14 @@ mod tests {
             row("gpu", 1, 64, 40.0),
         ];
         let facts = vec![("Drive".into(), "<sim>".into())];
-        let html = queue_page(&Queues { machine: &Machine::default(), facts, rows: &rows }).to_html();
+        let html = queue_page(&QueuePage { machine: &Machine::default(), facts, rows: &rows }).to_html();
         // Two pictures have all of them, the other two have their side's.
         assert_eq!(html.matches("class=\"point\"").count(), 12);
         assert_eq!(html.matches("<tr>").count(), 1 + rows.len());
         assert!(html.contains("GPU, 16 queues, rings vram") && html.contains("&lt;sim&gt;"));
         assert!(html.contains("p99 latency: a whole batch, by the CPU") && html.contains("4321 samples"));
         assert!(!html.contains("NaN"));
-        let none = Queues { machine: &Machine::default(), facts: Vec::new(), rows: &[] };
+        let none = QueuePage { machine: &Machine::default(), facts: Vec::new(), rows: &[] };
         assert!(queue_page(&none).to_html().contains("</html>"));
     }
 }

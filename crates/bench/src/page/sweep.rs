@@ -3,8 +3,11 @@
 use std::collections::{BTreeMap, HashSet};
 
 use super::chart::Scale;
-use super::{Cell, Chart, Column, Line, Page, Point, Section, Series, Table, figures, machine_facts, size};
-use crate::results::{IoType, Limit, Measured, Results, Row};
+use super::{
+    Cell, Chart, Column, Page, Point, ReferenceLine, Section, Series, SortableTable, figures, machine_facts,
+    size,
+};
+use crate::results::{IoType, Measured, RateLimit, Results, SweepRow};
 
 /// Routes in the order in which people read them; each has its kind of line.
 const ROUTES: [&str; 9] = [
@@ -79,7 +82,7 @@ fn facts(results: &Results, measured: usize) -> Vec<(String, String)> {
     facts
 }
 
-fn held_against(limit: &Limit) -> String {
+fn held_against(limit: &RateLimit) -> String {
     format!("{}, {:.1} GB/s: {}", limit.kind(), limit.gbps, limit.what)
 }
 
@@ -91,7 +94,7 @@ fn samples(m: &Measured) -> String {
 fn sections(results: &Results) -> Vec<Section> {
     let mut sections = Vec::new();
     for io in [IoType::Read, IoType::RandRead, IoType::Write, IoType::RandWrite] {
-        let rows: Vec<&Row> =
+        let rows: Vec<&SweepRow> =
             results.rows.iter().filter(|row| row.io == io && row.result.is_some()).collect();
         if !rows.is_empty() {
             sections.push(section(io, &rows));
@@ -106,18 +109,18 @@ fn sections(results: &Results) -> Vec<Section> {
     sections
 }
 
-fn in_flight(row: &Row) -> u32 {
+fn in_flight(row: &SweepRow) -> u32 {
     row.depth.saturating_mul(row.threads)
 }
 
-fn section(io: IoType, rows: &[&Row]) -> Section {
+fn section(io: IoType, rows: &[&SweepRow]) -> Section {
     let title = match io {
         IoType::Read => "Sequential read, into GPU memory",
         IoType::RandRead => "Random read, into GPU memory",
         IoType::Write => "Sequential write, out of GPU memory",
         IoType::RandWrite => "Random write, out of GPU memory",
     };
-    let mut by_flight: BTreeMap<u32, Vec<&Row>> = BTreeMap::new();
+    let mut by_flight: BTreeMap<u32, Vec<&SweepRow>> = BTreeMap::new();
     for row in rows {
         by_flight.entry(in_flight(row)).or_default().push(row);
     }
@@ -153,13 +156,13 @@ fn chart(
     title: &str,
     unit: &str,
     scale: Scale,
-    rows: &[&Row],
+    rows: &[&SweepRow],
     value: impl Fn(&Measured) -> Option<[f64; 3]>,
 ) -> Chart {
     let mut blocks: Vec<u64> = rows.iter().map(|row| row.block).collect();
     blocks.sort_unstable();
     blocks.dedup();
-    let mut best: BTreeMap<(usize, &str, u64), (&Row, &Measured)> = BTreeMap::new();
+    let mut best: BTreeMap<(usize, &str, u64), (&SweepRow, &Measured)> = BTreeMap::new();
     for row in rows {
         let Some(measured) = &row.result else { continue };
         let kind = ROUTES.iter().position(|route| *route == row.route).unwrap_or(ROUTES.len());
@@ -177,9 +180,9 @@ fn chart(
             None => series.push(Series { name: (*route).to_owned(), kind: *kind, points: vec![point] }),
         }
     }
-    let mut limits: Vec<Line> = Vec::new();
+    let mut limits: Vec<ReferenceLine> = Vec::new();
     for limit in best.values().filter_map(|(_, m)| m.limit.as_ref()).filter(|_| unit == "GB/s") {
-        let line = Line { name: limit.what.clone(), y: limit.gbps };
+        let line = ReferenceLine { name: limit.what.clone(), y: limit.gbps };
         if !limits.contains(&line) {
             limits.push(line);
         }
@@ -195,7 +198,7 @@ fn chart(
     }
 }
 
-fn tip(row: &Row, m: &Measured) -> String {
+fn tip(row: &SweepRow, m: &Measured) -> String {
     let (low, high) = m.range();
     let mut tip = format!(
         "{} blocks, depth {} × {}\n{} GB/s ({} to {})\n{} blocks a second",
@@ -223,7 +226,7 @@ fn tip(row: &Row, m: &Measured) -> String {
     tip
 }
 
-fn table(results: &Results) -> Table {
+fn table(results: &Results) -> SortableTable {
     let columns = vec![
         Column::new("route", "the way that the bytes took"),
         Column::new("IoType", "as gdsio says it"),
@@ -251,10 +254,10 @@ fn table(results: &Results) -> Table {
     // What holds for all rows is among the facts above.
     let several = limits.len() > 1;
     let rows = measured().map(|(row, m)| cells(row, m, several)).collect();
-    Table { columns, rows }
+    SortableTable { columns, rows }
 }
 
-fn cells(row: &Row, m: &Measured, several: bool) -> Vec<Cell> {
+fn cells(row: &SweepRow, m: &Measured, several: bool) -> Vec<Cell> {
     let share = m.of_limit.map_or_else(
         || Cell::maybe(None),
         |share| {
@@ -288,7 +291,7 @@ fn cells(row: &Row, m: &Measured, several: bool) -> Vec<Cell> {
 }
 
 /// Each reason once, with the routes that it holds for.
-fn lacking(results: &Results) -> Table {
+fn lacking(results: &Results) -> SortableTable {
     let mut reasons: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     for row in results.rows.iter().filter(|row| row.result.is_none()) {
         *reasons.entry((&row.route, row.note.as_deref().unwrap_or_default())).or_default() += 1;
@@ -305,7 +308,7 @@ fn lacking(results: &Results) -> Table {
             Cell { class: "note", ..Cell::text(*why) },
         ]
     };
-    Table { columns, rows: reasons.iter().map(row).collect() }
+    SortableTable { columns, rows: reasons.iter().map(row).collect() }
 }
 
 #[cfg(test)]
@@ -316,7 +319,7 @@ mod tests {
     #[test]
     fn every_row_is_on_the_page() {
         let mut results = sample(&[&[1.0, 2.0, 3.0], &[9.0, 9.5, 11.0]]);
-        results.rows.push(Row {
+        results.rows.push(SweepRow {
             result: None,
             note: Some("no <such> thing".into()),
             ..results.rows[0].clone()

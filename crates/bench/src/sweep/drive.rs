@@ -11,7 +11,7 @@ use onehop_drive::{
 use onehop_gpu::{Copier, Gpu, Mark, Place, Region, Rows};
 use onehop_os::{ControllerBackend, HostMem, cycles};
 
-use super::{Cell, Lane, Move, Target, Way, WhyNot};
+use super::{Cell, Move, NotMeasurable, PreparedRoute, SweepLane, SweepTarget};
 use crate::stats::{Clock, Quantiles};
 use crate::{Error, Result};
 
@@ -93,7 +93,7 @@ impl DriveTarget {
         Ok(())
     }
 
-    fn attempt(&self, route: &str, cell: &Cell, bytes: u64) -> Result<Way> {
+    fn attempt(&self, route: &str, cell: &Cell, bytes: u64) -> Result<PreparedRoute> {
         let op = if cell.io.writes() { Op::Write } else { Op::Read };
         let bytes = usize::try_from(bytes).map_err(|_| Error::Setup("a pass is too large".into()))?;
         match route {
@@ -106,7 +106,7 @@ impl DriveTarget {
                 let stage = |slots: usize| self.stage(route, cell.block as usize * slots, &memory);
                 let way = self.by_cpu(cell, memory.clone(), stage, op)?;
                 let copied_twice = route == "cpu/memcpy" && op == Op::Read;
-                Ok(Way { note: copied_twice.then(|| COPIED_TWICE.to_owned()), ..way })
+                Ok(PreparedRoute { note: copied_twice.then(|| COPIED_TWICE.to_owned()), ..way })
             }
             gpu => {
                 let mut last = None;
@@ -121,7 +121,7 @@ impl DriveTarget {
         }
     }
 
-    fn by_gpu(&self, cell: &Cell, placement: Placement, bytes: usize, op: Op) -> Result<Way> {
+    fn by_gpu(&self, cell: &Cell, placement: Placement, bytes: usize, op: Op) -> Result<PreparedRoute> {
         self.gpu.load_kernels()?;
         let metered = self.metered()?;
         let queues = u16::try_from(cell.threads).unwrap_or(u16::MAX);
@@ -133,7 +133,13 @@ impl DriveTarget {
         let lane = GpuLane { queues, metered, ns, op, buffer, unit, blocks, jobs: Vec::new() };
         let note = (placement == Placement::POSTED_CMB)
             .then(|| "submission queues in the drive's memory".to_owned());
-        Ok(Way { lanes: vec![Box::new(lane)], memory, threads: cell.threads, depth: cell.depth, note })
+        Ok(PreparedRoute {
+            lanes: vec![Box::new(lane)],
+            memory,
+            threads: cell.threads,
+            depth: cell.depth,
+            note,
+        })
     }
 
     fn metered(&self) -> Result<Arc<dyn Gpu>> {
@@ -150,12 +156,12 @@ impl DriveTarget {
         memory: Region,
         mut landing: impl FnMut(usize) -> Result<Landing>,
         op: Op,
-    ) -> Result<Way> {
+    ) -> Result<PreparedRoute> {
         let unit = self.unit();
         let most = self.ns.format.blocks_within(self.drive.identity().max_transfer).max(1);
         let blocks = cell.block / unit;
         let commands = u32::try_from(blocks.div_ceil(most)).unwrap_or(u32::MAX);
-        let mut lanes: Vec<Box<dyn Lane>> = Vec::new();
+        let mut lanes: Vec<Box<dyn SweepLane>> = Vec::new();
         let mut depth = cell.depth;
         for _ in 0..cell.threads {
             let queue = self.drive.queue()?;
@@ -175,7 +181,7 @@ impl DriveTarget {
                 copy: Vec::new(),
             }));
         }
-        Ok(Way { lanes, memory, threads: cell.threads, depth, note: None })
+        Ok(PreparedRoute { lanes, memory, threads: cell.threads, depth, note: None })
     }
 
     /// Host memory that blocks go through: known to the copy engine, or any.
@@ -215,7 +221,7 @@ fn placements(route: &str) -> &'static [Placement] {
     }
 }
 
-impl Target for DriveTarget {
+impl SweepTarget for DriveTarget {
     fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -228,7 +234,12 @@ impl Target for DriveTarget {
         &ROUTES
     }
 
-    fn open(&self, route: &str, cell: &Cell, bytes: u64) -> Result<std::result::Result<Way, WhyNot>> {
+    fn open(
+        &self,
+        route: &str,
+        cell: &Cell,
+        bytes: u64,
+    ) -> Result<std::result::Result<PreparedRoute, NotMeasurable>> {
         let why = match route {
             "cpu/cached" => "the page cache is Linux's, which does not have this drive: --file measures it",
             "cufile" => {
@@ -241,7 +252,7 @@ impl Target for DriveTarget {
                 };
             }
         };
-        Ok(Err(WhyNot(why.into())))
+        Ok(Err(NotMeasurable(why.into())))
     }
 
     fn read(&self, at: u64, out: &mut [u8]) -> Result<()> {
@@ -256,7 +267,7 @@ impl Target for DriveTarget {
 }
 
 /// What a route lacks, as a reason; other failures as they are.
-fn lacking(error: Error) -> Result<WhyNot> {
+fn lacking(error: Error) -> Result<NotMeasurable> {
     match &error {
         Error::Gpu(_)
         | Error::Drive(
@@ -265,7 +276,7 @@ fn lacking(error: Error) -> Result<WhyNot> {
             | DriveError::Unsupported { .. }
             | DriveError::Memory(_)
             | DriveError::Gpu(_),
-        ) => Ok(WhyNot(error.to_string())),
+        ) => Ok(NotMeasurable(error.to_string())),
         _ => Err(error),
     }
 }
@@ -290,7 +301,7 @@ impl GpuLane {
     }
 }
 
-impl Lane for GpuLane {
+impl SweepLane for GpuLane {
     fn pass(&mut self, moves: &[Move], _: &mut Quantiles) -> Result<()> {
         self.describe(moves);
         match self.op {
@@ -338,10 +349,10 @@ struct Flight {
     stage: usize,
     slot: u64,
     begun: u64,
-    state: State,
+    state: FlightState,
 }
 
-enum State {
+enum FlightState {
     /// At the drive, by these commands.
     Moving(Vec<Token>),
     /// On its way from host memory.
@@ -349,7 +360,7 @@ enum State {
     Over,
 }
 
-impl Lane for CpuLane {
+impl SweepLane for CpuLane {
     fn pass(&mut self, moves: &[Move], times: &mut Quantiles) -> Result<()> {
         let mut free: Vec<usize> = (0..self.depth as usize).collect();
         let mut flying: Vec<Flight> = Vec::with_capacity(free.len());
@@ -362,7 +373,7 @@ impl Lane for CpuLane {
             let (mut i, mut some) = (0, more);
             while let Some(flight) = flying.get_mut(i) {
                 self.look(flight)?;
-                if matches!(flight.state, State::Over) {
+                if matches!(flight.state, FlightState::Over) {
                     times.add(cycles().saturating_sub(flight.begun));
                     free.push(flight.stage);
                     flying.swap_remove(i);
@@ -402,7 +413,7 @@ impl CpuLane {
         let mut batch = self.queue.batch()?;
         for (Move { at, slot }, stage, begun) in next {
             let tokens = self.commands(&mut batch, at, stage, slot)?;
-            flying.push(Flight { stage, slot, begun, state: State::Moving(tokens) });
+            flying.push(Flight { stage, slot, begun, state: FlightState::Moving(tokens) });
         }
         Ok(true)
     }
@@ -428,7 +439,7 @@ impl CpuLane {
     fn look(&mut self, flight: &mut Flight) -> Result<()> {
         let block = (self.blocks * self.unit) as usize;
         match &mut flight.state {
-            State::Moving(tokens) => {
+            FlightState::Moving(tokens) => {
                 while let Some(token) = tokens.last() {
                     match self.queue.test(*token) {
                         None => return Ok(()),
@@ -436,13 +447,13 @@ impl CpuLane {
                     }
                     tokens.pop();
                 }
-                flight.state = State::Over;
+                flight.state = FlightState::Over;
                 if let (Op::Read, Landing::Staged { host, copier, .. }) = (self.op, &mut self.landing) {
                     let (from, to) = (flight.stage * block, flight.slot as usize);
                     match copier {
                         Some(copier) => {
                             copier.copy(&Rows { from, to, row: block, rows: 1, step: block })?;
-                            flight.state = State::Copying(copier.mark()?);
+                            flight.state = FlightState::Copying(copier.mark()?);
                         }
                         None => {
                             // Once more than a plain program: memory that a drive writes gives no slice.
@@ -453,14 +464,14 @@ impl CpuLane {
                     }
                 }
             }
-            State::Copying(mark) => {
+            FlightState::Copying(mark) => {
                 if let Landing::Staged { copier: Some(copier), .. } = &mut self.landing
                     && copier.is_over(*mark)?
                 {
-                    flight.state = State::Over;
+                    flight.state = FlightState::Over;
                 }
             }
-            State::Over => {}
+            FlightState::Over => {}
         }
         Ok(())
     }

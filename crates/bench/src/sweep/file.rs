@@ -12,7 +12,7 @@ use onehop_gpu::{Copier, Gpu, GpuFile, GpuFiles, Mark, Place, Region, Rows};
 use onehop_os::page_cache::{is_in_memory, open_direct, open_direct_writable};
 use onehop_os::{HostMem, Reads, cycles};
 
-use super::{Cell, Lane, Move, Target, Way, WhyNot};
+use super::{Cell, Move, NotMeasurable, PreparedRoute, SweepLane, SweepTarget};
 use crate::stats::Quantiles;
 use crate::{Error, Result};
 
@@ -79,7 +79,12 @@ impl FileTarget {
         Ok(Self { path: path.into(), cached: Arc::new(file), direct, bytes, gpu, cufile })
     }
 
-    fn attempt(&self, route: &str, cell: &Cell, bytes: usize) -> Result<std::result::Result<Way, WhyNot>> {
+    fn attempt(
+        &self,
+        route: &str,
+        cell: &Cell,
+        bytes: usize,
+    ) -> Result<std::result::Result<PreparedRoute, NotMeasurable>> {
         let way = match route {
             "cpu/pinned" => self.pinned(cell, bytes),
             "cpu/memcpy" => self.copied(cell, bytes, |memory| self.memcpy(cell, memory)),
@@ -88,16 +93,16 @@ impl FileTarget {
         };
         match way {
             Ok(way) => Ok(Ok(way)),
-            Err(Lacking::Why(why)) => Ok(Err(WhyNot(why))),
+            Err(Lacking::Why(why)) => Ok(Err(NotMeasurable(why))),
             Err(Lacking::Failed(error)) => Err(error),
         }
     }
 
     /// Past the page cache, many blocks at once from one thread: reads with copies behind them, writes with copies before.
-    fn pinned(&self, cell: &Cell, bytes: usize) -> std::result::Result<Way, Lacking> {
+    fn pinned(&self, cell: &Cell, bytes: usize) -> std::result::Result<PreparedRoute, Lacking> {
         let file = self.direct(cell.block)?;
         let memory = self.gpu.arena(bytes)?;
-        let mut lanes: Vec<Box<dyn Lane>> = Vec::new();
+        let mut lanes: Vec<Box<dyn SweepLane>> = Vec::new();
         for _ in 0..cell.threads {
             let ring = self.gpu.alloc(Place::PinnedHost, cell.block as usize * cell.depth as usize)?;
             let host = host_of(&ring)?;
@@ -111,7 +116,7 @@ impl FileTarget {
             let copier = self.gpu.copier(&ring, &memory)?;
             lanes.push(Box::new(RingLane { file, reads: disk, copier, block, depth }));
         }
-        Ok(Way { lanes, memory, threads: cell.threads, depth: cell.depth, note: None })
+        Ok(PreparedRoute { lanes, memory, threads: cell.threads, depth: cell.depth, note: None })
     }
 
     /// A route whose threads wait for each of their blocks: a depth of 8 takes eight threads.
@@ -119,8 +124,8 @@ impl FileTarget {
         &self,
         cell: &Cell,
         bytes: usize,
-        lane: impl Fn(&Region) -> std::result::Result<(Box<dyn Lane>, Option<String>), Lacking>,
-    ) -> std::result::Result<Way, Lacking> {
+        lane: impl Fn(&Region) -> std::result::Result<(Box<dyn SweepLane>, Option<String>), Lacking>,
+    ) -> std::result::Result<PreparedRoute, Lacking> {
         self.waiting(cell, self.gpu.arena(bytes)?, lane)
     }
 
@@ -128,8 +133,8 @@ impl FileTarget {
         &self,
         cell: &Cell,
         memory: Region,
-        lane: impl Fn(&Region) -> std::result::Result<(Box<dyn Lane>, Option<String>), Lacking>,
-    ) -> std::result::Result<Way, Lacking> {
+        lane: impl Fn(&Region) -> std::result::Result<(Box<dyn SweepLane>, Option<String>), Lacking>,
+    ) -> std::result::Result<PreparedRoute, Lacking> {
         let threads = cell.threads.saturating_mul(cell.depth).min(MOST_THREADS);
         let (mut lanes, mut note) = (Vec::new(), None);
         for _ in 0..threads {
@@ -137,14 +142,14 @@ impl FileTarget {
             lanes.push(lane);
             note = remark;
         }
-        Ok(Way { lanes, memory, threads, depth: 1, note })
+        Ok(PreparedRoute { lanes, memory, threads, depth: 1, note })
     }
 
     fn memcpy(
         &self,
         cell: &Cell,
         memory: &Region,
-    ) -> std::result::Result<(Box<dyn Lane>, Option<String>), Lacking> {
+    ) -> std::result::Result<(Box<dyn SweepLane>, Option<String>), Lacking> {
         let (file, note) = match self.direct(cell.block) {
             Ok(file) => (file, None),
             Err(Lacking::Why(why)) => (self.cached.clone(), Some(format!("out of the page cache: {why}"))),
@@ -164,7 +169,7 @@ impl FileTarget {
         &self,
         cell: &Cell,
         memory: &Region,
-    ) -> std::result::Result<(Box<dyn Lane>, Option<String>), Lacking> {
+    ) -> std::result::Result<(Box<dyn SweepLane>, Option<String>), Lacking> {
         let block = cell.block as usize;
         if cell.io.writes() {
             let (file, host, memory) = (self.cached.clone(), HostMem::touched(block)?, memory.clone());
@@ -177,7 +182,7 @@ impl FileTarget {
         Ok((Box::new(lane), Some(UPPER_BOUNDS.into())))
     }
 
-    fn by_cufile(&self, cell: &Cell, bytes: usize) -> std::result::Result<Way, Lacking> {
+    fn by_cufile(&self, cell: &Cell, bytes: usize) -> std::result::Result<PreparedRoute, Lacking> {
         let cufile = self.cufile.as_ref().map_err(|why| Lacking::Why(why.clone()))?;
         let file = self.direct.as_ref().map_or(&self.cached, |(file, _)| file);
         let memory = self.gpu.alloc(Place::Vram, bytes)?;
@@ -196,7 +201,7 @@ impl FileTarget {
             let (block, writes) = (cell.block as usize, cell.io.writes());
             Ok((
                 Box::new(CuFileLane { opened, memory, block, writes, _registered: registered })
-                    as Box<dyn Lane>,
+                    as Box<dyn SweepLane>,
                 None,
             ))
         })?;
@@ -233,7 +238,7 @@ fn host_of(region: &Region) -> std::result::Result<HostMem, Lacking> {
     region.host().cloned().ok_or_else(|| Lacking::Why("the GPU has no memory that the CPU reaches".into()))
 }
 
-impl Target for FileTarget {
+impl SweepTarget for FileTarget {
     fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -246,10 +251,15 @@ impl Target for FileTarget {
         &ROUTES
     }
 
-    fn open(&self, route: &str, cell: &Cell, bytes: u64) -> Result<std::result::Result<Way, WhyNot>> {
+    fn open(
+        &self,
+        route: &str,
+        cell: &Cell,
+        bytes: u64,
+    ) -> Result<std::result::Result<PreparedRoute, NotMeasurable>> {
         if route.starts_with("gpu/") || route == "cpu/direct" {
             let why = "the file's file system is mounted, so Linux has the drive: give it to onehop (-d) to measure this";
-            return Ok(Err(WhyNot(why.into())));
+            return Ok(Err(NotMeasurable(why.into())));
         }
         let bytes = usize::try_from(bytes).map_err(|_| Error::Setup("a pass is too large".into()))?;
         self.attempt(route, cell, bytes)
@@ -285,7 +295,7 @@ struct Copying {
     mark: Mark,
 }
 
-impl Lane for RingLane {
+impl SweepLane for RingLane {
     fn pass(&mut self, moves: &[Move], times: &mut Quantiles) -> Result<()> {
         let mut free: Vec<usize> = (0..self.depth).collect();
         // What is being read into each part of the ring, and since when.
@@ -343,7 +353,7 @@ struct WriteLane {
     depth: usize,
 }
 
-impl Lane for WriteLane {
+impl SweepLane for WriteLane {
     fn pass(&mut self, moves: &[Move], times: &mut Quantiles) -> Result<()> {
         let mut free: Vec<usize> = (0..self.depth).collect();
         let mut begun = vec![0; self.depth];
@@ -396,7 +406,7 @@ struct CacheLane {
     block: usize,
 }
 
-impl Lane for CacheLane {
+impl SweepLane for CacheLane {
     fn pass(&mut self, moves: &[Move], times: &mut Quantiles) -> Result<()> {
         let mut slots: [Option<(Mark, u64)>; SLOTS] = [None; SLOTS];
         for (i, m) in moves.iter().enumerate() {
@@ -456,7 +466,7 @@ struct CopyLane {
     memory: Region,
 }
 
-impl Lane for CopyLane {
+impl SweepLane for CopyLane {
     fn pass(&mut self, moves: &[Move], times: &mut Quantiles) -> Result<()> {
         let block = self.data.len;
         for m in moves {
@@ -496,7 +506,7 @@ struct CopyOutLane {
     sync: bool,
 }
 
-impl Lane for CopyOutLane {
+impl SweepLane for CopyOutLane {
     fn pass(&mut self, moves: &[Move], times: &mut Quantiles) -> Result<()> {
         for m in moves {
             let begun = cycles();
@@ -522,7 +532,7 @@ struct CuFileLane {
     _registered: Option<Arc<dyn Send + Sync>>,
 }
 
-impl Lane for CuFileLane {
+impl SweepLane for CuFileLane {
     fn pass(&mut self, moves: &[Move], times: &mut Quantiles) -> Result<()> {
         for m in moves {
             let part = self.memory.slice(m.slot as usize..m.slot as usize + self.block)?;

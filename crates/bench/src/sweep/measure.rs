@@ -8,7 +8,7 @@ use onehop_gpu::Region;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::order::{Order, mix};
-use super::{Effort, Lane, Move, Target, Way, shares};
+use super::{Effort, Move, PreparedRoute, SweepLane, SweepTarget, shares};
 use crate::results::{IoType, Measured};
 use crate::stats::{Clock, Quantiles, median};
 use crate::{Error, Result};
@@ -20,7 +20,7 @@ const POISON: u8 = 0xa7;
 
 /// What is right, for one cell.
 pub(crate) struct Data<'a> {
-    target: &'a dyn Target,
+    target: &'a dyn SweepTarget,
     writes: bool,
     /// For reads: the bytes of each place, read by somebody else.
     expected: Vec<u8>,
@@ -30,7 +30,7 @@ pub(crate) struct Data<'a> {
 }
 
 impl<'a> Data<'a> {
-    pub(crate) fn new(target: &'a dyn Target, order: &Order, io: IoType) -> Result<Self> {
+    pub(crate) fn new(target: &'a dyn SweepTarget, order: &Order, io: IoType) -> Result<Self> {
         let bytes = usize::try_from(order.bytes()).map_err(|_| too_large())?;
         let mut expected = Vec::new();
         if !io.writes() {
@@ -96,7 +96,7 @@ struct Took {
 
 /// Measures a way.
 pub(crate) fn measure(
-    mut way: Way,
+    mut way: PreparedRoute,
     order: &Order,
     data: &mut Data<'_>,
     effort: &Effort,
@@ -105,7 +105,7 @@ pub(crate) fn measure(
     let parts = shares(order.places.len(), way.lanes.len());
     // Passes are counted on from repeat to repeat: what an earlier one has left is never what this one has to bring.
     let mut done = 0;
-    let mut repeat = |way: &mut Way, passes: u64, clock: Option<&Clock>| -> Result<Took> {
+    let mut repeat = |way: &mut PreparedRoute, passes: u64, clock: Option<&Clock>| -> Result<Took> {
         data.before(&way.memory)?;
         let took = run(&mut way.lanes, order, &parts, done..done + passes, clock)?;
         done += passes;
@@ -134,7 +134,7 @@ pub(crate) fn measure(
 
 /// Runs every lane on a thread of its own, all from one moment on; with a clock, those take times that else do not.
 fn run(
-    lanes: &mut [Box<dyn Lane>],
+    lanes: &mut [Box<dyn SweepLane>],
     order: &Order,
     parts: &[Range<usize>],
     passes: Range<u64>,

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use onehop_gpu::Region;
 
-use crate::results::{IoType, Limit, Measured, Row};
+use crate::results::{IoType, Measured, RateLimit, SweepRow};
 use crate::stats::Quantiles;
 use crate::{Clock, Error, Result};
 
@@ -56,7 +56,7 @@ pub(crate) struct Move {
 }
 
 /// What one thread does.
-pub(crate) trait Lane: Send {
+pub(crate) trait SweepLane: Send {
     /// Moves all of these, and notes the cycles that each took where it can tell.
     fn pass(&mut self, moves: &[Move], times: &mut Quantiles) -> Result<()>;
     /// The same where times are worth it that it is slower: for those whose passes note none.
@@ -66,8 +66,8 @@ pub(crate) trait Lane: Send {
 }
 
 /// A route that was made ready for a cell.
-pub struct Way {
-    pub(crate) lanes: Vec<Box<dyn Lane>>,
+pub struct PreparedRoute {
+    pub(crate) lanes: Vec<Box<dyn SweepLane>>,
     /// Where the bytes land, or come from.
     pub(crate) memory: Region,
     /// Threads and depth as they really are: what waits for each block has more threads instead of depth.
@@ -77,10 +77,10 @@ pub struct Way {
 }
 
 /// Why a route cannot be measured here.
-pub struct WhyNot(pub String);
+pub struct NotMeasurable(pub String);
 
 /// What blocks are moved from and to.
-pub trait Target {
+pub trait SweepTarget {
     /// Bytes that may be used.
     fn bytes(&self) -> u64;
     /// Blocks are multiples of this.
@@ -91,7 +91,12 @@ pub trait Target {
     ///
     /// # Errors
     /// When the drive or the GPU failed; a route that cannot be had is no failure.
-    fn open(&self, route: &str, cell: &Cell, bytes: u64) -> Result<std::result::Result<Way, WhyNot>>;
+    fn open(
+        &self,
+        route: &str,
+        cell: &Cell,
+        bytes: u64,
+    ) -> Result<std::result::Result<PreparedRoute, NotMeasurable>>;
     /// Reads bytes by a way that shares nothing with those that are measured but the drive itself.
     ///
     /// # Errors
@@ -115,19 +120,19 @@ pub fn xfer_type(route: &str) -> &'static str {
 
 /// Rows of a target.
 pub struct Sweep<'a> {
-    target: &'a dyn Target,
+    target: &'a dyn SweepTarget,
     effort: Effort,
     clock: Clock,
     /// What a row of this route and kind is held against.
-    limit: &'a dyn Fn(&str, IoType) -> Option<Limit>,
+    limit: &'a dyn Fn(&str, IoType) -> Option<RateLimit>,
 }
 
 impl<'a> Sweep<'a> {
     /// A sweep of a target.
     pub fn new(
-        target: &'a dyn Target,
+        target: &'a dyn SweepTarget,
         effort: Effort,
-        limit: &'a dyn Fn(&str, IoType) -> Option<Limit>,
+        limit: &'a dyn Fn(&str, IoType) -> Option<RateLimit>,
     ) -> Self {
         Self { target, effort, clock: Clock::calibrate(), limit }
     }
@@ -136,7 +141,12 @@ impl<'a> Sweep<'a> {
     ///
     /// # Errors
     /// When a drive or a GPU fails, or wrong bytes arrive.
-    pub fn cell(&self, cell: &Cell, routes: &[&str], each: &mut dyn FnMut(&Row) -> bool) -> Result<Vec<Row>> {
+    pub fn cell(
+        &self,
+        cell: &Cell,
+        routes: &[&str],
+        each: &mut dyn FnMut(&SweepRow) -> bool,
+    ) -> Result<Vec<SweepRow>> {
         let order = match order::Order::new(cell, self.target.bytes(), self.target.unit(), &self.effort) {
             Ok(order) => order,
             Err(why) => return Ok(routes.iter().map(|route| unmeasured(route, cell, why.clone())).collect()),
@@ -145,7 +155,7 @@ impl<'a> Sweep<'a> {
         let mut rows = Vec::new();
         for route in routes {
             let row = match self.target.open(route, cell, order.bytes())? {
-                Err(WhyNot(why)) => unmeasured(route, cell, why),
+                Err(NotMeasurable(why)) => unmeasured(route, cell, why),
                 Ok(way) => self.row(route, cell, way, &order, &mut data)?,
             };
             let go_on = each(&row);
@@ -161,10 +171,10 @@ impl<'a> Sweep<'a> {
         &self,
         route: &str,
         cell: &Cell,
-        way: Way,
+        way: PreparedRoute,
         order: &order::Order,
         data: &mut measure::Data<'_>,
-    ) -> Result<Row> {
+    ) -> Result<SweepRow> {
         let (threads, depth, note) = (way.threads, way.depth, way.note.clone());
         let mut measured =
             measure::measure(way, order, data, &self.effort, &self.clock).map_err(|error| {
@@ -177,14 +187,14 @@ impl<'a> Sweep<'a> {
             })?;
         measured.limit = (self.limit)(route, cell.io);
         measured.of_limit = measured.limit.as_ref().map(|limit| measured.gbps / limit.gbps);
-        Ok(Row { threads, depth, result: Some(measured), note, ..unmeasured(route, cell, "") })
+        Ok(SweepRow { threads, depth, result: Some(measured), note, ..unmeasured(route, cell, "") })
     }
 }
 
 /// A row without figures.
 #[must_use]
-pub fn unmeasured(route: &str, cell: &Cell, why: impl Into<String>) -> Row {
-    Row {
+pub fn unmeasured(route: &str, cell: &Cell, why: impl Into<String>) -> SweepRow {
+    SweepRow {
         route: route.to_owned(),
         io: cell.io,
         xfer_type: xfer_type(route).to_owned(),
@@ -198,7 +208,7 @@ pub fn unmeasured(route: &str, cell: &Cell, why: impl Into<String>) -> Row {
 
 /// Rows that are faster than their link: each is a mistake in what was measured, or in what the link was said to be.
 #[must_use]
-pub fn impossible(rows: &[Row]) -> Vec<&Row> {
+pub fn impossible(rows: &[SweepRow]) -> Vec<&SweepRow> {
     rows.iter().filter(|row| row.result.as_ref().is_some_and(Measured::is_impossible)).collect()
 }
 
@@ -227,13 +237,13 @@ mod tests {
         Short,
     }
 
-    struct Made(Manner);
+    struct FakeTarget(Manner);
 
     fn byte(at: u64) -> u8 {
         (at.wrapping_mul(0x9e37_79b9) >> 13) as u8
     }
 
-    impl Target for Made {
+    impl SweepTarget for FakeTarget {
         fn bytes(&self) -> u64 {
             1 << 20
         }
@@ -246,14 +256,19 @@ mod tests {
             &["cpu/direct"]
         }
 
-        fn open(&self, _: &str, cell: &Cell, bytes: u64) -> Result<std::result::Result<Way, WhyNot>> {
+        fn open(
+            &self,
+            _: &str,
+            cell: &Cell,
+            bytes: u64,
+        ) -> Result<std::result::Result<PreparedRoute, NotMeasurable>> {
             let memory = Emulated::new().alloc(Place::Vram, bytes as usize)?;
             let lane = |_| {
                 let (memory, block) = (memory.clone(), cell.block as usize);
-                Box::new(MadeLane { memory, block, manner: self.0, first: Vec::new() }) as Box<dyn Lane>
+                Box::new(MadeLane { memory, block, manner: self.0, first: Vec::new() }) as Box<dyn SweepLane>
             };
             let lanes = (0..cell.threads).map(lane).collect();
-            Ok(Ok(Way { lanes, memory, threads: cell.threads, depth: cell.depth, note: None }))
+            Ok(Ok(PreparedRoute { lanes, memory, threads: cell.threads, depth: cell.depth, note: None }))
         }
 
         fn read(&self, at: u64, out: &mut [u8]) -> Result<()> {
@@ -269,7 +284,7 @@ mod tests {
         first: Vec<Move>,
     }
 
-    impl Lane for MadeLane {
+    impl SweepLane for MadeLane {
         fn pass(&mut self, moves: &[Move], times: &mut Quantiles) -> Result<()> {
             if self.first.is_empty() {
                 self.first = moves.to_vec();
@@ -285,10 +300,10 @@ mod tests {
         }
     }
 
-    fn rows(manner: Manner, io: IoType, threads: u32) -> Result<Vec<Row>> {
+    fn rows(manner: Manner, io: IoType, threads: u32) -> Result<Vec<SweepRow>> {
         let effort = Effort { bytes: 64 << 10, ops: 64, time: Duration::from_millis(3), repeats: 3 };
-        let limit = |_: &str, _| Some(Limit { what: "a link".into(), gbps: 1e6, hard: true });
-        let (target, cell) = (Made(manner), Cell { io, block: 4096, depth: 1, threads });
+        let limit = |_: &str, _| Some(RateLimit { what: "a link".into(), gbps: 1e6, hard: true });
+        let (target, cell) = (FakeTarget(manner), Cell { io, block: 4096, depth: 1, threads });
         Sweep::new(&target, effort, &limit).cell(&cell, target.routes(), &mut |_| true)
     }
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use onehop_gpu::{Emulated, Gpu, Place};
 use onehop_os::{DmaMemory, HostMem, cycles};
-use onehop_target::tree::{Memory, OpenFile};
+use onehop_target::tree::{OpenFile, TransferMemory};
 
-use super::{Cell, Lane, Move, Target, Way, WhyNot};
+use super::{Cell, Move, NotMeasurable, PreparedRoute, SweepLane, SweepTarget};
 use crate::stats::Quantiles;
 use crate::{Error, Result};
 
@@ -40,7 +40,7 @@ fn failed(call: &'static str, source: std::io::Error) -> Error {
     Error::File { call, path: "the target's file".into(), source }
 }
 
-impl Target for RemoteTarget {
+impl SweepTarget for RemoteTarget {
     fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -53,10 +53,15 @@ impl Target for RemoteTarget {
         &["rdma/host", "tcp/host"]
     }
 
-    fn open(&self, route: &str, cell: &Cell, bytes: u64) -> Result<std::result::Result<Way, WhyNot>> {
+    fn open(
+        &self,
+        route: &str,
+        cell: &Cell,
+        bytes: u64,
+    ) -> Result<std::result::Result<PreparedRoute, NotMeasurable>> {
         let file = match if route == "tcp/host" { &self.tcp } else { &self.rdma } {
             Ok(file) => file,
-            Err(why) => return Ok(Err(WhyNot(why.clone()))),
+            Err(why) => return Ok(Err(NotMeasurable(why.clone()))),
         };
         let bytes = usize::try_from(bytes).map_err(|_| Error::Setup("a pass is too large".into()))?;
         // No GPU has a part in this: it is memory of this machine.
@@ -66,10 +71,10 @@ impl Target for RemoteTarget {
         let lane = |_| {
             let (file, host) = (file.clone(), host.clone());
             let lane = RemoteLane { file, host, block: cell.block as usize, writes: cell.io.writes() };
-            Box::new(lane) as Box<dyn Lane>
+            Box::new(lane) as Box<dyn SweepLane>
         };
         let lanes = (0..cell.threads.saturating_mul(depth)).map(lane).collect();
-        Ok(Ok(Way { lanes, memory, threads: cell.threads, depth, note: None }))
+        Ok(Ok(PreparedRoute { lanes, memory, threads: cell.threads, depth, note: None }))
     }
 
     fn read(&self, at: u64, out: &mut [u8]) -> Result<()> {
@@ -92,10 +97,11 @@ struct RemoteLane {
     writes: bool,
 }
 
-impl Lane for RemoteLane {
+impl SweepLane for RemoteLane {
     fn pass(&mut self, moves: &[Move], times: &mut Quantiles) -> Result<()> {
         for Move { at, slot } in moves {
-            let memory = Memory { mem: &self.host, at: *slot as usize, len: self.block, shared: false };
+            let memory =
+                TransferMemory { mem: &self.host, at: *slot as usize, len: self.block, shared: false };
             let begun = cycles();
             let done = if self.writes { self.file.write(memory, *at) } else { self.file.read(memory, *at) };
             let count = done.map_err(|e| failed(if self.writes { "write" } else { "read" }, e))?;

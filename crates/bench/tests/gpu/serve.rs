@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use onehop_controller::layout::{Check, flag};
-use onehop_controller::{Range, Report, block_of, content};
+use onehop_controller::layout::{DataCheck, flag};
+use onehop_controller::{BusMapping, Report, block_of, content};
 use onehop_gpu::controllers::{Begin, Common, Pairs, Table};
 use onehop_gpu::cuda::Rig as Kernel;
 use onehop_gpu::{Gpu, KernelJob, KernelQueue, Launch, Region};
@@ -70,7 +70,7 @@ impl<'a> Bed<'a> {
         put(&namespace, 0, &words);
         let gpu: Arc<dyn Gpu> = Arc::new(rig.gpu.clone());
         let mut table = Table::new(&gpu, 4).unwrap();
-        let range = Range { bus: data.addr().0 + BUS, bytes: data.len() as u64, target: data.addr() };
+        let range = BusMapping { bus: data.addr().0 + BUS, bytes: data.len() as u64, target: data.addr() };
         table.add(range).unwrap();
         let table = Arc::new(Mutex::new(table));
         let blocks = BLOCKS.into();
@@ -100,7 +100,7 @@ impl<'a> Bed<'a> {
         let bed = Self {
             works: rig.vram(items as usize * WorkItem::BYTES as usize),
             outcomes: rig.vram(items as usize * ItemOutcome::BYTES as usize),
-            checks: rig.vram(1024 * Check::BYTES as usize),
+            checks: rig.vram(1024 * DataCheck::BYTES as usize),
             result: rig.vram(4096),
             _keep: vec![rings, scratch],
             rig,
@@ -161,7 +161,7 @@ impl<'a> Bed<'a> {
         let each = self.scale.items / chunks;
         self.result.fill(0, 4096, 0).unwrap();
         for chunk in 0..chunks {
-            let check = Check {
+            let check = DataCheck {
                 data: self.data.addr(),
                 result: self.result.addr(),
                 first: chunk * each,
@@ -169,9 +169,9 @@ impl<'a> Bed<'a> {
                 blocks: BLOCKS,
                 block_words: BLOCK as u32 / 4,
                 seed: SEED,
-                ..Check::default()
+                ..DataCheck::default()
             };
-            put(&self.checks, (chunk * Check::BYTES) as usize, &check.words());
+            put(&self.checks, (chunk * DataCheck::BYTES) as usize, &check.words());
         }
         let (rig, limit) = (self.rig, self.scale.limit);
         rig.gpu.start_rig(&rig.code, Kernel::Check, &self.checks, chunks, limit).unwrap().wait().unwrap();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use onehop_bench::{Controller, GpuBench, Mode, QueueRun, RingsAt};
+use onehop_bench::{Controller, GpuBench, QueueMode, QueueRun, RingsAt};
 
 use super::{Rig, number};
 
@@ -15,10 +15,10 @@ fn every_kernel_once() {
     let bench = GpuBench::new(rig.gpu.clone()).unwrap().within(limit);
     // A controller reads rings in host memory by a kernel of its own.
     let plans = [
-        (Mode::Owner, 1, RingsAt::Vram),
-        (Mode::Owner, 32, RingsAt::Vram),
-        (Mode::Shared(64), 63, RingsAt::Vram),
-        (Mode::Owner, 32, RingsAt::Host),
+        (QueueMode::Owner, 1, RingsAt::Vram),
+        (QueueMode::Owner, 32, RingsAt::Vram),
+        (QueueMode::Shared(64), 63, RingsAt::Vram),
+        (QueueMode::Owner, 32, RingsAt::Host),
     ];
     for (mode, depth, rings) in plans {
         let plan = QueueRun {
@@ -40,7 +40,7 @@ fn every_kernel_once() {
 fn times_make_sense_in_every_mode_and_place() {
     let Some(rig) = Rig::open("times_make_sense_in_every_mode_and_place") else { return };
     let bench = GpuBench::new(rig.gpu.clone()).unwrap();
-    for (mode, depth) in [(Mode::Owner, 1), (Mode::Owner, 64), (Mode::Shared(64), 64)] {
+    for (mode, depth) in [(QueueMode::Owner, 1), (QueueMode::Owner, 64), (QueueMode::Shared(64), 64)] {
         for rings in [RingsAt::Vram, RingsAt::Host, RingsAt::Posted] {
             let plan = QueueRun {
                 mode,

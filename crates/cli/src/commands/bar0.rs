@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::drives::{self, DriveArg};
 use crate::error::Result;
-use crate::report::{Report, Text};
+use crate::report::{Report, ReportText};
 
 /// Show a drive's registers (BAR0), decoded
 #[derive(clap::Args)]
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     if Cap(regs.read64(at::CAP)).gone() {
         return Err(onehop_drive::Error::Gone { drive: name, register: "CAP" }.into());
     }
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     let state = if up.is_some() { "initialized" } else { "not initialized by onehop" };
     text.row("drive", format!("{name}{}, {state}", if simulated { " (simulated)" } else { "" }));
     text.row("bar0", format!("{} bytes", regs.size()));
@@ -91,7 +91,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     )
 }
 
-fn dump(register: &Register, regs: &dyn Registers, text: &mut Text) -> Value {
+fn dump(register: &Register, regs: &dyn Registers, text: &mut ReportText) -> Value {
     let wide = register.bits == 64;
     let value = if wide { regs.read64(register.at) } else { regs.read32(register.at).into() };
     let hex = if wide { format!("{value:#018x}") } else { format!("{value:#010x}") };

@@ -8,15 +8,15 @@ mod target;
 
 use std::path::PathBuf;
 
-use onehop_bench::page::{QueueRow, Queues, queue_page};
-use onehop_bench::{Clock, Controller, CpuQueue, GpuBench, Mode, NULL_DRIVE, QueueRun, RingsAt};
+use onehop_bench::page::{QueuePage, QueueRow, queue_page};
+use onehop_bench::{Clock, Controller, CpuQueue, GpuBench, NULL_DRIVE, QueueMode, QueueRun, RingsAt};
 use serde_json::json;
 
-use crate::commands::Context;
+use crate::commands::CommandContext;
 use crate::drives;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, GpuArg};
-use crate::report::{Report, Text};
+use crate::report::{Report, ReportText};
 use crate::units;
 
 /// Measure what queues cost, how fast blocks go by every route, and how fast weights are loaded
@@ -24,11 +24,11 @@ use crate::units;
 #[command(subcommand_required = true, after_help = "Example:\n  onehop bench queue")]
 pub(crate) struct Args {
     #[command(subcommand)]
-    what: What,
+    what: BenchCommand,
 }
 
 #[derive(clap::Subcommand)]
-enum What {
+enum BenchCommand {
     Queue(QueueArgs),
     Sweep(sweep::Args),
     Load(super::load::bench::Args),
@@ -37,7 +37,7 @@ enum What {
 
 /// Who drives the queues.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Side {
+enum BenchSide {
     /// One CPU thread, one queue
     Cpu,
     /// An NVIDIA GPU
@@ -46,7 +46,7 @@ enum Side {
 
 /// Where a GPU's queues lie.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum At {
+enum QueuePlacement {
     /// In the GPU's memory
     Vram,
     /// In host memory
@@ -76,7 +76,7 @@ enum Who {
 struct QueueArgs {
     /// Whose side
     #[arg(long, value_delimiter = ',', default_value = "cpu")]
-    side: Vec<Side>,
+    side: Vec<BenchSide>,
     /// CPU: the drive to measure with: the null controller, or sim:…, qtest:… or vfio-user:…
     #[arg(short = 'd', long = "drive", value_name = "DRIVE")]
     drive: Option<String>,
@@ -93,13 +93,13 @@ struct QueueArgs {
     queues: Vec<u32>,
     /// GPU: how threads use the queues
     #[arg(long, value_delimiter = ',', default_value = "owner")]
-    mode: Vec<crate::transfer::Mode>,
+    mode: Vec<crate::transfer::ModeArg>,
     /// GPU: threads on each queue of --mode shared
     #[arg(long, value_delimiter = ',', default_value = "1024", value_parser = clap::value_parser!(u32).range(1..=65536))]
     threads: Vec<u32>,
     /// GPU: where the queues lie
     #[arg(long, value_delimiter = ',', default_value = "vram")]
-    rings: Vec<At>,
+    rings: Vec<QueuePlacement>,
     /// GPU: where the null controller runs
     #[arg(long, value_delimiter = ',', default_value = "gpu")]
     controller: Vec<Who>,
@@ -118,21 +118,21 @@ struct QueueArgs {
 }
 
 /// Runs it.
-pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
+pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let args = match &args.what {
-        What::Queue(args) => args,
-        What::Sweep(args) => return sweep::run(args, context),
-        What::Load(args) => return super::load::bench::run(args, context),
-        What::Target(args) => return target::run(args, context),
+        BenchCommand::Queue(args) => args,
+        BenchCommand::Sweep(args) => return sweep::run(args, context),
+        BenchCommand::Load(args) => return super::load::bench::run(args, context),
+        BenchCommand::Target(args) => return target::run(args, context),
     };
     report::folder(args.report.as_deref())?;
     let machine = report::machine();
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     let mut facts: Vec<(String, String)> = Vec::new();
     let mut fact = |name: &str, value: &str| facts.push((name.to_owned(), value.to_owned()));
     let mut document = json!({ "machine": machine });
     let mut rows = Vec::new();
-    if args.side.contains(&Side::Cpu) {
+    if args.side.contains(&BenchSide::Cpu) {
         let null = format!("sim:{NULL_DRIVE}");
         let drive = args.drive.as_deref().unwrap_or(&null);
         let clock = Clock::calibrate();
@@ -148,7 +148,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
             rows.push(QueueRow { row: queue.row(&clock)?, rings: "host", controller: "cpu" });
         }
     }
-    if args.side.contains(&Side::Gpu) {
+    if args.side.contains(&BenchSide::Gpu) {
         let mut gpu = gpus::cuda_only(&args.gpu)?;
         let name = gpu.device().name.clone();
         text.row("gpu", &name);
@@ -180,7 +180,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
             .collect::<Vec<_>>()
     );
     if let Some(folder) = &args.report {
-        let page = queue_page(&Queues { machine: &machine, facts, rows: &rows });
+        let page = queue_page(&QueuePage { machine: &machine, facts, rows: &rows });
         report::write(folder, "queue", &page, &document, &mut text)?;
     }
     Report::new(document, text)
@@ -192,9 +192,9 @@ fn plans(args: &QueueArgs) -> Vec<(QueueRun, &'static str, &'static str)> {
     let places = args.rings.iter().flat_map(|rings| args.controller.iter().map(move |who| (rings, who)));
     for (rings, who) in places {
         let (rings, place) = match rings {
-            At::Vram => (RingsAt::Vram, "vram"),
-            At::Host => (RingsAt::Host, "host"),
-            At::Posted => (RingsAt::Posted, "posted"),
+            QueuePlacement::Vram => (RingsAt::Vram, "vram"),
+            QueuePlacement::Host => (RingsAt::Host, "host"),
+            QueuePlacement::Posted => (RingsAt::Posted, "posted"),
         };
         let (controller, by) = match who {
             Who::Gpu => (Controller::Gpu, "gpu"),
@@ -203,9 +203,9 @@ fn plans(args: &QueueArgs) -> Vec<(QueueRun, &'static str, &'static str)> {
         for mode in &args.mode {
             for queues in &args.queues {
                 let modes = match mode {
-                    crate::transfer::Mode::Owner => vec![Mode::Owner],
-                    crate::transfer::Mode::Shared => {
-                        args.threads.iter().map(|threads| Mode::Shared(threads * queues)).collect()
+                    crate::transfer::ModeArg::Owner => vec![QueueMode::Owner],
+                    crate::transfer::ModeArg::Shared => {
+                        args.threads.iter().map(|threads| QueueMode::Shared(threads * queues)).collect()
                     }
                 };
                 for mode in modes {
@@ -223,7 +223,7 @@ fn plans(args: &QueueArgs) -> Vec<(QueueRun, &'static str, &'static str)> {
     plans
 }
 
-fn table(text: &mut Text, lines: &[QueueRow]) {
+fn table(text: &mut ReportText, lines: &[QueueRow]) {
     text.line("");
     text.line(
         "side mode   rings queues depth threads  ns/command     M/s  submit cyc  complete cyc         p50 ns         p99 ns  \

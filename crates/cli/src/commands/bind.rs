@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::drives::{self, DriveArg};
 use crate::error::Result;
-use crate::report::{Report, Text};
+use crate::report::{Report, ReportText};
 
 /// Bind a drive to vfio-pci or the module onehop, so that programs can use it without root
 #[derive(clap::Args)]
@@ -46,7 +46,7 @@ fn change(drive: &str, driver: Option<&str>) -> Result<Report> {
     let before = Usage::of(&root, name.address)?;
     let now = onehop_pci::bind(&root, DeviceKind::Drive, name.address, driver)?;
     let group = root.link_name(&format!("/sys/bus/pci/devices/{}/iommu_group", name.address));
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     text.row("drive", name.address);
     text.row("before", before.driver.as_deref().unwrap_or("no driver"));
     text.row("now", now.as_deref().unwrap_or("no driver: no loaded driver claims it"));

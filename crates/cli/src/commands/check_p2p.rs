@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::commands::Context;
+use crate::commands::CommandContext;
 use crate::drives::{self, DriveArg};
 use crate::error::{CliError, Result};
 use crate::gpus::{self, GpuArg};
-use crate::report::{Report, Text};
+use crate::report::{Report, ReportText};
 use crate::units;
-use steps::{Bench, Row, State};
+use steps::{CheckSetup, StepResult, StepState};
 
 /// Test each step between a drive and a GPU in both directions, and show which routes work; writes nothing
 #[derive(clap::Args)]
@@ -46,18 +46,18 @@ pub(crate) struct Args {
 }
 
 /// Runs it.
-pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
+pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let gpu = gpus::choose(&args.gpu)?;
     let port = drives::find(&args.drive.drive)?.backend;
     let (drive, simulated) = (port.name.clone(), port.simulated);
     let mapper = port.mapper.name().to_owned();
     let mut bench =
-        Bench::new(port, gpu.gpu.clone(), (args.nsid, args.lba), args.timeout, args.gpu_reads_registers);
+        CheckSetup::new(port, gpu.gpu.clone(), (args.nsid, args.lba), args.timeout, args.gpu_reads_registers);
     let rows = bench.run(&context.stop)?;
     let gone = bench.gone();
     drop(bench);
     let routes = routes::of(&rows);
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     text.row(
         "drive",
         format!("{drive}{}, memory mapped by {mapper}", if simulated { " (simulated)" } else { "" }),
@@ -86,9 +86,9 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     Ok(Report::new(document, text)?.failed(failure))
 }
 
-fn describe(row: &Row, text: &mut Text) {
+fn describe(row: &StepResult, text: &mut ReportText) {
     let took =
-        if row.state == State::Untested { String::new() } else { format!(", {}", units::time(row.took)) };
+        if row.state == StepState::Untested { String::new() } else { format!(", {}", units::time(row.took)) };
     let why = if row.why.is_empty() { String::new() } else { format!(": {}", row.why) };
     text.line(format_args!("{:<9} {}{took}{why}", row.state.name(), row.what));
 }

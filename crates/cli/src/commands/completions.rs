@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::args;
 use crate::error::{CliError, Result};
-use crate::report::{Report, Text};
+use crate::report::{Report, ReportText};
 
 /// Print the completion script for a shell
 #[derive(clap::Args)]
@@ -25,7 +25,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     clap_complete::generate(args.shell, &mut args::Args::command(), "onehop", &mut script);
     let script = String::from_utf8(script)
         .map_err(|error| CliError::Failed(format!("the completion script is not UTF-8: {error}")))?;
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     text.line(script.trim_end());
     Report::new(json!({ "shell": args.shell.to_string(), "script": script }), text)
 }

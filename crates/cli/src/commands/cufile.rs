@@ -10,7 +10,7 @@ use clap::Subcommand;
 use serde_json::json;
 
 use crate::error::{CliError, Result};
-use crate::report::{Report, Text};
+use crate::report::{Report, ReportText};
 
 /// The name by which programs look for the library, and the one that some look for.
 const NAMES: [&str; 2] = ["libcufile.so.0", "libcufile.so"];
@@ -74,7 +74,7 @@ fn print_variables(args: &EnvArgs) -> Result<Report> {
     let folder = folder(args.library.as_deref())?;
     let variables = variables(&folder, |name| std::env::var_os(name));
     let variables = variables.map(|(name, value)| (name, value.to_string_lossy().into_owned()));
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     for (name, value) in &variables {
         text.line(format_args!("export {name}='{}'", value.replace('\'', r"'\''")));
     }

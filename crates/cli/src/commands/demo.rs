@@ -12,11 +12,11 @@ use onehop_sim::{Config, Fault, Media, Sim};
 use onehop_transfer::{ModelOnDrive, ModelPlace, TransferOutcome, TransferSetup, block_bytes, plan_options};
 use serde::{Serialize, Serializer};
 
-use crate::commands::Context;
+use crate::commands::CommandContext;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, Fallback, GpuArg};
-use crate::report::{Report, Text};
-use crate::transfer::{self, RouteArgs, Watch};
+use crate::report::{Report, ReportText};
+use crate::transfer::{self, RouteArgs, TransferWatch};
 use crate::{fat, model, units};
 
 const BLOCK: u64 = 4096;
@@ -65,7 +65,7 @@ struct Loaded {
 
 /// The demo's account: that of every transfer, and what was loaded.
 #[derive(Serialize)]
-struct Document<'a> {
+struct DemoDocument<'a> {
     #[serde(flatten)]
     outcome: &'a TransferOutcome,
     seed: u64,
@@ -84,7 +84,7 @@ struct Document<'a> {
 }
 
 /// Runs it.
-pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
+pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let start = Instant::now();
     if !((64 << 10)..=MOST).contains(&args.size) {
         return Err(CliError::Usage("--size: the demo's model has from 64K to 1G bytes".into()));
@@ -102,7 +102,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let setup = TransferSetup { drive: &drive, ns, gpu: &gpu, options: &route };
     let plan = on_drive.plan(&Selection::default(), plan_options(ns))?;
     let onehop_transfer::Loaded { arena, mut outcome, landed, .. } = {
-        let watch = Watch::new("loading", plan.read_bytes, &context.stop);
+        let watch = TransferWatch::new("loading", plan.read_bytes, &context.stop);
         on_drive.load(&setup, &plan, &watch)?
     };
     let tensors = check_tensors(&plan, &*gpu.gpu, &arena, &model::hashes(&on_drive.model)?, context)?;
@@ -112,7 +112,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         verified,
         "compared with the model's own checksums, and with the file that was put on the drive",
     );
-    let document = Document {
+    let document = DemoDocument {
         outcome: &outcome,
         seed: args.seed,
         path: fat::PATH,
@@ -153,7 +153,7 @@ fn check_tensors(
     gpu: &dyn Gpu,
     arena: &Region,
     hashes: &BTreeMap<String, String>,
-    context: &Context,
+    context: &CommandContext,
 ) -> Result<Vec<Loaded>> {
     let go_on = || context.stop.check().is_ok();
     let sums = check::check_sums(plan, gpu, arena, &go_on)?;
@@ -188,7 +188,7 @@ fn check_bytes(plan: &Plan, arena: &Region, file: &[u8]) -> Result<bool> {
     Ok(true)
 }
 
-fn judge(document: &Document<'_>, verified: bool) -> Option<CliError> {
+fn judge(document: &DemoDocument<'_>, verified: bool) -> Option<CliError> {
     if !verified {
         return Some(CliError::Mismatch("the tensors in GPU memory are not those of the model".into()));
     }
@@ -199,9 +199,9 @@ fn judge(document: &Document<'_>, verified: bool) -> Option<CliError> {
     )))
 }
 
-fn tell(document: &Document<'_>, drive: &Drive) -> Text {
-    let Document { tensors, extents, .. } = document;
-    let mut text = Text::default();
+fn tell(document: &DemoDocument<'_>, drive: &Drive) -> ReportText {
+    let DemoDocument { tensors, extents, .. } = document;
+    let mut text = ReportText::default();
     text.row(
         "model",
         format!(

@@ -7,7 +7,7 @@ use onehop_doctor::{Facts, FactsRequest, Only, Style, examine, recorded_files, r
 use onehop_pci::{Address, Record, Root};
 
 use crate::error::{CliError, Result};
-use crate::report::{Report, Text};
+use crate::report::{Report, ReportText};
 use crate::terminal;
 use crate::units;
 
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     if let Some(folder) = &args.record {
         write(&root, &facts, folder)?;
     }
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     let style = Style { colour: terminal::has_colour(&std::io::stdout()), all: args.all };
     text.coloured(render(&diagnosis, style).trim_end().to_owned());
     Report::new(&diagnosis, text)

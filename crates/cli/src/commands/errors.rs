@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::drives::{self, DriveArg};
 use crate::error::Result;
-use crate::report::{Report, Text};
+use crate::report::{Report, ReportText};
 use crate::units;
 
 /// Show a drive's error log, newest entries first
@@ -26,7 +26,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     let ask = usize::from(kept.min(args.count));
     let page = drive.log_page(log::id::ERROR, u32::MAX, ask * ErrorEntry::BYTES)?;
     let entries: Vec<_> = error_entries(&page).collect();
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     text.row("drive", format!("{} (serial {})", drive.name(), drive.identity().serial()));
     text.row(
         "errors",

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::drives::{self, DriveArg};
 use crate::error::Result;
-use crate::report::{Report, Text, number};
+use crate::report::{Report, ReportText, number};
 use crate::units;
 
 /// Show a drive's identity, features and namespaces
@@ -28,7 +28,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
         Some(nsid) => vec![drive.namespace(nsid)?],
         None => drive.namespaces().iter().collect(),
     };
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     describe(&drive, &mut text);
     for ns in &namespaces {
         describe_namespace(ns, &mut text);
@@ -38,7 +38,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     Report::new(document, text)
 }
 
-fn describe(drive: &Drive, text: &mut Text) {
+fn describe(drive: &Drive, text: &mut ReportText) {
     let identity = drive.identity();
     let view = identity.controller();
     text.row("drive", format!("{}{}", drive.name(), if identity.simulated { " (simulated)" } else { "" }));
@@ -112,7 +112,7 @@ fn abilities(view: &Controller<'_>) -> Vec<&'static str> {
     can
 }
 
-fn describe_namespace(ns: &Namespace, text: &mut Text) {
+fn describe_namespace(ns: &Namespace, text: &mut ReportText) {
     let format = ns.medium;
     let metadata = match (format.metadata, format.extended) {
         (0, _) => String::new(),

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::drives;
 use crate::error::Result;
-use crate::report::{Report, Text};
+use crate::report::{Report, ReportText};
 use crate::units;
 
 /// List this machine's NVMe drives and their users; changes nothing
@@ -20,7 +20,7 @@ pub(crate) struct Args {
 /// Runs it.
 pub(crate) fn run(args: &Args) -> Result<Report> {
     let found = Usage::all(&Root::here())?;
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     for controller in &found {
         describe(controller, &mut text);
     }
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     Report::new(json!({ "drives": found, "given": given }), text)
 }
 
-fn describe(controller: &Usage, text: &mut Text) {
+fn describe(controller: &Usage, text: &mut ReportText) {
     let driver = controller.driver.as_deref().map_or("no driver".into(), |name| format!("driver {name}"));
     let Usage { address, vendor, device, .. } = controller;
     let model = controller.model.as_deref().unwrap_or("unknown model");

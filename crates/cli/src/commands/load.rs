@@ -16,14 +16,14 @@ use onehop_load::{Dtype, Manifest, Plan, Selection, check, plan};
 
 use verdict::given_up;
 
-use crate::commands::Context;
+use crate::commands::CommandContext;
 use crate::error::{CliError, Result};
 use crate::gpus::{Chosen, GpuArg};
 use crate::report::Report;
 use crate::transfer::RouteArgs;
 use crate::units;
 
-pub(crate) use local::{Part, read};
+pub(crate) use local::{FilePart, read};
 
 /// Load model files (safetensors, GGUF) into GPU memory
 #[derive(clap::Args)]
@@ -98,19 +98,19 @@ pub(crate) const ROUTES: &str = "The route: auto (the best that works), or exact
     cache), cpu/pinned (past it), cufile (NVIDIA's). Drives: gpu/tier3, gpu/posted, gpu/tier2, gpu/tier1, cpu/direct, cpu/pinned";
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Route {
+enum RouteChoice {
     Ring(onehop_load::engine::Route),
     NotHere(&'static str),
 }
 
-fn parse_route(text: &str) -> std::result::Result<Route, String> {
+fn parse_route(text: &str) -> std::result::Result<RouteChoice, String> {
     use onehop_load::engine::Route as Ring;
     Ok(match text {
-        "auto" => Route::Ring(Ring::Auto),
-        "cpu/cached" => Route::Ring(Ring::Cached),
-        "cpu/pinned" => Route::Ring(Ring::Pinned),
-        "cufile" => Route::Ring(Ring::CuFile),
-        "gpu/tier3" | "gpu/posted" | "gpu/tier2" | "gpu/tier1" | "cpu/direct" => Route::NotHere(
+        "auto" => RouteChoice::Ring(Ring::Auto),
+        "cpu/cached" => RouteChoice::Ring(Ring::Cached),
+        "cpu/pinned" => RouteChoice::Ring(Ring::Pinned),
+        "cufile" => RouteChoice::Ring(Ring::CuFile),
+        "gpu/tier3" | "gpu/posted" | "gpu/tier2" | "gpu/tier1" | "cpu/direct" => RouteChoice::NotHere(
             "files of a mounted file system are the kernel's to read; this route needs a drive that onehop drives itself",
         ),
         _ => return Err("routes are auto, cpu/pinned, cpu/cached, cufile, and those of drives".into()),
@@ -135,7 +135,7 @@ fn parse_cut(text: &str) -> std::result::Result<(String, usize), String> {
 }
 
 /// Runs it.
-pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
+pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     if !args.cut.is_empty() && args.rank.is_none() && args.gpu.names().len() < 2 {
         return Err(CliError::Usage("--cut is for a rank of several: --rank 0/4, or several GPUs".into()));
     }
@@ -166,7 +166,7 @@ struct LoadedShare {
 
 impl LoadedShare {
     /// Computes the checksums if they are wanted.
-    fn new(share: Share, arena: Region, wanted: bool, context: &Context) -> Result<Self> {
+    fn new(share: Share, arena: Region, wanted: bool, context: &CommandContext) -> Result<Self> {
         let go_on = || context.stop.check().is_ok();
         let sums = || {
             check::check_sums(&share.plan, &*share.gpu.gpu, &arena, &go_on).map_err(|e| given_up(e, context))

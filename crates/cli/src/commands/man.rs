@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::args;
 use crate::error::{CliError, Result};
-use crate::report::{Report, Text};
+use crate::report::{Report, ReportText};
 
 /// Write a manual page for each command into a directory
 #[derive(clap::Args)]
@@ -26,7 +26,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
         .map_err(|e| CliError::file("write manual pages to", &args.dir, e))?;
     let mut files = Vec::new();
     names(&command, "onehop", &mut files);
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     text.row("pages", format!("{} in {}", files.len(), args.dir.display()));
     Report::new(json!({ "dir": args.dir.display().to_string(), "pages": files }), text)
 }

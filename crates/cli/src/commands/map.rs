@@ -11,9 +11,9 @@ use onehop_transfer::volume;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::commands::Context;
+use crate::commands::CommandContext;
 use crate::error::{CliError, Result};
-use crate::report::{Report, Text};
+use crate::report::{Report, ReportText};
 use crate::sources::refuse_same;
 use crate::{drives, units};
 
@@ -47,7 +47,7 @@ pub(crate) struct Args {
 }
 
 /// A map, and how firmly the places held while it was made.
-struct Made {
+struct MadeMap {
     map: ExtentMap,
     rung: Rung,
 }
@@ -67,18 +67,18 @@ struct About<'a> {
 }
 
 /// Runs it.
-pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
+pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let made = match &args.drive {
         Some(spec) => of_drive(args, spec, context)?,
         None => of_live_files(&args.files, context)?,
     };
-    for Made { map, .. } in made.iter().filter(|_| args.drive.is_none()) {
+    for MadeMap { map, .. } in made.iter().filter(|_| args.drive.is_none()) {
         refuse_same(&args.out, &map.file.path)?;
     }
     let bytes: Vec<u8> = made.iter().flat_map(|made| made.map.to_bytes()).collect();
     std::fs::write(&args.out, bytes).map_err(|e| CliError::file("write", &args.out, e))?;
     let maps = made.iter().map(about).collect::<Result<Vec<_>>>()?;
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     for file in &maps {
         text.row(
             "mapped",
@@ -97,8 +97,8 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     Report::new(json!({ "out": args.out.display().to_string(), "maps": maps }), text)
 }
 
-fn about(made: &Made) -> Result<About<'_>> {
-    let Made { map, rung } = made;
+fn about(made: &MadeMap) -> Result<About<'_>> {
+    let MadeMap { map, rung } = made;
     Ok(About {
         path: map.file.path.display().to_string(),
         file_system: &map.file.fs,
@@ -112,18 +112,18 @@ fn about(made: &Made) -> Result<About<'_>> {
 }
 
 /// Files of a mounted file system, where the kernel says that they are.
-fn of_live_files(paths: &[PathBuf], context: &Context) -> Result<Vec<Made>> {
+fn of_live_files(paths: &[PathBuf], context: &CommandContext) -> Result<Vec<MadeMap>> {
     let system = System::default();
     let one = |path: PathBuf| {
         context.stop.check()?;
         let live = LiveFile::open(&path, &system)?;
-        Ok(Made { map: live.map()?, rung: live.rung() })
+        Ok(MadeMap { map: live.map()?, rung: live.rung() })
     };
     files_of(&Local, paths)?.into_iter().map(one).collect()
 }
 
 /// Files of a drive that is mounted nowhere.
-fn of_drive(args: &Args, spec: &str, context: &Context) -> Result<Vec<Made>> {
+fn of_drive(args: &Args, spec: &str, context: &CommandContext) -> Result<Vec<MadeMap>> {
     let found = drives::find(spec)?;
     found.image.iter().try_for_each(|image| refuse_same(&args.out, image))?;
     let drive = Drive::open(found.backend, Options::default())?;
@@ -133,7 +133,7 @@ fn of_drive(args: &Args, spec: &str, context: &Context) -> Result<Vec<Made>> {
     let id = volume::drive_id(&drive, ns)?;
     let one = |path: PathBuf| {
         context.stop.check()?;
-        Ok(Made { map: store.map(&path, id.clone())?, rung: Rung::Unmounted })
+        Ok(MadeMap { map: store.map(&path, id.clone())?, rung: Rung::Unmounted })
     };
     files_of(&store, &args.path)?.into_iter().map(one).collect()
 }

@@ -35,7 +35,7 @@ pub(crate) fn simulated_drive(is_simulated: bool) -> Vec<&'static str> {
 }
 
 /// What every command is given.
-pub(crate) struct Context {
+pub(crate) struct CommandContext {
     pub stop: StopFlag,
     /// Whether a machine reads the report, which wants everything that there is to tell.
     pub json: bool,

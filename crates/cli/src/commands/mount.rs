@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use onehop_serve::{Daemon, Error as Serve, Options};
+use onehop_serve::{Daemon, Error as Serve, MountOptions};
 use onehop_target::client::{self, RemoteTree};
 use serde_json::Value;
 
-use super::Context;
+use super::CommandContext;
 use super::target::Transport;
 use crate::error::{CliError, Result};
-use crate::report::{self, Report, Text};
+use crate::report::{self, Report, ReportText};
 use crate::units;
 
 /// Mount a folder for programs written for 3FS (usrbio), with reads into GPU memory
@@ -63,10 +63,10 @@ pub(crate) struct Args {
 const STOP_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Runs it.
-pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
+pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     match (&args.root, &args.target) {
         (Some(root), _) => {
-            let options = Options::new(&args.mount_point, root);
+            let options = MountOptions::new(&args.mount_point, root);
             serve(args, options, &root.display().to_string(), context)
         }
         (None, Some(target)) => serve(args, of_target(args, target)?, target, context),
@@ -86,18 +86,18 @@ fn ensure_empty(point: &Path) -> Result<()> {
     Ok(())
 }
 
-fn of_target(args: &Args, target: &str) -> Result<Options> {
+fn of_target(args: &Args, target: &str) -> Result<MountOptions> {
     let key = super::target::key_of_target(args.key_file.as_ref(), args.insecure_loopback_for_tests)?;
     let lanes = args.connections as usize;
     let refused = super::target::refused;
     let connector = super::target::connector(args.transport, target, &args.nic, key.is_none())?;
-    let options = client::Options { give_up: args.give_up, lanes, ..client::Options::new(key) };
+    let options = client::ClientOptions { give_up: args.give_up, lanes, ..client::ClientOptions::new(key) };
     let tree = RemoteTree::connect(connector, options).map_err(refused)?;
     let local_locks = args.local_locks;
-    Ok(Options { local_locks, ..Options::of_target(&args.mount_point, tree) })
+    Ok(MountOptions { local_locks, ..MountOptions::of_target(&args.mount_point, tree) })
 }
 
-fn serve(args: &Args, mut options: Options, what: &str, context: &Context) -> Result<Report> {
+fn serve(args: &Args, mut options: MountOptions, what: &str, context: &CommandContext) -> Result<Report> {
     if !args.nonempty {
         ensure_empty(&args.mount_point)?;
     }
@@ -135,8 +135,8 @@ fn document(words: &str) -> Result<Value> {
         .map_err(|e| CliError::Failed(format!("the daemon's report cannot be read: {e}")))
 }
 
-fn text(document: &Value) -> Text {
-    let mut text = Text::default();
+fn text(document: &Value) -> ReportText {
+    let mut text = ReportText::default();
     let number = |name: &str| document[name].as_u64().unwrap_or(0);
     let counts = ["programs", "buffers", "rings", "open_files"].map(number);
     let [programs, buffers, rings, files] = counts;

@@ -8,13 +8,13 @@ use onehop_gpu::Region;
 use onehop_transfer::{FileOnDrive, FileRead, TransferOutcome, TransferSetup, bytes_of, copy, volume};
 use serde::Serialize;
 
-use crate::commands::{Context, load};
+use crate::commands::{CommandContext, load};
 use crate::drives;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, GpuArg};
-use crate::report::{Report, Text};
+use crate::report::{Report, ReportText};
 use crate::sources::refuse_same;
-use crate::transfer::{self, RouteArgs, Watch};
+use crate::transfer::{self, RouteArgs, TransferWatch};
 use crate::units;
 
 /// Read a file, blocks of a drive, or a file of the drive's own file system into GPU memory
@@ -70,7 +70,7 @@ pub(crate) struct Args {
 }
 
 /// Runs it.
-pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
+pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     if let Some(path) = &args.file {
         if let Some(out) = &args.out {
             refuse_same(out, path)?;
@@ -78,7 +78,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         let (offset, len, gpu) = (args.offset, args.len, &args.gpu);
         let (route, verify, out) = (args.route.route.name(), args.verify, args.out.as_deref());
         let threads = args.route.reading_threads()?;
-        let part = load::Part { path, offset, len, gpu, route, threads, verify, out };
+        let part = load::FilePart { path, offset, len, gpu, route, threads, verify, out };
         return load::read(&part, context).map_err(CliError::of_files);
     }
     let gpu = gpus::choose(&args.gpu)?;
@@ -103,17 +103,17 @@ fn read_blocks(
     args: &Args,
     (lba, blocks): (u64, u64),
     setup: &TransferSetup<'_>,
-    context: &Context,
+    context: &CommandContext,
 ) -> Result<Report> {
     let total = bytes_of(setup.ns, lba, blocks)?;
     let mut read = {
-        let watch = Watch::new("reading", total, &context.stop);
+        let watch = TransferWatch::new("reading", total, &context.stop);
         onehop_transfer::read_blocks(setup, lba, blocks, &watch)?
     };
     read.outcome.note_crc32c(copy::crc32c(&read.data, 0, read.data.len())?);
     save(&read.data, args, context)?;
     let failure = if args.verify {
-        let watch = Watch::new("verifying", total, &context.stop);
+        let watch = TransferWatch::new("verifying", total, &context.stop);
         read.verify(setup.drive, setup.ns, &watch)?
     } else {
         None
@@ -123,9 +123,9 @@ fn read_blocks(
 }
 
 /// Copies the bytes out of GPU memory into the file that was named.
-fn save(data: &Region, args: &Args, context: &Context) -> Result<()> {
+fn save(data: &Region, args: &Args, context: &CommandContext) -> Result<()> {
     let Some(out) = &args.out else { return Ok(()) };
-    let watch = Watch::new("copying out", data.len() as u64, &context.stop);
+    let watch = TransferWatch::new("copying out", data.len() as u64, &context.stop);
     Ok(copy::save(data, data.len(), out, &watch)?)
 }
 
@@ -153,7 +153,7 @@ fn read_file(
     args: &Args,
     path: Option<&Path>,
     setup: &TransferSetup<'_>,
-    context: &Context,
+    context: &CommandContext,
 ) -> Result<Report> {
     let TransferSetup { drive, ns, .. } = *setup;
     let found = match &args.map {
@@ -162,7 +162,7 @@ fn read_file(
     };
     let mut read = {
         let bytes = found.bytes.saturating_sub(args.offset).min(args.len.unwrap_or(u64::MAX));
-        let watch = Watch::new("reading", bytes, &context.stop);
+        let watch = TransferWatch::new("reading", bytes, &context.stop);
         found.read(setup, args.offset, args.len, &watch)?
     };
     read.outcome.note_crc32c(copy::crc32c(&read.data, 0, read.data.len())?);
@@ -180,7 +180,7 @@ fn read_file(
         hole_bytes: span.parts.zero_bytes(),
         inline_bytes: span.parts.inline_bytes(),
     };
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     text.row(
         "file",
         format!(
@@ -199,8 +199,8 @@ fn read_file(
     Ok(Report::new(document, text)?.failed(failure.map(Into::into)))
 }
 
-fn rows(outcome: &TransferOutcome, args: &Args) -> Text {
-    let mut text = Text::default();
+fn rows(outcome: &TransferOutcome, args: &Args) -> ReportText {
+    let mut text = ReportText::default();
     transfer::rows(outcome, &mut text);
     if let Some(out) = &args.out {
         text.row("out", format!("{} holds the bytes from GPU memory", out.display()));

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::drives::{self, DriveArg};
 use crate::error::Result;
-use crate::report::{Report, Text};
+use crate::report::{Report, ReportText};
 use crate::units;
 use onehop_pci::Root;
 
@@ -31,7 +31,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     let begun = Instant::now();
     onehop_pci::rescan(&root, name.address, args.timeout)?;
     let took = begun.elapsed();
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     text.row("drive", name.address);
     text.row("before", if was_present { "responding" } else { "not responding" });
     text.row("now", format!("responding, {} after its removal from the bus", units::time(took)));

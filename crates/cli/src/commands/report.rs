@@ -12,12 +12,12 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::args;
-use crate::commands::Context;
+use crate::commands::CommandContext;
 use crate::commands::bench::report::machine;
 use crate::drives::{self, DriveArg};
 use crate::error::{CliError, Result};
 use crate::gpus::GpuArg;
-use crate::report::{self, Report, Text, Versioned};
+use crate::report::{self, Report, ReportText, Versioned};
 use crate::units;
 use archive::Archive;
 use private::Private;
@@ -46,7 +46,7 @@ pub(crate) struct Args {
 
 /// A command that is run, and how it came out.
 #[derive(Serialize)]
-struct Step {
+struct ReportStep {
     /// The name of its files in the archive.
     #[serde(skip)]
     name: &'static str,
@@ -61,7 +61,7 @@ struct Step {
 }
 
 /// Runs it.
-pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
+pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let lines = lines(args)?;
     let archive = Archive::create(&args.out)?;
     let mut private = Private::of_this_machine();
@@ -79,7 +79,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     }
     let members = members(&steps, &private)?;
     let bytes = archive.write(&members)?;
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     for step in &steps {
         let how = step
             .error
@@ -129,7 +129,11 @@ fn lines(args: &Args) -> Result<Vec<(&'static str, Vec<String>)>> {
 }
 
 /// Runs a command line as `main` does. Only the end of all of it is an error here.
-fn step(name: &'static str, line: &[String], context: &Context) -> Result<(Step, Option<CliError>)> {
+fn step(
+    name: &'static str,
+    line: &[String],
+    context: &CommandContext,
+) -> Result<(ReportStep, Option<CliError>)> {
     context.stop.check()?;
     let command = format!("onehop {}", line.join(" "));
     report::note(&command);
@@ -138,7 +142,7 @@ fn step(name: &'static str, line: &[String], context: &Context) -> Result<(Step,
     let parsed = args::Args::try_parse_from(words).map_err(|error| {
         CliError::Usage(error.to_string().split("\n\n").next().unwrap_or_default().to_owned())
     })?;
-    let inner = Context { stop: context.stop.clone(), json: true };
+    let inner = CommandContext { stop: context.stop.clone(), json: true };
     let (document, text, failed) = match crate::run(&parsed.command, &inner) {
         Ok(report) => report.into_parts()?,
         Err(error @ (CliError::Interrupted | CliError::Stopped)) => return Err(error),
@@ -150,7 +154,7 @@ fn step(name: &'static str, line: &[String], context: &Context) -> Result<(Step,
     if let Some(failed) = &failed {
         report::note(&failed.to_string());
     }
-    let step = Step {
+    let step = ReportStep {
         name,
         command,
         exit_code: failed.as_ref().map_or(0, CliError::code),
@@ -163,7 +167,7 @@ fn step(name: &'static str, line: &[String], context: &Context) -> Result<(Step,
 }
 
 /// The files of the archive, with nothing in them that is only of this machine.
-fn members(steps: &[Step], private: &Private) -> Result<Vec<(String, Vec<u8>)>> {
+fn members(steps: &[ReportStep], private: &Private) -> Result<Vec<(String, Vec<u8>)>> {
     let about = Versioned::new(&json!({ "machine": machine(), "steps": steps })).to_value()?;
     let mut members = vec![("README.txt".to_owned(), README.as_bytes().to_vec())];
     let mut add = |name: String, document: &Value| {

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::drives::{self, DriveArg};
 use crate::error::Result;
-use crate::report::{Report, Text};
+use crate::report::{Report, ReportText};
 use crate::units;
 
 /// Reset a drive's controller, initialize it again, and report the time taken
@@ -25,7 +25,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     let start = Instant::now();
     drive.reset()?;
     let reset = start.elapsed();
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     text.row("drive", format!("{} (serial {})", drive.name(), drive.identity().serial()));
     text.row("opened", format!("in {}: disabled, enabled, identified", units::time(opened)));
     text.row("reset", format!("in {}: disabled, enabled, same drive as before", units::time(reset)));

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::error::{CliError, Result};
-use crate::report::{Report, Text};
+use crate::report::{Report, ReportText};
 
 /// Print the JSON Schema of a command's --json document; without a command, the names of all
 #[derive(clap::Args)]
@@ -66,7 +66,7 @@ const ALL: &[(&str, &str)] = schemas!(
 pub(crate) fn run(args: &Args) -> Result<Report> {
     let name = args.command.join(" ");
     let names: Vec<_> = ALL.iter().map(|(name, _)| *name).collect();
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     if name.is_empty() {
         names.iter().for_each(|name| text.line(name));
         return Report::new(json!({ "command_names": names }), text);

@@ -10,9 +10,9 @@ use onehop_sim::Sim;
 use onehop_vfio_user::{Function, Nvme, Sdr, Server, ServerEvent};
 use serde_json::{Map, Value, json};
 
-use crate::commands::Context;
+use crate::commands::CommandContext;
 use crate::error::{CliError, Result};
-use crate::report::{self, Report, Text};
+use crate::report::{self, Report, ReportText};
 
 /// Breaches of rules that are printed; the count says how many there were.
 const SHOWN: usize = 40;
@@ -58,12 +58,12 @@ enum Protocol {
 }
 
 /// What is served.
-enum Served {
+enum ServedDevice {
     Drive(Sim),
     Board(Arc<Board>),
 }
 
-impl Served {
+impl ServedDevice {
     /// `usdr`, perhaps with options, is a board; everything else is a drive.
     fn open(name: &str) -> Result<Self> {
         let Some(spec) = name.strip_prefix("sim:") else {
@@ -114,7 +114,7 @@ impl Served {
             }
             Self::Board(board) => {
                 let list = board.violations();
-                let one = |b: &onehop_board::Violation| {
+                let one = |b: &onehop_board::BoardViolation| {
                     let value = json!({ "rule": b.rule.name(), "detail": b.detail });
                     (value, format!("{}: {}", b.rule.name(), b.detail))
                 };
@@ -125,9 +125,9 @@ impl Served {
 }
 
 /// Runs it.
-pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
+pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let Protocol::VfioUser = args.protocol;
-    let served = Served::open(&args.drive)?;
+    let served = ServedDevice::open(&args.drive)?;
     let function = served.function(args)?;
     let server = Server::bind(&args.socket)?;
     say(&format!("{} is served on {}; Ctrl-C ends", args.drive, args.socket.display()));
@@ -150,10 +150,10 @@ fn say(what: &str) {
     report::note(what);
 }
 
-fn report(args: &Args, served: &Served, clients: u64, refused: u64) -> Result<Report> {
+fn report(args: &Args, served: &ServedDevice, clients: u64, refused: u64) -> Result<Report> {
     let (rows, account) = served.account();
     let breaches = served.breaches();
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     text.row("device", &args.drive);
     text.row("clients", format!("{clients}, {refused} of their requests refused"));
     for (name, what) in rows {

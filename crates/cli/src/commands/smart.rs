@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::drives::{self, DriveArg};
 use crate::error::{CliError, Result};
-use crate::report::{Report, Text, number};
+use crate::report::{Report, ReportText, number};
 
 /// Bytes of a data unit, in which the log counts what was read and written.
 const UNIT: u128 = 512_000;
@@ -24,7 +24,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     let page = drive.log_page(log::id::HEALTH, u32::MAX, Health::BYTES)?;
     let health = Health::parse(&page).map_err(|e| CliError::Failed(format!("the health log: {e}")))?;
     let warnings = warnings(health.critical_warning());
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     text.row("drive", format!("{} (serial {})", drive.name(), drive.identity().serial()));
     text.row("warnings", if warnings.is_empty() { "none".into() } else { warnings.join("; ") });
     text.row("temperature", temperature(health.temperature()));

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use onehop_target::auth::Key;
 use onehop_target::rdma::{Ports, RdmaAcceptor, RdmaConnector};
-use onehop_target::server::{Options, Target};
+use onehop_target::server::{ServerOptions, Target};
 use onehop_target::tcp::{TcpAcceptor, TcpConnector};
 use onehop_target::transport::{Acceptor, Connector};
 
-use super::Context;
+use super::CommandContext;
 use crate::error::{CliError, Result};
-use crate::report::{self, Report, Text};
+use crate::report::{self, Report, ReportText};
 use crate::units;
 
 /// How bytes go between a mount and its target.
@@ -88,7 +88,7 @@ const STOP_POLL_INTERVAL: Duration = Duration::from_millis(50);
 const DRAIN: Duration = Duration::from_secs(10);
 
 /// Runs it.
-pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
+pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let key = key(args.key_file.as_ref())?;
     if key.is_none() && !is_loopback(&args.listen) {
         return Err(CliError::Usage(format!(
@@ -103,10 +103,10 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         Transport::Rdma => Box::new(RdmaAcceptor::listen(&args.listen, ports(&args.nic)?).map_err(refused)?),
     };
     let address = acceptor.address();
-    let options = Options {
+    let options = ServerOptions {
         read_only: args.read_only,
         write_through: args.write_through,
-        ..Options::new(&args.root, key)
+        ..ServerOptions::new(&args.root, key)
     };
     let target = Target::start(options, vec![acceptor]).map_err(refused)?;
     if args.key_file.is_none() {
@@ -119,7 +119,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     }
     let report = target.report();
     let drained = target.drain(DRAIN);
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     text.row("served", format!("{} for {}", args.root.display(), units::time(start.elapsed())));
     text.row("address", &address);
     text.row("clients", format!("{}, over {} connections", report.sessions, report.connections));

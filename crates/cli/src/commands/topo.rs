@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::commands::doctor::{device, gpu, root};
 use crate::error::{CliError, Result};
-use crate::report::{Report, Text};
+use crate::report::{Report, ReportText};
 
 /// Show the PCIe tree with links, BARs and IOMMU groups, and the path between two devices
 #[derive(clap::Args)]
@@ -53,7 +53,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     if let Some(path) = &args.html {
         write(path, &topo::page(&facts, args.all, root.about(), &paths, missing))?;
     }
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     if let Some(about) = root.about() {
         text.line(format_args!("recorded system: {about}"));
     }

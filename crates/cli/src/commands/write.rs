@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use onehop_drive::{Drive, GpuJob, Namespace, Op};
 use onehop_transfer::{Engine, TransferOutcome, TransferSetup, block_bytes, bytes_of, copy, verify_blocks};
 
-use crate::commands::Context;
+use crate::commands::CommandContext;
 use crate::drives::{self, DriveArg};
 use crate::error::{CliError, Result};
 use crate::gpus::{self, GpuArg};
-use crate::report::{Report, Text};
-use crate::transfer::{self, RouteArgs, Watch};
+use crate::report::{Report, ReportText};
+use crate::transfer::{self, RouteArgs, TransferWatch};
 use crate::units;
 
 /// Write a file through GPU memory to blocks of a drive
@@ -52,7 +52,7 @@ pub(crate) struct Args {
 }
 
 /// Runs it.
-pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
+pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let gpu = gpus::choose(&args.gpu)?;
     let options = args.route.options()?;
     let (mut file, file_bytes) = open_input(args)?;
@@ -66,7 +66,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let (engine, memory) = Engine::open(&plan, bytes)?;
     copy::load(&mut file, &args.input, file_bytes as usize, &memory.region, &context.stop)?;
     let moved = {
-        let watch = Watch::new("writing", bytes, &context.stop);
+        let watch = TransferWatch::new("writing", bytes, &context.stop);
         engine.transfer(Op::Write, ns, &[job], &memory, &watch)?
     };
     let crc = copy::crc32c(&memory.region, 0, bytes as usize)?;
@@ -76,10 +76,10 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     drive.queue()?.flush(ns)?;
     let mut failure = None;
     if args.verify {
-        let watch = Watch::new("verifying", bytes, &context.stop);
+        let watch = TransferWatch::new("verifying", bytes, &context.stop);
         failure = verify_blocks(Op::Write, (&drive, ns), &job, &memory.region, &mut outcome, &watch)?;
     }
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     transfer::rows(&outcome, &mut text);
     text.row("flushed", "yes: the drive says that the blocks are durable");
     Ok(Report::new(outcome, text)?.failed(failure.map(Into::into)))

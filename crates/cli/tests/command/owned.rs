@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use onehop_files::{Image, Place, Volume, Which};
-use onehop_qtest::bed::{Options, Qemu};
+use onehop_qtest::bed::{Qemu, QemuOptions};
 use serde_json::{Value, json};
 
 use crate::load::text;
@@ -294,7 +294,8 @@ fn qemus_drive_is_loaded_from_too() {
     let dir = Dir::new();
     let (files, tensors) = sharded();
     let Some(image) = image(&dir, "4096", "inline_data", &files) else { return };
-    let options = Options { disk_bytes: 40 << 20, lba: 4096, ram_bytes: 512 << 20, ..Options::default() };
+    let options =
+        QemuOptions { disk_bytes: 40 << 20, lba: 4096, ram_bytes: 512 << 20, ..QemuOptions::default() };
     let Some(qemu) = Qemu::start_or_skip(&options).unwrap() else { return };
     copy_over(&image, qemu.image(1).unwrap());
     let drive = format!("qtest:{}", qemu.spec());

@@ -8,13 +8,13 @@ use super::faults::Effect;
 use super::parked::{self, Extra};
 use super::{CIDS, DONE, ENTRIES, SPANS, Server, task, word};
 use crate::Rule;
-use crate::fields::{self, CommandKind, Limits, Refusal};
+use crate::fields::{self, CommandKind, CommandRefusal, Limits};
 use crate::layout::{FaultKind, LOCAL_SPANS, SPAN_BYTES, flag};
 use crate::report::NO_COMMAND;
 use crate::space;
-use crate::warp::{Engine, wrap};
+use crate::warp::{ControllerWarp, wrap};
 
-impl<W: Engine> Server<'_, W> {
+impl<W: ControllerWarp> Server<'_, W> {
     /// Goes on until the lanes have something to move, or the turn is over and all that is done has been posted.
     pub(super) fn think(&self) {
         if self.get(word::MOVING) != 0 {
@@ -110,7 +110,7 @@ impl<W: Engine> Server<'_, W> {
     fn execute(&self, sqe: &Sqe, effect: Effect) -> bool {
         let cid = u32::from(sqe.cid());
         let begun = match self.failure_of(effect) {
-            Some(status) => Err(Refusal { status, breach: None }),
+            Some(status) => Err(CommandRefusal { status, breach: None }),
             None => self.begin_command(sqe, effect),
         };
         match begun {
@@ -130,7 +130,7 @@ impl<W: Engine> Server<'_, W> {
     }
 
     /// Checks a command and lays its data out for the lanes; false if there is nothing to move.
-    fn begin_command(&self, sqe: &Sqe, effect: Effect) -> Result<bool, Refusal> {
+    fn begin_command(&self, sqe: &Sqe, effect: Effect) -> Result<bool, CommandRefusal> {
         let pair = &self.pair;
         let limits = Limits {
             nsid: pair.nsid,
@@ -167,7 +167,7 @@ impl<W: Engine> Server<'_, W> {
     }
 
     /// Follows the data pointer and writes down where each piece of the transfer lies.
-    fn find_spans(&self, sqe: &Sqe, bytes: u64) -> Result<(), Refusal> {
+    fn find_spans(&self, sqe: &Sqe, bytes: u64) -> Result<(), CommandRefusal> {
         let (warp, pair) = (self.warp, &self.pair);
         let most = LOCAL_SPANS + pair.span_count;
         let walk =
@@ -178,7 +178,7 @@ impl<W: Engine> Server<'_, W> {
             let at = space::find(warp, pair, bus.0, len).map_err(unreachable)?;
             if count == most {
                 // Its own room is too small for what it promised: that is nobody's breach.
-                return Err(Refusal { status: Status::INTERNAL_ERROR, breach: None });
+                return Err(CommandRefusal { status: Status::INTERNAL_ERROR, breach: None });
             }
             self.put_span(count, at.0, len as u32);
             count += 1;
@@ -221,7 +221,7 @@ impl<W: Engine> Server<'_, W> {
     }
 }
 
-fn refusal(error: WalkError<(Rule, u64)>) -> Refusal {
+fn refusal(error: WalkError<(Rule, u64)>) -> CommandRefusal {
     let (rule, detail) = match error {
         WalkError::Read(at) => return unreachable(at),
         WalkError::Prp1Unaligned(prp) => (Rule::Prp1, prp),
@@ -229,12 +229,12 @@ fn refusal(error: WalkError<(Rule, u64)>) -> Refusal {
         WalkError::EntryOffset { entry, .. } | WalkError::ChainOffset { entry, .. } => (Rule::PrpList, entry),
         WalkError::PageShift(shift) => (Rule::PrpList, u64::from(shift)),
     };
-    Refusal::breach(rule, detail, error.status())
+    CommandRefusal::breach(rule, detail, error.status())
 }
 
 /// An address that is not mapped: the command may be tried again, as on a drive.
-fn unreachable((rule, at): (Rule, u64)) -> Refusal {
-    Refusal { status: Status::DATA_TRANSFER_ERROR, breach: Some((rule, at)) }
+fn unreachable((rule, at): (Rule, u64)) -> CommandRefusal {
+    CommandRefusal { status: Status::DATA_TRANSFER_ERROR, breach: Some((rule, at)) }
 }
 
 const _: () = assert!(NO_COMMAND > 0xffff);

@@ -6,12 +6,12 @@ use super::{BATCH, ENTRIES, Server, wish, word};
 use crate::Rule;
 use crate::layout::control;
 use crate::report::{Exit, NO_COMMAND};
-use crate::warp::{Engine, distance, wrap};
+use crate::warp::{ControllerWarp, distance, wrap};
 
 /// Turns between two looks at the control word and the clock.
 const POLL_TURNS: u64 = 64;
 
-impl<W: Engine> Server<'_, W> {
+impl<W: ControllerWarp> Server<'_, W> {
     /// Decides how many commands this turn fetches.
     pub(super) fn begin_turn(&self) {
         self.set(word::COUNT, 0);

@@ -5,7 +5,7 @@ use onehop_proto::{Sqe, Status};
 
 use super::{FAULT_WORDS, FAULTS, Server, word};
 use crate::layout::{Fault, FaultKind};
-use crate::warp::Engine;
+use crate::warp::ControllerWarp;
 
 /// What happens to a command: a fault's number in the table, and above it its kind; zero for nothing.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ const OPCODES: u32 = 11;
 const SEEN: u32 = 12;
 const FIRED: u32 = 13;
 
-impl<W: Engine> Server<'_, W> {
+impl<W: ControllerWarp> Server<'_, W> {
     /// Whether there is a fault that needs room for a second completion.
     pub(super) fn may_complete_twice(&self) -> bool {
         (0..self.pair.fault_count).any(|index| self.fault(index, KIND) == FaultKind::Dup as u32)

@@ -6,9 +6,9 @@ use super::faults::Effect;
 use super::parked::{self, Extra};
 use super::{DONES, Server, word};
 use crate::layout::{FaultKind, flag};
-use crate::warp::{Engine, distance, wrap};
+use crate::warp::{ControllerWarp, distance, wrap};
 
-impl<W: Engine> Server<'_, W> {
+impl<W: ControllerWarp> Server<'_, W> {
     /// A command has come to its end.
     pub(super) fn finish(&self, cid: u32, status: Status, effect: Effect) {
         if effect == Effect::QUIET {

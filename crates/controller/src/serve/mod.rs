@@ -24,7 +24,7 @@ use onehop_proto::GpuAddr;
 
 use crate::layout::{Fault, LOCAL_SPANS, MAX_FAULTS, Pair, Report};
 use crate::report::{Exit, note, put};
-use crate::warp::Engine;
+use crate::warp::ControllerWarp;
 use crate::{Rule, layout::PARKED_BYTES};
 
 /// The most commands of a turn.
@@ -120,14 +120,14 @@ mod wish {
 }
 
 /// A warp and what it serves; the same on all lanes, and constant.
-struct Server<'a, W: Engine> {
+struct Server<'a, W: ControllerWarp> {
     warp: &'a W,
     pair: Pair,
 }
 
 /// Serves the queue pair that the [`Pair`] at `at` describes, with this warp, until the host or the clock ends it.
 /// Needs [`SERVE_LOCAL_WORDS`] local words.
-pub fn serve<W: Engine>(warp: &W, at: W::Addr) -> Exit {
+pub fn serve<W: ControllerWarp>(warp: &W, at: W::Addr) -> Exit {
     let mut server = Server { warp, pair: Pair::load(warp, at) };
     server.begin();
     loop {
@@ -146,7 +146,7 @@ pub fn serve<W: Engine>(warp: &W, at: W::Addr) -> Exit {
     }
 }
 
-impl<W: Engine> Server<'_, W> {
+impl<W: ControllerWarp> Server<'_, W> {
     /// Clears what outlives a rest.
     fn begin(&self) {
         let (warp, pair) = (self.warp, &self.pair);
@@ -183,8 +183,8 @@ impl<W: Engine> Server<'_, W> {
     fn has_fit_ranges(&self) -> bool {
         let mut end = 0;
         for i in 0..self.pair.range_count {
-            let at = self.pair.ranges.plus(u64::from(i) * u64::from(crate::Range::BYTES));
-            let range = crate::Range::load(self.warp, at);
+            let at = self.pair.ranges.plus(u64::from(i) * u64::from(crate::BusMapping::BYTES));
+            let range = crate::BusMapping::load(self.warp, at);
             let past = range.bus.wrapping_add(range.bytes);
             if range.bus < end || past < range.bus || (range.bus ^ range.target.0) & 15 != 0 {
                 return false;

@@ -4,12 +4,12 @@ use onehop_proto::GpuAddr;
 
 use super::{SPANS, Server, task, word};
 use crate::layout::{LOCAL_SPANS, SPAN_BYTES};
-use crate::warp::Engine;
+use crate::warp::ControllerWarp;
 
 /// Units that a lane reads before it writes the first, so that the reads are under way together.
 const AHEAD: u32 = 4;
 
-impl<W: Engine> Server<'_, W> {
+impl<W: ControllerWarp> Server<'_, W> {
     /// One lane's share.
     pub(super) fn work(&self, work: u32, lane: u32) {
         let place = GpuAddr(self.long(word::PLACE));

@@ -6,7 +6,7 @@ use onehop_proto::{GpuAddr, Sqe};
 use super::faults::Effect;
 use super::{BATCH, ENTRIES, Server, word};
 use crate::layout::{PARKED_BYTES, PARKED_KIND};
-use crate::warp::Engine;
+use crate::warp::ControllerWarp;
 
 /// Words of a record, after the sixteen of its command.
 pub(super) const KIND: u32 = PARKED_KIND / 4;
@@ -37,7 +37,7 @@ pub(super) struct Extra {
     pub target: u64,
 }
 
-impl<W: Engine> Server<'_, W> {
+impl<W: ControllerWarp> Server<'_, W> {
     /// Lets something wait for `delay` nanoseconds; false if there is no room to.
     pub(super) fn park(&self, kind: u32, effect: Effect, delay: u64, job: u32, extra: Extra) -> bool {
         let warp = self.warp;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use onehop_controller::layout::{KEPT, PARKED_BYTES, REPORT_BYTES, SPAN_BYTES, control};
-use onehop_controller::{Exit, Fault, Pair, Range, Report, Rule, SERVE_LOCAL_WORDS, Violation, serve};
+use onehop_controller::{BusMapping, Exit, Fault, Pair, Report, Rule, SERVE_LOCAL_WORDS, Violation, serve};
 use onehop_proto::queue::Memory;
 use onehop_proto::{BusAddr, Cqe, GpuAddr, Sqe, Status, prp};
 
@@ -71,13 +71,13 @@ impl Memories {
         pair.report = mem.alloc(u64::from(REPORT_BYTES));
         let (data, lists) = (mem.alloc(setup.pages * PAGE), mem.alloc(setup.list_pages * PAGE));
         let ranges = [
-            Range { bus: DATA_BUS, bytes: setup.pages * PAGE, target: data },
-            Range { bus: LIST_BUS, bytes: setup.list_pages * PAGE, target: lists },
+            BusMapping { bus: DATA_BUS, bytes: setup.pages * PAGE, target: data },
+            BusMapping { bus: LIST_BUS, bytes: setup.list_pages * PAGE, target: lists },
         ];
         pair.ranges = mem.alloc(64);
         pair.range_count = 2;
         for (i, range) in ranges.iter().enumerate() {
-            mem.put(pair.ranges.plus(i as u64 * u64::from(Range::BYTES)), &range.words());
+            mem.put(pair.ranges.plus(i as u64 * u64::from(BusMapping::BYTES)), &range.words());
         }
         pair.faults = mem.alloc(u64::from(Fault::BYTES) * 8);
         pair.fault_count = setup.faults.len() as u32;

@@ -1,6 +1,6 @@
 //! NVIDIA's cuFile: its path, and whether it reports it.
 
-use crate::check::{Check, Group, Status};
+use crate::check::{Check, CheckGroup, Status};
 use crate::facts::Facts;
 
 /// Boards for which NVIDIA documents a direct path without nvidia-fs.
@@ -23,13 +23,13 @@ fn library(facts: &Facts) -> Check {
         || "programs find no libcufile; onehop cufile run starts them with onehop's".into(),
         |path| format!("programs get {path}; onehop cufile run starts them with onehop's"),
     );
-    Check::new("cufile.library", Group::Cufile, Status::Info, found, why)
+    Check::new("cufile.library", CheckGroup::Cufile, Status::Info, found, why)
 }
 
 /// The path that cuFile would take: by nvidia-fs, by the kernel's P2PDMA, or by copies that it does not report.
 fn mode(facts: &Facts) -> Check {
     let why = "where neither of its direct paths works, cuFile copies through host memory without reporting it (compat mode)";
-    let check = |status, found: &str| Check::new("cufile.mode", Group::Cufile, status, found, why);
+    let check = |status, found: &str| Check::new("cufile.mode", CheckGroup::Cufile, status, found, why);
     if facts.cufile.nvidia_fs.is_some() {
         return check(
             Status::Pass,

@@ -2,23 +2,29 @@
 
 use onehop_pci::Device;
 
-use crate::check::{Check, Group, Status, bytes, rate};
+use crate::check::{Check, CheckGroup, Status, bytes, rate};
 use crate::facts::Facts;
-use crate::facts::drive::Drive;
+use crate::facts::drive::DriveFacts;
 use crate::routes::needs;
 
 pub(super) fn found(facts: &Facts) -> Check {
     let why = "direct routes need an NVMe drive";
     if facts.drives.is_empty() {
-        return Check::new("drive.present", Group::Drive, Status::Info, "no NVMe drive on the PCI bus", why)
-            .fix("Use a simulated drive (-d sim:mem:64M), or load files by cpu/pinned")
-            .by("/sys/bus/pci/devices: class 0x0108");
+        return Check::new(
+            "drive.present",
+            CheckGroup::Drive,
+            Status::Info,
+            "no NVMe drive on the PCI bus",
+            why,
+        )
+        .fix("Use a simulated drive (-d sim:mem:64M), or load files by cpu/pinned")
+        .by("/sys/bus/pci/devices: class 0x0108");
     }
     let names: Vec<_> = facts.drives.iter().map(|drive| drive.title()).collect();
-    Check::new("drive.present", Group::Drive, Status::Pass, names.join(", "), why)
+    Check::new("drive.present", CheckGroup::Drive, Status::Pass, names.join(", "), why)
 }
 
-pub(super) fn checks(facts: &Facts, drive: &Drive) -> Vec<Check> {
+pub(super) fn checks(facts: &Facts, drive: &DriveFacts) -> Vec<Check> {
     let Some(device) = drive.address.and_then(|address| facts.device(address)) else { return Vec::new() };
     let all = [
         Some(users(drive)),
@@ -35,10 +41,10 @@ pub(super) fn checks(facts: &Facts, drive: &Drive) -> Vec<Check> {
 }
 
 fn check(id: &'static str, status: Status, found: impl Into<String>, why: &'static str) -> Check {
-    Check::new(id, Group::Drive, status, found, why)
+    Check::new(id, CheckGroup::Drive, status, found, why)
 }
 
-fn users(drive: &Drive) -> Check {
+fn users(drive: &DriveFacts) -> Check {
     let why = "direct routes detach the drive from the kernel, so nothing on it may be in use";
     let by = "/proc/self/mountinfo, /proc/swaps, holders, an exclusive open";
     match &drive.users {
@@ -52,7 +58,7 @@ fn users(drive: &Drive) -> Check {
 }
 
 /// A command that detaches the drive for a while, unless it is or may be in use.
-fn unless_used(drive: &Drive, command: String) -> String {
+fn unless_used(drive: &DriveFacts, command: String) -> String {
     match drive.may_be_in_use() {
         None => command,
         Some(users) => {
@@ -61,7 +67,7 @@ fn unless_used(drive: &Drive, command: String) -> String {
     }
 }
 
-fn driver(drive: &Drive, device: &Device) -> Check {
+fn driver(drive: &DriveFacts, device: &Device) -> Check {
     let why = "files need the kernel's nvme driver; direct routes need vfio-pci or the module onehop";
     match device.driver.as_deref() {
         Some(name @ ("nvme" | "vfio-pci" | "onehop")) => {
@@ -76,7 +82,7 @@ fn driver(drive: &Drive, device: &Device) -> Check {
 }
 
 /// How to rebind the drive to the kernel's own driver.
-fn bind(drive: &Drive, device: &Device, other: &str) -> String {
+fn bind(drive: &DriveFacts, device: &Device, other: &str) -> String {
     let at = format!("/sys/bus/pci/devices/{}", device.address);
     let commands = format!(
         "echo nvme > {at}/driver_override, echo {0} > {at}/driver/unbind, echo {0} > /sys/bus/pci/drivers_probe (root; this detaches it from {other})",
@@ -85,7 +91,7 @@ fn bind(drive: &Drive, device: &Device, other: &str) -> String {
     format!("To bind it to nvme: {}", unless_used(drive, commands))
 }
 
-fn power(drive: &Drive, device: &Device) -> Option<Check> {
+fn power(drive: &DriveFacts, device: &Device) -> Option<Check> {
     let why = "a device that is not in D0 reads as all ones";
     let state = device.power_state.clone().or_else(|| {
         let state = device.config.as_ref()?.power?.state;
@@ -145,7 +151,7 @@ fn link(facts: &Facts, device: &Device) -> Option<Check> {
     Some(check("drive.link", Status::Pass, format!("{now}{carries}"), why).by("current_link_*, max_link_*"))
 }
 
-fn state(drive: &Drive) -> Option<Check> {
+fn state(drive: &DriveFacts) -> Option<Check> {
     let state = drive.state.as_deref().filter(|state| *state != "live")?;
     let why = "a controller that is not live accepts no commands";
     let name = drive.name.as_ref()?;
@@ -159,7 +165,7 @@ fn state(drive: &Drive) -> Option<Check> {
     )
 }
 
-fn limits(drive: &Drive, device: &Device, root: bool) -> Check {
+fn limits(drive: &DriveFacts, device: &Device, root: bool) -> Check {
     let why = "queue depth and transfer size have these limits";
     let mut words = Vec::new();
     words.extend(drive.queue_entries.map(|n| format!("{n} entries per queue (kernel)")));
@@ -200,7 +206,7 @@ fn limits(drive: &Drive, device: &Device, root: bool) -> Check {
     check("drive.limits", status, words.join(", "), why).fix_if(!asked, fix)
 }
 
-fn cmb(drive: &Drive) -> Option<Check> {
+fn cmb(drive: &DriveFacts) -> Option<Check> {
     let why = "with queues in the drive's own memory, gpu/posted needs posted writes only";
     drive.name.as_ref()?;
     let Some((_, size)) = drive.cmb else {
@@ -216,7 +222,7 @@ fn cmb(drive: &Drive) -> Option<Check> {
     Some(check("drive.cmb", Status::Pass, format!("{}{queues}", bytes(all)), why).by("sysfs: cmb"))
 }
 
-fn hmb(drive: &Drive) -> Option<Check> {
+fn hmb(drive: &DriveFacts) -> Option<Check> {
     let why = "a drive without DRAM uses host memory (HMB), and is slow without it";
     let wants =
         drive.identity.as_ref().and_then(|i| i.as_ref().ok()).is_some_and(|identity| identity.hmpre > 0);
@@ -232,7 +238,7 @@ fn hmb(drive: &Drive) -> Option<Check> {
     }
 }
 
-fn vmd(drive: &Drive, device: &Device) -> Option<Check> {
+fn vmd(drive: &DriveFacts, device: &Device) -> Option<Check> {
     device.behind_vmd.then(|| {
         let why = "Intel VMD is a host bridge of its own; VFIO cannot claim drives behind it";
         check("drive.vmd", Status::Warn, "behind Intel VMD", why)

@@ -1,6 +1,6 @@
 //! Named files: how each maps to its drive.
 
-use crate::check::{Check, Group, Status, bytes};
+use crate::check::{Check, CheckGroup, Status, bytes};
 use crate::checks::gpu::plural;
 use crate::facts::Facts;
 use crate::facts::file::{FileFacts, Trouble};
@@ -26,13 +26,14 @@ fn there(file: &FileFacts) -> MaybeCheck<'_> {
         Trouble::Failed(why) => (why.clone(), ""),
     };
     let why = "routes can be determined only for a readable file";
-    let check = Check::new("file.there", Group::File, Status::Warn, found, why).fix_if(!fix.is_empty(), fix);
+    let check =
+        Check::new("file.there", CheckGroup::File, Status::Warn, found, why).fix_if(!fix.is_empty(), fix);
     Some((&file.path, check.by("tried: stat, open")))
 }
 
 fn chain<'a>(facts: &Facts, file: &'a FileFacts) -> MaybeCheck<'a> {
     let why = "a drive knows only blocks, so a direct route needs the file's extents";
-    let check = |status, found: String| Check::new("file.chain", Group::File, status, found, why);
+    let check = |status, found: String| Check::new("file.chain", CheckGroup::File, status, found, why);
     let check = match file.places.as_ref()? {
         Err(error) => check(Status::Warn, error.clone())
             .fix("cpu/pinned and cpu/cached read it anyway. For direct routes, copy it to ext4 or XFS directly on an NVMe drive"),
@@ -71,12 +72,12 @@ fn direct(file: &FileFacts) -> MaybeCheck<'_> {
     let check = match file.direct.as_ref()? {
         Ok(()) => Check::new(
             "file.direct_io",
-            Group::File,
+            CheckGroup::File,
             Status::Pass,
             format!("works{}", align.unwrap_or_default()),
             why,
         ),
-        Err(error) => Check::new("file.direct_io", Group::File, Status::Warn, error.clone(), why)
+        Err(error) => Check::new("file.direct_io", CheckGroup::File, Status::Warn, error.clone(), why)
             .fix("Use cpu/cached: the file system has no O_DIRECT, or the file cannot be read"),
     };
     Some((&file.path, check.by("tried: open with O_DIRECT, and a read")))

@@ -2,11 +2,11 @@
 
 use onehop_gpu::cuda::register_gap;
 
-use crate::check::{Check, Group, Status, bytes, rate};
+use crate::check::{Check, CheckGroup, Status, bytes, rate};
 use crate::facts::Facts;
 use crate::facts::cuda::LATE;
-use crate::facts::gpu::{Gpu, is_lent};
-use crate::facts::nvml::Health;
+use crate::facts::gpu::{GpuFacts, is_lent};
+use crate::facts::nvml::NvmlFacts;
 use crate::facts::place::capability;
 use crate::routes::needs::PEER_OVERRIDE;
 
@@ -23,7 +23,7 @@ pub(super) fn driver(facts: &Facts) -> Vec<Check> {
 fn present(facts: &Facts) -> Check {
     let why = "every route needs a GPU";
     if facts.gpus.is_empty() {
-        return Check::new("gpu.present", Group::Gpu, Status::Info, "no NVIDIA GPU", why)
+        return Check::new("gpu.present", CheckGroup::Gpu, Status::Info, "no NVIDIA GPU", why)
             .fix("Use the emulated GPU (-g emu); onehop demo shows it")
             .by("/sys/bus/pci/devices: vendor 0x10de, class 0x03");
     }
@@ -37,13 +37,13 @@ fn present(facts: &Facts) -> Check {
     if lent > 0 {
         found = format!("{found}; {} for virtual machines", plural(lent, "virtual function"));
     }
-    Check::new("gpu.present", Group::Gpu, Status::Pass, found, why)
+    Check::new("gpu.present", CheckGroup::Gpu, Status::Pass, found, why)
 }
 
 /// A GPU that CUDA reports, but the bus does not.
-fn hidden(facts: &Facts, gpu: &Gpu, found: &str, why: &'static str) -> Check {
+fn hidden(facts: &Facts, gpu: &GpuFacts, found: &str, why: &'static str) -> Check {
     let check =
-        |status, words| Check::new("gpu.present", Group::Gpu, status, format!("{found}; {words}"), why);
+        |status, words| Check::new("gpu.present", CheckGroup::Gpu, status, format!("{found}; {words}"), why);
     if gpu.in_the_chip() {
         return check(Status::Info, "integrated with the CPU: it uses the CPU's memory and has no BAR")
             .fix("Load files by cpu/pinned; direct routes need a GPU on the PCI bus");
@@ -56,7 +56,7 @@ fn hidden(facts: &Facts, gpu: &Gpu, found: &str, why: &'static str) -> Check {
 }
 
 /// With its driver, if that is not NVIDIA's.
-fn titled(facts: &Facts, gpu: &Gpu) -> String {
+fn titled(facts: &Facts, gpu: &GpuFacts) -> String {
     let title = crate::routes::gpu_title(gpu);
     match facts.device(gpu.address).and_then(|device| device.driver.as_deref()) {
         Some(other) if other != "nvidia" => format!("{title}, bound to {other}"),
@@ -80,7 +80,7 @@ fn others(facts: &Facts) -> Option<Check> {
         .collect();
     (!found.is_empty()).then(|| {
         let why = "onehop uses GPUs through CUDA only";
-        Check::new("gpu.others", Group::Gpu, Status::Info, found.join(", "), why)
+        Check::new("gpu.others", CheckGroup::Gpu, Status::Info, found.join(", "), why)
     })
 }
 
@@ -88,7 +88,7 @@ fn flavour(facts: &Facts) -> Check {
     let nvidia = &facts.nvidia;
     let why = "dma-bufs, and GPU access to device registers, need NVIDIA's open kernel modules";
     let check = |status, found: String| {
-        Check::new("gpu.driver", Group::Gpu, status, found, why).by("/proc/driver/nvidia/version")
+        Check::new("gpu.driver", CheckGroup::Gpu, status, found, why).by("/proc/driver/nvidia/version")
     };
     let Some(version) = &nvidia.version else {
         // If CUDA works, the driver is there, even if /proc and /sys hide it.
@@ -131,8 +131,9 @@ fn old(compute: (i32, i32)) -> bool {
 
 fn cuda(facts: &Facts) -> Check {
     let why = "every route uses the CUDA driver library";
-    let check =
-        |status, found: String| Check::new("gpu.cuda", Group::Gpu, status, found, why).by("libcuda, cuInit");
+    let check = |status, found: String| {
+        Check::new("gpu.cuda", CheckGroup::Gpu, status, found, why).by("libcuda, cuInit")
+    };
     match &facts.cuda {
         None => check(Status::Unknown, "CUDA was not queried on this system".into())
             .fix("Record the system again with onehop doctor --record, on the machine itself"),
@@ -181,7 +182,7 @@ fn cuda_fix(facts: &Facts, error: &str) -> &'static str {
 /// Whether this driver can map a device's registers for a GPU under this kernel.
 fn registers(facts: &Facts) -> Check {
     let why = "GPU threads can ring a drive's doorbells only if the driver maps its registers for them (cudaHostRegisterIoMemory)";
-    let check = |status, found: String| Check::new("gpu.register_bar", Group::Gpu, status, found, why);
+    let check = |status, found: String| Check::new("gpu.register_bar", CheckGroup::Gpu, status, found, why);
     let (nvidia, kernel) = (&facts.nvidia, facts.kernel.version());
     let mut trials = facts.gpus.iter().filter_map(|gpu| Some((gpu, gpu.cuda.as_ref()?.registers.as_ref()?)));
     let first = trials.next();
@@ -227,11 +228,11 @@ fn helpers(facts: &Facts) -> Check {
     let loaded = &facts.nvidia.helpers;
     let found =
         if loaded.is_empty() { "none loaded".into() } else { format!("{} loaded", loaded.join(", ")) };
-    Check::new("gpu.helpers", Group::Gpu, Status::Info, found, why).by("/sys/module")
+    Check::new("gpu.helpers", CheckGroup::Gpu, Status::Info, found, why).by("/sys/module")
 }
 
 /// Checks that concern one GPU.
-pub(super) fn checks(facts: &Facts, gpu: &Gpu) -> Vec<Check> {
+pub(super) fn checks(facts: &Facts, gpu: &GpuFacts) -> Vec<Check> {
     let mut checks: Vec<Check> =
         [mig(gpu), copy(gpu), dma_buf(gpu), ordering(gpu), link(facts, gpu), power(facts, gpu)]
             .into_iter()
@@ -240,7 +241,7 @@ pub(super) fn checks(facts: &Facts, gpu: &Gpu) -> Vec<Check> {
     checks.extend(gpu.screen.then(|| {
         let why =
             "the driver reserves part of BAR1 for displays, and transfers to the console's GPU were seen to be lost";
-        Check::new("gpu.screen", Group::Gpu, Status::Info, "a display is attached", why)
+        Check::new("gpu.screen", CheckGroup::Gpu, Status::Info, "a display is attached", why)
             .about(gpu.address)
             .fix("Attach displays to another GPU")
             .by("drm outputs: connected")
@@ -249,14 +250,14 @@ pub(super) fn checks(facts: &Facts, gpu: &Gpu) -> Vec<Check> {
 }
 
 /// MIG instances share BAR1, link and copy engines.
-fn mig(gpu: &Gpu) -> Option<Check> {
+fn mig(gpu: &GpuFacts) -> Option<Check> {
     gpu.mig.then(|| {
         let why = "CUDA shows one instance of a partitioned GPU. All instances share BAR1, and direct routes into one are untested";
         let found = match &gpu.cuda {
             Some(cuda) => format!("MIG is on; CUDA shows an instance with {}: {}", bytes(cuda.memory), cuda.name),
             None => "MIG is on; CUDA shows no instance".into(),
         };
-        Check::new("gpu.mig", Group::Gpu, Status::Info, found, why)
+        Check::new("gpu.mig", CheckGroup::Gpu, Status::Info, found, why)
             .about(gpu.address)
             .fix(format!(
                 "nvidia-smi -i {} -mig 0 (root) makes it one GPU again. This ends every program on it and deletes its instances",
@@ -266,11 +267,11 @@ fn mig(gpu: &Gpu) -> Option<Check> {
     })
 }
 
-fn copy(gpu: &Gpu) -> Option<Check> {
+fn copy(gpu: &GpuFacts) -> Option<Check> {
     let why = "the route that works everywhere: pinned memory, then the GPU's copy engine (cpu/pinned)";
     let tried = gpu.cuda.as_ref()?.copy.as_ref();
     let check = |status, found: String| {
-        Check::new("gpu.copy", Group::Gpu, status, found, why).about(gpu.address).by("tried")
+        Check::new("gpu.copy", CheckGroup::Gpu, status, found, why).about(gpu.address).by("tried")
     };
     Some(match tried {
         Some(Ok(())) => check(Status::Pass, "2 MiB copied into GPU memory and back, bytes identical".into()),
@@ -281,11 +282,12 @@ fn copy(gpu: &Gpu) -> Option<Check> {
     })
 }
 
-fn dma_buf(gpu: &Gpu) -> Option<Check> {
+fn dma_buf(gpu: &GpuFacts) -> Option<Check> {
     let cuda = gpu.cuda.as_ref()?;
     let why = "lets drivers of other devices reach GPU memory";
-    let check =
-        |status, found: String| Check::new("gpu.dma_buf", Group::Gpu, status, found, why).about(gpu.address);
+    let check = |status, found: String| {
+        Check::new("gpu.dma_buf", CheckGroup::Gpu, status, found, why).about(gpu.address)
+    };
     Some(match &cuda.dma_buf {
         Some(Ok(())) => check(Status::Pass, "exported a 2 MiB dma-buf".into()).by("tried: cuMemGetHandleForAddressRange"),
         Some(Err(error)) if old(cuda.compute) => {
@@ -306,11 +308,13 @@ fn dma_buf(gpu: &Gpu) -> Option<Check> {
     })
 }
 
-fn ordering(gpu: &Gpu) -> Option<Check> {
+fn ordering(gpu: &GpuFacts) -> Option<Check> {
     let cuda = gpu.cuda.as_ref()?;
     let why = "whether a kernel that sees a completion also sees the data (GPU_DIRECT_RDMA_WRITES_ORDERING)";
     let check = |status, found: &str| {
-        Check::new("gpu.ordering", Group::Gpu, status, found, why).about(gpu.address).by("CUDA attribute 118")
+        Check::new("gpu.ordering", CheckGroup::Gpu, status, found, why)
+            .about(gpu.address)
+            .by("CUDA attribute 118")
     };
     Some(match cuda.ordering.as_str() {
         "all" => check(Status::Pass, "other devices' writes are ordered for all CUDA devices"),
@@ -324,14 +328,15 @@ fn ordering(gpu: &Gpu) -> Option<Check> {
 }
 
 /// NVML's report about a GPU.
-fn health<'a>(facts: &'a Facts, gpu: &Gpu) -> Option<&'a Health> {
+fn health<'a>(facts: &'a Facts, gpu: &GpuFacts) -> Option<&'a NvmlFacts> {
     facts.nvml.as_ref()?.gpus.iter().find(|health| health.pci.parse() == Ok(gpu.address))
 }
 
-fn power(facts: &Facts, gpu: &Gpu) -> Option<Check> {
+fn power(facts: &Facts, gpu: &GpuFacts) -> Option<Check> {
     let why = "an idle GPU lowers its link speed and clocks; at its power limit it slows down under load";
-    let check =
-        |status, found: String| Check::new("gpu.power", Group::Gpu, status, found, why).about(gpu.address);
+    let check = |status, found: String| {
+        Check::new("gpu.power", CheckGroup::Gpu, status, found, why).about(gpu.address)
+    };
     if let Some(error) = facts.nvml.as_ref()?.error.as_ref() {
         return Some(check(Status::Info, format!("unknown: {error}")));
     }
@@ -348,7 +353,7 @@ fn power(facts: &Facts, gpu: &Gpu) -> Option<Check> {
 }
 
 /// The link according to NVML, if the bus is hidden.
-fn link_by_nvml(health: &Health, check: impl Fn(Status, String) -> Check) -> Option<Check> {
+fn link_by_nvml(health: &NvmlFacts, check: impl Fn(Status, String) -> Check) -> Option<Check> {
     let words =
         |(generation, lanes): (Option<u32>, Option<u32>)| Some(format!("Gen{} x{}", generation?, lanes?));
     let (now, best) = (words(health.link)?, words(health.best_link)?);
@@ -366,17 +371,19 @@ fn link_by_nvml(health: &Health, check: impl Fn(Status, String) -> Check) -> Opt
     Some(check(Status::Info, found).by("NVML"))
 }
 
-fn link(facts: &Facts, gpu: &Gpu) -> Option<Check> {
+fn link(facts: &Facts, gpu: &GpuFacts) -> Option<Check> {
     let Some(device) = facts.device(gpu.address) else {
         let why = "the narrowest link on the path limits every route";
-        let check =
-            |status, found: String| Check::new("gpu.link", Group::Gpu, status, found, why).about(gpu.address);
+        let check = |status, found: String| {
+            Check::new("gpu.link", CheckGroup::Gpu, status, found, why).about(gpu.address)
+        };
         return link_by_nvml(health(facts, gpu)?, check);
     };
     let link = facts.link(device);
     let why = "the narrowest link on the path limits every route";
-    let check =
-        |status, found: String| Check::new("gpu.link", Group::Gpu, status, found, why).about(gpu.address);
+    let check = |status, found: String| {
+        Check::new("gpu.link", CheckGroup::Gpu, status, found, why).about(gpu.address)
+    };
     if device.is_asleep() {
         let found = "asleep: its link is down or slow until the GPU is used";
         return Some(check(Status::Info, found.into()));
@@ -425,6 +432,6 @@ pub(super) fn plural(count: usize, noun: &str) -> String {
 }
 
 /// Formats a GPU's memory.
-pub(super) fn memory(gpu: &Gpu) -> String {
+pub(super) fn memory(gpu: &GpuFacts) -> String {
     gpu.memory().map_or_else(|| "its memory".into(), |all| format!("{} of memory", bytes(all)))
 }

@@ -1,9 +1,9 @@
 //! The GPU's BAR1: how much of its memory other devices can reach, and where.
 
-use crate::check::{Check, Group, Status, bytes};
+use crate::check::{Check, CheckGroup, Status, bytes};
 use crate::checks::gpu::memory;
 use crate::facts::Facts;
-use crate::facts::gpu::Gpu;
+use crate::facts::gpu::GpuFacts;
 
 const FOUR_GIB: u64 = 1 << 32;
 /// Alignment that a static BAR1 was observed to need.
@@ -11,17 +11,17 @@ const STATIC_ALIGN: u64 = 512 << 20;
 /// BAR1 without resizing.
 const USUAL: u64 = 256 << 20;
 
-pub(super) fn checks(facts: &Facts, gpu: &Gpu) -> Vec<Check> {
+pub(super) fn checks(facts: &Facts, gpu: &GpuFacts) -> Vec<Check> {
     [size(facts, gpu), resizable(facts, gpu), fixed(facts, gpu), memory_enabled(facts, gpu)]
         .into_iter()
         .flatten()
         .collect()
 }
 
-fn size(facts: &Facts, gpu: &Gpu) -> Option<Check> {
+fn size(facts: &Facts, gpu: &GpuFacts) -> Option<Check> {
     let why = "other devices reach GPU memory only through BAR1";
     let check = |status, found: String| {
-        Check::new("gpu.bar1", Group::Gpu, status, found, why).about(gpu.address).by("resource, row 1")
+        Check::new("gpu.bar1", CheckGroup::Gpu, status, found, why).about(gpu.address).by("resource, row 1")
     };
     if gpu.in_the_chip() {
         return None;
@@ -55,7 +55,7 @@ fn size(facts: &Facts, gpu: &Gpu) -> Option<Check> {
     })
 }
 
-fn rebar(facts: &Facts, gpu: &Gpu) -> &'static str {
+fn rebar(facts: &Facts, gpu: &GpuFacts) -> &'static str {
     match gpu.resizable {
         _ if facts.machine.is_virtual() => {
             "A virtual machine gets BAR1 from its host: enable Above 4G Decoding and Resizable BAR there, then pass the GPU \
@@ -68,10 +68,12 @@ fn rebar(facts: &Facts, gpu: &Gpu) -> &'static str {
     }
 }
 
-fn resizable(facts: &Facts, gpu: &Gpu) -> Option<Check> {
+fn resizable(facts: &Facts, gpu: &GpuFacts) -> Option<Check> {
     let why = "a BAR1 as large as GPU memory exposes all of it";
     let check = |status, found: String| {
-        Check::new("gpu.rebar", Group::Gpu, status, found, why).about(gpu.address).by("PCI capability 0x15")
+        Check::new("gpu.rebar", CheckGroup::Gpu, status, found, why)
+            .about(gpu.address)
+            .by("PCI capability 0x15")
     };
     let can = gpu.resizable?;
     let (now, most) = (bytes(can.size), bytes(can.largest()));
@@ -85,10 +87,10 @@ fn resizable(facts: &Facts, gpu: &Gpu) -> Option<Check> {
 }
 
 /// Whether the layout of BAR1 is static.
-fn fixed(facts: &Facts, gpu: &Gpu) -> Option<Check> {
+fn fixed(facts: &Facts, gpu: &GpuFacts) -> Option<Check> {
     let why = "with a static BAR1, VFIO can map GPU memory for a drive without a kernel module";
     let check = |status, found: String| {
-        Check::new("gpu.static_bar1", Group::Gpu, status, found, why).about(gpu.address)
+        Check::new("gpu.static_bar1", CheckGroup::Gpu, status, found, why).about(gpu.address)
     };
     let bar = gpu.window.filter(|bar| bar.assigned)?;
     facts.nvidia.version.as_ref()?;
@@ -125,13 +127,13 @@ fn fixed(facts: &Facts, gpu: &Gpu) -> Option<Check> {
     )
 }
 
-fn memory_enabled(facts: &Facts, gpu: &Gpu) -> Option<Check> {
+fn memory_enabled(facts: &Facts, gpu: &GpuFacts) -> Option<Check> {
     let config = facts.device(gpu.address)?.config.as_ref()?;
     (!config.memory()).then(|| {
         let why = "a device with memory decoding disabled does not respond";
         Check::new(
             "gpu.memory_off",
-            Group::Gpu,
+            CheckGroup::Gpu,
             Status::Fail,
             "memory decoding is disabled in its command register",
             why,

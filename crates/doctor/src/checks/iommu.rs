@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use onehop_pci::Address;
 
-use crate::check::{Check, Group, Status};
+use crate::check::{Check, CheckGroup, Status};
 use crate::facts::Facts;
-use crate::facts::drive::Drive;
+use crate::facts::drive::DriveFacts;
 use crate::pair::list;
 use crate::routes::needs::{apart, iommu_on};
 
@@ -22,7 +22,7 @@ fn mode(facts: &Facts) -> Check {
     let why = "VFIO needs an IOMMU. With translation it confines a device to its own memory, and lets 32-bit boards reach high addresses";
     let groups = &facts.tree.groups;
     let check = |status, found: String| {
-        let check = Check::new("iommu.mode", Group::Iommu, status, found, why)
+        let check = Check::new("iommu.mode", CheckGroup::Iommu, status, found, why)
             .by("/sys/kernel/iommu_groups, /sys/class/iommu");
         let words = &facts.kernel.command_line;
         if words.is_empty() { check } else { check.by(format!("command line: {}", words.join(" "))) }
@@ -65,7 +65,7 @@ fn lazy(facts: &Facts) -> Option<Check> {
     (!lazy.is_empty() && facts.module.loaded).then(|| {
         let why = "with lazy flushing, devices were seen to write into memory after it was unmapped";
         let found = format!("translations of {} are flushed lazily (DMA-FQ)", list(&lazy));
-        Check::new("iommu.lazy", Group::Iommu, Status::Warn, found, why)
+        Check::new("iommu.lazy", CheckGroup::Iommu, Status::Warn, found, why)
             .fix(strict(facts, &lazy))
             .by("/sys/kernel/iommu_groups/*/type")
     })
@@ -98,7 +98,7 @@ fn shared(facts: &Facts) -> Vec<Check> {
             .filter(|other| *other != address && facts.device(*other).is_some_and(|other| !other.is_bridge()))
             .collect();
         let check = |status, found: String| {
-            Check::new("iommu.group", Group::Iommu, status, found, why).about(address)
+            Check::new("iommu.group", CheckGroup::Iommu, status, found, why).about(address)
         };
         Some(if others.is_empty() {
             check(Status::Pass, format!("alone in group {number}"))
@@ -110,7 +110,7 @@ fn shared(facts: &Facts) -> Vec<Check> {
                     format!("{found}. VFIO cannot claim it; the module onehop claims the drive alone"),
                 ));
             }
-            let users = facts.drive(address).and_then(Drive::may_be_in_use);
+            let users = facts.drive(address).and_then(DriveFacts::may_be_in_use);
             check(Status::Warn, found).fix(match users {
                 Some(users) => {
                     format!("Use another drive for direct routes: this one is or may be in use ({users})")
@@ -134,7 +134,8 @@ fn vfio(facts: &Facts) -> Check {
     let usable = !words.is_empty();
     words.extend(kernel.unsafe_no_iommu.then(|| "unsafe no-IOMMU mode is enabled".to_owned()));
     let check = |status, found: String| {
-        Check::new("iommu.vfio", Group::Iommu, status, found, why).by("/sys/module, /dev/vfio, /dev/iommu")
+        Check::new("iommu.vfio", CheckGroup::Iommu, status, found, why)
+            .by("/sys/module, /dev/vfio, /dev/iommu")
     };
     // Without an IOMMU a device may write anywhere, whatever groups VFIO simulates.
     if kernel.unsafe_no_iommu && kernel.iommu_units.is_empty() {

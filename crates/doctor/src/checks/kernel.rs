@@ -1,6 +1,6 @@
 //! The kernel: version, P2PDMA, lockdown, io_uring, our module.
 
-use crate::check::{Check, Group, Status};
+use crate::check::{Check, CheckGroup, Status};
 use crate::facts::Facts;
 use crate::facts::module::Bound;
 use crate::routes::needs::RELAXED;
@@ -13,7 +13,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
 }
 
 fn check(id: &'static str, status: Status, found: impl Into<String>, why: &'static str) -> Check {
-    Check::new(id, Group::Kernel, status, found, why)
+    Check::new(id, CheckGroup::Kernel, status, found, why)
 }
 
 fn version(facts: &Facts) -> Check {

@@ -1,6 +1,6 @@
 //! Memory: the limit of locked memory, huge pages.
 
-use crate::check::{Check, Group, Status, bytes};
+use crate::check::{Check, CheckGroup, Status, bytes};
 use crate::facts::Facts;
 use crate::facts::place::capability;
 
@@ -14,7 +14,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
 }
 
 fn check(id: &'static str, status: Status, found: impl Into<String>, why: &'static str) -> Check {
-    Check::new(id, Group::Memory, status, found, why)
+    Check::new(id, CheckGroup::Memory, status, found, why)
 }
 
 fn lock(facts: &Facts) -> Check {

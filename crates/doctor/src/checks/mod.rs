@@ -14,7 +14,7 @@ mod place;
 
 use onehop_pci::Address;
 
-use crate::check::{Check, Group, Status};
+use crate::check::{Check, CheckGroup, Status};
 use crate::diagnosis::Only;
 use crate::facts::Facts;
 
@@ -57,7 +57,7 @@ fn bus(facts: &Facts) -> Option<Check> {
     );
     let mut check = Check::new(
         "pci.garbage",
-        Group::Place,
+        CheckGroup::Place,
         Status::Warn,
         found,
         "what the system reports about a device could not be parsed, so it counts as unknown",

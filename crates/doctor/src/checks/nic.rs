@@ -2,10 +2,10 @@
 
 use onehop_pci::Device;
 
-use crate::check::{Check, Group, Status, bytes, rate};
+use crate::check::{Check, CheckGroup, Status, bytes, rate};
 use crate::facts::Facts;
-use crate::facts::nic::{Nic, Sdr};
-use crate::pair::Pair;
+use crate::facts::nic::{Nic, SdrFacts};
+use crate::pair::DevicePair;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let mut checks: Vec<Check> = facts.nics.iter().flat_map(|nic| card(facts, nic)).collect();
@@ -17,14 +17,14 @@ fn card(facts: &Facts, nic: &Nic) -> Vec<Check> {
     let why = "RDMA writes straight into GPU memory that is registered with the card";
     let Some(address) = nic.address else {
         let found = format!("{} is a software device: no DMA, no dma-bufs", nic.name);
-        return vec![Check::new("nic.present", Group::Nic, Status::Info, found, why).about(&nic.name)];
+        return vec![Check::new("nic.present", CheckGroup::Nic, Status::Info, found, why).about(&nic.name)];
     };
     let port = nic.port.as_deref().unwrap_or("port state unknown");
     let up = port.contains("ACTIVE");
     let status = if up { Status::Pass } else { Status::Warn };
     let title = facts.device(address).map(|device| device.title()).unwrap_or_default();
     let mut checks = vec![
-        Check::new("nic.present", Group::Nic, status, format!("{} {title}: {port}", nic.name), why)
+        Check::new("nic.present", CheckGroup::Nic, status, format!("{} {title}: {port}", nic.name), why)
             .about(address)
             .fix_if(!up, "Plug in the cable, or start the subnet manager; ibstat shows more"),
     ];
@@ -32,7 +32,7 @@ fn card(facts: &Facts, nic: &Nic) -> Vec<Check> {
         .gpus
         .iter()
         .filter_map(|gpu| {
-            let path = Pair::new(facts, gpu, address)?.path?;
+            let path = DevicePair::new(facts, gpu, address)?.path?;
             Some((path.class, format!("{} to GPU {}", path.class.name(), gpu.address)))
         })
         .collect();
@@ -41,7 +41,7 @@ fn card(facts: &Facts, nic: &Nic) -> Vec<Check> {
         let status = if nearest.below_root() { Status::Pass } else { Status::Info };
         let why = "a card behind the GPU's switch reaches it without the CPU's root complex";
         checks.push(
-            Check::new("nic.distance", Group::Nic, status, words.join(", "), why).about(address).fix_if(
+            Check::new("nic.distance", CheckGroup::Nic, status, words.join(", "), why).about(address).fix_if(
                 !nearest.below_root(),
                 "Use the card nearest to each GPU, or move it behind the same switch",
             ),
@@ -50,10 +50,11 @@ fn card(facts: &Facts, nic: &Nic) -> Vec<Check> {
     checks
 }
 
-fn board(facts: &Facts, sdr: &Sdr) -> Vec<Check> {
+fn board(facts: &Facts, sdr: &SdrFacts) -> Vec<Check> {
     let Some(device) = facts.device(sdr.address) else { return Vec::new() };
-    let check =
-        |id, status, found: String, why| Check::new(id, Group::Sdr, status, found, why).about(sdr.address);
+    let check = |id, status, found: String, why| {
+        Check::new(id, CheckGroup::Sdr, status, found, why).about(sdr.address)
+    };
     let driver = device.driver.as_deref();
     let mut checks = vec![
         check(
@@ -98,7 +99,7 @@ fn board(facts: &Facts, sdr: &Sdr) -> Vec<Check> {
 fn translation(facts: &Facts, device: &Device) -> Check {
     let why = "a board with 32-bit bus addresses needs translation to reach memory above 4 GiB";
     let check = |status, found: String| {
-        Check::new("sdr.iommu", Group::Sdr, status, found, why)
+        Check::new("sdr.iommu", CheckGroup::Sdr, status, found, why)
             .about(device.address)
             .by("/sys/kernel/iommu_groups")
     };
@@ -117,17 +118,18 @@ fn translation(facts: &Facts, device: &Device) -> Check {
     }
 }
 
-fn mask(facts: &Facts, sdr: &Sdr, gpu: &crate::facts::gpu::Gpu) -> Option<Check> {
+fn mask(facts: &Facts, sdr: &SdrFacts, gpu: &crate::facts::gpu::GpuFacts) -> Option<Check> {
     let why = "the board has 32-bit bus addresses, and 32 buffers that are contiguous on the bus";
-    let check =
-        |status, found: String| Check::new("sdr.mask", Group::Sdr, status, found, why).about(sdr.address);
+    let check = |status, found: String| {
+        Check::new("sdr.mask", CheckGroup::Sdr, status, found, why).about(sdr.address)
+    };
     let bar = gpu.window.filter(|bar| bar.assigned)?;
     let place = format!("BAR1 of GPU {}: {} at {:#x}", gpu.address, bytes(bar.size), bar.start);
     if bar.last() <= u64::from(u32::MAX) {
         return Some(check(Status::Pass, format!("{place}, below 4 GiB")));
     }
     let group = facts.device(sdr.address).and_then(|device| facts.tree.group_of(device));
-    Some(match group.and_then(onehop_pci::Group::translates) {
+    Some(match group.and_then(onehop_pci::IommuGroup::translates) {
         Some(true) => check(Status::Pass, format!("{place}; the IOMMU maps it below 4 GiB")),
         Some(false) => check(Status::Fail, format!("{place}; the IOMMU does not translate (identity)"))
             .fix(format!(

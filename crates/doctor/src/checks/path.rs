@@ -2,20 +2,21 @@
 
 use onehop_pci::Address;
 
-use crate::check::{Check, Group, Status, rate};
+use crate::check::{Check, CheckGroup, Status, rate};
 use crate::diagnosis::Only;
 use crate::facts::Facts;
-use crate::pair::{Pair, Passes, list};
+use crate::pair::{DevicePair, Passes, list};
 
 pub(super) fn checks(facts: &Facts, only: &Only) -> Vec<Check> {
     let wanted = |wish: Option<Address>, address: Address| wish.is_none_or(|wish| wish == address);
     let devices: Vec<_> = facts.peers().into_iter().filter(|at| wanted(only.device, *at)).collect();
     let gpus = facts.gpus.iter().filter(|gpu| wanted(only.gpu, gpu.address));
-    let pairs = gpus.flat_map(|gpu| devices.iter().filter_map(move |device| Pair::new(facts, gpu, *device)));
+    let pairs =
+        gpus.flat_map(|gpu| devices.iter().filter_map(move |device| DevicePair::new(facts, gpu, *device)));
     pairs.flat_map(|pair| one(&pair)).collect()
 }
 
-fn one(pair: &Pair<'_>) -> Vec<Check> {
+fn one(pair: &DevicePair<'_>) -> Vec<Check> {
     let name = format!("{} to {}", pair.device.address, pair.gpu_device.address);
     let all =
         [Some(class(pair)), access_control(pair), narrowest(pair), Some(writes(pair)), Some(reads(pair))];
@@ -23,10 +24,10 @@ fn one(pair: &Pair<'_>) -> Vec<Check> {
 }
 
 fn check(id: &'static str, status: Status, found: impl Into<String>, why: &'static str) -> Check {
-    Check::new(id, Group::Path, status, found, why)
+    Check::new(id, CheckGroup::Path, status, found, why)
 }
 
-fn class(pair: &Pair<'_>) -> Check {
+fn class(pair: &DevicePair<'_>) -> Check {
     let why = "the path between two devices decides whether transfers get through, and how fast";
     let Some(path) = &pair.path else {
         return check("path.class", Status::Unknown, "unknown path", why).fix("Run doctor on the host");
@@ -56,7 +57,7 @@ fn closer(class: onehop_pci::PathClass) -> &'static str {
     }
 }
 
-fn access_control(pair: &Pair<'_>) -> Option<Check> {
+fn access_control(pair: &DevicePair<'_>) -> Option<Check> {
     let path = pair.path.as_ref()?;
     let why = "access control (ACS) at a switch port redirects peer-to-peer packets to the root complex";
     let (redirect, unknown) = pair.redirecting();
@@ -114,7 +115,7 @@ fn acs_off(ports: &[Address]) -> String {
     )
 }
 
-fn narrowest(pair: &Pair<'_>) -> Option<Check> {
+fn narrowest(pair: &DevicePair<'_>) -> Option<Check> {
     let why = "the narrowest link limits every route; a result above it is wrong";
     if let Some((reason, by)) = pair.unbounded() {
         let found = format!("no limit known: {reason}");
@@ -133,12 +134,12 @@ fn narrowest(pair: &Pair<'_>) -> Option<Check> {
     Some(check("path.limit", Status::Info, found, why).by("current_link_* of every device on the path"))
 }
 
-fn writes(pair: &Pair<'_>) -> Check {
+fn writes(pair: &DevicePair<'_>) -> Check {
     let why = "when a drive reads, it writes into GPU memory, and GPUs write doorbells: posted packets";
     passes("path.p2p_write", pair.writes(), why)
 }
 
-fn reads(pair: &Pair<'_>) -> Check {
+fn reads(pair: &DevicePair<'_>) -> Check {
     let why = "a drive that writes data, or fetches commands from GPU memory, reads there: packets that need an answer";
     passes("path.p2p_read", pair.reads(), why)
 }

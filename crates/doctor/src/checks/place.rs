@@ -1,6 +1,6 @@
 //! Container, virtual machine, user.
 
-use crate::check::{Check, Group, Status};
+use crate::check::{Check, CheckGroup, Status};
 use crate::facts::Facts;
 use crate::facts::place::capability;
 use crate::facts::vm::Virtual;
@@ -24,19 +24,23 @@ fn user(facts: &Facts) -> Check {
     .map(|(_, name)| name)
     .collect();
     if !place.known {
-        let check = Check::new("place.user", Group::Place, Status::Unknown, "unknown", why);
+        let check = Check::new("place.user", CheckGroup::Place, Status::Unknown, "unknown", why);
         return check.fix("Mount /proc, or run doctor on the machine itself");
     }
     let check = match (place.root, missing.is_empty()) {
-        (true, true) => {
-            Check::new("place.user", Group::Place, Status::Pass, "root, with all needed capabilities", why)
-        }
+        (true, true) => Check::new(
+            "place.user",
+            CheckGroup::Place,
+            Status::Pass,
+            "root, with all needed capabilities",
+            why,
+        ),
         (true, false) => {
             let found = format!("root, without {}", missing.join(", "));
-            Check::new("place.user", Group::Place, Status::Warn, found, why)
+            Check::new("place.user", CheckGroup::Place, Status::Warn, found, why)
                 .fix("Give the container these capabilities (docker run --cap-add=…). With them it can reach all of the host's devices")
         }
-        _ => Check::new("place.user", Group::Place, Status::Info, "not root", why)
+        _ => Check::new("place.user", CheckGroup::Place, Status::Info, "not root", why)
             .fix("Run as root to check access control, drive limits and VFIO"),
     };
     check.by("/proc/self/status")
@@ -45,7 +49,7 @@ fn user(facts: &Facts) -> Check {
 fn machine(facts: &Facts) -> Check {
     let product = facts.place.product.clone();
     let why = "in a virtual machine the host decides which devices reach each other, and the tree is not the real one";
-    let check = |status, found| Check::new("place.vm", Group::Place, status, found, why);
+    let check = |status, found| Check::new("place.vm", CheckGroup::Place, status, found, why);
     match &facts.machine {
         Virtual::Yes(by) => {
             let product = product.or_else(|| facts.kernel.in_windows().then(|| "WSL".to_owned()));
@@ -83,10 +87,10 @@ fn container(facts: &Facts) -> Option<Check> {
     }
     let why = "a container shows only part of the machine";
     let check = if missing.is_empty() {
-        Check::new("place.container", Group::Place, Status::Info, inside.clone(), why)
+        Check::new("place.container", CheckGroup::Place, Status::Info, inside.clone(), why)
     } else {
         let found = format!("{inside}; missing: {}", missing.join(", "));
-        Check::new("place.container", Group::Place, Status::Warn, found, why)
+        Check::new("place.container", CheckGroup::Place, Status::Warn, found, why)
             .fix("Start the container with what is missing, or run on the host")
     };
     Some(check)

@@ -7,7 +7,7 @@ use super::number;
 
 /// An NVMe drive.
 #[derive(Clone, Debug, Default)]
-pub struct Drive {
+pub struct DriveFacts {
     /// Its address; `None` for a controller that is not on the PCI bus.
     pub address: Option<Address>,
     /// The kernel's name, such as `nvme0`.
@@ -27,16 +27,16 @@ pub struct Drive {
     /// Whether the kernel provides a host memory buffer.
     pub hmb: Option<bool>,
     /// Its Identify data, if this user may read it.
-    pub identity: Option<Result<Identity, String>>,
+    pub identity: Option<Result<IdentifyFacts, String>>,
     /// Its namespaces.
-    pub namespaces: Vec<Namespace>,
+    pub namespaces: Vec<NamespaceFacts>,
     /// Its users, if any; or why they cannot be determined.
     pub users: Option<Result<String, String>>,
 }
 
 /// A namespace as a block device of the kernel.
 #[derive(Clone, Debug, Default)]
-pub struct Namespace {
+pub struct NamespaceFacts {
     /// Its name, such as `nvme0n1`.
     pub name: String,
     /// Bytes of a block.
@@ -47,7 +47,7 @@ pub struct Namespace {
 
 /// Identify data of a controller.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Identity {
+pub struct IdentifyFacts {
     /// Maximum transfer size (MDTS), as a power of two of pages; 0 for no limit.
     pub mdts: u8,
     /// Support of scatter-gather lists (SGLS).
@@ -58,7 +58,7 @@ pub struct Identity {
     pub vwc: bool,
 }
 
-impl Drive {
+impl DriveFacts {
     pub(super) fn all(root: &Root, tree: &Tree) -> Vec<Self> {
         let controllers = tree.devices.values().filter(|device| device.class.kind() == NVME_CLASS);
         controllers.map(|device| Self::one(root, device.address)).collect()
@@ -130,17 +130,17 @@ fn cmb(text: &str) -> Option<(u32, u32)> {
 }
 
 /// Sends Identify, which only root may do.
-fn identity(root: &Root, name: &str) -> Option<Result<Identity, String>> {
+fn identity(root: &Root, name: &str) -> Option<Result<IdentifyFacts, String>> {
     root.answer(&format!("identify:{name}"), || {
         let bytes = onehop_os::nvme::identify(&format!("/dev/{name}")).map_err(|error| error.to_string())?;
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        Ok(Identity { mdts: bytes[77], sgls: word(536), hmpre: word(272), vwc: bytes[525] & 1 != 0 })
+        Ok(IdentifyFacts { mdts: bytes[77], sgls: word(536), hmpre: word(272), vwc: bytes[525] & 1 != 0 })
     })
 }
 
-fn namespace(root: &Root, name: String) -> Namespace {
+fn namespace(root: &Root, name: String) -> NamespaceFacts {
     let at = format!("/sys/class/block/{name}/queue");
-    Namespace {
+    NamespaceFacts {
         block: number(root, &format!("{at}/logical_block_size")),
         transfer_kib: number(root, &format!("{at}/max_hw_sectors_kb")),
         name,

@@ -21,7 +21,7 @@ pub struct FileFacts {
     /// Its file system.
     pub fs: Option<String>,
     /// Its extents, if the file system reports physical ones; or why not.
-    pub places: Option<Result<Places, String>>,
+    pub places: Option<Result<FileLayout, String>>,
     /// Whether it can be opened and read past the page cache.
     pub direct: Option<Result<(), String>>,
     /// The kernel's alignment for direct reads: memory, offset.
@@ -43,7 +43,7 @@ pub enum Trouble {
 
 /// The places of a file's bytes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Places {
+pub struct FileLayout {
     /// Bytes of the file.
     pub bytes: u64,
     /// Number of extents.
@@ -88,8 +88,8 @@ fn look(path: &Path) -> FileFacts {
     }
 }
 
-fn places(file: &LiveFile) -> Places {
-    Places {
+fn places(file: &LiveFile) -> FileLayout {
+    FileLayout {
         bytes: file.size(),
         extents: file.extents().len(),
         disks: file.disks().iter().map(|disk| (disk.name.clone(), disk.pci.clone())).collect(),

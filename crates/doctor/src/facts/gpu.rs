@@ -69,7 +69,7 @@ fn version_in(text: &str) -> Option<String> {
 
 /// An NVIDIA GPU.
 #[derive(Clone, Debug)]
-pub struct Gpu {
+pub struct GpuFacts {
     /// Its address.
     pub address: Address,
     /// Its name for display.
@@ -88,7 +88,7 @@ pub struct Gpu {
     pub mig: bool,
 }
 
-impl Gpu {
+impl GpuFacts {
     pub(super) fn all(root: &Root, tree: &Tree, cuda: Option<&Cuda>) -> Vec<Self> {
         let by_cuda = |device: &Device| {
             cuda.is_some_and(|cuda| cuda.gpus.iter().any(|gpu| gpu.pci.parse() == Ok(device.address)))

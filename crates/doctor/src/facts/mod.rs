@@ -20,14 +20,14 @@ use onehop_pci::{Address, Device, Result, Root, Tree};
 
 use cuda::Cuda;
 use cufile::Cufile;
-use drive::Drive;
+use drive::DriveFacts;
 use file::FileFacts;
-use gpu::{Gpu, Nvidia};
+use gpu::{GpuFacts, Nvidia};
 use kernel::Kernel;
 use module::Module;
-use nic::{Nic, Sdr};
+use nic::{Nic, SdrFacts};
 use nvml::Nvml;
-use place::{Memory, Place};
+use place::{Environment, MemoryFacts};
 use vm::Virtual;
 
 /// Time limit for NVML, ten times what most machines need.
@@ -53,13 +53,13 @@ pub struct Facts {
     /// Its PCI devices.
     pub tree: Tree,
     /// Its GPUs that CUDA can drive.
-    pub gpus: Vec<Gpu>,
+    pub gpus: Vec<GpuFacts>,
     /// Its NVMe drives.
-    pub drives: Vec<Drive>,
+    pub drives: Vec<DriveFacts>,
     /// Its RDMA devices.
     pub nics: Vec<Nic>,
     /// Its SDR boards.
-    pub sdrs: Vec<Sdr>,
+    pub sdrs: Vec<SdrFacts>,
     /// NVIDIA's kernel driver.
     pub nvidia: Nvidia,
     /// CUDA's answer; `None` if it was not asked.
@@ -71,11 +71,11 @@ pub struct Facts {
     /// Our kernel module.
     pub module: Module,
     /// Container, virtual machine, user.
-    pub place: Place,
+    pub place: Environment,
     /// Whether it is a virtual machine.
     pub machine: Virtual,
     /// Memory and its limits.
-    pub memory: Memory,
+    pub memory: MemoryFacts,
     /// NVIDIA's cuFile.
     pub cufile: Cufile,
     /// The requested files.
@@ -90,11 +90,11 @@ impl Facts {
     pub fn gather(root: &Root, wish: &FactsRequest) -> Result<Self> {
         let tree = Tree::scan(root)?;
         let nvidia = Nvidia::read(root);
-        let (drives, place) = (Drive::all(root, &tree), Place::read(root));
+        let (drives, place) = (DriveFacts::all(root, &tree), Environment::read(root));
         let registers = if place.root { shown(&tree, &drives) } else { None };
         // Even if no GPU is visible: a sandbox may hide the bus but allow CUDA.
         let cuda = wish.patience.and_then(|patience| root.answer("cuda", || cuda::ask(patience, registers)));
-        let mut gpus = Gpu::all(root, &tree, cuda.as_ref());
+        let mut gpus = GpuFacts::all(root, &tree, cuda.as_ref());
         let names = || gpus.iter().map(|gpu| gpu.address.to_string()).collect();
         let patience = wish.patience.filter(|_| !gpus.is_empty());
         let nvml = patience.and_then(|all| root.answer("nvml", || nvml::ask(names(), all.min(NVML))));
@@ -104,12 +104,12 @@ impl Facts {
         Ok(Self {
             drives,
             nics: Nic::all(root, &tree),
-            sdrs: Sdr::all(&tree),
+            sdrs: SdrFacts::all(&tree),
             kernel: Kernel::read(root),
             machine: Virtual::read(root),
             module: Module::read(root, &tree),
             place,
-            memory: Memory::read(root),
+            memory: MemoryFacts::read(root),
             cufile: Cufile::read(root),
             files: wish.files.iter().filter_map(|path| file::ask(root, path)).collect(),
             gpus,
@@ -130,7 +130,7 @@ impl Facts {
 
     /// The NVMe drive at an address.
     #[must_use]
-    pub fn drive(&self, address: Address) -> Option<&Drive> {
+    pub fn drive(&self, address: Address) -> Option<&DriveFacts> {
         self.drives.iter().find(|drive| drive.address == Some(address))
     }
 
@@ -148,7 +148,7 @@ impl Facts {
 }
 
 /// A drive whose registers can be mapped for a GPU without side effects: it is awake and has a driver.
-fn shown(tree: &Tree, drives: &[Drive]) -> Option<Address> {
+fn shown(tree: &Tree, drives: &[DriveFacts]) -> Option<Address> {
     let awake = |address: &Address| {
         tree.get(*address)
             .is_some_and(|device| !device.is_asleep() && device.driver.as_deref() == Some("nvme"))

@@ -38,12 +38,12 @@ impl Nic {
 
 /// An SDR board of the uSDR family.
 #[derive(Clone, Copy, Debug)]
-pub struct Sdr {
+pub struct SdrFacts {
     /// Its address.
     pub address: Address,
 }
 
-impl Sdr {
+impl SdrFacts {
     pub(super) fn all(tree: &Tree) -> Vec<Self> {
         let boards =
             tree.devices.values().filter(|d| d.vendor == SDR_VENDOR && SDR_BOARDS.contains(&d.device));

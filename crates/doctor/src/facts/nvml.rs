@@ -14,12 +14,12 @@ pub struct Nvml {
     /// Why there is no answer.
     pub error: Option<String>,
     /// The requested GPUs that it knows.
-    pub gpus: Vec<Health>,
+    pub gpus: Vec<NvmlFacts>,
 }
 
 /// NVML's view of a GPU. Unknown values are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Health {
+pub struct NvmlFacts {
     /// Its PCI address.
     pub pci: String,
     /// The present link: generation and lanes. An idle GPU slows it down.
@@ -65,8 +65,8 @@ fn all(gpus: &[String]) -> Nvml {
     Nvml { error: None, gpus: gpus.iter().filter_map(one).collect() }
 }
 
-fn health(pci: &str, health: &GpuHealth) -> Health {
-    Health {
+fn health(pci: &str, health: &GpuHealth) -> NvmlFacts {
+    NvmlFacts {
         pci: pci.to_owned(),
         link: (health.link_generation, health.link_lanes),
         best_link: (health.max_link_generation, health.max_link_lanes),

@@ -7,7 +7,7 @@ use super::{number, version};
 
 /// Container, virtual machine, user.
 #[derive(Clone, Debug, Default)]
-pub struct Place {
+pub struct Environment {
     /// The container, and how it was detected.
     pub container: Option<String>,
     /// The machine's vendor and product, from its firmware.
@@ -34,7 +34,7 @@ pub mod capability {
     pub const SYS_ADMIN: u32 = 21;
 }
 
-impl Place {
+impl Environment {
     pub(super) fn read(root: &Root) -> Self {
         let status = root.text("/proc/self/status").unwrap_or_default();
         let value = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
@@ -82,7 +82,7 @@ fn container(root: &Root) -> Option<String> {
 
 /// Memory and its limits.
 #[derive(Clone, Debug, Default)]
-pub struct Memory {
+pub struct MemoryFacts {
     /// Bytes that this process may lock; `None` if unlimited or unknown.
     pub lock_limit: Option<u64>,
     /// Whether the limit is known.
@@ -97,7 +97,7 @@ pub struct Memory {
     pub mappings: Option<u64>,
 }
 
-impl Memory {
+impl MemoryFacts {
     pub(super) fn read(root: &Root) -> Self {
         let limits = root.text("/proc/self/limits").unwrap_or_default();
         let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"));

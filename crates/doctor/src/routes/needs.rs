@@ -6,9 +6,9 @@ use onehop_pci::{Address, Device};
 use crate::check::bytes;
 use crate::facts::Facts;
 use crate::facts::cuda::Registers;
-use crate::facts::drive::Drive;
+use crate::facts::drive::DriveFacts;
 use crate::facts::place::capability;
-use crate::pair::{Pair, Passes, list};
+use crate::pair::{DevicePair, Passes, list};
 
 /// Addresses below this need 32 bits.
 const FOUR_GIB: u64 = 1 << 32;
@@ -26,7 +26,7 @@ pub(crate) const VMD_OFF: &str = "disable VMD (also called RST or RAID mode) in 
 
 /// The state of a need.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum State {
+pub(super) enum NeedState {
     /// It was tried just now, and worked.
     Tried,
     /// It is present.
@@ -41,13 +41,13 @@ pub(super) enum State {
 
 /// A need and its state.
 pub(super) struct Need {
-    pub state: State,
+    pub state: NeedState,
     pub reason: String,
     pub fix: Option<String>,
 }
 
 impl Need {
-    fn new(state: State, reason: impl Into<String>) -> Self {
+    fn new(state: NeedState, reason: impl Into<String>) -> Self {
         Self { state, reason: reason.into(), fix: None }
     }
 
@@ -59,8 +59,8 @@ impl Need {
 
 /// The needs of a GPU and a device.
 pub(super) struct Needs<'a> {
-    pub pair: &'a Pair<'a>,
-    pub drive: Option<&'a Drive>,
+    pub pair: &'a DevicePair<'a>,
+    pub drive: Option<&'a DriveFacts>,
 }
 
 impl Needs<'_> {
@@ -69,16 +69,18 @@ impl Needs<'_> {
         let facts = self.pair.facts;
         let opened = self.pair.gpu.cuda.as_ref().and_then(|gpu| gpu.copy.as_ref());
         match (&facts.cuda, &self.pair.gpu.cuda, opened) {
-            (_, _, Some(Ok(()))) => Need::new(State::Tried, "CUDA opened the GPU"),
-            (_, _, Some(Err(why))) => Need::new(State::Missing, format!("CUDA cannot use the GPU: {why}"))
-                .fix("See the check gpu.cuda"),
-            (_, Some(_), None) => Need::new(State::Unknown, "CUDA shows the GPU; it was not opened"),
+            (_, _, Some(Ok(()))) => Need::new(NeedState::Tried, "CUDA opened the GPU"),
+            (_, _, Some(Err(why))) => {
+                Need::new(NeedState::Missing, format!("CUDA cannot use the GPU: {why}"))
+                    .fix("See the check gpu.cuda")
+            }
+            (_, Some(_), None) => Need::new(NeedState::Unknown, "CUDA shows the GPU; it was not opened"),
             (Some(cuda), None, _) => match &cuda.error {
-                Some(why) => Need::new(State::Missing, format!("CUDA cannot use the GPU: {why}"))
+                Some(why) => Need::new(NeedState::Missing, format!("CUDA cannot use the GPU: {why}"))
                     .fix("See the check gpu.cuda"),
                 None => self.hidden_gpu(),
             },
-            (None, None, _) => Need::new(State::Unknown, "CUDA was not queried"),
+            (None, None, _) => Need::new(NeedState::Unknown, "CUDA was not queried"),
         }
     }
 
@@ -86,12 +88,12 @@ impl Needs<'_> {
     fn hidden_gpu(&self) -> Need {
         let device = self.pair.gpu_device;
         match device.driver.as_deref() {
-            Some("nvidia") => Need::new(State::Missing, "CUDA does not show this GPU")
+            Some("nvidia") => Need::new(NeedState::Missing, "CUDA does not show this GPU")
                 .fix("Unset CUDA_VISIBLE_DEVICES, or pass this GPU to the container"),
             driver => {
                 let has =
                     driver.map_or_else(|| "it has no driver".into(), |name| format!("it is bound to {name}"));
-                Need::new(State::Missing, format!("CUDA cannot use the GPU: {has}")).fix(format!(
+                Need::new(NeedState::Missing, format!("CUDA cannot use the GPU: {has}")).fix(format!(
                     "Bind it to NVIDIA's driver once it is unused: echo nvidia > \
                      /sys/bus/pci/devices/{0}/driver_override, unbind it, echo {0} > /sys/bus/pci/drivers_probe (root; its current user, such \
                      as a virtual machine, loses it)",
@@ -105,18 +107,18 @@ impl Needs<'_> {
     pub(super) fn copies(&self) -> Need {
         match self.pair.gpu.cuda.as_ref().and_then(|gpu| gpu.copy.as_ref()) {
             Some(Ok(())) => Need::new(
-                State::Tried,
+                NeedState::Tried,
                 "copied 2 MiB from pinned memory into GPU memory and back, bytes identical",
             ),
-            Some(Err(why)) => Need::new(State::Missing, why.clone()),
-            None => Need::new(State::Unknown, "copying into GPU memory was not tested"),
+            Some(Err(why)) => Need::new(NeedState::Missing, why.clone()),
+            None => Need::new(NeedState::Unknown, "copying into GPU memory was not tested"),
         }
     }
 
     /// How to rebind the drive to the kernel's own driver.
     fn give_back(&self, driver: &str) -> String {
         let at = self.pair.device.address;
-        match self.drive.and_then(Drive::may_be_in_use) {
+        match self.drive.and_then(DriveFacts::may_be_in_use) {
             Some(users) => format!("Free the drive first ({users}), or use another one"),
             None => format!(
                 "Release it to the kernel: onehop drive unbind -d {at}, or echo nvme > /sys/bus/pci/devices/{at}/driver_override, \
@@ -131,12 +133,11 @@ impl Needs<'_> {
         let driver = self.pair.device.driver.as_deref();
         let works = self.drive.is_some_and(|drive| !drive.namespaces.is_empty());
         match driver {
-            Some("nvme") if works => Need::new(State::Tried, "the kernel's driver serves the drive"),
+            Some("nvme") if works => Need::new(NeedState::Tried, "the kernel's driver serves the drive"),
             Some("nvme") => self.namespaces(),
-            Some(other) => {
-                Need::new(State::Missing, format!("the drive is bound to {other}")).fix(self.give_back(other))
-            }
-            None => Need::new(State::Missing, "the drive has no driver")
+            Some(other) => Need::new(NeedState::Missing, format!("the drive is bound to {other}"))
+                .fix(self.give_back(other)),
+            None => Need::new(NeedState::Missing, "the drive has no driver")
                 .fix(format!("echo {} > /sys/bus/pci/drivers_probe (root)", self.pair.device.address)),
         }
     }
@@ -145,7 +146,7 @@ impl Needs<'_> {
     pub(super) fn namespaces(&self) -> Need {
         let kernels = self.pair.device.driver.as_deref() == Some("nvme");
         if kernels && self.drive.is_some_and(|drive| drive.namespaces.is_empty()) {
-            return Need::new(State::Unknown, "the kernel's driver shows no namespace on the drive")
+            return Need::new(NeedState::Unknown, "the kernel's driver shows no namespace on the drive")
                 .fix(format!(
                     "Create and attach a namespace: nvme list-ns, create-ns and attach-ns on {} (nvme-cli, root)",
                     self.drive
@@ -153,17 +154,17 @@ impl Needs<'_> {
                         .map_or_else(|| "its controller".to_owned(), |name| format!("/dev/{name}"))
                 ));
         }
-        Need::new(State::Met, "the drive has a namespace, as far as known")
+        Need::new(NeedState::Met, "the drive has a namespace, as far as known")
     }
 
     /// cuFile is installed.
     pub(super) fn cufile(&self) -> Need {
         match &self.pair.facts.cufile.library {
             Some(_) => Need::new(
-                State::Unknown,
+                NeedState::Unknown,
                 "cuFile is a baseline for measurements; the check cufile.mode shows which path it would take",
             ),
-            None => Need::new(State::Missing, "libcufile was not found")
+            None => Need::new(NeedState::Missing, "libcufile was not found")
                 .fix("Install NVIDIA's libcufile; only comparisons need it"),
         }
     }
@@ -172,25 +173,24 @@ impl Needs<'_> {
     pub(super) fn awake(&self) -> Need {
         let device = self.pair.device;
         if !device.is_asleep() {
-            return Need::new(State::Met, "the device is awake");
+            return Need::new(NeedState::Met, "the device is awake");
         }
         let state = device.power_state.clone().unwrap_or_else(|| "D3".into());
-        Need::new(State::Missing, format!("the device sleeps ({state}): its registers read as all ones")).fix(
-            format!(
+        Need::new(NeedState::Missing, format!("the device sleeps ({state}): its registers read as all ones"))
+            .fix(format!(
                 "echo on > /sys/bus/pci/devices/{}/power/control (root). This turns its power saving off",
                 device.address
-            ),
-        )
+            ))
     }
 
     /// The drive has no other users.
     pub(super) fn not_used(&self) -> Need {
         match self.drive.and_then(|drive| drive.users.as_ref()) {
-            None => Need::new(State::Met, "nothing on the drive is in use"),
-            Some(Ok(users)) => Need::new(State::Missing, format!("the drive is in use: {users}"))
+            None => Need::new(NeedState::Met, "nothing on the drive is in use"),
+            Some(Ok(users)) => Need::new(NeedState::Missing, format!("the drive is in use: {users}"))
                 .fix("Use another drive, or free this one first (never the drive that the system runs from)"),
             Some(Err(why)) => {
-                Need::new(State::Missing, format!("cannot determine who uses the drive: {why}"))
+                Need::new(NeedState::Missing, format!("cannot determine who uses the drive: {why}"))
                     .fix("Mount /proc: without its mount table no drive is claimed")
             }
         }
@@ -201,9 +201,9 @@ impl Needs<'_> {
         let (facts, device) = (self.pair.facts, self.pair.device);
         if let Some(bound) = facts.module.device(device.address) {
             return match bound.file {
-                true => Need::new(State::Met, "the drive is bound to the kernel module onehop"),
+                true => Need::new(NeedState::Met, "the drive is bound to the kernel module onehop"),
                 false => Need::new(
-                    State::Missing,
+                    NeedState::Missing,
                     "the drive is bound to the kernel module onehop, but its device file is missing",
                 )
                 .fix("See the check kernel.onehop_device"),
@@ -211,13 +211,13 @@ impl Needs<'_> {
         }
         if facts.module.loaded && facts.place.root && !device.behind_vmd {
             return Need::new(
-                State::Met,
+                NeedState::Met,
                 "the kernel module onehop is loaded, and root may bind the drive to it",
             );
         }
         if device.behind_vmd {
             return Need::new(
-                State::Missing,
+                NeedState::Missing,
                 "the drive is behind Intel VMD, where no other driver can claim it",
             )
             .fix(format!("To reach it without VMD: {VMD_OFF}"));
@@ -225,12 +225,12 @@ impl Needs<'_> {
         let Some(group) = facts.tree.group_of(device) else {
             if facts.place.root {
                 return Need::new(
-                    State::Met,
+                    NeedState::Met,
                     "without an IOMMU, root may drive it by physical addresses as a last resort",
                 );
             }
             return Need::new(
-                State::Missing,
+                NeedState::Missing,
                 "no IOMMU, which VFIO needs; without one only root may drive it, by physical addresses",
             )
             .fix(iommu_on(facts));
@@ -243,26 +243,26 @@ impl Needs<'_> {
             .collect();
         if !others.is_empty() {
             return Need::new(
-                State::Missing,
+                NeedState::Missing,
                 format!("its IOMMU group also holds {}, which VFIO would claim too", list(&others)),
             )
             .fix(apart(facts, &others));
         }
         if !facts.kernel.has("vfio_pci") && facts.kernel.option("CONFIG_VFIO_PCI") == Some(false) {
-            return Need::new(State::Missing, "this kernel has no vfio-pci")
+            return Need::new(NeedState::Missing, "this kernel has no vfio-pci")
                 .fix("Use a kernel with CONFIG_VFIO_PCI");
         }
         if is_vfio(device) && facts.kernel.vfio_groups.contains(&device.iommu_group.unwrap_or(0).to_string())
         {
-            return Need::new(State::Met, "the drive is bound to vfio-pci");
+            return Need::new(NeedState::Met, "the drive is bound to vfio-pci");
         }
         if !facts.place.root {
-            return Need::new(State::Unknown, "binding the drive to vfio-pci needs root").fix(format!(
+            return Need::new(NeedState::Unknown, "binding the drive to vfio-pci needs root").fix(format!(
                 "Run as root, or have root bind it and give you /dev/vfio/{}",
                 device.iommu_group.unwrap_or_default()
             ));
         }
-        Need::new(State::Met, "VFIO can claim the drive")
+        Need::new(NeedState::Met, "VFIO can claim the drive")
     }
 
     /// The GPU can write the drive's doorbells.
@@ -271,7 +271,7 @@ impl Needs<'_> {
         match self.pair.gpu.cuda.as_ref().and_then(|gpu| gpu.registers.as_ref()) {
             Some(Registers { of, tried: Err(why) }) => {
                 return Need::new(
-                    State::Missing,
+                    NeedState::Missing,
                     format!("mapping registers of {of} for the GPU failed: {why}"),
                 )
                 .fix("See the check gpu.register_bar");
@@ -281,14 +281,14 @@ impl Needs<'_> {
         }
         if let Some(why) = register_gap(facts.kernel.version(), nvidia.numbers(), nvidia.open) {
             return Need::new(
-                State::Missing,
+                NeedState::Missing,
                 format!("the drive's registers cannot be mapped for the GPU: {why}"),
             )
             .fix("Install NVIDIA's open kernel modules, 570.133.07 or later");
         }
         if !facts.place.can(capability::SYS_ADMIN) && !nvidia.has("PeerMappingOverride") {
             return Need::new(
-                State::Missing,
+                NeedState::Missing,
                 "only administrators may map another device's registers for a GPU",
             )
             .fix(PEER_OVERRIDE);
@@ -308,17 +308,17 @@ impl Needs<'_> {
         if facts.module.loaded {
             return match tried {
                 Some(Ok(())) => Need::new(
-                    State::Met,
+                    NeedState::Met,
                     "the module onehop can import the GPU's dma-bufs, and exporting one worked",
                 ),
-                Some(Err(why)) => Need::new(State::Missing, format!("the GPU exports no dma-buf: {why}"))
+                Some(Err(why)) => Need::new(NeedState::Missing, format!("the GPU exports no dma-buf: {why}"))
                     .fix("Use a GPU and a driver that export dma-bufs, or a static BAR1 through VFIO"),
-                None => Need::new(State::Unknown, "exporting GPU memory as a dma-buf was not tested"),
+                None => Need::new(NeedState::Unknown, "exporting GPU memory as a dma-buf was not tested"),
             };
         }
         if gpu.mig {
             return Need::new(
-                State::Unknown,
+                NeedState::Unknown,
                 "MIG is on: it is unknown whether BAR1 shows this instance's memory",
             )
             .fix("See the check gpu.mig");
@@ -327,34 +327,34 @@ impl Needs<'_> {
             let size = gpu.window.map_or(0, |bar| bar.size);
             let reason =
                 format!("BAR1 covers only {} of GPU memory, and direct routes need all of it", bytes(size));
-            return Need::new(State::Missing, reason)
+            return Need::new(NeedState::Missing, reason)
                 .fix("Enable Above 4G Decoding and Resizable BAR in the firmware setup");
         }
         if !facts.nvidia.has("RMForceStaticBar1") {
             return Need::new(
-                State::Missing,
+                NeedState::Missing,
                 "the drive cannot be given addresses of GPU memory: BAR1 is not static, and the kernel module onehop, which \
                  imports dma-bufs, is not loaded",
             )
             .fix(STATIC_BAR1);
         }
         if !facts.place.root {
-            return Need::new(State::Unknown, "mapping BAR1 for the drive needs root").fix("Run as root");
+            return Need::new(NeedState::Unknown, "mapping BAR1 for the drive needs root").fix("Run as root");
         }
         if facts.kernel.locked() {
-            return Need::new(State::Missing, "lockdown forbids mapping BARs from user space")
+            return Need::new(NeedState::Missing, "lockdown forbids mapping BARs from user space")
                 .fix(
                     "Sign and load the module onehop (docs/kernel-module.md). It needs no BAR in user space, and Secure Boot stays on",
                 );
         }
         if facts.kernel.option("CONFIG_IO_STRICT_DEVMEM") == Some(true) {
             return Need::new(
-                State::Missing,
+                NeedState::Missing,
                 "this kernel (IO_STRICT_DEVMEM) forbids mapping the BAR of a device that has a driver",
             )
             .fix(RELAXED);
         }
-        Need::new(State::Met, "BAR1 is static: VFIO can map it")
+        Need::new(NeedState::Met, "BAR1 is static: VFIO can map it")
     }
 
     /// The device's writes reach GPU memory.
@@ -369,20 +369,19 @@ impl Needs<'_> {
 
     fn passes(&self, passes: Passes, what: &str) -> Need {
         match passes {
-            Passes::Expected(why) => Need::new(State::Met, why),
-            Passes::Perhaps(why) => Need::new(State::Unknown, format!("{what}: {why}")),
-            Passes::Doubtful(why) => Need::new(State::Doubtful, format!("{what}: {why}")),
+            Passes::Expected(why) => Need::new(NeedState::Met, why),
+            Passes::Perhaps(why) => Need::new(NeedState::Unknown, format!("{what}: {why}")),
+            Passes::Doubtful(why) => Need::new(NeedState::Doubtful, format!("{what}: {why}")),
         }
     }
 
     /// The card has a driver.
     pub(super) fn card_driver(&self, kind: &str) -> Need {
         match (&self.pair.device.driver, kind) {
-            (Some(_), "rdma") => Need::new(State::Met, "the card has a verbs device"),
-            (Some(driver), _) => Need::new(State::Met, format!("the board is bound to {driver}")),
-            (None, _) => {
-                Need::new(State::Missing, "the board has no driver").fix("Load its driver (usdr_pcie_uram)")
-            }
+            (Some(_), "rdma") => Need::new(NeedState::Met, "the card has a verbs device"),
+            (Some(driver), _) => Need::new(NeedState::Met, format!("the board is bound to {driver}")),
+            (None, _) => Need::new(NeedState::Missing, "the board has no driver")
+                .fix("Load its driver (usdr_pcie_uram)"),
         }
     }
 
@@ -392,21 +391,21 @@ impl Needs<'_> {
         let peermem = facts.nvidia.helpers.contains(&"nvidia_peermem");
         match gpu.cuda.as_ref().and_then(|gpu| gpu.dma_buf.as_ref()) {
             Some(Ok(())) if facts.kernel.version() == (0, 0) => {
-                Need::new(State::Unknown, "kernel version unknown; verbs register dma-bufs from 5.12 on")
+                Need::new(NeedState::Unknown, "kernel version unknown; verbs register dma-bufs from 5.12 on")
             }
             Some(Ok(())) if facts.kernel.version() >= (5, 12) => Need::new(
-                State::Met,
+                NeedState::Met,
                 "exporting a dma-buf worked, and verbs register dma-bufs from kernel 5.12 on",
             ),
-            _ if peermem => Need::new(State::Met, "nvidia-peermem is loaded"),
+            _ if peermem => Need::new(NeedState::Met, "nvidia-peermem is loaded"),
             Some(Err(why)) => Need::new(
-                State::Missing,
+                NeedState::Missing,
                 format!("the GPU exports no dma-buf ({why}), and nvidia-peermem is not loaded"),
             )
             .fix("Run modprobe nvidia-peermem (root)"),
-            Some(Ok(())) => Need::new(State::Missing, "verbs register dma-bufs from kernel 5.12 on only")
+            Some(Ok(())) => Need::new(NeedState::Missing, "verbs register dma-bufs from kernel 5.12 on only")
                 .fix("Run modprobe nvidia-peermem (root)"),
-            None => Need::new(State::Unknown, "exporting GPU memory as a dma-buf was not tested"),
+            None => Need::new(NeedState::Unknown, "exporting GPU memory as a dma-buf was not tested"),
         }
     }
 
@@ -414,12 +413,14 @@ impl Needs<'_> {
     pub(super) fn sdr_mapping(&self) -> Need {
         let dma_buf = self.pair.gpu.cuda.as_ref().and_then(|gpu| gpu.dma_buf.as_ref());
         match (self.pair.facts.module.loaded, dma_buf) {
-            (true, Some(Ok(()))) => Need::new(State::Met, "the module onehop imports the GPU's dma-bufs"),
-            (_, Some(Err(why))) => Need::new(State::Missing, format!("the GPU exports no dma-buf: {why}"))
-                .fix("Receive into pinned memory (cpu/pinned): GeForce boards export no dma-bufs"),
-            (true, None) => Need::new(State::Unknown, "exporting GPU memory as a dma-buf was not tested"),
+            (true, Some(Ok(()))) => Need::new(NeedState::Met, "the module onehop imports the GPU's dma-bufs"),
+            (_, Some(Err(why))) => {
+                Need::new(NeedState::Missing, format!("the GPU exports no dma-buf: {why}"))
+                    .fix("Receive into pinned memory (cpu/pinned): GeForce boards export no dma-bufs")
+            }
+            (true, None) => Need::new(NeedState::Unknown, "exporting GPU memory as a dma-buf was not tested"),
             (false, _) => Need::new(
-                State::Missing,
+                NeedState::Missing,
                 "the kernel module onehop, which maps GPU memory for the board, is not loaded",
             )
             .fix("Receive into pinned memory (cpu/pinned)"),
@@ -430,15 +431,15 @@ impl Needs<'_> {
     pub(super) fn mask(&self) -> Need {
         let pair = self.pair;
         let Some(bar) = pair.gpu.window.filter(|bar| bar.assigned) else {
-            return Need::new(State::Unknown, "the address of BAR1 is unknown");
+            return Need::new(NeedState::Unknown, "the address of BAR1 is unknown");
         };
         if bar.last() < FOUR_GIB {
-            return Need::new(State::Met, "BAR1 lies below 4 GiB");
+            return Need::new(NeedState::Met, "BAR1 lies below 4 GiB");
         }
-        match pair.facts.tree.group_of(pair.device).and_then(onehop_pci::Group::translates) {
-            Some(true) => Need::new(State::Met, "the IOMMU maps BAR1 below 4 GiB for the board"),
+        match pair.facts.tree.group_of(pair.device).and_then(onehop_pci::IommuGroup::translates) {
+            Some(true) => Need::new(NeedState::Met, "the IOMMU maps BAR1 below 4 GiB for the board"),
             _ => Need::new(
-                State::Missing,
+                NeedState::Missing,
                 format!(
                     "the board has 32-bit addresses, BAR1 lies at {:#x}, and no IOMMU translates",
                     bar.start

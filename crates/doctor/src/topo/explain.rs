@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::short_name;
 use crate::check::{bytes, rate};
 use crate::facts::Facts;
-use crate::pair::{Pair, Passes, list};
+use crate::pair::{DevicePair, Passes, list};
 
 /// The two paths between a device and a GPU.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -44,7 +44,7 @@ pub struct Explanation {
 #[must_use]
 pub fn explain(facts: &Facts, gpu: Address, device: Address) -> Option<Explanation> {
     let gpu = facts.gpus.iter().find(|known| known.address == gpu)?;
-    let pair = Pair::new(facts, gpu, device)?;
+    let pair = DevicePair::new(facts, gpu, device)?;
     let passes = match pair.writes() {
         Passes::Expected(why) => format!("expected to get through: {why}"),
         Passes::Perhaps(why) => format!("untested: {why}"),
@@ -72,7 +72,7 @@ fn address_words(facts: &Facts, device: &Device, window: Option<&Bar>) -> String
         return "an unknown address (BAR1 is not visible)".into();
     };
     let at = format!("{:#x}", bar.start);
-    match facts.tree.group_of(device).and_then(onehop_pci::Group::translates) {
+    match facts.tree.group_of(device).and_then(onehop_pci::IommuGroup::translates) {
         Some(true) => format!("an IOVA that the IOMMU translates to {at} + offset"),
         Some(false) => format!("{at} + offset (the IOMMU does not translate)"),
         None if facts.tree.groups.is_empty() => format!("{at} + offset (no IOMMU)"),

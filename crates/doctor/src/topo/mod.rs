@@ -29,7 +29,7 @@ pub fn missing(facts: &Facts) -> Option<&'static str> {
 }
 
 /// One line of the picture.
-struct Line<'a> {
+struct TreeLine<'a> {
     /// Its depth below its host bridge.
     depth: usize,
     device: &'a Device,
@@ -38,7 +38,7 @@ struct Line<'a> {
 }
 
 /// The devices below a host bridge, in tree order. Irrelevant functions are left out unless `all`.
-fn lines<'a>(tree: &'a Tree, host: &'a str, all: bool) -> Vec<Line<'a>> {
+fn lines<'a>(tree: &'a Tree, host: &'a str, all: bool) -> Vec<TreeLine<'a>> {
     let mut lines = Vec::new();
     below(tree, host, None, &mut Vec::new(), all, &mut lines);
     lines
@@ -50,12 +50,12 @@ fn below<'a>(
     bridge: Option<Address>,
     more: &mut Vec<bool>,
     all: bool,
-    lines: &mut Vec<Line<'a>>,
+    lines: &mut Vec<TreeLine<'a>>,
 ) {
     let devices: Vec<_> = tree.children(host, bridge).filter(|device| all || matters(tree, device)).collect();
     for (at, device) in devices.iter().enumerate() {
         more.push(at + 1 < devices.len());
-        lines.push(Line { depth: more.len() - 1, device, more: more.clone() });
+        lines.push(TreeLine { depth: more.len() - 1, device, more: more.clone() });
         below(tree, host, Some(device.address), more, all, lines);
         more.pop();
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Line, bar_words, bars, lines, remarks, short_name};
+use super::{TreeLine, bar_words, bars, lines, remarks, short_name};
 use crate::facts::Facts;
 
 /// The tree as text. With `all`, also functions that no route uses.
@@ -32,7 +32,7 @@ pub fn tree(facts: &Facts, all: bool) -> String {
     text
 }
 
-fn one(text: &mut String, facts: &Facts, line: &Line<'_>) {
+fn one(text: &mut String, facts: &Facts, line: &TreeLine<'_>) {
     let device = line.device;
     let (last, before) = line.more.split_last().unwrap_or((&false, &[]));
     let stem: String = before.iter().map(|more| if *more { "│  " } else { "   " }).collect();

@@ -15,7 +15,7 @@ use super::memory::RingMemory;
 use super::{GpuMode, GpuSetup, poison};
 use crate::admin::Admin;
 use crate::core::AdminState;
-use crate::drive::Inner;
+use crate::drive::DriveInner;
 use crate::ladder::Participant;
 use crate::ring::{PairHalf, PairMemory, check_doorbells};
 use crate::{Error, Recovery, Result};
@@ -29,7 +29,7 @@ const POISON_PATIENCE: Duration = Duration::from_secs(10);
 const LEAST_ENTRIES: u32 = 16;
 
 pub(crate) struct GpuCell {
-    pairs: Mutex<Pairs>,
+    pairs: Mutex<GpuPairs>,
     poison: Region,
     doorbells: Doorbells,
     pub(crate) running: AtomicBool,
@@ -40,7 +40,7 @@ pub(crate) struct GpuCell {
     abandoned: AtomicBool,
 }
 
-struct Pairs {
+struct GpuPairs {
     list: Vec<GpuPair>,
     /// Why the controller does not have them; none while it has them.
     taken: Option<TakenBy>,
@@ -66,7 +66,7 @@ struct GpuPair {
 }
 
 impl GpuCell {
-    pub(crate) fn create(drive: &Arc<Inner>, gpu: &dyn Gpu, setup: &GpuSetup) -> Result<Arc<Self>> {
+    pub(crate) fn create(drive: &Arc<DriveInner>, gpu: &dyn Gpu, setup: &GpuSetup) -> Result<Arc<Self>> {
         let poison = gpu.alloc(Place::PinnedHost, 4096)?;
         let doorbells = gpu.map_registers(drive.control.port.regs.clone())?;
         let mut state = drive.alive()?;
@@ -85,7 +85,7 @@ impl GpuCell {
                 }
             }
         }
-        let pairs = Mutex::new(Pairs { list, taken: Some(TakenBy::Deletion), dead: None });
+        let pairs = Mutex::new(GpuPairs { list, taken: Some(TakenBy::Deletion), dead: None });
         let cell = Arc::new(Self {
             pairs,
             poison,
@@ -99,7 +99,7 @@ impl GpuCell {
         Ok(cell)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Pairs> {
+    fn lock(&self) -> MutexGuard<'_, GpuPairs> {
         self.pairs.lock().unwrap_or_else(|e| e.into_inner())
     }
 
@@ -174,7 +174,7 @@ impl GpuCell {
     }
 
     /// The pairs, created on the controller if they are not there. When this fails, none of them is.
-    pub(crate) fn ensure(&self, drive: &Inner, state: &mut AdminState) -> Result<Vec<KernelQueue>> {
+    pub(crate) fn ensure(&self, drive: &DriveInner, state: &mut AdminState) -> Result<Vec<KernelQueue>> {
         let (queues, taken) = {
             let pairs = self.lock();
             if let Some(error) = &pairs.dead {
@@ -210,12 +210,12 @@ impl GpuCell {
 
     /// Writes the control memory of new pairs. The host does it: a kernel would have to wait for room on a GPU that other
     /// kernels fill, with the drive's lock held, and one that came late would overwrite the memory of a running job.
-    fn prepare(&self, drive: &Inner) -> Result<()> {
+    fn prepare(&self, drive: &DriveInner) -> Result<()> {
         self.lock().list.iter().try_for_each(|pair| pair.initialise(drive, self.mode))
     }
 
     /// The controller does not have the pairs any more.
-    fn mark_taken(&self, pairs: &mut Pairs, by: TakenBy) {
+    fn mark_taken(&self, pairs: &mut GpuPairs, by: TakenBy) {
         pairs.taken = Some(by);
         if let Some(gate) = self.gate() {
             gate.next_life();
@@ -224,7 +224,7 @@ impl GpuCell {
 
     /// Creates every pair; notes which were made. A creation that is not answered resets the controller, and that takes
     /// this cell's lock: it is not held here.
-    fn create_all(&self, drive: &Inner, state: &mut AdminState, made: &mut Vec<u16>) -> Result<()> {
+    fn create_all(&self, drive: &DriveInner, state: &mut AdminState, made: &mut Vec<u16>) -> Result<()> {
         let count = self.lock().list.len();
         for i in 0..count {
             let Some((qid, sq, cq)) = self.lock().list.get(i).map(GpuPair::renew).transpose()? else { break };
@@ -234,7 +234,7 @@ impl GpuCell {
         Ok(())
     }
 
-    fn undo(&self, drive: &Inner, state: &mut AdminState, made: &[u16]) {
+    fn undo(&self, drive: &DriveInner, state: &mut AdminState, made: &[u16]) {
         for qid in made {
             let patience = drive.options.abort_wait;
             match drive.delete_pair(&mut state.admin, *qid, patience, || ()) {
@@ -252,7 +252,7 @@ impl GpuCell {
 
     /// Takes the pairs away from the controller, which then lets go of their commands. Threads that
     /// are still at it are asked to end, and waited for.
-    pub(crate) fn delete(&self, drive: &Inner, state: &mut AdminState) -> Result<()> {
+    pub(crate) fn delete(&self, drive: &DriveInner, state: &mut AdminState) -> Result<()> {
         self.close();
         let mut pairs = self.lock();
         if pairs.taken.is_none() {
@@ -264,7 +264,7 @@ impl GpuCell {
         Ok(())
     }
 
-    pub(crate) fn close_for_good(self: &Arc<Self>, drive: &Inner) {
+    pub(crate) fn close_for_good(self: &Arc<Self>, drive: &DriveInner) {
         let mut state = drive.state();
         let me: Arc<dyn Participant> = self.clone();
         state.participants.retain(|p| !Arc::ptr_eq(p, &me));
@@ -282,7 +282,7 @@ impl GpuCell {
 
 impl GpuPair {
     fn alloc(
-        drive: &Inner,
+        drive: &DriveInner,
         state: &mut AdminState,
         gpu: &dyn Gpu,
         setup: &GpuSetup,
@@ -332,7 +332,7 @@ impl GpuPair {
     }
 
     /// Makes the control memory as a new pair needs it, without the GPU's help.
-    fn initialise(&self, drive: &Inner, mode: GpuMode) -> Result<()> {
+    fn initialise(&self, drive: &DriveInner, mode: GpuMode) -> Result<()> {
         let mut bytes = vec![0; self.control.len()];
         self.control.read(0, &mut bytes)?;
         let queue = &self.queue;
@@ -369,7 +369,7 @@ impl Participant for GpuCell {
         self.doorbells.settle();
     }
 
-    fn reopen(&self, _drive: &Inner, _admin: &mut Admin, _recovery: Recovery) -> Result<()> {
+    fn reopen(&self, _drive: &DriveInner, _admin: &mut Admin, _recovery: Recovery) -> Result<()> {
         self.mark_taken(&mut self.lock(), TakenBy::Reset);
         Ok(())
     }

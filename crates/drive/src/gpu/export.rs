@@ -18,7 +18,7 @@ use onehop_proto::{BusAddr, GpuAddr};
 use super::gate::HostGate;
 use super::{GpuMode, GpuQueues, poison};
 use crate::command::max_blocks;
-use crate::drive::Inner;
+use crate::drive::DriveInner;
 use crate::durability::Writes;
 use crate::ring::Dma;
 use crate::slots::retry_delays;
@@ -40,13 +40,13 @@ const TABLES: usize = INSIDE + 128;
 
 /// A queue that other people's kernels may use, with a namespace and data memory. Dropping it stops them and takes it back.
 pub struct ExportedQueue {
-    watch: Arc<Watch>,
+    watch: Arc<ExportWatch>,
     thread: Option<JoinHandle<()>>,
     ended: bool,
 }
 
 /// What has to stay as long as kernels may use the handle.
-struct Watch {
+struct ExportWatch {
     queues: GpuQueues,
     gate: Arc<HostGate>,
     memory: Arc<LentMemory>,
@@ -125,7 +125,7 @@ impl GpuQueues {
         };
         let bytes: Vec<u8> = handle.words().iter().flat_map(|word| word.to_le_bytes()).collect();
         memory.handle.write(0, &bytes)?;
-        let watch = Arc::new(Watch {
+        let watch = Arc::new(ExportWatch {
             queues: self,
             gate,
             memory: Arc::new(memory),
@@ -199,7 +199,7 @@ fn page_addresses(data: &Buffer, page_shift: u32) -> Result<Vec<u64>> {
 }
 
 /// Standing lists for these pages, in memory that the controller reaches.
-fn write_lists(drive: &Inner, standing: PrebuiltPrpLists, pages: &[u64]) -> Result<Dma> {
+fn write_lists(drive: &DriveInner, standing: PrebuiltPrpLists, pages: &[u64]) -> Result<Dma> {
     let page_shift = drive.control.page_shift;
     let count = standing.list_pages(pages.len() as u64).max(1);
     let lists = Dma::alloc(&*drive.control.port.mapper, (count << page_shift) as usize, page_shift)?;
@@ -226,7 +226,7 @@ fn list_addresses(lists: &Dma, count: u64, page_shift: u32) -> Result<Vec<u64>> 
         .collect()
 }
 
-impl Watch {
+impl ExportWatch {
     /// Looks after the queue until it is taken back.
     fn run(&self) {
         let mut turn = 0u32;

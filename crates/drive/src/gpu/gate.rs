@@ -7,20 +7,20 @@ use onehop_gpu::Region;
 use onehop_proto::kernel::{Gate, signal, tally};
 
 use crate::Result;
-use crate::durability::{Account, Writes};
+use crate::durability::{AcknowledgedWrites, Writes};
 
 /// Says who may go in, and knows whether anybody is inside.
 pub(crate) struct HostGate {
     signals: Region,
     /// The words in which threads count.
     tally: Region,
-    state: Mutex<State>,
+    state: Mutex<GateState>,
     /// Where threads may write: the account of their writes.
-    account: Option<Arc<Account>>,
+    account: Option<Arc<AcknowledgedWrites>>,
 }
 
 #[derive(Clone, Copy)]
-struct State {
+struct GateState {
     /// The life of the queue.
     epoch: u32,
     open: bool,
@@ -33,8 +33,8 @@ struct State {
 impl HostGate {
     /// A gate that is closed, before the queue's first life; `tally` is zeroed. An account asks the gate, before each flush
     /// and each loss, whether threads have written.
-    pub(crate) fn new(signals: Region, tally: Region, account: Option<Arc<Account>>) -> Arc<Self> {
-        let state = Mutex::new(State { epoch: 1, open: false, shut: false, counted: 0 });
+    pub(crate) fn new(signals: Region, tally: Region, account: Option<Arc<AcknowledgedWrites>>) -> Arc<Self> {
+        let state = Mutex::new(GateState { epoch: 1, open: false, shut: false, counted: 0 });
         let gate = Arc::new(Self { signals, tally, state, account });
         gate.say(signal::LOST, 0);
         gate.change(|_| ());
@@ -45,7 +45,7 @@ impl HostGate {
         gate
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, GateState> {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
@@ -55,10 +55,10 @@ impl HostGate {
     }
 
     /// Changes the state, and tells the threads of it before anybody else changes it.
-    fn change(&self, f: impl FnOnce(&mut State)) -> State {
+    fn change(&self, f: impl FnOnce(&mut GateState)) -> GateState {
         let mut state = self.lock();
         f(&mut state);
-        let State { epoch, open, shut, .. } = *state;
+        let GateState { epoch, open, shut, .. } = *state;
         let gate = match (shut, open) {
             (true, _) => Gate::shut(epoch),
             (false, true) => Gate::open(epoch),

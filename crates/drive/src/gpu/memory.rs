@@ -4,12 +4,12 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use onehop_gpu::{Gpu, Place, Region};
-use onehop_os::{HostMem, Mapped, Run};
+use onehop_os::{BusRange, HostMem, Mapped};
 use onehop_proto::BusAddr;
 use onehop_proto::regs::{Cmbloc, Cmbmsc, Cmbsts, Cmbsz, Version, offset};
 
 use crate::core::AdminState;
-use crate::drive::Inner;
+use crate::drive::DriveInner;
 use crate::{Error, Result};
 
 /// Where the controller memory buffer is put on the bus: far from any memory.
@@ -54,7 +54,7 @@ pub(crate) struct RingMemory {
 
 impl RingMemory {
     pub(crate) fn alloc(
-        drive: &Inner,
+        drive: &DriveInner,
         state: &mut AdminState,
         gpu: &dyn Gpu,
         part: &'static str,
@@ -80,13 +80,19 @@ impl RingMemory {
 }
 
 /// GPU memory for data that the drive can reach.
-pub(crate) fn region(drive: &Inner, gpu: &dyn Gpu, place: Place, bytes: usize) -> Result<Region> {
+pub(crate) fn region(drive: &DriveInner, gpu: &dyn Gpu, place: Place, bytes: usize) -> Result<Region> {
     reachable(drive, gpu, "data", place, bytes)
 }
 
 /// GPU memory that the drive can reach. Host memory is the mapper's, which gives what it can map, and the GPU takes it
 /// up; an emulated GPU without memory of its own takes that for its own as well.
-fn reachable(drive: &Inner, gpu: &dyn Gpu, part: &'static str, place: Place, bytes: usize) -> Result<Region> {
+fn reachable(
+    drive: &DriveInner,
+    gpu: &dyn Gpu,
+    part: &'static str,
+    place: Place,
+    bytes: usize,
+) -> Result<Region> {
     let mapper = &drive.control.port.mapper;
     if !gpu.own_memory() || place == Place::PinnedHost {
         return Ok(gpu.adopt(place, mapper.alloc(bytes)?)?);
@@ -99,7 +105,7 @@ fn reachable(drive: &Inner, gpu: &dyn Gpu, part: &'static str, place: Place, byt
 }
 
 fn in_cmb(
-    drive: &Inner,
+    drive: &DriveInner,
     state: &mut AdminState,
     gpu: &dyn Gpu,
     part: &'static str,
@@ -118,18 +124,18 @@ fn in_cmb(
     let (start, mem) = cmb
         .take(bytes)
         .ok_or_else(|| refuse(format!("none of its {} bytes are free for it", cmb.mem.len())))?;
-    let run = Run { addr: CMB_AT.plus(start as u64), len: bytes as u64 };
+    let run = BusRange { addr: CMB_AT.plus(start as u64), len: bytes as u64 };
     Ok(RingMemory { region: gpu.adopt(Place::Cmb, mem)?, map: Mapped::new(vec![run], Box::new(())) })
 }
 
 /// Switches the buffer on again after a reset, at the same address and with what lies in it.
-pub(crate) fn restore_cmb(drive: &Inner) -> Result<()> {
+pub(crate) fn restore_cmb(drive: &DriveInner) -> Result<()> {
     let refuse = |why| Error::Placement { part: "sq", place: "cmb", why };
     claim(drive).map(|_| ()).map_err(refuse)
 }
 
 /// Has the controller decode the buffer at an address of our choice; gives where it lies in which BAR.
-fn claim(drive: &Inner) -> std::result::Result<(Cmbloc, Cmbsz), String> {
+fn claim(drive: &DriveInner) -> std::result::Result<(Cmbloc, Cmbsz), String> {
     let regs = &drive.control.port.regs;
     regs.write64(offset::CMBMSC, Cmbmsc(0).with_cre(true).0);
     let (location, size) = (Cmbloc(regs.read32(offset::CMBLOC)), Cmbsz(regs.read32(offset::CMBSZ)));
@@ -140,7 +146,7 @@ fn claim(drive: &Inner) -> std::result::Result<(Cmbloc, Cmbsz), String> {
     Ok((location, size))
 }
 
-fn switch_on(drive: &Inner) -> std::result::Result<Cmb, String> {
+fn switch_on(drive: &DriveInner) -> std::result::Result<Cmb, String> {
     let control = &drive.control;
     if !control.cap.cmbs() {
         return Err("the controller has no memory buffer (CAP.CMBS)".into());

@@ -60,10 +60,10 @@ impl<'a> Meter<'a> {
     }
 }
 
-type Warp = [u64; WARP_WORDS as usize];
+type WarpTimes = [u64; WARP_WORDS as usize];
 
 /// Nanoseconds of a cycle, by all warps together: one alone may have been too quick for the clock that counts them.
-fn rate(warps: &[Warp]) -> Result<f64> {
+fn rate(warps: &[WarpTimes]) -> Result<f64> {
     let sum = |which: usize| warps.iter().map(|warp| warp[which] as f64).sum::<f64>();
     let (cycles, nanos) = (sum(3), sum(4));
     let rate = nanos / cycles;
@@ -74,7 +74,7 @@ fn rate(warps: &[Warp]) -> Result<f64> {
 }
 
 /// A cycle of a warp's processor as nanoseconds of the clock that all warps share.
-fn nanos(warp: &Warp, cycle: u64, rate: f64) -> f64 {
+fn nanos(warp: &WarpTimes, cycle: u64, rate: f64) -> f64 {
     let [.., first, start] = *warp;
     start as f64 + cycle.wrapping_sub(first) as i64 as f64 * rate
 }

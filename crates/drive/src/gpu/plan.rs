@@ -5,7 +5,7 @@ use onehop_proto::kernel::WorkItem;
 
 use super::GpuJob;
 use crate::command::{ListSlot, Pointers, list_pages, max_blocks, protection};
-use crate::drive::Inner;
+use crate::drive::DriveInner;
 use crate::ring::Dma;
 use crate::{Buffer, Error, Namespace, Op, Result};
 
@@ -20,7 +20,7 @@ const GROWTH: u64 = 4;
 
 /// The commands of some jobs, a batch at a time.
 pub(super) struct BatchPlan<'a> {
-    drive: &'a Inner,
+    drive: &'a DriveInner,
     op: Op,
     ns: &'a Namespace,
     jobs: std::slice::Iter<'a, GpuJob>,
@@ -42,10 +42,10 @@ pub(super) struct BatchPlan<'a> {
 }
 
 /// A part of a job that one command moves, and which job.
-type Piece = (usize, GpuJob);
+type JobSlice = (usize, GpuJob);
 
 /// Commands that are carried out together.
-pub(super) struct Batch {
+pub(super) struct CommandBatch {
     /// Each command, the job that it is of, and where in the buffer its data starts.
     pub(super) works: Vec<(WorkItem, usize, u64)>,
     pub(super) bytes: u64,
@@ -55,7 +55,7 @@ pub(super) struct Batch {
 impl<'a> BatchPlan<'a> {
     /// A plan for jobs that all lie within the namespace.
     pub(super) fn new(
-        drive: &'a Inner,
+        drive: &'a DriveInner,
         op: Op,
         ns: &'a Namespace,
         jobs: &'a [GpuJob],
@@ -122,7 +122,7 @@ impl<'a> BatchPlan<'a> {
     }
 
     /// What the next batch moves; none when all was planned.
-    pub(super) fn next_pieces(&mut self) -> Option<Vec<Piece>> {
+    pub(super) fn next_pieces(&mut self) -> Option<Vec<JobSlice>> {
         let most = self.room().min(self.next as usize);
         self.next = self.next.saturating_mul(GROWTH);
         let pieces: Vec<_> = std::iter::from_fn(|| self.next_piece()).take(most).collect();
@@ -130,7 +130,7 @@ impl<'a> BatchPlan<'a> {
     }
 
     /// The commands that move these pieces, with lists in memory for a batch.
-    pub(super) fn describe_all(&self, pieces: Vec<Piece>, lists: Dma) -> Result<Batch> {
+    pub(super) fn describe_all(&self, pieces: Vec<JobSlice>, lists: Dma) -> Result<CommandBatch> {
         let page_shift = self.pointers.page_shift;
         let bytes =
             pieces.iter().map(|(_, piece)| self.ns.format.transfer_bytes(piece.blocks).unwrap_or(0)).sum();
@@ -142,11 +142,11 @@ impl<'a> BatchPlan<'a> {
                 Ok((self.describe(&piece, &slot)?, job, piece.offset))
             })
             .collect::<Result<Vec<_>>>()?;
-        Ok(Batch { works, bytes, lists })
+        Ok(CommandBatch { works, bytes, lists })
     }
 
     /// What one command moves, and of which job.
-    fn next_piece(&mut self) -> Option<Piece> {
+    fn next_piece(&mut self) -> Option<JobSlice> {
         while self.left.blocks == 0 {
             self.left = *self.jobs.next()?;
             self.begun += 1;

@@ -7,7 +7,7 @@ use onehop_proto::kernel::{Exit, ItemOutcome, WorkItem};
 
 use super::launch::{LaunchMemory, Watching};
 use super::meter::Meter;
-use super::plan::{Batch, BatchPlan};
+use super::plan::{BatchPlan, CommandBatch};
 use super::{GpuQueues, Spare};
 use crate::Moved;
 use crate::canary::{Canary, Nonces};
@@ -30,8 +30,8 @@ pub(super) struct Item {
 }
 
 /// A batch on its way: described, marked, and written down for a launch.
-struct Prepared {
-    batch: Batch,
+struct PreparedBatch {
+    batch: CommandBatch,
     /// The commands that have no end yet.
     items: Vec<Item>,
     memory: LaunchMemory,
@@ -62,7 +62,7 @@ impl Watcher<'_> {
 }
 
 /// A launch under way.
-struct Started {
+struct StartedLaunch {
     running: Box<dyn Running>,
     at: Instant,
     limit: Duration,
@@ -125,7 +125,7 @@ impl<'a, 'm> Run<'a, 'm> {
         self.count = plan.commands;
         self.reserve(plan)?;
         let mut next = self.prepare(plan)?;
-        let mut before: Option<Prepared> = None;
+        let mut before: Option<PreparedBatch> = None;
         while let Some(mut current) = next.take() {
             let started = match self.start_launch(&mut current) {
                 Ok(started) => started,
@@ -179,7 +179,7 @@ impl<'a, 'm> Run<'a, 'm> {
     }
 
     /// The next batch, ready for its launch.
-    fn prepare(&mut self, plan: &mut BatchPlan<'_>) -> Result<Option<Prepared>> {
+    fn prepare(&mut self, plan: &mut BatchPlan<'_>) -> Result<Option<PreparedBatch>> {
         let Some(pieces) = plan.next_pieces() else { return Ok(None) };
         let lists = match self.spare.lists.pop() {
             Some(lists) => lists,
@@ -193,7 +193,7 @@ impl<'a, 'm> Run<'a, 'm> {
     }
 
     /// Marks the memory of a batch, and writes it down for a launch.
-    fn ready(&mut self, batch: Batch) -> Result<Prepared> {
+    fn ready(&mut self, batch: CommandBatch) -> Result<PreparedBatch> {
         let nonce = self.nonces.as_mut().map_or(0, Nonces::next);
         let bytes = |work: &WorkItem| self.ns.format.transfer_bytes(work.blocks.into()).unwrap_or(u64::MAX);
         let item = |(work, job, at): &(WorkItem, usize, u64)| Item {
@@ -215,17 +215,17 @@ impl<'a, 'm> Run<'a, 'm> {
             }
         };
         let memory = self.queues.write_launch(&items, self.meter.as_deref(), memory)?;
-        Ok(Prepared { batch, items, memory, nonce, launched: Instant::now(), missing: Vec::new() })
+        Ok(PreparedBatch { batch, items, memory, nonce, launched: Instant::now(), missing: Vec::new() })
     }
 
     /// Keeps the memory of a batch that is over for the next one.
-    fn reuse(&mut self, ended: Prepared) {
+    fn reuse(&mut self, ended: PreparedBatch) {
         self.spare.lists.push(ended.batch.lists);
         self.spare.launch.push(ended.memory.region);
     }
 
     /// Sees to it that nothing of these batches is left in the controller's hands; gives the error that ended them.
-    fn fail(&mut self, error: Error, batches: impl Iterator<Item = Prepared>) -> Error {
+    fn fail(&mut self, error: Error, batches: impl Iterator<Item = PreparedBatch>) -> Error {
         let mut batches: Vec<_> = batches.collect();
         let missing = !matches!(self.data_arrives(&mut batches), Ok(true));
         let error = match missing.then(|| self.queues.recover(MISSING.to_owned(), false)) {
@@ -237,7 +237,7 @@ impl<'a, 'm> Run<'a, 'm> {
     }
 
     /// A drive that could not be reset may still reach what it was given.
-    fn keep_if_dead(&self, batches: Vec<Prepared>) {
+    fn keep_if_dead(&self, batches: Vec<PreparedBatch>) {
         let drive = &self.queues.drive;
         if drive.state().dead.is_some() {
             let lists: Vec<_> = batches.into_iter().map(|batch| batch.batch.lists).collect();
@@ -246,7 +246,7 @@ impl<'a, 'm> Run<'a, 'm> {
     }
 
     /// Waits for the data of batches that have ended. Those whose data does not come are carried out again.
-    fn settle(&mut self, mut batches: Vec<Prepared>) -> Result<()> {
+    fn settle(&mut self, mut batches: Vec<PreparedBatch>) -> Result<()> {
         let arrived = match self.data_arrives(&mut batches) {
             Ok(arrived) => arrived,
             Err(error) => return Err(self.fail(error, batches.into_iter())),
@@ -267,7 +267,7 @@ impl<'a, 'm> Run<'a, 'm> {
     }
 
     /// Carries out a batch again whose data did not come, after a reset. `waited` is how long it was waited for.
-    fn carry_out_again(&mut self, mut batch: Batch, mut waited: Duration) -> Result<()> {
+    fn carry_out_again(&mut self, mut batch: CommandBatch, mut waited: Duration) -> Result<()> {
         let drive = &self.queues.drive;
         // All of it was told before.
         self.watcher.told = batch.bytes;
@@ -337,7 +337,7 @@ impl<'a, 'm> Run<'a, 'm> {
     ///
     /// # Errors
     /// When the GPU does not say, and every time after that.
-    fn look_for_data(&mut self, batch: &mut Prepared) -> Result<bool> {
+    fn look_for_data(&mut self, batch: &mut PreparedBatch) -> Result<bool> {
         if self.nonces.is_none() {
             batch.missing.clear();
         }
@@ -368,7 +368,7 @@ impl<'a, 'm> Run<'a, 'm> {
     ///
     /// # Errors
     /// When the GPU does not say.
-    fn data_arrives(&mut self, batches: &mut [Prepared]) -> Result<bool> {
+    fn data_arrives(&mut self, batches: &mut [PreparedBatch]) -> Result<bool> {
         let (start, stall) = (Instant::now(), self.queues.setup.stall);
         for batch in batches {
             if self.look_for_data(batch)? {
@@ -385,7 +385,7 @@ impl<'a, 'm> Run<'a, 'm> {
         Ok(true)
     }
 
-    fn start_launch(&mut self, batch: &mut Prepared) -> Result<Started> {
+    fn start_launch(&mut self, batch: &mut PreparedBatch) -> Result<StartedLaunch> {
         let queues = self.queues;
         let limit = queues.setup.limit.saturating_sub(self.start.elapsed());
         if limit.is_zero() {
@@ -399,14 +399,14 @@ impl<'a, 'm> Run<'a, 'm> {
         let retries = if self.nonces.is_some() { 0 } else { queues.drive.options.retries };
         let count = (batch.items.len() as u32, retries);
         let running = queues.start(gpu, self.ns, count, &batch.memory, limit)?;
-        Ok(Started { running, at, limit })
+        Ok(StartedLaunch { running, at, limit })
     }
 
     /// Waits for a launch, and launches again until every command has an end.
-    fn finish(&mut self, mut started: Started, batch: &mut Prepared) -> Result<()> {
+    fn finish(&mut self, mut started: StartedLaunch, batch: &mut PreparedBatch) -> Result<()> {
         let queues = self.queues;
         loop {
-            let Started { running, at, limit } = started;
+            let StartedLaunch { running, at, limit } = started;
             let count = batch.items.len() as u32;
             let (watcher, items) = (&mut self.watcher, &batch.items);
             let left: u64 = items.iter().map(|item| item.data.1).sum();
@@ -457,18 +457,18 @@ impl<'a, 'm> Run<'a, 'm> {
         describe(self.op.name(), self.queues.drive.name(), self.ns.nsid, work.lba, work.blocks)
     }
 
-    fn stopped(&self, batch: &Prepared, why: String) -> Error {
+    fn stopped(&self, batch: &PreparedBatch, why: String) -> Error {
         Error::Launch { done: self.ended(batch), count: self.count, why }
     }
 
     /// How many commands have ended, with those of the current batch.
-    fn ended(&self, batch: &Prepared) -> u64 {
+    fn ended(&self, batch: &PreparedBatch) -> u64 {
         self.done + (batch.batch.works.len() - batch.items.len()) as u64
     }
 
     /// Adds up what ended and gives back what did not, or is to be tried again.
-    fn read_outcomes(&mut self, batch: &mut Prepared) -> Result<Vec<Item>> {
-        let Prepared { items, memory, missing, .. } = batch;
+    fn read_outcomes(&mut self, batch: &mut PreparedBatch) -> Result<Vec<Item>> {
+        let PreparedBatch { items, memory, missing, .. } = batch;
         let drive = &self.queues.drive;
         let mut again = Vec::new();
         let mut failed = None;

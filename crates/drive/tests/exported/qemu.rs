@@ -7,7 +7,7 @@ use std::time::Duration;
 use onehop_drive::{Drive, GpuSetup, Options};
 use onehop_gpu::{Emulated, Place};
 use onehop_proto::kernel::{Answer, DeviceOp, DeviceQueue};
-use onehop_qtest::bed::{Options as Qemu, Qemu as Machine};
+use onehop_qtest::bed::{Qemu as Machine, QemuOptions as Qemu};
 
 use crate::setup;
 

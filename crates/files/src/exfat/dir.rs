@@ -23,13 +23,13 @@ const MOST_UPCASE: u64 = 128 << 10;
 /// The contents of a directory; only the root has more than names.
 #[derive(Default)]
 pub(super) struct Contents {
-    pub named: Vec<Named>,
+    pub named: Vec<ExfatEntry>,
     pub upcase: Option<UpcaseTable>,
     pub label: String,
 }
 
 /// A file with its name.
-pub(super) struct Named {
+pub(super) struct ExfatEntry {
     pub name: Vec<u16>,
     pub node: FatNode,
 }
@@ -91,7 +91,7 @@ fn bad(at: usize, why: &str) -> Error {
 }
 
 /// Decodes a set: the file, the place of its bytes, and its name in parts.
-fn file(set: &[u8], list: &List, at: usize) -> Result<Named> {
+fn file(set: &[u8], list: &List, at: usize) -> Result<ExfatEntry> {
     let counted = set.iter().enumerate().filter(|(i, _)| !(2..4).contains(i));
     let sum = counted.fold(0_u16, |sum, (_, &b)| sum.rotate_right(1).wrapping_add(b.into()));
     if sum != u16_at(set, 2) {
@@ -101,7 +101,7 @@ fn file(set: &[u8], list: &List, at: usize) -> Result<Named> {
         set.get(ENTRY..2 * ENTRY).filter(|s| s[0] == STREAM).ok_or_else(|| bad(at, "has no stream"))?;
     let name = name(&set[2 * ENTRY..], stream[3].into()).ok_or_else(|| bad(at, "has not all of its name"))?;
     check_name(super::FS, &String::from_utf16_lossy(&name))?;
-    Ok(Named { name, node: node(set, stream, list.position(at), at)? })
+    Ok(ExfatEntry { name, node: node(set, stream, list.position(at), at)? })
 }
 
 fn name(rest: &[u8], len: usize) -> Option<Vec<u16>> {

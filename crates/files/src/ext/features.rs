@@ -1,7 +1,7 @@
 //! The feature words of ext2, ext3 and ext4, by name.
 
 /// A feature: its bit, and its name in `mke2fs -O` and `debugfs`.
-type Names = [(u32, &'static str)];
+type FeatureNames = [(u32, &'static str)];
 
 pub(super) mod incompat {
     pub(crate) const FILETYPE: u32 = 0x2;
@@ -49,7 +49,7 @@ pub(super) const UNDERSTOOD: u32 = {
         | CASEFOLD
 };
 
-const INCOMPAT: &Names = &[
+const INCOMPAT: &FeatureNames = &[
     (0x1, "compression"),
     (0x2, "filetype"),
     (0x4, "needs_recovery"),

@@ -17,14 +17,14 @@ const MOST_PIECES: u8 = 20;
 const CP437: &str = "ÇüéâäàåçêëèïîìÄÅÉæÆôöòûùÿÖÜ¢£¥₧ƒáíóúñÑªº¿⌐¬½¼¡«»░▒▓│┤╡╢╖╕╣║╗╝╜╛┐└┴┬├─┼╞╟╚╔╩╦╠═╬╧╨╤╥╙╘╒╓╫╪┘┌█▄▌▐▀αßΓπΣσµτΦΘΩδ∞φε∩≡±≥≤⌠⌡÷≈°∙·√ⁿ²■\u{a0}";
 
 /// A file with its names.
-pub(super) struct Named {
+pub(super) struct FatEntry {
     /// The long name, if it has one.
     pub name: String,
     short: String,
     pub node: FatNode,
 }
 
-impl Named {
+impl FatEntry {
     /// Whether `name` matches this file, in any case.
     fn is(&self, name: &str) -> bool {
         let same = |own: &str| own.chars().map(upper).eq(name.chars().map(upper));
@@ -34,9 +34,9 @@ impl Named {
 
 /// Finds the file for a name: an exact match, otherwise in another case. The directory's writer may have folded fewer
 /// letters than onehop does, so two files may match.
-pub(super) fn find(fs: &'static str, files: &[Named], name: &str) -> Result<Option<FatNode>> {
-    let ways: [fn(&Named, &str) -> bool; 3] =
-        [|f, name| f.name == name, |f, name| f.short == name, Named::is];
+pub(super) fn find(fs: &'static str, files: &[FatEntry], name: &str) -> Result<Option<FatNode>> {
+    let ways: [fn(&FatEntry, &str) -> bool; 3] =
+        [|f, name| f.name == name, |f, name| f.short == name, FatEntry::is];
     for is in ways {
         let mut found = files.iter().filter(|f| is(f, name));
         match (found.next(), found.next()) {
@@ -54,7 +54,7 @@ pub(super) fn find(fs: &'static str, files: &[Named], name: &str) -> Result<Opti
 }
 
 /// All entries of a directory but `.` and `..`.
-pub(super) fn entries(fs: &'static str, list: &List, wide_clusters: bool) -> Result<Vec<Named>> {
+pub(super) fn entries(fs: &'static str, list: &List, wide_clusters: bool) -> Result<Vec<FatEntry>> {
     let mut found = Vec::new();
     let mut long = Long::default();
     for (i, raw) in list.bytes.chunks_exact(ENTRY).enumerate() {
@@ -73,7 +73,7 @@ pub(super) fn entries(fs: &'static str, list: &List, wide_clusters: bool) -> Res
                 let name = name.unwrap_or_else(|| short.clone());
                 check_name(fs, &name)?;
                 let node = node(raw, list.position(i * ENTRY), wide_clusters);
-                found.push(Named { name, short, node });
+                found.push(FatEntry { name, short, node });
             }
         }
     }

@@ -68,7 +68,7 @@ impl Fat {
         }
     }
 
-    fn entries(&self, dir: &FsNode) -> Result<Vec<dir::Named>> {
+    fn entries(&self, dir: &FsNode) -> Result<Vec<dir::FatEntry>> {
         let list = List::read(&self.window, self.runs(FatNode::of(dir)?)?)?;
         dir::entries(self.boot.name(), &list, self.boot.width == Width::W32)
     }

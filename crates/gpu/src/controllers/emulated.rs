@@ -8,10 +8,10 @@ use onehop_proto::GpuAddr;
 use onehop_proto::queue::Memory;
 
 use super::Serving;
-use crate::space::{Space, View};
+use crate::space::{EmulatedThread, Space};
 use crate::{Error, Resident, Result};
 
-impl onehop_controller::Wide for View {
+impl onehop_controller::Wide for EmulatedThread {
     fn load4(&self, at: GpuAddr) -> [u32; 4] {
         [0, 4, 8, 12].map(|offset| self.load(at.plus(offset)))
     }
@@ -36,7 +36,7 @@ impl Controllers {
             let at = pairs.plus(u64::from(index) * bytes);
             // A fault unwinds: the thread ends, and its queue stands still, as a GPU's would.
             let body = move || {
-                serve(&View::patient(&space, lanes, SERVE_LOCAL_WORDS), at);
+                serve(&EmulatedThread::patient(&space, lanes, SERVE_LOCAL_WORDS), at);
             };
             let thread = std::thread::Builder::new().name("emulated controller".into()).spawn(body);
             let refuse = |e| Error::Launch(format!("this machine gave no thread for it: {e}"));

@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Where the parts of one pair's memory start.
 #[derive(Clone, Copy)]
-struct Places {
+struct PairLayout {
     sq_door: usize,
     cq_door: usize,
     control: usize,
@@ -34,7 +34,7 @@ struct Places {
     bytes: usize,
 }
 
-impl Places {
+impl PairLayout {
     fn new(spans: u32) -> Self {
         let (sq_door, cq_door, control, report) = (0, LINE, 2 * LINE, 3 * LINE);
         let faults = report + (REPORT_BYTES as usize).next_multiple_of(LINE);
@@ -83,20 +83,20 @@ pub struct Begin<'a> {
 
 /// The memory of all pairs of a drive, by queue number from 1 on. Dropping it ends its controllers.
 pub struct Pairs {
-    state: Mutex<State>,
+    state: Mutex<ResidentState>,
     gpu: Arc<dyn Gpu>,
     descriptors: Region,
     rest: Region,
     /// The table of what is mapped, and its places.
     ranges: (Region, u32),
     table: Arc<Mutex<Table>>,
-    places: Places,
+    places: PairLayout,
     common: Common,
     count: u16,
 }
 
 #[derive(Default)]
-struct State {
+struct ResidentState {
     running: Option<Box<dyn Resident>>,
     /// Controllers did not end, for all that is known: what they were given stays.
     lost: bool,
@@ -125,7 +125,7 @@ impl Pairs {
         }
         // Two more pieces than pages: a transfer need not start on a page, and neither need its list.
         let spans = (max_bytes / page_bytes).saturating_add(2).saturating_sub(LOCAL_SPANS);
-        let places = Places::new(spans);
+        let places = PairLayout::new(spans);
         let descriptors = gpu.alloc(Place::Vram, usize::from(count) * Pair::BYTES as usize)?;
         let rest = gpu.alloc(Place::Vram, usize::from(count) * places.bytes)?;
         let (state, gpu, table) = (Mutex::default(), gpu.clone(), table.clone());
@@ -142,7 +142,7 @@ impl Pairs {
         1..=self.count
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ResidentState> {
         locked(&self.state)
     }
 

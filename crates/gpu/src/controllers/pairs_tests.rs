@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use onehop_controller::Range;
+use onehop_controller::BusMapping;
 use onehop_os::{HostMem, Registers};
 
 use super::*;
@@ -83,7 +83,7 @@ fn what_controllers_were_given_stays_where_they_may_not_have_ended() {
             Arc::new(Uncertain { gpu: Emulated::new(), fails: flag.clone(), hold: hold.clone() });
         let table = Arc::new(Mutex::new(Table::new(&gpu, 3).unwrap()));
         let memory = gpu.alloc(Place::Vram, 8192).unwrap();
-        let range = |bus| Range { bus, bytes: 4096, target: memory.addr() };
+        let range = |bus| BusMapping { bus, bytes: 4096, target: memory.addr() };
         for bus in [0x10000, 0x20000, 0x30000] {
             locked(&table).add(range(bus)).unwrap();
         }

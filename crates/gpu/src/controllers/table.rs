@@ -9,15 +9,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use onehop_controller::Range;
+use onehop_controller::BusMapping;
 use onehop_proto::GpuAddr;
 
 use super::{Hold, put};
 use crate::{Error, Gpu, Place, Region, Result};
 
-const BYTES: usize = Range::BYTES as usize;
+const BYTES: usize = BusMapping::BYTES as usize;
 /// Stands where nothing is mapped.
-const NOWHERE: Range = Range { bus: !15, bytes: 0, target: GpuAddr(0) };
+const NOWHERE: BusMapping = BusMapping { bus: !15, bytes: 0, target: GpuAddr(0) };
 /// The words of each part of a range.
 const BUS: [usize; 2] = [0, 1];
 const LENGTH: [usize; 2] = [2, 3];
@@ -65,7 +65,7 @@ impl Table {
     ///
     /// # Errors
     /// When the target is no memory that the GPU reaches, or there is no room.
-    pub fn add(&mut self, range: Range) -> Result<()> {
+    pub fn add(&mut self, range: BusMapping) -> Result<()> {
         if self.used == self.room && !self.searched {
             self.compact()?;
         }
@@ -102,7 +102,7 @@ impl Table {
         Ok(())
     }
 
-    fn write(&self, at: usize, range: &Range, part: [usize; 2]) -> Result<()> {
+    fn write(&self, at: usize, range: &BusMapping, part: [usize; 2]) -> Result<()> {
         let words = range.words();
         part.into_iter().try_for_each(|i| self.region.signal(at * BYTES + 4 * i, words[i]))
     }
@@ -138,7 +138,7 @@ impl Table {
         let mut words = Vec::with_capacity(self.room * BYTES / 4);
         for (at, (bus, live)) in self.live.iter_mut().enumerate() {
             live.at = at;
-            words.extend(Range { bus: *bus, bytes: live.bytes, target: live.target }.words());
+            words.extend(BusMapping { bus: *bus, bytes: live.bytes, target: live.target }.words());
         }
         self.used = self.live.len();
         (self.used..self.room).for_each(|_| words.extend(NOWHERE.words()));
@@ -167,12 +167,12 @@ mod tests {
         Arc::new(Emulated::new())
     }
 
-    fn range(bus: u64) -> Range {
-        Range { bus, bytes: 4096, target: GpuAddr(bus << 8) }
+    fn range(bus: u64) -> BusMapping {
+        BusMapping { bus, bytes: 4096, target: GpuAddr(bus << 8) }
     }
 
     fn seen(table: &Table) -> Vec<(u64, u64)> {
-        let one = |at| Range::from_words(&get(&table.region, at * BYTES).unwrap());
+        let one = |at| BusMapping::from_words(&get(&table.region, at * BYTES).unwrap());
         (0..table.room).map(one).map(|range| (range.bus, range.bytes)).collect()
     }
 

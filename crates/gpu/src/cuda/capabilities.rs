@@ -20,7 +20,7 @@
 //! The flush takes a scope. One that the GPU's own order covers does nothing, and is left out.
 
 use super::context::Context;
-use super::driver::{Calls, DevicePtr};
+use super::driver::{DevicePtr, DriverCalls};
 use crate::{Error, Result};
 
 mod number {
@@ -101,7 +101,7 @@ pub struct Capabilities {
 
 impl Capabilities {
     /// Asks the driver.
-    pub(super) fn read(calls: &Calls, version: i32, device: i32) -> Self {
+    pub(super) fn read(calls: &DriverCalls, version: i32, device: i32) -> Self {
         let value = |attribute: i32| {
             let mut value = 0;
             // SAFETY: `value` lives across the call; a driver that does not know the attribute says so.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::gpu::CudaGpu;
-use super::kernels::Call;
+use super::kernels::KernelCall;
 use super::launch::{RunningLaunch, Used};
 use super::module::{Arg, Function, Module, Shape};
 use crate::Result;
@@ -27,7 +27,7 @@ impl CudaGpu {
         limit: Duration,
     ) -> Result<()> {
         let function = Module::load(&self.0.context, ptx)?.function(name)?;
-        let call = Call { function: &function, shape, args: args.to_vec() };
+        let call = KernelCall { function: &function, shape, args: args.to_vec() };
         // SAFETY: the caller vouches for the kernel and its arguments.
         unsafe { self.start(name, &call, limit, Used::default()) }?.wait()?;
         Ok(())
@@ -71,7 +71,7 @@ impl CudaGpu {
         limit: Duration,
     ) -> Result<Started> {
         let function = code.function(name)?;
-        let call = Call { function: &function, shape, args: args.to_vec() };
+        let call = KernelCall { function: &function, shape, args: args.to_vec() };
         // SAFETY: the caller vouches for the kernel and its arguments.
         unsafe { self.start(name, &call, limit, Used::default()) }.map(|work| Started(Box::new(work)))
     }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use cudarc::driver::sys;
 use onehop_proto::GpuAddr;
 
-use super::driver::{Calls, Driver, Failure, Meaning, NOT_READY, Relaxed};
-use super::live::{Hold, Touched};
+use super::driver::{Driver, DriverCalls, Failure, Meaning, NOT_READY, Relaxed};
+use super::live::{MemoryHold, Touched};
 use super::memory::DeviceMemory;
 use super::reclaim::Freed;
 use super::stream::Stream;
@@ -108,12 +108,12 @@ impl Context {
     /// Memory of its own, or that is registered, and that its kernels may be given addresses of.
     pub(super) fn region(&self, at: GpuAddr, memory: DeviceMemory) -> Region {
         let (bytes, memory, space) = (memory.bytes, Arc::new(memory), AddressSpace::Device(self.device));
-        self.driver.live.add(at, bytes, space, &(memory.clone() as Hold));
+        self.driver.live.add(at, bytes, space, &(memory.clone() as MemoryHold));
         Region::on_device(at, bytes, memory).in_space(space)
     }
 
     /// Holds the memory that a kernel touches.
-    pub(super) fn hold(&self, touched: &[Touched]) -> Result<Vec<Hold>> {
+    pub(super) fn hold(&self, touched: &[Touched]) -> Result<Vec<MemoryHold>> {
         let hold = |one: &Touched| {
             self.driver.live.hold(one, |space| self.reaches(space)).ok_or_else(|| {
                 let Touched { what, at, bytes } = one;
@@ -127,7 +127,7 @@ impl Context {
     pub(super) fn call<R>(
         &self,
         what: &str,
-        f: impl FnOnce(&Calls) -> std::result::Result<R, Failure>,
+        f: impl FnOnce(&DriverCalls) -> std::result::Result<R, Failure>,
     ) -> Result<R> {
         self.attempt(f).map_err(|failure| self.driver.error(what, failure))
     }
@@ -135,7 +135,7 @@ impl Context {
     /// The same, with the failure as it is.
     pub(super) fn attempt<R>(
         &self,
-        f: impl FnOnce(&Calls) -> std::result::Result<R, Failure>,
+        f: impl FnOnce(&DriverCalls) -> std::result::Result<R, Failure>,
     ) -> std::result::Result<R, Failure> {
         let calls = self.driver.relaxed()?;
         // SAFETY: the context is retained as long as `self` lives; or it is the program's, and the driver answers with an error
@@ -180,7 +180,7 @@ impl Drop for Entered<'_> {
 
 /// How far work on the GPU is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Progress {
+pub(super) enum WorkProgress {
     /// It has ended well.
     Over,
     /// It goes on, as far as can be told.
@@ -191,7 +191,7 @@ pub(super) enum Progress {
     Unknown(Failure),
 }
 
-impl Progress {
+impl WorkProgress {
     pub(super) fn of(answer: std::result::Result<(), Failure>) -> Self {
         match answer {
             Ok(()) => Self::Over,
@@ -254,9 +254,9 @@ impl Event {
     }
 
     /// How far the work before it is.
-    pub(super) fn progress(&self) -> Progress {
+    pub(super) fn progress(&self) -> WorkProgress {
         // SAFETY: the handle lives as long as self.
-        Progress::of(self.context.attempt(|driver| unsafe { driver.event_query(self.raw) }))
+        WorkProgress::of(self.context.attempt(|driver| unsafe { driver.event_query(self.raw) }))
     }
 
     /// The time from an earlier event of the same stream to this one, by the GPU's clock; both have come to pass.
@@ -287,16 +287,16 @@ mod tests {
 
     #[test]
     fn a_capture_elsewhere_does_not_end_work() {
-        let progress = |code| Progress::of(Err(Failure::Code("cuEventQuery", code)));
-        assert_eq!(Progress::of(Ok(())), Progress::Over);
+        let progress = |code| WorkProgress::of(Err(Failure::Code("cuEventQuery", code)));
+        assert_eq!(WorkProgress::of(Ok(())), WorkProgress::Over);
         for code in [NOT_READY, 900, 901, 906, 907] {
-            assert_eq!(progress(code), Progress::Pending, "{code}");
+            assert_eq!(progress(code), WorkProgress::Pending, "{code}");
         }
         for code in [700, 719] {
-            assert!(matches!(progress(code), Progress::Lost(_)), "{code}");
+            assert!(matches!(progress(code), WorkProgress::Lost(_)), "{code}");
         }
         for code in [1, 4, 999] {
-            assert!(matches!(progress(code), Progress::Unknown(_)), "{code}");
+            assert!(matches!(progress(code), WorkProgress::Unknown(_)), "{code}");
         }
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use cudarc::driver::sys;
 use onehop_os::{DmaMemory, HostMem};
 
-use super::context::{Context, Event, Progress};
+use super::context::{Context, Event, WorkProgress};
 use super::driver::{DevicePtr, Failure};
 use super::stream::{self, COPIES, End, LONGEST, Stream};
 use crate::copier::{Copier, Mark, Rows};
@@ -106,17 +106,17 @@ impl CudaCopier {
     }
 
     /// How far everything before a point is.
-    fn progress(&mut self, mark: Mark) -> Progress {
+    fn progress(&mut self, mark: Mark) -> WorkProgress {
         while let Some((first, event)) = self.marks.front() {
             if *first > mark {
                 break;
             }
             match event.progress() {
-                Progress::Over => self.idle.extend(self.marks.pop_front().map(|(_, event)| event)),
+                WorkProgress::Over => self.idle.extend(self.marks.pop_front().map(|(_, event)| event)),
                 other => return other,
             }
         }
-        Progress::Over
+        WorkProgress::Over
     }
 
     fn rows(&self, rows: &Rows) -> Result<()> {
@@ -185,9 +185,11 @@ impl Copier for CudaCopier {
 
     fn is_over(&mut self, mark: Mark) -> Result<bool> {
         match self.progress(mark) {
-            Progress::Over => Ok(true),
-            Progress::Pending => Ok(false),
-            Progress::Lost(failure) | Progress::Unknown(failure) => self.context.call(WHAT, |_| Err(failure)),
+            WorkProgress::Over => Ok(true),
+            WorkProgress::Pending => Ok(false),
+            WorkProgress::Lost(failure) | WorkProgress::Unknown(failure) => {
+                self.context.call(WHAT, |_| Err(failure))
+            }
         }
     }
 

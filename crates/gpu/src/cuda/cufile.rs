@@ -28,7 +28,7 @@ const WHAT: &str = "moving bytes by cuFile";
 /// CUfileError_t
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Answer {
+struct CuFileStatus {
     code: c_int,
     cuda: c_int,
 }
@@ -47,19 +47,19 @@ union FdPlace {
     _pointer: *mut c_void,
 }
 
-const _: () = assert!(size_of::<Description>() == 24 && size_of::<Answer>() == 8);
+const _: () = assert!(size_of::<Description>() == 24 && size_of::<CuFileStatus>() == 8);
 
 type Handle = *mut c_void;
 
 /// The functions that are used.
-struct Calls {
+struct CuFileCalls {
     // SAFETY: types and no calls; each function's contract is what cufile.h says of its name.
-    driver_close: unsafe extern "C" fn() -> Answer,
-    register: unsafe extern "C" fn(*mut Handle, *mut Description) -> Answer,
+    driver_close: unsafe extern "C" fn() -> CuFileStatus,
+    register: unsafe extern "C" fn(*mut Handle, *mut Description) -> CuFileStatus,
     deregister: unsafe extern "C" fn(Handle),
-    buffer_register: unsafe extern "C" fn(*const c_void, usize, c_int) -> Answer,
+    buffer_register: unsafe extern "C" fn(*const c_void, usize, c_int) -> CuFileStatus,
     // SAFETY: as above.
-    buffer_deregister: unsafe extern "C" fn(*const c_void) -> Answer,
+    buffer_deregister: unsafe extern "C" fn(*const c_void) -> CuFileStatus,
     read: unsafe extern "C" fn(Handle, *mut c_void, usize, i64, i64) -> isize,
     write: unsafe extern "C" fn(Handle, *const c_void, usize, i64, i64) -> isize,
     // The functions above are within it. It stays: its threads, and what they do when they end, are in there, too.
@@ -67,23 +67,23 @@ struct Calls {
 }
 
 /// cuFile, started.
-struct Started {
-    calls: Calls,
+struct StartedCuFile {
+    calls: CuFileCalls,
     /// The memory that it was given: where it begins and ends.
-    known: Mutex<Vec<(Range<u64>, Weak<Registration>)>>,
+    known: Mutex<Vec<(Range<u64>, Weak<CuFileRegistration>)>>,
     /// In which memory lies; none for a model of cuFile, whose memory is the host's.
     context: Option<Arc<Context>>,
 }
 
 /// cuFile for one GPU. Clones are the same.
 #[derive(Clone)]
-pub(super) struct CuFile(Arc<Started>);
+pub(super) struct CuFile(Arc<StartedCuFile>);
 
 fn refused(why: impl Into<String>) -> Error {
     Error::NotSupported { what: WHAT.into(), why: why.into() }
 }
 
-impl Answer {
+impl CuFileStatus {
     fn check(self, call: &str) -> Result<()> {
         match self {
             Self { code: 0, .. } => Ok(()),
@@ -143,9 +143,9 @@ impl CuFile {
             let symbol = unsafe { library.get::<F>(name.as_bytes()) };
             symbol.map(|symbol| *symbol).map_err(|_| refused(format!("libcufile has no {name}")))
         }
-        type Start = unsafe extern "C" fn() -> Answer;
+        type Start = unsafe extern "C" fn() -> CuFileStatus;
         let open: Start = get(&library, "cuFileDriverOpen")?;
-        let calls = Calls {
+        let calls = CuFileCalls {
             driver_close: get::<Start>(&library, "cuFileDriverClose_v2")
                 .or_else(|_| get(&library, "cuFileDriverClose"))?,
             register: get(&library, "cuFileHandleRegister")?,
@@ -159,7 +159,7 @@ impl CuFile {
         // SAFETY: it takes nothing. The driver is the process's: cufile.h has it count who opened it, and close it with the last
         // of them. It is closed once, when the result is dropped.
         within(context.as_deref(), || unsafe { open() })?.check("cuFileDriverOpen")?;
-        Ok(Self(Arc::new(Started { calls, known: Mutex::default(), context })))
+        Ok(Self(Arc::new(StartedCuFile { calls, known: Mutex::default(), context })))
     }
 }
 
@@ -171,8 +171,8 @@ fn within<R>(context: Option<&Context>, call: impl FnOnce() -> R) -> Result<R> {
     }
 }
 
-impl Started {
-    fn known(&self) -> MutexGuard<'_, Vec<(Range<u64>, Weak<Registration>)>> {
+impl StartedCuFile {
+    fn known(&self) -> MutexGuard<'_, Vec<(Range<u64>, Weak<CuFileRegistration>)>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -183,7 +183,7 @@ impl Started {
 
     /// As cuFile wants memory named: by the beginning of what it was given, or else a buffer of its own is used, and the
     /// distance from there. What it was given stays registered as long as the third lives.
-    fn place(&self, memory: &Region) -> (*mut c_void, i64, Option<Arc<Registration>>) {
+    fn place(&self, memory: &Region) -> (*mut c_void, i64, Option<Arc<CuFileRegistration>>) {
         let at = memory.addr().0;
         let end = at.saturating_add(memory.len() as u64);
         let known = self.known();
@@ -194,7 +194,7 @@ impl Started {
     }
 }
 
-impl Drop for Started {
+impl Drop for StartedCuFile {
     fn drop(&mut self) {
         let close = self.calls.driver_close;
         // SAFETY: it was opened once by `start`, and every handle and buffer of it is gone: each holds an Arc of this. Who else opened
@@ -215,7 +215,7 @@ impl GpuFiles for CuFile {
         // SAFETY: both live across the call; the file stays open as long as the handle is registered.
         within(self.0.context.as_deref(), || unsafe { register(&mut handle, &mut description) })?
             .check("cuFileHandleRegister")?;
-        Ok(Box::new(Opened { handle, cufile: self.clone(), _file: file }))
+        Ok(Box::new(OpenCuFile { handle, cufile: self.clone(), _file: file }))
     }
 
     fn register(&self, memory: &Region) -> Result<Box<dyn Send + Sync>> {
@@ -225,10 +225,10 @@ impl GpuFiles for CuFile {
         // SAFETY: the region is memory of this context's GPU, and is kept until it is taken back.
         within(self.0.context.as_deref(), || unsafe { register(at, bytes, 0) })?
             .check("cuFileBufRegister")?;
-        let registration = Arc::new(Registration { cufile: self.clone(), memory: memory.clone() });
+        let registration = Arc::new(CuFileRegistration { cufile: self.clone(), memory: memory.clone() });
         let range = memory.addr().0..memory.addr().0 + bytes as u64;
         self.0.known().push((range, Arc::downgrade(&registration)));
-        Ok(Box::new(Registered(registration)))
+        Ok(Box::new(CuFileMemory(registration)))
     }
 
     fn how(&self) -> &'static str {
@@ -241,9 +241,9 @@ impl GpuFiles for CuFile {
 }
 
 /// Memory that cuFile knows, for who registered it.
-struct Registered(Arc<Registration>);
+struct CuFileMemory(Arc<CuFileRegistration>);
 
-impl Drop for Registered {
+impl Drop for CuFileMemory {
     fn drop(&mut self) {
         // No call begins with it from now on.
         let own = Arc::downgrade(&self.0);
@@ -252,12 +252,12 @@ impl Drop for Registered {
 }
 
 /// The same, for as long as a call uses it too.
-struct Registration {
+struct CuFileRegistration {
     cufile: CuFile,
     memory: Region,
 }
 
-impl Drop for Registration {
+impl Drop for CuFileRegistration {
     fn drop(&mut self) {
         let (at, started) = (self.memory.addr().0 as *const c_void, &self.cufile.0);
         let deregister = started.calls.buffer_deregister;
@@ -267,18 +267,18 @@ impl Drop for Registration {
 }
 
 /// A file that cuFile knows.
-struct Opened {
+struct OpenCuFile {
     handle: Handle,
     cufile: CuFile,
     _file: Arc<File>,
 }
 
 // SAFETY: a handle is a number that any thread may use; cuFile documents its calls as safe between threads.
-unsafe impl Send for Opened {}
+unsafe impl Send for OpenCuFile {}
 // SAFETY: as above.
-unsafe impl Sync for Opened {}
+unsafe impl Sync for OpenCuFile {}
 
-impl Opened {
+impl OpenCuFile {
     /// What a call moved. It is made in here, so that no other call changes the error number of the system before it is read.
     fn moved(&self, call: &str, f: impl FnOnce() -> isize) -> Result<usize> {
         let (result, system) = within(self.cufile.0.context.as_deref(), || {
@@ -296,7 +296,7 @@ impl Opened {
     }
 }
 
-impl GpuFile for Opened {
+impl GpuFile for OpenCuFile {
     fn read(&self, into: &Region, at: u64) -> Result<usize> {
         let started = &self.cufile.0;
         started.check(into)?;
@@ -315,7 +315,7 @@ impl GpuFile for Opened {
     }
 }
 
-impl Drop for Opened {
+impl Drop for OpenCuFile {
     fn drop(&mut self) {
         let (started, handle) = (&self.cufile.0, self.handle);
         let deregister = started.calls.deregister;

@@ -83,20 +83,20 @@ pub(super) fn export_pcie(context: &Context, at: DevicePtr, bytes: usize, span: 
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Range {
+struct DmaBufRange {
     start: DevicePtr,
     whole: u64,
     offset: u64,
     bytes: u64,
 }
 
-impl Range {
+impl DmaBufRange {
     fn buf(self, fd: OwnedFd, pcie: bool, why_not_pcie: Option<String>) -> GpuDmaBuf {
         GpuDmaBuf { fd, offset: self.offset, bytes: self.bytes, whole: self.whole, pcie, why_not_pcie }
     }
 }
 
-fn range_of(context: &Context, at: DevicePtr, bytes: usize, span: Span) -> Result<Range> {
+fn range_of(context: &Context, at: DevicePtr, bytes: usize, span: Span) -> Result<DmaBufRange> {
     let (base, len) = allocation(context, at)?;
     round(base, len as u64, at, bytes as u64, span)
         .map_err(|why| Error::NotSupported { what: format!("a dma-buf of {bytes} bytes of GPU memory"), why })
@@ -109,7 +109,7 @@ fn round(
     at: DevicePtr,
     bytes: u64,
     span: Span,
-) -> std::result::Result<Range, String> {
+) -> std::result::Result<DmaBufRange, String> {
     let within = at.checked_sub(base).filter(|offset| *offset <= len && bytes <= len - offset);
     if within.is_none() || bytes == 0 {
         return Err(format!("the {bytes} bytes do not lie within one allocation of {len}"));
@@ -127,10 +127,10 @@ fn round(
                 .into(),
         );
     }
-    Ok(Range { start, whole: end - start, offset: at - start, bytes })
+    Ok(DmaBufRange { start, whole: end - start, offset: at - start, bytes })
 }
 
-fn handle(context: &Context, range: Range, flags: u64) -> std::result::Result<OwnedFd, Failure> {
+fn handle(context: &Context, range: DmaBufRange, flags: u64) -> std::result::Result<OwnedFd, Failure> {
     let mut fd = -1;
     context.attempt(|driver| {
         // SAFETY: `fd` lives across the call; a range that is not allocated is refused by the driver.
@@ -140,7 +140,7 @@ fn handle(context: &Context, range: Range, flags: u64) -> std::result::Result<Ow
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-fn explain(context: &Context, range: Range, failure: Failure) -> Error {
+fn explain(context: &Context, range: DmaBufRange, failure: Failure) -> Error {
     let hint = match failure.code() {
         Some(801) => {
             "dma-bufs need NVIDIA's open kernel modules, a kernel from 5.12 on with CONFIG_PCI_P2PDMA, and a data \
@@ -170,9 +170,9 @@ mod tests {
     fn ranges_grow_to_pages_and_keep_their_offset() {
         let (base, len) = (0x7f00_0020_0000, 0x20_0000);
         let all = round(base, len, base + 70_001, 10, Span::Allocation).unwrap();
-        assert_eq!(all, Range { start: base, whole: len, offset: 70_001, bytes: 10 });
+        assert_eq!(all, DmaBufRange { start: base, whole: len, offset: 70_001, bytes: 10 });
         let pages = round(base, len, base + 8191, 2, Span::Pages).unwrap();
-        assert_eq!(pages, Range { start: base + 4096, whole: 8192, offset: 4095, bytes: 2 });
+        assert_eq!(pages, DmaBufRange { start: base + 4096, whole: 8192, offset: 4095, bytes: 2 });
         let end = round(base, len, base + len - 1, 1, Span::Pages).unwrap();
         assert_eq!((end.start, end.whole), (base + len - 4096, 4096));
         assert!(round(base, len, base + len - 1, 2, Span::Pages).is_err());

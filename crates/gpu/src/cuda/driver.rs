@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 
-use super::host::Registered;
+use super::host::RegisteredPages;
 use super::live::LiveMemory;
 use super::reclaim::{Freed, Reclaimer};
 use crate::{Error, Result};
@@ -35,11 +35,11 @@ macro_rules! functions {
     ($($method:ident = $symbol:literal since $since:literal ($($arg:ident: $ty:ty),* $(,)?);)*) => {
         /// The driver's functions.
         // SAFETY: these are types and no calls; each function's contract is what the driver API says of its name.
-        pub(super) struct Calls {
+        pub(super) struct DriverCalls {
             $($method: Option<unsafe extern "C" fn($($ty),*) -> c_int>,)*
         }
 
-        impl Calls {
+        impl DriverCalls {
             /// Looks all of them up. The library must be there: `culib` panics where it is not.
             fn load() -> Self {
                 // SAFETY: the caller has found the library by is_culib_present, and loading it runs libcuda's own code only.
@@ -57,7 +57,7 @@ macro_rules! functions {
             }
         }
 
-        impl Calls {
+        impl DriverCalls {
             $(
                 /// The driver's function of this name.
                 #[allow(clippy::too_many_arguments, reason = "cuLaunchKernel has eleven")]
@@ -243,16 +243,16 @@ pub(super) const fn is_lost(code: c_int) -> bool {
 /// In the mode that threads start with, a call that might wait for a stream fails while *any* thread captures a graph in the
 /// global mode, as PyTorch does, and invalidates that capture. Ours wait for nothing that is captured.
 pub(super) struct Relaxed<'a> {
-    calls: &'a Calls,
+    calls: &'a DriverCalls,
     before: c_int,
     /// The mode is the thread's.
     _this_thread: PhantomData<*const ()>,
 }
 
 impl Deref for Relaxed<'_> {
-    type Target = Calls;
+    type Target = DriverCalls;
 
-    fn deref(&self) -> &Calls {
+    fn deref(&self) -> &DriverCalls {
         self.calls
     }
 }
@@ -266,10 +266,10 @@ impl Drop for Relaxed<'_> {
 
 /// The driver of this machine.
 pub(super) struct Driver {
-    calls: Calls,
+    calls: DriverCalls,
     version: c_int,
     /// Host memory that is registered: the driver refuses a second registration of the same page.
-    pub(super) registrations: Mutex<Vec<Registered>>,
+    pub(super) registrations: Mutex<Vec<RegisteredPages>>,
     /// Memory that kernels may be given addresses of.
     pub(super) live: LiveMemory,
     /// Frees memory, and all else that freeing must wait for.
@@ -317,7 +317,7 @@ impl Driver {
             return Err(none("there is no CUDA driver (libcuda.so.1); install NVIDIA's driver"));
         }
         let mut driver = Self {
-            calls: Calls::load(),
+            calls: DriverCalls::load(),
             version: 0,
             registrations: Mutex::default(),
             live: LiveMemory::default(),

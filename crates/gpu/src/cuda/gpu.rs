@@ -14,11 +14,11 @@ use super::context::{Context, Event};
 use super::copier::CudaCopier;
 use super::cufile::CuFile;
 use super::dmabuf::{self, GpuDmaBuf, Span};
-use super::host::{self, Kind};
+use super::host::{self, MappingKind};
 use super::ipc::{self, Exported, Ticket};
-use super::kernels::{self, Call, Kernels};
+use super::kernels::{self, KernelCall, Kernels};
 use super::launch::{LaunchHold, Launched, RunningLaunch, Used};
-use super::live::{Hold, Touched};
+use super::live::{MemoryHold, Touched};
 use super::memory::{self, DeviceKind, DeviceMemory};
 use super::resident::PersistentKernel;
 use super::rig::{self, RigCode};
@@ -45,9 +45,9 @@ const KEPT: usize = 8;
 
 /// One NVIDIA GPU. Clones are the same GPU.
 #[derive(Clone)]
-pub struct CudaGpu(pub(super) Arc<Inner>);
+pub struct CudaGpu(pub(super) Arc<CudaGpuInner>);
 
-pub(super) struct Inner {
+pub(super) struct CudaGpuInner {
     // Memory goes before the streams, and both before the context.
     kept: Mutex<Vec<Region>>,
     kernels: Mutex<Option<Arc<Kernels>>>,
@@ -78,7 +78,7 @@ impl CudaGpu {
     ) -> Result<Self> {
         let copies = Arc::new(Stream::new(&context)?);
         let name = format!("{} at {}", device.name, device.pci);
-        Ok(Self(Arc::new(Inner {
+        Ok(Self(Arc::new(CudaGpuInner {
             kept: Mutex::default(),
             kernels: Mutex::default(),
             rig: Mutex::default(),
@@ -259,7 +259,7 @@ impl CudaGpu {
     pub(super) unsafe fn start(
         &self,
         what: &str,
-        call: &Call<'_>,
+        call: &KernelCall<'_>,
         limit: Duration,
         used: Used,
     ) -> Result<RunningLaunch> {
@@ -274,7 +274,7 @@ impl CudaGpu {
         &self,
         stream: Stream,
         what: &str,
-        call: &Call<'_>,
+        call: &KernelCall<'_>,
         limit: Duration,
         used: Used,
     ) -> Result<RunningLaunch> {
@@ -307,7 +307,7 @@ impl CudaGpu {
         self.alloc(Place::PinnedHost, bytes.next_multiple_of(16 << 10))
     }
 
-    fn write_launch(&self, launch: &Launch, count: usize) -> Result<(Region, kernels::Layout)> {
+    fn write_launch(&self, launch: &Launch, count: usize) -> Result<(Region, kernels::LaunchLayout)> {
         let queues = kernels::queue_bytes(launch);
         let layout = kernels::layout(queues.len(), count);
         let memory = self.launch_memory(layout.bytes)?;
@@ -317,7 +317,7 @@ impl CudaGpu {
     }
 }
 
-fn keep(inner: &Inner, memory: Region) {
+fn keep(inner: &CudaGpuInner, memory: Region) {
     let mut kept = inner.kept.lock().unwrap_or_else(PoisonError::into_inner);
     if memory.len() <= KEPT_BYTES && kept.len() < KEPT {
         kept.push(memory);
@@ -339,7 +339,7 @@ impl Gpu for CudaGpu {
     }
 
     fn metered(&self) -> Result<Arc<dyn Gpu>> {
-        let Inner { context, device, servant, running, .. } = &*self.0;
+        let CudaGpuInner { context, device, servant, running, .. } = &*self.0;
         let code = (Some(onehop_device::METER_PTX.to_owned()), true);
         // Whoever passes doorbells on watches for its kernels as for ours.
         let metered = Self::with(context.clone(), device.clone(), code, servant.clone(), running.clone())?;
@@ -376,13 +376,13 @@ impl Gpu for CudaGpu {
             });
         }
         let (context, can) = (&self.0.context, self.capabilities());
-        let registered = match host::register(context, can, &mem, Kind::Memory) {
+        let registered = match host::register(context, can, &mem, MappingKind::Memory) {
             // A window of a BAR is no memory that can be locked; a simulated one is.
-            Err(_) if place == Place::Cmb => host::register(context, can, &mem, Kind::Io),
+            Err(_) if place == Place::Cmb => host::register(context, can, &mem, MappingKind::Io),
             other => other,
         };
         let (registration, at) = registered?;
-        let (at, hold): (_, Hold) = (GpuAddr(at), Arc::new(registration));
+        let (at, hold): (_, MemoryHold) = (GpuAddr(at), Arc::new(registration));
         context.driver.live.add(at, mem.len(), AddressSpace::Cuda, &hold);
         Ok(Region::on_host(place, at, mem, hold).in_space(AddressSpace::Cuda))
     }
@@ -468,7 +468,7 @@ impl Gpu for CudaGpu {
         self.rig().map(|_| ())
     }
 
-    fn hold(&self, what: &'static str, at: GpuAddr, bytes: u64) -> Result<Hold> {
+    fn hold(&self, what: &'static str, at: GpuAddr, bytes: u64) -> Result<MemoryHold> {
         let held = self.servant().0.context.hold(&[Touched { what, at, bytes }])?;
         Ok(Arc::new(held))
     }
@@ -478,7 +478,7 @@ impl Gpu for CudaGpu {
         let Serving { pairs, count, limit, memory } = serving;
         let reached = |region| self.servant().0.context.check("running controllers on the GPU", region);
         memory.iter().try_for_each(reached)?;
-        let held: Vec<Hold> = memory.into_iter().map(|region| Arc::new(region) as Hold).collect();
+        let held: Vec<MemoryHold> = memory.into_iter().map(|region| Arc::new(region) as MemoryHold).collect();
         // SAFETY: `Pairs` alone makes a `Serving`: its GPU, which is this one or passes its calls on to this one, has held what the
         // descriptors name, and `Pairs` keeps that until the result has been dropped.
         let start = || unsafe { self.servant().start_list(&code, &rig::SERVE, (pairs, count), limit, held) };

@@ -23,7 +23,7 @@ const PAGE: usize = 4096;
 
 /// What is behind a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Kind {
+pub(super) enum MappingKind {
     /// Memory, which gets locked.
     Memory,
     /// A device's registers or its memory.
@@ -34,7 +34,7 @@ pub(super) enum Kind {
 const UNREGISTER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A range of pages that is registered with the driver, and how many regions use it.
-pub(super) struct Registered {
+pub(super) struct RegisteredPages {
     start: usize,
     end: usize,
     users: usize,
@@ -47,19 +47,19 @@ pub(super) struct Registered {
 }
 
 /// One use of registered pages. The last one to go takes the registration away.
-pub(super) struct Registration {
+pub(super) struct PageRegistration {
     // It may be the last of the context, and the thread that drops it must not call the driver.
     context: ManuallyDrop<Arc<Context>>,
     start: usize,
 }
 
-impl Registration {
+impl PageRegistration {
     fn new(context: &Arc<Context>, start: usize) -> Self {
         Self { context: ManuallyDrop::new(context.clone()), start }
     }
 }
 
-impl Drop for Registration {
+impl Drop for PageRegistration {
     fn drop(&mut self) {
         // SAFETY: it is not used after this, in which self goes.
         let context = unsafe { ManuallyDrop::take(&mut self.context) };
@@ -97,12 +97,12 @@ fn unregister(context: &Context, start: usize) -> Freed {
     freed
 }
 
-fn registrations(context: &Context) -> MutexGuard<'_, Vec<Registered>> {
+fn registrations(context: &Context) -> MutexGuard<'_, Vec<RegisteredPages>> {
     context.driver.registrations.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Registers memory of ours so that copies to and from it go faster; none where that cannot be.
-pub(super) fn pin(context: &Arc<Context>, mem: &HostMem) -> Option<Registration> {
+pub(super) fn pin(context: &Arc<Context>, mem: &HostMem) -> Option<PageRegistration> {
     register_pages(context, mem, PORTABLE).ok()
 }
 
@@ -111,8 +111,8 @@ pub(super) fn register(
     context: &Arc<Context>,
     can: &Capabilities,
     mem: &HostMem,
-    kind: Kind,
-) -> Result<(Registration, DevicePtr)> {
+    kind: MappingKind,
+) -> Result<(PageRegistration, DevicePtr)> {
     let flags = flags(can, mem, kind).map_err(|why| Error::NotSupported { what: registering(mem), why })?;
     register_with(context, mem, kind, flags)
 }
@@ -124,9 +124,9 @@ fn registering(mem: &HostMem) -> String {
 fn register_with(
     context: &Arc<Context>,
     mem: &HostMem,
-    kind: Kind,
+    kind: MappingKind,
     flags: u32,
-) -> Result<(Registration, DevicePtr)> {
+) -> Result<(PageRegistration, DevicePtr)> {
     let what = || registering(mem);
     let pages = register_pages(context, mem, flags).map_err(|refused| match refused {
         Refused::Overlaps => Error::NotSupported {
@@ -143,15 +143,15 @@ fn register_with(
 }
 
 /// Registers memory of ours that host and kernels talk by; gives the address on the GPU.
-pub(super) fn share(context: &Arc<Context>, mem: &HostMem) -> Result<(Registration, DevicePtr)> {
-    register_with(context, mem, Kind::Memory, PORTABLE | DEVICE_MAP)
+pub(super) fn share(context: &Arc<Context>, mem: &HostMem) -> Result<(PageRegistration, DevicePtr)> {
+    register_with(context, mem, MappingKind::Memory, PORTABLE | DEVICE_MAP)
 }
 
 /// Registers registers; the failure is for the caller to explain.
 pub(super) fn register_io(
     context: &Arc<Context>,
     mem: &HostMem,
-) -> std::result::Result<(Registration, DevicePtr), Option<Failure>> {
+) -> std::result::Result<(PageRegistration, DevicePtr), Option<Failure>> {
     let refused = |refused| match refused {
         Refused::Overlaps => None,
         Refused::Driver(failure) => Some(failure),
@@ -173,12 +173,12 @@ fn register_pages(
     context: &Arc<Context>,
     mem: &HostMem,
     flags: u32,
-) -> std::result::Result<Registration, Refused> {
+) -> std::result::Result<PageRegistration, Refused> {
     let first = mem.host_ptr() as usize;
     let (start, end) = (first - first % PAGE, (first + mem.len()).next_multiple_of(PAGE));
     let mut all = registrations(context);
-    let overlaps = |one: &Registered| one.start < end && start < one.end;
-    let whole = |one: &Registered| !one.leaving && one.start <= start && end <= one.end;
+    let overlaps = |one: &RegisteredPages| one.start < end && start < one.end;
+    let whole = |one: &RegisteredPages| !one.leaving && one.start <= start && end <= one.end;
     if all.iter().any(overlaps) && !all.iter().any(whole) {
         // What was dropped just now may be in the way.
         drop(all);
@@ -187,7 +187,7 @@ fn register_pages(
     }
     if let Some(one) = all.iter_mut().find(|one| whole(one)) {
         one.users += 1;
-        return Ok(Registration::new(context, one.start));
+        return Ok(PageRegistration::new(context, one.start));
     }
     if all.iter().any(overlaps) {
         return Err(Refused::Overlaps);
@@ -200,39 +200,39 @@ fn register_pages(
     });
     registered.map_err(Refused::Driver)?;
     let (_mem, _context) = (mem.clone(), context.clone());
-    all.push(Registered { start, end, users: 1, leaving: false, _mem, _context });
-    Ok(Registration::new(context, start))
+    all.push(RegisteredPages { start, end, users: 1, leaving: false, _mem, _context });
+    Ok(PageRegistration::new(context, start))
 }
 
-fn flags(can: &Capabilities, mem: &HostMem, kind: Kind) -> std::result::Result<u32, String> {
+fn flags(can: &Capabilities, mem: &HostMem, kind: MappingKind) -> std::result::Result<u32, String> {
     if !can.can_map_host_memory {
         return Err("this GPU cannot reach host memory".into());
     }
     match kind {
-        Kind::Io => Ok(PORTABLE | DEVICE_MAP | IO_MEMORY),
-        Kind::Memory if !can.host_register => Err("this GPU cannot register memory that it did not \
+        MappingKind::Io => Ok(PORTABLE | DEVICE_MAP | IO_MEMORY),
+        MappingKind::Memory if !can.host_register => Err("this GPU cannot register memory that it did not \
                                                    allocate (HOST_REGISTER_SUPPORTED is 0)"
             .into()),
-        Kind::Memory if mem.is_writable() => Ok(PORTABLE | DEVICE_MAP),
-        Kind::Memory if can.read_only_host_register => Ok(PORTABLE | DEVICE_MAP | READ_ONLY),
-        Kind::Memory => Err("the mapping is read-only, and this GPU registers only writable ones \
+        MappingKind::Memory if mem.is_writable() => Ok(PORTABLE | DEVICE_MAP),
+        MappingKind::Memory if can.read_only_host_register => Ok(PORTABLE | DEVICE_MAP | READ_ONLY),
+        MappingKind::Memory => Err("the mapping is read-only, and this GPU registers only writable ones \
                              (READ_ONLY_HOST_REGISTER_SUPPORTED is 0); copy it, or map a memfd"
             .into()),
     }
 }
 
-fn hint(mem: &HostMem, kind: Kind, failure: Failure) -> &'static str {
+fn hint(mem: &HostMem, kind: MappingKind, failure: Failure) -> &'static str {
     match (failure.code(), kind) {
-        (Some(1), Kind::Memory) if mem.is_writable() => {
+        (Some(1), MappingKind::Memory) if mem.is_writable() => {
             "a file on a disk can only be registered read-only (HostMem::of_file_read_only), because the kernel lets \
              nobody lock its pages for writing; memfds, /dev/shm and anonymous memory can be registered for both"
         }
-        (Some(1), Kind::Memory) => "the mapping is no memory that can be locked; copy it to a memfd",
+        (Some(1), MappingKind::Memory) => "the mapping is no memory that can be locked; copy it to a memfd",
         (Some(2), _) => "the kernel could not lock so many pages: free memory, or register less at a time",
         (Some(712), _) => {
             "somebody else in this process has registered these pages; use theirs, or register before they do"
         }
-        (Some(801), Kind::Memory) => "this platform does not let the GPU register memory",
+        (Some(801), MappingKind::Memory) => "this platform does not let the GPU register memory",
         _ => "",
     }
 }

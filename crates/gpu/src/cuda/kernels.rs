@@ -29,14 +29,14 @@ pub(super) struct Kernels {
 }
 
 /// One kernel with what it is to be given.
-pub(super) struct Call<'a> {
+pub(super) struct KernelCall<'a> {
     pub(super) function: &'a Function,
     pub(super) shape: Shape,
     pub(super) args: Vec<Arg>,
 }
 
 /// Where in a launch's memory things lie.
-pub(super) struct Layout {
+pub(super) struct LaunchLayout {
     pub(super) exits: usize,
     pub(super) bytes: usize,
 }
@@ -64,7 +64,7 @@ impl Kernels {
     }
 
     /// The kernel that prepares a launch's queues; `at` is where its memory lies.
-    pub(super) fn prepare(&self, launch: &Launch, at: u64) -> Call<'_> {
+    pub(super) fn prepare(&self, launch: &Launch, at: u64) -> KernelCall<'_> {
         let queues = Arg::U64(at);
         match launch {
             Launch::Owner(list) => Self::for_each(&self.owner_prepare, queues, list.len() as u32),
@@ -73,13 +73,19 @@ impl Kernels {
     }
 
     /// A thread for each queue.
-    fn for_each(function: &Function, queues: Arg, count: u32) -> Call<'_> {
+    fn for_each(function: &Function, queues: Arg, count: u32) -> KernelCall<'_> {
         let shape = Shape { blocks: count.div_ceil(LANES), threads: LANES, shared: 0 };
-        Call { function, shape, args: vec![queues, Arg::U32(count)] }
+        KernelCall { function, shape, args: vec![queues, Arg::U32(count)] }
     }
 
     /// The kernel of a launch.
-    pub(super) fn run(&self, launch: &Launch, job: &KernelJob, at: u64, layout: &Layout) -> Result<Call<'_>> {
+    pub(super) fn run(
+        &self,
+        launch: &Launch,
+        job: &KernelJob,
+        at: u64,
+        layout: &LaunchLayout,
+    ) -> Result<KernelCall<'_>> {
         let queues = Arg::U64(at);
         let job = Arg::Job(*job);
         let exits = Arg::U64(at + layout.exits as u64);
@@ -90,7 +96,7 @@ impl Kernels {
                     true => (&self.single, SINGLE_SHARED_BYTES),
                     false => (&self.owner, OWNER_SHARED_BYTES),
                 };
-                Ok(Call {
+                Ok(KernelCall {
                     function,
                     shape: Shape { blocks: warps, threads: LANES, shared },
                     args: vec![queues, exits, job, Arg::U32(warps)],
@@ -100,7 +106,7 @@ impl Kernels {
                 let warps = threads.div_ceil(LANES);
                 let of_block = SHARED_WARPS.min(self.shared.most_threads()? / LANES).clamp(1, warps);
                 let shared = GROUP_SHARED_BYTES * of_block;
-                Ok(Call {
+                Ok(KernelCall {
                     function: &self.shared,
                     shape: Shape { blocks: warps.div_ceil(of_block), threads: of_block * LANES, shared },
                     args: vec![queues, exits, job, Arg::U32(warps), Arg::U32(list.len() as u32)],
@@ -190,9 +196,9 @@ pub(super) fn queue_bytes(launch: &Launch) -> &[u8] {
 }
 
 /// The places of queues and exits in a launch's memory: queues first, each part on a line of its own.
-pub(super) fn layout(queues: usize, exits: usize) -> Layout {
+pub(super) fn layout(queues: usize, exits: usize) -> LaunchLayout {
     let at = queues.next_multiple_of(128);
-    Layout { exits: at, bytes: at + exit_bytes(exits) }
+    LaunchLayout { exits: at, bytes: at + exit_bytes(exits) }
 }
 
 /// Bytes of an exit.

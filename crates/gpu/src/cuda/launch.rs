@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use onehop_proto::kernel::Exit;
 
-use super::context::{Event, Progress};
+use super::context::{Event, WorkProgress};
 use super::kernels;
-use super::live::Hold;
+use super::live::MemoryHold;
 use super::module::Function;
 use super::stream::{self, End, KERNELS, Stream};
 use crate::relay::RunningKernel;
@@ -36,7 +36,7 @@ pub(super) struct Used {
     /// That of the launch, which comes back.
     pub(super) memory: Option<Region>,
     /// That of the caller.
-    pub(super) _held: Vec<Hold>,
+    pub(super) _held: Vec<MemoryHold>,
 }
 
 /// The stream, and whatever else a kernel needs.
@@ -77,7 +77,7 @@ impl RunningLaunch {
 
     /// Whether it is over, one way or the other: it has ended, or it will not be waited for any more.
     pub(super) fn is_over(&self) -> bool {
-        self.done.progress() != Progress::Pending || Instant::now() >= self.until
+        self.done.progress() != WorkProgress::Pending || Instant::now() >= self.until
     }
 
     /// How long the GPU took, once it is over.

@@ -9,7 +9,7 @@ use onehop_proto::GpuAddr;
 use crate::region::AddressSpace;
 
 /// Keeps memory from being freed.
-pub(super) type Hold = Arc<dyn Send + Sync>;
+pub(super) type MemoryHold = Arc<dyn Send + Sync>;
 
 /// Memory that a kernel touches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -19,16 +19,16 @@ pub(super) struct Touched {
     pub(super) bytes: u64,
 }
 
-struct Known {
+struct LiveRange {
     end: u64,
     space: AddressSpace,
     memory: Weak<dyn Send + Sync>,
 }
 
 #[derive(Default)]
-struct State {
+struct LiveRanges {
     /// By its first address, and by age: memory that others have allocated may be known several times.
-    all: BTreeMap<(u64, u64), Known>,
+    all: BTreeMap<(u64, u64), LiveRange>,
     next: u64,
     /// From how many entries on those of freed memory are taken out.
     full: usize,
@@ -36,11 +36,11 @@ struct State {
 
 /// See the module.
 #[derive(Default)]
-pub(super) struct LiveMemory(Mutex<State>);
+pub(super) struct LiveMemory(Mutex<LiveRanges>);
 
 impl LiveMemory {
     /// Knows memory as long as it lives.
-    pub(super) fn add(&self, at: GpuAddr, bytes: usize, space: AddressSpace, memory: &Hold) {
+    pub(super) fn add(&self, at: GpuAddr, bytes: usize, space: AddressSpace, memory: &MemoryHold) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if state.all.len() >= state.full {
             state.all.retain(|_, known| known.memory.strong_count() > 0);
@@ -49,12 +49,16 @@ impl LiveMemory {
         let key = (at.0, state.next);
         state.next += 1;
         let end = at.0.saturating_add(bytes as u64);
-        state.all.insert(key, Known { end, space, memory: Arc::downgrade(memory) });
+        state.all.insert(key, LiveRange { end, space, memory: Arc::downgrade(memory) });
     }
 
     /// Holds memory that all of a range lies in and that a kernel can reach; none if there is no such memory. A range of no
     /// bytes is refused: a kernel that touches nothing there is not given its address.
-    pub(super) fn hold(&self, touched: &Touched, reaches: impl Fn(AddressSpace) -> bool) -> Option<Hold> {
+    pub(super) fn hold(
+        &self,
+        touched: &Touched,
+        reaches: impl Fn(AddressSpace) -> bool,
+    ) -> Option<MemoryHold> {
         if touched.bytes == 0 {
             return None;
         }
@@ -79,7 +83,7 @@ mod tests {
     #[test]
     fn only_memory_that_lives_and_can_be_reached_is_held() {
         let live = LiveMemory::default();
-        let memory: Vec<Hold> = (0..3).map(|i| Arc::new(i) as Hold).collect();
+        let memory: Vec<MemoryHold> = (0..3).map(|i| Arc::new(i) as MemoryHold).collect();
         live.add(GpuAddr(4096), 4096, AddressSpace::Device(0), &memory[0]);
         live.add(GpuAddr(8192), 4096, AddressSpace::Device(1), &memory[1]);
         live.add(GpuAddr(20_000), 10, AddressSpace::Cuda, &memory[2]);
@@ -105,7 +109,7 @@ mod tests {
     #[test]
     fn memory_that_is_known_twice_lives_as_long_as_one_of_the_two() {
         let live = LiveMemory::default();
-        let (first, second): (Hold, Hold) = (Arc::new(1), Arc::new(2));
+        let (first, second): (MemoryHold, MemoryHold) = (Arc::new(1), Arc::new(2));
         live.add(GpuAddr(4096), 4096, AddressSpace::Cuda, &first);
         live.add(GpuAddr(4096), 8192, AddressSpace::Cuda, &second);
         let held = |bytes| live.hold(&touched(5000, bytes), |_| true).is_some();
@@ -116,7 +120,7 @@ mod tests {
         assert!(!held(8));
         // Freed memory does not pile up.
         for at in 0..1000 {
-            live.add(GpuAddr(at), 1, AddressSpace::Cuda, &(Arc::new(0) as Hold));
+            live.add(GpuAddr(at), 1, AddressSpace::Cuda, &(Arc::new(0) as MemoryHold));
         }
         assert!(live.0.lock().unwrap().all.len() <= 65);
     }

@@ -13,7 +13,7 @@ use onehop_proto::kernel::Permit;
 
 use super::context::Context;
 use super::driver::DevicePtr;
-use super::host::{self, Registration};
+use super::host::{self, PageRegistration};
 use super::module::{Arg, Function, Module, Shape};
 use super::stream::{End, Stream};
 use crate::{Error, Result};
@@ -44,7 +44,7 @@ pub(super) struct Marker {
     /// The permit, and behind it the number of marks that are left.
     shared: HostMem,
     shared_at: DevicePtr,
-    _registration: Registration,
+    _registration: PageRegistration,
     /// The number of the last launch. The holder of the lock owns the stream and the permit.
     launches: Mutex<u32>,
 }

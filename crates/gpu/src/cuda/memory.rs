@@ -13,7 +13,7 @@ use onehop_os::{DmaBuf, HostMem, Marks};
 use super::capabilities::{Capabilities, allocation, owner};
 use super::context::Context;
 use super::dmabuf;
-use super::driver::{Calls, DevicePtr, Failure};
+use super::driver::{DevicePtr, DriverCalls, Failure};
 use super::reclaim::Freed;
 use super::stream::{LONGEST, Stream};
 use crate::region::DeviceBytes;
@@ -54,7 +54,7 @@ enum Origin {
 }
 
 /// What keeps memory allocated that was lent.
-type Owner = Box<dyn Send + Sync>;
+type MemoryOwner = Box<dyn Send + Sync>;
 
 /// One allocation.
 pub(super) struct DeviceMemory {
@@ -65,7 +65,7 @@ pub(super) struct DeviceMemory {
     /// All of it: at least what was asked for.
     pub(super) bytes: usize,
     origin: Origin,
-    owner: Option<Owner>,
+    owner: Option<MemoryOwner>,
 }
 
 impl DeviceMemory {
@@ -172,7 +172,7 @@ impl DeviceMemory {
         context: &Arc<Context>,
         stream: &Arc<Stream>,
         (at, bytes): (DevicePtr, usize),
-        kept: Owner,
+        kept: MemoryOwner,
     ) -> Result<Self> {
         if owner(context, at)? != Some(context.device) {
             return Err(Error::NotSupported {
@@ -253,7 +253,7 @@ impl DeviceMemory {
 fn with_room(
     context: &Context,
     what: &str,
-    mut allocate: impl FnMut(&Calls) -> std::result::Result<(), Failure>,
+    mut allocate: impl FnMut(&DriverCalls) -> std::result::Result<(), Failure>,
 ) -> Result<()> {
     /// CUDA_ERROR_OUT_OF_MEMORY.
     const NO_ROOM: i32 = 2;
@@ -268,7 +268,7 @@ fn with_room(
 
 /// Gives physical memory an address. The handle is given back where that fails.
 fn map(
-    driver: &Calls,
+    driver: &DriverCalls,
     device: i32,
     handle: u64,
     bytes: usize,
@@ -398,7 +398,7 @@ pub(super) fn wait_for_all(context: &Arc<Context>) -> Result<()> {
     }
 }
 
-fn unmap(driver: &Calls, at: DevicePtr, bytes: usize, handle: u64) -> std::result::Result<(), Failure> {
+fn unmap(driver: &DriverCalls, at: DevicePtr, bytes: usize, handle: u64) -> std::result::Result<(), Failure> {
     // SAFETY: the range is mapped, nobody holds a region of it any more, and all work that used it has ended.
     unsafe { driver.unmap(at, bytes) }?;
     // SAFETY: the range was reserved with this length, and nothing is mapped there any more.

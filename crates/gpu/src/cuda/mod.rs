@@ -140,10 +140,10 @@ impl Cuda {
 
     fn open_device(&self, name: &str, code: Option<String>) -> Result<CudaGpu> {
         let devices = self.devices()?;
-        let wanted = Wanted::parse(name);
+        let wanted = GpuSelector::parse(name);
         let found = devices.iter().find(|device| match &wanted {
-            Some(Wanted::Ordinal(ordinal)) => device.ordinal == *ordinal,
-            Some(Wanted::Pci(pci)) => device.pci == *pci,
+            Some(GpuSelector::Ordinal(ordinal)) => device.ordinal == *ordinal,
+            Some(GpuSelector::Pci(pci)) => device.pci == *pci,
             None => false,
         });
         let Some(device) = found else {
@@ -209,12 +209,12 @@ fn loader_words(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-enum Wanted {
+enum GpuSelector {
     Ordinal(u32),
     Pci(String),
 }
 
-impl Wanted {
+impl GpuSelector {
     fn parse(name: &str) -> Option<Self> {
         if name.bytes().all(|byte| byte.is_ascii_digit()) {
             return name.parse().ok().map(Self::Ordinal);

@@ -50,12 +50,12 @@ impl Log {
 }
 
 /// A linker's work; over when it is dropped.
-struct Link {
+struct Linker {
     context: Arc<Context>,
     raw: sys::CUlinkState,
 }
 
-impl Drop for Link {
+impl Drop for Linker {
     fn drop(&mut self) {
         if !self.raw.is_null() {
             // SAFETY: it was made, and nobody has what it made: that was loaded, or is not used. `Module::link` drops it.
@@ -109,7 +109,7 @@ impl Module {
         let mut options = [JIT_MAX_REGISTERS, JIT_ERROR_LOG, JIT_ERROR_LOG_BYTES];
         let mut values: [*mut c_void; 3] =
             [registers as usize as *mut c_void, log.0.as_mut_ptr().cast(), LOG_BYTES as *mut c_void];
-        let mut link = Link { context: context.clone(), raw: null_mut() };
+        let mut link = Linker { context: context.clone(), raw: null_mut() };
         let linked = context.attempt(|driver| {
             let mut image = null_mut();
             // SAFETY: options, values and the log live until the link is over, which is when `link` is dropped; each text ends

@@ -9,9 +9,9 @@ use crate::{Error, Result};
 /// Its soname, and where a driver puts it.
 const PLACES: [&str; 2] = ["libnvidia-ml.so.1", "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"];
 
-type Device = *mut c_void;
+type NvmlDevice = *mut c_void;
 // SAFETY: a type and no call.
-type Number = unsafe extern "C" fn(Device, *mut c_uint) -> c_int;
+type Number = unsafe extern "C" fn(NvmlDevice, *mut c_uint) -> c_int;
 
 /// The library, started.
 pub struct Nvml(Library);
@@ -84,9 +84,9 @@ impl Nvml {
         function(&self.0, name)
     }
 
-    fn device(&self, pci: &str) -> Result<Device> {
+    fn device(&self, pci: &str) -> Result<NvmlDevice> {
         // SAFETY: a type and no call, of nvml.h's signature.
-        let get: unsafe extern "C" fn(*const c_char, *mut Device) -> c_int =
+        let get: unsafe extern "C" fn(*const c_char, *mut NvmlDevice) -> c_int =
             self.function("nvmlDeviceGetHandleByPciBusId_v2")?;
         let name =
             CString::new(pci).map_err(|_| refused(format!("'{}' is no address", pci.escape_debug())))?;
@@ -104,7 +104,7 @@ impl Nvml {
     /// When it knows no such GPU, or does not tell.
     pub fn bar_bytes(&self, pci: &str) -> Result<u64> {
         // SAFETY: a type and no call, of nvml.h's signature: the result is bytes in all, free and used.
-        let get: unsafe extern "C" fn(Device, *mut [u64; 3]) -> c_int =
+        let get: unsafe extern "C" fn(NvmlDevice, *mut [u64; 3]) -> c_int =
             self.function("nvmlDeviceGetBAR1MemoryInfo")?;
         let (device, mut bytes) = (self.device(pci)?, [0; 3]);
         // SAFETY: the device is NVML's own, and `bytes` lives across the call.
@@ -139,9 +139,9 @@ impl Nvml {
     }
 
     /// GPUs that cannot be divided, and older libraries, do not tell.
-    fn mig(&self, device: Device) -> Option<bool> {
+    fn mig(&self, device: NvmlDevice) -> Option<bool> {
         // SAFETY: a type and no call, of nvml.h's signature.
-        let get: unsafe extern "C" fn(Device, *mut c_uint, *mut c_uint) -> c_int =
+        let get: unsafe extern "C" fn(NvmlDevice, *mut c_uint, *mut c_uint) -> c_int =
             self.function("nvmlDeviceGetMigMode").ok()?;
         let (mut now, mut later) = (0, 0);
         // SAFETY: the device is NVML's own, and both numbers live across the call.

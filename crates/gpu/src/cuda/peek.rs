@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use onehop_proto::kernel::PeekNotes;
 
 use super::gpu::CudaGpu;
-use super::kernels::Call;
+use super::kernels::KernelCall;
 use super::launch::Used;
 use super::module::{Arg, Module, Shape};
 use crate::{Doorbells, Error, Gpu, Place, Result, peek};
@@ -28,7 +28,7 @@ pub(super) fn run(
     let function = Module::load(&gpu.0.context, onehop_device::PEEK_PTX)?.function("onehop_peek")?;
     let notes = gpu.alloc(Place::PinnedHost, PeekNotes::BYTES)?;
     let nanos = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
-    let call = Call {
+    let call = KernelCall {
         function: &function,
         shape: Shape { blocks: 1, threads: 1, shared: 0 },
         args: vec![Arg::U64(first.0), Arg::U32(count), Arg::U64(notes.addr().0), Arg::U64(nanos)],

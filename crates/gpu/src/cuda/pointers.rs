@@ -7,7 +7,7 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 use onehop_proto::GpuAddr;
 
-use super::driver::{Calls, Failure};
+use super::driver::{DriverCalls, Failure};
 use super::gpu::CudaGpu;
 use super::memory::DeviceMemory;
 use super::stream::Stream;
@@ -47,7 +47,7 @@ const ATTRIBUTES: [c_int; 5] = [1, 2, 7, 8, 9];
 /// CU_MEMORYTYPE_DEVICE
 const DEVICE: u64 = 2;
 
-fn look_up(calls: &Calls, at: u64) -> std::result::Result<Option<Pointer>, Failure> {
+fn look_up(calls: &DriverCalls, at: u64) -> std::result::Result<Option<Pointer>, Failure> {
     let (mut attributes, mut values) = (ATTRIBUTES, [0_u64; 5]);
     let mut out = values.each_mut().map(|value| std::ptr::from_mut(value).cast::<c_void>());
     // SAFETY: there are as many attributes as places, each place has the eight bytes that the longest attribute takes, and all
@@ -126,7 +126,7 @@ impl Cuda {
 }
 
 /// The device of a context.
-fn device_of(calls: &Calls, context: sys::CUcontext) -> std::result::Result<c_int, Failure> {
+fn device_of(calls: &DriverCalls, context: sys::CUcontext) -> std::result::Result<c_int, Failure> {
     // SAFETY: the driver has just named the context.
     unsafe { calls.context_push(context) }?;
     let mut device = 0;

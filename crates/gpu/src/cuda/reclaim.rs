@@ -43,21 +43,21 @@ pub(super) enum Freed {
     Refused(String),
 }
 
-type Task = Box<dyn FnMut() -> Freed + Send>;
+type ReclaimTask = Box<dyn FnMut() -> Freed + Send>;
 
 /// A task that was left.
 struct Left {
     number: u64,
     /// Whether the driver waits for kernels in it.
     waits: bool,
-    task: Task,
+    task: ReclaimTask,
 }
 
 /// Whether a kernel that outlasted its limit has ended. It holds all that the kernel uses.
 type Running = Box<dyn FnMut() -> bool + Send>;
 
 #[derive(Default)]
-struct State {
+struct ReclaimState {
     /// Kernels that only their hosts end.
     persistent: usize,
     overdue: Vec<Running>,
@@ -83,7 +83,7 @@ pub(super) struct Refusals {
     pub(super) last: Option<String>,
 }
 
-impl State {
+impl ReclaimState {
     /// Whether tasks have to wait for a kernel.
     fn is_held_up(&self) -> bool {
         self.persistent > 0 || !self.overdue.is_empty() || self.asking
@@ -102,20 +102,20 @@ impl State {
     }
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct ReclaimShared {
+    state: Mutex<ReclaimState>,
     changed: Condvar,
     process: u32,
 }
 
 /// See the module.
 #[derive(Clone)]
-pub(super) struct Reclaimer(Arc<Shared>);
+pub(super) struct Reclaimer(Arc<ReclaimShared>);
 
 impl Default for Reclaimer {
     fn default() -> Self {
         let process = std::process::id();
-        Self(Arc::new(Shared { state: Mutex::default(), changed: Condvar::new(), process }))
+        Self(Arc::new(ReclaimShared { state: Mutex::default(), changed: Condvar::new(), process }))
     }
 }
 
@@ -136,7 +136,7 @@ impl Reclaimer {
 
     /// Leaves a task for the thread, and waits a moment for it.
     pub(super) fn give_back(&self, task: impl FnMut() -> Freed + Send + 'static) {
-        let task: Task = Box::new(task);
+        let task: ReclaimTask = Box::new(task);
         if self.is_forked() {
             // Its memory is the parent's, and another thread may have held the lock at the fork.
             std::mem::forget(task);
@@ -154,7 +154,7 @@ impl Reclaimer {
 
     /// Leaves a task in which the driver waits for no kernel. It is carried out soon, also beside kernels that stay.
     pub(super) fn dispose(&self, task: impl FnMut() -> Freed + Send + 'static) {
-        let task: Task = Box::new(task);
+        let task: ReclaimTask = Box::new(task);
         if self.is_forked() {
             std::mem::forget(task);
             return;
@@ -162,7 +162,7 @@ impl Reclaimer {
         self.push(&mut self.lock(), false, task);
     }
 
-    fn push(&self, state: &mut State, waits: bool, task: Task) -> u64 {
+    fn push(&self, state: &mut ReclaimState, waits: bool, task: ReclaimTask) -> u64 {
         let number = state.left;
         state.left += 1;
         state.tasks.push_back(Left { number, waits, task });
@@ -180,7 +180,7 @@ impl Reclaimer {
             return false;
         }
         let last = state.left;
-        let is_free = |state: &State| {
+        let is_free = |state: &ReclaimState| {
             state.tasks.iter().all(|left| left.number >= last)
                 && state.busy.is_none_or(|(task, _)| task >= last)
         };
@@ -207,7 +207,7 @@ impl Reclaimer {
         }
         let mut state = self.lock();
         state.persistent += 1;
-        let is_quiet = |state: &State| state.busy.is_none() && state.calls == 0;
+        let is_quiet = |state: &ReclaimState| state.busy.is_none() && state.calls == 0;
         let mut state = self.wait(state, START, is_quiet);
         if is_quiet(&state) {
             return Ok(());
@@ -231,8 +231,8 @@ impl Reclaimer {
         call: impl FnOnce() -> Result<R> + Send + 'static,
     ) -> Result<R> {
         /// Counts a call that is made on this thread.
-        struct Counted<'a>(&'a Reclaimer);
-        impl Drop for Counted<'_> {
+        struct CallGuard<'a>(&'a Reclaimer);
+        impl Drop for CallGuard<'_> {
             fn drop(&mut self) {
                 self.0.lock().calls -= 1;
                 self.0.0.changed.notify_all();
@@ -247,7 +247,7 @@ impl Reclaimer {
             if !state.is_held_up() {
                 state.calls += 1;
                 drop(state);
-                let _counted = Counted(self);
+                let _counted = CallGuard(self);
                 return call();
             }
         }
@@ -283,22 +283,22 @@ impl Reclaimer {
         self.wake(&mut state);
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ReclaimState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn wait<'a>(
         &self,
-        state: MutexGuard<'a, State>,
+        state: MutexGuard<'a, ReclaimState>,
         limit: Duration,
-        enough: impl Fn(&State) -> bool,
-    ) -> MutexGuard<'a, State> {
+        enough: impl Fn(&ReclaimState) -> bool,
+    ) -> MutexGuard<'a, ReclaimState> {
         let waited = self.0.changed.wait_timeout_while(state, limit, |state| !enough(state));
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// Sees to it that there is a thread where there is something to do.
-    fn wake(&self, state: &mut State) {
+    fn wake(&self, state: &mut ReclaimState) {
         self.0.changed.notify_all();
         if state.has_thread || !has_work(state) {
             return;
@@ -347,9 +347,9 @@ impl Reclaimer {
     /// Carries a task out with no lock held; whether it need not be tried again.
     fn carry_out<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, ReclaimState>,
         mut left: Left,
-    ) -> (MutexGuard<'a, State>, bool) {
+    ) -> (MutexGuard<'a, ReclaimState>, bool) {
         state.busy = Some((left.number, this_thread()));
         drop(state);
         let panicked = || String::from("the code that frees it panicked");
@@ -381,7 +381,7 @@ impl Reclaimer {
     }
 
     /// Asks the kernels that outlasted their limits whether they have ended, with no lock held.
-    fn ask<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn ask<'a>(&'a self, mut state: MutexGuard<'a, ReclaimState>) -> MutexGuard<'a, ReclaimState> {
         let overdue = std::mem::take(&mut state.overdue);
         state.asking = true;
         drop(state);
@@ -404,7 +404,7 @@ impl Reclaimer {
 }
 
 /// Whether there is something that the thread has to do, or wait for.
-fn has_work(state: &State) -> bool {
+fn has_work(state: &ReclaimState) -> bool {
     !state.overdue.is_empty() || state.tasks.iter().any(|left| state.persistent == 0 || !left.waits)
 }
 

@@ -84,9 +84,9 @@ fn what_is_refused_for_good_is_left_and_counted() {
 }
 
 /// The code of a memory's owner.
-struct Owner(Arc<AtomicU32>);
+struct PanickingOwner(Arc<AtomicU32>);
 
-impl Drop for Owner {
+impl Drop for PanickingOwner {
     fn drop(&mut self) {
         self.0.fetch_add(1, Ordering::AcqRel);
         panic!("this is part of a test");
@@ -96,12 +96,12 @@ impl Drop for Owner {
 #[test]
 fn an_owner_that_panics_ends_neither_the_thread_nor_what_comes_after() {
     let (reclaimer, gone, done) = (Reclaimer::default(), Arc::default(), Arc::<AtomicU32>::default());
-    let owner = Owner(Arc::clone(&gone));
+    let owner = PanickingOwner(Arc::clone(&gone));
     reclaimer.give_back(move || {
         let _ = &owner;
         Freed::Done
     });
-    let owner = Owner(Arc::clone(&gone));
+    let owner = PanickingOwner(Arc::clone(&gone));
     reclaimer.outlasted(move || {
         let _ = &owner;
         true

@@ -8,8 +8,8 @@ use onehop_proto::GpuAddr;
 use super::capabilities::Capabilities;
 use super::context::Context;
 use super::driver::{DevicePtr, FORKED, Failure};
-use super::host::{self, Kind};
-use super::live::Hold;
+use super::host::{self, MappingKind};
+use super::live::MemoryHold;
 use super::surroundings::Surroundings;
 use crate::region::AddressSpace;
 use crate::relay::{Activity, Relay};
@@ -70,7 +70,7 @@ fn relayed(
 ) -> Result<Doorbells> {
     let page = HostMem::touched(regs.size() as usize)?;
     let bytes = page.len();
-    let (registration, at) = host::register(context, can, &page, Kind::Memory)?;
+    let (registration, at) = host::register(context, can, &page, MappingKind::Memory)?;
     let relay = Relay::start(page, regs, kernels.clone())?;
     let watched = relay.watched();
     // The thread ends before the GPU loses the page: fields of a tuple go in order.
@@ -78,7 +78,7 @@ fn relayed(
 }
 
 /// Registers that kernels may be given addresses of.
-fn doorbells(context: &Context, at: DevicePtr, bytes: usize, hold: Hold) -> Doorbells {
+fn doorbells(context: &Context, at: DevicePtr, bytes: usize, hold: MemoryHold) -> Doorbells {
     let at = GpuAddr(at);
     context.driver.live.add(at, bytes, AddressSpace::Cuda, &hold);
     Doorbells::direct((at, bytes as u64), AddressSpace::Cuda, hold)

@@ -7,14 +7,14 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use onehop_controller::Pair;
-use onehop_controller::layout::{Check, Litmus, REPORT_BYTES, Tally};
+use onehop_controller::layout::{DataCheck, Litmus, REPORT_BYTES, Tally};
 use onehop_proto::{Cqe, GpuAddr, Sqe};
 
 use super::code::{Code, Started};
 use super::gpu::CudaGpu;
-use super::kernels::Call;
+use super::kernels::KernelCall;
 use super::launch::Used;
-use super::live::{Hold, Touched};
+use super::live::{MemoryHold, Touched};
 use super::module::{Arg, Shape};
 use super::stream::Stream;
 use crate::{Gpu, Place, Region, Result};
@@ -96,16 +96,16 @@ impl CudaGpu {
     pub(super) unsafe fn start_list(
         &self,
         code: &RigCode,
-        entry: &Entry,
+        entry: &KernelEntry,
         (at, count): (GpuAddr, u32),
         limit: Duration,
-        held: Vec<Hold>,
+        held: Vec<MemoryHold>,
     ) -> Result<Started> {
-        let &Entry { name, words, warps, stays } = entry;
+        let &KernelEntry { name, words, warps, stays } = entry;
         let shape = Shape { blocks: count.div_ceil(warps), threads: 32 * warps, shared: warps * words * 4 };
         let args = [Arg::U64(at.0), Arg::U32(count), Arg::U32(words)];
         let function = code.0.function(name)?;
-        let call = Call { function: &function, shape, args: args.to_vec() };
+        let call = KernelCall { function: &function, shape, args: args.to_vec() };
         let context = &self.0.context;
         let stream = if stays { Stream::apart(context) } else { Stream::new(context) }?;
         let used = Used { memory: None, _held: held };
@@ -116,7 +116,7 @@ impl CudaGpu {
 }
 
 /// The entry of a kernel that has a warp for each descriptor.
-pub(super) struct Entry {
+pub(super) struct KernelEntry {
     name: &'static str,
     /// Words of shared memory that a warp needs.
     words: u32,
@@ -128,8 +128,8 @@ pub(super) struct Entry {
 }
 
 /// The controller that moves blocks.
-pub(super) const SERVE: Entry =
-    Entry { name: "onehop_serve", words: onehop_controller::SERVE_LOCAL_WORDS, warps: 1, stays: true };
+pub(super) const SERVE: KernelEntry =
+    KernelEntry { name: "onehop_serve", words: onehop_controller::SERVE_LOCAL_WORDS, warps: 1, stays: true };
 
 /// A kernel for tests and benchmarks: see the controller crate. The controller that moves blocks is not among them: its
 /// descriptors change while it runs, and [`Pairs`](crate::controllers::Pairs) keeps them.
@@ -159,12 +159,12 @@ impl Rig {
     const fn descriptor(self) -> u32 {
         match self {
             Self::Null | Self::NullFar => Pair::BYTES,
-            Self::Check => Check::BYTES,
+            Self::Check => DataCheck::BYTES,
             Self::Submit | Self::Fetch | Self::Complete | Self::Consume => Litmus::BYTES,
         }
     }
 
-    const fn entry(self) -> Entry {
+    const fn entry(self) -> KernelEntry {
         use onehop_controller::litmus::LITMUS_LOCAL_WORDS;
         use onehop_controller::{NULL_FAR_LOCAL_WORDS, NULL_LOCAL_WORDS};
         let (name, words) = match self {
@@ -177,14 +177,14 @@ impl Rig {
             Self::Consume => ("onehop_litmus_consume", LITMUS_LOCAL_WORDS),
         };
         let stays = matches!(self, Self::Null | Self::NullFar);
-        Entry { name, words, warps: if stays { 4 } else { 1 }, stays }
+        KernelEntry { name, words, warps: if stays { 4 } else { 1 }, stays }
     }
 
     /// The memory that a descriptor names.
     fn touched(self, words: &[u32]) -> Vec<Touched> {
         let all = match self {
             Self::Null | Self::NullFar => of_pair(&Pair::from_words(&whole(words))).to_vec(),
-            Self::Check => of_check(&Check::from_words(&whole(words))),
+            Self::Check => of_check(&DataCheck::from_words(&whole(words))),
             Self::Submit | Self::Fetch => of_litmus(&Litmus::from_words(&whole(words)), false).to_vec(),
             Self::Complete | Self::Consume => of_litmus(&Litmus::from_words(&whole(words)), true).to_vec(),
         };
@@ -197,9 +197,9 @@ fn whole<const N: usize>(words: &[u32]) -> [u32; N] {
     std::array::from_fn(|i| words.get(i).copied().unwrap_or(0))
 }
 
-type Named = (&'static str, GpuAddr, u64);
+type NamedRange = (&'static str, GpuAddr, u64);
 
-fn of_pair(pair: &Pair) -> [Named; 6] {
+fn of_pair(pair: &Pair) -> [NamedRange; 6] {
     [
         ("the submission queue", pair.sq, u64::from(pair.sq_entries) * Sqe::BYTES as u64),
         ("the completion queue", pair.cq, u64::from(pair.cq_entries) * Cqe::BYTES as u64),
@@ -210,7 +210,7 @@ fn of_pair(pair: &Pair) -> [Named; 6] {
     ]
 }
 
-fn of_check(check: &Check) -> Vec<Named> {
+fn of_check(check: &DataCheck) -> Vec<NamedRange> {
     let items = u64::from(check.first) + u64::from(check.count);
     let bytes = items.saturating_mul(u64::from(check.block_words) * 4);
     let data = ("what is compared", check.data, bytes);
@@ -219,7 +219,7 @@ fn of_check(check: &Check) -> Vec<Named> {
     all.collect()
 }
 
-fn of_litmus(litmus: &Litmus, completes: bool) -> [Named; 5] {
+fn of_litmus(litmus: &Litmus, completes: bool) -> [NamedRange; 5] {
     // As the kernel takes them.
     let (slots, words) = litmus.sizes();
     let (slots, bytes) = (u64::from(slots), u64::from(words) * 4);
@@ -265,9 +265,9 @@ mod tests {
 
     #[test]
     fn of_nothing_nothing_is_compared() {
-        let check = Check { count: 2, block_words: 4, ..Check::default() };
+        let check = DataCheck { count: 2, block_words: 4, ..DataCheck::default() };
         assert_eq!(of_check(&check).iter().map(|one| one.2).collect::<Vec<_>>(), [32, 16]);
-        for nothing in [Check { count: 0, ..check }, Check { block_words: 0, ..check }] {
+        for nothing in [DataCheck { count: 0, ..check }, DataCheck { block_words: 0, ..check }] {
             assert_eq!(of_check(&nothing).iter().map(|one| one.2).collect::<Vec<_>>(), [16]);
         }
     }

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys;
 use onehop_os::HostMem;
 
-use super::context::{Context, Event, Progress, Raw};
-use super::driver::{Calls, DevicePtr, Failure};
-use super::host::{self, Registration};
+use super::context::{Context, Event, Raw, WorkProgress};
+use super::driver::{DevicePtr, DriverCalls, Failure};
+use super::host::{self, PageRegistration};
 use super::marks::Marker;
 use crate::{Error, Result};
 
@@ -53,14 +53,14 @@ pub(super) enum End {
 }
 
 /// Asks about work until it has ended, and at most so long.
-pub(super) fn wait(limit: Duration, pace: Pace, mut progress: impl FnMut() -> Progress) -> End {
+pub(super) fn wait(limit: Duration, pace: Pace, mut progress: impl FnMut() -> WorkProgress) -> End {
     let start = Instant::now();
     loop {
         match progress() {
-            Progress::Over => return End::Over,
-            Progress::Lost(failure) => return End::Lost(failure),
-            Progress::Unknown(failure) => return End::Unended(Some(failure)),
-            Progress::Pending => {}
+            WorkProgress::Over => return End::Over,
+            WorkProgress::Lost(failure) => return End::Lost(failure),
+            WorkProgress::Unknown(failure) => return End::Unended(Some(failure)),
+            WorkProgress::Pending => {}
         }
         let waited = start.elapsed();
         if waited >= limit {
@@ -80,7 +80,7 @@ struct Bounce {
     /// The ends of the copies of each half.
     ends: [Event; 2],
     /// Copies to and from it need none; they are faster with one.
-    _registration: Option<Registration>,
+    _registration: Option<PageRegistration>,
 }
 
 impl Bounce {
@@ -96,12 +96,12 @@ impl Bounce {
 }
 
 /// A caller's bytes, to be copied to GPU memory or from there.
-enum Bytes<'a> {
+enum HostBytes<'a> {
     In(&'a [u8]),
     Out(&'a mut [u8]),
 }
 
-impl Bytes<'_> {
+impl HostBytes<'_> {
     fn len(&self) -> usize {
         match self {
             Self::In(bytes) => bytes.len(),
@@ -173,9 +173,9 @@ impl Stream {
     }
 
     /// How far the work in it is.
-    pub(super) fn progress(&self) -> Progress {
+    pub(super) fn progress(&self) -> WorkProgress {
         // SAFETY: the handle lives as long as self.
-        Progress::of(self.context.attempt(|driver| unsafe { driver.stream_query(self.raw) }))
+        WorkProgress::of(self.context.attempt(|driver| unsafe { driver.stream_query(self.raw) }))
     }
 
     /// Leaves to the GPU what the work in it uses, until it has ended. Nothing is freed before that.
@@ -183,7 +183,7 @@ impl Stream {
         let stream = self.clone();
         self.context.driver.reclaimer.outlasted(move || {
             let _ = &used;
-            matches!(stream.progress(), Progress::Over | Progress::Lost(_))
+            matches!(stream.progress(), WorkProgress::Over | WorkProgress::Lost(_))
         });
     }
 
@@ -213,7 +213,7 @@ impl Stream {
         self: &Arc<Self>,
         what: &str,
         used: U,
-        f: impl FnOnce(&Calls) -> std::result::Result<(), Failure>,
+        f: impl FnOnce(&DriverCalls) -> std::result::Result<(), Failure>,
     ) -> Result<U> {
         let queued = self.context.call(what, f);
         match self.end(LONGEST) {
@@ -232,7 +232,7 @@ impl Stream {
     /// # Safety
     /// As many bytes are allocated at `at`, until the call returns; after an error, until nothing is in doubt any more: see
     /// [`Reclaimer::is_in_doubt`](super::reclaim::Reclaimer::is_in_doubt).
-    unsafe fn bounced(self: &Arc<Self>, what: &str, at: DevicePtr, mut bytes: Bytes<'_>) -> Result<()> {
+    unsafe fn bounced(self: &Arc<Self>, what: &str, at: DevicePtr, mut bytes: HostBytes<'_>) -> Result<()> {
         let idle = || self.bounces.lock().unwrap_or_else(PoisonError::into_inner);
         let bounce = idle().pop().map_or_else(|| Bounce::new(&self.context), Ok)?;
         // SAFETY: the caller's promise.
@@ -252,7 +252,13 @@ impl Stream {
 
     /// # Safety
     /// As for [`Self::bounced`].
-    unsafe fn pieces(&self, what: &str, bounce: &Bounce, at: DevicePtr, bytes: &mut Bytes<'_>) -> Result<()> {
+    unsafe fn pieces(
+        &self,
+        what: &str,
+        bounce: &Bounce,
+        at: DevicePtr,
+        bytes: &mut HostBytes<'_>,
+    ) -> Result<()> {
         let count = bytes.len().div_ceil(PIECE);
         for piece in 0..=count {
             if piece < count {
@@ -265,7 +271,7 @@ impl Stream {
                     end => return Err(self.error(what, end, LONGEST)),
                 }
                 let range = bytes.piece(last);
-                if let Bytes::Out(out) = bytes {
+                if let HostBytes::Out(out) = bytes {
                     let out = &mut out[range];
                     // SAFETY: the half has that many bytes, and the GPU has written them: the copy has ended.
                     unsafe { bounce.half(last).copy_to_nonoverlapping(out.as_mut_ptr(), out.len()) };
@@ -284,21 +290,21 @@ impl Stream {
         what: &str,
         bounce: &Bounce,
         at: DevicePtr,
-        bytes: &Bytes<'_>,
+        bytes: &HostBytes<'_>,
         piece: usize,
     ) -> Result<()> {
         let (range, half) = (bytes.piece(piece), bounce.half(piece));
         let (at, length) = (at + range.start as u64, range.len());
-        if let Bytes::In(data) = bytes {
+        if let HostBytes::In(data) = bytes {
             // SAFETY: the half has room for that many bytes, and the GPU does not read it: its last copy has ended.
             unsafe { half.copy_from_nonoverlapping(data[range].as_ptr(), length) };
         }
         self.context.call(what, |driver| match bytes {
             // SAFETY: the half holds the bytes, and is left to the GPU if the copy does not end; the caller has checked that
             // there is room for them at `at`.
-            Bytes::In(_) => unsafe { driver.copy_in(at, half.cast(), length, self.raw) },
+            HostBytes::In(_) => unsafe { driver.copy_in(at, half.cast(), length, self.raw) },
             // SAFETY: the half has room, and is left to the GPU if the copy does not end; the caller has checked the range.
-            Bytes::Out(_) => unsafe { driver.copy_out(half.cast(), at, length, self.raw) },
+            HostBytes::Out(_) => unsafe { driver.copy_out(half.cast(), at, length, self.raw) },
         })?;
         bounce.ends[piece % 2].record(self)
     }
@@ -312,7 +318,7 @@ impl Stream {
             return Ok(());
         }
         // SAFETY: the caller's promise.
-        unsafe { self.bounced("copying into GPU memory", to, Bytes::In(data)) }
+        unsafe { self.bounced("copying into GPU memory", to, HostBytes::In(data)) }
     }
 
     /// Copies out of GPU memory.
@@ -324,7 +330,7 @@ impl Stream {
             return Ok(());
         }
         // SAFETY: the caller's promise.
-        unsafe { self.bounced("copying out of GPU memory", from, Bytes::Out(out)) }
+        unsafe { self.bounced("copying out of GPU memory", from, HostBytes::Out(out)) }
     }
 
     /// Copies out of GPU memory to host memory, all of it.
@@ -387,14 +393,14 @@ mod tests {
 
     #[test]
     fn work_ends_well_or_with_its_context_or_not() {
-        let answers = |list: &[Progress]| {
+        let answers = |list: &[WorkProgress]| {
             let mut list = list.iter().copied();
             wait(Duration::from_secs(20), COPIES, || list.next().expect("it was asked after the end"))
         };
         let failure = Failure::Code("cuStreamQuery", 999);
-        assert_eq!(answers(&[Progress::Pending, Progress::Over]), End::Over);
-        assert_eq!(answers(&[Progress::Pending, Progress::Lost(failure)]), End::Lost(failure));
-        assert_eq!(answers(&[Progress::Unknown(failure)]), End::Unended(Some(failure)));
-        assert_eq!(wait(SHORT_WAIT, KERNELS, || Progress::Pending), End::Unended(None));
+        assert_eq!(answers(&[WorkProgress::Pending, WorkProgress::Over]), End::Over);
+        assert_eq!(answers(&[WorkProgress::Pending, WorkProgress::Lost(failure)]), End::Lost(failure));
+        assert_eq!(answers(&[WorkProgress::Unknown(failure)]), End::Unended(Some(failure)));
+        assert_eq!(wait(SHORT_WAIT, KERNELS, || WorkProgress::Pending), End::Unended(None));
     }
 }

@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use onehop_controller::layout::Check;
+use onehop_controller::layout::DataCheck;
 use onehop_gpu::cuda::{Arg, Cuda, CudaGpu, Rig, Shape};
 use onehop_gpu::{BlockJob, Doorbells, Emulated, Error, Gpu, KernelJob, KernelQueue, Launch, Place, Region};
 use onehop_os::{HostMem, MmioWindow, Registers};
@@ -273,23 +273,23 @@ fn launches_over_memory_that_is_not_there_are_refused() {
     assert!(matches!(launch(good, &job), Err(Error::Launch(_))), "{free}");
     // And what a descriptor names, in memory that is there.
     let (rig, list) = (gpu.load_rig().unwrap(), gpu.alloc(Place::Vram, 4096).unwrap());
-    let check = Check {
+    let check = DataCheck {
         data: list.addr(),
         result: list.addr(),
         count: 1,
         blocks: 1,
         block_words: 4,
-        ..Check::default()
+        ..DataCheck::default()
     };
-    let start = |check: &Check| {
+    let start = |check: &DataCheck| {
         let words: Vec<u8> = check.words().iter().flat_map(|word| word.to_le_bytes()).collect();
         list.write(0, &words).unwrap();
         gpu.start_rig(&rig, Rig::Check, &list, 1, Duration::from_secs(1))
     };
     for check in [
-        Check { data: beyond, ..check },
-        Check { result: emulated.addr(), ..check },
-        Check { count: 1 << 20, ..check },
+        DataCheck { data: beyond, ..check },
+        DataCheck { result: emulated.addr(), ..check },
+        DataCheck { count: 1 << 20, ..check },
     ] {
         assert!(matches!(start(&check).err(), Some(Error::Launch(_))), "{check:?}");
     }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use onehop_controller::Range;
+use onehop_controller::BusMapping;
 use onehop_gpu::controllers::{Begin, Common, Pairs, Table};
 use onehop_gpu::{Emulated, Error, Gpu, KernelQueue, Launch, Place};
 use onehop_os::HostMem;
@@ -88,8 +88,8 @@ fn controllers_are_given_no_memory_that_is_not_there() {
     for bad in [GpuAddr(0), GpuAddr(4096), good.plus(1 << 40), emulated.addr(), good.plus((64 << 10) - 6)] {
         assert!(matches!(begin(bad, good), Err(Error::Launch(_))), "{bad}");
         assert!(matches!(begin(good, bad), Err(Error::Launch(_))), "{bad}");
-        let range = Range { bus: 1 << 44, bytes: 4096, target: bad };
+        let range = BusMapping { bus: 1 << 44, bytes: 4096, target: bad };
         assert!(matches!(table.add(range), Err(Error::Launch(_))), "{bad}");
     }
-    table.add(Range { bus: 1 << 44, bytes: 4096, target: good }).unwrap();
+    table.add(BusMapping { bus: 1 << 44, bytes: 4096, target: good }).unwrap();
 }

@@ -273,7 +273,7 @@ fn blocks_that_are_reserved_stay_root_s() {
     let bed = Bed::folder();
     let Some(disk) = Disk::mount(&bed.dir) else { return };
     std::fs::set_permissions(&disk.0, Permissions::from_mode(0o777)).unwrap();
-    let options = onehop_serve::Options::new(&bed.mount(), &disk.0);
+    let options = onehop_serve::MountOptions::new(&bed.mount(), &disk.0);
     let Some(bed) = bed.mounted(options) else { return };
     let before = disk.free();
     let reserved = before.f_bfree - before.f_bavail;

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use onehop_serve::{Daemon, Options};
+use onehop_serve::{Daemon, MountOptions};
 use serde_json::Value;
 
 /// How long a program may take: these machines have much else to do.
@@ -46,12 +46,12 @@ impl Bed {
     /// A mount; none, and a line that says so, where there can be none.
     pub fn start() -> Option<Self> {
         let this = Self::folder();
-        let options = Options::new(&this.mount(), &this.dir.join("root"));
+        let options = MountOptions::new(&this.mount(), &this.dir.join("root"));
         this.mounted(options)
     }
 
     /// Mounts something at its mount point.
-    pub fn mounted(mut self, mut options: Options) -> Option<Self> {
+    pub fn mounted(mut self, mut options: MountOptions) -> Option<Self> {
         options.emulated_gpu = true;
         if std::fs::metadata("/dev/fuse").is_err() {
             skipped("there is no /dev/fuse");

@@ -5,7 +5,7 @@ use std::fs::{File, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 
 use onehop_os::hf3fs::{hardlink, punch_holes};
-use onehop_serve::{Daemon, Error, Options};
+use onehop_serve::{Daemon, Error, MountOptions};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, mount_bind, unmount};
 
@@ -103,7 +103,7 @@ fn a_mount_does_not_show_itself() {
     leads_nowhere(&bed);
     let (root, inner) = (bed.dir.join("root"), bed.dir.join("root/inner"));
     std::fs::create_dir(&inner).unwrap();
-    let error = Daemon::start(Options::new(&inner, &root)).err().unwrap();
+    let error = Daemon::start(MountOptions::new(&inner, &root)).err().unwrap();
     assert!(matches!(&error, Error::Folder { why, .. } if why.contains("lies within")), "{error}");
     let Some((bed, _target, _)) = crate::target::start() else { return };
     leads_nowhere(&bed);

@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read, Seek, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use onehop_serve::{Daemon, Options};
+use onehop_serve::{Daemon, MountOptions};
 use onehop_target::client::{self, RemoteTree};
 use onehop_target::tcp::TcpConnector;
 
@@ -17,7 +17,7 @@ pub fn twice() -> Option<(Bed, Daemon)> {
     let bed = Bed::start()?;
     let second = bed.dir.join("second");
     std::fs::create_dir(&second).unwrap();
-    let daemon = Daemon::start(Options::new(&second, &bed.dir.join("root"))).unwrap();
+    let daemon = Daemon::start(MountOptions::new(&second, &bed.dir.join("root"))).unwrap();
     Some((bed, daemon))
 }
 
@@ -184,8 +184,8 @@ fn who_opens_a_file_sees_what_was_closed() {
     let second = bed.dir.join("second");
     std::fs::create_dir(&second).unwrap();
     let connector = TcpConnector::new(&address.to_string()).unwrap();
-    let tree = RemoteTree::connect(Box::new(connector), client::Options::new(key())).unwrap();
-    let second = Daemon::start(Options::of_target(&second, tree)).unwrap();
+    let tree = RemoteTree::connect(Box::new(connector), client::ClientOptions::new(key())).unwrap();
+    let second = Daemon::start(MountOptions::of_target(&second, tree)).unwrap();
     run(part("coherence::reader_of_what_was_closed", &bed));
     second.end().unwrap();
 }

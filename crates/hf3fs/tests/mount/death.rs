@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use onehop_serve::{Daemon, Options};
+use onehop_serve::{Daemon, MountOptions};
 
 use crate::bed::{Bed, LONG, command, compile, run, wait};
 use crate::processes::Killed;
@@ -60,7 +60,8 @@ fn a_killed_daemon_hangs_nobody() {
     assert!(output.status.success(), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stdout).ends_with("no answer\n"), "{output:?}");
     // The next daemon takes the dead mount's place, and what it left behind with it.
-    let options = Options { emulated_gpu: true, ..Options::new(&bed.mount(), &bed.dir.join("root")) };
+    let options =
+        MountOptions { emulated_gpu: true, ..MountOptions::new(&bed.mount(), &bed.dir.join("root")) };
     bed.daemon = Some(Daemon::start(options).unwrap());
     let fio = compile("crates/hf3fs/tests/programs/fio_like.c").unwrap();
     let mut fio = command(&fio);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use onehop_target::client::{self, RemoteTree};
 use onehop_target::tcp::TcpConnector;
 use onehop_target::tree::Tree;
-use onehop_target::wire::{Access, Caller, ROOT};
+use onehop_target::wire::{Caller, OpenMode, ROOT};
 use onehop_usrbio::buffer::Ring;
 use onehop_usrbio::mount::Mount;
 use onehop_usrbio::ring::Request;
@@ -538,12 +538,12 @@ fn mounts_leave_descriptors_of_a_target_to_others() {
     let (target, address) = Killed::target_with(&bed, "127.0.0.1:0", FEW);
     let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", target.0.id())).unwrap().count();
     let name = |text: &str| onehop_target::wire::Name::new(text.as_bytes()).unwrap();
-    let reads = Access { read: true, ..Access::default() };
+    let reads = OpenMode { read: true, ..OpenMode::default() };
     let by = Caller::ROOT;
     let mut mounts = Vec::new();
     for number in 0..14 {
         let connector = TcpConnector::new(&address).unwrap();
-        let options = client::Options { lanes: 1, ..client::Options::new(crate::target::key()) };
+        let options = client::ClientOptions { lanes: 1, ..client::ClientOptions::new(crate::target::key()) };
         let tree = RemoteTree::connect(Box::new(connector), options).unwrap();
         let many = tree.lookup(ROOT, &name("many"), &by).unwrap().node;
         let known: Vec<_> = (0..400)

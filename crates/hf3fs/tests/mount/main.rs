@@ -154,7 +154,7 @@ fn files_through_the_kernel(bed: &Bed) {
 
 #[test]
 fn folders_that_cannot_be_served() {
-    use onehop_serve::{Daemon, Error, Options};
+    use onehop_serve::{Daemon, Error, MountOptions};
     let bed = Bed::folder();
     let (root, mount) = (bed.dir.join("root"), bed.dir.join("mnt"));
     for (point, root) in [
@@ -163,7 +163,7 @@ fn folders_that_cannot_be_served() {
         (mount, root.join("file.bin")),
         (bed.dir.clone(), root),
     ] {
-        let error = Daemon::start(Options::new(&point, &root)).err().unwrap();
+        let error = Daemon::start(MountOptions::new(&point, &root)).err().unwrap();
         assert!(matches!(error, Error::Folder { .. }), "{error}");
     }
 }

@@ -7,7 +7,7 @@ use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use onehop_serve::Options;
+use onehop_serve::MountOptions;
 use onehop_target::client::{self, RemoteTree};
 use onehop_target::tcp::TcpConnector;
 use rustix::process::{Pid, Signal, kill_process};
@@ -119,9 +119,9 @@ fn a_silent_target_is_given_up_in_time() {
     let (target, address) = Killed::target(&bed, "127.0.0.1:0");
     let connector = TcpConnector::new(&address).unwrap();
     let (stall, give_up) = (Duration::from_secs(1), Duration::from_secs(4));
-    let options = client::Options { stall, give_up, ..client::Options::new(key()) };
+    let options = client::ClientOptions { stall, give_up, ..client::ClientOptions::new(key()) };
     let tree = RemoteTree::connect(Box::new(connector), options).unwrap();
-    let options = Options::of_target(&bed.mount(), tree);
+    let options = MountOptions::of_target(&bed.mount(), tree);
     let Some(bed) = bed.mounted(options) else { return };
     let mut journals = Journal::both(&program, &bed, 0);
     journals.iter_mut().for_each(|journal| journal.more(50));
@@ -147,10 +147,11 @@ fn a_mount_of_a_silent_target_ends_in_time() {
     let Some(program) = compile("crates/hf3fs/tests/programs/journal.c") else { return };
     let (target, address) = Killed::target(&bed, "127.0.0.1:0");
     let connector = TcpConnector::new(&address).unwrap();
-    let options = client::Options { stall: Duration::from_secs(1), ..client::Options::new(key()) };
+    let options =
+        client::ClientOptions { stall: Duration::from_secs(1), ..client::ClientOptions::new(key()) };
     let give_up = options.give_up;
     let tree = RemoteTree::connect(Box::new(connector), options).unwrap();
-    let options = Options::of_target(&bed.mount(), tree);
+    let options = MountOptions::of_target(&bed.mount(), tree);
     let Some(mut bed) = bed.mounted(options) else { return };
     let mut journals = Journal::both(&program, &bed, 0);
     journals.iter_mut().for_each(|journal| journal.more(20));
@@ -170,10 +171,11 @@ fn a_mount_says_that_its_target_is_gone() {
     let bed = Bed::folder();
     let (target, address) = Killed::target(&bed, "127.0.0.1:0");
     let connector = TcpConnector::new(&address).unwrap();
-    let options = client::Options { stall: Duration::from_secs(1), ..client::Options::new(key()) };
+    let options =
+        client::ClientOptions { stall: Duration::from_secs(1), ..client::ClientOptions::new(key()) };
     let give_up = options.give_up;
     let tree = RemoteTree::connect(Box::new(connector), options).unwrap();
-    let options = Options::of_target(&bed.mount(), tree);
+    let options = MountOptions::of_target(&bed.mount(), tree);
     let Some(bed) = bed.mounted(options) else { return };
     drop(target);
     bed.until("nothing is connected", |report| report["remote"]["connections"] == 0);

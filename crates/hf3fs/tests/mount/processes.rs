@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use onehop_serve::{Daemon, Options};
+use onehop_serve::{Daemon, MountOptions};
 use onehop_target::client::{self, RemoteTree};
 use onehop_target::tcp::TcpConnector;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -106,11 +106,11 @@ fn say_ready(dir: &std::path::Path, text: &str) {
 fn daemon() {
     let Some((dir, target)) = task() else { return };
     let mut options = if target.is_empty() {
-        Options::new(&dir.join("mnt"), &dir.join("root"))
+        MountOptions::new(&dir.join("mnt"), &dir.join("root"))
     } else {
         let connector = TcpConnector::new(&target).unwrap();
-        let tree = RemoteTree::connect(Box::new(connector), client::Options::new(key())).unwrap();
-        Options::of_target(&dir.join("mnt"), tree)
+        let tree = RemoteTree::connect(Box::new(connector), client::ClientOptions::new(key())).unwrap();
+        MountOptions::of_target(&dir.join("mnt"), tree)
     };
     options.emulated_gpu = true;
     let _daemon = Daemon::start(options).unwrap();

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use onehop_serve::{Daemon, Options};
+use onehop_serve::{Daemon, MountOptions};
 use onehop_target::client::{self, RemoteTree};
 use onehop_target::tcp::TcpConnector;
 
@@ -91,7 +91,7 @@ impl Freezable {
     }
 
     /// With the folder mounted, lookups go on while calls of all kinds wait.
-    fn look_beside(&self, options: Options) {
+    fn look_beside(&self, options: MountOptions) {
         let daemon = Daemon::start(options).unwrap();
         let mut caller = part("stalled::caller", &self.bed);
         caller.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -136,7 +136,7 @@ impl Drop for Freezable {
 #[test]
 fn lookups_do_not_wait_behind_calls_that_do() {
     let Some(disk) = Freezable::start() else { return };
-    disk.look_beside(Options::new(&disk.bed.mount(), &disk.bed.dir.join("root")));
+    disk.look_beside(MountOptions::new(&disk.bed.mount(), &disk.bed.dir.join("root")));
 }
 
 #[test]
@@ -144,6 +144,6 @@ fn lookups_of_a_target_do_not_wait_behind_calls_that_do() {
     let Some(disk) = Freezable::start() else { return };
     let (_target, address) = serve(&disk.bed.dir, "127.0.0.1:0");
     let connector = TcpConnector::new(&address.to_string()).unwrap();
-    let tree = RemoteTree::connect(Box::new(connector), client::Options::new(key())).unwrap();
-    disk.look_beside(Options::of_target(&disk.bed.mount(), tree));
+    let tree = RemoteTree::connect(Box::new(connector), client::ClientOptions::new(key())).unwrap();
+    disk.look_beside(MountOptions::of_target(&disk.bed.mount(), tree));
 }

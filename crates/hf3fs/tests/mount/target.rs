@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use onehop_serve::Options;
+use onehop_serve::MountOptions;
 use onehop_target::auth::Key;
 use onehop_target::client::{self, RemoteTree};
 use onehop_target::server::{self, Target};
@@ -33,7 +33,7 @@ pub fn serve(dir: &Path, address: &str) -> (Target, SocketAddr) {
         std::thread::sleep(Duration::from_millis(10));
     };
     let address = acceptor.local().unwrap();
-    let options = server::Options::new(&dir.join("root"), key());
+    let options = server::ServerOptions::new(&dir.join("root"), key());
     (Target::start(options, vec![Box::new(acceptor)]).unwrap(), address)
 }
 
@@ -42,8 +42,8 @@ pub fn start() -> Option<(Bed, Target, SocketAddr)> {
     let bed = Bed::folder();
     let (target, address) = serve(&bed.dir, "127.0.0.1:0");
     let connector = TcpConnector::new(&address.to_string()).unwrap();
-    let tree = RemoteTree::connect(Box::new(connector), client::Options::new(key())).unwrap();
-    let options = Options::of_target(&bed.mount(), tree);
+    let tree = RemoteTree::connect(Box::new(connector), client::ClientOptions::new(key())).unwrap();
+    let options = MountOptions::of_target(&bed.mount(), tree);
     Some((bed.mounted(options)?, target, address))
 }
 
@@ -102,8 +102,8 @@ fn no_mount_has_a_lock_that_another_knows_nothing_of() {
     let bed = Bed::folder();
     let (_target, address) = serve(&bed.dir, "127.0.0.1:0");
     let connector = TcpConnector::new(&address.to_string()).unwrap();
-    let tree = RemoteTree::connect(Box::new(connector), client::Options::new(key())).unwrap();
-    let options = Options { local_locks: true, ..Options::of_target(&bed.mount(), tree) };
+    let tree = RemoteTree::connect(Box::new(connector), client::ClientOptions::new(key())).unwrap();
+    let options = MountOptions { local_locks: true, ..MountOptions::of_target(&bed.mount(), tree) };
     let Some(bed) = bed.mounted(options) else { return };
     assert_eq!(run(part("target::locker", &bed)).matches("said 0 0").count(), 2);
 }

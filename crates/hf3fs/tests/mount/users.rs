@@ -230,7 +230,7 @@ fn subordinate_numbers_have_their_person_s_share() {
     let bed = Bed::folder();
     let subuids = bed.dir.join("subuid");
     std::fs::write(&subuids, format!("{PERSON}:{}:65536\n", SUBORDINATES[0])).unwrap();
-    let options = onehop_serve::Options::new(&bed.mount(), &bed.dir.join("root"));
-    let Some(bed) = bed.mounted(onehop_serve::Options { subuids, ..options }) else { return };
+    let options = onehop_serve::MountOptions::new(&bed.mount(), &bed.dir.join("root"));
+    let Some(bed) = bed.mounted(onehop_serve::MountOptions { subuids, ..options }) else { return };
     run(part("users::persons", &bed));
 }

@@ -24,7 +24,7 @@ use call::Call;
 pub use call::{CallError, Destination};
 use file::{BLOCK, Room};
 pub use file::{CallFile, Filled};
-use lane::{CallLane, Part};
+use lane::{CallLane, CallPart};
 
 /// Bytes of a slot, and of a chunk at most.
 const SLOT: usize = 1 << 20;
@@ -63,7 +63,7 @@ pub struct CallBytes {
 
 /// The same while they change.
 #[derive(Default)]
-struct Counts {
+struct CallCounters {
     cached: AtomicU64,
     cache_miss: AtomicU64,
     direct: AtomicU64,
@@ -79,9 +79,9 @@ pub struct Target {
 
 /// See the module. Clones are the same engine.
 #[derive(Clone)]
-pub struct CallEngine(Arc<Inner>);
+pub struct CallEngine(Arc<CallEngineInner>);
 
-struct Inner {
+struct CallEngineInner {
     ring: HostMem,
     slots: SlotPool<CallLane>,
     /// Threads that work at the same time, callers among them, before helpers step back.
@@ -93,7 +93,7 @@ struct Inner {
     /// As many calls as are in `work`, to be looked at without its lock.
     open: AtomicUsize,
     more: Condvar,
-    counts: Counts,
+    counts: CallCounters,
 }
 
 #[derive(Default)]
@@ -123,7 +123,7 @@ impl CallEngine {
         let ring = HostMem::touched(slots * SLOT).map_err(CallError::of_memory)?;
         let pool = SlotPool::new(1, slots);
         pool.open(CallLane::default());
-        Ok(Self(Arc::new(Inner {
+        Ok(Self(Arc::new(CallEngineInner {
             ring,
             slots: pool,
             threads,
@@ -132,7 +132,7 @@ impl CallEngine {
             work: Mutex::default(),
             open: AtomicUsize::new(0),
             more: Condvar::new(),
-            counts: Counts::default(),
+            counts: CallCounters::default(),
         })))
     }
 
@@ -218,14 +218,14 @@ impl CallEngine {
     /// What its calls have moved so far.
     #[must_use]
     pub fn moved(&self) -> CallBytes {
-        let Counts { cached, cache_miss, direct, written } = &self.0.counts;
+        let CallCounters { cached, cache_miss, direct, written } = &self.0.counts;
         let [cached, cache_miss, direct, written] =
             [cached, cache_miss, direct, written].map(|count| count.load(Ordering::Relaxed));
         CallBytes { cached, cache_miss, direct, written }
     }
 }
 
-impl Inner {
+impl CallEngineInner {
     fn carry_out(
         self: &Arc<Self>,
         file: &Arc<CallFile>,
@@ -238,7 +238,7 @@ impl Inner {
             return Ok(0);
         }
         let callers = self.callers.fetch_add(1, Ordering::AcqRel) + 1;
-        let _caller = Counted(&self.callers);
+        let _caller = CountGuard(&self.callers);
         let free = self.threads.saturating_sub(callers);
         let call = Arc::new(Call::new(file, at, bytes, chunk_bytes(bytes, free), memory, writes));
         if call.chunks() > 1 && free > 0 {
@@ -288,7 +288,7 @@ impl Inner {
         loop {
             let call = self.next_call();
             self.helping.fetch_add(1, Ordering::AcqRel);
-            let _helper = Counted(&self.helping);
+            let _helper = CountGuard(&self.helping);
             while !self.is_crowded()
                 && let Some(chunk) = call.take()
             {
@@ -358,7 +358,7 @@ impl Inner {
         let filled = call.file.fill(room, at, bytes, &self.counts);
         match filled {
             Ok(filled) if filled.bytes > 0 && !call.has_failed() => {
-                let part = Part { call: call.clone(), chunk, skip: filled.skip, bytes: filled.bytes };
+                let part = CallPart { call: call.clone(), chunk, skip: filled.skip, bytes: filled.bytes };
                 // If this fails the slot pool still has the part, and ends the chunk when it reports it.
                 if let Err(error) = self.slots.hand_in(Full { slot, filler: 0, part }) {
                     call.note(error.into());
@@ -425,9 +425,9 @@ fn chunk_bytes(bytes: usize, free: usize) -> usize {
 }
 
 /// One less when it is dropped.
-struct Counted<'a>(&'a AtomicUsize);
+struct CountGuard<'a>(&'a AtomicUsize);
 
-impl Drop for Counted<'_> {
+impl Drop for CountGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }

@@ -12,7 +12,7 @@ use crate::plan::Chunk;
 use crate::source::{Fetch, Source};
 
 /// A file of the plan, open for every path that the route allows.
-pub(super) struct Opened {
+pub(super) struct LoadSource {
     pub(super) name: String,
     pub(super) bytes: u64,
     pub(super) origin: Origin,
@@ -39,13 +39,13 @@ pub(super) fn open(
     files: &[Box<dyn Source>],
     block: u64,
     route: Route,
-) -> Result<(Vec<Opened>, Option<String>)> {
+) -> Result<(Vec<LoadSource>, Option<String>)> {
     let mut why_cached = None;
     let mut sources = Vec::with_capacity(files.len());
     for source in files {
         let (name, bytes) = (String::from(source.name()), source.bytes());
         if let Some(server) = source.fetch().filter(|_| route == Route::Auto) {
-            sources.push(Opened {
+            sources.push(LoadSource {
                 name,
                 bytes,
                 origin: Origin::Server(server),
@@ -76,7 +76,7 @@ pub(super) fn open(
                 }
             },
         };
-        sources.push(Opened { name, bytes, origin: Origin::Local(Arc::new(file)), direct, in_memory });
+        sources.push(LoadSource { name, bytes, origin: Origin::Local(Arc::new(file)), direct, in_memory });
     }
     Ok((sources, why_cached))
 }
@@ -102,7 +102,7 @@ pub(super) fn past_the_cache(file: &File, block: u64) -> std::result::Result<Dir
 }
 
 /// Bytes of a chunk that are in the page cache.
-pub(super) fn cached(source: &Opened, file: &File, chunk: &Chunk) -> onehop_os::Result<u64> {
+pub(super) fn cached(source: &LoadSource, file: &File, chunk: &Chunk) -> onehop_os::Result<u64> {
     if source.in_memory {
         return Ok(chunk.valid());
     }

@@ -17,10 +17,10 @@ use std::time::Duration;
 
 use onehop_os::{Finished, HostMem, Reads};
 
-use super::choice::{Direct, Opened};
+use super::choice::{Direct, LoadSource};
 use super::narrow::pack;
 use super::slot_pool::{Full, SlotPool};
-use super::worker_pool::{Job, Part, Shared};
+use super::worker_pool::{LoadPart, LoadShared, ReadJob};
 use crate::error::{Error, Result};
 use crate::plan::{Chunk, Read};
 
@@ -50,13 +50,13 @@ pub(super) enum JobSource {
     /// These threads read all chunks.
     All,
     /// Chunks that other threads did not find in the page cache, and the number of queued parts.
-    UncachedQueue(Arc<Mutex<Receiver<Job>>>, Arc<AtomicUsize>),
+    UncachedQueue(Arc<Mutex<Receiver<ReadJob>>>, Arc<AtomicUsize>),
 }
 
 /// The queue of chunks that were not in the page cache.
 #[derive(Clone)]
 pub(super) struct UncachedQueue {
-    jobs: Sender<Job>,
+    jobs: Sender<ReadJob>,
     pieces: Arc<AtomicUsize>,
 }
 
@@ -73,20 +73,20 @@ impl UncachedQueue {
     }
 
     /// Queues a chunk; false if no thread receives it any more.
-    pub(super) fn send(&self, job: Job) -> bool {
+    pub(super) fn send(&self, job: ReadJob) -> bool {
         self.pieces.fetch_add(pieces(&job), Ordering::Relaxed);
         self.jobs.send(job).is_ok()
     }
 }
 
 /// The memory that a queued chunk takes, in reads and copies of some ten bytes each.
-fn pieces(job: &Job) -> usize {
+fn pieces(job: &ReadJob) -> usize {
     const ITSELF: usize = 4;
     ITSELF + job.chunk.reads.len() + job.chunk.copies.len()
 }
 
 /// One of the threads.
-pub(super) struct Reader {
+pub(super) struct ReaderThread {
     /// The slots, and their allocator.
     pub(super) ring: HostMem,
     pub(super) slot_bytes: usize,
@@ -94,8 +94,8 @@ pub(super) struct Reader {
     pub(super) source: JobSource,
 }
 
-impl Reader {
-    pub(super) fn run(&self, shared: &Shared) -> Result<()> {
+impl ReaderThread {
+    pub(super) fn run(&self, shared: &LoadShared) -> Result<()> {
         let mut full = None;
         // io_uring is set up on demand: many loads find everything in the page cache.
         let Some(mut job) = self.next(&mut full, shared)? else { return Ok(()) };
@@ -112,7 +112,7 @@ impl Reader {
     }
 
     /// Reads a chunk part by part; not to its end if the load was given up. The last part is in `full` then.
-    fn read(&self, job: &Job, disk: &mut Disk<'_>, full: &mut Option<Full<Part>>) -> Result<bool> {
+    fn read(&self, job: &ReadJob, disk: &mut Disk<'_>, full: &mut Option<Full<LoadPart>>) -> Result<bool> {
         let mut parts = job.chunk.parts(self.slot_bytes as u64).peekable();
         while let Some(mut part) = parts.next() {
             let Some(slot) = self.slot(full, disk.shared)? else { return Ok(false) };
@@ -123,19 +123,19 @@ impl Reader {
             }
             pack(&self.ring, slot * self.slot_bytes, &mut part)?;
             let arrived = parts.peek().is_none().then(|| job.chunk.clone());
-            let job = Job { chunk: part, gpus: job.gpus.clone() };
-            *full = Some(Full { slot, filler: 0, part: Part { job, arrived } });
+            let job = ReadJob { chunk: part, gpus: job.gpus.clone() };
+            *full = Some(Full { slot, filler: 0, part: LoadPart { job, arrived } });
         }
         Ok(true)
     }
 
     /// The next chunk; none when there will be none, or the load was given up.
-    fn next(&self, full: &mut Option<Full<Part>>, shared: &Shared) -> Result<Option<Job>> {
+    fn next(&self, full: &mut Option<Full<LoadPart>>, shared: &LoadShared) -> Result<Option<ReadJob>> {
         let (found, waiting) = match &self.source {
             JobSource::All => return self.next_of_all(full, shared),
             JobSource::UncachedQueue(found, waiting) => (found, waiting),
         };
-        let taken = |job: Job| {
+        let taken = |job: ReadJob| {
             waiting.fetch_sub(pieces(&job), Ordering::Relaxed);
             Ok(Some(job))
         };
@@ -159,7 +159,7 @@ impl Reader {
     }
 
     /// The next chunk that there is memory for. What was read last is handed in before that is waited for.
-    fn next_of_all(&self, full: &mut Option<Full<Part>>, shared: &Shared) -> Result<Option<Job>> {
+    fn next_of_all(&self, full: &mut Option<Full<LoadPart>>, shared: &LoadShared) -> Result<Option<ReadJob>> {
         let Some(job) = shared.next() else { return Ok(None) };
         if !shared.admits(&job.chunk)? {
             self.hand_in(full)?;
@@ -172,7 +172,7 @@ impl Reader {
 
     /// A slot for the next read; none when the load was given up. If all are taken, what was read last is handed in before one
     /// is waited for.
-    fn slot(&self, full: &mut Option<Full<Part>>, shared: &Shared) -> Result<Option<usize>> {
+    fn slot(&self, full: &mut Option<Full<LoadPart>>, shared: &LoadShared) -> Result<Option<usize>> {
         if let Some(slot) = self.slots.free(0)? {
             return Ok(Some(slot));
         }
@@ -180,38 +180,38 @@ impl Reader {
         self.slots.slot(0, || shared.is_stopped())
     }
 
-    fn hand_in(&self, full: &mut Option<Full<Part>>) -> Result<()> {
+    fn hand_in(&self, full: &mut Option<Full<LoadPart>>) -> Result<()> {
         full.take().map_or(Ok(()), |full| self.slots.hand_in(full))
     }
 }
 
 struct Disk<'a> {
-    shared: &'a Shared,
+    shared: &'a LoadShared,
     by: By,
 }
 
 /// How a slot is filled.
 enum By {
     /// As many concurrent reads as there is room for.
-    Ring(Box<Ring>),
+    Ring(Box<ReadRing>),
     /// Sequential reads: without io_uring, as in many containers.
     Calls(HostMem),
 }
 
-struct Ring {
+struct ReadRing {
     reads: Reads,
     /// Reads in flight, by identifier.
     under_way: [Option<Read>; UNDER_WAY],
 }
 
 impl By {
-    fn new(slots: HostMem, shared: &Shared) -> Self {
+    fn new(slots: HostMem, shared: &LoadShared) -> Self {
         match Reads::new(slots.clone(), UNDER_WAY as u32) {
             Ok(reads) => {
                 if let Some(why) = reads.why_unregistered() {
                     shared.why_unregistered.get_or_init(|| why.to_string());
                 }
-                Self::Ring(Box::new(Ring { reads, under_way: [None; UNDER_WAY] }))
+                Self::Ring(Box::new(ReadRing { reads, under_way: [None; UNDER_WAY] }))
             }
             Err(why) => {
                 shared.why_calls.get_or_init(|| why.to_string());
@@ -223,7 +223,7 @@ impl By {
     /// Starts as many waiting reads as possible.
     fn begin(&mut self, file: &Arc<File>, waiting: &mut VecDeque<Read>) -> Result<()> {
         let Self::Ring(ring) = self else { return Ok(()) };
-        let Ring { reads, under_way } = &mut **ring;
+        let ReadRing { reads, under_way } = &mut **ring;
         for (name, room) in under_way.iter_mut().enumerate().filter(|(_, room)| room.is_none()) {
             let Some(read) = waiting.pop_front() else { break };
             let (to, bytes) = (read.slot as usize, read.bytes as usize);
@@ -236,7 +236,7 @@ impl By {
 
     /// Completed reads; empty if the poll interval is over, or none is in flight.
     fn ended(&mut self, file: &File, waiting: &mut VecDeque<Read>) -> Result<Vec<(Read, io::Result<usize>)>> {
-        let Ring { reads, under_way } = match self {
+        let ReadRing { reads, under_way } = match self {
             Self::Ring(ring) => &mut **ring,
             Self::Calls(slots) => {
                 let by_call = |read: Read| {
@@ -264,7 +264,7 @@ impl By {
 }
 
 impl Disk<'_> {
-    fn source(&self, part: &Chunk) -> Result<(&Opened, &Direct)> {
+    fn source(&self, part: &Chunk) -> Result<(&LoadSource, &Direct)> {
         let source = self.shared.sources.get(part.file).ok_or(Error::Incomplete)?;
         Ok((source, source.direct.as_ref().ok_or(Error::Incomplete)?))
     }
@@ -297,7 +297,7 @@ impl Disk<'_> {
     /// The rest of a completed read, which must be read again.
     fn left(
         &self,
-        source: &Opened,
+        source: &LoadSource,
         block: u64,
         read: Read,
         result: io::Result<usize>,
@@ -346,7 +346,7 @@ mod tests {
         let reads = vec![read; MOST_PIECES / 4];
         let job = || {
             let chunk = Chunk { index: 0, file: 0, reads: reads.clone(), copies: Vec::new(), direct: None };
-            Job { chunk, gpus: 0..1 }
+            ReadJob { chunk, gpus: 0..1 }
         };
         let mut sent = 0;
         while !found.is_full() {
@@ -355,8 +355,8 @@ mod tests {
         }
         assert_eq!(sent, 4);
         let slots = Arc::new(SlotPool::new(1, 1));
-        let reader = Reader { ring: HostMem::touched(4096).unwrap(), slot_bytes: 4096, slots, source };
-        let shared = Shared::new(Vec::new(), RoundRobin::new(Vec::new()));
+        let reader = ReaderThread { ring: HostMem::touched(4096).unwrap(), slot_bytes: 4096, slots, source };
+        let shared = LoadShared::new(Vec::new(), RoundRobin::new(Vec::new()));
         for _ in 0..sent {
             assert!(reader.next(&mut None, &shared).unwrap().is_some());
             assert!(!found.is_full());

@@ -7,8 +7,8 @@ use std::sync::mpsc::Sender;
 
 use onehop_gpu::{Gpu, GpuFile, GpuFiles, Region};
 
-use super::choice::{Opened, Origin};
-use super::worker_pool::Shared;
+use super::choice::{LoadSource, Origin};
+use super::worker_pool::LoadShared;
 use crate::error::{Error, Result};
 use crate::plan::Chunk;
 
@@ -29,14 +29,14 @@ pub(super) fn one_gpu() -> Error {
 
 impl Library {
     /// Opens cuFile, and registers the arena and the files.
-    pub(super) fn open(gpu: &dyn Gpu, arena: &Region, sources: &[Opened]) -> Result<Self> {
+    pub(super) fn open(gpu: &dyn Gpu, arena: &Region, sources: &[LoadSource]) -> Result<Self> {
         let library = gpu.files().map_err(|error| match error {
             onehop_gpu::Error::NotSupported { why, .. } => {
                 Error::NotByCuFile { what: format!("GPU {}", gpu.name()), why }
             }
             other => other.into(),
         })?;
-        let give = |source: &Opened| {
+        let give = |source: &LoadSource| {
             let Origin::Local(cached) = &source.origin else {
                 return Err(Error::NoFile { file: source.name.clone() });
             };
@@ -64,7 +64,7 @@ impl Library {
 }
 
 /// Reads chunk after chunk.
-pub(super) fn run(shared: &Shared, library: &Library, arrived: &Sender<Chunk>) -> Result<()> {
+pub(super) fn run(shared: &LoadShared, library: &Library, arrived: &Sender<Chunk>) -> Result<()> {
     while let Some(job) = shared.next() {
         let (Some(source), Some(file)) =
             (shared.sources.get(job.chunk.file), library.files.get(job.chunk.file))
@@ -82,7 +82,14 @@ pub(super) fn run(shared: &Shared, library: &Library, arrived: &Sender<Chunk>) -
 }
 
 /// Reads a range of the file, which cuFile may split.
-fn read(file: &dyn GpuFile, arena: &Region, source: &Opened, offset: u64, to: u64, bytes: u64) -> Result<()> {
+fn read(
+    file: &dyn GpuFile,
+    arena: &Region,
+    source: &LoadSource,
+    offset: u64,
+    to: u64,
+    bytes: u64,
+) -> Result<()> {
     let mut done = 0;
     while done < bytes {
         let into = arena.slice((to + done) as usize..(to + bytes) as usize)?;

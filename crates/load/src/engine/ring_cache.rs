@@ -15,18 +15,18 @@ pub struct RingCache(Mutex<Option<CachedRing>>);
 struct CachedRing {
     /// A forked child has a copy of the memory, but its GPU does not know it.
     process: u32,
-    ring: Ring,
+    ring: RegisteredRing,
 }
 
 /// The ring, and its registration with the GPU, if any.
-pub(super) struct Ring {
+pub(super) struct RegisteredRing {
     pub(super) memory: HostMem,
     pub(super) known: Option<Region>,
 }
 
 impl RingCache {
     /// The cached ring, if it has this size.
-    pub(super) fn take(&self, bytes: usize) -> Option<Ring> {
+    pub(super) fn take(&self, bytes: usize) -> Option<RegisteredRing> {
         // Another load uses the cache; do not wait for it.
         let CachedRing { process, ring } = self.0.try_lock().ok()?.take()?;
         if process != std::process::id() {
@@ -38,7 +38,7 @@ impl RingCache {
     }
 
     /// Caches a ring that is no longer in use, unless a larger one is cached.
-    pub(super) fn put(&self, ring: Ring) {
+    pub(super) fn put(&self, ring: RegisteredRing) {
         let Ok(mut kept) = self.0.try_lock() else { return };
         let larger = kept.as_ref().is_none_or(|kept| kept.ring.memory.len() < ring.memory.len());
         if larger && ring.memory.len() <= LARGEST {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use onehop_gpu::{Copier, Gpu, Region, Rows};
 
-use super::worker_pool::{Job, Marks};
+use super::worker_pool::{Marks, ReadJob};
 use crate::error::{Error, Result};
 use crate::plan::{Chunk, Plan};
 
@@ -114,7 +114,7 @@ impl SegmentCopiers {
     pub(super) fn copy<'a>(
         &mut self,
         slot_bytes: usize,
-        full: impl Iterator<Item = (usize, &'a Job)>,
+        full: impl Iterator<Item = (usize, &'a ReadJob)>,
     ) -> Result<Marks> {
         let mut rows: Vec<Vec<Rows>> = Vec::new();
         for (slot, job) in full {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use super::worker_pool::{Lane, Marks};
+use super::worker_pool::{LoadLane, Marks};
 use crate::error::Result;
 
 /// Bytes that are worth a call: larger batches are hardly faster.
@@ -28,7 +28,7 @@ pub(super) struct Full<P> {
 }
 
 /// Copies out of the slots, and reports of their end.
-pub(super) trait Copies {
+pub(super) trait SlotCopier {
     /// What was read into a slot.
     type Part;
     /// Bytes of a slot.
@@ -43,38 +43,38 @@ pub(super) trait Copies {
 
 /// A slot is handed in under a lock of its own: threads that fill slots never wait for one that calls the driver.
 /// Whoever holds both locks took the lane's first.
-pub(super) struct SlotPool<L: Copies = Lane> {
-    queue: Mutex<Queue<L::Part>>,
+pub(super) struct SlotPool<L: SlotCopier = LoadLane> {
+    queue: Mutex<SlotQueue<L::Part>>,
     lane: Mutex<UnderWay<L>>,
     /// A thread found the lane taken when it handed in its part.
     is_missed: AtomicBool,
 }
 
-struct Queue<P> {
+struct SlotQueue<P> {
     waiting: VecDeque<Full<P>>,
     /// Each filler's empty slots: those of others are in other processors' caches. What was copied last is taken first.
     empty: Vec<Vec<usize>>,
 }
 
-struct UnderWay<L: Copies> {
+struct UnderWay<L: SlotCopier> {
     /// None until the GPU knows the ring.
     lane: Option<L>,
-    batches: VecDeque<Batch<L::Part>>,
+    batches: VecDeque<CopyBatch<L::Part>>,
 }
 
 /// The copies of one call.
-struct Batch<P> {
+struct CopyBatch<P> {
     begun: Instant,
     marks: Marks,
     full: Vec<Full<P>>,
 }
 
-impl<L: Copies> SlotPool<L> {
+impl<L: SlotCopier> SlotPool<L> {
     /// For so many fillers with so many slots each; fillers that share slots count as one.
     pub(super) fn new(fillers: usize, slots: usize) -> Self {
         let empty = (0..fillers).map(|filler| (filler * slots..(filler + 1) * slots).collect()).collect();
         Self {
-            queue: Mutex::new(Queue { waiting: VecDeque::new(), empty }),
+            queue: Mutex::new(SlotQueue { waiting: VecDeque::new(), empty }),
             lane: Mutex::new(UnderWay { lane: None, batches: VecDeque::new() }),
             is_missed: AtomicBool::new(false),
         }
@@ -159,7 +159,7 @@ impl<L: Copies> SlotPool<L> {
         Ok(())
     }
 
-    fn queue(&self) -> MutexGuard<'_, Queue<L::Part>> {
+    fn queue(&self) -> MutexGuard<'_, SlotQueue<L::Part>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -168,7 +168,7 @@ impl<L: Copies> SlotPool<L> {
     }
 }
 
-impl<P> Queue<P> {
+impl<P> SlotQueue<P> {
     fn pop(&mut self, filler: usize) -> Option<usize> {
         self.empty.get_mut(filler).and_then(Vec::pop)
     }
@@ -186,9 +186,9 @@ impl<P> Queue<P> {
     }
 }
 
-impl<L: Copies> UnderWay<L> {
+impl<L: SlotCopier> UnderWay<L> {
     /// Releases the slots that were copied, and begins the copies that are worth a call.
-    fn attend(&mut self, queue: &Mutex<Queue<L::Part>>) -> Result<()> {
+    fn attend(&mut self, queue: &Mutex<SlotQueue<L::Part>>) -> Result<()> {
         let Some(lane) = &mut self.lane else { return Ok(()) };
         let queue = || queue.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some(batch) = self.batches.front() {
@@ -213,7 +213,7 @@ impl<L: Copies> UnderWay<L> {
             }
             let begun = Instant::now();
             match lane.copy(&full) {
-                Ok(marks) => self.batches.push_back(Batch { begun, marks, full }),
+                Ok(marks) => self.batches.push_back(CopyBatch { begun, marks, full }),
                 Err(error) => {
                     // Other threads may come here before they learn of the failure: a chunk with lost parts must not be
                     // reported as complete.
@@ -233,7 +233,7 @@ mod tests {
 
     use onehop_gpu::{Copier, Emulated, Gpu, Mark, Place, Rows};
 
-    use super::super::worker_pool::{Copiers, Job, Part};
+    use super::super::worker_pool::{Copiers, LoadPart, ReadJob};
     use super::*;
     use crate::error::Error;
     use crate::plan::{Chunk, Copy};
@@ -264,9 +264,9 @@ mod tests {
         }
     }
 
-    fn part(to: u64) -> Job {
+    fn part(to: u64) -> ReadJob {
         let copies = vec![Copy { slot: 0, to, row: 4096, rows: 1, step: 4096 }];
-        Job { chunk: Chunk { index: 0, file: 0, reads: Vec::new(), copies, direct: None }, gpus: 0..1 }
+        ReadJob { chunk: Chunk { index: 0, file: 0, reads: Vec::new(), copies, direct: None }, gpus: 0..1 }
     }
 
     #[test]
@@ -276,15 +276,15 @@ mod tests {
         let memory = |place| gpu.alloc(place, 8192).unwrap();
         let copier = gpu.copier(&memory(Place::PinnedHost), &memory(Place::Vram)).unwrap();
         let copier = Refuses { copier, copied: Arc::clone(&copied), first: true };
-        slots.open(Lane {
+        slots.open(LoadLane {
             slot: 4096,
             copiers: Copiers::Arenas(vec![Box::new(copier)]),
             arrived: vec![arrived],
         });
-        let first = Full { slot: 0, filler: 0, part: Part { job: part(0), arrived: None } };
+        let first = Full { slot: 0, filler: 0, part: LoadPart { job: part(0), arrived: None } };
         assert!(matches!(slots.hand_in(first), Err(Error::Gpu(_))));
         let whole = part(0).chunk;
-        let last = Part { job: part(4096), arrived: Some(whole.clone()) };
+        let last = LoadPart { job: part(4096), arrived: Some(whole.clone()) };
         let last = Full { slot: 1, filler: 0, part: last };
         slots.hand_in(last).unwrap();
         slots.try_attend().unwrap();
@@ -299,7 +299,7 @@ mod tests {
         copied: Arc<Mutex<Vec<usize>>>,
     }
 
-    impl Copies for Holds {
+    impl SlotCopier for Holds {
         type Part = ();
 
         fn slot_bytes(&self) -> usize {

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use onehop_os::HostMem;
 
 use super::SLOTS;
-use super::direct::{JobSource, Reader, UncachedQueue, slots};
+use super::direct::{JobSource, ReaderThread, UncachedQueue, slots};
 use super::slot_pool::SlotPool;
 use super::threads::Filler;
-use super::worker_pool::{Shared, WorkerPool};
+use super::worker_pool::{LoadShared, WorkerPool};
 use crate::error::Result;
 
 /// A load whose threads are being started. They need no GPU at first.
-pub(super) struct Start<'a> {
+pub(super) struct StartingLoad<'a> {
     pub(super) pool: WorkerPool,
     pub(super) ring: &'a HostMem,
     /// Slot size for cached data, and for parts that are read past the cache.
@@ -23,7 +23,7 @@ pub(super) struct Start<'a> {
     pub(super) real: bool,
 }
 
-impl Start<'_> {
+impl StartingLoad<'_> {
     fn memory(&self, range: Range<usize>) -> Result<HostMem> {
         Ok(self.ring.slice(range).map_err(onehop_gpu::Error::from)?)
     }
@@ -43,7 +43,7 @@ impl Start<'_> {
             for index in 0..fillers {
                 let (ring, slots, disk) = (self.memory(range.clone())?, slots.clone(), disk.clone());
                 let filler = Filler { index, ring, slot_bytes: self.slot, slots, disk };
-                let fill = move |shared: &Shared| filler.run(shared);
+                let fill = move |shared: &LoadShared| filler.run(shared);
                 self.pool.spawn("reads cached bytes", fill)?;
             }
         }
@@ -68,8 +68,8 @@ impl Start<'_> {
         for (slots, range) in &slot_pools {
             for _ in 0..together {
                 let (ring, slots, source) = (self.memory(range.clone())?, slots.clone(), source.clone());
-                let reader = Reader { ring, slot_bytes: self.part, slots, source };
-                let read = move |shared: &Shared| reader.run(shared);
+                let reader = ReaderThread { ring, slot_bytes: self.part, slots, source };
+                let read = move |shared: &LoadShared| reader.run(shared);
                 self.pool.spawn("reads from the disk", read)?;
             }
         }

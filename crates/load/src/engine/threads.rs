@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use onehop_os::HostMem;
 
-use super::choice::{Opened, Origin, cached};
+use super::choice::{LoadSource, Origin, cached};
 use super::direct::UncachedQueue;
 use super::narrow::pack;
 use super::slot_pool::{Full, SlotPool};
-use super::worker_pool::{Job, Part, Shared};
+use super::worker_pool::{LoadPart, LoadShared, ReadJob};
 use crate::error::{Error, Result};
 use crate::plan::Chunk;
 
@@ -29,19 +29,19 @@ pub(super) struct Filler {
 }
 
 impl Filler {
-    pub(super) fn run(&self, shared: &Shared) -> Result<()> {
+    pub(super) fn run(&self, shared: &LoadShared) -> Result<()> {
         while let Some(slot) = self.slots.slot(self.index, || shared.is_stopped())?
             && let Some(job) = self.fill(shared, slot)?
         {
             let arrived = Some(job.chunk.clone());
-            self.slots.hand_in(Full { slot, filler: self.index, part: Part { job, arrived } })?;
+            self.slots.hand_in(Full { slot, filler: self.index, part: LoadPart { job, arrived } })?;
         }
         self.slots.finish(|| shared.is_stopped())
     }
 
     /// Fills a slot with the next chunk that is not for the disk; `None` if there are no more, or the load was
     /// cancelled.
-    fn fill(&self, shared: &Shared, slot: usize) -> Result<Option<Job>> {
+    fn fill(&self, shared: &LoadShared, slot: usize) -> Result<Option<ReadJob>> {
         while let Some(mut job) = shared.next() {
             if !shared.wait_for_memory(&job.chunk, || self.slots.try_attend())? {
                 return Ok(None);
@@ -64,7 +64,7 @@ impl Filler {
     }
 
     /// Reads a chunk, unless it is faster to read it past the page cache.
-    fn read(&self, shared: &Shared, slot: usize, chunk: &Chunk) -> Result<bool> {
+    fn read(&self, shared: &LoadShared, slot: usize, chunk: &Chunk) -> Result<bool> {
         let Some(source) = shared.sources.get(chunk.file) else { return Err(Error::Incomplete) };
         match &source.origin {
             Origin::Local(file) => return self.read_local(shared, slot, source, file, chunk),
@@ -88,9 +88,9 @@ impl Filler {
     /// milliseconds.
     fn read_local(
         &self,
-        shared: &Shared,
+        shared: &LoadShared,
         slot: usize,
-        source: &Opened,
+        source: &LoadSource,
         file: &File,
         chunk: &Chunk,
     ) -> Result<bool> {

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use onehop_gpu::{Copier, Mark, Rows};
 
-use super::choice::Opened;
+use super::choice::LoadSource;
 use super::segments::{SegmentCopiers, Segments};
-use super::slot_pool::{Copies, Full};
+use super::slot_pool::{Full, SlotCopier};
 use crate::error::{Error, Result};
 use crate::plan::{Chunk, Chunks};
 
@@ -23,7 +23,7 @@ const MEMORY_POLL_INTERVAL: Duration = Duration::from_micros(100);
 
 /// A chunk, and the GPUs that receive it.
 #[derive(Debug)]
-pub(super) struct Job {
+pub(super) struct ReadJob {
     pub(super) chunk: Chunk,
     pub(super) gpus: Range<usize>,
 }
@@ -42,15 +42,15 @@ impl RoundRobin {
 }
 
 impl Iterator for RoundRobin {
-    type Item = Job;
+    type Item = ReadJob;
 
-    fn next(&mut self) -> Option<Job> {
+    fn next(&mut self) -> Option<ReadJob> {
         for _ in 0..self.lists.len() {
             let turn = self.next % self.lists.len();
             self.next = turn + 1;
             let (chunks, gpus) = self.lists.get_mut(turn)?;
             if let Some(chunk) = chunks.next() {
-                return Some(Job { chunk, gpus: gpus.clone() });
+                return Some(ReadJob { chunk, gpus: gpus.clone() });
             }
         }
         None
@@ -58,8 +58,8 @@ impl Iterator for RoundRobin {
 }
 
 /// State shared by all threads of a load.
-pub(super) struct Shared {
-    pub(super) sources: Vec<Opened>,
+pub(super) struct LoadShared {
+    pub(super) sources: Vec<LoadSource>,
     /// Set for a load in segments: its chunks wait for memory.
     pub(super) segments: Option<Arc<Segments>>,
     /// Chunks that no thread has taken yet.
@@ -82,8 +82,8 @@ pub(super) struct Shared {
     pub(super) why_unknown: OnceLock<String>,
 }
 
-impl Shared {
-    pub(super) fn new(sources: Vec<Opened>, left: RoundRobin) -> Self {
+impl LoadShared {
+    pub(super) fn new(sources: Vec<LoadSource>, left: RoundRobin) -> Self {
         let zero = || AtomicU64::new(0);
         Self {
             sources,
@@ -105,7 +105,7 @@ impl Shared {
     }
 
     /// The next chunk for a thread; `None` if the load is over or cancelled.
-    pub(super) fn next(&self) -> Option<Job> {
+    pub(super) fn next(&self) -> Option<ReadJob> {
         if self.is_stopped() {
             return None;
         }
@@ -151,14 +151,14 @@ impl Shared {
 }
 
 /// What was read into a slot.
-pub(super) struct Part {
-    pub(super) job: Job,
+pub(super) struct LoadPart {
+    pub(super) job: ReadJob,
     /// The chunk that has arrived once this is copied: others of its parts went before.
     pub(super) arrived: Option<Chunk>,
 }
 
 /// The copies out of a part of the ring to each GPU.
-pub(super) struct Lane {
+pub(super) struct LoadLane {
     /// Slot size of that part.
     pub(super) slot: usize,
     pub(super) copiers: Copiers,
@@ -176,14 +176,14 @@ pub(super) enum Copiers {
 /// The end of some copies, with the index of their copier.
 pub(super) type Marks = Vec<(usize, Mark)>;
 
-impl Copies for Lane {
-    type Part = Part;
+impl SlotCopier for LoadLane {
+    type Part = LoadPart;
 
     fn slot_bytes(&self) -> usize {
         self.slot
     }
 
-    fn copy(&mut self, full: &[Full<Part>]) -> Result<Marks> {
+    fn copy(&mut self, full: &[Full<LoadPart>]) -> Result<Marks> {
         let copiers = match &mut self.copiers {
             Copiers::Arenas(copiers) => copiers,
             Copiers::Segments(segments) => {
@@ -215,7 +215,7 @@ impl Copies for Lane {
         Ok(marks)
     }
 
-    fn is_over(&mut self, marks: &Marks, _: &[Full<Part>]) -> Result<bool> {
+    fn is_over(&mut self, marks: &Marks, _: &[Full<LoadPart>]) -> Result<bool> {
         for (index, mark) in marks {
             let copier = match &mut self.copiers {
                 Copiers::Arenas(copiers) => copiers.get_mut(*index),
@@ -231,7 +231,7 @@ impl Copies for Lane {
     }
 
     /// Whoever waited may have gone: then the load was given up, and they have set the flag.
-    fn tell(&self, Part { job, arrived }: Part) {
+    fn tell(&self, LoadPart { job, arrived }: LoadPart) {
         let Some(chunk) = arrived else { return };
         for arrived in self.arrived.get(job.gpus).into_iter().flatten() {
             let _ = arrived.send(chunk.clone());
@@ -241,12 +241,12 @@ impl Copies for Lane {
 
 /// The threads. Dropping it ends them.
 pub(super) struct WorkerPool {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<LoadShared>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl WorkerPool {
-    pub(super) fn new(shared: Shared) -> Self {
+    pub(super) fn new(shared: LoadShared) -> Self {
         Self { shared: Arc::new(shared), threads: Vec::new() }
     }
 
@@ -254,7 +254,7 @@ impl WorkerPool {
     pub(super) fn spawn(
         &mut self,
         name: &str,
-        work: impl Fn(&Shared) -> Result<()> + Send + 'static,
+        work: impl Fn(&LoadShared) -> Result<()> + Send + 'static,
     ) -> Result<()> {
         let shared = self.shared.clone();
         // Its resources are dropped after the error was reported: that may take as long as an unresponsive GPU.

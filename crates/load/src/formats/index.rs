@@ -3,7 +3,7 @@
 use serde::de::MapAccess;
 
 use super::{MAX_HEADER, fetch, first_duplicate};
-use crate::json::{self, Each, Fault, Object, Pairs, Skip};
+use crate::json::{self, Each, Object, Skip, StoredError, StringPairs};
 use crate::source::Source;
 
 /// The contents of an index.
@@ -79,8 +79,8 @@ pub fn read(file: &dyn Source) -> crate::Result<Index> {
 /// # Errors
 /// When it violates a rule.
 pub fn parse(json: &[u8]) -> Result<Index, Error> {
-    let fault = Fault::new();
-    let mut raw = Raw { map: None, fault: &fault };
+    let fault = StoredError::new();
+    let mut raw = RawIndex { map: None, fault: &fault };
     let parsed = json::parse(json, Object("an index", &mut raw));
     let map = raw.map;
     fault.settle(parsed, Error::Json)?;
@@ -121,19 +121,19 @@ fn is_contained_path(name: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
-struct Raw<'f> {
+struct RawIndex<'f> {
     map: Option<Vec<(String, String)>>,
-    fault: &'f Fault<Error>,
+    fault: &'f StoredError<Error>,
 }
 
-impl<'de> Each<'de> for Raw<'_> {
+impl<'de> Each<'de> for RawIndex<'_> {
     fn take<A: MapAccess<'de>>(&mut self, key: String, map: &mut A) -> Result<(), A::Error> {
         if key != "weight_map" {
             let Skip = map.next_value()?;
         } else if self.map.is_some() {
             return Err(self.fault.raise(Error::MapTwice));
         } else {
-            let mut pairs = Pairs::default();
+            let mut pairs = StringPairs::default();
             map.next_value_seed(Object("an object of file names", &mut pairs))?;
             self.map = Some(pairs.0);
         }

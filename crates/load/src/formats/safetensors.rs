@@ -8,7 +8,7 @@ use serde::de::{DeserializeSeed, Deserializer, MapAccess};
 
 use super::{MAX_HEADER, TensorInfo, fetch, first_duplicate, other};
 use crate::dtype::{Dtype, SizeError};
-use crate::json::{self, Each, Fault, Object, Pairs, Skip, UnsignedList};
+use crate::json::{self, Each, Object, Skip, StoredError, StringPairs, UnsignedList};
 use crate::source::Source;
 
 /// Most dimensions of a tensor: the limit of torch and NumPy.
@@ -235,8 +235,8 @@ pub fn header_bytes(prefix: [u8; 8], length: u64) -> Result<u64, Error> {
 /// # Errors
 /// When it violates a rule.
 pub fn parse(json: &[u8], length: u64) -> Result<Header, Error> {
-    let fault = Fault::new();
-    let mut raw = Raw { tensors: Vec::new(), metadata: None, fault: &fault };
+    let fault = StoredError::new();
+    let mut raw = RawHeader { tensors: Vec::new(), metadata: None, fault: &fault };
     let parsed = json::parse(json, Object("an object of tensors", &mut raw));
     let (tensors, metadata) = (raw.tensors, raw.metadata);
     fault.settle(parsed, Error::Json)?;
@@ -297,19 +297,19 @@ fn place(mut claims: Vec<DeclaredTensor>, data: u64, length: u64) -> Result<Vec<
 }
 
 /// The header's object.
-struct Raw<'f> {
+struct RawHeader<'f> {
     tensors: Vec<DeclaredTensor>,
     metadata: Option<Vec<(String, String)>>,
-    fault: &'f Fault<Error>,
+    fault: &'f StoredError<Error>,
 }
 
-impl<'de> Each<'de> for Raw<'_> {
+impl<'de> Each<'de> for RawHeader<'_> {
     fn take<A: MapAccess<'de>>(&mut self, key: String, map: &mut A) -> Result<(), A::Error> {
         if key == METADATA {
             if self.metadata.is_some() {
                 return Err(self.fault.raise(Error::KeyTwice { key, within: "the header".into() }));
             }
-            let mut pairs = Pairs::default();
+            let mut pairs = StringPairs::default();
             map.next_value_seed(Nullable(&mut pairs))?;
             self.metadata = Some(pairs.0);
             return Ok(());
@@ -317,7 +317,8 @@ impl<'de> Each<'de> for Raw<'_> {
         if key.contains('\0') {
             return Err(self.fault.raise(Error::NulInName(key)));
         }
-        let mut info = Info { tensor: key, dtype: None, shape: None, offsets: None, fault: self.fault };
+        let mut info =
+            RawTensorInfo { tensor: key, dtype: None, shape: None, offsets: None, fault: self.fault };
         map.next_value_seed(Object("a tensor's dtype, shape and data_offsets", &mut info))?;
         self.tensors.push(info.claim()?);
         Ok(())
@@ -325,7 +326,7 @@ impl<'de> Each<'de> for Raw<'_> {
 }
 
 /// Metadata that may be `null`, as in the reference.
-struct Nullable<'a>(&'a mut Pairs);
+struct Nullable<'a>(&'a mut StringPairs);
 
 impl<'de> DeserializeSeed<'de> for Nullable<'_> {
     type Value = ();
@@ -352,15 +353,15 @@ impl<'de> serde::de::Visitor<'de> for Nullable<'_> {
 }
 
 /// A tensor's description.
-struct Info<'f> {
+struct RawTensorInfo<'f> {
     tensor: String,
     dtype: Option<Dtype>,
     shape: Option<Vec<u64>>,
     offsets: Option<(u64, u64)>,
-    fault: &'f Fault<Error>,
+    fault: &'f StoredError<Error>,
 }
 
-impl<'de> Each<'de> for Info<'_> {
+impl<'de> Each<'de> for RawTensorInfo<'_> {
     fn take<A: MapAccess<'de>>(&mut self, key: String, map: &mut A) -> Result<(), A::Error> {
         let again = match key.as_str() {
             "dtype" => self.dtype.is_some(),
@@ -399,7 +400,7 @@ impl<'de> Each<'de> for Info<'_> {
     }
 }
 
-impl Info<'_> {
+impl RawTensorInfo<'_> {
     fn dtype<E: serde::de::Error>(&self, name: String) -> Result<Dtype, E> {
         // GGML's types are not safetensors types.
         let known = name.parse::<Dtype>().ok().filter(|d| *d <= Dtype::U64);

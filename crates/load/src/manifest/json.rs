@@ -5,7 +5,7 @@ use serde::{Serialize, Serializer};
 
 use super::{Entry, Error, Manifest, VERSION};
 use crate::dtype::Dtype;
-use crate::json::{self, Each, Fault, KEPT, Object, UnsignedList, Whole};
+use crate::json::{self, Each, KEPT, Object, StoredError, UnsignedList, Whole};
 
 /// The keys of the file.
 const FORM: &str = "onehop_manifest";
@@ -30,8 +30,8 @@ pub(super) fn write(manifest: &Manifest) -> String {
 
 /// Parses it.
 pub(super) fn parse(text: &[u8]) -> Result<Manifest, Error> {
-    let fault = Fault::new();
-    let mut raw = Raw { version: None, tensors: None, fault: &fault };
+    let fault = StoredError::new();
+    let mut raw = RawManifest { version: None, tensors: None, fault: &fault };
     let parsed = json::parse(text, Object("a manifest", &mut raw));
     let (version, tensors) = (raw.version, raw.tensors);
     fault.settle(parsed, Error::Json)?;
@@ -40,13 +40,13 @@ pub(super) fn parse(text: &[u8]) -> Result<Manifest, Error> {
     Ok(Manifest { tensors: tensors.ok_or_else(|| missing(TENSORS))? })
 }
 
-struct Raw<'f> {
+struct RawManifest<'f> {
     version: Option<()>,
     tensors: Option<std::collections::BTreeMap<String, Entry>>,
-    fault: &'f Fault<Error>,
+    fault: &'f StoredError<Error>,
 }
 
-impl<'de> Each<'de> for Raw<'_> {
+impl<'de> Each<'de> for RawManifest<'_> {
     fn take<A: MapAccess<'de>>(&mut self, key: String, map: &mut A) -> Result<(), A::Error> {
         let within = || "the manifest".to_owned();
         match key.as_str() {
@@ -69,7 +69,7 @@ impl<'de> Each<'de> for Raw<'_> {
 
 struct Tensors<'f> {
     map: std::collections::BTreeMap<String, Entry>,
-    fault: &'f Fault<Error>,
+    fault: &'f StoredError<Error>,
 }
 
 impl<'de> Each<'de> for Tensors<'_> {
@@ -93,7 +93,7 @@ struct One<'f> {
     shape: Option<Vec<u64>>,
     bytes: Option<u64>,
     crc32c: Option<u32>,
-    fault: &'f Fault<Error>,
+    fault: &'f StoredError<Error>,
 }
 
 impl<'de> Each<'de> for One<'_> {

@@ -156,7 +156,7 @@ pub struct Chunks {
 }
 
 /// The remaining bytes of a row.
-struct Span {
+struct RowRemainder {
     from: u64,
     to: u64,
     bytes: u64,
@@ -185,11 +185,11 @@ impl Chunks {
         })
     }
 
-    fn span(&self) -> Option<Span> {
+    fn span(&self) -> Option<RowRemainder> {
         let piece = self.pieces.get(self.piece)?;
         let from = piece.from + self.row * piece.step + self.byte;
         let to = piece.to + self.row * piece.row + self.byte;
-        Some(Span { from, to, bytes: piece.row - self.byte })
+        Some(RowRemainder { from, to, bytes: piece.row - self.byte })
     }
 
     /// Advances by `bytes` of the span.
@@ -260,7 +260,7 @@ impl Fill {
     }
 
     /// Adds as much of a span as there is room for, and returns how much.
-    fn take(&mut self, span: &Span) -> u64 {
+    fn take(&mut self, span: &RowRemainder) -> u64 {
         let start = span.from / self.block * self.block;
         let (mut read, goes_on) = match self.reads.last() {
             Some(last) if start <= last.offset + last.bytes => (*last, true),

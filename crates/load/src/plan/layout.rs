@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use super::{Error, Landing, Options, Piece, Placed, Plan, PlannedFile, Range};
+use super::{Error, Landing, Piece, Placed, Plan, PlanOptions, PlannedFile, Range};
 use crate::formats::TensorInfo;
 use crate::select::Part;
 
@@ -25,7 +25,7 @@ impl Want<'_> {
 }
 
 /// Parts that keep their relative distances in the arena.
-struct Run {
+struct PartRun {
     file: usize,
     wants: std::ops::Range<usize>,
     piece: Piece,
@@ -35,7 +35,11 @@ struct Run {
 }
 
 /// The plan for `wants`, which are sorted by file and offset.
-pub(super) fn plan(files: Vec<PlannedFile>, wants: Vec<Want<'_>>, options: Options) -> Result<Plan, Error> {
+pub(super) fn plan(
+    files: Vec<PlannedFile>,
+    wants: Vec<Want<'_>>,
+    options: PlanOptions,
+) -> Result<Plan, Error> {
     options.check()?;
     let tensor_bytes = wants.iter().try_fold(0u64, |n, w| n.checked_add(w.part.bytes()));
     let longest = files.iter().map(|f| f.bytes).max().unwrap_or(0);
@@ -72,8 +76,8 @@ fn placed(want: &Want<'_>, at: u64) -> Placed {
 }
 
 /// Groups parts that can keep their distances.
-fn runs(wants: &[Want<'_>], options: &Options) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
+fn runs(wants: &[Want<'_>], options: &PlanOptions) -> Vec<PartRun> {
+    let mut runs: Vec<PartRun> = Vec::new();
     for (i, want) in wants.iter().enumerate() {
         if let Some(run) = runs.last_mut().filter(|run| joins(run, want, options)) {
             run.wants.end = i + 1;
@@ -81,7 +85,7 @@ fn runs(wants: &[Want<'_>], options: &Options) -> Vec<Run> {
             run.piece.step = run.piece.row;
         } else {
             let (wants, landing) = (i..i + 1, Landing::Shifted { by: 0 });
-            runs.push(Run { file: want.file, wants, piece: want.piece(), gaps: false, landing });
+            runs.push(PartRun { file: want.file, wants, piece: want.piece(), gaps: false, landing });
         }
     }
     runs
@@ -89,7 +93,7 @@ fn runs(wants: &[Want<'_>], options: &Options) -> Vec<Run> {
 
 /// Whether `want` may join a run. A hole before it that is shorter than its alignment costs no more memory than
 /// aligning it anew. No run is longer than a segment.
-fn joins(run: &Run, want: &Want<'_>, options: &Options) -> bool {
+fn joins(run: &PartRun, want: &Want<'_>, options: &PlanOptions) -> bool {
     let align = options.align_of(want.part.bytes());
     let hole = want.part.offset.checked_sub(run.piece.end());
     run.file == want.file
@@ -101,11 +105,11 @@ fn joins(run: &Run, want: &Want<'_>, options: &Options) -> bool {
 }
 
 /// Chooses the runs that land directly: the longest ones, as long as there is memory for their gaps.
-fn grant_gaps(runs: &mut [Run], tensor_bytes: u64, options: &Options) {
+fn grant_gaps(runs: &mut [PartRun], tensor_bytes: u64, options: &PlanOptions) {
     let cost = 2 * options.block + options.align.max(options.landing);
     let padding = options.align.saturating_mul(runs.len() as u64);
     let mut budget = (tensor_bytes / 100).max(options.slack).saturating_sub(padding);
-    let mut longest: Vec<&mut Run> = runs.iter_mut().filter(|run| can_land(run, options)).collect();
+    let mut longest: Vec<&mut PartRun> = runs.iter_mut().filter(|run| can_land(run, options)).collect();
     longest.sort_by_key(|run| Reverse(run.piece.row));
     for run in longest {
         if budget < cost {
@@ -117,7 +121,7 @@ fn grant_gaps(runs: &mut [Run], tensor_bytes: u64, options: &Options) {
 }
 
 /// Whether an arena address exists that suits both the run's tensors and whole blocks.
-fn can_land(run: &Run, options: &Options) -> bool {
+fn can_land(run: &PartRun, options: &PlanOptions) -> bool {
     options.direct
         && options.segment.is_none()
         && run.piece.rows == 1
@@ -125,7 +129,7 @@ fn can_land(run: &Run, options: &Options) -> bool {
 }
 
 /// Places every run, and returns the length of the arena and its segments.
-fn place(runs: &mut [Run], options: &Options) -> (u64, Vec<std::ops::Range<u64>>) {
+fn place(runs: &mut [PartRun], options: &PlanOptions) -> (u64, Vec<std::ops::Range<u64>>) {
     // The end of the tensors, and the end of what is read with them.
     let (mut kept, mut landed) = (0u64, 0u64);
     let mut segments = Vec::new();
@@ -161,14 +165,14 @@ fn place(runs: &mut [Run], options: &Options) -> (u64, Vec<std::ops::Range<u64>>
 }
 
 /// The first place from `least` on that is aligned for tensors and for whole blocks of the file.
-fn congruent(least: u64, from: u64, options: &Options) -> u64 {
+fn congruent(least: u64, from: u64, options: &PlanOptions) -> u64 {
     let modulus = options.align.max(options.landing);
     let residue = if options.landing > options.align { from % modulus } else { 0 };
     least + (modulus + residue - least % modulus) % modulus
 }
 
 /// One range per direct run; ranges that go through a ring are joined where their blocks meet.
-fn ranges(runs: &[Run], options: &Options) -> Vec<Range> {
+fn ranges(runs: &[PartRun], options: &PlanOptions) -> Vec<Range> {
     let mut ranges: Vec<Range> = Vec::new();
     for (i, run) in runs.iter().enumerate() {
         let (reads, read_bytes) = reads(&run.piece, options.block);

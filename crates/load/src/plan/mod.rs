@@ -31,7 +31,7 @@ use crate::select::{Part, Selection};
 
 /// Options of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Options {
+pub struct PlanOptions {
     /// Alignment of tensors that are at least this long. 256 is what DLPack requires of a GPU tensor, and enough for
     /// every vector load and for TMA (128).
     pub align: u64,
@@ -57,7 +57,7 @@ pub struct Options {
     pub segment: Option<u64>,
 }
 
-impl Default for Options {
+impl Default for PlanOptions {
     fn default() -> Self {
         Self {
             align: 256,
@@ -72,7 +72,7 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl PlanOptions {
     /// Options for a route that works through a ring in host memory.
     #[must_use]
     pub fn ring() -> Self {
@@ -207,7 +207,7 @@ impl Piece {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Plan {
     /// Its options.
-    pub options: Options,
+    pub options: PlanOptions,
     /// The model's files.
     pub files: Vec<PlannedFile>,
     /// The tensors, by file and in the order of their bytes.
@@ -254,7 +254,7 @@ impl Plan {
     ///
     /// # Errors
     /// When the options contradict each other, a pattern matches no tensor, or a tensor cannot be sliced as requested.
-    pub fn new(model: &Model, selection: &Selection, options: Options) -> Result<Self, Error> {
+    pub fn new(model: &Model, selection: &Selection, options: PlanOptions) -> Result<Self, Error> {
         let selector = selection.selector();
         selector.check(&model.tensors)?;
         let mut wants = Vec::new();
@@ -269,7 +269,7 @@ impl Plan {
     ///
     /// # Errors
     /// When the options contradict each other.
-    pub fn of_part(model: &Model, tensor: &Tensor, part: Part, options: Options) -> Result<Self, Error> {
+    pub fn of_part(model: &Model, tensor: &Tensor, part: Part, options: PlanOptions) -> Result<Self, Error> {
         let want = layout::Want { file: tensor.file, tensor: &tensor.info, part };
         layout::plan(planned(model), vec![want], options)
     }

@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const SLOWEST: u64 = 64 << 10;
 
 /// Why a read ended.
-pub(super) enum Failure {
+pub(super) enum ReadFailure {
     /// A retry may succeed.
     Again(Box<dyn std::error::Error + Send + Sync>),
     /// A retry is pointless.
@@ -36,7 +36,7 @@ pub(super) enum Failure {
     Ours(Error),
 }
 
-impl Failure {
+impl ReadFailure {
     pub(super) fn late(waited: Duration) -> Self {
         Self::Again(format!("no byte came for {waited:?}").into())
     }
@@ -55,7 +55,7 @@ impl Failure {
     }
 }
 
-impl From<object_store::Error> for Failure {
+impl From<object_store::Error> for ReadFailure {
     fn from(error: object_store::Error) -> Self {
         match error {
             object_store::Error::Generic { .. } => Self::Again(Box::new(error)),
@@ -93,7 +93,7 @@ impl ObjectIdentity {
     }
 }
 
-struct Inner {
+struct RemoteFileInner {
     name: String,
     runtime: Arc<Runtime>,
     store: Arc<dyn ObjectStore>,
@@ -103,7 +103,7 @@ struct Inner {
 }
 
 /// An object on a server.
-pub(super) struct RemoteFile(Arc<Inner>);
+pub(super) struct RemoteFile(Arc<RemoteFileInner>);
 
 impl RemoteFile {
     pub(super) fn open(
@@ -114,9 +114,9 @@ impl RemoteFile {
         config: Config,
     ) -> Result<Self> {
         let looks = ObjectIdentity { bytes: 0, tag: None, modified: String::new(), version: None };
-        let inner = Inner { name, runtime, store, location, config, looks };
+        let inner = RemoteFileInner { name, runtime, store, location, config, looks };
         let looks = inner.head()?;
-        Ok(Self(Arc::new(Inner { looks, ..inner })))
+        Ok(Self(Arc::new(RemoteFileInner { looks, ..inner })))
     }
 }
 
@@ -125,22 +125,22 @@ pub(super) async fn in_time<T>(
     work: impl Future<Output = T>,
     idle: Duration,
     go_on: &dyn Fn() -> bool,
-) -> Result<T, Failure> {
+) -> Result<T, ReadFailure> {
     let (mut work, begun) = (pin!(work), Instant::now());
     loop {
         if !go_on() {
-            return Err(Failure::Ours(Error::Cancelled));
+            return Err(ReadFailure::Ours(Error::Cancelled));
         }
         if let Ok(done) = tokio::time::timeout(CANCEL_POLL_INTERVAL, &mut work).await {
             return Ok(done);
         }
         if begun.elapsed() >= idle {
-            return Err(Failure::late(idle));
+            return Err(ReadFailure::late(idle));
         }
     }
 }
 
-impl Inner {
+impl RemoteFileInner {
     /// Fetches its present identity.
     fn head(&self) -> Result<ObjectIdentity> {
         let mut looks = None;
@@ -170,7 +170,7 @@ impl Inner {
     fn with_retries(
         &self,
         go_on: &dyn Fn() -> bool,
-        mut work: impl AsyncFnMut() -> Result<(), Failure>,
+        mut work: impl AsyncFnMut() -> Result<(), ReadFailure>,
     ) -> Result<u64> {
         let (mut tries, mut pause) = (0, FIRST_PAUSE);
         self.runtime.block_on(async {
@@ -178,7 +178,7 @@ impl Inner {
                 tries += 1;
                 match work().await {
                     Ok(()) => return Ok(u64::from(tries - 1)),
-                    Err(Failure::Again(_)) if tries <= self.config.retries => {}
+                    Err(ReadFailure::Again(_)) if tries <= self.config.retries => {}
                     Err(failure) => return Err(failure.error(&self.name, tries)),
                 }
                 let begun = Instant::now();
@@ -193,9 +193,9 @@ impl Inner {
         })
     }
 
-    fn changed(&self, now: impl fmt::Display) -> Failure {
+    fn changed(&self, now: impl fmt::Display) -> ReadFailure {
         let (was, now) = (self.looks.to_string(), now.to_string());
-        Failure::Ours(Error::ChangedOnServer { file: self.name.clone(), was, now })
+        ReadFailure::Ours(Error::ChangedOnServer { file: self.name.clone(), was, now })
     }
 
     /// One request for the missing bytes.
@@ -205,7 +205,7 @@ impl Inner {
         done: &mut u64,
         go_on: &dyn Fn() -> bool,
         take: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ReadFailure> {
         let range = GetRange::Bounded(offset + *done..offset + bytes);
         let options = GetOptions {
             range: Some(range),
@@ -227,19 +227,19 @@ impl Inner {
         let mut body = got.into_stream();
         while *done < bytes {
             let Some(part) = in_time(body.next(), self.config.idle, go_on).await? else {
-                return Err(Failure::Again("the answer ended early".into()));
+                return Err(ReadFailure::Again("the answer ended early".into()));
             };
             let part = part?;
             // Surplus bytes from the server are ignored.
             let part = &part[..part.len().min((bytes - *done) as usize)];
-            take(*done, part).map_err(Failure::Ours)?;
+            take(*done, part).map_err(ReadFailure::Ours)?;
             *done += part.len() as u64;
         }
         Ok(())
     }
 }
 
-impl Fetch for Inner {
+impl Fetch for RemoteFileInner {
     fn fetch(
         &self,
         offset: u64,

@@ -118,7 +118,7 @@ const SIZES: [usize; 6] = [1 << 20, 1, 777, 5 << 20 | 3, 0, 12_345];
 const OPTIONS: Options = Options { route: Route::CuFile, threads: Some(3), slot: Some(1 << 20) };
 
 fn begin(gpu: &dyn Gpu, model: &Model, selection: &Selection) -> Result<Stream<RingEngine>, Error> {
-    let plan = Plan::new(model, selection, plan::Options::ring()).unwrap();
+    let plan = Plan::new(model, selection, plan::PlanOptions::ring()).unwrap();
     let prepared = Prepared::new(&plan, &model.files, &OPTIONS)?;
     Ok(Stream::new(plan.clone(), RingEngine::start(gpu, &plan, prepared)?))
 }
@@ -189,7 +189,8 @@ fn what_it_refuses_and_what_breaks_is_told() {
     drop(stream);
     assert_eq!(gpu.open.load(Ordering::Relaxed), 1);
 
-    let (gpu, plan) = (WithFiles::new(0), Plan::new(&opened, &Selection::default(), plan::Options::ring()));
+    let (gpu, plan) =
+        (WithFiles::new(0), Plan::new(&opened, &Selection::default(), plan::PlanOptions::ring()));
     let (plan, gpus): (_, [&dyn Gpu; 2]) = (plan.unwrap(), [&gpu, &gpu]);
     let prepared = Prepared::for_all(&[&plan, &plan], &opened.files, &OPTIONS).unwrap();
     let error = RingEngine::start_all(&gpus, &[&plan, &plan], prepared).err().unwrap();

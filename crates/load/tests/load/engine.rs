@@ -76,7 +76,7 @@ pub fn bytes_of(region: &Region, tensor: &plan::Placed) -> Vec<u8> {
 }
 
 fn start(model: &Model, options: Options) -> Result<Stream<RingEngine>, Error> {
-    let plan = Plan::new(model, &Selection::default(), plan::Options::default()).unwrap();
+    let plan = Plan::new(model, &Selection::default(), plan::PlanOptions::default()).unwrap();
     let prepared = Prepared::new(&plan, &model.files, &options)?;
     let engine = RingEngine::start(&Emulated::new(), &plan, prepared)?;
     Ok(Stream::new(plan, engine))
@@ -208,7 +208,7 @@ fn a_load_that_is_given_up_ends() {
             continue;
         };
         drop(stream);
-        let plan = Plan::new(&opened, &Selection::default(), plan::Options::default()).unwrap();
+        let plan = Plan::new(&opened, &Selection::default(), plan::PlanOptions::default()).unwrap();
         let Ok(prepared) = Prepared::new(&plan, &opened.files, &Options { route, ..Options::default() })
         else {
             continue;
@@ -232,7 +232,7 @@ fn several_gpus_share_a_ring() {
             let plan = |rank| {
                 let selection = Selection::default().rank(rank, 2).unwrap();
                 let selection = if halves { selection.cut("*", 0) } else { selection };
-                Plan::new(&opened, &selection, plan::Options::ring()).unwrap()
+                Plan::new(&opened, &selection, plan::PlanOptions::ring()).unwrap()
             };
             let plans = [plan(0), plan(1)];
             let plans: Vec<_> = plans.iter().collect();
@@ -280,7 +280,7 @@ fn what_fails_is_told_and_the_other_gpus_end() {
     File::options().write(true).open(&path).unwrap().set_len(2 << 20 | 100).unwrap();
     let gpus = [Emulated::new(), Emulated::new()];
     let gpus: Vec<&dyn onehop_gpu::Gpu> = gpus.iter().map(|gpu| gpu as _).collect();
-    let plan = Plan::new(&opened, &Selection::default(), plan::Options::ring()).unwrap();
+    let plan = Plan::new(&opened, &Selection::default(), plan::PlanOptions::ring()).unwrap();
     let options = Options { route: Route::Cached, slot: Some(1 << 20), threads: Some(2) };
     let prepared = Prepared::for_all(&[&plan, &plan], &opened.files, &options).unwrap();
     let engines = RingEngine::start_all(&gpus, &[&plan, &plan], prepared).unwrap();
@@ -317,7 +317,7 @@ fn an_arena_takes_load_after_load() {
     let path = folder.0.join("m.safetensors");
     let tensors = model(&path, &SIZES);
     let opened = Model::open(&Local, &[path]).unwrap();
-    let plan = Plan::new(&opened, &Selection::default(), plan::Options::ring()).unwrap();
+    let plan = Plan::new(&opened, &Selection::default(), plan::PlanOptions::ring()).unwrap();
     let gpu = Emulated::new();
     let load = |arena: Arena| {
         let prepared = Prepared::new(&plan, &opened.files, &Options::default()).unwrap();
@@ -341,7 +341,8 @@ fn an_arena_takes_load_after_load() {
     let half = again.slice(0..all / 2).unwrap();
     assert!(matches!(Arena::again(half, &plan), Err(Error::Arena { .. })));
     // An arena that was made for less.
-    let part = Plan::new(&opened, &Selection::default().only(&tensors[0].0), plan::Options::ring()).unwrap();
+    let part =
+        Plan::new(&opened, &Selection::default().only(&tensors[0].0), plan::PlanOptions::ring()).unwrap();
     assert!(part.gpu_bytes < plan.gpu_bytes);
     let prepared = Prepared::new(&plan, &opened.files, &Options::default()).unwrap();
     let small = prepared.into_arenas(vec![Arena::new(&gpu, &part).unwrap()]);
@@ -355,7 +356,7 @@ fn a_ring_is_left_for_the_next_load() {
     let tensors = model(&path, &SIZES);
     let opened = Model::open(&Local, &[path]).unwrap();
     let ring_cache = Arc::new(RingCache::default());
-    let plan = Plan::new(&opened, &Selection::default(), plan::Options::ring()).unwrap();
+    let plan = Plan::new(&opened, &Selection::default(), plan::PlanOptions::ring()).unwrap();
     let options = |threads, slot| Options { threads: Some(threads), slot: Some(slot), ..Options::default() };
     let load = |options: Options| {
         let prepared = Prepared::with_ring_cache(&plan, &opened.files, &options, ring_cache.clone()).unwrap();

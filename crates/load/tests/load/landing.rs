@@ -106,7 +106,7 @@ fn random_models_in_pieces_arrive_in_the_arena() {
         let model = Model { files, metadata: Vec::new(), tensors: infos, format: "bytes" };
         let block = [512, 4096][dice.below(2) as usize];
         let slack = [0, 64 << 10, 1 << 20][dice.below(3) as usize];
-        let options = plan::Options { block, slack, ..plan::Options::default() };
+        let options = plan::PlanOptions { block, slack, ..plan::PlanOptions::default() };
         let ranks = 1 << dice.below(2);
         let selection = Selection::default().cut("*", dice.below(2) as usize).rank(ranks - 1, ranks).unwrap();
         let plan = Plan::new(&model, &selection, options).unwrap();
@@ -146,6 +146,6 @@ fn files_of_unknown_places_are_refused() {
     let files: Vec<Box<dyn Source>> = vec![Box::new(Memory("m".into(), vec![0; 9]))];
     let model =
         Model { files, metadata: Vec::new(), tensors: vec![Tensor { info, file: 0 }], format: "bytes" };
-    let plan = Plan::new(&model, &Selection::default(), plan::Options::default()).unwrap();
+    let plan = Plan::new(&model, &Selection::default(), plan::PlanOptions::default()).unwrap();
     assert!(matches!(landing::direct(&plan, &model.files), Err(Error::NoPlaces { .. })));
 }

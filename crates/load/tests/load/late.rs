@@ -90,7 +90,7 @@ fn no_slot_is_filled_before_it_was_copied() {
                 let file = File::open(&path).unwrap();
                 fadvise(&file, 8 << 20, None, Advice::DontNeed).unwrap();
             }
-            let plan = Plan::new(&opened, &Selection::default(), plan::Options::ring()).unwrap();
+            let plan = Plan::new(&opened, &Selection::default(), plan::PlanOptions::ring()).unwrap();
             let options = Options { route, threads: Some(threads), slot: Some(slot) };
             let prepared = match Prepared::new(&plan, &opened.files, &options) {
                 Err(Error::NotDirect { why, .. }) => {

@@ -21,7 +21,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use crate::engine::{Folder, model};
 
 fn ring_plan(model: &Model, selection: &Selection) -> Plan {
-    Plan::new(model, selection, plan::Options::ring()).unwrap()
+    Plan::new(model, selection, plan::PlanOptions::ring()).unwrap()
 }
 
 /// The first GPU has received everything when the other's part fails.

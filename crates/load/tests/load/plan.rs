@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::common::{Dice, Memory};
 use crate::mover::{Mover, Way};
 use onehop_load::model::Tensor;
-use onehop_load::plan::{Landing, Options};
+use onehop_load::plan::{Landing, PlanOptions};
 use onehop_load::stream::Stream;
 use onehop_load::{Dtype, Model, Plan, Selection, TensorInfo, Use};
 use proptest::prelude::*;
@@ -58,7 +58,7 @@ fn sketches() -> impl Strategy<Value = Vec<(u64, Vec<Sketch>)>> {
     prop::collection::vec((header, prop::collection::vec(tensor, 0..9)), 1..4)
 }
 
-fn options() -> impl Strategy<Value = Options> {
+fn options() -> impl Strategy<Value = PlanOptions> {
     let pick = |list: &[u64]| prop::sample::select(list.to_vec());
     (
         (pick(&[1, 16, 64, 256, 512]), pick(&[1, 1, 16, 1024])),
@@ -67,7 +67,7 @@ fn options() -> impl Strategy<Value = Options> {
         pick(&[0, 64 << 10, 1 << 20]),
         prop::bool::weighted(0.9),
     )
-        .prop_map(|((align, small), block, landing, slack, direct)| Options {
+        .prop_map(|((align, small), block, landing, slack, direct)| PlanOptions {
             align,
             small,
             block,
@@ -146,7 +146,7 @@ fn carry_out(model: &Model, plan: Plan, wanted: &HashMap<String, Vec<u8>>, size:
 
 /// Invariants of every plan.
 fn check(plan: &Plan) {
-    let Options { align, small, block, slack, .. } = plan.options;
+    let PlanOptions { align, small, block, slack, .. } = plan.options;
     let mut places: Vec<_> =
         plan.tensors.iter().filter(|t| t.bytes > 0).map(|t| (t.at, t.at + t.bytes)).collect();
     for (at, end) in &places {
@@ -215,7 +215,7 @@ fn checkpoint() -> Model {
 #[test]
 fn a_checkpoint_lands_directly_with_hardly_a_gap() {
     let model = checkpoint();
-    let plan = Plan::new(&model, &Selection::default(), Options::default()).unwrap();
+    let plan = Plan::new(&model, &Selection::default(), PlanOptions::default()).unwrap();
     assert_eq!(plan.ranges.len(), 2, "one range for each file");
     assert_eq!(plan.direct_bytes(), plan.read_bytes);
     assert!(plan.gpu_bytes <= plan.tensor_bytes + plan.tensor_bytes / 100);
@@ -229,12 +229,13 @@ fn a_checkpoint_lands_directly_with_hardly_a_gap() {
 fn scalars_stay_together() {
     let scales = (0..5000).map(|_| (Dtype::F32, vec![], 0));
     let model = model(&[(8 * 500, scales.chain([(Dtype::U8, vec![1 << 20], 0)]).collect())], 2);
-    let plan = Plan::new(&model, &Selection::default(), Options::default()).unwrap();
+    let plan = Plan::new(&model, &Selection::default(), PlanOptions::default()).unwrap();
     assert_eq!(plan.pieces.len(), 2);
     assert!(plan.gpu_bytes < plan.tensor_bytes + 3 * 8192);
     let (_, wanted) = selection(&model, 0, 0, 1);
     carry_out(&model, plan, &wanted, 64 << 10, Way::Direct, 9);
-    let apart = Plan::new(&model, &Selection::default(), Options { small: 16, ..Options::ring() }).unwrap();
+    let apart =
+        Plan::new(&model, &Selection::default(), PlanOptions { small: 16, ..PlanOptions::ring() }).unwrap();
     assert!(apart.tensors.iter().all(|t| t.at % 16 == 0));
     assert_eq!(apart.pieces.len(), 5001);
 }
@@ -245,7 +246,7 @@ fn files_are_told_apart() {
     let files = [(4096, vec![(Dtype::U8, vec![4096], 0)]), (8192, vec![(Dtype::U8, vec![4096], 0)])];
     for direct in [false, true] {
         let model = model(&files, 6);
-        let options = Options { direct, ..Options::default() };
+        let options = PlanOptions { direct, ..PlanOptions::default() };
         let plan = Plan::new(&model, &Selection::default(), options).unwrap();
         assert_eq!(plan.ranges.iter().map(|r| r.file).collect::<Vec<_>>(), [0, 1]);
         let (_, wanted) = selection(&model, 0, 0, 1);
@@ -260,7 +261,7 @@ fn the_last_byte_counts() {
         let model = model(&[(header, vec![(Dtype::U8, vec![8192], 0)])], 4);
         let (_, wanted) = selection(&model, 0, 0, 1);
         for seed in 0..20 {
-            let plan = Plan::new(&model, &Selection::default(), Options::ring()).unwrap();
+            let plan = Plan::new(&model, &Selection::default(), PlanOptions::ring()).unwrap();
             carry_out(&model, plan, &wanted, 4096, Way::Ring, seed);
         }
     }
@@ -271,7 +272,7 @@ fn the_last_byte_counts() {
 fn a_ring_reads_on_across_runs() {
     let odd: Vec<Sketch> = (0..500).map(|i| (Dtype::U8, vec![1 + i * 7 % 900], 0)).collect();
     let model = model(&[(1000, odd)], 8);
-    let plan = Plan::new(&model, &Selection::default(), Options::ring()).unwrap();
+    let plan = Plan::new(&model, &Selection::default(), PlanOptions::ring()).unwrap();
     assert_eq!((plan.ranges.len(), plan.direct_bytes()), (1, 0));
     assert!(plan.chunks(64 << 10).unwrap().all(|chunk| chunk.reads.len() == 1));
     let (_, wanted) = selection(&model, 0, 0, 1);
@@ -282,7 +283,7 @@ fn a_ring_reads_on_across_runs() {
 fn what_cannot_be_addressed_is_shifted_and_says_how_far() {
     let large = vec![(Dtype::U8, vec![1 << 20], 0)];
     let by = |header, landing| {
-        let options = Options { landing, ..Options::default() };
+        let options = PlanOptions { landing, ..PlanOptions::default() };
         let plan = Plan::new(&model(&[(header, large.clone())], 1), &Selection::default(), options).unwrap();
         plan.ranges[0].landing
     };
@@ -300,7 +301,7 @@ fn a_rank_reads_its_rows_alone() {
     let whole = model.bytes();
     for (dim, rows) in [(0, 1), (1, 64)] {
         let (selection, wanted) = selection(&model, dim, 3, 8);
-        let plan = Plan::new(&model, &selection, Options::default()).unwrap();
+        let plan = Plan::new(&model, &selection, PlanOptions::default()).unwrap();
         assert_eq!(plan.tensor_bytes, whole / 8);
         assert_eq!(plan.ranges[0].reads, rows);
         assert!(plan.read_bytes <= whole / 8 + rows * 8192, "{} of {whole}", plan.read_bytes);
@@ -315,7 +316,7 @@ fn rows_become_one_copy() {
     let copies = |header| {
         let model = model(&[(header, vec![(Dtype::U8, vec![256, 16 << 10], 0)])], 3);
         let (selection, _) = selection(&model, 1, 1, 2);
-        let plan = Plan::new(&model, &selection, Options::default()).unwrap();
+        let plan = Plan::new(&model, &selection, PlanOptions::default()).unwrap();
         let chunk = plan.chunks(120 << 12).unwrap().next().unwrap();
         let copies: Vec<_> = chunk.copies.iter().map(|c| (c.row, c.rows, c.step)).collect();
         (chunk.reads.len(), copies)
@@ -342,7 +343,7 @@ fn fine_slices_stay_small() {
         format: "safetensors",
     };
     let selection = Selection::default().cut("fine", 1).rank(0, 2).unwrap();
-    let plan = Plan::new(&model, &selection, Options::default()).unwrap();
+    let plan = Plan::new(&model, &selection, PlanOptions::default()).unwrap();
     assert_eq!((plan.ranges.len(), plan.pieces.len(), plan.ranges[0].reads), (1, 1, 1));
     let chunk = plan.chunks(16 << 10).unwrap().next().unwrap();
     assert_eq!((chunk.copies.len(), chunk.copies[0].row, chunk.copies[0].step), (1, 1, 2));
@@ -374,7 +375,7 @@ fn cuts_that_cannot_be_made_are_refused() {
     );
     let plan = |pattern: &str, dim, ranks| {
         let selection = Selection::default().only(pattern).cut("*", dim).rank(1, ranks).unwrap();
-        Plan::new(&model, &selection, Options::default())
+        Plan::new(&model, &selection, PlanOptions::default())
     };
     assert!(matches!(plan("0.0.*", 1, 4), Err(Error::Uneven { length: 10, ranks: 4, .. })));
     assert!(matches!(plan("0.0.*", 2, 2), Err(Error::Dimension { dim: 2, rank: 2, .. })));
@@ -392,7 +393,7 @@ fn names_and_types_are_filtered() {
         1,
     );
     let names = |selection: Selection| {
-        let plan = Plan::new(&model, &selection, Options::default()).unwrap();
+        let plan = Plan::new(&model, &selection, PlanOptions::default()).unwrap();
         plan.tensors.into_iter().map(|t| t.name).collect::<Vec<_>>()
     };
     assert_eq!(names(Selection::default()).len(), 3);
@@ -400,7 +401,7 @@ fn names_and_types_are_filtered() {
     assert_eq!(names(Selection::default().only("0.*").except("0.?.weight")), ["0.1.bias", "0.2.bias"]);
     assert_eq!(names(Selection::default().dtype(Dtype::F32)), ["0.1.bias"]);
     use onehop_load::plan::Error;
-    let refused = |selection: Selection| Plan::new(&model, &selection, Options::default()).unwrap_err();
+    let refused = |selection: Selection| Plan::new(&model, &selection, PlanOptions::default()).unwrap_err();
     for (selection, used) in [
         (Selection::default().only("*.weight").only("no such"), Use::Load),
         (Selection::default().except("no such"), Use::LeaveOut),
@@ -423,23 +424,26 @@ fn nonsense_options_are_refused() {
     let plan = |options| Plan::new(&model, &Selection::default(), options);
     for align in [0, 3, 4 << 20, u64::MAX] {
         assert!(matches!(
-            plan(Options { align, ..Options::default() }),
+            plan(PlanOptions { align, ..PlanOptions::default() }),
             Err(Error::NoPower { what: "align", .. })
         ));
     }
     assert!(matches!(
-        plan(Options { landing: 4096, block: 512, ..Options::default() }),
+        plan(PlanOptions { landing: 4096, block: 512, ..PlanOptions::default() }),
         Err(Error::Landing { .. })
     ));
-    let plan = plan(Options::default()).unwrap();
+    let plan = plan(PlanOptions::default()).unwrap();
     assert!(matches!(plan.chunks(4095), Err(Error::Chunk { bytes: 4095, block: 4096 })));
 }
 
 #[test]
 fn the_fit_counts_what_is_needed_beside_the_arena() {
-    let plan =
-        Plan::new(&checkpoint(), &Selection::default(), Options { staging: 1000, ..Options::default() })
-            .unwrap();
+    let plan = Plan::new(
+        &checkpoint(),
+        &Selection::default(),
+        PlanOptions { staging: 1000, ..PlanOptions::default() },
+    )
+    .unwrap();
     let peak = plan.gpu_bytes + 1000;
     assert_eq!(plan.fit(peak).peak_gpu_bytes, peak);
     assert!(plan.fit(peak).fits && !plan.fit(peak - 1).fits);
@@ -449,7 +453,7 @@ fn the_fit_counts_what_is_needed_beside_the_arena() {
 #[test]
 fn a_chunk_counts_once() {
     let model = checkpoint();
-    let plan = Plan::new(&model, &Selection::default(), Options::default()).unwrap();
+    let plan = Plan::new(&model, &Selection::default(), PlanOptions::default()).unwrap();
     let (mut arrivals, complete) = onehop_load::Arrivals::new(&plan);
     assert!(complete.is_empty());
     let chunk = plan.chunks(8192).unwrap().nth(70).unwrap();
@@ -461,7 +465,7 @@ fn a_chunk_counts_once() {
 #[test]
 fn a_plan_has_a_json_form() {
     let model = checkpoint();
-    let plan = Plan::new(&model, &Selection::default(), Options::default()).unwrap();
+    let plan = Plan::new(&model, &Selection::default(), PlanOptions::default()).unwrap();
     let json = serde_json::to_value(&plan).unwrap();
     assert_eq!(json["ranges"].as_array().unwrap().len(), 2);
     assert!(json["ranges"][0]["landing"]["direct"]["at"].is_u64());

@@ -63,7 +63,7 @@ fn start(
     memory: Arc<dyn SegmentMemory>,
 ) -> Result<Stream<RingEngine<Arc<Segments>>>, Error> {
     let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
-    let options = plan::Options::in_segments(SEGMENT as u64);
+    let options = plan::PlanOptions::in_segments(SEGMENT as u64);
     let plan = Plan::new(opened, &Selection::default(), options).unwrap();
     let options = Options { route, threads: Some(3), slot: Some(8192) };
     let prepared = Prepared::new(&plan, &opened.files, &options)?;
@@ -145,7 +145,7 @@ fn segments_hold_whole_tensors_and_what_is_longer_has_one_of_its_own() {
     model(&path, &sizes());
     let opened = Model::open(&Local, &[path]).unwrap();
     for most in [1, 4096, 50_000, 1 << 30] {
-        let options = plan::Options::in_segments(most);
+        let options = plan::PlanOptions::in_segments(most);
         let plan = Plan::new(&opened, &Selection::default(), options).unwrap();
         assert!(plan.segments.windows(2).all(|two| two[0].end < two[1].start));
         let filled = |segment: usize| {

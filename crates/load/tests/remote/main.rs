@@ -74,7 +74,7 @@ const SLOT: usize = 256 << 10;
 /// Loads everything, and compares every tensor.
 fn load(remote: &Remote, path: PathBuf, wanted: &[(&str, Vec<u8>)]) -> Result<Account, Error> {
     let model = Model::open(remote, &[path])?;
-    let plan = Plan::new(&model, &Selection::default(), plan::Options::ring())?;
+    let plan = Plan::new(&model, &Selection::default(), plan::PlanOptions::ring())?;
     let options = Options { slot: Some(SLOT), threads: Some(4), ..Options::default() };
     let prepared = Prepared::new(&plan, &model.files, &options)?;
     let engine = RingEngine::start(&Emulated::new(), &plan, prepared)?;
@@ -201,7 +201,7 @@ fn what_never_works_ends_in_time_with_a_reason() {
     assert!(error.contains("no file on it"), "{error}");
     // Routes for local files refuse a server's.
     let model = Model::open(&remote, &[path]).unwrap();
-    let plan = Plan::new(&model, &Selection::default(), plan::Options::ring()).unwrap();
+    let plan = Plan::new(&model, &Selection::default(), plan::PlanOptions::ring()).unwrap();
     for route in [Route::Cached, Route::Pinned] {
         let refused = Prepared::new(&plan, &model.files, &Options { route, ..Options::default() });
         assert!(matches!(refused, Err(Error::NoFile { .. })));
@@ -212,7 +212,7 @@ fn what_never_works_ends_in_time_with_a_reason() {
 fn a_load_that_is_given_up_ends_soon() {
     let (server, remote, path) = start();
     let model = Model::open(&remote, &[path]).unwrap();
-    let plan = Plan::new(&model, &Selection::default(), plan::Options::ring()).unwrap();
+    let plan = Plan::new(&model, &Selection::default(), plan::PlanOptions::ring()).unwrap();
     let options = Options { slot: Some(SLOT), ..Options::default() };
     let prepared = Prepared::new(&plan, &model.files, &options).unwrap();
     server.goes(Wrong::Hangs);

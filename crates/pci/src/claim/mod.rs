@@ -47,7 +47,7 @@ impl Claim {
         owner: NewDriver,
         hold: &[BorrowedFd<'_>],
     ) -> Result<Self> {
-        let machine = Machine::of(root)?;
+        let machine = MachineFiles::of(root)?;
         let lock = machine.lock(root, kind, address)?;
         let before = Before::read(root, address)?;
         before.present(root, address)?;
@@ -79,7 +79,7 @@ impl Claim {
 /// When the device is in use, there is no such driver, or the driver does not accept the device, which includes a
 /// failure to restore.
 pub fn bind(root: &Root, kind: DeviceKind, address: Address, driver: Option<&str>) -> Result<Option<String>> {
-    let machine = Machine::of(root)?;
+    let machine = MachineFiles::of(root)?;
     let _lock = machine.lock(root, kind, address)?;
     if let Some(driver) = driver {
         loaded(root, address, driver)?;
@@ -124,7 +124,7 @@ fn loaded(root: &Root, address: Address, driver: &str) -> Result<()> {
 /// # Errors
 /// When it is in use, another onehop process drives it, it cannot be removed, or it does not come back.
 pub fn rescan(root: &Root, address: Address, patience: Duration) -> Result<()> {
-    let machine = Machine::of(root)?;
+    let machine = MachineFiles::of(root)?;
     let folder = format!("/sys/bus/pci/devices/{address}");
     if root.exists(&folder) {
         // A process that drives it must not lose it; with VFIO, the kernel would wait for that process forever.
@@ -166,11 +166,11 @@ fn not_taken(address: Address, driver: &str, now: Option<&str>) -> Error {
 }
 
 /// Write access to the machine's files.
-struct Machine {
+struct MachineFiles {
     folder: PathBuf,
 }
 
-impl Machine {
+impl MachineFiles {
     fn of(root: &Root) -> Result<Self> {
         let folder = root.folder().map(Path::to_owned).ok_or_else(|| Error::Refused {
             what: "changing a device".into(),

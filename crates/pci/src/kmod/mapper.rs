@@ -9,7 +9,7 @@ use crate::places::ProcessMaps;
 
 /// How a mapper maps.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Rules {
+pub struct MapperRules {
     /// Chunks of this size must be contiguous on the bus, for engines without scatter lists.
     pub chunk: Option<u64>,
     /// Exporters may move the memory, which stops the device. Some exporters can only pin memory by moving it out of
@@ -25,7 +25,7 @@ pub(super) struct ModuleMapper {
 }
 
 impl ModuleMapper {
-    pub(super) fn new(session: Session, rules: Rules) -> Self {
+    pub(super) fn new(session: Session, rules: MapperRules) -> Self {
         let name = format!("the kernel module, for {}", session.address());
         let access = Access { chunk: rules.chunk, movable: rules.movable, ..Access::BOTH };
         Self { name, session, access }

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::AsRawFd;
 
-use onehop_os::{DmaBuf, HostMem, Mapped, Run};
+use onehop_os::{BusRange, DmaBuf, HostMem, Mapped};
 use onehop_proto::BusAddr;
 
 use super::refusal;
@@ -49,7 +49,7 @@ impl Access {
 
 /// Memory that the device can reach until this is dropped. Drop it only after all commands that use it have ended.
 pub struct Mapping {
-    runs: Vec<Run>,
+    runs: Vec<BusRange>,
     undo: Undo,
 }
 
@@ -113,7 +113,7 @@ impl Mapping {
             match unsafe { sys::map(session.file(), kind, &mut map, &mut segs) } {
                 Ok(()) => {
                     segs.truncate(map.nsegs as usize);
-                    let run = |seg: &Seg| Run { addr: BusAddr(seg.addr), len: seg.len };
+                    let run = |seg: &Seg| BusRange { addr: BusAddr(seg.addr), len: seg.len };
                     let undo = Undo { id: map.id, session: session.clone(), _memory: memory };
                     return Ok(Self { runs: segs.iter().map(run).collect(), undo });
                 }
@@ -136,7 +136,7 @@ impl Mapping {
 
     /// The bus addresses, in order.
     #[must_use]
-    pub fn runs(&self) -> &[Run] {
+    pub fn runs(&self) -> &[BusRange] {
         &self.runs
     }
 

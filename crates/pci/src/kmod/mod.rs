@@ -39,7 +39,7 @@ use std::sync::Arc;
 use onehop_os::{ControllerBackend, FunctionReset};
 
 pub use info::{Info, Missing, Stopped};
-pub use mapper::Rules;
+pub use mapper::MapperRules;
 pub use mapping::{Access, Mapping};
 pub use refusal::Refusal;
 pub use session::{Epoch, Session};
@@ -52,7 +52,7 @@ pub(crate) fn open(root: &Root, address: Address) -> Result<ControllerBackend> {
     session.restart()?;
     Ok(ControllerBackend {
         regs: session.registers()?,
-        mapper: session.mapper(Rules::default()),
+        mapper: session.mapper(MapperRules::default()),
         reset: Some(Arc::new(Restart(session))),
         name: address.to_string(),
         simulated: false,

@@ -12,7 +12,7 @@ use rustix::event::{EventfdFlags, PollFlags, eventfd};
 
 use super::info::{Info, Stopped};
 use super::interrupt::EventFd;
-use super::mapper::{ModuleMapper, Rules};
+use super::mapper::{MapperRules, ModuleMapper};
 use super::mapping::{Access, Mapping};
 use super::refusal::{self, Refusal};
 use super::sys;
@@ -199,7 +199,7 @@ impl Session {
 
     /// A mapper for the device.
     #[must_use]
-    pub fn mapper(&self, rules: Rules) -> Arc<dyn Mapper> {
+    pub fn mapper(&self, rules: MapperRules) -> Arc<dyn Mapper> {
         Arc::new(ModuleMapper::new(self.clone(), rules))
     }
 

@@ -91,7 +91,7 @@ struct Unmap {
 
 #[repr(C)]
 #[derive(Default)]
-struct Start {
+struct StartArg {
     flags: u32,
     epoch: u32,
 }
@@ -125,7 +125,7 @@ const MAP_DMABUF: libc::Ioctl = request::<Map>(READ | WRITE, 0x22);
 const MAP_PEER: libc::Ioctl = request::<Map>(READ | WRITE, 0x23);
 const UNMAP: libc::Ioctl = request::<Unmap>(WRITE, 0x24);
 const RESET: libc::Ioctl = request::<()>(0, 0x25);
-const START: libc::Ioctl = request::<Start>(WRITE, 0x26);
+const START: libc::Ioctl = request::<StartArg>(WRITE, 0x26);
 const STOP: libc::Ioctl = request::<()>(0, 0x27);
 const MASK: libc::Ioctl = request::<Mask>(WRITE, 0x28);
 const IRQS: libc::Ioctl = request::<Irqs>(WRITE, 0x29);
@@ -158,7 +158,7 @@ pub(super) fn reset(file: &File) -> io::Result<()> {
 
 pub(super) fn start(file: &File, flags: u32, epoch: u32) -> io::Result<()> {
     // SAFETY: this is the request's structure.
-    unsafe { with(file, START, &mut Start { flags, epoch }) }
+    unsafe { with(file, START, &mut StartArg { flags, epoch }) }
 }
 
 pub(super) fn stop(file: &File) -> io::Result<()> {

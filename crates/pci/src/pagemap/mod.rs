@@ -10,7 +10,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use onehop_os::{ControllerBackend, DmaMemory, FunctionReset, HostMem, Mapped, Mapper, Run};
+use onehop_os::{BusRange, ControllerBackend, DmaMemory, FunctionReset, HostMem, Mapped, Mapper};
 use onehop_proto::BusAddr;
 
 use crate::bars::{Bars, Sysfs};
@@ -74,7 +74,7 @@ impl PageMapper {
     }
 
     /// The physical addresses of pages from `start` on, neighbours joined.
-    fn pages(&self, start: usize, count: usize) -> onehop_os::Result<Vec<Run>> {
+    fn pages(&self, start: usize, count: usize) -> onehop_os::Result<Vec<BusRange>> {
         let failed = |e: std::io::Error| self.cannot(format!("reading /proc/self/pagemap: {e}"));
         let mut entries = vec![0; count * 8];
         self.pagemap.read_exact_at(&mut entries, (start / PAGE * 8) as u64).map_err(failed)?;
@@ -83,7 +83,7 @@ impl PageMapper {
 }
 
 /// The physical addresses in entries of the page map, neighbours joined.
-pub(crate) fn runs(entries: &[u8]) -> std::result::Result<Vec<Run>, &'static str> {
+pub(crate) fn runs(entries: &[u8]) -> std::result::Result<Vec<BusRange>, &'static str> {
     let mut runs = Vec::new();
     for entry in entries.chunks_exact(8) {
         let entry = entry.iter().rev().fold(0_u64, |word, byte| word << 8 | u64::from(*byte));
@@ -100,10 +100,10 @@ pub(crate) fn runs(entries: &[u8]) -> std::result::Result<Vec<Run>, &'static str
 }
 
 /// Appends a range, merged with the last one if adjacent.
-fn join(runs: &mut Vec<Run>, addr: u64, len: u64) {
+fn join(runs: &mut Vec<BusRange>, addr: u64, len: u64) {
     match runs.last_mut() {
         Some(last) if last.addr.0 + last.len == addr => last.len += len,
-        _ => runs.push(Run { addr: BusAddr(addr), len }),
+        _ => runs.push(BusRange { addr: BusAddr(addr), len }),
     }
 }
 
@@ -137,7 +137,7 @@ impl Mapper for PageMapper {
         let (pinned, mut runs) = match ProcessMaps::read()?.device_memory(&self.root, start, len) {
             Some(place) => {
                 let place = place.map_err(|why| self.cannot(why))?;
-                (None, vec![Run { addr: BusAddr(place.bus), len: len as u64 }])
+                (None, vec![BusRange { addr: BusAddr(place.bus), len: len as u64 }])
             }
             None => {
                 let pinned = self.pins.pin(start, len).map_err(|why| self.cannot(why))?;

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use onehop_os::{DmaBuf, DmaMemory, Heap, HostMem, Mapped, Mapper, Run};
+use onehop_os::{BusRange, DmaBuf, DmaMemory, Heap, HostMem, Mapped, Mapper};
 use onehop_proto::BusAddr;
 
 use super::VfioDevice;
@@ -59,7 +59,7 @@ impl VfioMapper {
             return Err(self.cannot(why));
         }
         let undo = Undo { space: self.space.clone(), at, len, memory };
-        let run = Run { addr: BusAddr((at + skip) as u64), len: bytes as u64 };
+        let run = BusRange { addr: BusAddr((at + skip) as u64), len: bytes as u64 };
         Ok(Mapped::new(vec![run], Box::new(undo)))
     }
 

@@ -14,7 +14,9 @@
 //! completions and neither places entries nor rings needs no fence of its own: the next one, or the one at the end of
 //! the kernel, covers it.
 
-use super::slots::{NO_SLOT, NO_STRAY, STAGED, Slots, State, local, moment, restore_all, save, set_moment};
+use super::slots::{
+    NO_SLOT, NO_STRAY, STAGED, SlotState, Slots, local, moment, restore_all, save, set_moment,
+};
 use super::{Exit, ItemOutcome, Job, Phase, Warp, WorkItem};
 use crate::Status;
 use crate::queue::{Address, Memory, Ring, Rings};
@@ -242,8 +244,8 @@ impl<W: Warp> Window<'_, W> {
         }
         let (item, retries) = (warp.local(slots.item(id)), warp.local(slots.retries(id)));
         // Checked and claimed in one step: of two lanes that hold completions of one command, one is told off.
-        let busy = State::Busy.with(cid);
-        if warp.exchange_local(slots.state(id), busy, State::Free.with(cid)) != busy {
+        let busy = SlotState::Busy.with(cid);
+        if warp.exchange_local(slots.state(id), busy, SlotState::Free.with(cid)) != busy {
             warp.set_local(local::STRAY, u32::from(cid));
             return None;
         }
@@ -258,7 +260,7 @@ impl<W: Warp> Window<'_, W> {
         warp.set_local(low, due as u32);
         warp.set_local(high, (due >> 32) as u32);
         warp.set_local(slots.retries(id), retries + 1);
-        warp.set_local(slots.state(id), State::Waiting.with(cid));
+        warp.set_local(slots.state(id), SlotState::Waiting.with(cid));
         None
     }
 
@@ -330,7 +332,7 @@ impl<W: Warp> Window<'_, W> {
             let mut id = lane;
             while id < self.slots.window {
                 let [low, high] = self.slots.due(id);
-                if State::Waiting.is(warp.local(self.slots.state(id)))
+                if SlotState::Waiting.is(warp.local(self.slots.state(id)))
                     && u64::from(warp.local(low)) | u64::from(warp.local(high)) << 32 <= now
                 {
                     let place = warp.add_local(local::PLACED, 1);
@@ -352,7 +354,7 @@ impl<W: Warp> Window<'_, W> {
     fn start(&self, id: u32, ahead: u32, work: &WorkItem) {
         let (warp, state) = (self.warp, self.slots.state(id));
         let cid = self.slots.space.next(warp.local(state) as u16);
-        warp.set_local(state, State::Busy.with(cid));
+        warp.set_local(state, SlotState::Busy.with(cid));
         self.ring.write(warp, ahead, &work.command(self.job.nsid).with_cid(cid));
     }
 
@@ -413,8 +415,9 @@ impl<W: Warp> Window<'_, W> {
             let mut id = lane;
             while id < slots.window {
                 let state = warp.local(slots.state(id));
-                let outcome = if State::Busy.is(state) { ItemOutcome::InDoubt } else { ItemOutcome::Pending };
-                if !State::Free.is(state) {
+                let outcome =
+                    if SlotState::Busy.is(state) { ItemOutcome::InDoubt } else { ItemOutcome::Pending };
+                if !SlotState::Free.is(state) {
                     let (item, retries) = (warp.local(slots.item(id)), warp.local(slots.retries(id)));
                     outcome.store(warp, self.job, item, retries);
                 }

@@ -136,13 +136,13 @@ pub(super) fn set_moment<W: Warp>(warp: &W, index: u32, moment: u64) {
 /// What a slot of the window is doing; with its identifier one word, so that one exchange both checks and claims it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub(super) enum State {
+pub(super) enum SlotState {
     Free = 0,
     Busy = 1,
     Waiting = 2,
 }
 
-impl State {
+impl SlotState {
     #[inline(always)]
     pub(super) const fn with(self, cid: u16) -> u32 {
         (self as u32) << 16 | cid as u32
@@ -204,7 +204,7 @@ impl Slots {
             let mut id = lane;
             while id < self.window {
                 let left = self.space.resume(id as u16, warp.load(scratch.plus(word::CIDS + id * 4)));
-                warp.set_local(self.state(id), State::Free.with(left as u16));
+                warp.set_local(self.state(id), SlotState::Free.with(left as u16));
                 warp.set_local(self.idle(id), id);
                 id += warp.lanes();
             }

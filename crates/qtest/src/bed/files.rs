@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use super::Options;
+use super::QemuOptions;
 use crate::{Error, Result};
 
 /// Memory that is never written to a disk.
@@ -18,7 +18,7 @@ pub(super) struct Files {
 
 impl Files {
     /// Creates the directory and the memory file.
-    pub(super) fn make(options: &Options) -> Result<Self> {
+    pub(super) fn make(options: &QemuOptions) -> Result<Self> {
         let (dir, name) = new_dir()?;
         let shared = Path::new(MEMORY_DIR);
         let ram = if room(shared) > options.ram_bytes { shared.join(name) } else { dir.join("ram") };
@@ -28,7 +28,7 @@ impl Files {
     }
 
     /// Creates the images that the options do not name.
-    pub(super) fn images(&self, options: &Options) -> Result<Vec<PathBuf>> {
+    pub(super) fn images(&self, options: &QemuOptions) -> Result<Vec<PathBuf>> {
         let image = |nsid: u32| match &options.image {
             Some(given) if nsid == 1 => Ok(given.clone()),
             _ => {

@@ -7,7 +7,7 @@ use super::files::Files;
 
 /// The modelled drive. The default is one namespace of 64 MiB with blocks of 512 bytes.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct QemuOptions {
     /// QEMU's executable.
     pub program: PathBuf,
     /// Size of each namespace's image.
@@ -38,7 +38,7 @@ pub struct Options {
     pub args: Vec<String>,
 }
 
-impl Default for Options {
+impl Default for QemuOptions {
     fn default() -> Self {
         Self {
             program: "qemu-system-x86_64".into(),
@@ -59,7 +59,7 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl QemuOptions {
     /// QEMU's arguments.
     pub(super) fn command_line(&self, files: &Files, images: &[PathBuf]) -> Vec<OsString> {
         let ram = self.ram_bytes;

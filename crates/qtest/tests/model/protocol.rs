@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use onehop_qtest::Model;
+use onehop_qtest::QemuDrive;
 
 use crate::fake::{Fake, Trouble};
 
@@ -11,7 +11,7 @@ const WAIT: Duration = Duration::from_millis(300);
 #[test]
 fn a_controller_is_found_placed_and_read() {
     let fake = Fake::start("plain");
-    let model = Model::open_within(&fake.spec(), WAIT).unwrap();
+    let model = QemuDrive::open_within(&fake.spec(), WAIT).unwrap();
     let port = model.port();
     assert_eq!(port.regs.size(), 0x4000);
     assert_eq!(port.regs.read32(0), 0xcafe_0001);
@@ -52,7 +52,7 @@ fn whatever_goes_wrong_reads_as_all_ones_in_time_and_is_told() {
         (Trouble::Binary, "is this a qtest socket"),
     ] {
         let fake = Fake::start(&format!("{trouble:?}"));
-        let model = Model::open_within(&fake.spec(), WAIT).unwrap();
+        let model = QemuDrive::open_within(&fake.spec(), WAIT).unwrap();
         fake.make(trouble);
         let begin = Instant::now();
         assert_eq!(model.port().regs.read32(0), u32::MAX, "{trouble:?}");
@@ -69,7 +69,7 @@ fn whatever_goes_wrong_reads_as_all_ones_in_time_and_is_told() {
 #[test]
 fn silence_under_posted_writes_ends_in_time() {
     let fake = Fake::start("posted");
-    let model = Model::open_within(&fake.spec(), WAIT).unwrap();
+    let model = QemuDrive::open_within(&fake.spec(), WAIT).unwrap();
     fake.make(Trouble::Silence);
     let begin = Instant::now();
     for i in 0..100_000 {
@@ -85,7 +85,7 @@ fn trouble_while_opening_is_an_error_and_no_hang() {
         let fake = Fake::start(&format!("open-{trouble:?}"));
         fake.make(trouble);
         let begin = Instant::now();
-        let error = Model::open_within(&fake.spec(), WAIT).err().unwrap().to_string();
+        let error = QemuDrive::open_within(&fake.spec(), WAIT).err().unwrap().to_string();
         assert!(error.contains("is gone"), "{error}");
         assert!(begin.elapsed() < 3 * WAIT);
     }

@@ -3,18 +3,20 @@
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use onehop_qtest::bed::{Options, Qemu};
-use onehop_qtest::{Error, Model};
+use onehop_qtest::bed::{Qemu, QemuOptions};
+use onehop_qtest::{Error, QemuDrive};
 
 use crate::driver::{enable, identify, io_queue};
 
-fn start(options: &Options) -> Option<Qemu> {
+fn start(options: &QemuOptions) -> Option<Qemu> {
     Qemu::start_or_skip(options).unwrap()
 }
 
 #[test]
 fn registers_identify_and_reset() {
-    let Some(qemu) = start(&Options { serial: "ONEHOP42".into(), ..Options::default() }) else { return };
+    let Some(qemu) = start(&QemuOptions { serial: "ONEHOP42".into(), ..QemuOptions::default() }) else {
+        return;
+    };
     let port = qemu.port().unwrap();
     assert!(port.simulated && port.name.starts_with("qtest:") && port.mapper.name() == port.name);
     assert_eq!(port.regs.read32(8), 0x1_0400, "version 1.4");
@@ -41,7 +43,7 @@ fn registers_identify_and_reset() {
 #[test]
 fn data_reach_the_image_and_come_back() {
     let Some(qemu) =
-        start(&Options { lba: 4096, ms: 8, extended: true, namespaces: 2, ..Options::default() })
+        start(&QemuOptions { lba: 4096, ms: 8, extended: true, namespaces: 2, ..QemuOptions::default() })
     else {
         return;
     };
@@ -72,7 +74,7 @@ fn data_reach_the_image_and_come_back() {
 #[test]
 fn the_controller_memory_buffer_answers() {
     let extra = vec!["legacy-cmb=on".to_owned()];
-    let Some(qemu) = start(&Options { cmb_mb: 4, extra, ..Options::default() }) else { return };
+    let Some(qemu) = start(&QemuOptions { cmb_mb: 4, extra, ..QemuOptions::default() }) else { return };
     let model = qemu.model().unwrap();
     let cmb = model.cmb().expect("BAR2");
     assert_eq!(cmb.size(), 4 << 20);
@@ -88,7 +90,7 @@ fn the_controller_memory_buffer_answers() {
 
 #[test]
 fn a_dead_qemu_reads_as_all_ones_at_once_and_the_reason_is_kept() {
-    let Some(mut qemu) = start(&Options::default()) else { return };
+    let Some(mut qemu) = start(&QemuOptions::default()) else { return };
     let model = qemu.model().unwrap();
     let port = model.port();
     assert_eq!(model.why_gone(), None);
@@ -109,7 +111,7 @@ fn a_dead_qemu_reads_as_all_ones_at_once_and_the_reason_is_kept() {
 
 #[test]
 fn a_port_can_be_opened_again_and_finds_the_controller_stopped() {
-    let Some(qemu) = start(&Options::default()) else { return };
+    let Some(qemu) = start(&QemuOptions::default()) else { return };
     for _ in 0..5 {
         let port = qemu.port().unwrap();
         assert_eq!(port.regs.read32(0x14) & 1, 0);
@@ -121,9 +123,9 @@ fn a_port_can_be_opened_again_and_finds_the_controller_stopped() {
 
 #[test]
 fn a_second_user_is_told_that_there_is_one_already() {
-    let Some(qemu) = start(&Options::default()) else { return };
+    let Some(qemu) = start(&QemuOptions::default()) else { return };
     let port = qemu.port().unwrap();
-    let second = Model::open_within(&qemu.spec(), Duration::from_millis(100)).err().unwrap().to_string();
+    let second = QemuDrive::open_within(&qemu.spec(), Duration::from_millis(100)).err().unwrap().to_string();
     assert!(second.contains("one qtest client at a time"), "{second}");
     assert_eq!(port.regs.read32(8), 0x1_0400, "the first one is not disturbed");
 }
@@ -131,7 +133,8 @@ fn a_second_user_is_told_that_there_is_one_already() {
 #[test]
 fn one_of_several_controllers_is_chosen_by_its_address() {
     let args = ["-device", "nvme,serial=OTHER,addr=06.0"].map(str::to_owned).to_vec();
-    let Some(qemu) = start(&Options { extra: vec!["addr=05.0".into()], args, ..Options::default() }) else {
+    let Some(qemu) = start(&QemuOptions { extra: vec!["addr=05.0".into()], args, ..QemuOptions::default() })
+    else {
         return;
     };
     let several = qemu.port().err().unwrap().to_string();
@@ -147,8 +150,8 @@ fn one_of_several_controllers_is_chosen_by_its_address() {
 
 #[test]
 fn a_file_that_is_not_the_memory_is_noticed_and_left_alone() {
-    let Some(qemu) = start(&Options::default()) else { return };
-    let Some(other) = start(&Options::default()) else { return };
+    let Some(qemu) = start(&QemuOptions::default()) else { return };
+    let Some(other) = start(&QemuOptions::default()) else { return };
     let spec = qemu.spec();
     let (socket, memory) = spec.split_once(',').unwrap();
     let other = other.spec().split_once(',').unwrap().1.to_owned();
@@ -167,16 +170,16 @@ fn a_file_that_is_not_the_memory_is_noticed_and_left_alone() {
 
 #[test]
 fn refused_options_are_told_with_qemus_words() {
-    let Some(_qemu) = start(&Options::default()) else { return };
-    let error = Qemu::start(&Options { lba: 513, ..Options::default() }).err().unwrap().to_string();
+    let Some(_qemu) = start(&QemuOptions::default()) else { return };
+    let error = Qemu::start(&QemuOptions { lba: 513, ..QemuOptions::default() }).err().unwrap().to_string();
     assert!(error.contains("logical_block_size"), "{error}");
-    let absent = Options { program: "/nowhere/qemu".into(), ..Options::default() };
+    let absent = QemuOptions { program: "/nowhere/qemu".into(), ..QemuOptions::default() };
     assert!(Qemu::start(&absent).unwrap().is_none());
 }
 
 #[test]
 fn threads_share_the_socket() {
-    let Some(qemu) = start(&Options { cmb_mb: 1, ..Options::default() }) else { return };
+    let Some(qemu) = start(&QemuOptions { cmb_mb: 1, ..QemuOptions::default() }) else { return };
     let model = qemu.model().unwrap();
     let (port, cmb) = (model.port(), model.cmb().unwrap());
     std::thread::scope(|scope| {
@@ -195,7 +198,7 @@ fn threads_share_the_socket() {
 
 #[test]
 fn nothing_is_left_behind() {
-    let Some(qemu) = start(&Options::default()) else { return };
+    let Some(qemu) = start(&QemuOptions::default()) else { return };
     let spec = qemu.spec();
     let (socket, memory) = spec.split_once(',').unwrap();
     assert!(std::path::Path::new(memory).exists());

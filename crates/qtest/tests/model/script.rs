@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use onehop_qtest::bed::{Options, Qemu};
+use onehop_qtest::bed::{Qemu, QemuOptions};
 
 use crate::driver::{enable, identify};
 
@@ -20,7 +20,7 @@ impl Drop for Stop {
 #[test]
 fn the_script_starts_a_drive_and_prints_its_name() {
     let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../bed/qtest.sh");
-    if Qemu::start_or_skip(&Options::default()).unwrap().is_none() {
+    if Qemu::start_or_skip(&QemuOptions::default()).unwrap().is_none() {
         return;
     }
     let dir = std::env::temp_dir().join(format!("onehop-script-{}", std::process::id()));
@@ -49,7 +49,7 @@ fn the_script_starts_a_drive_and_prints_its_name() {
     let name = said.trim_end();
     assert_eq!(name, format!("qtest:{0}/qt.sock,{0}/ram", dir.display()));
 
-    let model = onehop_qtest::Model::open(name.strip_prefix("qtest:").unwrap()).unwrap();
+    let model = onehop_qtest::QemuDrive::open(name.strip_prefix("qtest:").unwrap()).unwrap();
     assert_eq!(model.cmb().unwrap().size(), 2 << 20);
     let port = model.port();
     let mut admin = enable(&port);

@@ -12,14 +12,14 @@ use onehop_os::identity;
 use crate::{Error, Result};
 
 /// A call, and what is dropped when it has been made.
-struct Job {
+struct CallerJob {
     call: Box<dyn FnOnce() + Send>,
     _over: Sender<()>,
 }
 
 /// The thread, which ends when this is dropped.
 pub(super) struct Caller {
-    jobs: Sender<Job>,
+    jobs: Sender<CallerJob>,
 }
 
 impl Caller {
@@ -28,7 +28,7 @@ impl Caller {
         if identity::has_changed() {
             return Err(Error::ActedAsUser { what: "open an RDMA device" });
         }
-        let (jobs, queue) = channel::<Job>();
+        let (jobs, queue) = channel::<CallerJob>();
         let thread = std::thread::Builder::new().name("rdma verbs".into());
         let thread = thread.spawn(move || queue.into_iter().for_each(|job| (job.call)()));
         thread.map_err(|e| Error::system("starting a thread", e))?;
@@ -49,7 +49,7 @@ impl Caller {
         // SAFETY: only the lifetime and `Send` change. The caller vouches for the latter. What the job borrows outlives it: it is
         // consumed by being run, either below or before its end of `over` is dropped, which is waited for.
         let job = unsafe { std::mem::transmute::<Box<dyn FnOnce() + '_>, Box<dyn FnOnce() + Send>>(job) };
-        if let Err(SendError(job)) = self.jobs.send(Job { call: job, _over: over }) {
+        if let Err(SendError(job)) = self.jobs.send(CallerJob { call: job, _over: over }) {
             (job.call)();
         }
         let _ = wait.recv();

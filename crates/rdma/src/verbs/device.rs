@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::caller::Caller;
 use super::{Verbs, code, last, sys};
-use crate::memory::{Access, Memory, Register};
+use crate::memory::{Access, MemoryRef, Register};
 use crate::{Error, Result};
 
 /// An open device.
-pub(crate) struct Device {
+pub(crate) struct VerbsDevice {
     verbs: Verbs,
     name: String,
     context: NonNull<sys::Context>,
@@ -20,11 +20,11 @@ pub(crate) struct Device {
 }
 
 // SAFETY: the library's calls on a context may be made by any thread.
-unsafe impl Send for Device {}
+unsafe impl Send for VerbsDevice {}
 // SAFETY: as above, by several at once.
-unsafe impl Sync for Device {}
+unsafe impl Sync for VerbsDevice {}
 
-impl Drop for Device {
+impl Drop for VerbsDevice {
     fn drop(&mut self) {
         // SAFETY: everything made from the context holds this device and is gone; what could not be ended holds it for good.
         unsafe { self.call(|library| (library.close_device)(self.context())) };
@@ -58,7 +58,7 @@ pub(crate) enum GidKind {
     RoceV2,
 }
 
-impl Device {
+impl VerbsDevice {
     pub(super) fn new(verbs: Verbs, name: &str, context: NonNull<sys::Context>, caller: Caller) -> Self {
         Self { verbs, name: name.to_owned(), context, caller }
     }
@@ -166,7 +166,7 @@ impl Device {
 
 /// Memory and queues that belong together.
 pub(crate) struct Domain {
-    pub device: Arc<Device>,
+    pub device: Arc<VerbsDevice>,
     pd: NonNull<std::ffi::c_void>,
 }
 
@@ -183,7 +183,7 @@ impl Drop for Domain {
 }
 
 impl Domain {
-    pub fn new(device: Arc<Device>) -> Result<Self> {
+    pub fn new(device: Arc<VerbsDevice>) -> Result<Self> {
         // SAFETY: the context is open.
         let pd = unsafe { device.make("ibv_alloc_pd", |library| (library.alloc_pd)(device.context())) }?;
         Ok(Self { device, pd })
@@ -195,7 +195,7 @@ impl Domain {
 
     fn by_address(
         self: &Arc<Self>,
-        memory: &Memory,
+        memory: &MemoryRef,
         at: u64,
         bytes: usize,
         access: Access,
@@ -212,7 +212,7 @@ impl Domain {
         Ok(self.made(memory, mr))
     }
 
-    fn made(self: &Arc<Self>, memory: &Memory, mr: NonNull<sys::Mr>) -> Registration {
+    fn made(self: &Arc<Self>, memory: &MemoryRef, mr: NonNull<sys::Mr>) -> Registration {
         // SAFETY: the library has just made it, and changes these fields no more.
         let (lkey, rkey) = unsafe { (mr.as_ref().lkey, mr.as_ref().rkey) };
         let (lost, memory) = (AtomicBool::new(false), memory.clone());
@@ -223,19 +223,19 @@ impl Domain {
 impl Register for Arc<Domain> {
     type Region = Registration;
 
-    fn host(&self, memory: &Memory, access: Access) -> Result<Registration> {
+    fn host(&self, memory: &MemoryRef, access: Access) -> Result<Registration> {
         let mem = memory.host().ok_or(onehop_os::Error::NotReachable)?;
         self.by_address(memory, mem.host_ptr() as u64, mem.len(), access)
     }
 
-    fn peer(&self, memory: &Memory, access: Access) -> Result<Registration> {
+    fn peer(&self, memory: &MemoryRef, access: Access) -> Result<Registration> {
         let at = memory.gpu_addr().ok_or(onehop_os::Error::NotReachable)?;
         self.by_address(memory, at.0, memory.bytes(), access)
     }
 
     fn dma_buf(
         &self,
-        memory: &Memory,
+        memory: &MemoryRef,
         (fd, offset): (BorrowedFd<'_>, u64),
         name: u64,
         access: Access,
@@ -274,7 +274,7 @@ pub(crate) struct Registration {
     pub rkey: u32,
     /// Whether a queue pair that was given it could not be destroyed.
     lost: AtomicBool,
-    memory: Memory,
+    memory: MemoryRef,
 }
 
 impl Registration {

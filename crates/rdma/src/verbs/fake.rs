@@ -13,7 +13,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::caller::Caller;
 use super::sys::{self, Functions};
-use super::{Device, Verbs};
+use super::{Verbs, VerbsDevice};
 
 /// How long a test may take.
 const LONG: Duration = Duration::from_secs(30);
@@ -21,12 +21,12 @@ const LONG: Duration = Duration::from_secs(30);
 /// What was asked of the device, and what it may do.
 #[derive(Default)]
 pub(crate) struct Fake {
-    state: Mutex<State>,
+    state: Mutex<FakeState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct FakeState {
     holds: bool,
     refuses: bool,
     destroying: bool,
@@ -37,7 +37,7 @@ struct State {
 
 /// A context, and whose it is.
 #[repr(C)]
-struct Context {
+struct FakeContext {
     known: sys::Context,
     fake: &'static Fake,
 }
@@ -47,24 +47,24 @@ impl Fake {
         Box::leak(Box::default())
     }
 
-    pub fn device(&'static self) -> Device {
+    pub fn device(&'static self) -> VerbsDevice {
         // SAFETY: all bytes zero are a value of this structure.
         let mut known: sys::Context = unsafe { std::mem::zeroed() };
         known.poll_cq = Some(poll_cq);
         known.req_notify_cq = Some(req_notify_cq);
         known.post_send = Some(post_send);
         known.post_recv = Some(post_recv);
-        let context = leak(Context { known, fake: self }).cast();
+        let context = leak(FakeContext { known, fake: self }).cast();
         let caller = Caller::start().unwrap();
-        Device::new(Verbs(Arc::new(functions())), "fake", NonNull::new(context).unwrap(), caller)
+        VerbsDevice::new(Verbs(Arc::new(functions())), "fake", NonNull::new(context).unwrap(), caller)
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) {
+    fn change(&self, change: impl FnOnce(&mut FakeState)) {
         change(&mut self.state.lock().unwrap());
         self.changed.notify_all();
     }
 
-    fn wait(&self, until: impl Fn(&State) -> bool) {
+    fn wait(&self, until: impl Fn(&FakeState) -> bool) {
         let begun = Instant::now();
         let mut state = self.state.lock().unwrap();
         while !until(&state) {
@@ -118,7 +118,7 @@ fn leak<T>(value: T) -> *mut T {
 
 fn of(context: *mut sys::Context) -> &'static Fake {
     // SAFETY: every context of this device is the first field of one that is never freed.
-    unsafe { (*context.cast::<Context>()).fake }
+    unsafe { (*context.cast::<FakeContext>()).fake }
 }
 
 extern "C" fn poll_cq(_: *mut sys::Cq, _: c_int, _: *mut sys::Wc) -> c_int {

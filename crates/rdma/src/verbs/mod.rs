@@ -20,10 +20,10 @@ use rustix::io::Errno;
 
 use crate::{Error, Result};
 use caller::Caller;
-pub(crate) use device::{Device, Domain, Gid, GidKind, Registration};
+pub(crate) use device::{Domain, Gid, GidKind, Registration, VerbsDevice};
 #[cfg(test)]
 pub(crate) use fake::Fake;
-pub(crate) use pair::{Completion, Pair, PairRequest, PairState, Queue};
+pub(crate) use pair::{Completion, PairRequest, PairState, Queue, QueuePair};
 
 /// Names under which systems have the library.
 const NAMES: [&str; 2] = ["libibverbs.so.1", "libibverbs.so"];
@@ -69,7 +69,7 @@ impl Verbs {
     }
 
     /// Opens a device by its name.
-    pub(crate) fn open(&self, name: &str) -> Result<Device> {
+    pub(crate) fn open(&self, name: &str) -> Result<VerbsDevice> {
         let caller = Caller::start()?;
         let opened = self.with_devices(|device, found| {
             // SAFETY: the device is one of the list, which outlives this call.
@@ -81,7 +81,7 @@ impl Verbs {
                 listed(&self.devices()?)
             ))),
             Some(context) => match std::ptr::NonNull::new(context) {
-                Some(context) => Ok(Device::new(self.clone(), name, context, caller)),
+                Some(context) => Ok(VerbsDevice::new(self.clone(), name, context, caller)),
                 None => Err(last("ibv_open_device", name)),
             },
         }

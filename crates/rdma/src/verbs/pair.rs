@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use super::device::{Domain, REMOTE, Registration};
 use super::{last, sys};
 use crate::endpoint::Endpoint;
-use crate::memory::Remote;
+use crate::memory::RemoteMemory;
 use crate::{Error, Result};
 
 /// Completions that are taken from the queue at once.
@@ -150,14 +150,14 @@ pub(crate) enum PairRequest {
     /// A message, with a number.
     Send { number: u32 },
     /// Bytes into the other side's memory.
-    Write { to: Remote },
+    Write { to: RemoteMemory },
     /// Bytes out of the other side's memory.
-    Read { from: Remote },
+    Read { from: RemoteMemory },
 }
 
 /// A queue pair of a reliable connection. The device lets go of whatever was given to it when it is destroyed, as dropping it
 /// does.
-pub(crate) struct Pair {
+pub(crate) struct QueuePair {
     queue: Arc<Queue>,
     qp: NonNull<sys::Qp>,
     number: u32,
@@ -167,17 +167,17 @@ pub(crate) struct Pair {
 }
 
 // SAFETY: the library locks each of a pair's two queues for the calls made here.
-unsafe impl Send for Pair {}
+unsafe impl Send for QueuePair {}
 // SAFETY: as above.
-unsafe impl Sync for Pair {}
+unsafe impl Sync for QueuePair {}
 
-impl Drop for Pair {
+impl Drop for QueuePair {
     fn drop(&mut self) {
         self.end();
     }
 }
 
-impl Pair {
+impl QueuePair {
     /// Destroys it; false where the device refuses. It may then reach memory for the pair for as long as this process lives:
     /// what messages came in is left to it, and the caller leaves it the rest.
     #[must_use]

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use onehop_board::{Board, Config};
+use onehop_board::{Board, BoardConfig};
 use onehop_gpu::cuda::Cuda;
 use onehop_gpu::{Emulated, Gpu};
 use onehop_radio::{Format, Shape};
@@ -33,7 +33,7 @@ pub fn bench(options: &str) -> Bench {
 
 /// A board that is driven with another profile.
 pub fn bench_with(options: &str, change: impl Fn(Profile) -> Profile) -> Bench {
-    let board = Board::new(Config::parse(options).unwrap()).unwrap();
+    let board = Board::new(BoardConfig::parse(options).unwrap()).unwrap();
     let card = Card::new(&board.port(), board.interrupt(), change(profile(&board)));
     Bench { session: Session::open(card).unwrap(), gpu: gpu(), board }
 }

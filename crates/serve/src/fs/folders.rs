@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use fuser::FileType;
 use onehop_target::shares::Shares;
-use onehop_target::tree::{Names, Tree};
+use onehop_target::tree::{FolderNames, Tree};
 use onehop_target::wire::Caller;
 use rustix::io::Errno;
 
@@ -24,7 +24,7 @@ const FEW: usize = 64;
 const MOST_WITH_NAMES: u64 = 256;
 
 /// A name in a folder.
-pub(super) struct Entry {
+pub(super) struct FolderEntry {
     pub inode: u64,
     pub kind: FileType,
     /// Where to go on behind it.
@@ -36,18 +36,18 @@ pub(super) struct Entry {
 #[derive(Default)]
 struct Chunk {
     from: u64,
-    entries: Vec<Entry>,
+    entries: Vec<FolderEntry>,
     is_last: bool,
     /// Nobody has asked for them yet.
     is_new: bool,
 }
 
 impl Chunk {
-    fn of(from: u64, names: Names) -> Self {
+    fn of(from: u64, names: FolderNames) -> Self {
         let is_last = names.next.is_none();
         let entry = |(inode, of, next, name)| {
             let (kind, name) = (kind(of), OsString::from_vec(name));
-            Entry { inode, kind, next, name }
+            FolderEntry { inode, kind, next, name }
         };
         Self { from, entries: names.names.into_iter().map(entry).collect(), is_last, is_new: true }
     }
@@ -92,7 +92,7 @@ impl OpenFolder {
         tree: &dyn Tree,
         from: u64,
         keeps_many: bool,
-        mut take: impl FnMut(&Entry) -> bool,
+        mut take: impl FnMut(&FolderEntry) -> bool,
     ) -> Result<(), Errno> {
         let mut chunk = lock(&self.chunk);
         // From the beginning again: with what was made since.
@@ -162,7 +162,7 @@ impl OpenFolders {
 
 #[cfg(test)]
 mod tests {
-    use onehop_target::tree::{Folder, Rules};
+    use onehop_target::tree::{Folder, FolderRules};
     use onehop_target::wire::ROOT;
 
     use super::*;
@@ -201,7 +201,7 @@ mod tests {
             wanted.push(name);
         }
         let root = std::fs::File::open(&dir).unwrap();
-        let tree = Folder::new(root.into(), Rules { for_others: false, most_open: 8 }).unwrap();
+        let tree = Folder::new(root.into(), FolderRules { for_others: false, most_open: 8 }).unwrap();
         let folder = OpenFolder::open(&tree, &Caller::ROOT, ROOT).unwrap();
         assert!(lock(&folder.chunk).entries.is_empty());
         for (at_once, keeps_many) in [(700, true), (1, true), (700, false), (usize::MAX, false)] {

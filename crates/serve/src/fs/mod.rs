@@ -24,10 +24,10 @@ use fuser::{
     ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use onehop_target::tree::Tree;
-use onehop_target::wire::{Caller, Change, Make, ROOT, Xattr};
+use onehop_target::wire::{AttrChange, Caller, Make, ROOT, Xattr};
 use rustix::fs::OFlags;
 
-use crate::daemon::Shared;
+use crate::daemon::DaemonShared;
 use crate::lock;
 use crate::locks::Asker;
 use crate::opens::Open;
@@ -35,7 +35,7 @@ use crate::table::Owner;
 use answer::{empty, entry, errno, io, xattr};
 use attr::{VIRTUAL, time_change};
 use callers::Callers;
-use folders::{Entry, OpenFolders};
+use folders::{FolderEntry, OpenFolders};
 use ops::{Write, may_wait};
 use threads::SpareThreads;
 
@@ -45,7 +45,7 @@ const NEVER: Duration = Duration::ZERO;
 
 /// The mounted file system.
 pub(crate) struct Mounted {
-    shared: Arc<Shared>,
+    shared: Arc<DaemonShared>,
     tree: Arc<dyn Tree>,
     folders: OpenFolders,
     callers: Callers,
@@ -55,7 +55,7 @@ pub(crate) struct Mounted {
 }
 
 impl Mounted {
-    pub fn new(shared: Arc<Shared>, tree: Arc<dyn Tree>) -> Self {
+    pub fn new(shared: Arc<DaemonShared>, tree: Arc<dyn Tree>) -> Self {
         Self {
             folders: OpenFolders::new(&shared.persons),
             spare: SpareThreads::new(shared.session_threads()),
@@ -68,9 +68,9 @@ impl Mounted {
 }
 
 /// The mounted file system, as the kernel calls it.
-pub(crate) struct Calls(pub Arc<Mounted>);
+pub(crate) struct FuseHandler(pub Arc<Mounted>);
 
-impl std::ops::Deref for Calls {
+impl std::ops::Deref for FuseHandler {
     type Target = Mounted;
 
     fn deref(&self) -> &Mounted {
@@ -93,7 +93,7 @@ fn process_of(thread: u32) -> u32 {
     line.and_then(|number| number.trim().parse().ok()).unwrap_or(thread)
 }
 
-impl Filesystem for Calls {
+impl Filesystem for FuseHandler {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
         if rustix::process::geteuid().is_root() {
             // The kernel then also checks access control lists, which it asks us for.
@@ -170,7 +170,7 @@ impl Filesystem for Calls {
         reply: ReplyAttr,
     ) {
         let (atime, mtime) = (atime.map(time_change), mtime.map(time_change));
-        let change = Change { mode, uid, gid, size, atime, mtime };
+        let change = AttrChange { mode, uid, gid, size, atime, mtime };
         let (by, asker) = (self.callers.of(request, 0), (request.uid(), request.pid()));
         let call = move |this: &Mounted| {
             let (shared, tree) = (this.shared.clone(), this.tree.clone());
@@ -401,7 +401,8 @@ impl Filesystem for Calls {
 
     fn readdir(&self, by: &Request, of: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
         self.aside(by.uid(), move |this| {
-            let add = |entry: &Entry| reply.add(INodeNo(entry.inode), entry.next, entry.kind, &entry.name);
+            let add =
+                |entry: &FolderEntry| reply.add(INodeNo(entry.inode), entry.next, entry.kind, &entry.name);
             match this.read_folder(of, handle, offset, add) {
                 Ok(()) => reply.ok(),
                 Err(error) => reply.error(errno(error)),

@@ -8,14 +8,14 @@ use std::sync::Arc;
 
 use fuser::{FileAttr, FileHandle, FopenFlags, INodeNo, OpenFlags};
 use onehop_target::tree::Tree;
-use onehop_target::wire::{Access, Caller, Change, Make, Name, Xattr};
+use onehop_target::wire::{AttrChange, Caller, Make, Name, OpenMode, Xattr};
 use rustix::fs::{OFlags, fstat};
 use rustix::io::Errno;
 
 use super::attr::attr;
-use super::folders::{Entry, OpenFolder};
+use super::folders::{FolderEntry, OpenFolder};
 use super::{Mounted, io, is_virtual, virt};
-use crate::daemon::Shared;
+use crate::daemon::DaemonShared;
 use crate::opens::Open;
 
 /// Set by the kernel alone, when a program is run.
@@ -23,10 +23,10 @@ const EXECUTE: OFlags = OFlags::from_bits_retain(0x20);
 
 /// How the daemon opens what a program opens. What the kernel does by itself is left out: it takes care of its own cache. So is
 /// `O_APPEND`, which comes with each write: rings write at places of their own.
-fn access_of(flags: OpenFlags) -> Access {
+fn access_of(flags: OpenFlags) -> OpenMode {
     let flags = OFlags::from_bits_retain(flags.0 as u32);
     let mode = flags & OFlags::RWMODE;
-    Access {
+    OpenMode {
         read: mode != OFlags::WRONLY,
         write: mode != OFlags::RDONLY,
         truncate: flags.contains(OFlags::TRUNC),
@@ -53,12 +53,12 @@ pub(super) fn may_wait(flags: OpenFlags) -> bool {
 }
 
 pub(super) fn change(
-    shared: &Shared,
+    shared: &DaemonShared,
     tree: &dyn Tree,
     by: &Caller,
     inode: INodeNo,
     handle: Option<FileHandle>,
-    mut change: Change,
+    mut change: AttrChange,
 ) -> Result<FileAttr, Errno> {
     let node = real(inode)?;
     // Who has it open may cut it off, whatever its mode says.
@@ -71,7 +71,7 @@ pub(super) fn change(
 }
 
 pub(super) fn make_file(
-    shared: &Shared,
+    shared: &DaemonShared,
     tree: &dyn Tree,
     by: &Caller,
     parent: INodeNo,
@@ -88,7 +88,7 @@ pub(super) fn make_file(
 }
 
 pub(super) fn open_file(
-    shared: &Shared,
+    shared: &DaemonShared,
     tree: &dyn Tree,
     by: &Caller,
     inode: INodeNo,
@@ -174,7 +174,7 @@ impl Mounted {
         inode: INodeNo,
         handle: FileHandle,
         from: u64,
-        mut add: impl FnMut(&Entry) -> bool,
+        mut add: impl FnMut(&FolderEntry) -> bool,
     ) -> Result<(), Errno> {
         let folder = self.folders.get(handle.0).ok_or(Errno::BADF)?;
         if !is_virtual(inode) {

@@ -10,8 +10,8 @@ use fuser::ReplyWrite;
 
 use super::answer::errno;
 use super::ops::Write;
-use super::{Calls, Mounted};
-use crate::io::pool::Call;
+use super::{FuseHandler, Mounted};
+use crate::io::pool::SlowCall;
 
 /// Threads of the session that may do calls which take longer, as long as the other half is free: a call that is handed to another
 /// thread costs a switch, and a write a copy.
@@ -44,7 +44,7 @@ impl SpareThreads {
     }
 }
 
-impl Calls {
+impl FuseHandler {
     /// Does a call that moves bytes, changes names, or may wait a little: here, or by threads at which users have turns.
     pub(super) fn aside(&self, uid: u32, call: impl FnOnce(&Mounted) + Send + 'static) {
         match self.spare.enter() {
@@ -63,9 +63,9 @@ impl Calls {
         self.shared.caches.add(self.person(uid), self.bound(call));
     }
 
-    fn bound(&self, call: impl FnOnce(&Mounted) + Send + 'static) -> Call {
+    fn bound(&self, call: impl FnOnce(&Mounted) + Send + 'static) -> SlowCall {
         let this: Arc<Mounted> = self.0.clone();
-        Call(Box::new(move || call(&this)))
+        SlowCall(Box::new(move || call(&this)))
     }
 
     /// For whom a call counts.

@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fuser::{FileAttr, FileType};
-use onehop_usrbio::ring::Server;
+use onehop_usrbio::ring::RingServer;
 use onehop_usrbio::{Name, Priority};
 use rustix::io::Errno;
 
 use super::attr::{VIRTUAL, pseudo_attr};
-use super::folders::Entry;
-use crate::daemon::Shared;
-use crate::table::{Buffer, Owner, What, is_too_long, map_shared};
-use crate::workers::Ring;
+use super::folders::FolderEntry;
+use crate::daemon::DaemonShared;
+use crate::table::{LinkContent, LinkedBuffer, Owner, is_too_long, map_shared};
+use crate::workers::ServedRing;
 
 const TOP: u64 = VIRTUAL + 1;
 pub(super) const IOVS: u64 = VIRTUAL + 2;
@@ -31,7 +31,7 @@ fn link(inode: u64, owner: (u32, u32), target: usize) -> FileAttr {
     pseudo_attr(inode, FileType::Symlink, 0o777, owner, target as u64)
 }
 
-fn buffer_attr(buffer: &Buffer) -> FileAttr {
+fn buffer_attr(buffer: &LinkedBuffer) -> FileAttr {
     let owner = (buffer.owner.uid, buffer.owner.gid);
     let attr = link(BUFFERS + buffer.inode, owner, buffer.target.as_os_str().len());
     FileAttr { atime: buffer.made, mtime: buffer.made, ctime: buffer.made, ..attr }
@@ -54,7 +54,7 @@ pub(super) fn top(name: &OsStr) -> Option<FileAttr> {
     (name == "3fs-virt").then(|| folder(TOP, 0o755))
 }
 
-pub(super) fn attr(shared: &Shared, inode: u64) -> Result<FileAttr, Errno> {
+pub(super) fn attr(shared: &DaemonShared, inode: u64) -> Result<FileAttr, Errno> {
     if let Some(attr) = fixed(inode) {
         return Ok(attr);
     }
@@ -63,7 +63,7 @@ pub(super) fn attr(shared: &Shared, inode: u64) -> Result<FileAttr, Errno> {
 }
 
 /// What a user finds; links of other users are none of their business.
-pub(super) fn lookup(shared: &Shared, parent: u64, name: &OsStr, uid: u32) -> Result<FileAttr, Errno> {
+pub(super) fn lookup(shared: &DaemonShared, parent: u64, name: &OsStr, uid: u32) -> Result<FileAttr, Errno> {
     let name = name.to_str().ok_or(Errno::NOENT)?;
     let known = match (parent, name) {
         (TOP, "iovs") => Some(IOVS),
@@ -85,8 +85,8 @@ pub(super) fn lookup(shared: &Shared, parent: u64, name: &OsStr, uid: u32) -> Re
 }
 
 /// Names in one of the folders, for a user. Their places stay the same while others come and go.
-pub(super) fn list(shared: &Shared, inode: u64, uid: u32) -> Result<Vec<Entry>, Errno> {
-    let at = |inode, kind, name: &str, next| Entry { inode, kind, next, name: name.into() };
+pub(super) fn list(shared: &DaemonShared, inode: u64, uid: u32) -> Result<Vec<FolderEntry>, Errno> {
+    let at = |inode, kind, name: &str, next| FolderEntry { inode, kind, next, name: name.into() };
     let entry = |inode, kind, name: &str| at(inode, kind, name, inode - VIRTUAL + 2);
     let mut names = match inode {
         TOP => vec![entry(IOVS, FileType::Directory, "iovs"), entry(OURS, FileType::Directory, "onehop")],
@@ -111,7 +111,7 @@ pub(super) fn list(shared: &Shared, inode: u64, uid: u32) -> Result<Vec<Entry>, 
 }
 
 /// Where a link leads, for this user: each has semaphores of their own.
-pub(super) fn readlink(shared: &Arc<Shared>, inode: u64, uid: u32) -> Result<PathBuf, Errno> {
+pub(super) fn readlink(shared: &Arc<DaemonShared>, inode: u64, uid: u32) -> Result<PathBuf, Errno> {
     if inode == SOCKET {
         return Ok(shared.socket.clone());
     }
@@ -127,7 +127,7 @@ pub(super) fn readlink(shared: &Arc<Shared>, inode: u64, uid: u32) -> Result<Pat
 
 /// A program tells of memory.
 pub(super) fn symlink(
-    shared: &Arc<Shared>,
+    shared: &Arc<DaemonShared>,
     name: &OsStr,
     target: &Path,
     owner: Owner,
@@ -148,14 +148,14 @@ pub(super) fn symlink(
         return Err(Errno::INVAL);
     }
     let buffer = match name.ring {
-        None => shared.table.add(name, text, target, owner, What::Host(mem))?,
+        None => shared.table.add(name, text, target, owner, LinkContent::Host(mem))?,
         Some(ring) => {
             if ring.depth > onehop_usrbio::ring::entries(mem.len()) || is_too_long(mem.len()) {
                 return Err(Errno::INVAL);
             }
-            let server = Server::new(mem, ring).map_err(|e| Errno::from_raw_os_error(e.errno()))?;
-            let ring = Arc::new(Ring::new(server, owner, name.id));
-            let buffer = shared.table.add(name, text, target, owner, What::Ring(ring.clone()))?;
+            let server = RingServer::new(mem, ring).map_err(|e| Errno::from_raw_os_error(e.errno()))?;
+            let ring = Arc::new(ServedRing::new(server, owner, name.id));
+            let buffer = shared.table.add(name, text, target, owner, LinkContent::Ring(ring.clone()))?;
             shared.workers.add(shared, &ring).map_err(|e| {
                 shared.table.remove(name.id);
                 Errno::from_raw_os_error(e.errno())
@@ -167,7 +167,7 @@ pub(super) fn symlink(
 }
 
 /// A program takes memory back.
-pub(super) fn unlink(shared: &Shared, name: &OsStr, uid: u32) -> Result<(), Errno> {
+pub(super) fn unlink(shared: &DaemonShared, name: &OsStr, uid: u32) -> Result<(), Errno> {
     let buffer = name.to_str().and_then(|name| shared.table.link(name));
     let buffer = buffer.filter(|buffer| buffer.is_seen_by(uid)).ok_or(Errno::NOENT)?;
     if let Some(gone) = shared.table.remove(buffer.name.id) {

@@ -9,10 +9,10 @@ use rustix::io::Errno;
 
 use super::Mounted;
 use super::answer::empty;
-use crate::io::pool::Call;
+use crate::io::pool::SlowCall;
 use crate::locks::Asker;
 use crate::opens::Open;
-use crate::waits::{Turn, Waiter};
+use crate::waits::{WaitAction, Waiter};
 
 /// The kernel's numbers for what a lock is.
 const SHARED: i32 = 0;
@@ -65,12 +65,12 @@ impl Mounted {
         let mut reply = Some(reply);
         let attempt = move |turn| {
             let done = match turn {
-                Turn::Try => work(),
+                WaitAction::Try => work(),
                 // Too many wait, or nobody knows who waits.
-                Turn::Fail(Errno::NOLCK) => Err(Errno::AGAIN),
-                Turn::Fail(error) => Err(error),
+                WaitAction::Fail(Errno::NOLCK) => Err(Errno::AGAIN),
+                WaitAction::Fail(error) => Err(error),
             };
-            if turn == Turn::Try && matches!(done, Err(Errno::AGAIN)) {
+            if turn == WaitAction::Try && matches!(done, Err(Errno::AGAIN)) {
                 return false;
             }
             if let Some(reply) = reply.take() {
@@ -143,8 +143,8 @@ impl Mounted {
             let shared = shared.clone();
             move |turn| {
                 let done = match turn {
-                    Turn::Try => shared.locks.lock(&open, by, range_of(range), kind),
-                    Turn::Fail(error) => Err(error),
+                    WaitAction::Try => shared.locks.lock(&open, by, range_of(range), kind),
+                    WaitAction::Fail(error) => Err(error),
                 };
                 let reply = if done == Ok(false) { None } else { reply.take() };
                 let Some(reply) = reply else { return false };
@@ -156,7 +156,7 @@ impl Mounted {
                             at.forget_pages(inode);
                             empty(reply, Ok(()));
                         };
-                        shared.caches.add(by.uid, Call(Box::new(answer)));
+                        shared.caches.add(by.uid, SlowCall(Box::new(answer)));
                     }
                     Err(error) => empty(reply, Err(error)),
                 }

@@ -11,15 +11,15 @@ use std::time::Duration;
 use onehop_gpu::{Copier, Mark, Place, Region, Rows};
 use onehop_os::{DmaMemory, HostMem};
 use onehop_target::transport::Shareable;
-use onehop_target::tree::Memory;
+use onehop_target::tree::TransferMemory;
 use onehop_target::turns::{Next, Queue};
-use onehop_usrbio::gpu::Device;
+use onehop_usrbio::gpu::AnyGpu;
 
 use super::failure;
-use super::job::{PIECE, Piece, Rest};
+use super::job::{JobChunk, PIECE, Rest};
 use crate::error::Result;
 use crate::lock;
-use crate::table::{Buffer, What};
+use crate::table::{LinkContent, LinkedBuffer};
 
 const PAGE: u64 = 4096;
 /// A piece, and the pages at both of its ends that come along when the page cache is passed by.
@@ -35,7 +35,7 @@ const IDLE: Duration = Duration::from_secs(1);
 
 /// Which way bytes went.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Way {
+pub(crate) enum GpuRoute {
     Cached,
     Pinned,
     Written,
@@ -45,17 +45,17 @@ pub(crate) enum Way {
 }
 
 /// The lanes of a GPU.
-pub(crate) struct Engine {
-    pub device: Arc<Device>,
+pub(crate) struct GpuLanes {
+    pub device: Arc<AnyGpu>,
     queue: Arc<Queue<Rest>>,
     lanes: AtomicUsize,
     most: usize,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-impl Engine {
+impl GpuLanes {
     /// With one lane, so that a GPU which will not have any memory of ours is noticed now.
-    pub fn new(device: Arc<Device>, threads: usize) -> Result<Self> {
+    pub fn new(device: Arc<AnyGpu>, threads: usize) -> Result<Self> {
         let this = Self {
             device,
             queue: Arc::default(),
@@ -71,7 +71,7 @@ impl Engine {
         let ring = HostMem::touched(SLOT * SLOTS)?;
         let ring = self.device.gpu().adopt(Place::PinnedHost, ring)?;
         let mut lane =
-            Lane { device: self.device.clone(), ring, copiers: Vec::new(), turn: 0, pending: None };
+            GpuCopyLane { device: self.device.clone(), ring, copiers: Vec::new(), turn: 0, pending: None };
         let queue = self.queue.clone();
         let thread = std::thread::Builder::new().name("usrbio GPU".into()).spawn(move || lane.run(&queue));
         lock(&self.threads).push(thread.map_err(crate::Error::Thread)?);
@@ -103,27 +103,27 @@ impl Engine {
     }
 }
 
-struct Lane {
-    device: Arc<Device>,
+struct GpuCopyLane {
+    device: Arc<AnyGpu>,
     ring: Region,
-    copiers: Vec<Copies>,
+    copiers: Vec<BufferCopier>,
     turn: usize,
     /// The copy that is under way while the next slot is filled.
-    pending: Option<Pending>,
+    pending: Option<PendingCopy>,
 }
 
-struct Copies {
-    buffer: Arc<Buffer>,
+struct BufferCopier {
+    buffer: Arc<LinkedBuffer>,
     copier: Box<dyn Copier>,
 }
 
-struct Pending {
-    piece: Piece,
+struct PendingCopy {
+    piece: JobChunk,
     result: i64,
     mark: Mark,
 }
 
-impl Lane {
+impl GpuCopyLane {
     fn run(&mut self, queue: &Queue<Rest>) {
         loop {
             // Read first: a buffer that goes after the look at the buffers ends the wait.
@@ -139,7 +139,7 @@ impl Lane {
         }
     }
 
-    fn piece(&mut self, piece: Piece) {
+    fn piece(&mut self, piece: JobChunk) {
         if let Some(result) = piece.given_up() {
             return piece.end(result);
         }
@@ -161,25 +161,25 @@ impl Lane {
         match begun {
             Ok((count, None)) => piece.end(count),
             Ok((result, Some(mark))) => {
-                self.pending = Some(Pending { piece, result, mark });
+                self.pending = Some(PendingCopy { piece, result, mark });
             }
             Err(error) => piece.end(failure(&error)),
         }
     }
 
     /// Has another machine's card and ours carry a piece, without a slot. None where they cannot.
-    fn direct(&self, piece: &Piece) -> std::io::Result<Option<i64>> {
-        let What::Gpu(gpu) = &piece.job.buffer.what else { return Ok(None) };
+    fn direct(&self, piece: &JobChunk) -> std::io::Result<Option<i64>> {
+        let LinkContent::Gpu(gpu) = &piece.job.buffer.what else { return Ok(None) };
         let (file, start) = (piece.job.open.file(), piece.offset());
         let range = start..start + piece.len as usize;
         let memory: Shareable = Arc::new(gpu.region.clone());
         let (way, count) = if piece.job.reads() {
-            (Way::Direct, file.read_direct(&memory, range, piece.at())?)
+            (GpuRoute::Direct, file.read_direct(&memory, range, piece.at())?)
         } else {
-            (Way::DirectWritten, file.write_direct(&memory, range, piece.at())?)
+            (GpuRoute::DirectWritten, file.write_direct(&memory, range, piece.at())?)
         };
         let Some(count) = count else { return Ok(None) };
-        if way == Way::Direct {
+        if way == GpuRoute::Direct {
             self.device.settle_writes_of_others().map_err(std::io::Error::other)?;
         }
         piece.job.count(way, self.device.gpu().simulated(), count as u64);
@@ -187,10 +187,10 @@ impl Lane {
     }
 
     /// Reads a piece into a slot; gives where in the ring its first byte is, and how many there are.
-    fn fill(&self, piece: &Piece, slot: usize) -> std::io::Result<(usize, usize)> {
+    fn fill(&self, piece: &JobChunk, slot: usize) -> std::io::Result<(usize, usize)> {
         let ring = self.ring.host().ok_or_else(|| std::io::Error::other("the ring is no host memory"))?;
         let (file, at, len) = (piece.job.open.file(), piece.at(), piece.len);
-        let slot_of = |len| Memory { mem: ring, at: slot, len, shared: false };
+        let slot_of = |len| TransferMemory { mem: ring, at: slot, len, shared: false };
         let simulated = self.device.gpu().simulated();
         if len >= LEAST_PAST && file.is_cold(at, len) {
             let first = at / PAGE * PAGE;
@@ -198,35 +198,37 @@ impl Lane {
             if let Some(count) = file.read_past(slot_of(whole as usize), first)? {
                 let skip = (at - first) as usize;
                 let count = count.saturating_sub(skip).min(len as usize);
-                piece.job.count(Way::Pinned, simulated, count as u64);
+                piece.job.count(GpuRoute::Pinned, simulated, count as u64);
                 return Ok((slot + skip, count));
             }
         }
         let count = file.read(slot_of(len as usize), at)?;
-        piece.job.count(Way::Cached, simulated, count as u64);
+        piece.job.count(GpuRoute::Cached, simulated, count as u64);
         Ok((slot, count))
     }
 
-    fn copy(&mut self, piece: &Piece, from: usize, count: usize) -> std::io::Result<Mark> {
+    fn copy(&mut self, piece: &JobChunk, from: usize, count: usize) -> std::io::Result<Mark> {
         let copier = self.copier(&piece.job.buffer).map_err(std::io::Error::other)?;
         let rows = Rows { from, to: piece.offset(), row: count, rows: 1, step: count };
         copier.copy(&rows).and_then(|()| copier.mark()).map_err(std::io::Error::other)
     }
 
-    fn copier(&mut self, buffer: &Arc<Buffer>) -> onehop_gpu::Result<&mut Box<dyn Copier>> {
+    fn copier(&mut self, buffer: &Arc<LinkedBuffer>) -> onehop_gpu::Result<&mut Box<dyn Copier>> {
         let place = self.copiers.iter().position(|one| Arc::ptr_eq(&one.buffer, buffer));
         if let Some(place) = place {
             // The one that was used last stands last.
             let one = self.copiers.remove(place);
             self.copiers.push(one);
         } else {
-            let What::Gpu(gpu) = &buffer.what else { return Err(onehop_os::Error::NotReachable.into()) };
+            let LinkContent::Gpu(gpu) = &buffer.what else {
+                return Err(onehop_os::Error::NotReachable.into());
+            };
             let copier = self.device.gpu().copier(&self.ring, &gpu.region)?;
             if self.copiers.len() >= MOST_COPIERS {
                 self.settle();
                 self.copiers.remove(0);
             }
-            self.copiers.push(Copies { buffer: buffer.clone(), copier });
+            self.copiers.push(BufferCopier { buffer: buffer.clone(), copier });
         }
         let last = self.copiers.last_mut();
         Ok(&mut last.ok_or(onehop_os::Error::NotReachable)?.copier)
@@ -234,7 +236,7 @@ impl Lane {
 
     /// Waits for the copy that is under way, and tells.
     fn settle(&mut self) {
-        let Some(Pending { piece, result, mark }) = self.pending.take() else { return };
+        let Some(PendingCopy { piece, result, mark }) = self.pending.take() else { return };
         // The buffer itself: another one may have its number by now.
         let copies = self.copiers.iter_mut().find(|one| Arc::ptr_eq(&one.buffer, &piece.job.buffer));
         let ended = match copies {
@@ -245,18 +247,18 @@ impl Lane {
     }
 
     /// Out of GPU memory into a slot, and from there into the file.
-    fn write(&mut self, piece: &Piece) -> std::io::Result<i64> {
+    fn write(&mut self, piece: &JobChunk) -> std::io::Result<i64> {
         self.settle();
-        let What::Gpu(gpu) = &piece.job.buffer.what else {
+        let LinkContent::Gpu(gpu) = &piece.job.buffer.what else {
             return Err(std::io::Error::other("no GPU memory"));
         };
         let ring = self.ring.host().ok_or_else(|| std::io::Error::other("the ring is no host memory"))?;
         let mut bytes = vec![0; piece.len as usize];
         gpu.region.read(piece.offset(), &mut bytes).map_err(std::io::Error::other)?;
         ring.write(0, &bytes).map_err(std::io::Error::other)?;
-        let from = Memory { mem: ring, at: 0, len: bytes.len(), shared: false };
+        let from = TransferMemory { mem: ring, at: 0, len: bytes.len(), shared: false };
         let count = piece.job.open.file().write(from, piece.at())?;
-        piece.job.count(Way::Written, self.device.gpu().simulated(), count as u64);
+        piece.job.count(GpuRoute::Written, self.device.gpu().simulated(), count as u64);
         Ok(count as i64)
     }
 }
@@ -292,11 +294,11 @@ mod tests {
     }
 
     /// Has a lane's last copier watched.
-    fn watch(lane: &mut Lane) -> Arc<AtomicBool> {
+    fn watch(lane: &mut GpuCopyLane) -> Arc<AtomicBool> {
         let waited = Arc::new(AtomicBool::new(false));
-        let Copies { buffer, copier } = lane.copiers.pop().unwrap();
+        let BufferCopier { buffer, copier } = lane.copiers.pop().unwrap();
         let copier = Box::new(Watched { copier, waited: waited.clone() });
-        lane.copiers.push(Copies { buffer, copier });
+        lane.copiers.push(BufferCopier { buffer, copier });
         waited
     }
 
@@ -305,17 +307,17 @@ mod tests {
         let rig = Rig::new();
         let mut idle = None;
         // An engine without lanes: this test is the lane.
-        let without_lanes = |own: Arc<Engine>| {
+        let without_lanes = |own: Arc<GpuLanes>| {
             let (device, queue) = (own.device.clone(), Arc::default());
             let (lanes, threads) = (AtomicUsize::new(0), Mutex::default());
-            idle.insert(Arc::new(Engine { device, queue, lanes, most: 0, threads })).clone()
+            idle.insert(Arc::new(GpuLanes { device, queue, lanes, most: 0, threads })).clone()
         };
         rig.shared.table.remove(rig.gpu);
         rig.add_gpu(without_lanes);
         let engine = idle.unwrap();
         let ring = engine.device.gpu().adopt(Place::PinnedHost, HostMem::touched(SLOT * SLOTS).unwrap());
         let (device, copiers) = (engine.device.clone(), Vec::new());
-        let mut lane = Lane { device, ring: ring.unwrap(), copiers, turn: 0, pending: None };
+        let mut lane = GpuCopyLane { device, ring: ring.unwrap(), copiers, turn: 0, pending: None };
         let (client, ring) = Rig::ring(1000, true);
         let wish = request(rig.gpu, 0, 0, 4096);
         let piece = || match rig.begin(&client, &ring, &wish) {

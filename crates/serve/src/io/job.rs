@@ -7,35 +7,35 @@ use std::sync::{Arc, Mutex};
 
 use onehop_os::HostMem;
 use onehop_target::turns::Divisible;
-use onehop_usrbio::ring::{Done, Entry, Request};
+use onehop_usrbio::ring::{Done, Request, Submission};
 use rustix::io::Errno;
 
-use super::gpu::Way;
+use super::gpu::GpuRoute;
 use super::{failure, refused};
-use crate::daemon::Shared;
+use crate::daemon::DaemonShared;
 use crate::lock;
 use crate::opens::Open;
-use crate::table::{Buffer, What};
-use crate::workers::Ring;
+use crate::table::{LinkContent, LinkedBuffer};
+use crate::workers::ServedRing;
 
 /// Bytes of a piece at most.
 pub(crate) const PIECE: u64 = 4 << 20;
 
 /// A transfer under way.
-pub(crate) struct Job {
-    shared: Arc<Shared>,
-    ring: Arc<Ring>,
+pub(crate) struct TransferJob {
+    shared: Arc<DaemonShared>,
+    ring: Arc<ServedRing>,
     index: i32,
     userdata: u64,
     pub request: Request,
-    pub buffer: Arc<Buffer>,
+    pub buffer: Arc<LinkedBuffer>,
     pub open: Arc<Open>,
-    progress: Mutex<Progress>,
+    progress: Mutex<JobProgress>,
 }
 
 /// How far a transfer is.
 #[derive(Default)]
-struct Progress {
+struct JobProgress {
     /// Pieces that were begun, in their order.
     begun: u64,
     under_way: u64,
@@ -46,15 +46,15 @@ struct Progress {
 }
 
 /// A part of one.
-pub(crate) struct Piece {
-    pub job: Arc<Job>,
+pub(crate) struct JobChunk {
+    pub job: Arc<TransferJob>,
     place: u64,
     /// Where it begins in the transfer.
     pub start: u64,
     pub len: u64,
 }
 
-impl Piece {
+impl JobChunk {
     /// Where it is in the file.
     pub fn at(&self) -> u64 {
         self.job.request.at + self.start
@@ -91,12 +91,12 @@ impl Piece {
 }
 
 /// What is left of a transfer: pieces that were not begun.
-pub(crate) struct Rest(pub Arc<Job>);
+pub(crate) struct Rest(pub Arc<TransferJob>);
 
 impl Divisible for Rest {
-    type Part = Piece;
+    type Part = JobChunk;
 
-    fn divide(self) -> (Option<Piece>, Option<Self>) {
+    fn divide(self) -> (Option<JobChunk>, Option<Self>) {
         let Self(job) = self;
         let mut progress = lock(&job.progress);
         if progress.short.is_some() {
@@ -109,17 +109,17 @@ impl Divisible for Rest {
         drop(progress);
         let (start, rest) = (place * PIECE, (!is_last).then(|| Self(job.clone())));
         let len = PIECE.min(job.request.len - start);
-        (Some(Piece { job, place, start, len }), rest)
+        (Some(JobChunk { job, place, start, len }), rest)
     }
 }
 
-impl Job {
+impl TransferJob {
     pub fn new(
-        shared: &Arc<Shared>,
-        ring: &Arc<Ring>,
-        entry: &Entry,
+        shared: &Arc<DaemonShared>,
+        ring: &Arc<ServedRing>,
+        entry: &Submission,
         request: &Request,
-        buffer: Arc<Buffer>,
+        buffer: Arc<LinkedBuffer>,
         open: Arc<Open>,
     ) -> Result<Self, Errno> {
         // What is in a ring costs its program a few bytes, and a transfer the daemon some hundred.
@@ -146,7 +146,7 @@ impl Job {
         self.ring.server.name().read
     }
 
-    pub fn shared(&self) -> &Shared {
+    pub fn shared(&self) -> &DaemonShared {
         &self.shared
     }
 
@@ -154,8 +154,8 @@ impl Job {
     pub fn begin(self) {
         let (uid, job) = (self.shared.persons.of(self.ring.owner.uid), Arc::new(self));
         match &job.buffer.what {
-            What::Gpu(gpu) => gpu.engine.add(uid, Rest(job.clone())),
-            What::Host(_) | What::Ring(_) => job.shared.pool.add(uid, Rest(job.clone())),
+            LinkContent::Gpu(gpu) => gpu.engine.add(uid, Rest(job.clone())),
+            LinkContent::Host(_) | LinkContent::Ring(_) => job.shared.pool.add(uid, Rest(job.clone())),
         }
     }
 
@@ -193,12 +193,12 @@ impl Job {
 
     fn zero(&self, from: usize, bytes: usize) -> std::io::Result<()> {
         match &self.buffer.what {
-            What::Host(mem) => self.zero_host(mem, from, bytes),
-            What::Gpu(gpu) => {
+            LinkContent::Host(mem) => self.zero_host(mem, from, bytes),
+            LinkContent::Gpu(gpu) => {
                 self.shared.stats.zeroed[1].count(bytes as u64);
                 gpu.region.fill(from, bytes, 0).map_err(std::io::Error::other)
             }
-            What::Ring(_) => Ok(()),
+            LinkContent::Ring(_) => Ok(()),
         }
     }
 
@@ -209,14 +209,14 @@ impl Job {
     }
 
     /// Counts bytes that went to or from a GPU.
-    pub fn count(&self, way: Way, simulated: bool, bytes: u64) {
+    pub fn count(&self, way: GpuRoute, simulated: bool, bytes: u64) {
         let stats = &self.shared.stats;
         let ways = match way {
-            Way::Cached => &stats.gpu_cached,
-            Way::Pinned => &stats.gpu_pinned,
-            Way::Written => &stats.gpu_written,
-            Way::Direct => &stats.gpu_direct,
-            Way::DirectWritten => &stats.gpu_direct_written,
+            GpuRoute::Cached => &stats.gpu_cached,
+            GpuRoute::Pinned => &stats.gpu_pinned,
+            GpuRoute::Written => &stats.gpu_written,
+            GpuRoute::Direct => &stats.gpu_direct,
+            GpuRoute::DirectWritten => &stats.gpu_direct_written,
         };
         ways[usize::from(simulated)].count(bytes);
     }

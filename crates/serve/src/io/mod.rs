@@ -9,25 +9,25 @@ mod tests;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use onehop_target::tree::Memory;
+use onehop_target::tree::TransferMemory;
 use onehop_usrbio::flag::FORBID_READ_HOLES;
-use onehop_usrbio::ring::{Entry, Request};
+use onehop_usrbio::ring::{Request, Submission};
 use rustix::io::Errno;
 
-use crate::daemon::Shared;
+use crate::daemon::DaemonShared;
 use crate::lock;
 use crate::opens::{NotOpen, Open};
-use crate::table::{Buffer, What};
-use crate::workers::Ring;
-pub(crate) use job::{Job, Rest};
+use crate::table::{LinkContent, LinkedBuffer};
+use crate::workers::ServedRing;
+pub(crate) use job::{Rest, TransferJob};
 
 /// What is read at once, by the thread that looks after rings: more would keep it from the others.
 const MOST_AT_ONCE: u64 = 128 << 10;
 
 /// What a ring used last, which is mostly what it uses next.
 #[derive(Default)]
-pub(crate) struct Cache {
-    buffer: Option<Arc<Buffer>>,
+pub(crate) struct LastUsed {
+    buffer: Option<Arc<LinkedBuffer>>,
     /// And how many files had been opened by then.
     open: Option<(u64, Arc<Open>)>,
 }
@@ -50,7 +50,7 @@ pub(crate) fn failure(error: &std::io::Error) -> i64 {
 }
 
 /// Begins what an entry asks for.
-pub(crate) fn begin(shared: &Arc<Shared>, ring: &Arc<Ring>, entry: &Entry) -> IoStart {
+pub(crate) fn begin(shared: &Arc<DaemonShared>, ring: &Arc<ServedRing>, entry: &Submission) -> IoStart {
     let checked = entry.request.ok_or(Errno::INVAL).and_then(|request| {
         let (buffer, open) = check(shared, ring, &request)?;
         Ok((request, buffer, open))
@@ -65,7 +65,11 @@ pub(crate) fn begin(shared: &Arc<Shared>, ring: &Arc<Ring>, entry: &Entry) -> Io
 }
 
 /// The buffer and the file of a request, if the ring may use them so.
-fn check(shared: &Shared, ring: &Ring, request: &Request) -> Result<(Arc<Buffer>, Arc<Open>), Errno> {
+fn check(
+    shared: &DaemonShared,
+    ring: &ServedRing,
+    request: &Request,
+) -> Result<(Arc<LinkedBuffer>, Arc<Open>), Errno> {
     let mut cache = lock(&ring.cache);
     let known = cache.buffer.take().filter(|b| b.name.id == request.buffer && !b.is_gone());
     let buffer = known.or_else(|| shared.table.get(request.buffer)).ok_or(Errno::NOENT)?;
@@ -89,7 +93,7 @@ fn check(shared: &Shared, ring: &Ring, request: &Request) -> Result<(Arc<Buffer>
     Ok((buffer, open))
 }
 
-fn check_range(buffer: &Buffer, ring: &Ring, request: &Request) -> Result<(), Errno> {
+fn check_range(buffer: &LinkedBuffer, ring: &ServedRing, request: &Request) -> Result<(), Errno> {
     if buffer.owner.uid != ring.owner.uid && ring.owner.uid != 0 {
         return Err(Errno::ACCESS);
     }
@@ -107,11 +111,11 @@ fn check_range(buffer: &Buffer, ring: &Ring, request: &Request) -> Result<(), Er
 }
 
 fn start(
-    shared: &Arc<Shared>,
-    ring: &Arc<Ring>,
-    entry: &Entry,
+    shared: &Arc<DaemonShared>,
+    ring: &Arc<ServedRing>,
+    entry: &Submission,
     request: &Request,
-    buffer: Arc<Buffer>,
+    buffer: Arc<LinkedBuffer>,
     open: Arc<Open>,
 ) -> IoStart {
     let reads = ring.server.name().read;
@@ -122,8 +126,8 @@ fn start(
             Err(error) => return IoStart::Over(failure(&error)),
         }
     }
-    if let (true, What::Host(mem)) = (reads && request.len <= MOST_AT_ONCE, &buffer.what) {
-        let to = Memory { mem, at: request.offset as usize, len: request.len as usize, shared: true };
+    if let (true, LinkContent::Host(mem)) = (reads && request.len <= MOST_AT_ONCE, &buffer.what) {
+        let to = TransferMemory { mem, at: request.offset as usize, len: request.len as usize, shared: true };
         match open.file().read_now(to, request.at) {
             Ok(Some(count)) if count as u64 == request.len => {
                 shared.stats.host_now.count(request.len);
@@ -137,7 +141,7 @@ fn start(
             }
         }
     }
-    match Job::new(shared, ring, entry, request, buffer, open) {
+    match TransferJob::new(shared, ring, entry, request, buffer, open) {
         Ok(job) => {
             job.begin();
             IoStart::UnderWay

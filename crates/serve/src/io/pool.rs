@@ -8,13 +8,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use onehop_os::HostMem;
-use onehop_target::tree::Memory;
+use onehop_target::tree::TransferMemory;
 use onehop_target::turns::{Divisible, Next, Queue};
 
 use super::failure;
-use super::job::{Piece, Rest};
+use super::job::{JobChunk, Rest};
 use crate::lock;
-use crate::table::What;
+use crate::table::LinkContent;
 
 /// Threads at most: as many transfers as a drive needs at once to be busy.
 const MOST: usize = 32;
@@ -27,16 +27,16 @@ pub(crate) trait PoolTask: Divisible + Send + 'static {
 }
 
 impl PoolTask for Rest {
-    fn run(piece: Piece) {
+    fn run(piece: JobChunk) {
         let result = piece.given_up().unwrap_or_else(|| transfer(&piece));
         piece.end(result);
     }
 }
 
 /// A call that may take long.
-pub(crate) struct Call(pub Box<dyn FnOnce() + Send>);
+pub(crate) struct SlowCall(pub Box<dyn FnOnce() + Send>);
 
-impl Divisible for Call {
+impl Divisible for SlowCall {
     type Part = Self;
 
     fn divide(self) -> (Option<Self>, Option<Self>) {
@@ -44,30 +44,30 @@ impl Divisible for Call {
     }
 }
 
-impl PoolTask for Call {
+impl PoolTask for SlowCall {
     fn run(Self(call): Self) {
         call();
     }
 }
 
 /// The threads, started as they are needed.
-pub(crate) struct Pool<T>(Arc<Threads<T>>);
+pub(crate) struct ThreadPool<T>(Arc<PoolThreads<T>>);
 
-struct Threads<T> {
+struct PoolThreads<T> {
     queue: Queue<T>,
     running: AtomicUsize,
     handles: Mutex<Vec<JoinHandle<()>>>,
 }
 
-impl<T> Default for Pool<T> {
+impl<T> Default for ThreadPool<T> {
     fn default() -> Self {
         let threads =
-            Threads { queue: Queue::default(), running: AtomicUsize::new(0), handles: Mutex::default() };
+            PoolThreads { queue: Queue::default(), running: AtomicUsize::new(0), handles: Mutex::default() };
         Self(Arc::new(threads))
     }
 }
 
-impl<T: PoolTask> Threads<T> {
+impl<T: PoolTask> PoolThreads<T> {
     fn start(self: &Arc<Self>) {
         if self.running.fetch_add(1, Ordering::AcqRel) >= MOST {
             self.running.fetch_sub(1, Ordering::AcqRel);
@@ -95,7 +95,7 @@ impl<T: PoolTask> Threads<T> {
     }
 }
 
-impl<T: PoolTask> Pool<T> {
+impl<T: PoolTask> ThreadPool<T> {
     pub fn add(&self, uid: u32, work: T) {
         if self.0.queue.add(uid, work) {
             self.0.start();
@@ -117,12 +117,12 @@ impl<T: PoolTask> Pool<T> {
     }
 }
 
-fn transfer(piece: &Piece) -> i64 {
-    let What::Host(mem) = &piece.job.buffer.what else {
+fn transfer(piece: &JobChunk) -> i64 {
+    let LinkContent::Host(mem) = &piece.job.buffer.what else {
         return -i64::from(rustix::io::Errno::INVAL.raw_os_error());
     };
     let (file, stats) = (piece.job.open.file(), &piece.job.shared().stats);
-    let memory = Memory { mem, at: piece.offset(), len: piece.len as usize, shared: true };
+    let memory = TransferMemory { mem, at: piece.offset(), len: piece.len as usize, shared: true };
     let (way, done) = if piece.job.reads() {
         (&stats.host_waited, file.read(memory, piece.at()))
     } else {

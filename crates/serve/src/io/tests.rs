@@ -9,26 +9,26 @@ use std::time::{Duration, Instant};
 
 use onehop_os::HostMem;
 use onehop_target::tree::{Local, OpenFile};
-use onehop_target::wire::Access;
-use onehop_usrbio::gpu::{Gpus, Memory, Mode};
-use onehop_usrbio::ring::{Client, Completion, Request, Server, bytes};
+use onehop_target::wire::OpenMode;
+use onehop_usrbio::gpu::{GpuChoice, Gpus, SharedGpuMemory};
+use onehop_usrbio::ring::{Client, Completion, Request, RingServer, bytes};
 use onehop_usrbio::{Id, Name, Priority, RingName, SHM};
 use proptest::prelude::*;
 use rustix::io::Errno;
 
-use super::gpu::Engine;
+use super::gpu::GpuLanes;
 use super::job::PIECE;
 use super::{IoStart, begin};
-use crate::daemon::{Options, Shared};
+use crate::daemon::{DaemonShared, MountOptions};
 use crate::persons::Persons;
-use crate::table::{GpuMemory, Owner, Table, What};
-use crate::workers::Ring;
+use crate::table::{GpuMemory, LinkContent, LinkTable, Owner};
+use crate::workers::ServedRing;
 
 const SIZE: usize = 65_536;
 const FILE: u64 = 50_000;
 const INODE: u64 = 77;
 
-const BOTH: Access = Access {
+const BOTH: OpenMode = OpenMode {
     read: true,
     write: true,
     truncate: false,
@@ -49,13 +49,13 @@ fn file() -> File {
 }
 
 pub(super) struct Rig {
-    pub shared: Arc<Shared>,
+    pub shared: Arc<DaemonShared>,
     host: Id,
     pub gpu: Id,
     mem: HostMem,
     /// In which a program that is its owner looks at the GPU's bytes.
     _gpus: Gpus,
-    own: Memory,
+    own: SharedGpuMemory,
 }
 
 fn owner(uid: u32) -> Owner {
@@ -64,33 +64,34 @@ fn owner(uid: u32) -> Owner {
 
 impl Rig {
     pub fn new() -> Self {
-        let options = Options { emulated_gpu: true, ..Options::new(Path::new("/"), Path::new("/")) };
-        let shared = Shared::new(options).unwrap();
+        let options =
+            MountOptions { emulated_gpu: true, ..MountOptions::new(Path::new("/"), Path::new("/")) };
+        let shared = DaemonShared::new(options).unwrap();
         shared.opens.add(INODE, 1000, BOTH, Arc::new(Local::new(file())));
         let mem = HostMem::anonymous(SIZE).unwrap();
         let (host, gpu) = (Id::random().unwrap(), Id::random().unwrap());
         let name = Name::buffer(host, 4096);
         shared
             .table
-            .add(name, &name.to_string(), Path::new("/"), owner(1000), What::Host(mem.clone()))
+            .add(name, &name.to_string(), Path::new("/"), owner(1000), LinkContent::Host(mem.clone()))
             .unwrap();
         // On a machine with a GPU, a person may have the same tests run on it.
         let real = std::env::var_os("ONEHOP_TEST_CUDA").is_some();
-        let gpus = Gpus::new(if real { Mode::Cuda } else { Mode::Emulated });
-        let own = Memory::create(&gpus.open(0).unwrap(), SIZE).unwrap();
+        let gpus = Gpus::new(if real { GpuChoice::Cuda } else { GpuChoice::Emulated });
+        let own = SharedGpuMemory::create(&gpus.open(0).unwrap(), SIZE).unwrap();
         let rig = Self { shared, host, gpu, mem, _gpus: gpus, own };
         rig.add_gpu(|engine| engine);
         rig
     }
 
     /// Adds GPU memory under the rig's number, by an engine made of the daemon's own.
-    pub fn add_gpu(&self, engine: impl FnOnce(Arc<Engine>) -> Arc<Engine>) {
+    pub fn add_gpu(&self, engine: impl FnOnce(Arc<GpuLanes>) -> Arc<GpuLanes>) {
         let offer = self.own.offer().unwrap();
         let (device, region) = self.shared.gpus.accept(&offer).unwrap();
         let engine = engine(self.shared.engine(device).unwrap());
         let memory = GpuMemory { region, engine, device: 0, secret: [0; 16], offer };
         let name = Name { gpu: Some(0), ..Name::buffer(self.gpu, 0) };
-        let what = What::Gpu(Box::new(memory));
+        let what = LinkContent::Gpu(Box::new(memory));
         self.shared.table.add(name, &name.to_string(), Path::new("/"), owner(1000), what).unwrap();
     }
 
@@ -101,28 +102,28 @@ impl Rig {
     }
 
     /// Both ends of a ring of a user's.
-    pub fn ring(uid: u32, read: bool) -> (Client, Arc<Ring>) {
+    pub fn ring(uid: u32, read: bool) -> (Client, Arc<ServedRing>) {
         Self::ring_of(uid, read, 4)
     }
 
-    fn ring_of(uid: u32, read: bool, entries: i32) -> (Client, Arc<Ring>) {
+    fn ring_of(uid: u32, read: bool, entries: i32) -> (Client, Arc<ServedRing>) {
         let name = RingName { read, depth: 0, priority: Priority::Normal, timeout: Duration::ZERO, flags: 0 };
         let len = bytes(entries).unwrap();
         let mem = HostMem::anonymous(len).unwrap().slice(0..len).unwrap();
-        let server = Server::new(mem.clone(), name).unwrap();
-        let ring = Arc::new(Ring::new(server, owner(uid), Id([1; 16])));
+        let server = RingServer::new(mem.clone(), name).unwrap();
+        let ring = Arc::new(ServedRing::new(server, owner(uid), Id([1; 16])));
         (Client::new(mem).unwrap(), ring)
     }
 
     /// Has a ring begin one request.
-    pub fn begin(&self, client: &Client, ring: &Arc<Ring>, request: &Request) -> IoStart {
+    pub fn begin(&self, client: &Client, ring: &Arc<ServedRing>, request: &Request) -> IoStart {
         client.prepare(request).unwrap();
         let mut entries = Vec::new();
         assert_eq!(ring.server.take(Instant::now(), 9, &mut entries).count, 1);
         begin(&self.shared, ring, &entries[0])
     }
 
-    fn by(&self, client: &Client, ring: &Arc<Ring>, request: &Request) -> i64 {
+    fn by(&self, client: &Client, ring: &Arc<ServedRing>, request: &Request) -> i64 {
         match self.begin(client, ring, request) {
             IoStart::Over(result) => result,
             IoStart::UnderWay => {
@@ -182,7 +183,7 @@ fn a_ring_writes_by_what_was_opened_to_reach_the_disk_though_it_knows_another() 
     let synced = file();
     let seen = synced.try_clone().unwrap();
     let handle =
-        rig.shared.opens.add(INODE, 1000, Access { data_sync: true, ..BOTH }, Arc::new(Local::new(synced)));
+        rig.shared.opens.add(INODE, 1000, OpenMode { data_sync: true, ..BOTH }, Arc::new(Local::new(synced)));
     assert_eq!(rig.by(&client, &ring, &wish), 4);
     assert_eq!(seen.metadata().unwrap().len(), FILE + 4);
     rig.shared.opens.close(handle);
@@ -230,15 +231,19 @@ fn unasked<T>() -> std::io::Result<T> {
 }
 
 impl OpenFile for GatedFile {
-    fn read_now(&self, _to: onehop_target::tree::Memory<'_>, _at: u64) -> std::io::Result<Option<usize>> {
+    fn read_now(
+        &self,
+        _to: onehop_target::tree::TransferMemory<'_>,
+        _at: u64,
+    ) -> std::io::Result<Option<usize>> {
         Ok(None)
     }
-    fn read(&self, to: onehop_target::tree::Memory<'_>, _at: u64) -> std::io::Result<usize> {
+    fn read(&self, to: onehop_target::tree::TransferMemory<'_>, _at: u64) -> std::io::Result<usize> {
         self.0.begun.fetch_add(1, Ordering::AcqRel);
         self.0.until(|gate| gate.open.load(Ordering::Acquire));
         Ok(to.len)
     }
-    fn write(&self, _from: onehop_target::tree::Memory<'_>, _at: u64) -> std::io::Result<usize> {
+    fn write(&self, _from: onehop_target::tree::TransferMemory<'_>, _at: u64) -> std::io::Result<usize> {
         unasked()
     }
     fn read_bytes(&self, _to: &mut [u8], _at: u64) -> std::io::Result<usize> {
@@ -256,7 +261,11 @@ impl OpenFile for GatedFile {
     fn is_cold(&self, _at: u64, _bytes: u64) -> bool {
         false
     }
-    fn read_past(&self, _to: onehop_target::tree::Memory<'_>, _at: u64) -> std::io::Result<Option<usize>> {
+    fn read_past(
+        &self,
+        _to: onehop_target::tree::TransferMemory<'_>,
+        _at: u64,
+    ) -> std::io::Result<Option<usize>> {
         unasked()
     }
     fn sync(&self, _data_only: bool) -> std::io::Result<()> {
@@ -294,7 +303,7 @@ impl Rig {
         file.set_len(bytes).unwrap();
         let (id, mem) = (Id::random().unwrap(), HostMem::of_shared(&file).unwrap());
         let name = Name::buffer(id, 0);
-        self.shared.table.add(name, &name.to_string(), &path, owner(1000), What::Host(mem)).unwrap();
+        self.shared.table.add(name, &name.to_string(), &path, owner(1000), LinkContent::Host(mem)).unwrap();
         (id, file)
     }
 }
@@ -375,12 +384,12 @@ fn memory_of_the_emulated_gpu_is_for_tests_and_counts() {
         return;
     }
     let offer = || rig.own.offer().unwrap();
-    let plain = Shared::new(Options::new(Path::new("/"), Path::new("/"))).unwrap();
+    let plain = DaemonShared::new(MountOptions::new(Path::new("/"), Path::new("/"))).unwrap();
     assert!(plain.gpus.accept(&offer()).is_err());
     plain.end();
     assert!(rig.shared.gpus.accept(&offer()).is_ok());
     // Host memory, and as much of the GPU's.
-    let room = Table::new(1, &Persons::default()).room(1000);
+    let room = LinkTable::new(1, &Persons::default()).room(1000);
     assert_eq!(room - rig.shared.table.room(1000), 2 * SIZE as u64);
     rig.shared.table.remove(rig.gpu).unwrap();
     assert_eq!(room - rig.shared.table.room(1000), SIZE as u64);

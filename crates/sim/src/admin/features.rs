@@ -4,8 +4,8 @@ use onehop_proto::admin::{GetFeatures, Select, SetFeatures};
 use onehop_proto::feature::{HostMemory, HostMemoryEntry, id};
 use onehop_proto::{Sqe, Status};
 
-use crate::device::Device;
-use crate::exec::{Failure, Reply};
+use crate::device::ControllerState;
+use crate::exec::{CommandFailure, CommandResult};
 use crate::features::Features;
 use crate::violation::Rule;
 
@@ -14,8 +14,8 @@ const HMB_ATTRIBUTES: usize = 4096;
 /// Entries of a host memory descriptor list that the controller takes.
 const HMB_ENTRIES: u32 = 4096;
 
-impl Device {
-    pub(super) fn get_features(&mut self, sqe: &Sqe) -> Reply {
+impl ControllerState {
+    pub(super) fn get_features(&mut self, sqe: &Sqe) -> CommandResult {
         let ask = GetFeatures::from(sqe);
         let select = ask.select.ok_or(Status::INVALID_FIELD.with_dnr())?;
         let value = self.features.get(ask.fid, select, ask.dw11)?;
@@ -35,7 +35,7 @@ impl Device {
         Ok(value)
     }
 
-    pub(super) fn set_features(&mut self, sqe: &Sqe) -> Reply {
+    pub(super) fn set_features(&mut self, sqe: &Sqe) -> CommandResult {
         let ask = SetFeatures::from(sqe);
         self.features.check_set(ask.fid, ask.save, ask.nsid, ask.dw11)?;
         if ask.fid == id::NUMBER_OF_QUEUES {
@@ -62,7 +62,7 @@ impl Device {
         Ok(result)
     }
 
-    fn check_no_queues(&self) -> Result<(), Failure> {
+    fn check_no_queues(&self) -> Result<(), CommandFailure> {
         let exists =
             self.cqs.iter().skip(1).any(Option::is_some) || self.sqs.iter().skip(1).any(Option::is_some);
         if !exists {
@@ -73,7 +73,7 @@ impl Device {
     }
 
     /// Takes the host's memory, or gives it back.
-    fn set_host_memory(&mut self, sqe: &Sqe) -> Result<(), Failure> {
+    fn set_host_memory(&mut self, sqe: &Sqe) -> Result<(), CommandFailure> {
         let dwords = [sqe.dw[11], sqe.dw[12], sqe.dw[13], sqe.dw[14], sqe.dw[15]];
         let ask = HostMemory::decode(&dwords);
         if !ask.enable {
@@ -116,7 +116,7 @@ impl Device {
     }
 
     /// Writes to both ends of a piece of lent memory.
-    fn touch_lent_piece(&mut self, i: usize) -> Result<(), Failure> {
+    fn touch_lent_piece(&mut self, i: usize) -> Result<(), CommandFailure> {
         let page = 1u64 << self.regs.cc.page_shift();
         let (at, pages) = self.features.lent[i];
         let end = at.wrapping_add(u64::from(pages) * page);

@@ -7,8 +7,8 @@ use onehop_proto::regs::Version;
 use onehop_proto::{Sqe, Status};
 
 use super::log::FIRMWARE;
-use crate::device::Device;
-use crate::exec::{Failure, Reply};
+use crate::device::ControllerState;
+use crate::exec::{CommandFailure, CommandResult};
 use crate::features::KEEP_ALIVE_GRANULARITY;
 use crate::health::ERROR_ENTRIES;
 use crate::transfer::sgl_support;
@@ -35,18 +35,18 @@ const SHUTDOWN_US: u32 = 1_000_000;
 /// Formats that every namespace lists, by power of two of the block; the one in use follows if it is another.
 const LISTED: [u8; 2] = [9, 12];
 
-type Bytes = [u8; 4096];
+type IdentifyPage = [u8; 4096];
 
-impl Device {
-    pub(super) fn identify(&mut self, sqe: &Sqe) -> Reply {
+impl ControllerState {
+    pub(super) fn identify(&mut self, sqe: &Sqe) -> CommandResult {
         let ask = Identify::from(sqe);
-        let mut bytes: Box<Bytes> = Box::new([0; 4096]);
+        let mut bytes: Box<IdentifyPage> = Box::new([0; 4096]);
         self.identify_bytes(&ask, &mut bytes)?;
         self.send(0, sqe, &bytes[..])?;
         Ok(0)
     }
 
-    fn identify_bytes(&self, ask: &Identify, bytes: &mut Bytes) -> Result<(), Failure> {
+    fn identify_bytes(&self, ask: &Identify, bytes: &mut IdentifyPage) -> Result<(), CommandFailure> {
         let two = self.config.version >= Version::V2_0;
         let nvm = || if ask.csi == csi::NVM { Ok(()) } else { Err(Status::INVALID_FIELD.with_dnr()) };
         match ask.cns {
@@ -72,7 +72,7 @@ impl Device {
         Ok(())
     }
 
-    fn identify_controller(&self, bytes: &mut Bytes) {
+    fn identify_controller(&self, bytes: &mut IdentifyPage) {
         let c = &self.config;
         let nqn = format!("nqn.2024-01.example.onehop:sim:{}", c.serial);
         let total = self.namespaces.iter().map(|ns| u128::from(ns.bytes())).sum();
@@ -129,7 +129,7 @@ impl Device {
         self.engine.as_ref().map_or(all, |engine| engine.optional_commands(all))
     }
 
-    fn put_power_states(&self, bytes: &mut Bytes) {
+    fn put_power_states(&self, bytes: &mut IdentifyPage) {
         for (i, (power, enter, leave, idle)) in (0..).zip(POWER_STATES) {
             let mut state = [0; 32];
             build::PowerState::new(&mut state)
@@ -145,7 +145,7 @@ impl Device {
         }
     }
 
-    fn identify_namespace(&self, nsid: u32, bytes: &mut Bytes) -> Result<(), Failure> {
+    fn identify_namespace(&self, nsid: u32, bytes: &mut IdentifyPage) -> Result<(), CommandFailure> {
         self.check_nsid(nsid)?;
         let ns = &self.namespaces[nsid as usize - 1];
         let shift = ns.lba.trailing_zeros() as u8;
@@ -182,7 +182,7 @@ impl Device {
         Ok(())
     }
 
-    fn list_namespaces(&self, above: u32, bytes: &mut Bytes) -> Result<(), Failure> {
+    fn list_namespaces(&self, above: u32, bytes: &mut IdentifyPage) -> Result<(), CommandFailure> {
         if above >= admin::ALL_NAMESPACES - 1 {
             return Err(Status::INVALID_NAMESPACE.with_dnr().into());
         }
@@ -191,7 +191,7 @@ impl Device {
         Ok(())
     }
 
-    fn describe_namespace(&self, nsid: u32, bytes: &mut Bytes) -> Result<(), Failure> {
+    fn describe_namespace(&self, nsid: u32, bytes: &mut IdentifyPage) -> Result<(), CommandFailure> {
         self.check_nsid(nsid)?;
         let names = [
             NamespaceId::Eui64(self.eui64(nsid)),

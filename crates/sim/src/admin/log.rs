@@ -5,9 +5,9 @@ use onehop_proto::admin::{ALL_NAMESPACES, GetLogPage, opcode};
 use onehop_proto::log::{LogSupport, SUPPORTED_BYTES, build, id};
 use onehop_proto::{Sqe, Status, nvm};
 
-use crate::aer::Event;
-use crate::device::Device;
-use crate::exec::Reply;
+use crate::aer::AerEvent;
+use crate::device::ControllerState;
+use crate::exec::CommandResult;
 use crate::reserved;
 
 /// Firmware revision, in slot 1 and in Identify.
@@ -20,8 +20,8 @@ const LONGEST: u64 = 1 << 20;
 const SUPPORTED: &[u8] =
     &[id::SUPPORTED, id::ERROR, id::HEALTH, id::FIRMWARE, id::CHANGED_NAMESPACES, id::EFFECTS];
 
-impl Device {
-    pub(super) fn get_log_page(&mut self, sqe: &Sqe) -> Reply {
+impl ControllerState {
+    pub(super) fn get_log_page(&mut self, sqe: &Sqe) -> CommandResult {
         let ask = GetLogPage::from(sqe);
         let page = self.log_page(&ask).ok_or(Status::INVALID_LOG_PAGE.with_dnr())?;
         let health_nsid = matches!(ask.nsid, 0 | ALL_NAMESPACES);
@@ -97,13 +97,13 @@ impl Device {
 
     pub(super) fn check_temperature(&mut self) {
         if self.features.is_hot(self.health.temperature) {
-            self.raise(Event::Temperature);
+            self.raise(AerEvent::Temperature);
         }
     }
 
     /// Something about a namespace changed.
     pub(crate) fn note_changed(&mut self, nsid: u32) {
         self.changed.insert(nsid);
-        self.raise(Event::NamespaceChanged);
+        self.raise(AerEvent::NamespaceChanged);
     }
 }

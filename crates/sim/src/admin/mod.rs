@@ -8,17 +8,17 @@ mod queues;
 use onehop_proto::admin::{Abort, DoorbellBuffers, opcode};
 use onehop_proto::{Sqe, Status};
 
-use crate::device::Device;
+use crate::device::ControllerState;
 use crate::doorbell::Shadow;
-use crate::exec::{Command, Failure, Reply, Task};
+use crate::exec::{CommandFailure, CommandResult, DelayedTask, FetchedCommand};
 use crate::violation::Rule;
 
 pub(crate) use identify::LAST_POWER_STATE;
 pub use identify::{PCI_DEVICE, PCI_SUBSYSTEM_VENDOR, PCI_VENDOR};
 
-impl Device {
+impl ControllerState {
     /// Executes an admin command; none if it completes later by itself.
-    pub(crate) fn admin(&mut self, command: &Command) -> Option<Reply> {
+    pub(crate) fn admin(&mut self, command: &FetchedCommand) -> Option<CommandResult> {
         let sqe = &command.sqe;
         if let Err(failure) = self.check_fields(0, sqe) {
             return Some(Err(failure));
@@ -44,7 +44,7 @@ impl Device {
     }
 
     /// Abort: takes a command back that is still waiting, and completes it as aborted.
-    fn abort(&mut self, command: &Command) -> Reply {
+    fn abort(&mut self, command: &FetchedCommand) -> CommandResult {
         let Abort { sqid, cid } = Abort::from(&command.sqe);
         let outstanding = self.aborts_outstanding();
         if outstanding > usize::from(self.config.acl) + 1 {
@@ -57,22 +57,23 @@ impl Device {
             return Ok(1);
         }
         let Some(aborted) = self.take_back(sqid, cid) else { return Ok(1) };
-        let aborted = Command { effects: None, ..aborted };
+        let aborted = FetchedCommand { effects: None, ..aborted };
         self.complete(&aborted, Err(Status::ABORT_REQUESTED.into()));
         Ok(0)
     }
 
     /// Aborts that were fetched and not completed, the one at hand included.
     fn aborts_outstanding(&self) -> usize {
-        let is_abort = |c: &Command| c.sqid == 0 && c.sqe.opcode() == opcode::ABORT;
-        let later = self.timers.values().filter(|t| matches!(t, Task::Execute(c) if is_abort(c))).count();
+        let is_abort = |c: &FetchedCommand| c.sqid == 0 && c.sqe.opcode() == opcode::ABORT;
+        let later =
+            self.timers.values().filter(|t| matches!(t, DelayedTask::Execute(c) if is_abort(c))).count();
         let ready = self.ready.iter().filter(|c| is_abort(c)).count();
         1 + later + ready + self.lost.iter().filter(|c| is_abort(c)).count()
     }
 
     /// Takes a command back that has not been executed.
-    fn take_back(&mut self, sqid: u16, cid: u16) -> Option<Command> {
-        let fits = |c: &Command| c.sqid == sqid && c.sqe.cid() == cid;
+    fn take_back(&mut self, sqid: u16, cid: u16) -> Option<FetchedCommand> {
+        let fits = |c: &FetchedCommand| c.sqid == sqid && c.sqe.cid() == cid;
         if sqid == 0
             && let Some(request) = self.events.take_request(cid)
         {
@@ -84,15 +85,15 @@ impl Device {
         if let Some(i) = self.ready.iter().position(fits) {
             return self.ready.remove(i);
         }
-        let key = *self.timers.iter().find(|(_, t)| matches!(t, Task::Execute(c) if fits(c)))?.0;
+        let key = *self.timers.iter().find(|(_, t)| matches!(t, DelayedTask::Execute(c) if fits(c)))?.0;
         match self.timers.remove(&key) {
-            Some(Task::Execute(command)) => Some(command),
+            Some(DelayedTask::Execute(command)) => Some(command),
             _ => None,
         }
     }
 
     /// Doorbell Buffer Config: from now on tails and heads are looked up in memory.
-    fn doorbell_buffer(&mut self, sqe: &Sqe) -> Reply {
+    fn doorbell_buffer(&mut self, sqe: &Sqe) -> CommandResult {
         if !self.config.dbbuf {
             return Err(Status::INVALID_OPCODE.with_dnr().into());
         }
@@ -112,7 +113,7 @@ impl Device {
     }
 
     /// Refuses a namespace that does not exist.
-    fn check_nsid(&self, nsid: u32) -> Result<(), Failure> {
+    fn check_nsid(&self, nsid: u32) -> Result<(), CommandFailure> {
         let exists = nsid != 0 && nsid as usize <= self.namespaces.len();
         if exists { Ok(()) } else { Err(Status::INVALID_NAMESPACE.with_dnr().into()) }
     }

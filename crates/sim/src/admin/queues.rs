@@ -4,13 +4,13 @@ use onehop_proto::admin::{CreateCq, CreateSq, deleted_queue};
 use onehop_proto::regs::Cmbsz;
 use onehop_proto::{Cqe, Sqe, Status};
 
-use crate::device::Device;
-use crate::exec::{Command, Failure, Reply, Task};
-use crate::queues::{Cq, Ring, Sq};
+use crate::device::ControllerState;
+use crate::exec::{CommandFailure, CommandResult, DelayedTask, FetchedCommand};
+use crate::queues::{Cq, PagedRing, Sq};
 use crate::violation::Rule;
 
-impl Device {
-    pub(super) fn create_cq(&mut self, sqe: &Sqe) -> Reply {
+impl ControllerState {
+    pub(super) fn create_cq(&mut self, sqe: &Sqe) -> CommandResult {
         let ask = CreateCq::from(sqe);
         self.check_new_queue(
             ask.qid,
@@ -32,7 +32,7 @@ impl Device {
         Ok(0)
     }
 
-    pub(super) fn create_sq(&mut self, sqe: &Sqe) -> Reply {
+    pub(super) fn create_sq(&mut self, sqe: &Sqe) -> CommandResult {
         let ask = CreateSq::from(sqe);
         self.check_new_queue(
             ask.qid,
@@ -61,7 +61,7 @@ impl Device {
         Ok(0)
     }
 
-    fn check_new_queue(&self, qid: u16, size_z: u16, exists: bool) -> Result<(), Failure> {
+    fn check_new_queue(&self, qid: u16, size_z: u16, exists: bool) -> Result<(), CommandFailure> {
         if qid == 0 || qid > self.config.queues || exists {
             return Err(Status::INVALID_QUEUE_ID.with_dnr().into());
         }
@@ -71,7 +71,7 @@ impl Device {
         Ok(())
     }
 
-    fn check_entry_size(&self, name: &str, shift: u8, bytes: usize) -> Result<(), Failure> {
+    fn check_entry_size(&self, name: &str, shift: u8, bytes: usize) -> Result<(), CommandFailure> {
         if 1usize << shift == bytes {
             return Ok(());
         }
@@ -86,7 +86,7 @@ impl Device {
         base: u64,
         contiguous: bool,
         bytes: usize,
-    ) -> Result<Ring, Failure> {
+    ) -> Result<PagedRing, CommandFailure> {
         let page = 1usize << self.regs.cc.page_shift();
         if sqe.psdt() != 0 {
             self.breach(Rule::Psdt, Some(0), "a queue is created with an SGL");
@@ -102,13 +102,13 @@ impl Device {
         }
         if contiguous {
             self.reach(base, bytes)?;
-            return Ok(Ring::contiguous(base, bytes));
+            return Ok(PagedRing::contiguous(base, bytes));
         }
         self.paged_ring(base, bytes, page)
     }
 
     /// A queue whose base is a list of pages.
-    fn paged_ring(&mut self, list: u64, bytes: usize, page: usize) -> Result<Ring, Failure> {
+    fn paged_ring(&mut self, list: u64, bytes: usize, page: usize) -> Result<PagedRing, CommandFailure> {
         let count = bytes.div_ceil(page);
         let mut pages = Vec::with_capacity(count);
         let (mut list, mut slot, slots) = (list, 0, page / 8);
@@ -133,22 +133,22 @@ impl Device {
             pages.push(entry);
             slot += 1;
         }
-        Ok(Ring::paged(pages, page))
+        Ok(PagedRing::paged(pages, page))
     }
 
-    fn reach(&self, addr: u64, bytes: usize) -> Result<(), Failure> {
+    fn reach(&self, addr: u64, bytes: usize) -> Result<(), CommandFailure> {
         let found = self.space.reach(addr, bytes);
         found.map_err(|at| self.transfer_failed(0, "a queue's memory", at))
     }
 
-    pub(super) fn delete_sq(&mut self, sqe: &Sqe) -> Reply {
+    pub(super) fn delete_sq(&mut self, sqe: &Sqe) -> CommandResult {
         let qid = deleted_queue(sqe);
         let sq = self.sqs.get(usize::from(qid)).and_then(Option::as_ref);
         let Some(cqid) = sq.map(|sq| sq.cq).filter(|_| qid != 0) else {
             return Err(Status::INVALID_QUEUE_ID.with_dnr().into());
         };
         for command in self.take_all_back(qid) {
-            let aborted = Command { effects: None, ..command };
+            let aborted = FetchedCommand { effects: None, ..command };
             self.complete(&aborted, Err(Status::ABORTED_SQ_DELETION.into()));
         }
         self.sqs[usize::from(qid)] = None;
@@ -163,14 +163,14 @@ impl Device {
 
     /// Takes every command of a queue back. Data of reads that were completed before it comes all the same: only a reset
     /// stops that.
-    fn take_all_back(&mut self, qid: u16) -> Vec<Command> {
-        let mut taken: Vec<Command> = self.lost.extract_if(.., |c| c.sqid == qid).collect();
+    fn take_all_back(&mut self, qid: u16) -> Vec<FetchedCommand> {
+        let mut taken: Vec<FetchedCommand> = self.lost.extract_if(.., |c| c.sqid == qid).collect();
         let (mine, others) = std::mem::take(&mut self.ready).into_iter().partition(|c| c.sqid == qid);
         self.ready = others;
         taken.extend::<std::collections::VecDeque<_>>(mine);
         for (key, task) in std::mem::take(&mut self.timers) {
             match task {
-                Task::Execute(command) if command.sqid == qid => taken.push(command),
+                DelayedTask::Execute(command) if command.sqid == qid => taken.push(command),
                 task => {
                     self.timers.insert(key, task);
                 }
@@ -181,7 +181,7 @@ impl Device {
         taken
     }
 
-    pub(super) fn delete_cq(&mut self, sqe: &Sqe) -> Reply {
+    pub(super) fn delete_cq(&mut self, sqe: &Sqe) -> CommandResult {
         let qid = deleted_queue(sqe);
         let users = self.cqs.get(usize::from(qid)).and_then(Option::as_ref).map(|cq| cq.users);
         match users.filter(|_| qid != 0) {

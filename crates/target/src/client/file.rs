@@ -9,20 +9,20 @@ use onehop_os::HostMem;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
-use super::tree::{Core, Node, opened, restore, take_unsynced};
-use super::{Trouble, View};
+use super::tree::{Node, TreeState, opened, restore, take_unsynced};
+use super::{SessionView, Trouble};
 use crate::buffers::PooledBuffer;
 use crate::lock;
 use crate::transport::{Shareable, Stretch, checksum};
-use crate::tree::{Memory, OpenFile, Via};
-use crate::wire::{Access, Caller, MOST_DATA, Reply, Request};
+use crate::tree::{OpenFile, TransferMemory, Via};
+use crate::wire::{Caller, MOST_DATA, OpenMode, Reply, Request};
 
 /// An open file.
 pub(super) struct RemoteFile {
-    core: Arc<Core>,
+    core: Arc<TreeState>,
     node: Arc<Node>,
     /// How it is opened again, and as whom it is written.
-    access: Access,
+    access: OpenMode,
     by: Caller,
     /// Its number in an epoch.
     at: Mutex<(u64, u64)>,
@@ -49,12 +49,17 @@ fn pieces(len: usize) -> impl Iterator<Item = (usize, usize)> {
 }
 
 impl RemoteFile {
-    pub fn new(core: &Arc<Core>, node: &Arc<Node>, (access, by): (Access, Caller), at: (u64, u64)) -> Self {
-        let access = Access { truncate: false, ..access };
+    pub fn new(
+        core: &Arc<TreeState>,
+        node: &Arc<Node>,
+        (access, by): (OpenMode, Caller),
+        at: (u64, u64),
+    ) -> Self {
+        let access = OpenMode { truncate: false, ..access };
         Self { core: core.clone(), node: node.clone(), access, by, at: Mutex::new(at) }
     }
 
-    fn id(&self, view: View, until: Instant) -> Result<u64, Trouble> {
+    fn id(&self, view: SessionView, until: Instant) -> Result<u64, Trouble> {
         // Held while it is opened again, so that this is done once.
         let mut at = lock(&self.at);
         if at.0 != view.epoch {
@@ -174,7 +179,7 @@ impl RemoteFile {
     /// Asks for a write whose bytes follow the request, and takes down that the file is another now.
     fn written(
         &self,
-        view: View,
+        view: SessionView,
         request: &Request,
         from: &Stretch,
         until: Instant,
@@ -213,7 +218,7 @@ impl RemoteFile {
 
     fn straight(
         &self,
-        memory: Memory<'_>,
+        memory: TransferMemory<'_>,
         carry: impl Fn(&Stretch, usize) -> io::Result<usize>,
     ) -> io::Result<usize> {
         let mut done = 0;
@@ -230,12 +235,12 @@ impl RemoteFile {
 }
 
 impl OpenFile for RemoteFile {
-    fn read_now(&self, _to: Memory<'_>, _at: u64) -> io::Result<Option<usize>> {
+    fn read_now(&self, _to: TransferMemory<'_>, _at: u64) -> io::Result<Option<usize>> {
         // The target has to be waited for.
         Ok(None)
     }
 
-    fn read(&self, to: Memory<'_>, at: u64) -> io::Result<usize> {
+    fn read(&self, to: TransferMemory<'_>, at: u64) -> io::Result<usize> {
         if !to.shared {
             return self.straight(to, |piece, start| self.read_piece(piece, at + start as u64));
         }
@@ -251,7 +256,7 @@ impl OpenFile for RemoteFile {
         })
     }
 
-    fn write(&self, from: Memory<'_>, at: u64) -> io::Result<usize> {
+    fn write(&self, from: TransferMemory<'_>, at: u64) -> io::Result<usize> {
         if !from.shared {
             return self.straight(from, |piece, start| self.write_piece(piece, at + start as u64));
         }
@@ -326,7 +331,7 @@ impl OpenFile for RemoteFile {
         false
     }
 
-    fn read_past(&self, _to: Memory<'_>, _at: u64) -> io::Result<Option<usize>> {
+    fn read_past(&self, _to: TransferMemory<'_>, _at: u64) -> io::Result<Option<usize>> {
         Ok(None)
     }
 
@@ -353,7 +358,7 @@ impl OpenFile for RemoteFile {
             };
             if attr.perm & 0o6000 != 0 {
                 let mode = Some(u32::from(attr.perm) & 0o1777);
-                let change = crate::wire::Change { mode, ..Default::default() };
+                let change = crate::wire::AttrChange { mode, ..Default::default() };
                 let request = Request::Change { node, file: None, change, by: Caller::ROOT };
                 self.core.call(view, &request, until)?;
             }
@@ -363,7 +368,7 @@ impl OpenFile for RemoteFile {
     }
 
     fn set_len(&self, bytes: u64) -> io::Result<()> {
-        let change = crate::wire::Change { size: Some(bytes), ..Default::default() };
+        let change = crate::wire::AttrChange { size: Some(bytes), ..Default::default() };
         self.core.client.ask(true, |view, until| {
             let (node, file) = (self.core.id_of(&self.node, view, until)?, self.id(view, until)?);
             let request = Request::Change { node, file: Some(file), change, by: self.by.clone() };

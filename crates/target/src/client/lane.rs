@@ -8,21 +8,21 @@ use std::time::{Duration, Instant};
 use crate::handshake;
 use crate::lock;
 use crate::transport::{Link, Outgoing, Stretch, checksum_for};
-use crate::wire::{Head, Kind, Reply, unpack};
+use crate::wire::{FrameKind, Head, Reply, unpack};
 use crate::{Error, Result};
 
 /// How often the reader looks whether the lane was given up.
 const TICK: Duration = Duration::from_millis(100);
 
 /// A request that is under way.
-pub(super) struct Call {
+pub(super) struct PendingCall {
     /// Where its answer's data goes.
     to: Option<Stretch>,
-    state: Mutex<State>,
+    state: Mutex<CallState>,
     woken: Condvar,
 }
 
-enum State {
+enum CallState {
     Waiting,
     Over(Reply, usize),
     /// The connection has ended before the answer came.
@@ -44,7 +44,7 @@ pub(super) struct Lane {
     pub link: Box<dyn Link>,
     credits: usize,
     stall: Duration,
-    calls: Mutex<HashMap<u64, Arc<Call>>>,
+    calls: Mutex<HashMap<u64, Arc<PendingCall>>>,
     dead: AtomicBool,
     /// When it was heard of last, in milliseconds since `start`, and when it was asked whether it is there.
     heard: AtomicU64,
@@ -110,15 +110,16 @@ impl Lane {
         }
         if silent > stall / 3 && now.saturating_sub(self.asked.load(Ordering::Acquire)) > stall / 3 {
             self.asked.store(now, Ordering::Release);
-            if handshake::send(&*self.link, Kind::Ping, b"", self.stall).is_err() {
+            if handshake::send(&*self.link, FrameKind::Ping, b"", self.stall).is_err() {
                 self.die();
             }
         }
     }
 
     /// Takes up a request; none where the lane has no room any more.
-    pub fn take(&self, id: u64, to: Option<&Stretch>) -> Option<Arc<Call>> {
-        let call = Call { to: to.cloned(), state: Mutex::new(State::Waiting), woken: Condvar::new() };
+    pub fn take(&self, id: u64, to: Option<&Stretch>) -> Option<Arc<PendingCall>> {
+        let call =
+            PendingCall { to: to.cloned(), state: Mutex::new(CallState::Waiting), woken: Condvar::new() };
         let call = Arc::new(call);
         let mut calls = lock(&self.calls);
         // The reader drains them after it has marked the lane dead, under the same lock.
@@ -132,13 +133,13 @@ impl Lane {
     /// Sends a request that was taken up, and waits for its answer.
     pub fn exchange(
         &self,
-        call: &Call,
+        call: &PendingCall,
         (id, done): (u64, u64),
         body: &[u8],
         data: Option<&Stretch>,
         until: Instant,
     ) -> Ended {
-        let mut head = Head::new(Kind::Request, id, body);
+        let mut head = Head::new(FrameKind::Request, id, body);
         head.done = done;
         let sent = data.map_or(Ok(()), |data| {
             head.data = data.len as u32;
@@ -152,9 +153,9 @@ impl Lane {
         let mut state = lock(&call.state);
         loop {
             match &*state {
-                State::Over(reply, bytes) => return Ended::Answered(reply.clone(), *bytes),
-                State::Lost => return if gave_up { Ended::GaveUp } else { Ended::Lost },
-                State::Waiting => {}
+                CallState::Over(reply, bytes) => return Ended::Answered(reply.clone(), *bytes),
+                CallState::Lost => return if gave_up { Ended::GaveUp } else { Ended::Lost },
+                CallState::Waiting => {}
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() && !gave_up {
@@ -178,7 +179,7 @@ impl Lane {
         }
         self.die();
         for (_, call) in lock(&self.calls).drain() {
-            *lock(&call.state) = State::Lost;
+            *lock(&call.state) = CallState::Lost;
             call.woken.notify_all();
         }
         self.changed.notify_all();
@@ -190,7 +191,7 @@ impl Lane {
             let mut place = |head: &Head, _: &[u8]| {
                 let call = lock(&self.calls).get(&head.id).cloned();
                 match call.and_then(|call| call.to.clone()) {
-                    Some(to) if head.kind == Kind::Reply && to.len >= head.data as usize => Ok(Some(to)),
+                    Some(to) if head.kind == FrameKind::Reply && to.len >= head.data as usize => Ok(Some(to)),
                     _ => Err(Error::protocol(peer, "data that nobody asked for")),
                 }
             };
@@ -201,17 +202,17 @@ impl Lane {
             let Some(frame) = frame else { continue };
             self.heard.store(self.now(), Ordering::Release);
             match frame.head.kind {
-                Kind::Pong => {}
-                Kind::Reply => {
+                FrameKind::Pong => {}
+                FrameKind::Reply => {
                     let reply = unpack(&frame.body, peer)?;
                     let call = lock(&self.calls).remove(&frame.head.id);
                     let Some(call) = call else { return Err(Error::protocol(peer, "an answer to nothing")) };
-                    *lock(&call.state) = State::Over(reply, frame.head.data as usize);
+                    *lock(&call.state) = CallState::Over(reply, frame.head.data as usize);
                     call.woken.notify_all();
                     self.changed.notify_all();
                 }
                 // What is under way is done again elsewhere, or told when it comes back.
-                Kind::Goodbye => return Err(handshake::refusal(peer, &frame.body)),
+                FrameKind::Goodbye => return Err(handshake::refusal(peer, &frame.body)),
                 other => return Err(Error::protocol(peer, format!("{other:?} in the place of an answer"))),
             }
         }

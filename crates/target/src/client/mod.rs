@@ -25,7 +25,7 @@ use crate::auth::Key;
 use crate::buffers::Buffers;
 use crate::transport::{Connector, Exposed, Shareable, Stretch};
 use crate::tree::Via;
-use crate::wire::{Join, Kind, MountId, Reply, Request, SessionId, pack};
+use crate::wire::{FrameKind, Join, MountId, Reply, Request, SessionId, pack};
 use crate::{Error, Result, handshake, lock};
 use lane::{Ended, Lane};
 pub use tree::RemoteTree;
@@ -42,7 +42,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How a client goes about it.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct ClientOptions {
     /// The shared secret, where there is one.
     pub key: Option<Key>,
     /// Connections for data at once. Where there are several, one more is for requests that move none.
@@ -57,7 +57,7 @@ pub struct Options {
     pub buffers: usize,
 }
 
-impl Options {
+impl ClientOptions {
     /// With a key or without.
     #[must_use]
     pub fn new(key: Option<Key>) -> Self {
@@ -74,7 +74,7 @@ impl Options {
 
 /// A session, as far as requests need to know it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct View {
+pub(crate) struct SessionView {
     /// Counted from 1.
     pub epoch: u64,
     /// The server machine's run.
@@ -97,7 +97,7 @@ impl From<Errno> for Trouble {
 }
 
 #[derive(Default)]
-struct State {
+struct ClientState {
     session: Option<SessionId>,
     boot: [u8; 16],
     epoch: u64,
@@ -113,7 +113,7 @@ struct State {
     why: String,
 }
 
-impl State {
+impl ClientState {
     /// The lane with the most room, if any has room.
     fn lane(&self, moves_data: bool) -> Option<&Arc<Lane>> {
         let most_room = |lanes: &'_ [Option<Arc<Lane>>]| {
@@ -160,8 +160,8 @@ impl Outstanding {
 pub(crate) struct Client {
     connector: Box<dyn Connector>,
     pub mount: MountId,
-    options: Options,
-    state: Mutex<State>,
+    options: ClientOptions,
+    state: Mutex<ClientState>,
     changed: Arc<Condvar>,
     outstanding: Mutex<Outstanding>,
     answered: Condvar,
@@ -176,7 +176,7 @@ pub(crate) struct Client {
 
 /// What became of the connections of a mount.
 #[derive(Clone, Debug, serde::Serialize)]
-pub struct Report {
+pub struct MountReport {
     /// The target.
     pub target: String,
     /// How bytes come from there.
@@ -200,10 +200,10 @@ pub struct Report {
 }
 
 impl Client {
-    pub fn new(connector: Box<dyn Connector>, mount: MountId, options: Options) -> Arc<Self> {
+    pub fn new(connector: Box<dyn Connector>, mount: MountId, options: ClientOptions) -> Arc<Self> {
         let for_data = options.lanes.max(1);
         let lanes = vec![None; if for_data > 1 { for_data + 1 } else { 1 }];
-        let state = State { lanes, for_data, ..State::default() };
+        let state = ClientState { lanes, for_data, ..ClientState::default() };
         Arc::new(Self {
             connector,
             mount,
@@ -329,7 +329,7 @@ impl Client {
     }
 
     /// The session that is there, waited for.
-    pub fn view(&self, until: Instant) -> std::result::Result<View, Errno> {
+    pub fn view(&self, until: Instant) -> std::result::Result<SessionView, Errno> {
         self.lane(None, false, until).map(|(_, view)| view).map_err(|trouble| match trouble {
             Trouble::Errno(errno) => errno,
             Trouble::Gone { .. } => Errno::IO,
@@ -342,11 +342,11 @@ impl Client {
         epoch: Option<u64>,
         moves_data: bool,
         until: Instant,
-    ) -> std::result::Result<(Arc<Lane>, View), Trouble> {
+    ) -> std::result::Result<(Arc<Lane>, SessionView), Trouble> {
         let soonest = Instant::now() + PATIENCE;
         let mut state = lock(&self.state);
         loop {
-            let view = View { epoch: state.epoch, boot: state.boot };
+            let view = SessionView { epoch: state.epoch, boot: state.boot };
             if epoch.is_some_and(|epoch| epoch != view.epoch) {
                 return Err(Trouble::Gone { perhaps_done: false });
             }
@@ -451,7 +451,7 @@ impl Client {
     pub fn ask<T>(
         &self,
         repeatable: bool,
-        ask: impl Fn(View, Instant) -> std::result::Result<T, Trouble>,
+        ask: impl Fn(SessionView, Instant) -> std::result::Result<T, Trouble>,
     ) -> std::result::Result<T, Errno> {
         let until = Instant::now() + self.options.give_up;
         loop {
@@ -496,9 +496,9 @@ impl Client {
         Via { transport: self.connector.transport(), why, fix }
     }
 
-    pub fn report(&self) -> Report {
+    pub fn report(&self) -> MountReport {
         let state = lock(&self.state);
-        Report {
+        MountReport {
             target: self.connector.peer().to_owned(),
             transport: self.connector.transport(),
             encrypted: match (&self.options.key, self.connector.transport()) {
@@ -518,12 +518,12 @@ impl Client {
 }
 
 /// The threads of a client.
-pub(crate) struct Threads {
+pub(crate) struct ClientThreads {
     client: Arc<Client>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Threads {
+impl ClientThreads {
     /// Connects, once at least, and keeps connections from then on.
     pub fn start(client: &Arc<Client>) -> Result<Self> {
         client.connect(0)?;
@@ -541,14 +541,14 @@ impl Threads {
     }
 }
 
-impl Drop for Threads {
+impl Drop for ClientThreads {
     fn drop(&mut self) {
         self.client.over.store(true, Ordering::Release);
         self.client.changed.notify_all();
         let lanes = lock(&self.client.state).lanes.clone();
         for lane in lanes.iter().flatten() {
             // So that the target does not take it for a stall.
-            let _ = handshake::send(&*lane.link, Kind::Goodbye, b"the mount ends", TICK);
+            let _ = handshake::send(&*lane.link, FrameKind::Goodbye, b"the mount ends", TICK);
             lane.die();
         }
         for thread in self.threads.drain(..) {

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use super::file::RemoteFile;
-use super::{Client, Options, Report, Threads, Trouble, View};
+use super::{Client, ClientOptions, ClientThreads, MountReport, SessionView, Trouble};
 use crate::auth::random;
 use crate::transport::{Connector, Shareable};
-use crate::tree::{Answer, FOREIGN, Names, OpenFile, Tree};
+use crate::tree::{FOREIGN, FolderNames, OpenFile, Tree, TreeResult};
 use crate::wire::{
-    Access, Attr, Caller, Change, FsSpace, Key, Make, MountId, Name, ROOT, Reply, Request, Xattr,
+    Attr, AttrChange, Caller, FileKey, FsSpace, Make, MountId, Name, OpenMode, ROOT, Reply, Request, Xattr,
 };
 use crate::{Result, lock};
 
@@ -24,34 +24,34 @@ const DEEPEST: usize = 4096;
 /// A file that the kernel knows.
 pub(super) struct Node {
     number: u64,
-    key: Key,
+    key: FileKey,
     /// Where it was seen last.
     place: Mutex<Option<(Arc<Node>, Name)>>,
-    at: Mutex<At>,
+    at: Mutex<RemoteNodeId>,
     /// The server machine's run in which something was written to it that is not synced.
     unsynced: Mutex<Option<[u8; 16]>>,
 }
 
 /// What the target calls it in an epoch, and how often it said so.
 #[derive(Clone, Copy, Default)]
-struct At {
+struct RemoteNodeId {
     epoch: u64,
     id: u64,
     told: u64,
 }
 
 impl Node {
-    fn new(number: u64, key: Key) -> Self {
+    fn new(number: u64, key: FileKey) -> Self {
         Self { number, key, place: Mutex::default(), at: Mutex::default(), unsynced: Mutex::default() }
     }
 
     /// Something of it was changed, and is safe only while that machine runs.
-    pub fn changed(&self, view: View) {
+    pub fn changed(&self, view: SessionView) {
         lock(&self.unsynced).get_or_insert(view.boot);
     }
 
     /// Before its bytes are synced: whether some of them may be lost already. That is told once.
-    pub fn check_boot(&self, view: View) -> std::result::Result<(), Trouble> {
+    pub fn check_boot(&self, view: SessionView) -> std::result::Result<(), Trouble> {
         let mut unsynced = lock(&self.unsynced);
         match *unsynced {
             Some(boot) if boot != view.boot => {
@@ -64,33 +64,33 @@ impl Node {
 }
 
 /// Whether it is the file that was known. A machine that was restarted may count its file systems anew.
-fn is_same(a: &Key, b: &Key) -> bool {
+fn is_same(a: &FileKey, b: &FileKey) -> bool {
     a.inode == b.inode && a.born == b.born && (a.born.is_some() || a.device == b.device)
 }
 
 #[derive(Default)]
-struct Known {
+struct RemoteNodes {
     /// A file, and how often the kernel was told of it.
     by_number: HashMap<u64, (Arc<Node>, u64)>,
-    by_key: HashMap<Key, u64>,
+    by_key: HashMap<FileKey, u64>,
     /// By the folder's number and the name.
     by_place: HashMap<(u64, Name), u64>,
     next: u64,
 }
 
 /// All that is known.
-pub(super) struct Core {
+pub(super) struct TreeState {
     pub client: Arc<Client>,
     root: Arc<Node>,
     /// What the target said of the root last.
     root_attr: Mutex<Attr>,
-    known: Mutex<Known>,
+    known: Mutex<RemoteNodes>,
 }
 
 /// A folder that a target serves.
 pub struct RemoteTree {
-    core: Arc<Core>,
-    _threads: Threads,
+    core: Arc<TreeState>,
+    _threads: ClientThreads,
 }
 
 impl RemoteTree {
@@ -98,16 +98,16 @@ impl RemoteTree {
     ///
     /// # Errors
     /// When it is not there, does not let us in, or breaks the protocol.
-    pub fn connect(connector: Box<dyn Connector>, options: Options) -> Result<Self> {
+    pub fn connect(connector: Box<dyn Connector>, options: ClientOptions) -> Result<Self> {
         let client = Client::new(connector, random()?, options);
-        let threads = Threads::start(&client)?;
+        let threads = ClientThreads::start(&client)?;
         let peer = client.report().target;
         let found = client.ask(true, |view, until| {
             attr_of(client.call(view.epoch, &Request::Attr { node: ROOT }, None, None, until))
         });
         let attr = found.map_err(|e| crate::Error::io("looking at the folder of", &peer, e))?;
         let root = Arc::new(Node::new(ROOT, attr.key));
-        let core = Core { client, root, root_attr: Mutex::new(attr), known: Mutex::default() };
+        let core = TreeState { client, root, root_attr: Mutex::new(attr), known: Mutex::default() };
         Ok(Self { core: Arc::new(core), _threads: threads })
     }
 
@@ -121,7 +121,7 @@ impl RemoteTree {
     ///
     /// # Errors
     /// `EBUSY` when something of it does not end.
-    pub fn succeed(&self, mount: MountId) -> Answer<()> {
+    pub fn succeed(&self, mount: MountId) -> TreeResult<()> {
         let client = &self.core.client;
         client.ask(true, |view, until| {
             client.call(view.epoch, &Request::Succeed { mount }, None, None, until).map(drop)
@@ -130,7 +130,7 @@ impl RemoteTree {
 
     /// What became of the connections.
     #[must_use]
-    pub fn report(&self) -> Report {
+    pub fn report(&self) -> MountReport {
         self.core.client.report()
     }
 
@@ -167,12 +167,12 @@ fn done(called: Called) -> std::result::Result<(), Trouble> {
     }
 }
 
-impl Core {
-    pub fn call(&self, view: View, request: &Request, until: Instant) -> Called {
+impl TreeState {
+    pub fn call(&self, view: SessionView, request: &Request, until: Instant) -> Called {
         self.client.call(view.epoch, request, None, None, until)
     }
 
-    pub fn node(&self, number: u64) -> Answer<Arc<Node>> {
+    pub fn node(&self, number: u64) -> TreeResult<Arc<Node>> {
         if number == ROOT {
             return Ok(self.root.clone());
         }
@@ -180,7 +180,12 @@ impl Core {
     }
 
     /// What the target calls a file now; found again if need be.
-    pub fn id_of(&self, node: &Arc<Node>, view: View, until: Instant) -> std::result::Result<u64, Trouble> {
+    pub fn id_of(
+        &self,
+        node: &Arc<Node>,
+        view: SessionView,
+        until: Instant,
+    ) -> std::result::Result<u64, Trouble> {
         let mut chain: Vec<Arc<Node>> = Vec::new();
         let mut next = node.clone();
         let mut id = loop {
@@ -204,13 +209,13 @@ impl Core {
         Ok(id)
     }
 
-    fn check_root(&self, view: View, until: Instant) -> std::result::Result<u64, Trouble> {
+    fn check_root(&self, view: SessionView, until: Instant) -> std::result::Result<u64, Trouble> {
         let attr = attr_of(self.call(view, &Request::Attr { node: ROOT }, until))?;
         if !is_same(&attr.key, &self.root.key) {
             // It serves another folder now, and nothing of ours is in there.
             return Err(Errno::STALE.into());
         }
-        *lock(&self.root.at) = At { epoch: view.epoch, id: ROOT, told: 0 };
+        *lock(&self.root.at) = RemoteNodeId { epoch: view.epoch, id: ROOT, told: 0 };
         Ok(ROOT)
     }
 
@@ -218,7 +223,7 @@ impl Core {
         &self,
         node: &Node,
         parent: u64,
-        view: View,
+        view: SessionView,
         until: Instant,
     ) -> std::result::Result<u64, Trouble> {
         let (_, name) = lock(&node.place).clone().ok_or(Errno::STALE)?;
@@ -238,7 +243,13 @@ impl Core {
     }
 
     /// Notes what the kernel is about to be told, under the kernel's number for it.
-    fn remember(&self, mut attr: Attr, view: View, parent: &Arc<Node>, name: &Name) -> (Attr, Arc<Node>) {
+    fn remember(
+        &self,
+        mut attr: Attr,
+        view: SessionView,
+        parent: &Arc<Node>,
+        name: &Name,
+    ) -> (Attr, Arc<Node>) {
         if attr.node == ROOT {
             return (attr, self.root.clone());
         }
@@ -306,12 +317,12 @@ impl Core {
     }
 }
 
-fn told(node: &Node, view: View, id: u64) {
+fn told(node: &Node, view: SessionView, id: u64) {
     let mut at = lock(&node.at);
     if at.epoch == view.epoch && at.id == id {
         at.told += 1;
     } else {
-        *at = At { epoch: view.epoch, id, told: 1 };
+        *at = RemoteNodeId { epoch: view.epoch, id, told: 1 };
     }
 }
 
@@ -323,7 +334,7 @@ impl RemoteTree {
         repeatable: bool,
         request: impl Fn(u64) -> Request,
         read: impl Fn(Called) -> std::result::Result<T, Trouble>,
-    ) -> Answer<T> {
+    ) -> TreeResult<T> {
         let node = self.core.node(node)?;
         self.core.client.ask(repeatable, |view, until| {
             let id = self.core.id_of(&node, view, until)?;
@@ -336,8 +347,8 @@ impl RemoteTree {
         &self,
         parent: &Arc<Node>,
         repeatable: bool,
-        ask: impl Fn(u64, View, Instant) -> std::result::Result<T, Trouble>,
-    ) -> Answer<T> {
+        ask: impl Fn(u64, SessionView, Instant) -> std::result::Result<T, Trouble>,
+    ) -> TreeResult<T> {
         self.core.client.ask(repeatable, |view, until| {
             let id = self.core.id_of(parent, view, until)?;
             let done = ask(id, view, until)?;
@@ -348,7 +359,7 @@ impl RemoteTree {
 }
 
 impl Tree for RemoteTree {
-    fn lookup(&self, parent: u64, name: &Name, by: &Caller) -> Answer<Attr> {
+    fn lookup(&self, parent: u64, name: &Name, by: &Caller) -> TreeResult<Attr> {
         let parent = self.core.node(parent)?;
         self.core.client.ask(true, |view, until| {
             let id = self.core.id_of(&parent, view, until)?;
@@ -362,7 +373,7 @@ impl Tree for RemoteTree {
         self.core.forget(node, times);
     }
 
-    fn attr(&self, node: u64) -> Answer<Attr> {
+    fn attr(&self, node: u64) -> TreeResult<Attr> {
         // The path of the mount's status goes through the root, and the status says why the target is gone.
         if node == ROOT && self.core.client.is_cut() {
             return Ok(lock(&self.core.root_attr).clone());
@@ -374,7 +385,7 @@ impl Tree for RemoteTree {
         Ok(attr)
     }
 
-    fn change(&self, number: u64, change: &Change, by: &Caller) -> Answer<Attr> {
+    fn change(&self, number: u64, change: &AttrChange, by: &Caller) -> TreeResult<Attr> {
         let node = self.core.node(number)?;
         let attr = self.core.client.ask(true, |view, until| {
             let id = self.core.id_of(&node, view, until)?;
@@ -386,7 +397,7 @@ impl Tree for RemoteTree {
         Ok(Attr { node: number, ..attr })
     }
 
-    fn read_link(&self, node: u64) -> Answer<Vec<u8>> {
+    fn read_link(&self, node: u64) -> TreeResult<Vec<u8>> {
         self.about(
             node,
             true,
@@ -398,7 +409,7 @@ impl Tree for RemoteTree {
         )
     }
 
-    fn make(&self, parent: u64, name: &Name, make: &Make, by: &Caller) -> Answer<Attr> {
+    fn make(&self, parent: u64, name: &Name, make: &Make, by: &Caller) -> TreeResult<Attr> {
         let parent = self.core.node(parent)?;
         self.in_folder(&parent, false, |id, view, until| {
             let (make, by) = (make.clone(), by.clone());
@@ -413,10 +424,10 @@ impl Tree for RemoteTree {
         parent: u64,
         name: &Name,
         mode: u32,
-        access: Access,
+        access: OpenMode,
         exclusive: bool,
         by: &Caller,
-    ) -> Answer<(Attr, Arc<dyn OpenFile>)> {
+    ) -> TreeResult<(Attr, Arc<dyn OpenFile>)> {
         let parent = self.core.node(parent)?;
         self.in_folder(&parent, !exclusive, |id, view, until| {
             let (named, opener) = (name.clone(), (access, by.clone()));
@@ -432,7 +443,7 @@ impl Tree for RemoteTree {
         })
     }
 
-    fn remove(&self, parent: u64, name: &Name, folder: bool, by: &Caller) -> Answer<()> {
+    fn remove(&self, parent: u64, name: &Name, folder: bool, by: &Caller) -> TreeResult<()> {
         let parent = self.core.node(parent)?;
         self.in_folder(&parent, false, |id, view, until| {
             let request = Request::Remove { parent: id, name: name.clone(), folder, by: by.clone() };
@@ -440,7 +451,7 @@ impl Tree for RemoteTree {
         })
     }
 
-    fn rename(&self, from: (u64, &Name), to: (u64, &Name), flags: u32, by: &Caller) -> Answer<()> {
+    fn rename(&self, from: (u64, &Name), to: (u64, &Name), flags: u32, by: &Caller) -> TreeResult<()> {
         let (parent, folder) = (self.core.node(from.0)?, self.core.node(to.0)?);
         self.in_folder(&parent, false, |id, view, until| {
             let to_id = self.core.id_of(&folder, view, until)?;
@@ -455,7 +466,7 @@ impl Tree for RemoteTree {
         Ok(())
     }
 
-    fn link(&self, node: u64, parent: u64, name: &Name, by: &Caller) -> Answer<Attr> {
+    fn link(&self, node: u64, parent: u64, name: &Name, by: &Caller) -> TreeResult<Attr> {
         let (node, parent) = (self.core.node(node)?, self.core.node(parent)?);
         self.in_folder(&parent, false, |id, view, until| {
             let node = self.core.id_of(&node, view, until)?;
@@ -465,7 +476,7 @@ impl Tree for RemoteTree {
         })
     }
 
-    fn list(&self, node: u64, from: u64, by: &Caller) -> Answer<Names> {
+    fn list(&self, node: u64, from: u64, by: &Caller) -> TreeResult<FolderNames> {
         self.about(
             node,
             true,
@@ -473,14 +484,14 @@ impl Tree for RemoteTree {
             |called| match called?.0 {
                 // A place that does not move would be asked for for ever.
                 Reply::Names { names, next } if next.is_none() || !names.is_empty() => {
-                    Ok(Names { names, next })
+                    Ok(FolderNames { names, next })
                 }
                 _ => Err(Errno::PROTO.into()),
             },
         )
     }
 
-    fn sync_folder(&self, node: u64) -> Answer<()> {
+    fn sync_folder(&self, node: u64) -> TreeResult<()> {
         let node = self.core.node(node)?;
         self.core.client.ask(true, |view, until| {
             node.check_boot(view)?;
@@ -491,7 +502,7 @@ impl Tree for RemoteTree {
         })
     }
 
-    fn xattr(&self, node: u64, ask: &Xattr, by: &Caller) -> Answer<Vec<u8>> {
+    fn xattr(&self, node: u64, ask: &Xattr, by: &Caller) -> TreeResult<Vec<u8>> {
         if !ask.is_sound() {
             return Err(Errno::TOOBIG);
         }
@@ -508,14 +519,14 @@ impl Tree for RemoteTree {
         )
     }
 
-    fn space(&self) -> Answer<FsSpace> {
+    fn space(&self) -> TreeResult<FsSpace> {
         self.core.client.ask(true, |view, until| match self.core.call(view, &Request::Space, until)?.0 {
             Reply::Space(space) => Ok(space),
             _ => Err(Errno::PROTO.into()),
         })
     }
 
-    fn open(&self, node: u64, access: Access, by: &Caller) -> Answer<Arc<dyn OpenFile>> {
+    fn open(&self, node: u64, access: OpenMode, by: &Caller) -> TreeResult<Arc<dyn OpenFile>> {
         let node = self.core.node(node)?;
         self.core.client.ask(true, |view, until| {
             let id = self.core.id_of(&node, view, until)?;

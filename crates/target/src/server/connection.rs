@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use onehop_os::HostMem;
 
 use super::perform::{self, PendingRequest};
-use super::session::{Admit, Session};
-use super::{Shared, TICK};
+use super::session::{Admit, ClientSession};
+use super::{ServerShared, TICK};
 use crate::buffers::PooledBuffer;
 use crate::handshake;
 use crate::transport::{Incoming, Link, Outgoing, Stretch};
-use crate::wire::{Head, Kind, Reply, Request, pack, unpack};
+use crate::wire::{FrameKind, Head, Reply, Request, pack, unpack};
 use crate::{Error, Result};
 
 /// What is read at once, by the thread that reads requests: more would keep it from the next.
@@ -27,14 +27,14 @@ pub(crate) struct Summed {
 /// A connection that was let in.
 pub(crate) struct Connection {
     pub link: Arc<dyn Link>,
-    pub session: Arc<Session>,
+    pub session: Arc<ClientSession>,
     under_way: AtomicU32,
     limit: Duration,
     ended: AtomicBool,
 }
 
 impl Connection {
-    pub fn new(link: Arc<dyn Link>, session: Arc<Session>, limit: Duration) -> Arc<Self> {
+    pub fn new(link: Arc<dyn Link>, session: Arc<ClientSession>, limit: Duration) -> Arc<Self> {
         let (under_way, ended) = (AtomicU32::new(0), AtomicBool::new(false));
         let this = Arc::new(Self { link, session, under_way, limit, ended });
         this.session.joined(&this);
@@ -62,7 +62,7 @@ impl Connection {
 
     fn tell(&self, id: u64, reply: &Reply, summed: Option<&Summed>) -> Result<()> {
         let body = pack(reply)?;
-        let mut head = Head::new(Kind::Reply, id, &body);
+        let mut head = Head::new(FrameKind::Reply, id, &body);
         if let Some(Summed { data, crc }) = summed {
             (head.data, head.data_crc) = (data.len as u32, *crc);
         }
@@ -77,7 +77,7 @@ impl Drop for Connection {
 }
 
 /// Serves a client until it goes, breaks the rules, or the server ends.
-pub(crate) fn serve(shared: &Arc<Shared>, link: Arc<dyn Link>) -> Result<()> {
+pub(crate) fn serve(shared: &Arc<ServerShared>, link: Arc<dyn Link>) -> Result<()> {
     let limits = &shared.options.limits;
     let key = shared.options.key.as_ref();
     let admitted = handshake::admit(&*link, key, limits.handshake, |join| shared.session(join));
@@ -87,7 +87,12 @@ pub(crate) fn serve(shared: &Arc<Shared>, link: Arc<dyn Link>) -> Result<()> {
     let ended = listen(shared, &connection);
     if let Err(error @ (Error::Protocol { .. } | Error::Checksum { .. })) = &ended {
         // What is wrong with it is of use to whoever wrote the other side.
-        let _ = handshake::send(&*connection.link, Kind::Goodbye, error.to_string().as_bytes(), limits.stall);
+        let _ = handshake::send(
+            &*connection.link,
+            FrameKind::Goodbye,
+            error.to_string().as_bytes(),
+            limits.stall,
+        );
     }
     connection.end();
     match ended {
@@ -96,14 +101,14 @@ pub(crate) fn serve(shared: &Arc<Shared>, link: Arc<dyn Link>) -> Result<()> {
     }
 }
 
-fn listen(shared: &Arc<Shared>, connection: &Arc<Connection>) -> Result<()> {
+fn listen(shared: &Arc<ServerShared>, connection: &Arc<Connection>) -> Result<()> {
     let limits = &shared.options.limits;
     let scratch = HostMem::anonymous(MOST_AT_ONCE)?;
     let mut heard = Instant::now();
     let mut farewell: Option<Instant> = None;
     loop {
         if shared.is_over() && farewell.is_none() {
-            handshake::send(&*connection.link, Kind::Goodbye, b"the target ends", limits.stall)?;
+            handshake::send(&*connection.link, FrameKind::Goodbye, b"the target ends", limits.stall)?;
             farewell = Some(Instant::now());
         }
         let is_idle = connection.under_way.load(Ordering::Acquire) == 0;
@@ -128,14 +133,14 @@ fn listen(shared: &Arc<Shared>, connection: &Arc<Connection>) -> Result<()> {
 
 /// Where data goes that comes with a request: into a buffer, when there is one. Till then the client waits.
 fn place(
-    shared: &Shared,
+    shared: &ServerShared,
     connection: &Connection,
     head: &Head,
     body: &[u8],
     data: &mut Option<PooledBuffer>,
 ) -> Result<Option<Stretch>> {
     let peer = connection.link.peer();
-    let belongs = head.kind == Kind::Request && unpack::<Request>(body, peer)?.data() == Some(head.data);
+    let belongs = head.kind == FrameKind::Request && unpack::<Request>(body, peer)?.data() == Some(head.data);
     if !belongs {
         return Err(Error::protocol(peer, "data where none belongs"));
     }
@@ -149,7 +154,7 @@ fn place(
 }
 
 fn take(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerShared>,
     connection: &Arc<Connection>,
     frame: Incoming,
     data: Option<PooledBuffer>,
@@ -157,11 +162,11 @@ fn take(
 ) -> Result<()> {
     let peer = connection.link.peer();
     match frame.head.kind {
-        Kind::Ping => {
-            return handshake::send(&*connection.link, Kind::Pong, b"", shared.options.limits.stall);
+        FrameKind::Ping => {
+            return handshake::send(&*connection.link, FrameKind::Pong, b"", shared.options.limits.stall);
         }
-        Kind::Goodbye => return Err(Error::Closed { peer: peer.to_owned() }),
-        Kind::Request => {}
+        FrameKind::Goodbye => return Err(Error::Closed { peer: peer.to_owned() }),
+        FrameKind::Request => {}
         other => return Err(Error::protocol(peer, format!("{other:?} after the beginning"))),
     }
     let (id, request) = (frame.head.id, unpack::<Request>(&frame.body, peer)?);

@@ -28,12 +28,12 @@ use crate::auth::{Key, random};
 use crate::buffers::Buffers;
 use crate::shares::Shares;
 use crate::transport::{Acceptor, Link};
-use crate::tree::{Folder, Rules};
+use crate::tree::{Folder, FolderRules};
 use crate::turns::{Next, Queue};
-use crate::wire::{Access, Join, MountId, SessionId, Welcome};
+use crate::wire::{Join, MountId, OpenMode, SessionId, Welcome};
 use crate::{Error, Result, lock};
 use perform::PendingRequest;
-use session::Session;
+use session::ClientSession;
 
 /// How often those that wait look whether the server is to end.
 const TICK: Duration = Duration::from_millis(50);
@@ -91,7 +91,7 @@ impl Default for Limits {
 
 /// What is served, and to whom.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct ServerOptions {
     /// The folder.
     pub root: PathBuf,
     /// Who has it is let in; without one everybody.
@@ -104,7 +104,7 @@ pub struct Options {
     pub limits: Limits,
 }
 
-impl Options {
+impl ServerOptions {
     /// A folder, to be read and written by everybody who has the key.
     #[must_use]
     pub fn new(root: &Path, key: Option<Key>) -> Self {
@@ -114,7 +114,7 @@ impl Options {
 
 /// What was done since the server began.
 #[derive(Default)]
-pub(crate) struct Stats {
+pub(crate) struct ServerStats {
     requests: AtomicU64,
     repeated: AtomicU64,
     read: AtomicU64,
@@ -126,7 +126,7 @@ pub(crate) struct Stats {
 
 /// The same, for who asks.
 #[derive(Clone, Debug, serde::Serialize)]
-pub struct Report {
+pub struct ServerReport {
     /// Clients.
     pub sessions: usize,
     /// Their connections.
@@ -148,7 +148,7 @@ pub struct Report {
 }
 
 /// Whose turn it is: a user of a session's.
-type Turn = (u32, u32);
+type SessionUser = (u32, u32);
 
 /// What requests wait for: none waits behind one of a slower class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -164,18 +164,18 @@ pub(crate) enum Class {
 /// Requests that wait for their turn, and how many threads do them.
 #[derive(Default)]
 struct WorkQueue {
-    queue: Queue<PendingRequest, Turn>,
+    queue: Queue<PendingRequest, SessionUser>,
     threads: AtomicUsize,
 }
 
-pub(crate) struct Shared {
-    options: Options,
+pub(crate) struct ServerShared {
+    options: ServerOptions,
     root: OwnedFd,
     boot: [u8; 16],
     /// Descriptors for files that clients know, and for those that they have open, by session.
     nodes: Arc<Shares>,
     files: Arc<Shares>,
-    sessions: Mutex<HashMap<SessionId, Arc<Session>>>,
+    sessions: Mutex<HashMap<SessionId, Arc<ClientSession>>>,
     next_session: AtomicU32,
     buffers: Arc<Buffers>,
     /// By [`Class`].
@@ -185,17 +185,17 @@ pub(crate) struct Shared {
     /// Mounts that others have succeeded.
     ended: Mutex<VecDeque<MountId>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    stats: Stats,
+    stats: ServerStats,
     over: AtomicBool,
 }
 
-impl Shared {
+impl ServerShared {
     fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
     }
 
     /// The session that a client wants to go on with, or a new one.
-    fn session(&self, join: &Join) -> Result<(Welcome, Arc<Session>)> {
+    fn session(&self, join: &Join) -> Result<(Welcome, Arc<ClientSession>)> {
         let refused = |why: &str| Error::Refused { peer: "the target".into(), why: why.into() };
         if self.is_over() {
             return Err(refused("it is about to end"));
@@ -212,11 +212,11 @@ impl Shared {
                     .ok_or_else(|| refused("it has as many clients as it can"))?;
                 let root = self.root.try_clone().map_err(|e| Error::io("dup of", "the folder", e))?;
                 let number = self.next_session.fetch_add(1, Ordering::Relaxed);
-                let rules = Rules { for_others: true, most_open: usize::MAX };
+                let rules = FolderRules { for_others: true, most_open: usize::MAX };
                 let folder = Folder::sharing(root, rules, (self.nodes.clone(), number));
                 let folder = folder.map_err(|e| Error::io("statx of", "the folder", e))?;
                 let files = (self.files.clone(), self.options.limits.files);
-                let session = Arc::new(Session::new((random()?, join.mount), number, folder, files));
+                let session = Arc::new(ClientSession::new((random()?, join.mount), number, folder, files));
                 sessions.insert(session.id, session.clone());
                 session
             }
@@ -253,8 +253,8 @@ impl Shared {
     }
 
     /// How a file is opened that a client wants to open so.
-    fn access(&self, wanted: Access) -> Access {
-        Access { data_sync: wanted.data_sync || self.options.write_through, ..wanted }
+    fn access(&self, wanted: OpenMode) -> OpenMode {
+        OpenMode { data_sync: wanted.data_sync || self.options.write_through, ..wanted }
     }
 
     /// Has something done by a thread that may wait.
@@ -364,7 +364,7 @@ impl Shared {
 
 /// A folder that is served.
 pub struct Target {
-    shared: Arc<Shared>,
+    shared: Arc<ServerShared>,
     listeners: Vec<JoinHandle<()>>,
 }
 
@@ -373,13 +373,13 @@ impl Target {
     ///
     /// # Errors
     /// When it is no folder, or the system has no more threads.
-    pub fn start(options: Options, acceptors: Vec<Box<dyn Acceptor>>) -> Result<Self> {
+    pub fn start(options: ServerOptions, acceptors: Vec<Box<dyn Acceptor>>) -> Result<Self> {
         let descriptors = raise_limits();
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let path = options.root.display().to_string();
         let root = openat(CWD, &options.root, flags, Mode::empty());
         let root = root.map_err(|e| Error::io("opening the folder", &path, e))?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ServerShared {
             root,
             boot: boot()?,
             nodes: Arc::new(Shares::new((descriptors as u64 / 4).clamp(64, 1 << 20))),
@@ -392,7 +392,7 @@ impl Target {
             strangers: Mutex::default(),
             ended: Mutex::default(),
             threads: Mutex::default(),
-            stats: Stats::default(),
+            stats: ServerStats::default(),
             over: AtomicBool::new(false),
             options,
         });
@@ -408,10 +408,10 @@ impl Target {
 
     /// What it has done.
     #[must_use]
-    pub fn report(&self) -> Report {
+    pub fn report(&self) -> ServerReport {
         let shared = &self.shared;
         let count = |n: &AtomicU64| n.load(Ordering::Relaxed);
-        Report {
+        ServerReport {
             sessions: lock(&shared.sessions).len(),
             connections: shared.connections.load(Ordering::Acquire),
             requests: count(&shared.stats.requests),
@@ -452,7 +452,7 @@ impl Drop for Target {
 }
 
 /// Sees that there is room for one more session: the one whose client has been gone for longest makes it. None where all are here.
-fn make_room(sessions: &mut HashMap<SessionId, Arc<Session>>, most: usize) -> Option<()> {
+fn make_room(sessions: &mut HashMap<SessionId, Arc<ClientSession>>, most: usize) -> Option<()> {
     if sessions.len() < most {
         return Some(());
     }

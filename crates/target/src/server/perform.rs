@@ -8,12 +8,12 @@ use rustix::io::Errno;
 
 use super::connection::{Connection, Summed};
 use super::session::SessionFile;
-use super::{Class, Shared};
+use super::{Class, ServerShared};
 use crate::buffers::PooledBuffer;
 use crate::transport::{Stretch, checksum_for, checksum_on};
-use crate::tree::{Answer, Local, Memory, OpenFile, Tree, errno};
+use crate::tree::{Local, OpenFile, TransferMemory, Tree, TreeResult, errno};
 use crate::turns::Divisible;
-use crate::wire::{Access, Caller, MOST_DATA, Remote, Reply, Request};
+use crate::wire::{Caller, MOST_DATA, OpenMode, Remote, Reply, Request};
 
 /// Bytes that are read at once: enough for a disk, and few enough for the cache.
 const PART: usize = 512 << 10;
@@ -85,7 +85,7 @@ impl PendingRequest {
     }
 
     /// Does it, and tells.
-    pub fn run(self, shared: &Shared) {
+    pub fn run(self, shared: &ServerShared) {
         let Self { connection, id, request, data } = self;
         let session = &connection.session;
         if session.gave_up(id) {
@@ -128,7 +128,7 @@ fn tell(by: &Arc<Connection>, id: u64, request: &Request, reply: &Reply, data: O
 
 /// Does what needs no waiting; whether it did.
 pub(crate) fn at_once(
-    shared: &Shared,
+    shared: &ServerShared,
     connection: &Arc<Connection>,
     id: u64,
     request: &Request,
@@ -144,7 +144,7 @@ pub(crate) fn at_once(
         }
         Request::Read { file, at, len, into: None } if *len as usize <= scratch.len() => {
             let wanted = *len as usize;
-            let to = Memory { mem: scratch, at: 0, len: wanted, shared: false };
+            let to = TransferMemory { mem: scratch, at: 0, len: wanted, shared: false };
             let Ok(file) = session.file(*file) else { return false };
             if !is_place(*at, *len) || !matches!(file.read_now(to, *at), Ok(Some(count)) if count == wanted) {
                 return false;
@@ -163,11 +163,11 @@ pub(crate) fn at_once(
 type Performed = (Reply, Option<(PooledBuffer, Summed)>);
 
 fn perform(
-    shared: &Shared,
+    shared: &ServerShared,
     connection: &Connection,
     request: &Request,
     data: Option<PooledBuffer>,
-) -> Answer<Performed> {
+) -> TreeResult<Performed> {
     if shared.options.read_only && request.changes() {
         return Err(Errno::ROFS);
     }
@@ -268,7 +268,7 @@ fn perform(
     Ok((reply, None))
 }
 
-fn opened(file: Local, access: Access, by: &Caller) -> SessionFile {
+fn opened(file: Local, access: OpenMode, by: &Caller) -> SessionFile {
     SessionFile { file: Arc::new(file), uid: by.uid, syncs: access.sync || access.data_sync }
 }
 
@@ -277,7 +277,7 @@ fn is_place(at: u64, len: u32) -> bool {
     at.checked_add(len.into()).is_some_and(|end| i64::try_from(end).is_ok())
 }
 
-fn check(at: u64, len: u32, remote: Option<&Remote>) -> Answer<()> {
+fn check(at: u64, len: u32, remote: Option<&Remote>) -> TreeResult<()> {
     let fits = remote.is_none_or(|remote| remote.len >= len.into());
     if len == 0 || len as usize > MOST_DATA || !fits {
         return Err(Errno::INVAL);
@@ -286,11 +286,11 @@ fn check(at: u64, len: u32, remote: Option<&Remote>) -> Answer<()> {
 }
 
 fn read(
-    shared: &Shared,
+    shared: &ServerShared,
     connection: &Connection,
     (file, at, len): (u64, u64, u32),
     into: Option<&Remote>,
-) -> Answer<Performed> {
+) -> TreeResult<Performed> {
     check(at, len, into)?;
     let limit = shared.options.limits.stall;
     let file = connection.session.file(file)?;
@@ -313,11 +313,11 @@ fn read(
 
 /// Reads in parts, so that each is in the cache when its checksum is computed, where one is wanted; gives how many bytes there
 /// were.
-fn read_and_sum(file: &impl OpenFile, to: &Stretch, at: u64, sums: bool) -> Answer<(usize, u32)> {
+fn read_and_sum(file: &impl OpenFile, to: &Stretch, at: u64, sums: bool) -> TreeResult<(usize, u32)> {
     let (mut done, mut crc) = (0, 0);
     while done < to.len {
         let len = PART.min(to.len - done);
-        let part = Memory { mem: &to.mem, at: to.at + done, len, shared: false };
+        let part = TransferMemory { mem: &to.mem, at: to.at + done, len, shared: false };
         let count = file.read(part, at + done as u64).map_err(|e| errno(&e))?;
         if sums {
             crc = checksum_on(crc, &to.mem, to.at + done, count).map_err(|_| Errno::IO)?;
@@ -331,12 +331,12 @@ fn read_and_sum(file: &impl OpenFile, to: &Stretch, at: u64, sums: bool) -> Answ
 }
 
 fn write(
-    shared: &Shared,
+    shared: &ServerShared,
     connection: &Connection,
     (file, at, len): (u64, u64, u32),
     from: Option<&Remote>,
     data: Option<PooledBuffer>,
-) -> Answer<Performed> {
+) -> TreeResult<Performed> {
     check(at, len, from)?;
     let limit = shared.options.limits.stall;
     let file = connection.session.file(file)?;
@@ -353,7 +353,7 @@ fn write(
         }
         (None, None) => return Err(Errno::INVAL),
     };
-    let bytes = Memory { mem: &stretch.mem, at: 0, len: stretch.len, shared: false };
+    let bytes = TransferMemory { mem: &stretch.mem, at: 0, len: stretch.len, shared: false };
     let count = file.write(bytes, at).map_err(|e| errno(&e))?;
     drop(lent);
     shared.stats.written.fetch_add(count as u64, Ordering::Relaxed);
@@ -361,12 +361,12 @@ fn write(
 }
 
 fn append(
-    shared: &Shared,
+    shared: &ServerShared,
     connection: &Connection,
     file: u64,
     len: u32,
     data: Option<PooledBuffer>,
-) -> Answer<Performed> {
+) -> TreeResult<Performed> {
     check(0, len, None)?;
     let file = connection.session.file(file)?;
     let stretch = data.as_ref().ok_or(Errno::INVAL)?.stretch(len as usize).map_err(|_| Errno::NOMEM)?;
@@ -381,22 +381,22 @@ fn append(
 mod tests {
     use std::time::Duration;
 
-    use super::super::session::Session;
+    use super::super::session::ClientSession;
     use super::*;
     use crate::shares::Shares;
     use crate::tcp::{TcpAcceptor, TcpConnector};
     use crate::transport::{Acceptor, Connector};
-    use crate::tree::{Folder, Rules};
-    use crate::wire::{Change, ROOT};
+    use crate::tree::{Folder, FolderRules};
+    use crate::wire::{AttrChange, ROOT};
 
     const LONG: Duration = Duration::from_secs(30);
 
     #[test]
     fn what_waits_for_a_disk_waits_apart_and_by_user() {
         let open = |path: &str| std::fs::File::open(path).unwrap();
-        let folder = Folder::new(open("/").into(), Rules { for_others: true, most_open: 64 }).unwrap();
+        let folder = Folder::new(open("/").into(), FolderRules { for_others: true, most_open: 64 }).unwrap();
         let shares = Arc::new(Shares::new(8));
-        let session = Arc::new(Session::new(([1; 16], [2; 16]), 0, folder, (shares.clone(), 8)));
+        let session = Arc::new(ClientSession::new(([1; 16], [2; 16]), 0, folder, (shares.clone(), 8)));
         let add = |uid, syncs| {
             let file = Arc::new(Local::new(open("/dev/null")));
             session.add_file(SessionFile { file, uid, syncs }, false).unwrap()
@@ -415,7 +415,7 @@ mod tests {
         let change = |size| Request::Change {
             node: ROOT,
             file: None,
-            change: Change { size, ..Change::default() },
+            change: AttrChange { size, ..AttrChange::default() },
             by: Caller { uid: 7, ..Caller::ROOT },
         };
         let name = crate::wire::Name::new(b"name").unwrap();

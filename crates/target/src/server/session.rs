@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::connection::Connection;
 use crate::lock;
 use crate::shares::Shares;
-use crate::tree::{Answer, Folder, Local};
+use crate::tree::{Folder, Local, TreeResult};
 use crate::wire::{MountId, Reply, Request, SessionId};
 
 /// Between the oldest request that a client waits for and the newest lie at most so many.
@@ -30,7 +30,7 @@ pub(crate) struct SessionFile {
 }
 
 /// A client.
-pub(crate) struct Session {
+pub(crate) struct ClientSession {
     pub id: SessionId,
     /// Whose it is.
     pub mount: MountId,
@@ -58,10 +58,10 @@ pub(crate) struct Session {
 struct Answers {
     /// Everything below has been answered, and the client knows it.
     done: u64,
-    known: HashMap<u64, State>,
+    known: HashMap<u64, RequestState>,
 }
 
-enum State {
+enum RequestState {
     /// It is being done; who wants to know.
     Running(Arc<Connection>),
     Over(Reply),
@@ -81,7 +81,7 @@ pub(crate) enum Admit {
     Breach(&'static str),
 }
 
-impl Session {
+impl ClientSession {
     pub fn new(
         (id, mount): (SessionId, MountId),
         number: u32,
@@ -122,7 +122,7 @@ impl Session {
         let all = lock(&self.all).take().unwrap_or_default();
         all.iter().filter_map(Weak::upgrade).for_each(|connection| connection.end());
         // What is being done was written down before it was begun.
-        let runs = |state: &State| matches!(state, State::Running(_));
+        let runs = |state: &RequestState| matches!(state, RequestState::Running(_));
         while lock(&self.answers).known.values().any(runs) {
             if Instant::now() >= until {
                 return false;
@@ -147,7 +147,7 @@ impl Session {
         let mut answers = lock(&self.answers);
         if done > answers.done {
             answers.done = done;
-            answers.known.retain(|id, state| *id >= done || matches!(state, State::Running(_)));
+            answers.known.retain(|id, state| *id >= done || matches!(state, RequestState::Running(_)));
         }
         if id < answers.done {
             return Admit::Drop;
@@ -156,21 +156,22 @@ impl Session {
             return Admit::Breach("a request whose number is too far ahead");
         }
         match answers.known.get_mut(&id) {
-            Some(State::Running(who)) => {
+            Some(RequestState::Running(who)) => {
                 *who = from.clone();
                 return Admit::Wait;
             }
-            Some(State::Over(reply)) => return Admit::Answer(reply.clone()),
+            Some(RequestState::Over(reply)) => return Admit::Answer(reply.clone()),
             None if request.only_looks() => return Admit::Do,
             None => {}
         }
-        let abandoned =
-            |(id, state): (&u64, &State)| *id < answers.done && matches!(state, State::Running(_));
+        let abandoned = |(id, state): (&u64, &RequestState)| {
+            *id < answers.done && matches!(state, RequestState::Running(_))
+        };
         if request.changes() && answers.known.iter().any(abandoned) {
             // What its client gave up may still happen: nothing that comes after it may come before it.
             return Admit::Answer(Reply::Failed { errno: Errno::BUSY.raw_os_error() });
         }
-        answers.known.insert(id, State::Running(from.clone()));
+        answers.known.insert(id, RequestState::Running(from.clone()));
         Admit::Do
     }
 
@@ -182,7 +183,7 @@ impl Session {
     /// Forgets what came by a connection that has ended, and was not begun; whether nobody has asked for it again meanwhile.
     pub fn leave_aside(&self, id: u64, by: &Arc<Connection>) -> bool {
         let mut answers = lock(&self.answers);
-        if matches!(answers.known.get(&id), Some(State::Running(who)) if !Arc::ptr_eq(who, by)) {
+        if matches!(answers.known.get(&id), Some(RequestState::Running(who)) if !Arc::ptr_eq(who, by)) {
             return false;
         }
         answers.known.remove(&id);
@@ -192,9 +193,9 @@ impl Session {
     /// Keeps an answer; gives who wants to know it, where that is written down.
     pub fn over(&self, id: u64, reply: &Reply) -> Option<Arc<Connection>> {
         let mut answers = lock(&self.answers);
-        let Some(State::Running(who)) = answers.known.remove(&id) else { return None };
+        let Some(RequestState::Running(who)) = answers.known.remove(&id) else { return None };
         if id >= answers.done {
-            answers.known.insert(id, State::Over(reply.clone()));
+            answers.known.insert(id, RequestState::Over(reply.clone()));
         }
         Some(who)
     }
@@ -203,16 +204,16 @@ impl Session {
     pub fn keep(&self, id: u64, reply: &Reply) {
         let mut answers = lock(&self.answers);
         if id >= answers.done {
-            answers.known.insert(id, State::Over(reply.clone()));
+            answers.known.insert(id, RequestState::Over(reply.clone()));
         }
     }
 
-    pub fn file(&self, number: u64) -> Answer<Arc<Local>> {
+    pub fn file(&self, number: u64) -> TreeResult<Arc<Local>> {
         self.opened(number).map(|open| open.file)
     }
 
     /// An open file, and how it was opened.
-    pub fn opened(&self, number: u64) -> Answer<SessionFile> {
+    pub fn opened(&self, number: u64) -> TreeResult<SessionFile> {
         lock(&self.files).get(&number).cloned().ok_or(Errno::BADF)
     }
 
@@ -221,7 +222,7 @@ impl Session {
     ///
     /// # Errors
     /// `EMFILE` where the user has that many, or this or other clients have too many.
-    pub fn add_file(&self, file: SessionFile, again: bool) -> Answer<u64> {
+    pub fn add_file(&self, file: SessionFile, again: bool) -> TreeResult<u64> {
         let mut files = lock(&self.files);
         let left = self.most_files.saturating_sub(files.len()) as u64;
         let left = left.min(self.shares.room(self.number));
@@ -236,7 +237,7 @@ impl Session {
         Ok(number)
     }
 
-    pub fn close_file(&self, number: u64) -> Answer<()> {
+    pub fn close_file(&self, number: u64) -> TreeResult<()> {
         let file = lock(&self.files).remove(&number).ok_or(Errno::BADF)?;
         self.of_users.put_back(file.uid, 1);
         self.shares.put_back(self.number, 1);
@@ -244,7 +245,7 @@ impl Session {
     }
 }
 
-impl Drop for Session {
+impl Drop for ClientSession {
     fn drop(&mut self) {
         self.shares.put_back(self.number, lock(&self.files).len() as u64);
     }
@@ -255,7 +256,7 @@ mod tests {
     use super::*;
     use crate::tcp::{TcpAcceptor, TcpConnector};
     use crate::transport::{Acceptor, Connector, Link};
-    use crate::tree::Rules;
+    use crate::tree::FolderRules;
 
     const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -268,10 +269,10 @@ mod tests {
         (acceptor.accept(TEST_TIMEOUT).unwrap().unwrap(), near)
     }
 
-    fn session(shares: &Arc<Shares>, number: u32, most_files: usize) -> Session {
+    fn session(shares: &Arc<Shares>, number: u32, most_files: usize) -> ClientSession {
         let folder = std::fs::File::open("/").unwrap().into();
-        let folder = Folder::new(folder, Rules { for_others: true, most_open: 64 }).unwrap();
-        Session::new(([1; 16], [2; 16]), number, folder, (shares.clone(), most_files))
+        let folder = Folder::new(folder, FolderRules { for_others: true, most_open: 64 }).unwrap();
+        ClientSession::new(([1; 16], [2; 16]), number, folder, (shares.clone(), most_files))
     }
 
     #[test]
@@ -279,10 +280,10 @@ mod tests {
         let shares = Arc::new(Shares::new(64));
         let (this, other) = (session(&shares, 0, 1024), session(&shares, 1, 1024));
         let file = Arc::new(Local::new(std::fs::File::open("/dev/null").unwrap()));
-        let open = |session: &Session, uid, again| {
+        let open = |session: &ClientSession, uid, again| {
             session.add_file(SessionFile { file: file.clone(), uid, syncs: false }, again)
         };
-        let many = |session: &Session, uid| {
+        let many = |session: &ClientSession, uid| {
             std::iter::from_fn(|| open(session, uid, false).ok()).collect::<Vec<_>>()
         };
         // The client itself may have half of what there is.

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, statx};
 use rustix::io::Errno;
 
-use super::Answer;
+use super::TreeResult;
 
 /// How the mounts of `onehop mount` begin what they say of their source, and their type.
 const OURS: (&str, &str) = ("onehop", "fuse.hf3fs");
@@ -15,7 +15,7 @@ const OURS: (&str, &str) = ("onehop", "fuse.hf3fs");
 /// # Errors
 /// `ELOOP` for a mount of onehop's, which may show the very folder that is served; `EACCES` for the FUSE mount of another user, who
 /// could keep each thread that looks there waiting for ever.
-pub(super) fn check(path: &OwnedFd) -> Answer<()> {
+pub(super) fn check(path: &OwnedFd) -> TreeResult<()> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let stat = statx(path, "", flags, StatxFlags::MNT_ID)?;
     if !stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)
@@ -30,7 +30,7 @@ pub(super) fn check(path: &OwnedFd) -> Answer<()> {
 }
 
 /// The same for the kernel's line on a mount.
-fn check_line(line: &str, own: u32) -> Answer<()> {
+fn check_line(line: &str, own: u32) -> TreeResult<()> {
     let mut what = line.split_once(" - ").map_or("", |(_, what)| what).split(' ');
     let (kind, source, options) = (what.next(), what.next(), what.next());
     let kind = kind.unwrap_or_default();

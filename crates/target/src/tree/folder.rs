@@ -17,9 +17,9 @@ use rustix::io::Errno;
 
 use super::local::{Local, Writer};
 use super::nodes::{ITSELF, Node, Nodes, file_type, kind};
-use super::{Answer, Names, OpenFile, Tree, xattrs};
+use super::{FolderNames, OpenFile, Tree, TreeResult, xattrs};
 use crate::shares::{Payer, Shares};
-use crate::wire::{Access, Attr, Caller, Change, FsSpace, MOST_BODY, Make, Name, TimeChange, Xattr};
+use crate::wire::{Attr, AttrChange, Caller, FsSpace, MOST_BODY, Make, Name, OpenMode, TimeChange, Xattr};
 
 /// Bytes of names that are told at once, so that they fit a body whatever else stands there.
 const NAMES: usize = MOST_BODY - 8192;
@@ -28,7 +28,7 @@ const PRIVILEGES: u32 = 0o6000;
 
 /// What may be done with a folder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Rules {
+pub struct FolderRules {
     /// Whether it is served to other machines: then nothing is made that gives rights on this one, which are devices and files that
     /// run as their owner.
     pub for_others: bool,
@@ -39,13 +39,13 @@ pub struct Rules {
 /// A folder that is served.
 pub struct Folder {
     nodes: Nodes,
-    rules: Rules,
+    rules: FolderRules,
     /// What this process returns to when it has acted as a caller; none where it is not root, and acts as itself alone.
     own: Option<Arc<OwnCredentials>>,
 }
 
 /// Flags with which a file is opened.
-fn flags_of(access: Access) -> OFlags {
+fn flags_of(access: OpenMode) -> OFlags {
     let mut flags = match (access.read, access.write) {
         (true, true) => OFlags::RDWR,
         (false, true) => OFlags::WRONLY,
@@ -72,7 +72,7 @@ impl Folder {
     ///
     /// # Errors
     /// When it cannot be looked at.
-    pub fn new(root: OwnedFd, rules: Rules) -> Answer<Self> {
+    pub fn new(root: OwnedFd, rules: FolderRules) -> TreeResult<Self> {
         let own = OwnCredentials::of_root().map_err(|error| super::errno(&error))?.map(Arc::new);
         Ok(Self { nodes: Nodes::new(root, rules.most_open)?, rules, own })
     }
@@ -81,7 +81,7 @@ impl Folder {
     ///
     /// # Errors
     /// As for [`Self::new`].
-    pub fn sharing(root: OwnedFd, rules: Rules, descriptors: (Arc<Shares>, u32)) -> Answer<Self> {
+    pub fn sharing(root: OwnedFd, rules: FolderRules, descriptors: (Arc<Shares>, u32)) -> TreeResult<Self> {
         let Self { nodes, rules, own } = Self::new(root, rules)?;
         Ok(Self { nodes: nodes.sharing(descriptors), rules, own })
     }
@@ -93,12 +93,12 @@ impl Folder {
     }
 
     /// Has this thread act as a caller. A process that is not root's acts as itself.
-    fn act_as(&self, by: &Caller) -> Answer<Option<Acting<'_>>> {
+    fn act_as(&self, by: &Caller) -> TreeResult<Option<Acting<'_>>> {
         self.own.as_ref().map(|own| own.act_as(&by.credentials())).transpose()
     }
 
     /// What a caller makes is made with this mode.
-    fn mode(&self, mode: u32, kind: FileType) -> Answer<Mode> {
+    fn mode(&self, mode: u32, kind: FileType) -> TreeResult<Mode> {
         // On a folder they give no rights: one says to which group new files belong, the other nothing.
         if self.rules.for_others && kind != FileType::Directory && mode & PRIVILEGES != 0 {
             return Err(Errno::PERM);
@@ -115,7 +115,7 @@ impl Folder {
     ///
     /// # Errors
     /// When it is neither file nor folder, or the system refuses.
-    pub fn open_local(&self, node: u64, access: Access, by: &Caller) -> Answer<Local> {
+    pub fn open_local(&self, node: u64, access: OpenMode, by: &Caller) -> TreeResult<Local> {
         let node = self.nodes.get(node)?;
         let acting = self.act_as(by)?;
         if access.execute {
@@ -130,7 +130,7 @@ impl Folder {
     ///
     /// # Errors
     /// As for [`Self::open_local`].
-    pub fn open_again(&self, node: u64, access: Access, by: &Caller) -> Answer<Local> {
+    pub fn open_again(&self, node: u64, access: OpenMode, by: &Caller) -> TreeResult<Local> {
         Ok(self.local(self.nodes.get(node)?.open(flags_of(access))?, by))
     }
 
@@ -143,10 +143,10 @@ impl Folder {
         parent: u64,
         name: &Name,
         mode: u32,
-        access: Access,
+        access: OpenMode,
         exclusive: bool,
         by: &Caller,
-    ) -> Answer<(Attr, Local)> {
+    ) -> TreeResult<(Attr, Local)> {
         let parent = self.nodes.get(parent)?;
         let mode = self.mode(mode, FileType::RegularFile)?;
         let acting = self.act_as(by)?;
@@ -164,7 +164,7 @@ impl Folder {
 
     /// Opens what was to be made and is there. The kernel whose user asks takes it for new, and checks nothing: what cannot be
     /// checked here is `ESTALE`, upon which that kernel looks the name up again and opens what it finds.
-    fn open_existing(&self, parent: &Node, name: &Name, flags: OFlags, mode: Mode) -> Answer<OwnedFd> {
+    fn open_existing(&self, parent: &Node, name: &Name, flags: OFlags, mode: Mode) -> TreeResult<OwnedFd> {
         if self.own.is_none() && self.rules.for_others {
             return Err(Errno::STALE);
         }
@@ -178,7 +178,7 @@ impl Folder {
         if file_type(&file)? == FileType::RegularFile { Ok(file) } else { Err(Errno::STALE) }
     }
 
-    fn set(&self, node: u64, change: &Change, by: &Caller) -> Answer<Attr> {
+    fn set(&self, node: u64, change: &AttrChange, by: &Caller) -> TreeResult<Attr> {
         let node = self.nodes.get(node)?;
         let _acting = self.act_as(by)?;
         // A change of owner takes privileges away, so the mode comes after it.
@@ -202,7 +202,7 @@ impl Folder {
         node.attr()
     }
 
-    fn make_named(&self, parent: &Node, name: &Name, make: &Make) -> Answer<()> {
+    fn make_named(&self, parent: &Node, name: &Name, make: &Make) -> TreeResult<()> {
         let (at, bytes) = (&parent.path, name.bytes());
         match make {
             Make::Folder { mode } => mkdirat(at, bytes, self.mode(*mode, FileType::Directory)?),
@@ -220,7 +220,7 @@ impl Folder {
 }
 
 impl Tree for Folder {
-    fn lookup(&self, parent: u64, name: &Name, by: &Caller) -> Answer<Attr> {
+    fn lookup(&self, parent: u64, name: &Name, by: &Caller) -> TreeResult<Attr> {
         let parent = self.nodes.get(parent)?;
         let _acting = self.act_as(by)?;
         self.nodes.lookup(&parent, name, by.uid)
@@ -230,20 +230,20 @@ impl Tree for Folder {
         self.nodes.forget(node, times);
     }
 
-    fn attr(&self, node: u64) -> Answer<Attr> {
+    fn attr(&self, node: u64) -> TreeResult<Attr> {
         self.nodes.get(node)?.attr()
     }
 
-    fn change(&self, node: u64, change: &Change, by: &Caller) -> Answer<Attr> {
+    fn change(&self, node: u64, change: &AttrChange, by: &Caller) -> TreeResult<Attr> {
         self.set(node, change, by)
     }
 
-    fn read_link(&self, node: u64) -> Answer<Vec<u8>> {
+    fn read_link(&self, node: u64) -> TreeResult<Vec<u8>> {
         let node = self.nodes.get(node)?;
         Ok(rustix::fs::readlinkat(&node.path, "", Vec::new())?.into_bytes())
     }
 
-    fn make(&self, parent: u64, name: &Name, make: &Make, by: &Caller) -> Answer<Attr> {
+    fn make(&self, parent: u64, name: &Name, make: &Make, by: &Caller) -> TreeResult<Attr> {
         let parent = self.nodes.get(parent)?;
         let _acting = self.act_as(by)?;
         let _umask = Umask::set(by.umask)?;
@@ -257,36 +257,36 @@ impl Tree for Folder {
         parent: u64,
         name: &Name,
         mode: u32,
-        access: Access,
+        access: OpenMode,
         exclusive: bool,
         by: &Caller,
-    ) -> Answer<(Attr, Arc<dyn OpenFile>)> {
+    ) -> TreeResult<(Attr, Arc<dyn OpenFile>)> {
         let (attr, file) = self.create_local(parent, name, mode, access, exclusive, by)?;
         Ok((attr, Arc::new(file)))
     }
 
-    fn remove(&self, parent: u64, name: &Name, folder: bool, by: &Caller) -> Answer<()> {
+    fn remove(&self, parent: u64, name: &Name, folder: bool, by: &Caller) -> TreeResult<()> {
         let parent = self.nodes.get(parent)?;
         let _acting = self.act_as(by)?;
         let flags = if folder { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         unlinkat(&parent.path, name.bytes(), flags)
     }
 
-    fn rename(&self, from: (u64, &Name), to: (u64, &Name), flags: u32, by: &Caller) -> Answer<()> {
+    fn rename(&self, from: (u64, &Name), to: (u64, &Name), flags: u32, by: &Caller) -> TreeResult<()> {
         let flags = rustix::fs::RenameFlags::from_bits(flags).ok_or(Errno::INVAL)?;
         let (source, folder) = (self.nodes.get(from.0)?, self.nodes.get(to.0)?);
         let _acting = self.act_as(by)?;
         renameat_with(&source.path, from.1.bytes(), &folder.path, to.1.bytes(), flags)
     }
 
-    fn link(&self, node: u64, parent: u64, name: &Name, by: &Caller) -> Answer<Attr> {
+    fn link(&self, node: u64, parent: u64, name: &Name, by: &Caller) -> TreeResult<Attr> {
         let (node, parent) = (self.nodes.get(node)?, self.nodes.get(parent)?);
         let _acting = self.act_as(by)?;
         linkat(CWD, node.proc(), &parent.path, name.bytes(), AtFlags::SYMLINK_FOLLOW)?;
         self.nodes.lookup(&parent, name, by.uid)
     }
 
-    fn list(&self, node: u64, from: u64, by: &Caller) -> Answer<Names> {
+    fn list(&self, node: u64, from: u64, by: &Caller) -> TreeResult<FolderNames> {
         let node = self.nodes.get(node)?;
         let acting = self.act_as(by)?;
         let opened = node.open(OFlags::DIRECTORY | OFlags::CLOEXEC)?;
@@ -302,26 +302,26 @@ impl Tree for Folder {
             // What stands beside a name takes 24 bytes at most.
             let takes = name.len() + 24;
             if takes > room {
-                return Ok(Names { names, next: Some(last) });
+                return Ok(FolderNames { names, next: Some(last) });
             }
             room -= takes;
             last = entry.offset() as u64;
             names.push((entry.ino().max(1), kind(entry.file_type()), last, name.to_vec()));
         }
-        Ok(Names { names, next: None })
+        Ok(FolderNames { names, next: None })
     }
 
-    fn sync_folder(&self, node: u64) -> Answer<()> {
+    fn sync_folder(&self, node: u64) -> TreeResult<()> {
         rustix::fs::fsync(self.nodes.get(node)?.open(OFlags::DIRECTORY | OFlags::CLOEXEC)?)
     }
 
-    fn xattr(&self, node: u64, ask: &Xattr, by: &Caller) -> Answer<Vec<u8>> {
+    fn xattr(&self, node: u64, ask: &Xattr, by: &Caller) -> TreeResult<Vec<u8>> {
         let node = self.nodes.get(node)?;
         let _acting = self.act_as(by)?;
         xattrs::ask(&node.proc(), ask, self.rules.for_others)
     }
 
-    fn space(&self) -> Answer<FsSpace> {
+    fn space(&self) -> TreeResult<FsSpace> {
         let fs = rustix::fs::fstatvfs(&self.nodes.root().path)?;
         Ok(FsSpace {
             blocks: [fs.f_blocks, fs.f_bfree, fs.f_bavail],
@@ -331,7 +331,7 @@ impl Tree for Folder {
         })
     }
 
-    fn open(&self, node: u64, access: Access, by: &Caller) -> Answer<Arc<dyn OpenFile>> {
+    fn open(&self, node: u64, access: OpenMode, by: &Caller) -> TreeResult<Arc<dyn OpenFile>> {
         Ok(Arc::new(self.open_local(node, access, by)?))
     }
 }

@@ -10,7 +10,7 @@ use onehop_os::page_cache::{DirectRules, cached_bytes, open_direct};
 use rustix::fs::{FallocateFlags, Mode, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
 
-use super::{Memory, OpenFile};
+use super::{OpenFile, TransferMemory};
 
 /// As whom a file is written by a process that is root's: room, quotas and set-id bits are the user's, not root's.
 pub(super) struct Writer {
@@ -62,7 +62,7 @@ fn plain(error: onehop_os::Error) -> io::Error {
 }
 
 impl OpenFile for Local {
-    fn read_now(&self, to: Memory<'_>, at: u64) -> io::Result<Option<usize>> {
+    fn read_now(&self, to: TransferMemory<'_>, at: u64) -> io::Result<Option<usize>> {
         to.mem.read_cached(to.at, to.len, &self.file, at).map_err(plain)
     }
 
@@ -70,11 +70,11 @@ impl OpenFile for Local {
         Some(&self.file)
     }
 
-    fn read(&self, to: Memory<'_>, at: u64) -> io::Result<usize> {
+    fn read(&self, to: TransferMemory<'_>, at: u64) -> io::Result<usize> {
         to.mem.read_file(to.at, to.len, &self.file, at).map_err(plain)
     }
 
-    fn write(&self, from: Memory<'_>, at: u64) -> io::Result<usize> {
+    fn write(&self, from: TransferMemory<'_>, at: u64) -> io::Result<usize> {
         let _acting = self.act()?;
         from.mem.write_file(from.at, from.len, &self.file, at).map_err(plain)
     }
@@ -116,7 +116,7 @@ impl OpenFile for Local {
         cached_bytes(&self.file, at, bytes).is_ok_and(|cached| cached < bytes / 2)
     }
 
-    fn read_past(&self, to: Memory<'_>, at: u64) -> io::Result<Option<usize>> {
+    fn read_past(&self, to: TransferMemory<'_>, at: u64) -> io::Result<Option<usize>> {
         let open = || open_direct(&self.file).ok().flatten();
         let Some((file, rules)) = self.direct.get_or_init(open) else { return Ok(None) };
         if [rules.memory, rules.offset].iter().any(|rule| *rule > 4096) {

@@ -17,21 +17,21 @@ use std::sync::Arc;
 use onehop_os::HostMem;
 use rustix::io::Errno;
 
-pub use folder::{Folder, Rules};
+pub use folder::{Folder, FolderRules};
 pub use local::Local;
 
 use crate::transport::Shareable;
-use crate::wire::{Access, Attr, Caller, Change, FileKind, FsSpace, Make, Name, Xattr};
+use crate::wire::{Attr, AttrChange, Caller, FileKind, FsSpace, Make, Name, OpenMode, Xattr};
 
 /// What came of it, or why not, as Linux says it.
-pub type Answer<T> = Result<T, Errno>;
+pub type TreeResult<T> = Result<T, Errno>;
 
 /// Numbers from here on are given to files of other file systems below the root, whose own numbers may be taken.
 pub const FOREIGN: u64 = 1 << 48;
 
 /// Some names in a folder.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Names {
+pub struct FolderNames {
     /// Number in its file system, kind, where to go on behind it, and name.
     pub names: Vec<(u64, FileKind, u64, Vec<u8>)>,
     /// Where to go on; none at the end.
@@ -40,7 +40,7 @@ pub struct Names {
 
 /// Memory for a transfer.
 #[derive(Clone, Copy)]
-pub struct Memory<'a> {
+pub struct TransferMemory<'a> {
     /// The memory.
     pub mem: &'a HostMem,
     /// Where in it.
@@ -68,19 +68,19 @@ pub trait OpenFile: Send + Sync {
     ///
     /// # Errors
     /// When the memory is gone, or the file cannot be read.
-    fn read_now(&self, to: Memory<'_>, at: u64) -> io::Result<Option<usize>>;
+    fn read_now(&self, to: TransferMemory<'_>, at: u64) -> io::Result<Option<usize>>;
 
     /// Reads; gives how many bytes there were before the file's end.
     ///
     /// # Errors
     /// As for [`Self::read_now`].
-    fn read(&self, to: Memory<'_>, at: u64) -> io::Result<usize>;
+    fn read(&self, to: TransferMemory<'_>, at: u64) -> io::Result<usize>;
 
     /// Writes; gives how many bytes were written.
     ///
     /// # Errors
     /// When the memory is gone, or the file cannot be written.
-    fn write(&self, from: Memory<'_>, at: u64) -> io::Result<usize>;
+    fn write(&self, from: TransferMemory<'_>, at: u64) -> io::Result<usize>;
 
     /// Reads into memory of this process.
     ///
@@ -131,7 +131,7 @@ pub trait OpenFile: Send + Sync {
     ///
     /// # Errors
     /// As for [`Self::read_now`].
-    fn read_past(&self, to: Memory<'_>, at: u64) -> io::Result<Option<usize>>;
+    fn read_past(&self, to: TransferMemory<'_>, at: u64) -> io::Result<Option<usize>>;
 
     /// Has what was written on the disk.
     ///
@@ -179,43 +179,43 @@ pub trait OpenFile: Send + Sync {
 #[expect(clippy::missing_errors_doc, reason = "each call fails as the call of Linux does that does the same")]
 pub trait Tree: Send + Sync {
     /// Looks a name up.
-    fn lookup(&self, parent: u64, name: &Name, by: &Caller) -> Answer<Attr>;
+    fn lookup(&self, parent: u64, name: &Name, by: &Caller) -> TreeResult<Attr>;
     /// A number that was told so many times is not needed any more.
     fn forget(&self, node: u64, times: u64);
     /// What is known of a file.
-    fn attr(&self, node: u64) -> Answer<Attr>;
+    fn attr(&self, node: u64) -> TreeResult<Attr>;
     /// Changes attributes.
-    fn change(&self, node: u64, change: &Change, by: &Caller) -> Answer<Attr>;
+    fn change(&self, node: u64, change: &AttrChange, by: &Caller) -> TreeResult<Attr>;
     /// What a symbolic link says.
-    fn read_link(&self, node: u64) -> Answer<Vec<u8>>;
+    fn read_link(&self, node: u64) -> TreeResult<Vec<u8>>;
     /// Makes something that is not opened.
-    fn make(&self, parent: u64, name: &Name, make: &Make, by: &Caller) -> Answer<Attr>;
+    fn make(&self, parent: u64, name: &Name, make: &Make, by: &Caller) -> TreeResult<Attr>;
     /// Makes a file and opens it; unless it has to be new, one that is there is opened.
     fn create(
         &self,
         parent: u64,
         name: &Name,
         mode: u32,
-        access: Access,
+        access: OpenMode,
         exclusive: bool,
         by: &Caller,
-    ) -> Answer<(Attr, Arc<dyn OpenFile>)>;
+    ) -> TreeResult<(Attr, Arc<dyn OpenFile>)>;
     /// Takes a name away.
-    fn remove(&self, parent: u64, name: &Name, folder: bool, by: &Caller) -> Answer<()>;
+    fn remove(&self, parent: u64, name: &Name, folder: bool, by: &Caller) -> TreeResult<()>;
     /// Gives something another name; `flags` as for `renameat2`.
-    fn rename(&self, from: (u64, &Name), to: (u64, &Name), flags: u32, by: &Caller) -> Answer<()>;
+    fn rename(&self, from: (u64, &Name), to: (u64, &Name), flags: u32, by: &Caller) -> TreeResult<()>;
     /// Gives a file one more name.
-    fn link(&self, node: u64, parent: u64, name: &Name, by: &Caller) -> Answer<Attr>;
+    fn link(&self, node: u64, parent: u64, name: &Name, by: &Caller) -> TreeResult<Attr>;
     /// Some of the names in a folder, from a place on.
-    fn list(&self, node: u64, from: u64, by: &Caller) -> Answer<Names>;
+    fn list(&self, node: u64, from: u64, by: &Caller) -> TreeResult<FolderNames>;
     /// Has a folder's names on the disk.
-    fn sync_folder(&self, node: u64) -> Answer<()>;
+    fn sync_folder(&self, node: u64) -> TreeResult<()>;
     /// What an extended attribute says, or the names of all; nothing where something is changed.
-    fn xattr(&self, node: u64, ask: &Xattr, by: &Caller) -> Answer<Vec<u8>>;
+    fn xattr(&self, node: u64, ask: &Xattr, by: &Caller) -> TreeResult<Vec<u8>>;
     /// How much room there is.
-    fn space(&self) -> Answer<FsSpace>;
+    fn space(&self) -> TreeResult<FsSpace>;
     /// Opens a file.
-    fn open(&self, node: u64, access: Access, by: &Caller) -> Answer<Arc<dyn OpenFile>>;
+    fn open(&self, node: u64, access: OpenMode, by: &Caller) -> TreeResult<Arc<dyn OpenFile>>;
 }
 
 /// The number for an error of a file.

@@ -9,10 +9,10 @@ use onehop_os::{FileHandle, handle_of};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxFlags, openat, openat2, statx};
 use rustix::io::Errno;
 
-use super::{Answer, FOREIGN, crossing};
+use super::{FOREIGN, TreeResult, crossing};
 use crate::lock;
 use crate::shares::{Payer, Shares};
-use crate::wire::{Attr, FileKind, Key, Name, ROOT};
+use crate::wire::{Attr, FileKey, FileKind, Name, ROOT};
 
 /// Files that are known at once.
 const MOST_KNOWN: u64 = 1 << 22;
@@ -42,7 +42,7 @@ impl Node {
     ///
     /// # Errors
     /// `EAGAIN` where somebody has a lease on it, whom the kernel has told by then to let go of it.
-    pub fn open(&self, flags: OFlags) -> Answer<File> {
+    pub fn open(&self, flags: OFlags) -> TreeResult<File> {
         match file_type(&self.path)? {
             rustix::fs::FileType::RegularFile | rustix::fs::FileType::Directory => {}
             rustix::fs::FileType::Symlink => return Err(Errno::LOOP),
@@ -59,7 +59,7 @@ impl Node {
         proc(&self.path)
     }
 
-    pub fn attr(&self) -> Answer<Attr> {
+    pub fn attr(&self) -> TreeResult<Attr> {
         Ok(attr(self.number, &look(&self.path)?))
     }
 }
@@ -94,7 +94,7 @@ struct KnownNode {
 }
 
 #[derive(Default)]
-struct Known {
+struct KnownNodes {
     by_number: HashMap<u64, KnownNode>,
     by_key: HashMap<NodeKey, u64>,
     next: u64,
@@ -113,7 +113,7 @@ pub(super) struct Nodes {
     descriptors: Option<(Arc<Shares>, u32)>,
     /// How many files each user knows.
     of_users: Shares,
-    known: Mutex<Known>,
+    known: Mutex<KnownNodes>,
 }
 
 /// Where files can be found by their handles: what that takes.
@@ -124,7 +124,7 @@ fn beside(root: &OwnedFd) -> Option<OwnedFd> {
 }
 
 impl Nodes {
-    pub fn new(root: OwnedFd, most_open: usize) -> Answer<Self> {
+    pub fn new(root: OwnedFd, most_open: usize) -> TreeResult<Self> {
         let (root_key, beside) = (key(&look(&root)?), beside(&root));
         let root = Arc::new(Node { number: ROOT, path: root, submount: None });
         let of_users = Shares::new(MOST_KNOWN).with_privileged([0, rustix::process::geteuid().as_raw()]);
@@ -147,12 +147,12 @@ impl Nodes {
         &self.root
     }
 
-    pub fn get(&self, number: u64) -> Answer<Arc<Node>> {
+    pub fn get(&self, number: u64) -> TreeResult<Arc<Node>> {
         self.get_within(number, MOST_MOUNTS)
     }
 
     /// A file in so many mounts within each other at most.
-    fn get_within(&self, number: u64, mounts: usize) -> Answer<Arc<Node>> {
+    fn get_within(&self, number: u64, mounts: usize) -> TreeResult<Arc<Node>> {
         if number == ROOT {
             return Ok(self.root.clone());
         }
@@ -169,7 +169,7 @@ impl Nodes {
     }
 
     /// A file of a mount below the root, if that is still mounted.
-    fn below(&self, submount: &Submount, handle: &FileHandle, mounts: usize) -> Answer<OwnedFd> {
+    fn below(&self, submount: &Submount, handle: &FileHandle, mounts: usize) -> TreeResult<OwnedFd> {
         let root = self.path(&*self.get_within(submount.parent, mounts)?, &submount.name)?;
         if key(&look(&root)?) != submount.key {
             return Err(Errno::STALE);
@@ -181,12 +181,12 @@ impl Nodes {
     }
 
     /// Looks a name up for somebody who has to forget what they were told.
-    pub fn lookup(&self, parent: &Node, name: &Name, uid: u32) -> Answer<Attr> {
+    pub fn lookup(&self, parent: &Node, name: &Name, uid: u32) -> TreeResult<Attr> {
         self.remember(self.path(parent, name)?, parent, name, uid)
     }
 
     /// What has a name, without opening it.
-    pub fn path(&self, parent: &Node, name: &Name) -> Answer<OwnedFd> {
+    pub fn path(&self, parent: &Node, name: &Name) -> TreeResult<OwnedFd> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let path = openat2(&parent.path, name.bytes(), flags, Mode::empty(), within)?;
@@ -195,12 +195,12 @@ impl Nodes {
     }
 
     /// [`Self::lookup`] for a file that is open.
-    pub fn remember_open(&self, file: &OwnedFd, parent: &Node, name: &Name, uid: u32) -> Answer<Attr> {
+    pub fn remember_open(&self, file: &OwnedFd, parent: &Node, name: &Name, uid: u32) -> TreeResult<Attr> {
         let path = openat(CWD, proc(file), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         self.remember(path, parent, name, uid)
     }
 
-    fn remember(&self, path: OwnedFd, parent: &Node, name: &Name, uid: u32) -> Answer<Attr> {
+    fn remember(&self, path: OwnedFd, parent: &Node, name: &Name, uid: u32) -> TreeResult<Attr> {
         let stat = look(&path)?;
         let file = key(&stat);
         let submount = if mount_of(&path, &stat)? == mount_of(&parent.path, &look(&parent.path)?)? {
@@ -211,7 +211,7 @@ impl Nodes {
         Ok(attr(self.number(path, NodeKey { submount, file }, uid)?, &stat))
     }
 
-    fn number(&self, path: OwnedFd, key: NodeKey, uid: u32) -> Answer<u64> {
+    fn number(&self, path: OwnedFd, key: NodeKey, uid: u32) -> TreeResult<u64> {
         let is_of_root = key.submount.is_none();
         if is_of_root && key.file == self.root_key {
             return Ok(ROOT);
@@ -250,11 +250,11 @@ impl Nodes {
     /// below the root.
     fn hold(
         &self,
-        known: &mut Known,
+        known: &mut KnownNodes,
         number: u64,
         path: OwnedFd,
         submount: Option<Arc<Submount>>,
-    ) -> Answer<NodeAccess> {
+    ) -> TreeResult<NodeAccess> {
         let is_full = self.descriptors.as_ref().is_some_and(|(all, number)| all.room(*number) == 0);
         if (submount.is_some() || is_full || known.open >= self.most_open / 4)
             && self.beside.is_some()
@@ -334,17 +334,17 @@ fn proc(file: &OwnedFd) -> String {
 }
 
 /// What kind of file is open, as a path at least.
-pub(super) fn file_type(file: &OwnedFd) -> Answer<rustix::fs::FileType> {
+pub(super) fn file_type(file: &OwnedFd) -> TreeResult<rustix::fs::FileType> {
     Ok(rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(file)?.st_mode))
 }
 
-fn look(path: &OwnedFd) -> Answer<Statx> {
+fn look(path: &OwnedFd) -> TreeResult<Statx> {
     let mask = StatxFlags::BASIC_STATS | StatxFlags::BTIME | StatxFlags::MNT_ID;
     statx(path, "", AtFlags::EMPTY_PATH, mask)
 }
 
 /// Which mount a file is in. Kernels before 5.8 only say it in `/proc`.
-fn mount_of(path: &OwnedFd, stat: &Statx) -> Answer<u64> {
+fn mount_of(path: &OwnedFd, stat: &Statx) -> TreeResult<u64> {
     if stat.stx_mask & StatxFlags::MNT_ID.bits() != 0 {
         return Ok(stat.stx_mnt_id);
     }
@@ -381,7 +381,7 @@ fn attr(node: u64, stat: &Statx) -> Attr {
     let (device, inode) = key(stat);
     Attr {
         node,
-        key: Key { device, inode, born },
+        key: FileKey { device, inode, born },
         kind: kind(rustix::fs::FileType::from_raw_mode(stat.stx_mode.into())),
         perm: stat.stx_mode & 0o7777,
         links: stat.stx_nlink,

@@ -4,7 +4,7 @@ use rustix::buffer::spare_capacity;
 use rustix::fs::{XattrFlags, getxattr, listxattr, removexattr, setxattr};
 use rustix::io::Errno;
 
-use super::Answer;
+use super::TreeResult;
 use crate::wire::{MOST_XATTR, Xattr};
 
 /// Access control lists, which the kernel of a mount asks for, too.
@@ -17,7 +17,7 @@ fn is_served(name: &[u8], for_others: bool) -> bool {
 }
 
 /// Does what is asked of the file at a path, with the rights of this thread.
-pub(super) fn ask(path: &str, ask: &Xattr, for_others: bool) -> Answer<Vec<u8>> {
+pub(super) fn ask(path: &str, ask: &Xattr, for_others: bool) -> TreeResult<Vec<u8>> {
     if !ask.is_sound() {
         return Err(Errno::TOOBIG);
     }

@@ -12,7 +12,7 @@ const MAGIC: [u8; 4] = *b"1HOP";
 /// What a frame is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
-pub enum Kind {
+pub enum FrameKind {
     /// A client begins: [`super::Hello`].
     Hello = 1,
     /// The server's answer to that: [`super::HelloBack`].
@@ -33,7 +33,7 @@ pub enum Kind {
     Goodbye = 9,
 }
 
-impl Kind {
+impl FrameKind {
     const ALL: [Self; 9] = [
         Self::Hello,
         Self::HelloBack,
@@ -51,7 +51,7 @@ impl Kind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Head {
     /// What the frame is for.
-    pub kind: Kind,
+    pub kind: FrameKind,
     /// Which request, and which one a reply is to. They go up, and a request that is sent again keeps its own.
     pub id: u64,
     /// In a request: everything below it has been answered and needs not be remembered any more.
@@ -69,7 +69,7 @@ pub struct Head {
 impl Head {
     /// The head of a frame without data.
     #[must_use]
-    pub fn new(kind: Kind, id: u64, body: &[u8]) -> Self {
+    pub fn new(kind: FrameKind, id: u64, body: &[u8]) -> Self {
         Self {
             kind,
             id,
@@ -119,7 +119,7 @@ impl Head {
             let what = format!("it speaks version {version}, and this side {VERSION}: update the older one");
             return Err(Error::protocol(peer, what));
         }
-        let kind = Kind::ALL.into_iter().find(|kind| *kind as u8 == bytes[6]);
+        let kind = FrameKind::ALL.into_iter().find(|kind| *kind as u8 == bytes[6]);
         let (Some(kind), 0, 0) = (kind, bytes[7], word(40)) else {
             return Err(Error::protocol(peer, format!("a frame of kind {}", bytes[6])));
         };
@@ -170,7 +170,7 @@ mod tests {
         let lengths = (0..=MOST_BODY as u32, 0..=MOST_DATA as u32);
         (0..9_usize, any::<[u64; 2]>(), lengths, any::<[u32; 2]>()).prop_map(
             |(kind, [id, done], (body, data), [body_crc, data_crc])| {
-                let kind = Kind::ALL[kind];
+                let kind = FrameKind::ALL[kind];
                 Head { kind, id, done, body, data, body_crc, data_crc }
             },
         )
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn another_version_is_named() {
-        let mut bytes = Head::new(Kind::Hello, 0, b"").to_bytes();
+        let mut bytes = Head::new(FrameKind::Hello, 0, b"").to_bytes();
         bytes[4] = 9;
         let crc = crc32c::crc32c(&bytes[..44]);
         bytes[44..].copy_from_slice(&crc.to_le_bytes());

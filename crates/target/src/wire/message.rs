@@ -92,7 +92,7 @@ pub enum FileKind {
 
 /// Which file something is, whatever it is called and whoever serves it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-pub struct Key {
+pub struct FileKey {
     /// Its file system.
     pub device: u64,
     /// Its number there.
@@ -107,7 +107,7 @@ pub struct Attr {
     /// The session's number for it.
     pub node: u64,
     /// Which file it is.
-    pub key: Key,
+    pub key: FileKey,
     /// Its kind.
     pub kind: FileKind,
     /// Who may do what.
@@ -141,7 +141,7 @@ pub enum TimeChange {
 
 /// What is to become of a file's attributes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct Change {
+pub struct AttrChange {
     /// Who may do what.
     pub mode: Option<u32>,
     /// Its user.
@@ -227,7 +227,7 @@ impl Xattr {
 
 /// How a file is opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct Access {
+pub struct OpenMode {
     /// To be read.
     pub read: bool,
     /// To be written.
@@ -266,13 +266,13 @@ pub enum Request {
     /// What is known of a file.
     Attr { node: u64 },
     /// Attributes of a file.
-    Change { node: u64, file: Option<u64>, change: Change, by: Caller },
+    Change { node: u64, file: Option<u64>, change: AttrChange, by: Caller },
     /// What a symbolic link says.
     ReadLink { node: u64 },
     /// Something new in a folder.
     Make { parent: u64, name: Name, make: Make, by: Caller },
     /// A new file, opened; with `exclusive` off, one that is there is opened.
-    Create { parent: u64, name: Name, mode: u32, access: Access, exclusive: bool, by: Caller },
+    Create { parent: u64, name: Name, mode: u32, access: OpenMode, exclusive: bool, by: Caller },
     /// A name goes: of a folder, or of anything else.
     Remove { parent: u64, name: Name, folder: bool, by: Caller },
     /// A name becomes another one; `flags` as for `renameat2`.
@@ -286,7 +286,7 @@ pub enum Request {
     /// How much room there is.
     Space,
     /// A file is opened; `again` if its caller had it open in a session that was lost, whatever its mode says by now.
-    Open { node: u64, access: Access, again: bool, by: Caller },
+    Open { node: u64, access: OpenMode, again: bool, by: Caller },
     /// An open file is closed.
     Close { file: u64 },
     /// Bytes of an open file, behind the reply or into the client's memory.

@@ -7,11 +7,11 @@ mod head;
 mod hello;
 mod message;
 
-pub use head::{HEAD_BYTES, Head, Kind, VERSION};
+pub use head::{FrameKind, HEAD_BYTES, Head, VERSION};
 pub use hello::{Hello, HelloBack, Join, MountId, SessionId, Welcome};
 pub use message::{
-    Access, Attr, Caller, Change, FileKind, FsSpace, Key, Make, Name, ROOT, Remote, Reply, Request, Time,
-    TimeChange, Xattr,
+    Attr, AttrChange, Caller, FileKey, FileKind, FsSpace, Make, Name, OpenMode, ROOT, Remote, Reply, Request,
+    Time, TimeChange, Xattr,
 };
 
 use crate::{Error, Result};

@@ -12,12 +12,12 @@ use onehop_target::auth::Key;
 use onehop_target::client::{self, RemoteTree};
 use onehop_target::server::{self, Target};
 use onehop_target::tcp::{TcpAcceptor, TcpConnector};
-use onehop_target::wire::{Access, Caller, Name};
+use onehop_target::wire::{Caller, Name, OpenMode};
 
 /// How long anything may take on a machine that has much else to do.
 pub const LONG: Duration = Duration::from_secs(60);
 pub const ME: Caller = Caller::ROOT;
-pub const BOTH: Access = Access {
+pub const BOTH: OpenMode = OpenMode {
     read: true,
     write: true,
     truncate: false,
@@ -26,7 +26,7 @@ pub const BOTH: Access = Access {
     no_atime: false,
     execute: false,
 };
-pub const READ: Access = Access { write: false, ..BOTH };
+pub const READ: OpenMode = OpenMode { write: false, ..BOTH };
 
 pub fn key() -> Key {
     Key::new(&[5; 32]).unwrap()
@@ -55,8 +55,8 @@ impl Bed {
         self.dir.join("root")
     }
 
-    pub fn options(&self) -> server::Options {
-        server::Options::new(&self.root(), Some(key()))
+    pub fn options(&self) -> server::ServerOptions {
+        server::ServerOptions::new(&self.root(), Some(key()))
     }
 
     pub fn target(&self) -> (Target, SocketAddr) {
@@ -70,7 +70,7 @@ impl Drop for Bed {
     }
 }
 
-pub fn start(options: server::Options, address: &str) -> (Target, SocketAddr) {
+pub fn start(options: server::ServerOptions, address: &str) -> (Target, SocketAddr) {
     let begun = Instant::now();
     // The port of a target that just ended may be busy for a moment.
     let acceptor = loop {
@@ -84,11 +84,11 @@ pub fn start(options: server::Options, address: &str) -> (Target, SocketAddr) {
     (Target::start(options, vec![Box::new(acceptor)]).unwrap(), address)
 }
 
-pub fn options() -> client::Options {
-    client::Options { lanes: 2, ..client::Options::new(Some(key())) }
+pub fn options() -> client::ClientOptions {
+    client::ClientOptions { lanes: 2, ..client::ClientOptions::new(Some(key())) }
 }
 
-pub fn connect(address: SocketAddr, options: client::Options) -> RemoteTree {
+pub fn connect(address: SocketAddr, options: client::ClientOptions) -> RemoteTree {
     let connector = TcpConnector::new(&address.to_string()).unwrap();
     RemoteTree::connect(Box::new(connector), options).unwrap()
 }

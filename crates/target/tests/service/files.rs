@@ -9,8 +9,8 @@ use onehop_os::HostMem;
 use onehop_target::client::RemoteTree;
 use onehop_target::server;
 use onehop_target::tcp::TcpConnector;
-use onehop_target::tree::{Folder, Memory, Rules, Tree};
-use onehop_target::wire::{Access, Caller, Change, FileKind, Make, Name, ROOT, TimeChange, Xattr};
+use onehop_target::tree::{Folder, FolderRules, TransferMemory, Tree};
+use onehop_target::wire::{AttrChange, Caller, FileKind, Make, Name, OpenMode, ROOT, TimeChange, Xattr};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
@@ -68,13 +68,13 @@ fn everything(tree: &dyn Tree) {
     assert!(back[..7] == [0; 7] && back[7..data.len() + 7] == data);
     for shared in [false, true] {
         let mem = HostMem::anonymous(data.len() + 4096).unwrap();
-        let to = Memory { mem: &mem, at: 5, len: data.len() + 100, shared };
+        let to = TransferMemory { mem: &mem, at: 5, len: data.len() + 100, shared };
         assert_eq!(file.read(to, 7).unwrap(), data.len());
         assert_eq!(mem.to_vec(5, data.len()).unwrap(), data);
-        let from = Memory { mem: &mem, at: 5, len: 1000, shared };
+        let from = TransferMemory { mem: &mem, at: 5, len: 1000, shared };
         assert_eq!(file.write(from, 7).unwrap(), 1000);
     }
-    let change = Change { size: Some(100), mode: Some(0o600), mtime: None, ..Change::default() };
+    let change = AttrChange { size: Some(100), mode: Some(0o600), mtime: None, ..AttrChange::default() };
     let changed = tree.change(made.node, &change, &ME).unwrap();
     assert_eq!((changed.size, changed.perm, changed.node), (100, 0o600, made.node));
     file.set_len(50).unwrap();
@@ -131,7 +131,7 @@ fn everything(tree: &dyn Tree) {
 fn a_folder_here() {
     let bed = Bed::new();
     let root = std::fs::File::open(bed.root()).unwrap();
-    let rules = Rules { for_others: false, most_open: 100 };
+    let rules = FolderRules { for_others: false, most_open: 100 };
     everything(&Folder::new(root.into(), rules).unwrap());
 }
 
@@ -142,7 +142,7 @@ fn without_descriptors(bed: &Bed) -> Option<Folder> {
         let _ = writeln!(std::io::stderr(), "SKIPPED: no file is found by its handle here");
         return None;
     }
-    Some(Folder::new(root.into(), Rules { for_others: false, most_open: 0 }).unwrap())
+    Some(Folder::new(root.into(), FolderRules { for_others: false, most_open: 0 }).unwrap())
 }
 
 #[test]
@@ -217,8 +217,10 @@ fn nothing_outside_of_the_folder_is_reached() {
         assert!(tree.lookup(found.node, &name("secret"), &ME).is_err());
         assert!(tree.open(found.node, READ, &ME).is_err());
         // What is changed is the link, if anything.
-        let _ = tree.change(found.node, &Change { mode: Some(0o777), ..Change::default() }, &ME);
-        assert!(tree.change(found.node, &Change { size: Some(0), ..Change::default() }, &ME).is_err());
+        let _ = tree.change(found.node, &AttrChange { mode: Some(0o777), ..AttrChange::default() }, &ME);
+        assert!(
+            tree.change(found.node, &AttrChange { size: Some(0), ..AttrChange::default() }, &ME).is_err()
+        );
     }
     assert_eq!(std::fs::read(bed.dir.join("secret")).unwrap(), b"secret");
     // No rights on the target's machine come out of it.
@@ -229,7 +231,7 @@ fn nothing_outside_of_the_folder_is_reached() {
         assert_eq!(made.err(), Some(Errno::PERM));
     }
     let (made, _file) = tree.create(ROOT, &name("program"), 0o755, BOTH, true, &ME).unwrap();
-    let changed = tree.change(made.node, &Change { mode: Some(0o6711), ..Change::default() }, &ME);
+    let changed = tree.change(made.node, &AttrChange { mode: Some(0o6711), ..AttrChange::default() }, &ME);
     assert_eq!(changed.err(), Some(Errno::PERM));
     assert_eq!(tree.attr(made.node).unwrap().perm, 0o755);
     let capable = Xattr::Set { name: b"security.capability".to_vec(), value: vec![0; 20], flags: 0 };
@@ -257,18 +259,21 @@ fn nothing_of_others(tree: &dyn Tree) {
     let refused = Some(Errno::ACCESS);
     let found = tree.lookup(ROOT, &name("secret"), &user).unwrap();
     // Its kernel takes what it asked to be made for new, and checks nothing.
-    for access in [READ, BOTH, Access { truncate: true, ..BOTH }] {
+    for access in [READ, BOTH, OpenMode { truncate: true, ..BOTH }] {
         assert_eq!(tree.create(ROOT, &name("secret"), 0o600, access, false, &user).err(), refused);
         assert_eq!(tree.open(found.node, access, &user).err(), refused);
     }
     for change in [
-        Change { mode: Some(0o666), ..Change::default() },
-        Change { uid: Some(21_001), ..Change::default() },
-        Change { mtime: Some(TimeChange::To((1, 0))), ..Change::default() },
+        AttrChange { mode: Some(0o666), ..AttrChange::default() },
+        AttrChange { uid: Some(21_001), ..AttrChange::default() },
+        AttrChange { mtime: Some(TimeChange::To((1, 0))), ..AttrChange::default() },
     ] {
         assert_eq!(tree.change(found.node, &change, &user).err(), Some(Errno::PERM));
     }
-    assert_eq!(tree.change(found.node, &Change { size: Some(0), ..Change::default() }, &user).err(), refused);
+    assert_eq!(
+        tree.change(found.node, &AttrChange { size: Some(0), ..AttrChange::default() }, &user).err(),
+        refused
+    );
     let closed = tree.lookup(ROOT, &name("closed"), &user).unwrap().node;
     assert_eq!(tree.lookup(closed, &name("file"), &user).err(), refused);
     assert_eq!(tree.list(closed, 0, &user).err(), refused);
@@ -322,7 +327,7 @@ fn the_kernel_keeps_users_apart() {
     std::fs::set_permissions(bed.root().join("closed"), Permissions::from_mode(0o700)).unwrap();
     std::fs::set_permissions(bed.root(), Permissions::from_mode(0o1777)).unwrap();
     let root = std::fs::File::open(bed.root()).unwrap();
-    nothing_of_others(&Folder::new(root.into(), Rules { for_others: false, most_open: 100 }).unwrap());
+    nothing_of_others(&Folder::new(root.into(), FolderRules { for_others: false, most_open: 100 }).unwrap());
     let (_target, address) = bed.target();
     nothing_of_others(&connect(address, options()));
     assert_eq!(std::fs::read(secret).unwrap(), b"secret");
@@ -353,12 +358,13 @@ fn flags_of(path: &Path) -> OFlags {
 
 #[test]
 fn writes_are_on_the_disk_first_where_that_is_wanted() {
-    let synced = Access { data_sync: true, ..BOTH };
+    let synced = OpenMode { data_sync: true, ..BOTH };
     for (write_through, access, wanted) in [(false, BOTH, false), (true, BOTH, true), (false, synced, true)] {
         let bed = Bed::new();
         let root = bed.root().canonicalize().unwrap();
         std::fs::write(root.join("there"), "old").unwrap();
-        let (_target, address) = start(server::Options { write_through, ..bed.options() }, "127.0.0.1:0");
+        let (_target, address) =
+            start(server::ServerOptions { write_through, ..bed.options() }, "127.0.0.1:0");
         let tree = connect(address, options());
         let node = tree.lookup(ROOT, &name("there"), &ME).unwrap().node;
         let there = tree.open(node, access, &ME).unwrap();
@@ -374,7 +380,7 @@ fn writes_are_on_the_disk_first_where_that_is_wanted() {
 fn a_target_may_refuse_changes() {
     let bed = Bed::new();
     std::fs::write(bed.root().join("file"), "old").unwrap();
-    let (_target, address) = start(server::Options { read_only: true, ..bed.options() }, "127.0.0.1:0");
+    let (_target, address) = start(server::ServerOptions { read_only: true, ..bed.options() }, "127.0.0.1:0");
     let tree = connect(address, options());
     let node = tree.lookup(ROOT, &name("file"), &ME).unwrap().node;
     let mut seen = [0; 3];
@@ -392,16 +398,16 @@ fn without_the_key_nobody_is_let_in() {
     let other = onehop_target::auth::Key::new(&[6; 32]).unwrap();
     for (given, says) in [(None, "its key"), (Some(other), "not the target's key")] {
         let connector = TcpConnector::new(&address.to_string()).unwrap();
-        let options = onehop_target::client::Options { key: given, ..options() };
+        let options = onehop_target::client::ClientOptions { key: given, ..options() };
         let said = RemoteTree::connect(Box::new(connector), options).err().unwrap().to_string();
         assert!(said.contains(says), "{said}");
     }
     // And a target without a key is not taken for ours.
-    let (_open, address) = start(server::Options { key: None, ..bed.options() }, "127.0.0.1:0");
+    let (_open, address) = start(server::ServerOptions { key: None, ..bed.options() }, "127.0.0.1:0");
     let connector = TcpConnector::new(&address.to_string()).unwrap();
     let said = RemoteTree::connect(Box::new(connector), options()).err().unwrap().to_string();
     assert!(said.contains("no key"), "{said}");
-    let without = onehop_target::client::Options { key: None, ..options() };
+    let without = onehop_target::client::ClientOptions { key: None, ..options() };
     drop(connect(address, without));
     assert_eq!(target.report().sessions, 0);
     let _ = key();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use onehop_target::server;
 use onehop_target::tree::Tree;
-use onehop_target::wire::{Caller, Head, Hello, Join, Kind, Name, ROOT, Request, Xattr, pack};
+use onehop_target::wire::{Caller, FrameKind, Head, Hello, Join, Name, ROOT, Request, Xattr, pack};
 
 use crate::bed::{BOTH, Bed, LONG, ME, connect, key, name, options, start};
 
@@ -24,7 +24,7 @@ impl Dice {
     }
 }
 
-fn frame(kind: Kind, id: u64, body: &[u8], data: &[u8]) -> Vec<u8> {
+fn frame(kind: FrameKind, id: u64, body: &[u8], data: &[u8]) -> Vec<u8> {
     let mut head = Head::new(kind, id, body);
     head.data = data.len() as u32;
     head.data_crc = crc32c::crc32c(data);
@@ -79,23 +79,29 @@ fn misbehave(address: SocketAddr, dice: &mut Dice) {
         }
         1 => {
             // In the middle of a head, a body, or data, and then nothing.
-            let whole = frame(Kind::Hello, 0, &hello, &[1; 100]);
+            let whole = frame(FrameKind::Hello, 0, &hello, &[1; 100]);
             say(&whole[..dice.roll() as usize % whole.len()]);
         }
         2 => {
-            let mut whole = frame(Kind::Hello, 0, &hello, b"");
+            let mut whole = frame(FrameKind::Hello, 0, &hello, b"");
             let place = dice.roll() as usize % whole.len();
             whole[place] ^= 1 << (dice.roll() % 8);
             say(&whole);
         }
         _ => {
-            say(&frame(Kind::Hello, 0, &hello, b""));
-            say(&frame(Kind::Join, 0, &join, b""));
+            say(&frame(FrameKind::Hello, 0, &hello, b""));
+            say(&frame(FrameKind::Join, 0, &join, b""));
             for number in 0..100 {
                 let id = dice.pick(&[number, number, number, 0, 5000, u64::MAX]);
                 let body = pack(&odd_request(dice)).unwrap();
                 let data = vec![7; dice.pick(&[0, 0, 0, 1, 4096])];
-                let kind = dice.pick(&[Kind::Request, Kind::Request, Kind::Request, Kind::Ping, Kind::Reply]);
+                let kind = dice.pick(&[
+                    FrameKind::Request,
+                    FrameKind::Request,
+                    FrameKind::Request,
+                    FrameKind::Ping,
+                    FrameKind::Reply,
+                ]);
                 let bytes = match dice.roll() % 5 {
                     0 => frame(kind, id, &body[..body.len() / 2], b""),
                     _ => frame(kind, id, &body, &data),
@@ -118,11 +124,11 @@ fn garbage_hurts_nobody_else() {
     let bed = Bed::new();
     std::fs::write(bed.dir.join("outside"), "outside").unwrap();
     std::fs::write(bed.root().join("file"), vec![9; 100_000]).unwrap();
-    let mut options_of = server::Options { key: None, ..bed.options() };
+    let mut options_of = server::ServerOptions { key: None, ..bed.options() };
     options_of.limits.stall = Duration::from_secs(1);
     options_of.limits.handshake = Duration::from_secs(1);
     let (target, address) = start(options_of, "127.0.0.1:0");
-    let tree = connect(address, onehop_target::client::Options { key: None, ..options() });
+    let tree = connect(address, onehop_target::client::ClientOptions { key: None, ..options() });
     let (_, file) = tree.create(ROOT, &name("honest"), 0o600, BOTH, true, &ME).unwrap();
     let seconds = std::env::var("ONEHOP_TEST_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
     let start = Instant::now();
@@ -161,13 +167,13 @@ fn garbage_hurts_nobody_else() {
 #[test]
 fn who_stalls_is_cut_off_and_who_is_silent_too() {
     let bed = Bed::new();
-    let mut of = server::Options { key: None, ..bed.options() };
+    let mut of = server::ServerOptions { key: None, ..bed.options() };
     (of.limits.handshake, of.limits.stall) = (Duration::from_millis(100), Duration::from_millis(100));
     of.limits.silence = Duration::from_millis(300);
     let (_target, address) = start(of, "127.0.0.1:0");
-    let hello = frame(Kind::Hello, 0, &pack(&Hello { exchange: None }).unwrap(), b"");
-    let join = frame(Kind::Join, 0, &pack(&Join { session: None, mount: [0; 16] }).unwrap(), b"");
-    let half = [&hello[..], &join, &frame(Kind::Ping, 0, b"", b"")[..20]].concat();
+    let hello = frame(FrameKind::Hello, 0, &pack(&Hello { exchange: None }).unwrap(), b"");
+    let join = frame(FrameKind::Join, 0, &pack(&Join { session: None, mount: [0; 16] }).unwrap(), b"");
+    let half = [&hello[..], &join, &frame(FrameKind::Ping, 0, b"", b"")[..20]].concat();
     let silent = [&hello[..], &join].concat();
     for said in [&b""[..], &hello[..10], &hello, &half, &silent] {
         let mut stream = TcpStream::connect(address).unwrap();
@@ -183,8 +189,12 @@ fn who_stalls_is_cut_off_and_who_is_silent_too() {
 fn silent_connections_keep_nobody_out() {
     let bed = Bed::new();
     let (target, address) = bed.target();
-    let hello =
-        frame(Kind::Hello, 0, &pack(&Hello { exchange: Some(key().begin(b"").unwrap().1) }).unwrap(), b"");
+    let hello = frame(
+        FrameKind::Hello,
+        0,
+        &pack(&Hello { exchange: Some(key().begin(b"").unwrap().1) }).unwrap(),
+        b"",
+    );
     let silent = |number: usize| {
         let mut stream = TcpStream::connect(address).unwrap();
         if number.is_multiple_of(2) {
@@ -206,12 +216,12 @@ fn silent_connections_keep_nobody_out() {
 #[test]
 fn clients_that_are_gone_make_room_for_others() {
     let bed = Bed::new();
-    let mut of = server::Options { key: None, ..bed.options() };
+    let mut of = server::ServerOptions { key: None, ..bed.options() };
     of.limits.sessions = 3;
     let (target, address) = start(of, "127.0.0.1:0");
-    let hello = frame(Kind::Hello, 0, &pack(&Hello { exchange: None }).unwrap(), b"");
-    let join = frame(Kind::Join, 0, &pack(&Join { session: None, mount: [0; 16] }).unwrap(), b"");
-    let here = connect(address, onehop_target::client::Options { key: None, ..options() });
+    let hello = frame(FrameKind::Hello, 0, &pack(&Hello { exchange: None }).unwrap(), b"");
+    let join = frame(FrameKind::Join, 0, &pack(&Join { session: None, mount: [0; 16] }).unwrap(), b"");
+    let here = connect(address, onehop_target::client::ClientOptions { key: None, ..options() });
     for _ in 0..10 {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
@@ -222,7 +232,7 @@ fn clients_that_are_gone_make_room_for_others() {
         let _ = stream.read_to_end(&mut Vec::new());
     }
     let start = Instant::now();
-    let late = connect(address, onehop_target::client::Options { key: None, ..options() });
+    let late = connect(address, onehop_target::client::ClientOptions { key: None, ..options() });
     assert!(late.attr(ROOT).is_ok() && here.attr(ROOT).is_ok() && start.elapsed() < LONG);
     assert_eq!((target.report().sessions <= 3, here.report().sessions_lost), (true, 0));
 }

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use onehop_target::tree::{Folder, Rules, Tree};
-use onehop_target::wire::{Change, ROOT};
+use onehop_target::tree::{Folder, FolderRules, Tree};
+use onehop_target::wire::{AttrChange, ROOT};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, mount_remount, unmount};
 
@@ -49,7 +49,7 @@ impl Drop for Mounted {
 }
 
 fn folder(bed: &Bed) -> Folder {
-    let rules = Rules { for_others: false, most_open: 100 };
+    let rules = FolderRules { for_others: false, most_open: 100 };
     Folder::new(File::open(bed.root()).unwrap().into(), rules).unwrap()
 }
 
@@ -125,7 +125,7 @@ fn a_file_in_two_mounts_has_the_rights_of_each() {
         assert_ne!(file, writable);
         // Again, so that the last lookup is of the other one, too.
         assert_eq!(known(known(ROOT, order[0]), "file"), if read_only_first { file } else { writable });
-        let cut = Change { size: Some(0), ..Change::default() };
+        let cut = AttrChange { size: Some(0), ..AttrChange::default() };
         assert_eq!(tree.open(file, BOTH, &ME).err(), Some(Errno::ROFS));
         assert_eq!(tree.change(file, &cut, &ME).err(), Some(Errno::ROFS));
         drop(tree.open(writable, BOTH, &ME).unwrap());

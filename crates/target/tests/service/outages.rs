@@ -19,8 +19,8 @@ fn record(number: u64, turn: u64) -> Vec<u8> {
 }
 
 /// A client that is quick to notice, as tests want it.
-fn quick() -> client::Options {
-    client::Options {
+fn quick() -> client::ClientOptions {
+    client::ClientOptions {
         stall: Duration::from_millis(400),
         connect: Duration::from_secs(2),
         give_up: LONG,
@@ -156,7 +156,7 @@ fn what_a_killed_mount_has_sent_does_not_come_after_its_successor() {
     let bed = Bed::new();
     let (target, address) = bed.target();
     let wire = Wire::new(address);
-    let old = connect(wire.address, client::Options { give_up: Duration::from_secs(2), ..options() });
+    let old = connect(wire.address, client::ClientOptions { give_up: Duration::from_secs(2), ..options() });
     let (_, file) = old.create(ROOT, &name("file"), 0o600, BOTH, true, &ME).unwrap();
     file.write_bytes(b"before", 0).unwrap();
     // It is killed while a write of its is on the way, and the target does not know: its machine is gone, say.
@@ -188,7 +188,7 @@ fn what_cannot_be_done_in_time_fails_and_does_not_happen_later() {
     let (_target, address) = bed.target();
     let wire = Wire::new(address);
     let give_up = Duration::from_millis(300);
-    let tree = connect(wire.address, client::Options { give_up, ..quick() });
+    let tree = connect(wire.address, client::ClientOptions { give_up, ..quick() });
     let (_, file) = tree.create(ROOT, &name("file"), 0o600, BOTH, true, &ME).unwrap();
     file.write_bytes(b"before", 0).unwrap();
     wire.stall(true);
@@ -212,7 +212,7 @@ fn a_target_that_is_gone_is_waited_for_once() {
     let (_target, address) = bed.target();
     let wire = Wire::new(address);
     let give_up = Duration::from_secs(8);
-    let tree = connect(wire.address, client::Options { give_up, ..quick() });
+    let tree = connect(wire.address, client::ClientOptions { give_up, ..quick() });
     let (made, file) = tree.create(ROOT, &name("file"), 0o600, BOTH, true, &ME).unwrap();
     wire.stall(true);
     let timed_out = Some(Errno::TIMEDOUT);
@@ -235,7 +235,7 @@ fn a_target_that_is_gone_is_waited_for_once() {
 fn target_of_another_process() {
     let Ok(dir) = std::env::var("ONEHOP_TEST_TARGET") else { return };
     let dir = std::path::PathBuf::from(dir);
-    let options = onehop_target::server::Options::new(&dir.join("root"), Some(crate::bed::key()));
+    let options = onehop_target::server::ServerOptions::new(&dir.join("root"), Some(crate::bed::key()));
     let (_target, address) = start(options, "127.0.0.1:0");
     std::fs::write(dir.join("address.new"), address.to_string()).unwrap();
     std::fs::rename(dir.join("address.new"), dir.join("address")).unwrap();

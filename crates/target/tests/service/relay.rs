@@ -11,7 +11,7 @@ use onehop_target::client::{self, RemoteTree};
 use onehop_target::server::{self, Target};
 use onehop_target::tcp::TcpConnector;
 use onehop_target::tree::{OpenFile, Tree};
-use onehop_target::wire::{Caller, Head, Hello, HelloBack, Kind, ROOT, Request, pack};
+use onehop_target::wire::{Caller, FrameKind, Head, Hello, HelloBack, ROOT, Request, pack};
 use rustix::io::Errno;
 
 use crate::bed::{BOTH, Bed, LONG, ME, connect, name, options, start};
@@ -141,7 +141,7 @@ fn pass(
     }
 }
 
-fn plain(kind: Kind, id: u64, message: &impl serde::Serialize) -> Vec<u8> {
+fn plain(kind: FrameKind, id: u64, message: &impl serde::Serialize) -> Vec<u8> {
     let body = pack(message).unwrap();
     [&Head::new(kind, id, &body).to_bytes()[..], &body].concat()
 }
@@ -149,13 +149,13 @@ fn plain(kind: Kind, id: u64, message: &impl serde::Serialize) -> Vec<u8> {
 /// A frame as it would be sent without a key: the file `keep` is to be removed.
 fn removal() -> Vec<u8> {
     let by = Caller::ROOT;
-    plain(Kind::Request, 1000, &Request::Remove { parent: ROOT, name: name("keep"), folder: false, by })
+    plain(FrameKind::Request, 1000, &Request::Remove { parent: ROOT, name: name("keep"), folder: false, by })
 }
 
 /// One connection, and a client that is quick to notice that it is dead.
-fn quick() -> client::Options {
+fn quick() -> client::ClientOptions {
     let stall = Duration::from_millis(400);
-    client::Options { lanes: 1, stall, connect: Duration::from_secs(2), give_up: LONG, ..options() }
+    client::ClientOptions { lanes: 1, stall, connect: Duration::from_secs(2), give_up: LONG, ..options() }
 }
 
 const LEN: usize = 5000;
@@ -167,7 +167,7 @@ struct Scene {
 }
 
 impl Scene {
-    fn new(of: impl FnOnce(server::Options) -> server::Options) -> Self {
+    fn new(of: impl FnOnce(server::ServerOptions) -> server::ServerOptions) -> Self {
         let bed = Bed::new();
         std::fs::write(bed.root().join("keep"), "kept").unwrap();
         let (target, address) = start(of(bed.options()), "127.0.0.1:0");
@@ -235,8 +235,8 @@ fn whatever_a_relay_does_is_noticed_and_nothing_of_it_happens() {
 #[test]
 fn without_a_key_a_relay_can_have_things_done() {
     // So what the test above sees is not for want of trying.
-    let scene = Scene::new(|options| server::Options { key: None, ..options });
-    let tree = connect(scene.relay.address, client::Options { key: None, ..quick() });
+    let scene = Scene::new(|options| server::ServerOptions { key: None, ..options });
+    let tree = connect(scene.relay.address, client::ClientOptions { key: None, ..quick() });
     scene.relay.plan(Way::Up, Attack::Insert(removal()));
     let begun = Instant::now();
     while scene.bed.root().join("keep").exists() {
@@ -293,10 +293,10 @@ fn what_was_recorded_is_of_no_use_later() {
 fn nobody_is_talked_out_of_the_key() {
     let scene = Scene::new(|options| options);
     let none = [
-        (Way::Up, plain(Kind::Hello, 0, &Hello { exchange: None }), "its key"),
-        (Way::Down, plain(Kind::HelloBack, 0, &HelloBack { exchange: None }), "has no key"),
-        (Way::Up, plain(Kind::Hello, 0, &Hello { exchange: Some(vec![9; 48]) }), "not the target's key"),
-        (Way::Down, plain(Kind::HelloBack, 0, &HelloBack { exchange: Some(vec![9; 48]) }), "our key"),
+        (Way::Up, plain(FrameKind::Hello, 0, &Hello { exchange: None }), "its key"),
+        (Way::Down, plain(FrameKind::HelloBack, 0, &HelloBack { exchange: None }), "has no key"),
+        (Way::Up, plain(FrameKind::Hello, 0, &Hello { exchange: Some(vec![9; 48]) }), "not the target's key"),
+        (Way::Down, plain(FrameKind::HelloBack, 0, &HelloBack { exchange: Some(vec![9; 48]) }), "our key"),
     ];
     for (way, frame, says) in none {
         scene.relay.plan(way, Attack::Replace(frame));

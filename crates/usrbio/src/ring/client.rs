@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use onehop_os::HostMem;
 
-use super::{COMPLETED, Memory, Request, SEEN, SUBMITTED, TAKEN, word};
+use super::{COMPLETED, Request, RingRegion, SEEN, SUBMITTED, TAKEN, word};
 use crate::{Error, Result};
 
 /// How something ended.
@@ -21,7 +21,7 @@ pub struct Completion {
 
 /// The program's side. Requests are put in by one thread at a time; others wait meanwhile.
 pub struct Client {
-    ring: Memory,
+    ring: RingRegion,
     /// Slots of requests that nobody uses, and the next submission.
     free: Mutex<Vec<u32>>,
     seeing: Mutex<()>,
@@ -33,7 +33,7 @@ impl Client {
     /// # Errors
     /// When it is too small.
     pub fn new(mem: HostMem) -> Result<Self> {
-        let ring = Memory::new(mem)?;
+        let ring = RingRegion::new(mem)?;
         let free = (0..ring.slots - 1).rev().collect();
         Ok(Self { ring, free: Mutex::new(free), seeing: Mutex::default() })
     }

@@ -7,12 +7,12 @@ use std::time::Instant;
 
 use onehop_os::{Guard, HostMem};
 
-use super::{COMPLETED, COMPLETION, Memory, REQUEST, Request, SEEN, SUBMISSION, SUBMITTED, TAKEN, word};
+use super::{COMPLETED, COMPLETION, REQUEST, Request, RingRegion, SEEN, SUBMISSION, SUBMITTED, TAKEN, word};
 use crate::{Result, RingName};
 
 /// Something that was submitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Entry {
+pub struct Submission {
     /// The number that the program gave, to be given back.
     pub index: i32,
     /// The same.
@@ -44,7 +44,7 @@ pub struct Taken {
 }
 
 #[derive(Default)]
-struct State {
+struct RingServerState {
     /// The next submission that has not been taken.
     taken: u32,
     /// Where the next completion goes.
@@ -56,22 +56,22 @@ struct State {
 }
 
 /// The daemon's side.
-pub struct Server {
-    ring: Memory,
+pub struct RingServer {
+    ring: RingRegion,
     guard: Guard,
     name: RingName,
-    state: Mutex<State>,
+    state: Mutex<RingServerState>,
     broken: AtomicBool,
 }
 
-impl Server {
+impl RingServer {
     /// In memory that a program told of: makes its semaphore ready.
     ///
     /// # Errors
     /// When it is too small, or cannot be watched.
     pub fn new(mem: HostMem, name: RingName) -> Result<Self> {
         let guard = Guard::new(&mem)?;
-        let ring = Memory::new(mem)?;
+        let ring = RingRegion::new(mem)?;
         ring.done.initialise()?;
         Ok(Self { ring, guard, name, state: Mutex::default(), broken: AtomicBool::new(false) })
     }
@@ -95,7 +95,7 @@ impl Server {
     }
 
     /// Takes what its depth allows, `most` entries at most.
-    pub fn take(&self, now: Instant, most: usize, out: &mut Vec<Entry>) -> Taken {
+    pub fn take(&self, now: Instant, most: usize, out: &mut Vec<Submission>) -> Taken {
         if self.is_broken() {
             return Taken::default();
         }
@@ -106,7 +106,13 @@ impl Server {
         })
     }
 
-    fn take_some(&self, state: &mut State, now: Instant, most: usize, out: &mut Vec<Entry>) -> Result<Taken> {
+    fn take_some(
+        &self,
+        state: &mut RingServerState,
+        now: Instant,
+        most: usize,
+        out: &mut Vec<Submission>,
+    ) -> Result<Taken> {
         let ring = &self.ring;
         let there = ring.distance(state.taken, ring.mark(SUBMITTED)?);
         if there == 0 {
@@ -144,7 +150,7 @@ impl Server {
         Ok(Taken { count: taken as usize, more: taken > 0 && taken < there, due: None })
     }
 
-    fn entry(&self, place: u32) -> Result<Entry> {
+    fn entry(&self, place: u32) -> Result<Submission> {
         let mut submission = [0; SUBMISSION];
         self.ring.mem.read(self.ring.submission(place), &mut submission)?;
         let (index, userdata) = (word(&submission) as i32, word(&submission[8..]));
@@ -154,7 +160,7 @@ impl Server {
             self.ring.mem.read(self.ring.request(slot), &mut bytes)?;
             Ok::<_, crate::Error>(Request::from_bytes(&bytes))
         });
-        Ok(Entry { index, userdata, request: request.transpose()? })
+        Ok(Submission { index, userdata, request: request.transpose()? })
     }
 
     /// Tells the program that entries have ended: each once, of those that [`Self::take`] gave.
@@ -170,7 +176,7 @@ impl Server {
         self.ring.done.post();
     }
 
-    fn tell(&self, state: &mut State, done: &[Done]) -> Result<()> {
+    fn tell(&self, state: &mut RingServerState, done: &[Done]) -> Result<()> {
         state.under_way = state.under_way.saturating_sub(done.len() as u32);
         for done in done {
             let mut bytes = [0; COMPLETION];

@@ -12,9 +12,9 @@ fn name(depth: i32, millis: u64) -> RingName {
     RingName { read: true, depth, priority: Priority::Normal, timeout, flags: 0 }
 }
 
-fn ring(entries: i32, name: RingName) -> (Client, Server, HostMem) {
+fn ring(entries: i32, name: RingName) -> (Client, RingServer, HostMem) {
     let mem = HostMem::anonymous(bytes(entries).unwrap()).unwrap().slice(0..bytes(entries).unwrap()).unwrap();
-    let server = Server::new(mem.clone(), name).unwrap();
+    let server = RingServer::new(mem.clone(), name).unwrap();
     (Client::new(mem.clone()).unwrap(), server, mem)
 }
 

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use crate::error::{Broken, ClientError};
 use crate::link::{MESSAGE_TIMEOUT, Message, MessageSocket, connect_at_once};
-use crate::wire::{self, Header, MAX_DATA, MAX_FDS, command};
+use crate::wire::{self, MAX_DATA, MAX_FDS, MessageHeader, command};
 
 /// The region of the configuration space.
 pub(super) const CONFIG: u32 = 7;
@@ -129,9 +129,9 @@ impl Connection {
 }
 
 impl ConnectionState {
-    fn header(&mut self, number: u16, payload: usize) -> Header {
+    fn header(&mut self, number: u16, payload: usize) -> MessageHeader {
         self.last = self.last.wrapping_add(1);
-        Header::request(self.last, number, payload)
+        MessageHeader::request(self.last, number, payload)
     }
 
     /// Sends a request and receives its reply; after a failure the connection is unusable.
@@ -151,7 +151,7 @@ impl ConnectionState {
 
     /// Waits for the reply to a request. Refuses requests of the server, and ignores replies to posted writes, which
     /// some servers send.
-    fn await_reply(&self, ask: &Header) -> Result<Option<Message>, Broken> {
+    fn await_reply(&self, ask: &MessageHeader) -> Result<Option<Message>, Broken> {
         let due = Instant::now() + MESSAGE_TIMEOUT;
         while Instant::now() < due {
             let Some(message) = self.link.receive_by(Some(due))? else { return Ok(None) };

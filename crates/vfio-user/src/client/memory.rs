@@ -5,7 +5,7 @@ use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use onehop_os::{DmaMemory, Error, HostMem, Mapped, Mapper, Run};
+use onehop_os::{BusRange, DmaMemory, Error, HostMem, Mapped, Mapper};
 use onehop_proto::BusAddr;
 
 use super::connection::Connection;
@@ -103,6 +103,6 @@ impl Mapper for ClientMemory {
         let shared = self.connection.request(command::DMA_MAP, &ask, Some(&file));
         shared.map_err(|error| self.cannot(error.to_string()))?;
         let hold = SharedMapping { connection: self.connection.clone(), at, bytes };
-        Ok(Mapped::new(vec![Run { addr: BusAddr(at + skew), len }], Box::new(hold)))
+        Ok(Mapped::new(vec![BusRange { addr: BusAddr(at + skew), len }], Box::new(hold)))
     }
 }

@@ -14,11 +14,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use onehop_os::{
-    ControllerBackend, DmaMemory, Error, FunctionReset, HostMem, Mapped, Mapper, Registers, Run,
+    BusRange, ControllerBackend, DmaMemory, Error, FunctionReset, HostMem, Mapped, Mapper, Registers,
 };
 use onehop_proto::BusAddr;
 use onehop_sim::Sim;
-use onehop_vfio_user::wire::{HEADER, Header, command};
+use onehop_vfio_user::wire::{HEADER, MessageHeader, command};
 use onehop_vfio_user::{Function, Nvme, serve};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -100,11 +100,11 @@ impl Client {
     pub fn request(&self, command: u16, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<Vec<u8>, u32> {
         let mut socket = self.stream.lock().unwrap();
         socket.1 = socket.1.wrapping_add(1);
-        let header = Header::request(socket.1, command, payload.len());
+        let header = MessageHeader::request(socket.1, command, payload.len());
         send(&socket.0, &[header.encode().as_slice(), payload].concat(), fds);
         let mut raw = [0; HEADER];
         socket.0.read_exact(&mut raw).unwrap();
-        let reply = Header::decode(&raw);
+        let reply = MessageHeader::decode(&raw);
         assert_eq!((reply.id, reply.command, reply.is_request()), (header.id, command, false));
         let mut payload = vec![0; reply.payload().unwrap()];
         socket.0.read_exact(&mut payload).unwrap();
@@ -116,8 +116,10 @@ impl Client {
         let mut socket = self.stream.lock().unwrap();
         socket.1 = socket.1.wrapping_add(1);
         let payload = access(region, offset, data);
-        let header =
-            Header { flags: 1 << 4, ..Header::request(socket.1, command::REGION_WRITE, payload.len()) };
+        let header = MessageHeader {
+            flags: 1 << 4,
+            ..MessageHeader::request(socket.1, command::REGION_WRITE, payload.len())
+        };
         send(&socket.0, &[header.encode().as_slice(), &payload].concat(), &[]);
     }
 
@@ -298,7 +300,7 @@ impl Mapper for Memory {
         }
         drop(given);
         let pieces = pieces.iter().map(|(offset, bytes)| (at + offset, *bytes)).collect();
-        let runs = vec![Run { addr: BusAddr(at + skew), len: host.len() as u64 }];
+        let runs = vec![BusRange { addr: BusAddr(at + skew), len: host.len() as u64 }];
         Ok(Mapped::new(runs, Box::new(Hold { client: self.0.clone(), pieces })))
     }
 }

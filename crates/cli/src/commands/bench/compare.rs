@@ -2,19 +2,19 @@
 
 use std::path::Path;
 
-use onehop_bench::compare::{Change, Comparison, Verdict, compare};
-use onehop_bench::page::{Cell, Column, Page, Section, Table, size};
+use onehop_bench::compare::{ChangeVerdict, Comparison, RowChange, compare};
+use onehop_bench::page::{Cell, Column, Page, Section, SortableTable, size};
 use serde_json::json;
 
 use super::report;
 use crate::error::Result;
-use crate::report::{Report, Text};
+use crate::report::{Report, ReportText};
 
 /// Holds two earlier runs against each other.
 pub(super) fn side_by_side(before: &Path, after: &Path, folder: Option<&Path>) -> Result<Report> {
     let (one, two) = (report::read(before)?, report::read(after)?);
     let found = compare(&one, &two);
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     text.row("before", before.display());
     text.row("after", after.display());
     for what in &found.differ {
@@ -22,7 +22,7 @@ pub(super) fn side_by_side(before: &Path, after: &Path, folder: Option<&Path>) -
     }
     text.line("");
     let count = |verdict| found.changes.iter().filter(|change| change.verdict == verdict).count();
-    for change in found.changes.iter().filter(|change| change.verdict != Verdict::Same) {
+    for change in found.changes.iter().filter(|change| change.verdict != ChangeVerdict::Same) {
         let rate = |rate: Option<f64>| rate.map_or_else(|| "-".into(), |rate| format!("{rate:.3}"));
         let percent =
             |share: Option<f64>| share.map_or_else(String::new, |share| format!("{:+.1} %", share * 100.0));
@@ -40,9 +40,15 @@ pub(super) fn side_by_side(before: &Path, after: &Path, folder: Option<&Path>) -
             change.noise.map_or_else(String::new, |noise| format!(" (noise {:.1} %)", noise * 100.0)),
         ));
     }
-    let words =
-        [Verdict::Faster, Verdict::Slower, Verdict::Same, Verdict::Unsure, Verdict::Gone, Verdict::New]
-            .map(|verdict| format!("{} {}", count(verdict), verdict.name()));
+    let words = [
+        ChangeVerdict::Faster,
+        ChangeVerdict::Slower,
+        ChangeVerdict::Same,
+        ChangeVerdict::Unsure,
+        ChangeVerdict::Gone,
+        ChangeVerdict::New,
+    ]
+    .map(|verdict| format!("{} {}", count(verdict), verdict.name()));
     text.row("rows", words.join(", "));
     if let Some(folder) = folder {
         report::write(folder, "compare", &comparison_page(&found, before, after), &found, &mut text)?;
@@ -67,10 +73,10 @@ fn comparison_page(found: &Comparison, before: &Path, after: &Path) -> Page {
         Some(share) => Cell::number(share, format!("{:+.1} %", share * 100.0)),
         None => Cell::maybe(None),
     };
-    let row = |change: &Change| {
+    let row = |change: &RowChange| {
         let class = match change.verdict {
-            Verdict::Faster => "good",
-            Verdict::Slower => "bad",
+            ChangeVerdict::Faster => "good",
+            ChangeVerdict::Slower => "bad",
             _ => "dim",
         };
         vec![
@@ -86,7 +92,7 @@ fn comparison_page(found: &Comparison, before: &Path, after: &Path) -> Page {
             percent(change.noise),
         ]
     };
-    let table = Table { columns, rows: found.changes.iter().map(row).collect() };
+    let table = SortableTable { columns, rows: found.changes.iter().map(row).collect() };
     Page {
         title: "Two sweeps side by side".into(),
         lead:

@@ -4,7 +4,7 @@
 use std::sync::Barrier;
 use std::time::Instant;
 
-use onehop_bench::results::{IoType, Limit};
+use onehop_bench::results::{IoType, RateLimit};
 use onehop_doctor::Virtual;
 use onehop_gpu::Place;
 use onehop_gpu::cuda::Nvml;
@@ -22,24 +22,24 @@ pub(super) const TRIES: usize = 5;
 
 /// The limits of a drive or file and a GPU.
 #[derive(Default)]
-pub(super) struct Limits {
+pub(super) struct BenchLimits {
     /// As said on the command line.
-    said: Option<Limit>,
-    drive: Option<Limit>,
-    gpu: Option<Limit>,
-    copy: Option<Limit>,
+    said: Option<RateLimit>,
+    drive: Option<RateLimit>,
+    gpu: Option<RateLimit>,
+    copy: Option<RateLimit>,
     /// Of models, which move bytes by copying them in memory.
-    memory: Option<Limit>,
+    memory: Option<RateLimit>,
 }
 
-impl Limits {
+impl BenchLimits {
     /// Looks at the links, and measures the rest.
     pub(super) fn find(drive: Option<(&str, bool)>, gpu: &Chosen, said: Option<f64>) -> Result<Self> {
         let root = Root::here();
         // A virtual machine's ports, and devices that it emulates, need not show the real links: that bounds nothing.
         let real = Virtual::read(&root).is_real();
         let tree = real.then(|| Tree::scan(&root).ok()).flatten();
-        let hard = |what: String, gbps: f64| Limit { what, gbps, hard: true };
+        let hard = |what: String, gbps: f64| RateLimit { what, gbps, hard: true };
         let simulated = gpu.gpu.simulated() || drive.is_some_and(|(_, simulated)| simulated);
         let copy = if gpu.gpu.simulated() { None } else { Some(copy_rate(gpu)?) };
         let address = |name: &str| name.split('?').next().and_then(|name| name.parse::<Address>().ok());
@@ -55,7 +55,7 @@ impl Limits {
     }
 
     /// All of them.
-    pub(super) fn all(&self) -> Vec<Limit> {
+    pub(super) fn all(&self) -> Vec<RateLimit> {
         [&self.said, &self.drive, &self.gpu, &self.copy, &self.memory]
             .into_iter()
             .flatten()
@@ -64,7 +64,7 @@ impl Limits {
     }
 
     /// The lowest of those that hold for a route.
-    pub(super) fn of(&self, route: &str, io: IoType) -> Option<Limit> {
+    pub(super) fn of(&self, route: &str, io: IoType) -> Option<RateLimit> {
         let copied = matches!(route, "cpu/pinned" | "cpu/memcpy" | "cpu/cached") && !io.writes();
         let holds = [
             (&self.said, true),
@@ -79,18 +79,18 @@ impl Limits {
 }
 
 /// What the GPU's copy engine does by itself.
-fn copy_rate(gpu: &Chosen) -> Result<Limit> {
+fn copy_rate(gpu: &Chosen) -> Result<RateLimit> {
     let ring = gpu.gpu.alloc(Place::PinnedHost, MEASURED)?;
     let gbps = onehop_gpu::copy_rate(&*gpu.gpu, &ring)? / 1e9;
-    Ok(Limit { what: "the copy engine, as measured".into(), gbps, hard: false })
+    Ok(RateLimit { what: "the copy engine, as measured".into(), gbps, hard: false })
 }
 
 /// How fast all CPUs together copy in memory, the best of some tries.
-pub(super) fn memory_rate() -> Result<Limit> {
+pub(super) fn memory_rate() -> Result<RateLimit> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let gbps = best_of(TRIES, || copy_at_once(threads))?;
     let what = format!("copies in memory by all CPUs, the best of {TRIES}");
-    Ok(Limit { what, gbps, hard: false })
+    Ok(RateLimit { what, gbps, hard: false })
 }
 
 /// The highest of so many measurements: a reference that luck makes low would flatter what is held against it.
@@ -179,18 +179,18 @@ mod tests {
 
     #[test]
     fn a_route_is_held_against_the_lowest_that_holds_for_it() {
-        let limit = |what: &str, gbps, hard| Some(Limit { what: what.into(), gbps, hard });
-        let limits = Limits {
+        let limit = |what: &str, gbps, hard| Some(RateLimit { what: what.into(), gbps, hard });
+        let limits = BenchLimits {
             drive: limit("drive", 7.0, true),
             gpu: limit("gpu", 3.0, true),
             copy: limit("copy", 2.5, false),
-            ..Limits::default()
+            ..BenchLimits::default()
         };
         let of = |route: &str, io| limits.of(route, io).map(|limit| limit.what);
         assert_eq!(of("gpu/tier1", IoType::Read).as_deref(), Some("drive"), "its bytes stay in host memory");
         assert_eq!(of("gpu/tier3", IoType::Read).as_deref(), Some("gpu"));
         assert_eq!(of("cpu/cached", IoType::Read).as_deref(), Some("copy"));
         assert_eq!(of("cpu/cached", IoType::Write).as_deref(), Some("gpu"));
-        assert_eq!(Limits::default().of("cufile", IoType::Read), None);
+        assert_eq!(BenchLimits::default().of("cufile", IoType::Read), None);
     }
 }

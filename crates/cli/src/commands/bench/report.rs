@@ -9,7 +9,7 @@ use onehop_bench::results::{MOST_BYTES, Machine, Results, ResultsError};
 use serde::Serialize;
 
 use crate::error::{CliError, Result};
-use crate::report::{Text, Versioned};
+use crate::report::{ReportText, Versioned};
 
 /// Makes the folder of a report, before anything is measured: minutes later is too late to learn that there is no room.
 pub(crate) fn folder(folder: Option<&Path>) -> Result<()> {
@@ -42,7 +42,7 @@ pub(crate) fn write(
     name: &str,
     page: &Page,
     document: &impl Serialize,
-    text: &mut Text,
+    text: &mut ReportText,
 ) -> Result<()> {
     std::fs::create_dir_all(folder).map_err(|e| CliError::file("creating", folder, e))?;
     let json = serde_json::to_vec_pretty(&Versioned::new(document))

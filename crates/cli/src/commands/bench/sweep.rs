@@ -4,20 +4,20 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use onehop_bench::page::{size, sweep_page};
-use onehop_bench::results::{IoType, Measured, Results, Row};
+use onehop_bench::results::{IoType, Measured, Results, SweepRow};
 use onehop_bench::sweep::{
-    Cell, DrivePlan, DriveTarget, Effort, FileTarget, Sweep, Target, impossible, unmeasured,
+    Cell, DrivePlan, DriveTarget, Effort, FileTarget, Sweep, SweepTarget, impossible, unmeasured,
 };
 
-use super::limits::Limits;
+use super::limits::BenchLimits;
 use super::{compare, report};
-use crate::commands::Context;
+use crate::commands::CommandContext;
 use crate::drives;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, Chosen, GpuArg};
 use crate::noise::Noise;
-use crate::progress::Bar;
-use crate::report::{Report, Text};
+use crate::progress::TransientBar;
+use crate::report::{Report, ReportText};
 use crate::units;
 
 /// Measure every route between a drive or a file and GPU memory, over sizes, depths and threads, each beside a limit or reference
@@ -126,7 +126,7 @@ const CREATED: u64 = 256 << 20;
 const OVER: &str = "its turn did not come within the time (--budget)";
 
 /// Runs it.
-pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
+pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     if let [before, after] = &args.compare[..] {
         return compare::side_by_side(before, after, args.report.as_deref());
     }
@@ -141,7 +141,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     let gpu = gpus::choose(&args.gpu)?;
     report::folder(args.report.as_deref())?;
     if let Some(path) = &args.create {
-        let scratch = Scratch::make(path, args.size.unwrap_or(CREATED), context)?;
+        let scratch = ScratchFile::make(path, args.size.unwrap_or(CREATED), context)?;
         let target = FileTarget::open(&scratch.0, true, None, gpu.gpu.clone())?;
         return measure(
             args,
@@ -182,14 +182,14 @@ struct Of<'a> {
 }
 
 /// A file that goes away again.
-struct Scratch(PathBuf);
+struct ScratchFile(PathBuf);
 
-impl Scratch {
-    fn make(path: &Path, bytes: u64, context: &Context) -> Result<Self> {
+impl ScratchFile {
+    fn make(path: &Path, bytes: u64, context: &CommandContext) -> Result<Self> {
         let failed = |e| CliError::file("creating", path, e);
         let mut file = std::fs::File::options().write(true).create_new(true).open(path).map_err(failed)?;
         let scratch = Self(path.to_owned());
-        let bar = Bar::new("filling the file", bytes);
+        let bar = TransientBar::new("filling the file", bytes);
         let (mut done, mut noise, mut piece) = (0, Noise(0), vec![0_u8; 1 << 20]);
         while done < bytes {
             context.stop.check()?;
@@ -204,7 +204,7 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for ScratchFile {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
     }
@@ -299,10 +299,16 @@ fn cells(args: &Args, unit: u64) -> Vec<Cell> {
     cells
 }
 
-fn measure(args: &Args, target: &dyn Target, of: &Of<'_>, gpu: &Chosen, context: &Context) -> Result<Report> {
+fn measure(
+    args: &Args,
+    target: &dyn SweepTarget,
+    of: &Of<'_>,
+    gpu: &Chosen,
+    context: &CommandContext,
+) -> Result<Report> {
     let wanted = |route: &&str| args.route.is_empty() || args.route.iter().any(|asked| asked == route);
     let routes: Vec<&str> = target.routes().iter().copied().filter(wanted).collect();
-    let limits = Limits::find(of.drive, gpu, args.link)?;
+    let limits = BenchLimits::find(of.drive, gpu, args.link)?;
     let limit = |route: &str, io: IoType| limits.of(route, io);
     let (real, start) = (!gpu.gpu.simulated(), Instant::now());
     let budget = args.budget.unwrap_or(Duration::from_secs(if args.full { 1800 } else { 60 }));
@@ -316,11 +322,11 @@ fn measure(args: &Args, target: &dyn Target, of: &Of<'_>, gpu: &Chosen, context:
     let effort = Effort { bytes: args.memory.unwrap_or(bytes), ops, time, repeats: args.repeats };
     let sweep = Sweep::new(target, effort, &limit);
     let cells = cells(args, target.unit());
-    let bar = Bar::new("measuring", (cells.len() * routes.len()) as u64);
+    let bar = TransientBar::new("measuring", (cells.len() * routes.len()) as u64);
     let mut results = results(of, gpu);
     for cell in &cells {
         context.stop.check()?;
-        let mut each = |_: &Row| {
+        let mut each = |_: &SweepRow| {
             bar.add(1);
             context.stop.check().is_ok() && start.elapsed() < budget
         };
@@ -345,10 +351,10 @@ fn measure(args: &Args, target: &dyn Target, of: &Of<'_>, gpu: &Chosen, context:
 }
 
 /// Each row once: what waits for its blocks turns depth into threads, so two cells may have been the same.
-fn once(rows: Vec<Row>) -> Vec<Row> {
+fn once(rows: Vec<SweepRow>) -> Vec<SweepRow> {
     let mut seen = std::collections::HashSet::new();
     let key =
-        |row: &Row| (row.route.clone(), row.io, row.block, row.depth, row.threads, row.result.is_some());
+        |row: &SweepRow| (row.route.clone(), row.io, row.block, row.depth, row.threads, row.result.is_some());
     rows.into_iter().filter(|row| seen.insert(key(row))).collect()
 }
 
@@ -359,7 +365,7 @@ fn results(of: &Of<'_>, gpu: &Chosen) -> Results {
 }
 
 /// Rows without any figures are no measurement.
-pub(super) fn nothing(rows: &[Row]) -> Option<CliError> {
+pub(super) fn nothing(rows: &[SweepRow]) -> Option<CliError> {
     if rows.iter().any(|row| row.result.is_some()) {
         return None;
     }
@@ -371,7 +377,7 @@ pub(super) fn nothing(rows: &[Row]) -> Option<CliError> {
     ))
 }
 
-pub(super) fn too_fast(rows: &[Row]) -> Option<CliError> {
+pub(super) fn too_fast(rows: &[SweepRow]) -> Option<CliError> {
     let wrong = impossible(rows);
     let first = wrong.first()?;
     let (measured, limit) = (first.result.as_ref()?, first.result.as_ref()?.limit.as_ref()?);
@@ -388,8 +394,8 @@ pub(super) fn too_fast(rows: &[Row]) -> Option<CliError> {
     )))
 }
 
-fn text(results: &Results, gpu: &Chosen) -> Text {
-    let mut text = Text::default();
+fn text(results: &Results, gpu: &Chosen) -> ReportText {
+    let mut text = ReportText::default();
     text.row("measured", &results.target);
     text.row("gpu", format!("{}: {}", results.gpu, gpu.why));
     if !results.simulated.is_empty() {
@@ -403,7 +409,7 @@ fn text(results: &Results, gpu: &Chosen) -> Text {
 }
 
 /// The limits, and a line for each row.
-pub(super) fn rows(results: &Results, text: &mut Text) {
+pub(super) fn rows(results: &Results, text: &mut ReportText) {
     for limit in &results.limits {
         text.row(limit.kind(), format!("{:.2} GB/s: {}", limit.gbps, limit.what));
     }
@@ -448,7 +454,7 @@ pub(super) fn rows(results: &Results, text: &mut Text) {
     );
 }
 
-fn line(row: &Row, m: &Measured) -> String {
+fn line(row: &SweepRow, m: &Measured) -> String {
     let or_none = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.1}"));
     let share = m.of_limit.map_or_else(|| "-".to_owned(), |share| format!("{:.0}%", share * 100.0));
     format!(

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use onehop_bench::results::{IoType, Limit, Results};
+use onehop_bench::results::{IoType, RateLimit, Results};
 use onehop_bench::sweep::{Cell, Effort, RemoteTarget, Sweep};
 use onehop_target::auth::{Key, random};
 use onehop_target::client::{self, RemoteTree};
@@ -15,16 +15,16 @@ use onehop_target::server::{self, Target};
 use onehop_target::tcp::TcpAcceptor;
 use onehop_target::transport::Acceptor;
 use onehop_target::tree::{OpenFile, Tree};
-use onehop_target::wire::{Access, Caller, Name, ROOT};
+use onehop_target::wire::{Caller, Name, OpenMode, ROOT};
 
 use super::limits::{self, TRIES};
 use super::{report, sweep};
-use crate::commands::Context;
+use crate::commands::CommandContext;
 use crate::commands::target::{Transport, connector, key_of_target, ports, refused};
 use crate::error::{CliError, Result};
 use crate::noise::Noise;
-use crate::progress::Bar;
-use crate::report::{Report, Text};
+use crate::progress::TransientBar;
+use crate::report::{Report, ReportText};
 use crate::units;
 
 /// Measure what goes over a connection to a target, by TCP and by RDMA, over sizes and depths
@@ -90,7 +90,7 @@ const LOOPBACK_BYTES: usize = 256 << 20;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of a pass at most, which all lie in memory.
 const PASS: u64 = 64 << 20;
-const READ_WRITE: Access = Access {
+const READ_WRITE: OpenMode = OpenMode {
     read: true,
     write: true,
     truncate: false,
@@ -101,7 +101,7 @@ const READ_WRITE: Access = Access {
 };
 
 /// A connection and the file there.
-struct Side {
+struct RemoteEnd {
     _tree: RemoteTree,
     file: Arc<dyn OpenFile>,
 }
@@ -119,19 +119,19 @@ impl Drop for Root {
 }
 
 /// The file, which goes with the value.
-struct Scratch<'a> {
+struct RemoteScratch<'a> {
     tree: &'a RemoteTree,
     name: Name,
 }
 
-impl Drop for Scratch<'_> {
+impl Drop for RemoteScratch<'_> {
     fn drop(&mut self) {
         let _ = self.tree.remove(ROOT, &self.name, false, &Caller::ROOT);
     }
 }
 
 /// Runs it.
-pub(super) fn run(args: &Args, context: &Context) -> Result<Report> {
+pub(super) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let transports = match (&args.target, args.transport.as_slice()) {
         (Some(_), []) => vec![Transport::Tcp],
         (Some(_), [_, _, ..]) => {
@@ -145,7 +145,8 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Report> {
         // Other users of this machine reach the address, too.
         None => Key::new(&random::<32>().map_err(refused)?),
     };
-    let options = client::Options { lanes: args.connections as usize, ..client::Options::new(key.clone()) };
+    let options =
+        client::ClientOptions { lanes: args.connections as usize, ..client::ClientOptions::new(key.clone()) };
     let root = args.target.is_none().then(|| folder(args)).transpose()?;
     let (mut served, mut sides) = (Vec::new(), Vec::new());
     for transport in &transports {
@@ -206,11 +207,16 @@ fn serve(
         Transport::Rdma => Box::new(RdmaAcceptor::listen(&args.listen, ports(&args.nic)?).map_err(refused)?),
     };
     let address = acceptor.address();
-    let target = Target::start(server::Options::new(&root.0, key), vec![acceptor]).map_err(refused)?;
+    let target = Target::start(server::ServerOptions::new(&root.0, key), vec![acceptor]).map_err(refused)?;
     Ok((target, address))
 }
 
-fn tree(transport: Transport, address: &str, args: &Args, options: &client::Options) -> Result<RemoteTree> {
+fn tree(
+    transport: Transport,
+    address: &str,
+    args: &Args,
+    options: &client::ClientOptions,
+) -> Result<RemoteTree> {
     let connector = connector(transport, address, &args.nic, options.key.is_none())?;
     RemoteTree::connect(connector, options.clone()).map_err(refused)
 }
@@ -220,13 +226,13 @@ fn failed(what: &str, error: impl std::fmt::Display) -> CliError {
 }
 
 /// Makes the file, of bytes that look random.
-fn make<'a>(tree: &'a RemoteTree, bytes: u64, context: &Context) -> Result<Scratch<'a>> {
+fn make<'a>(tree: &'a RemoteTree, bytes: u64, context: &CommandContext) -> Result<RemoteScratch<'a>> {
     let text = format!(".onehop-bench-{}-{}", std::process::id(), bytes);
     let name = Name::new(text.as_bytes()).ok_or_else(|| failed("making a file", "its name"))?;
     // A target that is not root gives it to its own user.
     let made = tree.create(ROOT, &name, 0o600, READ_WRITE, true, &Caller::ROOT);
     let (_, file) = made.map_err(|e| failed("making a file", std::io::Error::from(e)))?;
-    let scratch = Scratch { tree, name };
+    let scratch = RemoteScratch { tree, name };
     let (mut noise, mut piece) = (Noise(0), vec![0_u8; PIECE]);
     let mut done = 0;
     while done < bytes {
@@ -248,18 +254,18 @@ fn open(tree: &RemoteTree, name: &Name) -> Result<Arc<dyn OpenFile>> {
     found.map_err(|e| failed("opening a file", std::io::Error::from(e)))
 }
 
-fn side(tree: RemoteTree, name: &Name) -> Result<Side> {
-    Ok(Side { file: open(&tree, name)?, _tree: tree })
+fn side(tree: RemoteTree, name: &Name) -> Result<RemoteEnd> {
+    Ok(RemoteEnd { file: open(&tree, name)?, _tree: tree })
 }
 
 fn measure(
     args: &Args,
     transports: &[Transport],
-    [tcp, rdma]: [std::result::Result<Side, String>; 2],
+    [tcp, rdma]: [std::result::Result<RemoteEnd, String>; 2],
     check: Arc<dyn OpenFile>,
-    context: &Context,
+    context: &CommandContext,
 ) -> Result<Report> {
-    let file = |side: &std::result::Result<Side, String>| {
+    let file = |side: &std::result::Result<RemoteEnd, String>| {
         side.as_ref().map(|s| s.file.clone()).map_err(Clone::clone)
     };
     let target = RemoteTarget::new(file(&tcp), file(&rdma), check, args.size);
@@ -277,7 +283,7 @@ fn measure(
     let name = args.target.clone().unwrap_or_else(|| format!("a target in this process, at {}", args.listen));
     let mut results =
         Results::new(report::machine(), name, "none: memory of this machine".into(), Vec::new());
-    let bar = Bar::new("measuring", (args.io.len() * args.block.len() * args.depth.len()) as u64);
+    let bar = TransientBar::new("measuring", (args.io.len() * args.block.len() * args.depth.len()) as u64);
     for io in &args.io {
         for (block, depth) in args.block.iter().flat_map(|b| args.depth.iter().map(move |d| (*b, *d))) {
             context.stop.check()?;
@@ -289,7 +295,7 @@ fn measure(
     context.stop.check()?;
     results.limits = loopback.into_iter().chain([memory]).collect();
     drop(bar);
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     text.row("measured", &results.target);
     sweep::rows(&results, &mut text);
     let failure = sweep::nothing(&results.rows).or_else(|| sweep::too_fast(&results.rows));
@@ -297,11 +303,11 @@ fn measure(
 }
 
 /// What as many TCP connections of this machine to itself carry as the target has, with nothing done to the bytes.
-fn loopback_rate(connections: u32) -> Result<Limit> {
+fn loopback_rate(connections: u32) -> Result<RateLimit> {
     let gbps = limits::best_of(TRIES, || loopback_once(connections))?;
     let connections = units::count(connections.into(), "TCP connection");
     let what = format!("{connections} of this machine to itself, the best of {TRIES}");
-    Ok(Limit { what, gbps, hard: false })
+    Ok(RateLimit { what, gbps, hard: false })
 }
 
 fn loopback_once(connections: u32) -> Result<f64> {

@@ -5,7 +5,7 @@ use std::time::Instant;
 use onehop_drive::Error;
 use onehop_proto::regs::{Cap, offset};
 
-use super::steps::{Bench, Row, State};
+use super::steps::{CheckSetup, StepResult, StepState};
 use crate::error::Result;
 
 pub(super) const ID: &str = "gpu-reads";
@@ -19,28 +19,28 @@ const NO_MEMORY: &str = "not tried: these registers are no memory that this GPU 
 const WORDS: [&str; 3] = ["CAP", "the upper half of CAP", "VS"];
 
 /// How it came out, why, and whether other bytes came than are there.
-type Verdict = (State, String, bool);
+type PeekResult = (StepState, String, bool);
 
-impl Bench {
+impl CheckSetup {
     /// Has the GPU read, and compares with what the CPU reads; then looks whether the drive is still there.
-    pub(super) fn gpu_reads(&self) -> Row {
+    pub(super) fn gpu_reads(&self) -> StepResult {
         let begun = Instant::now();
         let (state, mut why, wrong_bytes) =
-            self.peek().unwrap_or_else(|error| (State::No, error.to_string(), false));
-        if state != State::Yes && self.gone().is_some() {
+            self.peek().unwrap_or_else(|error| (StepState::No, error.to_string(), false));
+        if state != StepState::Yes && self.gone().is_some() {
             why.push_str("; the CPU now also reads all ones: the drive has gone");
         }
-        Row { id: ID, what: WHAT, state, why, took: begun.elapsed(), wrong_bytes }
+        StepResult { id: ID, what: WHAT, state, why, took: begun.elapsed(), wrong_bytes }
     }
 
-    fn peek(&self) -> Result<Verdict> {
+    fn peek(&self) -> Result<PeekResult> {
         if let Some(error) = self.gone() {
             return Err(error.into());
         }
         let regs = &self.port.regs;
         let doorbells = self.gpu.map_registers(regs.clone())?;
         if doorbells.is_relayed() {
-            return Ok((State::Untested, NO_MEMORY.to_owned(), false));
+            return Ok((StepState::Untested, NO_MEMORY.to_owned(), false));
         }
         let want = [0, 4, 8].map(|at| regs.read32(offset::CAP + at));
         let seen = self.gpu.peek(&doorbells, offset::CAP, WORDS.len() as u32, self.patience)?;
@@ -55,24 +55,32 @@ impl Bench {
 }
 
 /// What the GPU's words tell beside the CPU's.
-fn judge(want: [u32; 3], seen: &[u32]) -> Verdict {
+fn judge(want: [u32; 3], seen: &[u32]) -> PeekResult {
     for ((name, want), seen) in WORDS.iter().zip(want).zip(seen) {
         if *seen == u32::MAX {
             let why = format!(
                 "all ones for {name}, where the CPU reads {want:#010x}: the path to the drive loses such reads"
             );
-            return (State::No, why, false);
+            return (StepState::No, why, false);
         }
         if *seen != want {
-            return (State::No, format!("{seen:#010x} for {name}, where the CPU reads {want:#010x}"), true);
+            return (
+                StepState::No,
+                format!("{seen:#010x} for {name}, where the CPU reads {want:#010x}"),
+                true,
+            );
         }
     }
     if seen.len() < want.len() {
         let why = format!("time limit reached after {} of {} registers", seen.len(), want.len());
-        return (State::No, why, false);
+        return (StepState::No, why, false);
     }
     let [low, high, version] = want;
-    (State::Yes, format!("CAP {high:#010x}'{low:08x} and VS {version:#010x}, as the CPU reads them"), false)
+    (
+        StepState::Yes,
+        format!("CAP {high:#010x}'{low:08x} and VS {version:#010x}, as the CPU reads them"),
+        false,
+    )
 }
 
 #[cfg(test)]
@@ -91,7 +99,7 @@ mod tests {
     fn only_what_the_cpu_reads_too_is_a_yes() {
         let want = [0x1ff, 0x20, 0x10400];
         let told = |seen: &[u32]| judge(want, seen);
-        assert_eq!(told(&want).0, State::Yes);
+        assert_eq!(told(&want).0, StepState::Yes);
         for (seen, words, wrong) in [
             (&[u32::MAX][..], "all ones for CAP,", false),
             (&[0x1ff, u32::MAX], "all ones for the upper half", false),
@@ -100,7 +108,10 @@ mod tests {
             (&[0x1ff, 0x20, 0], "0x00000000 for VS, where the CPU reads 0x00010400", true),
         ] {
             let (state, why, wrong_bytes) = told(seen);
-            assert!(state == State::No && why.contains(words) && wrong_bytes == wrong, "{seen:x?}: {why}");
+            assert!(
+                state == StepState::No && why.contains(words) && wrong_bytes == wrong,
+                "{seen:x?}: {why}"
+            );
         }
     }
 
@@ -133,11 +144,14 @@ mod tests {
             let mut port = sim.port();
             port.regs = Arc::new(Lossy { regs: port.regs.clone(), breaks, broken: AtomicBool::new(false) });
             let gpu = Arc::new(Emulated::new());
-            let mut bench = Bench::new(port, gpu, (1, 0), Duration::from_secs(5), reads);
+            let mut bench = CheckSetup::new(port, gpu, (1, 0), Duration::from_secs(5), reads);
             let rows = bench.run(&StopFlag::default()).unwrap();
             let (last, others) = rows.split_last().unwrap();
-            assert!(others.iter().all(|row| row.state == State::Yes || row.id == "sq-cmb"), "{others:#?}");
-            assert_eq!(last.state, if reads { State::No } else { State::Untested });
+            assert!(
+                others.iter().all(|row| row.state == StepState::Yes || row.id == "sq-cmb"),
+                "{others:#?}"
+            );
+            assert_eq!(last.state, if reads { StepState::No } else { StepState::Untested });
             assert_eq!(last.why.contains("loses such reads"), reads, "{}", last.why);
             assert_eq!(last.why.contains("has gone"), reads && breaks, "{}", last.why);
             assert_eq!(bench.gone().is_some(), reads && breaks);

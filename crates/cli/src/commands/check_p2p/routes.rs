@@ -2,11 +2,11 @@
 
 use serde::Serialize;
 
-use super::steps::{Row, State};
+use super::steps::{StepResult, StepState};
 
 /// A route, and whether it can be had.
 #[derive(Debug, PartialEq, Serialize)]
-pub(crate) struct Verdict {
+pub(crate) struct RouteVerdict {
     pub route: &'static str,
     pub direction: &'static str,
     pub verdict: &'static str,
@@ -26,15 +26,20 @@ const NEEDS: [(&str, &str, &[&str]); 8] = [
 ];
 
 /// What follows from the steps.
-pub(crate) fn of(rows: &[Row]) -> Vec<Verdict> {
+pub(crate) fn of(rows: &[StepResult]) -> Vec<RouteVerdict> {
     NEEDS.iter().map(|(route, direction, needs)| verdict(rows, route, direction, needs)).collect()
 }
 
-fn verdict(rows: &[Row], route: &'static str, direction: &'static str, needs: &[&str]) -> Verdict {
+fn verdict(
+    rows: &[StepResult],
+    route: &'static str,
+    direction: &'static str,
+    needs: &[&str],
+) -> RouteVerdict {
     let of = |state| rows.iter().find(|row| needs.contains(&row.id) && row.state == state);
-    let (verdict, reason) = if let Some(row) = of(State::No) {
+    let (verdict, reason) = if let Some(row) = of(StepState::No) {
         ("no", format!("{}: {}", row.what, row.why))
-    } else if let Some(row) = of(State::Untested) {
+    } else if let Some(row) = of(StepState::Untested) {
         ("untested", row.why.clone())
     } else if direction == "from_gpu" && route == "cpu/pinned" {
         (
@@ -44,7 +49,7 @@ fn verdict(rows: &[Row], route: &'static str, direction: &'static str, needs: &[
     } else {
         ("yes", "every step worked, and its bytes were compared".to_owned())
     };
-    Verdict { route, direction, verdict, reason }
+    RouteVerdict { route, direction, verdict, reason }
 }
 
 #[cfg(test)]
@@ -53,24 +58,24 @@ mod tests {
 
     use super::*;
 
-    fn row(id: &'static str, state: State) -> Row {
-        let why = if state == State::Yes { String::new() } else { format!("{id} failed") };
-        Row { id, what: "a step", state, why, took: Duration::ZERO, wrong_bytes: false }
+    fn row(id: &'static str, state: StepState) -> StepResult {
+        let why = if state == StepState::Yes { String::new() } else { format!("{id} failed") };
+        StepResult { id, what: "a step", state, why, took: Duration::ZERO, wrong_bytes: false }
     }
 
     #[test]
     fn a_route_needs_all_of_its_steps() {
         let mut rows: Vec<_> =
             ["host-read", "gpu-rings", "vram-write", "vram-read", "data-vram", "cq-vram", "sq-vram"]
-                .map(|id| row(id, State::Yes))
+                .map(|id| row(id, StepState::Yes))
                 .into();
-        let told = |rows: &[Row]| of(rows).iter().map(|v| v.verdict).collect::<Vec<_>>();
+        let told = |rows: &[StepResult]| of(rows).iter().map(|v| v.verdict).collect::<Vec<_>>();
         assert_eq!(told(&rows), ["yes", "yes", "yes", "yes", "yes", "yes", "yes", "untested"]);
         // A root complex that forwards writes only.
-        rows[3] = row("vram-read", State::No);
-        rows[6] = row("sq-vram", State::No);
+        rows[3] = row("vram-read", StepState::No);
+        rows[6] = row("sq-vram", StepState::No);
         assert_eq!(told(&rows), ["no", "yes", "yes", "yes", "yes", "no", "yes", "untested"]);
-        rows[1] = row("gpu-rings", State::Untested);
+        rows[1] = row("gpu-rings", StepState::Untested);
         assert_eq!(told(&rows)[1..4], ["untested"; 3]);
         assert!(of(&rows)[0].reason.contains("sq-vram failed"));
     }

@@ -18,13 +18,13 @@ const BEFORE: [u8; 2] = [0xa5, 0x5a];
 /// How a step came out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum State {
+pub(crate) enum StepState {
     Yes,
     No,
     Untested,
 }
 
-impl State {
+impl StepState {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Yes => "yes",
@@ -36,11 +36,11 @@ impl State {
 
 /// A step, and how it came out.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Row {
+pub(crate) struct StepResult {
     pub id: &'static str,
     pub what: &'static str,
     #[serde(rename = "verdict")]
-    pub state: State,
+    pub state: StepState,
     /// Why not, or what shows it; empty where the name of the step says all.
     pub why: String,
     #[serde(rename = "seconds", serialize_with = "seconds")]
@@ -49,9 +49,9 @@ pub(crate) struct Row {
     pub wrong_bytes: bool,
 }
 
-impl Row {
+impl StepResult {
     fn untested(id: &'static str, what: &'static str, why: String) -> Self {
-        Self { id, what, state: State::Untested, why, took: Duration::ZERO, wrong_bytes: false }
+        Self { id, what, state: StepState::Untested, why, took: Duration::ZERO, wrong_bytes: false }
     }
 
     /// One that was not tried because one before it failed.
@@ -65,34 +65,34 @@ fn seconds<S: Serializer>(took: &Duration, serializer: S) -> std::result::Result
 }
 
 /// A kind of step: its name, what it shows, and what does it.
-type Step = (&'static str, &'static str, fn(&mut Bench) -> Result<()>);
+type StepSpec = (&'static str, &'static str, fn(&mut CheckSetup) -> Result<()>);
 
 /// In this order: what a step needs was shown by those before it.
-const STEPS: [Step; 11] = [
-    ("registers", "the CPU reads the drive's registers (BAR0)", Bench::registers),
-    ("bring-up", "the drive initializes and identifies itself", Bench::bring_up),
-    ("host-read", "the drive writes a block into host memory", Bench::host_read),
-    ("doorbell-map", "the drive's doorbells are mapped for the GPU", Bench::doorbells),
-    ("gpu-rings", "the GPU rings a doorbell, and the drive executes the command", Bench::gpu_rings),
-    ("vram-write", "the drive writes a block into GPU memory", Bench::vram_write),
-    ("vram-read", "the drive reads GPU memory (Compare)", Bench::vram_read),
-    ("data-vram", "the GPU submits commands, with data in GPU memory", Bench::data_in_vram),
-    ("cq-vram", "completion queue in GPU memory", Bench::cq_in_vram),
-    ("sq-vram", "submission queue in GPU memory", Bench::sq_in_vram),
-    ("sq-cmb", "submission queue in the drive's memory (CMB)", Bench::sq_in_cmb),
+const STEPS: [StepSpec; 11] = [
+    ("registers", "the CPU reads the drive's registers (BAR0)", CheckSetup::registers),
+    ("bring-up", "the drive initializes and identifies itself", CheckSetup::bring_up),
+    ("host-read", "the drive writes a block into host memory", CheckSetup::host_read),
+    ("doorbell-map", "the drive's doorbells are mapped for the GPU", CheckSetup::doorbells),
+    ("gpu-rings", "the GPU rings a doorbell, and the drive executes the command", CheckSetup::gpu_rings),
+    ("vram-write", "the drive writes a block into GPU memory", CheckSetup::vram_write),
+    ("vram-read", "the drive reads GPU memory (Compare)", CheckSetup::vram_read),
+    ("data-vram", "the GPU submits commands, with data in GPU memory", CheckSetup::data_in_vram),
+    ("cq-vram", "completion queue in GPU memory", CheckSetup::cq_in_vram),
+    ("sq-vram", "submission queue in GPU memory", CheckSetup::sq_in_vram),
+    ("sq-cmb", "submission queue in the drive's memory (CMB)", CheckSetup::sq_in_cmb),
 ];
 
 /// Without these there is nothing to be tried.
 const NEEDED: [&str; 3] = ["registers", "bring-up", "host-read"];
 
 /// The step that failed of those that everything needs.
-pub(crate) fn first_needed(rows: &[Row]) -> Option<String> {
-    let row = rows.iter().find(|row| row.state == State::No && NEEDED.contains(&row.id))?;
+pub(crate) fn first_needed(rows: &[StepResult]) -> Option<String> {
+    let row = rows.iter().find(|row| row.state == StepState::No && NEEDED.contains(&row.id))?;
     Some(format!("{}: {}", row.what, row.why))
 }
 
 /// A drive, a GPU, and what they are tried with.
-pub(crate) struct Bench {
+pub(crate) struct CheckSetup {
     pub(super) port: ControllerBackend,
     pub(super) gpu: Arc<dyn Gpu>,
     nsid: u32,
@@ -105,7 +105,7 @@ pub(crate) struct Bench {
     block: Vec<u8>,
 }
 
-impl Bench {
+impl CheckSetup {
     pub(crate) fn new(
         port: ControllerBackend,
         gpu: Arc<dyn Gpu>,
@@ -117,26 +117,26 @@ impl Bench {
     }
 
     /// Tries every step that the ones before it allow.
-    pub(crate) fn run(&mut self, stop: &StopFlag) -> Result<Vec<Row>> {
+    pub(crate) fn run(&mut self, stop: &StopFlag) -> Result<Vec<StepResult>> {
         let mut rows = Vec::new();
         let mut gone: Option<&'static str> = None;
         for (id, what, step) in STEPS {
             stop.check()?;
             if let Some(before) = gone {
-                rows.push(Row::after(before, id, what));
+                rows.push(StepResult::after(before, id, what));
                 continue;
             }
             let begun = Instant::now();
             let tried = step(self);
             let took = begun.elapsed();
-            let row = |state, why, wrong_bytes| Row { id, what, state, why, took, wrong_bytes };
+            let row = |state, why, wrong_bytes| StepResult { id, what, state, why, took, wrong_bytes };
             rows.push(match &tried {
-                Ok(()) => row(State::Yes, String::new(), false),
+                Ok(()) => row(StepState::Yes, String::new(), false),
                 // The arguments were wrong; no machine could do it.
                 Err(CliError::Drive(Error::Range { .. } | Error::NoNamespace { .. })) => {
                     return tried.map(|()| rows);
                 }
-                Err(error) => row(State::No, error.to_string(), matches!(error, CliError::Mismatch(_))),
+                Err(error) => row(StepState::No, error.to_string(), matches!(error, CliError::Mismatch(_))),
             });
             let ends_it = NEEDED.contains(&id);
             let dead = matches!(&tried, Err(CliError::Drive(Error::Gone { .. } | Error::Dead { .. })));
@@ -147,9 +147,9 @@ impl Bench {
         stop.check()?;
         // Last, because nothing may work after it.
         rows.push(match gone {
-            Some(before) => Row::after(before, registers::ID, registers::WHAT),
+            Some(before) => StepResult::after(before, registers::ID, registers::WHAT),
             None if self.reads => self.gpu_reads(),
-            None => Row::untested(registers::ID, registers::WHAT, registers::UNASKED.to_owned()),
+            None => StepResult::untested(registers::ID, registers::WHAT, registers::UNASKED.to_owned()),
         });
         Ok(rows)
     }

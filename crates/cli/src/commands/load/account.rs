@@ -10,12 +10,12 @@ use serde_json::json;
 
 use super::{LoadedShare, Share, crc32c};
 use crate::gpus::Chosen;
-use crate::report::Text;
+use crate::report::ReportText;
 use crate::units;
 
 /// How a load went.
 #[derive(Serialize)]
-pub(super) struct Document {
+pub(super) struct LoadDocument {
     files: usize,
     format: &'static str,
     tensors: usize,
@@ -30,7 +30,7 @@ pub(super) struct Document {
     gpu: String,
     gpu_why: String,
     /// What each GPU holds.
-    gpus: Vec<OnGpu>,
+    gpus: Vec<LoadedGpu>,
     io: Account,
     /// Of the tensors, one after the other; only where it was asked for: it takes longer than the load.
     crc32c: Option<String>,
@@ -43,7 +43,7 @@ pub(super) struct Document {
 
 /// What a GPU holds.
 #[derive(Serialize)]
-pub(super) struct OnGpu {
+pub(super) struct LoadedGpu {
     gpu: String,
     /// Which of how many ranks it is.
     rank: u64,
@@ -56,7 +56,7 @@ pub(super) struct OnGpu {
     crc32c: Option<String>,
 }
 
-impl OnGpu {
+impl LoadedGpu {
     /// The account of each.
     pub(super) fn list(held: &[LoadedShare]) -> Vec<Self> {
         let one = |held: &LoadedShare| Self {
@@ -72,7 +72,7 @@ impl OnGpu {
     }
 
     /// A row for each of several.
-    pub(super) fn rows(list: &[Self], text: &mut Text) {
+    pub(super) fn rows(list: &[Self], text: &mut ReportText) {
         for one in list.iter().filter(|_| list.len() > 1) {
             let (rank, ranks) = (one.rank, one.ranks);
             let held = format!("{}: rank {rank} of {ranks}, {} of tensors", one.gpu, units::bytes(one.bytes));
@@ -93,9 +93,9 @@ pub(super) fn document(
     account: &Account,
     took: Duration,
     rate: Option<f64>,
-) -> Document {
+) -> LoadDocument {
     let plans: Vec<_> = held.iter().map(|held| &held.share.plan).collect();
-    Document {
+    LoadDocument {
         files: model.files.len(),
         format: model.format,
         tensors: plans.first().map_or(0, |plan| plan.tensors.len()),
@@ -111,7 +111,7 @@ pub(super) fn document(
         }),
         gpu: names(held.iter().map(|held| &held.share.gpu)),
         gpu_why: held.first().map_or_else(String::new, |held| held.share.gpu.why.clone()),
-        gpus: OnGpu::list(held),
+        gpus: LoadedGpu::list(held),
         io: account.clone(),
         crc32c: crc32c(held).map(|crc| format!("{crc:08x}")),
         verified: None,
@@ -127,13 +127,13 @@ pub(super) fn simulated<'a>(mut shares: impl Iterator<Item = &'a Share>) -> Vec<
 }
 
 /// The account in words.
-pub(super) fn tell(d: &Document) -> Text {
+pub(super) fn tell(d: &LoadDocument) -> ReportText {
     let went = &d.outcome;
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     let parts = [units::count(d.tensors as u64, "tensor"), units::count(d.files as u64, "file")];
     text.row("model", format!("{} in {}, {}", parts[0], parts[1], d.format));
     text.row("gpu", format!("{}: {}", d.gpu, d.gpu_why));
-    OnGpu::rows(&d.gpus, &mut text);
+    LoadedGpu::rows(&d.gpus, &mut text);
     text.row("route", format!("{}: {}", went.route, went.route_why));
     let io = &d.io;
     let threads = units::count(io.threads as u64, "thread");

@@ -14,13 +14,13 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::account::{names, simulated};
-use super::local::{Wanted, carry_out, open, ring_plan};
-use super::{LoadedShare, Route, Share, crc32c, descriptors, must_fit, parse_route, verdict};
-use crate::commands::Context;
+use super::local::{LoadReporting, carry_out, open, ring_plan};
+use super::{LoadedShare, RouteChoice, Share, crc32c, descriptors, must_fit, parse_route, verdict};
+use crate::commands::CommandContext;
 use crate::commands::bench::report;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, Chosen, GpuArg};
-use crate::report::{Report, Text};
+use crate::report::{Report, ReportText};
 use crate::transfer::RouteArgs;
 use crate::units;
 
@@ -60,7 +60,7 @@ pub(crate) struct Args {
 
 /// One load.
 #[derive(Serialize)]
-struct Row {
+struct LoadRun {
     /// From when the load is asked for, with the headers read and the GPU up, until the last tensor is there.
     seconds: f64,
     gbps: f64,
@@ -71,12 +71,12 @@ struct Row {
 }
 
 /// Runs it.
-pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
+pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     measure(args, context).map_err(CliError::of_files)
 }
 
-fn measure(args: &Args, context: &Context) -> Result<Report> {
-    let Route::Ring(route) = parse_route(args.route.route.name()).map_err(CliError::Usage)? else {
+fn measure(args: &Args, context: &CommandContext) -> Result<Report> {
+    let RouteChoice::Ring(route) = parse_route(args.route.route.name()).map_err(CliError::Usage)? else {
         let why = "files of a mounted file system are the kernel's to read";
         return Err(CliError::not_possible("this route", why, "Use auto, cpu/pinned, cpu/cached or cufile"));
     };
@@ -128,8 +128,8 @@ fn load(
     kept: Vec<Region>,
     options: &Options,
     ring_cache: &Arc<RingCache>,
-    context: &Context,
-) -> Result<(Row, Vec<LoadedShare>)> {
+    context: &CommandContext,
+) -> Result<(LoadRun, Vec<LoadedShare>)> {
     let started = Instant::now();
     let (prepared, arenas) = std::thread::scope(|scope| {
         let arenas = scope.spawn(|| make_arenas(&shares, kept));
@@ -144,11 +144,11 @@ fn load(
         Ok::<_, CliError>((prepared, arenas))
     })?;
     let prepare_seconds = started.elapsed().as_secs_f64();
-    let wanted = Wanted { sums: true, started, gpu_start: Duration::ZERO, begin: started };
+    let wanted = LoadReporting { sums: true, started, gpu_start: Duration::ZERO, begin: started };
     let (held, document) = carry_out(model, shares, prepared.into_arenas(arenas), &wanted, context)?;
     let outcome = document.outcome;
     let (seconds, gbps, route) = (outcome.seconds, outcome.gbps, outcome.route);
-    Ok((Row { seconds, gbps, prepare_seconds, route, limit: outcome.limit }, held))
+    Ok((LoadRun { seconds, gbps, prepare_seconds, route, limit: outcome.limit }, held))
 }
 
 /// Memory for each share: what was kept, or else new.
@@ -161,7 +161,7 @@ fn make_arenas(shares: &[Share], kept: Vec<Region>) -> Result<Vec<Arena>> {
     Ok(shares.iter().map(arena).collect::<std::result::Result<_, _>>()?)
 }
 
-fn finish(args: &Args, model: &Model, shares: &[Share], rows: &[Row]) -> Result<Report> {
+fn finish(args: &Args, model: &Model, shares: &[Share], rows: &[LoadRun]) -> Result<Report> {
     let bytes: u64 = shares.iter().map(|share| share.plan.tensor_bytes).sum();
     let (model_bytes, tensors) =
         shares.first().map_or((0, 0), |s| (s.plan.tensor_bytes, s.plan.tensors.len()));
@@ -192,7 +192,7 @@ fn finish(args: &Args, model: &Model, shares: &[Share], rows: &[Row]) -> Result<
         "limit": { "what": what, "gbps": limit, "reached": limit.map(|limit| middle / limit) },
         "verified": true,
     });
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     let files = units::count(model.files.len() as u64, "file");
     let each = units::count(shares.len() as u64, "GPU");
     text.row("model", format!("{} in {files}, all of it to {each}", units::bytes(model_bytes)));
@@ -237,8 +237,8 @@ fn finish(args: &Args, model: &Model, shares: &[Share], rows: &[Row]) -> Result<
     Report::new(document, text)
 }
 
-fn row_of_page(row: &Row) -> LoadRow {
-    let Row { seconds, gbps, prepare_seconds, route, limit } = row;
+fn row_of_page(row: &LoadRun) -> LoadRow {
+    let LoadRun { seconds, gbps, prepare_seconds, route, limit } = row;
     LoadRow {
         gbps: *gbps,
         seconds: *seconds,

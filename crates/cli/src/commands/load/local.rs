@@ -9,27 +9,28 @@ use onehop_load::stream::Stream;
 use onehop_load::{Dtype, LocalFile, Model, Plan, Selection, Source, TensorInfo, plan};
 use onehop_transfer::copy;
 
-use super::account::{Document, document, tell};
+use super::account::{LoadDocument, document, tell};
 use super::planned::show_plan;
 use super::verdict::{self, given_up};
 use super::{
-    Args, LoadedShare, Route, Share, descriptors, must_fit, parse_route, read_manifest, selection, shares,
+    Args, LoadedShare, RouteChoice, Share, descriptors, must_fit, parse_route, read_manifest, selection,
+    shares,
 };
-use crate::commands::Context;
+use crate::commands::CommandContext;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, GpuArg};
-use crate::progress::Bar;
+use crate::progress::TransientBar;
 use crate::report::{self, Report};
 use crate::sources;
-use crate::transfer::Watch;
+use crate::transfer::TransferWatch;
 use crate::units;
 
 /// Runs it.
-pub(super) fn run(args: &Args, context: &Context) -> Result<Report> {
+pub(super) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let start = Instant::now();
     let route = match parse_route(args.route.route.name()).map_err(CliError::Usage)? {
-        Route::Ring(route) => route,
-        Route::NotHere(why) => {
+        RouteChoice::Ring(route) => route,
+        RouteChoice::NotHere(why) => {
             return Err(CliError::not_possible(
                 "this route",
                 why,
@@ -70,7 +71,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Report> {
     must_fit(&shares)?;
     let verify = args.verify || args.write_manifest.is_some();
     let sums = context.json || verify || manifest.is_some();
-    let wanted = Wanted { sums, started: start, gpu_start, begin: Instant::now() };
+    let wanted = LoadReporting { sums, started: start, gpu_start, begin: Instant::now() };
     let (held, mut document) = carry_out(&model, shares, prepared, &wanted, context)?;
     let verdict = Verdict {
         compared: if verify { Some(verdict::compare(&model, &held, context)?) } else { None },
@@ -90,7 +91,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<Report> {
 }
 
 /// Opens the files that are named, of which there may be more than a process may have open at first.
-pub(super) fn open(files: &[PathBuf], context: &Context) -> Result<Model> {
+pub(super) fn open(files: &[PathBuf], context: &CommandContext) -> Result<Model> {
     onehop_os::raise_descriptor_limit(u64::MAX);
     let opened = Model::open(&*sources::store(files, &context.stop)?, files);
     opened.map_err(|error| match error.is_out_of_descriptors() {
@@ -100,7 +101,7 @@ pub(super) fn open(files: &[PathBuf], context: &Context) -> Result<Model> {
 }
 
 pub(super) fn ring_plan(model: &Model, selection: &Selection) -> Result<Plan> {
-    Ok(Plan::new(model, selection, plan::Options::ring()).map_err(onehop_load::Error::from)?)
+    Ok(Plan::new(model, selection, plan::PlanOptions::ring()).map_err(onehop_load::Error::from)?)
 }
 
 pub(super) fn prepare(plans: &[Plan], model: &Model, options: &Options) -> Result<Prepared> {
@@ -109,7 +110,7 @@ pub(super) fn prepare(plans: &[Plan], model: &Model, options: &Options) -> Resul
 }
 
 /// What a load is to tell beside its bytes.
-pub(super) struct Wanted {
+pub(super) struct LoadReporting {
     pub(super) sums: bool,
     pub(super) started: Instant,
     pub(super) gpu_start: Duration,
@@ -121,14 +122,14 @@ pub(super) fn carry_out(
     model: &Model,
     shares: Vec<Share>,
     prepared: Prepared,
-    wanted: &Wanted,
-    context: &Context,
-) -> Result<(Vec<LoadedShare>, Document)> {
+    wanted: &LoadReporting,
+    context: &CommandContext,
+) -> Result<(Vec<LoadedShare>, LoadDocument)> {
     context.stop.check()?;
     let gpus: Vec<_> = shares.iter().map(|share| &*share.gpu.gpu).collect();
     let plans: Vec<_> = shares.iter().map(|share| &share.plan).collect();
     let engines = RingEngine::start_all(&gpus, &plans, prepared)?;
-    let bar = Bar::new("loading", to_read(&plans));
+    let bar = TransientBar::new("loading", to_read(&plans));
     let watched = |mut engine: RingEngine| {
         let (show, stop) = (bar.setter(), context.stop.clone());
         engine.watch(move |read| {
@@ -173,7 +174,7 @@ fn to_read(plans: &[&Plan]) -> u64 {
 }
 
 /// A part of a file, whatever it holds, as `onehop read FILE` wants it.
-pub(crate) struct Part<'a> {
+pub(crate) struct FilePart<'a> {
     pub path: &'a Path,
     pub offset: u64,
     pub len: Option<u64>,
@@ -185,9 +186,9 @@ pub(crate) struct Part<'a> {
 }
 
 /// Reads a part of a file into GPU memory, as a tensor of bytes.
-pub(crate) fn read(part: &Part<'_>, context: &Context) -> Result<Report> {
+pub(crate) fn read(part: &FilePart<'_>, context: &CommandContext) -> Result<Report> {
     let start = Instant::now();
-    let Route::Ring(route) = parse_route(part.route).map_err(CliError::Usage)? else {
+    let RouteChoice::Ring(route) = parse_route(part.route).map_err(CliError::Usage)? else {
         let why = "the file is on a file system that Linux has mounted, so its driver has the drive";
         let fix = "Give the drive to onehop, and name the file by -d DRIVE --path";
         return Err(CliError::not_possible(format!("route {}", part.route), why, fix));
@@ -215,14 +216,14 @@ pub(crate) fn read(part: &Part<'_>, context: &Context) -> Result<Report> {
     let fit = plan.fit_on(&*gpu.gpu)?;
     let shares = vec![Share { gpu, plan, fit, rank: (0, 1) }];
     must_fit(&shares)?;
-    let wanted = Wanted { sums: true, started: start, gpu_start, begin: Instant::now() };
+    let wanted = LoadReporting { sums: true, started: start, gpu_start, begin: Instant::now() };
     let (held, mut document) = carry_out(&model, shares, prepared, &wanted, context)?;
     let compared = if part.verify { Some(verdict::compare(&model, &held, context)?) } else { None };
     let verdict = Verdict { compared, compared_by: BY_FILES, manifest: None };
     (document.verified, document.verified_by) = (verdict.verified(), verdict.by());
     let mut text = tell(&document);
     if let (Some(out), [LoadedShare { arena, .. }]) = (part.out, &held[..]) {
-        let watch = Watch::new("copying out", bytes, &context.stop);
+        let watch = TransferWatch::new("copying out", bytes, &context.stop);
         copy::save(arena, bytes as usize, out, &watch)?;
         text.row("out", format!("{} holds the bytes from GPU memory", out.display()));
     }

@@ -11,20 +11,20 @@ use onehop_transfer::{
 };
 use serde::Serialize;
 
-use super::account::OnGpu;
+use super::account::LoadedGpu;
 use super::verdict;
 use super::{Args, LoadedShare, Share, crc32c, must_fit, planned, read_manifest, selection, shares};
-use crate::commands::Context;
+use crate::commands::CommandContext;
 use crate::drives;
 use crate::error::{CliError, Result};
 use crate::gpus;
-use crate::report::{Report, Text};
-use crate::transfer::{self, Watch};
+use crate::report::{Report, ReportText};
+use crate::transfer::{self, TransferWatch};
 use crate::units;
 
 /// The slowest thing on the way.
 #[derive(Serialize)]
-struct Limit {
+struct Bottleneck {
     what: &'static str,
     gbps: Option<f64>,
     reached: Option<f64>,
@@ -32,11 +32,11 @@ struct Limit {
 
 /// A load's account: that of every transfer, and what was loaded.
 #[derive(Serialize)]
-struct Document {
+struct OwnedLoadDocument {
     #[serde(flatten)]
     outcome: TransferOutcome,
     /// What each GPU holds.
-    gpus: Vec<OnGpu>,
+    gpus: Vec<LoadedGpu>,
     files: usize,
     format: &'static str,
     tensors: usize,
@@ -46,14 +46,14 @@ struct Document {
     gpu_bytes: u64,
     #[serde(flatten)]
     landed: Landed,
-    limit: Limit,
+    limit: Bottleneck,
     /// From the command's start, GPU start-up included.
     total_seconds: f64,
     gpu_start_seconds: f64,
 }
 
 /// Runs it.
-pub(super) fn run(args: &Args, spec: &str, context: &Context) -> Result<Report> {
+pub(super) fn run(args: &Args, spec: &str, context: &CommandContext) -> Result<Report> {
     let start = Instant::now();
     let options = args.route.options()?;
     let wanted = args.gpu.clone();
@@ -85,7 +85,7 @@ pub(super) fn run(args: &Args, spec: &str, context: &Context) -> Result<Report> 
     for share in shares {
         let setup = TransferSetup { drive: &drive, ns, gpu: &share.gpu, options: &options };
         let loaded = {
-            let watch = Watch::new("loading", share.plan.read_bytes, &context.stop);
+            let watch = TransferWatch::new("loading", share.plan.read_bytes, &context.stop);
             opened.load(&setup, &share.plan, &watch)?
         };
         let (arena, route) = (loaded.arena.clone(), loaded.outcome.route);
@@ -105,9 +105,9 @@ pub(super) fn run(args: &Args, spec: &str, context: &Context) -> Result<Report> 
     };
     outcome.crc32c = crc32c(&held).map(|crc| format!("{crc:08x}"));
     (outcome.verified, outcome.verified_by) = (verdict.verified(), verdict.by());
-    let document = Document {
+    let document = OwnedLoadDocument {
         outcome,
-        gpus: OnGpu::list(&held),
+        gpus: LoadedGpu::list(&held),
         files: model.files.len(),
         format: model.format,
         tensors: held.first().map_or(0, |held| held.share.plan.tensors.len()),
@@ -115,7 +115,7 @@ pub(super) fn run(args: &Args, spec: &str, context: &Context) -> Result<Report> 
         read_bytes,
         gpu_bytes: held.iter().map(|held| held.share.plan.gpu_bytes).sum(),
         landed,
-        limit: Limit { what: "the drive", gbps: None, reached: None },
+        limit: Bottleneck { what: "the drive", gbps: None, reached: None },
         total_seconds: start.elapsed().as_secs_f64(),
         gpu_start_seconds: gpu_start.as_secs_f64(),
     };
@@ -132,18 +132,18 @@ fn place(args: &Args) -> ModelPlace<'_> {
 }
 
 /// Compares what is in GPU memory with the drive, and the drive with what was mapped.
-fn compare(opened: &ModelOnDrive, held: &[LoadedShare], context: &Context) -> Result<Result<()>> {
+fn compare(opened: &ModelOnDrive, held: &[LoadedShare], context: &CommandContext) -> Result<Result<()>> {
     if let Some(changed) = opened.check_maps(&context.stop)? {
         return Ok(Err(changed.into()));
     }
     verdict::compare(&opened.model, held, context)
 }
 
-fn tell(d: &Document) -> Text {
-    let mut text = Text::default();
+fn tell(d: &OwnedLoadDocument) -> ReportText {
+    let mut text = ReportText::default();
     let parts = [units::count(d.tensors as u64, "tensor"), units::count(d.files as u64, "file")];
     text.row("model", format!("{} in {}, {}, found by {}", parts[0], parts[1], d.format, d.found_by));
-    OnGpu::rows(&d.gpus, &mut text);
+    LoadedGpu::rows(&d.gpus, &mut text);
     transfer::rows(&d.outcome, &mut text);
     let Landed { direct_bytes, staged_bytes, hole_bytes, .. } = d.landed;
     if direct_bytes > 0 {

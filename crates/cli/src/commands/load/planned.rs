@@ -10,7 +10,7 @@ use super::Share;
 use super::account::{names, simulated};
 use super::descriptors::Descriptors;
 use crate::error::{CliError, Result};
-use crate::report::{Report, Text};
+use crate::report::{Report, ReportText};
 use crate::units;
 
 /// Tells what a load would do.
@@ -31,14 +31,14 @@ pub(super) fn show_plan(model: &Model, shares: Vec<Share>, route: &str) -> Resul
         "gpu": names(shares.iter().map(|share| &share.gpu)), "simulated": simulated(shares.iter()),
         "route": route, "descriptors": Descriptors::of(model),
     });
-    let gpus = shares.into_iter().map(OnGpu::new).collect();
+    let gpus = shares.into_iter().map(PlannedGpu::new).collect();
     Ok(Report::streamed(Planned { summary, gpus }, text))
 }
 
 /// The document: its first GPU's lists are its own too.
 struct Planned {
     summary: Value,
-    gpus: Vec<OnGpu>,
+    gpus: Vec<PlannedGpu>,
 }
 
 impl Serialize for Planned {
@@ -54,12 +54,12 @@ impl Serialize for Planned {
 }
 
 /// What a GPU would get.
-struct OnGpu {
+struct PlannedGpu {
     summary: Value,
     plan: Plan,
 }
 
-impl OnGpu {
+impl PlannedGpu {
     fn new(share: Share) -> Self {
         let Share { gpu, plan, fit, rank } = share;
         let summary = json!({
@@ -72,7 +72,7 @@ impl OnGpu {
     }
 }
 
-impl Serialize for OnGpu {
+impl Serialize for PlannedGpu {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         fields(&mut map, &self.summary)?;
@@ -91,11 +91,11 @@ fn lists<M: SerializeMap>(map: &mut M, plan: &Plan) -> std::result::Result<(), M
     map.serialize_entry("arena", &plan.tensors)
 }
 
-fn tell(model: &Model, shares: &[Share], first: &Plan, route: &str) -> Text {
+fn tell(model: &Model, shares: &[Share], first: &Plan, route: &str) -> ReportText {
     let sum = |of: fn(&Plan) -> u64| shares.iter().map(|share| of(&share.plan)).sum::<u64>();
     let (bytes, gpu_bytes, read_bytes) =
         (sum(|plan| plan.tensor_bytes), sum(|plan| plan.gpu_bytes), sum(|plan| plan.read_bytes));
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     let parts =
         [units::count(first.tensors.len() as u64, "tensor"), units::count(first.files.len() as u64, "file")];
     text.row("model", format!("{} in {}, {}", parts[0], parts[1], model.format));

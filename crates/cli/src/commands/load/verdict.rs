@@ -7,12 +7,12 @@ use onehop_load::check::{self, Compared};
 use onehop_load::{Manifest, Model};
 
 use super::LoadedShare;
-use crate::commands::Context;
+use crate::commands::CommandContext;
 use crate::error::{CliError, Result};
 
 /// Compares every GPU's memory with the files once more. The outer error is that it could not be done, the inner that
 /// bytes differ.
-pub(super) fn compare(model: &Model, held: &[LoadedShare], context: &Context) -> Result<Result<()>> {
+pub(super) fn compare(model: &Model, held: &[LoadedShare], context: &CommandContext) -> Result<Result<()>> {
     let go_on = || context.stop.check().is_ok();
     for LoadedShare { share, arena, .. } in held {
         let differs = check::compare(&share.plan, &model.files, arena, &go_on);
@@ -57,7 +57,7 @@ pub(super) fn write_manifest(path: &Path, model: &Model, held: &[LoadedShare]) -
 }
 
 /// The error of whoever asked for the end, where it was that.
-pub(super) fn given_up(error: onehop_load::Error, context: &Context) -> CliError {
+pub(super) fn given_up(error: onehop_load::Error, context: &CommandContext) -> CliError {
     match error {
         onehop_load::Error::Cancelled => context.stop.check().err().unwrap_or_else(|| error.into()),
         _ => error.into(),

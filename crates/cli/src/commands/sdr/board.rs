@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use onehop_board::{Board, Config, Stats};
+use onehop_board::{Board, BoardConfig, BoardStats};
 use onehop_pci::Root;
 use onehop_sdr::{BoardName, Card, Profile, Session};
 
@@ -29,7 +29,7 @@ pub(super) struct BoardArg {
 }
 
 /// A board that was opened. The model, where it is one of this process, outlives the session.
-pub(super) struct Opened {
+pub(super) struct OpenedBoard {
     pub session: Arc<Session>,
     pub model: Option<Board>,
     /// Samples a second, where that is known.
@@ -38,7 +38,7 @@ pub(super) struct Opened {
     pub counter: bool,
 }
 
-impl Opened {
+impl OpenedBoard {
     /// How long a block of so many samples may take to come: its own time several times over, on a busy machine.
     pub(super) fn patience(&self, samples: u32) -> Duration {
         // Boards that receive anything sample faster than that.
@@ -48,7 +48,7 @@ impl Opened {
     }
 
     /// What the model has done, where there is one to ask.
-    pub(super) fn stats(&self) -> Option<Stats> {
+    pub(super) fn stats(&self) -> Option<BoardStats> {
         self.model.as_ref().map(Board::stats)
     }
 
@@ -61,12 +61,12 @@ impl Opened {
 
 /// The simulated board with these options.
 pub(crate) fn simulated(options: &str) -> Result<Board> {
-    let config = Config::parse(options).map_err(|error| CliError::Usage(error.to_string()))?;
+    let config = BoardConfig::parse(options).map_err(|error| CliError::Usage(error.to_string()))?;
     Board::new(config).map_err(|error| CliError::Failed(error.to_string()))
 }
 
 /// Opens it.
-pub(super) fn open(arg: &BoardArg) -> Result<Opened> {
+pub(super) fn open(arg: &BoardArg) -> Result<OpenedBoard> {
     let name = arg.device.as_str();
     if let Some(options) = name.strip_prefix("sim:") {
         let board = simulated(options)?;
@@ -76,7 +76,7 @@ pub(super) fn open(arg: &BoardArg) -> Result<Opened> {
         name.clone_into(&mut port.name);
         let session = Session::open(Card::new(&port, board.interrupt(), profile))?;
         let (rate, counter) = (board.config().rate, board.config().signal.is_counter());
-        return Ok(Opened { session, model: Some(board), rate: Some(rate), counter });
+        return Ok(OpenedBoard { session, model: Some(board), rate: Some(rate), counter });
     }
     let name: BoardName = name.parse().map_err(|error| {
         let name = name.escape_debug();
@@ -84,5 +84,5 @@ pub(super) fn open(arg: &BoardArg) -> Result<Opened> {
     })?;
     let card = onehop_sdr::open(&Root::here(), name.address)?;
     let session = Session::open(card)?;
-    Ok(Opened { session, model: None, rate: name.rate, counter: name.counter })
+    Ok(OpenedBoard { session, model: None, rate: name.rate, counter: name.counter })
 }

@@ -6,7 +6,7 @@ use serde_json::json;
 use super::Packing;
 use super::board::{self, BoardArg};
 use crate::error::Result;
-use crate::report::{Report, Text};
+use crate::report::{Report, ReportText};
 use crate::units;
 
 /// Show what a board can do
@@ -27,7 +27,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     let hex = |id: u16| format!("{id:#06x}");
     let (rx, tx) = (card.profile.rx, card.profile.tx);
     let shape = args.packing.shape(&rx, opened.rate)?;
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     let model = if card.simulated { ", a model of a board" } else { "" };
     let numbers = id.map_or(String::new(), |(vendor, device)| format!(": {vendor:04x}:{device:04x}"));
     text.row("board", format!("{}{numbers}{model}", card.name));

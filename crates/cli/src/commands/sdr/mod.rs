@@ -15,11 +15,11 @@ mod view;
 pub(crate) use board::simulated;
 
 use clap::Subcommand;
-use onehop_radio::{BUFFERS, Format, Limits, Shape};
-use onehop_sdr::Route;
-use onehop_transfer::WhyNot;
+use onehop_radio::{BUFFERS, BoardLimits, Format, Shape};
+use onehop_sdr::SampleRoute;
+use onehop_transfer::BetterRoute;
 
-use super::Context;
+use super::CommandContext;
 use crate::error::{CliError, Result};
 use crate::report::Report;
 use crate::units;
@@ -33,7 +33,7 @@ pub(crate) enum SdrCommand {
 }
 
 /// Runs one of them.
-pub(crate) fn run(command: &SdrCommand, context: &Context) -> Result<Report> {
+pub(crate) fn run(command: &SdrCommand, context: &CommandContext) -> Result<Report> {
     match command {
         SdrCommand::Info(args) => info::run(args),
         SdrCommand::Rx(args) => rx::run(args, context),
@@ -62,7 +62,7 @@ fn samples_for(rate: Option<f64>) -> u32 {
 }
 
 impl Packing {
-    fn shape(&self, limits: &Limits, rate: Option<f64>) -> Result<Shape> {
+    fn shape(&self, limits: &BoardLimits, rate: Option<f64>) -> Result<Shape> {
         let Some(bytes) = self.buffer else {
             let bytes = samples_for(rate).saturating_mul(self.format.bytes()).min(limits.max_bytes);
             let largest = Shape::largest(self.format, limits);
@@ -82,16 +82,16 @@ fn format(text: &str) -> std::result::Result<Format, String> {
 }
 
 /// The value of `--route`: none is the best that works.
-fn route(text: &str) -> std::result::Result<Option<Route>, String> {
+fn route(text: &str) -> std::result::Result<Option<SampleRoute>, String> {
     if text == "auto" {
         return Ok(None);
     }
-    let found = Route::BEST_FIRST.into_iter().find(|route| route.name() == text);
+    let found = SampleRoute::BEST_FIRST.into_iter().find(|route| route.name() == text);
     found.map(Some).ok_or_else(|| "routes of samples are auto, cpu/direct and cpu/pinned".into())
 }
 
-fn why_not(list: &[onehop_sdr::WhyNot]) -> Vec<WhyNot> {
-    let one = |no: &onehop_sdr::WhyNot| WhyNot {
+fn why_not(list: &[onehop_sdr::UnavailableRoute]) -> Vec<BetterRoute> {
+    let one = |no: &onehop_sdr::UnavailableRoute| BetterRoute {
         route: no.route.name().into(),
         reason: no.reason.clone(),
         fix: no.fix.clone(),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use onehop_radio::{BUFFERS, Shape};
 use onehop_sdr::Error;
 
-use crate::commands::Context;
+use crate::commands::CommandContext;
 use crate::error::CliError;
 use crate::stop::StopFlag;
 use crate::units;
@@ -24,7 +24,7 @@ pub(super) struct Notice<'a> {
 }
 
 impl<'a> Notice<'a> {
-    pub(super) fn new(context: &'a Context, shape: Shape) -> Self {
+    pub(super) fn new(context: &'a CommandContext, shape: Shape) -> Self {
         let terminal = crate::terminal::has_bars();
         Self { stop: &context.stop, buffer: shape.bytes(), begun: Instant::now(), told: None, terminal }
     }

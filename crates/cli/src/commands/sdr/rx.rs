@@ -6,18 +6,18 @@ use std::time::{Duration, Instant};
 
 use onehop_gpu::Region;
 use onehop_radio::{Format, Shape};
-use onehop_sdr::{Counts, Processor, Receiver, Route, RxOptions, Settings, Sight};
+use onehop_sdr::{Counts, Processor, Receiver, RxOptions, SampleRoute, Settings, Sight};
 use serde_json::{Value, json};
 
-use super::board::{self, BoardArg, Opened};
+use super::board::{self, BoardArg, OpenedBoard};
 use super::load::CpuTime;
 use super::notice::{self, Notice};
 use super::recording::Recording;
 use super::{Packing, check_seconds, picture, route, view, why_not};
-use crate::commands::Context;
+use crate::commands::CommandContext;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, Chosen, GpuArg};
-use crate::report::{self, Report, Text};
+use crate::report::{self, Report, ReportText};
 use crate::units;
 
 /// Most blocks that the GPU is given at once, when several have come: half of those that can be on their way to it.
@@ -42,7 +42,7 @@ pub(crate) struct Args {
     gpu: GpuArg,
     /// The route: auto (the best that works), cpu/direct or cpu/pinned
     #[arg(long, value_name = "ROUTE", default_value = "auto", value_parser = route)]
-    route: std::option::Option<Route>,
+    route: std::option::Option<SampleRoute>,
     /// How long to receive: 2, 0.5, 500ms
     #[arg(long, value_name = "TIME", default_value = "2", value_parser = check_seconds)]
     seconds: f64,
@@ -69,7 +69,7 @@ fn bins(text: &str) -> std::result::Result<u32, String> {
 }
 
 /// What came of it.
-struct Taken {
+struct Received {
     sight: Sight,
     counts: Counts,
     crc: Option<u32>,
@@ -85,7 +85,7 @@ struct Taken {
 }
 
 /// Runs it.
-pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
+pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     if !args.gain.is_finite() || args.gain == 0.0 {
         return Err(CliError::Usage("--gain is a number, and not zero".into()));
     }
@@ -114,7 +114,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
     }
     let samples = u64::from(shape.samples());
     let sent = after.zip(before).map(|(after, before)| (after.sent_blocks - before.sent_blocks) * samples);
-    let account = Account { opened: &opened, gpu: &gpu, receiver: &receiver, shape, taken: &taken, sent };
+    let account = RxSummary { opened: &opened, gpu: &gpu, receiver: &receiver, shape, taken: &taken, sent };
     if let Some(warning) = account.warning() {
         report::warn(&warning);
     }
@@ -124,11 +124,11 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
 
 fn take(
     args: &Args,
-    context: &Context,
-    opened: &Opened,
+    context: &CommandContext,
+    opened: &OpenedBoard,
     receiver: &mut Receiver,
     mut processor: Processor,
-) -> Result<Taken> {
+) -> Result<Received> {
     let Some(shape) = receiver.shape() else {
         return Err(CliError::Failed("the board has lost its ring".into()));
     };
@@ -191,7 +191,7 @@ fn take(
     if let Some(recording) = recording.take() {
         recording.finish()?;
     }
-    Ok(Taken {
+    Ok(Received {
         counts: receiver.counts(),
         crc: args.out.as_ref().map(|_| crc),
         checked: sight.wrong.map(|_| checked),
@@ -270,17 +270,17 @@ impl Drop for Screen {
 }
 
 /// Everything that there is to tell.
-struct Account<'a> {
-    opened: &'a Opened,
+struct RxSummary<'a> {
+    opened: &'a OpenedBoard,
     gpu: &'a Chosen,
     receiver: &'a Receiver,
     shape: Shape,
-    taken: &'a Taken,
+    taken: &'a Received,
     /// By the model's own count, where there is one to ask.
     sent: Option<u64>,
 }
 
-impl Account<'_> {
+impl RxSummary<'_> {
     fn bytes(&self) -> u64 {
         self.taken.counts.delivered * u64::from(self.shape.format.bytes())
     }
@@ -368,10 +368,10 @@ impl Account<'_> {
     }
 
     fn document(&self, args: &Args) -> Value {
-        let Taken { sight, counts, crc, took, cpu, gpu_time, .. } = self.taken;
+        let Received { sight, counts, crc, took, cpu, gpu_time, .. } = self.taken;
         let share = |time: &Duration| self.share(*time);
         let (strongest, level) = self.strongest();
-        let direct = self.receiver.route() == Route::Direct;
+        let direct = self.receiver.route() == SampleRoute::Direct;
         json!({
             "device": self.opened.session.card().name,
             "bytes": self.bytes(),
@@ -411,17 +411,17 @@ impl Account<'_> {
         })
     }
 
-    fn text(&self, args: &Args) -> Text {
-        let Taken { sight, counts, cpu, gpu_time, .. } = self.taken;
+    fn text(&self, args: &Args) -> ReportText {
+        let Received { sight, counts, cpu, gpu_time, .. } = self.taken;
         let card = self.opened.session.card();
-        let mut text = Text::default();
+        let mut text = ReportText::default();
         text.row("board", format!("{}{}", card.name, if card.simulated { " (simulated)" } else { "" }));
         text.row("gpu", format!("{}: {}", self.gpu.gpu.name(), self.gpu.why));
         text.row(
             "route",
             match self.receiver.route() {
-                Route::Direct => "cpu/direct: the board wrote the ring in GPU memory",
-                Route::Pinned => {
+                SampleRoute::Direct => "cpu/direct: the board wrote the ring in GPU memory",
+                SampleRoute::Pinned => {
                     "cpu/pinned: the board wrote a ring in host memory, and blocks were copied from there"
                 }
             },

@@ -6,10 +6,10 @@ use serde_json::json;
 use super::Packing;
 use super::board::{self, BoardArg};
 use super::notice::{self, Notice};
-use crate::commands::Context;
+use crate::commands::CommandContext;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, GpuArg};
-use crate::report::{Report, Text};
+use crate::report::{Report, ReportText};
 
 /// Test every route between a board and a GPU with data
 #[derive(clap::Args)]
@@ -24,7 +24,7 @@ pub(crate) struct Args {
 }
 
 /// Runs it.
-pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
+pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let opened = board::open(&args.board)?;
     let gpu = gpus::choose(&args.gpu)?;
     let card = opened.session.card();
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         let watch = &mut |filled| notice.tell(filled);
         onehop_sdr::self_test(&opened.session, &gpu.gpu, &test, watch).map_err(notice::ended)?
     };
-    let mut text = Text::default();
+    let mut text = ReportText::default();
     text.row("board", format!("{}{}", card.name, if card.simulated { " (simulated)" } else { "" }));
     text.row("gpu", format!("{}: {}", gpu.gpu.name(), gpu.why));
     let words = |passed| match passed {

@@ -9,12 +9,12 @@ use serde_json::json;
 
 use super::board::{self, BoardArg};
 use super::{route, samples_for, why_not};
-use crate::commands::Context;
+use crate::commands::CommandContext;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, GpuArg};
-use crate::report::{Report, Text};
+use crate::report::{Report, ReportText};
 use crate::units;
-use onehop_sdr::{Route, Transmitter, TxOptions};
+use onehop_sdr::{SampleRoute, Transmitter, TxOptions};
 
 /// Send samples from GPU memory to a board
 #[derive(clap::Args)]
@@ -32,11 +32,11 @@ pub(crate) struct Args {
     buffer: Option<u64>,
     /// The route: auto (the best that works), cpu/direct or cpu/pinned
     #[arg(long, value_name = "ROUTE", default_value = "auto", value_parser = route)]
-    route: std::option::Option<Route>,
+    route: std::option::Option<SampleRoute>,
 }
 
 /// Runs it.
-pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
+pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let mut file = File::open(&args.input).map_err(|e| CliError::file("opening", &args.input, e))?;
     let opened = board::open(&args.board)?;
     let gpu = gpus::choose(&args.gpu)?;
@@ -68,8 +68,8 @@ pub(crate) fn run(args: &Args, context: &Context) -> Result<Report> {
         return Err(silent());
     }
     let seconds = begun.elapsed().as_secs_f64();
-    let place = if transmitter.route() == Route::Direct { "vram" } else { "host" };
-    let mut text = Text::default();
+    let place = if transmitter.route() == SampleRoute::Direct { "vram" } else { "host" };
+    let mut text = ReportText::default();
     text.row("board", format!("{}{}", card.name, if card.simulated { " (simulated)" } else { "" }));
     text.row("gpu", format!("{}: {}", gpu.gpu.name(), gpu.why));
     text.row("route", format!("{}: the board reads {place} memory", transmitter.route().name()));

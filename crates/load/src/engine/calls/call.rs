@@ -66,7 +66,7 @@ impl fmt::Debug for Destination {
 }
 
 /// How far a call has come.
-struct Progress {
+struct CallProgress {
     /// Bytes from its start on before the first chunk that was short or failed.
     whole: usize,
     failed: Option<CallError>,
@@ -85,7 +85,7 @@ pub(super) struct Call {
     /// Chunks that are not over.
     left: AtomicUsize,
     has_failed: AtomicBool,
-    progress: Mutex<Progress>,
+    progress: Mutex<CallProgress>,
 }
 
 impl Call {
@@ -109,7 +109,7 @@ impl Call {
             next: AtomicUsize::new(0),
             left: AtomicUsize::new(0),
             has_failed: AtomicBool::new(false),
-            progress: Mutex::new(Progress { whole: bytes, failed: None }),
+            progress: Mutex::new(CallProgress { whole: bytes, failed: None }),
         };
         *call.left.get_mut() = call.chunks();
         call

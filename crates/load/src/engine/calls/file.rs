@@ -10,7 +10,7 @@ use onehop_os::HostMem;
 use onehop_os::page_cache::{cached_bytes, is_in_memory, open_again};
 use rustix::fs::{Advice, OFlags, fadvise, fcntl_getfl, fstat};
 
-use super::{ALIGN, CallError, Counts};
+use super::{ALIGN, CallCounters, CallError};
 use crate::engine::choice::{Direct, past_the_cache};
 
 /// Reads of less than this from a descriptor without O_DIRECT are left to the kernel, with its reading ahead.
@@ -128,7 +128,7 @@ impl CallFile {
         room: Room<'_>,
         at: u64,
         bytes: usize,
-        counts: &Counts,
+        counts: &CallCounters,
     ) -> Result<Filled, CallError> {
         let Room { memory, shift, .. } = room;
         let to = room.to + shift;

@@ -6,12 +6,12 @@ use onehop_gpu::{Copier, Rows};
 
 use super::SLOT;
 use super::call::{Call, CallError};
-use crate::engine::slot_pool::{Copies, Full};
+use crate::engine::slot_pool::{Full, SlotCopier};
 use crate::engine::worker_pool::Marks;
 use crate::error::Result;
 
 /// What was read into a slot.
-pub(super) struct Part {
+pub(super) struct CallPart {
     pub(super) call: Arc<Call>,
     pub(super) chunk: usize,
     /// Bytes of the slot before those that the call wants, and those.
@@ -32,20 +32,20 @@ impl CallLane {
     }
 }
 
-fn rows(full: &Full<Part>) -> Rows {
-    let Part { call, chunk, skip, bytes } = &full.part;
+fn rows(full: &Full<CallPart>) -> Rows {
+    let CallPart { call, chunk, skip, bytes } = &full.part;
     let to = call.memory.at + (call.range(*chunk).0 - call.at) as usize;
     Rows { from: full.slot * SLOT + skip, to, row: *bytes, rows: 1, step: *bytes }
 }
 
-impl Copies for CallLane {
-    type Part = Part;
+impl SlotCopier for CallLane {
+    type Part = CallPart;
 
     fn slot_bytes(&self) -> usize {
         SLOT
     }
 
-    fn copy(&mut self, full: &[Full<Part>]) -> Result<Marks> {
+    fn copy(&mut self, full: &[Full<CallPart>]) -> Result<Marks> {
         // Right before: memory that was freed may be another's by now.
         let mut asked: Option<&Arc<Call>> = None;
         for call in full.iter().map(|full| &full.part.call).filter(|call| !call.has_failed()) {
@@ -56,7 +56,7 @@ impl Copies for CallLane {
         }
         let mut marks = Vec::with_capacity(1);
         for (gpu, copier) in self.copiers.iter_mut().enumerate() {
-            let wanted = |full: &&Full<Part>| {
+            let wanted = |full: &&Full<CallPart>| {
                 full.part.call.memory.target.index == gpu && !full.part.call.has_failed()
             };
             let all: Vec<Rows> = full.iter().filter(wanted).map(rows).collect();
@@ -79,7 +79,7 @@ impl Copies for CallLane {
         Ok(marks)
     }
 
-    fn is_over(&mut self, marks: &Marks, full: &[Full<Part>]) -> Result<bool> {
+    fn is_over(&mut self, marks: &Marks, full: &[Full<CallPart>]) -> Result<bool> {
         for (gpu, mark) in marks {
             match self.copiers.get_mut(*gpu).map(|copier| copier.is_over(*mark)) {
                 Some(Ok(false)) => return Ok(false),
@@ -90,13 +90,13 @@ impl Copies for CallLane {
         Ok(true)
     }
 
-    fn tell(&self, Part { call, chunk, bytes, .. }: Part) {
+    fn tell(&self, CallPart { call, chunk, bytes, .. }: CallPart) {
         call.finish(chunk, bytes);
     }
 }
 
 /// The calls to a GPU that failed have failed.
-fn note_all(full: &[Full<Part>], gpu: usize, error: onehop_gpu::Error) {
+fn note_all(full: &[Full<CallPart>], gpu: usize, error: onehop_gpu::Error) {
     let words = error.to_string();
     let mut first = Some(error);
     for full in full.iter().filter(|full| full.part.call.memory.target.index == gpu) {

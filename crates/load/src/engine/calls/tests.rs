@@ -22,13 +22,13 @@ fn file(name: &str, bytes: usize) -> std::fs::File {
     file
 }
 
-struct Bench {
+struct CallFixture {
     engine: CallEngine,
     target: Target,
     memory: Region,
 }
 
-impl Bench {
+impl CallFixture {
     fn new(threads: usize) -> Self {
         let gpu = Emulated::new();
         let engine = CallEngine::with_threads(threads).unwrap();
@@ -56,7 +56,7 @@ fn expected(at: u64, bytes: usize) -> Vec<u8> {
 #[test]
 fn chunks_cover_a_call_and_begin_aligned() {
     let file = Arc::new(CallFile::new(file("cover", 1)).unwrap());
-    let bench = Bench::new(1);
+    let bench = CallFixture::new(1);
     for at in [0, 1, 4095, ALIGN - 1, ALIGN, 3 * SLOT as u64 + 7] {
         for bytes in [1, 4096, LEAST_CHUNK, LEAST_CHUNK + 1, SLOT - 1, SLOT, 3 * SLOT + 5] {
             for chunk in [LEAST_CHUNK, SLOT] {
@@ -77,7 +77,7 @@ fn chunks_cover_a_call_and_begin_aligned() {
 #[test]
 fn every_byte_arrives_from_any_offset() {
     for threads in [1, 4] {
-        let bench = Bench::new(threads);
+        let bench = CallFixture::new(threads);
         let file = Arc::new(CallFile::new(file(&format!("read-{threads}"), BYTES)).unwrap());
         for (at, bytes, to) in
             [(0, BYTES, 0), (1, 4096, 3), (4097, 3 * SLOT, 77), (BYTES - 10, 10, 0), (0, 1, BYTES)]
@@ -96,7 +96,7 @@ fn every_byte_arrives_from_any_offset() {
 
 #[test]
 fn what_is_written_is_read_again() {
-    let bench = Bench::new(3);
+    let bench = CallFixture::new(3);
     let file = Arc::new(CallFile::new(file("write", 0)).unwrap());
     bench.memory.write(0, &expected(0, BYTES)).unwrap();
     assert_eq!(bench.engine.write(&file, 4097, BYTES, bench.to(0)).unwrap(), BYTES);
@@ -108,7 +108,7 @@ fn what_is_written_is_read_again() {
 #[test]
 fn calls_of_many_threads_do_not_mix() {
     const CALLERS: usize = 12;
-    let bench = Bench::new(4);
+    let bench = CallFixture::new(4);
     let file = Arc::new(CallFile::new(file("many", BYTES)).unwrap());
     let share = BYTES / CALLERS;
     std::thread::scope(|scope| {
@@ -127,7 +127,7 @@ fn calls_of_many_threads_do_not_mix() {
 
 #[test]
 fn a_call_to_memory_that_is_none_fails_alone() {
-    let bench = Bench::new(2);
+    let bench = CallFixture::new(2);
     let file = Arc::new(CallFile::new(file("none", BYTES)).unwrap());
     std::thread::scope(|scope| {
         let good = scope.spawn(|| bench.engine.read(&file, 0, BYTES, bench.to(0)));
@@ -145,7 +145,7 @@ fn a_call_to_memory_that_is_none_fails_alone() {
 
 #[test]
 fn memory_that_goes_during_a_call_gets_no_more_bytes() {
-    let bench = Bench::new(1);
+    let bench = CallFixture::new(1);
     let file = Arc::new(CallFile::new(file("gone", BYTES)).unwrap());
     bench.memory.fill(0, BYTES, 0xee).unwrap();
     let is_there: Option<Box<dyn Fn() -> bool + Send + Sync>> = Some(Box::new(|| false));
@@ -157,7 +157,7 @@ fn memory_that_goes_during_a_call_gets_no_more_bytes() {
 /// Host memory in between: bytes lie where they are wanted, or else behind less than a block, and nothing lies behind them.
 #[test]
 fn host_memory_is_read_and_written_without_a_gpu() {
-    let bench = Bench::new(1);
+    let bench = CallFixture::new(1);
     let file = CallFile::new(file("host", BYTES)).unwrap();
     let memory = HostMem::touched(BYTES + 2 * CallEngine::HOST_BLOCK).unwrap();
     for (at, bytes, shift) in [(0, BYTES, 0), (7, 4096, 5), (4096, SLOT, 15), (BYTES as u64 - 9, 100, 3)] {
