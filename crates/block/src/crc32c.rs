@@ -4,7 +4,7 @@
 //! threads 16 bytes at a time, row by row, which suits coalesced loads. Each thread keeps the remainder of its own
 //! column, as if the others' bytes were zeros, and steps over them with a table; at the end columns are joined
 //! pairwise. The result is the *bare* remainder of each chunk, without CRC32C's inversions. The host joins these and
-//! makes the checksum ([`Range::finish`]).
+//! makes the checksum ([`GpuRange::finish`]).
 //!
 //! Leading zeros do not change a bare remainder. So the chunks of a range are counted from its end, and the first may
 //! extend beyond its beginning. If a range ends within 16 bytes, the host takes the zeros behind it back out.

@@ -5,9 +5,9 @@
 //! This crate has the trait, and [`crc32c`], the checksum of data in GPU memory. To sum a range:
 //!
 //! 1. [`crc32c::tables`] writes the tables, once per GPU.
-//! 2. [`crc32c::Range::job`] makes the kernel's arguments.
+//! 2. [`crc32c::GpuRange::job`] makes the kernel's arguments.
 //! 3. [`crc32c::sum`] is the kernel.
-//! 4. [`crc32c::Range::finish`] makes the checksum from its results.
+//! 4. [`crc32c::GpuRange::finish`] makes the checksum from its results.
 //!
 //! ```
 //! use onehop_block::crc32c::{Range, TABLE_WORDS, tables};

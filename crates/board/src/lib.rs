@@ -1,6 +1,6 @@
 //! A simulated SDR board like the uSDR: registers, DMA engines and event page, behind the same seams as any device.
 //!
-//! 1. [`Config::parse`] describes the board and its machine.
+//! 1. [`BoardConfig::parse`] describes the board and its machine.
 //! 2. [`Board::new`] creates it.
 //! 3. [`Board::port`] and [`Board::interrupt`] are what a driver needs.
 //! 4. [`Board::stats`] counts blocks and samples.
@@ -20,7 +20,7 @@
 //! ```
 //!
 //! The board is strict: what a real board could not do, or what would make it write to wrong places, is recorded as a
-//! [`Violation`] and not done. Samples come from a generator ([`Signal`]) at a fixed rate, and its clock does not wait
+//! [`BoardViolation`] and not done. Samples come from a generator ([`Signal`]) at a fixed rate, and its clock does not wait
 //! for software: without a free buffer, a block is lost and counted. Properties that only a real board can show (IDs,
 //! limits, behaviour of the loopback) are configuration.
 #![forbid(unsafe_code)]

@@ -192,7 +192,8 @@ impl TransferRequest {
 /// Loads something, gives the caller a handle of it, and says how it went.
 ///
 /// # Safety
-/// `options` as for [`Request::read`]; `bytes` null or a place for a pointer; `outcome` null or a structure with a true `size`.
+/// `options` as for [`TransferRequest::read`]; `bytes` null or a place for a pointer; `outcome` null or a structure with a
+/// true `size`.
 unsafe fn load(
     (drive, gpu): (*const Drive, *const Gpu),
     options: *const TransferOptions,

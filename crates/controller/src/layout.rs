@@ -129,7 +129,7 @@ layout! {
     namespace 32 GpuAddr;
     /// How many there are.
     blocks 40 u64;
-    /// Bus addresses that are mapped: [`Range`]s in ascending order that do not overlap.
+    /// Bus addresses that are mapped: [`BusMapping`]s in ascending order that do not overlap.
     ranges 48 GpuAddr;
     /// What goes wrong: [`Fault`]s.
     faults 56 GpuAddr;

@@ -8,7 +8,7 @@
 //! - [`check`]: whether blocks that were read are the right ones.
 //!
 //! A queue pair, its namespace and its faults are described by a [`Pair`] in memory; how it went stands in a
-//! [`Report`]. Everything is generic over [`Engine`]. No allocation, no `std`, no unsafe code, and no wait without a
+//! [`Report`]. Everything is generic over [`ControllerWarp`]. No allocation, no `std`, no unsafe code, and no wait without a
 //! deadline.
 #![no_std]
 #![forbid(unsafe_code)]

@@ -4,11 +4,11 @@
 //! stream waits for is file I/O alone, carried out by threads that never call CUDA: a wait holds up all streams that share its
 //! channel of the GPU, also those that a copy elsewhere would need.
 //!
-//! Read: the stream calls [`Step::Reached`], and pieces of the file are read into the slots. For each piece it waits for the
-//! word, runs the kernel, which copies as many bytes as were read, and calls [`Step::Passed`].
-//! Write: the stream calls [`Step::Reached`], which describes the copies. For each piece it runs the kernel and calls
-//! [`Step::Passed`], which has the piece written. In the end it waits for the word.
-//! Host memory needs no kernel: the stream calls [`Step::Reached`] and waits.
+//! Read: the stream calls [`StreamStep::Reached`], and pieces of the file are read into the slots. For each piece it waits for the
+//! word, runs the kernel, which copies as many bytes as were read, and calls [`StreamStep::Passed`].
+//! Write: the stream calls [`StreamStep::Reached`], which describes the copies. For each piece it runs the kernel and calls
+//! [`StreamStep::Passed`], which has the piece written. In the end it waits for the word.
+//! Host memory needs no kernel: the stream calls [`StreamStep::Reached`] and waits.
 
 use std::ffi::c_void;
 use std::ops::Range;

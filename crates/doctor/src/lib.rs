@@ -3,7 +3,7 @@
 //! 1. [`Root::here`](onehop_pci::Root::here) reads the running machine, [`Root::open`](onehop_pci::Root::open) a
 //!    recorded one.
 //! 2. [`Facts::gather`] collects the facts.
-//! 3. [`examine`] makes [`Check`]s of them, and a [`Row`] for each GPU, device, direction and route.
+//! 3. [`examine`] makes [`Check`]s of them, and a [`RouteRow`] for each GPU, device, direction and route.
 //! 4. [`Diagnosis::worst`] is the overall result.
 //! 5. [`render`] makes it readable.
 //!

@@ -46,7 +46,7 @@ impl Durability {
 
 /// Writes that are acknowledged without the driver's knowledge, by kernels that use an exported queue.
 pub(crate) trait Writes: Send + Sync {
-    /// Has [`Account::wrote`] called if writes were acknowledged since the last call.
+    /// Has [`AcknowledgedWrites::wrote`] called if writes were acknowledged since the last call.
     fn count(&self);
 }
 

@@ -138,7 +138,7 @@ impl BlockJob {
         Ok(Self { work, blocks: BLOCKS, memory: vec![from.clone(), rows.clone()] })
     }
 
-    /// The bare remainders of a range's pieces into `out`, from its word `to` on; [`Range::finish`] makes a CRC32C of them.
+    /// The bare remainders of a range's pieces into `out`, from its word `to` on; [`GpuRange::finish`] makes a CRC32C of them.
     ///
     /// # Errors
     /// When a region is too short, or the range is not within its own.

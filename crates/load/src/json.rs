@@ -1,6 +1,6 @@
 //! JSON from untrusted files: numbers, and objects whose keys are all visited, so that duplicates are found.
 //!
-//! serde's errors are text. Rules with an error of their own store it in a [`Fault`].
+//! serde's errors are text. Rules with an error of their own store it in a [`StoredError`].
 
 use std::cell::RefCell;
 use std::fmt;

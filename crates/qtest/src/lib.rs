@@ -3,7 +3,7 @@
 //! 1. [`bed::Qemu::start_or_skip`] starts QEMU in a test; `bed/qtest.sh` starts it by hand.
 //! 2. [`check`] checks a drive's name.
 //! 3. [`open`] returns the drive's backend; [`bed::Qemu::port`] does it for a test's QEMU.
-//! 4. [`Model::open`] gives access to more than the backend, such as the controller memory buffer.
+//! 4. [`QemuDrive::open`] gives access to more than the backend, such as the controller memory buffer.
 //! 5. [`bed::Qemu::image`] is the file that holds a namespace's data.
 //!
 //! ```no_run

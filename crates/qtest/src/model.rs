@@ -46,10 +46,10 @@ impl QemuDrive {
         Self::open_within(spec, ANSWER_TIMEOUT)
     }
 
-    /// As [`Model::open`], with a time limit for each of QEMU's answers.
+    /// As [`QemuDrive::open`], with a time limit for each of QEMU's answers.
     ///
     /// # Errors
-    /// As for [`Model::open`].
+    /// As for [`QemuDrive::open`].
     pub fn open_within(spec: &str, answer: Duration) -> Result<Self> {
         let name = format!("qtest:{spec}");
         let spec = Spec::parse(spec)?;

@@ -3,8 +3,8 @@
 //! To receive, in order:
 //!
 //! 1. [`open`] claims a board on the PCI bus; [`Session::open`] sets up its event page.
-//! 2. [`Receiver::open`] allocates a ring of 32 buffers, in GPU memory if the board can reach it ([`Route::Direct`]),
-//!    otherwise in host memory, from which blocks are copied ([`Route::Pinned`]). It proves the route by a test with
+//! 2. [`Receiver::open`] allocates a ring of 32 buffers, in GPU memory if the board can reach it ([`SampleRoute::Direct`]),
+//!    otherwise in host memory, from which blocks are copied ([`SampleRoute::Pinned`]). It proves the route by a test with
 //!    data, and keeps the reason why no better one works.
 //! 3. [`Receiver::start`] starts the flow of samples.
 //! 4. [`Receiver::acquire`] lends out the next block, with the number of its first sample and the number of samples

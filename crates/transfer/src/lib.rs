@@ -3,7 +3,7 @@
 //! The command line, the Python package and the C library all load through this crate. A load makes five calls in order:
 //!
 //! 1. [`controllers::find`] turns a drive's name (`sim:IMAGE`, `vfio-user:SOCKET`, `0000:0b:00.0`) into a controller.
-//! 2. [`Drive::open`](onehop_drive::Drive::open) brings it up, with the driver's settings from [`Options::drive_options`].
+//! 2. [`Drive::open`](onehop_drive::Drive::open) brings it up, with the driver's settings from [`RouteOptions::drive_options`].
 //! 3. [`ModelOnDrive::open`] finds the model's files in the drive's file system, or in an extent map.
 //! 4. [`ModelOnDrive::plan`] decides what is read, and where each tensor lies in one arena.
 //! 5. [`ModelOnDrive::load`] makes a route ready, fills the arena and returns it with a [`TransferOutcome`].

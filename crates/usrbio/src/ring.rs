@@ -11,7 +11,7 @@
 //!     semaphore       32 bytes: counts up with completions
 //! ```
 //! A ring of so many entries has one slot more, as a full one could not be told from an empty one. [`Client`] is the program's
-//! side; [`Server`] is the daemon's, which believes nothing that is in there.
+//! side; [`RingServer`] is the daemon's, which believes nothing that is in there.
 
 mod client;
 mod server;

@@ -1,6 +1,6 @@
 //! The sweep: every way that blocks can go between a drive or a file and GPU memory, over sizes, depths and threads.
 //!
-//! A [`Target`] opens a [`Way`] for a [`Cell`]; [`measure`](Sweep::cell) warms it up, repeats it, and compares what
+//! A [`SweepTarget`] opens a [`PreparedRoute`] for a [`Cell`]; [`measure`](Sweep::cell) warms it up, repeats it, and compares what
 //! arrived with what somebody else reads or was told to be there. There is no row without that.
 
 mod drive;

@@ -439,8 +439,12 @@ fn a_job_ends_with_its_time() {
     let sim = onehop_sim::open("mem:16M?latency=20ms&fault=lost@op=read,n=3").unwrap();
     let drive = Drive::open(sim.port(), Options { max_transfer: 4096, ..Options::default() }).unwrap();
     let gpu = emulated();
-    let setup =
-        GpuSetup { limit: Duration::from_millis(500), queues: 1, depth: 4, ..GpuSetup::new(Placement::TIER1) };
+    let setup = GpuSetup {
+        limit: Duration::from_millis(500),
+        queues: 1,
+        depth: 4,
+        ..GpuSetup::new(Placement::TIER1)
+    };
     let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
     let (_region, buffer) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4 << 20).unwrap();
     let start = Instant::now();

@@ -5,10 +5,10 @@
 //! that can keep their distances, because these are multiples of the tensors' alignment: it has the same layout in the
 //! arena as in the file. So the whole blocks of a run can be moved to their final place, each byte once
 //! ([`Landing::Direct`]), if
-//! - the distance between arena and file is a multiple of what the mover can address ([`Options::landing`]), and
+//! - the distance between arena and file is a multiple of what the mover can address ([`PlanOptions::landing`]), and
 //! - the other bytes in the run's first and last block, which are read with it, fall into gaps of the arena.
 //!
-//! Gaps cost memory, so only some runs get them: the longest, until [`Options::slack`] is used up. The others are
+//! Gaps cost memory, so only some runs get them: the longest, until [`PlanOptions::slack`] is used up. The others are
 //! [`Landing::Shifted`]: their blocks are read into a ring, and the tensors' bytes are copied from there. A ring in
 //! host memory does this for any of them at no cost (which is how `cpu/pinned` and `cpu/cached` always work); routes
 //! that write directly into GPU memory need a small ring there.

@@ -27,7 +27,7 @@ pub(super) const WHY_CHUNK: u32 = 3;
 pub(super) const WHY_BOUNCE: u32 = 4;
 pub(super) const WHY_SHORT: u32 = 5;
 
-/// Of [`Start::flags`].
+/// Of [`StartArg::flags`].
 pub(super) const START_UNRESET: u32 = 1;
 
 /// `struct oh_info`

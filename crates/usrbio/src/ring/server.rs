@@ -32,7 +32,7 @@ pub struct Done {
     pub result: i64,
 }
 
-/// What [`Server::take`] found.
+/// What [`RingServer::take`] found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Taken {
     /// How many entries it gave.
