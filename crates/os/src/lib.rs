@@ -42,6 +42,7 @@ pub use mmio::MmioWindow;
 pub use reads::{Finished, Reads};
 pub use seam::{
     ControllerBackend, DmaBuf, DmaMemory, FunctionReset, Interrupt, Mapped, Mapper, Marks, Registers, Run,
+    Transport,
 };
 pub use sem::Semaphore;
 pub use udmabuf::Udmabuf;
