@@ -393,7 +393,11 @@ impl Link {
         if let Some(error) = &state.failed {
             return Err(error.clone());
         }
-        let Some(slot) = state.queue.submit(sqe, data) else { return Err(silent()) };
+        let Some(slot) = state.queue.submit(sqe, data) else {
+            // Every slot waits for an answer.
+            self.fail(&mut state, silent());
+            return Err(silent());
+        };
         state.pending[usize::from(slot)] = Some(Pending {
             memory: memory.map(|memory| (memory.clone(), 0)),
             owner: Owner::Waiter(waiter.clone()),

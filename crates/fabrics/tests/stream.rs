@@ -252,8 +252,10 @@ proptest! {
         for (slot, len) in slots.iter().zip(lens) {
             memory[usize::from(*slot)].truncate(len);
         }
-        if let Err(violation) = feed(&mut queue, &stream, &pieces, &mut memory) {
-            let _ = queue.last_words(&violation).map(|last| prop_assert_eq!(last[0], 2)).transpose()?;
+        if let Err(violation) = feed(&mut queue, &stream, &pieces, &mut memory)
+            && let Some(last) = queue.last_words(&violation)
+        {
+            prop_assert_eq!((last[0], last.len()), (2, 48));
         }
     }
 

@@ -32,14 +32,13 @@ fn noticed(kind: u8, options: &str, success: bool, change: Change) -> String {
     let wrote = queue.write(ns, 3, 64, &buffer, 0);
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     let mut said: Vec<String> = drive.incidents().into_iter().map(|incident| incident.cause).collect();
-    said.extend(read.err().map(|error| error.to_string()));
-    said.extend(read_retries(&read).map(|count| format!("{count} retries")));
+    match read {
+        Ok(moved) if moved.retries > 0 => said.push(format!("{} retries", moved.retries)),
+        Ok(_) => {}
+        Err(error) => said.push(error.to_string()),
+    }
     said.extend(wrote.err().map(|error| error.to_string()));
     said.join("; ")
-}
-
-fn read_retries(read: &onehop_drive::Result<onehop_drive::Moved>) -> Option<u64> {
-    read.as_ref().ok().map(|moved| moved.retries).filter(|retries| *retries > 0)
 }
 
 fn put(bytes: &mut [u8], at: usize, value: u32) {

@@ -1,5 +1,6 @@
 //! What works: reads and writes of every kind, discovery, and what GPUs cannot do.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -134,18 +135,20 @@ fn many_commands_of_many_queues_are_told_apart() {
                 let buffer = drive.buffer(64 * 8 * BLOCK).unwrap();
                 for round in 0..8u64 {
                     let lbas: Vec<u64> = (0..64u64).map(|i| (i * 61 + round * 977 + seed * 331) % 4088).collect();
-                    let mut tokens = Vec::new();
+                    let mut tokens = VecDeque::new();
                     for (i, lba) in lbas.iter().enumerate() {
                         let io = onehop_drive::Io::new(Op::Read, *lba, 8, &buffer, (i * 8 * BLOCK) as u64);
                         loop {
                             match queue.submit(ns, &io) {
-                                Ok(token) => break tokens.push(token),
-                                Err(Error::Full(_)) => drop(queue.poll().unwrap()),
+                                Ok(token) => break tokens.push_back(token),
+                                Err(Error::Full(_)) => queue.wait(tokens.pop_front().unwrap()).unwrap(),
                                 Err(error) => panic!("{error}"),
-                            }
+                            };
                         }
                     }
-                    tokens.into_iter().for_each(|token| drop(queue.wait(token).unwrap()));
+                    for token in tokens {
+                        queue.wait(token).unwrap();
+                    }
                     for (i, lba) in lbas.iter().enumerate() {
                         let seen = buffer.host().unwrap().to_vec(i * 8 * BLOCK, 8 * BLOCK).unwrap();
                         assert!(seen == all[*lba as usize * BLOCK..][..8 * BLOCK], "lba {lba}");

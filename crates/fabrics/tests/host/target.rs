@@ -330,13 +330,14 @@ impl Connection {
                     return Err(self.breach("connect parameters"));
                 }
                 let is_known = view.subnqn() == NQN || view.subnqn() == fabrics::DISCOVERY_NQN;
-                self.qid = Some(connect.qid);
                 self.shared.seen.lock().unwrap().connects.push(connect.qid);
                 if !is_known {
                     return self.answer(sqe, [0x10100, 0], Status::new(1, 0x82).with_dnr());
                 }
                 let authreq = u32::from(self.shared.config.authreq);
-                self.answer(sqe, [1 | authreq << 16, 0], Status::SUCCESS)
+                let answered = self.answer(sqe, [1 | authreq << 16, 0], Status::SUCCESS);
+                self.qid = Some(connect.qid);
+                answered
             }
             Some(fctype::PROPERTY_GET) => {
                 let value = match sqe.dw[11] {
