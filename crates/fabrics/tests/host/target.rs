@@ -391,7 +391,7 @@ impl Connection {
     fn range(&self, sqe: &Sqe, len: usize) -> Option<std::ops::Range<usize>> {
         let (lba, blocks) = (sqe.qword(10) as usize, (sqe.dw[12] & 0xffff) as usize + 1);
         let end = lba.checked_add(blocks)?;
-        let fits = end <= self.shared.config.blocks as usize && blocks * BLOCK == len;
+        let fits = sqe.nsid() == 1 && end <= self.shared.config.blocks as usize && blocks * BLOCK == len;
         fits.then_some(lba * BLOCK..end * BLOCK)
     }
 
