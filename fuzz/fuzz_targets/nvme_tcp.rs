@@ -51,7 +51,10 @@ impl Rig {
                     count
                 }
                 Want::Data(extent) => {
-                    assert!(extent.bytes > 0 && extent.offset + extent.bytes <= self.room[usize::from(extent.slot)]);
+                    assert!(
+                        extent.bytes > 0
+                            && extent.offset + extent.bytes <= self.room[usize::from(extent.slot)]
+                    );
                     let count = (extent.bytes as usize).min(most);
                     self.queue.check(&bytes[..count]);
                     count

@@ -231,7 +231,8 @@ impl Pointers {
     ) -> Result<()> {
         let page = 1u64 << self.page_shift;
         let in_first = page - (run.addr.0 & (page - 1));
-        if self.sgl == UseSgl::LongRuns && run.len >= bytes && bytes > in_first + page && run.addr.0 & 3 == 0 {
+        if self.sgl == UseSgl::LongRuns && run.len >= bytes && bytes > in_first + page && run.addr.0 & 3 == 0
+        {
             *sqe = Descriptor::Data { at: run.addr, len: bytes as u32 }.put_in(*sqe);
             return Ok(());
         }

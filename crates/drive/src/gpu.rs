@@ -151,7 +151,8 @@ impl Drive {
     /// When the controller has too few, or a part cannot lie where it should.
     pub fn gpu_queues(&self, gpu: Arc<dyn Gpu>, setup: GpuSetup) -> Result<GpuQueues> {
         if self.is_remote() {
-            let why = "it is reached through a network connection, and only the CPU sends its commands".to_owned();
+            let why =
+                "it is reached through a network connection, and only the CPU sends its commands".to_owned();
             return Err(Error::Unsupported { drive: self.name().to_owned(), why });
         }
         // Before any kernel of somebody else's stays on the GPU: the driver loads none while one runs.

@@ -175,7 +175,8 @@ impl Controller {
         };
         let (sq, cq) = (at(&self.asq, aqa.asqs_z()), at(&self.acq, aqa.acqs_z()));
         let ring = Ring::new(&self.space, 0, sq, cq).filter(|_| sq.entries <= ADMIN_ENTRIES.into());
-        let ring = ring.ok_or_else(|| Error::Unsupported("the admin rings are not in mapped memory".into()))?;
+        let ring =
+            ring.ok_or_else(|| Error::Unsupported("the admin rings are not in mapped memory".into()))?;
         let admin = association.admin_link();
         admin.set_ring(ring);
         self.links.write().unwrap_or_else(PoisonError::into_inner).insert(0, admin);
@@ -215,7 +216,11 @@ impl Controller {
     }
 
     fn create_cq(&self, cq: &CreateCq) -> Status {
-        if !cq.contiguous || cq.qid == 0 || cq.qid > MAX_QUEUES || u32::from(cq.size_z) > self.cap.mqes_z().into() {
+        if !cq.contiguous
+            || cq.qid == 0
+            || cq.qid > MAX_QUEUES
+            || u32::from(cq.size_z) > self.cap.mqes_z().into()
+        {
             return Status::INVALID_FIELD.with_dnr();
         }
         let ring = RingAt { addr: cq.base.0, entries: u32::from(cq.size_z) + 1 };
@@ -227,7 +232,8 @@ impl Controller {
         let mut state = self.state();
         let cq = state.completion_rings.get(&sq.qid).copied().filter(|_| sq.cqid == sq.qid);
         let at = RingAt { addr: sq.base.0, entries: u32::from(sq.size_z) + 1 };
-        let is_possible = sq.contiguous && sq.size_z <= self.cap.mqes_z() && !state.queues.contains_key(&sq.qid);
+        let is_possible =
+            sq.contiguous && sq.size_z <= self.cap.mqes_z() && !state.queues.contains_key(&sq.qid);
         let ring = cq.filter(|_| is_possible).and_then(|cq| Ring::new(&self.space, sq.qid, at, cq));
         let (Some(ring), Some(association)) = (ring, state.association.clone()) else {
             return Status::INVALID_FIELD.with_dnr();
@@ -330,7 +336,11 @@ impl FunctionReset for Reconnect {
             if left.is_zero() || is_final(&error) {
                 controller.set_failure(Some(error.clone()));
                 return Err(onehop_os::Error::System {
-                    call: format!("reconnecting to {} ({tries} tries in {:.1?})", controller.target, start.elapsed()),
+                    call: format!(
+                        "reconnecting to {} ({tries} tries in {:.1?})",
+                        controller.target,
+                        start.elapsed()
+                    ),
                     source: std::io::Error::other(error),
                     hint: "",
                 });

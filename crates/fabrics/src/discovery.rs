@@ -50,7 +50,8 @@ pub fn discover(target: &Target) -> Result<Vec<Subsystem>> {
             return Err(Error::Unsupported(format!("its discovery log has format {}", head.recfmt())));
         }
         let count = head.numrec().min(MAX_ENTRIES);
-        let entries = (1..=count).map(|index| read(&association, index * ENTRY as u64)).collect::<Result<Vec<_>>>()?;
+        let entries =
+            (1..=count).map(|index| read(&association, index * ENTRY as u64)).collect::<Result<Vec<_>>>()?;
         // Entries of two versions of the log do not belong together.
         if DiscoveryLog::new(&read(&association, 0)?).genctr() == head.genctr() {
             return Ok(entries.iter().map(subsystem).collect());

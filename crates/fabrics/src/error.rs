@@ -92,7 +92,9 @@ pub enum Error {
         status: Status,
     },
     /// The target wants to be convinced of who the host is.
-    #[error("the target asks for authentication (DH-HMAC-CHAP), which this build does not have; let the host {host} connect without")]
+    #[error(
+        "the target asks for authentication (DH-HMAC-CHAP), which this build does not have; let the host {host} connect without"
+    )]
     Authentication {
         /// The host's NQN.
         host: String,

@@ -80,7 +80,10 @@ impl Waiter {
 /// Who gets a completion.
 enum Owner {
     /// The driver, under its own identifier.
-    Ring { cid: u16, patch: patch::Patch },
+    Ring {
+        cid: u16,
+        patch: patch::Patch,
+    },
     Waiter(Arc<Waiter>),
 }
 
@@ -153,7 +156,8 @@ impl Link {
         let broken = |source| Error::Io { queue: setup.label.clone(), source: Arc::new(source) };
         stream.set_nodelay(true).map_err(broken)?;
         stream.set_nonblocking(true).map_err(broken)?;
-        let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(|e| broken(e.into()))?;
+        let wake =
+            eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(|e| broken(e.into()))?;
         let queue = Queue::new(setup.depth, setup.digests);
         let pending = (0..setup.depth).map(|_| None).collect();
         let state = State { queue, pending, ring: None, failed: None, is_blocked: false };
@@ -168,8 +172,8 @@ impl Link {
         link.negotiate()?;
         let (receiver, name) = (link.clone(), format!("nvme-tcp {}", link.label));
         let spawned = std::thread::Builder::new().name(name).spawn(move || receiver.receive());
-        let thread = spawned
-            .map_err(|source| Error::Io { queue: link.label.clone(), source: Arc::new(source) })?;
+        let thread =
+            spawned.map_err(|source| Error::Io { queue: link.label.clone(), source: Arc::new(source) })?;
         Ok(LinkHandle { link, thread: Some(thread) })
     }
 
@@ -446,9 +450,7 @@ impl Link {
     /// The identifier under which a command of the driver travels.
     pub(crate) fn wire_cid(&self, cid: u16) -> Option<u16> {
         let state = self.lock();
-        let is_it = |pending: &Option<Pending>| {
-            matches!(pending, Some(Pending { owner: Owner::Ring { cid: its, .. }, .. }) if *its == cid)
-        };
+        let is_it = |pending: &Option<Pending>| matches!(pending, Some(Pending { owner: Owner::Ring { cid: its, .. }, .. }) if *its == cid);
         let slot = state.pending.iter().position(is_it)?;
         state.queue.cid(slot as u16)
     }
@@ -500,11 +502,10 @@ impl Link {
 }
 
 fn connect(host: &str, port: u16) -> Result<TcpStream> {
-    let unreachable = |address: String, source: std::io::Error| Error::Unreachable {
-        address,
-        source: Arc::new(source),
-    };
-    let found = (host, port).to_socket_addrs().map_err(|error| unreachable(format!("{host}:{port}"), error))?;
+    let unreachable =
+        |address: String, source: std::io::Error| Error::Unreachable { address, source: Arc::new(source) };
+    let found =
+        (host, port).to_socket_addrs().map_err(|error| unreachable(format!("{host}:{port}"), error))?;
     let mut last = None;
     for address in found {
         match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
@@ -522,12 +523,7 @@ fn data_of<'a>(pending: &'a [Option<Pending>], extent: &Extent) -> Option<(&'a H
     Some((memory, at + extent.offset as usize))
 }
 
-fn each_chunk(
-    memory: &HostMem,
-    at: usize,
-    bytes: usize,
-    mut each: impl FnMut(&[u8]),
-) -> std::io::Result<()> {
+fn each_chunk(memory: &HostMem, at: usize, bytes: usize, mut each: impl FnMut(&[u8])) -> std::io::Result<()> {
     let mut chunk = [0; DIGEST_CHUNK];
     for start in (0..bytes).step_by(DIGEST_CHUNK) {
         let part = &mut chunk[..DIGEST_CHUNK.min(bytes - start)];

@@ -188,12 +188,16 @@ mod tests {
         assert_eq!(one.nqn.as_deref(), Some("nqn.2026-11.x:models"));
         assert_eq!(one.to_string(), "nvme-tcp://store.example:4421/nqn.2026-11.x:models");
         let six = parsed("nvme-tcp://[fe80::1]/nqn.2026-11.x:m?digests=all&keepalive=5&reconnect=0");
-        assert_eq!((six.host.as_str(), six.port, six.digests), ("fe80::1", 4420, Digests { header: true, data: true }));
+        assert_eq!(
+            (six.host.as_str(), six.port, six.digests),
+            ("fe80::1", 4420, Digests { header: true, data: true })
+        );
         assert_eq!((six.keep_alive, six.reconnect), (Duration::from_secs(5), Duration::ZERO));
         assert_eq!(six.to_string(), "nvme-tcp://[fe80::1]:4420/nqn.2026-11.x:m");
         let discovery = parsed("nvme-tcp://10.0.0.1");
         assert_eq!((discovery.port, discovery.subsystem()), (8009, DISCOVERY_NQN));
-        let id = parsed("nvme-tcp://a/nqn.x?hostid=6f6e6568-6f70-4000-8000-0000000000ff&hostnqn=nqn.h").host_id;
+        let id =
+            parsed("nvme-tcp://a/nqn.x?hostid=6f6e6568-6f70-4000-8000-0000000000ff&hostnqn=nqn.h").host_id;
         assert_eq!(id.map(|id| (id[0], id[15])), Some((0x6f, 0xff)));
     }
 

@@ -84,7 +84,9 @@ pub enum Violation {
         want: u64,
     },
     /// Flags that contradict the connection, or each other.
-    #[error("a PDU of type {kind:#04x} has flags {flags:#04x}, which contradict each other or the connection")]
+    #[error(
+        "a PDU of type {kind:#04x} has flags {flags:#04x}, which contradict each other or the connection"
+    )]
     Flags {
         /// The PDU's type.
         kind: u8,

@@ -133,7 +133,8 @@ mod tests {
         let map = space.map(&memory).unwrap();
         let at = map.contiguous().unwrap().0;
         let mut ring =
-            Ring::new(&space, 3, RingAt { addr: at, entries: 4 }, RingAt { addr: at + 1024, entries: 4 }).unwrap();
+            Ring::new(&space, 3, RingAt { addr: at, entries: 4 }, RingAt { addr: at + 1024, entries: 4 })
+                .unwrap();
         memory.write_words(64, &[7; 16]).unwrap();
         assert!(!ring.set_tail(4) && ring.set_tail(2));
         assert_eq!((ring.fetch().map(|_| ()), ring.fetch().map(|sqe| sqe.dw[3])), (Some(()), Some(7)));
@@ -149,7 +150,12 @@ mod tests {
         assert_eq!([seen(0), seen(2)], [(1, true, 2, 3, 9), (3, true, 2, 3, 9)]);
         assert!(!cqe(3).phase());
         assert!(!ring.set_cq_head(4) && ring.set_cq_head(3));
-        assert_eq!([seen(3), seen(4), seen(5)], [(4, true, 2, 3, 9), (5, false, 2, 3, 9), (6, false, 2, 3, 9)]);
-        assert!(Ring::new(&space, 1, RingAt { addr: 0, entries: 4 }, RingAt { addr: at, entries: 4 }).is_none());
+        assert_eq!(
+            [seen(3), seen(4), seen(5)],
+            [(4, true, 2, 3, 9), (5, false, 2, 3, 9), (6, false, 2, 3, 9)]
+        );
+        assert!(
+            Ring::new(&space, 1, RingAt { addr: 0, entries: 4 }, RingAt { addr: at, entries: 4 }).is_none()
+        );
     }
 }

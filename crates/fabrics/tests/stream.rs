@@ -151,7 +151,8 @@ fn the_stream_may_be_cut_anywhere() {
         let (queue, slots, _) = begun(digests, 1 << 20);
         let stream = answers(&queue, slots, digests);
         let mut want = None;
-        let cuts = (1..=stream.len()).map(|cut| vec![cut, stream.len()]).chain([vec![1], vec![2, 3], vec![5]]);
+        let cuts =
+            (1..=stream.len()).map(|cut| vec![cut, stream.len()]).chain([vec![1], vec![2, 3], vec![5]]);
         for pieces in cuts {
             let (mut queue, slots, _) = begun(digests, 13);
             let mut memory = vec![vec![0; 9000]; 8];

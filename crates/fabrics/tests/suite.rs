@@ -71,7 +71,7 @@ fn another_target_keeps_what_was_written() {
         match queue.write(ns, lba, blocks, &from, 0).and_then(|_| queue.flush(ns)) {
             Ok(()) => {}
             Err(Error::OutcomeUnknown { .. } | Error::WritesLost { .. }) => {
-                // Nothing is in flight: written again, it is what is there.
+                // The same bytes again: whenever the target carries the first write out, they are what is there.
                 unknown += 1;
                 queue.write(ns, lba, blocks, &from, 0).unwrap();
             }

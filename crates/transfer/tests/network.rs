@@ -31,7 +31,10 @@ fn the_route_is_reported_and_others_are_refused_with_the_reason() {
     assert!(got == pattern(4017 * BLOCK)[17 * BLOCK..]);
     assert!(read.verify(&drive, ns, &()).unwrap().is_none());
     let outcome = &read.outcome;
-    assert_eq!((outcome.route, outcome.over_network, outcome.drive.clone()), ("cpu/pinned", true, target.name()));
+    assert_eq!(
+        (outcome.route, outcome.over_network, outcome.drive.clone()),
+        ("cpu/pinned", true, target.name())
+    );
     assert_eq!((outcome.placement.data, outcome.memory), ("host", "vram"));
     assert_eq!(outcome.simulated, ["gpu"]);
     let tried: Vec<_> = outcome.why_not_better.iter().map(|no| no.route.as_str()).collect();
@@ -42,7 +45,11 @@ fn the_route_is_reported_and_others_are_refused_with_the_reason() {
         assert_eq!(refused.kind(), ErrorKind::NotPossible, "{refused}");
         assert!(refused.to_string().contains("network"), "{refused}");
     }
-    assert!(outcome.why_not_better.iter().all(|no| no.reason.contains("network")), "{:?}", outcome.why_not_better);
+    assert!(
+        outcome.why_not_better.iter().all(|no| no.reason.contains("network")),
+        "{:?}",
+        outcome.why_not_better
+    );
     assert_eq!(target.breaches(), Vec::<String>::new());
 }
 

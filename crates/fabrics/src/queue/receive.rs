@@ -186,7 +186,10 @@ impl Queue {
         if cpda > MOST_CPDA {
             return bad(format!("CPDA {cpda} is above {MOST_CPDA}"));
         }
-        if granted.bits() != digests || granted.header && !self.asked.header || granted.data && !self.asked.data {
+        if granted.bits() != digests
+            || granted.header && !self.asked.header
+            || granted.data && !self.asked.data
+        {
             return bad(format!("digests {digests:#04x} were not asked for"));
         }
         if granted != self.asked {

@@ -13,7 +13,12 @@ pub(super) enum Item {
     Init,
     Command(u16),
     /// Data that was asked for, up to `end`.
-    Data { slot: u16, tag: u16, offset: u32, end: u32 },
+    Data {
+        slot: u16,
+        tag: u16,
+        offset: u32,
+        end: u32,
+    },
 }
 
 /// What to send next.

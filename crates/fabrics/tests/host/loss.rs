@@ -21,7 +21,8 @@ fn once(kind: u8, nth: u32, act: impl Fn(Vec<u8>) -> Act + Send + Sync + 'static
 fn reads_are_repeated_when_a_connection_ends() {
     // The connection ends before, within and behind the data.
     for keep in [0, 1, 24, 700, 5000] {
-        let target = Target::start(once(7, 3, move |bytes| Act::Close(bytes[..keep.min(bytes.len())].to_vec())));
+        let target =
+            Target::start(once(7, 3, move |bytes| Act::Close(bytes[..keep.min(bytes.len())].to_vec())));
         let drive = open(&target, "");
         let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
         let buffer = drive.buffer(200 * BLOCK).unwrap();
@@ -137,7 +138,8 @@ fn nothing_is_lost_and_nothing_written_twice() {
         }
         Act::Send(out.bytes)
     };
-    let target = Target::start(Config { hook: Arc::new(hook), blocks: 256, split: 2048, ..Config::default() });
+    let target =
+        Target::start(Config { hook: Arc::new(hook), blocks: 256, split: 2048, ..Config::default() });
     let drive = open(&target, "");
     let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
     let buffer = drive.buffer(16 * BLOCK).unwrap();

@@ -184,7 +184,11 @@ fn a_connection_that_ends_at_any_byte_ends_well() {
 #[test]
 fn slow_answers_are_waited_for() {
     let hook = |out: Outgoing| {
-        if out.kind == 7 && out.count == 1 { Act::Late(Duration::from_millis(300), out.bytes) } else { Act::Send(out.bytes) }
+        if out.kind == 7 && out.count == 1 {
+            Act::Late(Duration::from_millis(300), out.bytes)
+        } else {
+            Act::Send(out.bytes)
+        }
     };
     let target = Target::start(Config { hook: Arc::new(hook), ..Config::default() });
     let drive = open(&target, "");

@@ -134,7 +134,8 @@ fn many_commands_of_many_queues_are_told_apart() {
                 let ns = drive.namespace(1).unwrap();
                 let buffer = drive.buffer(64 * 8 * BLOCK).unwrap();
                 for round in 0..8u64 {
-                    let lbas: Vec<u64> = (0..64u64).map(|i| (i * 61 + round * 977 + seed * 331) % 4088).collect();
+                    let lbas: Vec<u64> =
+                        (0..64u64).map(|i| (i * 61 + round * 977 + seed * 331) % 4088).collect();
                     let mut tokens = VecDeque::new();
                     for (i, lba) in lbas.iter().enumerate() {
                         let io = onehop_drive::Io::new(Op::Read, *lba, 8, &buffer, (i * 8 * BLOCK) as u64);

@@ -364,7 +364,9 @@ impl Connection {
             let page = match sqe.opcode() {
                 admin::opcode::ASYNC_EVENT => return Ok(()),
                 admin::opcode::IDENTIFY => self.identify(&admin::Identify::from(sqe)),
-                admin::opcode::GET_LOG_PAGE if sqe.dw[10] as u8 == fabrics::DISCOVERY_LOG => self.discovery(sqe),
+                admin::opcode::GET_LOG_PAGE if sqe.dw[10] as u8 == fabrics::DISCOVERY_LOG => {
+                    self.discovery(sqe)
+                }
                 admin::opcode::KEEP_ALIVE => {
                     self.shared.seen.lock().unwrap().keep_alives += 1;
                     Vec::new()
