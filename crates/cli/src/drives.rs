@@ -12,7 +12,7 @@ pub(crate) use onehop_transfer::controllers::{address, block_device, present};
 #[derive(clap::Args)]
 pub(crate) struct DriveArg {
     /// The drive: 0000:0b:00.0 (a PCI address), sim:mem:64M, sim:IMAGE?lba=4096&mdts=5, qtest:SOCKET,MEMORY-FILE,
-    /// vfio-user:SOCKET
+    /// vfio-user:SOCKET, nvme-tcp://HOST:PORT/NQN (across the network)
     #[arg(short = 'd', long = "drive", value_name = "DRIVE")]
     pub drive: String,
 }

@@ -35,6 +35,9 @@ pub(crate) enum CliError {
     /// A drive that a vfio-user server has could not be had.
     #[error(transparent)]
     Served(#[from] onehop_vfio_user::ClientError),
+    /// A drive across the network could not be reached.
+    #[error(transparent)]
+    Fabrics(#[from] onehop_fabrics::Error),
     /// QEMU's drive could not be had.
     #[error(transparent)]
     Qtest(#[from] onehop_qtest::Error),
@@ -145,10 +148,14 @@ impl CliError {
                 ),
             )
             | Self::Serve(onehop_vfio_user::Error::Unfit(_))
+            | Self::Fabrics(onehop_fabrics::Error::Name { .. })
             | Self::Qtest(onehop_qtest::Error::Spec { .. }) => "usage",
             Self::NotPossible { .. }
             | Self::NoRoute(_)
             | Self::Files(onehop_files::Error::WithinBlock { .. })
+            | Self::Fabrics(
+                onehop_fabrics::Error::Authentication { .. } | onehop_fabrics::Error::Unsupported(_),
+            )
             | Self::Load(
                 onehop_load::Error::OnDrive { why: onehop_files::Error::WithinBlock { .. }, .. }
                 | onehop_load::Error::NotDirect { .. }
@@ -233,6 +240,7 @@ impl From<onehop_transfer::Error> for CliError {
             Transfer::Drive(error) => Self::Drive(error),
             Transfer::Sim(error) => Self::Sim(error),
             Transfer::VfioUser(error) => Self::Served(error),
+            Transfer::Fabrics(error) => Self::Fabrics(error),
             Transfer::Qtest(error) => Self::Qtest(error),
             Transfer::Pci(error) => Self::System(error),
             Transfer::Gpu(error) => Self::Gpu(error),

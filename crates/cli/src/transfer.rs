@@ -118,6 +118,9 @@ pub(crate) fn rows(outcome: &TransferOutcome, text: &mut ReportText) {
     if outcome.route == "cpu/pinned" {
         text.row("", "a second hop: the bytes were copied between host memory and vram");
     }
+    if outcome.over_network {
+        text.row("", "the drive is across a network: the bytes went through host memory");
+    }
     text.row("", outcome.route_why);
     for no in &outcome.why_not_better {
         text.row("", format!("not {}: {}. {}", no.route, no.reason, no.fix));

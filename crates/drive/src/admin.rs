@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use onehop_os::ControllerBackend;
+use onehop_os::{ControllerBackend, Transport};
 use onehop_proto::log::AsyncEvent;
 use onehop_proto::queue::{Event, Owner, Slot};
+use onehop_proto::sgl::Descriptor;
 use onehop_proto::{Cqe, Sqe, admin};
 
 use crate::control::{self, Control};
@@ -78,7 +79,7 @@ impl Admin {
     ) -> Result<Vec<u8>> {
         let data = Dma::alloc(&*port.mapper, 4096, 12)?;
         let mem = data.mem.clone();
-        let sqe = sqe.with_prps(data.bus()?.0, 0);
+        let sqe = point(port, sqe, &data, bytes.min(4096))?;
         self.run_for(what, &sqe, Some(data), self.timeout)?;
         Ok(mem.to_vec(0, bytes.min(4096))?)
     }
@@ -93,7 +94,7 @@ impl Admin {
     ) -> Result<Cqe> {
         let buffer = Dma::alloc(&*port.mapper, 4096, 12)?;
         buffer.mem.write(0, data)?;
-        let sqe = sqe.with_prps(buffer.bus()?.0, 0);
+        let sqe = point(port, sqe, &buffer, data.len())?;
         self.run_for(what, &sqe, Some(buffer), self.timeout)
     }
 
@@ -177,4 +178,13 @@ impl Admin {
         }
         self.owner.publish(&self.pair.memory);
     }
+}
+
+/// The command with its data pointer.
+fn point(port: &ControllerBackend, sqe: &Sqe, data: &Dma, bytes: usize) -> Result<Sqe> {
+    let at = data.bus()?;
+    Ok(match port.mapper.transport() {
+        Transport::Memory => sqe.with_prps(at.0, 0),
+        Transport::Messages => Descriptor::Data { at, len: bytes as u32 }.put_in(*sqe),
+    })
 }

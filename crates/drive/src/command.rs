@@ -174,7 +174,17 @@ pub(crate) fn list_pages(page_shift: u32, bytes: u64) -> u64 {
 pub(crate) struct Pointers {
     pub(crate) page_shift: u32,
     pub(crate) max_transfer: u64,
-    pub(crate) sgl: bool,
+    pub(crate) sgl: UseSgl,
+}
+
+/// When data is described by an SGL descriptor.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum UseSgl {
+    Never,
+    /// Where PRPs would need a list, and the memory is one run.
+    LongRuns,
+    /// Controllers that get commands by messages take nothing else.
+    Always,
 }
 
 impl Pointers {
@@ -194,6 +204,13 @@ impl Pointers {
         }
         let beyond = || Error::Buffer { have: buffer.bytes(), offset, need: bytes };
         let run = buffer.at(offset).ok_or_else(beyond)?;
+        if self.sgl == UseSgl::Always {
+            if run.len < bytes {
+                return Err(Error::Memory("data of one command is in several pieces of memory".into()));
+            }
+            *sqe = Descriptor::Data { at: run.addr, len: bytes as u32 }.put_in(*sqe);
+            return Ok(());
+        }
         let page = 1u64 << self.page_shift;
         let in_first = page - (run.addr.0 & (page - 1));
         if bytes <= in_first && run.len >= bytes && run.addr.0 & 3 == 0 {
@@ -214,7 +231,8 @@ impl Pointers {
     ) -> Result<()> {
         let page = 1u64 << self.page_shift;
         let in_first = page - (run.addr.0 & (page - 1));
-        if self.sgl && run.len >= bytes && bytes > in_first + page && run.addr.0 & 3 == 0 {
+        if self.sgl == UseSgl::LongRuns && run.len >= bytes && bytes > in_first + page && run.addr.0 & 3 == 0
+        {
             *sqe = Descriptor::Data { at: run.addr, len: bytes as u32 }.put_in(*sqe);
             return Ok(());
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use onehop_os::ControllerBackend;
+use onehop_os::{ControllerBackend, Transport};
 use onehop_proto::BusAddr;
 use onehop_proto::regs::{Aqa, Cap, Cc, Crto, Csts, GONE32, Nssr, Version, offset};
 
@@ -74,6 +74,10 @@ impl Control {
             return Err(Error::Unsupported { drive: port.name, why });
         }
         Ok(Self { port, tag: Arc::new(()), cap, version, page_shift, limit: options.ready_limit })
+    }
+
+    pub(crate) fn transport(&self) -> Transport {
+        self.port.mapper.transport()
     }
 
     fn gone(&self, register: &'static str) -> Error {
@@ -155,7 +159,14 @@ impl Control {
         let css = if self.cap.css() & 1 != 0 || self.cap.css() == 0 { Cc::CSS_NVM } else { Cc::CSS_ALL };
         regs.write32(offset::CC, Cc::enabled(self.page_shift, css).0);
         let csts = self.wait("ready", |csts| csts.rdy() || csts.cfs())?;
-        if csts.cfs() { Err(Error::Fatal { drive: self.port.name.clone() }) } else { Ok(()) }
+        if !csts.cfs() {
+            return Ok(());
+        }
+        let drive = self.port.name.clone();
+        Err(match regs.failure() {
+            Some(why) => Error::Lost { drive, why },
+            None => Error::Fatal { drive },
+        })
     }
 
     /// Tells the controller to come to rest, and waits until it says that it has.
@@ -187,7 +198,11 @@ impl Control {
     /// Resets the function from outside, or the subsystem where that is all there is, and waits until it is back.
     pub(crate) fn reset_function(&self) -> Result<()> {
         if let Some(reset) = &self.port.reset {
-            reset.function_reset()?;
+            let drive = || self.port.name.clone();
+            reset.function_reset().map_err(|error| match self.transport() {
+                Transport::Memory => error.into(),
+                Transport::Messages => Error::Lost { drive: drive(), why: error.to_string() },
+            })?;
         } else if self.cap.nssrs() {
             self.port.regs.write32(offset::NSSR, Nssr::NVME.0);
         } else {

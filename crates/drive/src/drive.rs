@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use onehop_os::{ControllerBackend, DmaMemory, HostMem};
+use onehop_os::{ControllerBackend, DmaMemory, HostMem, Transport};
 use onehop_proto::admin::{self as words, Select};
 use onehop_proto::identify::NamespaceId;
 use onehop_proto::log::AsyncEvent;
@@ -65,6 +65,13 @@ impl Drive {
     #[must_use]
     pub fn name(&self) -> &str {
         self.0.name()
+    }
+
+    /// Whether it is reached through a network. Its data then arrives in host memory, and writes whose connection is lost
+    /// end with [`Error::OutcomeUnknown`].
+    #[must_use]
+    pub fn is_remote(&self) -> bool {
+        self.0.control.transport() == Transport::Messages
     }
 
     /// Who it is.

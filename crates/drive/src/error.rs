@@ -22,6 +22,24 @@ pub enum Error {
         /// The register that was read.
         register: &'static str,
     },
+    /// A controller across a network cannot be reached any more.
+    #[error("{drive} cannot be reached: {why}")]
+    Lost {
+        /// The drive.
+        drive: String,
+        /// What failed last.
+        why: String,
+    },
+    /// A write was in flight when its controller was lost, or was not answered.
+    #[error(
+        "{command}: the outcome is unknown. It was in flight when {recovery} became necessary; the target may have carried it out, or may still do so. It was not repeated: read the blocks back before writing them again"
+    )]
+    OutcomeUnknown {
+        /// Which command, on what.
+        command: String,
+        /// What ended the connection that it was sent over.
+        recovery: Recovery,
+    },
     /// CSTS.RDY did not become what it should.
     #[error("{drive} did not become {want} within {waited:?} (CC {cc:#x}, CSTS {csts:#x})")]
     NotReady {

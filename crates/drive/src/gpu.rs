@@ -150,6 +150,11 @@ impl Drive {
     /// # Errors
     /// When the controller has too few, or a part cannot lie where it should.
     pub fn gpu_queues(&self, gpu: Arc<dyn Gpu>, setup: GpuSetup) -> Result<GpuQueues> {
+        if self.is_remote() {
+            let why =
+                "it is reached through a network connection, and only the CPU sends its commands".to_owned();
+            return Err(Error::Unsupported { drive: self.name().to_owned(), why });
+        }
         // Before any kernel of somebody else's stays on the GPU: the driver loads none while one runs.
         gpu.load_kernels()?;
         let cell = GpuCell::create(&self.0, &*gpu, &setup)?;
@@ -161,6 +166,10 @@ impl Drive {
     /// # Errors
     /// When there is none, or the drive cannot reach it.
     pub fn gpu_buffer(&self, gpu: &dyn Gpu, place: Place, bytes: usize) -> Result<(Region, Buffer)> {
+        if place == Place::Vram && self.is_remote() {
+            let why = "data from the network is received into host memory, and copied from there".to_owned();
+            return Err(Error::Placement { part: "data", place: "vram", why });
+        }
         let region = memory::region(&self.0, gpu, place, bytes)?;
         let buffer = self.map(region.clone())?;
         Ok((region, buffer))

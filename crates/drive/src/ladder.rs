@@ -80,8 +80,12 @@ impl DriveInner {
         match self.control.status() {
             Ok(status) if !status.cfs() => {}
             Ok(_) => {
+                let cause = match self.control.port.regs.failure() {
+                    Some(why) => format!("a controller that was lost: {why}"),
+                    None => "a controller that reported a fatal error (CSTS.CFS)".into(),
+                };
                 // How it went is found in the queues.
-                let _ = self.reset(&mut state, "a controller that reported a fatal error (CSTS.CFS)");
+                let _ = self.reset(&mut state, &cause);
             }
             Err(error) => {
                 self.die(&mut state, error);
@@ -173,7 +177,7 @@ impl DriveInner {
             // Where the function cannot be reset from outside, or that fails, the controller is reset once more.
             match self.reset_function() {
                 Ok(()) => recovery = Recovery::FunctionReset,
-                Err(error @ Error::Gone { .. }) => return Err(self.die(state, error)),
+                Err(error @ (Error::Gone { .. } | Error::Lost { .. })) => return Err(self.die(state, error)),
                 Err(_) => {}
             }
             back = self.bring_back(state, recovery);
@@ -208,7 +212,7 @@ impl DriveInner {
     /// Gives the drive up: everything ends with an error, and memory that the device may still reach stays allocated.
     fn die(&self, state: &mut AdminState, why: Error) -> Error {
         let error = match why {
-            Error::Gone { .. } => why,
+            Error::Gone { .. } | Error::Lost { .. } => why,
             other => Error::Dead { drive: self.name().to_owned(), why: other.to_string() },
         };
         for participant in &state.participants {

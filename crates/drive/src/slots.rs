@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use onehop_os::Transport;
 use onehop_proto::queue::{Event, Owner, Slot};
 use onehop_proto::{BusAddr, Cqe, Sqe, Status};
 
 use crate::canary::{Canary, Nonces};
-use crate::command::{Io, ListSlot, Op, Pointers, list_pages, max_blocks};
+use crate::command::{Io, ListSlot, Op, Pointers, UseSgl, list_pages, max_blocks};
 use crate::core::DmaQuarantine;
 use crate::drive::DriveInner;
 use crate::entry::{CommandEntry, CommandState, Finished};
@@ -50,6 +51,8 @@ pub(crate) struct CommandSlots {
     list_pages: u64,
     scratch: Option<MetadataScratch>,
     pointers: Pointers,
+    /// Commands travel in messages: the controller may carry out those that it has, after a reset, too.
+    messages: bool,
     name: String,
     retries: u32,
     timeout: Duration,
@@ -75,6 +78,7 @@ impl CommandSlots {
     pub(crate) fn new(drive: &DriveInner, qid: u16) -> Result<Self> {
         let (port, identity, options) = (&drive.control.port, drive.identity(), &drive.options);
         let page_shift = identity.page_shift;
+        let messages = drive.control.transport() == Transport::Messages;
         let most = u32::from(identity.cap.mqes_z()) + 1;
         let entries = options.depth.saturating_add(1).clamp(2, most);
         let pair = CpuPair::alloc(port, qid, entries, page_shift, identity.cap.dstrd())?;
@@ -111,13 +115,19 @@ impl CommandSlots {
             pointers: Pointers {
                 page_shift,
                 max_transfer: identity.max_transfer,
-                sgl: options.sgl && identity.controller().sgls().usable(),
+                sgl: match (messages, options.sgl && identity.controller().sgls().usable()) {
+                    (true, _) => UseSgl::Always,
+                    (false, true) => UseSgl::LongRuns,
+                    (false, false) => UseSgl::Never,
+                },
             },
+            messages,
             name: identity.name.clone(),
             retries: options.retries,
             timeout: options.timeout,
             retry_delay: retry_delays(drive),
-            nonces: options.canary.then(Nonces::new),
+            // A message is received before it is reported.
+            nonces: (options.canary && !messages).then(Nonces::new),
             reported: drive.namespaces.iter().map(|ns| ns.account.reported()).collect(),
             kept: drive.kept.clone(),
             namespaces: drive.namespaces.clone(),
@@ -469,6 +479,13 @@ impl CommandSlots {
 
     fn lose(&mut self, id: u32, recovery: Recovery) {
         let entry = &mut self.entries[id as usize];
+        let may_be_carried_out = self.messages && matches!(entry.state, State::InFlight(_));
+        if may_be_carried_out && entry.what.0.writes() {
+            let command = entry.describe(&self.name);
+            entry.state = State::failed(Error::OutcomeUnknown { command, recovery });
+            entry.mark_stale(&mut self.holds);
+            return;
+        }
         if entry.retries < self.retries {
             entry.retries += 1;
             entry.state = CommandState::Waiting(self.clock);

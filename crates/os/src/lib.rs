@@ -42,7 +42,7 @@ pub use mmio::MmioWindow;
 pub use reads::{Finished, Reads};
 pub use seam::{
     BusRange, ControllerBackend, DmaBuf, DmaMemory, FunctionReset, Interrupt, Mapped, Mapper, Marks,
-    Registers,
+    Registers, Transport,
 };
 pub use sem::Semaphore;
 pub use udmabuf::Udmabuf;

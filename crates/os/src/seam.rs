@@ -29,6 +29,11 @@ pub trait Registers: Send + Sync {
         None
     }
 
+    /// Why the controller reports a fatal status, where more is known than that.
+    fn failure(&self) -> Option<String> {
+        None
+    }
+
     /// A 64-bit register, read as two halves, low first.
     fn read64(&self, offset: u32) -> u64 {
         let low = self.read32(offset);
@@ -183,10 +188,26 @@ impl std::fmt::Debug for Mapped {
     }
 }
 
+/// How commands and data get to a controller.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Transport {
+    /// The controller reads and writes memory by itself.
+    #[default]
+    Memory,
+    /// Messages of a network carry them. The CPU sends and receives them, commands describe their data by an SGL
+    /// descriptor, and the controller may carry out a command that it received after the connection was lost.
+    Messages,
+}
+
 /// Gives the bus addresses of memory as one device sees it.
 pub trait Mapper: Send + Sync {
     /// What it is called in reports.
     fn name(&self) -> &str;
+
+    /// How commands and data get to the controller.
+    fn transport(&self) -> Transport {
+        Transport::Memory
+    }
 
     /// Zeroed, page-aligned host memory that this mapper can map.
     ///

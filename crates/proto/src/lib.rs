@@ -12,6 +12,7 @@ extern crate std;
 pub mod addr;
 pub mod admin;
 pub mod entry;
+pub mod fabrics;
 pub mod feature;
 pub mod format;
 pub mod identify;

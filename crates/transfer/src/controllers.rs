@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use onehop_fabrics::Subsystem;
 use onehop_os::ControllerBackend;
 use onehop_pci::{DriveName, Root, Via};
 use onehop_sim::Media;
@@ -9,7 +10,8 @@ use onehop_sim::Media;
 use crate::error::{Error, Result};
 
 const WANTED: &str = "a drive is sim:mem:64M or sim:IMAGE (a simulated one), qtest:SOCKET,MEMORY-FILE (QEMU's), \
-                      vfio-user:SOCKET (one that a vfio-user server has), or a PCI address such as 0000:0b:00.0";
+                      vfio-user:SOCKET (one that a vfio-user server has), nvme-tcp://HOST:PORT/NQN (one across the network), \
+                      or a PCI address such as 0000:0b:00.0";
 
 /// A controller that was found and, if it is a PCI device, claimed. It has not been brought up.
 pub struct FoundController {
@@ -27,7 +29,7 @@ impl FoundController {
     }
 }
 
-/// Finds the controller that `spec` names: `sim:…`, `qtest:…`, `vfio-user:…`, or a PCI address.
+/// Finds the controller that `spec` names: `sim:…`, `qtest:…`, `vfio-user:…`, `nvme-tcp://…`, or a PCI address.
 ///
 /// # Errors
 /// When `spec` does not name a drive, or the drive is in use or not available.
@@ -46,11 +48,26 @@ pub fn find(spec: &str) -> Result<FoundController> {
     if let Some(socket) = spec.strip_prefix("vfio-user:").filter(|socket| !socket.is_empty()) {
         return Ok(FoundController::new(onehop_vfio_user::client::open(Path::new(socket))?));
     }
+    if spec.starts_with(onehop_fabrics::SCHEME) {
+        return Ok(FoundController::new(onehop_fabrics::open(&spec.parse()?)?));
+    }
     if is_pci_device(spec) {
         return real(spec);
     }
     let unknown = || format!("'{}' is no drive: {WANTED}", spec.escape_debug());
     Err(Error::NoDrive(block_device(spec).unwrap_or_else(unknown)))
+}
+
+/// The subsystems that a target's discovery service lists, if `spec` names a target and no subsystem of it.
+///
+/// # Errors
+/// When the target cannot be reached, or does not answer as it should.
+pub fn subsystems(spec: &str) -> Result<Option<Vec<Subsystem>>> {
+    if !spec.starts_with(onehop_fabrics::SCHEME) {
+        return Ok(None);
+    }
+    let target: onehop_fabrics::Target = spec.parse()?;
+    if target.nqn.is_some() { Ok(None) } else { Ok(Some(onehop_fabrics::discover(&target)?)) }
 }
 
 /// Whether a name is a PCI device's.
@@ -198,6 +215,14 @@ mod tests {
         }
         assert!(find("sim:mem:1M").unwrap().image.is_none());
         assert!(matches!(find("sim:mem:1M?mdts=x"), Err(Error::Sim(_))));
+        let named = |spec| match find(spec) {
+            Err(error) => (error.kind(), error.to_string()),
+            Ok(_) => panic!("{spec} was found"),
+        };
+        let (kind, said) = named("nvme-tcp://store/models");
+        assert!(kind == crate::ErrorKind::Request && said.contains("no NQN"), "{said}");
+        let (kind, said) = named("nvme-tcp://127.0.0.1:1/nqn.x");
+        assert!(kind == crate::ErrorKind::Drive && said.contains("no connection to 127.0.0.1:1"), "{said}");
     }
 
     #[test]

@@ -75,6 +75,9 @@ pub enum Error {
     /// A drive of a vfio-user server could not be opened.
     #[error(transparent)]
     VfioUser(#[from] onehop_vfio_user::ClientError),
+    /// A drive across the network could not be reached.
+    #[error(transparent)]
+    Fabrics(#[from] onehop_fabrics::Error),
     /// QEMU's drive could not be opened.
     #[error(transparent)]
     Qtest(#[from] onehop_qtest::Error),
@@ -197,6 +200,7 @@ impl Error {
                 | Sim::Contradiction(_),
             )
             | Self::Qtest(onehop_qtest::Error::Spec { .. })
+            | Self::Fabrics(onehop_fabrics::Error::Name { .. })
             | Self::Files(Files::WhichPartition(_))
             | Self::Load(Load::Plan(_)) => ErrorKind::Request,
             Self::NotPossible { .. }
@@ -215,9 +219,15 @@ impl Error {
             )
             | Self::Pci(Pci::Refused { .. } | Pci::Module { .. }) => ErrorKind::NotPossible,
             Self::NoRoom { .. } => ErrorKind::NoRoom,
-            Self::Drive(_) | Self::Sim(_) | Self::VfioUser(_) | Self::Qtest(_) | Self::Pci(_) => {
-                ErrorKind::Drive
-            }
+            Self::Fabrics(
+                onehop_fabrics::Error::Authentication { .. } | onehop_fabrics::Error::Unsupported(_),
+            ) => ErrorKind::NotPossible,
+            Self::Drive(_)
+            | Self::Sim(_)
+            | Self::VfioUser(_)
+            | Self::Fabrics(_)
+            | Self::Qtest(_)
+            | Self::Pci(_) => ErrorKind::Drive,
             Self::Gpu(_) | Self::Memory(_) | Self::Load(Load::Gpu(_)) => ErrorKind::Gpu,
             Self::Cancelled | Self::Load(Load::Cancelled) => ErrorKind::Cancelled,
             Self::Mismatch(_) => ErrorKind::Mismatch,

@@ -47,6 +47,9 @@ pub struct TransferOutcome {
     pub route_why: &'static str,
     /// What submitted commands: `gpu` or `cpu`.
     pub initiator: &'static str,
+    /// Whether the drive is reached through a network: a stage before those that `placement` names.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub over_network: bool,
     /// What was simulated: `drive`, `gpu`.
     pub simulated: Vec<&'static str>,
     /// The places of queues and data.
@@ -101,6 +104,7 @@ impl TransferOutcome {
             route: engine.route.name(),
             route_why: engine.why,
             initiator: engine.route.initiator(),
+            over_network: drive.is_remote(),
             simulated,
             placement: engine.route.placement(),
             memory: if engine.route == Route::CpuPinned { "vram" } else { engine.route.placement().data },

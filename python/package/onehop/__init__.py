@@ -149,8 +149,8 @@ def load(
         `cuts`, cut along the dimension there; it reads nothing else. All other tensors are loaded whole.
     route: "auto", "cpu/cached" (the page cache), "cpu/pinned" (past it) or "cufile" (NVIDIA's).
         What is asked for is done, or RouteError says why not.
-    drive: a drive that onehop drives by itself, past Linux: "0000:0b:00.0" (a PCI address), "vfio-user:SOCKET", "sim:IMAGE"
-        (a simulated one) or "qtest:SOCKET,MEMORY-FILE". `path` is then a path in the drive's own file system (ext2/3/4, FAT,
+    drive: a drive that onehop drives by itself, past Linux: "0000:0b:00.0" (a PCI address), "nvme-tcp://HOST/NQN"
+        (across the network), "vfio-user:SOCKET", "sim:IMAGE" (a simulated one) or "qtest:SOCKET,MEMORY-FILE". `path` is then a path in the drive's own file system (ext2/3/4, FAT,
         exFAT), and `route` one of "auto", "gpu/tier3", "gpu/posted", "gpu/tier2", "gpu/tier1", "cpu/direct" and "cpu/pinned".
         `outcome.route` is the route that was taken, `outcome.why_not_better` what kept the better ones from it.
     partition: the drive's partition that has the files, or "none" for the whole drive; None is the only one with a known

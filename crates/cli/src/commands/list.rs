@@ -1,7 +1,9 @@
 //! `onehop drive list`: the NVMe controllers of this machine, and who uses them.
 
+use onehop_fabrics::Subsystem;
 use onehop_pci::{BlockDevice, Root, Usage};
-use serde_json::json;
+use onehop_transfer::controllers;
+use serde_json::{Value, json};
 
 use crate::drives;
 use crate::error::Result;
@@ -12,7 +14,8 @@ use crate::units;
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  onehop drive list\n  onehop drive list -d sim:mem:64M --json")]
 pub(crate) struct Args {
-    /// Also list this drive, such as a simulated one
+    /// Also list this drive, such as a simulated one. With nvme-tcp://HOST[:PORT], list the subsystems that the
+    /// discovery service there knows
     #[arg(short = 'd', long = "drive", value_name = "DRIVE")]
     drive: Option<String>,
 }
@@ -28,7 +31,11 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
         text.line("no NVMe controllers in /sys/bus/pci (class 0x0108xx)");
     }
     let mut given = None;
-    if let Some(spec) = &args.drive {
+    let subsystems = args.drive.as_deref().map(controllers::subsystems).transpose()?.flatten();
+    for one in subsystems.iter().flatten() {
+        text.line(subsystem(one));
+    }
+    if let Some(spec) = args.drive.as_ref().filter(|_| subsystems.is_none()) {
         let drive = drives::open(spec)?;
         let identity = drive.identity();
         let (model, serial) = (identity.model(), identity.serial());
@@ -45,7 +52,31 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
         }));
     }
     text.line("simulated drives are listed only by name: -d sim:mem:64M or -d sim:IMAGE");
-    Report::new(json!({ "drives": found, "given": given }), text)
+    let mut document = json!({ "drives": found, "given": given });
+    if let (Some(list), Some(fields)) = (subsystems, document.as_object_mut()) {
+        fields.insert("subsystems".into(), list.iter().map(subsystem_document).collect());
+    }
+    Report::new(document, text)
+}
+
+/// A subsystem, as the name to give to `-d` where this build can use it.
+fn subsystem(one: &Subsystem) -> String {
+    let Subsystem { nqn, transport, address, service, .. } = one;
+    let host = if address.contains(':') { format!("[{address}]") } else { address.clone() };
+    let note = match (one.is_discovery, one.needs_tls) {
+        (true, _) => "  (a discovery service)",
+        (false, true) => "  (requires TLS, which this build does not have)",
+        (false, false) if transport != &"tcp" => "  (a transport that this build does not have)",
+        (false, false) => "",
+    };
+    format!("nvme-{transport}://{host}:{service}/{nqn}{note}")
+}
+
+fn subsystem_document(one: &Subsystem) -> Value {
+    json!({
+        "nqn": one.nqn, "transport": one.transport, "address": one.address, "service": one.service,
+        "discovery": one.is_discovery, "requires_tls": one.needs_tls,
+    })
 }
 
 fn describe(controller: &Usage, text: &mut ReportText) {

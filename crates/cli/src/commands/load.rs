@@ -41,7 +41,7 @@ pub(crate) struct Args {
     #[arg(value_name = "FILE", required_unless_present = "drive", conflicts_with = "drive")]
     files: Vec<PathBuf>,
     /// A drive that onehop drives and that holds the model: a PCI address such as 0000:0b:00.0, sim:IMAGE?lba=4096,
-    /// qtest:SOCKET,MEMORY-FILE, vfio-user:SOCKET
+    /// qtest:SOCKET,MEMORY-FILE, vfio-user:SOCKET, nvme-tcp://HOST:PORT/NQN
     #[arg(short = 'd', long, value_name = "DRIVE", requires = "where_on_drive")]
     drive: Option<String>,
     /// A file, index or directory in the drive's file system (ext2/3/4, FAT, exFAT), which onehop reads by itself; may be

@@ -4,7 +4,7 @@ use onehop_proto::Sqe;
 use onehop_proto::kernel::WorkItem;
 
 use super::GpuJob;
-use crate::command::{ListSlot, Pointers, list_pages, max_blocks, protection};
+use crate::command::{ListSlot, Pointers, UseSgl, list_pages, max_blocks, protection};
 use crate::drive::DriveInner;
 use crate::ring::Dma;
 use crate::{Buffer, Error, Namespace, Op, Result};
@@ -88,7 +88,7 @@ impl<'a> BatchPlan<'a> {
             pointers: Pointers {
                 page_shift: identity.page_shift,
                 max_transfer: identity.max_transfer,
-                sgl: false,
+                sgl: UseSgl::Never,
             },
             step,
             pages: list_pages(identity.page_shift, identity.max_transfer),

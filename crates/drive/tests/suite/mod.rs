@@ -115,7 +115,9 @@ pub fn run(port: ControllerBackend, case: Case) {
         separate_metadata(&drive, &ns, &mut rng);
     }
     many_queues(&drive, &ns, case);
-    gpu(&drive, &ns, &mut rng, case);
+    if !drive.is_remote() {
+        gpu(&drive, &ns, &mut rng, case);
+    }
     errors(&drive, &ns, case);
     drive.reset().unwrap();
     lengths_and_offsets(&drive, &ns, &mut rng, case);
@@ -312,11 +314,17 @@ fn errors(drive: &Drive, ns: &Namespace, case: Case) {
     assert!(matches!(beyond, Error::Range { .. }), "{beyond}");
     assert!(matches!(queue.read(ns, u64::MAX, 1, &buffer, 0), Err(Error::Range { .. })));
     assert!(matches!(queue.read(ns, 0, 1, &buffer, 4096 * 4), Err(Error::Buffer { .. })));
-    assert!(matches!(queue.read(ns, 0, 1, &buffer, 2), Err(Error::Prp(_))));
+    // Only controllers that read memory by themselves care where a buffer begins.
+    match queue.read(ns, 0, 1, &buffer, 2) {
+        Ok(_) => assert!(drive.is_remote()),
+        Err(error) => assert!(matches!(error, Error::Prp(_)), "{error}"),
+    }
     let mut other = ns.clone();
     other.blocks = ns.blocks * 2;
     let refused = queue.read(&other, ns.blocks, 1, &buffer, 0).unwrap_err();
-    assert!(matches!(refused, Error::Command { status, .. } if status.code() == 0x80), "{refused}");
+    // Linux's target hands such a command to its block layer, which calls it an internal error.
+    let is_expected = |code| code == 0x80 || drive.is_remote() && code == 0x06;
+    assert!(matches!(refused, Error::Command { status, .. } if is_expected(status.code())), "{refused}");
     other.nsid = 77;
     let refused = queue.read(&other, 0, 1, &buffer, 0).unwrap_err();
     match refused {

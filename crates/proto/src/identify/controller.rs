@@ -255,6 +255,10 @@ record! {
     maxdna 544 u128;
     /// Most namespaces attached to the controller.
     maxcna 560 u32;
+    /// Fabrics: longest command capsule, in units of 16 bytes.
+    ioccsz 1792 u32;
+    /// Fabrics: where in-capsule data starts behind the command, in units of 16 bytes.
+    icdoff 1800 u16;
     @text:
     /// Serial number.
     sn 4 20;

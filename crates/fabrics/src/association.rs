@@ -1,0 +1,244 @@
+//! An association: an admin queue that is connected to a controller, and kept alive.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use onehop_os::HostMem;
+use onehop_proto::fabrics::{self, ANY_CONTROLLER, Connect, Connected, connect_data, wide_result};
+use onehop_proto::identify;
+use onehop_proto::regs::{Cap, Cc, Csts, Version, offset};
+use onehop_proto::{Cqe, Sqe, Status, admin};
+
+use crate::link::{Health, Link, LinkHandle, LinkSetup};
+use crate::queue::{Data, MAX_DEPTH};
+use crate::ring::Ring;
+use crate::{Error, Host, Result, Target, patch};
+
+/// How long a command of this crate's own may take.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a controller may take to shut down.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often the status is read while it is waited for.
+const STATUS_POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Entries of the admin queue.
+pub(crate) const ADMIN_ENTRIES: u16 = 32;
+/// How long the controller may take to forget a queue that was disconnected.
+const FORGET_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A connected controller.
+pub(crate) struct Association {
+    target: Arc<Target>,
+    host: Arc<Host>,
+    cntlid: u16,
+    pub(crate) cap: Cap,
+    pub(crate) version: Version,
+    pub(crate) health: Arc<Health>,
+    /// Most data in the capsule of an I/O command.
+    capsule: AtomicU32,
+    keeper: Option<JoinHandle<()>>,
+    admin: LinkHandle,
+}
+
+impl Association {
+    /// Connects the admin queue and reads what the controller can do. It is not enabled yet.
+    pub(crate) fn connect(target: Arc<Target>, host: Arc<Host>) -> Result<Self> {
+        let health = Arc::new(Health::default());
+        let label = format!("the admin queue of {target}");
+        let admin = Link::open(LinkSetup {
+            host: &target.host,
+            port: target.port,
+            label: label.clone(),
+            depth: ADMIN_ENTRIES - 1,
+            digests: target.digests,
+            capsule: 0,
+            health: health.clone(),
+        })?;
+        let connect = Connect {
+            qid: 0,
+            size_z: ADMIN_ENTRIES - 1,
+            no_flow_control: false,
+            keep_alive_ms: target.keep_alive.as_millis().min(u32::MAX.into()) as u32,
+        };
+        let connected = connect_queue(&admin, &label, &target, &host, connect, ANY_CONTROLLER)?;
+        let mut this = Self {
+            target,
+            host,
+            cntlid: connected.cntlid,
+            cap: Cap(0),
+            version: Version(0),
+            health,
+            capsule: AtomicU32::new(0),
+            keeper: None,
+            admin,
+        };
+        this.cap = Cap(this.property(offset::CAP, true)?);
+        this.version = Version(this.property(offset::VS, false)? as u32);
+        this.keep_alive()?;
+        Ok(this)
+    }
+
+    pub(crate) fn admin_link(&self) -> Arc<Link> {
+        Arc::clone(&self.admin)
+    }
+
+    fn property(&self, at: u32, is_wide: bool) -> Result<u64> {
+        let cqe = self.run("Property Get", &fabrics::property_get(at, is_wide))?;
+        Ok(if is_wide { wide_result(&cqe) } else { cqe.result().into() })
+    }
+
+    fn set_property(&self, at: u32, value: u32) -> Result<()> {
+        self.run("Property Set", &fabrics::property_set(at, value)).map(|_| ())
+    }
+
+    fn run(&self, what: &'static str, sqe: &Sqe) -> Result<Cqe> {
+        answered(what, self.admin.exchange(what, sqe, Data::None, None, COMMAND_TIMEOUT)?)
+    }
+
+    /// Runs an admin command that fills `memory`.
+    pub(crate) fn read(&self, what: &'static str, sqe: &Sqe, memory: &HostMem, bytes: u32) -> Result<Cqe> {
+        let answer = self.admin.exchange(what, sqe, Data::In(bytes), Some(memory), COMMAND_TIMEOUT)?;
+        answered(what, answer)
+    }
+
+    /// Enables the controller and waits until it is ready.
+    pub(crate) fn enable(&self, cc: Cc) -> Result<()> {
+        self.set_property(offset::CC, cc.0)?;
+        let limit = Duration::from_millis(u64::from(self.cap.timeout_ms().max(500)));
+        self.wait_for("ready", limit, |csts| csts.rdy())
+    }
+
+    /// Tells the controller to come to rest and waits until it has; gives its status.
+    pub(crate) fn shut_down(&self, cc: Cc) -> Result<()> {
+        self.set_property(offset::CC, cc.0)?;
+        self.wait_for("shut down", SHUTDOWN_TIMEOUT, |csts| csts.shst() == Csts::SHST_COMPLETE)
+    }
+
+    fn wait_for(&self, want: &'static str, limit: Duration, done: impl Fn(Csts) -> bool) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            let csts = Csts(self.property(offset::CSTS, false)? as u32);
+            if done(csts) {
+                return Ok(());
+            }
+            let waited = start.elapsed();
+            if csts.cfs() || waited >= limit {
+                return Err(Error::NotReady { want, waited, csts: csts.0 });
+            }
+            std::thread::sleep(STATUS_POLL_INTERVAL);
+        }
+    }
+
+    /// Learns how much data the capsules of I/O commands hold.
+    fn learn_capsule(&self) -> Result<u32> {
+        let memory = HostMem::anonymous(identify::BYTES)?;
+        let sqe = admin::identify(admin::cns::CONTROLLER, 0, 0, 0);
+        self.read("Identify Controller", &sqe, &memory, identify::BYTES as u32)?;
+        let mut page = [0; identify::BYTES];
+        memory.read(0, &mut page)?;
+        Ok(patch::capsule_room(&page))
+    }
+
+    /// Connects an I/O queue for the driver's rings.
+    pub(crate) fn connect_io(&self, qid: u16, entries: u32, ring: Ring) -> Result<LinkHandle> {
+        let mut capsule = self.capsule.load(Ordering::Relaxed);
+        if capsule == 0 {
+            capsule = self.learn_capsule()?;
+            self.capsule.store(capsule, Ordering::Relaxed);
+        }
+        let label = format!("queue {qid} of {}", self.target);
+        let start = Instant::now();
+        loop {
+            let link = Link::open(LinkSetup {
+                host: &self.target.host,
+                port: self.target.port,
+                label: label.clone(),
+                depth: entries.min(MAX_DEPTH.into()).saturating_sub(1) as u16,
+                digests: self.target.digests,
+                capsule,
+                health: self.health.clone(),
+            })?;
+            let size_z = entries.saturating_sub(1).min(u16::MAX.into()) as u16;
+            let connect = Connect { qid, size_z, no_flow_control: true, keep_alive_ms: 0 };
+            match connect_queue(&link, &label, &self.target, &self.host, connect, self.cntlid) {
+                Ok(_) => {
+                    link.set_ring(ring);
+                    return Ok(link);
+                }
+                // The controller may not have noticed yet that the queue's last connection has ended.
+                Err(Error::Refused { .. }) if start.elapsed() < FORGET_TIMEOUT => {
+                    drop(link);
+                    std::thread::sleep(STATUS_POLL_INTERVAL);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Keeps the controller from taking this host for dead, and notices when it is dead itself.
+    fn keep_alive(&mut self) -> Result<()> {
+        let (health, admin) = (self.health.clone(), Arc::clone(&self.admin));
+        let pause = self.target.keep_alive / 2;
+        let work = move || {
+            while !health.wait(pause) {
+                let answer = admin.exchange("Keep Alive", &admin::keep_alive(), Data::None, None, pause);
+                if answer.is_err() {
+                    // Why is in the health.
+                    return;
+                }
+            }
+        };
+        let spawned = std::thread::Builder::new().name("nvme keep alive".into()).spawn(work);
+        let failed = |source| Error::Io { queue: "the keep-alive thread".into(), source: Arc::new(source) };
+        self.keeper = Some(spawned.map_err(failed)?);
+        Ok(())
+    }
+}
+
+impl Drop for Association {
+    fn drop(&mut self) {
+        self.health.lose(&Error::Over { queue: format!("the admin queue of {}", self.target) });
+        self.admin.close();
+        if let Some(keeper) = self.keeper.take() {
+            // It ends when its command does, and those have just ended.
+            let _ = keeper.join();
+        }
+    }
+}
+
+fn answered(what: &'static str, cqe: Cqe) -> Result<Cqe> {
+    if cqe.status().is_ok() { Ok(cqe) } else { Err(Error::Command { what, status: cqe.status() }) }
+}
+
+fn connect_queue(
+    link: &Link,
+    label: &str,
+    target: &Target,
+    host: &Host,
+    connect: Connect,
+    cntlid: u16,
+) -> Result<Connected> {
+    let data = connect_data(host.id, cntlid, target.subsystem(), &host.nqn);
+    let memory = HostMem::anonymous(data.len())?;
+    memory.write(0, &data)?;
+    // Always in the capsule, whatever the controller takes of other commands.
+    let data = Data::InCapsule(data.len() as u32);
+    let cqe = link.exchange("Connect", &connect.command(), data, Some(&memory), COMMAND_TIMEOUT)?;
+    let (status, result) = (cqe.status(), cqe.result());
+    if !status.is_ok() {
+        return Err(if status.0 & 0x7ff == AUTHENTICATION_REQUIRED.0 {
+            Error::Authentication { host: host.nqn.clone() }
+        } else {
+            Error::Refused { queue: label.to_owned(), status, result }
+        });
+    }
+    let connected = Connected::from(result);
+    if connected.authreq != 0 {
+        return Err(Error::Authentication { host: host.nqn.clone() });
+    }
+    Ok(connected)
+}
+
+/// Status of a Connect command by a host that has to authenticate itself.
+const AUTHENTICATION_REQUIRED: Status = Status::new(1, 0x91);

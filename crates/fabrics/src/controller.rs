@@ -1,0 +1,362 @@
+//! A remote controller as the driver knows controllers: registers, rings in memory, doorbells.
+//!
+//! A message-based controller has no rings: they are this host's. Doorbells send what the driver wrote into its rings,
+//! and answers are written into them as completions. The registers of the admin queue are kept here; the others are
+//! properties of the controller. Queues are created and deleted by connecting and disconnecting them.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use onehop_os::{FunctionReset, Registers};
+use onehop_proto::admin::{self, Abort, CreateCq, CreateSq, deleted_queue, opcode};
+use onehop_proto::regs::{Aqa, Cap, Cc, Csts, doorbell, doorbell_of, offset};
+use onehop_proto::{Sqe, Status};
+
+use crate::association::{ADMIN_ENTRIES, Association};
+use crate::link::{Link, LinkHandle};
+use crate::queue::MAX_DEPTH;
+use crate::ring::{Ring, RingAt};
+use crate::space::Space;
+use crate::{Error, Host, Result, Target};
+
+/// Most I/O queues.
+const MAX_QUEUES: u16 = 128;
+/// The first pause before a connection is tried again, and the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+type Links = RwLock<BTreeMap<u16, Arc<Link>>>;
+
+/// The controller.
+pub(crate) struct Controller {
+    target: Arc<Target>,
+    host: Arc<Host>,
+    pub(crate) space: Arc<Space>,
+    cap: Cap,
+    version: u32,
+    cc: AtomicU32,
+    csts: AtomicU32,
+    aqa: AtomicU32,
+    asq: [AtomicU32; 2],
+    acq: [AtomicU32; 2],
+    /// The queues whose doorbells may be rung.
+    links: Links,
+    state: Mutex<State>,
+    /// Why the controller failed last.
+    failure: Mutex<Option<Error>>,
+}
+
+#[derive(Default)]
+struct State {
+    queues: BTreeMap<u16, LinkHandle>,
+    completion_rings: BTreeMap<u16, RingAt>,
+    association: Option<Arc<Association>>,
+    /// It was used up by enabling the controller.
+    was_enabled: bool,
+}
+
+impl Controller {
+    /// Connects to a controller.
+    pub(crate) fn connect(target: Target, host: Host) -> Result<Arc<Self>> {
+        let (target, host) = (Arc::new(target), Arc::new(host));
+        let association = Association::connect(target.clone(), host.clone())?;
+        let theirs = association.cap;
+        if theirs.mpsmin() > 0 {
+            return Err(Error::Unsupported(format!(
+                "its smallest memory page has {} KiB, this host's have 4",
+                4u64 << theirs.mpsmin()
+            )));
+        }
+        // What is left out are things of a bus: strides, resets and memory of the controller.
+        let cap = Cap(0)
+            .with_mqes_z(theirs.mqes_z().min(MAX_DEPTH))
+            .with_cqr(true)
+            .with_to(theirs.to())
+            .with_css(theirs.css());
+        let version = association.version.0;
+        let state = State { association: Some(Arc::new(association)), ..State::default() };
+        Ok(Arc::new(Self {
+            space: Arc::new(Space::new(target.to_string())),
+            target,
+            host,
+            cap,
+            version,
+            cc: AtomicU32::new(0),
+            csts: AtomicU32::new(0),
+            aqa: AtomicU32::new(0),
+            asq: Default::default(),
+            acq: Default::default(),
+            links: RwLock::default(),
+            state: Mutex::new(state),
+            failure: Mutex::default(),
+        }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn link(&self, qid: u16) -> Option<Arc<Link>> {
+        self.links.read().unwrap_or_else(PoisonError::into_inner).get(&qid).cloned()
+    }
+
+    fn set_failure(&self, why: Option<Error>) {
+        *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = why;
+    }
+
+    fn fail(&self, why: Error) {
+        self.set_failure(Some(why));
+        self.csts.store(Csts(0).with_cfs(true).0, Ordering::Release);
+    }
+
+    /// CSTS: a controller whose connection is lost reports a fatal status.
+    fn status(&self) -> Csts {
+        let csts = Csts(self.csts.load(Ordering::Acquire));
+        // Nobody waits for a connection that is being made.
+        let Ok(state) = self.state.try_lock() else { return csts };
+        let lost = state.association.as_ref().and_then(|association| association.health.lost());
+        match lost {
+            Some(why) if csts.rdy() => {
+                self.set_failure(Some(why));
+                csts.with_cfs(true)
+            }
+            _ => csts,
+        }
+    }
+
+    fn configure(&self, new: Cc) {
+        let old = Cc(self.cc.swap(new.0, Ordering::AcqRel));
+        match (old.en(), new.en()) {
+            (false, true) => self.enable(new),
+            (true, false) => {
+                self.disconnect(&mut self.state());
+                self.csts.store(0, Ordering::Release);
+            }
+            (true, true) if new.shn() != Cc::SHN_NONE && old.shn() == Cc::SHN_NONE => self.shut_down(new),
+            _ => {}
+        }
+    }
+
+    /// Closes all connections. No memory is received into after this.
+    fn disconnect(&self, state: &mut State) {
+        self.links.write().unwrap_or_else(PoisonError::into_inner).clear();
+        *state = State::default();
+    }
+
+    fn enable(&self, cc: Cc) {
+        let mut state = self.state();
+        self.set_failure(None);
+        match self.try_enable(&mut state, cc) {
+            Ok(()) => self.csts.store(Csts(0).with_rdy(true).0, Ordering::Release),
+            Err(error) => {
+                self.disconnect(&mut state);
+                self.fail(error);
+            }
+        }
+    }
+
+    fn try_enable(&self, state: &mut State, cc: Cc) -> Result<()> {
+        let is_fresh = |association: &Arc<Association>| association.health.lost().is_none();
+        if state.was_enabled || !state.association.as_ref().is_some_and(is_fresh) {
+            self.disconnect(state);
+            let association = Association::connect(self.target.clone(), self.host.clone())?;
+            state.association = Some(Arc::new(association));
+        }
+        let Some(association) = &state.association else { return Ok(()) };
+        state.was_enabled = true;
+        association.enable(cc)?;
+        let aqa = Aqa(self.aqa.load(Ordering::Acquire));
+        let at = |halves: &[AtomicU32; 2], entries_z: u16| RingAt {
+            addr: u64::from(halves[0].load(Ordering::Acquire))
+                | u64::from(halves[1].load(Ordering::Acquire)) << 32,
+            entries: u32::from(entries_z) + 1,
+        };
+        let (sq, cq) = (at(&self.asq, aqa.asqs_z()), at(&self.acq, aqa.acqs_z()));
+        let ring = Ring::new(&self.space, 0, sq, cq).filter(|_| sq.entries <= ADMIN_ENTRIES.into());
+        let ring =
+            ring.ok_or_else(|| Error::Unsupported("the admin rings are not in mapped memory".into()))?;
+        let admin = association.admin_link();
+        admin.set_ring(ring);
+        self.links.write().unwrap_or_else(PoisonError::into_inner).insert(0, admin);
+        Ok(())
+    }
+
+    fn shut_down(&self, cc: Cc) {
+        let association = self.state().association.clone();
+        // A controller that does not come to rest is disconnected all the same: this host sends it nothing any more.
+        let _ = association.map(|association| association.shut_down(cc));
+        self.csts.store(Csts(0).with_rdy(true).with_shst(Csts::SHST_COMPLETE).0, Ordering::Release);
+    }
+
+    /// Carries out an admin command that is this host's own, and gives result and status. Others are made what the
+    /// controller understands.
+    fn answer(&self, sqe: &mut Sqe) -> Option<(u32, Status)> {
+        Some(match sqe.opcode() {
+            opcode::CREATE_CQ => (0, self.create_cq(&CreateCq::from(&*sqe))),
+            opcode::CREATE_SQ => (0, self.create_sq(&CreateSq::from(&*sqe))),
+            opcode::DELETE_SQ => (0, self.delete_sq(deleted_queue(sqe))),
+            opcode::DELETE_CQ => {
+                let known = self.state().completion_rings.remove(&deleted_queue(sqe));
+                (0, known.map_or(Status::new(1, INVALID_QUEUE).with_dnr(), |_| Status::SUCCESS))
+            }
+            opcode::DOORBELL_BUFFER => (0, Status::INVALID_OPCODE.with_dnr()),
+            opcode::ABORT => {
+                let abort = Abort::from(&*sqe);
+                let Some(cid) = self.link(abort.sqid).and_then(|link| link.wire_cid(abort.cid)) else {
+                    // It has ended meanwhile. Bit 0: it was not aborted.
+                    return Some((1, Status::SUCCESS));
+                };
+                *sqe = admin::abort(abort.sqid, cid);
+                return None;
+            }
+            _ => return None,
+        })
+    }
+
+    fn create_cq(&self, cq: &CreateCq) -> Status {
+        if !cq.contiguous
+            || cq.qid == 0
+            || cq.qid > MAX_QUEUES
+            || u32::from(cq.size_z) > self.cap.mqes_z().into()
+        {
+            return Status::INVALID_FIELD.with_dnr();
+        }
+        let ring = RingAt { addr: cq.base.0, entries: u32::from(cq.size_z) + 1 };
+        self.state().completion_rings.insert(cq.qid, ring);
+        Status::SUCCESS
+    }
+
+    fn create_sq(&self, sq: &CreateSq) -> Status {
+        let mut state = self.state();
+        let cq = state.completion_rings.get(&sq.qid).copied().filter(|_| sq.cqid == sq.qid);
+        let at = RingAt { addr: sq.base.0, entries: u32::from(sq.size_z) + 1 };
+        let is_possible =
+            sq.contiguous && sq.size_z <= self.cap.mqes_z() && !state.queues.contains_key(&sq.qid);
+        let ring = cq.filter(|_| is_possible).and_then(|cq| Ring::new(&self.space, sq.qid, at, cq));
+        let (Some(ring), Some(association)) = (ring, state.association.clone()) else {
+            return Status::INVALID_FIELD.with_dnr();
+        };
+        match association.connect_io(sq.qid, at.entries, ring) {
+            Ok(link) => {
+                self.links.write().unwrap_or_else(PoisonError::into_inner).insert(sq.qid, Arc::clone(&link));
+                state.queues.insert(sq.qid, link);
+                Status::SUCCESS
+            }
+            Err(Error::Refused { status, .. }) => status,
+            Err(error) => {
+                // As a controller that fails: only a reset says whether it is still there.
+                association.health.lose(&error);
+                Status::INTERNAL_ERROR
+            }
+        }
+    }
+
+    fn delete_sq(&self, qid: u16) -> Status {
+        let mut state = self.state();
+        self.links.write().unwrap_or_else(PoisonError::into_inner).remove(&qid);
+        match state.queues.remove(&qid) {
+            Some(_) => Status::SUCCESS,
+            None => Status::new(1, INVALID_QUEUE).with_dnr(),
+        }
+    }
+}
+
+/// Status code of a queue that is not there.
+const INVALID_QUEUE: u8 = 0x01;
+
+impl Registers for Controller {
+    fn read32(&self, at: u32) -> u32 {
+        match at {
+            offset::CAP => self.cap.0 as u32,
+            0x04 => (self.cap.0 >> 32) as u32,
+            offset::VS => self.version,
+            offset::CC => self.cc.load(Ordering::Acquire),
+            offset::CSTS => self.status().0,
+            offset::AQA => self.aqa.load(Ordering::Acquire),
+            _ => 0,
+        }
+    }
+
+    fn write32(&self, at: u32, value: u32) {
+        const ASQ_HIGH: u32 = offset::ASQ + 4;
+        const ACQ_HIGH: u32 = offset::ACQ + 4;
+        match at {
+            offset::CC => self.configure(Cc(value)),
+            offset::AQA => self.aqa.store(value, Ordering::Release),
+            offset::ASQ => self.asq[0].store(value, Ordering::Release),
+            ASQ_HIGH => self.asq[1].store(value, Ordering::Release),
+            offset::ACQ => self.acq[0].store(value, Ordering::Release),
+            ACQ_HIGH => self.acq[1].store(value, Ordering::Release),
+            _ => {
+                let Some((qid, is_cq)) = doorbell_of(at, self.cap.dstrd()) else { return };
+                let Some(link) = self.link(qid) else { return };
+                match (qid, is_cq) {
+                    (_, true) => link.set_cq_head(value),
+                    (0, false) => link.ring(value, &self.space, |sqe| self.answer(sqe)),
+                    (_, false) => link.ring(value, &self.space, |_| None),
+                }
+            }
+        }
+    }
+
+    fn size(&self) -> u32 {
+        doorbell(MAX_QUEUES, true, self.cap.dstrd()) + 4
+    }
+
+    fn failure(&self) -> Option<String> {
+        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.as_ref().map(ToString::to_string)
+    }
+}
+
+/// Reconnects: what stands for a reset of the function.
+pub(crate) struct Reconnect(pub(crate) Arc<Controller>);
+
+impl FunctionReset for Reconnect {
+    fn function_reset(&self) -> onehop_os::Result<()> {
+        let controller = &self.0;
+        let mut state = controller.state();
+        controller.disconnect(&mut state);
+        controller.cc.store(0, Ordering::Release);
+        controller.csts.store(0, Ordering::Release);
+        let (start, limit) = (Instant::now(), controller.target.reconnect);
+        let (mut pause, mut tries) = (FIRST_PAUSE, 1);
+        loop {
+            let error = match Association::connect(controller.target.clone(), controller.host.clone()) {
+                Ok(association) => {
+                    state.association = Some(Arc::new(association));
+                    controller.set_failure(None);
+                    return Ok(());
+                }
+                Err(error) => error,
+            };
+            let left = limit.saturating_sub(start.elapsed());
+            if left.is_zero() || is_final(&error) {
+                controller.set_failure(Some(error.clone()));
+                return Err(onehop_os::Error::System {
+                    call: format!(
+                        "reconnecting to {} ({tries} tries in {:.1?})",
+                        controller.target,
+                        start.elapsed()
+                    ),
+                    source: std::io::Error::other(error),
+                    hint: "",
+                });
+            }
+            std::thread::sleep(pause.min(left));
+            pause = (pause * 2).min(LONGEST_PAUSE);
+            tries += 1;
+        }
+    }
+}
+
+/// Whether trying again cannot help.
+fn is_final(error: &Error) -> bool {
+    match error {
+        Error::Authentication { .. } | Error::Unsupported(_) => true,
+        Error::Refused { status, .. } => !status.may_retry(),
+        _ => false,
+    }
+}

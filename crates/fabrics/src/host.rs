@@ -1,0 +1,77 @@
+//! Who this host is, as targets know it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::name::uuid;
+use crate::{Error, Result, Target};
+
+/// Where Linux keeps the host's NQN and identifier.
+const NQN_FILE: &str = "/etc/nvme/hostnqn";
+const ID_FILE: &str = "/etc/nvme/hostid";
+/// A new UUID at each read.
+const NEW_UUID: &str = "/proc/sys/kernel/random/uuid";
+
+/// A host's NQN and identifier.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Host {
+    /// The NQN, by which a target decides what the host may use.
+    pub nqn: String,
+    /// The identifier. All connections of a host have the same.
+    pub id: [u8; 16],
+}
+
+impl Host {
+    /// The host that a target's name asks for; what it leaves open is this machine's, and made up where this machine has
+    /// none.
+    ///
+    /// # Errors
+    /// When no UUID can be had.
+    pub fn of(target: &Target) -> Result<Self> {
+        let id = target.host_id.or_else(|| uuid(&line(ID_FILE)?));
+        let fresh = if id.is_some() { None } else { Some(new_uuid()?) };
+        let id = id.or_else(|| fresh.as_deref().and_then(uuid)).unwrap_or_default();
+        let named = target.host_nqn.clone().or_else(|| line(NQN_FILE).filter(|nqn| nqn.starts_with("nqn.")));
+        let nqn = named.unwrap_or_else(|| format!("nqn.2014-08.org.nvmexpress:uuid:{}", hyphens(&id)));
+        Ok(Self { nqn, id })
+    }
+}
+
+fn line(path: &str) -> Option<String> {
+    let text = std::fs::read_to_string(Path::new(path)).ok()?;
+    Some(text.trim().to_owned())
+}
+
+fn new_uuid() -> Result<String> {
+    let failed = |source| Error::Host { what: format!("read {NEW_UUID}"), source: Arc::new(source) };
+    Ok(std::fs::read_to_string(NEW_UUID).map_err(failed)?.trim().to_owned())
+}
+
+/// The bytes of a UUID, as they are written.
+fn hyphens(id: &[u8; 16]) -> String {
+    let mut out = String::new();
+    for (i, byte) in id.iter().enumerate() {
+        if [4, 6, 8, 10].contains(&i) {
+            out.push('-');
+        }
+        out.push_str(&format!("{byte:02x}"));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_who_its_name_says_or_somebody_new() {
+        let target = |text: &str| text.parse::<Target>().unwrap();
+        let id = "6f6e6568-6f70-4000-8000-0000000000ff";
+        let named = Host::of(&target(&format!("nvme-tcp://a/nqn.x?hostnqn=nqn.h&hostid={id}"))).unwrap();
+        assert_eq!((named.nqn.as_str(), hyphens(&named.id).as_str()), ("nqn.h", id));
+        let other = Host::of(&target(&format!("nvme-tcp://a/nqn.x?hostid={id}"))).unwrap();
+        assert!(other.nqn.starts_with("nqn."), "{}", other.nqn);
+        let new = Host::of(&target("nvme-tcp://a/nqn.x")).unwrap();
+        assert_ne!(new.id, [0; 16]);
+    }
+}

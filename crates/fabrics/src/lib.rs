@@ -1,0 +1,49 @@
+//! NVMe over Fabrics: drives of other machines, as the driver knows drives.
+//!
+//! [`open`] connects to a subsystem over TCP and gives a [`ControllerBackend`]: the same driver that drives PCIe
+//! devices then drives a remote controller. [`queue`] is the protocol without its connection, [`discover`] asks which
+//! subsystems there are.
+//!
+//! A lost connection appears as a controller that reports a fatal status. Resetting it reconnects. The driver repeats
+//! reads then, but not writes: the target may still carry out those that it received.
+#![forbid(unsafe_code)]
+
+mod association;
+mod controller;
+mod discovery;
+mod error;
+mod host;
+mod link;
+mod name;
+mod patch;
+pub mod pdu;
+pub mod queue;
+mod ring;
+mod space;
+
+use onehop_os::ControllerBackend;
+
+pub use discovery::{Subsystem, discover};
+pub use error::{Error, Result};
+pub use host::Host;
+pub use name::{FORM, SCHEME, Target};
+
+/// Connects to the subsystem that a target's name names.
+///
+/// # Errors
+/// When the name names no subsystem, or the target cannot be reached or used.
+pub fn open(target: &Target) -> Result<ControllerBackend> {
+    if target.nqn.is_none() {
+        let why = "it names no subsystem; `onehop drive list -d` shows those of its discovery service".into();
+        return Err(Error::Name { name: target.to_string(), why });
+    }
+    let host = Host::of(target)?;
+    let controller = controller::Controller::connect(target.clone(), host)?;
+    Ok(ControllerBackend {
+        mapper: controller.space.clone(),
+        reset: Some(std::sync::Arc::new(controller::Reconnect(controller.clone()))),
+        name: target.to_string(),
+        simulated: false,
+        regs: controller,
+    })
+}

@@ -1,0 +1,538 @@
+//! A queue with its connection and its memory. A thread receives; whoever submits sends what the socket takes.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use onehop_os::HostMem;
+use onehop_proto::sgl::Descriptor;
+use onehop_proto::{Cqe, Sqe, Status};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use crate::pdu::Digests;
+use crate::queue::{Data, Event, Extent, Queue, Send, Want};
+use crate::ring::Ring;
+use crate::space::Space;
+use crate::{Error, Result, patch};
+
+/// How long one address of a host may take to answer.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the connection request may take to be answered.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Steps of receiving for which others wait at most.
+const STEPS: usize = 32;
+/// Bytes whose digest is computed at a time.
+const DIGEST_CHUNK: usize = 16 << 10;
+
+/// Whether the controller can still be reached.
+#[derive(Default)]
+pub(crate) struct Health {
+    lost: Mutex<Option<Error>>,
+    changed: Condvar,
+}
+
+impl Health {
+    fn lock(&self) -> MutexGuard<'_, Option<Error>> {
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why it cannot be reached any more; none if it can.
+    pub(crate) fn lost(&self) -> Option<Error> {
+        self.lock().clone()
+    }
+
+    /// Notes the first reason.
+    pub(crate) fn lose(&self, why: &Error) {
+        self.lock().get_or_insert_with(|| why.clone());
+        self.changed.notify_all();
+    }
+
+    /// Waits until it is lost, at most so long; whether it is.
+    pub(crate) fn wait(&self, limit: Duration) -> bool {
+        let guard = self.changed.wait_timeout_while(self.lock(), limit, |lost| lost.is_none());
+        guard.unwrap_or_else(PoisonError::into_inner).0.is_some()
+    }
+}
+
+/// Where somebody waits for an answer.
+#[derive(Default)]
+struct Waiter {
+    answer: Mutex<Option<Result<Cqe>>>,
+    came: Condvar,
+}
+
+impl Waiter {
+    fn put(&self, answer: Result<Cqe>) {
+        self.answer.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(answer);
+        self.came.notify_all();
+    }
+
+    fn wait(&self, limit: Duration) -> Option<Result<Cqe>> {
+        let answer = self.answer.lock().unwrap_or_else(PoisonError::into_inner);
+        let guard = self.came.wait_timeout_while(answer, limit, |answer| answer.is_none());
+        guard.unwrap_or_else(PoisonError::into_inner).0.take()
+    }
+}
+
+/// Who gets a completion.
+enum Owner {
+    /// The driver, under its own identifier.
+    Ring {
+        cid: u16,
+        patch: patch::Patch,
+    },
+    Waiter(Arc<Waiter>),
+}
+
+struct Pending {
+    memory: Option<(HostMem, usize)>,
+    owner: Owner,
+}
+
+struct State {
+    queue: Queue,
+    pending: Vec<Option<Pending>>,
+    ring: Option<Ring>,
+    failed: Option<Error>,
+    /// The socket takes no more for now.
+    is_blocked: bool,
+}
+
+/// A queue and its connection.
+pub(crate) struct Link {
+    stream: TcpStream,
+    wake: OwnedFd,
+    label: String,
+    health: Arc<Health>,
+    state: Mutex<State>,
+    /// Most data that a command's capsule holds.
+    capsule: u32,
+}
+
+/// A link and the thread that receives for it; the connection is closed on drop.
+pub(crate) struct LinkHandle {
+    link: Arc<Link>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl std::ops::Deref for LinkHandle {
+    type Target = Arc<Link>;
+
+    fn deref(&self) -> &Arc<Link> {
+        &self.link
+    }
+}
+
+impl Drop for LinkHandle {
+    fn drop(&mut self) {
+        self.link.close();
+        if let Some(thread) = self.thread.take() {
+            // It has ended, or it ends now; a panic of it was reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What a new link needs to know.
+pub(crate) struct LinkSetup<'a> {
+    pub(crate) host: &'a str,
+    pub(crate) port: u16,
+    /// How errors name the queue.
+    pub(crate) label: String,
+    pub(crate) depth: u16,
+    pub(crate) digests: Digests,
+    /// Most data in a command's capsule.
+    pub(crate) capsule: u32,
+    pub(crate) health: Arc<Health>,
+}
+
+impl Link {
+    /// Connects, and agrees on the parameters of the connection.
+    pub(crate) fn open(setup: LinkSetup<'_>) -> Result<LinkHandle> {
+        let stream = connect(setup.host, setup.port)?;
+        let broken = |source| Error::Io { queue: setup.label.clone(), source: Arc::new(source) };
+        stream.set_nodelay(true).map_err(broken)?;
+        stream.set_nonblocking(true).map_err(broken)?;
+        let wake =
+            eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(|e| broken(e.into()))?;
+        let queue = Queue::new(setup.depth, setup.digests);
+        let pending = (0..setup.depth).map(|_| None).collect();
+        let state = State { queue, pending, ring: None, failed: None, is_blocked: false };
+        let link = Arc::new(Self {
+            stream,
+            wake,
+            label: setup.label,
+            health: setup.health,
+            state: Mutex::new(state),
+            capsule: setup.capsule,
+        });
+        link.negotiate()?;
+        let (receiver, name) = (link.clone(), format!("nvme-tcp {}", link.label));
+        let spawned = std::thread::Builder::new().name(name).spawn(move || receiver.receive());
+        let thread =
+            spawned.map_err(|source| Error::Io { queue: link.label.clone(), source: Arc::new(source) })?;
+        Ok(LinkHandle { link, thread: Some(thread) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn negotiate(&self) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            let mut state = self.lock();
+            self.pump(&mut state);
+            if let Some(error) = &state.failed {
+                return Err(error.clone());
+            }
+            if state.queue.is_open() {
+                return Ok(());
+            }
+            let is_blocked = state.is_blocked;
+            drop(state);
+            let left = OPEN_TIMEOUT.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                let (queue, waited) = (self.label.clone(), OPEN_TIMEOUT);
+                return Err(Error::Silent { queue, what: "the connection request", waited });
+            }
+            self.wait(is_blocked, Some(left));
+        }
+    }
+
+    /// The receiving thread's work: until the link is closed or fails.
+    fn receive(&self) {
+        loop {
+            let is_blocked = {
+                let mut state = self.lock();
+                self.pump(&mut state);
+                if state.failed.is_some() {
+                    return;
+                }
+                state.is_blocked
+            };
+            self.wait(is_blocked, None);
+        }
+    }
+
+    /// Waits until something came, can be sent if it could not, or somebody wakes this thread.
+    fn wait(&self, is_blocked: bool, limit: Option<Duration>) {
+        let events = if is_blocked { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        let mut fds = [PollFd::new(&self.stream, events), PollFd::new(&self.wake, PollFlags::IN)];
+        let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
+        // An interrupted wait is a short one.
+        let _ = poll(&mut fds, limit.as_ref());
+        if fds[1].revents().contains(PollFlags::IN) {
+            let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+        }
+    }
+
+    fn wake(&self) {
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Closes the connection. Nothing is received into any memory after this.
+    pub(crate) fn close(&self) {
+        let mut state = self.lock();
+        if state.failed.is_none() {
+            self.end(&mut state, Error::Over { queue: self.label.clone() });
+        }
+        drop(state);
+        self.wake();
+    }
+
+    /// The connection is of no more use: ends everything on it.
+    fn fail(&self, state: &mut State, why: Error) {
+        if state.failed.is_some() {
+            return;
+        }
+        if let Error::Protocol { source, .. } = &why
+            && let Some(last) = state.queue.last_words(source)
+        {
+            // Politeness; the connection is closed whether it is taken or not.
+            let _ = (&self.stream).write(&last);
+        }
+        self.health.lose(&why);
+        self.end(state, why);
+    }
+
+    fn end(&self, state: &mut State, why: Error) {
+        let _ = self.stream.shutdown(Shutdown::Both);
+        for pending in state.pending.iter_mut().filter_map(Option::take) {
+            if let Owner::Waiter(waiter) = pending.owner {
+                waiter.put(Err(why.clone()));
+            }
+        }
+        state.failed = Some(why);
+    }
+
+    /// Receives and sends what can be without waiting.
+    fn pump(&self, state: &mut State) {
+        if state.failed.is_some() {
+            return;
+        }
+        let pumped = self.pump_in(state).and_then(|()| self.pump_out(state));
+        if let Err(error) = pumped {
+            self.fail(state, error);
+        }
+    }
+
+    fn pump_in(&self, state: &mut State) -> Result<()> {
+        for _ in 0..STEPS {
+            let is_early = !state.queue.is_open();
+            let received = match state.queue.want() {
+                Want::Bytes(room) => (&self.stream).read(room),
+                Want::Data(extent) => {
+                    let Some((memory, at)) = data_of(&state.pending, &extent) else {
+                        return Err(Error::Memory("data for a command without memory".into()));
+                    };
+                    let into = memory.receive(&self.stream, at, extent.bytes as usize);
+                    let checked = into.map_err(into_io).and_then(|count| {
+                        if state.queue.checks_data() {
+                            each_chunk(memory, at, count, |chunk| state.queue.check(chunk))?;
+                        }
+                        Ok(count)
+                    });
+                    checked
+                }
+            };
+            let count = match received {
+                Ok(0) => return Err(Error::Closed { queue: self.label.clone(), is_early }),
+                Ok(count) => count,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => return Err(self.broken(error)),
+            };
+            let event = state.queue.got(count);
+            match event.map_err(|source| Error::Protocol { queue: self.label.clone(), source })? {
+                Some(Event::Done { slot, cqe }) => self.complete(state, slot, &cqe),
+                Some(Event::Opened) | None => {}
+            }
+        }
+        // There may be more: the next wait returns at once.
+        Ok(())
+    }
+
+    fn pump_out(&self, state: &mut State) -> Result<()> {
+        state.is_blocked = false;
+        loop {
+            let sent = match state.queue.send() {
+                Send::Nothing => return Ok(()),
+                Send::Bytes(bytes) => (&self.stream).write(bytes),
+                Send::Data(front, extent) => {
+                    let Some((memory, at)) = data_of(&state.pending, &extent) else {
+                        return Err(Error::Memory("data of a command without memory".into()));
+                    };
+                    memory.send(&self.stream, front, at, extent.bytes as usize).map_err(into_io)
+                }
+                Send::Digest(extent) => {
+                    let mut crc = 0;
+                    if let Some((memory, at)) = data_of(&state.pending, &extent) {
+                        let add = |chunk: &[u8]| crc = crc32c::crc32c_append(crc, chunk);
+                        each_chunk(memory, at, extent.bytes as usize, add).map_err(|e| self.broken(e))?;
+                    }
+                    state.queue.digest_of_data(crc);
+                    continue;
+                }
+            };
+            match sent {
+                Ok(count) => state.queue.sent(count),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    state.is_blocked = true;
+                    return Ok(());
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.broken(error)),
+            }
+        }
+    }
+
+    fn broken(&self, source: std::io::Error) -> Error {
+        Error::Io { queue: self.label.clone(), source: Arc::new(source) }
+    }
+
+    fn complete(&self, state: &mut State, slot: u16, cqe: &Cqe) {
+        let Some(pending) = state.pending.get_mut(usize::from(slot)).and_then(Option::take) else { return };
+        match pending.owner {
+            Owner::Waiter(waiter) => waiter.put(Ok(*cqe)),
+            Owner::Ring { cid, patch } => {
+                if let (true, Some((memory, at))) = (cqe.status().is_ok(), &pending.memory) {
+                    patch.apply(memory, *at);
+                }
+                if let Some(ring) = &mut state.ring {
+                    ring.complete(cid, [cqe.dw[0], cqe.dw[1]], cqe.status());
+                }
+            }
+        }
+    }
+
+    /// Sends what was submitted; the receiving thread goes on where the socket takes no more.
+    fn push(&self, state: &mut State) {
+        if state.failed.is_none()
+            && let Err(error) = self.pump_out(state)
+        {
+            self.fail(state, error);
+        }
+        if state.is_blocked || state.failed.is_some() {
+            self.wake();
+        }
+    }
+
+    /// Runs a command and waits for its answer. A command that is not answered in time ends the connection, so its memory
+    /// is free when this returns.
+    pub(crate) fn exchange(
+        &self,
+        what: &'static str,
+        sqe: &Sqe,
+        data: Data,
+        memory: Option<&HostMem>,
+        limit: Duration,
+    ) -> Result<Cqe> {
+        let waiter = Arc::new(Waiter::default());
+        let silent = || Error::Silent { queue: self.label.clone(), what, waited: limit };
+        let mut state = self.lock();
+        if let Some(error) = &state.failed {
+            return Err(error.clone());
+        }
+        let Some(slot) = state.queue.submit(sqe, data) else {
+            // Every slot waits for an answer.
+            self.fail(&mut state, silent());
+            return Err(silent());
+        };
+        state.pending[usize::from(slot)] = Some(Pending {
+            memory: memory.map(|memory| (memory.clone(), 0)),
+            owner: Owner::Waiter(waiter.clone()),
+        });
+        self.push(&mut state);
+        drop(state);
+        waiter.wait(limit).unwrap_or_else(|| {
+            self.fail(&mut self.lock(), silent());
+            self.wake();
+            Err(silent())
+        })
+    }
+
+    /// Gives the driver's rings to this queue.
+    pub(crate) fn set_ring(&self, ring: Ring) {
+        self.lock().ring = Some(ring);
+    }
+
+    /// The driver has rung the doorbell of the submission queue. Takes its entries, and sends those that `local` does not
+    /// answer by itself; it may change them before.
+    pub(crate) fn ring(&self, tail: u32, space: &Space, local: impl Fn(&mut Sqe) -> Option<(u32, Status)>) {
+        let mut state = self.lock();
+        if state.failed.is_some() || !state.ring.as_mut().is_some_and(|ring| ring.set_tail(tail)) {
+            return;
+        }
+        while let Some(mut sqe) = state.ring.as_mut().and_then(Ring::fetch) {
+            // Unlocked: an answer of one's own may take its time, and others may be complete meanwhile.
+            drop(state);
+            let answer = local(&mut sqe);
+            state = self.lock();
+            let answer = answer.or_else(|| self.forward(&mut state, &sqe, space).err().map(|s| (0, s)));
+            if let (Some((result, status)), Some(ring)) = (answer, &mut state.ring) {
+                ring.complete(sqe.cid(), [result, 0], status);
+            }
+        }
+        self.push(&mut state);
+    }
+
+    /// The driver has taken completions.
+    pub(crate) fn set_cq_head(&self, head: u32) {
+        if let Some(ring) = &mut self.lock().ring {
+            ring.set_cq_head(head);
+        }
+    }
+
+    /// The identifier under which a command of the driver travels.
+    pub(crate) fn wire_cid(&self, cid: u16) -> Option<u16> {
+        let state = self.lock();
+        let is_it = |pending: &Option<Pending>| matches!(pending, Some(Pending { owner: Owner::Ring { cid: its, .. }, .. }) if *its == cid);
+        let slot = state.pending.iter().position(is_it)?;
+        state.queue.cid(slot as u16)
+    }
+
+    /// Sends a command of the driver, or gives the status that it fails with.
+    fn forward(&self, state: &mut State, sqe: &Sqe, space: &Space) -> std::result::Result<(), Status> {
+        if state.failed.is_some() {
+            // Left unanswered: the driver finds the controller failed.
+            return Ok(());
+        }
+        if sqe.mptr() != 0 || sqe.fuse() != 0 {
+            return Err(Status::INVALID_FIELD.with_dnr());
+        }
+        let (data, memory) = self.data(sqe, space)?;
+        let owner = Owner::Ring { cid: sqe.cid(), patch: patch::Patch::of(sqe) };
+        // As many slots as the ring has entries: there is always one.
+        let slot = state.queue.submit(sqe, data).ok_or(Status::INTERNAL_ERROR)?;
+        state.pending[usize::from(slot)] = Some(Pending { memory, owner });
+        Ok(())
+    }
+
+    /// The data of a driver's command, which an SGL describes by one descriptor.
+    fn data(
+        &self,
+        sqe: &Sqe,
+        space: &Space,
+    ) -> std::result::Result<(Data, Option<(HostMem, usize)>), Status> {
+        let none = (Data::None, None);
+        if sqe.psdt() == 0 {
+            let is_bare = sqe.prp1() == 0 && sqe.prp2() == 0;
+            return if is_bare { Ok(none) } else { Err(Status::INVALID_FIELD.with_dnr()) };
+        }
+        let Ok(Descriptor::Data { at, len }) = Descriptor::of(sqe) else {
+            return Err(Status::SGL_TYPE_INVALID.with_dnr());
+        };
+        if len == 0 {
+            return Ok(none);
+        }
+        let memory = space.at(at.0, len.into()).ok_or(Status::DATA_SGL_LENGTH_INVALID.with_dnr())?;
+        // The low bits of an opcode say which way data goes.
+        let data = match sqe.opcode() & 3 {
+            1 if len <= self.capsule => Data::InCapsule(len),
+            1 => Data::Out(len),
+            2 => Data::In(len),
+            _ => return Err(Status::INVALID_FIELD.with_dnr()),
+        };
+        Ok((data, Some(memory)))
+    }
+}
+
+fn connect(host: &str, port: u16) -> Result<TcpStream> {
+    let unreachable =
+        |address: String, source: std::io::Error| Error::Unreachable { address, source: Arc::new(source) };
+    let found =
+        (host, port).to_socket_addrs().map_err(|error| unreachable(format!("{host}:{port}"), error))?;
+    let mut last = None;
+    for address in found {
+        match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = Some(unreachable(address.to_string(), error)),
+        }
+    }
+    let none = || unreachable(format!("{host}:{port}"), std::io::Error::other("the name has no address"));
+    Err(last.unwrap_or_else(none))
+}
+
+/// The memory of a part of a command's data, and where the part starts in it.
+fn data_of<'a>(pending: &'a [Option<Pending>], extent: &Extent) -> Option<(&'a HostMem, usize)> {
+    let (memory, at) = pending.get(usize::from(extent.slot))?.as_ref()?.memory.as_ref()?;
+    Some((memory, at + extent.offset as usize))
+}
+
+fn each_chunk(memory: &HostMem, at: usize, bytes: usize, mut each: impl FnMut(&[u8])) -> std::io::Result<()> {
+    let mut chunk = [0; DIGEST_CHUNK];
+    for start in (0..bytes).step_by(DIGEST_CHUNK) {
+        let part = &mut chunk[..DIGEST_CHUNK.min(bytes - start)];
+        memory.read(at + start, part).map_err(into_io)?;
+        each(part);
+    }
+    Ok(())
+}
+
+fn into_io(error: onehop_os::Error) -> std::io::Error {
+    error.errno().map_or_else(|| std::io::Error::other(error.to_string()), std::io::Error::from_raw_os_error)
+}

@@ -1,0 +1,276 @@
+//! One queue of a controller behind an NVMe/TCP connection, without the connection: bytes come in and go out through
+//! the caller, which also holds the memory of the commands.
+//!
+//! The queue never asks for a byte past the header of a PDU before it knows where the byte belongs. So the caller can
+//! receive data straight into its place. A [`Violation`] ends the connection: after one, nothing that the queue says
+//! may be used.
+
+mod command;
+mod receive;
+mod send;
+
+use std::collections::VecDeque;
+
+use onehop_proto::{Cqe, Sqe};
+
+use crate::pdu::{self, Digests};
+pub use command::Data;
+use command::{Command, Progress};
+use receive::Receiver;
+pub use send::Send;
+use send::{Item, Sender};
+
+/// Most commands in flight on a connection.
+pub const MAX_DEPTH: u16 = 1 << command::SLOT_BITS;
+
+/// A part of the data of the command in a slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
+    /// The command.
+    pub slot: u16,
+    /// Where the part starts within the command's data.
+    pub offset: u32,
+    /// Bytes of the part.
+    pub bytes: u32,
+}
+
+/// What is to be received next.
+#[derive(PartialEq, Eq, Debug)]
+pub enum Want<'a> {
+    /// Bytes for the queue itself.
+    Bytes(&'a mut [u8]),
+    /// Data of a command, for the caller's memory.
+    Data(Extent),
+}
+
+/// What has come to pass.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// The connection is open: commands may be submitted.
+    Opened,
+    /// A command has ended, and its slot is free. The identifier in the completion means nothing.
+    Done {
+        /// Its slot.
+        slot: u16,
+        /// How it ended.
+        cqe: Cqe,
+    },
+}
+
+/// How the other side broke the protocol, or why it ended the connection.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Violation {
+    /// A PDU of a type that a host does not receive, or not now.
+    #[error("a PDU of type {0:#04x} came, which has no place here")]
+    Kind(u8),
+    /// A header has another length than its type has.
+    #[error("the header of a PDU of type {kind:#04x} has {hlen} bytes instead of {want}")]
+    HeaderLength {
+        /// The PDU's type.
+        kind: u8,
+        /// Its length.
+        hlen: u8,
+        /// What it should be.
+        want: u8,
+    },
+    /// A PDU is not as long as its parts.
+    #[error("a PDU of type {kind:#04x} claims {plen} bytes, its parts have {want}")]
+    Length {
+        /// The PDU's type.
+        kind: u8,
+        /// What it claims.
+        plen: u32,
+        /// What its parts add up to.
+        want: u64,
+    },
+    /// Flags that contradict the connection, or each other.
+    #[error(
+        "a PDU of type {kind:#04x} has flags {flags:#04x}, which contradict each other or the connection"
+    )]
+    Flags {
+        /// The PDU's type.
+        kind: u8,
+        /// Its flags.
+        flags: u8,
+    },
+    /// Data starts within the header.
+    #[error("data of a PDU starts at byte {pdo}, within its header")]
+    DataStart {
+        /// Where it starts.
+        pdo: u8,
+    },
+    /// A header does not have the digest that came with it.
+    #[error("a header's digest is wrong")]
+    HeaderDigest,
+    /// The connection's parameters cannot be.
+    #[error("the answer to the connection request is unusable: {0}")]
+    Parameters(String),
+    /// No command that was sent has this identifier.
+    #[error("a PDU of type {kind:#04x} is for command {cid:#06x}, which is not in flight")]
+    UnknownCommand {
+        /// The PDU's type.
+        kind: u8,
+        /// The identifier.
+        cid: u16,
+    },
+    /// Data, or a request for data, that the command does not have at this place.
+    #[error(
+        "command {cid:#06x} has {have} of {all} bytes, and bytes {offset} to {} came or were asked for",
+        u64::from(*offset) + u64::from(*len)
+    )]
+    Range {
+        /// The command.
+        cid: u16,
+        /// Bytes that were moved so far.
+        have: u32,
+        /// Bytes of the command.
+        all: u32,
+        /// Where the PDU's bytes start.
+        offset: u32,
+        /// How many they are.
+        len: u32,
+    },
+    /// A PDU came before another that it has to follow.
+    #[error("command {cid:#06x}: {what}")]
+    Order {
+        /// The command.
+        cid: u16,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// The other side ended the connection, because of something it found wrong.
+    #[error("the target ended the connection: {} (code {reason}, information {info:#x})", reason_text(*reason))]
+    Terminated {
+        /// Its reason (FES).
+        reason: u16,
+        /// What it says about it (FEI).
+        info: u32,
+    },
+}
+
+impl Violation {
+    /// The reason (FES) to end the connection with; none if the other side has ended it.
+    #[must_use]
+    pub fn reason(&self) -> Option<u16> {
+        Some(match self {
+            Self::Kind(_)
+            | Self::HeaderLength { .. }
+            | Self::Length { .. }
+            | Self::Flags { .. }
+            | Self::DataStart { .. } => 1,
+            Self::Order { .. } | Self::UnknownCommand { .. } => 2,
+            Self::HeaderDigest => 3,
+            Self::Range { .. } => 4,
+            Self::Parameters(_) => 6,
+            Self::Terminated { .. } => return None,
+        })
+    }
+}
+
+fn reason_text(reason: u16) -> &'static str {
+    match reason {
+        1 => "a header has an invalid field",
+        2 => "PDUs came in a wrong order",
+        3 => "a header digest was wrong",
+        4 => "data was out of range",
+        5 => "a limit was exceeded",
+        6 => "a parameter is not supported",
+        _ => "for an unknown reason",
+    }
+}
+
+/// A queue.
+pub struct Queue {
+    is_open: bool,
+    asked: Digests,
+    digests: Digests,
+    /// Data to the controller starts at a multiple of this.
+    unit: usize,
+    max_h2c: u32,
+    commands: Vec<Command>,
+    free: Vec<u16>,
+    receiver: Receiver,
+    sender: Sender,
+}
+
+impl Queue {
+    /// A queue of up to `depth` commands in flight (at most [`MAX_DEPTH`]) on a new connection; it asks for these digests.
+    #[must_use]
+    pub fn new(depth: u16, digests: Digests) -> Self {
+        let depth = depth.clamp(1, MAX_DEPTH);
+        Self {
+            is_open: false,
+            asked: digests,
+            digests: Digests::default(),
+            unit: 4,
+            max_h2c: 0,
+            commands: (0..depth).map(|_| Command::default()).collect(),
+            free: (0..depth).rev().collect(),
+            receiver: Receiver::new(),
+            sender: Sender::new(),
+        }
+    }
+
+    /// Whether commands may be submitted.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    /// The digests of an open connection.
+    #[must_use]
+    pub fn digests(&self) -> Digests {
+        self.digests
+    }
+
+    /// How many commands are in flight.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.commands.len() - self.free.len()
+    }
+
+    /// Submits a command and gives its slot; none if the connection is not open or no slot is free. Identifier and data
+    /// pointer are filled in here.
+    pub fn submit(&mut self, sqe: &Sqe, data: Data) -> Option<u16> {
+        if !self.is_open {
+            return None;
+        }
+        let slot = self.free.pop()?;
+        self.commands.get_mut(usize::from(slot))?.begin(slot, sqe, data);
+        self.sender.queue(Item::Command(slot));
+        Some(slot)
+    }
+
+    /// The identifier under which the command in a slot travels.
+    #[must_use]
+    pub fn cid(&self, slot: u16) -> Option<u16> {
+        let command = self.commands.get(usize::from(slot))?;
+        (command.progress != Progress::Free).then(|| command.cid(slot))
+    }
+
+    /// What to send as the last PDU of a connection on which this violation was found. Nothing, if a PDU is on its way
+    /// or the other side has ended the connection.
+    #[must_use]
+    pub fn last_words(&self, violation: &Violation) -> Option<Vec<u8>> {
+        let reason = violation.reason().filter(|_| !self.sender.is_within_pdu())?;
+        Some(pdu::terminate(reason, 0, self.receiver.header()))
+    }
+
+    /// The command in flight with this identifier.
+    fn find(&self, kind: u8, cid: u16) -> Result<u16, Violation> {
+        let slot = cid & (MAX_DEPTH - 1);
+        match self.commands.get(usize::from(slot)) {
+            Some(command) if command.progress == Progress::Sent && command.cid(slot) == cid => Ok(slot),
+            _ => Err(Violation::UnknownCommand { kind, cid }),
+        }
+    }
+
+    fn finish(&mut self, slot: u16, cqe: Cqe) -> Option<Event> {
+        let cqe = self.commands.get_mut(usize::from(slot))?.end(cqe);
+        self.free.push(slot);
+        Some(Event::Done { slot, cqe })
+    }
+}
+
+/// PDUs that wait to be sent.
+type Waiting = VecDeque<Item>;

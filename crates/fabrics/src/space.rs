@@ -1,0 +1,96 @@
+//! Host memory under addresses that only this crate knows: what stands for bus addresses in commands.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use onehop_os::{DmaMemory, Error, HostMem, Mapped, Mapper, Result, Run, Transport};
+use onehop_proto::BusAddr;
+
+/// The first address. Addresses are never used twice, and low ones are left out, because they look like mistakes.
+const FIRST: u64 = 1 << 40;
+/// Memory starts at multiples of this, with a gap behind it.
+const STEP: u64 = 64 << 10;
+
+type Book = RwLock<BTreeMap<u64, HostMem>>;
+
+/// Memory that commands may name.
+pub(crate) struct Space {
+    name: String,
+    next: AtomicU64,
+    book: Arc<Book>,
+}
+
+impl Space {
+    pub(crate) fn new(name: String) -> Self {
+        Self { name, next: AtomicU64::new(FIRST), book: Arc::default() }
+    }
+
+    /// The memory at an address, and where in it the address lies; none unless `bytes` bytes follow.
+    pub(crate) fn at(&self, addr: u64, bytes: u64) -> Option<(HostMem, usize)> {
+        let book = self.book.read().unwrap_or_else(PoisonError::into_inner);
+        let (start, memory) = book.range(..=addr).next_back()?;
+        let offset = addr - start;
+        let end = offset.checked_add(bytes)?;
+        (end <= memory.len() as u64).then(|| (memory.clone(), offset as usize))
+    }
+}
+
+/// Takes memory out of the book. Commands that name it have their own handle on it.
+struct Entry {
+    book: Arc<Book>,
+    at: u64,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.book.write().unwrap_or_else(PoisonError::into_inner).remove(&self.at);
+    }
+}
+
+impl Mapper for Space {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<HostMem> {
+        HostMem::anonymous(bytes)
+    }
+
+    fn map(&self, memory: &dyn DmaMemory) -> Result<Mapped> {
+        let host = memory.host().ok_or_else(|| Error::CannotMap {
+            mapper: self.name.clone(),
+            why: "data from the network is received into host memory; use cpu/pinned, which copies it to the GPU".into(),
+        })?;
+        let len = host.len() as u64;
+        let at = self.next.fetch_add((len + 1).next_multiple_of(STEP), Ordering::Relaxed);
+        self.book.write().unwrap_or_else(PoisonError::into_inner).insert(at, host.clone());
+        let entry = Entry { book: self.book.clone(), at };
+        Ok(Mapped::new(vec![Run { addr: BusAddr(at), len }], Box::new(entry)))
+    }
+
+    fn transport(&self) -> Transport {
+        Transport::Messages
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_lead_to_the_memory_while_it_is_mapped() {
+        let space = Space::new("t".into());
+        let memory = space.alloc(8192).unwrap();
+        let map = space.map(&memory).unwrap();
+        let at = map.contiguous().unwrap().0;
+        memory.write(4097, b"x").unwrap();
+        let (found, offset) = space.at(at + 4097, 4095).unwrap();
+        assert_eq!(found.to_vec(offset, 1).unwrap(), b"x");
+        for (addr, bytes) in [(at + 4097, 4096), (at + 8193, 0), (at - 1, 1), (0, 1), (at, u64::MAX)] {
+            assert!(space.at(addr, bytes).is_none(), "{addr:#x} {bytes}");
+        }
+        drop(map);
+        assert!(space.at(at, 1).is_none());
+    }
+}

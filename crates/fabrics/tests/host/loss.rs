@@ -1,0 +1,183 @@
+//! Lost connections: reads are repeated, writes never, and every wait ends.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use onehop_drive::Error;
+
+use crate::open;
+use crate::target::{Act, BLOCK, Config, Outgoing, Target, pattern};
+
+/// A target that does `act` to the `nth` PDU of a kind on its I/O queues, once.
+fn once(kind: u8, nth: u32, act: impl Fn(Vec<u8>) -> Act + Send + Sync + 'static) -> Config {
+    let hook = move |out: Outgoing| {
+        if out.kind == kind && out.count == nth { act(out.bytes) } else { Act::Send(out.bytes) }
+    };
+    Config { hook: Arc::new(hook), ..Config::default() }
+}
+
+#[test]
+fn reads_are_repeated_when_a_connection_ends() {
+    // The connection ends before, within and behind the data.
+    for keep in [0, 1, 24, 700, 5000] {
+        let target =
+            Target::start(once(7, 3, move |bytes| Act::Close(bytes[..keep.min(bytes.len())].to_vec())));
+        let drive = open(&target, "");
+        let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+        let buffer = drive.buffer(200 * BLOCK).unwrap();
+        queue.read(ns, 5, 200, &buffer, 0).unwrap();
+        let seen = buffer.host().unwrap().to_vec(0, 200 * BLOCK).unwrap();
+        assert!(seen == pattern(205 * BLOCK)[5 * BLOCK..], "after {keep} bytes");
+        let incidents = drive.incidents();
+        assert_eq!(incidents.len(), 1, "{incidents:?}");
+        assert!(incidents[0].cause.contains("closed the connection"), "{}", incidents[0].cause);
+        // It goes on working.
+        queue.write(ns, 0, 1, &buffer, 0).unwrap();
+        assert_eq!(target.breaches(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn writes_are_never_repeated() {
+    // The answer to the write is lost, or the request for its data.
+    for (kind, blocks, carried_out) in [(5, 4, 1), (9, 100, 0)] {
+        let target = Target::start(Config { success: true, ..once(kind, 1, |_| Act::Close(Vec::new())) });
+        let drive = open(&target, "");
+        let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+        let buffer = drive.buffer(100 * BLOCK).unwrap();
+        let error = queue.write(ns, 8, blocks, &buffer, 0).unwrap_err();
+        assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error}");
+        assert!(error.to_string().contains("blocks 8 to"), "{error}");
+        queue.read(ns, 8, blocks, &buffer, 0).unwrap();
+        let writes = target.shared.seen.lock().unwrap().writes.clone();
+        assert_eq!(writes.len(), carried_out, "{writes:?}");
+        // The next one is the caller's own, and is carried out.
+        queue.write(ns, 8, blocks, &buffer, 0).unwrap();
+    }
+}
+
+#[test]
+fn a_target_that_comes_back_is_found_again() {
+    let target = Target::start(Config::default());
+    let drive = open(&target, "?reconnect=20");
+    let (ns, queue) = (drive.namespace(1).unwrap().clone(), drive.queue().unwrap());
+    let buffer = drive.buffer(8 * BLOCK).unwrap();
+    queue.read(&ns, 0, 8, &buffer, 0).unwrap();
+    target.shared.is_down.store(true, Ordering::Release);
+    target.disconnect();
+    std::thread::scope(|scope| {
+        let read = scope.spawn(|| queue.read(&ns, 9, 8, &buffer, 0));
+        std::thread::sleep(Duration::from_millis(800));
+        target.shared.is_down.store(false, Ordering::Release);
+        read.join().unwrap().unwrap();
+    });
+    assert!(buffer.host().unwrap().to_vec(0, 8 * BLOCK).unwrap() == pattern(17 * BLOCK)[9 * BLOCK..]);
+    assert_eq!(drive.incidents().len(), 1);
+}
+
+#[test]
+fn a_target_that_stays_away_ends_every_call_with_the_reason() {
+    let target = Target::start(Config::default());
+    let drive = open(&target, "?reconnect=1");
+    let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+    let buffer = drive.buffer(8 * BLOCK).unwrap();
+    target.shared.is_down.store(true, Ordering::Release);
+    target.disconnect();
+    let start = Instant::now();
+    let error = queue.read(ns, 0, 8, &buffer, 0).unwrap_err();
+    assert!(matches!(&error, Error::Lost { why, .. } if why.contains("reconnecting")), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    // The next call does not try again.
+    let start = Instant::now();
+    assert!(queue.read(ns, 0, 8, &buffer, 0).is_err() && drive.log_page(2, u32::MAX, 512).is_err());
+    assert!(start.elapsed() < Duration::from_secs(1));
+    drop((queue, drive));
+}
+
+#[test]
+fn silence_is_noticed() {
+    // Whatever the target does not say: an answer to a read, data, a request for data, anything on the admin queue.
+    let silent = Arc::new(AtomicBool::new(false));
+    let is_silent = silent.clone();
+    let hook = move |out: Outgoing| {
+        if is_silent.load(Ordering::Acquire) { Act::Drop } else { Act::Send(out.bytes) }
+    };
+    let target = Target::start(Config { hook: Arc::new(hook), ..Config::default() });
+    let drive = open(&target, "?keepalive=1&reconnect=1");
+    let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+    let buffer = drive.buffer(8 * BLOCK).unwrap();
+    silent.store(true, Ordering::Release);
+    let start = Instant::now();
+    let error = queue.read(ns, 0, 8, &buffer, 0).unwrap_err();
+    assert!(matches!(error, Error::Lost { .. }), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(40), "{:?}", start.elapsed());
+}
+
+#[test]
+fn one_command_that_is_never_answered_is_tried_again() {
+    let target = Target::start(once(7, 1, |_| Act::Drop));
+    let drive = open(&target, "");
+    let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+    let buffer = drive.buffer(8 * BLOCK).unwrap();
+    queue.read(ns, 2, 8, &buffer, 0).unwrap();
+    assert!(buffer.host().unwrap().to_vec(0, 8 * BLOCK).unwrap() == pattern(10 * BLOCK)[2 * BLOCK..]);
+    // Its queue was disconnected, and connected again.
+    assert!(target.shared.seen.lock().unwrap().connects.iter().filter(|qid| **qid == 1).count() >= 2);
+}
+
+/// Random operations with connection losses, against a shadow.
+#[test]
+fn nothing_is_lost_and_nothing_written_twice() {
+    let (count, cut) = (AtomicU32::new(0), 37);
+    let hook = move |out: Outgoing| {
+        let is_io = out.qid.is_some_and(|qid| qid > 0);
+        if is_io && count.fetch_add(1, Ordering::Relaxed) % cut == cut - 1 {
+            let keep = out.bytes.len() / 2;
+            return Act::Close(out.bytes[..keep].to_vec());
+        }
+        Act::Send(out.bytes)
+    };
+    let target =
+        Target::start(Config { hook: Arc::new(hook), blocks: 256, split: 2048, ..Config::default() });
+    let drive = open(&target, "");
+    let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+    let buffer = drive.buffer(16 * BLOCK).unwrap();
+    let host = buffer.host().unwrap();
+    let mut shadow = pattern(256 * BLOCK);
+    let mut random = 0x1234_5678_9abc_def1u64;
+    let mut next = |below: u64| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random % below
+    };
+    let (mut unknown, mut done) = (0, 0);
+    for step in 0..600u32 {
+        let blocks = 1 + next(16);
+        let lba = next(256 - blocks);
+        let (at, bytes) = (lba as usize * BLOCK, blocks as usize * BLOCK);
+        if next(3) == 0 {
+            let data: Vec<u8> = (0..bytes as u32).map(|i| (i / 4 ^ step.wrapping_mul(77)) as u8).collect();
+            host.write(0, &data).unwrap();
+            let before = target.shared.seen.lock().unwrap().writes.len();
+            match queue.write(ns, lba, blocks, &buffer, 0) {
+                Ok(_) => done += 1,
+                Err(Error::OutcomeUnknown { .. }) => unknown += 1,
+                Err(error) => panic!("{error}"),
+            }
+            let after = target.shared.seen.lock().unwrap().writes.len();
+            assert!(after - before <= 1, "written {} times", after - before);
+            // What happened to it is seen at the target.
+            if after > before {
+                shadow[at..at + bytes].copy_from_slice(&data);
+            }
+        } else {
+            queue.read(ns, lba, blocks, &buffer, 0).unwrap();
+            assert!(host.to_vec(0, bytes).unwrap() == shadow[at..at + bytes], "step {step}");
+        }
+    }
+    assert!(unknown > 0 && done > 0, "{unknown} unknown, {done} done");
+    assert!(*target.shared.media.lock().unwrap() == shadow);
+    assert_eq!(target.breaches(), Vec::<String>::new());
+}

@@ -1,0 +1,35 @@
+//! The host against a target of our own that checks what it gets, and breaks the protocol where a test asks for it.
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
+mod loss;
+mod misbehaviour;
+mod reads;
+mod target;
+
+use std::time::Duration;
+
+use onehop_drive::{Drive, Options};
+use target::Target;
+
+/// Opens the target's namespace for writing.
+fn open(target: &Target, options: &str) -> Drive {
+    try_open(target, options).unwrap_or_else(|error| panic!("{error}; {:?}", target.breaches()))
+}
+
+fn try_open(target: &Target, options: &str) -> Result<Drive, String> {
+    let name: onehop_fabrics::Target = format!("{}{options}", target.name()).parse().unwrap();
+    let backend = onehop_fabrics::open(&name).map_err(|error| error.to_string())?;
+    Drive::open(backend, quick()).map_err(|error| error.to_string())
+}
+
+/// Driver options under which what is never answered costs a test seconds.
+fn quick() -> Options {
+    Options {
+        writable: true,
+        timeout: Duration::from_secs(2),
+        admin_timeout: Duration::from_secs(2),
+        abort_wait: Duration::from_millis(100),
+        depth: 31,
+        ..Options::default()
+    }
+}
