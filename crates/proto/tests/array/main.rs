@@ -4,6 +4,8 @@
 mod bed;
 
 use std::collections::BTreeSet;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use bed::{Bed, Disk, LANES, Mem, PAGE, Random, word};
 use onehop_proto::array::{
@@ -223,4 +225,40 @@ fn a_flush_that_is_late_begins_nothing() {
         assert_eq!((flushed.written, flushed.failed, flushed.error), (0, 1, Some(ArrayError::TimedOut)));
     });
     assert_eq!(bed.flush().written, 1);
+}
+
+#[test]
+fn a_page_is_written_back_by_one_command_at_a_time() {
+    // The backing refuses two.
+    let bed = Bed::new(8, Disk { late: 40, ..Disk::default() });
+    let flushing = AtomicU32::new(4);
+    bed.run(8, |mem, index| {
+        let array = bed.array(mem);
+        if index < 4 {
+            loop {
+                mem.store(array.pin_mut(mem, u64::from(index) * 4).unwrap().address(), index);
+                if flushing.load(Relaxed) == 0 || mem.now() > bed::LIMIT / 3 {
+                    break;
+                }
+            }
+        } else {
+            assert!((0..50).all(|_| flush_slots(mem, &array, (0, 1), u64::MAX).failed == 0));
+            flushing.fetch_sub(1, Relaxed);
+        }
+    });
+    bed.flush();
+    assert_eq!(bed.media()[..4], [0, 1, 2, 3]);
+}
+
+#[test]
+fn threads_that_miss_together_read_a_page_once() {
+    let (bed, together) = (Bed::new(256, Disk { late: 3, ..Disk::default() }), Barrier::new(8));
+    bed.run(8, |mem, _| {
+        let array = bed.array(mem);
+        for page in 0..bed.bytes() / PAGE {
+            together.wait();
+            assert_eq!(mem.load(array.pin(mem, page * PAGE).unwrap().address()), word(page * PAGE / 4));
+        }
+    });
+    assert_eq!(u64::from(bed.reads()), bed.bytes() / PAGE);
 }
