@@ -16,6 +16,7 @@ TEXT
 # crate, test: each becomes the program test-NAME.
 tests=(
     "onehop-gpu cuda"
+    "onehop-array on_gpus"
     "onehop-bench gpu"
     "onehop-drive sim_matrix"
     "onehop-drive resident_matrix"
@@ -178,6 +179,7 @@ checks() {
     expect 90 ./test-resident_matrix --test-threads=1
     expect 300 ./test-faults --test-threads=1 --nocapture on_the_gpu
     expect 90 ./test-torture --test-threads=1 --nocapture on_the_gpu
+    expect 120 ./test-on_gpus --test-threads=1 --nocapture
     expect 120 ./test-gpu --test-threads=1 --nocapture
     if [ -n "${ONEHOP_TEST_GPU:-}" ]; then
         expect 60 ./long_load 0 2 128 4

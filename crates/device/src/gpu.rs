@@ -228,8 +228,43 @@ macro_rules! memory {
     }
 
     #[inline(always)]
+    fn load_four(&self, at: GpuAddr) -> [u32; 4] {
+        let (a, b, c, d);
+        // SAFETY: the host vouches for the addresses that it describes to a kernel.
+        unsafe {
+            asm!("ld.relaxed.sys.global.v4.u32 {{{0}, {1}, {2}, {3}}}, [{4}];",
+                out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) at.0, options(nostack));
+        }
+        [a, b, c, d]
+    }
+
+    #[inline(always)]
+    fn store_four(&self, at: GpuAddr, [a, b, c, d]: [u32; 4]) {
+        // SAFETY: the host vouches for the addresses that it describes to a kernel.
+        unsafe {
+            asm!("st.relaxed.sys.global.v4.u32 [{0}], {{{1}, {2}, {3}, {4}}};",
+                in(reg64) at.0, in(reg32) a, in(reg32) b, in(reg32) c, in(reg32) d, options(nostack));
+        }
+    }
+
+    #[inline(always)]
     fn fetch_add(&self, at: GpuAddr, value: u32) -> u32 {
         modify!("atom.acq_rel.sys.global.add.u32", at, value)
+    }
+
+    #[inline(always)]
+    fn fetch_add_acquire(&self, at: GpuAddr, value: u32) -> u32 {
+        modify!("atom.acquire.gpu.global.add.u32", at, value)
+    }
+
+    #[inline(always)]
+    fn fetch_add_release(&self, at: GpuAddr, value: u32) -> u32 {
+        modify!("atom.release.gpu.global.add.u32", at, value)
+    }
+
+    #[inline(always)]
+    fn fetch_add_relaxed(&self, at: GpuAddr, value: u32) -> u32 {
+        modify!("atom.relaxed.sys.global.add.u32", at, value)
     }
 
     #[inline(always)]

@@ -65,6 +65,10 @@ pub const MARKS_PTX: &str = include_str!("../ptx/marks.ptx");
 #[cfg(not(target_arch = "nvptx64"))]
 pub const PLACE_PTX: &str = include_str!("../ptx/place.ptx");
 
+/// The PTX of the kernels of arrays, of `array.rs`.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const ARRAY_PTX: &str = include_str!("../ptx/array.ptx");
+
 #[cfg(all(test, not(target_arch = "nvptx64")))]
 mod tests {
     #[test]
@@ -90,6 +94,13 @@ mod tests {
         assert!(super::PTX.contains(".param .align 8 .b8 onehop_owner_param_2[88]"), "the job's size");
         assert!(super::PEEK_PTX.contains(".visible .entry onehop_peek("));
         assert!(super::PLACE_PTX.contains(".visible .entry onehop_place("));
+        for name in ["gather", "read", "write", "flush"] {
+            assert!(
+                super::ARRAY_PTX.contains(&std::format!(".visible .entry onehop_array_{name}(")),
+                "{name}"
+            );
+        }
+        assert!(super::ARRAY_PTX.contains("onehop_array_gather_param_1[56]"), "the job's size");
         for name in ["onehop_mark", "onehop_marks_left"] {
             assert!(super::MARKS_PTX.contains(&std::format!(".visible .entry {name}(")), "{name}");
         }

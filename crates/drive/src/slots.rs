@@ -479,10 +479,10 @@ impl CommandSlots {
 
     fn lose(&mut self, id: u32, recovery: Recovery) {
         let entry = &mut self.entries[id as usize];
-        let may_be_carried_out = self.messages && matches!(entry.state, State::InFlight(_));
+        let may_be_carried_out = self.messages && matches!(entry.state, CommandState::InFlight(_));
         if may_be_carried_out && entry.what.0.writes() {
             let command = entry.describe(&self.name);
-            entry.state = State::failed(Error::OutcomeUnknown { command, recovery });
+            entry.state = CommandState::failed(Error::OutcomeUnknown { command, recovery });
             entry.mark_stale(&mut self.holds);
             return;
         }

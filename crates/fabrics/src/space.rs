@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use onehop_os::{DmaMemory, Error, HostMem, Mapped, Mapper, Result, Run, Transport};
+use onehop_os::{BusRange, DmaMemory, Error, HostMem, Mapped, Mapper, Result, Transport};
 use onehop_proto::BusAddr;
 
 /// The first address. Addresses are never used twice, and low ones are left out, because they look like mistakes.
@@ -66,7 +66,7 @@ impl Mapper for Space {
         let at = self.next.fetch_add((len + 1).next_multiple_of(STEP), Ordering::Relaxed);
         self.book.write().unwrap_or_else(PoisonError::into_inner).insert(at, host.clone());
         let entry = Entry { book: self.book.clone(), at };
-        Ok(Mapped::new(vec![Run { addr: BusAddr(at), len }], Box::new(entry)))
+        Ok(Mapped::new(vec![BusRange { addr: BusAddr(at), len }], Box::new(entry)))
     }
 
     fn transport(&self) -> Transport {

@@ -14,6 +14,7 @@ use onehop_proto::kernel::{
 };
 use onehop_proto::queue::{Memory, Shared};
 
+use crate::arrays::EmulatedArrays;
 use crate::blocks::InTurn;
 use crate::controllers::emulated::Controllers;
 use crate::controllers::{Hold, Serving};
@@ -22,8 +23,8 @@ use crate::meeting::Meeting;
 use crate::region::{AddressSpace, DeviceBytes};
 use crate::space::{EmulatedThread, Space};
 use crate::{
-    BlockKernels, Doorbells, Error, Gpu, KernelJob, KernelQueue, Launch, Place, Region, Resident, Result,
-    Running, peek,
+    ArrayKernels, BlockKernels, Doorbells, Error, Gpu, KernelJob, KernelQueue, Launch, Place, Region,
+    Resident, Result, Running, peek,
 };
 
 /// Lanes of an emulated warp.
@@ -117,18 +118,46 @@ impl Emulated {
         threads: u32,
         kernel: impl Fn(&EmulatedThread, u32) + Send + Sync + 'static,
     ) -> Result<Box<dyn Running>> {
+        let mut warp: Arc<Meeting> = Arc::default();
+        let view = |index: u32, lanes: u32| {
+            if index.is_multiple_of(lanes) {
+                warp = Arc::default();
+            }
+            let (space, warp) = (self.space.clone(), warp.clone());
+            move || EmulatedThread::lane(&space, &warp)
+        };
+        self.start_views(threads, view, kernel)
+    }
+
+    /// Starts so many warps that run `kernel`, each with its view of memory, that has so many words of local memory, and its
+    /// index.
+    pub(crate) fn start_warps(
+        &self,
+        (warps, local): (u32, u32),
+        kernel: impl Fn(&EmulatedThread, u32) + Send + Sync + 'static,
+    ) -> Result<Box<dyn Running>> {
+        let view = |_, lanes| {
+            let space = self.space.clone();
+            move || EmulatedThread::warp(&space, lanes, local)
+        };
+        self.start_views(warps, view, kernel)
+    }
+
+    /// Starts threads of this machine, each with what `view` makes of its index and the number of lanes.
+    fn start_views<V: FnOnce() -> EmulatedThread + Send + 'static>(
+        &self,
+        threads: u32,
+        mut view: impl FnMut(u32, u32) -> V,
+        kernel: impl Fn(&EmulatedThread, u32) + Send + Sync + 'static,
+    ) -> Result<Box<dyn Running>> {
         if threads == 0 || threads > MAX_THREADS {
             return Err(Error::Launch(format!("{threads} threads; the emulated GPU has 1 to {MAX_THREADS}")));
         }
         let (kernel, mut started) = (Arc::new(kernel), LaunchThreads::default());
-        let mut warp: Arc<Meeting> = Arc::default();
         for index in 0..threads {
-            if index.is_multiple_of(self.lanes) {
-                warp = Arc::default();
-            }
-            let (kernel, space, warp) = (kernel.clone(), self.space.clone(), warp.clone());
+            let (kernel, view) = (kernel.clone(), view(index, self.lanes));
             started.add(move || {
-                kernel(&EmulatedThread::lane(&space, &warp), index);
+                kernel(&view(), index);
                 Exit::Finished
             })?;
         }
@@ -231,6 +260,10 @@ impl Gpu for Emulated {
 
     fn block_kernels(&self) -> Result<Box<dyn BlockKernels>> {
         Ok(Box::new(InTurn(self.space.clone())))
+    }
+
+    fn array_kernels(&self) -> Result<Box<dyn ArrayKernels>> {
+        Ok(Box::new(EmulatedArrays(self.clone())))
     }
 
     fn map_registers(&self, regs: Arc<dyn Registers>) -> Result<Doorbells> {

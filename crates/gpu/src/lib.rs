@@ -6,6 +6,7 @@
 //! program asks for it; where there is none everything else works all the same.
 #![deny(unsafe_code)]
 
+mod arrays;
 mod blocks;
 pub mod controllers;
 mod copier;
@@ -22,6 +23,7 @@ mod relay;
 mod space;
 mod sums;
 
+pub use arrays::{ArrayJob, ArrayKernels, ArrayRows};
 pub use copier::{Copier, Mark, Rows, copy_rate};
 pub use emulated::{EMULATED_LANES, Emulated};
 pub use error::{Error, Result};
@@ -167,6 +169,14 @@ pub trait Gpu: Send + Sync {
     fn block_kernels(&self) -> Result<Box<dyn BlockKernels>> {
         let why = format!("{} has no kernels for them", self.name());
         Err(Error::NotSupported { what: "working on data".into(), why })
+    }
+    /// Loads the kernels of arrays.
+    ///
+    /// # Errors
+    /// When there are none for it, or they cannot be loaded.
+    fn array_kernels(&self) -> Result<Box<dyn ArrayKernels>> {
+        let why = format!("{} has no kernels for them", self.name());
+        Err(Error::NotSupported { what: "arrays".into(), why })
     }
     /// Gives the GPU an address for a controller's BAR0; gone when the result is dropped.
     ///

@@ -11,6 +11,7 @@ extern crate std;
 
 pub mod addr;
 pub mod admin;
+pub mod array;
 pub mod entry;
 pub mod fabrics;
 pub mod feature;

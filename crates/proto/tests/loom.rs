@@ -3,6 +3,8 @@
 #![cfg(loom)]
 #![allow(missing_docs)]
 
+#[path = "loom/array.rs"]
+mod array;
 #[path = "loom/gate.rs"]
 mod gate;
 #[path = "loom/marks.rs"]

@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use onehop_drive::Drive;
 use onehop_gpu::Emulated;
-use onehop_transfer::{Chosen, Error, ErrorKind, Options, TransferSetup, controllers, read_blocks};
+use onehop_transfer::{Chosen, Error, ErrorKind, RouteOptions, TransferSetup, controllers, read_blocks};
 use target::{BLOCK, Config, NQN, Target, pattern};
 
 fn open(target: &Target) -> Drive {
     let found = controllers::find(&target.name()).unwrap();
     assert!(found.warnings.is_empty() && found.image.is_none());
-    Drive::open(found.backend, Options::default().drive_options(false)).unwrap()
+    Drive::open(found.backend, RouteOptions::default().drive_options(false)).unwrap()
 }
 
 #[test]
@@ -23,7 +23,7 @@ fn the_route_is_reported_and_others_are_refused_with_the_reason() {
     let drive = open(&target);
     let ns = drive.namespace(1).unwrap();
     let gpu = Chosen { gpu: Arc::new(Emulated::new()), why: "a test".into() };
-    let options = Options::default();
+    let options = RouteOptions::default();
     let setup = TransferSetup { drive: &drive, ns, gpu: &gpu, options: &options };
     let mut read = read_blocks(&setup, 17, 4000, &()).unwrap();
     let mut got = vec![0; 4000 * BLOCK];
@@ -40,7 +40,7 @@ fn the_route_is_reported_and_others_are_refused_with_the_reason() {
     let tried: Vec<_> = outcome.why_not_better.iter().map(|no| no.route.as_str()).collect();
     for route in ["gpu/tier3", "gpu/posted", "gpu/tier2", "gpu/tier1", "cpu/direct"] {
         assert!(tried.contains(&route), "{tried:?}");
-        let options = Options { route: route.parse().unwrap(), ..Options::default() };
+        let options = RouteOptions { route: route.parse().unwrap(), ..RouteOptions::default() };
         let refused = read_blocks(&TransferSetup { options: &options, ..setup }, 0, 8, &()).err().unwrap();
         assert_eq!(refused.kind(), ErrorKind::NotPossible, "{refused}");
         assert!(refused.to_string().contains("network"), "{refused}");

@@ -8,6 +8,7 @@ use std::time::Duration;
 use onehop_os::{DmaMemory, HostMem, Registers};
 use onehop_proto::GpuAddr;
 
+use super::arrays::CudaArrays;
 use super::blocks::CudaBlocks;
 use super::capabilities::{Capabilities, Consumer, Need};
 use super::context::{Context, Event};
@@ -29,8 +30,8 @@ use crate::copier::AtOnce;
 use crate::region::AddressSpace;
 use crate::relay::Activity;
 use crate::{
-    BlockKernels, Copier, Doorbells, Error, Gpu, GpuFiles, KernelJob, Launch, Place, Region, Resident,
-    Result, Running,
+    ArrayKernels, BlockKernels, Copier, Doorbells, Error, Gpu, GpuFiles, KernelJob, Launch, Place, Region,
+    Resident, Result, Running,
 };
 
 /// Of memory, whatever its length.
@@ -416,6 +417,10 @@ impl Gpu for CudaGpu {
 
     fn block_kernels(&self) -> Result<Box<dyn BlockKernels>> {
         Ok(Box::new(CudaBlocks::load(&self.0.context)?))
+    }
+
+    fn array_kernels(&self) -> Result<Box<dyn ArrayKernels>> {
+        Ok(Box::new(CudaArrays::load(self)?))
     }
 
     fn map_registers(&self, regs: Arc<dyn Registers>) -> Result<Doorbells> {

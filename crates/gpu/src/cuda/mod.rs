@@ -17,6 +17,7 @@
 //! # }
 //! ```
 
+mod arrays;
 mod blocks;
 mod capabilities;
 mod code;

@@ -100,6 +100,62 @@ impl Command {
 
     /// Bytes of a command.
     pub const BYTES: usize = size_of::<Self>();
+
+    /// Words of a command.
+    pub const WORDS: usize = Self::BYTES / 4;
+
+    /// The command as words, for those who keep it elsewhere than in a thread's own memory.
+    #[inline(always)]
+    #[must_use]
+    pub const fn words(&self) -> [u32; Self::WORDS] {
+        [
+            self.lba as u32,
+            (self.lba >> 32) as u32,
+            self.offset as u32,
+            (self.offset >> 32) as u32,
+            self.deadline as u32,
+            (self.deadline >> 32) as u32,
+            self.due as u32,
+            (self.due >> 32) as u32,
+            self.blocks,
+            self.opcode,
+            self.phase,
+            self.cid,
+            self.epoch,
+            self.retries,
+            self.recoveries,
+            self.pad,
+        ]
+    }
+
+    /// The command of such words.
+    #[inline(always)]
+    #[must_use]
+    pub fn from_words(words: [u32; Self::WORDS]) -> Self {
+        let long = |low: u32, high: u32| low as u64 | (high as u64) << 32;
+        let [l0, l1, o0, o1, e0, e1, u0, u1, blocks, opcode, phase, cid, epoch, retries, recoveries, pad] =
+            words;
+        Self {
+            lba: long(l0, l1),
+            offset: long(o0, o1),
+            deadline: long(e0, e1),
+            due: long(u0, u1),
+            blocks,
+            opcode,
+            phase,
+            cid,
+            epoch,
+            retries,
+            recoveries,
+            pad,
+        }
+    }
+
+    /// The life of the queue that it was handed over in last.
+    #[inline(always)]
+    pub(crate) const fn life(&self) -> u32 {
+        self.epoch
+    }
 }
 
 const _: () = assert!(Command::BYTES == 64);
@@ -107,6 +163,8 @@ const _: () = assert!(Command::BYTES == 64);
 /// How much a command is moved on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Turn {
+    /// As [`Self::Look`], and a queue without room is not waited for either.
+    Try,
     /// As far as it goes without waiting for the controller.
     Look,
     /// Until something happens to it.
@@ -257,6 +315,19 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> DeviceQueue<M> {
         Answer::Pending
     }
 
+    /// [`Self::test`] that does not wait for room in the queue either: whoever has several commands in flight must go on
+    /// with the others, or there will never be any.
+    #[inline(always)]
+    pub fn try_test(&self, mem: &M, command: &mut Command) -> Answer {
+        self.turn(mem, command, Turn::Try)
+    }
+
+    /// Which life of the queue this is: when it changes, the controller has let go of all commands of the one before.
+    #[inline(always)]
+    pub fn life(&self, mem: &M) -> u32 {
+        self.gate(mem).epoch()
+    }
+
     /// Moves a command on.
     #[inline(always)]
     fn turn(&self, mem: &M, command: &mut Command, turn: Turn) -> Answer {
@@ -287,7 +358,7 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> DeviceQueue<M> {
         };
         let gate = Gate(mem.combine(inside, go_in).0 as u32);
         let answer = if gate.is_open() {
-            self.inside(mem, command, gate.epoch(), turn != Turn::Look)
+            self.inside(mem, command, gate.epoch(), turn)
         } else {
             self.outside(mem, command, gate)
         };
@@ -329,10 +400,11 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> DeviceQueue<M> {
         None
     }
 
-    /// What is done within the open gate, in this life of the queue. With `waits` something has happened to the command
-    /// afterwards.
+    /// What is done within the open gate, in this life of the queue. Unless it is only looked at, something has happened to
+    /// the command afterwards.
     #[inline(always)]
-    fn inside(&self, mem: &M, command: &mut Command, epoch: u32, waits: bool) -> Answer {
+    fn inside(&self, mem: &M, command: &mut Command, epoch: u32, turn: Turn) -> Answer {
+        let waits = matches!(turn, Turn::Wait | Turn::WaitOn);
         if command.phase == phase::IN_FLIGHT
             && command.epoch != epoch
             && let Some(end) = self.come_back(mem, command)
@@ -346,14 +418,16 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> DeviceQueue<M> {
             }
             command.epoch = epoch;
             // Room is waited for until the end: the controller's time begins when it has the command.
-            let room = Bounds { deadline: command.deadline, ..self.bounds(mem, command) };
-            match self.queue.submit(mem, &self.entry(mem, command), &room) {
+            let bounds = Bounds { deadline: command.deadline, ..self.bounds(mem, command) };
+            let room = if turn == Turn::Try { Bounds { deadline: 0, ..bounds } } else { bounds };
+            match self.queue.submit_within(mem, &self.entry(mem, command), &room, &bounds) {
                 Ok(token) => {
                     command.cid = token.cid() as u32;
                     command.phase = phase::IN_FLIGHT;
                     command.due = command.deadline.min(mem.now().saturating_add(self.handle.stall(mem)));
                 }
                 Err(SubmitError::Stopped(Stop::Poisoned(_))) => return Answer::Pending,
+                Err(SubmitError::Stopped(Stop::Deadline)) if turn == Turn::Try => return Answer::Pending,
                 Err(SubmitError::Stopped(Stop::Deadline)) => {
                     command.phase = phase::ENDED;
                     return Answer::Full;

@@ -68,8 +68,36 @@ pub trait Memory {
     fn load_constant(&self, at: Self::Addr) -> [u32; 4] {
         [self.load(at), self.load(at.plus(4)), self.load(at.plus(8)), self.load(at.plus(12))]
     }
+    /// Reads four words, on an address that is a multiple of 16; orders nothing.
+    #[inline(always)]
+    fn load_four(&self, at: Self::Addr) -> [u32; 4] {
+        [self.load(at), self.load(at.plus(4)), self.load(at.plus(8)), self.load(at.plus(12))]
+    }
+    /// Writes four words, on an address that is a multiple of 16; orders nothing.
+    #[inline(always)]
+    fn store_four(&self, at: Self::Addr, words: [u32; 4]) {
+        self.store(at, words[0]);
+        self.store(at.plus(4), words[1]);
+        self.store(at.plus(8), words[2]);
+        self.store(at.plus(12), words[3]);
+    }
     /// Adds to a word and gives the old value; acquires and releases.
     fn fetch_add(&self, at: Self::Addr, value: u32) -> u32;
+    /// [`Self::fetch_add`] that acquires and does not release, among the threads of one GPU.
+    #[inline(always)]
+    fn fetch_add_acquire(&self, at: Self::Addr, value: u32) -> u32 {
+        self.fetch_add(at, value)
+    }
+    /// [`Self::fetch_add`] that releases and does not acquire, among the threads of one GPU.
+    #[inline(always)]
+    fn fetch_add_release(&self, at: Self::Addr, value: u32) -> u32 {
+        self.fetch_add(at, value)
+    }
+    /// [`Self::fetch_add`] that orders nothing.
+    #[inline(always)]
+    fn fetch_add_relaxed(&self, at: Self::Addr, value: u32) -> u32 {
+        self.fetch_add(at, value)
+    }
     /// Sets bits and gives the old value; acquires and releases.
     fn fetch_or(&self, at: Self::Addr, bits: u32) -> u32;
     /// Keeps only the bits of `mask` and gives the old value; acquires and releases.

@@ -242,8 +242,20 @@ impl<M: Memory> Shared<M> {
     /// Whether the command can still happen, and why the wait ended.
     #[inline]
     pub fn submit(&self, mem: &M, sqe: &Sqe, bounds: &Bounds<M>) -> Result<Token, SubmitError> {
-        let token = self.take_cid(mem, bounds).map_err(SubmitError::Stopped)?;
-        let ticket = match self.take_ticket(mem, bounds) {
+        self.submit_within(mem, sqe, bounds, bounds)
+    }
+
+    /// [`Self::submit`] that waits for a free slot within `room`, and for all else within `bounds`.
+    #[inline(always)]
+    pub(crate) fn submit_within(
+        &self,
+        mem: &M,
+        sqe: &Sqe,
+        room: &Bounds<M>,
+        bounds: &Bounds<M>,
+    ) -> Result<Token, SubmitError> {
+        let token = self.take_cid(mem, room).map_err(SubmitError::Stopped)?;
+        let ticket = match self.take_ticket(mem, room) {
             Ok(ticket) => ticket,
             Err(stop) => {
                 self.free(mem, &token);

@@ -1,0 +1,214 @@
+//! What a gather costs: rows per second, hits, commands per page, and how long a batch takes, for ids that are uniform and
+//! for ids that follow Zipf's law. Every byte of the first batches is checked.
+//! `cargo run --release -p onehop-array --example gather -- [emu|0] [sim|resident] [--json]`.
+//!
+//! `sim` is a simulated drive on CPU threads, with queue and pages in host memory; `resident` one that the GPU serves, with
+//! all of it in the GPU's memory.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use onehop_array::{Array, ArrayRows, Options};
+use onehop_drive::{Drive, Placement};
+use onehop_gpu::cuda::Cuda;
+use onehop_gpu::{Emulated, Gpu, Place};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+const BYTES: u64 = 64 << 20;
+const ROW: u32 = 256;
+const PAGE: u32 = 4096;
+
+fn main() -> Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let has = |name: &str| args.iter().any(|arg| arg == name);
+    let gpu: Arc<dyn Gpu> = match args.iter().find(|arg| arg.parse::<u32>().is_ok()) {
+        Some(name) => Arc::new(Cuda::load()?.open(name)?),
+        None => Arc::new(Emulated::new()),
+    };
+    // Before anything stays on the GPU.
+    gpu.array_kernels()?;
+    let resident = has("resident");
+    let spec = format!("mem:{BYTES}");
+    let (sim, port, placement) = if resident {
+        let drive = onehop_resident::open(&spec, gpu.clone())?;
+        (drive.sim().clone(), drive.port(), Placement::TIER3)
+    } else {
+        let sim = onehop_sim::open(&spec)?;
+        let port = sim.port();
+        (sim, port, Placement::TIER1)
+    };
+    let media: Vec<u8> =
+        (0..BYTES as u32 / 4).flat_map(|i| i.wrapping_mul(0x9e37_79b9).to_le_bytes()).collect();
+    sim.write_media(1, 0, &media)?;
+    let drive = Drive::open(port, onehop_drive::Options::default())?;
+    let batches: &[u32] = if gpu.simulated() { &[48, 1536] } else { &[48, 1536, 16_384, 131_072, 1 << 20] };
+    let mut lines = Vec::new();
+    for zipf in [false, true] {
+        // All of the array fits, or an eighth of it.
+        for cache in [BYTES, BYTES / 8] {
+            for batch in batches {
+                let line = measure(&drive, &gpu, placement, &media, &Plan { zipf, cache, batch: *batch })?;
+                if !has("--json") {
+                    println!("{line}");
+                }
+                lines.push(line);
+            }
+        }
+    }
+    if has("--json") {
+        let rows: Vec<String> = lines.iter().map(Line::json).collect();
+        println!(
+            "{{\"schema\":1,\"gpu\":\"{}\",\"resident\":{resident},\"rows\":[{}]}}",
+            gpu.name(),
+            rows.join(",")
+        );
+    }
+    match sim.violations().as_slice() {
+        [] => Ok(()),
+        broken => Err(format!("rules of NVMe were broken: {broken:?}").into()),
+    }
+}
+
+struct Plan {
+    zipf: bool,
+    cache: u64,
+    batch: u32,
+}
+
+/// What was measured.
+struct Line {
+    zipf: bool,
+    cache_mib: u64,
+    batch: u32,
+    /// Of the first batch, which finds the cache empty.
+    cold_rows_per_s: f64,
+    cold_commands_per_page: f64,
+    /// Of the others.
+    rows_per_s: f64,
+    hit_rate: f64,
+    p50_us: f64,
+    p99_us: f64,
+}
+
+impl std::fmt::Display for Line {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{:<8} cache {:>3} MiB, batch {:>7}: {:>9.3} M rows/s, hits {:>5.1} %, p50 {:>9.1} us, p99 {:>9.1} us; empty cache: \
+             {:>8.3} M rows/s, {:.3} commands a page",
+            if self.zipf { "zipf" } else { "uniform" },
+            self.cache_mib,
+            self.batch,
+            self.rows_per_s / 1e6,
+            self.hit_rate * 100.0,
+            self.p50_us,
+            self.p99_us,
+            self.cold_rows_per_s / 1e6,
+            self.cold_commands_per_page,
+        )
+    }
+}
+
+impl Line {
+    fn json(&self) -> String {
+        format!(
+            "{{\"ids\":\"{}\",\"cache_mib\":{},\"batch\":{},\"rows_per_s\":{:.1},\"hit_rate\":{:.5},\"p50_us\":{:.2},\
+             \"p99_us\":{:.2},\"cold_rows_per_s\":{:.1},\"cold_commands_per_page\":{:.4}}}",
+            if self.zipf { "zipf" } else { "uniform" },
+            self.cache_mib,
+            self.batch,
+            self.rows_per_s,
+            self.hit_rate,
+            self.p50_us,
+            self.p99_us,
+            self.cold_rows_per_s,
+            self.cold_commands_per_page,
+        )
+    }
+}
+
+fn measure(
+    drive: &Drive,
+    gpu: &Arc<dyn Gpu>,
+    placement: Placement,
+    media: &[u8],
+    plan: &Plan,
+) -> Result<Line> {
+    let options = Options { page_bytes: PAGE, ..Options::new(placement, plan.cache) };
+    let ns = drive.namespace(1)?;
+    let array = Array::open(drive, gpu.clone(), ns, 0..ns.blocks, options)?;
+    let rows = array.rows(ROW, ROW);
+    let out = gpu.alloc(Place::Vram, plan.batch as usize * ROW as usize)?;
+    let mut random = Random(7);
+    let mut batch = |check: bool| -> Result<(Duration, usize)> {
+        let ids: Vec<u64> = (0..plan.batch).map(|_| random.id(rows.count, plan.zipf)).collect();
+        let moved = array.gather(rows, &ids, &out)?;
+        if let Some((place, error)) = moved.failed.first() {
+            return Err(format!("row {}: {error}", ids[*place]).into());
+        }
+        if check {
+            compare(&out, rows, &ids, media)?;
+        }
+        let pages: BTreeSet<u64> = ids.iter().map(|id| id * u64::from(ROW) / u64::from(PAGE)).collect();
+        Ok((moved.took, pages.len()))
+    };
+    let (cold, pages) = batch(true)?;
+    let first = array.stats()?;
+    let count = if gpu.simulated() { 20 } else { 100 };
+    let mut times = Vec::new();
+    for number in 0..count {
+        times.push(batch(number < 2)?.0.as_secs_f64());
+    }
+    let last = array.stats()?;
+    array.close()?;
+    let total: f64 = times.iter().sum();
+    times.sort_by(f64::total_cmp);
+    let at = |part: f64| times[((times.len() - 1) as f64 * part) as usize] * 1e6;
+    Ok(Line {
+        zipf: plan.zipf,
+        cache_mib: plan.cache >> 20,
+        batch: plan.batch,
+        cold_rows_per_s: f64::from(plan.batch) / cold.as_secs_f64(),
+        cold_commands_per_page: f64::from(first.reads) / pages as f64,
+        rows_per_s: f64::from(plan.batch) * f64::from(count) / total,
+        hit_rate: f64::from(last.hits.wrapping_sub(first.hits))
+            / f64::from(last.wanted.wrapping_sub(first.wanted)),
+        p50_us: at(0.5),
+        p99_us: at(0.99),
+    })
+}
+
+fn compare(out: &onehop_gpu::Region, rows: ArrayRows, ids: &[u64], media: &[u8]) -> Result<()> {
+    let mut got = vec![0; out.len()];
+    out.read(0, &mut got)?;
+    for (id, row) in ids.iter().zip(got.chunks(rows.bytes as usize)) {
+        if row != &media[*id as usize * rows.stride as usize..][..row.len()] {
+            return Err(
+                format!("row {id} is not what is on the drive; no result is given for wrong bytes").into()
+            );
+        }
+    }
+    Ok(())
+}
+
+struct Random(u64);
+
+impl Random {
+    /// From 0 to 1.
+    fn unit(&mut self) -> f64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// A row: any, or one whose frequency is about one over its rank. Rows of neighbouring ranks are no neighbours.
+    fn id(&mut self, rows: u64, zipf: bool) -> u64 {
+        if zipf {
+            let rank = (rows as f64).powf(self.unit()) as u64;
+            rank.wrapping_mul(0x9e37_79b9_7f4a_7c15) % rows
+        } else {
+            (self.unit() * rows as f64) as u64 % rows
+        }
+    }
+}

@@ -1,0 +1,320 @@
+//! An array that is open.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use onehop_drive::{Drive, ExportedQueue, GpuMode, GpuSetup, IoQueue, Namespace};
+use onehop_gpu::{ArrayJob, ArrayKernels, ArrayRows, Gpu, Place, Region};
+use onehop_proto::GpuAddr;
+use onehop_proto::array::{
+    ArrayError, ArrayHandle, FlushReport, GatherItem, MAX_PAGE_BYTES, MIN_PAGE_BYTES, broken_pages, counter,
+    directory_bytes, directory_words,
+};
+
+use crate::{Error, Options, Result, Stats};
+
+/// Where counters and directory lie behind the handle, each on lines of their own.
+const COUNTERS: usize = (ArrayHandle::BYTES as usize).next_multiple_of(128);
+const DIRECTORY: usize = COUNTERS + counter::BYTES as usize;
+
+/// Warps and threads of a kernel at most: the emulated GPU's are threads of this machine.
+const MOST_WARPS: u32 = 4096;
+const MOST_THREADS: u32 = 1 << 16;
+const MOST_EMULATED: u32 = 32;
+
+/// An array that is open.
+pub struct Array {
+    exported: ExportedQueue,
+    /// For flushes of the drive.
+    queue: IoQueue,
+    ns: Namespace,
+    gpu: Arc<dyn Gpu>,
+    kernels: Mutex<Box<dyn ArrayKernels>>,
+    /// Handle, counters, directory.
+    memory: Region,
+    bytes: u64,
+    slots: u32,
+    options: Options,
+}
+
+/// Rows that were moved.
+#[derive(Debug)]
+#[must_use = "some of the rows may have failed"]
+pub struct Moved {
+    /// How long the GPU took, by its own clock.
+    pub took: Duration,
+    /// The rows that were not moved, by their place in the list, and why.
+    pub failed: Vec<(usize, ArrayError)>,
+}
+
+/// What a flush did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Flushed {
+    /// Pages that were written back.
+    pub written: u32,
+}
+
+impl Array {
+    /// Opens the blocks of a namespace as an array for kernels of a GPU.
+    ///
+    /// # Errors
+    /// When the sizes make no sense, the drive is open for reading only and the array is not, or there is no memory or queue.
+    pub fn open(
+        drive: &Drive,
+        gpu: Arc<dyn Gpu>,
+        ns: &Namespace,
+        blocks: Range<u64>,
+        options: Options,
+    ) -> Result<Self> {
+        let kernels = gpu.array_kernels()?;
+        let (page_shift, block_shift) = check(drive, ns, &blocks, &options)?;
+        let slots = slots(&options)?;
+        let setup = GpuSetup {
+            mode: GpuMode::Shared { threads: 1 },
+            depth: options.depth,
+            stall: options.stall,
+            limit: options.limit,
+            ..GpuSetup::new(options.placement)
+        };
+        let bytes = (slots as usize) << page_shift;
+        let (data, buffer) = drive.gpu_buffer(&*gpu, options.placement.data, bytes)?;
+        let directory = directory_bytes(slots) as usize;
+        let memory = gpu.alloc(Place::Vram, DIRECTORY + directory)?;
+        let words: Vec<u8> = directory_words(slots).flat_map(u32::to_le_bytes).collect();
+        memory.write(DIRECTORY, &words)?;
+        memory.fill(COUNTERS, counter::BYTES as usize, 0)?;
+        let queue = drive.queue()?;
+        let exported = drive.gpu_queues(gpu.clone(), setup)?.export(ns, &buffer, options.writable)?;
+        let at = |offset: usize| memory.addr().plus(offset as u64).0;
+        let handle = ArrayHandle {
+            queue: exported.handle().0,
+            directory: at(DIRECTORY),
+            data: data.addr().0,
+            offset: 0,
+            lba: blocks.start,
+            blocks: blocks.end - blocks.start,
+            limit: nanos(options.patience),
+            counters: at(COUNTERS),
+            pages: slots,
+            page_shift,
+            block_shift,
+            writable: u32::from(options.writable),
+        };
+        let words: Vec<u8> = handle.words().iter().flat_map(|word| word.to_le_bytes()).collect();
+        memory.write(0, &words)?;
+        let bytes = handle.blocks << block_shift;
+        let (ns, kernels) = (ns.clone(), Mutex::new(kernels));
+        Ok(Self { exported, queue, ns, gpu, kernels, memory, bytes, slots, options })
+    }
+
+    /// What kernels get: where the array's handle lies. They must have ended before the array is closed or dropped.
+    #[must_use]
+    pub fn handle(&self) -> GpuAddr {
+        self.memory.addr()
+    }
+
+    /// Bytes of the array.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Pages of the cache.
+    #[must_use]
+    pub fn pages(&self) -> u32 {
+        self.slots
+    }
+
+    /// The rows that the array has if each has so many bytes, and begins `stride` bytes after the one before.
+    #[must_use]
+    pub fn rows(&self, bytes: u32, stride: u32) -> ArrayRows {
+        let count = match self.bytes.checked_sub(u64::from(bytes)) {
+            Some(left) => left / u64::from(stride.max(1)) + 1,
+            None => 0,
+        };
+        ArrayRows { count, bytes, stride }
+    }
+
+    /// What the cache has done.
+    ///
+    /// # Errors
+    /// When the GPU's memory cannot be read.
+    pub fn stats(&self) -> Result<Stats> {
+        Stats::read(&self.memory.slice(COUNTERS..DIRECTORY)?)
+    }
+
+    /// Whether the drive still serves the array.
+    ///
+    /// # Errors
+    /// Why it does not.
+    pub fn check(&self) -> Result<()> {
+        Ok(self.exported.check()?)
+    }
+
+    /// Ends every wait of a kernel for the drive, now and from now on.
+    pub fn stop(&self) {
+        self.exported.stop();
+    }
+
+    /// Gathers rows into `out`, one after the other in the order of `ids`. The GPU gets them sorted, so neighbours share
+    /// their pages.
+    ///
+    /// # Errors
+    /// When `out` is too short, or the kernel failed. Rows that fail are in the result.
+    pub fn gather(&self, rows: ArrayRows, ids: &[u64], out: &Region) -> Result<Moved> {
+        let warps = (ids.len() as u32).div_ceil(32).clamp(1, self.most(MOST_WARPS));
+        self.move_rows(ArrayJob::gather, rows, ids, out, warps)
+    }
+
+    /// Reads rows as [`Self::gather`] does, by threads that each pin a page, copy and go on.
+    ///
+    /// # Errors
+    /// As for [`Self::gather`].
+    pub fn read(&self, rows: ArrayRows, ids: &[u64], out: &Region) -> Result<Moved> {
+        self.move_rows(ArrayJob::read, rows, ids, out, self.threads(ids.len()))
+    }
+
+    /// Writes rows from `from`, one after the other in the order of `ids`. Of equal rows, any is written last.
+    ///
+    /// # Errors
+    /// As for [`Self::gather`].
+    pub fn scatter(&self, rows: ArrayRows, ids: &[u64], from: &Region) -> Result<Moved> {
+        self.move_rows(ArrayJob::write, rows, ids, from, self.threads(ids.len()))
+    }
+
+    /// Writes back every page that is dirty, and has the drive make it durable: all that was written by kernels that have
+    /// ended, or whose pins are gone.
+    ///
+    /// # Errors
+    /// [`Error::NotWritten`] when pages could not be written; the drive's error when they are not durable.
+    pub fn flush(&self) -> Result<Flushed> {
+        let mut flushed = Flushed { written: 0 };
+        if !self.options.writable {
+            return Ok(flushed);
+        }
+        let report = self.gpu.alloc(Place::Vram, FlushReport::BYTES)?;
+        let limit = self.options.limit.saturating_mul(2);
+        self.run(&ArrayJob::flush(&report, limit)?, self.threads(self.slots as usize), limit)?;
+        flushed.written = report.word(FlushReport::WRITTEN as usize)?;
+        let failed = report.word(FlushReport::FAILED as usize)?;
+        // Also where some pages failed: the others become durable.
+        let durable = self.queue.flush(&self.ns);
+        if failed > 0 {
+            let code = report.word(FlushReport::ERROR as usize)? as i32;
+            let error = ArrayError::from_code(code).unwrap_or(ArrayError::TimedOut);
+            return Err(Error::NotWritten { failed, error });
+        }
+        durable?;
+        Ok(flushed)
+    }
+
+    /// The pages that could not be written back when that was last tried, and why. They are still in the cache.
+    ///
+    /// # Errors
+    /// When the GPU's memory cannot be read.
+    pub fn broken(&self) -> Result<Vec<(u64, ArrayError)>> {
+        let mut bytes = vec![0; directory_bytes(self.slots) as usize];
+        self.memory.read(DIRECTORY, &mut bytes)?;
+        let word = |four: &[u8]| four.try_into().map_or(0, u32::from_le_bytes);
+        let words: Vec<u32> = bytes.chunks(4).map(word).collect();
+        Ok(broken_pages(&words).collect())
+    }
+
+    /// Flushes the array and takes its queue back. No kernel uses it any more.
+    ///
+    /// # Errors
+    /// As for [`Self::flush`], or when threads of a kernel did not let go of the queue.
+    pub fn close(self) -> Result<()> {
+        let flushed = self.flush();
+        self.exported.take_back()?;
+        flushed.map(|_| ())
+    }
+
+    fn most(&self, real: u32) -> u32 {
+        if self.gpu.simulated() { MOST_EMULATED } else { real }
+    }
+
+    fn threads(&self, count: usize) -> u32 {
+        (count as u32).clamp(1, self.most(MOST_THREADS))
+    }
+
+    fn move_rows(
+        &self,
+        job: fn(ArrayRows, &[GatherItem], [&Region; 3], Duration) -> onehop_gpu::Result<ArrayJob>,
+        rows: ArrayRows,
+        ids: &[u64],
+        buffer: &Region,
+        threads: u32,
+    ) -> Result<Moved> {
+        if ids.is_empty() {
+            return Ok(Moved { took: Duration::ZERO, failed: Vec::new() });
+        }
+        let mut list: Vec<_> = (0..).zip(ids).map(|(to, row)| GatherItem { row: *row, to, pad: 0 }).collect();
+        list.sort_unstable_by_key(|item| item.row);
+        let items = self.gpu.alloc(Place::Vram, ids.len() * GatherItem::BYTES as usize)?;
+        let answers = self.gpu.alloc(Place::Vram, ids.len() * 4)?;
+        // What no thread comes to is not done.
+        answers.fill(0, ids.len() * 4, 0xff)?;
+        let limit = self.options.limit;
+        let took = self.run(&job(rows, &list, [&items, buffer, &answers], limit)?, threads, limit)?;
+        let mut bytes = vec![0; ids.len() * 4];
+        answers.read(0, &mut bytes)?;
+        let code = |four: &[u8]| four.try_into().map_or(-1, i32::from_le_bytes);
+        let error = |code| ArrayError::from_code(code).unwrap_or(ArrayError::TimedOut);
+        let failed = bytes.chunks(4).map(code).enumerate().filter(|(_, code)| *code != 0);
+        Ok(Moved { took, failed: failed.map(|(place, code)| (place, error(code))).collect() })
+    }
+
+    /// Runs a kernel that begins nothing after `limit`.
+    fn run(&self, job: &ArrayJob, threads: u32, limit: Duration) -> Result<Duration> {
+        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        // What it has begun may write one page back and read another.
+        let last = self.options.patience + self.options.limit.saturating_mul(3);
+        Ok(kernels.run(self.handle(), job, threads, limit.saturating_add(last))?)
+    }
+}
+
+/// The powers of two of a page and of a block.
+fn check(drive: &Drive, ns: &Namespace, blocks: &Range<u64>, options: &Options) -> Result<(u32, u32)> {
+    let refuse = |why: String| Err(Error::Refused(why));
+    if blocks.is_empty() || blocks.end > ns.blocks {
+        return refuse(format!("blocks {blocks:?} of a namespace that has {}", ns.blocks));
+    }
+    let (block, data) = (ns.format.transfer_bytes(1).unwrap_or(0), ns.format.data_bytes(1).unwrap_or(0));
+    if block != data || !block.is_power_of_two() {
+        return refuse(format!("blocks of {data} bytes that travel as {block}"));
+    }
+    let page = u64::from(options.page_bytes);
+    if !page.is_power_of_two()
+        || page < block
+        || !(MIN_PAGE_BYTES..=MAX_PAGE_BYTES).contains(&options.page_bytes)
+    {
+        return refuse(format!(
+            "pages of {page} bytes; possible are powers of two from {} to {MAX_PAGE_BYTES}",
+            u64::from(MIN_PAGE_BYTES).max(block)
+        ));
+    }
+    let most = drive.identity().max_transfer;
+    if page > most {
+        return refuse(format!("pages of {page} bytes, and the drive moves at most {most} by one command"));
+    }
+    Ok((page.trailing_zeros(), block.trailing_zeros()))
+}
+
+/// Pages of the cache: whole sets, or less than one.
+fn slots(options: &Options) -> Result<u32> {
+    let pages = options.cache_bytes / u64::from(options.page_bytes.max(1));
+    let pages = if pages < 8 { pages } else { pages / 8 * 8 };
+    match u32::try_from(pages) {
+        Ok(1..) => Ok(pages as u32),
+        _ => Err(Error::Refused(format!(
+            "a cache of {} bytes with pages of {}",
+            options.cache_bytes, options.page_bytes
+        ))),
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

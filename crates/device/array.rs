@@ -1,0 +1,104 @@
+//! The kernels of arrays: a module of its own, because few programs need it.
+//!
+//! | entry | parameters | grid × block | dynamic shared memory |
+//! |---|---|---|---|
+//! | `onehop_array_gather` | `array: u64, job: GatherJob, warps: u32` | any that holds `warps` warps, blocks of a multiple of 32 | [`ARRAY_SHARED_BYTES`](onehop_device::params::ARRAY_SHARED_BYTES) × warps of a block |
+//! | `onehop_array_read`, `onehop_array_write` | `array: u64, job: GatherJob, threads: u32` | any that holds `threads` threads | 0 |
+//! | `onehop_array_flush` | `array: u64, report: u64, limit: u64, threads: u32` | as above | 0 |
+//!
+//! `array` is an `onehop_proto::array::ArrayHandle`, `report` a zeroed `FlushReport`.
+#![no_std]
+#![feature(abi_ptx, asm_experimental_arch, stdarch_nvptx)]
+
+use core::arch::{asm, nvptx};
+
+use onehop_device::gpu::{GpuThread, Lane, seat};
+use onehop_device::params::LANES;
+use onehop_proto::GpuAddr;
+use onehop_proto::array::{
+    DriveArray, FlushReport, GATHER_WORDS, GatherJob, flush_slots, read_rows, run_gather, write_rows,
+};
+use onehop_proto::kernel::share;
+use onehop_proto::queue::Memory;
+
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo) -> ! {
+    // SAFETY: ends the kernel.
+    unsafe { asm!("trap;", options(noreturn)) }
+}
+
+fn thread() -> u32 {
+    let seat = seat();
+    seat.block.0 * seat.thread.1 + seat.thread.0
+}
+
+fn open(array: u64) -> Option<DriveArray<GpuThread>> {
+    DriveArray::open(&GpuThread, GpuAddr(array)).ok()
+}
+
+/// Warp `i` gathers its equal part of the items.
+///
+/// # Safety
+/// The array and all that the job names are there.
+// SAFETY: the name is this project's alone.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn onehop_array_gather(array: u64, job: GatherJob, warps: u32) {
+    let index = thread() / LANES;
+    if index >= warps {
+        return;
+    }
+    // SAFETY: reads a register.
+    let in_block = unsafe { nvptx::_thread_idx_x() } as u32 / LANES;
+    // It rings no doorbell of its own: the queue's functions do.
+    let warp = Lane::new(in_block, GATHER_WORDS, [0; 2]);
+    if let Some(array) = open(array) {
+        run_gather(&warp, &GpuThread, &array, &job, share(job.count, index, warps));
+    }
+}
+
+/// Thread `i` reads the items `i`, `i + threads` …
+///
+/// # Safety
+/// As for [`onehop_array_gather`].
+// SAFETY: the name is this project's alone.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn onehop_array_read(array: u64, job: GatherJob, threads: u32) {
+    let index = thread();
+    if index < threads
+        && let Some(array) = open(array)
+    {
+        read_rows(&GpuThread, &array, &job, (index, threads));
+    }
+}
+
+/// Thread `i` writes the items `i`, `i + threads` …
+///
+/// # Safety
+/// As for [`onehop_array_gather`].
+// SAFETY: the name is this project's alone.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn onehop_array_write(array: u64, job: GatherJob, threads: u32) {
+    let index = thread();
+    if index < threads
+        && let Some(array) = open(array)
+    {
+        write_rows(&GpuThread, &array, &job, (index, threads));
+    }
+}
+
+/// Thread `i` writes back what is dirty in the slots `i`, `i + threads` …
+///
+/// # Safety
+/// The array and the report are there.
+// SAFETY: the name is this project's alone.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn onehop_array_flush(array: u64, report: u64, limit: u64, threads: u32) {
+    let index = thread();
+    if index < threads
+        && let Some(array) = open(array)
+    {
+        let deadline = GpuThread.now().saturating_add(limit);
+        let flushed = flush_slots(&GpuThread, &array, (index, threads), deadline);
+        FlushReport(GpuAddr(report)).add(&GpuThread, &flushed);
+    }
+}

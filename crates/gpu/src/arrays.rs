@@ -1,0 +1,178 @@
+//! Kernels of arrays: what is checked before one is started, so that it reaches nothing but its own memory.
+
+use std::time::Duration;
+
+use onehop_proto::GpuAddr;
+use onehop_proto::array::{
+    DriveArray, FlushReport, GATHER_WORDS, GatherItem, GatherJob, flush_slots, read_rows, run_gather,
+    write_rows,
+};
+use onehop_proto::kernel::share;
+use onehop_proto::queue::Memory;
+
+use crate::{Emulated, Error, KernelJob, Region, Result};
+
+/// What a kernel is to do with an array.
+#[derive(Clone, Debug)]
+pub struct ArrayJob {
+    pub(crate) work: ArrayWork,
+    /// Kept until it has ended.
+    pub(crate) memory: Vec<Region>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ArrayWork {
+    Gather(GatherJob),
+    Read(GatherJob),
+    Write(GatherJob),
+    /// Where the report is, and after how many nanoseconds no page is begun.
+    Flush(GpuAddr, u64),
+}
+
+/// Rows of an array, for a kernel that moves some of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ArrayRows {
+    /// How many the array has.
+    pub count: u64,
+    /// Bytes of a row.
+    pub bytes: u32,
+    /// Bytes from one row to the next.
+    pub stride: u32,
+}
+
+/// Runs them.
+pub trait ArrayKernels: Send {
+    /// Runs a kernel on the array whose handle lies at `array`, and waits for its end; it has so many warps if it gathers,
+    /// else so many threads. How long the GPU took by its own clock.
+    ///
+    /// # Errors
+    /// When it cannot be started, fails, or does not end within `limit`: an array's and a queue's own limits end it before.
+    fn run(&mut self, array: GpuAddr, job: &ArrayJob, threads: u32, limit: Duration) -> Result<Duration>;
+}
+
+impl ArrayJob {
+    /// Warps gather rows into a buffer. `memory` is for the items, the buffer and the answers.
+    ///
+    /// # Errors
+    /// When a region is too short, or a number is no multiple of 4.
+    pub fn gather(
+        rows: ArrayRows,
+        items: &[GatherItem],
+        memory: [&Region; 3],
+        limit: Duration,
+    ) -> Result<Self> {
+        Ok(Self::new(ArrayWork::Gather(job(rows, items, memory, limit)?), memory))
+    }
+
+    /// Threads read rows into a buffer, each on its own.
+    ///
+    /// # Errors
+    /// As for [`Self::gather`].
+    pub fn read(
+        rows: ArrayRows,
+        items: &[GatherItem],
+        memory: [&Region; 3],
+        limit: Duration,
+    ) -> Result<Self> {
+        Ok(Self::new(ArrayWork::Read(job(rows, items, memory, limit)?), memory))
+    }
+
+    /// Threads write rows from a buffer, each on its own.
+    ///
+    /// # Errors
+    /// As for [`Self::gather`].
+    pub fn write(
+        rows: ArrayRows,
+        items: &[GatherItem],
+        memory: [&Region; 3],
+        limit: Duration,
+    ) -> Result<Self> {
+        Ok(Self::new(ArrayWork::Write(job(rows, items, memory, limit)?), memory))
+    }
+
+    fn new(work: ArrayWork, memory: [&Region; 3]) -> Self {
+        Self { work, memory: memory.map(Region::clone).into() }
+    }
+
+    /// Threads write back what is dirty, and add up what came of it in `report`.
+    ///
+    /// # Errors
+    /// When the report is too short.
+    pub fn flush(report: &Region, limit: Duration) -> Result<Self> {
+        if report.len() < FlushReport::BYTES || !report.addr().0.is_multiple_of(16) {
+            return Err(Error::Launch(format!("a report of {} bytes at {}", report.len(), report.addr())));
+        }
+        let work = ArrayWork::Flush(report.addr(), KernelJob::nanos(limit));
+        Ok(Self { work, memory: vec![report.clone()] })
+    }
+}
+
+/// Checks what is to be moved, and writes the items where the GPU finds them.
+fn job(
+    rows: ArrayRows,
+    items: &[GatherItem],
+    [list, out, answers]: [&Region; 3],
+    limit: Duration,
+) -> Result<GatherJob> {
+    let refuse = |why: String| Err(Error::Launch(why));
+    let ArrayRows { count: all, bytes, stride } = rows;
+    if bytes == 0 || bytes % 4 != 0 || stride % 4 != 0 || stride < bytes {
+        return refuse(format!(
+            "rows of {bytes} bytes every {stride}: multiples of 4 are possible, without overlap"
+        ));
+    }
+    for (what, region, align) in [("items", list, 16), ("a buffer", out, 4), ("answers", answers, 4)] {
+        if !region.addr().0.is_multiple_of(align) {
+            return refuse(format!("{what} at {}, which is no multiple of {align}", region.addr()));
+        }
+    }
+    let places = (answers.len() / 4).min(out.len() / bytes as usize);
+    if let Some(item) = items.iter().find(|item| item.to as usize >= places) {
+        return refuse(format!("row {} of a buffer that has {places}", item.to));
+    }
+    let count = u32::try_from(items.len()).map_err(|_| Error::Launch(format!("{} items", items.len())))?;
+    let words: Vec<u8> = items.iter().flat_map(GatherItem::words).flat_map(u32::to_le_bytes).collect();
+    list.write(0, &words)?;
+    Ok(GatherJob {
+        items: list.addr(),
+        out: out.addr(),
+        answers: answers.addr(),
+        rows: all,
+        limit: KernelJob::nanos(limit),
+        count,
+        row_bytes: bytes,
+        stride,
+        pad: 0,
+    })
+}
+
+/// The emulated GPU's.
+pub(crate) struct EmulatedArrays(pub(crate) Emulated);
+
+impl ArrayKernels for EmulatedArrays {
+    fn run(&mut self, array: GpuAddr, job: &ArrayJob, threads: u32, _: Duration) -> Result<Duration> {
+        let begun = std::time::Instant::now();
+        let work = job.work;
+        let running = match work {
+            ArrayWork::Gather(job) => self.0.start_warps((threads, GATHER_WORDS), move |warp, index| {
+                if let Ok(array) = DriveArray::open(warp, array) {
+                    run_gather(warp, warp, &array, &job, share(job.count, index, threads));
+                }
+            }),
+            _ => self.0.start(threads, move |mem, index| {
+                let Ok(array) = DriveArray::open(mem, array) else { return };
+                match work {
+                    ArrayWork::Read(job) => read_rows(mem, &array, &job, (index, threads)),
+                    ArrayWork::Write(job) => write_rows(mem, &array, &job, (index, threads)),
+                    ArrayWork::Flush(report, limit) => {
+                        let deadline = mem.now().saturating_add(limit);
+                        FlushReport(report).add(mem, &flush_slots(mem, &array, (index, threads), deadline));
+                    }
+                    ArrayWork::Gather(_) => {}
+                }
+            }),
+        };
+        running?.join()?;
+        Ok(begun.elapsed())
+    }
+}

@@ -1,0 +1,244 @@
+//! An array as a thread sees it: where pages are, and the pins that keep them there.
+
+use core::marker::PhantomData;
+
+use super::layout::{HandleAt, SET_BYTES, WAYS, set, state};
+use super::{ArrayError, Backing, Pin, PinMut, Request, Step};
+use crate::GpuAddr;
+use crate::kernel::DeviceQueue;
+use crate::queue::{Address, Memory};
+
+/// An array.
+pub struct Array<M: Memory<Addr = GpuAddr>, B: Backing<M>> {
+    pub(super) handle: HandleAt,
+    _of: PhantomData<fn(&M) -> B>,
+}
+
+/// An array on an exported queue.
+pub type DriveArray<M> = Array<M, DeviceQueue<M>>;
+
+/// What came of looking a page up.
+pub(super) enum Found {
+    /// It is in this slot, and has one pin more.
+    Pinned(u32),
+    /// It is in this slot, and not there yet or not there any more.
+    Elsewhere(u32),
+    /// It has too many pins.
+    Crowded,
+    /// It is in no way of its set.
+    Nowhere,
+}
+
+impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> Array<M, B> {
+    /// The array whose handle lies at `at`.
+    ///
+    /// # Errors
+    /// When there is none.
+    #[inline(always)]
+    pub fn open(mem: &M, at: GpuAddr) -> Result<Self, ArrayError> {
+        let handle = HandleAt::new(mem, at).ok_or(ArrayError::NoArray)?;
+        let array = Self { handle, _of: PhantomData };
+        if array.backing(mem).is_some() { Ok(array) } else { Err(ArrayError::NoArray) }
+    }
+
+    /// What it lies on.
+    #[inline(always)]
+    pub(super) fn backing(&self, mem: &M) -> Option<B> {
+        B::open(mem, GpuAddr(self.handle.queue(mem)))
+    }
+
+    /// Bytes of the array.
+    #[inline(always)]
+    pub fn bytes(&self, mem: &M) -> u64 {
+        self.handle.blocks(mem) << self.handle.block_shift(mem)
+    }
+
+    /// Bytes of a page, as a power of two.
+    #[inline(always)]
+    pub fn page_shift(&self, mem: &M) -> u32 {
+        self.handle.page_shift(mem)
+    }
+
+    /// Nanoseconds that a thread waits for others.
+    #[inline(always)]
+    pub fn limit(&self, mem: &M) -> u64 {
+        self.handle.limit(mem)
+    }
+
+    /// Slots of the cache.
+    #[inline(always)]
+    pub fn slots(&self, mem: &M) -> u32 {
+        self.handle.slots(mem)
+    }
+
+    /// Pins the page that this byte of the array is in. It is read unless the cache has it.
+    ///
+    /// # Errors
+    /// When the array has no such byte, or the page is not to be had in time.
+    #[inline(always)]
+    pub fn pin<'a>(&'a self, mem: &'a M, byte: u64) -> Result<Pin<'a, M, B>, ArrayError> {
+        let slot = self.pin_slot(mem, byte)?;
+        Ok(Pin::new(self, mem, slot, byte))
+    }
+
+    /// Pins the page that this byte of the array is in, to write to it.
+    ///
+    /// # Errors
+    /// As for [`Self::pin`], and when the array was opened for reading only.
+    #[inline(always)]
+    pub fn pin_mut<'a>(&'a self, mem: &'a M, byte: u64) -> Result<PinMut<'a, M, B>, ArrayError> {
+        if self.handle.writable(mem) == 0 {
+            return Err(ArrayError::ReadOnly);
+        }
+        let slot = self.pin_slot(mem, byte)?;
+        Ok(PinMut::new(self, mem, slot, byte))
+    }
+
+    #[inline(always)]
+    fn pin_slot(&self, mem: &M, byte: u64) -> Result<u32, ArrayError> {
+        let page = byte >> self.page_shift(mem);
+        if byte < self.bytes(mem)
+            && let Found::Pinned(slot) = self.find(mem, page)
+        {
+            return Ok(slot);
+        }
+        self.fetch(mem, byte)
+    }
+
+    /// [`Self::pin_slot`] of a page that is not in the cache. A function of its own: it takes more registers than all that
+    /// finds a page there.
+    #[inline(never)]
+    fn fetch(&self, mem: &M, byte: u64) -> Result<u32, ArrayError> {
+        let mut request = Request::new(self, mem, byte);
+        loop {
+            match self.advance(mem, &mut request) {
+                Step::Pinned(slot) => return Ok(slot),
+                Step::Failed(error) => return Err(error),
+                Step::Pending => mem.pause(),
+            }
+        }
+    }
+
+    /// Where the page in a slot lies, as threads see it.
+    #[inline(always)]
+    pub fn address(&self, mem: &M, slot: u32) -> GpuAddr {
+        GpuAddr(self.handle.data(mem)).plus(u64::from(slot) << self.handle.page_shift(mem))
+    }
+
+    /// Takes one pin back: the caller has done with the page.
+    #[inline(always)]
+    pub fn unpin(&self, mem: &M, slot: u32) {
+        mem.fetch_add_release(self.state(mem, slot), 1u32.wrapping_neg());
+    }
+
+    /// Takes one pin back and has the page written back in time: the caller has stored to it.
+    #[inline(always)]
+    pub fn unpin_written(&self, mem: &M, slot: u32) {
+        // Before the pin goes: a page without pins that is not dirty may be given up.
+        mem.fetch_or(self.state(mem, slot), state::DIRTY);
+        self.unpin(mem, slot);
+    }
+
+    /// Looks a page up without a lock, and pins it.
+    #[inline(always)]
+    pub(super) fn find(&self, mem: &M, page: u64) -> Found {
+        let first = self.set_of(mem, page) * WAYS;
+        let lows = self.set(mem, first);
+        let mut alike = 0;
+        let mut way = 0;
+        while way < WAYS {
+            let [a, b, c, d] = mem.load_four(lows.plus(u64::from(set::LOW + way * 4)));
+            let is = |low: u32| u32::from(low == page as u32);
+            alike |= (is(a) | is(b) << 1 | is(c) << 2 | is(d) << 3) << way;
+            way += 4;
+        }
+        while alike != 0 {
+            let found = self.try_pin(mem, first + alike.trailing_zeros(), page);
+            if !matches!(found, Found::Nowhere) {
+                return found;
+            }
+            alike &= alike - 1;
+        }
+        Found::Nowhere
+    }
+
+    /// Pins a slot if it holds this page.
+    #[inline(always)]
+    fn try_pin(&self, mem: &M, slot: u32, page: u64) -> Found {
+        let at = self.state(mem, slot);
+        let old = mem.fetch_add_acquire(at, 1);
+        let valid = old & (state::KIND | state::MOST_PINS) == state::VALID;
+        // A page that is pinned stays where it is, so what the tag says now remains true.
+        if self.tag(mem, slot) == page {
+            if valid {
+                if old & state::REFERENCED == 0 {
+                    mem.fetch_or_relaxed(at, state::REFERENCED);
+                }
+                return Found::Pinned(slot);
+            }
+            mem.fetch_add_relaxed(at, 1u32.wrapping_neg());
+            let crowded = old & state::KIND == state::VALID;
+            return if crowded { Found::Crowded } else { Found::Elsewhere(slot) };
+        }
+        mem.fetch_add_relaxed(at, 1u32.wrapping_neg());
+        Found::Nowhere
+    }
+
+    /// The set of a page.
+    #[inline(always)]
+    pub(super) fn set_of(&self, mem: &M, page: u64) -> u32 {
+        // Neighbouring pages go to sets far apart; the upper half of the product is below the count.
+        let hash = page.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        ((hash * u64::from(self.handle.sets(mem))) >> 32) as u32
+    }
+
+    /// The page that a slot's tag names. Two words: of one moment only for those who keep them from changing.
+    #[inline(always)]
+    pub(super) fn tag(&self, mem: &M, slot: u32) -> u64 {
+        let low = mem.load(self.word(mem, slot, set::LOW));
+        u64::from(low) | u64::from(mem.load(self.word(mem, slot, set::HIGH))) << 32
+    }
+
+    #[inline(always)]
+    pub(super) fn set_tag(&self, mem: &M, slot: u32, page: u64) {
+        mem.store(self.word(mem, slot, set::LOW), page as u32);
+        mem.store(self.word(mem, slot, set::HIGH), (page >> 32) as u32);
+    }
+
+    #[inline(always)]
+    pub(super) fn state(&self, mem: &M, slot: u32) -> GpuAddr {
+        self.word(mem, slot, set::STATE)
+    }
+
+    /// Where the set of a slot begins.
+    #[inline(always)]
+    pub(super) fn set(&self, mem: &M, slot: u32) -> GpuAddr {
+        GpuAddr(self.handle.directory(mem)).element(slot / WAYS, SET_BYTES)
+    }
+
+    #[inline(always)]
+    pub(super) fn word(&self, mem: &M, slot: u32, offset: u32) -> GpuAddr {
+        self.set(mem, slot).plus(u64::from(offset + slot % WAYS * 4))
+    }
+
+    #[inline(always)]
+    pub(super) fn count(&self, mem: &M, counter: u32, value: u32) {
+        mem.fetch_add_relaxed(GpuAddr(self.handle.counters(mem)).plus(u64::from(counter)), value);
+    }
+
+    /// The first block of a page, and how many blocks it has: fewer at the array's end.
+    #[inline(always)]
+    pub(super) fn blocks_of(&self, mem: &M, page: u64) -> (u64, u32) {
+        let shift = self.handle.page_shift(mem) - self.handle.block_shift(mem);
+        let first = page << shift;
+        let left = self.handle.blocks(mem) - first;
+        let whole = 1u64 << shift;
+        (self.handle.lba(mem) + first, if left < whole { left } else { whole } as u32)
+    }
+
+    /// Where a slot's page is in the data memory of the queue.
+    #[inline(always)]
+    pub(super) fn offset(&self, mem: &M, slot: u32) -> u64 {
+        self.handle.offset(mem) + (u64::from(slot) << self.handle.page_shift(mem))
+    }
+}

@@ -1,0 +1,140 @@
+//! What a miss does under its set's lock: find the page after all, or make room for it.
+
+use super::layout::{NO_PAGE, WAYS, set, state};
+use super::{Array, Backing};
+use crate::GpuAddr;
+use crate::queue::Memory;
+
+/// The lock word's bit of whoever has the lock; above it is the clock's hand.
+const LOCKED: u32 = 1;
+
+/// What came of a look at a set.
+pub(super) enum Claim {
+    /// This slot is the caller's, to read the page into.
+    Read(u32),
+    /// The dirty page in this slot is to be written back first. It is pinned and marked.
+    WriteBack(u32),
+    /// The page is in this slot already, or is being read into it.
+    There(u32),
+    /// Somebody else has the lock.
+    Locked,
+    /// Every page is pinned or in use.
+    Full,
+}
+
+impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> Array<M, B> {
+    /// Makes room for a page that was not found.
+    #[inline(always)]
+    pub(super) fn claim(&self, mem: &M, backing: &B, page: u64) -> Claim {
+        let first = self.set_of(mem, page) * WAYS;
+        let lock = self.set(mem, first).plus(u64::from(set::LOCK));
+        let hand = mem.load(lock);
+        if hand & LOCKED != 0 || mem.compare_exchange_acquire(lock, hand, hand | LOCKED) != hand {
+            return Claim::Locked;
+        }
+        let (claim, next) = self.claim_alone(mem, backing, page, (first, hand >> 1));
+        mem.store_release(lock, next << 1);
+        claim
+    }
+
+    /// [`Self::claim`] for the holder of the lock, which gives the hand's next place too.
+    #[inline(always)]
+    fn claim_alone(&self, mem: &M, backing: &B, page: u64, (first, hand): (u32, u32)) -> (Claim, u32) {
+        let mut empty = None;
+        let mut way = 0;
+        while way < WAYS {
+            let slot = first + way;
+            let kind = mem.load_acquire(self.state(mem, slot)) & state::KIND;
+            let mine = self.tag(mem, slot) == page;
+            if mine && (kind == state::LOADING || kind == state::VALID) {
+                return (Claim::There(slot), hand);
+            }
+            if mine && kind == state::FAILED {
+                // No other: two ways never have one tag.
+                empty = Some((slot, kind));
+                break;
+            }
+            let usable = match kind {
+                state::FREE | state::FAILED => true,
+                state::LOST => empty.is_none() && self.is_over(mem, backing, slot),
+                _ => false,
+            };
+            if usable && empty.is_none() {
+                empty = Some((slot, kind));
+            }
+            way += 1;
+        }
+        if let Some((slot, kind)) = empty {
+            // Only the holder of the lock claims, so the kind is still the same; pins may come and go.
+            mem.fetch_add(self.state(mem, slot), state::LOADING.wrapping_sub(kind));
+            self.set_tag(mem, slot, page);
+            return (Claim::Read(slot), hand);
+        }
+        let (slot, next) = self.evict(mem, first, hand);
+        if let Some(slot) = slot {
+            self.set_tag(mem, slot, page);
+            return (Claim::Read(slot), next);
+        }
+        let mut way = 0;
+        while way < WAYS {
+            let slot = first + way;
+            if self.begin_write_back(mem, backing, slot, false) {
+                return (Claim::WriteBack(slot), next);
+            }
+            way += 1;
+        }
+        (Claim::Full, next)
+    }
+
+    /// Claims a clean page that nobody has pinned: one that was not used since the hand passed, or else any. Gives the
+    /// hand's next place too.
+    #[inline(always)]
+    fn evict(&self, mem: &M, first: u32, hand: u32) -> (Option<u32>, u32) {
+        let mut step = 0;
+        while step < 2 * WAYS {
+            let way = (hand + step) % WAYS;
+            let at = self.state(mem, first + way);
+            let seen = mem.load(at);
+            if seen & (state::KIND | state::DIRTY | state::PINS) == state::VALID {
+                if seen & state::REFERENCED != 0 && step < WAYS {
+                    mem.fetch_and_relaxed(at, !state::REFERENCED);
+                } else if mem.compare_exchange_acquire(at, seen, state::LOADING) == seen {
+                    return (Some(first + way), (way + 1) % WAYS);
+                }
+            }
+            step += 1;
+        }
+        (None, hand)
+    }
+
+    /// Pins a dirty page and marks it as being written back, if it is to be. Where it is `wanted`, other pins do not
+    /// matter.
+    #[inline(always)]
+    pub(super) fn begin_write_back(&self, mem: &M, backing: &B, slot: u32, wanted: bool) -> bool {
+        let at = self.state(mem, slot);
+        let seen = mem.load_acquire(at);
+        let idle = seen & (state::KIND | state::DIRTY | state::WRITING) == (state::VALID | state::DIRTY);
+        if !idle || seen & state::MOST_PINS != 0 || !wanted && seen & state::PINS != 0 {
+            return false;
+        }
+        if seen & state::UNSURE != 0 && !self.is_over(mem, backing, slot) {
+            return false;
+        }
+        let gone = state::DIRTY | state::BROKEN | state::UNSURE;
+        mem.compare_exchange_acquire(at, seen, (seen & !gone | state::WRITING) + 1) == seen
+    }
+
+    /// Whether the backing has let go of a command that was in doubt, for which a slot's note stands.
+    #[inline(always)]
+    pub(super) fn is_over(&self, mem: &M, backing: &B, slot: u32) -> bool {
+        mem.load_acquire(self.word(mem, slot, set::NOTE)) != backing.life(mem)
+    }
+
+    /// Forgets the page in a slot that the backing may still write to.
+    #[inline(always)]
+    pub(super) fn lose(&self, mem: &M, slot: u32, life: u32) {
+        mem.store(self.word(mem, slot, set::NOTE), life);
+        self.set_tag(mem, slot, NO_PAGE);
+        mem.fetch_add_release(self.state(mem, slot), state::LOST.wrapping_sub(state::LOADING));
+    }
+}

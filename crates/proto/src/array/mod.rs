@@ -1,0 +1,28 @@
+//! Arrays that are larger than the GPU's memory: a range of a namespace, cached in pages that GPU threads pin.
+//!
+//! Everything is words in memory, and every thread may do everything. docs/architecture.md, *Arrays in device memory*,
+//! explains the states, the orders and the failures.
+
+mod backing;
+mod cache;
+mod claim;
+mod error;
+mod flush;
+mod gather;
+mod guard;
+mod layout;
+mod request;
+mod rows;
+
+pub use backing::Backing;
+pub use cache::{Array, DriveArray};
+pub use error::ArrayError;
+pub use flush::{FlushReport, Flushed, flush_slots};
+pub use gather::{GATHER_WORDS, GatherItem, GatherJob, run_gather};
+pub use guard::{Pin, PinMut};
+pub use layout::{
+    ArrayHandle, MAX_PAGE_BYTES, MIN_PAGE_BYTES, WAYS, broken_pages, counter, directory_bytes,
+    directory_words,
+};
+pub use request::{Request, Step};
+pub use rows::{read_rows, write_rows};

@@ -1,0 +1,281 @@
+//! A page that a thread wants, and how far it has come.
+
+use super::cache::Found;
+use super::claim::Claim;
+use super::layout::{counter, set, state};
+use super::{Array, ArrayError, Backing};
+use crate::GpuAddr;
+use crate::kernel::{Answer, Command, DeviceOp};
+use crate::queue::Memory;
+
+/// What a request waits for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+enum Phase {
+    /// Nothing: the page is looked up.
+    Look = 0,
+    /// Its own read into the slot.
+    Read = 1,
+    /// Its own write-back of another page, in the slot that it wants.
+    Write = 2,
+    /// Somebody else's read into the slot.
+    Wait = 3,
+    /// It was answered.
+    Over = 4,
+}
+
+/// A page that a thread wants. Once it has been advanced, it must be until it is answered.
+#[derive(Clone, Copy)]
+pub struct Request {
+    page: u64,
+    deadline: u64,
+    phase: Phase,
+    slot: u32,
+    /// Why it waits, for when the time is over.
+    full: bool,
+    command: Command,
+}
+
+/// How far a request has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// It has to be advanced again.
+    Pending,
+    /// The page is in this slot, and pinned for the caller.
+    Pinned(u32),
+    /// It is not to be had.
+    Failed(ArrayError),
+}
+
+impl Request {
+    /// Words of a request.
+    pub const WORDS: usize = 8 + Command::WORDS;
+
+    /// For the page that this byte is in, to be answered within the array's limit and that of the commands that it begins.
+    #[inline(always)]
+    pub fn new<M: Memory<Addr = GpuAddr>, B: Backing<M>>(array: &Array<M, B>, mem: &M, byte: u64) -> Self {
+        Self {
+            page: byte >> array.page_shift(mem),
+            deadline: mem.now().saturating_add(array.limit(mem)),
+            phase: Phase::Look,
+            slot: 0,
+            full: false,
+            command: Command::NONE,
+        }
+    }
+
+    /// The request as words, for those who keep it elsewhere than in a thread's own memory.
+    #[inline(always)]
+    pub fn words(&self) -> [u32; Self::WORDS] {
+        let mut words = [0; Self::WORDS];
+        [words[0], words[1]] = [self.page as u32, (self.page >> 32) as u32];
+        [words[2], words[3]] = [self.deadline as u32, (self.deadline >> 32) as u32];
+        [words[4], words[5], words[6]] = [self.phase as u32, self.slot, self.full as u32];
+        let command = self.command.words();
+        let mut i = 0;
+        while i < Command::WORDS {
+            words[8 + i] = command[i];
+            i += 1;
+        }
+        words
+    }
+
+    /// The request of such words.
+    #[inline(always)]
+    pub fn from_words(words: [u32; Self::WORDS]) -> Self {
+        let mut command = [0; Command::WORDS];
+        let mut i = 0;
+        while i < Command::WORDS {
+            command[i] = words[8 + i];
+            i += 1;
+        }
+        Self {
+            page: words[0] as u64 | (words[1] as u64) << 32,
+            deadline: words[2] as u64 | (words[3] as u64) << 32,
+            phase: match words[4] {
+                0 => Phase::Look,
+                1 => Phase::Read,
+                2 => Phase::Write,
+                3 => Phase::Wait,
+                _ => Phase::Over,
+            },
+            slot: words[5],
+            full: words[6] != 0,
+            command: Command::from_words(command),
+        }
+    }
+}
+
+impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> Array<M, B> {
+    /// Moves a request on without waiting for anything.
+    #[inline(always)]
+    pub fn advance(&self, mem: &M, request: &mut Request) -> Step {
+        let Some(backing) = self.backing(mem) else { return Step::Failed(ArrayError::NoArray) };
+        let step = match request.phase {
+            Phase::Look => self.look(mem, &backing, request),
+            Phase::Read | Phase::Write => self.go_on(mem, &backing, request),
+            Phase::Wait => self.wait_for_others(mem, request),
+            Phase::Over => Step::Failed(ArrayError::Read(Answer::Spent)),
+        };
+        if step != Step::Pending {
+            request.phase = Phase::Over;
+        }
+        step
+    }
+
+    #[inline(always)]
+    fn look(&self, mem: &M, backing: &B, request: &mut Request) -> Step {
+        if request.page >= self.bytes(mem).div_ceil(1 << self.page_shift(mem)) {
+            return Step::Failed(ArrayError::Range);
+        }
+        match self.find(mem, request.page) {
+            Found::Pinned(slot) => return Step::Pinned(slot),
+            Found::Crowded => return Step::Failed(ArrayError::TooManyPins),
+            Found::Elsewhere(slot) if self.kind(mem, slot) == state::LOADING => {
+                return self.wait_for(mem, request, slot);
+            }
+            Found::Elsewhere(_) | Found::Nowhere => {}
+        }
+        if mem.now() >= request.deadline {
+            return Step::Failed(if request.full { ArrayError::NoRoom } else { ArrayError::TimedOut });
+        }
+        match self.claim(mem, backing, request.page) {
+            Claim::There(slot) if self.kind(mem, slot) == state::LOADING => self.wait_for(mem, request, slot),
+            Claim::There(_) | Claim::Locked => Step::Pending,
+            Claim::Full => {
+                request.full = true;
+                Step::Pending
+            }
+            Claim::Read(slot) => {
+                self.count(mem, counter::READS, 1);
+                self.start(mem, backing, request, DeviceOp::Read, (slot, request.page))
+            }
+            Claim::WriteBack(slot) => {
+                self.count(mem, counter::WRITES, 1);
+                // It is pinned: the tag stays.
+                let page = self.tag(mem, slot);
+                self.start(mem, backing, request, DeviceOp::Write, (slot, page))
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn kind(&self, mem: &M, slot: u32) -> u32 {
+        mem.load(self.state(mem, slot)) & state::KIND
+    }
+
+    #[inline(always)]
+    fn wait_for(&self, mem: &M, request: &mut Request, slot: u32) -> Step {
+        (request.phase, request.slot) = (Phase::Wait, slot);
+        self.wait_for_others(mem, request)
+    }
+
+    /// Starts a command for a slot that is the caller's.
+    #[inline(always)]
+    fn start(
+        &self,
+        mem: &M,
+        backing: &B,
+        request: &mut Request,
+        op: DeviceOp,
+        (slot, page): (u32, u64),
+    ) -> Step {
+        request.phase = if op == DeviceOp::Read { Phase::Read } else { Phase::Write };
+        request.slot = slot;
+        let (lba, blocks) = self.blocks_of(mem, page);
+        let begun = backing.begin(mem, op, lba, blocks, self.offset(mem, slot), &mut request.command);
+        let answer = match begun {
+            Answer::Pending => backing.test(mem, &mut request.command),
+            refused => refused,
+        };
+        self.settle(mem, request, answer)
+    }
+
+    #[inline(always)]
+    fn go_on(&self, mem: &M, backing: &B, request: &mut Request) -> Step {
+        let answer = backing.test(mem, &mut request.command);
+        self.settle(mem, request, answer)
+    }
+
+    /// What becomes of a slot whose command has come this far.
+    #[inline(always)]
+    fn settle(&self, mem: &M, request: &mut Request, answer: Answer) -> Step {
+        if answer == Answer::Pending {
+            return Step::Pending;
+        }
+        let slot = request.slot;
+        if request.phase == Phase::Write {
+            return match self.end_write_back(mem, slot, answer, request.command.life()) {
+                Ok(()) => {
+                    request.phase = Phase::Look;
+                    Step::Pending
+                }
+                Err(error) => Step::Failed(error),
+            };
+        }
+        let at = self.state(mem, slot);
+        match answer {
+            Answer::Done => {
+                let valid = state::VALID - state::LOADING + state::REFERENCED + 1;
+                mem.fetch_add_release(at, valid);
+                return Step::Pinned(slot);
+            }
+            Answer::InDoubt | Answer::Stopped => self.lose(mem, slot, request.command.life()),
+            _ => {
+                mem.store_release(self.word(mem, slot, set::NOTE), answer.code() as u32);
+                mem.fetch_add_release(at, state::FAILED.wrapping_sub(state::LOADING));
+            }
+        }
+        self.count(mem, counter::FAILED_READS, 1);
+        Step::Failed(ArrayError::Read(answer))
+    }
+
+    /// Ends a write-back that has come to this answer, and takes its pin back. A page that was not written stays dirty.
+    #[inline(always)]
+    pub(super) fn end_write_back(
+        &self,
+        mem: &M,
+        slot: u32,
+        answer: Answer,
+        life: u32,
+    ) -> Result<(), ArrayError> {
+        let at = self.state(mem, slot);
+        if answer != Answer::Done {
+            let (note, flags) = match answer {
+                Answer::InDoubt | Answer::Stopped => (life, state::UNSURE),
+                _ => (answer.code() as u32, 0),
+            };
+            mem.store_release(self.word(mem, slot, set::NOTE), note);
+            // Before the mark goes: a page that is neither dirty nor marked is taken for written.
+            mem.fetch_or(at, state::DIRTY | state::BROKEN | flags);
+            self.count(mem, counter::FAILED_WRITES, 1);
+        }
+        mem.fetch_add_release(at, (state::WRITING + 1).wrapping_neg());
+        if answer == Answer::Done { Ok(()) } else { Err(ArrayError::WriteBack(answer)) }
+    }
+
+    #[inline(always)]
+    fn wait_for_others(&self, mem: &M, request: &mut Request) -> Step {
+        let slot = request.slot;
+        let kind = mem.load_acquire(self.state(mem, slot)) & state::KIND;
+        // The note before the tag: a slot that has another page by now has another tag too.
+        let note = mem.load_acquire(self.word(mem, slot, set::NOTE));
+        let same = self.tag(mem, slot) == request.page;
+        match kind {
+            state::LOADING if same => {
+                if mem.now() < request.deadline {
+                    return Step::Pending;
+                }
+                Step::Failed(ArrayError::TimedOut)
+            }
+            state::FAILED if same => {
+                let answer = Answer::from_code(note as i32).unwrap_or(Answer::TimedOut);
+                Step::Failed(ArrayError::Read(answer))
+            }
+            _ => {
+                request.phase = Phase::Look;
+                Step::Pending
+            }
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! Arrays as device code, on threads of this machine and a backing that answers late, out of order, and with errors.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod bed;
+
+use std::collections::BTreeSet;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use bed::{Bed, Disk, LANES, Mem, PAGE, Random, word};
+use onehop_proto::array::{
+    ArrayError, GATHER_WORDS, GatherItem, GatherJob, flush_slots, read_rows, run_gather, write_rows,
+};
+use onehop_proto::kernel::{Answer, Lanes, share};
+use onehop_proto::queue::Memory;
+use onehop_proto::{GpuAddr, Status};
+
+/// Rows of these bytes, one every so many.
+#[derive(Clone, Copy)]
+struct Rows(u32, u32);
+
+impl Rows {
+    fn count(self, bed: &Bed) -> u64 {
+        (bed.bytes() - u64::from(self.0)) / u64::from(self.1) + 1
+    }
+}
+
+/// Has threads move rows; gives what came of each.
+fn move_rows(
+    bed: &Bed,
+    rows: Rows,
+    ids: &[u64],
+    threads: u32,
+    kernel: impl Fn(&Mem, &GatherJob, u32, u32) + Sync,
+) -> Vec<i32> {
+    let items = ids.iter().zip(0..).flat_map(|(row, to)| GatherItem { row: *row, to, pad: 0 }.words());
+    bed.put(bed::ITEMS, items);
+    bed.put(bed::ANSWERS, ids.iter().map(|_| u32::MAX));
+    let job = GatherJob {
+        items: GpuAddr(bed::ITEMS),
+        out: GpuAddr(bed::OUT),
+        answers: GpuAddr(bed::ANSWERS),
+        rows: rows.count(bed),
+        limit: bed::LIMIT,
+        count: ids.len() as u32,
+        row_bytes: rows.0,
+        stride: rows.1,
+        pad: 0,
+    };
+    bed.run(threads, |mem, index| kernel(mem, &job, index, threads));
+    bed.get(bed::ANSWERS, ids.len()).into_iter().map(|word| word as i32).collect()
+}
+
+fn gather(bed: &Bed, rows: Rows, ids: &[u64], warps: u32) -> Vec<i32> {
+    move_rows(bed, rows, ids, warps, |mem, job, index, of| {
+        let mem = mem.warp(GATHER_WORDS);
+        assert_eq!(mem.lanes(), LANES);
+        run_gather(&mem, &mem, &bed.array(&mem), job, share(job.count, index, of));
+    })
+}
+
+fn scatter(bed: &Bed, rows: Rows, ids: &[u64], threads: u32) -> Vec<i32> {
+    move_rows(bed, rows, ids, threads, |mem, job, index, of| {
+        write_rows(mem, &bed.array(mem), job, (index, of))
+    })
+}
+
+/// Whether the buffer holds these rows of what `shadow` holds.
+fn holds(bed: &Bed, rows: Rows, ids: &[u64], shadow: &[u32]) -> bool {
+    let each = rows.0 as usize / 4;
+    let got = bed.get(bed::OUT, ids.len() * each);
+    let at = |id: &u64| (*id * u64::from(rows.1) / 4) as usize;
+    ids.iter().zip(got.chunks(each)).all(|(id, got)| got == &shadow[at(id)..at(id) + each])
+}
+
+fn ids(count: u64, limit: u64, seed: u64) -> Vec<u64> {
+    let mut random = Random(seed);
+    (0..count).map(|_| random.below(limit)).collect()
+}
+
+#[test]
+fn rows_of_every_kind_come_as_they_are_and_each_page_by_one_command() {
+    for rows in [Rows(256, 256), Rows(264, 264), Rows(264, 512), Rows(4, 12), Rows(2048, 1024)] {
+        let bed = Bed::new(4096, Disk { late: 3, ..Disk::default() });
+        let ids = ids(300, rows.count(&bed).min(1000), u64::from(rows.0));
+        for _ in 0..2 {
+            assert!(gather(&bed, rows, &ids, 4).iter().all(|code| *code == 0));
+            assert!(holds(&bed, rows, &ids, &bed.media()), "rows of {}", rows.0);
+        }
+        let pages = |id: &u64| {
+            let first = id * u64::from(rows.1);
+            first / PAGE..(first + u64::from(rows.0) - 1) / PAGE + 1
+        };
+        let pages = ids.iter().flat_map(pages).collect::<BTreeSet<_>>().len();
+        assert_eq!(bed.reads() as usize, pages, "rows of {}", rows.0);
+    }
+}
+
+#[test]
+fn a_cache_of_one_page_serves_warps_and_threads() {
+    let rows = Rows(1024, 1532);
+    let bed = Bed::new(1, Disk { late: 2, ..Disk::default() });
+    let ids = ids(200, rows.count(&bed), 3);
+    assert!(gather(&bed, rows, &ids, 4).iter().all(|code| *code == 0));
+    assert!(holds(&bed, rows, &ids, &bed.media()));
+    let read = |mem: &Mem, job: &GatherJob, index, of| read_rows(mem, &bed.array(mem), job, (index, of));
+    assert!(move_rows(&bed, rows, &ids, 32, read).iter().all(|code| *code == 0));
+    assert!(holds(&bed, rows, &ids, &bed.media()));
+}
+
+#[test]
+fn reads_and_writes_are_those_of_a_shadow() {
+    for (slots, disk) in [
+        (1, Disk::default()),
+        (8, Disk { late: 5, ..Disk::default() }),
+        (24, Disk { late: 3, fails: Some((7, Answer::TimedOut)), ..Disk::default() }),
+        (16, Disk { fails: Some((5, Answer::Failed(Status(0x281)))), ..Disk::default() }),
+    ] {
+        let (rows, bed) = (Rows(264, 520), Bed::new(slots, disk));
+        let (mut shadow, mut random) = (bed.media(), Random(u64::from(slots)));
+        for round in 0..6u32 {
+            let ids: BTreeSet<u64> = (0..60).map(|_| random.below(rows.count(&bed))).collect();
+            let ids: Vec<u64> = ids.into_iter().collect();
+            let words: Vec<u32> =
+                (0..ids.len() as u32 * 66).map(|i: u32| i.wrapping_mul(31) ^ round << 20).collect();
+            bed.put(bed::OUT, words.iter().copied());
+            let mut left: Vec<usize> = (0..ids.len()).collect();
+            // Rows that fail, because the backing did, are written again: a part of one may have been.
+            while !left.is_empty() {
+                let some: Vec<u64> = left.iter().map(|place| ids[*place]).collect();
+                let part = left.iter().flat_map(|place| words[place * 66..][..66].iter().copied());
+                bed.put(bed::OUT, part);
+                let codes = scatter(&bed, rows, &some, 6);
+                left =
+                    left.iter().zip(codes).filter(|(_, code)| *code != 0).map(|(place, _)| *place).collect();
+            }
+            for (id, row) in ids.iter().zip(words.chunks(66)) {
+                shadow[(*id * 130) as usize..][..66].copy_from_slice(row);
+            }
+            let wanted: Vec<u64> = (0..80).map(|_| random.below(rows.count(&bed))).collect();
+            let codes = gather(&bed, rows, &wanted, 3);
+            let there: Vec<u64> =
+                wanted.iter().zip(&codes).filter(|(_, code)| **code == 0).map(|(id, _)| *id).collect();
+            if there.len() == wanted.len() {
+                assert!(holds(&bed, rows, &wanted, &shadow), "{slots} slots, round {round}");
+            }
+            assert!(codes.iter().all(|code| *code == 0 || disk.fails.is_some()), "{codes:?}");
+        }
+        // As often as it takes: what cannot be written stays.
+        while bed.flush().failed > 0 {}
+        assert_eq!(bed.flush().written, 0);
+        assert!(bed.media() == shadow, "{slots} slots");
+    }
+}
+
+#[test]
+fn all_pinned_is_an_error_and_ends_with_the_pins() {
+    let bed = Bed::new(3, Disk { patience: 20_000_000, ..Disk::default() });
+    bed.run(1, |mem, _| {
+        let array = bed.array(mem);
+        let read = |byte| array.pin(mem, byte).map(|pin| mem.load(pin.address()));
+        let pins: Vec<_> = (0..3).map(|page| array.pin(mem, page * PAGE).unwrap()).collect();
+        assert_eq!(read(9 * PAGE), Err(ArrayError::NoRoom));
+        assert_eq!(read(2 * PAGE + 4), Ok(word(2 * PAGE / 4 + 1)));
+        assert!(pins.iter().zip(0..).all(|(pin, page)| mem.load(pin.address()) == word(page * PAGE / 4)));
+        drop(pins);
+        assert_eq!(read(9 * PAGE), Ok(word(9 * PAGE / 4)));
+        assert_eq!(read(bed.bytes()), Err(ArrayError::Range));
+    });
+}
+
+#[test]
+fn threads_that_hold_a_page_and_want_another_end() {
+    let bed = Bed::new(2, Disk { patience: 50_000_000, ..Disk::default() });
+    bed.run(12, |mem, index| {
+        let array = bed.array(mem);
+        for round in 0..3 {
+            let page = |more| (u64::from(index) * 2 + round + more) * PAGE;
+            let Ok(one) = array.pin(mem, page(0)) else { continue };
+            match array.pin(mem, page(1)) {
+                Ok(other) => assert_eq!(mem.load(other.address()), word(page(1) / 4)),
+                Err(error) => assert!([ArrayError::NoRoom, ArrayError::TimedOut].contains(&error), "{error}"),
+            }
+            assert_eq!(mem.load(one.address()), word(page(0) / 4));
+        }
+    });
+    bed.run(1, |mem, _| assert!(bed.array(mem).pin(mem, 50 * PAGE).is_ok(), "nothing is left of it"));
+}
+
+#[test]
+fn a_page_has_so_many_pins_and_no_more() {
+    let bed = Bed::new(8, Disk::default());
+    bed.run(1, |mem, _| {
+        let array = bed.array(mem);
+        let pins: Vec<_> = (0..1 << 22).map(|_| array.pin(mem, 0).unwrap()).collect();
+        assert_eq!(array.pin(mem, 0).err(), Some(ArrayError::TooManyPins));
+        drop(pins);
+        assert!(array.pin(mem, 0).is_ok());
+    });
+}
+
+#[test]
+fn a_write_in_doubt_is_written_again_in_the_next_life_only() {
+    let bed = Bed::new(8, Disk { fails: Some((1, Answer::InDoubt)), ..Disk::default() });
+    bed.calm(true);
+    bed.put(bed::OUT, [77]);
+    assert_eq!(scatter(&bed, Rows(4, 4), &[5], 1), [0]);
+    bed.calm(false);
+    let in_doubt = Some(ArrayError::WriteBack(Answer::InDoubt));
+    assert_eq!((bed.flush().error, bed.flush().error), (in_doubt, in_doubt));
+    assert_eq!(bed.commands(), 2, "it was written again");
+    bed.calm(true);
+    assert_eq!(bed.flush().error, in_doubt);
+    bed.next_life();
+    assert_eq!((bed.flush().written, bed.flush().written), (1, 0));
+    assert_eq!(bed.media()[5], 77);
+}
+
+#[test]
+fn a_flush_that_is_late_begins_nothing() {
+    let bed = Bed::new(8, Disk::default());
+    assert_eq!(scatter(&bed, Rows(4, 4), &[5], 1), [0]);
+    bed.run(1, |mem, _| {
+        let flushed = flush_slots(mem, &bed.array(mem), (0, 1), 0);
+        assert_eq!((flushed.written, flushed.failed, flushed.error), (0, 1, Some(ArrayError::TimedOut)));
+    });
+    assert_eq!(bed.flush().written, 1);
+}
+
+#[test]
+fn a_page_is_written_back_by_one_command_at_a_time() {
+    // The backing refuses two.
+    let bed = Bed::new(8, Disk { late: 40, ..Disk::default() });
+    let flushing = AtomicU32::new(4);
+    bed.run(8, |mem, index| {
+        let array = bed.array(mem);
+        if index < 4 {
+            loop {
+                mem.store(array.pin_mut(mem, u64::from(index) * 4).unwrap().address(), index);
+                if flushing.load(Relaxed) == 0 || mem.now() > bed::LIMIT / 3 {
+                    break;
+                }
+            }
+        } else {
+            assert!((0..50).all(|_| flush_slots(mem, &array, (0, 1), u64::MAX).failed == 0));
+            flushing.fetch_sub(1, Relaxed);
+        }
+    });
+    bed.flush();
+    assert_eq!(bed.media()[..4], [0, 1, 2, 3]);
+}
+
+#[test]
+fn threads_that_miss_together_read_a_page_once() {
+    let (bed, together) = (Bed::new(256, Disk { late: 3, ..Disk::default() }), Barrier::new(8));
+    bed.run(8, |mem, _| {
+        let array = bed.array(mem);
+        for page in 0..bed.bytes() / PAGE {
+            together.wait();
+            assert_eq!(mem.load(array.pin(mem, page * PAGE).unwrap().address()), word(page * PAGE / 4));
+        }
+    });
+    assert_eq!(u64::from(bed.reads()), bed.bytes() / PAGE);
+}
