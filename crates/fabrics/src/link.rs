@@ -290,13 +290,12 @@ impl Link {
                         return Err(Error::Memory("data for a command without memory".into()));
                     };
                     let into = memory.receive(&self.stream, at, extent.bytes as usize);
-                    let checked = into.map_err(into_io).and_then(|count| {
+                    into.map_err(into_io).and_then(|count| {
                         if state.queue.checks_data() {
                             each_chunk(memory, at, count, |chunk| state.queue.check(chunk))?;
                         }
                         Ok(count)
-                    });
-                    checked
+                    })
                 }
             };
             let count = match received {

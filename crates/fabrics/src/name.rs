@@ -153,7 +153,8 @@ fn check_nqn(nqn: &str) -> std::result::Result<(), String> {
     if nqn.len() > MAX_NQN {
         return Err(format!("an NQN has at most {MAX_NQN} bytes, this one has {}", nqn.len()));
     }
-    if !nqn.is_empty() && !(nqn.starts_with("nqn.") && nqn.bytes().all(|byte| byte.is_ascii_graphic())) {
+    let is_nqn = nqn.starts_with("nqn.") && nqn.bytes().all(|byte| byte.is_ascii_graphic());
+    if !nqn.is_empty() && !is_nqn {
         return Err(format!("'{}' is no NQN such as nqn.2026-11.com.example:models", nqn.escape_debug()));
     }
     Ok(())

@@ -1,4 +1,5 @@
-//! Blocks of a drive across a network: the one route that it has, and the reasons why it has no other.
+//! Blocks of a drive across a network: the one route that it has, and the reasons why it has no other. With
+//! `ONEHOP_TEST_GPU=0` they land in the memory of the real GPU of that name.
 #![allow(clippy::unwrap_used, dead_code, reason = "a test may fail, and uses a part of the target")]
 
 #[path = "../../fabrics/tests/host/target.rs"]
@@ -7,7 +8,8 @@ mod target;
 use std::sync::Arc;
 
 use onehop_drive::Drive;
-use onehop_gpu::Emulated;
+use onehop_gpu::cuda::Cuda;
+use onehop_gpu::{Emulated, Gpu};
 use onehop_transfer::{Chosen, Error, ErrorKind, RouteOptions, TransferSetup, controllers, read_blocks};
 use target::{BLOCK, Config, NQN, Target, pattern};
 
@@ -17,12 +19,19 @@ fn open(target: &Target) -> Drive {
     Drive::open(found.backend, RouteOptions::default().drive_options(false)).unwrap()
 }
 
+fn gpu() -> Arc<dyn Gpu> {
+    match std::env::var("ONEHOP_TEST_GPU") {
+        Ok(name) => Arc::new(Cuda::load().unwrap().open(&name).unwrap()),
+        Err(_) => Arc::new(Emulated::new()),
+    }
+}
+
 #[test]
 fn the_route_is_reported_and_others_are_refused_with_the_reason() {
     let target = Target::start(Config::default());
     let drive = open(&target);
     let ns = drive.namespace(1).unwrap();
-    let gpu = Chosen { gpu: Arc::new(Emulated::new()), why: "a test".into() };
+    let gpu = Chosen { gpu: gpu(), why: "a test".into() };
     let options = RouteOptions::default();
     let setup = TransferSetup { drive: &drive, ns, gpu: &gpu, options: &options };
     let mut read = read_blocks(&setup, 17, 4000, &()).unwrap();
@@ -36,7 +45,8 @@ fn the_route_is_reported_and_others_are_refused_with_the_reason() {
         ("cpu/pinned", true, target.name())
     );
     assert_eq!((outcome.placement.data, outcome.memory), ("host", "vram"));
-    assert_eq!(outcome.simulated, ["gpu"]);
+    assert_eq!(outcome.simulated.contains(&"gpu"), gpu.gpu.simulated());
+    assert!(!outcome.simulated.contains(&"drive"));
     let tried: Vec<_> = outcome.why_not_better.iter().map(|no| no.route.as_str()).collect();
     for route in ["gpu/tier3", "gpu/posted", "gpu/tier2", "gpu/tier1", "cpu/direct"] {
         assert!(tried.contains(&route), "{tried:?}");

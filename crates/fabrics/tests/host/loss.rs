@@ -158,7 +158,7 @@ fn nothing_is_lost_and_nothing_written_twice() {
         let lba = next(256 - blocks);
         let (at, bytes) = (lba as usize * BLOCK, blocks as usize * BLOCK);
         if next(3) == 0 {
-            let data: Vec<u8> = (0..bytes as u32).map(|i| (i / 4 ^ step.wrapping_mul(77)) as u8).collect();
+            let data: Vec<u8> = (0..bytes as u32).map(|i| ((i / 4) ^ step.wrapping_mul(77)) as u8).collect();
             host.write(0, &data).unwrap();
             let before = target.shared.seen.lock().unwrap().writes.len();
             match queue.write(ns, lba, blocks, &buffer, 0) {
