@@ -22,7 +22,7 @@ fn a_cache_of_one_page_serves_any_number_of_threads() {
     // Each waits for all before it, on a machine that may have more to do.
     let array = bed.array(Options { patience: Duration::from_secs(300), ..options(4096, 1) });
     assert_eq!(array.pages(), 1);
-    let said = bed.run(&array, 256, |mem, array, index| {
+    let said = bed.run(&array, 96, |mem, array, index| {
         let byte = Random(index.into()).below(BYTES as u64 / 4) * 4;
         read(mem, array, byte).map(|value| assert_eq!(value, word(byte / 4)))
     });
@@ -110,13 +110,13 @@ fn all_pinned_is_an_error_and_ends_with_the_pins() {
 fn pages_are_not_replaced_under_their_readers() {
     let bed = bed("mem:16M");
     let array = bed.array(options(4096, 16));
-    let right = bed.run(&array, 48, |mem, array, index| {
+    let right = bed.run(&array, 12, |mem, array, index| {
         let mut random = Random(u64::from(index) + 77);
         (0..40).all(|_| {
             let page = random.below(200);
             let pin = array.pin(mem, page * PAGE).unwrap();
             // All of it, slowly, while the others want its place.
-            (0..PAGE / 4).step_by(61).all(|at| {
+            (0..PAGE / 4).step_by(97).all(|at| {
                 mem.pause();
                 mem.load(pin.address().plus(at * 4)) == word(page * PAGE / 4 + at)
             })
@@ -153,7 +153,7 @@ fn threads_of_a_warp_may_go_different_ways() {
 fn a_page_that_all_want_is_read_once() {
     let bed = bed("mem:16M?latency=2ms");
     let array = bed.array(options(4096, 64));
-    let said = bed.run(&array, 128, |mem, array, _| read(mem, array, 12 * PAGE));
+    let said = bed.run(&array, 64, |mem, array, _| read(mem, array, 12 * PAGE));
     assert!(said.iter().all(|value| *value == Ok(word(12 * PAGE / 4))));
     assert_eq!(array.stats().unwrap().reads, 1);
 }

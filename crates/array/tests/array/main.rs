@@ -58,8 +58,9 @@ fn options(page_bytes: u32, pages: u64) -> Options {
         page_bytes,
         writable: true,
         depth: 63,
-        patience: Duration::from_secs(20),
-        limit: Duration::from_secs(20),
+        // A small machine that does much else.
+        patience: Duration::from_secs(120),
+        limit: Duration::from_secs(120),
         ..Options::new(Placement::TIER1, pages * u64::from(page_bytes))
     }
 }

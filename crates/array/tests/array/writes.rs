@@ -69,23 +69,23 @@ fn a_flush_reports_writes_that_the_power_took() {
 
 #[test]
 fn random_reads_and_writes_are_those_of_a_shadow() {
-    for (page, pages, bytes, stride, fault) in [
-        (512, 8, 264, 264, ""),
-        (4096, 1, 256, 256, "&fault=late@every=50,delay=2ms"),
-        (4096, 24, 512, 520, "&fault=reorder@every=3,by=4"),
-        (65536, 9, 4096, 4096, "&fault=fail-once@every=20"),
+    for (page, pages, count, bytes, stride, fault) in [
+        (512, 8, 120, 264, 264, ""),
+        (4096, 1, 20, 256, 256, "&fault=late@every=50,delay=2ms"),
+        (4096, 24, 120, 512, 520, "&fault=reorder@every=3,by=4"),
+        (65536, 9, 40, 4096, 4096, "&fault=fail-once@every=20"),
     ] {
         let (bed, mut shadow) = (bed(&format!("mem:16M?vwc=1{fault}")), media());
         let array = bed.array(options(page, pages));
         let rows = ArrayRows { count: 3000, bytes, stride };
         let mut random = Random(u64::from(page));
-        for round in 0..8 {
-            let ids: BTreeSet<u64> = (0..120).map(|_| random.below(rows.count)).collect();
+        for round in 0..4 {
+            let ids: BTreeSet<u64> = (0..count).map(|_| random.below(rows.count)).collect();
             let ids: Vec<u64> = ids.into_iter().collect();
             let bytes = bytes_of(rows, &ids, round);
             bed.scatter(&array, rows, &ids, &bytes);
             put(&mut shadow, rows, &ids, &bytes);
-            let ids: Vec<u64> = (0..200).map(|_| random.below(rows.count)).collect();
+            let ids: Vec<u64> = (0..count).map(|_| random.below(rows.count)).collect();
             let (moved, got) = bed.gather(&array, rows, &ids);
             assert_eq!(moved.failed, []);
             assert!(got == crate::expected(&shadow, rows, &ids), "round {round}, pages of {page}, {fault}");
