@@ -5,7 +5,7 @@
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use onehop_fabrics::pdu::Digests;
-use onehop_fabrics::queue::{Data, Event, Queue, Send, Want};
+use onehop_fabrics::queue::{CapsuleQueue, Data, QueueEvent, Send, Want};
 use onehop_proto::Sqe;
 
 #[derive(Arbitrary, Debug)]
@@ -32,7 +32,7 @@ struct Input {
 const DEPTH: u16 = 8;
 
 struct Rig {
-    queue: Queue,
+    queue: CapsuleQueue,
     /// Bytes of data of the command in each slot, where it takes any.
     room: [u32; DEPTH as usize],
     piece: usize,
@@ -61,7 +61,7 @@ impl Rig {
                 }
             };
             match self.queue.got(count) {
-                Ok(Some(Event::Done { slot, .. })) => self.room[usize::from(slot)] = 0,
+                Ok(Some(QueueEvent::Done { slot, .. })) => self.room[usize::from(slot)] = 0,
                 Ok(_) => {}
                 Err(violation) => {
                     let _ = (violation.to_string(), self.queue.last_words(&violation));
@@ -95,7 +95,7 @@ fuzz_target!(|input: Input| {
     let Input { digests, max_h2c, cpda, piece, steps } = input;
     let asked = Digests { header: digests & 1 != 0, data: digests & 2 != 0 };
     let piece = usize::from(piece).max(1);
-    let mut rig = Rig { queue: Queue::new(DEPTH, asked), room: [0; DEPTH as usize], piece };
+    let mut rig = Rig { queue: CapsuleQueue::new(DEPTH, asked), room: [0; DEPTH as usize], piece };
     rig.send(usize::MAX);
     let mut opening = vec![1, 0, 128, 0, 128, 0, 0, 0, 0, 0, cpda, digests & 3];
     opening.extend((u32::from(max_h2c) << 2).to_le_bytes());

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use onehop_array::{Array, ArrayRows, Options};
+use onehop_array::{Array, ArrayOptions, ArrayRows};
 use onehop_drive::{Drive, Placement};
 use onehop_gpu::cuda::Cuda;
 use onehop_gpu::{Emulated, Gpu, Place};
@@ -136,7 +136,7 @@ fn measure(
     media: &[u8],
     plan: &Plan,
 ) -> Result<Line> {
-    let options = Options { page_bytes: PAGE, ..Options::new(placement, plan.cache) };
+    let options = ArrayOptions { page_bytes: PAGE, ..ArrayOptions::new(placement, plan.cache) };
     let ns = drive.namespace(1)?;
     let array = Array::open(drive, gpu.clone(), ns, 0..ns.blocks, options)?;
     let rows = array.rows(ROW, ROW);

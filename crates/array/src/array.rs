@@ -12,7 +12,7 @@ use onehop_proto::array::{
     directory_bytes, directory_words,
 };
 
-use crate::{Error, Options, Result, Stats};
+use crate::{ArrayOptions, ArrayStats, Error, Result};
 
 /// Where counters and directory lie behind the handle, each on lines of their own.
 const COUNTERS: usize = (ArrayHandle::BYTES as usize).next_multiple_of(128);
@@ -35,13 +35,13 @@ pub struct Array {
     memory: Region,
     bytes: u64,
     slots: u32,
-    options: Options,
+    options: ArrayOptions,
 }
 
 /// Rows that were moved.
 #[derive(Debug)]
 #[must_use = "some of the rows may have failed"]
-pub struct Moved {
+pub struct MovedRows {
     /// How long the GPU took, by its own clock.
     pub took: Duration,
     /// The rows that were not moved, by their place in the list, and why.
@@ -65,7 +65,7 @@ impl Array {
         gpu: Arc<dyn Gpu>,
         ns: &Namespace,
         blocks: Range<u64>,
-        options: Options,
+        options: ArrayOptions,
     ) -> Result<Self> {
         let kernels = gpu.array_kernels()?;
         let (page_shift, block_shift) = check(drive, ns, &blocks, &options)?;
@@ -140,8 +140,8 @@ impl Array {
     ///
     /// # Errors
     /// When the GPU's memory cannot be read.
-    pub fn stats(&self) -> Result<Stats> {
-        Stats::read(&self.memory.slice(COUNTERS..DIRECTORY)?)
+    pub fn stats(&self) -> Result<ArrayStats> {
+        ArrayStats::read(&self.memory.slice(COUNTERS..DIRECTORY)?)
     }
 
     /// Whether the drive still serves the array.
@@ -162,7 +162,7 @@ impl Array {
     ///
     /// # Errors
     /// When `out` is too short, or the kernel failed. Rows that fail are in the result.
-    pub fn gather(&self, rows: ArrayRows, ids: &[u64], out: &Region) -> Result<Moved> {
+    pub fn gather(&self, rows: ArrayRows, ids: &[u64], out: &Region) -> Result<MovedRows> {
         let warps = (ids.len() as u32).div_ceil(32).clamp(1, self.most(MOST_WARPS));
         self.move_rows(ArrayJob::gather, rows, ids, out, warps)
     }
@@ -171,7 +171,7 @@ impl Array {
     ///
     /// # Errors
     /// As for [`Self::gather`].
-    pub fn read(&self, rows: ArrayRows, ids: &[u64], out: &Region) -> Result<Moved> {
+    pub fn read(&self, rows: ArrayRows, ids: &[u64], out: &Region) -> Result<MovedRows> {
         self.move_rows(ArrayJob::read, rows, ids, out, self.threads(ids.len()))
     }
 
@@ -179,7 +179,7 @@ impl Array {
     ///
     /// # Errors
     /// As for [`Self::gather`].
-    pub fn scatter(&self, rows: ArrayRows, ids: &[u64], from: &Region) -> Result<Moved> {
+    pub fn scatter(&self, rows: ArrayRows, ids: &[u64], from: &Region) -> Result<MovedRows> {
         self.move_rows(ArrayJob::write, rows, ids, from, self.threads(ids.len()))
     }
 
@@ -246,9 +246,9 @@ impl Array {
         ids: &[u64],
         buffer: &Region,
         threads: u32,
-    ) -> Result<Moved> {
+    ) -> Result<MovedRows> {
         if ids.is_empty() {
-            return Ok(Moved { took: Duration::ZERO, failed: Vec::new() });
+            return Ok(MovedRows { took: Duration::ZERO, failed: Vec::new() });
         }
         let mut list: Vec<_> = (0..).zip(ids).map(|(to, row)| GatherItem { row: *row, to, pad: 0 }).collect();
         list.sort_unstable_by_key(|item| item.row);
@@ -263,7 +263,7 @@ impl Array {
         let code = |four: &[u8]| four.try_into().map_or(-1, i32::from_le_bytes);
         let error = |code| ArrayError::from_code(code).unwrap_or(ArrayError::TimedOut);
         let failed = bytes.chunks(4).map(code).enumerate().filter(|(_, code)| *code != 0);
-        Ok(Moved { took, failed: failed.map(|(place, code)| (place, error(code))).collect() })
+        Ok(MovedRows { took, failed: failed.map(|(place, code)| (place, error(code))).collect() })
     }
 
     /// Runs a kernel that begins nothing after `limit`.
@@ -276,7 +276,7 @@ impl Array {
 }
 
 /// The powers of two of a page and of a block.
-fn check(drive: &Drive, ns: &Namespace, blocks: &Range<u64>, options: &Options) -> Result<(u32, u32)> {
+fn check(drive: &Drive, ns: &Namespace, blocks: &Range<u64>, options: &ArrayOptions) -> Result<(u32, u32)> {
     let refuse = |why: String| Err(Error::Refused(why));
     if blocks.is_empty() || blocks.end > ns.blocks {
         return refuse(format!("blocks {blocks:?} of a namespace that has {}", ns.blocks));
@@ -303,7 +303,7 @@ fn check(drive: &Drive, ns: &Namespace, blocks: &Range<u64>, options: &Options) 
 }
 
 /// Pages of the cache: whole sets, or less than one.
-fn slots(options: &Options) -> Result<u32> {
+fn slots(options: &ArrayOptions) -> Result<u32> {
     let pages = options.cache_bytes / u64::from(options.page_bytes.max(1));
     let pages = if pages < 8 { pages } else { pages / 8 * 8 };
     match u32::try_from(pages) {

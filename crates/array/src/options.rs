@@ -6,7 +6,7 @@ use onehop_drive::Placement;
 
 /// How an array is cached, and how long things may take.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct ArrayOptions {
     /// Bytes of a page: a power of two from 512 B to 64 KiB, and a multiple of the drive's block.
     pub page_bytes: u32,
     /// Bytes of all pages of the cache. What does not fill a set of eight pages is not used, unless it is all there is.
@@ -25,7 +25,7 @@ pub struct Options {
     pub patience: Duration,
 }
 
-impl Options {
+impl ArrayOptions {
     /// Pages of 4 KiB in a cache of so many bytes, for reading.
     #[must_use]
     pub fn new(placement: Placement, cache_bytes: u64) -> Self {

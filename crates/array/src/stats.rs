@@ -7,7 +7,7 @@ use crate::Result;
 
 /// What an array's cache has done since it was opened. All counts wrap at 2³².
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Stats {
+pub struct ArrayStats {
     /// Pages read from the drive, a command each.
     pub reads: u32,
     /// Pages written back, a command each.
@@ -22,7 +22,7 @@ pub struct Stats {
     pub hits: u32,
 }
 
-impl Stats {
+impl ArrayStats {
     pub(crate) fn read(counters: &Region) -> Result<Self> {
         let at = |counter: u32| counters.word(counter as usize);
         Ok(Self {

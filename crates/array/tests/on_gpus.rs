@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use onehop_array::{Array, ArrayError, ArrayRows, Options};
+use onehop_array::{Array, ArrayError, ArrayOptions, ArrayRows};
 use onehop_drive::{Drive, Placement};
 use onehop_gpu::cuda::Cuda;
 use onehop_gpu::{Emulated, Gpu, Place};
@@ -52,11 +52,11 @@ impl Bed {
     }
 
     fn array(&self, page_bytes: u32, pages: u64) -> Array {
-        let options = Options {
+        let options = ArrayOptions {
             page_bytes,
             writable: true,
             patience: Duration::from_secs(60),
-            ..Options::new(self.placement, pages * u64::from(page_bytes))
+            ..ArrayOptions::new(self.placement, pages * u64::from(page_bytes))
         };
         let ns = self.drive.namespace(1).unwrap();
         Array::open(&self.drive, self.gpu.clone(), ns, 0..ns.blocks, options).unwrap()

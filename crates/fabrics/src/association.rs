@@ -11,10 +11,10 @@ use onehop_proto::identify;
 use onehop_proto::regs::{Cap, Cc, Csts, Version, offset};
 use onehop_proto::{Cqe, Sqe, Status, admin};
 
-use crate::link::{Health, Link, LinkHandle, LinkSetup};
+use crate::link::{Health, LinkHandle, LinkSetup, QueueLink};
 use crate::queue::{Data, MAX_DEPTH};
-use crate::ring::Ring;
-use crate::{Error, Host, Result, Target, patch};
+use crate::ring::RingPair;
+use crate::{Error, Host, Result, SubsystemAddress, patch};
 
 /// How long a command of this crate's own may take.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
@@ -29,7 +29,7 @@ const FORGET_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A connected controller.
 pub(crate) struct Association {
-    target: Arc<Target>,
+    target: Arc<SubsystemAddress>,
     host: Arc<Host>,
     cntlid: u16,
     pub(crate) cap: Cap,
@@ -43,10 +43,10 @@ pub(crate) struct Association {
 
 impl Association {
     /// Connects the admin queue and reads what the controller can do. It is not enabled yet.
-    pub(crate) fn connect(target: Arc<Target>, host: Arc<Host>) -> Result<Self> {
+    pub(crate) fn connect(target: Arc<SubsystemAddress>, host: Arc<Host>) -> Result<Self> {
         let health = Arc::new(Health::default());
         let label = format!("the admin queue of {target}");
-        let admin = Link::open(LinkSetup {
+        let admin = QueueLink::open(LinkSetup {
             host: &target.host,
             port: target.port,
             label: label.clone(),
@@ -79,7 +79,7 @@ impl Association {
         Ok(this)
     }
 
-    pub(crate) fn admin_link(&self) -> Arc<Link> {
+    pub(crate) fn admin_link(&self) -> Arc<QueueLink> {
         Arc::clone(&self.admin)
     }
 
@@ -141,7 +141,7 @@ impl Association {
     }
 
     /// Connects an I/O queue for the driver's rings.
-    pub(crate) fn connect_io(&self, qid: u16, entries: u32, ring: Ring) -> Result<LinkHandle> {
+    pub(crate) fn connect_io(&self, qid: u16, entries: u32, ring: RingPair) -> Result<LinkHandle> {
         let mut capsule = self.capsule.load(Ordering::Relaxed);
         if capsule == 0 {
             capsule = self.learn_capsule()?;
@@ -150,7 +150,7 @@ impl Association {
         let label = format!("queue {qid} of {}", self.target);
         let start = Instant::now();
         loop {
-            let link = Link::open(LinkSetup {
+            let link = QueueLink::open(LinkSetup {
                 host: &self.target.host,
                 port: self.target.port,
                 label: label.clone(),
@@ -212,9 +212,9 @@ fn answered(what: &'static str, cqe: Cqe) -> Result<Cqe> {
 }
 
 fn connect_queue(
-    link: &Link,
+    link: &QueueLink,
     label: &str,
-    target: &Target,
+    target: &SubsystemAddress,
     host: &Host,
     connect: Connect,
     cntlid: u16,

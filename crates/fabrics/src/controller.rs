@@ -15,11 +15,11 @@ use onehop_proto::regs::{Aqa, Cap, Cc, Csts, doorbell, doorbell_of, offset};
 use onehop_proto::{Sqe, Status};
 
 use crate::association::{ADMIN_ENTRIES, Association};
-use crate::link::{Link, LinkHandle};
+use crate::link::{LinkHandle, QueueLink};
 use crate::queue::MAX_DEPTH;
-use crate::ring::{Ring, RingAt};
-use crate::space::Space;
-use crate::{Error, Host, Result, Target};
+use crate::ring::{RingAt, RingPair};
+use crate::space::MemorySpace;
+use crate::{Error, Host, Result, SubsystemAddress};
 
 /// Most I/O queues.
 const MAX_QUEUES: u16 = 128;
@@ -27,13 +27,13 @@ const MAX_QUEUES: u16 = 128;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-type Links = RwLock<BTreeMap<u16, Arc<Link>>>;
+type Links = RwLock<BTreeMap<u16, Arc<QueueLink>>>;
 
 /// The controller.
 pub(crate) struct Controller {
-    target: Arc<Target>,
+    target: Arc<SubsystemAddress>,
     host: Arc<Host>,
-    pub(crate) space: Arc<Space>,
+    pub(crate) space: Arc<MemorySpace>,
     cap: Cap,
     version: u32,
     cc: AtomicU32,
@@ -43,13 +43,13 @@ pub(crate) struct Controller {
     acq: [AtomicU32; 2],
     /// The queues whose doorbells may be rung.
     links: Links,
-    state: Mutex<State>,
+    state: Mutex<RemoteState>,
     /// Why the controller failed last.
     failure: Mutex<Option<Error>>,
 }
 
 #[derive(Default)]
-struct State {
+struct RemoteState {
     queues: BTreeMap<u16, LinkHandle>,
     completion_rings: BTreeMap<u16, RingAt>,
     association: Option<Arc<Association>>,
@@ -59,7 +59,7 @@ struct State {
 
 impl Controller {
     /// Connects to a controller.
-    pub(crate) fn connect(target: Target, host: Host) -> Result<Arc<Self>> {
+    pub(crate) fn connect(target: SubsystemAddress, host: Host) -> Result<Arc<Self>> {
         let (target, host) = (Arc::new(target), Arc::new(host));
         let association = Association::connect(target.clone(), host.clone())?;
         let theirs = association.cap;
@@ -76,9 +76,9 @@ impl Controller {
             .with_to(theirs.to())
             .with_css(theirs.css());
         let version = association.version.0;
-        let state = State { association: Some(Arc::new(association)), ..State::default() };
+        let state = RemoteState { association: Some(Arc::new(association)), ..RemoteState::default() };
         Ok(Arc::new(Self {
-            space: Arc::new(Space::new(target.to_string())),
+            space: Arc::new(MemorySpace::new(target.to_string())),
             target,
             host,
             cap,
@@ -94,11 +94,11 @@ impl Controller {
         }))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, RemoteState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn link(&self, qid: u16) -> Option<Arc<Link>> {
+    fn link(&self, qid: u16) -> Option<Arc<QueueLink>> {
         self.links.read().unwrap_or_else(PoisonError::into_inner).get(&qid).cloned()
     }
 
@@ -140,9 +140,9 @@ impl Controller {
     }
 
     /// Closes all connections. No memory is received into after this.
-    fn disconnect(&self, state: &mut State) {
+    fn disconnect(&self, state: &mut RemoteState) {
         self.links.write().unwrap_or_else(PoisonError::into_inner).clear();
-        *state = State::default();
+        *state = RemoteState::default();
     }
 
     fn enable(&self, cc: Cc) {
@@ -157,7 +157,7 @@ impl Controller {
         }
     }
 
-    fn try_enable(&self, state: &mut State, cc: Cc) -> Result<()> {
+    fn try_enable(&self, state: &mut RemoteState, cc: Cc) -> Result<()> {
         let is_fresh = |association: &Arc<Association>| association.health.lost().is_none();
         if state.was_enabled || !state.association.as_ref().is_some_and(is_fresh) {
             self.disconnect(state);
@@ -174,7 +174,7 @@ impl Controller {
             entries: u32::from(entries_z) + 1,
         };
         let (sq, cq) = (at(&self.asq, aqa.asqs_z()), at(&self.acq, aqa.acqs_z()));
-        let ring = Ring::new(&self.space, 0, sq, cq).filter(|_| sq.entries <= ADMIN_ENTRIES.into());
+        let ring = RingPair::new(&self.space, 0, sq, cq).filter(|_| sq.entries <= ADMIN_ENTRIES.into());
         let ring =
             ring.ok_or_else(|| Error::Unsupported("the admin rings are not in mapped memory".into()))?;
         let admin = association.admin_link();
@@ -234,7 +234,7 @@ impl Controller {
         let at = RingAt { addr: sq.base.0, entries: u32::from(sq.size_z) + 1 };
         let is_possible =
             sq.contiguous && sq.size_z <= self.cap.mqes_z() && !state.queues.contains_key(&sq.qid);
-        let ring = cq.filter(|_| is_possible).and_then(|cq| Ring::new(&self.space, sq.qid, at, cq));
+        let ring = cq.filter(|_| is_possible).and_then(|cq| RingPair::new(&self.space, sq.qid, at, cq));
         let (Some(ring), Some(association)) = (ring, state.association.clone()) else {
             return Status::INVALID_FIELD.with_dnr();
         };

@@ -8,7 +8,7 @@ use onehop_proto::fabrics::{DISCOVERY_LOG, DiscoveryEntry, DiscoveryLog};
 use onehop_proto::regs::Cc;
 
 use crate::association::Association;
-use crate::{Error, Host, Result, Target};
+use crate::{Error, Host, Result, SubsystemAddress};
 
 /// Most entries that are read.
 const MAX_ENTRIES: u64 = 4096;
@@ -38,8 +38,8 @@ pub struct Subsystem {
 ///
 /// # Errors
 /// When it cannot be reached, or does not answer as it should.
-pub fn discover(target: &Target) -> Result<Vec<Subsystem>> {
-    let target = Target { nqn: None, ..target.clone() };
+pub fn discover(target: &SubsystemAddress) -> Result<Vec<Subsystem>> {
+    let target = SubsystemAddress { nqn: None, ..target.clone() };
     let host = Host::of(&target)?;
     let association = Association::connect(Arc::new(target), Arc::new(host))?;
     association.enable(Cc::enabled(12, Cc::CSS_NVM))?;

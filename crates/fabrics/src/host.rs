@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::name::uuid;
-use crate::{Error, Result, Target};
+use crate::{Error, Result, SubsystemAddress};
 
 /// Where Linux keeps the host's NQN and identifier.
 const NQN_FILE: &str = "/etc/nvme/hostnqn";
@@ -27,7 +27,7 @@ impl Host {
     ///
     /// # Errors
     /// When no UUID can be had.
-    pub fn of(target: &Target) -> Result<Self> {
+    pub fn of(target: &SubsystemAddress) -> Result<Self> {
         let id = target.host_id.or_else(|| uuid(&line(ID_FILE)?));
         let fresh = if id.is_some() { None } else { Some(new_uuid()?) };
         let id = id.or_else(|| fresh.as_deref().and_then(uuid)).unwrap_or_default();
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn a_host_is_who_its_name_says_or_somebody_new() {
-        let target = |text: &str| text.parse::<Target>().unwrap();
+        let target = |text: &str| text.parse::<SubsystemAddress>().unwrap();
         let id = "6f6e6568-6f70-4000-8000-0000000000ff";
         let named = Host::of(&target(&format!("nvme-tcp://a/nqn.x?hostnqn=nqn.h&hostid={id}"))).unwrap();
         assert_eq!((named.nqn.as_str(), hyphens(&named.id).as_str()), ("nqn.h", id));

@@ -26,13 +26,13 @@ use onehop_os::ControllerBackend;
 pub use discovery::{Subsystem, discover};
 pub use error::{Error, Result};
 pub use host::Host;
-pub use name::{FORM, SCHEME, Target};
+pub use name::{FORM, SCHEME, SubsystemAddress};
 
 /// Connects to the subsystem that a target's name names.
 ///
 /// # Errors
 /// When the name names no subsystem, or the target cannot be reached or used.
-pub fn open(target: &Target) -> Result<ControllerBackend> {
+pub fn open(target: &SubsystemAddress) -> Result<ControllerBackend> {
     if target.nqn.is_none() {
         let why = "it names no subsystem; `onehop drive list -d` shows those of its discovery service".into();
         return Err(Error::Name { name: target.to_string(), why });

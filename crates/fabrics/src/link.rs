@@ -13,9 +13,9 @@ use onehop_proto::{Cqe, Sqe, Status};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::pdu::Digests;
-use crate::queue::{Data, Event, Extent, Queue, Send, Want};
-use crate::ring::Ring;
-use crate::space::Space;
+use crate::queue::{CapsuleQueue, Data, DataPart, QueueEvent, Send, Want};
+use crate::ring::RingPair;
+use crate::space::MemorySpace;
 use crate::{Error, Result, patch};
 
 /// How long one address of a host may take to answer.
@@ -78,7 +78,7 @@ impl Waiter {
 }
 
 /// Who gets a completion.
-enum Owner {
+enum CompletionOwner {
     /// The driver, under its own identifier.
     Ring {
         cid: u16,
@@ -89,39 +89,39 @@ enum Owner {
 
 struct Pending {
     memory: Option<(HostMem, usize)>,
-    owner: Owner,
+    owner: CompletionOwner,
 }
 
-struct State {
-    queue: Queue,
+struct LinkState {
+    queue: CapsuleQueue,
     pending: Vec<Option<Pending>>,
-    ring: Option<Ring>,
+    ring: Option<RingPair>,
     failed: Option<Error>,
     /// The socket takes no more for now.
     is_blocked: bool,
 }
 
 /// A queue and its connection.
-pub(crate) struct Link {
+pub(crate) struct QueueLink {
     stream: TcpStream,
     wake: OwnedFd,
     label: String,
     health: Arc<Health>,
-    state: Mutex<State>,
+    state: Mutex<LinkState>,
     /// Most data that a command's capsule holds.
     capsule: u32,
 }
 
 /// A link and the thread that receives for it; the connection is closed on drop.
 pub(crate) struct LinkHandle {
-    link: Arc<Link>,
+    link: Arc<QueueLink>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl std::ops::Deref for LinkHandle {
-    type Target = Arc<Link>;
+    type Target = Arc<QueueLink>;
 
-    fn deref(&self) -> &Arc<Link> {
+    fn deref(&self) -> &Arc<QueueLink> {
         &self.link
     }
 }
@@ -149,7 +149,7 @@ pub(crate) struct LinkSetup<'a> {
     pub(crate) health: Arc<Health>,
 }
 
-impl Link {
+impl QueueLink {
     /// Connects, and agrees on the parameters of the connection.
     pub(crate) fn open(setup: LinkSetup<'_>) -> Result<LinkHandle> {
         let stream = connect(setup.host, setup.port)?;
@@ -158,9 +158,9 @@ impl Link {
         stream.set_nonblocking(true).map_err(broken)?;
         let wake =
             eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(|e| broken(e.into()))?;
-        let queue = Queue::new(setup.depth, setup.digests);
+        let queue = CapsuleQueue::new(setup.depth, setup.digests);
         let pending = (0..setup.depth).map(|_| None).collect();
-        let state = State { queue, pending, ring: None, failed: None, is_blocked: false };
+        let state = LinkState { queue, pending, ring: None, failed: None, is_blocked: false };
         let link = Arc::new(Self {
             stream,
             wake,
@@ -177,7 +177,7 @@ impl Link {
         Ok(LinkHandle { link, thread: Some(thread) })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LinkState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -245,7 +245,7 @@ impl Link {
     }
 
     /// The connection is of no more use: ends everything on it.
-    fn fail(&self, state: &mut State, why: Error) {
+    fn fail(&self, state: &mut LinkState, why: Error) {
         if state.failed.is_some() {
             return;
         }
@@ -259,10 +259,10 @@ impl Link {
         self.end(state, why);
     }
 
-    fn end(&self, state: &mut State, why: Error) {
+    fn end(&self, state: &mut LinkState, why: Error) {
         let _ = self.stream.shutdown(Shutdown::Both);
         for pending in state.pending.iter_mut().filter_map(Option::take) {
-            if let Owner::Waiter(waiter) = pending.owner {
+            if let CompletionOwner::Waiter(waiter) = pending.owner {
                 waiter.put(Err(why.clone()));
             }
         }
@@ -270,7 +270,7 @@ impl Link {
     }
 
     /// Receives and sends what can be without waiting.
-    fn pump(&self, state: &mut State) {
+    fn pump(&self, state: &mut LinkState) {
         if state.failed.is_some() {
             return;
         }
@@ -280,7 +280,7 @@ impl Link {
         }
     }
 
-    fn pump_in(&self, state: &mut State) -> Result<()> {
+    fn pump_in(&self, state: &mut LinkState) -> Result<()> {
         for _ in 0..STEPS {
             let is_early = !state.queue.is_open();
             let received = match state.queue.want() {
@@ -307,15 +307,15 @@ impl Link {
             };
             let event = state.queue.got(count);
             match event.map_err(|source| Error::Protocol { queue: self.label.clone(), source })? {
-                Some(Event::Done { slot, cqe }) => self.complete(state, slot, &cqe),
-                Some(Event::Opened) | None => {}
+                Some(QueueEvent::Done { slot, cqe }) => self.complete(state, slot, &cqe),
+                Some(QueueEvent::Opened) | None => {}
             }
         }
         // There may be more: the next wait returns at once.
         Ok(())
     }
 
-    fn pump_out(&self, state: &mut State) -> Result<()> {
+    fn pump_out(&self, state: &mut LinkState) -> Result<()> {
         state.is_blocked = false;
         loop {
             let sent = match state.queue.send() {
@@ -353,11 +353,11 @@ impl Link {
         Error::Io { queue: self.label.clone(), source: Arc::new(source) }
     }
 
-    fn complete(&self, state: &mut State, slot: u16, cqe: &Cqe) {
+    fn complete(&self, state: &mut LinkState, slot: u16, cqe: &Cqe) {
         let Some(pending) = state.pending.get_mut(usize::from(slot)).and_then(Option::take) else { return };
         match pending.owner {
-            Owner::Waiter(waiter) => waiter.put(Ok(*cqe)),
-            Owner::Ring { cid, patch } => {
+            CompletionOwner::Waiter(waiter) => waiter.put(Ok(*cqe)),
+            CompletionOwner::Ring { cid, patch } => {
                 if let (true, Some((memory, at))) = (cqe.status().is_ok(), &pending.memory) {
                     patch.apply(memory, *at);
                 }
@@ -369,7 +369,7 @@ impl Link {
     }
 
     /// Sends what was submitted; the receiving thread goes on where the socket takes no more.
-    fn push(&self, state: &mut State) {
+    fn push(&self, state: &mut LinkState) {
         if state.failed.is_none()
             && let Err(error) = self.pump_out(state)
         {
@@ -403,7 +403,7 @@ impl Link {
         };
         state.pending[usize::from(slot)] = Some(Pending {
             memory: memory.map(|memory| (memory.clone(), 0)),
-            owner: Owner::Waiter(waiter.clone()),
+            owner: CompletionOwner::Waiter(waiter.clone()),
         });
         self.push(&mut state);
         drop(state);
@@ -415,18 +415,23 @@ impl Link {
     }
 
     /// Gives the driver's rings to this queue.
-    pub(crate) fn set_ring(&self, ring: Ring) {
+    pub(crate) fn set_ring(&self, ring: RingPair) {
         self.lock().ring = Some(ring);
     }
 
     /// The driver has rung the doorbell of the submission queue. Takes its entries, and sends those that `local` does not
     /// answer by itself; it may change them before.
-    pub(crate) fn ring(&self, tail: u32, space: &Space, local: impl Fn(&mut Sqe) -> Option<(u32, Status)>) {
+    pub(crate) fn ring(
+        &self,
+        tail: u32,
+        space: &MemorySpace,
+        local: impl Fn(&mut Sqe) -> Option<(u32, Status)>,
+    ) {
         let mut state = self.lock();
         if state.failed.is_some() || !state.ring.as_mut().is_some_and(|ring| ring.set_tail(tail)) {
             return;
         }
-        while let Some(mut sqe) = state.ring.as_mut().and_then(Ring::fetch) {
+        while let Some(mut sqe) = state.ring.as_mut().and_then(RingPair::fetch) {
             // Unlocked: an answer of one's own may take its time, and others may be complete meanwhile.
             drop(state);
             let answer = local(&mut sqe);
@@ -449,13 +454,18 @@ impl Link {
     /// The identifier under which a command of the driver travels.
     pub(crate) fn wire_cid(&self, cid: u16) -> Option<u16> {
         let state = self.lock();
-        let is_it = |pending: &Option<Pending>| matches!(pending, Some(Pending { owner: Owner::Ring { cid: its, .. }, .. }) if *its == cid);
+        let is_it = |pending: &Option<Pending>| matches!(pending, Some(Pending { owner: CompletionOwner::Ring { cid: its, .. }, .. }) if *its == cid);
         let slot = state.pending.iter().position(is_it)?;
         state.queue.cid(slot as u16)
     }
 
     /// Sends a command of the driver, or gives the status that it fails with.
-    fn forward(&self, state: &mut State, sqe: &Sqe, space: &Space) -> std::result::Result<(), Status> {
+    fn forward(
+        &self,
+        state: &mut LinkState,
+        sqe: &Sqe,
+        space: &MemorySpace,
+    ) -> std::result::Result<(), Status> {
         if state.failed.is_some() {
             // Left unanswered: the driver finds the controller failed.
             return Ok(());
@@ -464,7 +474,7 @@ impl Link {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
         let (data, memory) = self.data(sqe, space)?;
-        let owner = Owner::Ring { cid: sqe.cid(), patch: patch::Patch::of(sqe) };
+        let owner = CompletionOwner::Ring { cid: sqe.cid(), patch: patch::Patch::of(sqe) };
         // As many slots as the ring has entries: there is always one.
         let slot = state.queue.submit(sqe, data).ok_or(Status::INTERNAL_ERROR)?;
         state.pending[usize::from(slot)] = Some(Pending { memory, owner });
@@ -475,7 +485,7 @@ impl Link {
     fn data(
         &self,
         sqe: &Sqe,
-        space: &Space,
+        space: &MemorySpace,
     ) -> std::result::Result<(Data, Option<(HostMem, usize)>), Status> {
         let none = (Data::None, None);
         if sqe.psdt() == 0 {
@@ -517,7 +527,7 @@ fn connect(host: &str, port: u16) -> Result<TcpStream> {
 }
 
 /// The memory of a part of a command's data, and where the part starts in it.
-fn data_of<'a>(pending: &'a [Option<Pending>], extent: &Extent) -> Option<(&'a HostMem, usize)> {
+fn data_of<'a>(pending: &'a [Option<Pending>], extent: &DataPart) -> Option<(&'a HostMem, usize)> {
     let (memory, at) = pending.get(usize::from(extent.slot))?.as_ref()?.memory.as_ref()?;
     Some((memory, at + extent.offset as usize))
 }

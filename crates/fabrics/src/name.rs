@@ -22,7 +22,7 @@ pub const FORM: &str = "nvme-tcp://HOST[:PORT][/NQN][?OPTION=VALUE[&…]], an IP
 
 /// Where a subsystem is, and how to talk to it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Target {
+pub struct SubsystemAddress {
     /// A host name or an address, without brackets.
     pub host: String,
     /// The TCP port.
@@ -41,7 +41,7 @@ pub struct Target {
     pub reconnect: Duration,
 }
 
-impl Target {
+impl SubsystemAddress {
     /// The NQN to connect to.
     #[must_use]
     pub fn subsystem(&self) -> &str {
@@ -59,14 +59,14 @@ impl Target {
     }
 }
 
-impl std::fmt::Display for Target {
+impl std::fmt::Display for SubsystemAddress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{SCHEME}{}", self.address())?;
         self.nqn.as_ref().map_or(Ok(()), |nqn| write!(f, "/{nqn}"))
     }
 }
 
-impl FromStr for Target {
+impl FromStr for SubsystemAddress {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
@@ -94,7 +94,7 @@ impl FromStr for Target {
     }
 }
 
-impl Target {
+impl SubsystemAddress {
     fn set(&mut self, name: &str, value: &str) -> std::result::Result<(), String> {
         let seconds = |least: u64, most: u64| {
             let number = value.parse().ok().filter(|number| (least..=most).contains(number));
@@ -178,7 +178,7 @@ pub(crate) fn uuid(text: &str) -> Option<[u8; 16]> {
 mod tests {
     use super::*;
 
-    fn parsed(text: &str) -> Target {
+    fn parsed(text: &str) -> SubsystemAddress {
         text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
     }
 
@@ -223,7 +223,8 @@ mod tests {
             ("nvme-tcp://a/nqn.x?tls=required", "no option 'tls'"),
             (long.as_str(), "at most 223"),
         ] {
-            let error = text.parse::<Target>().map(|target| target.to_string()).unwrap_err().to_string();
+            let error =
+                text.parse::<SubsystemAddress>().map(|target| target.to_string()).unwrap_err().to_string();
             assert!(error.contains(why), "{text}: {error}");
         }
     }

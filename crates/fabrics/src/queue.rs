@@ -15,7 +15,7 @@ use onehop_proto::{Cqe, Sqe};
 
 use crate::pdu::{self, Digests};
 pub use command::Data;
-use command::{Command, Progress};
+use command::{CommandSlot, Progress};
 use receive::Receiver;
 pub use send::Send;
 use send::{Item, Sender};
@@ -25,7 +25,7 @@ pub const MAX_DEPTH: u16 = 1 << command::SLOT_BITS;
 
 /// A part of the data of the command in a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Extent {
+pub struct DataPart {
     /// The command.
     pub slot: u16,
     /// Where the part starts within the command's data.
@@ -40,12 +40,12 @@ pub enum Want<'a> {
     /// Bytes for the queue itself.
     Bytes(&'a mut [u8]),
     /// Data of a command, for the caller's memory.
-    Data(Extent),
+    Data(DataPart),
 }
 
 /// What has come to pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Event {
+pub enum QueueEvent {
     /// The connection is open: commands may be submitted.
     Opened,
     /// A command has ended, and its slot is free. The identifier in the completion means nothing.
@@ -180,20 +180,20 @@ fn reason_text(reason: u16) -> &'static str {
 }
 
 /// A queue.
-pub struct Queue {
+pub struct CapsuleQueue {
     is_open: bool,
     asked: Digests,
     digests: Digests,
     /// Data to the controller starts at a multiple of this.
     unit: usize,
     max_h2c: u32,
-    commands: Vec<Command>,
+    commands: Vec<CommandSlot>,
     free: Vec<u16>,
     receiver: Receiver,
     sender: Sender,
 }
 
-impl Queue {
+impl CapsuleQueue {
     /// A queue of up to `depth` commands in flight (at most [`MAX_DEPTH`]) on a new connection; it asks for these digests.
     #[must_use]
     pub fn new(depth: u16, digests: Digests) -> Self {
@@ -204,7 +204,7 @@ impl Queue {
             digests: Digests::default(),
             unit: 4,
             max_h2c: 0,
-            commands: (0..depth).map(|_| Command::default()).collect(),
+            commands: (0..depth).map(|_| CommandSlot::default()).collect(),
             free: (0..depth).rev().collect(),
             receiver: Receiver::new(),
             sender: Sender::new(),
@@ -265,10 +265,10 @@ impl Queue {
         }
     }
 
-    fn finish(&mut self, slot: u16, cqe: Cqe) -> Option<Event> {
+    fn finish(&mut self, slot: u16, cqe: Cqe) -> Option<QueueEvent> {
         let cqe = self.commands.get_mut(usize::from(slot))?.end(cqe);
         self.free.push(slot);
-        Some(Event::Done { slot, cqe })
+        Some(QueueEvent::Done { slot, cqe })
     }
 }
 

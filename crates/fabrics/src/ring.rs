@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use onehop_os::HostMem;
 use onehop_proto::{Cqe, Sqe, Status};
 
-use crate::space::Space;
+use crate::space::MemorySpace;
 
 /// Where a ring lies.
 #[derive(Clone, Copy, Debug)]
@@ -16,7 +16,7 @@ pub(crate) struct RingAt {
 }
 
 /// A pair of rings.
-pub(crate) struct Ring {
+pub(crate) struct RingPair {
     qid: u16,
     sq: (HostMem, usize),
     sq_entries: u32,
@@ -31,9 +31,9 @@ pub(crate) struct Ring {
     waiting: VecDeque<Cqe>,
 }
 
-impl Ring {
+impl RingPair {
     /// The rings at these addresses; none if no memory is mapped there.
-    pub(crate) fn new(space: &Space, qid: u16, sq: RingAt, cq: RingAt) -> Option<Self> {
+    pub(crate) fn new(space: &MemorySpace, qid: u16, sq: RingAt, cq: RingAt) -> Option<Self> {
         let find = |ring: RingAt, entry: usize| space.at(ring.addr, u64::from(ring.entries) * entry as u64);
         if sq.entries < 2 || cq.entries < 2 {
             return None;
@@ -128,12 +128,12 @@ mod tests {
 
     #[test]
     fn completions_wait_for_room_and_keep_their_order() {
-        let space = Space::new("t".into());
+        let space = MemorySpace::new("t".into());
         let memory = space.alloc(4096).unwrap();
         let map = space.map(&memory).unwrap();
         let at = map.contiguous().unwrap().0;
         let mut ring =
-            Ring::new(&space, 3, RingAt { addr: at, entries: 4 }, RingAt { addr: at + 1024, entries: 4 })
+            RingPair::new(&space, 3, RingAt { addr: at, entries: 4 }, RingAt { addr: at + 1024, entries: 4 })
                 .unwrap();
         memory.write_words(64, &[7; 16]).unwrap();
         assert!(!ring.set_tail(4) && ring.set_tail(2));
@@ -155,7 +155,8 @@ mod tests {
             [(4, true, 2, 3, 9), (5, false, 2, 3, 9), (6, false, 2, 3, 9)]
         );
         assert!(
-            Ring::new(&space, 1, RingAt { addr: 0, entries: 4 }, RingAt { addr: at, entries: 4 }).is_none()
+            RingPair::new(&space, 1, RingAt { addr: 0, entries: 4 }, RingAt { addr: at, entries: 4 })
+                .is_none()
         );
     }
 }

@@ -12,16 +12,16 @@ const FIRST: u64 = 1 << 40;
 /// Memory starts at multiples of this, with a gap behind it.
 const STEP: u64 = 64 << 10;
 
-type Book = RwLock<BTreeMap<u64, HostMem>>;
+type MemoryBook = RwLock<BTreeMap<u64, HostMem>>;
 
 /// Memory that commands may name.
-pub(crate) struct Space {
+pub(crate) struct MemorySpace {
     name: String,
     next: AtomicU64,
-    book: Arc<Book>,
+    book: Arc<MemoryBook>,
 }
 
-impl Space {
+impl MemorySpace {
     pub(crate) fn new(name: String) -> Self {
         Self { name, next: AtomicU64::new(FIRST), book: Arc::default() }
     }
@@ -37,18 +37,18 @@ impl Space {
 }
 
 /// Takes memory out of the book. Commands that name it have their own handle on it.
-struct Entry {
-    book: Arc<Book>,
+struct BookEntry {
+    book: Arc<MemoryBook>,
     at: u64,
 }
 
-impl Drop for Entry {
+impl Drop for BookEntry {
     fn drop(&mut self) {
         self.book.write().unwrap_or_else(PoisonError::into_inner).remove(&self.at);
     }
 }
 
-impl Mapper for Space {
+impl Mapper for MemorySpace {
     fn name(&self) -> &str {
         &self.name
     }
@@ -65,7 +65,7 @@ impl Mapper for Space {
         let len = host.len() as u64;
         let at = self.next.fetch_add((len + 1).next_multiple_of(STEP), Ordering::Relaxed);
         self.book.write().unwrap_or_else(PoisonError::into_inner).insert(at, host.clone());
-        let entry = Entry { book: self.book.clone(), at };
+        let entry = BookEntry { book: self.book.clone(), at };
         Ok(Mapped::new(vec![BusRange { addr: BusAddr(at), len }], Box::new(entry)))
     }
 
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn addresses_lead_to_the_memory_while_it_is_mapped() {
-        let space = Space::new("t".into());
+        let space = MemorySpace::new("t".into());
         let memory = space.alloc(8192).unwrap();
         let map = space.map(&memory).unwrap();
         let at = map.contiguous().unwrap().0;

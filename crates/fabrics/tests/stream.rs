@@ -2,17 +2,17 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 use onehop_fabrics::pdu::{Digests, HEADER};
-use onehop_fabrics::queue::{Data, Event, Queue, Send, Violation, Want};
+use onehop_fabrics::queue::{CapsuleQueue, Data, QueueEvent, Send, Violation, Want};
 use onehop_proto::{Sqe, Status, nvm};
 use proptest::prelude::*;
 
 /// Feeds bytes in pieces of these lengths, one after the other and over again. Gives the events, and the data received.
 fn feed(
-    queue: &mut Queue,
+    queue: &mut CapsuleQueue,
     mut bytes: &[u8],
     pieces: &[usize],
     memory: &mut [Vec<u8>],
-) -> Result<Vec<Event>, Violation> {
+) -> Result<Vec<QueueEvent>, Violation> {
     let mut events = Vec::new();
     let mut pieces = pieces.iter().cycle();
     let mut left = 0;
@@ -46,7 +46,7 @@ fn feed(
 }
 
 /// Sends all that waits, in pieces of at most `piece` bytes; data is `b'w'` all over.
-fn drain(queue: &mut Queue, piece: usize) -> Vec<u8> {
+fn drain(queue: &mut CapsuleQueue, piece: usize) -> Vec<u8> {
     let mut out = Vec::new();
     loop {
         let mut part = match queue.send() {
@@ -114,11 +114,11 @@ fn response(cid: u16, status: Status) -> Vec<u8> {
 }
 
 /// An open queue with two reads of 100 and 60 bytes and a write of 9000, sent.
-fn begun(digests: u8, piece: usize) -> (Queue, [u16; 3], Vec<u8>) {
+fn begun(digests: u8, piece: usize) -> (CapsuleQueue, [u16; 3], Vec<u8>) {
     let asked = Digests { header: digests & 1 != 0, data: digests & 2 != 0 };
-    let mut queue = Queue::new(8, asked);
+    let mut queue = CapsuleQueue::new(8, asked);
     drain(&mut queue, piece);
-    assert_eq!(feed(&mut queue, &ic_resp(digests), &[7], &mut []).unwrap(), [Event::Opened]);
+    assert_eq!(feed(&mut queue, &ic_resp(digests), &[7], &mut []).unwrap(), [QueueEvent::Opened]);
     let read = Sqe::new(nvm::opcode::READ, 1);
     let first = queue.submit(&read, Data::In(100)).unwrap();
     let second = queue.submit(&read, Data::In(60)).unwrap();
@@ -128,7 +128,7 @@ fn begun(digests: u8, piece: usize) -> (Queue, [u16; 3], Vec<u8>) {
 }
 
 /// What a target answers to [`begun`], with the two reads interleaved.
-fn answers(queue: &Queue, slots: [u16; 3], digests: u8) -> Vec<u8> {
+fn answers(queue: &CapsuleQueue, slots: [u16; 3], digests: u8) -> Vec<u8> {
     let [first, second, write] = slots.map(|slot| queue.cid(slot).unwrap());
     let data = |cid: u16, flags: u8, at: u32, len: u32, padding| {
         let bytes: Vec<u8> = (at..at + len).map(|i| (i as u8) ^ cid as u8).collect();
@@ -160,8 +160,8 @@ fn the_stream_may_be_cut_anywhere() {
             let ends: Vec<_> = events
                 .iter()
                 .map(|event| match event {
-                    Event::Done { slot, cqe } => (*slot, cqe.status()),
-                    Event::Opened => panic!("opened twice"),
+                    QueueEvent::Done { slot, cqe } => (*slot, cqe.status()),
+                    QueueEvent::Opened => panic!("opened twice"),
                 })
                 .collect();
             assert_eq!(ends, [(slots[1], Status::SUCCESS), (slots[0], Status::SUCCESS)]);
@@ -187,7 +187,7 @@ fn what_is_sent_does_not_depend_on_how_it_is_taken() {
 
 #[test]
 fn an_answer_to_what_was_not_sent_is_refused() {
-    let mut queue = Queue::new(4, Digests::default());
+    let mut queue = CapsuleQueue::new(4, Digests::default());
     drain(&mut queue, 1000);
     feed(&mut queue, &ic_resp(0), &[128], &mut []).unwrap();
     let slot = queue.submit(&Sqe::new(nvm::opcode::FLUSH, 1), Data::None).unwrap();
@@ -212,7 +212,7 @@ fn the_identifier_of_an_earlier_command_is_not_its_successors() {
     assert_eq!(again, slots[0]);
     assert!(feed(&mut queue, &failed, &[24], &mut []).is_err());
     // After all uses of a slot, no identifier was FFFFh.
-    let mut queue = Queue::new(1024, Digests::default());
+    let mut queue = CapsuleQueue::new(1024, Digests::default());
     drain(&mut queue, 1000);
     feed(&mut queue, &ic_resp(0), &[128], &mut []).unwrap();
     for _ in 0..200 {
@@ -266,7 +266,7 @@ proptest! {
         changes in proptest::collection::vec((0usize..128, any::<u8>()), 1..4),
         pieces in proptest::collection::vec(1usize..40, 1..6),
     ) {
-        let mut queue = Queue::new(4, Digests { header: true, data: true });
+        let mut queue = CapsuleQueue::new(4, Digests { header: true, data: true });
         drain(&mut queue, 1000);
         let mut stream = ic_resp(3);
         for (at, byte) in changes {

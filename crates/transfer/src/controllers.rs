@@ -66,7 +66,7 @@ pub fn subsystems(spec: &str) -> Result<Option<Vec<Subsystem>>> {
     if !spec.starts_with(onehop_fabrics::SCHEME) {
         return Ok(None);
     }
-    let target: onehop_fabrics::Target = spec.parse()?;
+    let target: onehop_fabrics::SubsystemAddress = spec.parse()?;
     if target.nqn.is_some() { Ok(None) } else { Ok(Some(onehop_fabrics::discover(&target)?)) }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use onehop_array::{ArrayError, ArrayRows, Error, Options};
+use onehop_array::{ArrayError, ArrayOptions, ArrayRows, Error};
 use onehop_proto::Status;
 use onehop_proto::kernel::Answer;
 
@@ -41,7 +41,7 @@ fn late_reordered_and_failing_completions_change_nothing() {
 fn commands_that_get_lost_are_read_again() {
     let (bed, media) = (bed("mem:16M"), media());
     bed.inject("lost@op=read,n=40");
-    let array = bed.array(Options { stall: Duration::from_millis(250), ..options(4096, 64) });
+    let array = bed.array(ArrayOptions { stall: Duration::from_millis(250), ..options(4096, 64) });
     let ids = ids(300);
     let (moved, got) = bed.gather(&array, ROWS, &ids);
     assert_eq!(moved.failed, []);
@@ -129,9 +129,12 @@ fn a_page_that_cannot_be_written_does_not_make_room() {
 fn everything_ends_when_the_drive_is_gone() {
     let bed = bed("mem:16M");
     bed.inject("gone@op=read,n=30");
-    let times =
-        Options { stall: Duration::from_millis(250), limit: Duration::from_secs(2), ..options(4096, 64) };
-    let array = bed.array(Options { patience: Duration::from_secs(1), ..times });
+    let times = ArrayOptions {
+        stall: Duration::from_millis(250),
+        limit: Duration::from_secs(2),
+        ..options(4096, 64)
+    };
+    let array = bed.array(ArrayOptions { patience: Duration::from_secs(1), ..times });
     let ids = ids(200);
     let (moved, _) = within(Duration::from_secs(60), || bed.gather(&array, ROWS, &ids));
     assert!(!moved.failed.is_empty());
@@ -147,7 +150,7 @@ fn everything_ends_when_the_drive_is_gone() {
 fn a_queue_that_is_stopped_ends_every_wait() {
     let bed = bed("mem:16M");
     bed.inject("lost@op=read");
-    let array = bed.array(Options { stall: Duration::from_secs(30), ..options(4096, 8) });
+    let array = bed.array(ArrayOptions { stall: Duration::from_secs(30), ..options(4096, 8) });
     let moved = within(Duration::from_secs(20), || {
         std::thread::scope(|scope| {
             let gather = scope.spawn(|| bed.gather(&array, ROWS, &[1, 2, 3]).0);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use onehop_array::{ArrayError, ArrayRows, Options};
+use onehop_array::{ArrayError, ArrayOptions, ArrayRows};
 use onehop_gpu::EmulatedThread;
 use onehop_proto::queue::Memory;
 
@@ -20,7 +20,7 @@ fn read(mem: &EmulatedThread, array: &Pages, byte: u64) -> Result<u32, ArrayErro
 fn a_cache_of_one_page_serves_any_number_of_threads() {
     let bed = bed("mem:16M");
     // Each waits for all before it, on a machine that may have more to do.
-    let array = bed.array(Options { patience: Duration::from_secs(300), ..options(4096, 1) });
+    let array = bed.array(ArrayOptions { patience: Duration::from_secs(300), ..options(4096, 1) });
     assert_eq!(array.pages(), 1);
     let said = bed.run(&array, 96, |mem, array, index| {
         let byte = Random(index.into()).below(BYTES as u64 / 4) * 4;
@@ -48,7 +48,7 @@ fn warps_gather_through_a_cache_of_one_page() {
 fn threads_that_hold_one_page_and_want_another_end() {
     let bed = bed("mem:16M");
     let patience = Duration::from_millis(300);
-    let array = bed.array(Options { patience, ..options(4096, 2) });
+    let array = bed.array(ArrayOptions { patience, ..options(4096, 2) });
     let pairs = |mem: &EmulatedThread, array: &Pages, index: u32| {
         let mut said = Vec::new();
         for round in 0..3 {
@@ -87,7 +87,7 @@ fn threads_that_hold_one_page_and_want_another_end() {
 #[test]
 fn all_pinned_is_an_error_and_ends_with_the_pins() {
     let bed = bed("mem:16M");
-    let array = bed.array(Options { patience: Duration::from_millis(100), ..options(4096, 8) });
+    let array = bed.array(ArrayOptions { patience: Duration::from_millis(100), ..options(4096, 8) });
     let said = within(Duration::from_secs(30), || {
         bed.run(&array, 1, |mem, array, _| {
             let pins: Vec<_> = (0..8).map(|page| array.pin(mem, page * PAGE).unwrap()).collect();

@@ -9,7 +9,7 @@ mod writes;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use onehop_array::{Array, ArrayRows, Moved, Options};
+use onehop_array::{Array, ArrayOptions, ArrayRows, MovedRows};
 use onehop_drive::{Drive, Placement};
 use onehop_gpu::{Emulated, EmulatedThread, Gpu, Place, Region};
 use onehop_proto::GpuAddr;
@@ -53,20 +53,20 @@ fn bed(spec: &str) -> Bed {
 }
 
 /// A writable cache of so many pages.
-fn options(page_bytes: u32, pages: u64) -> Options {
-    Options {
+fn options(page_bytes: u32, pages: u64) -> ArrayOptions {
+    ArrayOptions {
         page_bytes,
         writable: true,
         depth: 63,
         // A small machine that does much else.
         patience: Duration::from_secs(120),
         limit: Duration::from_secs(120),
-        ..Options::new(Placement::TIER1, pages * u64::from(page_bytes))
+        ..ArrayOptions::new(Placement::TIER1, pages * u64::from(page_bytes))
     }
 }
 
 impl Bed {
-    fn array(&self, options: Options) -> Array {
+    fn array(&self, options: ArrayOptions) -> Array {
         let ns = self.drive.namespace(1).unwrap();
         Array::open(&self.drive, Arc::new(self.gpu.clone()), ns, 0..ns.blocks, options).unwrap()
     }
@@ -80,7 +80,7 @@ impl Bed {
     }
 
     /// Gathers rows; gives what came of it and the bytes.
-    fn gather(&self, array: &Array, rows: ArrayRows, ids: &[u64]) -> (Moved, Vec<u8>) {
+    fn gather(&self, array: &Array, rows: ArrayRows, ids: &[u64]) -> (MovedRows, Vec<u8>) {
         let mut bytes = vec![0; ids.len() * rows.bytes as usize];
         let out = self.region(bytes.len());
         let moved = array.gather(rows, ids, &out).unwrap();

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use onehop_array::{Array, ArrayError, ArrayRows, Error, Options};
+use onehop_array::{Array, ArrayError, ArrayOptions, ArrayRows, Error};
 use onehop_drive::Placement;
 
 use crate::{BLOCK, BYTES, Bed, Random, bed, expected, media, options};
@@ -120,7 +120,7 @@ fn arrays_of_more_than_2_32_pages_work() {
 fn what_makes_no_sense_is_refused() {
     let bed = bed("mem:16M?lba=4096");
     let ns = bed.drive.namespace(1).unwrap();
-    let open = |blocks, options: Options| match Array::open(
+    let open = |blocks, options: ArrayOptions| match Array::open(
         &bed.drive,
         Arc::new(bed.gpu.clone()),
         ns,
@@ -150,7 +150,7 @@ fn what_makes_no_sense_is_refused() {
 fn every_placement_and_a_queue_with_little_room() {
     for placement in [Placement::TIER1, Placement::TIER2, Placement::TIER3, Placement::POSTED] {
         let (bed, media): (Bed, _) = (bed("mem:16M"), media());
-        let array = bed.array(Options { placement, depth: 3, ..options(4096, 64) });
+        let array = bed.array(ArrayOptions { placement, depth: 3, ..options(4096, 64) });
         let rows = rows_of(256, 256);
         let ids = ids(400, rows.count, 5);
         let (moved, got) = bed.gather(&array, rows, &ids);

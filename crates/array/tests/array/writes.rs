@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use onehop_array::{ArrayError, ArrayRows, Error, Flushed, Options};
+use onehop_array::{ArrayError, ArrayOptions, ArrayRows, Error, Flushed};
 
 use onehop_proto::array::flush_slots;
 use onehop_proto::queue::Memory;
@@ -160,7 +160,7 @@ fn threads_that_write_parts_of_one_page_while_others_flush_lose_nothing() {
 #[test]
 fn an_array_that_is_read_only_is_not_written() {
     let bed = bed("mem:16M");
-    let array = bed.array(Options { writable: false, ..options(4096, 8) });
+    let array = bed.array(ArrayOptions { writable: false, ..options(4096, 8) });
     let rows = array.rows(256, 256);
     let from = bed.region(256);
     assert_eq!(array.scatter(rows, &[3], &from).unwrap().failed, [(0, ArrayError::ReadOnly)]);

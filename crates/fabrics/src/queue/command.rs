@@ -37,7 +37,7 @@ pub(super) enum Progress {
 
 /// A slot, and the command in it.
 #[derive(Default)]
-pub(super) struct Command {
+pub(super) struct CommandSlot {
     pub(super) progress: Progress,
     pub(super) sqe: Sqe,
     pub(super) data: Data,
@@ -52,7 +52,7 @@ pub(super) struct Command {
     uses: u8,
 }
 
-impl Command {
+impl CommandSlot {
     pub(super) fn cid(&self, slot: u16) -> u16 {
         slot | u16::from(self.uses) << SLOT_BITS
     }

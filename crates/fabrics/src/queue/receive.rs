@@ -4,7 +4,7 @@ use onehop_proto::Status;
 
 use super::command::Data;
 use super::send::Item;
-use super::{Event, Extent, Queue, Violation, Want};
+use super::{CapsuleQueue, DataPart, QueueEvent, Violation, Want};
 use crate::pdu::{
     self, COMMON, Common, DIGEST, DataHeader, Digests, HEADER, INIT, InitResponse, flag, kind, u16_at, u32_at,
 };
@@ -20,7 +20,7 @@ enum Stage {
     Head(usize),
     /// So many bytes between header and data.
     Padding(usize),
-    Data(Extent),
+    Data(DataPart),
     DataDigest,
 }
 
@@ -74,7 +74,7 @@ impl Receiver {
     }
 }
 
-impl Queue {
+impl CapsuleQueue {
     /// What to receive next; never empty.
     pub fn want(&mut self) -> Want<'_> {
         match self.receiver.stage {
@@ -98,7 +98,7 @@ impl Queue {
     ///
     /// # Errors
     /// When the other side breaks the protocol, or has ended the connection.
-    pub fn got(&mut self, bytes: usize) -> Result<Option<Event>, Violation> {
+    pub fn got(&mut self, bytes: usize) -> Result<Option<QueueEvent>, Violation> {
         let receiver = &mut self.receiver;
         match receiver.stage {
             Stage::Head(need) => {
@@ -136,7 +136,7 @@ impl Queue {
         }
     }
 
-    fn take_header(&mut self) -> Result<Option<Event>, Violation> {
+    fn take_header(&mut self) -> Result<Option<QueueEvent>, Violation> {
         let receiver = &mut self.receiver;
         receiver.common = Common::decode(&receiver.head);
         let (common, have) = (receiver.common, receiver.have);
@@ -175,7 +175,7 @@ impl Queue {
         }
     }
 
-    fn open(&mut self, common: &Common, head: &[u8]) -> Result<Option<Event>, Violation> {
+    fn open(&mut self, common: &Common, head: &[u8]) -> Result<Option<QueueEvent>, Violation> {
         check_length(common, INIT as u64)?;
         let InitResponse { version, cpda, digests, max_h2c } = InitResponse::decode(head);
         let granted = Digests::from_bits(digests);
@@ -203,10 +203,10 @@ impl Queue {
         self.max_h2c = max_h2c;
         self.is_open = true;
         self.receiver.expect_header();
-        Ok(Some(Event::Opened))
+        Ok(Some(QueueEvent::Opened))
     }
 
-    fn take_response(&mut self, head: &[u8]) -> Result<Option<Event>, Violation> {
+    fn take_response(&mut self, head: &[u8]) -> Result<Option<QueueEvent>, Violation> {
         let cqe = pdu::completion(head);
         let slot = self.find(kind::RESPONSE, cqe.cid())?;
         if self.commands[usize::from(slot)].is_sending {
@@ -216,7 +216,7 @@ impl Queue {
         Ok(self.finish(slot, cqe))
     }
 
-    fn take_r2t(&mut self, head: &[u8]) -> Result<Option<Event>, Violation> {
+    fn take_r2t(&mut self, head: &[u8]) -> Result<Option<QueueEvent>, Violation> {
         let DataHeader { cid, tag, offset, len } = DataHeader::decode(head);
         let slot = self.find(kind::R2T, cid)?;
         let command = &mut self.commands[usize::from(slot)];
@@ -233,7 +233,7 @@ impl Queue {
         Ok(None)
     }
 
-    fn take_data_header(&mut self, common: &Common, head: &[u8]) -> Result<Option<Event>, Violation> {
+    fn take_data_header(&mut self, common: &Common, head: &[u8]) -> Result<Option<QueueEvent>, Violation> {
         let data = DataHeader::decode(head);
         let DataHeader { cid, offset, len, .. } = data;
         let header = HEADER + if self.digests.header { DIGEST } else { 0 };
@@ -263,7 +263,7 @@ impl Queue {
     }
 
     /// All data of a PDU has come.
-    fn take_data(&mut self, is_damaged: bool) -> Option<Event> {
+    fn take_data(&mut self, is_damaged: bool) -> Option<QueueEvent> {
         let (common, DataHeader { cid, len, .. }) = (self.receiver.common, self.receiver.data);
         self.receiver.expect_header();
         let slot = self.find(kind::C2H_DATA, cid).ok()?;
@@ -282,7 +282,7 @@ impl Receiver {
     /// The stage of the data that the header announced.
     fn to_data(&self) -> Stage {
         let DataHeader { cid, offset, len, .. } = self.data;
-        Stage::Data(Extent { slot: cid & (super::MAX_DEPTH - 1), offset, bytes: len })
+        Stage::Data(DataPart { slot: cid & (super::MAX_DEPTH - 1), offset, bytes: len })
     }
 }
 

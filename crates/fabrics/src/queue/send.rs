@@ -1,7 +1,7 @@
 //! What goes out: the connection request, command capsules, data.
 
 use super::command::{Data, Progress};
-use super::{Extent, Queue, Waiting};
+use super::{CapsuleQueue, DataPart, Waiting};
 use crate::pdu::{self, COMMAND, Common, DIGEST, DataHeader, HEADER, flag, kind};
 
 /// Commands without data are sent together, up to so many bytes.
@@ -29,9 +29,9 @@ pub enum Send<'a> {
     /// These bytes.
     Bytes(&'a [u8]),
     /// These bytes, if any, and then data of a command.
-    Data(&'a [u8], Extent),
-    /// Nothing before [`Queue::digest_of_data`] has the CRC32C of this data.
-    Digest(Extent),
+    Data(&'a [u8], DataPart),
+    /// Nothing before [`CapsuleQueue::digest_of_data`] has the CRC32C of this data.
+    Digest(DataPart),
 }
 
 /// PDUs that wait, and those that are being sent.
@@ -41,7 +41,7 @@ pub(super) struct Sender {
     bytes: Vec<u8>,
     ends: Vec<(Item, usize)>,
     /// The data behind them.
-    data: Option<Extent>,
+    data: Option<DataPart>,
     tail: Tail,
     sent: usize,
     /// Where the last PDU ended that was sent completely.
@@ -91,7 +91,7 @@ impl Sender {
     }
 }
 
-impl Queue {
+impl CapsuleQueue {
     /// What to send next.
     pub fn send(&mut self) -> Send<'_> {
         if self.sender.ends.is_empty() {
@@ -106,7 +106,8 @@ impl Queue {
         match sender.data {
             Some(extent) if sent < heads + data => {
                 let passed = sent.saturating_sub(heads) as u32;
-                let rest = Extent { offset: extent.offset + passed, bytes: extent.bytes - passed, ..extent };
+                let rest =
+                    DataPart { offset: extent.offset + passed, bytes: extent.bytes - passed, ..extent };
                 Send::Data(front, rest)
             }
             Some(_) => Send::Bytes(sender.tail.bytes().get(sent - heads - data..).unwrap_or(&[])),
@@ -175,7 +176,7 @@ impl Queue {
                     let command = &self.commands[usize::from(slot)];
                     let entry = pdu::entry_bytes(&command.sqe);
                     let data = match command.data {
-                        Data::InCapsule(bytes) if bytes > 0 => Some(Extent { slot, offset: 0, bytes }),
+                        Data::InCapsule(bytes) if bytes > 0 => Some(DataPart { slot, offset: 0, bytes }),
                         _ => None,
                     };
                     self.append(kind::COMMAND, 0, COMMAND, &entry, data);
@@ -185,7 +186,13 @@ impl Queue {
                     let cid = self.commands[usize::from(slot)].cid(slot);
                     let header = DataHeader { cid, tag, offset, len: bytes }.encode();
                     let flags = if offset + bytes == end { flag::LAST } else { 0 };
-                    self.append(kind::H2C_DATA, flags, HEADER, &header, Some(Extent { slot, offset, bytes }));
+                    self.append(
+                        kind::H2C_DATA,
+                        flags,
+                        HEADER,
+                        &header,
+                        Some(DataPart { slot, offset, bytes }),
+                    );
                 }
             }
             let sender = &mut self.sender;
@@ -196,7 +203,7 @@ impl Queue {
     }
 
     /// Appends a PDU to what is sent next, up to its data.
-    fn append(&mut self, kind: u8, flags: u8, hlen: usize, rest: &[u8], data: Option<Extent>) {
+    fn append(&mut self, kind: u8, flags: u8, hlen: usize, rest: &[u8], data: Option<DataPart>) {
         let mut flags = flags;
         let mut at = hlen;
         if self.digests.header {

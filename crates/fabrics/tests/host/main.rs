@@ -17,7 +17,7 @@ fn open(target: &Target, options: &str) -> Drive {
 }
 
 fn try_open(target: &Target, options: &str) -> Result<Drive, String> {
-    let name: onehop_fabrics::Target = format!("{}{options}", target.name()).parse().unwrap();
+    let name: onehop_fabrics::SubsystemAddress = format!("{}{options}", target.name()).parse().unwrap();
     let backend = onehop_fabrics::open(&name).map_err(|error| error.to_string())?;
     Drive::open(backend, quick()).map_err(|error| error.to_string())
 }

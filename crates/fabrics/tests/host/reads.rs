@@ -70,12 +70,14 @@ fn a_target_that_is_none_or_refuses_is_reported_with_the_reason() {
     let secret = Target::start(Config { authreq: 2, ..Config::default() });
     assert!(refused(&secret, "").contains("DH-HMAC-CHAP"));
     let other = Target::start(Config::default());
-    let name: onehop_fabrics::Target = format!("nvme-tcp://127.0.0.1:{}/nqn.no", other.port).parse().unwrap();
+    let name: onehop_fabrics::SubsystemAddress =
+        format!("nvme-tcp://127.0.0.1:{}/nqn.no", other.port).parse().unwrap();
     let said = onehop_fabrics::open(&name).err().unwrap().to_string();
     assert!(said.contains("no subsystem of this name"), "{said}");
     // A port that nobody listens on.
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let name: onehop_fabrics::Target = format!("nvme-tcp://127.0.0.1:{free}/{NQN}").parse().unwrap();
+    let name: onehop_fabrics::SubsystemAddress =
+        format!("nvme-tcp://127.0.0.1:{free}/{NQN}").parse().unwrap();
     let start = Instant::now();
     let said = onehop_fabrics::open(&name).err().unwrap().to_string();
     assert!(said.contains("refused") && start.elapsed() < Duration::from_secs(5), "{said}");

@@ -3,19 +3,19 @@
 use core::marker::PhantomData;
 
 use super::layout::{HandleAt, SET_BYTES, WAYS, set, state};
-use super::{ArrayError, Backing, Pin, PinMut, Request, Step};
+use super::{ArrayError, Backing, PageRequest, PageStep, Pin, PinMut};
 use crate::GpuAddr;
 use crate::kernel::DeviceQueue;
 use crate::queue::{Address, Memory};
 
 /// An array.
-pub struct Array<M: Memory<Addr = GpuAddr>, B: Backing<M>> {
+pub struct PageCache<M: Memory<Addr = GpuAddr>, B: Backing<M>> {
     pub(super) handle: HandleAt,
     _of: PhantomData<fn(&M) -> B>,
 }
 
 /// An array on an exported queue.
-pub type DriveArray<M> = Array<M, DeviceQueue<M>>;
+pub type DriveArray<M> = PageCache<M, DeviceQueue<M>>;
 
 /// What came of looking a page up.
 pub(super) enum Found {
@@ -29,7 +29,7 @@ pub(super) enum Found {
     Nowhere,
 }
 
-impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> Array<M, B> {
+impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
     /// The array whose handle lies at `at`.
     ///
     /// # Errors
@@ -109,12 +109,12 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> Array<M, B> {
     /// finds a page there.
     #[inline(never)]
     fn fetch(&self, mem: &M, byte: u64) -> Result<u32, ArrayError> {
-        let mut request = Request::new(self, mem, byte);
+        let mut request = PageRequest::new(self, mem, byte);
         loop {
             match self.advance(mem, &mut request) {
-                Step::Pinned(slot) => return Ok(slot),
-                Step::Failed(error) => return Err(error),
-                Step::Pending => mem.pause(),
+                PageStep::Pinned(slot) => return Ok(slot),
+                PageStep::Failed(error) => return Err(error),
+                PageStep::Pending => mem.pause(),
             }
         }
     }

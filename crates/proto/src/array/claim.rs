@@ -1,7 +1,7 @@
 //! What a miss does under its set's lock: find the page after all, or make room for it.
 
 use super::layout::{NO_PAGE, WAYS, set, state};
-use super::{Array, Backing};
+use super::{Backing, PageCache};
 use crate::GpuAddr;
 use crate::queue::Memory;
 
@@ -22,7 +22,7 @@ pub(super) enum Claim {
     Full,
 }
 
-impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> Array<M, B> {
+impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
     /// Makes room for a page that was not found.
     #[inline(always)]
     pub(super) fn claim(&self, mem: &M, backing: &B, page: u64) -> Claim {

@@ -1,7 +1,7 @@
 //! Writing back what is dirty.
 
 use super::layout::{counter, state};
-use super::{Array, ArrayError, Backing};
+use super::{ArrayError, Backing, PageCache};
 use crate::GpuAddr;
 use crate::kernel::{Answer, Command, DeviceOp};
 use crate::queue::Memory;
@@ -49,7 +49,7 @@ impl FlushReport {
 #[inline(always)]
 pub fn flush_slots<M: Memory<Addr = GpuAddr>, B: Backing<M>>(
     mem: &M,
-    array: &Array<M, B>,
+    array: &PageCache<M, B>,
     (first, stride): (u32, u32),
     deadline: u64,
 ) -> Flushed {
@@ -69,7 +69,7 @@ pub fn flush_slots<M: Memory<Addr = GpuAddr>, B: Backing<M>>(
     flushed
 }
 
-impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> Array<M, B> {
+impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
     /// Writes a slot's page back if it is dirty; whether it was.
     #[inline(always)]
     fn flush_slot(&self, mem: &M, slot: u32, deadline: u64) -> Result<bool, ArrayError> {

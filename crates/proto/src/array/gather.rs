@@ -6,7 +6,7 @@
 
 use super::cache::Found;
 use super::layout::counter;
-use super::{Array, ArrayError, Backing, Request, Step};
+use super::{ArrayError, Backing, PageCache, PageRequest, PageStep};
 use crate::GpuAddr;
 use crate::kernel::Lanes;
 use crate::queue::Memory;
@@ -16,9 +16,9 @@ const MOST_LANES: u32 = 32;
 
 /// Local words of each lane, by their number.
 mod word {
-    use super::Request;
+    use super::PageRequest;
     /// The slot that it has pinned, plus one.
-    pub const PINNED: u32 = Request::WORDS as u32;
+    pub const PINNED: u32 = PageRequest::WORDS as u32;
     /// What it does: see [`super::lane`].
     pub const DOES: u32 = PINNED + 1;
     /// Bytes of its row that are copied.
@@ -144,7 +144,7 @@ impl GatherJob {
 pub fn run_gather<W: Lanes, M: Memory<Addr = GpuAddr>, B: Backing<M>>(
     warp: &W,
     mem: &M,
-    array: &Array<M, B>,
+    array: &PageCache<M, B>,
     job: &GatherJob,
     (first, end): (u32, u32),
 ) {
@@ -168,7 +168,7 @@ pub fn run_gather<W: Lanes, M: Memory<Addr = GpuAddr>, B: Backing<M>>(
 struct Gather<'a, W: Lanes, M: Memory<Addr = GpuAddr>, B: Backing<M>> {
     warp: &'a W,
     mem: &'a M,
-    array: &'a Array<M, B>,
+    array: &'a PageCache<M, B>,
     job: &'a GatherJob,
     /// Looked at by single lanes.
     deadline: u64,
@@ -247,22 +247,22 @@ impl<W: Lanes, M: Memory<Addr = GpuAddr>, B: Backing<M>> Gather<'_, W, M, B> {
     #[inline(never)]
     fn miss(&self, lane: u32, byte: u64) {
         self.set(lane, word::DOES, lane::WAIT);
-        self.keep(lane, &Request::new(self.array, self.mem, byte));
+        self.keep(lane, &PageRequest::new(self.array, self.mem, byte));
     }
 
     /// Moves a lane's request on. A function of its own, as is [`Self::miss`]: a request takes more registers than all else,
     /// which is not to have fewer warps for it.
     #[inline(never)]
     fn advance(&self, lane: u32) {
-        let mut words = [0; Request::WORDS];
+        let mut words = [0; PageRequest::WORDS];
         for (i, word) in (0..).zip(&mut words) {
             *word = self.get(lane, i);
         }
-        let mut request = Request::from_words(words);
+        let mut request = PageRequest::from_words(words);
         match self.array.advance(self.mem, &mut request) {
-            Step::Pending => self.keep(lane, &request),
-            Step::Pinned(slot) => self.pin(lane, slot),
-            Step::Failed(error) => {
+            PageStep::Pending => self.keep(lane, &request),
+            PageStep::Pinned(slot) => self.pin(lane, slot),
+            PageStep::Failed(error) => {
                 self.answer(lane, error.code());
                 self.leave(lane);
             }
@@ -337,7 +337,7 @@ impl<W: Lanes, M: Memory<Addr = GpuAddr>, B: Backing<M>> Gather<'_, W, M, B> {
     }
 
     #[inline(always)]
-    fn keep(&self, lane: u32, request: &Request) {
+    fn keep(&self, lane: u32, request: &PageRequest) {
         for (i, word) in (0..).zip(request.words()) {
             self.set(lane, i, word);
         }

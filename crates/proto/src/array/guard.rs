@@ -1,12 +1,12 @@
 //! Pins that end with their scope.
 
-use super::{Array, Backing};
+use super::{Backing, PageCache};
 use crate::GpuAddr;
 use crate::queue::Memory;
 
 /// A page that stays in the cache as long as this lives.
 pub struct Pin<'a, M: Memory<Addr = GpuAddr>, B: Backing<M>> {
-    array: &'a Array<M, B>,
+    array: &'a PageCache<M, B>,
     mem: &'a M,
     slot: u32,
     byte: u64,
@@ -14,7 +14,7 @@ pub struct Pin<'a, M: Memory<Addr = GpuAddr>, B: Backing<M>> {
 
 impl<'a, M: Memory<Addr = GpuAddr>, B: Backing<M>> Pin<'a, M, B> {
     #[inline(always)]
-    pub(super) fn new(array: &'a Array<M, B>, mem: &'a M, slot: u32, byte: u64) -> Self {
+    pub(super) fn new(array: &'a PageCache<M, B>, mem: &'a M, slot: u32, byte: u64) -> Self {
         Self { array, mem, slot, byte }
     }
 
@@ -36,7 +36,7 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> Drop for Pin<'_, M, B> {
 
 /// A page that stays in the cache as long as this lives, and is written back some time after.
 pub struct PinMut<'a, M: Memory<Addr = GpuAddr>, B: Backing<M>> {
-    array: &'a Array<M, B>,
+    array: &'a PageCache<M, B>,
     mem: &'a M,
     slot: u32,
     byte: u64,
@@ -44,7 +44,7 @@ pub struct PinMut<'a, M: Memory<Addr = GpuAddr>, B: Backing<M>> {
 
 impl<'a, M: Memory<Addr = GpuAddr>, B: Backing<M>> PinMut<'a, M, B> {
     #[inline(always)]
-    pub(super) fn new(array: &'a Array<M, B>, mem: &'a M, slot: u32, byte: u64) -> Self {
+    pub(super) fn new(array: &'a PageCache<M, B>, mem: &'a M, slot: u32, byte: u64) -> Self {
         Self { array, mem, slot, byte }
     }
 

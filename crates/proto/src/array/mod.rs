@@ -15,7 +15,7 @@ mod request;
 mod rows;
 
 pub use backing::Backing;
-pub use cache::{Array, DriveArray};
+pub use cache::{DriveArray, PageCache};
 pub use error::ArrayError;
 pub use flush::{FlushReport, Flushed, flush_slots};
 pub use gather::{GATHER_WORDS, GatherItem, GatherJob, run_gather};
@@ -24,5 +24,5 @@ pub use layout::{
     ArrayHandle, MAX_PAGE_BYTES, MIN_PAGE_BYTES, WAYS, broken_pages, counter, directory_bytes,
     directory_words,
 };
-pub use request::{Request, Step};
+pub use request::{PageRequest, PageStep};
 pub use rows::{read_rows, write_rows};

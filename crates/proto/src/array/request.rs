@@ -3,7 +3,7 @@
 use super::cache::Found;
 use super::claim::Claim;
 use super::layout::{counter, set, state};
-use super::{Array, ArrayError, Backing};
+use super::{ArrayError, Backing, PageCache};
 use crate::GpuAddr;
 use crate::kernel::{Answer, Command, DeviceOp};
 use crate::queue::Memory;
@@ -11,7 +11,7 @@ use crate::queue::Memory;
 /// What a request waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-enum Phase {
+enum PagePhase {
     /// Nothing: the page is looked up.
     Look = 0,
     /// Its own read into the slot.
@@ -26,10 +26,10 @@ enum Phase {
 
 /// A page that a thread wants. Once it has been advanced, it must be until it is answered.
 #[derive(Clone, Copy)]
-pub struct Request {
+pub struct PageRequest {
     page: u64,
     deadline: u64,
-    phase: Phase,
+    phase: PagePhase,
     slot: u32,
     /// Why it waits, for when the time is over.
     full: bool,
@@ -38,7 +38,7 @@ pub struct Request {
 
 /// How far a request has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Step {
+pub enum PageStep {
     /// It has to be advanced again.
     Pending,
     /// The page is in this slot, and pinned for the caller.
@@ -47,17 +47,21 @@ pub enum Step {
     Failed(ArrayError),
 }
 
-impl Request {
+impl PageRequest {
     /// Words of a request.
     pub const WORDS: usize = 8 + Command::WORDS;
 
     /// For the page that this byte is in, to be answered within the array's limit and that of the commands that it begins.
     #[inline(always)]
-    pub fn new<M: Memory<Addr = GpuAddr>, B: Backing<M>>(array: &Array<M, B>, mem: &M, byte: u64) -> Self {
+    pub fn new<M: Memory<Addr = GpuAddr>, B: Backing<M>>(
+        array: &PageCache<M, B>,
+        mem: &M,
+        byte: u64,
+    ) -> Self {
         Self {
             page: byte >> array.page_shift(mem),
             deadline: mem.now().saturating_add(array.limit(mem)),
-            phase: Phase::Look,
+            phase: PagePhase::Look,
             slot: 0,
             full: false,
             command: Command::NONE,
@@ -93,11 +97,11 @@ impl Request {
             page: words[0] as u64 | (words[1] as u64) << 32,
             deadline: words[2] as u64 | (words[3] as u64) << 32,
             phase: match words[4] {
-                0 => Phase::Look,
-                1 => Phase::Read,
-                2 => Phase::Write,
-                3 => Phase::Wait,
-                _ => Phase::Over,
+                0 => PagePhase::Look,
+                1 => PagePhase::Read,
+                2 => PagePhase::Write,
+                3 => PagePhase::Wait,
+                _ => PagePhase::Over,
             },
             slot: words[5],
             full: words[6] != 0,
@@ -106,45 +110,45 @@ impl Request {
     }
 }
 
-impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> Array<M, B> {
+impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
     /// Moves a request on without waiting for anything.
     #[inline(always)]
-    pub fn advance(&self, mem: &M, request: &mut Request) -> Step {
-        let Some(backing) = self.backing(mem) else { return Step::Failed(ArrayError::NoArray) };
+    pub fn advance(&self, mem: &M, request: &mut PageRequest) -> PageStep {
+        let Some(backing) = self.backing(mem) else { return PageStep::Failed(ArrayError::NoArray) };
         let step = match request.phase {
-            Phase::Look => self.look(mem, &backing, request),
-            Phase::Read | Phase::Write => self.go_on(mem, &backing, request),
-            Phase::Wait => self.wait_for_others(mem, request),
-            Phase::Over => Step::Failed(ArrayError::Read(Answer::Spent)),
+            PagePhase::Look => self.look(mem, &backing, request),
+            PagePhase::Read | PagePhase::Write => self.go_on(mem, &backing, request),
+            PagePhase::Wait => self.wait_for_others(mem, request),
+            PagePhase::Over => PageStep::Failed(ArrayError::Read(Answer::Spent)),
         };
-        if step != Step::Pending {
-            request.phase = Phase::Over;
+        if step != PageStep::Pending {
+            request.phase = PagePhase::Over;
         }
         step
     }
 
     #[inline(always)]
-    fn look(&self, mem: &M, backing: &B, request: &mut Request) -> Step {
+    fn look(&self, mem: &M, backing: &B, request: &mut PageRequest) -> PageStep {
         if request.page >= self.bytes(mem).div_ceil(1 << self.page_shift(mem)) {
-            return Step::Failed(ArrayError::Range);
+            return PageStep::Failed(ArrayError::Range);
         }
         match self.find(mem, request.page) {
-            Found::Pinned(slot) => return Step::Pinned(slot),
-            Found::Crowded => return Step::Failed(ArrayError::TooManyPins),
+            Found::Pinned(slot) => return PageStep::Pinned(slot),
+            Found::Crowded => return PageStep::Failed(ArrayError::TooManyPins),
             Found::Elsewhere(slot) if self.kind(mem, slot) == state::LOADING => {
                 return self.wait_for(mem, request, slot);
             }
             Found::Elsewhere(_) | Found::Nowhere => {}
         }
         if mem.now() >= request.deadline {
-            return Step::Failed(if request.full { ArrayError::NoRoom } else { ArrayError::TimedOut });
+            return PageStep::Failed(if request.full { ArrayError::NoRoom } else { ArrayError::TimedOut });
         }
         match self.claim(mem, backing, request.page) {
             Claim::There(slot) if self.kind(mem, slot) == state::LOADING => self.wait_for(mem, request, slot),
-            Claim::There(_) | Claim::Locked => Step::Pending,
+            Claim::There(_) | Claim::Locked => PageStep::Pending,
             Claim::Full => {
                 request.full = true;
-                Step::Pending
+                PageStep::Pending
             }
             Claim::Read(slot) => {
                 self.count(mem, counter::READS, 1);
@@ -165,8 +169,8 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> Array<M, B> {
     }
 
     #[inline(always)]
-    fn wait_for(&self, mem: &M, request: &mut Request, slot: u32) -> Step {
-        (request.phase, request.slot) = (Phase::Wait, slot);
+    fn wait_for(&self, mem: &M, request: &mut PageRequest, slot: u32) -> PageStep {
+        (request.phase, request.slot) = (PagePhase::Wait, slot);
         self.wait_for_others(mem, request)
     }
 
@@ -176,11 +180,11 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> Array<M, B> {
         &self,
         mem: &M,
         backing: &B,
-        request: &mut Request,
+        request: &mut PageRequest,
         op: DeviceOp,
         (slot, page): (u32, u64),
-    ) -> Step {
-        request.phase = if op == DeviceOp::Read { Phase::Read } else { Phase::Write };
+    ) -> PageStep {
+        request.phase = if op == DeviceOp::Read { PagePhase::Read } else { PagePhase::Write };
         request.slot = slot;
         let (lba, blocks) = self.blocks_of(mem, page);
         let begun = backing.begin(mem, op, lba, blocks, self.offset(mem, slot), &mut request.command);
@@ -192,25 +196,25 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> Array<M, B> {
     }
 
     #[inline(always)]
-    fn go_on(&self, mem: &M, backing: &B, request: &mut Request) -> Step {
+    fn go_on(&self, mem: &M, backing: &B, request: &mut PageRequest) -> PageStep {
         let answer = backing.test(mem, &mut request.command);
         self.settle(mem, request, answer)
     }
 
     /// What becomes of a slot whose command has come this far.
     #[inline(always)]
-    fn settle(&self, mem: &M, request: &mut Request, answer: Answer) -> Step {
+    fn settle(&self, mem: &M, request: &mut PageRequest, answer: Answer) -> PageStep {
         if answer == Answer::Pending {
-            return Step::Pending;
+            return PageStep::Pending;
         }
         let slot = request.slot;
-        if request.phase == Phase::Write {
+        if request.phase == PagePhase::Write {
             return match self.end_write_back(mem, slot, answer, request.command.life()) {
                 Ok(()) => {
-                    request.phase = Phase::Look;
-                    Step::Pending
+                    request.phase = PagePhase::Look;
+                    PageStep::Pending
                 }
-                Err(error) => Step::Failed(error),
+                Err(error) => PageStep::Failed(error),
             };
         }
         let at = self.state(mem, slot);
@@ -218,7 +222,7 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> Array<M, B> {
             Answer::Done => {
                 let valid = state::VALID - state::LOADING + state::REFERENCED + 1;
                 mem.fetch_add_release(at, valid);
-                return Step::Pinned(slot);
+                return PageStep::Pinned(slot);
             }
             Answer::InDoubt | Answer::Stopped => self.lose(mem, slot, request.command.life()),
             _ => {
@@ -227,7 +231,7 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> Array<M, B> {
             }
         }
         self.count(mem, counter::FAILED_READS, 1);
-        Step::Failed(ArrayError::Read(answer))
+        PageStep::Failed(ArrayError::Read(answer))
     }
 
     /// Ends a write-back that has come to this answer, and takes its pin back. A page that was not written stays dirty.
@@ -255,7 +259,7 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> Array<M, B> {
     }
 
     #[inline(always)]
-    fn wait_for_others(&self, mem: &M, request: &mut Request) -> Step {
+    fn wait_for_others(&self, mem: &M, request: &mut PageRequest) -> PageStep {
         let slot = request.slot;
         let kind = mem.load_acquire(self.state(mem, slot)) & state::KIND;
         // The note before the tag: a slot that has another page by now has another tag too.
@@ -264,17 +268,17 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> Array<M, B> {
         match kind {
             state::LOADING if same => {
                 if mem.now() < request.deadline {
-                    return Step::Pending;
+                    return PageStep::Pending;
                 }
-                Step::Failed(ArrayError::TimedOut)
+                PageStep::Failed(ArrayError::TimedOut)
             }
             state::FAILED if same => {
                 let answer = Answer::from_code(note as i32).unwrap_or(Answer::TimedOut);
-                Step::Failed(ArrayError::Read(answer))
+                PageStep::Failed(ArrayError::Read(answer))
             }
             _ => {
-                request.phase = Phase::Look;
-                Step::Pending
+                request.phase = PagePhase::Look;
+                PageStep::Pending
             }
         }
     }

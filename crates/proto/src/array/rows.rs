@@ -1,6 +1,6 @@
 //! Rows of an array, read and written by threads that act on their own and hold one pin at a time.
 
-use super::{Array, ArrayError, Backing, GatherJob};
+use super::{ArrayError, Backing, GatherJob, PageCache};
 use crate::GpuAddr;
 use crate::queue::Memory;
 
@@ -8,7 +8,7 @@ use crate::queue::Memory;
 #[inline(always)]
 pub fn read_rows<M: Memory<Addr = GpuAddr>, B: Backing<M>>(
     mem: &M,
-    array: &Array<M, B>,
+    array: &PageCache<M, B>,
     job: &GatherJob,
     (first, stride): (u32, u32),
 ) {
@@ -25,7 +25,7 @@ pub fn read_rows<M: Memory<Addr = GpuAddr>, B: Backing<M>>(
 #[inline(always)]
 pub fn write_rows<M: Memory<Addr = GpuAddr>, B: Backing<M>>(
     mem: &M,
-    array: &Array<M, B>,
+    array: &PageCache<M, B>,
     job: &GatherJob,
     (first, stride): (u32, u32),
 ) {
@@ -71,7 +71,7 @@ fn each_row<M: Memory<Addr = GpuAddr>>(
 #[inline(always)]
 fn each_part<M: Memory<Addr = GpuAddr>, B: Backing<M>>(
     mem: &M,
-    array: &Array<M, B>,
+    array: &PageCache<M, B>,
     job: &GatherJob,
     row: u64,
     mut f: impl FnMut(u64, u32, u32) -> Result<(), ArrayError>,

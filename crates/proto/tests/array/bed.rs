@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
 use onehop_proto::GpuAddr;
-use onehop_proto::array::{Array, ArrayHandle, Backing, Flushed, counter, directory_words, flush_slots};
+use onehop_proto::array::{ArrayHandle, Backing, Flushed, PageCache, counter, directory_words, flush_slots};
 use onehop_proto::kernel::{Answer, Command, DeviceOp, Lanes};
 use onehop_proto::queue::Memory;
 
@@ -99,8 +99,8 @@ impl Bed {
         bed
     }
 
-    pub fn array<'a>(&self, mem: &Mem<'a>) -> Array<Mem<'a>, Toy<'a>> {
-        Array::open(mem, GpuAddr(HANDLE)).unwrap()
+    pub fn array<'a>(&self, mem: &Mem<'a>) -> PageCache<Mem<'a>, Toy<'a>> {
+        PageCache::open(mem, GpuAddr(HANDLE)).unwrap()
     }
 
     pub fn bytes(&self) -> u64 {
