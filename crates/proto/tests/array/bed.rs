@@ -254,7 +254,7 @@ impl<'a> Backing<Mem<'a>> for Toy<'a> {
         let bed = self.0;
         let number = bed.commands.fetch_add(1, Ordering::Relaxed) + 1;
         let answer = match bed.disk.fails {
-            Some((every, answer)) if number.is_multiple_of(*every) && !bed.calm.load(Ordering::Relaxed) => {
+            Some((every, answer)) if number.is_multiple_of(every) && !bed.calm.load(Ordering::Relaxed) => {
                 answer
             }
             _ => Answer::Done,
