@@ -14,7 +14,7 @@ use crate::units;
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  onehop drive list\n  onehop drive list -d sim:mem:64M --json")]
 pub(crate) struct Args {
-    /// Also list this drive, such as a simulated one. With nvme-tcp://HOST[:PORT], list the subsystems that the
+    /// Also list this drive, such as a simulated one. With nvme-tcp://HOST:PORT, list the subsystems that the
     /// discovery service there knows
     #[arg(short = 'd', long = "drive", value_name = "DRIVE")]
     drive: Option<String>,
