@@ -7,7 +7,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
-use onehop_proto::array::{Array, ArrayError, ArrayHandle, Backing, WAYS, directory_words, flush_slots};
+use onehop_proto::array::{ArrayError, ArrayHandle, Backing, PageCache, WAYS, directory_words, flush_slots};
 use onehop_proto::kernel::{Answer, Command, DeviceOp};
 use onehop_proto::queue::Memory;
 use onehop_proto::{GpuAddr, Status};
@@ -98,8 +98,8 @@ impl Mem {
         }))
     }
 
-    fn array(&self) -> Array<Self, Disk> {
-        Array::open(self, GpuAddr(HANDLE)).unwrap()
+    fn array(&self) -> PageCache<Self, Disk> {
+        PageCache::open(self, GpuAddr(HANDLE)).unwrap()
     }
 
     fn word(&self, at: GpuAddr) -> Option<&AtomicU32> {
