@@ -10,14 +10,14 @@
 //! 4. [`crc32c::GpuRange::finish`] makes the checksum from its results.
 //!
 //! ```
-//! use onehop_block::crc32c::{Range, TABLE_WORDS, tables};
+//! use onehop_block::crc32c::{GpuRange, TABLE_WORDS, tables};
 //! use onehop_proto::GpuAddr;
 //!
 //! let mut words = Vec::new();
 //! tables(|word| words.push(word));
 //! assert_eq!(words.len(), TABLE_WORDS as usize);
 //!
-//! let range = Range { at: GpuAddr(0x1000), bytes: 3 << 20 };
+//! let range = GpuRange { at: GpuAddr(0x1000), bytes: 3 << 20 };
 //! let job = range.job(GpuAddr(0x100_0000), GpuAddr(0x200_0000));
 //! // After a launch with `job.words()`, `out` holds a word for each chunk.
 //! assert_eq!(job.pieces(), range.pieces());

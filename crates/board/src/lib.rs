@@ -7,10 +7,10 @@
 //! 5. [`Board::violations`] lists what a real board could not have done.
 //!
 //! ```
-//! use onehop_board::{Board, Config};
+//! use onehop_board::{Board, BoardConfig};
 //!
 //! # fn main() -> Result<(), onehop_board::Error> {
-//! let board = Board::new(Config::parse("usdr?rate=10M&signal=counter")?)?;
+//! let board = Board::new(BoardConfig::parse("usdr?rate=10M&signal=counter")?)?;
 //! let (backend, interrupt) = (board.port(), board.interrupt());
 //! // A driver uses both.
 //! assert!(board.violations().is_empty());

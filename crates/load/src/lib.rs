@@ -14,7 +14,7 @@
 //!
 //! # fn load(gpu: &dyn onehop_gpu::Gpu) -> Result<(), onehop_load::Error> {
 //! let model = Model::open(&Local, &["model.safetensors".into()])?;
-//! let plan = Plan::new(&model, &Selection::default(), plan::Options::ring())?;
+//! let plan = Plan::new(&model, &Selection::default(), plan::PlanOptions::ring())?;
 //! let prepared = Prepared::new(&plan, &model.files, &engine::Options::default())?;
 //! let engine = RingEngine::start(gpu, &plan, prepared)?;
 //! let mut stream = Stream::new(plan, engine);

@@ -7,10 +7,10 @@
 //! 5. [`bed::Qemu::image`] is the file that holds a namespace's data.
 //!
 //! ```no_run
-//! use onehop_qtest::bed::{Options, Qemu};
+//! use onehop_qtest::bed::{QemuOptions, Qemu};
 //!
 //! # fn main() -> Result<(), onehop_qtest::Error> {
-//! if let Some(qemu) = Qemu::start_or_skip(&Options::default())? {
+//! if let Some(qemu) = Qemu::start_or_skip(&QemuOptions::default())? {
 //!     let backend = qemu.port()?;
 //!     println!("CAP {:#x}", backend.regs.read64(0));
 //! }

@@ -8,9 +8,9 @@
 //! 5. [`event::RxReport::extents`] lists the samples that a block holds.
 //!
 //! ```
-//! use onehop_radio::{BUFFERS, Format, Limits, RingAddresses, Shape};
+//! use onehop_radio::{BUFFERS, Format, BoardLimits, RingAddresses, Shape};
 //!
-//! let limits = Limits::USDR_RX;
+//! let limits = BoardLimits::USDR_RX;
 //! let shape = Shape::of_bytes(Format::Ci16, &limits, 64 << 10).unwrap();
 //! let memory = [(0x1000_0000, shape.ring_bytes())];
 //! let ring = RingAddresses::plan(&shape, &limits, memory.into_iter()).unwrap();

@@ -14,7 +14,7 @@
 //!     session.reset()?;
 //! }
 //! let (epoch, registers) = (session.epoch()?, session.registers()?);
-//! let mapper = session.mapper(kmod::Rules { chunk: Some(65536), ..Default::default() });
+//! let mapper = session.mapper(kmod::MapperRules { chunk: Some(65536), ..Default::default() });
 //! let ring = mapper.alloc(32 * 65536)?;
 //! let mapped = mapper.map(&ring)?;
 //! let interrupts = session.interrupts(1)?;

@@ -100,7 +100,7 @@ mod tests {
             assert!(error.code() != 0 && numbers.insert(error.code()) && !error.to_string().is_empty());
             count += 1;
         }
-        assert_eq!((numbers.len(), count), (2 * (13 - 1 + 0x7fff) + 6, 2 * (13 - 1 + 0x7fff) + 6));
+        assert_eq!((numbers.len(), count), (2 * (13 + 0x7fff) + 6, 2 * (13 + 0x7fff) + 6));
         assert_eq!(ArrayError::from_code(0), None);
         assert_eq!(ArrayError::from_code(0x1_0000), None);
         assert_eq!(ArrayError::Read(Answer::Failed(Status(0x281))).code(), 0x281);
