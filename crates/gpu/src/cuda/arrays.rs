@@ -11,14 +11,20 @@ use super::gpu::CudaGpu;
 use super::kernels::KernelCall;
 use super::launch::Used;
 use super::module::{Arg, Shape};
-use crate::Result;
 use crate::arrays::{ArrayJob, ArrayKernels, ArrayWork};
+use crate::{Error, Result};
 
 /// Threads of a block: the local memory of its warps fits in what every GPU gives a block without being asked.
 const THREADS: u32 = 256;
 
 const KERNELS: [&str; 4] =
     ["onehop_array_gather", "onehop_array_read", "onehop_array_write", "onehop_array_flush"];
+
+/// Half a megabyte that programs without arrays do without.
+#[cfg(feature = "arrays")]
+const PTX: Option<&str> = Some(onehop_device::ARRAY_PTX);
+#[cfg(not(feature = "arrays"))]
+const PTX: Option<&str> = None;
 
 /// See [`ArrayKernels`].
 pub(super) struct CudaArrays {
@@ -28,7 +34,11 @@ pub(super) struct CudaArrays {
 
 impl CudaArrays {
     pub(super) fn load(gpu: &CudaGpu) -> Result<Self> {
-        let code = gpu.load_code(onehop_device::ARRAY_PTX)?;
+        let Some(ptx) = PTX else {
+            let why = "this program was built without the feature `arrays` of onehop-gpu".into();
+            return Err(Error::NotSupported { what: "arrays".into(), why });
+        };
+        let code = gpu.load_code(ptx)?;
         // All of them now: the driver loads none while a kernel runs that stays.
         for name in KERNELS {
             code.registers(name)?;
