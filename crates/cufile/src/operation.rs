@@ -346,7 +346,7 @@ impl Operation {
         self.release(&mut state);
     }
 
-    /// Gives back what a cancelled operation has, once the stream has made its last call: but not the slot of a kernel behind that.
+    /// Releases what a cancelled operation holds, once the stream has made its last call, but not the slot of a kernel after it.
     fn release(&self, state: &mut OperationState) {
         if state.is_cancelled && state.calls == 0 && state.working == 0 {
             if let Some(slot) = state.unpassed.take().filter(|slot| *slot < state.slots.len()) {
@@ -541,7 +541,7 @@ impl Operation {
         self.wanted.file.report_outcome(moved, wanted, state.is_at_end);
     }
 
-    /// Gives back what was reserved: nothing in the stream uses it any more, but a wait that the word has let go.
+    /// Releases what was reserved. Nothing in the stream uses it any more but a wait that its word has ended.
     fn give_back(&self, state: &mut OperationState) {
         for slot in state.slots.drain(..) {
             self.gpu.slots.give_back(slot);

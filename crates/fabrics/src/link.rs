@@ -1,4 +1,4 @@
-//! A queue with its connection and its memory. A thread receives; whoever submits sends what the socket takes.
+//! A queue with its connection and its memory. A thread receives; the thread that submits sends what the socket takes.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};

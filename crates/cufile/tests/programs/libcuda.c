@@ -244,7 +244,7 @@ static void run(struct op *op) {
     }
     if (op->kind == RECORD) __atomic_fetch_add(&((struct event *)op->b)->over, 1, __ATOMIC_SEQ_CST);
 }
-/* What an operation is for its channel: a call of a function is told to the CPU, and waited for. */
+/* What an operation is for its channel: a host function is reported to the CPU, and waited for. */
 static int commands(int kind) { return kind == CALL ? 3 : 1; }
 static void *work(void *argument) {
     struct channel *channel = argument;

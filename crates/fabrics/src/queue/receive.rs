@@ -89,7 +89,7 @@ impl CapsuleQueue {
         self.digests.data
     }
 
-    /// Data that was received, in order, before [`Self::got`] is told of it.
+    /// Data that was received, in order, before [`Self::got`] handles it.
     pub fn check(&mut self, data: &[u8]) {
         self.receiver.crc = crc32c::crc32c_append(self.receiver.crc, data);
     }

@@ -42,7 +42,7 @@ pub(super) trait SlotCopier {
 }
 
 /// A slot is handed in under a lock of its own: threads that fill slots never wait for one that calls the driver.
-/// Whoever holds both locks took the lane's first.
+/// A thread that needs both locks takes the lane's first.
 pub(super) struct SlotPool<L: SlotCopier = LoadLane> {
     queue: Mutex<SlotQueue<L::Part>>,
     lane: Mutex<UnderWay<L>>,

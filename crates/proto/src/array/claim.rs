@@ -5,7 +5,7 @@ use super::{Backing, PageCache};
 use crate::GpuAddr;
 use crate::queue::Memory;
 
-/// The lock word's bit of whoever has the lock; above it is the clock's hand.
+/// Set in the lock word while the set is locked; the bits above it are the clock hand.
 const LOCKED: u32 = 1;
 
 /// What came of a look at a set.

@@ -315,7 +315,7 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> DeviceQueue<M> {
         Answer::Pending
     }
 
-    /// [`Self::test`] that does not wait for room in the queue either: whoever has several commands in flight must go on
+    /// [`Self::test`] that does not wait for room in the queue either: a caller with several commands in flight must go on
     /// with the others, or there will never be any.
     #[inline(always)]
     pub fn try_test(&self, mem: &M, command: &mut Command) -> Answer {

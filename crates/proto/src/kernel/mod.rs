@@ -99,7 +99,7 @@ pub trait Lanes: Memory {
 
 /// What the host's side of a queue pair asks of a warp beside that.
 pub trait Warp: Lanes {
-    /// How many places of a ring each lane looks after in [`Self::take`].
+    /// How many places of a ring each lane polls in [`Self::take`].
     const PLACES: u32 = 4;
     /// How often a warp that finds nothing looks again before it pauses.
     const SPINS: u32 = 0;
