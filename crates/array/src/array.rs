@@ -67,7 +67,7 @@ impl Array {
         blocks: Range<u64>,
         options: ArrayOptions,
     ) -> Result<Self> {
-        let kernels = gpu.array_kernels()?;
+        let mut kernels = gpu.array_kernels()?;
         let (page_shift, block_shift) = check(drive, ns, &blocks, &options)?;
         let slots = slots(&options)?;
         let setup = GpuSetup {
@@ -103,6 +103,7 @@ impl Array {
         };
         let words: Vec<u8> = handle.words().iter().flat_map(|word| word.to_le_bytes()).collect();
         memory.write(0, &words)?;
+        kernels.attach(memory.addr())?;
         let bytes = handle.blocks << block_shift;
         let (ns, kernels) = (ns.clone(), Mutex::new(kernels));
         Ok(Self { exported, queue, ns, gpu, kernels, memory, bytes, slots, options })
@@ -241,7 +242,7 @@ impl Array {
 
     fn move_rows(
         &self,
-        job: fn(ArrayRows, &[GatherItem], [&Region; 3], Duration) -> onehop_gpu::Result<ArrayJob>,
+        job: fn(ArrayRows, &[GatherItem], [&Region; 2], Duration) -> onehop_gpu::Result<ArrayJob>,
         rows: ArrayRows,
         ids: &[u64],
         buffer: &Region,
@@ -252,12 +253,11 @@ impl Array {
         }
         let mut list: Vec<_> = (0..).zip(ids).map(|(to, row)| GatherItem { row: *row, to, pad: 0 }).collect();
         list.sort_unstable_by_key(|item| item.row);
-        let items = self.gpu.alloc(Place::Vram, ids.len() * GatherItem::BYTES as usize)?;
         let answers = self.gpu.alloc(Place::Vram, ids.len() * 4)?;
         // What no thread comes to is not done.
         answers.fill(0, ids.len() * 4, 0xff)?;
         let limit = self.options.limit;
-        let took = self.run(&job(rows, &list, [&items, buffer, &answers], limit)?, threads, limit)?;
+        let took = self.run(&job(rows, &list, [buffer, &answers], limit)?, threads, limit)?;
         let mut bytes = vec![0; ids.len() * 4];
         answers.read(0, &mut bytes)?;
         let code = |four: &[u8]| four.try_into().map_or(-1, i32::from_le_bytes);
@@ -271,7 +271,7 @@ impl Array {
         let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
         // What it has begun may write one page back and read another.
         let last = self.options.patience + self.options.limit.saturating_mul(3);
-        Ok(kernels.run(self.handle(), job, threads, limit.saturating_add(last))?)
+        Ok(kernels.run(job, threads, limit.saturating_add(last))?)
     }
 }
 

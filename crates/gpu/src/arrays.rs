@@ -10,7 +10,7 @@ use onehop_proto::array::{
 use onehop_proto::kernel::share;
 use onehop_proto::queue::Memory;
 
-use crate::{Emulated, Error, KernelJob, Region, Result};
+use crate::{Emulated, Error, Gpu, KernelJob, Place, Region, Result};
 
 /// What a kernel is to do with an array.
 #[derive(Clone, Debug)]
@@ -18,6 +18,8 @@ pub struct ArrayJob {
     pub(crate) work: ArrayWork,
     /// Kept until it has ended.
     pub(crate) memory: Vec<Region>,
+    /// The items, which the kernel finds in memory that nobody else has: their places were checked.
+    pub(crate) items: Vec<u8>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -42,26 +44,32 @@ pub struct ArrayRows {
 
 /// Runs them.
 pub trait ArrayKernels: Send {
-    /// Runs a kernel on the array whose handle lies at `array`, and waits for its end; it has so many warps if it gathers,
-    /// else so many threads. How long the GPU took by its own clock.
+    /// Takes the array whose handle lies at `array`. The handle, and that of its queue, are read now and not again.
     ///
     /// # Errors
-    /// When it cannot be started, fails, or does not end within `limit`: an array's and a queue's own limits end it before.
-    fn run(&mut self, array: GpuAddr, job: &ArrayJob, threads: u32, limit: Duration) -> Result<Duration>;
+    /// When there is none, or it names memory that the GPU does not have.
+    fn attach(&mut self, array: GpuAddr) -> Result<()>;
+    /// Runs a kernel on the array, and waits for its end; it has so many warps if it gathers, else so many threads. How long
+    /// the GPU took by its own clock.
+    ///
+    /// # Errors
+    /// When no array was attached, or its memory is gone; when the kernel cannot be started, fails, or does not end within
+    /// `limit`: an array's and a queue's own limits end it before.
+    fn run(&mut self, job: &ArrayJob, threads: u32, limit: Duration) -> Result<Duration>;
 }
 
 impl ArrayJob {
-    /// Warps gather rows into a buffer. `memory` is for the items, the buffer and the answers.
+    /// Warps gather rows into a buffer. `memory` is the buffer, and room for the answers.
     ///
     /// # Errors
     /// When a region is too short, or a number is no multiple of 4.
     pub fn gather(
         rows: ArrayRows,
         items: &[GatherItem],
-        memory: [&Region; 3],
+        memory: [&Region; 2],
         limit: Duration,
     ) -> Result<Self> {
-        Ok(Self::new(ArrayWork::Gather(job(rows, items, memory, limit)?), memory))
+        Ok(Self::new(ArrayWork::Gather(job(rows, items, memory, limit)?), items, memory))
     }
 
     /// Threads read rows into a buffer, each on its own.
@@ -71,10 +79,10 @@ impl ArrayJob {
     pub fn read(
         rows: ArrayRows,
         items: &[GatherItem],
-        memory: [&Region; 3],
+        memory: [&Region; 2],
         limit: Duration,
     ) -> Result<Self> {
-        Ok(Self::new(ArrayWork::Read(job(rows, items, memory, limit)?), memory))
+        Ok(Self::new(ArrayWork::Read(job(rows, items, memory, limit)?), items, memory))
     }
 
     /// Threads write rows from a buffer, each on its own.
@@ -84,14 +92,32 @@ impl ArrayJob {
     pub fn write(
         rows: ArrayRows,
         items: &[GatherItem],
-        memory: [&Region; 3],
+        memory: [&Region; 2],
         limit: Duration,
     ) -> Result<Self> {
-        Ok(Self::new(ArrayWork::Write(job(rows, items, memory, limit)?), memory))
+        Ok(Self::new(ArrayWork::Write(job(rows, items, memory, limit)?), items, memory))
     }
 
-    fn new(work: ArrayWork, memory: [&Region; 3]) -> Self {
-        Self { work, memory: memory.map(Region::clone).into() }
+    fn new(work: ArrayWork, items: &[GatherItem], memory: [&Region; 2]) -> Self {
+        let items = items.iter().flat_map(GatherItem::words).flat_map(u32::to_le_bytes).collect();
+        Self { work, memory: memory.map(Region::clone).into(), items }
+    }
+
+    /// The work with its items in memory of `gpu`, and that memory.
+    pub(crate) fn on(&self, gpu: &dyn Gpu) -> Result<(ArrayWork, Option<Region>)> {
+        if self.items.is_empty() {
+            return Ok((self.work, None));
+        }
+        let list = gpu.alloc(Place::Vram, self.items.len())?;
+        list.write(0, &self.items)?;
+        let with = |job| GatherJob { items: list.addr(), ..job };
+        let work = match self.work {
+            ArrayWork::Gather(job) => ArrayWork::Gather(with(job)),
+            ArrayWork::Read(job) => ArrayWork::Read(with(job)),
+            ArrayWork::Write(job) => ArrayWork::Write(with(job)),
+            flush @ ArrayWork::Flush(..) => flush,
+        };
+        Ok((work, Some(list)))
     }
 
     /// Threads write back what is dirty, and add up what came of it in `report`.
@@ -103,15 +129,15 @@ impl ArrayJob {
             return Err(Error::Launch(format!("a report of {} bytes at {}", report.len(), report.addr())));
         }
         let work = ArrayWork::Flush(report.addr(), KernelJob::nanos(limit));
-        Ok(Self { work, memory: vec![report.clone()] })
+        Ok(Self { work, memory: vec![report.clone()], items: Vec::new() })
     }
 }
 
-/// Checks what is to be moved, and writes the items where the GPU finds them.
+/// Checks what is to be moved. The place of the items is not known yet.
 fn job(
     rows: ArrayRows,
     items: &[GatherItem],
-    [list, out, answers]: [&Region; 3],
+    [out, answers]: [&Region; 2],
     limit: Duration,
 ) -> Result<GatherJob> {
     let refuse = |why: String| Err(Error::Launch(why));
@@ -121,9 +147,9 @@ fn job(
             "rows of {bytes} bytes every {stride}: multiples of 4 are possible, without overlap"
         ));
     }
-    for (what, region, align) in [("items", list, 16), ("a buffer", out, 4), ("answers", answers, 4)] {
-        if !region.addr().0.is_multiple_of(align) {
-            return refuse(format!("{what} at {}, which is no multiple of {align}", region.addr()));
+    for (what, region) in [("a buffer", out), ("answers", answers)] {
+        if !region.addr().0.is_multiple_of(4) {
+            return refuse(format!("{what} at {}, which is no multiple of 4", region.addr()));
         }
     }
     let places = (answers.len() / 4).min(out.len() / bytes as usize);
@@ -131,10 +157,8 @@ fn job(
         return refuse(format!("row {} of a buffer that has {places}", item.to));
     }
     let count = u32::try_from(items.len()).map_err(|_| Error::Launch(format!("{} items", items.len())))?;
-    let words: Vec<u8> = items.iter().flat_map(GatherItem::words).flat_map(u32::to_le_bytes).collect();
-    list.write(0, &words)?;
     Ok(GatherJob {
-        items: list.addr(),
+        items: GpuAddr(0),
         out: out.addr(),
         answers: answers.addr(),
         rows: all,
@@ -146,20 +170,34 @@ fn job(
     })
 }
 
-/// The emulated GPU's.
-pub(crate) struct EmulatedArrays(pub(crate) Emulated);
+/// A kernel cannot run yet.
+pub(crate) fn not_attached() -> Error {
+    Error::Launch("no array was attached".into())
+}
+
+/// The emulated GPU's. It checks each address when it is used.
+pub(crate) struct EmulatedArrays {
+    pub(crate) gpu: Emulated,
+    pub(crate) array: Option<GpuAddr>,
+}
 
 impl ArrayKernels for EmulatedArrays {
-    fn run(&mut self, array: GpuAddr, job: &ArrayJob, threads: u32, _: Duration) -> Result<Duration> {
+    fn attach(&mut self, array: GpuAddr) -> Result<()> {
+        self.array = Some(array);
+        Ok(())
+    }
+
+    fn run(&mut self, job: &ArrayJob, threads: u32, _: Duration) -> Result<Duration> {
+        let array = self.array.ok_or_else(not_attached)?;
         let begun = std::time::Instant::now();
-        let work = job.work;
+        let (work, _items) = job.on(&self.gpu)?;
         let running = match work {
-            ArrayWork::Gather(job) => self.0.start_warps((threads, GATHER_WORDS), move |warp, index| {
+            ArrayWork::Gather(job) => self.gpu.start_warps((threads, GATHER_WORDS), move |warp, index| {
                 if let Ok(array) = DriveArray::open(warp, array) {
                     run_gather(warp, warp, &array, &job, share(job.count, index, threads));
                 }
             }),
-            _ => self.0.start(threads, move |mem, index| {
+            _ => self.gpu.start(threads, move |mem, index| {
                 let Ok(array) = DriveArray::open(mem, array) else { return };
                 match work {
                     ArrayWork::Read(job) => read_rows(mem, &array, &job, (index, threads)),

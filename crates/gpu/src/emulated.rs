@@ -263,7 +263,7 @@ impl Gpu for Emulated {
     }
 
     fn array_kernels(&self) -> Result<Box<dyn ArrayKernels>> {
-        Ok(Box::new(EmulatedArrays(self.clone())))
+        Ok(Box::new(EmulatedArrays { gpu: self.clone(), array: None }))
     }
 
     fn map_registers(&self, regs: Arc<dyn Registers>) -> Result<Doorbells> {

@@ -5,14 +5,20 @@ use std::time::Duration;
 
 use onehop_device::params::ARRAY_SHARED_BYTES;
 use onehop_proto::GpuAddr;
+use onehop_proto::array::{ArrayHandle, counter, directory_bytes};
+use onehop_proto::kernel::{Handle, KernelQueue, signal, tally};
+use onehop_proto::prp::PrebuiltPrpLists;
 
 use super::code::Code;
 use super::gpu::CudaGpu;
-use super::kernels::KernelCall;
+use super::kernels::{self, KernelCall};
 use super::launch::Used;
+use super::live::{MemoryHold, Touched};
 use super::module::{Arg, Shape};
-use crate::arrays::{ArrayJob, ArrayKernels, ArrayWork};
-use crate::{Error, Result};
+use crate::arrays::{ArrayJob, ArrayKernels, ArrayWork, not_attached};
+use crate::{Error, Gpu, Place, Region, Result};
+
+const WHAT: &str = "a kernel of an array";
 
 /// Threads of a block: the local memory of its warps fits in what every GPU gives a block without being asked.
 const THREADS: u32 = 256;
@@ -30,6 +36,7 @@ const PTX: Option<&str> = None;
 pub(super) struct CudaArrays {
     gpu: CudaGpu,
     code: Code,
+    attached: Option<Attached>,
 }
 
 impl CudaArrays {
@@ -43,14 +50,102 @@ impl CudaArrays {
         for name in KERNELS {
             code.registers(name)?;
         }
-        Ok(Self { gpu: gpu.clone(), code })
+        Ok(Self { gpu: gpu.clone(), code, attached: None })
     }
 }
 
+/// An array that kernels work on.
+struct Attached {
+    /// Its handle, and that of its queue, as they were checked: nobody else can write these.
+    handles: Region,
+    /// All that they name.
+    touched: Vec<Touched>,
+}
+
+/// Where the queue's handle is in [`Attached::handles`].
+const QUEUE: usize = (ArrayHandle::BYTES as usize).next_multiple_of(128);
+
+impl Attached {
+    fn new(gpu: &CudaGpu, at: GpuAddr) -> Result<Self> {
+        let none = |what: &str, at| Error::Launch(format!("there is no {what} at {at}"));
+        let array = ArrayHandle::from_words(&read(gpu, at)?).ok_or_else(|| none("array", at))?;
+        let queue_at = GpuAddr(array.queue);
+        let queue = Handle::from_words(&read(gpu, queue_at)?).ok_or_else(|| none("queue", queue_at))?;
+        let touched = touched(&array, &queue)?;
+        gpu.0.context.hold(&touched)?;
+        let handles = gpu.alloc(Place::Vram, QUEUE + Handle::BYTES as usize)?;
+        let array = ArrayHandle { queue: handles.addr().plus(QUEUE as u64).0, ..array };
+        handles.write(0, &le_bytes(&array.words()))?;
+        handles.write(QUEUE, &le_bytes(&queue.words()))?;
+        Ok(Self { handles, touched })
+    }
+}
+
+/// Reads words of memory that the GPU has.
+fn read<const WORDS: usize>(gpu: &CudaGpu, at: GpuAddr) -> Result<[u32; WORDS]> {
+    let mut bytes = vec![0; WORDS * 4];
+    let held = gpu.0.context.hold(&[Touched { what: "a handle", at, bytes: bytes.len() as u64 }])?;
+    // SAFETY: the memory is live, of this length, and held until the copy has ended.
+    unsafe { gpu.0.copies.copy_out(at.0, &mut bytes) }?;
+    drop(held);
+    let mut words = [0; WORDS];
+    for (word, four) in words.iter_mut().zip(bytes.chunks_exact(4)) {
+        *word = four.try_into().map_or(0, u32::from_le_bytes);
+    }
+    Ok(words)
+}
+
+fn le_bytes(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// The memory that an array's kernels reach by its handles.
+fn touched(array: &ArrayHandle, queue: &Handle) -> Result<Vec<Touched>> {
+    if !(12..32).contains(&queue.page_shift) {
+        return Err(Error::Launch(format!("a queue with pages of 2^{} bytes", queue.page_shift)));
+    }
+    let pages = queue.bytes.div_ceil(1 << queue.page_shift);
+    let lists = PrebuiltPrpLists::new(queue.page_shift).list_pages(pages);
+    let of = |what, at, bytes| Touched { what, at: GpuAddr(at), bytes };
+    let mut all = kernels::shared(&KernelQueue {
+        sq: GpuAddr(queue.sq),
+        cq: GpuAddr(queue.cq),
+        sq_door: GpuAddr(queue.sq_door),
+        cq_door: GpuAddr(queue.cq_door),
+        control: GpuAddr(queue.control),
+        sq_entries: queue.sq_entries,
+        cq_entries: queue.cq_entries,
+        ..KernelQueue::default()
+    })?;
+    all.extend([
+        of("a queue's signals", queue.signals, u64::from(signal::LOST) + 4),
+        of("a queue's counts", queue.inside, u64::from(tally::WRITES) + 4),
+        of("the addresses of a queue's data", queue.pages, pages * 8),
+        of("an array's directory", array.directory, directory_bytes(array.pages)),
+        of("an array's counters", array.counters, u64::from(counter::BYTES)),
+        of("an array's pages", array.data, u64::from(array.pages) << array.page_shift),
+    ]);
+    if lists > 0 {
+        all.push(of("the addresses of a queue's lists", queue.lists, lists * 8));
+    }
+    Ok(all)
+}
+
 impl ArrayKernels for CudaArrays {
-    fn run(&mut self, array: GpuAddr, job: &ArrayJob, threads: u32, limit: Duration) -> Result<Duration> {
+    fn attach(&mut self, array: GpuAddr) -> Result<()> {
+        self.attached = Some(Attached::new(&self.gpu, array)?);
+        Ok(())
+    }
+
+    fn run(&mut self, job: &ArrayJob, threads: u32, limit: Duration) -> Result<Duration> {
+        let array = self.attached.as_ref().ok_or_else(not_attached)?;
+        let context = &self.gpu.0.context;
+        job.memory.iter().try_for_each(|memory| context.check(WHAT, memory))?;
+        let mut held = context.hold(&array.touched)?;
+        let (work, items) = job.on(&self.gpu)?;
+        held.push(Arc::new((array.handles.clone(), job.memory.clone(), items)) as MemoryHold);
         let words = |words: &[u64]| Arg::Words(words.into());
-        let (name, mut args, shared) = match &job.work {
+        let (name, mut args, shared) = match &work {
             ArrayWork::Gather(job) => ("onehop_array_gather", vec![words(&job.words())], ARRAY_SHARED_BYTES),
             ArrayWork::Read(job) => ("onehop_array_read", vec![words(&job.words())], 0),
             ArrayWork::Write(job) => ("onehop_array_write", vec![words(&job.words())], 0),
@@ -58,16 +153,18 @@ impl ArrayKernels for CudaArrays {
                 ("onehop_array_flush", vec![Arg::U64(report.0), Arg::U64(*limit)], 0)
             }
         };
-        args.insert(0, Arg::U64(array.0));
+        args.insert(0, Arg::U64(array.handles.addr().0));
         args.push(Arg::U32(threads));
         let all = if shared == 0 { threads } else { threads.saturating_mul(32) };
         let shape =
             Shape { blocks: all.div_ceil(THREADS), threads: THREADS, shared: shared * (THREADS / 32) };
         let function = self.code.function(name)?;
         let call = KernelCall { function: &function, shape, args };
-        let used = Used { memory: None, _held: vec![Arc::new(job.memory.clone())] };
-        // SAFETY: the job's regions were checked to hold all that it names, and are held until the kernel has ended; what
-        // the array's handle names stays as long as the handle, which the caller keeps.
+        let used = Used { memory: None, _held: held };
+        // SAFETY: the job's regions hold all that its items name, and nobody else can write the items. All that the handles
+        // name is live memory of this GPU, and nobody else can write the handles. All of it is held until the kernel has
+        // ended. Slots of the cache are computed from the handle alone, and control memory is checked by the kernel
+        // against the rings before it becomes an address.
         let mut running = unsafe { self.gpu.start(name, &call, limit, used) }?;
         running.wait()?;
         running.took()

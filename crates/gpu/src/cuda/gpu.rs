@@ -53,7 +53,7 @@ pub(super) struct CudaGpuInner {
     kept: Mutex<Vec<Region>>,
     kernels: Mutex<Option<Arc<Kernels>>>,
     pub(super) rig: Mutex<Option<RigCode>>,
-    copies: Arc<Stream>,
+    pub(super) copies: Arc<Stream>,
     pub(super) context: Arc<Context>,
     device: Device,
     name: String,

@@ -149,17 +149,29 @@ pub(super) fn prepared(launch: &Launch) -> Result<Vec<Touched>> {
     list.iter().map(|queue| control(queue, shared)).collect()
 }
 
+/// The rings of a queue, and its doorbells.
+fn rings(queue: &KernelQueue) -> [Touched; 4] {
+    let KernelQueue { sq, cq, sq_door, cq_door, sq_entries, cq_entries, .. } = *queue;
+    let touched = |what, at, bytes| Touched { what, at, bytes };
+    [
+        touched("a submission queue", sq, u64::from(sq_entries) * Sqe::BYTES as u64),
+        touched("a completion queue", cq, u64::from(cq_entries) * Cqe::BYTES as u64),
+        touched("a submission doorbell", sq_door, 4),
+        touched("a completion doorbell", cq_door, 4),
+    ]
+}
+
+/// What kernels touch that work on a queue in shared mode.
+pub(super) fn shared(queue: &KernelQueue) -> Result<Vec<Touched>> {
+    Ok(rings(queue).into_iter().chain([control(queue, true)?]).collect())
+}
+
 /// What a launch's kernels touch. Data is the controller's to move: of it they know addresses on the bus only.
 pub(super) fn touched(launch: &Launch, job: &KernelJob, metered: bool) -> Result<Vec<Touched>> {
     let (list, warps) = (queues(launch).0, count(launch)? as u32);
     let mut all = prepared(launch)?;
+    all.extend(list.iter().flat_map(rings));
     let mut add = |what, at, bytes| all.push(Touched { what, at, bytes });
-    for &KernelQueue { sq, cq, sq_door, cq_door, sq_entries, cq_entries, .. } in list {
-        add("a submission queue", sq, u64::from(sq_entries) * Sqe::BYTES as u64);
-        add("a completion queue", cq, u64::from(cq_entries) * Cqe::BYTES as u64);
-        add("a submission doorbell", sq_door, 4);
-        add("a completion doorbell", cq_door, 4);
-    }
     let outcomes = u64::from(job.count) * u64::from(ItemOutcome::BYTES);
     let outcomes = if metered { times::end(job.count, warps) } else { outcomes };
     if job.count > 0 {

@@ -77,7 +77,7 @@ struct stream { volatile long pending; };
 struct event { struct stream *stream; };
 
 /* The kernels for marks, which the test carries out. */
-enum { MARK = 1, LEFT = 2, MOST = 16 };
+enum { MARK = 1, LEFT = 2, ARRAY = 3, MOST = 16 };
 struct launch { int kernel; at args[5]; unsigned blocks; struct stream *stream; };
 static struct launch waiting[MOST];
 static int waits;
@@ -309,7 +309,10 @@ int cuModuleUnload(void *module) { (void)module; int r = freeing(__func__); if (
 int cuModuleGetFunction(at *function, void *module, const char *name) {
     ENTER;
     (void)module;
-    *function = !strcmp(name, "onehop_mark") ? MARK : !strcmp(name, "onehop_marks_left") ? LEFT : 0;
+    *function = !strcmp(name, "onehop_mark")        ? MARK
+                : !strcmp(name, "onehop_marks_left") ? LEFT
+                : !strncmp(name, "onehop_array_", 13) ? ARRAY
+                                                      : 0;
     return *function ? OK : INVALID;
 }
 int cuFuncGetAttribute(int *value, int which, at function) { ENTER; (void)which; (void)function; *value = 32; return OK; }
@@ -317,6 +320,7 @@ int cuLaunchKernel(at function, unsigned x, unsigned y, unsigned z, unsigned thr
                    unsigned shared, struct stream *stream, void **args, void **more) {
     WARY;
     (void)y; (void)z; (void)threads; (void)ty; (void)tz; (void)shared; (void)more;
+    if (function == ARRAY) return INVALID;
     struct launch launch = { (int)function, {0}, x, stream };
     for (int i = 0; i < 3; i++) launch.args[i] = *(at *)args[i];
     for (int i = 3; i < (function == MARK ? 5 : 4); i++) launch.args[i] = *(uint32_t *)args[i];

@@ -4,6 +4,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
+#[cfg(feature = "arrays")]
+mod arrays;
 mod cufile;
 mod lifetimes;
 mod marks;

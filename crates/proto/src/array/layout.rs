@@ -180,6 +180,32 @@ impl ArrayHandle {
         [words[20], words[21], words[22]] = [self.page_shift, self.block_shift, self.writable];
         words
     }
+
+    /// The handle of these words; none if they are those of no array.
+    #[must_use]
+    pub fn from_words(words: &[u32; Self::WORDS]) -> Option<Self> {
+        let long = |i: usize| u64::from(words[2 + 2 * i]) | u64::from(words[3 + 2 * i]) << 32;
+        let handle = Self {
+            queue: long(0),
+            directory: long(1),
+            data: long(2),
+            offset: long(3),
+            lba: long(4),
+            blocks: long(5),
+            limit: long(6),
+            counters: long(7),
+            pages: words[19],
+            page_shift: words[20],
+            block_shift: words[21],
+            writable: words[22],
+        };
+        let shifts = MIN_PAGE_BYTES.trailing_zeros()..=MAX_PAGE_BYTES.trailing_zeros();
+        let makes_sense = handle.pages > 0
+            && shifts.contains(&handle.page_shift)
+            && handle.block_shift <= handle.page_shift
+            && handle.words() == *words;
+        makes_sense.then_some(handle)
+    }
 }
 
 /// A handle in memory.
@@ -244,6 +270,25 @@ impl HandleAt {
 mod tests {
     use super::*;
     use std::vec::Vec;
+
+    #[test]
+    fn a_handle_comes_back_from_its_words() {
+        let of =
+            |pages| ArrayHandle { queue: 1 << 40, lba: 7, pages, page_shift: 12, ..ArrayHandle::default() };
+        for pages in [3, 8, 1 << 20] {
+            assert_eq!(ArrayHandle::from_words(&of(pages).words()), Some(of(pages)));
+        }
+        assert_eq!(ArrayHandle::from_words(&of(0).words()), None);
+        for page_shift in [8, 17, 64] {
+            assert_eq!(ArrayHandle::from_words(&ArrayHandle { page_shift, ..of(8) }.words()), None);
+        }
+        // The mark, and sets of a smaller cache than its slots: an address would lie behind the pages.
+        for word in [0, 18] {
+            let mut words = of(8).words();
+            words[word] += 1;
+            assert_eq!(ArrayHandle::from_words(&words), None);
+        }
+    }
 
     #[test]
     fn a_directory_is_bounded_by_its_cache() {

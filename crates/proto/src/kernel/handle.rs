@@ -150,6 +150,37 @@ impl Handle {
         words
     }
 
+    /// The handle of these words; none if they are those of no queue.
+    #[must_use]
+    pub fn from_words(words: &[u32; Self::WORDS]) -> Option<Self> {
+        let long = |i: usize| u64::from(words[2 + 2 * i]) | u64::from(words[3 + 2 * i]) << 32;
+        let handle = Self {
+            sq: long(0),
+            cq: long(1),
+            sq_door: long(2),
+            cq_door: long(3),
+            control: long(4),
+            signals: long(5),
+            inside: long(6),
+            pages: long(7),
+            lists: long(8),
+            bytes: long(9),
+            blocks: long(10),
+            retry_delay: [long(11), long(12), long(13), long(14)],
+            stall: long(15),
+            limit: long(16),
+            sq_entries: words[36],
+            cq_entries: words[37],
+            nsid: words[38],
+            block_bytes: words[39],
+            most_blocks: words[40],
+            page_shift: words[41],
+            retries: words[42],
+            writable: words[43],
+        };
+        (handle.words() == *words).then_some(handle)
+    }
+
     const fn longs(&self) -> [u64; 17] {
         let [none, first, second, third] = self.retry_delay;
         [
