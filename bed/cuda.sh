@@ -189,7 +189,7 @@ checks() {
     echo "$SECONDS s in all, $([ $failed -eq 0 ] && echo "nothing failed" || echo "something FAILED")"
 }
 
-# Kernels of the queues, the rig, checksums and registers, samples, and those linked with third-party code.
+# Kernels of the queues, arrays, the rig, checksums and registers, samples, and those linked with third-party code.
 sanitized() {
     local tool=$1
     shift
@@ -215,6 +215,7 @@ sanitize() {
         if [ $tool = racecheck ]; then export ONEHOP_GPU_UNFAIR=1; else unset ONEHOP_GPU_UNFAIR; fi
         sanitized $tool ./test-gpu --test-threads=1 every_kernel_once many_commands each_of_the_kernels_ends_by_itself
         sanitized $tool ./test-cuda --test-threads=1 sums:: registers_are_read_one_by_one marks_
+        sanitized $tool ./test-on_gpus --test-threads=1 every_kernel_once
         sanitized $tool ./kernels-test --test-threads=1 every_call_is_answered pointers_are_chased
         for mode in --queues=1 --mode=shared --depth=1; do
             sanitized $tool ./onehop demo -g 0 --route gpu/tier1 --size 1M $mode

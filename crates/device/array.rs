@@ -2,11 +2,13 @@
 //!
 //! | entry | parameters | grid × block | dynamic shared memory |
 //! |---|---|---|---|
-//! | `onehop_array_gather` | `array: u64, job: GatherJob, warps: u32` | any that holds `warps` warps, blocks of a multiple of 32 | [`ARRAY_SHARED_BYTES`](onehop_device::params::ARRAY_SHARED_BYTES) × warps of a block |
+//! | `onehop_array_hits` | `array: u64, job: GatherJob, misses: u64, threads: u32` | any that holds `threads` threads, a multiple of 32, as blocks are | [`HITS_SHARED_BYTES`](onehop_device::params::HITS_SHARED_BYTES) × warps of a block |
+//! | `onehop_array_misses` | the same | the same | [`MISSES_SHARED_BYTES`](onehop_device::params::MISSES_SHARED_BYTES) × warps of a block |
 //! | `onehop_array_read`, `onehop_array_write` | `array: u64, job: GatherJob, threads: u32` | any that holds `threads` threads | 0 |
 //! | `onehop_array_flush` | `array: u64, report: u64, limit: u64, threads: u32` | as above | 0 |
 //!
-//! `array` is an `onehop_proto::array::ArrayHandle`, `report` a zeroed `FlushReport`.
+//! `array` is an `onehop_proto::array::ArrayHandle`, `misses` a `MissList`, `report` a zeroed `FlushReport`. The kernel
+//! of the misses begins when that of the hits has ended.
 #![no_std]
 #![feature(abi_ptx, asm_experimental_arch, stdarch_nvptx)]
 
@@ -16,7 +18,8 @@ use onehop_device::gpu::{GpuThread, Lane, seat};
 use onehop_device::params::LANES;
 use onehop_proto::GpuAddr;
 use onehop_proto::array::{
-    DriveArray, FlushReport, GATHER_WORDS, GatherJob, flush_slots, read_rows, run_gather, write_rows,
+    DriveArray, FlushReport, GatherJob, HIT_WORDS, MISS_WORDS, MissList, flush_slots, read_rows, run_hits, run_misses,
+    write_rows,
 };
 use onehop_proto::kernel::share;
 use onehop_proto::queue::Memory;
@@ -36,30 +39,48 @@ fn open(array: u64) -> Option<DriveArray<GpuThread>> {
     DriveArray::open(&GpuThread, GpuAddr(array)).ok()
 }
 
-/// Warp `i` gathers its equal part of the items.
-///
-/// # Safety
-/// The array and all that the job names are there.
-// SAFETY: the name is this project's alone.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn onehop_array_gather(array: u64, job: GatherJob, warps: u32) {
+/// A warp, its number, and its local memory of so many words; none if it is one too many.
+fn warp(threads: u32, words: u32) -> Option<(Lane, u32)> {
     let index = thread() / LANES;
-    if index >= warps {
-        return;
-    }
     // SAFETY: reads a register.
     let in_block = unsafe { nvptx::_thread_idx_x() } as u32 / LANES;
     // It rings no doorbell of its own: the queue's functions do.
-    let warp = Lane::new(in_block, GATHER_WORDS, [0; 2]);
-    if let Some(array) = open(array) {
-        run_gather(&warp, &GpuThread, &array, &job, share(job.count, index, warps));
+    if index < threads / LANES { Some((Lane::new(in_block, words, [0; 2]), index)) } else { None }
+}
+
+/// Warp `i` copies what is in the cache of its equal part of the items, and lists the rest.
+///
+/// # Safety
+/// The array and all that the job names are there, and room for the list.
+// SAFETY: the name is this project's alone.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn onehop_array_hits(array: u64, job: GatherJob, misses: u64, threads: u32) {
+    if let Some((warp, index)) = warp(threads, HIT_WORDS)
+        && let Some(array) = open(array)
+    {
+        let share = share(job.count, index, threads / LANES);
+        run_hits(&warp, &GpuThread, &array, &job, MissList(GpuAddr(misses)), share);
+    }
+}
+
+/// Warps read what is listed, and copy it.
+///
+/// # Safety
+/// As for [`onehop_array_hits`], which has made the list.
+// SAFETY: the name is this project's alone.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn onehop_array_misses(array: u64, job: GatherJob, misses: u64, threads: u32) {
+    if let Some((warp, _)) = warp(threads, MISS_WORDS)
+        && let Some(array) = open(array)
+    {
+        run_misses(&warp, &GpuThread, &array, &job, MissList(GpuAddr(misses)));
     }
 }
 
 /// Thread `i` reads the items `i`, `i + threads` …
 ///
 /// # Safety
-/// As for [`onehop_array_gather`].
+/// As for [`onehop_array_hits`].
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn onehop_array_read(array: u64, job: GatherJob, threads: u32) {
@@ -74,7 +95,7 @@ pub unsafe extern "ptx-kernel" fn onehop_array_read(array: u64, job: GatherJob, 
 /// Thread `i` writes the items `i`, `i + threads` …
 ///
 /// # Safety
-/// As for [`onehop_array_gather`].
+/// As for [`onehop_array_hits`].
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn onehop_array_write(array: u64, job: GatherJob, threads: u32) {

@@ -1,5 +1,5 @@
-//! What a gather costs: rows per second, hits, commands per page, and how long a batch takes, for ids that are uniform and
-//! for ids that follow Zipf's law. Every byte of the first batches is checked.
+//! What a gather costs: rows per second, hits, commands per page, and how long a batch takes by the GPU's clock, for ids
+//! that are uniform and for ids that follow Zipf's law, beside what the drive alone makes. Every byte of the first batches is checked.
 //! `cargo run --release -p onehop-array --example gather -- [emu|0] [sim|resident] [--json]`.
 //!
 //! `sim` is a simulated drive on CPU threads, with queue and pages in host memory; `resident` one that the GPU serves, with
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onehop_array::{Array, ArrayOptions, ArrayRows};
-use onehop_drive::{Drive, Placement};
+use onehop_drive::{Drive, GpuJob, GpuMode, GpuSetup, Placement};
 use onehop_gpu::cuda::Cuda;
 use onehop_gpu::{Emulated, Gpu, Place};
 
@@ -42,12 +42,17 @@ fn main() -> Result<()> {
     let media: Vec<u8> =
         (0..BYTES as u32 / 4).flat_map(|i| i.wrapping_mul(0x9e37_79b9).to_le_bytes()).collect();
     sim.write_media(1, 0, &media)?;
-    let drive = Drive::open(port, onehop_drive::Options::default())?;
+    let options = onehop_drive::Options { max_transfer: PAGE.into(), ..onehop_drive::Options::default() };
+    let drive = Drive::open(port, options)?;
+    let limit = plain_reads(&drive, &gpu, placement)?;
+    if !has("--json") {
+        println!("the drive alone: {:.3} M reads of {PAGE} bytes a second", limit / 1e6);
+    }
     let batches: &[u32] = if gpu.simulated() { &[48, 1536] } else { &[48, 1536, 16_384, 131_072, 1 << 20] };
     let mut lines = Vec::new();
     for zipf in [false, true] {
-        // All of the array fits, or an eighth of it.
-        for cache in [BYTES, BYTES / 8] {
+        // Room for twice the array, so that all of it fits in the sets, or for an eighth of it.
+        for cache in [2 * BYTES, BYTES / 8] {
             for batch in batches {
                 let line = measure(&drive, &gpu, placement, &media, &Plan { zipf, cache, batch: *batch })?;
                 if !has("--json") {
@@ -60,7 +65,7 @@ fn main() -> Result<()> {
     if has("--json") {
         let rows: Vec<String> = lines.iter().map(Line::json).collect();
         println!(
-            "{{\"schema\":1,\"gpu\":\"{}\",\"resident\":{resident},\"rows\":[{}]}}",
+            "{{\"schema\":1,\"gpu\":\"{}\",\"resident\":{resident},\"drive_reads_per_s\":{limit:.1},\"rows\":[{}]}}",
             gpu.name(),
             rows.join(",")
         );
@@ -69,6 +74,23 @@ fn main() -> Result<()> {
         [] => Ok(()),
         broken => Err(format!("rules of NVMe were broken: {broken:?}").into()),
     }
+}
+
+/// Reads a second of a page each, by kernels that do nothing else: the better of both modes.
+fn plain_reads(drive: &Drive, gpu: &Arc<dyn Gpu>, placement: Placement) -> Result<f64> {
+    let ns = drive.namespace(1)?;
+    let (_region, buffer) = drive.gpu_buffer(&**gpu, placement.data, BYTES as usize)?;
+    let job = [GpuJob { lba: 0, blocks: ns.blocks, offset: 0 }];
+    let mut best = 0f64;
+    for mode in [GpuMode::Owner, GpuMode::Shared { threads: if gpu.simulated() { 16 } else { 1024 } }] {
+        let queues = drive.gpu_queues(gpu.clone(), GpuSetup { mode, ..GpuSetup::new(placement) })?;
+        for _ in 0..2 {
+            let moved = queues.read(ns, &job, &buffer)?;
+            let took = if moved.kernel_time.is_zero() { moved.took } else { moved.kernel_time };
+            best = best.max(moved.commands as f64 / took.as_secs_f64());
+        }
+    }
+    Ok(best)
 }
 
 struct Plan {
@@ -85,6 +107,7 @@ struct Line {
     /// Of the first batch, which finds the cache empty.
     cold_rows_per_s: f64,
     cold_commands_per_page: f64,
+    cold_commands_per_s: f64,
     /// Of the others.
     rows_per_s: f64,
     hit_rate: f64,
@@ -97,7 +120,7 @@ impl std::fmt::Display for Line {
         write!(
             f,
             "{:<8} cache {:>3} MiB, batch {:>7}: {:>9.3} M rows/s, hits {:>5.1} %, p50 {:>9.1} us, p99 {:>9.1} us; empty cache: \
-             {:>8.3} M rows/s, {:.3} commands a page",
+             {:>8.3} M rows/s, {:>8.3} M commands/s, {:.3} a page",
             if self.zipf { "zipf" } else { "uniform" },
             self.cache_mib,
             self.batch,
@@ -106,6 +129,7 @@ impl std::fmt::Display for Line {
             self.p50_us,
             self.p99_us,
             self.cold_rows_per_s / 1e6,
+            self.cold_commands_per_s / 1e6,
             self.cold_commands_per_page,
         )
     }
@@ -115,7 +139,7 @@ impl Line {
     fn json(&self) -> String {
         format!(
             "{{\"ids\":\"{}\",\"cache_mib\":{},\"batch\":{},\"rows_per_s\":{:.1},\"hit_rate\":{:.5},\"p50_us\":{:.2},\
-             \"p99_us\":{:.2},\"cold_rows_per_s\":{:.1},\"cold_commands_per_page\":{:.4}}}",
+             \"p99_us\":{:.2},\"cold_rows_per_s\":{:.1},\"cold_commands_per_s\":{:.1},\"cold_commands_per_page\":{:.4}}}",
             if self.zipf { "zipf" } else { "uniform" },
             self.cache_mib,
             self.batch,
@@ -124,6 +148,7 @@ impl Line {
             self.p50_us,
             self.p99_us,
             self.cold_rows_per_s,
+            self.cold_commands_per_s,
             self.cold_commands_per_page,
         )
     }
@@ -142,7 +167,7 @@ fn measure(
     let rows = array.rows(ROW, ROW);
     let out = gpu.alloc(Place::Vram, plan.batch as usize * ROW as usize)?;
     let mut random = Random(7);
-    let mut batch = |check: bool| -> Result<(Duration, usize)> {
+    let mut batch = |check: bool| -> Result<(Duration, Vec<u64>)> {
         let ids: Vec<u64> = (0..plan.batch).map(|_| random.id(rows.count, plan.zipf)).collect();
         let moved = array.gather(rows, &ids, &out)?;
         if let Some((place, error)) = moved.failed.first() {
@@ -151,12 +176,21 @@ fn measure(
         if check {
             compare(&out, rows, &ids, media)?;
         }
-        let pages: BTreeSet<u64> = ids.iter().map(|id| id * u64::from(ROW) / u64::from(PAGE)).collect();
-        Ok((moved.took, pages.len()))
+        Ok((moved.took, ids))
     };
-    let (cold, pages) = batch(true)?;
+    let (cold, ids) = batch(true)?;
+    let pages: BTreeSet<u64> = ids.iter().map(|id| id * u64::from(ROW) / u64::from(PAGE)).collect();
+    let reads = array.stats()?.reads;
+    if plan.cache > BYTES {
+        // Nothing is missed then.
+        let all: Vec<u64> = (0..rows.count).step_by((PAGE / ROW) as usize).collect();
+        let places = gpu.alloc(Place::Vram, all.len() * ROW as usize)?;
+        if !array.gather(rows, &all, &places)?.failed.is_empty() {
+            return Err("not all of the array could be read".into());
+        }
+    }
     let first = array.stats()?;
-    let count = if gpu.simulated() { 20 } else { 100 };
+    let count = if gpu.simulated() || plan.batch > 1 << 16 { 20 } else { 100 };
     let mut times = Vec::new();
     for number in 0..count {
         times.push(batch(number < 2)?.0.as_secs_f64());
@@ -171,7 +205,8 @@ fn measure(
         cache_mib: plan.cache >> 20,
         batch: plan.batch,
         cold_rows_per_s: f64::from(plan.batch) / cold.as_secs_f64(),
-        cold_commands_per_page: f64::from(first.reads) / pages as f64,
+        cold_commands_per_page: f64::from(reads) / pages.len() as f64,
+        cold_commands_per_s: f64::from(reads) / cold.as_secs_f64(),
         rows_per_s: f64::from(plan.batch) * f64::from(count) / total,
         hit_rate: f64::from(last.hits.wrapping_sub(first.hits))
             / f64::from(last.wanted.wrapping_sub(first.wanted)),

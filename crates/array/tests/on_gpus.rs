@@ -136,6 +136,33 @@ fn rows_come_as_they_are_and_each_page_by_one_command() {
     });
 }
 
+/// Little enough for a sanitizer, under which no controller can be resident. `ONEHOP_GPU_UNFAIR` says that threads of a warp
+/// do not all come on.
+#[test]
+fn every_kernel_once() {
+    let mut shadow = media();
+    for gpu in gpus() {
+        let bed = Bed::open(&gpu, false, "");
+        let array = bed.array(512, 64);
+        let rows = array.rows(264, 264);
+        let ids = random(200, 2000);
+        bed.gathers(&array, rows, &ids, &shadow);
+        if std::env::var_os("ONEHOP_GPU_UNFAIR").is_none() {
+            let out = bed.gpu.alloc(Place::Vram, ids.len() * 264).unwrap();
+            assert_eq!(array.read(rows, &ids, &out).unwrap().failed, []);
+            bed.same(&out, rows, &ids, &shadow);
+            let bytes: Vec<u8> = (0..8 * 264).map(|i: u32| (i * 7 + (i >> 8)) as u8).collect();
+            out.write(0, &bytes).unwrap();
+            assert_eq!(array.scatter(rows, &[0, 1, 2, 3, 4, 5, 6, 7], &out).unwrap().failed, []);
+            shadow[..bytes.len()].copy_from_slice(&bytes);
+            array.flush().unwrap();
+            bed.gathers(&array, rows, &[7, 3, 0], &shadow);
+            shadow = media();
+        }
+        array.close().unwrap();
+    }
+}
+
 #[test]
 fn a_cache_of_one_page_serves_65_536_threads() {
     let media = media();

@@ -94,13 +94,13 @@ mod tests {
         assert!(super::PTX.contains(".param .align 8 .b8 onehop_owner_param_2[88]"), "the job's size");
         assert!(super::PEEK_PTX.contains(".visible .entry onehop_peek("));
         assert!(super::PLACE_PTX.contains(".visible .entry onehop_place("));
-        for name in ["gather", "read", "write", "flush"] {
+        for name in ["hits", "misses", "read", "write", "flush"] {
             assert!(
                 super::ARRAY_PTX.contains(&std::format!(".visible .entry onehop_array_{name}(")),
                 "{name}"
             );
         }
-        assert!(super::ARRAY_PTX.contains("onehop_array_gather_param_1[56]"), "the job's size");
+        assert!(super::ARRAY_PTX.contains("onehop_array_hits_param_1[56]"), "the job's size");
         for name in ["onehop_mark", "onehop_marks_left"] {
             assert!(super::MARKS_PTX.contains(&std::format!(".visible .entry {name}(")), "{name}");
         }

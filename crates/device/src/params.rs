@@ -15,5 +15,8 @@ pub const SINGLE_SHARED_BYTES: u32 = (onehop_proto::kernel::SINGLE_WORDS + DOOR_
 /// Bytes of dynamic shared memory in shared mode, for each warp of a block.
 pub const GROUP_SHARED_BYTES: u32 = (onehop_proto::kernel::GROUP_WORDS + DOOR_WORDS) * 4;
 
-/// Bytes of dynamic shared memory of a gather from an array, for each warp of a block.
-pub const ARRAY_SHARED_BYTES: u32 = (onehop_proto::array::GATHER_WORDS + DOOR_WORDS) * 4;
+/// Bytes of dynamic shared memory of the first half of a gather from an array, for each warp of a block.
+pub const HITS_SHARED_BYTES: u32 = (onehop_proto::array::HIT_WORDS + DOOR_WORDS) * 4;
+
+/// The same of the second half.
+pub const MISSES_SHARED_BYTES: u32 = (onehop_proto::array::MISS_WORDS + DOOR_WORDS) * 4;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use onehop_proto::GpuAddr;
 use onehop_proto::array::{
-    DriveArray, FlushReport, GATHER_WORDS, GatherItem, GatherJob, flush_slots, read_rows, run_gather,
-    write_rows,
+    DriveArray, FlushReport, GatherItem, GatherJob, HIT_WORDS, MISS_WORDS, MissList, flush_slots, read_rows,
+    run_hits, run_misses, write_rows,
 };
 use onehop_proto::kernel::share;
 use onehop_proto::queue::Memory;
@@ -24,7 +24,8 @@ pub struct ArrayJob {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ArrayWork {
-    Gather(GatherJob),
+    /// The list is empty.
+    Gather(GatherJob, MissList),
     Read(GatherJob),
     Write(GatherJob),
     /// Where the report is, and after how many nanoseconds no page is begun.
@@ -69,7 +70,8 @@ impl ArrayJob {
         memory: [&Region; 2],
         limit: Duration,
     ) -> Result<Self> {
-        Ok(Self::new(ArrayWork::Gather(job(rows, items, memory, limit)?), items, memory))
+        let job = job(rows, items, memory, limit)?;
+        Ok(Self::new(ArrayWork::Gather(job, MissList(GpuAddr(0))), items, memory))
     }
 
     /// Threads read rows into a buffer, each on its own.
@@ -108,16 +110,23 @@ impl ArrayJob {
         if self.items.is_empty() {
             return Ok((self.work, None));
         }
-        let list = gpu.alloc(Place::Vram, self.items.len())?;
-        list.write(0, &self.items)?;
-        let with = |job| GatherJob { items: list.addr(), ..job };
+        let list = match self.work {
+            ArrayWork::Gather(job, _) => MissList::bytes(job.count, job.row_bytes) as usize,
+            _ => 0,
+        };
+        let memory = gpu.alloc(Place::Vram, self.items.len() + list)?;
+        memory.write(0, &self.items)?;
+        let with = |job| GatherJob { items: memory.addr(), ..job };
         let work = match self.work {
-            ArrayWork::Gather(job) => ArrayWork::Gather(with(job)),
+            ArrayWork::Gather(job, _) => {
+                memory.fill(self.items.len(), MissList::ZEROED, 0)?;
+                ArrayWork::Gather(with(job), MissList(memory.addr().plus(self.items.len() as u64)))
+            }
             ArrayWork::Read(job) => ArrayWork::Read(with(job)),
             ArrayWork::Write(job) => ArrayWork::Write(with(job)),
             flush @ ArrayWork::Flush(..) => flush,
         };
-        Ok((work, Some(list)))
+        Ok((work, Some(memory)))
     }
 
     /// Threads write back what is dirty, and add up what came of it in `report`.
@@ -192,11 +201,19 @@ impl ArrayKernels for EmulatedArrays {
         let begun = std::time::Instant::now();
         let (work, _items) = job.on(&self.gpu)?;
         let running = match work {
-            ArrayWork::Gather(job) => self.gpu.start_warps((threads, GATHER_WORDS), move |warp, index| {
-                if let Ok(array) = DriveArray::open(warp, array) {
-                    run_gather(warp, warp, &array, &job, share(job.count, index, threads));
-                }
-            }),
+            ArrayWork::Gather(job, list) => {
+                let hits = self.gpu.start_warps((threads, HIT_WORDS), move |warp, index| {
+                    if let Ok(array) = DriveArray::open(warp, array) {
+                        run_hits(warp, warp, &array, &job, list, share(job.count, index, threads));
+                    }
+                });
+                hits?.join()?;
+                self.gpu.start_warps((threads, MISS_WORDS), move |warp, _| {
+                    if let Ok(array) = DriveArray::open(warp, array) {
+                        run_misses(warp, warp, &array, &job, list);
+                    }
+                })
+            }
             _ => self.gpu.start(threads, move |mem, index| {
                 let Ok(array) = DriveArray::open(mem, array) else { return };
                 match work {
@@ -206,7 +223,7 @@ impl ArrayKernels for EmulatedArrays {
                         let deadline = mem.now().saturating_add(limit);
                         FlushReport(report).add(mem, &flush_slots(mem, &array, (index, threads), deadline));
                     }
-                    ArrayWork::Gather(_) => {}
+                    ArrayWork::Gather(..) => {}
                 }
             }),
         };

@@ -178,6 +178,9 @@ fn entries_to_cpu(rig: &Rig, fence: u32, pairs: usize, messages: u32) -> [u64; 3
     sums
 }
 
+/// Rounds in which a weaker fence has to show.
+const MOST_ROUNDS: u32 = 12;
+
 /// Entries in host memory, read by the CPU: where a weak fence shows. Within the GPU's own memory none was ever seen.
 #[test]
 fn entries_are_there_before_their_doorbell() {
@@ -191,20 +194,27 @@ fn entries_are_there_before_their_doorbell() {
     }
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let pairs = cores.saturating_sub(2).clamp(1, 16);
-    let mut caught = 0;
-    for (fence, name) in [(strength::SYSTEM, "system"), (strength::GPU, "gpu"), (strength::NONE, "none")] {
-        let [good, stale, torn] = entries_to_cpu(&rig, fence, pairs, messages);
-        println!(
-            "entry before doorbell: in host memory, read by the CPU, fence {name}, {pairs} pairs: {good} good, {stale} \
-             stale, {torn} torn"
-        );
-        if fence == strength::SYSTEM {
-            assert_eq!((stale, torn), (0, 0), "with the queues' own fence");
-        } else {
-            caught += stale + torn;
+    // Some runs of a weaker fence show nothing. The right one is then tried as often as it takes to catch one.
+    for round in 0..MOST_ROUNDS {
+        let mut caught = 0;
+        for (fence, name) in [(strength::SYSTEM, "system"), (strength::GPU, "gpu"), (strength::NONE, "none")]
+        {
+            let [good, stale, torn] = entries_to_cpu(&rig, fence, pairs, messages);
+            println!(
+                "entry before doorbell: in host memory, read by the CPU, fence {name}, {pairs} pairs, round {round}: {good} \
+                 good, {stale} stale, {torn} torn"
+            );
+            if fence == strength::SYSTEM {
+                assert_eq!((stale, torn), (0, 0), "with the queues' own fence");
+            } else {
+                caught += stale + torn;
+            }
+        }
+        if caught > 0 {
+            return;
         }
     }
-    assert!(caught > 0, "nothing was seen with weaker fences, so nothing is shown with the right one");
+    panic!("nothing was seen with weaker fences, so nothing is shown with the right one");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use onehop_device::params::ARRAY_SHARED_BYTES;
+use onehop_device::params::{HITS_SHARED_BYTES, LANES, MISSES_SHARED_BYTES};
 use onehop_proto::GpuAddr;
 use onehop_proto::array::{ArrayHandle, counter, directory_bytes};
 use onehop_proto::kernel::{Handle, KernelQueue, signal, tally};
@@ -23,8 +23,13 @@ const WHAT: &str = "a kernel of an array";
 /// Threads of a block: the local memory of its warps fits in what every GPU gives a block without being asked.
 const THREADS: u32 = 256;
 
-const KERNELS: [&str; 4] =
-    ["onehop_array_gather", "onehop_array_read", "onehop_array_write", "onehop_array_flush"];
+const KERNELS: [&str; 5] = [
+    "onehop_array_hits",
+    "onehop_array_misses",
+    "onehop_array_read",
+    "onehop_array_write",
+    "onehop_array_flush",
+];
 
 /// Half a megabyte that programs without arrays do without.
 #[cfg(feature = "arrays")]
@@ -60,6 +65,8 @@ struct Attached {
     handles: Region,
     /// All that they name.
     touched: Vec<Touched>,
+    /// Commands that can be in flight.
+    depth: u32,
 }
 
 /// Where the queue's handle is in [`Attached::handles`].
@@ -77,7 +84,7 @@ impl Attached {
         let array = ArrayHandle { queue: handles.addr().plus(QUEUE as u64).0, ..array };
         handles.write(0, &le_bytes(&array.words()))?;
         handles.write(QUEUE, &le_bytes(&queue.words()))?;
-        Ok(Self { handles, touched })
+        Ok(Self { handles, touched, depth: queue.sq_entries.min(queue.cq_entries) })
     }
 }
 
@@ -145,28 +152,45 @@ impl ArrayKernels for CudaArrays {
         let (work, items) = job.on(&self.gpu)?;
         held.push(Arc::new((array.handles.clone(), job.memory.clone(), items)) as MemoryHold);
         let words = |words: &[u64]| Arg::Words(words.into());
-        let (name, mut args, shared) = match &work {
-            ArrayWork::Gather(job) => ("onehop_array_gather", vec![words(&job.words())], ARRAY_SHARED_BYTES),
-            ArrayWork::Read(job) => ("onehop_array_read", vec![words(&job.words())], 0),
-            ArrayWork::Write(job) => ("onehop_array_write", vec![words(&job.words())], 0),
+        // The name, the arguments between the array and the number of threads, that number, and each warp's shared memory.
+        let calls = match &work {
+            ArrayWork::Gather(job, list) => {
+                let args = || vec![words(&job.words()), Arg::U64(list.0.0)];
+                let hits = threads.saturating_mul(LANES);
+                // About a lane for each command that can be in flight. More would only fight over the queue.
+                let misses = hits.min(array.depth.next_multiple_of(LANES));
+                vec![
+                    ("onehop_array_hits", args(), hits, HITS_SHARED_BYTES),
+                    ("onehop_array_misses", args(), misses, MISSES_SHARED_BYTES),
+                ]
+            }
+            ArrayWork::Read(job) => vec![("onehop_array_read", vec![words(&job.words())], threads, 0)],
+            ArrayWork::Write(job) => vec![("onehop_array_write", vec![words(&job.words())], threads, 0)],
             ArrayWork::Flush(report, limit) => {
-                ("onehop_array_flush", vec![Arg::U64(report.0), Arg::U64(*limit)], 0)
+                vec![("onehop_array_flush", vec![Arg::U64(report.0), Arg::U64(*limit)], threads, 0)]
             }
         };
-        args.insert(0, Arg::U64(array.handles.addr().0));
-        args.push(Arg::U32(threads));
-        let all = if shared == 0 { threads } else { threads.saturating_mul(32) };
-        let shape =
-            Shape { blocks: all.div_ceil(THREADS), threads: THREADS, shared: shared * (THREADS / 32) };
-        let function = self.code.function(name)?;
-        let call = KernelCall { function: &function, shape, args };
-        let used = Used { memory: None, _held: held };
-        // SAFETY: the job's regions hold all that its items name, and nobody else can write the items. All that the handles
-        // name is live memory of this GPU, and nobody else can write the handles. All of it is held until the kernel has
-        // ended. Slots of the cache are computed from the handle alone, and control memory is checked by the kernel
-        // against the rings before it becomes an address.
-        let mut running = unsafe { self.gpu.start(name, &call, limit, used) }?;
-        running.wait()?;
-        running.took()
+        let mut took = Duration::ZERO;
+        for (name, mut args, threads, shared) in calls {
+            args.insert(0, Arg::U64(array.handles.addr().0));
+            args.push(Arg::U32(threads));
+            let shape = Shape {
+                blocks: threads.div_ceil(THREADS),
+                threads: THREADS,
+                shared: shared * (THREADS / LANES),
+            };
+            let function = self.code.function(name)?;
+            let call = KernelCall { function: &function, shape, args };
+            let used = Used { memory: None, _held: held.clone() };
+            // SAFETY: the job's regions hold all that its items name, and nobody else can write the items. All that the
+            // handles name is live memory of this GPU, and nobody else can write the handles. All of it is held until the
+            // kernel has ended. Slots of the cache are computed from the handle alone, and control memory is checked by
+            // the kernel against the rings before it becomes an address. The list of misses has room for every part of
+            // every item, and only the first half of a gather, which has ended before the second, appends to it.
+            let mut running = unsafe { self.gpu.start(name, &call, limit, used) }?;
+            running.wait()?;
+            took += running.took()?;
+        }
+        Ok(took)
     }
 }

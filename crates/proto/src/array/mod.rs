@@ -8,9 +8,11 @@ mod cache;
 mod claim;
 mod error;
 mod flush;
-mod gather;
 mod guard;
+mod hits;
+mod items;
 mod layout;
+mod misses;
 mod request;
 mod rows;
 
@@ -18,11 +20,13 @@ pub use backing::Backing;
 pub use cache::{DriveArray, PageCache};
 pub use error::ArrayError;
 pub use flush::{FlushReport, Flushed, flush_slots};
-pub use gather::{GATHER_WORDS, GatherItem, GatherJob, run_gather};
 pub use guard::{Pin, PinMut};
+pub use hits::{HIT_WORDS, run_hits};
+pub use items::{GatherItem, GatherJob, MissList};
 pub use layout::{
     ArrayHandle, MAX_PAGE_BYTES, MIN_PAGE_BYTES, WAYS, broken_pages, counter, directory_bytes,
     directory_words,
 };
+pub use misses::{MISS_WORDS, run_misses};
 pub use request::{PageRequest, PageStep};
 pub use rows::{read_rows, write_rows};

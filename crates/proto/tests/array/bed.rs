@@ -21,6 +21,7 @@ const COUNTERS: u64 = 0x1100;
 pub const ITEMS: u64 = 0x2000;
 pub const ANSWERS: u64 = 0x8000;
 pub const OUT: u64 = 0x1_0000;
+pub const MISSES: u64 = 0x1c_0000;
 const DIRECTORY: u64 = 0x20_0000;
 const DATA: u64 = 0x40_0000;
 const WORDS: usize = 0x100_0000 / 4;

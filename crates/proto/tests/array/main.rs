@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use bed::{Bed, Disk, LANES, Mem, PAGE, Random, word};
 use onehop_proto::array::{
-    ArrayError, GATHER_WORDS, GatherItem, GatherJob, flush_slots, read_rows, run_gather, write_rows,
+    ArrayError, GatherItem, GatherJob, HIT_WORDS, MISS_WORDS, MissList, flush_slots, read_rows, run_hits,
+    run_misses, write_rows,
 };
 use onehop_proto::kernel::{Answer, Lanes, share};
 use onehop_proto::queue::Memory;
@@ -25,6 +26,24 @@ impl Rows {
     }
 }
 
+fn job(bed: &Bed, rows: Rows, ids: &[u64]) -> GatherJob {
+    GatherJob {
+        items: GpuAddr(bed::ITEMS),
+        out: GpuAddr(bed::OUT),
+        answers: GpuAddr(bed::ANSWERS),
+        rows: rows.count(bed),
+        limit: bed::LIMIT,
+        count: ids.len() as u32,
+        row_bytes: rows.0,
+        stride: rows.1,
+        pad: 0,
+    }
+}
+
+fn answers(bed: &Bed, ids: &[u64]) -> Vec<i32> {
+    bed.get(bed::ANSWERS, ids.len()).into_iter().map(|word| word as i32).collect()
+}
+
 /// Has threads move rows; gives what came of each.
 fn move_rows(
     bed: &Bed,
@@ -36,27 +55,26 @@ fn move_rows(
     let items = ids.iter().zip(0..).flat_map(|(row, to)| GatherItem { row: *row, to, pad: 0 }.words());
     bed.put(bed::ITEMS, items);
     bed.put(bed::ANSWERS, ids.iter().map(|_| u32::MAX));
-    let job = GatherJob {
-        items: GpuAddr(bed::ITEMS),
-        out: GpuAddr(bed::OUT),
-        answers: GpuAddr(bed::ANSWERS),
-        rows: rows.count(bed),
-        limit: bed::LIMIT,
-        count: ids.len() as u32,
-        row_bytes: rows.0,
-        stride: rows.1,
-        pad: 0,
-    };
+    let job = job(bed, rows, ids);
     bed.run(threads, |mem, index| kernel(mem, &job, index, threads));
-    bed.get(bed::ANSWERS, ids.len()).into_iter().map(|word| word as i32).collect()
+    answers(bed, ids)
 }
 
 fn gather(bed: &Bed, rows: Rows, ids: &[u64], warps: u32) -> Vec<i32> {
+    let list = MissList(GpuAddr(bed::MISSES));
+    bed.put(bed::MISSES, [0; MissList::ZEROED / 4]);
     move_rows(bed, rows, ids, warps, |mem, job, index, of| {
-        let mem = mem.warp(GATHER_WORDS);
+        let mem = mem.warp(HIT_WORDS);
         assert_eq!(mem.lanes(), LANES);
-        run_gather(&mem, &mem, &bed.array(&mem), job, share(job.count, index, of));
-    })
+        run_hits(&mem, &mem, &bed.array(&mem), job, list, share(job.count, index, of));
+    });
+    // The answers stay as the first half has left them.
+    let job = job(bed, rows, ids);
+    bed.run(warps, |mem, _| {
+        let mem = mem.warp(MISS_WORDS);
+        run_misses(&mem, &mem, &bed.array(&mem), &job, list);
+    });
+    answers(bed, ids)
 }
 
 fn scatter(bed: &Bed, rows: Rows, ids: &[u64], threads: u32) -> Vec<i32> {
