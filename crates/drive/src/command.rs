@@ -128,7 +128,7 @@ pub(crate) const fn protection(op: Op, kind: u8) -> u32 {
     }
 }
 
-pub(crate) fn describe(op: &str, drive: &str, nsid: u32, lba: u64, blocks: u32) -> String {
+pub(crate) fn describe(op: &str, drive: &str, nsid: u32, lba: u64, blocks: impl Into<u64>) -> String {
     if op == "flush" {
         return format!("flush of {drive} namespace {nsid}");
     }

@@ -108,6 +108,16 @@ pub enum Error {
         /// How long the data was waited for.
         waited: Duration,
     },
+    /// Completions of commands that were not in flight came each time that a transfer was carried out.
+    #[error(
+        "{transfer}: the drive completed commands that were not in flight, in each of {times} attempts. Which of its commands it has carried out is unknown"
+    )]
+    WrongCompletions {
+        /// What was to be moved.
+        transfer: String,
+        /// How often it was carried out.
+        times: u32,
+    },
     /// The drive could not be brought back; nothing more will be sent to it.
     #[error("{drive} could not be brought back: {why}. Memory that it was given stays allocated")]
     Dead {

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use onehop_gpu::{Gpu, Place, Region};
 
+use crate::doubts::until_certain;
 use crate::drive::DriveInner;
 use crate::ladder::Incident;
 use crate::queue::Moved;
@@ -238,7 +239,7 @@ impl GpuQueues {
         ns: &Namespace,
         jobs: &[GpuJob],
         buffer: &Buffer,
-        meter: Option<&mut Meter<'_>>,
+        mut meter: Option<&mut Meter<'_>>,
         progress: &mut dyn FnMut(u64) -> bool,
     ) -> Result<Moved> {
         if op.writes() {
@@ -248,9 +249,18 @@ impl GpuQueues {
         buffer.belongs(&self.drive.control)?;
         // Launches share rings and their account of them: one at a time.
         let mut spare = self.turn.lock().unwrap_or_else(|e| e.into_inner());
-        let mut plan = BatchPlan::new(&self.drive, op, ns, jobs, buffer)?;
         let _writing = op.writes().then(|| ns.account.writing());
-        Run::new(self, op, ns, buffer, meter, &mut spare, progress).transfer(&mut plan)
+        let start = Instant::now();
+        let describe =
+            || format!("a GPU-driven {} of {} namespace {}", op.name(), self.drive.name(), ns.nsid);
+        until_certain(self.drive.options.retries, describe, |time| {
+            let mut plan = BatchPlan::new(&self.drive, op, ns, jobs, buffer)?;
+            // All of it was reported the first time.
+            let mut silent = |_| progress(0);
+            let progress: &mut dyn FnMut(u64) -> bool = if time == 0 { &mut *progress } else { &mut silent };
+            let watched = (meter.as_deref_mut(), progress);
+            Run::new(self, op, ns, buffer, start, &mut spare, watched).transfer(&mut plan)
+        })
     }
 
     /// Gets everything that is in flight out of the controller's hands.

@@ -53,7 +53,10 @@ impl DriveInner {
             if slots.stray.is_none() && !slots.is_late(token) {
                 return;
             }
-            (slots.stray, slots.lacks_data(token))
+            let (stray, lacks_data) = (slots.stray, slots.lacks_data(token));
+            slots.doubts.strays += u64::from(stray.is_some());
+            slots.doubts.losses += u64::from(stray.is_none() && !lacks_data);
+            (stray, lacks_data)
         };
         let cause = match stray {
             Some(cid) => format!("a completion for command {cid:#06x}, which was not in flight"),

@@ -15,6 +15,7 @@ mod control;
 mod core;
 mod drive;
 
+mod doubts;
 mod durability;
 mod entry;
 mod error;

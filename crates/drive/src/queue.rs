@@ -4,7 +4,10 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use crate::command::{Io, Op, max_blocks};
+use onehop_os::Transport;
+
+use crate::command::{Io, Op, describe, max_blocks};
+use crate::doubts::until_certain;
 use crate::drive::DriveInner;
 use crate::entry::Finished;
 use crate::ladder::Participant;
@@ -56,6 +59,12 @@ pub struct Moved {
 }
 
 impl Moved {
+    /// Adds what it took to carry the same transfer out again.
+    pub(crate) fn repeat(&mut self, again: &Self) {
+        let retries = again.commands + again.retries;
+        self.add(&Self { bytes: 0, commands: 0, retries, ..*again });
+    }
+
     /// Adds a transfer that came after this one.
     pub fn add(&mut self, other: &Self) {
         self.bytes += other.bytes;
@@ -292,11 +301,46 @@ impl IoQueue {
         self.run(ns, &Io::flush()).map(|_| ())
     }
 
-    /// Moves blocks by as many commands as it takes, as deep as the queue is.
+    /// Moves blocks by as many commands as it takes, as deep as the queue is. If a completion named the wrong command, as
+    /// a lost command or a completion too many may show, all of it is moved again.
     ///
     /// # Errors
-    /// The first error of any of its commands. All of them have ended when this returns.
+    /// The first error of any of its commands; [`Error::WrongCompletions`]. All commands have ended when this returns.
     pub fn transfer(
+        &self,
+        op: Op,
+        ns: &Namespace,
+        lba: u64,
+        blocks: u64,
+        buffer: &Buffer,
+        offset: u64,
+    ) -> Result<Moved> {
+        // A network's target may still carry out a write that it was sent.
+        let may_repeat = !op.writes() || self.drive.control.transport() != Transport::Messages;
+        let retries = if may_repeat { self.drive.options.retries } else { 0 };
+        let describe = || describe(op.name(), self.drive.name(), ns.nsid, lba, blocks);
+        until_certain(retries, describe, |_| {
+            let before = self.cell.lock().doubts;
+            let moved = self.transfer_once(op, ns, lba, blocks, buffer, offset)?;
+            self.recover_from_strays();
+            Ok((moved, self.cell.lock().doubts.since(before)))
+        })
+    }
+
+    /// Takes completions that came after the last one that was waited for, and recovers the queue if they should not have.
+    fn recover_from_strays(&self) {
+        let mut slots = self.cell.lock();
+        if !slots.closed {
+            slots.poll();
+        }
+        let stray = slots.stray.is_some() && !slots.closed;
+        drop(slots);
+        if stray {
+            self.drive.recover(&self.cell, Token::default());
+        }
+    }
+
+    fn transfer_once(
         &self,
         op: Op,
         ns: &Namespace,

@@ -10,6 +10,7 @@ use onehop_proto::{BusAddr, Cqe, Sqe, Status};
 use crate::canary::{Canary, Nonces};
 use crate::command::{Io, ListSlot, Op, Pointers, UseSgl, list_pages, max_blocks};
 use crate::core::DmaQuarantine;
+use crate::doubts::Doubts;
 use crate::drive::DriveInner;
 use crate::entry::{CommandEntry, CommandState, Finished};
 use crate::holds::Holds;
@@ -72,6 +73,8 @@ pub(crate) struct CommandSlots {
     pub(crate) dead: Option<Error>,
     /// A completion that belonged to nothing in flight.
     pub(crate) stray: Option<u16>,
+    /// Traces of completions that named the wrong command, so far.
+    pub(crate) doubts: Doubts,
 }
 
 impl CommandSlots {
@@ -137,6 +140,7 @@ impl CommandSlots {
             closed: false,
             dead: None,
             stray: None,
+            doubts: Doubts::default(),
         })
     }
 

@@ -12,6 +12,7 @@ use super::{GpuQueues, Spare};
 use crate::Moved;
 use crate::canary::{Canary, Nonces};
 use crate::command::describe;
+use crate::doubts::Doubts;
 use crate::slots::retry_delays;
 use crate::{Buffer, Error, Namespace, Op, Result};
 
@@ -87,6 +88,7 @@ pub(super) struct Run<'a, 'm> {
     report: Moved,
     /// Set once the GPU did not say whether data had arrived: it is not asked again, which might take as long once more.
     blind: bool,
+    doubts: Doubts,
 }
 
 impl<'a, 'm> Run<'a, 'm> {
@@ -95,9 +97,9 @@ impl<'a, 'm> Run<'a, 'm> {
         op: Op,
         ns: &'a Namespace,
         buffer: &'a Buffer,
-        meter: Option<&'a mut Meter<'m>>,
+        start: Instant,
         spare: &'a mut Spare,
-        progress: &'a mut dyn FnMut(u64) -> bool,
+        (meter, progress): (Option<&'a mut Meter<'m>>, &'a mut dyn FnMut(u64) -> bool),
     ) -> Self {
         let guarded = queues.drive.options.canary && op == Op::Read;
         Self {
@@ -107,20 +109,21 @@ impl<'a, 'm> Run<'a, 'm> {
             buffer,
             meter,
             watcher: Watcher { progress, told: 0, cancelled: false },
-            start: Instant::now(),
+            start,
             nonces: guarded.then(Nonces::new),
             count: 0,
             done: 0,
             spare,
             report: Moved::default(),
             blind: false,
+            doubts: Doubts::default(),
         }
     }
 
     /// Carries out all batches of a plan, one launch after the other. While one runs, the data of the batch before is
     /// looked for and the next batch prepared. When this returns, the controller has let go of all commands and of their
     /// memory, or the drive is dead.
-    pub(super) fn transfer(mut self, plan: &mut BatchPlan<'_>) -> Result<Moved> {
+    pub(super) fn transfer(mut self, plan: &mut BatchPlan<'_>) -> Result<(Moved, Doubts)> {
         self.report = Moved { bytes: plan.bytes, commands: plan.commands, ..Moved::default() };
         self.count = plan.commands;
         self.reserve(plan)?;
@@ -155,7 +158,7 @@ impl<'a, 'm> Run<'a, 'm> {
             }
         }
         self.report.took = self.start.elapsed();
-        Ok(self.report)
+        Ok((self.report, self.doubts))
     }
 
     /// Allocates memory for two batches of a long plan, so that none is allocated while a kernel runs: the GPU's driver may
@@ -424,6 +427,10 @@ impl<'a, 'm> Run<'a, 'm> {
             let exit = stray.or_else(|| exits.iter().find(|exit| **exit != Exit::Finished));
             let again = &batch.items;
             if let Some(exit) = exit {
+                match stray {
+                    Some(_) => self.doubts.strays += 1,
+                    None => self.doubts.losses += 1,
+                }
                 let waited = at.elapsed();
                 let recovery =
                     queues.recover(format!("a GPU launch that ended with {exit:?}"), stray.is_none())?;

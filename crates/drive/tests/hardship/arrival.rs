@@ -67,7 +67,7 @@ fn late_data_outlives_its_queue_and_not_a_reset() {
 /// Data of one read is late while another is lost each time: the queues are deleted before anybody looks for the data.
 fn late_data_beside_a_lost_command(by: By, mode: GpuMode) {
     const BLOCKS: usize = 64;
-    let spec = "mem:1M?mdts=1&to=1&fault=torn@n=5,delay=1500ms&fault=lost@lba=9-9";
+    let spec = "mem:1M?mdts=1&to=1&fault=torn@n=5,delay=3s&fault=lost@lba=9-9";
     let (sim, drive) = opened(by, spec, options());
     let data: Vec<u8> =
         (0..(BLOCKS * BLOCK) as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
@@ -84,7 +84,7 @@ fn late_data_beside_a_lost_command(by: By, mode: GpuMode) {
     assert_eq!(last, Recovery::ControllerReset, "{mode:?}: only a reset stops data that is still to come");
     // The caller has its memory back, and uses it for something else.
     region.fill(0, BLOCKS * BLOCK, 0xa5).unwrap();
-    std::thread::sleep(Duration::from_millis(2000));
+    std::thread::sleep(Duration::from_millis(3500));
     let mut got = vec![0; BLOCKS * BLOCK];
     region.read(0, &mut got).unwrap();
     let wrong = got.chunks(BLOCK).position(|block| block.iter().any(|byte| *byte != 0xa5));

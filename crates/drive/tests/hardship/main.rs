@@ -7,6 +7,7 @@ mod durability;
 mod gpu;
 mod memory;
 mod misuse;
+mod mixed_up;
 mod opening;
 mod replaced;
 mod stalls;

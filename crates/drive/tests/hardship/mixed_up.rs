@@ -1,0 +1,105 @@
+//! Completions under another command's identifier, together with a second fault of that other command.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use onehop_drive::{Drive, Error, GpuJob, GpuMode, GpuSetup, Options, Placement};
+use onehop_gpu::{Emulated, Gpu};
+use onehop_sim::Sim;
+
+use super::{inject, options};
+
+const BYTES: usize = 1 << 20;
+/// Commands of eight blocks.
+const COMMAND: u64 = 4096;
+const BLOCKS: u64 = BYTES as u64 / 512;
+
+fn open() -> (Sim, Drive) {
+    let sim = onehop_sim::open(&format!("mem:{BYTES}?lba=512")).unwrap();
+    let options = Options { max_transfer: COMMAND, timeout: Duration::from_millis(100), ..options() };
+    let drive = Drive::open(sim.port(), options).unwrap();
+    (sim, drive)
+}
+
+fn bytes(seed: u32) -> Vec<u8> {
+    (0..BYTES as u32 / 4).flat_map(|i| (i.wrapping_mul(0x9e37_79b9) ^ seed).to_le_bytes()).collect()
+}
+
+/// In owner mode, and in shared mode.
+fn gpu_queues(drive: &Drive, gpu: &Arc<dyn Gpu>) -> Vec<onehop_drive::GpuQueues> {
+    let modes = [GpuMode::Owner, GpuMode::Shared { threads: 8 }];
+    let setup = |mode| GpuSetup { mode, depth: 16, ..GpuSetup::new(Placement::TIER1) };
+    modes.into_iter().map(|mode| drive.gpu_queues(gpu.clone(), setup(mode)).unwrap()).collect()
+}
+
+/// The garbled try has taken the nonces' places when the other command's success arrives.
+#[test]
+fn a_read_is_not_believed_that_another_command_s_success_ended() {
+    let (sim, drive) = open();
+    let ns = drive.namespace(1).unwrap();
+    let media = bytes(1);
+    sim.write_media(1, 0, &media).unwrap();
+    let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
+    let (region, on_gpu) = drive.gpu_buffer(&*gpu, onehop_gpu::Place::PinnedHost, BYTES).unwrap();
+    let job = [GpuJob { lba: 0, blocks: BLOCKS, offset: 0 }];
+    let mut got = vec![0; BYTES];
+    for round in 0..4 {
+        for queues in gpu_queues(&drive, &gpu) {
+            inject(&sim, "other-cid@op=read,n=16");
+            inject(&sim, "garbled@op=read,n=17");
+            queues.read(ns, &job, &on_gpu).unwrap();
+            region.read(0, &mut got).unwrap();
+            assert!(got == media, "round {round}, GPU");
+        }
+        let (queue, buffer) = (drive.queue().unwrap(), drive.buffer(BYTES).unwrap());
+        inject(&sim, "other-cid@op=read,n=16");
+        inject(&sim, "garbled@op=read,n=17");
+        queue.read(ns, 0, BLOCKS, &buffer, 0).unwrap();
+        buffer.host().unwrap().read(0, &mut got).unwrap();
+        assert!(got == media, "round {round}, CPU");
+    }
+}
+
+/// No completion is too many here: the command that was completed under the wrong name looks lost, and the one that was
+/// lost looks completed.
+#[test]
+fn a_write_is_not_believed_that_another_command_s_success_ended() {
+    let (sim, drive) = open();
+    let ns = drive.namespace(1).unwrap();
+    let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
+    let (region, on_gpu) = drive.gpu_buffer(&*gpu, onehop_gpu::Place::PinnedHost, BYTES).unwrap();
+    let job = [GpuJob { lba: 0, blocks: BLOCKS, offset: 0 }];
+    let mut there = vec![0; BYTES];
+    for round in 0..3 {
+        for (which, queues) in gpu_queues(&drive, &gpu).iter().enumerate() {
+            let data = bytes(round * 8 + which as u32);
+            region.write(0, &data).unwrap();
+            inject(&sim, "other-cid@op=write,n=3");
+            inject(&sim, "lost@op=write,n=2");
+            queues.write(ns, &job, &on_gpu).unwrap();
+            sim.read_media(1, 0, &mut there).unwrap();
+            assert!(there == data, "round {round}, GPU");
+        }
+        let (queue, buffer) = (drive.queue().unwrap(), drive.buffer(BYTES).unwrap());
+        let data = bytes(round * 8 + 7);
+        buffer.host().unwrap().write(0, &data).unwrap();
+        inject(&sim, "other-cid@op=write,n=3");
+        inject(&sim, "lost@op=write,n=2");
+        queue.write(ns, 0, BLOCKS, &buffer, 0).unwrap();
+        sim.read_media(1, 0, &mut there).unwrap();
+        assert!(there == data, "round {round}, CPU");
+    }
+}
+
+/// One that does it all the time is not believed in the end.
+#[test]
+fn a_controller_that_goes_on_mixing_up_commands_is_an_error() {
+    let (sim, drive) = open();
+    let ns = drive.namespace(1).unwrap();
+    let (queue, buffer) = (drive.queue().unwrap(), drive.buffer(BYTES).unwrap());
+    inject(&sim, "wrong-cid@op=read,every=100");
+    let error = queue.read(ns, 0, BLOCKS, &buffer, 0).unwrap_err();
+    // As its own time-outs happen to come first or last.
+    assert!(matches!(error, Error::WrongCompletions { times: 3, .. } | Error::TimedOut { .. }), "{error}");
+    queue.read(ns, 0, 8, &buffer, 0).unwrap();
+}
