@@ -20,6 +20,9 @@ use crate::{Error, Gpu, Place, Region, Result};
 
 const WHAT: &str = "a kernel of an array";
 
+/// Lanes that read what is missed. 1 024 are slower than 256.
+const MOST_MISSES: u32 = 256;
+
 /// Threads of a block: the local memory of its warps fits in what every GPU gives a block without being asked.
 const THREADS: u32 = 256;
 
@@ -157,8 +160,8 @@ impl ArrayKernels for CudaArrays {
             ArrayWork::Gather(job, list) => {
                 let args = || vec![words(&job.words()), Arg::U64(list.0.0)];
                 let hits = threads.saturating_mul(LANES);
-                // About a lane for each command that can be in flight. More would only fight over the queue.
-                let misses = hits.min(array.depth.next_multiple_of(LANES));
+                // A lane for each command in flight. More than these only fight over the queue.
+                let misses = hits.min(array.depth.next_multiple_of(LANES)).min(MOST_MISSES);
                 vec![
                     ("onehop_array_hits", args(), hits, HITS_SHARED_BYTES),
                     ("onehop_array_misses", args(), misses, MISSES_SHARED_BYTES),
