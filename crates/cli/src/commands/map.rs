@@ -125,7 +125,7 @@ fn of_live_files(paths: &[PathBuf], context: &CommandContext) -> Result<Vec<Made
 /// Files of a drive that is mounted nowhere.
 fn of_drive(args: &Args, spec: &str, context: &CommandContext) -> Result<Vec<MadeMap>> {
     let found = drives::find(spec)?;
-    found.image.iter().try_for_each(|image| refuse_same(&args.out, image))?;
+    found.files.iter().try_for_each(|file| refuse_same(&args.out, file))?;
     let drive = Drive::open(found.backend, Options::default())?;
     let ns = drive.namespace(args.nsid)?;
     let blocks = volume::blocks(&drive, ns)?;

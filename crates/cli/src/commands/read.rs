@@ -84,7 +84,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let gpu = gpus::choose(&args.gpu)?;
     let options = args.route.options()?;
     let found = drives::find(args.drive.as_deref().unwrap_or_default())?;
-    for read in args.map.iter().chain(&found.image) {
+    for read in args.map.iter().chain(&found.files) {
         args.out.iter().try_for_each(|out| refuse_same(out, read))?;
     }
     let drive = Drive::open(found.backend, options.drive_options(false))?;

@@ -202,3 +202,28 @@ fn what_cannot_be_told_is_a_failure() {
         assert!(said.contains("standard output"), "{said}");
     }
 }
+
+/// With `ms` the simulated drive keeps metadata beside its image, and needs both.
+#[test]
+fn bytes_are_not_copied_over_the_files_of_the_drive() {
+    let dir = Dir::new();
+    let (input, _) = dir.noise("in.bin", 4096);
+    let image = dir.file("disk.img");
+    let (meta, link, linked) = (format!("{image}.meta"), dir.file("hard"), dir.file("soft"));
+    let drive = format!("sim:{image}?size=1M&ms=8&pi=1");
+    let write = ["write", "-d", &drive, "--lba", "0", "--in", &input, "--serial", "ONEHOP-SIM-1", "--yes"];
+    succeed(&write);
+    std::fs::hard_link(&meta, &link).unwrap();
+    std::os::unix::fs::symlink(&meta, &linked).unwrap();
+    let before = [&image, &meta].map(|file| std::fs::read(file).unwrap());
+    // The metadata is worth keeping where this drive does not use it, too.
+    for drive in [drive, format!("sim:{image}")] {
+        for out in [&image, &meta, &link, &linked] {
+            let read = ["read", "-d", &drive, "--lba", "0", "--blocks", "8", "-g", "emu", "--out", out];
+            refuse(&read, 2, "is the file that is read");
+            let map = ["map", "-d", &drive, "--path", "/file", "--out", out];
+            refuse(&map, 2, "is the file that is read");
+        }
+    }
+    assert!([&image, &meta].map(|file| std::fs::read(file).unwrap()) == before);
+}
