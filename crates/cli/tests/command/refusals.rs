@@ -227,3 +227,45 @@ fn bytes_are_not_copied_over_the_files_of_the_drive() {
     }
     assert!([&image, &meta].map(|file| std::fs::read(file).unwrap()) == before);
 }
+
+/// Opening a FIFO would wait for a reader, perhaps for ever.
+#[test]
+fn outputs_are_regular_files_or_character_devices() {
+    let dir = Dir::new();
+    let (fifo, socket, below) = (dir.file("fifo"), dir.file("socket"), dir.file("folder"));
+    let made = std::process::Command::new("mkfifo").args([&fifo, &dir.file("rx.sigmf-meta")]).status();
+    assert!(made.unwrap().success());
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    std::fs::create_dir(&below).unwrap();
+    let linked = dir.file("soft");
+    std::os::unix::fs::symlink(&fifo, &linked).unwrap();
+    // The model and drive do not exist: outputs are checked before anything is opened.
+    let commands: [&[&str]; 7] = [
+        &["read", "-d", "sim:/nowhere", "--lba", "0", "--blocks", "1", "-g", "emu", "--out"],
+        &["read", "/nowhere", "-g", "emu", "--out"],
+        &["map", "/nowhere", "--out"],
+        &["topo", "--from", "example", "--html"],
+        &["topo", "--from", "example", "--svg"],
+        &["load", "/nowhere", "-g", "emu", "--verify", "--write-manifest"],
+        &["sdr", "rx", "-d", "sim:usdr", "-g", "emu", "--png"],
+    ];
+    for command in commands {
+        for (out, what) in
+            [(&fifo, "a FIFO"), (&linked, "a FIFO"), (&socket, "a socket"), (&below, "a directory")]
+        {
+            refuse(&[command, &[out]].concat(), 2, what);
+        }
+    }
+    let rx = ["sdr", "rx", "-d", "sim:usdr", "-g", "emu", "--out"];
+    refuse(&[&rx[..], &[&dir.file("rx")]].concat(), 2, "rx.sigmf-meta is a FIFO");
+    // Names that only the command makes up are checked when it writes.
+    std::process::Command::new("mkfifo").arg(format!("{below}/system.json")).status().unwrap();
+    refuse(&["doctor", "--record", &below], 2, "system.json is a FIFO");
+
+    let read = ["read", "-d", "sim:mem:1M", "--lba", "0", "--blocks", "1", "-g", "emu", "--out"];
+    succeed(&[&read[..], &["/dev/null"]].concat());
+    refuse(&[&read[..], &["/dev/full"]].concat(), 1, "No space left");
+    // Standard output is a pipe here, and its reader is there already.
+    let output = command(&[&read[..], &["/dev/stdout"]].concat()).output().unwrap();
+    assert!(code(&output) == 0 && output.stdout.starts_with(&[0; 512]), "{output:?}");
+}
