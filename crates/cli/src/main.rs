@@ -9,6 +9,7 @@ mod fat;
 mod gpus;
 mod model;
 mod noise;
+mod outputs;
 mod progress;
 mod report;
 mod sources;

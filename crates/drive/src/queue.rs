@@ -16,6 +16,8 @@ use crate::{Buffer, Error, Namespace, Result};
 
 /// How often a waiting thread looks at the controller's status register.
 const COMPLETION_POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// How long the commands of a cancelled transfer may take to end by themselves: a drive that works need not be disturbed.
+const CANCEL_GRACE: Duration = Duration::from_millis(50);
 
 /// A queue pair, as the drive and its user share it.
 pub(crate) struct QueueCell {
@@ -223,6 +225,16 @@ impl IoQueue {
     /// # Errors
     /// How the command failed.
     pub fn wait(&self, token: Token) -> Result<Finished> {
+        loop {
+            if let Some(end) = self.wait_while(token, &|| true) {
+                return end;
+            }
+        }
+    }
+
+    /// The same as long as `go_on` says so, which is asked every few milliseconds. Without an end the token stays valid, and
+    /// the controller may still reach the command's memory.
+    fn wait_while(&self, token: Token, go_on: &dyn Fn() -> bool) -> Option<Result<Finished>> {
         let mut turns = 0u32;
         let mut next_look = Instant::now() + COMPLETION_POLL_INTERVAL;
         loop {
@@ -230,7 +242,9 @@ impl IoQueue {
             let slots = match self.open() {
                 Ok(slots) => slots,
                 // What was in flight has ended with the drive's error, and is taken from there.
-                Err(error) => return end.or_else(|| self.cell.lock().take(token)).unwrap_or(Err(error)),
+                Err(error) => {
+                    return end.or_else(|| self.cell.lock().take(token)).or(Some(Err(error)));
+                }
             };
             let (late, stray) = (end.is_none() && slots.is_late(token), slots.stray);
             drop(slots);
@@ -240,8 +254,11 @@ impl IoQueue {
                 // A controller that failed or left says nothing in the queue.
                 self.drive.check_controller_health(&self.cell);
                 next_look = Instant::now() + COMPLETION_POLL_INTERVAL;
+                if !go_on() {
+                    return None;
+                }
             }
-            if let Some(end) = end {
+            if end.is_some() {
                 return end;
             }
             turns = turns.saturating_add(1);
@@ -315,13 +332,30 @@ impl IoQueue {
         buffer: &Buffer,
         offset: u64,
     ) -> Result<Moved> {
+        self.transfer_while(op, ns, lba, blocks, (buffer, offset), &|| true)
+    }
+
+    /// The same as long as `go_on` says so, which is asked every few milliseconds of a wait. Once it does not, commands that do
+    /// not end soon are taken from the controller as if they were late.
+    ///
+    /// # Errors
+    /// As for [`Self::transfer`], and [`Error::Cancelled`]. All commands have ended when this returns.
+    pub fn transfer_while(
+        &self,
+        op: Op,
+        ns: &Namespace,
+        lba: u64,
+        blocks: u64,
+        memory: (&Buffer, u64),
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<Moved> {
         // A network's target may still carry out a write that it was sent.
         let may_repeat = !op.writes() || self.drive.control.transport() != Transport::Messages;
         let retries = if may_repeat { self.drive.options.retries } else { 0 };
         let describe = || describe(op.name(), self.drive.name(), ns.nsid, lba, blocks);
         until_certain(retries, describe, |_| {
             let before = self.cell.lock().doubts;
-            let moved = self.transfer_once(op, ns, lba, blocks, buffer, offset)?;
+            let moved = self.transfer_once(op, ns, lba, blocks, memory, go_on)?;
             self.recover_from_strays();
             Ok((moved, self.cell.lock().doubts.since(before)))
         })
@@ -346,15 +380,16 @@ impl IoQueue {
         ns: &Namespace,
         lba: u64,
         blocks: u64,
-        buffer: &Buffer,
-        offset: u64,
+        (buffer, offset): (&Buffer, u64),
+        go_on: &dyn Fn() -> bool,
     ) -> Result<Moved> {
         let step = max_blocks(&ns.format, self.drive.identity().max_transfer);
         let mut moved = Moved::default();
         let mut first_error = None;
         let mut tokens = VecDeque::new();
         let mut done = 0u64;
-        while done < blocks && first_error.is_none() {
+        let mut goes_on = true;
+        while done < blocks && first_error.is_none() && goes_on {
             let count = u64::from(step).min(blocks - done) as u32;
             let at = offset + ns.format.transfer_bytes(done).unwrap_or(u64::MAX - offset);
             let io = Io::new(op, lba.saturating_add(done), count, buffer, at);
@@ -367,27 +402,72 @@ impl IoQueue {
                     done += u64::from(count);
                 }
                 Err(Error::Full(_)) if !tokens.is_empty() => {
-                    self.settle(&mut tokens, &mut moved, &mut first_error)
+                    goes_on = self.settle(&mut tokens, &mut moved, &mut first_error, go_on);
                 }
                 Err(error) => first_error = Some(error),
             }
         }
-        while !tokens.is_empty() {
-            self.settle(&mut tokens, &mut moved, &mut first_error);
+        while !tokens.is_empty() && goes_on {
+            goes_on = self.settle(&mut tokens, &mut moved, &mut first_error, go_on);
+        }
+        if !goes_on {
+            let count = blocks.div_ceil(u64::from(step).max(1));
+            let done = moved.commands - self.cancel(tokens, &mut first_error);
+            return Err(first_error.unwrap_or(Error::Cancelled { done, count }));
         }
         moved.bytes = ns.format.transfer_bytes(blocks).unwrap_or(u64::MAX);
         first_error.map_or(Ok(moved), Err)
     }
 
-    fn settle(&self, tokens: &mut VecDeque<Token>, moved: &mut Moved, first_error: &mut Option<Error>) {
-        let Some(token) = tokens.pop_front() else { return };
-        match self.wait(token) {
+    /// Waits for the first of these commands; false if its caller gave it up, and it is still among them.
+    fn settle(
+        &self,
+        tokens: &mut VecDeque<Token>,
+        moved: &mut Moved,
+        first_error: &mut Option<Error>,
+        go_on: &dyn Fn() -> bool,
+    ) -> bool {
+        let Some(token) = tokens.front() else { return true };
+        let Some(end) = self.wait_while(*token, go_on) else { return false };
+        tokens.pop_front();
+        match end {
             Ok(finished) => {
                 moved.retries += u64::from(finished.retries);
                 moved.late_data += u64::from(finished.late_data);
             }
             Err(error) => *first_error = first_error.take().or(Some(error)),
         }
+        true
+    }
+
+    /// Ends commands whose caller gave them up; how many did not succeed. The controller has let go of their memory when this
+    /// returns, or the drive is dead and keeps it.
+    fn cancel(&self, mut tokens: VecDeque<Token>, first_error: &mut Option<Error>) -> u64 {
+        let start = Instant::now();
+        let mut unfinished = 0;
+        while let Some(token) = tokens.pop_front() {
+            let end = self.wait_while(token, &|| start.elapsed() < CANCEL_GRACE);
+            let end = end.unwrap_or_else(|| {
+                let mut slots = self.cell.lock();
+                slots.give_up(token);
+                tokens.iter().for_each(|token| slots.give_up(*token));
+                drop(slots);
+                self.wait(token)
+            });
+            match end {
+                Ok(_) => continue,
+                // That is how one ends which was given up.
+                Err(
+                    Error::Cancelled { .. }
+                    | Error::TimedOut { .. }
+                    | Error::DataMissing { .. }
+                    | Error::OutcomeUnknown { .. },
+                ) => {}
+                Err(error) => *first_error = first_error.take().or(Some(error)),
+            }
+            unfinished += 1;
+        }
+        unfinished
     }
 }
 

@@ -425,6 +425,23 @@ impl CommandSlots {
                 })
     }
 
+    /// Makes a command late that its caller gave up, and keeps it from being tried again. One that the controller does not
+    /// have ends at once; the time-out ladder gets the others back.
+    pub(crate) fn give_up(&mut self, token: Token) {
+        if !self.knows(token) {
+            return;
+        }
+        let now = Instant::now();
+        let Some(entry) = self.entries.get_mut(token.entry as usize) else { return };
+        entry.retries = self.retries;
+        entry.deadline = now;
+        if matches!(entry.state, CommandState::Waiting(_) | CommandState::NoRoom) {
+            self.waiting -= 1;
+            entry.state = CommandState::failed(Error::Cancelled { done: 0, count: 1 });
+            entry.mark_stale(&mut self.holds);
+        }
+    }
+
     /// Yes every so many times: for what is too dear to be done each time.
     pub(crate) fn every_64th_call(&mut self) -> bool {
         self.asked = self.asked.wrapping_add(1);

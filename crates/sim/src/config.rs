@@ -1,6 +1,6 @@
 //! What a simulated drive is like.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use onehop_proto::regs::{Cmbsz, Version};
@@ -21,6 +21,25 @@ pub enum Media {
         /// Make it this long where it is missing or shorter.
         size: Option<u64>,
     },
+}
+
+impl Media {
+    /// The files that hold what is on the drive: the image, and beside it the metadata of its blocks. The second is listed
+    /// whether or not it exists: a drive without metadata may be opened on an image that has some.
+    #[must_use]
+    pub fn files(&self) -> Vec<PathBuf> {
+        match self {
+            Self::Memory(_) => Vec::new(),
+            Self::Image { path, .. } => vec![path.clone(), metadata_path(path)],
+        }
+    }
+}
+
+/// The file beside an image that holds the metadata of its blocks.
+pub(crate) fn metadata_path(image: &Path) -> PathBuf {
+    let mut name = image.as_os_str().to_owned();
+    name.push(".meta");
+    name.into()
 }
 
 /// How the null controller completes a batch of commands.

@@ -1,13 +1,11 @@
 //! Namespaces: blocks with their metadata, the write cache over them, and blocks that cannot be read.
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::cache::{Cache, Unit};
-use crate::config::{Config, Media};
+use crate::config::{Config, Media, metadata_path};
 use crate::engine::Blocks;
 use crate::protect;
 use crate::store::{Store, open_image};
@@ -53,9 +51,7 @@ pub(crate) fn namespaces(config: &Config, engine: Option<Arc<dyn Blocks>>) -> Re
     let meta_bytes = blocks * u64::from(config.ms);
     let meta_file = match &image {
         Some((_, path)) if config.ms != 0 => {
-            let mut name = OsString::from(path.as_os_str());
-            name.push(".meta");
-            Some(open_image(&PathBuf::from(name), Some(meta_bytes * count))?.0)
+            Some(open_image(&metadata_path(path), Some(meta_bytes * count))?.0)
         }
         _ => None,
     };

@@ -96,11 +96,18 @@ impl Sim {
         &self.core().config
     }
 
-    /// Every rule that the driver broke, in order; the first 4096 are kept.
+    /// The rules that the driver broke, in order: the first 4096 violations, and the first of each rule whenever it came.
     #[must_use]
     pub fn violations(&self) -> Vec<Violation> {
         self.core().with(|device| device.hear_breaches());
         self.core().book.all()
+    }
+
+    /// Number of violations, with those that are not kept.
+    #[must_use]
+    pub fn violation_count(&self) -> u64 {
+        self.core().with(|device| device.hear_breaches());
+        self.core().book.count()
     }
 
     /// Adds a fault; its clock starts now.

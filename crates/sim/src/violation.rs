@@ -1,5 +1,6 @@
 //! The rules of the specification, and what the driver did against them.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -151,17 +152,50 @@ impl fmt::Display for Violation {
 
 /// Where breaches are written down; clones are the same book.
 #[derive(Clone, Default)]
-pub(crate) struct Book(Arc<Mutex<Vec<Violation>>>);
+pub(crate) struct Book(Arc<Mutex<Entries>>);
+
+#[derive(Default)]
+struct Entries {
+    kept: Vec<Violation>,
+    /// The rules of which `kept` has a violation.
+    rules: HashSet<Rule>,
+    count: u64,
+}
 
 impl Book {
     pub(crate) fn note(&self, rule: Rule, queue: Option<u16>, detail: impl Into<String>) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.len() < KEPT {
-            kept.push(Violation { rule, queue, detail: detail.into() });
+        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.count += 1;
+        // A driver that breaks one rule in a loop must not hide that it breaks another.
+        if entries.rules.insert(rule) || entries.kept.len() < KEPT {
+            entries.kept.push(Violation { rule, queue, detail: detail.into() });
         }
     }
 
     pub(crate) fn all(&self) -> Vec<Violation> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).kept.clone()
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_of_each_rule_is_kept_and_all_are_counted() {
+        let book = Book::default();
+        for _ in 0..5000 {
+            book.note(Rule::DoorbellSame, Some(1), "again");
+        }
+        book.note(Rule::CidInUse, Some(1), "late");
+        book.note(Rule::CidInUse, Some(1), "later");
+        let all = book.all();
+        assert_eq!((all.len(), book.count()), (KEPT + 1, 5002));
+        assert!(all[..KEPT].iter().all(|violation| violation.rule == Rule::DoorbellSame));
+        assert_eq!((all[KEPT].rule, all[KEPT].detail.as_str()), (Rule::CidInUse, "late"));
     }
 }

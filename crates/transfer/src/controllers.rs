@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use onehop_fabrics::Subsystem;
 use onehop_os::ControllerBackend;
 use onehop_pci::{DriveName, Root, Via};
-use onehop_sim::Media;
 
 use crate::error::{Error, Result};
 
@@ -17,15 +16,15 @@ const WANTED: &str = "a drive is sim:mem:64M or sim:IMAGE (a simulated one), qte
 pub struct FoundController {
     /// The argument of [`onehop_drive::Drive::open`].
     pub backend: ControllerBackend,
-    /// The file that holds its blocks, if it is a file of this machine.
-    pub image: Option<PathBuf>,
+    /// The files of this machine that hold its blocks and their metadata. An output must not replace them.
+    pub files: Vec<PathBuf>,
     /// What the user must know before using it: which protection is missing.
     pub warnings: Vec<String>,
 }
 
 impl FoundController {
     fn new(backend: ControllerBackend) -> Self {
-        Self { backend, image: None, warnings: Vec::new() }
+        Self { backend, files: Vec::new(), warnings: Vec::new() }
     }
 }
 
@@ -36,11 +35,7 @@ impl FoundController {
 pub fn find(spec: &str) -> Result<FoundController> {
     if let Some(rest) = spec.strip_prefix("sim:") {
         let sim = onehop_sim::open(rest)?;
-        let image = match &sim.config().media {
-            Media::Image { path, .. } => Some(path.clone()),
-            Media::Memory(_) => None,
-        };
-        return Ok(FoundController { image, ..FoundController::new(sim.port()) });
+        return Ok(FoundController { files: sim.config().media.files(), ..FoundController::new(sim.port()) });
     }
     if let Some(rest) = spec.strip_prefix("qtest:") {
         return Ok(FoundController::new(onehop_qtest::open(rest)?));
@@ -213,7 +208,7 @@ mod tests {
         for bad in ["", "nothing", "vfio-user:", "mem:64M", "0b:00"] {
             assert!(matches!(find(bad), Err(Error::NoDrive(_))), "{bad}");
         }
-        assert!(find("sim:mem:1M").unwrap().image.is_none());
+        assert!(find("sim:mem:1M").unwrap().files.is_empty());
         assert!(matches!(find("sim:mem:1M?mdts=x"), Err(Error::Sim(_))));
         let named = |spec| match find(spec) {
             Err(error) => (error.kind(), error.to_string()),

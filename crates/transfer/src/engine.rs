@@ -220,7 +220,7 @@ impl Engine {
             }
             let (began, before) = (Instant::now(), moved.bytes);
             for job in &chunk {
-                self.move_by_cpu(op, ns, job, memory, &mut moved)?;
+                self.move_by_cpu(op, ns, job, memory, &mut moved, progress)?;
             }
             chunks.learn(began.elapsed());
             progress.moved(moved.bytes - before);
@@ -236,15 +236,16 @@ impl Engine {
         job: &GpuJob,
         memory: &Memory,
         moved: &mut Moved,
+        progress: &dyn Progress,
     ) -> Result<()> {
         let queue = match &self.queues {
             RouteQueues::Pinned(queue, staging, host) if memory.buffer.is_none() => {
-                return through_staging(op, ns, job, (queue, staging, host), &memory.region, moved);
+                return through_staging(op, ns, job, (queue, staging, host), &memory.region, moved, progress);
             }
             RouteQueues::Direct(queue) | RouteQueues::Pinned(queue, ..) => queue,
             RouteQueues::Gpu(_) => return Err(Error::Defect("GPU threads drive these queues")),
         };
-        moved.add(&queue.transfer(op, ns, job.lba, job.blocks, memory.reached()?, job.offset)?);
+        moved.add(&by_queue(queue, op, ns, job, (memory.reached()?, job.offset), progress)?);
         Ok(())
     }
 }
@@ -286,6 +287,22 @@ fn gpu_queues(
     Ok(plan.drive.gpu_queues(plan.gpu.gpu.clone(), setup)?)
 }
 
+/// Moves one job unless the caller cancels.
+fn by_queue(
+    queue: &IoQueue,
+    op: Op,
+    ns: &Namespace,
+    job: &GpuJob,
+    place: (&Buffer, u64),
+    progress: &dyn Progress,
+) -> Result<Moved> {
+    let go_on = || !progress.is_cancelled();
+    match queue.transfer_while(op, ns, job.lba, job.blocks, place, &go_on) {
+        Err(onehop_drive::Error::Cancelled { .. }) => Err(Error::Cancelled),
+        moved => Ok(moved?),
+    }
+}
+
 /// Moves one job, which fits the staging memory.
 fn through_staging(
     op: Op,
@@ -294,12 +311,13 @@ fn through_staging(
     (queue, staging, host): (&IoQueue, &Buffer, &HostMem),
     region: &Region,
     moved: &mut Moved,
+    progress: &dyn Progress,
 ) -> Result<()> {
     let (at, bytes) = (job.offset as usize, (job.blocks * block_bytes(ns)) as usize);
     if op == Op::Write {
         copy(bytes, |from, out| Ok(region.read(at + from, out)?), |to, data| Ok(host.write(to, data)?))?;
     }
-    moved.add(&queue.transfer(op, ns, job.lba, job.blocks, staging, 0)?);
+    moved.add(&by_queue(queue, op, ns, job, (staging, 0), progress)?);
     if op == Op::Read {
         copy(bytes, |from, out| Ok(host.read(from, out)?), |to, data| Ok(region.write(at + to, data)?))?;
     }

@@ -15,7 +15,7 @@ use target::{BLOCK, Config, NQN, Target, pattern};
 
 fn open(target: &Target) -> Drive {
     let found = controllers::find(&target.name()).unwrap();
-    assert!(found.warnings.is_empty() && found.image.is_none());
+    assert!(found.warnings.is_empty() && found.files.is_empty());
     Drive::open(found.backend, RouteOptions::default().drive_options(false)).unwrap()
 }
 

@@ -33,7 +33,7 @@ impl Progress for Watch {
 
 fn open(spec: &str) -> Drive {
     let found = controllers::find(spec).unwrap();
-    assert!(found.warnings.is_empty() && found.image.is_none());
+    assert!(found.warnings.is_empty() && found.files.is_empty());
     Drive::open(found.backend, RouteOptions::default().drive_options(true)).unwrap()
 }
 

@@ -7,6 +7,7 @@ use onehop_doctor::{Facts, FactsRequest, Only, Style, examine, recorded_files, r
 use onehop_pci::{Address, Record, Root};
 
 use crate::error::{CliError, Result};
+use crate::outputs;
 use crate::report::{Report, ReportText};
 use crate::terminal;
 use crate::units;
@@ -127,5 +128,5 @@ fn write(root: &Root, facts: &Facts, folder: &Path) -> Result<()> {
     record.about = format!("{}, kernel {}, recorded by onehop {by}", kernel.cpu.name, kernel.release);
     std::fs::create_dir_all(folder).map_err(|e| CliError::file("creating", folder, e))?;
     let path = folder.join("system.json");
-    std::fs::write(&path, record.to_bytes()).map_err(|e| CliError::file("writing", &path, e))
+    outputs::write(&path, record.to_bytes())
 }

@@ -19,6 +19,7 @@ use verdict::given_up;
 use crate::commands::CommandContext;
 use crate::error::{CliError, Result};
 use crate::gpus::{Chosen, GpuArg};
+use crate::outputs;
 use crate::report::Report;
 use crate::transfer::RouteArgs;
 use crate::units;
@@ -72,7 +73,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     manifest: Option<PathBuf>,
     /// Write the checksums of all tensors in GPU memory to this file, once every byte was compared with the files (--verify)
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["drive", "plan", "manifest", "only", "except", "dtype", "rank", "cut"])]
+    #[arg(long, value_name = "FILE", value_parser = outputs::parser(), conflicts_with_all = ["drive", "plan", "manifest", "only", "except", "dtype", "rank", "cut"])]
     write_manifest: Option<PathBuf>,
     /// Only tensors of this name (`*` and `?` stand for any text and any character); may be given more than once. A name or
     /// pattern that matches no tensor is an error, here and below

@@ -13,6 +13,7 @@ use serde_json::json;
 
 use crate::commands::CommandContext;
 use crate::error::{CliError, Result};
+use crate::outputs;
 use crate::report::{Report, ReportText};
 use crate::sources::refuse_same;
 use crate::{drives, units};
@@ -42,7 +43,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 1, requires = "drive")]
     nsid: u32,
     /// The map file to write
-    #[arg(long, value_name = "MAP")]
+    #[arg(long, value_name = "MAP", value_parser = outputs::parser())]
     out: PathBuf,
 }
 
@@ -76,7 +77,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
         refuse_same(&args.out, &map.file.path)?;
     }
     let bytes: Vec<u8> = made.iter().flat_map(|made| made.map.to_bytes()).collect();
-    std::fs::write(&args.out, bytes).map_err(|e| CliError::file("write", &args.out, e))?;
+    outputs::write(&args.out, bytes)?;
     let maps = made.iter().map(about).collect::<Result<Vec<_>>>()?;
     let mut text = ReportText::default();
     for file in &maps {
@@ -125,7 +126,7 @@ fn of_live_files(paths: &[PathBuf], context: &CommandContext) -> Result<Vec<Made
 /// Files of a drive that is mounted nowhere.
 fn of_drive(args: &Args, spec: &str, context: &CommandContext) -> Result<Vec<MadeMap>> {
     let found = drives::find(spec)?;
-    found.image.iter().try_for_each(|image| refuse_same(&args.out, image))?;
+    found.files.iter().try_for_each(|file| refuse_same(&args.out, file))?;
     let drive = Drive::open(found.backend, Options::default())?;
     let ns = drive.namespace(args.nsid)?;
     let blocks = volume::blocks(&drive, ns)?;

@@ -12,6 +12,7 @@ use crate::commands::{CommandContext, load};
 use crate::drives;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, GpuArg};
+use crate::outputs;
 use crate::report::{Report, ReportText};
 use crate::sources::refuse_same;
 use crate::transfer::{self, RouteArgs, TransferWatch};
@@ -62,7 +63,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     route: RouteArgs,
     /// Copy the bytes back out of GPU memory into this file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = outputs::parser())]
     out: Option<PathBuf>,
     /// Read the blocks once more by the CPU and compare every byte
     #[arg(long)]
@@ -84,7 +85,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let gpu = gpus::choose(&args.gpu)?;
     let options = args.route.options()?;
     let found = drives::find(args.drive.as_deref().unwrap_or_default())?;
-    for read in args.map.iter().chain(&found.image) {
+    for read in args.map.iter().chain(&found.files) {
         args.out.iter().try_for_each(|out| refuse_same(out, read))?;
     }
     let drive = Drive::open(found.backend, options.drive_options(false))?;

@@ -1,6 +1,7 @@
 //! `onehop sim serve`: the simulated drive, or the simulated SDR board, as a PCI device of QEMU or any other vfio-user client.
 
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use crate::commands::CommandContext;
 use crate::error::{CliError, Result};
 use crate::report::{self, Report, ReportText};
 
-/// Breaches of rules that are printed; the count says how many there were.
+/// Breaches of rules that are printed, beside the first of each rule; the count says how many there were.
 const SHOWN: usize = 40;
 
 /// Serve a simulated drive or SDR board on a socket until Ctrl-C, and report rule violations
@@ -101,7 +102,15 @@ impl ServedDevice {
         }
     }
 
-    /// The rules that were broken: by name, how, and for people.
+    /// How often rules were broken, with the breaches that were not recorded.
+    fn breach_count(&self) -> u64 {
+        match self {
+            Self::Drive(sim) => sim.violation_count(),
+            Self::Board(board) => board.violation_count(),
+        }
+    }
+
+    /// The breaches that were recorded: by name, how, and for people.
     fn breaches(&self) -> Vec<(Value, String)> {
         match self {
             Self::Drive(sim) => {
@@ -152,16 +161,19 @@ fn say(what: &str) {
 
 fn report(args: &Args, served: &ServedDevice, clients: u64, refused: u64) -> Result<Report> {
     let (rows, account) = served.account();
-    let breaches = served.breaches();
+    let (count, breaches) = (served.breach_count(), served.breaches());
     let mut text = ReportText::default();
     text.row("device", &args.drive);
     text.row("clients", format!("{clients}, {refused} of their requests refused"));
     for (name, what) in rows {
         text.row(name, what);
     }
-    text.row("violations", breaches.len());
-    for (_, breach) in breaches.iter().take(SHOWN) {
-        text.line(format!("  {breach}"));
+    text.row("violations", violations(count, breaches.len()));
+    let mut rules = HashSet::new();
+    for (n, (value, breach)) in breaches.iter().enumerate() {
+        if rules.insert(value["rule"].as_str()) || n < SHOWN {
+            text.line(format!("  {breach}"));
+        }
     }
     let mut document: Map<String, Value> = account.as_object().cloned().unwrap_or_default();
     document.extend([
@@ -170,9 +182,18 @@ fn report(args: &Args, served: &ServedDevice, clients: u64, refused: u64) -> Res
         ("protocol".to_owned(), json!("vfio-user")),
         ("clients".to_owned(), json!(clients)),
         ("refused_requests".to_owned(), json!(refused)),
+        ("breach_count".to_owned(), json!(count)),
         ("breaches".to_owned(), breaches.into_iter().map(|(value, _)| value).collect()),
     ]);
     Report::new(document, text)
+}
+
+/// How many there were, and how many of them are recorded where that is fewer.
+fn violations(count: u64, recorded: usize) -> String {
+    if count == recorded as u64 {
+        return count.to_string();
+    }
+    format!("{count}, of which {recorded} are recorded: the first ones, and the first of each rule")
 }
 
 fn drive_account(sim: &Sim) -> (Vec<(&'static str, String)>, Value) {
@@ -210,7 +231,6 @@ fn board_account(board: &Board) -> (Vec<(&'static str, String)>, Value) {
         "lost_blocks": stats.lost_blocks,
         "board_behind_seconds": stats.most_behind.as_secs_f64(),
         "transmitted_samples": stats.transmitted_samples,
-        "breach_count": board.violation_count(),
         "flows": flows.iter().map(flow).collect::<Vec<_>>(),
     });
     (vec![("samples", row)], fields)

@@ -1,13 +1,14 @@
 //! `onehop topo`: the PCIe tree, and the path between two devices.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use onehop_doctor::topo::{self, Explanation, explain, explain_text, picture};
 use onehop_doctor::{Facts, FactsRequest};
 use serde_json::json;
 
 use crate::commands::doctor::{device, gpu, root};
-use crate::error::{CliError, Result};
+use crate::error::Result;
+use crate::outputs;
 use crate::report::{Report, ReportText};
 
 /// Show the PCIe tree with links, BARs and IOMMU groups, and the path between two devices
@@ -26,10 +27,10 @@ pub(crate) struct Args {
     #[arg(short = 'd', long = "drive", value_name = "DEVICE")]
     drive: Option<String>,
     /// Also write a self-contained HTML page
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = outputs::parser())]
     html: Option<PathBuf>,
     /// Also write the tree as SVG
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = outputs::parser())]
     svg: Option<PathBuf>,
     /// Show every function, not only those on routes
     #[arg(long)]
@@ -48,10 +49,10 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     let paths = if args.explain { paths(args, &facts)? } else { Vec::new() };
     let missing = if args.explain { topo::missing(&facts) } else { None };
     if let Some(path) = &args.svg {
-        write(path, &picture(&facts, args.all))?;
+        outputs::write(path, picture(&facts, args.all))?;
     }
     if let Some(path) = &args.html {
-        write(path, &topo::page(&facts, args.all, root.about(), &paths, missing))?;
+        outputs::write(path, topo::page(&facts, args.all, root.about(), &paths, missing))?;
     }
     let mut text = ReportText::default();
     if let Some(about) = root.about() {
@@ -82,8 +83,4 @@ fn paths(args: &Args, facts: &Facts) -> Result<Vec<Explanation>> {
     };
     let pairs = gpus.iter().flat_map(|gpu| devices.iter().map(move |device| (*gpu, *device)));
     Ok(pairs.filter_map(|(gpu, device)| explain(facts, gpu, device)).collect())
-}
-
-fn write(path: &Path, text: &str) -> Result<()> {
-    std::fs::write(path, text).map_err(|e| CliError::file("writing", path, e))
 }

@@ -202,3 +202,70 @@ fn what_cannot_be_told_is_a_failure() {
         assert!(said.contains("standard output"), "{said}");
     }
 }
+
+/// With `ms` the simulated drive keeps metadata beside its image, and needs both.
+#[test]
+fn bytes_are_not_copied_over_the_files_of_the_drive() {
+    let dir = Dir::new();
+    let (input, _) = dir.noise("in.bin", 4096);
+    let image = dir.file("disk.img");
+    let (meta, link, linked) = (format!("{image}.meta"), dir.file("hard"), dir.file("soft"));
+    let drive = format!("sim:{image}?size=1M&ms=8&pi=1");
+    let write = ["write", "-d", &drive, "--lba", "0", "--in", &input, "--serial", "ONEHOP-SIM-1", "--yes"];
+    succeed(&write);
+    std::fs::hard_link(&meta, &link).unwrap();
+    std::os::unix::fs::symlink(&meta, &linked).unwrap();
+    let before = [&image, &meta].map(|file| std::fs::read(file).unwrap());
+    // The metadata is worth keeping where this drive does not use it, too.
+    for drive in [drive, format!("sim:{image}")] {
+        for out in [&image, &meta, &link, &linked] {
+            let read = ["read", "-d", &drive, "--lba", "0", "--blocks", "8", "-g", "emu", "--out", out];
+            refuse(&read, 2, "is the file that is read");
+            let map = ["map", "-d", &drive, "--path", "/file", "--out", out];
+            refuse(&map, 2, "is the file that is read");
+        }
+    }
+    assert!([&image, &meta].map(|file| std::fs::read(file).unwrap()) == before);
+}
+
+/// Opening a FIFO would wait for a reader, perhaps for ever.
+#[test]
+fn outputs_are_regular_files_or_character_devices() {
+    let dir = Dir::new();
+    let (fifo, socket, below) = (dir.file("fifo"), dir.file("socket"), dir.file("folder"));
+    let made = std::process::Command::new("mkfifo").args([&fifo, &dir.file("rx.sigmf-meta")]).status();
+    assert!(made.unwrap().success());
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    std::fs::create_dir(&below).unwrap();
+    let linked = dir.file("soft");
+    std::os::unix::fs::symlink(&fifo, &linked).unwrap();
+    // The model and drive do not exist: outputs are checked before anything is opened.
+    let commands: [&[&str]; 7] = [
+        &["read", "-d", "sim:/nowhere", "--lba", "0", "--blocks", "1", "-g", "emu", "--out"],
+        &["read", "/nowhere", "-g", "emu", "--out"],
+        &["map", "/nowhere", "--out"],
+        &["topo", "--from", "example", "--html"],
+        &["topo", "--from", "example", "--svg"],
+        &["load", "/nowhere", "-g", "emu", "--verify", "--write-manifest"],
+        &["sdr", "rx", "-d", "sim:usdr", "-g", "emu", "--png"],
+    ];
+    for command in commands {
+        for (out, what) in
+            [(&fifo, "a FIFO"), (&linked, "a FIFO"), (&socket, "a socket"), (&below, "a directory")]
+        {
+            refuse(&[command, &[out]].concat(), 2, what);
+        }
+    }
+    let rx = ["sdr", "rx", "-d", "sim:usdr", "-g", "emu", "--out"];
+    refuse(&[&rx[..], &[&dir.file("rx")]].concat(), 2, "rx.sigmf-meta is a FIFO");
+    // Names that only the command makes up are checked when it writes.
+    std::process::Command::new("mkfifo").arg(format!("{below}/system.json")).status().unwrap();
+    refuse(&["doctor", "--record", &below], 2, "system.json is a FIFO");
+
+    let read = ["read", "-d", "sim:mem:1M", "--lba", "0", "--blocks", "1", "-g", "emu", "--out"];
+    succeed(&[&read[..], &["/dev/null"]].concat());
+    refuse(&[&read[..], &["/dev/full"]].concat(), 1, "No space left");
+    // Standard output is a pipe here, and its reader is there already.
+    let output = command(&[&read[..], &["/dev/stdout"]].concat()).output().unwrap();
+    assert!(code(&output) == 0 && output.stdout.starts_with(&[0; 512]), "{output:?}");
+}

@@ -5,10 +5,11 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::run::{Dir, command, document, refuse, succeed};
+use crate::run::{Dir, command, document, refuse, stdout, succeed};
 
-fn start(drive: &str, socket: &str, more: &[&str]) -> Child {
-    let args = [&["--json", "sim", "serve", "-d", drive, "--socket", socket], more].concat();
+fn start(drive: &str, socket: &str, more: &[&str], json: bool) -> Child {
+    let args = ["sim", "serve", "-d", drive, "--socket", socket];
+    let args = [if json { &["--json"][..] } else { &[] }, &args, more].concat();
     let child = command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let until = Instant::now() + Duration::from_secs(20);
     while !Path::new(socket).exists() {
@@ -22,7 +23,7 @@ fn start(drive: &str, socket: &str, more: &[&str]) -> Child {
 fn ctrl_c_removes_the_socket() {
     let dir = Dir::new();
     let socket = dir.file("drive.sock");
-    let child = start("sim:mem:1M", &socket, &[]);
+    let child = start("sim:mem:1M", &socket, &[], true);
     refuse(&["sim", "serve", "-d", "sim:mem:1M", "--socket", &socket], 1, "in use");
     assert!(Path::new(&socket).exists());
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
@@ -41,7 +42,7 @@ fn once_ends_with_its_client_and_replaces_what_is_left_over() {
     let socket = dir.file("drive.sock");
     drop(UnixListener::bind(&socket).unwrap());
     assert!(UnixStream::connect(&socket).is_err());
-    let child = start("sim:mem:1M", &socket, &["--once"]);
+    let child = start("sim:mem:1M", &socket, &["--once"], true);
     let until = Instant::now() + Duration::from_secs(20);
     while UnixStream::connect(&socket).is_err() {
         assert!(Instant::now() < until, "nobody listens");
@@ -59,7 +60,7 @@ fn commands_drive_what_is_served() {
     for more in [&[][..], &["--map-doorbells", "--forgive-memory-space"]] {
         let dir = Dir::new();
         let socket = dir.file("drive.sock");
-        let child = start("sim:mem:16M", &socket, more);
+        let child = start("sim:mem:16M", &socket, more, true);
         let drive = format!("vfio-user:{socket}");
         let known = succeed(&["drive", "identify", "-d", &drive]);
         assert_eq!(known["serial"], "ONEHOP-SIM-1", "{known:#}");
@@ -105,4 +106,31 @@ fn what_cannot_be_served_is_refused() {
     serve("sim:mem:1M", &file, 1, "not a socket");
     serve("sim:mem:1M", &dir.file("no/such/folder"), 1, "bind");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "no socket");
+}
+
+#[test]
+fn more_violations_than_are_recorded_are_counted() {
+    for json in [true, false] {
+        let dir = Dir::new();
+        let socket = dir.file("drive.sock");
+        let child = start("sim:mem:1M", &socket, &["--once"], json);
+        let port = onehop_vfio_user::client::open(Path::new(&socket)).unwrap();
+        // The version is read-only.
+        (0..5000).for_each(|_| port.regs.write32(8, 0));
+        // A doorbell is not for reading.
+        port.regs.read32(0x1000);
+        drop(port);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        if json {
+            let document = document("sim serve", &output);
+            let breaches = document["breaches"].as_array().unwrap();
+            assert_eq!((document["breach_count"].as_u64(), breaches.len()), (Some(5001), 4097));
+            assert_eq!(breaches[4096]["rule"], "doorbell-read");
+        } else {
+            let text = stdout(&output);
+            let says = "violations  5001, of which 4097 are recorded";
+            assert!(text.contains(says) && text.contains("\n  doorbell-read"), "{text}");
+        }
+    }
 }

@@ -63,11 +63,13 @@ fn ctrl_c_is_heard_within_a_tensor() {
 
 #[test]
 fn the_second_ctrl_c_does_not_wait() {
-    // One command that takes a minute cannot be stopped in order.
-    let child = start(&[
+    // A controller that takes a minute to be disabled: until then it may write to the command's memory.
+    let lost = "fault=lost@n=1&fault=lost@op=delete-sq&fault=lost@op=abort&fault=stuck-rdy@on=disable";
+    let drive = format!("sim:mem:1M?to=120&{lost}");
+    let mut child = start(&[
         "read",
         "-d",
-        "sim:mem:1M?latency=60s",
+        &drive,
         "--lba",
         "0",
         "--blocks",
@@ -78,7 +80,8 @@ fn the_second_ctrl_c_does_not_wait() {
         "100s",
     ]);
     signal(&child, "-INT");
-    std::thread::sleep(Duration::from_millis(300));
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(child.try_wait().unwrap().is_none(), "the first was enough");
     let asked = Instant::now();
     signal(&child, "-INT");
     let output = child.wait_with_output().unwrap();
@@ -94,4 +97,25 @@ fn a_stopped_copy_leaves_no_half_file() {
     signal(&child, "-INT");
     assert_eq!(child.wait_with_output().unwrap().status.code(), Some(130));
     assert!(!std::path::Path::new(&out).exists());
+}
+
+/// The time-out of a command is no reason to keep anybody waiting.
+#[test]
+fn ctrl_c_does_not_wait_for_commands_that_do_not_end() {
+    for (route, drive) in [
+        ("cpu/direct", "sim:mem:16M?fault=lost@n=3"),
+        ("cpu/pinned", "sim:mem:16M?fault=lost@n=3"),
+        ("cpu/direct", "sim:mem:16M?latency=60s"),
+        ("gpu/tier3", "sim:mem:16M?fault=lost@n=3"),
+    ] {
+        let read = ["--json", "read", "-d", drive, "--lba", "0", "--blocks", "32768", "-g", "emu"];
+        let mut child = start(&[&read[..], &["--timeout", "60s", "--route", route]].concat());
+        assert!(child.try_wait().unwrap().is_none(), "{route}: over before it was stopped");
+        signal(&child, "-TERM");
+        let asked = Instant::now();
+        let output = child.wait_with_output().unwrap();
+        assert!(asked.elapsed() < Duration::from_secs(5), "{route} took {:?}", asked.elapsed());
+        assert_eq!(output.status.code(), Some(130), "{route}: {output:?}");
+        assert_eq!(document("read", &output)["error"]["kind"], "interrupted");
+    }
 }

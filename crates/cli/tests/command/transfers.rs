@@ -177,3 +177,13 @@ fn people_see_the_same() {
         assert!(text.contains(word), "{word}: {text}");
     }
 }
+
+/// Four tries are three retries, whoever makes them.
+#[test]
+fn every_route_counts_retries_alike() {
+    let drive = "sim:mem:64M?cmb=1M&fault=lost@lba=2-2";
+    for route in ["cpu/direct", "cpu/pinned", "gpu/tier3", "gpu/tier1"] {
+        let read = ["read", "-d", drive, "--lba", "0", "--blocks", "4", "-g", "emu", "--timeout", "200ms"];
+        refuse(&[&read[..], &["--route", route]].concat(), 1, "and not after 3 retries");
+    }
+}

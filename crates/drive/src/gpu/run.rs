@@ -435,7 +435,8 @@ impl<'a, 'm> Run<'a, 'm> {
                 let recovery =
                     queues.recover(format!("a GPU launch that ended with {exit:?}"), stray.is_none())?;
                 if let Some(item) = again.iter().find(|item| item.recoveries > queues.drive.options.retries) {
-                    let (command, retries) = (self.describe(&item.work), item.recoveries);
+                    // The first try is no retry.
+                    let (command, retries) = (self.describe(&item.work), item.recoveries - 1);
                     return Err(Error::TimedOut { command, waited, retries, recovery });
                 }
             } else if again.iter().any(|item| item.due.is_none()) {

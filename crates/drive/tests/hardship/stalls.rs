@@ -1,6 +1,6 @@
 //! What once never ended, or ended for good.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use onehop_drive::{Drive, Error, Io, Op, Options, Recovery};
 
@@ -131,4 +131,40 @@ fn a_flush_tells_of_writes_that_were_lost() {
     queue.write(ns, 5, 1, &buffer, 0).unwrap();
     drive.reset().unwrap();
     queue.flush(ns).unwrap();
+}
+
+/// Nothing of a cancelled transfer stays in the controller's hands, and the queue goes on to be used.
+#[test]
+fn a_cancelled_transfer_leaves_nothing_behind() {
+    within(Duration::from_secs(20), || {
+        for fault in [
+            // Aborted, taken back with the queue, and taken back by a reset.
+            "fault=lost@every=3,count=8",
+            "fault=lost@every=3,count=8&fault=abort-ignored",
+            "fault=lost@every=3,count=8&fault=lost@op=abort&fault=lost@op=delete-sq,count=1",
+            "latency=30s",
+            // Waits for its retry.
+            "crdt=100&fault=fail-once@n=3,crd=1,count=8",
+        ] {
+            let sim = onehop_sim::open(&format!("mem:1M?mdts=1&{fault}")).unwrap();
+            let timeout = Duration::from_secs(60);
+            let drive = Drive::open(sim.port(), Options { timeout, depth: 8, ..options() }).unwrap();
+            let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+            let buffer = drive.buffer(1 << 20).unwrap();
+            let start = Instant::now();
+            let go_on = || start.elapsed() < Duration::from_millis(100);
+            let end = queue.transfer_while(Op::Read, ns, 0, 2048, (&buffer, 0), &go_on);
+            assert!(matches!(end, Err(Error::Cancelled { count: 128, .. })), "{fault}: {end:?}");
+            assert!(start.elapsed() < Duration::from_secs(3), "{fault}: {:?}", start.elapsed());
+            buffer.host().unwrap().fill(0, 1 << 20, 0xee).unwrap();
+            std::thread::sleep(Duration::from_millis(50));
+            let mut bytes = vec![0; 1 << 20];
+            buffer.host().unwrap().read(0, &mut bytes).unwrap();
+            assert!(bytes.iter().all(|byte| *byte == 0xee), "{fault}: the controller went on to write");
+            if !fault.contains("latency") {
+                queue.read(ns, 0, 16, &buffer, 0).unwrap();
+            }
+            assert_eq!(sim.violations(), [], "{fault}");
+        }
+    });
 }

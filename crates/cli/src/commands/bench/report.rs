@@ -9,6 +9,7 @@ use onehop_bench::results::{MOST_BYTES, Machine, Results, ResultsError};
 use serde::Serialize;
 
 use crate::error::{CliError, Result};
+use crate::outputs;
 use crate::report::{ReportText, Versioned};
 
 /// Makes the folder of a report, before anything is measured: minutes later is too late to learn that there is no room.
@@ -49,7 +50,7 @@ pub(crate) fn write(
         .map_err(|e| CliError::Failed(format!("the report cannot be written as JSON: {e}")))?;
     for (ending, bytes) in [("html", page.to_html().into_bytes()), ("json", json)] {
         let path = folder.join(format!("{name}.{ending}"));
-        std::fs::write(&path, bytes).map_err(|e| CliError::file("writing", &path, e))?;
+        outputs::write(&path, bytes)?;
         text.row("report", path.display());
     }
     Ok(())

@@ -9,6 +9,7 @@ use onehop_load::{Manifest, Model};
 use super::LoadedShare;
 use crate::commands::CommandContext;
 use crate::error::{CliError, Result};
+use crate::outputs;
 
 /// Compares every GPU's memory with the files once more. The outer error is that it could not be done, the inner that
 /// bytes differ.
@@ -53,7 +54,7 @@ pub(super) fn write_manifest(path: &Path, model: &Model, held: &[LoadedShare]) -
             }
         }
     }
-    std::fs::write(path, manifest.to_json()).map_err(|e| CliError::file("writing", path, e))
+    outputs::write(path, manifest.to_json())
 }
 
 /// The error of whoever asked for the end, where it was that.

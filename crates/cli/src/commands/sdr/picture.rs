@@ -1,10 +1,10 @@
 //! A spectrum as a PNG: a column for each bin, brighter where there is more, below a line of the level.
 
-use std::fs::File;
 use std::io::BufWriter;
 use std::path::Path;
 
 use crate::error::{CliError, Result};
+use crate::outputs;
 
 const HEIGHT: usize = 400;
 const BACK: [u8; 3] = [16, 18, 24];
@@ -15,7 +15,7 @@ const LINE: [u8; 3] = [96, 208, 255];
 pub(super) fn write(path: &Path, spectrum: &[f64]) -> Result<()> {
     let width = spectrum.len();
     let pixels = draw(spectrum);
-    let file = File::create(path).map_err(|e| CliError::file("creating", path, e))?;
+    let file = outputs::create(path)?;
     let mut encoder = png::Encoder::new(BufWriter::new(file), width as u32, HEIGHT as u32);
     encoder.set_color(png::ColorType::Rgb);
     let failed = |e: png::EncodingError| CliError::Failed(format!("writing {}: {e}", path.display()));
@@ -57,7 +57,7 @@ mod tests {
         let mut spectrum = vec![-80.0; 256];
         spectrum[100] = 0.0;
         write(&path, &spectrum).unwrap();
-        let file = std::io::BufReader::new(File::open(&path).unwrap());
+        let file = std::io::BufReader::new(std::fs::File::open(&path).unwrap());
         let mut reader = png::Decoder::new(file).read_info().unwrap();
         let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
         let info = reader.next_frame(&mut pixels).unwrap();

@@ -7,6 +7,10 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::error::{CliError, Result};
+use crate::outputs;
+
+/// What is appended to a recording's name.
+pub(super) const ENDINGS: [&str; 2] = [".sigmf-data", ".sigmf-meta"];
 
 /// A recording under way.
 pub(super) struct Recording {
@@ -29,14 +33,8 @@ impl Recording {
         rate: Option<f64>,
         hardware: &str,
     ) -> Result<Self> {
-        let with = |end: &str| {
-            let mut name = base.as_os_str().to_owned();
-            name.push(end);
-            PathBuf::from(name)
-        };
-        let (data_path, meta_path) = (with(".sigmf-data"), with(".sigmf-meta"));
-        let file = File::create(&data_path).map_err(|e| CliError::file("creating", &data_path, e))?;
-        let data = BufWriter::with_capacity(1 << 20, file);
+        let [data_path, meta_path] = ENDINGS.map(|ending| outputs::with_ending(base, ending));
+        let data = BufWriter::with_capacity(1 << 20, outputs::create(&data_path)?);
         let captures = Vec::new();
         let hardware = hardware.to_owned();
         Ok(Self { data, data_path, meta_path, datatype, rate, hardware, samples: 0, captures })
@@ -57,7 +55,7 @@ impl Recording {
     pub(super) fn finish(mut self) -> Result<[PathBuf; 2]> {
         self.data.flush().map_err(|e| CliError::file("writing", &self.data_path, e))?;
         let text = format!("{:#}\n", self.meta());
-        std::fs::write(&self.meta_path, text).map_err(|e| CliError::file("writing", &self.meta_path, e))?;
+        outputs::write(&self.meta_path, text)?;
         Ok([self.data_path, self.meta_path])
     }
 

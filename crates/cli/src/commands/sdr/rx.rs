@@ -12,11 +12,12 @@ use serde_json::{Value, json};
 use super::board::{self, BoardArg, OpenedBoard};
 use super::load::CpuTime;
 use super::notice::{self, Notice};
-use super::recording::Recording;
+use super::recording::{self, Recording};
 use super::{Packing, check_seconds, picture, route, view, why_not};
 use crate::commands::CommandContext;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, Chosen, GpuArg};
+use crate::outputs;
 use crate::report::{self, Report, ReportText};
 use crate::units;
 
@@ -56,10 +57,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "BINS", default_value = "2048", value_parser = bins)]
     bins: u32,
     /// Write the spectrum as a picture
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = outputs::parser())]
     png: Option<PathBuf>,
     /// Write the samples back out of GPU memory, to NAME.sigmf-data and NAME.sigmf-meta; ci12 as cf32
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = outputs::parser_with(&recording::ENDINGS))]
     out: Option<PathBuf>,
 }
 
