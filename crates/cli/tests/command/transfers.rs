@@ -157,7 +157,10 @@ fn faults_are_survived_or_told() {
         for fault in ["fail-once@op=read,n=3", "lost@op=read,n=5", "late@op=read,n=4,delay=20ms"] {
             let (code, report) = read(fault, route);
             assert_eq!((code, &report["verified"]), (0, &json!(true)), "{fault} {route}: {report:#}");
-            assert!(report["retries"] == 1 || fault.starts_with("late"), "{fault} {route}: {report:#}");
+            // What is done again after a lost command is the transfer.
+            let retries = report["retries"].as_u64().unwrap();
+            let expected = if fault.starts_with("lost") { retries > 1 } else { retries == 1 };
+            assert!(expected || fault.starts_with("late"), "{fault} {route}: {report:#}");
             let recovered = report["incidents"].as_array().unwrap().len();
             assert_eq!(recovered, usize::from(fault.starts_with("lost")), "{fault} {route}: {report:#}");
         }
