@@ -8,8 +8,8 @@ use onehop_drive::{Drive, ExportedQueue, GpuMode, GpuSetup, IoQueue, Namespace};
 use onehop_gpu::{ArrayJob, ArrayKernels, ArrayRows, Gpu, Place, Region};
 use onehop_proto::GpuAddr;
 use onehop_proto::array::{
-    ArrayError, ArrayHandle, FlushReport, GatherItem, MAX_PAGE_BYTES, MIN_PAGE_BYTES, broken_pages, counter,
-    directory_bytes, directory_words,
+    ArrayError, ArrayHandle, FlushReport, GatherItem, MAX_PAGE_BYTES, MIN_PAGE_BYTES, WAYS, broken_pages,
+    counter, directory_bytes, directory_words,
 };
 
 use crate::{ArrayOptions, ArrayStats, Error, Result};
@@ -77,7 +77,8 @@ impl Array {
             limit: options.limit,
             ..GpuSetup::new(options.placement)
         };
-        let bytes = (slots as usize) << page_shift;
+        // A directory with wrong words could name any way of a set.
+        let bytes = (slots.max(WAYS) as usize) << page_shift;
         let (data, buffer) = drive.gpu_buffer(&*gpu, options.placement.data, bytes)?;
         let directory = directory_bytes(slots) as usize;
         let memory = gpu.alloc(Place::Vram, DIRECTORY + directory)?;

@@ -43,6 +43,9 @@ pub struct ArrayRows {
     pub stride: u32,
 }
 
+/// The longest row. Longer ones are several.
+const MAX_ROW_BYTES: u32 = 1 << 20;
+
 /// Runs them.
 pub trait ArrayKernels: Send {
     /// Takes the array whose handle lies at `array`. The handle, and that of its queue, are read now and not again.
@@ -105,8 +108,16 @@ impl ArrayJob {
         Self { work, memory: memory.map(Region::clone).into(), items }
     }
 
-    /// The work with its items in memory of `gpu`, and that memory.
-    pub(crate) fn on(&self, gpu: &dyn Gpu) -> Result<(ArrayWork, Option<Region>)> {
+    /// Whether there is nothing to do.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.items.is_empty() && !matches!(self.work, ArrayWork::Flush(..))
+    }
+
+    /// The work with its items in memory from `alloc`, and that memory.
+    pub(crate) fn on(
+        &self,
+        alloc: impl FnOnce(usize) -> Result<Region>,
+    ) -> Result<(ArrayWork, Option<Region>)> {
         if self.items.is_empty() {
             return Ok((self.work, None));
         }
@@ -114,7 +125,7 @@ impl ArrayJob {
             ArrayWork::Gather(job, _) => MissList::bytes(job.count, job.row_bytes) as usize,
             _ => 0,
         };
-        let memory = gpu.alloc(Place::Vram, self.items.len() + list)?;
+        let memory = alloc(self.items.len() + list)?;
         memory.write(0, &self.items)?;
         let with = |job| GatherJob { items: memory.addr(), ..job };
         let work = match self.work {
@@ -154,6 +165,11 @@ fn job(
     if bytes == 0 || bytes % 4 != 0 || stride % 4 != 0 || stride < bytes {
         return refuse(format!(
             "rows of {bytes} bytes every {stride}: multiples of 4 are possible, without overlap"
+        ));
+    }
+    if bytes > MAX_ROW_BYTES || all.checked_mul(stride.into()).is_none() {
+        return refuse(format!(
+            "{all} rows of {bytes} bytes every {stride}: at most {MAX_ROW_BYTES} bytes are possible"
         ));
     }
     for (what, region) in [("a buffer", out), ("answers", answers)] {
@@ -198,8 +214,11 @@ impl ArrayKernels for EmulatedArrays {
 
     fn run(&mut self, job: &ArrayJob, threads: u32, _: Duration) -> Result<Duration> {
         let array = self.array.ok_or_else(not_attached)?;
+        if job.is_empty() {
+            return Ok(Duration::ZERO);
+        }
         let begun = std::time::Instant::now();
-        let (work, _items) = job.on(&self.gpu)?;
+        let (work, _items) = job.on(|bytes| self.gpu.alloc(Place::Vram, bytes))?;
         let running = match work {
             ArrayWork::Gather(job, list) => {
                 let hits = self.gpu.start_warps((threads, HIT_WORDS), move |warp, index| {

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use onehop_device::params::{HITS_SHARED_BYTES, LANES, MISSES_SHARED_BYTES};
 use onehop_proto::GpuAddr;
-use onehop_proto::array::{ArrayHandle, counter, directory_bytes};
+use onehop_proto::array::{ArrayHandle, WAYS, counter, directory_bytes};
 use onehop_proto::kernel::{Handle, KernelQueue, signal, tally};
-use onehop_proto::prp::PrebuiltPrpLists;
+use onehop_proto::prp::{MAX_PAGE_SHIFT, MIN_PAGE_SHIFT, PrebuiltPrpLists};
 
 use super::code::Code;
 use super::gpu::CudaGpu;
@@ -16,7 +16,7 @@ use super::launch::Used;
 use super::live::{MemoryHold, Touched};
 use super::module::{Arg, Shape};
 use crate::arrays::{ArrayJob, ArrayKernels, ArrayWork, not_attached};
-use crate::{Error, Gpu, Place, Region, Result};
+use crate::{Error, Region, Result};
 
 const WHAT: &str = "a kernel of an array";
 
@@ -83,7 +83,7 @@ impl Attached {
         let queue = Handle::from_words(&read(gpu, queue_at)?).ok_or_else(|| none("queue", queue_at))?;
         let touched = touched(&array, &queue)?;
         gpu.0.context.hold(&touched)?;
-        let handles = gpu.alloc(Place::Vram, QUEUE + Handle::BYTES as usize)?;
+        let handles = gpu.alloc_private(QUEUE + Handle::BYTES as usize)?;
         let array = ArrayHandle { queue: handles.addr().plus(QUEUE as u64).0, ..array };
         handles.write(0, &le_bytes(&array.words()))?;
         handles.write(QUEUE, &le_bytes(&queue.words()))?;
@@ -111,8 +111,19 @@ fn le_bytes(words: &[u32]) -> Vec<u8> {
 
 /// The memory that an array's kernels reach by its handles.
 fn touched(array: &ArrayHandle, queue: &Handle) -> Result<Vec<Touched>> {
-    if !(12..32).contains(&queue.page_shift) {
+    if !(MIN_PAGE_SHIFT..=MAX_PAGE_SHIFT).contains(&queue.page_shift) {
         return Err(Error::Launch(format!("a queue with pages of 2^{} bytes", queue.page_shift)));
+    }
+    let aligned = [
+        (queue.sq | queue.cq, 64),
+        (queue.control | queue.pages | queue.lists, 8),
+        (queue.sq_door | queue.cq_door | queue.signals | queue.inside | array.counters, 4),
+        (array.directory | array.data, 16),
+    ];
+    if let Some((at, to)) = aligned.iter().find(|(at, to)| !at.is_multiple_of(*to)) {
+        return Err(Error::Launch(format!(
+            "an array or its queue has memory that is not aligned to {to} ({at:#x})"
+        )));
     }
     let pages = queue.bytes.div_ceil(1 << queue.page_shift);
     let lists = PrebuiltPrpLists::new(queue.page_shift).list_pages(pages);
@@ -133,7 +144,8 @@ fn touched(array: &ArrayHandle, queue: &Handle) -> Result<Vec<Touched>> {
         of("the addresses of a queue's data", queue.pages, pages * 8),
         of("an array's directory", array.directory, directory_bytes(array.pages)),
         of("an array's counters", array.counters, u64::from(counter::BYTES)),
-        of("an array's pages", array.data, u64::from(array.pages) << array.page_shift),
+        // Of a set that has fewer, the directory's words alone say which ways are in use.
+        of("an array's pages", array.data, u64::from(array.pages.max(WAYS)) << array.page_shift),
     ]);
     if lists > 0 {
         all.push(of("the addresses of a queue's lists", queue.lists, lists * 8));
@@ -149,10 +161,13 @@ impl ArrayKernels for CudaArrays {
 
     fn run(&mut self, job: &ArrayJob, threads: u32, limit: Duration) -> Result<Duration> {
         let array = self.attached.as_ref().ok_or_else(not_attached)?;
+        if job.is_empty() {
+            return Ok(Duration::ZERO);
+        }
         let context = &self.gpu.0.context;
         job.memory.iter().try_for_each(|memory| context.check(WHAT, memory))?;
         let mut held = context.hold(&array.touched)?;
-        let (work, items) = job.on(&self.gpu)?;
+        let (work, items) = job.on(|bytes| self.gpu.alloc_private(bytes))?;
         held.push(Arc::new((array.handles.clone(), job.memory.clone(), items)) as MemoryHold);
         let words = |words: &[u64]| Arg::Words(words.into());
         // The name, the arguments between the array and the number of threads, that number, and each warp's shared memory.
@@ -185,11 +200,12 @@ impl ArrayKernels for CudaArrays {
             let function = self.code.function(name)?;
             let call = KernelCall { function: &function, shape, args };
             let used = Used { memory: None, _held: held.clone() };
-            // SAFETY: the job's regions hold all that its items name, and nobody else can write the items. All that the
-            // handles name is live memory of this GPU, and nobody else can write the handles. All of it is held until the
-            // kernel has ended. Slots of the cache are computed from the handle alone, and control memory is checked by
-            // the kernel against the rings before it becomes an address. The list of misses has room for every part of
-            // every item, and only the first half of a gather, which has ended before the second, appends to it.
+            // SAFETY: the job's regions hold all that its items name. Items, their list of misses and both handles are in
+            // memory that no safe call can name. All that the handles name is live memory of this GPU. All of it is held
+            // until the kernel has ended. A slot of the cache is a way of one of the handle's sets, whatever the directory
+            // holds, and control memory is checked by the kernel against the rings before it becomes an address. The list
+            // has room for every part of every item, and only the first half of a gather, which has ended before the
+            // second, appends to it.
             let mut running = unsafe { self.gpu.start(name, &call, limit, used) }?;
             running.wait()?;
             took += running.took()?;

@@ -112,6 +112,11 @@ impl Context {
         Region::on_device(at, bytes, memory).in_space(space)
     }
 
+    /// Memory of its own that its kernels may not be given addresses of by a caller.
+    pub(super) fn unlisted(&self, at: GpuAddr, memory: DeviceMemory) -> Region {
+        Region::on_device(at, memory.bytes, Arc::new(memory)).in_space(AddressSpace::Device(self.device))
+    }
+
     /// Holds the memory that a kernel touches.
     pub(super) fn hold(&self, touched: &[Touched]) -> Result<Vec<MemoryHold>> {
         let hold = |one: &Touched| {

@@ -134,7 +134,15 @@ impl CudaGpu {
         self.device_memory(kind, bytes, &[ALL])
     }
 
-    /// The same, zeroed only in these ranges.
+    /// Memory of the GPU that no safe call gives a kernel the address of: kernels believe what is written there.
+    pub(super) fn alloc_private(&self, bytes: usize) -> Result<Region> {
+        let on = (&self.0.context, &self.0.copies);
+        let memory = DeviceMemory::new(on.0, on.1, self.capabilities(), DeviceKind::Plain, bytes)?;
+        memory.zero(&[ALL])?;
+        self.0.context.unlisted(GpuAddr(memory.at), memory).slice(0..bytes.max(1).next_multiple_of(4096))
+    }
+
+    /// Memory as from [`Self::alloc_device`], zeroed only in these ranges.
     fn device_memory(&self, kind: DeviceKind, bytes: usize, blank: &[Range<usize>]) -> Result<Region> {
         let on = (&self.0.context, &self.0.copies);
         let memory = DeviceMemory::new(on.0, on.1, self.capabilities(), kind, bytes)?;

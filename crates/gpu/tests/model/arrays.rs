@@ -1,7 +1,9 @@
 //! Whose memory the kernels of arrays may be sent to.
 
+use std::time::Duration;
+
 use onehop_gpu::cuda::{CudaGpu, DeviceKind};
-use onehop_gpu::{Gpu, Region};
+use onehop_gpu::{ArrayJob, ArrayKernels, ArrayRows, Gpu, Region};
 use onehop_proto::GpuAddr;
 use onehop_proto::array::{ArrayHandle, counter, directory_bytes};
 use onehop_proto::kernel::{Handle, signal, tally};
@@ -53,11 +55,20 @@ fn handles(at: GpuAddr) -> (ArrayHandle, Handle) {
     (array, queue)
 }
 
-fn attach(gpu: &CudaGpu, memory: &Region, array: &ArrayHandle, queue: &Handle) -> onehop_gpu::Result<()> {
+fn attach_to(
+    kernels: &mut dyn ArrayKernels,
+    memory: &Region,
+    array: &ArrayHandle,
+    queue: &Handle,
+) -> onehop_gpu::Result<()> {
     let bytes = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
     memory.write(0, &bytes(&array.words())).unwrap();
     memory.write(QUEUE as usize, &bytes(&queue.words())).unwrap();
-    gpu.array_kernels().unwrap().attach(memory.addr())
+    kernels.attach(memory.addr())
+}
+
+fn attach(gpu: &CudaGpu, memory: &Region, array: &ArrayHandle, queue: &Handle) -> onehop_gpu::Result<()> {
+    attach_to(&mut *gpu.array_kernels().unwrap(), memory, array, queue)
 }
 
 #[test]
@@ -77,6 +88,9 @@ fn an_array_is_attached_to_memory_of_its_gpu_alone() {
         directory,
         ArrayHandle { data: behind(DATA), ..array },
         ArrayHandle { data: 0, ..array },
+        ArrayHandle { data: array.data + 8, ..array },
+        // Its directory could name any way of its one set.
+        ArrayHandle { pages: 1, data: end - 4096, ..array },
         ArrayHandle { data: u64::MAX - 4095, ..array },
         ArrayHandle { counters: behind(u64::from(counter::BYTES)), ..array },
         // More pages than there is memory for, and than there are numbers for.
@@ -102,12 +116,24 @@ fn an_array_is_attached_to_memory_of_its_gpu_alone() {
         Handle { lists: end, ..queue },
         Handle { bytes: u64::MAX, ..queue },
         Handle { page_shift: 63, ..queue },
+        Handle { page_shift: 28, ..queue },
+        Handle { sq: queue.sq + 4, ..queue },
+        Handle { pages: queue.pages + 4, ..queue },
         Handle { page_shift: 0, ..queue },
     ];
     for lie in queues {
         assert!(attach(&gpu, &memory, &array, &lie).is_err(), "{lie:?}");
     }
+    // What has nothing to do is not launched; the model would refuse to.
     let mut kernels = gpu.array_kernels().unwrap();
+    attach_to(&mut *kernels, &memory, &array, &queue).unwrap();
+    let rows = ArrayRows { count: 8, bytes: 256, stride: 256 };
+    let nothing = |bytes| {
+        let limit = Duration::from_secs(1);
+        ArrayJob::gather(ArrayRows { bytes, stride: bytes, ..rows }, &[], [&memory, &memory], limit)
+    };
+    assert_eq!(kernels.run(&nothing(256).unwrap(), 1, Duration::from_secs(1)).unwrap(), Duration::ZERO);
+    nothing(2 << 20).unwrap_err();
     for nothing in [GpuAddr(0), GpuAddr(end), GpuAddr(u64::MAX), memory.addr().plus(2048)] {
         assert!(kernels.attach(nothing).is_err(), "{nothing}");
     }

@@ -86,6 +86,8 @@ impl<W: Lanes, M: Memory<Addr = GpuAddr>, B: Backing<M>> Hits<'_, W, M, B> {
     #[inline(always)]
     fn chunk(&self, start: u32, end: u32, (mut pins, mut missed): (u32, u32)) -> (u32, u32) {
         let items = (end - start).min(self.warp.lanes());
+        // All lanes have read how the chunk before ended.
+        self.warp.sync();
         self.warp.once(|| self.warp.set_local(common::ACTIVE, items));
         self.warp.each(|lane| self.begin(lane, start, end));
         loop {
