@@ -2,5 +2,7 @@
 
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcufile.so.0");
+    // Its threads, and functions that it has put into streams, outlive any handle of the library.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     println!("cargo:rerun-if-changed=build.rs");
 }

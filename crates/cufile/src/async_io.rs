@@ -8,7 +8,7 @@ use onehop_gpu::cuda::{Pointer, StreamState};
 use onehop_proto::GpuAddr;
 
 use crate::buffers::registered;
-use crate::driver::open_for_a_call;
+use crate::driver::{open_for_a_call, place};
 use crate::error::{Code, Failure};
 use crate::files::usable_file;
 use crate::io::{GONE, IoRequest, carry_out};
@@ -106,8 +106,11 @@ unsafe fn enqueue(
     stream: *mut c_void,
 ) -> Result<(), Failure> {
     let Words { bytes, file_offset, buffer_offset, done } = words;
-    let missing = bytes.is_null() || file_offset.is_null() || buffer_offset.is_null() || done.is_null();
-    if missing || base == 0 || handle.is_null() {
+    place(bytes.cast_mut())?;
+    place(file_offset.cast_mut())?;
+    place(buffer_offset.cast_mut())?;
+    place(done)?;
+    if base == 0 || handle.is_null() {
         return Err(Code::InvalidValue.into());
     }
     let (file, machine) = (usable_file(handle)?, machine());

@@ -120,10 +120,10 @@ fn set(call: &str, which: SizeParameter, kb: usize) -> CuFileError {
 
 /// Sets whether completions are polled for. It is kept, and changes nothing.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuFileDriverSetPollMode(poll: bool, threshold_kb: usize) -> CuFileError {
+pub extern "C" fn cuFileDriverSetPollMode(poll: u8, threshold_kb: usize) -> CuFileError {
     let set = set("cuFileDriverSetPollMode", SizeParameter::PollThreshold, threshold_kb);
     if set.err == 0 {
-        with_state(|state| state.parameters.set_bool(Bool::Poll, poll));
+        with_state(|state| state.parameters.set_bool(Bool::Poll, poll != 0));
     }
     set
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use onehop_load::engine::calls::CallFile;
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
 
-use crate::driver::open_for_a_call;
+use crate::driver::{open_for_a_call, place};
 use crate::error::{Code, Failure};
 use crate::log::{Level, say};
 use crate::state::{HANDLES, answer, get, run, with_state};
@@ -67,7 +67,8 @@ pub unsafe extern "C" fn cuFileHandleRegister(
     description: *const Description,
 ) -> CuFileError {
     let answer = answer("cuFileHandleRegister", || {
-        if out.is_null() || description.is_null() {
+        let out = place(out)?;
+        if description.is_null() || !description.is_aligned() {
             return Err(Code::InvalidValue.into());
         }
         // SAFETY: the caller's promise.

@@ -340,6 +340,14 @@ impl Operation {
         let mut state = self.state();
         state.is_cancelled = true;
         state.pending.clear();
+        for slot in &state.slots {
+            if let Err(error) = slot.cancel_order() {
+                say(
+                    Level::Error,
+                    &format!("an order of a cancelled operation could not be taken back: {error}"),
+                );
+            }
+        }
         if let Some(word) = &state.word {
             word.reach(self.pieces);
         }

@@ -56,6 +56,12 @@ impl PinnedSlot {
         self.memory.addr().plus((self.start + ORDER_BYTES) as u64).0
     }
 
+    /// Has a kernel that has not begun copy nothing. In one store: it may be reading.
+    pub fn cancel_order(&self) -> onehop_gpu::Result<()> {
+        // Orders are shorter than 4 GiB.
+        self.memory.signal(self.start + PlaceOrder::LENGTH as usize, 0)
+    }
+
     /// Tells the kernel what to copy: before it is let go.
     pub fn set_order(&self, source: u64, destination: u64, bytes: usize) -> Result<(), Failure> {
         let mut order = [0; PlaceOrder::BYTES];
