@@ -113,12 +113,18 @@ impl StreamGpu {
 
 /// The machine of this process. A child that was forked has another: its parent's threads and GPUs are not its own.
 pub fn machine() -> &'static Machine {
+    if let Some(machine) = if_started() {
+        return machine;
+    }
+    // Without the lock: CUDA's driver may fork a program while it starts, and a fork takes the lock.
+    let made = Machine::new();
     let own = std::process::id();
     let mut known = lock();
     match *known {
+        // Another thread was faster.
         Some((process, machine)) if process == own => machine,
         _ => {
-            let machine: &'static Machine = Box::leak(Box::new(Machine::new()));
+            let machine: &'static Machine = Box::leak(Box::new(made));
             *known = Some((own, machine));
             machine
         }
