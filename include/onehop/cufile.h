@@ -166,7 +166,7 @@ CUfileError_t cuFileBatchIOGetStatus(CUfileBatchHandle_t batch, unsigned least, 
 CUfileError_t cuFileBatchIOCancel(CUfileBatchHandle_t batch);
 void cuFileBatchIODestroy(CUfileBatchHandle_t batch);
 
-/* Operations in streams. All words stay until the stream has passed the operation. */
+/* Operations in streams. All words, and the memory, stay until the stream has passed the operation, after an error too. */
 CUfileError_t cuFileReadAsync(CUfileHandle_t handle, void *base, size_t *bytes, off_t *file_offset, off_t *base_offset,
                               ssize_t *done, CUstream stream);
 CUfileError_t cuFileWriteAsync(CUfileHandle_t handle, void *base, size_t *bytes, off_t *file_offset, off_t *base_offset,
