@@ -373,7 +373,9 @@ impl CommandSlots {
             self.waiting -= 1;
             let nsid = self.entries[id as usize].what.1;
             if let Err(error) = self.entries[id as usize].mark_again(&self.holds) {
-                self.entries[id as usize].state = CommandState::failed(error);
+                let entry = &mut self.entries[id as usize];
+                entry.state = CommandState::failed(error);
+                entry.mark_stale(&mut self.holds);
             } else if self.namespaces.iter().any(|ns| ns.nsid == nsid && ns.is_valid()) {
                 self.stage(id);
             } else {

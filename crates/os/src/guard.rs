@@ -163,8 +163,15 @@ fn install() -> Result<()> {
 /// Runs wherever the fault happened: it may use atomics and system calls, and nothing else.
 extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel gives a siginfo with every SIGBUS. That of one which was sent holds what its sender wrote in place of
-    // the address, so that is read of a fault alone.
-    let at = unsafe { if (*info).si_code > 0 { Some((*info).si_addr() as usize) } else { None } };
+    // the address, so that is read of a fault alone. Broken memory that no thread has touched (action optional) is no fault:
+    // nobody keeps its mapping meanwhile.
+    let at = unsafe {
+        match (*info).si_code {
+            libc::BUS_MCEERR_AO => None,
+            code if code > 0 => Some((*info).si_addr() as usize),
+            _ => None,
+        }
+    };
     let Some(at) = at else {
         // SAFETY: the kernel's arguments are passed on.
         return unsafe { pass_on(signal, info, context) };
