@@ -244,7 +244,8 @@ fn all_output_fits() {
 /// A bar with its rate, which is known after half a second.
 #[test]
 fn progress_fits() {
-    let args = ["demo", "-g", "emu", "--size", "256M"];
+    // However fast the machine is.
+    let args = ["demo", "-g", "emu", "--size", "256M", "--fault", "late@op=read,n=200,delay=900ms"];
     let (code, text) = on_terminal(&args, USUAL);
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("loading [") && text.contains("/s, "), "{text:?}");

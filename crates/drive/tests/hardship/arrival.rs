@@ -73,7 +73,8 @@ fn late_data_beside_a_lost_command(by: By, mode: GpuMode) {
         (0..(BLOCKS * BLOCK) as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     sim.write_media(1, 0, &data).unwrap();
     let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
-    let stall = Duration::from_millis(60);
+    // Long enough that the kernel sees the completion whose data is late, on a busy machine too.
+    let stall = Duration::from_millis(250);
     let setup = GpuSetup { mode, queues: 1, depth: 15, stall, ..GpuSetup::new(Placement::TIER1) };
     let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
     let (region, buffer) = drive.gpu_buffer(&*gpu, Place::PinnedHost, BLOCKS * BLOCK).unwrap();
