@@ -10,6 +10,7 @@ pub struct ArrayOptions {
     /// Bytes of a page: a power of two from 512 B to 64 KiB, and a multiple of the drive's block.
     pub page_bytes: u32,
     /// Bytes of all pages of the cache. What does not fill a set of eight pages is not used, unless it is all there is.
+    /// Memory is taken for eight pages at least.
     pub cache_bytes: u64,
     /// Whether kernels may write.
     pub writable: bool,

@@ -181,7 +181,7 @@ fn people_see_the_same() {
     }
 }
 
-/// Four tries are three retries, whoever makes them.
+/// Four tries are three retries on every route.
 #[test]
 fn every_route_counts_retries_alike() {
     let drive = "sim:mem:64M?cmb=1M&fault=lost@lba=2-2";

@@ -103,7 +103,7 @@ impl GatherJob {
     pub(super) fn end_part<M: Memory<Addr = GpuAddr>>(&self, mem: &M, to: u32, part: Result<(), ArrayError>) {
         let at = self.answer_at(to);
         let mut seen = mem.load(at);
-        // Of a row that has failed, nothing more is told.
+        // A row that has failed keeps its first error.
         while seen & WAITS_MASK == WAITS {
             let next = match part {
                 Err(error) => error.code() as u32,
