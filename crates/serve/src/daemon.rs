@@ -384,6 +384,11 @@ impl Daemon {
             Ok(()) => drop_session(session),
             Err(_) => session.umount_and_join(),
         };
+        let ended = ended.or_else(|error| match error.kind() {
+            // The end, seen by a thread that had just taken a request from the kernel.
+            std::io::ErrorKind::ConnectionAborted => Ok(()),
+            _ => Err(error),
+        });
         ended.map_err(|source| Error::Mount { path, source, hint: "" })
     }
 }
