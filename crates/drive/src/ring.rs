@@ -44,6 +44,11 @@ impl PairMemory {
         self.ring_of(at).get(at.word)
     }
 
+    /// Nothing has come in the queue of this doorbell.
+    pub(crate) fn idle(&self, doorbell: u32) {
+        self.regs.idle(doorbell);
+    }
+
     /// Makes the control memory of a queue that GPUs use as a new pair needs it, from what its last life left in `bytes`.
     /// A queue in shared mode comes with the sizes of its rings.
     pub(crate) fn initialise(

@@ -258,6 +258,9 @@ impl CommandSlots {
     /// Takes all completions that are there, and submits again what waited long enough; says how many were taken.
     pub(crate) fn poll(&mut self) -> u32 {
         let taken = self.drain();
+        if taken == 0 && self.messages {
+            self.pair.memory.idle(self.pair.rings.sq_door);
+        }
         if self.settling > 0 {
             self.look_for_data();
         }

@@ -301,6 +301,13 @@ impl Registers for Controller {
         }
     }
 
+    fn idle(&self, doorbell: u32) {
+        let link = doorbell_of(doorbell, self.cap.dstrd()).and_then(|(qid, _)| self.link(qid));
+        if let Some(link) = link {
+            link.look();
+        }
+    }
+
     fn size(&self) -> u32 {
         doorbell(MAX_QUEUES, true, self.cap.dstrd()) + 4
     }

@@ -2,7 +2,9 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -24,6 +26,13 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Steps of receiving for which others wait at most.
 const STEPS: usize = 32;
+/// How long the receiving thread leaves the connection to a thread that looks for answers.
+const STANDS_BACK: Duration = Duration::from_millis(5);
+/// Most bytes that are received ahead where data comes in small pieces, and how small those are.
+const AHEAD: usize = 32 << 10;
+const SMALL_DATA: usize = 8 << 10;
+/// The same where data comes in larger ones: headers of what follows.
+const AHEAD_OF_LARGE: usize = 64;
 /// Bytes whose digest is computed at a time.
 const DIGEST_CHUNK: usize = 16 << 10;
 
@@ -92,13 +101,74 @@ struct Pending {
     owner: CompletionOwner,
 }
 
+/// Bytes that were received before the queue wanted them: behind others, in the same call.
+struct ReadAhead {
+    bytes: Box<[u8]>,
+    /// Those that are still wanted.
+    rest: Range<usize>,
+    /// Most bytes to receive ahead.
+    most: usize,
+    /// A header is received, and data may follow.
+    is_head: bool,
+}
+
+impl ReadAhead {
+    fn new() -> Self {
+        Self { bytes: vec![0; AHEAD].into(), rest: 0..0, most: AHEAD, is_head: true }
+    }
+
+    /// Data is wanted, so many bytes of it. Small data is copied from here, which takes less time than a call for each header
+    /// and each piece; of large data no more than a few bytes are.
+    fn expect(&mut self, data: usize) {
+        if std::mem::take(&mut self.is_head) {
+            self.most = if data <= SMALL_DATA { AHEAD } else { AHEAD_OF_LARGE };
+        }
+    }
+
+    /// Takes up to so many of the bytes.
+    fn take(&mut self, most: usize) -> &[u8] {
+        let from = self.rest.start;
+        self.rest.start = self.rest.end.min(from + most);
+        &self.bytes[from..self.rest.start]
+    }
+
+    /// Receives into here; false when the other side has ended.
+    fn fill(&mut self, mut stream: &TcpStream) -> std::io::Result<bool> {
+        let count = stream.read(&mut self.bytes[..self.most])?;
+        self.rest = 0..count;
+        Ok(count > 0)
+    }
+
+    /// Receives up to `bytes` bytes into memory, and what is behind them into here; says how many went into memory.
+    fn receive(
+        &mut self,
+        stream: &TcpStream,
+        memory: &HostMem,
+        at: usize,
+        bytes: usize,
+    ) -> std::io::Result<usize> {
+        let count = memory.receive_with_rest(stream, at, bytes, &mut self.bytes[..self.most]);
+        let count = count.map_err(into_io)?;
+        self.rest = 0..count.saturating_sub(bytes);
+        Ok(count.min(bytes))
+    }
+}
+
 struct LinkState {
     queue: CapsuleQueue,
+    ahead: ReadAhead,
     pending: Vec<Option<Pending>>,
     ring: Option<RingPair>,
     failed: Option<Error>,
     /// The socket takes no more for now.
     is_blocked: bool,
+}
+
+impl LinkState {
+    /// What of the socket is waited for.
+    fn events(&self) -> PollFlags {
+        if self.is_blocked { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
+    }
 }
 
 /// A queue and its connection.
@@ -108,6 +178,8 @@ pub(crate) struct QueueLink {
     label: String,
     health: Arc<Health>,
     state: Mutex<LinkState>,
+    /// The driver's thread has looked for answers, and received what there was.
+    is_looked_at: AtomicBool,
     /// Most data that a command's capsule holds.
     capsule: u32,
 }
@@ -160,13 +232,15 @@ impl QueueLink {
             eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(|e| broken(e.into()))?;
         let queue = CapsuleQueue::new(setup.depth, setup.digests);
         let pending = (0..setup.depth).map(|_| None).collect();
-        let state = LinkState { queue, pending, ring: None, failed: None, is_blocked: false };
+        let ahead = ReadAhead::new();
+        let state = LinkState { queue, ahead, pending, ring: None, failed: None, is_blocked: false };
         let link = Arc::new(Self {
             stream,
             wake,
             label: setup.label,
             health: setup.health,
             state: Mutex::new(state),
+            is_looked_at: AtomicBool::new(false),
             capsule: setup.capsule,
         });
         link.negotiate()?;
@@ -192,39 +266,51 @@ impl QueueLink {
             if state.queue.is_open() {
                 return Ok(());
             }
-            let is_blocked = state.is_blocked;
+            let events = state.events();
             drop(state);
             let left = OPEN_TIMEOUT.saturating_sub(start.elapsed());
             if left.is_zero() {
                 let (queue, waited) = (self.label.clone(), OPEN_TIMEOUT);
                 return Err(Error::Silent { queue, what: "the connection request", waited });
             }
-            self.wait(is_blocked, Some(left));
+            self.wait(events, Some(left));
         }
     }
 
     /// The receiving thread's work: until the link is closed or fails.
     fn receive(&self) {
         loop {
-            let is_blocked = {
-                let mut state = self.lock();
+            // Whoever looks for answers all the time receives them faster than this thread could be woken.
+            let limit = self.is_looked_at.swap(false, Ordering::Relaxed).then_some(STANDS_BACK);
+            let mut state = self.lock();
+            if limit.is_none() {
                 self.pump(&mut state);
-                if state.failed.is_some() {
-                    return;
-                }
-                state.is_blocked
-            };
-            self.wait(is_blocked, None);
+            }
+            if state.failed.is_some() {
+                return;
+            }
+            let events = if limit.is_some() { PollFlags::empty() } else { state.events() };
+            drop(state);
+            self.wait(events, limit);
         }
     }
 
-    /// Waits until something came, can be sent if it could not, or somebody wakes this thread.
-    fn wait(&self, is_blocked: bool, limit: Option<Duration>) {
-        let events = if is_blocked { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+    /// The driver waits for an answer. Where data is small, its own thread receives it.
+    pub(crate) fn look(&self) {
+        let mut state = self.lock();
+        if state.ahead.most == AHEAD {
+            self.is_looked_at.store(true, Ordering::Relaxed);
+            self.pump(&mut state);
+        }
+    }
+
+    /// Waits until the socket has one of these events, somebody wakes this thread, or the time is over.
+    fn wait(&self, events: PollFlags, limit: Option<Duration>) {
         let mut fds = [PollFd::new(&self.stream, events), PollFd::new(&self.wake, PollFlags::IN)];
+        let from = usize::from(events.is_empty());
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         // An interrupted wait is a short one.
-        let _ = poll(&mut fds, limit.as_ref());
+        let _ = poll(&mut fds[from..], limit.as_ref());
         if fds[1].revents().contains(PollFlags::IN) {
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         }
@@ -281,24 +367,12 @@ impl QueueLink {
     }
 
     fn pump_in(&self, state: &mut LinkState) -> Result<()> {
-        for _ in 0..STEPS {
+        let mut steps = 0;
+        // What was received ahead is not waited for: nothing announces it any more.
+        while steps < STEPS || !state.ahead.rest.is_empty() {
+            steps += 1;
             let is_early = !state.queue.is_open();
-            let received = match state.queue.want() {
-                Want::Bytes(room) => (&self.stream).read(room),
-                Want::Data(extent) => {
-                    let Some((memory, at)) = data_of(&state.pending, &extent) else {
-                        return Err(Error::Memory("data for a command without memory".into()));
-                    };
-                    let into = memory.receive(&self.stream, at, extent.bytes as usize);
-                    into.map_err(into_io).and_then(|count| {
-                        if state.queue.checks_data() {
-                            each_chunk(memory, at, count, |chunk| state.queue.check(chunk))?;
-                        }
-                        Ok(count)
-                    })
-                }
-            };
-            let count = match received {
+            let count = match self.take_in(state) {
                 Ok(0) => return Err(Error::Closed { queue: self.label.clone(), is_early }),
                 Ok(count) => count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
@@ -313,6 +387,39 @@ impl QueueLink {
         }
         // There may be more: the next wait returns at once.
         Ok(())
+    }
+
+    /// Moves bytes that the queue wants to where it wants them, and says how many; none when the other side has ended.
+    fn take_in(&self, state: &mut LinkState) -> std::io::Result<usize> {
+        let LinkState { queue, ahead, pending, .. } = state;
+        match queue.want() {
+            Want::Bytes(room) => {
+                ahead.is_head = true;
+                if ahead.rest.is_empty() && !ahead.fill(&self.stream)? {
+                    return Ok(0);
+                }
+                let bytes = ahead.take(room.len());
+                room[..bytes.len()].copy_from_slice(bytes);
+                Ok(bytes.len())
+            }
+            Want::Data(extent) => {
+                let without = || std::io::Error::other("data for a command without memory");
+                let (memory, at) = data_of(pending, &extent).ok_or_else(without)?;
+                let bytes = extent.bytes as usize;
+                ahead.expect(bytes);
+                let count = if ahead.rest.is_empty() {
+                    ahead.receive(&self.stream, memory, at, bytes)?
+                } else {
+                    let bytes = ahead.take(bytes);
+                    memory.write(at, bytes).map_err(into_io)?;
+                    bytes.len()
+                };
+                if queue.checks_data() {
+                    each_chunk(memory, at, count, |chunk| queue.check(chunk))?;
+                }
+                Ok(count)
+            }
+        }
     }
 
     fn pump_out(&self, state: &mut LinkState) -> Result<()> {

@@ -29,6 +29,12 @@ pub trait Registers: Send + Sync {
         None
     }
 
+    /// The driver looks for completions of the queue with this doorbell, and there are none. Where this process does the
+    /// work of the controller, it may do some of it now.
+    fn idle(&self, doorbell: u32) {
+        let _ = doorbell;
+    }
+
     /// Why the controller reports a fatal status, where more is known than that.
     fn failure(&self) -> Option<String> {
         None

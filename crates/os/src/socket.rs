@@ -43,12 +43,32 @@ impl HostMem {
     /// When the range does not lie within the memory, it cannot be written, or nothing can be received: `EAGAIN` if nothing
     /// has come.
     pub fn receive(&self, socket: impl AsFd, offset: usize, bytes: usize) -> Result<usize> {
+        self.receive_with_rest(socket, offset, bytes, &mut [])
+    }
+
+    /// The same, and what has come behind those bytes into `rest`. The count is of both together.
+    ///
+    /// # Errors
+    /// Those of [`Self::receive`].
+    pub fn receive_with_rest(
+        &self,
+        socket: impl AsFd,
+        offset: usize,
+        bytes: usize,
+        rest: &mut [u8],
+    ) -> Result<usize> {
         self.check_writable_range(offset, bytes)?;
         let to = self.host_ptr().wrapping_add(offset);
-        // SAFETY: the range lies within the mapping, which is writable and outlives &self; the kernel writes it as a device
-        // does, and references to its bytes are of atomics alone.
-        let came = unsafe { libc::recv(socket.as_fd().as_raw_fd(), to.cast(), bytes, libc::MSG_DONTWAIT) };
-        counted("recv", came)
+        let mut parts = [
+            libc::iovec { iov_base: to.cast(), iov_len: bytes },
+            libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() },
+        ];
+        let mut message = message(&mut parts);
+        // SAFETY: both stretches and the list of them outlive the call. The first lies within the mapping, which is writable
+        // and outlives &self; the kernel writes it as a device does, and references to its bytes are of atomics alone. The
+        // second is borrowed for writing.
+        let came = unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+        counted("recvmsg", came)
     }
 }
 
@@ -74,6 +94,13 @@ mod tests {
         assert_eq!(other.receive(&far, 3, 5000).unwrap(), 5000);
         assert_eq!(other.to_vec(3, 5000).unwrap(), bytes);
         assert_eq!((other.to_vec(0, 3).unwrap(), other.to_vec(5003, 2).unwrap()), (vec![0; 3], vec![0; 2]));
+        near.write_all(&bytes).unwrap();
+        let mut rest = [0; 100];
+        let fresh = HostMem::anonymous(8192).unwrap();
+        assert_eq!(fresh.receive_with_rest(&far, 3, 4950, &mut rest).unwrap(), 5000);
+        assert_eq!(fresh.to_vec(3, 4950).unwrap(), bytes[..4950]);
+        assert_eq!((fresh.to_vec(4953, 2).unwrap(), &rest[..50]), (vec![0; 2], &bytes[4950..]));
+        assert_eq!(rest[50..], [0; 50]);
     }
 
     #[test]

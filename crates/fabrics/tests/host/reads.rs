@@ -124,23 +124,30 @@ fn gpus_drive_no_queue_and_get_no_data_directly() {
     assert!(seen == pattern(11 * BLOCK)[3 * BLOCK..]);
 }
 
-#[test]
-fn many_commands_of_many_queues_are_told_apart() {
-    let target = Target::start(Config { split: 512, ..Config::default() });
-    let drive = open(&target, "");
+/// Commands of one queue, by turns so many blocks.
+const MIXED: [u64; 5] = [8, 1, 40, 8, 3];
+
+/// Three queues with 64 commands each in flight, small ones between large ones.
+fn many_commands(config: Config, options: &str) {
+    let target = Target::start(config);
+    let drive = open(&target, options);
+    let room = *MIXED.iter().max().unwrap();
     std::thread::scope(|scope| {
         for seed in 0..3u64 {
             let (drive, all) = (&drive, pattern(4096 * BLOCK));
             scope.spawn(move || {
                 let queue = drive.queue().unwrap();
                 let ns = drive.namespace(1).unwrap();
-                let buffer = drive.buffer(64 * 8 * BLOCK).unwrap();
+                let place = |i: usize| i * room as usize * BLOCK;
+                let buffer = drive.buffer(place(64)).unwrap();
                 for round in 0..8u64 {
-                    let lbas: Vec<u64> =
-                        (0..64u64).map(|i| (i * 61 + round * 977 + seed * 331) % 4088).collect();
+                    let command = |i: u64| {
+                        ((i * 61 + round * 977 + seed * 331) % (4096 - room), MIXED[(i + round) as usize % 5])
+                    };
                     let mut tokens = VecDeque::new();
-                    for (i, lba) in lbas.iter().enumerate() {
-                        let io = onehop_drive::Io::new(Op::Read, *lba, 8, &buffer, (i * 8 * BLOCK) as u64);
+                    for (i, (lba, blocks)) in (0..64).map(command).enumerate() {
+                        let io =
+                            onehop_drive::Io::new(Op::Read, lba, blocks as u32, &buffer, place(i) as u64);
                         loop {
                             match queue.submit(ns, &io) {
                                 Ok(token) => break tokens.push_back(token),
@@ -152,13 +159,22 @@ fn many_commands_of_many_queues_are_told_apart() {
                     for token in tokens {
                         queue.wait(token).unwrap();
                     }
-                    for (i, lba) in lbas.iter().enumerate() {
-                        let seen = buffer.host().unwrap().to_vec(i * 8 * BLOCK, 8 * BLOCK).unwrap();
-                        assert!(seen == all[*lba as usize * BLOCK..][..8 * BLOCK], "lba {lba}");
+                    for (i, (lba, blocks)) in (0..64).map(command).enumerate() {
+                        let bytes = blocks as usize * BLOCK;
+                        let seen = buffer.host().unwrap().to_vec(place(i), bytes).unwrap();
+                        assert!(seen == all[lba as usize * BLOCK..][..bytes], "lba {lba}, {options}");
                     }
                 }
             });
         }
     });
-    assert_eq!(target.breaches(), Vec::<String>::new());
+    assert_eq!(target.breaches(), Vec::<String>::new(), "{options}");
+}
+
+#[test]
+fn many_commands_of_many_queues_are_told_apart() {
+    many_commands(Config { split: 512, ..Config::default() }, "");
+    many_commands(Config::default(), "");
+    many_commands(Config { success: false, ..Config::default() }, "?digests=all");
+    many_commands(Config { cpda: 31, padding: 9, split: 12_000, ..Config::default() }, "");
 }
