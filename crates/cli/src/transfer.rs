@@ -165,6 +165,9 @@ fn trouble(outcome: &TransferOutcome) -> String {
 fn queue_words(queues: &QueueUse) -> String {
     let depth = units::count(queues.depth.into(), "command");
     match (queues.mode, queues.threads) {
+        ("cpu", _) if queues.count > 1 => {
+            format!("{} queues of the CPU, up to {depth} in flight on each", queues.count)
+        }
         ("cpu", _) => format!("1 queue of the CPU, up to {depth} in flight"),
         (_, Some(threads)) => {
             format!("1 queue shared by {threads} GPU threads, up to {depth} in flight")

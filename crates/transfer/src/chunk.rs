@@ -40,6 +40,11 @@ impl Chunks {
         Self { left: jobs.iter().copied().collect(), block, step, bytes, most }
     }
 
+    /// Chunks that all have `bytes` bytes, as far as whole commands allow.
+    pub(crate) fn of_size(jobs: &[GpuJob], block: u64, command: u64, bytes: u64) -> Self {
+        Self { bytes, ..Self::new(jobs, block, command, bytes) }
+    }
+
     /// The next chunk; empty when nothing is left.
     pub(crate) fn take(&mut self) -> Vec<GpuJob> {
         let mut room = (self.bytes / self.block / self.step).max(1) * self.step;

@@ -7,18 +7,14 @@ use onehop_drive::{
     Buffer, Drive, GpuJob, GpuMode, GpuQueues, GpuSetup, IoQueue, Moved, Namespace, Op, Placement,
 };
 use onehop_gpu::{Gpu, Place, Region};
-use onehop_os::HostMem;
 
 use crate::chunk::{self, Chunks};
-use crate::copy::copy;
 use crate::error::{Error, Result, left_words};
+use crate::lanes::Lanes;
 use crate::memory;
 use crate::options::RouteOptions;
 use crate::progress::{Progress, check};
 use crate::route::{self, BetterRoute, Route, RouteRequest};
-
-/// Staging memory of `cpu/pinned`, which is the longest chunk of that route.
-const STAGING: u64 = 4 << 20;
 
 /// Default number of queues in owner mode.
 const QUEUES: u16 = 2;
@@ -48,7 +44,7 @@ pub struct TransferSetup<'a> {
 enum RouteQueues {
     Gpu(Box<GpuQueues>),
     Direct(IoQueue),
-    Pinned(IoQueue, Buffer, HostMem),
+    Pinned(Lanes),
 }
 
 /// GPU memory for data, and its mapping for the drive if the route needs one.
@@ -139,12 +135,9 @@ impl Engine {
         let queues = match route {
             Route::Gpu(placement) => RouteQueues::Gpu(Box::new(gpu_queues(plan, placement, mode, count)?)),
             Route::CpuDirect => RouteQueues::Direct(plan.drive.queue()?),
-            Route::CpuPinned => {
-                let staging = plan.drive.buffer(STAGING as usize)?;
-                let host = staging.host()?.clone();
-                RouteQueues::Pinned(plan.drive.queue()?, staging, host)
-            }
+            Route::CpuPinned => RouteQueues::Pinned(Lanes::open(plan.drive, &*plan.gpu.gpu, bytes)?),
         };
+        let count = if let RouteQueues::Pinned(lanes) = &queues { lanes.count() } else { count };
         let (drive, gpu) = (plan.drive.clone(), plan.gpu.gpu.clone());
         let depth = plan.options.depth.min(u32::from(drive.identity().cap.mqes_z()).max(1));
         let asked = matches!(plan.options.route, RouteRequest::Only(_));
@@ -207,46 +200,50 @@ impl Engine {
                 moved => Ok(moved?),
             };
         }
-        let staged = matches!(self.queues, RouteQueues::Pinned(..)) && !memory.is_reached();
-        let most = if staged { STAGING } else { chunk::MOST_BYTES };
-        let mut chunks = Chunks::new(jobs, block_bytes(ns), self.drive.identity().max_transfer, most);
-        let mut moved = Moved::default();
-        let start = Instant::now();
-        loop {
-            check(progress)?;
-            let chunk = chunks.take();
-            if chunk.is_empty() {
-                break;
+        let (start, command) = (Instant::now(), self.drive.identity().max_transfer);
+        let mut moved = match &self.queues {
+            RouteQueues::Pinned(lanes) if !memory.is_reached() => {
+                lanes.transfer(op, (ns, jobs), (&*self.gpu, &memory.region), command, progress)?
             }
-            let (began, before) = (Instant::now(), moved.bytes);
-            for job in &chunk {
-                self.move_by_cpu(op, ns, job, memory, &mut moved, progress)?;
+            _ => {
+                let mut chunks = Chunks::new(jobs, block_bytes(ns), command, chunk::MOST_BYTES);
+                self.in_place(op, ns, &mut chunks, memory.reached()?, progress)?
             }
-            chunks.learn(began.elapsed());
-            progress.moved(moved.bytes - before);
-        }
+        };
         moved.took = start.elapsed();
         Ok(moved)
     }
 
-    fn move_by_cpu(
+    /// Moves blocks by the CPU's queue between the drive and memory that it reaches.
+    fn in_place(
         &self,
         op: Op,
         ns: &Namespace,
-        job: &GpuJob,
-        memory: &Memory,
-        moved: &mut Moved,
+        chunks: &mut Chunks,
+        buffer: &Buffer,
         progress: &dyn Progress,
-    ) -> Result<()> {
+    ) -> Result<Moved> {
         let queue = match &self.queues {
-            RouteQueues::Pinned(queue, staging, host) if memory.buffer.is_none() => {
-                return through_staging(op, ns, job, (queue, staging, host), &memory.region, moved, progress);
-            }
-            RouteQueues::Direct(queue) | RouteQueues::Pinned(queue, ..) => queue,
-            RouteQueues::Gpu(_) => return Err(Error::Defect("GPU threads drive these queues")),
+            RouteQueues::Direct(queue) => Some(queue),
+            RouteQueues::Pinned(lanes) => lanes.queue(),
+            RouteQueues::Gpu(_) => None,
         };
-        moved.add(&by_queue(queue, op, ns, job, (memory.reached()?, job.offset), progress)?);
-        Ok(())
+        let queue = queue.ok_or(Error::Defect("no CPU drives these queues"))?;
+        let go_on = || !progress.is_cancelled();
+        let mut moved = Moved::default();
+        loop {
+            check(progress)?;
+            let chunk = chunks.take();
+            if chunk.is_empty() {
+                return Ok(moved);
+            }
+            let (began, before) = (Instant::now(), moved.bytes);
+            for job in &chunk {
+                moved.add(&by_queue(queue, op, ns, job, (buffer, job.offset), &go_on)?);
+            }
+            chunks.learn(began.elapsed());
+            progress.moved(moved.bytes - before);
+        }
     }
 }
 
@@ -287,41 +284,19 @@ fn gpu_queues(
     Ok(plan.drive.gpu_queues(plan.gpu.gpu.clone(), setup)?)
 }
 
-/// Moves one job unless the caller cancels.
-fn by_queue(
+/// Moves one job while `go_on` says so.
+pub(crate) fn by_queue(
     queue: &IoQueue,
     op: Op,
     ns: &Namespace,
     job: &GpuJob,
     place: (&Buffer, u64),
-    progress: &dyn Progress,
+    go_on: &dyn Fn() -> bool,
 ) -> Result<Moved> {
-    let go_on = || !progress.is_cancelled();
-    match queue.transfer_while(op, ns, job.lba, job.blocks, place, &go_on) {
+    match queue.transfer_while(op, ns, job.lba, job.blocks, place, go_on) {
         Err(onehop_drive::Error::Cancelled { .. }) => Err(Error::Cancelled),
         moved => Ok(moved?),
     }
-}
-
-/// Moves one job, which fits the staging memory.
-fn through_staging(
-    op: Op,
-    ns: &Namespace,
-    job: &GpuJob,
-    (queue, staging, host): (&IoQueue, &Buffer, &HostMem),
-    region: &Region,
-    moved: &mut Moved,
-    progress: &dyn Progress,
-) -> Result<()> {
-    let (at, bytes) = (job.offset as usize, (job.blocks * block_bytes(ns)) as usize);
-    if op == Op::Write {
-        copy(bytes, |from, out| Ok(region.read(at + from, out)?), |to, data| Ok(host.write(to, data)?))?;
-    }
-    moved.add(&by_queue(queue, op, ns, job, (staging, 0), progress)?);
-    if op == Op::Read {
-        copy(bytes, |from, out| Ok(host.read(from, out)?), |to, data| Ok(region.write(at + to, data)?))?;
-    }
-    Ok(())
 }
 
 /// The place of a route's data.

@@ -19,6 +19,7 @@ pub mod copy;
 mod engine;
 mod error;
 mod file;
+mod lanes;
 mod memory;
 mod model;
 mod options;
