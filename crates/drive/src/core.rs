@@ -178,7 +178,12 @@ impl Core {
     pub(crate) fn identify_namespace(&self, admin: &mut Admin, nsid: u32) -> Result<Namespace> {
         let sqe = words::identify(cns::NAMESPACE, nsid, 0, 0);
         let data = admin.read(&self.control.port, "identify namespace", &sqe, 4096)?;
-        Namespace::new(&self.control, nsid, &data, self.durability.account(nsid))
+        let ns = Namespace::new(&self.control, nsid, &data, self.durability.account(nsid))?;
+        if !ns.is_nameless() {
+            return Ok(ns);
+        }
+        let ids = self.namespace_ids(admin, nsid)?;
+        Ok(ns.with_ids(ids))
     }
 
     /// The identifiers of a namespace that the drive lists apart from its identify data. Drives without such a list, and

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use onehop_os::{ControllerBackend, DmaMemory, HostMem, Transport};
 use onehop_proto::admin::{self as words, Select};
 use onehop_proto::identify::NamespaceId;
-use onehop_proto::log::AsyncEvent;
+use onehop_proto::log::{AsyncEvent, id};
 
 use crate::control::Control;
 use crate::core::{AdminState, Core};
@@ -304,7 +304,9 @@ impl DriveInner {
         state.admin.look();
         for _ in 0..state.admin.fired.len() {
             let Some(event) = state.admin.fired.pop_front() else { break };
-            match self.log_page(state, event.page(), u32::MAX, 512) {
+            // Linux's target gives its list of changed namespaces as a whole or not at all.
+            let bytes = if event.page() == id::CHANGED_NAMESPACES { 4096 } else { 512 };
+            match self.log_page(state, event.page(), u32::MAX, bytes) {
                 Ok(_) | Err(Error::Command { .. }) => {}
                 Err(error) => return Err(error),
             }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use onehop_proto::format::{self, Format};
-use onehop_proto::identify::{self, Controller};
+use onehop_proto::identify::{self, Controller, NamespaceId};
 use onehop_proto::regs::{Cap, Version};
 
 use crate::control::Control;
@@ -119,6 +119,8 @@ pub struct Namespace {
     /// Whether it is still as described here; the same for all clones.
     valid: Arc<AtomicBool>,
     pub(crate) account: Arc<AcknowledgedWrites>,
+    /// What says which namespace it is where its identify data has no such number.
+    ids: Vec<NamespaceId>,
 }
 
 impl Namespace {
@@ -139,15 +141,25 @@ impl Namespace {
             return Err(Error::Nonsense { drive: drive.clone(), what: "identify namespace data", why });
         }
         let (tag, valid) = (control.tag.clone(), Arc::new(AtomicBool::new(true)));
-        Ok(Self { bytes, nsid, format, medium, blocks, tag, valid, account })
+        Ok(Self { bytes, nsid, format, medium, blocks, tag, valid, account, ids: Vec::new() })
+    }
+
+    /// Whether its identify data says nothing about which namespace it is.
+    pub(crate) fn is_nameless(&self) -> bool {
+        self.identify().nguid() == [0; 16] && self.identify().eui64() == [0; 8]
+    }
+
+    pub(crate) fn with_ids(self, ids: Vec<NamespaceId>) -> Self {
+        Self { ids, ..self }
     }
 
     /// Compares it with what the drive says now: commands for one that was formatted or made smaller would be wrong, and
     /// so would those for another one that has its number now.
     pub(crate) fn compare(&self, now: Option<&Self>) {
         let is_same = |now: &Self| {
+            let same_ids = now.ids == self.ids;
             let (now, before) = (now.identify(), self.identify());
-            now.nguid() == before.nguid() && now.eui64() == before.eui64()
+            same_ids && now.nguid() == before.nguid() && now.eui64() == before.eui64()
         };
         if now.is_none_or(|now| now.medium != self.medium || now.blocks < self.blocks || !is_same(now)) {
             self.valid.store(false, Ordering::Release);

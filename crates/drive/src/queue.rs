@@ -457,12 +457,7 @@ impl IoQueue {
             match end {
                 Ok(_) => continue,
                 // That is how one ends which was given up.
-                Err(
-                    Error::Cancelled { .. }
-                    | Error::TimedOut { .. }
-                    | Error::DataMissing { .. }
-                    | Error::OutcomeUnknown { .. },
-                ) => {}
+                Err(Error::Cancelled { .. } | Error::TimedOut { .. } | Error::DataMissing { .. }) => {}
                 Err(error) => *first_error = first_error.take().or(Some(error)),
             }
             unfinished += 1;

@@ -528,8 +528,16 @@ impl CommandSlots {
         self.waiting = 0;
         self.settling = 0;
         for entry in &mut self.entries {
+            let in_flight = matches!(entry.state, CommandState::InFlight(_));
             if !matches!(entry.state, CommandState::Free | CommandState::Done(_)) {
-                entry.state = CommandState::failed(error.clone());
+                // A network's target may have what it was sent.
+                let why = if self.messages && in_flight && entry.what.0.writes() {
+                    let command = entry.describe(&self.name);
+                    Error::OutcomeUnknown { command, recovery: Recovery::FunctionReset }
+                } else {
+                    error.clone()
+                };
+                entry.state = CommandState::failed(why);
                 entry.keep(&self.holds, &self.kept);
                 entry.mark_stale(&mut self.holds);
             }

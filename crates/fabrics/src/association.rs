@@ -26,6 +26,8 @@ const STATUS_POLL_INTERVAL: Duration = Duration::from_millis(10);
 pub(crate) const ADMIN_ENTRIES: u16 = 32;
 /// How long the controller may take to forget a queue that was disconnected.
 const FORGET_TIMEOUT: Duration = Duration::from_secs(2);
+/// How targets refuse a queue that has a connection: Command Sequence Error, Invalid Queue Identifier, Controller Busy.
+const STILL_CONNECTED: [Status; 3] = [Status::new(0, 0x0c), Status::new(1, 0x01), Status::new(1, 0x81)];
 
 /// A connected controller.
 pub(crate) struct Association {
@@ -53,7 +55,7 @@ impl Association {
             depth: ADMIN_ENTRIES - 1,
             digests: target.digests,
             capsule: 0,
-            health: health.clone(),
+            health: Some(health.clone()),
         })?;
         let connect = Connect {
             qid: 0,
@@ -148,7 +150,7 @@ impl Association {
             self.capsule.store(capsule, Ordering::Relaxed);
         }
         let label = format!("queue {qid} of {}", self.target);
-        let start = Instant::now();
+        let (start, mut pause) = (Instant::now(), STATUS_POLL_INTERVAL);
         loop {
             let link = QueueLink::open(LinkSetup {
                 host: &self.target.host,
@@ -157,19 +159,24 @@ impl Association {
                 depth: entries.min(MAX_DEPTH.into()).saturating_sub(1) as u16,
                 digests: self.target.digests,
                 capsule,
-                health: self.health.clone(),
+                health: None,
             })?;
             let size_z = entries.saturating_sub(1).min(u16::MAX.into()) as u16;
             let connect = Connect { qid, size_z, no_flow_control: true, keep_alive_ms: 0 };
             match connect_queue(&link, &label, &self.target, &self.host, connect, self.cntlid) {
                 Ok(_) => {
                     link.set_ring(ring);
+                    link.watch(&self.health);
                     return Ok(link);
                 }
                 // The controller may not have noticed yet that the queue's last connection has ended.
-                Err(Error::Refused { .. }) if start.elapsed() < FORGET_TIMEOUT => {
+                Err(Error::Refused { status, .. })
+                    if STILL_CONNECTED.iter().any(|known| status.is(*known))
+                        && start.elapsed() < FORGET_TIMEOUT =>
+                {
                     drop(link);
-                    std::thread::sleep(STATUS_POLL_INTERVAL);
+                    std::thread::sleep(pause);
+                    pause *= 2;
                 }
                 Err(error) => return Err(error),
             }

@@ -71,7 +71,8 @@ impl Controller {
         }
         // What is left out are things of a bus: strides, resets and memory of the controller.
         let cap = Cap(0)
-            .with_mqes_z(theirs.mqes_z().min(MAX_DEPTH))
+            // A ring has one entry more than it holds commands.
+            .with_mqes_z(theirs.mqes_z().min(MAX_DEPTH - 1))
             .with_cqr(true)
             .with_to(theirs.to())
             .with_css(theirs.css());
@@ -208,7 +209,7 @@ impl Controller {
                     // It has ended meanwhile. Bit 0: it was not aborted.
                     return Some((1, Status::SUCCESS));
                 };
-                *sqe = admin::abort(abort.sqid, cid);
+                *sqe = admin::abort(abort.sqid, cid).with_cid(sqe.cid());
                 return None;
             }
             _ => return None,
@@ -244,12 +245,15 @@ impl Controller {
                 state.queues.insert(sq.qid, link);
                 Status::SUCCESS
             }
-            Err(Error::Refused { status, .. }) => status,
-            Err(error) => {
-                // As a controller that fails: only a reset says whether it is still there.
-                association.health.lose(&error);
-                Status::INTERNAL_ERROR
+            Err(error @ Error::Refused { status, .. }) => {
+                if status.is(NO_SUCH_CONTROLLER) {
+                    // The target has started anew, and may have lost what it acknowledged.
+                    association.health.lose(&error);
+                }
+                status
             }
+            // Other queues may be well; where they are not, their own connections say so.
+            Err(_) => Status::INTERNAL_ERROR,
         }
     }
 
@@ -265,6 +269,8 @@ impl Controller {
 
 /// Status code of a queue that is not there.
 const INVALID_QUEUE: u8 = 0x01;
+/// Connect names a controller that the target does not have, or parameters that it does not take.
+const NO_SUCH_CONTROLLER: Status = Status::new(1, 0x82);
 
 impl Registers for Controller {
     fn read32(&self, at: u32) -> u32 {
@@ -359,11 +365,8 @@ impl FunctionReset for Reconnect {
     }
 }
 
-/// Whether trying again cannot help.
+/// Whether trying again cannot help. A refusal is none of these: the same was accepted before, and the target may be being
+/// set up.
 fn is_final(error: &Error) -> bool {
-    match error {
-        Error::Authentication { .. } | Error::Unsupported(_) => true,
-        Error::Refused { status, .. } => !status.may_retry(),
-        _ => false,
-    }
+    matches!(error, Error::Authentication { .. } | Error::Unsupported(_))
 }

@@ -1,6 +1,7 @@
 //! Discovery: which subsystems a target has, and where.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use onehop_os::HostMem;
 use onehop_proto::admin::get_log_page;
@@ -12,6 +13,8 @@ use crate::{Error, Host, Result, SubsystemAddress};
 
 /// Most entries that are read.
 const MAX_ENTRIES: u64 = 4096;
+/// How long all of it may take.
+const LIMIT: Duration = Duration::from_secs(30);
 /// How often a log that changes while it is read is read again.
 const TRIES: u32 = 5;
 /// Bytes of an entry, and of the log's head.
@@ -41,7 +44,8 @@ pub struct Subsystem {
 pub fn discover(target: &SubsystemAddress) -> Result<Vec<Subsystem>> {
     let target = SubsystemAddress { nqn: None, ..target.clone() };
     let host = Host::of(&target)?;
-    let association = Association::connect(Arc::new(target), Arc::new(host))?;
+    let (start, target) = (Instant::now(), Arc::new(target));
+    let association = Association::connect(target.clone(), Arc::new(host))?;
     association.enable(Cc::enabled(12, Cc::CSS_NVM))?;
     for _ in 0..TRIES {
         let before = read(&association, 0)?;
@@ -49,9 +53,19 @@ pub fn discover(target: &SubsystemAddress) -> Result<Vec<Subsystem>> {
         if head.recfmt() != 0 {
             return Err(Error::Unsupported(format!("its discovery log has format {}", head.recfmt())));
         }
-        let count = head.numrec().min(MAX_ENTRIES);
-        let entries =
-            (1..=count).map(|index| read(&association, index * ENTRY as u64)).collect::<Result<Vec<_>>>()?;
+        let count = head.numrec();
+        if count > MAX_ENTRIES {
+            let what = format!("its discovery log has {count} entries, and at most {MAX_ENTRIES} are read");
+            return Err(Error::Unsupported(what));
+        }
+        let entry = |index| {
+            if start.elapsed() > LIMIT {
+                let what = "all of the discovery log";
+                return Err(Error::Silent { queue: target.to_string(), what, waited: LIMIT });
+            }
+            read(&association, index * ENTRY as u64)
+        };
+        let entries = (1..=count).map(entry).collect::<Result<Vec<_>>>()?;
         // Entries of two versions of the log do not belong together.
         if DiscoveryLog::new(&read(&association, 0)?).genctr() == head.genctr() {
             return Ok(entries.iter().map(subsystem).collect());

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::name::uuid;
+use crate::name::{check_nqn, uuid};
 use crate::{Error, Result, SubsystemAddress};
 
 /// Where Linux keeps the host's NQN and identifier.
@@ -28,10 +28,13 @@ impl Host {
     /// # Errors
     /// When no UUID can be had.
     pub fn of(target: &SubsystemAddress) -> Result<Self> {
-        let id = target.host_id.or_else(|| uuid(&line(ID_FILE)?));
+        let of_file = || line(NQN_FILE).filter(|nqn| !nqn.is_empty() && check_nqn(nqn).is_ok());
+        let named = target.host_nqn.clone().or_else(of_file);
+        // Targets may insist that a name always comes with the same identifier, and most names end in one.
+        let of_name = || uuid(named.as_deref()?.rsplit_once("uuid:")?.1);
+        let id = target.host_id.or_else(|| uuid(&line(ID_FILE)?)).or_else(of_name);
         let fresh = if id.is_some() { None } else { Some(new_uuid()?) };
         let id = id.or_else(|| fresh.as_deref().and_then(uuid)).unwrap_or_default();
-        let named = target.host_nqn.clone().or_else(|| line(NQN_FILE).filter(|nqn| nqn.starts_with("nqn.")));
         let nqn = named.unwrap_or_else(|| format!("nqn.2014-08.org.nvmexpress:uuid:{}", hyphens(&id)));
         Ok(Self { nqn, id })
     }
@@ -71,6 +74,11 @@ mod tests {
         assert_eq!((named.nqn.as_str(), hyphens(&named.id).as_str()), ("nqn.h", id));
         let other = Host::of(&target(&format!("nvme-tcp://a/nqn.x?hostid={id}"))).unwrap();
         assert!(other.nqn.starts_with("nqn."), "{}", other.nqn);
+        let nqn = format!("nqn.2014-08.org.nvmexpress:uuid:{id}");
+        let same = Host::of(&target(&format!("nvme-tcp://a/nqn.x?hostnqn={nqn}"))).unwrap();
+        if !Path::new(ID_FILE).exists() {
+            assert_eq!((same.nqn, hyphens(&same.id)), (nqn, id.to_owned()));
+        }
         let new = Host::of(&target("nvme-tcp://a/nqn.x")).unwrap();
         assert_ne!(new.id, [0; 16]);
     }

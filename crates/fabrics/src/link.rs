@@ -160,6 +160,7 @@ struct LinkState {
     pending: Vec<Option<Pending>>,
     ring: Option<RingPair>,
     failed: Option<Error>,
+    health: Option<Arc<Health>>,
     /// The socket takes no more for now.
     is_blocked: bool,
 }
@@ -176,7 +177,6 @@ pub(crate) struct QueueLink {
     stream: TcpStream,
     wake: OwnedFd,
     label: String,
-    health: Arc<Health>,
     state: Mutex<LinkState>,
     /// The driver's thread has looked for answers, and received what there was.
     is_looked_at: AtomicBool,
@@ -218,7 +218,8 @@ pub(crate) struct LinkSetup<'a> {
     pub(crate) digests: Digests,
     /// Most data in a command's capsule.
     pub(crate) capsule: u32,
-    pub(crate) health: Arc<Health>,
+    /// What is lost with this link. Of an I/O queue that is not connected yet: nothing.
+    pub(crate) health: Option<Arc<Health>>,
 }
 
 impl QueueLink {
@@ -233,12 +234,19 @@ impl QueueLink {
         let queue = CapsuleQueue::new(setup.depth, setup.digests);
         let pending = (0..setup.depth).map(|_| None).collect();
         let ahead = ReadAhead::new();
-        let state = LinkState { queue, ahead, pending, ring: None, failed: None, is_blocked: false };
+        let state = LinkState {
+            queue,
+            ahead,
+            pending,
+            ring: None,
+            failed: None,
+            health: setup.health,
+            is_blocked: false,
+        };
         let link = Arc::new(Self {
             stream,
             wake,
             label: setup.label,
-            health: setup.health,
             state: Mutex::new(state),
             is_looked_at: AtomicBool::new(false),
             capsule: setup.capsule,
@@ -341,7 +349,9 @@ impl QueueLink {
             // Politeness; the connection is closed whether it is taken or not.
             let _ = (&self.stream).write(&last);
         }
-        self.health.lose(&why);
+        if let Some(health) = &state.health {
+            health.lose(&why);
+        }
         self.end(state, why);
     }
 
@@ -524,6 +534,15 @@ impl QueueLink {
     /// Gives the driver's rings to this queue.
     pub(crate) fn set_ring(&self, ring: RingPair) {
         self.lock().ring = Some(ring);
+    }
+
+    /// From now on this is lost with the link.
+    pub(crate) fn watch(&self, health: &Arc<Health>) {
+        let mut state = self.lock();
+        if let Some(why) = &state.failed {
+            health.lose(why);
+        }
+        state.health = Some(health.clone());
     }
 
     /// The driver has rung the doorbell of the submission queue. Takes its entries, and sends those that `local` does not

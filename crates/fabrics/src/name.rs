@@ -149,7 +149,7 @@ fn host_and_port(authority: &str) -> std::result::Result<(&str, Option<u16>), St
 }
 
 /// Refuses what cannot be an NQN; an empty one stands for none.
-fn check_nqn(nqn: &str) -> std::result::Result<(), String> {
+pub(crate) fn check_nqn(nqn: &str) -> std::result::Result<(), String> {
     if nqn.len() > MAX_NQN {
         return Err(format!("an NQN has at most {MAX_NQN} bytes, this one has {}", nqn.len()));
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use onehop_drive::Error;
+use onehop_drive::{Drive, Error, Options, Recovery};
 
 use crate::open;
 use crate::target::{Act, BLOCK, Config, Outgoing, Target, pattern};
@@ -93,6 +93,59 @@ fn a_target_that_stays_away_ends_every_call_with_the_reason() {
     assert!(queue.read(ns, 0, 8, &buffer, 0).is_err() && drive.log_page(2, u32::MAX, 512).is_err());
     assert!(start.elapsed() < Duration::from_secs(1));
     drop((queue, drive));
+}
+
+#[test]
+fn a_write_on_its_way_to_a_target_that_stays_away_has_an_unknown_outcome() {
+    let target = Target::start(once(5, 1, |_| Act::Close(Vec::new())));
+    let drive = open(&target, "?reconnect=1");
+    let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+    let buffer = drive.buffer(8 * BLOCK).unwrap();
+    target.shared.is_down.store(true, Ordering::Release);
+    let error = queue.write(ns, 8, 4, &buffer, 0).unwrap_err();
+    assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error}");
+    assert_eq!(target.shared.seen.lock().unwrap().writes, [(8, 4)]);
+    // The next one was never sent.
+    let error = queue.write(ns, 8, 4, &buffer, 0).unwrap_err();
+    assert!(matches!(error, Error::Lost { .. }), "{error}");
+}
+
+#[test]
+fn another_image_under_the_same_number_is_not_read_on() {
+    let target = Target::start(Config::default());
+    let drive = open(&target, "");
+    let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+    let buffer = drive.buffer(8 * BLOCK).unwrap();
+    queue.read(ns, 0, 8, &buffer, 0).unwrap();
+    // Its size and its format are the same, and it has no NGUID, as before.
+    target.shared.uuid.store(9, Ordering::Release);
+    target.disconnect();
+    let error = queue.read(ns, 0, 8, &buffer, 0).unwrap_err();
+    assert!(matches!(error, Error::NamespaceChanged { .. }), "{error:?}");
+}
+
+#[test]
+fn an_abort_is_answered_under_its_own_identifier() {
+    // More answers are lost than the admin queue has places.
+    const LOST: usize = 30;
+    let lose = |out: Outgoing| match (out.qid, out.kind, out.count % 2) {
+        (Some(1), 7, 0) => Act::Drop,
+        _ => Act::Send(out.bytes),
+    };
+    let target = Target::start(Config { hook: Arc::new(lose), ..Config::default() });
+    let name: onehop_fabrics::SubsystemAddress = target.name().parse().unwrap();
+    let options = Options { timeout: Duration::from_millis(50), ..crate::quick() };
+    let drive = Drive::open(onehop_fabrics::open(&name).unwrap(), options).unwrap();
+    let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+    let buffer = drive.buffer(8 * BLOCK).unwrap();
+    for _ in 0..LOST {
+        queue.read(ns, 2, 8, &buffer, 0).unwrap();
+    }
+    let incidents = drive.incidents();
+    let others: Vec<_> =
+        incidents.iter().filter(|incident| incident.recovery != Recovery::QueueDelete).collect();
+    assert!(incidents.len() >= LOST && others.is_empty(), "{others:?}");
+    assert_eq!(target.breaches(), Vec::<String>::new());
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -90,6 +90,8 @@ pub struct Shared {
     pub media: Mutex<Vec<u8>>,
     pub seen: Mutex<Seen>,
     pub is_down: AtomicBool,
+    /// The last byte of the namespace's UUID.
+    pub uuid: AtomicU8,
     streams: Mutex<Vec<TcpStream>>,
     csts: AtomicU32,
     sent: Mutex<HashMap<u8, u32>>,
@@ -109,6 +111,7 @@ impl Target {
             config,
             seen: Mutex::default(),
             is_down: AtomicBool::new(false),
+            uuid: AtomicU8::new(1),
             streams: Mutex::default(),
             csts: AtomicU32::new(0),
             sent: Mutex::default(),
@@ -430,6 +433,10 @@ impl Connection {
                 let blocks = self.shared.config.blocks;
                 let _ = build::Namespace::new(&mut page).nsze(blocks).ncap(blocks);
                 page[128..132].copy_from_slice(&LbaFormat(0).with_lbads(9).0.to_le_bytes());
+            }
+            admin::cns::NAMESPACE_DESCRIPTORS => {
+                page[..4].copy_from_slice(&[3, 16, 0, 0]);
+                page[19] = self.shared.uuid.load(Ordering::Acquire);
             }
             _ => {}
         }
