@@ -156,6 +156,12 @@ pub(crate) fn rows(outcome: &TransferOutcome, text: &mut ReportText) {
 
 fn trouble(outcome: &TransferOutcome) -> String {
     let mut words = units::count(outcome.retries, "retry").replace("retrys", "retries");
+    if outcome.repeats > 0 {
+        let times = units::count(outcome.repeats, "time");
+        words.push_str(&format!(
+            "; a transfer repeated {times}, as a completion may have named the wrong command"
+        ));
+    }
     for incident in &outcome.incidents {
         words.push_str(&format!("; {} was recovered by {}", incident.cause, incident.by));
     }

@@ -47,6 +47,8 @@ pub struct Moved {
     pub commands: u64,
     /// How often one of them was tried again.
     pub retries: u64,
+    /// How often all of it was carried out again, because a completion may have named the wrong command.
+    pub repeats: u64,
     /// How many reads, or stretches of memory on a GPU's way, were completed before their data was there; noticed only
     /// with [`Options::canary`](crate::Options).
     pub late_data: u64,
@@ -61,10 +63,10 @@ pub struct Moved {
 }
 
 impl Moved {
-    /// Adds what it took to carry the same transfer out again.
+    /// Adds what it took to carry the same transfer out again. The clock of both began with the first.
     pub(crate) fn repeat(&mut self, again: &Self) {
-        let retries = again.commands + again.retries;
-        self.add(&Self { bytes: 0, commands: 0, retries, ..*again });
+        self.add(&Self { bytes: 0, commands: 0, repeats: 1, took: Duration::ZERO, ..*again });
+        self.took = again.took;
     }
 
     /// Adds a transfer that came after this one.
@@ -72,6 +74,7 @@ impl Moved {
         self.bytes += other.bytes;
         self.commands += other.commands;
         self.retries += other.retries;
+        self.repeats += other.repeats;
         self.late_data += other.late_data;
         self.launches += other.launches;
         self.allocations += other.allocations;

@@ -74,6 +74,8 @@ pub struct TransferOutcome {
     pub commands: u64,
     /// Number of retried commands.
     pub retries: u64,
+    /// How often a transfer was carried out again as a whole, because a completion may have named the wrong command.
+    pub repeats: u64,
     /// Kernel launches.
     pub launches: u64,
     /// Allocations of memory for their commands.
@@ -117,6 +119,7 @@ impl TransferOutcome {
             verified_by: None,
             commands: moved.commands,
             retries: moved.retries,
+            repeats: moved.repeats,
             launches: moved.launches,
             allocations: moved.allocations,
             errors: 0,
@@ -135,6 +138,7 @@ impl TransferOutcome {
         self.gbps = self.bytes as f64 / 1e9 / self.seconds.max(1e-9);
         self.commands += other.commands;
         self.retries += other.retries;
+        self.repeats += other.repeats;
         self.launches += other.launches;
         self.allocations += other.allocations;
         self.gpu = format!("{}, {}", self.gpu, other.gpu);

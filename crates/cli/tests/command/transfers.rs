@@ -151,22 +151,25 @@ fn faults_are_survived_or_told() {
         let drive = format!("sim:mem:4M?fault={fault}");
         let args =
             ["read", "-d", &drive, "--lba", "0", "--blocks", "8192", "--route", route, "--timeout", "300ms"];
-        crate::run::json(&[&args[..], &["--verify"]].concat())
+        let start = std::time::Instant::now();
+        let (code, report) = crate::run::json(&[&args[..], &["--verify"]].concat());
+        (code, report, start.elapsed().as_secs_f64())
     };
     for route in ["gpu/tier3", "cpu/direct", "cpu/pinned"] {
         for fault in ["fail-once@op=read,n=3", "lost@op=read,n=5", "late@op=read,n=4,delay=20ms"] {
-            let (code, report) = read(fault, route);
+            let (code, report, took) = read(fault, route);
             assert_eq!((code, &report["verified"]), (0, &json!(true)), "{fault} {route}: {report:#}");
-            // What is done again after a lost command is the transfer.
-            let retries = report["retries"].as_u64().unwrap();
-            let expected = if fault.starts_with("lost") { retries > 1 } else { retries == 1 };
-            assert!(expected || fault.starts_with("late"), "{fault} {route}: {report:#}");
+            // After a lost command, the transfer is done again.
+            let counts = (report["retries"].as_u64().unwrap(), report["repeats"].as_u64().unwrap());
+            let expected = (1, u64::from(fault.starts_with("lost")));
+            assert!(counts == expected || fault.starts_with("late"), "{fault} {route}: {report:#}");
+            assert!(report["seconds"].as_f64().unwrap() <= took, "{fault} {route}: {report:#}");
             let recovered = report["incidents"].as_array().unwrap().len();
             assert_eq!(recovered, usize::from(fault.starts_with("lost")), "{fault} {route}: {report:#}");
         }
-        let (code, report) = read("media@lba=100", route);
+        let (code, report, _) = read("media@lba=100", route);
         assert_eq!((code, &report["error"]["kind"]), (1, &json!("failed")), "{route}: {report:#}");
-        let (code, _) = read("gone@op=read,n=9", route);
+        let (code, _, _) = read("gone@op=read,n=9", route);
         assert_eq!(code, 1, "{route}");
     }
 }
