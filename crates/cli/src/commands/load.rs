@@ -39,7 +39,7 @@ pub(crate) use local::{FilePart, read};
 pub(crate) struct Args {
     /// Files, indexes (*.index.json) or directories; together they are one model. Where the build has it (--features
     /// remote), also http(s):// and s3:// addresses
-    #[arg(value_name = "FILE", required_unless_present = "drive", conflicts_with = "drive")]
+    #[arg(value_name = "FILE", required_unless_present = "drive", conflicts_with_all = ["drive", "path", "map", "partition", "nsid"])]
     files: Vec<PathBuf>,
     /// A drive that onehop drives and that holds the model: a PCI address such as 0000:0b:00.0, sim:IMAGE?lba=4096,
     /// qtest:SOCKET,MEMORY-FILE, vfio-user:SOCKET, nvme-tcp://HOST:PORT/NQN

@@ -27,7 +27,7 @@ use crate::{drives, units};
 )]
 pub(crate) struct Args {
     /// Files and directories of this machine, on a file system that Linux has mounted
-    #[arg(value_name = "FILE", required_unless_present = "drive", conflicts_with = "drive")]
+    #[arg(value_name = "FILE", required_unless_present = "drive", conflicts_with_all = ["drive", "path", "partition", "nsid"])]
     files: Vec<PathBuf>,
     /// A drive whose file system onehop reads itself: a PCI address such as 0000:0b:00.0, or sim:IMAGE?lba=4096
     #[arg(short = 'd', long, value_name = "DRIVE", requires = "path")]

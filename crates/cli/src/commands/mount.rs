@@ -34,25 +34,25 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "root")]
     target: Option<String>,
     /// The transport to the target
-    #[arg(long, value_enum, default_value = "tcp", requires = "target")]
+    #[arg(long, value_enum, default_value = "tcp", requires = "target", conflicts_with = "root")]
     transport: Transport,
     /// RDMA devices to use, in this order [default: all that are up, nearest to a GPU first]
-    #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "target")]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "target", conflicts_with = "root")]
     nic: Vec<String>,
     /// The file with the target's key (mode 600)
-    #[arg(long, requires = "target")]
+    #[arg(long, requires = "target", conflicts_with = "root")]
     key_file: Option<PathBuf>,
     /// Mount a target that has no key, with nothing encrypted. Only at a loopback address
-    #[arg(long, requires = "target", conflicts_with = "key_file")]
+    #[arg(long, requires = "target", conflicts_with_all = ["key_file", "root"])]
     insecure_loopback_for_tests: bool,
     /// Connections to the target
-    #[arg(long, value_name = "N", default_value_t = 4, requires = "target", value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", default_value_t = 4, requires = "target", conflicts_with = "root", value_parser = clap::value_parser!(u32).range(1..=64))]
     connections: u32,
     /// How long to wait for an answer of the target before a request fails
-    #[arg(long, value_name = "TIME", default_value = "60s", requires = "target", value_parser = units::parse_time)]
+    #[arg(long, value_name = "TIME", default_value = "60s", requires = "target", conflicts_with = "root", value_parser = units::parse_time)]
     give_up: Duration,
     /// Allow file locks, which other mounts of the target do not see. Without it, locks on a target's files fail (ENOLCK)
-    #[arg(long, requires = "target")]
+    #[arg(long, requires = "target", conflicts_with = "root")]
     local_locks: bool,
     /// Show what the daemon of a mount has done, and by which routes
     #[arg(long, conflicts_with_all = ["root", "target"])]

@@ -28,7 +28,8 @@ use private::Private;
     after_help = "Examples:\n  onehop report -d 0000:0b:00.0 -g 0\n  onehop report -d sim:mem:64M -g emu --out try.tar.gz\n\nIt runs \
                   doctor, topo, drive identify, drive check-p2p, and a short bench sweep that only reads. A drive in use is \
                   refused, as by those commands; the archive then holds what doctor found. Serial numbers, hardware \
-                  identifiers, host and user names, home directories and mount points are removed. Read the archive before \
+                  identifiers, host and user names, home directories, mount points, and the paths, hosts and NQNs of -d are \
+                  removed. Read the archive before \
                   you publish it."
 )]
 pub(crate) struct Args {
@@ -65,6 +66,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let lines = lines(args)?;
     let archive = Archive::create(&args.out)?;
     let mut private = Private::of_this_machine();
+    private.learn_name(&args.drive.drive);
     let (mut steps, mut failure) = (Vec::new(), None);
     for (name, line) in lines {
         // A drive or a GPU that has just failed is left alone.

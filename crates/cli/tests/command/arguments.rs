@@ -292,3 +292,24 @@ proptest! {
         prop_assert!(serde_json::from_str::<serde_json::Value>(&stdout(&output)).is_ok(), "{}", spec);
     }
 }
+
+/// What does not belong together is refused, and never ignored.
+#[test]
+fn options_of_another_source_are_refused() {
+    for args in [
+        &["load", "m.safetensors", "--map", "m.map"][..],
+        &["load", "m.safetensors", "--path", "/m"],
+        &["load", "m.safetensors", "--nsid", "2"],
+        &["read", "m.safetensors", "--partition", "3"],
+        &["map", "m.safetensors", "--path", "/m", "--out", "m.map"],
+        &["mount", "mnt", "--root", "src", "--transport", "rdma"],
+        &["mount", "mnt", "--root", "src", "--nic", "mlx5_9"],
+        &["mount", "mnt", "--root", "src", "--key-file", "key"],
+        &["mount", "mnt", "--root", "src", "--insecure-loopback-for-tests"],
+        &["mount", "mnt", "--root", "src", "--connections", "2"],
+        &["mount", "mnt", "--root", "src", "--give-up", "5s"],
+        &["mount", "mnt", "--root", "src", "--local-locks"],
+    ] {
+        refuse(args, 2, "cannot be used with");
+    }
+}

@@ -99,6 +99,24 @@ impl Private {
         private
     }
 
+    /// What the name of a drive says about where it is: hosts, NQNs and paths.
+    pub(super) fn learn_name(&mut self, drive: &str) {
+        let Some((_, target)) = drive.split_once("://") else {
+            let parts = drive.split([':', ',', '?', '&', '=']);
+            return parts.filter(|part| part.contains('/')).for_each(|path| self.add(path, "[path]"));
+        };
+        let (target, options) = target.split_once('?').unwrap_or((target, ""));
+        let (address, nqn) = target.split_once('/').unwrap_or((target, ""));
+        let host = match address.strip_prefix('[') {
+            Some(v6) => v6.split(']').next(),
+            None => address.split(':').next(),
+        };
+        self.add(host.unwrap_or_default(), "[host]");
+        self.add(nqn, "[nqn]");
+        let values = options.split('&').filter_map(|option| option.split_once('='));
+        values.filter(|(name, _)| name.starts_with("host")).for_each(|(_, value)| self.add(value, "[nqn]"));
+    }
+
     /// What a document says of the hardware.
     pub(super) fn learn(&mut self, document: &Value) {
         match document {
@@ -300,6 +318,26 @@ mod tests {
             assert_eq!(private.text(text), clean);
         }
         assert!(private.removed() >= 12, "{}", private.removed());
+    }
+
+    #[test]
+    fn names_of_drives_are_taken_out() {
+        for (name, text, clean) in [
+            (
+                "nvme-tcp://store7:4420/nqn.2026-11.com.corp:models?reconnect=1&hostnqn=nqn.x:me",
+                "store7:4420, nqn.2026-11.com.corp:models for nqn.x:me, within 1 s",
+                "[host]:4420, [nqn] for [nqn], within 1 s",
+            ),
+            ("nvme-tcp://[fd00::7]:4420/nqn.x", "[fd00::7]:4420/nqn.x", "[[host]]:4420/[nqn]"),
+            ("sim:/srv/secret/my disk.img?cmb=16M", "sim:/srv/secret/my disk.img", "sim:[path]"),
+            ("qtest:/run/q.sock,/dev/shm/ram", "read /dev/shm/ram by /run/q.sock", "read [path] by [path]"),
+            ("0000:0b:00.0", "0000:0b:00.0 is a drive", "0000:0b:00.0 is a drive"),
+            ("sim:mem:64M", "sim:mem:64M of mem", "sim:mem:64M of mem"),
+        ] {
+            let mut private = Private::default();
+            private.learn_name(name);
+            assert_eq!(private.text(text), clean);
+        }
     }
 
     #[test]
