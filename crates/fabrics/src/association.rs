@@ -11,7 +11,8 @@ use onehop_proto::identify;
 use onehop_proto::regs::{Cap, Cc, Csts, Version, offset};
 use onehop_proto::{Cqe, Sqe, Status, admin};
 
-use crate::link::{Health, LinkHandle, LinkSetup, QueueLink};
+use crate::health::Health;
+use crate::link::{LinkHandle, LinkSetup, QueueLink};
 use crate::queue::{Data, MAX_DEPTH};
 use crate::ring::RingPair;
 use crate::{Error, Host, Result, SubsystemAddress, patch};

@@ -8,10 +8,12 @@
 //! reads then, but not writes: the target may still carry out those that it received.
 #![forbid(unsafe_code)]
 
+mod ahead;
 mod association;
 mod controller;
 mod discovery;
 mod error;
+mod health;
 mod host;
 mod link;
 mod name;

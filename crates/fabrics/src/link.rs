@@ -1,8 +1,7 @@
 //! A queue with its connection and its memory. A thread receives; the thread that submits sends what the socket takes.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
-use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -14,6 +13,8 @@ use onehop_proto::sgl::Descriptor;
 use onehop_proto::{Cqe, Sqe, Status};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
+use crate::ahead::ReadAhead;
+use crate::health::Health;
 use crate::pdu::Digests;
 use crate::queue::{CapsuleQueue, Data, DataPart, QueueEvent, Send, Want};
 use crate::ring::RingPair;
@@ -28,43 +29,8 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 const STEPS: usize = 32;
 /// How long the receiving thread leaves the connection to a thread that looks for answers.
 const STANDS_BACK: Duration = Duration::from_millis(5);
-/// Most bytes that are received ahead where data comes in small pieces, and how small those are.
-const AHEAD: usize = 32 << 10;
-const SMALL_DATA: usize = 8 << 10;
-/// The same where data comes in larger ones: headers of what follows.
-const AHEAD_OF_LARGE: usize = 64;
 /// Bytes whose digest is computed at a time.
 const DIGEST_CHUNK: usize = 16 << 10;
-
-/// Whether the controller can still be reached.
-#[derive(Default)]
-pub(crate) struct Health {
-    lost: Mutex<Option<Error>>,
-    changed: Condvar,
-}
-
-impl Health {
-    fn lock(&self) -> MutexGuard<'_, Option<Error>> {
-        self.lost.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Why it cannot be reached any more; none if it can.
-    pub(crate) fn lost(&self) -> Option<Error> {
-        self.lock().clone()
-    }
-
-    /// Notes the first reason.
-    pub(crate) fn lose(&self, why: &Error) {
-        self.lock().get_or_insert_with(|| why.clone());
-        self.changed.notify_all();
-    }
-
-    /// Waits until it is lost, at most so long; whether it is.
-    pub(crate) fn wait(&self, limit: Duration) -> bool {
-        let guard = self.changed.wait_timeout_while(self.lock(), limit, |lost| lost.is_none());
-        guard.unwrap_or_else(PoisonError::into_inner).0.is_some()
-    }
-}
 
 /// Where somebody waits for an answer.
 #[derive(Default)]
@@ -99,59 +65,6 @@ enum CompletionOwner {
 struct Pending {
     memory: Option<(HostMem, usize)>,
     owner: CompletionOwner,
-}
-
-/// Bytes that were received before the queue wanted them: behind others, in the same call.
-struct ReadAhead {
-    bytes: Box<[u8]>,
-    /// Those that are still wanted.
-    rest: Range<usize>,
-    /// Most bytes to receive ahead.
-    most: usize,
-    /// A header is received, and data may follow.
-    is_head: bool,
-}
-
-impl ReadAhead {
-    fn new() -> Self {
-        Self { bytes: vec![0; AHEAD].into(), rest: 0..0, most: AHEAD, is_head: true }
-    }
-
-    /// Data is wanted, so many bytes of it. Small data is copied from here, which takes less time than a call for each header
-    /// and each piece; of large data no more than a few bytes are.
-    fn expect(&mut self, data: usize) {
-        if std::mem::take(&mut self.is_head) {
-            self.most = if data <= SMALL_DATA { AHEAD } else { AHEAD_OF_LARGE };
-        }
-    }
-
-    /// Takes up to so many of the bytes.
-    fn take(&mut self, most: usize) -> &[u8] {
-        let from = self.rest.start;
-        self.rest.start = self.rest.end.min(from + most);
-        &self.bytes[from..self.rest.start]
-    }
-
-    /// Receives into here; false when the other side has ended.
-    fn fill(&mut self, mut stream: &TcpStream) -> std::io::Result<bool> {
-        let count = stream.read(&mut self.bytes[..self.most])?;
-        self.rest = 0..count;
-        Ok(count > 0)
-    }
-
-    /// Receives up to `bytes` bytes into memory, and what is behind them into here; says how many went into memory.
-    fn receive(
-        &mut self,
-        stream: &TcpStream,
-        memory: &HostMem,
-        at: usize,
-        bytes: usize,
-    ) -> std::io::Result<usize> {
-        let count = memory.receive_with_rest(stream, at, bytes, &mut self.bytes[..self.most]);
-        let count = count.map_err(into_io)?;
-        self.rest = 0..count.saturating_sub(bytes);
-        Ok(count.min(bytes))
-    }
 }
 
 struct LinkState {
@@ -306,7 +219,7 @@ impl QueueLink {
     /// The driver waits for an answer. Where data is small, its own thread receives it.
     pub(crate) fn look(&self) {
         let mut state = self.lock();
-        if state.ahead.most == AHEAD {
+        if state.ahead.is_small() {
             self.is_looked_at.store(true, Ordering::Relaxed);
             self.pump(&mut state);
         }
@@ -379,7 +292,7 @@ impl QueueLink {
     fn pump_in(&self, state: &mut LinkState) -> Result<()> {
         let mut steps = 0;
         // What was received ahead is not waited for: nothing announces it any more.
-        while steps < STEPS || !state.ahead.rest.is_empty() {
+        while steps < STEPS || !state.ahead.is_empty() {
             steps += 1;
             let is_early = !state.queue.is_open();
             let count = match self.take_in(state) {
@@ -404,8 +317,8 @@ impl QueueLink {
         let LinkState { queue, ahead, pending, .. } = state;
         match queue.want() {
             Want::Bytes(room) => {
-                ahead.is_head = true;
-                if ahead.rest.is_empty() && !ahead.fill(&self.stream)? {
+                ahead.expect_header();
+                if ahead.is_empty() && !ahead.fill(&self.stream)? {
                     return Ok(0);
                 }
                 let bytes = ahead.take(room.len());
@@ -417,7 +330,7 @@ impl QueueLink {
                 let (memory, at) = data_of(pending, &extent).ok_or_else(without)?;
                 let bytes = extent.bytes as usize;
                 ahead.expect(bytes);
-                let count = if ahead.rest.is_empty() {
+                let count = if ahead.is_empty() {
                     ahead.receive(&self.stream, memory, at, bytes)?
                 } else {
                     let bytes = ahead.take(bytes);
@@ -668,6 +581,6 @@ fn each_chunk(memory: &HostMem, at: usize, bytes: usize, mut each: impl FnMut(&[
     Ok(())
 }
 
-fn into_io(error: onehop_os::Error) -> std::io::Error {
+pub(crate) fn into_io(error: onehop_os::Error) -> std::io::Error {
     error.errno().map_or_else(|| std::io::Error::other(error.to_string()), std::io::Error::from_raw_os_error)
 }

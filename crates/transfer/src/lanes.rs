@@ -29,14 +29,14 @@ const REMOTE_LANES: u16 = 8;
 const TICK: Duration = Duration::from_millis(20);
 
 /// A queue, and host memory that the drive and the GPU reach.
-struct Lane {
+struct PinnedLane {
     queue: IoQueue,
     buffer: Buffer,
     region: Region,
     host: HostMem,
 }
 
-impl Lane {
+impl PinnedLane {
     fn open(drive: &Drive, gpu: &dyn Gpu) -> Result<Self> {
         let (region, buffer) = drive.gpu_buffer(gpu, Place::PinnedHost, STEP as usize * STEPS)?;
         let host = buffer.host()?.clone();
@@ -136,7 +136,7 @@ impl LanesJob<'_> {
 }
 
 /// The lanes of a route.
-pub(crate) struct Lanes(Vec<Lane>);
+pub(crate) struct Lanes(Vec<PinnedLane>);
 
 impl Lanes {
     /// As many as `bytes` bytes keep busy, and the drive has queues for.
@@ -145,10 +145,10 @@ impl Lanes {
         // Others want queues of this drive, too.
         let granted = drive.identity().queues / 4;
         let count = u64::from(most).min(granted.into()).min(bytes.div_ceil(STEP)).max(1);
-        let mut lanes = vec![Lane::open(drive, gpu)?];
+        let mut lanes = vec![PinnedLane::open(drive, gpu)?];
         for _ in 1..count {
             // The first one does it alone where there is no queue or memory for more.
-            let Ok(lane) = Lane::open(drive, gpu) else { break };
+            let Ok(lane) = PinnedLane::open(drive, gpu) else { break };
             lanes.push(lane);
         }
         Ok(Self(lanes))
@@ -175,7 +175,7 @@ impl Lanes {
         let chunks = Mutex::new(Chunks::of_size(jobs, block_bytes(ns), command, STEP));
         let shared = LanesJob { op, ns, gpu, memory, chunks, is_over: AtomicBool::new(false) };
         let (tell, told) = channel();
-        let run = |lane: &Lane, tell: Sender<u64>| {
+        let run = |lane: &PinnedLane, tell: Sender<u64>| {
             let end = lane.run(&shared, &tell);
             if end.is_err() {
                 shared.is_over.store(true, Ordering::Relaxed);

@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     }
     if let Some(why) = missing {
         text.line(format_args!(
-            "\n{why}\nonehop topo --explain --from example shows a recorded machine that has both"
+            "\n{why}\nonehop topo --explain --from example shows a made-up machine that has both"
         ));
     }
     let document = json!({ "system": root.about(), "tree": facts.tree, "paths": paths, "missing": missing });
