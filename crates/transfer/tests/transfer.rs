@@ -96,6 +96,85 @@ fn a_caller_cancels_on_every_route() {
     }
 }
 
+/// Ranges of many lengths, in another order on the drive than in memory.
+fn scattered() -> Vec<GpuJob> {
+    let (mut jobs, mut offset, mut lba) = (Vec::new(), 0, 30_000);
+    for i in 0..300u64 {
+        let blocks = [1, 9, 64, 1, 300, 7][i as usize % 6];
+        lba -= blocks;
+        jobs.push(GpuJob { lba, blocks, offset });
+        offset += blocks * 512;
+    }
+    jobs.push(GpuJob { lba: 0, blocks: 5000, offset });
+    jobs
+}
+
+#[test]
+fn lanes_put_every_range_where_it_belongs() {
+    let drive = open("sim:mem:16M");
+    let ns = drive.namespace(1).unwrap();
+    let vram = HostMem::anonymous(32 << 20).unwrap();
+    let own = Chosen { gpu: Arc::new(Emulated::with_vram(vram)), why: "a test".into() };
+    let jobs = scattered();
+    let bytes = jobs.iter().map(|job| job.blocks).sum::<u64>() * 512;
+    let data: Vec<u8> = (0..bytes).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 31) as u8).collect();
+    let options = only("cpu/pinned");
+    for gpu in [&own, &emulated()] {
+        let setup = TransferSetup { drive: &drive, ns, gpu, options: &options };
+        let (engine, memory) = Engine::open(&setup, bytes).unwrap();
+        assert_eq!(engine.count, 2);
+        memory.region.write(0, &data).unwrap();
+        let watch = Watch::default();
+        let moved = engine.transfer(Op::Write, ns, &jobs, &memory, &watch).unwrap();
+        assert_eq!((moved.bytes, watch.moved.into_inner()), (bytes, bytes));
+        memory.region.write(0, &vec![0; bytes as usize]).unwrap();
+        engine.transfer(Op::Read, ns, &jobs, &memory, &()).unwrap();
+        let mut seen = vec![0; bytes as usize];
+        memory.region.read(0, &mut seen).unwrap();
+        assert!(seen == data);
+        // The drive has each range at its own place.
+        let mut block = vec![0; 512];
+        for job in &jobs {
+            read_blocks(&setup, job.lba, 1, &()).unwrap().data.read(0, &mut block).unwrap();
+            assert!(block == data[job.offset as usize..][..512], "{job:?}");
+        }
+    }
+}
+
+#[test]
+fn lanes_end_together() {
+    let gpu = emulated();
+    let options = only("cpu/pinned");
+    // One lane fails: its error is what the caller gets, and the others do not go on for long.
+    let drive = open("sim:mem:64M?fault=media@lba=40000");
+    let ns = drive.namespace(1).unwrap();
+    let setup = TransferSetup { drive: &drive, ns, gpu: &gpu, options: &options };
+    let watch = Watch::default();
+    let failed = read_blocks(&setup, 0, 131_072, &watch).err().unwrap();
+    assert!(matches!(failed, Error::Drive(_)), "{failed}");
+    assert!(watch.moved.into_inner() < 64 << 20);
+    // The caller cancels in the middle.
+    struct After(AtomicU64);
+    impl Progress for After {
+        fn moved(&self, bytes: u64) {
+            self.0.fetch_add(bytes, Ordering::Relaxed);
+        }
+
+        fn is_cancelled(&self) -> bool {
+            self.0.load(Ordering::Relaxed) > 4 << 20
+        }
+    }
+    let drive = open("sim:mem:64M?latency=1ms");
+    let ns = drive.namespace(1).unwrap();
+    let setup = TransferSetup { drive: &drive, ns, ..setup };
+    let after = After(AtomicU64::new(0));
+    let cancelled = read_blocks(&setup, 0, 131_072, &after).err().unwrap();
+    assert!(matches!(cancelled, Error::Cancelled), "{cancelled}");
+    assert!(after.0.into_inner() < 32 << 20);
+    // The drive is well.
+    read_blocks(&setup, 0, 4096, &()).unwrap();
+}
+
 #[test]
 fn routes_that_fail_are_reported_with_reasons() {
     let (drive, gpu) = (open("sim:mem:16M?queues=1"), emulated());
