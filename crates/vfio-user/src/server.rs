@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -88,7 +89,19 @@ impl Server {
                 _ => return Err(Error::InUse(path.into())),
             }
         }
-        let listener = UnixListener::bind(path).map_err(failed("bind"))?;
+        // It gets its name once it listens: clients that wait for the name must not be refused, and another server must not
+        // take it for one that was left behind.
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let early = path.with_file_name(format!(".{}-{count}", std::process::id()));
+        let listener = UnixListener::bind(&early).map_err(failed("bind"))?;
+        let named = std::fs::hard_link(&early, path);
+        let removed = std::fs::remove_file(&early);
+        named.map_err(|error| match error.kind() {
+            ErrorKind::AlreadyExists => Error::InUse(path.into()),
+            _ => failed("bind")(error),
+        })?;
+        removed.map_err(failed("bind"))?;
         let server = Self { listener, path: path.into(), file: identity(path) };
         server.listener.set_nonblocking(true).map_err(failed("setup"))?;
         Ok(server)
