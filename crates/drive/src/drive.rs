@@ -74,6 +74,12 @@ impl Drive {
         self.0.control.transport() == Transport::Messages
     }
 
+    /// How many I/O queues can still be created.
+    #[must_use]
+    pub fn free_queues(&self) -> u32 {
+        self.0.state().in_use.iter().filter(|used| !**used).count() as u32
+    }
+
     /// Who it is.
     #[must_use]
     pub fn identity(&self) -> &Identity {

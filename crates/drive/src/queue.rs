@@ -407,7 +407,7 @@ impl IoQueue {
                 Err(Error::Full(_)) if !tokens.is_empty() => {
                     goes_on = self.settle(&mut tokens, &mut moved, &mut first_error, go_on);
                 }
-                Err(error) => first_error = Some(error),
+                Err(error) => note(&mut first_error, error),
             }
         }
         while !tokens.is_empty() && goes_on {
@@ -438,7 +438,7 @@ impl IoQueue {
                 moved.retries += u64::from(finished.retries);
                 moved.late_data += u64::from(finished.late_data);
             }
-            Err(error) => *first_error = first_error.take().or(Some(error)),
+            Err(error) => note(first_error, error),
         }
         true
     }
@@ -461,11 +461,19 @@ impl IoQueue {
                 Ok(_) => continue,
                 // That is how one ends which was given up.
                 Err(Error::Cancelled { .. } | Error::TimedOut { .. } | Error::DataMissing { .. }) => {}
-                Err(error) => *first_error = first_error.take().or(Some(error)),
+                Err(error) => note(first_error, error),
             }
             unfinished += 1;
         }
         unfinished
+    }
+}
+
+/// Keeps the first error of a transfer, unless one says that the outcome of a write is unknown: that is more.
+fn note(first: &mut Option<Error>, error: Error) {
+    let is_unknown = |error: &Error| matches!(error, Error::OutcomeUnknown { .. });
+    if first.as_ref().is_none_or(|first| is_unknown(&error) && !is_unknown(first)) {
+        *first = Some(error);
     }
 }
 

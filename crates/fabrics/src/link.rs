@@ -219,9 +219,14 @@ impl QueueLink {
     /// The driver waits for an answer. Where data is small, its own thread receives it.
     pub(crate) fn look(&self) {
         let mut state = self.lock();
-        if state.ahead.is_small() {
-            self.is_looked_at.store(true, Ordering::Relaxed);
-            self.pump(&mut state);
+        if !state.ahead.is_small() {
+            return;
+        }
+        self.pump(&mut state);
+        let goes_on = state.ahead.is_small() && !state.is_blocked && state.failed.is_none();
+        self.is_looked_at.store(goes_on, Ordering::Relaxed);
+        if !goes_on {
+            self.wake();
         }
     }
 

@@ -19,12 +19,12 @@ use crate::progress::Progress;
 
 /// Bytes that a lane moves at a time.
 const STEP: u64 = 1 << 20;
-/// Steps of a lane that have memory: one is read while the one before is copied.
+/// Steps of a lane that have memory: one may be read while the one before is copied.
 const STEPS: usize = 2;
 /// Lanes of a drive of this machine. Their memory is locked, which users may do with a few MiB.
 const LANES: u16 = 2;
 /// Lanes of a drive across a network: a connection's bytes are received by one CPU.
-const REMOTE_LANES: u16 = 8;
+const REMOTE_LANES: u16 = 4;
 /// How often a caller is asked whether to go on.
 const TICK: Duration = Duration::from_millis(20);
 
@@ -66,7 +66,7 @@ impl PinnedLane {
                     let from = |offset, out: &mut [u8]| Ok(shared.memory.read(there + offset, out)?);
                     copy(bytes, from, |offset, data| Ok(self.host.write(at + offset, data)?))?;
                 }
-                let go_on = || !shared.is_over.load(Ordering::Relaxed);
+                let go_on = || !shared.is_cancelled.load(Ordering::Relaxed);
                 let place = (&self.buffer, at as u64);
                 moved.add(&by_queue(&self.queue, shared.op, shared.ns, job, place, &go_on)?);
                 if let Some(copies) = &mut copies {
@@ -122,13 +122,26 @@ struct LanesJob<'a> {
     gpu: &'a dyn Gpu,
     memory: &'a Region,
     chunks: Mutex<Chunks>,
-    /// The caller has cancelled, or a lane has failed.
-    is_over: AtomicBool,
+    /// A lane has failed, so no further chunks are begun. What is in flight comes to its own end.
+    has_failed: AtomicBool,
+    /// The caller has cancelled.
+    is_cancelled: AtomicBool,
+}
+
+/// Cancels what other threads do when this one panics.
+struct Guard<'a>(&'a AtomicBool);
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
 }
 
 impl LanesJob<'_> {
     fn next(&self) -> Vec<GpuJob> {
-        if self.is_over.load(Ordering::Relaxed) {
+        if self.has_failed.load(Ordering::Relaxed) || self.is_cancelled.load(Ordering::Relaxed) {
             return Vec::new();
         }
         self.chunks.lock().unwrap_or_else(PoisonError::into_inner).take()
@@ -141,13 +154,12 @@ pub(crate) struct Lanes(Vec<PinnedLane>);
 impl Lanes {
     /// As many as `bytes` bytes keep busy, and the drive has queues for.
     pub(crate) fn open(drive: &Drive, gpu: &dyn Gpu, bytes: u64) -> Result<Self> {
-        let most = if drive.is_remote() { REMOTE_LANES } else { LANES };
-        // Others want queues of this drive, too.
-        let granted = drive.identity().queues / 4;
-        let count = u64::from(most).min(granted.into()).min(bytes.div_ceil(STEP)).max(1);
+        let most = u64::from(if drive.is_remote() { REMOTE_LANES } else { LANES });
+        let most = most.min(bytes.div_ceil(STEP));
         let mut lanes = vec![PinnedLane::open(drive, gpu)?];
-        for _ in 1..count {
-            // The first one does it alone where there is no queue or memory for more.
+        // Others want queues of this drive, too.
+        while (lanes.len() as u64) < most && drive.free_queues() > drive.identity().queues / 2 {
+            // The first one does it alone where there is no memory for more.
             let Ok(lane) = PinnedLane::open(drive, gpu) else { break };
             lanes.push(lane);
         }
@@ -173,21 +185,29 @@ impl Lanes {
         progress: &dyn Progress,
     ) -> Result<Moved> {
         let chunks = Mutex::new(Chunks::of_size(jobs, block_bytes(ns), command, STEP));
-        let shared = LanesJob { op, ns, gpu, memory, chunks, is_over: AtomicBool::new(false) };
+        let (has_failed, is_cancelled) = (AtomicBool::new(false), AtomicBool::new(false));
+        let shared = LanesJob { op, ns, gpu, memory, chunks, has_failed, is_cancelled };
         let (tell, told) = channel();
         let run = |lane: &PinnedLane, tell: Sender<u64>| {
+            let _guard = Guard(&shared.is_cancelled);
             let end = lane.run(&shared, &tell);
             if end.is_err() {
-                shared.is_over.store(true, Ordering::Relaxed);
+                shared.has_failed.store(true, Ordering::Relaxed);
             }
             end
         };
-        let ends: Vec<_> = std::thread::scope(|scope| {
-            let begin = |lane| {
+        let ends: std::io::Result<Vec<_>> = std::thread::scope(|scope| {
+            let _guard = Guard(&shared.is_cancelled);
+            let mut lanes = Vec::new();
+            for lane in &self.0 {
                 let (run, tell) = (&run, tell.clone());
-                scope.spawn(move || run(lane, tell))
-            };
-            let lanes: Vec<_> = self.0.iter().map(begin).collect();
+                match std::thread::Builder::new().spawn_scoped(scope, move || run(lane, tell)) {
+                    Ok(lane) => lanes.push(lane),
+                    // Those that have begun do it all.
+                    Err(_) if !lanes.is_empty() => break,
+                    Err(error) => return Err(error),
+                }
+            }
             drop(tell);
             loop {
                 match told.recv_timeout(TICK) {
@@ -196,26 +216,44 @@ impl Lanes {
                     Err(RecvTimeoutError::Disconnected) => break,
                 }
                 if progress.is_cancelled() {
-                    shared.is_over.store(true, Ordering::Relaxed);
+                    shared.is_cancelled.store(true, Ordering::Relaxed);
                 }
             }
-            lanes.into_iter().map(|lane| lane.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+            Ok(lanes
+                .into_iter()
+                .map(|lane| lane.join().unwrap_or_else(|panic| resume_unwind(panic)))
+                .collect())
         });
+        let ends = ends.map_err(|source| onehop_os::Error::System {
+            call: "starting a thread".into(),
+            source,
+            hint: "",
+        })?;
         let mut moved = Moved::default();
         let mut failed = None;
         for end in ends {
             match end {
                 Ok(part) => moved.add(&part),
-                // Others stop when one fails.
-                Err(error) if matches!(failed, None | Some(Error::Cancelled)) => failed = Some(error),
+                Err(error) if failed.as_ref().is_none_or(|before| weight(&error) > weight(before)) => {
+                    failed = Some(error);
+                }
                 Err(_) => {}
             }
         }
-        let is_done = shared.next().is_empty() && !shared.is_over.load(Ordering::Relaxed);
+        let left = shared.chunks.into_inner().unwrap_or_else(PoisonError::into_inner).take();
         match failed {
             Some(error) => Err(error),
-            None if is_done => Ok(moved),
+            None if left.is_empty() => Ok(moved),
             None => Err(Error::Cancelled),
         }
+    }
+}
+
+/// Which of several lanes' errors the caller gets. That the outcome of a write is unknown is more than any other says.
+fn weight(error: &Error) -> u8 {
+    match error {
+        Error::Cancelled => 0,
+        Error::Drive(onehop_drive::Error::OutcomeUnknown { .. }) => 2,
+        _ => 1,
     }
 }

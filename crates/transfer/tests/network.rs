@@ -45,6 +45,8 @@ fn the_route_is_reported_and_others_are_refused_with_the_reason() {
         ("cpu/pinned", true, target.name())
     );
     assert_eq!((outcome.placement.data, outcome.memory), ("host", "vram"));
+    // At most half of the four queues that it grants.
+    assert_eq!(outcome.queues.count, 2);
     assert_eq!(outcome.simulated.contains(&"gpu"), gpu.gpu.simulated());
     assert!(!outcome.simulated.contains(&"drive"));
     let tried: Vec<_> = outcome.why_not_better.iter().map(|no| no.route.as_str()).collect();

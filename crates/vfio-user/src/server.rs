@@ -70,6 +70,22 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
     path.symlink_metadata().ok().map(|found| (found.dev(), found.ino()))
 }
 
+/// Binds a socket beside `path` under a name that nobody uses; none where that would be too long for a socket.
+fn bind_early(path: &Path) -> std::io::Result<Option<(UnixListener, PathBuf)>> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let early = path.with_file_name(format!(".{}-{count}", std::process::id()));
+        match UnixListener::bind(&early) {
+            Ok(listener) => return Ok(Some((listener, early))),
+            // Left behind by a process that was killed and had our number.
+            Err(error) if error.kind() == ErrorKind::AddrInUse => {}
+            Err(error) if error.kind() == ErrorKind::InvalidInput => return Ok(None),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 impl Server {
     /// Creates the socket, replacing one that a former server left behind.
     ///
@@ -91,10 +107,10 @@ impl Server {
         }
         // It gets its name once it listens: clients that wait for the name must not be refused, and another server must not
         // take it for one that was left behind.
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let early = path.with_file_name(format!(".{}-{count}", std::process::id()));
-        let listener = UnixListener::bind(&early).map_err(failed("bind"))?;
+        let Some((listener, early)) = bind_early(path).map_err(failed("bind"))? else {
+            let listener = UnixListener::bind(path).map_err(failed("bind"))?;
+            return Self::named(listener, path);
+        };
         let named = std::fs::hard_link(&early, path);
         let removed = std::fs::remove_file(&early);
         named.map_err(|error| match error.kind() {
@@ -102,8 +118,13 @@ impl Server {
             _ => failed("bind")(error),
         })?;
         removed.map_err(failed("bind"))?;
+        Self::named(listener, path)
+    }
+
+    fn named(listener: UnixListener, path: &Path) -> Result<Self> {
         let server = Self { listener, path: path.into(), file: identity(path) };
-        server.listener.set_nonblocking(true).map_err(failed("setup"))?;
+        let failed = |source| Error::Socket { call: "setup", path: path.into(), source };
+        server.listener.set_nonblocking(true).map_err(failed)?;
         Ok(server)
     }
 

@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::fs::read_to_string;
+use std::net::ToSocketAddrs;
 
 use onehop_pci::{Root, Usage};
 use serde_json::Value;
@@ -102,8 +103,17 @@ impl Private {
     /// What the name of a drive says about where it is: hosts, NQNs and paths.
     pub(super) fn learn_name(&mut self, drive: &str) {
         let Some((_, target)) = drive.split_once("://") else {
-            let parts = drive.split([':', ',', '?', '&', '=']);
-            return parts.filter(|part| part.contains('/')).for_each(|path| self.add(path, "[path]"));
+            let (name, options) = drive.split_once('?').unwrap_or((drive, ""));
+            let (scheme, place) = name.split_once(':').unwrap_or((name, ""));
+            // What else a simulated drive or a PCI device is called says nothing about where it is.
+            let names_files = match scheme {
+                "sim" => !place.starts_with("mem:") && place != "usdr",
+                "qtest" | "vfio-user" => true,
+                _ => false,
+            };
+            let paths = place.split(',').filter(|part| names_files && !part.contains('='));
+            let more = options.split(['&', '=']).filter(|value| value.contains('/'));
+            return paths.chain(more).for_each(|path| self.add(path, "[path]"));
         };
         let (target, options) = target.split_once('?').unwrap_or((target, ""));
         let (address, nqn) = target.split_once('/').unwrap_or((target, ""));
@@ -111,7 +121,12 @@ impl Private {
             Some(v6) => v6.split(']').next(),
             None => address.split(':').next(),
         };
-        self.add(host.unwrap_or_default(), "[host]");
+        let host = host.unwrap_or_default();
+        self.add(host, "[host]");
+        // Errors name the address that the host has.
+        for address in (host, 0).to_socket_addrs().into_iter().flatten() {
+            self.add(&address.ip().to_string(), "[host]");
+        }
         self.add(nqn, "[nqn]");
         let values = options.split('&').filter_map(|option| option.split_once('='));
         values.filter(|(name, _)| name.starts_with("host")).for_each(|(_, value)| self.add(value, "[nqn]"));
@@ -333,6 +348,18 @@ mod tests {
             ("qtest:/run/q.sock,/dev/shm/ram", "read /dev/shm/ram by /run/q.sock", "read [path] by [path]"),
             ("0000:0b:00.0", "0000:0b:00.0 is a drive", "0000:0b:00.0 is a drive"),
             ("sim:mem:64M", "sim:mem:64M of mem", "sim:mem:64M of mem"),
+            ("sim:acme.img?cmb=16M", "sim:acme.img holds nothing", "sim:[path] holds nothing"),
+            ("vfio-user:acme.sock", "no server at acme.sock", "no server at [path]"),
+            (
+                "nvme-tcp://[::ffff:10.1.2.3]:4420/nqn.x",
+                "no connection to [::ffff:10.1.2.3]:4420",
+                "no connection to [[host]]:4420",
+            ),
+            (
+                "nvme-tcp://127.1:4420/nqn.x",
+                "no connection to 127.0.0.1:4420",
+                "no connection to [host]:4420",
+            ),
         ] {
             let mut private = Private::default();
             private.learn_name(name);
