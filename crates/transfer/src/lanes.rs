@@ -129,9 +129,9 @@ struct LanesJob<'a> {
 }
 
 /// Cancels what other threads do when this one panics.
-struct Guard<'a>(&'a AtomicBool);
+struct CancelOnPanic<'a>(&'a AtomicBool);
 
-impl Drop for Guard<'_> {
+impl Drop for CancelOnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.store(true, Ordering::Relaxed);
@@ -189,7 +189,7 @@ impl Lanes {
         let shared = LanesJob { op, ns, gpu, memory, chunks, has_failed, is_cancelled };
         let (tell, told) = channel();
         let run = |lane: &PinnedLane, tell: Sender<u64>| {
-            let _guard = Guard(&shared.is_cancelled);
+            let _guard = CancelOnPanic(&shared.is_cancelled);
             let end = lane.run(&shared, &tell);
             if end.is_err() {
                 shared.has_failed.store(true, Ordering::Relaxed);
@@ -197,7 +197,7 @@ impl Lanes {
             end
         };
         let ends: std::io::Result<Vec<_>> = std::thread::scope(|scope| {
-            let _guard = Guard(&shared.is_cancelled);
+            let _guard = CancelOnPanic(&shared.is_cancelled);
             let mut lanes = Vec::new();
             for lane in &self.0 {
                 let (run, tell) = (&run, tell.clone());
