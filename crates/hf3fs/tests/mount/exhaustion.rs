@@ -274,8 +274,19 @@ fn hammer(syncs: bool) {
     let Some(dir) = part_of() else { return };
     become_user(ATTACKER, &[]);
     let start = Instant::now();
+    // Files of an attack before this one count as open until the mount has been told of their end.
+    let create = |number: usize| loop {
+        match File::create(dir.join("mnt/folder").join(number.to_string())) {
+            Err(error)
+                if error.raw_os_error() == Some(libc::EMFILE) && start.elapsed() < how_long(ATTACK) =>
+            {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            created => return created.unwrap(),
+        }
+    };
     let sync = |number: usize| {
-        let file = File::create(dir.join("mnt/folder").join(number.to_string())).unwrap();
+        let file = create(number);
         let mut times = Vec::new();
         while start.elapsed() < how_long(ATTACK) {
             file.write_all_at(&vec![number as u8; 1 << 17], 0).unwrap();
