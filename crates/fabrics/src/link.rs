@@ -201,7 +201,7 @@ impl QueueLink {
     /// The receiving thread's work: until the link is closed or fails.
     fn receive(&self) {
         loop {
-            // Whoever looks for answers all the time receives them faster than this thread could be woken.
+            // A thread that looks for answers all the time receives them before this one could be woken.
             let limit = self.is_looked_at.swap(false, Ordering::Relaxed).then_some(STANDS_BACK);
             let mut state = self.lock();
             if limit.is_none() {
