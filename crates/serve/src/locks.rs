@@ -97,6 +97,14 @@ impl Owned {
     }
 }
 
+impl Drop for Owned {
+    /// Closing alone would leave the locks to a child of this process that has been forked and has not yet begun its program.
+    fn drop(&mut self) {
+        lock_range(&self.file, LockRange::WHOLE, None).ok();
+        flock(&self.file, FlockOperation::Unlock).ok();
+    }
+}
+
 fn plain(error: onehop_os::Error) -> Errno {
     error.errno().map_or(Errno::NOLCK, Errno::from_raw_os_error)
 }
@@ -185,5 +193,40 @@ impl Locks {
         let before = all.len();
         all.retain(|(of, _), owned| *of != inode || !owned.handles.contains(&handle));
         all.len() < before
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forked_child_keeps_no_locks() {
+        let path = std::env::temp_dir().join(format!("onehop-serve-locks-{}", std::process::id()));
+        let open =
+            || File::options().read(true).write(true).create(true).truncate(false).open(&path).unwrap();
+        let (file, other) = (open(), open());
+        let owned = |file| Owned {
+            file,
+            writes: true,
+            uid: 0,
+            pid: 0,
+            handles: Vec::new(),
+            by_range: false,
+            whole: None,
+        };
+        let mut first = owned(file);
+        // What a fork does: the open file is there twice.
+        let inherited = first.file.try_clone().unwrap();
+        assert!(lock_range(&first.file, LockRange::WHOLE, Some(LockKind::Exclusive)).unwrap());
+        assert!(first.flock(LockKind::Exclusive).unwrap());
+        let mut second = owned(other);
+        assert!(!lock_range(&second.file, LockRange::WHOLE, Some(LockKind::Shared)).unwrap());
+        assert!(!second.flock(LockKind::Shared).unwrap());
+        drop(first);
+        assert!(lock_range(&second.file, LockRange::WHOLE, Some(LockKind::Exclusive)).unwrap());
+        assert!(second.flock(LockKind::Exclusive).unwrap());
+        drop(inherited);
+        std::fs::remove_file(path).unwrap();
     }
 }
