@@ -8,7 +8,7 @@ use crate::cache::{Cache, Unit};
 use crate::config::{Config, Media, metadata_path};
 use crate::engine::Blocks;
 use crate::protect;
-use crate::store::{Store, open_image};
+use crate::store::{LockedImage, Store, open_image};
 use crate::{Error, Result};
 
 /// A namespace and what it holds.
@@ -55,7 +55,7 @@ pub(crate) fn namespaces(config: &Config, engine: Option<Arc<dyn Blocks>>) -> Re
         }
         _ => None,
     };
-    let part = |file: &Arc<std::fs::File>, start| Store::File { file: file.clone(), start };
+    let part = |file: &Arc<LockedImage>, start| Store::File { file: file.clone(), start };
     Ok((0..count)
         .map(|i| {
             let bytes = blocks * u64::from(config.lba);

@@ -19,13 +19,29 @@ pub(crate) enum Store {
     Memory { chunks: HashMap<u64, Box<[u8]>>, len: u64 },
     /// A part of a file.
     File {
-        /// The file, locked as long as it is open.
-        file: Arc<File>,
+        file: Arc<LockedImage>,
         /// Where the part starts.
         start: u64,
     },
     /// Kept by whoever carries out the commands.
     Engine(Arc<dyn Blocks>),
+}
+
+/// An image file that no other drive can open.
+pub(crate) struct LockedImage(File);
+
+impl LockedImage {
+    fn try_lock(file: File) -> std::result::Result<Self, TryLockError> {
+        file.try_lock()?;
+        Ok(Self(file))
+    }
+}
+
+impl Drop for LockedImage {
+    /// Closing alone would leave the lock to a child of this process that has been forked and has not yet begun its program.
+    fn drop(&mut self) {
+        self.0.unlock().ok();
+    }
 }
 
 impl Store {
@@ -47,7 +63,7 @@ impl Store {
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         self.check(offset, out.len() as u64)?;
         match self {
-            Self::File { file, start } => file.read_exact_at(out, start + offset),
+            Self::File { file, start } => file.0.read_exact_at(out, start + offset),
             Self::Engine(blocks) => blocks.read(offset, out),
             Self::Memory { chunks, .. } => {
                 for (chunk, from, to) in pieces(offset, out.len()) {
@@ -65,7 +81,7 @@ impl Store {
     pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
         self.check(offset, data.len() as u64)?;
         match self {
-            Self::File { file, start } => file.write_all_at(data, *start + offset),
+            Self::File { file, start } => file.0.write_all_at(data, *start + offset),
             Self::Engine(blocks) => blocks.write(offset, data),
             Self::Memory { chunks, .. } => {
                 for (chunk, at, part) in pieces(offset, data.len()) {
@@ -130,7 +146,7 @@ fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops
 }
 
 /// Opens an image for a drive alone, making it or making it longer where a size is asked for; says how long it is.
-pub(crate) fn open_image(path: &Path, size: Option<u64>) -> Result<(Arc<File>, u64)> {
+pub(crate) fn open_image(path: &Path, size: Option<u64>) -> Result<(Arc<LockedImage>, u64)> {
     let refuse = |why: &str| Error::NotAnImage { path: path.into(), why: why.into() };
     let failed = |call, hint| move |source| Error::Image { path: path.into(), call, source, hint };
     let known = std::fs::metadata(path).ok();
@@ -152,13 +168,11 @@ pub(crate) fn open_image(path: &Path, size: Option<u64>) -> Result<(Arc<File>, u
         .truncate(false)
         .open(path)
         .map_err(failed("open", "; it has to be readable and writable"))?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            return Err(refuse("another drive has it open; stop that one first"));
-        }
-        Err(TryLockError::Error(e)) => return Err(failed("lock", "")(e)),
-    }
+    let image = LockedImage::try_lock(file).map_err(|error| match error {
+        TryLockError::WouldBlock => refuse("another drive has it open; stop that one first"),
+        TryLockError::Error(e) => failed("lock", "")(e),
+    })?;
+    let file = &image.0;
     let len = file.metadata().map_err(failed("fstat", ""))?.len();
     let len = match size {
         Some(size) if size > len => {
@@ -167,12 +181,25 @@ pub(crate) fn open_image(path: &Path, size: Option<u64>) -> Result<(Arc<File>, u
         }
         _ => len,
     };
-    Ok((Arc::new(file), len))
+    Ok((Arc::new(image), len))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_forked_child_keeps_no_image() {
+        let path = std::env::temp_dir().join(format!("onehop-sim-lock-{}", std::process::id()));
+        let (image, _) = open_image(&path, Some(4096)).unwrap();
+        // What a fork does: the open file is there twice.
+        let inherited = image.0.try_clone().unwrap();
+        assert!(open_image(&path, None).is_err());
+        drop(image);
+        open_image(&path, None).unwrap();
+        drop(inherited);
+        std::fs::remove_file(path).unwrap();
+    }
 
     #[test]
     fn memory_is_sparse_and_exact() {
