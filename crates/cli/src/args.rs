@@ -1,6 +1,6 @@
 //! The command line as clap sees it. Every command keeps its own arguments in its own module.
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands;
 
@@ -20,6 +20,22 @@ pub(crate) struct Args {
     pub json: bool,
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// The arguments of this process.
+///
+/// # Errors
+/// What clap has to say: help and version, or wrong arguments.
+pub(crate) fn parse() -> Result<Args, clap::Error> {
+    let matches = take_negative_numbers(Args::command()).try_get_matches()?;
+    Args::from_arg_matches(&matches)
+}
+
+/// Lets the value of an option be a negative number, so that a wrong value is what it is refused as, not an unknown option.
+fn take_negative_numbers(command: clap::Command) -> clap::Command {
+    command
+        .mut_args(|arg| if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg })
+        .mut_subcommands(take_negative_numbers)
 }
 
 /// The help of `-g` where a command describes GPUs and uses none.

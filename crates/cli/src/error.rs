@@ -113,6 +113,11 @@ impl CliError {
         Self::NotPossible { what: what.into(), reason: reason.into(), fix: fix.into() }
     }
 
+    /// Whether it is the words of the command line that are wrong, whatever the drive is.
+    pub(crate) fn is_of_arguments(&self) -> bool {
+        self.kind() == "usage" && !matches!(self, Self::Drive(_))
+    }
+
     /// The exit code.
     pub(crate) fn code(&self) -> u8 {
         match self.kind() {
@@ -126,6 +131,7 @@ impl CliError {
     fn kind(&self) -> &'static str {
         use onehop_drive::Error as Drive;
         use onehop_load::model::Error as Model;
+        use onehop_load::plan::Error as NoPlan;
         use onehop_sim::Error as Sim;
         match self {
             Self::Usage(_)
@@ -140,7 +146,12 @@ impl CliError {
             | Self::Files(onehop_files::Error::WhichPartition(_))
             | Self::Load(
                 onehop_load::Error::Plan(
-                    onehop_load::plan::Error::NoMatch { .. } | onehop_load::plan::Error::NothingLeft,
+                    NoPlan::NoMatch { .. }
+                    | NoPlan::NothingLeft
+                    | NoPlan::Rank { .. }
+                    | NoPlan::Dimension { .. }
+                    | NoPlan::Uneven { .. }
+                    | NoPlan::WithinBlock { .. },
                 )
                 // Other names would do.
                 | onehop_load::Error::Model(

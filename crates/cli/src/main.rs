@@ -20,17 +20,16 @@ mod units;
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use clap::error::ErrorKind;
 
-use args::{Args, Command, DriveCommand, SimCommand};
+use args::{Command, DriveCommand, SimCommand};
 use commands::CommandContext;
 use error::{CliError, Result};
 use report::Report;
 use stop::StopFlag;
 
 fn main() -> ExitCode {
-    let args = match Args::try_parse() {
+    let args = match args::parse() {
         Ok(args) => args,
         Err(error) => return refuse(&error),
     };

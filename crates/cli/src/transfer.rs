@@ -31,13 +31,13 @@ pub(crate) struct RouteArgs {
     pub mode: Option<ModeArg>,
     /// GPU threads on the one queue of --mode shared [default: 32]; to load or read files of this machine, the CPU threads
     /// that read out of the page cache, and as many past it [default: one for each CPU less an eighth, 16 at most, and 16]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = units::within::<u32>(1..=1024))]
     pub threads: Option<u32>,
-    /// Queues of --mode owner, each with a warp of its own [default: 2]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    /// Queues of --mode owner, 1 to 1024, each with a warp of its own [default: 2]
+    #[arg(long, value_name = "N", value_parser = units::within::<u16>(1..=1024))]
     pub queues: Option<u16>,
-    /// Commands in flight on each queue
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65535))]
+    /// Commands in flight on each queue, 1 to 65535
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = units::within::<u32>(1..=65535))]
     pub depth: u32,
     /// How long a command may take before it is recovered [default: 5s; demo: 500ms]
     #[arg(long, value_name = "TIME", value_parser = units::parse_time)]

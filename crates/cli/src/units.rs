@@ -1,5 +1,6 @@
 //! Sizes, times and numbers as people write and read them.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// Bytes: `4096`, `64K`, `1M`, `2GiB`; units are powers of 1024.
@@ -29,19 +30,41 @@ pub(crate) fn parse_number(text: &str) -> Result<u64, String> {
     number.ok_or_else(|| "expected a whole number below 2^64, decimal or hexadecimal after 0x".into())
 }
 
-/// A time: `500ms`, `10s`; a number without a unit is in seconds.
+/// A whole number that lies within bounds.
+pub(crate) fn within<T: TryFrom<u64>>(
+    bounds: RangeInclusive<u64>,
+) -> impl Fn(&str) -> Result<T, String> + Clone {
+    move |text| {
+        let number = text.parse().ok().filter(|n| bounds.contains(n)).and_then(|n| T::try_from(n).ok());
+        number.ok_or_else(|| format!("expected a whole number from {} to {}", bounds.start(), bounds.end()))
+    }
+}
+
+/// A time from a millisecond to an hour: `500ms`, `1.5s`; a number without a unit is in seconds.
 pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    let time = number.parse().ok().and_then(|n: u64| match unit {
-        "us" => Some(Duration::from_micros(n)),
-        "ms" => Some(Duration::from_millis(n)),
-        "" | "s" => Some(Duration::from_secs(n)),
-        _ => None,
-    });
-    let fits = |t: &Duration| (Duration::from_millis(1)..=Duration::from_secs(3600)).contains(t);
-    time.filter(fits)
+    let fits = |time: &Duration| (Duration::from_millis(1)..=Duration::from_secs(3600)).contains(time);
+    time_of(text)
+        .filter(fits)
         .ok_or_else(|| "expected a time from 1ms to 3600s, such as 500ms, 10s or 10 (seconds)".into())
+}
+
+/// A time to wait, which may be none: up to five seconds.
+pub(crate) fn parse_pause(text: &str) -> Result<Duration, String> {
+    time_of(text)
+        .filter(|time| *time <= Duration::from_secs(5))
+        .ok_or_else(|| "expected a time from 0 to 5s, such as 50ms or 1 (second)".into())
+}
+
+fn time_of(text: &str) -> Option<Duration> {
+    let digits = text.bytes().take_while(|b| b.is_ascii_digit() || *b == b'.').count();
+    let (number, unit) = text.split_at(digits);
+    let scale = match unit {
+        "us" => 1e-6,
+        "ms" => 1e-3,
+        "" | "s" => 1.0,
+        _ => return None,
+    };
+    Duration::try_from_secs_f64(number.parse::<f64>().ok()? * scale).ok()
 }
 
 /// Bytes for people: exact where it is short, rounded where it is not.
@@ -120,13 +143,24 @@ mod tests {
         for bad in ["", "0x", "+1", "-1", "18446744073709551616", "1e3"] {
             assert!(parse_number(bad).is_err(), "{bad}");
         }
+        let few = within::<u8>(1..=64);
+        assert_eq!((few("1"), few("64")), (Ok(1), Ok(64)));
+        for bad in ["", "0", "65", "257", "-1", "1.5"] {
+            assert_eq!(few(bad), Err("expected a whole number from 1 to 64".into()), "{bad}");
+        }
         assert_eq!(parse_time("500ms"), Ok(Duration::from_millis(500)));
-        assert_eq!(
-            (parse_time("5"), parse_time("5s")),
-            (Ok(Duration::from_secs(5)), Ok(Duration::from_secs(5)))
-        );
-        for bad in ["", "0", "s", "0s", "1h", "99999999999999999999s", "3601s"] {
+        for (text, millis) in [("5", 5000), ("5s", 5000), ("0.5", 500), ("1.5s", 1500), ("2500us", 2)] {
+            assert_eq!(parse_time(text).unwrap().as_millis(), millis, "{text}");
+        }
+        for bad in
+            ["", "0", "s", "0s", "1h", "99999999999999999999s", "3601s", ".", "1.2.3", "-1", "1e3", "inf"]
+        {
             assert!(parse_time(bad).is_err(), "{bad}");
         }
+        assert_eq!(
+            (parse_pause("0"), parse_pause("50ms")),
+            (Ok(Duration::ZERO), Ok(Duration::from_millis(50)))
+        );
+        assert!(parse_pause("6s").is_err() && parse_pause("50").is_err());
     }
 }

@@ -34,6 +34,11 @@ impl FoundController {
 /// When `spec` does not name a drive, or the drive is in use or not available.
 pub fn find(spec: &str) -> Result<FoundController> {
     if let Some(rest) = spec.strip_prefix("sim:") {
+        if rest.split('?').next() == Some("usdr") && !Path::new("usdr").exists() {
+            return Err(Error::NoDrive(format!(
+                "'{spec}' is no drive but a simulated SDR board: see onehop sdr"
+            )));
+        }
         let sim = onehop_sim::open(rest)?;
         return Ok(FoundController { files: sim.config().media.files(), ..FoundController::new(sim.port()) });
     }

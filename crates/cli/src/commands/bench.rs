@@ -82,20 +82,20 @@ struct QueueArgs {
     drive: Option<String>,
     #[command(flatten)]
     gpu: GpuArg,
-    /// Commands in flight on each queue, one row each
-    #[arg(long, value_delimiter = ',', default_value = "1,2,8,32,64,256", value_parser = clap::value_parser!(u32).range(1..=32767))]
+    /// Commands in flight on each queue, 1 to 32767, one row each
+    #[arg(long, value_delimiter = ',', default_value = "1,2,8,32,64,256", value_parser = units::within::<u32>(1..=32767))]
     depth: Vec<u32>,
     /// CPU: bytes of a command
     #[arg(long, default_value = "4K", value_parser = units::parse_size)]
     block: u64,
-    /// GPU: queues, one row each
-    #[arg(long, value_delimiter = ',', default_value = "1,16,64", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    /// GPU: queues, 1 to 1024, one row each
+    #[arg(long, value_delimiter = ',', default_value = "1,16,64", value_parser = units::within::<u32>(1..=1024))]
     queues: Vec<u32>,
     /// GPU: how threads use the queues
     #[arg(long, value_delimiter = ',', default_value = "owner")]
     mode: Vec<crate::transfer::ModeArg>,
-    /// GPU: threads on each queue of --mode shared
-    #[arg(long, value_delimiter = ',', default_value = "1024", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    /// GPU: threads on each queue of --mode shared, 1 to 65536
+    #[arg(long, value_delimiter = ',', default_value = "1024", value_parser = units::within::<u32>(1..=65536))]
     threads: Vec<u32>,
     /// GPU: where the queues lie
     #[arg(long, value_delimiter = ',', default_value = "vram")]
@@ -109,12 +109,32 @@ struct QueueArgs {
     /// GPU: the controller completes the last command of a batch first
     #[arg(long)]
     reverse: bool,
-    /// GPU: commands of one launch; without it 200 000 for each queue, 16 million at most, and a tenth at depth 1
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64_000_000))]
+    /// GPU: commands of one launch, 64 million at most; without it 200 000 for each queue, 16 million at most, and a tenth at depth 1
+    #[arg(long, value_parser = units::within::<u32>(1..=64_000_000))]
     commands: Option<u32>,
     /// Also write queue.html, a page with pictures, and queue.json into this folder
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
+}
+
+impl QueueArgs {
+    /// Refuses what only the other side would use.
+    fn refuse_unused(&self) -> Result<()> {
+        let of_cpu = [("--drive", self.drive.is_some())];
+        let of_gpu = [
+            ("--gpu", self.gpu.gpu.is_some()),
+            ("--controller-gpu", self.controller_gpu.is_some()),
+            ("--commands", self.commands.is_some()),
+            ("--reverse", self.reverse),
+        ];
+        let sides = [(BenchSide::Cpu, "cpu", &of_cpu[..]), (BenchSide::Gpu, "gpu", &of_gpu[..])];
+        for (_, name, options) in sides.iter().filter(|(side, ..)| !self.side.contains(side)) {
+            if let Some((option, _)) = options.iter().find(|(_, is_given)| *is_given) {
+                return Err(CliError::Usage(format!("{option} is for --side {name}")));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Runs it.
@@ -125,6 +145,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
         BenchCommand::Load(args) => return super::load::bench::run(args, context),
         BenchCommand::Target(args) => return target::run(args, context),
     };
+    args.refuse_unused()?;
     report::folder(args.report.as_deref())?;
     let machine = report::machine();
     let mut text = ReportText::default();
@@ -258,6 +279,9 @@ fn table(text: &mut ReportText, lines: &[QueueRow]) {
 impl From<onehop_bench::Error> for CliError {
     fn from(error: onehop_bench::Error) -> Self {
         match error {
+            onehop_bench::Error::Drive(onehop_drive::Error::TooLong { bytes, limit }) => {
+                Self::Usage(format!("--block {bytes}: this drive moves at most {limit} bytes by one command"))
+            }
             onehop_bench::Error::Drive(error) => error.into(),
             onehop_bench::Error::Sim(error) => error.into(),
             onehop_bench::Error::Gpu(error) => error.into(),

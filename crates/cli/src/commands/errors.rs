@@ -14,8 +14,8 @@ use crate::units;
 pub(crate) struct Args {
     #[command(flatten)]
     drive: DriveArg,
-    /// Entries to show at most
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
+    /// Entries to show at most, 1 to 65535
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = units::within::<u16>(1..=65535))]
     count: u16,
 }
 

@@ -10,6 +10,7 @@ mod verdict;
 
 use std::path::{Path, PathBuf};
 
+use clap::ArgGroup;
 use onehop_files::Which;
 use onehop_gpu::Region;
 use onehop_load::{Dtype, Manifest, Plan, Selection, check, plan};
@@ -30,6 +31,9 @@ pub(crate) use local::{FilePart, read};
 #[derive(clap::Args)]
 #[command(
     mut_arg("route", |route| route.help(ROUTES)),
+    group = ArgGroup::new("source").required(true).args(["files", "drive"]),
+    override_usage = "onehop load [OPTIONS] FILE...\n       onehop load [OPTIONS] -d DRIVE --path /IN/FS...\n       \
+                      onehop load [OPTIONS] -d DRIVE --map MAP",
     after_help = "Examples:\n  onehop load model.safetensors -g 0\n  onehop load model.safetensors --write-manifest sums.json\n  onehop load model.safetensors --manifest sums.json\n  onehop load llama-70b/ --rank 0/4 --cut \
                         '*q_proj.weight=0' --cut '*o_proj.weight=1'\n  onehop load llama-70b/ -g 0,1,2,3 --cut \
                         '*q_proj.weight=0'\n  onehop load model/ --plan --json\n  onehop load -d \
@@ -39,7 +43,7 @@ pub(crate) use local::{FilePart, read};
 pub(crate) struct Args {
     /// Files, indexes (*.index.json) or directories; together they are one model. Where the build has it (--features
     /// remote), also http(s):// and s3:// addresses
-    #[arg(value_name = "FILE", required_unless_present = "drive", conflicts_with_all = ["drive", "path", "map", "partition", "nsid"])]
+    #[arg(value_name = "FILE", conflicts_with_all = ["drive", "path", "map", "partition", "nsid"])]
     files: Vec<PathBuf>,
     /// A drive that onehop drives and that holds the model: a PCI address such as 0000:0b:00.0, sim:IMAGE?lba=4096,
     /// qtest:SOCKET,MEMORY-FILE, vfio-user:SOCKET, nvme-tcp://HOST:PORT/NQN

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
+use clap::ArgGroup;
 use onehop_drive::{Drive, Options};
 use onehop_files::live::{LiveFile, Rung, System};
 use onehop_files::{ExtentMap, Which};
@@ -21,13 +22,16 @@ use crate::{drives, units};
 /// Record where files are on their drive, to read them there once onehop drives it
 #[derive(clap::Args)]
 #[command(
+    group = ArgGroup::new("source").required(true).args(["files", "drive"]),
+    override_usage = "onehop map [OPTIONS] FILE... --out MAP\n       \
+                      onehop map [OPTIONS] -d DRIVE --path /IN/FS... --out MAP",
     after_help = "Examples:\n  onehop map model/ --out model.map\n  onehop map -d sim:ext4.img --path /models/llama \
                         --out llama.map\n  onehop load -d sim:ext4.img --map llama.map --verify\n\nIn a directory, it maps model files: *.safetensors, *.gguf, *.safetensors.index.json. Each file is read once, \
                         for its checksums."
 )]
 pub(crate) struct Args {
     /// Files and directories of this machine, on a file system that Linux has mounted
-    #[arg(value_name = "FILE", required_unless_present = "drive", conflicts_with_all = ["drive", "path", "partition", "nsid"])]
+    #[arg(value_name = "FILE", conflicts_with_all = ["drive", "path", "partition", "nsid"])]
     files: Vec<PathBuf>,
     /// A drive whose file system onehop reads itself: a PCI address such as 0000:0b:00.0, or sim:IMAGE?lba=4096
     #[arg(short = 'd', long, value_name = "DRIVE", requires = "path")]

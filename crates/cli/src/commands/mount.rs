@@ -45,8 +45,8 @@ pub(crate) struct Args {
     /// Mount a target that has no key, with nothing encrypted. Only at a loopback address
     #[arg(long, requires = "target", conflicts_with_all = ["key_file", "root"])]
     insecure_loopback_for_tests: bool,
-    /// Connections to the target
-    #[arg(long, value_name = "N", default_value_t = 4, requires = "target", conflicts_with = "root", value_parser = clap::value_parser!(u32).range(1..=64))]
+    /// Connections to the target, 1 to 64
+    #[arg(long, value_name = "N", default_value_t = 4, requires = "target", conflicts_with = "root", value_parser = units::within::<u32>(1..=64))]
     connections: u32,
     /// How long to wait for an answer of the target before a request fails
     #[arg(long, value_name = "TIME", default_value = "60s", requires = "target", conflicts_with = "root", value_parser = units::parse_time)]

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use clap::ArgGroup;
 use onehop_drive::Drive;
 use onehop_files::Which;
 use onehop_gpu::Region;
@@ -22,6 +23,11 @@ use crate::units;
 #[derive(clap::Args)]
 #[command(
     mut_arg("route", |route| route.help(load::ROUTES)),
+    group = ArgGroup::new("source").required(true).args(["file", "drive"]),
+    group = ArgGroup::new("where_on_drive").multiple(true).args(["path", "map", "lba"]),
+    override_usage = "onehop read [OPTIONS] FILE\n       onehop read [OPTIONS] -d DRIVE --path /IN/FS\n       \
+                      onehop read [OPTIONS] -d DRIVE --map MAP\n       \
+                      onehop read [OPTIONS] -d DRIVE --lba N --blocks M",
     after_help = "Examples:\n  onehop read weights.bin -g 0 --out back.bin\n  onehop read -d sim:mem:64M --lba 0 --blocks 2048 --verify\n  \
                         onehop read -d 'sim:disk.img?lba=4096' --lba 16 --blocks 256 --route gpu/posted --out part.bin\n  \
                         onehop read -d sim:ext4.img --path /models/a.gguf --offset 4096 --len 1M --verify"
@@ -31,13 +37,13 @@ pub(crate) struct Args {
     #[arg(value_name = "FILE", conflicts_with_all = ["drive", "path", "lba", "blocks", "map", "nsid", "partition"])]
     file: Option<PathBuf>,
     /// The drive: a PCI address such as 0000:0b:00.0, sim:mem:64M, sim:IMAGE?lba=4096&mdts=5, qtest:SOCKET,MEMORY-FILE, vfio-user:SOCKET, nvme-tcp://HOST:PORT/NQN
-    #[arg(short = 'd', long, value_name = "DRIVE", required_unless_present = "file")]
+    #[arg(short = 'd', long, value_name = "DRIVE", requires = "where_on_drive")]
     drive: Option<String>,
     /// The first block
-    #[arg(long, value_name = "N", value_parser = units::parse_number, required_unless_present_any = ["path", "file", "map"])]
+    #[arg(long, value_name = "N", value_parser = units::parse_number, requires = "blocks")]
     lba: Option<u64>,
     /// How many blocks
-    #[arg(long, value_name = "M", value_parser = units::parse_number, required_unless_present_any = ["path", "file", "map"])]
+    #[arg(long, value_name = "M", value_parser = units::parse_number, requires = "lba")]
     blocks: Option<u64>,
     /// A file by its path in the drive's file system (ext2/3/4, FAT, exFAT), which onehop reads by itself
     #[arg(long, value_name = "/IN/FS", conflicts_with_all = ["lba", "blocks"])]

@@ -74,7 +74,10 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
             report::note("the sweep is left out, because a step before it failed");
             break;
         }
-        let (step, failed) = step(name, &line, context)?;
+        let (step, mut failed) = step(name, &line, context)?;
+        if let Some(error) = failed.take_if(|error| error.is_of_arguments()) {
+            return Err(error);
+        }
         private.learn(&step.document);
         steps.push(step);
         failure = failure.or(failed);

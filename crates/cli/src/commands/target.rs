@@ -58,8 +58,8 @@ pub(crate) struct Args {
     /// The folder whose files are served
     #[arg(long)]
     root: PathBuf,
-    /// Where to listen: HOST:PORT; port 0 is one that is free
-    #[arg(long)]
+    /// The address to listen at: HOST:PORT; with port 0 the system chooses one
+    #[arg(long, value_parser = parse_listen)]
     listen: String,
     /// How bytes go
     #[arg(long, value_enum, default_value = "tcp")]
@@ -80,6 +80,15 @@ pub(crate) struct Args {
     /// Acknowledge writes only when they are on the disk; by default fsync does that
     #[arg(long, conflicts_with = "read_only")]
     write_through: bool,
+}
+
+/// An address as people write it. Its host is looked up later.
+pub(crate) fn parse_listen(text: &str) -> std::result::Result<String, String> {
+    let is_address = |(host, port): (&str, &str)| !host.is_empty() && port.parse::<u16>().is_ok();
+    if text.rsplit_once(':').is_some_and(is_address) {
+        return Ok(text.to_owned());
+    }
+    Err("expected HOST:PORT, such as 0.0.0.0:7464".into())
 }
 
 /// How often the main thread polls for the end.

@@ -92,15 +92,17 @@ fn an_option_is_described_alike_everywhere() {
         }
     }
     assert!(help(&["load"]).contains("manifest of checksums, which --write-manifest makes"));
-    let times: [(&[&str], &str); 4] = [
+    let times: [(&[&str], &str); 5] = [
         (&["read", "-d", "sim:mem:1M", "--lba", "0", "--blocks", "1", "--timeout"], "soon"),
         (&["doctor", "--patience"], "1h"),
         (&["mount", "/mnt", "--target", "a:1", "--give-up"], "-"),
         (&["report", "-d", "sim:mem:16M", "--budget"], "0"),
+        (&["bench", "target", "--time"], "0.1ms"),
     ];
     for (words, bad) in times {
         refuse(&[words, &[bad]].concat(), 2, "such as 500ms, 10s or 10 (seconds)");
     }
+    refuse(&["bench", "load", "x", "--pause", "50"], 2, "such as 50ms or 1 (second)");
 }
 
 #[test]

@@ -408,7 +408,7 @@ fn what_changes_no_bytes_does_not_end_a_load() {
     let file = dir.path().join("m.safetensors");
     model(&file, &[("a", 1 << 20)], 1);
     // Loads again and again, with the file open from the first one on.
-    let bench = ["bench", "load", text(&file), "-g", "emu", "--loads", "20", "--pause", "100"];
+    let bench = ["bench", "load", text(&file), "-g", "emu", "--loads", "20", "--pause", "100ms"];
     let mut child = command(&bench);
     let child =
         child.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();

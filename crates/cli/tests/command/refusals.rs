@@ -269,3 +269,38 @@ fn outputs_are_regular_files_or_character_devices() {
     let output = command(&[&read[..], &["/dev/stdout"]].concat()).output().unwrap();
     assert!(code(&output) == 0 && output.stdout.starts_with(&[0; 512]), "{output:?}");
 }
+
+/// Wrong arguments are told from what fails by the exit code, and the words say what would be right.
+#[test]
+fn wrong_arguments_are_told_by_the_code() {
+    let dir = Dir::new();
+    let text = dir.file("text");
+    std::fs::write(&text, "no archive").unwrap();
+    let archive = dir.file("report.tar.gz");
+    let (read, drive) = (["read", "-d", "sim:mem:1M"], "sim:mem:16M");
+    let cases: [(&[&str], &str); 19] = [
+        (&["read"], "<FILE|--drive <DRIVE>>"),
+        (&read, "<--path </IN/FS>|--map <MAP>|--lba <N>>"),
+        (&["read", "-d", "sim:mem:1M", "--lba", "0"], "--blocks"),
+        (&["read", "-d", "sim:mem:1M", "--lba", "0", "--blocks", "1", "-g", "cuda:0"], "-g 0"),
+        (&["read", &text, "--len", "-5"], "a size such as 4096"),
+        (&["load"], "<FILE|--drive <DRIVE>>"),
+        (&["map", "--out", &archive], "<FILE|--drive <DRIVE>>"),
+        (&["load", &text, "--threads", "-1"], "a whole number from 1 to 1024"),
+        (&["bench", "queue", "--depth", "0"], "a whole number from 1 to 32767"),
+        (&["bench", "queue", "--block", "1M"], "--block 1048576: this drive moves at most 131072 bytes"),
+        (&["bench", "queue", "-g", "0"], "--gpu is for --side gpu"),
+        (&["bench", "queue", "--side", "gpu", "-d", drive], "--drive is for --side cpu"),
+        (&["bench", "sweep", "-g", "emu", "-d", drive, "--block", "1000"], "multiples of 512 bytes"),
+        (&["bench", "target", "--listen", "here"], "expected HOST:PORT"),
+        (&["target", "--root", "/", "--listen", "1.2.3.4", "--key-file", &text], "expected HOST:PORT"),
+        (&["drive", "identify", "-d", "sim:usdr"], "see onehop sdr"),
+        (&["report", "-d", "1", "--out", &archive], "'1' is no drive"),
+        (&["report", "-d", drive, "-g", "nosuch", "--out", &archive], "'nosuch' is no GPU"),
+        (&["sdr", "tx", "-g", "emu", "--in", "x.sigmf-meta"], "they are in x.sigmf-data"),
+    ];
+    for (args, words) in cases {
+        refuse(args, 2, words);
+    }
+    assert!(!std::path::Path::new(&archive).exists(), "wrong arguments leave an archive behind");
+}

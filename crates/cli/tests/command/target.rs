@@ -111,6 +111,8 @@ fn a_connection_is_measured() {
     let output = command(&[&of[..], &more].concat()).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let report = document("bench target", &output);
+    let address = report["target"].as_str().unwrap().strip_prefix("a target in this process, at 127.0.0.1:");
+    assert_ne!(address.unwrap(), "0");
     let rows = report["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 8, "{report:#}");
     for row in rows {

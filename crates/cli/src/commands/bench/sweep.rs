@@ -56,11 +56,11 @@ pub(crate) struct Args {
     /// Bytes of a block, one row each [default: 4K,64K,512K; --full: 512 to 16M]
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = units::parse_size)]
     block: Vec<u64>,
-    /// Blocks in flight for each thread [default: 1,8; --full: 1,8,32,128]
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=4096))]
+    /// Blocks in flight for each thread, 1 to 4096 [default: 1,8; --full: 1,8,32,128]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = units::within::<u32>(1..=4096))]
     depth: Vec<u32>,
-    /// Threads, or queues that a warp owns each [default: 1; --full: 1,4]
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=64))]
+    /// Threads, or queues that a warp owns each, 1 to 64 [default: 1; --full: 1,4]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = units::within::<u32>(1..=64))]
     threads: Vec<u32>,
     /// Only these routes: gpu/tier3, gpu/posted, gpu/tier2, gpu/tier1, cpu/direct, cpu/pinned, cpu/memcpy, cpu/cached, cufile
     #[arg(long, value_name = "ROUTE", value_delimiter = ',')]
@@ -68,8 +68,8 @@ pub(crate) struct Args {
     /// More sizes, depths and threads: takes minutes
     #[arg(long)]
     full: bool,
-    /// How often each row is measured
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    /// How often each row is measured, 1 to 1000
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = units::within::<u32>(1..=1000))]
     repeats: u32,
     /// About how long each time [default: 15ms; --full: 100ms]
     #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
@@ -308,6 +308,13 @@ fn measure(
 ) -> Result<Report> {
     let wanted = |route: &&str| args.route.is_empty() || args.route.iter().any(|asked| asked == route);
     let routes: Vec<&str> = target.routes().iter().copied().filter(wanted).collect();
+    let unit = target.unit();
+    if let Some(block) = args.block.iter().find(|block| !block.is_multiple_of(unit)) {
+        return Err(CliError::Usage(format!(
+            "--block {block}: blocks of {} are multiples of {unit} bytes",
+            of.target
+        )));
+    }
     let limits = BenchLimits::find(of.drive, gpu, args.link)?;
     let limit = |route: &str, io: IoType| limits.of(route, io);
     let (real, start) = (!gpu.gpu.simulated(), Instant::now());
@@ -321,7 +328,7 @@ fn measure(
     };
     let effort = Effort { bytes: args.memory.unwrap_or(bytes), ops, time, repeats: args.repeats };
     let sweep = Sweep::new(target, effort, &limit);
-    let cells = cells(args, target.unit());
+    let cells = cells(args, unit);
     let bar = TransientBar::new("measuring", (cells.len() * routes.len()) as u64);
     let mut results = results(of, gpu);
     for cell in &cells {

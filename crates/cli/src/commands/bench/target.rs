@@ -20,7 +20,7 @@ use onehop_target::wire::{Caller, Name, OpenMode, ROOT};
 use super::limits::{self, TRIES};
 use super::{report, sweep};
 use crate::commands::CommandContext;
-use crate::commands::target::{Transport, connector, key_of_target, ports, refused};
+use crate::commands::target::{Transport, connector, key_of_target, parse_listen, ports, refused};
 use crate::error::{CliError, Result};
 use crate::noise::Noise;
 use crate::progress::TransientBar;
@@ -48,13 +48,13 @@ pub(crate) struct Args {
     #[arg(long, requires = "target", conflicts_with = "key_file")]
     insecure_loopback_for_tests: bool,
     /// Where the target in this process listens; for RDMA an address of a card
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", value_parser = parse_listen)]
     listen: String,
     /// The folder that the target in this process serves [default: one in the folder for temporary files]
     #[arg(long)]
     root: Option<PathBuf>,
-    /// Connections to the target
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    /// Connections to the target, 1 to 64
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = units::within::<u32>(1..=64))]
     connections: u32,
     /// How bytes go [default: both ways; with --target tcp]
     #[arg(long, value_enum, value_delimiter = ',')]
@@ -71,11 +71,11 @@ pub(crate) struct Args {
     /// Bytes of a block, one row each
     #[arg(long, value_name = "SIZE", value_delimiter = ',', default_value = "4K,64K,1M,4M", value_parser = units::parse_size)]
     block: Vec<u64>,
-    /// Blocks in flight
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,8,32", value_parser = clap::value_parser!(u32).range(1..=256))]
+    /// Blocks in flight, 1 to 256
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,8,32", value_parser = units::within::<u32>(1..=256))]
     depth: Vec<u32>,
-    /// How often each row is measured
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    /// How often each row is measured, 1 to 1000
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = units::within::<u32>(1..=1000))]
     repeats: u32,
     /// About how long each time
     #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = units::parse_time)]
@@ -148,12 +148,13 @@ pub(super) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let options =
         client::ClientOptions { lanes: args.connections as usize, ..client::ClientOptions::new(key.clone()) };
     let root = args.target.is_none().then(|| folder(args)).transpose()?;
-    let (mut served, mut sides) = (Vec::new(), Vec::new());
+    let (mut served, mut sides, mut addresses) = (Vec::new(), Vec::new(), Vec::new());
     for transport in &transports {
         let address = match (&args.target, &root) {
             (Some(target), _) => Ok(target.clone()),
             (None, root) => serve(*transport, args, root.as_ref(), key.clone()).map(|(target, address)| {
                 served.push(target);
+                addresses.push(address.clone());
                 address
             }),
         };
@@ -182,7 +183,11 @@ pub(super) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
         files[usize::from(transport == Transport::Rdma)] = side;
     }
     let opened = open(&check, &scratch.name)?;
-    measure(args, &transports, files, opened, context)
+    let name = args
+        .target
+        .clone()
+        .unwrap_or_else(|| format!("a target in this process, at {}", addresses.join(" and ")));
+    measure(args, name, &transports, files, opened, context)
 }
 
 fn folder(args: &Args) -> Result<Root> {
@@ -260,6 +265,7 @@ fn side(tree: RemoteTree, name: &Name) -> Result<RemoteEnd> {
 
 fn measure(
     args: &Args,
+    name: String,
     transports: &[Transport],
     [tcp, rdma]: [std::result::Result<RemoteEnd, String>; 2],
     check: Arc<dyn OpenFile>,
@@ -280,7 +286,6 @@ fn measure(
     let sweep_of = Sweep::new(&target, effort, &limit);
     let routes: Vec<&str> =
         transports.iter().map(|t| if *t == Transport::Tcp { "tcp/host" } else { "rdma/host" }).collect();
-    let name = args.target.clone().unwrap_or_else(|| format!("a target in this process, at {}", args.listen));
     let mut results =
         Results::new(report::machine(), name, "none: memory of this machine".into(), Vec::new());
     let bar = TransientBar::new("measuring", (args.io.len() * args.block.len() * args.depth.len()) as u64);

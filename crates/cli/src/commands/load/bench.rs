@@ -43,12 +43,12 @@ pub(crate) struct Args {
     gpu: GpuArg,
     #[command(flatten)]
     route: RouteArgs,
-    /// How often they are loaded
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    /// How often they are loaded, 1 to 1000
+    #[arg(long, default_value_t = 5, value_parser = units::within::<u32>(1..=1000))]
     loads: u32,
-    /// Milliseconds between loads: one that begins as soon as the load before has given its memory back is slower
-    #[arg(long, value_name = "MS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(..=5_000))]
-    pause: u64,
+    /// The time between loads: one that begins as soon as the load before has given its memory back is slower
+    #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = units::parse_pause)]
+    pause: Duration,
     /// Load into the memory of the load before, as a program does that loads new weights in place of old ones; without it
     /// each load's memory is new
     #[arg(long)]
@@ -97,7 +97,7 @@ fn measure(args: &Args, context: &CommandContext) -> Result<Report> {
     let mut arenas = Vec::new();
     for turn in 0..args.loads {
         if turn > 0 {
-            std::thread::sleep(Duration::from_millis(args.pause));
+            std::thread::sleep(args.pause);
         }
         context.stop.check()?;
         // Nothing of the load before may pass for this one's.
@@ -181,7 +181,7 @@ fn finish(args: &Args, model: &Model, shares: &[Share], rows: &[LoadRun]) -> Res
         "tensors": tensors,
         "gpu": gpu,
         "gpus": shares.iter().map(|share| json!({ "gpu": share.gpu.gpu.name() })).collect::<Vec<_>>(),
-        "pause_ms": args.pause,
+        "pause_ms": args.pause.as_millis() as u64,
         "memory": if args.keep { "kept" } else { "new" },
         "simulated": simulated,
         "rows": rows,
@@ -208,7 +208,7 @@ fn finish(args: &Args, model: &Model, shares: &[Share], rows: &[LoadRun]) -> Res
         );
     }
     if let (Some(lowest), Some(highest)) = (lowest, highest) {
-        let pause = args.pause;
+        let pause = args.pause.as_millis();
         let into = if args.keep { "into the first load's memory" } else { "each into new memory" };
         text.row(
             "median",

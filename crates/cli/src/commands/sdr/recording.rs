@@ -80,6 +80,60 @@ impl Recording {
     }
 }
 
+/// What a recording's metadata say of its samples.
+pub(super) struct Recorded {
+    rate: Option<f64>,
+}
+
+impl Recorded {
+    /// Of a file of samples; none where it is no SigMF recording, or has no metadata beside it.
+    ///
+    /// # Errors
+    /// When these are the metadata, or say that the samples are not what boards take.
+    pub(super) fn of(data: &Path) -> Result<Option<Self>> {
+        let [data_ending, meta_ending] = ENDINGS;
+        let Some(name) = data.to_str() else { return Ok(None) };
+        if let Some(base) = name.strip_suffix(meta_ending) {
+            return Err(CliError::Usage(format!(
+                "{name} describes samples; they are in {base}{data_ending}"
+            )));
+        }
+        let Some(base) = name.strip_suffix(data_ending) else { return Ok(None) };
+        let meta = format!("{base}{meta_ending}");
+        let text = match std::fs::read_to_string(&meta) {
+            Ok(text) => text,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(CliError::file("reading", Path::new(&meta), e)),
+        };
+        let wrong = |why: &str| CliError::Failed(format!("{meta} {why}"));
+        let document: Value = serde_json::from_str(&text).map_err(|e| wrong(&format!("is damaged: {e}")))?;
+        let global = &document["global"];
+        match global["core:datatype"].as_str() {
+            Some("ci16_le") => Ok(Some(Self { rate: global["core:sample_rate"].as_f64() })),
+            Some(other) => {
+                let other = other.escape_debug();
+                Err(wrong(&format!("says that the samples are {other}; boards send ci16_le")))
+            }
+            None => Err(wrong("does not say what the samples are (core:datatype)")),
+        }
+    }
+
+    /// What is wrong with sending them at this rate.
+    pub(super) fn differs(&self, rate: Option<f64>) -> Option<String> {
+        let (recorded, rate) = (self.rate?, rate?);
+        // A board's clock is that far off at most.
+        let alike = (recorded / rate - 1.0).abs() < 1e-3;
+        (!alike).then(|| {
+            let millions = |rate: f64| rate / 1e6;
+            format!(
+                "recorded at {} million samples a second, and sent at the board's {}",
+                millions(recorded),
+                millions(rate)
+            )
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -100,6 +154,17 @@ mod tests {
         ]);
         assert_eq!(document["captures"], starts);
         assert_eq!(document["global"]["core:datatype"], "ci16_le");
+        let recorded = Recorded::of(&data).unwrap().unwrap();
+        assert_eq!([Some(1e6), None].map(|rate| recorded.differs(rate)), [None, None]);
+        let differs = recorded.differs(Some(5e6)).unwrap();
+        assert_eq!(differs, "recorded at 1 million samples a second, and sent at the board's 5");
+        assert!(Recorded::of(&meta).is_err());
+        for (text, why) in [("{}", "core:datatype"), ("{", "damaged")] {
+            std::fs::write(&meta, text).unwrap();
+            assert!(Recorded::of(&data).err().unwrap().to_string().contains(why));
+        }
+        std::fs::write(&meta, r#"{"global":{"core:datatype":"cf32_le"}}"#).unwrap();
+        assert!(Recorded::of(&data).err().unwrap().to_string().contains("samples are cf32_le"));
         for path in [data, meta] {
             std::fs::remove_file(path).unwrap();
         }

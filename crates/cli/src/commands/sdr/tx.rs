@@ -8,11 +8,12 @@ use std::time::Instant;
 use serde_json::json;
 
 use super::board::{self, BoardArg};
+use super::recording::Recorded;
 use super::{route, samples_for, why_not};
 use crate::commands::CommandContext;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, GpuArg};
-use crate::report::{Report, ReportText};
+use crate::report::{self, Report, ReportText};
 use crate::units;
 use onehop_sdr::{SampleRoute, Transmitter, TxOptions};
 
@@ -37,8 +38,12 @@ pub(crate) struct Args {
 
 /// Runs it.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
+    let recorded = Recorded::of(&args.input)?;
     let mut file = File::open(&args.input).map_err(|e| CliError::file("opening", &args.input, e))?;
     let opened = board::open(&args.board)?;
+    if let Some(warning) = recorded.and_then(|recorded| recorded.differs(opened.rate)) {
+        report::warn(&warning);
+    }
     let gpu = gpus::choose(&args.gpu)?;
     let card = opened.session.card();
     let usual = u64::from(samples_for(opened.rate).saturating_mul(4)).min(64 << 10);
