@@ -38,7 +38,7 @@ impl Key {
         (secret.len() >= LEAST_KEY).then(|| Self(blake3::derive_key(CONTEXT, secret)))
     }
 
-    /// Reads it from a file that nobody else may read. White space at its end does not count.
+    /// Reads it from a file that no other user can read. White space at its end does not count.
     ///
     /// # Errors
     /// When there is no such file, others may read or write it, or it is too short for a key.

@@ -74,7 +74,7 @@ enum Who {
                         same GPU. Each controller's own share is printed beside it."
 )]
 struct QueueArgs {
-    /// Whose side
+    /// The side to measure
     #[arg(long, value_delimiter = ',', default_value = "cpu")]
     side: Vec<BenchSide>,
     /// CPU: the drive to measure with: the null controller, or sim:…, qtest:… or vfio-user:…

@@ -36,13 +36,13 @@ pub(crate) struct Args {
     gpu: GpuArg,
     #[command(flatten)]
     route: RouteArgs,
-    /// What is to go wrong with the drive, as for sim: (fail-once@n=5, late@n=9,delay=20ms, lost@n=3); may be repeated
+    /// A fault of the simulated drive (fail-once@n=5, late@n=9,delay=20ms, lost@n=3); may be repeated
     #[arg(long, value_name = "NAME@WHEN")]
     fault: Vec<String>,
     /// Bytes of the model
     #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = units::parse_size)]
     size: u64,
-    /// What the model's bytes are drawn from
+    /// The seed of the model's random bytes
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = units::parse_number)]
     seed: u64,
 }

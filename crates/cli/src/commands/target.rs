@@ -15,7 +15,7 @@ use crate::error::{CliError, Result};
 use crate::report::{self, Report, ReportText};
 use crate::units;
 
-/// How bytes go between a mount and its target.
+/// The transport between a mount and its target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub(crate) enum Transport {
     /// Over TCP: for machines without RDMA
@@ -61,7 +61,7 @@ pub(crate) struct Args {
     /// The address to listen at: HOST:PORT; with port 0 the system chooses one
     #[arg(long, value_parser = parse_listen)]
     listen: String,
-    /// How bytes go
+    /// The transport
     #[arg(long, value_enum, default_value = "tcp")]
     transport: Transport,
     /// RDMA devices to use, in this order [default: all that are up]

@@ -41,7 +41,7 @@ pub(crate) struct Args {
     /// The target: HOST:PORT [default: one in this process]
     #[arg(long, conflicts_with_all = ["listen", "root"])]
     target: Option<String>,
-    /// The file with the target's key, which nobody else may read
+    /// The file with the target's key (mode 600)
     #[arg(long, requires = "target")]
     key_file: Option<PathBuf>,
     /// Measure a target that has no key, with nothing encrypted. Only at a loopback address
@@ -56,7 +56,7 @@ pub(crate) struct Args {
     /// Connections to the target, 1 to 64
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = units::within::<u32>(1..=64))]
     connections: u32,
-    /// How bytes go [default: both ways; with --target tcp]
+    /// The transport [default: both; with --target tcp]
     #[arg(long, value_enum, value_delimiter = ',')]
     transport: Vec<Transport>,
     /// RDMA devices to use, the first ones first; all that are up by default
