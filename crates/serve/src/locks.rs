@@ -28,10 +28,16 @@ pub(crate) struct Asker {
     pub pid: u32,
 }
 
+/// Ranges that an owner has locked at most; beyond it, it gets an error.
+const MOST_RANGES: usize = 4096;
+
 /// The open file of an owner.
 struct Owned {
     file: File,
+    /// The file is open to be written, which an exclusive lock of a range takes.
     writes: bool,
+    /// What is locked of it by range: apart from each other, in no order.
+    ranges: Vec<LockRange>,
     uid: u32,
     pid: u32,
     /// By which of its handles it has asked. When one of them is closed nothing is left of it.
@@ -43,40 +49,84 @@ struct Owned {
 }
 
 impl Owned {
-    /// Opens the file once more. To be written, which an exclusive lock of a range takes, where that makes sense: a program cannot be
-    /// run while somebody writes it.
-    fn open(open: &Open, writes: bool, by: Asker) -> Result<Self, Errno> {
-        let of = open.file().local().ok_or(Errno::NOLCK)?;
-        let path = format!("/proc/self/fd/{}", of.as_raw_fd());
-        let with = |mode| openat(CWD, &path, mode | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty());
-        let opened = if writes { with(OFlags::RDWR).ok() } else { None };
-        let writes = opened.is_some();
-        let (file, writes) = match opened.map_or_else(|| with(OFlags::RDONLY), Ok) {
-            Ok(file) => (file, writes),
-            Err(_) => (with(OFlags::WRONLY).map_err(|_| Errno::NOLCK)?, true),
-        };
+    /// Opens the file once more; to be written only if the program has it open so, because what is written cannot be run.
+    fn open(open: &Open, by: Asker) -> Result<Self, Errno> {
+        let (file, writes) = opened(open)?;
         let (uid, pid) = (by.uid, by.pid);
-        let (handles, by_range, whole) = (Vec::new(), false, None);
-        Ok(Self { file: file.into(), writes, uid, pid, handles, by_range, whole })
+        let (ranges, handles, by_range, whole) = (Vec::new(), Vec::new(), false, None);
+        Ok(Self { file, writes, ranges, uid, pid, handles, by_range, whole })
     }
 
     /// Locks a range; false where another owner has it.
     fn lock(&mut self, open: &Open, range: LockRange, kind: LockKind) -> Result<bool, Errno> {
-        self.by_range |= range != LockRange::WHOLE;
+        if range != LockRange::WHOLE {
+            self.is_by_range();
+        }
         if kind == LockKind::Exclusive && !self.writes {
-            // By `fcntl` that takes a file that is open to be written.
-            let is_flock = !self.by_range && !open.writes();
-            return if is_flock { self.flock(kind) } else { Err(Errno::NOLCK) };
+            if !open.writes() {
+                // With such a file, `fcntl` has refused it.
+                return if self.by_range { Err(Errno::NOLCK) } else { self.flock(kind) };
+            }
+            self.reopen(open)?;
+        }
+        let ranges = with(&self.ranges, range);
+        if ranges.len() > MOST_RANGES {
+            return Err(Errno::NOLCK);
         }
         if !lock_range(&self.file, range, Some(kind)).map_err(plain)? {
             return Ok(false);
         }
+        self.ranges = ranges;
         if self.by_range || self.flock(kind)? {
             return Ok(true);
         }
         // As it was before.
         lock_range(&self.file, range, self.whole).map_err(plain)?;
+        if self.whole.is_none() {
+            self.ranges.clear();
+        }
         Ok(false)
+    }
+
+    /// Takes a file that is open to be written in place of one that is not. All that is locked is shared, so that both have it
+    /// for a moment.
+    fn reopen(&mut self, open: &Open) -> Result<(), Errno> {
+        let (file, writes) = opened(open)?;
+        if !writes {
+            return Err(Errno::NOLCK);
+        }
+        let mut next = Self { file, writes, ranges: Vec::new(), handles: Vec::new(), whole: None, ..*self };
+        for range in &self.ranges {
+            if !lock_range(&next.file, *range, Some(LockKind::Shared)).map_err(plain)? {
+                return Err(Errno::NOLCK);
+            }
+        }
+        if self.whole.is_some() && !next.flock(LockKind::Shared)? {
+            return Err(Errno::NOLCK);
+        }
+        next.ranges = std::mem::take(&mut self.ranges);
+        next.handles = std::mem::take(&mut self.handles);
+        *self = next;
+        Ok(())
+    }
+
+    fn unlock(&mut self, range: LockRange) -> Result<(), Errno> {
+        self.is_by_range();
+        let rest = without(&self.ranges, range);
+        if rest.len() > MOST_RANGES {
+            return Err(Errno::NOLCK);
+        }
+        lock_range(&self.file, range, None).map_err(plain)?;
+        self.ranges = rest;
+        Ok(())
+    }
+
+    /// The owner is a process that calls `fcntl`: what was taken as `flock`'s, too, is not.
+    fn is_by_range(&mut self) {
+        self.by_range = true;
+        if self.whole.take().is_some() {
+            flock(&self.file, FlockOperation::Unlock).ok();
+        }
     }
 
     fn flock(&mut self, kind: LockKind) -> Result<bool, Errno> {
@@ -103,6 +153,53 @@ impl Drop for Owned {
         lock_range(&self.file, LockRange::WHOLE, None).ok();
         flock(&self.file, FlockOperation::Unlock).ok();
     }
+}
+
+/// The file of a program, opened once more, and whether to be written.
+fn opened(open: &Open) -> Result<(File, bool), Errno> {
+    let of = open.file().local().ok_or(Errno::NOLCK)?;
+    let path = format!("/proc/self/fd/{}", of.as_raw_fd());
+    let with = |mode| openat(CWD, &path, mode | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty());
+    let to_write = if open.writes() { with(OFlags::RDWR).ok() } else { None };
+    if let Some(file) = to_write {
+        return Ok((file.into(), true));
+    }
+    match with(OFlags::RDONLY) {
+        Ok(file) => Ok((file.into(), false)),
+        Err(_) if open.writes() => Ok((with(OFlags::WRONLY).map_err(|_| Errno::NOLCK)?.into(), true)),
+        Err(_) => Err(Errno::NOLCK),
+    }
+}
+
+/// What is left of ranges without one.
+fn without(ranges: &[LockRange], cut: LockRange) -> Vec<LockRange> {
+    let mut rest = Vec::with_capacity(ranges.len() + 1);
+    for range in ranges {
+        if range.end < cut.start || cut.end < range.start {
+            rest.push(*range);
+            continue;
+        }
+        if range.start < cut.start {
+            rest.push(LockRange { end: cut.start - 1, ..*range });
+        }
+        if cut.end < range.end {
+            rest.push(LockRange { start: cut.end + 1, ..*range });
+        }
+    }
+    rest
+}
+
+/// Ranges and one more, joined with those that it touches.
+fn with(ranges: &[LockRange], add: LockRange) -> Vec<LockRange> {
+    let touches = |range: &LockRange| {
+        range.start <= add.end.saturating_add(1) && add.start <= range.end.saturating_add(1)
+    };
+    let (near, mut rest): (Vec<_>, Vec<_>) = ranges.iter().copied().partition(touches);
+    rest.push(near.into_iter().fold(add, |joined, range| LockRange {
+        start: joined.start.min(range.start),
+        end: joined.end.max(range.end),
+    }));
+    rest
 }
 
 fn plain(error: onehop_os::Error) -> Errno {
@@ -135,7 +232,7 @@ impl Locks {
         if theirs >= self.most.saturating_sub(all.len()) {
             return Err(Errno::NOLCK);
         }
-        let mut owned = Owned::open(open, range != LockRange::WHOLE || open.writes(), by)?;
+        let mut owned = Owned::open(open, by)?;
         owned.handles.push(by.handle);
         let is_locked = owned.lock(open, range, kind)?;
         if is_locked {
@@ -156,8 +253,7 @@ impl Locks {
         if range == LockRange::WHOLE {
             all.remove(&key);
         } else if let Some(owned) = all.get_mut(&key) {
-            owned.by_range = true;
-            lock_range(&owned.file, range, None).map_err(plain)?;
+            owned.unlock(range)?;
         }
         Ok(())
     }
@@ -200,6 +296,25 @@ impl Locks {
 mod tests {
     use super::*;
 
+    fn range(start: u64, end: u64) -> LockRange {
+        LockRange { start, end }
+    }
+
+    #[test]
+    fn ranges_are_cut_and_joined() {
+        let mut ranges = Vec::new();
+        for add in [range(10, 19), range(40, 49), range(30, 35)] {
+            ranges = with(&ranges, add);
+        }
+        assert_eq!(ranges, [range(10, 19), range(40, 49), range(30, 35)]);
+        assert_eq!(with(&ranges, range(20, 29)), [range(40, 49), range(10, 35)]);
+        assert_eq!(with(&ranges, LockRange::WHOLE), [LockRange::WHOLE]);
+        let rest = without(&ranges, range(15, 44));
+        assert_eq!(rest, [range(10, 14), range(45, 49)]);
+        assert_eq!(without(&[LockRange::WHOLE], range(0, 0)), [range(1, LockRange::WHOLE.end)]);
+        assert_eq!(without(&rest, LockRange::WHOLE), []);
+    }
+
     #[test]
     fn a_forked_child_keeps_no_locks() {
         let path = std::env::temp_dir().join(format!("onehop-serve-locks-{}", std::process::id()));
@@ -209,6 +324,7 @@ mod tests {
         let owned = |file| Owned {
             file,
             writes: true,
+            ranges: Vec::new(),
             uid: 0,
             pid: 0,
             handles: Vec::new(),

@@ -66,6 +66,30 @@ fn locker() {
     flock(&readers[0], EXCLUSIVE).unwrap();
     assert!(readers[1..].iter().all(|file| flock(file, SHARED) == Err(Errno::AGAIN)));
     assert_eq!(fcntl_lock(&readers[1], EXCLUSIVE), Err(Errno::BADF));
+    flock(&readers[0], FlockOperation::Unlock).unwrap();
+    readers_become_writers(&dir);
+}
+
+/// A process locks by one descriptor that reads and by one that writes. Until it writes, nobody is kept from running the file.
+fn readers_become_writers(dir: &Path) {
+    let reader = File::open(dir.join("mnt/file.bin")).unwrap();
+    let [writer, second] = ["mnt", "second"].map(|of| open(dir, of));
+    fcntl_lock(&reader, SHARED).unwrap();
+    fcntl_lock(&second, SHARED).unwrap();
+    assert_eq!(fcntl_lock(&writer, EXCLUSIVE), Err(Errno::AGAIN));
+    fcntl_lock(&second, FlockOperation::NonBlockingUnlock).unwrap();
+    fcntl_lock(&writer, EXCLUSIVE).unwrap();
+    assert_eq!(fcntl_lock(&second, SHARED), Err(Errno::AGAIN));
+    fcntl_lock(&reader, FlockOperation::NonBlockingUnlock).unwrap();
+    fcntl_lock(&second, EXCLUSIVE).unwrap();
+    fcntl_lock(&second, FlockOperation::NonBlockingUnlock).unwrap();
+    drop((reader, writer, second));
+
+    let program = dir.join("root/program");
+    std::fs::copy("/bin/true", &program).unwrap();
+    let by_mount = File::open(dir.join("mnt/program")).unwrap();
+    assert!(lock_range(&by_mount, LockRange { start: 0, end: 0 }, Some(LockKind::Shared)).unwrap());
+    assert!(Command::new(&program).status().unwrap().success());
 }
 
 fn ranges(files: &[File; 3]) {
