@@ -33,7 +33,7 @@ use crate::opens::Opens;
 use crate::persons::{Persons, SUBUIDS};
 use crate::predecessor::{source, unmount_stale};
 use crate::stats::Stats;
-use crate::table::{LinkContent, LinkTable, LinkedBuffer, Owner, SWEEP};
+use crate::table::{LinkContent, LinkTable, LinkedBuffer, Owner, SWEEP, open_shared};
 use crate::waits::Waits;
 use crate::workers::Workers;
 
@@ -288,7 +288,8 @@ impl DaemonShared {
             matches!(gone.what, LinkContent::Host(_)) && gone.target.file_name().is_some_and(ours);
         // The name may be another user's by now: this one may take their own away.
         let Ok(_acting) = self.act_as(gone.owner) else { return };
-        if made_by_us && rustix::fs::lstat(&gone.target).is_ok_and(|stat| stat.st_uid == gone.owner.uid) {
+        let is_theirs = |file: OwnedFd| fstat(&file).is_ok_and(|stat| stat.st_uid == gone.owner.uid);
+        if made_by_us && open_shared(&gone.target, OFlags::PATH).is_ok_and(is_theirs) {
             let _ = std::fs::remove_file(&gone.target);
         }
     }

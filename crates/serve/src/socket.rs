@@ -97,7 +97,15 @@ fn ready(shared: &DaemonShared, socket: &OwnedFd, silent: &mut Vec<Silent>, busy
 /// Takes in who connects. Where there are too many, the oldest of the user who has most goes.
 fn accept(persons: &Persons, socket: &OwnedFd, silent: &mut Vec<Silent>) {
     for _ in 0..MOST_SILENT {
-        let Ok(client) = accept_with(socket, SocketFlags::CLOEXEC) else { return };
+        let client = match accept_with(socket, SocketFlags::CLOEXEC) {
+            Ok(client) => client,
+            Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                // Who connects stays in the row, which poll would say again at once.
+                std::thread::sleep(Duration::from_millis(20));
+                return;
+            }
+            Err(_) => return,
+        };
         let Ok(peer) = sockopt::socket_peercred(&client) else { continue };
         let owner = Owner {
             uid: peer.uid.as_raw(),

@@ -34,6 +34,16 @@ fn caller() {
             options.open(folder.join(number.to_string())).unwrap()
         })
         .collect();
+    // The last who have these open: what they hold of the disk is given up when they close them.
+    let nameless: Vec<_> = (0..40)
+        .map(|number| {
+            let name = folder.join(format!("nameless {number}"));
+            let file = File::create(&name).unwrap();
+            file.write_all_at(&[2; 9000], 0).unwrap();
+            std::fs::remove_file(name).unwrap();
+            file
+        })
+        .collect();
     println!("ready");
     std::io::stdout().flush().unwrap();
     let _ = std::io::stdin().read(&mut [0]);
@@ -48,6 +58,7 @@ fn caller() {
                 _ => std::fs::rename(&name, name.with_extension("moved")).unwrap(),
             });
         }
+        drop(nameless);
         std::thread::sleep(Duration::from_secs(2));
         println!("waiting");
         std::io::stdout().flush().unwrap();

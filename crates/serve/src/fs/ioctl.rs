@@ -78,7 +78,7 @@ fn hardlink(mounted: &Mounted, by: &Caller, inode: INodeNo, data: &[u8]) -> Resu
     }
     let made = mounted.link_again(by, inode, folder, name)?;
     // The kernel has not asked for it, and will not say that it forgets it.
-    mounted.tree.forget(made.ino.0, 1);
+    drop(mounted.tree.forget(made.ino.0, 1));
     Ok(Vec::new())
 }
 

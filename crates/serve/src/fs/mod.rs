@@ -23,9 +23,11 @@ use fuser::{
     ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite,
     ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
+use onehop_target::shares::Shares;
 use onehop_target::tree::Tree;
 use onehop_target::wire::{AttrChange, Caller, Make, ROOT, Xattr};
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 
 use crate::daemon::DaemonShared;
 use crate::lock;
@@ -51,13 +53,27 @@ pub(crate) struct Mounted {
     callers: Callers,
     spare: SpareThreads,
     /// What a program reads of the statistics is of the moment when it opened them.
-    reports: Mutex<HashMap<u64, Arc<Vec<u8>>>>,
+    reports: Mutex<HashMap<u64, OpenReport>>,
+    /// How many of these a user has.
+    report_shares: Shares,
 }
+
+/// What the statistics said when somebody opened them.
+struct OpenReport {
+    text: Arc<Vec<u8>>,
+    uid: u32,
+}
+
+/// Requests that the kernel hands over while earlier ones are not answered and nobody waits for each alone.
+const MOST_BACKGROUND: u16 = 1024;
+/// Reports that are open at once.
+const MOST_REPORTS: u64 = 1024;
 
 impl Mounted {
     pub fn new(shared: Arc<DaemonShared>, tree: Arc<dyn Tree>) -> Self {
         Self {
             folders: OpenFolders::new(&shared.persons),
+            report_shares: shared.persons.shares(MOST_REPORTS),
             spare: SpareThreads::new(shared.session_threads()),
             shared,
             tree,
@@ -119,6 +135,8 @@ impl Filesystem for FuseHandler {
         }
         // A mebibyte each: every thread has room for the longest.
         let _ = config.set_max_write(1 << 20);
+        // Reads of cached files wait in the kernel beyond so many, in one row for all users; here users have turns.
+        let _ = config.set_max_background(MOST_BACKGROUND);
         let _ = config.set_max_readahead(1 << 20);
         Ok(())
     }
@@ -135,8 +153,11 @@ impl Filesystem for FuseHandler {
         entry(reply, self.find(&self.callers.of(request, 0), parent, name));
     }
 
-    fn forget(&self, _request: &Request, inode: INodeNo, times: u64) {
-        self.tree.forget(inode.0, times);
+    fn forget(&self, request: &Request, inode: INodeNo, times: u64) {
+        let forgotten = self.tree.forget(inode.0, times);
+        if forgotten.may_take_long() {
+            self.aside(request.uid(), move |_| drop(forgotten));
+        }
     }
 
     fn getattr(&self, _request: &Request, inode: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
@@ -273,8 +294,13 @@ impl Filesystem for FuseHandler {
 
     fn open(&self, request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         if inode.0 == virt::STATS {
+            let uid = request.uid();
+            if !self.report_shares.take(uid, 1) {
+                return reply.error(errno(Errno::MFILE));
+            }
             let handle = self.shared.opens.handle();
-            lock(&self.reports).insert(handle, Arc::new(self.shared.report()));
+            let text = Arc::new(self.shared.report());
+            lock(&self.reports).insert(handle, OpenReport { text, uid });
             return reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO);
         }
         let (by, asker) = (self.callers.of(request, 0), (request.uid(), request.pid()));
@@ -325,7 +351,8 @@ impl Filesystem for FuseHandler {
         reply: ReplyData,
     ) {
         if inode.0 == virt::STATS {
-            let report = lock(&self.reports).get(&handle.0).cloned().unwrap_or_default();
+            let report =
+                lock(&self.reports).get(&handle.0).map(|report| report.text.clone()).unwrap_or_default();
             let from = usize::try_from(offset).unwrap_or(usize::MAX).min(report.len());
             let to = from.saturating_add(size as usize).min(report.len());
             return reply.data(&report[from..to]);
@@ -377,10 +404,14 @@ impl Filesystem for FuseHandler {
         reply: ReplyEmpty,
     ) {
         if inode.0 == virt::STATS {
-            lock(&self.reports).remove(&handle.0);
+            if let Some(report) = lock(&self.reports).remove(&handle.0) {
+                self.report_shares.put_back(report.uid, 1);
+            }
         } else {
             self.let_locks_go(inode, owner, Some(handle));
-            self.shared.opens.close(handle.0);
+            // What was written to a file without a name is freed then, which may take long.
+            let uid = self.shared.opens.get(handle.0).map_or(0, |open| open.uid());
+            self.aside(uid, move |this| this.shared.opens.close(handle.0));
         }
         reply.ok();
     }

@@ -12,7 +12,7 @@ use super::file::RemoteFile;
 use super::{Client, ClientOptions, ClientThreads, MountReport, SessionView, Trouble};
 use crate::auth::random;
 use crate::transport::{Connector, Shareable};
-use crate::tree::{FOREIGN, FolderNames, OpenFile, Tree, TreeResult};
+use crate::tree::{FOREIGN, FolderNames, Forgotten, OpenFile, Tree, TreeResult};
 use crate::wire::{
     Attr, AttrChange, Caller, FileKey, FsSpace, Make, MountId, Name, OpenMode, ROOT, Reply, Request, Xattr,
 };
@@ -369,8 +369,9 @@ impl Tree for RemoteTree {
         })
     }
 
-    fn forget(&self, node: u64, times: u64) {
+    fn forget(&self, node: u64, times: u64) -> Forgotten {
         self.core.forget(node, times);
+        Forgotten::default()
     }
 
     fn attr(&self, node: u64) -> TreeResult<Attr> {

@@ -136,7 +136,8 @@ pub(crate) fn at_once(
 ) -> bool {
     let session = &connection.session;
     match request {
-        Request::Attr { .. } | Request::Forget { .. } | Request::Close { .. } => {
+        // Not what closes files, which takes long where it is the last of a large one without a name.
+        Request::Attr { .. } => {
             let done = perform(shared, connection, request, None);
             let reply = done.map_or_else(failed, |(reply, _)| reply);
             tell(connection, id, request, &reply, None);
@@ -186,7 +187,7 @@ fn perform(
     let reply = match request {
         Request::Lookup { parent, name, by } => Reply::Attr(folder.lookup(*parent, name, by)?),
         Request::Forget { node, times } => {
-            folder.forget(*node, *times);
+            drop(folder.forget(*node, *times));
             Reply::Done
         }
         Request::Attr { node } => Reply::Attr(folder.attr(*node)?),
@@ -208,7 +209,7 @@ fn perform(
             let access = shared.access(*access);
             let (attr, file) = folder.create_local(*parent, name, *mode, access, *exclusive, by)?;
             let file = session.add_file(opened(file, access, by), false);
-            let file = file.inspect_err(|_| folder.forget(attr.node, 1))?;
+            let file = file.inspect_err(|_| drop(folder.forget(attr.node, 1)))?;
             Reply::Created { attr, file }
         }
         Request::Remove { parent, name, folder: is_folder, by } => {

@@ -16,7 +16,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::local::{Local, Writer};
-use super::nodes::{ITSELF, Node, Nodes, file_type, kind};
+use super::nodes::{Forgotten, ITSELF, Node, Nodes, file_type, kind};
 use super::{FolderNames, OpenFile, Tree, TreeResult, xattrs};
 use crate::shares::{Payer, Shares};
 use crate::wire::{Attr, AttrChange, Caller, FsSpace, MOST_BODY, Make, Name, OpenMode, TimeChange, Xattr};
@@ -226,8 +226,8 @@ impl Tree for Folder {
         self.nodes.lookup(&parent, name, by.uid)
     }
 
-    fn forget(&self, node: u64, times: u64) {
-        self.nodes.forget(node, times);
+    fn forget(&self, node: u64, times: u64) -> Forgotten {
+        self.nodes.forget(node, times)
     }
 
     fn attr(&self, node: u64) -> TreeResult<Attr> {

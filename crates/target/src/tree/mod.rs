@@ -19,6 +19,7 @@ use rustix::io::Errno;
 
 pub use folder::{Folder, FolderRules};
 pub use local::Local;
+pub use nodes::Forgotten;
 
 use crate::transport::Shareable;
 use crate::wire::{Attr, AttrChange, Caller, FileKind, FsSpace, Make, Name, OpenMode, Xattr};
@@ -180,8 +181,8 @@ pub trait OpenFile: Send + Sync {
 pub trait Tree: Send + Sync {
     /// Looks a name up.
     fn lookup(&self, parent: u64, name: &Name, by: &Caller) -> TreeResult<Attr>;
-    /// A number that was told so many times is not needed any more.
-    fn forget(&self, node: u64, times: u64);
+    /// A number that was told so many times is not needed any more. Gives what was held for it.
+    fn forget(&self, node: u64, times: u64) -> Forgotten;
     /// What is known of a file.
     fn attr(&self, node: u64) -> TreeResult<Attr>;
     /// Changes attributes.

@@ -288,14 +288,16 @@ impl Nodes {
         })
     }
 
-    pub fn forget(&self, number: u64, times: u64) {
+    pub fn forget(&self, number: u64, times: u64) -> Forgotten {
         let mut known = lock(&self.known);
-        let Some(told) = known.by_number.get_mut(&number) else { return };
+        let Some(told) = known.by_number.get_mut(&number) else { return Forgotten::default() };
         told.times = told.times.saturating_sub(times);
         if told.times > 0 {
-            return;
+            return Forgotten::default();
         }
-        let Some(KnownNode { held, key, uid, .. }) = known.by_number.remove(&number) else { return };
+        let Some(KnownNode { held, key, uid, .. }) = known.by_number.remove(&number) else {
+            return Forgotten::default();
+        };
         self.of_users.put_back(uid, 1);
         let was_open = usize::from(matches!(held, NodeAccess::Open(_)));
         known.open -= was_open;
@@ -304,6 +306,21 @@ impl Nodes {
         if known.by_key.get(&key) == Some(&number) {
             known.by_key.remove(&key);
         }
+        // Not closed here: all who look names up wait for the lock.
+        Forgotten(Some(held))
+    }
+}
+
+/// What was held of a file that is forgotten. It is closed with the value, which takes long where that is the last of a large file
+/// without a name.
+#[derive(Default)]
+pub struct Forgotten(Option<NodeAccess>);
+
+impl Forgotten {
+    /// Whether closing it may take long.
+    #[must_use]
+    pub fn may_take_long(&self) -> bool {
+        matches!(self.0, Some(NodeAccess::Open(_)))
     }
 }
 
@@ -432,9 +449,9 @@ mod tests {
         // What is known already costs nobody more, and another user has a share of their own.
         assert_eq!((look(0, 30_000), look(0, 30_001)), (Ok(first[0]), Ok(first[0])));
         assert!(look(5, 30_001).is_ok() && look(6, 30_001).is_ok() && look(7, 30_001).is_err());
-        for number in first {
-            nodes.forget(number, 3);
-        }
+        // What closing takes does not keep others from looking up.
+        let forgotten: Vec<_> = first.into_iter().map(|number| nodes.forget(number, 3)).collect();
+        assert!(forgotten.iter().any(Forgotten::may_take_long));
         assert!(look(8, 30_000).is_ok());
         // Half of the descriptors at most, and none behind it.
         assert!(descriptors.taken() <= if nodes.beside.is_some() { 2 } else { 32 });
