@@ -72,8 +72,12 @@ impl OwnCredentials {
     /// Has this thread act on files with these credentials until the value is dropped.
     ///
     /// # Errors
-    /// `EPERM` when the kernel refuses, for example a user that this process's user namespace does not have.
+    /// `EPERM` for a number that is nobody's, and when the kernel refuses, for example a user that this process's user namespace does
+    /// not have.
     pub fn act_as(&self, who: &Credentials<'_>) -> Result<Acting<'_>, Errno> {
+        if [who.uid, who.gid].iter().chain(who.groups).any(|number| *number == u32::MAX) {
+            return Err(Errno::PERM);
+        }
         note_change();
         let acting = Acting { own: self, _of_this_thread: PhantomData };
         let groups: Vec<Gid> = who.groups.iter().copied().map(Gid::from_raw).collect();
@@ -192,6 +196,20 @@ mod tests {
 
     const USER: Credentials<'_> =
         Credentials { uid: 21_001, gid: 21_002, groups: &[21_003], privileged: true };
+
+    #[test]
+    fn nobody_has_the_number_that_changes_nothing() {
+        let Some(own) = root() else { return };
+        const NONE: u32 = u32::MAX;
+        for who in [
+            Credentials { uid: NONE, ..USER },
+            Credentials { gid: NONE, ..USER },
+            Credentials { groups: &[21_003, NONE], ..USER },
+        ] {
+            assert_eq!(own.act_as(&who).err(), Some(Errno::PERM), "{who:?}");
+        }
+        assert!(!has_changed());
+    }
 
     #[test]
     fn the_kernel_checks_files_against_the_user_and_nobody_else() {

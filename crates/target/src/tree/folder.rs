@@ -181,6 +181,9 @@ impl Folder {
     fn set(&self, node: u64, change: &AttrChange, by: &Caller) -> TreeResult<Attr> {
         let node = self.nodes.get(node)?;
         let _acting = self.act_as(by)?;
+        if [change.uid, change.gid].contains(&Some(u32::MAX)) {
+            return Err(Errno::INVAL);
+        }
         // A change of owner takes privileges away, so the mode comes after it.
         if change.uid.is_some() || change.gid.is_some() {
             chownat(&node.path, "", change.uid.map(Uid::from_raw), change.gid.map(Gid::from_raw), ITSELF)?;

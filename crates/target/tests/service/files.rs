@@ -231,6 +231,12 @@ fn nothing_outside_of_the_folder_is_reached() {
         assert_eq!(made.err(), Some(Errno::PERM));
     }
     let (made, _file) = tree.create(ROOT, &name("program"), 0o755, BOTH, true, &ME).unwrap();
+    for nobody in [
+        AttrChange { uid: Some(u32::MAX), ..AttrChange::default() },
+        AttrChange { gid: Some(u32::MAX), ..AttrChange::default() },
+    ] {
+        assert_eq!(tree.change(made.node, &nobody, &ME).err(), Some(Errno::INVAL));
+    }
     let changed = tree.change(made.node, &AttrChange { mode: Some(0o6711), ..AttrChange::default() }, &ME);
     assert_eq!(changed.err(), Some(Errno::PERM));
     assert_eq!(tree.attr(made.node).unwrap().perm, 0o755);
