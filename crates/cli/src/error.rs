@@ -159,7 +159,7 @@ impl CliError {
                 ),
             )
             | Self::Serve(onehop_vfio_user::Error::Unfit(_))
-            | Self::Fabrics(onehop_fabrics::Error::Name { .. })
+            | Self::Fabrics(onehop_fabrics::Error::Name { .. } | onehop_fabrics::Error::Secret { .. })
             | Self::Qtest(onehop_qtest::Error::Spec { .. }) => "usage",
             Self::NotPossible { .. }
             | Self::NoRoute(_)

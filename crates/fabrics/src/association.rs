@@ -11,6 +11,7 @@ use onehop_proto::identify;
 use onehop_proto::regs::{Cap, Cc, Csts, Version, offset};
 use onehop_proto::{Cqe, Sqe, Status, admin};
 
+use crate::auth::{ChapParties, authenticate};
 use crate::health::Health;
 use crate::link::{LinkHandle, LinkSetup, QueueLink};
 use crate::queue::{Data, MAX_DEPTH};
@@ -18,7 +19,7 @@ use crate::ring::RingPair;
 use crate::{Error, Host, Result, SubsystemAddress, patch};
 
 /// How long a command of this crate's own may take.
-const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a controller may take to shut down.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the status is read while it is waited for.
@@ -215,7 +216,7 @@ impl Drop for Association {
     }
 }
 
-fn answered(what: &'static str, cqe: Cqe) -> Result<Cqe> {
+pub(crate) fn answered(what: &'static str, cqe: Cqe) -> Result<Cqe> {
     if cqe.status().is_ok() { Ok(cqe) } else { Err(Error::Command { what, status: cqe.status() }) }
 }
 
@@ -242,10 +243,17 @@ fn connect_queue(
         });
     }
     let connected = Connected::from(result);
-    if connected.authreq != 0 {
-        return Err(Error::Authentication { host: host.nqn.clone() });
+    let parties = ChapParties { queue: label, host, subsystem: target.subsystem() };
+    match connected.authreq {
+        // Targets may ask on the admin queue alone, whose controller the others name.
+        0 if connect.qid == 0 && host.secrets.target.is_some() => {
+            let why = "the target proves nothing: it asks for no authentication, and dhchap-ctrl does".into();
+            Err(Error::AuthenticationFailed { queue: label.to_owned(), why })
+        }
+        0 => Ok(connected),
+        fabrics::AUTHENTICATION => authenticate(link, &parties).map(|()| connected),
+        _ => Err(Error::Unsupported("it asks for a secure channel (TLS), which onehop does not have".into())),
     }
-    Ok(connected)
 }
 
 /// Status of a Connect command by a host that has to authenticate itself.

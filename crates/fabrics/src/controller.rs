@@ -368,5 +368,5 @@ impl FunctionReset for Reconnect {
 /// Whether trying again cannot help. A refusal is none of these: the same was accepted before, and the target may be being
 /// set up.
 fn is_final(error: &Error) -> bool {
-    matches!(error, Error::Authentication { .. } | Error::Unsupported(_))
+    matches!(error, Error::Authentication { .. } | Error::AuthenticationFailed { .. } | Error::Unsupported(_))
 }

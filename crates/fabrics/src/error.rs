@@ -91,13 +91,29 @@ pub enum Error {
         /// The target's answer.
         status: Status,
     },
-    /// The target wants to be convinced of who the host is.
+    /// The target wants to be convinced of who the host is, and no secret was given.
     #[error(
-        "the target asks for authentication (DH-HMAC-CHAP), which this build does not have; let the host {host} connect without"
+        "the target asks for authentication (DH-HMAC-CHAP): give the secret of the host {host} by ?dhchap=FILE"
     )]
     Authentication {
         /// The host's NQN.
         host: String,
+    },
+    /// One side does not believe the other.
+    #[error("authentication of {queue} failed: {why}")]
+    AuthenticationFailed {
+        /// The queue.
+        queue: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// A file holds no secret that can be used.
+    #[error("the secret in {path} cannot be used: {why}")]
+    Secret {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        why: String,
     },
     /// The controller did not become ready, or come to rest.
     #[error("the controller did not become {want} within {waited:?} (CSTS {csts:#x})")]

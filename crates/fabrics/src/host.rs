@@ -1,16 +1,25 @@
 //! Who this host is, as targets know it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::name::{check_nqn, uuid};
-use crate::{Error, Result, SubsystemAddress};
+use crate::{ChapSecret, Error, Result, SubsystemAddress};
 
 /// Where Linux keeps the host's NQN and identifier.
 const NQN_FILE: &str = "/etc/nvme/hostnqn";
 const ID_FILE: &str = "/etc/nvme/hostid";
 /// A new UUID at each read.
 const NEW_UUID: &str = "/proc/sys/kernel/random/uuid";
+
+/// What proves who is who; none where nobody is asked.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Secrets {
+    /// The host's.
+    pub host: Option<ChapSecret>,
+    /// The target's.
+    pub target: Option<ChapSecret>,
+}
 
 /// A host's NQN and identifier.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -19,6 +28,8 @@ pub struct Host {
     pub nqn: String,
     /// The identifier. All connections of a host have the same.
     pub id: [u8; 16],
+    /// What it proves who it is with, and whom it believes.
+    pub secrets: Secrets,
 }
 
 impl Host {
@@ -26,7 +37,7 @@ impl Host {
     /// none.
     ///
     /// # Errors
-    /// When no UUID can be had.
+    /// When no UUID can be had, or a secret's file cannot be used.
     pub fn of(target: &SubsystemAddress) -> Result<Self> {
         let of_file = || line(NQN_FILE).filter(|nqn| !nqn.is_empty() && check_nqn(nqn).is_ok());
         let named = target.host_nqn.clone().or_else(of_file);
@@ -36,7 +47,9 @@ impl Host {
         let fresh = if id.is_some() { None } else { Some(new_uuid()?) };
         let id = id.or_else(|| fresh.as_deref().and_then(uuid)).unwrap_or_default();
         let nqn = named.unwrap_or_else(|| format!("nqn.2014-08.org.nvmexpress:uuid:{}", hyphens(&id)));
-        Ok(Self { nqn, id })
+        let secret = |file: &Option<PathBuf>| file.as_deref().map(ChapSecret::read).transpose();
+        let secrets = Secrets { host: secret(&target.secret)?, target: secret(&target.target_secret)? };
+        Ok(Self { nqn, id, secrets })
     }
 }
 

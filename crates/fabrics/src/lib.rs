@@ -10,9 +10,11 @@
 
 mod ahead;
 mod association;
+mod auth;
 mod controller;
 mod discovery;
 mod error;
+mod group;
 mod health;
 mod host;
 mod link;
@@ -25,9 +27,10 @@ mod space;
 
 use onehop_os::ControllerBackend;
 
+pub use auth::ChapSecret;
 pub use discovery::{Subsystem, discover};
 pub use error::{Error, Result};
-pub use host::Host;
+pub use host::{Host, Secrets};
 pub use name::{FORM, SCHEME, SubsystemAddress};
 
 /// Connects to the subsystem that a target's name names.

@@ -1,5 +1,6 @@
 //! The name of a target: `nvme-tcp://HOST:PORT/NQN`, with options.
 
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ const DISCOVERY_PORT: u16 = 8009;
 
 /// How to write a target's name.
 pub const FORM: &str = "nvme-tcp://HOST[:PORT][/NQN][?OPTION=VALUE[&…]], an IPv6 address in brackets; options are digests \
-    (header, data or all), hostnqn, hostid, keepalive and reconnect (in seconds)";
+    (header, data or all), hostnqn, hostid, dhchap and dhchap-ctrl (files with secrets), keepalive and reconnect (in seconds)";
 
 /// Where a subsystem is, and how to talk to it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -35,6 +36,10 @@ pub struct SubsystemAddress {
     pub host_nqn: Option<String>,
     /// The host's identifier; none for the one of this machine (`/etc/nvme/hostid`).
     pub host_id: Option<[u8; 16]>,
+    /// The file with the secret that the host proves to know.
+    pub secret: Option<PathBuf>,
+    /// The file with the secret that the target has to prove to know.
+    pub target_secret: Option<PathBuf>,
     /// The controller ends the connection when it hears nothing for so long.
     pub keep_alive: Duration,
     /// How long a lost connection is tried to be made again.
@@ -83,12 +88,19 @@ impl FromStr for SubsystemAddress {
             digests: Digests::default(),
             host_nqn: None,
             host_id: None,
+            secret: None,
+            target_secret: None,
             keep_alive: Duration::from_secs(10),
             reconnect: Duration::from_secs(60),
         };
         for option in options.split('&').filter(|option| !option.is_empty()) {
             let (name, value) = option.split_once('=').unwrap_or((option, ""));
             target.set(name, value).map_err(&bad)?;
+        }
+        if target.target_secret.is_some() && target.secret.is_none() {
+            return Err(bad(
+                "dhchap-ctrl takes dhchap, too: a host that proves nothing is told nothing".into()
+            ));
         }
         Ok(target)
     }
@@ -99,6 +111,11 @@ impl SubsystemAddress {
         let seconds = |least: u64, most: u64| {
             let number = value.parse().ok().filter(|number| (least..=most).contains(number));
             number.map(Duration::from_secs).ok_or_else(|| format!("{name} takes {least} to {most} seconds"))
+        };
+        let file = |value: &str| {
+            Some(PathBuf::from(value))
+                .filter(|path| !path.as_os_str().is_empty())
+                .ok_or_else(|| format!("{name} takes the name of a file"))
         };
         match name {
             "digests" => {
@@ -117,6 +134,8 @@ impl SubsystemAddress {
             "hostid" => {
                 self.host_id = Some(uuid(value).ok_or("hostid takes a UUID")?);
             }
+            "dhchap" => self.secret = Some(file(value)?),
+            "dhchap-ctrl" => self.target_secret = Some(file(value)?),
             "keepalive" => self.keep_alive = seconds(1, 3600)?,
             "reconnect" => self.reconnect = seconds(0, 86400)?,
             _ => return Err(format!("there is no option '{}'; {FORM}", name.escape_debug())),

@@ -51,6 +51,31 @@ const fn with_sgl(mut sqe: Sqe, len: u32, kind: u8) -> Sqe {
     sqe.with_qword(6, 0).with_qword(8, len as u64 | (kind as u64) << 56)
 }
 
+/// AUTHREQ of a queue whose host has to prove who it is (ATR).
+pub const AUTHENTICATION: u16 = 1 << 1;
+
+/// NVMe's own security protocol, by its number and what is specific to it.
+const AUTHENTICATION_PROTOCOL: u32 = 0xe9 << 24 | 1 << 16 | 1 << 8;
+
+/// Authentication Send of so many bytes.
+#[must_use]
+pub const fn auth_send(bytes: u32) -> Sqe {
+    authentication(fctype::AUTH_SEND, bytes)
+}
+
+/// Authentication Receive into so many bytes.
+#[must_use]
+pub const fn auth_receive(bytes: u32) -> Sqe {
+    authentication(fctype::AUTH_RECEIVE, bytes)
+}
+
+const fn authentication(kind: u8, bytes: u32) -> Sqe {
+    let mut sqe = command(kind);
+    sqe.dw[10] = AUTHENTICATION_PROTOCOL;
+    sqe.dw[11] = bytes;
+    sqe
+}
+
 /// The command with `len` bytes of data that the transport moves; none at all if `len` is 0.
 #[must_use]
 pub const fn with_transport_data(sqe: Sqe, len: u32) -> Sqe {

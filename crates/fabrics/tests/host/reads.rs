@@ -68,7 +68,7 @@ fn a_target_that_is_none_or_refuses_is_reported_with_the_reason() {
     let said = refused(&closed, "");
     assert!(said.contains("may not speak NVMe/TCP") || said.contains("reset"), "{said}");
     let secret = Target::start(Config { authreq: 2, ..Config::default() });
-    assert!(refused(&secret, "").contains("DH-HMAC-CHAP"));
+    assert!(refused(&secret, "").contains("dhchap=FILE"));
     let other = Target::start(Config::default());
     let name: onehop_fabrics::SubsystemAddress =
         format!("nvme-tcp://127.0.0.1:{}/nqn.no", other.port).parse().unwrap();
@@ -81,6 +81,48 @@ fn a_target_that_is_none_or_refuses_is_reported_with_the_reason() {
     let start = Instant::now();
     let said = onehop_fabrics::open(&name).err().unwrap().to_string();
     assert!(said.contains("refused") && start.elapsed() < Duration::from_secs(5), "{said}");
+}
+
+/// A target that does not know the secrets, and one that breaks the rules of proving it.
+#[test]
+fn who_proves_nothing_is_not_believed() {
+    const SECRET: &str = "DHHC-1:00:HyKIofh8AbmtBGU0XjaATtRK+MfwUBYJV+Oy2GdVHAwbo+Ie:";
+    let file = std::env::temp_dir().join(format!("onehop-fabrics-secret-{}", std::process::id()));
+    std::fs::write(&file, SECRET).unwrap();
+    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let one = format!("?dhchap={}", file.display());
+    let both = format!("{one}&dhchap-ctrl={}", file.display());
+    let challenge = |length: u8, hash: u8, group: u8| {
+        [&[1, 1, 0, 0, 0, 0, length, 0, hash, group, 0, 0, 9, 0, 0, 0][..], &[5; 64]].concat()
+    };
+    let proved = |is: u8| [&[1, 3, 0, 0, 0, 0, 32, 0, is, 0, 0, 0, 0, 0, 0, 0][..], &[6; 32]].concat();
+    let good = challenge(32, 1, 0);
+    let last =
+        |target: &Target| target.shared.seen.lock().unwrap().proofs.last().map(|sent| sent[..2].to_vec());
+    for (authreq, proofs, options, words) in [
+        (2, vec![], &one, "came out of order"),
+        (2, vec![challenge(64, 1, 0)], &one, "a challenge of 64 bytes"),
+        (2, vec![challenge(32, 9, 0)], &one, "hash 9 is not known"),
+        (2, vec![challenge(32, 1, 1)], &one, "DH group 1 with 0 bytes"),
+        (2, vec![vec![0, 0xf1, 0, 0, 0, 0, 1, 1]], &one, "does not accept the secret"),
+        (2, vec![good.clone(), vec![0, 0xf1, 0, 0, 0, 0, 1, 1]], &one, "does not accept the secret"),
+        (2, vec![good.clone(), proved(0)], &both, "does not know its own secret"),
+        (2, vec![good.clone(), proved(1)], &both, "does not know its own secret"),
+        (0, vec![], &both, "the target proves nothing"),
+        (6, vec![], &one, "secure channel"),
+    ] {
+        let target = Target::start(Config { authreq, proofs: proofs.clone(), ..Config::default() });
+        let said = try_open(&target, options).err().unwrap();
+        assert!(said.contains(words), "{proofs:?}: {said}");
+        if proofs.len() == 2 && options == &both {
+            assert_eq!(last(&target), Some(vec![0, 0xf0]), "the target is told");
+        }
+    }
+    // Any proof will do for a target that is not asked for its own.
+    let known = Target::start(Config { authreq: 2, proofs: vec![good, proved(0)], ..Config::default() });
+    let said = try_open(&known, &one).err();
+    assert!(said.as_deref().is_none_or(|said| !said.contains("authentication of the admin")), "{said:?}");
+    std::fs::remove_file(file).unwrap();
 }
 
 #[test]

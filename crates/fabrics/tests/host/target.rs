@@ -50,6 +50,9 @@ pub struct Config {
     pub capsule: u32,
     pub mdts: u8,
     pub authreq: u16,
+    /// What an Authentication Receive is answered with, one after the other; then with nothing that makes sense. The exchange's
+    /// number is put in.
+    pub proofs: Vec<Vec<u8>>,
     /// Bytes between a header and its data.
     pub padding: usize,
     pub hook: Hook,
@@ -67,6 +70,7 @@ impl Default for Config {
             capsule: 4096,
             mdts: 5,
             authreq: 0,
+            proofs: Vec::new(),
             padding: 0,
             hook: Arc::new(|out| Act::Send(out.bytes)),
         }
@@ -81,6 +85,8 @@ pub struct Seen {
     pub writes: Vec<(u64, u32)>,
     pub reads: u32,
     pub connects: Vec<u16>,
+    /// Messages of an authentication.
+    pub proofs: Vec<Vec<u8>>,
     pub keep_alives: u32,
     pub shutdowns: u32,
 }
@@ -169,6 +175,9 @@ struct Connection {
     digests: u8,
     qid: Option<u16>,
     writes: HashMap<u16, Write1>,
+    /// The number of an authentication, and how many answers it has had.
+    transaction: [u8; 2],
+    received: usize,
 }
 
 type Done = std::io::Result<()>;
@@ -180,7 +189,8 @@ fn over() -> std::io::Error {
 impl Connection {
     fn new(stream: TcpStream, shared: Arc<Shared>) -> Self {
         let _ = stream.set_nodelay(true);
-        Self { stream, shared, digests: 0, qid: None, writes: HashMap::new() }
+        let (writes, transaction) = (HashMap::new(), [0; 2]);
+        Self { stream, shared, digests: 0, qid: None, writes, transaction, received: 0 }
     }
 
     fn breach(&self, what: impl Into<String>) -> std::io::Error {
@@ -341,6 +351,18 @@ impl Connection {
                 let answered = self.answer(sqe, [1 | authreq << 16, 0], Status::SUCCESS);
                 self.qid = Some(connect.qid);
                 answered
+            }
+            Some(fctype::AUTH_SEND) => {
+                self.transaction.copy_from_slice(&data[4..6]);
+                self.shared.seen.lock().unwrap().proofs.push(data.to_vec());
+                self.answer(sqe, [0, 0], Status::SUCCESS)
+            }
+            Some(fctype::AUTH_RECEIVE) => {
+                let mut data = self.shared.config.proofs.get(self.received).cloned().unwrap_or_default();
+                self.received += 1;
+                data.resize(sqe.dw[11] as usize, 0);
+                data[4..6].copy_from_slice(&self.transaction);
+                self.give(sqe, &data)
             }
             Some(fctype::PROPERTY_GET) => {
                 let value = match sqe.dw[11] {

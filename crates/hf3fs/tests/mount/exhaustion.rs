@@ -30,14 +30,14 @@ const NAMES: usize = 6_000;
 
 /// A mount by a process of its own that may have few descriptors, of a folder or of a target that has no more; none where there can
 /// be none.
-struct Small {
-    bed: Bed,
+pub struct Small {
+    pub bed: Bed,
     daemon: Killed,
     target: Option<Killed>,
 }
 
 impl Small {
-    fn start(of_target: bool) -> Option<Self> {
+    pub fn start(of_target: bool) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             skipped("only root can be two users");
             return None;
@@ -189,7 +189,7 @@ fn who_opens_all_files_leaves_some_to_others() {
 }
 
 /// Everybody may make files in the folder `folder`.
-fn open_to_all(bed: &Bed) {
+pub fn open_to_all(bed: &Bed) {
     std::fs::set_permissions(bed.dir.join("root/folder"), Permissions::from_mode(0o777)).unwrap();
 }
 
@@ -408,44 +408,6 @@ fn ring_of_a_newcomer() {
     let file =
         File::options().read(true).write(true).create(true).truncate(true).open(dir.join("mnt/folder/ring"));
     assert_eq!(crate::beside::Writer::new(&dir, 4096).write(&file.unwrap()), 4096);
-}
-
-/// Run by [`reports_are_shared`]: opens the statistics until there are no more, then as another user.
-#[test]
-fn reader_of_reports() {
-    let Some(dir) = part_of() else { return };
-    let stats = dir.join("mnt/3fs-virt/onehop/stats");
-    let few = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: few.maximum, ..few }).unwrap();
-    let held = {
-        let stats = stats.clone();
-        std::thread::spawn(move || {
-            become_user(ATTACKER, &[]);
-            let mut held = Vec::new();
-            let refused = loop {
-                match File::open(&stats) {
-                    Ok(file) => held.push(file),
-                    Err(error) => break error,
-                }
-                assert!(held.len() < 2000, "nothing limits them");
-            };
-            assert_eq!(refused.raw_os_error(), Some(Errno::MFILE.raw_os_error()));
-            held
-        })
-    };
-    let held = held.join().unwrap();
-    assert!(held.len() >= 100, "{} are few", held.len());
-    become_user(ATTACKER + 1, &[]);
-    let mut said = String::new();
-    File::open(&stats).unwrap().read_to_string(&mut said).unwrap();
-    assert!(said.starts_with('{'), "{said}");
-}
-
-#[test]
-fn reports_are_shared() {
-    let Some(small) = Small::start(false) else { return };
-    open_to_all(&small.bed);
-    run(part("exhaustion::reader_of_reports", &small.bed));
 }
 
 /// How long this thread has had a processor.

@@ -13,6 +13,7 @@ mod hostile;
 mod locks;
 mod outages;
 mod processes;
+mod reports;
 mod stalled;
 mod target;
 mod users;
