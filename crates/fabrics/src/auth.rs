@@ -103,7 +103,7 @@ fn fed<M: Mac + KeyInit>(key: &[u8], parts: &[&[u8]]) -> M {
 #[derive(Clone, PartialEq, Eq)]
 pub struct ChapSecret {
     key: Vec<u8>,
-    /// How it is bound to the name of whom it belongs to.
+    /// The hash that binds it to its owner's NQN.
     bound_by: Option<ChapHash>,
 }
 
@@ -146,7 +146,9 @@ impl ChapSecret {
         let (key, sum) = bytes.split_at_checked(bytes.len().checked_sub(4)?)?;
         let bound_by = match hash {
             "00" => None,
-            _ if hash.len() == 2 => Some(ChapHash::of(hash.parse().ok()?)?),
+            "01" => Some(ChapHash::Sha256),
+            "02" => Some(ChapHash::Sha384),
+            "03" => Some(ChapHash::Sha512),
             _ => return None,
         };
         let is_whole = ChapHash::ALL.iter().any(|hash| hash.bytes() == key.len())
@@ -372,12 +374,20 @@ pub(crate) fn authenticate(link: &QueueLink, parties: &ChapParties<'_>) -> Resul
     let transaction = NEXT.fetch_add(1, Ordering::Relaxed);
     send(link, &negotiate(transaction))?;
     let message = receive(link)?;
+    let is_failure = message[..2] == message::FAILURE_1;
+    let refused = |why: String| {
+        if !is_failure {
+            // The target is told, as far as it listens.
+            let _ = send(link, &verdict(false, transaction));
+        }
+        parties.failed(why)
+    };
     let decoded = ChapChallenge::decode(&message, transaction);
-    let (challenge, theirs) = decoded.map_err(|why| parties.failed(why))?;
+    let (challenge, theirs) = decoded.map_err(refused)?;
     let [public, shared] = match theirs {
         None => [None, None],
         Some(theirs) => {
-            let known_to_all = || parties.failed("the target's part of the DH exchange is known to all");
+            let known_to_all = || refused("the target's part of the DH exchange is known to all".into());
             theirs.answer()?.ok_or_else(known_to_all)?.map(Some)
         }
     };
@@ -515,6 +525,29 @@ mod tests {
         assert_eq!((&answer[48..80], answer[80]), (&own.value[..], 2));
         let alone = reply(&[1; 32], 7, None, &[]);
         assert_eq!((alone.len(), &alone[8..16], &alone[48..]), (80, &[0; 8][..], &[0; 32][..]));
+    }
+
+    /// By Python's hmac and hashlib.
+    #[test]
+    fn proofs_are_what_another_program_computes() {
+        const OF_HOST: &str = "44810f277a5beb4a1163c7c7137c41b0d9351531ab5ed6db1a37a3d33cd4b368";
+        const OF_TARGET: &str = "34227c2d6bb73efeab3330509e871e81274d7c840579eb6877ff34fa269bf72a\
+                                 53db570864ef3172f2299581f7bc8992";
+        const WITH_GROUP: &str = "704df32ea4060fd5bc40b73f8d67970c55133f61617bd566617ff44d808cf723";
+        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let host = Host { nqn: "nqn.host".into(), id: [1; 16], secrets: crate::Secrets::default() };
+        let parties = ChapParties { queue: "a queue", host: &host, subsystem: "nqn.sub" };
+        let [plain, bound] = [PLAIN, BOUND].map(|text| ChapSecret::parse(text).unwrap());
+        let asked = |hash: u8| ChapChallenge::decode(&challenge(hash, 0, &[]), 7).unwrap().0;
+        assert_eq!(hex(&parties.of_host(&plain, &asked(1))), OF_HOST);
+        assert_eq!(hex(&parties.of_host(&bound, &asked(1).bound_to(Some(&[7; 256])))), WITH_GROUP);
+        let proof: Vec<_> =
+            (0..48).map(|i| u8::from_str_radix(&OF_TARGET[2 * i..2 * i + 2], 16).unwrap()).collect();
+        assert!(parties.is_controller(&bound, &asked(2), &proof));
+        for wrong in [&proof[..47], &[&proof[..47], &[proof[47] ^ 1]].concat(), &[]] {
+            assert!(!parties.is_controller(&bound, &asked(2), wrong));
+        }
+        assert!(!parties.is_controller(&plain, &asked(2), &proof));
     }
 
     proptest! {

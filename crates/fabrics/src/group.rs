@@ -113,8 +113,18 @@ mod tests {
             assert_eq!(bytes[..16], 0xffff_ffff_ffff_ffff_adf8_5458_a2bb_4a9a_u128.to_be_bytes());
             assert_eq!(bytes[bytes.len() - 8..], [0xff; 8]);
         }
-        let smallest = DhGroup::ALL[0].prime().get().to_be_bytes();
-        assert_eq!(smallest[240..248], 0x886b_4238_6128_5c97_u64.to_be_bytes());
+        // The last words before those ones are in RFC 7919.
+        let ends = [
+            0x886b_4238_6128_5c97_u64,
+            0x25e4_1d2b_66c6_2e37,
+            0xc68a_007e_5e65_5f6a,
+            0xa40e_329c_d0e4_0e65,
+            0xd68c_8bb7_c5c6_424c,
+        ];
+        for (group, end) in DhGroup::ALL.iter().zip(ends) {
+            let bytes = group.prime().get().to_be_bytes();
+            assert_eq!(bytes[bytes.len() - 16..bytes.len() - 8], end.to_be_bytes(), "{group:?}");
+        }
     }
 
     #[test]

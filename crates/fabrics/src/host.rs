@@ -12,7 +12,7 @@ const ID_FILE: &str = "/etc/nvme/hostid";
 /// A new UUID at each read.
 const NEW_UUID: &str = "/proc/sys/kernel/random/uuid";
 
-/// What proves who is who; none where nobody is asked.
+/// The secrets of host and target.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Secrets {
     /// The host's.
@@ -28,7 +28,7 @@ pub struct Host {
     pub nqn: String,
     /// The identifier. All connections of a host have the same.
     pub id: [u8; 16],
-    /// What it proves who it is with, and whom it believes.
+    /// Its secret, and its target's.
     pub secrets: Secrets,
 }
 

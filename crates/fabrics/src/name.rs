@@ -98,9 +98,7 @@ impl FromStr for SubsystemAddress {
             target.set(name, value).map_err(&bad)?;
         }
         if target.target_secret.is_some() && target.secret.is_none() {
-            return Err(bad(
-                "dhchap-ctrl takes dhchap, too: a host that proves nothing is told nothing".into()
-            ));
+            return Err(bad("dhchap-ctrl needs dhchap: give the host's secret, too".into()));
         }
         Ok(target)
     }

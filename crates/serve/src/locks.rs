@@ -31,13 +31,16 @@ pub(crate) struct Asker {
 /// Ranges that an owner has locked at most; beyond it, it gets an error.
 const MOST_RANGES: usize = 4096;
 
+/// A range, and how it is locked.
+type LockedRange = (LockRange, LockKind);
+
 /// The open file of an owner.
 struct Owned {
     file: File,
     /// The file is open to be written, which an exclusive lock of a range takes.
     writes: bool,
-    /// What is locked of it by range: apart from each other, in no order.
-    ranges: Vec<LockRange>,
+    /// What is locked of it by range, as the kernel has it: apart from each other, in no order.
+    ranges: Vec<LockedRange>,
     uid: u32,
     pid: u32,
     /// By which of its handles it has asked. When one of them is closed nothing is left of it.
@@ -59,9 +62,7 @@ impl Owned {
 
     /// Locks a range; false where another owner has it.
     fn lock(&mut self, open: &Open, range: LockRange, kind: LockKind) -> Result<bool, Errno> {
-        if range != LockRange::WHOLE {
-            self.is_by_range();
-        }
+        self.by_range |= range != LockRange::WHOLE;
         if kind == LockKind::Exclusive && !self.writes {
             if !open.writes() {
                 // With such a file, `fcntl` has refused it.
@@ -69,7 +70,7 @@ impl Owned {
             }
             self.reopen(open)?;
         }
-        let ranges = with(&self.ranges, range);
+        let ranges = with(&self.ranges, (range, kind));
         if ranges.len() > MOST_RANGES {
             return Err(Errno::NOLCK);
         }
@@ -96,7 +97,7 @@ impl Owned {
             return Err(Errno::NOLCK);
         }
         let mut next = Self { file, writes, ranges: Vec::new(), handles: Vec::new(), whole: None, ..*self };
-        for range in &self.ranges {
+        for (range, _) in &self.ranges {
             if !lock_range(&next.file, *range, Some(LockKind::Shared)).map_err(plain)? {
                 return Err(Errno::NOLCK);
             }
@@ -111,7 +112,7 @@ impl Owned {
     }
 
     fn unlock(&mut self, range: LockRange) -> Result<(), Errno> {
-        self.is_by_range();
+        self.by_range = true;
         let rest = without(&self.ranges, range);
         if rest.len() > MOST_RANGES {
             return Err(Errno::NOLCK);
@@ -119,14 +120,6 @@ impl Owned {
         lock_range(&self.file, range, None).map_err(plain)?;
         self.ranges = rest;
         Ok(())
-    }
-
-    /// The owner is a process that calls `fcntl`: what was taken as `flock`'s, too, is not.
-    fn is_by_range(&mut self) {
-        self.by_range = true;
-        if self.whole.take().is_some() {
-            flock(&self.file, FlockOperation::Unlock).ok();
-        }
     }
 
     fn flock(&mut self, kind: LockKind) -> Result<bool, Errno> {
@@ -172,33 +165,36 @@ fn opened(open: &Open) -> Result<(File, bool), Errno> {
 }
 
 /// What is left of ranges without one.
-fn without(ranges: &[LockRange], cut: LockRange) -> Vec<LockRange> {
+fn without(ranges: &[LockedRange], cut: LockRange) -> Vec<LockedRange> {
     let mut rest = Vec::with_capacity(ranges.len() + 1);
-    for range in ranges {
+    for &(range, kind) in ranges {
         if range.end < cut.start || cut.end < range.start {
-            rest.push(*range);
+            rest.push((range, kind));
             continue;
         }
         if range.start < cut.start {
-            rest.push(LockRange { end: cut.start - 1, ..*range });
+            rest.push((LockRange { end: cut.start - 1, ..range }, kind));
         }
         if cut.end < range.end {
-            rest.push(LockRange { start: cut.end + 1, ..*range });
+            rest.push((LockRange { start: cut.end + 1, ..range }, kind));
         }
     }
     rest
 }
 
-/// Ranges and one more, joined with those that it touches.
-fn with(ranges: &[LockRange], add: LockRange) -> Vec<LockRange> {
-    let touches = |range: &LockRange| {
-        range.start <= add.end.saturating_add(1) && add.start <= range.end.saturating_add(1)
-    };
-    let (near, mut rest): (Vec<_>, Vec<_>) = ranges.iter().copied().partition(touches);
-    rest.push(near.into_iter().fold(add, |joined, range| LockRange {
-        start: joined.start.min(range.start),
-        end: joined.end.max(range.end),
-    }));
+/// Ranges and one more, which takes the place of others, and is joined with those beside it that are locked alike.
+fn with(ranges: &[LockedRange], (mut add, kind): LockedRange) -> Vec<LockedRange> {
+    let mut rest = without(ranges, add);
+    rest.retain(|&(range, of)| {
+        let is_beside =
+            range.end.checked_add(1) == Some(add.start) || add.end.checked_add(1) == Some(range.start);
+        if of != kind || !is_beside {
+            return true;
+        }
+        add = LockRange { start: add.start.min(range.start), end: add.end.max(range.end) };
+        false
+    });
+    rest.push((add, kind));
     rest
 }
 
@@ -302,17 +298,29 @@ mod tests {
 
     #[test]
     fn ranges_are_cut_and_joined() {
+        use LockKind::{Exclusive, Shared};
         let mut ranges = Vec::new();
         for add in [range(10, 19), range(40, 49), range(30, 35)] {
-            ranges = with(&ranges, add);
+            ranges = with(&ranges, (add, Shared));
         }
-        assert_eq!(ranges, [range(10, 19), range(40, 49), range(30, 35)]);
-        assert_eq!(with(&ranges, range(20, 29)), [range(40, 49), range(10, 35)]);
-        assert_eq!(with(&ranges, LockRange::WHOLE), [LockRange::WHOLE]);
+        assert_eq!(ranges, [range(10, 19), range(40, 49), range(30, 35)].map(|range| (range, Shared)));
+        let joined = with(&ranges, (range(20, 29), Shared));
+        assert_eq!(joined, [(range(40, 49), Shared), (range(10, 35), Shared)]);
+        let other = with(&ranges, (range(20, 29), Exclusive));
+        assert_eq!(other.len(), 4, "{other:?}");
+        let within = with(&ranges, (range(12, 13), Exclusive));
+        assert_eq!(within.len(), 5, "{within:?}");
+        assert_eq!(with(&within, (range(12, 13), Shared)).len(), 3);
+        assert_eq!(with(&ranges, (LockRange::WHOLE, Exclusive)), [(LockRange::WHOLE, Exclusive)]);
         let rest = without(&ranges, range(15, 44));
-        assert_eq!(rest, [range(10, 14), range(45, 49)]);
-        assert_eq!(without(&[LockRange::WHOLE], range(0, 0)), [range(1, LockRange::WHOLE.end)]);
+        assert_eq!(rest, [(range(10, 14), Shared), (range(45, 49), Shared)]);
+        let behind = without(&[(LockRange::WHOLE, Shared)], range(0, 0));
+        assert_eq!(behind, [(range(1, LockRange::WHOLE.end), Shared)]);
         assert_eq!(without(&rest, LockRange::WHOLE), []);
+        // Bytes that are locked alternately are as many locks of the kernel.
+        let kinds = [Shared, Exclusive].into_iter().cycle();
+        let many = (0..100).zip(kinds).fold(Vec::new(), |all, (at, kind)| with(&all, (range(at, at), kind)));
+        assert_eq!(many.len(), 100);
     }
 
     #[test]

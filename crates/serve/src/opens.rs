@@ -121,10 +121,10 @@ impl Opens {
         read(&self.by_handle).get(&handle).cloned()
     }
 
-    pub fn close(&self, handle: u64) {
-        let Some(gone) = write(&self.by_handle).remove(&handle) else { return };
+    /// From now on nobody has it open. What is given is still to be [let go](Self::let_go).
+    pub fn close(&self, handle: u64) -> Option<Arc<Open>> {
+        let gone = write(&self.by_handle).remove(&handle)?;
         gone.closed.store(true, Ordering::Release);
-        self.shares.put_back(gone.uid, 1);
         let mut all = write(&self.by_inode);
         if let Some(list) = all.get_mut(&gone.inode) {
             list.retain(|open| !Arc::ptr_eq(open, &gone));
@@ -132,6 +132,15 @@ impl Opens {
                 all.remove(&gone.inode);
             }
         }
+        drop(all);
+        Some(gone)
+    }
+
+    /// Closes the file itself, which takes long where it is the last of a large one without a name.
+    pub fn let_go(&self, gone: Arc<Open>) {
+        let uid = gone.uid;
+        drop(gone);
+        self.shares.put_back(uid, 1);
     }
 
     /// Whether anybody has a file open.
@@ -177,8 +186,12 @@ mod tests {
         assert_eq!((many(21_003).len(), many(0).len()), (2, 2));
         assert_eq!(open(0).err(), Some(Errno::MFILE));
         for handle in first {
-            opens.close(handle);
-            opens.close(handle);
+            if let Some(gone) = opens.close(handle) {
+                opens.let_go(gone);
+            }
+            if let Some(gone) = opens.close(handle) {
+                opens.let_go(gone);
+            }
         }
         assert_eq!(many(21_002).len(), 2);
     }
@@ -196,12 +209,20 @@ mod tests {
         let held = opens.find(7, 1000, false).unwrap();
         let synced = opens.add(7, 1000, OpenMode { write: true, data_sync: true, ..reads }, null());
         assert!(opens.find(7, 1000, false).unwrap().syncs() && !held.syncs());
-        opens.close(synced);
-        opens.close(both);
+        if let Some(gone) = opens.close(synced) {
+            opens.let_go(gone);
+        }
+        if let Some(gone) = opens.close(both) {
+            opens.let_go(gone);
+        }
         assert!(held.is_closed());
         assert_eq!(opens.find(7, 1000, false).err(), Some(NotOpen::Access));
-        opens.close(reader);
-        opens.close(reader);
+        if let Some(gone) = opens.close(reader) {
+            opens.let_go(gone);
+        }
+        if let Some(gone) = opens.close(reader) {
+            opens.let_go(gone);
+        }
         assert_eq!((opens.count(), opens.find(7, 1000, true).err()), (0, Some(NotOpen::Closed)));
     }
 }

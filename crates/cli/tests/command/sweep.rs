@@ -167,14 +167,16 @@ fn nonsense_is_refused() {
     refuse(&["bench", "sweep", "--io", "erase"], 2, "randread");
     refuse(&["bench", "sweep", "--block", "0"], 2, "above 0");
     refuse(&["bench", "sweep", "--size", "0"], 2, "above 0");
-    refuse(&["bench", "sweep", "-g", "emu", "-d", "sim:mem:1M", "--block", "100"], 3, "multiples of 512");
+    refuse(&["bench", "sweep", "-g", "emu", "-d", "sim:mem:1M", "--block", "100"], 2, "multiples of 512");
     refuse(&["bench", "sweep", "-g", "emu", "-d", "sim:mem:1M", "--block", "16M"], 3, "such blocks");
     refuse(&["bench", "sweep", "--link", "nan"], 2, "63.0");
     refuse(&["bench", "sweep", "--file", "/dev/null", "-g", "emu"], 2, "regular");
     refuse(&["bench", "sweep", "--file", "/nowhere/x", "-g", "emu"], 1, "/nowhere/x");
     let dir = Dir::new();
     let (file, _) = dir.noise("file", 10);
-    for command in [&["bench", "sweep"][..], &["bench", "queue"], &["bench", "load", &file]] {
-        refuse(&[command, &["-g", "emu", "--report", &format!("{file}/below")]].concat(), 1, "below");
+    let commands =
+        [&["bench", "sweep", "-g", "emu"][..], &["bench", "queue"], &["bench", "load", &file, "-g", "emu"]];
+    for command in commands {
+        refuse(&[command, &["--report", &format!("{file}/below")]].concat(), 1, "below");
     }
 }

@@ -6,15 +6,15 @@ mod callers;
 mod folders;
 mod ioctl;
 mod ops;
+mod reports;
 mod threads;
 mod virt;
 mod waiting;
 
-use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use fuser::{
@@ -23,14 +23,11 @@ use fuser::{
     ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite,
     ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use onehop_target::shares::Shares;
 use onehop_target::tree::Tree;
 use onehop_target::wire::{AttrChange, Caller, Make, ROOT, Xattr};
 use rustix::fs::OFlags;
-use rustix::io::Errno;
 
 use crate::daemon::DaemonShared;
-use crate::lock;
 use crate::locks::Asker;
 use crate::opens::Open;
 use crate::table::Owner;
@@ -39,6 +36,7 @@ use attr::{VIRTUAL, time_change};
 use callers::Callers;
 use folders::{FolderEntry, OpenFolders};
 use ops::{Write, may_wait};
+use reports::OpenReports;
 use threads::SpareThreads;
 
 /// How long the kernel may believe what it was told of a file. What rings write it is told at once.
@@ -53,32 +51,21 @@ pub(crate) struct Mounted {
     callers: Callers,
     spare: SpareThreads,
     /// What a program reads of the statistics is of the moment when it opened them.
-    reports: Mutex<HashMap<u64, OpenReport>>,
-    /// How many of these a user has.
-    report_shares: Shares,
-}
-
-/// What the statistics said when somebody opened them.
-struct OpenReport {
-    text: Arc<Vec<u8>>,
-    uid: u32,
+    reports: OpenReports,
 }
 
 /// Requests that the kernel hands over while earlier ones are not answered and nobody waits for each alone.
 const MOST_BACKGROUND: u16 = 1024;
-/// Reports that are open at once.
-const MOST_REPORTS: u64 = 1024;
 
 impl Mounted {
     pub fn new(shared: Arc<DaemonShared>, tree: Arc<dyn Tree>) -> Self {
         Self {
             folders: OpenFolders::new(&shared.persons),
-            report_shares: shared.persons.shares(MOST_REPORTS),
+            reports: OpenReports::new(&shared.persons),
             spare: SpareThreads::new(shared.session_threads()),
             shared,
             tree,
             callers: Callers::default(),
-            reports: Mutex::default(),
         }
     }
 }
@@ -153,10 +140,11 @@ impl Filesystem for FuseHandler {
         entry(reply, self.find(&self.callers.of(request, 0), parent, name));
     }
 
-    fn forget(&self, request: &Request, inode: INodeNo, times: u64) {
+    fn forget(&self, _request: &Request, inode: INodeNo, times: u64) {
         let forgotten = self.tree.forget(inode.0, times);
         if forgotten.may_take_long() {
-            self.aside(request.uid(), move |_| drop(forgotten));
+            // The kernel does not say who forgets.
+            self.aside(forgotten.uid(), move |_| drop(forgotten));
         }
     }
 
@@ -294,13 +282,10 @@ impl Filesystem for FuseHandler {
 
     fn open(&self, request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         if inode.0 == virt::STATS {
-            let uid = request.uid();
-            if !self.report_shares.take(uid, 1) {
-                return reply.error(errno(Errno::MFILE));
-            }
             let handle = self.shared.opens.handle();
-            let text = Arc::new(self.shared.report());
-            lock(&self.reports).insert(handle, OpenReport { text, uid });
+            if let Err(error) = self.reports.open(handle, request.uid(), || self.shared.report()) {
+                return reply.error(errno(error));
+            }
             return reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO);
         }
         let (by, asker) = (self.callers.of(request, 0), (request.uid(), request.pid()));
@@ -351,8 +336,7 @@ impl Filesystem for FuseHandler {
         reply: ReplyData,
     ) {
         if inode.0 == virt::STATS {
-            let report =
-                lock(&self.reports).get(&handle.0).map(|report| report.text.clone()).unwrap_or_default();
+            let report = self.reports.text(handle.0);
             let from = usize::try_from(offset).unwrap_or(usize::MAX).min(report.len());
             let to = from.saturating_add(size as usize).min(report.len());
             return reply.data(&report[from..to]);
@@ -404,14 +388,12 @@ impl Filesystem for FuseHandler {
         reply: ReplyEmpty,
     ) {
         if inode.0 == virt::STATS {
-            if let Some(report) = lock(&self.reports).remove(&handle.0) {
-                self.report_shares.put_back(report.uid, 1);
-            }
+            self.reports.close(handle.0);
         } else {
             self.let_locks_go(inode, owner, Some(handle));
-            // What was written to a file without a name is freed then, which may take long.
-            let uid = self.shared.opens.get(handle.0).map_or(0, |open| open.uid());
-            self.aside(uid, move |this| this.shared.opens.close(handle.0));
+            if let Some(gone) = self.shared.opens.close(handle.0) {
+                self.aside(gone.uid(), move |this| this.shared.opens.let_go(gone));
+            }
         }
         reply.ok();
     }

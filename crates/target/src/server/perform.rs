@@ -73,13 +73,13 @@ impl PendingRequest {
             | Request::Append { file, .. }
             | Request::Sync { file, .. }
             | Request::Allocate { file, .. }
-            | Request::Seek { file, .. } => self.connection.session.opened(*file).map_or(0, |open| open.uid),
+            | Request::Seek { file, .. }
+            | Request::Close { file } => self.connection.session.opened(*file).map_or(0, |open| open.uid),
             Request::Forget { .. }
             | Request::Attr { .. }
             | Request::ReadLink { .. }
             | Request::SyncFolder { .. }
             | Request::Space
-            | Request::Close { .. }
             | Request::Succeed { .. } => 0,
         }
     }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use onehop_os::{FileHandle, handle_of};
@@ -26,6 +27,42 @@ pub(super) struct Node {
     pub path: OwnedFd,
     /// None in the file system of the root.
     submount: Option<Arc<Submount>>,
+    /// Counts the descriptor as long as it is open; none for one of a single call.
+    _counted: Option<CountedDescriptor>,
+}
+
+/// Descriptors of files that are held open.
+struct OpenNodes {
+    count: AtomicUsize,
+    /// Where other folders want some too: a folder has a share under its number.
+    shared: Option<(Arc<Shares>, u32)>,
+}
+
+impl OpenNodes {
+    fn count(&self) -> usize {
+        self.count.load(Ordering::Acquire)
+    }
+
+    /// Counts one more; none where the share is used up.
+    fn add(self: &Arc<Self>) -> Option<CountedDescriptor> {
+        if self.shared.as_ref().is_some_and(|(all, number)| !all.take(*number, 1)) {
+            return None;
+        }
+        self.count.fetch_add(1, Ordering::AcqRel);
+        Some(CountedDescriptor(self.clone()))
+    }
+}
+
+/// A descriptor among those.
+struct CountedDescriptor(Arc<OpenNodes>);
+
+impl Drop for CountedDescriptor {
+    fn drop(&mut self) {
+        self.0.count.fetch_sub(1, Ordering::AcqRel);
+        if let Some((all, number)) = &self.0.shared {
+            all.put_back(*number, 1);
+        }
+    }
 }
 
 /// A mount below the root, known by where it is mounted: a descriptor in it would keep it from being unmounted.
@@ -98,8 +135,6 @@ struct KnownNodes {
     by_number: HashMap<u64, KnownNode>,
     by_key: HashMap<NodeKey, u64>,
     next: u64,
-    /// How many are held open.
-    open: usize,
 }
 
 /// All of them.
@@ -109,8 +144,8 @@ pub(super) struct Nodes {
     /// For files that are found by their handles: the root, opened to be read. None where they cannot be.
     beside: Option<OwnedFd>,
     most_open: usize,
-    /// Descriptors for files that are known, where other folders want some too: a folder has a share under its number.
-    descriptors: Option<(Arc<Shares>, u32)>,
+    /// Those that are held open.
+    open: Arc<OpenNodes>,
     /// How many files each user knows.
     of_users: Shares,
     known: Mutex<KnownNodes>,
@@ -126,14 +161,15 @@ fn beside(root: &OwnedFd) -> Option<OwnedFd> {
 impl Nodes {
     pub fn new(root: OwnedFd, most_open: usize) -> TreeResult<Self> {
         let (root_key, beside) = (key(&look(&root)?), beside(&root));
-        let root = Arc::new(Node { number: ROOT, path: root, submount: None });
+        let root = Arc::new(Node { number: ROOT, path: root, submount: None, _counted: None });
         let of_users = Shares::new(MOST_KNOWN).with_privileged([0, rustix::process::geteuid().as_raw()]);
-        Ok(Self { root, root_key, beside, most_open, descriptors: None, of_users, known: Mutex::default() })
+        let open = Arc::new(OpenNodes { count: AtomicUsize::new(0), shared: None });
+        Ok(Self { root, root_key, beside, most_open, open, of_users, known: Mutex::default() })
     }
 
     /// Has it share its descriptors with other folders, under a number that none of them has.
     pub fn sharing(mut self, descriptors: (Arc<Shares>, u32)) -> Self {
-        self.descriptors = Some(descriptors);
+        self.open = Arc::new(OpenNodes { count: AtomicUsize::new(0), shared: Some(descriptors) });
         self
     }
 
@@ -165,7 +201,7 @@ impl Nodes {
                 (self.below(&submount, &handle, within)?, Some(submount))
             }
         };
-        Ok(Arc::new(Node { number, path, submount }))
+        Ok(Arc::new(Node { number, path, submount, _counted: None }))
     }
 
     /// A file of a mount below the root, if that is still mounted.
@@ -239,7 +275,7 @@ impl Nodes {
         if !self.of_users.take(uid, 1) {
             return Err(Errno::NFILE);
         }
-        let held = self.hold(&mut known, number, path, key.submount.clone());
+        let held = self.hold(number, path, key.submount.clone());
         let held = held.inspect_err(|_| self.of_users.put_back(uid, 1))?;
         known.by_key.insert(key.clone(), number);
         known.by_number.insert(number, KnownNode { held, key, uid, times: 1 });
@@ -248,35 +284,18 @@ impl Nodes {
 
     /// Holds the first files open, which is quickest; more by their handles where there are handles, and so all that are in mounts
     /// below the root.
-    fn hold(
-        &self,
-        known: &mut KnownNodes,
-        number: u64,
-        path: OwnedFd,
-        submount: Option<Arc<Submount>>,
-    ) -> TreeResult<NodeAccess> {
-        let is_full = self.descriptors.as_ref().is_some_and(|(all, number)| all.room(*number) == 0);
-        if (submount.is_some() || is_full || known.open >= self.most_open / 4)
+    fn hold(&self, number: u64, path: OwnedFd, submount: Option<Arc<Submount>>) -> TreeResult<NodeAccess> {
+        let (open, shared) = (self.open.count(), &self.open.shared);
+        let is_full = shared.as_ref().is_some_and(|(all, number)| all.room(*number) == 0);
+        if (submount.is_some() || is_full || open >= self.most_open / 4)
             && self.beside.is_some()
             && let Some(held) = Self::by_handle(&path, submount.clone())
         {
             return Ok(held);
         }
-        if known.open >= self.most_open || !self.take_descriptor() {
-            return Err(Errno::NFILE);
-        }
-        known.open += 1;
-        Ok(NodeAccess::Open(Arc::new(Node { number, path, submount })))
-    }
-
-    fn take_descriptor(&self) -> bool {
-        self.descriptors.as_ref().is_none_or(|(all, number)| all.take(*number, 1))
-    }
-
-    fn put_descriptors_back(&self, count: usize) {
-        if let Some((all, number)) = &self.descriptors {
-            all.put_back(*number, count as u64);
-        }
+        let counted = if open < self.most_open { self.open.add() } else { None };
+        let counted = Some(counted.ok_or(Errno::NFILE)?);
+        Ok(NodeAccess::Open(Arc::new(Node { number, path, submount, _counted: counted })))
     }
 
     /// Holds a file by its handle, where it has one.
@@ -299,34 +318,34 @@ impl Nodes {
             return Forgotten::default();
         };
         self.of_users.put_back(uid, 1);
-        let was_open = usize::from(matches!(held, NodeAccess::Open(_)));
-        known.open -= was_open;
-        self.put_descriptors_back(was_open);
         // Another file may have its key by now.
         if known.by_key.get(&key) == Some(&number) {
             known.by_key.remove(&key);
         }
         // Not closed here: all who look names up wait for the lock.
-        Forgotten(Some(held))
+        Forgotten { held: Some(held), uid }
     }
 }
 
 /// What was held of a file that is forgotten. It is closed with the value, which takes long where that is the last of a large file
 /// without a name.
 #[derive(Default)]
-pub struct Forgotten(Option<NodeAccess>);
+pub struct Forgotten {
+    held: Option<NodeAccess>,
+    uid: u32,
+}
 
 impl Forgotten {
     /// Whether closing it may take long.
     #[must_use]
     pub fn may_take_long(&self) -> bool {
-        matches!(self.0, Some(NodeAccess::Open(_)))
+        matches!(self.held, Some(NodeAccess::Open(_)))
     }
-}
 
-impl Drop for Nodes {
-    fn drop(&mut self) {
-        self.put_descriptors_back(lock(&self.known).open);
+    /// The user for whom it counted.
+    #[must_use]
+    pub fn uid(&self) -> u32 {
+        self.uid
     }
 }
 
@@ -456,6 +475,9 @@ mod tests {
         // Half of the descriptors at most, and none behind it.
         assert!(descriptors.taken() <= if nodes.beside.is_some() { 2 } else { 32 });
         drop(nodes);
+        // A descriptor counts until it is closed.
+        assert!(descriptors.taken() > 0);
+        drop(forgotten);
         assert_eq!(descriptors.taken(), 0);
         std::fs::remove_dir_all(&dir).unwrap();
     }

@@ -128,8 +128,13 @@ impl Private {
             self.add(&address.ip().to_string(), "[host]");
         }
         self.add(nqn, "[nqn]");
-        let values = options.split('&').filter_map(|option| option.split_once('='));
-        values.filter(|(name, _)| name.starts_with("host")).for_each(|(_, value)| self.add(value, "[nqn]"));
+        for (name, value) in options.split('&').filter_map(|option| option.split_once('=')) {
+            match name {
+                "dhchap" | "dhchap-ctrl" => self.add(value, "[path]"),
+                _ if name.starts_with("host") => self.add(value, "[nqn]"),
+                _ => {}
+            }
+        }
     }
 
     /// What a document says of the hardware.
@@ -342,6 +347,11 @@ mod tests {
                 "nvme-tcp://store7:4420/nqn.2026-11.com.corp:models?reconnect=1&hostnqn=nqn.x:me",
                 "store7:4420, nqn.2026-11.com.corp:models for nqn.x:me, within 1 s",
                 "[host]:4420, [nqn] for [nqn], within 1 s",
+            ),
+            (
+                "nvme-tcp://store7/nqn.x?dhchap=/etc/acme/a.secret&dhchap-ctrl=acme.b",
+                "the secret in /etc/acme/a.secret cannot be used, nor acme.b",
+                "the secret in [path] cannot be used, nor [path]",
             ),
             ("nvme-tcp://[fd00::7]:4420/nqn.x", "[fd00::7]:4420/nqn.x", "[[host]]:4420/[nqn]"),
             ("sim:/srv/secret/my disk.img?cmb=16M", "sim:/srv/secret/my disk.img", "sim:[path]"),
