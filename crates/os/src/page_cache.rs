@@ -327,7 +327,12 @@ mod tests {
         assert_eq!(cached_bytes(&file, 5000, 0).unwrap(), 0);
         forget(&file);
         assert_eq!((cached_bytes(&file, 0, BYTES).unwrap(), mincore(&file, 0, BYTES).unwrap()), (0, 0));
-        assert_eq!(sampled(&file, 0, BYTES).unwrap(), 0);
+        // A read that may not wait still begins to read ahead, and a quick disk may be there before the answer.
+        let mut tries = (0..20).map(|_| {
+            forget(&file);
+            sampled(&file, 0, BYTES).unwrap()
+        });
+        assert!(tries.any(|bytes| bytes == 0));
     }
 
     /// A file that a real overlay shows; none where this machine does not let us mount one.
