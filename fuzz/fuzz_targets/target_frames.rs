@@ -60,10 +60,10 @@ fn look(request: &Request) {
         Request::Lookup { parent, name, by } => {
             if let Ok(found) = folder.lookup(*parent, name, by) {
                 assert!(["folder", "link"].iter().any(|own| own.as_bytes() == name.bytes()));
-                folder.forget(found.node, 1);
+                drop(folder.forget(found.node, 1));
             }
         }
-        Request::Forget { node, times } => folder.forget(*node, *times),
+        Request::Forget { node, times } => drop(folder.forget(*node, *times)),
         Request::Attr { node } => drop(folder.attr(*node)),
         Request::ReadLink { node } => drop(folder.read_link(*node)),
         Request::List { node, from, by } => {
