@@ -3,9 +3,6 @@
 //! It runs on each queue, between Connect and the first command. The controller chooses the hash, and whether there is a
 //! Diffie-Hellman exchange, too, without which somebody who has recorded the messages can try secrets.
 
-use std::fs::File;
-use std::io::Read;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU16, Ordering};
 
@@ -13,9 +10,8 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use hmac::{Hmac, KeyInit, Mac};
 use onehop_os::HostMem;
+use onehop_os::secret::{fill_random, read_secret};
 use onehop_proto::fabrics;
-use rustix::fs::OFlags;
-use rustix::rand::{GetRandomFlags, getrandom};
 use sha2::{Digest, Sha256, Sha384, Sha512};
 
 use crate::association::{COMMAND_TIMEOUT, answered};
@@ -120,23 +116,9 @@ impl ChapSecret {
     /// When there is no such file, others may use it, or it holds no secret.
     pub fn read(path: &Path) -> Result<Self> {
         let refused = |why: String| Error::Secret { path: path.display().to_string(), why };
-        let failed = |error: std::io::Error| refused(error.to_string());
-        let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
-        let file = File::options().read(true).custom_flags(flags).open(path).map_err(failed)?;
-        let about = file.metadata().map_err(failed)?;
-        if !about.is_file() {
-            return Err(refused("it is no file".into()));
-        }
-        if about.uid() != rustix::process::geteuid().as_raw() && about.uid() != 0 {
-            return Err(refused(format!("it belongs to user {}, who could change it", about.uid())));
-        }
-        if about.mode() & 0o077 != 0 {
-            let mode = about.mode() & 0o777;
-            return Err(refused(format!("its mode is {mode:o}, so that others may use it: chmod 600")));
-        }
-        let mut text = String::new();
-        file.take(MAX_FILE).read_to_string(&mut text).map_err(failed)?;
-        Self::parse(text.trim_ascii()).ok_or_else(|| refused(FORM.into()))
+        let bytes = read_secret(path, MAX_FILE).map_err(refused)?;
+        let secret = std::str::from_utf8(&bytes).ok().and_then(|text| Self::parse(text.trim_ascii()));
+        secret.ok_or_else(|| refused(FORM.into()))
     }
 
     /// `DHHC-1:HH:BASE64:`, where HH is the hash that binds it, 00 for none, and the last four bytes are a checksum.
@@ -280,14 +262,8 @@ impl PublicValue<'_> {
     }
 }
 
-/// Fills bytes with random ones.
 fn fill(bytes: &mut [u8]) -> Result<()> {
-    let mut filled = 0;
-    while filled < bytes.len() {
-        let more = getrandom(&mut bytes[filled..], GetRandomFlags::empty());
-        filled += more.map_err(|error| Error::Memory(format!("random numbers: {error}")))?;
-    }
-    Ok(())
+    fill_random(bytes).map_err(|error| Error::Memory(format!("random numbers: {error}")))
 }
 
 /// Refuses a message that is another, or of another exchange.

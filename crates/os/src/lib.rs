@@ -24,6 +24,7 @@ pub mod nvme;
 pub mod page_cache;
 mod reads;
 mod seam;
+pub mod secret;
 mod sem;
 mod socket;
 mod udmabuf;

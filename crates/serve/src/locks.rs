@@ -77,15 +77,13 @@ impl Owned {
         if !lock_range(&self.file, range, Some(kind)).map_err(plain)? {
             return Ok(false);
         }
-        self.ranges = ranges;
+        let before = std::mem::replace(&mut self.ranges, ranges);
         if self.by_range || self.flock(kind)? {
             return Ok(true);
         }
         // As it was before.
         lock_range(&self.file, range, self.whole).map_err(plain)?;
-        if self.whole.is_none() {
-            self.ranges.clear();
-        }
+        self.ranges = before;
         Ok(false)
     }
 

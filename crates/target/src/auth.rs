@@ -5,12 +5,9 @@
 //! nothing from a target to guess secrets with. What comes of it are two keys for the frames of this connection, one for each
 //! direction, which nobody who learns the secret later can find out.
 
-use std::fs::File;
-use std::io::Read;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use rustix::fs::OFlags;
+use onehop_os::secret::{fill_random, read_secret};
 use snow::{Builder, HandshakeState};
 
 use crate::wire::VERSION;
@@ -43,27 +40,7 @@ impl Key {
     /// # Errors
     /// When there is no such file, others may read or write it, or it is too short for a key.
     pub fn read(path: &Path) -> Result<Self> {
-        let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
-        let file = File::options().read(true).custom_flags(flags).open(path);
-        let file = file.map_err(|e| Error::key(path, e.to_string()))?;
-        let about = file.metadata().map_err(|e| Error::key(path, e.to_string()))?;
-        if !about.is_file() {
-            return Err(Error::key(path, "it is no file"));
-        }
-        let me = rustix::process::geteuid().as_raw();
-        if about.uid() != me && about.uid() != 0 {
-            let why = format!("it belongs to user {}, who could change it; it has to be ours", about.uid());
-            return Err(Error::key(path, why));
-        }
-        if about.mode() & 0o077 != 0 {
-            let why = format!("its mode is {:o}, so that others may use it: chmod 600", about.mode() & 0o777);
-            return Err(Error::key(path, why));
-        }
-        if about.len() > MOST_KEY {
-            return Err(Error::key(path, format!("it is longer than {MOST_KEY} bytes")));
-        }
-        let mut secret = Vec::new();
-        file.take(MOST_KEY).read_to_end(&mut secret).map_err(|e| Error::key(path, e.to_string()))?;
+        let secret = read_secret(path, MOST_KEY).map_err(|why| Error::key(path, why))?;
         Self::new(secret.trim_ascii_end()).ok_or_else(|| {
             let why = format!(
                 "it has fewer than {LEAST_KEY} bytes; make one: (umask 077; head -c 32 /dev/urandom | base64 > FILE)"
@@ -177,11 +154,7 @@ fn keys(state: &mut HandshakeState) -> [[u8; 32]; 2] {
 /// When the system has none.
 pub fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
-    let mut filled = 0;
-    while filled < N {
-        filled += rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())
-            .map_err(|e| Error::io("getrandom for", "a connection", e))?;
-    }
+    fill_random(&mut bytes).map_err(|e| Error::io("getrandom for", "a connection", e))?;
     Ok(bytes)
 }
 
