@@ -1,7 +1,7 @@
 //! Which thread does a call of the kernel.
 //!
 //! The threads of the session take calls in the order in which these come, and do those at once that are over quickly: lookups,
-//! attributes, what is closed. No other call may keep them from that.
+//! attributes. No other call may keep them from that.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
