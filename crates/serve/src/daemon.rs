@@ -156,6 +156,7 @@ impl DaemonShared {
         };
         let mode = if options.emulated_gpu { GpuChoice::Emulated } else { GpuChoice::Cuda };
         let persons = Persons::read(&options.subuids);
+        let slow = ThreadPool::default();
         Ok(Arc::new(Self {
             options,
             table: LinkTable::new(most_programs, &persons),
@@ -164,11 +165,11 @@ impl DaemonShared {
             pool: ThreadPool::default(),
             jobs: persons.shares(MOST_JOBS),
             calls: ThreadPool::default(),
-            slow: ThreadPool::default(),
+            waits: Waits::new(slow.clone()),
+            slow,
             caches: ThreadPool::default(),
             held: persons.shares(MOST_HELD),
             persons,
-            waits: Waits::default(),
             locks: Locks::new(most_locks),
             stats: Stats::default(),
             gpus: Gpus::new(mode),
@@ -298,11 +299,11 @@ impl DaemonShared {
         self.over.store(true, Ordering::Release);
         self.workers.end();
         self.pool.end();
-        // The others may wait for the first of these.
+        // Each may add to those that end after it; the calls may wait for the caches.
+        self.waits.end();
         self.caches.end();
         self.slow.end();
         self.calls.end();
-        self.waits.end();
         for engine in std::mem::take(&mut *lock(&self.engines)).into_values() {
             engine.end();
         }

@@ -1,6 +1,7 @@
 //! Calls of the kernel that wait for other programs, for as long as those like: locks, and opens of files with leases.
 //!
-//! None of them holds a thread. One thread tries them again now and then, and at once when a lock of that file was given up here.
+//! None of them holds a thread while it waits. One thread tries them again now and then, and at once when a lock of that file was
+//! released here. What may take long to try, such as an open that truncates, is tried by the threads that wait for disks.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
+use crate::io::pool::{SlowCall, ThreadPool};
 use crate::lock;
 
 /// Waits at once. A user may have as many as are left to others.
@@ -36,6 +38,8 @@ pub(crate) struct Waiter {
     pub thread: u32,
     /// How long it may take.
     pub limit: Option<Duration>,
+    /// Whether an attempt may wait for a disk.
+    pub is_slow: bool,
 }
 
 struct Wait {
@@ -78,6 +82,8 @@ struct WaitsState {
 struct WaitsInner {
     state: Mutex<WaitsState>,
     changed: Condvar,
+    /// Makes the slow attempts.
+    slow: ThreadPool<SlowCall>,
 }
 
 /// All that wait.
@@ -85,6 +91,11 @@ struct WaitsInner {
 pub(crate) struct Waits(Arc<WaitsInner>);
 
 impl Waits {
+    /// Waits whose slow attempts are made by these threads.
+    pub fn new(slow: ThreadPool<SlowCall>) -> Self {
+        Self(Arc::new(WaitsInner { slow, ..WaitsInner::default() }))
+    }
+
     /// Has something tried until it answers; it answers at once where that cannot be.
     pub fn add(&self, by: Waiter, mut attempt: Attempt) {
         let mut state = lock(&self.0.state);
@@ -135,7 +146,7 @@ impl Waits {
 }
 
 impl WaitsInner {
-    fn run(&self) {
+    fn run(self: &Arc<Self>) {
         let mut state = lock(&self.state);
         while !state.over {
             let now = Instant::now();
@@ -148,21 +159,35 @@ impl WaitsInner {
                 continue;
             }
             drop(state);
-            let (mut over, mut left) = (Vec::new(), Vec::new());
-            for mut wait in due {
-                if wait.turn() { over.push(wait.by.uid) } else { left.push(wait) }
+            for wait in due {
+                let (uid, is_slow, this) = (wait.by.uid, wait.by.is_slow, self.clone());
+                let turn = move || this.turn(wait);
+                if is_slow { self.slow.add(uid, SlowCall(Box::new(turn))) } else { turn() }
             }
             state = lock(&self.state);
-            state.waits.extend(left);
-            for uid in over {
-                if let Some(count) = state.counts.get_mut(&uid) {
-                    *count -= 1;
-                }
-            }
-            state.counts.retain(|_, count| *count > 0);
         }
         for mut wait in std::mem::take(&mut state.waits) {
             (wait.attempt)(WaitAction::Fail(Errno::IO));
+        }
+    }
+
+    /// Tries a wait, which goes back to the others unless it is over.
+    fn turn(&self, mut wait: Wait) {
+        let is_over = wait.turn();
+        let mut state = lock(&self.state);
+        if is_over {
+            let uid = wait.by.uid;
+            if let Some(count) = state.counts.get_mut(&uid) {
+                *count -= 1;
+            }
+            state.counts.retain(|_, count| *count > 0);
+        } else if state.over {
+            // The thread that would try it again may have ended.
+            drop(state);
+            (wait.attempt)(WaitAction::Fail(Errno::IO));
+        } else {
+            state.waits.push(wait);
+            self.changed.notify_all();
         }
     }
 }
@@ -194,7 +219,7 @@ mod tests {
     }
 
     fn by(uid: u32, limit: Option<Duration>) -> Waiter {
-        Waiter { inode: u64::from(uid), uid, thread: me(), limit }
+        Waiter { inode: u64::from(uid), uid, thread: me(), limit, is_slow: false }
     }
 
     /// An attempt that says what it was told, and succeeds when it may.
@@ -232,6 +257,26 @@ mod tests {
         waits.end();
         assert_eq!(last.recv_timeout(long), Ok(WaitAction::Fail(Errno::IO)));
         assert_eq!(add(1, None).recv_timeout(long), Ok(WaitAction::Fail(Errno::NOLCK)));
+    }
+
+    #[test]
+    fn a_slow_attempt_keeps_no_other_wait_from_its_end() {
+        let (waits, may, long) = (Waits::default(), Arc::new(Mutex::new(true)), Duration::from_secs(60));
+        let ((say, said), (open, gate)) = (channel(), channel::<()>());
+        let slow = move |turn| {
+            let _ = say.send(turn);
+            gate.recv_timeout(long).is_ok()
+        };
+        waits.add(Waiter { is_slow: true, ..by(1, None) }, Box::new(slow));
+        assert_eq!(said.recv_timeout(long), Ok(WaitAction::Try));
+        let (quick, other) = attempt(&may);
+        waits.add(by(2, None), quick);
+        assert_eq!(other.recv_timeout(long), Ok(WaitAction::Try));
+        // The daemon ends before the slow attempt does, which then fails: it is answered even so.
+        waits.end();
+        drop(open);
+        waits.0.slow.end();
+        assert_eq!(said.recv_timeout(long), Ok(WaitAction::Fail(Errno::IO)));
     }
 
     #[test]

@@ -61,7 +61,8 @@ impl Mounted {
         if !may_wait || !matches!(done, Err(Errno::AGAIN)) {
             return answer(reply, done);
         }
-        let by = Waiter { inode: inode.0, uid: self.shared.persons.of(uid), thread, limit: Some(LEASE) };
+        let uid = self.shared.persons.of(uid);
+        let by = Waiter { inode: inode.0, uid, thread, limit: Some(LEASE), is_slow: true };
         let mut reply = Some(reply);
         let attempt = move |turn| {
             let done = match turn {
@@ -163,7 +164,7 @@ impl Mounted {
                 true
             }
         };
-        let by = Waiter { inode, uid: by.uid, thread, limit: None };
+        let by = Waiter { inode, uid: by.uid, thread, limit: None, is_slow: false };
         shared.waits.add(by, Box::new(attempt));
     }
 

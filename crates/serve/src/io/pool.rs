@@ -53,6 +53,12 @@ impl PoolTask for SlowCall {
 /// The threads, started as they are needed.
 pub(crate) struct ThreadPool<T>(Arc<PoolThreads<T>>);
 
+impl<T> Clone for ThreadPool<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
 struct PoolThreads<T> {
     queue: Queue<T>,
     running: AtomicUsize,
