@@ -1,6 +1,7 @@
 //! Files that programs have open through the mount. A ring may use a file only as somebody of its user has it open.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 
@@ -50,12 +51,40 @@ impl Open {
         if self.uid == 0 && !keeps_set_id { self.file.drop_set_id() } else { Ok(()) }
     }
 
-    fn allows(&self, uid: u32, reads: bool) -> bool {
-        // Who may run a program may not read it for that.
-        let reads_it = self.access.read && !self.access.execute;
-        (self.uid == uid || uid == 0) && if reads { reads_it } else { self.access.write }
+    fn kind(&self) -> OpenKind {
+        OpenKind {
+            uid: self.uid,
+            // Who may run a program may not read it for that.
+            reads: self.access.read && !self.access.execute,
+            writes: self.access.write,
+            syncs: self.syncs(),
+        }
     }
 }
+
+/// What a ring has to know of an open file. There are few of them, however often a file is open.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct OpenKind {
+    uid: u32,
+    reads: bool,
+    writes: bool,
+    syncs: bool,
+}
+
+impl OpenKind {
+    fn allows(&self, uid: u32, reads: bool) -> bool {
+        (self.uid == uid || uid == 0) && if reads { self.reads } else { self.writes }
+    }
+
+    /// All kinds that a user may use: their own; root may use everybody's.
+    fn of(uid: u32) -> RangeInclusive<Self> {
+        let kind = |uid, yes| Self { uid, reads: yes, writes: yes, syncs: yes };
+        kind(uid, false)..=kind(if uid == 0 { u32::MAX } else { uid }, true)
+    }
+}
+
+/// Open files by their handles.
+type ByHandle = HashMap<u64, Arc<Open>>;
 
 /// Why a ring may not use a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,8 +97,9 @@ pub(crate) enum NotOpen {
 
 /// All open files.
 pub(crate) struct Opens {
-    by_handle: RwLock<HashMap<u64, Arc<Open>>>,
-    by_inode: RwLock<HashMap<u64, Vec<Arc<Open>>>>,
+    by_handle: RwLock<ByHandle>,
+    /// No step of a search or a close is longer because a file is open often.
+    by_inode: RwLock<HashMap<u64, BTreeMap<OpenKind, ByHandle>>>,
     shares: Shares,
     next: AtomicU64,
     added: AtomicU64,
@@ -107,7 +137,7 @@ impl Opens {
         let (open, handle) = (Arc::new(open), self.handle());
         self.shares.count(uid, 1);
         write(&self.by_handle).insert(handle, open.clone());
-        write(&self.by_inode).entry(inode).or_default().push(open);
+        write(&self.by_inode).entry(inode).or_default().entry(open.kind()).or_default().insert(handle, open);
         self.added.fetch_add(1, Ordering::AcqRel);
         handle
     }
@@ -126,9 +156,13 @@ impl Opens {
         let gone = write(&self.by_handle).remove(&handle)?;
         gone.closed.store(true, Ordering::Release);
         let mut all = write(&self.by_inode);
-        if let Some(list) = all.get_mut(&gone.inode) {
-            list.retain(|open| !Arc::ptr_eq(open, &gone));
-            if list.is_empty() {
+        if let Some(kinds) = all.get_mut(&gone.inode) {
+            let kind = gone.kind();
+            let same = kinds.get_mut(&kind);
+            if same.is_some_and(|same| same.remove(&handle).is_some() && same.is_empty()) {
+                kinds.remove(&kind);
+            }
+            if kinds.is_empty() {
                 all.remove(&gone.inode);
             }
         }
@@ -151,12 +185,13 @@ impl Opens {
     /// The one that a ring of this user may read or write; if any of them writes to the disk at once, that one.
     pub fn find(&self, inode: u64, uid: u32, reads: bool) -> Result<Arc<Open>, NotOpen> {
         let all = read(&self.by_inode);
-        let list = all.get(&inode).ok_or(NotOpen::Closed)?;
-        if let Some(open) = list.iter().filter(|open| open.allows(uid, reads)).max_by_key(|open| open.syncs())
-        {
+        let kinds = all.get(&inode).ok_or(NotOpen::Closed)?;
+        let theirs = || kinds.range(OpenKind::of(uid));
+        let fitting = theirs().filter(|(kind, _)| kind.allows(uid, reads)).max_by_key(|(kind, _)| kind.syncs);
+        if let Some(open) = fitting.and_then(|(_, same)| same.values().next()) {
             return Ok(open.clone());
         }
-        let known = list.iter().any(|open| open.allows(uid, !reads));
+        let known = theirs().any(|(kind, _)| kind.allows(uid, !reads));
         Err(if known { NotOpen::Access } else { NotOpen::Closed })
     }
 
@@ -194,6 +229,27 @@ mod tests {
             }
         }
         assert_eq!(many(21_002).len(), 2);
+    }
+
+    #[test]
+    fn what_others_have_open_changes_nothing() {
+        let opens = Opens::new(64, &Persons::default());
+        let mode = |read, write, execute| OpenMode { read, write, execute, ..OpenMode::default() };
+        for uid in [0, 999, 1001, u32::MAX] {
+            opens.add(7, uid, mode(true, true, false), null());
+        }
+        assert_eq!(opens.find(7, 1000, true).err(), Some(NotOpen::Closed));
+        let runs = opens.add(7, 1000, mode(true, false, true), null());
+        assert_eq!(opens.find(7, 1000, true).err(), Some(NotOpen::Closed));
+        let twice = [(); 2].map(|()| opens.add(7, 1000, mode(false, true, false), null()));
+        assert_eq!(opens.find(7, 1000, true).err(), Some(NotOpen::Access));
+        for handle in twice {
+            assert_eq!(opens.find(7, 1000, false).map(|open| open.uid()), Ok(1000));
+            drop(opens.close(handle));
+        }
+        drop(opens.close(runs));
+        assert_eq!(opens.find(7, 1000, false).err(), Some(NotOpen::Closed));
+        assert!(opens.is_open(7) && opens.find(7, u32::MAX, true).is_ok() && opens.find(7, 0, true).is_ok());
     }
 
     #[test]
