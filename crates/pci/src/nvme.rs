@@ -148,6 +148,16 @@ impl Usage {
         let numbers: Vec<_> = known.iter().map(own).collect();
         let opened_by: Vec<_> = numbers.iter().flat_map(|number| used.open_handles.of(number)).collect();
         let driven_by = look.keep(programs::named(root, address, &used.open_handles));
+        // What the kernel does not drive has no users but those that its driver admits.
+        if !known.is_empty() {
+            look.untold.extend(used.open_handles.unseen.iter().cloned());
+        }
+        let functions = look.text(&format!("{folder}/sriov_numvfs"));
+        if !matches!(&*functions, "" | "0") {
+            look.untold.push(format!(
+                "{functions} virtual functions are enabled, which a reset takes from their users"
+            ));
+        }
         let in_use =
             namespaces.iter().any(BlockDevice::in_use) || !opened_by.is_empty() || !driven_by.is_empty();
         Ok(Some(Self {
@@ -165,6 +175,20 @@ impl Usage {
             untold: look.untold,
             namespaces,
         }))
+    }
+
+    /// Another controller of the same drive that has users, or may have some: a port of its own, or a function. They have
+    /// the blocks of this one.
+    #[must_use]
+    pub fn other_path<'a>(all: &'a [Self], own: Address, serial: &str, model: &str) -> Option<&'a Self> {
+        let is_it = |usage: &&Self| {
+            usage.serial.as_deref().map(str::trim) == Some(serial.trim())
+                && usage.model.as_deref().map(str::trim) == Some(model.trim())
+        };
+        all.iter()
+            .filter(|usage| usage.address != own)
+            .filter(is_it)
+            .find(|usage| usage.in_use || !usage.untold.is_empty())
     }
 
     /// Whether the reason for a refusal may soon be gone: a program such as udev has the drive open, or the drive is so
@@ -372,196 +396,5 @@ fn mount(line: &str) -> Option<(String, String, String)> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::path::PathBuf;
-
-    use super::*;
-    use crate::DeviceKind;
-
-    fn put(root: &Path, file: &str, text: &str) {
-        let at = root.join(file);
-        fs::create_dir_all(at.parent().unwrap()).unwrap();
-        fs::write(at, text).unwrap();
-    }
-
-    fn machine(name: &str) -> PathBuf {
-        let root = std::env::temp_dir().join(format!("onehop-pci-nvme-{}-{name}", std::process::id()));
-        let _ = fs::remove_dir_all(&root);
-        for (bdf, class) in
-            [("0000:01:00.0", "0x010802"), ("0000:02:00.0", "0x030000"), ("0000:03:00.0", "0x010802")]
-        {
-            let at = format!("sys/bus/pci/devices/{bdf}");
-            put(&root, &format!("{at}/class"), class);
-            put(&root, &format!("{at}/vendor"), "0x144d\n");
-            put(&root, &format!("{at}/device"), "0xa80a\n");
-        }
-        put(&root, "sys/bus/pci/devices/0000:01:00.0/nvme/nvme0/serial", "S1  \n");
-        put(&root, "sys/bus/pci/devices/0000:01:00.0/nvme/nvme0/nvme0c0n1/size", "8\n");
-        put(&root, "sys/bus/pci/devices/0000:01:00.0/nvme/nvme0/ng0n1/dev", "1:1\n");
-        put(&root, "sys/class/block/nvme0n1/size", "2048\n");
-        put(&root, "sys/class/block/nvme0n1/dev", "259:0\n");
-        put(&root, "sys/class/block/nvme0n1/nvme0n1p1/partition", "1\n");
-        put(&root, "sys/class/block/nvme0n1/nvme0n1p1/dev", "259:1\n");
-        put(&root, "proc/swaps", "Filename Type\n/dev/sda1 partition\n");
-        put(&root, "proc/self/mountinfo", "1 0 0:5 / /proc rw - proc proc rw\n");
-        root
-    }
-
-    fn of(machine: &Path, address: &str) -> Result<Usage> {
-        Usage::of(&Root::below(machine), address.parse().unwrap())
-    }
-
-    #[test]
-    fn finds_controllers_and_their_users() {
-        let root = machine("users");
-        put(&root, "sys/class/block/nvme0n1/nvme0n1p1/holders/dm-0/x", "");
-        put(&root, "proc/self/mountinfo", "1 0 259:1 / /data rw - ext4 /dev/x rw\nnonsense\n");
-        let found = Usage::all(&Root::below(&root)).unwrap();
-        assert_eq!(found.len(), 2);
-        let first = &found[0];
-        assert_eq!(
-            (first.address.to_string().as_str(), first.serial.as_deref()),
-            ("0000:01:00.0", Some("S1"))
-        );
-        let ns = &first.namespaces[0];
-        assert_eq!((first.namespaces.len(), ns.name.as_str(), ns.bytes), (1, "nvme0n1", 1 << 20));
-        assert_eq!((&ns.mounted[..], &ns.held_by[..]), (&["/data".into()][..], &["dm-0".into()][..]));
-        assert!(first.in_use && !ns.swap);
-        assert!(!found[1].in_use && found[1].driver.is_none() && found[1].refusal().is_none());
-        fs::remove_dir_all(root).unwrap();
-    }
-
-    #[test]
-    fn every_kind_of_use_is_a_refusal_that_names_it() {
-        let refused = |name: &str, file: &str, text: &str| {
-            let root = machine(name);
-            assert!(of(&root, "0000:01:00.0").unwrap().refusal().is_none());
-            put(&root, file, text);
-            let refusal = of(&root, "0000:01:00.0").unwrap().refusal();
-            fs::remove_dir_all(root).unwrap();
-            refusal.map(|why| why.to_string()).unwrap_or_default()
-        };
-        let mounts = "proc/self/mountinfo";
-        assert!(refused("mount", mounts, "1 0 259:0 / /data rw - xfs x rw").contains("mounted on /data"));
-        assert!(
-            refused("boot", mounts, "1 0 259:1 / / rw - ext4 x rw").contains("this system runs from nvme0n1")
-        );
-        assert!(
-            refused("source", mounts, "1 0 0:40 / /b rw - btrfs /dev/nvme0n1p1 rw").contains("mounted on /b")
-        );
-        assert!(refused("swap", "proc/swaps", "/dev/nvme0n1p1 partition").contains("used for swap"));
-        let holder = "sys/class/block/nvme0n1/nvme0n1p1/holders/md0/x";
-        assert!(refused("held", holder, "").contains("held by md0"));
-        let backing = "sys/class/block/loop3/loop/backing_file";
-        assert!(refused("loop", backing, "/dev/nvme0n1p1\n").contains("held by loop3"));
-        assert_eq!(refused("file", backing, "/images/nvme0n1\n"), "");
-    }
-
-    #[test]
-    fn what_cannot_be_told_is_not_taken_for_unused() {
-        let root = machine("untold");
-        fs::remove_file(root.join("proc/self/mountinfo")).unwrap();
-        assert!(of(&root, "0000:01:00.0").unwrap_err().is_missing());
-        let other = of(&machine("untold"), "0000:02:00.0").unwrap_err().to_string();
-        assert!(other.contains("another kind of device"), "{other}");
-        assert!(of(&root, "0000:04:00.0").unwrap_err().is_missing());
-        fs::remove_dir_all(root).unwrap();
-    }
-
-    /// A record of the folder, with the answer that the running machine would have given.
-    fn answered(root: &Path, question: &str, answer: serde_json::Value) -> Root {
-        let seen = Root::below(root).recording();
-        Usage::of(&seen, "0000:01:00.0".parse().unwrap()).unwrap();
-        let mut record = seen.record().unwrap();
-        record.answers.insert(question.into(), answer);
-        Root::recorded(record)
-    }
-
-    #[test]
-    fn a_block_device_that_cannot_be_asked_may_be_in_use() {
-        let (root, address) = (machine("unasked"), "0000:01:00.0".parse().unwrap());
-        let of = |answer: serde_json::Value| {
-            let root = answered(&root, "claimed:nvme0n1p1", answer);
-            (Usage::of(&root, address).unwrap(), DeviceKind::Drive.allows(&root, address))
-        };
-        assert_eq!(of(false.into()).1, Ok(()));
-        let why = "/dev/nvme0n1p1: No such file or directory";
-        let (usage, taken) = of(why.into());
-        // It is listed, with what is unknown about it.
-        assert_eq!((usage.in_use, &usage.untold[..]), (false, &[why.to_owned()][..]));
-        let refusal = taken.unwrap_err().to_string();
-        assert!(refusal.contains(why) && refusal.contains("cannot determine"), "{refusal}");
-        let (usage, taken) = of(true.into());
-        assert!(usage.in_use && taken.unwrap_err().to_string().contains("exclusively open"));
-        fs::remove_dir_all(root).unwrap();
-    }
-
-    #[test]
-    fn a_folder_that_cannot_be_read_does_not_say_unused() {
-        let folders = [
-            "sys/bus/pci/devices/0000:01:00.0/nvme",
-            "sys/bus/pci/devices/0000:01:00.0/nvme/nvme0",
-            "sys/class/block/nvme0n1",
-            "sys/class/block/nvme0n1/holders",
-            "sys/class/block/nvme0n1/nvme0n1p1/dev",
-        ];
-        for folder in folders {
-            let root = machine("unread");
-            let at = root.join(folder);
-            let _ = fs::remove_dir_all(&at);
-            let _ = fs::remove_file(&at);
-            // A link to itself fails to open with an error other than "not found", even for root.
-            std::os::unix::fs::symlink(&at, &at).unwrap();
-            let usage = of(&root, "0000:01:00.0").unwrap();
-            let refused = usage.refusal().map(|why| why.to_string()).unwrap_or_default();
-            assert!(!usage.in_use && refused.contains(&format!("/{folder}: ")), "{folder}: {refused}");
-            fs::remove_dir_all(root).unwrap();
-        }
-        for list in ["proc/swaps", "sys/class/block"] {
-            let root = machine("unread");
-            let at = root.join(list);
-            let _ = fs::remove_dir_all(&at);
-            let _ = fs::remove_file(&at);
-            std::os::unix::fs::symlink(&at, &at).unwrap();
-            assert!(!of(&root, "0000:01:00.0").unwrap_err().is_missing(), "{list}");
-            fs::remove_dir_all(root).unwrap();
-        }
-    }
-
-    #[test]
-    fn who_has_the_whole_controller_is_named() {
-        let users = |name: &str, files: &[(&str, &str)]| {
-            let root = machine(name);
-            put(&root, "sys/bus/pci/devices/0000:01:00.0/nvme/nvme0/dev", "1:3\n");
-            put(&root, "sys/class/nvme/nvme0/dev", "1:3\n");
-            put(&root, "proc/77/comm", "stores\n");
-            fs::create_dir_all(root.join("proc/77/fd")).unwrap();
-            for (file, text) in files {
-                match file.contains("/fd/") {
-                    true => std::os::unix::fs::symlink(text, root.join(file)).unwrap(),
-                    false => put(&root, file, text),
-                }
-            }
-            let usage = of(&root, "0000:01:00.0").unwrap();
-            fs::remove_dir_all(root).unwrap();
-            assert_eq!(usage.in_use, usage.refusal().is_some());
-            usage.refusal().map(|why| why.to_string()).unwrap_or_default()
-        };
-        assert!(users("opened", &[("proc/77/fd/3", "/dev/null")]).contains("open in stores (process 77)"));
-        assert_eq!(users("other", &[("proc/77/fd/3", "/dev/zero")]), "");
-        let export = "sys/kernel/config/nvmet/subsystems/bed/passthru";
-        let (path, enable) = (format!("{export}/device_path"), format!("{export}/enable"));
-        let exported = |on: &str| users("exported", &[(&path, "/dev/null\n"), (&enable, on)]);
-        assert!(exported("1\n").contains("the kernel's NVMe target (as bed)"));
-        assert_eq!(exported("0\n"), "");
-    }
-
-    #[test]
-    fn a_machine_without_pci_has_none() {
-        let root = machine("nothing");
-        fs::remove_dir_all(root.join("sys/bus")).unwrap();
-        assert_eq!(Usage::all(&Root::below(&root)).unwrap(), []);
-        fs::remove_dir_all(root).unwrap();
-    }
-}
+#[path = "nvme_tests.rs"]
+mod tests;
