@@ -1,9 +1,10 @@
 //! From what people write after `-d` to a controller.
 
 use onehop_drive::{Drive, Options};
+use onehop_pci::{Root, Usage};
 use onehop_transfer::controllers::{self, FoundController};
 
-use crate::error::Result;
+use crate::error::{CliError, Result};
 use crate::report;
 
 pub(crate) use onehop_transfer::controllers::{address, block_device, present};
@@ -29,4 +30,31 @@ pub(crate) fn find(spec: &str) -> Result<FoundController> {
 /// Finds a controller and brings it up, for reading only.
 pub(crate) fn open(spec: &str) -> Result<Drive> {
     Ok(Drive::open(find(spec)?.backend, Options::default())?)
+}
+
+/// Fails unless this is the drive that is meant to be written to, by its serial number, and no other path to its blocks has users.
+pub(crate) fn allow_writes(drive: &Drive, spec: &str, serial: &str) -> Result<()> {
+    let identity = drive.identity();
+    let own = identity.serial();
+    if own.is_empty() || serial != own {
+        return Err(CliError::Usage(format!(
+            "'{}' is not the serial number of {}; `onehop drive identify -d '{spec}'` shows it",
+            serial.escape_debug(),
+            drive.name(),
+        )));
+    }
+    // Only what is on this machine's bus is also behind another of its controllers.
+    let Ok(name) = address(spec) else { return Ok(()) };
+    let all = Usage::all(&Root::here())?;
+    Usage::other_path(&all, name.address, &own, &identity.model()).map_or(Ok(()), |other| {
+        Err(onehop_pci::Error::Refused {
+            what: format!("writing to {spec}"),
+            why: format!("{} has the same model and serial number, and is or may be in use", other.address),
+            fix: format!(
+                "If it is the same drive, stop its users, or detach it: `onehop drive unbind {}`",
+                other.address
+            ),
+        }
+        .into())
+    })
 }

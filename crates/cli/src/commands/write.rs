@@ -118,15 +118,7 @@ fn blocks_of(args: &Args, ns: &Namespace, bytes: u64) -> Result<u64> {
 
 /// Nothing is written unless it is this drive that is meant, and meant to be written to.
 fn allow(args: &Args, drive: &Drive, blocks: u64) -> Result<()> {
-    let serial = drive.identity().serial();
-    if serial.is_empty() || args.serial != serial {
-        return Err(CliError::Usage(format!(
-            "'{}' is not the serial number of {}; `onehop drive identify -d '{}'` shows it",
-            args.serial.escape_debug(),
-            drive.name(),
-            args.drive.drive
-        )));
-    }
+    drives::allow_writes(drive, &args.drive.drive, &args.serial)?;
     if !args.yes {
         return Err(CliError::Usage(format!(
             "this would overwrite blocks {} to {} of namespace {} of {}; add --yes if that is meant",
