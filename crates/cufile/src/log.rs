@@ -41,6 +41,6 @@ pub fn say(level: Level, what: &str) {
     // Not eprintln: it would panic where stderr is closed.
     let _ = match file {
         Some(mut file) => file.write_all(line.as_bytes()),
-        None => std::io::stderr().write_all(line.as_bytes()),
+        None => onehop_os::write_to_stderr(line.as_bytes()),
     };
 }

@@ -141,7 +141,14 @@ fn lock() -> MutexGuard<'static, Own> {
 }
 
 /// Its lock, for a thread that forks.
-pub struct HeldMachine(#[allow(dead_code, reason = "held and not looked at")] MutexGuard<'static, Own>);
+pub struct HeldMachine(MutexGuard<'static, Own>);
+
+impl HeldMachine {
+    /// Forgets the machine in a child, and leaves it as it is.
+    pub fn disown(&mut self) {
+        *self.0 = None;
+    }
+}
 
 /// Takes the lock.
 pub fn hold() -> HeldMachine {

@@ -35,7 +35,7 @@ extern "C" fn write_report() {
         let Some(to) = std::env::var_os("ONEHOP_CUFILE_REPORT") else { return Ok(()) };
         let line = format!("onehop cufile[{}]: {}\n", std::process::id(), line());
         if to == "stderr" {
-            std::io::stderr().write_all(line.as_bytes())?;
+            onehop_os::write_to_stderr(line.as_bytes())?;
         } else {
             File::options().append(true).create(true).open(to)?.write_all(line.as_bytes())?;
         }

@@ -1,16 +1,17 @@
 //! What the library keeps for its process. The API has no place for it.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use onehop_os::handles::{Handles, HeldHandles};
+use onehop_os::{ForkLocks, HeldInFork};
 
 use crate::buffers::RegisteredBuffer;
 use crate::config;
 use crate::error::{Code, Failure};
+use crate::files::RegisteredFile;
 use crate::log::{Level, say};
 use crate::machine::{self, HeldMachine};
 use crate::parameters::Parameters;
@@ -65,41 +66,47 @@ fn lock() -> MutexGuard<'static, Option<State>> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a thread holds while it forks.
+/// What a thread holds while it forks, in the order of release.
 struct AllHeld {
-    _stats: HeldStats,
-    _handles: HeldHandles<'static>,
-    _machine: HeldMachine,
-    _state: MutexGuard<'static, Option<State>>,
+    stats: HeldStats,
+    handles: HeldHandles<'static>,
+    machine: HeldMachine,
+    state: MutexGuard<'static, Option<State>>,
 }
 
-thread_local! {
-    static HELD: Cell<Option<AllHeld>> = const { Cell::new(None) };
-}
+static HELD: HeldInFork<AllHeld> = HeldInFork::new();
 
-/// No lock of this module may be another thread's while the process forks.
-fn watch_forks() {
-    static WATCHED: AtomicBool = AtomicBool::new(false);
-    if WATCHED.swap(true, Ordering::AcqRel) {
-        return;
+impl ForkLocks for AllHeld {
+    fn place() -> &'static HeldInFork<Self> {
+        &HELD
     }
-    if let Err(error) = onehop_os::at_fork(before_fork, after_fork, after_fork) {
-        say(Level::Warning, &format!("children may find locks taken for ever: {error}"));
-    }
-}
 
-extern "C" fn before_fork() {
-    // A thread that forks while it ends has no place for the locks, and takes none.
-    let _ = HELD.try_with(|held| {
+    fn take() -> Self {
         // In the order in which calls take them.
         let (state, machine) = (lock(), machine::hold());
         let (handles, stats) = (HANDLES.hold(), stats::hold());
-        held.set(Some(AllHeld { _stats: stats, _handles: handles, _machine: machine, _state: state }));
-    });
+        Self { stats, handles, machine, state }
+    }
+
+    /// A child reads and writes its parent's files. Batches, streams and GPUs are the parent's: its threads carry them out.
+    fn disown(&mut self) {
+        self.handles.disown_all_but::<RegisteredFile>();
+        self.machine.disown();
+        self.stats.disown();
+        if let Some(state) = &mut *self.state {
+            state.streams.clear();
+        }
+    }
 }
 
-extern "C" fn after_fork() {
-    let _ = HELD.try_with(Cell::take);
+/// No lock of this library may be another thread's while the process forks.
+fn watch_forks() {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    if let Err(error) = onehop_os::watch_forks::<AllHeld>()
+        && !WARNED.swap(true, Ordering::Relaxed)
+    {
+        say(Level::Warning, &format!("children may find locks taken for ever: {error}"));
+    }
 }
 
 /// Runs what a call does. A panic goes no further than this.

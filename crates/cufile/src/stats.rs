@@ -71,9 +71,16 @@ struct CallStats {
 static STATS: Mutex<Option<Box<CallStats>>> = Mutex::new(None);
 
 /// Its lock, for a thread that forks.
-pub struct HeldStats(
-    #[allow(dead_code, reason = "held and not looked at")] MutexGuard<'static, Option<Box<CallStats>>>,
-);
+pub struct HeldStats(MutexGuard<'static, Option<Box<CallStats>>>);
+
+impl HeldStats {
+    /// Begins the report of a child at zero: what is under way in its parent never ends there.
+    pub fn disown(&mut self) {
+        if let Some(stats) = &mut *self.0 {
+            stats.totals = Totals::default();
+        }
+    }
+}
 
 /// Takes the lock.
 pub fn hold() -> HeldStats {

@@ -48,7 +48,7 @@ fn made() -> Option<&'static Made> {
             symlink(&model, folder.join("model").join(name)).unwrap();
         }
         let (include, cufile) = (at(&top.join("../../include")), at(&folder.join("cufile")));
-        for program in ["calls", "streams", "hostile"] {
+        for program in ["calls", "edges", "streams", "hostile"] {
             let source = at(&top.join(format!("tests/programs/{program}.c")));
             let to = at(&folder.join(program));
             run_compiler(&["-std=gnu11", "-I", &include, &source, "-L", &cufile, "-lcufile", "-o", &to]);
@@ -130,6 +130,43 @@ fn threads() {
 #[test]
 fn batches() {
     passes("batch", true);
+}
+
+/// Runs a part of the program that calls every function at the edges of a process. It logs to stderr.
+fn at_edges(part: &str, says: &str) {
+    let log = [("CUFILE_LOGFILE_PATH", ""), ("CUFILE_LOGGING_LEVEL", "INFO")];
+    for has_gpu in [false, true] {
+        let Some((said, is_content)) = run(&["edges", part], has_gpu, &log) else { return };
+        let (logged, own): (Vec<_>, Vec<_>) =
+            said.lines().partition(|line| line.starts_with("onehop cufile["));
+        assert!(is_content && own == says.lines().collect::<Vec<_>>(), "GPU {has_gpu}: {own:?}");
+        assert!(!logged.is_empty(), "nothing was logged");
+    }
+}
+
+#[test]
+fn handles_that_name_nothing_are_errors() {
+    at_edges("handles", "all of it");
+}
+
+#[test]
+fn calls_while_a_thread_ends() {
+    at_edges("threads", "all of it");
+}
+
+#[test]
+fn calls_while_the_process_ends() {
+    at_edges("end", "all of it\nat exit\nat the end");
+}
+
+#[test]
+fn calls_in_a_process_that_forks() {
+    at_edges("forks", "all of it");
+}
+
+#[test]
+fn closes_beside_calls() {
+    at_edges("closes", "all of it");
 }
 
 /// Parts of the program that puts operations into streams, on a GPU with so many channels for all of its streams.

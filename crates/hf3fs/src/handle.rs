@@ -8,7 +8,7 @@ use onehop_usrbio::gpu::SharedGpuMemory;
 use onehop_usrbio::mount::Mount;
 use onehop_usrbio::{Id, Name};
 
-use crate::state::HANDLES;
+use crate::state::{HANDLES, watch_forks};
 use crate::types::{GPU_MARK, Iov, PATH_BYTES};
 
 /// A buffer in GPU memory.
@@ -76,6 +76,7 @@ pub fn number(handle: *mut c_void) -> usize {
 pub unsafe fn gpu_of(iov: *const Iov) -> Option<Arc<GpuBuffer>> {
     // SAFETY: the caller's promise.
     let iov = unsafe { iov.as_ref() }?;
+    watch_forks();
     if iov.numa == GPU_MARK { HANDLES.get(number(iov.handle)) } else { None }
 }
 

@@ -221,6 +221,7 @@ pub extern "C" fn hf3fs_reg_fd(fd: c_int, flags: u64) -> c_int {
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub extern "C" fn hf3fs_dereg_fd(fd: c_int) {
+    watch_forks();
     // Either number does; the copy's is the one with a minus sign.
     FILES.give_up(fd.checked_abs().unwrap_or(0));
 }

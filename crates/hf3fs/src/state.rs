@@ -1,6 +1,5 @@
 //! What the library keeps for its process: handles, mounts, registered files and GPUs. The API has no place for them.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
 use onehop_os::handles::{Handles, HeldHandles};
+use onehop_os::{ForkLocks, HeldInFork};
 use onehop_usrbio::files::{Files, HeldFiles};
 use onehop_usrbio::gpu::{GpuChoice, Gpus, HeldGpus};
 use onehop_usrbio::mount::{HeldMount, Mount};
@@ -75,7 +75,8 @@ fn mounts() -> RwLockWriteGuard<'static, Mounts> {
     MOUNTS.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a thread holds while it forks.
+/// What a thread holds while it forks, in the order of release. A child uses the rings, buffers and files of its parent, as
+/// programs do that fork their workers.
 struct AllHeld {
     // Those within the others' go first.
     _folders: Vec<HeldMount<'static>>,
@@ -86,8 +87,14 @@ struct AllHeld {
     _handles: HeldHandles<'static>,
 }
 
-impl AllHeld {
-    fn new() -> Self {
+static HELD: HeldInFork<AllHeld> = HeldInFork::new();
+
+impl ForkLocks for AllHeld {
+    fn place() -> &'static HeldInFork<Self> {
+        &HELD
+    }
+
+    fn take() -> Self {
         let (handles, mounts, files, gpus) = (HANDLES.hold(), mounts(), FILES.hold(), own_gpus());
         Self {
             _folders: mounts.values().map(|mount| mount.hold()).collect(),
@@ -100,30 +107,14 @@ impl AllHeld {
     }
 }
 
-thread_local! {
-    static HELD: Cell<Option<AllHeld>> = const { Cell::new(None) };
-}
-
-/// A child uses the rings, buffers and files of its parent, as programs do that fork their workers: no lock may be another
-/// thread's while the process forks.
+/// No lock of this library may be another thread's while the process forks.
 pub fn watch_forks() {
-    static WATCHED: AtomicBool = AtomicBool::new(false);
-    if WATCHED.swap(true, Ordering::AcqRel) {
-        return;
-    }
-    LazyLock::force(&FILES);
-    if let Err(error) = onehop_os::at_fork(before_fork, after_fork, after_fork) {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    if let Err(error) = onehop_os::watch_forks::<AllHeld>()
+        && !WARNED.swap(true, Ordering::Relaxed)
+    {
         tell(Level::Warning, &format!("children may find locks taken for ever: {error}"));
     }
-}
-
-extern "C" fn before_fork() {
-    // A thread that forks while it ends has no place for the locks, and takes none.
-    let _ = HELD.try_with(|held| held.set(Some(AllHeld::new())));
-}
-
-extern "C" fn after_fork() {
-    let _ = HELD.try_with(Cell::take);
 }
 
 /// How much is told, by `HF3FS_USRBIO_LIB_LOG`.
@@ -145,8 +136,7 @@ pub fn tell(level: Level, what: &str) {
     if level <= least {
         // Not eprintln: it would panic where stderr is closed.
         let word = if level == Level::Error { "ERR" } else { "WARN" };
-        let _ =
-            std::io::Write::write_all(&mut std::io::stderr(), format!("usrbio {word}: {what}\n").as_bytes());
+        let _ = onehop_os::write_to_stderr(format!("usrbio {word}: {what}\n").as_bytes());
     }
 }
 

@@ -77,8 +77,19 @@ pub struct HeldHandles<'a>(RwLockWriteGuard<'a, Objects>);
 
 impl HeldHandles<'_> {
     /// Makes all handles unknown and leaves their objects as they are: what they are made of is another process's.
-    pub fn disown(mut self) {
+    pub fn disown(&mut self) {
         std::mem::forget(std::mem::take(&mut *self.0));
+    }
+
+    /// The same of all handles but those of objects of this type.
+    pub fn disown_all_but<T: 'static>(&mut self) {
+        self.0.retain(|_, object| {
+            let stays = object.is::<T>();
+            if !stays {
+                std::mem::forget(object.clone());
+            }
+            stays
+        });
     }
 }
 
@@ -140,10 +151,15 @@ mod tests {
     #[test]
     fn disowned_objects_are_neither_found_nor_dropped() {
         let (handles, object) = (Handles::new(), Arc::new(()));
+        let (text, handle) = (handles.add(String::from("stays")), handles.add(object.clone()));
+        handles.hold().disown_all_but::<String>();
+        assert!(handles.get::<Arc<()>>(handle).is_none());
+        assert_eq!(handles.get::<String>(text).as_deref().map(String::as_str), Some("stays"));
+        assert_eq!(Arc::strong_count(&object), 2);
         let handle = handles.add(object.clone());
         handles.hold().disown();
-        assert!(handles.get::<Arc<()>>(handle).is_none());
-        assert_eq!(Arc::strong_count(&object), 2);
+        assert!(handles.get::<Arc<()>>(handle).is_none() && handles.get::<String>(text).is_none());
+        assert_eq!(Arc::strong_count(&object), 3);
         assert!(handles.add(object) > handle);
     }
 }

@@ -35,7 +35,7 @@ pub use descriptors::{DescriptorLimit, descriptor_limit, open_descriptors, raise
 pub use dm::{DmTarget, dm_table};
 pub use error::{Error, Result};
 pub use file_handle::{FileHandle, handle_of};
-pub use fork::at_fork;
+pub use fork::{ForkLocks, HeldInFork, watch_forks, write_to_stderr};
 pub use guard::Guard;
 pub use heap::Heap;
 pub use mem::HostMem;

@@ -3,10 +3,10 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use onehop_os::{Guard, HostMem, Reads};
+use onehop_os::{ForkLocks, Guard, HeldInFork, HostMem, Reads, watch_forks};
 
 static FOREIGN: AtomicUsize = AtomicUsize::new(0);
 
@@ -136,4 +136,67 @@ fn a_read_that_is_too_long_takes_no_room() {
         assert_eq!((reads.room(), reads.under_way()), (2, 0));
     }
     reads.begin(1, &file, 0, 0, 4096).unwrap();
+}
+
+static OFTEN_LOCKED: Mutex<()> = Mutex::new(());
+static HELD: HeldInFork<LockedInFork> = HeldInFork::new();
+static DISOWNED: AtomicI32 = AtomicI32::new(0);
+static SEEN_AT_END: AtomicI32 = AtomicI32::new(0);
+
+struct LockedInFork(#[allow(dead_code, reason = "held and not read")] MutexGuard<'static, ()>);
+
+impl ForkLocks for LockedInFork {
+    fn place() -> &'static HeldInFork<Self> {
+        &HELD
+    }
+
+    fn take() -> Self {
+        Self(OFTEN_LOCKED.lock().unwrap())
+    }
+
+    fn disown(&mut self) {
+        DISOWNED.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// 1 if a child finds the lock free and is told once that it is one; else 2.
+fn forked() -> i32 {
+    in_a_child(60, || {
+        if OFTEN_LOCKED.try_lock().is_ok() && DISOWNED.load(Ordering::SeqCst) == 1 { 1 } else { 2 }
+    })
+}
+
+extern "C" fn fork_at_the_end(_: *mut libc::c_void) {
+    let seen = (0..200).map(|_| forked()).find(|seen| *seen != 1);
+    SEEN_AT_END.store(seen.unwrap_or(1), Ordering::SeqCst);
+}
+
+/// Its thread-local values are gone by then, also those that its first fork made.
+#[test]
+fn a_thread_that_forks_at_its_end_holds_the_locks() {
+    watch_forks::<LockedInFork>().unwrap();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !over.load(Ordering::SeqCst) {
+                    let _locked = OFTEN_LOCKED.lock().unwrap();
+                    std::hint::black_box(vec![0_u8; 4096]);
+                }
+            });
+        }
+        let thread = scope.spawn(|| {
+            assert_eq!(forked(), 1);
+            let mut key = 0;
+            // SAFETY: the destructor ignores its argument, which only may not be null.
+            unsafe {
+                assert_eq!(libc::pthread_key_create(&raw mut key, Some(fork_at_the_end)), 0);
+                assert_eq!(libc::pthread_setspecific(key, std::ptr::dangling()), 0);
+            }
+        });
+        let joined = thread.join();
+        over.store(true, Ordering::SeqCst);
+        joined.unwrap();
+    });
+    assert_eq!(SEEN_AT_END.load(Ordering::SeqCst), 1);
 }

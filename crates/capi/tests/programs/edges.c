@@ -44,10 +44,11 @@ static void open_all(onehop_drive **a, onehop_gpu **b, onehop_lent **c, onehop_s
 }
 
 /* What is open works. */
-static void work(const onehop_drive *a, const onehop_lent *c, const onehop_sdr *d)
+static void work(const onehop_drive *a, const onehop_gpu *b, const onehop_lent *c, const onehop_sdr *d)
 {
     unsigned char bytes[512], back[512];
     struct onehop_lent_info info;
+    onehop_bytes *loaded;
     int answer = 99;
     memset(bytes, 0x5a, sizeof bytes);
     IS(onehop_data_write(c, 0, bytes, sizeof bytes) == 0);
@@ -55,6 +56,13 @@ static void work(const onehop_drive *a, const onehop_lent *c, const onehop_sdr *
     IS(onehop_emulated_read(c, 3, 1, 4096, &answer) == 0 && answer == ONEHOP_OK);
     IS(onehop_data_read(c, 4096, back, sizeof back) == 0 && memcmp(bytes, back, sizeof back) == 0);
     IS(onehop_drive_flush(a, 1) == 0 && onehop_lent_check(c) == 0 && onehop_lent_describe(c, &info) == 0);
+    IS(onehop_load_blocks(a, b, 2, 2, NULL, &loaded, NULL) == 0 && onehop_bytes_size(loaded) == 1024);
+    IS(onehop_bytes_data(loaded) != NULL && onehop_bytes_read(loaded, 512, back, sizeof back) == 0);
+    IS(memcmp(bytes, back, sizeof back) == 0);
+    IS(onehop_bytes_read(loaded, 0, back, SIZE_MAX) == ONEHOP_ERROR_GPU);
+    IS(onehop_bytes_read(loaded, UINT64_MAX, back, 2) == ONEHOP_ERROR_GPU);
+    onehop_bytes_close(loaded);
+    REFUSED(onehop_bytes_read(loaded, 0, back, 1));
     if (d)
         IS(strcmp(onehop_sdr_route(d), "cpu/direct") == 0 && onehop_sdr_num_direct_access_buffers(d) > 0);
 }
@@ -80,6 +88,7 @@ static void names_nothing(void *handle)
     long long time = 77;
     uint64_t first = 77, lost = 77, gaps = 77;
     onehop_gpu *any;
+    onehop_bytes *loaded = NULL;
 
     memset(bytes, 0x5a, sizeof bytes);
     memset(same, 0x5a, sizeof same);
@@ -87,9 +96,15 @@ static void names_nothing(void *handle)
     IS(onehop_gpu_open("emu", &any) == 0);
     REFUSED(onehop_lend(handle, any, NULL, &new_lent));
     REFUSED(onehop_sdr_open("sim:usdr", handle, "ci16", 0, &new_sdr));
-    IS(new_lent == NULL && new_sdr == NULL);
+    REFUSED(onehop_load_blocks(handle, any, 0, 1, NULL, &loaded, NULL));
+    REFUSED(onehop_load_file(handle, any, "/m", 0, UINT64_MAX, NULL, &loaded, NULL));
+    IS(new_lent == NULL && new_sdr == NULL && loaded == NULL);
     onehop_gpu_close(any);
 
+    REFUSED(onehop_drive_warnings(handle, (char *)bytes, sizeof bytes));
+    IS(onehop_bytes_data(handle) == NULL && says_why() && onehop_bytes_size(handle) == 0);
+    REFUSED(onehop_bytes_read(handle, 0, bytes, sizeof bytes));
+    REFUSED(onehop_bytes_read(handle, UINT64_MAX, bytes, SIZE_MAX));
     IS(onehop_lent_queue(handle) == NULL && says_why() && onehop_lent_data(handle) == NULL);
     REFUSED(onehop_lent_describe(handle, (struct onehop_lent_info *)bytes));
     REFUSED(onehop_lent_check(handle));
@@ -114,6 +129,7 @@ static void names_nothing(void *handle)
         REFUSED(onehop_lent_close(handle));
         onehop_drive_close(handle);
         onehop_gpu_close(handle);
+        onehop_bytes_close(handle);
         onehop_sdr_close(handle);
         IS(says_why());
     }
@@ -130,13 +146,53 @@ static void a_life(void)
     onehop_lent *c;
     onehop_sdr *d;
     open_all(&a, &b, &c, &d);
-    work(a, c, d);
+    work(a, b, c, d);
     close_all(a, b, c, d);
     names_nothing(a);
     names_nothing(b);
     names_nothing(c);
     names_nothing(d);
     REFUSED(onehop_drive_open("nothing", 0, &a));
+}
+
+/* No place for what a function gives, or takes. */
+static void no_places(void)
+{
+    onehop_bytes *loaded = NULL;
+    onehop_drive *none = NULL;
+    onehop_gpu *no_gpu = NULL;
+    onehop_sdr *no_sdr = NULL;
+    const void *at;
+    size_t number;
+    int flags;
+
+    REFUSED(onehop_drive_open(NULL, 0, &none));
+    REFUSED(onehop_drive_open("sim:mem:1M", 0, NULL));
+    REFUSED(onehop_drive_open("\xff", 0, &none));
+    REFUSED(onehop_gpu_open(NULL, &no_gpu));
+    REFUSED(onehop_gpu_open("emu", NULL));
+    REFUSED(onehop_lend(drive, gpu, NULL, NULL));
+    REFUSED(onehop_sdr_open(NULL, gpu, "ci16", 0, &no_sdr));
+    REFUSED(onehop_sdr_open("sim:usdr", gpu, NULL, 0, &no_sdr));
+    REFUSED(onehop_sdr_open("sim:usdr", gpu, "ci16", 0, NULL));
+    IS(none == NULL && no_gpu == NULL && no_sdr == NULL);
+    REFUSED(onehop_drive_warnings(drive, NULL, SIZE_MAX));
+    REFUSED(onehop_drive_warnings(drive, (char *)&number, 0));
+    REFUSED(onehop_lent_describe(lent, NULL));
+    REFUSED(onehop_data_read(lent, 0, NULL, 1));
+    REFUSED(onehop_data_write(lent, 0, NULL, 1));
+    REFUSED(onehop_emulated_read(lent, 0, 1, 0, NULL));
+    REFUSED(onehop_emulated_write(lent, 0, 1, 0, NULL));
+    REFUSED(onehop_load_blocks(drive, gpu, 0, 1, NULL, NULL, NULL));
+    REFUSED(onehop_load_blocks(drive, gpu, 0, 0, NULL, &loaded, NULL));
+    IS(onehop_load_blocks(drive, gpu, UINT64_MAX, UINT64_MAX, NULL, &loaded, NULL) != 0 && says_why());
+    REFUSED(onehop_load_blocks(drive, (onehop_gpu *)lent, 0, 1, NULL, &loaded, NULL));
+    REFUSED(onehop_load_file(drive, gpu, NULL, 0, 0, NULL, &loaded, NULL));
+    IS(loaded == NULL);
+    REFUSED(onehop_sdr_direct_access_buffer_addrs(sdr, 0, NULL));
+    IS(onehop_sdr_acquire_read_buffer(sdr, &number, &at, &flags, NULL, 0) == ONEHOP_SDR_STREAM_ERROR && says_why());
+    REFUSED(onehop_sdr_copy_out(sdr, 0, 0, NULL, 1));
+    REFUSED(onehop_sdr_counts(sdr, NULL, NULL, NULL));
 }
 
 static void handles(void)
@@ -169,7 +225,8 @@ static void handles(void)
     onehop_drive_close((onehop_drive *)gpu);
     onehop_gpu_close((onehop_gpu *)lent);
     onehop_sdr_close((onehop_sdr *)drive);
-    work(drive, lent, sdr);
+    work(drive, gpu, lent, sdr);
+    no_places();
 
     /* Huge. */
     memset(bytes, 0x5a, sizeof bytes);
@@ -245,43 +302,104 @@ static void *busy(void *value)
     while (!over) {
         IS(onehop_gpu_open("emu", &one) == 0);
         onehop_gpu_close(one);
+        REFUSED(onehop_drive_flush((onehop_drive *)one, 1));
     }
     return value;
 }
 
+/* The same at the end of a thread. */
+static void ends_busily(void *value)
+{
+    onehop_gpu *one;
+    (void)value;
+    ending = 1;
+    IS(onehop_gpu_open("emu", &one) == 0);
+    onehop_gpu_close(one);
+}
+
+static pthread_key_t busy_end;
+
+static void *short_lived(void *value)
+{
+    IS(pthread_setspecific(busy_end, &busy_end) == 0);
+    return value;
+}
+
+static void *starts_threads(void *value)
+{
+    pthread_t one;
+    while (!over) {
+        IS(pthread_create(&one, NULL, short_lived, NULL) == 0);
+        IS(pthread_join(one, NULL) == 0);
+    }
+    return value;
+}
+
+/* In the child the parent's handles name nothing, and no lock is another thread's. */
+static void fork_one(int i)
+{
+    int status;
+    pid_t child = fork();
+    IS(child >= 0);
+    if (child == 0) {
+        onehop_gpu *one;
+        alarm(60);
+        REFUSED(onehop_drive_flush(drive, 1));
+        REFUSED(onehop_lent_check(lent));
+        REFUSED(onehop_sdr_activate(sdr));
+        IS(onehop_gpu_open("emu", &one) == 0 && (void *)one != (void *)gpu);
+        onehop_gpu_close(one);
+        if (i % 20 == 0) {
+            names_nothing(drive);
+            names_nothing(gpu);
+            names_nothing(lent);
+            names_nothing(sdr);
+            a_life();
+        }
+        _Exit(0);
+    }
+    IS(waitpid(child, &status, 0) == child);
+    if (status != 0)
+        fprintf(stderr, "child %d ended with status %d\n", i, status);
+    IS(status == 0);
+}
+
+static void forks_at_end(void *value)
+{
+    int i;
+    if (rounds++ == 0) {
+        IS(pthread_setspecific(at_end, value) == 0);
+        return;
+    }
+    ending = 1;
+    for (i = 0; i < 200; i++)
+        fork_one(i);
+}
+
+/* With what the first fork left for the thread, whose destructors run before. */
+static void *forking_body(void *value)
+{
+    fork_one(0);
+    IS(pthread_setspecific(at_end, value) == 0);
+    return NULL;
+}
+
 static void forks(void)
 {
-    pthread_t others[2];
-    int i, status;
+    pthread_t others[3], forking;
+    int i;
+    IS(pthread_key_create(&at_end, forks_at_end) == 0 && pthread_key_create(&busy_end, ends_busily) == 0);
     open_all(&drive, &gpu, &lent, &sdr);
-    for (i = 0; i < 2; i++)
-        IS(pthread_create(&others[i], NULL, busy, NULL) == 0);
-    for (i = 0; i < 200; i++) {
-        pid_t child = fork();
-        IS(child >= 0);
-        if (child == 0) {
-            alarm(60);
-            onehop_gpu *one;
-            IS(onehop_gpu_open("emu", &one) == 0 && (void *)one != (void *)gpu);
-            onehop_gpu_close(one);
-            if (i % 20 == 0) {
-                names_nothing(drive);
-                names_nothing(gpu);
-                names_nothing(lent);
-                names_nothing(sdr);
-                a_life();
-            }
-            _Exit(0);
-        }
-        IS(waitpid(child, &status, 0) == child);
-        if (status != 0)
-            fprintf(stderr, "child %d ended with status %d\n", i, status);
-        IS(status == 0);
-    }
+    for (i = 0; i < 3; i++)
+        IS(pthread_create(&others[i], NULL, i < 2 ? busy : starts_threads, NULL) == 0);
+    for (i = 0; i < 200; i++)
+        fork_one(i);
+    IS(pthread_create(&forking, NULL, forking_body, &at_end) == 0);
+    IS(pthread_join(forking, NULL) == 0);
     over = 1;
-    for (i = 0; i < 2; i++)
+    for (i = 0; i < 3; i++)
         IS(pthread_join(others[i], NULL) == 0);
-    work(drive, lent, sdr);
+    work(drive, gpu, lent, sdr);
     close_all(drive, gpu, lent, sdr);
 }
 
@@ -323,7 +441,7 @@ static int at_the_end;
 static void by_atexit(void)
 {
     ending = 1;
-    work(drive, lent, sdr);
+    work(drive, gpu, lent, sdr);
     a_life();
     puts("at exit");
     fflush(stdout);
@@ -334,7 +452,7 @@ __attribute__((destructor)) static void by_a_destructor(void)
     if (!at_the_end)
         return;
     a_life();
-    work(drive, lent, sdr);
+    work(drive, gpu, lent, sdr);
     close_all(drive, gpu, lent, sdr);
     puts("at the end");
     fflush(stdout);

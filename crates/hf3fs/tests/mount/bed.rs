@@ -1,6 +1,6 @@
 //! A mount in a folder of its own, and programs in C and Python that use it.
 
-use std::io::Write;
+use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -169,10 +169,18 @@ pub fn part_of() -> Option<PathBuf> {
 
 /// Runs a program; it has to end in time, and well.
 pub fn run(mut command: Command) -> String {
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let output = wait(child);
+    // A pipe that nobody empties would hold up a program that logs much.
+    let memory = rustix::fs::memfd_create("stderr", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let mut log = std::fs::File::from(memory);
+    command.stdout(Stdio::piped()).stderr(log.try_clone().unwrap());
+    let output = wait(command.spawn().unwrap());
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{command:?}: {said}{}", String::from_utf8_lossy(&output.stderr));
+    if !output.status.success() {
+        let mut errors = Vec::new();
+        log.rewind().unwrap();
+        log.read_to_end(&mut errors).unwrap();
+        panic!("{command:?}: {said}{}", String::from_utf8_lossy(&errors));
+    }
     said
 }
 

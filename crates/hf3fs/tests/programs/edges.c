@@ -193,15 +193,22 @@ static void handles(void)
 
 static pthread_key_t at_end;
 
+static __thread int rounds;
+
+/* In the second round all other destructors of the thread have run. */
 static void thread_ends(void *value)
 {
-    (void)value;
-    a_life();
+    if (rounds++ == 0)
+        IS(pthread_setspecific(at_end, value) == 0);
+    else
+        a_life();
 }
 
+/* With the library's own values for the thread, whose destructors run before. */
 static void *thread_body(void *value)
 {
     IS(hf3fs_submit_ios(NULL) == -EINVAL);
+    a_life();
     IS(pthread_setspecific(at_end, value) == 0);
     return NULL;
 }
@@ -229,6 +236,7 @@ static void *busy(void *value)
         close(fd);
         IS(hf3fs_iovcreate_gpu(&iov, mount, 4096, 0, 0) == 0);
         hf3fs_iovdestroy(&iov);
+        IS(hf3fs_submit_ios(NULL) == -EINVAL);
         for (int i = 0; i < 8; i++) {
             void *at;
             IS(onehop_emulated_alloc(&at, 1 << 20) == 0 && onehop_emulated_free(at) == 0);
@@ -237,35 +245,62 @@ static void *busy(void *value)
     return value;
 }
 
+/* A worker uses what its parent made, and no lock is another thread's. */
+static void fork_one(int i)
+{
+    int status;
+    pid_t child = fork();
+    IS(child >= 0);
+    if (child == 0) {
+        void *at;
+        alarm(60);
+        int fd = open(path, O_RDONLY);
+        IS(hf3fs_reg_fd(fd, 0) < 0);
+        hf3fs_dereg_fd(fd);
+        IS(onehop_emulated_alloc(&at, 4096) == 0 && onehop_emulated_free(at) == 0);
+        IS(hf3fs_iov_is_gpu(&gpu) && read_into(&ring, &host) == 4096 && read_into(&ring, &gpu) == 4096);
+        /* An error is logged. */
+        IS(hf3fs_submit_ios(NULL) == -EINVAL);
+        if (i % 20 == 0)
+            a_life();
+        _Exit(0);
+    }
+    IS(waitpid(child, &status, 0) == child);
+    if (status != 0)
+        fprintf(stderr, "child %d ended with status %d\n", i, status);
+    IS(status == 0);
+}
+
+static void forks_at_end(void *value)
+{
+    if (rounds++ == 0) {
+        IS(pthread_setspecific(at_end, value) == 0);
+        return;
+    }
+    for (int i = 0; i < 200; i++)
+        fork_one(i);
+}
+
+/* With what the first fork left for the thread, whose destructors run before. */
+static void *forking_body(void *value)
+{
+    fork_one(0);
+    IS(pthread_setspecific(at_end, value) == 0);
+    return NULL;
+}
+
 static void forks(void)
 {
-    pthread_t others[2];
-    int status;
+    pthread_t others[2], forking;
+    IS(pthread_key_create(&at_end, forks_at_end) == 0);
     open_all(&host, &gpu, &ring);
     work(&host, &gpu, &ring);
     for (int i = 0; i < 2; i++)
         IS(pthread_create(&others[i], NULL, busy, NULL) == 0);
-    for (int i = 0; i < 200; i++) {
-        pid_t child = fork();
-        IS(child >= 0);
-        if (child == 0) {
-            alarm(60);
-            int fd = open(path, O_RDONLY);
-            IS(hf3fs_reg_fd(fd, 0) < 0);
-            hf3fs_dereg_fd(fd);
-            void *at;
-            IS(onehop_emulated_alloc(&at, 4096) == 0 && onehop_emulated_free(at) == 0);
-            /* A worker uses what its parent made. */
-            IS(hf3fs_iov_is_gpu(&gpu) && read_into(&ring, &host) == 4096 && read_into(&ring, &gpu) == 4096);
-            if (i % 20 == 0)
-                a_life();
-            _Exit(0);
-        }
-        IS(waitpid(child, &status, 0) == child);
-        if (status != 0)
-            fprintf(stderr, "child %d ended with status %d\n", i, status);
-        IS(status == 0);
-    }
+    for (int i = 0; i < 200; i++)
+        fork_one(i);
+    IS(pthread_create(&forking, NULL, forking_body, &at_end) == 0);
+    IS(pthread_join(forking, NULL) == 0);
     over = 1;
     for (int i = 0; i < 2; i++)
         IS(pthread_join(others[i], NULL) == 0);
