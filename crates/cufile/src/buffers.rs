@@ -62,7 +62,7 @@ pub extern "C" fn cuFileBufDeregister(base: *const c_void) -> CuFileError {
 
 /// Whether there is a page at an address of this process.
 fn is_mapped(at: usize) -> bool {
-    let (page, mut there) = (rustix::param::page_size(), 0_u8);
+    let (page, mut there) = (onehop_os::page_cache::page_size(), 0_u8);
     let start = (at / page * page) as *mut c_void;
     // SAFETY: the kernel looks the page up and touches nothing of it; there is a byte for the one page.
     unsafe { libc::mincore(start, page, (&raw mut there).cast()) == 0 }

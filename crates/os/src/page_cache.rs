@@ -202,6 +202,14 @@ pub fn cached_bytes(file: &File, at: u64, bytes: u64) -> Result<u64> {
     Ok(told.map_err(|e| Error::system("asking what of a file is in the page cache", e))?.min(bytes))
 }
 
+/// Bytes of a page. From the C library: rustix faults under valgrind, where it follows addresses of the auxiliary vector.
+#[must_use]
+pub fn page_size() -> usize {
+    // SAFETY: the call reads a number of the system's.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(bytes).unwrap_or(4096)
+}
+
 /// Asks about the file: since Linux 6.5.
 fn cachestat(file: &File, at: u64, bytes: u64) -> rustix::io::Result<u64> {
     /// The same on every architecture: it came after the tables were made one.
@@ -210,7 +218,7 @@ fn cachestat(file: &File, at: u64, bytes: u64) -> rustix::io::Result<u64> {
     // SAFETY: both structures are the kernel's and live across the call, which keeps neither.
     let rc = unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut stat, 0_u32) };
     match rc {
-        0 => Ok(stat.cached * rustix::param::page_size() as u64),
+        0 => Ok(stat.cached * page_size() as u64),
         _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
     }
 }
@@ -239,7 +247,7 @@ fn sampled(file: &File, at: u64, bytes: u64) -> rustix::io::Result<u64> {
 
 /// Asks about a mapping of the file: on older kernels.
 fn mincore(file: &File, at: u64, bytes: u64) -> Result<u64> {
-    let page = rustix::param::page_size() as u64;
+    let page = page_size() as u64;
     let start = at / page * page;
     let pages = (at + bytes - start).div_ceil(page) as usize;
     let length = pages * page as usize;
