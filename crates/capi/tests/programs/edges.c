@@ -418,20 +418,58 @@ static void *reader(void *value)
     return NULL;
 }
 
-/* A queue is closed under threads that use it. */
+static void *loader(void *value)
+{
+    onehop_bytes *loaded;
+    int got;
+    while ((got = onehop_load_blocks(drive, gpu, 0, 8, NULL, &loaded, NULL)) == 0) {
+        IS(onehop_bytes_size(loaded) == 4096);
+        onehop_bytes_close(loaded);
+    }
+    IS(got == ONEHOP_ERROR_ARGUMENT && says_why());
+    return value;
+}
+
+static void *receiver(void *value)
+{
+    const onehop_sdr *mine = value;
+    const void *at;
+    size_t number;
+    long long time;
+    int flags, got;
+    do {
+        got = onehop_sdr_acquire_read_buffer(mine, &number, &at, &flags, &time, LONG_MAX);
+        if (got > 0) {
+            got = onehop_sdr_release_read_buffer(mine, number);
+            IS(got == 0 || got == ONEHOP_ERROR_ARGUMENT);
+        }
+    } while (got != ONEHOP_ERROR_ARGUMENT && got != ONEHOP_SDR_STREAM_ERROR);
+    IS(onehop_sdr_num_direct_access_buffers(mine) == 0);
+    return NULL;
+}
+
+/* All is closed under threads that use it. */
 static void closes(void)
 {
-    pthread_t all[3];
-    int i, round;
+    pthread_t all[5];
+    int i, round, has_sdr;
     for (round = 0; round < 20; round++) {
-        open_all(&drive, &gpu, &lent, NULL);
+        has_sdr = round % 5 == 0;
+        open_all(&drive, &gpu, &lent, has_sdr ? &sdr : NULL);
         for (i = 0; i < 3; i++)
             IS(pthread_create(&all[i], NULL, reader, lent) == 0);
-        usleep(1000);
+        IS(pthread_create(&all[3], NULL, loader, NULL) == 0);
+        if (has_sdr) {
+            IS(onehop_sdr_activate(sdr) == 0);
+            IS(pthread_create(&all[4], NULL, receiver, sdr) == 0);
+        }
+        usleep(1000 * round);
+        if (has_sdr)
+            onehop_sdr_close(sdr);
         onehop_drive_close(drive);
         onehop_gpu_close(gpu);
         IS(onehop_lent_close(lent) == 0);
-        for (i = 0; i < 3; i++)
+        for (i = 0; i < (has_sdr ? 5 : 4); i++)
             IS(pthread_join(all[i], NULL) == 0);
     }
 }
