@@ -420,6 +420,13 @@ __attribute__((destructor)) static void by_a_destructor(void) {
     fflush(stdout);
 }
 
+/* A fault within the library, so that the silence of a tool means something. */
+static void planted(void) {
+    int *volatile gone = malloc(sizeof *gone);
+    free(gone);
+    cuFileGetVersion(gone);
+}
+
 int main(int count, char **words) {
     const char *what = count == 2 ? words[1] : "";
     for (size_t i = 0; i < SIZE; i++) pattern[i] = (unsigned char)((i * 0x9e3779b97f4a7c15ull) >> 56);
@@ -429,6 +436,7 @@ int main(int count, char **words) {
     else if (!strcmp(what, "threads")) threads();
     else if (!strcmp(what, "forks")) forks();
     else if (!strcmp(what, "closes")) closes();
+    else if (!strcmp(what, "planted")) planted();
     else if (!strcmp(what, "end")) {
         at_the_end = 1;
         IS(atexit(by_atexit) == 0);
