@@ -50,13 +50,14 @@ impl Admin {
         Ok(Self { pair, owner, waiting, fired: VecDeque::new(), port: port.clone(), timeout })
     }
 
-    /// Enables a disabled controller on these queues; whatever was in flight before is gone.
-    pub(crate) fn start(&mut self, control: &Control) -> Result<()> {
+    /// Enables a disabled controller on these queues; whatever was in flight before is gone. Calls `lost` where the controller
+    /// was without power since it was started last.
+    pub(crate) fn start(&mut self, control: &Control, lost: impl Fn()) -> Result<()> {
         self.pair.zero()?;
         self.owner.renew();
         self.waiting.iter_mut().for_each(|w| *w = Waiting::Nothing);
         self.fired.clear();
-        control.enable(self.pair.sq.bus, self.pair.cq.bus, ENTRIES)
+        control.enable(self.pair.sq.bus, self.pair.cq.bus, ENTRIES, lost)
     }
 
     /// Runs a command without data; `what` names it in errors.

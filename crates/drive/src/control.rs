@@ -148,17 +148,36 @@ impl Control {
         Ok(())
     }
 
-    /// Enables a disabled controller with these admin queues and waits until it is ready.
-    pub(crate) fn enable(&self, asq: BusAddr, acq: BusAddr, entries: u32) -> Result<()> {
+    /// Enables a disabled controller with these admin queues and waits until it is ready. Calls `lost` where it was without
+    /// power since it was enabled with them last, or was never.
+    ///
+    /// A controller reset leaves AQA, ASQ and ACQ as they are, a loss of power clears them. So they are only written where they
+    /// do not hold these values already, and read again in the end: whenever the power goes between the two looks, the second
+    /// finds them cleared. A controller that loses it later is not ready any more, which the next command notices.
+    pub(crate) fn enable(&self, asq: BusAddr, acq: BusAddr, entries: u32, lost: impl Fn()) -> Result<()> {
         let regs = &self.port.regs;
         let size_z = (entries - 1) as u16;
-        regs.write32(offset::AQA, Aqa(0).with_asqs_z(size_z).with_acqs_z(size_z).0);
-        regs.write64(offset::ASQ, asq.0);
-        regs.write64(offset::ACQ, acq.0);
+        let aqa = Aqa(0).with_asqs_z(size_z).with_acqs_z(size_z).0;
+        let is_named = || {
+            regs.read32(offset::AQA) == aqa
+                && regs.read64(offset::ASQ) == asq.0
+                && regs.read64(offset::ACQ) == acq.0
+        };
+        // What is reached by messages has no such registers, and lasts no longer than its connection.
+        let in_memory = self.transport() == Transport::Memory;
+        if !(in_memory && is_named()) {
+            lost();
+            regs.write32(offset::AQA, aqa);
+            regs.write64(offset::ASQ, asq.0);
+            regs.write64(offset::ACQ, acq.0);
+        }
         // The NVM command set alone where it can be had: then namespaces of other sets stay out of sight.
         let css = if self.cap.css() & 1 != 0 || self.cap.css() == 0 { Cc::CSS_NVM } else { Cc::CSS_ALL };
         regs.write32(offset::CC, Cc::enabled(self.page_shift, css).0);
         let csts = self.wait("ready", |csts| csts.rdy() || csts.cfs())?;
+        if in_memory && !is_named() {
+            lost();
+        }
         if !csts.cfs() {
             return Ok(());
         }

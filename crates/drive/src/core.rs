@@ -155,7 +155,7 @@ impl Core {
     /// Disables, enables and identifies.
     pub(crate) fn start(&self, admin: &mut Admin) -> Result<Identity> {
         self.disable()?;
-        admin.start(&self.control)?;
+        admin.start(&self.control, || self.durability.may_be_lost())?;
         let sqe = words::identify(cns::CONTROLLER, 0, 0, 0);
         let data = admin.read(&self.control.port, "identify controller", &sqe, 4096)?;
         Identity::new(&self.control, &data, &self.options)

@@ -9,6 +9,7 @@ mod memory;
 mod misuse;
 mod mixed_up;
 mod opening;
+mod power;
 mod replaced;
 mod stalls;
 
