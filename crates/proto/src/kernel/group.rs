@@ -63,7 +63,7 @@ const WAIT: u32 = 1;
 const LATE: u32 = 2;
 const POISONED: u32 = 3;
 
-/// Rounds without anything new between two looks at the clock and the poison word, which may lie in host memory.
+/// Rounds between two looks at the clock and the poison word, which may lie in host memory.
 const ROUNDS: u32 = 16;
 
 /// How often whoever gives up looks whether somebody else is done with handing out completions.
@@ -112,6 +112,15 @@ pub fn run_group<W: Warp>(
         // Where to look for free identifiers first.
         warp.set_local(local::HINT, index.wrapping_mul(most.div_ceil(32)));
     });
+    let stopped = || match warp.local(local::VERDICT) {
+        POISONED => Exit::Poisoned(warp.local(local::CODE)).words(),
+        _ => Exit::TimedOut.words(),
+    };
+    // A launch that begins late, when the host has given it up, rings no doorbell.
+    group.begin(u64::MAX);
+    if group.check() {
+        return stopped();
+    }
     loop {
         let fresh = end.saturating_sub(next).min(warp.local(local::MOST) - listed);
         group.spread(fresh, |i| {
@@ -136,10 +145,7 @@ pub fn run_group<W: Warp>(
     }
     let handed_over = warp.local(local::COUNT);
     group.give_up(listed, handed_over);
-    match warp.local(local::VERDICT) {
-        POISONED => Exit::Poisoned(warp.local(local::CODE)).words(),
-        _ => Exit::TimedOut.words(),
-    }
+    stopped()
 }
 
 impl<W: Warp> Group<'_, W> {
@@ -190,9 +196,6 @@ impl<W: Warp> Group<'_, W> {
                 (_, Step::Reserve | Step::Publish) => Phase::Submit,
                 _ => Phase::Idle,
             });
-            if drained == GO_ON {
-                continue;
-            }
             if over {
                 // A command that has completed is never given up: whoever stops has looked once more, and if somebody
                 // else is handing out completions, has waited for that.
@@ -202,7 +205,10 @@ impl<W: Warp> Group<'_, W> {
                     return 0;
                 }
             }
-            warp.pause();
+            if drained != GO_ON {
+                warp.pause();
+            }
+            // Completions of others do not stop the clock.
             rounds = rounds.wrapping_add(1);
             if !over && rounds.is_multiple_of(ROUNDS) {
                 over = self.check();

@@ -34,6 +34,9 @@ const QUIET_TURNS: u32 = 16;
 /// Nanoseconds between two looks at the poison word, which may lie in host memory, at the price of a command.
 const POISON_EVERY: u64 = 50_000;
 
+/// When the poison word was last looked at before a launch: half a clock ago.
+const LONG_AGO: u64 = 1 << 63;
+
 /// A queue pair that warps take turns to own.
 pub struct OwnerQueue<M: Memory> {
     /// Where the rings lie.
@@ -112,11 +115,14 @@ pub fn run_owner<W: Warp>(
         warp.set_local(local::STRAY, NO_STRAY);
         warp.set_local(local::EXIT, GO_ON);
         set_moment(warp, local::DEADLINE, job.deadline);
-        set_moment(warp, local::LOOKED, 0);
+        set_moment(warp, local::LOOKED, LONG_AGO);
     });
     run.slots.load(warp, scratch);
     run.stage();
-    run.run();
+    // A launch that begins late, when the host has given it up, rings no doorbell.
+    if run.look(0) {
+        run.run();
+    }
     // Words, and in local memory: what only an end needs is not kept in registers.
     let exit = [warp.local(local::EXIT), warp.local(local::EXIT + 1)];
     let exit = if exit[0] == GO_ON { Exit::Finished.words() } else { exit };

@@ -5,6 +5,10 @@ use crate::queue::{Bounds, Drained, Memory, Shared, SubmitError};
 
 /// Carries out the items `first`, `first + stride` … of a job, one after the other.
 pub fn run_shared<M: Memory>(mem: &M, queue: &Shared<M>, job: &Job<M>, first: u32, stride: u32) -> Exit {
+    // A launch that begins late, when the host has given it up, rings no doorbell.
+    if let Err(stop) = (Bounds { deadline: job.deadline, poison: job.poison }).check(mem) {
+        return stop.into();
+    }
     let mut item = first;
     while item < job.count {
         if let Err(exit) = carry_out(mem, queue, job, item) {

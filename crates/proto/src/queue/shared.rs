@@ -296,19 +296,19 @@ impl<M: Memory> Shared<M> {
                 return Ok(status);
             }
             let drained = self.hand_out(mem, over.is_some());
-            if drained == Drained::Some {
-                continue;
-            }
             // A command that has completed is never given up: whoever stops has looked once more, and if somebody else
             // is handing out completions, has waited for that.
             if let Some(stop) = over {
                 looks += 1;
-                if drained == Drained::None || looks > LAST_LOOKS {
+                if drained != Drained::Elsewhere || looks > LAST_LOOKS {
                     return self.test(mem, token).ok_or(stop);
                 }
             }
+            // Completions of others do not stop the clock.
             over = over.or(bounds.check(mem).err());
-            mem.pause();
+            if drained != Drained::Some {
+                mem.pause();
+            }
         }
     }
 
@@ -341,7 +341,8 @@ impl<M: Memory> Shared<M> {
             return Drained::Elsewhere;
         }
         let mut drained = Drained::None;
-        loop {
+        // All that is there now, and not all that comes meanwhile.
+        for _ in 0..(1 << self.layout.cq_shift >> BATCH.trailing_zeros()).max(1) {
             let taken = self.drain_batch(mem);
             if taken > 0 {
                 drained = Drained::Some;
@@ -438,14 +439,11 @@ impl<M: Memory> Shared<M> {
             if mine != 0 {
                 return Ok(self.begin(mem, (index * 32 + mine.trailing_zeros()) as u16));
             }
-            if bits != 0 {
-                // There were some, and others of those who came together have them.
-                continue;
-            }
             if let Some(stop) = over {
                 return Err(stop);
             }
-            over = self.help(mem, bounds).err();
+            // Where there were some, others of those who came together have them.
+            over = if bits == 0 { self.help(mem, bounds) } else { bounds.check(mem) }.err();
         }
     }
 
@@ -491,13 +489,10 @@ impl<M: Memory> Shared<M> {
             if rank < count {
                 return Ok(first.wrapping_add(rank));
             }
-            if count != 0 {
-                continue;
-            }
             if let Some(stop) = over {
                 return Err(stop);
             }
-            over = self.help(mem, bounds).err();
+            over = if count == 0 { self.help(mem, bounds) } else { bounds.check(mem) }.err();
         }
     }
 
@@ -565,8 +560,9 @@ impl<M: Memory> Shared<M> {
 
     /// Drains for everybody. Whoever is told to stop looks for what it waits for once more.
     fn help(&self, mem: &M, bounds: &Bounds<M>) -> Result<(), Stop> {
-        if self.hand_out(mem, false) != Drained::Some {
-            bounds.check(mem)?;
+        let drained = self.hand_out(mem, false);
+        bounds.check(mem)?;
+        if drained != Drained::Some {
             mem.pause();
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! Shared mode, where a mock can decide the order of things.
 
-use onehop_proto::kernel::{Exit, ItemOutcome, run_group, run_shared};
-use onehop_proto::queue::{Drained, Memory, Shared, SharedLayout};
+use onehop_proto::kernel::{Exit, ItemOutcome, run_group, run_owner, run_shared, run_single};
+use onehop_proto::queue::{Drained, Memory, Shared, SharedLayout, Stop, SubmitError};
 use onehop_proto::{Sqe, Status};
 
 use crate::bed::{At, Bed, CONTROL, Manner};
@@ -113,5 +113,66 @@ fn slots_that_there_are_not_are_never_taken() {
         assert_eq!(exit, Exit::Finished);
         assert!((0..200).all(|i| bed.outcome(i) == (ItemOutcome::Done(Status(0)), 0)));
         assert!(behind.iter().all(|at| bed.load(*at) == 0xa5a5_a5a5), "{entries} entries, {as_group}");
+    }
+}
+
+/// Completions of other commands flow all the time: who waits finds some at every look.
+#[test]
+fn a_wait_ends_in_time_beside_a_flow_of_other_completions() {
+    for entries in [2, 8, 64] {
+        let bed = bed(32, entries, Manner::Elsewhere);
+        let queue = Shared::new(bed.rings(), At(CONTROL)).unwrap();
+        let bounds = queue.bounds(1_000);
+        let token = queue.submit(&bed, &Sqe::new(2, 1), &bounds).unwrap();
+        assert_eq!(queue.wait(&bed, &token, &bounds), Err(Stop::Deadline), "{entries}");
+        // The other slots, and then none.
+        let layout = SharedLayout::new(entries, entries).unwrap();
+        let more = (0..100).map_while(|_| queue.submit(&bed, &Sqe::new(2, 1), &bounds).ok()).count();
+        assert_eq!(more as u32 + 1, layout.capacity());
+        let full = queue.submit(&bed, &Sqe::new(2, 1), &bounds);
+        assert_eq!(full, Err(SubmitError::Stopped(Stop::Deadline)), "{entries}");
+    }
+}
+
+#[test]
+fn so_does_a_launch() {
+    for entries in [2, 8, 64] {
+        for as_group in [true, false] {
+            let bed = bed(32, entries, Manner::Elsewhere);
+            let job = bed.job(100);
+            let exit = if as_group {
+                group(&bed, &job, (0, 100))
+            } else {
+                let queue = Shared::new(bed.rings(), At(CONTROL)).unwrap();
+                run_shared(&bed, &queue, &job, 0, 1)
+            };
+            assert_eq!(exit, Exit::TimedOut, "{entries}, {as_group}");
+            assert_eq!(bed.outcome(0), (ItemOutcome::InDoubt, 0), "{entries}, {as_group}");
+        }
+    }
+}
+
+/// One that begins when the host has given it up: its queue may be gone.
+#[test]
+fn a_launch_that_was_told_to_end_before_it_began_rings_no_doorbell() {
+    let launches: [fn(&Bed, &onehop_proto::kernel::Job<Bed>) -> Exit; 4] = [
+        |bed, job| Exit::from_words(run_owner(bed, || bed.queue(15), job, 0, 9)).unwrap(),
+        |bed, job| Exit::from_words(run_single(bed, || bed.queue(1), job, 0, 9)).unwrap(),
+        |bed, job| group(bed, job, (0, 9)),
+        |bed, job| run_shared(bed, &Shared::new(bed.rings(), At(CONTROL)).unwrap(), job, 0, 1),
+    ];
+    for (kind, launch) in launches.iter().enumerate() {
+        let bed = match kind {
+            0 | 1 => Bed::new(32, 16, 16, Manner::Proper),
+            _ => bed(32, 16, Manner::Proper),
+        };
+        if kind < 2 {
+            onehop_proto::kernel::scratch_init(&bed, At(CONTROL));
+        }
+        let job = bed.job(9);
+        bed.store(job.poison, 3);
+        assert_eq!(launch(&bed, &job), Exit::Poisoned(3), "{kind}");
+        assert!(bed.controller.borrow().cids.is_empty(), "{kind}");
+        assert!((0..9).all(|i| bed.outcome(i) == (ItemOutcome::Pending, 0)), "{kind}");
     }
 }
