@@ -21,6 +21,14 @@ pub struct Finished {
     pub late_data: bool,
 }
 
+/// A flush that was completed while other commands were in flight. The completion may be that of one of them, under the
+/// flush's identifier. If so, that command is never completed, or the flush is completed once more.
+pub(crate) struct UnsureFlush {
+    pub(crate) finished: Finished,
+    /// The commands that have not ended since: which entry, under which identifier.
+    pub(crate) beside: Vec<(u32, u16)>,
+}
+
 /// How a command stands.
 pub(crate) enum CommandState {
     Free,
@@ -31,6 +39,8 @@ pub(crate) enum CommandState {
     NoRoom,
     /// Completed, but its data is not there yet.
     Settling(Finished),
+    /// A flush that was completed beside other commands.
+    Unsure(Box<UnsureFlush>),
     Done(std::result::Result<Finished, Box<Error>>),
 }
 

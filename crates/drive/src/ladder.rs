@@ -46,17 +46,21 @@ impl DriveInner {
         if state.dead.is_some() {
             return;
         }
-        let (stray, lacks_data) = {
+        let (token, stray, lacks_data) = {
             let mut slots = cell.lock();
             slots.drain();
+            let token = slots.late_beside(token).unwrap_or(token);
             // Somebody else may have recovered it while this thread waited for its turn.
             if slots.stray.is_none() && !slots.is_late(token) {
                 return;
             }
             let (stray, lacks_data) = (slots.stray, slots.lacks_data(token));
             slots.doubts.strays += u64::from(stray.is_some());
-            slots.doubts.losses += u64::from(stray.is_none() && !lacks_data);
-            (stray, lacks_data)
+            if stray.is_none() && !lacks_data {
+                slots.doubts.losses += 1;
+                slots.repeat_flushes(Recovery::Abort);
+            }
+            (token, stray, lacks_data)
         };
         let cause = match stray {
             Some(cid) => format!("a completion for command {cid:#06x}, which was not in flight"),

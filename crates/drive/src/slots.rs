@@ -1,5 +1,7 @@
 //! The commands of one CPU-driven queue pair: in flight, waiting to be tried again, or done.
 
+mod flushes;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -48,6 +50,7 @@ pub(crate) struct CommandSlots {
     by_slot: Vec<u32>,
     waiting: u32,
     settling: u32,
+    unsure: u32,
     lists: Dma,
     list_pages: u64,
     scratch: Option<MetadataScratch>,
@@ -112,6 +115,7 @@ impl CommandSlots {
             by_slot: vec![0; depth as usize],
             waiting: 0,
             settling: 0,
+            unsure: 0,
             lists,
             list_pages,
             scratch: scratch(drive)?,
@@ -282,12 +286,18 @@ impl CommandSlots {
                 Event::UnexpectedCompletion(cqe) => self.stray = Some(cqe.cid()),
             }
         }
+        if self.unsure > 0 && taken > 0 {
+            self.settle_flushes();
+        }
         taken
     }
 
     #[inline]
     fn settle(&mut self, id: u32, cqe: &Cqe) {
         let status = cqe.status();
+        if status.is_ok() && self.entries[id as usize].what.0 == Op::Flush && self.is_unsure(id, cqe) {
+            return;
+        }
         let entry = &mut self.entries[id as usize];
         if status.is_ok() {
             let finished = Finished { result: cqe.result(), retries: entry.retries, late_data: false };
@@ -307,9 +317,11 @@ impl CommandSlots {
             return;
         } else if status.is(Status::ABORT_REQUESTED) {
             // Only the time-out ladder asks for that.
+            self.repeat_flushes(Recovery::Abort);
             self.time_out(id, Recovery::Abort);
             return;
         } else if status.is(Status::ABORTED_SQ_DELETION) {
+            self.repeat_flushes(Recovery::QueueDelete);
             self.time_out(id, Recovery::QueueDelete);
             return;
         } else {
@@ -354,7 +366,7 @@ impl CommandSlots {
     /// Nobody will look again whether the data that was announced has come.
     pub(crate) fn keep_unsettled(&mut self) {
         for entry in &mut self.entries {
-            if matches!(entry.state, CommandState::Settling(_)) {
+            if let CommandState::Settling(_) = entry.state {
                 entry.keep(&self.holds, &self.kept);
                 entry.mark_stale(&mut self.holds);
             }
@@ -428,6 +440,7 @@ impl CommandSlots {
                     matches!(entry.state, CommandState::InFlight(_) | CommandState::NoRoom)
                         && Instant::now() >= entry.deadline
                 })
+            || self.late_beside(token).is_some()
     }
 
     /// Makes a command late that its caller gave up, and keeps it from being tried again. One that the controller does not
@@ -455,10 +468,12 @@ impl CommandSlots {
 
     /// The identifier under which a command is in flight.
     pub(crate) fn cid(&self, token: Token) -> Option<u16> {
-        match self.entries.get(token.entry as usize) {
-            Some(CommandEntry { state: CommandState::InFlight(slot), .. }) if self.knows(token) => {
-                self.owner.cid(*slot)
-            }
+        self.cid_of(token.entry).filter(|_| self.knows(token))
+    }
+
+    fn cid_of(&self, id: u32) -> Option<u16> {
+        match self.entries.get(id as usize)?.state {
+            CommandState::InFlight(slot) => self.owner.cid(slot),
             _ => None,
         }
     }
@@ -471,6 +486,7 @@ impl CommandSlots {
         self.stray = None;
         self.tick();
         self.look_for_data();
+        self.repeat_flushes(recovery);
         let was_reset = matches!(recovery, Recovery::ControllerReset | Recovery::FunctionReset);
         for id in 0..self.depth() {
             match self.entries[id as usize].state {
@@ -527,6 +543,7 @@ impl CommandSlots {
         self.dead = Some(error.clone());
         self.waiting = 0;
         self.settling = 0;
+        self.unsure = 0;
         for entry in &mut self.entries {
             let in_flight = matches!(entry.state, CommandState::InFlight(_));
             if !matches!(entry.state, CommandState::Free | CommandState::Done(_)) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use onehop_drive::{Drive, Error, GpuJob, GpuMode, GpuSetup, Options, Placement};
+use onehop_drive::{Drive, Error, GpuJob, GpuMode, GpuSetup, Io, Op, Options, Placement};
 use onehop_gpu::{Emulated, Gpu};
 use onehop_sim::Sim;
 
@@ -102,4 +102,60 @@ fn a_controller_that_goes_on_mixing_up_commands_is_an_error() {
     // As its own time-outs happen to come first or last.
     assert!(matches!(error, Error::WrongCompletions { times: 3, .. } | Error::TimedOut { .. }), "{error}");
     queue.read(ns, 0, 8, &buffer, 0).unwrap();
+}
+
+/// A write that was acknowledged, then another one and a flush that are handed over together: the write is completed under
+/// the flush's identifier, and the flush is lost.
+fn mixed_up_flush(beside: impl FnOnce(&Sim, &onehop_drive::IoQueue)) -> Result<u8, Error> {
+    let sim = onehop_sim::open("mem:1M?vwc=1&to=1").unwrap();
+    let drive = Drive::open(sim.port(), options()).unwrap();
+    let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+    let buffer = drive.buffer(512).unwrap();
+    buffer.host().unwrap().fill(0, 512, 7).unwrap();
+    queue.write(ns, 0, 1, &buffer, 0).unwrap();
+    inject(&sim, "other-cid@op=write,n=1");
+    inject(&sim, "lost@op=flush,n=1");
+    let (write, flush) = {
+        let mut batch = queue.batch().unwrap();
+        let write = batch.submit(ns, &Io::new(Op::Write, 8, 1, &buffer, 0)).unwrap();
+        (write, batch.submit(ns, &Io::flush()).unwrap())
+    };
+    beside(&sim, &queue);
+    queue.wait(flush)?;
+    // Late as it seemed, the write was aborted, or sent again.
+    let _ = queue.wait(write);
+    sim.power_cycle();
+    queue.read(ns, 0, 1, &buffer, 0).unwrap();
+    Ok(buffer.host().unwrap().to_vec(0, 1).unwrap()[0])
+}
+
+#[test]
+fn a_flush_is_not_believed_that_another_command_s_success_ended() {
+    assert_eq!(mixed_up_flush(|_, _| ()).unwrap(), 7);
+}
+
+/// The power goes when the flush seems to have ended.
+#[test]
+fn nor_does_it_count_as_durable_what_is_lost_then() {
+    let lost = mixed_up_flush(|sim, queue| {
+        while queue.poll().unwrap() == 0 {
+            std::thread::yield_now();
+        }
+        sim.power_cycle();
+    });
+    assert!(matches!(lost, Err(Error::WritesLost { .. })), "{lost:?}");
+}
+
+#[test]
+fn a_flush_waits_for_the_commands_beside_it() {
+    let sim = onehop_sim::open("mem:1M?vwc=1&fault=late@op=write,n=2,delay=300ms").unwrap();
+    let drive = Drive::open(sim.port(), Options { timeout: Duration::from_secs(60), ..options() }).unwrap();
+    let (ns, queue, buffer) =
+        (drive.namespace(1).unwrap(), drive.queue().unwrap(), drive.buffer(512).unwrap());
+    queue.write(ns, 0, 1, &buffer, 0).unwrap();
+    let write = queue.submit(ns, &Io::new(Op::Write, 8, 1, &buffer, 0)).unwrap();
+    queue.flush(ns).unwrap();
+    assert!(queue.test(write).is_some_and(|end| end.is_ok()));
+    assert!(drive.incidents().is_empty());
+    assert_eq!(sim.violations(), []);
 }
