@@ -273,9 +273,20 @@ impl DriveInner {
         state.participants.retain(|p| !Arc::ptr_eq(p, &participant));
         // Its commands are given their time: what is still being worked on is no reason to reset the controller.
         let patience = self.options.admin_timeout;
-        if state.dead.is_none() && self.delete_pair(&mut state.admin, cell.qid, patience, || ()).is_err() {
+        if state.dead.is_none() {
+            // A completion that nobody has seen counts as any other: the data of a read may still be on its way.
+            let deleted = self.delete_pair(&mut state.admin, cell.qid, patience, || {
+                cell.lock().drain();
+            });
+            let cause = match (deleted, cell.lock().stray) {
+                (Err(_), _) => Some("a queue that could not be deleted"),
+                (Ok(()), Some(_)) => {
+                    Some("a completion in a closed queue for a command that was not in flight")
+                }
+                (Ok(()), None) => None,
+            };
             // How it went is in the state.
-            let _ = self.reset(&mut state, "a queue that could not be deleted");
+            cause.map(|cause| self.reset(&mut state, cause));
         }
         let mut slots = cell.lock();
         if let Some(error) = &state.dead {

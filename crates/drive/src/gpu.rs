@@ -275,7 +275,7 @@ impl GpuQueues {
             _ => {}
         }
         let healthy = self.drive.control.is_running().is_ok_and(|running| running);
-        if healthy && polite && self.cell.delete(&self.drive, &mut state).is_ok() {
+        if healthy && polite && matches!(self.cell.delete(&self.drive, &mut state), Ok(true)) {
             let recovery = Recovery::QueueDelete;
             state.incidents.push(Incident { cause, recovery, took: start.elapsed() });
             return Ok(recovery);

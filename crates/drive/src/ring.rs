@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Instant;
 
 use onehop_os::{ControllerBackend, HostMem, Mapped, Mapper, Registers, Words};
-use onehop_proto::kernel::scratch_init;
+use onehop_proto::kernel::{has_unseen, scratch_init};
 use onehop_proto::queue::{Address, Memory, Rings, Shared};
 use onehop_proto::{BusAddr, Cqe, Sqe, regs};
 
@@ -72,6 +72,27 @@ impl PairMemory {
             }
         }
         Ok(control.read(0, bytes)?)
+    }
+
+    /// Whether a queue that GPUs used holds completions that none of their threads has taken, by its control memory and its
+    /// completion ring.
+    pub(crate) fn has_unseen(
+        regs: Arc<dyn Registers>,
+        is_shared: bool,
+        (sq_entries, cq_entries): (u32, u32),
+        control: &[u8],
+        ring: &[u8],
+    ) -> Result<bool> {
+        let words = |bytes: &[u8]| {
+            let mem = HostMem::anonymous(bytes.len())?;
+            mem.write(0, bytes)?;
+            Words::new(mem)
+        };
+        let memory = Self { sq: words(control)?, cq: words(ring)?, regs, start: Instant::now() };
+        let (control, cq) = (RingWord { in_cq: false, word: 0 }, RingWord { in_cq: true, word: 0 });
+        // Only control memory and completions are read.
+        let rings = Rings { sq: control, cq, sq_door: 0, cq_door: 0, sq_entries, cq_entries };
+        Ok(has_unseen(&memory, &rings, control, is_shared))
     }
 }
 

@@ -28,6 +28,9 @@ const POISON_PATIENCE: Duration = Duration::from_secs(10);
 /// ahead.
 const LEAST_ENTRIES: u32 = 16;
 
+/// Why a controller is reset that has let go of all commands.
+pub(crate) const UNSEEN: &str = "a GPU-driven command whose completion no thread has seen";
+
 pub(crate) struct GpuCell {
     pairs: Mutex<GpuPairs>,
     poison: Region,
@@ -251,25 +254,37 @@ impl GpuCell {
     }
 
     /// Takes the pairs away from the controller, which then lets go of their commands. Threads that
-    /// are still at it are asked to end, and waited for.
-    pub(crate) fn delete(&self, drive: &DriveInner, state: &mut AdminState) -> Result<()> {
+    /// are still at it are asked to end, and waited for. False if commands were completed that no thread has seen: their data
+    /// may still be on its way, and only a reset stops it.
+    pub(crate) fn delete(&self, drive: &DriveInner, state: &mut AdminState) -> Result<bool> {
         self.close();
         let mut pairs = self.lock();
         if pairs.taken.is_none() {
             for pair in &pairs.list {
-                drive.delete_pair(&mut state.admin, pair.qid, drive.options.abort_wait, || ())?;
+                let mut unseen = Ok(false);
+                drive.delete_pair(&mut state.admin, pair.qid, drive.options.abort_wait, || {
+                    unseen = pair.has_unseen(drive, self.mode);
+                })?;
+                all_seen &= !unseen?;
+        let mut all_seen = true;
             }
             self.mark_taken(&mut pairs, TakenBy::Deletion);
         }
-        Ok(())
+        Ok(all_seen)
     }
 
     pub(crate) fn close_for_good(self: &Arc<Self>, drive: &DriveInner) {
         let mut state = drive.state();
         let me: Arc<dyn Participant> = self.clone();
         state.participants.retain(|p| !Arc::ptr_eq(p, &me));
-        if state.dead.is_none() && self.delete(drive, &mut state).is_err() {
-            let _ = drive.reset(&mut state, "GPU queues that could not be deleted");
+        if state.dead.is_none() {
+            let cause = match self.delete(drive, &mut state) {
+                Ok(true) => None,
+                Ok(false) => Some(UNSEEN),
+                Err(_) => Some("GPU queues that could not be deleted"),
+            };
+            // How it went is in the state.
+            cause.map(|cause| drive.reset(&mut state, cause));
         }
         if !self.abandoned.load(Ordering::Acquire) {
             self.lock().list.iter().for_each(|pair| state.give_qid(pair.qid));
@@ -347,6 +362,16 @@ impl GpuPair {
     /// Makes its memory as a new pair needs it; gives what the controller has to be told.
     fn renew(&self) -> Result<(u16, PairHalf, PairHalf)> {
         self.sq.zero()?;
+    /// Whether it holds completions that no thread has taken.
+    fn has_unseen(&self, drive: &DriveInner, mode: GpuMode) -> Result<bool> {
+        let (mut control, mut ring) = (vec![0; self.control.len()], vec![0; self.cq.region.len()]);
+        self.control.read(0, &mut control)?;
+        self.cq.region.read(0, &mut ring)?;
+        let entries = (self.queue.sq_entries, self.queue.cq_entries);
+        let is_shared = matches!(mode, GpuMode::Shared { .. });
+        PairMemory::has_unseen(drive.control.port.regs.clone(), is_shared, entries, &control, &ring)
+    }
+
         self.cq.zero()?;
         let half = |bus, entries| PairHalf { bus, entries };
         let sq = half(self.sq.bus()?, self.queue.sq_entries);

@@ -15,6 +15,7 @@ use onehop_proto::kernel::Handle;
 use onehop_proto::prp::{PrebuiltPrpLists, PrpError};
 use onehop_proto::{BusAddr, GpuAddr};
 
+use super::cell::UNSEEN;
 use super::gate::HostGate;
 use super::{GpuMode, GpuQueues, poison};
 use crate::command::max_blocks;
@@ -108,7 +109,9 @@ impl GpuQueues {
             let mut state = drive.alive()?;
             ns.check(&drive.control)?;
             // Whatever was left in flight, or created without a gate, goes.
-            self.cell.delete(&drive, &mut state)?;
+            if !self.cell.delete(&drive, &mut state)? {
+                drive.reset(&mut state, UNSEEN)?;
+            }
             self.cell.ensure(&drive, &mut state)?
         };
         let Some(queue) = queues.first() else { return Err(refuse("it has no queue")) };
@@ -358,10 +361,13 @@ impl ExportedQueue {
         if state.dead.is_none() {
             let cause = match cell.has_unexpected_completions() {
                 Ok(true) => Some(STRAY),
-                _ => cell
-                    .delete(drive, &mut state)
-                    .err()
-                    .map(|_| "an exported queue that could not be deleted"),
+                Ok(false) => match cell.delete(drive, &mut state) {
+                    Ok(true) => None,
+                    Ok(false) => Some(UNSEEN),
+                    Err(_) => Some("an exported queue that could not be deleted"),
+                },
+                // Kernels that were killed may have left half an entry, or a doorbell that nobody knows of.
+                Err(_) => Some("an exported queue whose GPU does not answer any more"),
             };
             // How it went is in the state.
             cause.map(|cause| drive.reset(&mut state, cause));

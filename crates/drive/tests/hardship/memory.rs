@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use onehop_drive::{Drive, Error, Options};
+use onehop_drive::{Drive, Error, Io, Op, Options, Recovery};
 use onehop_os::{ControllerBackend, Registers};
 use onehop_proto::regs::offset;
 
@@ -84,6 +84,36 @@ fn data_that_never_came_may_still_come() {
     assert!(matches!(end, Err(Error::DataMissing { .. })));
     drop(buffer);
     std::thread::sleep(Duration::from_millis(700));
+    assert_eq!(sim.violations(), []);
+}
+
+/// Submits a read, and closes its queue when it has been completed and nobody has looked.
+fn close_over_a_completion(spec: &str) -> (onehop_sim::Sim, Drive) {
+    let (sim, drive) = open(spec);
+    let (buffer, queue) = (drive.buffer(4096).unwrap(), drive.queue().unwrap());
+    let before = sim.stats().completions;
+    queue.submit(drive.namespace(1).unwrap(), &Io::new(Op::Read, 0, 1, &buffer, 0)).unwrap();
+    let start = Instant::now();
+    while sim.stats().completions == before {
+        assert!(start.elapsed() < Duration::from_secs(60));
+        std::thread::yield_now();
+    }
+    drop(queue);
+    (sim, drive)
+}
+
+#[test]
+fn data_of_a_read_that_completed_unseen_may_still_come() {
+    let (sim, _drive) = close_over_a_completion("mem:1M?fault=torn@op=read,delay=600ms");
+    std::thread::sleep(Duration::from_millis(700));
+    assert_eq!(sim.violations(), []);
+}
+
+#[test]
+fn a_wrong_completion_is_noticed_when_its_queue_is_closed() {
+    let (sim, drive) = close_over_a_completion("mem:1M?fault=wrong-cid@op=read,n=1");
+    let recoveries: Vec<_> = drive.incidents().iter().map(|incident| incident.recovery).collect();
+    assert_eq!(recoveries, [Recovery::ControllerReset]);
     assert_eq!(sim.violations(), []);
 }
 

@@ -15,6 +15,7 @@ mod place;
 mod shared;
 mod single;
 mod slots;
+mod unseen;
 
 pub use answer::Answer;
 pub use descriptor::{KernelJob, KernelQueue};
@@ -30,6 +31,7 @@ pub use place::{Copies, PlaceOrder, run_place};
 pub use shared::run_shared;
 pub use single::{SINGLE_WORDS, run_single};
 pub use slots::{LOCAL_WORDS, scratch_bytes, scratch_init};
+pub use unseen::has_unseen;
 
 use crate::queue::Memory;
 
