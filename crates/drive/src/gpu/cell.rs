@@ -129,10 +129,13 @@ impl GpuCell {
         self.gate.lock().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
-    /// Leaves the queues to threads that did not come out: everything that they may touch stays as long as the program.
-    pub(crate) fn abandon(self: &Arc<Self>) {
+    /// Leaves the queues to threads that did not come out: everything that they may touch stays as long as the program. So does
+    /// the drive. The numbers of these queues are given to no other queue of this drive, but whoever has the controller next
+    /// would use them again, and a doorbell that such a thread rings at last would be theirs. The process that ends takes
+    /// the threads with it.
+    pub(crate) fn abandon(self: &Arc<Self>, drive: &Arc<DriveInner>) {
         self.abandoned.store(true, Ordering::Release);
-        std::mem::forget(self.clone());
+        std::mem::forget((self.clone(), drive.clone()));
     }
 
     /// Whether the queues are left to threads that did not come out.
@@ -259,6 +262,7 @@ impl GpuCell {
     pub(crate) fn delete(&self, drive: &DriveInner, state: &mut AdminState) -> Result<bool> {
         self.close();
         let mut pairs = self.lock();
+        let mut all_seen = true;
         if pairs.taken.is_none() {
             for pair in &pairs.list {
                 let mut unseen = Ok(false);
@@ -266,7 +270,6 @@ impl GpuCell {
                     unseen = pair.has_unseen(drive, self.mode);
                 })?;
                 all_seen &= !unseen?;
-        let mut all_seen = true;
             }
             self.mark_taken(&mut pairs, TakenBy::Deletion);
         }
@@ -359,9 +362,6 @@ impl GpuPair {
         Ok(self.control.write(0, &bytes)?)
     }
 
-    /// Makes its memory as a new pair needs it; gives what the controller has to be told.
-    fn renew(&self) -> Result<(u16, PairHalf, PairHalf)> {
-        self.sq.zero()?;
     /// Whether it holds completions that no thread has taken.
     fn has_unseen(&self, drive: &DriveInner, mode: GpuMode) -> Result<bool> {
         let (mut control, mut ring) = (vec![0; self.control.len()], vec![0; self.cq.region.len()]);
@@ -372,6 +372,9 @@ impl GpuPair {
         PairMemory::has_unseen(drive.control.port.regs.clone(), is_shared, entries, &control, &ring)
     }
 
+    /// Makes its memory as a new pair needs it; gives what the controller has to be told.
+    fn renew(&self) -> Result<(u16, PairHalf, PairHalf)> {
+        self.sq.zero()?;
         self.cq.zero()?;
         let half = |bus, entries| PairHalf { bus, entries };
         let sq = half(self.sq.bus()?, self.queue.sq_entries);
@@ -387,7 +390,7 @@ impl Participant for GpuCell {
         }
         self.poison(poison::RESET);
         if !self.is_empty_in_time() {
-            // They may ring at any time, but doorbells of queues that no controller has again.
+            // They may ring at any time, but doorbells of queues that no controller has again: it ignores them.
             self.abandoned.store(true, Ordering::Release);
         }
         // A doorbell that is still on its way would ring the queue that comes after this one.

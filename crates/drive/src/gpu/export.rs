@@ -352,7 +352,7 @@ impl ExportedQueue {
         if !empty {
             // They may still use all of it, whenever they go on.
             std::mem::forget(watch.memory.clone());
-            cell.abandon();
+            cell.abandon(drive);
             return Err(Error::Gpu(format!(
                 "threads of a kernel did not leave an exported queue within {patience:?}; its memory and number stay theirs"
             )));

@@ -108,7 +108,8 @@ impl GpuQueues {
         let started = gpu.launch(&launch, &job);
         self.cell.running.store(started.is_ok(), Ordering::Release);
         drop(state);
-        started.or_else(|error| self.failed(error.into()))
+        // What did not begin has done nothing.
+        started.or_else(|error| self.failed(error.into(), true))
     }
 
     /// Runs a kernel to its end; says how it ended and how long it ran. When this fails, the controller has let go of what the
@@ -120,12 +121,16 @@ impl GpuQueues {
         count: u32,
         watching: Watching<'_>,
     ) -> Result<(Vec<Exit>, Duration)> {
-        self.watch(running, memory, count, watching).or_else(|error| self.failed(error))
+        // A kernel that was killed may have left half an entry, or a doorbell that nobody knows of: only a reset ends that.
+        // One that was not proved to have ended may still ring: its queues are deleted, and the controller is not reset
+        // under it.
+        let ended = self.watch(running, memory, count, watching);
+        ended.or_else(|error| self.failed(error, self.cell.is_abandoned()))
     }
 
     /// Nobody knows what a launch handed over before it failed.
-    fn failed<T>(&self, error: Error) -> Result<T> {
-        self.recover(format!("a GPU launch that failed: {error}"), true)?;
+    fn failed<T>(&self, error: Error, polite: bool) -> Result<T> {
+        self.recover(format!("a GPU launch that failed: {error}"), polite)?;
         Err(error)
     }
 
@@ -182,7 +187,7 @@ impl GpuQueues {
 
     /// Leaves everything that a kernel may still reach to it, for as long as this process lives.
     fn leave_to_kernel(&self, memory: &LaunchMemory) {
-        self.cell.abandon();
+        self.cell.abandon(&self.drive);
         std::mem::forget(memory.region.clone());
     }
 
@@ -193,7 +198,7 @@ impl GpuQueues {
         Error::Gpu(format!(
             "a kernel on {} did not end a command within {waited:?}, and did not stop when it was told to. Another kernel may occupy \
              the whole GPU: a kernel that waits for this transfer must leave room for it. The queues and their memory are left to the \
-             kernel until this process ends",
+             kernel, and the drive stays open, until this process ends",
             self.gpu.name()
         ))
     }

@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use onehop_drive::{Drive, Error, GpuJob, GpuMode, GpuSetup, Options, Placement};
+use onehop_drive::{Drive, Error, GpuJob, GpuMode, GpuSetup, Options, Placement, Recovery};
 use onehop_gpu::{Copier, Doorbells, Emulated, Gpu, KernelJob, Launch, Place, Region, Running};
 use onehop_os::{ControllerBackend, DmaMemory, HostMem, Mapped, Mapper, Registers};
 use onehop_proto::kernel::Exit;
+use onehop_proto::regs::{Cc, offset};
+use onehop_sim::Sim;
 
 use crate::{inject, open, options};
 
@@ -133,6 +135,24 @@ fn a_launch_that_fails_leaves_nothing_in_flight() {
     assert_eq!(sim.violations(), []);
 }
 
+/// A killed kernel may have left half an entry or a doorbell behind, whatever its outcomes say.
+#[test]
+fn a_killed_kernel_is_recovered_by_a_reset() {
+    let (sim, drive) = open("mem:1M");
+    let gpu: Arc<dyn Gpu> = Arc::new(Failing(Emulated::new()));
+    let queues = drive.gpu_queues(gpu.clone(), GpuSetup::new(Placement::TIER1)).unwrap();
+    let (_region, buffer) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4096).unwrap();
+    let job = [GpuJob { lba: 0, blocks: 8, offset: 0 }];
+    let end = queues.read(drive.namespace(1).unwrap(), &job, &buffer);
+    assert!(matches!(end, Err(Error::Gpu(_))), "{end:?}");
+    assert_eq!(recoveries(&drive), [Recovery::ControllerReset]);
+    assert_eq!(sim.violations(), []);
+}
+
+fn recoveries(drive: &Drive) -> Vec<Recovery> {
+    drive.incidents().iter().map(|incident| incident.recovery).collect()
+}
+
 /// The emulated GPU with other launches.
 struct Launching<F> {
     gpu: Emulated,
@@ -195,8 +215,12 @@ fn a_kernel_that_never_begins_is_left_behind() {
     let (sim, drive) = open("mem:1M");
     let occupied = Arc::new(AtomicBool::new(true));
     let other = occupied.clone();
+    let (keep, late) = std::sync::mpsc::channel();
     let start = move |gpu: &Emulated, launch: &Launch, job: &KernelJob| match other.load(Ordering::Relaxed) {
-        true => Ok(Box::new(Queued { occupied: other.clone() }) as Box<dyn Running>),
+        true => {
+            keep.send((gpu.clone(), launch.clone(), *job)).unwrap();
+            Ok(Box::new(Queued { occupied: other.clone() }) as Box<dyn Running>)
+        }
         false => gpu.launch(launch, job),
     };
     let gpu: Arc<dyn Gpu> = Arc::new(Launching { gpu: Emulated::new(), start });
@@ -220,11 +244,84 @@ fn a_kernel_that_never_begins_is_left_behind() {
     assert_eq!(other.id(), 2);
     assert!(matches!(queues.read(ns, &job, &buffer), Err(Error::Gpu(_))));
     drop(queues);
+    // When it begins at last, it rings no doorbell.
+    let (emulated, launch, late) = late.recv().unwrap();
+    let exits = emulated.launch(&launch, &late).unwrap().join().unwrap();
+    assert!(matches!(exits[..], [Exit::Poisoned(_)]), "{exits:?}");
+    assert_eq!(sim.violations(), []);
     occupied.store(false, Ordering::Relaxed);
     let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
     queues.read(ns, &job, &buffer).unwrap();
     assert_eq!(drive.queue().unwrap().id(), 4);
     assert_eq!(sim.violations(), []);
+}
+
+/// Whoever has the controller next would give the kernel's queue numbers to others.
+#[test]
+fn a_drive_stays_open_as_long_as_a_kernel_may_ring_its_doorbells() {
+    let (sim, drive) = open("mem:1M");
+    let start = |_: &Emulated, _: &Launch, _: &KernelJob| {
+        Ok(Box::new(Queued { occupied: Arc::new(AtomicBool::new(true)) }) as Box<dyn Running>)
+    };
+    let gpu: Arc<dyn Gpu> = Arc::new(Launching { gpu: Emulated::new(), start });
+    let (limit, stall) = (Duration::from_millis(50), Duration::from_millis(50));
+    let queues = drive.gpu_queues(gpu.clone(), GpuSetup { limit, stall, ..GpuSetup::new(Placement::TIER1) });
+    let queues = queues.unwrap();
+    let (_region, buffer) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4096).unwrap();
+    let job = [GpuJob { lba: 0, blocks: 8, offset: 0 }];
+    queues.read(drive.namespace(1).unwrap(), &job, &buffer).unwrap_err();
+    drop((queues, buffer, drive));
+    assert!(Cc(sim.registers().read32(offset::CC)).en());
+}
+
+/// A launch whose end is noticed only when so many commands have been completed.
+struct Unseeing {
+    running: Box<dyn Running>,
+    sim: Sim,
+    completions: u64,
+}
+
+impl Running for Unseeing {
+    fn is_done(&self) -> bool {
+        self.running.is_done()
+    }
+    fn join(self: Box<Self>) -> onehop_gpu::Result<Vec<Exit>> {
+        let exits = self.running.join();
+        let start = Instant::now();
+        while self.sim.stats().completions < self.completions {
+            assert!(start.elapsed() < Duration::from_secs(60));
+            std::thread::yield_now();
+        }
+        exits
+    }
+}
+
+#[test]
+fn data_of_reads_that_completed_unseen_never_reaches_memory_that_the_caller_has_back() {
+    for mode in [GpuMode::Owner, GpuMode::Shared { threads: 8 }, GpuMode::Shared { threads: 32 }] {
+        let sim = onehop_sim::open("mem:1M?to=1&latency=1s&fault=torn@op=read,n=1,delay=1s").unwrap();
+        let drive = Drive::open(sim.port(), Options { retries: 0, ..options() }).unwrap();
+        let watched = sim.clone();
+        let start = move |gpu: &Emulated, launch: &Launch, job: &KernelJob| {
+            let completions = watched.stats().completions + 1;
+            let running = gpu.launch(launch, job)?;
+            Ok(Box::new(Unseeing { running, sim: watched.clone(), completions }) as Box<dyn Running>)
+        };
+        let gpu: Arc<dyn Gpu> = Arc::new(Launching { gpu: Emulated::new(), start });
+        let stall = Duration::from_millis(50);
+        let setup = GpuSetup { mode, queues: 1, stall, ..GpuSetup::new(Placement::TIER1) };
+        let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
+        let (region, buffer) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4096).unwrap();
+        let job = [GpuJob { lba: 0, blocks: 8, offset: 0 }];
+        let end = queues.read(drive.namespace(1).unwrap(), &job, &buffer);
+        assert!(matches!(end, Err(Error::TimedOut { .. })), "{mode:?}: {end:?}");
+        assert_eq!(recoveries(&drive), [Recovery::ControllerReset], "{mode:?}");
+        region.fill(0, 4096, 0xa5).unwrap();
+        std::thread::sleep(Duration::from_millis(1500));
+        let mut got = [0; 4096];
+        region.read(0, &mut got).unwrap();
+        assert!(got.iter().all(|byte| *byte == 0xa5), "{mode:?}");
+    }
 }
 
 /// A GPU on which no kernel that prepares queues finds room.
