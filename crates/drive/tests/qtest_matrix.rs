@@ -87,6 +87,20 @@ fn a_killed_qemu_is_gone() {
     assert!(matches!(error, onehop_drive::Error::Gone { .. }), "{error}");
 }
 
+/// AQA, ASQ and ACQ outlast a controller reset here too, so that it is not taken for a loss of power.
+#[test]
+fn a_reset_loses_no_writes() {
+    let Some(qemu) = start(&PLAIN) else { return };
+    let drive = Drive::open(qemu.port().unwrap(), Options { writable: true, ..Options::default() }).unwrap();
+    let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+    let buffer = drive.buffer(4096).unwrap();
+    for _ in 0..3 {
+        queue.write(ns, 0, 1, &buffer, 0).unwrap();
+        drive.reset().unwrap();
+        queue.flush(ns).unwrap();
+    }
+}
+
 /// A bad doorbell value is reported by an asynchronous event, which is served and asked for again.
 #[test]
 fn asynchronous_events_are_served() {
