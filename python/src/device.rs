@@ -80,5 +80,5 @@ fn cuda(name: &str, why: &str) -> onehop_gpu::Result<GpuDevice> {
 }
 
 fn cpu(why: String) -> GpuDevice {
-    GpuDevice { gpu: Arc::new(Emulated::new()), cuda: None, why, dlpack: dlpack::DlDevice::CPU }
+    GpuDevice { gpu: Arc::new(Emulated::private()), cuda: None, why, dlpack: dlpack::DlDevice::CPU }
 }

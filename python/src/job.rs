@@ -234,6 +234,11 @@ pub(crate) enum JobStep {
 }
 
 impl Job {
+    /// The memory of a bounded stream; none in a forked child, where another thread may have had it locked at the fork.
+    fn pool(&self) -> Option<&Pool> {
+        self.shared.pool.get().filter(|_| !self.is_forked()).map(|(pool, _)| &**pool)
+    }
+
     fn is_stuck(&self) -> Option<usize> {
         self.shared.pool.get().and_then(|(pool, _)| pool.is_stuck())
     }
@@ -285,12 +290,12 @@ impl Job {
 
     /// Of memory whose tensors have died, a name for the fence behind which it is used again; None where there is none.
     fn dead(&self) -> Option<u64> {
-        self.shared.pool.get()?.0.dead()
+        self.pool()?.dead()
     }
 
     /// The GPU has passed that fence.
     fn fenced(&self, fence: u64) {
-        if let Some((pool, _)) = self.shared.pool.get() {
+        if let Some(pool) = self.pool() {
             pool.fenced(fence);
         }
     }
@@ -298,7 +303,7 @@ impl Job {
     /// Bytes by which the memory of a bounded stream has grown.
     #[getter]
     fn grown(&self) -> usize {
-        self.shared.pool.get().map_or(0, |(pool, _)| pool.grown())
+        self.pool().map_or(0, Pool::grown)
     }
 
     /// How the load went, once it is over.

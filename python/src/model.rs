@@ -260,7 +260,7 @@ impl Model {
             return Ok(None);
         };
         let read = || {
-            let gpu = Emulated::new();
+            let gpu = Emulated::private();
             let memory = gpu.alloc(Place::Vram, part.bytes().max(1) as usize)?;
             let host = memory.host().ok_or(Error::Lost)?;
             for row in 0..part.rows {

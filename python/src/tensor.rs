@@ -78,7 +78,7 @@ impl Tensor {
 
     /// A copy in the CPU's memory, with the same strides.
     fn on_cpu(&self) -> onehop_gpu::Result<Region> {
-        let copy = Emulated::new().alloc(Place::Vram, self.memory.len().max(1))?;
+        let copy = Emulated::private().alloc(Place::Vram, self.memory.len().max(1))?;
         let mut piece = vec![0; PIECE.min(self.memory.len())];
         for at in (0..self.memory.len()).step_by(PIECE) {
             let piece = &mut piece[..PIECE.min(self.memory.len() - at)];

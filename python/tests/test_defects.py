@@ -1,18 +1,22 @@
 """What users ran into."""
 
+import contextlib
 import copy
 import pickle
 import random
 import subprocess
 import sys
+import threading
 import time
+import types
+from collections import deque
 
 import numpy
 import onehop
 import pytest
 import safetensors
 from conftest import random_model, safetensors_file
-from onehop import errors
+from onehop import _stream, errors
 
 
 def test_a_file_object_is_no_path(tmp_path):
@@ -163,3 +167,50 @@ def test_a_file_that_is_cut_while_it_is_open(tmp_path):
             file.truncate(5000)
         with pytest.raises(errors.ChangedFileError):
             f.get_tensor("a")
+
+
+@pytest.mark.parametrize("is_cuda", [False, True])
+def test_copies_into_the_hosts_memory_are_waited_for(is_cuda):
+    copied = []
+    target = types.SimpleNamespace(
+        shape=(2, 3), is_cuda=is_cuda, copy_=lambda tensor, non_blocking: copied.append((tensor, non_blocking))
+    )
+    tensor = types.SimpleNamespace(shape=(2, 3))
+    _stream.copy_tensor("w", tensor, target)
+    assert copied == [(tensor, is_cuda)]
+    # torch's copy_ would spread one row over all of them.
+    with pytest.raises(onehop.errors.RequestError, match=r"'w' has the shape \[1, 3\], and that of `into` \[2, 3\]"):
+        _stream.copy_tensor("w", types.SimpleNamespace(shape=(1, 3)), target)
+    assert len(copied) == 1
+
+
+def test_two_threads_at_one_stream_release_each_fence_once_and_in_order():
+    passed, released = [], []
+
+    class Job:
+        def dead(self):
+            return None
+
+        def fenced(self, fence):
+            assert fence in passed, "a fence that the GPU has not passed"
+            released.append(fence)
+
+    class Event:
+        def __init__(self, fence):
+            self.fence = fence
+
+        def query(self):
+            # Another thread looks meanwhile.
+            time.sleep(0.001)
+            return self.fence in passed
+
+    memory = _stream.TorchMemory.__new__(_stream.TorchMemory)
+    memory._fences, memory._recycling = deque((Event(i), i) for i in range(20)), threading.Lock()
+    memory._beside_captures = contextlib.nullcontext
+    passed.extend(range(10))
+    threads = [threading.Thread(target=memory.recycle, args=(Job(),)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert released == list(range(10))

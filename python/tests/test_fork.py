@@ -57,6 +57,35 @@ for _ in range(20):
     child(drop)
 waiting.join()
 """,
+    "a child looks at the memory of its parent's bounded stream": """
+bounded = onehop.stream(sys.argv[1], "cpu", max_bytes=4096)
+kept = next(bounded)
+def look():
+    assert bounded.grown == 0
+    try:
+        next(bounded)
+    except errors.RequestError as error:
+        assert "fork" in str(error), error
+    else:
+        raise AssertionError("a child got tensors of its parent's load")
+# Meanwhile readers take the memory's lock all the time.
+for _ in range(100):
+    child(look)
+bounded.close()
+""",
+    "a child's changes of tensors are its own": """
+import onehop.numpy
+arrays = onehop.numpy.load_file(sys.argv[1])
+with onehop.safe_open(sys.argv[1], "np") as opened:
+    arrays["alone"] = opened.get_tensor(next(iter(arrays)))
+before = {name: array.tobytes() for name, array in arrays.items()}
+def change():
+    for array in arrays.values():
+        array.view("u1")[...] ^= 0xff
+    assert all(array.tobytes() != before[name] for name, array in arrays.items() if array.size)
+child(change)
+assert all(array.tobytes() == before[name] for name, array in arrays.items())
+""",
     "a child loads for itself": """
 child(lambda: onehop.load(sys.argv[1], "cpu"))
 assert first[1].tobytes() is not None

@@ -44,6 +44,8 @@ pub struct Emulated {
     vram: Option<Vram>,
     /// Whether its kernels take the times.
     metered: bool,
+    /// Whether a forked child gets a copy of its memory.
+    is_private: bool,
 }
 
 /// Memory that is given to it as its own, and which of it is free.
@@ -79,10 +81,16 @@ impl Emulated {
         Self::with_lanes(EMULATED_LANES)
     }
 
+    /// One whose memory no device reaches: a forked child gets a copy of it, as of other memory of its parent.
+    #[must_use]
+    pub fn private() -> Self {
+        Self { is_private: true, ..Self::new() }
+    }
+
     /// One whose warps have so many lanes.
     #[must_use]
     pub fn with_lanes(lanes: u32) -> Self {
-        Self { space: Space::new(), lanes: lanes.max(1), vram: None, metered: false }
+        Self { space: Space::new(), lanes: lanes.max(1), vram: None, metered: false, is_private: false }
     }
 
     /// One with memory of its own: that of a device, so that a drive reaches it over the bus as it reaches a GPU's.
@@ -240,6 +248,7 @@ impl Gpu for Emulated {
             Some(vram) if place == Place::Vram => {
                 Ok(self.adopt(place, vram.take(bytes)?)?.exported_by(vram.exporter.clone()))
             }
+            _ if self.is_private => self.adopt(place, HostMem::private(bytes)?),
             _ => self.adopt(place, HostMem::anonymous(bytes)?),
         }
     }

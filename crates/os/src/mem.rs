@@ -76,9 +76,21 @@ impl HostMem {
     /// # Errors
     /// When the system has none.
     pub fn anonymous(bytes: usize) -> Result<Self> {
-        let len = round_up(bytes)?;
         // Miri has no shared memory, and no other processes either.
-        let share = if cfg!(miri) { MapFlags::PRIVATE } else { MapFlags::SHARED };
+        Self::new(bytes, if cfg!(miri) { MapFlags::PRIVATE } else { MapFlags::SHARED })
+    }
+
+    /// The same, of which a forked child gets a copy. Not for what a device reaches: a copy that is made on a write may leave
+    /// the device with the former pages.
+    ///
+    /// # Errors
+    /// When the system has none.
+    pub fn private(bytes: usize) -> Result<Self> {
+        Self::new(bytes, MapFlags::PRIVATE)
+    }
+
+    fn new(bytes: usize, share: MapFlags) -> Result<Self> {
+        let len = round_up(bytes)?;
         // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
         let base =
             unsafe { mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, share) }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, List, Mapping, Optional
 
-from . import Device, Paths, Stream, errors, safe_open
+from . import Device, Paths, Stream, _stream, errors, safe_open
 from ._native import Outcome
 
 
@@ -17,8 +17,8 @@ class Model:
     def reload(self, into: Mapping[str, Any], device: Device = None, *, max_bytes: int = 1 << 30, **options: Any) -> Outcome:
         """Copies the tensors of the files into those of `into`, by name, on the current stream. The files are opened anew.
 
-        All names and shapes are compared before anything is written. What fails later is a SwapError, which lists the
-        tensors that are new already.
+        All names, and without `cuts` all shapes, are compared before anything is written. What fails later is a SwapError,
+        which lists the tensors that are new already.
         """
         import torch
 
@@ -27,23 +27,24 @@ class Model:
         missing = [name for name in into if name not in names]
         if missing:
             raise errors.UnknownTensorError(f"the files have no tensor {missing[0]!r}, nor {len(missing) - 1} others of `into`")
+        is_cut = bool(options.get("cuts"))
         for name, target in into.items():
             shape = opened.get_slice(name).get_shape()
-            if "cuts" not in options and list(target.shape) != shape:
-                raise errors.RequestError(
-                    f"the tensor {name!r} has the shape {shape}, and that of `into` {list(target.shape)}: nothing was written"
-                )
+            # What cuts make of a shape shows when the tensor arrives.
+            if not is_cut and list(target.shape) != shape:
+                raise errors.RequestError(f"{_stream.misfit(name, shape, target)}: nothing was written")
         new: List[str] = []
         stream: Optional[Stream] = None
         try:
             stream = opened.stream(names=list(into), max_bytes=max_bytes, **options)
             with torch.no_grad(), stream:
                 while (found := next(stream, None)) is not None:
-                    into[found[0]].copy_(found[1], non_blocking=True)
+                    _stream.copy_tensor(found[0], found[1], into[found[0]])
                     new.append(found[0])
                     del found
         except Exception as error:
-            raise errors.SwapError(error, new, [name for name in into if name not in set(new)]) from error
+            done = set(new)
+            raise errors.SwapError(error, new, [name for name in into if name not in done]) from error
         outcome = stream.outcome
         assert outcome is not None
         return outcome

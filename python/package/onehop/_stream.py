@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import threading
 import time
 import warnings
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Iterator, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple
 
 from . import errors
 from ._frameworks import TORCH_NAMES, torch_dtype
@@ -16,6 +17,8 @@ from ._native import Outcome, Tensor
 
 #: How often a stream looks whether the GPU has passed its fences, in seconds.
 _FENCE_POLL = 0.0005
+#: How often it looks whether another thread has let go of tensors while it waits: their memory wants a fence.
+_DEATH_POLL = 0.005
 #: CU_STREAM_CAPTURE_MODE_RELAXED
 _RELAXED = 2
 #: How long the GPU may take for what was under way when memory was allocated, in seconds.
@@ -38,8 +41,10 @@ class Stream:
 
     def __next__(self) -> Tuple[str, Any]:
         while True:
-            waits = self._memory is not None and self._memory.recycle(self._job)
-            step = self._job.next(_FENCE_POLL if waits else None)
+            limit = None
+            if self._memory is not None:
+                limit = _FENCE_POLL if self._memory.recycle(self._job) else _DEATH_POLL
+            step = self._job.next(limit)
             if step is None:
                 raise StopIteration
             if isinstance(step, Tensor):
@@ -101,6 +106,8 @@ class TorchMemory:
         self._torch: Any = torch
         self._device = device
         self._fences: Deque[Tuple[Any, int]] = deque()
+        # Several threads may take from one stream.
+        self._recycling = threading.Lock()
         self._driver: Any = None
 
     def _index(self) -> int:
@@ -150,6 +157,10 @@ class TorchMemory:
 
     def recycle(self, job: _Job) -> bool:
         """Has memory used again whose tensors are dead, once the GPU is done with them. Tells whether some still waits."""
+        with self._recycling:
+            return self._recycle(job)
+
+    def _recycle(self, job: _Job) -> bool:
         dead = job.dead()
         if dead is not None:
             index = self._index()
@@ -217,11 +228,19 @@ def copy_into(arriving: Stream, into: Dict[str, Any]) -> None:
 
     with torch.no_grad():
         for name, tensor in arriving:
-            target = into[name]
-            if target.shape != tensor.shape:
-                raise errors.RequestError(
-                    f"the tensor {name!r} has the shape {list(tensor.shape)}, and that of `into` {list(target.shape)}"
-                )
-            target.copy_(tensor, non_blocking=True)
+            copy_tensor(name, tensor, into[name])
             # Its memory is free for the next one.
             del tensor
+
+
+def copy_tensor(name: str, tensor: Any, target: Any) -> None:
+    """Copies a tensor that has arrived into one of the same shape. A copy into a GPU is behind what its current stream has
+    to do; one into the host's memory is over."""
+    if target.shape != tensor.shape:
+        raise errors.RequestError(misfit(name, list(tensor.shape), target))
+    target.copy_(tensor, non_blocking=bool(target.is_cuda))
+
+
+def misfit(name: str, shape: List[int], target: Any) -> str:
+    """What is wrong with a tensor of another shape."""
+    return f"the tensor {name!r} has the shape {shape}, and that of `into` {list(target.shape)}"

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use onehop_gpu::{Place, Region};
+use onehop_gpu::{Emulated, Gpu, Place, Region};
 use onehop_load::check::{BY_FILES, Verdict};
 use onehop_load::engine::{self, Arena, Prepared, RingEngine, Segments, Stopper};
 use onehop_load::plan::{Placed, PlanOptions};
@@ -194,13 +194,14 @@ impl LoadTask {
             let region = streamed.arena.region(placed.at, placed.bytes)?;
             let tensor = whole(placed, region, pool.lease(segment), device.dlpack);
             self.shared.bytes.store(stream.bytes(), Ordering::Release);
-            self.hand_out(tensor);
+            // Before the last one is handed out: who drops it has the segment free.
             if let Some(left) = left.get_mut(segment) {
                 *left -= 1;
                 if *left == 0 {
                     pool.filled(segment);
                 }
             }
+            self.hand_out(tensor);
         }
         self.end(stream, device, begin)
     }
@@ -255,7 +256,10 @@ impl LoadTask {
         let device = self.request.device.open()?;
         let begin = Instant::now();
         fits(&plan, &device)?;
-        let gpu = Chosen { gpu: device.gpu.clone(), why: device.why.clone() };
+        // Memory that a drive reaches has to stay where it is when this process forks.
+        let shared: Arc<dyn Gpu> =
+            if device.cuda.is_some() { device.gpu.clone() } else { Arc::new(Emulated::new()) };
+        let gpu = Chosen { gpu: shared, why: device.why.clone() };
         let loaded = drive.load(&gpu, options, &plan, &*self.shared)?;
         for placed in &plan.tensors {
             let tensor = whole(placed, memory(&loaded.arena, placed.at, placed.bytes)?, None, device.dlpack);
