@@ -58,7 +58,7 @@ pub trait Copier: Send {
     /// Begins to copy.
     ///
     /// # Errors
-    /// When the rows do not lie within the memory, or the GPU fails.
+    /// When the rows do not lie within the memory, or the GPU fails. The next mark tells when what was begun of them is over.
     fn copy(&mut self, rows: &Rows) -> Result<()>;
     /// Begins to copy all of these, in any order among themselves. Many in one call keep a copy engine from pausing between
     /// them.
@@ -71,17 +71,17 @@ pub trait Copier: Send {
     /// The point behind all copies that were begun.
     ///
     /// # Errors
-    /// When the GPU fails.
+    /// When the GPU fails. Where [`Error::is_under_way`], the copies go on, and a later mark lies behind them too.
     fn mark(&mut self) -> Result<Mark>;
     /// Whether everything before a point is over.
     ///
     /// # Errors
-    /// When it failed.
+    /// When it failed. Only where not [`Error::is_under_way`] it is over.
     fn is_over(&mut self, mark: Mark) -> Result<bool>;
     /// Waits until everything before a point is over.
     ///
     /// # Errors
-    /// When it failed.
+    /// As for [`Copier::is_over`].
     fn wait(&mut self, mark: Mark) -> Result<()>;
 }
 

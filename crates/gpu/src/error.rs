@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use onehop_proto::GpuAddr;
 
+use crate::cuda::is_lost;
+
 /// The result of this crate's calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -62,6 +64,12 @@ pub enum Error {
         /// What to do about it, or nothing.
         hint: String,
     },
+    /// The program has destroyed the CUDA context that this was in: the work in it has ended, and its memory is gone.
+    #[error("{what}: the program has destroyed the CUDA context of this memory or stream")]
+    ContextDestroyed {
+        /// What was being done.
+        what: String,
+    },
     /// The GPU took something on, and it neither ended nor failed.
     #[error("{what}: nothing came of it within {seconds} s; nvidia-smi and dmesg say more")]
     Silent {
@@ -77,6 +85,12 @@ pub enum Error {
         what: String,
         /// How long it was waited for.
         seconds: u64,
+    },
+    /// The driver does not tell whether work that was begun has ended. What it uses is left to it until it has.
+    #[error("{cause}; the work may still be running, and its memory is left alone until it has ended")]
+    OutcomeUnknown {
+        /// What the driver answered.
+        cause: Box<Error>,
     },
     /// A kernel did not end in time, and was cancelled: it writes nothing any more, even if it starts later.
     #[error("{what} did not end within {limit:?} and was cancelled")]
@@ -119,6 +133,29 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether the work that failed may still be running. What it reads must not be written then, and what it writes not be
+    /// used, before it has ended. Work that went with a lost context has ended.
+    #[must_use]
+    pub fn is_under_way(&self) -> bool {
+        matches!(
+            self,
+            Self::OutcomeUnknown { .. }
+                | Self::Silent { .. }
+                | Self::Unended { .. }
+                | Self::StillWriting { .. }
+        )
+    }
+
+    /// The error of a call that was to tell the end of work: the work may still be running, unless its context is lost.
+    pub(crate) fn of_begun_work(self) -> Self {
+        match self {
+            Self::Driver { code, .. } if is_lost(code) => self,
+            Self::ContextDestroyed { .. } => self,
+            _ if self.is_under_way() => self,
+            _ => Self::OutcomeUnknown { cause: Box::new(self) },
+        }
+    }
+
     /// Whether there was no memory, of the GPU or of this machine.
     #[must_use]
     pub fn is_no_room(&self) -> bool {
@@ -129,5 +166,28 @@ impl Error {
             Self::Memory(onehop_os::Error::System { source, .. }) => source.kind() == ErrorKind::OutOfMemory,
             _ => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_ends_with_a_lost_context_and_with_no_other_failure_to_tell() {
+        let driver = |code| {
+            let (what, call, name) = ("a copy".into(), "cuEventQuery", String::new());
+            Error::Driver { what, call, name, code, text: String::new(), hint: String::new() }
+        };
+        for code in [700, 709, 719] {
+            assert!(!driver(code).of_begun_work().is_under_way(), "{code}");
+        }
+        for code in [1, 2, 4, 201, 900, 999] {
+            assert!(!driver(code).is_under_way(), "a call that was refused began nothing: {code}");
+            let unknown = driver(code).of_begun_work();
+            assert!(matches!(unknown, Error::OutcomeUnknown { .. }) && unknown.is_under_way(), "{code}");
+        }
+        let unended = Error::Unended { what: "a launch".into(), seconds: 1 }.of_begun_work();
+        assert!(matches!(unended, Error::Unended { .. }) && unended.is_under_way());
     }
 }

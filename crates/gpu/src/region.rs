@@ -52,6 +52,10 @@ pub(crate) trait DeviceBytes: Send + Sync {
     fn mark(&self, marks: &Marks, limit: Duration) -> Result<()>;
     /// How many of them still hold it.
     fn marks_left(&self, marks: &Marks, limit: Duration) -> Result<u64>;
+    /// Whether no copy or fill of it is under way, those that failed included.
+    fn is_settled(&self) -> Result<bool> {
+        Ok(true)
+    }
     /// A dma-buf of a range.
     fn dma_buf(&self, offset: usize, bytes: usize) -> Result<DmaBuf>;
     /// A file descriptor by which another process opens all of it, where it is shared that way.
@@ -244,6 +248,14 @@ impl Region {
                 Ok(u32::from_le_bytes(word))
             }
         }
+    }
+
+    /// Whether every copy and fill has ended that was begun through this region or a part of it, those that failed included.
+    ///
+    /// # Errors
+    /// When the GPU does not tell: see [`Error::is_under_way`].
+    pub fn is_settled(&self) -> Result<bool> {
+        self.device().map_or(Ok(true), DeviceBytes::is_settled)
     }
 
     /// Who copies its bytes, where the CPU does not reach them.

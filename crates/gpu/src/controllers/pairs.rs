@@ -178,7 +178,7 @@ impl Pairs {
         };
         state.running = Some(self.gpu.serve(serving).inspect_err(|error| match error {
             // A kernel may have begun.
-            Error::Unended { .. } => state.lost = true,
+            error if error.is_under_way() => state.lost = true,
             _ => table.end_search(),
         })?);
         for qid in self.numbers() {

@@ -23,8 +23,8 @@ pub(super) struct Context {
     pub(super) driver: Arc<Driver>,
     pub(super) device: i32,
     raw: sys::CUcontext,
-    /// Whether it was retained here; the program's own goes when the program destroys it.
-    retained: bool,
+    /// Of a context that the program has made, and that goes when the program destroys it. Others are retained here.
+    of_program: Option<ProgramContext>,
     /// Other devices whose memory kernels of this one reach.
     peers: Mutex<Vec<i32>>,
 }
@@ -40,12 +40,30 @@ impl Context {
         // SAFETY: `raw` lives across the call, and `device` came from cuDeviceGet.
         let retained = driver.relaxed().and_then(|calls| unsafe { calls.context_retain(&mut raw, device) });
         retained.map_err(|failure| driver.error(format!("opening GPU {device}"), failure))?;
-        Ok(Arc::new(Self { driver: driver.clone(), device, raw, retained: true, peers: Mutex::default() }))
+        Ok(Arc::new(Self { driver: driver.clone(), device, raw, of_program: None, peers: Mutex::default() }))
     }
 
-    /// A context that the program has made. Where the program has destroyed it, calls in it fail.
-    pub(super) fn of_program(driver: &Arc<Driver>, device: i32, raw: sys::CUcontext) -> Arc<Self> {
-        Arc::new(Self { driver: driver.clone(), device, raw, retained: false, peers: Mutex::default() })
+    /// A context that the program has made. When the program has destroyed it, calls in it fail.
+    ///
+    /// # Safety
+    /// The program has not destroyed it yet.
+    pub(super) unsafe fn of_program(
+        driver: &Arc<Driver>,
+        device: i32,
+        raw: sys::CUcontext,
+    ) -> Result<Arc<Self>> {
+        let error = |failure| driver.error("using a context of the program's", failure);
+        let calls = driver.relaxed().map_err(error)?;
+        // SAFETY: the caller's promise.
+        let of_program = Some(unsafe { ProgramContext::new(&calls, raw) }.map_err(error)?);
+        Ok(Arc::new(Self { driver: driver.clone(), device, raw, of_program, peers: Mutex::default() }))
+    }
+
+    /// Whether the program has destroyed it, and all that was in it.
+    pub(super) fn is_destroyed(&self) -> bool {
+        let Some(context) = &self.of_program else { return false };
+        let seen = self.driver.relaxed().and_then(|calls| context.check(&calls, self.raw));
+        seen == Err(Failure::Destroyed)
     }
 
     /// Whether it is the one of this handle.
@@ -143,8 +161,9 @@ impl Context {
         f: impl FnOnce(&DriverCalls) -> std::result::Result<R, Failure>,
     ) -> std::result::Result<R, Failure> {
         let calls = self.driver.relaxed()?;
-        // SAFETY: the context is retained as long as `self` lives; or it is the program's, and the driver answers with an error
-        // for the handle of one that was destroyed (CUDA_ERROR_INVALID_CONTEXT).
+        self.of_program.as_ref().map_or(Ok(()), |context| context.check(&calls, self.raw))?;
+        // SAFETY: the context is retained as long as `self` lives; or it is the program's, which had not destroyed it just now. A
+        // program destroys no context during a call that uses it.
         unsafe { calls.context_push(self.raw) }?;
         let _entered = Entered(&calls);
         f(&calls)
@@ -158,7 +177,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        if !self.retained {
+        if self.of_program.is_some() {
             return;
         }
         // Where the last of it goes, the driver waits for all work of the GPU.
@@ -169,6 +188,38 @@ impl Drop for Context {
             let answer = driver.relaxed().and_then(|calls| unsafe { calls.context_release(device) });
             driver.freed(answer, "releasing a GPU's context")
         });
+    }
+}
+
+/// What tells a context of the program's from later ones. The driver gives the handle of one that was destroyed to another, and
+/// takes that of one that was destroyed for one that is there: it fails, or crashes, only when something is done in it.
+struct ProgramContext {
+    /// Unlike the handle, it never comes again in this process.
+    id: u64,
+}
+
+impl ProgramContext {
+    /// # Safety
+    /// The context is there.
+    unsafe fn new(calls: &DriverCalls, raw: sys::CUcontext) -> std::result::Result<Self, Failure> {
+        let mut id = 0;
+        // SAFETY: `id` lives across the call, and the context is there.
+        unsafe { calls.context_id(raw, &mut id) }.map(|()| Self { id })
+    }
+
+    /// Whether the handle still is that of this context.
+    fn check(&self, calls: &DriverCalls, raw: sys::CUcontext) -> std::result::Result<(), Failure> {
+        /// CUDA_ERROR_INVALID_VALUE, _INVALID_CONTEXT, _INVALID_HANDLE and _CONTEXT_IS_DESTROYED.
+        const NONE: [i32; 4] = [1, 201, 400, 709];
+        let mut now = 0;
+        // SAFETY: `now` lives across the call. Of all functions that take a context this one answers with an error for the handle
+        // of one that was destroyed, as tests/cuda/contexts.rs shows.
+        match unsafe { calls.context_id(raw, &mut now) } {
+            Ok(()) if now == self.id => Ok(()),
+            Ok(()) => Err(Failure::Destroyed),
+            Err(Failure::Code(_, code)) if NONE.contains(&code) => Err(Failure::Destroyed),
+            Err(failure) => Err(failure),
+        }
     }
 }
 

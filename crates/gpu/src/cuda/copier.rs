@@ -172,11 +172,9 @@ impl Copier for CudaCopier {
     }
 
     fn mark(&mut self) -> Result<Mark> {
-        let event = match self.idle.pop() {
-            Some(event) => event,
-            None => Event::silent(&self.context)?,
-        };
-        event.record(&self.stream)?;
+        let event = self.idle.pop().map_or_else(|| Event::silent(&self.context), Ok);
+        let marked = event.and_then(|event| event.record(&self.stream).map(|()| event));
+        let event = marked.map_err(Error::of_begun_work)?;
         let mark = Mark(self.next);
         self.next += 1;
         self.marks.push_back((mark, event));
@@ -188,7 +186,7 @@ impl Copier for CudaCopier {
             WorkProgress::Over => Ok(true),
             WorkProgress::Pending => Ok(false),
             WorkProgress::Lost(failure) | WorkProgress::Unknown(failure) => {
-                self.context.call(WHAT, |_| Err(failure))
+                Err(self.context.driver.error(WHAT, failure).of_begun_work())
             }
         }
     }

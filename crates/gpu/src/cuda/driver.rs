@@ -89,6 +89,7 @@ functions! {
     context_retain = "cuDevicePrimaryCtxRetain" since "7.0" (context: *mut sys::CUcontext, device: c_int);
     context_release = "cuDevicePrimaryCtxRelease_v2" since "11.0" (device: c_int);
     context_state = "cuDevicePrimaryCtxGetState" since "7.0" (device: c_int, flags: *mut c_uint, active: *mut c_int);
+    context_id = "cuCtxGetId" since "12.0" (context: sys::CUcontext, id: *mut u64);
     context_push = "cuCtxPushCurrent_v2" since "4.0" (context: sys::CUcontext);
     context_pop = "cuCtxPopCurrent_v2" since "4.0" (context: *mut sys::CUcontext);
     peer_can = "cuDeviceCanAccessPeer" since "4.0" (can: *mut c_int, device: c_int, peer: c_int);
@@ -184,6 +185,8 @@ pub(super) enum Failure {
     Missing(&'static str, &'static str),
     /// This process was forked after the driver had started, and does not call it.
     Forked,
+    /// The program has destroyed the context, and all that was in it.
+    Destroyed,
 }
 
 impl Failure {
@@ -191,7 +194,7 @@ impl Failure {
     pub(super) fn code(self) -> Option<c_int> {
         match self {
             Self::Code(_, code) => Some(code),
-            Self::Missing(..) | Self::Forked => None,
+            Self::Missing(..) | Self::Forked | Self::Destroyed => None,
         }
     }
 }
@@ -210,6 +213,7 @@ pub(super) enum Meaning {
 impl Failure {
     pub(super) fn meaning(self) -> Meaning {
         match self.code() {
+            _ if self == Self::Destroyed => Meaning::Lost,
             // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED to _WRONG_THREAD, CUDA_ERROR_CAPTURED_EVENT among them.
             Some(900..=908) => Meaning::Capture,
             Some(code) if is_lost(code) => Meaning::Lost,
@@ -222,7 +226,7 @@ impl Failure {
 /// Not among them: 214 and 220 (uncorrectable memory and NVLink errors), 999 (unknown) and the errors of MPS (805 to 809), of
 /// which it does not say whether work has ended; 4 (the driver is shutting down); 201 (no context), which may be a mistake
 /// of the caller's. What the GPU may still use is then left alone.
-pub(super) const fn is_lost(code: c_int) -> bool {
+pub(crate) const fn is_lost(code: c_int) -> bool {
     match code {
         // CUDA_ERROR_CONTAINED. Of this and all others but 709 and 710 it says that all further work returns the same error,
         // until the process is started anew.
@@ -388,6 +392,7 @@ impl Driver {
             }
             Failure::Missing(symbol, _) => format!("libcuda has no {symbol}: this is no CUDA driver"),
             Failure::Forked => FORKED.into(),
+            Failure::Destroyed => "the context was destroyed".into(),
         }
     }
 
@@ -428,6 +433,7 @@ impl Driver {
                 ),
             },
             Failure::Forked => Error::NotSupported { what, why: FORKED.into() },
+            Failure::Destroyed => Error::ContextDestroyed { what },
             Failure::Code(call, code) => {
                 let (name, text) = self.words(code);
                 let hint = if more.is_empty() { usual_hint(code) } else { more };

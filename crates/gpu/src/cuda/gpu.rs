@@ -292,8 +292,9 @@ impl CudaGpu {
         let awake = self.0.running.kernel();
         begun.record(&stream)?;
         // SAFETY: the caller vouches for the arguments; the result holds the memory until the kernel has ended.
-        unsafe { call.function.launch(&stream, call.shape, &call.args) }?;
-        RunningLaunch::new(what, (begun, done), limit, LaunchHold { stream, function, used, awake })
+        let launched = unsafe { call.function.launch(&stream, call.shape, &call.args) };
+        let held = LaunchHold { stream, function, used, awake };
+        RunningLaunch::new(what, (begun, done), (launched, limit), held)
     }
 
     fn kernels(&self) -> Result<Arc<Kernels>> {

@@ -35,6 +35,8 @@ const UNREGISTER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A range of pages that is registered with the driver, and how many regions use it.
 pub(super) struct RegisteredPages {
+    /// What tells it from others of the same pages.
+    identity: Arc<()>,
     start: usize,
     end: usize,
     users: usize,
@@ -42,20 +44,26 @@ pub(super) struct RegisteredPages {
     leaving: bool,
     /// Keeps the pages mapped until they are no longer registered.
     _mem: HostMem,
-    /// What they are registered in: they would go with it, also for the contexts of other GPUs that use them.
-    _context: Arc<Context>,
+    /// What they are registered in: they go with it, also for the contexts of other GPUs that use them.
+    context: Arc<Context>,
+}
+
+impl RegisteredPages {
+    fn is(&self, identity: &Arc<()>) -> bool {
+        Arc::ptr_eq(&self.identity, identity)
+    }
 }
 
 /// One use of registered pages. The last one to go takes the registration away.
 pub(super) struct PageRegistration {
     // It may be the last of the context, and the thread that drops it must not call the driver.
     context: ManuallyDrop<Arc<Context>>,
-    start: usize,
+    identity: Arc<()>,
 }
 
 impl PageRegistration {
-    fn new(context: &Arc<Context>, start: usize) -> Self {
-        Self { context: ManuallyDrop::new(context.clone()), start }
+    fn new(context: &Arc<Context>, identity: &Arc<()>) -> Self {
+        Self { context: ManuallyDrop::new(context.clone()), identity: identity.clone() }
     }
 }
 
@@ -63,34 +71,38 @@ impl Drop for PageRegistration {
     fn drop(&mut self) {
         // SAFETY: it is not used after this, in which self goes.
         let context = unsafe { ManuallyDrop::take(&mut self.context) };
-        let (start, mut counted, reclaimer) = (self.start, true, context.driver.reclaimer.clone());
+        let (identity, mut counted) = (self.identity.clone(), true);
+        let reclaimer = context.driver.reclaimer.clone();
         reclaimer.give_back(move || {
-            if std::mem::take(&mut counted) && !leave(&context, start) {
+            if std::mem::take(&mut counted) && !leave(&context, &identity) {
                 return Freed::Done;
             }
-            unregister(&context, start)
+            unregister(&context, &identity)
         });
     }
 }
 
 /// One user less; whether that was the last.
-fn leave(context: &Context, start: usize) -> bool {
+fn leave(context: &Context, identity: &Arc<()>) -> bool {
     let mut all = registrations(context);
-    let Some(one) = all.iter_mut().find(|one| one.start == start) else { return false };
+    let Some(one) = all.iter_mut().find(|one| one.is(identity)) else { return false };
     one.users -= 1;
     one.leaving = one.users == 0;
     one.leaving
 }
 
 /// Unregisters pages that nobody uses. No lock is held while the driver waits for kernels, or their owner's code runs.
-fn unregister(context: &Context, start: usize) -> Freed {
+fn unregister(context: &Context, identity: &Arc<()>) -> Freed {
+    let find = |one: &RegisteredPages| one.is(identity).then(|| (one.start, one.context.clone()));
+    let found = registrations(context).iter().find_map(find);
+    let Some((start, registered_in)) = found else { return Freed::Done };
     let pointer = start as *mut c_void;
     // SAFETY: the pages were registered at this address, no region uses them any more, and nobody joins a range that leaves.
-    let answer = context.attempt(|driver| unsafe { driver.host_unregister(pointer) });
+    let answer = registered_in.attempt(|driver| unsafe { driver.host_unregister(pointer) });
     let freed = context.freed(answer, "unregistering host memory");
     if matches!(freed, Freed::Done) {
         let mut all = registrations(context);
-        let gone = all.iter().position(|one| one.start == start).map(|at| all.swap_remove(at));
+        let gone = all.iter().position(|one| one.is(identity)).map(|at| all.swap_remove(at));
         drop(all);
         drop(gone);
     }
@@ -176,7 +188,11 @@ fn register_pages(
 ) -> std::result::Result<PageRegistration, Refused> {
     let first = mem.host_ptr() as usize;
     let (start, end) = (first - first % PAGE, (first + mem.len()).next_multiple_of(PAGE));
+    // Dropped when the lock is not held any more.
+    let _destroyed: Vec<RegisteredPages>;
     let mut all = registrations(context);
+    // Those went with their context, and the pages may be registered again.
+    _destroyed = all.extract_if(.., |one| one.context.is_destroyed()).collect();
     let overlaps = |one: &RegisteredPages| one.start < end && start < one.end;
     let whole = |one: &RegisteredPages| !one.leaving && one.start <= start && end <= one.end;
     if all.iter().any(overlaps) && !all.iter().any(whole) {
@@ -187,7 +203,7 @@ fn register_pages(
     }
     if let Some(one) = all.iter_mut().find(|one| whole(one)) {
         one.users += 1;
-        return Ok(PageRegistration::new(context, one.start));
+        return Ok(PageRegistration::new(context, &one.identity));
     }
     if all.iter().any(overlaps) {
         return Err(Refused::Overlaps);
@@ -199,9 +215,10 @@ fn register_pages(
         unsafe { driver.host_register(pointer, end - start, flags) }
     });
     registered.map_err(Refused::Driver)?;
-    let (_mem, _context) = (mem.clone(), context.clone());
-    all.push(RegisteredPages { start, end, users: 1, leaving: false, _mem, _context });
-    Ok(PageRegistration::new(context, start))
+    let (identity, _mem, context) = (Arc::default(), mem.clone(), context.clone());
+    let registration = PageRegistration::new(&context, &identity);
+    all.push(RegisteredPages { identity, start, end, users: 1, leaving: false, _mem, context });
+    Ok(registration)
 }
 
 fn flags(can: &Capabilities, mem: &HostMem, kind: MappingKind) -> std::result::Result<u32, String> {

@@ -59,16 +59,20 @@ impl LaunchHold {
 }
 
 impl RunningLaunch {
-    /// Marks the end of what is in the stream since `begun`; it has to come within `limit`.
+    /// Marks the end of what was launched in the stream since `begun`; it has to come within `limit`. Where that or the
+    /// launch fails, nothing goes before the stream has come to its end.
     pub(super) fn new(
         what: &str,
         (begun, done): (Event, Event),
-        limit: Duration,
+        (launched, limit): (Result<()>, Duration),
         held: LaunchHold,
     ) -> Result<Self> {
-        if let Err(error) = done.record(&held.stream) {
+        if let Err(error) = launched.and_then(|()| done.record(&held.stream)) {
+            if !matches!(stream::wait(GRACE, KERNELS, || held.stream.progress()), End::Unended(_)) {
+                return Err(error);
+            }
             held.leave();
-            return Err(error);
+            return Err(error.of_begun_work());
         }
         let limit = limit.saturating_add(GRACE).min(FOREVER);
         let until = Instant::now() + limit;

@@ -11,7 +11,7 @@ use cudarc::driver::sys;
 use onehop_os::{DmaBuf, HostMem, Marks};
 
 use super::capabilities::{Capabilities, allocation, owner};
-use super::context::Context;
+use super::context::{Context, WorkProgress};
 use super::dmabuf;
 use super::driver::{DevicePtr, DriverCalls, Failure};
 use super::reclaim::Freed;
@@ -439,6 +439,17 @@ impl DeviceBytes for DeviceMemory {
     fn marks_left(&self, marks: &Marks, limit: Duration) -> Result<u64> {
         // SAFETY: as for `mark`.
         unsafe { self.stream.marker()?.left(self.at, marks, limit) }
+    }
+
+    fn is_settled(&self) -> Result<bool> {
+        match self.stream.progress() {
+            // What went with the context has ended.
+            WorkProgress::Over | WorkProgress::Lost(_) => Ok(true),
+            WorkProgress::Pending => Ok(false),
+            WorkProgress::Unknown(failure) => {
+                Err(self.context.driver.error("asking for the end of copies", failure).of_begun_work())
+            }
+        }
     }
 
     fn dma_buf(&self, offset: usize, bytes: usize) -> Result<DmaBuf> {

@@ -63,6 +63,7 @@ use std::ffi::c_char;
 use std::sync::Arc;
 
 use context::Context;
+pub(crate) use driver::is_lost;
 use driver::{Driver, Failure};
 
 use crate::{Error, Result};

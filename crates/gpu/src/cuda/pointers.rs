@@ -74,10 +74,12 @@ impl Cuda {
     /// its own. Managed memory and memory of no context are in the primary one.
     ///
     /// # Errors
-    /// When the driver fails.
+    /// When the driver fails; for a context of the program's, when the driver is older than CUDA 12.0 and does not tell
+    /// contexts apart.
     ///
     /// # Safety
-    /// The pointer is what the driver has just said of memory that has not been freed, or is of no context.
+    /// The pointer is what the driver has just said of memory that has not been freed, or is of no context. The program does
+    /// not destroy the context while a call uses the result, or what was made with it.
     pub unsafe fn open_for(&self, pointer: &Pointer) -> Result<CudaGpu> {
         let (handle, device) = self.device(pointer.ordinal as i32)?;
         let raw = pointer.context as sys::CUcontext;
@@ -93,7 +95,9 @@ impl Cuda {
                 return CudaGpu::new(primary, device, None);
             }
         }
-        CudaGpu::new(Context::of_program(&self.0, handle, raw), device, None)
+        // SAFETY: the caller's promise: its memory has not been freed.
+        let context = unsafe { Context::of_program(&self.0, handle, raw) }?;
+        CudaGpu::new(context, device, None)
     }
 
     /// Whether a stream of the program can be used, and of which GPU it is.
@@ -139,6 +143,12 @@ fn device_of(calls: &DriverCalls, context: sys::CUcontext) -> std::result::Resul
 }
 
 impl CudaGpu {
+    /// Whether the program has destroyed the context that this GPU was opened in: see [`Cuda::open_for`]. All calls fail then.
+    #[must_use]
+    pub fn is_destroyed(&self) -> bool {
+        self.0.context.is_destroyed()
+    }
+
     /// As [`Cuda::pointer`], with this GPU's context current.
     ///
     /// # Errors

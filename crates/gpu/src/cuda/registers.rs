@@ -45,6 +45,7 @@ fn explain(context: &Context, mem: &HostMem, failure: Option<Failure>) -> String
         None => ("a part of its pages is registered already as something else".into(), None),
         Some(Failure::Missing(symbol, since)) => (format!("the driver has no {symbol} (CUDA {since})"), None),
         Some(Failure::Forked) => (FORKED.into(), None),
+        Some(Failure::Destroyed) => ("the program has destroyed the context".into(), None),
         Some(Failure::Code(call, code)) => {
             let (name, text) = context.driver.words(code);
             (format!("{call} with IOMEMORY failed with {name} ({code}): {text}"), Some(code))

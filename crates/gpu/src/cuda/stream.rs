@@ -190,7 +190,9 @@ impl Stream {
     /// The error of work that did not end well.
     pub(super) fn error(&self, what: &str, end: End, limit: Duration) -> Error {
         match end {
-            End::Lost(failure) | End::Unended(Some(failure)) => self.context.driver.error(what, failure),
+            End::Lost(failure) | End::Unended(Some(failure)) => {
+                self.context.driver.error(what, failure).of_begun_work()
+            }
             End::Over | End::Unended(None) => {
                 Error::Unended { what: what.into(), seconds: limit.as_secs_f64().ceil() as u64 }
             }
@@ -241,7 +243,7 @@ impl Stream {
         let end = if copied.is_ok() { End::Over } else { wait(LONGEST, COPIES, || self.progress()) };
         if matches!(end, End::Unended(_)) {
             self.outlasted(bounce);
-            return copied;
+            return Err(self.error(what, end, LONGEST));
         }
         let mut idle = idle();
         if idle.len() < IDLE {

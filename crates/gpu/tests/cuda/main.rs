@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
 mod capture;
+mod contexts;
 mod full;
 mod kernels;
 mod memory;

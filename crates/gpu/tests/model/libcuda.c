@@ -11,12 +11,13 @@
 
 typedef uint64_t at;
 
-enum { OK = 0, INVALID = 1, NOT_READY = 600, ALREADY_REGISTERED = 712, CAPTURE = 900, GPUS = 2 };
+enum { OK = 0, INVALID = 1, NOT_READY = 600, DESTROYED = 709, ALREADY_REGISTERED = 712, CAPTURE = 900, GPUS = 2 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 /* What the tests set: a capture is open, a kernel of others runs, frees to refuse and with what, what queries answer, what
- * mapping memory does, and whether kernels find no room (1) or begin and do not end (2). */
-static volatile long capturing, busy, refuse, refusal = CAPTURE, answer, map_answer, full;
+ * mapping memory does, what records of events answer behind so many that work, and whether kernels find no room (1) or
+ * begin and do not end (2). */
+static volatile long capturing, busy, refuse, refusal = CAPTURE, answer, map_answer, record_answer, records, full;
 /* What they read: captures invalidated, calls that were not relaxed, things that are not freed, mappings taken away too
  * early, calls of the thread that is watched, contexts that are retained. */
 static volatile long invalidated, unrelaxed, live, early, watched_calls, retained;
@@ -77,7 +78,7 @@ struct stream { volatile long pending; };
 struct event { struct stream *stream; };
 
 /* The kernels for marks, which the test carries out. */
-enum { MARK = 1, LEFT = 2, ARRAY = 3, MOST = 16 };
+enum { MARK = 1, LEFT = 2, ARRAY = 3, QUEUE = 4, MOST = 16 };
 struct launch { int kernel; at args[5]; unsigned blocks; struct stream *stream; };
 static struct launch waiting[MOST];
 static int waits;
@@ -99,6 +100,7 @@ long model(const char *what, long value) {
 #define SET(name) if (!strcmp(what, "set " #name)) { name = value; return 0; }
 #define GET(name) if (!strcmp(what, #name)) return name;
     SET(capturing) SET(busy) SET(refuse) SET(refusal) SET(answer) SET(map_answer) SET(watched)
+    SET(record_answer) SET(records)
     GET(invalidated) GET(unrelaxed) GET(live) GET(early) GET(watched_calls) GET(mode) GET(refuse) GET(retained)
     abort();
 }
@@ -140,14 +142,31 @@ int cuGetErrorString(int code, const char **text) { (void)code; *text = "the mod
 int cuThreadExchangeStreamCaptureMode(int *other) { int before = mode; mode = *other; *other = before; return OK; }
 
 /* What lies where: allocations, which are a GPU's, and host memory that is registered. */
-static struct { at where; size_t bytes; int device; } known[256];
+static struct { at where; size_t bytes; int device, context; } known[256];
 static pthread_mutex_t knowing = PTHREAD_MUTEX_INITIALIZER;
 enum { NOBODY = -1, HOST = -2 };
-static int contexts[GPUS];
+/* The GPUs' own contexts, and those of programs: whose, and their identities, which are 0 where there is none. A context made
+ * later gets the place of one that was destroyed. */
+enum { CONTEXTS = 8 };
+static struct context { int device; at id; } contexts[CONTEXTS] = { { 0, 1 }, { 1, 2 } };
+static at last_context = GPUS;
+at model_make_context(int device) {
+    int i = GPUS;
+    while (contexts[i].id) i++;
+    contexts[i].device = device;
+    contexts[i].id = ++last_context;
+    return (at)&contexts[i];
+}
+int cuCtxGetId(struct context *context, at *id) {
+    ENTER;
+    *id = context->id;
+    return *id ? OK : DESTROYED;
+}
+
 /* The GPUs whose contexts are current on this thread, the last one last. */
 static __thread int current[16], depth;
 
-static int here(void) { return depth ? current[depth - 1] : NOBODY; }
+static int here(void) { return depth ? contexts[current[depth - 1]].device : NOBODY; }
 
 /* Whether it could be noted: host memory is registered once. */
 static int note(at where, size_t bytes, int device) {
@@ -161,6 +180,7 @@ static int note(at where, size_t bytes, int device) {
         known[free_place].where = where;
         known[free_place].bytes = bytes;
         known[free_place].device = device;
+        known[free_place].context = depth ? current[depth - 1] : NOBODY;
     }
     pthread_mutex_unlock(&knowing);
     return is_new;
@@ -170,6 +190,18 @@ static void forget(at where) {
     pthread_mutex_lock(&knowing);
     for (int i = 0; i < 256; i++)
         if (known[i].bytes && known[i].where == where) known[i].bytes = 0;
+    pthread_mutex_unlock(&knowing);
+}
+
+/* Registrations of host memory go with their context. */
+void model_destroy_context(struct context *context) {
+    context->id = 0;
+    pthread_mutex_lock(&knowing);
+    for (int i = 0; i < 256; i++)
+        if (known[i].bytes && known[i].device == HOST && known[i].context == context - contexts) {
+            known[i].bytes = 0;
+            made(-1);
+        }
     pthread_mutex_unlock(&knowing);
 }
 
@@ -206,7 +238,9 @@ int cuDevicePrimaryCtxRelease_v2(int device) { (void)device; int r = freeing(__f
 int cuCtxPushCurrent_v2(void *context) {
     ENTER;
     if (depth == 16) return INVALID;
-    current[depth++] = (int)((int *)context - contexts);
+    /* The driver takes the handle of one that was destroyed, and crashes later. */
+    if (!((struct context *)context)->id) abort();
+    current[depth++] = (int)((struct context *)context - contexts);
     return OK;
 }
 int cuCtxPopCurrent_v2(void **context) {
@@ -292,7 +326,12 @@ static int queried(struct stream *stream) { return answer ? (int)answer : stream
 int cuStreamQuery(struct stream *stream) { WARY; return queried(stream); }
 int cuEventCreate(struct event **event, unsigned flags) { WARY; (void)flags; brief(); *event = calloc(1, sizeof(struct event)); made(1); return OK; }
 int cuEventDestroy_v2(struct event *event) { WARY; brief(); free(event); made(-1); return OK; }
-int cuEventRecord(struct event *event, struct stream *stream) { WARY; event->stream = stream; return OK; }
+int cuEventRecord(struct event *event, struct stream *stream) {
+    WARY;
+    if (record_answer && records-- <= 0) return (int)record_answer;
+    event->stream = stream;
+    return OK;
+}
 int cuEventQuery(struct event *event) { WARY; return queried(event->stream); }
 int cuMemcpyHtoDAsync_v2(at to, const void *from, size_t bytes, void *stream) { WARY; (void)stream; memcpy((void *)to, from, bytes); return OK; }
 int cuMemcpyDtoHAsync_v2(void *to, at from, size_t bytes, void *stream) { WARY; (void)stream; memcpy(to, (void *)from, bytes); return OK; }
@@ -312,6 +351,8 @@ int cuModuleGetFunction(at *function, void *module, const char *name) {
     *function = !strcmp(name, "onehop_mark")        ? MARK
                 : !strcmp(name, "onehop_marks_left") ? LEFT
                 : !strncmp(name, "onehop_array_", 13) ? ARRAY
+                : !strncmp(name, "onehop_owner", 12) || !strncmp(name, "onehop_shared", 13)
+                    || !strcmp(name, "onehop_single") ? QUEUE
                                                       : 0;
     return *function ? OK : INVALID;
 }
@@ -322,8 +363,9 @@ int cuLaunchKernel(at function, unsigned x, unsigned y, unsigned z, unsigned thr
     (void)y; (void)z; (void)threads; (void)ty; (void)tz; (void)shared; (void)more;
     if (function == ARRAY) return INVALID;
     struct launch launch = { (int)function, {0}, x, stream };
-    for (int i = 0; i < 3; i++) launch.args[i] = *(at *)args[i];
-    for (int i = 3; i < (function == MARK ? 5 : 4); i++) launch.args[i] = *(uint32_t *)args[i];
+    /* Those of queues do nothing. */
+    for (int i = 0; function != QUEUE && i < 3; i++) launch.args[i] = *(at *)args[i];
+    for (int i = 3; function != QUEUE && i < (function == MARK ? 5 : 4); i++) launch.args[i] = *(uint32_t *)args[i];
     if (!full) {
         kernel(0, &launch);
         return OK;

@@ -1,0 +1,89 @@
+//! Contexts that a program makes and destroys. The driver crashes where one is used that was destroyed, and gives its handle to
+//! the next one.
+
+use onehop_gpu::cuda::Pointer;
+
+use super::*;
+
+impl Model {
+    /// Makes a context of GPU 0: its handle.
+    fn make_context(&self) -> usize {
+        // SAFETY: the model's function of this signature.
+        unsafe {
+            let make = self.0.get::<unsafe extern "C" fn(c_int) -> usize>(b"model_make_context\0").unwrap();
+            make(0)
+        }
+    }
+
+    fn destroy_context(&self, context: usize) {
+        // SAFETY: the model's function of this signature, and a context that it made.
+        unsafe {
+            let destroy = self.0.get::<unsafe extern "C" fn(usize)>(b"model_destroy_context\0").unwrap();
+            destroy(context);
+        }
+    }
+}
+
+fn open(context: usize) -> CudaGpu {
+    let pointer = Pointer { ordinal: 0, id: 0, context, is_managed: false };
+    // SAFETY: the tests destroy no context during a call.
+    unsafe { Cuda::load().unwrap().open_for(&pointer) }.unwrap()
+}
+
+fn is_destroyed(error: &Error) -> bool {
+    matches!(error, Error::ContextDestroyed { .. }) && !error.is_under_way()
+}
+
+#[test]
+fn what_was_in_a_destroyed_context_is_forgotten() {
+    let Some(model) = Model::or_child("contexts::what_was_in_a_destroyed_context_is_forgotten") else {
+        return;
+    };
+    let keeps_the_driver = gpu();
+    for is_handle_used_again in [false, true] {
+        let context = model.make_context();
+        let gpu = open(context);
+        let [plain, arena, ring, adopted] = one_of_each(&gpu);
+        plain.write(0, &[7; 4096]).unwrap();
+        let mut copier = gpu.copier(&ring, &arena).unwrap();
+        copier.copy(&Rows { from: 0, to: 0, row: 4096, rows: 1, step: 4096 }).unwrap();
+        let mark = copier.mark().unwrap();
+        assert!(!gpu.is_destroyed());
+        model.destroy_context(context);
+        if is_handle_used_again {
+            assert_eq!(model.make_context(), context);
+        }
+        assert!(gpu.is_destroyed());
+        assert!(is_destroyed(&plain.write(0, &[7; 4096]).unwrap_err()));
+        assert!(is_destroyed(&gpu.alloc(Place::Vram, 4096).err().unwrap()));
+        assert!(is_destroyed(&copier.is_over(mark).unwrap_err()), "its copies have ended");
+        // The driver is not asked to free what may be another context's by now.
+        let live = model.get("live");
+        drop((copier, plain, arena, ring, adopted, gpu));
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(model.get("live"), live);
+    }
+    assert_eq!(keeps_the_driver.refusals().0, 0);
+}
+
+#[test]
+fn pages_registered_in_a_destroyed_context_are_registered_again() {
+    let test = "contexts::pages_registered_in_a_destroyed_context_are_registered_again";
+    let Some(model) = Model::or_child(test) else { return };
+    let gpu = gpu();
+    let pages = HostMem::anonymous(64 << 10).unwrap();
+    let context = model.make_context();
+    let of_program = open(context);
+    let old = of_program.adopt(Place::PinnedHost, pages.clone()).unwrap();
+    let joined = gpu.adopt(Place::PinnedHost, pages.clone()).unwrap();
+    model.destroy_context(context);
+    let live = model.get("live");
+    let new = gpu.adopt(Place::PinnedHost, pages).unwrap();
+    assert_eq!(model.get("live"), live + 1, "the pages are not registered any more");
+    // Those of before do not take the new registration away.
+    drop((old, joined, of_program));
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(model.get("live"), live + 1);
+    drop(new);
+    model.wait_for("live", live);
+}
