@@ -249,6 +249,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether copies by the GPU may still be under way after this.
+    pub(crate) fn is_under_way(&self) -> bool {
+        matches!(self, Self::Gpu(error) if error.is_under_way())
+    }
+
     /// Whether the name does not exist.
     #[must_use]
     pub fn is_not_found(&self) -> bool {

@@ -24,7 +24,7 @@ use call::Call;
 pub use call::{CallError, Destination};
 use file::{BLOCK, Room};
 pub use file::{CallFile, Filled};
-use lane::{CallLane, CallPart};
+use lane::{CallEnd, CallLane, CallPart};
 
 /// Bytes of a slot, and of a chunk at most.
 const SLOT: usize = 1 << 20;
@@ -381,7 +381,14 @@ impl CallEngineInner {
         } else {
             Err(CallError::Gone)
         };
-        self.slots.give_back(0, slot);
+        match &written {
+            // The GPU may still write to the slot.
+            Err(CallError::Gpu(error)) if error.is_under_way() => {
+                let end = CallEnd::CopyOut(call.memory.target.all.clone());
+                self.slots.set_aside(0, slot, end);
+            }
+            _ => self.slots.give_back(0, slot),
+        }
         let written = written?;
         self.counts.written.fetch_add(written as u64, Ordering::Relaxed);
         call.finish(chunk, written);

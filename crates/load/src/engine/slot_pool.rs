@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use super::worker_pool::{LoadLane, Marks};
-use crate::error::Result;
+use super::worker_pool::LoadLane;
+use crate::error::{Error, Result};
 
 /// Bytes that are worth a call: larger batches are hardly faster.
 const BATCH: usize = 16 << 20;
@@ -18,6 +18,9 @@ const COPY_POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// Time limit for the copies of a call: about a thousand times what they take.
 const LONGEST: Duration = Duration::from_secs(60);
+
+/// Poll interval for copies that were given up.
+const ASIDE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A slot with what was read into it.
 pub(super) struct Full<P> {
@@ -31,12 +34,22 @@ pub(super) struct Full<P> {
 pub(super) trait SlotCopier {
     /// What was read into a slot.
     type Part;
+    /// The end of some copies.
+    type End;
     /// Bytes of a slot.
     fn slot_bytes(&self) -> usize;
-    /// Begins to copy what was read into these slots.
-    fn copy(&mut self, full: &[Full<Self::Part>]) -> Result<Marks>;
-    /// Whether these slots may be filled again.
-    fn is_over(&mut self, marks: &Marks, full: &[Full<Self::Part>]) -> Result<bool>;
+    /// Parts of one group are copied together. Copies of one group do not wait for those of another.
+    fn group(&self, _: &Self::Part) -> usize {
+        0
+    }
+    /// Begins to copy what was read into these slots, all of one group.
+    fn copy(&mut self, full: &[Full<Self::Part>]) -> Result<Self::End>;
+    /// Whether copies have ended. Those that failed have too, unless [`Error::is_under_way`].
+    fn is_over(&mut self, end: &mut Self::End) -> Result<bool>;
+    /// The copies out of these slots failed; the error if everything else fails with them.
+    fn fail(&self, error: Error, _: &[Full<Self::Part>]) -> Result<()> {
+        Err(error)
+    }
     /// Reports that a slot has been copied.
     fn tell(&self, part: Self::Part);
 }
@@ -59,14 +72,25 @@ struct SlotQueue<P> {
 struct UnderWay<L: SlotCopier> {
     /// None until the GPU knows the ring.
     lane: Option<L>,
-    batches: VecDeque<CopyBatch<L::Part>>,
+    batches: VecDeque<CopyBatch<L>>,
+    aside: Vec<SlotsAside<L::End>>,
+    /// When those are polled again.
+    next_look: Instant,
 }
 
 /// The copies of one call.
-struct CopyBatch<P> {
+struct CopyBatch<L: SlotCopier> {
     begun: Instant,
-    marks: Marks,
-    full: Vec<Full<P>>,
+    group: usize,
+    end: L::End,
+    full: Vec<Full<L::Part>>,
+}
+
+/// Slots that the GPU may still use, though nobody waits for it any more. They are empty when that has ended.
+struct SlotsAside<E> {
+    end: E,
+    /// Each with its filler.
+    slots: Vec<(usize, usize)>,
 }
 
 impl<L: SlotCopier> SlotPool<L> {
@@ -75,7 +99,12 @@ impl<L: SlotCopier> SlotPool<L> {
         let empty = (0..fillers).map(|filler| (filler * slots..(filler + 1) * slots).collect()).collect();
         Self {
             queue: Mutex::new(SlotQueue { waiting: VecDeque::new(), empty }),
-            lane: Mutex::new(UnderWay { lane: None, batches: VecDeque::new() }),
+            lane: Mutex::new(UnderWay {
+                lane: None,
+                batches: VecDeque::new(),
+                aside: Vec::new(),
+                next_look: Instant::now(),
+            }),
             is_missed: AtomicBool::new(false),
         }
     }
@@ -130,6 +159,11 @@ impl<L: SlotCopier> SlotPool<L> {
         self.queue().push(filler, slot);
     }
 
+    /// Takes a slot back that the GPU may use until `end`.
+    pub(super) fn set_aside(&self, filler: usize, slot: usize, end: L::End) {
+        self.lane().aside.push(SlotsAside { end, slots: vec![(filler, slot)] });
+    }
+
     /// Polls the copies, unless another thread does.
     pub(super) fn try_attend(&self) -> Result<()> {
         self.attend_if_free().map(|_| ())
@@ -177,12 +211,25 @@ impl<P> SlotQueue<P> {
         self.empty.get_mut(filler).into_iter().for_each(|empty| empty.push(slot));
     }
 
-    /// What is worth a call, or keeps the engine from running dry.
-    fn next_batch(&mut self, most: usize, is_idle: bool) -> Vec<Full<P>> {
-        if self.waiting.len() < most && !is_idle {
-            return Vec::new();
+    /// Parts of one group that are worth a call, or keep the group's engine from running dry.
+    fn next_batch(
+        &mut self,
+        most: usize,
+        group: impl Fn(&Full<P>) -> usize,
+        is_idle: impl Fn(usize) -> bool,
+    ) -> Vec<Full<P>> {
+        let count = |of| self.waiting.iter().filter(|full| group(full) == of).count();
+        let is_due = |of: &usize| is_idle(*of) || count(*of) >= most;
+        let Some(due) = self.waiting.iter().map(&group).find(is_due) else { return Vec::new() };
+        let mut batch = Vec::new();
+        for full in std::mem::take(&mut self.waiting) {
+            if batch.len() < most && group(&full) == due {
+                batch.push(full);
+            } else {
+                self.waiting.push_back(full);
+            }
         }
-        self.waiting.drain(..most.min(self.waiting.len())).collect()
+        batch
     }
 }
 
@@ -191,29 +238,56 @@ impl<L: SlotCopier> UnderWay<L> {
     fn attend(&mut self, queue: &Mutex<SlotQueue<L::Part>>) -> Result<()> {
         let Some(lane) = &mut self.lane else { return Ok(()) };
         let queue = || queue.lock().unwrap_or_else(PoisonError::into_inner);
-        while let Some(batch) = self.batches.front() {
-            if !lane.is_over(&batch.marks, &batch.full)? {
-                if batch.begun.elapsed() > LONGEST {
-                    let what = "copying what was read to GPU memory".into();
-                    return Err(onehop_gpu::Error::Silent { what, seconds: LONGEST.as_secs() }.into());
+        if !self.aside.is_empty() && Instant::now() >= self.next_look {
+            self.aside.retain_mut(|aside| {
+                let is_over = lane.is_over(&mut aside.end).unwrap_or_else(|error| !error.is_under_way());
+                if is_over {
+                    let mut queue = queue();
+                    aside.slots.drain(..).for_each(|(filler, slot)| queue.push(filler, slot));
                 }
-                break;
+                !is_over
+            });
+            self.next_look = Instant::now() + ASIDE_POLL_INTERVAL;
+        }
+        let (mut next, mut pending) = (0, Vec::new());
+        while let Some(batch) = self.batches.get_mut(next) {
+            let is_over =
+                if pending.contains(&batch.group) { Ok(false) } else { lane.is_over(&mut batch.end) };
+            let failed = match is_over {
+                Ok(true) => None,
+                Ok(false) if batch.begun.elapsed() <= LONGEST => {
+                    pending.push(batch.group);
+                    next += 1;
+                    continue;
+                }
+                Ok(false) => {
+                    let what = "copying what was read to GPU memory".into();
+                    Some(onehop_gpu::Error::Silent { what, seconds: LONGEST.as_secs() }.into())
+                }
+                Err(error) => Some(error),
+            };
+            let is_under_way = failed.as_ref().is_some_and(Error::is_under_way);
+            if let Some(error) = failed {
+                lane.fail(error, &batch.full)?;
             }
-            let full = self.batches.pop_front().map(|batch| batch.full).unwrap_or_default();
-            let mut slots = queue();
-            full.iter().for_each(|full| slots.push(full.filler, full.slot));
-            drop(slots);
+            let Some(CopyBatch { end, full, .. }) = self.batches.remove(next) else { break };
+            let slots = full.iter().map(|full| (full.filler, full.slot));
+            if is_under_way {
+                self.aside.push(SlotsAside { end, slots: slots.collect() });
+            } else {
+                let mut queue = queue();
+                slots.for_each(|(filler, slot)| queue.push(filler, slot));
+            }
             full.into_iter().for_each(|full| lane.tell(full.part));
         }
         let most = (BATCH / lane.slot_bytes()).max(1);
         loop {
-            let full = queue().next_batch(most, self.batches.is_empty());
-            if full.is_empty() {
-                return Ok(());
-            }
-            let begun = Instant::now();
+            let is_idle = |group| self.batches.iter().all(|batch| batch.group != group);
+            let full = queue().next_batch(most, |full| lane.group(&full.part), is_idle);
+            let Some(first) = full.first() else { return Ok(()) };
+            let (begun, group) = (Instant::now(), lane.group(&first.part));
             match lane.copy(&full) {
-                Ok(marks) => self.batches.push_back(CopyBatch { begun, marks, full }),
+                Ok(end) => self.batches.push_back(CopyBatch { begun, group, end, full }),
                 Err(error) => {
                     // Other threads may come here before they learn of the failure: a chunk with lost parts must not be
                     // reported as complete.
@@ -301,21 +375,22 @@ mod tests {
 
     impl SlotCopier for Holds {
         type Part = ();
+        type End = ();
 
         fn slot_bytes(&self) -> usize {
             BATCH
         }
 
-        fn copy(&mut self, full: &[Full<()>]) -> Result<Marks> {
+        fn copy(&mut self, full: &[Full<()>]) -> Result<()> {
             if self.copied.lock().unwrap().is_empty() {
                 self.begun.send(()).unwrap();
                 self.release.recv().unwrap();
             }
             self.copied.lock().unwrap().extend(full.iter().map(|full| full.slot));
-            Ok(Marks::new())
+            Ok(())
         }
 
-        fn is_over(&mut self, _: &Marks, _: &[Full<()>]) -> Result<bool> {
+        fn is_over(&mut self, (): &mut ()) -> Result<bool> {
             Ok(true)
         }
 
@@ -336,5 +411,125 @@ mod tests {
         });
         // The thread that copied took the other's part too.
         assert_eq!(*copied.lock().unwrap(), [0, 1]);
+    }
+
+    /// Two GPUs, whose copies the test ends.
+    #[derive(Clone, Default)]
+    struct Answers(Arc<Mutex<Answered>>);
+
+    #[derive(Default)]
+    struct Answered {
+        /// The GPU does not tell whether its copies have ended; they have ended.
+        unknown: [bool; 2],
+        over: [bool; 2],
+        /// Slots whose copies failed, and parts that were reported.
+        failed: Vec<usize>,
+        told: Vec<usize>,
+    }
+
+    impl SlotCopier for Answers {
+        type Part = usize;
+        type End = usize;
+
+        fn slot_bytes(&self) -> usize {
+            BATCH / 4
+        }
+
+        fn group(&self, gpu: &usize) -> usize {
+            *gpu
+        }
+
+        fn copy(&mut self, full: &[Full<usize>]) -> Result<usize> {
+            assert!(full.iter().all(|one| one.part == full[0].part), "GPUs were mixed");
+            Ok(full[0].part)
+        }
+
+        fn is_over(&mut self, gpu: &mut usize) -> Result<bool> {
+            let answers = self.0.lock().unwrap();
+            if answers.unknown[*gpu] {
+                return Err(onehop_gpu::Error::Silent { what: "a copy".into(), seconds: 0 }.into());
+            }
+            Ok(answers.over[*gpu])
+        }
+
+        fn fail(&self, _: Error, full: &[Full<usize>]) -> Result<()> {
+            self.0.lock().unwrap().failed.extend(full.iter().map(|full| full.slot));
+            Ok(())
+        }
+
+        fn tell(&self, gpu: usize) {
+            self.0.lock().unwrap().told.push(gpu);
+        }
+    }
+
+    /// All slots that become free, polled until there are as many or long enough for any that should not.
+    fn freed(slots: &SlotPool<Answers>, count: usize) -> Vec<usize> {
+        let (mut freed, begun) = (Vec::new(), Instant::now());
+        while freed.len() < count && begun.elapsed() < LONGEST {
+            freed.extend(slots.free(0).unwrap());
+        }
+        for _ in 0..20 {
+            slots.lane().next_look = Instant::now();
+            freed.extend(slots.free(0).unwrap());
+        }
+        freed.sort_unstable();
+        freed
+    }
+
+    #[test]
+    fn a_slot_is_given_up_once_and_found_once() {
+        let (slots, answers) = (SlotPool::new(1, 4), Answers::default());
+        slots.open(answers.clone());
+        answers.0.lock().unwrap().unknown[0] = true;
+        // One GPU does not answer, and the other one's copies are pending meanwhile.
+        for gpu in [0, 1, 0, 1] {
+            let slot = slots.free(0).unwrap().unwrap();
+            slots.hand_in(Full { slot, filler: 0, part: gpu }).unwrap();
+        }
+        assert!(freed(&slots, 0).is_empty(), "a slot was filled again that a GPU may read");
+        let failed = std::mem::take(&mut answers.0.lock().unwrap().failed);
+        assert_eq!(failed.len(), 2);
+        assert_eq!(answers.0.lock().unwrap().told, [0, 0], "the other GPU's parts are not over");
+        // It answers, and its copies go on.
+        answers.0.lock().unwrap().unknown[0] = false;
+        assert!(freed(&slots, 0).is_empty());
+        answers.0.lock().unwrap().over[0] = true;
+        let mut expected = failed;
+        expected.sort_unstable();
+        assert_eq!(freed(&slots, 2), expected);
+        answers.0.lock().unwrap().over[1] = true;
+        let others = freed(&slots, 2);
+        assert!(others.len() == 2 && others.iter().all(|slot| !expected.contains(slot)), "{others:?}");
+        assert_eq!(answers.0.lock().unwrap().told, [0, 0, 1, 1]);
+        assert!(answers.0.lock().unwrap().failed.is_empty());
+    }
+
+    #[test]
+    fn a_gpu_that_does_not_end_its_copies_holds_up_no_other() {
+        let (slots, answers) = (SlotPool::new(1, 4), Answers::default());
+        slots.open(answers.clone());
+        answers.0.lock().unwrap().over[1] = true;
+        let stuck = slots.free(0).unwrap().unwrap();
+        slots.hand_in(Full { slot: stuck, filler: 0, part: 0 }).unwrap();
+        for round in 1..100 {
+            let slot = slots.free(0).unwrap().unwrap();
+            assert_ne!(slot, stuck);
+            slots.hand_in(Full { slot, filler: 0, part: 1 }).unwrap();
+            slots.try_attend().unwrap();
+            assert_eq!(answers.0.lock().unwrap().told, vec![1; round]);
+        }
+    }
+
+    #[test]
+    fn a_slot_that_was_set_aside_is_empty_when_its_copy_has_ended() {
+        let (slots, answers) = (SlotPool::new(1, 1), Answers::default());
+        slots.open(answers.clone());
+        let slot = slots.free(0).unwrap().unwrap();
+        slots.set_aside(0, slot, 0);
+        assert!(freed(&slots, 0).is_empty());
+        answers.0.lock().unwrap().unknown[0] = true;
+        assert!(freed(&slots, 0).is_empty());
+        *answers.0.lock().unwrap() = Answered { over: [true; 2], ..Answered::default() };
+        assert_eq!(freed(&slots, 1), [slot]);
     }
 }

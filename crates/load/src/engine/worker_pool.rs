@@ -178,6 +178,7 @@ pub(super) type Marks = Vec<(usize, Mark)>;
 
 impl SlotCopier for LoadLane {
     type Part = LoadPart;
+    type End = Marks;
 
     fn slot_bytes(&self) -> usize {
         self.slot
@@ -215,7 +216,7 @@ impl SlotCopier for LoadLane {
         Ok(marks)
     }
 
-    fn is_over(&mut self, marks: &Marks, _: &[Full<LoadPart>]) -> Result<bool> {
+    fn is_over(&mut self, marks: &mut Marks) -> Result<bool> {
         for (index, mark) in marks {
             let copier = match &mut self.copiers {
                 Copiers::Arenas(copiers) => copiers.get_mut(*index),

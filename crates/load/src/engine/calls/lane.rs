@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use onehop_gpu::{Copier, Rows};
+use onehop_gpu::{Copier, Mark, Region, Rows};
 
 use super::SLOT;
 use super::call::{Call, CallError};
 use crate::engine::slot_pool::{Full, SlotCopier};
-use crate::engine::worker_pool::Marks;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// What was read into a slot.
 pub(super) struct CallPart {
@@ -38,14 +37,29 @@ fn rows(full: &Full<CallPart>) -> Rows {
     Rows { from: full.slot * SLOT + skip, to, row: *bytes, rows: 1, step: *bytes }
 }
 
+/// The end of what the GPU does with some slots.
+pub(super) enum CallEnd {
+    /// It does nothing.
+    Over,
+    /// Copies of this GPU's copier. There is no mark until the copier has given one.
+    Copies(usize, Option<Mark>),
+    /// A copy out of this memory.
+    CopyOut(Region),
+}
+
 impl SlotCopier for CallLane {
     type Part = CallPart;
+    type End = CallEnd;
 
     fn slot_bytes(&self) -> usize {
         SLOT
     }
 
-    fn copy(&mut self, full: &[Full<CallPart>]) -> Result<Marks> {
+    fn group(&self, part: &CallPart) -> usize {
+        part.call.memory.target.index
+    }
+
+    fn copy(&mut self, full: &[Full<CallPart>]) -> Result<CallEnd> {
         // Right before: memory that was freed may be another's by now.
         let mut asked: Option<&Arc<Call>> = None;
         for call in full.iter().map(|full| &full.part.call).filter(|call| !call.has_failed()) {
@@ -54,53 +68,49 @@ impl SlotCopier for CallLane {
                 call.note(CallError::Gone);
             }
         }
-        let mut marks = Vec::with_capacity(1);
-        for (gpu, copier) in self.copiers.iter_mut().enumerate() {
-            let wanted = |full: &&Full<CallPart>| {
-                full.part.call.memory.target.index == gpu && !full.part.call.has_failed()
-            };
-            let all: Vec<Rows> = full.iter().filter(wanted).map(rows).collect();
-            if all.is_empty() {
-                continue;
-            }
-            if copier.copy_all(&all).is_err() {
-                // One of them was refused: which, they are asked one by one. To copy one twice does no harm.
-                for full in full.iter().filter(wanted) {
-                    if let Err(error) = copier.copy(&rows(full)) {
-                        full.part.call.note(error.into());
-                    }
+        let wanted: Vec<_> = full.iter().filter(|full| !full.part.call.has_failed()).collect();
+        let Some(gpu) = wanted.first().map(|full| self.group(&full.part)) else { return Ok(CallEnd::Over) };
+        let Some(copier) = self.copiers.get_mut(gpu) else { return Ok(CallEnd::Over) };
+        let all: Vec<Rows> = wanted.iter().map(|full| rows(full)).collect();
+        if copier.copy_all(&all).is_err() {
+            // One of them was refused: which, they are asked one by one. To copy one twice does no harm.
+            for full in wanted {
+                if let Err(error) = copier.copy(&rows(full)) {
+                    full.part.call.note(error.into());
                 }
             }
-            match copier.mark() {
-                Ok(mark) => marks.push((gpu, mark)),
-                Err(error) => note_all(full, gpu, error),
-            }
         }
-        Ok(marks)
+        // Of one that was refused a part may have been begun.
+        Ok(CallEnd::Copies(gpu, copier.mark().ok()))
     }
 
-    fn is_over(&mut self, marks: &Marks, full: &[Full<CallPart>]) -> Result<bool> {
-        for (gpu, mark) in marks {
-            match self.copiers.get_mut(*gpu).map(|copier| copier.is_over(*mark)) {
-                Some(Ok(false)) => return Ok(false),
-                Some(Err(error)) => note_all(full, *gpu, error),
-                Some(Ok(true)) | None => {}
+    fn is_over(&mut self, end: &mut CallEnd) -> Result<bool> {
+        match end {
+            CallEnd::Over => Ok(true),
+            CallEnd::Copies(gpu, mark) => {
+                let Some(copier) = self.copiers.get_mut(*gpu) else { return Ok(true) };
+                let mark = match mark {
+                    Some(mark) => *mark,
+                    None => *mark.insert(copier.mark()?),
+                };
+                Ok(copier.is_over(mark)?)
             }
+            CallEnd::CopyOut(memory) => Ok(memory.is_settled()?),
         }
-        Ok(true)
+    }
+
+    /// The calls that they are of have failed.
+    fn fail(&self, error: Error, full: &[Full<CallPart>]) -> Result<()> {
+        let words = error.to_string();
+        let mut first = Some(error);
+        for full in full {
+            let error = first.take().unwrap_or_else(|| onehop_gpu::Error::Launch(words.clone()).into());
+            full.part.call.note(error.into());
+        }
+        Ok(())
     }
 
     fn tell(&self, CallPart { call, chunk, bytes, .. }: CallPart) {
         call.finish(chunk, bytes);
-    }
-}
-
-/// The calls to a GPU that failed have failed.
-fn note_all(full: &[Full<CallPart>], gpu: usize, error: onehop_gpu::Error) {
-    let words = error.to_string();
-    let mut first = Some(error);
-    for full in full.iter().filter(|full| full.part.call.memory.target.index == gpu) {
-        let error = first.take().unwrap_or_else(|| onehop_gpu::Error::Launch(words.clone()));
-        full.part.call.note(error.into());
     }
 }

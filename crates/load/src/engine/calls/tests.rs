@@ -2,8 +2,10 @@
 
 use std::io::Write;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::AtomicBool;
 
-use onehop_gpu::Emulated;
+use onehop_gpu::{Copier, Doorbells, Emulated, KernelJob, Launch, Mark, Rows, Running};
+use onehop_os::Registers;
 use rustix::fs::{Advice, fadvise};
 
 use super::*;
@@ -152,6 +154,102 @@ fn memory_that_goes_during_a_call_gets_no_more_bytes() {
     let to = Destination { is_there, ..bench.to(0) };
     assert!(matches!(bench.engine.read(&file, 0, BYTES, to), Err(CallError::Gone)));
     assert!(bench.get(2 * SLOT, BYTES - 2 * SLOT).iter().all(|byte| *byte == 0xee));
+}
+
+/// A GPU that makes its copies late, and does not tell meanwhile whether it has.
+struct SilentGpu {
+    gpu: Emulated,
+    has_ended: Arc<AtomicBool>,
+}
+
+impl Gpu for SilentGpu {
+    fn name(&self) -> &str {
+        "silent"
+    }
+    fn simulated(&self) -> bool {
+        false
+    }
+    fn alloc(&self, place: Place, bytes: usize) -> onehop_gpu::Result<Region> {
+        self.gpu.alloc(place, bytes)
+    }
+    fn adopt(&self, place: Place, mem: HostMem) -> onehop_gpu::Result<Region> {
+        self.gpu.adopt(place, mem)
+    }
+    fn copier(&self, from: &Region, to: &Region) -> onehop_gpu::Result<Box<dyn Copier>> {
+        let (copier, has_ended) = (self.gpu.copier(from, to)?, self.has_ended.clone());
+        Ok(Box::new(SilentCopier { copier, has_ended, begun: Vec::new() }))
+    }
+    fn map_registers(&self, regs: Arc<dyn Registers>) -> onehop_gpu::Result<Doorbells> {
+        self.gpu.map_registers(regs)
+    }
+    fn prepare(&self, launch: &Launch) -> onehop_gpu::Result<()> {
+        self.gpu.prepare(launch)
+    }
+    fn launch(&self, launch: &Launch, job: &KernelJob) -> onehop_gpu::Result<Box<dyn Running>> {
+        self.gpu.launch(launch, job)
+    }
+}
+
+struct SilentCopier {
+    copier: Box<dyn Copier>,
+    has_ended: Arc<AtomicBool>,
+    begun: Vec<Rows>,
+}
+
+impl SilentCopier {
+    fn told(&mut self) -> onehop_gpu::Result<()> {
+        if !self.has_ended.load(Ordering::Acquire) {
+            let cause = Box::new(onehop_gpu::Error::Launch("the driver does not say why".into()));
+            return Err(onehop_gpu::Error::OutcomeUnknown { cause });
+        }
+        self.copier.copy_all(&std::mem::take(&mut self.begun))
+    }
+}
+
+impl Copier for SilentCopier {
+    fn copy(&mut self, rows: &Rows) -> onehop_gpu::Result<()> {
+        self.begun.push(*rows);
+        Ok(())
+    }
+    fn mark(&mut self) -> onehop_gpu::Result<Mark> {
+        self.told()?;
+        self.copier.mark()
+    }
+    fn is_over(&mut self, mark: Mark) -> onehop_gpu::Result<bool> {
+        self.told()?;
+        self.copier.is_over(mark)
+    }
+    fn wait(&mut self, _: Mark) -> onehop_gpu::Result<()> {
+        self.told()
+    }
+}
+
+/// Its late copies take what was read for them, and not what calls to another GPU have read since.
+#[test]
+fn slots_of_a_gpu_that_does_not_tell_are_left_to_it_and_other_gpus_go_on() {
+    let bench = CallFixture::new(1);
+    let file = Arc::new(CallFile::new(file("silent", BYTES)).unwrap());
+    let has_ended = Arc::new(AtomicBool::new(false));
+    let silent = SilentGpu { gpu: Emulated::new(), has_ended: has_ended.clone() };
+    let target = bench.engine.add_gpu(&silent, silent.gpu.all_memory()).unwrap();
+    let memory = silent.alloc(Place::Vram, SLOT).unwrap();
+    let to = Destination { target: target.clone(), at: memory.addr().0 as usize, is_there: None };
+    let error = bench.engine.read(&file, 0, SLOT, to).unwrap_err();
+    assert!(matches!(&error, CallError::Gpu(error) if error.is_under_way()), "{error}");
+    // More of them than there are slots, with other bytes.
+    for round in 0..2 * MOST_SLOTS {
+        let at = SLOT as u64 + round as u64;
+        assert_eq!(bench.engine.read(&file, at, SLOT, bench.to(0)).unwrap(), SLOT);
+        assert!(bench.get(0, SLOT) == expected(at, SLOT), "round {round}");
+    }
+    has_ended.store(true, Ordering::Release);
+    let to = Destination { target, at: memory.addr().0 as usize, is_there: None };
+    // Another call has the late copy made before its own, which is of nothing that lies there.
+    let only = bench.engine.read(&file, 5 * SLOT as u64, 1, to).unwrap();
+    assert_eq!(only, 1);
+    let mut bytes = vec![0; SLOT];
+    memory.read(0, &mut bytes).unwrap();
+    assert!(bytes[1..] == expected(0, SLOT)[1..], "the GPU read a slot that was filled again");
 }
 
 /// Host memory in between: bytes lie where they are wanted, or else behind less than a block, and nothing lies behind them.
