@@ -68,10 +68,7 @@ impl GpuLanes {
     }
 
     fn start(&self) -> Result<()> {
-        let ring = HostMem::touched(SLOT * SLOTS)?;
-        let ring = self.device.gpu().adopt(Place::PinnedHost, ring)?;
-        let mut lane =
-            GpuCopyLane { device: self.device.clone(), ring, copiers: Vec::new(), turn: 0, pending: None };
+        let mut lane = GpuCopyLane::new(self.device.clone())?;
         let queue = self.queue.clone();
         let thread = std::thread::Builder::new().name("usrbio GPU".into()).spawn(move || lane.run(&queue));
         lock(&self.threads).push(thread.map_err(crate::Error::Thread)?);
@@ -110,6 +107,12 @@ struct GpuCopyLane {
     turn: usize,
     /// The copy that is under way while the next slot is filled.
     pending: Option<PendingCopy>,
+    /// A copy may still read the ring that nobody waits for any more.
+    is_stale: bool,
+}
+
+fn new_ring(device: &AnyGpu) -> onehop_gpu::Result<Region> {
+    device.gpu().adopt(Place::PinnedHost, HostMem::touched(SLOT * SLOTS)?)
 }
 
 struct BufferCopier {
@@ -124,6 +127,22 @@ struct PendingCopy {
 }
 
 impl GpuCopyLane {
+    fn new(device: Arc<AnyGpu>) -> onehop_gpu::Result<Self> {
+        let ring = new_ring(&device)?;
+        Ok(Self { device, ring, copiers: Vec::new(), turn: 0, pending: None, is_stale: false })
+    }
+
+    /// Leaves a ring to the GPU that may still read it, and takes a new one. Its copiers keep it until their copies have ended.
+    fn renew_if_stale(&mut self) -> onehop_gpu::Result<()> {
+        if self.is_stale {
+            self.settle();
+            self.ring = new_ring(&self.device)?;
+            self.copiers.clear();
+            self.is_stale = false;
+        }
+        Ok(())
+    }
+
     fn run(&mut self, queue: &Queue<Rest>) {
         loop {
             // Read first: a buffer that goes after the look at the buffers ends the wait.
@@ -149,6 +168,9 @@ impl GpuCopyLane {
         if !piece.job.reads() {
             let result = self.write(&piece).unwrap_or_else(|error| failure(&error));
             return piece.end(result);
+        }
+        if let Err(error) = self.renew_if_stale() {
+            return piece.end(failure(&std::io::Error::other(error)));
         }
         let slot = self.turn * SLOT;
         self.turn = (self.turn + 1) % SLOTS;
@@ -210,7 +232,16 @@ impl GpuCopyLane {
     fn copy(&mut self, piece: &JobChunk, from: usize, count: usize) -> std::io::Result<Mark> {
         let copier = self.copier(&piece.job.buffer).map_err(std::io::Error::other)?;
         let rows = Rows { from, to: piece.offset(), row: count, rows: 1, step: count };
-        copier.copy(&rows).and_then(|()| copier.mark()).map_err(std::io::Error::other)
+        let (begun, marked) = (copier.copy(&rows), copier.mark());
+        if begun.is_ok()
+            && let Ok(mark) = &marked
+        {
+            return Ok(*mark);
+        }
+        // A part of what was refused may have been begun.
+        let ended = marked.and_then(|mark| copier.wait(mark));
+        self.is_stale |= ended.as_ref().is_err_and(onehop_gpu::Error::is_under_way);
+        Err(begun.and(ended).err().map_or_else(|| std::io::ErrorKind::Other.into(), std::io::Error::other))
     }
 
     fn copier(&mut self, buffer: &Arc<LinkedBuffer>) -> onehop_gpu::Result<&mut Box<dyn Copier>> {
@@ -243,12 +274,14 @@ impl GpuCopyLane {
             Some(copies) => copies.copier.wait(mark),
             None => Err(onehop_os::Error::NotReachable.into()),
         };
+        self.is_stale |= ended.as_ref().is_err_and(onehop_gpu::Error::is_under_way);
         piece.end(ended.map_or_else(|error| failure(&std::io::Error::other(error)), |()| result));
     }
 
     /// Out of GPU memory into a slot, and from there into the file.
     fn write(&mut self, piece: &JobChunk) -> std::io::Result<i64> {
         self.settle();
+        self.renew_if_stale().map_err(std::io::Error::other)?;
         let LinkContent::Gpu(gpu) = &piece.job.buffer.what else {
             return Err(std::io::Error::other("no GPU memory"));
         };
@@ -302,11 +335,9 @@ mod tests {
         waited
     }
 
-    #[test]
-    fn a_completion_waits_for_the_copy_into_its_own_buffer() {
-        let rig = Rig::new();
+    /// An engine without lanes, whose buffer the rig has: the test is the lane.
+    fn lane_of(rig: &Rig) -> (Arc<GpuLanes>, GpuCopyLane) {
         let mut idle = None;
-        // An engine without lanes: this test is the lane.
         let without_lanes = |own: Arc<GpuLanes>| {
             let (device, queue) = (own.device.clone(), Arc::default());
             let (lanes, threads) = (AtomicUsize::new(0), Mutex::default());
@@ -315,9 +346,14 @@ mod tests {
         rig.shared.table.remove(rig.gpu);
         rig.add_gpu(without_lanes);
         let engine = idle.unwrap();
-        let ring = engine.device.gpu().adopt(Place::PinnedHost, HostMem::touched(SLOT * SLOTS).unwrap());
-        let (device, copiers) = (engine.device.clone(), Vec::new());
-        let mut lane = GpuCopyLane { device, ring: ring.unwrap(), copiers, turn: 0, pending: None };
+        let lane = GpuCopyLane::new(engine.device.clone()).unwrap();
+        (engine, lane)
+    }
+
+    #[test]
+    fn a_completion_waits_for_the_copy_into_its_own_buffer() {
+        let rig = Rig::new();
+        let (engine, mut lane) = lane_of(&rig);
         let (client, ring) = Rig::ring(1000, true);
         let wish = request(rig.gpu, 0, 0, 4096);
         let piece = || match rig.begin(&client, &ring, &wish) {
@@ -341,6 +377,59 @@ mod tests {
         let waited = (of_old.load(Ordering::Acquire), of_new.load(Ordering::Acquire));
         assert_eq!(waited, (false, true), "the copy into the new buffer is the one to wait for");
         assert_eq!(client.take(&mut done, 4).unwrap(), 1);
+        assert!(done.iter().all(|one| one.result == 4096));
+    }
+
+    /// Never tells when its copies have ended.
+    struct Silent(Box<dyn Copier>);
+
+    impl Copier for Silent {
+        fn copy(&mut self, rows: &Rows) -> onehop_gpu::Result<()> {
+            self.0.copy(rows)
+        }
+        fn mark(&mut self) -> onehop_gpu::Result<Mark> {
+            self.0.mark()
+        }
+        fn is_over(&mut self, mark: Mark) -> onehop_gpu::Result<bool> {
+            self.wait(mark).map(|()| true)
+        }
+        fn wait(&mut self, _: Mark) -> onehop_gpu::Result<()> {
+            Err(onehop_gpu::Error::Silent { what: "a copy".into(), seconds: 0 })
+        }
+    }
+
+    #[test]
+    fn a_ring_that_a_copy_may_still_read_is_not_filled_again() {
+        let rig = Rig::new();
+        let (engine, mut lane) = lane_of(&rig);
+        let (client, ring) = Rig::ring(1000, true);
+        let wish = request(rig.gpu, 0, 0, 4096);
+        let piece = || match rig.begin(&client, &ring, &wish) {
+            IoStart::UnderWay => match engine.queue.next(Duration::ZERO) {
+                Next::Work(piece, _) => piece,
+                _ => panic!("the engine has nothing to do"),
+            },
+            IoStart::Over(result) => panic!("it is over: {result}"),
+        };
+        lane.piece(piece());
+        let BufferCopier { buffer, copier } = lane.copiers.pop().unwrap();
+        lane.copiers.push(BufferCopier { buffer, copier: Box::new(Silent(copier)) });
+        lane.settle();
+        let mut done = Vec::new();
+        assert_eq!(client.take(&mut done, 4).unwrap(), 1);
+        assert!(done[0].result < 0, "it was reported as done");
+        // Every slot is used once more.
+        let old = lane.ring.host().unwrap().clone();
+        old.fill(0, old.len(), 0xee).unwrap();
+        for _ in 0..SLOTS {
+            lane.piece(piece());
+        }
+        lane.settle();
+        let mut bytes = vec![0; old.len()];
+        old.read(0, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 0xee), "the ring was filled under a copy");
+        done.clear();
+        assert_eq!(client.take(&mut done, 4).unwrap(), SLOTS);
         assert!(done.iter().all(|one| one.result == 4096));
     }
 }
