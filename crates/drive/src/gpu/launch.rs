@@ -106,10 +106,16 @@ impl GpuQueues {
             GpuMode::Shared { threads } => Launch::Shared(queues, threads),
         };
         let started = gpu.launch(&launch, &job);
-        self.cell.running.store(started.is_ok(), Ordering::Release);
+        let may_run = started.as_ref().map_or_else(onehop_gpu::Error::is_under_way, |_| true);
+        self.cell.running.store(may_run, Ordering::Release);
         drop(state);
-        // What did not begin has done nothing.
-        started.or_else(|error| self.failed(error.into(), true))
+        started.or_else(|error| {
+            if error.is_under_way() {
+                self.leave_to_kernel(memory);
+            }
+            // What did not begin has done nothing, and the controller is not reset under what may have begun.
+            self.failed(error.into(), true)
+        })
     }
 
     /// Runs a kernel to its end; says how it ended and how long it ran. When this fails, the controller has let go of what the
@@ -166,7 +172,7 @@ impl GpuQueues {
         }
         let took = running.took().unwrap_or_default();
         let exits = running.join();
-        if let Err(onehop_gpu::Error::Unended { .. }) = exits {
+        if exits.as_ref().is_err_and(onehop_gpu::Error::is_under_way) {
             self.leave_to_kernel(memory);
         } else {
             self.cell.running.store(false, Ordering::Release);
