@@ -62,10 +62,15 @@ impl From<rustix::io::Errno> for Failure {
     }
 }
 
+/// CUDA_ERROR_CONTEXT_IS_DESTROYED
+const DESTROYED: i32 = 709;
+
 impl From<onehop_gpu::Error> for Failure {
     fn from(error: onehop_gpu::Error) -> Self {
         match error {
             onehop_gpu::Error::Driver { code, .. } => Self::Cuda(code),
+            onehop_gpu::Error::ContextDestroyed { .. } => Self::Cuda(DESTROYED),
+            onehop_gpu::Error::OutcomeUnknown { cause } => (*cause).into(),
             onehop_gpu::Error::Memory(onehop_os::Error::System { source, .. }) => source.into(),
             _ => Self::Cuda(0),
         }

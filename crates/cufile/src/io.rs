@@ -158,9 +158,10 @@ unsafe fn transfer(file: &Arc<RegisteredFile>, request: IoRequest) -> Result<(us
     }
     if let Err(CallError::Gpu(error)) = &moved {
         say(Level::Warning, &error.to_string());
-        if matches!(error, onehop_gpu::Error::Driver { code, .. } if GONE.contains(code)) {
-            machine.forget(pointer.ordinal, pointer.context);
-        }
+    }
+    let moved = moved.map_err(Failure::from);
+    if matches!(moved, Err(Failure::Cuda(code)) if GONE.contains(&code)) {
+        machine.forget(pointer.ordinal, pointer.context);
     }
     Ok((moved?, MemorySide::Gpu(pointer.ordinal)))
 }

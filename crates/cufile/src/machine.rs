@@ -199,11 +199,13 @@ impl Machine {
     fn open(&self, pointer: &Pointer) -> Result<Arc<OpenGpu>, Failure> {
         let key = (pointer.ordinal, pointer.context);
         let mut gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(open) = gpus.get(&key) {
+        // The driver may have given the handle of a context that the program destroyed to another one.
+        if let Some(open) = gpus.get(&key).filter(|open| !open.gpu.is_destroyed()) {
             return Ok(open.clone());
         }
         let cuda = self.cuda.as_ref().ok_or(Failure::Cuda(100))?;
-        // SAFETY: the driver has just said so of memory that the program keeps during the call.
+        // SAFETY: the driver has just said so of memory or a stream that the program keeps during the call, and so it keeps their
+        // context.
         let gpu = unsafe { cuda.open_for(pointer) }?;
         let (target, streams, streams_made) = Default::default();
         let open = Arc::new(OpenGpu { gpu, target, streams, streams_made });
@@ -219,7 +221,10 @@ impl Machine {
 
     /// A GPU that is open, or the primary context of this one.
     fn any_gpu(&self, ordinal: u32) -> Result<Arc<OpenGpu>, Failure> {
-        let open = self.gpus.lock().unwrap_or_else(PoisonError::into_inner).values().next().cloned();
+        let open = {
+            let gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
+            gpus.values().find(|open| !open.gpu.is_destroyed()).cloned()
+        };
         open.map_or_else(|| self.open(&pointer_to(ordinal, 0)), Ok)
     }
 
