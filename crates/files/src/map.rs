@@ -13,6 +13,8 @@ pub use drive::{DriveId, NvmeIds};
 
 /// Upper limit of the bytes per checksum, and so of what is read again after a mismatch.
 pub const CHUNK_BYTES: u64 = 64 << 20;
+/// Linux has no longer files.
+const LONGEST_FILE: u64 = i64::MAX as u64;
 const STEP: usize = 1 << 20;
 const MAP: &str = "extent map";
 
@@ -79,7 +81,7 @@ impl ExtentMap {
             }
         }
         let map = Self { file, drive, chunks };
-        map.check()?;
+        map.check(2)?;
         Ok(map)
     }
 
@@ -110,8 +112,13 @@ impl ExtentMap {
     /// # Errors
     /// When it is damaged, has another version, or is inconsistent.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
+        Self::parse_at(bytes, 1)
+    }
+
+    /// The same, of a map whose first line is this one of its file.
+    fn parse_at(bytes: &[u8], line: usize) -> Result<Self> {
         let map = stored::parse(bytes)?;
-        map.check()?;
+        map.check(line + 1)?;
         Ok(map)
     }
 
@@ -120,7 +127,13 @@ impl ExtentMap {
     /// # Errors
     /// As for [`ExtentMap::parse`], and when there is no map.
     pub fn parse_all(bytes: &[u8]) -> Result<Vec<Self>> {
-        let maps = stored::split(bytes).into_iter().map(Self::parse).collect::<Result<Vec<_>>>()?;
+        let mut line = 1;
+        let parse = |map: &[u8]| {
+            let first = line;
+            line += map.iter().filter(|&&b| b == b'\n').count();
+            Self::parse_at(map, first)
+        };
+        let maps = stored::split(bytes).into_iter().map(parse).collect::<Result<Vec<_>>>()?;
         if maps.is_empty() {
             return Err(Error::damaged(MAP, "it is empty"));
         }
@@ -218,9 +231,15 @@ impl ExtentMap {
         })
     }
 
-    /// Checks that the chunks cover the file without gaps and lie on the drive.
-    fn check(&self) -> Result<()> {
+    /// Checks that the chunks cover the file without gaps and lie on the drive. `line` is the line that holds them.
+    fn check(&self, line: usize) -> Result<()> {
         let bad = |why: String| Err(Error::damaged(MAP, why));
+        if self.file.id.len > LONGEST_FILE {
+            return bad(format!(
+                "line {line}, file.len: {} bytes are more than the {LONGEST_FILE} that a file can have",
+                self.file.id.len
+            ));
+        }
         let lba = self.drive.lba_bytes;
         if !lba.is_power_of_two() || !(512..=65536).contains(&lba) {
             return bad(format!("its drive has blocks of {lba} bytes"));
@@ -228,11 +247,11 @@ impl ExtentMap {
         let inline =
             matches!(self.chunks.first(), Some(first) if matches!(first.extent.place, Place::Inline(_)));
         let mut at = 0_u64;
-        for MapChunk { extent, crc32c } in &self.chunks {
+        for (i, MapChunk { extent, crc32c }) in self.chunks.iter().enumerate() {
             let end = at.checked_add(extent.len).filter(|&end| end <= self.file.id.len && extent.len > 0);
             let Some(end) = end.filter(|_| extent.offset == at) else {
                 return bad(format!(
-                    "a chunk of {} bytes follows byte {at} of {}",
+                    "line {line}, pieces[{i}]: a chunk of {} bytes follows byte {at} of {}",
                     extent.len, self.file.id.len
                 ));
             };
@@ -245,7 +264,9 @@ impl ExtentMap {
                 Place::Inline(bytes) => crc32c.is_none() && bytes.len() as u64 == extent.len && at == 0,
             };
             if !good {
-                return bad(format!("the chunk at byte {at} of the file is not on its drive, or too long"));
+                return bad(format!(
+                    "line {line}, pieces[{i}]: the chunk at byte {at} of the file is not on its drive, or too long"
+                ));
             }
             at = end;
         }

@@ -171,7 +171,9 @@ fn maps_that_lie_are_refused() {
             "",
             "unknown field `more`",
         ),
-        (u64::MAX, good, "18446744073709551615,1", "1 bytes follows"),
+        (1000, good, "18446744073709551615", "line 2, pieces[0]: a chunk of 18446744073709551615 bytes"),
+        (u64::MAX, good, "18446744073709551615", "line 2, file.len: 18446744073709551615 bytes"),
+        (1 << 63, good, "9223372036854775808", "line 2, file.len"),
     ] {
         let error = parse(&body(len, drive, pieces)).unwrap_err();
         assert!(error.contains(said), "{error}, wanted {said}");
@@ -183,6 +185,10 @@ fn maps_that_lie_are_refused() {
         assert!(ExtentMap::parse(&spoiled).is_err(), "byte {i}");
         assert!(ExtentMap::parse(&whole[..i]).is_err(), "cut at {i}");
     }
+    let long = format!("{}\n", body(u64::MAX, good, "18446744073709551615"));
+    let head = format!("onehop-extents 1 {:08x}\n", crc32c::crc32c(long.as_bytes()));
+    let maps = [&whole[..], head.as_bytes(), long.as_bytes()].concat();
+    assert!(ExtentMap::parse_all(&maps).unwrap_err().to_string().contains("line 4, file.len"));
     let other = String::from_utf8(whole).unwrap().replace("onehop-extents 1 ", "onehop-extents 2 ");
     assert!(ExtentMap::parse(other.as_bytes()).unwrap_err().to_string().contains("version 2 of extent maps"));
 }
