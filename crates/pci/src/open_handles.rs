@@ -13,14 +13,10 @@ use crate::Root;
 /// The kernel's block devices; only those of NVMe drives are checked.
 const BLOCK: &str = "sys/class/block";
 /// Character devices: NVMe controllers, their namespaces, and those for user-space drivers.
-const CHARACTER: [&str; 6] = [
-    "sys/class/nvme",
-    "sys/class/nvme-generic",
-    "sys/class/vfio",
-    "sys/class/vfio-dev",
-    "sys/class/uio",
-    "sys/class/misc",
-];
+const CHARACTER: [&str; 5] =
+    ["sys/class/nvme", "sys/class/nvme-generic", "sys/class/vfio", "sys/class/vfio-dev", "sys/class/uio"];
+/// The module onehop has a device file of this class for each of its devices.
+pub(crate) const MISC: &str = "sys/class/misc";
 /// Configuration of the kernel's NVMe target.
 const TARGET: &str = "sys/kernel/config/nvmet/subsystems";
 /// Configuration of the kernel's SCSI target, whose exports of files may be exports of devices.
@@ -83,7 +79,9 @@ pub(crate) fn character(number: &str) -> String {
 fn look(folder: &Path) -> OpenHandles {
     let dev = |file: PathBuf| Some(fs::read_to_string(file.join("dev")).ok()?.trim().to_owned());
     let drives = entries(folder.join(BLOCK)).filter(|file| name(file).starts_with("nvme")).filter_map(dev);
-    let others = CHARACTER.iter().flat_map(|class| entries(folder.join(class))).filter_map(dev);
+    let ours = entries(folder.join(MISC)).filter(|file| name(file).starts_with("onehop-"));
+    let others = CHARACTER.iter().flat_map(|class| entries(folder.join(class)));
+    let others = others.chain(ours).filter_map(dev);
     let wanted: BTreeSet<String> = drives.chain(others.map(|number| character(&number))).collect();
     let mut all = OpenHandles::default();
     for process in entries(folder.join("proc")) {

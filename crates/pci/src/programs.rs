@@ -1,4 +1,4 @@
-//! Programs that drive a device themselves, through VFIO, UIO or our own kernel module: virtual machines, SPDK, DPDK. The kernel offers
+//! Programs that drive a device themselves, through VFIO, UIO or the module onehop: virtual machines, SPDK, DPDK. The kernel offers
 //! nothing of such a device that could be mounted, and unbinding it takes it from the program.
 
 use std::path::Path;
@@ -7,7 +7,7 @@ use rustix::fs::FileType;
 
 use crate::asked::{ExclusiveUse, claim};
 use crate::nvme::{refused, undetermined};
-use crate::open_handles::{OpenHandles, character};
+use crate::open_handles::{MISC, OpenHandles, character};
 use crate::root::if_there;
 use crate::{Address, Error, Result, Root};
 
@@ -15,11 +15,12 @@ use crate::{Address, Error, Result, Root};
 pub(crate) fn named(root: &Root, address: Address, open_handles: &OpenHandles) -> Result<Vec<String>> {
     let folder = format!("/sys/bus/pci/devices/{address}");
     let mut files: Vec<_> = group(root, address)?.into_iter().map(|(_, number)| number).collect();
-    for kind in ["vfio-dev", "uio", "misc"] {
+    for kind in ["vfio-dev", "uio"] {
         for name in if_there(root.list(&format!("{folder}/{kind}")))? {
             files.push(if_there(root.text(&format!("{folder}/{kind}/{name}/dev")))?);
         }
     }
+    files.push(if_there(root.text(&format!("/{MISC}/onehop-{address}/dev")))?);
     let mut found: Vec<_> =
         files.iter().flat_map(|number| open_handles.of(&character(number)).collect::<Vec<_>>()).collect();
     found.sort();
@@ -29,7 +30,7 @@ pub(crate) fn named(root: &Root, address: Address, open_handles: &OpenHandles) -
 
 /// In words; `None` if there are none.
 pub(crate) fn in_words(by: &[String]) -> Option<String> {
-    (!by.is_empty()).then(|| format!("{} drives it by VFIO, UIO or the onehop module", by.join(", ")))
+    (!by.is_empty()).then(|| format!("{} drives it by VFIO, UIO or the module onehop", by.join(", ")))
 }
 
 /// Why a device of any kind must not be taken from programs that drive it; `None` if there are none. Callers hold the
@@ -125,14 +126,17 @@ mod tests {
             ("group", vec![("sys/class/vfio/17/dev", "1:3\n")]),
             ("noiommu", vec![("sys/class/vfio/noiommu-17/dev", "1:3\n")]),
             ("cdev", vec![("sys/class/vfio-dev/vfio0/dev", "1:3\n"), (&own("vfio-dev/vfio0"), "1:3\n")]),
+            ("module", vec![("sys/class/misc/onehop-DEVICE/dev", "1:3\n")]),
             ("uio", vec![("sys/class/uio/uio2/dev", "1:3\n"), (&own("uio/uio2"), "1:3\n")]),
-            // A program in a container of its own does not hold the lock that is on a file of /sys.
-            ("ours", vec![("sys/class/misc/onehop-x/dev", "1:3\n"), (&own("misc/onehop-x"), "1:3\n")]),
         ] {
             let why = said(name, &files);
             assert!(why.contains("qemu (process 77) drives it"), "{name}: {why}");
         }
-        for (name, file) in [("fellow", "sys/class/vfio/18/dev"), ("else", "sys/class/uio/uio3/dev")] {
+        for (name, file) in [
+            ("fellow", "sys/class/vfio/18/dev"),
+            ("else", "sys/class/uio/uio3/dev"),
+            ("misc", "sys/class/misc/onehop-0000:02:00.0/dev"),
+        ] {
             assert_eq!(said(name, &[(file, "1:3\n")]), "");
         }
         // Neither an idle group nor a block device with its number counts.
