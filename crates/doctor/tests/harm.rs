@@ -85,6 +85,17 @@ fn what_may_be_a_virtual_machine_is_expected_to_do_nothing() {
     }
 }
 
+#[test]
+fn firmware_that_names_no_machine_proves_no_physical_one() {
+    let arm = ("/proc/cpuinfo", ARM);
+    let product = "/sys/class/dmi/id/product_name";
+    let compatible = ("/sys/firmware/devicetree/base/compatible", "\0");
+    for name in ["To Be Filled By O.E.M.\n", "Not Specified\n", "Default string\n", " \n"] {
+        let found = behind_a_switch(&[arm, (product, name), compatible]);
+        assert_eq!(status(&found, "place.vm"), Status::Unknown, "{name}");
+    }
+}
+
 /// In a virtual machine that conceals itself, the relevant ports are the host's.
 #[test]
 fn access_control_stays_on_where_the_machine_may_be_virtual() {
@@ -375,4 +386,66 @@ fn a_divided_gpu_is_known() {
         assert!(!mig || fix(&found, "gpu.cuda").contains("nvidia-smi mig"), "{}", fix(&found, "gpu.cuda"));
     }
     assert!(server(None, |_| {}).checks.iter().all(|check| check.id != "gpu.mig"));
+}
+
+/// The drive is bound to the module, and a program has its device file open.
+const BY_THE_MODULE: fn(&mut Machine) = |machine| {
+    machine.there("/sys/module/onehop").link(&format!("{AT}/driver"), "../../../../bus/pci/drivers/onehop");
+    machine.file(&format!("/sys/class/misc/onehop-{DRIVE}/dev"), "10:99\n");
+    machine.file(&format!("{AT}/onehop_missing"), "strict\n").there(&format!("/dev/onehop-{DRIVE}"));
+    machine.answer("open drives", serde_json::json!([["character 10:99", "train (process 9)"]]));
+};
+
+#[test]
+fn a_drive_that_is_driven_through_the_module_is_in_use() {
+    let used = server(None, BY_THE_MODULE);
+    assert!(check(&used, "drive.use").found.contains("train (process 9)"), "{:?}", check(&used, "drive.use"));
+    assert!(!fix(&used, "kernel.onehop_device").contains("echo"), "{}", fix(&used, "kernel.onehop_device"));
+    let idle = server(None, |machine| {
+        BY_THE_MODULE(machine);
+        machine.answer("open drives", serde_json::json!([]));
+    });
+    assert_eq!(status(&idle, "drive.use"), Status::Pass);
+    assert!(fix(&idle, "kernel.onehop_device").contains(&format!("echo DMA > {AT}/iommu_group/type")));
+}
+
+#[test]
+fn a_groups_type_is_changed_only_where_nothing_in_it_is_used() {
+    // A second drive in place of the network card, in the first one's group, which is lazy.
+    let lazy = |mounted: Option<&str>| {
+        let found = server(None, |machine| {
+            let card = "/sys/bus/pci/devices/0000:1a:00.0";
+            machine.there("/sys/module/onehop").file("/sys/kernel/iommu_groups/42/type", "DMA-FQ\n");
+            machine.file(&format!("{card}/class"), "0x010802\n");
+            machine.link(&format!("{card}/driver"), "../../../../bus/pci/drivers/nvme");
+            machine.link(&format!("{card}/iommu_group"), "../../../../kernel/iommu_groups/42");
+            machine.there("/sys/kernel/iommu_groups/42/devices/0000:1a:00.0");
+            nvme(machine, "0000:1a:00.0", 1, "KIOXIA KCM7DRJE3T84", mounted);
+        });
+        fix(&found, "iommu.lazy")
+    };
+    assert!(lazy(None).contains("/type (root"), "{}", lazy(None));
+    assert!(!lazy(Some("/models")).contains("/type (root"), "{}", lazy(Some("/models")));
+}
+
+#[test]
+fn vfio_passes_only_with_groups_of_an_iommu() {
+    let with = |kind: Option<&'static str>| {
+        let mut machine = odd::arm_smmu();
+        machine.there("/sys/module/vfio_pci").there("/dev/vfio/vfio").there("/sys/class/iommu/smmu3.0");
+        if let Some(kind) = kind {
+            let drive = "000d:01:00.0";
+            machine.link(
+                &format!("/sys/bus/pci/devices/{drive}/iommu_group"),
+                "../../../../kernel/iommu_groups/7",
+            );
+            machine.there(&format!("/sys/kernel/iommu_groups/7/devices/{drive}"));
+            machine.file("/sys/kernel/iommu_groups/7/type", kind);
+        }
+        status(&judge(machine), "iommu.vfio")
+    };
+    assert_eq!(
+        [with(None), with(Some("unknown\n")), with(Some("DMA\n"))],
+        [Status::Warn, Status::Warn, Status::Pass]
+    );
 }

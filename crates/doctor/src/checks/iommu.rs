@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use onehop_pci::Address;
+use onehop_pci::{Address, IommuGroup};
 
 use crate::check::{Check, CheckGroup, Status};
 use crate::facts::Facts;
 use crate::facts::drive::DriveFacts;
 use crate::pair::list;
-use crate::routes::needs::{apart, iommu_on};
+use crate::routes::needs::{apart, group_user, iommu_on};
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let mut checks = vec![mode(facts)];
@@ -71,17 +71,17 @@ fn lazy(facts: &Facts) -> Option<Check> {
     })
 }
 
-/// How to make the group of the first unused device strict.
+/// How to make a group strict in which nothing is used.
 fn strict(facts: &Facts, lazy: &[Address]) -> String {
-    let free =
-        |address: &&Address| facts.drive(**address).is_none_or(|drive| drive.may_be_in_use().is_none());
+    let free = |address: &&Address| group_user(facts, **address).is_none();
     let group = |address: &Address| Some((*address, facts.device(*address)?.iommu_group?));
     match lazy.iter().find(free).and_then(group) {
         Some((address, group)) => format!(
             "While no device of the group has a driver: echo DMA > /sys/kernel/iommu_groups/{group}/type (root; for {address}). \
              Each unmap then waits for the IOMMU, which costs throughput"
         ),
-        None => "Wait until a drive is unused, then make its group strict (docs/kernel-module.md)".into(),
+        None => "Wait until nothing in its group is used, then make the group strict (docs/kernel-module.md)"
+            .into(),
     }
 }
 
@@ -142,6 +142,12 @@ fn vfio(facts: &Facts) -> Check {
         let fix =
             format!("{}; echo N > /sys/module/vfio/parameters/enable_unsafe_noiommu_mode", iommu_on(facts));
         return check(Status::Warn, words.join(", ")).fix(fix);
+    }
+    // VFIO's unsafe mode makes groups, too, which the kernel gives no type.
+    let is_real = |group: &IommuGroup| group.kind.as_deref() != Some("unknown");
+    if usable && !facts.tree.groups.values().any(is_real) {
+        words.push("no device is in an IOMMU group".to_owned());
+        return check(Status::Warn, words.join(", ")).fix(iommu_on(facts));
     }
     match (!usable, kernel.option("CONFIG_VFIO_PCI")) {
         (false, _) => check(Status::Pass, words.join(", ")),

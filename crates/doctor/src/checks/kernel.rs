@@ -3,7 +3,7 @@
 use crate::check::{Check, CheckGroup, Status};
 use crate::facts::Facts;
 use crate::facts::module::Bound;
-use crate::routes::needs::RELAXED;
+use crate::routes::needs::{RELAXED, group_user};
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let mut checks = vec![version(facts), p2pdma(facts), ring(facts)];
@@ -65,6 +65,8 @@ const MISSING: [(&str, &str, &str); 5] = [
     ),
 ];
 
+const STRICT_LATER: &str = "Wait until nothing in its IOMMU group is used, then release it and make the group strict (docs/kernel-module.md)";
+
 fn module(facts: &Facts) -> Vec<Check> {
     let why = "lets drives and SDR boards reach GPU memory by dma-bufs, with or without an IOMMU; needs no static BAR1";
     if !facts.module.loaded {
@@ -92,12 +94,12 @@ fn module(facts: &Facts) -> Vec<Check> {
             .fix_if(devices.is_empty() && bind.is_some(), bind.unwrap_or_default())
             .by("/sys/module/onehop"),
     ];
-    checks.extend(devices.iter().map(bound));
+    checks.extend(devices.iter().map(|device| bound(facts, device)));
     checks
 }
 
 /// A device bound to the module, and who may open it.
-fn bound(device: &Bound) -> Check {
+fn bound(facts: &Facts, device: &Bound) -> Check {
     let why =
         "without these, only privileged processes may open it: the device could reach other programs' memory";
     let check =
@@ -119,7 +121,11 @@ fn bound(device: &Bound) -> Check {
     let known = |word: &String| MISSING.iter().find(|(name, ..)| name == word);
     let words: Vec<_> =
         missing.iter().map(|word| known(word).map_or(word.as_str(), |(_, means, _)| means)).collect();
-    let fix = missing.iter().find_map(known).map_or("See docs/kernel-module.md", |(.., fix)| fix);
+    let fix = match missing.iter().find_map(known) {
+        None => "See docs/kernel-module.md",
+        Some(("strict", ..)) if group_user(facts, device.address).is_some() => STRICT_LATER,
+        Some((.., fix)) => fix,
+    };
     let fix = fix.replace("ADDRESS", &device.address.to_string());
     check(Status::Info, format!("privileged processes only: {}", words.join("; "))).fix(fix).by(by)
 }

@@ -6,6 +6,7 @@ use crate::check::{Check, CheckGroup, Status, bytes, rate};
 use crate::facts::Facts;
 use crate::facts::nic::{Nic, SdrFacts};
 use crate::pair::DevicePair;
+use crate::routes::needs::{group_user, iommu_on};
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let mut checks: Vec<Check> = facts.nics.iter().flat_map(|nic| card(facts, nic)).collect();
@@ -131,13 +132,19 @@ fn mask(facts: &Facts, sdr: &SdrFacts, gpu: &crate::facts::gpu::GpuFacts) -> Opt
     let group = facts.device(sdr.address).and_then(|device| facts.tree.group_of(device));
     Some(match group.and_then(onehop_pci::IommuGroup::translates) {
         Some(true) => check(Status::Pass, format!("{place}; the IOMMU maps it below 4 GiB")),
-        Some(false) => check(Status::Fail, format!("{place}; the IOMMU does not translate (identity)"))
-            .fix(format!(
-                "Boot without iommu=pt (DMA of every device is then translated, which costs some throughput). Or, while no device of \
-                 the board's group has a driver: echo DMA > /sys/bus/pci/devices/{}/iommu_group/type (root)",
-                sdr.address
-            )),
-        None => check(Status::Fail, format!("{place}; no IOMMU translates"))
-            .fix(crate::routes::needs::iommu_on(facts)),
+        Some(false) => {
+            let boot =
+                "Boot without iommu=pt (DMA of every device is then translated, which costs some throughput)";
+            let fix = match group_user(facts, sdr.address) {
+                None => format!(
+                    "{boot}. Or, while no device of the board's group has a driver: echo DMA > \
+                     /sys/bus/pci/devices/{}/iommu_group/type (root)",
+                    sdr.address
+                ),
+                Some(_) => boot.to_owned(),
+            };
+            check(Status::Fail, format!("{place}; the IOMMU does not translate (identity)")).fix(fix)
+        }
+        None => check(Status::Fail, format!("{place}; no IOMMU translates")).fix(iommu_on(facts)),
     })
 }

@@ -31,6 +31,18 @@ const FIRMWARE: [&str; 24] = [
     "ovirt",
     "cloud hypervisor",
 ];
+/// What firmware says of a product where nobody filled the field in, in lower case.
+const UNFILLED: [&str; 9] = [
+    "to be filled by o.e.m.",
+    "to be filled by oem",
+    "default string",
+    "not specified",
+    "not applicable",
+    "system product name",
+    "unknown",
+    "none",
+    "n/a",
+];
 const TREE: &str = "/sys/firmware/devicetree/base";
 const DMI: &str = "/sys/class/dmi/id";
 
@@ -63,10 +75,10 @@ impl Virtual {
         match cpu.hypervisor {
             Some(_) => Self::No("/proc/cpuinfo: no hypervisor".to_owned()),
             // Other CPUs have no such flag. A guest's firmware or device tree names its hypervisor.
-            None if root.text(&format!("{DMI}/product_name")).is_ok_and(|name| !name.is_empty()) => {
+            None if root.text(&format!("{DMI}/product_name")).is_ok_and(|name| is_a_name(&name)) => {
                 Self::No(format!("{DMI}: no hypervisor"))
             }
-            None if root.text(&format!("{TREE}/compatible")).is_ok_and(|name| !name.is_empty()) => {
+            None if root.text(&format!("{TREE}/compatible")).is_ok_and(|name| is_a_name(&name)) => {
                 Self::No(format!("{TREE}: no hypervisor"))
             }
             None => Self::Unknown,
@@ -84,6 +96,12 @@ impl Virtual {
     pub fn is_real(&self) -> bool {
         matches!(self, Self::No(_))
     }
+}
+
+/// Whether a firmware's word names a machine, and is not what stands there where nobody filled it in.
+fn is_a_name(text: &str) -> bool {
+    let text = text.trim_matches(|c: char| c == '\0' || c.is_whitespace()).to_lowercase();
+    !text.is_empty() && !UNFILLED.contains(&text.as_str())
 }
 
 fn by_firmware(root: &Root) -> Option<String> {

@@ -475,6 +475,16 @@ pub(crate) fn apart(facts: &Facts, others: &[Address]) -> String {
     }
 }
 
+/// A device of this one's IOMMU group that is or may be in use: the group's type must not be changed then.
+pub(crate) fn group_user(facts: &Facts, address: Address) -> Option<Address> {
+    let in_use = |at: &Address| match facts.drive(*at) {
+        Some(drive) => drive.may_be_in_use().is_some(),
+        None => *at != address && facts.device(*at).is_some_and(is_driven),
+    };
+    let group = facts.device(address).and_then(|device| facts.tree.group_of(device))?;
+    group.devices.iter().copied().find(in_use)
+}
+
 /// How to enable an IOMMU.
 pub(crate) fn iommu_on(facts: &Facts) -> &'static str {
     let cpu = &facts.kernel.cpu;
