@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
 
-use onehop_drive::Drive;
+use onehop_drive::{Drive, Options};
 use onehop_load::{Plan, Selection, plan};
+use onehop_os::StopSignal;
 use onehop_transfer::{
     Chosen, Loaded, ModelOnDrive, ModelPlace, Progress, RouteOptions, TransferSetup, controllers,
     plan_options, volume,
@@ -41,10 +42,12 @@ impl OpenDrive {
         let opened = Mutex::new(opened);
         let thread = std::thread::Builder::new().name("onehop open".into());
         // The waiting thread may have gone.
-        let open = move || drop(sender.send(Self::bring_up(&wanted)));
+        let stop = StopSignal::default();
+        let asked = stop.clone();
+        let open = move || drop(sender.send(Self::bring_up(&wanted, &asked)));
         thread.spawn(open).map_err(|error| PyErr::from(Error::Thread(error)))?;
         loop {
-            py.check_signals()?;
+            py.check_signals().inspect_err(|_| stop.set())?;
             match py.detach(|| {
                 opened.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(SIGNAL_POLL_INTERVAL)
             }) {
@@ -55,13 +58,13 @@ impl OpenDrive {
         }
     }
 
-    fn bring_up(wanted: &DriveRequest) -> Result<Self> {
+    fn bring_up(wanted: &DriveRequest, stop: &StopSignal) -> Result<Self> {
         let opening = |error| Error::OpenDrive(Box::new(error));
         let partition = wanted.partition.as_deref().map(volume::parse_partition).transpose();
         let partition = partition.map_err(|why| Error::Asked(format!("partition: {why}")))?;
-        let found = controllers::find(&wanted.drive).map_err(opening)?;
-        let drive = Drive::open(found.backend, RouteOptions::default().drive_options(false))
-            .map_err(|error| opening(error.into()))?;
+        let found = controllers::find(&wanted.drive, stop).map_err(opening)?;
+        let options = Options { stop: stop.clone(), ..RouteOptions::default().drive_options(false) };
+        let drive = Drive::open(found.backend, options).map_err(|error| opening(error.into()))?;
         let place = match &wanted.map {
             Some(map) => ModelPlace::Map(map),
             None => ModelPlace::FileSystem { paths: &wanted.paths, partition },

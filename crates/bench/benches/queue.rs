@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use onehop_bench::{CpuQueue, NULL_DRIVE};
-use onehop_os::{DmaMemory, HostMem, Marks};
+use onehop_os::{DmaMemory, HostMem, Marks, StopSignal};
 
 fn submit_and_complete(c: &mut Criterion) {
     let mut group = c.benchmark_group("submit and complete");
     for depth in [1, 8, 64, 256] {
         let sim = onehop_sim::open(NULL_DRIVE).unwrap();
-        let queue = CpuQueue::open(sim.port(), depth, 4096).unwrap();
+        let queue = CpuQueue::open(sim.port(), depth, 4096, StopSignal::default()).unwrap();
         let mut tokens = VecDeque::new();
         group.throughput(Throughput::Elements(depth.into()));
         group.bench_function(BenchmarkId::new("depth", depth), |b| {

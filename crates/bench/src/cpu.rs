@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use onehop_drive::{Buffer, Drive, Io, IoQueue, Namespace, Op, Options};
-use onehop_os::{ControllerBackend, cycles};
+use onehop_os::{ControllerBackend, StopSignal, cycles};
 
 use crate::stats::{Clock, Quantiles, median};
 use crate::{Error, QueueCost, Result};
@@ -38,14 +38,14 @@ struct BatchCycles {
 }
 
 impl CpuQueue {
-    /// Brings a drive up for it. `block` is the size of a command.
+    /// Brings a drive up for it, until `stop` is set. `block` is the size of a command.
     ///
     /// # Errors
     /// When the drive does not come up, or does not do such commands.
-    pub fn open(port: ControllerBackend, depth: u32, block: u64) -> Result<Self> {
+    pub fn open(port: ControllerBackend, depth: u32, block: u64, stop: StopSignal) -> Result<Self> {
         let null = port.name.strip_prefix("sim:") == Some(NULL_DRIVE);
         // A null controller moves no data: there is none to wait for.
-        let options = Options { depth, queues: 1, canary: !null, ..Options::default() };
+        let options = Options { depth, queues: 1, canary: !null, stop, ..Options::default() };
         let drive = Drive::open(port, options)?;
         let queue = drive.queue()?;
         if queue.depth() < depth {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use onehop_drive::{Io, Options};
 use onehop_gpu::Emulated;
 use onehop_gpu::cuda::Cuda;
+use onehop_os::StopSignal;
 
 use crate::error::Result;
 
@@ -17,7 +18,7 @@ pub struct Drive {
 
 impl Drive {
     pub(crate) fn open(name: &str, writable: bool) -> Result<Self> {
-        let found = onehop_transfer::controllers::find(name)?;
+        let found = onehop_transfer::controllers::find(name, &StopSignal::default())?;
         let drive = onehop_drive::Drive::open(found.backend, Options { writable, ..Options::default() })?;
         Ok(Self { drive, warnings: found.warnings })
     }

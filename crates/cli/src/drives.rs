@@ -6,6 +6,7 @@ use onehop_transfer::controllers::{self, FoundController};
 
 use crate::error::{CliError, Result};
 use crate::report;
+use crate::stop::StopFlag;
 
 pub(crate) use onehop_transfer::controllers::{address, block_device, present};
 
@@ -19,17 +20,26 @@ pub(crate) struct DriveArg {
 }
 
 /// Finds the controller that a description names; says what its user has to know of it.
-pub(crate) fn find(spec: &str) -> Result<FoundController> {
-    let found = controllers::find(spec)?;
+pub(crate) fn find(spec: &str, stop: &StopFlag) -> Result<FoundController> {
+    // However the search ended: somebody asked for that end.
+    let or_stopped = |error| stop.check().err().unwrap_or_else(|| CliError::from(error));
+    let found = controllers::find(spec, &stop.signal()).map_err(or_stopped)?;
     for warning in &found.warnings {
         report::note(warning);
     }
     Ok(found)
 }
 
+/// Brings a controller up that was found.
+pub(crate) fn bring_up(found: FoundController, options: Options, stop: &StopFlag) -> Result<Drive> {
+    let drive = Drive::open(found.backend, Options { stop: stop.signal(), ..options })?;
+    stop.check()?;
+    Ok(drive)
+}
+
 /// Finds a controller and brings it up, for reading only.
-pub(crate) fn open(spec: &str) -> Result<Drive> {
-    Ok(Drive::open(find(spec)?.backend, Options::default())?)
+pub(crate) fn open(spec: &str, stop: &StopFlag) -> Result<Drive> {
+    bring_up(find(spec, stop)?, Options::default(), stop)
 }
 
 /// Fails unless this is the drive that is meant to be written to, by its serial number, and no other path to its blocks has users.

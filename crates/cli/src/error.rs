@@ -25,7 +25,7 @@ pub(crate) enum CliError {
     NoRoute(Vec<BetterRoute>),
     /// A drive could not be driven, or a command of it failed.
     #[error(transparent)]
-    Drive(#[from] onehop_drive::Error),
+    Drive(onehop_drive::Error),
     /// A simulated drive could not be made.
     #[error(transparent)]
     Sim(#[from] onehop_sim::Error),
@@ -37,7 +37,7 @@ pub(crate) enum CliError {
     Served(#[from] onehop_vfio_user::ClientError),
     /// A drive across the network could not be reached.
     #[error(transparent)]
-    Fabrics(#[from] onehop_fabrics::Error),
+    Fabrics(onehop_fabrics::Error),
     /// QEMU's drive could not be had.
     #[error(transparent)]
     Qtest(#[from] onehop_qtest::Error),
@@ -210,6 +210,26 @@ impl CliError {
     }
 }
 
+impl From<onehop_drive::Error> for CliError {
+    fn from(error: onehop_drive::Error) -> Self {
+        if matches!(error, onehop_drive::Error::Interrupted { .. }) {
+            Self::Interrupted
+        } else {
+            Self::Drive(error)
+        }
+    }
+}
+
+impl From<onehop_fabrics::Error> for CliError {
+    fn from(error: onehop_fabrics::Error) -> Self {
+        if matches!(error, onehop_fabrics::Error::Interrupted) {
+            Self::Interrupted
+        } else {
+            Self::Fabrics(error)
+        }
+    }
+}
+
 /// Its errors are the commands' own, in the words of the command line.
 impl From<onehop_transfer::Error> for CliError {
     fn from(error: onehop_transfer::Error) -> Self {
@@ -248,10 +268,10 @@ impl From<onehop_transfer::Error> for CliError {
             Transfer::NoRoute(tried) => Self::NoRoute(tried),
             Transfer::Cancelled | Transfer::Load(onehop_load::Error::Cancelled) => Self::Interrupted,
             Transfer::Mismatch(why) => Self::Mismatch(why),
-            Transfer::Drive(error) => Self::Drive(error),
+            Transfer::Drive(error) => error.into(),
             Transfer::Sim(error) => Self::Sim(error),
             Transfer::VfioUser(error) => Self::Served(error),
-            Transfer::Fabrics(error) => Self::Fabrics(error),
+            Transfer::Fabrics(error) => error.into(),
             Transfer::Qtest(error) => Self::Qtest(error),
             Transfer::Pci(error) => Self::System(error),
             Transfer::Gpu(error) => Self::Gpu(error),

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use onehop_os::StopSignal;
+
 use crate::error::{CliError, Result};
 
 /// The exit code of a command that was stopped.
@@ -39,6 +41,11 @@ impl StopFlag {
     #[cfg(feature = "remote")]
     pub(crate) fn shared(&self) -> Arc<AtomicBool> {
         self.asked.clone()
+    }
+
+    /// The flag for whatever brings a drive up.
+    pub(crate) fn signal(&self) -> StopSignal {
+        self.asked.clone().into()
     }
 
     /// From now on only an orderly end: for what would stay behind otherwise, and takes no time to end. `timeout` and shells

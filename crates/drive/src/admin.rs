@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use onehop_os::{ControllerBackend, Transport};
+use onehop_os::{ControllerBackend, StopSignal, Transport};
 use onehop_proto::log::AsyncEvent;
 use onehop_proto::queue::{Event, Owner, Slot};
 use onehop_proto::sgl::Descriptor;
@@ -39,6 +39,9 @@ pub(crate) struct Admin {
     pub(crate) fired: VecDeque<AsyncEvent>,
     port: ControllerBackend,
     timeout: Duration,
+    stop: StopSignal,
+    /// Whether a controller was enabled on these queues, ever.
+    pub(crate) was_started: bool,
 }
 
 impl Admin {
@@ -47,7 +50,8 @@ impl Admin {
         let pair = CpuPair::alloc(port, 0, ENTRIES, control.page_shift, control.cap.dstrd())?;
         let owner = Owner::new(pair.rings, vec![Slot::default(); ENTRIES as usize]);
         let waiting = (0..ENTRIES).map(|_| Waiting::Nothing).collect();
-        Ok(Self { pair, owner, waiting, fired: VecDeque::new(), port: port.clone(), timeout })
+        let (port, stop) = (port.clone(), control.stop.clone());
+        Ok(Self { pair, owner, waiting, fired: VecDeque::new(), port, timeout, stop, was_started: false })
     }
 
     /// Enables a disabled controller on these queues; whatever was in flight before is gone. Calls `lost` where the controller
@@ -57,17 +61,18 @@ impl Admin {
         self.owner.renew();
         self.waiting.iter_mut().for_each(|w| *w = Waiting::Nothing);
         self.fired.clear();
+        self.was_started = true;
         control.enable(self.pair.sq.bus, self.pair.cq.bus, ENTRIES, lost)
     }
 
-    /// Runs a command without data; `what` names it in errors.
+    /// Runs a command without data; `what` names it in errors. A request to stop ends the wait for its answer.
     pub(crate) fn run(&mut self, what: &str, sqe: &Sqe) -> Result<Cqe> {
-        self.run_for(what, sqe, None, self.timeout)
+        self.run_for(what, sqe, None, self.timeout, true)
     }
 
-    /// Runs a command within a time of its own.
+    /// Runs a command within a time of its own, whoever asks for an end meanwhile: for what an orderly end needs.
     pub(crate) fn run_within(&mut self, what: &str, sqe: &Sqe, timeout: Duration) -> Result<Cqe> {
-        self.run_for(what, sqe, None, timeout)
+        self.run_for(what, sqe, None, timeout, false)
     }
 
     /// Runs a command that fills `bytes` bytes, at most a page.
@@ -81,7 +86,7 @@ impl Admin {
         let data = Dma::alloc(&*port.mapper, 4096, 12)?;
         let mem = data.mem.clone();
         let sqe = point(port, sqe, &data, bytes.min(4096))?;
-        self.run_for(what, &sqe, Some(data), self.timeout)?;
+        self.run_for(what, &sqe, Some(data), self.timeout, true)?;
         Ok(mem.to_vec(0, bytes.min(4096))?)
     }
 
@@ -96,10 +101,17 @@ impl Admin {
         let buffer = Dma::alloc(&*port.mapper, 4096, 12)?;
         buffer.mem.write(0, data)?;
         let sqe = point(port, sqe, &buffer, data.len())?;
-        self.run_for(what, &sqe, Some(buffer), self.timeout)
+        self.run_for(what, &sqe, Some(buffer), self.timeout, true)
     }
 
-    fn run_for(&mut self, what: &str, sqe: &Sqe, data: Option<Dma>, timeout: Duration) -> Result<Cqe> {
+    fn run_for(
+        &mut self,
+        what: &str,
+        sqe: &Sqe,
+        data: Option<Dma>,
+        timeout: Duration,
+        heeds_stop: bool,
+    ) -> Result<Cqe> {
         let Ok(slot) = self.owner.stage(&self.pair.memory, sqe) else {
             return Err(Error::Full(self.owner.in_flight()));
         };
@@ -129,6 +141,9 @@ impl Admin {
                     };
                 }
                 Some(_) => {}
+                None if heeds_stop && self.stop.is_set() => {
+                    break Error::Interrupted { drive: self.port.name.clone() };
+                }
                 None if gone.is_some() || over => {
                     let (drive, command) = (self.port.name.clone(), what.to_owned());
                     break gone.unwrap_or(Error::NoAnswer { drive, command, waited });

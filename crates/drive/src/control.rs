@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use onehop_os::{ControllerBackend, Transport};
+use onehop_os::{ControllerBackend, StopSignal, Transport};
 use onehop_proto::BusAddr;
 use onehop_proto::regs::{Aqa, Cap, Cc, Crto, Csts, GONE32, Nssr, Version, offset};
 
@@ -26,6 +26,7 @@ pub(crate) struct Control {
     pub(crate) version: Version,
     pub(crate) page_shift: u32,
     limit: Duration,
+    pub(crate) stop: StopSignal,
 }
 
 /// A register of a device that is there. One look at all ones proves nothing.
@@ -73,7 +74,8 @@ impl Control {
             );
             return Err(Error::Unsupported { drive: port.name, why });
         }
-        Ok(Self { port, tag: Arc::new(()), cap, version, page_shift, limit: options.ready_limit })
+        let (limit, stop) = (options.ready_limit, options.stop.clone());
+        Ok(Self { port, tag: Arc::new(()), cap, version, page_shift, limit, stop })
     }
 
     pub(crate) fn transport(&self) -> Transport {
@@ -82,6 +84,20 @@ impl Control {
 
     fn gone(&self, register: &'static str) -> Error {
         Error::Gone { drive: self.port.name.clone(), register }
+    }
+
+    /// An error once the caller asked for an end.
+    pub(crate) fn check_stop(&self) -> Result<()> {
+        if self.stop.is_set() { Err(self.interrupted()) } else { Ok(()) }
+    }
+
+    fn interrupted(&self) -> Error {
+        Error::Interrupted { drive: self.port.name.clone() }
+    }
+
+    /// What went wrong; once the caller asked for an end, that is why.
+    pub(crate) fn or_interrupted(&self, error: Error) -> Error {
+        if self.stop.is_set() { self.interrupted() } else { error }
     }
 
     /// The status register; an error if the device is gone.
@@ -111,12 +127,15 @@ impl Control {
         Duration::from_millis(u64::from(ms.max(500))).min(self.limit)
     }
 
-    fn wait(&self, want: &'static str, done: impl Fn(Csts) -> bool) -> Result<Csts> {
+    fn wait(&self, want: &'static str, heeds_stop: bool, done: impl Fn(Csts) -> bool) -> Result<Csts> {
         let (start, patience) = (Instant::now(), self.patience());
         loop {
             let csts = self.status()?;
             if done(csts) {
                 return Ok(csts);
+            }
+            if heeds_stop {
+                self.check_stop()?;
             }
             if start.elapsed() >= patience {
                 return Err(Error::NotReady {
@@ -131,20 +150,23 @@ impl Control {
         }
     }
 
-    /// Brings the controller to EN = 0, RDY = 0. A fatal status does not stop this: it is the cure for one.
-    pub(crate) fn disable(&self) -> Result<()> {
+    /// Brings the controller to EN = 0, RDY = 0. A fatal status does not stop this: it is the cure for one. With
+    /// `heeds_stop`, a request to stop does.
+    pub(crate) fn disable(&self, heeds_stop: bool) -> Result<()> {
         let cc = self.config()?;
         if cc.en() {
             if !self.status()?.rdy() {
-                // It is still starting: EN may only be cleared once it is ready, or will never be.
-                match self.wait("ready", |csts| csts.rdy() || csts.cfs()) {
+                // It is still starting: EN may only be cleared once it is ready, or will never be. After a request to stop it
+                // is cleared at once, as Linux always does.
+                match self.wait("ready", true, |csts| csts.rdy() || csts.cfs()) {
                     Ok(_) | Err(Error::NotReady { .. }) => {}
+                    Err(Error::Interrupted { .. }) if !heeds_stop => {}
                     Err(error) => return Err(error),
                 }
             }
             self.port.regs.write32(offset::CC, cc.with_en(false).with_shn(Cc::SHN_NONE).0);
         }
-        self.wait("disabled", |csts| !csts.rdy())?;
+        self.wait("disabled", heeds_stop, |csts| !csts.rdy())?;
         Ok(())
     }
 
@@ -174,7 +196,7 @@ impl Control {
         // The NVM command set alone where it can be had: then namespaces of other sets stay out of sight.
         let css = if self.cap.css() & 1 != 0 || self.cap.css() == 0 { Cc::CSS_NVM } else { Cc::CSS_ALL };
         regs.write32(offset::CC, Cc::enabled(self.page_shift, css).0);
-        let csts = self.wait("ready", |csts| csts.rdy() || csts.cfs())?;
+        let csts = self.wait("ready", true, |csts| csts.rdy() || csts.cfs())?;
         if in_memory && !is_named() {
             lost();
         }
@@ -237,6 +259,7 @@ impl Control {
             if start.elapsed() >= patience {
                 return Err(self.gone("CSTS"));
             }
+            self.check_stop()?;
             std::thread::sleep(READY_POLL_INTERVAL);
         }
         Ok(())

@@ -5,6 +5,7 @@ use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use onehop_proto::Sqe;
 use onehop_proto::admin as words;
 use onehop_proto::admin::cns;
 use onehop_proto::feature::{self, HostMemoryEntry, Queues};
@@ -110,7 +111,7 @@ impl Core {
             // Somebody else stopped it, or its power was gone: what it held in volatile memory may be lost.
             self.durability.may_be_lost();
         }
-        self.control.disable()?;
+        self.control.disable(true)?;
         let kept = std::mem::take(&mut *self.kept.list());
         drop(kept);
         Ok(())
@@ -133,7 +134,8 @@ impl Core {
             if !matches!(up, Err(Error::NotReady { .. } | Error::Fatal { .. } | Error::NoAnswer { .. })) {
                 break;
             }
-            std::thread::sleep(pause);
+            self.control.stop.sleep(pause);
+            self.control.check_stop()?;
             // A controller whose function cannot be reset, or fails to be, is reset once more by itself.
             if let Err(error @ Error::Gone { .. }) = self.reset_function() {
                 return Err(error);
@@ -291,15 +293,27 @@ impl Core {
         Ok(())
     }
 
-    /// Creates a pair on the controller. After [`Error::NoAnswer`] the controller may have it, or get it later.
-    pub(crate) fn create_pair(&self, admin: &mut Admin, qid: u16, sq: PairHalf, cq: PairHalf) -> Result<()> {
+    /// Creates a pair on the controller, with a `patience` whoever asks for an end meanwhile. After [`Error::NoAnswer`] and
+    /// [`Error::Interrupted`] the controller may have it, or get it later.
+    pub(crate) fn create_pair(
+        &self,
+        admin: &mut Admin,
+        qid: u16,
+        sq: PairHalf,
+        cq: PairHalf,
+        patience: Option<Duration>,
+    ) -> Result<()> {
+        let mut run = |what, sqe: &Sqe| match patience {
+            Some(patience) => admin.run_within(what, sqe, patience),
+            None => admin.run(what, sqe),
+        };
         let (sq_z, cq_z) = ((sq.entries - 1) as u16, (cq.entries - 1) as u16);
-        admin.run("create completion queue", &words::create_cq(qid, cq_z, cq.bus, true, None))?;
+        run("create completion queue", &words::create_cq(qid, cq_z, cq.bus, true, None))?;
         let sqe = words::create_sq(qid, sq_z, sq.bus, qid, true, words::Priority::default());
-        match admin.run("create submission queue", &sqe) {
+        match run("create submission queue", &sqe) {
             Ok(_) => Ok(()),
             Err(refused @ Error::Command { .. }) => {
-                admin.run("delete completion queue", &words::delete_cq(qid))?;
+                run("delete completion queue", &words::delete_cq(qid))?;
                 Err(refused)
             }
             Err(error) => Err(error),
@@ -342,13 +356,17 @@ impl Drop for Core {
     fn drop(&mut self) {
         let limit = self.options.ready_limit;
         let state = self.admin.get_mut().unwrap_or_else(|e| e.into_inner());
+        if !state.admin.was_started {
+            // It was given nothing, and is left as it was found.
+            return;
+        }
         if state.dead.is_none() {
             // A controller that does not come to rest is disabled all the same.
             let _ = self.control.shut_down(state.shutdown_time.min(limit));
         }
         // Taken out: what is kept may hold on to the place that it is kept in.
         let kept = std::mem::take(&mut *self.kept.list());
-        if self.control.disable().is_err() {
+        if self.control.disable(false).is_err() {
             // It may still reach everything that it was ever given.
             state.admin.abandon();
             std::mem::forget(state.host_memory.take());

@@ -50,7 +50,14 @@ impl Drive {
         let control = Control::new(port, &options)?;
         let core = Core::new(control, options)?;
         let mut state = core.state();
-        let (identity, namespaces) = core.bring_up_from_anywhere(&mut state)?;
+        let (identity, namespaces) = core.bring_up_from_anywhere(&mut state).map_err(|error| {
+            let error = core.control.or_interrupted(error);
+            if matches!(error, Error::Interrupted { .. }) {
+                // It may answer nothing, and was given nothing to keep: it is disabled without being shut down before.
+                state.dead = Some(error.clone());
+            }
+            error
+        })?;
         state.in_use = vec![false; identity.queues as usize];
         drop(state);
         Ok(Self(Arc::new(DriveInner {
@@ -257,7 +264,7 @@ impl DriveInner {
         sq: PairHalf,
         cq: PairHalf,
     ) -> Result<()> {
-        match self.create_pair(&mut state.admin, qid, sq, cq) {
+        match self.create_pair(&mut state.admin, qid, sq, cq, None) {
             Ok(()) => Ok(()),
             Err(refused @ Error::Command { .. }) => Err(refused),
             Err(error) => {

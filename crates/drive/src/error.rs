@@ -22,6 +22,12 @@ pub enum Error {
         /// The register that was read.
         register: &'static str,
     },
+    /// The caller asked for an end ([`Options::stop`](crate::Options::stop)) while the drive was brought up or reset.
+    #[error("{drive}: stopped on request while it was brought up or reset")]
+    Interrupted {
+        /// The drive.
+        drive: String,
+    },
     /// A controller across a network cannot be reached any more.
     #[error("{drive} cannot be reached: {why}")]
     Lost {

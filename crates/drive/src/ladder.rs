@@ -160,7 +160,7 @@ impl DriveInner {
         let back = gone.and_then(|()| {
             slots.restart(Recovery::QueueDelete)?;
             let (sq, cq) = slots.halves();
-            self.create_pair(&mut state.admin, cell.qid, sq, cq)
+            self.create_pair(&mut state.admin, cell.qid, sq, cq, Some(self.options.admin_timeout))
         });
         // Nobody may ring the doorbell of a queue that is not there; the reset that follows opens it again.
         slots.closed = back.is_err();
@@ -168,29 +168,33 @@ impl DriveInner {
     }
 
     /// Resets the controller, or the function if that does not help, and recreates all queues. A reset that fails is tried
-    /// again after each of [`RESET_PAUSES`]: a single admin command that gets lost must not cost the drive.
+    /// again after each of [`RESET_PAUSES`]: a single admin command that gets lost must not cost the drive. A request to stop
+    /// ends it; the drive is given up then, and disabled when it is dropped.
     pub(crate) fn reset(&self, state: &mut AdminState, cause: &str) -> Result<Recovery> {
         let start = Instant::now();
         let mut recovery = Recovery::ControllerReset;
         let mut back = self.bring_back(state, recovery);
         for pause in RESET_PAUSES {
-            if matches!(
+            let is_final = matches!(
                 back,
                 Ok(()) | Err(Error::Gone { .. } | Error::Changed { .. } | Error::NoQueue { .. })
-            ) {
+            );
+            if is_final || self.control.stop.is_set() {
                 break;
             }
-            std::thread::sleep(pause);
+            self.control.stop.sleep(pause);
             // Where the function cannot be reset from outside, or that fails, the controller is reset once more.
             match self.reset_function() {
                 Ok(()) => recovery = Recovery::FunctionReset,
-                Err(error @ (Error::Gone { .. } | Error::Lost { .. })) => return Err(self.die(state, error)),
+                Err(error @ (Error::Gone { .. } | Error::Lost { .. })) => {
+                    return Err(self.die(state, self.control.or_interrupted(error)));
+                }
                 Err(_) => {}
             }
             back = self.bring_back(state, recovery);
         }
         if let Err(error) = back {
-            return Err(self.die(state, error));
+            return Err(self.die(state, self.control.or_interrupted(error)));
         }
         state.incidents.push(Incident { cause: cause.to_owned(), recovery, took: start.elapsed() });
         Ok(recovery)
@@ -219,7 +223,7 @@ impl DriveInner {
     /// Gives the drive up: everything ends with an error, and memory that the device may still reach stays allocated.
     fn die(&self, state: &mut AdminState, why: Error) -> Error {
         let error = match why {
-            Error::Gone { .. } | Error::Lost { .. } => why,
+            Error::Gone { .. } | Error::Lost { .. } | Error::Interrupted { .. } => why,
             other => Error::Dead { drive: self.name().to_owned(), why: other.to_string() },
         };
         for participant in &state.participants {

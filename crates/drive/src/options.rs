@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use onehop_os::StopSignal;
+
 /// How a drive is to be driven. The defaults suit real drives.
 ///
 /// Opening a drive and resetting it take four tries at most, with pauses of 1.1 s in all. A try ends with the first admin
@@ -39,6 +41,9 @@ pub struct Options {
     pub canary: bool,
     /// Largest transfer of one command, if the controller allows it; at most 64 MiB.
     pub max_transfer: u64,
+    /// Ends the opening and every reset of the drive with [`Error::Interrupted`](crate::Error::Interrupted) once it is set.
+    /// Commands in flight, and the orderly end of the drive, are not cut off.
+    pub stop: StopSignal,
 }
 
 impl Default for Options {
@@ -56,6 +61,7 @@ impl Default for Options {
             host_memory: 64 << 20,
             canary: true,
             max_transfer: 1 << 20,
+            stop: StopSignal::default(),
         }
     }
 }

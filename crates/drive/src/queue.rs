@@ -510,7 +510,7 @@ impl Participant for QueueCell {
         let mut slots = self.lock();
         slots.restart(recovery)?;
         let (sq, cq) = slots.halves();
-        drive.create_pair(admin, self.qid, sq, cq)?;
+        drive.create_pair(admin, self.qid, sq, cq, None)?;
         slots.closed = false;
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use onehop_os::HostMem;
+use onehop_os::{HostMem, StopSignal};
 use onehop_proto::fabrics::{self, ANY_CONTROLLER, Connect, Connected, connect_data, wide_result};
 use onehop_proto::identify;
 use onehop_proto::regs::{Cap, Cc, Csts, Version, offset};
@@ -42,12 +42,13 @@ pub(crate) struct Association {
     /// Most data in the capsule of an I/O command.
     capsule: AtomicU32,
     keeper: Option<JoinHandle<()>>,
+    stop: StopSignal,
     admin: LinkHandle,
 }
 
 impl Association {
     /// Connects the admin queue and reads what the controller can do. It is not enabled yet.
-    pub(crate) fn connect(target: Arc<SubsystemAddress>, host: Arc<Host>) -> Result<Self> {
+    pub(crate) fn connect(target: Arc<SubsystemAddress>, host: Arc<Host>, stop: StopSignal) -> Result<Self> {
         let health = Arc::new(Health::default());
         let label = format!("the admin queue of {target}");
         let admin = QueueLink::open(LinkSetup {
@@ -58,6 +59,7 @@ impl Association {
             digests: target.digests,
             capsule: 0,
             health: Some(health.clone()),
+            stop: stop.clone(),
         })?;
         let connect = Connect {
             qid: 0,
@@ -75,6 +77,7 @@ impl Association {
             health,
             capsule: AtomicU32::new(0),
             keeper: None,
+            stop,
             admin,
         };
         this.cap = Cap(this.property(offset::CAP, true)?);
@@ -110,21 +113,30 @@ impl Association {
     pub(crate) fn enable(&self, cc: Cc) -> Result<()> {
         self.set_property(offset::CC, cc.0)?;
         let limit = Duration::from_millis(u64::from(self.cap.timeout_ms().max(500)));
-        self.wait_for("ready", limit, |csts| csts.rdy())
+        self.wait_for("ready", limit, Some(&self.stop), |csts| csts.rdy())
     }
 
     /// Tells the controller to come to rest and waits until it has; gives its status.
     pub(crate) fn shut_down(&self, cc: Cc) -> Result<()> {
         self.set_property(offset::CC, cc.0)?;
-        self.wait_for("shut down", SHUTDOWN_TIMEOUT, |csts| csts.shst() == Csts::SHST_COMPLETE)
+        self.wait_for("shut down", SHUTDOWN_TIMEOUT, None, |csts| csts.shst() == Csts::SHST_COMPLETE)
     }
 
-    fn wait_for(&self, want: &'static str, limit: Duration, done: impl Fn(Csts) -> bool) -> Result<()> {
+    fn wait_for(
+        &self,
+        want: &'static str,
+        limit: Duration,
+        stop: Option<&StopSignal>,
+        done: impl Fn(Csts) -> bool,
+    ) -> Result<()> {
         let start = Instant::now();
         loop {
             let csts = Csts(self.property(offset::CSTS, false)? as u32);
             if done(csts) {
                 return Ok(());
+            }
+            if stop.is_some_and(StopSignal::is_set) {
+                return Err(Error::Interrupted);
             }
             let waited = start.elapsed();
             if csts.cfs() || waited >= limit {
@@ -162,6 +174,7 @@ impl Association {
                 digests: self.target.digests,
                 capsule,
                 health: None,
+                stop: self.stop.clone(),
             })?;
             let size_z = entries.saturating_sub(1).min(u16::MAX.into()) as u16;
             let connect = Connect { qid, size_z, no_flow_control: true, keep_alive_ms: 0 };
@@ -174,10 +187,11 @@ impl Association {
                 // The controller may not have noticed yet that the queue's last connection has ended.
                 Err(Error::Refused { status, .. })
                     if STILL_CONNECTED.iter().any(|known| status.is(*known))
-                        && start.elapsed() < FORGET_TIMEOUT =>
+                        && start.elapsed() < FORGET_TIMEOUT
+                        && !self.stop.is_set() =>
                 {
                     drop(link);
-                    std::thread::sleep(pause);
+                    self.stop.sleep(pause);
                     pause *= 2;
                 }
                 Err(error) => return Err(error),

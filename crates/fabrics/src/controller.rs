@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use onehop_os::{FunctionReset, Registers};
+use onehop_os::{FunctionReset, Registers, StopSignal};
 use onehop_proto::admin::{self, Abort, CreateCq, CreateSq, deleted_queue, opcode};
 use onehop_proto::regs::{Aqa, Cap, Cc, Csts, doorbell, doorbell_of, offset};
 use onehop_proto::{Sqe, Status};
@@ -46,6 +46,7 @@ pub(crate) struct Controller {
     state: Mutex<RemoteState>,
     /// Why the controller failed last.
     failure: Mutex<Option<Error>>,
+    stop: StopSignal,
 }
 
 #[derive(Default)]
@@ -59,9 +60,9 @@ struct RemoteState {
 
 impl Controller {
     /// Connects to a controller.
-    pub(crate) fn connect(target: SubsystemAddress, host: Host) -> Result<Arc<Self>> {
+    pub(crate) fn connect(target: SubsystemAddress, host: Host, stop: StopSignal) -> Result<Arc<Self>> {
         let (target, host) = (Arc::new(target), Arc::new(host));
-        let association = Association::connect(target.clone(), host.clone())?;
+        let association = Association::connect(target.clone(), host.clone(), stop.clone())?;
         let theirs = association.cap;
         if theirs.mpsmin() > 0 {
             return Err(Error::Unsupported(format!(
@@ -92,6 +93,7 @@ impl Controller {
             links: RwLock::default(),
             state: Mutex::new(state),
             failure: Mutex::default(),
+            stop,
         }))
     }
 
@@ -162,7 +164,8 @@ impl Controller {
         let is_fresh = |association: &Arc<Association>| association.health.lost().is_none();
         if state.was_enabled || !state.association.as_ref().is_some_and(is_fresh) {
             self.disconnect(state);
-            let association = Association::connect(self.target.clone(), self.host.clone())?;
+            let association =
+                Association::connect(self.target.clone(), self.host.clone(), self.stop.clone())?;
             state.association = Some(Arc::new(association));
         }
         let Some(association) = &state.association else { return Ok(()) };
@@ -337,7 +340,8 @@ impl FunctionReset for Reconnect {
         let (start, limit) = (Instant::now(), controller.target.reconnect);
         let (mut pause, mut tries) = (FIRST_PAUSE, 1);
         loop {
-            let error = match Association::connect(controller.target.clone(), controller.host.clone()) {
+            let (target, host) = (controller.target.clone(), controller.host.clone());
+            let error = match Association::connect(target, host, controller.stop.clone()) {
                 Ok(association) => {
                     state.association = Some(Arc::new(association));
                     controller.set_failure(None);
@@ -346,7 +350,7 @@ impl FunctionReset for Reconnect {
                 Err(error) => error,
             };
             let left = limit.saturating_sub(start.elapsed());
-            if left.is_zero() || is_final(&error) {
+            if left.is_zero() || is_final(&error) || controller.stop.is_set() {
                 controller.set_failure(Some(error.clone()));
                 return Err(onehop_os::Error::System {
                     call: format!(
@@ -358,7 +362,7 @@ impl FunctionReset for Reconnect {
                     hint: "",
                 });
             }
-            std::thread::sleep(pause.min(left));
+            controller.stop.sleep(pause.min(left));
             pause = (pause * 2).min(LONGEST_PAUSE);
             tries += 1;
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use onehop_os::HostMem;
+use onehop_os::{HostMem, StopSignal};
 use onehop_proto::admin::get_log_page;
 use onehop_proto::fabrics::{DISCOVERY_LOG, DiscoveryEntry, DiscoveryLog};
 use onehop_proto::regs::Cc;
@@ -37,15 +37,15 @@ pub struct Subsystem {
     pub needs_tls: bool,
 }
 
-/// Asks the discovery service of a target.
+/// Asks the discovery service of a target; `stop` ends that.
 ///
 /// # Errors
 /// When it cannot be reached, or does not answer as it should.
-pub fn discover(target: &SubsystemAddress) -> Result<Vec<Subsystem>> {
+pub fn discover(target: &SubsystemAddress, stop: &StopSignal) -> Result<Vec<Subsystem>> {
     let target = SubsystemAddress { nqn: None, ..target.clone() };
     let host = Host::of(&target)?;
     let (start, target) = (Instant::now(), Arc::new(target));
-    let association = Association::connect(target.clone(), Arc::new(host))?;
+    let association = Association::connect(target.clone(), Arc::new(host), stop.clone())?;
     association.enable(Cc::enabled(12, Cc::CSS_NVM))?;
     for _ in 0..TRIES {
         let before = read(&association, 0)?;
@@ -59,6 +59,9 @@ pub fn discover(target: &SubsystemAddress) -> Result<Vec<Subsystem>> {
             return Err(Error::Unsupported(what));
         }
         let entry = |index| {
+            if stop.is_set() {
+                return Err(Error::Interrupted);
+            }
             if start.elapsed() > LIMIT {
                 let what = "all of the discovery log";
                 return Err(Error::Silent { queue: target.to_string(), what, waited: LIMIT });

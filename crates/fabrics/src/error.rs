@@ -128,6 +128,9 @@ pub enum Error {
     /// The target cannot be used with this host.
     #[error("the target cannot be used: {0}")]
     Unsupported(String),
+    /// The caller asked for an end.
+    #[error("stopped on request")]
+    Interrupted,
     /// The connection was closed by this host.
     #[error("the connection of {queue} was closed")]
     Over {

@@ -11,6 +11,7 @@
 mod ahead;
 mod association;
 mod auth;
+mod connect;
 mod controller;
 mod discovery;
 mod error;
@@ -25,7 +26,7 @@ pub mod queue;
 mod ring;
 mod space;
 
-use onehop_os::ControllerBackend;
+use onehop_os::{ControllerBackend, StopSignal};
 
 pub use auth::ChapSecret;
 pub use discovery::{Subsystem, discover};
@@ -33,17 +34,18 @@ pub use error::{Error, Result};
 pub use host::{Host, Secrets};
 pub use name::{FORM, SCHEME, SubsystemAddress};
 
-/// Connects to the subsystem that a target's name names.
+/// Connects to the subsystem that a target's name names. Once `stop` is set, connecting and reconnecting end with
+/// [`Error::Interrupted`], and other waits for the target within a second.
 ///
 /// # Errors
 /// When the name names no subsystem, or the target cannot be reached or used.
-pub fn open(target: &SubsystemAddress) -> Result<ControllerBackend> {
+pub fn open(target: &SubsystemAddress, stop: &StopSignal) -> Result<ControllerBackend> {
     if target.nqn.is_none() {
         let why = "it names no subsystem; `onehop drive list -d` shows those of its discovery service".into();
         return Err(Error::Name { name: target.to_string(), why });
     }
     let host = Host::of(target)?;
-    let controller = controller::Controller::connect(target.clone(), host)?;
+    let controller = controller::Controller::connect(target.clone(), host, stop.clone())?;
     Ok(ControllerBackend {
         mapper: controller.space.clone(),
         reset: Some(std::sync::Arc::new(controller::Reconnect(controller.clone()))),

@@ -1,19 +1,20 @@
 //! A queue with its connection and its memory. A thread receives; the thread that submits sends what the socket takes.
 
 use std::io::{ErrorKind, Write};
-use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use onehop_os::HostMem;
+use onehop_os::{HostMem, StopSignal};
 use onehop_proto::sgl::Descriptor;
 use onehop_proto::{Cqe, Sqe, Status};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::ahead::ReadAhead;
+use crate::connect::{STOP_POLL_INTERVAL, connect};
 use crate::health::Health;
 use crate::pdu::Digests;
 use crate::queue::{CapsuleQueue, Data, DataPart, QueueEvent, Send, Want};
@@ -21,10 +22,10 @@ use crate::ring::RingPair;
 use crate::space::MemorySpace;
 use crate::{Error, Result, patch};
 
-/// How long one address of a host may take to answer.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the connection request may take to be answered.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long an answer may still take once somebody asked for an end: a target that works needs less.
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Steps of receiving for which others wait at most.
 const STEPS: usize = 32;
 /// How long the receiving thread leaves the connection to a thread that looks for answers.
@@ -45,10 +46,22 @@ impl Waiter {
         self.came.notify_all();
     }
 
-    fn wait(&self, limit: Duration) -> Option<Result<Cqe>> {
-        let answer = self.answer.lock().unwrap_or_else(PoisonError::into_inner);
-        let guard = self.came.wait_timeout_while(answer, limit, |answer| answer.is_none());
-        guard.unwrap_or_else(PoisonError::into_inner).0.take()
+    /// The answer; none if it does not come in time. A request to stop shortens the wait.
+    fn wait(&self, limit: Duration, stop: &StopSignal) -> Option<Result<Cqe>> {
+        let (mut due, mut is_shortened) = (Instant::now() + limit, false);
+        loop {
+            if stop.is_set() && !is_shortened {
+                (due, is_shortened) = (due.min(Instant::now() + STOP_TIMEOUT), true);
+            }
+            let left = due.saturating_duration_since(Instant::now());
+            let answer = self.answer.lock().unwrap_or_else(PoisonError::into_inner);
+            let pause = left.min(STOP_POLL_INTERVAL);
+            let guard = self.came.wait_timeout_while(answer, pause, |answer| answer.is_none());
+            let answer = guard.unwrap_or_else(PoisonError::into_inner).0.take();
+            if answer.is_some() || left.is_zero() {
+                return answer;
+            }
+        }
     }
 }
 
@@ -95,6 +108,7 @@ pub(crate) struct QueueLink {
     is_looked_at: AtomicBool,
     /// Most data that a command's capsule holds.
     capsule: u32,
+    stop: StopSignal,
 }
 
 /// A link and the thread that receives for it; the connection is closed on drop.
@@ -133,12 +147,14 @@ pub(crate) struct LinkSetup<'a> {
     pub(crate) capsule: u32,
     /// What is lost with this link. Of an I/O queue that is not connected yet: nothing.
     pub(crate) health: Option<Arc<Health>>,
+    /// Ends the waits for the connection, and soon those for answers.
+    pub(crate) stop: StopSignal,
 }
 
 impl QueueLink {
     /// Connects, and agrees on the parameters of the connection.
     pub(crate) fn open(setup: LinkSetup<'_>) -> Result<LinkHandle> {
-        let stream = connect(setup.host, setup.port)?;
+        let stream = connect(setup.host, setup.port, &setup.stop)?;
         let broken = |source| Error::Io { queue: setup.label.clone(), source: Arc::new(source) };
         stream.set_nodelay(true).map_err(broken)?;
         stream.set_nonblocking(true).map_err(broken)?;
@@ -163,6 +179,7 @@ impl QueueLink {
             state: Mutex::new(state),
             is_looked_at: AtomicBool::new(false),
             capsule: setup.capsule,
+            stop: setup.stop,
         });
         link.negotiate()?;
         let (receiver, name) = (link.clone(), format!("nvme-tcp {}", link.label));
@@ -189,12 +206,15 @@ impl QueueLink {
             }
             let events = state.events();
             drop(state);
+            if self.stop.is_set() {
+                return Err(Error::Interrupted);
+            }
             let left = OPEN_TIMEOUT.saturating_sub(start.elapsed());
             if left.is_zero() {
                 let (queue, waited) = (self.label.clone(), OPEN_TIMEOUT);
                 return Err(Error::Silent { queue, what: "the connection request", waited });
             }
-            self.wait(events, Some(left));
+            self.wait(events, Some(left.min(STOP_POLL_INTERVAL)));
         }
     }
 
@@ -426,7 +446,12 @@ impl QueueLink {
         limit: Duration,
     ) -> Result<Cqe> {
         let waiter = Arc::new(Waiter::default());
-        let silent = || Error::Silent { queue: self.label.clone(), what, waited: limit };
+        let silent = || {
+            if self.stop.is_set() {
+                return Error::Interrupted;
+            }
+            Error::Silent { queue: self.label.clone(), what, waited: limit }
+        };
         let mut state = self.lock();
         if let Some(error) = &state.failed {
             return Err(error.clone());
@@ -442,7 +467,7 @@ impl QueueLink {
         });
         self.push(&mut state);
         drop(state);
-        waiter.wait(limit).unwrap_or_else(|| {
+        waiter.wait(limit, &self.stop).unwrap_or_else(|| {
             self.fail(&mut self.lock(), silent());
             self.wake();
             Err(silent())
@@ -552,22 +577,6 @@ impl QueueLink {
         };
         Ok((data, Some(memory)))
     }
-}
-
-fn connect(host: &str, port: u16) -> Result<TcpStream> {
-    let unreachable =
-        |address: String, source: std::io::Error| Error::Unreachable { address, source: Arc::new(source) };
-    let found =
-        (host, port).to_socket_addrs().map_err(|error| unreachable(format!("{host}:{port}"), error))?;
-    let mut last = None;
-    for address in found {
-        match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
-            Ok(stream) => return Ok(stream),
-            Err(error) => last = Some(unreachable(address.to_string(), error)),
-        }
-    }
-    let none = || unreachable(format!("{host}:{port}"), std::io::Error::other("the name has no address"));
-    Err(last.unwrap_or_else(none))
 }
 
 /// The memory of a part of a command's data, and where the part starts in it.

@@ -10,12 +10,12 @@ mod target;
 use std::time::{Duration, Instant};
 
 use onehop_drive::{Drive, Error, Options};
-use onehop_os::ControllerBackend;
+use onehop_os::{ControllerBackend, StopSignal};
 use suite::{Case, PLAIN, Rng, run};
 use target::{Config, Target};
 
 fn connect(name: &str) -> ControllerBackend {
-    onehop_fabrics::open(&name.parse().unwrap()).unwrap()
+    onehop_fabrics::open(&name.parse().unwrap(), &StopSignal::default()).unwrap()
 }
 
 #[test]

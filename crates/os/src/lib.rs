@@ -27,6 +27,7 @@ mod seam;
 pub mod secret;
 mod sem;
 mod socket;
+mod stop;
 mod udmabuf;
 mod words;
 
@@ -46,5 +47,6 @@ pub use seam::{
     Registers, Transport,
 };
 pub use sem::Semaphore;
+pub use stop::StopSignal;
 pub use udmabuf::Udmabuf;
 pub use words::Words;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use onehop_fabrics::Subsystem;
-use onehop_os::ControllerBackend;
+use onehop_os::{ControllerBackend, StopSignal};
 use onehop_pci::{DriveName, Root, Via};
 
 use crate::error::{Error, Result};
@@ -28,11 +28,12 @@ impl FoundController {
     }
 }
 
-/// Finds the controller that `spec` names: `sim:…`, `qtest:…`, `vfio-user:…`, `nvme-tcp://…`, or a PCI address.
+/// Finds the controller that `spec` names: `sim:…`, `qtest:…`, `vfio-user:…`, `nvme-tcp://…`, or a PCI address. `stop` ends
+/// the wait for a server or a target that does not answer, also later.
 ///
 /// # Errors
-/// When `spec` does not name a drive, or the drive is in use or not available.
-pub fn find(spec: &str) -> Result<FoundController> {
+/// When `spec` does not name a drive, the drive is in use or not available, or the caller asked for an end.
+pub fn find(spec: &str, stop: &StopSignal) -> Result<FoundController> {
     if let Some(rest) = spec.strip_prefix("sim:") {
         if rest.split('?').next() == Some("usdr") && !Path::new("usdr").exists() {
             return Err(Error::NoDrive(format!(
@@ -46,10 +47,10 @@ pub fn find(spec: &str) -> Result<FoundController> {
         return Ok(FoundController::new(onehop_qtest::open(rest)?));
     }
     if let Some(socket) = spec.strip_prefix("vfio-user:").filter(|socket| !socket.is_empty()) {
-        return Ok(FoundController::new(onehop_vfio_user::client::open(Path::new(socket))?));
+        return Ok(FoundController::new(onehop_vfio_user::client::open(Path::new(socket), stop)?));
     }
     if spec.starts_with(onehop_fabrics::SCHEME) {
-        return Ok(FoundController::new(onehop_fabrics::open(&spec.parse()?)?));
+        return Ok(FoundController::new(onehop_fabrics::open(&spec.parse()?, stop)?));
     }
     if is_pci_device(spec) {
         return real(spec);
@@ -62,12 +63,12 @@ pub fn find(spec: &str) -> Result<FoundController> {
 ///
 /// # Errors
 /// When the target cannot be reached, or does not answer as it should.
-pub fn subsystems(spec: &str) -> Result<Option<Vec<Subsystem>>> {
+pub fn subsystems(spec: &str, stop: &StopSignal) -> Result<Option<Vec<Subsystem>>> {
     if !spec.starts_with(onehop_fabrics::SCHEME) {
         return Ok(None);
     }
     let target: onehop_fabrics::SubsystemAddress = spec.parse()?;
-    if target.nqn.is_some() { Ok(None) } else { Ok(Some(onehop_fabrics::discover(&target)?)) }
+    if target.nqn.is_some() { Ok(None) } else { Ok(Some(onehop_fabrics::discover(&target, stop)?)) }
 }
 
 /// Whether a name is a PCI device's.
@@ -211,11 +212,11 @@ mod tests {
     #[test]
     fn names_of_no_drive_are_refused() {
         for bad in ["", "nothing", "vfio-user:", "mem:64M", "0b:00"] {
-            assert!(matches!(find(bad), Err(Error::NoDrive(_))), "{bad}");
+            assert!(matches!(find(bad, &StopSignal::default()), Err(Error::NoDrive(_))), "{bad}");
         }
-        assert!(find("sim:mem:1M").unwrap().files.is_empty());
-        assert!(matches!(find("sim:mem:1M?mdts=x"), Err(Error::Sim(_))));
-        let named = |spec| match find(spec) {
+        assert!(find("sim:mem:1M", &StopSignal::default()).unwrap().files.is_empty());
+        assert!(matches!(find("sim:mem:1M?mdts=x", &StopSignal::default()), Err(Error::Sim(_))));
+        let named = |spec| match find(spec, &StopSignal::default()) {
             Err(error) => (error.kind(), error.to_string()),
             Ok(_) => panic!("{spec} was found"),
         };

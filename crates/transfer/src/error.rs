@@ -222,6 +222,9 @@ impl Error {
             Self::Fabrics(
                 onehop_fabrics::Error::Authentication { .. } | onehop_fabrics::Error::Unsupported(_),
             ) => ErrorKind::NotPossible,
+            Self::Drive(Drive::Interrupted { .. }) | Self::Fabrics(onehop_fabrics::Error::Interrupted) => {
+                ErrorKind::Cancelled
+            }
             Self::Drive(_)
             | Self::Sim(_)
             | Self::VfioUser(_)

@@ -10,11 +10,12 @@ use std::sync::Arc;
 use onehop_drive::Drive;
 use onehop_gpu::cuda::Cuda;
 use onehop_gpu::{Emulated, Gpu};
+use onehop_os::StopSignal;
 use onehop_transfer::{Chosen, Error, ErrorKind, RouteOptions, TransferSetup, controllers, read_blocks};
 use target::{BLOCK, Config, NQN, Target, pattern};
 
 fn open(target: &Target) -> Drive {
-    let found = controllers::find(&target.name()).unwrap();
+    let found = controllers::find(&target.name(), &StopSignal::default()).unwrap();
     assert!(found.warnings.is_empty() && found.files.is_empty());
     Drive::open(found.backend, RouteOptions::default().drive_options(false)).unwrap()
 }
@@ -68,9 +69,12 @@ fn the_route_is_reported_and_others_are_refused_with_the_reason() {
 #[test]
 fn discovery_is_asked_by_a_name_without_a_subsystem() {
     let target = Target::start(Config::default());
-    let found = controllers::subsystems(&format!("nvme-tcp://127.0.0.1:{}", target.port)).unwrap().unwrap();
+    let found =
+        controllers::subsystems(&format!("nvme-tcp://127.0.0.1:{}", target.port), &StopSignal::default())
+            .unwrap()
+            .unwrap();
     assert_eq!(found[0].nqn, NQN);
-    assert!(controllers::subsystems(&target.name()).unwrap().is_none());
-    assert!(controllers::subsystems("sim:mem:1M").unwrap().is_none());
-    assert!(matches!(controllers::subsystems("nvme-tcp://"), Err(Error::Fabrics(_))));
+    assert!(controllers::subsystems(&target.name(), &StopSignal::default()).unwrap().is_none());
+    assert!(controllers::subsystems("sim:mem:1M", &StopSignal::default()).unwrap().is_none());
+    assert!(matches!(controllers::subsystems("nvme-tcp://", &StopSignal::default()), Err(Error::Fabrics(_))));
 }

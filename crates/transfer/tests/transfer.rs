@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use onehop_drive::{Drive, GpuJob, Op};
 use onehop_gpu::Emulated;
-use onehop_os::HostMem;
+use onehop_os::{HostMem, StopSignal};
 use onehop_transfer::{
     Chosen, Engine, Error, ErrorKind, Progress, RouteOptions, TransferSetup, bytes_of, controllers, copy,
     read_blocks, verify_blocks,
@@ -32,7 +32,7 @@ impl Progress for Watch {
 }
 
 fn open(spec: &str) -> Drive {
-    let found = controllers::find(spec).unwrap();
+    let found = controllers::find(spec, &StopSignal::default()).unwrap();
     assert!(found.warnings.is_empty() && found.files.is_empty());
     Drive::open(found.backend, RouteOptions::default().drive_options(true)).unwrap()
 }

@@ -10,7 +10,7 @@ mod memory;
 use std::path::Path;
 use std::sync::Arc;
 
-use onehop_os::{ControllerBackend, FunctionReset, Mapper, Registers};
+use onehop_os::{ControllerBackend, FunctionReset, Mapper, Registers, StopSignal};
 
 use crate::error::ClientError;
 use crate::wire::command;
@@ -27,12 +27,13 @@ const NVME: [u8; 3] = [0x02, 0x08, 0x01];
 /// Device information flag: it can be reset.
 const CAN_RESET: u32 = 1;
 
-/// Connects to a server's socket. The path is all that identifies the controller.
+/// Connects to a server's socket. The path is all that identifies the controller. Once `stop` is set, a server that does
+/// not answer is given up within about a second.
 ///
 /// # Errors
 /// When nothing is served there, the server refuses a request, or it is not an NVMe controller.
-pub fn open(socket: &Path) -> Result<ControllerBackend, ClientError> {
-    let connection = Arc::new(Connection::open(socket)?);
+pub fn open(socket: &Path, stop: &StopSignal) -> Result<ControllerBackend, ClientError> {
+    let connection = Arc::new(Connection::open(socket, stop)?);
     let class = connection.read(CONFIG, CLASS, NVME.len())?;
     if class != NVME {
         let [interface, sub, base] = [0, 1, 2].map(|i| class.get(i).copied().unwrap_or_default());

@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use onehop_drive::{Drive, Error, Options};
-use onehop_os::{ControllerBackend, HostMem};
+use onehop_os::{ControllerBackend, HostMem, StopSignal};
 use onehop_proto::regs::doorbell;
 use onehop_sim::Sim;
 use onehop_vfio_user::wire::{HEADER, MessageHeader, command};
@@ -58,7 +58,7 @@ impl Served {
     }
 
     fn port(&self) -> ControllerBackend {
-        client::open(&self.socket).unwrap()
+        client::open(&self.socket, &StopSignal::default()).unwrap()
     }
 
     /// What the server reported, once it has ended.
@@ -79,7 +79,7 @@ fn on(case: Case, more: &str) {
     if let Ok(socket) = std::env::var("ONEHOP_TEST_VFIO_USER") {
         let compares = std::env::var("ONEHOP_TEST_COMPARE").as_deref() != Ok("0");
         let case = Case { unknown_is_removed: true, compares, ..case };
-        return run(client::open(Path::new(&socket)).unwrap(), case);
+        return run(client::open(Path::new(&socket), &StopSignal::default()).unwrap(), case);
     }
     let Case { lba, ms, ext, mdts, queues, sgl, .. } = case;
     let (ext, sgl) = (u8::from(ext), u8::from(sgl));
@@ -231,7 +231,10 @@ fn a_server_leaves_the_socket_of_its_successor() {
 
 #[test]
 fn what_is_no_server_is_named() {
-    let nowhere = client::open(Path::new("/nowhere/cntrl")).map(|_| ()).unwrap_err().to_string();
+    let nowhere = client::open(Path::new("/nowhere/cntrl"), &StopSignal::default())
+        .map(|_| ())
+        .unwrap_err()
+        .to_string();
     assert!(nowhere.contains("/nowhere/cntrl") && nowhere.contains("start its server first"), "{nowhere}");
     let board = Arc::new(onehop_board::Board::new(onehop_board::BoardConfig::default()).unwrap());
     let socket = socket();
@@ -242,7 +245,7 @@ fn what_is_no_server_is_named() {
             let function = Function::new(Box::new(onehop_vfio_user::Sdr::new(board.clone())));
             server.run(&function, &|| stop.load(Ordering::Relaxed), &|_| ()).unwrap();
         });
-        let error = client::open(&socket).map(|_| ()).unwrap_err();
+        let error = client::open(&socket, &StopSignal::default()).map(|_| ()).unwrap_err();
         stop.store(true, Ordering::Relaxed);
         assert!(matches!(&error, ClientError::Unfit { why, .. } if why.contains("010802")), "{error}");
     });
@@ -271,7 +274,7 @@ fn answers_with<T>(
             }
         }
     });
-    let end = client::open(&socket).map(|port| work(&port));
+    let end = client::open(&socket, &StopSignal::default()).map(|port| work(&port));
     std::fs::remove_file(socket).unwrap();
     thread.join().unwrap();
     end

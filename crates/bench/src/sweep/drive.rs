@@ -9,7 +9,7 @@ use onehop_drive::{
     Options, Placement, Token,
 };
 use onehop_gpu::{Copier, Gpu, Mark, Place, Region, Rows};
-use onehop_os::{ControllerBackend, HostMem, cycles};
+use onehop_os::{ControllerBackend, HostMem, StopSignal, cycles};
 
 use super::{Cell, Move, NotMeasurable, PreparedRoute, SweepLane, SweepTarget};
 use crate::stats::{Clock, Quantiles};
@@ -57,6 +57,7 @@ impl DriveTarget {
             queues: queues.max(standard.queues),
             // A block may take several commands.
             depth: plan.depth.saturating_mul(COMMANDS).clamp(64, MOST_DEPTH),
+            stop: plan.stop.clone(),
             ..standard
         };
         let drive = Drive::open(port, options)?;
@@ -198,7 +199,7 @@ impl DriveTarget {
 }
 
 /// What a drive is brought up for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct DrivePlan {
     /// Whether it may be written.
     pub writable: bool,
@@ -208,6 +209,8 @@ pub struct DrivePlan {
     pub threads: u32,
     /// The largest depth of any cell.
     pub depth: u32,
+    /// Ends the bring-up once it is set.
+    pub stop: StopSignal,
 }
 
 /// The placements of a route, the best first.

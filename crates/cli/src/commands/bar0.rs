@@ -1,10 +1,11 @@
 //! `onehop drive dump-bar0`: the controller's registers by name. The controller is not reset for this.
 
-use onehop_drive::{Drive, Options};
+use onehop_drive::Options;
 use onehop_os::Registers;
 use onehop_proto::regs::{Aqa, Cap, Cc, Cmbloc, Cmbmsc, Cmbsts, Cmbsz, Crto, Csts, Version, offset as at};
 use serde_json::{Value, json};
 
+use crate::commands::CommandContext;
 use crate::drives::{self, DriveArg};
 use crate::error::Result;
 use crate::report::{Report, ReportText};
@@ -67,11 +68,12 @@ const REGISTERS: [Register; 21] = [
 ];
 
 /// Runs it.
-pub(crate) fn run(args: &Args) -> Result<Report> {
-    let port = drives::find(&args.drive.drive)?.backend;
+pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
+    let found = drives::find(&args.drive.drive, &context.stop)?;
+    let port = &found.backend;
     let (regs, name, simulated) = (port.regs.clone(), port.name.clone(), port.simulated);
     // Kept alive while its registers are read: it is shut down when it goes.
-    let up = if args.up { Some(Drive::open(port, Options::default())?) } else { None };
+    let up = args.up.then(|| drives::bring_up(found, Options::default(), &context.stop)).transpose()?;
     if Cap(regs.read64(at::CAP)).gone() {
         return Err(onehop_drive::Error::Gone { drive: name, register: "CAP" }.into());
     }

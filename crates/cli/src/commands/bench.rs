@@ -165,7 +165,12 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
         document["cycles_per_ns"] = json!(clock.ghz());
         for depth in &args.depth {
             context.stop.check()?;
-            let queue = CpuQueue::open(drives::find(drive)?.backend, *depth, args.block)?;
+            let queue = CpuQueue::open(
+                drives::find(drive, &context.stop)?.backend,
+                *depth,
+                args.block,
+                context.stop.signal(),
+            )?;
             rows.push(QueueRow { row: queue.row(&clock)?, rings: "host", controller: "cpu" });
         }
     }

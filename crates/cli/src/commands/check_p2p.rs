@@ -48,7 +48,7 @@ pub(crate) struct Args {
 /// Runs it.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let gpu = gpus::choose(&args.gpu)?;
-    let port = drives::find(&args.drive.drive)?.backend;
+    let port = drives::find(&args.drive.drive, &context.stop)?.backend;
     let (drive, simulated) = (port.name.clone(), port.simulated);
     let mapper = port.mapper.name().to_owned();
     let mut bench =

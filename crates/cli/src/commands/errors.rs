@@ -3,6 +3,7 @@
 use onehop_proto::log::{self, ErrorEntry, error_entries};
 use serde_json::{Value, json};
 
+use crate::commands::CommandContext;
 use crate::drives::{self, DriveArg};
 use crate::error::Result;
 use crate::report::{Report, ReportText};
@@ -20,8 +21,8 @@ pub(crate) struct Args {
 }
 
 /// Runs it.
-pub(crate) fn run(args: &Args) -> Result<Report> {
-    let drive = drives::open(&args.drive.drive)?;
+pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
+    let drive = drives::open(&args.drive.drive, &context.stop)?;
     let kept = u16::from(drive.identity().controller().elpe_z()) + 1;
     let ask = usize::from(kept.min(args.count));
     let page = drive.log_page(log::id::ERROR, u32::MAX, ask * ErrorEntry::BYTES)?;

@@ -4,6 +4,7 @@ use onehop_drive::{Drive, Identity, Namespace};
 use onehop_proto::identify::Controller;
 use serde_json::{Value, json};
 
+use crate::commands::CommandContext;
 use crate::drives::{self, DriveArg};
 use crate::error::Result;
 use crate::report::{Report, ReportText, number};
@@ -22,8 +23,8 @@ pub(crate) struct Args {
 }
 
 /// Runs it.
-pub(crate) fn run(args: &Args) -> Result<Report> {
-    let drive = drives::open(&args.drive.drive)?;
+pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
+    let drive = drives::open(&args.drive.drive, &context.stop)?;
     let namespaces: Vec<&Namespace> = match args.nsid {
         Some(nsid) => vec![drive.namespace(nsid)?],
         None => drive.namespaces().iter().collect(),

@@ -5,6 +5,7 @@ use onehop_pci::{BlockDevice, Root, Usage};
 use onehop_transfer::controllers;
 use serde_json::{Value, json};
 
+use crate::commands::CommandContext;
 use crate::drives;
 use crate::error::Result;
 use crate::report::{Report, ReportText};
@@ -21,7 +22,7 @@ pub(crate) struct Args {
 }
 
 /// Runs it.
-pub(crate) fn run(args: &Args) -> Result<Report> {
+pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let found = Usage::all(&Root::here())?;
     let mut text = ReportText::default();
     for controller in &found {
@@ -31,12 +32,17 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
         text.line("no NVMe controllers in /sys/bus/pci (class 0x0108xx)");
     }
     let mut given = None;
-    let subsystems = args.drive.as_deref().map(controllers::subsystems).transpose()?.flatten();
+    let stop = &context.stop;
+    let subsystems = |spec| {
+        controllers::subsystems(spec, &stop.signal())
+            .map_err(|e| stop.check().err().unwrap_or_else(|| e.into()))
+    };
+    let subsystems = args.drive.as_deref().map(subsystems).transpose()?.flatten();
     for one in subsystems.iter().flatten() {
         text.line(subsystem(one));
     }
     if let Some(spec) = args.drive.as_ref().filter(|_| subsystems.is_none()) {
-        let drive = drives::open(spec)?;
+        let drive = drives::open(spec, &context.stop)?;
         let identity = drive.identity();
         let (model, serial) = (identity.model(), identity.serial());
         let mark = if identity.simulated { " (simulated)" } else { "" };

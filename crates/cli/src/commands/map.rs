@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 
 use clap::ArgGroup;
-use onehop_drive::{Drive, Options};
+use onehop_drive::Options;
 use onehop_files::live::{LiveFile, Rung, System};
 use onehop_files::{ExtentMap, Which};
 use onehop_load::{Kind, Local, OnVolume, Store};
@@ -129,9 +129,9 @@ fn of_live_files(paths: &[PathBuf], context: &CommandContext) -> Result<Vec<Made
 
 /// Files of a drive that is mounted nowhere.
 fn of_drive(args: &Args, spec: &str, context: &CommandContext) -> Result<Vec<MadeMap>> {
-    let found = drives::find(spec)?;
+    let found = drives::find(spec, &context.stop)?;
     found.files.iter().try_for_each(|file| refuse_same(&args.out, file))?;
-    let drive = Drive::open(found.backend, Options::default())?;
+    let drive = drives::bring_up(found, Options::default(), &context.stop)?;
     let ns = drive.namespace(args.nsid)?;
     let blocks = volume::blocks(&drive, ns)?;
     let store = OnVolume::new(volume::open(&blocks, args.partition)?, blocks);

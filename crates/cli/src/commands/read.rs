@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 
 use clap::ArgGroup;
-use onehop_drive::Drive;
 use onehop_files::Which;
 use onehop_gpu::Region;
 use onehop_transfer::{FileOnDrive, FileRead, TransferOutcome, TransferSetup, bytes_of, copy, volume};
@@ -90,11 +89,11 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     }
     let gpu = gpus::choose(&args.gpu)?;
     let options = args.route.options()?;
-    let found = drives::find(args.drive.as_deref().unwrap_or_default())?;
+    let found = drives::find(args.drive.as_deref().unwrap_or_default(), &context.stop)?;
     for read in args.map.iter().chain(&found.files) {
         args.out.iter().try_for_each(|out| refuse_same(out, read))?;
     }
-    let drive = Drive::open(found.backend, options.drive_options(false))?;
+    let drive = drives::bring_up(found, options.drive_options(false), &context.stop)?;
     let setup =
         TransferSetup { drive: &drive, ns: drive.namespace(args.nsid)?, gpu: &gpu, options: &options };
     let path = args.path.as_deref();

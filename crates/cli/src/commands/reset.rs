@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use serde_json::json;
 
+use crate::commands::CommandContext;
 use crate::drives::{self, DriveArg};
 use crate::error::Result;
 use crate::report::{Report, ReportText};
@@ -18,9 +19,9 @@ pub(crate) struct Args {
 }
 
 /// Runs it.
-pub(crate) fn run(args: &Args) -> Result<Report> {
+pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let start = Instant::now();
-    let drive = drives::open(&args.drive.drive)?;
+    let drive = drives::open(&args.drive.drive, &context.stop)?;
     let opened = start.elapsed();
     let start = Instant::now();
     drive.reset()?;

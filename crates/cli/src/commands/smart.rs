@@ -3,6 +3,7 @@
 use onehop_proto::log::{self, CriticalWarning, Health};
 use serde_json::{Value, json};
 
+use crate::commands::CommandContext;
 use crate::drives::{self, DriveArg};
 use crate::error::{CliError, Result};
 use crate::report::{Report, ReportText, number};
@@ -19,8 +20,8 @@ pub(crate) struct Args {
 }
 
 /// Runs it.
-pub(crate) fn run(args: &Args) -> Result<Report> {
-    let drive = drives::open(&args.drive.drive)?;
+pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
+    let drive = drives::open(&args.drive.drive, &context.stop)?;
     let page = drive.log_page(log::id::HEALTH, u32::MAX, Health::BYTES)?;
     let health = Health::parse(&page).map_err(|e| CliError::Failed(format!("the health log: {e}")))?;
     let warnings = warnings(health.critical_warning());

@@ -56,7 +56,8 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let gpu = gpus::choose(&args.gpu)?;
     let options = args.route.options()?;
     let (mut file, file_bytes) = open_input(args)?;
-    let drive = Drive::open(drives::find(&args.drive.drive)?.backend, options.drive_options(true))?;
+    let found = drives::find(&args.drive.drive, &context.stop)?;
+    let drive = drives::bring_up(found, options.drive_options(true), &context.stop)?;
     let ns = drive.namespace(args.nsid)?;
     let blocks = blocks_of(args, ns, file_bytes)?;
     let bytes = bytes_of(ns, args.lba, blocks)?;

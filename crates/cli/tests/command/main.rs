@@ -5,6 +5,10 @@ mod arguments;
 mod cufile;
 mod demo;
 mod drive;
+#[path = "../../../fabrics/tests/host/target.rs"]
+#[allow(dead_code, reason = "a part of it is used")]
+mod fabrics_target;
+mod interrupts;
 mod load;
 mod maps;
 mod mount;

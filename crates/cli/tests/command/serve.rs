@@ -5,6 +5,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use onehop_os::StopSignal;
+
 use crate::run::{Dir, command, document, refuse, stdout, succeed};
 
 fn start(drive: &str, socket: &str, more: &[&str], json: bool) -> Child {
@@ -114,7 +116,7 @@ fn more_violations_than_are_recorded_are_counted() {
         let dir = Dir::new();
         let socket = dir.file("drive.sock");
         let child = start("sim:mem:1M", &socket, &["--once"], json);
-        let port = onehop_vfio_user::client::open(Path::new(&socket)).unwrap();
+        let port = onehop_vfio_user::client::open(Path::new(&socket), &StopSignal::default()).unwrap();
         // The version is read-only.
         (0..5000).for_each(|_| port.regs.write32(8, 0));
         // A doorbell is not for reading.

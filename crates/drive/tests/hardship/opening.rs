@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use onehop_drive::{Drive, Error, Options};
-use onehop_os::{ControllerBackend, FunctionReset};
+use onehop_os::{ControllerBackend, FunctionReset, StopSignal};
+use onehop_proto::regs::{Cc, Csts, offset};
 
 use super::{inject, options};
 
@@ -69,4 +70,67 @@ fn a_function_reset_that_fails_is_a_failed_try() {
     drive.reset().unwrap();
     assert_eq!(tried.load(Ordering::Relaxed), 3);
     queue.read(drive.namespace(1).unwrap(), 0, 8, &buffer, 0).unwrap();
+}
+
+/// Options under which nothing ends within the test but what a request to stop ends.
+fn patient(stop: &StopSignal) -> Options {
+    let long = Duration::from_secs(3600);
+    Options { admin_timeout: long, ready_limit: long, stop: stop.clone(), ..options() }
+}
+
+/// Opens a drive, and asks for an end once the controller is as `is_waited_for` says.
+fn stopped_opening(port: &ControllerBackend, is_waited_for: impl Fn(Cc, Csts) -> bool) -> Error {
+    let stop = StopSignal::default();
+    std::thread::scope(|scope| {
+        let opening = scope.spawn(|| Drive::open(port.clone(), patient(&stop)).map(|_| ()));
+        let read = |at| port.regs.read32(at);
+        while !is_waited_for(Cc(read(offset::CC)), Csts(read(offset::CSTS))) && !opening.is_finished() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        stop.set();
+        opening.join().unwrap().unwrap_err()
+    })
+}
+
+#[test]
+fn a_request_to_stop_ends_an_opening() {
+    for fault in ["stuck-rdy@on=enable", "lost@op=identify", "lost@op=set-features"] {
+        let sim = onehop_sim::open(&format!("mem:1M?to=120&fault={fault}")).unwrap();
+        let port = sim.port();
+        let never_ready = fault.starts_with("stuck-rdy");
+        let error = stopped_opening(&port, |cc, csts| cc.en() && (never_ready || csts.rdy()));
+        assert!(matches!(error, Error::Interrupted { .. }), "{fault}: {error}");
+        // It reaches no memory any more.
+        let (cc, csts) = (Cc(port.regs.read32(offset::CC)), Csts(port.regs.read32(offset::CSTS)));
+        assert!(!cc.en() && !csts.rdy(), "{fault}: {cc:?}, {csts:?}");
+        // Without a wait for RDY, EN is cleared earlier than the specification wants it.
+        assert!(never_ready || sim.violations().is_empty(), "{fault}: {:?}", sim.violations());
+    }
+}
+
+/// It has nothing of ours: nobody waits for it once more at the end.
+#[test]
+fn a_request_to_stop_ends_the_wait_for_a_controller_that_somebody_left_enabled() {
+    let sim = onehop_sim::open("mem:1M?to=120").unwrap();
+    let port = sim.port();
+    std::mem::forget(Drive::open(port.clone(), options()).unwrap());
+    inject(&sim, "stuck-rdy@on=disable");
+    let error = stopped_opening(&port, |cc, csts| !cc.en() && csts.rdy());
+    assert!(matches!(error, Error::Interrupted { .. }), "{error}");
+}
+
+#[test]
+fn a_request_to_stop_ends_a_reset() {
+    let sim = onehop_sim::open("mem:1M?to=1").unwrap();
+    let stop = StopSignal::default();
+    let drive = Drive::open(sim.port(), patient(&stop)).unwrap();
+    inject(&sim, "lost@op=identify");
+    let error = std::thread::scope(|scope| {
+        let reset = scope.spawn(|| drive.reset());
+        stop.set();
+        reset.join().unwrap().unwrap_err()
+    });
+    assert!(matches!(error, Error::Interrupted { .. }), "{error}");
+    let after = drive.events().unwrap_err();
+    assert!(matches!(after, Error::Interrupted { .. }), "{after}");
 }

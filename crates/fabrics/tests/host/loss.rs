@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use onehop_drive::{Drive, Error, Options, Recovery};
+use onehop_os::StopSignal;
 
 use crate::open;
 use crate::target::{Act, BLOCK, Config, Outgoing, Target, pattern};
@@ -95,6 +96,53 @@ fn a_target_that_stays_away_ends_every_call_with_the_reason() {
     drop((queue, drive));
 }
 
+/// The time that reconnecting may take is no reason to keep anybody waiting.
+#[test]
+fn a_request_to_stop_ends_reconnecting() {
+    let target = Target::start(Config::default());
+    let (stop, name) = (StopSignal::default(), format!("{}?reconnect=3600", target.name()));
+    let backend = onehop_fabrics::open(&name.parse().unwrap(), &stop).unwrap();
+    let drive = Drive::open(backend, Options { stop: stop.clone(), ..crate::quick() }).unwrap();
+    let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+    let buffer = drive.buffer(8 * BLOCK).unwrap();
+    target.shared.is_down.store(true, Ordering::Release);
+    target.disconnect();
+    let error = std::thread::scope(|scope| {
+        let read = scope.spawn(|| queue.read(ns, 0, 8, &buffer, 0));
+        std::thread::sleep(Duration::from_millis(500));
+        stop.set();
+        read.join().unwrap().unwrap_err()
+    });
+    assert!(matches!(error, Error::Interrupted { .. }), "{error}");
+}
+
+#[test]
+fn a_request_to_stop_ends_connecting() {
+    // The target is silent from its first answer on, or from its answer to Connect on.
+    for kind in [1, 5] {
+        let (stop, asked) = (StopSignal::default(), Arc::new(AtomicBool::new(false)));
+        let was_asked = asked.clone();
+        let hook = move |out: Outgoing| {
+            if out.kind != kind {
+                return Act::Send(out.bytes);
+            }
+            was_asked.store(true, Ordering::Release);
+            Act::Drop
+        };
+        let target = Target::start(Config { hook: Arc::new(hook), ..Config::default() });
+        let name: onehop_fabrics::SubsystemAddress = target.name().parse().unwrap();
+        let error = std::thread::scope(|scope| {
+            let opening = scope.spawn(|| onehop_fabrics::open(&name, &stop).err());
+            while !asked.load(Ordering::Acquire) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            stop.set();
+            opening.join().unwrap()
+        });
+        assert!(matches!(error, Some(onehop_fabrics::Error::Interrupted)), "{kind}: {error:?}");
+    }
+}
+
 #[test]
 fn a_write_on_its_way_to_a_target_that_stays_away_has_an_unknown_outcome() {
     let target = Target::start(once(5, 1, |_| Act::Close(Vec::new())));
@@ -135,7 +183,7 @@ fn an_abort_is_answered_under_its_own_identifier() {
     let target = Target::start(Config { hook: Arc::new(lose), ..Config::default() });
     let name: onehop_fabrics::SubsystemAddress = target.name().parse().unwrap();
     let options = Options { timeout: Duration::from_millis(50), ..crate::quick() };
-    let drive = Drive::open(onehop_fabrics::open(&name).unwrap(), options).unwrap();
+    let drive = Drive::open(onehop_fabrics::open(&name, &StopSignal::default()).unwrap(), options).unwrap();
     let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
     let buffer = drive.buffer(8 * BLOCK).unwrap();
     for _ in 0..LOST {

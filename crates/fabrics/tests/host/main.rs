@@ -9,6 +9,7 @@ mod target;
 use std::time::Duration;
 
 use onehop_drive::{Drive, Options};
+use onehop_os::StopSignal;
 use target::Target;
 
 /// Opens the target's namespace for writing.
@@ -18,7 +19,7 @@ fn open(target: &Target, options: &str) -> Drive {
 
 fn try_open(target: &Target, options: &str) -> Result<Drive, String> {
     let name: onehop_fabrics::SubsystemAddress = format!("{}{options}", target.name()).parse().unwrap();
-    let backend = onehop_fabrics::open(&name).map_err(|error| error.to_string())?;
+    let backend = onehop_fabrics::open(&name, &StopSignal::default()).map_err(|error| error.to_string())?;
     Drive::open(backend, quick()).map_err(|error| error.to_string())
 }
 

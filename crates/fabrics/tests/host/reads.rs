@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use onehop_drive::{Error, GpuSetup, Op, Placement};
 use onehop_gpu::{Emulated, Gpu, Place};
+use onehop_os::StopSignal;
 
 use crate::target::{BLOCK, Config, NQN, Target, pattern};
 use crate::{open, try_open};
@@ -72,14 +73,14 @@ fn a_target_that_is_none_or_refuses_is_reported_with_the_reason() {
     let other = Target::start(Config::default());
     let name: onehop_fabrics::SubsystemAddress =
         format!("nvme-tcp://127.0.0.1:{}/nqn.no", other.port).parse().unwrap();
-    let said = onehop_fabrics::open(&name).err().unwrap().to_string();
+    let said = onehop_fabrics::open(&name, &StopSignal::default()).err().unwrap().to_string();
     assert!(said.contains("no subsystem of this name"), "{said}");
     // A port that nobody listens on.
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let name: onehop_fabrics::SubsystemAddress =
         format!("nvme-tcp://127.0.0.1:{free}/{NQN}").parse().unwrap();
     let start = Instant::now();
-    let said = onehop_fabrics::open(&name).err().unwrap().to_string();
+    let said = onehop_fabrics::open(&name, &StopSignal::default()).err().unwrap().to_string();
     assert!(said.contains("refused") && start.elapsed() < Duration::from_secs(5), "{said}");
 }
 
@@ -129,11 +130,17 @@ fn who_proves_nothing_is_not_believed() {
 fn discovery_lists_subsystems() {
     let target = Target::start(Config::default());
     let name = format!("nvme-tcp://127.0.0.1:{}", target.port).parse().unwrap();
-    let found = onehop_fabrics::discover(&name).unwrap();
+    let found = onehop_fabrics::discover(&name, &StopSignal::default()).unwrap();
     let [one] = found.as_slice() else { panic!("{found:?}") };
     assert_eq!((one.nqn.as_str(), one.transport, one.address.as_str()), (NQN, "tcp", "10.0.0.1"));
     assert!(one.service == "4420" && !one.is_discovery && one.needs_tls);
-    assert!(onehop_fabrics::open(&name).err().unwrap().to_string().contains("names no subsystem"));
+    assert!(
+        onehop_fabrics::open(&name, &StopSignal::default())
+            .err()
+            .unwrap()
+            .to_string()
+            .contains("names no subsystem")
+    );
     assert_eq!(target.breaches(), Vec::<String>::new());
 }
 

@@ -454,7 +454,8 @@ impl Connection {
             admin::cns::NAMESPACE => {
                 let blocks = self.shared.config.blocks;
                 let _ = build::Namespace::new(&mut page).nsze(blocks).ncap(blocks);
-                page[128..132].copy_from_slice(&LbaFormat(0).with_lbads(9).0.to_le_bytes());
+                page[128..132]
+                    .copy_from_slice(&LbaFormat(0).with_lbads(9).0.to_le_bytes());
             }
             admin::cns::NAMESPACE_DESCRIPTORS => {
                 page[..4].copy_from_slice(&[3, 16, 0, 0]);

@@ -4,9 +4,10 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
+use onehop_os::StopSignal;
 use rustix::io::Errno;
 
 use crate::error::{Broken, ClientError};
@@ -16,14 +17,35 @@ use crate::wire::{self, MAX_DATA, MAX_FDS, MessageHeader, command};
 /// The region of the configuration space.
 pub(super) const CONFIG: u32 = 7;
 
+/// How long a reply may still take once somebody asked for an end: a server that works needs less.
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// A server's reply.
 pub(super) struct Reply {
     pub payload: Vec<u8>,
     pub fds: Vec<OwnedFd>,
 }
 
+/// Ends the wait for a reply some time after a request to stop.
+struct StopGrace {
+    stop: StopSignal,
+    /// When the current wait first saw the request.
+    since: Mutex<Option<Instant>>,
+}
+
+impl StopGrace {
+    fn since(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_over(&self) -> bool {
+        self.stop.is_set() && self.since().get_or_insert_with(Instant::now).elapsed() >= STOP_TIMEOUT
+    }
+}
+
 struct ConnectionState {
-    link: MessageSocket<fn() -> bool>,
+    link: MessageSocket<Box<dyn Fn() -> bool + Send>>,
+    grace: Arc<StopGrace>,
     last: u16,
     /// Why the connection is unusable.
     broken: Option<String>,
@@ -37,10 +59,13 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn open(path: &Path) -> Result<Self, ClientError> {
+    pub(super) fn open(path: &Path, stop: &StopSignal) -> Result<Self, ClientError> {
         let stream = reach(path)?;
-        let link = MessageSocket::new(stream, (|| false) as fn() -> bool);
-        let state = Mutex::new(ConnectionState { link, last: 0, broken: None });
+        let grace = Arc::new(StopGrace { stop: stop.clone(), since: Mutex::default() });
+        let ends = grace.clone();
+        let link =
+            MessageSocket::new(stream, Box::new(move || ends.is_over()) as Box<dyn Fn() -> bool + Send>);
+        let state = Mutex::new(ConnectionState { link, grace, last: 0, broken: None });
         let name = format!("vfio-user:{}", path.display());
         let connection = Self { state, path: path.into(), name };
         let capabilities = serde_json::json!({ "capabilities": {
@@ -139,10 +164,12 @@ impl ConnectionState {
         if let Some(why) = &self.broken {
             return Err(why.clone());
         }
+        *self.grace.since() = None;
         let header = self.header(number, payload.len());
         let done = self.link.send(&header, payload, file).and_then(|()| self.await_reply(&header));
         match done {
             Ok(Some(message)) => return Ok(message),
+            Ok(None) if self.grace.is_over() => self.broken = Some("stopped on request".into()),
             Ok(None) => self.broken = Some("the server closed it".into()),
             Err(broken) => self.broken = Some(broken.to_string()),
         }

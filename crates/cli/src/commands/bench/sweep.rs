@@ -169,7 +169,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
             context,
         );
     }
-    let (target, name) = drive(args, &gpu)?;
+    let (target, name) = drive(args, &gpu, context)?;
     let of = Of { target: name.to_owned(), drive: Some((name, target.drive().identity().simulated)) };
     measure(args, &target, &of, &gpu, context)
 }
@@ -234,7 +234,7 @@ fn wishes(args: &Args) -> Vec<IoType> {
 }
 
 /// Brings the drive up. One that keeps its data is only written with its serial number and --yes.
-fn drive<'a>(args: &'a Args, gpu: &Chosen) -> Result<(DriveTarget, &'a str)> {
+fn drive<'a>(args: &'a Args, gpu: &Chosen, context: &CommandContext) -> Result<(DriveTarget, &'a str)> {
     let name = args.drive.as_deref().unwrap_or(SIMULATED[usize::from(args.full)]);
     let writes = wishes(args).iter().any(|io| io.writes());
     let asked = writes && !is_ours(name);
@@ -251,8 +251,10 @@ fn drive<'a>(args: &'a Args, gpu: &Chosen) -> Result<(DriveTarget, &'a str)> {
         bytes: args.size,
         threads: most(threads(args)),
         depth: most(depths(args)),
+        stop: context.stop.signal(),
     };
-    let target = DriveTarget::open(drives::find(name)?.backend, args.nsid, gpu.gpu.clone(), &plan)?;
+    let target =
+        DriveTarget::open(drives::find(name, &context.stop)?.backend, args.nsid, gpu.gpu.clone(), &plan)?;
     if asked {
         drives::allow_writes(target.drive(), name, args.serial.as_deref().unwrap_or_default())?;
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use onehop_drive::{Drive, Error, GpuJob, GpuSetup, Io, Namespace, Op, Options, Placement};
 use onehop_gpu::{Gpu, Place};
-use onehop_os::ControllerBackend;
+use onehop_os::{ControllerBackend, StopSignal};
 use serde::{Serialize, Serializer};
 
 use super::registers;
@@ -100,6 +100,7 @@ pub(crate) struct CheckSetup {
     pub(super) patience: Duration,
     /// Whether the GPU is to read registers.
     reads: bool,
+    stop: StopSignal,
     drive: Option<(Drive, Namespace)>,
     /// The block as the CPU read it into host memory.
     block: Vec<u8>,
@@ -113,11 +114,13 @@ impl CheckSetup {
         patience: Duration,
         reads: bool,
     ) -> Self {
-        Self { port, gpu, nsid, lba, patience, reads, drive: None, block: Vec::new() }
+        let stop = StopSignal::default();
+        Self { port, gpu, nsid, lba, patience, reads, stop, drive: None, block: Vec::new() }
     }
 
     /// Tries every step that the ones before it allow.
     pub(crate) fn run(&mut self, stop: &StopFlag) -> Result<Vec<StepResult>> {
+        self.stop = stop.signal();
         let mut rows = Vec::new();
         let mut gone: Option<&'static str> = None;
         for (id, what, step) in STEPS {
@@ -159,9 +162,9 @@ impl CheckSetup {
     }
 
     fn bring_up(&mut self) -> Result<()> {
-        let (patience, retries) = (self.patience, 0);
-        let options =
-            Options { queues: 2, timeout: patience, admin_timeout: patience, retries, ..Options::default() };
+        let (patience, stop) = (self.patience, self.stop.clone());
+        let times = Options { timeout: patience, admin_timeout: patience, ..Options::default() };
+        let options = Options { queues: 2, retries: 0, stop, ..times };
         let drive = Drive::open(self.port.clone(), options)?;
         let ns = drive.namespace(self.nsid)?.clone();
         self.drive = Some((drive, ns));

@@ -3,7 +3,6 @@
 
 use std::time::Instant;
 
-use onehop_drive::Drive;
 use onehop_load::check::Verdict;
 use onehop_transfer::{
     Engine, Landed, Loaded, ModelOnDrive, ModelPlace, TransferOutcome, TransferSetup, block_bytes,
@@ -59,7 +58,8 @@ pub(super) fn run(args: &Args, spec: &str, context: &CommandContext) -> Result<R
     let wanted = args.gpu.clone();
     // The drive comes up and its file system is read while CUDA starts.
     let gpus = std::thread::spawn(move || (gpus::choose_all(&wanted), start.elapsed()));
-    let drive = Drive::open(drives::find(spec)?.backend, options.drive_options(false))?;
+    let drive =
+        drives::bring_up(drives::find(spec, &context.stop)?, options.drive_options(false), &context.stop)?;
     let ns = drive.namespace(args.nsid)?;
     let opened = ModelOnDrive::open(&drive, ns, place(args))?;
     let (model, count) = (&*opened.model, args.gpu.names().len());

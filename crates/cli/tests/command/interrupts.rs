@@ -1,0 +1,139 @@
+//! Ctrl-C while a drive is found and brought up, or connected again: heard at once, whatever the drive does not do.
+
+use std::io::Read;
+use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::fabrics_target::{Act, Config, Outgoing, Target};
+use crate::run::{Dir, command};
+
+/// SIGINT's bit in the masks of /proc/PID/status.
+const SIGINT: u64 = 1 << 1;
+
+fn start(args: &[&str]) -> Child {
+    let args = [&["--json"], args].concat();
+    command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Waits until the command is there to hear Ctrl-C.
+fn wait_for_handler(child: &mut Child) {
+    let status = format!("/proc/{}/status", child.id());
+    loop {
+        let text = std::fs::read_to_string(&status).unwrap_or_default();
+        let caught = text.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+        let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        if caught.is_some_and(|mask| mask & SIGINT != 0) || child.try_wait().unwrap().is_some() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn ctrl_c(child: &Child) {
+    // One that has ended is found out by its exit code.
+    let _ = Command::new("kill").args(["-INT", &child.id().to_string()]).stderr(Stdio::null()).status();
+}
+
+/// It ends as one that was stopped, and says so.
+fn assert_stopped(what: &str, child: Child) {
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{what}: {output:?}");
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{what}: {e}"));
+    assert_eq!(document["error"]["kind"], "interrupted", "{what}: {document:#}");
+    assert_eq!(document["error"]["exit_code"], 130, "{what}");
+}
+
+/// Four tries of a minute each.
+const NEVER_READY: &str = "sim:mem:1M?to=120&fault=stuck-rdy@on=enable";
+
+#[test]
+fn every_command_hears_ctrl_c_while_its_drive_does_not_become_ready() {
+    let dir = Dir::new();
+    let (input, _) = dir.noise("in.bin", 512);
+    let [map, archive] = ["model.map", "report.tar.gz"].map(|name| dir.file(name));
+    let on_drive = |words: &[&'static str], more: &[&str]| -> Vec<String> {
+        [words, &["-d", NEVER_READY], more].concat().into_iter().map(str::to_owned).collect()
+    };
+    let commands = [
+        on_drive(&["drive", "list"], &[]),
+        on_drive(&["drive", "identify"], &[]),
+        on_drive(&["drive", "smart"], &[]),
+        on_drive(&["drive", "errors"], &[]),
+        on_drive(&["drive", "dump-bar0", "--up"], &[]),
+        on_drive(&["drive", "reset"], &[]),
+        on_drive(&["drive", "check-p2p"], &["-g", "emu"]),
+        on_drive(&["read"], &["--lba", "0", "--blocks", "1", "-g", "emu"]),
+        on_drive(&["write"], &["--lba", "0", "--in", &input, "--serial", "x", "--yes", "-g", "emu"]),
+        on_drive(&["load"], &["--path", "/model.safetensors", "-g", "emu"]),
+        on_drive(&["map"], &["--path", "/model.safetensors", "--out", &map]),
+        on_drive(&["bench", "queue"], &["--depth", "1"]),
+        on_drive(&["bench", "sweep"], &["--io", "read", "-g", "emu"]),
+        on_drive(&["report"], &["-g", "emu", "--out", &archive]),
+    ];
+    let run = |words: &Vec<String>| {
+        let mut child = start(&words.iter().map(String::as_str).collect::<Vec<_>>());
+        wait_for_handler(&mut child);
+        ctrl_c(&child);
+        (words.join(" "), child)
+    };
+    // All of them at once: each is looked at only when all have been asked to end.
+    for (what, child) in commands.iter().map(run).collect::<Vec<_>>() {
+        assert_stopped(&what, child);
+    }
+}
+
+#[test]
+fn ctrl_c_is_heard_while_a_server_is_silent() {
+    let dir = Dir::new();
+    let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+    let target =
+        format!("nvme-tcp://127.0.0.1:{}/nqn.2026-11.org.example:x", tcp.local_addr().unwrap().port());
+    let child = start(&["drive", "identify", "-d", &target]);
+    let mut stream = tcp.accept().unwrap().0;
+    stream.read_exact(&mut [0; 128]).unwrap();
+    ctrl_c(&child);
+    assert_stopped(&target, child);
+    let socket = dir.file("s");
+    let unix = UnixListener::bind(&socket).unwrap();
+    let served = format!("vfio-user:{socket}");
+    let child = start(&["drive", "identify", "-d", &served]);
+    let mut stream = unix.accept().unwrap().0;
+    stream.read_exact(&mut [0; 16]).unwrap();
+    ctrl_c(&child);
+    assert_stopped(&served, child);
+}
+
+#[test]
+fn ctrl_c_is_heard_while_a_connection_is_tried_again() {
+    let [reads, is_down] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+    let (began, went_down) = (reads.clone(), is_down.clone());
+    let hook = move |out: Outgoing| {
+        if out.kind != 7 || out.qid.is_none_or(|qid| qid == 0) {
+            return Act::Send(out.bytes);
+        }
+        began.store(true, Ordering::Release);
+        while !went_down.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Act::Close(Vec::new())
+    };
+    let target = Target::start(Config { hook: Arc::new(hook), ..Config::default() });
+    let drive = format!("{}?reconnect=600", target.name());
+    let child =
+        start(&["read", "-d", &drive, "--lba", "0", "--blocks", "8", "-g", "emu", "--timeout", "60s"]);
+    while !reads.load(Ordering::Acquire) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    target.shared.is_down.store(true, Ordering::Release);
+    is_down.store(true, Ordering::Release);
+    // Well into the tries; a Ctrl-C before them is heard as well.
+    std::thread::sleep(Duration::from_millis(500));
+    ctrl_c(&child);
+    assert_stopped(&drive, child);
+}
