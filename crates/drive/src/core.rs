@@ -313,8 +313,10 @@ impl Core {
         match run("create submission queue", &sqe) {
             Ok(_) => Ok(()),
             Err(refused @ Error::Command { .. }) => {
+                let why = self.control.port.regs.failure();
                 run("delete completion queue", &words::delete_cq(qid))?;
-                Err(refused)
+                let drive = || self.name().to_owned();
+                Err(why.map_or(refused, |why| Error::NotConnected { drive: drive(), qid, why }))
             }
             Err(error) => Err(error),
         }

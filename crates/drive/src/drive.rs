@@ -266,7 +266,7 @@ impl DriveInner {
     ) -> Result<()> {
         match self.create_pair(&mut state.admin, qid, sq, cq, None) {
             Ok(()) => Ok(()),
-            Err(refused @ Error::Command { .. }) => Err(refused),
+            Err(refused @ (Error::Command { .. } | Error::NotConnected { .. })) => Err(refused),
             Err(error) => {
                 self.reset(state, "a queue whose creation was not answered")?;
                 Err(error)

@@ -82,6 +82,16 @@ pub enum Error {
         /// What the controller said.
         status: Status,
     },
+    /// A queue of a controller across a network has no connection.
+    #[error("queue {qid} of {drive} could not be created: {why}")]
+    NotConnected {
+        /// The drive.
+        drive: String,
+        /// The queue.
+        qid: u16,
+        /// Why: nobody listens, no answer came in time, or what the target said.
+        why: String,
+    },
     /// An admin command was not answered.
     #[error("{drive} did not answer {command} within {waited:?}")]
     NoAnswer {

@@ -44,7 +44,7 @@ pub(crate) struct Controller {
     /// The queues whose doorbells may be rung.
     links: Links,
     state: Mutex<RemoteState>,
-    /// Why the controller failed last.
+    /// Why the controller failed last, or refused a queue.
     failure: Mutex<Option<Error>>,
     stop: StopSignal,
 }
@@ -233,6 +233,8 @@ impl Controller {
     }
 
     fn create_sq(&self, sq: &CreateSq) -> Status {
+        // A status of the driver's rings says too little of a connection.
+        self.set_failure(None);
         let mut state = self.state();
         let cq = state.completion_rings.get(&sq.qid).copied().filter(|_| sq.cqid == sq.qid);
         let at = RingAt { addr: sq.base.0, entries: u32::from(sq.size_z) + 1 };
@@ -242,7 +244,9 @@ impl Controller {
         let (Some(ring), Some(association)) = (ring, state.association.clone()) else {
             return Status::INVALID_FIELD.with_dnr();
         };
-        match association.connect_io(sq.qid, at.entries, ring) {
+        let connected = association.connect_io(sq.qid, at.entries, ring);
+        self.set_failure(connected.as_ref().err().cloned());
+        match connected {
             Ok(link) => {
                 self.links.write().unwrap_or_else(PoisonError::into_inner).insert(sq.qid, Arc::clone(&link));
                 state.queues.insert(sq.qid, link);

@@ -35,7 +35,7 @@ pub trait Registers: Send + Sync {
         let _ = doorbell;
     }
 
-    /// Why the controller reports a fatal status, where more is known than that.
+    /// Why the controller reports a fatal status or has just refused a queue, where more is known than that.
     fn failure(&self) -> Option<String> {
         None
     }

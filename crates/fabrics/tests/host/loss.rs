@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use onehop_drive::{Drive, Error, Options, Recovery};
 use onehop_os::StopSignal;
+use onehop_proto::Status;
 
 use crate::open;
 use crate::target::{Act, BLOCK, Config, Outgoing, Target, pattern};
@@ -94,6 +95,23 @@ fn a_target_that_stays_away_ends_every_call_with_the_reason() {
     assert!(queue.read(ns, 0, 8, &buffer, 0).is_err() && drive.log_page(2, u32::MAX, 512).is_err());
     assert!(start.elapsed() < Duration::from_secs(1));
     drop((queue, drive));
+}
+
+#[test]
+fn a_queue_without_a_connection_is_reported_with_the_reason() {
+    let reason = |target: &Target| match open(target, "?reconnect=1").queue().map(|_| ()) {
+        Err(Error::NotConnected { why, .. }) => why,
+        other => panic!("{other:?}"),
+    };
+    let refusing = Target::start(Config { io_connect: Status::new(1, 0x84).with_dnr(), ..Config::default() });
+    let why = reason(&refusing);
+    assert!(why.contains("refuses to connect queue 1") && why.contains("84h"), "{why}");
+    // The target lets no more connections in.
+    let target = Target::start(Config::default());
+    let drive = open(&target, "?reconnect=1");
+    target.shared.is_down.store(true, Ordering::Release);
+    let error = drive.queue().map(|_| ()).unwrap_err();
+    assert!(error.to_string().contains("queue 1") && error.to_string().contains("closed"), "{error}");
 }
 
 /// The time that reconnecting may take is no reason to keep anybody waiting.

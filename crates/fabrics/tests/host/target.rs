@@ -55,6 +55,8 @@ pub struct Config {
     pub proofs: Vec<Vec<u8>>,
     /// Bytes between a header and its data.
     pub padding: usize,
+    /// What Connect of an I/O queue is answered with.
+    pub io_connect: Status,
     pub hook: Hook,
 }
 
@@ -72,6 +74,7 @@ impl Default for Config {
             authreq: 0,
             proofs: Vec::new(),
             padding: 0,
+            io_connect: Status::SUCCESS,
             hook: Arc::new(|out| Act::Send(out.bytes)),
         }
     }
@@ -348,6 +351,9 @@ impl Connection {
                     return self.answer(sqe, [0x10100, 0], Status::new(1, 0x82).with_dnr());
                 }
                 let authreq = u32::from(self.shared.config.authreq);
+                if connect.qid > 0 && !self.shared.config.io_connect.is_ok() {
+                    return self.answer(sqe, [0, 0], self.shared.config.io_connect);
+                }
                 let answered = self.answer(sqe, [1 | authreq << 16, 0], Status::SUCCESS);
                 self.qid = Some(connect.qid);
                 answered
