@@ -65,6 +65,14 @@ pub(crate) struct AdminState {
     pub(crate) cmb: Option<crate::gpu::Cmb>,
 }
 
+/// The active namespaces of a drive.
+#[derive(Default)]
+pub(crate) struct ActiveNamespaces {
+    pub(crate) usable: Vec<Namespace>,
+    /// Those that cannot be used, and why.
+    pub(crate) unusable: Vec<(u32, Error)>,
+}
+
 impl Core {
     pub(crate) fn new(control: Control, options: Options) -> Result<Self> {
         let admin = Admin::new(&control, options.admin_timeout)?;
@@ -128,7 +136,7 @@ impl Core {
     pub(crate) fn bring_up_from_anywhere(
         &self,
         state: &mut AdminState,
-    ) -> Result<(Identity, Vec<Namespace>)> {
+    ) -> Result<(Identity, ActiveNamespaces)> {
         let mut up = self.bring_up(state);
         for pause in RESET_PAUSES {
             if !matches!(up, Err(Error::NotReady { .. } | Error::Fatal { .. } | Error::NoAnswer { .. })) {
@@ -146,7 +154,7 @@ impl Core {
     }
 
     /// Resets the controller, learns who it is and which namespaces it has, and sets it up.
-    fn bring_up(&self, state: &mut AdminState) -> Result<(Identity, Vec<Namespace>)> {
+    fn bring_up(&self, state: &mut AdminState) -> Result<(Identity, ActiveNamespaces)> {
         let mut identity = self.start(&mut state.admin)?;
         state.shutdown_time = identity.shutdown_time();
         let namespaces = self.list_namespaces(&mut state.admin)?;
@@ -163,14 +171,17 @@ impl Core {
         Identity::new(&self.control, &data, &self.options)
     }
 
-    /// The active namespaces. One that makes no sense, or is formatted in a way that is not known, is left alone: the
-    /// others can be used.
-    pub(crate) fn list_namespaces(&self, admin: &mut Admin) -> Result<Vec<Namespace>> {
-        let mut found = Vec::new();
+    /// The active namespaces. One that makes no sense, or is formatted in a way that is not known, is left alone, with the
+    /// reason: the others can be used.
+    pub(crate) fn list_namespaces(&self, admin: &mut Admin) -> Result<ActiveNamespaces> {
+        let mut found = ActiveNamespaces::default();
         for nsid in self.list_nsids(admin)? {
             match self.identify_namespace(admin, nsid) {
-                Ok(ns) if ns.blocks > 0 => found.push(ns),
-                Ok(_) | Err(Error::Format { .. } | Error::Nonsense { .. }) => {}
+                Ok(ns) => found.usable.push(ns),
+                Err(Error::NoNamespace { .. }) => {}
+                Err(error @ (Error::Format { .. } | Error::Nonsense { .. })) => {
+                    found.unusable.push((nsid, error));
+                }
                 Err(error) => return Err(error),
             }
         }

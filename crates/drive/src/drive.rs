@@ -29,6 +29,7 @@ pub(crate) struct DriveInner {
     core: Core,
     identity: Identity,
     pub(crate) namespaces: Arc<[Namespace]>,
+    unusable: Vec<(u32, Error)>,
     /// Numbers queues, so that tokens of one are not taken for those of another.
     serial: AtomicU32,
 }
@@ -63,7 +64,8 @@ impl Drive {
         Ok(Self(Arc::new(DriveInner {
             core,
             identity,
-            namespaces: namespaces.into(),
+            namespaces: namespaces.usable.into(),
+            unusable: namespaces.unusable,
             serial: AtomicU32::new(0),
         })))
     }
@@ -93,7 +95,7 @@ impl Drive {
         self.0.identity()
     }
 
-    /// Its active namespaces.
+    /// Its active namespaces that can be used.
     #[must_use]
     pub fn namespaces(&self) -> &[Namespace] {
         self.0.namespaces()
@@ -102,10 +104,16 @@ impl Drive {
     /// One of its namespaces.
     ///
     /// # Errors
-    /// When it is not there, or not active.
+    /// When it is not there, not active, or cannot be used.
     pub fn namespace(&self, nsid: u32) -> Result<&Namespace> {
         let found = self.namespaces().iter().find(|ns| ns.nsid == nsid);
-        found.ok_or_else(|| Error::NoNamespace { drive: self.name().to_owned(), nsid })
+        found.ok_or_else(|| {
+            let why = self.0.unusable.iter().find(|(unusable, _)| *unusable == nsid);
+            why.map_or_else(
+                || Error::NoNamespace { drive: self.name().to_owned(), nsid },
+                |(_, error)| error.clone(),
+            )
+        })
     }
 
     /// The identifiers of a namespace that the drive lists apart from its identify data: none where it has no such list.
@@ -351,9 +359,12 @@ impl DriveInner {
         for ns in self.namespaces() {
             match self.identify_namespace(&mut state.admin, ns.nsid) {
                 Ok(now) => ns.compare(Some(&now)),
-                Err(Error::Command { .. } | Error::Format { .. } | Error::Nonsense { .. }) => {
-                    ns.compare(None)
-                }
+                Err(
+                    Error::Command { .. }
+                    | Error::NoNamespace { .. }
+                    | Error::Format { .. }
+                    | Error::Nonsense { .. },
+                ) => ns.compare(None),
                 Err(error) => return Err(error),
             }
         }

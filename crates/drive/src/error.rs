@@ -205,7 +205,7 @@ pub enum Error {
         drive: String,
     },
     /// A namespace is formatted in a way that is not understood.
-    #[error("namespace {nsid}: {source}")]
+    #[error("namespace {nsid} cannot be used: {source}")]
     Format {
         /// The namespace.
         nsid: u32,

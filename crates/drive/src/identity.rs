@@ -133,12 +133,22 @@ impl Namespace {
         let drive = &control.port.name;
         let bytes = page(drive, data)?;
         let view = identify::Namespace::new(&bytes);
+        if !view.active() {
+            return Err(Error::NoNamespace { drive: drive.clone(), nsid });
+        }
         let medium = view.format().map_err(|source| Error::Format { nsid, source })?;
         let format = travelling(medium);
         let blocks = view.nsze();
+        let nonsense =
+            |why| Err(Error::Nonsense { drive: drive.clone(), what: "identify namespace data", why });
+        if blocks == 0 {
+            return nonsense(format!("namespace {nsid} is active and has no blocks (NSZE is 0)"));
+        }
         if medium.transfer_bytes(blocks).is_none() {
-            let why = format!("{blocks} blocks of {} bytes are more than 64 bits count", format.lba_bytes());
-            return Err(Error::Nonsense { drive: drive.clone(), what: "identify namespace data", why });
+            let bytes = format.lba_bytes();
+            return nonsense(format!(
+                "namespace {nsid} has {blocks} blocks of {bytes} bytes, more than 64 bits count"
+            ));
         }
         let (tag, valid) = (control.tag.clone(), Arc::new(AtomicBool::new(true)));
         Ok(Self { bytes, nsid, format, medium, blocks, tag, valid, account, ids: Vec::new() })

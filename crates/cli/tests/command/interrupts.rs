@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::fabrics_target::{Act, Config, Outgoing, Target};
-use crate::run::{Dir, command};
+use crate::run::{Dir, command, refuse};
 
 /// SIGINT's bit in the masks of /proc/PID/status.
 const SIGINT: u64 = 1 << 1;
@@ -136,4 +136,13 @@ fn ctrl_c_is_heard_while_a_connection_is_tried_again() {
     std::thread::sleep(Duration::from_millis(500));
     ctrl_c(&child);
     assert_stopped(&drive, child);
+}
+
+#[test]
+fn a_namespace_whose_data_makes_no_sense_is_called_that() {
+    let target = Target::start(Config { lbads: 40, ..Config::default() });
+    let read = ["read", "-d", &target.name(), "--lba", "0", "--blocks", "1", "-g", "emu"];
+    refuse(&read, 1, "blocks of 2^40 bytes are not supported");
+    let absent = [&read[..], &["--nsid", "7"]].concat();
+    refuse(&absent, 2, "no active namespace 7");
 }

@@ -55,6 +55,8 @@ pub struct Config {
     pub proofs: Vec<Vec<u8>>,
     /// Bytes between a header and its data.
     pub padding: usize,
+    /// The power of two of the bytes of a block, as the namespace reports it.
+    pub lbads: u8,
     /// What Connect of an I/O queue is answered with.
     pub io_connect: Status,
     pub hook: Hook,
@@ -74,6 +76,7 @@ impl Default for Config {
             authreq: 0,
             proofs: Vec::new(),
             padding: 0,
+            lbads: 9,
             io_connect: Status::SUCCESS,
             hook: Arc::new(|out| Act::Send(out.bytes)),
         }
@@ -461,7 +464,7 @@ impl Connection {
                 let blocks = self.shared.config.blocks;
                 let _ = build::Namespace::new(&mut page).nsze(blocks).ncap(blocks);
                 page[128..132]
-                    .copy_from_slice(&LbaFormat(0).with_lbads(9).0.to_le_bytes());
+                    .copy_from_slice(&LbaFormat(0).with_lbads(self.shared.config.lbads).0.to_le_bytes());
             }
             admin::cns::NAMESPACE_DESCRIPTORS => {
                 page[..4].copy_from_slice(&[3, 16, 0, 0]);
