@@ -146,7 +146,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
         BenchCommand::Target(args) => return target::run(args, context),
     };
     args.refuse_unused()?;
-    report::folder(args.report.as_deref())?;
+    let _folders = report::folder(args.report.as_deref())?;
     let machine = report::machine();
     let mut text = ReportText::default();
     let mut facts: Vec<(String, String)> = Vec::new();

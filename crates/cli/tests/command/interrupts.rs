@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::fabrics_target::{Act, Config, Outgoing, Target};
-use crate::run::{Dir, command, refuse};
+use crate::run::{Dir, command, refuse, succeed};
 
 /// SIGINT's bit in the masks of /proc/PID/status.
 const SIGINT: u64 = 1 << 1;
@@ -136,6 +136,29 @@ fn ctrl_c_is_heard_while_a_connection_is_tried_again() {
     std::thread::sleep(Duration::from_millis(500));
     ctrl_c(&child);
     assert_stopped(&drive, child);
+}
+
+/// What is in the folder of a report, which a command made, is all that keeps it.
+#[test]
+fn a_stopped_report_leaves_no_empty_folder() {
+    let dir = Dir::new();
+    let [made, there] = ["made/here", "there"].map(|name| dir.file(name));
+    std::fs::create_dir(&there).unwrap();
+    for folder in [&made, &there] {
+        let mut child = start(&["bench", "queue", "-d", NEVER_READY, "--report", folder]);
+        while !std::path::Path::new(folder).exists() && child.try_wait().unwrap().is_none() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        wait_for_handler(&mut child);
+        ctrl_c(&child);
+        assert_stopped(folder, child);
+    }
+    assert!(!dir.path().join("made").exists() && dir.path().join("there").exists());
+    // A failure leaves none, either, and a report stays.
+    refuse(&["bench", "queue", "-d", "sim:mem:1M?lba=4096", "--block", "512", "--report", &made], 2, "");
+    assert!(!dir.path().join("made").exists());
+    succeed(&["bench", "queue", "--depth", "1", "--report", &made]);
+    assert!(std::path::Path::new(&made).join("queue.json").exists());
 }
 
 #[test]

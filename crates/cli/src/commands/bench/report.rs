@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use onehop_bench::page::Page;
 use onehop_bench::results::{MOST_BYTES, Machine, Results, ResultsError};
@@ -12,14 +12,30 @@ use crate::error::{CliError, Result};
 use crate::outputs;
 use crate::report::{ReportText, Versioned};
 
+/// The folders that were made for a report. Those in which nothing is at the end go again.
+#[must_use]
+pub(crate) struct ReportFolders(Vec<PathBuf>);
+
+impl Drop for ReportFolders {
+    fn drop(&mut self) {
+        // The innermost first. One that holds something stays, and so do those around it.
+        for folder in &self.0 {
+            let _ = std::fs::remove_dir(folder);
+        }
+    }
+}
+
 /// Makes the folder of a report, before anything is measured: minutes later is too late to learn that there is no room.
-pub(crate) fn folder(folder: Option<&Path>) -> Result<()> {
-    let Some(folder) = folder else { return Ok(()) };
+pub(crate) fn folder(folder: Option<&Path>) -> Result<ReportFolders> {
+    let Some(folder) = folder else { return Ok(ReportFolders(Vec::new())) };
+    let is_missing = |at: &&Path| !at.as_os_str().is_empty() && !at.exists();
+    let made = ReportFolders(folder.ancestors().take_while(is_missing).map(Path::to_owned).collect());
     std::fs::create_dir_all(folder).map_err(|e| CliError::file("creating", folder, e))?;
     let probe = folder.join(".onehop-report");
     let written = std::fs::write(&probe, b"");
     let _ = std::fs::remove_file(&probe);
-    written.map_err(|e| CliError::file("writing", folder, e))
+    written.map_err(|e| CliError::file("writing", folder, e))?;
+    Ok(made)
 }
 
 /// This machine, now.

@@ -139,7 +139,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
         return Err(CliError::Usage("--block and --size are sizes above 0, such as 4K and 1G".into()));
     }
     let gpu = gpus::choose(&args.gpu)?;
-    report::folder(args.report.as_deref())?;
+    let _folders = report::folder(args.report.as_deref())?;
     if let Some(path) = &args.create {
         let scratch = ScratchFile::make(path, args.size.unwrap_or(CREATED), context)?;
         let target = FileTarget::open(&scratch.0, true, None, gpu.gpu.clone())?;

@@ -80,7 +80,7 @@ fn measure(args: &Args, context: &CommandContext) -> Result<Report> {
         let why = "files of a mounted file system are the kernel's to read";
         return Err(CliError::not_possible("this route", why, "Use auto, cpu/pinned, cpu/cached or cufile"));
     };
-    report::folder(args.report.as_deref())?;
+    let _folders = report::folder(args.report.as_deref())?;
     let options = Options { route, threads: args.route.reading_threads()?, slot: None };
     let model = open(&args.files, context)?;
     descriptors::must_suffice(&model)?;
