@@ -378,31 +378,46 @@ fn queues_are_prepared_without_a_kernel() {
     }
 }
 
-/// A GPU that says itself that a kernel did not end.
+/// A GPU that says itself that a kernel did not end, or does not know whether one has.
 #[test]
 fn queues_of_a_kernel_that_did_not_end_are_left_to_it() {
-    struct Unended;
+    type Start = fn(&Emulated, &Launch, &KernelJob) -> onehop_gpu::Result<Box<dyn Running>>;
+    fn unended() -> onehop_gpu::Error {
+        onehop_gpu::Error::Unended { what: "a launch".into(), seconds: 1 }
+    }
+    fn unknown() -> onehop_gpu::Error {
+        let cause = Box::new(onehop_gpu::Error::Launch("the driver does not say why".into()));
+        onehop_gpu::Error::OutcomeUnknown { cause }
+    }
+    struct Unended(fn() -> onehop_gpu::Error);
     impl Running for Unended {
         fn is_done(&self) -> bool {
             true
         }
         fn join(self: Box<Self>) -> onehop_gpu::Result<Vec<Exit>> {
-            Err(onehop_gpu::Error::Unended { what: "a launch".into(), seconds: 1 })
+            Err(self.0())
         }
     }
-    let (sim, drive) = open("mem:1M");
-    let start = |_: &Emulated, _: &Launch, _: &KernelJob| Ok(Box::new(Unended) as Box<dyn Running>);
-    let gpu: Arc<dyn Gpu> = Arc::new(Launching { gpu: Emulated::new(), start });
-    let queues =
-        drive.gpu_queues(gpu.clone(), GpuSetup { queues: 1, ..GpuSetup::new(Placement::TIER1) }).unwrap();
-    let (_region, buffer) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4096).unwrap();
-    let (ns, job) = (drive.namespace(1).unwrap(), [GpuJob { lba: 0, blocks: 8, offset: 0 }]);
-    for _ in 0..2 {
-        assert!(matches!(queues.read(ns, &job, &buffer), Err(Error::Gpu(_))));
+    // The last one fails when it is launched, after it was submitted.
+    let starts: [Start; 3] = [
+        |_, _, _| Ok(Box::new(Unended(unended))),
+        |_, _, _| Ok(Box::new(Unended(unknown))),
+        |_, _, _| Err(unknown()),
+    ];
+    for start in starts {
+        let (sim, drive) = open("mem:1M");
+        let gpu: Arc<dyn Gpu> = Arc::new(Launching { gpu: Emulated::new(), start });
+        let setup = GpuSetup { queues: 1, ..GpuSetup::new(Placement::TIER1) };
+        let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
+        let (_region, buffer) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4096).unwrap();
+        let (ns, job) = (drive.namespace(1).unwrap(), [GpuJob { lba: 0, blocks: 8, offset: 0 }]);
+        for _ in 0..2 {
+            assert!(matches!(queues.read(ns, &job, &buffer), Err(Error::Gpu(_))));
+        }
+        drop(queues);
+        assert_eq!(drive.queue().unwrap().id(), 2);
+        assert_eq!(sim.violations(), []);
     }
-    drop(queues);
-    assert_eq!(drive.queue().unwrap().id(), 2);
-    assert_eq!(sim.violations(), []);
 }
 
 /// A GPU whose running kernels may see a completion before the data that it stands for.
