@@ -61,7 +61,7 @@ pub(crate) fn allow_writes(drive: &Drive, spec: &str, serial: &str) -> Result<()
             what: format!("writing to {spec}"),
             why: format!("{} has the same model and serial number, and is or may be in use", other.address),
             fix: format!(
-                "If it is the same drive, stop its users, or detach it: `onehop drive unbind {}`",
+                "If it is the same drive, stop its users, or detach it from the kernel: `onehop drive bind -d {}`",
                 other.address
             ),
         }

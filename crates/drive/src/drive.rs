@@ -272,7 +272,9 @@ impl DriveInner {
         sq: PairHalf,
         cq: PairHalf,
     ) -> Result<()> {
-        match self.create_pair(&mut state.admin, qid, sq, cq, None) {
+        // To the end, though a stop be asked for: a creation without an answer costs all other queues a reset.
+        let patience = Some(self.options.admin_timeout);
+        match self.create_pair(&mut state.admin, qid, sq, cq, patience) {
             Ok(()) => Ok(()),
             Err(refused @ (Error::Command { .. } | Error::NotConnected { .. })) => Err(refused),
             Err(error) => {

@@ -28,7 +28,7 @@ const MAX_UNSEEN: usize = 4;
 /// The PID namespace that has all processes.
 const FIRST_PIDS: &str = "pid:[4026531836]";
 /// File systems whose files may not be asked about: their server may not respond.
-const REMOTE: [&str; 14] = [
+const REMOTE: [&str; 22] = [
     "nfs",
     "cifs",
     "smb",
@@ -43,6 +43,14 @@ const REMOTE: [&str; 14] = [
     "orangefs",
     "coda",
     "ocfs2",
+    "gfs2",
+    "gpfs",
+    "beegfs",
+    "wekafs",
+    "panfs",
+    "pvfs2",
+    "vboxsf",
+    "vmhgfs",
 ];
 
 /// Who has which device open.
@@ -120,14 +128,23 @@ impl OpenHandles {
             Err(error) => return self.unseen.push(format!("{}: {error}", folder.display())),
         };
         let mounts = LazyCell::new(|| local_mounts(process));
+        let mut denied = None;
         let is_local = |file: &PathBuf| {
-            let Ok(target) = fs::read_link(file) else { return false };
+            let target = match fs::read_link(file) {
+                Ok(target) => target,
+                Err(error) => {
+                    let is_denied = error.kind() == ErrorKind::PermissionDenied;
+                    is_denied.then(|| denied.get_or_insert(format!("{}: {error}", file.display())));
+                    return false;
+                }
+            };
             let target = target.to_string_lossy();
             // Any other name leads to a device too: in a container, it may have any name.
             target.contains("/dev/")
                 || target.starts_with('/') && mount_of(process, file).is_some_and(|id| mounts.contains(&id))
         };
         let numbers: Vec<_> = files.filter(is_local).filter_map(|file| number(&file)).collect();
+        self.unseen.extend(denied);
         if numbers.is_empty() {
             return;
         }

@@ -128,8 +128,7 @@ impl GpuQueues {
         watching: Watching<'_>,
     ) -> Result<(Vec<Exit>, Duration)> {
         // A kernel that was killed may have left half an entry, or a doorbell that nobody knows of: only a reset ends that.
-        // One that was not proved to have ended may still ring: its queues are deleted, and the controller is not reset
-        // under it.
+        // One that was not proved to have ended may still ring: its queues are deleted, and their numbers not used again.
         let ended = self.watch(running, memory, count, watching);
         ended.or_else(|error| self.failed(error, self.cell.is_abandoned()))
     }
