@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import os
 import pickle
 import random
 import subprocess
@@ -206,6 +207,7 @@ def test_two_threads_at_one_stream_release_each_fence_once_and_in_order():
 
     memory = _stream.TorchMemory.__new__(_stream.TorchMemory)
     memory._fences, memory._recycling = deque((Event(i), i) for i in range(20)), threading.Lock()
+    memory._process = os.getpid()
     memory._beside_captures = contextlib.nullcontext
     passed.extend(range(10))
     threads = [threading.Thread(target=memory.recycle, args=(Job(),)) for _ in range(4)]
@@ -214,3 +216,6 @@ def test_two_threads_at_one_stream_release_each_fence_once_and_in_order():
     for thread in threads:
         thread.join()
     assert released == list(range(10))
+    # A forked child asks nothing of the GPU, and waits for no lock of a thread that it does not have.
+    memory._process, asked = -1, memory._recycling.acquire()
+    assert asked and memory.recycle(Job()) is False

@@ -164,6 +164,7 @@ impl Error {
         match self {
             Self::Driver { code, .. } => *code == NO_ROOM,
             Self::Memory(onehop_os::Error::System { source, .. }) => source.kind() == ErrorKind::OutOfMemory,
+            Self::OutcomeUnknown { cause } => cause.is_no_room(),
             _ => false,
         }
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import threading
 import time
 import warnings
@@ -108,6 +109,7 @@ class TorchMemory:
         self._fences: Deque[Tuple[Any, int]] = deque()
         # Several threads may take from one stream.
         self._recycling = threading.Lock()
+        self._process = os.getpid()
         self._driver: Any = None
 
     def _index(self) -> int:
@@ -157,6 +159,9 @@ class TorchMemory:
 
     def recycle(self, job: _Job) -> bool:
         """Has memory used again whose tensors are dead, once the GPU is done with them. Tells whether some still waits."""
+        if os.getpid() != self._process:
+            # Another thread may have had the lock when this process forked; and the GPU is the parent's.
+            return False
         with self._recycling:
             return self._recycle(job)
 

@@ -163,7 +163,7 @@ impl Context {
         let calls = self.driver.relaxed()?;
         self.of_program.as_ref().map_or(Ok(()), |context| context.check(&calls, self.raw))?;
         // SAFETY: the context is retained as long as `self` lives; or it is the program's, which had not destroyed it just now. A
-        // program destroys no context during a call that uses it.
+        // program may destroy no context during a call that uses it; docs/cufile.md says until when work of ours does.
         unsafe { calls.context_push(self.raw) }?;
         let _entered = Entered(&calls);
         f(&calls)

@@ -213,10 +213,11 @@ impl Reclaimer {
             return Ok(());
         }
         state.persistent -= 1;
-        Err(Error::Silent {
-            what: "freeing GPU memory or loading code before a kernel starts to stay".into(),
-            seconds: START.as_secs(),
-        })
+        // Nothing was started: no work is under way.
+        Err(Error::Launch(format!(
+            "freeing GPU memory or loading code did not end within {} s, and may not be beside a kernel that stays",
+            START.as_secs()
+        )))
     }
 
     /// Makes a call that may wait for kernels: it loads code. Beside one that stays it is made by a thread of its own, and waited for
