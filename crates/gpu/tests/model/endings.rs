@@ -93,7 +93,7 @@ fn a_launch_whose_end_cannot_be_marked_keeps_its_memory() {
     assert!(error.is_under_way(), "{error}");
     model.set("record_answer", 0);
     model.set("answer", 0);
-    let live = model.get("live");
+    let live = model.settled("live");
     drop(control);
     std::thread::sleep(Duration::from_millis(100));
     // The events of the launch may have gone.
