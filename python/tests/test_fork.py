@@ -81,7 +81,7 @@ with onehop.safe_open(sys.argv[1], "np") as opened:
 before = {name: array.tobytes() for name, array in arrays.items()}
 def change():
     for array in arrays.values():
-        array.view("u1")[...] ^= 0xff
+        array.reshape(-1).view("u1")[...] ^= 0xff
     assert all(array.tobytes() != before[name] for name, array in arrays.items() if array.size)
 child(change)
 assert all(array.tobytes() == before[name] for name, array in arrays.items())
