@@ -93,7 +93,7 @@ fn a_launch_whose_end_cannot_be_marked_keeps_its_memory() {
     assert!(error.is_under_way(), "{error}");
     model.set("record_answer", 0);
     model.set("answer", 0);
-    let live = model.settled("live");
+    let live = settled(&model, "live");
     drop(control);
     std::thread::sleep(Duration::from_millis(100));
     // The events of the launch may have gone.
@@ -101,4 +101,17 @@ fn a_launch_whose_end_cannot_be_marked_keeps_its_memory() {
     model.set("full", 0);
     drop(gpu);
     model.wait_for("live", 0);
+}
+
+/// A number that has not changed for a while: what is freed aside is freed by then.
+fn settled(model: &Model, what: &str) -> c_long {
+    let mut last = (model.get(what), Instant::now());
+    while last.1.elapsed() < Duration::from_secs(1) {
+        std::thread::sleep(Duration::from_millis(5));
+        let now = model.get(what);
+        if now != last.0 {
+            last = (now, Instant::now());
+        }
+    }
+    last.0
 }

@@ -183,19 +183,6 @@ impl Model {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-
-    /// A number that has not changed for a while: what is freed aside is freed by then.
-    fn settled(&self, what: &str) -> c_long {
-        let mut last = (self.get(what), Instant::now());
-        while last.1.elapsed() < Duration::from_secs(1) {
-            std::thread::sleep(Duration::from_millis(5));
-            let now = self.get(what);
-            if now != last.0 {
-                last = (now, Instant::now());
-            }
-        }
-        last.0
-    }
 }
 
 /// A launch of a kernel for marks, as the model hands it over.
