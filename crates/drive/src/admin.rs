@@ -70,7 +70,7 @@ impl Admin {
         self.run_for(what, sqe, None, self.timeout, true)
     }
 
-    /// Runs a command within a time of its own, whoever asks for an end meanwhile: for what an orderly end needs.
+    /// Runs a command within a time of its own, which a request to stop does not shorten: for an orderly end.
     pub(crate) fn run_within(&mut self, what: &str, sqe: &Sqe, timeout: Duration) -> Result<Cqe> {
         self.run_for(what, sqe, None, timeout, false)
     }

@@ -304,7 +304,7 @@ impl Core {
         Ok(())
     }
 
-    /// Creates a pair on the controller, with a `patience` whoever asks for an end meanwhile. After [`Error::NoAnswer`] and
+    /// Creates a pair on the controller. With a `patience`, a request to stop does not end the wait. After [`Error::NoAnswer`] and
     /// [`Error::Interrupted`] the controller may have it, or get it later.
     pub(crate) fn create_pair(
         &self,

@@ -159,7 +159,7 @@ impl ForkLocks for LockedInFork {
     }
 }
 
-/// 1 if a child finds the lock free and is told once that it is one; else 2.
+/// 1 if a child finds the lock free and learns once that it is a child; else 2.
 fn forked() -> i32 {
     in_a_child(60, || {
         if OFTEN_LOCKED.try_lock().is_ok() && DISOWNED.load(Ordering::SeqCst) == 1 { 1 } else { 2 }

@@ -25,15 +25,17 @@ static inline void limit_time(unsigned seconds) {
     alarm(seconds);
 }
 
-#define MUST(what)                                                                     \
+#define REQUIRE(what, leave)                                                           \
     do {                                                                               \
         where_file = __FILE__;                                                         \
         where_line = __LINE__;                                                         \
         if (!(what)) {                                                                 \
             printf("%s:%d: %s (errno %d)\n", __FILE__, __LINE__, #what, errno);        \
-            exit(1);                                                                   \
+            fflush(stdout);                                                            \
+            leave(1);                                                                  \
         }                                                                              \
     } while (0)
+#define MUST(what) REQUIRE(what, exit)
 #define GIVES(call, number) MUST((call).err == (number))
 
 

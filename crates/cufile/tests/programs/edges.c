@@ -7,16 +7,7 @@
 #include "common.h"
 
 /* _Exit: what runs at exit must not hide a failure. */
-#define IS(what)                                                                                       \
-    do {                                                                                               \
-        where_file = __FILE__;                                                                         \
-        where_line = __LINE__;                                                                         \
-        if (!(what)) {                                                                                 \
-            printf("%s:%d: not so: %s (errno %d)\n", __FILE__, __LINE__, #what, errno);                \
-            fflush(stdout);                                                                            \
-            _Exit(1);                                                                                  \
-        }                                                                                              \
-    } while (0)
+#define IS(what) REQUIRE(what, _Exit)
 #define SAYS(call, number) IS((call).err == (number))
 #define FAILS(call, number) IS((errno = 0, (call) == -1) && errno == (number))
 

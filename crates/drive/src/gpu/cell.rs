@@ -130,7 +130,7 @@ impl GpuCell {
     }
 
     /// Leaves the queues to threads that did not come out: everything that they may touch stays as long as the program. So does
-    /// the drive. The numbers of these queues are given to no other queue of this drive, but whoever has the controller next
+    /// the drive. The numbers of these queues are given to no other queue of this drive, but the next owner of the controller
     /// would use them again, and a doorbell that such a thread rings at last would be theirs. The process that ends takes
     /// the threads with it.
     pub(crate) fn abandon(self: &Arc<Self>, drive: &Arc<DriveInner>) {
