@@ -8,7 +8,7 @@ use onehop_proto::GpuAddr;
 use onehop_proto::kernel::{Answer, Command, DeviceOp, DeviceQueue, Handle};
 use std::sync::Arc;
 
-use crate::{BLOCK, BLOCKS, Bed, DATA, bed, bed_with, done, media, setup};
+use crate::{BLOCK, BLOCKS, Bed, DATA, bed, bed_with, done, media, patient_bed, setup};
 
 fn read(bed: &Bed, lba: u64, blocks: u32, offset: u64) -> Answer {
     let lent = bed.export(false);
@@ -17,7 +17,7 @@ fn read(bed: &Bed, lba: u64, blocks: u32, offset: u64) -> Answer {
 
 #[test]
 fn every_length_at_every_kind_of_offset() {
-    let bed = bed("?mdts=9");
+    let bed = patient_bed("?mdts=9");
     let lent = bed.export(true);
     let most = bed.run(&lent, 1, |mem, queue, _| queue.most_blocks(mem))[0];
     assert_eq!(u64::from(most) * BLOCK, 1 << 20);

@@ -6,7 +6,7 @@ use onehop_drive::{Error, GpuSetup, Recovery};
 use onehop_gpu::EmulatedThread;
 use onehop_proto::kernel::{Answer, Command, DeviceOp, DeviceQueue};
 
-use crate::{BLOCK, Bed, DATA, bed, bed_with, done, setup, until};
+use crate::{BLOCK, Bed, DATA, bed, bed_with, done, patient_bed, setup, until};
 
 /// Reads that every thread makes, of blocks of its own.
 const ROUNDS: u64 = 30;
@@ -149,7 +149,7 @@ fn no_wait_is_longer_than_the_limit() {
 
 #[test]
 fn a_kernel_is_stopped_at_once() {
-    let bed = bed("?latency=100us");
+    let bed = patient_bed("?latency=100us");
     let lent = bed.export(false);
     let handle = lent.handle();
     let running = bed

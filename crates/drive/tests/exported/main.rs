@@ -60,6 +60,11 @@ fn bed(options: &str) -> Bed {
     bed_with(options, setup())
 }
 
+/// One whose drive loses nothing: a machine that stands still for a moment is no fault of it.
+fn patient_bed(options: &str) -> Bed {
+    bed_with(options, GpuSetup { stall: Duration::from_secs(5), ..setup() })
+}
+
 /// What lies on the drive: each block tells itself from every other.
 fn media() -> Vec<u8> {
     (0..BLOCKS * BLOCK / 4)

@@ -132,7 +132,15 @@ fn pass(
             }
             Some(Attack::Repeat) => to.write_all(&bytes)?,
             Some(Attack::Drop) => bytes.clear(),
-            Some(Attack::Swap) => to.write_all(&some(from)?)?,
+            Some(Attack::Swap) => {
+                let after = some(from)?;
+                if after.is_empty() {
+                    // Nothing came after it, so nothing was swapped: the next connection's turn.
+                    *plan.next.lock().unwrap() = Some((way, Attack::Swap));
+                    return Ok(());
+                }
+                to.write_all(&after)?;
+            }
             Some(Attack::Cut(count)) => bytes.truncate(bytes.len().saturating_sub(count)),
             Some(Attack::Insert(more)) => to.write_all(&more)?,
             Some(Attack::Replace(others)) => bytes = others,
