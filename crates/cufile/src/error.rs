@@ -83,6 +83,7 @@ impl From<CallError> for Failure {
             CallError::File(error) => error.into(),
             CallError::Gpu(error) => error.into(),
             CallError::Gone => Self::Code(Code::InvalidPointer),
+            CallError::HeldSlots { .. } => Self::System(libc::EBUSY),
             CallError::Stalled(_) => Self::System(libc::ETIMEDOUT),
         }
     }

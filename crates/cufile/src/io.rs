@@ -153,7 +153,7 @@ unsafe fn transfer(file: &Arc<RegisteredFile>, request: IoRequest) -> Result<(us
     let (engine, to) = (machine.engine()?, machine.destination(pointer, memory)?);
     let moved =
         if writes { engine.write(&file.file, at, bytes, to) } else { engine.read(&file.file, at, bytes, to) };
-    if let Err(error @ CallError::Stalled(_)) = &moved {
+    if let Err(error @ (CallError::Stalled(_) | CallError::HeldSlots { .. })) = &moved {
         say(Level::Error, &error.to_string());
     }
     if let Err(CallError::Gpu(error)) = &moved {

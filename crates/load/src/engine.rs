@@ -20,6 +20,7 @@ mod narrow;
 mod ring_cache;
 mod segments;
 mod slot_pool;
+mod slot_shares;
 mod start;
 mod threads;
 mod worker_pool;

@@ -10,6 +10,7 @@ mod call;
 mod file;
 mod lane;
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -74,6 +75,7 @@ struct CallCounters {
 #[derive(Clone)]
 pub struct Target {
     index: usize,
+    gpu: Arc<str>,
     all: Region,
 }
 
@@ -121,7 +123,7 @@ impl CallEngine {
     pub fn with_threads(threads: usize) -> Result<Self, CallError> {
         let slots = (threads * SLOTS).clamp(2 * SLOTS, MOST_SLOTS);
         let ring = HostMem::touched(slots * SLOT).map_err(CallError::of_memory)?;
-        let pool = SlotPool::new(1, slots);
+        let pool = SlotPool::shared(slots);
         pool.open(CallLane::default());
         Ok(Self(Arc::new(CallEngineInner {
             ring,
@@ -144,7 +146,9 @@ impl CallEngine {
         let ring = gpu.adopt(Place::PinnedHost, self.0.ring.clone())?;
         let copier = gpu.copier(&ring, &all)?;
         let index = self.0.slots.with_lane(|lane| lane.add(copier));
-        index.map(|index| Target { index, all }).ok_or(CallError::Stalled(Duration::ZERO))
+        index
+            .map(|index| Target { index, gpu: gpu.name().into(), all })
+            .ok_or(CallError::Stalled(Duration::ZERO))
     }
 
     /// Reads `bytes` at `at` of a file into GPU memory. Fewer where the file ends before.
@@ -344,10 +348,22 @@ impl CallEngineInner {
 
     /// An empty slot; none if the call has failed meanwhile.
     fn slot(&self, call: &Call) -> Result<Option<usize>, CallError> {
-        let begun = Instant::now();
-        let slot = self.slots.slot(0, || call.has_failed() || begun.elapsed() > STALL)?;
-        match slot {
-            None if !call.has_failed() => Err(CallError::Stalled(STALL)),
+        let (begun, target) = (Instant::now(), &call.memory.target);
+        let held = Cell::new(None);
+        let is_stopped = || {
+            // No wait for copies that their own callers have given up.
+            held.set(self.slots.all_aside(target.index));
+            held.get().is_some() || call.has_failed() || begun.elapsed() > STALL
+        };
+        if let Some(slot) = self.slots.free(target.index)? {
+            return Ok(Some(slot));
+        }
+        match self.slots.slot(target.index, is_stopped)? {
+            None if call.has_failed() => Ok(None),
+            None => Err(held.get().map_or(CallError::Stalled(STALL), |slots| CallError::HeldSlots {
+                gpu: target.gpu.to_string(),
+                slots,
+            })),
             slot => Ok(slot),
         }
     }
@@ -360,13 +376,14 @@ impl CallEngineInner {
             Ok(filled) if filled.bytes > 0 && !call.has_failed() => {
                 let part = CallPart { call: call.clone(), chunk, skip: filled.skip, bytes: filled.bytes };
                 // If this fails the slot pool still has the part, and ends the chunk when it reports it.
-                if let Err(error) = self.slots.hand_in(Full { slot, filler: 0, part }) {
+                if let Err(error) = self.slots.hand_in(Full { slot, filler: call.memory.target.index, part })
+                {
                     call.note(error.into());
                 }
                 Ok(())
             }
             filled => {
-                self.slots.give_back(0, slot);
+                self.slots.give_back(call.memory.target.index, slot);
                 filled.map(|_| call.finish(chunk, 0))
             }
         }
@@ -385,9 +402,9 @@ impl CallEngineInner {
             // The GPU may still write to the slot.
             Err(CallError::Gpu(error)) if error.is_under_way() => {
                 let end = CallEnd::CopyOut(call.memory.target.all.clone());
-                self.slots.set_aside(0, slot, end);
+                self.slots.set_aside(call.memory.target.index, slot, end);
             }
-            _ => self.slots.give_back(0, slot),
+            _ => self.slots.give_back(call.memory.target.index, slot),
         }
         let written = written?;
         self.counts.written.fetch_add(written as u64, Ordering::Relaxed);

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
+use super::slot_shares::SlotShares;
 use super::worker_pool::LoadLane;
 use crate::error::{Error, Result};
 
@@ -67,6 +68,8 @@ struct SlotQueue<P> {
     waiting: VecDeque<Full<P>>,
     /// Each filler's empty slots: those of others are in other processors' caches. What was copied last is taken first.
     empty: Vec<Vec<usize>>,
+    /// Set where fillers share all slots, which are in the first list then.
+    shares: Option<SlotShares>,
 }
 
 struct UnderWay<L: SlotCopier> {
@@ -97,8 +100,17 @@ impl<L: SlotCopier> SlotPool<L> {
     /// For so many fillers with so many slots each; fillers that share slots count as one.
     pub(super) fn new(fillers: usize, slots: usize) -> Self {
         let empty = (0..fillers).map(|filler| (filler * slots..(filler + 1) * slots).collect()).collect();
+        Self::of(empty, None)
+    }
+
+    /// For any number of fillers that share so many slots, divided as [`SlotShares`] says.
+    pub(super) fn shared(slots: usize) -> Self {
+        Self::of(vec![(0..slots).collect()], Some(SlotShares::new(slots)))
+    }
+
+    fn of(empty: Vec<Vec<usize>>, shares: Option<SlotShares>) -> Self {
         Self {
-            queue: Mutex::new(SlotQueue { waiting: VecDeque::new(), empty }),
+            queue: Mutex::new(SlotQueue { waiting: VecDeque::new(), empty, shares }),
             lane: Mutex::new(UnderWay {
                 lane: None,
                 batches: VecDeque::new(),
@@ -154,6 +166,17 @@ impl<L: SlotCopier> SlotPool<L> {
         self.lane().lane.as_mut().map(change)
     }
 
+    /// The slots of a filler if it may have no more and the GPU may still use each of them, though nobody waits for it.
+    pub(super) fn all_aside(&self, filler: usize) -> Option<usize> {
+        // A thread that has the lane may wait for the driver.
+        let lane = self.lane.try_lock().ok()?;
+        let queue = self.queue();
+        let shares = queue.shares.as_ref()?;
+        let held = shares.held(filler);
+        let aside = lane.aside.iter().flat_map(|aside| &aside.slots).filter(|(of, _)| *of == filler).count();
+        (held > 0 && aside == held && !shares.may_take(filler)).then_some(held)
+    }
+
     /// Takes a slot back that was not filled.
     pub(super) fn give_back(&self, filler: usize, slot: usize) {
         self.queue().push(filler, slot);
@@ -193,6 +216,12 @@ impl<L: SlotCopier> SlotPool<L> {
         Ok(())
     }
 
+    /// Slots that are empty.
+    #[cfg(test)]
+    pub(super) fn free_slots(&self) -> usize {
+        self.queue().empty.iter().map(Vec::len).sum()
+    }
+
     fn queue(&self) -> MutexGuard<'_, SlotQueue<L::Part>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -204,11 +233,23 @@ impl<L: SlotCopier> SlotPool<L> {
 
 impl<P> SlotQueue<P> {
     fn pop(&mut self, filler: usize) -> Option<usize> {
-        self.empty.get_mut(filler).and_then(Vec::pop)
+        let Some(shares) = &mut self.shares else { return self.empty.get_mut(filler)?.pop() };
+        if !shares.may_take(filler) {
+            return None;
+        }
+        let slot = self.empty.first_mut()?.pop()?;
+        shares.take(filler);
+        Some(slot)
     }
 
     fn push(&mut self, filler: usize, slot: usize) {
-        self.empty.get_mut(filler).into_iter().for_each(|empty| empty.push(slot));
+        let list = if let Some(shares) = &mut self.shares {
+            shares.put_back(filler);
+            0
+        } else {
+            filler
+        };
+        self.empty.get_mut(list).into_iter().for_each(|empty| empty.push(slot));
     }
 
     /// Parts of one group that are worth a call, or keep the group's engine from running dry.

@@ -23,6 +23,16 @@ pub enum CallError {
     /// The memory was freed during the call.
     #[error("the GPU memory was freed, or is other memory by now")]
     Gone,
+    /// This GPU has not ended copies that their callers gave up, and has no slot left for others.
+    #[error(
+        "{gpu} has not ended earlier copies, which hold all {slots} slots that it may use; check the GPU"
+    )]
+    HeldSlots {
+        /// Its name.
+        gpu: String,
+        /// Slots that it holds.
+        slots: usize,
+    },
     /// Neither the disk nor the GPU answered.
     #[error("nothing has arrived for {0:?}: the disk that has the file, or the GPU, does not answer")]
     Stalled(Duration),

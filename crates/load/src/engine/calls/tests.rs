@@ -156,10 +156,11 @@ fn memory_that_goes_during_a_call_gets_no_more_bytes() {
     assert!(bench.get(2 * SLOT, BYTES - 2 * SLOT).iter().all(|byte| *byte == 0xee));
 }
 
-/// A GPU that makes its copies late, and does not tell meanwhile whether it has.
+/// A GPU that makes its copies late. Meanwhile it does not tell whether it has, or says that they go on.
 struct SilentGpu {
     gpu: Emulated,
     has_ended: Arc<AtomicBool>,
+    goes_on: bool,
 }
 
 impl Gpu for SilentGpu {
@@ -177,7 +178,7 @@ impl Gpu for SilentGpu {
     }
     fn copier(&self, from: &Region, to: &Region) -> onehop_gpu::Result<Box<dyn Copier>> {
         let (copier, has_ended) = (self.gpu.copier(from, to)?, self.has_ended.clone());
-        Ok(Box::new(SilentCopier { copier, has_ended, begun: Vec::new() }))
+        Ok(Box::new(SilentCopier { copier, has_ended, goes_on: self.goes_on, begun: Vec::new() }))
     }
     fn map_registers(&self, regs: Arc<dyn Registers>) -> onehop_gpu::Result<Doorbells> {
         self.gpu.map_registers(regs)
@@ -193,6 +194,7 @@ impl Gpu for SilentGpu {
 struct SilentCopier {
     copier: Box<dyn Copier>,
     has_ended: Arc<AtomicBool>,
+    goes_on: bool,
     begun: Vec<Rows>,
 }
 
@@ -212,10 +214,15 @@ impl Copier for SilentCopier {
         Ok(())
     }
     fn mark(&mut self) -> onehop_gpu::Result<Mark> {
-        self.told()?;
+        if !self.goes_on {
+            self.told()?;
+        }
         self.copier.mark()
     }
     fn is_over(&mut self, mark: Mark) -> onehop_gpu::Result<bool> {
+        if self.goes_on && !self.has_ended.load(Ordering::Acquire) {
+            return Ok(false);
+        }
         self.told()?;
         self.copier.is_over(mark)
     }
@@ -230,7 +237,7 @@ fn slots_of_a_gpu_that_does_not_tell_are_left_to_it_and_other_gpus_go_on() {
     let bench = CallFixture::new(1);
     let file = Arc::new(CallFile::new(file("silent", BYTES)).unwrap());
     let has_ended = Arc::new(AtomicBool::new(false));
-    let silent = SilentGpu { gpu: Emulated::new(), has_ended: has_ended.clone() };
+    let silent = SilentGpu { gpu: Emulated::new(), has_ended: has_ended.clone(), goes_on: false };
     let target = bench.engine.add_gpu(&silent, silent.gpu.all_memory()).unwrap();
     let memory = silent.alloc(Place::Vram, SLOT).unwrap();
     let to = Destination { target: target.clone(), at: memory.addr().0 as usize, is_there: None };
@@ -250,6 +257,71 @@ fn slots_of_a_gpu_that_does_not_tell_are_left_to_it_and_other_gpus_go_on() {
     let mut bytes = vec![0; SLOT];
     memory.read(0, &mut bytes).unwrap();
     assert!(bytes[1..] == expected(0, SLOT)[1..], "the GPU read a slot that was filled again");
+}
+
+/// Without a limit its calls take every slot, and the calls to the other GPU end as stalled.
+#[test]
+fn a_gpu_whose_calls_never_end_leaves_slots_to_others_and_refuses_by_its_name() {
+    let bench = CallFixture::new(2);
+    let file = Arc::new(CallFile::new(file("held", BYTES)).unwrap());
+    let has_ended = Arc::new(AtomicBool::new(false));
+    let silent = SilentGpu { gpu: Emulated::new(), has_ended: has_ended.clone(), goes_on: false };
+    let target = bench.engine.add_gpu(&silent, silent.gpu.all_memory()).unwrap();
+    let memory = silent.alloc(Place::Vram, SLOT).unwrap();
+    let read = || {
+        let to = Destination { target: target.clone(), at: memory.addr().0 as usize, is_there: None };
+        bench.engine.read(&file, 0, SLOT, to)
+    };
+    let errors: Vec<CallError> = std::thread::scope(|scope| {
+        let callers: Vec<_> = (0..64).map(|_| scope.spawn(read)).collect();
+        callers.into_iter().map(|caller| caller.join().unwrap().unwrap_err()).collect()
+    });
+    let refused = |error: &&CallError| matches!(error, CallError::HeldSlots { .. });
+    let (refused, failed): (Vec<_>, Vec<_>) = errors.iter().partition(refused);
+    assert!(!refused.is_empty() && !failed.is_empty());
+    assert!(failed.iter().all(|error| matches!(error, CallError::Gpu(_))));
+    assert_eq!(bench.engine.0.slots.free_slots(), 2, "it has three quarters of the slots");
+    assert!(refused.iter().all(|error| error.to_string().starts_with("silent has not ended")));
+    for at in 0..2 * MOST_SLOTS as u64 {
+        assert_eq!(bench.engine.read(&file, at, SLOT, bench.to(0)).unwrap(), SLOT);
+        assert!(bench.get(0, SLOT) == expected(at, SLOT));
+    }
+    has_ended.store(true, Ordering::Release);
+    let begun = Instant::now();
+    while begun.elapsed() < STALL && matches!(read(), Err(CallError::HeldSlots { .. })) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(read().unwrap(), SLOT, "its slots have come back");
+}
+
+#[test]
+fn callers_who_wait_for_a_gpu_hold_up_no_call_to_another() {
+    let bench = CallFixture::new(2);
+    let file = Arc::new(CallFile::new(file("pending", BYTES)).unwrap());
+    let has_ended = Arc::new(AtomicBool::new(false));
+    let slow = SilentGpu { gpu: Emulated::new(), has_ended: has_ended.clone(), goes_on: true };
+    let target = bench.engine.add_gpu(&slow, slow.gpu.all_memory()).unwrap();
+    let memory = slow.alloc(Place::Vram, SLOT).unwrap();
+    std::thread::scope(|scope| {
+        let begin = || {
+            let to = Destination { target: target.clone(), at: memory.addr().0 as usize, is_there: None };
+            let (engine, file) = (&bench.engine, &file);
+            scope.spawn(move || engine.read(file, 0, SLOT, to))
+        };
+        let callers: Vec<_> = (0..64).map(|_| begin()).collect();
+        // Until they have all slots that they may.
+        let begun = Instant::now();
+        while bench.engine.0.slots.free_slots() > 2 && begun.elapsed() < STALL {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let reads: Vec<_> = (0..32).map(|at| bench.engine.read(&file, at, SLOT, bench.to(0))).collect();
+        has_ended.store(true, Ordering::Release);
+        assert!(reads.into_iter().all(|read| read.is_ok_and(|bytes| bytes == SLOT)));
+        for caller in callers {
+            assert_eq!(caller.join().unwrap().unwrap(), SLOT);
+        }
+    });
+    assert_eq!(bench.engine.0.slots.free_slots(), 2 * SLOTS);
 }
 
 /// Host memory in between: bytes lie where they are wanted, or else behind less than a block, and nothing lies behind them.
