@@ -14,6 +14,7 @@ use onehop_target::transport::Shareable;
 use onehop_target::tree::TransferMemory;
 use onehop_target::turns::{Next, Queue};
 use onehop_usrbio::gpu::AnyGpu;
+use rustix::io::Errno;
 
 use super::failure;
 use super::job::{JobChunk, PIECE, Rest};
@@ -31,6 +32,8 @@ const MOST_COPIERS: usize = 8;
 const MOST_LANES: usize = 16;
 /// Below this, reading past the page cache costs more than it saves.
 const LEAST_PAST: u64 = 64 << 10;
+/// Rings of a lane at most that copies may still read which nobody waits for.
+const MOST_LEFT: usize = 2;
 const IDLE: Duration = Duration::from_secs(1);
 
 /// Which way bytes went.
@@ -109,6 +112,26 @@ struct GpuCopyLane {
     pending: Option<PendingCopy>,
     /// A copy may still read the ring that nobody waits for any more.
     is_stale: bool,
+    /// Earlier rings of which that is true.
+    left: Vec<LeftRing>,
+}
+
+/// A ring that is left to the GPU, with the copiers out of it.
+struct LeftRing {
+    _ring: Region,
+    copiers: Vec<(BufferCopier, Option<Mark>)>,
+}
+
+impl LeftRing {
+    /// Whether all copies out of it have ended. A copier that does not say has not.
+    fn is_over(&mut self) -> bool {
+        self.copiers.retain_mut(|(one, last)| {
+            let mark = last.map_or_else(|| one.copier.mark(), Ok);
+            let is_over = mark.and_then(|mark| one.copier.is_over(*last.insert(mark)));
+            !is_over.unwrap_or_else(|error| !error.is_under_way())
+        });
+        self.copiers.is_empty()
+    }
 }
 
 fn new_ring(device: &AnyGpu) -> onehop_gpu::Result<Region> {
@@ -129,18 +152,39 @@ struct PendingCopy {
 impl GpuCopyLane {
     fn new(device: Arc<AnyGpu>) -> onehop_gpu::Result<Self> {
         let ring = new_ring(&device)?;
-        Ok(Self { device, ring, copiers: Vec::new(), turn: 0, pending: None, is_stale: false })
+        Ok(Self {
+            device,
+            ring,
+            copiers: Vec::new(),
+            turn: 0,
+            pending: None,
+            is_stale: false,
+            left: Vec::new(),
+        })
     }
 
-    /// Leaves a ring to the GPU that may still read it, and takes a new one. Its copiers keep it until their copies have ended.
-    fn renew_if_stale(&mut self) -> onehop_gpu::Result<()> {
+    /// Leaves a ring to the GPU that may still read it, and takes a new one. Rings whose copies have ended are freed first.
+    ///
+    /// # Errors
+    /// `EBUSY` while copies may read [`MOST_LEFT`] earlier rings: a GPU that never answers gets no more memory.
+    fn renew_if_stale(&mut self) -> std::io::Result<()> {
+        self.free_left();
         if self.is_stale {
             self.settle();
-            self.ring = new_ring(&self.device)?;
-            self.copiers.clear();
+            if self.left.len() >= MOST_LEFT {
+                return Err(std::io::Error::from_raw_os_error(Errno::BUSY.raw_os_error()));
+            }
+            let new = new_ring(&self.device).map_err(std::io::Error::other)?;
+            let copiers = self.copiers.drain(..).map(|one| (one, None)).collect();
+            self.left.push(LeftRing { _ring: std::mem::replace(&mut self.ring, new), copiers });
             self.is_stale = false;
         }
         Ok(())
+    }
+
+    /// Frees the rings whose copies have ended.
+    fn free_left(&mut self) {
+        self.left.retain_mut(|left| !left.is_over());
     }
 
     fn run(&mut self, queue: &Queue<Rest>) {
@@ -152,7 +196,10 @@ impl GpuCopyLane {
             let limit = if self.pending.is_some() { Duration::ZERO } else { IDLE };
             match queue.next_since(wakes, limit) {
                 Next::Work(piece, _) => self.piece(piece),
-                Next::Nothing => self.settle(),
+                Next::Nothing => {
+                    self.settle();
+                    self.free_left();
+                }
                 Next::Over => return self.settle(),
             }
         }
@@ -170,7 +217,7 @@ impl GpuCopyLane {
             return piece.end(result);
         }
         if let Err(error) = self.renew_if_stale() {
-            return piece.end(failure(&std::io::Error::other(error)));
+            return piece.end(failure(&error));
         }
         let slot = self.turn * SLOT;
         self.turn = (self.turn + 1) % SLOTS;
@@ -281,7 +328,7 @@ impl GpuCopyLane {
     /// Out of GPU memory into a slot, and from there into the file.
     fn write(&mut self, piece: &JobChunk) -> std::io::Result<i64> {
         self.settle();
-        self.renew_if_stale().map_err(std::io::Error::other)?;
+        self.renew_if_stale()?;
         let LinkContent::Gpu(gpu) = &piece.job.buffer.what else {
             return Err(std::io::Error::other("no GPU memory"));
         };
@@ -380,8 +427,8 @@ mod tests {
         assert!(done.iter().all(|one| one.result == 4096));
     }
 
-    /// Never tells when its copies have ended.
-    struct Silent(Box<dyn Copier>);
+    /// Does not tell whether its copies have ended, until it is let.
+    struct Silent(Box<dyn Copier>, Arc<AtomicBool>);
 
     impl Copier for Silent {
         fn copy(&mut self, rows: &Rows) -> onehop_gpu::Result<()> {
@@ -393,7 +440,10 @@ mod tests {
         fn is_over(&mut self, mark: Mark) -> onehop_gpu::Result<bool> {
             self.wait(mark).map(|()| true)
         }
-        fn wait(&mut self, _: Mark) -> onehop_gpu::Result<()> {
+        fn wait(&mut self, mark: Mark) -> onehop_gpu::Result<()> {
+            if self.1.load(Ordering::Acquire) {
+                return self.0.wait(mark);
+            }
             Err(onehop_gpu::Error::Silent { what: "a copy".into(), seconds: 0 })
         }
     }
@@ -413,7 +463,7 @@ mod tests {
         };
         lane.piece(piece());
         let BufferCopier { buffer, copier } = lane.copiers.pop().unwrap();
-        lane.copiers.push(BufferCopier { buffer, copier: Box::new(Silent(copier)) });
+        lane.copiers.push(BufferCopier { buffer, copier: Box::new(Silent(copier, Arc::default())) });
         lane.settle();
         let mut done = Vec::new();
         assert_eq!(client.take(&mut done, 4).unwrap(), 1);
@@ -431,5 +481,41 @@ mod tests {
         done.clear();
         assert_eq!(client.take(&mut done, 4).unwrap(), SLOTS);
         assert!(done.iter().all(|one| one.result == 4096));
+    }
+
+    #[test]
+    fn a_gpu_that_never_answers_gets_a_bounded_number_of_rings() {
+        let rig = Rig::new();
+        let (engine, mut lane) = lane_of(&rig);
+        let (client, ring) = Rig::ring(1000, true);
+        let wish = request(rig.gpu, 0, 0, 4096);
+        let has_ended = Arc::new(AtomicBool::new(false));
+        // The end of a piece, whose copier does not answer.
+        let result = |lane: &mut GpuCopyLane| {
+            let IoStart::UnderWay = rig.begin(&client, &ring, &wish) else { panic!("it is over") };
+            let Next::Work(piece, _) = engine.queue.next(Duration::ZERO) else { panic!("nothing to do") };
+            lane.piece(piece);
+            if let Some(BufferCopier { buffer, copier }) = lane.copiers.pop() {
+                let copier = Box::new(Silent(copier, has_ended.clone()));
+                lane.copiers.push(BufferCopier { buffer, copier });
+            }
+            lane.settle();
+            let mut done = Vec::new();
+            assert_eq!(client.take(&mut done, 4).unwrap(), 1);
+            done[0].result
+        };
+        for _ in 0..=MOST_LEFT {
+            assert_eq!(result(&mut lane), -i64::from(Errno::IO.raw_os_error()));
+        }
+        let last = lane.ring.addr();
+        for _ in 0..100 {
+            assert_eq!(result(&mut lane), -i64::from(Errno::BUSY.raw_os_error()));
+        }
+        assert_eq!((lane.left.len(), lane.ring.addr()), (MOST_LEFT, last), "a ring was renewed");
+        has_ended.store(true, Ordering::Release);
+        assert_eq!(result(&mut lane), 4096);
+        // The ring that was stale last is the one that is left, until the next piece.
+        assert_eq!(result(&mut lane), 4096);
+        assert!(lane.left.is_empty(), "copies that ended keep their rings");
     }
 }
