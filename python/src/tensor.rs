@@ -37,6 +37,17 @@ pub(crate) struct Tensor {
     pub device: dlpack::DlDevice,
 }
 
+/// An empty list that takes so many bytes without growing.
+fn room_for(bytes: usize) -> onehop_gpu::Result<Vec<u8>> {
+    let mut list = Vec::new();
+    list.try_reserve_exact(bytes).map_err(|error| onehop_os::Error::System {
+        call: format!("allocating {bytes} bytes"),
+        source: error.into(),
+        hint: "",
+    })?;
+    Ok(list)
+}
+
 /// The strides of a tensor whose elements lie one behind the other.
 pub(crate) fn packed_strides(shape: &[i64]) -> Vec<i64> {
     let mut strides = vec![1; shape.len()];
@@ -89,12 +100,13 @@ impl Tensor {
     }
 
     fn bytes(&self) -> onehop_gpu::Result<Vec<u8>> {
-        let mut all = vec![0; self.memory.len()];
+        let mut all = room_for(self.memory.len())?;
+        all.resize(self.memory.len(), 0);
         self.memory.read(0, &mut all)?;
         if self.is_contiguous() {
             return Ok(all);
         }
-        let mut packed = Vec::with_capacity(self.nbytes());
+        let mut packed = room_for(self.nbytes())?;
         self.gather(0, 0, &all, &mut packed);
         Ok(packed)
     }
@@ -221,7 +233,10 @@ impl Tensor {
     /// A copy of its bytes, in the order of its elements.
     fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let bytes = py.detach(|| self.bytes()).map_err(Error::from)?;
-        Ok(PyBytes::new(py, &bytes))
+        PyBytes::new_with(py, bytes.len(), |to| {
+            to.copy_from_slice(&bytes);
+            Ok(())
+        })
     }
 
     /// A DLPack capsule of its memory. Where dl_device asks for the CPU's memory, or copy for a copy there, it is copied.

@@ -147,18 +147,38 @@ def test_out_of_memory_on_the_cpu_is_a_memory_error(tmp_path):
     assert ran.stdout.strip() == "done", ran.stdout + ran.stderr
 
 
+def test_bytes_that_do_not_fit_into_memory_are_a_memory_error(tmp_path):
+    path = safetensors_file(tmp_path / "m", {"a": ("U8", [1 << 30], bytes(1 << 30))})
+    script = (
+        "import resource, sys, onehop\n"
+        "tensor = onehop.load(sys.argv[1], 'cpu')['a']\n"
+        "with open('/proc/self/statm') as file:\n    now = int(file.read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (now + int(sys.argv[2]), resource.RLIM_INFINITY))\n"
+        "try:\n    tensor.tobytes()\n"
+        "except MemoryError:\n    print('done')\n"
+    )
+    # There is room for neither the first list, nor the bytes made of it.
+    for more in [512 << 20, 1536 << 20]:
+        command = [sys.executable, "-c", script, str(path), str(more)]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert ran.stdout.strip() == "done", ran.stdout + ran.stderr
+
+
 def test_small_tensors_one_by_one(tmp_path):
     dice = random.Random(3)
     tensors = {f"t{i}": ("F32", [64, 64], dice.randbytes(16 << 10)) for i in range(1000)}
     path = safetensors_file(tmp_path / "m", tensors)
-    with onehop.safe_open(path, "np") as f:
-        start = time.monotonic()
-        for name, (_, _, data) in tensors.items():
-            assert f.get_tensor(name).tobytes() == data
-        took = time.monotonic() - start
-    print(f"1000 tensors of 16 KiB in {took:.3f} s")
+    fastest = float("inf")
+    # More than once, for a machine that is busy with something else for a moment.
+    for _ in range(5):
+        with onehop.safe_open(path, "np") as f:
+            start = time.monotonic()
+            for name, (_, _, data) in tensors.items():
+                assert f.get_tensor(name).tobytes() == data
+            fastest = min(fastest, time.monotonic() - start)
+    print(f"1000 tensors of 16 KiB in {fastest:.3f} s")
     # A load of its own for each takes longer than this on any machine.
-    assert took < 0.6
+    assert fastest < 0.6
 
 
 def test_a_file_that_is_cut_while_it_is_open(tmp_path):

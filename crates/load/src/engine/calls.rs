@@ -33,7 +33,7 @@ const SLOT: usize = 1 << 20;
 const LEAST_CHUNK: usize = 256 << 10;
 /// Chunks begin at multiples of this in the file, but for the first.
 const ALIGN: u64 = 64 << 10;
-/// Slots for each thread, and of all.
+/// Slots for each thread, and at most, that one GPU may use.
 const SLOTS: usize = 4;
 const MOST_SLOTS: usize = 64;
 /// How long nothing of a call may come about before it is given up: disks try for half a minute by themselves.
@@ -122,6 +122,8 @@ impl CallEngine {
     /// As for [`CallEngine::new`].
     pub fn with_threads(threads: usize) -> Result<Self, CallError> {
         let slots = (threads * SLOTS).clamp(2 * SLOTS, MOST_SLOTS);
+        // One GPU alone may use three quarters: as many as the threads need.
+        let slots = slots + slots / 3;
         let ring = HostMem::touched(slots * SLOT).map_err(CallError::of_memory)?;
         let pool = SlotPool::shared(slots);
         pool.open(CallLane::default());
