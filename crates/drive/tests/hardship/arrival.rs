@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use onehop_drive::{Drive, Error, GpuJob, GpuMode, GpuSetup, Options, Placement, Recovery};
 use onehop_gpu::{Emulated, Gpu, Place};
@@ -66,30 +66,43 @@ fn late_data_outlives_its_queue_and_not_a_reset() {
 
 /// Data of one read is late while another is lost each time: the queues are deleted before anybody looks for the data.
 fn late_data_beside_a_lost_command(by: By, mode: GpuMode) {
+    // On a machine that is very busy the data comes before the last try has ended.
+    let in_time = (0..5).any(|_| late_data_comes_after_the_end(by, mode));
+    assert!(in_time, "{by:?}, {mode:?}: the tries took as long as the data, five times");
+}
+
+/// False if the data came before the end, and nothing was shown.
+fn late_data_comes_after_the_end(by: By, mode: GpuMode) -> bool {
     const BLOCKS: usize = 64;
-    let spec = "mem:1M?mdts=1&to=1&fault=torn@n=5,delay=3s&fault=lost@lba=9-9";
-    let (sim, drive) = opened(by, spec, options());
+    const LATE: Duration = Duration::from_secs(3);
+    let spec = format!("mem:1M?mdts=1&to=1&fault=torn@n=5,delay={}s&fault=lost@lba=9-9", LATE.as_secs());
+    let (sim, drive) = opened(by, &spec, options());
     let data: Vec<u8> =
         (0..(BLOCKS * BLOCK) as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     sim.write_media(1, 0, &data).unwrap();
     let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
-    // Long enough that the kernel sees the completion whose data is late, on a busy machine too.
-    let stall = Duration::from_millis(250);
+    // Long enough for the kernel to see the completion whose data is late.
+    let stall = Duration::from_millis(40);
     let setup = GpuSetup { mode, queues: 1, depth: 15, stall, ..GpuSetup::new(Placement::TIER1) };
     let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
     let (region, buffer) = drive.gpu_buffer(&*gpu, Place::PinnedHost, BLOCKS * BLOCK).unwrap();
     let job = |lba: usize| GpuJob { lba: lba as u64, blocks: 1, offset: (lba * BLOCK) as u64 };
+    let start = Instant::now();
     let end = queues.read(drive.namespace(1).unwrap(), &(0..BLOCKS).map(job).collect::<Vec<_>>(), &buffer);
+    if start.elapsed() > LATE {
+        return false;
+    }
     assert!(matches!(end, Err(Error::TimedOut { .. })), "{mode:?}: {end:?}");
     let last = drive.incidents().pop().unwrap().recovery;
     assert_eq!(last, Recovery::ControllerReset, "{mode:?}: only a reset stops data that is still to come");
     // The caller has its memory back, and uses it for something else.
     region.fill(0, BLOCKS * BLOCK, 0xa5).unwrap();
-    std::thread::sleep(Duration::from_millis(3500));
+    std::thread::sleep(LATE + Duration::from_millis(500));
     let mut got = vec![0; BLOCKS * BLOCK];
     region.read(0, &mut got).unwrap();
     let wrong = got.chunks(BLOCK).position(|block| block.iter().any(|byte| *byte != 0xa5));
     assert_eq!(wrong, None, "{mode:?}: a block was overwritten after the error");
+    true
 }
 
 #[test]
