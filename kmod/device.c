@@ -5,6 +5,7 @@
  * may the memory go.
  */
 #include <linux/iommu.h>
+#include <linux/security.h>
 #include <linux/slab.h>
 #include "compat.h"
 #include "oh.h"
@@ -81,7 +82,7 @@ static void oh_dma_off(struct oh_dev *d)
 static void oh_wait_pending(struct oh_dev *d)
 {
 	if (!pci_wait_for_pending_transaction(d->pdev))
-		pci_warn(d->pdev, "transactions are still pending\n");
+		dev_warn_ratelimited(&d->pdev->dev, "transactions are still pending\n");
 }
 
 /* After this the device begins no DMA, and what it had begun has arrived. */
@@ -106,6 +107,18 @@ void oh_stop(struct oh_dev *d, u32 reason)
 	wake_up_interruptible(&d->wait);
 }
 
+/*
+ * What kept the device from harm at open() may be gone: a neighbour has joined its IOMMU group, or root has made the flush lazy,
+ * of which nobody tells. So each call that would give the device more asks again; and OH_UNMAP, after which memory is another's.
+ */
+int oh_check_isolation(struct oh_dev *d)
+{
+	if (!oh_missing(d) || (READ_ONCE(d->privileged) && !security_locked_down(LOCKDOWN_PCI_ACCESS)))
+		return 0;
+	oh_stop(d, OH_STOPPED_ISOLATION);
+	return -EPERM;
+}
+
 int oh_start(struct oh_dev *d, const struct oh_start *a)
 {
 	bool unreset = a->flags & OH_START_UNRESET;
@@ -113,8 +126,14 @@ int oh_start(struct oh_dev *d, const struct oh_start *a)
 
 	if (a->flags & ~OH_START_UNRESET || (unreset && oh_can_reset(d)))
 		return -EINVAL;
+	/* A neighbour that joins after this stops DMA, and changes the epoch. */
+	r = oh_check_isolation(d);
+	if (r)
+		return r;
 	mutex_lock(&d->master);
-	if (a->epoch != d->epoch) {
+	if (d->shut) {
+		r = -ENODEV;
+	} else if (a->epoch != d->epoch) {
 		r = -EAGAIN;
 	} else if (d->reset_needed && !unreset) {
 		r = oh_can_reset(d) ? -EBUSY : -EOPNOTSUPP;
@@ -166,10 +185,16 @@ bool oh_bring_back(struct oh_dev *d)
 /* The function that resets calls our reset_prepare(), which has to know that it was us. */
 static int oh_reset_function(struct oh_dev *d, int (*reset)(struct pci_dev *))
 {
+	bool present;
 	int r;
 
-	/* Waiting for a device that is not there takes a minute. */
-	if (!pci_device_is_present(d->pdev))
+	/* Waiting for a device that is not there takes a minute. During another task's reset none seems to be there. */
+	down(&d->config);
+	present = pci_device_is_present(d->pdev);
+	if (!present)
+		oh_bars(d, true);
+	up(&d->config);
+	if (!present)
 		return -EIO;
 	WRITE_ONCE(d->resetter, current);
 	r = reset(d->pdev);
@@ -222,7 +247,7 @@ int oh_teardown(struct oh_dev *d, bool locked)
 		if (r == -EAGAIN && !locked)
 			return r;
 		if (r)
-			pci_warn(d->pdev, "could not be reset (%d); bus mastering is off\n", r);
+			dev_warn_ratelimited(&d->pdev->dev, "could not be reset (%d); bus mastering is off\n", r);
 		/* Should the reset have brought an older command register back. */
 		oh_quiesce(d);
 	}
@@ -276,10 +301,24 @@ static void oh_reset_done(struct pci_dev *pdev)
 {
 	struct oh_dev *d = pci_get_drvdata(pdev);
 
-	if (oh_bring_back(d) && !READ_ONCE(d->gone))
-		oh_bars(d, false);
+	/* Nobody answers at the BARs of a device that has no configuration. */
+	oh_bars(d, !oh_bring_back(d) || READ_ONCE(d->gone));
 	up(&d->config);
 	oh_bars_resetting(d, false);
+}
+
+/*
+ * Reboot and kexec, with processes still running: what has the memory next must not be written. `lock` may be held for as long as
+ * a reset takes, so only `master` is taken; no reset turns DMA on.
+ */
+void oh_shutdown(struct pci_dev *pdev)
+{
+	struct oh_dev *d = pci_get_drvdata(pdev);
+
+	mutex_lock(&d->master);
+	d->shut = true;
+	mutex_unlock(&d->master);
+	oh_quiesce(d);
 }
 
 const struct pci_error_handlers oh_error_handlers = {

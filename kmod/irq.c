@@ -12,14 +12,43 @@ struct oh_vector {
 	int irq;			/* 0: not requested */
 };
 
-/* Reads configuration space, so not while the function may be reset. */
-u32 oh_vector_count(struct pci_dev *pdev)
+static void oh_read_msix(struct pci_dev *pdev, u32 *table, u16 *size)
 {
-	int count = pci_msix_vec_count(pdev);
+	u16 control = 0;
+
+	*table = 0;
+	*size = 0;
+	if (!pdev->msix_cap)
+		return;
+	pci_read_config_dword(pdev, pdev->msix_cap + PCI_MSIX_TABLE, table);
+	pci_read_config_word(pdev, pdev->msix_cap + PCI_MSIX_FLAGS, &control);
+	*size = control & PCI_MSIX_FLAGS_QSIZE;
+}
+
+/* Reads configuration space, so not while the function may be reset. */
+void oh_vectors_look(struct oh_dev *d)
+{
+	int count = pci_msix_vec_count(d->pdev);
 
 	if (count <= 0)
-		count = pci_msi_vec_count(pdev);
-	return max(count, 0);
+		count = pci_msi_vec_count(d->pdev);
+	d->max_vectors = max(count, 0);
+	oh_read_msix(d->pdev, &d->msix_table, &d->msix_size);
+}
+
+/*
+ * The kernel asks the device where its table of vectors is, and writes there. All ones name the BAR of a virtual function, and an
+ * offset beyond it. With `config` held.
+ */
+static bool oh_vectors_moved(struct oh_dev *d)
+{
+	u32 table;
+	u16 size;
+
+	if (READ_ONCE(d->pdev->error_state) != pci_channel_io_normal || !pci_device_is_present(d->pdev))
+		return true;
+	oh_read_msix(d->pdev, &table, &size);
+	return table != d->msix_table || size != d->msix_size;
 }
 
 static irqreturn_t oh_interrupt(int irq, void *eventfd)
@@ -89,12 +118,14 @@ static struct oh_vector *oh_vectors_get(const s32 *fd, u32 count)
 	return vector;
 }
 
-/* With `lock` and `config` held; takes the vectors over, or leaves the device without any. */
+/* With `lock` and `config` held; takes the vectors over. -EIO leaves the old ones; after another error there are none. */
 static int oh_irqs_set(struct oh_dev *d, struct oh_vector *vector, u32 count)
 {
 	u32 i;
 	int r;
 
+	if (oh_vectors_moved(d))
+		return -EIO;
 	oh_irqs_drop(d);
 	r = pci_alloc_irq_vectors(d->pdev, count, count, PCI_IRQ_MSIX | PCI_IRQ_MSI);
 	if (r < 0)
@@ -157,7 +188,7 @@ int oh_irqs(struct oh_dev *d, const struct oh_irqs *a)
 	else if (a->count > d->max_vectors)
 		r = -EINVAL;
 	else if (a->count)
-		r = oh_irqs_replace(d, vector, a->count);
+		r = oh_check_isolation(d) ?: oh_irqs_replace(d, vector, a->count);
 	else
 		oh_irqs_free(d);
 	mutex_unlock(&d->lock);

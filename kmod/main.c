@@ -3,6 +3,7 @@
  * onehop: gives one process a PCI device: its BARs, and addresses for its DMA that the kernel's own DMA API makes. It binds
  * by driver_override alone. docs/kernel-module.md has the rules; oh.h has the order of the locks.
  */
+#include <linux/capability.h>
 #include <linux/delay.h>
 #include <linux/fs.h>
 #include <linux/iommu.h>
@@ -92,7 +93,11 @@ static int oh_locked_ioctl(struct oh_dev *d, unsigned int cmd, union oh_arg *a)
 		oh_info(d, &a->info);
 		return 0;
 	case OH_UNMAP:
-		return a->unmap.reserved ? -EINVAL : oh_unmap(d, a->unmap.id);
+		if (a->unmap.reserved)
+			return -EINVAL;
+		/* With a lazy flush the device could reach the memory after this; without DMA it does not. */
+		oh_check_isolation(d);
+		return oh_unmap(d, a->unmap.id);
 	case OH_RESET:
 		return oh_reset(d);
 	case OH_START:
@@ -110,6 +115,8 @@ static int oh_locked_ioctl(struct oh_dev *d, unsigned int cmd, union oh_arg *a)
 static void oh_unmap_unseen(struct oh_dev *d, u32 id)
 {
 	mutex_lock(&d->lock);
+	if (!d->gone)
+		oh_check_isolation(d);
 	oh_unmap(d, id);	/* may be gone already: by remove(), or by somebody who guessed the id */
 	mutex_unlock(&d->lock);
 }
@@ -121,6 +128,11 @@ static int oh_map(struct oh_dev *d, unsigned int cmd, struct oh_map *a)
 
 	a->nsegs = a->id = a->why = 0;
 	a->bad_addr = a->bad_offset = a->bad_len = 0;
+	mutex_lock(&d->lock);
+	r = d->gone ? -ENODEV : oh_check_isolation(d);
+	mutex_unlock(&d->lock);
+	if (r)
+		return r;
 	r = cmd == OH_MAP_USER ? oh_map_user(d, a, &runs) :
 	    cmd == OH_MAP_DMABUF ? oh_map_dmabuf(d, a, &runs) : oh_map_peer(d, a, &runs);
 	if (!r && copy_to_user(u64_to_user_ptr(a->segs), runs.seg, array_size(runs.count, sizeof(*runs.seg)))) {
@@ -198,6 +210,7 @@ static int oh_open(struct inode *inode, struct file *file)
 		dev_warn_once(&d->pdev->dev, "opened without an IOMMU: its user reaches all memory; tainting the kernel\n");
 		add_taint(TAINT_USER, LOCKDEP_STILL_OK);
 	}
+	WRITE_ONCE(d->privileged, ns_capable_noaudit(&init_user_ns, CAP_SYS_RAWIO));
 	mutex_lock(&d->master);
 	d->stopped = 0;
 	d->reset_needed = true;
@@ -341,7 +354,7 @@ static int oh_prepare(struct oh_dev *d)
 
 	if (r)
 		return r;
-	d->max_vectors = oh_vector_count(pdev);
+	oh_vectors_look(d);
 	/* PCI's defaults, 64 KiB and 4 GiB, would cut every list of addresses. */
 	dma_set_max_seg_size(&pdev->dev, UINT_MAX);
 	dma_set_seg_boundary(&pdev->dev, ULONG_MAX);
@@ -421,6 +434,7 @@ static struct pci_driver oh_driver = {
 	.id_table = oh_no_ids,
 	.probe = oh_probe,
 	.remove = oh_remove,
+	.shutdown = oh_shutdown,
 	.err_handler = &oh_error_handlers,
 	.dev_groups = oh_groups,
 	.driver.pm = pm_sleep_ptr(&oh_pm_ops),
@@ -428,20 +442,20 @@ static struct pci_driver oh_driver = {
 
 static int __init oh_init(void)
 {
-	int r = bus_register_notifier(&pci_bus_type, &oh_peer_watch);
+	int r = bus_register_notifier(&pci_bus_type, &oh_bus_watch);
 
 	if (r)
 		return r;
 	r = pci_register_driver(&oh_driver);
 	if (r)
-		bus_unregister_notifier(&pci_bus_type, &oh_peer_watch);
+		bus_unregister_notifier(&pci_bus_type, &oh_bus_watch);
 	return r;
 }
 
 static void __exit oh_exit(void)
 {
 	pci_unregister_driver(&oh_driver);
-	bus_unregister_notifier(&pci_bus_type, &oh_peer_watch);
+	bus_unregister_notifier(&pci_bus_type, &oh_bus_watch);
 }
 
 module_init(oh_init);

@@ -18,6 +18,7 @@
 /*
  * Locks, outermost first:
  *   oh_devices -> oh_dev.lock -> dma_resv of a buffer -> oh_dev.master
+ *   oh_devices, oh_dev.lock -> the IOMMU group's mutex (oh_missing)
  *   oh_dev.lock -> oh_dev.config -> oh_dev.master
  *   mmap_lock -> oh_dev.gate
  * oh_dev.lock is never held while user memory is touched, so no page fault, however long its owner makes it last, keeps
@@ -36,8 +37,11 @@ struct oh_dev {
 		unsigned long boundary;
 	} before;			/* its DMA limits when it was bound */
 	u32 max_vectors;
+	u32 msix_table;			/* where its table was, and how long, when it was bound */
+	u16 msix_size;
 
 	unsigned long open;		/* bit 0: somebody has it */
+	bool privileged;		/* who opened it may have what the device reaches, whatever that is */
 
 	struct mutex lock;		/* the fields down to `vector_count`, and pdev against remove() */
 	bool gone;			/* the driver has let go of the device */
@@ -58,6 +62,7 @@ struct oh_dev {
 	struct mutex master;		/* bus mastering, and why it is off */
 	bool dma_on;
 	bool reset_needed;
+	bool shut;			/* the machine goes down: DMA stays off */
 	u32 stopped;
 	u32 epoch;
 	struct task_struct *resetter;	/* who resets the function on our behalf */
@@ -118,6 +123,8 @@ int oh_reset(struct oh_dev *d);
 int oh_teardown(struct oh_dev *d, bool locked);
 bool oh_translated(struct oh_dev *d);
 u32 oh_missing(struct oh_dev *d);
+int oh_check_isolation(struct oh_dev *d);
+void oh_shutdown(struct pci_dev *pdev);
 bool oh_can_reset(struct oh_dev *d);
 bool oh_bring_back(struct oh_dev *d);
 extern const struct pci_error_handlers oh_error_handlers;
@@ -150,10 +157,10 @@ int oh_map_dmabuf(struct oh_dev *d, struct oh_map *a, struct oh_runs *runs);
 void oh_undo_dmabuf(struct oh_mapping *m);
 int oh_map_peer(struct oh_dev *d, struct oh_map *a, struct oh_runs *runs);
 void oh_undo_peer(struct oh_mapping *m);
-extern struct notifier_block oh_peer_watch;
+extern struct notifier_block oh_bus_watch;
 
 /* irq.c */
-u32 oh_vector_count(struct pci_dev *pdev);
+void oh_vectors_look(struct oh_dev *d);
 int oh_irqs(struct oh_dev *d, const struct oh_irqs *a);
 void oh_irqs_free(struct oh_dev *d);
 

@@ -108,18 +108,27 @@ static void oh_lose_peer(struct oh_dev *d, struct device *lost)
 	mutex_unlock(&d->lock);
 }
 
-/* A PCI device goes: its addresses may soon be another's. Until REMOVED_DEVICE it could still be found and mapped. */
-static int oh_peer_event(struct notifier_block *block, unsigned long event, void *lost)
+/*
+ * A PCI device goes: its addresses may soon be another's. Until REMOVED_DEVICE it could still be found and mapped. Or one comes: the
+ * IOMMU's driver, whose notifier was first, has put it into a group, or does so before a driver is bound.
+ */
+static int oh_bus_event(struct notifier_block *block, unsigned long event, void *dev)
 {
+	bool goes = event == BUS_NOTIFY_DEL_DEVICE || event == BUS_NOTIFY_REMOVED_DEVICE;
+	bool comes = event == BUS_NOTIFY_ADD_DEVICE || event == BUS_NOTIFY_BIND_DRIVER;
 	struct oh_dev *d;
 
-	if (event != BUS_NOTIFY_DEL_DEVICE && event != BUS_NOTIFY_REMOVED_DEVICE)
+	if (!goes && !comes)
 		return NOTIFY_DONE;
 	mutex_lock(&oh_devices_lock);
-	list_for_each_entry(d, &oh_devices, node)
-		oh_lose_peer(d, lost);
+	list_for_each_entry(d, &oh_devices, node) {
+		if (goes)
+			oh_lose_peer(d, dev);
+		else if (test_bit(0, &d->open))
+			oh_check_isolation(d);
+	}
 	mutex_unlock(&oh_devices_lock);
 	return NOTIFY_OK;
 }
 
-struct notifier_block oh_peer_watch = { .notifier_call = oh_peer_event };
+struct notifier_block oh_bus_watch = { .notifier_call = oh_bus_event };

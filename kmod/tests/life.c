@@ -447,6 +447,62 @@ static bool recovered(int log)
 	die("the kernel's recovery has not ended within a minute");
 }
 
+static int set_irqs(void)
+{
+	s32 fd = eventfd(0, EFD_NONBLOCK);
+	struct oh_irqs a = { .fds = (u64)(uintptr_t)&fd, .count = 1 };
+	int r = call(oh, OH_IRQS, &a);
+
+	close(fd);
+	return r;
+}
+
+/* Of the bus below a port, of which 0x7f is in no machine of the bed: then nothing below it answers, and all reads are ones. */
+static u8 number_bus(const char *port, u8 number)
+{
+	char path[96];
+	int fd;
+	u8 old;
+
+	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/config", port);
+	fd = open(path, O_RDWR);
+	if (fd < 0 || pread(fd, &old, 1, 0x19) != 1 || pwrite(fd, &number, 1, 0x19) != 1)
+		die("cannot write %s", path);
+	close(fd);
+	return old;
+}
+
+/* absent PORT: the device below the port does not answer for a while. */
+void case_absent(char **arg)
+{
+	u8 number;
+
+	nvme_open();
+	number = number_bus(arg[0], 0x7f);
+	check(config16(nvme_bdf, 0) == 0xffff, "the device reads all ones");
+	check(set_irqs() == -EIO, "its interrupts are left alone");
+	check(oh_reset() == -EIO, "it cannot be reset");
+	check(touch_is_sigbus(), "a touch of its BAR is SIGBUS");
+	number_bus(arg[0], number);
+	check_again();
+	check(!set_irqs(), "with interrupts, too");
+}
+
+/* shutdown: what the kernel calls before a reboot or kexec. Needs vramexp. */
+void case_shutdown(char **arg)
+{
+	nvme_open();
+	write_file("/sys/module/vramexp/parameters/shutdown", nvme_bdf);
+	check(!(config16(nvme_bdf, 4) & 4) && !(oh_get_info().flags & OH_INFO_DMA_ON), "the end of the machine stops DMA");
+	check(oh_start(0) == -ENODEV && !oh_reset() && oh_start(0) == -ENODEV && !(config16(nvme_bdf, 4) & 4),
+	      "for good, also after a reset");
+	write_file("/sys/bus/pci/drivers/onehop/unbind", nvme_bdf);
+	write_file("/sys/bus/pci/drivers_probe", nvme_bdf);
+	close(oh);
+	nvme_open();
+	check(true, "bound again, it works");
+}
+
 /* The port reports a fatal error; how its recovery ends is what is expected. */
 static void break_link(const char *port, bool lost)
 {
@@ -479,6 +535,7 @@ void case_aer(char **arg)
 		return;
 	}
 	check(oh_get_info().stopped & OH_STOPPED_ERROR && poll(&p, 1, 0) == 1 && p.revents & POLLPRI, "the error is told");
+	check(set_irqs() == -EIO, "no interrupts of a device without its configuration");
 	check(touch_is_sigbus(), "a touch of the BAR is SIGBUS");
 	check_again();
 }

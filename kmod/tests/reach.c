@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /* Who may have a device, and what the IOMMU keeps from it. */
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -156,4 +157,87 @@ void case_faults(char **arg)
 		faults_of_memory();
 	else
 		faults_of_buffer(arg[0]);
+}
+
+struct order {
+	char path[96], text[32];
+};
+static int orders[2], done[2];
+
+/* A process that stays root. */
+static void keep_root(void)
+{
+	struct order order;
+
+	if (pipe(orders) || pipe(done))
+		die("pipe");
+	if (!fork()) {
+		close(orders[1]);
+		while (read(orders[0], &order, sizeof(order)) == sizeof(order)) {
+			write_file(order.path, order.text);
+			if (write(done[1], "", 1) != 1)
+				break;
+		}
+		_exit(0);
+	}
+	close(orders[0]);
+	close(done[1]);
+}
+
+static void as_root(const char *path, const char *text)
+{
+	struct order order = {};
+	char c;
+
+	snprintf(order.path, sizeof(order.path), "%s", path);
+	snprintf(order.text, sizeof(order.text), "%s", text);
+	if (write(orders[1], &order, sizeof(order)) != sizeof(order) || read(done[0], &c, 1) != 1)
+		die("cannot write '%s' to %s as root", text, path);
+}
+
+static bool isolation_stopped(void)
+{
+	struct oh_info info = oh_get_info();
+
+	return info.stopped & OH_STOPPED_ISOLATION && !(info.flags & OH_INFO_DMA_ON) && !(config16(nvme_bdf, 4) & 4);
+}
+
+/*
+ * loosened joined|lazy: a user has the device, and then what kept it from harm is gone: another device, so far removed from the
+ * bus, joins its IOMMU group, or root makes the flush lazy, which the module only sees with the next call.
+ */
+void case_loosened(char **arg)
+{
+	bool joined = !strcmp(arg[0], "joined");
+	struct oh_irqs irqs = { .fds = (u64)(uintptr_t)(s32[]){ -1 }, .count = 1 };
+	struct pollfd p = { .events = POLLPRI };
+	u8 *at = memory(2 * PAGE);
+	char path[96];
+	struct map m, n;
+
+	keep_root();
+	become_user();
+	nvme_open();
+	p.fd = oh;
+	check(!oh_get_info().missing && !map_user(&m, at, PAGE), "a user gets in");
+	if (joined) {
+		as_root("/sys/bus/pci/rescan", "1");
+		check(poll(&p, 1, 60000) == 1 && p.revents & POLLPRI, "a neighbour's arrival is told");
+		check(isolation_stopped(), "and has stopped DMA");
+	} else {
+		snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/iommu_group/type", nvme_bdf);
+		as_root(path, "DMA-FQ");
+		check(!unmap(&m) && isolation_stopped(), "memory is given back only with DMA off");
+		check(poll(&p, 1, 0) == 1 && p.revents & POLLPRI, "which is told");
+	}
+	check(map_user(&n, at + PAGE, PAGE) == -EPERM && call(oh, OH_IRQS, &irqs) == -EPERM, "no memory and no interrupts any more");
+	check(!oh_reset() && oh_start(0) == -EPERM && isolation_stopped(), "and no DMA, also after a reset");
+	check(oh_try_open(nvme_bdf) == -EPERM, "another user does not get in");
+	if (!joined)
+		return;
+	check(!unmap(&m), "what was mapped can be given back");
+	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/remove", getenv("NVME2"));
+	as_root(path, "1");
+	check(!oh_reset() && !oh_start(0) && !nvme_up() && !transfer(&io, false, 16, 8, bus(&host_map, 8 * PAGE), 0) &&
+	      has_pattern(host + 8 * PAGE, 16, 8), "when the neighbour has gone, the session can go on");
 }

@@ -114,6 +114,7 @@ static const struct { const char *name; test_case *run; } cases[] = {
 	{ "irq-resets", case_irq_resets },
 	{ "peer-memory", case_peer_memory },
 	{ "locked", case_locked },
+	{ "loosened", case_loosened }, { "shutdown", case_shutdown }, { "absent", case_absent },
 	{ "fuzz", case_fuzz }, { "fail", case_fail }, { "aer", case_aer }, { "export", case_export },
 };
 

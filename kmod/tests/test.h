@@ -105,7 +105,7 @@ void vfio_close(u8 *view, u64 len);
 /* The cases: each gets what stands after its name. */
 typedef void test_case(char **arg);
 test_case case_fill, case_verify, case_door, case_user, case_udmabuf, case_heap, case_exporter, case_vfio, case_peer;
-test_case case_mask, case_edu, case_irq, case_bounce, case_refused, case_unprivileged;
+test_case case_loosened, case_shutdown, case_absent, case_mask, case_edu, case_irq, case_bounce, case_refused, case_unprivileged;
 test_case case_inflight, case_revoke, case_unbind, case_foreign_reset, case_resets, case_suspend, case_peer_gone, case_faults;
 test_case case_stalled, case_irq_resets, case_peer_memory, case_locked;
 test_case case_cycles, case_stress, case_fuzz, case_fail, case_aer, case_export;

@@ -78,12 +78,13 @@ impl fmt::Display for Missing {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Stopped(u32);
 
-const REASONS: [&str; 5] = [
+const REASONS: [&str; 6] = [
     "the driver that exported the memory revoked it",
     "the device whose memory was mapped has been removed",
     "another process reset the device",
     "the machine slept",
     "PCIe reported an error",
+    "what kept the device from other memory is gone: another device has joined its IOMMU group, or root has changed the group",
 ];
 
 impl Stopped {
@@ -202,5 +203,6 @@ mod tests {
         assert!(both.is_revoked() && !both.is_peer_gone() && !both.is_empty());
         assert!(both.to_string().contains("revoked it; PCIe"), "{both}");
         assert!(Stopped::of(0).is_empty());
+        assert!(Stopped::of(32).to_string().contains("joined its IOMMU group"));
     }
 }

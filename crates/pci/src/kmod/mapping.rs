@@ -124,8 +124,7 @@ impl Mapping {
             }
             segs = vec![Seg::default(); map.nsegs as usize];
         }
-        let bits = || session.info().map_or(64, |info| info.mask_bits);
-        let refusal = refusal::map(&failed, kind, &map, bits, || session.info().is_err());
+        let refusal = refusal::map(&failed, kind, &map, || session.info().ok());
         let call = match kind {
             MemoryKind::User => "OH_MAP_USER",
             MemoryKind::DmaBuf => "OH_MAP_DMABUF",

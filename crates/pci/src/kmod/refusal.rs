@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::info::{Missing, Stopped};
+use super::info::{Info, Missing, Stopped};
 use super::sys;
 use crate::{Address, Error, Root};
 
@@ -212,29 +212,31 @@ pub(super) fn open(root: &Root, address: Address, error: &io::Error) -> Refusal 
 }
 
 /// The refusal for a failed call that maps nothing.
-pub(super) fn command(error: &io::Error, stopped: impl FnOnce() -> Stopped) -> Refusal {
+pub(super) fn command(error: &io::Error, info: impl FnOnce() -> Option<Info>) -> Refusal {
     match error.raw_os_error() {
+        Some(libc::EPERM) => Refusal::Unsafe(info().map_or(Missing::default(), |info| info.missing)),
         Some(libc::ENODEV) => Refusal::Gone,
         Some(libc::EOPNOTSUPP) => Refusal::NoReset,
         Some(libc::EBUSY) => Refusal::ResetNeeded,
-        Some(libc::EAGAIN) => Refusal::Stopped(stopped()),
+        Some(libc::EAGAIN) => Refusal::Stopped(info().map_or(Stopped::default(), |info| info.stopped)),
         Some(libc::EIO) => Refusal::Silent,
         _ => Refusal::Other(error.to_string()),
     }
 }
 
-/// The refusal for a failed mapping. `bits` and `gone` are only called if needed.
+/// The refusal for a failed mapping. `info` is only called if needed.
 pub(super) fn map(
     error: &io::Error,
     kind: sys::MemoryKind,
     map: &sys::Map,
-    bits: impl FnOnce() -> u32,
-    gone: impl FnOnce() -> bool,
+    info: impl Fn() -> Option<Info>,
 ) -> Refusal {
     let offset = map.bad_offset;
+    let missing = || info().map_or(Missing::default(), |info| info.missing);
     match (error.raw_os_error(), kind) {
         (Some(libc::ERANGE), _) if map.why == sys::WHY_MASK => {
-            Refusal::Mask { bits: bits(), offset, addr: map.bad_addr }
+            let bits = info().map_or(64, |info| info.mask_bits);
+            Refusal::Mask { bits, offset, addr: map.bad_addr }
         }
         (Some(libc::EMSGSIZE), _) if map.why == sys::WHY_CHUNK => {
             Refusal::Chunk { chunk: map.chunk, offset, bytes: map.bad_len }
@@ -246,7 +248,8 @@ pub(super) fn map(
             Refusal::Locked { bytes: map.len, limit }
         }
         (Some(libc::EMFILE), _) => Refusal::Full,
-        (Some(libc::ENODEV), _) if gone() => Refusal::Gone,
+        (Some(libc::ENODEV), _) if info().is_none() => Refusal::Gone,
+        (Some(libc::EPERM), _) if !missing().is_empty() => Refusal::Unsafe(missing()),
         (Some(libc::EFAULT), sys::MemoryKind::User) => Refusal::NotPinned,
         (Some(libc::EACCES), sys::MemoryKind::DmaBuf) => Refusal::ReadOnly,
         (_, sys::MemoryKind::DmaBuf) => Refusal::Exporter(error.to_string()),
@@ -261,7 +264,15 @@ pub(super) fn map(
 mod tests {
     use super::*;
 
+    fn info(missing: u32) -> Info {
+        Info { mask_bits: 28, missing: Missing::of(missing), ..sys::RawInfo::default().into() }
+    }
+
     fn told(errno: i32, kind: sys::MemoryKind, why: u32) -> Refusal {
+        told_by(&info(0), errno, kind, why)
+    }
+
+    fn told_by(info: &Info, errno: i32, kind: sys::MemoryKind, why: u32) -> Refusal {
         let error = io::Error::from_raw_os_error(errno);
         let call = sys::Map {
             why,
@@ -272,7 +283,7 @@ mod tests {
             bad_len: 100,
             ..sys::Map::default()
         };
-        map(&error, kind, &call, || 28, || false)
+        map(&error, kind, &call, || Some(info.clone()))
     }
 
     #[test]
@@ -294,6 +305,16 @@ mod tests {
         assert!(matches!(told(libc::EINVAL, DmaBuf, 0), Refusal::Exporter(_)));
         assert!(matches!(told(libc::EINVAL, User, 0), Refusal::Other(_)));
         assert!(matches!(told(libc::ENOMEM, User, 0), Refusal::Locked { bytes: 8192, .. }));
+    }
+
+    #[test]
+    fn a_session_that_may_not_go_on_is_told_what_is_missing() {
+        let shares = info(4);
+        for kind in [sys::MemoryKind::User, sys::MemoryKind::DmaBuf, sys::MemoryKind::Peer] {
+            assert_eq!(told_by(&shares, libc::EPERM, kind, 0), Refusal::Unsafe(Missing::of(4)));
+        }
+        let refusal = command(&io::Error::from_raw_os_error(libc::EPERM), || Some(shares));
+        assert_eq!(refusal, Refusal::Unsafe(Missing::of(4)));
     }
 
     #[test]

@@ -83,8 +83,7 @@ impl Session {
     }
 
     fn command(&self, call: &'static str, done: io::Result<()>) -> Result<()> {
-        let stopped = || self.info().map_or(Stopped::default(), |info| info.stopped);
-        done.map_err(|e| refusal::error(self.0.address, call, refusal::command(&e, stopped)))
+        done.map_err(|e| refusal::error(self.0.address, call, refusal::command(&e, || self.info().ok())))
     }
 
     /// The module's view of the device.
@@ -93,8 +92,8 @@ impl Session {
     /// When the device has gone.
     pub fn info(&self) -> Result<Info> {
         let info = sys::info(self.file());
-        let info = info
-            .map_err(|e| refusal::error(self.0.address, "OH_INFO", refusal::command(&e, Stopped::default)))?;
+        let info =
+            info.map_err(|e| refusal::error(self.0.address, "OH_INFO", refusal::command(&e, || None)))?;
         Ok(info.into())
     }
 
