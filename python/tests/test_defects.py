@@ -151,7 +151,7 @@ def test_bytes_that_do_not_fit_into_memory_are_a_memory_error(tmp_path):
     path = safetensors_file(tmp_path / "m", {"a": ("U8", [1 << 30], bytes(1 << 30))})
     script = (
         "import resource, sys, onehop\n"
-        "tensor = onehop.load(sys.argv[1], 'cpu')['a']\n"
+        "tensor = onehop.load(sys.argv[1], 'cpu').tensors['a']\n"
         "with open('/proc/self/statm') as file:\n    now = int(file.read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (now + int(sys.argv[2]), resource.RLIM_INFINITY))\n"
         "try:\n    tensor.tobytes()\n"
