@@ -108,12 +108,12 @@ void oh_stop(struct oh_dev *d, u32 reason)
 }
 
 /*
- * What kept the device from harm at open() may be gone: a neighbour has joined its IOMMU group, or root has made the flush lazy,
- * of which nobody tells. So each call that would give the device more asks again; and OH_UNMAP, after which memory is another's.
+ * The device may have lost its isolation since open(): a neighbour has joined its IOMMU group, or root has made the flush lazy,
+ * which no notifier reports. So each call that gives the device more checks again, and so does OH_UNMAP before it frees memory.
  */
 int oh_check_isolation(struct oh_dev *d)
 {
-	if (!oh_missing(d) || (READ_ONCE(d->privileged) && !security_locked_down(LOCKDOWN_PCI_ACCESS)))
+	if ((READ_ONCE(d->privileged) && !security_locked_down(LOCKDOWN_PCI_ACCESS)) || !oh_missing(d))
 		return 0;
 	oh_stop(d, OH_STOPPED_ISOLATION);
 	return -EPERM;
@@ -145,7 +145,8 @@ int oh_start(struct oh_dev *d, const struct oh_start *a)
 		d->dma_on = true;
 	}
 	mutex_unlock(&d->master);
-	return r;
+	/* A neighbour that joined since the check may have met the new epoch too early. */
+	return r ?: oh_check_isolation(d);
 }
 
 /* A virtual function has no bit of its own for it. */
@@ -308,7 +309,7 @@ static void oh_reset_done(struct pci_dev *pdev)
 }
 
 /*
- * Reboot and kexec, with processes still running: what has the memory next must not be written. `lock` may be held for as long as
+ * Reboot and kexec, with processes still running: the next kernel's memory must not be written. `lock` may be held for as long as
  * a reset takes, so only `master` is taken; no reset turns DMA on.
  */
 void oh_shutdown(struct pci_dev *pdev)

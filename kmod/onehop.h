@@ -24,7 +24,8 @@
 
 /*
  * oh_info.missing: what keeps the device from being safe in the hands of an unprivileged user; 0 if nothing does. It may change
- * during a session: then OH_START, OH_IRQS and the OH_MAP commands are EPERM without CAP_SYS_RAWIO at open().
+ * during a session. Then OH_START, OH_IRQS and the OH_MAP commands fail with EPERM, unless it was opened with CAP_SYS_RAWIO
+ * and the kernel is not locked down.
  */
 #define OH_MISSING_TRANSLATION	1u	/* no IOMMU domain translates the device's addresses: it reaches all memory */
 #define OH_MISSING_STRICT	2u	/* the IOTLB is flushed lazily: the device reaches memory some time after OH_UNMAP */
@@ -38,7 +39,7 @@
 #define OH_STOPPED_RESET	4u	/* somebody else reset the function */
 #define OH_STOPPED_SUSPEND	8u	/* the machine slept */
 #define OH_STOPPED_ERROR	16u	/* PCIe reported an error that is not corrected (AER) */
-#define OH_STOPPED_ISOLATION	32u	/* something is missing now, and the session was not opened with CAP_SYS_RAWIO */
+#define OH_STOPPED_ISOLATION	32u	/* something is missing now, which the session may not do without */
 
 struct oh_info {
 	__u32 abi;		/* out: OH_ABI */

@@ -357,6 +357,9 @@ impl CallEngineInner {
             held.set(self.slots.all_aside(target.index));
             held.get().is_some() || call.has_failed() || begun.elapsed() > STALL
         };
+        if call.has_failed() {
+            return Ok(None);
+        }
         if let Some(slot) = self.slots.free(target.index)? {
             return Ok(Some(slot));
         }

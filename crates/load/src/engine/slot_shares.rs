@@ -1,7 +1,8 @@
 //! Shares of the slots of one pool, so that a GPU that does not answer cannot keep all of them.
 
 /// Divides slots among fillers that share them. Half of the slots are reserved in equal parts: one for each filler that
-/// holds slots, and one for the next. The other half goes to any of them. So no filler can take the last slots of another.
+/// holds slots, and one for the next. The other half goes to any of them. So one filler leaves slots to others; several that
+/// give none back may leave none.
 pub(super) struct SlotShares {
     slots: usize,
     /// Slots of each filler.

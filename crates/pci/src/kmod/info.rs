@@ -84,7 +84,7 @@ const REASONS: [&str; 6] = [
     "another process reset the device",
     "the machine slept",
     "PCIe reported an error",
-    "what kept the device from other memory is gone: another device has joined its IOMMU group, or root has changed the group",
+    "the device is no longer isolated: another device joined its IOMMU group, or root changed the group's type",
 ];
 
 impl Stopped {
@@ -203,6 +203,6 @@ mod tests {
         assert!(both.is_revoked() && !both.is_peer_gone() && !both.is_empty());
         assert!(both.to_string().contains("revoked it; PCIe"), "{both}");
         assert!(Stopped::of(0).is_empty());
-        assert!(Stopped::of(32).to_string().contains("joined its IOMMU group"));
+        assert!(Stopped::of(32).to_string().contains("no longer isolated"));
     }
 }

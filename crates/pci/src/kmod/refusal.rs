@@ -211,10 +211,18 @@ pub(super) fn open(root: &Root, address: Address, error: &io::Error) -> Refusal 
     }
 }
 
+/// What is missing now, if anything is.
+fn missing_of(info: Option<Info>) -> Option<Missing> {
+    info.map(|info| info.missing).filter(|missing| !missing.is_empty())
+}
+
 /// The refusal for a failed call that maps nothing.
 pub(super) fn command(error: &io::Error, info: impl FnOnce() -> Option<Info>) -> Refusal {
     match error.raw_os_error() {
-        Some(libc::EPERM) => Refusal::Unsafe(info().map_or(Missing::default(), |info| info.missing)),
+        Some(libc::EPERM) => match missing_of(info()) {
+            Some(missing) => Refusal::Unsafe(missing),
+            None => Refusal::Other(error.to_string()),
+        },
         Some(libc::ENODEV) => Refusal::Gone,
         Some(libc::EOPNOTSUPP) => Refusal::NoReset,
         Some(libc::EBUSY) => Refusal::ResetNeeded,
@@ -232,7 +240,6 @@ pub(super) fn map(
     info: impl Fn() -> Option<Info>,
 ) -> Refusal {
     let offset = map.bad_offset;
-    let missing = || info().map_or(Missing::default(), |info| info.missing);
     match (error.raw_os_error(), kind) {
         (Some(libc::ERANGE), _) if map.why == sys::WHY_MASK => {
             let bits = info().map_or(64, |info| info.mask_bits);
@@ -249,11 +256,15 @@ pub(super) fn map(
         }
         (Some(libc::EMFILE), _) => Refusal::Full,
         (Some(libc::ENODEV), _) if info().is_none() => Refusal::Gone,
-        (Some(libc::EPERM), _) if !missing().is_empty() => Refusal::Unsafe(missing()),
+        (Some(libc::EPERM), kind) => match (missing_of(info()), kind) {
+            (Some(missing), _) => Refusal::Unsafe(missing),
+            (None, sys::MemoryKind::Peer) => Refusal::PeerNotPermitted,
+            (None, sys::MemoryKind::DmaBuf) => Refusal::Exporter(error.to_string()),
+            (None, sys::MemoryKind::User) => Refusal::Other(error.to_string()),
+        },
         (Some(libc::EFAULT), sys::MemoryKind::User) => Refusal::NotPinned,
         (Some(libc::EACCES), sys::MemoryKind::DmaBuf) => Refusal::ReadOnly,
         (_, sys::MemoryKind::DmaBuf) => Refusal::Exporter(error.to_string()),
-        (Some(libc::EPERM), sys::MemoryKind::Peer) => Refusal::PeerNotPermitted,
         (Some(libc::EBUSY), sys::MemoryKind::Peer) => Refusal::PeerIsMemory,
         (Some(libc::EINVAL | libc::ENODEV), sys::MemoryKind::Peer) => Refusal::NoPeer,
         _ => Refusal::Other(error.to_string()),

@@ -32,7 +32,7 @@ const MOST_COPIERS: usize = 8;
 const MOST_LANES: usize = 16;
 /// Below this, reading past the page cache costs more than it saves.
 const LEAST_PAST: u64 = 64 << 10;
-/// Rings of a lane at most that copies may still read which nobody waits for.
+/// Most earlier rings of a lane that abandoned copies may still read.
 const MOST_LEFT: usize = 2;
 const IDLE: Duration = Duration::from_secs(1);
 
@@ -110,9 +110,9 @@ struct GpuCopyLane {
     turn: usize,
     /// The copy that is under way while the next slot is filled.
     pending: Option<PendingCopy>,
-    /// A copy may still read the ring that nobody waits for any more.
+    /// An abandoned copy may still read the ring.
     is_stale: bool,
-    /// Earlier rings of which that is true.
+    /// Earlier rings that abandoned copies may still read.
     left: Vec<LeftRing>,
 }
 
@@ -191,7 +191,8 @@ impl GpuCopyLane {
         loop {
             // Read first: a buffer that goes after the look at the buffers ends the wait.
             let wakes = queue.wakes();
-            self.copiers.retain(|one| !one.buffer.is_gone() || self.pending.is_some());
+            // Copiers of a ring that is stale say when it can be freed.
+            self.copiers.retain(|one| !one.buffer.is_gone() || self.pending.is_some() || self.is_stale);
             // With a copy under way nothing is waited for: it ends, and somebody wants to know.
             let limit = if self.pending.is_some() { Duration::ZERO } else { IDLE };
             match queue.next_since(wakes, limit) {
@@ -304,7 +305,9 @@ impl GpuCopyLane {
             let copier = self.device.gpu().copier(&self.ring, &gpu.region)?;
             if self.copiers.len() >= MOST_COPIERS {
                 self.settle();
-                self.copiers.remove(0);
+                if !self.is_stale {
+                    self.copiers.remove(0);
+                }
             }
             self.copiers.push(BufferCopier { buffer: buffer.clone(), copier });
         }
