@@ -156,6 +156,20 @@ fn memory_that_goes_during_a_call_gets_no_more_bytes() {
     assert!(bench.get(2 * SLOT, BYTES - 2 * SLOT).iter().all(|byte| *byte == 0xee));
 }
 
+#[test]
+fn a_write_that_failed_writes_nothing_further() {
+    let bench = CallFixture::new(1);
+    let file = Arc::new(CallFile::new(file("failed", BYTES)).unwrap());
+    let asked = Arc::<AtomicUsize>::default();
+    let count = asked.clone();
+    // Not there for one chunk, and there again for those after it.
+    let is_there: Option<Box<dyn Fn() -> bool + Send + Sync>> =
+        Some(Box::new(move || count.fetch_add(1, Ordering::AcqRel) > 0));
+    let from = Destination { is_there, ..bench.to(0) };
+    assert!(matches!(bench.engine.write(&file, 0, BYTES, from), Err(CallError::Gone)));
+    assert_eq!(asked.load(Ordering::Acquire), 1);
+}
+
 /// A GPU that makes its copies late. Meanwhile it does not tell whether it has, or says that they go on.
 struct SilentGpu {
     gpu: Emulated,
