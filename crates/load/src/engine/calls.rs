@@ -33,7 +33,7 @@ const SLOT: usize = 1 << 20;
 const LEAST_CHUNK: usize = 256 << 10;
 /// Chunks begin at multiples of this in the file, but for the first.
 const ALIGN: u64 = 64 << 10;
-/// Slots for each thread, and at most, that one GPU may use.
+/// Slots that one GPU may use: for each thread, and at most.
 const SLOTS: usize = 4;
 const MOST_SLOTS: usize = 64;
 /// How long nothing of a call may come about before it is given up: disks try for half a minute by themselves.
@@ -350,19 +350,19 @@ impl CallEngineInner {
 
     /// An empty slot; none if the call has failed meanwhile.
     fn slot(&self, call: &Call) -> Result<Option<usize>, CallError> {
-        let (begun, target) = (Instant::now(), &call.memory.target);
-        let held = Cell::new(None);
+        if call.has_failed() {
+            return Ok(None);
+        }
+        let target = &call.memory.target;
+        if let Some(slot) = self.slots.free(target.index)? {
+            return Ok(Some(slot));
+        }
+        let (begun, held) = (Instant::now(), Cell::new(None));
         let is_stopped = || {
             // No wait for copies that their own callers have given up.
             held.set(self.slots.all_aside(target.index));
             held.get().is_some() || call.has_failed() || begun.elapsed() > STALL
         };
-        if call.has_failed() {
-            return Ok(None);
-        }
-        if let Some(slot) = self.slots.free(target.index)? {
-            return Ok(Some(slot));
-        }
         match self.slots.slot(target.index, is_stopped)? {
             None if call.has_failed() => Ok(None),
             None => Err(held.get().map_or(CallError::Stalled(STALL), |slots| CallError::HeldSlots {
