@@ -409,13 +409,17 @@ mod tests {
             assert!(!is_told(&file));
             assert_eq!(mincore(&file, 0, BYTES).unwrap(), BYTES);
             let warm = cached_bytes(&file, 0, BYTES).unwrap();
-            forget(&file);
-            // This is why it is not asked.
-            assert_eq!(mincore(&file, 0, BYTES).unwrap(), BYTES);
-            (warm, cached_bytes(&file, 0, BYTES).unwrap())
+            // As above, a quick disk may be there before the answer.
+            let cold = std::array::from_fn::<_, 20, _>(|_| {
+                forget(&file);
+                // This is why it is not asked.
+                assert_eq!(mincore(&file, 0, BYTES).unwrap(), BYTES);
+                cached_bytes(&file, 0, BYTES).unwrap()
+            });
+            (warm, cold)
         };
         let (warm, cold) = std::thread::spawn(looked).join().unwrap();
         assert_eq!(warm, BYTES);
-        assert!(cold < BYTES / 2, "{cold}");
+        assert!(cold.iter().any(|bytes| *bytes < BYTES / 2), "{cold:?}");
     }
 }
