@@ -219,13 +219,14 @@ impl Machine {
         gpus.remove(&(ordinal, context));
     }
 
-    /// A GPU that is open, or the primary context of this one.
-    fn any_gpu(&self, ordinal: u32) -> Result<Arc<OpenGpu>, Failure> {
+    /// The primary context of a GPU that is open, or of the first. Any other context the program may destroy meanwhile: it
+    /// has promised nothing of one that the call does not name.
+    fn any_gpu(&self) -> Result<Arc<OpenGpu>, Failure> {
         let open = {
             let gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
-            gpus.values().find(|open| !open.gpu.is_destroyed()).cloned()
+            gpus.keys().next().map(|(ordinal, _)| *ordinal)
         };
-        open.map_or_else(|| self.open(&pointer_to(ordinal, 0)), Ok)
+        self.open(&pointer_to(open.unwrap_or(0), 0))
     }
 
     /// What is known of a pointer: none for host memory.
@@ -235,7 +236,7 @@ impl Machine {
         match cuda.pointer(at) {
             Ok(found) => Ok(found),
             // A thread that has no context of its own.
-            Err(_) => Ok(self.any_gpu(0)?.gpu.pointer(at)?),
+            Err(_) => Ok(self.any_gpu()?.gpu.pointer(at)?),
         }
     }
 

@@ -69,8 +69,18 @@ pub(crate) enum AddressSpace {
     Model,
     /// All CUDA contexts of this process: host memory that is registered.
     Cuda,
-    /// One CUDA device: its own memory.
-    Device(i32),
+    /// One CUDA context: its own memory.
+    Context(ContextKey),
+    /// All that copies of one CUDA context reach: whoever copies vouches for each range. No kernel is given such addresses.
+    Everything(ContextKey),
+}
+
+/// Which CUDA context.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ContextKey {
+    pub(crate) device: i32,
+    /// The driver's number of one that the program has made, which never comes again; none of the primary one.
+    pub(crate) made: Option<u64>,
 }
 
 #[derive(Clone)]
@@ -120,9 +130,9 @@ impl Region {
         self.space
     }
 
-    /// Whether it stands for all memory that a GPU's copies reach: its offsets are addresses.
+    /// Whether it is of the memory that [`AddressSpace::Everything`] stands for.
     pub(crate) fn is_everything(&self) -> bool {
-        self.len == usize::MAX
+        matches!(self.space, AddressSpace::Everything(_))
     }
 
     /// Where its bytes are.

@@ -17,8 +17,12 @@ mod choice;
 mod direct;
 mod library;
 mod narrow;
+#[cfg(test)]
+mod pause_tests;
 mod ring_cache;
 mod segments;
+#[cfg(test)]
+mod silent_gpu;
 mod slot_pool;
 mod slot_shares;
 mod start;
@@ -68,7 +72,7 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Poll interval of a caller that waits for a chunk.
 const CANCEL_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A load fails if no chunk arrives for this long: disks retry for half a minute on their own.
+/// A load fails if no chunk arrives for this long though one could: disks retry for half a minute on their own.
 const STALL: Duration = Duration::from_secs(120);
 
 /// The path of the bytes.
@@ -304,6 +308,8 @@ pub struct RingEngine<A = Region> {
     arena: A,
     pool: Arc<WorkerPool>,
     arrived: Receiver<Chunk>,
+    /// Chunks that have come out of it.
+    received: u64,
     account: Account,
     ring: Option<Region>,
     /// Where the ring is kept afterwards, and whether the GPU will recognise it: each emulated GPU has its own
@@ -373,7 +379,8 @@ impl RingEngine {
         let pool = Arc::new(pool);
         let engine = |(LoadDestination { arena, ring, .. }, arrived)| {
             let (pool, account, ring_cache) = (pool.clone(), account.clone(), ring_cache.clone());
-            Self { arena, pool, arrived, account, ring: Some(ring), ring_cache, stays: real, look: None }
+            let ring = Some(ring);
+            Self { arena, pool, arrived, received: 0, account, ring, ring_cache, stays: real, look: None }
         };
         Ok(ends.into_iter().zip(receivers).map(engine).collect())
     }
@@ -389,7 +396,8 @@ impl RingEngine {
             pool.spawn("waits for cuFile", move |shared| library::run(shared, &library, &arriving))?;
         }
         let pool = Arc::new(pool);
-        Ok(Self { arena, pool, arrived, account, ring: None, ring_cache: None, stays: false, look: None })
+        let (ring, ring_cache) = (None, None);
+        Ok(Self { arena, pool, arrived, received: 0, account, ring, ring_cache, stays: false, look: None })
     }
 }
 
@@ -431,7 +439,8 @@ impl RingEngine<Arc<Segments>> {
                 slots.open(LoadLane { slot, copiers: Copiers::Segments(copiers), arrived });
             }
         }
-        Ok(Self { arena: segments, pool, arrived, account, ring: Some(known), ring_cache, stays, look: None })
+        let (arena, ring) = (segments, Some(known));
+        Ok(Self { arena, pool, arrived, received: 0, account, ring, ring_cache, stays, look: None })
     }
 }
 
@@ -461,6 +470,33 @@ impl<A> RingEngine<A> {
             self.pool.shared.stop();
         }
         goes_on
+    }
+
+    /// The next chunk. Time in which the caller's memory is all that a chunk waits for does not count.
+    fn arrived_within(&mut self, limit: Duration) -> Result<Option<Chunk>> {
+        let mut start = Instant::now();
+        loop {
+            if !self.goes_on() {
+                return Err(Error::Cancelled);
+            }
+            let shared = &self.pool.shared;
+            match self.arrived.recv_timeout(CANCEL_POLL_INTERVAL) {
+                Ok(chunk) => {
+                    self.received += 1;
+                    return Ok(Some(chunk));
+                }
+                // A reader may continue for as long as the disk takes to respond.
+                Err(_) if shared.is_stopped() => return Err(shared.why()),
+                Err(RecvTimeoutError::Disconnected) => return Ok(None),
+                Err(RecvTimeoutError::Timeout) if shared.lacks_only_memory(self.received) => {
+                    start = Instant::now();
+                }
+                Err(RecvTimeoutError::Timeout) if start.elapsed() > limit => {
+                    return Err(Error::Stalled { waited: limit });
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
     }
 
     /// Bytes per path so far; for GPUs that share a ring, the total.
@@ -533,23 +569,7 @@ impl<A> Engine for RingEngine<A> {
     type Error = Error;
 
     fn arrived(&mut self) -> Result<Option<Chunk>> {
-        let start = Instant::now();
-        loop {
-            if !self.goes_on() {
-                return Err(Error::Cancelled);
-            }
-            let shared = &self.pool.shared;
-            match self.arrived.recv_timeout(CANCEL_POLL_INTERVAL) {
-                Ok(chunk) => return Ok(Some(chunk)),
-                // A reader may continue for as long as the disk takes to respond.
-                Err(_) if shared.is_stopped() => return Err(shared.why()),
-                Err(RecvTimeoutError::Disconnected) => return Ok(None),
-                Err(RecvTimeoutError::Timeout) if start.elapsed() > STALL => {
-                    return Err(Error::Stalled { waited: STALL });
-                }
-                Err(RecvTimeoutError::Timeout) => {}
-            }
-        }
+        self.arrived_within(STALL)
     }
 
     fn arena(&self) -> &A {

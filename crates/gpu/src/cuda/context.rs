@@ -12,7 +12,7 @@ use super::live::{MemoryHold, Touched};
 use super::memory::DeviceMemory;
 use super::reclaim::Freed;
 use super::stream::Stream;
-use crate::region::AddressSpace;
+use crate::region::{AddressSpace, ContextKey};
 use crate::{Error, Region, Result};
 
 /// CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
@@ -25,8 +25,8 @@ pub(super) struct Context {
     raw: sys::CUcontext,
     /// Of a context that the program has made, and that goes when the program destroys it. Others are retained here.
     of_program: Option<ProgramContext>,
-    /// Other devices whose memory kernels of this one reach.
-    peers: Mutex<Vec<i32>>,
+    /// Contexts of other devices whose memory kernels of this one reach.
+    peers: Mutex<Vec<ContextKey>>,
 }
 
 // SAFETY: a CUcontext is a handle that any thread may make current; the driver locks what is in it.
@@ -66,6 +66,11 @@ impl Context {
         seen == Err(Failure::Destroyed)
     }
 
+    /// What tells it from all others.
+    pub(super) fn key(&self) -> ContextKey {
+        ContextKey { device: self.device, made: self.of_program.as_ref().map(|context| context.id) }
+    }
+
     /// Whether it is the one of this handle.
     pub(super) fn is(&self, raw: sys::CUcontext) -> bool {
         self.raw == raw
@@ -87,52 +92,60 @@ impl Context {
         match self.attempt(|driver| unsafe { driver.peer_enable(other.raw, 0) }) {
             Err(failure) if failure.code() != Some(ALREADY_ENABLED) => Err(self.driver.error(what, failure)),
             _ => {
-                self.peers.lock().unwrap_or_else(PoisonError::into_inner).push(other.device);
+                self.peers.lock().unwrap_or_else(PoisonError::into_inner).push(other.key());
                 Ok(())
             }
         }
     }
 
-    /// Whether its kernels and copies reach memory of such addresses.
+    /// Whether its kernels reach memory of such addresses.
     pub(super) fn reaches(&self, space: AddressSpace) -> bool {
         match space {
-            AddressSpace::Model => false,
+            AddressSpace::Model | AddressSpace::Everything(_) => false,
             AddressSpace::Cuda => true,
-            AddressSpace::Device(device) if device == self.device => true,
-            AddressSpace::Device(device) => {
-                self.peers.lock().unwrap_or_else(PoisonError::into_inner).contains(&device)
+            AddressSpace::Context(key) if key == self.key() => true,
+            AddressSpace::Context(key) => {
+                self.peers.lock().unwrap_or_else(PoisonError::into_inner).contains(&key)
             }
         }
     }
 
-    /// Refuses memory that its kernels and copies do not reach.
+    /// Refuses memory that its kernels do not reach: one that tries ends the context, and with it all that is in there.
     pub(super) fn check(&self, what: &str, memory: &Region) -> Result<()> {
         if self.reaches(memory.space()) {
             return Ok(());
         }
-        let why = "the memory is of another GPU, or of an emulated one".into();
+        let why = "the memory is of another GPU or another context, of no one allocation, or emulated".into();
         Err(Error::NotSupported { what: what.into(), why })
     }
 
-    /// Refuses memory that is not of this very GPU: what is said of it to others would be said of another one's.
+    /// Refuses memory that its copies do not reach.
+    pub(super) fn check_copied(&self, what: &str, memory: &Region) -> Result<()> {
+        match memory.space() {
+            AddressSpace::Everything(key) if key == self.key() => Ok(()),
+            _ => self.check(what, memory),
+        }
+    }
+
+    /// Refuses memory that is not of this very context: what is said of it to others would be said of another one's.
     pub(super) fn check_own(&self, what: &str, memory: &Region) -> Result<()> {
-        if memory.space() == AddressSpace::Device(self.device) {
+        if memory.space() == AddressSpace::Context(self.key()) {
             return Ok(());
         }
-        let why = "the memory is host memory, of another GPU, or of an emulated one".into();
+        let why = "the memory is host memory, of another GPU or another context, or emulated".into();
         Err(Error::NotSupported { what: what.into(), why })
     }
 
     /// Memory of its own, or that is registered, and that its kernels may be given addresses of.
     pub(super) fn region(&self, at: GpuAddr, memory: DeviceMemory) -> Region {
-        let (bytes, memory, space) = (memory.bytes, Arc::new(memory), AddressSpace::Device(self.device));
+        let (bytes, memory, space) = (memory.bytes, Arc::new(memory), AddressSpace::Context(self.key()));
         self.driver.live.add(at, bytes, space, &(memory.clone() as MemoryHold));
         Region::on_device(at, bytes, memory).in_space(space)
     }
 
     /// Memory of its own that its kernels may not be given addresses of by a caller.
     pub(super) fn unlisted(&self, at: GpuAddr, memory: DeviceMemory) -> Region {
-        Region::on_device(at, memory.bytes, Arc::new(memory)).in_space(AddressSpace::Device(self.device))
+        Region::on_device(at, memory.bytes, Arc::new(memory)).in_space(AddressSpace::Context(self.key()))
     }
 
     /// Holds the memory that a kernel touches.

@@ -412,7 +412,7 @@ impl Gpu for CudaGpu {
         if let (Some(host), Some(_)) = (from.host(), to.host()) {
             return Ok(Box::new(AtOnce::new(host.clone(), to.clone())));
         }
-        self.0.context.check("copying to GPU memory", to)?;
+        self.0.context.check_copied("copying to GPU memory", to)?;
         Ok(Box::new(CudaCopier::new(&self.0.context, from, to)?))
     }
 

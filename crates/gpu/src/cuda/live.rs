@@ -75,6 +75,11 @@ impl LiveMemory {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::region::ContextKey;
+
+    const fn of(device: i32) -> AddressSpace {
+        AddressSpace::Context(ContextKey { device, made: None })
+    }
 
     fn touched(at: u64, bytes: u64) -> Touched {
         Touched { what: "memory", at: GpuAddr(at), bytes }
@@ -84,11 +89,11 @@ mod tests {
     fn only_memory_that_lives_and_can_be_reached_is_held() {
         let live = LiveMemory::default();
         let memory: Vec<MemoryHold> = (0..3).map(|i| Arc::new(i) as MemoryHold).collect();
-        live.add(GpuAddr(4096), 4096, AddressSpace::Device(0), &memory[0]);
-        live.add(GpuAddr(8192), 4096, AddressSpace::Device(1), &memory[1]);
+        live.add(GpuAddr(4096), 4096, of(0), &memory[0]);
+        live.add(GpuAddr(8192), 4096, of(1), &memory[1]);
         live.add(GpuAddr(20_000), 10, AddressSpace::Cuda, &memory[2]);
         let held = |at, bytes| {
-            live.hold(&touched(at, bytes), |space| space != AddressSpace::Device(1))
+            live.hold(&touched(at, bytes), |space| space != of(1))
                 .map(|hold| memory.iter().position(|memory| Arc::ptr_eq(memory, &hold)).unwrap())
         };
         assert_eq!([held(4096, 4096), held(5000, 1), held(20_009, 1)], [Some(0), Some(0), Some(2)]);

@@ -170,7 +170,7 @@ impl CudaGpu {
         let context: &Arc<Context> = &self.0.context;
         let stream = Arc::new(Stream::apart(context)?);
         let memory = DeviceMemory::everything(context, &stream);
-        let space = AddressSpace::Device(context.device);
+        let space = AddressSpace::Everything(context.key());
         Ok(Region::on_device(GpuAddr(0), usize::MAX, Arc::new(memory)).in_space(space))
     }
 }

@@ -4,9 +4,10 @@ use std::ptr::null_mut;
 
 use cudarc::driver::sys;
 use onehop_gpu::cuda::CudaGpu;
-use onehop_gpu::{Error, Gpu, Place, Region};
+use onehop_gpu::{BlockJob, Error, Gpu, Place, Region};
 use onehop_os::DmaMemory;
 use onehop_proto::GpuAddr;
+use onehop_radio::Format;
 
 use crate::raw::ok;
 use crate::{Bench, bench, tell};
@@ -55,6 +56,38 @@ impl Old {
             assert!(matches!(answer, Err(Error::ContextDestroyed { .. })), "{answer:?}");
         }
     }
+}
+
+/// A kernel that is sent there ends its own context: this one goes on.
+#[test]
+fn kernels_are_sent_to_no_memory_of_another_context() {
+    let Some(bench) = bench("kernels_are_sent_to_no_memory_of_another_context") else { return };
+    let (mut context, mut at) = (null_mut(), 0);
+    // SAFETY: both results live across the calls; the new context is current in the second.
+    unsafe {
+        ok("make a context", sys::cuCtxCreate_v2(&mut context, 0, 0)).unwrap();
+        ok("allocate", sys::cuMemAlloc_v2(&mut at, BYTES)).unwrap();
+    }
+    let pointer = bench.cuda.pointer(GpuAddr(at)).unwrap().unwrap();
+    // SAFETY: the memory is there, and the context is destroyed after the last use of both.
+    let (other, all) = unsafe { (bench.cuda.open_for(&pointer).unwrap(), bench.gpu.all_memory().unwrap()) };
+    let theirs = other.alloc(Place::Vram, BYTES).unwrap();
+    let own = bench.gpu.alloc(Place::Vram, BYTES).unwrap();
+    let rows = bench.gpu.alloc(Place::Vram, BlockJob::CHECKED_BYTES).unwrap();
+    let mut kernels = bench.gpu.block_kernels().unwrap();
+    let mut run =
+        |from: &Region| kernels.run(&[BlockJob::check((from, Format::Ci16), &rows, 16, 0).unwrap()]);
+    let start = own.addr().0 as usize;
+    for from in [&theirs, &all.slice(start..start + BYTES).unwrap()] {
+        assert!(matches!(run(from), Err(Error::NotSupported { .. })));
+        assert!(matches!(bench.gpu.export_ipc(from), Err(Error::NotSupported { .. })));
+    }
+    run(&own).unwrap();
+    drop(theirs);
+    other.wait_for_all().unwrap();
+    drop(other);
+    // SAFETY: it was made above, and is current on this thread alone.
+    ok("destroy the context", unsafe { sys::cuCtxDestroy_v2(context) }).unwrap();
 }
 
 /// The driver gives the handles of contexts that were destroyed to new ones.

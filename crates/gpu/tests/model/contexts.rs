@@ -87,3 +87,24 @@ fn pages_registered_in_a_destroyed_context_are_registered_again() {
     drop(new);
     model.wait_for("live", live);
 }
+
+#[test]
+fn copies_go_to_memory_of_their_own_context() {
+    let test = "contexts::copies_go_to_memory_of_their_own_context";
+    let Some(model) = Model::or_child(test) else { return };
+    let gpu = gpu();
+    let other = open(model.make_context());
+    let plain = |gpu: &CudaGpu| gpu.alloc_device(DeviceKind::Plain, 4096).unwrap();
+    // SAFETY: what is named of it below is allocated.
+    let all = unsafe { gpu.all_memory() }.unwrap();
+    let own = plain(&gpu);
+    let at = own.addr().0 as usize;
+    let ring = gpu.alloc(Place::PinnedHost, 4096).unwrap();
+    let mut copier = gpu.copier(&ring, &all).unwrap();
+    ring.fill(0, 4096, 9).unwrap();
+    copier.copy(&Rows { from: 0, to: at, row: 4096, rows: 1, step: 4096 }).unwrap();
+    let mark = copier.mark().unwrap();
+    while !copier.is_over(mark).unwrap() {}
+    assert_eq!(own.word(4092).unwrap(), 0x0909_0909);
+    assert!(other.copier(&ring, &all).is_err() && gpu.copier(&ring, &plain(&other)).is_err());
+}

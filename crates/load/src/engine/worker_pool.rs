@@ -62,6 +62,9 @@ pub(super) struct LoadShared {
     pub(super) sources: Vec<LoadSource>,
     /// Set for a load in segments: its chunks wait for memory.
     pub(super) segments: Option<Arc<Segments>>,
+    /// Chunks of such a load that were given memory, and threads that have one without.
+    admitted: AtomicU64,
+    without_memory: AtomicUsize,
     /// Chunks that no thread has taken yet.
     left: Mutex<RoundRobin>,
     stop: AtomicBool,
@@ -88,6 +91,8 @@ impl LoadShared {
         Self {
             sources,
             segments: None,
+            admitted: zero(),
+            without_memory: AtomicUsize::new(0),
             left: Mutex::new(left),
             stop: AtomicBool::new(false),
             failed: Mutex::new(None),
@@ -112,20 +117,44 @@ impl LoadShared {
         self.left.lock().unwrap_or_else(PoisonError::into_inner).next()
     }
 
-    /// Whether there is memory for a chunk.
+    /// Whether there is memory for a chunk. It is asked until there is, and no more.
     pub(super) fn admits(&self, chunk: &Chunk) -> Result<bool> {
-        self.segments.as_ref().map_or(Ok(true), |segments| segments.admit(chunk))
+        let Some(segments) = &self.segments else { return Ok(true) };
+        let is_admitted = segments.admit(chunk)?;
+        if is_admitted {
+            self.admitted.fetch_add(1, Ordering::AcqRel);
+        }
+        Ok(is_admitted)
+    }
+
+    pub(super) fn without_memory(&self) -> usize {
+        self.without_memory.load(Ordering::Acquire)
+    }
+
+    /// Whether all chunks that had memory have arrived, of which the caller has got so many, and others wait for some.
+    pub(super) fn lacks_only_memory(&self, received: u64) -> bool {
+        self.without_memory() > 0 && self.admitted.load(Ordering::Acquire) == received
     }
 
     /// Waits until there is memory for a chunk, and has `attend` look after the copies meanwhile: what they bring may have to
     /// be used before there is. False when the load was given up.
     pub(super) fn wait_for_memory(&self, chunk: &Chunk, attend: impl Fn() -> Result<()>) -> Result<bool> {
+        if self.admits(chunk)? {
+            return Ok(true);
+        }
+        self.without_memory.fetch_add(1, Ordering::AcqRel);
+        let answer = self.poll_memory(chunk, attend);
+        self.without_memory.fetch_sub(1, Ordering::AcqRel);
+        answer
+    }
+
+    fn poll_memory(&self, chunk: &Chunk, attend: impl Fn() -> Result<()>) -> Result<bool> {
         while !self.is_stopped() {
+            attend()?;
+            std::thread::sleep(MEMORY_POLL_INTERVAL);
             if self.admits(chunk)? {
                 return Ok(true);
             }
-            attend()?;
-            std::thread::sleep(MEMORY_POLL_INTERVAL);
         }
         Ok(false)
     }
