@@ -121,6 +121,14 @@ pub trait Gpu: Send + Sync {
     /// # Errors
     /// When there is none left.
     fn alloc(&self, place: Place, bytes: usize) -> Result<Region>;
+    /// New memory of the GPU, zeroed, for what its kernels believe: what they are to do, and where. No safe call gives a kernel
+    /// its address to write to.
+    ///
+    /// # Errors
+    /// When there is none left.
+    fn alloc_private(&self, bytes: usize) -> Result<Region> {
+        self.alloc(Place::Vram, bytes)
+    }
     /// Gives the GPU an address for host memory that somebody else allocated.
     ///
     /// # Errors

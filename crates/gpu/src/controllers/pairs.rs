@@ -24,8 +24,6 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Where the parts of one pair's memory start.
 #[derive(Clone, Copy)]
 struct PairLayout {
-    sq_door: usize,
-    cq_door: usize,
     control: usize,
     report: usize,
     faults: usize,
@@ -36,13 +34,23 @@ struct PairLayout {
 
 impl PairLayout {
     fn new(spans: u32) -> Self {
-        let (sq_door, cq_door, control, report) = (0, LINE, 2 * LINE, 3 * LINE);
+        let (control, report) = (0, LINE);
         let faults = report + (REPORT_BYTES as usize).next_multiple_of(LINE);
         let parked = faults + (MAX_FAULTS * Fault::BYTES) as usize;
         let at = parked + (PARKED * PARKED_BYTES) as usize;
         let bytes = (at + (spans * SPAN_BYTES) as usize).next_multiple_of(LINE);
-        Self { sq_door, cq_door, control, report, faults, parked, spans: at, bytes }
+        Self { control, report, faults, parked, spans: at, bytes }
     }
+}
+
+/// Where a pair's doorbells are in theirs. A number that there is none of leads behind the memory, where nothing is read or
+/// written.
+fn sq_door(qid: u16) -> usize {
+    usize::from(qid.wrapping_sub(1)) * 2 * LINE
+}
+
+fn cq_door(qid: u16) -> usize {
+    sq_door(qid) + LINE
 }
 
 /// What all pairs of a drive have in common.
@@ -86,6 +94,8 @@ pub struct Pairs {
     state: Mutex<ResidentState>,
     gpu: Arc<dyn Gpu>,
     descriptors: Region,
+    /// Two lines for each pair. Kernels are given their addresses, and those of nothing else here.
+    doorbells: Region,
     rest: Region,
     /// The table of what is mapped, and its places.
     ranges: (Region, u32),
@@ -126,15 +136,17 @@ impl Pairs {
         // Two more pieces than pages: a transfer need not start on a page, and neither need its list.
         let spans = (max_bytes / page_bytes).saturating_add(2).saturating_sub(LOCAL_SPANS);
         let places = PairLayout::new(spans);
-        let descriptors = gpu.alloc(Place::Vram, usize::from(count) * Pair::BYTES as usize)?;
-        let rest = gpu.alloc(Place::Vram, usize::from(count) * places.bytes)?;
+        let pairs = usize::from(count);
+        let descriptors = gpu.alloc_private(pairs * Pair::BYTES as usize)?;
+        let doorbells = gpu.alloc(Place::Vram, pairs * 2 * LINE)?;
+        let rest = gpu.alloc_private(pairs * places.bytes)?;
         let (state, gpu, table) = (Mutex::default(), gpu.clone(), table.clone());
         let ranges = {
             let table = locked(&table);
             let (region, room) = table.memory();
             (region.clone(), room)
         };
-        Ok(Self { state, gpu, descriptors, rest, ranges, table, places, common, count })
+        Ok(Self { state, gpu, descriptors, doorbells, rest, ranges, table, places, common, count })
     }
 
     /// The numbers of the pairs.
@@ -149,7 +161,7 @@ impl Pairs {
     /// The doorbells of a pair: the submission queue's tail, and the completion queue's head of the same number.
     #[must_use]
     pub fn doors(&self, qid: u16) -> [GpuAddr; 2] {
-        [self.places.sq_door, self.places.cq_door].map(|place| self.addr_of(qid, place))
+        [sq_door(qid), cq_door(qid)].map(|at| self.doorbells.addr().plus(at as u64))
     }
 
     /// Starts a controller for each pair, and waits until all are at rest.
@@ -169,12 +181,11 @@ impl Pairs {
         // Held until every warp has looked through it.
         let mut table = locked(&self.table);
         table.begin_search()?;
-        let memory = [&self.descriptors, &self.rest, &self.ranges.0, &self.common.namespace];
         let serving = Serving {
             pairs: self.descriptors.addr(),
             count: self.count.into(),
             limit: self.common.limit,
-            memory: memory.map(Region::clone).into(),
+            memory: self.memory().into(),
         };
         state.running = Some(self.gpu.serve(serving).inspect_err(|error| match error {
             // A kernel may have begun.
@@ -199,6 +210,12 @@ impl Pairs {
         self.state().running.as_ref().is_some_and(|running| running.is_over())
     }
 
+    /// All that the controllers are given.
+    fn memory(&self) -> [Region; 5] {
+        [&self.descriptors, &self.doorbells, &self.rest, &self.ranges.0, &self.common.namespace]
+            .map(Region::clone)
+    }
+
     fn at(&self, qid: u16, place: usize) -> usize {
         // A number that there is none of leads behind the memory, where nothing is read or written.
         usize::from(qid.wrapping_sub(1)) * self.places.bytes + place
@@ -211,6 +228,7 @@ impl Pairs {
     /// Every pair as a warp finds it first: at rest.
     fn reset(&self) -> Result<()> {
         self.rest.fill(0, self.rest.len(), 0)?;
+        self.doorbells.fill(0, self.doorbells.len(), 0)?;
         let nothing = GpuAddr(0);
         for qid in self.numbers() {
             let begin = Begin {
@@ -233,8 +251,8 @@ impl Pairs {
         let pair = Pair {
             sq: begin.sq,
             cq: begin.cq,
-            sq_door: self.addr_of(qid, p.sq_door),
-            cq_door: self.addr_of(begin.cqid, p.cq_door),
+            sq_door: self.doors(qid)[0],
+            cq_door: self.doors(begin.cqid)[1],
             namespace: common.namespace.addr(),
             blocks: common.blocks,
             ranges: self.ranges.0.addr(),
@@ -287,8 +305,8 @@ impl Pairs {
         for (i, fault) in begin.faults.iter().enumerate() {
             put(&self.rest, self.fault_at(qid, i), &fault.words())?;
         }
-        self.rest.signal(self.at(qid, self.places.sq_door), 0)?;
-        self.rest.signal(self.at(begin.cqid, self.places.cq_door), 0)?;
+        self.doorbells.signal(sq_door(qid), 0)?;
+        self.doorbells.signal(cq_door(begin.cqid), 0)?;
         // A reader that has found what it wanted clears it.
         let unread = self.at(qid, self.places.report + core::mem::offset_of!(Report, unread));
         self.rest.signal(unread, 1)?;
@@ -350,7 +368,7 @@ impl Pairs {
     /// # Errors
     /// When the GPU fails.
     pub fn ring_sq(&self, qid: u16, tail: u32) -> Result<()> {
-        self.rest.signal(self.at(qid, self.places.sq_door), tail)
+        self.doorbells.signal(sq_door(qid), tail)
     }
 
     /// The completion queue's head.
@@ -358,7 +376,7 @@ impl Pairs {
     /// # Errors
     /// When the GPU fails.
     pub fn ring_cq(&self, qid: u16, head: u32) -> Result<()> {
-        self.rest.signal(self.at(qid, self.places.cq_door), head)
+        self.doorbells.signal(cq_door(qid), head)
     }
 
     /// A fault as the warp left it.
@@ -400,8 +418,7 @@ impl Drop for Pairs {
         let mut state = self.state();
         if state.lost {
             std::mem::forget(std::mem::take(&mut state.held));
-            let regions = [&self.descriptors, &self.rest, &self.ranges.0, &self.common.namespace];
-            std::mem::forget(regions.map(Region::clone));
+            std::mem::forget(self.memory());
         }
     }
 }

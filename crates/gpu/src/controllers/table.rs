@@ -13,7 +13,7 @@ use onehop_controller::BusMapping;
 use onehop_proto::GpuAddr;
 
 use super::{Hold, put};
-use crate::{Error, Gpu, Place, Region, Result};
+use crate::{Error, Gpu, Region, Result};
 
 const BYTES: usize = BusMapping::BYTES as usize;
 /// Stands where nothing is mapped.
@@ -49,7 +49,7 @@ impl Table {
     /// # Errors
     /// When the GPU has no memory left.
     pub fn new(gpu: &Arc<dyn Gpu>, room: usize) -> Result<Self> {
-        let region = gpu.alloc(Place::Vram, room * BYTES)?;
+        let region = gpu.alloc_private(room * BYTES)?;
         let (gpu, live, gone) = (gpu.clone(), BTreeMap::new(), Vec::new());
         let mut table = Self { gpu, region, room, live, used: 0, searched: false, gone };
         table.compact()?;

@@ -16,7 +16,7 @@ use super::launch::Used;
 use super::live::{MemoryHold, Touched};
 use super::module::{Arg, Shape};
 use crate::arrays::{ArrayJob, ArrayKernels, ArrayWork, not_attached};
-use crate::{Error, Region, Result};
+use crate::{Error, Gpu, Region, Result};
 
 const WHAT: &str = "a kernel of an array";
 

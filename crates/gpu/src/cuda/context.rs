@@ -88,8 +88,12 @@ impl Context {
                 why: "the two have no way to each other (nvidia-smi topo -p2p w shows which have)".into(),
             });
         }
-        // SAFETY: the other context is retained, and no flags are defined.
-        match self.attempt(|driver| unsafe { driver.peer_enable(other.raw, 0) }) {
+        // SAFETY: `other` is retained, or is the program's, which had not destroyed it just now (see `attempt`). No flags are defined.
+        let enable = |driver: &DriverCalls| unsafe { driver.peer_enable(other.raw, 0) };
+        let there = |driver: &DriverCalls| {
+            other.of_program.as_ref().map_or(Ok(()), |context| context.check(driver, other.raw))
+        };
+        match self.attempt(|driver| there(driver).and_then(|()| enable(driver))) {
             Err(failure) if failure.code() != Some(ALREADY_ENABLED) => Err(self.driver.error(what, failure)),
             _ => {
                 self.peers.lock().unwrap_or_else(PoisonError::into_inner).push(other.key());

@@ -134,14 +134,6 @@ impl CudaGpu {
         self.device_memory(kind, bytes, &[ALL])
     }
 
-    /// Memory of the GPU that no safe call gives a kernel the address of: kernels believe what is written there.
-    pub(super) fn alloc_private(&self, bytes: usize) -> Result<Region> {
-        let on = (&self.0.context, &self.0.copies);
-        let memory = DeviceMemory::new(on.0, on.1, self.capabilities(), DeviceKind::Plain, bytes)?;
-        memory.zero(&[ALL])?;
-        self.0.context.unlisted(GpuAddr(memory.at), memory).slice(0..bytes.max(1).next_multiple_of(4096))
-    }
-
     /// Memory as from [`Self::alloc_device`], zeroed only in these ranges.
     fn device_memory(&self, kind: DeviceKind, bytes: usize, blank: &[Range<usize>]) -> Result<Region> {
         let on = (&self.0.context, &self.0.copies);
@@ -314,7 +306,23 @@ impl CudaGpu {
             return Ok(kept.swap_remove(at));
         }
         drop(kept);
-        self.alloc(Place::PinnedHost, bytes.next_multiple_of(16 << 10))
+        let memory = HostMem::touched(bytes.next_multiple_of(16 << 10))?;
+        // Its kernels believe what is written there: no other kernel is given its address.
+        self.register(Place::PinnedHost, memory).map(|(region, _)| region)
+    }
+
+    /// Host memory with an address on the GPU, and what keeps that.
+    fn register(&self, place: Place, mem: HostMem) -> Result<(Region, MemoryHold)> {
+        let (context, can) = (&self.0.context, self.capabilities());
+        let registered = match host::register(context, can, &mem, MappingKind::Memory) {
+            // A window of a BAR is no memory that can be locked; a simulated one is.
+            Err(_) if place == Place::Cmb => host::register(context, can, &mem, MappingKind::Io),
+            other => other,
+        };
+        let (registration, at) = registered?;
+        let hold: MemoryHold = Arc::new(registration);
+        let region = Region::on_host(place, GpuAddr(at), mem, hold.clone()).in_space(AddressSpace::Cuda);
+        Ok((region, hold))
     }
 
     fn write_launch(&self, launch: &Launch, count: usize) -> Result<(Region, kernels::LaunchLayout)> {
@@ -378,6 +386,13 @@ impl Gpu for CudaGpu {
         }
     }
 
+    fn alloc_private(&self, bytes: usize) -> Result<Region> {
+        let on = (&self.0.context, &self.0.copies);
+        let memory = DeviceMemory::new(on.0, on.1, self.capabilities(), DeviceKind::Plain, bytes)?;
+        memory.zero(&[ALL])?;
+        self.0.context.unlisted(GpuAddr(memory.at), memory).slice(0..bytes.max(1).next_multiple_of(4096))
+    }
+
     fn adopt(&self, place: Place, mem: HostMem) -> Result<Region> {
         if place == Place::Vram {
             return Err(Error::NotSupported {
@@ -385,16 +400,9 @@ impl Gpu for CudaGpu {
                 why: "this GPU has memory of its own; use Place::PinnedHost".into(),
             });
         }
-        let (context, can) = (&self.0.context, self.capabilities());
-        let registered = match host::register(context, can, &mem, MappingKind::Memory) {
-            // A window of a BAR is no memory that can be locked; a simulated one is.
-            Err(_) if place == Place::Cmb => host::register(context, can, &mem, MappingKind::Io),
-            other => other,
-        };
-        let (registration, at) = registered?;
-        let (at, hold): (_, MemoryHold) = (GpuAddr(at), Arc::new(registration));
-        context.driver.live.add(at, mem.len(), AddressSpace::Cuda, &hold);
-        Ok(Region::on_host(place, at, mem, hold).in_space(AddressSpace::Cuda))
+        let (region, hold) = self.register(place, mem)?;
+        self.0.context.driver.live.add(region.addr(), region.len(), AddressSpace::Cuda, &hold);
+        Ok(region)
     }
 
     fn arena(&self, bytes: usize) -> Result<Region> {

@@ -17,7 +17,7 @@ use super::launch::Used;
 use super::live::{MemoryHold, Touched};
 use super::module::{Arg, Shape};
 use super::stream::Stream;
-use crate::{Gpu, Place, Region, Result};
+use crate::{Gpu, Region, Result};
 
 /// The rig's kernels, compiled for one GPU.
 #[derive(Clone)]
@@ -81,7 +81,7 @@ impl CudaGpu {
         let touched: Vec<_> =
             words.chunks_exact(rig.descriptor() as usize / 4).flat_map(|one| rig.touched(one)).collect();
         let mut held = self.0.context.hold(&touched)?;
-        let copy = self.alloc(Place::Vram, descriptors.len())?;
+        let copy = self.alloc_private(descriptors.len())?;
         copy.write(0, &descriptors)?;
         let at = (copy.addr(), count);
         held.push(Arc::new(copy));

@@ -108,3 +108,16 @@ fn copies_go_to_memory_of_their_own_context() {
     assert_eq!(own.word(4092).unwrap(), 0x0909_0909);
     assert!(other.copier(&ring, &all).is_err() && gpu.copier(&ring, &plain(&other)).is_err());
 }
+
+#[test]
+fn what_kernels_believe_is_memory_that_no_kernel_is_sent_to() {
+    let test = "contexts::what_kernels_believe_is_memory_that_no_kernel_is_sent_to";
+    let Some(_model) = Model::or_child(test) else { return };
+    let gpu = gpu();
+    let held = |region: &Region| gpu.hold("memory", region.addr(), 8).is_ok();
+    assert!(held(&gpu.alloc(Place::Vram, 4096).unwrap()));
+    let private = gpu.alloc_private(4096).unwrap();
+    assert!(!held(&private));
+    private.write(0, &[5; 8]).unwrap();
+    assert_eq!(private.word(4).unwrap(), 0x0505_0505);
+}

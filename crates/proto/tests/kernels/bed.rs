@@ -33,6 +33,8 @@ pub enum Manner {
     StuckHead,
     /// It ends every command with this status.
     Ends(Status),
+    /// It ends the first command that it fetches with this status, and says nothing of the others.
+    EndsOne(Status),
     /// It fetches and says nothing.
     Silent,
     /// It says nothing of what it fetches, and goes on completing other commands as fast as there is room.
@@ -146,7 +148,7 @@ impl Bed {
     }
 
     fn fetch(&self, c: &mut Controller, tail: u32) {
-        let mut batch = Vec::new();
+        let (mut batch, fresh) = (Vec::new(), c.cids.is_empty());
         while c.fetched != tail {
             let cid = (self.load(At(c.fetched * Sqe::BYTES as u32)) >> 16) as u16;
             c.cids.push(cid);
@@ -160,11 +162,17 @@ impl Bed {
             self.store(At(POISON), 7);
         }
         let sqhd = if c.manner == Manner::StuckHead { 0 } else { c.fetched as u16 };
-        let status = if let Manner::Ends(status) = c.manner { status } else { Status(0) };
         c.most = c.most.max(batch.len() + c.waiting.len());
-        if !matches!(c.manner, Manner::Silent | Manner::Elsewhere) {
-            c.waiting.extend(batch.into_iter().rev().map(|cid| Cqe::new(0, sqhd, 1, cid, status, false)));
+        let status = match c.manner {
+            Manner::Ends(status) | Manner::EndsOne(status) => status,
+            _ => Status(0),
+        };
+        match c.manner {
+            Manner::Silent | Manner::Elsewhere => batch.clear(),
+            Manner::EndsOne(_) => batch.truncate(usize::from(fresh)),
+            _ => {}
         }
+        c.waiting.extend(batch.into_iter().rev().map(|cid| Cqe::new(0, sqhd, 1, cid, status, false)));
     }
 
     /// Posts what there is room for.

@@ -89,6 +89,22 @@ fn a_group_ends_by_its_bounds() {
     assert!((0..5).all(|i| waiting.outcome(i) == (ItemOutcome::Pending, 1)));
 }
 
+/// Beside silent commands, too, one that may be tried again is not given up with the status of its first try.
+#[test]
+fn what_may_be_tried_again_is_left_for_the_next_launch() {
+    for (status, wanted) in [
+        (Status(0x0282), (ItemOutcome::Pending, 1)),
+        (Status(0x4002), (ItemOutcome::Done(Status(0x4002)), 0)),
+    ] {
+        let bed = bed(32, 64, Manner::EndsOne(status));
+        let job = bed.job(20);
+        assert_eq!(group(&bed, &job, (0, 20)), Exit::TimedOut);
+        let ended: Vec<_> =
+            (0..20).map(|i| bed.outcome(i)).filter(|one| *one != (ItemOutcome::InDoubt, 0)).collect();
+        assert_eq!(ended, [wanted]);
+    }
+}
+
 /// Free slots that the queue does not have lie behind its control block.
 #[test]
 fn slots_that_there_are_not_are_never_taken() {
