@@ -7,8 +7,8 @@
 //!
 //! A connection that has failed in any way is broken for good: its queue pair is destroyed, after which the device reaches no
 //! memory for it, and then the waiting threads are woken. So what a call was given may be used otherwise when it has returned. Where the
-//! device refuses to destroy the pair, the memory of all that was under way is left to it for good, and slots of a pool do not come
-//! back.
+//! device refuses to destroy the pair, the memory of all that was under way is left to it for good, and so is all that is exposed;
+//! slots of a pool do not come back, and no more memory is exposed.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -541,8 +541,9 @@ impl ChannelShared {
             // Whatever is under way ends; if the device does not even take this, destroying the pair has to do.
             let _ = pair.change(&PairState::Broken);
             if !pair.destroy() {
-                // The device may still be at the memory: nobody has it again.
+                // The device may still be at the memory: nobody has it again. What is exposed is in no transfer of this side.
                 self.lock().transfers.values().for_each(|transfer| transfer.memory.lose());
+                self.nic.domain.lose_exposed();
             }
         }
         drop(slot);

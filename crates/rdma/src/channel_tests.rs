@@ -124,6 +124,40 @@ fn memory_of_a_pair_that_is_not_destroyed_is_never_used_again() {
     }
 }
 
+/// A target that was let in may still use its keys by such a pair. None of what is exposed is in a transfer of this side.
+#[test]
+fn exposed_memory_of_a_pair_that_is_not_destroyed_is_never_used_again() {
+    for refuses in [false, true] {
+        let fake = Fake::new();
+        let plain = Nic::of_device(fake.device());
+        let [mount, elsewhere] = [(); 2].map(|()| plain.for_exposing().unwrap());
+        let (channel, _far) = connected(&mount);
+        channel.let_in().unwrap();
+        let all: [MemoryRef; 4] = std::array::from_fn(|_| memory());
+        let [cached, held, own, other] = &all;
+        drop(mount.cached_whole(cached).unwrap());
+        let still_held = mount.cached_whole(held).unwrap();
+        let unexposed = mount.register(own, Access::Own).unwrap();
+        drop(elsewhere.cached_whole(other).unwrap());
+        if refuses {
+            fake.refuse();
+        }
+        channel.close("it is closed");
+        assert_ne!(fake.has_destroyed(), refuses);
+        // What was exposed once is not exposed again, nor is anything new; another mount goes on.
+        assert_eq!([cached, &memory()].map(|it| mount.cached_whole(it).is_err()), [refuses; 2]);
+        assert_eq!(mount.register(&memory(), Access::Exposed).is_err(), refuses);
+        assert!(elsewhere.cached_whole(other).is_ok());
+        drop((still_held, unexposed));
+        mount.forget_whole(cached);
+        mount.forget_whole(held);
+        elsewhere.forget_whole(other);
+        // What this test holds, and what is left to the device.
+        let left = 1 + usize::from(refuses);
+        assert_eq!(all.each_ref().map(Arc::strong_count), [left, left, 1, 1]);
+    }
+}
+
 #[test]
 fn a_pair_that_was_never_connected_keeps_its_memory_too() {
     let fake = Fake::new();

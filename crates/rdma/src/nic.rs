@@ -186,12 +186,24 @@ impl Nic {
     /// Registers memory by the best way that works, for as long as the result lives.
     ///
     /// # Errors
-    /// When no way works; the error has the reason for each.
+    /// When no way works; the error has the reason for each. When it is to be exposed, and a connection of this port could not be
+    /// destroyed.
     pub fn register(&self, memory: &MemoryRef, access: Access) -> Result<Registered> {
+        self.ensure_exposes(access)?;
         let NewRegistration { region, addr, way, refusals } =
             register(&self.domain, self.name(), memory, access)?;
         let len = memory.bytes() as u64;
         Ok(Registered { registration: Arc::new(region), addr, len, way, refusals })
+    }
+
+    fn ensure_exposes(&self, access: Access) -> Result<()> {
+        if access == Access::Exposed && self.domain.has_lost_exposed() {
+            return Err(Error::none(format!(
+                "{} did not destroy a connection that has ended, and exposes no more memory: mount again",
+                self.name()
+            )));
+        }
+        Ok(())
     }
 
     /// Host memory of its own, registered; nobody watches it while it is written.
@@ -205,7 +217,7 @@ impl Nic {
     /// whole pages around the range, a new one.
     ///
     /// # Errors
-    /// When the range does not lie within the allocation, or the memory cannot be registered.
+    /// When the range does not lie within the allocation, or the memory cannot be registered: see [`Self::register`].
     pub fn cached(
         &self,
         allocation: Allocation,
@@ -213,6 +225,8 @@ impl Nic {
         range: Range<u64>,
         slice: impl FnOnce(Range<u64>) -> Result<MemoryRef>,
     ) -> Result<HeldRegistration<Registered>> {
+        // What the cache has is not exposed for another use either.
+        self.ensure_exposes(self.access)?;
         self.cache.get(allocation, len, range, |pages| self.register(&slice(pages)?, self.access))
     }
 

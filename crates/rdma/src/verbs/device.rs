@@ -168,6 +168,8 @@ impl VerbsDevice {
 pub(crate) struct Domain {
     pub device: Arc<VerbsDevice>,
     pd: NonNull<std::ffi::c_void>,
+    /// Whether a queue pair by which the other side may reach exposed memory could not be destroyed.
+    exposed_lost: AtomicBool,
 }
 
 // SAFETY: as for `Device`.
@@ -186,7 +188,17 @@ impl Domain {
     pub fn new(device: Arc<VerbsDevice>) -> Result<Self> {
         // SAFETY: the context is open.
         let pd = unsafe { device.make("ibv_alloc_pd", |library| (library.alloc_pd)(device.context())) }?;
-        Ok(Self { device, pd })
+        Ok(Self { device, pd, exposed_lost: AtomicBool::new(false) })
+    }
+
+    /// Leaves all memory that is exposed to the device, for as long as this process lives: a queue pair that may have let the
+    /// other side in is not destroyed, and its keys may be used at any time.
+    pub fn lose_exposed(&self) {
+        self.exposed_lost.store(true, Ordering::Release);
+    }
+
+    pub fn has_lost_exposed(&self) -> bool {
+        self.exposed_lost.load(Ordering::Acquire)
     }
 
     pub(super) fn pd(&self) -> *mut std::ffi::c_void {
@@ -209,14 +221,15 @@ impl Domain {
                 (library.reg_mr)(self.pd(), at as *mut _, bytes, at, flags(access))
             })
         }?;
-        Ok(self.made(memory, mr))
+        Ok(self.made(memory, mr, access))
     }
 
-    fn made(self: &Arc<Self>, memory: &MemoryRef, mr: NonNull<sys::Mr>) -> Registration {
+    fn made(self: &Arc<Self>, memory: &MemoryRef, mr: NonNull<sys::Mr>, access: Access) -> Registration {
         // SAFETY: the library has just made it, and changes these fields no more.
         let (lkey, rkey) = unsafe { (mr.as_ref().lkey, mr.as_ref().rkey) };
         let (lost, memory) = (AtomicBool::new(false), memory.clone());
-        Registration { domain: self.clone(), mr, lkey, rkey, lost, memory }
+        let exposed = access == Access::Exposed;
+        Registration { domain: self.clone(), mr, lkey, rkey, exposed, lost, memory }
     }
 }
 
@@ -243,14 +256,14 @@ impl Register for Arc<Domain> {
         let Some(register) = self.device.verbs.0.reg_dmabuf_mr else {
             return Err(Error::none("libibverbs has no ibv_reg_dmabuf_mr: it is older than rdma-core 34"));
         };
-        let (bytes, access) = (memory.bytes(), flags(access) as i32);
+        let (bytes, rights) = (memory.bytes(), flags(access) as i32);
         // SAFETY: the descriptor is open across the call, and the kernel checks what it is, and the range in it.
         let mr = unsafe {
             self.device.make("ibv_reg_dmabuf_mr", |_| {
-                register(self.pd(), offset, bytes, name, fd.as_raw_fd(), access)
+                register(self.pd(), offset, bytes, name, fd.as_raw_fd(), rights)
             })
         }?;
-        Ok(self.made(memory, mr))
+        Ok(self.made(memory, mr, access))
     }
 }
 
@@ -272,6 +285,8 @@ pub(crate) struct Registration {
     mr: NonNull<sys::Mr>,
     pub lkey: u32,
     pub rkey: u32,
+    /// Whether the other side of any connection of the domain reaches it.
+    exposed: bool,
     /// Whether a queue pair that was given it could not be destroyed.
     lost: AtomicBool,
     memory: MemoryRef,
@@ -284,7 +299,7 @@ impl Registration {
     }
 
     pub fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::Acquire)
+        self.lost.load(Ordering::Acquire) || self.exposed && self.domain.has_lost_exposed()
     }
 }
 
