@@ -270,10 +270,12 @@ impl Job {
     }
 
     /// Gives the load GPU memory: `bytes` bytes at `at`, which `owner` keeps allocated, and which nothing else uses.
-    fn bring(&self, at: u64, bytes: usize, owner: Py<PyAny>) -> Result<()> {
+    fn bring(&self, py: Python<'_>, at: u64, bytes: usize, owner: Py<PyAny>) -> Result<()> {
         let brought = Brought { at, bytes, owner };
         if let Some((pool, Some(gpu))) = self.shared.pool.get() {
-            pool.add(brought.into_region(gpu)?);
+            // The driver may have its calls wait for those of other threads, which may wait for the interpreter.
+            let region = py.detach(|| brought.into_region(gpu))?;
+            pool.add(region);
             return Ok(());
         }
         let bring = self.bring.lock().unwrap_or_else(PoisonError::into_inner);
