@@ -15,16 +15,27 @@ use crate::{Error, HostMem, Result};
 const MOST: usize = Guard::MOST;
 const PAGE: usize = 4096;
 
-/// A guarded range. No range starts at 0 or 1: those mean free, and about to be used.
+/// A guarded range, and how it is guarded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct GuardedRange {
+    start: usize,
+    end: usize,
+    /// What takes its place: ones, else zeroes.
+    ones: bool,
+    /// The process that has the range, if children have something else there; else 0.
+    process: u32,
+}
+
+/// A place for a guarded range. No range starts at 0 or 1: those mean free, and about to be used.
 struct GuardSlot {
-    /// Odd while the range is being changed: start and end that were read with different versions are of different uses.
+    /// Odd while the range is being changed: fields that were read with different versions are of different uses.
     version: AtomicUsize,
     start: AtomicUsize,
     end: AtomicUsize,
-    lost: AtomicBool,
     ones: AtomicBool,
-    /// The process that has the range, if children have something else there; else 0.
     process: AtomicU32,
+    /// The version of the last use of which a part is gone.
+    lost: AtomicUsize,
 }
 
 // A handler of signals has nobody to ask but statics.
@@ -36,32 +47,50 @@ impl GuardSlot {
             version: AtomicUsize::new(0),
             start: AtomicUsize::new(0),
             end: AtomicUsize::new(0),
-            lost: AtomicBool::new(false),
             ones: AtomicBool::new(false),
             process: AtomicU32::new(0),
+            lost: AtomicUsize::new(0),
         }
     }
 
-    /// The range, if it is one that is guarded now. One that is being changed is none: its memory cannot be touched yet, or
-    /// any more.
-    fn range(&self) -> Option<(usize, usize)> {
+    /// The range, if it is one that is guarded now, and the version that names this use of the slot. One that is being changed is
+    /// none: its memory cannot be touched yet, or any more.
+    fn range(&self) -> Option<(usize, GuardedRange)> {
         let version = self.version.load(Ordering::Acquire);
-        let (start, end) = (self.start.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed));
+        let range = GuardedRange {
+            start: self.start.load(Ordering::Relaxed),
+            end: self.end.load(Ordering::Relaxed),
+            ones: self.ones.load(Ordering::Relaxed),
+            process: self.process.load(Ordering::Relaxed),
+        };
         fence(Ordering::Acquire);
         let is_one = version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version;
-        (is_one && start > 1).then_some((start, end))
+        (is_one && range.start > 1).then_some((version, range))
     }
 
-    /// Sets the end, and the start where there is one; only for the slot's owner.
-    fn set(&self, start: Option<usize>, end: usize) {
+    /// Begins a use with a range, or ends one; only for the slot's owner.
+    fn set(&self, range: Option<GuardedRange>) {
         self.version.fetch_add(1, Ordering::Relaxed);
         // Whoever sees one of the stores that follow sees the odd version, too.
         fence(Ordering::Release);
-        self.end.store(end, Ordering::Relaxed);
-        if let Some(start) = start {
-            self.start.store(start, Ordering::Relaxed);
+        if let Some(range) = range {
+            self.start.store(range.start, Ordering::Relaxed);
+            self.ones.store(range.ones, Ordering::Relaxed);
+            self.process.store(range.process, Ordering::Relaxed);
         }
+        self.end.store(range.map_or(0, |range| range.end), Ordering::Relaxed);
         self.version.fetch_add(1, Ordering::Release);
+    }
+
+    /// A part of the range is gone that was read with this version. A later use, and what it has lost, stays as it is: versions
+    /// only grow.
+    fn lose(&self, version: usize) {
+        self.lost.fetch_max(version, Ordering::Release);
+    }
+
+    /// Whether a part of the range is gone; only for the slot's owner.
+    fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire) == self.version.load(Ordering::Relaxed)
     }
 }
 
@@ -106,23 +135,20 @@ impl Guard {
             Error::system("guarding shared memory", std::io::Error::other(why))
         })?;
         USED.fetch_max(slot + 1, Ordering::AcqRel);
-        SLOTS[slot].lost.store(false, Ordering::Relaxed);
-        SLOTS[slot].ones.store(ones, Ordering::Relaxed);
-        SLOTS[slot].process.store(mem.process(), Ordering::Relaxed);
-        SLOTS[slot].set(Some(start), end);
+        SLOTS[slot].set(Some(GuardedRange { start, end, ones, process: mem.process() }));
         Ok(Self { slot, _mem: mem.clone() })
     }
 
     /// Whether a part of the memory is gone: what is read there are zeroes or ones, and nobody sees what is written.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        SLOTS[self.slot].lost.load(Ordering::Acquire)
+        SLOTS[self.slot].is_lost()
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        SLOTS[self.slot].set(None, 0);
+        SLOTS[self.slot].set(None);
         // From here on it is somebody else's.
         SLOTS[self.slot].start.store(0, Ordering::Release);
     }
@@ -178,16 +204,16 @@ extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mu
     };
     let used = USED.load(Ordering::Acquire).min(MOST);
     for slot in &SLOTS[..used] {
-        if let Some((start, end)) = slot.range()
-            && (start..end).contains(&at)
-            && !is_of_parent(slot.process.load(Ordering::Relaxed))
+        if let Some((version, range)) = slot.range()
+            && (range.start..range.end).contains(&at)
+            && !is_of_parent(range.process)
         {
             let from = at / PAGE * PAGE;
             // SAFETY: the pages from here to the end belong to a live mapping of this process: the thread that touched it holds a
             // clone of its memory, whatever becomes of the guard meanwhile. Memory without a file takes their place, which is what every
             // reader of memory that others write has to expect.
-            if unsafe { replace(from, end - from, slot.ones.load(Ordering::Relaxed)) } {
-                slot.lost.store(true, Ordering::Release);
+            if unsafe { replace(from, range.end - from, range.ones) } {
+                slot.lose(version);
                 return;
             }
         }
@@ -263,20 +289,54 @@ unsafe fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void)
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::sync::Barrier;
 
     use super::*;
 
+    /// A use of a slot that has had none but `number - 1` before: its version, and a range in which no field is that of the use
+    /// before.
+    fn of_use(number: usize) -> (usize, GuardedRange) {
+        let (start, ones) = (number * PAGE, number.is_multiple_of(2));
+        (2 * number, GuardedRange { start, end: start + PAGE, ones, process: number as u32 })
+    }
+
     #[test]
     fn a_range_is_never_of_two_uses() {
-        let slot = GuardSlot::new();
-        std::thread::scope(|scope| {
-            scope.spawn(|| (1..40).for_each(|use_| slot.set(Some(use_ * PAGE), (use_ + 1) * PAGE)));
-            for _ in 0..40 {
-                if let Some((start, end)) = slot.range() {
-                    assert_eq!(end, start + PAGE);
-                }
-            }
+        let rounds = if cfg!(miri) { 100 } else { 1 << 20 };
+        let (slot, together, over) = (GuardSlot::new(), Barrier::new(2), AtomicBool::new(false));
+        let torn = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                together.wait();
+                // For as long as the other thread reads.
+                let uses = (1..).take_while(|_| !over.load(Ordering::Relaxed));
+                uses.for_each(|number| slot.set(Some(of_use(number).1)));
+            });
+            together.wait();
+            let mut seen = (0..rounds).filter_map(|_| slot.range());
+            let torn = seen.find(|(version, range)| of_use(range.start / PAGE) != (*version, *range));
+            over.store(true, Ordering::Relaxed);
+            torn
         });
+        assert_eq!(torn, None);
+    }
+
+    /// A thread that was late to say what it lost, because the slot had been given to another mapping meanwhile.
+    #[test]
+    fn what_one_use_lost_the_next_has_not() {
+        let slot = GuardSlot::new();
+        let begin = |number| {
+            slot.set(Some(of_use(number).1));
+            slot.range().unwrap().0
+        };
+        let first = begin(1);
+        assert!(!slot.is_lost());
+        slot.set(None);
+        let second = begin(2);
+        slot.lose(first);
+        assert!(!slot.is_lost());
+        slot.lose(second);
+        slot.lose(first);
+        assert!(slot.is_lost());
     }
 
     #[test]
