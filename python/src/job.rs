@@ -269,9 +269,10 @@ impl Job {
         })
     }
 
-    /// Gives the load GPU memory: `bytes` bytes at `at`, which `owner` keeps allocated, and which nothing else uses.
-    fn bring(&self, py: Python<'_>, at: u64, bytes: usize, owner: Py<PyAny>) -> Result<()> {
-        let brought = Brought { at, bytes, owner };
+    /// Gives the load GPU memory: `bytes` bytes at `at`, those of the tensor `owner`, which keeps them allocated. Nothing else uses
+    /// them.
+    fn bring(&self, py: Python<'_>, at: u64, bytes: usize, owner: &Bound<'_, PyAny>) -> PyResult<()> {
+        let brought = Brought::of_tensor(at, bytes, owner)?;
         if let Some((pool, Some(gpu))) = self.shared.pool.get() {
             // The driver may have its calls wait for those of other threads, which may wait for the interpreter.
             let region = py.detach(|| brought.into_region(gpu))?;

@@ -104,6 +104,30 @@ def test_leaving_a_bounded_stream_ends_it(tmp_path):
         assert len(tensor.tobytes()) == 64 * KIB
 
 
+class Posing:
+    """Acts as a tensor of 128 bytes."""
+
+    def data_ptr(self):
+        return 4096
+
+    def numel(self):
+        return 64
+
+    def element_size(self):
+        return 2
+
+
+@pytest.mark.parametrize("at, nbytes", [(4097, 64), (0, 64), (4096, 129), (4096, (1 << 64) - 1)])
+def test_memory_that_is_not_its_owners_is_refused(tmp_path, at, nbytes):
+    path = safetensors_file(tmp_path / "m", rows(8, 4 * KIB))
+    with onehop.stream(path, "cpu", max_bytes=16 * KIB) as stream:
+        with pytest.raises(onehop.errors.RequestError, match="not those of a tensor of 128 bytes at 0x1000"):
+            stream._job.bring(at, nbytes, Posing())
+        with pytest.raises(AttributeError):
+            stream._job.bring(at, nbytes, object())
+        assert len([name for name, _ in stream]) == 8
+
+
 @pytest.mark.parametrize(
     "options", [{"max_bytes": 0}, {"max_bytes": 1000, "verify": True}, {"max_bytes": 1000, "manifest": "m.json"}]
 )
