@@ -58,7 +58,7 @@ struct Linker {
 impl Drop for Linker {
     fn drop(&mut self) {
         if !self.raw.is_null() {
-            // SAFETY: it was made, and nobody has what it made: that was loaded, or is not used. `Module::link` drops it.
+            // SAFETY: it was made, and nobody has what it made: that was loaded, or is not used. `Module::link_texts` drops it.
             let _ = self.context.attempt(|driver| unsafe { driver.link_destroy(self.raw) });
         }
     }

@@ -172,9 +172,9 @@ pub(crate) struct Domain {
     exposed_lost: AtomicBool,
 }
 
-// SAFETY: as for `Device`.
+// SAFETY: as for `VerbsDevice`.
 unsafe impl Send for Domain {}
-// SAFETY: as for `Device`.
+// SAFETY: as for `VerbsDevice`.
 unsafe impl Sync for Domain {}
 
 impl Drop for Domain {
@@ -303,9 +303,9 @@ impl Registration {
     }
 }
 
-// SAFETY: as for `Device`.
+// SAFETY: as for `VerbsDevice`.
 unsafe impl Send for Registration {}
-// SAFETY: as for `Device`.
+// SAFETY: as for `VerbsDevice`.
 unsafe impl Sync for Registration {}
 
 impl Drop for Registration {
