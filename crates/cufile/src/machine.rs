@@ -60,8 +60,10 @@ impl OpenGpu {
         if let Some(target) = &*known {
             return Ok(target.clone());
         }
-        // SAFETY: the calls of this library alone use it, each for the memory that its program named: the API asks that it
-        // stays allocated until the call, or the operation, has ended.
+        // SAFETY: the calls of this library alone use it, each for the memory that its program named. That the memory stays
+        // allocated is the program's promise, which nothing holds it to: until the call, or the operation, has ended, as the API
+        // asks; and after an error that may leave a copy under way, until the GPU has answered, as docs/cufile.md asks. That the
+        // driver is asked before copies whether it is still the same memory (`Destination::is_there`) only makes a mistake rarer.
         let all = unsafe { self.gpu.all_memory() }?;
         Ok(known.insert(machine.engine()?.add_gpu(&self.gpu, all)?).clone())
     }
