@@ -202,10 +202,10 @@ impl ArrayKernels for CudaArrays {
             let used = Used { memory: None, _held: held.clone() };
             // SAFETY: the job's regions hold all that its items name. Items, their list of misses and both handles are in
             // memory that no safe call can name. All that the handles name is live memory that this GPU reaches: its own, a
-            // peer's, or the host's. All of it is held until the kernel has ended. A slot of the cache is a way of one of the handle's sets, whatever the directory
-            // holds, and control memory is checked by the kernel against the rings before it becomes an address. The list
-            // has room for every part of every item, and only the first half of a gather, which has ended before the
-            // second, appends to it.
+            // peer's, or the host's. All of it is held until the kernel has ended. A slot of the cache is a way of one of the
+            // handle's sets, whatever the directory holds, and control memory is checked by the kernel against the rings before
+            // it becomes an address. The list has room for every part of every item, and only the first half of a gather, which
+            // has ended before the second, appends to it.
             let mut running = unsafe { self.gpu.start(name, &call, limit, used) }?;
             running.wait()?;
             took += running.took()?;
