@@ -16,9 +16,9 @@ use super::{GpuMode, GpuSetup, poison};
 use crate::admin::Admin;
 use crate::core::AdminState;
 use crate::drive::DriveInner;
-use crate::ladder::Participant;
+use crate::ladder::{Participant, RESET_PAUSES};
 use crate::ring::{PairHalf, PairMemory, check_doorbells};
-use crate::{Error, Recovery, Result};
+use crate::{Error, Namespace, Recovery, Result};
 
 /// How long a poisoned launch may take to end before a reset goes on without it. Launches look at the word all the
 /// time; this is for a machine that is very busy.
@@ -179,8 +179,37 @@ impl GpuCell {
         Ok(false)
     }
 
-    /// The pairs, created on the controller if they are not there. When this fails, none of them is.
-    pub(crate) fn ensure(&self, drive: &DriveInner, state: &mut AdminState) -> Result<Vec<KernelQueue>> {
+    /// The pairs, for commands to this namespace, created on the controller if they are not there. A creation that is not
+    /// answered is tried again after each of [`RESET_PAUSES`]: a single admin command that gets lost must not end a job, or an
+    /// exported queue. When this fails, none of the pairs is there.
+    pub(crate) fn ensure(
+        &self,
+        drive: &DriveInner,
+        state: &mut AdminState,
+        ns: &Namespace,
+    ) -> Result<Vec<KernelQueue>> {
+        let mut queues = self.ensure_once(drive, state, ns);
+        for pause in RESET_PAUSES {
+            if !matches!(queues, Err(Error::NoAnswer { .. })) {
+                break;
+            }
+            drive.control.stop.sleep(pause);
+            if drive.control.stop.is_set() {
+                break;
+            }
+            queues = self.ensure_once(drive, state, ns);
+        }
+        queues
+    }
+
+    fn ensure_once(
+        &self,
+        drive: &DriveInner,
+        state: &mut AdminState,
+        ns: &Namespace,
+    ) -> Result<Vec<KernelQueue>> {
+        // A reset, that of a failed try included, may have found another namespace: no command may reach that.
+        ns.check(&drive.control)?;
         let (queues, taken) = {
             let pairs = self.lock();
             if let Some(error) = &pairs.dead {

@@ -107,12 +107,11 @@ impl GpuQueues {
         self.cell.set_gate(Some(gate.clone()));
         let queues = {
             let mut state = drive.alive()?;
-            ns.check(&drive.control)?;
             // Whatever was left in flight, or created without a gate, goes.
             if !self.cell.delete(&drive, &mut state)? {
                 drive.reset(&mut state, UNSEEN)?;
             }
-            self.cell.ensure(&drive, &mut state)?
+            self.cell.ensure(&drive, &mut state, ns)?
         };
         let Some(queue) = queues.first() else { return Err(refuse("it has no queue")) };
         let handle = Handle {
@@ -261,9 +260,7 @@ impl ExportWatch {
         }
         if queues.cell.taken_by().is_some() {
             let mut state = drive.alive()?;
-            // This opens the gate: what the reset has found out comes first.
-            self.ns.check(&drive.control)?;
-            queues.cell.ensure(drive, &mut state)?;
+            queues.cell.ensure(drive, &mut state, &self.ns)?;
         } else if let Ok(mut state) = drive.admin.try_lock() {
             // What the drive has to tell is only noted: somebody who asks for events has it served.
             state.admin.look();

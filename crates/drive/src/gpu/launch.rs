@@ -86,9 +86,7 @@ impl GpuQueues {
         limit: Duration,
     ) -> Result<Box<dyn Running>> {
         let mut state = self.drive.alive()?;
-        // A reset since the last launch may have found another namespace; the next one has to wait for the state.
-        ns.check(&self.drive.control)?;
-        let queues = self.cell.ensure(&self.drive, &mut state)?;
+        let queues = self.cell.ensure(&self.drive, &mut state, ns)?;
         let job = KernelJob {
             works: memory.region.addr(),
             outcomes: memory.region.addr().plus(memory.outcomes as u64),

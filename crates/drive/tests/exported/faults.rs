@@ -6,7 +6,7 @@ use onehop_drive::{Error, GpuSetup, Recovery};
 use onehop_gpu::EmulatedThread;
 use onehop_proto::kernel::{Answer, Command, DeviceOp, DeviceQueue};
 
-use crate::{BLOCK, Bed, DATA, bed, bed_with, done, patient_bed, setup, until};
+use crate::{BLOCK, Bed, DATA, bed, bed_waiting, bed_with, done, patient_bed, setup, until};
 
 /// Reads that every thread makes, of blocks of its own.
 const ROUNDS: u64 = 30;
@@ -64,6 +64,35 @@ fn a_controller_that_fails_is_reset_under_running_kernels() {
         assert!(!bed.drive.incidents().is_empty(), "{fault}");
         assert_eq!(bed.drive.incidents()[0].recovery, Recovery::ControllerReset, "{fault}");
     }
+}
+
+/// Nothing but the exported queue is on the drive: the reset creates no queue, so the lost creation is that of the watcher.
+#[test]
+fn one_lost_creation_does_not_end_an_exported_queue() {
+    for lost in ["lost@op=create-cq,count=1", "lost@op=create-sq,count=1"] {
+        let bed = patient_bed("?to=1");
+        let lent = bed.export(false);
+        bed.inject("cfs@op=read,n=70");
+        bed.inject(lost);
+        let answers = bed.run(&lent, 16, hammer).concat();
+        lent.check().unwrap();
+        assert!(done(&answers), "{lost}: {answers:?}");
+        assert!(bed.holds(0, 16 * ROUNDS * 2, 0), "{lost}");
+        assert!(bed.drive.incidents().len() >= 2, "{lost}: {:?}", bed.drive.incidents());
+        lent.take_back().unwrap();
+        assert_eq!(bed.sim.violations(), [], "{lost}");
+    }
+}
+
+#[test]
+fn a_queue_whose_first_creation_is_lost_is_exported() {
+    let bed = patient_bed("?to=1");
+    bed.inject("lost@op=create-cq,count=1");
+    let lent = bed.export(false);
+    assert_eq!(bed.run(&lent, 1, |mem, queue, _| queue.run(mem, DeviceOp::Read, 7, 1, 0)), [Answer::Done]);
+    lent.take_back().unwrap();
+    assert!(!bed.drive.incidents().is_empty());
+    assert_eq!(bed.sim.violations(), []);
 }
 
 #[test]
@@ -239,6 +268,32 @@ fn the_gate_stays_shut_over_another_namespace() {
         queue.run(mem, DeviceOp::Write, u64::from(i) * 8, 8, u64::from(i) * 8 * BLOCK)
     });
     assert!(answers.iter().all(|answer| *answer == Answer::Stopped), "{answers:?}");
+    until("no error", || lent.check().is_err());
+    let why = lent.check();
+    assert!(matches!(why, Err(Error::NamespaceChanged { nsid: 1, .. })), "{why:?}");
+    lent.take_back().unwrap();
+    let mut blocks = vec![0xee; 64 * BLOCK as usize];
+    bed.sim.read_media(1, 0, &mut blocks).unwrap();
+    assert!(blocks.iter().all(|byte| *byte == 0), "written to another namespace");
+    assert_eq!(bed.sim.violations(), []);
+}
+
+/// The namespace changes while the watcher waits for a creation that is lost: the reset that follows finds out.
+#[test]
+fn the_gate_stays_shut_over_a_namespace_that_changed_during_its_creation() {
+    let bed = bed_waiting(Duration::from_secs(2));
+    let lent = bed.export(true);
+    bed.region.fill(0, DATA, 0xa5).unwrap();
+    let handle = lent.handle();
+    let running = bed.gpu.start(4, move |mem, index| {
+        let queue = DeviceQueue::open(mem, handle).unwrap();
+        let at = u64::from(index) * 8;
+        while queue.run(mem, DeviceOp::Write, at, 8, at * BLOCK) == Answer::Done {}
+    });
+    bed.inject("lost@op=create-cq,count=1");
+    bed.drive.reset().unwrap();
+    bed.sim.recreate(1).unwrap();
+    running.unwrap().join().unwrap();
     until("no error", || lent.check().is_err());
     let why = lent.check();
     assert!(matches!(why, Err(Error::NamespaceChanged { nsid: 1, .. })), "{why:?}");

@@ -39,13 +39,22 @@ fn setup() -> GpuSetup {
 }
 
 fn bed_with(options: &str, setup: GpuSetup) -> Bed {
+    bed_of(options, setup, Duration::from_millis(500))
+}
+
+/// One whose host waits so long for an admin command.
+fn bed_waiting(admin_timeout: Duration) -> Bed {
+    bed_of("?to=1", setup(), admin_timeout)
+}
+
+fn bed_of(options: &str, setup: GpuSetup, admin_timeout: Duration) -> Bed {
     let sim = onehop_sim::open(&format!("mem:16M{options}")).unwrap();
     sim.write_media(1, 0, &media()).unwrap();
     let times = Options {
         writable: true,
         timeout: Duration::from_millis(60),
         abort_wait: Duration::from_millis(40),
-        admin_timeout: Duration::from_millis(500),
+        admin_timeout,
         ready_limit: Duration::from_millis(600),
         retries: 2,
         ..Options::default()

@@ -11,7 +11,7 @@ use onehop_proto::kernel::Exit;
 use onehop_proto::regs::{Cc, offset};
 use onehop_sim::Sim;
 
-use crate::{inject, open, options};
+use crate::{open, options};
 
 fn emulated() -> Arc<dyn Gpu> {
     Arc::new(Emulated::new())
@@ -566,20 +566,4 @@ fn a_job_ends_with_its_time() {
     assert!(matches!(end, Err(Error::Launch { done: 1..1024, count: 1024, .. })), "{end:?}");
     assert!(start.elapsed() < Duration::from_secs(4));
     assert_eq!(drive.incidents().len(), 1);
-}
-
-#[test]
-fn queues_created_in_part_are_taken_back() {
-    let (sim, drive) = open("mem:1M?to=1");
-    let (ns, gpu) = (drive.namespace(1).unwrap(), emulated());
-    let (_region, buffer) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4096).unwrap();
-    inject(&sim, "lost@op=create-cq,n=2");
-    {
-        let queues = drive.gpu_queues(gpu.clone(), GpuSetup::new(Placement::TIER1)).unwrap();
-        let job = [GpuJob { lba: 0, blocks: 8, offset: 0 }];
-        assert!(matches!(queues.read(ns, &job, &buffer), Err(Error::NoAnswer { .. })));
-        queues.read(ns, &job, &buffer).unwrap();
-    }
-    drive.queue().unwrap();
-    assert_eq!(sim.violations(), []);
 }

@@ -10,6 +10,7 @@ mod misuse;
 mod mixed_up;
 mod opening;
 mod power;
+mod recreation;
 mod replaced;
 mod stalls;
 
