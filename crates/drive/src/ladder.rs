@@ -32,8 +32,10 @@ pub struct Incident {
 pub(crate) trait Participant: Send + Sync {
     /// Stops touching the controller; has stopped when this returns.
     fn close(&self);
-    /// Creates its queues again on a controller that was reset.
-    fn reopen(&self, drive: &DriveInner, admin: &mut Admin, recovery: Recovery) -> Result<()>;
+    /// Creates its queues again on a controller that was reset. It stays closed.
+    fn recreate(&self, drive: &DriveInner, admin: &mut Admin, recovery: Recovery) -> Result<()>;
+    /// All participants' queues were created again: it may touch the controller from now on.
+    fn open(&self);
     /// The drive is dead: ends everything with this error.
     fn fail(&self, error: &Error);
 }
@@ -218,7 +220,10 @@ impl DriveInner {
         if state.cmb.is_some() {
             crate::gpu::restore_cmb(self)?;
         }
-        participants.iter().try_for_each(|p| p.reopen(self, &mut state.admin, recovery))
+        participants.iter().try_for_each(|p| p.recreate(self, &mut state.admin, recovery))?;
+        // Not before: where one creation fails, the controller is reset once more.
+        participants.iter().for_each(|p| p.open());
+        Ok(())
     }
 
     /// Gives the drive up: everything ends with an error, and memory that the device may still reach stays allocated.

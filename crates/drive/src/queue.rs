@@ -501,7 +501,7 @@ impl Participant for QueueCell {
         self.lock().closed = true;
     }
 
-    fn reopen(
+    fn recreate(
         &self,
         drive: &DriveInner,
         admin: &mut crate::admin::Admin,
@@ -510,9 +510,11 @@ impl Participant for QueueCell {
         let mut slots = self.lock();
         slots.restart(recovery)?;
         let (sq, cq) = slots.halves();
-        drive.create_pair(admin, self.qid, sq, cq, None)?;
-        slots.closed = false;
-        Ok(())
+        drive.create_pair(admin, self.qid, sq, cq, None)
+    }
+
+    fn open(&self) {
+        self.lock().closed = false;
     }
 
     fn fail(&self, error: &Error) {

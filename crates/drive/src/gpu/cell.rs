@@ -426,10 +426,13 @@ impl Participant for GpuCell {
         self.doorbells.settle();
     }
 
-    fn reopen(&self, _drive: &DriveInner, _admin: &mut Admin, _recovery: Recovery) -> Result<()> {
+    /// Only notes that they are gone: [`Self::ensure`] creates them when they are needed.
+    fn recreate(&self, _drive: &DriveInner, _admin: &mut Admin, _recovery: Recovery) -> Result<()> {
         self.mark_taken(&mut self.lock(), TakenBy::Reset);
         Ok(())
     }
+
+    fn open(&self) {}
 
     fn fail(&self, error: &Error) {
         if let Some(gate) = self.gate() {

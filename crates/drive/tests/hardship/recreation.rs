@@ -1,11 +1,13 @@
 //! Queues that are created again after a reset, by a controller that loses admin commands.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
 
-use onehop_drive::{Error, GpuJob, GpuSetup, Placement};
+use onehop_drive::{Drive, Error, GpuJob, GpuSetup, Io, Op, Options, Placement, Recovery};
 use onehop_gpu::{Emulated, Gpu, Place};
 
-use crate::{inject, open};
+use crate::{inject, open, options};
 
 const JOB: [GpuJob; 1] = [GpuJob { lba: 0, blocks: 8, offset: 0 }];
 
@@ -48,4 +50,44 @@ fn queues_created_in_part_four_times_are_taken_back() {
     }
     drive.queue().unwrap();
     assert_eq!(sim.violations(), []);
+}
+
+/// The second of two queues is not created at first. Threads that use the first one meanwhile would ring it while the next
+/// try resets the function.
+#[test]
+fn no_queue_is_open_between_two_tries_of_a_reset() {
+    // Some commands are in flight when the reset begins: their threads do not wait for its end.
+    let sim = onehop_sim::open("mem:1M?to=1&latency=100us").unwrap();
+    let patient = Options { timeout: Duration::from_secs(60), ..options() };
+    let drive = Drive::open(sim.port(), patient).unwrap();
+    let (ns, first, _second) = (drive.namespace(1).unwrap(), drive.queue().unwrap(), drive.queue().unwrap());
+    let buffer = drive.buffer(4096).unwrap();
+    let (begun, over) = (AtomicU32::new(0), AtomicBool::new(false));
+    inject(&sim, "lost@op=create-cq,n=2");
+    let reads = || {
+        let mut retries = 0;
+        while !over.load(Ordering::Relaxed) {
+            let token = first.submit(ns, &Io::new(Op::Read, 0, 1, &buffer, 0)).unwrap();
+            begun.fetch_add(1, Ordering::Relaxed);
+            retries += loop {
+                if let Some(end) = first.test(token) {
+                    break end.unwrap().retries;
+                }
+            };
+        }
+        retries
+    };
+    let retries: Vec<u32> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(reads)).collect();
+        while begun.load(Ordering::Relaxed) < 100 {
+            std::thread::yield_now();
+        }
+        drive.reset().unwrap();
+        over.store(true, Ordering::Relaxed);
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(drive.incidents().last().unwrap().recovery, Recovery::FunctionReset);
+    assert_eq!(sim.violations(), []);
+    // A command that was in flight when the reset began is tried again, once, and no other.
+    assert!(retries.iter().all(|retries| *retries <= 1), "{retries:?}");
 }
