@@ -102,9 +102,11 @@ impl CommandEntry {
         }
     }
 
-    /// How long the controller has had its last try, which was given `timeout`: one that failed is not given the whole time.
-    pub(crate) fn waited(&self, timeout: Duration) -> Duration {
-        self.deadline.checked_sub(timeout).map_or(timeout, |given| given.elapsed())
+    /// How long the controller had for its last try, which was given `timeout`: one that failed is not given the whole time.
+    /// What a reset takes, which began at `reset`, is not counted.
+    pub(crate) fn waited(&self, timeout: Duration, reset: Option<Instant>) -> Duration {
+        let end = reset.unwrap_or_else(Instant::now);
+        self.deadline.checked_sub(timeout).map_or(timeout, |given| end.saturating_duration_since(given))
     }
 
     pub(crate) fn describe(&self, drive: &str) -> String {

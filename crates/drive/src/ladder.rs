@@ -83,7 +83,7 @@ impl DriveInner {
             return;
         }
         let mut state = self.state();
-        if state.dead.is_some() || cell.lock().closed {
+        if state.dead.is_some() || cell.lock().closed.is_some() {
             return;
         }
         // Somebody else may have recovered it while this thread waited for its turn.
@@ -166,7 +166,9 @@ impl DriveInner {
             self.create_pair(&mut state.admin, cell.qid, sq, cq, Some(self.options.admin_timeout))
         });
         // Nobody may ring the doorbell of a queue that is not there; the reset that follows opens it again.
-        slots.closed = back.is_err();
+        if back.is_err() {
+            slots.closed.get_or_insert_with(Instant::now);
+        }
         back
     }
 

@@ -146,7 +146,7 @@ impl IoQueue {
     fn open(&self) -> Result<MutexGuard<'_, CommandSlots>> {
         loop {
             let slots = self.cell.lock();
-            if !slots.closed {
+            if slots.closed.is_none() {
                 return Ok(slots);
             }
             if let Some(error) = &slots.dead {
@@ -200,7 +200,7 @@ impl IoQueue {
     /// Takes the ends of several commands, in order, from the first on, as far as they have come; as [`Self::test`].
     pub fn test_front(&self, tokens: &mut VecDeque<Token>, mut each: impl FnMut(Token, Result<Finished>)) {
         let mut slots = self.cell.lock();
-        if !slots.closed {
+        if slots.closed.is_none() {
             slots.poll();
         }
         while let Some(token) = tokens.front().copied() {
@@ -216,7 +216,7 @@ impl IoQueue {
     }
 
     fn recover_if_overdue(&self, slots: MutexGuard<'_, CommandSlots>, token: Token) {
-        let mend = !slots.closed && (slots.stray.is_some() || slots.is_late(token));
+        let mend = slots.closed.is_none() && (slots.stray.is_some() || slots.is_late(token));
         drop(slots);
         if mend {
             self.drive.recover(&self.cell, token);
@@ -367,10 +367,10 @@ impl IoQueue {
     /// Takes completions that came after the last one that was waited for, and recovers the queue if they should not have.
     fn recover_from_strays(&self) {
         let mut slots = self.cell.lock();
-        if !slots.closed {
+        if slots.closed.is_none() {
             slots.poll();
         }
-        let stray = slots.stray.is_some() && !slots.closed;
+        let stray = slots.stray.is_some() && slots.closed.is_none();
         drop(slots);
         if stray {
             self.drive.recover(&self.cell, Token::default());
@@ -483,7 +483,7 @@ fn look(slots: &mut CommandSlots, token: Token) -> Option<Result<Finished>> {
     if let Some(end) = slots.take(token) {
         return Some(end);
     }
-    if slots.closed {
+    if slots.closed.is_some() {
         return None;
     }
     slots.poll();
@@ -498,7 +498,7 @@ impl Drop for IoQueue {
 
 impl Participant for QueueCell {
     fn close(&self) {
-        self.lock().closed = true;
+        self.lock().closed.get_or_insert_with(Instant::now);
     }
 
     fn recreate(
@@ -514,7 +514,7 @@ impl Participant for QueueCell {
     }
 
     fn open(&self) {
-        self.lock().closed = false;
+        self.lock().closed = None;
     }
 
     fn fail(&self, error: &Error) {

@@ -71,8 +71,8 @@ pub(crate) struct CommandSlots {
     /// When a command that is submitted now is late.
     due: Instant,
     asked: u32,
-    /// Set while the controller is being reset, and for ever once the drive is dead.
-    pub(crate) closed: bool,
+    /// Since when the controller is being reset; for ever once the drive is dead.
+    pub(crate) closed: Option<Instant>,
     pub(crate) dead: Option<Error>,
     /// A completion that belonged to nothing in flight.
     pub(crate) stray: Option<u16>,
@@ -141,7 +141,7 @@ impl CommandSlots {
             clock: now,
             due: now,
             asked: 0,
-            closed: false,
+            closed: None,
             dead: None,
             stray: None,
             doubts: Doubts::default(),
@@ -333,7 +333,7 @@ impl CommandSlots {
 
     fn time_out(&mut self, id: u32, recovery: Recovery) {
         let entry = &mut self.entries[id as usize];
-        let (command, waited) = (entry.describe(&self.name), entry.waited(self.timeout));
+        let (command, waited) = (entry.describe(&self.name), entry.waited(self.timeout, self.closed));
         let retries = entry.retries;
         entry.state = CommandState::failed(Error::TimedOut { command, waited, retries, recovery });
         entry.mark_stale(&mut self.holds);
@@ -514,7 +514,7 @@ impl CommandSlots {
             self.waiting += 1;
             return;
         }
-        let (command, waited) = (entry.describe(&self.name), entry.waited(self.timeout));
+        let (command, waited) = (entry.describe(&self.name), entry.waited(self.timeout, self.closed));
         entry.state = CommandState::failed(Error::DataMissing { command, waited });
         entry.mark_stale(&mut self.holds);
     }
@@ -539,7 +539,7 @@ impl CommandSlots {
 
     /// Ends everything with an error. What the device was given is kept: it may still reach it.
     pub(crate) fn fail(&mut self, error: &Error) {
-        self.closed = true;
+        self.closed.get_or_insert_with(Instant::now);
         self.dead = Some(error.clone());
         self.waiting = 0;
         self.settling = 0;

@@ -175,6 +175,29 @@ fn errors_report_the_time_that_a_command_was_given() {
     }
 }
 
+/// The reset waits for two seconds for a controller that does not become ready. The command had none of that time.
+#[test]
+fn errors_report_no_time_of_the_recovery() {
+    for failure in ["cfs@op=read,n=1", "torn@op=read,n=1,delay=30s"] {
+        let sim = onehop_sim::open(&format!("mem:1M?to=4&fault={failure}&fault=stuck-rdy@on=enable,n=2"));
+        let sim = sim.unwrap();
+        let timeout = Duration::from_secs(if failure.starts_with("cfs") { 60 } else { 1 });
+        let patient = Options { retries: 0, timeout, ready_limit: Duration::from_secs(2), ..options() };
+        let drive = Drive::open(sim.port(), patient).unwrap();
+        let (queue, buffer) = (drive.queue().unwrap(), drive.buffer(4096).unwrap());
+        let start = Instant::now();
+        let end = queue.read(drive.namespace(1).unwrap(), 0, 8, &buffer, 0);
+        let all = start.elapsed();
+        let waited = match end {
+            Err(Error::DataMissing { waited, .. } | Error::TimedOut { waited, .. }) => waited,
+            other => panic!("{failure}: {other:?}"),
+        };
+        let recovery = drive.incidents().last().unwrap().took;
+        assert!(recovery >= Duration::from_secs(2), "{failure}: {recovery:?}");
+        assert!(waited + recovery / 2 < all, "{failure}: {waited:?} and {recovery:?} of {all:?}");
+    }
+}
+
 #[test]
 fn so_do_errors_of_gpu_jobs() {
     let stall = Duration::from_millis(60);
