@@ -24,7 +24,8 @@ impl Brought {
         let ask = |name: &str| -> PyResult<u64> { owner.call_method0(name)?.extract() };
         let (start, len) = (ask("data_ptr")?, ask("numel")?.saturating_mul(ask("element_size")?));
         if start != at || bytes as u64 > len {
-            let why = format!("{bytes} bytes at {at:#x} are not those of a tensor of {len} bytes at {start:#x}");
+            let why =
+                format!("{bytes} bytes at {at:#x} are not those of a tensor of {len} bytes at {start:#x}");
             return Err(Error::Asked(why).into());
         }
         Ok(Self { at, bytes, owner: owner.clone().unbind() })
