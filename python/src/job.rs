@@ -227,7 +227,7 @@ enum Waited {
 /// The same for Python.
 #[derive(IntoPyObject)]
 pub(crate) enum JobStep {
-    Tensor(Tensor),
+    Tensor(Py<Tensor>),
     Wanted(usize),
     Nothing(bool),
     Over(Option<bool>),
@@ -260,7 +260,9 @@ impl Job {
         Ok(match self.wait(py, limit)? {
             Waited::Over => JobStep::Over(None),
             Waited::Nothing => JobStep::Nothing(false),
-            Waited::Event(LoadEvent::Tensor(tensor) | LoadEvent::Arena(tensor)) => JobStep::Tensor(*tensor),
+            Waited::Event(LoadEvent::Tensor(tensor) | LoadEvent::Arena(tensor)) => {
+                JobStep::Tensor(Py::new(py, *tensor)?)
+            }
             Waited::Event(LoadEvent::Wanted(bytes)) => JobStep::Wanted(bytes),
             Waited::Event(LoadEvent::Done(outcome)) => {
                 *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(*outcome?);
