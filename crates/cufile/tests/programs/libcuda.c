@@ -115,7 +115,7 @@ int cuMemAlloc_v2(at *where, size_t bytes) {
 }
 int cuMemFree_v2(at where) {
     pthread_mutex_lock(&lock);
-    struct allocation *one = find(where, 0);
+    struct allocation *one = find(where, 1);
     if (!one || one->start != where) { pthread_mutex_unlock(&lock); return INVALID; }
     /* As the real one, it waits for copies, and no more are begun. */
     one->leaving = 1;
