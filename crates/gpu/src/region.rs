@@ -71,7 +71,8 @@ pub(crate) enum AddressSpace {
     Cuda,
     /// One CUDA context: its own memory.
     Context(ContextKey),
-    /// All that copies of one CUDA context reach: whoever copies vouches for each range. No kernel is given such addresses.
+    /// All that copies of one CUDA context reach; the caller of a copy guarantees that its range is allocated. No kernel is given such
+    /// addresses.
     Everything(ContextKey),
 }
 

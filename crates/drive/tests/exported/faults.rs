@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use onehop_drive::{Error, GpuSetup, Recovery};
+use onehop_drive::{Error, ExportedQueue, GpuSetup, Recovery};
 use onehop_gpu::EmulatedThread;
 use onehop_proto::kernel::{Answer, Command, DeviceOp, DeviceQueue};
 
@@ -259,6 +259,17 @@ fn commands_in_flight_over_a_recovery_are_tried_again() {
     assert_eq!(bed.sim.violations(), []);
 }
 
+fn nothing_was_written_to_another_namespace(bed: &Bed, lent: ExportedQueue) {
+    until("no error", || lent.check().is_err());
+    let why = lent.check();
+    assert!(matches!(why, Err(Error::NamespaceChanged { nsid: 1, .. })), "{why:?}");
+    lent.take_back().unwrap();
+    let mut blocks = vec![0xee; 64 * BLOCK as usize];
+    bed.sim.read_media(1, 0, &mut blocks).unwrap();
+    assert!(blocks.iter().all(|byte| *byte == 0), "written to another namespace");
+    assert_eq!(bed.sim.violations(), []);
+}
+
 #[test]
 fn the_gate_stays_shut_over_another_namespace() {
     let bed = bed("");
@@ -270,14 +281,7 @@ fn the_gate_stays_shut_over_another_namespace() {
         queue.run(mem, DeviceOp::Write, u64::from(i) * 8, 8, u64::from(i) * 8 * BLOCK)
     });
     assert!(answers.iter().all(|answer| *answer == Answer::Stopped), "{answers:?}");
-    until("no error", || lent.check().is_err());
-    let why = lent.check();
-    assert!(matches!(why, Err(Error::NamespaceChanged { nsid: 1, .. })), "{why:?}");
-    lent.take_back().unwrap();
-    let mut blocks = vec![0xee; 64 * BLOCK as usize];
-    bed.sim.read_media(1, 0, &mut blocks).unwrap();
-    assert!(blocks.iter().all(|byte| *byte == 0), "written to another namespace");
-    assert_eq!(bed.sim.violations(), []);
+    nothing_was_written_to_another_namespace(&bed, lent);
 }
 
 /// The namespace changes while the watcher waits for a creation that is lost: the reset that follows finds out.
@@ -296,12 +300,5 @@ fn the_gate_stays_shut_over_a_namespace_that_changed_during_its_creation() {
     bed.drive.reset().unwrap();
     bed.sim.recreate(1).unwrap();
     running.unwrap().join().unwrap();
-    until("no error", || lent.check().is_err());
-    let why = lent.check();
-    assert!(matches!(why, Err(Error::NamespaceChanged { nsid: 1, .. })), "{why:?}");
-    lent.take_back().unwrap();
-    let mut blocks = vec![0xee; 64 * BLOCK as usize];
-    bed.sim.read_media(1, 0, &mut blocks).unwrap();
-    assert!(blocks.iter().all(|byte| *byte == 0), "written to another namespace");
-    assert_eq!(bed.sim.violations(), []);
+    nothing_was_written_to_another_namespace(&bed, lent);
 }

@@ -61,9 +61,13 @@ impl Context {
 
     /// Whether the program has destroyed it, and all that was in it.
     pub(super) fn is_destroyed(&self) -> bool {
-        let Some(context) = &self.of_program else { return false };
-        let seen = self.driver.relaxed().and_then(|calls| context.check(&calls, self.raw));
-        seen == Err(Failure::Destroyed)
+        let seen = || self.driver.relaxed().and_then(|calls| self.check_there(&calls));
+        self.of_program.is_some() && seen() == Err(Failure::Destroyed)
+    }
+
+    /// Fails once the program has destroyed it.
+    fn check_there(&self, calls: &DriverCalls) -> std::result::Result<(), Failure> {
+        self.of_program.as_ref().map_or(Ok(()), |context| context.check(calls, self.raw))
     }
 
     /// What tells it from all others.
@@ -90,10 +94,7 @@ impl Context {
         }
         // SAFETY: `other` is retained, or is the program's, which had not destroyed it just now (see `attempt`). No flags are defined.
         let enable = |driver: &DriverCalls| unsafe { driver.peer_enable(other.raw, 0) };
-        let there = |driver: &DriverCalls| {
-            other.of_program.as_ref().map_or(Ok(()), |context| context.check(driver, other.raw))
-        };
-        match self.attempt(|driver| there(driver).and_then(|()| enable(driver))) {
+        match self.attempt(|driver| other.check_there(driver).and_then(|()| enable(driver))) {
             Err(failure) if failure.code() != Some(ALREADY_ENABLED) => Err(self.driver.error(what, failure)),
             _ => {
                 self.peers.lock().unwrap_or_else(PoisonError::into_inner).push(other.key());
@@ -178,7 +179,7 @@ impl Context {
         f: impl FnOnce(&DriverCalls) -> std::result::Result<R, Failure>,
     ) -> std::result::Result<R, Failure> {
         let calls = self.driver.relaxed()?;
-        self.of_program.as_ref().map_or(Ok(()), |context| context.check(&calls, self.raw))?;
+        self.check_there(&calls)?;
         // SAFETY: the context is retained as long as `self` lives; or it is the program's, which had not destroyed it just now. A
         // program may destroy no context during a call that uses it; docs/cufile.md says until when work of ours does.
         unsafe { calls.context_push(self.raw) }?;
