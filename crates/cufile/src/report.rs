@@ -22,8 +22,8 @@ pub fn at_exit() {
     if std::env::var_os("ONEHOP_CUFILE_REPORT").is_none() || REPORTS.swap(process, Ordering::AcqRel) != 0 {
         return;
     }
-    // SAFETY: the function is called at the end of the process, or when this library is unloaded, and does not panic.
-    unsafe { libc::atexit(write_report) };
+    // A process without memory for this has other worries.
+    let _ = onehop_os::at_exit(write_report);
 }
 
 extern "C" fn write_report() {

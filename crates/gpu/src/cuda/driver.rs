@@ -17,6 +17,7 @@ use cudarc::driver::sys;
 
 use super::host::RegisteredPages;
 use super::live::LiveMemory;
+use super::process_end;
 use super::reclaim::{Freed, Reclaimer};
 use crate::{Error, Result};
 
@@ -342,6 +343,8 @@ impl Driver {
             );
             return Err(none(&why));
         }
+        // After cuInit, so that it runs before what the driver does at the end.
+        process_end::watch().map_err(|error| none(&error.to_string()))?;
         Ok(Arc::new(driver))
     }
 

@@ -38,6 +38,7 @@ mod module;
 mod nvml;
 mod peek;
 mod pointers;
+mod process_end;
 mod reclaim;
 mod registers;
 mod resident;

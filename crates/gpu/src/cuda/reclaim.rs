@@ -7,7 +7,8 @@
 //!
 //! - none while a kernel runs that only its host ends, or one that has outlasted its limit;
 //! - again later, if the driver refuses because a graph is being captured;
-//! - never in a process that was forked: CUDA does not work there, and the thread is not there either.
+//! - never in a process that was forked: CUDA does not work there, and the thread is not there either;
+//! - never once the process ends ([`process_end`](super::process_end)).
 //!
 //! Streams and events are destroyed beside kernels too: that waits for none of them, only for the context's lock, which a call
 //! that frees may hold.
@@ -20,6 +21,7 @@ use std::time::Duration;
 use onehop_os::this_thread;
 
 use super::driver::FORKED;
+use super::process_end::{self, DriverEntry};
 use crate::{Error, Result};
 
 /// How long a thread that drops something waits for it to be freed. On an idle GPU it is, before the drop returns.
@@ -137,8 +139,8 @@ impl Reclaimer {
     /// Leaves a task for the thread, and waits a moment for it.
     pub(super) fn give_back(&self, task: impl FnMut() -> Freed + Send + 'static) {
         let task: ReclaimTask = Box::new(task);
-        if self.is_forked() {
-            // Its memory is the parent's, and another thread may have held the lock at the fork.
+        if self.is_forked() || process_end::has_begun() {
+            // A child's memory is the parent's, and another thread may have held the lock at the fork.
             std::mem::forget(task);
             return;
         }
@@ -155,7 +157,7 @@ impl Reclaimer {
     /// Leaves a task in which the driver waits for no kernel. It is carried out soon, also beside kernels that stay.
     pub(super) fn dispose(&self, task: impl FnMut() -> Freed + Send + 'static) {
         let task: ReclaimTask = Box::new(task);
-        if self.is_forked() {
+        if self.is_forked() || process_end::has_begun() {
             std::mem::forget(task);
             return;
         }
@@ -172,7 +174,7 @@ impl Reclaimer {
 
     /// Waits until all that was left here is freed; no longer than this, and not for kernels that hold it up. Whether it is.
     pub(super) fn settle(&self, limit: Duration) -> bool {
-        if self.is_forked() {
+        if self.is_forked() || process_end::has_begun() {
             return false;
         }
         let state = self.lock();
@@ -354,6 +356,12 @@ impl Reclaimer {
         state.busy = Some((left.number, this_thread()));
         drop(state);
         let panicked = || String::from("the code that frees it panicked");
+        let Some(_inside) = DriverEntry::new() else {
+            std::mem::forget(left);
+            let mut state = self.lock();
+            state.busy = None;
+            return (state, true);
+        };
         let freed = catch_unwind(AssertUnwindSafe(&mut left.task));
         let freed = freed.unwrap_or_else(|_| Freed::Refused(panicked()));
         let (mut again, mut refused) = (None, None);
@@ -388,6 +396,10 @@ impl Reclaimer {
         drop(state);
         let mut running = Vec::with_capacity(overdue.len());
         for mut is_over in overdue {
+            let Some(_inside) = DriverEntry::new() else {
+                std::mem::forget(is_over);
+                continue;
+            };
             // One that does not say is not known to have ended.
             if catch_unwind(AssertUnwindSafe(&mut is_over)).unwrap_or(false) {
                 // As for tasks.

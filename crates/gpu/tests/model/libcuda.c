@@ -16,8 +16,8 @@ enum { OK = 0, INVALID = 1, NOT_READY = 600, DESTROYED = 709, ALREADY_REGISTERED
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 /* What the tests set: a capture is open, a kernel of others runs, frees to refuse and with what, what queries answer, what
  * mapping memory does, what records of events answer behind so many that work, and whether kernels find no room (1) or
- * begin and do not end (2). */
-static volatile long capturing, busy, refuse, refusal = CAPTURE, answer, map_answer, record_answer, records, full;
+ * begin and do not end (2), and the milliseconds that freeing takes. */
+static volatile long capturing, busy, refuse, refusal = CAPTURE, answer, map_answer, record_answer, records, full, slow;
 /* What they read: captures invalidated, calls that were not relaxed, things that are not freed, mappings taken away too
  * early, calls of the thread that is watched, contexts that are retained. */
 static volatile long invalidated, unrelaxed, live, early, watched_calls, retained;
@@ -25,8 +25,18 @@ static const char *volatile watched_call = "";
 static __thread int mode, watched;
 /* In a forked process all threads are watched. */
 static volatile int forked;
+/* Threads that free something, and whether the library is being unloaded. */
+static volatile int inside, unloaded;
+
+/* The end of the process: a thread that is in the library, or calls it, crashes. */
+__attribute__((destructor)) static void unload(void) {
+    if (__atomic_load_n(&inside, __ATOMIC_SEQ_CST)) abort();
+    __atomic_store_n(&unloaded, 1, __ATOMIC_SEQ_CST);
+    usleep(2000 * slow);
+}
 
 static void enter(const char *name) {
+    if (__atomic_load_n(&unloaded, __ATOMIC_SEQ_CST)) abort();
     if (mode != 2) __atomic_fetch_add(&unrelaxed, 1, __ATOMIC_SEQ_CST);
     if (watched || forked) {
         __atomic_fetch_add(&watched_calls, 1, __ATOMIC_SEQ_CST);
@@ -55,6 +65,8 @@ static int wary(const char *name) {
 static int freeing(const char *name) {
     int refused = OK, wary_ = wary(name);
     if (wary_) return wary_;
+    __atomic_fetch_add(&inside, 1, __ATOMIC_SEQ_CST);
+    usleep(1000 * slow);
     pthread_mutex_lock(&lock);
     if (refuse > 0) {
         refuse--;
@@ -62,6 +74,7 @@ static int freeing(const char *name) {
     }
     while (!refused && busy) usleep(200);
     pthread_mutex_unlock(&lock);
+    __atomic_fetch_add(&inside, -1, __ATOMIC_SEQ_CST);
     return refused;
 }
 
@@ -100,7 +113,7 @@ long model(const char *what, long value) {
 #define SET(name) if (!strcmp(what, "set " #name)) { name = value; return 0; }
 #define GET(name) if (!strcmp(what, #name)) return name;
     SET(capturing) SET(busy) SET(refuse) SET(refusal) SET(answer) SET(map_answer) SET(watched)
-    SET(record_answer) SET(records)
+    SET(record_answer) SET(records) SET(slow)
     GET(invalidated) GET(unrelaxed) GET(live) GET(early) GET(watched_calls) GET(mode) GET(refuse) GET(retained)
     abort();
 }

@@ -1,6 +1,6 @@
 //! Who drops memory last, and when.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use super::*;
 
@@ -90,4 +90,28 @@ fn a_context_stays_as_long_as_others_use_its_pages() {
     model.wait_for("retained", 1);
     drop(other);
     model.wait_for("live", 0);
+}
+
+/// What a handler drops while the process ends.
+static DROPPED_LATE: Mutex<Option<(Region, CudaGpu)>> = Mutex::new(None);
+
+extern "C" fn drop_late() {
+    drop(DROPPED_LATE.lock().map(|mut dropped| dropped.take()));
+}
+
+/// The driver's library is unloaded while the process ends: no thread may be in it then, nor call it.
+#[test]
+fn a_process_ends_when_nothing_is_being_freed() {
+    let Some(model) = Model::or_child("lifetimes::a_process_ends_when_nothing_is_being_freed") else {
+        return;
+    };
+    // Handlers that are registered first run last.
+    onehop_os::at_exit(drop_late).unwrap();
+    let gpu = gpu();
+    let [first, second, third] = [(); 3].map(|()| gpu.alloc(Place::Vram, 1 << 20).unwrap());
+    model.set("slow", 100);
+    // The first is being freed, and the second is to be.
+    drop((first, second));
+    *DROPPED_LATE.lock().unwrap() = Some((third, gpu));
+    std::process::exit(0);
 }
