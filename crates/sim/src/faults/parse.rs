@@ -62,6 +62,17 @@ impl Fault {
         if fault.order != Order::Whole && kind != FaultKind::Torn {
             return Err(wrong("only the data of torn reads has an order"));
         }
+        let (when, of_enable) = (&fault.when, matches!(kind, FaultKind::StuckRdy | FaultKind::SlowStart));
+        // Abort commands are those of queue 0.
+        let other_queue = when.q.is_some_and(|q| of_enable || q != 0);
+        let asks_for_command = when.lba.is_some() || other_queue || !when.ops.is_empty();
+        if (of_enable || kind == FaultKind::AbortIgnored) && (asks_for_command || when.after.is_some()) {
+            let what = if of_enable { "changes of CC.EN" } else { "Abort commands" };
+            return Err(wrong(&format!("it strikes at {what}: lba, q, op and after do not apply")));
+        }
+        if when.on.is_some() && !of_enable {
+            return Err(wrong("only slow-start and stuck-rdy strike on a change of CC.EN"));
+        }
         if kind == FaultKind::Media && fault.when.lba.is_none() {
             return Err(wrong("say which blocks: media@lba=100-200"));
         }
@@ -169,7 +180,10 @@ mod tests {
         assert_eq!(Fault::parse("torn@order=last-first").unwrap().order, Order::LastFirst);
         assert_eq!(Fault::parse("torn@n=1,order=random").unwrap().order, Order::Random);
         for kind in FaultKind::ALL {
-            assert_eq!(Fault::parse(&format!("{}@lba=1", kind.name())).unwrap().kind, *kind);
+            let refused =
+                matches!(kind, FaultKind::StuckRdy | FaultKind::SlowStart | FaultKind::AbortIgnored);
+            let read = Fault::parse(&format!("{}@lba=1", kind.name()));
+            assert_eq!(read.ok().map(|fault| fault.kind), (!refused).then_some(*kind));
         }
     }
 
@@ -187,6 +201,9 @@ mod tests {
             "media@lba=5-1",
             "torn@order=first",
             "late@order=random",
+            "late@on=enable",
+            "slow-start@op=read",
+            "abort-ignored@after=1s",
         ] {
             assert!(Fault::parse(bad).is_err(), "{bad}");
         }
