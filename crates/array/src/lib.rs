@@ -1,8 +1,10 @@
-//! Arrays on a drive that GPU threads read and write as memory.
+//! Arrays on a drive that GPU threads read and write as memory, through a cache of pages in memory that the GPU reaches.
 //!
-//! An [`Array`] is a range of blocks and a cache of its pages in memory that the GPU reaches. Kernels get its
-//! [handle](Array::handle) and use `onehop_proto::array::PageCache`; [`Array::gather`] and [`Array::scatter`] are kernels of our
-//! own that move rows. What is written reaches the drive by [`Array::flush`], or when its page has to make room.
+//! 1. [`Array::open`] takes a range of blocks of a drive, and makes the cache and a queue that kernels drive.
+//! 2. [`Array::handle`] is what kernels get; they use it with `onehop_proto::array::PageCache`.
+//! 3. [`Array::gather`] and [`Array::scatter`] move rows by kernels of our own.
+//! 4. [`Array::flush`] makes durable what was written. Until then a page is written only to make room.
+//! 5. [`Array::close`] flushes and deletes the queue.
 #![forbid(unsafe_code)]
 
 mod array;

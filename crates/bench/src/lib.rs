@@ -1,9 +1,11 @@
-//! What queues cost: cycles and nanoseconds to submit and to complete a command, commands per second of one core; and how
-//! fast blocks go between drives or files and GPU memory, by every route that there is ([`sweep`]).
+//! Measures what queues and routes cost.
 //!
-//! Queues are measured against the null controller, which answers at once and moves nothing, so that what is left is the
-//! driver's own cost; the controller's own share is measured beside it. Any other drive can be measured too, with its
-//! data checked.
+//! 1. [`CpuQueue::open`] opens a drive for commands of one CPU thread, and [`CpuQueue::row`] measures them.
+//! 2. [`ceiling`] measures the null controller alone, which answers at once and moves nothing. What is left of a row is the
+//!    driver's own cost.
+//! 3. [`GpuBench::new`] and [`GpuBench::row`] do the same for queues that GPU kernels drive.
+//! 4. [`sweep`] moves blocks between drives or files and GPU memory by every route, and checks their bytes.
+//! 5. [`compare::compare`] finds what changed between two results, and [`page`] writes them as a page.
 #![forbid(unsafe_code)]
 
 mod bed;

@@ -1,14 +1,14 @@
-//! The I/O half of an NVMe controller as code that any processor can run: a host thread, or a GPU warp that stays
-//! resident and serves queue pairs whose rings, doorbells and data lie in GPU memory.
+//! The I/O half of an NVMe controller as code that a host thread or a resident GPU warp runs. It serves queue pairs whose rings,
+//! doorbells and data are in memory that it reaches.
 //!
-//! - [`serve`]: the model. It moves blocks, checks every rule that memory alone can show, and goes wrong on request.
-//! - [`null`]: answers at once and moves nothing; what a driver's own speed is measured against.
-//! - [`litmus`]: the two orders on which all of it rests, each with its fence taken out on request.
+//! 1. [`Pair`] describes a queue pair, its namespace and its faults, in memory.
+//! 2. [`serve()`] is the model of a controller. It moves blocks, checks every rule that memory alone can show, and injects
+//!    faults.
+//! 3. [`null()`] answers at once and moves nothing: the reference for a driver's own speed.
+//! 4. [`litmus`] tests the two orders of memory accesses that both rest on, each also with its fence removed.
+//! 5. [`Report`] says how it went, and [`check()`] whether blocks that were read are the right ones.
 //!
-//! - [`check`]: whether blocks that were read are the right ones.
-//!
-//! A queue pair, its namespace and its faults are described by a [`Pair`] in memory; how it went stands in a
-//! [`Report`]. Everything is generic over [`ControllerWarp`]. No allocation, no `std`, no unsafe code, and no wait without a
+//! Everything is generic over [`ControllerWarp`]. There is no allocation, no `std`, no unsafe code, and no wait without a
 //! deadline.
 #![no_std]
 #![forbid(unsafe_code)]

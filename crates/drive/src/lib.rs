@@ -1,10 +1,15 @@
-//! Brings up an NVMe controller and drives it, wherever it is: real PCI, QEMU, the simulator.
+//! The NVMe driver. It drives real PCI devices, QEMU's and the simulator's alike.
 //!
-//! [`Drive::open`] takes a [`ControllerBackend`](onehop_os::ControllerBackend), resets the controller and learns who it is. [`Drive::queue`] gives
-//! an [`IoQueue`] for a CPU thread; [`Drive::gpu_queues`] gives queue pairs that GPU kernels drive by themselves, ours or,
-//! by [`GpuQueues::export`], other people's. A command that is not completed in time climbs the time-out ladder (drain, abort, delete the queue, reset the
-//! controller, reset the function); memory of a lost command is not given back before the controller has let go of it,
-//! and every handle goes on working after a reset.
+//! 1. [`Drive::open`] takes a [`ControllerBackend`](onehop_os::ControllerBackend), resets the controller and identifies it.
+//! 2. [`Drive::namespace`] returns a [`Namespace`], and [`Drive::buffer`] memory that the drive reaches.
+//! 3. [`Drive::queue`] creates an [`IoQueue`] for a CPU thread; [`IoQueue::read`], [`IoQueue::write`] and [`IoQueue::flush`] use
+//!    it.
+//! 4. [`Drive::gpu_queues`] creates queue pairs that GPU kernels drive: ours by [`GpuQueues::read`] and [`GpuQueues::write`].
+//! 5. [`GpuQueues::export`] hands such a queue to kernels of others.
+//!
+//! A command that is not completed in time climbs the time-out ladder: drain, abort, delete the queue, reset the controller,
+//! reset the function. Memory of a lost command is not reused before the controller can no longer write it. Every handle stays
+//! usable after a reset.
 #![forbid(unsafe_code)]
 
 mod admin;

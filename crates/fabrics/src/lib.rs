@@ -1,11 +1,13 @@
-//! NVMe over Fabrics: drives of other machines, as the driver knows drives.
+//! NVMe over Fabrics: drives of other machines.
 //!
-//! [`open`] connects to a subsystem over TCP and gives a [`ControllerBackend`]: the same driver that drives PCIe
-//! devices then drives a remote controller. [`queue`] is the protocol without its connection, [`discover`] asks which
-//! subsystems there are.
+//! 1. [`SubsystemAddress`] parses a target's name, `nvme-tcp://HOST/NQN`.
+//! 2. [`discover`] lists the subsystems of a discovery service.
+//! 3. [`open`] connects to a subsystem and returns a [`ControllerBackend`], so that the driver for PCIe devices drives it.
+//! 4. `onehop_drive::Drive::open` brings that controller up.
+//! 5. [`queue`] is the protocol without its connection, [`pdu`] its messages.
 //!
-//! A lost connection appears as a controller that reports a fatal status. Resetting it reconnects. The driver repeats
-//! reads then, but not writes: the target may still carry out those that it received.
+//! A lost connection appears as a controller that reports a fatal status. Resetting it reconnects. The driver then repeats reads,
+//! but not writes: the target may still carry out those that it received.
 #![forbid(unsafe_code)]
 
 mod ahead;

@@ -1,9 +1,14 @@
 //! GPU memory and GPU launches.
 //!
-//! A [`Region`] is memory that bytes land in. [`Gpu`] is what any GPU here can do; [`Emulated`] is the one that needs
-//! no hardware: CPU threads run the same kernel functions that the device code wraps, in an address space of their own
-//! in which a wrong address is an error and never a stray write. [`cuda`] is NVIDIA's, whose driver is looked for when a
-//! program asks for it; where there is none everything else works all the same.
+//! 1. [`cuda::Cuda::load`] finds NVIDIA's driver at run time, and [`cuda::Cuda::open`] opens a GPU. [`Emulated`] needs no
+//!    hardware.
+//! 2. [`Gpu::alloc`] returns a [`Region`], memory that bytes arrive in; [`Region::read`] and [`Region::write`] copy.
+//! 3. [`Gpu::copier`] copies rows from a ring of pinned memory, in the background.
+//! 4. [`Gpu::launch`] starts a kernel on queues of a drive.
+//! 5. [`Running::join`] waits for it, with a deadline.
+//!
+//! The emulated GPU runs the kernel functions that the device code wraps on CPU threads. Its addresses are its own: a wrong one
+//! is an error, never a stray write.
 #![deny(unsafe_code)]
 
 mod arrays;

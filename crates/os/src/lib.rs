@@ -1,8 +1,14 @@
-//! Ground: memory shared with devices, and the seams behind which every controller stands.
+//! Memory that is shared with devices, the seams behind which every controller stands, and system calls that others lack.
 //!
-//! [`HostMem`] is host memory that a device may write at any moment; it is read and written by copy, never lent as a
-//! slice. [`Registers`] is a BAR, [`Mapper`] gives bus addresses: real PCI, QEMU and the simulator all implement both,
-//! so that one driver runs on all of them. [`mod@file`] and [`dm_table`] ask the kernel where a file's bytes are.
+//! 1. [`HostMem::anonymous`] allocates host memory that a device may write at any moment. It is copied, never borrowed as a
+//!    slice.
+//! 2. [`Mapper::map`] gives memory a bus address.
+//! 3. [`Registers::read32`] and [`Registers::write32`] access a BAR.
+//! 4. [`ControllerBackend`] has both for one controller: a real one, QEMU's or a simulated one.
+//! 5. [`Deadline::after`] bounds a wait, and [`StopSignal`] ends it early.
+//!
+//! [`mod@file`] and [`dm_table`] ask the kernel where a file's bytes are. [`Guard`] reads memory that a truncated file may take
+//! away.
 
 mod clock;
 mod descriptors;

@@ -1,8 +1,13 @@
-//! The words of NVMe, spoken by everybody here: the host driver, the GPU and the simulator compile this same source.
+//! The NVMe protocol: the driver, the GPU kernels and the simulator compile this same source.
 //!
-//! Registers, commands, completions, statuses, identify data, log pages, data pointers, namespace formats, and the
-//! queue algorithms. Follows NVM Express Base 2.0 and NVM Command Set 1.0; fields that are zero-based on the wire
-//! end in `_z`. No dependencies, no allocation, no `std`.
+//! 1. [`regs`] are the controller's registers.
+//! 2. [`admin`] and [`nvm`] make commands, [`Sqe`]; [`prp::build`] and [`sgl`] say where their data is.
+//! 3. [`queue::Owner`] submits and completes for one owner, [`queue::Shared`] for any number of threads.
+//! 4. [`kernel::run_owner`] and [`kernel::run_shared`] carry out a job with them on a GPU.
+//! 5. [`identify`], [`log`] and [`feature`] read what a controller says about itself.
+//!
+//! It follows NVM Express Base 2.0 and NVM Command Set 1.0. Fields that are zero-based on the wire end in `_z`. There are no
+//! dependencies, no allocation and no `std`.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,18 +1,13 @@
-//! RDMA: a network card reads and writes memory of this machine, and another machine has it do so.
+//! RDMA: connections over which a network card reads and writes registered memory.
 //!
-//! ```text
-//! verbs      libibverbs, loaded at run time: the one module with unsafe code
-//! near       which devices there are, and which is nearest to a GPU
-//! nic        a port of a device, and the memory registered with it
-//! memory     how memory is registered: host memory; a GPU's by dma-buf, else by nvidia-peermem
-//! cache      registrations that are kept
-//! pool       slots of memory that was registered once
-//! endpoint   what two sides tell each other to meet
-//! channel    a connection: messages, and bytes put and got; pump is its thread
-//! meet       how two sides come to have one, over a TCP connection
-//! ```
-//! A machine without RDMA runs everything else: [`Verbs::load`] says what is missing. The bindings are our own, of the twenty
-//! calls that are used: the crates that there are want CMake and Clang to build, link the library, or both.
+//! 1. [`Verbs::load`] opens libibverbs, or says what is missing.
+//! 2. [`Nic::open`] opens a port of a device; [`nearest_first`] lists the devices nearest to a GPU first.
+//! 3. [`Nic::register`] registers host memory, or a GPU's by dma-buf or nvidia-peermem.
+//! 4. [`connect`] and [`accept`] make a [`Channel`] over a TCP connection.
+//! 5. [`Channel::put`] and [`Channel::get`] move bytes, [`Channel::send`] and [`Channel::receive`] messages.
+//!
+//! `verbs` is the one module with unsafe code. The bindings are our own, of the twenty calls that are used: the existing crates
+//! need CMake and Clang to build, or link the library.
 #![deny(unsafe_code)]
 
 mod cache;

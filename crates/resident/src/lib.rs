@@ -1,12 +1,14 @@
-//! A drive for tests whose I/O queues are served in a GPU's memory, by the controller model that the GPU itself runs.
+//! A simulated drive whose I/O queues are served on the GPU, in its memory, by the model of `onehop-controller`.
 //!
-//! Registers, admin commands, identify data, features and resets are those of `onehop-sim`, on the CPU. I/O commands are
-//! carried out by resident warps ([`Gpu::serve`](onehop_gpu::Gpu::serve)), one for each queue pair, wherever rings and
-//! data lie: in VRAM, in host memory, in the controller's buffer; the namespace lies in VRAM. On the emulated GPU the warps
-//! are CPU threads, and all of it runs without hardware.
+//! 1. [`open`] makes the drive from a specification and a GPU.
+//! 2. [`ResidentDrive::port`] is its controller, for `onehop_drive::Drive::open`.
+//! 3. [`ResidentDrive::sim`] reports the violations that the simulator saw.
+//! 4. [`Gpu::serve`](onehop_gpu::Gpu::serve) runs a warp for each queue pair.
+//! 5. [`onehop_gpu::controllers`] keeps queue pairs in the GPU's memory.
 //!
-//! From the bottom: `faults` translates; `engine` creates and deletes queue pairs for the simulator, by what
-//! [`onehop_gpu::controllers`] keeps in the GPU's memory; `drive` puts the port together.
+//! Registers, admin commands, identify data, features and resets are those of `onehop-sim`, on the CPU. Rings and data may lie in
+//! VRAM, in host memory or in the controller's buffer; the namespace lies in VRAM. On the emulated GPU the warps are CPU threads,
+//! and no hardware is needed.
 #![forbid(unsafe_code)]
 
 mod drive;

@@ -1,17 +1,24 @@
-//! The daemon behind `onehop mount`: a folder, of this machine or of a target, mounted by FUSE, whose files programs read and write by usrbio.
+//! The daemon behind `onehop mount`: it mounts a folder by FUSE, and serves programs that read and write its files by usrbio.
+//!
+//! 1. [`MountOptions::new`] names a folder of this machine, [`MountOptions::of_target`] one of another machine.
+//! 2. [`Daemon::start`] mounts it.
+//! 3. [`Daemon::report`] says what was done, and by which routes.
+//! 4. [`Daemon::is_over`] is true once it was unmounted.
+//! 5. [`Daemon::end`] unmounts it.
 //!
 //! ```text
-//! fs        what the kernel asks by FUSE: files of the folder, and 3fs-virt with the links of programs
-//! table     buffers and rings that programs told of, whose they are, and when their program is gone
-//! persons   for whom it counts what a user takes
-//! workers   wait at the semaphores of submissions, take what is in the rings, and do what needs no waiting
-//! io        what was asked for, checked; where the bytes come from; what waits for a disk, or goes to a GPU
-//! socket    GPU memory of programs, which no link can name
+//! fs           requests of the kernel: files of the folder, and 3fs-virt with the links of programs
+//! table        buffers and rings of programs, their owners, and the end of their programs
+//! persons      budgets of users
+//! workers      wait at the semaphores of rings, take requests, and do what needs no waiting
+//! io           checked requests; routes of their bytes; threads for disks and GPUs
+//! socket       GPU memory of programs, which no link can name
 //! predecessor  the mount that was here before, if its daemon was killed
-//! stats     what was done, and which way it went: 3fs-virt/onehop/stats
+//! stats        counts by route: 3fs-virt/onehop/stats
 //! ```
-//! What programs write into shared memory is theirs to break: it is copied once and checked, it is touched by system calls or
-//! under a guard, and nothing that one user does reaches what is another's.
+//!
+//! Programs may write anything into shared memory at any time. It is copied once and then checked, and accessed by system calls
+//! or under a guard. Nothing that a user does reaches another user's data.
 #![forbid(unsafe_code)]
 
 mod daemon;

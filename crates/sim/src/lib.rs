@@ -1,8 +1,13 @@
-//! A simulated NVMe controller as a strict examiner would build it.
+//! A simulated NVMe controller that checks every rule it can observe.
 //!
-//! It speaks NVMe 1.4 or 2.0 through the same seams as a real drive ([`Registers`](onehop_os::Registers) and
-//! [`Mapper`](onehop_os::Mapper)), reacts to every breach of a rule as the specification says, writes it down as a
-//! [`Violation`], and goes wrong on demand in the ways that real drives do ([`Fault`]).
+//! 1. [`open`] makes a [`Sim`] from a specification such as `disk.img?lba=4096`.
+//! 2. [`Sim::port`] is its controller, for the driver.
+//! 3. [`Sim::inject`] adds a [`Fault`]: the ways in which real drives fail.
+//! 4. [`Sim::violations`] lists the rules that the host broke.
+//! 5. [`Sim::stats`] counts what it did.
+//!
+//! It speaks NVMe 1.4 or 2.0 through the same seams as a real drive, [`Registers`](onehop_os::Registers) and
+//! [`Mapper`](onehop_os::Mapper), and reacts to each breach of a rule as the specification says.
 #![forbid(unsafe_code)]
 
 mod admin;

@@ -1,18 +1,25 @@
-//! A folder's files on another machine: what both sides say to each other, and how it gets there.
+//! A folder's files on another machine: client and server of `onehop target`.
+//!
+//! 1. [`server::ServerOptions`] names the folder and the key.
+//! 2. [`tcp::TcpAcceptor::listen`] listens, and [`server::Target::start`] serves.
+//! 3. [`tcp::TcpConnector::new`] names a server.
+//! 4. [`client::Client::new`] connects to it.
+//! 5. [`client::RemoteTree`] is its folder, by the same trait ([`tree`]) as a folder of this machine.
 //!
 //! ```text
-//! tree       files, by number: the seam between who asks and who has them; a folder of this machine
-//! wire       frames with checksums, and what stands in them
-//! auth       who has the key, and the keys of a connection that come of it
-//! seal       frames that nobody on the way can read or change
-//! transport  the seam: how frames and data go from one side to the other
-//! tcp        one of them
+//! tree       files by number: the seam between mounts and files
+//! wire       messages, and frames with checksums
+//! auth       the key, and the keys of a connection that are derived from it
+//! seal       encryption of frames
+//! transport  the seam between messages and networks
+//! tcp, rdma  its implementations
 //! server     the storage service
 //! client     a folder of another machine
 //! turns      a queue in which users take turns
 //! shares     a supply that no user can use up
 //! ```
-//! Whatever comes from the other side is hostile until it is checked: lengths are bounded before anything is allocated for them.
+//!
+//! Everything that the other side sends is checked: lengths are bounded before anything is allocated for them.
 #![forbid(unsafe_code)]
 
 pub mod auth;

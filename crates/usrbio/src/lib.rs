@@ -1,9 +1,13 @@
-//! usrbio, the way in which programs read and write files of 3FS without system calls: rings in shared memory.
+//! usrbio, the protocol by which programs read and write files of 3FS without system calls, for both sides of it.
 //!
-//! A program makes memory in `/dev/shm`, and tells the daemon of a mount about it by a symbolic link in
-//! `3fs-virt/iovs`, whose [`Name`] says what it is: a buffer, or a ring. In a [`ring`] it puts what is to be read and written,
-//! posts a semaphore of the daemon's, and waits at one of its own. Everything here is that protocol, for both sides of it,
-//! as 3FS has it; what is ours alone, buffers in GPU memory that go to the daemon over a socket, is in [`wire`].
+//! 1. [`mount::Mount::open`] finds a mount.
+//! 2. [`buffer::Buffer::create`] makes memory in `/dev/shm` and publishes it by a symbolic link in `3fs-virt/iovs`.
+//! 3. [`buffer::Ring::create`] makes a ring, whose link is a [`Name`] with its parameters.
+//! 4. [`buffer::Ring::prepare`] and [`buffer::Ring::submit`] enter requests and post a semaphore of the daemon.
+//! 5. [`buffer::Ring::wait`] waits for their completions.
+//!
+//! The daemon's side of a ring is [`ring::RingServer`]. Buffers in GPU memory, which 3FS does not have, go to the daemon by a
+//! socket: [`wire`].
 #![forbid(unsafe_code)]
 
 pub mod buffer;
