@@ -5,6 +5,7 @@ import os
 import random
 import struct
 import threading
+import warnings
 
 import numpy
 import onehop
@@ -137,7 +138,14 @@ def test_the_account(model_file, device):
 
 
 def test_without_a_device_the_first_gpu_or_the_cpu(model_file):
-    loaded = onehop.load(model_file[0])
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        loaded = onehop.load(model_file[0])
+        assert len(list(onehop.stream(model_file[0]))) == len(loaded.tensors)
+    # That no GPU has the tensors is said, once by each.
+    expected = [] if "cuda:0" in DEVICES else [RuntimeWarning] * 2
+    assert [warning.category for warning in seen] == expected
+    assert all("CUDA" in str(warning.message) and warning.filename == __file__ for warning in seen)
     assert {t.device for t in loaded.tensors.values()} == {DEVICES[-1]}
 
 

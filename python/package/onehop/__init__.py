@@ -29,6 +29,7 @@ from ._stream import Stream as Stream
 from ._stream import TorchMemory as _TorchMemory
 from ._stream import arena as _arena
 from ._stream import copy_into as _copy_into
+from ._stream import warn_of_cpu as _warn_of_cpu
 from .errors import OnehopError as OnehopError
 
 if TYPE_CHECKING:
@@ -141,7 +142,8 @@ def load(
     """Loads model files: tensors, and how it went.
 
     path: a file (safetensors, GGUF), an index, a directory, or several that are one model.
-    device: "cuda:0", 0, a torch.device, a PCI address, "cpu"; None is GPU 0 where CUDA works, else the CPU's memory.
+    device: "cuda:0", 0, a torch.device, a PCI address, "cpu"; None is GPU 0 where CUDA works, else the CPU's memory,
+        with a RuntimeWarning.
     framework: "torch", "numpy", "cupy" or "jax"; None gives onehop.Tensor, which any of them takes over by DLPack.
     names, without: patterns (`*`, `?`) of names to load, and not to; one that matches no tensor is an
         UnknownTensorError. dtypes: types to load, such as "BF16".
@@ -228,6 +230,8 @@ def load(
         # Whatever still refers to the model, the next load may open the drive.
         model.close_drive()
     assert outcome is not None
+    if device is None:
+        _warn_of_cpu(outcome)
     if progress is not None:
         progress(outcome.bytes, outcome.bytes)
     in_order = {name: tensors[name] for name in model.names() if name in tensors}
@@ -285,7 +289,7 @@ def stream(
         measure_limit=measure_limit,
         max_bytes=max_bytes,
     )
-    return Stream(job, convert, memory)
+    return Stream(job, convert, memory, any_device=device is None)
 
 
 class Slice:

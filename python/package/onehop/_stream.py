@@ -30,12 +30,18 @@ class Stream:
     """Tensors as they arrive: an iterator of names and tensors. Leaving it, or a `with` around it, ends the load."""
 
     def __init__(
-        self, job: _Job, convert: Callable[[Tensor], Any], memory: Optional[TorchMemory] = None
+        self,
+        job: _Job,
+        convert: Callable[[Tensor], Any],
+        memory: Optional[TorchMemory] = None,
+        *,
+        any_device: bool = False,
     ) -> None:
         self._job = job
         self._convert = convert
         self._memory = memory
         self._told = False
+        self._any_device = any_device
 
     def __iter__(self) -> Stream:
         return self
@@ -47,6 +53,9 @@ class Stream:
                 limit = _FENCE_POLL if self._memory.recycle(self._job) else _DEATH_POLL
             step = self._job.next(limit)
             if step is None:
+                if self._any_device:
+                    self._any_device = False
+                    warn_of_cpu(self._job.outcome)
                 raise StopIteration
             if isinstance(step, Tensor):
                 return step.name, self._convert(step)
@@ -96,6 +105,12 @@ class Stream:
     def grown(self) -> int:
         """Bytes by which the memory has grown beyond max_bytes."""
         return self._job.grown
+
+
+def warn_of_cpu(outcome: Optional[Outcome]) -> None:
+    """For callers of our caller, who named no device and may believe that a GPU has the tensors."""
+    if outcome is not None and "gpu" in outcome.simulated:
+        warnings.warn(f"{outcome.gpu_why}; device='cpu' asks for that", RuntimeWarning, stacklevel=3)
 
 
 class TorchMemory:
