@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks the documentation: links and anchors resolve, prose keeps to 100 columns, SUMMARY.md names every page.
+"""Checks the documentation: links and anchors resolve, source files and their functions exist, prose keeps to 100 columns,
+the README to 120 lines, and SUMMARY.md names every page.
 
     .ci/links.py [FILE...]      check these Markdown files, or all of the documentation
     .ci/links.py --book FOLDER  check the pages of a built book
@@ -16,6 +17,7 @@ from urllib.parse import unquote
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 COLUMNS = 100
+README_LINES = 120
 FENCE = re.compile(r"\s*(?:[-*>]\s+)*(```+|~~~+)")
 CODE = re.compile(r"(?<!`)(`+)(?!`)((?:(?!\n\s*\n).)+?)(?<!`)\1(?!`)", re.DOTALL)
 INLINE = re.compile(r'\]\(\s*<?([^)\s>]*)>?(?:\s+"[^"]*")?\s*\)')
@@ -25,6 +27,9 @@ ATTRIBUTE = re.compile(r'<[a-z]+\s[^>]*?\b(?:href|src)="([^"]+)"')
 OWN_ID = re.compile(r'<[a-z]+\s[^>]*?\b(?:id|name)="([^"]+)"')
 HEADING = re.compile(r"^ {0,3}#{1,6}\s+(.*?)\s*#*\s*$")
 EXTERNAL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:|//")
+SOURCE = re.compile(r"`(crates/[\w./-]+\.rs)`")
+# `Type::function` (`crates/a/src/b.rs`), or a function of a module.
+FUNCTION = re.compile(r"`((?:\w+::)*)(\w+)`\s+\(`(crates/[\w./-]+\.rs)`\)")
 
 
 def prose(text):
@@ -73,8 +78,11 @@ def check_page(path, pages):
     for number, line in enumerate(lines, 1):
         if too_long(line):
             yield f"{number}: {len(line)} columns, {COLUMNS} at most"
+    text = "\n".join(lines)
+    for at, wrong in (*missing_sources(text), *missing_functions(text)):
+        yield f"{text.count(chr(10), 0, at) + 1}: {wrong}"
     # What stands in code is no link.
-    body = CODE.sub(lambda code: re.sub(r"[^\n]", "x", code[0]), "\n".join(lines))
+    body = CODE.sub(lambda code: re.sub(r"[^\n]", "x", code[0]), text)
     defined = dict(DEFINED.findall(body))
     for use in REFERENCE.finditer(body):
         if use[1] not in defined:
@@ -84,6 +92,32 @@ def check_page(path, pages):
             wrong = check_link(path, link[group], pages)
             if wrong:
                 yield f"{body.count(chr(10), 0, link.start()) + 1}: {link[group]}: {wrong}"
+
+
+def missing_sources(text):
+    for source in SOURCE.finditer(text):
+        if not (ROOT / source[1]).is_file():
+            yield source.start(), f"{source[1]}: no such file"
+
+
+def missing_functions(text):
+    for named in FUNCTION.finditer(text):
+        file, function = ROOT / named[3], named[2]
+        if not file.is_file():
+            continue
+        code = re.sub(r"//.*", "", file.read_text(encoding="utf-8"))
+        if not re.search(rf"\bfn\s+{function}\b", code):
+            yield named.start(), f"{named[3]}: no function {function}"
+        owner = named[1].removesuffix("::").rpartition("::")[2]
+        # A module has a small first letter.
+        if owner[:1].isupper() and not re.search(rf"\b(?:impl|trait)\b[^{{;]*\b{owner}\b", code):
+            yield named.start(), f"{named[3]}: no impl of {owner}"
+
+
+def check_readme():
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").count("\n")
+    if lines > README_LINES:
+        yield f"README.md: {lines} lines, {README_LINES} at most"
 
 
 def check_link(path, target, pages):
@@ -179,7 +213,7 @@ def main(args):
         every = [*sorted(DOCS.rglob("*.md")), *(ROOT / name for name in outside)]
         files, pages = [Path(arg).resolve() for arg in args] or every, {}
         wrong = [f"{path.relative_to(ROOT)}:{what}" for path in files for what in check_page(path, pages)]
-        wrong += [] if args else check_summary()
+        wrong += [] if args else [*check_summary(), *check_readme()]
     print("\n".join(wrong) or "no broken link")
     return 1 if wrong else 0
 

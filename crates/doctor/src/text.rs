@@ -35,9 +35,11 @@ pub fn render(diagnosis: &Diagnosis, style: Style) -> String {
     }
     routes(&mut text, diagnosis, style);
     if hidden > 0 {
+        let (pairs, them) = if hidden == 1 { ("pair", "it") } else { ("pairs", "them") };
         let _ = writeln!(
             text,
-            "  not shown: {hidden} pairs of a device and a GPU that is not the closest (--all shows them; -g and -d select one)"
+            "  not shown: {hidden} {pairs} of a device and a GPU that is not the closest (--all shows {them}; \
+             -g and -d select one)"
         );
     }
     fixes(&mut text, diagnosis, style);

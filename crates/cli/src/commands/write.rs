@@ -82,7 +82,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     }
     let mut text = ReportText::default();
     transfer::rows(&outcome, &mut text);
-    text.row("flushed", "yes: the drive says that the blocks are durable");
+    text.row("flushed", "yes (drive confirmed)");
     Ok(Report::new(outcome, text)?.failed(failure.map(Into::into)))
 }
 

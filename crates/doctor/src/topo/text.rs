@@ -27,7 +27,8 @@ pub fn tree(facts: &Facts, all: bool) -> String {
         }
     }
     if hidden > 0 {
-        let _ = writeln!(text, "not shown: {hidden} functions that no route passes (--all shows them)");
+        let (functions, them) = if hidden == 1 { ("function", "it") } else { ("functions", "them") };
+        let _ = writeln!(text, "not shown: {hidden} {functions} that no route passes (--all shows {them})");
     }
     text
 }

@@ -82,7 +82,7 @@ impl BenchLimits {
 fn copy_rate(gpu: &Chosen) -> Result<RateLimit> {
     let ring = gpu.gpu.alloc(Place::PinnedHost, MEASURED)?;
     let gbps = onehop_gpu::copy_rate(&*gpu.gpu, &ring)? / 1e9;
-    Ok(RateLimit { what: "the copy engine, as measured".into(), gbps, hard: false })
+    Ok(RateLimit { what: "the copy engine (measured)".into(), gbps, hard: false })
 }
 
 /// How fast all CPUs together copy in memory, the best of some tries.

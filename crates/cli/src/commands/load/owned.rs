@@ -147,7 +147,7 @@ fn tell(d: &OwnedLoadDocument) -> ReportText {
     transfer::rows(&d.outcome, &mut text);
     let Landed { direct_bytes, staged_bytes, hole_bytes, .. } = d.landed;
     if direct_bytes > 0 {
-        text.row("landed", format!("{} where they belong, with no copy", units::bytes(direct_bytes)));
+        text.row("direct", format!("{}, no copy", units::bytes(direct_bytes)));
     }
     if staged_bytes > 0 {
         let why = if direct_bytes > 0 {
@@ -155,13 +155,10 @@ fn tell(d: &OwnedLoadDocument) -> ReportText {
         } else {
             "this route has the drive write there, or no tensor lies where a drive can write"
         };
-        text.row("", format!("{} by host memory and a copy: {why}", units::bytes(staged_bytes)));
+        text.row("staged", format!("{} by host memory and a copy: {why}", units::bytes(staged_bytes)));
     }
     if hole_bytes > 0 {
-        text.row(
-            "",
-            format!("{} are holes of the files, which no drive was asked for", units::bytes(hole_bytes)),
-        );
+        text.row("holes", format!("{}, not read", units::bytes(hole_bytes)));
     }
     text.row(
         "memory",

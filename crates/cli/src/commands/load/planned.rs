@@ -111,9 +111,7 @@ fn tell(model: &Model, shares: &[Share], first: &Plan, route: &str) -> ReportTex
     if first.options.direct {
         let direct = sum(Plan::direct_bytes);
         let rest = read_bytes - direct;
-        let ways =
-            format!("{} land where they belong, {} by a slot", units::bytes(direct), units::bytes(rest));
-        text.row("", ways);
+        text.row("", format!("{} direct, {} by a slot", units::bytes(direct), units::bytes(rest)));
     }
     for share in shares {
         text.row("fits", fits(share));
