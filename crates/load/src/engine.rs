@@ -8,8 +8,8 @@
 //!
 //! If NVIDIA's cuFile is requested, it gets the arena and the files, and chooses its own path.
 //!
-//! Several GPUs share one ring and its threads ([`RingEngine::start_all`]). Data that all of them need is read once and
-//! copied to each; if each needs its rank's part, the parts take turns.
+//! Several GPUs share one ring and its threads ([`RingEngine::start_all`]). If all of them load the same, it is read once and
+//! copied to each. Otherwise each reads what it needs, and they take turns.
 
 mod arena;
 pub mod calls;
