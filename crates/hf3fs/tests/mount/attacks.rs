@@ -5,14 +5,17 @@ use std::fs::{File, Permissions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use onehop_target::tree::Tree;
+use onehop_target::wire::{Caller, Name, OpenMode, ROOT};
 use rustix::fs::{CWD, OFlags, RenameFlags, XattrFlags, renameat_with, setxattr};
 use rustix::io::Errno;
 use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
 use crate::bed::{Bed, how_long, part, part_of, run, skipped};
+use crate::target::{connect, start, start_twice};
 
 pub const ATTACKER: u32 = 21_011;
 const GROUP: u32 = 21_012;
@@ -30,11 +33,16 @@ pub fn become_user(uid: u32, groups: &[u32]) {
 
 /// A mount for attacks; none where this is not root's, who alone can be two users.
 pub fn attacked() -> Option<Bed> {
+    as_two_users(Bed::start)
+}
+
+/// The same of what starts in another way.
+fn as_two_users<T>(start: impl FnOnce() -> Option<T>) -> Option<T> {
     if !rustix::process::geteuid().is_root() {
         skipped("only root can be two users");
         return None;
     }
-    Bed::start()
+    start()
 }
 
 fn file_of(path: PathBuf, (uid, mode): (u32, u32), bytes: &[u8]) -> PathBuf {
@@ -59,10 +67,14 @@ const BUSY: Duration = Duration::from_secs(40);
 
 /// Attacks while something is done to names at the same time, and cleans up in between.
 fn race(disturb: impl Fn() + Sync, mut attack: impl FnMut(&mut dyn FnMut() -> bool)) {
-    let (quiet, over) = (Mutex::new(()), AtomicBool::new(false));
+    let (quiet, wanted, over) = (Mutex::new(()), AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !over.load(Ordering::Acquire) {
+                // A lock has no queue: the other might wait for many turns.
+                while wanted.load(Ordering::Acquire) {
+                    std::thread::yield_now();
+                }
                 let _quiet = quiet.lock();
                 disturb();
             }
@@ -72,7 +84,9 @@ fn race(disturb: impl Fn() + Sync, mut attack: impl FnMut(&mut dyn FnMut() -> bo
         let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             attack(&mut || {
                 // Nothing disturbs between a call and the next one.
+                wanted.store(guard.is_none(), Ordering::Release);
                 guard = if guard.is_some() { None } else { quiet.lock().ok() };
+                wanted.store(false, Ordering::Release);
                 start.elapsed() < how_long(RACE)
             });
         }));
@@ -80,6 +94,21 @@ fn race(disturb: impl Fn() + Sync, mut attack: impl FnMut(&mut dyn FnMut() -> bo
         drop(guard);
         ended.unwrap();
     });
+}
+
+/// Tells the program of a race where in the bed names are swapped.
+const SWAPPED_IN: &str = "ONEHOP_TEST_SWAPPED_IN";
+
+/// Runs the program of a race. Names are swapped in `root`, past all mounts, or in `second`, through another mount.
+fn run_race(name: &str, bed: &Bed, swapped_in: &str) {
+    let mut program = part(name, bed);
+    program.env(SWAPPED_IN, swapped_in);
+    print!("{}", run(program));
+}
+
+/// In such a program: the attacker's folder where names are swapped.
+fn swapped_in(dir: &Path) -> PathBuf {
+    dir.join(std::env::var(SWAPPED_IN).unwrap()).join("owned")
 }
 
 fn rename(folder: &Path, from: &str, to: &str, flags: RenameFlags) -> bool {
@@ -90,19 +119,19 @@ fn rename(folder: &Path, from: &str, to: &str, flags: RenameFlags) -> bool {
 #[test]
 fn swapper() {
     let Some(dir) = part_of() else { return };
-    let (below, through) = (dir.join("root/owned"), dir.join("mnt/owned"));
+    let (below, through, swapped) = (dir.join("root/owned"), dir.join("mnt/owned"), swapped_in(&dir));
     let secret = std::fs::metadata(below.join("secret")).unwrap().ino();
     become_user(ATTACKER, &[]);
     let made = through.join("made");
-    let (mut rounds, begun) = (0, Instant::now());
+    let (mut rounds, mut mode, begun) = (0, 0o4755, Instant::now());
     race(
         || {
-            rename(&below, "made", "secret", RenameFlags::EXCHANGE);
+            rename(&swapped, "made", "secret", RenameFlags::EXCHANGE);
         },
         |phase| {
             loop {
-                let held = File::options().read(true).write(true).create_new(true).mode(0o4755).open(&made);
-                let _ = std::fs::set_permissions(&made, Permissions::from_mode(0o4755));
+                let held = File::options().read(true).write(true).create_new(true).mode(mode).open(&made);
+                let _ = std::fs::set_permissions(&made, Permissions::from_mode(mode));
                 let _ = chown(&made, None, Some(ATTACKER));
                 let on = phase();
                 for entry in std::fs::read_dir(&below).unwrap().flatten() {
@@ -116,7 +145,12 @@ fn swapper() {
                         std::fs::rename(entry.path(), below.join("secret")).unwrap();
                     }
                 }
-                rounds += usize::from(held.is_ok());
+                match held {
+                    Ok(_) => rounds += 1,
+                    // A target makes no file that runs as its owner.
+                    Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => mode = 0o755,
+                    Err(_) => {}
+                }
                 phase();
                 // A busy machine needs longer to make as many files.
                 if !on && (rounds > 10 || begun.elapsed() > BUSY) {
@@ -133,61 +167,71 @@ fn swapper() {
 fn swapped_names_give_no_file_of_root_s_away() {
     let Some(bed) = attacked() else { return };
     own_folder(&bed);
-    run(part("attacks::swapper", &bed));
+    run_race("attacks::swapper", &bed, "root");
+}
+
+#[test]
+fn swapped_names_give_no_file_of_a_target_s_root_away() {
+    let Some((bed, _target, _)) = as_two_users(start) else { return };
+    own_folder(&bed);
+    run_race("attacks::swapper", &bed, "root");
 }
 
 /// Run by [`files_of_others_are_not_opened_as_if_they_were_new`].
 #[test]
 fn opener() {
     let Some(dir) = part_of() else { return };
-    let (below, through) = (dir.join("root/owned"), dir.join("mnt/owned"));
+    let (below, through, swapped) = (dir.join("root/owned"), dir.join("mnt/owned"), swapped_in(&dir));
     let secret = std::fs::metadata(below.join("secret")).unwrap().ino();
     become_user(ATTACKER, &[]);
-    let (mut rounds, begun) = (0, Instant::now());
+    let (mut rounds, mut tries, begun) = (0, 0, Instant::now());
+    // Another name each time: for a second the kernel knows what the last ones were.
+    let number = AtomicUsize::new(0);
+    let name = || format!("made{}", number.load(Ordering::Acquire) % 10_000);
     race(
         || {
-            rename(&below, "secret", "made", RenameFlags::NOREPLACE);
-            rename(&below, "made", "secret", RenameFlags::NOREPLACE);
+            let name = name();
+            rename(&swapped, "secret", &name, RenameFlags::NOREPLACE);
+            rename(&swapped, &name, "secret", RenameFlags::NOREPLACE);
         },
-        |phase| {
-            loop {
-                let made = File::options()
-                    .read(true)
-                    .write(true)
-                    .create(true)
-                    .truncate(rounds % 2 == 1)
-                    .open(through.join("made"));
-                let on = phase();
-                if let Ok(file) = made {
+        |_| {
+            // A busy machine needs longer to make as many files.
+            while begun.elapsed() < how_long(RACE) || rounds <= 10 && begun.elapsed() < BUSY {
+                let name = name();
+                let mut options = File::options();
+                options.read(true).write(true).create(true).truncate(tries % 2 == 1);
+                tries += 1;
+                if let Ok(file) = options.open(through.join(&name)) {
                     rounds += 1;
-                    let opened = file.metadata().unwrap().ino();
-                    assert_ne!(opened, secret, "root's file is open");
-                    for name in ["made", "secret"] {
-                        let found = std::fs::metadata(below.join(name));
-                        if found.is_ok_and(|found| found.ino() == opened) {
-                            std::fs::remove_file(below.join(name)).unwrap();
-                        }
-                    }
+                    assert_ne!(file.metadata().unwrap().ino(), secret, "root's file is open");
+                    // Nothing is renamed to a name that is there, so it is still this file's.
+                    std::fs::remove_file(through.join(&name)).unwrap();
                 }
-                phase();
-                // A busy machine needs longer to make as many files.
-                if !on && (rounds > 10 || begun.elapsed() > BUSY) {
-                    break;
-                }
+                number.fetch_add(1, Ordering::AcqRel);
             }
         },
     );
-    println!("{rounds} files opened");
+    println!("{rounds} files opened in {tries} tries");
     assert!(rounds > 10);
 }
 
 #[test]
 fn files_of_others_are_not_opened_as_if_they_were_new() {
     let Some(bed) = attacked() else { return };
-    let folder = own_folder(&bed);
-    run(part("attacks::opener", &bed));
-    let found = ["made", "secret"].map(|name| std::fs::read(folder.join(name)).unwrap_or_default());
-    assert!(found.contains(&b"secret".to_vec()), "{found:?}");
+    others_are_not_opened(&bed, "root");
+}
+
+#[test]
+fn files_of_others_are_not_opened_through_two_mounts_of_a_target() {
+    let Some((bed, _target, second)) = as_two_users(start_twice) else { return };
+    others_are_not_opened(&bed, "second");
+    second.end().unwrap();
+}
+
+fn others_are_not_opened(bed: &Bed, swapped_in: &str) {
+    let folder = own_folder(bed);
+    run_race("attacks::opener", bed, swapped_in);
+    assert_eq!(std::fs::read(folder.join("secret")).unwrap(), b"secret");
 }
 
 /// Run by [`writes_take_rights_away`]: writes to programs that run as somebody else, in all ways.
@@ -267,10 +311,7 @@ fn filler() {
 
 #[test]
 fn blocks_that_are_reserved_stay_root_s() {
-    if !rustix::process::geteuid().is_root() {
-        return skipped("only root can be two users");
-    }
-    let bed = Bed::folder();
+    let Some(bed) = as_two_users(|| Some(Bed::folder())) else { return };
     let Some(disk) = Disk::mount(&bed.dir) else { return };
     std::fs::set_permissions(&disk.0, Permissions::from_mode(0o777)).unwrap();
     let options = onehop_serve::MountOptions::new(&bed.mount(), &disk.0);
@@ -416,12 +457,37 @@ fn listed() {
 #[test]
 fn access_control_lists_hold() {
     let Some(bed) = attacked() else { return };
+    lists_hold(&bed);
+}
+
+#[test]
+fn access_control_lists_of_a_target_hold() {
+    let Some((bed, _target, address)) = as_two_users(start) else { return };
+    if !lists_hold(&bed) {
+        return;
+    }
+    // The mount's kernel has checked the lists. The target checks them for one that does not.
+    let tree = connect(address);
+    let by = Caller { uid: ATTACKER, gid: ATTACKER, groups: vec![GROUP], umask: 0 };
+    for (name, _, _) in lists() {
+        let access = OpenMode { read: true, write: true, ..OpenMode::default() };
+        let file = tree.lookup(ROOT, &Name::new(name.as_bytes()).unwrap(), &by).unwrap().node;
+        let wanted = if name.starts_with("granted") { None } else { Some(Errno::ACCESS) };
+        assert_eq!(tree.open(file, access, &by).err(), wanted, "{name}");
+    }
+}
+
+/// Makes the files, and has a user try them; not where there can be no lists.
+fn lists_hold(bed: &Bed) -> bool {
     let root = bed.dir.join("root");
     for (name, group, list) in lists() {
         let file = file_of(root.join(name), (0, 0o600), b"");
         chown(&file, None, Some(group)).unwrap();
         match setxattr(&file, "system.posix_acl_access", &list, XattrFlags::empty()) {
-            Err(Errno::OPNOTSUPP) => return skipped("this file system has no access control lists"),
+            Err(Errno::OPNOTSUPP) => {
+                skipped("this file system has no access control lists");
+                return false;
+            }
             other => other.unwrap(),
         }
     }
@@ -430,9 +496,10 @@ fn access_control_lists_hold() {
     }
     let inherited = list(&[(USER_OBJ, 7, u32::MAX), (GROUP_OBJ, 5, u32::MAX), (OTHER, 5, u32::MAX)]);
     setxattr(root.join("folder"), "system.posix_acl_default", &inherited, XattrFlags::empty()).unwrap();
-    run(part("attacks::listed", &bed));
+    run(part("attacks::listed", bed));
     let mode = |path: &str| std::fs::metadata(root.join(path)).unwrap().mode() & 0o7777;
     assert_eq!(["folder/file", "plain", "folder/inner"].map(mode), [0o644, 0o600, 0o755]);
     let made = std::fs::metadata(root.join("plain")).unwrap();
     assert_eq!((made.uid(), made.gid()), (ATTACKER, ATTACKER));
+    true
 }

@@ -6,11 +6,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use onehop_serve::{Daemon, MountOptions};
-use onehop_target::client::{self, RemoteTree};
-use onehop_target::tcp::TcpConnector;
 
 use crate::bed::{Bed, part, part_of, run, skipped, top, wait};
-use crate::target::key;
+use crate::target::start_twice;
 
 /// A bed whose folder is mounted twice.
 pub fn twice() -> Option<(Bed, Daemon)> {
@@ -180,12 +178,7 @@ fn who_opens_a_file_sees_what_was_closed() {
     let Some((bed, second)) = twice() else { return };
     run(part("coherence::reader_of_what_was_closed", &bed));
     second.end().unwrap();
-    let Some((bed, _target, address)) = crate::target::start() else { return };
-    let second = bed.dir.join("second");
-    std::fs::create_dir(&second).unwrap();
-    let connector = TcpConnector::new(&address.to_string()).unwrap();
-    let tree = RemoteTree::connect(Box::new(connector), client::ClientOptions::new(key())).unwrap();
-    let second = Daemon::start(MountOptions::of_target(&second, tree)).unwrap();
+    let Some((bed, _target, second)) = start_twice() else { return };
     run(part("coherence::reader_of_what_was_closed", &bed));
     second.end().unwrap();
 }

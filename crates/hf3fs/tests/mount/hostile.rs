@@ -1,18 +1,21 @@
-//! A program that does what no honest one does, beside one that is honest: the daemon lives, and the other's data is right.
+//! A program of an ordinary user that does what no honest one does, beside one that is honest: the daemon lives, and the other's data is right.
 
+use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{OpenOptionsExt, chown, symlink};
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use onehop_os::HostMem;
 use onehop_usrbio::buffer::{Buffer, Ring};
 use onehop_usrbio::mount::Mount;
-use onehop_usrbio::ring::Request;
-use onehop_usrbio::{Id, Priority, RingName};
+use onehop_usrbio::ring::{Client, Request, bytes};
+use onehop_usrbio::{Error, Id, Name, Priority, RingName, SHM};
 
+use crate::attacks::{ATTACKER, become_user};
 use crate::bed::{Bed, command, compile, how_long, wait};
 
 /// Numbers that look random, the same each time.
@@ -99,10 +102,10 @@ fn odd_talk(socket: &Path, dice: &mut Dice) {
     let _ = send(&connection, &bytes, rustix::net::SendFlags::NOSIGNAL);
 }
 
-/// One life of a hostile program. Whatever it does may fail.
-fn misbehave(mount: &Arc<Mount>, inode: u64, dice: &mut Dice) {
-    let Ok(buffer) = Buffer::create(mount, 65_536, dice.pick(&[0, 4096]), None) else { return };
-    let Ok(ring) = Ring::create(mount, 16, name(dice), None) else { return };
+/// One life of a hostile program. Whatever it does may fail; gives whether it has cut memory short.
+fn misbehave(mount: &Arc<Mount>, inode: u64, dice: &mut Dice) -> bool {
+    let Ok(buffer) = Buffer::create(mount, 65_536, dice.pick(&[0, 4096]), None) else { return false };
+    let Ok(ring) = Ring::create(mount, 16, name(dice), None) else { return false };
     for _ in 0..20 {
         while ring.prepare(&request(dice, buffer.id(), inode)).is_ok() {}
         ring.submit();
@@ -119,19 +122,39 @@ fn misbehave(mount: &Arc<Mount>, inode: u64, dice: &mut Dice) {
     }
     odd_links(mount.path(), dice);
     odd_talk(&mount.socket().unwrap(), dice);
+    dice.roll().is_multiple_of(2) && cut_short(mount, buffer.id(), inode, dice).is_ok()
+}
+
+/// Cuts memory short that the daemon has mapped: a ring full of requests, and all buffers of this user.
+fn cut_short(mount: &Mount, buffer: Id, inode: u64, dice: &mut Dice) -> Result<(), Error> {
+    let ring = name(dice);
+    let submissions = mount.submissions(ring.priority)?;
+    let name = Name { ring: Some(ring), ..Name::buffer(Id::random()?, 0) };
+    // A ring of the library has neither a name nor a descriptor when the daemon has it.
+    let path = Path::new(SHM).join(format!("onehop-test-{}", name.id));
+    let memory = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path).unwrap();
+    memory.set_len(bytes(16).unwrap() as u64).unwrap();
+    let published = mount.publish(&name, &path);
+    std::fs::remove_file(&path).unwrap();
+    published?;
+    let client = Client::new(HostMem::of_shared(&memory).unwrap())?;
+    while client.prepare(&request(dice, buffer, inode)).is_ok() {}
+    // The daemon finds it so, or is at work on it.
     if dice.roll().is_multiple_of(2) {
-        // Cuts the files behind its own mappings short. It does not look into them again; the daemon may.
-        for entry in std::fs::read_dir("/proc/self/map_files").into_iter().flatten().flatten() {
-            let Ok(target) = std::fs::read_link(entry.path()) else { continue };
-            let ours = target.to_string_lossy().contains("/dev/shm/hf3fs-iov-");
-            if ours && let Ok(file) = std::fs::File::options().write(true).open(entry.path()) {
-                let _ = file.set_len(0);
-            }
-        }
-        ring.submit();
-        std::thread::sleep(Duration::from_millis(2));
-        // Its own destructors touch no memory of it.
+        submissions.post();
     }
+    for entry in std::fs::read_dir(mount.path().join("3fs-virt/iovs")).into_iter().flatten().flatten() {
+        let Ok(target) = std::fs::read_link(entry.path()) else { continue };
+        let is_buffer = target.to_string_lossy().contains("/dev/shm/hf3fs-iov-");
+        if is_buffer && let Ok(file) = File::options().write(true).open(target) {
+            file.set_len(0).unwrap();
+        }
+    }
+    // From here on nobody touches it but the daemon.
+    memory.set_len(0).unwrap();
+    submissions.post();
+    std::thread::sleep(Duration::from_millis(2));
+    mount.withdraw(&name)
 }
 
 /// How long hostile programs are let loose.
@@ -141,17 +164,20 @@ const LOOSE: Duration = Duration::from_secs(3);
 #[test]
 fn hostile_program() {
     let Ok(mount) = std::env::var("ONEHOP_TEST_HOSTILE") else { return };
-    let file =
-        std::fs::File::options().read(true).write(true).open(Path::new(&mount).join("folder/own")).unwrap();
+    if rustix::process::geteuid().is_root() {
+        become_user(ATTACKER, &[]);
+    }
+    let file = File::options().read(true).write(true).open(Path::new(&mount).join("folder/own")).unwrap();
     let inode = rustix::fs::fstat(&file).unwrap().st_ino;
     let mount = Arc::new(Mount::open(Path::new(&mount)).unwrap());
     let mut dice = Dice(std::process::id().into());
-    let (start, mut lives) = (Instant::now(), 0);
+    let (start, mut lives, mut cut) = (Instant::now(), 0, 0);
     while start.elapsed() < how_long(LOOSE) {
-        misbehave(&mount, inode, &mut dice);
+        cut += usize::from(misbehave(&mount, inode, &mut dice));
         lives += 1;
     }
-    println!("{lives} hostile lives");
+    println!("{lives} hostile lives, {cut} of which cut memory short");
+    assert!(cut > 0 || lives < 20);
     std::io::stdout().flush().unwrap();
     // As a program that was killed.
     std::process::abort();
@@ -161,7 +187,11 @@ fn hostile_program() {
 fn a_hostile_program_hurts_itself() {
     let Some(bed) = Bed::start() else { return };
     let Some(fio) = compile("crates/hf3fs/tests/programs/fio_like.c") else { return };
-    std::fs::write(bed.dir.join("root/folder/own"), vec![1; 100_000]).unwrap();
+    let own = bed.dir.join("root/folder/own");
+    std::fs::write(&own, vec![1; 100_000]).unwrap();
+    if rustix::process::geteuid().is_root() {
+        chown(own, Some(ATTACKER), Some(ATTACKER)).unwrap();
+    }
     let hostile: Vec<_> = (0..2)
         .map(|_| {
             let mut program = command(&std::env::current_exe().unwrap());

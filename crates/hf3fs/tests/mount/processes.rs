@@ -1,23 +1,20 @@
 //! Daemons and targets in processes of their own, so that they can be killed.
 
+use std::io::Read;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use onehop_serve::{Daemon, MountOptions};
-use onehop_target::client::{self, RemoteTree};
-use onehop_target::tcp::TcpConnector;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::bed::{Bed, LONG, skipped};
-use crate::target::{key, serve};
+use crate::target::{connect, serve};
 
 /// A process that is killed when this is dropped.
 pub struct Killed(pub Child);
 
-/// How long it stays if its test forgets it.
-const STAY: Duration = Duration::from_secs(300);
 /// Descriptors, where they do not matter.
 const MANY: u64 = 1 << 16;
 
@@ -27,7 +24,7 @@ impl Killed {
         let mut process = Command::new(std::env::current_exe().unwrap());
         process.args(["--exact", test]).env("ONEHOP_TEST_PROCESS", &bed.dir).env("ONEHOP_TEST_OF", of);
         process.env("ONEHOP_TEST_FILES", files.to_string());
-        Self(process.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+        Self(process.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
     }
 
     /// A mount of the bed's folder, or of a target's; none, and a line that says so, where there can be none.
@@ -98,7 +95,8 @@ fn task() -> Option<(PathBuf, String)> {
 fn say_ready(dir: &std::path::Path, text: &str) {
     std::fs::write(dir.join("ready.new"), text).unwrap();
     std::fs::rename(dir.join("ready.new"), dir.join("ready")).unwrap();
-    std::thread::sleep(STAY);
+    // Until the test ends, however it does.
+    let _ = std::io::stdin().read(&mut [0]);
 }
 
 /// Run by [`Killed::daemon`]; nothing otherwise.
@@ -108,9 +106,7 @@ fn daemon() {
     let mut options = if target.is_empty() {
         MountOptions::new(&dir.join("mnt"), &dir.join("root"))
     } else {
-        let connector = TcpConnector::new(&target).unwrap();
-        let tree = RemoteTree::connect(Box::new(connector), client::ClientOptions::new(key())).unwrap();
-        MountOptions::of_target(&dir.join("mnt"), tree)
+        MountOptions::of_target(&dir.join("mnt"), connect(target.parse().unwrap()))
     };
     options.emulated_gpu = true;
     let _daemon = Daemon::start(options).unwrap();

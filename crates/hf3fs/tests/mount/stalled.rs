@@ -8,12 +8,10 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use onehop_serve::{Daemon, MountOptions};
-use onehop_target::client::{self, RemoteTree};
-use onehop_target::tcp::TcpConnector;
 
 use crate::attacks::Disk;
 use crate::bed::{Bed, part, part_of, skipped, wait};
-use crate::target::{key, serve};
+use crate::target::{connect, serve};
 
 /// How long lookups may take on a machine that has much else to do.
 const SOON: Duration = Duration::from_secs(20);
@@ -154,7 +152,5 @@ fn lookups_do_not_wait_behind_calls_that_do() {
 fn lookups_of_a_target_do_not_wait_behind_calls_that_do() {
     let Some(disk) = Freezable::start() else { return };
     let (_target, address) = serve(&disk.bed.dir, "127.0.0.1:0");
-    let connector = TcpConnector::new(&address.to_string()).unwrap();
-    let tree = RemoteTree::connect(Box::new(connector), client::ClientOptions::new(key())).unwrap();
-    disk.look_beside(MountOptions::of_target(&disk.bed.mount(), tree));
+    disk.look_beside(MountOptions::of_target(&disk.bed.mount(), connect(address)));
 }

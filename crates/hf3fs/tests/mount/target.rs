@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use onehop_serve::MountOptions;
+use onehop_serve::{Daemon, MountOptions};
 use onehop_target::auth::Key;
 use onehop_target::client::{self, RemoteTree};
 use onehop_target::server::{self, Target};
@@ -37,14 +37,27 @@ pub fn serve(dir: &Path, address: &str) -> (Target, SocketAddr) {
     (Target::start(options, vec![Box::new(acceptor)]).unwrap(), address)
 }
 
+/// A client of a target.
+pub fn connect(address: SocketAddr) -> RemoteTree {
+    let connector = TcpConnector::new(&address.to_string()).unwrap();
+    RemoteTree::connect(Box::new(connector), client::ClientOptions::new(key())).unwrap()
+}
+
 /// A mount of a target's folder.
 pub fn start() -> Option<(Bed, Target, SocketAddr)> {
     let bed = Bed::folder();
     let (target, address) = serve(&bed.dir, "127.0.0.1:0");
-    let connector = TcpConnector::new(&address.to_string()).unwrap();
-    let tree = RemoteTree::connect(Box::new(connector), client::ClientOptions::new(key())).unwrap();
-    let options = MountOptions::of_target(&bed.mount(), tree);
+    let options = MountOptions::of_target(&bed.mount(), connect(address));
     Some((bed.mounted(options)?, target, address))
+}
+
+/// A target's folder that is mounted twice, as two machines mount it.
+pub fn start_twice() -> Option<(Bed, Target, Daemon)> {
+    let (bed, target, address) = start()?;
+    let second = bed.dir.join("second");
+    std::fs::create_dir(&second).unwrap();
+    let daemon = Daemon::start(MountOptions::of_target(&second, connect(address))).unwrap();
+    Some((bed, target, daemon))
 }
 
 #[test]
@@ -101,9 +114,8 @@ fn no_mount_has_a_lock_that_another_knows_nothing_of() {
     // Where they are wanted all the same, they hold within the mount.
     let bed = Bed::folder();
     let (_target, address) = serve(&bed.dir, "127.0.0.1:0");
-    let connector = TcpConnector::new(&address.to_string()).unwrap();
-    let tree = RemoteTree::connect(Box::new(connector), client::ClientOptions::new(key())).unwrap();
-    let options = MountOptions { local_locks: true, ..MountOptions::of_target(&bed.mount(), tree) };
+    let options = MountOptions::of_target(&bed.mount(), connect(address));
+    let options = MountOptions { local_locks: true, ..options };
     let Some(bed) = bed.mounted(options) else { return };
     assert_eq!(run(part("target::locker", &bed)).matches("said 0 0").count(), 2);
 }
