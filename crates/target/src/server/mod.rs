@@ -37,8 +37,8 @@ use session::ClientSession;
 
 /// How often those that wait look whether the server is to end.
 const TICK: Duration = Duration::from_millis(50);
-/// Threads of a queue that wait for disks, at most.
-const MOST_THREADS: usize = 32;
+/// Threads of a queue that wait for disks, at most. The work of a session's user holds half of them.
+const MOST_THREADS: usize = 64;
 /// One that had nothing to do for so long ends.
 const IDLE: Duration = Duration::from_secs(10);
 /// Connections that may be introducing themselves at once. Where there are more, the one that has taken longest goes: who has the key
@@ -162,10 +162,15 @@ pub(crate) enum Class {
 }
 
 /// Requests that wait for their turn, and how many threads do them.
-#[derive(Default)]
 struct WorkQueue {
     queue: Queue<PendingRequest, SessionUser>,
     threads: AtomicUsize,
+}
+
+impl Default for WorkQueue {
+    fn default() -> Self {
+        Self { queue: Queue::with_threads(MOST_THREADS as u64), threads: AtomicUsize::new(0) }
+    }
 }
 
 pub(crate) struct ServerShared {
@@ -279,9 +284,11 @@ impl ServerShared {
         let shared = self.clone();
         let started = self.spawn("target disk", move || {
             let of = shared.queue(class);
-            while let Next::Work(work, _) = of.queue.next(IDLE) {
+            let mut worker = of.queue.worker();
+            while let Next::Work(work, _) = worker.next(IDLE) {
                 work.run(&shared);
             }
+            drop(worker);
             of.threads.fetch_sub(1, Ordering::AcqRel);
         });
         // Others do the work; where there are none it is done when there can be.
