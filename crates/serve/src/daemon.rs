@@ -415,7 +415,10 @@ fn drop_session(session: BackgroundSession) -> std::io::Result<()> {
 fn tree(shared: &DaemonShared) -> Result<Arc<dyn Tree>> {
     let options = &shared.options;
     let root = match &options.source {
-        MountSource::Target(tree) => return Ok(tree.clone()),
+        MountSource::Target(tree) => {
+            tree.set_payer(shared.persons.payer());
+            return Ok(tree.clone());
+        }
         MountSource::Folder(root) => root,
     };
     let held = folder(root)?;

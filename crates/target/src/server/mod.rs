@@ -25,7 +25,7 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::auth::{Key, random};
-use crate::buffers::Buffers;
+use crate::buffers::{Buffers, SessionUser};
 use crate::shares::Shares;
 use crate::transport::{Acceptor, Link};
 use crate::tree::{Folder, FolderRules};
@@ -68,7 +68,7 @@ pub struct Limits {
     pub sessions: usize,
     /// Open files of a session.
     pub files: usize,
-    /// Buffers of 4 MiB for data on its way.
+    /// Buffers of 4 MiB for data on its way. A user of a session has half of them at most.
     pub buffers: usize,
 }
 
@@ -84,7 +84,7 @@ impl Default for Limits {
             connections: 4096,
             sessions: 1024,
             files: 16_384,
-            buffers: 64,
+            buffers: 128,
         }
     }
 }
@@ -146,9 +146,6 @@ pub struct ServerReport {
     /// Connections that broke the rules, or stalled.
     pub broken: u64,
 }
-
-/// Whose turn it is: a user of a session's.
-type SessionUser = (u32, u32);
 
 /// What requests wait for: none waits behind one of a slower class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -265,7 +262,7 @@ impl ServerShared {
     /// Has something done by a thread that may wait.
     fn later(self: &Arc<Self>, work: PendingRequest) {
         let class = work.class();
-        let turn = (work.connection.session.number, work.uid());
+        let turn = work.connection.session.user(&work.request);
         if self.queue(class).queue.add(turn, work) {
             self.start(class);
         }
