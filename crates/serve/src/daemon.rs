@@ -29,6 +29,7 @@ use crate::io::gpu::GpuLanes;
 use crate::io::pool::{SlowCall, ThreadPool, Zeroes};
 use crate::lock;
 use crate::locks::Locks;
+use crate::memory::write_memory;
 use crate::opens::Opens;
 use crate::persons::{Persons, SUBUIDS};
 use crate::predecessor::{source, unmount_stale};
@@ -51,8 +52,6 @@ const OPEN_OF_TARGET: usize = 16_384;
 
 /// Transfers of rings under way at once: some hundred bytes each.
 const MOST_JOBS: u64 = 1 << 18;
-/// Bytes of writes that wait for a thread.
-const MOST_HELD: u64 = 256 << 20;
 
 /// Where the files are.
 #[derive(Clone)]
@@ -77,6 +76,8 @@ pub struct MountOptions {
     pub local_locks: bool,
     /// Whether programs may bring memory of the emulated GPU, which is for tests: it is a file, and there may be any amount of it.
     pub emulated_gpu: bool,
+    /// Bytes of writes that wait for a thread, of all users. One who has half of it waiting gets `ENOMEM` for more.
+    pub write_memory: u64,
     /// The file that grants subordinate user numbers, `subuid(5)`: what they take counts for their person. It is read once.
     pub subuids: PathBuf,
 }
@@ -102,6 +103,7 @@ impl MountOptions {
             threads,
             local_locks: false,
             emulated_gpu: false,
+            write_memory: write_memory(),
             subuids: SUBUIDS.into(),
         }
     }
@@ -157,6 +159,9 @@ impl DaemonShared {
         let mode = if options.emulated_gpu { GpuChoice::Emulated } else { GpuChoice::Cuda };
         let persons = Persons::read(&options.subuids);
         let slow = ThreadPool::default();
+        // Nobody is privileged: what root has waiting must not stop others either.
+        let mut held = Shares::new(options.write_memory);
+        held.set_payer(persons.payer());
         Ok(Arc::new(Self {
             options,
             table: LinkTable::new(most_programs, &persons),
@@ -168,7 +173,7 @@ impl DaemonShared {
             waits: Waits::new(slow.clone()),
             slow,
             caches: ThreadPool::default(),
-            held: persons.shares(MOST_HELD),
+            held,
             persons,
             locks: Locks::new(most_locks),
             stats: Stats::default(),
@@ -415,7 +420,10 @@ fn drop_session(session: BackgroundSession) -> std::io::Result<()> {
 fn tree(shared: &DaemonShared) -> Result<Arc<dyn Tree>> {
     let options = &shared.options;
     let root = match &options.source {
-        MountSource::Target(tree) => return Ok(tree.clone()),
+        MountSource::Target(tree) => {
+            tree.set_payer(shared.persons.payer());
+            return Ok(tree.clone());
+        }
         MountSource::Folder(root) => root,
     };
     let held = folder(root)?;

@@ -26,6 +26,7 @@ mod error;
 mod fs;
 mod io;
 mod locks;
+mod memory;
 mod opens;
 mod persons;
 mod predecessor;

@@ -1,4 +1,5 @@
-//! Memory for data that is on its way: so many buffers and no more, so that whoever brings more has to wait.
+//! Memory for data that is on its way: a fixed number of buffers, which users share. A user who has more data waits for
+//! themselves.
 
 use std::fs::File;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -7,6 +8,7 @@ use std::time::{Duration, Instant};
 use onehop_os::HostMem;
 use rustix::fs::MemfdFlags;
 
+use crate::shares::Shares;
 use crate::transport::Stretch;
 use crate::wire::MOST_DATA;
 use crate::{Error, Result, lock};
@@ -28,42 +30,46 @@ impl FileBuffer {
     }
 }
 
+/// A session, and a user of its mount.
+pub(crate) type SessionUser = (u32, u32);
+
 /// All of them, made as they are needed and kept: adapters may know them.
 pub(crate) struct Buffers {
-    free: Mutex<Free>,
+    free: Mutex<Vec<FileBuffer>>,
     there: Condvar,
-    most: usize,
-}
-
-#[derive(Default)]
-struct Free {
-    buffers: Vec<FileBuffer>,
-    made: usize,
+    /// No user has more than they leave to others: what waits for a disk keeps its buffer.
+    shares: Shares<SessionUser>,
 }
 
 /// One that is in use.
 pub(crate) struct PooledBuffer {
     buffer: Option<FileBuffer>,
+    user: SessionUser,
     home: Arc<Buffers>,
 }
 
 impl Buffers {
     pub fn new(most: usize) -> Arc<Self> {
-        Arc::new(Self { free: Mutex::default(), there: Condvar::new(), most })
+        Arc::new(Self {
+            free: Mutex::default(),
+            there: Condvar::new(),
+            shares: Shares::new(most.max(1) as u64),
+        })
     }
 
-    /// Takes one, waiting for it if need be; none where that takes too long.
-    pub fn take(self: &Arc<Self>, limit: Duration) -> Result<Option<PooledBuffer>> {
+    /// Takes one for a user, waiting for it if need be; none where that takes too long.
+    pub fn take(self: &Arc<Self>, user: SessionUser, limit: Duration) -> Result<Option<PooledBuffer>> {
         let until = Instant::now() + limit;
         let mut free = lock(&self.free);
         loop {
-            if let Some(buffer) = free.buffers.pop() {
-                return Ok(Some(PooledBuffer { buffer: Some(buffer), home: self.clone() }));
-            }
-            if free.made < self.most {
-                let buffer = FileBuffer::new()?;
-                free.made += 1;
-                return Ok(Some(PooledBuffer { buffer: Some(buffer), home: self.clone() }));
+            if self.shares.take(user, 1) {
+                // It gives the share back, should there be no memory for it.
+                let mut lent = PooledBuffer { buffer: free.pop(), user, home: self.clone() };
+                drop(free);
+                if lent.buffer.is_none() {
+                    lent.buffer = Some(FileBuffer::new()?);
+                }
+                return Ok(Some(lent));
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -92,9 +98,40 @@ impl PooledBuffer {
 
 impl Drop for PooledBuffer {
     fn drop(&mut self) {
-        if let Some(buffer) = self.buffer.take() {
-            lock(&self.home.free).buffers.push(buffer);
-            self.home.there.notify_one();
-        }
+        let mut free = lock(&self.home.free);
+        free.extend(self.buffer.take());
+        self.home.shares.put_back(self.user, 1);
+        drop(free);
+        // Not each of those who wait may have it.
+        self.home.there.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_leaves_as_many_to_others() {
+        let buffers = Buffers::new(8);
+        let take = |user| buffers.take(user, Duration::ZERO).unwrap();
+        let held: Vec<_> = std::iter::from_fn(|| take((1, 0))).collect();
+        let of_another: Vec<_> = std::iter::from_fn(|| take((1, 7))).collect();
+        let elsewhere = take((2, 0));
+        assert_eq!((held.len(), of_another.len(), elsewhere.is_some()), (4, 2, true));
+        // One who waits gets the first that comes back, though others wait in front.
+        std::thread::scope(|scope| {
+            let others =
+                [(); 3].map(|()| scope.spawn(|| buffers.take((1, 7), Duration::from_secs(1)).unwrap()));
+            std::thread::sleep(Duration::from_millis(100));
+            let one = scope.spawn(|| buffers.take((3, 0), Duration::from_secs(60)).unwrap());
+            assert!(one.join().unwrap().is_some());
+            for other in others {
+                drop(other.join().unwrap());
+            }
+        });
+        drop((held, of_another, elsewhere));
+        assert_eq!(buffers.shares.taken(), 0);
+        assert!(lock(&buffers.free).len() <= 8);
     }
 }

@@ -1,10 +1,12 @@
 //! A queue in which every user has a turn: who asks for much waits for themselves.
 
 use std::collections::VecDeque;
+use std::hash::Hash;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::lock;
+use crate::shares::Shares;
 
 /// What a queue holds: work that one thread does, or that several do in parts.
 pub trait Divisible: Sized {
@@ -20,6 +22,37 @@ pub trait Divisible: Sized {
 pub struct Queue<T, K = u32> {
     state: Mutex<QueueState<T, K>>,
     there: Condvar,
+    /// Threads that do the work: no user's work holds more of them than it leaves to others, so that work which never ends
+    /// stops that user's work only.
+    threads: Shares<K>,
+}
+
+/// A thread that does the work of a queue. What it was given last counts for its user until it asks for more.
+pub struct Worker<'a, T, K: Eq + Hash + Copy = u32> {
+    queue: &'a Queue<T, K>,
+    works_for: Option<K>,
+}
+
+impl<T, K: Eq + Hash + Copy> Worker<'_, T, K> {
+    fn finish(&mut self) {
+        if let Some(user) = self.works_for.take() {
+            self.queue.threads.put_back(user, 1);
+        }
+    }
+}
+
+impl<T: Divisible, K: Eq + Hash + Copy> Worker<'_, T, K> {
+    /// Waits for work. [`Queue::wake`] does not end the wait.
+    pub fn next(&mut self, limit: Duration) -> Next<T::Part> {
+        self.finish();
+        self.queue.wait(limit, None, Some(&mut self.works_for))
+    }
+}
+
+impl<T, K: Eq + Hash + Copy> Drop for Worker<'_, T, K> {
+    fn drop(&mut self) {
+        self.finish();
+    }
 }
 
 struct QueueState<T, K> {
@@ -41,21 +74,41 @@ pub enum Next<P> {
     Over,
 }
 
-impl<T, K> Default for Queue<T, K> {
+impl<T, K: Eq + Hash + Copy> Default for Queue<T, K> {
     fn default() -> Self {
+        Self::with_threads(u64::MAX)
+    }
+}
+
+impl<T, K: Eq + Hash + Copy> Queue<T, K> {
+    /// A queue for so many [`Worker`]s, which users share.
+    #[must_use]
+    pub fn with_threads(most: u64) -> Self {
         let state = QueueState { users: VecDeque::new(), over: false, idle: 0, wakes: 0 };
-        Self { state: Mutex::new(state), there: Condvar::new() }
+        Self { state: Mutex::new(state), there: Condvar::new(), threads: Shares::new(most) }
+    }
+
+    /// One of them.
+    pub fn worker(&self) -> Worker<'_, T, K> {
+        Worker { queue: self, works_for: None }
+    }
+
+    /// How many threads could begin with something now, at most.
+    fn could_begin(&self, state: &QueueState<T, K>) -> usize {
+        let of_user = |(user, list): &(K, VecDeque<T>)| match self.threads.room(*user) {
+            _ if state.over => list.len(),
+            room => list.len().min(usize::try_from(room).unwrap_or(usize::MAX)),
+        };
+        state.users.iter().map(of_user).sum()
+    }
+
+    /// The place of the user whose turn it is: the first who may have a thread, or just the first once nothing more comes.
+    fn turn(&self, state: &QueueState<T, K>) -> Option<usize> {
+        state.users.iter().position(|(user, _)| state.over || self.threads.room(*user) > 0)
     }
 }
 
-impl<T, K> QueueState<T, K> {
-    /// Whether there is more work than threads that wait for some.
-    fn is_short(&self) -> bool {
-        self.idle < self.users.iter().map(|(_, list)| list.len()).sum()
-    }
-}
-
-impl<T: Divisible, K: PartialEq> Queue<T, K> {
+impl<T: Divisible, K: Eq + Hash + Copy> Queue<T, K> {
     /// Adds work; whether there is nobody to do it at once.
     pub fn add(&self, user: K, work: T) -> bool {
         let mut state = lock(&self.state);
@@ -63,26 +116,31 @@ impl<T: Divisible, K: PartialEq> Queue<T, K> {
             Some((_, list)) => list.push_back(work),
             None => state.users.push_back((user, [work].into())),
         }
-        let is_short = state.is_short();
+        let is_short = state.idle < self.could_begin(&state);
         drop(state);
         self.there.notify_one();
         is_short
     }
 
-    /// Waits for work. [`Self::wake`] does not end the wait.
+    /// Waits for work, which does not count for its user. [`Self::wake`] does not end the wait.
     pub fn next(&self, limit: Duration) -> Next<T::Part> {
-        self.wait(limit, None)
+        self.wait(limit, None, None)
     }
 
     /// Waits for work until somebody has called [`Self::wake`], since [`Self::wakes`] gave this number.
     pub fn next_since(&self, wakes: u64, limit: Duration) -> Next<T::Part> {
-        self.wait(limit, Some(wakes))
+        self.wait(limit, Some(wakes), None)
     }
 
-    fn wait(&self, limit: Duration, since: Option<u64>) -> Next<T::Part> {
+    fn wait(
+        &self,
+        limit: Duration,
+        since: Option<u64>,
+        mut works_for: Option<&mut Option<K>>,
+    ) -> Next<T::Part> {
         let mut state = lock(&self.state);
         loop {
-            while let Some((user, mut list)) = state.users.pop_front() {
+            while let Some((user, mut list)) = self.turn(&state).and_then(|turn| state.users.remove(turn)) {
                 let (part, rest) = list.pop_front().map_or((None, None), T::divide);
                 if let Some(rest) = rest {
                     list.push_front(rest);
@@ -91,13 +149,17 @@ impl<T: Divisible, K: PartialEq> Queue<T, K> {
                     state.users.push_back((user, list));
                 }
                 if let Some(part) = part {
-                    let (is_short, is_more) = (state.is_short(), !state.users.is_empty());
+                    if let Some(works_for) = works_for.as_deref_mut() {
+                        self.threads.count(user, 1);
+                        *works_for = Some(user);
+                    }
+                    let (idle, more) = (state.idle, self.could_begin(&state));
                     drop(state);
-                    if is_more {
+                    if more > 0 {
                         // Another thread that waits may have the rest.
                         self.there.notify_one();
                     }
-                    return Next::Work(part, is_short);
+                    return Next::Work(part, idle < more);
                 }
             }
             if state.over {
@@ -110,7 +172,7 @@ impl<T: Divisible, K: PartialEq> Queue<T, K> {
             let (woken, time) = self.there.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner);
             state = woken;
             state.idle -= 1;
-            if time.timed_out() && state.users.is_empty() && !state.over {
+            if time.timed_out() && self.turn(&state).is_none() && !state.over {
                 return Next::Nothing;
             }
         }
@@ -172,6 +234,36 @@ mod tests {
         queue.end();
         assert_eq!(order(&queue), [10, 20, 30, 11, 31, 12, 13]);
         assert!(matches!(queue.next(Duration::ZERO), Next::Over));
+    }
+
+    #[test]
+    fn work_that_does_not_end_leaves_threads_to_others() {
+        let queue = Queue::with_threads(8);
+        for number in 0..9 {
+            queue.add(1, Parts(number, 1));
+        }
+        let begin = |worker: &mut Worker<'_, Parts>| match worker.next(Duration::ZERO) {
+            Next::Work(part, is_short) => Some((part, is_short)),
+            _ => None,
+        };
+        let mut workers: Vec<_> = (0..8).map(|_| queue.worker()).collect();
+        let begun: Vec<_> = workers[..6].iter_mut().map(begin).collect();
+        let short = |number| Some((number, true));
+        assert_eq!(begun, [short(0), short(1), short(2), Some((3, false)), None, None]);
+        // No thread is wanted for what may not begin.
+        assert!(!queue.add(1, Parts(9, 1)));
+        assert!(queue.add(2, Parts(20, 3)));
+        let others: Vec<_> = workers[4..].iter_mut().map(|one| begin(one).map(|(part, _)| part)).collect();
+        assert_eq!(others, [Some(20), Some(21), None, None]);
+        // A thread that has done its work does more, of a user who has fewer than they leave.
+        assert_eq!(begin(&mut workers[0]), Some((22, false)));
+        drop(workers.drain(1..4));
+        assert_eq!(workers.iter_mut().skip(1).map(|one| begin(one).is_some()).collect::<Vec<_>>(), [true; 4]);
+        // At the end all that is there is done.
+        queue.end();
+        let left: Vec<_> = std::iter::from_fn(|| begin(&mut workers[0]).map(|(part, _)| part)).collect();
+        assert_eq!(left, [8, 9]);
+        assert!(matches!(workers[0].next(Duration::ZERO), Next::Over));
     }
 
     #[test]

@@ -1,17 +1,22 @@
 //! Calls that wait for something which does not come keep no lookup waiting: here for a file system that is frozen.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Barrier;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use onehop_serve::{Daemon, MountOptions};
+use onehop_target::server::{ServerOptions, Target};
+use onehop_target::tcp::TcpAcceptor;
+use rustix::io::Errno;
 
-use crate::attacks::Disk;
+use crate::attacks::{ATTACKER, Disk, become_user};
 use crate::bed::{Bed, part, part_of, skipped, wait};
-use crate::target::{connect, serve};
+use crate::target::{connect, key, serve};
 
 /// How long lookups may take on a machine that has much else to do.
 const SOON: Duration = Duration::from_secs(20);
@@ -63,6 +68,48 @@ fn caller() {
     });
 }
 
+/// What each of many writes brings: as much as the kernel hands over at once.
+const LONG_WRITE: usize = 1 << 20;
+
+/// Run by the tests below: an ordinary user's long writes, each of a thread of its own; says how many were done and refused.
+#[test]
+fn writer() {
+    let Some(dir) = part_of() else { return };
+    let of = |name: &str| std::env::var(name).unwrap();
+    let (mount, count) = (of("ONEHOP_TEST_MOUNT"), of("ONEHOP_TEST_WRITES").parse().unwrap());
+    become_user(ATTACKER, &[]);
+    let files: Vec<_> = (0..count)
+        .map(|number| {
+            let mut options = File::options();
+            options.write(true).create(true).truncate(false);
+            if number % 2 == 0 {
+                options.custom_flags(rustix::fs::OFlags::DSYNC.bits() as i32);
+            }
+            options.open(dir.join(&mount).join(format!("folder/{mount} {number}"))).unwrap()
+        })
+        .collect();
+    println!("ready");
+    std::io::stdout().flush().unwrap();
+    let _ = std::io::stdin().read(&mut [0]);
+    let (bytes, begin) = (vec![1; LONG_WRITE], Barrier::new(count + 1));
+    let write = |file: &File| {
+        begin.wait();
+        file.write_all_at(&bytes, 0)
+    };
+    let done: Vec<_> = std::thread::scope(|scope| {
+        let writes: Vec<_> = files.iter().map(|file| scope.spawn(|| write(file))).collect();
+        begin.wait();
+        std::thread::sleep(Duration::from_secs(4));
+        println!("waiting");
+        std::io::stdout().flush().unwrap();
+        writes.into_iter().map(|write| write.join().unwrap()).collect()
+    });
+    let errors: Vec<_> = done.into_iter().filter_map(Result::err).collect();
+    let is_refused = |error: &std::io::Error| error.raw_os_error() == Some(Errno::NOMEM.raw_os_error());
+    assert!(errors.iter().all(is_refused), "{errors:?}");
+    println!("refused: {}", errors.len());
+}
+
 /// Reads what a program says, until it says this.
 fn until(child: &mut Child, word: &str) {
     let (mut said, out) = (String::new(), child.stdout.as_mut().unwrap());
@@ -72,6 +119,29 @@ fn until(child: &mut Child, word: &str) {
         assert_ne!(count, 0, "{said}");
         said.push_str(&String::from_utf8_lossy(&bytes[..count]));
     }
+}
+
+/// A file system with room for all those writes.
+fn disk(dir: &Path) -> Option<Disk> {
+    let (image, root) = (dir.join("image"), dir.join("root"));
+    File::create(&image).unwrap().set_len(512 << 20).unwrap();
+    let ran = |program: &str, arguments: &[&str], paths: &[&Path]| {
+        let output = Command::new(program).args(arguments).args(paths).output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    if !ran("mkfs.ext4", &["-q", "-F"], &[&image]) || !ran("mount", &["-o", "loop"], &[&image, &root]) {
+        skipped("there is no mkfs.ext4, or there are no loop devices");
+        return None;
+    }
+    Some(Disk(root))
+}
+
+/// Looks up names that do not exist.
+fn finds_nothing(path: &Path) -> bool {
+    (0..100).all(|number| {
+        let name = path.join(format!("nothing{number}"));
+        std::fs::symlink_metadata(name).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+    })
 }
 
 /// A bed whose root is a file system of its own, which can be frozen.
@@ -87,9 +157,56 @@ impl Freezable {
             return None;
         }
         let bed = Bed::folder();
-        let disk = Disk::mount(&bed.dir)?;
+        let disk = disk(&bed.dir)?;
         std::fs::create_dir(disk.0.join("folder")).unwrap();
+        std::fs::set_permissions(disk.0.join("folder"), Permissions::from_mode(0o777)).unwrap();
+        std::fs::write(disk.0.join("read"), vec![7; LONG_WRITE]).unwrap();
         Some(Self { disk, bed })
+    }
+
+    /// While an ordinary user's writes wait on some mounts, so many on each, another user looks up names and reads on these and on
+    /// others. Gives how many writes were refused; the others have to end well.
+    fn write_beside(&self, mounts: &[&str], (of, writes): (usize, usize)) -> Option<usize> {
+        let mut writers: Vec<_> = mounts[..of]
+            .iter()
+            .map(|mount| {
+                let mut writer = part("stalled::writer", &self.bed);
+                writer.env("ONEHOP_TEST_MOUNT", mount).env("ONEHOP_TEST_WRITES", writes.to_string());
+                writer.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
+            })
+            .collect();
+        writers.iter_mut().for_each(|writer| until(writer, "ready"));
+        let is_frozen = self.freeze("--freeze");
+        writers.iter_mut().for_each(|writer| drop(writer.stdin.take()));
+        writers.iter_mut().for_each(|writer| until(writer, "waiting"));
+        let (say, said) = channel();
+        let paths: Vec<_> = mounts.iter().map(|mount| self.bed.dir.join(mount)).collect();
+        std::thread::spawn(move || {
+            for path in paths {
+                let _ = say.send((finds_nothing(&path), std::fs::read(path.join("read"))));
+            }
+        });
+        let went_on: Vec<_> = mounts.iter().map_while(|_| said.recv_timeout(SOON).ok()).collect();
+        let are_waiting = writers.iter_mut().all(|writer| writer.try_wait().unwrap().is_none());
+        self.freeze("--unfreeze");
+        let outputs: Vec<_> = writers.into_iter().map(wait).collect();
+        if !is_frozen {
+            skipped("fsfreeze is missing, or cannot freeze");
+            return None;
+        }
+        assert_eq!(went_on.len(), mounts.len(), "lookups and reads did not end within {SOON:?}");
+        for (found, bytes) in went_on {
+            assert!(found && bytes.unwrap() == vec![7; LONG_WRITE]);
+        }
+        let refused = outputs.into_iter().map(|output| {
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(output.status.success(), "{said}");
+            let count = said.lines().find_map(|line| line.split("refused: ").nth(1));
+            count.unwrap_or_else(|| panic!("{said}")).trim().parse::<usize>().unwrap()
+        });
+        let refused = refused.sum();
+        assert!(are_waiting);
+        Some(refused)
     }
 
     /// Freezes it, or thaws it; whether that was possible.
@@ -114,10 +231,7 @@ impl Freezable {
         let path = self.bed.mount();
         std::thread::spawn(move || {
             let begun = Instant::now();
-            let found = (0..100).all(|number| {
-                let name = path.join(format!("nothing{number}"));
-                std::fs::symlink_metadata(name).is_err_and(|error| error.kind() == ErrorKind::NotFound)
-            });
+            let found = finds_nothing(&path);
             let _ = say.send((found, begun.elapsed()));
         });
         let looked = said.recv_timeout(SOON);
@@ -153,4 +267,47 @@ fn lookups_of_a_target_do_not_wait_behind_calls_that_do() {
     let Some(disk) = Freezable::start() else { return };
     let (_target, address) = serve(&disk.bed.dir, "127.0.0.1:0");
     disk.look_beside(MountOptions::of_target(&disk.bed.mount(), connect(address)));
+}
+
+#[test]
+fn long_writes_that_wait_keep_nothing_else_waiting() {
+    let Some(disk) = Freezable::start() else { return };
+    let options = MountOptions::new(&disk.bed.mount(), &disk.bed.dir.join("root"));
+    // As on a machine of 4 GiB.
+    let daemon = Daemon::start(MountOptions { write_memory: 1 << 30, ..options }).unwrap();
+    let refused = disk.write_beside(&["mnt"], (1, 300));
+    daemon.end().unwrap();
+    assert!(refused.is_none_or(|refused| refused == 0), "{refused:?}");
+}
+
+#[test]
+fn more_writes_than_there_is_memory_for_are_refused() {
+    let Some(disk) = Freezable::start() else { return };
+    let options = MountOptions::new(&disk.bed.mount(), &disk.bed.dir.join("root"));
+    let daemon = Daemon::start(MountOptions { write_memory: 16 << 20, ..options }).unwrap();
+    let refused = disk.write_beside(&["mnt"], (1, 300));
+    daemon.end().unwrap();
+    assert!(refused.is_none_or(|refused| refused > 200), "{refused:?}");
+}
+
+/// A target that has few buffers: two mounts would like all of them for themselves.
+#[test]
+fn writes_of_two_mounts_that_wait_at_a_target_leave_others_room() {
+    let Some(disk) = Freezable::start() else { return };
+    let acceptor = TcpAcceptor::listen("127.0.0.1:0").unwrap();
+    let address = acceptor.local().unwrap();
+    let mut options = ServerOptions::new(&disk.bed.dir.join("root"), key());
+    options.limits.buffers = 32;
+    let _target = Target::start(options, vec![Box::new(acceptor)]).unwrap();
+    let mounts = ["mnt", "second", "third"];
+    let daemons = mounts.map(|mount| {
+        let path: PathBuf = disk.bed.dir.join(mount);
+        std::fs::create_dir_all(&path).unwrap();
+        let options = MountOptions::of_target(&path, connect(address));
+        let options = MountOptions { write_memory: 1 << 30, ..options };
+        Daemon::start(options).unwrap()
+    });
+    let refused = disk.write_beside(&mounts, (2, 100));
+    daemons.into_iter().for_each(|daemon| daemon.end().unwrap());
+    assert!(refused.is_none_or(|refused| refused == 0), "{refused:?}");
 }

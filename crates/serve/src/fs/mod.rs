@@ -360,12 +360,13 @@ impl Filesystem for FuseHandler {
         reply: ReplyWrite,
     ) {
         // Pages of a mapping have their place, however the file was opened.
-        let mapped = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
-        let appends = !mapped && OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::APPEND);
+        let is_mapped = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let appends = !is_mapped && OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::APPEND);
         let keeps_set_id = !write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         match self.opened(handle) {
             Ok(open) => {
-                self.write(Write { open, at: (!appends).then_some(offset), keeps_set_id }, data, reply)
+                let at = (!appends).then_some(offset);
+                self.write(Write { open, at, keeps_set_id, is_mapped }, data, reply)
             }
             Err(error) => reply.error(errno(error)),
         }

@@ -122,6 +122,8 @@ pub(super) struct Write {
     /// None behind the file's end.
     pub at: Option<u64>,
     pub keeps_set_id: bool,
+    /// Whether it is what programs have changed by their mappings.
+    pub is_mapped: bool,
 }
 
 impl Write {

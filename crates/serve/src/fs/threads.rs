@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fuser::ReplyWrite;
+use rustix::io::Errno;
 
 use super::answer::errno;
 use super::ops::Write;
@@ -73,7 +74,8 @@ impl FuseHandler {
         self.shared.persons.of(uid)
     }
 
-    /// Writes. The bytes are the session's: another thread gets a copy of them, as long as there are not too many already.
+    /// Writes. The bytes are the session's: another thread gets a copy of them. A user who has too many waiting gets an error: no
+    /// thread of the session may wait, and the bytes have no other place.
     pub(super) fn write(&self, write: Write, data: &[u8], reply: ReplyWrite) {
         let answer = |reply: ReplyWrite, done: Result<usize, _>| match done {
             Ok(count) => reply.written(count as u32),
@@ -81,16 +83,35 @@ impl FuseHandler {
         };
         let (uid, bytes, syncs) = (write.open.uid(), data.len() as u64, write.open.syncs());
         let busy = if syncs { None } else { self.spare.enter() };
-        if busy.is_some() || !self.shared.held.take(uid, bytes) {
+        if busy.is_some() {
             return answer(reply, write.run(data));
         }
-        let (pool, data) = (if syncs { &self.shared.slow } else { &self.shared.calls }, data.to_vec());
+        let held = &self.shared.held;
+        if write.is_mapped {
+            // Nobody would learn of the error before the next sync. The kernel has few of these under way.
+            held.count(uid, bytes);
+        } else if !held.take(uid, bytes) {
+            return answer(reply, Err(Errno::NOMEM));
+        }
+        let Some(data) = copied(data) else {
+            held.put_back(uid, bytes);
+            return answer(reply, Err(Errno::NOMEM));
+        };
+        let pool = if syncs { &self.shared.slow } else { &self.shared.calls };
         let call = move |this: &Mounted| {
             answer(reply, write.run(&data));
             this.shared.held.put_back(uid, bytes);
         };
         pool.add(self.person(uid), self.bound(call));
     }
+}
+
+/// A copy; none where there is no memory for it.
+fn copied(data: &[u8]) -> Option<Vec<u8>> {
+    let mut copy = Vec::new();
+    copy.try_reserve_exact(data.len()).ok()?;
+    copy.extend_from_slice(data);
+    Some(copy)
 }
 
 #[cfg(test)]

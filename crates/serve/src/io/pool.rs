@@ -16,8 +16,8 @@ use super::job::{JobChunk, Rest};
 use crate::lock;
 use crate::table::LinkContent;
 
-/// Threads at most: as many transfers as a drive needs at once to be busy.
-const MOST: usize = 32;
+/// Threads at most. One person's work holds half of them: as many transfers as a drive needs at once to be busy.
+const MOST: usize = 64;
 /// A thread that had nothing to do for so long ends.
 const IDLE: Duration = Duration::from_secs(10);
 
@@ -67,9 +67,8 @@ struct PoolThreads<T> {
 
 impl<T> Default for ThreadPool<T> {
     fn default() -> Self {
-        let threads =
-            PoolThreads { queue: Queue::default(), running: AtomicUsize::new(0), handles: Mutex::default() };
-        Self(Arc::new(threads))
+        let queue = Queue::with_threads(MOST as u64);
+        Self(Arc::new(PoolThreads { queue, running: AtomicUsize::new(0), handles: Mutex::default() }))
     }
 }
 
@@ -81,7 +80,8 @@ impl<T: PoolTask> PoolThreads<T> {
         }
         let this = self.clone();
         let thread = std::thread::Builder::new().name("usrbio disk".into()).spawn(move || {
-            while let Next::Work(part, is_short) = this.queue.next(IDLE) {
+            let mut worker = this.queue.worker();
+            while let Next::Work(part, is_short) = worker.next(IDLE) {
                 if is_short {
                     this.start();
                 }

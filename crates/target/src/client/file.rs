@@ -195,7 +195,7 @@ impl RemoteFile {
 
     fn buffer(&self) -> io::Result<PooledBuffer> {
         let client = &self.core.client;
-        client.buffers.take(client.give_up()).map_err(plain)?.ok_or_else(|| Errno::TIMEDOUT.into())
+        client.buffer(self.by.uid).map_err(plain)?.ok_or_else(|| Errno::TIMEDOUT.into())
     }
 
     /// Carries pieces by way of a buffer of ours; ends with the first that is short.

@@ -15,17 +15,18 @@ mod tree;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
 use crate::auth::Key;
-use crate::buffers::Buffers;
+use crate::buffers::{Buffers, PooledBuffer};
+use crate::shares::Payer;
 use crate::transport::{Connector, Exposed, Shareable, Stretch};
 use crate::tree::Via;
-use crate::wire::{FrameKind, Join, MountId, Reply, Request, SessionId, pack};
+use crate::wire::{FULL, FrameKind, Join, MountId, Reply, Request, SessionId, pack};
 use crate::{Error, Result, handshake, lock};
 use lane::{Ended, Lane};
 pub use tree::RemoteTree;
@@ -36,6 +37,9 @@ const SPAN: u64 = 2048;
 const TICK: Duration = Duration::from_millis(50);
 /// How long it is waited until a connection is tried again, at first and at most.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+/// How long a request waits until it is tried again that found no buffer at the target, at first and at most.
+const FULL_PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// How long a request waits for a target that has been gone for long: until a connection is tried again.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -53,7 +57,7 @@ pub struct ClientOptions {
     pub stall: Duration,
     /// What was asked for is done, over however many connections, or fails.
     pub give_up: Duration,
-    /// Buffers of 4 MiB for data on its way.
+    /// Buffers of 4 MiB for data on its way. A user has half of them at most.
     pub buffers: usize,
 }
 
@@ -67,7 +71,7 @@ impl ClientOptions {
             connect: Duration::from_secs(3),
             stall: Duration::from_secs(10),
             give_up: Duration::from_secs(60),
-            buffers: 32,
+            buffers: 64,
         }
     }
 }
@@ -165,7 +169,9 @@ pub(crate) struct Client {
     changed: Arc<Condvar>,
     outstanding: Mutex<Outstanding>,
     answered: Condvar,
-    pub buffers: Arc<Buffers>,
+    buffers: Arc<Buffers>,
+    /// For whom a buffer counts that a user takes.
+    payer: OnceLock<Payer<u32>>,
     /// What is told without anybody waiting for it: files that are closed or forgotten, by epoch.
     chores: Mutex<Vec<(u64, Request)>>,
     reconnects: AtomicU64,
@@ -212,6 +218,7 @@ impl Client {
             outstanding: Mutex::default(),
             answered: Condvar::new(),
             buffers: Buffers::new(options.buffers),
+            payer: OnceLock::new(),
             chores: Mutex::default(),
             reconnects: AtomicU64::new(0),
             repeated: AtomicU64::new(0),
@@ -324,8 +331,17 @@ impl Client {
         lock(&self.chores).push((epoch, request));
     }
 
-    pub fn give_up(&self) -> Duration {
-        self.options.give_up
+    /// Has buffers that some users take count for others; the first time it is called.
+    pub fn set_payer(&self, payer: Payer<u32>) {
+        let _ = self.payer.set(payer);
+    }
+
+    /// A buffer for a user's data, waited for; none where that takes too long.
+    pub fn buffer(&self, uid: u32) -> Result<Option<PooledBuffer>> {
+        let ends = lock(&self.state).ends.map(|ends| ends.saturating_duration_since(Instant::now()));
+        let limit = ends.map_or(self.options.give_up, |ends| ends.min(self.options.give_up));
+        let uid = self.payer.get().map_or(uid, |payer| payer(uid));
+        self.buffers.take((0, uid), limit)
     }
 
     /// The session that is there, waited for.
@@ -447,21 +463,43 @@ impl Client {
     }
 
     /// Does something in whatever session there is; `ask` may find out what it needs first. Where the session is lost on the
-    /// way it is done again, if that is as good as once, or it is sure that it was not done.
+    /// way it is done again, if that is as good as once, or it is sure that it was not done. It is also done again where the
+    /// target had no buffer for this user.
     pub fn ask<T>(
         &self,
         repeatable: bool,
         ask: impl Fn(SessionView, Instant) -> std::result::Result<T, Trouble>,
     ) -> std::result::Result<T, Errno> {
         let until = Instant::now() + self.options.give_up;
+        let mut pause = FULL_PAUSES.0;
         loop {
             match ask(self.view(until)?, until) {
                 Ok(done) => return Ok(done),
+                Err(Trouble::Errno(FULL)) if Instant::now() + pause < until && self.pause(pause) => {
+                    pause = (2 * pause).min(FULL_PAUSES.1);
+                }
                 Err(Trouble::Errno(errno)) => return Err(errno),
                 Err(Trouble::Gone { perhaps_done }) if repeatable || !perhaps_done => {}
                 // It may have been done or not, and doing it again may do something else.
                 Err(Trouble::Gone { .. }) => return Err(Errno::IO),
             }
+        }
+    }
+
+    /// Waits for so long; whether the mount has not ended meanwhile.
+    fn pause(&self, time: Duration) -> bool {
+        let until = Instant::now() + time;
+        let mut state = lock(&self.state);
+        loop {
+            let now = Instant::now();
+            if self.is_over() || state.ends.is_some_and(|ends| ends <= now) {
+                return false;
+            }
+            let left = state.ends.unwrap_or(until).min(until).saturating_duration_since(now);
+            if left.is_zero() {
+                return true;
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use super::file::RemoteFile;
 use super::{Client, ClientOptions, ClientThreads, MountReport, SessionView, Trouble};
 use crate::auth::random;
+use crate::shares::Payer;
 use crate::transport::{Connector, Shareable};
 use crate::tree::{FOREIGN, FolderNames, Forgotten, OpenFile, Tree, TreeResult};
 use crate::wire::{
@@ -137,6 +138,11 @@ impl RemoteTree {
     /// Its user is about to end: what waits for a target that is gone waits so long at most.
     pub fn end_within(&self, time: Duration) {
         self.core.client.end_within(time);
+    }
+
+    /// Has transfer buffers that some users take count for others; the first time it is called.
+    pub fn set_payer(&self, payer: Payer<u32>) {
+        self.core.client.set_payer(payer);
     }
 
     /// Memory of which transfers were made is going away.

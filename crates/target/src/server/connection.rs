@@ -18,6 +18,10 @@ use crate::{Error, Result};
 /// What is read at once, by the thread that reads requests: more would keep it from the next.
 const MOST_AT_ONCE: usize = 128 << 10;
 
+/// How long the thread that reads requests waits for a buffer: a little, so that a client that is only quicker than a disk has to
+/// wait, and no more, because other users' requests come behind.
+const SHORT_WAIT: Duration = Duration::from_millis(20);
+
 /// Data of an answer, and its checksum.
 pub(crate) struct Summed {
     pub data: Stretch,
@@ -131,7 +135,8 @@ fn listen(shared: &Arc<ServerShared>, connection: &Arc<Connection>) -> Result<()
     }
 }
 
-/// Where data goes that comes with a request: into a buffer, when there is one. Till then the client waits.
+/// Where data goes that comes with a request: into a buffer. Where its user may have none it is thrown away: the client sends it
+/// again later.
 fn place(
     shared: &ServerShared,
     connection: &Connection,
@@ -140,13 +145,15 @@ fn place(
     data: &mut Option<PooledBuffer>,
 ) -> Result<Option<Stretch>> {
     let peer = connection.link.peer();
-    let belongs = head.kind == FrameKind::Request && unpack::<Request>(body, peer)?.data() == Some(head.data);
-    if !belongs {
+    if head.kind != FrameKind::Request {
         return Err(Error::protocol(peer, "data where none belongs"));
     }
-    let limit = shared.options.limits.stall;
-    let Some(lent) = shared.buffers.take(limit)? else {
-        return Err(Error::TimedOut { peer: "the disk".into(), what: "make room", limit });
+    let request = unpack::<Request>(body, peer)?;
+    if request.data() != Some(head.data) {
+        return Err(Error::protocol(peer, "data where none belongs"));
+    }
+    let Some(lent) = shared.buffers.take(connection.session.user(&request), SHORT_WAIT)? else {
+        return Ok(None);
     };
     let stretch = lent.stretch(head.data as usize)?;
     *data = Some(lent);
@@ -191,7 +198,9 @@ fn take(
         }
         Admit::Breach(what) => return Err(Error::protocol(peer, what)),
     }
-    if perform::at_once(shared, connection, id, &request, scratch) {
+    if perform::refused(connection, id, &request, data.is_some())
+        || perform::at_once(shared, connection, id, &request, scratch)
+    {
         return Ok(());
     }
     shared.later(PendingRequest { connection: connection.clone(), id, request, data });

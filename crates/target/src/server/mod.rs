@@ -25,7 +25,7 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::auth::{Key, random};
-use crate::buffers::Buffers;
+use crate::buffers::{Buffers, SessionUser};
 use crate::shares::Shares;
 use crate::transport::{Acceptor, Link};
 use crate::tree::{Folder, FolderRules};
@@ -37,8 +37,8 @@ use session::ClientSession;
 
 /// How often those that wait look whether the server is to end.
 const TICK: Duration = Duration::from_millis(50);
-/// Threads of a queue that wait for disks, at most.
-const MOST_THREADS: usize = 32;
+/// Threads of a queue that wait for disks, at most. The work of a session's user holds half of them.
+const MOST_THREADS: usize = 64;
 /// One that had nothing to do for so long ends.
 const IDLE: Duration = Duration::from_secs(10);
 /// Connections that may be introducing themselves at once. Where there are more, the one that has taken longest goes: who has the key
@@ -68,7 +68,7 @@ pub struct Limits {
     pub sessions: usize,
     /// Open files of a session.
     pub files: usize,
-    /// Buffers of 4 MiB for data on its way.
+    /// Buffers of 4 MiB for data on its way. A user of a session has half of them at most.
     pub buffers: usize,
 }
 
@@ -84,7 +84,7 @@ impl Default for Limits {
             connections: 4096,
             sessions: 1024,
             files: 16_384,
-            buffers: 64,
+            buffers: 128,
         }
     }
 }
@@ -147,9 +147,6 @@ pub struct ServerReport {
     pub broken: u64,
 }
 
-/// Whose turn it is: a user of a session's.
-type SessionUser = (u32, u32);
-
 /// What requests wait for: none waits behind one of a slower class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Class {
@@ -162,10 +159,15 @@ pub(crate) enum Class {
 }
 
 /// Requests that wait for their turn, and how many threads do them.
-#[derive(Default)]
 struct WorkQueue {
     queue: Queue<PendingRequest, SessionUser>,
     threads: AtomicUsize,
+}
+
+impl Default for WorkQueue {
+    fn default() -> Self {
+        Self { queue: Queue::with_threads(MOST_THREADS as u64), threads: AtomicUsize::new(0) }
+    }
 }
 
 pub(crate) struct ServerShared {
@@ -260,7 +262,7 @@ impl ServerShared {
     /// Has something done by a thread that may wait.
     fn later(self: &Arc<Self>, work: PendingRequest) {
         let class = work.class();
-        let turn = (work.connection.session.number, work.uid());
+        let turn = work.connection.session.user(&work.request);
         if self.queue(class).queue.add(turn, work) {
             self.start(class);
         }
@@ -279,9 +281,11 @@ impl ServerShared {
         let shared = self.clone();
         let started = self.spawn("target disk", move || {
             let of = shared.queue(class);
-            while let Next::Work(work, _) = of.queue.next(IDLE) {
+            let mut worker = of.queue.worker();
+            while let Next::Work(work, _) = worker.next(IDLE) {
                 work.run(&shared);
             }
+            drop(worker);
             of.threads.fetch_sub(1, Ordering::AcqRel);
         });
         // Others do the work; where there are none it is done when there can be.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use onehop_os::HostMem;
 use rustix::io::Errno;
@@ -13,7 +14,7 @@ use crate::buffers::PooledBuffer;
 use crate::transport::{Stretch, checksum_for, checksum_on};
 use crate::tree::{Local, OpenFile, TransferMemory, Tree, TreeResult, errno};
 use crate::turns::Divisible;
-use crate::wire::{Caller, MOST_DATA, OpenMode, Remote, Reply, Request};
+use crate::wire::{Caller, FULL, MOST_DATA, OpenMode, Remote, Reply, Request};
 
 /// Bytes that are read at once: enough for a disk, and few enough for the cache.
 const PART: usize = 512 << 10;
@@ -53,35 +54,6 @@ impl PendingRequest {
             _ => false,
         };
         if waits { Class::Disk } else { Class::Work }
-    }
-
-    /// For which of the client's users it is.
-    pub fn uid(&self) -> u32 {
-        match &self.request {
-            Request::Lookup { by, .. }
-            | Request::Change { by, .. }
-            | Request::Make { by, .. }
-            | Request::Create { by, .. }
-            | Request::Remove { by, .. }
-            | Request::Rename { by, .. }
-            | Request::Link { by, .. }
-            | Request::List { by, .. }
-            | Request::Xattr { by, .. }
-            | Request::Open { by, .. } => by.uid,
-            Request::Read { file, .. }
-            | Request::Write { file, .. }
-            | Request::Append { file, .. }
-            | Request::Sync { file, .. }
-            | Request::Allocate { file, .. }
-            | Request::Seek { file, .. }
-            | Request::Close { file } => self.connection.session.opened(*file).map_or(0, |open| open.uid),
-            Request::Forget { .. }
-            | Request::Attr { .. }
-            | Request::ReadLink { .. }
-            | Request::SyncFolder { .. }
-            | Request::Space
-            | Request::Succeed { .. } => 0,
-        }
     }
 
     /// Does it, and tells.
@@ -158,6 +130,16 @@ pub(crate) fn at_once(
         }
         _ => false,
     }
+}
+
+/// Answers that there is no buffer for the data that came with a request; whether that is so. At once: what its user asked for
+/// before may wait for long.
+pub(crate) fn refused(connection: &Arc<Connection>, id: u64, request: &Request, has_data: bool) -> bool {
+    let is_full = request.data().is_some() && !has_data;
+    if is_full {
+        tell(connection, id, request, &failed(FULL), None);
+    }
+    is_full
 }
 
 /// An answer, and its data with the buffer that this is in.
@@ -286,6 +268,15 @@ fn check(at: u64, len: u32, remote: Option<&Remote>) -> TreeResult<()> {
     if is_place(at, len) { Ok(()) } else { Err(Errno::FBIG) }
 }
 
+/// How long a thread of a user's waits for a buffer. The user's writes that have the buffers may be waiting for that thread.
+const BUFFER_WAIT: Duration = Duration::from_secs(1);
+
+/// A buffer for a user's data.
+fn buffer(shared: &ServerShared, connection: &Connection, uid: u32) -> TreeResult<PooledBuffer> {
+    let user = (connection.session.number, uid);
+    shared.buffers.take(user, BUFFER_WAIT).map_err(|_| Errno::NOMEM)?.ok_or(FULL)
+}
+
 fn read(
     shared: &ServerShared,
     connection: &Connection,
@@ -294,8 +285,8 @@ fn read(
 ) -> TreeResult<Performed> {
     check(at, len, into)?;
     let limit = shared.options.limits.stall;
-    let file = connection.session.file(file)?;
-    let lent = shared.buffers.take(limit).map_err(|_| Errno::NOMEM)?.ok_or(Errno::NOBUFS)?;
+    let SessionFile { file, uid, .. } = connection.session.opened(file)?;
+    let lent = buffer(shared, connection, uid)?;
     let stretch = lent.stretch(len as usize).map_err(|_| Errno::NOMEM)?;
     // What goes behind the answer of an encrypted connection is authenticated there.
     let sums = into.is_some() || !connection.link.is_encrypted();
@@ -340,14 +331,14 @@ fn write(
 ) -> TreeResult<Performed> {
     check(at, len, from)?;
     let limit = shared.options.limits.stall;
-    let file = connection.session.file(file)?;
+    let SessionFile { file, uid, .. } = connection.session.opened(file)?;
     let (lent, stretch) = match (from, data) {
         (None, Some(lent)) => {
             let stretch = lent.stretch(len as usize).map_err(|_| Errno::NOMEM)?;
             (lent, stretch)
         }
         (Some(remote), _) => {
-            let lent = shared.buffers.take(limit).map_err(|_| Errno::NOMEM)?.ok_or(Errno::NOBUFS)?;
+            let lent = buffer(shared, connection, uid)?;
             let stretch = lent.stretch(len as usize).map_err(|_| Errno::NOMEM)?;
             connection.link.get(&stretch, remote, limit).map_err(|_| UNREACHED)?;
             (lent, stretch)
@@ -380,8 +371,6 @@ fn append(
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::super::session::ClientSession;
     use super::*;
     use crate::shares::Shares;
@@ -410,7 +399,7 @@ mod tests {
         let connection = Connection::new(link.into(), session.clone(), LONG);
         let of = |request| {
             let pending = PendingRequest { connection: connection.clone(), id: 0, request, data: None };
-            (pending.class(), pending.uid())
+            (pending.class(), session.user(&pending.request).1)
         };
         let write = |file| Request::Write { file, at: 0, len: 1, from: None };
         let change = |size| Request::Change {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use super::connection::Connection;
+use crate::buffers::SessionUser;
 use crate::lock;
 use crate::shares::Shares;
 use crate::tree::{Folder, Local, TreeResult};
@@ -235,6 +236,36 @@ impl ClientSession {
         self.of_users.count(file.uid, 1);
         files.insert(number, file);
         Ok(number)
+    }
+
+    /// For whom a request counts.
+    pub fn user(&self, request: &Request) -> SessionUser {
+        let uid = match request {
+            Request::Lookup { by, .. }
+            | Request::Change { by, .. }
+            | Request::Make { by, .. }
+            | Request::Create { by, .. }
+            | Request::Remove { by, .. }
+            | Request::Rename { by, .. }
+            | Request::Link { by, .. }
+            | Request::List { by, .. }
+            | Request::Xattr { by, .. }
+            | Request::Open { by, .. } => by.uid,
+            Request::Read { file, .. }
+            | Request::Write { file, .. }
+            | Request::Append { file, .. }
+            | Request::Sync { file, .. }
+            | Request::Allocate { file, .. }
+            | Request::Seek { file, .. }
+            | Request::Close { file } => self.opened(*file).map_or(0, |open| open.uid),
+            Request::Forget { .. }
+            | Request::Attr { .. }
+            | Request::ReadLink { .. }
+            | Request::SyncFolder { .. }
+            | Request::Space
+            | Request::Succeed { .. } => 0,
+        };
+        (self.number, uid)
     }
 
     pub fn close_file(&self, number: u64) -> TreeResult<()> {

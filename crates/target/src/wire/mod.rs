@@ -14,8 +14,12 @@ pub use message::{
     Time, TimeChange, Xattr,
 };
 
+use rustix::io::Errno;
+
 use crate::{Error, Result};
 
+/// The answer of a target that has no buffer for this user, and has done nothing: it can be asked again.
+pub(crate) const FULL: Errno = Errno::NOBUFS;
 /// A body has at most so many bytes.
 pub const MOST_BODY: usize = 64 << 10;
 /// Data has at most so many bytes: a transfer that is longer is cut into pieces.
