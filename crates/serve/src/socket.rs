@@ -127,8 +127,8 @@ fn accept(persons: &Persons, socket: &OwnedFd, silent: &mut Vec<Silent>) {
 fn start(shared: &Arc<DaemonShared>, busy: &Arc<Shares>, program: Silent) {
     let uid = program.owner.uid;
     busy.count(uid, 1);
-    let (shared, held) = (shared.clone(), busy.clone());
-    let thread = std::thread::Builder::new().name("usrbio socket".into()).spawn(move || {
+    let (starter, shared, held) = (&shared.starter, shared.clone(), busy.clone());
+    let thread = starter.spawn("usrbio socket", move || {
         answer(&shared, &program);
         held.put_back(uid, 1);
     });

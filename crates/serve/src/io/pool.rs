@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use onehop_os::HostMem;
+use onehop_os::{HostMem, ThreadStarter};
 use onehop_target::tree::TransferMemory;
 use onehop_target::turns::{Divisible, Next, Queue};
 
@@ -60,17 +60,10 @@ impl<T> Clone for ThreadPool<T> {
 }
 
 struct PoolThreads<T> {
+    starter: Arc<ThreadStarter>,
     queue: Queue<T>,
     running: AtomicUsize,
     handles: Mutex<Vec<JoinHandle<()>>>,
-}
-
-impl<T> Default for ThreadPool<T> {
-    fn default() -> Self {
-        let threads =
-            PoolThreads { queue: Queue::default(), running: AtomicUsize::new(0), handles: Mutex::default() };
-        Self(Arc::new(threads))
-    }
 }
 
 impl<T: PoolTask> PoolThreads<T> {
@@ -80,7 +73,7 @@ impl<T: PoolTask> PoolThreads<T> {
             return;
         }
         let this = self.clone();
-        let thread = std::thread::Builder::new().name("usrbio disk".into()).spawn(move || {
+        let thread = self.starter.spawn("usrbio disk", move || {
             while let Next::Work(part, is_short) = this.queue.next(IDLE) {
                 if is_short {
                     this.start();
@@ -102,6 +95,11 @@ impl<T: PoolTask> PoolThreads<T> {
 }
 
 impl<T: PoolTask> ThreadPool<T> {
+    pub fn new(starter: &Arc<ThreadStarter>) -> Self {
+        let (starter, running) = (starter.clone(), AtomicUsize::new(0));
+        Self(Arc::new(PoolThreads { starter, queue: Queue::default(), running, handles: Mutex::default() }))
+    }
+
     pub fn add(&self, uid: u32, work: T) {
         if self.0.queue.add(uid, work) {
             self.0.start();
