@@ -45,7 +45,7 @@ thread_local! {
 ///
 /// The kernel then has a copy of the credentials for this thread alone, for as long as it runs, even where the copy has the
 /// values of the original again. Some drivers (RDMA) compare copies and not values, and refuse such a thread's calls. A thread
-/// that it starts has the same copy, and is not known here: threads that act start none.
+/// that it starts has the same copy, and is not known here: threads that act have others started by a [`crate::ThreadStarter`].
 #[must_use]
 pub fn has_changed() -> bool {
     CHANGED.get()

@@ -34,6 +34,7 @@ mod seam;
 pub mod secret;
 mod sem;
 mod socket;
+mod starter;
 mod stop;
 mod udmabuf;
 mod words;
@@ -55,6 +56,7 @@ pub use seam::{
     Registers, Transport,
 };
 pub use sem::Semaphore;
+pub use starter::ThreadStarter;
 pub use stop::StopSignal;
 pub use udmabuf::Udmabuf;
 pub use words::Words;

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use fuser::{BackgroundSession, Config, INodeNo, MountOption, Notifier, Session, SessionACL};
+use onehop_os::ThreadStarter;
 use onehop_os::identity::{Acting, Credentials, OwnCredentials};
 use onehop_target::client::RemoteTree;
 use onehop_target::shares::Shares;
@@ -119,6 +120,8 @@ impl MountOptions {
 /// What all parts of a daemon have in common.
 pub(crate) struct DaemonShared {
     pub options: MountOptions,
+    /// Starts all threads of this daemon: most of those that need another one may have acted as users.
+    pub starter: Arc<ThreadStarter>,
     pub persons: Persons,
     pub table: LinkTable,
     pub opens: Opens,
@@ -158,7 +161,8 @@ impl DaemonShared {
         };
         let mode = if options.emulated_gpu { GpuChoice::Emulated } else { GpuChoice::Cuda };
         let persons = Persons::read(&options.subuids);
-        let slow = ThreadPool::default();
+        let starter = Arc::new(ThreadStarter::new().map_err(Error::Thread)?);
+        let slow = ThreadPool::new(&starter);
         // Nobody is privileged: what root has waiting must not stop others either.
         let mut held = Shares::new(options.write_memory);
         held.set_payer(persons.payer());
@@ -167,15 +171,15 @@ impl DaemonShared {
             table: LinkTable::new(most_programs, &persons),
             opens: Opens::new(most_open, &persons),
             workers: Workers::default(),
-            pool: ThreadPool::default(),
+            pool: ThreadPool::new(&starter),
             jobs: persons.shares(MOST_JOBS),
-            calls: ThreadPool::default(),
-            waits: Waits::new(slow.clone()),
+            calls: ThreadPool::new(&starter),
+            waits: Waits::new(&starter, slow.clone()),
             slow,
-            caches: ThreadPool::default(),
+            caches: ThreadPool::new(&starter),
             held,
+            locks: Locks::new(most_locks, &persons),
             persons,
-            locks: Locks::new(most_locks),
             stats: Stats::default(),
             gpus: Gpus::new(mode),
             socket: Path::new(SHM).join(format!("onehop-{}.sock", Id::random()?)),
@@ -183,6 +187,7 @@ impl DaemonShared {
             engines: Mutex::default(),
             notifier: OnceLock::new(),
             over: AtomicBool::new(false),
+            starter,
             own: OwnCredentials::of_root()
                 .map_err(|e| Error::file("reading", Path::new("credentials"), e))?,
         }))
@@ -217,7 +222,7 @@ impl DaemonShared {
             MountSource::Folder(_) => self.options.threads,
             MountSource::Target(_) => LANES_OF_TARGET,
         };
-        let engine = Arc::new(GpuLanes::new(device, threads)?);
+        let engine = Arc::new(GpuLanes::new(&self.starter, device, threads)?);
         engines.insert(uuid, engine.clone());
         Ok(engine)
     }
@@ -345,7 +350,7 @@ impl Daemon {
 
     fn spawn(&mut self, name: &str, work: impl FnOnce(&Arc<DaemonShared>) + Send + 'static) -> Result<()> {
         let shared = self.shared.clone();
-        let thread = std::thread::Builder::new().name(name.into()).spawn(move || work(&shared));
+        let thread = self.shared.starter.spawn(name, move || work(&shared));
         self.threads.push(thread.map_err(Error::Thread)?);
         Ok(())
     }

@@ -5,17 +5,19 @@
 //! ranges of it. The kernel's messages do not say which of the two calls was made. A lock on a whole file may be either, so it is taken as
 //! both; a program that takes both on one file gets in its own way, as it does over NFS.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::sync::Mutex;
 
 use onehop_os::locks::{LockKind, LockRange, lock_in_the_way, lock_range};
+use onehop_target::shares::Shares;
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat};
 use rustix::io::Errno;
 
 use crate::lock;
 use crate::opens::Open;
+use crate::persons::Persons;
 
 /// Who asks, by which open file.
 #[derive(Clone, Copy)]
@@ -44,7 +46,7 @@ struct Owned {
     uid: u32,
     pid: u32,
     /// By which of its handles it has asked. When one of them is closed nothing is left of it.
-    handles: Vec<u64>,
+    handles: HashSet<u64>,
     /// Some of it was locked, which only `fcntl` does.
     by_range: bool,
     /// What it has by `flock`.
@@ -56,7 +58,7 @@ impl Owned {
     fn open(open: &Open, by: Asker) -> Result<Self, Errno> {
         let (file, writes) = opened(open)?;
         let (uid, pid) = (by.uid, by.pid);
-        let (ranges, handles, by_range, whole) = (Vec::new(), Vec::new(), false, None);
+        let (ranges, handles, by_range, whole) = (Vec::new(), HashSet::new(), false, None);
         Ok(Self { file, writes, ranges, uid, pid, handles, by_range, whole })
     }
 
@@ -94,7 +96,8 @@ impl Owned {
         if !writes {
             return Err(Errno::NOLCK);
         }
-        let mut next = Self { file, writes, ranges: Vec::new(), handles: Vec::new(), whole: None, ..*self };
+        let mut next =
+            Self { file, writes, ranges: Vec::new(), handles: HashSet::new(), whole: None, ..*self };
         for (range, _) in &self.ranges {
             if !lock_range(&next.file, *range, Some(LockKind::Shared)).map_err(plain)? {
                 return Err(Errno::NOLCK);
@@ -200,56 +203,96 @@ fn plain(error: onehop_os::Error) -> Errno {
     error.errno().map_or(Errno::NOLCK, Errno::from_raw_os_error)
 }
 
-/// All owners of locks, by inode and by what the kernel calls them.
+/// The locks of a file.
+#[derive(Default)]
+struct FileLocks {
+    /// By what the kernel calls their owners.
+    owners: HashMap<u64, Owned>,
+    /// The owners that have asked by a handle.
+    by_handle: HashMap<u64, HashSet<u64>>,
+}
+
+impl FileLocks {
+    fn add(&mut self, by: Asker, mut owned: Owned) {
+        owned.handles.insert(by.handle);
+        self.by_handle.entry(by.handle).or_default().insert(by.owner);
+        self.owners.insert(by.owner, owned);
+    }
+
+    /// An owner that has locks already, and asks by a handle.
+    fn known(&mut self, by: Asker) -> Option<&mut Owned> {
+        let owned = self.owners.get_mut(&by.owner)?;
+        owned.handles.insert(by.handle);
+        self.by_handle.entry(by.handle).or_default().insert(by.owner);
+        Some(owned)
+    }
+
+    fn remove(&mut self, owner: u64) -> Option<Owned> {
+        let gone = self.owners.remove(&owner)?;
+        for handle in &gone.handles {
+            if let Some(owners) = self.by_handle.get_mut(handle) {
+                owners.remove(&owner);
+                if owners.is_empty() {
+                    self.by_handle.remove(handle);
+                }
+            }
+        }
+        Some(gone)
+    }
+}
+
+/// All locks, by inode. No call takes longer because there are many: a session thread releases them.
 pub(crate) struct Locks {
-    owners: Mutex<HashMap<(u64, u64), Owned>>,
-    /// Owners at once. A user may have as many as are left to others.
-    most: usize,
+    files: Mutex<HashMap<u64, FileLocks>>,
+    /// Owners at once.
+    shares: Shares,
 }
 
 impl Locks {
-    pub fn new(most: usize) -> Self {
-        Self { owners: Mutex::default(), most }
+    /// For so many owners.
+    pub fn new(most: usize, persons: &Persons) -> Self {
+        Self { files: Mutex::default(), shares: persons.shares(most as u64) }
     }
 
     /// Locks a range of a file; false where another has it locked.
     pub fn lock(&self, open: &Open, by: Asker, range: LockRange, kind: LockKind) -> Result<bool, Errno> {
-        let mut all = lock(&self.owners);
-        let key = (open.inode, by.owner);
-        if let Some(owned) = all.get_mut(&key) {
-            if !owned.handles.contains(&by.handle) {
-                owned.handles.push(by.handle);
-            }
+        let mut files = lock(&self.files);
+        if let Some(owned) = files.get_mut(&open.inode).and_then(|file| file.known(by)) {
             return owned.lock(open, range, kind);
         }
-        let theirs = all.values().filter(|owned| owned.uid == by.uid).count();
-        if theirs >= self.most.saturating_sub(all.len()) {
+        if !self.shares.take(by.uid, 1) {
             return Err(Errno::NOLCK);
         }
-        let mut owned = Owned::open(open, by)?;
-        owned.handles.push(by.handle);
-        let is_locked = owned.lock(open, range, kind)?;
-        if is_locked {
-            all.insert(key, owned);
+        let locked = Owned::open(open, by).and_then(|mut owned| {
+            let is_locked = owned.lock(open, range, kind)?;
+            Ok(is_locked.then_some(owned))
+        });
+        match locked {
+            Ok(Some(owned)) => {
+                files.entry(open.inode).or_default().add(by, owned);
+                Ok(true)
+            }
+            other => {
+                self.shares.put_back(by.uid, 1);
+                other.map(|_| false)
+            }
         }
-        Ok(is_locked)
     }
 
     /// Whether somebody has a lock on a file.
     pub fn has_any(&self, inode: u64, by: Asker) -> bool {
-        lock(&self.owners).contains_key(&(inode, by.owner))
+        lock(&self.files).get(&inode).is_some_and(|file| file.owners.contains_key(&by.owner))
     }
 
     /// Unlocks a range.
     pub fn unlock(&self, inode: u64, by: Asker, range: LockRange) -> Result<(), Errno> {
-        let mut all = lock(&self.owners);
-        let key = (inode, by.owner);
         if range == LockRange::WHOLE {
-            all.remove(&key);
-        } else if let Some(owned) = all.get_mut(&key) {
-            owned.unlock(range)?;
+            self.flushed(inode, by.owner);
+            return Ok(());
         }
-        Ok(())
+        let mut files = lock(&self.files);
+        let owned = files.get_mut(&inode).and_then(|file| file.owners.get_mut(&by.owner));
+        owned.map_or(Ok(()), |owned| owned.unlock(range))
     }
 
     /// The lock that is in somebody's way, and the program that has it; 0 where that is not of this mount.
@@ -260,11 +303,13 @@ impl Locks {
         range: LockRange,
         kind: LockKind,
     ) -> Result<Option<(LockRange, LockKind, u32)>, Errno> {
-        let all = lock(&self.owners);
-        let own = all.get(&(open.inode, by.owner)).map(|owned| &owned.file);
+        let files = lock(&self.files);
+        let of_file = files.get(&open.inode);
+        let own = of_file.and_then(|file| file.owners.get(&by.owner)).map(|owned| &owned.file);
         let file = own.or_else(|| open.file().local()).ok_or(Errno::NOLCK)?;
         let Some((range, kind)) = lock_in_the_way(file, range, kind).map_err(plain)? else { return Ok(None) };
-        let mut others = all.iter().filter(|((inode, owner), _)| *inode == open.inode && *owner != by.owner);
+        let all = of_file.into_iter().flat_map(|file| &file.owners);
+        let mut others = all.filter(|(owner, _)| **owner != by.owner);
         let pid = match (others.next(), others.next()) {
             (Some((_, other)), None) => other.pid,
             _ => 0,
@@ -274,21 +319,34 @@ impl Locks {
 
     /// A process has closed the file, by one of its descriptors: what it had locked goes. Whether there was anything.
     pub fn flushed(&self, inode: u64, owner: u64) -> bool {
-        lock(&self.owners).remove(&(inode, owner)).is_some()
+        self.remove(inode, |_| vec![owner])
     }
 
     /// Nobody has the open file any more. Whether something was locked by it.
     pub fn closed(&self, inode: u64, handle: u64) -> bool {
-        let mut all = lock(&self.owners);
-        let before = all.len();
-        all.retain(|(of, _), owned| *of != inode || !owned.handles.contains(&handle));
-        all.len() < before
+        self.remove(inode, |file| file.by_handle.get(&handle).into_iter().flatten().copied().collect())
+    }
+
+    /// Removes some owners of a file; whether there were any.
+    fn remove(&self, inode: u64, of: impl FnOnce(&FileLocks) -> Vec<u64>) -> bool {
+        let mut files = lock(&self.files);
+        let Some(file) = files.get_mut(&inode) else { return false };
+        let gone: Vec<_> = of(file).into_iter().filter_map(|owner| file.remove(owner)).collect();
+        if file.owners.is_empty() {
+            files.remove(&inode);
+        }
+        gone.iter().for_each(|owned| self.shares.put_back(owned.uid, 1));
+        !gone.is_empty()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use onehop_target::tree::Local;
+    use onehop_target::wire::OpenMode;
+
     use super::*;
+    use crate::opens::Opens;
 
     fn range(start: u64, end: u64) -> LockRange {
         LockRange { start, end }
@@ -322,6 +380,57 @@ mod tests {
     }
 
     #[test]
+    fn locks_end_with_their_owner_or_its_handle_and_count_till_then() {
+        let path = std::env::temp_dir().join(format!("onehop-serve-owners-{}", std::process::id()));
+        std::fs::write(&path, "").unwrap();
+        let access = OpenMode {
+            read: true,
+            write: true,
+            truncate: false,
+            sync: false,
+            data_sync: false,
+            no_atime: false,
+            execute: false,
+        };
+        let opens = Opens::new(64, &Persons::default());
+        let open = |inode| {
+            let file = File::options().read(true).write(true).open(&path).unwrap();
+            let handle = opens.add(inode, 1000, access, std::sync::Arc::new(Local::new(file)));
+            (handle, opens.get(handle).unwrap())
+        };
+        let locks = Locks::new(8, &Persons::default());
+        let user = rustix::process::geteuid().as_raw() + 1;
+        let [(first, one), (second, _), (third, other)] = [open(1), open(1), open(2)];
+        let by = |owner, handle| Asker { owner, handle, uid: user, pid: owner as u32 };
+        let take = |open: &Open, owner, handle| {
+            locks.lock(open, by(owner, handle), range(owner, owner), LockKind::Shared)
+        };
+        assert_eq!([take(&one, 10, first), take(&one, 11, first), take(&one, 10, second)], [Ok(true); 3]);
+        assert_eq!([take(&one, 12, second), take(&other, 10, third)], [Ok(true); 2]);
+        // A user may have as many as are left to others, who have theirs.
+        assert_eq!((take(&other, 13, third), locks.shares.taken()), (Err(Errno::NOLCK), 4));
+        let theirs = Asker { uid: user + 1, ..by(14, third) };
+        assert_eq!(locks.lock(&other, theirs, range(14, 14), LockKind::Exclusive), Ok(true));
+        let way = locks.in_the_way(&other, by(10, third), range(14, 14), LockKind::Shared).unwrap();
+        assert_eq!(way, Some((range(14, 14), LockKind::Exclusive, 14)));
+        // What cannot be locked takes nothing.
+        let blocked = Asker { uid: user + 1, ..by(15, third) };
+        assert_eq!(locks.lock(&other, blocked, range(14, 14), LockKind::Shared), Ok(false));
+        assert_eq!(locks.shares.taken(), 5);
+
+        assert!(locks.closed(1, second) && !locks.closed(1, second), "10 and 12 asked by it");
+        assert!(!locks.has_any(1, by(10, first)) && locks.has_any(1, by(11, first)));
+        assert!(locks.has_any(2, by(10, third)) && !locks.flushed(1, 12) && locks.flushed(1, 11));
+        assert!(!locks.closed(1, first) && !lock(&locks.files).contains_key(&1));
+        locks.unlock(2, by(10, third), range(0, 5)).unwrap();
+        assert!(locks.has_any(2, by(10, third)));
+        locks.unlock(2, by(10, third), LockRange::WHOLE).unwrap();
+        assert!(!locks.has_any(2, by(10, third)) && locks.closed(2, third));
+        assert_eq!((locks.shares.taken(), lock(&locks.files).len()), (0, 0));
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
     fn a_forked_child_keeps_no_locks() {
         let path = std::env::temp_dir().join(format!("onehop-serve-locks-{}", std::process::id()));
         let open =
@@ -333,7 +442,7 @@ mod tests {
             ranges: Vec::new(),
             uid: 0,
             pid: 0,
-            handles: Vec::new(),
+            handles: HashSet::new(),
             by_range: false,
             whole: None,
         };

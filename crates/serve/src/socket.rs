@@ -72,7 +72,7 @@ pub(crate) fn serve(shared: &Arc<DaemonShared>, socket: &OwnedFd) {
     }
 }
 
-/// Waits a moment; takes those in who connect, and gives those who have said something and can be answered.
+/// Waits a moment; takes those in who connect, and gives those who have said something and can be answered. They count as busy.
 fn ready(shared: &DaemonShared, socket: &OwnedFd, silent: &mut Vec<Silent>, busy: &Shares) -> Vec<Silent> {
     let (may, crowded): (Vec<_>, Vec<_>) =
         std::mem::take(silent).into_iter().partition(|program| busy.room(program.owner.uid) > 0);
@@ -84,7 +84,8 @@ fn ready(shared: &DaemonShared, socket: &OwnedFd, silent: &mut Vec<Silent>, busy
     let said: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
     let (mut talking, mut rest) = (Vec::new(), crowded);
     for (program, said) in may.into_iter().zip(&said) {
-        if *said { talking.push(program) } else { rest.push(program) }
+        // Several of a user may have said something at once: each takes its place before the next one asks for its own.
+        if *said && busy.take(program.owner.uid, 1) { talking.push(program) } else { rest.push(program) }
     }
     rest.sort_by_key(|program| program.since);
     if said.last() == Some(&true) {
@@ -124,11 +125,11 @@ fn accept(persons: &Persons, socket: &OwnedFd, silent: &mut Vec<Silent>) {
     }
 }
 
+/// Has a program answered that counts as busy.
 fn start(shared: &Arc<DaemonShared>, busy: &Arc<Shares>, program: Silent) {
     let uid = program.owner.uid;
-    busy.count(uid, 1);
-    let (shared, held) = (shared.clone(), busy.clone());
-    let thread = std::thread::Builder::new().name("usrbio socket".into()).spawn(move || {
+    let (starter, shared, held) = (&shared.starter, shared.clone(), busy.clone());
+    let thread = starter.spawn("usrbio socket", move || {
         answer(&shared, &program);
         held.put_back(uid, 1);
     });
@@ -242,6 +243,7 @@ fn copy(offer: &Offer) -> Result<Offer> {
 #[cfg(test)]
 mod tests {
     use onehop_gpu::cuda::Ticket;
+    use rustix::net::{SendFlags, socketpair};
 
     use super::*;
     use crate::daemon::MountOptions;
@@ -272,6 +274,30 @@ mod tests {
             let error = ask(uid, by_fd);
             assert!(error.errno() != Errno::PERM.raw_os_error(), "{error}");
         }
+    }
+
+    #[test]
+    fn many_who_speak_at_once_get_no_more_threads_than_their_user_may_have() {
+        let shared = DaemonShared::new(MountOptions::new(Path::new("/"), Path::new("/"))).unwrap();
+        let socket = open(&shared.socket).unwrap();
+        let (busy, mut silent, mut programs) = (shared.persons.shares(MOST), Vec::new(), Vec::new());
+        for number in 0..40 {
+            let (client, program) =
+                socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+            rustix::net::send(&program, b"something", SendFlags::empty()).unwrap();
+            // Neither root nor the daemon's own user, who may have all.
+            let uid = geteuid().as_raw() + 1 + u32::from(number == 39);
+            silent.push(Silent { client, owner: Owner { uid, gid: 1, pid: 1 }, since: Instant::now() });
+            programs.push(program);
+        }
+        let half = MOST as usize / 2;
+        let talking = ready(&shared, &socket, &mut silent, &busy);
+        assert_eq!((talking.len(), silent.len(), busy.taken()), (half + 1, 39 - half, MOST / 2 + 1));
+        assert!(ready(&shared, &socket, &mut silent, &busy).is_empty());
+        // Who has been answered makes room for the next.
+        busy.put_back(talking[0].owner.uid, 1);
+        assert_eq!(ready(&shared, &socket, &mut silent, &busy).len(), 1);
+        shared.end();
     }
 
     #[test]

@@ -121,9 +121,16 @@ struct Process {
     folders: u32,
 }
 
+#[derive(Default)]
+struct Links {
+    by_id: HashMap<Id, Arc<LinkedBuffer>>,
+    /// The kernel asks by these, on threads that may not take long.
+    by_inode: HashMap<u64, Id>,
+}
+
 /// All links.
 pub(crate) struct LinkTable {
-    by_id: RwLock<HashMap<Id, Arc<LinkedBuffer>>>,
+    all: RwLock<Links>,
     links: Shares,
     rings: Shares,
     /// Bytes of addresses.
@@ -138,7 +145,7 @@ impl LinkTable {
     /// For the links of so many programs.
     pub fn new(most_programs: usize, persons: &Persons) -> Self {
         Self {
-            by_id: RwLock::default(),
+            all: RwLock::default(),
             links: persons.shares(MOST).with_limit(MOST_OF_A_USER),
             rings: persons.shares(MOST_RINGS).with_limit(MOST_RINGS_OF_A_USER),
             mapped: persons.shares(MOST_MAPPED).with_limit(MOST_MAPPED_OF_A_USER),
@@ -167,8 +174,8 @@ impl LinkTable {
             what,
             gone: AtomicBool::new(false),
         });
-        let mut all = write(&self.by_id);
-        if all.contains_key(&name.id) {
+        let mut all = write(&self.all);
+        if all.by_id.contains_key(&name.id) {
             return Err(Errno::EXIST);
         }
         let (uid, ring) = (owner.uid, u64::from(buffer.is_ring()));
@@ -192,7 +199,8 @@ impl LinkTable {
             self.mapped.put_back(uid, buffer.mapped());
             return Err(error);
         }
-        all.insert(name.id, buffer.clone());
+        all.by_id.insert(name.id, buffer.clone());
+        all.by_inode.insert(buffer.inode, name.id);
         Ok(buffer)
     }
 
@@ -202,7 +210,7 @@ impl LinkTable {
     }
 
     pub fn get(&self, id: Id) -> Option<Arc<LinkedBuffer>> {
-        read(&self.by_id).get(&id).cloned()
+        read(&self.all).by_id.get(&id).cloned()
     }
 
     /// The one of a link.
@@ -213,16 +221,22 @@ impl LinkTable {
 
     /// The one of an inode number.
     pub fn inode(&self, inode: u64) -> Option<Arc<LinkedBuffer>> {
-        read(&self.by_id).values().find(|buffer| buffer.inode == inode).cloned()
+        let all = read(&self.all);
+        all.by_inode.get(&inode).and_then(|id| all.by_id.get(id)).cloned()
     }
 
     pub fn all(&self) -> Vec<Arc<LinkedBuffer>> {
-        read(&self.by_id).values().cloned().collect()
+        read(&self.all).by_id.values().cloned().collect()
     }
 
     /// Forgets one; what is under way with it ends all the same.
     pub fn remove(&self, id: Id) -> Option<Arc<LinkedBuffer>> {
-        let gone = write(&self.by_id).remove(&id)?;
+        let gone = {
+            let mut all = write(&self.all);
+            let gone = all.by_id.remove(&id)?;
+            all.by_inode.remove(&gone.inode);
+            gone
+        };
         gone.gone.store(true, Ordering::Release);
         let uid = gone.owner.uid;
         self.links.put_back(uid, 1);
@@ -274,8 +288,8 @@ impl LinkTable {
     pub fn sweep(&self) -> Vec<Arc<LinkedBuffer>> {
         let mut ended = HashSet::new();
         // Locked in this order when something is taken up, too.
-        let all = read(&self.by_id);
-        let owners: HashSet<u32> = all.values().map(|buffer| buffer.owner.pid).collect();
+        let all = read(&self.all);
+        let owners: HashSet<u32> = all.by_id.values().map(|buffer| buffer.owner.pid).collect();
         lock(&self.processes).retain(|pid, process| {
             if process.folders > 0 {
                 return true;
@@ -291,7 +305,7 @@ impl LinkTable {
             }
             !over
         });
-        let theirs = all.values().filter(|buffer| ended.contains(&buffer.owner.pid));
+        let theirs = all.by_id.values().filter(|buffer| ended.contains(&buffer.owner.pid));
         let theirs: Vec<Id> = theirs.map(|buffer| buffer.name.id).collect();
         drop(all);
         theirs.into_iter().filter_map(|id| self.remove(id)).collect()
@@ -299,7 +313,7 @@ impl LinkTable {
 
     /// Programs, buffers and rings.
     pub fn counts(&self) -> (usize, usize, usize) {
-        let all = read(&self.by_id);
+        let all = &read(&self.all).by_id;
         let rings = all.values().filter(|buffer| buffer.is_ring()).count();
         (lock(&self.processes).len(), all.len() - rings, rings)
     }
@@ -419,7 +433,9 @@ mod tests {
         add(1001, true).unwrap();
         // Who lets go of one may have another.
         let one = table.all().into_iter().find(|one| one.is_ring() && one.owner.uid == 1000).unwrap();
+        assert!(Arc::ptr_eq(&table.inode(one.inode).unwrap(), &one));
         table.remove(one.name.id).unwrap();
+        assert!(table.inode(one.inode).is_none());
         add(1000, true).unwrap();
         assert_eq!(table.counts().2 as u64, MOST_RINGS_OF_A_USER + 1);
     }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use onehop_os::ThreadStarter;
 use rustix::io::Errno;
 
 use crate::io::pool::{SlowCall, ThreadPool};
@@ -78,8 +79,8 @@ struct WaitsState {
     over: bool,
 }
 
-#[derive(Default)]
 struct WaitsInner {
+    starter: Arc<ThreadStarter>,
     state: Mutex<WaitsState>,
     changed: Condvar,
     /// Makes the slow attempts.
@@ -87,13 +88,13 @@ struct WaitsInner {
 }
 
 /// All that wait.
-#[derive(Default)]
 pub(crate) struct Waits(Arc<WaitsInner>);
 
 impl Waits {
     /// Waits whose slow attempts are made by these threads.
-    pub fn new(slow: ThreadPool<SlowCall>) -> Self {
-        Self(Arc::new(WaitsInner { slow, ..WaitsInner::default() }))
+    pub fn new(starter: &Arc<ThreadStarter>, slow: ThreadPool<SlowCall>) -> Self {
+        let (starter, state, changed) = (starter.clone(), Mutex::default(), Condvar::new());
+        Self(Arc::new(WaitsInner { starter, state, changed, slow }))
     }
 
     /// Has something tried until it answers; it answers at once where that cannot be.
@@ -117,8 +118,7 @@ impl Waits {
     fn start(&self, state: &mut WaitsState) -> bool {
         if state.thread.is_none() {
             let inner = self.0.clone();
-            let thread = std::thread::Builder::new().name("usrbio waits".into()).spawn(move || inner.run());
-            state.thread = thread.ok();
+            state.thread = self.0.starter.spawn("usrbio waits", move || inner.run()).ok();
         }
         state.thread.is_some()
     }
@@ -218,6 +218,11 @@ mod tests {
         rustix::thread::gettid().as_raw_nonzero().get() as u32
     }
 
+    fn waits() -> Waits {
+        let starter = Arc::new(ThreadStarter::new().unwrap());
+        Waits::new(&starter, ThreadPool::new(&starter))
+    }
+
     fn by(uid: u32, limit: Option<Duration>) -> Waiter {
         Waiter { inode: u64::from(uid), uid, thread: me(), limit, is_slow: false }
     }
@@ -238,7 +243,7 @@ mod tests {
 
     #[test]
     fn waits_end_in_success_in_time_and_with_the_daemon() {
-        let (waits, may, long) = (Waits::default(), Arc::new(Mutex::new(false)), Duration::from_secs(20));
+        let (waits, may, long) = (waits(), Arc::new(Mutex::new(false)), Duration::from_secs(20));
         let add = |uid, limit| {
             let (attempt, said) = attempt(&may);
             waits.add(by(uid, limit), attempt);
@@ -261,7 +266,7 @@ mod tests {
 
     #[test]
     fn a_slow_attempt_keeps_no_other_wait_from_its_end() {
-        let (waits, may, long) = (Waits::default(), Arc::new(Mutex::new(true)), Duration::from_secs(60));
+        let (waits, may, long) = (waits(), Arc::new(Mutex::new(true)), Duration::from_secs(60));
         let ((say, said), (open, gate)) = (channel(), channel::<()>());
         let slow = move |turn| {
             let _ = say.send(turn);
@@ -281,7 +286,7 @@ mod tests {
 
     #[test]
     fn who_waits_much_leaves_as_many_to_others() {
-        let (waits, may) = (Waits::default(), Arc::new(Mutex::new(false)));
+        let (waits, may) = (waits(), Arc::new(Mutex::new(false)));
         let add = |uid| {
             let (attempt, said) = attempt(&may);
             waits.add(by(uid, None), attempt);

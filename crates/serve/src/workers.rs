@@ -199,8 +199,8 @@ impl Workers {
         threads.retain(|thread| !thread.is_finished());
         let count = (shared.options.threads / 2).clamp(1, 4);
         for _ in 0..count {
-            let (shared, of) = (Arc::downgrade(shared), group.clone());
-            let thread = std::thread::Builder::new().name("usrbio rings".into()).spawn(move || {
+            let (starter, shared, of) = (&shared.starter, Arc::downgrade(shared), group.clone());
+            let thread = starter.spawn("usrbio rings", move || {
                 if let Some(shared) = shared.upgrade() {
                     work(&shared, &of);
                 }
@@ -332,11 +332,14 @@ mod tests {
     use std::process::Command;
 
     use onehop_usrbio::RingName;
+    use onehop_usrbio::gpu::{GpuChoice, Gpus, SharedGpuMemory};
     use onehop_usrbio::ring::bytes;
     use rustix::io::Errno;
 
     use super::*;
     use crate::daemon::MountOptions;
+    use crate::io::pool::SlowCall;
+    use crate::waits::Waiter;
 
     fn shared() -> Arc<DaemonShared> {
         DaemonShared::new(MountOptions::new(Path::new("/"), Path::new("/"))).unwrap()
@@ -427,6 +430,62 @@ mod tests {
                 assert!(start.elapsed() < Duration::from_secs(2), "it counts down one by one");
                 file.read_exact_at(&mut count, 0).unwrap();
             }
+        }
+        shared.end();
+    }
+
+    /// A thread that has a user's copy of the credentials can neither serve other users nor call RDMA.
+    #[test]
+    fn threads_that_are_started_while_one_acts_as_a_user_are_the_daemon_s() {
+        if !rustix::process::geteuid().is_root() {
+            let _ = writeln!(std::io::stderr(), "SKIPPED: only root can act as another user");
+            return;
+        }
+        let options =
+            MountOptions { emulated_gpu: true, ..MountOptions::new(Path::new("/"), Path::new("/")) };
+        let shared = DaemonShared::new(options).unwrap();
+        let gpus = Gpus::new(GpuChoice::Emulated);
+        let memory = SharedGpuMemory::create(&gpus.open(0).unwrap(), 4096).unwrap();
+        let (gpu, _region) = shared.gpus.accept(&memory.offer().unwrap()).unwrap();
+        let group = shared.workers.group(&shared, 0, Priority::Normal).unwrap();
+        let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        let status = |of: &str| std::fs::read_to_string(format!("/proc/self/task/{of}/status")).ok();
+        let before = status(&thread.to_string()).unwrap();
+
+        let acting = shared.act_as(Owner { uid: 21_001, gid: 21_002, pid: 1 }).unwrap().unwrap();
+        shared.workers.start(&shared, &group).unwrap();
+        shared.engine(gpu).unwrap();
+        let (say, said) = std::sync::mpsc::channel();
+        for pool in [&shared.calls, &shared.slow, &shared.caches] {
+            let say = say.clone();
+            pool.add(21_001, SlowCall(Box::new(move || say.send(()).unwrap())));
+        }
+        let by = Waiter { inode: 1, uid: 21_001, thread, limit: None, is_slow: false };
+        shared.waits.add(by, Box::new(move |_| say.send(()).is_ok()));
+        let own = status(&thread.to_string()).unwrap();
+        drop(acting);
+        (0..4).for_each(|_| said.recv_timeout(Duration::from_secs(60)).unwrap());
+
+        let has = |status: &str, name: &str| {
+            status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim().to_owned()
+        };
+        let identity = |of: &str| ["Uid:", "Gid:", "Groups:", "CapEff:"].map(|name| has(of, name));
+        assert_ne!(identity(&own), identity(&before));
+        // Other tests' threads have these names too, and may act as users for a moment. What is inherited stays.
+        let start = Instant::now();
+        loop {
+            let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+            let all = tasks.filter_map(|task| status(&task.file_name().to_string_lossy()));
+            let all: Vec<_> = all.filter(|of| has(of, "Name:").starts_with("usrbio ")).collect();
+            let others: Vec<_> = all.iter().filter(|of| identity(of) != identity(&before)).collect();
+            if others.is_empty() {
+                for name in ["usrbio rings", "usrbio disk", "usrbio waits", "usrbio GPU"] {
+                    assert!(all.iter().any(|of| has(of, "Name:") == name), "{name}");
+                }
+                break;
+            }
+            assert!(start.elapsed() < Duration::from_secs(20), "{others:?}");
+            std::thread::sleep(Duration::from_millis(20));
         }
         shared.end();
     }

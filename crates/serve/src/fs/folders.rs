@@ -1,6 +1,7 @@
 //! Open folders. Names are read as they are asked for: an open folder costs little, however many names it has.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::sync::{Arc, Mutex};
@@ -119,9 +120,16 @@ impl OpenFolder {
     }
 }
 
+#[derive(Default)]
+struct FoldersByHandle {
+    all: HashMap<u64, Arc<OpenFolder>>,
+    /// How often a user has a folder open, by inode and user.
+    counts: HashMap<(u64, u32), usize>,
+}
+
 /// All open folders.
 pub(super) struct OpenFolders {
-    all: Mutex<HashMap<u64, Arc<OpenFolder>>>,
+    all: Mutex<FoldersByHandle>,
     shares: Shares,
 }
 
@@ -135,7 +143,9 @@ impl OpenFolders {
         if !self.shares.take(folder.uid, 1) {
             return Err(Errno::MFILE);
         }
-        lock(&self.all).insert(handle, Arc::new(folder));
+        let mut folders = lock(&self.all);
+        *folders.counts.entry((folder.inode, folder.uid)).or_default() += 1;
+        folders.all.insert(handle, Arc::new(folder));
         Ok(())
     }
 
@@ -145,16 +155,24 @@ impl OpenFolders {
     }
 
     pub fn get(&self, handle: u64) -> Option<Arc<OpenFolder>> {
-        lock(&self.all).get(&handle).cloned()
+        lock(&self.all).all.get(&handle).cloned()
     }
 
     /// Whether a user has a folder open.
     pub fn has_open(&self, inode: u64, uid: u32) -> bool {
-        lock(&self.all).values().any(|folder| folder.inode == inode && folder.uid == uid)
+        lock(&self.all).counts.contains_key(&(inode, uid))
     }
 
     pub fn remove(&self, handle: u64) -> Option<Arc<OpenFolder>> {
-        let gone = lock(&self.all).remove(&handle)?;
+        let mut folders = lock(&self.all);
+        let gone = folders.all.remove(&handle)?;
+        if let Entry::Occupied(mut count) = folders.counts.entry((gone.inode, gone.uid)) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+        drop(folders);
         self.shares.put_back(gone.uid, 1);
         Some(gone)
     }
@@ -226,5 +244,8 @@ mod tests {
         add(1 << 33, 1001).unwrap();
         folders.remove(0).unwrap();
         add(0, 1000).unwrap();
+        assert!(folders.has_open(1, 1000) && !folders.has_open(2, 1000) && !folders.has_open(1, 1002));
+        (0..MOST_OF_A_USER).for_each(|handle| drop(folders.remove(handle).unwrap()));
+        assert!(!folders.has_open(1, 1000) && folders.has_open(1, 1001));
     }
 }

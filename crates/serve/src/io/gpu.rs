@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use onehop_gpu::{Copier, Mark, Place, Region, Rows};
-use onehop_os::{DmaMemory, HostMem};
+use onehop_os::{DmaMemory, HostMem, ThreadStarter};
 use onehop_target::transport::Shareable;
 use onehop_target::tree::TransferMemory;
 use onehop_target::turns::{Next, Queue};
@@ -49,6 +49,7 @@ pub(crate) enum GpuRoute {
 
 /// The lanes of a GPU.
 pub(crate) struct GpuLanes {
+    starter: Arc<ThreadStarter>,
     pub device: Arc<AnyGpu>,
     queue: Arc<Queue<Rest>>,
     lanes: AtomicUsize,
@@ -58,8 +59,9 @@ pub(crate) struct GpuLanes {
 
 impl GpuLanes {
     /// With one lane, so that a GPU which will not have any memory of ours is noticed now.
-    pub fn new(device: Arc<AnyGpu>, threads: usize) -> Result<Self> {
+    pub fn new(starter: &Arc<ThreadStarter>, device: Arc<AnyGpu>, threads: usize) -> Result<Self> {
         let this = Self {
+            starter: starter.clone(),
             device,
             queue: Arc::default(),
             lanes: AtomicUsize::new(0),
@@ -73,7 +75,7 @@ impl GpuLanes {
     fn start(&self) -> Result<()> {
         let mut lane = GpuCopyLane::new(self.device.clone())?;
         let queue = self.queue.clone();
-        let thread = std::thread::Builder::new().name("usrbio GPU".into()).spawn(move || lane.run(&queue));
+        let thread = self.starter.spawn("usrbio GPU", move || lane.run(&queue));
         lock(&self.threads).push(thread.map_err(crate::Error::Thread)?);
         self.lanes.fetch_add(1, Ordering::AcqRel);
         Ok(())
@@ -390,8 +392,9 @@ mod tests {
         let mut idle = None;
         let without_lanes = |own: Arc<GpuLanes>| {
             let (device, queue) = (own.device.clone(), Arc::default());
-            let (lanes, threads) = (AtomicUsize::new(0), Mutex::default());
-            idle.insert(Arc::new(GpuLanes { device, queue, lanes, most: 0, threads })).clone()
+            let (starter, lanes, threads) =
+                (rig.shared.starter.clone(), AtomicUsize::new(0), Mutex::default());
+            idle.insert(Arc::new(GpuLanes { starter, device, queue, lanes, most: 0, threads })).clone()
         };
         rig.shared.table.remove(rig.gpu);
         rig.add_gpu(without_lanes);

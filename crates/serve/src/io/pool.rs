@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use onehop_os::HostMem;
+use onehop_os::{HostMem, ThreadStarter};
 use onehop_target::tree::TransferMemory;
 use onehop_target::turns::{Divisible, Next, Queue};
 
@@ -60,16 +60,10 @@ impl<T> Clone for ThreadPool<T> {
 }
 
 struct PoolThreads<T> {
+    starter: Arc<ThreadStarter>,
     queue: Queue<T>,
     running: AtomicUsize,
     handles: Mutex<Vec<JoinHandle<()>>>,
-}
-
-impl<T> Default for ThreadPool<T> {
-    fn default() -> Self {
-        let queue = Queue::with_threads(MOST as u64);
-        Self(Arc::new(PoolThreads { queue, running: AtomicUsize::new(0), handles: Mutex::default() }))
-    }
 }
 
 impl<T: PoolTask> PoolThreads<T> {
@@ -79,7 +73,7 @@ impl<T: PoolTask> PoolThreads<T> {
             return;
         }
         let this = self.clone();
-        let thread = std::thread::Builder::new().name("usrbio disk".into()).spawn(move || {
+        let thread = self.starter.spawn("usrbio disk", move || {
             let mut worker = this.queue.worker();
             while let Next::Work(part, is_short) = worker.next(IDLE) {
                 if is_short {
@@ -102,6 +96,16 @@ impl<T: PoolTask> PoolThreads<T> {
 }
 
 impl<T: PoolTask> ThreadPool<T> {
+    pub fn new(starter: &Arc<ThreadStarter>) -> Self {
+        let (starter, queue) = (starter.clone(), Queue::with_threads(MOST as u64));
+        Self(Arc::new(PoolThreads {
+            starter,
+            queue,
+            running: AtomicUsize::new(0),
+            handles: Mutex::default(),
+        }))
+    }
+
     pub fn add(&self, uid: u32, work: T) {
         if self.0.queue.add(uid, work) {
             self.0.start();

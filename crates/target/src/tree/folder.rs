@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use onehop_os::identity::{Acting, OwnCredentials, Umask};
 use rustix::fs::{
-    Access as Rights, AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
-    accessat, chmodat, chownat, linkat, mkdirat, mknodat, openat, renameat_with, symlinkat, unlinkat,
-    utimensat,
+    Access as Rights, AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Timestamps, UTIME_NOW,
+    UTIME_OMIT, Uid, accessat, chmodat, chownat, linkat, mkdirat, mknodat, openat, openat2, renameat_with,
+    symlinkat, unlinkat, utimensat,
 };
 use rustix::io::Errno;
 
@@ -114,8 +114,12 @@ impl Folder {
     /// [`Tree::open`], for who wants to know which file of this machine it is.
     ///
     /// # Errors
-    /// When it is neither file nor folder, or the system refuses.
+    /// When it is neither file nor folder, or the system refuses; `EINVAL` to run a file and to change it.
     pub fn open_local(&self, node: u64, access: OpenMode, by: &Caller) -> TreeResult<Local> {
+        // No kernel asks for that, and the right to run a file is none to change it.
+        if access.execute && (access.write || access.truncate) {
+            return Err(Errno::INVAL);
+        }
         let node = self.nodes.get(node)?;
         let acting = self.act_as(by)?;
         if access.execute {
@@ -173,8 +177,16 @@ impl Folder {
             FileType::RegularFile => {}
             _ => return Err(Errno::STALE),
         }
-        let file = openat(&parent.path, name.bytes(), flags | OFlags::NONBLOCK, mode);
-        let file = file.map_err(|error| if error == Errno::LOOP { Errno::STALE } else { error })?;
+        // Nor a file system that a user has mounted there meanwhile, whose daemon might never answer.
+        let within = ResolveFlags::BENEATH
+            | ResolveFlags::NO_SYMLINKS
+            | ResolveFlags::NO_MAGICLINKS
+            | ResolveFlags::NO_XDEV;
+        let file = openat2(&parent.path, name.bytes(), flags | OFlags::NONBLOCK, mode, within);
+        let file = file.map_err(|error| match error {
+            Errno::LOOP | Errno::XDEV => Errno::STALE,
+            other => other,
+        })?;
         if file_type(&file)? == FileType::RegularFile { Ok(file) } else { Err(Errno::STALE) }
     }
 

@@ -298,6 +298,15 @@ fn nothing_of_others(tree: &dyn Tree) {
     let kept = tree.lookup(ROOT, &name("kept-from"), &user).unwrap().node;
     assert_eq!(tree.open(kept, BOTH, &user).err(), refused);
     assert!(tree.open(kept, BOTH, &Caller { groups: vec![], ..user.clone() }).is_ok());
+    // Who may run a program may have it opened for that, and for nothing else.
+    let program = tree.lookup(ROOT, &name("program"), &user).unwrap().node;
+    let run = OpenMode { execute: true, ..READ };
+    assert_eq!(tree.open(program, READ, &user).err(), refused);
+    assert!(tree.open(program, run, &user).is_ok());
+    for access in [OpenMode { execute: true, ..BOTH }, OpenMode { truncate: true, ..run }] {
+        assert_eq!(tree.open(program, access, &user).err(), Some(Errno::INVAL));
+    }
+    assert_eq!(tree.attr(program).unwrap().size, 6);
     // Numbers that are no user's are not root's.
     for by in [Caller { uid: u32::MAX, ..ME }, Caller { uid: 1, gid: u32::MAX, ..ME }] {
         assert_eq!(tree.lookup(ROOT, &name("secret"), &by).err(), Some(Errno::PERM));
@@ -325,6 +334,7 @@ fn the_kernel_keeps_users_apart() {
     let secret = file("secret", 0o600, 0);
     file("shared", 0o660, 21_002);
     file("kept-from", 0o606, 21_002);
+    file("program", 0o711, 0);
     std::fs::create_dir(bed.root().join("closed")).unwrap();
     std::os::unix::fs::symlink("secret", bed.root().join("link")).unwrap();
     let pipe = bed.root().join("pipe");
@@ -337,7 +347,7 @@ fn the_kernel_keeps_users_apart() {
     let (_target, address) = bed.target();
     nothing_of_others(&connect(address, options()));
     assert_eq!(std::fs::read(secret).unwrap(), b"secret");
-    assert_eq!(names_of(&bed), ["closed", "kept-from", "link", "pipe", "secret", "shared"]);
+    assert_eq!(names_of(&bed), ["closed", "kept-from", "link", "pipe", "program", "secret", "shared"]);
 }
 
 fn names_of(bed: &Bed) -> Vec<String> {

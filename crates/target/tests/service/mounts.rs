@@ -137,6 +137,27 @@ fn a_file_in_two_mounts_has_the_rights_of_each() {
     }
 }
 
+/// The kernel that asks looks such a name up again, and what it finds is checked.
+#[test]
+fn a_file_to_be_made_is_not_opened_through_a_mount() {
+    let bed = Bed::new();
+    let Some(_memory) = Mounted::memory(&bed.root().join("sub")) else { return };
+    let [within, plain] = ["sub/within", "plain"].map(|name| bed.root().join(name));
+    for path in [&within, &plain] {
+        std::fs::write(path, "bytes").unwrap();
+    }
+    let tree = folder(&bed);
+    let make = || tree.create(ROOT, &name("plain"), 0o600, BOTH, false, &ME).map(|(attr, _)| attr.size);
+    assert_eq!(make(), Ok(5));
+    mount_bind(&within, &plain).unwrap();
+    let mounted = Mounted(plain);
+    assert_eq!(make(), Err(Errno::STALE));
+    let found = tree.lookup(ROOT, &name("plain"), &ME).unwrap().node;
+    assert!(tree.open(found, BOTH, &ME).is_ok());
+    mounted.end().unwrap();
+    assert_eq!(make(), Ok(5));
+}
+
 /// A bind mount of the folder itself, or of another folder of its file system.
 #[test]
 fn read_only_mounts_of_the_root_s_own_files_stay_read_only() {
