@@ -10,6 +10,7 @@ use onehop_proto::sgl::Descriptor;
 use onehop_proto::{Cqe, Sqe, admin};
 
 use crate::control::{self, Control};
+use crate::options::STOP_PATIENCE;
 use crate::ring::{CpuPair, Dma, PairMemory};
 use crate::{Error, Result};
 
@@ -67,12 +68,12 @@ impl Admin {
 
     /// Runs a command without data; `what` names it in errors. A request to stop ends the wait for its answer.
     pub(crate) fn run(&mut self, what: &str, sqe: &Sqe) -> Result<Cqe> {
-        self.run_for(what, sqe, None, self.timeout, true)
+        self.run_for(what, sqe, None, self.timeout, Duration::ZERO)
     }
 
-    /// Runs a command within a time of its own, which a request to stop does not shorten: for an orderly end.
+    /// Runs a command within a time of its own, of which a request to stop leaves [`STOP_PATIENCE`]: for an orderly end.
     pub(crate) fn run_within(&mut self, what: &str, sqe: &Sqe, timeout: Duration) -> Result<Cqe> {
-        self.run_for(what, sqe, None, timeout, false)
+        self.run_for(what, sqe, None, timeout, STOP_PATIENCE)
     }
 
     /// Runs a command that fills `bytes` bytes, at most a page.
@@ -86,7 +87,7 @@ impl Admin {
         let data = Dma::alloc(&*port.mapper, 4096, 12)?;
         let mem = data.mem.clone();
         let sqe = point(port, sqe, &data, bytes.min(4096))?;
-        self.run_for(what, &sqe, Some(data), self.timeout, true)?;
+        self.run_for(what, &sqe, Some(data), self.timeout, Duration::ZERO)?;
         Ok(mem.to_vec(0, bytes.min(4096))?)
     }
 
@@ -101,16 +102,17 @@ impl Admin {
         let buffer = Dma::alloc(&*port.mapper, 4096, 12)?;
         buffer.mem.write(0, data)?;
         let sqe = point(port, sqe, &buffer, data.len())?;
-        self.run_for(what, &sqe, Some(buffer), self.timeout, true)
+        self.run_for(what, &sqe, Some(buffer), self.timeout, Duration::ZERO)
     }
 
+    /// `after_stop` is how much longer the answer is waited for after a request to stop.
     fn run_for(
         &mut self,
         what: &str,
         sqe: &Sqe,
         data: Option<Dma>,
         timeout: Duration,
-        heeds_stop: bool,
+        after_stop: Duration,
     ) -> Result<Cqe> {
         let Ok(slot) = self.owner.stage(&self.pair.memory, sqe) else {
             return Err(Error::Full(self.owner.in_flight()));
@@ -118,7 +120,7 @@ impl Admin {
         self.waiting[slot as usize] = Waiting::Answer;
         self.owner.publish(&self.pair.memory);
         let start = Instant::now();
-        let mut next_look = start + STATUS_POLL_INTERVAL;
+        let (mut next_look, mut asked) = (start + STATUS_POLL_INTERVAL, None);
         let error = loop {
             // Looked at first: a thread that was kept from running finds its answer all the same.
             let waited = start.elapsed();
@@ -141,7 +143,9 @@ impl Admin {
                     };
                 }
                 Some(_) => {}
-                None if heeds_stop && self.stop.is_set() => {
+                None if self.stop.is_set()
+                    && asked.get_or_insert_with(Instant::now).elapsed() >= after_stop =>
+                {
                     break Error::Interrupted { drive: self.port.name.clone() };
                 }
                 None if gone.is_some() || over => {

@@ -304,8 +304,8 @@ impl Core {
         Ok(())
     }
 
-    /// Creates a pair on the controller. With a `patience`, a request to stop does not end the wait. After [`Error::NoAnswer`] and
-    /// [`Error::Interrupted`] the controller may have it, or get it later.
+    /// Creates a pair on the controller. With a `patience`, a request to stop does not end the wait at once. After
+    /// [`Error::NoAnswer`] and [`Error::Interrupted`] the controller may have it, or get it later.
     pub(crate) fn create_pair(
         &self,
         admin: &mut Admin,

@@ -272,7 +272,7 @@ impl DriveInner {
         sq: PairHalf,
         cq: PairHalf,
     ) -> Result<()> {
-        // To the end, though a stop be asked for: a creation without an answer costs all other queues a reset.
+        // Not given up at once when a stop is asked for: a creation without an answer costs all other queues a reset.
         let patience = Some(self.options.admin_timeout);
         match self.create_pair(&mut state.admin, qid, sq, cq, patience) {
             Ok(()) => Ok(()),

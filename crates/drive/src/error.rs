@@ -22,8 +22,8 @@ pub enum Error {
         /// The register that was read.
         register: &'static str,
     },
-    /// The caller asked for an end ([`Options::stop`](crate::Options::stop)) while the drive was brought up or reset.
-    #[error("{drive}: stopped on request while it was brought up or reset")]
+    /// The caller asked for an end ([`Options::stop`](crate::Options::stop)) while the drive was waited for.
+    #[error("{drive}: stopped on request")]
     Interrupted {
         /// The drive.
         drive: String,

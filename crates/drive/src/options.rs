@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use onehop_os::StopSignal;
 
+/// How long an admin command of an orderly end may take after a request to stop.
+pub(crate) const STOP_PATIENCE: Duration = Duration::from_secs(1);
+
 /// How a drive is to be driven. The defaults suit real drives.
 ///
 /// Opening a drive and resetting it take four tries at most, with pauses of 1.1 s in all. A try ends with the first admin
@@ -45,8 +48,11 @@ pub struct Options {
     pub canary: bool,
     /// Largest transfer of one command, if the controller allows it; at most 64 MiB.
     pub max_transfer: u64,
-    /// Ends the opening and every reset of the drive with [`Error::Interrupted`](crate::Error::Interrupted) once it is set.
-    /// Commands in flight, and the orderly end of the drive, are not cut off.
+    /// Once it is set, waits for the drive end with [`Error::Interrupted`](crate::Error::Interrupted): its opening, every
+    /// reset, commands of CPU queues and jobs of GPU queues. Commands that do not end soon are taken from the controller as
+    /// late ones are. Where that would take a reset, the drive is given up instead, and keeps their memory until it is
+    /// dropped. The orderly end of the drive is not cut off: its queues are deleted within a second, or else the controller
+    /// is disabled with them.
     pub stop: StopSignal,
 }
 

@@ -17,7 +17,7 @@ use crate::{Buffer, Error, Namespace, Result};
 /// How often a waiting thread looks at the controller's status register.
 const COMPLETION_POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// How long the commands of a cancelled transfer may take to end by themselves: a drive that works need not be disturbed.
-const CANCEL_GRACE: Duration = Duration::from_millis(50);
+pub(crate) const CANCEL_GRACE: Duration = Duration::from_millis(50);
 
 /// A queue pair, as the drive and its user share it.
 pub(crate) struct QueueCell {
@@ -223,16 +223,28 @@ impl IoQueue {
         }
     }
 
+    /// Fails once the caller asked for an end ([`Options::stop`](crate::Options::stop)), for callers that poll commands with
+    /// [`Self::test`]. Commands in flight go on; dropping the queue takes them from the controller.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`].
+    pub fn check_stop(&self) -> Result<()> {
+        self.drive.control.check_stop()
+    }
+
     /// Waits for a command, climbing the time-out ladder when the controller leaves it unfinished.
     ///
     /// # Errors
-    /// How the command failed.
+    /// How the command failed; [`Error::Interrupted`] once the caller asked for an end. The controller has let go of the
+    /// command's memory when this returns, or the drive is dead and keeps it.
     pub fn wait(&self, token: Token) -> Result<Finished> {
-        loop {
-            if let Some(end) = self.wait_while(token, &|| true) {
-                return end;
-            }
-        }
+        let end = self.wait_while(token, &|| !self.drive.control.stop.is_set());
+        end.unwrap_or_else(|| {
+            let end = self.cut_short(token, Instant::now(), &VecDeque::new());
+            end.map_err(|error| {
+                if is_of_cancelled(&error) { self.drive.control.or_interrupted(error) } else { error }
+            })
+        })
     }
 
     /// The same as long as `go_on` says so, which is asked every few milliseconds. Without an end the token stays valid, and
@@ -289,6 +301,7 @@ impl IoQueue {
             let late = start.elapsed() >= self.drive.options.timeout;
             match self.submit(ns, io) {
                 Err(Error::Full(_)) if !late => {
+                    self.check_stop()?;
                     self.poll()?;
                     std::thread::yield_now();
                 }
@@ -316,7 +329,7 @@ impl IoQueue {
     /// Makes everything that was written so far durable.
     ///
     /// # Errors
-    /// How it failed; [`Error::WritesLost`], once, when the drive may have lost what it had acknowledged.
+    /// As for [`Self::wait`]; [`Error::WritesLost`], once, when the drive may have lost what it had acknowledged.
     pub fn flush(&self, ns: &Namespace) -> Result<()> {
         self.run(ns, &Io::flush()).map(|_| ())
     }
@@ -325,7 +338,8 @@ impl IoQueue {
     /// a lost command or a completion too many may show, all of it is moved again.
     ///
     /// # Errors
-    /// The first error of any of its commands; [`Error::WrongCompletions`]. All commands have ended when this returns.
+    /// The first error of any of its commands; [`Error::WrongCompletions`]; [`Error::Interrupted`]. All commands have ended
+    /// when this returns.
     pub fn transfer(
         &self,
         op: Op,
@@ -356,9 +370,10 @@ impl IoQueue {
         let may_repeat = !op.writes() || self.drive.control.transport() != Transport::Messages;
         let retries = if may_repeat { self.drive.options.retries } else { 0 };
         let describe = || describe(op.name(), self.drive.name(), ns.nsid, lba, blocks);
+        let go_on = || !self.drive.control.stop.is_set() && go_on();
         until_certain(retries, describe, |_| {
             let before = self.cell.lock().doubts;
-            let moved = self.transfer_once(op, ns, lba, blocks, memory, go_on)?;
+            let moved = self.transfer_once(op, ns, lba, blocks, memory, &go_on)?;
             self.recover_from_strays();
             Ok((moved, self.cell.lock().doubts.since(before)))
         })
@@ -405,7 +420,9 @@ impl IoQueue {
                     done += u64::from(count);
                 }
                 Err(Error::Full(_)) if !tokens.is_empty() => {
-                    goes_on = self.settle(&mut tokens, &mut moved, &mut first_error, go_on);
+                    // A drive that is never waited for leaves no other time to notice.
+                    goes_on = self.settle(&mut tokens, &mut moved, &mut first_error, go_on)
+                        && !self.drive.control.stop.is_set();
                 }
                 Err(error) => note(&mut first_error, error),
             }
@@ -416,7 +433,8 @@ impl IoQueue {
         if !goes_on {
             let count = blocks.div_ceil(u64::from(step).max(1));
             let done = moved.commands - self.cancel(tokens, &mut first_error);
-            return Err(first_error.unwrap_or(Error::Cancelled { done, count }));
+            let cancelled = self.drive.control.or_interrupted(Error::Cancelled { done, count });
+            return Err(first_error.unwrap_or(cancelled));
         }
         moved.bytes = ns.format.transfer_bytes(blocks).unwrap_or(u64::MAX);
         first_error.map_or(Ok(moved), Err)
@@ -449,24 +467,37 @@ impl IoQueue {
         let start = Instant::now();
         let mut unfinished = 0;
         while let Some(token) = tokens.pop_front() {
-            let end = self.wait_while(token, &|| start.elapsed() < CANCEL_GRACE);
-            let end = end.unwrap_or_else(|| {
-                let mut slots = self.cell.lock();
-                slots.give_up(token);
-                tokens.iter().for_each(|token| slots.give_up(*token));
-                drop(slots);
-                self.wait(token)
-            });
-            match end {
+            match self.cut_short(token, start, &tokens) {
                 Ok(_) => continue,
-                // That is how one ends which was given up.
-                Err(Error::Cancelled { .. } | Error::TimedOut { .. } | Error::DataMissing { .. }) => {}
+                Err(error) if is_of_cancelled(&error) => {}
                 Err(error) => note(first_error, error),
             }
             unfinished += 1;
         }
         unfinished
     }
+
+    /// The end of a command that its caller gave up at `since`: its own if that comes soon; else the time-out ladder's, as if
+    /// this command, and those behind it, were late.
+    fn cut_short(&self, token: Token, since: Instant, behind: &VecDeque<Token>) -> Result<Finished> {
+        if let Some(end) = self.wait_while(token, &|| since.elapsed() < CANCEL_GRACE) {
+            return end;
+        }
+        let mut slots = self.cell.lock();
+        slots.give_up(token);
+        behind.iter().for_each(|token| slots.give_up(*token));
+        drop(slots);
+        loop {
+            if let Some(end) = self.wait_while(token, &|| true) {
+                return end;
+            }
+        }
+    }
+}
+
+/// Whether that is how a command ends which its caller gave up.
+fn is_of_cancelled(error: &Error) -> bool {
+    matches!(error, Error::Cancelled { .. } | Error::TimedOut { .. } | Error::DataMissing { .. })
 }
 
 /// Keeps the first error of a transfer, unless one says that the outcome of a write is unknown: that is more.

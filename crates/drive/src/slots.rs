@@ -453,8 +453,12 @@ impl CommandSlots {
         let Some(entry) = self.entries.get_mut(token.entry as usize) else { return };
         entry.retries = self.retries;
         entry.deadline = now;
-        if matches!(entry.state, CommandState::Waiting(_) | CommandState::NoRoom) {
-            self.waiting -= 1;
+        let is_waiting = matches!(entry.state, CommandState::Waiting(_) | CommandState::NoRoom);
+        let is_unsure = matches!(entry.state, CommandState::Unsure(_));
+        if is_waiting || is_unsure {
+            self.waiting -= u32::from(is_waiting);
+            // A flush that waits for others' ends has no memory.
+            self.unsure -= u32::from(is_unsure);
             entry.state = CommandState::failed(Error::Cancelled { done: 0, count: 1 });
             entry.mark_stale(&mut self.holds);
         }

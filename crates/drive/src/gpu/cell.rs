@@ -199,7 +199,10 @@ impl GpuCell {
             }
             queues = self.ensure_once(drive, state, ns);
         }
-        queues
+        queues.map_err(|error| match error {
+            Error::NoAnswer { .. } => drive.control.or_interrupted(error),
+            other => other,
+        })
     }
 
     fn ensure_once(

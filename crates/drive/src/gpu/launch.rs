@@ -16,7 +16,7 @@ use crate::{Error, Namespace, Result};
 /// How often a launch is polled.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 /// How often its ended commands are looked at.
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
+pub(super) const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 /// How long a kernel may take to start, beside other programs' kernels.
 const LAUNCH_GRACE: Duration = Duration::from_secs(5);
 /// How long a kernel that was told to end may take. Kernels look at the word all the time.

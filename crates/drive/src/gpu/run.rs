@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use onehop_gpu::{Place, Running};
+use onehop_os::StopSignal;
 use onehop_proto::kernel::{Exit, ItemOutcome, WorkItem};
 
-use super::launch::{LaunchMemory, Watching};
+use super::launch::{LaunchMemory, PROGRESS_INTERVAL, Watching};
 use super::meter::Meter;
 use super::plan::{BatchPlan, CommandBatch};
 use super::{GpuQueues, Spare};
@@ -13,6 +14,8 @@ use crate::Moved;
 use crate::canary::{Canary, Nonces};
 use crate::command::describe;
 use crate::doubts::Doubts;
+use crate::options::STOP_PATIENCE;
+use crate::queue::CANCEL_GRACE;
 use crate::slots::retry_delays;
 use crate::{Buffer, Error, Namespace, Op, Result};
 
@@ -47,8 +50,12 @@ struct PreparedBatch {
 /// Who is told what was moved, and may cancel.
 struct Watcher<'a> {
     progress: &'a mut dyn FnMut(u64) -> bool,
+    /// The drive's request to stop, which cancels as well.
+    stop: &'a StopSignal,
     /// Bytes of the current batch that were told.
     told: u64,
+    /// When it was told last.
+    asked: Instant,
     cancelled: bool,
 }
 
@@ -57,8 +64,26 @@ impl Watcher<'_> {
     fn tell(&mut self, moved: u64) -> bool {
         let more = moved.saturating_sub(self.told);
         self.told += more;
-        self.cancelled |= !(self.progress)(more);
+        self.cancelled |= !(self.progress)(more) | self.stop.is_set();
+        self.asked = Instant::now();
         !self.cancelled
+    }
+
+    /// Whether to go on, for waits in which nothing moves. Asks now and then.
+    fn goes_on(&mut self) -> bool {
+        if self.asked.elapsed() < PROGRESS_INTERVAL { !self.cancelled } else { self.tell(self.told) }
+    }
+
+    /// Sleeps, as long as to go on; whether that is so in the end.
+    fn sleep_until(&mut self, end: Instant) -> bool {
+        while self.goes_on() {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return true;
+            }
+            std::thread::sleep(left.min(PROGRESS_INTERVAL));
+        }
+        false
     }
 }
 
@@ -108,7 +133,13 @@ impl<'a, 'm> Run<'a, 'm> {
             ns,
             buffer,
             meter,
-            watcher: Watcher { progress, told: 0, cancelled: false },
+            watcher: Watcher {
+                progress,
+                stop: &queues.drive.control.stop,
+                told: 0,
+                asked: start,
+                cancelled: false,
+            },
             start,
             nonces: guarded.then(Nonces::new),
             count: 0,
@@ -154,7 +185,7 @@ impl<'a, 'm> Run<'a, 'm> {
                 before = Some(current);
             }
             if !goes_on {
-                return Err(Error::Cancelled { done: self.done, count: self.count });
+                return Err(self.cancelled(self.done));
             }
         }
         self.report.took = self.start.elapsed();
@@ -260,6 +291,9 @@ impl<'a, 'm> Run<'a, 'm> {
                 self.keep_if_dead(batches);
                 return Err(error);
             }
+            if self.watcher.cancelled {
+                return Err(self.cancelled(self.done));
+            }
             let missing = batches.extract_if(.., |batch| !batch.missing.is_empty()).collect::<Vec<_>>();
             missing
                 .into_iter()
@@ -275,6 +309,9 @@ impl<'a, 'm> Run<'a, 'm> {
         // All of it was told before.
         self.watcher.told = batch.bytes;
         for _ in 0..drive.options.retries {
+            if !self.watcher.goes_on() {
+                return Err(self.cancelled(self.done));
+            }
             self.report.retries += 1;
             let mut current = self.ready(batch)?;
             let ended =
@@ -313,14 +350,16 @@ impl<'a, 'm> Run<'a, 'm> {
         let mut ranges = Vec::new();
         items.iter().for_each(|item| join(&mut ranges, item.data));
         let place = |range: &(u64, u64)| self.canary(*range, nonce).place(self.buffer, self.patience());
-        ranges.iter().try_for_each(place).map_err(|error| self.unmarked("mark memory", &error))
+        let marked = ranges.iter().try_for_each(place);
+        marked.map_err(|error| self.queues.drive.control.or_interrupted(self.unmarked("mark memory", &error)))
     }
 
     /// How long the GPU may take for marks: as long as for a command of a launch, and no longer than the job may.
     fn patience(&self) -> Duration {
         let setup = &self.queues.setup;
         let left = setup.limit.saturating_sub(self.start.elapsed());
-        self.queues.longest_idle_time().min(left.max(setup.stall))
+        let longest = self.queues.longest_idle_time().min(left.max(setup.stall));
+        if self.watcher.cancelled { longest.min(STOP_PATIENCE) } else { longest }
     }
 
     /// The error of a GPU that did not get to marks in its memory, with the likely cause.
@@ -367,7 +406,8 @@ impl<'a, 'm> Run<'a, 'm> {
         }
     }
 
-    /// Waits until all data of batches that have ended is there; false if it does not come.
+    /// Waits until all data of batches that have ended is there; false if it does not come, or not soon once the job was
+    /// cancelled.
     ///
     /// # Errors
     /// When the GPU does not say.
@@ -379,7 +419,8 @@ impl<'a, 'm> Run<'a, 'm> {
             }
             self.report.late_data += batch.missing.len() as u64;
             while !self.look_for_data(batch)? {
-                if start.elapsed() >= stall {
+                let patience = if self.watcher.goes_on() { stall } else { stall.min(CANCEL_GRACE) };
+                if start.elapsed() >= patience {
                     return Ok(false);
                 }
                 std::thread::yield_now();
@@ -434,6 +475,9 @@ impl<'a, 'm> Run<'a, 'm> {
                 let waited = at.elapsed();
                 let recovery =
                     queues.recover(format!("a GPU launch that ended with {exit:?}"), stray.is_none())?;
+                if self.watcher.cancelled && !again.is_empty() {
+                    return Err(self.cancelled(self.ended(batch)));
+                }
                 if let Some(item) = again.iter().find(|item| item.recoveries > queues.drive.options.retries) {
                     // The first try is no retry.
                     let (command, retries) = (self.describe(&item.work), item.recoveries - 1);
@@ -447,11 +491,11 @@ impl<'a, 'm> Run<'a, 'm> {
             if again.is_empty() {
                 return Ok(());
             }
-            if self.watcher.cancelled {
-                return Err(Error::Cancelled { done: self.ended(batch), count: self.count });
-            }
-            if let Some(due) = again.iter().filter_map(|item| item.due).max() {
-                std::thread::sleep(due.saturating_duration_since(Instant::now()));
+            let due = again.iter().filter_map(|item| item.due).max();
+            let is_cancelled =
+                self.watcher.cancelled || due.is_some_and(|due| !self.watcher.sleep_until(due));
+            if is_cancelled {
+                return Err(self.cancelled(self.ended(batch)));
             }
             // An earlier try may have brought a part of the data.
             self.mark(again, batch.nonce)?;
@@ -463,6 +507,11 @@ impl<'a, 'm> Run<'a, 'm> {
 
     fn describe(&self, work: &WorkItem) -> String {
         describe(self.op.name(), self.queues.drive.name(), self.ns.nsid, work.lba, work.blocks)
+    }
+
+    /// The error of a job whose caller asked for its end after so many commands.
+    fn cancelled(&self, done: u64) -> Error {
+        self.queues.drive.control.or_interrupted(Error::Cancelled { done, count: self.count })
     }
 
     fn stopped(&self, batch: &PreparedBatch, why: String) -> Error {

@@ -13,6 +13,7 @@ mod power;
 mod recreation;
 mod replaced;
 mod stalls;
+mod stopping;
 
 use std::time::Duration;
 
