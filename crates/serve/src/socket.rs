@@ -28,17 +28,23 @@ const MOST: u64 = 32;
 /// Programs that have connected and said nothing.
 const MOST_SILENT: usize = 256;
 
-/// Opens the socket; everybody may connect.
+/// Opens the socket; everybody may connect. It has its name when it listens, and no sooner: another daemon that begins would take
+/// it for that of one which was killed.
 pub(crate) fn open(path: &Path) -> Result<OwnedFd> {
+    let early = path.with_extension("new");
     let failed = |call| move |e: Errno| Error::file(call, path, e);
-    let address = SocketAddrUnix::new(path).map_err(failed("address of"))?;
+    let address = SocketAddrUnix::new(&early).map_err(failed("address of"))?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket =
         socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(failed("socket"))?;
     bind(&socket, &address).map_err(failed("bind"))?;
-    rustix::fs::chmod(path, Mode::from_raw_mode(0o666)).map_err(failed("chmod"))?;
-    listen(&socket, 128).map_err(failed("listen"))?;
-    Ok(socket)
+    let opened = rustix::fs::chmod(&early, Mode::from_raw_mode(0o666)).map_err(failed("chmod"));
+    let opened = opened.and_then(|()| listen(&socket, 128).map_err(failed("listen")));
+    let opened = opened.and_then(|()| rustix::fs::rename(&early, path).map_err(failed("rename")));
+    if opened.is_err() {
+        let _ = std::fs::remove_file(&early);
+    }
+    opened.map(|()| socket)
 }
 
 /// Whether anybody accepts connections there. Where that cannot be told, somebody may.
@@ -242,6 +248,8 @@ fn copy(offer: &Offer) -> Result<Offer> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
     use onehop_gpu::cuda::Ticket;
     use rustix::net::{SendFlags, socketpair};
 
@@ -274,6 +282,32 @@ mod tests {
             let error = ask(uid, by_fd);
             assert!(error.errno() != Errno::PERM.raw_os_error(), "{error}");
         }
+    }
+
+    #[test]
+    fn a_socket_that_is_there_is_served() {
+        let path = |number: usize| {
+            std::env::temp_dir().join(format!("onehop-test-{}-{number}.sock", std::process::id()))
+        };
+        let (now, over) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let sockets = std::thread::scope(|scope| {
+            let watcher = scope.spawn(|| {
+                while !over.load(Ordering::Acquire) {
+                    let path = path(now.load(Ordering::Acquire));
+                    assert!(is_served(&path), "another daemon would remove {path:?}");
+                }
+            });
+            let sockets: Vec<_> = (0..200)
+                .map(|number| {
+                    now.store(number, Ordering::Release);
+                    open(&path(number)).unwrap()
+                })
+                .collect();
+            over.store(true, Ordering::Release);
+            watcher.join().unwrap();
+            sockets
+        });
+        (0..sockets.len()).for_each(|number| std::fs::remove_file(path(number)).unwrap());
     }
 
     #[test]
