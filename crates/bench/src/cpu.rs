@@ -38,7 +38,7 @@ struct BatchCycles {
 }
 
 impl CpuQueue {
-    /// Brings a drive up for it, until `stop` is set. `block` is the size of a command.
+    /// Brings a drive up for it; every wait for it ends once `stop` is set. `block` is the size of a command.
     ///
     /// # Errors
     /// When the drive does not come up, or does not do such commands.

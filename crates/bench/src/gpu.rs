@@ -8,6 +8,7 @@ use onehop_controller::Report;
 use onehop_controller::layout::flag;
 use onehop_gpu::cuda::{CudaGpu, RigCode};
 use onehop_gpu::{Gpu, KernelJob, Launch};
+use onehop_os::StopSignal;
 use onehop_proto::Status;
 use onehop_proto::kernel::{Exit, ItemOutcome, MAX_WINDOW, scratch_bytes};
 use onehop_proto::queue::SharedLayout;
@@ -102,6 +103,7 @@ pub struct GpuBench {
     metered: Arc<dyn Gpu>,
     pub(crate) code: RigCode,
     limit: Duration,
+    stop: StopSignal,
 }
 
 impl GpuBench {
@@ -112,13 +114,23 @@ impl GpuBench {
     pub fn new(gpu: CudaGpu) -> Result<Self> {
         let code = gpu.load_rig()?;
         let metered = gpu.metered()?;
-        Ok(Self { gpu, metered, code, limit: LIMIT })
+        Ok(Self { gpu, metered, code, limit: LIMIT, stop: StopSignal::default() })
     }
 
     /// The same, with so much time for each measurement: its controller ends by itself then.
     #[must_use]
     pub fn within(self, limit: Duration) -> Self {
         Self { limit, ..self }
+    }
+
+    /// The same, which begins no further launch once `stop` is set.
+    #[must_use]
+    pub fn stopped_by(self, stop: StopSignal) -> Self {
+        Self { stop, ..self }
+    }
+
+    fn check_stop(&self) -> Result<()> {
+        if self.stop.is_set() { Err(Error::Stopped) } else { Ok(()) }
     }
 
     /// What the null controller by itself answers with so many queues, commands per second: the best of
@@ -132,6 +144,7 @@ impl GpuBench {
     }
 
     fn ceiling_once(&self, plan: &QueueRun) -> Result<f64> {
+        self.check_stop()?;
         let bed = Bed::new(&self.gpu, &plan.size()?)?;
         bed.fill_rings()?;
         let started = bed.start(plan.controller, &self.run(flag::FEED, FEED_TIME))?;
@@ -210,7 +223,8 @@ impl GpuBench {
         gpu.prepare(&launch)?;
         let flags = if plan.reverse { flag::REVERSE } else { 0 };
         let controller = bed.start(plan.controller, &self.run(flags, self.limit))?;
-        let rates: Result<Vec<_>> = (0..=launches).map(|_| launch_once(gpu, &bed, plan, &launch)).collect();
+        let once = |_| self.check_stop().and_then(|()| launch_once(gpu, &bed, plan, &launch));
+        let rates: Result<Vec<_>> = (0..=launches).map(once).collect();
         bed.end(controller, true)?;
         let mut rates = rates?;
         bed.check(u64::from(plan.commands) * (launches as u64 + 1))?;

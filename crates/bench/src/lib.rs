@@ -92,6 +92,21 @@ pub enum Error {
     /// A measurement that does not make sense.
     #[error("{0}")]
     Setup(String),
+    /// The caller asked for an end.
+    #[error("stopped on request")]
+    Stopped,
+}
+
+impl Error {
+    /// Whether it ended because the caller asked for that.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        match self {
+            Self::Stopped | Self::Drive(onehop_drive::Error::Interrupted { .. }) => true,
+            Self::Row { why, .. } => why.is_stopped(),
+            _ => false,
+        }
+    }
 }
 
 /// One row of a table of queue costs.

@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
-use onehop_transfer::{BetterRoute, Conflict};
+use onehop_transfer::{BetterRoute, Conflict, was_stopped};
 use serde::Serialize;
 
 use crate::report;
+use crate::stop::StopFlag;
 use crate::units;
 
 /// The result of everything here.
@@ -52,10 +53,10 @@ pub(crate) enum CliError {
     Sdr(#[from] onehop_sdr::Error),
     /// A model's files are refused, or cannot be loaded as asked.
     #[error(transparent)]
-    Load(#[from] onehop_load::Error),
+    Load(onehop_load::Error),
     /// A file system on a drive is refused, or does not hold what was asked for.
     #[error(transparent)]
-    Files(#[from] onehop_files::Error),
+    Files(onehop_files::Error),
     /// A system's files, or a record of them, cannot be read, or a device of it cannot be had.
     #[error(transparent)]
     System(#[from] onehop_pci::Error),
@@ -71,6 +72,9 @@ pub(crate) enum CliError {
     /// Ctrl-C, or a request to end.
     #[error("stopped; queues are deleted, and drives released")]
     Interrupted,
+    /// The same, of a write that a network's target may still carry out.
+    #[error("stopped; queues are deleted, and drives released. {0}")]
+    StoppedWrite(onehop_drive::Error),
     /// The same, of files of this machine, where no device was driven.
     #[error("stopped before the end; the memory that was filled is freed")]
     Stopped,
@@ -97,6 +101,16 @@ impl CliError {
     /// The same where no device was driven.
     pub(crate) fn of_files(self) -> Self {
         if matches!(self, Self::Interrupted) { Self::Stopped } else { self }
+    }
+
+    /// The same of a write: one whose outcome is unknown ended because its caller asked for that.
+    pub(crate) fn of_write(self, stop: &StopFlag) -> Self {
+        match self {
+            Self::Drive(why @ onehop_drive::Error::OutcomeUnknown { .. }) if stop.is_set() => {
+                Self::StoppedWrite(why)
+            }
+            other => other,
+        }
     }
 
     /// A file that could not be used.
@@ -184,7 +198,7 @@ impl CliError {
                 | Drive::Placement { .. }
                 | Drive::NoQueue { .. },
             ) => "not_possible",
-            Self::Interrupted | Self::Stopped | Self::ServerStopped => "interrupted",
+            Self::Interrupted | Self::StoppedWrite(_) | Self::Stopped | Self::ServerStopped => "interrupted",
             Self::Mismatch(_) => "mismatch",
             _ => "failed",
         }
@@ -216,6 +230,22 @@ impl From<onehop_drive::Error> for CliError {
             Self::Interrupted
         } else {
             Self::Drive(error)
+        }
+    }
+}
+
+impl From<onehop_files::Error> for CliError {
+    fn from(error: onehop_files::Error) -> Self {
+        if was_stopped(&error) { Self::Interrupted } else { Self::Files(error) }
+    }
+}
+
+impl From<onehop_load::Error> for CliError {
+    fn from(error: onehop_load::Error) -> Self {
+        match error {
+            onehop_load::Error::Cancelled => Self::Interrupted,
+            error if was_stopped(&error) => Self::Interrupted,
+            error => Self::Load(error),
         }
     }
 }
@@ -266,7 +296,7 @@ impl From<onehop_transfer::Error> for CliError {
                 "Move fewer blocks at a time",
             ),
             Transfer::NoRoute(tried) => Self::NoRoute(tried),
-            Transfer::Cancelled | Transfer::Load(onehop_load::Error::Cancelled) => Self::Interrupted,
+            Transfer::Cancelled => Self::Interrupted,
             Transfer::Mismatch(why) => Self::Mismatch(why),
             Transfer::Drive(error) => error.into(),
             Transfer::Sim(error) => Self::Sim(error),
@@ -276,8 +306,8 @@ impl From<onehop_transfer::Error> for CliError {
             Transfer::Pci(error) => Self::System(error),
             Transfer::Gpu(error) => Self::Gpu(error),
             Transfer::Memory(error) => Self::Memory(error),
-            Transfer::Files(error) => Self::Files(error),
-            Transfer::Load(error) => Self::Load(error),
+            Transfer::Files(error) => error.into(),
+            Transfer::Load(error) => error.into(),
             Transfer::File { call, path, source } => Self::File { call, path, source },
             other => Self::Failed(other.to_string()),
         }

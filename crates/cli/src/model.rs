@@ -9,7 +9,10 @@ use safetensors::tensor::{TensorView, serialize};
 
 use crate::error::{CliError, Result};
 use crate::noise::Noise;
+use crate::stop::StopFlag;
 
+/// Bytes that are drawn at a time: whole words.
+const DRAWN: usize = 1 << 20;
 /// Columns of the large tensors.
 const COLUMNS: usize = 1024;
 /// Under this, the model's metadata holds the checksums of its tensors by name, as JSON: one entry, because the order
@@ -33,16 +36,24 @@ const SMALL: [(&str, Dtype, usize, usize); 3] = [
 ];
 
 /// The file of a model of about `bytes` bytes, all drawn from `seed`.
-pub(crate) fn make(bytes: u64, seed: u64) -> Result<Vec<u8>> {
+pub(crate) fn make(bytes: u64, seed: u64, stop: &StopFlag) -> Result<Vec<u8>> {
     let mut noise = Noise(seed);
+    let mut draw = |count| -> Result<Vec<u8>> {
+        let mut out = vec![0; count];
+        for part in out.chunks_mut(DRAWN) {
+            stop.check()?;
+            noise.fill(part);
+        }
+        Ok(out)
+    };
     let sixteenth = usize::try_from(bytes / 16).unwrap_or(usize::MAX);
     let mut tensors = Vec::new();
     for (name, dtype, element, share) in LARGE {
         let rows = (sixteenth.saturating_mul(share) / (COLUMNS * element)).max(1);
-        tensors.push((name, dtype, vec![rows, COLUMNS], noise.bytes(rows * COLUMNS * element)));
+        tensors.push((name, dtype, vec![rows, COLUMNS], draw(rows * COLUMNS * element)?));
     }
     for (name, dtype, element, count) in SMALL {
-        tensors.push((name, dtype, vec![count], noise.bytes(count * element)));
+        tensors.push((name, dtype, vec![count], draw(count * element)?));
     }
     let hashes: BTreeMap<_, _> =
         tensors.iter().map(|(name, .., data)| (*name, hash(crc32c::crc32c(data)))).collect();

@@ -21,11 +21,4 @@ impl Noise {
             chunk.copy_from_slice(&word[..chunk.len()]);
         }
     }
-
-    /// So many of them.
-    pub(crate) fn bytes(&mut self, count: usize) -> Vec<u8> {
-        let mut out = vec![0; count];
-        self.fill(&mut out);
-        out
-    }
 }

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use onehop_drive::Error as Drive;
+
 use crate::route::BetterRoute;
 
 /// The result of this crate's calls.
@@ -169,7 +171,7 @@ pub enum ErrorKind {
     Files,
     /// The bytes are wrong.
     Mismatch,
-    /// The caller cancelled.
+    /// The caller cancelled, or asked for an end ([`Options::stop`](onehop_drive::Options::stop)).
     Cancelled,
     /// A defect of onehop.
     Defect,
@@ -179,11 +181,13 @@ impl Error {
     /// What a caller can do about it.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
-        use onehop_drive::Error as Drive;
         use onehop_files::Error as Files;
         use onehop_load::Error as Load;
         use onehop_pci::Error as Pci;
         use onehop_sim::Error as Sim;
+        if was_stopped(self) {
+            return ErrorKind::Cancelled;
+        }
         match self {
             Self::NoDrive(_)
             | Self::NoSuchRoute(_)
@@ -222,9 +226,6 @@ impl Error {
             Self::Fabrics(
                 onehop_fabrics::Error::Authentication { .. } | onehop_fabrics::Error::Unsupported(_),
             ) => ErrorKind::NotPossible,
-            Self::Drive(Drive::Interrupted { .. }) | Self::Fabrics(onehop_fabrics::Error::Interrupted) => {
-                ErrorKind::Cancelled
-            }
             Self::Drive(_)
             | Self::Sim(_)
             | Self::VfioUser(_)
@@ -253,6 +254,26 @@ impl Error {
     }
 }
 
+/// Whether it is the error of a wait that ended because the caller asked for an end, however deep it lies: file systems and
+/// models report a drive's errors as those of reads.
+#[must_use]
+pub fn was_stopped(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let is_stop = matches!(error.downcast_ref(), Some(Error::Drive(Drive::Interrupted { .. })))
+            || matches!(error.downcast_ref(), Some(Drive::Interrupted { .. }))
+            || matches!(error.downcast_ref(), Some(Error::Fabrics(onehop_fabrics::Error::Interrupted)))
+            || matches!(error.downcast_ref(), Some(onehop_fabrics::Error::Interrupted));
+        if is_stop {
+            return true;
+        }
+        // What a system's error wraps is not its source.
+        let wrapped = error.downcast_ref().and_then(std::io::Error::get_ref);
+        next = wrapped.map(|inner| inner as &(dyn std::error::Error + 'static)).or_else(|| error.source());
+    }
+    false
+}
+
 pub(crate) fn left_words(left: Option<u64>) -> String {
     left.map_or_else(
         || "that is more than this machine addresses".into(),
@@ -263,4 +284,32 @@ pub(crate) fn left_words(left: Option<u64>) -> String {
 fn list(tried: &[BetterRoute]) -> String {
     let each = |no: &BetterRoute| format!("{} ({}; {})", no.route, no.reason, no.fix);
     tried.iter().map(each).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_to_stop_is_found_below_other_errors() {
+        let stopped = || Drive::Interrupted { drive: "d".into() };
+        let read = |why: Drive| onehop_files::Error::Read {
+            offset: 0,
+            len: 512,
+            source: std::io::Error::other(why),
+        };
+        let on_drive = |why| onehop_load::Error::OnDrive { file: "f".into(), why };
+        for error in [
+            stopped().into(),
+            onehop_fabrics::Error::Interrupted.into(),
+            read(stopped()).into(),
+            on_drive(read(stopped())).into(),
+        ] {
+            let error: Error = error;
+            assert_eq!(error.kind(), ErrorKind::Cancelled, "{error}");
+        }
+        assert!(was_stopped(&read(stopped())) && was_stopped(&on_drive(read(stopped()))));
+        let other: Error = on_drive(read(Drive::Full(1))).into();
+        assert_eq!(other.kind(), ErrorKind::Files);
+    }
 }

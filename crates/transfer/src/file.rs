@@ -10,7 +10,7 @@ use onehop_gpu::Region;
 
 use crate::copy;
 use crate::engine::{Engine, TransferSetup, block_bytes};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, was_stopped};
 use crate::outcome::TransferOutcome;
 use crate::progress::Progress;
 use crate::volume::{self, Span};
@@ -133,6 +133,9 @@ impl FileOnDrive {
         let by = match &self.map {
             Some(map) => {
                 if let Err(why) = map.verify(&*self.blocks) {
+                    if was_stopped(&why) {
+                        return Err(why.into());
+                    }
                     read.outcome.judge(false, "the drive compared with the map's checksums");
                     return Ok(Some(why.into()));
                 }

@@ -14,7 +14,7 @@ use onehop_os::HostMem;
 use crate::chunk::Chunks;
 use crate::copy::copy;
 use crate::engine::{block_bytes, by_queue};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::progress::Progress;
 
 /// Bytes that a lane moves at a time.
@@ -252,8 +252,8 @@ impl Lanes {
 /// Which of several lanes' errors the caller gets. That the outcome of a write is unknown is more than any other says.
 fn weight(error: &Error) -> u8 {
     match error {
-        Error::Cancelled => 0,
         Error::Drive(onehop_drive::Error::OutcomeUnknown { .. }) => 2,
+        _ if error.kind() == ErrorKind::Cancelled => 0,
         _ => 1,
     }
 }

@@ -30,7 +30,7 @@ pub mod volume;
 
 pub use arena::Landed;
 pub use engine::{Chosen, Engine, Memory, TransferSetup, block_bytes};
-pub use error::{Conflict, Error, ErrorKind, Result};
+pub use error::{Conflict, Error, ErrorKind, Result, was_stopped};
 pub use file::{BlocksRead, FileOnDrive, FileRead, bytes_of, read_blocks, verify_blocks};
 pub use model::{Loaded, ModelOnDrive, ModelPlace, plan_options};
 pub use options::{Mode, RouteOptions};

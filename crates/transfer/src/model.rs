@@ -10,7 +10,7 @@ use onehop_load::{Model, OnMaps, OnVolume, Plan, Selection, plan};
 
 use crate::arena::{self, Landed};
 use crate::engine::{Engine, TransferSetup, block_bytes};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, was_stopped};
 use crate::outcome::TransferOutcome;
 use crate::progress::{Progress, check};
 use crate::volume;
@@ -108,6 +108,9 @@ impl ModelOnDrive {
         for map in &self.maps {
             check(progress)?;
             if let Err(why) = map.verify(&*self.blocks) {
+                if was_stopped(&why) {
+                    return Err(why.into());
+                }
                 return Ok(Some(why.into()));
             }
         }

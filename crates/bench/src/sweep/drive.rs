@@ -209,7 +209,7 @@ pub struct DrivePlan {
     pub threads: u32,
     /// The largest depth of any cell.
     pub depth: u32,
-    /// Ends the bring-up once it is set.
+    /// Ends every wait for the drive once it is set.
     pub stop: StopSignal,
 }
 
@@ -386,6 +386,7 @@ impl SweepLane for CpuLane {
                 }
             }
             if !some {
+                self.queue.check_stop()?;
                 yield_now();
             }
         }

@@ -5,6 +5,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use onehop_gpu::Region;
+use onehop_os::StopSignal;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::order::{Order, mix};
@@ -99,7 +100,7 @@ pub(crate) fn measure(
     mut way: PreparedRoute,
     order: &Order,
     data: &mut Data<'_>,
-    effort: &Effort,
+    (effort, stop): (&Effort, &StopSignal),
     clock: &Clock,
 ) -> Result<Measured> {
     let parts = shares(order.places.len(), way.lanes.len());
@@ -107,7 +108,7 @@ pub(crate) fn measure(
     let mut done = 0;
     let mut repeat = |way: &mut PreparedRoute, passes: u64, clock: Option<&Clock>| -> Result<Took> {
         data.before(&way.memory)?;
-        let took = run(&mut way.lanes, order, &parts, done..done + passes, clock)?;
+        let took = run(&mut way.lanes, (order, &parts), done..done + passes, clock, stop)?;
         done += passes;
         data.after(&way.memory, order, &parts, done - 1)?;
         Ok(took)
@@ -135,10 +136,10 @@ pub(crate) fn measure(
 /// Runs every lane on a thread of its own, all from one moment on; with a clock, those take times that else do not.
 fn run(
     lanes: &mut [Box<dyn SweepLane>],
-    order: &Order,
-    parts: &[Range<usize>],
+    (order, parts): (&Order, &[Range<usize>]),
     passes: Range<u64>,
     clock: Option<&Clock>,
+    stop: &StopSignal,
 ) -> Result<Took> {
     let barrier = Barrier::new(lanes.len() + 1);
     std::thread::scope(|scope| {
@@ -153,6 +154,9 @@ fn run(
                     // By its own clock: whoever started it may not be running when it begins.
                     let begun = Instant::now();
                     let result = passes.try_for_each(|pass| {
+                        if stop.is_set() {
+                            return Err(Error::Stopped);
+                        }
                         order.moves(part, pass, &mut moves);
                         match clock {
                             Some(clock) => lane.timed_pass(&moves, &mut times, clock),

@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use onehop_gpu::Region;
+use onehop_os::StopSignal;
 
 use crate::results::{IoType, Measured, RateLimit, SweepRow};
 use crate::stats::Quantiles;
@@ -125,6 +126,7 @@ pub struct Sweep<'a> {
     clock: Clock,
     /// What a row of this route and kind is held against.
     limit: &'a dyn Fn(&str, IoType) -> Option<RateLimit>,
+    stop: StopSignal,
 }
 
 impl<'a> Sweep<'a> {
@@ -134,13 +136,19 @@ impl<'a> Sweep<'a> {
         effort: Effort,
         limit: &'a dyn Fn(&str, IoType) -> Option<RateLimit>,
     ) -> Self {
-        Self { target, effort, clock: Clock::calibrate(), limit }
+        Self { target, effort, clock: Clock::calibrate(), limit, stop: StopSignal::default() }
+    }
+
+    /// The same, which ends within a row once `stop` is set.
+    #[must_use]
+    pub fn stopped_by(self, stop: StopSignal) -> Self {
+        Self { stop, ..self }
     }
 
     /// The rows of a cell, one for each of these routes.
     ///
     /// # Errors
-    /// When a drive or a GPU fails, or wrong bytes arrive.
+    /// When a drive or a GPU fails, wrong bytes arrive, or the caller asked for an end.
     pub fn cell(
         &self,
         cell: &Cell,
@@ -176,8 +184,8 @@ impl<'a> Sweep<'a> {
         data: &mut measure::Data<'_>,
     ) -> Result<SweepRow> {
         let (threads, depth, note) = (way.threads, way.depth, way.note.clone());
-        let mut measured =
-            measure::measure(way, order, data, &self.effort, &self.clock).map_err(|error| {
+        let mut measured = measure::measure(way, order, data, (&self.effort, &self.stop), &self.clock)
+            .map_err(|error| {
                 let what = format!(
                     "{route}, {}, blocks of {} bytes, depth {depth}, {threads} threads",
                     cell.io.name(),

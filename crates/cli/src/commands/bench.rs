@@ -188,7 +188,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
             fact("Controller on", &name);
             document["controller_gpu"] = json!(name);
         }
-        let bench = GpuBench::new(gpu)?;
+        let bench = GpuBench::new(gpu)?.stopped_by(context.stop.signal());
         for (plan, rings, controller) in plans(args) {
             context.stop.check()?;
             rows.push(QueueRow { row: bench.row(&plan)?, rings, controller });
@@ -284,6 +284,7 @@ fn table(text: &mut ReportText, lines: &[QueueRow]) {
 impl From<onehop_bench::Error> for CliError {
     fn from(error: onehop_bench::Error) -> Self {
         match error {
+            stopped if stopped.is_stopped() => Self::Interrupted,
             onehop_bench::Error::Drive(onehop_drive::Error::TooLong { bytes, limit }) => {
                 Self::Usage(format!("--block {bytes}: this drive moves at most {limit} bytes by one command"))
             }
@@ -300,7 +301,8 @@ impl From<onehop_bench::Error> for CliError {
             onehop_bench::Error::WrongBytes { .. } => Self::Mismatch(error.to_string()),
             other @ (onehop_bench::Error::Row { .. }
             | onehop_bench::Error::File { .. }
-            | onehop_bench::Error::Results { .. }) => Self::Failed(other.to_string()),
+            | onehop_bench::Error::Results { .. }
+            | onehop_bench::Error::Stopped) => Self::Failed(other.to_string()),
             wrong @ (onehop_bench::Error::WrongData { .. } | onehop_bench::Error::Wrong(_)) => {
                 Self::Mismatch(wrong.to_string())
             }

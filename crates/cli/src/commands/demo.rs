@@ -16,12 +16,15 @@ use crate::commands::CommandContext;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, Fallback, GpuArg};
 use crate::report::{Report, ReportText};
+use crate::stop::StopFlag;
 use crate::transfer::{self, RouteArgs, TransferWatch};
 use crate::{fat, model, units};
 
 const BLOCK: u64 = 4096;
 /// How long a command may take: short, so that the demo is over soon even where one is lost.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// Bytes of it that are put on the drive at a time.
+const PUT: usize = 4 << 20;
 /// The largest model that the demo makes.
 const MOST: u64 = 1 << 30;
 
@@ -92,9 +95,10 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let route = RouteArgs { timeout: args.route.timeout.or(Some(PATIENCE)), ..args.route.clone() };
     let route = route.options()?;
     let gpu = gpus::choose_or(&args.gpu, Fallback::Emulated)?;
-    let file = model::make(args.size, args.seed)?;
-    let sim = make_drive(args, &file)?;
-    let options = Options { abort_wait: Duration::from_millis(200), ..route.drive_options(false) };
+    let file = model::make(args.size, args.seed, &context.stop)?;
+    let sim = make_drive(args, &file, &context.stop)?;
+    let stop = context.stop.signal();
+    let options = Options { abort_wait: Duration::from_millis(200), stop, ..route.drive_options(false) };
     let drive = Drive::open(sim.port(), options)?;
     let ns = drive.namespace(1)?;
     let place = ModelPlace::FileSystem { paths: &[fat::PATH.into()], partition: None };
@@ -107,7 +111,8 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     };
     let tensors = check_tensors(&plan, &*gpu.gpu, &arena, &model::hashes(&on_drive.model)?, context)?;
     outcome.crc32c = Some(model::hash(crc32c(&tensors)));
-    let verified = check_bytes(&plan, &arena, &file)? && tensors.iter().all(|tensor| tensor.verified);
+    let verified =
+        check_bytes(&plan, &arena, &file, &context.stop)? && tensors.iter().all(|tensor| tensor.verified);
     outcome.judge(
         verified,
         "compared with the model's own checksums, and with the file that was put on the drive",
@@ -131,7 +136,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
 }
 
 /// A simulated drive in memory that holds a file system with the model.
-fn make_drive(args: &Args, file: &[u8]) -> Result<Sim> {
+fn make_drive(args: &Args, file: &[u8], stop: &StopFlag) -> Result<Sim> {
     let image = fat::make(file);
     let faults = args.fault.iter().map(|text| Fault::parse(text)).collect::<onehop_sim::Result<Vec<_>>>()?;
     let sim = Sim::new(Config {
@@ -143,7 +148,12 @@ fn make_drive(args: &Args, file: &[u8]) -> Result<Sim> {
         ..Config::default()
     })?;
     // Around the controller: this is how the model got there before the story starts.
-    image.pieces.iter().try_for_each(|(at, data)| sim.write_media(1, *at, data))?;
+    for (at, data) in &image.pieces {
+        for (part, at) in data.chunks(PUT).zip((*at..).step_by(PUT)) {
+            stop.check()?;
+            sim.write_media(1, at, part)?;
+        }
+    }
     Ok(sim)
 }
 
@@ -176,8 +186,9 @@ fn hex<S: Serializer>(crc: &u32, to: S) -> std::result::Result<S::Ok, S::Error> 
 }
 
 /// Beyond the checksums: whether the tensors are, byte for byte, what was put on the drive.
-fn check_bytes(plan: &Plan, arena: &Region, file: &[u8]) -> Result<bool> {
+fn check_bytes(plan: &Plan, arena: &Region, file: &[u8], stop: &StopFlag) -> Result<bool> {
     for piece in &plan.pieces {
+        stop.check()?;
         let wanted = file.get(piece.from as usize..(piece.from + piece.row) as usize).unwrap_or_default();
         let mut got = vec![0; piece.row as usize];
         arena.read(piece.to as usize, &mut got)?;

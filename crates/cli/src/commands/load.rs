@@ -15,8 +15,6 @@ use onehop_files::Which;
 use onehop_gpu::Region;
 use onehop_load::{Dtype, Manifest, Plan, Selection, check, plan};
 
-use verdict::given_up;
-
 use crate::commands::CommandContext;
 use crate::error::{CliError, Result};
 use crate::gpus::{Chosen, GpuArg};
@@ -173,9 +171,7 @@ impl LoadedShare {
     /// Computes the checksums if they are wanted.
     fn new(share: Share, arena: Region, wanted: bool, context: &CommandContext) -> Result<Self> {
         let go_on = || context.stop.check().is_ok();
-        let sums = || {
-            check::check_sums(&share.plan, &*share.gpu.gpu, &arena, &go_on).map_err(|e| given_up(e, context))
-        };
+        let sums = || check::check_sums(&share.plan, &*share.gpu.gpu, &arena, &go_on);
         let sums = if wanted { Some(sums()?) } else { None };
         Ok(Self { share, arena, sums, route: None })
     }

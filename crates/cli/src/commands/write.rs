@@ -68,7 +68,8 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     copy::load(&mut file, &args.input, file_bytes as usize, &memory.region, &context.stop)?;
     let moved = {
         let watch = TransferWatch::new("writing", bytes, &context.stop);
-        engine.transfer(Op::Write, ns, &[job], &memory, &watch)?
+        let moved = engine.transfer(Op::Write, ns, &[job], &memory, &watch);
+        moved.map_err(|error| CliError::from(error).of_write(&context.stop))?
     };
     let crc = copy::crc32c(&memory.region, 0, bytes as usize)?;
     let mut outcome = TransferOutcome::new(&drive, &gpu, &engine, &moved, Some(crc));

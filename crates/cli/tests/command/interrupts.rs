@@ -1,4 +1,5 @@
-//! Ctrl-C while a drive is found and brought up, or connected again: heard at once, whatever the drive does not do.
+//! Ctrl-C while a drive is found and brought up, connected again, or leaves commands unanswered: heard at once, whatever the
+//! drive does not do.
 
 use std::io::Read;
 use std::net::TcpListener;
@@ -11,6 +12,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::fabrics_target::{Act, Config, Outgoing, Target};
+use crate::load::text;
+use crate::owned::tool;
 use crate::run::{Dir, command, refuse, succeed};
 
 /// SIGINT's bit in the masks of /proc/PID/status.
@@ -36,17 +39,27 @@ fn wait_for_handler(child: &mut Child) {
 }
 
 fn ctrl_c(child: &Child) {
+    signal(child, "-INT");
+}
+
+fn signal(child: &Child, name: &str) {
     // One that has ended is found out by its exit code.
-    let _ = Command::new("kill").args(["-INT", &child.id().to_string()]).stderr(Stdio::null()).status();
+    let _ = Command::new("kill").args([name, &child.id().to_string()]).stderr(Stdio::null()).status();
 }
 
 /// It ends as one that was stopped, and says so.
 fn assert_stopped(what: &str, child: Child) {
+    assert_stopped_with(what, "", child);
+}
+
+/// And the message holds this.
+fn assert_stopped_with(what: &str, holds: &str, child: Child) {
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{what}: {output:?}");
     let document: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{what}: {e}"));
     assert_eq!(document["error"]["kind"], "interrupted", "{what}: {document:#}");
     assert_eq!(document["error"]["exit_code"], 130, "{what}");
+    assert!(document["error"]["message"].as_str().unwrap().contains(holds), "{what}: {document:#}");
 }
 
 /// Four tries of a minute each.
@@ -86,6 +99,114 @@ fn every_command_hears_ctrl_c_while_its_drive_does_not_become_ready() {
     for (what, child) in commands.iter().map(run).collect::<Vec<_>>() {
         assert_stopped(&what, child);
     }
+}
+
+/// Data that is announced and does not come, commands that fail and may be tried again in ten seconds, a controller that
+/// neither aborts a command nor deletes its queue.
+const TORN: &str = "fault=torn@op=read,delay=600s";
+const SLOW_RETRIES: &str = "crdt=100,100,100&fault=fail-once@op=read|write,every=1,crd=1";
+const DEAF: &str =
+    "fault=lost@op=read|write&fault=abort-ignored&fault=lost@op=delete-sq&fault=lost@op=delete-cq";
+
+#[test]
+fn commands_hear_ctrl_c_while_a_drive_leaves_commands_unanswered() {
+    let (dir, made) = (Dir::new(), Dir::new());
+    let (input, _) = dir.noise("in.bin", 1 << 20);
+    let [map, image] = ["model.map", "disk.img"].map(|name| made.file(name));
+    let mut commands: Vec<Vec<String>> = Vec::new();
+    let mut add = |words: &[&str], faults: &str, more: &[&str]| {
+        let drive = format!("sim:mem:16M?{faults}");
+        let all = [words, &["-d", &drive], more].concat();
+        commands.push(all.into_iter().map(str::to_owned).collect());
+    };
+    let wait = ["-g", "emu", "--timeout", "60s"];
+    for route in ["cpu/direct", "cpu/pinned", "gpu/tier3", "gpu/posted", "gpu/tier2", "gpu/tier1"] {
+        let route = [&wait[..], &["--route", route]].concat();
+        for faults in ["fault=lost@op=read", TORN, SLOW_RETRIES, DEAF] {
+            add(&["read", "--lba", "0", "--blocks", "64"], faults, &route);
+        }
+        let write = ["write", "--lba", "0", "--in", &input, "--serial", "ONEHOP-SIM-1", "--yes"];
+        for faults in ["fault=lost@op=flush", "fault=lost@op=write", SLOW_RETRIES, DEAF] {
+            add(&write, faults, &route);
+        }
+    }
+    for mode in ["owner", "shared"] {
+        add(&["read", "--lba", "0", "--blocks", "64", "--mode", mode], "fault=lost@op=read", &wait);
+    }
+    for faults in ["fault=lost@op=read", TORN, SLOW_RETRIES, DEAF] {
+        add(&["map", "--path", "/f", "--out", &map], faults, &[]);
+        add(&["read", "--path", "/f"], faults, &wait);
+        add(&["load", "--path", "/m.safetensors"], faults, &wait);
+        add(&["bench", "queue", "--depth", "1,4"], faults, &[]);
+    }
+    for faults in ["fault=lost@op=read,n=300", "fault=torn@op=read,n=300,delay=600s", DEAF] {
+        for route in ["cpu/direct", "cpu/pinned", "cpu/memcpy", "gpu/tier3"] {
+            // It measures for longer than this test takes.
+            let sweep = ["bench", "sweep", "--io", "randread", "--block", "4K", "--time", "600s"];
+            add(&sweep, faults, &["--depth", "8", "-g", "emu", "--route", route]);
+        }
+    }
+    for fault in ["lost@op=read", "torn@op=read,delay=600s", "fail-once@op=read,every=1,crd=3"] {
+        commands
+            .push(["demo", "--fault", fault].iter().chain(&wait).map(|word| (*word).to_owned()).collect());
+    }
+    // The largest model takes a while to be made.
+    let largest = ["demo", "--size", "1G", "--fault", "lost@op=read"];
+    commands.push(largest.iter().chain(&wait).map(|word| (*word).to_owned()).collect());
+    if tool("mke2fs", &["-q", "-F", "-t", "ext4", "-d", text(dir.path()), &image, "16M"]) {
+        // A file's own blocks, when its place was found. An image is one command's.
+        let copy = made.file("copy.img");
+        std::fs::copy(&image, &copy).unwrap();
+        for (image, words) in [
+            (&image, &["map", "--path", "/in.bin", "--out", &map][..]),
+            (&copy, &["read", "--path", "/in.bin", "-g", "emu", "--timeout", "60s"]),
+        ] {
+            let drive = format!("sim:{image}?fault=lost@op=read,n=8");
+            let all = words.iter().chain(&["-d", &drive]).map(|word| (*word).to_owned()).collect();
+            commands.push(all);
+        }
+    }
+    // A few at a time, each of which waits with a thread that never sleeps.
+    for (turn, some) in commands.chunks(6).enumerate() {
+        let mut started: Vec<_> = some
+            .iter()
+            .map(|words| (words.join(" "), start(&words.iter().map(String::as_str).collect::<Vec<_>>())))
+            .collect();
+        started.iter_mut().for_each(|(_, child)| wait_for_handler(child));
+        // Well into the waits; a Ctrl-C before them is heard as well.
+        std::thread::sleep(Duration::from_millis(700));
+        let name = ["-INT", "-TERM", "-HUP"][turn % 3];
+        started.iter().for_each(|(_, child)| signal(child, name));
+        for (what, child) in started {
+            assert_stopped(&what, child);
+        }
+    }
+}
+
+/// The target has the data of a write, which it may still carry out.
+#[test]
+fn an_interrupted_write_says_that_its_outcome_is_unknown() {
+    let dir = Dir::new();
+    let (input, _) = dir.noise("in.bin", 64 << 10);
+    let writes = Arc::new(AtomicBool::new(false));
+    let began = writes.clone();
+    let hook = move |out: Outgoing| {
+        // Ready to Transfer; after it no response.
+        began.fetch_or(out.kind == 9, Ordering::AcqRel);
+        match (out.qid, out.kind) {
+            (Some(1..), 5) if began.load(Ordering::Acquire) => Act::Drop,
+            _ => Act::Send(out.bytes),
+        }
+    };
+    let target = Target::start(Config { hook: Arc::new(hook), ..Config::default() });
+    let drive = target.name();
+    let write = ["write", "-d", &drive, "--lba", "0", "--in", &input, "--serial", "FABRIC0001", "--yes"];
+    let child = start(&[&write[..], &["-g", "emu", "--timeout", "60s"]].concat());
+    while !writes.load(Ordering::Acquire) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    ctrl_c(&child);
+    assert_stopped_with(&drive, "the outcome is unknown", child);
 }
 
 #[test]

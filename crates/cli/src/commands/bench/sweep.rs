@@ -328,7 +328,7 @@ fn measure(
         (true, false) => (256, 2 << 20),
     };
     let effort = Effort { bytes: args.memory.unwrap_or(bytes), ops, time, repeats: args.repeats };
-    let sweep = Sweep::new(target, effort, &limit);
+    let sweep = Sweep::new(target, effort, &limit).stopped_by(context.stop.signal());
     let cells = cells(args, unit);
     let bar = TransientBar::new("measuring", (cells.len() * routes.len()) as u64);
     let mut results = results(of, gpu);

@@ -132,6 +132,11 @@ impl Drop for RemoteScratch<'_> {
 
 /// Runs it.
 pub(super) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
+    // However it ended: somebody asked for that end.
+    measure_all(args, context).map_err(|error| context.stop.check().err().unwrap_or(error))
+}
+
+fn measure_all(args: &Args, context: &CommandContext) -> Result<Report> {
     let transports = match (&args.target, args.transport.as_slice()) {
         (Some(_), []) => vec![Transport::Tcp],
         (Some(_), [_, _, ..]) => {
@@ -283,7 +288,7 @@ fn measure(
         _ => Some(memory.clone()),
     };
     let effort = Effort { bytes: PASS, ops: 4096, time: args.time, repeats: args.repeats };
-    let sweep_of = Sweep::new(&target, effort, &limit);
+    let sweep_of = Sweep::new(&target, effort, &limit).stopped_by(context.stop.signal());
     let routes: Vec<&str> =
         transports.iter().map(|t| if *t == Transport::Tcp { "tcp/host" } else { "rdma/host" }).collect();
     let mut results =

@@ -11,7 +11,7 @@ use onehop_transfer::copy;
 
 use super::account::{LoadDocument, document, tell};
 use super::planned::show_plan;
-use super::verdict::{self, given_up};
+use super::verdict;
 use super::{
     Args, LoadedShare, RouteChoice, Share, descriptors, must_fit, parse_route, read_manifest, selection,
     shares,
@@ -96,7 +96,7 @@ pub(super) fn open(files: &[PathBuf], context: &CommandContext) -> Result<Model>
     let opened = Model::open(&*sources::store(files, &context.stop)?, files);
     opened.map_err(|error| match error.is_out_of_descriptors() {
         true => descriptors::too_few("the model's files", &error.to_string()),
-        false => given_up(error, context),
+        false => error.into(),
     })
 }
 
@@ -142,11 +142,11 @@ pub(super) fn carry_out(
     let mut streams: Vec<_> = engines.map(|(engine, plan)| Stream::new((*plan).clone(), engine)).collect();
     // One after the other: what arrives for the others meanwhile is taken down, and told when they are asked.
     for stream in &mut streams {
-        while stream.next().map_err(|e| given_up(e, context))?.is_some() {}
+        while stream.next()?.is_some() {}
     }
     let took = wanted.begin.elapsed();
     drop(bar);
-    let warnings = model.still_same().map_err(|e| given_up(e, context))?;
+    let warnings = model.still_same()?;
     warnings.iter().for_each(|warning| report::warn(warning));
     let account = streams.first().map_or_else(Account::default, |stream| stream.engine().account());
     let rate = match (&streams[..], &gpus[..]) {

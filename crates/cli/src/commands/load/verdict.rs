@@ -16,8 +16,7 @@ use crate::outputs;
 pub(super) fn compare(model: &Model, held: &[LoadedShare], context: &CommandContext) -> Result<Result<()>> {
     let go_on = || context.stop.check().is_ok();
     for LoadedShare { share, arena, .. } in held {
-        let differs = check::compare(&share.plan, &model.files, arena, &go_on);
-        if let Some(at) = differs.map_err(|e| given_up(e, context))? {
+        if let Some(at) = check::compare(&share.plan, &model.files, arena, &go_on)? {
             let place = format!("byte {} of the arena on, in {}", at.at, at.tensor);
             let gpu = share.gpu.gpu.name();
             let why = format!("the memory of GPU {gpu} and the file differ from {place}");
@@ -55,12 +54,4 @@ pub(super) fn write_manifest(path: &Path, model: &Model, held: &[LoadedShare]) -
         }
     }
     outputs::write(path, manifest.to_json())
-}
-
-/// The error of whoever asked for the end, where it was that.
-pub(super) fn given_up(error: onehop_load::Error, context: &CommandContext) -> CliError {
-    match error {
-        onehop_load::Error::Cancelled => context.stop.check().err().unwrap_or_else(|| error.into()),
-        _ => error.into(),
-    }
 }
