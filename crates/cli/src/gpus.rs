@@ -62,6 +62,10 @@ fn choose_several(arg: &GpuArg, fallback: Fallback) -> Result<Vec<Chosen>> {
     if names.len() == 1 {
         return Ok(vec![choose_or(arg, fallback)?]);
     }
+    let is_known = |name: &&str| *name == "emu" || is_number(name) || is_pci_address(name);
+    if let Some(name) = names.iter().flatten().find(|name| !is_known(name)) {
+        return Err(unknown(name));
+    }
     // One driver for all: what it registers for one GPU is registered for the others.
     let cuda = Cuda::load();
     let (mut chosen, mut seen) = (Vec::new(), HashSet::new());
@@ -69,10 +73,6 @@ fn choose_several(arg: &GpuArg, fallback: Fallback) -> Result<Vec<Chosen>> {
         if name == "emu" {
             chosen.push(emulated("an emulated GPU (CPU threads), as requested".into()));
             continue;
-        }
-        let wanted = is_number(name) || is_pci_address(name);
-        if !wanted {
-            return Err(unknown(name));
         }
         let gpu = match &cuda {
             Ok(cuda) => cuda.open(name).map_err(|error| refused(name, &error))?,

@@ -32,19 +32,19 @@ pub(crate) struct UnbindArgs {
 
 /// Runs `bind`.
 pub(crate) fn bind(args: &BindArgs) -> Result<Report> {
-    change(&args.drive.drive, Some(&args.driver))
+    change(&Root::here(), &args.drive.drive, Some(&args.driver))
 }
 
 /// Runs `unbind`.
 pub(crate) fn unbind(args: &UnbindArgs) -> Result<Report> {
-    change(&args.drive.drive, None)
+    change(&Root::here(), &args.drive.drive, None)
 }
 
-fn change(drive: &str, driver: Option<&str>) -> Result<Report> {
-    let (root, name) = (Root::here(), drives::address(drive)?);
-    drives::present(&root, &name)?;
-    let before = Usage::of(&root, name.address)?;
-    let now = onehop_pci::bind(&root, DeviceKind::Drive, name.address, driver)?;
+pub(super) fn change(root: &Root, drive: &str, driver: Option<&str>) -> Result<Report> {
+    let name = drives::address(drive)?;
+    drives::present(root, &name)?;
+    let before = Usage::of(root, name.address)?;
+    let now = onehop_pci::bind(root, DeviceKind::Drive, name.address, driver)?;
     let group = root.link_name(&format!("/sys/bus/pci/devices/{}/iommu_group", name.address));
     let mut text = ReportText::default();
     text.row("drive", name.address);

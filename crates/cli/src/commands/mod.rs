@@ -27,6 +27,9 @@ pub(crate) mod target;
 pub(crate) mod topo;
 pub(crate) mod write;
 
+#[cfg(test)]
+mod rebinding;
+
 use crate::stop::StopFlag;
 
 /// What is simulated, of a command that drives nothing but a drive: the list that every transfer has in `simulated`.

@@ -26,10 +26,14 @@ pub(crate) struct Args {
 
 /// Runs it.
 pub(crate) fn run(args: &Args) -> Result<Report> {
-    let (root, name) = (Root::here(), drives::address(&args.drive.drive)?);
-    let was_present = onehop_pci::is_present(&root, name.address);
+    recover(&Root::here(), &args.drive.drive, args.timeout)
+}
+
+pub(super) fn recover(root: &Root, drive: &str, timeout: Duration) -> Result<Report> {
+    let name = drives::address(drive)?;
+    let was_present = onehop_pci::is_present(root, name.address);
     let begun = Instant::now();
-    onehop_pci::rescan(&root, name.address, args.timeout)?;
+    onehop_pci::rescan(root, name.address, timeout)?;
     let took = begun.elapsed();
     let mut text = ReportText::default();
     text.row("drive", name.address);

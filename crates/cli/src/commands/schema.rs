@@ -81,6 +81,13 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     Report::new(json!({ "command": name, "json_schema": schema }), text)
 }
 
+/// The schema of a command, as it is printed.
+#[cfg(test)]
+pub(super) fn of(command: &str) -> Value {
+    let (_, file) = ALL.iter().find(|(known, _)| *known == command).unwrap();
+    bundle(file).unwrap()
+}
+
 /// A schema that needs no other file: it gets the definitions that it refers to.
 fn bundle(file: &str) -> std::result::Result<Value, String> {
     let parse = |text| serde_json::from_str::<Value>(text).map_err(|e| e.to_string());

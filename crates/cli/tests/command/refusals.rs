@@ -1,5 +1,6 @@
 //! What is refused, with which code and which words.
 
+use crate::load;
 use crate::run::{Dir, code, command, refuse, skip, stderr, succeed};
 
 #[test]
@@ -268,6 +269,38 @@ fn outputs_are_regular_files_or_character_devices() {
     // Standard output is a pipe here, and its reader is there already.
     let output = command(&[&read[..], &["/dev/stdout"]].concat()).output().unwrap();
     assert!(code(&output) == 0 && output.stdout.starts_with(&[0; 512]), "{output:?}");
+}
+
+/// Names that people know from the kernel and from PyTorch are refused with the ones to write instead.
+#[test]
+fn names_of_the_kernel_and_of_pytorch() {
+    let dir = Dir::new();
+    let file = dir.path().join("m.safetensors");
+    load::model(&file, &[("a", 4096)], 1);
+    let file = load::text(&file);
+    for drive in ["/dev/nvme0n1", "/dev/nvme0n1p1", "/dev/nvme0", "nvme0n1"] {
+        let blocks = ["read", "-d", drive, "--lba", "0", "--blocks", "1", "-g", "emu"];
+        for command in [
+            &blocks[..],
+            &["read", "-d", drive, "--path", "/a.safetensors", "-g", "emu"],
+            &["load", "-d", drive, "--path", "/a.safetensors", "-g", "emu"],
+            &["drive", "identify", "-d", drive],
+            &["drive", "check-p2p", "-d", drive, "-g", "emu"],
+        ] {
+            let document = refuse(command, 2, "-d takes the PCI address of its controller");
+            assert!(document["error"]["message"].as_str().unwrap().contains(&format!("'{drive}'")));
+        }
+    }
+    for command in [
+        &["read", "-d", "sim:mem:1M", "--lba", "0", "--blocks", "1", "-g", "cuda:0"][..],
+        &["read", file, "-g", "cuda:0"],
+        &["load", file, "-g", "cuda:0"],
+        &["drive", "check-p2p", "-d", "sim:mem:1M", "-g", "cuda:0"],
+    ] {
+        refuse(command, 2, "'cuda:0' is no GPU: -g takes the number alone, -g 0");
+    }
+    // Before the first one is tried, which this machine may not have.
+    refuse(&["load", file, "-g", "0,cuda:1"], 2, "-g takes the number alone, -g 1");
 }
 
 /// Wrong arguments are told from what fails by the exit code, and the words say what would be right.
