@@ -449,19 +449,17 @@ impl CommandSlots {
         if !self.knows(token) {
             return;
         }
-        let now = Instant::now();
         let Some(entry) = self.entries.get_mut(token.entry as usize) else { return };
         entry.retries = self.retries;
-        entry.deadline = now;
-        let is_waiting = matches!(entry.state, CommandState::Waiting(_) | CommandState::NoRoom);
-        let is_unsure = matches!(entry.state, CommandState::Unsure(_));
-        if is_waiting || is_unsure {
-            self.waiting -= u32::from(is_waiting);
+        entry.deadline = Instant::now();
+        match entry.state {
+            CommandState::Waiting(_) | CommandState::NoRoom => self.waiting -= 1,
             // A flush that waits for others' ends has no memory.
-            self.unsure -= u32::from(is_unsure);
-            entry.state = CommandState::failed(Error::Cancelled { done: 0, count: 1 });
-            entry.mark_stale(&mut self.holds);
+            CommandState::Unsure(_) => self.unsure -= 1,
+            _ => return,
         }
+        entry.state = CommandState::failed(Error::Cancelled { done: 0, count: 1 });
+        entry.mark_stale(&mut self.holds);
     }
 
     /// Yes every so many times: for what is too dear to be done each time.
