@@ -4,8 +4,8 @@
  * Link with libonehop.so (cargo build --release -p onehop-capi).
  *
  * Functions that return an int return 0 on success, else an onehop_error; onehop_last_error() then says what failed and how to
- * fix it. All functions are thread-safe, also during the exit of a thread or of the process. An exported queue keeps its drive
- * and its GPU open. Drives and GPUs have the names of the command line: `onehop --help`.
+ * fix it. All functions are thread-safe, also during the exit of a thread or of the process, when onehop_last_error() may be
+ * empty. An exported queue keeps its drive and its GPU open. Drives and GPUs have the names of the command line: `onehop --help`.
  *
  * Handles are numbers, not pointers. A handle that is closed, of another kind or unknown is an ONEHOP_ERROR_ARGUMENT, and no
  * memory of the caller is written. A handle may be closed while another thread uses it: that call completes. A forked process
@@ -157,7 +157,8 @@ struct onehop_outcome {
     uint64_t reserved[4];
 };
 
-/* The message of this thread's last error; empty if its last call succeeded. Valid until the thread's next call. */
+/* The message of this thread's last error; empty if its last call succeeded, and perhaps in destructors and exit handlers. Valid
+ * until the thread's next call. */
 const char *onehop_last_error(void);
 
 /* The PTX of the functions in device.h, zero-terminated, to be linked with kernels. */

@@ -10,7 +10,7 @@ use onehop_load::model::Tensor;
 use onehop_load::{Dtype, Local, Part, Selection, engine};
 use onehop_os::DmaMemory;
 use pyo3::IntoPyObjectExt;
-use pyo3::exceptions::{PyIndexError, PyTypeError};
+use pyo3::exceptions::{PyIndexError, PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyEllipsis, PyList, PySlice, PyTuple};
 
@@ -420,13 +420,18 @@ fn dim(item: &Bound<'_, PyAny>, size: u64) -> PyResult<Dim> {
         let (first, step) = (indices.start as u64, indices.step as u64);
         return Ok(Dim { first, step, count: indices.slicelength as u64, single: false });
     }
-    let number: Option<i64> = if item.is_instance_of::<PyBool>() { None } else { item.extract().ok() };
-    let Some(number) = number else {
-        return Err(PyTypeError::new_err("an index is made of integers, slices and ..."));
+    let out_of_range =
+        |number: &str| PyIndexError::new_err(format!("index {number} of a dimension of {size}"));
+    let number: i64 = match item.extract() {
+        Ok(number) if !item.is_instance_of::<PyBool>() => number,
+        Err(error) if error.is_instance_of::<PyOverflowError>(item.py()) => {
+            return Err(out_of_range(&item.to_string()));
+        }
+        _ => return Err(PyTypeError::new_err("an index is made of integers, slices and ...")),
     };
     let first = if number < 0 { size.checked_sub(number.unsigned_abs()) } else { Some(number as u64) };
     match first.filter(|first| *first < size) {
         Some(first) => Ok(Dim { first, step: 1, count: 1, single: true }),
-        None => Err(PyIndexError::new_err(format!("index {number} of a dimension of {size}"))),
+        None => Err(out_of_range(&number.to_string())),
     }
 }

@@ -269,17 +269,6 @@ impl Tensor {
         dlpack::capsule(py, self.export(copied), max_version)
     }
 
-    /// As a NumPy array: for numpy.asarray, which otherwise makes an array of one object.
-    #[pyo3(signature = (dtype=None, copy=None))]
-    fn __array__<'py>(
-        slf: &Bound<'py, Self>,
-        dtype: Option<Bound<'py, PyAny>>,
-        copy: Option<bool>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let frameworks = slf.py().import("onehop._frameworks")?;
-        frameworks.call_method1("to_array", (slf, dtype, copy))
-    }
-
     /// A DLPack capsule of its memory as it is, without a question about streams: all bytes are there.
     fn capsule<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
         dlpack::capsule(py, self.export(None), None)

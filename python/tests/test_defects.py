@@ -169,6 +169,26 @@ def test_bytes_that_do_not_fit_into_memory_are_a_memory_error(tmp_path):
         assert ran.stdout.strip() == "done", ran.stdout + ran.stderr
 
 
+def test_python_s_end_beside_threads_that_read_tensors(tmp_path):
+    """Python ends daemon threads by an unwind, which must not meet native code on their stacks."""
+    path = safetensors_file(tmp_path / "m", {"a": ("F32", [64, 64], bytes(16 << 10))})
+    script = (
+        "import sys, threading, time, numpy, onehop\n"
+        "class Number:\n"
+        "    def __index__(self):\n        return sum(i % 2 for i in range(50)) // 50\n"
+        "tensor = onehop.load(sys.argv[1], 'cpu').tensors['a']\n"
+        "part = onehop.safe_open(sys.argv[1], 'numpy').__enter__().get_slice('a')\n"
+        "def work(use):\n    while True: use()\n"
+        "for use in [lambda: numpy.asarray(tensor), tensor.__array__, lambda: part[Number():Number()]] * 2:\n"
+        "    threading.Thread(target=work, args=[use], daemon=True).start()\n"
+        "time.sleep(0.1)\n"
+        "print('done')\n"
+    )
+    for _ in range(8):
+        ran = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=120)
+        assert (ran.returncode, ran.stdout.strip()) == (0, "done"), ran.stdout + ran.stderr
+
+
 def test_small_tensors_one_by_one(tmp_path):
     dice = random.Random(3)
     tensors = {f"t{i}": ("F32", [64, 64], dice.randbytes(16 << 10)) for i in range(1000)}

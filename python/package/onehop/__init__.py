@@ -8,6 +8,7 @@ without a copy. onehop.torch and onehop.numpy have load_file with the signatures
 
 from __future__ import annotations
 
+import operator
 import os
 import time
 import warnings
@@ -292,6 +293,24 @@ def stream(
     return Stream(job, convert, memory, any_device=device is None)
 
 
+def _plain(index: Any) -> Any:
+    """An index of Python's own integers.
+
+    While native code is on a thread's stack, Python must not end that thread, as it does with daemon threads at its end: the
+    process would abort. So code of the caller's, such as an `__index__`, runs before.
+    """
+    if isinstance(index, tuple):
+        return tuple(_plain(item) for item in index)
+    if isinstance(index, slice):
+        return slice(_plain(index.start), _plain(index.stop), _plain(index.step))
+    if isinstance(index, bool):
+        return index
+    try:
+        return operator.index(index)
+    except TypeError:
+        return index
+
+
 class Slice:
     """A tensor of files that are open, of which an index loads the elements that it names, and reads little more."""
 
@@ -311,6 +330,7 @@ class Slice:
         return self._dtype
 
     def __getitem__(self, index: Any) -> Any:
+        index = _plain(index)
         if self._device == "cpu":
             little = self._model.read_part(self._name, index)
             if little is not None:

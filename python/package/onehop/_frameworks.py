@@ -116,18 +116,23 @@ def to_numpy(tensor: Tensor) -> Any:
     return taken if dtype is None else taken.view(dtype)
 
 
-def to_array(tensor: Tensor, dtype: Any, copy: Optional[bool]) -> Any:
+def _array(self: Tensor, dtype: Any = None, copy: Optional[bool] = None) -> Any:
     """As numpy.asarray wants it."""
     import numpy
 
-    if tensor.device != "cpu":
-        raise TypeError(f"a tensor on {tensor.device} is no NumPy array: load it to device='cpu'")
-    array = to_numpy(tensor)
+    if self.device != "cpu":
+        raise TypeError(f"a tensor on {self.device} is no NumPy array: load it to device='cpu'")
+    array = to_numpy(self)
     if dtype is not None and array.dtype != dtype:
         if copy is False:
             raise ValueError(f"{array.dtype} becomes {numpy.dtype(dtype)} by a copy, and copy=False allows none")
         return array.astype(dtype)
     return array.copy() if copy else array
+
+
+# Not a native method that calls this: at its end Python ends daemon threads wherever they run Python's code, and the process
+# aborts if native code is on such a thread's stack.
+Tensor.__array__ = _array  # type: ignore[method-assign]
 
 
 def to_cupy(tensor: Tensor) -> Any:

@@ -10,7 +10,8 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::marker::PhantomData;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, TryLockError, Weak};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
@@ -288,25 +289,47 @@ pub(super) const FORKED: &str =
 /// How long another thread that starts the driver is waited for.
 const START: Duration = Duration::from_secs(20);
 
+/// The right to start the driver, which one thread has at a time.
+struct StartTurn;
+
+/// The process of the thread that has it; 0 for none. A lock would stay locked in a child that is forked meanwhile.
+static STARTS: AtomicU32 = AtomicU32::new(0);
+
+impl StartTurn {
+    fn take() -> Result<Self> {
+        let (begun, process) = (Instant::now(), std::process::id());
+        loop {
+            let why = match STARTS.compare_exchange(0, process, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return Ok(Self),
+                Err(other) if other != process => {
+                    "this process was forked while another thread started it, and it cannot be used here"
+                        .into()
+                }
+                Err(_) if begun.elapsed() >= START => {
+                    format!("another thread has been starting it for {START:?}")
+                }
+                Err(_) => {
+                    std::thread::sleep(Duration::from_millis(1));
+                    continue;
+                }
+            };
+            return Err(Error::NoCuda { why });
+        }
+    }
+}
+
+impl Drop for StartTurn {
+    fn drop(&mut self) {
+        STARTS.store(0, Ordering::Release);
+    }
+}
+
 impl Driver {
     /// Finds and starts it, once for the process: registered pages and running kernels are the process's.
     pub(super) fn load() -> Result<Arc<Self>> {
         static STARTED: Mutex<Weak<Driver>> = Mutex::new(Weak::new());
-        let begun = Instant::now();
-        // A process that was forked while another thread was at it would wait for ever.
-        let mut started = loop {
-            match STARTED.try_lock() {
-                Ok(started) => break started,
-                Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) if begun.elapsed() < START => {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                Err(TryLockError::WouldBlock) => {
-                    let why = format!("another thread has been starting it for {START:?}");
-                    return Err(Error::NoCuda { why });
-                }
-            }
-        };
+        let _turn = StartTurn::take()?;
+        let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(driver) = started.upgrade().filter(|driver| !driver.reclaimer.is_forked()) {
             return Ok(driver);
         }

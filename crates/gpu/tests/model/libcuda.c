@@ -16,11 +16,11 @@ enum { OK = 0, INVALID = 1, NOT_READY = 600, DESTROYED = 709, ALREADY_REGISTERED
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 /* What the tests set: a capture is open, a kernel of others runs, frees to refuse and with what, what queries answer, what
  * mapping memory does, what records of events answer behind so many that work, and whether kernels find no room (1) or
- * begin and do not end (2), and the milliseconds that freeing takes. */
-static volatile long capturing, busy, refuse, refusal = CAPTURE, answer, map_answer, record_answer, records, full, slow;
+ * begin and do not end (2), the milliseconds that freeing takes, and whether starting goes on. */
+static volatile long capturing, busy, refuse, refusal = CAPTURE, answer, map_answer, record_answer, records, full, slow, start_held;
 /* What they read: captures invalidated, calls that were not relaxed, things that are not freed, mappings taken away too
- * early, calls of the thread that is watched, contexts that are retained. */
-static volatile long invalidated, unrelaxed, live, early, watched_calls, retained;
+ * early, calls of the thread that is watched, contexts that are retained, whether a thread has begun to start the driver. */
+static volatile long invalidated, unrelaxed, live, early, watched_calls, retained, starting;
 static const char *volatile watched_call = "";
 static __thread int mode, watched;
 /* In a forked process all threads are watched. */
@@ -113,8 +113,8 @@ long model(const char *what, long value) {
 #define SET(name) if (!strcmp(what, "set " #name)) { name = value; return 0; }
 #define GET(name) if (!strcmp(what, #name)) return name;
     SET(capturing) SET(busy) SET(refuse) SET(refusal) SET(answer) SET(map_answer) SET(watched)
-    SET(record_answer) SET(records) SET(slow)
-    GET(invalidated) GET(unrelaxed) GET(live) GET(early) GET(watched_calls) GET(mode) GET(refuse) GET(retained)
+    SET(record_answer) SET(records) SET(slow) SET(start_held)
+    GET(invalidated) GET(unrelaxed) GET(live) GET(early) GET(watched_calls) GET(mode) GET(refuse) GET(retained) GET(starting)
     abort();
 }
 
@@ -148,7 +148,7 @@ int model_at_thread_end(void (*run)(void *), void *with) {
     return (!last && pthread_key_create(&last, at_end)) || pthread_setspecific(last, with);
 }
 
-int cuInit(unsigned flags) { return flags ? INVALID : OK; }
+int cuInit(unsigned flags) { starting = 1; while (start_held) usleep(1000); return flags ? INVALID : OK; }
 int cuDriverGetVersion(int *version) { *version = 12080; return OK; }
 int cuGetErrorName(int code, const char **name) { (void)code; *name = "CUDA_ERROR_OF_THE_MODEL"; return OK; }
 int cuGetErrorString(int code, const char **text) { (void)code; *text = "the model was told to"; return OK; }

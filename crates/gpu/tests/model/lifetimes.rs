@@ -115,3 +115,33 @@ fn a_process_ends_when_nothing_is_being_freed() {
     *DROPPED_LATE.lock().unwrap() = Some((third, gpu));
     std::process::exit(0);
 }
+
+/// Asks a forked process for CUDA.
+struct LoadsInFork(u32);
+
+impl Drop for LoadsInFork {
+    fn drop(&mut self) {
+        if std::process::id() != self.0 {
+            let refused = Cuda::load().err().unwrap().to_string();
+            assert!(refused.contains("forked"), "{refused}");
+        }
+    }
+}
+
+#[test]
+fn a_process_that_was_forked_while_the_driver_started_is_refused_it_at_once() {
+    let Some(model) = Model::or_child(
+        "lifetimes::a_process_that_was_forked_while_the_driver_started_is_refused_it_at_once",
+    ) else {
+        return;
+    };
+    model.set("start_held", 1);
+    std::thread::scope(|scope| {
+        let started = scope.spawn(|| Cuda::load().unwrap());
+        model.wait_for("starting", 1);
+        // A child that waits for long is ended by a signal.
+        assert_eq!(model.dropped_in_fork(LoadsInFork(std::process::id())), 0);
+        model.set("start_held", 0);
+        drop(started.join().unwrap());
+    });
+}
