@@ -2,6 +2,8 @@
 //! owner, made to be published with a hardware report.
 
 mod archive;
+#[cfg(test)]
+mod machines;
 mod private;
 
 use std::path::PathBuf;

@@ -2,7 +2,6 @@
 //! identifiers of hardware, places of files.
 
 use std::cell::Cell;
-use std::fs::read_to_string;
 use std::net::ToSocketAddrs;
 
 use onehop_pci::{Root, Usage};
@@ -45,6 +44,8 @@ const COMMON_MOUNTS: [&str; 9] = ["/", "/boot", "/efi", "/home", "/mnt", "/opt",
 const SYSTEM_MOUNTS: [&str; 7] = ["/boot/", "/dev", "/etc/", "/proc", "/run", "/sys", "/usr"];
 /// A serial number as long as this is replaced within words too: others carry it, such as NVMe qualified names.
 const LONG: usize = 6;
+/// Upper limit of a file with names, such as the mount table.
+const MAX_FILE: usize = 4 << 20;
 
 /// What is taken out, and by what it is replaced.
 #[derive(Default)]
@@ -65,8 +66,17 @@ struct Secret {
 impl Private {
     /// Names and numbers that identify this machine.
     pub(super) fn of_this_machine() -> Self {
+        let user = rustix::process::getuid().as_raw();
+        Self::of(&Root::here(), user, |name| std::env::var(name).unwrap_or_default())
+    }
+
+    /// The same of any machine, for a user with these environment variables.
+    pub(super) fn of(root: &Root, user: u32, variable: impl Fn(&str) -> String) -> Self {
         let mut private = Self::default();
-        let read = |path: &str| read_to_string(path).unwrap_or_default();
+        let read = |path: &str| {
+            let bytes = root.bytes(path, MAX_FILE).unwrap_or_default();
+            String::from_utf8_lossy(&bytes).into_owned()
+        };
         for name in HOST_FILES.map(read) {
             private.add(&name, "[host]");
             private.add(name.split('.').next().unwrap_or_default(), "[host]");
@@ -75,14 +85,13 @@ impl Private {
         for id in ID_FILES.map(read).iter().filter(|id| !id.trim().contains(' ')) {
             private.add(id, SERIAL);
         }
-        for drive in Usage::all(&Root::here()).unwrap_or_default() {
+        for drive in Usage::all(root).unwrap_or_default() {
             private.add(drive.serial.as_deref().unwrap_or_default(), SERIAL);
         }
-        let variable = |name: &str| std::env::var(name).unwrap_or_default();
-        for name in USER_VARIABLES.map(variable) {
+        for name in USER_VARIABLES.map(&variable) {
             private.add(&name, "[user]");
         }
-        let user = rustix::process::getuid().as_raw().to_string();
+        let user = user.to_string();
         let users = read("/etc/passwd");
         for fields in users.lines().map(|line| line.split(':').collect::<Vec<_>>()) {
             if let [name, _, id, _, _, home, ..] = fields[..]
@@ -407,7 +416,7 @@ mod tests {
 
     #[test]
     fn this_machine_has_something_to_hide() {
-        let name = read_to_string(HOST_FILES[0]).unwrap();
+        let name = std::fs::read_to_string(HOST_FILES[0]).unwrap();
         let name = name.trim();
         let text = Private::of_this_machine().text(&format!("on {name} here"));
         assert!(name.len() < 2 || COMMON_NAMES.contains(&name) || text == "on [host] here", "{text}");
