@@ -3,8 +3,8 @@
 //! 1. [`server::ServerOptions`] names the folder and the key.
 //! 2. [`tcp::TcpAcceptor::listen`] listens, and [`server::Target::start`] serves.
 //! 3. [`tcp::TcpConnector::new`] names a server.
-//! 4. [`client::Client::new`] connects to it.
-//! 5. [`client::RemoteTree`] is its folder, by the same trait ([`tree`]) as a folder of this machine.
+//! 4. [`client::RemoteTree::connect`] connects to it.
+//! 5. [`tree::Tree`] is how its folder is used then, as one of this machine is.
 //!
 //! ```text
 //! tree       files by number: the seam between mounts and files
