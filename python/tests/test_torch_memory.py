@@ -146,6 +146,7 @@ def test_a_reload_that_fails_says_what_is_new(tmp_path, device, monkeypatch):
 
     class Refuses:
         shape, device = torch.Size([5000]), parameters["t1"].device
+        is_cuda = device.type == "cuda"
 
         def copy_(self, *_, **__):
             raise RuntimeError("no")
