@@ -91,6 +91,8 @@ pub(super) struct ReaderThread {
     pub(super) ring: HostMem,
     pub(super) slot_bytes: usize,
     pub(super) slots: Arc<SlotPool>,
+    /// The allocators of all these threads.
+    pub(super) all: Arc<[Arc<SlotPool>]>,
     pub(super) source: JobSource,
 }
 
@@ -146,12 +148,13 @@ impl ReaderThread {
         }
         // It is unknown when or whether more chunks come.
         self.hand_in(full)?;
-        // Holding the lock while waiting only blocks threads that would wait as well.
+        // Holding the lock while waiting only blocks threads that would wait as well. They cannot poll their copies: this thread
+        // polls those of all. The caller may need what they complete before it frees memory for the next chunk.
         let found = found.lock().unwrap_or_else(PoisonError::into_inner);
         while !shared.is_stopped() {
             match found.recv_timeout(COPY_POLL_INTERVAL) {
                 Ok(job) => return taken(job),
-                Err(RecvTimeoutError::Timeout) => self.slots.try_attend()?,
+                Err(RecvTimeoutError::Timeout) => self.all.iter().try_for_each(|slots| slots.try_attend())?,
                 Err(RecvTimeoutError::Disconnected) => break,
             }
         }
@@ -355,7 +358,9 @@ mod tests {
         }
         assert_eq!(sent, 4);
         let slots = Arc::new(SlotPool::new(1, 1));
-        let reader = ReaderThread { ring: HostMem::touched(4096).unwrap(), slot_bytes: 4096, slots, source };
+        let all = Arc::new([slots.clone()]);
+        let reader =
+            ReaderThread { ring: HostMem::touched(4096).unwrap(), slot_bytes: 4096, slots, all, source };
         let shared = LoadShared::new(Vec::new(), RoundRobin::new(Vec::new()));
         for _ in 0..sent {
             assert!(reader.next(&mut None, &shared).unwrap().is_some());

@@ -65,10 +65,11 @@ impl StartingLoad<'_> {
         let slot_pools = (0..threads.checked_div(together).unwrap_or(0)).map(|at| first + at * share);
         let slot_pools: Vec<_> =
             slot_pools.map(|start| (Arc::new(SlotPool::new(1, slots)), start..start + share)).collect();
+        let all: Arc<[_]> = slot_pools.iter().map(|(slots, _)| slots.clone()).collect();
         for (slots, range) in &slot_pools {
             for _ in 0..together {
                 let (ring, slots, source) = (self.memory(range.clone())?, slots.clone(), source.clone());
-                let reader = ReaderThread { ring, slot_bytes: self.part, slots, source };
+                let reader = ReaderThread { ring, slot_bytes: self.part, slots, all: all.clone(), source };
                 let read = move |shared: &LoadShared| reader.run(shared);
                 self.pool.spawn("reads from the disk", read)?;
             }

@@ -1,6 +1,8 @@
 //! Loads in segments: memory that is used again, of which there is only so much.
 
 use std::collections::VecDeque;
+use std::fs::File;
+use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -8,6 +10,8 @@ use onehop_gpu::{Emulated, Gpu, Place, Region};
 use onehop_load::engine::{Options, Placement, Prepared, RingEngine, Route, SegmentMemory, Segments};
 use onehop_load::stream::Stream;
 use onehop_load::{Error, Local, Model, Plan, Selection, plan};
+use onehop_os::page_cache::cached_bytes;
+use rustix::fs::{Advice, fadvise};
 
 use crate::engine::{Folder, model};
 
@@ -70,6 +74,32 @@ fn start(
     Ok(Stream::new(plan.clone(), RingEngine::start_in_segments(&gpu, &plan, prepared, memory)?))
 }
 
+/// Reads every tensor, and gives the memory of each segment back after its last one.
+fn read_all(stream: &mut Stream<RingEngine<Arc<Segments>>>, places: &Places, tensors: &[(String, Vec<u8>)]) {
+    let plan = stream.plan().clone();
+    let mut left = vec![0; plan.segments.len()];
+    plan.tensors.iter().filter(|t| t.bytes > 0).for_each(|t| left[plan.segment_of(t.at)] += 1);
+    let mut seen = 0;
+    while let Some(streamed) = stream.next().unwrap() {
+        seen += 1;
+        let placed = streamed.tensor;
+        if placed.bytes == 0 {
+            continue;
+        }
+        let region = streamed.arena.region(placed.at, placed.bytes).unwrap();
+        let mut bytes = vec![0; placed.bytes as usize];
+        region.read(0, &mut bytes).unwrap();
+        let (_, data) = tensors.iter().find(|(name, _)| *name == placed.name).unwrap();
+        assert!(bytes == *data, "{}", placed.name);
+        let segment = plan.segment_of(placed.at);
+        left[segment] -= 1;
+        if left[segment] == 0 {
+            places.give_back(segment);
+        }
+    }
+    assert_eq!(seen, tensors.len());
+}
+
 #[test]
 fn every_byte_through_little_memory() {
     let folder = Folder::new("segments");
@@ -81,35 +111,41 @@ fn every_byte_through_little_memory() {
             let places = Places::new(&Emulated::new(), SEGMENT, count);
             let mut stream = match start(&opened, route, places.clone()) {
                 Err(Error::NotDirect { why, .. }) if route == Route::Pinned => {
-                    println!("SKIP: {why}");
+                    let _ = writeln!(std::io::stderr(), "SKIPPED: the page cache was used: {why}");
                     continue;
                 }
                 other => other.unwrap(),
             };
-            let plan = stream.plan().clone();
-            let mut left = vec![0; plan.segments.len()];
-            plan.tensors.iter().filter(|t| t.bytes > 0).for_each(|t| left[plan.segment_of(t.at)] += 1);
-            let mut seen = 0;
-            while let Some(streamed) = stream.next().unwrap() {
-                seen += 1;
-                let placed = streamed.tensor;
-                if placed.bytes == 0 {
-                    continue;
-                }
-                let region = streamed.arena.region(placed.at, placed.bytes).unwrap();
-                let mut bytes = vec![0; placed.bytes as usize];
-                region.read(0, &mut bytes).unwrap();
-                let (_, data) = tensors.iter().find(|(name, _)| *name == placed.name).unwrap();
-                assert!(bytes == *data, "{} by {route:?}", placed.name);
-                let segment = plan.segment_of(placed.at);
-                left[segment] -= 1;
-                if left[segment] == 0 {
-                    places.give_back(segment);
-                }
-            }
-            assert_eq!(seen, tensors.len());
+            read_all(&mut stream, &places, &tensors);
             assert!(places.refused.load(Ordering::Relaxed) > 0 || count > 1, "nobody ever waited");
         }
+    }
+}
+
+/// One reader at a time waits for the next chunk. The others have read what the caller needs before it frees memory for that.
+#[test]
+fn what_readers_have_copied_arrives_while_another_waits_for_memory() {
+    let folder = Folder::new("segments-disk");
+    let path = folder.0.join("m.safetensors");
+    let tensors = model(&path, &sizes());
+    let opened = Model::open(&Local, std::slice::from_ref(&path)).unwrap();
+    let file = File::open(&path).unwrap();
+    for count in [1, 2, 5] {
+        fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+        if cached_bytes(&file, 0, file.metadata().unwrap().len()).unwrap() > 0 {
+            let _ =
+                std::io::stderr().write_all(b"SKIPPED: this file system keeps pages that it is to drop\n");
+            return;
+        }
+        let places = Places::new(&Emulated::new(), SEGMENT, count);
+        let mut stream = start(&opened, Route::Auto, places.clone()).unwrap();
+        if let Some(why) = stream.engine().account().why_cached {
+            let _ = writeln!(std::io::stderr(), "SKIPPED: the page cache was used: {why}");
+            return;
+        }
+        read_all(&mut stream, &places, &tensors);
+        let account = stream.engine().account();
+        assert!(account.direct_bytes > account.cached_bytes, "{account:?}");
     }
 }
 
