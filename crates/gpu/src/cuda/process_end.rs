@@ -1,6 +1,6 @@
 //! The end of the process: the driver's library may be gone before the thread that frees memory is.
 //!
-//! `exit` runs the destructors of libraries while other threads go on. Whoever calls the driver then may crash in it. So a
+//! `exit` runs the destructors of libraries while other threads go on. A thread that calls the driver then may crash in it. So a
 //! handler that runs before them waits for the call that is being made, and has no other made: the system frees what is left.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
