@@ -8,13 +8,14 @@
 //!
 //! If NVIDIA's cuFile is requested, it gets the arena and the files, and chooses its own path.
 //!
-//! Several GPUs share one ring and its threads ([`RingEngine::start_all`]). If all of them load the same, it is read once and
-//! copied to each. Otherwise each reads what it needs, and they take turns.
+//! Several GPUs share one ring and its threads ([`RingEngine::start_all`]). What more than one of them needs is read once and
+//! copied to each.
 
 mod arena;
 pub mod calls;
 mod choice;
 mod direct;
+mod fair_chunks;
 mod library;
 mod narrow;
 #[cfg(test)]
@@ -40,24 +41,25 @@ use onehop_os::{DmaMemory, HostMem};
 use serde::Serialize;
 
 use crate::error::{Error, Result};
-use crate::plan::{Chunk, Plan};
+use crate::plan::{self, Arenas, Chunk, Plan};
 use crate::source::Source;
 use crate::stream::Engine;
 pub use arena::Arena;
 use direct::{JobSource, UncachedQueue};
+use fair_chunks::FairChunks;
 use library::Library;
 use ring_cache::RegisteredRing;
 pub use ring_cache::RingCache;
 use segments::SegmentCopiers;
 pub use segments::{Placement, SegmentMemory, Segments};
 use start::StartingLoad;
-use worker_pool::{Copiers, LoadLane, LoadShared, RoundRobin, WorkerPool};
+use worker_pool::{Copiers, LoadLane, LoadShared, WorkerPool};
 
 /// Largest slot: a larger one exceeds the caches of the core that fills it.
 const SLOT: usize = 2 << 20;
 /// Smallest slot: the setup of a shorter copy costs more than the copy.
 const LEAST_SLOT: usize = 1 << 20;
-/// Most threads that read from the page cache: enough to saturate a PCIe 5 copy engine even with slow memory.
+/// Most threads that read from the page cache for a link: enough to saturate a PCIe 5 copy engine even with slow memory.
 const MOST_THREADS: usize = 16;
 /// Slots per thread: one is filled while the others are copied.
 const SLOTS: usize = 3;
@@ -94,8 +96,9 @@ pub enum Route {
 pub struct Options {
     /// The path of the bytes.
     pub route: Route,
-    /// Threads that read from the page cache, and as many past it. The default is all but an eighth of the cores,
-    /// sixteen at most, and sixteen past the cache. For servers: connections, by default sixteen.
+    /// Threads that read from the page cache, and as many past it. The default is all but an eighth of the cores, and
+    /// sixteen past the cache; at most sixteen, or as many for each GPU if each gets other bytes. For servers:
+    /// connections, by default that most.
     pub threads: Option<usize>,
     /// Size of a slot. The default suits the load, and is at most 2 MiB.
     pub slot: Option<usize>,
@@ -200,9 +203,10 @@ impl Prepared {
     ) -> Result<Self> {
         // A thread that waits for a server needs no core.
         let remote = files.iter().any(|file| file.fetch().is_some());
-        let most = if remote { MOST_THREADS } else { spared(processors()).min(MOST_THREADS) };
+        let bytes = plan::read_bytes(plans);
+        let most = MOST_THREADS * links(plans, bytes);
+        let most = if remote { most } else { spared(processors()).min(most) };
         let threads = options.threads.unwrap_or(most).clamp(1, 256);
-        let bytes = plans.iter().map(|plan| plan.read_bytes).sum();
         let by_library = options.route == Route::CuFile;
         let slot = match options.slot {
             Some(slot) => slot,
@@ -211,7 +215,7 @@ impl Prepared {
         };
         let block = plans.iter().map(|plan| plan.options.block).max().unwrap_or(0).max(4096) as usize;
         let slot = slot.next_multiple_of(block);
-        let work = LoadWork::new(plans, files, slot as u64, options.route)?;
+        let work = LoadWork::new(plans, files, slot as u64, bytes, options.route)?;
         let alone = options.route == Route::Pinned;
         let threads = if alone { 0 } else { threads.min(work.chunks) };
         let direct = options.threads.unwrap_or(direct::THREADS).clamp(1, 256).min(work.chunks);
@@ -239,7 +243,8 @@ impl Prepared {
 
 /// The work of a load, and its resources.
 struct LoadWork {
-    round_robin: RoundRobin,
+    left: FairChunks,
+    arenas: Arenas,
     /// Lower bound of the number of chunks.
     chunks: usize,
     sources: Vec<choice::LoadSource>,
@@ -248,20 +253,15 @@ struct LoadWork {
 }
 
 impl LoadWork {
-    /// The chunks of all plans; only once if all GPUs need the same.
-    fn new(plans: &[&Plan], files: &[Box<dyn Source>], slot: u64, route: Route) -> Result<Self> {
-        let same = plans.windows(2).all(|two| matches!(two, [a, b] if a == b));
-        let (gpus, distinct) = if same { (plans.len(), 1) } else { (1, plans.len()) };
-        let plans = || plans.iter().take(distinct);
-        let block = plans().map(|plan| plan.options.block).min().unwrap_or(0);
+    /// The chunks of all plans, which read so many bytes.
+    fn new(plans: &[&Plan], files: &[Box<dyn Source>], slot: u64, bytes: u64, route: Route) -> Result<Self> {
+        let block = plans.iter().map(|plan| plan.options.block).min().unwrap_or(0);
         let (sources, why_cached) = choice::open(files, block, route)?;
-        let list = |(i, plan): (usize, &&Plan)| Ok((plan.chunks(slot)?, i * gpus..(i + 1) * gpus));
-        let lists = plans().enumerate().map(list).collect::<Result<_>>()?;
-        let chunks = plans().map(|plan| plan.read_bytes.div_ceil(slot)).sum::<u64>();
-        let chunks = usize::try_from(chunks).unwrap_or(usize::MAX);
+        let arenas = Arenas::new(plans);
         Ok(Self {
-            round_robin: RoundRobin::new(lists),
-            chunks,
+            left: FairChunks::new(Plan::chunks_of_all(plans, slot)?, arenas.clone()),
+            arenas,
+            chunks: usize::try_from(bytes.div_ceil(slot)).unwrap_or(usize::MAX),
             sources,
             asked: route != Route::Auto,
             why_cached,
@@ -279,6 +279,12 @@ pub fn descriptors(files: usize) -> u64 {
 
 fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// How many links must be fed by reading: one if all GPUs get the same bytes, as many as GPUs if each gets others.
+fn links(plans: &[&Plan], bytes: u64) -> usize {
+    let longest = plans.iter().map(|plan| plan.read_bytes).max().unwrap_or(0);
+    bytes.div_ceil(longest.max(1)).clamp(1, plans.len().max(1) as u64) as usize
 }
 
 /// How many of these cores read: the driver and the kernel need some.
@@ -338,8 +344,8 @@ impl RingEngine {
     /// When a GPU's memory is full, or it refuses the ring.
     pub fn start_all(gpus: &[&dyn Gpu], plans: &[&Plan], prepared: Prepared) -> Result<Vec<Self>> {
         let Prepared { work, ring, ring_cache, slot, part, threads, direct, arenas } = prepared;
-        let LoadWork { round_robin, sources, asked, why_cached, .. } = work;
-        let shared = LoadShared::new(sources, round_robin);
+        let LoadWork { left, arenas: places, sources, asked, why_cached, .. } = work;
+        let shared = LoadShared::new(sources, left);
         let mut arenas = arenas.into_iter();
         let mut room = |gpu: &dyn Gpu, plan: &Plan| {
             arenas.next().map_or_else(|| Arena::new(gpu, plan), Ok)?.region_for(plan)
@@ -369,7 +375,7 @@ impl RingEngine {
             let copiers =
                 ends.iter().map(|end| Ok(end.gpu.copier(&end.ring.slice(range.clone())?, &end.arena)?));
             let copiers = Copiers::Arenas(copiers.collect::<Result<_>>()?);
-            Ok(LoadLane { slot, copiers, arrived: senders.clone() })
+            Ok(LoadLane { slot, copiers, arenas: places.clone(), arrived: senders.clone() })
         };
         for (slot_pools, slot) in [(fillers, slot), (readers, part)] {
             for (slots, range) in slot_pools {
@@ -413,7 +419,7 @@ impl RingEngine<Arc<Segments>> {
         memory: Arc<dyn SegmentMemory>,
     ) -> Result<Self> {
         let Prepared { work, ring, ring_cache, slot, part, threads, direct, .. } = prepared;
-        let LoadWork { round_robin, sources, asked, why_cached, .. } = work;
+        let LoadWork { left, arenas, sources, asked, why_cached, .. } = work;
         let Some(RegisteredRing { memory: ring, known }) = ring else {
             let why = "it takes one arena; leave max_bytes out, or load by another route";
             return Err(Error::NotByCuFile { what: "a load in segments".into(), why: why.into() });
@@ -421,7 +427,7 @@ impl RingEngine<Arc<Segments>> {
         let account =
             Account { threads, ring_bytes: ring.len() as u64, asked, why_cached, ..Account::default() };
         let segments = Arc::new(Segments::new(plan, memory));
-        let mut shared = LoadShared::new(sources, round_robin);
+        let mut shared = LoadShared::new(sources, left);
         shared.segments = Some(segments.clone());
         let stays = !gpu.simulated();
         let mut start = StartingLoad { pool: WorkerPool::new(shared), ring: &ring, slot, part, real: stays };
@@ -436,7 +442,8 @@ impl RingEngine<Arc<Segments>> {
             for (slots, range) in slot_pools {
                 let copiers = SegmentCopiers::new(gpu.clone(), known.slice(range)?, segments.clone());
                 let arrived = vec![sender.clone()];
-                slots.open(LoadLane { slot, copiers: Copiers::Segments(copiers), arrived });
+                let (copiers, arenas) = (Copiers::Segments(copiers), arenas.clone());
+                slots.open(LoadLane { slot, copiers, arenas, arrived });
             }
         }
         let (arena, ring) = (segments, Some(known));

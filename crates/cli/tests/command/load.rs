@@ -203,6 +203,7 @@ fn several_gpus_get_their_ranks() {
     assert_eq!((&parts["verified"], &parts["bytes"]), (&json!(true), &json!(480_000 + 4 * 7)));
     let gpus = parts["gpus"].as_array().unwrap();
     assert!(gpus.iter().all(|gpu| gpu["bytes"] == 120_007 && gpu["ranks"] == 4), "{parts:#}");
+    assert!(parts["read_bytes"].as_u64().unwrap() < 500_000, "cut or not, each byte is read once: {parts:#}");
     // What the last two of four would be on a machine of their own.
     let last =
         succeed(&["load", text(&file), "-g", "emu,emu", "--rank", "2/4", "--cut", "a=0", "--cut", "b=0"]);
@@ -213,6 +214,7 @@ fn several_gpus_get_their_ranks() {
     assert_eq!(last["gpus"][1]["rank"], json!(3));
     let plan = succeed(&["load", text(&file), "-g", "emu,emu", "--cut", "a=0", "--plan"]);
     assert_eq!((&plan["gpus"][1]["bytes"], plan["gpus"].as_array().unwrap().len()), (&json!(280_007), 2));
+    assert_eq!(plan["read_bytes"], both["read_bytes"].as_u64().unwrap().next_multiple_of(4096));
     let one = succeed(&["load", text(&file), "-g", "emu"]);
     assert_eq!((&one["gpus"][0]["crc32c"], &one["gpus"][0]["ranks"]), (&one["crc32c"], &json!(1)));
     refuse(&["load", text(&file), "-g", "emu,emu", "--rank", "3/4"], 2, "ranks 3 to 4 of 4");

@@ -20,7 +20,7 @@ use onehop_os::{Finished, HostMem, Reads};
 use super::choice::{Direct, LoadSource};
 use super::narrow::pack;
 use super::slot_pool::{Full, SlotPool};
-use super::worker_pool::{LoadPart, LoadShared, ReadJob};
+use super::worker_pool::{LoadPart, LoadShared};
 use crate::error::{Error, Result};
 use crate::plan::{Chunk, Read};
 
@@ -50,13 +50,13 @@ pub(super) enum JobSource {
     /// These threads read all chunks.
     All,
     /// Chunks that other threads did not find in the page cache, and the number of queued parts.
-    UncachedQueue(Arc<Mutex<Receiver<ReadJob>>>, Arc<AtomicUsize>),
+    UncachedQueue(Arc<Mutex<Receiver<Chunk>>>, Arc<AtomicUsize>),
 }
 
 /// The queue of chunks that were not in the page cache.
 #[derive(Clone)]
 pub(super) struct UncachedQueue {
-    jobs: Sender<ReadJob>,
+    jobs: Sender<Chunk>,
     pieces: Arc<AtomicUsize>,
 }
 
@@ -73,16 +73,16 @@ impl UncachedQueue {
     }
 
     /// Queues a chunk; false if no thread receives it any more.
-    pub(super) fn send(&self, job: ReadJob) -> bool {
-        self.pieces.fetch_add(pieces(&job), Ordering::Relaxed);
-        self.jobs.send(job).is_ok()
+    pub(super) fn send(&self, chunk: Chunk) -> bool {
+        self.pieces.fetch_add(pieces(&chunk), Ordering::Relaxed);
+        self.jobs.send(chunk).is_ok()
     }
 }
 
 /// The memory that a queued chunk takes, in reads and copies of some ten bytes each.
-fn pieces(job: &ReadJob) -> usize {
+fn pieces(chunk: &Chunk) -> usize {
     const ITSELF: usize = 4;
-    ITSELF + job.chunk.reads.len() + job.chunk.copies.len()
+    ITSELF + chunk.reads.len() + chunk.copies.len()
 }
 
 /// One of the threads.
@@ -100,12 +100,12 @@ impl ReaderThread {
     pub(super) fn run(&self, shared: &LoadShared) -> Result<()> {
         let mut full = None;
         // io_uring is set up on demand: many loads find everything in the page cache.
-        let Some(mut job) = self.next(&mut full, shared)? else { return Ok(()) };
+        let Some(mut chunk) = self.next(&mut full, shared)? else { return Ok(()) };
         shared.disk_threads.fetch_add(1, Ordering::Relaxed);
         let mut disk = Disk { shared, by: By::new(self.ring.clone(), shared) };
-        while self.read(&job, &mut disk, &mut full)? {
+        while self.read(&chunk, &mut disk, &mut full)? {
             match self.next(&mut full, shared)? {
-                Some(next) => job = next,
+                Some(next) => chunk = next,
                 None => break,
             }
         }
@@ -114,8 +114,8 @@ impl ReaderThread {
     }
 
     /// Reads a chunk part by part; not to its end if the load was given up. The last part is in `full` then.
-    fn read(&self, job: &ReadJob, disk: &mut Disk<'_>, full: &mut Option<Full<LoadPart>>) -> Result<bool> {
-        let mut parts = job.chunk.parts(self.slot_bytes as u64).peekable();
+    fn read(&self, chunk: &Chunk, disk: &mut Disk<'_>, full: &mut Option<Full<LoadPart>>) -> Result<bool> {
+        let mut parts = chunk.parts(self.slot_bytes as u64).peekable();
         while let Some(mut part) = parts.next() {
             let Some(slot) = self.slot(full, disk.shared)? else { return Ok(false) };
             let mut waiting = disk.begin(&part, slot * self.slot_bytes)?;
@@ -124,27 +124,26 @@ impl ReaderThread {
                 return Ok(false);
             }
             pack(&self.ring, slot * self.slot_bytes, &mut part)?;
-            let arrived = parts.peek().is_none().then(|| job.chunk.clone());
-            let job = ReadJob { chunk: part, gpus: job.gpus.clone() };
-            *full = Some(Full { slot, filler: 0, part: LoadPart { job, arrived } });
+            let arrived = parts.peek().is_none().then(|| chunk.clone());
+            *full = Some(Full { slot, filler: 0, part: LoadPart { chunk: part, arrived } });
         }
         Ok(true)
     }
 
     /// The next chunk; none when there will be none, or the load was given up.
-    fn next(&self, full: &mut Option<Full<LoadPart>>, shared: &LoadShared) -> Result<Option<ReadJob>> {
+    fn next(&self, full: &mut Option<Full<LoadPart>>, shared: &LoadShared) -> Result<Option<Chunk>> {
         let (found, waiting) = match &self.source {
             JobSource::All => return self.next_of_all(full, shared),
             JobSource::UncachedQueue(found, waiting) => (found, waiting),
         };
-        let taken = |job: ReadJob| {
-            waiting.fetch_sub(pieces(&job), Ordering::Relaxed);
-            Ok(Some(job))
+        let taken = |chunk: Chunk| {
+            waiting.fetch_sub(pieces(&chunk), Ordering::Relaxed);
+            Ok(Some(chunk))
         };
         if let Ok(found) = found.try_lock()
-            && let Ok(job) = found.try_recv()
+            && let Ok(chunk) = found.try_recv()
         {
-            return taken(job);
+            return taken(chunk);
         }
         // It is unknown when or whether more chunks come.
         self.hand_in(full)?;
@@ -153,7 +152,7 @@ impl ReaderThread {
         let found = found.lock().unwrap_or_else(PoisonError::into_inner);
         while !shared.is_stopped() {
             match found.recv_timeout(COPY_POLL_INTERVAL) {
-                Ok(job) => return taken(job),
+                Ok(chunk) => return taken(chunk),
                 Err(RecvTimeoutError::Timeout) => self.all.iter().try_for_each(|slots| slots.try_attend())?,
                 Err(RecvTimeoutError::Disconnected) => break,
             }
@@ -162,15 +161,15 @@ impl ReaderThread {
     }
 
     /// The next chunk that there is memory for. What was read last is handed in before that is waited for.
-    fn next_of_all(&self, full: &mut Option<Full<LoadPart>>, shared: &LoadShared) -> Result<Option<ReadJob>> {
-        let Some(job) = shared.next() else { return Ok(None) };
-        if !shared.admits(&job.chunk)? {
+    fn next_of_all(&self, full: &mut Option<Full<LoadPart>>, shared: &LoadShared) -> Result<Option<Chunk>> {
+        let Some(chunk) = shared.next() else { return Ok(None) };
+        if !shared.admits(&chunk)? {
             self.hand_in(full)?;
-            if !shared.wait_for_memory(&job.chunk, || self.slots.try_attend())? {
+            if !shared.wait_for_memory(&chunk, || self.slots.try_attend())? {
                 return Ok(None);
             }
         }
-        Ok(Some(job))
+        Ok(Some(chunk))
     }
 
     /// A slot for the next read; none when the load was given up. If all are taken, what was read last is handed in before one
@@ -339,21 +338,19 @@ impl Disk<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::worker_pool::RoundRobin;
+    use super::super::fair_chunks::FairChunks;
     use super::*;
+    use crate::plan::{Arenas, Plan};
 
     #[test]
     fn what_waits_for_the_disk_is_not_more_than_it_may_be() {
         let (found, source) = UncachedQueue::new();
         let read = Read { offset: 0, bytes: 4096, valid: 4096, slot: 0 };
         let reads = vec![read; MOST_PIECES / 4];
-        let job = || {
-            let chunk = Chunk { index: 0, file: 0, reads: reads.clone(), copies: Vec::new(), direct: None };
-            ReadJob { chunk, gpus: 0..1 }
-        };
+        let chunk = || Chunk { index: 0, file: 0, reads: reads.clone(), copies: Vec::new(), direct: None };
         let mut sent = 0;
         while !found.is_full() {
-            assert!(found.send(job()));
+            assert!(found.send(chunk()));
             sent += 1;
         }
         assert_eq!(sent, 4);
@@ -361,12 +358,15 @@ mod tests {
         let all = Arc::new([slots.clone()]);
         let reader =
             ReaderThread { ring: HostMem::touched(4096).unwrap(), slot_bytes: 4096, slots, all, source };
-        let shared = LoadShared::new(Vec::new(), RoundRobin::new(Vec::new()));
+        let shared = {
+            let none = Plan::chunks_of_all(&[], 4096).unwrap();
+            LoadShared::new(Vec::new(), FairChunks::new(none, Arenas::alone()))
+        };
         for _ in 0..sent {
             assert!(reader.next(&mut None, &shared).unwrap().is_some());
             assert!(!found.is_full());
         }
         drop(reader);
-        assert!(!found.send(job()), "nobody is there any more");
+        assert!(!found.send(chunk()), "nobody is there any more");
     }
 }

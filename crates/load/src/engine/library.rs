@@ -65,18 +65,17 @@ impl Library {
 
 /// Reads chunk after chunk.
 pub(super) fn run(shared: &LoadShared, library: &Library, arrived: &Sender<Chunk>) -> Result<()> {
-    while let Some(job) = shared.next() {
-        let (Some(source), Some(file)) =
-            (shared.sources.get(job.chunk.file), library.files.get(job.chunk.file))
+    while let Some(chunk) = shared.next() {
+        let (Some(source), Some(file)) = (shared.sources.get(chunk.file), library.files.get(chunk.file))
         else {
             return Err(Error::Incomplete);
         };
-        for (offset, to, bytes) in job.chunk.stretches() {
+        for (offset, to, bytes) in chunk.stretches() {
             read(&**file, &library.arena, source, offset, to, bytes)?;
             shared.cufile_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
         // The receiver may be gone if the load was cancelled.
-        let _ = arrived.send(job.chunk);
+        let _ = arrived.send(chunk);
     }
     Ok(())
 }

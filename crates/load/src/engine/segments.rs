@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use onehop_gpu::{Copier, Gpu, Region, Rows};
 
-use super::worker_pool::{Marks, ReadJob};
+use super::worker_pool::Marks;
 use crate::error::{Error, Result};
 use crate::plan::{Chunk, Plan};
 
@@ -114,16 +114,16 @@ impl SegmentCopiers {
     pub(super) fn copy<'a>(
         &mut self,
         slot_bytes: usize,
-        full: impl Iterator<Item = (usize, &'a ReadJob)>,
+        full: impl Iterator<Item = (usize, &'a Chunk)>,
     ) -> Result<Marks> {
         let mut rows: Vec<Vec<Rows>> = Vec::new();
-        for (slot, job) in full {
-            let Some(first) = job.chunk.copies.first() else { continue };
+        for (slot, chunk) in full {
+            let Some(first) = chunk.copies.first() else { continue };
             let (placement, at) = self.segments.place(first.to)?;
             let index = self.index(&placement)?;
             rows.resize_with(rows.len().max(index + 1), Vec::new);
             let Some(rows) = rows.get_mut(index) else { continue };
-            rows.extend(job.chunk.copies.iter().map(|copy| Rows {
+            rows.extend(chunk.copies.iter().map(|copy| Rows {
                 from: slot * slot_bytes + copy.slot as usize,
                 // All copies of a chunk go to one segment.
                 to: at + (copy.to - first.to) as usize,

@@ -348,10 +348,10 @@ mod tests {
 
     use onehop_gpu::{Copier, Emulated, Gpu, Mark, Place, Rows};
 
-    use super::super::worker_pool::{Copiers, LoadPart, ReadJob};
+    use super::super::worker_pool::{Copiers, LoadPart};
     use super::*;
     use crate::error::Error;
-    use crate::plan::{Chunk, Copy};
+    use crate::plan::{Arenas, Chunk, Copy};
 
     /// Refuses the first call.
     struct Refuses {
@@ -379,9 +379,9 @@ mod tests {
         }
     }
 
-    fn part(to: u64) -> ReadJob {
+    fn chunk(to: u64) -> Chunk {
         let copies = vec![Copy { slot: 0, to, row: 4096, rows: 1, step: 4096 }];
-        ReadJob { chunk: Chunk { index: 0, file: 0, reads: Vec::new(), copies, direct: None }, gpus: 0..1 }
+        Chunk { index: 0, file: 0, reads: Vec::new(), copies, direct: None }
     }
 
     #[test]
@@ -394,12 +394,13 @@ mod tests {
         slots.open(LoadLane {
             slot: 4096,
             copiers: Copiers::Arenas(vec![Box::new(copier)]),
+            arenas: Arenas::alone(),
             arrived: vec![arrived],
         });
-        let first = Full { slot: 0, filler: 0, part: LoadPart { job: part(0), arrived: None } };
+        let first = Full { slot: 0, filler: 0, part: LoadPart { chunk: chunk(0), arrived: None } };
         assert!(matches!(slots.hand_in(first), Err(Error::Gpu(_))));
-        let whole = part(0).chunk;
-        let last = LoadPart { job: part(4096), arrived: Some(whole.clone()) };
+        let whole = chunk(0);
+        let last = LoadPart { chunk: chunk(4096), arrived: Some(whole.clone()) };
         let last = Full { slot: 1, filler: 0, part: last };
         slots.hand_in(last).unwrap();
         slots.try_attend().unwrap();

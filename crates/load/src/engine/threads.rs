@@ -11,7 +11,7 @@ use super::choice::{LoadSource, Origin, cached};
 use super::direct::UncachedQueue;
 use super::narrow::pack;
 use super::slot_pool::{Full, SlotPool};
-use super::worker_pool::{LoadPart, LoadShared, ReadJob};
+use super::worker_pool::{LoadPart, LoadShared};
 use crate::error::{Error, Result};
 use crate::plan::Chunk;
 
@@ -31,31 +31,31 @@ pub(super) struct Filler {
 impl Filler {
     pub(super) fn run(&self, shared: &LoadShared) -> Result<()> {
         while let Some(slot) = self.slots.slot(self.index, || shared.is_stopped())?
-            && let Some(job) = self.fill(shared, slot)?
+            && let Some(chunk) = self.fill(shared, slot)?
         {
-            let arrived = Some(job.chunk.clone());
-            self.slots.hand_in(Full { slot, filler: self.index, part: LoadPart { job, arrived } })?;
+            let arrived = Some(chunk.clone());
+            self.slots.hand_in(Full { slot, filler: self.index, part: LoadPart { chunk, arrived } })?;
         }
         self.slots.finish(|| shared.is_stopped())
     }
 
     /// Fills a slot with the next chunk that is not for the disk; `None` if there are no more, or the load was
     /// cancelled.
-    fn fill(&self, shared: &LoadShared, slot: usize) -> Result<Option<ReadJob>> {
-        while let Some(mut job) = shared.next() {
-            if !shared.wait_for_memory(&job.chunk, || self.slots.try_attend())? {
+    fn fill(&self, shared: &LoadShared, slot: usize) -> Result<Option<Chunk>> {
+        while let Some(mut chunk) = shared.next() {
+            if !shared.wait_for_memory(&chunk, || self.slots.try_attend())? {
                 return Ok(None);
             }
-            if self.read(shared, slot, &job.chunk)? {
-                pack(&self.ring, slot * self.slot_bytes, &mut job.chunk)?;
-                return Ok(Some(job));
+            if self.read(shared, slot, &chunk)? {
+                pack(&self.ring, slot * self.slot_bytes, &mut chunk)?;
+                return Ok(Some(chunk));
             }
             let Some(disk) = &self.disk else { return Err(Error::Incomplete) };
             while disk.is_full() && !shared.is_stopped() {
                 std::thread::sleep(SLOT_POLL_INTERVAL);
                 self.slots.try_attend()?;
             }
-            if !disk.send(job) {
+            if !disk.send(chunk) {
                 // The readers have ended and reported why.
                 return Ok(None);
             }

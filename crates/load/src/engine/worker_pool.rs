@@ -1,6 +1,5 @@
 //! The threads of a load, and their shared state.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -10,52 +9,17 @@ use std::time::{Duration, Instant};
 use onehop_gpu::{Copier, Mark, Rows};
 
 use super::choice::LoadSource;
+use super::fair_chunks::FairChunks;
 use super::segments::{SegmentCopiers, Segments};
 use super::slot_pool::{Full, SlotCopier};
 use crate::error::{Error, Result};
-use crate::plan::{Chunk, Chunks};
+use crate::plan::{Arenas, Chunk};
 
 /// Time limit for threads to end after a load.
 const END: Duration = Duration::from_secs(10);
 
 /// How long a thread without memory for its chunk sleeps before it asks again.
 const MEMORY_POLL_INTERVAL: Duration = Duration::from_micros(100);
-
-/// A chunk, and the GPUs that receive it.
-#[derive(Debug)]
-pub(super) struct ReadJob {
-    pub(super) chunk: Chunk,
-    pub(super) gpus: Range<usize>,
-}
-
-/// The chunks of all plans, created on demand, alternating between plans so that all GPUs progress evenly.
-pub(super) struct RoundRobin {
-    /// Each plan's chunks, with the GPUs that receive them.
-    lists: Vec<(Chunks, Range<usize>)>,
-    next: usize,
-}
-
-impl RoundRobin {
-    pub(super) fn new(lists: Vec<(Chunks, Range<usize>)>) -> Self {
-        Self { lists, next: 0 }
-    }
-}
-
-impl Iterator for RoundRobin {
-    type Item = ReadJob;
-
-    fn next(&mut self) -> Option<ReadJob> {
-        for _ in 0..self.lists.len() {
-            let turn = self.next % self.lists.len();
-            self.next = turn + 1;
-            let (chunks, gpus) = self.lists.get_mut(turn)?;
-            if let Some(chunk) = chunks.next() {
-                return Some(ReadJob { chunk, gpus: gpus.clone() });
-            }
-        }
-        None
-    }
-}
 
 /// State shared by all threads of a load.
 pub(super) struct LoadShared {
@@ -66,7 +30,7 @@ pub(super) struct LoadShared {
     admitted: AtomicU64,
     without_memory: AtomicUsize,
     /// Chunks that no thread has taken yet.
-    left: Mutex<RoundRobin>,
+    left: Mutex<FairChunks>,
     stop: AtomicBool,
     /// The error that ended the load, until it is reported.
     failed: Mutex<Option<Error>>,
@@ -86,7 +50,7 @@ pub(super) struct LoadShared {
 }
 
 impl LoadShared {
-    pub(super) fn new(sources: Vec<LoadSource>, left: RoundRobin) -> Self {
+    pub(super) fn new(sources: Vec<LoadSource>, left: FairChunks) -> Self {
         let zero = || AtomicU64::new(0);
         Self {
             sources,
@@ -110,7 +74,7 @@ impl LoadShared {
     }
 
     /// The next chunk for a thread; `None` if the load is over or cancelled.
-    pub(super) fn next(&self) -> Option<ReadJob> {
+    pub(super) fn next(&self) -> Option<Chunk> {
         if self.is_stopped() {
             return None;
         }
@@ -181,7 +145,7 @@ impl LoadShared {
 
 /// What was read into a slot.
 pub(super) struct LoadPart {
-    pub(super) job: ReadJob,
+    pub(super) chunk: Chunk,
     /// The chunk that has arrived once this is copied: others of its parts went before.
     pub(super) arrived: Option<Chunk>,
 }
@@ -191,6 +155,8 @@ pub(super) struct LoadLane {
     /// Slot size of that part.
     pub(super) slot: usize,
     pub(super) copiers: Copiers,
+    /// Which copies are each GPU's, and where it is told of them.
+    pub(super) arenas: Arenas,
     pub(super) arrived: Vec<Sender<Chunk>>,
 }
 
@@ -217,28 +183,27 @@ impl SlotCopier for LoadLane {
         let copiers = match &mut self.copiers {
             Copiers::Arenas(copiers) => copiers,
             Copiers::Segments(segments) => {
-                return segments.copy(self.slot, full.iter().map(|full| (full.slot, &full.part.job)));
+                return segments.copy(self.slot, full.iter().map(|full| (full.slot, &full.part.chunk)));
             }
         };
-        if full.iter().any(|full| full.part.job.gpus.end > copiers.len()) {
-            return Err(Error::Incomplete);
-        }
-        let mut marks = Vec::with_capacity(copiers.len());
-        for (gpu, copier) in copiers.iter_mut().enumerate() {
-            let wanted = full.iter().filter(|full| full.part.job.gpus.contains(&gpu));
-            let rows = wanted.flat_map(|full| {
-                let start = full.slot * self.slot;
-                full.part.job.chunk.copies.iter().map(move |copy| Rows {
+        let mut rows: Vec<Vec<Rows>> = copiers.iter().map(|_| Vec::new()).collect();
+        for full in full {
+            let start = full.slot * self.slot;
+            for copy in &full.part.chunk.copies {
+                let (gpu, to) = self.arenas.place(copy);
+                rows.get_mut(gpu).ok_or(Error::Incomplete)?.push(Rows {
                     from: start + copy.slot as usize,
-                    to: copy.to as usize,
+                    to: to as usize,
                     row: copy.row as usize,
                     rows: copy.rows as usize,
                     step: copy.step as usize,
-                })
-            });
-            let rows: Vec<Rows> = rows.collect();
+                });
+            }
+        }
+        let mut marks = Vec::with_capacity(copiers.len());
+        for (gpu, (copier, rows)) in copiers.iter_mut().zip(&rows).enumerate() {
             if !rows.is_empty() {
-                copier.copy_all(&rows)?;
+                copier.copy_all(rows)?;
                 marks.push((gpu, copier.mark()?));
             }
         }
@@ -261,10 +226,12 @@ impl SlotCopier for LoadLane {
     }
 
     /// Whoever waited may have gone: then the load was given up, and they have set the flag.
-    fn tell(&self, LoadPart { job, arrived }: LoadPart) {
-        let Some(chunk) = arrived else { return };
-        for arrived in self.arrived.get(job.gpus).into_iter().flatten() {
-            let _ = arrived.send(chunk.clone());
+    fn tell(&self, part: LoadPart) {
+        let Some(chunk) = part.arrived else { return };
+        for (gpu, arrived) in self.arrived.iter().enumerate() {
+            if let Some(share) = self.arenas.share(gpu, &chunk) {
+                let _ = arrived.send(share);
+            }
         }
     }
 }

@@ -42,16 +42,18 @@ impl Copy {
         if next.to != self.to + self.bytes() {
             return false;
         }
-        if self.rows == 1 && next.slot == self.slot + self.row {
+        if self.rows == 1 && next.rows == 1 && next.slot == self.slot + self.row {
             self.row += next.row;
             self.step = self.row;
             return true;
         }
         let step = if self.rows == 1 { next.slot - self.slot } else { self.step };
-        let fits = next.row == self.row && next.slot == self.slot + self.rows * step;
+        let fits = next.row == self.row
+            && next.slot == self.slot + self.rows * step
+            && (next.rows == 1 || next.step == step);
         if fits {
             self.step = step;
-            self.rows += 1;
+            self.rows += next.rows;
         }
         fits
     }
@@ -121,6 +123,7 @@ impl Chunk {
         });
         let mut copies: Vec<Copy> = Vec::new();
         for copy in &self.copies {
+            let before = copies.len();
             let reaches = |end: u64| end.saturating_sub(copy.slot).div_ceil(copy.step.max(1)).min(copy.rows);
             for row in reaches(within.start).saturating_sub(1)..reaches(within.end) {
                 let Some((skipped, slot, bytes)) = both(copy.slot + row * copy.step, copy.row) else {
@@ -128,7 +131,8 @@ impl Chunk {
                 };
                 let to = copy.to + row * copy.row + skipped;
                 let next = Copy { slot, to, row: bytes, rows: 1, step: bytes };
-                if !copies.last_mut().is_some_and(|last| last.takes(&next)) {
+                // Copies of different arenas stay apart.
+                if !copies.iter_mut().skip(before).next_back().is_some_and(|last| last.takes(&next)) {
                     copies.push(next);
                 }
             }
@@ -137,17 +141,29 @@ impl Chunk {
     }
 }
 
-/// The chunks of a plan, created on demand.
+/// The chunks of a plan, or of several, created on demand.
+///
+/// Several plans have the same files, and their arenas follow each other in one range of addresses ([`Arenas`]). What more
+/// than one of them needs is read once, with a copy for each.
 #[derive(Clone, Debug)]
 pub struct Chunks {
-    /// Copied from the plan.
     block: u64,
     lengths: Vec<u64>,
+    size: u64,
+    next: u64,
+    /// One for each plan.
+    cursors: Vec<Cursor>,
+}
+
+/// What is left of a plan.
+#[derive(Clone, Debug)]
+struct Cursor {
+    /// Copied from the plan.
     ranges: Vec<Range>,
     pieces: Vec<Piece>,
     segments: Vec<std::ops::Range<u64>>,
-    size: u64,
-    next: u64,
+    /// Start of its arena.
+    start: u64,
     /// Position: range, piece, row, and byte in the row.
     range: usize,
     piece: usize,
@@ -155,50 +171,40 @@ pub struct Chunks {
     byte: u64,
 }
 
-/// The remaining bytes of a row.
-struct RowRemainder {
+/// The remaining rows of a piece, or the rest of a row.
+struct Rows {
     from: u64,
     to: u64,
-    bytes: u64,
+    row: u64,
+    rows: u64,
+    step: u64,
 }
 
-impl Chunks {
-    pub(super) fn new(plan: &Plan, bytes: u64) -> Result<Self, Error> {
-        let block = plan.options.block;
-        if bytes < block {
-            return Err(Error::Chunk { bytes, block });
-        }
-        // Small enough that no sum overflows.
-        let size = bytes.min(1 << 62) / block * block;
-        Ok(Self {
-            block,
-            lengths: plan.files.iter().map(|file| file.bytes).collect(),
-            ranges: plan.ranges.clone(),
-            pieces: plan.pieces.clone(),
-            segments: plan.segments.clone(),
-            size,
-            next: 0,
-            range: 0,
-            piece: 0,
-            row: 0,
-            byte: 0,
-        })
+impl Cursor {
+    fn new(plan: &Plan, start: u64) -> Self {
+        let (ranges, pieces, segments) = (plan.ranges.clone(), plan.pieces.clone(), plan.segments.clone());
+        Self { ranges, pieces, segments, start, range: 0, piece: 0, row: 0, byte: 0 }
     }
 
-    fn span(&self) -> Option<RowRemainder> {
+    /// The file of what comes next.
+    fn file(&self) -> Option<usize> {
+        self.ranges.get(self.range).map(|range| range.file)
+    }
+
+    fn rows(&self) -> Option<Rows> {
         let piece = self.pieces.get(self.piece)?;
         let from = piece.from + self.row * piece.step + self.byte;
-        let to = piece.to + self.row * piece.row + self.byte;
-        Some(RowRemainder { from, to, bytes: piece.row - self.byte })
+        let to = self.start + piece.to + self.row * piece.row + self.byte;
+        let rows = if self.byte == 0 { piece.rows - self.row } else { 1 };
+        Some(Rows { from, to, row: piece.row - self.byte, rows, step: piece.step })
     }
 
-    /// Advances by `bytes` of the span.
+    /// Advances by `bytes` of the rows.
     fn pass(&mut self, bytes: u64) {
         let Some(piece) = self.pieces.get(self.piece) else { return };
         self.byte += bytes;
-        if self.byte == piece.row {
-            (self.byte, self.row) = (0, self.row + 1);
-        }
+        self.row += self.byte / piece.row;
+        self.byte %= piece.row;
         if self.row == piece.rows {
             (self.row, self.piece) = (0, self.piece + 1);
             let done = self.ranges.get(self.range).is_none_or(|r| self.piece >= r.pieces.end);
@@ -207,41 +213,82 @@ impl Chunks {
     }
 }
 
+impl Chunks {
+    pub(super) fn new(plans: &[&Plan], bytes: u64) -> Result<Self, Error> {
+        let block = plans.iter().map(|plan| plan.options.block).max().unwrap_or(1);
+        if bytes < block {
+            return Err(Error::Chunk { bytes, block });
+        }
+        // Small enough that no sum overflows.
+        let size = bytes.min(1 << 62) / block * block;
+        let lengths = plans.first().map(|plan| plan.files.iter().map(|file| file.bytes).collect());
+        let starts = Arenas::new(plans).starts;
+        let cursors = plans.iter().zip(starts).map(|(plan, start)| Cursor::new(plan, start)).collect();
+        Ok(Self { block, lengths: lengths.unwrap_or_default(), size, next: 0, cursors })
+    }
+
+    /// Takes all that fits from one plan, whose ranges may have places of their own.
+    fn fill_from_one(cursor: &mut Cursor, fill: &mut Fill) -> Option<u64> {
+        let &Range { file, start, landing, .. } = cursor.ranges.get(cursor.range)?;
+        let ring = matches!(landing, Landing::Shifted { .. });
+        let began = cursor.range;
+        let mut segment = None;
+        while let Some(rows) = cursor.rows() {
+            let Some(range) = cursor.ranges.get(cursor.range) else { break };
+            // Only data that goes through a ring anyway may share a slot.
+            let shares = ring && range.file == file && matches!(range.landing, Landing::Shifted { .. });
+            if cursor.range != began && !shares {
+                break;
+            }
+            // What goes to one segment does not wait for the memory of another.
+            let to = segment_of(&cursor.segments, rows.to);
+            if *segment.get_or_insert(to) != to {
+                break;
+            }
+            let taken = fill.take(0, &rows);
+            if taken == 0 {
+                break;
+            }
+            cursor.pass(taken);
+        }
+        match (landing, fill.reads.first()) {
+            (Landing::Direct { at }, Some(read)) => Some(at + (read.offset - start)),
+            _ => None,
+        }
+    }
+
+    /// Takes all that fits of this file, in its order: nothing that is read lies before the last read.
+    fn fill_from_all(cursors: &mut [Cursor], file: usize, fill: &mut Fill) {
+        loop {
+            let next = cursors.iter_mut().enumerate().filter(|(_, cursor)| cursor.file() == Some(file));
+            let next = next.filter_map(|(index, cursor)| Some((cursor.rows()?, index, cursor)));
+            let Some((rows, index, cursor)) = next.min_by_key(|(rows, ..)| rows.from) else { return };
+            let taken = fill.take(index, &rows);
+            if taken == 0 {
+                return;
+            }
+            cursor.pass(taken);
+        }
+    }
+}
+
 impl Iterator for Chunks {
     type Item = Chunk;
 
     fn next(&mut self) -> Option<Chunk> {
-        let &Range { file, start, landing, .. } = self.ranges.get(self.range)?;
+        let file = self.cursors.iter().filter_map(Cursor::file).min()?;
         let length = self.lengths.get(file).copied().unwrap_or(0);
-        let mut fill = Fill::new(self.block, length, self.size);
-        let ring = matches!(landing, Landing::Shifted { .. });
-        let began = self.range;
-        let mut segment = None;
-        while let Some(span) = self.span() {
-            let Some(range) = self.ranges.get(self.range) else { break };
-            // Only data that goes through a ring anyway may share a slot.
-            let shares = ring && range.file == file && matches!(range.landing, Landing::Shifted { .. });
-            if self.range != began && !shares {
-                break;
+        let mut fill = Fill::new(self.block, length, self.size, self.cursors.len());
+        let direct = match &mut self.cursors[..] {
+            [cursor] => Self::fill_from_one(cursor, &mut fill),
+            cursors => {
+                Self::fill_from_all(cursors, file, &mut fill);
+                None
             }
-            // What goes to one segment does not wait for the memory of another.
-            let to = segment_of(&self.segments, span.to);
-            if *segment.get_or_insert(to) != to {
-                break;
-            }
-            let taken = fill.take(&span);
-            if taken == 0 {
-                break;
-            }
-            self.pass(taken);
-        }
-        let direct = match (landing, fill.reads.first()) {
-            (Landing::Direct { at }, Some(read)) => Some(at + (read.offset - start)),
-            _ => None,
         };
         let index = self.next;
         self.next += 1;
-        Some(Chunk { index, file, reads: fill.reads, copies: fill.copies, direct })
+        Some(Chunk { index, file, reads: fill.reads, copies: fill.copies.concat(), direct })
     }
 }
 
@@ -251,17 +298,18 @@ struct Fill {
     length: u64,
     left: u64,
     reads: Vec<Read>,
-    copies: Vec<Copy>,
+    /// Each plan's copies.
+    copies: Vec<Vec<Copy>>,
 }
 
 impl Fill {
-    fn new(block: u64, length: u64, size: u64) -> Self {
-        Self { block, length, left: size, reads: Vec::new(), copies: Vec::new() }
+    fn new(block: u64, length: u64, size: u64, plans: usize) -> Self {
+        Self { block, length, left: size, reads: Vec::new(), copies: vec![Vec::new(); plans] }
     }
 
-    /// Adds as much of a span as there is room for, and returns how much.
-    fn take(&mut self, span: &RowRemainder) -> u64 {
-        let start = span.from / self.block * self.block;
+    /// Adds as many rows of a plan as there is room for, or a part of the first, and returns how many bytes.
+    fn take(&mut self, plan: usize, rows: &Rows) -> u64 {
+        let start = rows.from / self.block * self.block;
         let (mut read, goes_on) = match self.reads.last() {
             Some(last) if start <= last.offset + last.bytes => (*last, true),
             last => {
@@ -270,11 +318,11 @@ impl Fill {
             }
         };
         let reached = read.offset + read.bytes;
-        let wanted = (span.from + span.bytes).next_multiple_of(self.block).saturating_sub(reached);
-        let more = wanted.min(self.left);
-        let end = (reached + more).min(span.from + span.bytes);
-        let taken = end.saturating_sub(span.from);
-        if taken == 0 {
+        let whole = rows.within(reached + self.left, self.block);
+        let end = rows.from + whole.saturating_sub(1) * rows.step + rows.row;
+        let more = end.next_multiple_of(self.block).saturating_sub(reached).min(self.left);
+        let part = (reached + more).min(end).saturating_sub(rows.from);
+        if part == 0 {
             return 0;
         }
         self.left -= more;
@@ -284,11 +332,93 @@ impl Fill {
             self.reads.pop();
         }
         self.reads.push(read);
-        let slot = read.slot + (span.from - read.offset);
-        let copy = Copy { slot, to: span.to, row: taken, rows: 1, step: taken };
-        if !self.copies.last_mut().is_some_and(|last| last.takes(&copy)) {
-            self.copies.push(copy);
+        let (slot, to) = (read.slot + (rows.from - read.offset), rows.to);
+        let copy = match whole {
+            2.. => Copy { slot, to, row: rows.row, rows: whole, step: rows.step },
+            _ => Copy { slot, to, row: part, rows: 1, step: part },
+        };
+        if let Some(copies) = self.copies.get_mut(plan)
+            && !copies.last_mut().is_some_and(|last| last.takes(&copy))
+        {
+            copies.push(copy);
         }
-        taken
+        copy.bytes()
+    }
+}
+
+impl Rows {
+    /// How many rows end by there, if their blocks follow each other; else one at most.
+    fn within(&self, end: u64, block: u64) -> u64 {
+        let Some(room) = end.checked_sub(self.from + self.row) else { return 0 };
+        let follow = self.step.saturating_sub(self.row) < block;
+        if follow && self.rows > 1 { self.rows.min(1 + room / self.step) } else { 1 }
+    }
+}
+
+/// The arenas of several plans as one range of addresses, in which they follow each other.
+#[derive(Clone, Debug)]
+pub struct Arenas {
+    starts: Vec<u64>,
+}
+
+impl Arenas {
+    /// Those of these plans.
+    #[must_use]
+    pub fn new(plans: &[&Plan]) -> Self {
+        let starts = plans.iter().scan(0_u64, |end, plan| {
+            let start = *end;
+            *end = start.saturating_add(plan.gpu_bytes);
+            Some(start)
+        });
+        Self { starts: starts.collect() }
+    }
+
+    /// A single one.
+    #[must_use]
+    pub fn alone() -> Self {
+        Self { starts: vec![0] }
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.starts.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.starts.is_empty()
+    }
+
+    /// The arena of a copy, and where in it the copy goes.
+    #[must_use]
+    pub fn place(&self, copy: &Copy) -> (usize, u64) {
+        let index = self.starts.partition_point(|start| *start <= copy.to).saturating_sub(1);
+        (index, copy.to - self.starts.get(index).copied().unwrap_or(0))
+    }
+
+    /// The chunk as the plan of one arena has it; `None` if it has nothing for that.
+    #[must_use]
+    pub fn share(&self, arena: usize, chunk: &Chunk) -> Option<Chunk> {
+        let copies = chunk.copies.iter().filter_map(|copy| {
+            let (index, to) = self.place(copy);
+            (index == arena).then_some(Copy { to, ..*copy })
+        });
+        let copies: Vec<Copy> = copies.collect();
+        (!copies.is_empty()).then(|| Chunk { copies, reads: chunk.reads.clone(), ..*chunk })
+    }
+}
+
+/// Bytes that a load of all these plans reads: what several of them need, once.
+#[must_use]
+pub fn read_bytes(plans: &[&Plan]) -> u64 {
+    match plans {
+        [] => 0,
+        [first, others @ ..] if others.iter().all(|plan| plan == first) => first.read_bytes,
+        _ => {
+            let chunks = Chunks::new(plans, u64::MAX).into_iter().flatten();
+            chunks.map(|chunk| chunk.bytes()).sum()
+        }
     }
 }

@@ -22,7 +22,7 @@ use std::ops::Range as Indices;
 use onehop_gpu::Gpu;
 use serde::{Serialize, Serializer};
 
-pub use chunks::{Chunk, Chunks, Copy, Read};
+pub use chunks::{Arenas, Chunk, Chunks, Copy, Read, read_bytes};
 pub use error::Error;
 
 use crate::dtype::Dtype;
@@ -323,7 +323,16 @@ impl Plan {
     /// # Errors
     /// When a chunk would be smaller than a block.
     pub fn chunks(&self, bytes: u64) -> Result<Chunks, Error> {
-        Chunks::new(self, bytes)
+        Chunks::new(&[self], bytes)
+    }
+
+    /// The same for several plans of the same files: what more than one of them needs is read once. The copies go to their
+    /// arenas as [`Arenas`] counts.
+    ///
+    /// # Errors
+    /// As for [`Plan::chunks`].
+    pub fn chunks_of_all(plans: &[&Self], bytes: u64) -> Result<Chunks, Error> {
+        Chunks::new(plans, bytes)
     }
 
     /// Bytes that can land directly.

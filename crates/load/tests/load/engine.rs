@@ -44,18 +44,28 @@ fn random(seed: u64, bytes: usize) -> Vec<u8> {
 
 /// Makes a model with tensors of these sizes; returns their contents.
 pub fn model(path: &Path, sizes: &[usize]) -> Vec<(String, Vec<u8>)> {
-    let tensors: Vec<_> = sizes
-        .iter()
-        .enumerate()
-        .map(|(i, size)| (format!("t{i}"), random(i as u64 * 77 + 5, *size)))
-        .collect();
+    let names: Vec<_> = (0..sizes.len()).map(|i| format!("t{i}")).collect();
+    let shapes: Vec<_> = names.iter().zip(sizes).map(|(name, size)| (&**name, vec![*size])).collect();
+    write(path, &shapes)
+}
+
+/// The same with names, rows and columns.
+pub fn matrices(path: &Path, shapes: &[(&str, usize, usize)]) -> Vec<(String, Vec<u8>)> {
+    write(
+        path,
+        &shapes.iter().map(|(name, rows, columns)| (*name, vec![*rows, *columns])).collect::<Vec<_>>(),
+    )
+}
+
+fn write(path: &Path, shapes: &[(&str, Vec<usize>)]) -> Vec<(String, Vec<u8>)> {
     let mut header = String::from("{");
-    let mut at = 0;
-    for (name, data) in &tensors {
+    let (mut at, mut tensors) = (0, Vec::new());
+    for (i, (name, shape)) in shapes.iter().enumerate() {
+        let data = random(i as u64 * 77 + 5, shape.iter().product());
         let end = at + data.len();
-        header +=
-            &format!(r#""{name}":{{"dtype":"U8","shape":[{}],"data_offsets":[{at},{end}]}},"#, data.len());
+        header += &format!(r#""{name}":{{"dtype":"U8","shape":{shape:?},"data_offsets":[{at},{end}]}},"#);
         at = end;
+        tensors.push(((*name).to_owned(), data));
     }
     header.pop();
     header.push('}');

@@ -15,3 +15,4 @@ mod mover;
 mod plan;
 mod safetensors;
 mod segments;
+mod several;

@@ -11,9 +11,9 @@ use onehop_load::{Dtype, Model, Plan, Selection, TensorInfo, Use};
 use proptest::prelude::*;
 
 /// A tensor to be made: type, dimensions in blocks, and unused bytes before it.
-type Sketch = (Dtype, Vec<u64>, u64);
+pub type Sketch = (Dtype, Vec<u64>, u64);
 
-fn model(files: &[(u64, Vec<Sketch>)], seed: u64) -> Model {
+pub fn model(files: &[(u64, Vec<Sketch>)], seed: u64) -> Model {
     let mut dice = Dice(seed);
     let (mut sources, mut tensors): (Vec<Box<dyn onehop_load::Source>>, _) = (Vec::new(), Vec::new());
     for (file, (header, sketches)) in files.iter().enumerate() {
@@ -33,7 +33,7 @@ fn model(files: &[(u64, Vec<Sketch>)], seed: u64) -> Model {
 }
 
 /// Types whose scalar is a whole block, and some with larger blocks.
-fn sketches() -> impl Strategy<Value = Vec<(u64, Vec<Sketch>)>> {
+pub fn sketches() -> impl Strategy<Value = Vec<(u64, Vec<Sketch>)>> {
     let dtype = prop::sample::select(vec![
         Dtype::U8,
         Dtype::Bf16,
@@ -58,7 +58,7 @@ fn sketches() -> impl Strategy<Value = Vec<(u64, Vec<Sketch>)>> {
     prop::collection::vec((header, prop::collection::vec(tensor, 0..9)), 1..4)
 }
 
-fn options() -> impl Strategy<Value = PlanOptions> {
+pub fn options() -> impl Strategy<Value = PlanOptions> {
     let pick = |list: &[u64]| prop::sample::select(list.to_vec());
     (
         (pick(&[1, 16, 64, 256, 512]), pick(&[1, 1, 16, 1024])),
@@ -103,7 +103,7 @@ fn expected(model: &Model, tensor: &Tensor, dim: usize, rank: u64, ranks: u64) -
 }
 
 /// Slices every tensor along `dim` where possible.
-fn selection(model: &Model, dim: usize, rank: u64, ranks: u64) -> (Selection, HashMap<String, Vec<u8>>) {
+pub fn selection(model: &Model, dim: usize, rank: u64, ranks: u64) -> (Selection, HashMap<String, Vec<u8>>) {
     let mut selection = Selection::default().rank(rank, ranks).unwrap();
     let mut wanted = HashMap::new();
     for tensor in &model.tensors {

@@ -129,7 +129,7 @@ pub(super) fn carry_out(
     let gpus: Vec<_> = shares.iter().map(|share| &*share.gpu.gpu).collect();
     let plans: Vec<_> = shares.iter().map(|share| &share.plan).collect();
     let engines = RingEngine::start_all(&gpus, &plans, prepared)?;
-    let bar = TransientBar::new("loading", to_read(&plans));
+    let bar = TransientBar::new("loading", plan::read_bytes(&plans));
     let watched = |mut engine: RingEngine| {
         let (show, stop) = (bar.setter(), context.stop.clone());
         engine.watch(move |read| {
@@ -163,14 +163,6 @@ pub(super) fn carry_out(
     document.total_seconds = wanted.started.elapsed().as_secs_f64();
     document.gpu_start_seconds = wanted.gpu_start.as_secs_f64();
     Ok((held, document))
-}
-
-/// Bytes that are read: once where all GPUs want the same.
-fn to_read(plans: &[&Plan]) -> u64 {
-    match plans {
-        [first, others @ ..] if others.iter().all(|plan| plan == first) => first.read_bytes,
-        _ => plans.iter().map(|plan| plan.read_bytes).sum(),
-    }
 }
 
 /// A part of a file, whatever it holds, as `onehop read FILE` wants it.

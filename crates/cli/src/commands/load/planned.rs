@@ -2,7 +2,7 @@
 //!
 //! A model may have a million tensors. Their list is in the document for machines, which is written as it is gone through.
 
-use onehop_load::{Model, Plan};
+use onehop_load::{Model, Plan, plan};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Value, json};
 
@@ -25,7 +25,7 @@ pub(super) fn show_plan(model: &Model, shares: Vec<Share>, route: &str) -> Resul
     let summary = json!({
         "files": first.files.len(), "format": model.format, "tensors": first.tensors.len(),
         "bytes": sum(|plan| plan.tensor_bytes), "gpu_bytes": sum(|plan| plan.gpu_bytes),
-        "read_bytes": sum(|plan| plan.read_bytes),
+        "read_bytes": read_bytes(&shares),
         "peak_gpu_bytes": peak, "fits": fit.as_ref().map(|all| all.iter().all(|fit| fit.fits)),
         "free_gpu_bytes": fit.map(|all| all.iter().map(|fit| fit.free_gpu_bytes).sum::<u64>()),
         "gpu": names(shares.iter().map(|share| &share.gpu)), "simulated": simulated(shares.iter()),
@@ -93,8 +93,8 @@ fn lists<M: SerializeMap>(map: &mut M, plan: &Plan) -> std::result::Result<(), M
 
 fn tell(model: &Model, shares: &[Share], first: &Plan, route: &str) -> ReportText {
     let sum = |of: fn(&Plan) -> u64| shares.iter().map(|share| of(&share.plan)).sum::<u64>();
-    let (bytes, gpu_bytes, read_bytes) =
-        (sum(|plan| plan.tensor_bytes), sum(|plan| plan.gpu_bytes), sum(|plan| plan.read_bytes));
+    let (bytes, gpu_bytes) = (sum(|plan| plan.tensor_bytes), sum(|plan| plan.gpu_bytes));
+    let read_bytes = read_bytes(shares);
     let mut text = ReportText::default();
     let parts =
         [units::count(first.tensors.len() as u64, "tensor"), units::count(first.files.len() as u64, "file")];
@@ -117,6 +117,15 @@ fn tell(model: &Model, shares: &[Share], first: &Plan, route: &str) -> ReportTex
         text.row("fits", fits(share));
     }
     text
+}
+
+/// What is read for all of them: of files once what several GPUs want, of a drive for each GPU.
+fn read_bytes(shares: &[Share]) -> u64 {
+    let plans: Vec<&Plan> = shares.iter().map(|share| &share.plan).collect();
+    if plans.iter().any(|plan| plan.options.direct) {
+        return plans.iter().map(|plan| plan.read_bytes).sum();
+    }
+    plan::read_bytes(&plans)
 }
 
 /// Whether a GPU has the room, in words.
