@@ -179,7 +179,7 @@ impl Chart {
         let _ = write!(out, "<path class=\"line\" d=\"M{}\"/>", path.join("L"));
         for (point, (x, y)) in series.points.iter().zip(&places) {
             let (low, high) = (axis.at(point.low), axis.at(point.high));
-            let tip = escape(&format!("{}: {}", series.name, point.tip));
+            let tip = escape_lines(&format!("{}: {}", series.name, point.tip));
             let _ = write!(
                 out,
                 "<g class=\"point\" tabindex=\"0\" data-tip=\"{tip}\"><title>{tip}</title><circle class=\"reach\" cx=\"{x:.1}\" \
@@ -246,12 +246,17 @@ fn short(name: &str) -> String {
     format!("{kept}…")
 }
 
+/// Lines of a tooltip, as [`escape`] has each.
+fn escape_lines(text: &str) -> String {
+    text.split('\n').map(escape).collect::<Vec<_>>().join("&#10;")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn chart(limit: f64) -> Chart {
-        let point = |x: f64, y: f64| Point { x, y, low: y * 0.8, high: y * 1.1, tip: "<&>".into() };
+        let point = |x: f64, y: f64| Point { x, y, low: y * 0.8, high: y * 1.1, tip: "<&>\n2 µs".into() };
         Chart {
             title: "a \"b\"".into(),
             x: vec![(512.0, "512".into()), (4096.0, "4K".into())],
@@ -273,6 +278,7 @@ mod tests {
         assert_eq!(html.matches("class=\"point\"").count(), 2);
         assert_eq!(html.matches("class=\"spread\"").count(), 2);
         assert!(html.contains("the link: 4.00") && html.contains("&lt;&amp;&gt;") && !html.contains("<&"));
+        assert!(html.contains("&lt;&amp;&gt;&#10;2 µs") && !html.contains('\u{fffd}'));
         let far = chart(400.0).to_html();
         assert!(far.contains("beyond the picture: 400 (the link)") && !far.contains("class=\"limit\""));
     }

@@ -24,8 +24,8 @@ const ABOVE_ALL: i32 = -2;
 pub(super) const LONGEST: Duration = Duration::from_secs(60);
 /// Bytes of callers that are copied at a time: small enough for a CPU's cache.
 const PIECE: usize = 512 << 10;
-/// How many bounce buffers a stream keeps.
-const IDLE: usize = 4;
+/// How many bounce buffers a stream keeps: as many as threads usually copy at a time. Pinning one takes longer than a copy.
+const IDLE: usize = 32;
 
 /// How often to ask about work.
 #[derive(Clone, Copy)]

@@ -145,3 +145,27 @@ fn a_process_that_was_forked_while_the_driver_started_is_refused_it_at_once() {
         drop(started.join().unwrap());
     });
 }
+
+/// Pinning memory takes longer than a copy: it is done once for each thread that copies at the same time as others.
+#[test]
+fn many_threads_that_copy_pin_memory_once() {
+    const THREADS: usize = 16;
+    const HANDLES: c_long = 3;
+    let Some(model) = Model::or_child("lifetimes::many_threads_that_copy_pin_memory_once") else { return };
+    let gpu = gpu();
+    let region = gpu.alloc(Place::Vram, 1 << 20).unwrap();
+    let before = model.get("live");
+    for _ in 0..3 {
+        model.set("answer", 600);
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let region = &region;
+                scope.spawn(move || region.write(thread * 4096, &[7; 4096]).unwrap());
+            }
+            // All of them copy.
+            model.wait_for("live", before + THREADS as c_long * HANDLES);
+            model.set("answer", 0);
+        });
+        assert_eq!(model.get("live"), before + THREADS as c_long * HANDLES);
+    }
+}
