@@ -142,7 +142,7 @@ def parse():
     parser.add_argument("--rounds", type=int, default=2, help="of all loaders in all states")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32), help="of the order")
     parser.add_argument("--timeout", type=int, default=90, help="seconds of one process")
-    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no loader begins")
+    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which nothing begins; what runs then may take --timeout")
     parser.add_argument("--commit", help="of the onehop that is measured; without it what `onehop --version` says")
     parser.add_argument("--gpu", help="for `onehop load -g`; the Python loaders use the first GPU")
     args = parser.parse_args()
@@ -181,6 +181,10 @@ def save(document, path):
 def main():
     args = parse()
     began = time.monotonic()
+
+    def over():
+        return time.monotonic() - began > args.budget
+
     places = {"tmpfs": args.tmpfs, "cached": args.disk, "cold": args.disk}
     states = [(state, places[state]) for state in args.states if places[state]]
     order = random.Random(args.seed)
@@ -189,6 +193,9 @@ def main():
     known = {}
     for turn in range(args.rounds):
         for state, model in order.sample(states, len(states)):
+            if over():
+                print(f"\n{state}, round {turn}: not run, --budget is over", flush=True)
+                continue
             if model not in known:
                 expected = f"{args.out}.expected-{len(known)}"
                 known[model] = (expected, prepared(model, args, expected))
@@ -198,7 +205,7 @@ def main():
             run = {"round": turn, "state": state, "references": found, "loaders": {}}
             document["runs"].append(run)
             for name in order.sample(names, len(names)):
-                if time.monotonic() - began > args.budget:
+                if over():
                     print(f"  {name}: not run, --budget is over", flush=True)
                     continue
                 one = run["loaders"][name] = measured(name, model, state, args, *known[model])

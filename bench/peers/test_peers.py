@@ -240,10 +240,15 @@ class WholeRun(unittest.TestCase):
         self.assertIsNone(found[0].first)
         self.assertIn("wrong bytes, first in the checksum", found[0].problems[0])
 
-    def test_no_loader_begins_after_the_budget(self):
-        document, _, said = self.run_with(["--budget", "0"])
-        self.assertEqual([one["loaders"] for one in document["runs"]], [{}, {}])
-        self.assertIn("not run, --budget is over", said)
+    def test_nothing_begins_after_the_budget(self):
+        # The clock is read at the start, before the state, and before each of the loaders of one round.
+        clock = [0.0, 1.0, 1.0] + [11.0] * 99
+        with mock.patch.object(run.time, "monotonic", lambda: clock.pop(0)):
+            document, asked, said = self.run_with(["--budget", "10", "--only", "onehop", "runai"])
+        self.assertEqual([len(one["loaders"]) for one in document["runs"]], [1])
+        self.assertEqual(asked.count("references"), 1)
+        self.assertRegex(said, "  (onehop|runai): not run, --budget is over")
+        self.assertIn("tmpfs, round 1: not run, --budget is over", said)
 
 
 class Numbers(unittest.TestCase):
