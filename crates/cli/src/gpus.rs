@@ -18,22 +18,42 @@ pub(crate) use onehop_transfer::Chosen;
 /// What udmabuf exports at most at once.
 const EXPORTED: usize = 64 << 20;
 
+/// The name of all GPUs of CUDA.
+const ALL: &str = "all";
+
 /// Which GPU.
 #[derive(Clone, clap::Args)]
 pub(crate) struct GpuArg {
     /// The GPU: a CUDA ordinal such as 0, a PCI address, or emu, the emulated one; emu:0000:00:02.0 is an emulated one
     /// whose memory is the largest BAR of that device, emu:udmabuf one whose memory the kernel exports as a dma-buf [default: 0; where
     /// CUDA does not work, drives and boards get emu, with a warning, and files of this machine need -g emu].
-    /// `onehop load` takes several: 0,1
+    /// `onehop load` takes several: 0,1 or all
     #[arg(short = 'g', long = "gpu", value_name = "GPU")]
     pub gpu: Option<String>,
 }
 
 impl GpuArg {
-    /// The GPUs that are named, of which there may be several with commas between them; none where the best is wanted.
-    pub(crate) fn names(&self) -> Vec<Option<&str>> {
-        self.gpu.as_deref().map_or_else(|| vec![None], |names| names.split(',').map(Some).collect())
+    /// Whether all GPUs of CUDA are meant.
+    pub(crate) fn is_all(&self) -> bool {
+        self.gpu.as_deref() == Some(ALL)
     }
+
+    /// The GPUs that are named, of which there may be several with commas between them; none where the best is wanted.
+    pub(crate) fn names(&self) -> Vec<Option<String>> {
+        match self.gpu.as_deref() {
+            None => vec![None],
+            Some(ALL) => match count() {
+                Ok(count) if count > 0 => (0..count).map(|ordinal| Some(ordinal.to_string())).collect(),
+                _ => vec![Some(ALL.into())],
+            },
+            Some(names) => names.split(',').map(|name| Some(name.into())).collect(),
+        }
+    }
+}
+
+/// How many GPUs CUDA has.
+fn count() -> std::result::Result<usize, Error> {
+    Ok(Cuda::load()?.devices()?.len())
 }
 
 /// What is done where no GPU is named and CUDA does not work.
@@ -59,10 +79,10 @@ pub(crate) fn require_all(arg: &GpuArg) -> Result<Vec<Chosen>> {
 
 fn choose_several(arg: &GpuArg, fallback: Fallback) -> Result<Vec<Chosen>> {
     let names = arg.names();
-    if names.len() == 1 {
-        return Ok(vec![choose_or(arg, fallback)?]);
+    if let [name] = &names[..] {
+        return Ok(vec![choose_named(name.as_deref(), fallback)?]);
     }
-    let is_known = |name: &&str| *name == "emu" || is_number(name) || is_pci_address(name);
+    let is_known = |name: &&String| *name == "emu" || is_number(name) || is_pci_address(name);
     if let Some(name) = names.iter().flatten().find(|name| !is_known(name)) {
         return Err(unknown(name));
     }
@@ -75,8 +95,8 @@ fn choose_several(arg: &GpuArg, fallback: Fallback) -> Result<Vec<Chosen>> {
             continue;
         }
         let gpu = match &cuda {
-            Ok(cuda) => cuda.open(name).map_err(|error| refused(name, &error))?,
-            Err(error) => return Err(refused(name, error)),
+            Ok(cuda) => cuda.open(&name).map_err(|error| refused(&name, &error))?,
+            Err(error) => return Err(refused(&name, error)),
         };
         if !seen.insert(gpu.device().pci.clone()) {
             return Err(CliError::Usage(format!("-g: GPU {name} comes twice")));
@@ -98,7 +118,11 @@ pub(crate) fn require(arg: &GpuArg) -> Result<Chosen> {
 
 /// The GPU that a description names, or CUDA's first, or what is done without one.
 pub(crate) fn choose_or(arg: &GpuArg, fallback: Fallback) -> Result<Chosen> {
-    match arg.gpu.as_deref() {
+    choose_named(arg.gpu.as_deref(), fallback)
+}
+
+fn choose_named(name: Option<&str>, fallback: Fallback) -> Result<Chosen> {
+    match name {
         None => match open("0") {
             Ok(gpu) => Ok(cuda(gpu, "the first that CUDA shows")),
             Err(error) if fallback == Fallback::Refused => Err(refused("0", &error)),
@@ -108,6 +132,13 @@ pub(crate) fn choose_or(arg: &GpuArg, fallback: Fallback) -> Result<Chosen> {
                 }
                 Ok(emulated(format!("the emulated GPU (CPU threads): {error}")))
             }
+        },
+        Some(ALL) => match count() {
+            Ok(0) => {
+                Err(refused(ALL, &Error::NoSuchGpu { name: ALL.into(), have: "CUDA shows none".into() }))
+            }
+            Ok(_) => Err(CliError::Usage("-g all: this command takes one GPU".into())),
+            Err(error) => Err(refused(ALL, &error)),
         },
         Some("emu") => Ok(emulated("the emulated GPU (CPU threads), as requested".into())),
         Some("emu:udmabuf") => emulated_exported(),
@@ -129,8 +160,8 @@ fn unknown(name: &str) -> CliError {
         return CliError::Usage(format!("'{name}' is no GPU: -g takes the number alone, -g {number}"));
     }
     CliError::Usage(format!(
-        "'{}' is no GPU: it is emu, emu:ADDRESS (with the memory of that PCI device), emu:udmabuf, a CUDA ordinal such as 0, or a PCI \
-         address",
+        "'{}' is no GPU: it is emu, emu:ADDRESS (with the memory of that PCI device), emu:udmabuf, a CUDA ordinal such as 0, a PCI \
+         address, or for load and bench load all",
         name.escape_debug()
     ))
 }

@@ -139,7 +139,7 @@ fn parse_cut(text: &str) -> std::result::Result<(String, usize), String> {
 
 /// Runs it.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
-    if !args.cut.is_empty() && args.rank.is_none() && args.gpu.names().len() < 2 {
+    if !args.cut.is_empty() && args.rank.is_none() && !args.gpu.is_all() && args.gpu.names().len() < 2 {
         return Err(CliError::Usage("--cut is for a rank of several: --rank 0/4, or several GPUs".into()));
     }
     match &args.drive {

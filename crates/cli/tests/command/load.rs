@@ -222,6 +222,11 @@ fn several_gpus_get_their_ranks() {
     refuse(&["load", text(&file), "-g", "emu,none"], 2, "'none' is no GPU");
     refuse(&["load", text(&file), "-g", "emu,77"], 3, "GPU 77");
     refuse(&["read", text(&file), "-g", "emu,emu"], 2, "is no GPU");
+    refuse(&["load", text(&file), "-g", "emu,all"], 2, "'all' is no GPU");
+    if onehop_gpu::cuda::Cuda::load().is_err() {
+        refuse(&["load", text(&file), "-g", "all", "--cut", "a=0"], 3, "using GPU all");
+        refuse(&["bench", "load", text(&file), "-g", "all"], 3, "using GPU all");
+    }
 }
 
 #[test]

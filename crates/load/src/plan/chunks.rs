@@ -374,8 +374,8 @@ impl Arenas {
     }
 
     /// A single one.
-    #[must_use]
-    pub fn alone() -> Self {
+    #[cfg(test)]
+    pub(crate) fn alone() -> Self {
         Self { starts: vec![0] }
     }
 
