@@ -78,8 +78,11 @@ impl Drop for Served {
 fn on(case: Case, more: &str) {
     if let Ok(socket) = std::env::var("ONEHOP_TEST_VFIO_USER") {
         let compares = std::env::var("ONEHOP_TEST_COMPARE").as_deref() != Ok("0");
-        let case = Case { unknown_is_removed: true, compares, ..case };
-        return run(client::open(Path::new(&socket), &StopSignal::default()).unwrap(), case);
+        let connect = || client::open(Path::new(&socket), &StopSignal::default()).unwrap();
+        let drive = Drive::open(connect(), Options::default()).unwrap();
+        let lba = drive.namespace(1).unwrap().format.lba_bytes() as u32;
+        drop(drive);
+        return run(connect(), Case { lba, unknown_is_removed: true, compares, ..case });
     }
     let Case { lba, ms, ext, mdts, queues, sgl, .. } = case;
     let (ext, sgl) = (u8::from(ext), u8::from(sgl));
