@@ -1,4 +1,4 @@
-//! A drive that behaves: rows come as they are, each page by one command.
+//! Reads from a drive without faults: the right rows, one command per page.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ fn rows_of_every_kind_come_as_they_are_and_each_page_by_one_command() {
         let array = bed.array(options(page, (BYTES as u64 / u64::from(page)).min(4096)));
         let rows = rows_of(bytes, stride);
         assert_eq!(array.rows(bytes, stride), rows);
-        // All in a part of the array that the cache holds whole, some of them twice.
+        // All within a part of the array that fits in the cache, some of them twice.
         let ids = ids(700, rows.count.min((1 << 20) / u64::from(stride)), u64::from(bytes));
         let (moved, got) = bed.gather(&array, rows, &ids);
         assert_eq!(moved.failed, []);
@@ -145,7 +145,7 @@ fn what_makes_no_sense_is_refused() {
     assert!(matches!(array.gather(array.rows(6, 6), &[0], &small), Err(Error::Gpu(_))));
 }
 
-/// Also where the queue has less room than a warp has lanes.
+/// Including a queue with less room than a warp has lanes.
 #[test]
 fn every_placement_and_a_queue_with_little_room() {
     for placement in [Placement::TIER1, Placement::TIER2, Placement::TIER3, Placement::POSTED] {
