@@ -17,9 +17,9 @@ use crate::{Block, THREADS, pair};
 
 /// The polynomial, lowest bit first.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
-/// Bytes that a thread takes at a time.
+/// Bytes that a thread processes at a time.
 const GRANULE: u32 = 16;
-/// Granules that a thread takes from a chunk.
+/// Granules that a thread processes of a chunk.
 const ROWS: u32 = 64;
 /// Bytes of a row of a block's threads.
 const ROW: u32 = GRANULE * THREADS;
@@ -166,7 +166,7 @@ fn column<B: Block>(block: &B, job: &Sum, piece: u64, thread: u32) -> u32 {
     left
 }
 
-/// The granule with this number; zeros where it is outside of the range.
+/// The granule with this number; zeros where it is outside the range.
 #[inline(always)]
 fn taken<B: Block>(block: &B, job: &Sum, number: u64) -> [u32; 4] {
     let mut words = block.load_four(GpuAddr(job.first).plus(number * u64::from(GRANULE)));
