@@ -1,4 +1,4 @@
-//! The beginning of a turn: what the host wants, what its doorbells say, and whether that can be true.
+//! The start of a turn: the host's request, its doorbells, and whether they are plausible.
 
 use onehop_proto::Sqe;
 
@@ -8,7 +8,7 @@ use crate::layout::control;
 use crate::report::{Exit, NO_COMMAND};
 use crate::warp::{ControllerWarp, distance, wrap};
 
-/// Turns between two looks at the control word and the clock.
+/// Turns between two checks of the control word and the clock.
 const POLL_TURNS: u64 = 64;
 
 impl<W: ControllerWarp> Server<'_, W> {
@@ -36,7 +36,7 @@ impl<W: ControllerWarp> Server<'_, W> {
         }
     }
 
-    /// Sees what the host wants, and tells it how things stand.
+    /// Reads the host's request, and updates the report.
     pub(super) fn look(&self) {
         let warp = self.warp;
         self.tell();
@@ -53,8 +53,8 @@ impl<W: ControllerWarp> Server<'_, W> {
     /// How many commands there are that can also be completed.
     fn available(&self) -> u32 {
         let (warp, pair) = (self.warp, &self.pair);
-        // The tail is read first, with acquire: whatever the host wrote before it rang is seen by what follows, and so are
-        // the entries that it gave back in the completion queue before it asked for more.
+        // The tail is read first, with acquire. So everything that the host wrote before it rang is visible below,
+        // including the completion queue entries that it released before.
         let tail = warp.load_acquire(pair.sq_door);
         self.ring_cq(warp.load_acquire(pair.cq_door));
         self.ring_sq(tail);
@@ -110,7 +110,7 @@ impl<W: ControllerWarp> Server<'_, W> {
         self.breach(rule, NO_COMMAND, u64::from(head));
     }
 
-    /// One lane brings one entry into the local words.
+    /// Fetches one entry into the local words, on one lane.
     pub(super) fn fetch(&self, lane: u32) {
         let slot = wrap(self.get(word::HEAD) + lane, self.pair.sq_entries);
         let at = self.pair.sq.plus(u64::from(slot) * Sqe::BYTES as u64);

@@ -1,4 +1,4 @@
-//! Memory that host and controller share, at addresses that are no pointers; any other address is a failed test.
+//! Memory that host and controller share, at addresses that are not pointers; any other address fails the test.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -20,7 +20,7 @@ struct Arena {
     clock: AtomicU64,
 }
 
-/// One processor's view of the memory. Clones see the same memory; time is told by hand.
+/// One CPU's view of the memory. Clones see the same memory; tests advance the clock.
 #[derive(Clone)]
 pub struct Mem(Arc<Arena>);
 
@@ -142,7 +142,7 @@ impl Scoped for Mem {
     }
 }
 
-/// Passes every memory operation on to a field.
+/// Forwards every memory operation to a field.
 macro_rules! memory_of {
     ($type:ident.$field:ident, $pause:item) => {
         impl onehop_proto::queue::Memory for $type {

@@ -8,7 +8,7 @@ use onehop_proto::{Status, nvm};
 use crate::rig::{PAGE, Rig, Setup, pointers};
 use crate::rng::Rng;
 
-/// Some pages, none twice.
+/// Some pages, without duplicates.
 fn some_pages(rng: &mut Rng, count: u64, of: u64) -> Vec<u64> {
     let mut pages: Vec<u64> = (0..of).collect();
     for i in 0..count {
@@ -114,7 +114,7 @@ fn few_lanes_and_large_blocks_do_the_same() {
 
 #[test]
 fn every_offset_of_a_list_is_followed() {
-    // Long transfers through lists that start anywhere, the last entries of a page included, so that they chain.
+    // Long transfers through lists that start anywhere, including the last entries of a page, so that they chain.
     let pair = Pair { max_bytes: 2 << 20, blocks: 4096, span_count: 513, ..Setup::default().pair };
     let setup = Setup { pair, pages: 514, list_pages: 4, ..Setup::default() };
     let mut rig = Rig::new(&setup);

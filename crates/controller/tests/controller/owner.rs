@@ -17,13 +17,13 @@ use crate::memory::{Mem, memory_of};
 use crate::rig::{DATA_BUS, Memories, PAGE, Setup};
 use crate::warp::LaneThreads;
 
-/// A warp as the driver's kernels want it, whose clock is the machine's.
+/// A warp for the driver's kernels, with the machine's clock.
 struct Driver {
     mem: Timed,
     local: Vec<Cell<u32>>,
 }
 
-/// Memory with a clock that goes by itself.
+/// Memory with a running clock.
 struct Timed(Mem, std::time::Instant);
 
 impl Timed {
@@ -105,7 +105,7 @@ impl kernel::Warp for Driver {
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Carries out work with the driver's kernel; gives its exit and the outcomes.
+/// Executes work with the driver's kernel; returns its exit and the outcomes.
 fn carry_out(shared: &Memories, works: &[WorkItem], stall: u64) -> (kernel::Exit, Vec<ItemOutcome>) {
     let driver = Driver {
         mem: Timed(shared.mem.clone(), std::time::Instant::now()),
@@ -197,7 +197,7 @@ fn what_the_kernel_writes_it_reads_back() {
     }
 }
 
-/// Has the controller start again with empty queues.
+/// Makes the controller restart with empty queues.
 fn renew(shared: &Memories) {
     let (mem, pair) = (&shared.mem, shared.pair);
     let until = |value| {
@@ -247,7 +247,7 @@ fn the_kernel_meets_faults() {
         });
     }
     for kind in [FaultKind::StalePhase, FaultKind::Late, FaultKind::SqhdLag, FaultKind::Reorder] {
-        // The rig's clock stands still, so what waits for a time of zero is due at once, and never sooner than a turn.
+        // The rig's clock stands still, so a delay of zero is due at once, but not before the next turn.
         let fault = Fault { every: 5, value: 3, ..Fault::new(kind) };
         beside(&setup(flag::REVERSE, vec![fault]), SERVE_LOCAL_WORDS, serve::<LaneThreads>, |shared| {
             let (exit, outcomes) = carry_out(shared, &transfers(300, 2), SECOND);
@@ -274,7 +274,7 @@ fn the_kernel_and_the_null_controller() {
         assert!(outcomes.iter().all(|o| *o == ItemOutcome::Done(Status::SUCCESS)));
         assert_eq!(shared.broken(), []);
     });
-    // An entry that is not what was sealed comes back as an error.
+    // An entry that differs from what was sealed comes back as an error.
     let mut spoilt = works;
     spoilt[77].lba ^= 1;
     beside(&setup(flags, Vec::new()), NULL_LOCAL_WORDS, null::<LaneThreads>, |shared| {
