@@ -1,24 +1,24 @@
-//! Threads of the emulated GPU that meet by chance, as lanes of a warp do: one of them acts for all.
+//! Lets threads of the emulated GPU meet by chance, as lanes of a warp do: one of them acts for all.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use onehop_proto::GpuAddr;
 
-/// How often whoever comes first lets others run before it acts.
+/// How often the first thread lets others run before it acts.
 const LOOKS: u32 = 3;
 
-/// Where the threads of a warp meet.
+/// The meeting point of a warp's threads.
 #[derive(Default)]
 pub(crate) struct Meeting(Mutex<Option<Round>>);
 
-/// Those who are there now, before one of them acts.
+/// The threads that are present, before one of them acts.
 struct Round {
     at: GpuAddr,
     count: u32,
     result: Arc<Told>,
 }
 
-/// What the one who acted tells the others.
+/// The result that the acting thread shares with the others.
 #[derive(Default)]
 struct Told(Mutex<Option<u64>>, Condvar);
 
@@ -39,7 +39,7 @@ impl Told {
     }
 }
 
-/// Lets the others go even if the one who acts for them faults.
+/// Releases the others even if the acting thread faults.
 struct Acting(Arc<Told>);
 
 impl Drop for Acting {

@@ -1,11 +1,11 @@
-//! Check sums of GPU memory, computed where it lies.
+//! Checksums of GPU memory, computed by the GPU.
 
 use onehop_block::crc32c::{self, GpuRange};
 
 use crate::jobs::{BlockJob, BlockKernels};
 use crate::{Error, Gpu, Place, Region, Result};
 
-/// Ranges that are summed at a time: the caller is asked between two batches.
+/// Ranges that are summed at a time: `go_on` is called between two batches.
 const BATCH: usize = 1024;
 
 /// Sums memory of a GPU by kernels of its own.
@@ -27,8 +27,8 @@ impl Sums {
         Ok(Self { kernels: gpu.block_kernels()?, tables })
     }
 
-    /// The CRC32C of each of these ranges of a region: where they begin and how many bytes they have. None if `go_on` did
-    /// not want to, which is asked now and then.
+    /// The CRC32C of each of these ranges of a region, given as offset and length. `None` if `go_on`, which is called
+    /// now and then, returns false.
     ///
     /// # Errors
     /// When a range is not within the region, or the GPU fails.

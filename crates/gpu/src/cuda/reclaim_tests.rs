@@ -1,4 +1,4 @@
-//! What is freed, when, by which thread.
+//! What is freed, when, and by which thread.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::channel;
@@ -23,7 +23,7 @@ fn tasks_are_over_when_a_drop_returns_and_none_runs_on_its_thread() {
     assert!(reclaimer.settle(TEST_TIMEOUT));
 }
 
-/// As Python's GIL: the task ends only when the thread that dropped something has let a lock go.
+/// As with Python's GIL: the task ends only when the dropping thread has released a lock.
 #[test]
 fn a_task_that_waits_for_the_dropping_thread_does_not_keep_it() {
     let reclaimer = Reclaimer::default();
@@ -83,7 +83,7 @@ fn what_is_refused_for_good_is_left_and_counted() {
     assert_eq!((refusals.count, refusals.last.as_deref()), (1, Some("no such address")));
 }
 
-/// The code of a memory's owner.
+/// An owner of memory whose code panics.
 struct PanickingOwner(Arc<AtomicU32>);
 
 impl Drop for PanickingOwner {
@@ -111,7 +111,7 @@ fn an_owner_that_panics_ends_neither_the_thread_nor_what_comes_after() {
         assert!(start.elapsed() < TEST_TIMEOUT, "{:?}", reclaimer.refusals());
         std::thread::sleep(Duration::from_millis(1));
     }
-    // A kernel that never says that it has ended.
+    // A kernel that never reports its end.
     reclaimer.outlasted(|| panic!("this is part of a test"));
     counted(&reclaimer, &done);
     assert!(!reclaimer.settle(Duration::from_millis(50)) && reclaimer.is_in_doubt());
@@ -141,7 +141,7 @@ fn nothing_is_freed_beside_a_kernel_that_stays() {
     (0..100).for_each(|_| counted(&reclaimer, &done));
     assert!(!reclaimer.settle(TEST_TIMEOUT) && start.elapsed() < Duration::from_secs(2));
     reclaimer.end();
-    // What waits for no kernel is not held up.
+    // Tasks that wait for no kernel are not blocked.
     let (sender, receiver) = channel();
     reclaimer.dispose(move || {
         sender.send(()).unwrap();
@@ -216,12 +216,12 @@ fn a_call_beside_a_kernel_that_stays_is_not_waited_for_for_ever() {
     let failed =
         reclaimer.beside_kernels("a call", Duration::ZERO, || Err::<(), _>(Error::Launch(String::new())));
     assert!(matches!(failed, Err(Error::Launch(_))));
-    // Neither do those that come after a call wait for one that has ended.
+    // Nor do those after a call wait for one that has ended.
     reclaimer.begin().unwrap();
     reclaimer.end();
 }
 
-/// A task's memory may run its owner's code when it goes, and that may drop GPU memory.
+/// A task's memory may run its owner's code when it is dropped, and that may drop GPU memory.
 #[test]
 fn a_task_may_leave_tasks() {
     let (reclaimer, done) = (Reclaimer::default(), Arc::<AtomicU32>::default());

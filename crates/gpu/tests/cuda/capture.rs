@@ -1,5 +1,5 @@
-//! Beside a library that captures and replays graphs in the same process, as PyTorch does: nothing of onehop fails, no
-//! capture is invalidated, and no memory goes while the GPU uses it.
+//! Beside a library that captures and replays graphs in the same process, as PyTorch does: no call of onehop fails, no
+//! capture is invalidated, and no memory is freed while the GPU uses it.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::{Bench, bench, bytes_of, ptx, random, raw, tell};
 const ROUNDS: u32 = 1000;
 const LONGEST: Duration = Duration::from_secs(100);
 
-/// All that a load does, and what follows it.
+/// Everything that a load does, and what follows it.
 fn round(bench: &Bench, turn: u32, code: &onehop_gpu::cuda::Code, sums: &mut Sums) -> onehop_gpu::Result<()> {
     const BYTES: usize = 3 << 20;
     let gpu = &bench.gpu;
@@ -42,7 +42,7 @@ fn round(bench: &Bench, turn: u32, code: &onehop_gpu::cuda::Code, sums: &mut Sum
     assert_eq!(sum, [crc32c::crc32c(&data)]);
     plain.fill(0, plain.len(), 0x5a)?;
     gpu.memory_info()?;
-    // The copies are under way when everything goes.
+    // The copies are in progress when everything is dropped.
     copier.copy_all(&rows)?;
     drop((arena, ring, own));
     drop(copier);
@@ -89,8 +89,8 @@ fn captures_and_replays_of_others_go_on_and_so_do_we() {
     assert_eq!(bench.gpu.refusals(), (0, None));
 }
 
-/// A consumer of a tensor may have left a kernel behind that writes to it, when the last reference goes, and a capture is
-/// open: the memory has to stay mapped until the kernel has ended.
+/// When a tensor's last reference is dropped, a consumer may have left a kernel running that writes to it, and a
+/// capture may be open. The memory has to stay mapped until the kernel has ended.
 #[test]
 fn memory_stays_mapped_while_a_kernel_of_others_uses_it() {
     const BYTES: usize = 4 << 20;
@@ -111,7 +111,7 @@ fn memory_stays_mapped_while_a_kernel_of_others_uses_it() {
         let start = Instant::now();
         drop(region);
         let took = start.elapsed();
-        // What comes next may be given the same addresses, and must not get them yet.
+        // The next allocation may get the same addresses, but not yet.
         let next = bench.gpu.alloc_device(kind, BYTES);
         let capture = if capturing { captured.end_capture().map(|_| ()) } else { Ok(()) };
         while !worker.is_over().expect("the kernel's memory was taken away under it") {
@@ -124,7 +124,7 @@ fn memory_stays_mapped_while_a_kernel_of_others_uses_it() {
     }
 }
 
-/// Memory that is dropped beside another library's kernel is freed when that has ended.
+/// Memory that is dropped while another library's kernel runs is freed when that has ended.
 #[test]
 fn memory_is_given_back_without_waiting_and_not_forgotten() {
     let Some(bench) = bench("memory_is_given_back_without_waiting_and_not_forgotten") else { return };

@@ -1,4 +1,4 @@
-//! Kernels that stay: everything else goes on beside them, and memory that is given back goes when they end.
+//! Persistent kernels: everything else works while they run, and released memory is freed when they end.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -11,11 +11,11 @@ use onehop_proto::GpuAddr;
 
 use crate::{bench, tell};
 
-/// They end by themselves after this, so that a call that waits for them shows up as one that took so long.
+/// They end after this, so that a call that waits for them takes this long.
 const LIMIT: Duration = Duration::from_secs(10);
 const COUNT: u16 = 16;
 
-/// Controllers that rest from the start.
+/// Controllers at rest from the start.
 fn resting(gpu: &Arc<dyn Gpu>) -> Pairs {
     let table = Arc::new(Mutex::new(Table::new(gpu, 1).unwrap()));
     let namespace = gpu.alloc(Place::Vram, 4096).unwrap();
