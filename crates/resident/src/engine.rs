@@ -1,7 +1,7 @@
 //! Creates, deletes and rings queue pairs that resident warps serve.
 //!
-//! The warps start with the first pair and end with the last one: memory that is given back while a GPU's kernel stays is
-//! put off until it has gone. Where data of completed reads is still to come when the last pair is deleted, they stay until the
+//! The warps start with the first pair and end with the last one: freed GPU memory is only released once persistent
+//! kernels have ended. If data of completed reads is outstanding when the last pair is deleted, they stay until the
 //! controller is reset, or a later pair has been deleted.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,12 +29,12 @@ struct Completions {
     taken: bool,
 }
 
-/// A submission queue, and with it a pair that a warp serves.
+/// A submission queue, which forms a pair that a warp serves.
 struct ServedPair {
     _ring: HeldRing,
-    /// Which faults it was given, by their number, and how far they had counted.
+    /// Its faults, by their number, and their counts at the start.
     faults: Vec<(usize, Fault)>,
-    /// Whether what befell the controller was told.
+    /// Whether the controller-wide effect was reported.
     told: bool,
 }
 
@@ -42,7 +42,7 @@ struct ServedPair {
 struct QueueSlot {
     cq: Option<Completions>,
     served: Option<ServedPair>,
-    /// Breaches that were told.
+    /// Number of reported violations.
     breaches: u32,
 }
 
@@ -67,7 +67,7 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A GPU that fails is an error of the controller's own.
+/// A GPU failure is an internal error of the controller.
 fn internal(_: onehop_gpu::Error) -> Status {
     Status::INTERNAL_ERROR
 }
@@ -85,7 +85,7 @@ impl DriveEngine {
         Self { gpu, table, pairs, namespace, state: Mutex::new(state) }
     }
 
-    /// Where a ring lies: in mapped memory, or in the controller's own buffer.
+    /// The address of a ring: in mapped memory, or in the controller's own buffer.
     fn ring(&self, queue: &NewQueue, entry: usize) -> std::result::Result<HeldRing, Status> {
         let bytes = u64::from(queue.entries) * entry as u64;
         if let Some(at) = locked(&self.table).find(queue.base.0, bytes) {
@@ -119,7 +119,7 @@ impl DriveEngine {
         }
     }
 
-    /// Fetches the breaches that were found and not told yet.
+    /// Fetches new violations.
     fn collect(&self, state: &mut EngineState) -> Result<()> {
         for qid in self.pairs.numbers() {
             let slot = &mut state.slots[usize::from(qid)];
@@ -130,7 +130,7 @@ impl DriveEngine {
         Ok(())
     }
 
-    /// Ends a pair: its commands are let go, its faults' counts are kept.
+    /// Ends a pair: abandons its commands, and keeps its faults' counts.
     fn end(&self, state: &mut EngineState, qid: u16) {
         let Some(served) = state.slots.get_mut(usize::from(qid)).and_then(|slot| slot.served.take()) else {
             return;
@@ -151,7 +151,7 @@ impl DriveEngine {
         }
     }
 
-    /// Stops the warps when they have nothing to do any more.
+    /// Stops the warps when they are idle.
     fn stop_if_idle(&self, state: &mut EngineState) {
         let is_late = |qid| self.pairs.report(qid).is_ok_and(|report| report.waiting > 0);
         if state.slots.iter().all(|slot| slot.served.is_none()) && !self.pairs.numbers().any(is_late) {
@@ -161,13 +161,13 @@ impl DriveEngine {
 }
 
 impl EngineState {
-    /// What should never be: a test that looks for breaches sees it.
+    /// Records an internal error as a violation, so that a test that checks violations sees it.
     fn complain(&mut self, qid: u16, detail: String) {
         self.breaches.push(Violation { rule: Rule::DmaUnmapped, queue: Some(qid), detail });
     }
 }
 
-/// A breach in the simulator's words.
+/// Converts a violation to the simulator's type.
 fn told(qid: u16, found: &onehop_controller::Violation) -> Violation {
     let name = found.rule().map_or("", onehop_controller::Rule::name);
     let rule = Rule::ALL.iter().find(|rule| rule.name() == name).copied().unwrap_or(Rule::ReservedField);
@@ -184,7 +184,7 @@ impl IoEngine for DriveEngine {
         Ok(())
     }
 
-    /// A completion queue serves one submission queue here.
+    /// Each completion queue serves one submission queue.
     fn create_sq(&self, sq: &NewQueue, cqid: u16) -> std::result::Result<(), Status> {
         let ring = self.ring(sq, Sqe::BYTES)?;
         let mut state = locked(&self.state);
@@ -245,7 +245,7 @@ impl IoEngine for DriveEngine {
             false if slot.served.is_some() => self.pairs.ring_sq(qid, value),
             _ => return false,
         };
-        // A posted write that does not arrive is lost; whoever waits for the answer finds out.
+        // A posted write that does not arrive is lost; the wait for its answer notices.
         drop(rung);
         true
     }
