@@ -9,9 +9,9 @@ use crate::exec::{CommandFailure, CommandResult};
 use crate::features::Features;
 use crate::violation::Rule;
 
-/// Bytes of what Get Features returns about the host memory buffer.
+/// Bytes of Get Features data about the host memory buffer.
 const HMB_ATTRIBUTES: usize = 4096;
-/// Entries of a host memory descriptor list that the controller takes.
+/// Maximum entries of a host memory descriptor list.
 const HMB_ENTRIES: u32 = 4096;
 
 impl ControllerState {
@@ -72,7 +72,7 @@ impl ControllerState {
         Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr().into())
     }
 
-    /// Takes the host's memory, or gives it back.
+    /// Enables or disables the host memory buffer.
     fn set_host_memory(&mut self, sqe: &Sqe) -> Result<(), CommandFailure> {
         let dwords = [sqe.dw[11], sqe.dw[12], sqe.dw[13], sqe.dw[14], sqe.dw[15]];
         let ask = HostMemory::decode(&dwords);
@@ -107,15 +107,15 @@ impl ControllerState {
         (0..self.features.lent.len()).try_for_each(|i| self.touch_lent_piece(i))
     }
 
-    /// Uses a piece of the lent memory, as a controller does at any time; `turn` says which.
+    /// Uses an extent of the host memory buffer, as a controller does at any time; `turn` selects the extent.
     pub(crate) fn touch_host_memory(&mut self, turn: usize) {
         if !self.features.lent.is_empty() {
-            // A piece that is gone has been written down; the command at hand has nothing to do with it.
+            // A lost extent has been recorded; the current command is not affected.
             let _ = self.touch_lent_piece(turn % self.features.lent.len());
         }
     }
 
-    /// Writes to both ends of a piece of lent memory.
+    /// Writes to both ends of an extent of the host memory buffer.
     fn touch_lent_piece(&mut self, i: usize) -> Result<(), CommandFailure> {
         let page = 1u64 << self.regs.cc.page_shift();
         let (at, pages) = self.features.lent[i];

@@ -79,7 +79,7 @@ impl ControllerState {
         Err(Status::INVALID_QUEUE_SIZE.with_dnr().into())
     }
 
-    /// The memory of a new queue; all of it has to be reachable.
+    /// The memory of a new queue; all of it must be reachable.
     fn queue_memory(
         &mut self,
         sqe: &Sqe,
@@ -161,8 +161,7 @@ impl ControllerState {
         Ok(0)
     }
 
-    /// Takes every command of a queue back. Data of reads that were completed before it comes all the same: only a reset
-    /// stops that.
+    /// Cancels every command of a queue. Data of completed reads still arrives: only a reset stops that.
     fn take_all_back(&mut self, qid: u16) -> Vec<FetchedCommand> {
         let mut taken: Vec<FetchedCommand> = self.lost.extract_if(.., |c| c.sqid == qid).collect();
         let (mine, others) = std::mem::take(&mut self.ready).into_iter().partition(|c| c.sqid == qid);

@@ -1,4 +1,4 @@
-//! Every fault by its name, and every way to say when.
+//! Every fault by its name, with every trigger.
 
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ fn reorder_waits_for_others() {
     let cids: Vec<_> = (0..3).map(|_| flush(&mut host)).collect();
     let seen: Vec<_> = (0..3).map(|_| host.wait(1).cid()).collect();
     assert_eq!(seen, [cids[1], cids[2], cids[0]]);
-    // Alone, it waits for the time only.
+    // Without others, it only waits for the time.
     host.sim.inject(fault("reorder@n=1,delay=9s"));
     flush(&mut host);
     assert_eq!(host.poll(1), None);
@@ -174,7 +174,7 @@ fn wrong_cid_is_no_outstanding_one() {
     let (lost, cid) = (flush(&mut host), flush(&mut host));
     let cqe = host.wait(1);
     assert!(cqe.cid() != cid && cqe.cid() != lost && cqe.status().is_ok());
-    // A host may use any identifier near its own for its next command; that one would be in use then.
+    // A host may use any identifier near its own for its next command; that one would collide.
     assert!(cqe.cid().abs_diff(cid) > 0x4000, "{cid:#x} became {:#x}", cqe.cid());
     host.nothing_comes(1);
     assert_eq!(host.admin_ok(admin::abort(1, cid)).result() & 1, 0);
@@ -335,7 +335,7 @@ fn faults_of_the_controller_may_wait_for_the_clock() {
 
 #[test]
 fn all_faults_can_be_configured_and_have_a_meaning() {
-    // Blocks mean something to commands only, and media errors need them.
+    // Blocks only apply to commands, and media errors require them.
     let blocks = |kind: FaultKind| if kind == FaultKind::Media { ",lba=1" } else { "" };
     let spec: Vec<_> =
         FaultKind::ALL.iter().map(|k| format!("fault={}@n=9{}", k.name(), blocks(*k))).collect();

@@ -82,7 +82,7 @@ fn a_host_that_keeps_silent_is_given_up() {
     assert!(host.admin(set(u32::MAX)).status().is(Status::KEEP_ALIVE_INVALID));
     host.admin_ok(set(901));
     assert_eq!(get(&mut host, id::KEEP_ALIVE, Select::Current), 1000, "in steps of 100 ms");
-    // Each flush takes 700 ms; a sign of life between two of them is enough, none is too little.
+    // Each flush takes 700 ms; one keep-alive between two of them suffices, none does not.
     for _ in 0..3 {
         host.submit(1, nvm::flush(1));
         assert!(host.sim.step() && host.poll(1).is_some());
