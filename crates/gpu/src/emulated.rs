@@ -63,7 +63,7 @@ impl Vram {
         let len = bytes.max(1).checked_next_multiple_of(VRAM_UNIT).ok_or_else(none)?;
         let at = lock(&self.heap).take(len).ok_or_else(none)?;
         let heap = self.heap.clone();
-        let give_back = move || lock(&heap).give(at, len);
+        let give_back = move || lock(&heap).free(at, len);
         let part = self.mem.slice(at..at + len)?.on_last_drop(give_back);
         part.fill(0, len, 0)?;
         Ok(part)

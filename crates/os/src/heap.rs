@@ -33,7 +33,7 @@ impl Heap {
     }
 
     /// Returns a range from [`Heap::take`].
-    pub fn give(&mut self, start: usize, len: usize) {
+    pub fn free(&mut self, start: usize, len: usize) {
         let (mut start, mut len) = (start, len);
         if let Some(after) = self.free.remove(&(start + len)) {
             len += after;
@@ -92,13 +92,13 @@ mod tests {
                     }
                 } else {
                     let (at, len) = lent.swap_remove(which.index(lent.len()));
-                    heap.give(at, len);
+                    heap.free(at, len);
                     model[at - START..at - START + len].fill(true);
                 }
                 prop_assert_eq!(free_pages(&heap), model);
             }
             for (at, len) in lent {
-                heap.give(at, len);
+                heap.free(at, len);
             }
             prop_assert_eq!(heap.take(PAGES), Some(START), "one stretch again");
         }

@@ -67,7 +67,7 @@ impl Mapper for Ram {
         let len = bytes.max(1).checked_next_multiple_of(PAGE).ok_or_else(none)?;
         let at = self.heap.lock().unwrap_or_else(PoisonError::into_inner).take(len).ok_or_else(none)?;
         let heap = self.heap.clone();
-        let give_back = move || heap.lock().unwrap_or_else(PoisonError::into_inner).give(at, len);
+        let give_back = move || heap.lock().unwrap_or_else(PoisonError::into_inner).free(at, len);
         let memory = self.whole.slice(at..at + len)?.on_last_drop(give_back);
         memory.fill(0, len, 0)?;
         Ok(memory)

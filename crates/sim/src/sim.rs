@@ -204,7 +204,7 @@ impl Sim {
     }
 
     /// Records a register access that the seam cannot express: one that is not whole dwords.
-    pub fn note_odd_access(&self, offset: u64, bytes: usize) {
+    pub fn note_irregular_access(&self, offset: u64, bytes: usize) {
         self.core().book.note(
             Rule::RegisterAccess,
             None,
