@@ -114,7 +114,7 @@ fn random(count: u64, limit: u64) -> Vec<u64> {
 }
 
 #[test]
-fn rows_come_as_they_are_and_each_page_by_one_command() {
+fn rows_are_right_and_each_page_takes_one_command() {
     let media = media();
     beds("", |bed| {
         for (page, bytes, stride) in [(512, 264, 264), (4096, 256, 256), (65536, 4096, 4096)] {

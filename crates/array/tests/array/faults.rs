@@ -51,7 +51,7 @@ fn commands_that_get_lost_are_read_again() {
 }
 
 #[test]
-fn a_read_that_fails_is_told_and_frees_its_page() {
+fn a_failed_read_is_reported_and_frees_its_page() {
     let (bed, media) = (bed("mem:16M"), media());
     // One failure, in the page of row 5.
     bed.inject("fail@op=read,lba=43,status=2/81,count=1");
@@ -73,7 +73,7 @@ fn a_read_that_fails_is_told_and_frees_its_page() {
 }
 
 #[test]
-fn all_who_wait_for_a_read_that_fails_are_told() {
+fn everyone_who_waits_for_a_failed_read_gets_the_error() {
     let bed = bed("mem:16M?latency=5ms");
     bed.inject("media@lba=0-7");
     let array = bed.array(options(4096, 8));
@@ -84,7 +84,7 @@ fn all_who_wait_for_a_read_that_fails_are_told() {
 }
 
 #[test]
-fn pages_that_cannot_be_written_stay_and_are_told_of() {
+fn pages_that_cannot_be_written_stay_and_are_reported() {
     let bed = bed("mem:16M");
     let array = bed.array(options(4096, 64));
     let bytes: Vec<u8> = (0..3 * 4096).map(|i| i as u8).collect();

@@ -26,7 +26,7 @@ fn rows_of(bytes: u32, stride: u32) -> ArrayRows {
 }
 
 #[test]
-fn rows_of_every_kind_come_as_they_are_and_each_page_by_one_command() {
+fn rows_of_every_kind_are_right_and_each_page_takes_one_command() {
     let (bed, media) = (bed("mem:16M"), media());
     for (page, bytes, stride) in [
         (512, 256, 256),
@@ -70,7 +70,7 @@ fn threads_that_act_on_their_own_read_the_same() {
 }
 
 #[test]
-fn rows_behind_the_end_fail_and_the_others_do_not() {
+fn rows_past_the_end_fail_and_others_do_not() {
     let (bed, media) = (bed("mem:16M"), media());
     let array = bed.array(options(4096, 64));
     let rows = rows_of(256, 256);
@@ -117,7 +117,7 @@ fn arrays_of_more_than_2_32_pages_work() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_requests_are_refused() {
     let bed = bed("mem:16M?lba=4096");
     let ns = bed.drive.namespace(1).unwrap();
     let open = |blocks, options: ArrayOptions| match Array::open(

@@ -34,7 +34,7 @@ fn on_drive(bed: &Bed) -> Vec<u8> {
 }
 
 #[test]
-fn what_a_flush_has_covered_outlives_the_power() {
+fn flushed_data_survives_a_power_loss() {
     let (bed, mut shadow) = (bed("mem:16M?vwc=1"), media());
     let array = bed.array(options(4096, 512));
     let rows = array.rows(264, 264);
@@ -54,7 +54,7 @@ fn what_a_flush_has_covered_outlives_the_power() {
 }
 
 #[test]
-fn a_flush_reports_writes_that_the_power_took() {
+fn a_flush_reports_writes_lost_with_the_power() {
     let bed = bed("mem:16M?vwc=1&to=2");
     let array = bed.array(options(4096, 8));
     let rows = array.rows(4096, 4096);
