@@ -352,7 +352,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
         #[test]
-        fn a_range_has_the_check_sum_that_others_compute(
+        fn checksums_match_another_implementation(
             at in 0_u64..40, bytes in prop_oneof![0_u64..70, 0..PIECE * 3], count in 1_u32..4, seed: u64
         ) {
             let mut state = seed | 1;
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_of_pieces_are_ends_of_nothing() {
+    fn chunk_boundaries_do_not_matter() {
         let memory: Vec<u8> = (0..2 * PIECE + 48).map(|i| (i * 7 + i / 251) as u8).collect();
         for (at, bytes) in
             [(0, PIECE), (0, PIECE + 1), (15, PIECE), (16, 2 * PIECE), (1, 15), (3, 1), (16, 0), (5, 0)]
