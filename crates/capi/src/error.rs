@@ -12,10 +12,10 @@ pub(crate) enum Error {
     #[error("`{0}` is a null pointer")]
     Null(&'static str),
     #[error(
-        "`{0}` is no handle of this process that is open: it was closed, is of another kind, or was open before a fork"
+        "`{0}` is not an open handle of this process: it was closed, is of another kind, or was open before a fork"
     )]
     Unknown(&'static str),
-    #[error("`{0}` is no UTF-8")]
+    #[error("`{0}` is not UTF-8")]
     NotUtf8(&'static str),
     #[error("{0}")]
     Argument(String),

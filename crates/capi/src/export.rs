@@ -124,18 +124,20 @@ impl ExportedQueueObject {
     /// Runs one function on one thread of the emulated GPU.
     pub(crate) fn emulate(&self, op: DeviceOp, (lba, blocks, offset): (u64, u32, u64)) -> Result<Answer> {
         let Some(gpu) = &self.emulated else {
-            return Err(Error::NotPossible("this queue is lent to a real GPU: its kernels use it".into()));
+            return Err(Error::NotPossible(
+                "this queue is exported to a real GPU: its kernels use it".into(),
+            ));
         };
         let handle = self.queue.handle();
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let running = gpu.start(1, move |thread, _| {
             let answer = onehop_proto::kernel::DeviceQueue::open(thread, handle)
                 .map_or(Answer::NoHandle, |queue| queue.run(thread, op, lba, blocks, offset));
             // The receiver below lives until this thread has ended.
-            let _ = tell.send(answer);
+            let _ = sender.send(answer);
         })?;
         running.join()?;
-        told.recv().map_err(|_| Error::Panicked("an emulated thread said nothing".into()))
+        receiver.recv().map_err(|_| Error::Panicked("an emulated thread returned nothing".into()))
     }
 
     pub(crate) fn stop(&self) {

@@ -19,7 +19,7 @@ use onehop_proto::kernel::DeviceOp;
 use error::{Error, Result, guard, guard_or};
 use export::{ExportInfo, ExportOptions, ExportedQueueObject};
 use handles::{Drive, Gpu};
-use objects::{alone, close, object};
+use objects::{close, object, wait_until_unused};
 
 /// The message of this thread's last error; empty if there was none. Valid until its next call of onehop.
 // SAFETY: the name is unique to this project, as all below.
@@ -56,7 +56,7 @@ unsafe fn text<'a>(at: *const c_char, what: &'static str) -> Result<&'a str> {
 ///
 /// # Safety
 /// `out` is null, or a place for a pointer.
-unsafe fn give<T: Send + Sync + 'static>(
+unsafe fn store_handle<T: Send + Sync + 'static>(
     out: *mut *mut T,
     what: &'static str,
     make: impl FnOnce() -> Result<T>,
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn onehop_drive_open(
     drive: *mut *mut Drive,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { give(drive, "drive", || Drive::open(text(name, "name")?, writable != 0)) }
+    unsafe { store_handle(drive, "drive", || Drive::open(text(name, "name")?, writable != 0)) }
 }
 
 /// Makes all writes durable.
@@ -114,7 +114,7 @@ pub extern "C" fn onehop_drive_close(drive: *mut Drive) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_gpu_open(name: *const c_char, gpu: *mut *mut Gpu) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { give(gpu, "gpu", || Gpu::open(text(name, "name")?)) }
+    unsafe { store_handle(gpu, "gpu", || Gpu::open(text(name, "name")?)) }
 }
 
 /// Closes a GPU; exported queues keep it open.
@@ -139,7 +139,7 @@ pub unsafe extern "C" fn onehop_lend(
 ) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
-        give(lent, "lent", || {
+        store_handle(lent, "lent", || {
             let options = options.as_ref().copied().unwrap_or_default();
             ExportedQueueObject::new(&*object(drive, "drive")?, &*object(gpu, "gpu")?, &options)
         })
@@ -313,6 +313,6 @@ pub unsafe extern "C" fn onehop_lent_close(lent: *mut ExportedQueueObject) -> c_
         let Some(lent) = close(lent, "lent")? else { return Ok(()) };
         // Ends calls in progress.
         lent.stop();
-        alone(lent, "lent")?.close()
+        wait_until_unused(lent, "lent")?.close()
     })
 }

@@ -61,12 +61,12 @@ pub(crate) fn close<T: Send + Sync + 'static>(
 }
 
 /// Waits until no other thread's call uses an object. After a time-out, the last of these calls drops it.
-pub(crate) fn alone<T>(mut object: Arc<T>, what: &'static str) -> Result<T> {
+pub(crate) fn wait_until_unused<T>(mut object: Arc<T>, what: &'static str) -> Result<T> {
     const LONGEST: Duration = Duration::from_secs(10);
     let start = Instant::now();
     loop {
         match Arc::try_unwrap(object) {
-            Ok(alone) => return Ok(alone),
+            Ok(wait_until_unused) => return Ok(wait_until_unused),
             Err(_) if start.elapsed() > LONGEST => {
                 return Err(Error::NotPossible(format!(
                     "a call of another thread has used `{what}` for {LONGEST:?}; it is closed when that call returns"

@@ -15,7 +15,7 @@ use onehop_sdr::{BoardName, Card, DetachedBlock, Profile, Receiver, RxOptions, S
 use crate::error::{Error, Result, guard, guard_or};
 use crate::handles::Gpu;
 use crate::objects::{close, object};
-use crate::{give, text};
+use crate::{store_handle, text};
 
 /// SoapySDR's return codes and flags.
 const STREAM_ERROR: c_int = -2;
@@ -121,7 +121,7 @@ fn board(device: &str) -> Result<(Card, Option<Board>, Option<f64>)> {
     let Some(options) = device.strip_prefix("sim:") else {
         let name: BoardName = device.parse().map_err(|error: onehop_sdr::Error| {
             let device = device.escape_debug();
-            Error::Argument(format!("'{device}' is no board, which is sim:usdr or a PCI address: {error}"))
+            Error::Argument(format!("'{device}' is not an SDR board (sim:usdr or a PCI address): {error}"))
         })?;
         return Ok((onehop_sdr::open(&Root::here(), name.address)?, None, name.rate));
     };
@@ -168,13 +168,13 @@ impl SampleStream {
     /// A block that the caller holds.
     fn lent(&self, handle: usize) -> Result<&DetachedBlock> {
         let found = self.lent.iter().find(|held| held.handle as usize == handle);
-        found.ok_or_else(|| Error::Argument(format!("buffer {handle} is not lent")))
+        found.ok_or_else(|| Error::Argument(format!("buffer {handle} is not acquired")))
     }
 
     fn release(&mut self, handle: usize) -> Result<()> {
         if self.lent.front().is_none_or(|oldest| oldest.handle as usize != handle) {
             let lent: Vec<_> = self.lent.iter().map(|held| held.handle).collect();
-            let why = format!("buffer {handle} is not the oldest that is lent: {lent:?} are");
+            let why = format!("buffer {handle} is not the oldest that is acquired: {lent:?} are");
             return Err(Error::Argument(why));
         }
         self.lent.pop_front();
@@ -203,7 +203,7 @@ pub unsafe extern "C" fn onehop_sdr_open(
 ) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
-        give(sdr, "sdr", || {
+        store_handle(sdr, "sdr", || {
             let (device, format) = (text(device, "device")?, text(format, "format")?);
             Sdr::open(device, &*object(gpu, "gpu")?, format, buffer_bytes)
         })

@@ -12,7 +12,7 @@ use onehop_transfer::{Chosen, FileOnDrive, Mode, Progress, TransferOutcome, Tran
 use crate::error::{Error, Result, guard, guard_or};
 use crate::handles::{Drive, Gpu};
 use crate::objects::{close, object};
-use crate::{give, text};
+use crate::{store_handle, text};
 
 /// `onehop_transfer_options.progress`.
 // SAFETY: a type, not a call. It is called with the context that came with it.
@@ -220,7 +220,7 @@ unsafe fn load(
         Ok(Bytes(region))
     };
     // SAFETY: the caller's promise.
-    unsafe { give(bytes, "bytes", make) }
+    unsafe { store_handle(bytes, "bytes", make) }
 }
 
 /// Loads a part of a file of the drive's own file system.

@@ -75,7 +75,7 @@ fn at_edges(part: &str, says: &str) {
 }
 
 #[test]
-fn handles_that_name_nothing_are_errors() {
+fn invalid_handles_are_errors() {
     at_edges("handles", "all of it\n");
 }
 
@@ -95,7 +95,7 @@ fn calls_in_a_process_that_forks() {
 }
 
 #[test]
-fn closes_beside_calls() {
+fn closes_during_calls() {
     at_edges("closes", "all of it\n");
 }
 

@@ -103,8 +103,8 @@ impl Bed {
 }
 
 #[test]
-fn kernels_survive_what_the_drive_does() {
-    let test = "kernels_survive_what_the_drive_does";
+fn kernels_survive_faults_of_the_drive() {
+    let test = "kernels_survive_faults_of_the_drive";
     let Some(machine) = Machine::open(test) else { return };
     let Some(code) = machine.cpp(test, "calls.ptx") else { return };
     let (blocks, threads, rounds, each) = (8, 64, 40, 3);
@@ -156,8 +156,8 @@ fn kernels_survive_what_the_drive_does() {
 }
 
 #[test]
-fn running_kernels_are_stopped_reset_and_told_the_end() {
-    let test = "running_kernels_are_stopped_reset_and_told_the_end";
+fn running_kernels_see_stops_resets_and_the_end() {
+    let test = "running_kernels_see_stops_resets_and_the_end";
     let Some(machine) = Machine::open(test) else { return };
     let Some(code) = machine.cpp(test, "calls.ptx") else { return };
     let (blocks, threads) = (4, 64);
