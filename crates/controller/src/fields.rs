@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_done_is_done() {
+    fn valid_commands_are_accepted() {
         let read = nvm::read(1, 992, 8).unwrap();
         assert_eq!(check(&read, &LIMITS), Ok(CommandKind::Blocks { opcode: 2, lba: 992, blocks: 8 }));
         assert_eq!(check(&nvm::flush(1), &LIMITS), Ok(CommandKind::Nothing));

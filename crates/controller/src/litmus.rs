@@ -104,7 +104,7 @@ pub fn fetch<W: ControllerWarp>(warp: &W, at: GpuAddr) -> Exit {
     side.clear();
     while side.done != side.setup.messages {
         let (setup, done) = (side.setup, side.done);
-        let tail = side.voice.say(warp, || setup.look(warp, setup.flags));
+        let tail = side.voice.say(warp, || setup.poll(warp, setup.flags));
         let count = tail.wrapping_sub(done).min(warp.lanes());
         if let Err(exit) = side.progress(count) {
             return side.end(exit);
@@ -172,7 +172,7 @@ pub fn consume<W: ControllerWarp>(warp: &W, at: GpuAddr) -> Exit {
                 let mine = local::MINE + lane;
                 if lane < most
                     && warp.local(mine) == 0
-                    && setup.look(warp, setup.flag(message).plus(12)) >> 16 == setup.phase(message)
+                    && setup.poll(warp, setup.flag(message).plus(12)) >> 16 == setup.phase(message)
                 {
                     setup.judge(warp, message);
                     warp.set_local(mine, 1);
@@ -228,7 +228,7 @@ impl Litmus {
 
     /// Reads a word that announces others.
     #[inline(always)]
-    fn look<W: ControllerWarp>(&self, warp: &W, at: GpuAddr) -> u32 {
+    fn poll<W: ControllerWarp>(&self, warp: &W, at: GpuAddr) -> u32 {
         if self.relaxed == 0 { warp.load_acquire(at) } else { warp.load(at) }
     }
 

@@ -99,7 +99,7 @@ fn run<W: ControllerWarp, const FAR: bool>(warp: &W, at: W::Addr) -> Exit {
         let exit = if server.is_fit() { server.run() } else { Some(Exit::Refused) };
         let exit = exit.or_else(|| server.rest());
         if let Some(exit) = exit {
-            server.tell(exit as u64);
+            server.write_report(exit as u64);
             return exit;
         }
         server.renew(Pair::load(warp, at));
@@ -148,7 +148,7 @@ impl<'a, W: ControllerWarp, const FAR: bool> Null<'a, W, FAR> {
         let mut streak = 0u32;
         loop {
             if self.turns.is_multiple_of(POLL_TURNS) {
-                match self.look() {
+                match self.poll_control() {
                     HostRequest::Stop(exit) => return Some(exit),
                     HostRequest::Rest => return None,
                     HostRequest::Run => {}
@@ -287,11 +287,11 @@ impl<'a, W: ControllerWarp, const FAR: bool> Null<'a, W, FAR> {
     fn fetch_far<const K: u32>(&self, n: u32, flags: u32) {
         let lanes = self.warp.lanes();
         self.warp.each(|lane| {
-            let [p0, p1, p2, p3] = [0, 4, 8, 12].map(|row| self.pieces(lane + row * lanes, n));
-            let r0 = self.read_pieces(p0);
-            let r1 = if K > 1 { self.read_pieces(p1) } else { r0 };
-            let r2 = if K > 2 { self.read_pieces(p2) } else { r0 };
-            let r3 = if K > 2 { self.read_pieces(p3) } else { r0 };
+            let [p0, p1, p2, p3] = [0, 4, 8, 12].map(|row| self.quarters(lane + row * lanes, n));
+            let r0 = self.read_quarters(p0);
+            let r1 = if K > 1 { self.read_quarters(p1) } else { r0 };
+            let r2 = if K > 2 { self.read_quarters(p2) } else { r0 };
+            let r3 = if K > 2 { self.read_quarters(p3) } else { r0 };
             self.keep(p0, r0);
             if K > 1 {
                 self.keep(p1, r1);
@@ -327,19 +327,19 @@ impl<'a, W: ControllerWarp, const FAR: bool> Null<'a, W, FAR> {
     /// The numbers of four quarters of the turn's `n` entries: this lane's, and those one, two and three rows of lanes
     /// behind. Numbers past the end become the last one.
     #[inline(always)]
-    fn pieces(&self, first: u32, n: u32) -> [u32; 4] {
+    fn quarters(&self, first: u32, n: u32) -> [u32; 4] {
         [0, 1, 2, 3].map(|row| (first + row * self.warp.lanes()).min(4 * n - 1))
     }
 
     #[inline(always)]
-    fn read_pieces(&self, pieces: [u32; 4]) -> [[u32; 4]; 4] {
-        pieces.map(|piece| self.warp.load4(self.entry_at(piece / 4).plus(u64::from(piece % 4) * 16)))
+    fn read_quarters(&self, quarters: [u32; 4]) -> [[u32; 4]; 4] {
+        quarters.map(|quarter| self.warp.load4(self.entry_at(quarter / 4).plus(u64::from(quarter % 4) * 16)))
     }
 
     #[inline(always)]
     fn keep(&self, [p0, p1, p2, p3]: [u32; 4], [r0, r1, r2, r3]: [[u32; 4]; 4]) {
-        for (piece, words) in [(p0, r0), (p1, r1), (p2, r2), (p3, r3)] {
-            let at = local::ENTRIES + piece / 4 * local::ENTRY + piece % 4 * 4;
+        for (quarter, words) in [(p0, r0), (p1, r1), (p2, r2), (p3, r3)] {
+            let at = local::ENTRIES + quarter / 4 * local::ENTRY + quarter % 4 * 4;
             self.warp.set_local_four(at, words);
         }
     }
@@ -399,8 +399,8 @@ impl<'a, W: ControllerWarp, const FAR: bool> Null<'a, W, FAR> {
 
     /// Reads the host's request, and updates the report.
     #[inline(always)]
-    fn look(&mut self) -> HostRequest {
-        self.tell(0);
+    fn poll_control(&mut self) -> HostRequest {
+        self.write_report(0);
         let (warp, begun, pair) = (self.warp, self.begun, self.pair);
         let word = self.voice.say(warp, || match warp.load_acquire(pair.control) {
             control::STOP => control::STOP,
@@ -422,7 +422,7 @@ impl<'a, W: ControllerWarp, const FAR: bool> Null<'a, W, FAR> {
         let resting = report.plus(core::mem::offset_of!(Report, resting) as u64);
         warp.once(|| warp.store_release(resting, 1));
         let exit = loop {
-            match self.look() {
+            match self.poll_control() {
                 HostRequest::Stop(exit) => break Some(exit),
                 HostRequest::Rest => warp.pause(),
                 HostRequest::Run => break None,
@@ -433,7 +433,7 @@ impl<'a, W: ControllerWarp, const FAR: bool> Null<'a, W, FAR> {
     }
 
     #[inline(always)]
-    fn tell(&self, exit: u64) {
+    fn write_report(&self, exit: u64) {
         use core::mem::offset_of;
         let (warp, at) = (self.warp, self.pair.report);
         warp.once(|| {

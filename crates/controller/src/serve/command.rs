@@ -101,7 +101,7 @@ impl<W: ControllerWarp> Server<'_, W> {
                 false
             }
             _ => {
-                self.mend(extra.a, extra.b);
+                self.correct_entry(extra.a, extra.b);
                 false
             }
         }

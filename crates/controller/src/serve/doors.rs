@@ -20,8 +20,8 @@ impl<W: ControllerWarp> Server<'_, W> {
         self.set_long(word::TURNS, turns + 1);
         let idle = self.get(word::IDLE_STREAK);
         if turns.is_multiple_of(POLL_TURNS) || idle % 16 == 15 {
-            self.look();
-            self.tell_faults();
+            self.poll_control();
+            self.save_fault_counters();
             if self.get(word::WISH) != wish::NONE {
                 return;
             }
@@ -37,9 +37,9 @@ impl<W: ControllerWarp> Server<'_, W> {
     }
 
     /// Reads the host's request, and updates the report.
-    pub(super) fn look(&self) {
+    pub(super) fn poll_control(&self) {
         let warp = self.warp;
-        self.tell();
+        self.write_counters();
         let late = warp.now().wrapping_sub(self.long(word::BEGUN)) > self.pair.limit;
         let wanted = match warp.load_acquire(self.pair.control) {
             control::STOP => wish::EXIT + Exit::Stopped as u32,
@@ -80,7 +80,7 @@ impl<W: ControllerWarp> Server<'_, W> {
         }
         let rule = if tail >= size {
             Rule::DoorbellValue
-        } else if distance(self.get(word::TOLD), old, size) + distance(old, tail, size) >= size {
+        } else if distance(self.get(word::REPORTED), old, size) + distance(old, tail, size) >= size {
             Rule::SqOverrun
         } else {
             self.set(word::TAIL, tail);

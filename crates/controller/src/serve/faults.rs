@@ -102,7 +102,7 @@ impl<W: ControllerWarp> Server<'_, W> {
     }
 
     /// Saves each fault's counters, so that a later queue pair can continue from them.
-    pub(super) fn tell_faults(&self) {
+    pub(super) fn save_fault_counters(&self) {
         for index in 0..self.pair.fault_count {
             let to = self.pair.faults.plus(u64::from(index) * u64::from(Fault::BYTES));
             for field in [SEEN, FIRED] {

@@ -84,11 +84,11 @@ impl<W: ControllerWarp> Server<'_, W> {
     /// Writes a completion queue entry.
     fn put(&self, cid: u32, status: Status, lag: u32, effect: Effect) {
         let (slot, phase) = (self.get(word::CQ_TAIL), self.get(word::PHASE) != 0);
-        let sqhd = self.say_head(lag);
+        let sqhd = self.report_head(lag);
         let mut cqe = Cqe::new(0, sqhd, self.pair.sqid as u16, cid as u16, status, phase);
         if effect.kind() == Some(FaultKind::StalePhase) {
             let extra = Extra { a: slot, b: cqe.dw[3], target: u64::MAX };
-            if self.park(parked::MEND, effect, self.delay_of(effect), self.get(word::JOB), extra) {
+            if self.park(parked::CORRECT, effect, self.delay_of(effect), self.get(word::JOB), extra) {
                 cqe.dw[3] ^= 1 << 16;
             }
         }
@@ -99,17 +99,17 @@ impl<W: ControllerWarp> Server<'_, W> {
     }
 
     /// Corrects the last word of an entry.
-    pub(super) fn mend(&self, slot: u32, last: u32) {
+    pub(super) fn correct_entry(&self, slot: u32, last: u32) {
         self.warp.store_release(self.pair.cq.plus(u64::from(slot) * Cqe::BYTES as u64 + 12), last);
     }
 
     /// The head to report to the host: `lag` behind, but never behind what was reported before.
-    fn say_head(&self, lag: u32) -> u16 {
-        let (told, entries) = (self.get(word::TOLD), self.pair.sq_entries);
-        let known = distance(told, self.get(word::HEAD), entries);
-        let told = wrap(told + known.saturating_sub(lag), entries);
-        self.set(word::TOLD, told);
-        told as u16
+    fn report_head(&self, lag: u32) -> u16 {
+        let (reported, entries) = (self.get(word::REPORTED), self.pair.sq_entries);
+        let known = distance(reported, self.get(word::HEAD), entries);
+        let reported = wrap(reported + known.saturating_sub(lag), entries);
+        self.set(word::REPORTED, reported);
+        reported as u16
     }
 
     /// The identifier of another outstanding command; or an unused one, far from those that the host will use next.

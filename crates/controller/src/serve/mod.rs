@@ -55,7 +55,7 @@ mod word {
     /// The submission queue: the tail and head, and the head that was reported to the host.
     pub const TAIL: u32 = 13;
     pub const HEAD: u32 = 14;
-    pub const TOLD: u32 = 15;
+    pub const REPORTED: u32 = 15;
     /// The completion queue: the tail, the phase there, and the head.
     pub const CQ_TAIL: u32 = 16;
     pub const PHASE: u32 = 17;
@@ -264,12 +264,12 @@ impl<W: ControllerWarp> Server<'_, W> {
         let (warp, report) = (self.warp, self.pair.report);
         let resting = report.plus(offset_of!(Report, resting) as u64);
         warp.once(|| {
-            self.let_go();
-            self.tell();
+            self.abandon_all();
+            self.write_counters();
             warp.store_release(resting, 1);
         });
         let exit = loop {
-            warp.once(|| self.look());
+            warp.once(|| self.poll_control());
             let wish = warp.local(word::WISH);
             match wish.checked_sub(wish::EXIT) {
                 Some(code) => break Exit::from_code(code),
@@ -294,14 +294,14 @@ impl<W: ControllerWarp> Server<'_, W> {
     fn end(&self, exit: Exit) -> Exit {
         let at = self.pair.report.plus(offset_of!(Report, exit) as u64);
         self.warp.once(|| {
-            self.tell();
+            self.write_counters();
             self.warp.store_release(at, exit as u32);
         });
         exit
     }
 
     /// Updates the report's counters.
-    fn tell(&self) {
+    fn write_counters(&self) {
         let (warp, at) = (self.warp, self.pair.report);
         for (offset, counter) in [
             (offset_of!(Report, commands), word::COMMANDS),

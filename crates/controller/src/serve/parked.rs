@@ -27,7 +27,7 @@ pub(super) const DATA: u32 = 2;
 /// A completion: A is identifier and status. It waits for TARGET completions in all, or for its time.
 pub(super) const HOLD: u32 = 3;
 /// A completion queue entry to be corrected: A is the slot, B its last word.
-pub(super) const MEND: u32 = 4;
+pub(super) const CORRECT: u32 = 4;
 
 /// Words that a record carries.
 #[derive(Clone, Copy, Default)]
@@ -108,7 +108,7 @@ impl<W: ControllerWarp> Server<'_, W> {
     }
 
     /// Abandons everything that waits except data: its reads were completed, and only a reset keeps it from arriving.
-    pub(super) fn let_go(&self) {
+    pub(super) fn abandon_all(&self) {
         let mut late = 0;
         for index in 0..self.pair.parked_count {
             let kind = self.parked_at(index, KIND);

@@ -87,7 +87,7 @@ fn failures() {
 }
 
 #[test]
-fn every_so_many_of_some_opcodes() {
+fn every_nth_of_some_opcodes() {
     let fault = Fault { every: 3, count: 2, opcodes: 1 << 2, value: 6, ..Fault::new(FaultKind::Fail) };
     let mut rig = rig(&[fault]);
     let mut failed = Vec::new();
@@ -145,7 +145,7 @@ fn strange_completions() {
 }
 
 #[test]
-fn a_second_completion_takes_nobodys_room() {
+fn a_second_completion_takes_no_reserved_room() {
     let dup = Fault { n: 2, ..Fault::new(FaultKind::Dup) };
     let mut rig = rig(&[dup]);
     for lba in 0..15 {

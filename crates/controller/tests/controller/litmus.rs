@@ -86,7 +86,7 @@ fn too_early(warp: &LaneThreads, at: GpuAddr) -> Exit {
 }
 
 #[test]
-fn broken_messages_are_told_apart() {
+fn broken_messages_are_distinguished() {
     let setup = Litmus { slots: 4, words: 16, messages: 300, fence: strength::NONE, ..Litmus::default() };
     let (_, _, tally) = run(too_early, fetch, setup, None);
     assert_eq!((tally.good, tally.stale, tally.torn, tally.alien), (100, 100, 100, 0));

@@ -61,7 +61,7 @@ fn drive(pair: Pair, locals: u32, run: Run, count: u32, command: impl Fn(u32) ->
                 assert!(cqe.status().is_ok(), "{:?}", cqe.status());
                 done += 1;
             }
-            Some(Event::UnexpectedCompletion(cqe)) => panic!("{cqe:?} belongs to nobody"),
+            Some(Event::UnexpectedCompletion(cqe)) => panic!("{cqe:?} belongs to no command"),
             None => std::thread::yield_now(),
         }
     }

@@ -46,7 +46,7 @@ impl Mem {
         let word = at.0.wrapping_sub(BASE) / 4;
         for word in word..word + bytes / 4 {
             let bits = self.0.owned.get(word as usize / 64).map_or(0, |bits| bits.load(Relaxed));
-            assert!(bits >> (word % 64) & 1 != 0, "{at} belongs to nobody");
+            assert!(bits >> (word % 64) & 1 != 0, "{at} is not allocated");
         }
         word as usize
     }

@@ -171,7 +171,7 @@ fn order_of(flags: u32, lanes: u32, delay: u64) -> Vec<u16> {
 }
 
 #[test]
-fn completions_come_in_the_order_that_is_asked_for() {
+fn completions_come_in_the_requested_order() {
     assert_eq!(order_of(0, 32, 0), [0, 1, 2, 3, 4, 5, 6, 7]);
     assert_eq!(order_of(flag::REVERSE, 32, 0), [7, 6, 5, 4, 3, 2, 1, 0]);
     assert_eq!(order_of(flag::REVERSE, 4, 0), [3, 2, 1, 0, 7, 6, 5, 4]);
@@ -205,7 +205,7 @@ fn queues_are_renewed_and_limits_kept() {
 }
 
 #[test]
-fn what_cannot_be_served_is_refused() {
+fn invalid_descriptors_are_refused() {
     let good = Setup::default().pair;
     let bad = [
         Pair { sq_entries: 1, ..good },

@@ -154,7 +154,7 @@ fn it_feeds_itself() {
 }
 
 #[test]
-fn the_seal_is_what_the_page_says() {
+fn the_seal_matches_the_documentation() {
     // Fixed for all who make entries elsewhere: the same number for the same command, for ever.
     let sqe = entry(1).with_cid(77);
     assert_eq!(sqe.prp2(), seal(&sqe));

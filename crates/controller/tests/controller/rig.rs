@@ -160,7 +160,7 @@ impl Rig {
 
     /// Lets the controller run until it finds nothing to do.
     pub fn run(&self) -> bool {
-        self.baton.lend()
+        self.baton.run_controller()
     }
 
     /// The new completions; the host's head doorbell is rung.

@@ -188,7 +188,7 @@ fn more_than_fits_into_the_completion_queue() {
             rig.run();
         }
         let now = rig.take();
-        assert!(now.len() <= 3, "an entry that nobody had taken was overwritten");
+        assert!(now.len() <= 3, "an unconsumed entry was overwritten");
         found.extend(now.iter().map(|c| c.cid()));
         rig.mem().ring(rig.shared.pair.cq_door, found.len() as u32 % 4);
     }
@@ -199,7 +199,7 @@ fn more_than_fits_into_the_completion_queue() {
 }
 
 #[test]
-fn the_book_has_an_end() {
+fn the_list_of_violations_is_bounded() {
     let mut rig = Rig::new(&Setup::default());
     for _ in 0..2 * KEPT {
         rig.one(Sqe::new(0x7f, 1));
@@ -209,7 +209,7 @@ fn the_book_has_an_end() {
 }
 
 #[test]
-fn nonsense_harms_nobody() {
+fn random_commands_cause_no_stray_access() {
     // The arena refuses every access to unallocated memory, so a stray store panics in the controller.
     let mut rng = Rng(77);
     let mut answered = 0;

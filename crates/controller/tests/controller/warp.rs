@@ -39,7 +39,7 @@ impl Baton {
     }
 
     /// The host lets the controller run until it is idle; false if it has ended.
-    pub fn lend(&self) -> bool {
+    pub fn run_controller(&self) -> bool {
         self.pass(Turn::Controller, |turn| turn != Turn::Controller) != Turn::Ended
     }
 
