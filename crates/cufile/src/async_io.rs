@@ -11,7 +11,7 @@ use crate::buffers::registered;
 use crate::driver::{open_for_a_call, place};
 use crate::error::{Code, Failure};
 use crate::files::usable_file;
-use crate::io::{GONE, IoRequest, carry_out};
+use crate::io::{GONE, IoRequest, execute};
 use crate::log::{Level, say};
 use crate::machine::{Machine, StreamGpu, machine};
 use crate::operation::{EnqueuedOperation, Operation, Words};
@@ -122,7 +122,7 @@ unsafe fn enqueue(
         let request =
             IoRequest { base, bytes: early.0, file_offset: early.1, buffer_offset: early.2, writes };
         // SAFETY: the caller's promise.
-        let moved = unsafe { carry_out(&file, request) };
+        let moved = unsafe { execute(&file, request) };
         // SAFETY: as above.
         unsafe { words.finish(moved) };
         let end = (early.1 as u64).saturating_add(moved.unwrap_or(0) as u64);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::driver::{open_for_a_call, place};
 use crate::error::{Code, Failure};
 use crate::files::{RegisteredFile, usable_file};
-use crate::io::{IoRequest, carry_out};
+use crate::io::{IoRequest, execute};
 use crate::log::{Level, say};
 use crate::machine::machine;
 use crate::parameters::SizeParameter;
@@ -74,7 +74,7 @@ impl Batch {
         state.running += 1;
         drop(state);
         // SAFETY: the program keeps the memory until the operation is reported, or the batch is destroyed.
-        let moved = run("an operation of a batch", || unsafe { carry_out(&file, request) });
+        let moved = run("an operation of a batch", || unsafe { execute(&file, request) });
         let (status, result) = match moved {
             Ok(bytes) => (COMPLETE, bytes as isize),
             Err(failure) => (FAILED, -(failure.number() as isize)),
@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_that_make_no_sense_are_none() {
+    fn invalid_times_are_none() {
         let time = |tv_sec, tv_nsec| duration(libc::timespec { tv_sec, tv_nsec });
         assert_eq!(time(1, 5), Some(Duration::new(1, 5)));
         assert_eq!(time(0, 0), Some(Duration::ZERO));

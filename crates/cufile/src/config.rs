@@ -101,7 +101,7 @@ fn apply(config: &Value, parameters: &mut Parameters) {
         for key in values.as_object().into_iter().flatten().map(|(key, _)| key) {
             let name = format!("/{section}/{key}");
             if !known(&name) {
-                say(Level::Info, &format!("cufile.json: {name} means nothing to onehop"));
+                say(Level::Info, &format!("cufile.json: {name} has no effect in onehop"));
             }
         }
     }

@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_short_read_that_the_end_explains_is_let_pass() {
+    fn only_short_reads_at_the_end_are_accepted() {
         let own = File::open("/proc/self/exe").unwrap();
         let bytes = own.metadata().unwrap().len();
         let file = RegisteredFile {

@@ -73,7 +73,7 @@ unsafe fn by_call(call: &str, handle: *mut c_void, request: IoRequest) -> isize 
     let moved = run(call, || {
         let file = usable_file(handle)?;
         // SAFETY: the caller's promise.
-        unsafe { carry_out(&file, request) }
+        unsafe { execute(&file, request) }
     });
     match moved {
         Ok(moved) => moved as isize,
@@ -116,7 +116,7 @@ pub fn check(file: &RegisteredFile, request: &IoRequest) -> Result<Checked, Fail
 ///
 /// # Safety
 /// As for [`cuFileRead`].
-pub unsafe fn carry_out(file: &Arc<RegisteredFile>, request: IoRequest) -> Result<usize, Failure> {
+pub unsafe fn execute(file: &Arc<RegisteredFile>, request: IoRequest) -> Result<usize, Failure> {
     let begun = Instant::now();
     let busy = stats::busy();
     // SAFETY: the caller's promise.

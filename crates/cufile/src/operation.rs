@@ -23,7 +23,7 @@ use crate::files::RegisteredFile;
 use crate::io::{Checked, IoRequest, by_host, check};
 use crate::log::{Level, say};
 use crate::machine::{StreamGpu, machine};
-use crate::slots::{AHEAD, PIECE, PinnedSlot, Reserved, Word};
+use crate::slots::{AHEAD, CHUNK, PinnedSlot, Reserved, Word};
 use crate::state::run;
 use crate::stats::{self, Busy, MemorySide, Moved};
 
@@ -85,15 +85,15 @@ pub struct EnqueuedOperation {
 
 impl EnqueuedOperation {
     /// Number of chunks, and so of waits and kernels in the stream.
-    pub fn pieces(&self) -> usize {
-        self.most().div_ceil(PIECE).max(1)
+    pub fn chunks(&self) -> usize {
+        self.most().div_ceil(CHUNK).max(1)
     }
 
     /// How many slots it needs, and of what size.
     pub fn slots(&self) -> (usize, usize) {
         match self.most() {
             0 => (0, 0),
-            most => (self.pieces().min(AHEAD), most.min(PIECE)),
+            most => (self.chunks().min(AHEAD), most.min(CHUNK)),
         }
     }
 
@@ -146,7 +146,7 @@ impl EnqueuedOperation {
 pub struct Operation {
     wanted: EnqueuedOperation,
     gpu: Arc<StreamGpu>,
-    pieces: usize,
+    chunks: usize,
     /// Addresses of the slots' orders, and of the word that the stream waits on: no lock is held while a full channel
     /// blocks a driver call.
     orders: Vec<(Region, usize)>,
@@ -192,13 +192,13 @@ impl OperationState {
     }
 
     /// The bytes of a chunk: offset in the operation, and length.
-    fn range(&self, piece: usize) -> (usize, usize) {
-        let (start, bytes) = (piece * PIECE, self.checked.map_or(0, |checked| checked.bytes));
-        (start, bytes.saturating_sub(start).min(PIECE))
+    fn range(&self, chunk: usize) -> (usize, usize) {
+        let (start, bytes) = (chunk * CHUNK, self.checked.map_or(0, |checked| checked.bytes));
+        (start, bytes.saturating_sub(start).min(CHUNK))
     }
 
-    fn slot(&self, piece: usize) -> Option<&PinnedSlot> {
-        self.slots.get(piece % self.slots.len().max(1))
+    fn slot(&self, chunk: usize) -> Option<&PinnedSlot> {
+        self.slots.get(chunk % self.slots.len().max(1))
     }
 }
 
@@ -221,7 +221,7 @@ extern "C" fn take_step(argument: *mut c_void) {
     let _ = run("a step of an operation in a stream", || {
         match step {
             StreamStep::Reached => operation.reached(),
-            StreamStep::Passed(piece) => operation.passed(piece),
+            StreamStep::Passed(chunk) => operation.passed(chunk),
         }
         Ok(())
     });
@@ -240,14 +240,14 @@ impl Operation {
         let orders = slots.iter().map(|slot| place(slot.order())).collect();
         let (memory, offset, before) = word.after(0);
         let waits_on = (memory.clone(), offset, before);
-        let pieces = wanted.pieces();
+        let chunks = wanted.chunks();
         let state = OperationState {
             word: Some(word),
             slots,
-            ended: (0..pieces).map(|_| None).collect(),
+            ended: (0..chunks).map(|_| None).collect(),
             ..OperationState::default()
         };
-        Ok(Arc::new(Self { wanted, gpu, pieces, orders, waits_on, state: Mutex::new(state) }))
+        Ok(Arc::new(Self { wanted, gpu, chunks, orders, waits_on, state: Mutex::new(state) }))
     }
 
     /// Puts it into a stream.
@@ -261,7 +261,7 @@ impl Operation {
     pub unsafe fn put(self: &Arc<Self>, stream: *mut c_void) -> Result<(), Failure> {
         // SAFETY: the caller's promise, as below.
         if let Err(error) = unsafe { self.put_call(stream, StreamStep::Reached) } {
-            self.give_back(&mut self.state());
+            self.release_reserved(&mut self.state());
             return Err(error.into());
         }
         // SAFETY: as above.
@@ -298,22 +298,22 @@ impl Operation {
             // SAFETY: the caller's promise for the stream; words live as long as their pool.
             unsafe { work.wait(stream, words, *offset, before.wrapping_add(steps as u32)) }
         };
-        for piece in 0..if slots == 0 { 0 } else { self.pieces } {
-            let waited = if self.wanted.writes { piece.checked_sub(slots) } else { Some(piece) };
+        for chunk in 0..if slots == 0 { 0 } else { self.chunks } {
+            let waited = if self.wanted.writes { chunk.checked_sub(slots) } else { Some(chunk) };
             if let Some(waited) = waited {
                 wait(waited + 1)?;
                 self.open();
             }
-            let (orders, at) = &self.orders[piece % slots];
+            let (orders, at) = &self.orders[chunk % slots];
             // SAFETY: as above; what an order names was checked to be the program's memory, which it keeps.
             unsafe { work.copy(stream, orders, *at) }?;
-            self.state().unpassed = Some(piece % slots);
+            self.state().unpassed = Some(chunk % slots);
             // SAFETY: the caller's promise.
-            unsafe { self.put_call(stream, StreamStep::Passed(piece)) }?;
+            unsafe { self.put_call(stream, StreamStep::Passed(chunk)) }?;
             self.state().unpassed = None;
         }
         if slots == 0 || self.wanted.writes {
-            wait(self.pieces)?;
+            wait(self.chunks)?;
         }
         self.open();
         Ok(())
@@ -328,8 +328,8 @@ impl Operation {
     fn open(self: &Arc<Self>) {
         let mut state = self.state();
         state.is_open = true;
-        for piece in std::mem::take(&mut state.pending) {
-            self.submit(&mut state, piece);
+        for chunk in std::mem::take(&mut state.pending) {
+            self.submit(&mut state, chunk);
         }
         self.write_next(&mut state);
     }
@@ -345,12 +345,12 @@ impl Operation {
             if let Err(error) = slot.cancel_order() {
                 say(
                     Level::Error,
-                    &format!("an order of a cancelled operation could not be taken back: {error}"),
+                    &format!("an order of a cancelled operation could not be withdrawn: {error}"),
                 );
             }
         }
         if let Some(word) = &state.word {
-            word.reach(self.pieces);
+            word.reach(self.chunks);
         }
         self.release(&mut state);
     }
@@ -361,7 +361,7 @@ impl Operation {
             if let Some(slot) = state.unpassed.take().filter(|slot| *slot < state.slots.len()) {
                 state.slots.swap_remove(slot);
             }
-            self.give_back(state);
+            self.release_reserved(state);
         }
     }
 
@@ -378,47 +378,47 @@ impl Operation {
             Ok(checked) => state.checked = Some(checked),
             Err(failure) => state.fail(failure),
         }
-        let first = state.slots.len().clamp(1, self.pieces);
-        for piece in 0..first {
+        let first = state.slots.len().clamp(1, self.chunks);
+        for chunk in 0..first {
             if self.wanted.writes && !state.slots.is_empty() {
-                self.describe(&mut state, piece);
+                self.describe(&mut state, chunk);
             } else {
-                self.begin(&mut state, piece);
+                self.begin(&mut state, chunk);
             }
         }
     }
 
     /// The kernel of a chunk has ended.
-    fn passed(self: &Arc<Self>, piece: usize) {
+    fn passed(self: &Arc<Self>, chunk: usize) {
         let mut state = self.state();
         state.calls -= 1;
         if state.is_cancelled {
             return self.release(&mut state);
         }
         if self.wanted.writes {
-            state.copied = piece + 1;
+            state.copied = chunk + 1;
             self.write_next(&mut state);
             return;
         }
-        let next = piece + state.slots.len();
-        if next < self.pieces {
+        let next = chunk + state.slots.len();
+        if next < self.chunks {
             self.begin(&mut state, next);
         }
-        if piece + 1 == self.pieces {
+        if chunk + 1 == self.chunks {
             self.report(&mut state);
-            self.give_back(&mut state);
+            self.release_reserved(&mut state);
         }
     }
 
     /// Starts the file I/O of a chunk.
-    fn begin(self: &Arc<Self>, state: &mut OperationState, piece: usize) {
-        if state.is_open { self.submit(state, piece) } else { state.pending.push(piece) }
+    fn begin(self: &Arc<Self>, state: &mut OperationState, chunk: usize) {
+        if state.is_open { self.submit(state, chunk) } else { state.pending.push(chunk) }
     }
 
-    fn submit(self: &Arc<Self>, state: &mut OperationState, piece: usize) {
+    fn submit(self: &Arc<Self>, state: &mut OperationState, chunk: usize) {
         state.working += 1;
         let operation = self.clone();
-        machine().stream_executor.submit(move || operation.carry_out(piece));
+        machine().stream_executor.submit(move || operation.do_file_io(chunk));
     }
 
     /// Starts writing the next chunk. One at a time: after a failure nothing more is written.
@@ -430,24 +430,24 @@ impl Operation {
     }
 
     /// Describes the copy of a chunk to be written to its kernel.
-    fn describe(&self, state: &mut OperationState, piece: usize) {
-        let ((start, bytes), at) = (state.range(piece), state.checked.map_or(0, |checked| checked.memory));
+    fn describe(&self, state: &mut OperationState, chunk: usize) {
+        let ((start, bytes), at) = (state.range(chunk), state.checked.map_or(0, |checked| checked.memory));
         let bytes = if state.has_stopped { 0 } else { bytes };
-        let Some(slot) = state.slot(piece) else { return };
+        let Some(slot) = state.slot(chunk) else { return };
         if let Err(failure) = slot.set_order((at + start) as u64, slot.address(), bytes) {
             state.fail(failure);
         }
     }
 
     /// Does the file I/O of a chunk, on a thread of the executor.
-    fn carry_out(self: &Arc<Self>, piece: usize) {
-        let moved = run("an operation in a stream", || self.move_piece(piece));
+    fn do_file_io(self: &Arc<Self>, chunk: usize) {
+        let moved = run("an operation in a stream", || self.move_chunk(chunk));
         let mut state = self.state();
-        state.ended[piece] = Some(moved);
+        state.ended[chunk] = Some(moved);
         loop {
             let next = state.whole;
             let Some(moved) = state.ended.get_mut(next).and_then(Option::take) else { break };
-            self.end_piece(&mut state, moved);
+            self.end_chunk(&mut state, moved);
         }
         state.working -= 1;
         state.is_writing = false;
@@ -455,16 +455,16 @@ impl Operation {
         self.release(&mut state);
     }
 
-    fn move_piece(&self, piece: usize) -> Result<Filled, Failure> {
+    fn move_chunk(&self, chunk: usize) -> Result<Filled, Failure> {
         const NOTHING: Filled = Filled { skip: 0, bytes: 0 };
         let (file, writes) = (&self.wanted.file, self.wanted.writes);
         let (checked, (start, bytes), place) = {
             let state = self.state();
             let place =
-                state.slot(piece).and_then(PinnedSlot::bytes).map(|(memory, at)| (memory.clone(), at));
+                state.slot(chunk).and_then(PinnedSlot::bytes).map(|(memory, at)| (memory.clone(), at));
             match state.checked {
                 Some(checked) if !state.has_stopped && !state.is_cancelled => {
-                    (checked, state.range(piece), place)
+                    (checked, state.range(chunk), place)
                 }
                 _ => return Ok(NOTHING),
             }
@@ -489,11 +489,11 @@ impl Operation {
     }
 
     /// The file I/O of a chunk and of all before it has ended.
-    fn end_piece(&self, state: &mut OperationState, moved: Result<Filled, Failure>) {
-        let piece = state.whole;
+    fn end_chunk(&self, state: &mut OperationState, moved: Result<Filled, Failure>) {
+        let chunk = state.whole;
         let (start, wanted) = match state.slots.is_empty() {
             true => (0, state.checked.map_or(0, |checked| checked.bytes)),
-            false => state.range(piece),
+            false => state.range(chunk),
         };
         let mut filled = Filled { skip: 0, bytes: 0 };
         match moved {
@@ -514,18 +514,18 @@ impl Operation {
             return;
         }
         if self.wanted.writes && !state.slots.is_empty() {
-            let next = piece + state.slots.len();
-            if next < self.pieces {
+            let next = chunk + state.slots.len();
+            if next < self.chunks {
                 self.describe(state, next);
             }
-        } else if let (Some(slot), Some(checked)) = (state.slot(piece), state.checked) {
+        } else if let (Some(slot), Some(checked)) = (state.slot(chunk), state.checked) {
             let (from, to) = (slot.address() + filled.skip as u64, (checked.memory + start) as u64);
             if let Err(failure) = slot.set_order(from, to, filled.bytes) {
                 state.fail(failure);
             }
         }
         // The next commands in the stream may use the result.
-        let is_last = state.whole == self.pieces && (self.wanted.writes || state.slots.is_empty());
+        let is_last = state.whole == self.chunks && (self.wanted.writes || state.slots.is_empty());
         if is_last {
             self.report(state);
         }
@@ -533,7 +533,7 @@ impl Operation {
             word.reach(state.whole);
         }
         if is_last {
-            self.give_back(state);
+            self.release_reserved(state);
         }
     }
 
@@ -551,12 +551,12 @@ impl Operation {
     }
 
     /// Releases the reserved resources. The stream only uses them for a wait that its word has ended.
-    fn give_back(&self, state: &mut OperationState) {
+    fn release_reserved(&self, state: &mut OperationState) {
         for slot in state.slots.drain(..) {
-            self.gpu.slots.give_back(slot);
+            self.gpu.slots.release(slot);
         }
         if let Some(word) = state.word.take() {
-            self.gpu.slots.give_word_back(word, self.pieces);
+            self.gpu.slots.release_word(word, self.chunks);
         }
     }
 }

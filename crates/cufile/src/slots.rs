@@ -18,12 +18,12 @@ use crate::error::{Code, Failure};
 use crate::log::{Level, say};
 
 /// Capacity of a slot. Longer operations are cut into chunks, which several threads read.
-pub const PIECE: usize = 4 << 20;
+pub const CHUNK: usize = 4 << 20;
 /// Maximum slots per operation: while one chunk is copied, others are read.
 pub const AHEAD: usize = 4;
 /// Slot sizes, and the number of slots of each. Commands of all slots together fit one channel of a GPU, which takes
 /// about a thousand: in a full one the driver's calls wait, for ever if the program holds the stream back.
-const CLASSES: [(usize, usize); 4] = [(64 << 10, 32), (256 << 10, 32), (1 << 20, 24), (PIECE, 32)];
+const CLASSES: [(usize, usize); 4] = [(64 << 10, 32), (256 << 10, 32), (1 << 20, 24), (CHUNK, 32)];
 /// Maximum number of operations at once, including those that need no slot.
 const WORDS: usize = 128;
 /// A slot starts with its order, in a block of its own, so that the bytes after it can be read past the page cache.
@@ -190,7 +190,7 @@ impl SlotPool {
     }
 
     /// Releases a slot that no kernel uses any more.
-    pub fn give_back(&self, slot: PinnedSlot) {
+    pub fn release(&self, slot: PinnedSlot) {
         let mut state = self.state();
         state.classes[slot.class].push(slot);
         state.returns += 1;
@@ -198,7 +198,7 @@ impl SlotPool {
     }
 
     /// Releases a word after all steps of the operation.
-    pub fn give_word_back(&self, word: Word, steps: usize) {
+    pub fn release_word(&self, word: Word, steps: usize) {
         let before = word.before.wrapping_add(steps as u32);
         let mut state = self.state();
         state.words.push(Word { before, ..word });
@@ -219,27 +219,27 @@ mod tests {
         SlotPool::new(&Emulated::new()).unwrap()
     }
 
-    fn give_back(pool: &SlotPool, all: Vec<Reserved>) {
+    fn release(pool: &SlotPool, all: Vec<Reserved>) {
         for Reserved { word, slots } in all {
-            slots.into_iter().for_each(|slot| pool.give_back(slot));
-            pool.give_word_back(word, 1);
+            slots.into_iter().for_each(|slot| pool.release(slot));
+            pool.release_word(word, 1);
         }
     }
 
     #[test]
     fn slots_are_bounded_and_come_back() {
         let pool = pool();
-        assert_eq!(pool.reserve(PIECE, AHEAD).map(|all| all.slots.len()).unwrap(), AHEAD);
+        assert_eq!(pool.reserve(CHUNK, AHEAD).map(|all| all.slots.len()).unwrap(), AHEAD);
         let mut all: Vec<Reserved> = Vec::new();
-        while let Ok(reserved) = pool.reserve_within(PIECE, AHEAD, BRIEF) {
+        while let Ok(reserved) = pool.reserve_within(CHUNK, AHEAD, BRIEF) {
             all.push(reserved);
         }
         // More operations than slots, if each took as many as it can use.
         assert!(all.len() > CLASSES[3].1 / AHEAD && all.iter().all(|one| !one.slots.is_empty()));
-        assert!(matches!(pool.reserve_within(PIECE, 1, BRIEF), Err(Failure::Code(Code::NoMemory))));
+        assert!(matches!(pool.reserve_within(CHUNK, 1, BRIEF), Err(Failure::Code(Code::NoMemory))));
         std::thread::scope(|scope| {
-            let waits = scope.spawn(|| pool.reserve(PIECE, AHEAD).map(|reserved| reserved.slots.len()));
-            give_back(&pool, all);
+            let waits = scope.spawn(|| pool.reserve(CHUNK, AHEAD).map(|reserved| reserved.slots.len()));
+            release(&pool, all);
             assert!(waits.join().unwrap().unwrap() > 0);
         });
     }
@@ -259,7 +259,7 @@ mod tests {
         let pool = pool();
         let all: Vec<Reserved> = (0..WORDS).map(|_| pool.reserve(0, 0).unwrap()).collect();
         assert!(pool.reserve_within(1, 1, BRIEF).is_err() && pool.reserve_within(0, 0, BRIEF).is_err());
-        give_back(&pool, all);
+        release(&pool, all);
         assert_eq!(pool.state().classes[0].len(), CLASSES[0].1);
         assert_eq!(pool.reserve(1, 1).unwrap().slots.len(), 1);
     }
@@ -278,7 +278,7 @@ mod tests {
         let Reserved { word, .. } = pool.reserve(0, 0).unwrap();
         word.reach(3);
         let (memory, offset) = (word.memory.clone(), word.offset);
-        pool.give_word_back(word, 3);
+        pool.release_word(word, 3);
         let Reserved { word, .. } = pool.reserve(0, 0).unwrap();
         assert_eq!((word.offset, word.after(1).2, memory.word(offset).unwrap()), (offset, 4, 3));
     }

@@ -45,7 +45,7 @@ pub struct Moved {
     pub way: MemorySide,
 }
 
-/// What the process's own report is made of. It is counted whatever the level.
+/// The data of the process's own report, counted at every level.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Totals {
     pub reads: u64,

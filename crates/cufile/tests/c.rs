@@ -84,7 +84,7 @@ fn passes(part: &str, has_gpu: bool) {
 
 /// `ONEHOP_TEST_HOSTILE_SECONDS` makes it run longer, with other seeds.
 #[test]
-fn calls_that_make_no_sense() {
+fn invalid_calls() {
     let wanted = std::env::var("ONEHOP_TEST_HOSTILE_SECONDS").ok();
     let seconds: u64 = wanted.and_then(|text| text.parse().ok()).unwrap_or(4);
     for (round, has_gpu) in (0..seconds.div_ceil(2)).zip([true, false].into_iter().cycle()) {
@@ -145,7 +145,7 @@ fn at_edges(part: &str, says: &str) {
 }
 
 #[test]
-fn handles_that_name_nothing_are_errors() {
+fn invalid_handles_are_errors() {
     at_edges("handles", "all of it");
 }
 
@@ -165,7 +165,7 @@ fn calls_in_a_process_that_forks() {
 }
 
 #[test]
-fn closes_beside_calls() {
+fn closes_during_calls() {
     at_edges("closes", "all of it");
 }
 
