@@ -42,7 +42,7 @@ pub(crate) struct Association {
     pub(crate) health: Arc<Health>,
     /// Maximum data in the capsule of an I/O command.
     capsule: AtomicU32,
-    keeper: Option<JoinHandle<()>>,
+    keep_alive_thread: Option<JoinHandle<()>>,
     stop: StopSignal,
     admin: LinkHandle,
 }
@@ -77,7 +77,7 @@ impl Association {
             version: Version(0),
             health,
             capsule: AtomicU32::new(0),
-            keeper: None,
+            keep_alive_thread: None,
             stop,
             admin,
         };
@@ -215,7 +215,7 @@ impl Association {
         };
         let spawned = std::thread::Builder::new().name("nvme keep alive".into()).spawn(work);
         let failed = |source| Error::Io { queue: "the keep-alive thread".into(), source: Arc::new(source) };
-        self.keeper = Some(spawned.map_err(failed)?);
+        self.keep_alive_thread = Some(spawned.map_err(failed)?);
         Ok(())
     }
 }
@@ -224,9 +224,9 @@ impl Drop for Association {
     fn drop(&mut self) {
         self.health.lose(&Error::Over { queue: format!("the admin queue of {}", self.target) });
         self.admin.close();
-        if let Some(keeper) = self.keeper.take() {
+        if let Some(keep_alive_thread) = self.keep_alive_thread.take() {
             // It ends when its command does, and its commands have just ended.
-            let _ = keeper.join();
+            let _ = keep_alive_thread.join();
         }
     }
 }

@@ -26,7 +26,7 @@ const MAX_FILE: u64 = 4096;
 /// Room for a controller's longest message.
 const RECEIVE_BYTES: u32 = 4096;
 /// The content of a secret's file.
-const FORM: &str = "it is to hold DHHC-1:…:, as `nvme gen-dhchap-key` prints it";
+const FORM: &str = "its content should be DHHC-1:…:, as `nvme gen-dhchap-key` prints it";
 /// The group without Diffie-Hellman.
 const NULL_GROUP: u8 = 0;
 

@@ -317,7 +317,7 @@ impl Registers for Controller {
     fn idle(&self, doorbell: u32) {
         let link = doorbell_of(doorbell, self.cap.dstrd()).and_then(|(qid, _)| self.link(qid));
         if let Some(link) = link {
-            link.look();
+            link.poll_answers();
         }
     }
 

@@ -56,7 +56,7 @@ pub enum Error {
         is_early: bool,
     },
     /// The target violated the protocol.
-    #[error("the connection of {queue} was given up: {source}")]
+    #[error("the connection of {queue} was closed: {source}")]
     Protocol {
         /// The queue.
         queue: String,

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_is_who_its_name_says_or_somebody_new() {
+    fn a_host_is_the_named_one_or_a_new_one() {
         let target = |text: &str| text.parse::<SubsystemAddress>().unwrap();
         let id = "6f6e6568-6f70-4000-8000-0000000000ff";
         let named = Host::of(&target(&format!("nvme-tcp://a/nqn.x?hostnqn=nqn.h&hostid={id}"))).unwrap();

@@ -29,7 +29,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum receive steps while other threads wait.
 const STEPS: usize = 32;
 /// How long the receiving thread leaves the connection to a polling thread.
-const STANDS_BACK: Duration = Duration::from_millis(5);
+const YIELD_TIME: Duration = Duration::from_millis(5);
 /// Bytes whose digest is computed at a time.
 const DIGEST_CHUNK: usize = 16 << 10;
 
@@ -105,7 +105,7 @@ pub(crate) struct QueueLink {
     label: String,
     state: Mutex<LinkState>,
     /// The driver's thread has polled, and received what there was.
-    is_looked_at: AtomicBool,
+    is_polled: AtomicBool,
     /// Maximum data in a command's capsule.
     capsule: u32,
     stop: StopSignal,
@@ -177,7 +177,7 @@ impl QueueLink {
             wake,
             label: setup.label,
             state: Mutex::new(state),
-            is_looked_at: AtomicBool::new(false),
+            is_polled: AtomicBool::new(false),
             capsule: setup.capsule,
             stop: setup.stop,
         });
@@ -222,7 +222,7 @@ impl QueueLink {
     fn receive(&self) {
         loop {
             // A thread that polls continuously receives answers before this one could wake.
-            let limit = self.is_looked_at.swap(false, Ordering::Relaxed).then_some(STANDS_BACK);
+            let limit = self.is_polled.swap(false, Ordering::Relaxed).then_some(YIELD_TIME);
             let mut state = self.lock();
             if limit.is_none() {
                 self.pump(&mut state);
@@ -237,14 +237,14 @@ impl QueueLink {
     }
 
     /// Polls for answers on the driver's thread: if data is small, that thread receives it.
-    pub(crate) fn look(&self) {
+    pub(crate) fn poll_answers(&self) {
         let mut state = self.lock();
         if !state.ahead.is_small() {
             return;
         }
         self.pump(&mut state);
         let goes_on = state.ahead.is_small() && !state.is_blocked && state.failed.is_none();
-        self.is_looked_at.store(goes_on, Ordering::Relaxed);
+        self.is_polled.store(goes_on, Ordering::Relaxed);
         if !goes_on {
             self.wake();
         }

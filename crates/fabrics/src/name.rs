@@ -76,7 +76,7 @@ impl FromStr for SubsystemAddress {
 
     fn from_str(text: &str) -> Result<Self> {
         let bad = |why: String| Error::Name { name: text.escape_debug().to_string(), why };
-        let rest = text.strip_prefix(SCHEME).ok_or_else(|| bad(format!("it is to be {FORM}")))?;
+        let rest = text.strip_prefix(SCHEME).ok_or_else(|| bad(format!("the form is {FORM}")))?;
         let (rest, options) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, nqn) = rest.split_once('/').unwrap_or((rest, ""));
         let (host, port) = host_and_port(authority).map_err(&bad)?;
@@ -146,13 +146,13 @@ fn host_and_port(authority: &str) -> std::result::Result<(&str, Option<u16>), St
     let (host, port) = match authority.strip_prefix('[') {
         Some(rest) => {
             let (host, rest) = rest.split_once(']').ok_or("its address has no closing bracket")?;
-            host.parse::<std::net::Ipv6Addr>().map_err(|_| format!("'{host}' is no IPv6 address"))?;
+            host.parse::<std::net::Ipv6Addr>().map_err(|_| format!("'{host}' is not an IPv6 address"))?;
             (host, rest)
         }
         None => authority.split_at(authority.find(':').unwrap_or(authority.len())),
     };
     if host.is_empty() || host.contains(|c: char| c.is_whitespace() || c.is_control()) {
-        return Err(format!("it has no host; it is to be {FORM}"));
+        return Err(format!("it has no host; the form is {FORM}"));
     }
     let port = match port.strip_prefix(':') {
         None if port.is_empty() => None,
@@ -160,7 +160,7 @@ fn host_and_port(authority: &str) -> std::result::Result<(&str, Option<u16>), St
         Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
             Some(digits.parse().ok().filter(|port| *port > 0).ok_or("a port is a number from 1 to 65535")?)
         }
-        _ => return Err("what follows the host is no port; an IPv6 address takes brackets".into()),
+        _ => return Err("what follows the host is not a port; an IPv6 address takes brackets".into()),
     };
     Ok((host, port))
 }
@@ -172,7 +172,7 @@ pub(crate) fn check_nqn(nqn: &str) -> std::result::Result<(), String> {
     }
     let is_nqn = nqn.starts_with("nqn.") && nqn.bytes().all(|byte| byte.is_ascii_graphic());
     if !nqn.is_empty() && !is_nqn {
-        return Err(format!("'{}' is no NQN such as nqn.2026-11.com.example:models", nqn.escape_debug()));
+        return Err(format!("'{}' is not an NQN such as nqn.2026-11.com.example:models", nqn.escape_debug()));
     }
     Ok(())
 }
@@ -220,10 +220,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_is_refused_with_the_reason() {
+    fn invalid_names_are_refused_with_the_reason() {
         let long = format!("nvme-tcp://a/nqn.{}", "x".repeat(MAX_NQN));
         for (text, why) in [
-            ("nvme-rdma://a/nqn.x", "it is to be"),
+            ("nvme-rdma://a/nqn.x", "the form is"),
             ("nvme-tcp://", "no host"),
             ("nvme-tcp:///nqn.x", "no host"),
             ("nvme-tcp://a:0/nqn.x", "1 to 65535"),
@@ -232,8 +232,8 @@ mod tests {
             ("nvme-tcp://fe80::1/nqn.x", "brackets"),
             ("nvme-tcp://[fe80::1/nqn.x", "closing"),
             ("nvme-tcp://[a]/nqn.x", "IPv6"),
-            ("nvme-tcp://a/models", "no NQN"),
-            ("nvme-tcp://a/nqn.x y", "no NQN"),
+            ("nvme-tcp://a/models", "not an NQN"),
+            ("nvme-tcp://a/nqn.x y", "not an NQN"),
             ("nvme-tcp://a/nqn.x?digests=some", "header, data or all"),
             ("nvme-tcp://a/nqn.x?keepalive=0", "1 to 3600"),
             ("nvme-tcp://a/nqn.x?hostid=12", "UUID"),

@@ -61,7 +61,7 @@ pub enum QueueEvent {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Violation {
     /// A PDU that a host does not receive, or not in this state.
-    #[error("a PDU of type {0:#04x} came, which has no place here")]
+    #[error("an unexpected PDU of type {0:#04x} came")]
     Kind(u8),
     /// A header's length does not match its type.
     #[error("the header of a PDU of type {kind:#04x} has {hlen} bytes instead of {want}")]

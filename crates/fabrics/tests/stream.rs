@@ -235,7 +235,7 @@ proptest! {
     /// Random bytes in a valid stream lead to events or a violation. Data only lands in its command's memory: `feed`
     /// would panic otherwise.
     #[test]
-    fn bytes_from_strangers_do_no_harm(
+    fn random_bytes_do_no_harm(
         digests in 0u8..4,
         changes in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 0..6),
         pieces in proptest::collection::vec(1usize..40, 1..6),
@@ -262,7 +262,7 @@ proptest! {
 
     /// The same before the connection is open.
     #[test]
-    fn a_start_from_strangers_does_no_harm(
+    fn a_random_start_does_no_harm(
         changes in proptest::collection::vec((0usize..128, any::<u8>()), 1..4),
         pieces in proptest::collection::vec(1usize..40, 1..6),
     ) {

@@ -196,7 +196,7 @@ impl CapsuleQueue {
             return bad(format!("{} were asked for and {granted} granted", self.asked));
         }
         if max_h2c < LEAST_H2C || !max_h2c.is_multiple_of(4) {
-            return bad(format!("MAXH2CDATA {max_h2c} is below {LEAST_H2C} or no multiple of 4"));
+            return bad(format!("MAXH2CDATA {max_h2c} is below {LEAST_H2C} or not a multiple of 4"));
         }
         self.digests = granted;
         self.unit = (usize::from(cpda) + 1) * 4;

@@ -43,7 +43,7 @@ fn exercise(config: Config, options: &str) {
 }
 
 #[test]
-fn blocks_go_and_come_as_they_are() {
+fn blocks_are_written_and_read_unchanged() {
     exercise(Config::default(), "");
     exercise(Config { success: false, split: 4 << 20, max_h2c: 128 << 10, ..Config::default() }, "");
     exercise(Config { cpda: 31, padding: 9, split: 1000, ..Config::default() }, "");
@@ -59,7 +59,7 @@ fn digests_are_made_and_checked() {
 }
 
 #[test]
-fn a_target_that_is_none_or_refuses_is_reported_with_the_reason() {
+fn a_missing_or_refusing_target_is_reported_with_the_reason() {
     let refused = |target: &Target, options: &str| try_open(target, options).err().unwrap();
     let without = Target::start(Config { digests: 1, ..Config::default() });
     let said = refused(&without, "?digests=all");
@@ -86,7 +86,7 @@ fn a_target_that_is_none_or_refuses_is_reported_with_the_reason() {
 
 /// Targets that do not know the secrets, or violate the protocol of proving it.
 #[test]
-fn who_proves_nothing_is_not_believed() {
+fn an_invalid_proof_is_rejected() {
     const SECRET: &str = "DHHC-1:00:HyKIofh8AbmtBGU0XjaATtRK+MfwUBYJV+Oy2GdVHAwbo+Ie:";
     let file = std::env::temp_dir().join(format!("onehop-fabrics-secret-{}", std::process::id()));
     std::fs::write(&file, SECRET).unwrap();
@@ -116,7 +116,7 @@ fn who_proves_nothing_is_not_believed() {
         let said = try_open(&target, options).err().unwrap();
         assert!(said.contains(words), "{proofs:?}: {said}");
         if proofs.len() == 2 && options == &both {
-            assert_eq!(last(&target), Some(vec![0, 0xf0]), "the target is told");
+            assert_eq!(last(&target), Some(vec![0, 0xf0]), "the target gets the verdict");
         }
     }
     // Any proof satisfies a target that is not asked for its own.

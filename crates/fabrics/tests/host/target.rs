@@ -370,7 +370,7 @@ impl Connection {
                 self.received += 1;
                 data.resize(sqe.dw[11] as usize, 0);
                 data[4..6].copy_from_slice(&self.transaction);
-                self.give(sqe, &data)
+                self.send_data(sqe, &data)
             }
             Some(fctype::PROPERTY_GET) => {
                 let value = match sqe.dw[11] {
@@ -410,7 +410,7 @@ impl Connection {
                 admin::opcode::ABORT => return self.answer(sqe, [1, 0], Status::SUCCESS),
                 _ => vec![0; len as usize],
             };
-            return self.give(sqe, &page[..page.len().min(len as usize)]);
+            return self.send_data(sqe, &page[..page.len().min(len as usize)]);
         }
         if sqe.opcode() == nvm::opcode::FLUSH {
             return self.answer(sqe, [0, 0], Status::SUCCESS);
@@ -420,7 +420,7 @@ impl Connection {
         };
         self.shared.seen.lock().unwrap().reads += 1;
         let data = self.shared.media.lock().unwrap()[range].to_vec();
-        self.give(sqe, &data)
+        self.send_data(sqe, &data)
     }
 
     fn range(&self, sqe: &Sqe, len: usize) -> Option<std::ops::Range<usize>> {
@@ -487,7 +487,7 @@ impl Connection {
     }
 
     /// Sends data to the host, and the command's completion.
-    fn give(&mut self, sqe: &Sqe, data: &[u8]) -> Done {
+    fn send_data(&mut self, sqe: &Sqe, data: &[u8]) -> Done {
         let Config { split, success, .. } = self.shared.config;
         let count = data.len().div_ceil(split as usize);
         let success = success && count > 0 && self.qid != Some(0);
