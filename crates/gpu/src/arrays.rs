@@ -66,7 +66,7 @@ impl ArrayJob {
     /// Warps gather rows into a buffer. `memory` is the buffer, and room for the answers.
     ///
     /// # Errors
-    /// When a region is too short, or a number is no multiple of 4.
+    /// When a region is too short, or a number is not a multiple of 4.
     pub fn gather(
         rows: ArrayRows,
         items: &[GatherItem],
@@ -174,7 +174,7 @@ fn job(
     }
     for (what, region) in [("a buffer", out), ("answers", answers)] {
         if !region.addr().0.is_multiple_of(4) {
-            return refuse(format!("{what} at {}, which is no multiple of 4", region.addr()));
+            return refuse(format!("{what} at {}, which is not a multiple of 4", region.addr()));
         }
     }
     let places = (answers.len() / 4).min(out.len() / bytes as usize);

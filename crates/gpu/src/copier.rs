@@ -99,19 +99,19 @@ impl AtOnce {
 }
 
 /// Bytes copied at a time.
-const PIECE: usize = 64 << 10;
+const CHUNK: usize = 64 << 10;
 
 impl Copier for AtOnce {
     fn copy(&mut self, rows: &Rows) -> Result<()> {
         rows.check(self.from.len(), self.to.len())?;
-        let mut piece = vec![0; PIECE.min(rows.row)];
+        let mut buffer = vec![0; CHUNK.min(rows.row)];
         for row in 0..rows.rows {
             let (from, to) = (rows.from + row * rows.step, rows.to + row * rows.row);
             let mut done = 0;
             while done < rows.row {
-                let count = piece.len().min(rows.row - done);
-                self.from.read(from + done, &mut piece[..count])?;
-                self.to.write(to + done, &piece[..count])?;
+                let count = buffer.len().min(rows.row - done);
+                self.from.read(from + done, &mut buffer[..count])?;
+                self.to.write(to + done, &buffer[..count])?;
                 done += count;
             }
         }

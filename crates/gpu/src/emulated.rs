@@ -63,8 +63,8 @@ impl Vram {
         let len = bytes.max(1).checked_next_multiple_of(VRAM_UNIT).ok_or_else(none)?;
         let at = lock(&self.heap).take(len).ok_or_else(none)?;
         let heap = self.heap.clone();
-        let give_back = move || lock(&heap).free(at, len);
-        let part = self.mem.slice(at..at + len)?.on_last_drop(give_back);
+        let release = move || lock(&heap).free(at, len);
+        let part = self.mem.slice(at..at + len)?.on_last_drop(release);
         part.fill(0, len, 0)?;
         Ok(part)
     }
@@ -460,7 +460,7 @@ impl LaunchThreads {
         let body = move || if gate.pass() { catch(f) } else { Ok(Exit::TimedOut) };
         let thread =
             std::thread::Builder::new().name("emulated gpu".into()).stack_size(256 << 10).spawn(body);
-        let refuse = |e| Error::Launch(format!("this machine gave no thread for it: {e}"));
+        let refuse = |e| Error::Launch(format!("no thread could be started for it: {e}"));
         self.list.push(thread.map_err(refuse)?);
         Ok(())
     }

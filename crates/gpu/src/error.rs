@@ -71,7 +71,7 @@ pub enum Error {
         what: String,
     },
     /// The GPU accepted work that neither ended nor failed.
-    #[error("{what}: nothing came of it within {seconds} s; nvidia-smi and dmesg say more")]
+    #[error("{what}: it neither ended nor failed within {seconds} s; nvidia-smi and dmesg say more")]
     Silent {
         /// What was being done.
         what: String,
@@ -125,7 +125,7 @@ pub enum Error {
         why: String,
     },
     /// Memory of another process does not match its description.
-    #[error("this is not the shared GPU memory that was meant: {why}")]
+    #[error("this is not the shared GPU memory that the ticket describes: {why}")]
     Foreign {
         /// What differs.
         why: String,

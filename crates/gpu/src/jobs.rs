@@ -50,7 +50,7 @@ fn holds(what: &str, region: &Region, bytes: u64) -> Result<()> {
 
 fn fours(samples: u32) -> Result<()> {
     if samples == 0 || !samples.is_multiple_of(4) {
-        return Err(Error::Launch(format!("{samples} samples are no multiple of 4")));
+        return Err(Error::Launch(format!("{samples} samples are not a multiple of 4")));
     }
     Ok(())
 }

@@ -172,7 +172,7 @@ pub trait Gpu: Send + Sync {
     /// # Errors
     /// When there is none; the error says why.
     fn files(&self) -> Result<Arc<dyn GpuFiles>> {
-        let why = format!("it is for NVIDIA's GPUs, and {} is none", self.name());
+        let why = format!("it is for NVIDIA's GPUs, and {} is not one", self.name());
         Err(Error::NotSupported { what: "moving bytes by cuFile".into(), why })
     }
     /// Loads the kernels that work on data, samples or other.

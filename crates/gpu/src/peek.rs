@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_register_is_not_read() {
+    fn only_registers_are_read() {
         let gpu = Emulated::new();
         let memory = gpu.alloc(Place::Vram, 4096).unwrap();
         let no_registers = Doorbells::of_memory(&memory);

@@ -115,7 +115,7 @@ impl Relay {
                 run(&mut pass, &list, &kernels, &ended);
             })
             .map_err(|e| Error::Registers {
-                why: format!("this machine gave no thread to pass them on: {e}"),
+                why: format!("no thread could be started to relay them: {e}"),
             })?;
         Ok(Self { watched, stop, thread: Some(thread) })
     }
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_freed_completion_is_told_before_the_submission_that_follows_it() {
+    fn a_freed_completion_is_relayed_before_the_next_submission() {
         let (page, heard, relay) = started();
         let (sq, cq) = (0x1010, 0x1014);
         relay.watched().add(sq);
@@ -255,14 +255,14 @@ mod tests {
             if *offset == cq {
                 freed = *value;
             } else {
-                assert!(*value <= freed, "submission {value} was told after completion {freed}");
+                assert!(*value <= freed, "submission {value} was relayed after completion {freed}");
             }
         }
         assert!(heard.ends_with(&[(cq, 1999), (sq, 1999)]) || heard.ends_with(&[(sq, 1999)]));
     }
 
     #[test]
-    fn what_was_rung_before_has_arrived_when_it_is_settled() {
+    fn earlier_doorbells_have_arrived_after_settle() {
         let (page, heard, relay) = started();
         let watched = relay.watched();
         watched.add(0x1008);

@@ -39,7 +39,7 @@ impl Controllers {
                 serve(&EmulatedThread::patient(&space, lanes, SERVE_LOCAL_WORDS), at);
             };
             let thread = std::thread::Builder::new().name("emulated controller".into()).spawn(body);
-            let refuse = |e| Error::Launch(format!("this machine gave no thread for it: {e}"));
+            let refuse = |e| Error::Launch(format!("no thread could be started for it: {e}"));
             controllers.0.push(thread.map_err(refuse)?);
         }
         Ok(controllers)

@@ -354,14 +354,14 @@ impl Pairs {
         }
         let Some(running) = state.running.take() else { return Ok(()) };
         let stop = |qid| self.rest.signal(self.at(qid, self.places.control), control::STOP);
-        let told = self.numbers().try_for_each(stop);
+        let stopped = self.numbers().try_for_each(stop);
         if let Err(error) = running.join() {
             state.lost = true;
             return Err(error);
         }
         state.held.clear();
         locked(&self.table).end_search();
-        told
+        stopped
     }
 
     /// Rings the submission queue's tail doorbell.

@@ -76,7 +76,7 @@ impl Gpu for Uncertain {
 }
 
 #[test]
-fn what_controllers_were_given_stays_where_they_may_not_have_ended() {
+fn memory_of_controllers_that_may_run_is_kept() {
     for fails in [false, true] {
         let (flag, hold) = (Arc::new(AtomicBool::new(fails)), Arc::new(()));
         let gpu: Arc<dyn Gpu> =

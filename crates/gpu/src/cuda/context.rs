@@ -158,7 +158,7 @@ impl Context {
         let hold = |one: &Touched| {
             self.driver.live.hold(one, |space| self.reaches(space)).ok_or_else(|| {
                 let Touched { what, at, bytes } = one;
-                Error::Launch(format!("{what}, {bytes} bytes at {at}, is no memory that this GPU reaches"))
+                Error::Launch(format!("{what}, {bytes} bytes at {at}, is not memory that this GPU reaches"))
             })
         };
         touched.iter().map(hold).collect()
@@ -200,7 +200,7 @@ impl Drop for Context {
         }
         // With the last reference the driver waits for all work of the GPU.
         let (driver, device) = (self.driver.clone(), self.device);
-        self.driver.reclaimer.give_back(move || {
+        self.driver.reclaimer.enqueue(move || {
             // SAFETY: it was retained once by `open`, and nothing created in it is left: everything holds an Arc of the
             // context, which is gone.
             let answer = driver.relaxed().and_then(|calls| unsafe { calls.context_release(device) });

@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn its_absence_is_said() {
+    fn a_missing_library_is_reported() {
         let error = CuFile::load(None, Some(Path::new("/nowhere/libcufile.so"))).err().unwrap().to_string();
         assert!(error.contains("no libcufile") && error.contains("/nowhere"), "{error}");
     }

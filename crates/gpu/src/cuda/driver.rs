@@ -416,7 +416,7 @@ impl Driver {
                 let (name, text) = self.words(code);
                 format!("{call} failed with {name} ({code}): {text}{hint}")
             }
-            Failure::Missing(symbol, _) => format!("libcuda has no {symbol}: this is no CUDA driver"),
+            Failure::Missing(symbol, _) => format!("libcuda has no {symbol}: this is not a CUDA driver"),
             Failure::Forked => FORKED.into(),
             Failure::Destroyed => "the context was destroyed".into(),
         }
@@ -474,17 +474,17 @@ impl Driver {
 fn usual_hint(code: c_int) -> &'static str {
     match code {
         2 => "use less GPU memory, or end other programs that use it (nvidia-smi names them)",
-        201 | 709 => "the GPU's context is gone: start the program anew",
+        201 | 709 => "the GPU's context is gone: restart the program",
         46 => "another program has the GPU for itself (compute mode): nvidia-smi -c DEFAULT",
         214 | 710 | 714..=718 => {
-            "a kernel or the GPU failed, and the context is lost: start the program anew; dmesg names the Xid"
+            "a kernel or the GPU failed, and the context is lost: restart the program; dmesg names the Xid"
         }
         700 => {
-            "a kernel used an address that is no memory, and the context is lost: start the program anew; \
+            "a kernel used an invalid address, and the context is lost: restart the program; \
              compute-sanitizer finds the place"
         }
         702 => "the display's watchdog ended a kernel: use a GPU without a display",
-        719 => "a kernel failed, and the context is lost: start the program anew; dmesg names the Xid",
+        719 => "a kernel failed, and the context is lost: restart the program; dmesg names the Xid",
         218 | 222 => "the driver could not compile the kernels: it may be too old for their PTX version",
         209 => "the kernels are not for this GPU's generation",
         712 => "this memory, or a page of it, is registered already",

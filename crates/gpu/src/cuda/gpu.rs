@@ -483,8 +483,8 @@ impl Gpu for CudaGpu {
             self.start("a launch of onehop's kernels", &call, Duration::from_nanos(job.limit), used)
         }?;
         let inner = self.0.clone();
-        let give_back = Box::new(move |memory| keep(&inner, memory));
-        Ok(Box::new(Launched { work, exits_at: layout.exits, count, give_back }))
+        let return_memory = Box::new(move |memory| keep(&inner, memory));
+        Ok(Box::new(Launched { work, exits_at: layout.exits, count, return_memory }))
     }
 
     fn load_controllers(&self) -> Result<()> {

@@ -74,7 +74,7 @@ impl Drop for PageRegistration {
         let context = unsafe { ManuallyDrop::take(&mut self.context) };
         let (identity, mut counted) = (self.identity.clone(), true);
         let reclaimer = context.driver.reclaimer.clone();
-        reclaimer.give_back(move || {
+        reclaimer.enqueue(move || {
             if std::mem::take(&mut counted) && !leave(&context, &identity) {
                 return Freed::Done;
             }
@@ -246,10 +246,10 @@ fn hint(mem: &HostMem, kind: MappingKind, failure: Failure) -> &'static str {
             "a file on a disk can only be registered read-only (HostMem::of_file_read_only), because the kernel lets \
              nobody lock its pages for writing; memfds, /dev/shm and anonymous memory can be registered for both"
         }
-        (Some(1), MappingKind::Memory) => "the mapping is no memory that can be locked; copy it to a memfd",
+        (Some(1), MappingKind::Memory) => "the mapping is not memory that can be locked; copy it to a memfd",
         (Some(2), _) => "the kernel could not lock so many pages: free memory, or register less at a time",
         (Some(712), _) => {
-            "somebody else in this process has registered these pages; use theirs, or register before they do"
+            "other code in this process has registered these pages; use its memory, or register earlier"
         }
         (Some(801), MappingKind::Memory) => "this platform does not let the GPU register memory",
         _ => "",

@@ -63,7 +63,7 @@ impl Ticket {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let bad = |why: &str| Error::Foreign { why: why.into() };
         let bytes: &[u8; Self::BYTES] =
-            bytes.try_into().map_err(|_| bad("a ticket has 128 bytes; this is none"))?;
+            bytes.try_into().map_err(|_| bad("a ticket has 128 bytes; this is not one"))?;
         if bytes[..8] != MAGIC {
             return Err(bad("the bytes do not start as a ticket of this version does"));
         }

@@ -122,7 +122,7 @@ pub(super) struct Launched {
     pub(super) exits_at: usize,
     pub(super) count: usize,
     /// Returns the launch's memory.
-    pub(super) give_back: Box<dyn FnOnce(Region) + Send>,
+    pub(super) return_memory: Box<dyn FnOnce(Region) + Send>,
 }
 
 impl Running for Launched {
@@ -139,7 +139,7 @@ impl Running for Launched {
         let memory = memory.ok_or_else(|| Error::Launch("its memory is gone".into()))?;
         let mut bytes = vec![0; kernels::exit_bytes(self.count)];
         memory.read(self.exits_at, &mut bytes)?;
-        (self.give_back)(memory);
+        (self.return_memory)(memory);
         kernels::exits(&bytes)
     }
 }

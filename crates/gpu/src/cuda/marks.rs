@@ -57,7 +57,7 @@ struct Counter {
 impl Drop for Counter {
     fn drop(&mut self) {
         let (context, at) = (self.context.clone(), self.at);
-        self.context.driver.reclaimer.give_back(move || {
+        self.context.driver.reclaimer.enqueue(move || {
             // SAFETY: it came from cuMemAlloc; kernels that use it hold the marker.
             let answer = context.attempt(|driver| unsafe { driver.free(at) });
             context.freed(answer, "freeing GPU memory")

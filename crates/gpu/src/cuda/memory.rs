@@ -238,7 +238,7 @@ impl DeviceMemory {
             |failure| {
                 // Freeing it waits for every kernel of the GPU, other libraries' too.
                 let owned = context.clone();
-                context.driver.reclaimer.give_back(move || {
+                context.driver.reclaimer.enqueue(move || {
                     // SAFETY: it was allocated above, and nothing uses it.
                     let answer = owned.attempt(|driver| unsafe { driver.free(barrier) });
                     owned.freed(answer, "freeing GPU memory")
@@ -343,10 +343,10 @@ impl Drop for DeviceMemory {
         let (at, bytes, mut origin, owner) = (self.at, self.bytes, self.origin, self.owner.take());
         let reclaimer = context.driver.reclaimer.clone();
         // There is nothing to free here, and the owner may be dropped at once: its kernels and copies have ended.
-        if matches!(origin, Origin::Lent) && !reclaimer.is_in_doubt() {
+        if matches!(origin, Origin::Lent) && !reclaimer.has_unfinished_work() {
             return;
         }
-        reclaimer.give_back(move || {
+        reclaimer.enqueue(move || {
             let _ = (&stream, &owner);
             free(&context, at, bytes, &mut origin)
         });
@@ -383,7 +383,7 @@ pub(super) fn wait_for_all(context: &Arc<Context>) -> Result<()> {
     context.call(WHAT, |driver| unsafe { driver.alloc(&mut barrier, BARRIER) })?;
     let (sender, receiver) = std::sync::mpsc::sync_channel(1);
     let owned = context.clone();
-    context.driver.reclaimer.give_back(move || {
+    context.driver.reclaimer.enqueue(move || {
         // SAFETY: it came from cuMemAlloc, and nobody uses it. The call waits for the work in all streams. This is not
         // documented; tests/cuda/capture.rs shows it with driver 580.159 on an H200.
         let answer = owned.attempt(|driver| unsafe { driver.free(barrier) });

@@ -81,7 +81,7 @@ impl Module {
     pub(super) fn load(context: &Arc<Context>, ptx: &str) -> Result<Arc<Self>> {
         const WHAT: &str = "compiling the kernels for this GPU";
         let (text, owned) = (c_text(ptx)?, context.clone());
-        context.driver.reclaimer.beside_kernels(WHAT, LONGEST, move || {
+        context.driver.reclaimer.load_with_time_limit(WHAT, LONGEST, move || {
             let mut log = Log::new();
             // SAFETY: the text ends in a zero byte, and lives across the call.
             let loaded = unsafe { Self::load_image(&owned, text.as_ptr().cast(), &mut log) };
@@ -96,7 +96,7 @@ impl Module {
         let texts = parts.iter().map(|part| c_text(part)).collect::<Result<Vec<_>>>()?;
         let owned = context.clone();
         let link = move || Self::link_texts(&owned, WHAT, &texts, registers);
-        context.driver.reclaimer.beside_kernels(WHAT, LONGEST, link)
+        context.driver.reclaimer.load_with_time_limit(WHAT, LONGEST, link)
     }
 
     fn link_texts(
@@ -153,7 +153,7 @@ impl Module {
         let text = CString::new(name).map_err(|_| Error::Launch("a kernel's name has a zero byte".into()))?;
         let (module, name, why) = (self.clone(), name.to_owned(), what.clone());
         let find = move || module.find(&text, name, &what);
-        self.context.driver.reclaimer.beside_kernels(&why, LONGEST, find)
+        self.context.driver.reclaimer.load_with_time_limit(&why, LONGEST, find)
     }
 
     fn find(self: &Arc<Self>, text: &CStr, name: String, what: &str) -> Result<Function> {
@@ -175,7 +175,7 @@ impl Drop for Module {
         // SAFETY: it is not used after this, in which self goes.
         let context = unsafe { ManuallyDrop::take(&mut self.context) };
         let (module, reclaimer) = (Raw(self.raw), context.driver.reclaimer.clone());
-        reclaimer.give_back(move || {
+        reclaimer.enqueue(move || {
             // SAFETY: nobody holds a function of it, and launches hold functions.
             let answer = context.attempt(|driver| unsafe { driver.module_unload(module.get()) });
             context.freed(answer, "unloading device code")

@@ -88,8 +88,8 @@ impl Nvml {
         // SAFETY: a type and no call, of nvml.h's signature.
         let get: unsafe extern "C" fn(*const c_char, *mut NvmlDevice) -> c_int =
             self.function("nvmlDeviceGetHandleByPciBusId_v2")?;
-        let name =
-            CString::new(pci).map_err(|_| refused(format!("'{}' is no address", pci.escape_debug())))?;
+        let name = CString::new(pci)
+            .map_err(|_| refused(format!("'{}' is not a PCI address", pci.escape_debug())))?;
         let mut device = std::ptr::null_mut();
         // SAFETY: the name ends in a zero byte, and `device` lives across the call.
         match unsafe { get(name.as_ptr(), &mut device) } {
@@ -195,7 +195,7 @@ mod tests {
     "#;
 
     #[test]
-    fn what_it_does_not_tell_is_none() {
+    fn unreported_values_are_none() {
         let folder = std::env::temp_dir().join(format!("onehop-nvml-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let (source, library) = (folder.join("model.c"), folder.join("libmodel.so"));

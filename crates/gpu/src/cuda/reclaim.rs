@@ -49,7 +49,7 @@ pub(super) enum Freed {
 type ReclaimTask = Box<dyn FnMut() -> Freed + Send>;
 
 /// A queued task.
-struct Left {
+struct QueuedTask {
     number: u64,
     /// Whether the driver waits for kernels in it.
     waits: bool,
@@ -64,7 +64,7 @@ struct ReclaimState {
     /// Persistent kernels.
     persistent: usize,
     overdue: Vec<Running>,
-    tasks: VecDeque<Left>,
+    tasks: VecDeque<QueuedTask>,
     /// Number of tasks ever queued.
     left: u64,
     /// The running task, and its thread.
@@ -98,7 +98,7 @@ impl ReclaimState {
     }
 
     /// The next task that may run now.
-    fn take(&mut self) -> Option<Left> {
+    fn take(&mut self) -> Option<QueuedTask> {
         let held_up = self.is_held_up();
         let at = self.tasks.iter().position(|left| !held_up || !left.waits)?;
         self.tasks.remove(at)
@@ -129,7 +129,7 @@ impl Reclaimer {
     }
 
     /// Whether a kernel or a copy that outlasted its limit may still be running.
-    pub(super) fn is_in_doubt(&self) -> bool {
+    pub(super) fn has_unfinished_work(&self) -> bool {
         // In a child another thread may have held the lock at the fork, and the parent's state is unknown.
         self.is_forked() || {
             let state = self.lock();
@@ -138,7 +138,7 @@ impl Reclaimer {
     }
 
     /// Queues a task for the thread, and waits a moment for it.
-    pub(super) fn give_back(&self, task: impl FnMut() -> Freed + Send + 'static) {
+    pub(super) fn enqueue(&self, task: impl FnMut() -> Freed + Send + 'static) {
         let task: ReclaimTask = Box::new(task);
         if self.is_forked() || process_end::has_begun() {
             // A child's memory belongs to the parent, and another thread may have held the lock at the fork.
@@ -168,7 +168,7 @@ impl Reclaimer {
     fn push(&self, state: &mut ReclaimState, waits: bool, task: ReclaimTask) -> u64 {
         let number = state.left;
         state.left += 1;
-        state.tasks.push_back(Left { number, waits, task });
+        state.tasks.push_back(QueuedTask { number, waits, task });
         self.wake(state);
         number
     }
@@ -218,7 +218,7 @@ impl Reclaimer {
         state.persistent -= 1;
         // Nothing was started: no work is under way.
         Err(Error::Launch(format!(
-            "freeing GPU memory or loading code did not end within {} s, and may not be beside a kernel that stays",
+            "freeing GPU memory or loading code did not end within {} s, and a persistent kernel must not start before",
             START.as_secs()
         )))
     }
@@ -228,7 +228,7 @@ impl Reclaimer {
     ///
     /// # Errors
     /// Those of the call; on a time-out, or if there is no thread for it.
-    pub(super) fn beside_kernels<R: Send + 'static>(
+    pub(super) fn load_with_time_limit<R: Send + 'static>(
         &self,
         what: &str,
         limit: Duration,
@@ -260,7 +260,7 @@ impl Reclaimer {
         let spawned = thread.spawn(move || {
             let _ = sender.try_send(call());
         });
-        spawned.map_err(|error| Error::Launch(format!("this machine gave no thread for {what}: {error}")))?;
+        spawned.map_err(|error| Error::Launch(format!("no thread could be started for {what}: {error}")))?;
         receiver
             .recv_timeout(limit)
             .unwrap_or_else(|_| Err(Error::Silent { what: what.into(), seconds: limit.as_secs() }))
@@ -336,7 +336,7 @@ impl Reclaimer {
                 let Some(left) = state.take() else { break };
                 turns -= 1;
                 let done;
-                (state, done) = self.carry_out(state, left);
+                (state, done) = self.run_task(state, left);
                 progress |= done;
             }
             if progress {
@@ -350,10 +350,10 @@ impl Reclaimer {
     }
 
     /// Runs a task with no lock held; returns whether it is finished.
-    fn carry_out<'a>(
+    fn run_task<'a>(
         &'a self,
         mut state: MutexGuard<'a, ReclaimState>,
-        mut left: Left,
+        mut left: QueuedTask,
     ) -> (MutexGuard<'a, ReclaimState>, bool) {
         state.busy = Some((left.number, this_thread()));
         drop(state);

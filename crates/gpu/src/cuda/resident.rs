@@ -21,9 +21,9 @@ impl PersistentKernel {
     ) -> crate::Result<Self> {
         driver.reclaimer.begin()?;
         // Dropping it uncounts the kernel, even if none was started.
-        let mut staying = Self { kernel: None, driver: driver.clone() };
-        staying.kernel = Some(start()?);
-        Ok(staying)
+        let mut persistent = Self { kernel: None, driver: driver.clone() };
+        persistent.kernel = Some(start()?);
+        Ok(persistent)
     }
 }
 

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn of_nothing_nothing_is_compared() {
+    fn an_empty_range_compares_nothing() {
         let check = DataCheck { count: 2, block_words: 4, ..DataCheck::default() };
         assert_eq!(of_check(&check).iter().map(|one| one.2).collect::<Vec<_>>(), [32, 16]);
         for nothing in [DataCheck { count: 0, ..check }, DataCheck { block_words: 0, ..check }] {

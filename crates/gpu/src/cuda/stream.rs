@@ -23,7 +23,7 @@ const ABOVE_ALL: i32 = -2;
 /// Time limit of copies and fills: a thousand times what they need.
 pub(super) const LONGEST: Duration = Duration::from_secs(60);
 /// Bytes of a caller copied at a time: small enough for a CPU's cache.
-const PIECE: usize = 512 << 10;
+const CHUNK: usize = 512 << 10;
 /// Number of bounce buffers that a stream keeps.
 const IDLE: usize = 4;
 
@@ -85,13 +85,13 @@ struct Bounce {
 
 impl Bounce {
     fn new(context: &Arc<Context>) -> Result<Self> {
-        let mem = HostMem::touched(2 * PIECE)?;
+        let mem = HostMem::touched(2 * CHUNK)?;
         let _registration = host::pin(context, &mem);
         Ok(Self { mem, ends: [Event::silent(context)?, Event::silent(context)?], _registration })
     }
 
-    fn half(&self, piece: usize) -> *mut u8 {
-        self.mem.host_ptr().wrapping_add(piece % 2 * PIECE)
+    fn half(&self, chunk: usize) -> *mut u8 {
+        self.mem.host_ptr().wrapping_add(chunk % 2 * CHUNK)
     }
 }
 
@@ -109,8 +109,8 @@ impl HostBytes<'_> {
         }
     }
 
-    fn piece(&self, piece: usize) -> Range<usize> {
-        piece * PIECE..((piece + 1) * PIECE).min(self.len())
+    fn chunk(&self, chunk: usize) -> Range<usize> {
+        chunk * CHUNK..((chunk + 1) * CHUNK).min(self.len())
     }
 }
 
@@ -233,12 +233,12 @@ impl Stream {
     ///
     /// # Safety
     /// As many bytes are allocated at `at`, until the call returns; after an error, until all work is known to have
-    /// ended: see [`Reclaimer::is_in_doubt`](super::reclaim::Reclaimer::is_in_doubt).
+    /// ended: see [`Reclaimer::has_unfinished_work`](super::reclaim::Reclaimer::has_unfinished_work).
     unsafe fn bounced(self: &Arc<Self>, what: &str, at: DevicePtr, mut bytes: HostBytes<'_>) -> Result<()> {
         let idle = || self.bounces.lock().unwrap_or_else(PoisonError::into_inner);
         let bounce = idle().pop().map_or_else(|| Bounce::new(&self.context), Ok)?;
         // SAFETY: the caller's promise.
-        let copied = unsafe { self.pieces(what, &bounce, at, &mut bytes) };
+        let copied = unsafe { self.chunks(what, &bounce, at, &mut bytes) };
         // If one failed, another may still be running.
         let end = if copied.is_ok() { End::Over } else { wait(LONGEST, COPIES, || self.progress()) };
         if matches!(end, End::Unended(_)) {
@@ -254,25 +254,25 @@ impl Stream {
 
     /// # Safety
     /// As for [`Self::bounced`].
-    unsafe fn pieces(
+    unsafe fn chunks(
         &self,
         what: &str,
         bounce: &Bounce,
         at: DevicePtr,
         bytes: &mut HostBytes<'_>,
     ) -> Result<()> {
-        let count = bytes.len().div_ceil(PIECE);
-        for piece in 0..=count {
-            if piece < count {
+        let count = bytes.len().div_ceil(CHUNK);
+        for chunk in 0..=count {
+            if chunk < count {
                 // SAFETY: the caller's promise.
-                unsafe { self.start_piece(what, bounce, at, bytes, piece) }?;
+                unsafe { self.start_chunk(what, bounce, at, bytes, chunk) }?;
             }
-            if let Some(last) = piece.checked_sub(1) {
+            if let Some(last) = chunk.checked_sub(1) {
                 match wait(LONGEST, COPIES, || bounce.ends[last % 2].progress()) {
                     End::Over => {}
                     end => return Err(self.error(what, end, LONGEST)),
                 }
-                let range = bytes.piece(last);
+                let range = bytes.chunk(last);
                 if let HostBytes::Out(out) = bytes {
                     let out = &mut out[range];
                     // SAFETY: the half has that many bytes, and the GPU has written them: the copy has ended.
@@ -287,15 +287,15 @@ impl Stream {
     ///
     /// # Safety
     /// As for [`Self::bounced`].
-    unsafe fn start_piece(
+    unsafe fn start_chunk(
         &self,
         what: &str,
         bounce: &Bounce,
         at: DevicePtr,
         bytes: &HostBytes<'_>,
-        piece: usize,
+        chunk: usize,
     ) -> Result<()> {
-        let (range, half) = (bytes.piece(piece), bounce.half(piece));
+        let (range, half) = (bytes.chunk(chunk), bounce.half(chunk));
         let (at, length) = (at + range.start as u64, range.len());
         if let HostBytes::In(data) = bytes {
             // SAFETY: the half has room for that many bytes, and the GPU does not read it: its last copy has ended.
@@ -308,7 +308,7 @@ impl Stream {
             // SAFETY: the half has room, and is left to the GPU if the copy does not end; the caller has checked the range.
             HostBytes::Out(_) => unsafe { driver.copy_out(half.cast(), at, length, self.raw) },
         })?;
-        bounce.ends[piece % 2].record(self)
+        bounce.ends[chunk % 2].record(self)
     }
 
     /// Copies into GPU memory.

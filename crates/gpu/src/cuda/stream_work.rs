@@ -138,7 +138,7 @@ mod tests {
     use crate::{Emulated, Gpu, Place};
 
     #[test]
-    fn a_word_that_is_none_is_refused() {
+    fn a_misplaced_word_is_refused() {
         let gpu = Emulated::new();
         let words = gpu.alloc(Place::PinnedHost, 4096).unwrap();
         assert_eq!(pinned(&words, 4092, 4).unwrap(), words.addr().0 + 4092);

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapping_is_told_from_a_device_s() {
+    fn mappings_of_memory_and_devices_are_distinguished() {
         let smaps = "7f0000000000-7f0000004000 rw-s 00000000 00:15 9 /sys/devices/x/resource0\nRss: 0 kB\n\
                      VmFlags: rd wr sh mr mw me ms pf io dc de dd\n\
                      7f0000004000-7f0000008000 rw-p 00000000 00:00 0\nVmFlags: rd wr mr mw me ac\n";

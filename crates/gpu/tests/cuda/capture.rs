@@ -56,8 +56,8 @@ fn round(bench: &Bench, turn: u32, code: &onehop_gpu::cuda::Code, sums: &mut Sum
 }
 
 #[test]
-fn captures_and_replays_of_others_go_on_and_so_do_we() {
-    let Some(bench) = bench("captures_and_replays_of_others_go_on_and_so_do_we") else { return };
+fn captures_of_other_code_and_our_calls_both_work() {
+    let Some(bench) = bench("captures_of_other_code_and_our_calls_both_work") else { return };
     let (stop, captures) = (AtomicBool::new(false), AtomicU32::new(0));
     let code = bench.gpu.load_code(ptx::TOOLS).unwrap();
     let mut sums = Sums::new(&bench.gpu).unwrap();
@@ -126,8 +126,8 @@ fn memory_stays_mapped_while_a_kernel_of_others_uses_it() {
 
 /// Memory that is dropped while another library's kernel runs is freed when that has ended.
 #[test]
-fn memory_is_given_back_without_waiting_and_not_forgotten() {
-    let Some(bench) = bench("memory_is_given_back_without_waiting_and_not_forgotten") else { return };
+fn memory_is_freed_later_without_waiting() {
+    let Some(bench) = bench("memory_is_freed_later_without_waiting") else { return };
     let gpu = &bench.gpu;
     raw::enter();
     let worker = raw::Stream::new();
@@ -144,12 +144,12 @@ fn memory_is_given_back_without_waiting_and_not_forgotten() {
     worker.wait().unwrap();
     let (after, _) = gpu.memory_info().unwrap();
     assert!(after + (64 << 20) > free, "{free} bytes were free before, {after} are after");
-    tell(&format!("memory beside a kernel of others: dropped within {took:?}"));
+    tell(&format!("memory during a kernel of other code: dropped within {took:?}"));
 }
 
 #[test]
-fn all_work_of_the_process_is_waited_for_beside_a_capture() {
-    let Some(bench) = bench("all_work_of_the_process_is_waited_for_beside_a_capture") else { return };
+fn all_work_of_the_process_is_waited_for_during_a_capture() {
+    let Some(bench) = bench("all_work_of_the_process_is_waited_for_during_a_capture") else { return };
     raw::enter();
     let (worker, captured) = (raw::Stream::new(), raw::Stream::new());
     let region = bench.gpu.alloc(Place::Vram, 1 << 20).unwrap();

@@ -60,8 +60,8 @@ impl Old {
 
 /// A kernel that accessed it would destroy its own context: this one survives.
 #[test]
-fn kernels_are_sent_to_no_memory_of_another_context() {
-    let Some(bench) = bench("kernels_are_sent_to_no_memory_of_another_context") else { return };
+fn kernels_do_not_reach_memory_of_another_context() {
+    let Some(bench) = bench("kernels_do_not_reach_memory_of_another_context") else { return };
     let (mut context, mut at) = (null_mut(), 0);
     // SAFETY: both results live across the calls; the new context is current in the second.
     unsafe {

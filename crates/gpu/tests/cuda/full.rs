@@ -96,7 +96,7 @@ fn a_transfer_that_finds_no_room(bench: &Bench, filler: &Filler, prepared: bool)
         assert!(matches!(&end, Err(Error::Gpu(why)) if why.contains("occupy")), "{end:?}");
         assert!(took < Duration::from_secs(8), "{took:?}");
         let error = end.unwrap_err();
-        tell(&format!("beside a kernel that fills the GPU a read ended after {took:?}: {error}"));
+        tell(&format!("with a kernel that fills the GPU a read ended after {took:?}: {error}"));
     });
     // The kernel left behind finds its poison word set, and its memory unchanged.
     std::thread::sleep(Duration::from_secs(1));
@@ -153,8 +153,8 @@ fn a_kernel_that_comes_late_writes_nothing() {
 
 /// Everything is in GPU memory, the drive included, and the queues are unused.
 #[test]
-fn a_read_into_gpu_memory_that_finds_no_room_leaves_it_alone() {
-    let Some(bench) = bench("a_read_into_gpu_memory_that_finds_no_room_leaves_it_alone") else { return };
+fn a_read_that_finds_no_room_leaves_gpu_memory_alone() {
+    let Some(bench) = bench("a_read_that_finds_no_room_leaves_gpu_memory_alone") else { return };
     let gpu: Arc<dyn Gpu> = Arc::new(bench.gpu.clone());
     let filler = Filler::new(&bench);
     gpu.load_kernels().unwrap();

@@ -63,9 +63,9 @@ fn every_doorbell_of_a_kernel_reaches_the_registers_in_order() {
 }
 
 #[test]
-fn a_kernel_s_completion_doorbell_is_told_before_its_submission() {
+fn a_completion_doorbell_is_relayed_before_the_submission() {
     const TIMES: u32 = 50_000;
-    let Some(bench) = bench("a_kernel_s_completion_doorbell_is_told_before_its_submission") else { return };
+    let Some(bench) = bench("a_completion_doorbell_is_relayed_before_the_submission") else { return };
     let ack = bench.gpu.alloc(Place::PinnedHost, 4096).unwrap();
     let heard = Arc::new(Heard { writes: Mutex::default(), ack });
     let doorbells = bench.gpu.map_registers(heard.clone()).unwrap();
@@ -78,7 +78,7 @@ fn a_kernel_s_completion_doorbell_is_told_before_its_submission() {
         let last = if *offset == 0x1014 { &mut freed } else { &mut submitted };
         assert!(*value > *last, "{offset:#x} went from {last} to {value}");
         *last = *value;
-        assert!(submitted <= freed, "submission {submitted} was told after completion {freed}");
+        assert!(submitted <= freed, "submission {submitted} was relayed after completion {freed}");
     }
     assert_eq!((freed, submitted), (TIMES, TIMES));
     tell(&format!("{} of {} doorbells were passed on, the rest were overtaken", writes.len(), 2 * TIMES));
@@ -138,8 +138,8 @@ fn registers_are_read_one_by_one_up_to_the_first_that_is_all_ones() {
 }
 
 #[test]
-fn the_address_of_doorbells_that_are_passed_on_is_no_register() {
-    let Some(bench) = bench("the_address_of_doorbells_that_are_passed_on_is_no_register") else { return };
+fn relayed_doorbells_are_not_registers() {
+    let Some(bench) = bench("relayed_doorbells_are_not_registers") else { return };
     let ack = bench.gpu.alloc(Place::PinnedHost, 4096).unwrap();
     let doorbells = bench.gpu.map_registers(Arc::new(Heard { writes: Mutex::default(), ack })).unwrap();
     assert!(doorbells.is_relayed());
@@ -215,8 +215,8 @@ fn launches_are_prepared_poisoned_bounded_and_read_back() {
 
 /// All memory of a launch must be this GPU's, and is held until the launch has ended.
 #[test]
-fn launches_over_memory_that_is_not_there_are_refused() {
-    let Some(bench) = bench("launches_over_memory_that_is_not_there_are_refused") else { return };
+fn launches_over_freed_memory_are_refused() {
+    let Some(bench) = bench("launches_over_freed_memory_are_refused") else { return };
     // SAFETY: the stand-ins write exits and the control words below.
     let gpu = unsafe { bench.cuda.open_with_code("0", ptx::STAND_IN) }.unwrap();
     let memory = gpu.alloc(Place::Vram, 64 << 10).unwrap();
@@ -353,11 +353,11 @@ fn a_kernel_that_does_not_end_in_time_is_left_alone() {
     let dropped = dropping.elapsed();
     assert!(start.elapsed() < Duration::from_nanos(LINGER), "the kernel has ended meanwhile");
     assert!(dropped < Duration::from_millis(500), "giving memory back took {dropped:?}");
-    given_back(gpu, free);
+    wait_for_free_memory(gpu, free);
 }
 
 /// Waits until as much memory is free as before.
-fn given_back(gpu: &CudaGpu, free: u64) {
+fn wait_for_free_memory(gpu: &CudaGpu, free: u64) {
     let start = Instant::now();
     while gpu.memory_info().unwrap().0 + (64 << 20) < free {
         assert!(start.elapsed() < Duration::from_secs(10), "{:?} are free of {free}", gpu.memory_info());
@@ -394,7 +394,7 @@ fn kernels_on_data_that_cannot_start_keep_their_code_and_their_memory() {
     let dropped = dropping.elapsed();
     assert!(!worker.is_over().unwrap() && dropped < Duration::from_millis(500), "dropping took {dropped:?}");
     worker.wait().unwrap();
-    given_back(gpu, free);
+    wait_for_free_memory(gpu, free);
     // It has run after all, with its code and its memory.
     assert!(bytes_of(&rows).iter().any(|byte| *byte != 0));
 }
@@ -403,8 +403,8 @@ const LEAVER: &str = "ONEHOP_TEST_LEAVER";
 
 /// At the end of the process, the thread that frees memory waits for a kernel.
 #[test]
-fn a_process_may_end_while_memory_is_being_given_back() {
-    if bench("a_process_may_end_while_memory_is_being_given_back").is_none() {
+fn a_process_may_end_while_memory_is_being_freed() {
+    if bench("a_process_may_end_while_memory_is_being_freed").is_none() {
         return;
     }
     for _ in 0..3 {
@@ -487,7 +487,7 @@ fn a_wrong_address_ends_the_context_with_an_error() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     tell(said.trim());
     assert!(output.status.success(), "{said}");
-    assert!(said.contains("CUDA_ERROR_ILLEGAL_ADDRESS") && said.contains("start the program anew"), "{said}");
+    assert!(said.contains("CUDA_ERROR_ILLEGAL_ADDRESS") && said.contains("restart the program"), "{said}");
 }
 
 /// The other process of the test above; nothing when it runs by itself.

@@ -75,8 +75,8 @@ fn kernels_and_the_cpu_see_the_same_bytes() {
 }
 
 #[test]
-fn pages_are_registered_once_and_given_back() {
-    let Some(bench) = bench("pages_are_registered_once_and_given_back") else { return };
+fn pages_are_registered_once_and_unregistered() {
+    let Some(bench) = bench("pages_are_registered_once_and_unregistered") else { return };
     let gpu = &bench.gpu;
     let mem = HostMem::touched(64 << 10).unwrap();
     let whole = gpu.adopt(Place::PinnedHost, mem.clone()).unwrap();
@@ -120,8 +120,8 @@ fn two_that_started_the_driver_share_registered_pages() {
 }
 
 #[test]
-fn marks_side_by_side_show_what_was_not_overwritten() {
-    let Some(bench) = bench("marks_side_by_side_show_what_was_not_overwritten") else { return };
+fn adjacent_marks_show_what_was_not_overwritten() {
+    let Some(bench) = bench("adjacent_marks_show_what_was_not_overwritten") else { return };
     const LIMIT: Duration = Duration::from_secs(10);
     let region = bench.gpu.alloc(Place::Vram, 3 << 20).unwrap();
     for (first, count) in [(0, 1), (8, 511), (64, 300_000), (4096, 100)] {

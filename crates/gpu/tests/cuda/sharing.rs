@@ -145,8 +145,8 @@ fn wait_for(file: &std::path::Path) {
 
 /// A program may free memory that a daemon has opened, and allocate new memory. The daemon's writes must not reach it.
 #[test]
-fn memory_that_its_maker_has_freed_is_nobody_else_s() {
-    let Some(bench) = bench("memory_that_its_maker_has_freed_is_nobody_else_s") else { return };
+fn freed_memory_does_not_reach_new_allocations() {
+    let Some(bench) = bench("freed_memory_does_not_reach_new_allocations") else { return };
     let gpu = &bench.gpu;
     for kind in [DeviceKind::Plain, DeviceKind::Exportable] {
         let region = gpu.alloc_device(kind, 4 << 20).unwrap();
@@ -195,8 +195,8 @@ fn the_process_that_outlives_the_memory() {
 
 /// A daemon gets handles and descriptors from programs: invalid ones are errors, and it keeps working.
 #[test]
-fn handles_and_descriptors_of_nothing_are_refused() {
-    let Some(bench) = bench("handles_and_descriptors_of_nothing_are_refused") else { return };
+fn invalid_handles_and_descriptors_are_refused() {
+    let Some(bench) = bench("invalid_handles_and_descriptors_are_refused") else { return };
     let gpu = &bench.gpu;
     let region = gpu.alloc_device(DeviceKind::Plain, 4 << 20).unwrap();
     if let Some(exported) = exported(gpu, DeviceKind::Plain, &region) {
@@ -279,12 +279,10 @@ fn the_process_that_gets_broken_handles() {
 
 /// Exports of another GPU's memory would describe that GPU's memory as this one's.
 #[test]
-fn a_gpu_gives_away_its_own_memory_alone() {
-    let Some(bench) = bench("a_gpu_gives_away_its_own_memory_alone") else { return };
+fn a_gpu_exports_only_its_own_memory() {
+    let Some(bench) = bench("a_gpu_exports_only_its_own_memory") else { return };
     if bench.cuda.devices().unwrap().len() < 2 {
-        tell(
-            "SKIPPED: cuda a_gpu_gives_away_its_own_memory_alone: there is one GPU here, and two are needed",
-        );
+        tell("SKIPPED: cuda a_gpu_exports_only_its_own_memory: there is one GPU here, and two are needed");
         return;
     }
     let (gpu, other) = (&bench.gpu, bench.cuda.open("1").unwrap());

@@ -110,8 +110,8 @@ fn copies_go_to_memory_of_their_own_context() {
 }
 
 #[test]
-fn what_kernels_believe_is_memory_that_no_kernel_is_sent_to() {
-    let test = "contexts::what_kernels_believe_is_memory_that_no_kernel_is_sent_to";
+fn memory_that_kernels_trust_is_out_of_their_reach() {
+    let test = "contexts::memory_that_kernels_trust_is_out_of_their_reach";
     let Some(_model) = Model::or_child(test) else { return };
     let gpu = gpu();
     let held = |region: &Region| gpu.hold("memory", region.addr(), 8).is_ok();

@@ -429,7 +429,7 @@ fn a_failed_allocation_waits_for_no_kernel() {
     let refused = gpu.alloc_device(DeviceKind::Exportable, 1 << 20);
     assert!(matches!(refused, Err(Error::Driver { code: 1, .. })));
     assert!(start.elapsed() < Duration::from_secs(2), "it took {:?}", start.elapsed());
-    assert!(model.get("live") > before, "something was freed beside a kernel");
+    assert!(model.get("live") > before, "something was freed during a kernel");
     model.set("busy", 0);
     model.wait_for("live", before);
     model.set("map_answer", 0);
@@ -438,7 +438,7 @@ fn a_failed_allocation_waits_for_no_kernel() {
 
 /// Calls of a forked process on the parent's GPU are refused without calling the driver.
 #[test]
-fn a_forked_process_is_told_why() {
+fn a_forked_process_gets_the_reason() {
     struct Asks(CudaGpu, Region, u32);
     impl Drop for Asks {
         fn drop(&mut self) {
@@ -457,7 +457,7 @@ fn a_forked_process_is_told_why() {
             }
         }
     }
-    let Some(model) = Model::or_child("a_forked_process_is_told_why") else { return };
+    let Some(model) = Model::or_child("a_forked_process_gets_the_reason") else { return };
     let gpu = gpu();
     let region = gpu.alloc_device(DeviceKind::Plain, 4096).unwrap();
     assert_eq!(model.dropped_in_fork(Asks(gpu, region, std::process::id())), 0);
@@ -482,8 +482,8 @@ fn a_capture_s_errors_do_not_end_a_copy() {
 }
 
 #[test]
-fn memory_in_doubt_is_freed_when_the_gpu_has_ended_or_the_context_is_lost() {
-    let test = "memory_in_doubt_is_freed_when_the_gpu_has_ended_or_the_context_is_lost";
+fn memory_of_unfinished_work_is_freed_with_its_end_or_its_context() {
+    let test = "memory_of_unfinished_work_is_freed_with_its_end_or_its_context";
     let Some(model) = Model::or_child(test) else { return };
     for ended in [0, 719] {
         let gpu = gpu();
@@ -523,8 +523,8 @@ fn two_that_started_the_driver_share_registered_pages() {
 
 /// Exports of another GPU's memory would describe that GPU's memory as this one's.
 #[test]
-fn a_gpu_gives_away_its_own_memory_alone() {
-    let Some(model) = Model::or_child("a_gpu_gives_away_its_own_memory_alone") else { return };
+fn a_gpu_exports_only_its_own_memory() {
+    let Some(model) = Model::or_child("a_gpu_exports_only_its_own_memory") else { return };
     let cuda = Cuda::load().unwrap();
     let (gpu, other) = (cuda.open("0").unwrap(), cuda.open("1").unwrap());
     let theirs = other.alloc_device(DeviceKind::Plain, 1 << 20).unwrap();
@@ -546,8 +546,8 @@ fn a_gpu_gives_away_its_own_memory_alone() {
 
 /// Tickets come from other programs: a false one is an error, and nothing of it stays open.
 #[test]
-fn tickets_that_lie_are_refused_and_leave_nothing_open() {
-    let Some(model) = Model::or_child("tickets_that_lie_are_refused_and_leave_nothing_open") else { return };
+fn forged_tickets_are_refused_and_leave_nothing_open() {
+    let Some(model) = Model::or_child("forged_tickets_are_refused_and_leave_nothing_open") else { return };
     let cuda = Cuda::load().unwrap();
     let (gpu, other) = (cuda.open("0").unwrap(), cuda.open("1").unwrap());
     let theirs = other.alloc_device(DeviceKind::Plain, 4 << 20).unwrap();
