@@ -118,7 +118,7 @@ struct FsXattr {
 ///
 /// # Safety
 /// The ioctl writes no more than a `T`, and a `T` consists of integers.
-pub(crate) unsafe fn told<const CALL: Opcode, T: Default>(file: impl AsFd) -> rustix::io::Result<T> {
+pub(crate) unsafe fn query<const CALL: Opcode, T: Default>(file: impl AsFd) -> rustix::io::Result<T> {
     let mut value = T::default();
     // SAFETY: the caller's promise; all bits are valid.
     unsafe { ioctl(file, Updater::<CALL, T>::new(&mut value)) }?;
@@ -166,7 +166,7 @@ pub fn generation(file: impl AsFd) -> Result<u32> {
 /// When the file system or the kernel (before 6.9) does not report it.
 pub fn fs_uuid(file: impl AsFd) -> Result<[u8; 16]> {
     // SAFETY: FS_IOC_GETFSUUID writes one `fsuuid2` at most, which `FsUuid` is.
-    let value = unsafe { told::<GETFSUUID, FsUuid>(file) };
+    let value = unsafe { query::<GETFSUUID, FsUuid>(file) };
     let value = value.map_err(|e| Error::system("FS_IOC_GETFSUUID of the file", e))?;
     if usize::from(value.len) != value.bytes.len() {
         return Err(Error::system("FS_IOC_GETFSUUID of the file", std::io::ErrorKind::InvalidData));
@@ -181,7 +181,7 @@ pub fn fs_uuid(file: impl AsFd) -> Result<[u8; 16]> {
 pub fn is_realtime(file: impl AsFd) -> Result<bool> {
     const REALTIME: u32 = 1;
     // SAFETY: FS_IOC_FSGETXATTR writes one `fsxattr` of 28 bytes at most, which `FsXattr` is.
-    let value = unsafe { told::<FSGETXATTR, FsXattr>(file) };
+    let value = unsafe { query::<FSGETXATTR, FsXattr>(file) };
     let value = value.map_err(|e| Error::system("FS_IOC_FSGETXATTR of the file", e))?;
     let _ = value.rest;
     Ok(value.flags & REALTIME != 0)
@@ -204,14 +204,14 @@ mod tests {
 
     /// As a FUSE daemon may.
     #[test]
-    fn what_a_call_that_goes_well_does_not_write_is_zero() {
+    fn unwritten_results_of_a_call_are_zero() {
         // FIOCLEX, which takes nothing and writes nothing.
         const NOTHING: Opcode = 0x5451;
         let file = std::fs::File::open("/dev/null").unwrap();
         for _ in 0..100 {
             let used = std::hint::black_box([0xa5_u8; 4096]);
             // SAFETY: the call writes nothing.
-            let value = unsafe { told::<NOTHING, FsXattr>(&file) }.unwrap();
+            let value = unsafe { query::<NOTHING, FsXattr>(&file) }.unwrap();
             assert!(value.flags == 0 && value.rest == [0; 6] && used[0] == 0xa5);
         }
     }

@@ -50,17 +50,17 @@ pub fn handle_of(file: impl AsFd) -> Result<FileHandle, Errno> {
 }
 
 impl FileHandle {
-    /// Opens the file as a path; `beside` is any open file of the same file system, not open as a path.
+    /// Opens the file as a path; `sibling` is any open file of the same file system, not open as a path.
     ///
     /// # Errors
     /// `ESTALE` when the file is gone; `EPERM` without the capability to search everywhere.
-    pub fn open(&self, beside: impl AsFd) -> Result<OwnedFd, Errno> {
+    pub fn open(&self, sibling: impl AsFd) -> Result<OwnedFd, Errno> {
         let mut raw = RawFileHandle { bytes: self.bytes.len() as u32, kind: self.kind, handle: [0; MOST] };
         raw.handle[..self.bytes.len()].copy_from_slice(&self.bytes);
         let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
         // SAFETY: the structure has as many bytes as it says; the call reads it and retains nothing.
         let opened = unsafe {
-            libc::syscall(libc::SYS_open_by_handle_at, beside.as_fd().as_raw_fd(), &raw mut raw, flags)
+            libc::syscall(libc::SYS_open_by_handle_at, sibling.as_fd().as_raw_fd(), &raw mut raw, flags)
         };
         if opened < 0 {
             return Err(last());
@@ -86,8 +86,8 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("onehop-handle-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(dir.join("file"), "bytes").unwrap();
-        let (beside, file) = (File::open(&dir).unwrap(), File::open(dir.join("file")).unwrap());
-        let found = handle_of(&file).and_then(|handle| Ok((handle.open(&beside)?, handle)));
+        let (sibling, file) = (File::open(&dir).unwrap(), File::open(dir.join("file")).unwrap());
+        let found = handle_of(&file).and_then(|handle| Ok((handle.open(&sibling)?, handle)));
         let (opened, handle) = match found {
             Ok(found) => found,
             Err(error) => {
@@ -100,12 +100,12 @@ mod tests {
         File::open(path).unwrap().read_to_string(&mut text).unwrap();
         assert_eq!(text, "bytes");
         std::fs::rename(dir.join("file"), dir.join("moved")).unwrap();
-        handle.open(&beside).unwrap();
+        handle.open(&sibling).unwrap();
         // Without a name it exists while it is open.
         std::fs::remove_file(dir.join("moved")).unwrap();
-        handle.open(&beside).unwrap();
+        handle.open(&sibling).unwrap();
         drop((opened, file));
-        assert_eq!(handle.open(&beside).err(), Some(Errno::STALE));
+        assert_eq!(handle.open(&sibling).err(), Some(Errno::STALE));
         std::fs::remove_dir_all(dir).unwrap();
     }
 }

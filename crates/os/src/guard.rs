@@ -322,7 +322,7 @@ mod tests {
 
     /// A thread reports a loss late, when the slot already belongs to another mapping.
     #[test]
-    fn what_one_use_lost_the_next_has_not() {
+    fn a_loss_does_not_affect_the_next_use() {
         let slot = GuardSlot::new();
         let begin = |number| {
             slot.set(Some(of_use(number).1));

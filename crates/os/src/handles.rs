@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_was_given_out_and_not_removed_is_found() {
+    fn only_live_handles_are_found() {
         let handles = Handles::new();
         let (number, text) = (handles.add(7_u32), handles.add(String::from("seven")));
         assert_eq!(handles.get::<u32>(number).as_deref(), Some(&7));

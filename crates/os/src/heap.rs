@@ -100,12 +100,12 @@ mod tests {
             for (at, len) in lent {
                 heap.free(at, len);
             }
-            prop_assert_eq!(heap.take(PAGES), Some(START), "one stretch again");
+            prop_assert_eq!(heap.take(PAGES), Some(START), "one range again");
         }
     }
 
     #[test]
-    fn nothing_is_lent_from_nothing() {
+    fn an_empty_heap_allocates_nothing() {
         assert_eq!(Heap::new(8, 8).take(1), None);
         assert_eq!(Heap::new(9, 8).take(1), None);
         assert_eq!(Heap::new(0, 8).take(0), None);

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 
 use rustix::ioctl::{Opcode, Setter, ioctl, opcode};
 
-use crate::file::told;
+use crate::file::query;
 use crate::{Error, HostMem, Result};
 
 /// The result of [`magic`] for a file of 3FS.
@@ -38,7 +38,7 @@ struct Holes {
 /// When it does not answer.
 pub fn magic(file: impl AsFd) -> Result<u32> {
     // SAFETY: this ioctl writes a 32-bit number at most.
-    unsafe { told::<GET_MAGIC, u32>(file) }.map_err(|e| Error::system("asking for the magic number", e))
+    unsafe { query::<GET_MAGIC, u32>(file) }.map_err(|e| Error::system("asking for the magic number", e))
 }
 
 /// Adds a link to the file, in the folder with that inode number.

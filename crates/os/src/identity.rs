@@ -201,7 +201,7 @@ mod tests {
         Credentials { uid: 21_001, gid: 21_002, groups: &[21_003], privileged: true };
 
     #[test]
-    fn nobody_has_the_number_that_changes_nothing() {
+    fn the_number_that_changes_nothing_is_invalid() {
         let Some(own) = root() else { return };
         const NONE: u32 = u32::MAX;
         for who in [
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_checks_files_against_the_user_and_nobody_else() {
+    fn the_kernel_checks_only_the_users_rights() {
         let Some(own) = root() else { return };
         let dir = std::env::temp_dir().join(format!("onehop-identity-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();

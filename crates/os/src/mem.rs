@@ -55,8 +55,8 @@ struct OnLast(Option<Box<dyn FnOnce() + Send + Sync>>);
 
 impl Drop for OnLast {
     fn drop(&mut self) {
-        if let Some(give_back) = self.0.take() {
-            give_back();
+        if let Some(release) = self.0.take() {
+            release();
         }
     }
 }
@@ -67,7 +67,7 @@ pub struct HostMem {
     mapping: Arc<Mapping>,
     offset: usize,
     len: usize,
-    _give_back: Option<Arc<OnLast>>,
+    _on_drop: Option<Arc<OnLast>>,
 }
 
 impl HostMem {
@@ -205,13 +205,13 @@ impl HostMem {
         let base = NonNull::new(base)
             .ok_or_else(|| Error::system("mmap", std::io::Error::other("mapped at address zero")))?;
         let mapping = Arc::new(Mapping { base, len, writable, process: AtomicU32::new(0) });
-        Ok(Self { mapping, offset: 0, len, _give_back: None })
+        Ok(Self { mapping, offset: 0, len, _on_drop: None })
     }
 
-    /// The same memory, and runs `give_back` when the last clone of the result is dropped.
+    /// The same memory, and runs `release` when the last clone of the result is dropped.
     #[must_use]
-    pub fn on_last_drop(mut self, give_back: impl FnOnce() + Send + Sync + 'static) -> Self {
-        self._give_back = Some(Arc::new(OnLast(Some(Box::new(give_back)))));
+    pub fn on_last_drop(mut self, release: impl FnOnce() + Send + Sync + 'static) -> Self {
+        self._on_drop = Some(Arc::new(OnLast(Some(Box::new(release)))));
         self
     }
 
@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn no_child_has_a_devices_memory() {
+    fn children_do_not_inherit_device_memory() {
         let fd = rustix::fs::memfd_create("device", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&fd, 2 * PAGE as u64).unwrap();
         let mem = HostMem::of_device(&fd, 0, 2 * PAGE).unwrap();

@@ -188,20 +188,20 @@ pub fn cached_bytes(file: &File, at: u64, bytes: u64) -> Result<u64> {
     if bytes == 0 {
         return Ok(0);
     }
-    let told = match cachestat(file, at, bytes) {
+    let reported = match cachestat(file, at, bytes) {
         // It counts the pages of the overlay's own inode, which has none: the file below holds the bytes.
         Ok(0) if is_on_overlay(file) => Err(Errno::OPNOTSUPP),
-        told => told,
+        reported => reported,
     };
-    let told = match told {
+    let reported = match reported {
         // As if the call did not exist: kernels before 6.5, and containers that do not know it.
-        Err(Errno::NOSYS | Errno::OPNOTSUPP) if is_told(file) => {
+        Err(Errno::NOSYS | Errno::OPNOTSUPP) if can_see_cache(file) => {
             return Ok(mincore(file, at, bytes)?.min(bytes));
         }
         Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::PERM) => sampled(file, at, bytes),
-        told => told,
+        reported => reported,
     };
-    Ok(told.map_err(|e| Error::system("asking what of a file is in the page cache", e))?.min(bytes))
+    Ok(reported.map_err(|e| Error::system("asking what of a file is in the page cache", e))?.min(bytes))
 }
 
 /// The page size. From the C library: rustix faults under valgrind, where it follows addresses of the auxiliary vector.
@@ -226,7 +226,7 @@ fn cachestat(file: &File, at: u64, bytes: u64) -> rustix::io::Result<u64> {
 }
 
 /// Whether the kernel reveals which pages of a file are cached. For others `mincore` reports all of it.
-fn is_told(file: &File) -> bool {
+fn can_see_cache(file: &File) -> bool {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let may_write = accessat(CWD, path, Access::WRITE_OK, AtFlags::EACCESS).is_ok();
     may_write || fstat(file).is_ok_and(|stat| stat.st_uid == geteuid().as_raw())
@@ -338,10 +338,10 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_is_in_the_page_cache_and_what_was_forgotten_is_not() {
+    fn reads_are_in_the_page_cache_until_forgotten() {
         let Some(file) = file() else { return };
         assert_eq!(cached_bytes(&file, 0, BYTES).unwrap(), BYTES);
-        assert_eq!((is_told(&file), mincore(&file, 0, BYTES).unwrap()), (true, BYTES));
+        assert_eq!((can_see_cache(&file), mincore(&file, 0, BYTES).unwrap()), (true, BYTES));
         assert_eq!(sampled(&file, 0, BYTES).unwrap(), BYTES);
         assert_eq!(cached_bytes(&file, 5000, 0).unwrap(), 0);
         forget(&file);
@@ -391,7 +391,7 @@ mod tests {
     #[test]
     fn what_an_overlay_shows_is_in_the_page_cache_of_the_file_below() {
         let Some((_overlay, file)) = on_overlay() else { return };
-        assert!(is_on_overlay(&file) && is_told(&file));
+        assert!(is_on_overlay(&file) && can_see_cache(&file));
         assert_eq!(cached_bytes(&file, 0, BYTES).unwrap(), BYTES);
         assert_eq!(cached_bytes(&file, 5000, 10_000).unwrap(), 10_000);
         forget(&file);
@@ -404,10 +404,10 @@ mod tests {
     }
 
     #[test]
-    fn of_a_file_of_somebody_else_a_guess_is_made() {
+    fn cached_bytes_of_other_users_files_are_estimated() {
         let Some(written) = file() else { return };
         if !geteuid().is_root() {
-            skipped("only root can look at its files as somebody else");
+            skipped("only root can access its files as another user");
             return;
         }
         // The kernel reveals it to those who have it open for writing.
@@ -417,7 +417,7 @@ mod tests {
             // SAFETY: the call of the kernel itself, so that only this thread changes its user; it ends right after.
             let rc = unsafe { libc::syscall(libc::SYS_setresuid, -1_i64, NOBODY, -1_i64) };
             assert_eq!(rc, 0);
-            assert!(!is_told(&file));
+            assert!(!can_see_cache(&file));
             assert_eq!(mincore(&file, 0, BYTES).unwrap(), BYTES);
             let warm = cached_bytes(&file, 0, BYTES).unwrap();
             // As above, a fast disk may answer first, and nearly always does.

@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_under_way_ends_before_the_memory_goes() {
+    fn reads_in_flight_end_before_the_memory_is_dropped() {
         let (file, _) = file(4 << 20);
         let mem = HostMem::touched(4 << 20).unwrap();
         let Some(mut ring) = ring(&mem, 4) else { return };

@@ -68,7 +68,7 @@ mod tests {
     use crate::identity::{Credentials, OwnCredentials};
 
     #[test]
-    fn what_a_thread_that_acted_has_of_its_own_is_not_inherited() {
+    fn settings_of_a_thread_that_acted_are_not_inherited() {
         let starter = ThreadStarter::new().unwrap();
         let slack = || {
             let (say, said) = channel();
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn who_acts_as_a_user_starts_threads_of_the_process() {
+    fn threads_started_for_a_user_belong_to_the_process() {
         let Some(own) = OwnCredentials::of_root().unwrap() else {
             let _ = writeln!(std::io::stderr(), "SKIPPED: only root can act as another user");
             return;

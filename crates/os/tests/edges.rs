@@ -94,7 +94,7 @@ fn device() -> HostMem {
 }
 
 #[test]
-fn what_a_child_has_in_place_of_its_parents_memory_stays() {
+fn the_childs_own_mapping_is_not_unmapped() {
     for mem in [HostMem::touched(4096).unwrap(), device()] {
         let at = mem.host_ptr();
         let seen = in_a_child(20, || {
@@ -112,7 +112,7 @@ fn what_a_child_has_in_place_of_its_parents_memory_stays() {
 }
 
 #[test]
-fn what_a_child_has_in_place_of_its_parents_registers_is_not_guarded() {
+fn the_childs_own_mapping_is_not_guarded() {
     let mem = device();
     let guard = Guard::of_device(&mem).unwrap();
     // SIGBUS ends the child; or the alarm does, if another test's handler was installed first and returns.
