@@ -32,7 +32,7 @@ impl FakeRegistrations {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        assert!(self.fake.0.lock().unwrap().remove(&self.number).is_some(), "given back twice");
+        assert!(self.fake.0.lock().unwrap().remove(&self.number).is_some(), "released twice");
     }
 }
 
@@ -63,7 +63,7 @@ fn ranges_grow_to_pages_and_serve_what_lies_within() {
 }
 
 #[test]
-fn what_is_freed_is_never_handed_out_again_and_stays_while_it_is_used() {
+fn freed_registrations_are_not_reused_and_stay_while_used() {
     let (fake, cache) = (FakeRegistrations::default(), Cache::new(CacheLimits::default()));
     let held = cache.get(allocation(1), LEN, 0..10, |range| fake.make(range)).unwrap();
     cache.forget(allocation(1));
@@ -85,7 +85,7 @@ fn what_is_freed_is_never_handed_out_again_and_stays_while_it_is_used() {
 }
 
 #[test]
-fn what_is_in_use_is_not_given_up_and_a_failure_leaves_no_trace() {
+fn registrations_in_use_are_kept_and_failures_leave_no_trace() {
     let (fake, cache) = (FakeRegistrations::default(), Cache::new(CacheLimits { count: 2, bytes: 1 << 30 }));
     let _one = cache.get(allocation(1), LEN, 0..10, |range| fake.make(range)).unwrap();
     let two = cache.get(allocation(2), LEN, 0..10, |range| fake.make(range)).unwrap();
@@ -100,7 +100,7 @@ fn what_is_in_use_is_not_given_up_and_a_failure_leaves_no_trace() {
 }
 
 #[test]
-fn threads_that_want_the_same_range_register_it_once_and_wait_for_nobody_else() {
+fn threads_register_a_common_range_once() {
     let (fake, cache) = (FakeRegistrations::default(), Cache::new(CacheLimits::default()));
     let (begun, other) = (Barrier::new(2), Barrier::new(2));
     std::thread::scope(|scope| {

@@ -158,7 +158,7 @@ impl Message {
 
 impl Drop for Message {
     fn drop(&mut self) {
-        self.shared.give_back(self.slot);
+        self.shared.repost(self.slot);
         // Without a message to carry it, only if the other side may be waiting for it.
         self.shared.settle();
     }
@@ -472,7 +472,7 @@ impl ChannelShared {
     }
 
     /// Reposts a slot for receiving.
-    fn give_back(&self, slot: u64) {
+    fn repost(&self, slot: u64) {
         let bytes = self.size.message;
         let posted = self.registered.local(slot * u64::from(bytes), bytes.into()).and_then(|(addr, _)| {
             let pair = self.pair();
@@ -487,7 +487,7 @@ impl ChannelShared {
 
     /// Reports new room to the other side by an empty message, if there is much and no other message reported it.
     fn settle(&self) {
-        let told = {
+        let report = {
             let mut state = self.lock();
             let much = state.owed >= u32::from(self.size.room) / 2 && state.broken.is_none();
             if !much || state.credits == 0 {
@@ -497,7 +497,7 @@ impl ChannelShared {
             state.credits -= 1;
             (slot, std::mem::take(&mut state.owed))
         };
-        if let Err(error) = self.post_send(told.0, 0, told.1) {
+        if let Err(error) = self.post_send(report.0, 0, report.1) {
             self.end(&error.to_string());
         }
     }
@@ -529,7 +529,7 @@ impl ChannelShared {
             return self.end("the other side gives more room than there can be");
         }
         if empty {
-            self.give_back(slot);
+            self.repost(slot);
         }
         self.changed.notify_all();
     }

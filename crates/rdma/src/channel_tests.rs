@@ -24,7 +24,7 @@ fn memory() -> MemoryRef {
 }
 
 #[test]
-fn nobody_has_memory_back_before_the_pair_is_destroyed() {
+fn memory_is_returned_only_after_the_pair_is_destroyed() {
     let fake = Fake::new();
     let nic = Nic::of_device(fake.device());
     let (channel, _far) = connected(&nic);
@@ -44,16 +44,16 @@ fn nobody_has_memory_back_before_the_pair_is_destroyed() {
         });
         // Long enough for all of them to end, if nothing blocks them.
         std::thread::sleep(Duration::from_millis(300));
-        fake.let_go();
+        fake.allow();
         for thread in [first, second, patient, closing] {
             let (failed, destroyed) = thread.join().unwrap();
-            assert!(failed && destroyed, "memory was given back while the device could reach it");
+            assert!(failed && destroyed, "memory was returned while the device could reach it");
         }
     });
 }
 
 #[test]
-fn nobody_is_let_in_before_it_is_said() {
+fn peers_have_no_access_before_let_in() {
     let fake = Fake::new();
     let nic = Nic::of_device(fake.device());
     let (channel, _far) = connected(&nic);
@@ -165,7 +165,7 @@ fn a_pair_that_was_never_connected_keeps_its_memory_too() {
     fake.refuse();
     let domain = Arc::downgrade(&nic.domain);
     drop((PreparedChannel::new(&nic, ChannelSize::default()).unwrap(), nic));
-    assert!(domain.strong_count() > 0, "the domain of a pair that is there has been given back");
+    assert!(domain.strong_count() > 0, "the domain of a live pair was released");
 }
 
 #[test]

@@ -80,10 +80,10 @@ impl Endpoint {
             return Err(bad("has numbers of more than 24 bits"));
         }
         if !(1..=5).contains(&this.mtu) || this.reads == 0 {
-            return Err(bad("has an MTU that there is not, or no reads"));
+            return Err(bad("has an impossible MTU, or no reads"));
         }
         if this.room < Self::LEAST_ROOM || this.message == 0 || this.message > 1 << 20 {
-            return Err(bad("has no room for messages, or room for such as nobody sends"));
+            return Err(bad("has no room for messages, or an impossible size of them"));
         }
         Ok(this)
     }

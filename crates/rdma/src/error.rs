@@ -76,7 +76,7 @@ pub enum Error {
     #[error("the connection is broken: {0}")]
     Broken(String),
     /// A time-out.
-    #[error("{0} took longer than it may")]
+    #[error("{0} timed out")]
     TimedOut(&'static str),
     /// Shared memory could not be allocated or reached.
     #[error(transparent)]

@@ -82,7 +82,7 @@ fn missed(what: &'static str, error: std::io::Error) -> Error {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => Error::TimedOut(what),
         ErrorKind::UnexpectedEof => {
-            Error::Broken("the other side has closed it before it said anything".into())
+            Error::Broken("the other side has closed it before it sent its endpoint".into())
         }
         _ => Error::system(what, error),
     }

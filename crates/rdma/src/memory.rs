@@ -157,11 +157,11 @@ pub(crate) fn register<D: Register>(
 /// The requirement if dma-bufs are refused as not supported.
 const DMA_BUF_HINT: (i32, &str) = (
     95,
-    "; the card's driver takes no dma-bufs: mlx5, bnxt_re, irdma and efa do from kernel 5.12 on, soft-RoCE never does",
+    "; the card's driver does not accept dma-bufs: mlx5, bnxt_re, irdma and efa do from kernel 5.12 on, soft-RoCE never does",
 );
 /// The requirement if a GPU address is refused as a bad one.
 const PEERMEM_HINT: (i32, &str) =
-    (14, "; nobody answers for GPU memory there: load nvidia-peermem (modprobe nvidia-peermem)");
+    (14, "; no module provides GPU memory there: load nvidia-peermem (modprobe nvidia-peermem)");
 
 fn because(error: &Error, (errno, hint): (i32, &str)) -> String {
     match error {
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn each_way_is_tried_and_what_was_refused_is_said() {
+    fn each_route_is_tried_and_refusals_are_reported() {
         let memory: MemoryRef = Arc::new(FakeGpuMemory { exports: true });
         let made =
             register(&FakeRegistrar { dma_buf: None, peer: None }, "fake", &memory, Access::Exposed).unwrap();

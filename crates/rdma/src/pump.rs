@@ -71,10 +71,10 @@ fn gone(met: &OwnedFd, events: PollFlags) -> String {
     if events.contains(PollFlags::ERR)
         && let Ok(Err(error)) = rustix::net::sockopt::socket_error(met.as_fd())
     {
-        return format!("the other side is not there any more: {error}");
+        return format!("the other side is gone: {error}");
     }
     if events.intersects(PollFlags::RDHUP | PollFlags::HUP) {
         return "the other side has closed it".into();
     }
-    "the other side sends where nothing is to be sent".into()
+    "the other side sends data on the socket of the handshake".into()
 }

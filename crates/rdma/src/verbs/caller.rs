@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_acted_as_a_user_has_calls_made_elsewhere() {
+    fn threads_that_acted_as_users_delegate_calls() {
         let caller = Caller::start().unwrap();
         let (here, mut count) = (std::thread::current().id(), 0);
         let who = || std::thread::current().id();

@@ -74,12 +74,12 @@ impl Fake {
         }
     }
 
-    /// Blocks the destruction of pairs until [`Self::let_go`].
+    /// Blocks the destruction of pairs until [`Self::allow`].
     pub fn hold(&self) {
         self.change(|state| state.holds = true);
     }
 
-    pub fn let_go(&self) {
+    pub fn allow(&self) {
         self.change(|state| state.holds = false);
     }
 
