@@ -35,7 +35,7 @@ struct ServedPair {
     /// Its faults, by their number, and their counts at the start.
     faults: Vec<(usize, Fault)>,
     /// Whether the controller-wide effect was reported.
-    told: bool,
+    reported: bool,
 }
 
 #[derive(Default)]
@@ -115,7 +115,10 @@ impl DriveEngine {
             Ok(())
         });
         if let Err(error) = result {
-            state.complain(0, format!("the warps that served queues could not be ended: {error}"));
+            state.record_internal_error(
+                0,
+                format!("the warps that served queues could not be ended: {error}"),
+            );
         }
     }
 
@@ -125,7 +128,7 @@ impl DriveEngine {
             let slot = &mut state.slots[usize::from(qid)];
             let (found, count) = self.pairs.violations(qid, slot.breaches)?;
             slot.breaches = count;
-            state.breaches.extend(found.iter().map(|found| told(qid, found)));
+            state.breaches.extend(found.iter().map(|found| violation(qid, found)));
         }
         Ok(())
     }
@@ -139,9 +142,12 @@ impl DriveEngine {
             Ok(true) => {}
             Ok(false) => {
                 let ended = self.pairs.is_over();
-                state.complain(qid, format!("its warp did not let go of it (ended by itself: {ended})"));
+                state.record_internal_error(
+                    qid,
+                    format!("its warp did not release it (ended on its own: {ended})"),
+                );
             }
-            Err(error) => state.complain(qid, error.to_string()),
+            Err(error) => state.record_internal_error(qid, error.to_string()),
         }
         for (i, (number, before)) in served.faults.iter().enumerate() {
             if let (Some(armed), Ok(after)) = (state.faults.get_mut(*number), self.pairs.fault(qid, i)) {
@@ -162,13 +168,13 @@ impl DriveEngine {
 
 impl EngineState {
     /// Records an internal error as a violation, so that a test that checks violations sees it.
-    fn complain(&mut self, qid: u16, detail: String) {
+    fn record_internal_error(&mut self, qid: u16, detail: String) {
         self.breaches.push(Violation { rule: Rule::DmaUnmapped, queue: Some(qid), detail });
     }
 }
 
 /// Converts a violation to the simulator's type.
-fn told(qid: u16, found: &onehop_controller::Violation) -> Violation {
+fn violation(qid: u16, found: &onehop_controller::Violation) -> Violation {
     let name = found.rule().map_or("", onehop_controller::Rule::name);
     let rule = Rule::ALL.iter().find(|rule| rule.name() == name).copied().unwrap_or(Rule::ReservedField);
     let detail = format!("{name}: identifier {:#x}, detail {:#x}", found.cid, found.detail);
@@ -207,11 +213,11 @@ impl IoEngine for DriveEngine {
         };
         let begun = self.pairs.begin(sq.qid, &begin).map_err(internal)?;
         if !begun {
-            state.complain(sq.qid, "its warp did not begin".to_owned());
+            state.record_internal_error(sq.qid, "its warp did not begin".to_owned());
             return Err(Status::INTERNAL_ERROR);
         }
         let slot = state.slots.get_mut(usize::from(sq.qid)).ok_or(Status::INVALID_QUEUE_ID)?;
-        slot.served = Some(ServedPair { _ring: ring, faults, told: false });
+        slot.served = Some(ServedPair { _ring: ring, faults, reported: false });
         Ok(())
     }
 
@@ -269,12 +275,12 @@ impl IoEngine for DriveEngine {
         let mut state = locked(&self.state);
         let EngineState { slots, faults, .. } = &mut *state;
         for (qid, slot) in (0..).zip(slots.iter_mut()) {
-            let Some(served) = slot.served.as_mut().filter(|served| !served.told) else { continue };
+            let Some(served) = slot.served.as_mut().filter(|served| !served.reported) else { continue };
             for (i, (number, before)) in served.faults.iter().enumerate() {
                 let Some(strike) = faults.get(*number).and_then(|armed| armed.strike) else { continue };
                 let struck = self.pairs.fault(qid, i).is_ok_and(|after| after.fired > before.fired);
                 if struck {
-                    served.told = true;
+                    served.reported = true;
                     return Some(strike);
                 }
             }
@@ -287,7 +293,7 @@ impl IoEngine for DriveEngine {
         if self.pairs.are_started()
             && let Err(error) = self.collect(&mut state)
         {
-            state.complain(0, error.to_string());
+            state.record_internal_error(0, error.to_string());
         }
         std::mem::take(&mut state.breaches)
     }
