@@ -55,7 +55,7 @@ impl ControllerState {
             return Some(Err(Status::AER_LIMIT_EXCEEDED.with_dnr().into()));
         }
         self.events.requests.push_back(FetchedCommand { sqid: 0, sqe: command.sqe, effects: None });
-        self.tell_events();
+        self.report_events();
         None
     }
 
@@ -69,12 +69,12 @@ impl ControllerState {
         let event = event.wire();
         if wanted && !self.events.pending.contains(&event) {
             self.events.pending.push_back(event);
-            self.tell_events();
+            self.report_events();
         }
     }
 
     /// Completes requests with the events that are not masked.
-    fn tell_events(&mut self) {
+    fn report_events(&mut self) {
         while !self.events.requests.is_empty() {
             let masked = &self.events.masked;
             let Some(i) = self.events.pending.iter().position(|e| !masked.contains(&e.page())) else {
@@ -94,6 +94,6 @@ impl ControllerState {
     pub(crate) fn clear_event(&mut self, page: u8) {
         self.events.masked.retain(|p| *p != page);
         self.events.pending.retain(|e| e.page() != page);
-        self.tell_events();
+        self.report_events();
     }
 }

@@ -26,7 +26,7 @@ impl ControllerState {
         let stalls = cq.waiting.is_empty() && !cq.has_room();
         cq.waiting.push_back(entry);
         if stalls {
-            self.look_at_head(cqid);
+            self.refresh_head(cqid);
             self.note_stall(cqid);
         }
         self.drain_waiting(cqid);
@@ -52,14 +52,14 @@ impl ControllerState {
             }
             let Some(entry) = cq.waiting.pop_front() else { return };
             let sq = self.sqs.get_mut(usize::from(entry.sqid)).and_then(Option::as_mut);
-            let sqhd = sq.map_or(0, |sq| sq.tell(entry.lag));
+            let sqhd = sq.map_or(0, |sq| sq.report_head(entry.lag));
             let (vector, generation) = (cq.vector, cq.generation);
             match cq.post(&self.space, &entry, sqhd) {
                 Ok((slot, last)) => {
                     self.counts.rest.completions += 1;
                     self.counts.rest.errors += u64::from(!entry.status.is_ok());
                     if let Some(wait) = entry.stale {
-                        self.after(wait, DelayedTask::Mend { cq: cqid, generation, slot, last });
+                        self.after(wait, DelayedTask::CorrectCompletion { cq: cqid, generation, slot, last });
                     }
                     self.interrupt(vector);
                 }

@@ -130,7 +130,7 @@ impl ControllerState {
         while let Some(strike) = self.faults.timed(now) {
             self.strike(strike);
         }
-        self.hear_strike();
+        self.apply_engine_strike();
     }
 
     /// When `tick` next has an effect.

@@ -74,13 +74,10 @@ impl std::fmt::Display for Unreachable {
                 write!(f, "{bytes} bytes at bus {addr:#x}, which may only be read")
             }
             Self::NotShared { addr, bytes } => {
-                write!(
-                    f,
-                    "{bytes} bytes at bus {addr:#x}, which are no memory that is shared with the controller"
-                )
+                write!(f, "{bytes} bytes at bus {addr:#x}, which are not memory shared with the controller")
             }
             Self::NoMaster { addr, bytes } => {
-                write!(f, "{bytes} bytes at bus {addr:#x}, while the function is no bus master")
+                write!(f, "{bytes} bytes at bus {addr:#x}, while the function is not a bus master")
             }
         }
     }

@@ -84,12 +84,12 @@ impl ControllerState {
             let detail = format!("tail {value} was written again");
             return self.bad_ring(Rule::DoorbellSame, qid, detail);
         }
-        let used = sq.distance(sq.told, sq.tail);
+        let used = sq.distance(sq.reported_head, sq.tail);
         let added = sq.distance(sq.tail, value);
         if used + added >= sq.size {
             let detail = format!(
                 "tail went from {} to {value}, but the host knows of head {} only ({} entries)",
-                sq.tail, sq.told, sq.size
+                sq.tail, sq.reported_head, sq.size
             );
             return self.bad_ring(Rule::SqOverrun, qid, detail);
         }
@@ -191,7 +191,7 @@ impl ControllerState {
     }
 
     /// Reads the shadow of a head when room is needed, and requests a doorbell when it changes.
-    pub(crate) fn look_at_head(&mut self, qid: u16) {
+    pub(crate) fn refresh_head(&mut self, qid: u16) {
         if self.shadow.is_none() || qid == 0 {
             return;
         }

@@ -96,7 +96,7 @@ pub trait IoEngine: Send + Sync {
 
 impl ControllerState {
     /// Passes a new completion queue to the engine, if there is one.
-    pub(crate) fn lend_cq(
+    pub(crate) fn create_engine_cq(
         &self,
         qid: u16,
         base: u64,
@@ -108,7 +108,7 @@ impl ControllerState {
     }
 
     /// Passes a new submission queue to the engine, if there is one.
-    pub(crate) fn lend_sq(
+    pub(crate) fn create_engine_sq(
         &self,
         (qid, cqid): (u16, u16),
         base: u64,
@@ -126,14 +126,14 @@ impl ControllerState {
     }
 
     /// Applies the engine's controller-wide event.
-    pub(crate) fn hear_strike(&mut self) {
+    pub(crate) fn apply_engine_strike(&mut self) {
         if let Some(strike) = self.engine.as_ref().and_then(|engine| engine.strike()) {
             self.strike(strike);
         }
     }
 
     /// Records the engine's violations.
-    pub(crate) fn hear_breaches(&self) {
+    pub(crate) fn record_engine_breaches(&self) {
         for breach in self.engine.iter().flat_map(|engine| engine.breaches()) {
             self.breach(breach.rule, breach.queue, breach.detail);
         }

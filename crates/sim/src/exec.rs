@@ -22,7 +22,7 @@ pub(crate) enum DelayedTask {
     /// Execute a command.
     Execute(FetchedCommand),
     /// Correct the last dword of a completion.
-    Mend { cq: u16, generation: u64, slot: u32, last: u32 },
+    CorrectCompletion { cq: u16, generation: u64, slot: u32, last: u32 },
     /// Deliver the data of a read that was already completed.
     Data(LateData),
     /// Post held completions, regardless of what they wait for.
@@ -190,10 +190,10 @@ impl ControllerState {
             DelayedTask::Execute(command) => self.execute(command),
             DelayedTask::Release => self.release_held(),
             DelayedTask::Data(late) => self.bring(late),
-            DelayedTask::Mend { cq, generation, slot, last } => {
+            DelayedTask::CorrectCompletion { cq, generation, slot, last } => {
                 if let Some(queue) = self.cqs.get_mut(usize::from(cq)).and_then(Option::as_mut)
                     && queue.generation == generation
-                    && let Err(at) = queue.mend(&self.space, slot, last)
+                    && let Err(at) = queue.correct_entry(&self.space, slot, last)
                 {
                     self.breach_dma(cq, "completion queue", at);
                 }

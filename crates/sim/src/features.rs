@@ -62,9 +62,9 @@ pub(crate) struct Features {
     granted: Queues,
     absent: Vec<u8>,
     /// The host memory buffer: address and pages of each extent.
-    pub lent: Vec<(u64, u32)>,
+    pub host_memory: Vec<(u64, u32)>,
     /// How the command enabled it.
-    pub lent_as: feature::HostMemory,
+    pub host_memory_setting: feature::HostMemory,
 }
 
 impl Features {
@@ -84,8 +84,8 @@ impl Features {
             cold: COLD,
             granted: Queues::ask(queues, queues),
             absent,
-            lent: Vec::new(),
-            lent_as: feature::HostMemory::default(),
+            host_memory: Vec::new(),
+            host_memory_setting: feature::HostMemory::default(),
         };
         features.reset();
         features
@@ -97,8 +97,8 @@ impl Features {
         self.current.extend(self.saved.iter());
         self.data.clear();
         self.cold = COLD;
-        self.lent.clear();
-        self.lent_as = feature::HostMemory::default();
+        self.host_memory.clear();
+        self.host_memory_setting = feature::HostMemory::default();
     }
 
     fn kind(&self, fid: u8) -> Result<&'static DwordFeature, Status> {

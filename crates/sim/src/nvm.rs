@@ -234,7 +234,7 @@ impl ControllerState {
             garbled.map_or(Ok(()), |status| Err(self.crd_allowed(command, status).into()))
         });
         (self.buffer, self.meta) = (mixed, meta);
-        self.give_back(spans);
+        self.reuse_spans(spans);
         self.health.note_read(layout.data());
         done
     }

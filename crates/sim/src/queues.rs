@@ -11,19 +11,19 @@ use crate::dma::{Segment, Space, Unreachable};
 
 /// A ring's memory: contiguous, or by pages.
 pub(crate) struct PagedRing {
-    pieces: Vec<(u64, Weak<Segment>)>,
-    piece: usize,
+    parts: Vec<(u64, Weak<Segment>)>,
+    part_bytes: usize,
 }
 
 impl PagedRing {
     /// A contiguous ring.
     pub(crate) fn contiguous(base: u64, bytes: usize) -> Self {
-        Self { pieces: vec![(base, Weak::new())], piece: bytes }
+        Self { parts: vec![(base, Weak::new())], part_bytes: bytes }
     }
 
     /// A ring of pages.
     pub(crate) fn paged(pages: Vec<u64>, page: usize) -> Self {
-        Self { pieces: pages.into_iter().map(|p| (p, Weak::new())).collect(), piece: page }
+        Self { parts: pages.into_iter().map(|p| (p, Weak::new())).collect(), part_bytes: page }
     }
 
     /// The memory of an entry; looked up again only when its former mapping is gone.
@@ -34,8 +34,8 @@ impl PagedRing {
         bytes: usize,
     ) -> Result<(Arc<Segment>, usize), Unreachable> {
         let lost = Unreachable::PastEnd { addr: offset as u64, bytes };
-        let (base, known) = self.pieces.get_mut(offset / self.piece).ok_or(lost)?;
-        let addr = base.wrapping_add((offset % self.piece) as u64);
+        let (base, known) = self.parts.get_mut(offset / self.part_bytes).ok_or(lost)?;
+        let addr = base.wrapping_add((offset % self.part_bytes) as u64);
         if let Some(segment) = known.upgrade().filter(|_| space.is_master())
             && let Some(at) = segment.offset(addr, bytes)
         {
@@ -90,14 +90,14 @@ pub(crate) struct Sq {
     /// The next entry to fetch.
     pub head: u32,
     /// The head that was last reported to the host.
-    pub told: u32,
+    pub reported_head: u32,
     ring: PagedRing,
     outstanding: CidSet,
 }
 
 impl Sq {
     pub(crate) fn new(size: u32, cq: u16, ring: PagedRing) -> Self {
-        Self { cq, size, tail: 0, head: 0, told: 0, ring, outstanding: CidSet::new() }
+        Self { cq, size, tail: 0, head: 0, reported_head: 0, ring, outstanding: CidSet::new() }
     }
 
     /// Number of entries from `from` to `to`.
@@ -156,11 +156,11 @@ impl Sq {
     }
 
     /// The head to report to the host: `lag` behind, but never behind what was reported before.
-    pub(crate) fn tell(&mut self, lag: u16) -> u16 {
-        let known = self.distance(self.told, self.head);
+    pub(crate) fn report_head(&mut self, lag: u16) -> u16 {
+        let known = self.distance(self.reported_head, self.head);
         let step = known.saturating_sub(u32::from(lag));
-        self.told = (self.told + step) % self.size;
-        self.told as u16
+        self.reported_head = (self.reported_head + step) % self.size;
+        self.reported_head as u16
     }
 }
 
@@ -240,7 +240,7 @@ impl Cq {
     }
 
     /// Corrects the last dword of an entry.
-    pub(crate) fn mend(&mut self, space: &Space, slot: u32, last: u32) -> Result<(), Unreachable> {
+    pub(crate) fn correct_entry(&mut self, space: &Space, slot: u32, last: u32) -> Result<(), Unreachable> {
         let (segment, at) = self.ring.locate(space, slot as usize * Cqe::BYTES, Cqe::BYTES)?;
         let lost = |_| Unreachable::PastEnd { addr: segment.addr, bytes: Cqe::BYTES };
         segment.host().and_then(|mem| mem.word(at + 12)).map_err(lost)?.store(last, Release);

@@ -99,14 +99,14 @@ impl Sim {
     /// The driver's violations, in order: the first 4096, and the first of each rule.
     #[must_use]
     pub fn violations(&self) -> Vec<Violation> {
-        self.core().with(|device| device.hear_breaches());
+        self.core().with(|device| device.record_engine_breaches());
         self.core().book.all()
     }
 
     /// Number of violations, including those that are not kept.
     #[must_use]
     pub fn violation_count(&self) -> u64 {
-        self.core().with(|device| device.hear_breaches());
+        self.core().with(|device| device.record_engine_breaches());
         self.core().book.count()
     }
 
@@ -267,14 +267,6 @@ impl Sim {
             check(ns, nsid, offset, out.len() as u64)?;
             Ok(ns.read_bytes(offset, out)?)
         })
-    }
-
-    /// Data bytes of a namespace.
-    ///
-    /// # Errors
-    /// When there is no such namespace.
-    pub fn media_bytes(&self, nsid: u32) -> Result<u64> {
-        self.with_namespace(nsid, |ns| Ok(ns.bytes()))
     }
 
     fn with_namespace<T>(&self, nsid: u32, work: impl FnOnce(&mut NamespaceMedia) -> Result<T>) -> Result<T> {

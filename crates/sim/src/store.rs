@@ -66,7 +66,7 @@ impl Store {
             Self::File { file, start } => file.0.read_exact_at(out, start + offset),
             Self::Engine(blocks) => blocks.read(offset, out),
             Self::Memory { chunks, .. } => {
-                for (chunk, from, to) in pieces(offset, out.len()) {
+                for (chunk, from, to) in chunk_parts(offset, out.len()) {
                     let into = &mut out[to];
                     match chunks.get(&chunk) {
                         Some(bytes) => into.copy_from_slice(&bytes[from..from + into.len()]),
@@ -84,7 +84,7 @@ impl Store {
             Self::File { file, start } => file.0.write_all_at(data, *start + offset),
             Self::Engine(blocks) => blocks.write(offset, data),
             Self::Memory { chunks, .. } => {
-                for (chunk, at, part) in pieces(offset, data.len()) {
+                for (chunk, at, part) in chunk_parts(offset, data.len()) {
                     let bytes = chunks.entry(chunk).or_insert_with(|| vec![0; CHUNK].into());
                     bytes[at..at + part.len()].copy_from_slice(&data[part]);
                 }
@@ -130,7 +130,7 @@ impl Store {
 }
 
 /// The parts of a range by chunk: the chunk, the offset in it, and the part of the caller's buffer.
-fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
+fn chunk_parts(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
         if done == len {
@@ -156,7 +156,7 @@ pub(crate) fn open_image(path: &Path, size: Option<u64>) -> Result<(Arc<LockedIm
             return Err(refuse("it is not a regular file; a simulated drive never opens devices"));
         }
         None if size.is_none() => {
-            return Err(refuse("there is no such file; with size=64M it would be made"));
+            return Err(refuse("there is no such file; size=64M would create it"));
         }
         _ => {}
     }

@@ -170,7 +170,7 @@ impl ControllerState {
     }
 
     /// Returns a list of spans for reuse by the next command.
-    pub(crate) fn give_back(&mut self, spans: Vec<TransferSpan>) {
+    pub(crate) fn reuse_spans(&mut self, spans: Vec<TransferSpan>) {
         if spans.capacity() > self.spans.capacity() {
             self.spans = spans;
         }
@@ -208,7 +208,7 @@ impl ControllerState {
     pub(crate) fn send(&mut self, sqid: u16, sqe: &Sqe, data: &[u8]) -> Result<(), CommandFailure> {
         let spans = self.find_spans(sqid, sqe, data.len(), TransferDirection::ToHost)?;
         let done = self.scatter(&spans, data);
-        self.give_back(spans);
+        self.reuse_spans(spans);
         done.map_err(|at| self.transfer_failed(sqid, "data to the host", at))
     }
 
@@ -216,7 +216,7 @@ impl ControllerState {
     pub(crate) fn receive(&mut self, sqid: u16, sqe: &Sqe, data: &mut [u8]) -> Result<(), CommandFailure> {
         let spans = self.find_spans(sqid, sqe, data.len(), TransferDirection::FromHost)?;
         let done = self.gather(&spans, data);
-        self.give_back(spans);
+        self.reuse_spans(spans);
         done.map_err(|at| self.transfer_failed(sqid, "data from the host", at))
     }
 

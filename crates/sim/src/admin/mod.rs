@@ -56,7 +56,7 @@ impl ControllerState {
         if ignored || itself {
             return Ok(1);
         }
-        let Some(aborted) = self.take_back(sqid, cid) else { return Ok(1) };
+        let Some(aborted) = self.cancel(sqid, cid) else { return Ok(1) };
         let aborted = FetchedCommand { effects: None, ..aborted };
         self.complete(&aborted, Err(Status::ABORT_REQUESTED.into()));
         Ok(0)
@@ -72,7 +72,7 @@ impl ControllerState {
     }
 
     /// Cancels a command that has not been executed.
-    fn take_back(&mut self, sqid: u16, cid: u16) -> Option<FetchedCommand> {
+    fn cancel(&mut self, sqid: u16, cid: u16) -> Option<FetchedCommand> {
         let fits = |c: &FetchedCommand| c.sqid == sqid && c.sqe.cid() == cid;
         if sqid == 0
             && let Some(request) = self.events.take_request(cid)

@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_people_write() {
+    fn parses_specifications() {
         let late = Fault::parse("late@n=5,delay=20ms").unwrap();
         assert_eq!((late.kind, late.when.n), (FaultKind::Late, Some(5)));
         assert_eq!(late.delay, Some(Duration::from_millis(20)));

@@ -76,7 +76,7 @@ fn version_two_knows_more_structures() {
 }
 
 #[test]
-fn abort_takes_back_what_waits() {
+fn abort_cancels_waiting_commands() {
     let mut host = Host::new("mem:1M?workers=0&fault=lost@n=1&fault=late@n=2,delay=9s");
     for _ in 0..2 {
         let cid = host.submit(1, nvm::flush(1));

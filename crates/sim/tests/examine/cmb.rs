@@ -24,7 +24,7 @@ fn placed(spec: &str) -> (Host, u32) {
 }
 
 #[test]
-fn registers_tell_of_it_only_when_asked() {
+fn registers_show_it_only_when_enabled() {
     let host = Host::raw("mem:1M?workers=0&cmb=64K");
     assert!(host.cap().cmbs());
     assert_eq!((host.regs.read32(offset::CMBLOC), host.regs.read32(offset::CMBSZ)), (0, 0));

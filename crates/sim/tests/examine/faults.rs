@@ -129,7 +129,7 @@ fn fail_once_works_when_retried() {
 }
 
 #[test]
-fn retry_delays_are_told_to_those_who_asked_and_then_kept() {
+fn retry_delays_are_reported_if_enabled_and_then_enforced() {
     for (unit, broken) in [("1ms", 0), ("900s", 1)] {
         let mut host = host(&format!("crdt=1,2,3&crdt_unit={unit}&fault=fail-once@n=1,crd=2"));
         assert_eq!(host.run(1, nvm::flush(1)).status().crd(), 0, "the host has not set ACRE");
@@ -169,7 +169,7 @@ fn media_cannot_be_read_but_written() {
 }
 
 #[test]
-fn wrong_cid_is_no_outstanding_one() {
+fn wrong_cid_is_not_outstanding() {
     let mut host = host("fault=wrong-cid@n=2&fault=lost@n=1");
     let (lost, cid) = (flush(&mut host), flush(&mut host));
     let cqe = host.wait(1);
@@ -193,7 +193,7 @@ fn dup_comes_twice() {
 }
 
 #[test]
-fn stale_phase_is_put_right_later() {
+fn stale_phase_is_corrected_later() {
     for turns in [1, 4] {
         let mut host = Host::with_queue("mem:1M?workers=0", 4);
         for _ in 1..turns {
@@ -296,7 +296,7 @@ fn power_loss_forgets_what_was_not_flushed() {
 }
 
 #[test]
-fn moments_can_be_said_in_many_ways() {
+fn triggers_have_many_forms() {
     let hits = |spec: &str, commands: u32| -> Vec<u32> {
         let mut host = host(&format!("seed=5&fault=fail@{spec}"));
         (1..=commands).filter(|_| !host.run(1, nvm::flush(1)).status().is_ok()).collect()

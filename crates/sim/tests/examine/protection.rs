@@ -215,19 +215,19 @@ fn compare_and_verify_take_no_pract() {
 }
 
 #[test]
-fn a_medium_that_lost_bytes_is_found_out() {
+fn a_medium_that_lost_bytes_is_detected() {
     let mut bench = Bench::new(1, 8, true);
     bench.data.mem.write(0, &pattern(7, 1024)).unwrap();
     assert!(bench.write(flag::PRACT).is_ok());
     bench.host.sim.write_media(1, (LBA + 1) * 512 + 100, b"rot").unwrap();
     let end = bench.read(flag::PRACT | ALL);
     assert!(end.is(Status::GUARD_CHECK), "{end:?}");
-    assert!(bench.read(flag::PRACT).is_ok(), "nobody asked for a check");
+    assert!(bench.read(flag::PRACT).is_ok(), "no check was requested");
     bench.host.clean();
 }
 
 #[test]
-fn what_was_never_written_is_exempt() {
+fn unwritten_blocks_are_exempt() {
     every(|mut bench| {
         let checks = bench.checks();
         assert!(bench.read(checks).is_ok());
