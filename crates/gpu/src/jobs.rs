@@ -156,8 +156,8 @@ impl BlockJob {
         }
         let job = range.job(tables.addr(), out.addr().plus(to * 4));
         holds("the tables", tables, u64::from(crc32c::TABLE_WORDS) * 4)?;
-        holds("the remainders", out, (to + job.pieces()) * 4)?;
-        let blocks = job.pieces().min(SUM_BLOCKS) as u32;
+        holds("the remainders", out, (to + job.chunks()) * 4)?;
+        let blocks = job.chunks().min(SUM_BLOCKS) as u32;
         Ok(Self {
             work: BlockWork::Sum(job),
             blocks,
