@@ -174,7 +174,7 @@ impl Mapper for Inside {
         let none = || onehop_os::Error::NoMemory { mapper: "the BAR".into(), bytes };
         let at = self.free.lock().unwrap_or_else(PoisonError::into_inner).take(len).ok_or_else(none)?;
         let free = self.free.clone();
-        let give = move || free.lock().unwrap_or_else(PoisonError::into_inner).give(at, len);
+        let give = move || free.lock().unwrap_or_else(PoisonError::into_inner).free(at, len);
         let part = self.memory.slice(at..at + len)?.on_last_drop(give);
         part.fill(0, len, 0)?;
         Ok(part)

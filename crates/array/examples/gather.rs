@@ -1,9 +1,9 @@
-//! What a gather costs: rows per second, hits, commands per page, and how long a batch takes by the GPU's clock, for ids
-//! that are uniform and for ids that follow Zipf's law, beside what the drive alone makes. Every byte of the first batches is checked.
-//! `cargo run --release -p onehop-array --example gather -- [emu|0] [sim|resident] [--json]`.
+//! Measures gathers: rows per second, hits, commands per page, and the time of a batch by the GPU's clock, for uniform
+//! and Zipf-distributed ids, beside plain reads of the drive. Every byte of the first batches is checked. `cargo run
+//! --release -p onehop-array --example gather -- [emu|0] [sim|resident] [--json]`.
 //!
-//! `sim` is a simulated drive on CPU threads, with queue and pages in host memory; `resident` one that the GPU serves, with
-//! all of it in the GPU's memory.
+//! `sim` is a simulated drive on CPU threads, with queue and pages in host memory; `resident` is one that the GPU
+//! serves, with all of it in the GPU's memory.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ fn main() -> Result<()> {
         Some(name) => Arc::new(Cuda::load()?.open(name)?),
         None => Arc::new(Emulated::new()),
     };
-    // Before anything stays on the GPU.
+    // Before the resident controller occupies the GPU.
     gpu.array_kernels()?;
     let resident = has("resident");
     let spec = format!("mem:{BYTES}");
@@ -55,7 +55,7 @@ fn main() -> Result<()> {
     let batches: &[u32] = if gpu.simulated() { &[48, 1536] } else { &[48, 1536, 16_384, 131_072, 1 << 20] };
     let mut lines = Vec::new();
     for zipf in [false, true] {
-        // Room for twice the array, so that all of it fits in the sets, or for an eighth of it.
+        // Room for twice the array, so that every set has room, or for an eighth of it.
         for cache in [2 * BYTES, BYTES / 8] {
             for batch in batches {
                 let line = measure(&drive, &gpu, placement, &media, &Plan { zipf, cache, batch: *batch })?;
@@ -80,7 +80,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// Reads a second of a page each, by kernels that do nothing else, in owner mode and in shared mode.
+/// Page reads per second by kernels that do nothing else, in owner mode and in shared mode.
 fn plain_reads(drive: &Drive, gpu: &Arc<dyn Gpu>, placement: Placement) -> Result<[f64; 2]> {
     let ns = drive.namespace(1)?;
     let (_region, buffer) = drive.gpu_buffer(&**gpu, placement.data, BYTES as usize)?;
@@ -104,16 +104,16 @@ struct Plan {
     batch: u32,
 }
 
-/// What was measured.
+/// One measurement.
 struct Line {
     zipf: bool,
     cache_mib: u64,
     batch: u32,
-    /// Of the first batch, which finds the cache empty.
+    /// For the first batch, which finds the cache empty.
     cold_rows_per_s: f64,
     cold_commands_per_page: f64,
     cold_commands_per_s: f64,
-    /// Of the others.
+    /// For the later batches.
     rows_per_s: f64,
     hit_rate: f64,
     p50_us: f64,
@@ -187,7 +187,7 @@ fn measure(
     let pages: BTreeSet<u64> = ids.iter().map(|id| id * u64::from(ROW) / u64::from(PAGE)).collect();
     let reads = array.stats()?.reads;
     if plan.cache > BYTES {
-        // Nothing is missed then.
+        // The cache then holds every page.
         let all: Vec<u64> = (0..rows.count).step_by((PAGE / ROW) as usize).collect();
         let places = gpu.alloc(Place::Vram, all.len() * ROW as usize)?;
         if !array.gather(rows, &all, &places)?.failed.is_empty() {
@@ -242,7 +242,7 @@ impl Random {
         (self.0 >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// A row: any, or one whose frequency is about one over its rank. Rows of neighbouring ranks are no neighbours.
+    /// A row: uniform, or with a frequency of about one over its rank. Adjacent ranks are not adjacent rows.
     fn id(&mut self, rows: u64, zipf: bool) -> u64 {
         if zipf {
             let rank = (rows as f64).powf(self.unit()) as u64;

@@ -1,4 +1,4 @@
-//! An array that is open.
+//! An open array.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,16 +14,16 @@ use onehop_proto::array::{
 
 use crate::{ArrayOptions, ArrayStats, Error, Result};
 
-/// Where counters and directory lie behind the handle, each on lines of their own.
+/// Offsets of counters and directory after the handle, each on cache lines of its own.
 const COUNTERS: usize = (ArrayHandle::BYTES as usize).next_multiple_of(128);
 const DIRECTORY: usize = COUNTERS + counter::BYTES as usize;
 
-/// Warps and threads of a kernel at most: the emulated GPU's are threads of this machine.
+/// Maximum warps and threads of a kernel: the emulated GPU's are threads of this machine.
 const MOST_WARPS: u32 = 4096;
 const MOST_THREADS: u32 = 1 << 16;
 const MOST_EMULATED: u32 = 32;
 
-/// An array that is open.
+/// An open array.
 pub struct Array {
     exported: ExportedQueue,
     /// For flushes of the drive.
@@ -38,17 +38,17 @@ pub struct Array {
     options: ArrayOptions,
 }
 
-/// Rows that were moved.
+/// The result of moving rows.
 #[derive(Debug)]
 #[must_use = "some of the rows may have failed"]
 pub struct MovedRows {
-    /// How long the GPU took, by its own clock.
+    /// Kernel time by the GPU's clock.
     pub took: Duration,
-    /// The rows that were not moved, by their place in the list, and why.
+    /// The rows that were not moved: their index in the list, and why.
     pub failed: Vec<(usize, ArrayError)>,
 }
 
-/// What a flush did.
+/// The result of a flush.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Flushed {
     /// Pages that were written back.
@@ -59,7 +59,8 @@ impl Array {
     /// Opens the blocks of a namespace as an array for kernels of a GPU.
     ///
     /// # Errors
-    /// When the sizes make no sense, the drive is open for reading only and the array is not, or there is no memory or queue.
+    /// When the sizes are invalid, the drive is open for reading only and the array is not, or there is no memory or
+    /// queue.
     pub fn open(
         drive: &Drive,
         gpu: Arc<dyn Gpu>,
@@ -77,7 +78,7 @@ impl Array {
             limit: options.limit,
             ..GpuSetup::new(options.placement)
         };
-        // A directory with wrong words could name any way of a set.
+        // A directory with wrong words could name any way.
         let bytes = (slots.max(WAYS) as usize) << page_shift;
         let (data, buffer) = drive.gpu_buffer(&*gpu, options.placement.data, bytes)?;
         let directory = directory_bytes(slots) as usize;
@@ -110,7 +111,7 @@ impl Array {
         Ok(Self { exported, queue, ns, gpu, kernels, memory, bytes, slots, options })
     }
 
-    /// What kernels get: where the array's handle lies. They must have ended before the array is closed or dropped.
+    /// The GPU address of the array's handle, for kernels. They must end before the array is closed or dropped.
     #[must_use]
     pub fn handle(&self) -> GpuAddr {
         self.memory.addr()
@@ -128,7 +129,7 @@ impl Array {
         self.slots
     }
 
-    /// The rows that the array has if each has so many bytes, and begins `stride` bytes after the one before.
+    /// Describes rows of `bytes` bytes, each starting `stride` bytes after the one before.
     #[must_use]
     pub fn rows(&self, bytes: u32, stride: u32) -> ArrayRows {
         let count = match self.bytes.checked_sub(u64::from(bytes)) {
@@ -138,7 +139,7 @@ impl Array {
         ArrayRows { count, bytes, stride }
     }
 
-    /// What the cache has done.
+    /// The cache's statistics.
     ///
     /// # Errors
     /// When the GPU's memory cannot be read.
@@ -146,7 +147,7 @@ impl Array {
         ArrayStats::read(&self.memory.slice(COUNTERS..DIRECTORY)?)
     }
 
-    /// Whether the drive still serves the array.
+    /// Checks that the drive still serves the array.
     ///
     /// # Errors
     /// Why it does not.
@@ -154,13 +155,12 @@ impl Array {
         Ok(self.exported.check()?)
     }
 
-    /// Ends every wait of a kernel for the drive, now and from now on.
+    /// Ends all waits of kernels for the drive, now and in future.
     pub fn stop(&self) {
         self.exported.stop();
     }
 
-    /// Gathers rows into `out`, one after the other in the order of `ids`. The GPU gets them sorted, so neighbours share
-    /// their pages.
+    /// Gathers rows into `out`, in the order of `ids`. The GPU gets them sorted, so neighbours share their pages.
     ///
     /// # Errors
     /// When `out` is too short, or the kernel failed. Rows that fail are in the result.
@@ -169,7 +169,7 @@ impl Array {
         self.move_rows(ArrayJob::gather, rows, ids, out, warps)
     }
 
-    /// Reads rows as [`Self::gather`] does, by threads that each pin a page, copy and go on.
+    /// Reads rows as [`Self::gather`] does, by threads that each pin a page and copy from it.
     ///
     /// # Errors
     /// As for [`Self::gather`].
@@ -177,7 +177,7 @@ impl Array {
         self.move_rows(ArrayJob::read, rows, ids, out, self.threads(ids.len()))
     }
 
-    /// Writes rows from `from`, one after the other in the order of `ids`. Of equal rows, any is written last.
+    /// Writes rows from `from`, in the order of `ids`. Among duplicates, which one is written last is undefined.
     ///
     /// # Errors
     /// As for [`Self::gather`].
@@ -185,8 +185,8 @@ impl Array {
         self.move_rows(ArrayJob::write, rows, ids, from, self.threads(ids.len()))
     }
 
-    /// Writes back every page that is dirty, and has the drive make it durable: all that was written by kernels that have
-    /// ended, or whose pins are gone.
+    /// Writes back every dirty page and makes it durable on the drive. This covers all writes of kernels that have
+    /// ended, and of pins that were released.
     ///
     /// # Errors
     /// [`Error::NotWritten`] when pages could not be written; the drive's error when they are not durable.
@@ -200,7 +200,7 @@ impl Array {
         self.run(&ArrayJob::flush(&report, limit)?, self.threads(self.slots as usize), limit)?;
         flushed.written = report.word(FlushReport::WRITTEN as usize)?;
         let failed = report.word(FlushReport::FAILED as usize)?;
-        // Also where some pages failed: the others become durable.
+        // Even if some pages failed: the others become durable.
         let durable = self.queue.flush(&self.ns);
         if failed > 0 {
             let code = report.word(FlushReport::ERROR as usize)? as i32;
@@ -211,7 +211,7 @@ impl Array {
         Ok(flushed)
     }
 
-    /// The pages that could not be written back when that was last tried, and why. They are still in the cache.
+    /// The pages whose last write-back failed, and why. They are still in the cache.
     ///
     /// # Errors
     /// When the GPU's memory cannot be read.
@@ -223,10 +223,10 @@ impl Array {
         Ok(broken_pages(&words).collect())
     }
 
-    /// Flushes the array and takes its queue back. No kernel uses it any more.
+    /// Flushes the array and deletes its queue. No kernel may use it any more.
     ///
     /// # Errors
-    /// As for [`Self::flush`], or when threads of a kernel did not let go of the queue.
+    /// As for [`Self::flush`], or when threads of a kernel did not leave the queue.
     pub fn close(self) -> Result<()> {
         let flushed = self.flush();
         self.exported.take_back()?;
@@ -255,7 +255,7 @@ impl Array {
         let mut list: Vec<_> = (0..).zip(ids).map(|(to, row)| GatherItem { row: *row, to, pad: 0 }).collect();
         list.sort_unstable_by_key(|item| item.row);
         let answers = self.gpu.alloc(Place::Vram, ids.len() * 4)?;
-        // What no thread comes to is not done.
+        // Rows that no thread reaches count as not done.
         answers.fill(0, ids.len() * 4, 0xff)?;
         let limit = self.options.limit;
         let took = self.run(&job(rows, &list, [buffer, &answers], limit)?, threads, limit)?;
@@ -267,16 +267,16 @@ impl Array {
         Ok(MovedRows { took, failed: failed.map(|(place, code)| (place, error(code))).collect() })
     }
 
-    /// Runs a kernel that begins nothing after `limit`.
+    /// Runs a kernel that starts no new row after `limit`.
     fn run(&self, job: &ArrayJob, threads: u32, limit: Duration) -> Result<Duration> {
         let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
-        // What it has begun may write one page back and read another.
+        // A row in progress may write one page back and read another.
         let last = self.options.patience + self.options.limit.saturating_mul(3);
         Ok(kernels.run(job, threads, limit.saturating_add(last))?)
     }
 }
 
-/// The powers of two of a page and of a block.
+/// The page size and block size as powers of two.
 fn check(drive: &Drive, ns: &Namespace, blocks: &Range<u64>, options: &ArrayOptions) -> Result<(u32, u32)> {
     let refuse = |why: String| Err(Error::Refused(why));
     if blocks.is_empty() || blocks.end > ns.blocks {
@@ -303,7 +303,7 @@ fn check(drive: &Drive, ns: &Namespace, blocks: &Range<u64>, options: &ArrayOpti
     Ok((page.trailing_zeros(), block.trailing_zeros()))
 }
 
-/// Pages of the cache: whole sets, or less than one.
+/// Pages of the cache: whole sets, or less than one set.
 fn slots(options: &ArrayOptions) -> Result<u32> {
     let pages = options.cache_bytes / u64::from(options.page_bytes.max(1));
     let pages = if pages < 8 { pages } else { pages / 8 * 8 };

@@ -1,8 +1,8 @@
-//! Why something cannot be done with an array.
+//! Errors of array operations.
 
 use onehop_proto::array::ArrayError;
 
-/// Why something cannot be done with an array.
+/// Why an array operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The drive refused or failed.
@@ -11,18 +11,18 @@ pub enum Error {
     /// The GPU refused or failed.
     #[error(transparent)]
     Gpu(#[from] onehop_gpu::Error),
-    /// What was asked for makes no sense, or the drive cannot do it.
+    /// The request is invalid, or the drive does not support it.
     #[error("an array cannot be made: {0}")]
     Refused(String),
-    /// Pages are not on the drive. They stay in the cache, so another flush may succeed.
+    /// Pages could not be written back. They stay in the cache, so another flush may succeed.
     #[error("{failed} pages could not be written back; the first: {error}")]
     NotWritten {
-        /// How many.
+        /// Number of pages.
         failed: u32,
-        /// Why, for one of them.
+        /// The error of one of them.
         error: ArrayError,
     },
 }
 
-/// What can fail.
+/// The result of this crate's calls.
 pub type Result<T> = std::result::Result<T, Error>;

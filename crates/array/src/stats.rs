@@ -1,24 +1,24 @@
-//! What an array's cache has done.
+//! Statistics of an array's cache.
 
 use onehop_gpu::Region;
 use onehop_proto::array::counter;
 
 use crate::Result;
 
-/// What an array's cache has done since it was opened. All counts wrap at 2³².
+/// Statistics of an array's cache since it was opened. All counts wrap at 2³².
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ArrayStats {
-    /// Pages read from the drive, a command each.
+    /// Pages read from the drive, one command each.
     pub reads: u32,
-    /// Pages written back, a command each.
+    /// Pages written back, one command each.
     pub writes: u32,
     /// Reads that failed.
     pub failed_reads: u32,
     /// Write-backs that failed.
     pub failed_writes: u32,
-    /// Pages that gathers looked for. Threads that pin pages by themselves are not counted.
+    /// Pages that gathers looked up. Pages pinned by threads themselves are not counted.
     pub wanted: u32,
-    /// Those of them that were in the cache.
+    /// The lookups that hit.
     pub hits: u32,
 }
 

@@ -1,5 +1,5 @@
-//! Arrays on the emulated GPU, and on the one that `ONEHOP_TEST_GPU` names. Drives are the simulator's, on CPU threads, which
-//! reach host memory only, and on the GPU, which reach its own.
+//! Arrays on the emulated GPU, and on the one that `ONEHOP_TEST_GPU` names. The drive is the simulator on CPU threads,
+//! which reach host memory only, or on the GPU, which reaches its own.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
@@ -23,7 +23,7 @@ fn gpus() -> Vec<Arc<dyn Gpu>> {
     gpus
 }
 
-/// A drive, and what keeps it.
+/// A drive, and the objects that keep it running.
 struct Bed {
     gpu: Arc<dyn Gpu>,
     sim: Sim,
@@ -33,7 +33,7 @@ struct Bed {
 
 impl Bed {
     fn open(gpu: &Arc<dyn Gpu>, resident: bool, more: &str) -> Self {
-        // Before anything stays on the GPU.
+        // Before the resident controller occupies the GPU.
         gpu.array_kernels().unwrap();
         let spec = format!("mem:16M?{more}");
         let (sim, port, placement) = if resident {
@@ -62,7 +62,7 @@ impl Bed {
         Array::open(&self.drive, self.gpu.clone(), ns, 0..ns.blocks, options).unwrap()
     }
 
-    /// More of everything for a GPU that is one.
+    /// A larger count on a real GPU.
     fn many(&self, emulated: u64, real: u64) -> u64 {
         if self.gpu.simulated() { emulated } else { real }
     }
@@ -114,7 +114,7 @@ fn random(count: u64, limit: u64) -> Vec<u64> {
 }
 
 #[test]
-fn rows_come_as_they_are_and_each_page_by_one_command() {
+fn rows_are_right_and_each_page_takes_one_command() {
     let media = media();
     beds("", |bed| {
         for (page, bytes, stride) in [(512, 264, 264), (4096, 256, 256), (65536, 4096, 4096)] {
@@ -136,8 +136,8 @@ fn rows_come_as_they_are_and_each_page_by_one_command() {
     });
 }
 
-/// Little enough for a sanitizer, under which no controller can be resident. `ONEHOP_GPU_UNFAIR` says that threads of a warp
-/// do not all come on: then one lane alone reads a page, and a whole warp copies only what is in the cache.
+/// Small enough for a sanitizer, under which no controller can be resident. `ONEHOP_GPU_UNFAIR` says that threads of a
+/// warp may starve each other: then only one lane reads a page, and a whole warp copies only cached pages.
 #[test]
 fn every_kernel_once() {
     let mut shadow = media();

@@ -17,14 +17,14 @@ use crate::{Block, THREADS, pair};
 
 /// The polynomial, lowest bit first.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
-/// Bytes that a thread takes at a time.
+/// Bytes that a thread processes at a time.
 const GRANULE: u32 = 16;
-/// Granules that a thread takes from a chunk.
+/// Granules that a thread processes of a chunk.
 const ROWS: u32 = 64;
 /// Bytes of a row of a block's threads.
 const ROW: u32 = GRANULE * THREADS;
 /// Bytes of a chunk.
-pub const PIECE: u64 = (ROW * ROWS) as u64;
+pub const CHUNK: u64 = (ROW * ROWS) as u64;
 
 /// Offsets of the tables: the effect of each byte of a granule at the granule's end, of each byte of a remainder one
 /// row further on, and of each bit of a remainder after as many granules as are joined.
@@ -66,8 +66,8 @@ impl Sum {
 
     /// Number of chunks.
     #[must_use]
-    pub const fn pieces(&self) -> u64 {
-        self.granules.div_ceil(PIECE / GRANULE as u64)
+    pub const fn chunks(&self) -> u64 {
+        self.granules.div_ceil(CHUNK / GRANULE as u64)
     }
 }
 
@@ -83,8 +83,8 @@ pub struct GpuRange {
 impl GpuRange {
     /// Number of chunks; zero for an empty range.
     #[must_use]
-    pub const fn pieces(&self) -> u64 {
-        if self.bytes == 0 { 0 } else { self.job(GpuAddr(0), GpuAddr(0)).pieces() }
+    pub const fn chunks(&self) -> u64 {
+        if self.bytes == 0 { 0 } else { self.job(GpuAddr(0), GpuAddr(0)).chunks() }
     }
 
     /// The kernel's arguments for it.
@@ -100,9 +100,9 @@ impl GpuRange {
 
     /// Computes the CRC32C from the blocks' results for each chunk.
     #[must_use]
-    pub fn finish(&self, pieces: impl IntoIterator<Item = u32>) -> u32 {
-        let step = shift(PIECE);
-        let bare = pieces.into_iter().fold(0, |all, piece| times(all, step) ^ piece);
+    pub fn finish(&self, chunks: impl IntoIterator<Item = u32>) -> u32 {
+        let step = shift(CHUNK);
+        let bare = chunks.into_iter().fold(0, |all, chunk| times(all, step) ^ chunk);
         let end = self.at.0 + self.bytes;
         let bare = (end..end.next_multiple_of(u64::from(GRANULE))).fold(bare, |bare, _| without_a_zero(bare));
         bare ^ times(!0, shift(self.bytes)) ^ !0
@@ -124,10 +124,10 @@ pub fn sum<B: Block>(block: &B, job: &Sum) {
             at += block.threads();
         }
     });
-    let mut piece = u64::from(block.number());
-    while piece < job.pieces() {
+    let mut chunk = u64::from(block.number());
+    while chunk < job.chunks() {
         block.each(|thread| {
-            let left = column(block, job, piece, thread);
+            let left = column(block, job, chunk, thread);
             block.set_local(TABLE_WORDS + thread, left);
         });
         let mut join = 0;
@@ -143,19 +143,19 @@ pub fn sum<B: Block>(block: &B, job: &Sum) {
         }
         block.each(|thread| {
             if thread == 0 {
-                block.store(GpuAddr(job.out).plus(piece * 4), block.local(TABLE_WORDS));
+                block.store(GpuAddr(job.out).plus(chunk * 4), block.local(TABLE_WORDS));
             }
         });
-        piece += u64::from(block.count());
+        chunk += u64::from(block.count());
     }
 }
 
 /// The bare remainder of one thread's column of a chunk.
 #[inline(always)]
-fn column<B: Block>(block: &B, job: &Sum, piece: u64, thread: u32) -> u32 {
+fn column<B: Block>(block: &B, job: &Sum, chunk: u64, thread: u32) -> u32 {
     // Granules between the start of the first chunk and that of the range.
-    let lead = job.pieces() * (PIECE / u64::from(GRANULE)) - job.granules;
-    let mut at = piece * (PIECE / u64::from(GRANULE)) + u64::from(thread);
+    let lead = job.chunks() * (CHUNK / u64::from(GRANULE)) - job.granules;
+    let mut at = chunk * (CHUNK / u64::from(GRANULE)) + u64::from(thread);
     let (mut left, mut row) = (0, 0);
     while row < ROWS {
         let next = stepped(block, left);
@@ -166,7 +166,7 @@ fn column<B: Block>(block: &B, job: &Sum, piece: u64, thread: u32) -> u32 {
     left
 }
 
-/// The granule with this number; zeros where it is outside of the range.
+/// The granule with this number; zeros where it is outside the range.
 #[inline(always)]
 fn taken<B: Block>(block: &B, job: &Sum, number: u64) -> [u32; 4] {
     let mut words = block.load_four(GpuAddr(job.first).plus(number * u64::from(GRANULE)));
@@ -341,7 +341,7 @@ mod tests {
         tables(|word| words.push(word));
         assert_eq!(words.len(), TABLE_WORDS as usize);
         let job = range.job(GpuAddr(TABLES), GpuAddr(0));
-        let out = RefCell::new(vec![0xdead_beef; job.pieces() as usize]);
+        let out = RefCell::new(vec![0xdead_beef; job.chunks() as usize]);
         for number in 0..count {
             let local = vec![Cell::new(0x5555_5555); LOCAL_WORDS as usize];
             sum(&BlockModel { memory, tables: &words, out: &out, number, count, local }, &job);
@@ -352,8 +352,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
         #[test]
-        fn a_range_has_the_check_sum_that_others_compute(
-            at in 0_u64..40, bytes in prop_oneof![0_u64..70, 0..PIECE * 3], count in 1_u32..4, seed: u64
+        fn checksums_match_another_implementation(
+            at in 0_u64..40, bytes in prop_oneof![0_u64..70, 0..CHUNK * 3], count in 1_u32..4, seed: u64
         ) {
             let mut state = seed | 1;
             // Bytes around the range must not count.
@@ -369,10 +369,10 @@ mod tests {
     }
 
     #[test]
-    fn ends_of_pieces_are_ends_of_nothing() {
-        let memory: Vec<u8> = (0..2 * PIECE + 48).map(|i| (i * 7 + i / 251) as u8).collect();
+    fn chunk_boundaries_do_not_matter() {
+        let memory: Vec<u8> = (0..2 * CHUNK + 48).map(|i| (i * 7 + i / 251) as u8).collect();
         for (at, bytes) in
-            [(0, PIECE), (0, PIECE + 1), (15, PIECE), (16, 2 * PIECE), (1, 15), (3, 1), (16, 0), (5, 0)]
+            [(0, CHUNK), (0, CHUNK + 1), (15, CHUNK), (16, 2 * CHUNK), (1, 15), (3, 1), (16, 0), (5, 0)]
         {
             let want = ::crc32c::crc32c(&memory[at as usize..(at + bytes) as usize]);
             assert_eq!(

@@ -20,7 +20,7 @@
 //! let range = GpuRange { at: GpuAddr(0x1000), bytes: 3 << 20 };
 //! let job = range.job(GpuAddr(0x100_0000), GpuAddr(0x200_0000));
 //! // After a launch with `job.words()`, `out` holds a word for each chunk.
-//! assert_eq!(job.pieces(), range.pieces());
+//! assert_eq!(job.chunks(), range.chunks());
 //! ```
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_by_name() {
+    fn invalid_options_are_refused_by_name() {
         for (text, word) in [
             ("radio", "usdr"),
             ("usdr?rate=0", "samples"),

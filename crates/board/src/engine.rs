@@ -149,7 +149,7 @@ fn next_block(state: &mut BoardState) -> PlayerStep {
         let bursts = state.arriving(setup.shape.bursts);
         // A block without any burst takes no buffer.
         if full || bursts == 0 {
-            state.made(BlockResult::Lost);
+            state.record_block(BlockResult::Lost);
             state.rx.lost_since = (state.rx.lost_since + 1).min(RxReport::MOST_LOST);
             continue;
         }
@@ -215,7 +215,7 @@ fn filled(state: &mut BoardState, block: &DueBlock) {
     let shape = block.setup.shape;
     let bursts = RxReport::holding(shape.bursts, block.bursts);
     let missing = (shape.bursts - bursts.count_ones()) * shape.burst_samples;
-    state.made(BlockResult::Filled { missing: missing.into() });
+    state.record_block(BlockResult::Filled { missing: missing.into() });
     state.rx.filled += 1;
     let report = RxReport {
         lost: state.lost_since(),
@@ -223,7 +223,7 @@ fn filled(state: &mut BoardState, block: &DueBlock) {
         time: if state.config.reports_time { block.first as u32 } else { 0 },
     };
     state.rx.lost_since = 0;
-    state.tell(event::RX, report.data());
+    state.write_event(event::RX, report.data());
 }
 
 /// Reads a transmit buffer.

@@ -303,7 +303,7 @@ impl BoardState {
     }
 
     /// Writes an event, if it is routed.
-    pub(crate) fn tell(&mut self, what: u32, data: [u32; 3]) {
+    pub(crate) fn write_event(&mut self, what: u32, data: [u32; 3]) {
         let Some(page) = self.page.filter(|_| self.routed & 1 << what != 0) else { return };
         if self.written - self.acked >= u64::from(event::ENTRIES) {
             return self
@@ -324,7 +324,7 @@ impl BoardState {
     }
 
     /// Records a block of the converter.
-    pub(crate) fn made(&mut self, block: BlockResult) {
+    pub(crate) fn record_block(&mut self, block: BlockResult) {
         self.rx.blocks += 1;
         let (lost, missing) = match block {
             BlockResult::Lost => (1, 0),

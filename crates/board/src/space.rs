@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reaches_what_is_mapped_and_nothing_else() {
+    fn only_mapped_memory_is_reached() {
         let space = BoardBus::new(P2p::Works, 32);
         let mem = HostMem::anonymous(8192).unwrap();
         let parts = vec![(0x1000, mem.slice(0..4096).unwrap()), (0x2000, mem.slice(4096..8192).unwrap())];

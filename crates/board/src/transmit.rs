@@ -98,6 +98,6 @@ impl BoardState {
             self.looped.extend(data);
         }
         let data = [self.tx.status(), self.tx.late << 16, self.tx.clock as u32];
-        self.tell(event::TX, data);
+        self.write_event(event::TX, data);
     }
 }

@@ -224,8 +224,8 @@ fn a_block_of_which_nothing_arrives_is_lost_as_a_whole() {
 }
 
 #[test]
-fn losses_are_told_unless_that_is_the_fault() {
-    for (options, told) in [("usdr?rate=20M", true), ("usdr?rate=20M&untold=1", false)] {
+fn losses_are_reported_unless_that_is_the_fault() {
+    for (options, reported) in [("usdr?rate=20M", true), ("usdr?rate=20M&untold=1", false)] {
         let mut host = Host::new(options, Format::Ci16, 8192);
         host.start();
         let until = Instant::now() + Duration::from_secs(20);
@@ -239,8 +239,8 @@ fn losses_are_told_unless_that_is_the_fault() {
             host.write(regs::RX_CONFIRM, 0);
         }
         host.stop();
-        assert_eq!(lost > 0, told, "{options}");
-        assert!(told || host.read(regs::RX_LOST) == 0);
+        assert_eq!(lost > 0, reported, "{options}");
+        assert!(reported || host.read(regs::RX_LOST) == 0);
     }
 }
 
@@ -285,7 +285,7 @@ fn nothing_is_written_after_a_stop() {
 }
 
 #[test]
-fn what_the_board_cannot_do_is_written_down_and_not_done() {
+fn impossible_requests_are_recorded_and_not_executed() {
     let host = Host::new("usdr?rate=1M", Format::Ci16, 8192);
     host.port.regs.read32(4096);
     host.port.regs.write32(2, 0);
@@ -314,7 +314,7 @@ fn what_the_board_cannot_do_is_written_down_and_not_done() {
 }
 
 #[test]
-fn dma_reaches_what_is_mapped_and_nothing_else() {
+fn dma_reaches_only_mapped_memory() {
     for (options, rule) in [
         ("usdr?rate=10M", BoardRule::Unmapped),
         ("usdr?rate=10M", BoardRule::BusMaster),

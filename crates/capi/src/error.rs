@@ -1,4 +1,4 @@
-//! Errors as C sees them: a number, and words that the thread can ask for.
+//! Errors as C sees them: a number, and a message that the thread can ask for.
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
@@ -12,10 +12,10 @@ pub(crate) enum Error {
     #[error("`{0}` is a null pointer")]
     Null(&'static str),
     #[error(
-        "`{0}` is no handle of this process that is open: it was closed, is of another kind, or was open before a fork"
+        "`{0}` is not an open handle of this process: it was closed, is of another kind, or was open before a fork"
     )]
     Unknown(&'static str),
-    #[error("`{0}` is no UTF-8")]
+    #[error("`{0}` is not UTF-8")]
     NotUtf8(&'static str),
     #[error("{0}")]
     Argument(String),
@@ -34,7 +34,7 @@ pub(crate) enum Error {
 }
 
 impl Error {
-    /// The number, as `enum onehop_error` has it.
+    /// The number in `enum onehop_error`.
     fn code(&self) -> c_int {
         match self {
             Self::Null(_) | Self::Unknown(_) | Self::NotUtf8(_) | Self::Argument(_) => 1,
@@ -54,7 +54,7 @@ impl Error {
     }
 }
 
-/// Its errors of drives and GPUs are those of all calls.
+/// Maps drive and GPU errors to the numbers that all calls use.
 impl From<onehop_transfer::Error> for Error {
     fn from(error: onehop_transfer::Error) -> Self {
         match error {
@@ -68,7 +68,7 @@ impl From<onehop_transfer::Error> for Error {
 fn transfer_code(error: &onehop_transfer::Error) -> c_int {
     use onehop_transfer::{Error as Transfer, ErrorKind};
     match error {
-        // A name that is a drive's, of a drive that cannot be made.
+        // The name is valid, but the drive could not be created.
         Transfer::Sim(_) | Transfer::Qtest(_) => 3,
         _ => match error.kind() {
             ErrorKind::Request => 1,
@@ -87,24 +87,25 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// The words of this thread's last error; none while the thread ends, when handlers of `atexit` and destructors still call.
+/// The message of this thread's last error; none while the thread ends, when `atexit` handlers and destructors still
+/// call.
 pub(crate) fn last() -> *const c_char {
     let words = |last: &RefCell<CString>| last.try_borrow().map_or(c"".as_ptr(), |words| words.as_ptr());
     LAST.try_with(words).unwrap_or(c"".as_ptr())
 }
 
-/// Runs what a function does; gives its number and keeps its words. A panic goes no further than this.
+/// Runs a function's body, keeps its message and returns its number. Panics are caught.
 pub(crate) fn guard(f: impl FnOnce() -> Result<()>) -> c_int {
     answer(f).map_or_else(|code| code, |()| 0)
 }
 
-/// The same of a function that gives something else; `failed` where it fails.
+/// As [`guard`], for a function with another return type: returns `failed` on error.
 pub(crate) fn guard_or<R>(failed: R, f: impl FnOnce() -> Result<R>) -> R {
     answer(f).unwrap_or(failed)
 }
 
 fn answer<R>(f: impl FnOnce() -> Result<R>) -> std::result::Result<R, c_int> {
-    // What a panic leaves behind is the caller's to close.
+    // After a panic the caller still closes its handles.
     let result = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|payload| {
         let text = payload.downcast_ref::<String>().cloned();
         let text = text.or_else(|| payload.downcast_ref::<&str>().map(ToString::to_string));
@@ -115,7 +116,7 @@ fn answer<R>(f: impl FnOnce() -> Result<R>) -> std::result::Result<R, c_int> {
         Err(error) => (Err(error.code()), error.to_string()),
     };
     let words = CString::new(words.replace('\0', " ")).unwrap_or_default();
-    // Where the thread ends, the number has to do.
+    // While the thread ends, only the number is returned.
     let _ = LAST.try_with(|last| last.try_borrow_mut().map(|mut last| *last = words));
     answer
 }

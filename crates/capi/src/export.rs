@@ -1,4 +1,4 @@
-//! A queue that is lent, with the data memory that its commands may name.
+//! An exported queue, with the data memory that its commands may use.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use onehop_proto::kernel::{Answer, DeviceOp};
 use crate::error::{Error, Result};
 use crate::handles::{Drive, Gpu};
 
-/// `struct onehop_lend_options`: zero stands for what is usual.
+/// `struct onehop_lend_options`: zero selects a default.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub struct ExportOptions {
@@ -37,7 +37,7 @@ pub struct ExportInfo {
 
 const _: () = assert!(size_of::<ExportInfo>() == 24 && align_of::<ExportInfo>() == 8);
 
-/// A lent queue.
+/// An exported queue.
 pub struct ExportedQueueObject {
     queue: ExportedQueue,
     region: Region,
@@ -46,7 +46,7 @@ pub struct ExportedQueueObject {
     block_bytes: u32,
 }
 
-/// The offset of a range within memory, which has to hold it.
+/// The offset of a range within memory; an error if it is outside.
 pub(crate) fn range_within(region: &Region, offset: u64, bytes: usize) -> Result<usize> {
     let (offset, len) = (usize::try_from(offset).unwrap_or(usize::MAX), region.len());
     if offset.checked_add(bytes).is_none_or(|end| end > len) {
@@ -55,7 +55,7 @@ pub(crate) fn range_within(region: &Region, offset: u64, bytes: usize) -> Result
     Ok(offset)
 }
 
-/// `value`, or what is usual where it is zero.
+/// `value`, or the default if it is zero.
 fn or(value: u32, usual: u32) -> u32 {
     if value == 0 { usual } else { value }
 }
@@ -124,18 +124,20 @@ impl ExportedQueueObject {
     /// Runs one function on one thread of the emulated GPU.
     pub(crate) fn emulate(&self, op: DeviceOp, (lba, blocks, offset): (u64, u32, u64)) -> Result<Answer> {
         let Some(gpu) = &self.emulated else {
-            return Err(Error::NotPossible("this queue is lent to a real GPU: its kernels use it".into()));
+            return Err(Error::NotPossible(
+                "this queue is exported to a real GPU: its kernels use it".into(),
+            ));
         };
         let handle = self.queue.handle();
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let running = gpu.start(1, move |thread, _| {
             let answer = onehop_proto::kernel::DeviceQueue::open(thread, handle)
                 .map_or(Answer::NoHandle, |queue| queue.run(thread, op, lba, blocks, offset));
-            // Whoever waits below is there until this thread has ended.
-            let _ = tell.send(answer);
+            // The receiver below lives until this thread has ended.
+            let _ = sender.send(answer);
         })?;
         running.join()?;
-        told.recv().map_err(|_| Error::Panicked("an emulated thread said nothing".into()))
+        receiver.recv().map_err(|_| Error::Panicked("an emulated thread returned nothing".into()))
     }
 
     pub(crate) fn stop(&self) {

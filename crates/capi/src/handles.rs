@@ -1,4 +1,4 @@
-//! Drives and GPUs by the names that the command line has for them.
+//! Drives and GPUs by their names on the command line.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use onehop_os::StopSignal;
 
 use crate::error::Result;
 
-/// A drive that is open.
+/// An open drive.
 pub struct Drive {
     pub(crate) drive: onehop_drive::Drive,
-    /// What its user has to know of it.
+    /// Warnings for its user.
     pub(crate) warnings: Vec<String>,
 }
 
@@ -30,10 +30,10 @@ impl Drive {
     }
 }
 
-/// A GPU that is open.
+/// An open GPU.
 pub struct Gpu {
     pub(crate) gpu: Arc<dyn onehop_gpu::Gpu>,
-    /// The same, where it is the emulated one.
+    /// Set if it is the emulated one.
     pub(crate) emulated: Option<Emulated>,
 }
 

@@ -1,8 +1,8 @@
-//! libonehop.so: what `include/onehop/onehop.h` and `sdr.h` declare. A drive is opened, a GPU, a queue with data memory is lent to
-//! kernels; each is a handle, looked up in a table for every call. Nothing here does more than pass on what Rust programs
-//! have in `onehop_drive`.
+//! libonehop.so: what `include/onehop/onehop.h` and `sdr.h` declare. Callers open a drive and a GPU, and export a queue
+//! with data memory to kernels. Each is a handle, which every call looks up in a table. The functions only wrap what
+//! Rust programs have in `onehop_drive`.
 //!
-//! Two things are global, as C programs expect: that table, and the words of the calling thread's last error.
+//! Two things are global, as C programs expect: that table, and the message of the calling thread's last error.
 
 mod error;
 mod export;
@@ -19,16 +19,16 @@ use onehop_proto::kernel::DeviceOp;
 use error::{Error, Result, guard, guard_or};
 use export::{ExportInfo, ExportOptions, ExportedQueueObject};
 use handles::{Drive, Gpu};
-use objects::{alone, close, object};
+use objects::{close, object, wait_until_unused};
 
-/// The words of this thread's last error; empty if there was none. They stay until its next call of onehop.
-// SAFETY: the name is this project's alone, as all below.
+/// The message of this thread's last error; empty if there was none. Valid until its next call of onehop.
+// SAFETY: the name is unique to this project, as all below.
 #[unsafe(no_mangle)]
 pub extern "C" fn onehop_last_error() -> *const c_char {
     error::last()
 }
 
-/// The PTX of the functions for kernels, with a zero byte behind it, for as long as the library is loaded.
+/// The PTX of the functions for kernels, zero-terminated, valid while the library is loaded.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub extern "C" fn onehop_library_ptx() -> *const c_char {
@@ -40,7 +40,7 @@ pub extern "C" fn onehop_library_ptx() -> *const c_char {
     TEXT.as_ptr().cast()
 }
 
-/// A text that a caller gave.
+/// A string from the caller.
 ///
 /// # Safety
 /// Null, or a string that ends in a zero byte and stays as long as the result is used.
@@ -52,11 +52,11 @@ unsafe fn text<'a>(at: *const c_char, what: &'static str) -> Result<&'a str> {
     unsafe { CStr::from_ptr(at) }.to_str().map_err(|_| Error::NotUtf8(what))
 }
 
-/// Makes something, and gives the caller a handle of it.
+/// Creates an object and stores its handle.
 ///
 /// # Safety
 /// `out` is null, or a place for a pointer.
-unsafe fn give<T: Send + Sync + 'static>(
+unsafe fn store_handle<T: Send + Sync + 'static>(
     out: *mut *mut T,
     what: &'static str,
     make: impl FnOnce() -> Result<T>,
@@ -65,7 +65,8 @@ unsafe fn give<T: Send + Sync + 'static>(
         if out.is_null() {
             return Err(Error::Null(what));
         }
-        // SAFETY: the caller's promise. Null before there is something, so that nobody closes what was never made.
+        // SAFETY: the caller's promise. Null until the object exists, so that nobody closes a handle that was never
+        // made.
         unsafe { out.write(std::ptr::null_mut()) };
         let made = objects::handle(make()?)?;
         // SAFETY: as above.
@@ -86,10 +87,10 @@ pub unsafe extern "C" fn onehop_drive_open(
     drive: *mut *mut Drive,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { give(drive, "drive", || Drive::open(text(name, "name")?, writable != 0)) }
+    unsafe { store_handle(drive, "drive", || Drive::open(text(name, "name")?, writable != 0)) }
 }
 
-/// Makes durable what was written.
+/// Makes all writes durable.
 ///
 // SAFETY: as above.
 #[unsafe(no_mangle)]
@@ -97,7 +98,7 @@ pub extern "C" fn onehop_drive_flush(drive: *const Drive, nsid: u32) -> c_int {
     guard(|| object(drive, "drive")?.flush(nsid))
 }
 
-/// Closes a drive; queues that are lent keep it open.
+/// Closes a drive; exported queues keep it open.
 ///
 // SAFETY: as above.
 #[unsafe(no_mangle)]
@@ -113,10 +114,10 @@ pub extern "C" fn onehop_drive_close(drive: *mut Drive) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_gpu_open(name: *const c_char, gpu: *mut *mut Gpu) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { give(gpu, "gpu", || Gpu::open(text(name, "name")?)) }
+    unsafe { store_handle(gpu, "gpu", || Gpu::open(text(name, "name")?)) }
 }
 
-/// Closes a GPU; queues that are lent keep it open.
+/// Closes a GPU; exported queues keep it open.
 ///
 // SAFETY: as above.
 #[unsafe(no_mangle)]
@@ -124,7 +125,7 @@ pub extern "C" fn onehop_gpu_close(gpu: *mut Gpu) {
     guard(|| close(gpu, "gpu").map(drop));
 }
 
-/// Lends a new queue of a drive, with data memory, to kernels of a GPU.
+/// Exports a new queue of a drive, with data memory, to kernels of a GPU.
 ///
 /// # Safety
 /// `options` is null or a structure; `lent` is null or a place for a pointer.
@@ -138,28 +139,28 @@ pub unsafe extern "C" fn onehop_lend(
 ) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
-        give(lent, "lent", || {
+        store_handle(lent, "lent", || {
             let options = options.as_ref().copied().unwrap_or_default();
             ExportedQueueObject::new(&*object(drive, "drive")?, &*object(gpu, "gpu")?, &options)
         })
     }
 }
 
-/// What kernels take for the queue; null if `lent` is no open handle.
+/// The queue as kernels take it; null if `lent` is not an open handle.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub extern "C" fn onehop_lent_queue(lent: *const ExportedQueueObject) -> *const c_void {
     guard_or(std::ptr::null(), || Ok(object(lent, "lent")?.queue() as *const c_void))
 }
 
-/// Where the data memory lies for kernels; null if `lent` is no open handle.
+/// The data memory's address for kernels; null if `lent` is not an open handle.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub extern "C" fn onehop_lent_data(lent: *const ExportedQueueObject) -> *mut c_void {
     guard_or(std::ptr::null_mut(), || Ok(object(lent, "lent")?.data() as *mut c_void))
 }
 
-/// What a lent queue is.
+/// Describes an exported queue.
 ///
 /// # Safety
 /// `info` is null, or a place for it.
@@ -179,7 +180,7 @@ pub unsafe extern "C" fn onehop_lent_describe(
     })
 }
 
-/// Whether the queue is still looked after.
+/// Checks that the host still monitors the queue.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub extern "C" fn onehop_lent_check(lent: *const ExportedQueueObject) -> c_int {
@@ -204,8 +205,9 @@ pub unsafe extern "C" fn onehop_data_read(
             return Err(Error::Null("to"));
         }
         let offset = lent.check_range(offset, bytes)?;
-        // Zeroed first: what C lends may never have been written.
-        // SAFETY: the caller's promise. `check_range` has found the bytes within a region, so their number is no more than isize::MAX.
+        // Zeroed first: the caller's memory may be uninitialised.
+        // SAFETY: the caller's promise. `check_range` has found the bytes within a region, so their number is no more
+        // than isize::MAX.
         let out = unsafe {
             to.cast::<u8>().write_bytes(0, bytes);
             std::slice::from_raw_parts_mut(to.cast::<u8>(), bytes)
@@ -238,7 +240,7 @@ pub unsafe extern "C" fn onehop_data_write(
     })
 }
 
-/// What `onehop_read` answers to one thread of the emulated GPU.
+/// The result of `onehop_read` on one thread of the emulated GPU.
 ///
 /// # Safety
 /// `answer` is null, or a place for a number.
@@ -255,7 +257,7 @@ pub unsafe extern "C" fn onehop_emulated_read(
     unsafe { emulate(lent, DeviceOp::Read, (lba, blocks, offset), answer) }
 }
 
-/// What `onehop_write` answers to one thread of the emulated GPU.
+/// The result of `onehop_write` on one thread of the emulated GPU.
 ///
 /// # Safety
 /// As for [`onehop_emulated_read`].
@@ -290,7 +292,7 @@ unsafe fn emulate(
     })
 }
 
-/// Ends every call of a kernel.
+/// Ends all calls of kernels.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub extern "C" fn onehop_lent_stop(lent: *const ExportedQueueObject) -> c_int {
@@ -300,7 +302,7 @@ pub extern "C" fn onehop_lent_stop(lent: *const ExportedQueueObject) -> c_int {
     })
 }
 
-/// Takes a queue back.
+/// Closes an exported queue.
 ///
 /// # Safety
 /// No kernel uses the queue or its data memory any more.
@@ -309,8 +311,8 @@ pub extern "C" fn onehop_lent_stop(lent: *const ExportedQueueObject) -> c_int {
 pub unsafe extern "C" fn onehop_lent_close(lent: *mut ExportedQueueObject) -> c_int {
     guard(|| {
         let Some(lent) = close(lent, "lent")? else { return Ok(()) };
-        // Calls that are under way end by this.
+        // Ends calls in progress.
         lent.stop();
-        alone(lent, "lent")?.close()
+        wait_until_unused(lent, "lent")?.close()
     })
 }

@@ -1,4 +1,4 @@
-//! What C programs hold: handles, each looked up for a call, and a process that forks.
+//! Handles of C programs: looked up in each call, and invalid in a forked child.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +12,8 @@ use crate::error::{Error, Result};
 static HANDLES: Handles = Handles::new();
 static HELD: HeldInFork<ForkedHandles> = HeldInFork::new();
 
-/// A child has none of its parent's threads, and its parent goes on with the drives: there, handles of before name nothing.
+/// A forked child has none of its parent's threads, and the parent keeps using the drives. So the parent's handles are
+/// invalid in the child.
 struct ForkedHandles(HeldHandles<'static>);
 
 impl ForkLocks for ForkedHandles {
@@ -29,13 +30,13 @@ impl ForkLocks for ForkedHandles {
     }
 }
 
-/// The handles, which no other thread has locked in a child.
+/// The handles. In a child, no other thread can hold the lock.
 fn handles() -> Result<&'static Handles> {
     onehop_os::watch_forks::<ForkedHandles>().map_err(|error| Error::NotPossible(error.to_string()))?;
     Ok(&HANDLES)
 }
 
-/// What a caller's handle stands for.
+/// The object of a caller's handle.
 pub(crate) fn object<T: Send + Sync + 'static>(handle: *const T, what: &'static str) -> Result<Arc<T>> {
     if handle.is_null() {
         return Err(Error::Null(what));
@@ -43,12 +44,12 @@ pub(crate) fn object<T: Send + Sync + 'static>(handle: *const T, what: &'static 
     handles()?.get(handle.addr()).ok_or(Error::Unknown(what))
 }
 
-/// A handle for a new object.
+/// Makes a handle for a new object.
 pub(crate) fn handle<T: Send + Sync + 'static>(object: T) -> Result<*mut T> {
     Ok(std::ptr::without_provenance_mut(handles()?.add(object)))
 }
 
-/// Closes a handle, which may be null; gives its object, which calls of other threads may still use.
+/// Closes a handle, which may be null; returns its object, which other threads' calls may still use.
 pub(crate) fn close<T: Send + Sync + 'static>(
     handle: *const T,
     what: &'static str,
@@ -59,13 +60,13 @@ pub(crate) fn close<T: Send + Sync + 'static>(
     handles()?.remove(handle.addr()).map(Some).ok_or(Error::Unknown(what))
 }
 
-/// Waits until no call of another thread uses an object. Where that takes too long, the last of these calls drops it.
-pub(crate) fn alone<T>(mut object: Arc<T>, what: &'static str) -> Result<T> {
+/// Waits until no other thread's call uses an object. After a time-out, the last of these calls drops it.
+pub(crate) fn wait_until_unused<T>(mut object: Arc<T>, what: &'static str) -> Result<T> {
     const LONGEST: Duration = Duration::from_secs(10);
     let start = Instant::now();
     loop {
         match Arc::try_unwrap(object) {
-            Ok(alone) => return Ok(alone),
+            Ok(wait_until_unused) => return Ok(wait_until_unused),
             Err(_) if start.elapsed() > LONGEST => {
                 return Err(Error::NotPossible(format!(
                     "a call of another thread has used `{what}` for {LONGEST:?}; it is closed when that call returns"

@@ -15,9 +15,9 @@ use onehop_sdr::{BoardName, Card, DetachedBlock, Profile, Receiver, RxOptions, S
 use crate::error::{Error, Result, guard, guard_or};
 use crate::handles::Gpu;
 use crate::objects::{close, object};
-use crate::{give, text};
+use crate::{store_handle, text};
 
-/// SoapySDR's answers and flags.
+/// SoapySDR's return codes and flags.
 const STREAM_ERROR: c_int = -2;
 const TIMEOUT: c_int = -1;
 const OVERFLOW: c_int = -4;
@@ -26,13 +26,13 @@ const END_ABRUPT: c_int = 1 << 3;
 /// The first of the flags that SoapySDR leaves to drivers.
 const MISSING: c_int = 1 << 16;
 
-/// How soon a thread that waits for a block notices that another has ended the flow.
+/// How soon a waiting thread notices that another has stopped the stream.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Boards that receive anything sample faster than that.
+/// Every real board samples faster than this.
 const SLOWEST: f64 = 1e5;
 
-/// Samples of a block that follow each other.
+/// Consecutive samples of a block.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct SdrExtent {
@@ -41,28 +41,28 @@ pub struct SdrExtent {
     samples: u32,
 }
 
-/// A receiver that is open.
+/// An open receiver.
 pub struct Sdr {
     stream: Mutex<SampleStream>,
     session: Arc<Session>,
     buffers: Vec<Region>,
     route: CString,
-    /// Samples a second, where that is known.
+    /// Samples per second, if known.
     rate: Option<f64>,
-    // Behind the receiver, which stops it.
+    // Dropped after the receiver, which stops it.
     _model: Option<Board>,
 }
 
 struct SampleStream {
     receiver: Receiver,
-    /// The blocks that are lent, the oldest first.
+    /// The blocks that the caller holds, oldest first.
     lent: VecDeque<DetachedBlock>,
-    /// A block before which samples were lost: that is told first.
+    /// A block preceded by lost samples: the loss is reported first.
     pending: Option<DetachedBlock>,
     flowing: bool,
 }
 
-/// What an acquisition answers.
+/// The result of an acquisition.
 enum Acquired {
     Block(DetachedBlock),
     /// Samples were lost before the next block.
@@ -90,7 +90,7 @@ impl Sdr {
         Ok(Self { stream, session, buffers, route, rate, _model: model })
     }
 
-    /// The next block, or that samples were lost before it. Other threads use the receiver while this waits.
+    /// The next block, or the loss before it. Other threads can use the receiver meanwhile.
     fn next(&self, limit: Duration) -> Result<Acquired> {
         let deadline = Deadline::after(limit);
         loop {
@@ -98,7 +98,7 @@ impl Sdr {
             if let Some(answer) = stream.next()? {
                 return Ok(answer);
             }
-            // Where all are lent none can come.
+            // With every buffer held, none can arrive.
             if !stream.flowing || stream.lent.len() >= self.buffers.len() || deadline.passed() {
                 return Ok(Acquired::Timeout);
             }
@@ -116,12 +116,12 @@ impl Sdr {
     }
 }
 
-/// What `device` names: a board, the model behind it where there is one, and its rate where that is known.
+/// The board that `device` names, its simulation if there is one, and its rate if known.
 fn board(device: &str) -> Result<(Card, Option<Board>, Option<f64>)> {
     let Some(options) = device.strip_prefix("sim:") else {
         let name: BoardName = device.parse().map_err(|error: onehop_sdr::Error| {
             let device = device.escape_debug();
-            Error::Argument(format!("'{device}' is no board, which is sim:usdr or a PCI address: {error}"))
+            Error::Argument(format!("'{device}' is not an SDR board (sim:usdr or a PCI address): {error}"))
         })?;
         return Ok((onehop_sdr::open(&Root::here(), name.address)?, None, name.rate));
     };
@@ -147,7 +147,7 @@ impl SampleStream {
         Ok(self.receiver.stop()?)
     }
 
-    /// The next block, or that samples were lost before it, if there is one.
+    /// The next block or the loss before it, if one is ready.
     fn next(&mut self) -> Result<Option<Acquired>> {
         let held = match self.pending.take() {
             Some(held) => held,
@@ -165,16 +165,16 @@ impl SampleStream {
         Ok(Some(Acquired::Block(held)))
     }
 
-    /// A block that is lent.
+    /// A block that the caller holds.
     fn lent(&self, handle: usize) -> Result<&DetachedBlock> {
         let found = self.lent.iter().find(|held| held.handle as usize == handle);
-        found.ok_or_else(|| Error::Argument(format!("buffer {handle} is not lent")))
+        found.ok_or_else(|| Error::Argument(format!("buffer {handle} is not acquired")))
     }
 
     fn release(&mut self, handle: usize) -> Result<()> {
         if self.lent.front().is_none_or(|oldest| oldest.handle as usize != handle) {
             let lent: Vec<_> = self.lent.iter().map(|held| held.handle).collect();
-            let why = format!("buffer {handle} is not the oldest that is lent: {lent:?} are");
+            let why = format!("buffer {handle} is not the oldest that is acquired: {lent:?} are");
             return Err(Error::Argument(why));
         }
         self.lent.pop_front();
@@ -183,7 +183,7 @@ impl SampleStream {
     }
 }
 
-/// The number of the first sample that there is of a block.
+/// The number of the first sample that arrived of a block.
 fn first_there(held: &DetachedBlock) -> u64 {
     held.first + held.extents().next().map_or(0, |extent| u64::from(extent.first))
 }
@@ -192,7 +192,7 @@ fn first_there(held: &DetachedBlock) -> u64 {
 ///
 /// # Safety
 /// `device` and `format` are null or strings, `sdr` is null or a place for a pointer.
-// SAFETY: the name is this project's alone, as all below.
+// SAFETY: the name is unique to this project, as all below.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_sdr_open(
     device: *const c_char,
@@ -203,28 +203,28 @@ pub unsafe extern "C" fn onehop_sdr_open(
 ) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
-        give(sdr, "sdr", || {
+        store_handle(sdr, "sdr", || {
             let (device, format) = (text(device, "device")?, text(format, "format")?);
             Sdr::open(device, &*object(gpu, "gpu")?, format, buffer_bytes)
         })
     }
 }
 
-/// The way that samples go.
+/// The samples' route.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub extern "C" fn onehop_sdr_route(sdr: *const Sdr) -> *const c_char {
     guard_or(c"".as_ptr(), || Ok(object(sdr, "sdr")?.route.as_ptr()))
 }
 
-/// How many buffers blocks are lent out of.
+/// Number of buffers for blocks.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub extern "C" fn onehop_sdr_num_direct_access_buffers(sdr: *const Sdr) -> usize {
     guard_or(0, || Ok(object(sdr, "sdr")?.buffers.len()))
 }
 
-/// Where a buffer lies on the GPU.
+/// A buffer's GPU address.
 ///
 /// # Safety
 /// `buffs` is null, or a place for a pointer.
@@ -243,14 +243,14 @@ pub unsafe extern "C" fn onehop_sdr_direct_access_buffer_addrs(
     })
 }
 
-/// Lets samples flow.
+/// Starts the stream.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub extern "C" fn onehop_sdr_activate(sdr: *const Sdr) -> c_int {
     guard(|| object(sdr, "sdr")?.stream().start())
 }
 
-/// Ends the flow.
+/// Stops the stream.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub extern "C" fn onehop_sdr_deactivate(sdr: *const Sdr) -> c_int {
@@ -281,9 +281,9 @@ pub unsafe extern "C" fn onehop_sdr_acquire_read_buffer(
         let (flag, count) = match sdr.next(limit)? {
             Acquired::Block(held) => {
                 let first = first_there(&held);
-                // Without a rate there is a number, and no time.
+                // Without a rate, the time is unknown.
                 let nanos = sdr.rate.map(|rate| (first as f64 / rate * 1e9).round());
-                // SAFETY: none is null, and the caller promises that they are places.
+                // SAFETY: none is null, and the caller promises that they are valid.
                 unsafe {
                     put(handle, "handle", held.handle as usize)?;
                     put(buffs, "buffs", held.memory.addr().0 as usize as *const c_void)?;
@@ -303,14 +303,14 @@ pub unsafe extern "C" fn onehop_sdr_acquire_read_buffer(
     answer
 }
 
-/// Gives the oldest block that is lent back.
+/// Releases the oldest block that the caller holds.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub extern "C" fn onehop_sdr_release_read_buffer(sdr: *const Sdr, handle: usize) -> c_int {
     guard(|| object(sdr, "sdr")?.stream().release(handle))
 }
 
-/// The number of the first sample of a block that is lent.
+/// The number of the first sample of a held block.
 ///
 /// # Safety
 /// `first` is null, or a place for a number.
@@ -325,10 +325,10 @@ pub unsafe extern "C" fn onehop_sdr_first_sample(sdr: *const Sdr, handle: usize,
     })
 }
 
-/// Which samples there are of a block that is lent.
+/// The samples that arrived of a held block.
 ///
 /// # Safety
-/// `extents` has room for so many, and is null only where that is none; `count` is null, or a place for a number.
+/// `extents` has room for so many, and may be null only for zero; `count` is null, or a place for a number.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_sdr_extents(
@@ -356,7 +356,7 @@ pub unsafe extern "C" fn onehop_sdr_extents(
     })
 }
 
-/// What has come since the start, in samples.
+/// Samples received and lost since the start.
 ///
 /// # Safety
 /// All but `sdr` are null, or places for numbers.
@@ -409,7 +409,7 @@ pub unsafe extern "C" fn onehop_sdr_copy_out(
     })
 }
 
-/// Stops the board and closes a receiver. A call of another thread that waits for samples ends, and the receiver goes with it.
+/// Stops the board and closes a receiver. A call of another thread that waits for samples ends, and drops the receiver.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub extern "C" fn onehop_sdr_close(sdr: *mut Sdr) {
@@ -419,7 +419,7 @@ pub extern "C" fn onehop_sdr_close(sdr: *mut Sdr) {
     });
 }
 
-/// Writes to a place that a caller gave.
+/// Writes to a caller's pointer.
 ///
 /// # Safety
 /// Null, or a place for a value.

@@ -1,4 +1,4 @@
-//! What `include/onehop/onehop.h` declares of routes: a file of a drive's file system, or blocks, into GPU memory.
+//! The routes of `include/onehop/onehop.h`: loads a file of a drive's file system, or blocks, into GPU memory.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -12,13 +12,13 @@ use onehop_transfer::{Chosen, FileOnDrive, Mode, Progress, TransferOutcome, Tran
 use crate::error::{Error, Result, guard, guard_or};
 use crate::handles::{Drive, Gpu};
 use crate::objects::{close, object};
-use crate::{give, text};
+use crate::{store_handle, text};
 
 /// `onehop_transfer_options.progress`.
-// SAFETY: a type and no call. It is called with the context that came with it.
+// SAFETY: a type, not a call. It is called with the context that came with it.
 type ProgressCall = unsafe extern "C" fn(*mut c_void, u64) -> c_int;
 
-/// `struct onehop_transfer_options`: zero stands for what is usual.
+/// `struct onehop_transfer_options`: zero selects a default.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct TransferOptions {
@@ -82,7 +82,7 @@ const SIMULATED_GPU: u32 = 2;
 /// Bytes of a drive in GPU memory.
 pub struct Bytes(Region);
 
-/// A C text of at most `N - 1` bytes, cut where a character ends.
+/// A C string of at most `N - 1` bytes, cut at a character boundary.
 fn c_text<const N: usize>(text: &str) -> [u8; N] {
     let end = (0..=text.len().min(N - 1)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
     let mut out = [0; N];
@@ -134,7 +134,7 @@ impl Progress for CallerProgress {
     }
 }
 
-/// What the caller asks for, checked.
+/// The caller's options, checked.
 struct TransferRequest {
     options: onehop_transfer::RouteOptions,
     nsid: u32,
@@ -145,7 +145,7 @@ struct TransferRequest {
 
 impl TransferRequest {
     /// # Safety
-    /// `at` is null, or options whose `size` is true; their texts and their function are as the header says.
+    /// `at` is null, or options whose `size` is correct; their texts and their function are as the header says.
     unsafe fn read(at: *const TransferOptions) -> Result<Self> {
         let mut options = onehop_transfer::RouteOptions::default();
         let watch = |call, context| CallerProgress { call, context, cancelled: std::cell::Cell::new(false) };
@@ -189,11 +189,11 @@ impl TransferRequest {
     }
 }
 
-/// Loads something, gives the caller a handle of it, and says how it went.
+/// Loads bytes, and stores their handle and the outcome.
 ///
 /// # Safety
-/// `options` as for [`TransferRequest::read`]; `bytes` null or a place for a pointer; `outcome` null or a structure with a
-/// true `size`.
+/// `options` as for [`TransferRequest::read`]; `bytes` null or a place for a pointer; `outcome` null or a structure
+/// with a correct `size`.
 unsafe fn load(
     (drive, gpu): (*const Drive, *const Gpu),
     options: *const TransferOptions,
@@ -220,14 +220,14 @@ unsafe fn load(
         Ok(Bytes(region))
     };
     // SAFETY: the caller's promise.
-    unsafe { give(bytes, "bytes", make) }
+    unsafe { store_handle(bytes, "bytes", make) }
 }
 
 /// Loads a part of a file of the drive's own file system.
 ///
 /// # Safety
 /// `path` is null or a string; the others as for [`load`].
-// SAFETY: the name is this project's alone, as all below.
+// SAFETY: the name is unique to this project, as all below.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_load_file(
     drive: *const Drive,
@@ -243,7 +243,7 @@ pub unsafe extern "C" fn onehop_load_file(
         if path.is_null() {
             return Err(Error::Null("path"));
         }
-        // SAFETY: the caller's promise. Names may be any bytes.
+        // SAFETY: the caller's promise. Names may contain any bytes.
         let path = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes()));
         let file = FileOnDrive::by_file_system(setup.drive, setup.ns, path, request.partition)?;
         let len = if len == 0 { None } else { Some(len) };
@@ -291,14 +291,14 @@ pub unsafe extern "C" fn onehop_load_blocks(
     unsafe { load((drive, gpu), options, bytes, outcome, read) }
 }
 
-/// Where the bytes lie for kernels; null if `bytes` is no open handle.
+/// The bytes' address for kernels; null if `bytes` is not an open handle.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub extern "C" fn onehop_bytes_data(bytes: *const Bytes) -> *mut c_void {
     guard_or(std::ptr::null_mut(), || Ok(object(bytes, "bytes")?.0.addr().0 as *mut c_void))
 }
 
-/// How many bytes there are; 0 if `bytes` is no open handle.
+/// Number of bytes; 0 if `bytes` is not an open handle.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub extern "C" fn onehop_bytes_size(bytes: *const Bytes) -> u64 {
@@ -323,7 +323,7 @@ pub unsafe extern "C" fn onehop_bytes_read(
             return Err(Error::Null("to"));
         }
         let offset = crate::export::range_within(region, offset, count)?;
-        // Zeroed first: what C lends may never have been written.
+        // Zeroed first: the caller's memory may be uninitialised.
         // SAFETY: the caller's promise; no allocation is larger than a region, which holds as many bytes.
         let out = unsafe {
             to.cast::<u8>().write_bytes(0, count);
@@ -340,7 +340,7 @@ pub extern "C" fn onehop_bytes_close(bytes: *mut Bytes) {
     guard(|| close(bytes, "bytes").map(drop));
 }
 
-/// What the drive's user has to know of it: a line for each protection that is missing, cut to the room that there is.
+/// Warnings for the drive's user: a line for each missing protection, cut to `room` bytes.
 ///
 /// # Safety
 /// `to` is null, or has room for so many bytes.

@@ -1,4 +1,4 @@
-//! What C programs make of the headers and the library, on machines without a GPU.
+//! C programs against the headers and the library, on machines without a GPU.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where the library of this build lies: beside the tests.
+/// The folder of this build's library: beside the tests.
 fn library() -> PathBuf {
     let tests = std::env::current_exe().unwrap().parent().unwrap().to_owned();
     assert!(tests.join("libonehop.so").is_file(), "no libonehop.so in {}", tests.display());
@@ -17,15 +17,15 @@ fn top() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Compiles a program against headers and library; none, and a line that says so, where there is no compiler.
+/// Compiles a program against headers and library; without a compiler, says so and returns `None`.
 fn compile(compiler: &str, flags: &[&str], source: &Path) -> Option<PathBuf> {
     compile_as(&source.file_stem().unwrap().to_string_lossy(), compiler, flags, source)
 }
 
-/// The same by a name of its own, for what several tests compile at once.
+/// As [`compile`], under another name, for sources that several tests compile at once.
 fn compile_as(name: &str, compiler: &str, flags: &[&str], source: &Path) -> Option<PathBuf> {
     if Command::new(compiler).arg("--version").output().is_err() {
-        // Not eprintln: a test that passes would not show it.
+        // Not eprintln: it would be hidden when the test passes.
         let _ = writeln!(std::io::stderr(), "SKIPPED: {compiler} is not installed");
         return None;
     }
@@ -48,7 +48,7 @@ fn compile_as(name: &str, compiler: &str, flags: &[&str], source: &Path) -> Opti
     Some(program)
 }
 
-/// Runs it; gives what it wrote, and whether it was content.
+/// Runs it; returns whether it succeeded, and its output.
 fn run(program: &Path, args: &[&str]) -> (bool, String) {
     let output = Command::new(program).args(args).output().unwrap();
     let said = [output.stdout, output.stderr].concat();
@@ -63,7 +63,7 @@ fn every_function_in_c() {
     assert!(content && said == "all of it\n", "{said}");
 }
 
-/// Runs a part of the program that calls every function at the edges of a process.
+/// Runs one part of the program that calls every function at a process's start, end or fork.
 fn at_edges(part: &str, says: &str) {
     let source = top().join("crates/capi/tests/programs/edges.c");
     let Some(program) = compile_as(&format!("edges-{part}"), "cc", &["-std=gnu11", "-pthread"], &source)
@@ -75,7 +75,7 @@ fn at_edges(part: &str, says: &str) {
 }
 
 #[test]
-fn handles_that_name_nothing_are_errors() {
+fn invalid_handles_are_errors() {
     at_edges("handles", "all of it\n");
 }
 
@@ -95,7 +95,7 @@ fn calls_in_a_process_that_forks() {
 }
 
 #[test]
-fn closes_beside_calls() {
+fn closes_during_calls() {
     at_edges("closes", "all of it\n");
 }
 
@@ -144,8 +144,8 @@ fn the_example_in_cpp_without_a_gpu() {
     assert!(!content, "{said}");
 }
 
-/// An ext4 image with a file `/m` of bytes that no two blocks have in common, that file, and the image's blocks from 2 to 65.
-/// None, and a line that says so, where there is no mke2fs.
+/// An ext4 image with a file `/m` in which no two blocks are equal, that file, and the image's blocks from 2 to 65.
+/// Without mke2fs, says so and returns `None`.
 fn image(name: &str) -> Option<[PathBuf; 3]> {
     let folder = library().join(format!("capi-image-{name}-{}", std::process::id()));
     let tree = folder.join("tree");
@@ -166,7 +166,7 @@ fn image(name: &str) -> Option<[PathBuf; 3]> {
     Some([image, file, blocks])
 }
 
-/// Runs the program that loads by every route from a drive.
+/// Runs the program that loads from a drive by every route.
 fn load_from(drive: &str, name: &str, files: &[PathBuf; 3]) {
     let source = top().join("crates/capi/tests/programs/transfer.c");
     let Some(program) = compile_as(&format!("transfer-{name}"), "cc", &["-std=c99", "-pedantic"], &source)
@@ -190,7 +190,7 @@ fn files_and_blocks_of_a_drive_that_is_served() {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     let Some(files) = image("served") else { return };
-    // Sockets have short paths.
+    // Socket paths must be short.
     let socket = std::env::temp_dir().join(format!("onehop-capi-{}.sock", std::process::id()));
     let sim = onehop_sim::open(files[0].to_str().unwrap()).unwrap();
     let nvme = onehop_vfio_user::Nvme::new(sim).unwrap();
@@ -211,7 +211,7 @@ fn files_and_blocks_of_a_drive_that_is_served() {
     std::fs::remove_dir_all(files[0].parent().unwrap()).unwrap();
 }
 
-/// The names of functions that a header declares.
+/// The functions that a header declares.
 fn declared(header: &str) -> BTreeSet<String> {
     let text = std::fs::read_to_string(top().join("include/onehop").join(header)).unwrap();
     let mut code = String::new();

@@ -1,4 +1,4 @@
-//! Blocks whose content follows from their number, and the check that what was read is that.
+//! Blocks whose content follows from their number, and the check of blocks that were read.
 
 use onehop_proto::GpuAddr;
 
@@ -14,15 +14,16 @@ pub const fn content(block: u32, word: u32, seed: u32) -> u32 {
     (x ^ x >> 15).wrapping_mul(0x2c1b_3c6d)
 }
 
-/// The block that item `i` of a job reads: each block before any comes again, and never two neighbours in a row.
+/// The block that item `i` of a job reads. Each block comes once before any repeats, and two in a row are never
+/// neighbours.
 #[inline(always)]
 #[must_use]
 pub const fn block_of(item: u32, blocks: u32) -> u32 {
-    // Odd, and so prime to the power of two that `blocks` has to be.
+    // Odd, hence coprime to `blocks`, which is a power of two.
     item.wrapping_mul(0x9e37_79b1) & (blocks - 1)
 }
 
-/// Compares a stretch of memory with the blocks that were to be read into it. Needs no local words.
+/// Compares memory with the blocks that should have been read into it. Needs no local words.
 pub fn check<W: ControllerWarp>(warp: &W, at: GpuAddr) -> Exit {
     let check = DataCheck::load(warp, at);
     let quads = check.block_words / 4;

@@ -1,5 +1,5 @@
-//! What no I/O command may have, whoever executes it: reserved bits, fused operations, unknown opcodes. And which
-//! commands the controller here executes.
+//! What no I/O command may contain: reserved bits, fused operations, unknown opcodes. And which commands this
+//! controller executes.
 
 use onehop_proto::format::check_range;
 use onehop_proto::nvm::{Rw, opcode};
@@ -14,7 +14,7 @@ const ALL: u32 = u32::MAX;
 /// Commands that use none of the dwords.
 pub const NONE_USED: Masks = [ALL; 6];
 
-/// The reserved bits of an NVM command; none if the opcode is not one of ours.
+/// The reserved bits of an NVM command; none if the opcode is not supported.
 #[must_use]
 pub const fn masks(op: u8) -> Option<Masks> {
     Some(match op {
@@ -51,7 +51,7 @@ pub fn reserved(sqe: &Sqe, masks: &Masks) -> Option<u32> {
     checks.into_iter().find(|(_, wrong)| *wrong != 0).map(|(dword, _)| dword)
 }
 
-/// What a command is refused with, and the rule that it breaks, if it breaks one and is not merely mistaken.
+/// The status of a refused command, and the rule that it breaks, if any.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CommandRefusal {
     /// The status to answer.
@@ -74,7 +74,7 @@ impl CommandRefusal {
     }
 }
 
-/// What a controller can do.
+/// Limits of a controller.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Its only namespace.
@@ -87,12 +87,12 @@ pub struct Limits {
     pub max_bytes: u32,
 }
 
-/// What a command wants done.
+/// What a command does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CommandKind {
-    /// Nothing that takes work.
+    /// Nothing that moves data.
     Nothing,
-    /// Something is done with blocks: read, written, compared or zeroed, as the opcode says.
+    /// Reads, writes, compares or zeroes blocks, as the opcode says.
     Blocks {
         /// The opcode.
         opcode: u8,
@@ -103,10 +103,10 @@ pub enum CommandKind {
     },
 }
 
-/// What a command wants, if it may have it.
+/// Checks a command.
 ///
 /// # Errors
-/// The answer that it gets instead.
+/// The status it is refused with.
 #[inline]
 pub fn check(sqe: &Sqe, limits: &Limits) -> Result<CommandKind, CommandRefusal> {
     let op = sqe.opcode();
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_done_is_done() {
+    fn valid_commands_are_accepted() {
         let read = nvm::read(1, 992, 8).unwrap();
         assert_eq!(check(&read, &LIMITS), Ok(CommandKind::Blocks { opcode: 2, lba: 992, blocks: 8 }));
         assert_eq!(check(&nvm::flush(1), &LIMITS), Ok(CommandKind::Nothing));

@@ -1,6 +1,6 @@
-//! What lies in memory between host and controller: descriptors that the host writes, a report that it reads.
+//! Structures in memory shared by host and controller: descriptors that the host writes, a report that it reads.
 //!
-//! Everything is made of little-endian words at fixed offsets, 8-byte aligned.
+//! All consist of little-endian words at fixed offsets, 8-byte aligned.
 
 use onehop_proto::GpuAddr;
 use onehop_proto::queue::{Address, Memory};
@@ -63,7 +63,7 @@ macro_rules! layout {
             /// Bytes in memory.
             pub const BYTES: u32 = $bytes;
 
-            /// The words as they lie in memory.
+            /// The words as in memory.
             #[must_use]
             pub fn words(&self) -> [u32; $bytes / 4] {
                 let mut words = [0; $bytes / 4];
@@ -71,7 +71,7 @@ macro_rules! layout {
                 words
             }
 
-            /// The value that lies in memory as these words.
+            /// The value of these words.
             #[must_use]
             pub fn from_words(words: &[u32; $bytes / 4]) -> Self {
                 let word = |i: usize| words.get(i).copied().unwrap_or(0);
@@ -94,9 +94,9 @@ pub mod flag {
     pub const REVERSE: u32 = 1 << 0;
     /// Each command waits for [`Pair::delay`](super::Pair::delay) times 0 to 3 before it is executed.
     pub const DELAY: u32 = 1 << 1;
-    /// Null: notes an identifier that occurs twice in a batch.
+    /// Null: reports an identifier that occurs twice in a batch.
     pub const CHECK_CIDS: u32 = 1 << 2;
-    /// Null: takes every turn a full batch, whatever the doorbells say: measures its own ceiling.
+    /// Null: processes a full batch every turn and ignores the doorbells. Measures its own maximum rate.
     pub const FEED: u32 = 1 << 3;
     /// Null: a system fence before the completions of a turn.
     pub const FENCE: u32 = 1 << 4;
@@ -104,18 +104,18 @@ pub mod flag {
 
 /// Values of the word at [`Pair::control`].
 pub mod control {
-    /// Go on.
+    /// Run.
     pub const RUN: u32 = 0;
     /// End.
     pub const STOP: u32 = 1;
-    /// Let go of every command, say so in [`Report::resting`](super::Report::resting), and wait; at the next `RUN` the
-    /// descriptor is read again and the queues are new ones. What deleting and creating a queue pair amounts to. Data of
-    /// reads that were completed before it still comes when it is due, as it may from a drive; only `STOP` ends that.
+    /// Abandon every command, set [`Report::resting`](super::Report::resting), and wait. At the next `RUN` the
+    /// descriptor is read again, and the queues are new ones. It has the effect of deleting and creating a queue pair.
+    /// Data of reads that were completed before still arrives when due, as it may from a drive; only `STOP` ends that.
     pub const REST: u32 = 2;
 }
 
 layout! {
-    /// A queue pair and what is behind it.
+    /// A queue pair, its namespace and its faults.
     Pair 168;
     /// The submission queue.
     sq 0 GpuAddr;
@@ -131,17 +131,17 @@ layout! {
     blocks 40 u64;
     /// Bus addresses that are mapped: [`BusMapping`]s in ascending order that do not overlap.
     ranges 48 GpuAddr;
-    /// What goes wrong: [`Fault`]s.
+    /// Faults to inject: [`Fault`]s.
     faults 56 GpuAddr;
-    /// Room for [`Pair::parked_count`] commands that wait, [`PARKED_BYTES`] each.
+    /// Room for [`Pair::parked_count`] waiting commands, [`PARKED_BYTES`] each.
     parked 64 GpuAddr;
-    /// Room for [`Pair::span_count`] pieces of a transfer, [`SPAN_BYTES`] each, 16-byte aligned.
+    /// Room for [`Pair::span_count`] extents of a transfer, [`SPAN_BYTES`] each, 16-byte aligned.
     spans 72 GpuAddr;
     /// The [`Report`], zeroed, with room for [`Violation`]s after it: [`REPORT_BYTES`] in all.
     report 80 GpuAddr;
-    /// The word by which the host steers it: see [`control`].
+    /// The word by which the host controls it: see [`control`].
     control 88 GpuAddr;
-    /// Nanoseconds after which it ends by itself.
+    /// Nanoseconds after which it ends.
     limit 96 u64;
     /// Nanoseconds; see [`flag::DELAY`].
     delay 104 u64;
@@ -165,51 +165,51 @@ layout! {
     fault_count 144 u32;
     /// How many commands can wait.
     parked_count 148 u32;
-    /// How many pieces beyond the first [`LOCAL_SPANS`] a transfer can have.
+    /// How many extents beyond the first [`LOCAL_SPANS`] a transfer can have.
     span_count 152 u32;
     /// See [`flag`].
     flags 156 u32;
-    /// Null: how many commands a turn takes at most; 0 for as many as it can.
+    /// Null: maximum number of commands per turn; 0 for no limit.
     batch 160 u32;
     /// Zero.
     reserved 164 u32;
 }
 
 layout! {
-    /// A stretch of bus addresses, and where the controller finds the memory behind it.
+    /// A range of bus addresses, and the memory behind it.
     BusMapping 24;
     /// The first bus address.
     bus 0 u64;
     /// Bytes.
     bytes 8 u64;
-    /// The same memory as the controller addresses it; as far from a multiple of 16 as `bus` is.
+    /// The same memory as the controller addresses it; congruent to `bus` modulo 16.
     target 16 GpuAddr;
 }
 
 layout! {
-    /// Something that goes wrong. The first fault of the table that strikes a command is the only one that does.
+    /// A fault. If several match a command, only the first of the table applies.
     Fault 64;
     /// See [`FaultKind`].
     kind 0 u32;
-    /// At the n-th command that fits, counted from 1; 0 for any.
+    /// Strikes the n-th matching command, counted from 1; 0 for any.
     n 4 u32;
-    /// At every so many-th that fits; 0 for any.
+    /// Strikes every n-th matching command; 0 for any.
     every 8 u32;
-    /// How often at most; 0 for always.
+    /// Maximum number of strikes; 0 for no limit.
     count 12 u32;
-    /// Only commands that touch blocks from this one …
+    /// Matches only commands that touch blocks from this one …
     first 16 u64;
     /// … to this one.
     last 24 u64;
-    /// Nanoseconds, where the kind has a time.
+    /// Nanoseconds, if the kind has a time.
     delay 32 u64;
-    /// A status, or a number of entries, as the kind has it.
+    /// A status, or a number of entries, depending on the kind.
     value 40 u32;
-    /// Only opcodes whose bit is set; 0 for all.
+    /// Matches only opcodes whose bit is set; 0 for all.
     opcodes 44 u32;
-    /// The commands that fitted so far: the controller goes on counting from here, and writes it down now and then …
+    /// The number of commands matched so far: the controller continues from it, and updates it now and then …
     seen 48 u32;
-    /// … and those that were struck, likewise.
+    /// … and the number struck, likewise.
     fired 52 u32;
     /// Zero.
     reserved 56 u64;
@@ -231,7 +231,7 @@ pub enum FaultKind {
     Late = 1,
     /// The completion is held until `value` others were posted, `delay` at most.
     Reorder = 2,
-    /// The command is never executed nor completed.
+    /// The command is neither executed nor completed.
     Lost = 3,
     /// A read's completion is posted before its data, which follows after `delay`.
     Torn = 4,
@@ -241,15 +241,15 @@ pub enum FaultKind {
     WrongCid = 6,
     /// The same completion is posted twice.
     Dup = 7,
-    /// The completion is written with the old phase, and put right after `delay`.
+    /// The completion is written with the old phase, and corrected after `delay`.
     StalePhase = 8,
     /// SQHD in the completion is `value` entries behind, never going back.
     SqhdLag = 9,
-    /// The controller does nothing any more.
+    /// The controller stops.
     Dead = 10,
-    /// As [`FaultKind::WrongCid`], with the identifier of another command that is outstanding, where there is one.
+    /// As [`FaultKind::WrongCid`], with the identifier of another command that is outstanding, if there is one.
     OtherCid = 11,
-    /// A read brings the first blocks of the namespace instead of its own, and fails with status `value`.
+    /// A read returns the first blocks of the namespace instead of its own, and fails with status `value`.
     Garbled = 12,
 }
 
@@ -290,9 +290,9 @@ impl FaultKind {
 }
 
 layout! {
-    /// How it goes. Counters are written now and then while it runs, and at the end.
+    /// The controller's progress. Counters are updated now and then while it runs, and at the end.
     Report 128;
-    /// How it ended, as [`Exit`](crate::Exit) has it; zero while it runs.
+    /// The [`Exit`](crate::Exit); zero while it runs.
     exit 0 u32;
     /// Non-zero while it rests.
     resting 4 u32;
@@ -306,27 +306,27 @@ layout! {
     bytes_read 32 u64;
     /// Bytes written to it.
     bytes_written 40 u64;
-    /// Times round the loop.
+    /// Loop iterations.
     turns 48 u64;
-    /// Turns in which there was nothing to fetch.
+    /// Turns without anything to fetch.
     idle 56 u64;
     /// Nanoseconds since the start.
     elapsed 64 u64;
-    /// Violations, those that found no room included.
+    /// Violations, including those that found no room.
     violations 72 u32;
     /// Commands that a fault struck.
     fired 76 u32;
-    /// Commands that should have waited and found no room to.
+    /// Commands that should have waited, but found no room.
     crowded 80 u32;
-    /// Null: identifiers that could not be checked, because another one shared their place.
+    /// Null: identifiers that could not be checked, because another shared their slot.
     unchecked 84 u32;
     /// The next submission queue entry to be fetched.
     sq_head 88 u32;
     /// The next completion queue entry to be posted.
     cq_tail 92 u32;
-    /// Commands, and data of completed reads, that wait for their time. While it rests that is data alone.
+    /// Commands, and data of completed reads, that wait for their time. While it rests, only data.
     waiting 96 u32;
-    /// Zeroed when a new queue pair has been looked through.
+    /// Zero once a new queue pair has been set up.
     unread 100 u32;
     /// Zero.
     reserved3 104 u64;
@@ -337,36 +337,37 @@ layout! {
 }
 
 layout! {
-    /// A breach of a rule.
+    /// A violation of a rule.
     Violation 16;
     /// The [`Rule`](crate::Rule)'s number.
     rule 0 u32;
     /// The command's identifier; all ones where there is none.
     cid 4 u32;
-    /// What the rule says.
+    /// As the rule defines it.
     detail 8 u64;
 }
 
 layout! {
-    /// An experiment of [`litmus`](crate::litmus), for one of its sides. Both sides have the same one but for `tally`.
+    /// An experiment of [`litmus`](crate::litmus), for one of its sides. Both sides' descriptions differ only in
+    /// `tally`.
     Litmus 88;
     /// The messages: `slots` times `words` words, zeroed, 64-byte aligned. Entries have 16 words.
     payload 0 GpuAddr;
     /// The doorbell; or the completions, `slots` times 16 bytes, zeroed.
     flags 8 GpuAddr;
-    /// The word by which the reader tells the writer how many messages it has looked at; zero.
+    /// The word in which the reader reports how many messages it has checked; zero.
     taken 16 GpuAddr;
     /// This side's [`Tally`], zeroed.
     tally 24 GpuAddr;
     /// A word: see [`control`].
     control 32 GpuAddr;
-    /// Nanoseconds after which it ends by itself.
+    /// Nanoseconds after which it ends.
     limit 40 u64;
-    /// Places for messages.
+    /// Slots for messages.
     slots 48 u32;
     /// Words of a message, a multiple of 4.
     words 52 u32;
-    /// Messages sent at once, as many as there are lanes at most.
+    /// Messages sent at once, at most as many as there are lanes.
     batch 56 u32;
     /// Messages in all.
     messages 60 u32;
@@ -374,7 +375,7 @@ layout! {
     fence 64 u32;
     /// Non-zero: the reader polls without acquire.
     relaxed 68 u32;
-    /// Non-zero on the side that looks at messages: it has something to count.
+    /// Non-zero on the side that checks messages: it keeps the tally.
     checks 72 u32;
     /// Zero.
     reserved0 76 u32;
@@ -383,11 +384,11 @@ layout! {
 }
 
 layout! {
-    /// A stretch of memory to be compared with the blocks that were to be read into it.
+    /// Memory to be compared with the blocks that should have been read into it.
     DataCheck 40;
-    /// Where item 0 of the job went; 16-byte aligned.
+    /// Where item 0 of the job was read to; 16-byte aligned.
     data 0 GpuAddr;
-    /// Two counters of eight bytes, zero: words that differ, items that were looked at.
+    /// Two counters of eight bytes, zero: words that differ, items checked.
     result 8 GpuAddr;
     /// The first item.
     first 16 u32;
@@ -404,19 +405,19 @@ layout! {
 }
 
 layout! {
-    /// What a side of an experiment saw.
+    /// What one side of an experiment saw.
     Tally 32;
-    /// How it ended, as [`Exit`](crate::Exit) has it; zero while it runs.
+    /// The [`Exit`](crate::Exit); zero while it runs.
     exit 0 u32;
-    /// Messages that were all there.
+    /// Complete messages.
     good 4 u32;
-    /// Messages in whose place the one before still lay.
+    /// Slots that still held the previous message.
     stale 8 u32;
     /// Mixtures of the two.
     torn 12 u32;
     /// Messages with a word of neither.
     alien 16 u32;
-    /// Messages sent or looked at.
+    /// Messages sent or checked.
     messages 20 u32;
     /// Nanoseconds.
     elapsed 24 u64;
@@ -436,13 +437,13 @@ pub const KEPT: u32 = 32;
 pub const REPORT_BYTES: u32 = Report::BYTES + KEPT * Violation::BYTES;
 /// Faults of a pair.
 pub const MAX_FAULTS: u32 = 8;
-/// Bytes of a command that waits.
+/// Bytes of a waiting command.
 pub const PARKED_BYTES: u32 = 96;
-/// Where among these it stands what one waits for, a word; 0 if none is there.
+/// Offset of the word that says what the record waits for; 0 if it is free.
 pub const PARKED_KIND: u32 = 64;
-/// Bytes of a piece of a transfer.
+/// Bytes of an extent of a transfer.
 pub const SPAN_BYTES: u32 = 16;
-/// Pieces of a transfer that need no room in memory.
+/// Extents of a transfer that need no room in memory.
 pub const LOCAL_SPANS: u32 = 32;
 
 #[cfg(test)]

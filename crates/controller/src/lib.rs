@@ -1,12 +1,12 @@
-//! The I/O half of an NVMe controller as code that a host thread or a resident GPU warp runs. It serves queue pairs whose rings,
-//! doorbells and data are in memory that it reaches.
+//! The I/O half of an NVMe controller, as code for a host thread or a resident GPU warp. It serves queue pairs whose
+//! rings, doorbells and data are in memory that it reaches.
 //!
 //! 1. [`Pair`] describes a queue pair, its namespace and its faults, in memory.
-//! 2. [`serve()`] is the model of a controller. It moves blocks, checks every rule that memory alone can show, and injects
-//!    faults.
+//! 2. [`serve()`] is the model of a controller. It moves blocks, checks every rule that is visible in memory, and
+//!    injects faults.
 //! 3. [`null()`] answers at once and moves nothing: the reference for a driver's own speed.
-//! 4. [`litmus`] tests the two orders of memory accesses that both rest on, each also with its fence removed.
-//! 5. [`Report`] says how it went, and [`check()`] whether blocks that were read are the right ones.
+//! 4. [`litmus`] tests the two memory orders that both rely on, each also with its fence removed.
+//! 5. [`Report`] has the counters, and [`check()`] verifies the blocks that were read.
 //!
 //! Everything is generic over [`ControllerWarp`]. There is no allocation, no `std`, no unsafe code, and no wait without a
 //! deadline.

@@ -1,15 +1,14 @@
-//! The two orders on which queues rest, as experiments: each has a side that writes and a side that checks, and a
-//! fence that can be made too weak or left out. An experiment that never fails with its fence taken out has shown
-//! nothing with it in.
+//! The two memory orders that queues rely on, as experiments. Each has a side that writes and a side that checks, and a
+//! fence that can be weakened or left out. An experiment that never fails without its fence proves nothing with it.
 //!
 //! - **An entry before its doorbell**: [`submit`] writes submission queue entries, fences and rings, as a driver does;
-//!   [`fetch`] polls the doorbell and looks at the entries, as a controller does.
+//!   [`fetch`] polls the doorbell and checks the entries, as a controller does.
 //! - **Data before its completion**: [`complete`] writes data with all lanes, one lane fences and posts completions, as
-//!   [`serve`](crate::serve) does; [`consume`] polls the phase and looks at the data, as a driver does.
+//!   [`serve`](crate::serve) does; [`consume`] polls the phase and checks the data, as a driver does.
 //!
-//! What is written is made from a counter, so that each word tells which message it belongs to: a message that is not
-//! all there is seen as what it is, a mixture with the one that lay in its place before. One warp runs each side; many
-//! pairs at once, with queues in memory that is far from the writer, are what brings a weak fence to light.
+//! What is written is made from a counter, so that each word identifies its message. An incomplete message shows as a
+//! mixture with the previous one in its slot. One warp runs each side. Many pairs at once, with queues in memory that
+//! is far from the writer, expose a weak fence.
 
 use onehop_proto::GpuAddr;
 use onehop_proto::queue::Memory;
@@ -18,7 +17,7 @@ use crate::layout::{Litmus, Tally, control};
 use crate::report::Exit;
 use crate::warp::{ControllerWarp, Scoped, Voice};
 
-/// Turns without progress between two looks at the control word and the clock.
+/// Turns without progress between two checks of the control word and the clock.
 const POLL_TURNS: u32 = 64;
 /// Lanes of a warp at most.
 const MAX_LANES: u32 = 32;
@@ -26,14 +25,14 @@ const MAX_LANES: u32 = 32;
 /// The warp's local words.
 mod local {
     pub const VOICE: u32 = 0;
-    /// Counts of what was seen, in the order of [`Tally`](super::Tally)'s fields.
+    /// Counts, in the order of [`Tally`](super::Tally)'s fields.
     pub const TALLY: u32 = 2;
     pub const GOOD: u32 = TALLY;
     pub const STALE: u32 = TALLY + 1;
     pub const TORN: u32 = TALLY + 2;
     pub const ALIEN: u32 = TALLY + 3;
     pub const END: u32 = TALLY + 4;
-    /// How many messages of a batch have come, and for each lane whether its own has.
+    /// How many messages of a batch have arrived, and for each lane whether its own has.
     pub const COME: u32 = END;
     pub const MINE: u32 = END + 1;
 }
@@ -41,9 +40,9 @@ mod local {
 /// Local words that each side needs.
 pub const LITMUS_LOCAL_WORDS: u32 = local::MINE + MAX_LANES;
 
-/// How strong the writer's fence is: [`Litmus::fence`].
+/// Strength of the writer's fence: [`Litmus::fence`].
 pub mod strength {
-    /// [`Memory::fence`](onehop_proto::queue::Memory::fence): as the queues have it.
+    /// [`Memory::fence`](onehop_proto::queue::Memory::fence), as the queues use it.
     pub const SYSTEM: u32 = 0;
     /// [`Scoped::fence_gpu`](crate::Scoped::fence_gpu): enough for one GPU alone.
     pub const GPU: u32 = 1;
@@ -66,7 +65,7 @@ struct Side<'a, W> {
     voice: Voice,
     done: u32,
     turns: u32,
-    /// On the lane that speaks.
+    /// On the leading lane.
     begun: u64,
 }
 
@@ -99,13 +98,13 @@ pub fn submit<W: ControllerWarp + Scoped + Memory<Door = GpuAddr>>(warp: &W, at:
     side.end(Exit::Stopped)
 }
 
-/// Polls the doorbell and looks at the entries: the controller's side of the first experiment.
+/// Polls the doorbell and checks the entries: the controller's side of the first experiment.
 pub fn fetch<W: ControllerWarp>(warp: &W, at: GpuAddr) -> Exit {
     let mut side = Side::new(warp, at);
     side.clear();
     while side.done != side.setup.messages {
         let (setup, done) = (side.setup, side.done);
-        let tail = side.voice.say(warp, || setup.look(warp, setup.flags));
+        let tail = side.voice.say(warp, || setup.poll(warp, setup.flags));
         let count = tail.wrapping_sub(done).min(warp.lanes());
         if let Err(exit) = side.progress(count) {
             return side.end(exit);
@@ -152,7 +151,7 @@ pub fn complete<W: ControllerWarp + Scoped>(warp: &W, at: GpuAddr) -> Exit {
     side.end(Exit::Stopped)
 }
 
-/// Polls the phase and looks at the data: the driver's side of the second experiment.
+/// Polls the phase and checks the data: the driver's side of the second experiment.
 pub fn consume<W: ControllerWarp>(warp: &W, at: GpuAddr) -> Exit {
     let mut side = Side::new(warp, at);
     side.clear();
@@ -165,7 +164,7 @@ pub fn consume<W: ControllerWarp>(warp: &W, at: GpuAddr) -> Exit {
                 warp.set_local(local::COME, 0);
             }
         });
-        // Each lane waits for a message of its own, and looks at it at once: nothing comes between phase and data.
+        // Each lane waits for a message of its own and checks it at once, so nothing comes between phase and data.
         let mut come = 0;
         while come < most {
             warp.each(|lane| {
@@ -173,7 +172,7 @@ pub fn consume<W: ControllerWarp>(warp: &W, at: GpuAddr) -> Exit {
                 let mine = local::MINE + lane;
                 if lane < most
                     && warp.local(mine) == 0
-                    && setup.look(warp, setup.flag(message).plus(12)) >> 16 == setup.phase(message)
+                    && setup.poll(warp, setup.flag(message).plus(12)) >> 16 == setup.phase(message)
                 {
                     setup.judge(warp, message);
                     warp.set_local(mine, 1);
@@ -201,7 +200,7 @@ fn fence<W: Scoped>(warp: &W, how: u32) {
 }
 
 impl Litmus {
-    /// How many messages there is room for, and the words of each: at least one of four, and whole quads.
+    /// Slots for messages, and words of each: at least one slot of four words, and whole quads.
     #[inline(always)]
     #[must_use]
     pub const fn sizes(&self) -> (u32, u32) {
@@ -227,13 +226,13 @@ impl Litmus {
         ((message / self.slots) & 1) ^ 1
     }
 
-    /// Reads a word that tells of others.
+    /// Reads a word that announces others.
     #[inline(always)]
-    fn look<W: ControllerWarp>(&self, warp: &W, at: GpuAddr) -> u32 {
+    fn poll<W: ControllerWarp>(&self, warp: &W, at: GpuAddr) -> u32 {
         if self.relaxed == 0 { warp.load_acquire(at) } else { warp.load(at) }
     }
 
-    /// One lane looks at a message and counts what it is.
+    /// Checks a message on one lane, and counts the result.
     fn judge<W: ControllerWarp>(&self, warp: &W, message: u32) {
         let (mut new, mut old) = (0, 0);
         for quad in 0..self.words / 4 {
@@ -264,7 +263,7 @@ impl Litmus {
 impl<'a, W: ControllerWarp> Side<'a, W> {
     fn new(warp: &'a W, at: GpuAddr) -> Self {
         let mut setup = Litmus::load(warp, at);
-        // What the host got wrong must not become a division by zero or a stray store.
+        // A host's mistake must not cause a division by zero or a stray store.
         (setup.slots, setup.words) = setup.sizes();
         Self { warp, setup, voice: Voice::new(local::VOICE), done: 0, turns: 0, begun: warp.now() }
     }
@@ -277,14 +276,14 @@ impl<'a, W: ControllerWarp> Side<'a, W> {
         });
     }
 
-    /// How many messages go together when so many are left; both sides of an experiment reckon alike.
+    /// The size of the next batch when `left` messages are left; the same on both sides.
     #[inline(always)]
     fn batch(&self, left: u32) -> u32 {
         let lanes = self.warp.lanes().min(MAX_LANES);
         self.setup.batch.clamp(1, lanes).min(self.setup.slots).min(left)
     }
 
-    /// How many messages the writer may send now, once it may send some; none after the last.
+    /// The size of the writer's next batch, once its slots are free; none after the last.
     fn next_batch(&mut self) -> Option<Result<u32, Exit>> {
         let (warp, setup) = (self.warp, self.setup);
         let left = setup.messages.wrapping_sub(self.done);
@@ -294,7 +293,7 @@ impl<'a, W: ControllerWarp> Side<'a, W> {
         let most = self.batch(left);
         loop {
             let taken = self.voice.say(warp, || warp.load_acquire(setup.taken));
-            // A message's place is free when the one before it has been looked at.
+            // A slot is free when its previous message has been checked.
             let count = if self.done.wrapping_sub(taken) + most <= setup.slots { most } else { 0 };
             match self.progress(count) {
                 Ok(()) if count > 0 => return Some(Ok(count)),
@@ -304,7 +303,7 @@ impl<'a, W: ControllerWarp> Side<'a, W> {
         }
     }
 
-    /// Pauses where there was no progress; now and then sees whether it must end.
+    /// Pauses if there was no progress; now and then checks whether it must end.
     #[inline(always)]
     fn progress(&mut self, count: u32) -> Result<(), Exit> {
         self.turns = self.turns.wrapping_add(1);
@@ -328,7 +327,7 @@ impl<'a, W: ControllerWarp> Side<'a, W> {
         Exit::from_code(stop).map_or(Ok(()), Err)
     }
 
-    /// Tells the writer that messages have been looked at.
+    /// Reports messages to the writer as checked.
     fn acknowledge(&mut self, count: u32) {
         if count > 0 {
             self.done = self.done.wrapping_add(count);

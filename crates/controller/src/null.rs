@@ -1,21 +1,21 @@
-//! The null controller: answers at once, moves nothing. What a driver's own speed is measured against, so it has to be
-//! the faster of the two.
+//! The null controller: answers at once, moves nothing. It is the reference for a driver's own speed, so it has to be
+//! faster than any driver.
 //!
-//! A turn: one lane reads the tail doorbell; up to 128 entries are read, four by each lane side by side, or by way of local
-//! words if they lie behind a bus ([`null_far`]); each entry's seal is checked; the completions are stored, sixteen
-//! bytes each, the last command first if that is asked for.
+//! A turn: one lane reads the tail doorbell; up to 128 entries are read, four by each lane side by side, or through
+//! local words if they are behind a bus ([`null_far`]); each entry's seal is checked; the completions are stored,
+//! sixteen bytes each, the last command first if requested.
 //!
-//! **Order.** The doorbell is read with acquire, and a warp barrier stands between that and the entries: what the
-//! driver wrote before it rang is read. Another barrier stands between the entries and the completions, which report
-//! all of them as fetched: every value was used by then (its seal was checked), so the driver may overwrite the slots.
-//! A completion is one 16-byte store and refers to no other memory; the assumption is that it is seen whole, as those
-//! of NVMe devices are, or at least not its last word first ([`Wide::store4`](crate::Wide::store4)). So a turn needs
-//! no fence. Formally, a load (the entry) before a store (the completion) is only ordered by a release, which no GPU
-//! needs when the value has been used: [`flag::FENCE`] puts one there, to measure what it costs.
+//! **Order.** The doorbell is read with acquire, followed by a warp barrier and then the entries: what the driver wrote
+//! before it rang is read. Another barrier separates the entries from the completions, which report all of them as
+//! fetched. Every value was used by then (its seal was checked), so the driver may overwrite the slots. A completion is
+//! one 16-byte store and refers to no other memory. The assumption is that it becomes visible whole, as those of NVMe
+//! devices do, or at least not its last word first ([`Wide::store4`](crate::Wide::store4)). So a turn needs no fence.
+//! Formally, a load (the entry) before a store (the completion) is only ordered by a release, which no GPU needs when
+//! the value has been used. [`flag::FENCE`] adds one, to measure its cost.
 //!
-//! **In flight twice.** All that a turn fetches, it completes, so two commands of one identifier can only be seen
-//! within a turn. [`flag::CHECK_CIDS`] has each lane write its position into a table under its identifier's low bits,
-//! and look after a barrier whether it still stands there.
+//! **In flight twice.** A turn completes all that it fetches, so duplicate identifiers are only visible within a turn.
+//! With [`flag::CHECK_CIDS`] each lane writes its position into a table under its identifier's low bits, and checks
+//! after a barrier whether it is still there.
 
 use onehop_proto::{Cqe, Sqe, Status};
 
@@ -26,23 +26,23 @@ use crate::{Rule, seal};
 
 /// Commands of a turn at most.
 pub const NULL_BATCH: u32 = 128;
-/// Turns between two looks at the control word and the clock.
+/// Turns between two checks of the control word and the clock.
 const POLL_TURNS: u64 = 256;
-/// Turns without work after which a turn begins with a pause.
+/// Idle turns after which a turn begins with a pause.
 const PATIENCE: u32 = 64;
 
 /// The warp's local words.
 mod local {
     /// For [`Voice`](crate::warp::Voice).
     pub const VOICE: u32 = 0;
-    /// For each command of a turn its identifier, and above it whether it is broken.
+    /// For each command of a turn its identifier, and above it whether its seal is broken.
     pub const BATCH: u32 = 2;
     /// Positions by identifier.
     pub const TABLE: u32 = BATCH + super::NULL_BATCH;
     pub const TABLE_WORDS: u32 = 1024;
-    /// The entries of a turn, where they lie behind a bus.
+    /// The entries of a turn, if they are behind a bus.
     pub const ENTRIES: u32 = (TABLE + TABLE_WORDS).next_multiple_of(4);
-    /// From one to the next: four words more than they have, or the lanes that read them would meet in the same banks.
+    /// Distance between entries: four words more than their size, or the lanes' reads would conflict in the same banks.
     pub const ENTRY: u32 = 20;
 }
 
@@ -53,7 +53,7 @@ pub const NULL_FAR_LOCAL_WORDS: u32 = local::ENTRIES + NULL_BATCH * local::ENTRY
 
 const BROKEN: u32 = 1 << 16;
 
-/// How far it has come; the same on all lanes.
+/// The controller's state; the same on all lanes.
 struct Null<'a, W: ControllerWarp, const FAR: bool> {
     warp: &'a W,
     pair: Pair,
@@ -61,32 +61,32 @@ struct Null<'a, W: ControllerWarp, const FAR: bool> {
     head: u32,
     cq_tail: u32,
     phase: bool,
-    /// How far the host has taken completions, as far as is known.
+    /// The host's completion queue head, as last read.
     cq_head: u32,
-    /// A doorbell value that was found wrong already.
+    /// A wrong doorbell value that was already reported.
     wrong: u32,
     most: u32,
     commands: u64,
     turns: u64,
     idle: u64,
-    /// On the lane that speaks.
+    /// On the leading lane.
     begun: u64,
 }
 
-/// What the host wants.
+/// The host's request.
 enum HostRequest {
     Stop(Exit),
     Rest,
     Run,
 }
 
-/// Serves the queue pair that the [`Pair`] at `at` describes, with this warp, until the host or the clock ends it.
-/// Needs [`NULL_LOCAL_WORDS`] local words.
+/// Serves the queue pair that the [`Pair`] at `at` describes, with this warp, until the host stops it or its time is
+/// up. Needs [`NULL_LOCAL_WORDS`] local words.
 pub fn null<W: ControllerWarp>(warp: &W, at: W::Addr) -> Exit {
     run::<W, false>(warp, at)
 }
 
-/// The same for a submission queue that lies behind a bus. Needs [`NULL_FAR_LOCAL_WORDS`] local words.
+/// The same for a submission queue behind a bus. Needs [`NULL_FAR_LOCAL_WORDS`] local words.
 pub fn null_far<W: ControllerWarp>(warp: &W, at: W::Addr) -> Exit {
     run::<W, true>(warp, at)
 }
@@ -99,7 +99,7 @@ fn run<W: ControllerWarp, const FAR: bool>(warp: &W, at: W::Addr) -> Exit {
         let exit = if server.is_fit() { server.run() } else { Some(Exit::Refused) };
         let exit = exit.or_else(|| server.rest());
         if let Some(exit) = exit {
-            server.tell(exit as u64);
+            server.write_report(exit as u64);
             return exit;
         }
         server.renew(Pair::load(warp, at));
@@ -148,7 +148,7 @@ impl<'a, W: ControllerWarp, const FAR: bool> Null<'a, W, FAR> {
         let mut streak = 0u32;
         loop {
             if self.turns.is_multiple_of(POLL_TURNS) {
-                match self.look() {
+                match self.poll_control() {
                     HostRequest::Stop(exit) => return Some(exit),
                     HostRequest::Rest => return None,
                     HostRequest::Run => {}
@@ -176,7 +176,7 @@ impl<'a, W: ControllerWarp, const FAR: bool> Null<'a, W, FAR> {
         }
     }
 
-    /// How many commands this turn takes.
+    /// How many commands this turn processes.
     #[inline(always)]
     fn waiting(&mut self) -> u32 {
         let (warp, pair) = (self.warp, &self.pair);
@@ -196,14 +196,14 @@ impl<'a, W: ControllerWarp, const FAR: bool> Null<'a, W, FAR> {
         wanted.min(self.room())
     }
 
-    /// How many completions fit, as far as is known.
+    /// How many completions fit, by the last known head.
     #[inline(always)]
     fn room(&self) -> u32 {
         let entries = self.pair.cq_entries;
         entries - 1 - distance(self.cq_head, self.cq_tail, entries)
     }
 
-    /// Reads the head doorbell: only when there may be no room, because it is a read of far memory.
+    /// Reads the head doorbell, only when room may be lacking, because it is a read of far memory.
     #[inline(always)]
     fn refresh(&mut self) {
         let (warp, pair) = (self.warp, &self.pair);
@@ -218,7 +218,7 @@ impl<'a, W: ControllerWarp, const FAR: bool> Null<'a, W, FAR> {
         }
     }
 
-    /// Notes a doorbell value that cannot be, once.
+    /// Reports an impossible doorbell value, once.
     #[inline(always)]
     fn refuse(&mut self, rule: Rule, value: u32) {
         if self.wrong != value {
@@ -228,7 +228,7 @@ impl<'a, W: ControllerWarp, const FAR: bool> Null<'a, W, FAR> {
         }
     }
 
-    /// Takes `n` commands, `K` (1, 2 or 4) by each lane at most, and completes them.
+    /// Fetches `n` commands, `K` (1, 2 or 4) per lane at most, and completes them.
     #[inline(always)]
     fn turn<const K: u32>(&mut self, n: u32) {
         let (warp, flags) = (self.warp, self.pair.flags);
@@ -262,9 +262,9 @@ impl<'a, W: ControllerWarp, const FAR: bool> Null<'a, W, FAR> {
     fn fetch<const K: u32>(&self, n: u32, flags: u32) {
         let lanes = self.warp.lanes();
         self.warp.each(|lane| {
-            // Reads first, all of them, then their use: so they are under way together. Positions past the end are
-            // read as the last one, which costs nothing and saves the branch.
-            // Written out: an array that a loop runs over would lie in memory.
+            // All reads come before the first use, so that they are in flight together. Positions past the end read the
+            // last entry again, which costs nothing and saves the branch. Written out: an array that a loop runs over
+            // would be in memory.
             let [i0, i1, i2, i3] = [lane, lane + lanes, lane + 2 * lanes, lane + 3 * lanes];
             let e0 = self.read(i0.min(n - 1));
             let e1 = if K > 1 { self.read(i1.min(n - 1)) } else { e0 };
@@ -281,17 +281,17 @@ impl<'a, W: ControllerWarp, const FAR: bool> Null<'a, W, FAR> {
         });
     }
 
-    /// The same by way of local words, where neighbouring lanes read neighbouring bytes: a bus brings lines of 128 bytes, and
-    /// has only so many reads under way.
+    /// The same through local words, where neighbouring lanes read neighbouring bytes: a bus transfers lines of 128
+    /// bytes, and has few reads in flight.
     #[inline(always)]
     fn fetch_far<const K: u32>(&self, n: u32, flags: u32) {
         let lanes = self.warp.lanes();
         self.warp.each(|lane| {
-            let [p0, p1, p2, p3] = [0, 4, 8, 12].map(|row| self.pieces(lane + row * lanes, n));
-            let r0 = self.read_pieces(p0);
-            let r1 = if K > 1 { self.read_pieces(p1) } else { r0 };
-            let r2 = if K > 2 { self.read_pieces(p2) } else { r0 };
-            let r3 = if K > 2 { self.read_pieces(p3) } else { r0 };
+            let [p0, p1, p2, p3] = [0, 4, 8, 12].map(|row| self.quarters(lane + row * lanes, n));
+            let r0 = self.read_quarters(p0);
+            let r1 = if K > 1 { self.read_quarters(p1) } else { r0 };
+            let r2 = if K > 2 { self.read_quarters(p2) } else { r0 };
+            let r3 = if K > 2 { self.read_quarters(p3) } else { r0 };
             self.keep(p0, r0);
             if K > 1 {
                 self.keep(p1, r1);
@@ -317,29 +317,29 @@ impl<'a, W: ControllerWarp, const FAR: bool> Null<'a, W, FAR> {
         of_quarters(|quarter| self.warp.load4(at.plus(u64::from(quarter) * 16)))
     }
 
-    /// Where the turn's entry `i` lies.
+    /// The address of the turn's entry `i`.
     #[inline(always)]
     fn entry_at(&self, i: u32) -> W::Addr {
         let slot = wrap(self.head + i, self.pair.sq_entries);
         self.pair.sq.plus(u64::from(slot) * Sqe::BYTES as u64)
     }
 
-    /// The numbers of four quarters of the turn's `n` entries: this one and those one, two and three rows of lanes behind.
-    /// One past the end is the last.
+    /// The numbers of four quarters of the turn's `n` entries: this lane's, and those one, two and three rows of lanes
+    /// behind. Numbers past the end become the last one.
     #[inline(always)]
-    fn pieces(&self, first: u32, n: u32) -> [u32; 4] {
+    fn quarters(&self, first: u32, n: u32) -> [u32; 4] {
         [0, 1, 2, 3].map(|row| (first + row * self.warp.lanes()).min(4 * n - 1))
     }
 
     #[inline(always)]
-    fn read_pieces(&self, pieces: [u32; 4]) -> [[u32; 4]; 4] {
-        pieces.map(|piece| self.warp.load4(self.entry_at(piece / 4).plus(u64::from(piece % 4) * 16)))
+    fn read_quarters(&self, quarters: [u32; 4]) -> [[u32; 4]; 4] {
+        quarters.map(|quarter| self.warp.load4(self.entry_at(quarter / 4).plus(u64::from(quarter % 4) * 16)))
     }
 
     #[inline(always)]
     fn keep(&self, [p0, p1, p2, p3]: [u32; 4], [r0, r1, r2, r3]: [[u32; 4]; 4]) {
-        for (piece, words) in [(p0, r0), (p1, r1), (p2, r2), (p3, r3)] {
-            let at = local::ENTRIES + piece / 4 * local::ENTRY + piece % 4 * 4;
+        for (quarter, words) in [(p0, r0), (p1, r1), (p2, r2), (p3, r3)] {
+            let at = local::ENTRIES + quarter / 4 * local::ENTRY + quarter % 4 * 4;
             self.warp.set_local_four(at, words);
         }
     }
@@ -397,10 +397,10 @@ impl<'a, W: ControllerWarp, const FAR: bool> Null<'a, W, FAR> {
         twice
     }
 
-    /// Sees what the host wants, and tells it how things stand.
+    /// Reads the host's request, and updates the report.
     #[inline(always)]
-    fn look(&mut self) -> HostRequest {
-        self.tell(0);
+    fn poll_control(&mut self) -> HostRequest {
+        self.write_report(0);
         let (warp, begun, pair) = (self.warp, self.begun, self.pair);
         let word = self.voice.say(warp, || match warp.load_acquire(pair.control) {
             control::STOP => control::STOP,
@@ -415,14 +415,14 @@ impl<'a, W: ControllerWarp, const FAR: bool> Null<'a, W, FAR> {
         }
     }
 
-    /// Waits until the host wants to go on; gives the end if it comes first.
+    /// Waits until the host sends `RUN`; returns the exit if it comes first.
     #[inline(always)]
     fn rest(&mut self) -> Option<Exit> {
         let (warp, report) = (self.warp, self.pair.report);
         let resting = report.plus(core::mem::offset_of!(Report, resting) as u64);
         warp.once(|| warp.store_release(resting, 1));
         let exit = loop {
-            match self.look() {
+            match self.poll_control() {
                 HostRequest::Stop(exit) => break Some(exit),
                 HostRequest::Rest => warp.pause(),
                 HostRequest::Run => break None,
@@ -433,7 +433,7 @@ impl<'a, W: ControllerWarp, const FAR: bool> Null<'a, W, FAR> {
     }
 
     #[inline(always)]
-    fn tell(&self, exit: u64) {
+    fn write_report(&self, exit: u64) {
         use core::mem::offset_of;
         let (warp, at) = (self.warp, self.pair.report);
         warp.once(|| {

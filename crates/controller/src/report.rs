@@ -1,4 +1,4 @@
-//! Writing down what happened where the host can read it.
+//! Reports to the host, in memory that it reads.
 
 use onehop_proto::GpuAddr;
 use onehop_proto::queue::{Address, Memory};
@@ -6,7 +6,7 @@ use onehop_proto::queue::{Address, Memory};
 use crate::Rule;
 use crate::layout::{KEPT, Report, Violation};
 
-/// How a controller came to its end.
+/// How a controller ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Exit {
@@ -14,12 +14,12 @@ pub enum Exit {
     Stopped = 1,
     /// Its time was up.
     TimedOut = 2,
-    /// The descriptor describes nothing that can be served.
+    /// The descriptor is invalid.
     Refused = 3,
 }
 
 impl Exit {
-    /// The exit of a number in a report; none while it runs.
+    /// The exit with this number in a report; none while it runs.
     #[must_use]
     pub const fn from_code(code: u32) -> Option<Self> {
         Some(match code {
@@ -33,14 +33,14 @@ impl Exit {
 
 const VIOLATIONS: u32 = core::mem::offset_of!(Report, violations) as u32;
 
-/// A violation without a command.
+/// The CID of a violation without a command.
 pub(crate) const NO_COMMAND: u32 = u32::MAX;
 
-/// Writes a violation down, if there is room, and counts it. Any lane may call it.
+/// Records a violation, if there is room, and counts it. Any lane may call it.
 #[inline(always)]
 pub(crate) fn note<M: Memory<Addr = GpuAddr>>(mem: &M, report: GpuAddr, rule: Rule, cid: u32, detail: u64) {
     let count = Address::plus(report, VIOLATIONS);
-    // Held at its end: a driver that does nothing right must not make the count start again.
+    // Saturates: a driver that does nothing right must not make the count wrap.
     let index = mem.fetch_add(count, 1);
     if index == u32::MAX {
         mem.store(count, u32::MAX);

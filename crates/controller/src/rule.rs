@@ -1,4 +1,4 @@
-//! The rules that the controller watches, as numbers that fit into a report.
+//! The rules that the controller checks, numbered for reports.
 
 macro_rules! rules {
     ($($(#[doc = $doc:literal])* $rule:ident $code:literal $name:literal;)*) => {
@@ -19,7 +19,7 @@ macro_rules! rules {
                 match self { $(Rule::$rule => $name,)* }
             }
 
-            /// The rule of a number in a report.
+            /// The rule with this number in a report.
             #[must_use]
             pub const fn from_code(code: u32) -> Option<Self> {
                 match code { $($code => Some(Rule::$rule),)* _ => None }
@@ -31,9 +31,9 @@ macro_rules! rules {
 rules! {
     /// A doorbell was rung with a value outside the queue; detail: the value.
     DoorbellValue 1 "doorbell-value";
-    /// The tail went past the head that the host has been told of; detail: the tail.
+    /// The tail passed the head that was reported to the host; detail: the tail.
     SqOverrun 2 "sq-overrun";
-    /// The head went past the entries that were posted; detail: the head.
+    /// The head passed the entries that were posted; detail: the head.
     CqHeadPastPosted 3 "cq-head-past-posted";
     /// More commands were outstanding than the completion queue can hold; detail: the head.
     CqOverrun 4 "cq-overrun";
@@ -43,7 +43,7 @@ rules! {
     CidReserved 6 "cid-reserved";
     /// An opcode that is not supported; detail: dword 0.
     Opcode 7 "opcode";
-    /// Reserved bits were set; detail: which dword, and above it its value.
+    /// Reserved bits were set; detail: the dword's index, and above it its value.
     ReservedField 8 "reserved-field";
     /// PSDT was not 00b; detail: dword 0.
     Psdt 9 "psdt";
@@ -59,7 +59,7 @@ rules! {
     DmaUnmapped 14 "dma-unmapped";
     /// A transfer that goes past the end of a mapping; detail: the address.
     DmaPastEnd 15 "dma-past-end";
-    /// An entry that is not what was submitted: its seal does not fit (null controller); detail: the seal it has.
+    /// An entry that differs from what was submitted: its seal does not match (null controller); detail: its seal.
     Seal 16 "seal";
 }
 

@@ -1,25 +1,25 @@
-//! The seal by which the null controller knows that an entry is what its driver submitted: a hash of the command in
-//! the field of PRP2, which a controller that moves nothing does not need.
+//! The seal by which the null controller recognises an entry as its driver submitted it: a hash of the command in the
+//! field of PRP2, which a controller that moves nothing does not need.
 //!
-//! Dword 8 holds [`hash`] of dwords 0 to 7 and 10 to 15, with the CID taken out of dword 0, because drivers choose it
-//! when they submit. Dword 9 holds the same, turned by half and salted, so that an entry of one repeated word has no
-//! seal. An entry put together from two commands is found out if any dword but the first differs; one that is stale as
-//! a whole is not, but its CID is the wrong one then, and the driver sees that.
+//! Dword 8 holds [`hash`] of dwords 0 to 7 and 10 to 15. The hash excludes dword 0's CID, because drivers choose it
+//! when they submit. Dword 9 holds the same, rotated by half and salted, so that an entry of one repeated word has no
+//! seal. An entry mixed from two commands is detected if any dword but the first differs. One that is stale as a whole
+//! is not, but its CID is wrong then, and the driver sees that.
 
 use onehop_proto::Sqe;
 use onehop_proto::kernel::WorkItem;
 
 const SALT: u32 = 0x6f6e_6568;
 
-/// A dword's share: multipliers differ and are odd, so that neither a swap nor a shift goes unnoticed.
+/// A dword's share: the factors differ and are odd, so that both swaps and shifts are detected.
 #[inline(always)]
 const fn term(word: u32, factor: u32) -> u32 {
     let product = word.wrapping_add(SALT).wrapping_mul(factor);
     product ^ product >> 15
 }
 
-/// A sum of terms that do not depend on each other: a lane that hashes four entries waits for none of them. Written out,
-/// because a loop over an array would lie in memory on a GPU.
+/// A sum of independent terms: a lane that hashes four entries waits for none of them. Written out, because a loop over
+/// an array would be in memory on a GPU.
 #[inline(always)]
 const fn hash(dw: &[u32; 16]) -> u32 {
     let [a, b, c, d, e, f, g, h, _, _, k, l, m, n, o, p] = *dw;
@@ -34,7 +34,7 @@ const fn hash(dw: &[u32; 16]) -> u32 {
     SALT.wrapping_add(half).wrapping_add(fifth.wrapping_add(sixth).wrapping_add(seventh))
 }
 
-/// PRP2 of an entry as the null controller wants it.
+/// PRP2 of an entry as the null controller expects it.
 #[inline(always)]
 #[must_use]
 pub const fn seal(sqe: &Sqe) -> u64 {
@@ -42,7 +42,7 @@ pub const fn seal(sqe: &Sqe) -> u64 {
     low as u64 | ((low.rotate_left(16) ^ SALT) as u64) << 32
 }
 
-/// Whether an entry is whole.
+/// Whether an entry is intact.
 #[inline(always)]
 #[must_use]
 pub const fn is_sealed(sqe: &Sqe) -> bool {
@@ -50,7 +50,7 @@ pub const fn is_sealed(sqe: &Sqe) -> bool {
 }
 
 /// The same work item with its seal in PRP2: what a driver submits to the null controller. `nsid` is the namespace of
-/// the job that it belongs to.
+/// its job.
 #[inline]
 #[must_use]
 pub const fn sealed(mut work: WorkItem, nsid: u32) -> WorkItem {

@@ -1,4 +1,4 @@
-//! Bus addresses as the controller sees them: only what a table names is there.
+//! Bus addresses as the controller sees them: only those in the table are mapped.
 
 use onehop_proto::GpuAddr;
 use onehop_proto::queue::{Address, Memory};
@@ -6,10 +6,10 @@ use onehop_proto::queue::{Address, Memory};
 use crate::layout::BusMapping;
 use crate::{Rule, layout::Pair};
 
-/// Where `bytes` bytes at a bus address lie.
+/// The memory of `bytes` bytes at a bus address.
 ///
 /// # Errors
-/// The rule that whoever gave the address broke, and the address.
+/// The rule that the address breaks, and the address.
 #[inline]
 pub(crate) fn find<M: Memory<Addr = GpuAddr>>(
     mem: &M,

@@ -1,4 +1,4 @@
-//! What the controller asks of the processor that runs it.
+//! The operations that the controller needs of its CPU or GPU.
 
 use onehop_proto::GpuAddr;
 use onehop_proto::kernel::Lanes;
@@ -8,24 +8,24 @@ use onehop_proto::queue::Memory;
 pub trait Wide: Memory {
     /// Reads four words; orders nothing.
     fn load4(&self, at: Self::Addr) -> [u32; 4];
-    /// Writes four words; orders nothing. Whoever sees the last of them sees the others too.
+    /// Writes four words; orders nothing. A reader that sees the last word sees the others too.
     fn store4(&self, at: Self::Addr, words: [u32; 4]);
 }
 
-/// A fence that is weaker than the queues need, for showing what goes wrong with it.
+/// A fence that is weaker than the queues need, to show what goes wrong with it.
 pub trait Scoped: Memory {
-    /// Like [`Memory::fence`], but only for who runs on the same GPU.
+    /// Like [`Memory::fence`], but only for threads of the same GPU.
     fn fence_gpu(&self);
 }
 
-/// All that the controller needs.
+/// All operations that the controller needs.
 pub trait ControllerWarp: Lanes + Wide + Memory<Addr = GpuAddr> {}
 
 impl<T: Lanes + Wide + Memory<Addr = GpuAddr>> ControllerWarp for T {}
 
-/// One lane's word for all of them: memory that others change must be read by one lane, or lanes could differ.
+/// Broadcasts one lane's word to all. Memory that others change must be read by one lane, or lanes could differ.
 ///
-/// Two local words take turns: a lane that is slow to read the one does not lose it to the next.
+/// Two local words alternate, so that a slow lane still reads the one while the next is written.
 pub(crate) struct Voice {
     at: u32,
     turn: u32,
@@ -37,7 +37,7 @@ impl Voice {
         Self { at, turn: 0 }
     }
 
-    /// What `f` gives on one lane.
+    /// Runs `f` on one lane, and returns its word on all.
     #[inline(always)]
     pub(crate) fn say<W: Lanes>(&mut self, warp: &W, mut f: impl FnMut() -> u32) -> u32 {
         self.turn ^= 1;

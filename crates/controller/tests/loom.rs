@@ -1,5 +1,5 @@
 //! The litmus experiments under loom: every interleaving and every order of memory that the C11 model allows. With
-//! their fence, no execution shows a message that is not whole; without it, or without the reader's acquire, one does.
+//! their fence, no execution shows a message that is incomplete; without it, or without the reader's acquire, one does.
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p onehop-controller --release --test loom --target-dir target/loom`.
 #![cfg(loom)]
 #![allow(missing_docs, clippy::unwrap_used)]
@@ -17,12 +17,13 @@ use onehop_proto::GpuAddr;
 use onehop_proto::kernel::Lanes;
 use onehop_proto::queue::Memory;
 
-/// What the two sides share: messages of four words, the flags, the acknowledgement. Loom's state grows with each.
+/// The memory that the two sides share: messages of four words, the flags, the acknowledgement. Loom's state grows with
+/// each.
 const PAYLOAD: u64 = 0;
 const FLAGS: u64 = 32;
 const TAKEN: u64 = 64;
 const SHARED: u64 = 68;
-/// What a side has for itself: the control word, its tally, its description.
+/// A side's own memory: the control word, its tally, its description.
 const CONTROL: u64 = 128;
 const TALLY: u64 = 160;
 const SETUP: u64 = 192;
@@ -107,7 +108,7 @@ impl Wide for Side {
         std::array::from_fn(|i| self.load(at.plus(4 * i as u64)))
     }
     fn store4(&self, at: GpuAddr, words: [u32; 4]) {
-        // Of a completion only the last word is looked at: the others would only be more for loom to try.
+        // Only the last word of a completion is checked: loom need not try the others.
         let first = if at.0 >= FLAGS { 3 } else { 0 };
         for (i, word) in words.iter().enumerate().skip(first) {
             self.store(at.plus(4 * i as u64), *word);
@@ -146,7 +147,7 @@ impl Lanes for Side {
 
 type Run = fn(&Side, GpuAddr) -> Exit;
 
-/// Tries every execution of an experiment; each has to find nothing but whole messages.
+/// Tries every execution of an experiment; each must see only whole messages.
 fn every_message_is_whole(writer: Run, reader: Run, messages: u32, fence: u32, relaxed: u32) {
     loom::model(move || {
         let setup = Litmus {

@@ -1,4 +1,4 @@
-//! Operations in CUDA's streams: what the program calls. See [`crate::operation`] for what they do.
+//! The API of operations in CUDA streams. See [`crate::operation`] for what they do.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use crate::buffers::registered;
 use crate::driver::{open_for_a_call, place};
 use crate::error::{Code, Failure};
 use crate::files::usable_file;
-use crate::io::{GONE, IoRequest, carry_out};
+use crate::io::{GONE, IoRequest, execute};
 use crate::log::{Level, say};
 use crate::machine::{Machine, StreamGpu, machine};
 use crate::operation::{EnqueuedOperation, Operation, Words};
@@ -19,16 +19,16 @@ use crate::state::{answer, with_state};
 use crate::types::CuFileError;
 
 const ALL_FLAGS: u32 = 15;
-/// Allocations side by side that are looked up for one operation.
+/// Maximum number of adjacent allocations that are looked up for one operation.
 const MOST_NEIGHBOURS: usize = 4096;
 /// CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
 const CAPTURING: i32 = 900;
 
-/// See [`crate::driver::cuFileStreamRegister`]. What its operations need is made now, where it can be: the driver may have to
-/// wait for streams when it loads a kernel.
+/// See [`crate::driver::cuFileStreamRegister`]. The stream's resources are created now if possible: the driver may have
+/// to wait for streams when it loads a kernel.
 ///
 /// # Safety
-/// The stream is one.
+/// The stream is valid.
 pub unsafe fn register(stream: *mut c_void, flags: u32) -> CuFileError {
     answer("cuFileStreamRegister", || {
         if flags > ALL_FLAGS {
@@ -56,11 +56,11 @@ pub fn deregister(stream: *mut c_void) -> CuFileError {
     })
 }
 
-/// Reads bytes of a file into memory when a stream comes to this point.
+/// Reads bytes of a file into memory when a stream reaches this point.
 ///
 /// # Safety
-/// The words and the memory stay until the stream has passed the operation; the stream is one.
-// SAFETY: the name is cuFile's, for which this library stands in; as below.
+/// The words and the memory stay valid until the stream has passed the operation; the stream is valid.
+// SAFETY: the name is cuFile's, which this library replaces; as below.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileReadAsync(
     handle: *mut c_void,
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn cuFileReadAsync(
     answer("cuFileReadAsync", || unsafe { enqueue(handle, base as usize, false, words, stream) })
 }
 
-/// Writes bytes of memory to a file when a stream comes to this point.
+/// Writes bytes of memory to a file when a stream reaches this point.
 ///
 /// # Safety
 /// As for [`cuFileReadAsync`].
@@ -118,11 +118,11 @@ unsafe fn enqueue(
     let early = unsafe { words.read() };
     let flags = with_state(|state| state.streams.get(&(stream as usize)).copied()).unwrap_or(0);
     if !machine.has_cuda() {
-        // Without CUDA there are no streams, and the operation's turn has come.
+        // Without CUDA there are no streams, so the operation runs now.
         let request =
             IoRequest { base, bytes: early.0, file_offset: early.1, buffer_offset: early.2, writes };
         // SAFETY: the caller's promise.
-        let moved = unsafe { carry_out(&file, request) };
+        let moved = unsafe { execute(&file, request) };
         // SAFETY: as above.
         unsafe { words.finish(moved) };
         let end = (early.1 as u64).saturating_add(moved.unwrap_or(0) as u64);
@@ -152,16 +152,16 @@ unsafe fn enqueue(
     answer
 }
 
-/// All that operations need, made before a stream waits for it.
+/// Creates everything that operations need, before a stream waits for it.
 fn ready(machine: &'static Machine, ordinal: u32, context: usize) -> Result<Arc<StreamGpu>, Failure> {
     machine.engine()?;
     machine.stream_executor.start()?;
     machine.stream_gpu(ordinal, context)
 }
 
-/// The GPU memory around a pointer that an operation may touch, if kernels of the stream's context reach it. It is checked
-/// again when the stream comes to the operation, without a call of CUDA's: a kernel that touches anything else would end the
-/// context.
+/// The GPU memory around a pointer that an operation may access, if kernels of the stream's context reach it. It is
+/// checked again when the stream reaches the operation, without calling CUDA: a kernel that accesses anything else
+/// would destroy the context.
 fn allowed(
     gpu: &StreamGpu,
     pointer: &Pointer,
@@ -180,7 +180,7 @@ fn allowed(
         let is_there = |at: usize| matches!(gpu.gpu.pointer(GpuAddr(at as u64)), Ok(Some(_)));
         return Ok(base..if wanted > base && is_there(wanted - 1) { wanted } else { base });
     };
-    // A program may map several allocations side by side, as PyTorch's expandable segments do.
+    // A program may map several adjacent allocations, as PyTorch's expandable segments do.
     let (start, mut end) = (first.start as usize, first.end as usize);
     for _ in 0..MOST_NEIGHBOURS {
         if end >= wanted {

@@ -1,4 +1,4 @@
-//! Batches: operations that are submitted together, and asked about later.
+//! Batches: operations that are submitted together and polled later.
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::driver::{open_for_a_call, place};
 use crate::error::{Code, Failure};
 use crate::files::{RegisteredFile, usable_file};
-use crate::io::{IoRequest, carry_out};
+use crate::io::{IoRequest, execute};
 use crate::log::{Level, say};
 use crate::machine::machine;
 use crate::parameters::SizeParameter;
@@ -20,11 +20,11 @@ use crate::types::{CuFileError, IoEvent, IoParameters};
 const BATCH_MODE: c_int = 1;
 const READ: c_int = 0;
 const WRITE: c_int = 1;
-/// What became of an operation.
+/// An operation's status.
 const CANCELED: c_int = 8;
 const COMPLETE: c_int = 16;
 const FAILED: c_int = 64;
-/// How long a batch is waited for where the caller names no time: longer than any operation takes.
+/// How long a batch is waited for if the caller gives no time limit: longer than any operation takes.
 const LONGEST: Duration = Duration::from_secs(600);
 
 /// A batch.
@@ -36,9 +36,9 @@ struct Batch {
 
 #[derive(Default)]
 struct BatchState {
-    /// Operations that no thread has begun.
+    /// Operations that no thread has started.
     waiting: VecDeque<Operation>,
-    /// Operations that a thread carries out.
+    /// Operations that a thread is executing.
     running: usize,
     done: VecDeque<Done>,
 }
@@ -56,7 +56,7 @@ struct Done {
 }
 
 impl BatchState {
-    /// Operations of which the program has not been told.
+    /// Operations that were not yet reported to the program.
     fn left(&self) -> usize {
         self.waiting.len() + self.running + self.done.len()
     }
@@ -67,14 +67,14 @@ impl Batch {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Carries out one operation, if there is one left.
+    /// Executes one operation, if one is left.
     fn work(&self) {
         let mut state = self.state();
         let Some(Operation { file, request, cookie }) = state.waiting.pop_front() else { return };
         state.running += 1;
         drop(state);
         // SAFETY: the program keeps the memory until the operation is reported, or the batch is destroyed.
-        let moved = run("an operation of a batch", || unsafe { carry_out(&file, request) });
+        let moved = run("an operation of a batch", || unsafe { execute(&file, request) });
         let (status, result) = match moved {
             Ok(bytes) => (COMPLETE, bytes as isize),
             Err(failure) => (FAILED, -(failure.number() as isize)),
@@ -94,7 +94,7 @@ impl Batch {
         self.changed.notify_all();
     }
 
-    /// Waits until there is an answer, and at most so long.
+    /// Waits at most `limit` for an answer.
     fn wait(&self, limit: Duration, is_enough: impl Fn(&BatchState) -> bool) -> MutexGuard<'_, BatchState> {
         let end = Instant::now() + limit;
         let mut state = self.state();
@@ -112,11 +112,11 @@ fn batch(handle: *mut c_void) -> Result<Arc<Batch>, Failure> {
     get(handle).ok_or_else(|| Code::InvalidValue.into())
 }
 
-/// Makes a batch for so many operations.
+/// Makes a batch for this many operations.
 ///
 /// # Safety
-/// `out` is null or a place for a handle.
-// SAFETY: the name is cuFile's, for which this library stands in; as all below.
+/// `out` is null or valid for a handle.
+// SAFETY: the name is cuFile's, which this library replaces; as all below.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileBatchIOSetUp(out: *mut *mut c_void, most: u32) -> CuFileError {
     let answer = answer("cuFileBatchIOSetUp", || {
@@ -135,10 +135,10 @@ pub unsafe extern "C" fn cuFileBatchIOSetUp(out: *mut *mut c_void, most: u32) ->
     answer
 }
 
-/// Begins operations. With an error none is begun.
+/// Submits operations. On error none is submitted.
 ///
 /// # Safety
-/// `operations` is null or so many descriptions. The memory of each stays valid until its operation is reported.
+/// `operations` is null or an array of this length. The memory of each stays valid until its operation is reported.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileBatchIOSubmit(
@@ -193,7 +193,7 @@ fn operation(parameters: &IoParameters) -> Result<Operation, Failure> {
 /// Waits until this many operations have ended, the time is over, or none is left. Reports each ended operation once.
 ///
 /// # Safety
-/// `count` is null or says for how many events there is room; `limit` is null or a time.
+/// `count` is null or holds the number of events that fit; `limit` is null or a time.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileBatchIOGetStatus(
@@ -220,7 +220,7 @@ pub unsafe extern "C" fn cuFileBatchIOGetStatus(
         let told = state.done.len().min(room);
         for (index, Done { cookie, status, result }) in state.done.drain(..told).enumerate() {
             let event = IoEvent { cookie: cookie as *mut c_void, status, result: result as usize };
-            // SAFETY: the caller's promise: there is room for as many.
+            // SAFETY: the caller's promise: there is room for them.
             unsafe { events.add(index).write(event) };
         }
         // SAFETY: the caller's promise.
@@ -229,14 +229,14 @@ pub unsafe extern "C" fn cuFileBatchIOGetStatus(
     })
 }
 
-/// A time that makes sense; programs are known to pass others.
+/// A valid time; programs are known to pass invalid ones.
 fn duration(time: libc::timespec) -> Option<Duration> {
     let seconds = u64::try_from(time.tv_sec).ok()?;
     let nanos = u32::try_from(time.tv_nsec).ok().filter(|nanos| *nanos < 1_000_000_000)?;
     Some(Duration::new(seconds, nanos))
 }
 
-/// Cancels the operations that have not begun. Each is reported as such.
+/// Cancels the operations that have not started. Each is reported as cancelled.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileBatchIOCancel(handle: *mut c_void) -> CuFileError {
     let answer = answer("cuFileBatchIOCancel", || {
@@ -247,7 +247,7 @@ pub extern "C" fn cuFileBatchIOCancel(handle: *mut c_void) -> CuFileError {
     answer
 }
 
-/// Ends a batch: what has not begun is cancelled, what has is waited for.
+/// Destroys a batch: cancels what has not started, and waits for the rest.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileBatchIODestroy(handle: *mut c_void) {
     let destroyed = run("cuFileBatchIODestroy", || {
@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_that_make_no_sense_are_none() {
+    fn invalid_times_are_none() {
         let time = |tv_sec, tv_nsec| duration(libc::timespec { tv_sec, tv_nsec });
         assert_eq!(time(1, 5), Some(Duration::new(1, 5)));
         assert_eq!(time(0, 0), Some(Duration::ZERO));

@@ -1,4 +1,4 @@
-//! Registered memory. Nothing is gained by registering it here: what is known of it is checked against calls.
+//! Registered memory. Registration gains nothing here; it serves to check calls.
 
 use std::ffi::{c_int, c_void};
 
@@ -30,18 +30,18 @@ pub extern "C" fn cuFileBufRegister(base: *const c_void, bytes: usize, _flags: c
             return Err(Code::MemoryAlreadyRegistered.into());
         }
         match machine().pointer(at)? {
-            // One allocation may consist of several, as PyTorch's expandable segments do.
+            // One range may consist of several allocations, as PyTorch's expandable segments do.
             Some(first) if machine().pointer(last)?.is_none_or(|end| end.ordinal != first.ordinal) => {
                 return Err(Code::InvalidPointerRange.into());
             }
-            // The first read need not wait for it then; what is wrong with it, that read says.
+            // The first read then need not wait for it, and reports any error.
             Some(first) => drop(machine().destination(first, at)),
             None if is_mapped(at) && is_mapped(last) => {}
             None => return Err(Code::InvalidPointer.into()),
         }
         with_state(|state| match state.buffers.insert(at, RegisteredBuffer { bytes }) {
             None => Ok(()),
-            // Another thread was at it, too.
+            // Another thread registered it meanwhile.
             Some(_) => Err(Code::MemoryAlreadyRegistered.into()),
         })
     });
@@ -49,7 +49,7 @@ pub extern "C" fn cuFileBufRegister(base: *const c_void, bytes: usize, _flags: c
     answer
 }
 
-/// Forgets registered memory.
+/// Deregisters memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileBufDeregister(base: *const c_void) -> CuFileError {
     let answer = answer("cuFileBufDeregister", || {
@@ -64,11 +64,11 @@ pub extern "C" fn cuFileBufDeregister(base: *const c_void) -> CuFileError {
 fn is_mapped(at: usize) -> bool {
     let (page, mut there) = (onehop_os::page_cache::page_size(), 0_u8);
     let start = (at / page * page) as *mut c_void;
-    // SAFETY: the kernel looks the page up and touches nothing of it; there is a byte for the one page.
+    // SAFETY: the kernel looks the page up without accessing it; there is a byte for the one page.
     unsafe { libc::mincore(start, page, (&raw mut there).cast()) == 0 }
 }
 
-/// How many bytes are registered at an address.
+/// The number of bytes registered at an address.
 pub fn registered(base: usize) -> Option<usize> {
     with_state(|state| state.buffers.get(&base).map(|registered| registered.bytes))
 }

@@ -1,16 +1,16 @@
-//! What a program's environment says: cufile.json and variables.
+//! A program's configuration: cufile.json and environment variables.
 
 use serde_json::Value;
 
 use crate::log::{Level, say};
 use crate::parameters::{Bool, Parameters, SizeParameter};
 
-/// Where the configuration lies, unless `CUFILE_ENV_PATH_JSON` names it.
+/// The configuration file, unless `CUFILE_ENV_PATH_JSON` names another.
 const USUAL: &str = "/etc/cufile.json";
-/// More is no configuration.
+/// Larger files are not read.
 const LONGEST: u64 = 1 << 20;
 
-/// Numbers of the configuration that are kept.
+/// Numbers of the configuration that are used.
 const SIZES: [(&str, SizeParameter); 11] = [
     ("/profile/cufile_stats", SizeParameter::Stats),
     ("/execution/max_io_queue_depth", SizeParameter::QueueDepth),
@@ -30,7 +30,7 @@ const BOOLS: [(&str, Bool); 3] = [
     ("/properties/force_compat_mode", Bool::ForceCompat),
 ];
 
-/// The parameters that a process begins with.
+/// A process's initial parameters.
 pub fn read() -> Parameters {
     let mut parameters = Parameters::default();
     let named = std::env::var_os("CUFILE_ENV_PATH_JSON").filter(|path| !path.is_empty());
@@ -57,7 +57,7 @@ fn load(path: &std::path::Path) -> Result<Value, String> {
     serde_json::from_str(&without_comments(&text)).map_err(|error| error.to_string())
 }
 
-/// The text without what stands behind `//`, which JSON does not have and this file does.
+/// The text without `//` comments, which JSON does not have but this file does.
 fn without_comments(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for line in text.lines() {
@@ -101,14 +101,14 @@ fn apply(config: &Value, parameters: &mut Parameters) {
         for key in values.as_object().into_iter().flatten().map(|(key, _)| key) {
             let name = format!("/{section}/{key}");
             if !known(&name) {
-                say(Level::Info, &format!("cufile.json: {name} means nothing to onehop"));
+                say(Level::Info, &format!("cufile.json: {name} has no effect in onehop"));
             }
         }
     }
 }
 
-/// The version of nvidia-fs that programs are told: none is used, and `ONEHOP_CUFILE_NVFS=2.17` says otherwise for programs
-/// that ask for one.
+/// The version of nvidia-fs that is reported to programs: none is used, but `ONEHOP_CUFILE_NVFS=2.17` reports one to
+/// programs that require it.
 pub fn nvfs_version() -> (u32, u32) {
     let text = std::env::var("ONEHOP_CUFILE_NVFS").unwrap_or_default();
     let (major, minor) = text.split_once('.').unwrap_or((&text, "0"));

@@ -1,4 +1,4 @@
-//! The driver's calls: opened, closed, asked about, set up.
+//! The driver's calls: open, close, properties, settings.
 
 use std::ffi::{c_char, c_int, c_long, c_void};
 
@@ -12,7 +12,7 @@ use crate::report;
 use crate::state::{State, answer, run, with_state};
 use crate::types::{CuFileError, DriverProperties};
 
-/// The version whose structures these are: 1000 for each major one, 10 for each minor one.
+/// The version of these structures: 1000 per major version, 10 per minor version.
 const VERSION: c_int = 1170;
 /// Features: dynamic routing, batches, streams, parallel I/O.
 const FEATURES: u32 = 0b1111;
@@ -28,9 +28,9 @@ pub fn open_for_a_call() {
     }
 }
 
-/// Opens the driver; as often as it is opened it is to be closed.
+/// Opens the driver; each open needs a close.
 #[unsafe(no_mangle)]
-// SAFETY: the name is cuFile's, for which this library stands in; as all below.
+// SAFETY: the name is cuFile's, which this library replaces; as all below.
 pub extern "C" fn cuFileDriverOpen() -> CuFileError {
     answer("cuFileDriverOpen", || {
         with_state(|state| state.opens += 1);
@@ -67,10 +67,10 @@ pub extern "C" fn cuFileUseCount() -> c_long {
     run("cuFileUseCount", || Ok(with_state(|state| state.opens as c_long))).unwrap_or(0)
 }
 
-/// What the driver is.
+/// Returns the driver's properties.
 ///
 /// # Safety
-/// `out` is null or a place for the properties.
+/// `out` is null or valid for the properties.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileDriverGetProperties(out: *mut DriverProperties) -> CuFileError {
@@ -105,7 +105,7 @@ fn properties(state: &State) -> DriverProperties {
     }
 }
 
-/// A place for an answer.
+/// A pointer for an answer.
 pub fn place<T>(at: *mut T) -> Result<*mut T, Failure> {
     if at.is_null() || !at.is_aligned() { Err(Code::InvalidValue.into()) } else { Ok(at) }
 }
@@ -118,7 +118,7 @@ fn set(call: &str, which: SizeParameter, kb: usize) -> CuFileError {
     })
 }
 
-/// Sets whether completions are polled for. It is kept, and changes nothing.
+/// Sets whether completions are polled for. Stored, without effect.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileDriverSetPollMode(poll: u8, threshold_kb: usize) -> CuFileError {
     let set = set("cuFileDriverSetPollMode", SizeParameter::PollThreshold, threshold_kb);
@@ -128,19 +128,19 @@ pub extern "C" fn cuFileDriverSetPollMode(poll: u8, threshold_kb: usize) -> CuFi
     set
 }
 
-/// Sets the size of a direct transfer. It is kept, and changes nothing.
+/// Sets the size of a direct transfer. Stored, without effect.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileDriverSetMaxDirectIOSize(kb: usize) -> CuFileError {
     set("cuFileDriverSetMaxDirectIOSize", SizeParameter::MaxDirectIo, kb)
 }
 
-/// Sets the size of the cache. It is kept, and changes nothing.
+/// Sets the size of the cache. Stored, without effect.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileDriverSetMaxCacheSize(kb: usize) -> CuFileError {
     set("cuFileDriverSetMaxCacheSize", SizeParameter::MaxCache, kb)
 }
 
-/// Sets how much GPU memory may be pinned. It is kept, and changes nothing.
+/// Sets how much GPU memory may be pinned. Stored, without effect.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileDriverSetMaxPinnedMemSize(kb: usize) -> CuFileError {
     set("cuFileDriverSetMaxPinnedMemSize", SizeParameter::MaxPinned, kb)
@@ -149,7 +149,7 @@ pub extern "C" fn cuFileDriverSetMaxPinnedMemSize(kb: usize) -> CuFileError {
 /// The version of the API.
 ///
 /// # Safety
-/// `out` is null or a place for a number.
+/// `out` is null or valid for a number.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileGetVersion(out: *mut c_int) -> CuFileError {
@@ -163,7 +163,7 @@ pub unsafe extern "C" fn cuFileGetVersion(out: *mut c_int) -> CuFileError {
 /// Whether transfers between devices are used: they are not.
 ///
 /// # Safety
-/// `out` is null or a place for a number.
+/// `out` is null or valid for a number.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileDriverGetP2PFlags(_which: c_int, out: *mut c_int) -> CuFileError {
@@ -188,10 +188,10 @@ pub extern "C" fn cuFileExportPCIeTopology(_path: *const c_char) -> CuFileError 
     answer("cuFileExportPCIeTopology", || Err(Code::PlatformNotSupported.into()))
 }
 
-/// The bytes of a GPU's BAR 1, in KiB.
+/// The size of a GPU's BAR 1 in KiB.
 ///
 /// # Safety
-/// `out` is null or a place for a size.
+/// `out` is null or valid for a size.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileGetBARSizeInKB(gpu: c_int, out: *mut usize) -> CuFileError {
@@ -206,7 +206,7 @@ pub unsafe extern "C" fn cuFileGetBARSizeInKB(gpu: c_int, out: *mut usize) -> Cu
     })
 }
 
-/// As NVIDIA's management library has it; else as sysfs has it.
+/// As NVIDIA's management library reports it; otherwise as sysfs does.
 fn bar_bytes(pci: &str) -> Option<u64> {
     if let Ok(bytes) = Nvml::load().and_then(|nvml| nvml.bar_bytes(pci)) {
         return Some(bytes);
@@ -215,8 +215,8 @@ fn bar_bytes(pci: &str) -> Option<u64> {
     second_bar(&std::fs::read_to_string(place).ok()?)
 }
 
-/// The bytes of the second of a device's ranges of memory, as sysfs lists them: the six first lines are BARs, and one of 64 bits
-/// leaves the next line empty.
+/// The size of a device's second memory range, as sysfs lists it: the first six lines are BARs, and a 64-bit one leaves
+/// the next line empty.
 fn second_bar(listed: &str) -> Option<u64> {
     let number = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();
     let bytes = |line: &str| {
@@ -227,10 +227,10 @@ fn second_bar(listed: &str) -> Option<u64> {
     listed.lines().take(6).filter_map(bytes).nth(1)
 }
 
-/// Registers a stream. Operations need not be in a registered one; the flags say what of them is fixed.
+/// Registers a stream. Operations may also use other streams; the flags say which of their words are fixed.
 ///
 /// # Safety
-/// The stream is one that has not been destroyed, or one of CUDA's numbers for its default streams.
+/// The stream has not been destroyed, or is one of CUDA's numbers for default streams.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileStreamRegister(stream: *mut c_void, flags: u32) -> CuFileError {
@@ -238,7 +238,7 @@ pub unsafe extern "C" fn cuFileStreamRegister(stream: *mut c_void, flags: u32) -
     unsafe { crate::async_io::register(stream, flags) }
 }
 
-/// Forgets a stream.
+/// Deregisters a stream.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileStreamDeregister(stream: *mut c_void) -> CuFileError {
     crate::async_io::deregister(stream)

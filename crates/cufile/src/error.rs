@@ -6,7 +6,7 @@ use onehop_load::engine::calls::CallError;
 
 use crate::types::CuFileError;
 
-/// cuFile's own error numbers, as far as they are used here.
+/// The cuFile error numbers that are used here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(i32)]
 #[allow(missing_docs, reason = "the names are the API's")]
@@ -36,11 +36,11 @@ pub enum Code {
 /// Why a call failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failure {
-    /// cuFile's reason.
+    /// A cuFile error.
     Code(Code),
-    /// CUDA's: its error number, or 0 where it gave none.
+    /// A CUDA error number, or 0 if unknown.
     Cuda(i32),
-    /// The system's: what it leaves in `errno`.
+    /// A system error: the value of `errno`.
     System(i32),
 }
 
@@ -90,7 +90,7 @@ impl From<CallError> for Failure {
 }
 
 impl Failure {
-    /// The number that `errno` gets, and that asynchronous calls report negated.
+    /// The value for `errno`, which asynchronous calls report negated.
     #[must_use]
     pub fn number(self) -> i32 {
         match self {
@@ -100,7 +100,7 @@ impl Failure {
         }
     }
 
-    /// What functions return that answer with a structure.
+    /// The structure that API functions return.
     pub(crate) fn answer(self) -> CuFileError {
         match self {
             Self::Code(code) => CuFileError { err: code as i32, cuda: 0 },

@@ -1,4 +1,4 @@
-//! Threads that carry out what no thread of the program waits for: batches and operations in streams.
+//! Threads that execute batches and operations in streams, which no thread of the program waits in.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,7 +7,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use crate::error::{Code, Failure};
 use crate::log::{Level, say};
 
-/// As many operations are under way at most: enough to keep the engine busy.
+/// Maximum number of operations in progress: enough to keep the engine busy.
 const MOST: usize = 16;
 
 type Task = Box<dyn FnOnce() + Send>;
@@ -34,7 +34,7 @@ impl Executor {
     /// Starts a thread, if there is none.
     ///
     /// # Errors
-    /// When none can be started.
+    /// When it cannot be started.
     pub fn start(&'static self) -> Result<(), Failure> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.started == 0 {
@@ -48,8 +48,8 @@ impl Executor {
         state.started += usize::from(started.is_ok());
     }
 
-    /// Has a task carried out, as soon as a thread is free; there is one since [`Self::start`]. Tasks begin in the order in
-    /// which they come.
+    /// Queues a task for the next free thread, which [`Self::start`] has started. Tasks start in the order of
+    /// submission.
     pub fn submit(&'static self, task: impl FnOnce() + Send + 'static) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.idle <= state.tasks.len() && state.started < MOST {

@@ -24,20 +24,20 @@ pub struct RegisteredFile {
     pub file: Arc<CallFile>,
     pub reads: bool,
     pub writes: bool,
-    /// The descriptor that it was registered by, which the program may close before it is deregistered.
+    /// The descriptor at registration, which the program may close before it deregisters the file.
     fd: c_int,
-    /// Whether an operation in a stream did not move all of its bytes, and no call has said so yet.
+    /// Whether an operation in a stream moved fewer bytes than requested, and no call has reported it yet.
     has_failed: AtomicBool,
 }
 
 impl RegisteredFile {
-    /// Whether there is nothing in the file from here on.
+    /// Whether the file ends at or before this offset.
     pub fn ends_before(&self, at: u64) -> bool {
         matches!(self.file.within(at, 1), Ok(0))
     }
 
-    /// Logs an operation in a stream that did not move all of its bytes, and has the next call fail: programs are known not to
-    /// look at the result. A read that the file's end cut short is none: programs round sizes up.
+    /// Logs an operation in a stream that moved fewer bytes than requested, and makes the next call fail: programs are
+    /// known to ignore the result. A read cut short by the file's end is not an error: programs round sizes up.
     pub fn report_outcome(&self, moved: Result<usize, Failure>, wanted: usize, is_at_end: bool) {
         let what = match moved {
             Ok(bytes) if bytes == wanted => return,
@@ -59,8 +59,8 @@ impl RegisteredFile {
 /// Registers a file by a descriptor.
 ///
 /// # Safety
-/// `out` is null or a place for a handle, `description` null or a description.
-// SAFETY: the name is cuFile's, for which this library stands in; as all below.
+/// `out` is null or valid for a handle, `description` null or a description.
+// SAFETY: the name is cuFile's, which this library replaces; as all below.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileHandleRegister(
     out: *mut *mut c_void,
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn cuFileHandleRegister(
         if kind != OPAQUE_FD {
             return Err(Code::IoNotSupported.into());
         }
-        // SAFETY: all bits of the place are a number, and the caller has filled in the description.
+        // SAFETY: any bits are a valid number, and the caller has filled in the description.
         let fd = unsafe { handle.fd };
         let handle = register(fd)?;
         // SAFETY: the caller's promise.
@@ -91,7 +91,7 @@ fn register(fd: c_int) -> Result<usize, Failure> {
     if fd < 0 {
         return Err(Code::InvalidValue.into());
     }
-    // SAFETY: the descriptor is borrowed for this call alone; where it is none, the calls below say so.
+    // SAFETY: the descriptor is borrowed for this call alone; if it is invalid, the calls below fail.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     let stat = fstat(borrowed).map_err(|_| Code::InvalidValue)?;
     match FileType::from_raw_mode(stat.st_mode) {
@@ -113,7 +113,7 @@ fn register(fd: c_int) -> Result<usize, Failure> {
     open_for_a_call();
     with_state(|state| {
         let (device, inode) = (stat.st_dev, stat.st_ino);
-        // A number whose file was closed, and that names another one by now, is free.
+        // A descriptor whose file was closed, and that now names another, is free.
         if state.files.get(&fd).is_some_and(|known| (known.0, known.1) == (device, inode)) {
             return Err(Code::HandleAlreadyRegistered.into());
         }
@@ -124,7 +124,7 @@ fn register(fd: c_int) -> Result<usize, Failure> {
     })
 }
 
-/// Forgets a registered file. Calls under way go on.
+/// Deregisters a file. Calls in progress continue.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileHandleDeregister(handle: *mut c_void) {
     let removed = run("cuFileHandleDeregister", || {
@@ -148,8 +148,8 @@ pub fn file(handle: *mut c_void) -> Result<Arc<RegisteredFile>, Failure> {
     get(handle).ok_or_else(|| Code::HandleNotRegistered.into())
 }
 
-/// The file of a handle, for a call that moves bytes. Once after an operation in a stream that did not move all of its bytes
-/// there is an error instead.
+/// The file of a handle, for a call that moves bytes. Once after an operation in a stream that moved fewer bytes than
+/// requested, returns an error instead.
 pub fn usable_file(handle: *mut c_void) -> Result<Arc<RegisteredFile>, Failure> {
     let file = file(handle)?;
     if file.has_failed.swap(false, Ordering::AcqRel) {
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_short_read_that_the_end_explains_is_let_pass() {
+    fn only_short_reads_at_the_end_are_accepted() {
         let own = File::open("/proc/self/exe").unwrap();
         let bytes = own.metadata().unwrap().len();
         let file = RegisteredFile {

@@ -15,13 +15,13 @@ use crate::machine::machine;
 use crate::state::run;
 use crate::stats::{self, MemorySide, Moved};
 
-/// What one call of the kernel moves at most.
+/// The most that one system call moves.
 const MOST: usize = 1 << 30;
 
 /// CUDA_ERROR_INVALID_CONTEXT, _INVALID_HANDLE and _CONTEXT_IS_DESTROYED: the program has destroyed its context.
 pub const GONE: [i32; 3] = [201, 400, 709];
 
-/// What a call is to move.
+/// A call's request.
 #[derive(Clone, Copy, Debug)]
 pub struct IoRequest {
     pub base: usize,
@@ -31,11 +31,11 @@ pub struct IoRequest {
     pub writes: bool,
 }
 
-/// Reads bytes of a file into memory. Gives how many there were; -1 with the reason in `errno`.
+/// Reads bytes of a file into memory. Returns their number, or -1 with the reason in `errno`.
 ///
 /// # Safety
 /// The memory is the caller's: GPU memory, which is not freed before the call returns, or host memory.
-// SAFETY: the name is cuFile's, for which this library stands in; as below.
+// SAFETY: the name is cuFile's, which this library replaces; as below.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileRead(
     handle: *mut c_void,
@@ -73,7 +73,7 @@ unsafe fn by_call(call: &str, handle: *mut c_void, request: IoRequest) -> isize 
     let moved = run(call, || {
         let file = usable_file(handle)?;
         // SAFETY: the caller's promise.
-        unsafe { carry_out(&file, request) }
+        unsafe { execute(&file, request) }
     });
     match moved {
         Ok(moved) => moved as isize,
@@ -89,7 +89,7 @@ fn set_errno(number: c_int) {
     unsafe { *libc::__errno_location() = number };
 }
 
-/// What is to be moved: bytes of this memory, at this place of the file.
+/// A checked request: bytes of this memory, at this offset of the file.
 #[derive(Clone, Copy, Debug)]
 pub struct Checked {
     pub memory: usize,
@@ -97,7 +97,7 @@ pub struct Checked {
     pub bytes: usize,
 }
 
-/// Checks a request, as far as that takes no call of CUDA's.
+/// Checks a request, as far as possible without calling CUDA.
 pub fn check(file: &RegisteredFile, request: &IoRequest) -> Result<Checked, Failure> {
     let IoRequest { base, bytes, file_offset, buffer_offset, writes } = *request;
     let at = u64::try_from(file_offset).map_err(|_| Code::InvalidValue)?;
@@ -116,7 +116,7 @@ pub fn check(file: &RegisteredFile, request: &IoRequest) -> Result<Checked, Fail
 ///
 /// # Safety
 /// As for [`cuFileRead`].
-pub unsafe fn carry_out(file: &Arc<RegisteredFile>, request: IoRequest) -> Result<usize, Failure> {
+pub unsafe fn execute(file: &Arc<RegisteredFile>, request: IoRequest) -> Result<usize, Failure> {
     let begun = Instant::now();
     let busy = stats::busy();
     // SAFETY: the caller's promise.
@@ -166,7 +166,7 @@ unsafe fn transfer(file: &Arc<RegisteredFile>, request: IoRequest) -> Result<(us
     Ok((moved?, MemorySide::Gpu(pointer.ordinal)))
 }
 
-/// Moves bytes of host memory, which the kernel checks: an address that is no memory is an error.
+/// Moves bytes of host memory. The kernel checks the address.
 ///
 /// # Safety
 /// The memory is the caller's.
@@ -178,7 +178,7 @@ pub unsafe fn by_host(
     writes: bool,
 ) -> Result<usize, Failure> {
     let fd = file.file.for_host(memory, at, bytes, writes).as_raw_fd();
-    // Behind the file's end O_DIRECT would be asked for less than a block.
+    // Past the file's end, O_DIRECT would be asked for less than a block.
     let wanted = if writes { bytes } else { file.file.within(at, bytes)? };
     let mut done = 0;
     while done < wanted {
@@ -199,7 +199,7 @@ pub unsafe fn by_host(
                 let error = std::io::Error::last_os_error();
                 match error.kind() {
                     std::io::ErrorKind::Interrupted => {}
-                    // What was written before the disk was full is reported.
+                    // Bytes written before the disk was full are reported.
                     _ if writes && done > 0 => break,
                     _ => return Err(error.into()),
                 }

@@ -1,8 +1,8 @@
 //! libcufile.so.0: what `include/onehop/cufile.h` declares, over the loader's engine.
 //!
-//! Programs that were written for NVIDIA's cuFile find this library in its place. Structures, pointers and handles come from C;
-//! each is looked at once, in the modules that export functions, and what is below has none of them but addresses of GPU
-//! memory, which the program vouches for.
+//! Programs written for NVIDIA's cuFile find this library in its place. Structures, pointers and handles come from C.
+//! The modules that export functions check each once. Below them there are only addresses of GPU memory, which the
+//! program vouches for.
 
 mod async_io;
 mod batch;

@@ -1,20 +1,20 @@
-//! What the library says, by the variables that the original reads.
+//! The library's log, controlled by the variables of the original.
 
 use std::fs::File;
 use std::io::Write;
 
-/// How much is said, by `CUFILE_LOGGING_LEVEL` or the configuration.
+/// The log level, by `CUFILE_LOGGING_LEVEL` or the configuration.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Level {
-    /// What failed in a way that nobody else reports.
+    /// Failures that are not reported elsewhere.
     Error,
-    /// What differs from what was asked for.
+    /// Deviations from what was requested.
     Warning,
-    /// All else.
+    /// Everything else.
     Info,
 }
 
-/// How much is said by a level of this name.
+/// The level of this name.
 pub fn level_of(name: &str) -> Option<Level> {
     match name.to_ascii_uppercase().as_str() {
         "FATAL" | "CRITICAL" | "ERROR" => Some(Level::Error),
@@ -24,7 +24,7 @@ pub fn level_of(name: &str) -> Option<Level> {
     }
 }
 
-/// Says something, to `CUFILE_LOGFILE_PATH` or stderr.
+/// Writes a message to `CUFILE_LOGFILE_PATH` or stderr.
 pub fn say(level: Level, what: &str) {
     let most = std::env::var("CUFILE_LOGGING_LEVEL").ok().and_then(|name| level_of(&name));
     if level > most.unwrap_or(Level::Error) {
@@ -38,7 +38,7 @@ pub fn say(level: Level, what: &str) {
     let line = format!("onehop cufile[{}] {word}: {what}\n", std::process::id());
     let path = std::env::var_os("CUFILE_LOGFILE_PATH").filter(|path| !path.is_empty());
     let file = path.and_then(|path| File::options().append(true).create(true).open(path).ok());
-    // Not eprintln: it would panic where stderr is closed.
+    // Not eprintln: it would panic if stderr is closed.
     let _ = match file {
         Some(mut file) => file.write_all(line.as_bytes()),
         None => onehop_os::write_to_stderr(line.as_bytes()),

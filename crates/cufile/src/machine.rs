@@ -1,4 +1,4 @@
-//! The GPUs of this process, the engine that serves them, and the threads that carry out what nobody waits for.
+//! The GPUs of this process, the engine that serves them, and the threads for batches and streams.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -14,7 +14,7 @@ use crate::log::{Level, say};
 use crate::slots::{PATIENCE, SlotPool};
 use crate::state::run;
 
-/// A machine, and the process that it is of.
+/// A machine, and its process.
 type Own = Option<(u32, &'static Machine)>;
 
 static MACHINE: Mutex<Own> = Mutex::new(None);
@@ -31,12 +31,12 @@ pub struct Machine {
     pub stream_executor: Executor,
 }
 
-/// A GPU that the program has memory of, or streams.
+/// A GPU on which the program has memory or streams.
 struct OpenGpu {
     gpu: CudaGpu,
     target: Mutex<Option<Target>>,
     streams: Mutex<Streams>,
-    /// [`Self::streams`] were made, or could not be.
+    /// Signals that [`Self::streams`] were made, or could not be.
     streams_made: Condvar,
 }
 
@@ -60,10 +60,11 @@ impl OpenGpu {
         if let Some(target) = &*known {
             return Ok(target.clone());
         }
-        // SAFETY: the calls of this library alone use it, each for the memory that its program named. That the memory stays
-        // allocated is the program's promise, which nothing holds it to: until the call, or the operation, has ended, as the API
-        // asks; and after an error that may leave a copy under way, until the GPU has answered, as docs/cufile.md asks. That the
-        // driver is asked before copies whether it is still the same memory (`Destination::is_there`) only makes a mistake rarer.
+        // SAFETY: only this library's calls use it, each for the memory that its program named. The program promises
+        // that the memory stays allocated, and nothing enforces it: until the call or operation has ended, as the API
+        // asks; and after an error that may leave a copy in progress, until the GPU has answered, as docs/cufile.md
+        // asks. The check before copies that it is still the same memory (`Destination::is_there`) only makes a mistake
+        // rarer.
         let all = unsafe { self.gpu.all_memory() }?;
         Ok(known.insert(machine.engine()?.add_gpu(&self.gpu, all)?).clone())
     }
@@ -72,8 +73,8 @@ impl OpenGpu {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What operations in streams need. It is made by a thread of its own: the driver may wait for streams when it loads a kernel
-    /// and pins memory, and a program that holds one back must get its thread again.
+    /// Resources for operations in streams. A separate thread creates them: the driver may wait for streams when it
+    /// loads a kernel and pins memory, and a program that holds a stream back must get its own thread back.
     fn streams(self: &Arc<Self>, ordinal: u32) -> Result<Arc<StreamGpu>, Failure> {
         let mut streams = self.lock_streams();
         if streams.made.is_none() && !streams.is_making {
@@ -113,12 +114,12 @@ impl StreamGpu {
     }
 }
 
-/// The machine of this process. A child that was forked has another: its parent's threads and GPUs are not its own.
+/// The machine of this process. A forked child gets a new one: its parent's threads and GPUs are not its own.
 pub fn machine() -> &'static Machine {
     if let Some(machine) = if_started() {
         return machine;
     }
-    // Without the lock: CUDA's driver may fork a program while it starts, and a fork takes the lock.
+    // Without the lock: the CUDA driver may fork a program while it starts, and a fork takes the lock.
     let made = Machine::new();
     let own = std::process::id();
     let mut known = lock();
@@ -133,7 +134,7 @@ pub fn machine() -> &'static Machine {
     }
 }
 
-/// The machine, if it was needed so far.
+/// The machine, if one was created.
 pub fn if_started() -> Option<&'static Machine> {
     lock().filter(|(process, _)| *process == std::process::id()).map(|(_, machine)| machine)
 }
@@ -142,11 +143,11 @@ fn lock() -> MutexGuard<'static, Own> {
     MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Its lock, for a thread that forks.
+/// The lock, for a thread that forks.
 pub struct HeldMachine(MutexGuard<'static, Own>);
 
 impl HeldMachine {
-    /// Forgets the machine in a child, and leaves it as it is.
+    /// Forgets the machine in a child, without dropping it.
     pub fn disown(&mut self) {
         *self.0 = None;
     }
@@ -175,7 +176,7 @@ impl Machine {
         }
     }
 
-    /// Whether there is a GPU's driver.
+    /// Whether there is a GPU driver.
     pub fn has_cuda(&self) -> bool {
         self.cuda.is_some()
     }
@@ -193,7 +194,7 @@ impl Machine {
         made.as_ref().map_err(|errno| Failure::System(*errno))
     }
 
-    /// The engine, if it was needed so far.
+    /// The engine, if it was started.
     pub fn started_engine(&self) -> Option<&CallEngine> {
         self.engine.get()?.as_ref().ok()
     }
@@ -201,13 +202,13 @@ impl Machine {
     fn open(&self, pointer: &Pointer) -> Result<Arc<OpenGpu>, Failure> {
         let key = (pointer.ordinal, pointer.context);
         let mut gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
-        // The driver may have given the handle of a context that the program destroyed to another one.
+        // The driver may have reused the handle of a destroyed context for another one.
         if let Some(open) = gpus.get(&key).filter(|open| !open.gpu.is_destroyed()) {
             return Ok(open.clone());
         }
         let cuda = self.cuda.as_ref().ok_or(Failure::Cuda(100))?;
-        // SAFETY: the driver has just said so of memory or a stream that the program keeps during the call, and so it keeps their
-        // context.
+        // SAFETY: the driver has just reported it for memory or a stream that the program keeps during the call, and so
+        // it keeps their context.
         let gpu = unsafe { cuda.open_for(pointer) }?;
         let (target, streams, streams_made) = Default::default();
         let open = Arc::new(OpenGpu { gpu, target, streams, streams_made });
@@ -221,8 +222,8 @@ impl Machine {
         gpus.remove(&(ordinal, context));
     }
 
-    /// The primary context of a GPU that is open, or of the first. Any other context the program may destroy meanwhile: it
-    /// has promised nothing of one that the call does not name.
+    /// The primary context of a GPU that is open, or of the first. The program may destroy any other context meanwhile:
+    /// it has promised nothing of contexts that the call does not name.
     fn any_gpu(&self) -> Result<Arc<OpenGpu>, Failure> {
         let open = {
             let gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
@@ -231,18 +232,18 @@ impl Machine {
         self.open(&pointer_to(open.unwrap_or(0), 0))
     }
 
-    /// What is known of a pointer: none for host memory.
+    /// CUDA's information about a pointer; `None` for host memory.
     pub fn pointer(&self, at: usize) -> Result<Option<Pointer>, Failure> {
         let Some(cuda) = &self.cuda else { return Ok(None) };
         let at = GpuAddr(at as u64);
         match cuda.pointer(at) {
             Ok(found) => Ok(found),
-            // A thread that has no context of its own.
+            // For a thread without a context of its own.
             Err(_) => Ok(self.any_gpu()?.gpu.pointer(at)?),
         }
     }
 
-    /// GPU memory as the engine takes it.
+    /// GPU memory as a destination for the engine.
     pub fn destination(&'static self, pointer: Pointer, at: usize) -> Result<Destination, Failure> {
         let open = self.open(&pointer)?;
         let target = open.target(self)?;

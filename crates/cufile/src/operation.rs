@@ -1,14 +1,14 @@
-//! An operation in a stream, from the moment that the stream comes to it until it has passed.
+//! An operation in a stream, from when the stream reaches it until it has passed.
 //!
-//! The bytes cross the bus by a kernel in the program's own stream, between the program's memory and pinned slots. What the
-//! stream waits for is file I/O alone, carried out by threads that never call CUDA: a wait holds up all streams that share its
-//! channel of the GPU, also those that a copy elsewhere would need.
+//! The bytes cross the bus by a kernel in the program's own stream, between the program's memory and pinned slots. The
+//! stream waits only for file I/O, which is done by threads that never call CUDA: a wait blocks all streams that share
+//! its channel of the GPU, including those that a copy elsewhere would need.
 //!
-//! Read: the stream calls [`StreamStep::Reached`], and pieces of the file are read into the slots. For each piece it waits for the
-//! word, runs the kernel, which copies as many bytes as were read, and calls [`StreamStep::Passed`].
-//! Write: the stream calls [`StreamStep::Reached`], which describes the copies. For each piece it runs the kernel and calls
-//! [`StreamStep::Passed`], which has the piece written. In the end it waits for the word.
-//! Host memory needs no kernel: the stream calls [`StreamStep::Reached`] and waits.
+//! Read: the stream calls [`StreamStep::Reached`], and chunks of the file are read into the slots. For each chunk it
+//! waits for the word, runs the kernel, which copies as many bytes as were read, and calls [`StreamStep::Passed`].
+//! Write: the stream calls [`StreamStep::Reached`], which describes the copies. For each chunk it runs the kernel and
+//! calls [`StreamStep::Passed`], which starts writing the chunk. At the end it waits for the word. Host memory needs no
+//! kernel: the stream calls [`StreamStep::Reached`] and waits.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -23,11 +23,11 @@ use crate::files::RegisteredFile;
 use crate::io::{Checked, IoRequest, by_host, check};
 use crate::log::{Level, say};
 use crate::machine::{StreamGpu, machine};
-use crate::slots::{AHEAD, PIECE, PinnedSlot, Reserved, Word};
+use crate::slots::{AHEAD, CHUNK, PinnedSlot, Reserved, Word};
 use crate::state::run;
 use crate::stats::{self, Busy, MemorySide, Moved};
 
-/// What of an operation is known when it is put into the stream.
+/// Which of an operation's words are fixed when it is enqueued.
 pub const FIXED_BUFFER_OFFSET: u32 = 1;
 pub const FIXED_FILE_OFFSET: u32 = 2;
 pub const FIXED_SIZE: u32 = 4;
@@ -41,16 +41,16 @@ pub struct Words {
     pub done: *mut isize,
 }
 
-// SAFETY: the program keeps them for this library, whatever the thread, until the operation has ended.
+// SAFETY: the program keeps them for this library, on any thread, until the operation has ended.
 unsafe impl Send for Words {}
-// SAFETY: as above; the operation's lock is held where they are used.
+// SAFETY: as above; they are only used under the operation's lock.
 unsafe impl Sync for Words {}
 
 impl Words {
-    /// Bytes, the file's offset and the memory's.
+    /// The number of bytes, the file's offset and the memory's.
     ///
     /// # Safety
-    /// The words are there.
+    /// The words are valid.
     pub unsafe fn read(self) -> (usize, i64, i64) {
         // SAFETY: the caller's promise.
         unsafe { (self.bytes.read(), self.file_offset.read(), self.buffer_offset.read()) }
@@ -59,7 +59,7 @@ impl Words {
     /// Writes the result.
     ///
     /// # Safety
-    /// The words are there.
+    /// The words are valid.
     pub unsafe fn finish(self, moved: Result<usize, Failure>) {
         let result = match moved {
             Ok(bytes) => bytes as isize,
@@ -70,44 +70,44 @@ impl Words {
     }
 }
 
-/// What is known of an operation when it is put into its stream.
+/// An operation's parameters at the time it is enqueued.
 pub struct EnqueuedOperation {
     pub file: Arc<RegisteredFile>,
     pub base: usize,
     pub writes: bool,
     pub words: Words,
-    /// What was read of the words then; by the flags, those are used. The bytes are the most that there may be.
+    /// The words as read then; the flags say which of them are used. The byte count is an upper limit.
     pub early: (usize, i64, i64),
     pub flags: u32,
-    /// GPU memory that it may touch; none for host memory.
+    /// GPU memory that it may access; none for host memory.
     pub allowed: Option<Range<usize>>,
 }
 
 impl EnqueuedOperation {
-    /// Pieces that it is cut into, and so waits and kernels in the stream.
-    pub fn pieces(&self) -> usize {
-        self.most().div_ceil(PIECE).max(1)
+    /// Number of chunks, and so of waits and kernels in the stream.
+    pub fn chunks(&self) -> usize {
+        self.most().div_ceil(CHUNK).max(1)
     }
 
-    /// How many slots it needs, and their size.
+    /// How many slots it needs, and of what size.
     pub fn slots(&self) -> (usize, usize) {
         match self.most() {
             0 => (0, 0),
-            most => (self.pieces().min(AHEAD), most.min(PIECE)),
+            most => (self.chunks().min(AHEAD), most.min(CHUNK)),
         }
     }
 
-    /// Bytes that may cross the bus: more than there is of its memory is an error when the operation begins.
+    /// Bytes that may cross the bus: more than its memory is an error when the operation starts.
     fn most(&self) -> usize {
         self.allowed.as_ref().map_or(0, |allowed| self.early.0.min(allowed.len()))
     }
 
     /// # Safety
-    /// The words are there.
+    /// The words are valid.
     unsafe fn request(&self) -> Result<IoRequest, Failure> {
         let fixed = |flag| self.flags & flag != 0;
         let (early, Words { bytes, file_offset, buffer_offset, .. }) = (self.early, self.words);
-        // SAFETY: the caller's promise; those that are fixed need not be there.
+        // SAFETY: the caller's promise; fixed words need not be valid.
         let request = unsafe {
             IoRequest {
                 base: self.base,
@@ -125,10 +125,10 @@ impl EnqueuedOperation {
         Ok(request)
     }
 
-    /// What is to be done, now that the stream has come to it.
+    /// The request, now that the stream has reached the operation.
     ///
     /// # Safety
-    /// The words are there.
+    /// The words are valid.
     unsafe fn checked(&self) -> Result<Checked, Failure> {
         // SAFETY: the caller's promise.
         let checked = check(&self.file, &unsafe { self.request() }?)?;
@@ -146,9 +146,9 @@ impl EnqueuedOperation {
 pub struct Operation {
     wanted: EnqueuedOperation,
     gpu: Arc<StreamGpu>,
-    pieces: usize,
-    /// Where the slots' orders lie, and the word that the stream waits on: no lock is held while a full channel makes a call of
-    /// the driver wait.
+    chunks: usize,
+    /// Addresses of the slots' orders, and of the word that the stream waits on: no lock is held while a full channel
+    /// blocks a driver call.
     orders: Vec<(Region, usize)>,
     waits_on: (Region, usize, u32),
     state: Mutex<OperationState>,
@@ -158,27 +158,27 @@ pub struct Operation {
 struct OperationState {
     /// Whether file I/O may begin: everything up to the first wait is in the stream.
     is_open: bool,
-    /// Whether the call has failed after all. The program's words are not touched any more.
+    /// Whether the call has failed after all. The program's words are not accessed any more.
     is_cancelled: bool,
-    /// Calls that the stream has not made yet, and pieces whose file I/O is under way.
+    /// Calls that the stream has yet to make, and chunks whose file I/O is in progress.
     calls: usize,
     working: usize,
     /// The slot of a kernel that no call follows in the stream.
     unpassed: Option<usize>,
-    /// Pieces whose file I/O begins as soon as it may.
+    /// Chunks whose file I/O is queued.
     pending: Vec<usize>,
     word: Option<Word>,
     slots: Vec<PinnedSlot>,
-    /// What is to be done, once the stream has come to it.
+    /// The request, once the stream has reached the operation.
     checked: Option<Checked>,
     failure: Option<Failure>,
-    /// Whether a piece was short, or failed: later ones move nothing. And whether it was short because the file ends.
+    /// Whether a chunk was short or failed: later ones move nothing. And whether it was short because the file ends.
     has_stopped: bool,
     is_at_end: bool,
-    /// What became of the file I/O of pieces, and how many have ended in order.
+    /// Results of the chunks' file I/O, and how many have ended in order.
     ended: Vec<Option<Result<Filled, Failure>>>,
     whole: usize,
-    /// Pieces that are to be written which have left the GPU, and whether one is being written.
+    /// Chunks of a write that have left the GPU, and whether one is being written.
     copied: usize,
     is_writing: bool,
     moved: usize,
@@ -191,44 +191,44 @@ impl OperationState {
         self.failure.get_or_insert(failure);
     }
 
-    /// The bytes of a piece: where they begin in the operation, and how many.
-    fn range(&self, piece: usize) -> (usize, usize) {
-        let (start, bytes) = (piece * PIECE, self.checked.map_or(0, |checked| checked.bytes));
-        (start, bytes.saturating_sub(start).min(PIECE))
+    /// The bytes of a chunk: offset in the operation, and length.
+    fn range(&self, chunk: usize) -> (usize, usize) {
+        let (start, bytes) = (chunk * CHUNK, self.checked.map_or(0, |checked| checked.bytes));
+        (start, bytes.saturating_sub(start).min(CHUNK))
     }
 
-    fn slot(&self, piece: usize) -> Option<&PinnedSlot> {
-        self.slots.get(piece % self.slots.len().max(1))
+    fn slot(&self, chunk: usize) -> Option<&PinnedSlot> {
+        self.slots.get(chunk % self.slots.len().max(1))
     }
 }
 
-/// What a stream calls.
+/// An event in a stream.
 enum StreamStep {
     Reached,
-    /// The kernel of this piece has ended.
+    /// The kernel of this chunk has ended.
     Passed(usize),
 }
 
-/// A step of an operation, for a pointer of C.
+/// A step of an operation, behind a C pointer.
 struct StreamCall(Arc<Operation>, StreamStep);
 
-/// What a stream of the program calls.
+/// The function that the program's stream calls.
 extern "C" fn take_step(argument: *mut c_void) {
-    // SAFETY: `put_call` has made the pointer of a box, which the stream hands over once.
+    // SAFETY: `put_call` has made the pointer of a box, which the stream passes once.
     let call = unsafe { Box::from_raw(argument.cast::<StreamCall>()) };
     let StreamCall(operation, step) = *call;
     // A panic must not go back to CUDA.
     let _ = run("a step of an operation in a stream", || {
         match step {
             StreamStep::Reached => operation.reached(),
-            StreamStep::Passed(piece) => operation.passed(piece),
+            StreamStep::Passed(chunk) => operation.passed(chunk),
         }
         Ok(())
     });
 }
 
 impl Operation {
-    /// An operation with what was reserved for it.
+    /// An operation with its reserved resources.
     pub fn new(
         wanted: EnqueuedOperation,
         gpu: Arc<StreamGpu>,
@@ -240,27 +240,28 @@ impl Operation {
         let orders = slots.iter().map(|slot| place(slot.order())).collect();
         let (memory, offset, before) = word.after(0);
         let waits_on = (memory.clone(), offset, before);
-        let pieces = wanted.pieces();
+        let chunks = wanted.chunks();
         let state = OperationState {
             word: Some(word),
             slots,
-            ended: (0..pieces).map(|_| None).collect(),
+            ended: (0..chunks).map(|_| None).collect(),
             ..OperationState::default()
         };
-        Ok(Arc::new(Self { wanted, gpu, pieces, orders, waits_on, state: Mutex::new(state) }))
+        Ok(Arc::new(Self { wanted, gpu, chunks, orders, waits_on, state: Mutex::new(state) }))
     }
 
     /// Puts it into a stream.
     ///
     /// # Errors
-    /// When the driver refuses. Nothing touches the program's words after that.
+    /// When the driver refuses. The program's words are not accessed after that.
     ///
     /// # Safety
-    /// The stream is one of the operation's context. The words and the memory stay until the stream has passed the operation.
+    /// The stream belongs to the operation's context. The words and the memory stay valid until the stream has passed
+    /// the operation.
     pub unsafe fn put(self: &Arc<Self>, stream: *mut c_void) -> Result<(), Failure> {
         // SAFETY: the caller's promise, as below.
         if let Err(error) = unsafe { self.put_call(stream, StreamStep::Reached) } {
-            self.give_back(&mut self.state());
+            self.release_reserved(&mut self.state());
             return Err(error.into());
         }
         // SAFETY: as above.
@@ -277,10 +278,10 @@ impl Operation {
     unsafe fn put_call(self: &Arc<Self>, stream: *mut c_void, step: StreamStep) -> onehop_gpu::Result<()> {
         let argument: *mut c_void = Box::into_raw(Box::new(StreamCall(self.clone(), step))).cast();
         self.state().calls += 1;
-        // SAFETY: the caller's promise for the stream; the function takes the argument once, and calls nothing of CUDA.
+        // SAFETY: the caller's promise for the stream; the function takes the argument once, and does not call CUDA.
         let called = unsafe { self.gpu.work.call(stream, take_step, argument) };
         if called.is_err() {
-            // SAFETY: it is the pointer of the box above, which the stream does not know.
+            // SAFETY: it is the pointer of the box above, which the stream never received.
             drop(unsafe { Box::from_raw(argument.cast::<StreamCall>()) });
             self.state().calls -= 1;
         }
@@ -297,22 +298,22 @@ impl Operation {
             // SAFETY: the caller's promise for the stream; words live as long as their pool.
             unsafe { work.wait(stream, words, *offset, before.wrapping_add(steps as u32)) }
         };
-        for piece in 0..if slots == 0 { 0 } else { self.pieces } {
-            let waited = if self.wanted.writes { piece.checked_sub(slots) } else { Some(piece) };
+        for chunk in 0..if slots == 0 { 0 } else { self.chunks } {
+            let waited = if self.wanted.writes { chunk.checked_sub(slots) } else { Some(chunk) };
             if let Some(waited) = waited {
                 wait(waited + 1)?;
                 self.open();
             }
-            let (orders, at) = &self.orders[piece % slots];
+            let (orders, at) = &self.orders[chunk % slots];
             // SAFETY: as above; what an order names was checked to be the program's memory, which it keeps.
             unsafe { work.copy(stream, orders, *at) }?;
-            self.state().unpassed = Some(piece % slots);
+            self.state().unpassed = Some(chunk % slots);
             // SAFETY: the caller's promise.
-            unsafe { self.put_call(stream, StreamStep::Passed(piece)) }?;
+            unsafe { self.put_call(stream, StreamStep::Passed(chunk)) }?;
             self.state().unpassed = None;
         }
         if slots == 0 || self.wanted.writes {
-            wait(self.pieces)?;
+            wait(self.chunks)?;
         }
         self.open();
         Ok(())
@@ -322,20 +323,20 @@ impl Operation {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets file I/O begin. Before that nothing in the stream waits for it, so that a full channel cannot keep the thread that
-    /// puts the operation there from coming to this.
+    /// Allows file I/O to start. Before that, nothing in the stream waits for it, so that a full channel cannot block
+    /// the enqueuing thread before it gets here.
     fn open(self: &Arc<Self>) {
         let mut state = self.state();
         state.is_open = true;
-        for piece in std::mem::take(&mut state.pending) {
-            self.submit(&mut state, piece);
+        for chunk in std::mem::take(&mut state.pending) {
+            self.submit(&mut state, chunk);
         }
         self.write_next(&mut state);
     }
 
-    /// Ends an operation that is not in its stream as a whole. What is there of it moves nothing, and waits for nothing.
+    /// Cancels an operation that is only partly in its stream. Its parts move nothing and wait for nothing.
     fn cancel(self: &Arc<Self>) {
-        // Nobody can say when the stream has passed all of it, and memory that it may touch stays.
+        // It is unknown when the stream will have passed all of it, so memory that it may access is leaked.
         std::mem::forget(self.clone());
         let mut state = self.state();
         state.is_cancelled = true;
@@ -344,27 +345,27 @@ impl Operation {
             if let Err(error) = slot.cancel_order() {
                 say(
                     Level::Error,
-                    &format!("an order of a cancelled operation could not be taken back: {error}"),
+                    &format!("an order of a cancelled operation could not be withdrawn: {error}"),
                 );
             }
         }
         if let Some(word) = &state.word {
-            word.reach(self.pieces);
+            word.reach(self.chunks);
         }
         self.release(&mut state);
     }
 
-    /// Releases what a cancelled operation holds, once the stream has made its last call, but not the slot of a kernel after it.
+    /// Releases what a cancelled operation holds after the stream's last call, except the slot of a kernel after it.
     fn release(&self, state: &mut OperationState) {
         if state.is_cancelled && state.calls == 0 && state.working == 0 {
             if let Some(slot) = state.unpassed.take().filter(|slot| *slot < state.slots.len()) {
                 state.slots.swap_remove(slot);
             }
-            self.give_back(state);
+            self.release_reserved(state);
         }
     }
 
-    /// The stream has come to it.
+    /// The stream has reached the operation.
     fn reached(self: &Arc<Self>) {
         let mut state = self.state();
         state.calls -= 1;
@@ -377,50 +378,50 @@ impl Operation {
             Ok(checked) => state.checked = Some(checked),
             Err(failure) => state.fail(failure),
         }
-        let first = state.slots.len().clamp(1, self.pieces);
-        for piece in 0..first {
+        let first = state.slots.len().clamp(1, self.chunks);
+        for chunk in 0..first {
             if self.wanted.writes && !state.slots.is_empty() {
-                self.describe(&mut state, piece);
+                self.describe(&mut state, chunk);
             } else {
-                self.begin(&mut state, piece);
+                self.begin(&mut state, chunk);
             }
         }
     }
 
-    /// The kernel of a piece has ended.
-    fn passed(self: &Arc<Self>, piece: usize) {
+    /// The kernel of a chunk has ended.
+    fn passed(self: &Arc<Self>, chunk: usize) {
         let mut state = self.state();
         state.calls -= 1;
         if state.is_cancelled {
             return self.release(&mut state);
         }
         if self.wanted.writes {
-            state.copied = piece + 1;
+            state.copied = chunk + 1;
             self.write_next(&mut state);
             return;
         }
-        let next = piece + state.slots.len();
-        if next < self.pieces {
+        let next = chunk + state.slots.len();
+        if next < self.chunks {
             self.begin(&mut state, next);
         }
-        if piece + 1 == self.pieces {
+        if chunk + 1 == self.chunks {
             self.report(&mut state);
-            self.give_back(&mut state);
+            self.release_reserved(&mut state);
         }
     }
 
-    /// Begins the file I/O of a piece.
-    fn begin(self: &Arc<Self>, state: &mut OperationState, piece: usize) {
-        if state.is_open { self.submit(state, piece) } else { state.pending.push(piece) }
+    /// Starts the file I/O of a chunk.
+    fn begin(self: &Arc<Self>, state: &mut OperationState, chunk: usize) {
+        if state.is_open { self.submit(state, chunk) } else { state.pending.push(chunk) }
     }
 
-    fn submit(self: &Arc<Self>, state: &mut OperationState, piece: usize) {
+    fn submit(self: &Arc<Self>, state: &mut OperationState, chunk: usize) {
         state.working += 1;
         let operation = self.clone();
-        machine().stream_executor.submit(move || operation.carry_out(piece));
+        machine().stream_executor.submit(move || operation.do_file_io(chunk));
     }
 
-    /// Begins to write the next piece. One after the other: behind one that fails nothing is written.
+    /// Starts writing the next chunk. One at a time: after a failure nothing more is written.
     fn write_next(self: &Arc<Self>, state: &mut OperationState) {
         if state.is_open && !state.is_writing && !state.is_cancelled && state.whole < state.copied {
             state.is_writing = true;
@@ -428,25 +429,25 @@ impl Operation {
         }
     }
 
-    /// Describes the copy of a piece that is to be written to its kernel.
-    fn describe(&self, state: &mut OperationState, piece: usize) {
-        let ((start, bytes), at) = (state.range(piece), state.checked.map_or(0, |checked| checked.memory));
+    /// Describes the copy of a chunk to be written to its kernel.
+    fn describe(&self, state: &mut OperationState, chunk: usize) {
+        let ((start, bytes), at) = (state.range(chunk), state.checked.map_or(0, |checked| checked.memory));
         let bytes = if state.has_stopped { 0 } else { bytes };
-        let Some(slot) = state.slot(piece) else { return };
+        let Some(slot) = state.slot(chunk) else { return };
         if let Err(failure) = slot.set_order((at + start) as u64, slot.address(), bytes) {
             state.fail(failure);
         }
     }
 
-    /// Carries out the file I/O of a piece, on a thread of the executor.
-    fn carry_out(self: &Arc<Self>, piece: usize) {
-        let moved = run("an operation in a stream", || self.move_piece(piece));
+    /// Does the file I/O of a chunk, on a thread of the executor.
+    fn do_file_io(self: &Arc<Self>, chunk: usize) {
+        let moved = run("an operation in a stream", || self.move_chunk(chunk));
         let mut state = self.state();
-        state.ended[piece] = Some(moved);
+        state.ended[chunk] = Some(moved);
         loop {
             let next = state.whole;
             let Some(moved) = state.ended.get_mut(next).and_then(Option::take) else { break };
-            self.end_piece(&mut state, moved);
+            self.end_chunk(&mut state, moved);
         }
         state.working -= 1;
         state.is_writing = false;
@@ -454,16 +455,16 @@ impl Operation {
         self.release(&mut state);
     }
 
-    fn move_piece(&self, piece: usize) -> Result<Filled, Failure> {
+    fn move_chunk(&self, chunk: usize) -> Result<Filled, Failure> {
         const NOTHING: Filled = Filled { skip: 0, bytes: 0 };
         let (file, writes) = (&self.wanted.file, self.wanted.writes);
         let (checked, (start, bytes), place) = {
             let state = self.state();
             let place =
-                state.slot(piece).and_then(PinnedSlot::bytes).map(|(memory, at)| (memory.clone(), at));
+                state.slot(chunk).and_then(PinnedSlot::bytes).map(|(memory, at)| (memory.clone(), at));
             match state.checked {
                 Some(checked) if !state.has_stopped && !state.is_cancelled => {
-                    (checked, state.range(piece), place)
+                    (checked, state.range(chunk), place)
                 }
                 _ => return Ok(NOTHING),
             }
@@ -482,21 +483,21 @@ impl Operation {
             let written = engine.write_from_host(&file.file, at, bytes, (&slot, to))?;
             return Ok(Filled { skip: 0, bytes: written });
         }
-        // The kernel is fastest where both addresses agree.
+        // The kernel is fastest if both addresses are congruent modulo 16.
         let shift = (memory + start) % 16;
         Ok(engine.read_to_host(&file.file, at, bytes, (&slot, to, shift))?)
     }
 
-    /// The file I/O of a piece has ended, and that of all before it.
-    fn end_piece(&self, state: &mut OperationState, moved: Result<Filled, Failure>) {
-        let piece = state.whole;
+    /// The file I/O of a chunk and of all before it has ended.
+    fn end_chunk(&self, state: &mut OperationState, moved: Result<Filled, Failure>) {
+        let chunk = state.whole;
         let (start, wanted) = match state.slots.is_empty() {
             true => (0, state.checked.map_or(0, |checked| checked.bytes)),
-            false => state.range(piece),
+            false => state.range(chunk),
         };
         let mut filled = Filled { skip: 0, bytes: 0 };
         match moved {
-            // Behind a short piece nothing is moved, even if there was something by then.
+            // After a short chunk nothing is moved, even if there was data by then.
             _ if state.has_stopped => {}
             Ok(moved) => {
                 filled = moved;
@@ -513,18 +514,18 @@ impl Operation {
             return;
         }
         if self.wanted.writes && !state.slots.is_empty() {
-            let next = piece + state.slots.len();
-            if next < self.pieces {
+            let next = chunk + state.slots.len();
+            if next < self.chunks {
                 self.describe(state, next);
             }
-        } else if let (Some(slot), Some(checked)) = (state.slot(piece), state.checked) {
+        } else if let (Some(slot), Some(checked)) = (state.slot(chunk), state.checked) {
             let (from, to) = (slot.address() + filled.skip as u64, (checked.memory + start) as u64);
             if let Err(failure) = slot.set_order(from, to, filled.bytes) {
                 state.fail(failure);
             }
         }
-        // What waits in the stream behind it may use the result.
-        let is_last = state.whole == self.pieces && (self.wanted.writes || state.slots.is_empty());
+        // The next commands in the stream may use the result.
+        let is_last = state.whole == self.chunks && (self.wanted.writes || state.slots.is_empty());
         if is_last {
             self.report(state);
         }
@@ -532,7 +533,7 @@ impl Operation {
             word.reach(state.whole);
         }
         if is_last {
-            self.give_back(state);
+            self.release_reserved(state);
         }
     }
 
@@ -549,13 +550,13 @@ impl Operation {
         self.wanted.file.report_outcome(moved, wanted, state.is_at_end);
     }
 
-    /// Releases what was reserved. Nothing in the stream uses it any more but a wait that its word has ended.
-    fn give_back(&self, state: &mut OperationState) {
+    /// Releases the reserved resources. The stream only uses them for a wait that its word has ended.
+    fn release_reserved(&self, state: &mut OperationState) {
         for slot in state.slots.drain(..) {
-            self.gpu.slots.give_back(slot);
+            self.gpu.slots.release(slot);
         }
         if let Some(word) = state.word.take() {
-            self.gpu.slots.give_word_back(word, self.pieces);
+            self.gpu.slots.release_word(word, self.chunks);
         }
     }
 }

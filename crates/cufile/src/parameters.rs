@@ -1,4 +1,4 @@
-//! The parameters that programs may set and ask for. Few of them mean something to this engine; all are kept.
+//! The parameters that programs may set and query. Few of them affect this engine; all are stored.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -26,7 +26,7 @@ pub enum SizeParameter {
     BatchTimeout,
 }
 
-/// Switches, in the API's order, as far as they are looked at.
+/// Switches, in the API's order, as far as they are used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub enum Bool {
@@ -35,7 +35,7 @@ pub enum Bool {
     ForceCompat = 2,
 }
 
-/// Default, least and most of each number.
+/// Default, minimum and maximum of each number.
 const SIZES: [(usize, usize, usize); 12] = [
     (0, 0, 3),
     (128, 1, 1 << 20),
@@ -57,9 +57,9 @@ const BOOLS: [bool; 14] =
 /// Level, log file, log directory, RDMA transport.
 const STRINGS: usize = 4;
 const LEVEL: usize = 0;
-/// The longest text, with its end.
+/// The longest string, including its terminator.
 const LONGEST: usize = libc::PATH_MAX as usize;
-/// Slab arrays have as many entries at most.
+/// Maximum number of slab entries.
 const MOST_SLABS: usize = 64;
 
 /// See the module.
@@ -117,7 +117,7 @@ fn index(which: c_int, count: usize) -> Result<usize, Failure> {
     usize::try_from(which).ok().filter(|index| *index < count).ok_or_else(|| Code::InvalidValue.into())
 }
 
-/// Sets a parameter, which is refused once the driver is open.
+/// Sets a parameter; refused once the driver is open.
 fn set(call: &str, f: impl FnOnce(&mut Parameters) -> Result<(), Failure>) -> CuFileError {
     answer(call, || {
         with_state(|state| {
@@ -129,11 +129,11 @@ fn set(call: &str, f: impl FnOnce(&mut Parameters) -> Result<(), Failure>) -> Cu
     })
 }
 
-/// Gives a number.
+/// Returns a number.
 ///
 /// # Safety
-/// `out` is null or a place for it; as all below.
-// SAFETY: the name is cuFile's, for which this library stands in; as all below.
+/// `out` is null or valid for it; as all below.
+// SAFETY: the name is cuFile's, which this library replaces; as all below.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileGetParameterSizeT(which: c_int, out: *mut usize) -> CuFileError {
     answer("cuFileGetParameterSizeT", || {
@@ -159,7 +159,7 @@ pub extern "C" fn cuFileSetParameterSizeT(which: c_int, value: usize) -> CuFileE
     })
 }
 
-/// Gives a switch.
+/// Returns a switch.
 ///
 /// # Safety
 /// As for [`cuFileGetParameterSizeT`].
@@ -184,10 +184,10 @@ pub extern "C" fn cuFileSetParameterBool(which: c_int, value: u8) -> CuFileError
     })
 }
 
-/// Gives a text.
+/// Returns a string.
 ///
 /// # Safety
-/// `out` is null or a place for as many bytes as are said.
+/// `out` is null or has room for `bytes` bytes.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileGetParameterString(
@@ -211,7 +211,7 @@ pub unsafe extern "C" fn cuFileGetParameterString(
     })
 }
 
-/// Sets a text.
+/// Sets a string.
 ///
 /// # Safety
 /// `value` is null or a string.
@@ -233,10 +233,10 @@ pub unsafe extern "C" fn cuFileSetParameterString(which: c_int, value: *const c_
     })
 }
 
-/// Gives the bounds of a number.
+/// Returns the bounds of a number.
 ///
 /// # Safety
-/// Both are null or a place for a number.
+/// Both are null or valid for a number.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileGetParameterMinMaxValue(
@@ -259,7 +259,7 @@ pub unsafe extern "C" fn cuFileGetParameterMinMaxValue(
 /// Sets the slabs of a pool.
 ///
 /// # Safety
-/// Both are null or arrays of so many numbers.
+/// Both are null or arrays of this length.
 unsafe fn set_slabs(
     call: &str,
     pool: usize,
@@ -280,10 +280,10 @@ unsafe fn set_slabs(
     })
 }
 
-/// Gives the slabs of a pool.
+/// Returns the slabs of a pool.
 ///
 /// # Safety
-/// Both are null or places for so many numbers.
+/// Both are null or have room for this many numbers.
 unsafe fn get_slabs(
     call: &str,
     pool: usize,
@@ -311,10 +311,10 @@ fn slab_entries(entries: c_int) -> Result<usize, Failure> {
     entries.ok_or_else(|| Code::InvalidValue.into())
 }
 
-/// Sets the slabs of the pool of host memory. They are kept, and change nothing.
+/// Sets the slabs of the pool of host memory. Stored, without effect.
 ///
 /// # Safety
-/// Both are null or arrays of so many numbers; as all below.
+/// Both are null or arrays of this length; as all below.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileSetParameterPosixPoolSlabArray(
@@ -326,10 +326,10 @@ pub unsafe extern "C" fn cuFileSetParameterPosixPoolSlabArray(
     unsafe { set_slabs("cuFileSetParameterPosixPoolSlabArray", 0, (sizes, counts), entries) }
 }
 
-/// Gives them.
+/// Returns them.
 ///
 /// # Safety
-/// Both are null or places for so many numbers.
+/// Both are null or have room for this many numbers.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileGetParameterPosixPoolSlabArray(
@@ -341,7 +341,7 @@ pub unsafe extern "C" fn cuFileGetParameterPosixPoolSlabArray(
     unsafe { get_slabs("cuFileGetParameterPosixPoolSlabArray", 0, (sizes, counts), entries) }
 }
 
-/// Sets the slabs of the pool of GPU memory. They are kept, and change nothing.
+/// Sets the slabs of the pool of GPU memory. Stored, without effect.
 ///
 /// # Safety
 /// As for [`cuFileSetParameterPosixPoolSlabArray`].
@@ -356,7 +356,7 @@ pub unsafe extern "C" fn cuFileSetParameterGpuBounceBufferSlabArray(
     unsafe { set_slabs("cuFileSetParameterGpuBounceBufferSlabArray", 1, (sizes, counts), entries) }
 }
 
-/// Gives them.
+/// Returns them.
 ///
 /// # Safety
 /// As for [`cuFileGetParameterPosixPoolSlabArray`].

@@ -1,4 +1,4 @@
-//! What became of the process's bytes: a line at its end, and an answer while it runs.
+//! A report of the process's transfers: a line at its end, and an answer while it runs.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::fs::File;
@@ -16,18 +16,18 @@ use crate::stats::totals;
 /// The process that reports at its end; 0 for none.
 static REPORTS: AtomicU32 = AtomicU32::new(0);
 
-/// Has a line written at the end of this process, if `ONEHOP_CUFILE_REPORT` asks for it.
+/// Writes a line at the end of this process, if `ONEHOP_CUFILE_REPORT` asks for it.
 pub fn at_exit() {
     let process = std::process::id();
     if std::env::var_os("ONEHOP_CUFILE_REPORT").is_none() || REPORTS.swap(process, Ordering::AcqRel) != 0 {
         return;
     }
-    // A process without memory for this has other worries.
+    // Without memory for the handler, the report is dropped.
     let _ = onehop_os::at_exit(write_report);
 }
 
 extern "C" fn write_report() {
-    // A child that was forked would report its parent's bytes.
+    // A forked child would report its parent's bytes.
     if REPORTS.load(Ordering::Acquire) != std::process::id() {
         return;
     }
@@ -43,7 +43,7 @@ extern "C" fn write_report() {
     });
 }
 
-/// The route that most of the bytes read took.
+/// The route of most of the bytes read.
 fn route(bytes: &CallBytes, host: u64) -> &'static str {
     let CallBytes { cached, cache_miss, direct, .. } = *bytes;
     let most = (cached + cache_miss).max(direct).max(host);
@@ -55,7 +55,7 @@ fn route(bytes: &CallBytes, host: u64) -> &'static str {
     }
 }
 
-/// Why bytes did not go from the drive to the GPU by themselves.
+/// Why bytes did not go directly from the drive to the GPU.
 const WHY: &str =
     "the file system has the drive, and the kernel lets no file be read into GPU memory directly";
 
@@ -105,12 +105,13 @@ fn json(file: Option<&RegisteredFile>) -> String {
     .to_string()
 }
 
-/// Writes a JSON text that says which route the bytes of this process took, and with a handle why its file is not read past the
-/// page cache. Gives the bytes that the text has, without its end; it is cut where there is less room. -1 for a handle that is none.
+/// Writes a JSON text with the route of this process's bytes and, given a handle, why its file is not read past the
+/// page cache. Returns the text's length without its terminator; the text is cut to the room. Returns -1 for an invalid
+/// handle.
 ///
 /// # Safety
-/// `out` is null, or a place for as many bytes as are said.
-// SAFETY: the name is this project's alone.
+/// `out` is null or has room for `bytes` bytes.
+// SAFETY: the name is unique to this project.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_cufile_route(handle: *mut c_void, out: *mut c_char, bytes: usize) -> c_int {
     let written = run("onehop_cufile_route", || {

@@ -1,10 +1,10 @@
 //! Pinned memory that operations in streams move their bytes through, and the words that streams wait on.
 //!
-//! All that an operation may need is reserved by the call that puts it into its stream. If an operation waited for memory when
-//! its turn came, it could wait for one that comes later in the same channel of the GPU, for ever.
+//! The call that puts an operation into its stream reserves everything that it may need. An operation that waited for
+//! memory when its turn came could wait for a later one in the same GPU channel, for ever.
 //!
-//! All of it is pinned at once, before the first operation. The driver may wait for streams when it pins memory, and those may
-//! wait for the thread that calls.
+//! Everything is pinned at once, before the first operation: the driver may wait for streams when it pins memory, and
+//! those may wait for the calling thread.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,23 +17,23 @@ use onehop_proto::kernel::PlaceOrder;
 use crate::error::{Code, Failure};
 use crate::log::{Level, say};
 
-/// Bytes that one slot takes at most. Longer operations are cut into pieces, which are read by several threads.
-pub const PIECE: usize = 4 << 20;
-/// Slots of one operation at most: while one piece is copied, others are read.
+/// Capacity of a slot. Longer operations are cut into chunks, which several threads read.
+pub const CHUNK: usize = 4 << 20;
+/// Maximum slots per operation: while one chunk is copied, others are read.
 pub const AHEAD: usize = 4;
-/// Bytes of slots, and how many there are of each size. All that all of them put into a stream fits one channel of a GPU, which
-/// takes about a thousand commands: in a full one the driver's calls wait, without end if the program holds the stream back.
-const CLASSES: [(usize, usize); 4] = [(64 << 10, 32), (256 << 10, 32), (1 << 20, 24), (PIECE, 32)];
-/// Operations at once, also those that need no slot.
+/// Slot sizes, and the number of slots of each. Commands of all slots together fit one channel of a GPU, which takes
+/// about a thousand: in a full one the driver's calls wait, for ever if the program holds the stream back.
+const CLASSES: [(usize, usize); 4] = [(64 << 10, 32), (256 << 10, 32), (1 << 20, 24), (CHUNK, 32)];
+/// Maximum number of operations at once, including those that need no slot.
 const WORDS: usize = 128;
-/// A slot begins with its order, in a block of its own, so that the bytes behind it can be read past the page cache.
+/// A slot starts with its order, in a block of its own, so that the bytes after it can be read past the page cache.
 const ORDER_BYTES: usize = CallEngine::HOST_BLOCK;
-/// Blocks are whole, so there may be one more before the bytes, and one behind them.
+/// Whole blocks are read, so there may be one more before the bytes, and one after them.
 const SPARE: usize = 2 * CallEngine::HOST_BLOCK;
-/// How long nothing may come back before a call gives up: any disk moves the bytes of a slot in that time.
+/// How long a call waits for a slot to be released: any disk moves a slot's bytes in that time.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Pinned memory for one piece of an operation.
+/// Pinned memory for one chunk of an operation.
 pub struct PinnedSlot {
     memory: Region,
     start: usize,
@@ -41,28 +41,28 @@ pub struct PinnedSlot {
 }
 
 impl PinnedSlot {
-    /// Where its order lies.
+    /// The address of its order.
     pub fn order(&self) -> (&Region, usize) {
         (&self.memory, self.start)
     }
 
-    /// Where its bytes begin.
+    /// The start of its bytes.
     pub fn bytes(&self) -> Option<(&HostMem, usize)> {
         self.memory.host().map(|memory| (memory, self.start + ORDER_BYTES))
     }
 
-    /// The GPU's address of its bytes.
+    /// The GPU address of its bytes.
     pub fn address(&self) -> u64 {
         self.memory.addr().plus((self.start + ORDER_BYTES) as u64).0
     }
 
-    /// Has a kernel that has not begun copy nothing. In one store: it may be reading.
+    /// Makes a kernel that has not started copy nothing. One store, because it may be reading.
     pub fn cancel_order(&self) -> onehop_gpu::Result<()> {
         // Orders are shorter than 4 GiB.
         self.memory.signal(self.start + PlaceOrder::LENGTH as usize, 0)
     }
 
-    /// Tells the kernel what to copy: before it is let go.
+    /// Sets what the kernel copies, before it is started.
     pub fn set_order(&self, source: u64, destination: u64, bytes: usize) -> Result<(), Failure> {
         let mut order = [0; PlaceOrder::BYTES];
         let words = [source, destination, bytes as u64];
@@ -78,17 +78,17 @@ impl PinnedSlot {
 pub struct Word {
     memory: Region,
     offset: usize,
-    /// The count that it has before the operation. It only grows: an old wait that has not seen its count yet sees a larger one.
+    /// Its count before the operation. It only grows: an old wait that has not seen its count yet sees a larger one.
     before: u32,
 }
 
 impl Word {
-    /// The word, and its count when so many steps of the operation are done.
+    /// The word, and its count after this many steps of the operation.
     pub fn after(&self, steps: usize) -> (&Region, usize, u32) {
         (&self.memory, self.offset, self.before.wrapping_add(steps as u32))
     }
 
-    /// Lets the stream go on past the wait for so many steps.
+    /// Releases the stream's wait for this many steps.
     pub fn reach(&self, steps: usize) {
         let (memory, offset, count) = self.after(steps);
         if let Err(error) = memory.signal(offset, count) {
@@ -97,13 +97,13 @@ impl Word {
     }
 }
 
-/// What an operation has for itself.
+/// Resources reserved for an operation.
 pub struct Reserved {
     pub word: Word,
     pub slots: Vec<PinnedSlot>,
 }
 
-/// See the module. For the streams of one context.
+/// The pinned slots of one context's streams; see the module.
 pub struct SlotPool {
     state: Mutex<FreeSlots>,
     returned: Condvar,
@@ -113,12 +113,12 @@ pub struct SlotPool {
 struct FreeSlots {
     words: Vec<Word>,
     classes: [Vec<PinnedSlot>; CLASSES.len()],
-    /// How often something came back.
+    /// Number of releases so far.
     returns: u64,
 }
 
 impl FreeSlots {
-    /// Slots of this class, or of a larger one. Fewer where few are left, so that many operations find one.
+    /// Slots of this class, or of a larger one. Fewer if few are left, so that many operations find one.
     fn take(&mut self, class: usize, count: usize) -> Option<Reserved> {
         let mut slots = Vec::new();
         if count > 0 {
@@ -133,10 +133,10 @@ impl FreeSlots {
 }
 
 impl SlotPool {
-    /// Pins all that there will be.
+    /// Pins all slots.
     ///
     /// # Errors
-    /// When there is no memory for it.
+    /// When memory is short.
     pub fn new(gpu: &dyn Gpu) -> Result<Self, Failure> {
         let stride = |class: usize| ORDER_BYTES + CLASSES[class].0 + SPARE;
         let word_bytes = (WORDS * size_of::<u32>()).next_multiple_of(CallEngine::HOST_BLOCK);
@@ -160,10 +160,11 @@ impl SlotPool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reserves a word, and up to so many slots of at least so many bytes, but one at least. Waits while others come back.
+    /// Reserves a word and up to `count` slots of at least `bytes` bytes, but at least one. Waits for others to be
+    /// released.
     ///
     /// # Errors
-    /// When none has come back for a while.
+    /// When none was released for a while.
     pub fn reserve(&self, bytes: usize, count: usize) -> Result<Reserved, Failure> {
         self.reserve_within(bytes, count, PATIENCE)
     }
@@ -188,16 +189,16 @@ impl SlotPool {
         }
     }
 
-    /// Takes a slot back that no kernel uses any more.
-    pub fn give_back(&self, slot: PinnedSlot) {
+    /// Releases a slot that no kernel uses any more.
+    pub fn release(&self, slot: PinnedSlot) {
         let mut state = self.state();
         state.classes[slot.class].push(slot);
         state.returns += 1;
         self.returned.notify_all();
     }
 
-    /// Takes a word back after all steps of the operation.
-    pub fn give_word_back(&self, word: Word, steps: usize) {
+    /// Releases a word after all steps of the operation.
+    pub fn release_word(&self, word: Word, steps: usize) {
         let before = word.before.wrapping_add(steps as u32);
         let mut state = self.state();
         state.words.push(Word { before, ..word });
@@ -218,27 +219,27 @@ mod tests {
         SlotPool::new(&Emulated::new()).unwrap()
     }
 
-    fn give_back(pool: &SlotPool, all: Vec<Reserved>) {
+    fn release(pool: &SlotPool, all: Vec<Reserved>) {
         for Reserved { word, slots } in all {
-            slots.into_iter().for_each(|slot| pool.give_back(slot));
-            pool.give_word_back(word, 1);
+            slots.into_iter().for_each(|slot| pool.release(slot));
+            pool.release_word(word, 1);
         }
     }
 
     #[test]
     fn slots_are_bounded_and_come_back() {
         let pool = pool();
-        assert_eq!(pool.reserve(PIECE, AHEAD).map(|all| all.slots.len()).unwrap(), AHEAD);
+        assert_eq!(pool.reserve(CHUNK, AHEAD).map(|all| all.slots.len()).unwrap(), AHEAD);
         let mut all: Vec<Reserved> = Vec::new();
-        while let Ok(reserved) = pool.reserve_within(PIECE, AHEAD, BRIEF) {
+        while let Ok(reserved) = pool.reserve_within(CHUNK, AHEAD, BRIEF) {
             all.push(reserved);
         }
-        // More operations than there are slots for, if each took as many as it can use.
+        // More operations than slots, if each took as many as it can use.
         assert!(all.len() > CLASSES[3].1 / AHEAD && all.iter().all(|one| !one.slots.is_empty()));
-        assert!(matches!(pool.reserve_within(PIECE, 1, BRIEF), Err(Failure::Code(Code::NoMemory))));
+        assert!(matches!(pool.reserve_within(CHUNK, 1, BRIEF), Err(Failure::Code(Code::NoMemory))));
         std::thread::scope(|scope| {
-            let waits = scope.spawn(|| pool.reserve(PIECE, AHEAD).map(|reserved| reserved.slots.len()));
-            give_back(&pool, all);
+            let waits = scope.spawn(|| pool.reserve(CHUNK, AHEAD).map(|reserved| reserved.slots.len()));
+            release(&pool, all);
             assert!(waits.join().unwrap().unwrap() > 0);
         });
     }
@@ -258,7 +259,7 @@ mod tests {
         let pool = pool();
         let all: Vec<Reserved> = (0..WORDS).map(|_| pool.reserve(0, 0).unwrap()).collect();
         assert!(pool.reserve_within(1, 1, BRIEF).is_err() && pool.reserve_within(0, 0, BRIEF).is_err());
-        give_back(&pool, all);
+        release(&pool, all);
         assert_eq!(pool.state().classes[0].len(), CLASSES[0].1);
         assert_eq!(pool.reserve(1, 1).unwrap().slots.len(), 1);
     }
@@ -277,7 +278,7 @@ mod tests {
         let Reserved { word, .. } = pool.reserve(0, 0).unwrap();
         word.reach(3);
         let (memory, offset) = (word.memory.clone(), word.offset);
-        pool.give_word_back(word, 3);
+        pool.release_word(word, 3);
         let Reserved { word, .. } = pool.reserve(0, 0).unwrap();
         assert_eq!((word.offset, word.after(1).2, memory.word(offset).unwrap()), (offset, 4, 3));
     }

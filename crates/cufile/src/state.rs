@@ -1,4 +1,4 @@
-//! What the library keeps for its process. The API has no place for it.
+//! The library's process-wide state, for which the API has no handle.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,9 +25,9 @@ static STATE: Mutex<Option<State>> = Mutex::new(None);
 
 /// See the module.
 pub struct State {
-    /// How often the driver was opened by name.
+    /// How often the driver was opened explicitly.
     pub opens: u64,
-    /// Whether it was opened by a call that needs it.
+    /// Whether a call opened it implicitly.
     pub implicit: bool,
     pub parameters: Parameters,
     /// Registered memory by its address.
@@ -56,7 +56,7 @@ impl State {
     }
 }
 
-/// The state, with its lock.
+/// Runs `f` with the locked state.
 pub fn with_state<R>(f: impl FnOnce(&mut State) -> R) -> R {
     let mut state = lock();
     f(state.get_or_insert_with(State::new))
@@ -66,7 +66,7 @@ fn lock() -> MutexGuard<'static, Option<State>> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a thread holds while it forks, in the order of release.
+/// The locks that a thread holds while it forks, in the order of release.
 struct AllHeld {
     stats: HeldStats,
     handles: HeldHandles<'static>,
@@ -82,13 +82,14 @@ impl ForkLocks for AllHeld {
     }
 
     fn take() -> Self {
-        // In the order in which calls take them.
+        // In the order in which calls lock them.
         let (state, machine) = (lock(), machine::hold());
         let (handles, stats) = (HANDLES.hold(), stats::hold());
         Self { stats, handles, machine, state }
     }
 
-    /// A child reads and writes its parent's files. Batches, streams and GPUs are the parent's: its threads carry them out.
+    /// Forgets what a child cannot use. It reads and writes its parent's files, but the parent's threads serve batches,
+    /// streams and GPUs.
     fn disown(&mut self) {
         self.handles.disown_all_but::<RegisteredFile>();
         self.machine.disown();
@@ -99,7 +100,7 @@ impl ForkLocks for AllHeld {
     }
 }
 
-/// No lock of this library may be another thread's while the process forks.
+/// Ensures that no other thread holds a lock of this library while the process forks.
 fn watch_forks() {
     static WARNED: AtomicBool = AtomicBool::new(false);
     if let Err(error) = onehop_os::watch_forks::<AllHeld>()
@@ -109,7 +110,7 @@ fn watch_forks() {
     }
 }
 
-/// Runs what a call does. A panic goes no further than this.
+/// Runs the body of a call. Panics are caught.
 pub fn run<R>(call: &str, f: impl FnOnce() -> Result<R, Failure>) -> Result<R, Failure> {
     watch_forks();
     match catch_unwind(AssertUnwindSafe(f)) {
@@ -125,7 +126,7 @@ pub fn run<R>(call: &str, f: impl FnOnce() -> Result<R, Failure>) -> Result<R, F
     }
 }
 
-/// The same for a function that answers with a structure.
+/// The same for a function that returns a structure.
 pub fn answer(call: &str, f: impl FnOnce() -> Result<(), Failure>) -> CuFileError {
     match run(call, f) {
         Ok(()) => CuFileError::SUCCESS,

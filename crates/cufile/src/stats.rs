@@ -1,4 +1,4 @@
-//! What the library counts, for `cuFileGetStats*` and its own report.
+//! Counters for `cuFileGetStats*` and the library's own report.
 
 use std::ffi::c_int;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -26,7 +26,7 @@ pub enum CountedCall {
     BatchComplete,
 }
 
-/// Where bytes went.
+/// The memory side of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MemorySide {
     /// Host memory.
@@ -35,7 +35,7 @@ pub enum MemorySide {
     Gpu(u32),
 }
 
-/// A transfer that has ended.
+/// A finished transfer.
 #[derive(Clone, Copy, Debug)]
 pub struct Moved {
     pub bytes: usize,
@@ -45,7 +45,7 @@ pub struct Moved {
     pub way: MemorySide,
 }
 
-/// What the process's own report is made of. It is counted whatever the level.
+/// The data of the process's own report, counted at every level.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Totals {
     pub reads: u64,
@@ -53,9 +53,9 @@ pub struct Totals {
     pub errors: u64,
     pub read_bytes: u64,
     pub written_bytes: u64,
-    /// Of both, those of host memory.
+    /// Of both, the bytes of host memory.
     pub host_bytes: u64,
-    /// For how long at least one transfer was under way.
+    /// Time during which at least one transfer was in progress.
     pub busy: Duration,
     active: u32,
     since: Option<Instant>,
@@ -70,11 +70,11 @@ struct CallStats {
 
 static STATS: Mutex<Option<Box<CallStats>>> = Mutex::new(None);
 
-/// Its lock, for a thread that forks.
+/// The lock, for a thread that forks.
 pub struct HeldStats(MutexGuard<'static, Option<Box<CallStats>>>);
 
 impl HeldStats {
-    /// Begins the report of a child at zero: what is under way in its parent never ends there.
+    /// Resets a child's report: transfers in progress in its parent never end there.
     pub fn disown(&mut self) {
         if let Some(stats) = &mut *self.0 {
             stats.totals = Totals::default();
@@ -132,7 +132,7 @@ pub fn count(which: CountedCall, is_ok: bool) {
     });
 }
 
-/// A transfer is under way as long as this lives.
+/// Counts as a transfer in progress while it lives.
 pub struct Busy(());
 
 /// See [`Busy`].
@@ -179,7 +179,7 @@ pub fn moved(moved: &Moved) {
             return;
         }
         let Level2 { basic, reads_by_size, writes_by_size } = &mut stats.levels;
-        // Places for 0, 1, 2 to 3, 4 to 7 KiB and so on.
+        // Buckets for 0, 1, 2 to 3, 4 to 7 KiB and so on.
         let place = (u64::BITS - (bytes >> 10).leading_zeros()).min(31) as usize;
         if writes {
             add(&mut basic.write, is_ok);
@@ -212,7 +212,7 @@ pub fn moved(moved: &Moved) {
     });
 }
 
-/// What the process has moved so far.
+/// The totals of the process.
 pub fn totals() -> Totals {
     with(|stats| {
         let mut totals = stats.totals;
@@ -241,8 +241,8 @@ fn needs(least: usize) -> Result<(), Failure> {
     if level() < least { Err(Code::InvalidValue.into()) } else { Ok(()) }
 }
 
-/// Sets what is counted: 0 to 3.
-// SAFETY: the name is cuFile's, for which this library stands in; as all below.
+/// Sets the statistics level: 0 to 3.
+// SAFETY: the name is cuFile's, which this library replaces; as all below.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileSetStatsLevel(level: c_int) -> CuFileError {
     answer("cuFileSetStatsLevel", || {
@@ -251,10 +251,10 @@ pub extern "C" fn cuFileSetStatsLevel(level: c_int) -> CuFileError {
     })
 }
 
-/// Gives what is counted.
+/// Returns the statistics level.
 ///
 /// # Safety
-/// `out` is null or a place for the answer; as all below.
+/// `out` is null or valid for the answer; as all below.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileGetStatsLevel(out: *mut c_int) -> CuFileError {
@@ -265,7 +265,7 @@ pub unsafe extern "C" fn cuFileGetStatsLevel(out: *mut c_int) -> CuFileError {
     })
 }
 
-/// Counts from now on.
+/// Starts counting.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileStatsStart() -> CuFileError {
     answer("cuFileStatsStart", || {
@@ -275,7 +275,7 @@ pub extern "C" fn cuFileStatsStart() -> CuFileError {
     })
 }
 
-/// Counts no more.
+/// Stops counting.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileStatsStop() -> CuFileError {
     answer("cuFileStatsStop", || {
@@ -285,7 +285,7 @@ pub extern "C" fn cuFileStatsStop() -> CuFileError {
     })
 }
 
-/// Begins at zero.
+/// Resets the counters.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileStatsReset() -> CuFileError {
     answer("cuFileStatsReset", || {
@@ -297,7 +297,7 @@ pub extern "C" fn cuFileStatsReset() -> CuFileError {
     })
 }
 
-/// Gives the counters.
+/// Returns the counters.
 ///
 /// # Safety
 /// As for [`cuFileGetStatsLevel`].
@@ -313,7 +313,7 @@ pub unsafe extern "C" fn cuFileGetStatsL1(out: *mut Level1) -> CuFileError {
     })
 }
 
-/// Gives counters and histograms.
+/// Returns counters and histograms.
 ///
 /// # Safety
 /// As for [`cuFileGetStatsLevel`].
@@ -329,7 +329,7 @@ pub unsafe extern "C" fn cuFileGetStatsL2(out: *mut Level2) -> CuFileError {
     })
 }
 
-/// Gives all of it, by GPU.
+/// Returns everything, by GPU.
 ///
 /// # Safety
 /// As for [`cuFileGetStatsLevel`].

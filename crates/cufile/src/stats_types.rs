@@ -39,7 +39,7 @@ pub struct Level1 {
     pub batch_posix_enqueued: OpCounter,
     pub batch_processed: OpCounter,
     pub batch_posix_processed: OpCounter,
-    /// Of nvidia-fs, P2P, AIO, io_uring and mixed submissions: none here.
+    /// Of nvidia-fs, P2P, AIO, io_uring and mixed submissions: always zero.
     pub batch_other: [OpCounter; 5],
     pub batch_total_submit: OpCounter,
     pub batch_read_bytes: u64,
@@ -53,7 +53,7 @@ pub struct Level1 {
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Level2 {
     pub basic: Level1,
-    /// Reads by their size in KiB: each place is for twice the size of the one before.
+    /// Reads by their size in KiB: each bucket is for twice the size of the one before.
     pub reads_by_size: [u64; 32],
     pub writes_by_size: [u64; 32],
 }
@@ -71,7 +71,7 @@ pub struct PerGpu {
     pub p2p_reads: u64,
     pub nvfs_reads: u64,
     pub posix_reads: u64,
-    /// Unaligned, dynamically routed, sparse, inline: not told apart.
+    /// Unaligned, dynamically routed, sparse, inline: not distinguished.
     pub other_reads: [u64; 4],
     pub read_errors: u64,
     pub write_bytes: u64,
@@ -88,7 +88,7 @@ pub struct PerGpu {
     pub registered_bytes: u64,
 }
 
-/// How many GPUs the statistics have room for.
+/// Maximum number of GPUs in the statistics.
 pub const MOST_GPUS: usize = 16;
 
 /// `CUfileStatsLevel3_t`

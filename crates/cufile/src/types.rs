@@ -9,7 +9,7 @@ use std::mem::offset_of;
 pub struct CuFileError {
     /// 0, or one of cuFile's numbers.
     pub err: c_int,
-    /// CUDA's number, where cuFile's says that it was CUDA.
+    /// CUDA's number, if `err` says that CUDA failed.
     pub cuda: c_int,
 }
 
@@ -22,9 +22,9 @@ impl CuFileError {
 pub struct Description {
     /// 1 for a file descriptor.
     pub kind: c_int,
-    /// The descriptor, in the low half of what may be a pointer.
+    /// The descriptor, in the low half of a field that may be a pointer.
     pub handle: FdOrPointer,
-    /// Of file systems in user space.
+    /// For file systems in user space.
     pub operations: *const c_void,
 }
 

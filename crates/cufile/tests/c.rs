@@ -1,4 +1,4 @@
-//! What C programs make of the header and the library: without a GPU, and with a model of CUDA's driver.
+//! C programs against the header and the library: without a GPU, and with a model of CUDA's driver.
 #![allow(clippy::unwrap_used)]
 
 use std::io::Write;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// What the tests need, made once.
+/// The tests' programs, built once.
 struct Made {
     folder: PathBuf,
 }
@@ -19,12 +19,12 @@ fn run_compiler(arguments: &[&str]) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// The library by the name that programs know, the model, and the program; none, and a line that says so, without a compiler.
+/// The library under its usual name, the model, and the program; without a compiler, says so and returns `None`.
 fn made() -> Option<&'static Made> {
     static MADE: OnceLock<Option<Made>> = OnceLock::new();
     let make = || {
         if Command::new("cc").arg("--version").output().is_err() {
-            // Not eprintln: a test that passes would not show it.
+            // Not eprintln: it would be hidden when the test passes.
             let _ = writeln!(std::io::stderr(), "SKIPPED: a C compiler (cc) is not installed");
             return None;
         }
@@ -58,7 +58,7 @@ fn made() -> Option<&'static Made> {
     MADE.get_or_init(make).as_ref()
 }
 
-/// Runs a program, with the model or without; gives what it wrote, and whether it was content.
+/// Runs a program, with or without the model; returns whether it succeeded, and its output.
 fn run(program: &[&str], has_gpu: bool, variables: &[(&str, &str)]) -> Option<(String, bool)> {
     let Made { folder } = made()?;
     let (cufile, model) = (folder.join("cufile"), folder.join("model"));
@@ -82,9 +82,9 @@ fn passes(part: &str, has_gpu: bool) {
     assert!(is_content && said.ends_with("all of it\n"), "{part}: {said}");
 }
 
-/// `ONEHOP_TEST_HOSTILE_SECONDS` has it go on for longer, with other seeds.
+/// `ONEHOP_TEST_HOSTILE_SECONDS` makes it run longer, with other seeds.
 #[test]
-fn calls_that_make_no_sense() {
+fn invalid_calls() {
     let wanted = std::env::var("ONEHOP_TEST_HOSTILE_SECONDS").ok();
     let seconds: u64 = wanted.and_then(|text| text.parse().ok()).unwrap_or(4);
     for (round, has_gpu) in (0..seconds.div_ceil(2)).zip([true, false].into_iter().cycle()) {
@@ -132,7 +132,7 @@ fn batches() {
     passes("batch", true);
 }
 
-/// Runs a part of the program that calls every function at the edges of a process. It logs to stderr.
+/// Runs one part of the program that calls every function at a process's start, end or fork. It logs to stderr.
 fn at_edges(part: &str, says: &str) {
     let log = [("CUFILE_LOGFILE_PATH", ""), ("CUFILE_LOGGING_LEVEL", "INFO")];
     for has_gpu in [false, true] {
@@ -145,7 +145,7 @@ fn at_edges(part: &str, says: &str) {
 }
 
 #[test]
-fn handles_that_name_nothing_are_errors() {
+fn invalid_handles_are_errors() {
     at_edges("handles", "all of it");
 }
 
@@ -165,11 +165,11 @@ fn calls_in_a_process_that_forks() {
 }
 
 #[test]
-fn closes_beside_calls() {
+fn closes_during_calls() {
     at_edges("closes", "all of it");
 }
 
-/// Parts of the program that puts operations into streams, on a GPU with so many channels for all of its streams.
+/// Runs parts of the program that puts operations into streams, on a GPU with this many channels for all its streams.
 fn streams_pass(parts: &[&str], channels: &str) {
     let program: Vec<&str> = std::iter::once("streams").chain(parts.iter().copied()).collect();
     let variables = [("CUDA_DEVICE_MAX_CONNECTIONS", channels)];

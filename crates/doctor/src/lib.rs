@@ -18,7 +18,7 @@
 //! # }
 //! ```
 //!
-//! Whatever can be tried is tried. Anything else is `unknown` or `untested`, never a guess.
+//! Everything that can be tried is tried. Anything else is `unknown` or `untested`, never a guess.
 #![forbid(unsafe_code)]
 
 mod check;

@@ -82,7 +82,7 @@ impl<'a> DevicePair<'a> {
     }
 
     /// Devices on the path whose links are unknown.
-    pub fn links_not_told(&self) -> Vec<Address> {
+    pub fn unknown_links(&self) -> Vec<Address> {
         let ends = [self.device, self.gpu_device];
         ends.iter().filter(|end| self.facts.link(end).rate().is_none()).map(|end| end.address).collect()
     }

@@ -147,14 +147,14 @@ fn drive_needs(pair: &DevicePair<'_>, drive: &DriveFacts, direction: Direction, 
         return list;
     }
     if route == "cpu/pinned" && is_ours(pair) {
-        list.extend([needs.awake(), needs.takeable(), needs.copies()]);
+        list.extend([needs.awake(), needs.claimable(), needs.copies()]);
         return list;
     }
     if matches!(route, "cpu/pinned" | "cpu/cached") {
         list.extend([needs.block_device(), needs.copies()]);
         return list;
     }
-    list.extend([needs.awake(), needs.not_used(), needs.takeable(), needs.namespaces()]);
+    list.extend([needs.awake(), needs.not_used(), needs.claimable(), needs.namespaces()]);
     if route.starts_with("gpu/") {
         list.push(needs.doorbells());
     }

@@ -84,7 +84,7 @@ fn the_files_are_what_is_composed() {
         }
         let text = fs::read(&path)
             .unwrap_or_else(|e| panic!("{}: {e}; ONEHOP_WRITE_FIXTURES=1 writes it", path.display()));
-        assert!(text == bytes, "{name}.json is not what is composed; ONEHOP_WRITE_FIXTURES=1 writes it anew");
+        assert!(text == bytes, "{name}.json is not what is composed; ONEHOP_WRITE_FIXTURES=1 rewrites it");
         let record = Record::parse(&text).unwrap();
         assert!(record.composed && record.about.starts_with("composed: "), "{name}");
     }
@@ -151,7 +151,7 @@ fn the_b550_machine_as_found() {
     for id in ["gpu.driver", "gpu.register_bar", "gpu.bar1", "gpu.dma_buf", "iommu.mode", "memory.lock"] {
         assert_eq!(found.status(id), Status::Warn, "{id}");
     }
-    assert_eq!(found.status("gpu.link"), Status::Info, "an idle GPU's slow link is no fault");
+    assert_eq!(found.status("gpu.link"), Status::Info, "an idle GPU's slow link is not a fault");
     assert_eq!((found.status("drive.link"), found.status("drive.limits")), (Status::Pass, Status::Unknown));
     assert!(!found.has("gpu.rebar"), "without root the capability is not shown");
     assert_eq!(found.route(drive, ToGpu, "cpu/pinned").0, Yes);
@@ -362,7 +362,7 @@ fn a_machine_that_is_no_pc() {
 }
 
 #[test]
-fn what_is_not_there_is_not_recommended() {
+fn missing_features_are_not_recommended() {
     let found = judge(odd::no_namespace().0);
     assert_eq!(found.status("drive.link"), Status::Unknown);
     assert!(found.found("path.limit").starts_with("at most"), "{}", found.found("path.limit"));
@@ -392,7 +392,7 @@ fn what_is_hidden_or_garbage_is_unknown() {
 }
 
 #[test]
-fn a_desktops_die_is_one_whatever_its_name() {
+fn a_desktop_die_is_recognised_despite_its_name() {
     let found = machine("desktop-epyc-l4");
     assert_eq!(
         (found.status("path.p2p_write"), found.status("path.p2p_read")),
@@ -423,7 +423,7 @@ fn links_that_say_nothing_are_no_fault() {
 }
 
 #[test]
-fn functions_that_are_lent_are_no_gpus() {
+fn assigned_virtual_functions_are_not_gpus() {
     let found = machine("vgpu-host");
     assert!(found.found("gpu.present").ends_with("; 2 virtual functions for virtual machines"));
     assert!(found.routes.iter().all(|row| row.gpu == "0000:17:00.0"));
@@ -462,7 +462,7 @@ fn gpus_that_only_cuda_shows() {
 }
 
 #[test]
-fn words_that_have_no_end_are_cut() {
+fn endless_words_are_cut() {
     let mut machine = rare::vgpu_host();
     machine.file("/sys/bus/pci/devices/0000:18:00.0/nvme/nvme0/model", &"M".repeat(100_000));
     let found = judge(machine.0);
@@ -473,7 +473,7 @@ fn words_that_have_no_end_are_cut() {
 }
 
 #[test]
-fn of_many_pairs_people_are_shown_the_closest() {
+fn of_many_pairs_the_closest_are_shown() {
     let found = judge(rare::many().0);
     let pairs = |text: &str| text.matches("  <->  ").count();
     let text = render(&found, Style { colour: false, all: false });

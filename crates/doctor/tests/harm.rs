@@ -216,7 +216,7 @@ fn a_drive_in_use_is_not_to_be_removed_or_reset() {
 }
 
 #[test]
-fn a_drive_is_not_taken_from_a_driver_that_somebody_uses_it_by() {
+fn a_drive_stays_with_a_driver_that_has_users() {
     let other = |machine: &mut Machine| {
         machine.link(&format!("{AT}/driver"), "../../../../bus/pci/drivers/odd");
     };
@@ -320,7 +320,7 @@ fn access_control_that_is_off_costs_vfio_the_drive() {
 }
 
 #[test]
-fn what_else_is_in_a_group_is_given_away_only_where_nobody_uses_it() {
+fn other_devices_of_a_group_are_detached_only_if_unused() {
     let second = |machine: &mut Machine, driver: &str, mounted: Option<&str>| {
         // A second drive in place of the network card, in the first one's group.
         let card = "/sys/bus/pci/devices/0000:1a:00.0";

@@ -118,7 +118,7 @@ fn links_that_run_in_circles() {
 }
 
 #[test]
-fn a_drive_that_is_gone_is_garbage_and_said_so() {
+fn a_removed_drive_is_reported() {
     let mut machine = small();
     machine
         .0
@@ -130,7 +130,7 @@ fn a_drive_that_is_gone_is_garbage_and_said_so() {
 }
 
 #[test]
-fn answers_that_are_none() {
+fn malformed_answers() {
     for answer in [json!(null), json!(7), json!({}), json!({"gpus": [{}]}), json!([1, 2])] {
         let mut machine = small();
         for question in ["cuda", "nvml", "io_uring", "identify:nvme0", "file:/x", "claimed:nvme0n1"] {
@@ -141,7 +141,7 @@ fn answers_that_are_none() {
 }
 
 #[test]
-fn what_the_module_and_nvml_say_is_not_believed() {
+fn reports_of_module_and_nvml_are_not_trusted() {
     let given = || {
         let mut machine = small();
         machine.file("/sys/module/onehop/version", "1\n");

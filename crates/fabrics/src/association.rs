@@ -1,4 +1,4 @@
-//! An association: an admin queue that is connected to a controller, and kept alive.
+//! An association: a connected admin queue with its keep-alive.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,17 +18,18 @@ use crate::queue::{Data, MAX_DEPTH};
 use crate::ring::RingPair;
 use crate::{Error, Host, Result, SubsystemAddress, patch};
 
-/// How long a command of this crate's own may take.
+/// Time limit of this crate's own commands.
 pub(crate) const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a controller may take to shut down.
+/// Time limit of a controller's shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often the status is read while it is waited for.
+/// How often the status is polled.
 const STATUS_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Entries of the admin queue.
 pub(crate) const ADMIN_ENTRIES: u16 = 32;
-/// How long the controller may take to forget a queue that was disconnected.
+/// How long the controller may take to release a disconnected queue.
 const FORGET_TIMEOUT: Duration = Duration::from_secs(2);
-/// How targets refuse a queue that has a connection: Command Sequence Error, Invalid Queue Identifier, Controller Busy.
+/// Statuses that targets return for a queue that still has a connection: Command Sequence Error, Invalid Queue
+/// Identifier, Controller Busy.
 const STILL_CONNECTED: [Status; 3] = [Status::new(0, 0x0c), Status::new(1, 0x01), Status::new(1, 0x81)];
 
 /// A connected controller.
@@ -39,15 +40,15 @@ pub(crate) struct Association {
     pub(crate) cap: Cap,
     pub(crate) version: Version,
     pub(crate) health: Arc<Health>,
-    /// Most data in the capsule of an I/O command.
+    /// Maximum data in the capsule of an I/O command.
     capsule: AtomicU32,
-    keeper: Option<JoinHandle<()>>,
+    keep_alive_thread: Option<JoinHandle<()>>,
     stop: StopSignal,
     admin: LinkHandle,
 }
 
 impl Association {
-    /// Connects the admin queue and reads what the controller can do. It is not enabled yet.
+    /// Connects the admin queue and reads the controller's capabilities. It is not enabled yet.
     pub(crate) fn connect(target: Arc<SubsystemAddress>, host: Arc<Host>, stop: StopSignal) -> Result<Self> {
         let health = Arc::new(Health::default());
         let label = format!("the admin queue of {target}");
@@ -76,7 +77,7 @@ impl Association {
             version: Version(0),
             health,
             capsule: AtomicU32::new(0),
-            keeper: None,
+            keep_alive_thread: None,
             stop,
             admin,
         };
@@ -116,7 +117,7 @@ impl Association {
         self.wait_for("ready", limit, Some(&self.stop), |csts| csts.rdy())
     }
 
-    /// Tells the controller to come to rest and waits until it has; gives its status.
+    /// Shuts the controller down and waits for it; returns its status.
     pub(crate) fn shut_down(&self, cc: Cc) -> Result<()> {
         self.set_property(offset::CC, cc.0)?;
         self.wait_for("shut down", SHUTDOWN_TIMEOUT, None, |csts| csts.shst() == Csts::SHST_COMPLETE)
@@ -146,7 +147,7 @@ impl Association {
         }
     }
 
-    /// Learns how much data the capsules of I/O commands hold.
+    /// Determines how much data the capsules of I/O commands hold.
     fn learn_capsule(&self) -> Result<u32> {
         let memory = HostMem::anonymous(identify::BYTES)?;
         let sqe = admin::identify(admin::cns::CONTROLLER, 0, 0, 0);
@@ -184,7 +185,7 @@ impl Association {
                     link.watch(&self.health);
                     return Ok(link);
                 }
-                // The controller may not have noticed yet that the queue's last connection has ended.
+                // The controller may not have noticed yet that the queue's last connection has closed.
                 Err(Error::Refused { status, .. })
                     if STILL_CONNECTED.iter().any(|known| status.is(*known))
                         && start.elapsed() < FORGET_TIMEOUT
@@ -199,7 +200,7 @@ impl Association {
         }
     }
 
-    /// Keeps the controller from taking this host for dead, and notices when it is dead itself.
+    /// Keeps the association alive, and notices when the controller is gone.
     fn keep_alive(&mut self) -> Result<()> {
         let (health, admin) = (self.health.clone(), Arc::clone(&self.admin));
         let pause = self.target.keep_alive / 2;
@@ -207,14 +208,14 @@ impl Association {
             while !health.wait(pause) {
                 let answer = admin.exchange("Keep Alive", &admin::keep_alive(), Data::None, None, pause);
                 if answer.is_err() {
-                    // Why is in the health.
+                    // The health records the reason.
                     return;
                 }
             }
         };
         let spawned = std::thread::Builder::new().name("nvme keep alive".into()).spawn(work);
         let failed = |source| Error::Io { queue: "the keep-alive thread".into(), source: Arc::new(source) };
-        self.keeper = Some(spawned.map_err(failed)?);
+        self.keep_alive_thread = Some(spawned.map_err(failed)?);
         Ok(())
     }
 }
@@ -223,9 +224,9 @@ impl Drop for Association {
     fn drop(&mut self) {
         self.health.lose(&Error::Over { queue: format!("the admin queue of {}", self.target) });
         self.admin.close();
-        if let Some(keeper) = self.keeper.take() {
-            // It ends when its command does, and those have just ended.
-            let _ = keeper.join();
+        if let Some(keep_alive_thread) = self.keep_alive_thread.take() {
+            // It ends when its command does, and its commands have just ended.
+            let _ = keep_alive_thread.join();
         }
     }
 }
@@ -245,7 +246,7 @@ fn connect_queue(
     let data = connect_data(host.id, cntlid, target.subsystem(), &host.nqn);
     let memory = HostMem::anonymous(data.len())?;
     memory.write(0, &data)?;
-    // Always in the capsule, whatever the controller takes of other commands.
+    // Always in the capsule, regardless of the limit for other commands.
     let data = Data::InCapsule(data.len() as u32);
     let cqe = link.exchange("Connect", &connect.command(), data, Some(&memory), COMMAND_TIMEOUT)?;
     let (status, result) = (cqe.status(), cqe.result());
@@ -259,7 +260,7 @@ fn connect_queue(
     let connected = Connected::from(result);
     let parties = ChapParties { queue: label, host, subsystem: target.subsystem() };
     match connected.authreq {
-        // Targets may ask on the admin queue alone, whose controller the others name.
+        // Targets may request it on the admin queue only; the other queues name its controller.
         0 if connect.qid == 0 && host.secrets.target.is_some() => {
             let why = "the target proves nothing: it asks for no authentication, and dhchap-ctrl does".into();
             Err(Error::AuthenticationFailed { queue: label.to_owned(), why })
@@ -270,5 +271,5 @@ fn connect_queue(
     }
 }
 
-/// Status of a Connect command by a host that has to authenticate itself.
+/// Status of a Connect command if the host must authenticate.
 const AUTHENTICATION_REQUIRED: Status = Status::new(1, 0x91);

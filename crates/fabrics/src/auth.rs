@@ -1,7 +1,7 @@
-//! DH-HMAC-CHAP: a host and a controller prove to each other that they know a secret, without telling it.
+//! DH-HMAC-CHAP: a host and a controller prove to each other that they know a secret, without revealing it.
 //!
-//! It runs on each queue, between Connect and the first command. The controller chooses the hash, and whether there is a
-//! Diffie-Hellman exchange, too, without which somebody who has recorded the messages can try secrets.
+//! It runs on each queue, between Connect and the first command. The controller chooses the hash, and whether there is
+//! a Diffie-Hellman exchange. Without that, recorded messages allow offline attacks on the secret.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -21,16 +21,16 @@ use crate::pdu::{u16_at, u32_at};
 use crate::queue::Data;
 use crate::{Error, Host, Result};
 
-/// Longest file of a secret that is read.
+/// Maximum size of a secret's file.
 const MAX_FILE: u64 = 4096;
-/// Room for the longest message of a controller.
+/// Room for a controller's longest message.
 const RECEIVE_BYTES: u32 = 4096;
-/// What the file of a secret holds.
-const FORM: &str = "it is to hold DHHC-1:…:, as `nvme gen-dhchap-key` prints it";
+/// The content of a secret's file.
+const FORM: &str = "its content should be DHHC-1:…:, as `nvme gen-dhchap-key` prints it";
 /// The group without Diffie-Hellman.
 const NULL_GROUP: u8 = 0;
 
-/// Kinds of messages.
+/// Message types.
 mod message {
     pub(super) const NEGOTIATE: [u8; 2] = [0, 0];
     pub(super) const CHALLENGE: [u8; 2] = [1, 1];
@@ -79,7 +79,7 @@ impl ChapHash {
         }
     }
 
-    /// Whether `mac` is [`Self::mac`]; takes as long whichever byte differs.
+    /// Compares `mac` with [`Self::mac`] in constant time.
     fn is_mac(self, mac: &[u8], key: &[u8], parts: &[&[u8]]) -> bool {
         match self {
             Self::Sha256 => fed::<Hmac<Sha256>>(key, parts).verify_slice(mac).is_ok(),
@@ -95,7 +95,7 @@ fn fed<M: Mac + KeyInit>(key: &[u8], parts: &[&[u8]]) -> M {
     mac
 }
 
-/// A secret that a host or a controller proves to know.
+/// A secret of a host or a controller.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ChapSecret {
     key: Vec<u8>,
@@ -113,7 +113,7 @@ impl ChapSecret {
     /// Reads it from a file that no other user can read.
     ///
     /// # Errors
-    /// When there is no such file, others may use it, or it holds no secret.
+    /// When there is no such file, others may use it, or it contains no secret.
     pub fn read(path: &Path) -> Result<Self> {
         let refused = |why: String| Error::Secret { path: path.display().to_string(), why };
         let bytes = read_secret(path, MAX_FILE).map_err(refused)?;
@@ -121,7 +121,7 @@ impl ChapSecret {
         secret.ok_or_else(|| refused(FORM.into()))
     }
 
-    /// `DHHC-1:HH:BASE64:`, where HH is the hash that binds it, 00 for none, and the last four bytes are a checksum.
+    /// `DHHC-1:HH:BASE64:`, where HH is the hash that binds it (00 for none), and the last four bytes are a checksum.
     fn parse(text: &str) -> Option<Self> {
         let (hash, rest) = text.strip_prefix("DHHC-1:")?.split_once(':')?;
         let bytes = BASE64_STANDARD.decode(rest.strip_suffix(':')?).ok()?;
@@ -138,7 +138,7 @@ impl ChapSecret {
         is_whole.then(|| Self { key: key.to_owned(), bound_by })
     }
 
-    /// The key as the owner of this name uses it.
+    /// The key for the owner of this name.
     fn key_of(&self, nqn: &str) -> Vec<u8> {
         match self.bound_by {
             None => self.key.clone(),
@@ -147,7 +147,7 @@ impl ChapSecret {
     }
 }
 
-/// The two ends of a connection, and what they know.
+/// The two ends of a connection, and their secrets.
 #[derive(Clone, Copy)]
 pub(crate) struct ChapParties<'a> {
     pub queue: &'a str,
@@ -156,7 +156,7 @@ pub(crate) struct ChapParties<'a> {
 }
 
 impl ChapParties<'_> {
-    /// What the host proves with.
+    /// The host's proof.
     fn of_host(&self, secret: &ChapSecret, challenge: &ChapChallenge) -> Vec<u8> {
         let Self { host, subsystem, .. } = self;
         let ends = (host.nqn.as_str(), *subsystem);
@@ -164,7 +164,7 @@ impl ChapParties<'_> {
         with_message(challenge, "HostHost", ends, |parts| challenge.hash.mac(&key, parts))
     }
 
-    /// Whether this proves who the controller is.
+    /// Whether this proves the controller's identity.
     fn is_controller(&self, secret: &ChapSecret, challenge: &ChapChallenge, proof: &[u8]) -> bool {
         let Self { host, subsystem, .. } = self;
         let ends = (*subsystem, host.nqn.as_str());
@@ -177,7 +177,7 @@ impl ChapParties<'_> {
     }
 }
 
-/// Hands on what is hashed for a challenge by `who`.
+/// Passes `f` the data to be hashed for a challenge by `who`.
 fn with_message<T>(
     challenge: &ChapChallenge,
     who: &str,
@@ -197,7 +197,7 @@ fn with_message<T>(
     ])
 }
 
-/// What one side has the other answer.
+/// A challenge to the other side.
 struct ChapChallenge {
     hash: ChapHash,
     transaction: u16,
@@ -215,7 +215,7 @@ impl ChapChallenge {
         Ok(Self { hash, transaction, sequence: u32::from_le_bytes(sequence) | 1, value })
     }
 
-    /// Of a controller's message, with its public value; what is wrong with it otherwise.
+    /// Decodes a controller's message, with its public value; the error says what is wrong.
     fn decode(
         message: &[u8],
         transaction: u16,
@@ -238,7 +238,7 @@ impl ChapChallenge {
         Ok((Self { hash, transaction, sequence: u32_at(message, 12), value }, public))
     }
 
-    /// The challenge that is answered in its place after a Diffie-Hellman exchange.
+    /// The effective challenge after a Diffie-Hellman exchange.
     fn bound_to(self, shared: Option<&[u8]>) -> Self {
         let Some(shared) = shared else { return self };
         let value = self.hash.mac(&self.hash.digest(shared), &[&self.value]);
@@ -246,14 +246,14 @@ impl ChapChallenge {
     }
 }
 
-/// A controller's part of a Diffie-Hellman exchange.
+/// A controller's public value in a Diffie-Hellman exchange.
 struct PublicValue<'a> {
     group: DhGroup,
     value: &'a [u8],
 }
 
 impl PublicValue<'_> {
-    /// This side's part, and what both then know; none where the controller's part makes that known to all.
+    /// This side's public value, and the shared secret; fails if the controller's value makes that predictable.
     fn answer(&self) -> Result<Option<[Vec<u8>; 2]>> {
         let mut exponent = [0; EXPONENT_BYTES];
         fill(&mut exponent)?;
@@ -266,7 +266,7 @@ fn fill(bytes: &mut [u8]) -> Result<()> {
     fill_random(bytes).map_err(|error| Error::Memory(format!("random numbers: {error}")))
 }
 
-/// Refuses a message that is another, or of another exchange.
+/// Refuses another message than the expected one, or one of another exchange.
 fn expect(message: &[u8], kind: [u8; 2], transaction: u16) -> std::result::Result<(), String> {
     if message.len() < 16 {
         return Err(format!("a message of {} bytes", message.len()));
@@ -283,7 +283,7 @@ fn expect(message: &[u8], kind: [u8; 2], transaction: u16) -> std::result::Resul
     Ok(())
 }
 
-/// Why a controller refuses.
+/// A controller's reason for refusing.
 fn reason(code: u8) -> &'static str {
     match code {
         1 => "the target does not accept the secret (dhchap), or has none of its own (dhchap-ctrl)",
@@ -329,18 +329,18 @@ fn reply(proof: &[u8], transaction: u16, own: Option<&ChapChallenge>, public: &[
     out
 }
 
-/// The last message: the controller is believed, or not.
+/// The last message: whether the controller's proof was accepted.
 fn verdict(is_believed: bool, transaction: u16) -> Vec<u8> {
     let mut out = head(if is_believed { message::SUCCESS_2 } else { message::FAILURE_2 }, transaction);
     if !is_believed {
-        // Authentication failed, and no more is told.
+        // Authentication failed, without details.
         out.extend([1, 1]);
     }
     out.resize(16, 0);
     out
 }
 
-/// Proves to the controller of a queue who the host is, and has it prove who it is where its secret is known.
+/// Authenticates the host to a queue's controller, and the controller to the host if its secret is known.
 pub(crate) fn authenticate(link: &QueueLink, parties: &ChapParties<'_>) -> Result<()> {
     static NEXT: AtomicU16 = AtomicU16::new(1);
     let secrets = &parties.host.secrets;
@@ -353,7 +353,7 @@ pub(crate) fn authenticate(link: &QueueLink, parties: &ChapParties<'_>) -> Resul
     let is_failure = message[..2] == message::FAILURE_1;
     let refused = |why: String| {
         if !is_failure {
-            // The target is told, as far as it listens.
+            // Tells the target, if it still listens.
             let _ = send(link, &verdict(false, transaction));
         }
         parties.failed(why)
@@ -453,7 +453,7 @@ mod tests {
         assert!(ChapSecret::read(&path).is_err() && ChapSecret::read(Path::new("/dev/null")).is_err());
     }
 
-    /// A challenge as a controller sends it.
+    /// A challenge from a controller.
     fn challenge(hash: u8, group: u8, public: &[u8]) -> Vec<u8> {
         let bytes = ChapHash::of(hash).map_or(32, ChapHash::bytes);
         let mut out = head(message::CHALLENGE, 7);
@@ -503,7 +503,7 @@ mod tests {
         assert_eq!((alone.len(), &alone[8..16], &alone[48..]), (80, &[0; 8][..], &[0; 32][..]));
     }
 
-    /// By Python's hmac and hashlib.
+    /// Computed with Python's hmac and hashlib.
     #[test]
     fn proofs_are_what_another_program_computes() {
         const OF_HOST: &str = "44810f277a5beb4a1163c7c7137c41b0d9351531ab5ed6db1a37a3d33cd4b368";

@@ -1,4 +1,4 @@
-//! Connections of TCP, made so that a request to stop ends the wait for one.
+//! TCP connections, whose setup ends on a request to stop.
 
 use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use onehop_os::StopSignal;
 
 use crate::{Error, Result};
 
-/// How long one address of a host may take to answer.
+/// Time limit for each address of a host.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often a wait checks for a request to stop.
 pub(crate) const STOP_POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -17,9 +17,9 @@ pub(crate) const STOP_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Connects to the first address of a host that answers.
 pub(crate) fn connect(host: &str, port: u16, stop: &StopSignal) -> Result<TcpStream> {
     let (name, (sender, receiver)) = (host.to_owned(), mpsc::channel());
-    // A thread of its own: neither the resolver nor a connection that is being made can be interrupted.
+    // On a separate thread: neither the resolver nor a connection attempt can be interrupted.
     let work = move || {
-        // Nobody receives it after a request to stop.
+        // After a request to stop there is no receiver.
         let _ = sender.send(reach(&name, port));
     };
     let spawned = std::thread::Builder::new().name("nvme-tcp connect".into()).spawn(work);
@@ -30,7 +30,7 @@ pub(crate) fn connect(host: &str, port: u16, stop: &StopSignal) -> Result<TcpStr
         }
         match receiver.recv_timeout(STOP_POLL_INTERVAL) {
             Ok(end) => return end,
-            // The resolver and each address have their time limits.
+            // The resolver and each address have their own time limits.
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
                 let ended = std::io::Error::other("the thread that connects has ended");

@@ -1,8 +1,8 @@
-//! A remote controller as the driver knows controllers: registers, rings in memory, doorbells.
+//! A remote controller as the driver sees controllers: registers, rings in memory, doorbells.
 //!
-//! A message-based controller has no rings: they are this host's. Doorbells send what the driver wrote into its rings,
-//! and answers are written into them as completions. The registers of the admin queue are kept here; the others are
-//! properties of the controller. Queues are created and deleted by connecting and disconnecting them.
+//! A message-based controller has no rings, so this host keeps them. Doorbells send the driver's entries, and answers
+//! become completions in its rings. The admin queue's registers are kept here; the others are properties of the
+//! controller. Creating and deleting a queue connects and disconnects it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -21,9 +21,9 @@ use crate::ring::{RingAt, RingPair};
 use crate::space::MemorySpace;
 use crate::{Error, Host, Result, SubsystemAddress};
 
-/// Most I/O queues.
+/// Maximum number of I/O queues.
 const MAX_QUEUES: u16 = 128;
-/// The first pause before a connection is tried again, and the longest.
+/// The first pause before reconnecting, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
@@ -41,10 +41,10 @@ pub(crate) struct Controller {
     aqa: AtomicU32,
     asq: [AtomicU32; 2],
     acq: [AtomicU32; 2],
-    /// The queues whose doorbells may be rung.
+    /// The queues that may be rung.
     links: Links,
     state: Mutex<RemoteState>,
-    /// Why the controller failed last, or refused a queue.
+    /// Why the controller last failed, or refused a queue.
     failure: Mutex<Option<Error>>,
     stop: StopSignal,
 }
@@ -54,7 +54,7 @@ struct RemoteState {
     queues: BTreeMap<u16, LinkHandle>,
     completion_rings: BTreeMap<u16, RingAt>,
     association: Option<Arc<Association>>,
-    /// It was used up by enabling the controller.
+    /// The controller was enabled, so this connection cannot be reused.
     was_enabled: bool,
 }
 
@@ -70,9 +70,9 @@ impl Controller {
                 4u64 << theirs.mpsmin()
             )));
         }
-        // What is left out are things of a bus: strides, resets and memory of the controller.
+        // Omitted is what belongs to a bus: strides, resets and memory of the controller.
         let cap = Cap(0)
-            // A ring has one entry more than it holds commands.
+            // A ring holds one command fewer than it has entries.
             .with_mqes_z(theirs.mqes_z().min(MAX_DEPTH - 1))
             .with_cqr(true)
             .with_to(theirs.to())
@@ -117,7 +117,7 @@ impl Controller {
     /// CSTS: a controller whose connection is lost reports a fatal status.
     fn status(&self) -> Csts {
         let csts = Csts(self.csts.load(Ordering::Acquire));
-        // Nobody waits for a connection that is being made.
+        // Does not wait for a connection attempt.
         let Ok(state) = self.state.try_lock() else { return csts };
         let lost = state.association.as_ref().and_then(|association| association.health.lost());
         match lost {
@@ -189,13 +189,13 @@ impl Controller {
 
     fn shut_down(&self, cc: Cc) {
         let association = self.state().association.clone();
-        // A controller that does not come to rest is disconnected all the same: this host sends it nothing any more.
+        // Also disconnects a controller that does not shut down: this host sends it nothing more.
         let _ = association.map(|association| association.shut_down(cc));
         self.csts.store(Csts(0).with_rdy(true).with_shst(Csts::SHST_COMPLETE).0, Ordering::Release);
     }
 
-    /// Carries out an admin command that is this host's own, and gives result and status. Others are made what the
-    /// controller understands.
+    /// Executes an admin command that this host handles itself, and returns its result and status. Others are
+    /// translated for the controller.
     fn answer(&self, sqe: &mut Sqe) -> Option<(u32, Status)> {
         Some(match sqe.opcode() {
             opcode::CREATE_CQ => (0, self.create_cq(&CreateCq::from(&*sqe))),
@@ -209,7 +209,7 @@ impl Controller {
             opcode::ABORT => {
                 let abort = Abort::from(&*sqe);
                 let Some(cid) = self.link(abort.sqid).and_then(|link| link.wire_cid(abort.cid)) else {
-                    // It has ended meanwhile. Bit 0: it was not aborted.
+                    // The command has already ended. Bit 0: it was not aborted.
                     return Some((1, Status::SUCCESS));
                 };
                 *sqe = admin::abort(abort.sqid, cid).with_cid(sqe.cid());
@@ -233,7 +233,7 @@ impl Controller {
     }
 
     fn create_sq(&self, sq: &CreateSq) -> Status {
-        // A status of the driver's rings says too little of a connection.
+        // A driver-level status would say too little about a connection failure.
         self.set_failure(None);
         let mut state = self.state();
         let cq = state.completion_rings.get(&sq.qid).copied().filter(|_| sq.cqid == sq.qid);
@@ -254,12 +254,12 @@ impl Controller {
             }
             Err(error @ Error::Refused { status, .. }) => {
                 if status.is(NO_SUCH_CONTROLLER) {
-                    // The target has started anew, and may have lost what it acknowledged.
+                    // The target has restarted, and may have lost acknowledged writes.
                     association.health.lose(&error);
                 }
                 status
             }
-            // Other queues may be well; where they are not, their own connections say so.
+            // Other queues may work; if not, their own connections report it.
             Err(_) => Status::INTERNAL_ERROR,
         }
     }
@@ -274,9 +274,9 @@ impl Controller {
     }
 }
 
-/// Status code of a queue that is not there.
+/// Status code of a queue that does not exist.
 const INVALID_QUEUE: u8 = 0x01;
-/// Connect names a controller that the target does not have, or parameters that it does not take.
+/// Connect names a controller that the target does not have, or parameters that it refuses.
 const NO_SUCH_CONTROLLER: Status = Status::new(1, 0x82);
 
 impl Registers for Controller {
@@ -317,7 +317,7 @@ impl Registers for Controller {
     fn idle(&self, doorbell: u32) {
         let link = doorbell_of(doorbell, self.cap.dstrd()).and_then(|(qid, _)| self.link(qid));
         if let Some(link) = link {
-            link.look();
+            link.poll_answers();
         }
     }
 
@@ -331,7 +331,7 @@ impl Registers for Controller {
     }
 }
 
-/// Reconnects: what stands for a reset of the function.
+/// Reconnects, in place of a function reset.
 pub(crate) struct Reconnect(pub(crate) Arc<Controller>);
 
 impl FunctionReset for Reconnect {
@@ -373,8 +373,8 @@ impl FunctionReset for Reconnect {
     }
 }
 
-/// Whether trying again cannot help. A refusal is none of these: the same was accepted before, and the target may be being
-/// set up.
+/// Whether retrying is useless. A refusal does not count: the same was accepted before, and the target may be
+/// restarting.
 fn is_final(error: &Error) -> bool {
     matches!(error, Error::Authentication { .. } | Error::AuthenticationFailed { .. } | Error::Unsupported(_))
 }

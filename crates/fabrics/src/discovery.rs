@@ -1,4 +1,4 @@
-//! Discovery: which subsystems a target has, and where.
+//! Discovery: a target's subsystems, and their addresses.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,36 +11,36 @@ use onehop_proto::regs::Cc;
 use crate::association::Association;
 use crate::{Error, Host, Result, SubsystemAddress};
 
-/// Most entries that are read.
+/// Maximum number of entries read.
 const MAX_ENTRIES: u64 = 4096;
-/// How long all of it may take.
+/// Time limit of a whole discovery.
 const LIMIT: Duration = Duration::from_secs(30);
-/// How often a log that changes while it is read is read again.
+/// How often a log that changes meanwhile is read again.
 const TRIES: u32 = 5;
-/// Bytes of an entry, and of the log's head.
+/// Bytes of an entry, and of the log's header.
 const ENTRY: usize = 1024;
 
-/// A subsystem, and one way to it.
+/// A subsystem, and one path to it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Subsystem {
     /// Its NQN.
     pub nqn: String,
     /// The transport: `tcp`, `rdma`, `fc`, `loop`.
     pub transport: &'static str,
-    /// The address, as the transport writes it.
+    /// The address, in the transport's form.
     pub address: String,
     /// The service: a port of TCP or RDMA.
     pub service: String,
     /// Whether it is a discovery service.
     pub is_discovery: bool,
-    /// Whether only secure channels are let in.
+    /// Whether it requires secure channels.
     pub needs_tls: bool,
 }
 
-/// Asks the discovery service of a target; `stop` ends that.
+/// Queries a target's discovery service; `stop` ends the query.
 ///
 /// # Errors
-/// When it cannot be reached, or does not answer as it should.
+/// When it cannot be reached, or answers incorrectly.
 pub fn discover(target: &SubsystemAddress, stop: &StopSignal) -> Result<Vec<Subsystem>> {
     let target = SubsystemAddress { nqn: None, ..target.clone() };
     let host = Host::of(&target)?;
@@ -69,7 +69,7 @@ pub fn discover(target: &SubsystemAddress, stop: &StopSignal) -> Result<Vec<Subs
             read(&association, index * ENTRY as u64)
         };
         let entries = (1..=count).map(entry).collect::<Result<Vec<_>>>()?;
-        // Entries of two versions of the log do not belong together.
+        // Entries of different versions of the log must not be mixed.
         if DiscoveryLog::new(&read(&association, 0)?).genctr() == head.genctr() {
             return Ok(entries.iter().map(subsystem).collect());
         }

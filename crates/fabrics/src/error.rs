@@ -15,10 +15,10 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The name is not that of a target.
+    /// Not a target's name.
     #[error("'{name}' names no target: {why}")]
     Name {
-        /// What was given.
+        /// The name.
         name: String,
         /// What is wrong with it.
         why: String,
@@ -26,12 +26,12 @@ pub enum Error {
     /// The host's name or identifier cannot be determined.
     #[error("{what}: {source}")]
     Host {
-        /// What was read.
+        /// What was being read.
         what: String,
         /// The system's error.
         source: Arc<std::io::Error>,
     },
-    /// No connection can be made.
+    /// No connection is possible.
     #[error("no connection to {address}: {source}")]
     Unreachable {
         /// The address.
@@ -42,7 +42,7 @@ pub enum Error {
     /// The connection failed.
     #[error("the connection of {queue} failed: {source}")]
     Io {
-        /// The queue that it is of.
+        /// The queue.
         queue: String,
         /// The system's error.
         source: Arc<std::io::Error>,
@@ -50,15 +50,15 @@ pub enum Error {
     /// The target closed the connection.
     #[error("the target closed the connection of {queue}{}", if *.is_early { ": it may not speak NVMe/TCP, or refuse what was asked for (digests)" } else { "" })]
     Closed {
-        /// The queue that it is of.
+        /// The queue.
         queue: String,
         /// Whether it did so before the connection was open.
         is_early: bool,
     },
-    /// The target broke the protocol.
-    #[error("the connection of {queue} was given up: {source}")]
+    /// The target violated the protocol.
+    #[error("the connection of {queue} was closed: {source}")]
     Protocol {
-        /// The queue that it is of.
+        /// The queue.
         queue: String,
         /// What is wrong.
         source: Violation,
@@ -68,9 +68,9 @@ pub enum Error {
     Silent {
         /// The queue.
         queue: String,
-        /// What was asked.
+        /// What was requested.
         what: &'static str,
-        /// How long the answer was waited for.
+        /// How long the wait was.
         waited: Duration,
     },
     /// The target refused to connect a queue.
@@ -80,10 +80,10 @@ pub enum Error {
         queue: String,
         /// The target's answer.
         status: Status,
-        /// Where the refused parameter lies.
+        /// Location of the refused parameter.
         result: u32,
     },
-    /// The target refused a command that is needed to use it.
+    /// The target refused a command that is required to use it.
     #[error("{what} failed: {status}")]
     Command {
         /// The command.
@@ -91,7 +91,7 @@ pub enum Error {
         /// The target's answer.
         status: Status,
     },
-    /// The target wants to be convinced of who the host is, and no secret was given.
+    /// The target requires authentication, and no secret was given.
     #[error(
         "the target asks for authentication (DH-HMAC-CHAP): give the secret of the host {host} by ?dhchap=FILE"
     )]
@@ -99,7 +99,7 @@ pub enum Error {
         /// The host's NQN.
         host: String,
     },
-    /// One side does not believe the other.
+    /// One side rejects the other's proof.
     #[error("authentication of {queue} failed: {why}")]
     AuthenticationFailed {
         /// The queue.
@@ -107,7 +107,7 @@ pub enum Error {
         /// What is wrong.
         why: String,
     },
-    /// A file holds no secret that can be used.
+    /// A file contains no usable secret.
     #[error("the secret in {path} cannot be used: {why}")]
     Secret {
         /// The file.
@@ -115,12 +115,12 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
-    /// The controller did not become ready, or come to rest.
+    /// The controller did not become ready, or did not shut down.
     #[error("the controller did not become {want} within {waited:?} (CSTS {csts:#x})")]
     NotReady {
         /// `ready` or `shut down`.
         want: &'static str,
-        /// How long it was waited for.
+        /// How long the wait was.
         waited: Duration,
         /// The status register.
         csts: u32,
@@ -128,16 +128,16 @@ pub enum Error {
     /// The target cannot be used with this host.
     #[error("the target cannot be used: {0}")]
     Unsupported(String),
-    /// The caller asked for an end.
+    /// A request to stop.
     #[error("stopped on request")]
     Interrupted,
-    /// The connection was closed by this host.
+    /// This host closed the connection.
     #[error("the connection of {queue} was closed")]
     Over {
         /// The queue.
         queue: String,
     },
-    /// Memory could not be had or reached.
+    /// Memory could not be allocated or reached.
     #[error("{0}")]
     Memory(String),
 }
@@ -148,7 +148,7 @@ impl From<onehop_os::Error> for Error {
     }
 }
 
-/// Where a Connect command has the parameter that was refused.
+/// The location of a refused parameter of a Connect command.
 fn parameter(status: Status, result: u32) -> String {
     if status.0 & 0x7ff != 0x182 {
         return String::new();

@@ -1,9 +1,9 @@
-//! The Diffie-Hellman groups of RFC 7919, of which DH-HMAC-CHAP has five.
+//! The Diffie-Hellman groups of RFC 7919; DH-HMAC-CHAP has five.
 
 use crypto_bigint::modular::{BoxedMontyForm, BoxedMontyParams};
 use crypto_bigint::{BoxedUint, Odd, Resize};
 
-/// Bits of an exponent: twice what the largest group is worth, and more.
+/// Bits of an exponent: more than twice the strength of the largest group.
 const EXPONENT_BITS: u32 = 512;
 /// Bytes of an exponent.
 pub(crate) const EXPONENT_BYTES: usize = EXPONENT_BITS as usize / 8;
@@ -14,7 +14,7 @@ pub(crate) struct DhGroup {
     /// Its number in messages.
     pub id: u8,
     bits: u32,
-    /// What RFC 7919 adds to the digits of e to find a prime.
+    /// What RFC 7919 adds to the digits of e to get a prime.
     offset: u64,
 }
 
@@ -56,7 +56,7 @@ impl DhGroup {
         self.power(&BoxedUint::from(2u64).resize(self.bits), exponent)
     }
 
-    /// What both sides know; none where the other side's public value gives it away, or is none.
+    /// The shared secret; `None` if the other side's public value is invalid or makes it predictable.
     pub(crate) fn shared(self, exponent: &[u8; EXPONENT_BYTES], other: &[u8]) -> Option<Vec<u8>> {
         let other = BoxedUint::from_be_slice(other, self.bits).ok()?;
         let one = BoxedUint::one_with_precision(self.bits);
@@ -67,7 +67,7 @@ impl DhGroup {
 
 /// floor(2^bits e) + more, the lowest word first; `bits` is 2 less than a multiple of 64.
 fn digits_of_e(bits: u32, more: u64) -> Vec<u64> {
-    // One word more than asked for takes what is cut off of each term.
+    // One extra word absorbs the truncation of each term.
     let words = bits as usize / 64 + 2;
     let mut term = vec![0; words];
     term[words - 1] = 1 << (bits % 64);
@@ -109,11 +109,11 @@ mod tests {
         for group in DhGroup::ALL {
             let bytes = group.prime().get().to_be_bytes();
             assert_eq!(bytes.len(), group.bytes());
-            // All begin with the digits of e; the ends differ.
+            // All start with the digits of e, and differ at the end.
             assert_eq!(bytes[..16], 0xffff_ffff_ffff_ffff_adf8_5458_a2bb_4a9a_u128.to_be_bytes());
             assert_eq!(bytes[bytes.len() - 8..], [0xff; 8]);
         }
-        // The last words before those ones are in RFC 7919.
+        // The last words before the ones, from RFC 7919.
         let ends = [
             0x886b_4238_6128_5c97_u64,
             0x25e4_1d2b_66c6_2e37,
@@ -134,7 +134,7 @@ mod tests {
         let shared = group.shared(&ours, &group.public(&theirs)).unwrap();
         assert_eq!(shared.len(), group.bytes());
         assert_eq!(Some(shared), group.shared(&theirs, &group.public(&ours)));
-        // Values whose powers are known to everybody, and what is too long.
+        // Values with known powers, and a value that is too long.
         let last = group.prime().get().wrapping_sub(BoxedUint::one_with_precision(group.bits));
         let known = [vec![0; 256], vec![1], last.to_be_bytes().into_vec(), vec![0xff; 256], vec![2; 257]];
         for value in known {
@@ -143,7 +143,7 @@ mod tests {
         assert!(DhGroup::of(0).is_none() && DhGroup::of(6).is_none());
     }
 
-    /// By Fermat: whatever is not prime hardly has this.
+    /// By Fermat's test, which a composite number hardly passes.
     #[test]
     fn the_primes_are_prime() {
         for group in &DhGroup::ALL[..2] {

@@ -1,11 +1,11 @@
-//! Whether a controller can still be reached.
+//! Whether a controller is still reachable.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::Error;
 
-/// Whether the controller can still be reached.
+/// Whether a controller is still reachable.
 #[derive(Default)]
 pub(crate) struct Health {
     lost: Mutex<Option<Error>>,
@@ -17,18 +17,18 @@ impl Health {
         self.lost.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Why it cannot be reached any more; none if it can.
+    /// Why it is not reachable; `None` if it is.
     pub(crate) fn lost(&self) -> Option<Error> {
         self.lock().clone()
     }
 
-    /// Notes the first reason.
+    /// Records the first reason.
     pub(crate) fn lose(&self, why: &Error) {
         self.lock().get_or_insert_with(|| why.clone());
         self.changed.notify_all();
     }
 
-    /// Waits until it is lost, at most so long; whether it is.
+    /// Waits at most `limit` until it is lost; returns whether it is.
     pub(crate) fn wait(&self, limit: Duration) -> bool {
         let guard = self.changed.wait_timeout_while(self.lock(), limit, |lost| lost.is_none());
         guard.unwrap_or_else(PoisonError::into_inner).0.is_some()

@@ -1,4 +1,4 @@
-//! Who this host is, as targets know it.
+//! This host's identity towards targets.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::{ChapSecret, Error, Result, SubsystemAddress};
 /// Where Linux keeps the host's NQN and identifier.
 const NQN_FILE: &str = "/etc/nvme/hostnqn";
 const ID_FILE: &str = "/etc/nvme/hostid";
-/// A new UUID at each read.
+/// Returns a new UUID at each read.
 const NEW_UUID: &str = "/proc/sys/kernel/random/uuid";
 
 /// The secrets of host and target.
@@ -24,7 +24,7 @@ pub struct Secrets {
 /// A host's NQN and identifier.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Host {
-    /// The NQN, by which a target decides what the host may use.
+    /// The NQN, by which a target controls access.
     pub nqn: String,
     /// The identifier. All connections of a host have the same.
     pub id: [u8; 16],
@@ -33,15 +33,14 @@ pub struct Host {
 }
 
 impl Host {
-    /// The host that a target's name asks for; what it leaves open is this machine's, and made up where this machine has
-    /// none.
+    /// The host for a target's name. What the name omits is this machine's, or generated if it has none.
     ///
     /// # Errors
-    /// When no UUID can be had, or a secret's file cannot be used.
+    /// When no UUID is available, or a secret's file cannot be used.
     pub fn of(target: &SubsystemAddress) -> Result<Self> {
         let of_file = || line(NQN_FILE).filter(|nqn| !nqn.is_empty() && check_nqn(nqn).is_ok());
         let named = target.host_nqn.clone().or_else(of_file);
-        // Targets may insist that a name always comes with the same identifier, and most names end in one.
+        // Targets may require that a name always has the same identifier, and most names end in one.
         let of_name = || uuid(named.as_deref()?.rsplit_once("uuid:")?.1);
         let id = target.host_id.or_else(|| uuid(&line(ID_FILE)?)).or_else(of_name);
         let fresh = if id.is_some() { None } else { Some(new_uuid()?) };
@@ -63,7 +62,7 @@ fn new_uuid() -> Result<String> {
     Ok(std::fs::read_to_string(NEW_UUID).map_err(failed)?.trim().to_owned())
 }
 
-/// The bytes of a UUID, as they are written.
+/// A UUID in its usual form, with hyphens.
 fn hyphens(id: &[u8; 16]) -> String {
     let mut out = String::new();
     for (i, byte) in id.iter().enumerate() {
@@ -80,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_is_who_its_name_says_or_somebody_new() {
+    fn a_host_is_the_named_one_or_a_new_one() {
         let target = |text: &str| text.parse::<SubsystemAddress>().unwrap();
         let id = "6f6e6568-6f70-4000-8000-0000000000ff";
         let named = Host::of(&target(&format!("nvme-tcp://a/nqn.x?hostnqn=nqn.h&hostid={id}"))).unwrap();

@@ -6,8 +6,8 @@
 //! 4. `onehop_drive::Drive::open` brings that controller up.
 //! 5. [`queue`] is the protocol without its connection, [`pdu`] its messages.
 //!
-//! A lost connection appears as a controller that reports a fatal status. Resetting it reconnects. The driver then repeats reads,
-//! but not writes: the target may still carry out those that it received.
+//! A lost connection appears as a controller that reports a fatal status. Resetting it reconnects. The driver then
+//! repeats reads, but not writes: the target may still execute those that it received.
 #![forbid(unsafe_code)]
 
 mod ahead;
@@ -36,11 +36,11 @@ pub use error::{Error, Result};
 pub use host::{Host, Secrets};
 pub use name::{FORM, SCHEME, SubsystemAddress};
 
-/// Connects to the subsystem that a target's name names. Once `stop` is set, connecting and reconnecting end with
+/// Connects to the subsystem in a target's name. Once `stop` is set, connecting and reconnecting end with
 /// [`Error::Interrupted`], and other waits for the target within a second.
 ///
 /// # Errors
-/// When the name names no subsystem, or the target cannot be reached or used.
+/// When the name contains no subsystem, or the target cannot be reached or used.
 pub fn open(target: &SubsystemAddress, stop: &StopSignal) -> Result<ControllerBackend> {
     if target.nqn.is_none() {
         let why = "it names no subsystem; `onehop drive list -d` shows those of its discovery service".into();

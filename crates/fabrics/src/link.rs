@@ -1,4 +1,4 @@
-//! A queue with its connection and its memory. A thread receives; the thread that submits sends what the socket takes.
+//! A queue with its connection and its memory. A thread receives; the submitting thread sends what the socket accepts.
 
 use std::io::{ErrorKind, Write};
 use std::net::{Shutdown, TcpStream};
@@ -22,18 +22,18 @@ use crate::ring::RingPair;
 use crate::space::MemorySpace;
 use crate::{Error, Result, patch};
 
-/// How long the connection request may take to be answered.
+/// Time limit for the answer to the connection request.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long an answer may still take once somebody asked for an end: a target that works needs less.
+/// How long an answer may take after a request to stop: a working target needs less.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
-/// Steps of receiving for which others wait at most.
+/// Maximum receive steps while other threads wait.
 const STEPS: usize = 32;
-/// How long the receiving thread leaves the connection to a thread that looks for answers.
-const STANDS_BACK: Duration = Duration::from_millis(5);
+/// How long the receiving thread leaves the connection to a polling thread.
+const YIELD_TIME: Duration = Duration::from_millis(5);
 /// Bytes whose digest is computed at a time.
 const DIGEST_CHUNK: usize = 16 << 10;
 
-/// Where somebody waits for an answer.
+/// A thread's wait for an answer.
 #[derive(Default)]
 struct Waiter {
     answer: Mutex<Option<Result<Cqe>>>,
@@ -46,7 +46,7 @@ impl Waiter {
         self.came.notify_all();
     }
 
-    /// The answer; none if it does not come in time. A request to stop shortens the wait.
+    /// The answer; `None` on a time-out. A request to stop shortens the wait.
     fn wait(&self, limit: Duration, stop: &StopSignal) -> Option<Result<Cqe>> {
         let (mut due, mut is_shortened) = (Instant::now() + limit, false);
         loop {
@@ -65,7 +65,7 @@ impl Waiter {
     }
 }
 
-/// Who gets a completion.
+/// The recipient of a completion.
 enum CompletionOwner {
     /// The driver, under its own identifier.
     Ring {
@@ -87,12 +87,12 @@ struct LinkState {
     ring: Option<RingPair>,
     failed: Option<Error>,
     health: Option<Arc<Health>>,
-    /// The socket takes no more for now.
+    /// The socket's buffer is full.
     is_blocked: bool,
 }
 
 impl LinkState {
-    /// What of the socket is waited for.
+    /// The socket events to wait for.
     fn events(&self) -> PollFlags {
         if self.is_blocked { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
     }
@@ -104,9 +104,9 @@ pub(crate) struct QueueLink {
     wake: OwnedFd,
     label: String,
     state: Mutex<LinkState>,
-    /// The driver's thread has looked for answers, and received what there was.
-    is_looked_at: AtomicBool,
-    /// Most data that a command's capsule holds.
+    /// The driver's thread has polled, and received what there was.
+    is_polled: AtomicBool,
+    /// Maximum data in a command's capsule.
     capsule: u32,
     stop: StopSignal,
 }
@@ -129,30 +129,30 @@ impl Drop for LinkHandle {
     fn drop(&mut self) {
         self.link.close();
         if let Some(thread) = self.thread.take() {
-            // It has ended, or it ends now; a panic of it was reported.
+            // It has ended, or ends now; its panic was reported.
             let _ = thread.join();
         }
     }
 }
 
-/// What a new link needs to know.
+/// Parameters of a new link.
 pub(crate) struct LinkSetup<'a> {
     pub(crate) host: &'a str,
     pub(crate) port: u16,
-    /// How errors name the queue.
+    /// The queue's name in errors.
     pub(crate) label: String,
     pub(crate) depth: u16,
     pub(crate) digests: Digests,
-    /// Most data in a command's capsule.
+    /// Maximum data in a command's capsule.
     pub(crate) capsule: u32,
-    /// What is lost with this link. Of an I/O queue that is not connected yet: nothing.
+    /// What is lost with this link; `None` for an I/O queue that is not connected yet.
     pub(crate) health: Option<Arc<Health>>,
-    /// Ends the waits for the connection, and soon those for answers.
+    /// Ends waits for the connection, and soon those for answers.
     pub(crate) stop: StopSignal,
 }
 
 impl QueueLink {
-    /// Connects, and agrees on the parameters of the connection.
+    /// Connects, and negotiates the connection's parameters.
     pub(crate) fn open(setup: LinkSetup<'_>) -> Result<LinkHandle> {
         let stream = connect(setup.host, setup.port, &setup.stop)?;
         let broken = |source| Error::Io { queue: setup.label.clone(), source: Arc::new(source) };
@@ -177,7 +177,7 @@ impl QueueLink {
             wake,
             label: setup.label,
             state: Mutex::new(state),
-            is_looked_at: AtomicBool::new(false),
+            is_polled: AtomicBool::new(false),
             capsule: setup.capsule,
             stop: setup.stop,
         });
@@ -218,11 +218,11 @@ impl QueueLink {
         }
     }
 
-    /// The receiving thread's work: until the link is closed or fails.
+    /// The receiving thread's loop: until the link is closed or fails.
     fn receive(&self) {
         loop {
-            // A thread that looks for answers all the time receives them before this one could be woken.
-            let limit = self.is_looked_at.swap(false, Ordering::Relaxed).then_some(STANDS_BACK);
+            // A thread that polls continuously receives answers before this one could wake.
+            let limit = self.is_polled.swap(false, Ordering::Relaxed).then_some(YIELD_TIME);
             let mut state = self.lock();
             if limit.is_none() {
                 self.pump(&mut state);
@@ -236,26 +236,26 @@ impl QueueLink {
         }
     }
 
-    /// The driver waits for an answer. Where data is small, its own thread receives it.
-    pub(crate) fn look(&self) {
+    /// Polls for answers on the driver's thread: if data is small, that thread receives it.
+    pub(crate) fn poll_answers(&self) {
         let mut state = self.lock();
         if !state.ahead.is_small() {
             return;
         }
         self.pump(&mut state);
         let goes_on = state.ahead.is_small() && !state.is_blocked && state.failed.is_none();
-        self.is_looked_at.store(goes_on, Ordering::Relaxed);
+        self.is_polled.store(goes_on, Ordering::Relaxed);
         if !goes_on {
             self.wake();
         }
     }
 
-    /// Waits until the socket has one of these events, somebody wakes this thread, or the time is over.
+    /// Waits for one of these events on the socket, a wake-up, or the time limit.
     fn wait(&self, events: PollFlags, limit: Option<Duration>) {
         let mut fds = [PollFd::new(&self.stream, events), PollFd::new(&self.wake, PollFlags::IN)];
         let from = usize::from(events.is_empty());
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
-        // An interrupted wait is a short one.
+        // An interrupted wait just ends early.
         let _ = poll(&mut fds[from..], limit.as_ref());
         if fds[1].revents().contains(PollFlags::IN) {
             let _ = rustix::io::read(&self.wake, &mut [0; 8]);
@@ -266,7 +266,7 @@ impl QueueLink {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Closes the connection. Nothing is received into any memory after this.
+    /// Closes the connection. No memory is received into after this.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         if state.failed.is_none() {
@@ -276,7 +276,7 @@ impl QueueLink {
         self.wake();
     }
 
-    /// The connection is of no more use: ends everything on it.
+    /// The connection is unusable: fails everything on it.
     fn fail(&self, state: &mut LinkState, why: Error) {
         if state.failed.is_some() {
             return;
@@ -284,7 +284,7 @@ impl QueueLink {
         if let Error::Protocol { source, .. } = &why
             && let Some(last) = state.queue.last_words(source)
         {
-            // Politeness; the connection is closed whether it is taken or not.
+            // A courtesy; the connection is closed in any case.
             let _ = (&self.stream).write(&last);
         }
         if let Some(health) = &state.health {
@@ -303,7 +303,7 @@ impl QueueLink {
         state.failed = Some(why);
     }
 
-    /// Receives and sends what can be without waiting.
+    /// Receives and sends as much as possible without waiting.
     fn pump(&self, state: &mut LinkState) {
         if state.failed.is_some() {
             return;
@@ -316,7 +316,7 @@ impl QueueLink {
 
     fn pump_in(&self, state: &mut LinkState) -> Result<()> {
         let mut steps = 0;
-        // What was received ahead is not waited for: nothing announces it any more.
+        // Bytes received ahead are processed now: the socket will not announce them again.
         while steps < STEPS || !state.ahead.is_empty() {
             steps += 1;
             let is_early = !state.queue.is_open();
@@ -337,7 +337,8 @@ impl QueueLink {
         Ok(())
     }
 
-    /// Moves bytes that the queue wants to where it wants them, and says how many; none when the other side has ended.
+    /// Moves received bytes to the queue's destination, and returns their number; `None` when the other side has
+    /// closed.
     fn take_in(&self, state: &mut LinkState) -> std::io::Result<usize> {
         let LinkState { queue, ahead, pending, .. } = state;
         match queue.want() {
@@ -423,7 +424,7 @@ impl QueueLink {
         }
     }
 
-    /// Sends what was submitted; the receiving thread goes on where the socket takes no more.
+    /// Sends what was submitted; the receiving thread continues once the socket is full.
     fn push(&self, state: &mut LinkState) {
         if state.failed.is_none()
             && let Err(error) = self.pump_out(state)
@@ -435,8 +436,7 @@ impl QueueLink {
         }
     }
 
-    /// Runs a command and waits for its answer. A command that is not answered in time ends the connection, so its memory
-    /// is free when this returns.
+    /// Runs a command and waits for its answer. Its memory is free afterwards: a time-out ends the connection.
     pub(crate) fn exchange(
         &self,
         what: &'static str,
@@ -457,7 +457,7 @@ impl QueueLink {
             return Err(error.clone());
         }
         let Some(slot) = state.queue.submit(sqe, data) else {
-            // Every slot waits for an answer.
+            // All slots are in use.
             self.fail(&mut state, silent());
             return Err(silent());
         };
@@ -474,7 +474,7 @@ impl QueueLink {
         })
     }
 
-    /// Gives the driver's rings to this queue.
+    /// Attaches the driver's rings to this queue.
     pub(crate) fn set_ring(&self, ring: RingPair) {
         self.lock().ring = Some(ring);
     }
@@ -488,8 +488,8 @@ impl QueueLink {
         state.health = Some(health.clone());
     }
 
-    /// The driver has rung the doorbell of the submission queue. Takes its entries, and sends those that `local` does not
-    /// answer by itself; it may change them before.
+    /// The driver has rung the submission doorbell. Fetches its entries, and sends those that `local` does not answer
+    /// itself; `local` may modify them before.
     pub(crate) fn ring(
         &self,
         tail: u32,
@@ -501,7 +501,7 @@ impl QueueLink {
             return;
         }
         while let Some(mut sqe) = state.ring.as_mut().and_then(RingPair::fetch) {
-            // Unlocked: an answer of one's own may take its time, and others may be complete meanwhile.
+            // Unlocked: a local answer may take long, and others may complete meanwhile.
             drop(state);
             let answer = local(&mut sqe);
             state = self.lock();
@@ -513,14 +513,14 @@ impl QueueLink {
         self.push(&mut state);
     }
 
-    /// The driver has taken completions.
+    /// The driver has consumed completions.
     pub(crate) fn set_cq_head(&self, head: u32) {
         if let Some(ring) = &mut self.lock().ring {
             ring.set_cq_head(head);
         }
     }
 
-    /// The identifier under which a command of the driver travels.
+    /// The identifier of a driver's command on the wire.
     pub(crate) fn wire_cid(&self, cid: u16) -> Option<u16> {
         let state = self.lock();
         let is_it = |pending: &Option<Pending>| matches!(pending, Some(Pending { owner: CompletionOwner::Ring { cid: its, .. }, .. }) if *its == cid);
@@ -528,7 +528,7 @@ impl QueueLink {
         state.queue.cid(slot as u16)
     }
 
-    /// Sends a command of the driver, or gives the status that it fails with.
+    /// Sends a driver's command, or returns the status that it fails with.
     fn forward(
         &self,
         state: &mut LinkState,
@@ -536,7 +536,7 @@ impl QueueLink {
         space: &MemorySpace,
     ) -> std::result::Result<(), Status> {
         if state.failed.is_some() {
-            // Left unanswered: the driver finds the controller failed.
+            // Left unanswered: the driver finds that the controller has failed.
             return Ok(());
         }
         if sqe.mptr() != 0 || sqe.fuse() != 0 {
@@ -544,13 +544,13 @@ impl QueueLink {
         }
         let (data, memory) = self.data(sqe, space)?;
         let owner = CompletionOwner::Ring { cid: sqe.cid(), patch: patch::Patch::of(sqe) };
-        // As many slots as the ring has entries: there is always one.
+        // There are as many slots as ring entries, so one is free.
         let slot = state.queue.submit(sqe, data).ok_or(Status::INTERNAL_ERROR)?;
         state.pending[usize::from(slot)] = Some(Pending { memory, owner });
         Ok(())
     }
 
-    /// The data of a driver's command, which an SGL describes by one descriptor.
+    /// The data of a driver's command, which has one SGL descriptor.
     fn data(
         &self,
         sqe: &Sqe,
@@ -568,7 +568,7 @@ impl QueueLink {
             return Ok(none);
         }
         let memory = space.at(at.0, len.into()).ok_or(Status::DATA_SGL_LENGTH_INVALID.with_dnr())?;
-        // The low bits of an opcode say which way data goes.
+        // The low bits of an opcode give the direction of data.
         let data = match sqe.opcode() & 3 {
             1 if len <= self.capsule => Data::InCapsule(len),
             1 => Data::Out(len),
@@ -579,7 +579,7 @@ impl QueueLink {
     }
 }
 
-/// The memory of a part of a command's data, and where the part starts in it.
+/// The memory for a part of a command's data, and the part's offset in it.
 fn data_of<'a>(pending: &'a [Option<Pending>], extent: &DataPart) -> Option<(&'a HostMem, usize)> {
     let (memory, at) = pending.get(usize::from(extent.slot))?.as_ref()?.memory.as_ref()?;
     Some((memory, at + extent.offset as usize))

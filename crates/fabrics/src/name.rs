@@ -9,40 +9,40 @@ use onehop_proto::fabrics::{DISCOVERY_NQN, MAX_NQN};
 use crate::pdu::Digests;
 use crate::{Error, Result};
 
-/// How a target's name begins.
+/// The scheme of a target's name.
 pub const SCHEME: &str = "nvme-tcp://";
 
-/// The port of NVM subsystems, where none is given.
+/// The default port of NVM subsystems.
 const PORT: u16 = 4420;
-/// The port of discovery services, where none is given.
+/// The default port of discovery services.
 const DISCOVERY_PORT: u16 = 8009;
 
-/// How to write a target's name.
+/// The form of a target's name.
 pub const FORM: &str = "nvme-tcp://HOST[:PORT][/NQN][?OPTION=VALUE[&…]], an IPv6 address in brackets; options are digests \
     (header, data or all), hostnqn, hostid, dhchap and dhchap-ctrl (files with secrets), keepalive and reconnect (in seconds)";
 
-/// Where a subsystem is, and how to talk to it.
+/// A subsystem's address and connection options.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SubsystemAddress {
     /// A host name or an address, without brackets.
     pub host: String,
     /// The TCP port.
     pub port: u16,
-    /// The subsystem; none for the discovery service.
+    /// The subsystem; `None` for the discovery service.
     pub nqn: Option<String>,
-    /// Which digests to ask for.
+    /// The digests to request.
     pub digests: Digests,
-    /// The host's NQN; none for the one of this machine (`/etc/nvme/hostnqn`).
+    /// The host's NQN; `None` for this machine's (`/etc/nvme/hostnqn`).
     pub host_nqn: Option<String>,
-    /// The host's identifier; none for the one of this machine (`/etc/nvme/hostid`).
+    /// The host's identifier; `None` for this machine's (`/etc/nvme/hostid`).
     pub host_id: Option<[u8; 16]>,
-    /// The file with the secret that the host proves to know.
+    /// The file with the host's secret.
     pub secret: Option<PathBuf>,
-    /// The file with the secret that the target has to prove to know.
+    /// The file with the target's secret.
     pub target_secret: Option<PathBuf>,
-    /// The controller ends the connection when it hears nothing for so long.
+    /// Time after which the controller ends a silent connection.
     pub keep_alive: Duration,
-    /// How long a lost connection is tried to be made again.
+    /// How long to try to restore a lost connection.
     pub reconnect: Duration,
 }
 
@@ -53,7 +53,7 @@ impl SubsystemAddress {
         self.nqn.as_deref().unwrap_or(DISCOVERY_NQN)
     }
 
-    /// Host and port, as people write them.
+    /// Host and port in their usual form.
     #[must_use]
     pub fn address(&self) -> String {
         if self.host.contains(':') {
@@ -76,7 +76,7 @@ impl FromStr for SubsystemAddress {
 
     fn from_str(text: &str) -> Result<Self> {
         let bad = |why: String| Error::Name { name: text.escape_debug().to_string(), why };
-        let rest = text.strip_prefix(SCHEME).ok_or_else(|| bad(format!("it is to be {FORM}")))?;
+        let rest = text.strip_prefix(SCHEME).ok_or_else(|| bad(format!("the form is {FORM}")))?;
         let (rest, options) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, nqn) = rest.split_once('/').unwrap_or((rest, ""));
         let (host, port) = host_and_port(authority).map_err(&bad)?;
@@ -146,33 +146,33 @@ fn host_and_port(authority: &str) -> std::result::Result<(&str, Option<u16>), St
     let (host, port) = match authority.strip_prefix('[') {
         Some(rest) => {
             let (host, rest) = rest.split_once(']').ok_or("its address has no closing bracket")?;
-            host.parse::<std::net::Ipv6Addr>().map_err(|_| format!("'{host}' is no IPv6 address"))?;
+            host.parse::<std::net::Ipv6Addr>().map_err(|_| format!("'{host}' is not an IPv6 address"))?;
             (host, rest)
         }
         None => authority.split_at(authority.find(':').unwrap_or(authority.len())),
     };
     if host.is_empty() || host.contains(|c: char| c.is_whitespace() || c.is_control()) {
-        return Err(format!("it has no host; it is to be {FORM}"));
+        return Err(format!("it has no host; the form is {FORM}"));
     }
     let port = match port.strip_prefix(':') {
         None if port.is_empty() => None,
-        // A second colon is one of an IPv6 address without its brackets.
+        // A second colon belongs to an IPv6 address without brackets.
         Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
             Some(digits.parse().ok().filter(|port| *port > 0).ok_or("a port is a number from 1 to 65535")?)
         }
-        _ => return Err("what follows the host is no port; an IPv6 address takes brackets".into()),
+        _ => return Err("what follows the host is not a port; an IPv6 address takes brackets".into()),
     };
     Ok((host, port))
 }
 
-/// Refuses what cannot be an NQN; an empty one stands for none.
+/// Refuses invalid NQNs; an empty one stands for none.
 pub(crate) fn check_nqn(nqn: &str) -> std::result::Result<(), String> {
     if nqn.len() > MAX_NQN {
         return Err(format!("an NQN has at most {MAX_NQN} bytes, this one has {}", nqn.len()));
     }
     let is_nqn = nqn.starts_with("nqn.") && nqn.bytes().all(|byte| byte.is_ascii_graphic());
     if !nqn.is_empty() && !is_nqn {
-        return Err(format!("'{}' is no NQN such as nqn.2026-11.com.example:models", nqn.escape_debug()));
+        return Err(format!("'{}' is not an NQN such as nqn.2026-11.com.example:models", nqn.escape_debug()));
     }
     Ok(())
 }
@@ -220,10 +220,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_is_refused_with_the_reason() {
+    fn invalid_names_are_refused_with_the_reason() {
         let long = format!("nvme-tcp://a/nqn.{}", "x".repeat(MAX_NQN));
         for (text, why) in [
-            ("nvme-rdma://a/nqn.x", "it is to be"),
+            ("nvme-rdma://a/nqn.x", "the form is"),
             ("nvme-tcp://", "no host"),
             ("nvme-tcp:///nqn.x", "no host"),
             ("nvme-tcp://a:0/nqn.x", "1 to 65535"),
@@ -232,8 +232,8 @@ mod tests {
             ("nvme-tcp://fe80::1/nqn.x", "brackets"),
             ("nvme-tcp://[fe80::1/nqn.x", "closing"),
             ("nvme-tcp://[a]/nqn.x", "IPv6"),
-            ("nvme-tcp://a/models", "no NQN"),
-            ("nvme-tcp://a/nqn.x y", "no NQN"),
+            ("nvme-tcp://a/models", "not an NQN"),
+            ("nvme-tcp://a/nqn.x y", "not an NQN"),
             ("nvme-tcp://a/nqn.x?digests=some", "header, data or all"),
             ("nvme-tcp://a/nqn.x?keepalive=0", "1 to 3600"),
             ("nvme-tcp://a/nqn.x?hostid=12", "UUID"),

@@ -1,24 +1,24 @@
-//! What the driver must not learn from a remote controller, because it is not true of the path to it.
+//! Removes what a remote controller reports but what does not hold on the path to it.
 
 use onehop_os::HostMem;
 use onehop_proto::Sqe;
 use onehop_proto::admin::{Identify, cns, opcode};
 use onehop_proto::identify::{self, Controller, build};
 
-/// Largest transfer of a command, as a power of two of 4 KiB pages. Targets without a limit of their own refuse longer
-/// commands than they admit to.
+/// Largest transfer of a command, as a power of two of 4 KiB pages. Targets that report no limit still refuse longer
+/// commands.
 const MOST_MDTS: u8 = 8;
 
-/// What to change in an answer.
+/// A change to an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Patch {
     Nothing,
-    /// Identify Controller: no transfers that are too long, no doorbell buffers, no memory of the host.
+    /// Identify Controller: limits transfers, and removes doorbell buffers and host memory.
     Controller,
 }
 
 impl Patch {
-    /// What to change in the answer to this command.
+    /// The change to this command's answer.
     pub(crate) fn of(sqe: &Sqe) -> Self {
         let is_identify = sqe.opcode() == opcode::IDENTIFY && Identify::from(sqe).cns == cns::CONTROLLER;
         if is_identify { Self::Controller } else { Self::Nothing }
@@ -43,7 +43,7 @@ fn controller(page: &mut [u8; identify::BYTES]) {
     let _ = build::Controller::new(page).mdts(mdts).oacs(oacs).hmpre(0).hmmin(0);
 }
 
-/// Most data that a command's capsule holds, as a controller tells it: none where data does not follow the command.
+/// Maximum data in a command's capsule, as a controller reports it: none if data does not follow the command.
 pub(crate) fn capsule_room(page: &[u8; identify::BYTES]) -> u32 {
     let view = Controller::new(page);
     if view.icdoff() != 0 {

@@ -1,8 +1,8 @@
-//! One queue of a controller behind an NVMe/TCP connection, without the connection: bytes come in and go out through
-//! the caller, which also holds the memory of the commands.
+//! One queue of a controller behind an NVMe/TCP connection, without the connection: the caller moves its bytes, and
+//! holds the memory of the commands.
 //!
-//! The queue never asks for a byte past the header of a PDU before it knows where the byte belongs. So the caller can
-//! receive data straight into its place. A [`Violation`] ends the connection: after one, nothing that the queue says
+//! The queue never requests a byte past the header of a PDU before it knows where the byte belongs. So the caller can
+//! receive data straight into its place. A [`Violation`] ends the connection: nothing that the queue returns afterwards
 //! may be used.
 
 mod command;
@@ -20,7 +20,7 @@ use receive::Receiver;
 pub use send::Send;
 use send::{Item, Sender};
 
-/// Most commands in flight on a connection.
+/// Maximum commands in flight on a connection.
 pub const MAX_DEPTH: u16 = 1 << command::SLOT_BITS;
 
 /// A part of the data of the command in a slot.
@@ -34,7 +34,7 @@ pub struct DataPart {
     pub bytes: u32,
 }
 
-/// What is to be received next.
+/// What to receive next.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Want<'a> {
     /// Bytes for the queue itself.
@@ -43,44 +43,44 @@ pub enum Want<'a> {
     Data(DataPart),
 }
 
-/// What has come to pass.
+/// An event of a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum QueueEvent {
     /// The connection is open: commands may be submitted.
     Opened,
-    /// A command has ended, and its slot is free. The identifier in the completion means nothing.
+    /// A command has ended, and its slot is free. The completion's identifier has no meaning.
     Done {
         /// Its slot.
         slot: u16,
-        /// How it ended.
+        /// Its completion.
         cqe: Cqe,
     },
 }
 
-/// How the other side broke the protocol, or why it ended the connection.
+/// How the other side violated the protocol, or why it ended the connection.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Violation {
-    /// A PDU of a type that a host does not receive, or not now.
-    #[error("a PDU of type {0:#04x} came, which has no place here")]
+    /// A PDU that a host does not receive, or not in this state.
+    #[error("an unexpected PDU of type {0:#04x} came")]
     Kind(u8),
-    /// A header has another length than its type has.
+    /// A header's length does not match its type.
     #[error("the header of a PDU of type {kind:#04x} has {hlen} bytes instead of {want}")]
     HeaderLength {
         /// The PDU's type.
         kind: u8,
         /// Its length.
         hlen: u8,
-        /// What it should be.
+        /// The correct length.
         want: u8,
     },
-    /// A PDU is not as long as its parts.
+    /// A PDU's length differs from the sum of its parts.
     #[error("a PDU of type {kind:#04x} claims {plen} bytes, its parts have {want}")]
     Length {
         /// The PDU's type.
         kind: u8,
-        /// What it claims.
+        /// Its stated length.
         plen: u32,
-        /// What its parts add up to.
+        /// The sum of its parts.
         want: u64,
     },
     /// Flags that contradict the connection, or each other.
@@ -93,19 +93,19 @@ pub enum Violation {
         /// Its flags.
         flags: u8,
     },
-    /// Data starts within the header.
+    /// Data starts inside the header.
     #[error("data of a PDU starts at byte {pdo}, within its header")]
     DataStart {
         /// Where it starts.
         pdo: u8,
     },
-    /// A header does not have the digest that came with it.
+    /// A header does not match its digest.
     #[error("a header's digest is wrong")]
     HeaderDigest,
-    /// The connection's parameters cannot be.
+    /// The connection's parameters are invalid.
     #[error("the answer to the connection request is unusable: {0}")]
     Parameters(String),
-    /// No command that was sent has this identifier.
+    /// No command in flight has this identifier.
     #[error("a PDU of type {kind:#04x} is for command {cid:#06x}, which is not in flight")]
     UnknownCommand {
         /// The PDU's type.
@@ -113,7 +113,7 @@ pub enum Violation {
         /// The identifier.
         cid: u16,
     },
-    /// Data, or a request for data, that the command does not have at this place.
+    /// Data, or a request for data, outside what the command expects.
     #[error(
         "command {cid:#06x} has {have} of {all} bytes, and bytes {offset} to {} came or were asked for",
         u64::from(*offset) + u64::from(*len)
@@ -121,16 +121,16 @@ pub enum Violation {
     Range {
         /// The command.
         cid: u16,
-        /// Bytes that were moved so far.
+        /// Bytes moved so far.
         have: u32,
-        /// Bytes of the command.
+        /// Total bytes of the command.
         all: u32,
         /// Where the PDU's bytes start.
         offset: u32,
-        /// How many they are.
+        /// Their number.
         len: u32,
     },
-    /// A PDU came before another that it has to follow.
+    /// A PDU came before its predecessor.
     #[error("command {cid:#06x}: {what}")]
     Order {
         /// The command.
@@ -138,18 +138,18 @@ pub enum Violation {
         /// What is wrong.
         what: &'static str,
     },
-    /// The other side ended the connection, because of something it found wrong.
+    /// The other side ended the connection because of a violation.
     #[error("the target ended the connection: {} (code {reason}, information {info:#x})", reason_text(*reason))]
     Terminated {
         /// Its reason (FES).
         reason: u16,
-        /// What it says about it (FEI).
+        /// Its details (FEI).
         info: u32,
     },
 }
 
 impl Violation {
-    /// The reason (FES) to end the connection with; none if the other side has ended it.
+    /// The reason (FES) for ending the connection; `None` if the other side has ended it.
     #[must_use]
     pub fn reason(&self) -> Option<u16> {
         Some(match self {
@@ -184,7 +184,7 @@ pub struct CapsuleQueue {
     is_open: bool,
     asked: Digests,
     digests: Digests,
-    /// Data to the controller starts at a multiple of this.
+    /// Alignment of data to the controller.
     unit: usize,
     max_h2c: u32,
     commands: Vec<CommandSlot>,
@@ -194,7 +194,8 @@ pub struct CapsuleQueue {
 }
 
 impl CapsuleQueue {
-    /// A queue of up to `depth` commands in flight (at most [`MAX_DEPTH`]) on a new connection; it asks for these digests.
+    /// A queue of up to `depth` commands in flight (at most [`MAX_DEPTH`]) on a new connection with these digests
+    /// requested.
     #[must_use]
     pub fn new(depth: u16, digests: Digests) -> Self {
         let depth = depth.clamp(1, MAX_DEPTH);
@@ -223,14 +224,14 @@ impl CapsuleQueue {
         self.digests
     }
 
-    /// How many commands are in flight.
+    /// Number of commands in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.commands.len() - self.free.len()
     }
 
-    /// Submits a command and gives its slot; none if the connection is not open or no slot is free. Identifier and data
-    /// pointer are filled in here.
+    /// Submits a command and returns its slot; `None` if the connection is not open or no slot is free. Fills in
+    /// identifier and data pointer.
     pub fn submit(&mut self, sqe: &Sqe, data: Data) -> Option<u16> {
         if !self.is_open {
             return None;
@@ -241,15 +242,15 @@ impl CapsuleQueue {
         Some(slot)
     }
 
-    /// The identifier under which the command in a slot travels.
+    /// The identifier on the wire of the command in a slot.
     #[must_use]
     pub fn cid(&self, slot: u16) -> Option<u16> {
         let command = self.commands.get(usize::from(slot))?;
         (command.progress != Progress::Free).then(|| command.cid(slot))
     }
 
-    /// What to send as the last PDU of a connection on which this violation was found. Nothing, if a PDU is on its way
-    /// or the other side has ended the connection.
+    /// The last PDU to send after this violation. `None` if a PDU is partly sent, or the other side has ended the
+    /// connection.
     #[must_use]
     pub fn last_words(&self, violation: &Violation) -> Option<Vec<u8>> {
         let reason = violation.reason().filter(|_| !self.sender.is_within_pdu())?;
@@ -272,5 +273,5 @@ impl CapsuleQueue {
     }
 }
 
-/// PDUs that wait to be sent.
+/// PDUs to be sent.
 type Waiting = VecDeque<Item>;

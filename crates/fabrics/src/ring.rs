@@ -8,7 +8,7 @@ use onehop_proto::{Cqe, Sqe, Status};
 
 use crate::space::MemorySpace;
 
-/// Where a ring lies.
+/// A ring's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RingAt {
     pub(crate) addr: u64,
@@ -27,12 +27,12 @@ pub(crate) struct RingPair {
     cq_tail: u32,
     cq_head: u32,
     phase: bool,
-    /// Completions for which the ring has no room yet.
+    /// Completions that wait for room in the ring.
     waiting: VecDeque<Cqe>,
 }
 
 impl RingPair {
-    /// The rings at these addresses; none if no memory is mapped there.
+    /// The rings at these addresses; `None` if no memory is mapped there.
     pub(crate) fn new(space: &MemorySpace, qid: u16, sq: RingAt, cq: RingAt) -> Option<Self> {
         let find = |ring: RingAt, entry: usize| space.at(ring.addr, u64::from(ring.entries) * entry as u64);
         if sq.entries < 2 || cq.entries < 2 {
@@ -53,7 +53,7 @@ impl RingPair {
         })
     }
 
-    /// The submission doorbell; false if its value cannot be.
+    /// The submission doorbell; false for an impossible value.
     pub(crate) fn set_tail(&mut self, tail: u32) -> bool {
         let is_valid = tail < self.sq_entries;
         if is_valid {
@@ -62,7 +62,7 @@ impl RingPair {
         is_valid
     }
 
-    /// The completion doorbell; false if its value cannot be.
+    /// The completion doorbell; false for an impossible value.
     pub(crate) fn set_cq_head(&mut self, head: u32) -> bool {
         if head >= self.cq_entries {
             return false;
@@ -108,7 +108,7 @@ impl RingPair {
         dw[2] |= self.head;
         dw[3] |= u32::from(self.phase) << 16;
         for (i, dword) in dw.into_iter().enumerate() {
-            // The last dword has the phase tag: who sees it sees the others, and the data.
+            // The last dword has the phase tag: a reader that sees it also sees the others, and the data.
             let order = if i == 3 { Ordering::Release } else { Ordering::Relaxed };
             if let Ok(word) = self.cq.0.word(at + 4 * i) {
                 word.store(dword, order);

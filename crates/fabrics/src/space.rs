@@ -1,4 +1,4 @@
-//! Host memory under addresses that only this crate knows: what stands for bus addresses in commands.
+//! Host memory at addresses that only this crate uses, in place of bus addresses in commands.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,14 +7,14 @@ use std::sync::{Arc, PoisonError, RwLock};
 use onehop_os::{BusRange, DmaMemory, Error, HostMem, Mapped, Mapper, Result, Transport};
 use onehop_proto::BusAddr;
 
-/// The first address. Addresses are never used twice, and low ones are left out, because they look like mistakes.
+/// The first address. Addresses are never reused, and low ones are skipped, because they look like mistakes.
 const FIRST: u64 = 1 << 40;
-/// Memory starts at multiples of this, with a gap behind it.
+/// Alignment of memory, with a gap after it.
 const STEP: u64 = 64 << 10;
 
 type MemoryBook = RwLock<BTreeMap<u64, HostMem>>;
 
-/// Memory that commands may name.
+/// Memory for use in commands.
 pub(crate) struct MemorySpace {
     name: String,
     next: AtomicU64,
@@ -26,7 +26,7 @@ impl MemorySpace {
         Self { name, next: AtomicU64::new(FIRST), book: Arc::default() }
     }
 
-    /// The memory at an address, and where in it the address lies; none unless `bytes` bytes follow.
+    /// The memory at an address, and the address's offset in it; `None` unless `bytes` bytes follow.
     pub(crate) fn at(&self, addr: u64, bytes: u64) -> Option<(HostMem, usize)> {
         let book = self.book.read().unwrap_or_else(PoisonError::into_inner);
         let (start, memory) = book.range(..=addr).next_back()?;
@@ -36,7 +36,7 @@ impl MemorySpace {
     }
 }
 
-/// Takes memory out of the book. Commands that name it have their own handle on it.
+/// Removes memory when dropped. Commands that use it hold it themselves.
 struct BookEntry {
     book: Arc<MemoryBook>,
     at: u64,

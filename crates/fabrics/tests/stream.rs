@@ -1,4 +1,4 @@
-//! The queue without a connection: the same bytes cut at every place give the same events, and no bytes make it panic.
+//! The queue without a connection: the same bytes cut at any place give the same events, and no bytes make it panic.
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 use onehop_fabrics::pdu::{Digests, HEADER};
@@ -6,7 +6,7 @@ use onehop_fabrics::queue::{CapsuleQueue, Data, QueueEvent, Send, Violation, Wan
 use onehop_proto::{Sqe, Status, nvm};
 use proptest::prelude::*;
 
-/// Feeds bytes in pieces of these lengths, one after the other and over again. Gives the events, and the data received.
+/// Feeds bytes in parts of these lengths, in rotation. Returns the events, and the data received.
 fn feed(
     queue: &mut CapsuleQueue,
     mut bytes: &[u8],
@@ -45,7 +45,7 @@ fn feed(
     Ok(events)
 }
 
-/// Sends all that waits, in pieces of at most `piece` bytes; data is `b'w'` all over.
+/// Sends everything queued, in parts of at most `piece` bytes; the data is all `b'w'`.
 fn drain(queue: &mut CapsuleQueue, piece: usize) -> Vec<u8> {
     let mut out = Vec::new();
     loop {
@@ -127,7 +127,7 @@ fn begun(digests: u8, piece: usize) -> (CapsuleQueue, [u16; 3], Vec<u8>) {
     (queue, [first, second, write], sent)
 }
 
-/// What a target answers to [`begun`], with the two reads interleaved.
+/// A target's answers to [`begun`], with the two reads interleaved.
 fn answers(queue: &CapsuleQueue, slots: [u16; 3], digests: u8) -> Vec<u8> {
     let [first, second, write] = slots.map(|slot| queue.cid(slot).unwrap());
     let data = |cid: u16, flags: u8, at: u32, len: u32, padding| {
@@ -166,7 +166,7 @@ fn the_stream_may_be_cut_anywhere() {
                 .collect();
             assert_eq!(ends, [(slots[1], Status::SUCCESS), (slots[0], Status::SUCCESS)]);
             let data = drain(&mut queue, 999);
-            // Two PDUs, for no more than 4096 bytes travel in one.
+            // Two PDUs, because one carries at most 4096 bytes.
             let parts = if digests & 1 != 0 { 2 * 28 } else { 2 * 24 } + if digests & 2 != 0 { 8 } else { 0 };
             assert_eq!(data.len(), 5000 + parts);
             let now = (memory, data);
@@ -211,7 +211,7 @@ fn the_identifier_of_an_earlier_command_is_not_its_successors() {
     drain(&mut queue, 1000);
     assert_eq!(again, slots[0]);
     assert!(feed(&mut queue, &failed, &[24], &mut []).is_err());
-    // After all uses of a slot, no identifier was FFFFh.
+    // After all uses of a slot, identifier FFFFh has not occurred.
     let mut queue = CapsuleQueue::new(1024, Digests::default());
     drain(&mut queue, 1000);
     feed(&mut queue, &ic_resp(0), &[128], &mut []).unwrap();
@@ -232,10 +232,10 @@ fn the_identifier_of_an_earlier_command_is_not_its_successors() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Any bytes in place of some of a good stream end in events or in a violation. Data lands in its command's memory
-    /// only: `feed` would panic otherwise.
+    /// Random bytes in a valid stream lead to events or a violation. Data only lands in its command's memory: `feed`
+    /// would panic otherwise.
     #[test]
-    fn bytes_from_strangers_do_no_harm(
+    fn random_bytes_do_no_harm(
         digests in 0u8..4,
         changes in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 0..6),
         pieces in proptest::collection::vec(1usize..40, 1..6),
@@ -262,7 +262,7 @@ proptest! {
 
     /// The same before the connection is open.
     #[test]
-    fn a_start_from_strangers_does_no_harm(
+    fn a_random_start_does_no_harm(
         changes in proptest::collection::vec((0usize..128, any::<u8>()), 1..4),
         pieces in proptest::collection::vec(1usize..40, 1..6),
     ) {

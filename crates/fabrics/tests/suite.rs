@@ -1,5 +1,5 @@
-//! The suite of every controller, across a network: on the target of the tests, or manually on another, whose first
-//! namespace is written to: `ONEHOP_TEST_NVME_TCP=nvme-tcp://HOST:PORT/NQN cargo test -p onehop-fabrics --test suite`.
+//! The test suite of every controller, across a network: on the test target, or manually on another, whose first
+//! namespace is overwritten: `ONEHOP_TEST_NVME_TCP=nvme-tcp://HOST:PORT/NQN cargo test -p onehop-fabrics --test suite`.
 #![allow(clippy::unwrap_used, dead_code, reason = "a test may fail, and uses a part of the target")]
 
 #[path = "../../drive/tests/suite/mod.rs"]
@@ -49,12 +49,12 @@ fn suite_on_another_target() {
     drop(drive);
     for options in ["", "?digests=header", "?digests=data", "?digests=all"] {
         let backend = connect(&format!("{name}{options}"));
-        // The number of queues is that which was asked for: targets grant more.
+        // The number of queues is the requested one: targets grant more.
         run(backend, Case { lba, unknown_is_removed: true, ..PLAIN });
     }
 }
 
-/// For so many seconds, blocks are written, and read back, while somebody kills and restarts the target, or not.
+/// Writes blocks and reads them back for this many seconds, while another program may kill and restart the target.
 #[test]
 fn another_target_keeps_what_was_written() {
     let Some(name) = other() else { return };
@@ -74,7 +74,7 @@ fn another_target_keeps_what_was_written() {
         match queue.write(ns, lba, blocks, &from, 0).and_then(|_| queue.flush(ns)) {
             Ok(()) => {}
             Err(Error::OutcomeUnknown { .. } | Error::WritesLost { .. }) => {
-                // The same bytes again: whenever the target carries the first write out, they are what is there.
+                // The same bytes again: the result is the same whenever the target executes the first write.
                 unknown += 1;
                 queue.write(ns, lba, blocks, &from, 0).unwrap();
             }

@@ -1,4 +1,4 @@
-//! Kernels of arrays: what is checked before one is started, so that it reaches nothing but its own memory.
+//! Array kernels: the checks before one is started, so that it only accesses its own memory.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use onehop_proto::queue::Memory;
 
 use crate::{Emulated, Error, Gpu, KernelJob, Place, Region, Result};
 
-/// What a kernel is to do with an array.
+/// A kernel's work on an array.
 #[derive(Clone, Debug)]
 pub struct ArrayJob {
     pub(crate) work: ArrayWork,
     /// Kept until it has ended.
     pub(crate) memory: Vec<Region>,
-    /// The items, which the kernel finds in memory that nobody else has: their places were checked.
+    /// The items, in memory that only the kernel uses: their places were checked.
     pub(crate) items: Vec<u8>,
 }
 
@@ -28,11 +28,11 @@ pub(crate) enum ArrayWork {
     Gather(GatherJob, MissList),
     Read(GatherJob),
     Write(GatherJob),
-    /// Where the report is, and after how many nanoseconds no page is begun.
+    /// The report's address, and nanoseconds after which no new page is started.
     Flush(GpuAddr, u64),
 }
 
-/// Rows of an array, for a kernel that moves some of them.
+/// The rows of an array, for a kernel that moves some of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ArrayRows {
     /// How many the array has.
@@ -43,22 +43,22 @@ pub struct ArrayRows {
     pub stride: u32,
 }
 
-/// The longest row. Longer ones are several.
+/// The longest row. Split longer ones.
 const MAX_ROW_BYTES: u32 = 1 << 20;
 
-/// Runs them.
+/// Runs array kernels.
 pub trait ArrayKernels: Send {
-    /// Takes the array whose handle lies at `array`. The handle, and that of its queue, are read now and not again.
+    /// Attaches the array whose handle is at `array`. Its handle and its queue's are read now and not again.
     ///
     /// # Errors
     /// When there is none, or it names memory that the GPU does not have.
     fn attach(&mut self, array: GpuAddr) -> Result<()>;
-    /// Runs a kernel on the array, and waits for its end; it has so many warps if it gathers, else so many threads. How long
-    /// the GPU took by its own clock.
+    /// Runs a kernel on the array, and waits for its end; `threads` counts warps for a gather, otherwise threads.
+    /// Returns its time by the GPU's clock.
     ///
     /// # Errors
-    /// When no array was attached, or its memory is gone; when the kernel cannot be started, fails, or does not end within
-    /// `limit`: an array's and a queue's own limits end it before.
+    /// When no array was attached, or its memory is gone; when the kernel cannot be started, fails, or does not end
+    /// within `limit`. An array's and a queue's own limits end it earlier.
     fn run(&mut self, job: &ArrayJob, threads: u32, limit: Duration) -> Result<Duration>;
 }
 
@@ -66,7 +66,7 @@ impl ArrayJob {
     /// Warps gather rows into a buffer. `memory` is the buffer, and room for the answers.
     ///
     /// # Errors
-    /// When a region is too short, or a number is no multiple of 4.
+    /// When a region is too short, or a number is not a multiple of 4.
     pub fn gather(
         rows: ArrayRows,
         items: &[GatherItem],
@@ -77,7 +77,7 @@ impl ArrayJob {
         Ok(Self::new(ArrayWork::Gather(job, MissList(GpuAddr(0))), items, memory))
     }
 
-    /// Threads read rows into a buffer, each on its own.
+    /// Threads read rows into a buffer, one row per thread at a time.
     ///
     /// # Errors
     /// As for [`Self::gather`].
@@ -90,7 +90,7 @@ impl ArrayJob {
         Ok(Self::new(ArrayWork::Read(job(rows, items, memory, limit)?), items, memory))
     }
 
-    /// Threads write rows from a buffer, each on its own.
+    /// Threads write rows from a buffer, one row per thread at a time.
     ///
     /// # Errors
     /// As for [`Self::gather`].
@@ -140,7 +140,7 @@ impl ArrayJob {
         Ok((work, Some(memory)))
     }
 
-    /// Threads write back what is dirty, and add up what came of it in `report`.
+    /// Threads write back dirty pages, and count the results in `report`.
     ///
     /// # Errors
     /// When the report is too short.
@@ -153,7 +153,7 @@ impl ArrayJob {
     }
 }
 
-/// Checks what is to be moved. The place of the items is not known yet.
+/// Checks the request. The address of the items is not known yet.
 fn job(
     rows: ArrayRows,
     items: &[GatherItem],
@@ -174,7 +174,7 @@ fn job(
     }
     for (what, region) in [("a buffer", out), ("answers", answers)] {
         if !region.addr().0.is_multiple_of(4) {
-            return refuse(format!("{what} at {}, which is no multiple of 4", region.addr()));
+            return refuse(format!("{what} at {}, which is not a multiple of 4", region.addr()));
         }
     }
     let places = (answers.len() / 4).min(out.len() / bytes as usize);
@@ -195,7 +195,7 @@ fn job(
     })
 }
 
-/// A kernel cannot run yet.
+/// No array is attached yet.
 pub(crate) fn not_attached() -> Error {
     Error::Launch("no array was attached".into())
 }

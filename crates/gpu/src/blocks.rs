@@ -80,7 +80,7 @@ impl BlockKernels for InTurn {
 impl InTurn {
     fn one(&self, job: &BlockJob) {
         for number in 0..job.blocks {
-            // Nobody may rely on what another block left there.
+            // Code must not rely on what another block left there.
             let local = (0..job.local_words()).map(|i| Cell::new(0x7fc0_0000 | i)).collect();
             let block = Emulation { view: EmulatedThread::new(&self.0), number, count: job.blocks, local };
             match &job.work {

@@ -1,7 +1,7 @@
-//! Memory of controllers that stay on a GPU ([`Gpu::serve`]): descriptors of queue pairs, and a table of what is mapped.
+//! Memory of resident controllers ([`Gpu::serve`]): descriptors of queue pairs, and a table of mappings.
 //!
-//! Both are full of addresses that controllers read and write, so neither lends its memory: an address gets there when it has
-//! been checked to be memory of the GPU's, which is kept until the controllers have ended.
+//! Both are full of addresses that controllers read and write, so neither gives out its memory. An address is stored
+//! there only after a check that it is GPU memory, which is held until the controllers have ended.
 
 pub(crate) mod emulated;
 mod pairs;
@@ -22,7 +22,7 @@ use crate::{Region, Result};
 /// Keeps memory from being freed.
 pub type Hold = Arc<dyn Send + Sync>;
 
-/// What [`Gpu::serve`] starts: made by [`Pairs::start`] alone.
+/// What [`Gpu::serve`] starts; only [`Pairs::start`] makes one.
 pub struct Serving {
     pub(crate) pairs: GpuAddr,
     pub(crate) count: u32,

@@ -1,4 +1,4 @@
-//! Copies from host memory to GPU memory that go on while others are prepared.
+//! Background copies from host memory to GPU memory.
 
 use std::time::Instant;
 
@@ -6,18 +6,18 @@ use onehop_os::HostMem;
 
 use crate::{Error, Gpu, Region, Result};
 
-/// Rows of bytes at equal distances in host memory, to be packed in GPU memory.
+/// Rows of bytes at equal distances in host memory, packed in GPU memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rows {
-    /// Where the first row starts in host memory.
+    /// Offset of the first row in host memory.
     pub from: usize,
-    /// Where it goes in GPU memory.
+    /// Its offset in GPU memory.
     pub to: usize,
     /// Bytes of a row.
     pub row: usize,
     /// How many rows.
     pub rows: usize,
-    /// From row to row in host memory.
+    /// Distance between rows in host memory.
     pub step: usize,
 }
 
@@ -28,7 +28,7 @@ impl Rows {
         self.row.saturating_mul(self.rows)
     }
 
-    /// Checks that all of them lie within memory of these lengths.
+    /// Checks that all of them lie within memory of these sizes.
     pub(crate) fn check(&self, from: usize, to: usize) -> Result<()> {
         let refused = |offset, bytes, len| Err(onehop_os::Error::OutOfRange { offset, bytes, len }.into());
         let span = self.rows.saturating_sub(1).saturating_mul(self.step).saturating_add(self.row);
@@ -52,40 +52,40 @@ impl Rows {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Mark(pub(crate) u64);
 
-/// Copies from one piece of host memory to one of GPU memory, in the order in which they were begun. Host memory may
-/// only be written again where the copies from it are over. Dropping it waits for all of them.
+/// Copies from one host region to one GPU region, in the order in which copies were started. Host memory may be
+/// overwritten only once the copies from it are over. Dropping it waits for all of them.
 pub trait Copier: Send {
-    /// Begins to copy.
+    /// Starts a copy.
     ///
     /// # Errors
-    /// When the rows do not lie within the memory, or the GPU fails. The next mark tells when what was begun of them is over.
+    /// When the rows do not lie within the memory, or the GPU fails. The next mark covers the copies that were started.
     fn copy(&mut self, rows: &Rows) -> Result<()>;
-    /// Begins to copy all of these, in any order among themselves. Many in one call keep a copy engine from pausing between
-    /// them.
+    /// Starts all of these copies, in any order among themselves. Many in one call keep a copy engine from pausing
+    /// between them.
     ///
     /// # Errors
-    /// As for [`Copier::copy`]; some of them may have been begun.
+    /// As for [`Copier::copy`]; some of them may have been started.
     fn copy_all(&mut self, all: &[Rows]) -> Result<()> {
         all.iter().try_for_each(|rows| self.copy(rows))
     }
-    /// The point behind all copies that were begun.
+    /// A mark after all copies that were started.
     ///
     /// # Errors
-    /// When the GPU fails. Where [`Error::is_under_way`], the copies go on, and a later mark lies behind them too.
+    /// When the GPU fails. With [`Error::is_under_way`] the copies continue, and a later mark covers them too.
     fn mark(&mut self) -> Result<Mark>;
-    /// Whether everything before a point is over.
+    /// Whether everything before a mark is over.
     ///
     /// # Errors
-    /// When it failed. Only where not [`Error::is_under_way`] it is over.
+    /// When it failed. It is over unless [`Error::is_under_way`].
     fn is_over(&mut self, mark: Mark) -> Result<bool>;
-    /// Waits until everything before a point is over.
+    /// Waits until everything before a mark is over.
     ///
     /// # Errors
     /// As for [`Copier::is_over`].
     fn wait(&mut self, mark: Mark) -> Result<()>;
 }
 
-/// A copier whose copies are over as soon as they are begun: for memory that the CPU reaches.
+/// A copier that copies at once: for memory that the CPU reaches.
 pub(crate) struct AtOnce {
     from: HostMem,
     to: Region,
@@ -98,20 +98,20 @@ impl AtOnce {
     }
 }
 
-/// How much is copied at a time.
-const PIECE: usize = 64 << 10;
+/// Bytes copied at a time.
+const CHUNK: usize = 64 << 10;
 
 impl Copier for AtOnce {
     fn copy(&mut self, rows: &Rows) -> Result<()> {
         rows.check(self.from.len(), self.to.len())?;
-        let mut piece = vec![0; PIECE.min(rows.row)];
+        let mut buffer = vec![0; CHUNK.min(rows.row)];
         for row in 0..rows.rows {
             let (from, to) = (rows.from + row * rows.step, rows.to + row * rows.row);
             let mut done = 0;
             while done < rows.row {
-                let count = piece.len().min(rows.row - done);
-                self.from.read(from + done, &mut piece[..count])?;
-                self.to.write(to + done, &piece[..count])?;
+                let count = buffer.len().min(rows.row - done);
+                self.from.read(from + done, &mut buffer[..count])?;
+                self.to.write(to + done, &buffer[..count])?;
                 done += count;
             }
         }
@@ -132,7 +132,8 @@ impl Copier for AtOnce {
     }
 }
 
-/// What the copy engine does by itself, bytes in a second: all of `ring`, which is pinned memory, to other memory of the GPU.
+/// The copy engine's own rate in bytes per second: copies all of `ring`, which is pinned memory, to other memory of the
+/// GPU.
 ///
 /// # Errors
 /// When the GPU has no room, or fails.
@@ -142,7 +143,7 @@ pub fn copy_rate(gpu: &dyn Gpu, ring: &Region) -> Result<f64> {
     let to = gpu.arena(bytes)?;
     let mut copier = gpu.copier(ring, &to)?;
     let mut best = 0.0_f64;
-    // The first round wakes the link up.
+    // The first round wakes the link.
     for _ in 0..3 {
         let start = Instant::now();
         for _ in 0..COPIES {

@@ -1,4 +1,4 @@
-//! The emulated GPU: one CPU thread for a warp, or for a single GPU thread where threads act on their own.
+//! The emulated GPU: one CPU thread per warp, or per GPU thread if threads act independently.
 
 use std::any::Any;
 use std::os::fd::OwnedFd;
@@ -30,10 +30,10 @@ use crate::{
 /// Lanes of an emulated warp.
 pub const EMULATED_LANES: u32 = 32;
 
-/// Its own memory is given out in whole pages of a device: two allocations never share one.
+/// Its own memory is allocated in whole device pages: allocations never share one.
 const VRAM_UNIT: usize = 64 << 10;
 
-/// Most threads of an emulated launch: each is a thread of this machine.
+/// Maximum threads of an emulated launch: each is a thread of this machine.
 const MAX_THREADS: u32 = 1024;
 
 /// A GPU made of CPU threads. Clones are the same GPU.
@@ -42,18 +42,18 @@ pub struct Emulated {
     space: Arc<Space>,
     lanes: u32,
     vram: Option<Vram>,
-    /// Whether its kernels take the times.
+    /// Whether its kernels take times.
     metered: bool,
     /// Whether a forked child gets a copy of its memory.
     is_private: bool,
 }
 
-/// Memory that is given to it as its own, and which of it is free.
+/// Its own memory, and which of it is free.
 #[derive(Clone)]
 struct Vram {
     mem: HostMem,
     heap: Arc<Mutex<Heap>>,
-    /// Who exports it as dma-bufs, where somebody does.
+    /// The exporter of its dma-bufs, if any.
     exporter: Option<Arc<Udmabuf>>,
 }
 
@@ -63,8 +63,8 @@ impl Vram {
         let len = bytes.max(1).checked_next_multiple_of(VRAM_UNIT).ok_or_else(none)?;
         let at = lock(&self.heap).take(len).ok_or_else(none)?;
         let heap = self.heap.clone();
-        let give_back = move || lock(&heap).give(at, len);
-        let part = self.mem.slice(at..at + len)?.on_last_drop(give_back);
+        let release = move || lock(&heap).free(at, len);
+        let part = self.mem.slice(at..at + len)?.on_last_drop(release);
         part.fill(0, len, 0)?;
         Ok(part)
     }
@@ -75,31 +75,31 @@ fn lock(heap: &Mutex<Heap>) -> MutexGuard<'_, Heap> {
 }
 
 impl Emulated {
-    /// A new one, with an address space of its own.
+    /// A GPU with an address space of its own.
     #[must_use]
     pub fn new() -> Self {
         Self::with_lanes(EMULATED_LANES)
     }
 
-    /// One whose memory no device reaches: a forked child gets a copy of it, as of other memory of its parent.
+    /// A GPU whose memory no device reaches: a forked child gets a copy of it, as of other memory of its parent.
     #[must_use]
     pub fn private() -> Self {
         Self { is_private: true, ..Self::new() }
     }
 
-    /// One whose warps have so many lanes.
+    /// A GPU whose warps have this many lanes.
     #[must_use]
     pub fn with_lanes(lanes: u32) -> Self {
         Self { space: Space::new(), lanes: lanes.max(1), vram: None, metered: false, is_private: false }
     }
 
-    /// One with memory of its own: that of a device, so that a drive reaches it over the bus as it reaches a GPU's.
+    /// A GPU with device memory of its own, which a drive reaches over the bus like a real GPU's.
     #[must_use]
     pub fn with_vram(mem: HostMem) -> Self {
         Self::with(mem, None)
     }
 
-    /// One whose memory is exported as dma-bufs, as a GPU's driver exports its own.
+    /// A GPU whose memory can be exported as dma-bufs, like a real GPU's.
     #[must_use]
     pub fn with_exported(memory: Udmabuf) -> Self {
         let mem = memory.memory().clone();
@@ -111,13 +111,14 @@ impl Emulated {
         Self { vram: Some(Vram { mem, heap, exporter }), ..Self::new() }
     }
 
-    /// All of its memory as one region, whose offsets are the GPU's addresses. Accesses outside its allocations are errors.
+    /// All of its memory as one region, whose offsets are GPU addresses. Accesses outside its allocations are errors.
     #[must_use]
     pub fn all_memory(&self) -> Region {
         Region::on_device(GpuAddr(0), usize::MAX, Arc::new(AllMemory(self.space.clone())))
     }
 
-    /// Starts a kernel of one's own: `threads` threads that run `kernel`, each with its view of memory and its index.
+    /// Starts a kernel of the caller's: `threads` threads that run `kernel`, each with its view of memory and its
+    /// index.
     ///
     /// # Errors
     /// When there are none, or too many.
@@ -137,8 +138,7 @@ impl Emulated {
         self.start_views(threads, view, kernel)
     }
 
-    /// Starts so many warps that run `kernel`, each with its view of memory, that has so many words of local memory, and its
-    /// index.
+    /// Starts warps that run `kernel`, each with its view of memory, with `local` words of local memory, and its index.
     pub(crate) fn start_warps(
         &self,
         (warps, local): (u32, u32),
@@ -151,7 +151,7 @@ impl Emulated {
         self.start_views(warps, view, kernel)
     }
 
-    /// Starts threads of this machine, each with what `view` makes of its index and the number of lanes.
+    /// Starts threads of this machine; `view` makes each one's view from its index and the number of lanes.
     fn start_views<V: FnOnce() -> EmulatedThread + Send + 'static>(
         &self,
         threads: u32,
@@ -342,7 +342,7 @@ impl Gpu for Emulated {
                         queues.len()
                     )));
                 }
-                // Whole warps act as such, as on a GPU; any other number of threads, each on its own.
+                // Whole warps act as such, as on a GPU; any other number of threads act independently.
                 let warps = if count.is_multiple_of(self.lanes) { *count / self.lanes } else { 0 };
                 let of = queues.len() as u32;
                 for (index, queue) in (0..warps).zip(queues.iter().cycle()) {
@@ -350,7 +350,7 @@ impl Gpu for Emulated {
                     let dealt = (index / of, warps.div_ceil(of));
                     let (space, lanes, metered) = (self.space.clone(), self.lanes, self.metered);
                     let items = share(job.count, index, warps);
-                    // Refused here, and not by a thread of the launch.
+                    // Refused here rather than by a thread of the launch.
                     shared_queue::<EmulatedThread>(&queue)?;
                     threads.add(move || {
                         let warp = EmulatedThread::warp(&space, lanes, GROUP_WORDS);
@@ -425,14 +425,14 @@ fn shared_queue<M: Memory<Addr = GpuAddr, Door = GpuAddr>>(queue: &KernelQueue) 
     })
 }
 
-/// The threads of a launch. None of them runs before all are there: a launch that cannot be started has done nothing.
+/// The threads of a launch. None of them runs before all exist: a launch that cannot be started does nothing.
 #[derive(Default)]
 struct LaunchThreads {
     list: Vec<JoinHandle<Result<Exit>>>,
     gate: Arc<Gate>,
 }
 
-/// Opens once, for good or never to let anybody through.
+/// Opens once, either to let everyone through or no one.
 #[derive(Default)]
 struct Gate(Mutex<Option<bool>>, Condvar);
 
@@ -442,7 +442,7 @@ impl Gate {
         self.1.notify_all();
     }
 
-    /// Whether to go on.
+    /// Whether to continue.
     fn pass(&self) -> bool {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -460,7 +460,7 @@ impl LaunchThreads {
         let body = move || if gate.pass() { catch(f) } else { Ok(Exit::TimedOut) };
         let thread =
             std::thread::Builder::new().name("emulated gpu".into()).stack_size(256 << 10).spawn(body);
-        let refuse = |e| Error::Launch(format!("this machine gave no thread for it: {e}"));
+        let refuse = |e| Error::Launch(format!("no thread could be started for it: {e}"));
         self.list.push(thread.map_err(refuse)?);
         Ok(())
     }
@@ -472,11 +472,11 @@ impl LaunchThreads {
 
 impl Drop for LaunchThreads {
     fn drop(&mut self) {
-        // Says nothing to threads that are under way.
+        // Has no effect on threads that already run.
         if self.gate.0.lock().unwrap_or_else(PoisonError::into_inner).is_none() {
             self.gate.set(false);
         }
-        // None may touch memory after this returns.
+        // No thread may access memory after this returns.
         for thread in self.list.drain(..) {
             let _ = thread.join();
         }
@@ -489,7 +489,7 @@ impl Running for LaunchThreads {
     }
 
     fn join(mut self: Box<Self>) -> Result<Vec<Exit>> {
-        // Every thread is joined, even after one has failed: none may touch memory after this returns.
+        // Every thread is joined, even after one has failed: none may access memory after this returns.
         let exits: Vec<_> =
             self.list.drain(..).map(|thread| thread.join().unwrap_or_else(|e| Err(error(e)))).collect();
         exits.into_iter().collect()
@@ -497,7 +497,7 @@ impl Running for LaunchThreads {
 }
 
 pub(crate) fn catch<R>(f: impl FnOnce() -> R) -> Result<R> {
-    // A fault unwinds from inside the kernel; what it leaves behind is memory that the caller gives up.
+    // A fault unwinds from inside the kernel; the memory that it leaves behind is no longer used.
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).map_err(error)
 }
 

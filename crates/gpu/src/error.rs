@@ -1,4 +1,4 @@
-//! What can go wrong with a GPU.
+//! Errors of this crate.
 
 use std::io::ErrorKind;
 use std::time::Duration;
@@ -10,42 +10,42 @@ use crate::cuda::is_lost;
 /// The result of this crate's calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a GPU did not do what it was asked.
+/// Why a GPU operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Its memory could not be had or reached.
+    /// Its memory could not be allocated or reached.
     #[error(transparent)]
     Memory(#[from] onehop_os::Error),
-    /// A GPU thread touched an address that is no memory of this GPU.
+    /// A GPU thread accessed an address that is not memory of this GPU.
     #[error("a GPU thread made a {access} of {bytes} bytes at {addr}, where there is {what}")]
     Fault {
-        /// What it did.
+        /// The kind of access.
         access: &'static str,
-        /// Where.
+        /// The address.
         addr: GpuAddr,
-        /// How much.
+        /// Its size.
         bytes: u32,
-        /// What is there.
+        /// What is at the address.
         what: &'static str,
     },
     /// A GPU thread ended in an unexpected way.
     #[error("a GPU thread panicked: {0}; this is a defect of onehop")]
     Panicked(String),
-    /// A launch does not make sense.
+    /// A launch is invalid.
     #[error("this launch cannot run: {0}")]
     Launch(String),
-    /// There is no CUDA here, or none that works.
+    /// There is no CUDA, or none that works.
     #[error("CUDA cannot be used: {why}")]
     NoCuda {
-        /// The reason, with what would mend it.
+        /// The reason, with a fix.
         why: String,
     },
     /// There is no such GPU.
     #[error("there is no GPU {name}: {have}")]
     NoSuchGpu {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// What there is.
+        /// The existing GPUs.
         have: String,
     },
     /// A call of the CUDA driver failed.
@@ -59,26 +59,26 @@ pub enum Error {
         name: String,
         /// Its number.
         code: i32,
-        /// The driver's words for it.
+        /// The driver's description.
         text: String,
-        /// What to do about it, or nothing.
+        /// A hint, or empty.
         hint: String,
     },
-    /// The program has destroyed the CUDA context that this was in: the work in it has ended, and its memory is gone.
+    /// The program has destroyed the CUDA context: its work has ended, and its memory is gone.
     #[error("{what}: the program has destroyed the CUDA context of this memory or stream")]
     ContextDestroyed {
         /// What was being done.
         what: String,
     },
-    /// The GPU took something on, and it neither ended nor failed.
-    #[error("{what}: nothing came of it within {seconds} s; nvidia-smi and dmesg say more")]
+    /// The GPU accepted work that neither ended nor failed.
+    #[error("{what}: it neither ended nor failed within {seconds} s; nvidia-smi and dmesg say more")]
     Silent {
         /// What was being done.
         what: String,
         /// How long it was waited for.
         seconds: u64,
     },
-    /// A launch did not end within its bounds. What it uses is left to it until it ends, and no GPU memory is freed before.
+    /// A launch exceeded its limits. What it uses is left to it until it ends, and no GPU memory is freed before.
     #[error("{what} did not end within {seconds} s; its memory is left to it until it ends")]
     Unended {
         /// What was started.
@@ -86,13 +86,13 @@ pub enum Error {
         /// How long it was waited for.
         seconds: u64,
     },
-    /// The driver does not tell whether work that was begun has ended. What it uses is left to it until it has.
+    /// The driver does not report whether work that was started has ended. What it uses is left to it until it has.
     #[error("{cause}; the work may still be running, and its memory is left alone until it has ended")]
     OutcomeUnknown {
-        /// What the driver answered.
+        /// The driver's error.
         cause: Box<Error>,
     },
-    /// A kernel did not end in time, and was cancelled: it writes nothing any more, even if it starts later.
+    /// A kernel did not end in time, and was cancelled: it writes nothing more, even if it starts later.
     #[error("{what} did not end within {limit:?} and was cancelled")]
     Cancelled {
         /// What was started.
@@ -110,22 +110,22 @@ pub enum Error {
         /// How long it was waited for.
         limit: Duration,
     },
-    /// The GPU, its driver or the platform cannot do it.
+    /// The GPU, its driver or the platform does not support it.
     #[error("{what} is not possible here: {why}")]
     NotSupported {
         /// What was to be done.
         what: String,
-        /// The reason, with what would mend it.
+        /// The reason, with a fix.
         why: String,
     },
-    /// A device's registers could not be given to the GPU.
+    /// Device registers could not be made accessible to the GPU.
     #[error("the GPU cannot write this device's doorbells: {why}")]
     Registers {
-        /// The reasons that apply here, with what would mend each.
+        /// The reasons that apply here, with a fix for each.
         why: String,
     },
-    /// Memory of another process is not what its description says.
-    #[error("this is not the shared GPU memory that was meant: {why}")]
+    /// Memory of another process does not match its description.
+    #[error("this is not the shared GPU memory that the ticket describes: {why}")]
     Foreign {
         /// What differs.
         why: String,
@@ -133,8 +133,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the work that failed may still be running. What it reads must not be written then, and what it writes not be
-    /// used, before it has ended. Work that went with a lost context has ended.
+    /// Whether the failed work may still be running. Until it has ended, its source must not be written, nor its
+    /// destination used. Work lost with its context has ended.
     #[must_use]
     pub fn is_under_way(&self) -> bool {
         matches!(
@@ -146,7 +146,7 @@ impl Error {
         )
     }
 
-    /// The error of a call that was to tell the end of work: the work may still be running, unless its context is lost.
+    /// The error of a call that waits for work: the work may still be running, unless its context is lost.
     pub(crate) fn of_begun_work(self) -> Self {
         match self {
             Self::Driver { code, .. } if is_lost(code) => self,
@@ -156,7 +156,7 @@ impl Error {
         }
     }
 
-    /// Whether there was no memory, of the GPU or of this machine.
+    /// Whether the GPU or this machine is out of memory.
     #[must_use]
     pub fn is_no_room(&self) -> bool {
         /// CUDA_ERROR_OUT_OF_MEMORY.

@@ -1,4 +1,4 @@
-//! Kernels that work on data: what is checked before one is started, so that it reaches nothing but its own memory.
+//! Kernels that work on data: the checks before one is started, so that it only accesses its own memory.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use onehop_radio::kernel::{self, BLOCKS, Check, Checked, Convert, Spectrum, Tota
 
 use crate::{Error, Region, Result};
 
-/// Blocks of a sum at most: each brings the tables along, and more than this no GPU runs at once.
+/// Maximum blocks of a sum: each loads the tables, and no GPU runs more at once.
 const SUM_BLOCKS: u64 = 1024;
 
-/// What a kernel is to do.
+/// A kernel's work.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum BlockWork {
     Convert(Convert),
@@ -29,16 +29,16 @@ pub struct BlockJob {
     pub(crate) memory: Vec<Region>,
 }
 
-/// Runs them.
+/// Runs such kernels.
 pub trait BlockKernels: Send {
-    /// Runs jobs one after the other, and waits for the last one's end. How long the GPU took by its own clock.
+    /// Runs jobs one after the other, and waits for the last. Returns their time by the GPU's clock.
     ///
     /// # Errors
     /// When they cannot be started, or fail.
     fn run(&mut self, jobs: &[BlockJob]) -> Result<Duration>;
 }
 
-/// Checks that a region holds so many bytes on a multiple of 16.
+/// Checks that a region has this many bytes, 16-byte aligned.
 fn holds(what: &str, region: &Region, bytes: u64) -> Result<()> {
     if (region.len() as u64) < bytes || !region.addr().0.is_multiple_of(16) {
         let at = region.addr();
@@ -50,7 +50,7 @@ fn holds(what: &str, region: &Region, bytes: u64) -> Result<()> {
 
 fn fours(samples: u32) -> Result<()> {
     if samples == 0 || !samples.is_multiple_of(4) {
-        return Err(Error::Launch(format!("{samples} samples are no multiple of 4")));
+        return Err(Error::Launch(format!("{samples} samples are not a multiple of 4")));
     }
     Ok(())
 }
@@ -61,7 +61,7 @@ impl BlockJob {
     /// Bytes of the rows of [`Self::check`].
     pub const CHECKED_BYTES: usize = (Checked::BYTES * BLOCKS as u64) as usize;
 
-    /// Samples to pairs of `f32`, less their direct current, times a gain; adds to the totals' rows.
+    /// Converts samples to pairs of `f32`, minus the DC offset, times a gain; adds to the totals' rows.
     ///
     /// # Errors
     /// When a region is too short.
@@ -125,7 +125,7 @@ impl BlockJob {
         Ok(Self { work, blocks: BLOCKS, memory: [from, window, twiddles, power].map(Region::clone).into() })
     }
 
-    /// Whether samples are those of a counter from `first` on; adds to the rows.
+    /// Checks whether samples are those of a counter from `first` on; adds to the rows.
     ///
     /// # Errors
     /// When a region is too short.
@@ -138,7 +138,8 @@ impl BlockJob {
         Ok(Self { work, blocks: BLOCKS, memory: vec![from.clone(), rows.clone()] })
     }
 
-    /// The bare remainders of a range's pieces into `out`, from its word `to` on; [`GpuRange::finish`] makes a CRC32C of them.
+    /// The bare remainders of a range's chunks, written to `out` from word `to` on; [`GpuRange::finish`] makes a CRC32C
+    /// of them.
     ///
     /// # Errors
     /// When a region is too short, or the range is not within its own.
@@ -155,8 +156,8 @@ impl BlockJob {
         }
         let job = range.job(tables.addr(), out.addr().plus(to * 4));
         holds("the tables", tables, u64::from(crc32c::TABLE_WORDS) * 4)?;
-        holds("the remainders", out, (to + job.pieces()) * 4)?;
-        let blocks = job.pieces().min(SUM_BLOCKS) as u32;
+        holds("the remainders", out, (to + job.chunks()) * 4)?;
+        let blocks = job.chunks().min(SUM_BLOCKS) as u32;
         Ok(Self {
             work: BlockWork::Sum(job),
             blocks,

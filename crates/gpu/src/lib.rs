@@ -1,14 +1,14 @@
 //! GPU memory and GPU launches.
 //!
-//! 1. [`cuda::Cuda::load`] finds NVIDIA's driver at run time, and [`cuda::Cuda::open`] opens a GPU. [`Emulated`] needs no
-//!    hardware.
+//! 1. [`cuda::Cuda::load`] finds NVIDIA's driver at run time, and [`cuda::Cuda::open`] opens a GPU. [`Emulated`] needs
+//!    no hardware.
 //! 2. [`Gpu::alloc`] returns a [`Region`], memory that bytes arrive in; [`Region::read`] and [`Region::write`] copy.
 //! 3. [`Gpu::copier`] copies rows from a ring of pinned memory, in the background.
 //! 4. [`Gpu::launch`] starts a kernel on queues of a drive.
 //! 5. [`Running::join`] waits for it, with a deadline.
 //!
-//! The emulated GPU runs the kernel functions that the device code wraps on CPU threads. Its addresses are its own: a wrong one
-//! is an error, never a stray write.
+//! The emulated GPU runs the kernel functions that the device code wraps on CPU threads. Its addresses form a separate
+//! space: a wrong one is an error, never a stray write.
 #![deny(unsafe_code)]
 
 mod arrays;
@@ -51,69 +51,69 @@ pub use onehop_proto::kernel::{KernelJob, KernelQueue};
 /// How the threads of a launch use the queues.
 #[derive(Clone, Debug)]
 pub enum Launch {
-    /// One warp for each queue; each owns its own.
+    /// One warp per queue.
     Owner(Vec<KernelQueue>),
-    /// So many threads, dealt to the queues, each of which they share.
+    /// This many threads, distributed over queues that they share.
     Shared(Vec<KernelQueue>, u32),
 }
 
-/// Whether none of these queues has more than one command in flight: there is a kernel for that.
+/// Whether no queue has more than one command in flight: there is a separate kernel for that.
 pub(crate) fn is_single(queues: &[KernelQueue]) -> bool {
     queues.iter().all(|queue| queue.window == 1)
 }
 
-/// A launch under way.
+/// A running launch.
 pub trait Running: Send {
-    /// Whether every thread has ended, or the launch has outlasted its limit by so much that nobody waits for it any more:
-    /// [`Running::join`] then is [`Error::Unended`] at once.
+    /// Whether every thread has ended, or the launch has outlasted its limit so far that waiting stops:
+    /// [`Running::join`] then returns [`Error::Unended`] at once.
     fn is_done(&self) -> bool;
-    /// How long it took by the GPU's own clock, once it is done; none where there is no such clock.
+    /// Its time by the GPU's clock, once it is done; `None` without such a clock.
     fn took(&self) -> Option<Duration> {
         None
     }
-    /// How each warp or thread came out. Waits for the end, which a launch's own bounds bring about.
+    /// Waits for the end, which the launch's own limits ensure, and returns the exit of each warp or thread.
     ///
     /// # Errors
-    /// When a thread touched memory that is not there. [`Error::Unended`] when the launch did not end, or never began: threads
-    /// may still use all that it was given.
+    /// When a thread accessed invalid memory. [`Error::Unended`] when the launch did not end, or never started: threads
+    /// may still use everything that it was given.
     fn join(self: Box<Self>) -> Result<Vec<Exit>>;
-    /// Leaves a kernel that does not end to itself, with everything that it uses, until the process ends.
+    /// Leaves a kernel that does not end alone, with everything that it uses, until the process ends.
     fn abandon(self: Box<Self>) {
         std::mem::forget(self);
     }
 }
 
-/// Controllers under way: see [`Gpu::serve`]. Dropping them waits for their end, which their host has to ask for.
+/// Running controllers: see [`Gpu::serve`]. Dropping them waits for their end, which their host has to request.
 pub trait Resident: Send {
-    /// Whether one of them has ended, asked to or not.
+    /// Whether one of them has ended, on request or not.
     fn is_over(&self) -> bool;
-    /// Waits for their end, which their host has to ask for.
+    /// Waits for their end, which their host has to request.
     ///
     /// # Errors
-    /// When the GPU has failed, or they did not end: they may still use all that they were given.
+    /// When the GPU has failed, or they did not end: they may still use everything that they were given.
     fn join(self: Box<Self>) -> Result<()>;
 }
 
-/// What onehop needs of a GPU.
+/// The operations that onehop needs of a GPU.
 pub trait Gpu: Send + Sync {
-    /// What people call it: a product name, or `emu`.
+    /// Its product name, or `emu`.
     fn name(&self) -> &str;
-    /// Whether it is a model of a GPU.
+    /// Whether it is emulated.
     fn simulated(&self) -> bool;
-    /// Whether its memory is a device's, which a drive reaches over the bus or not at all. An emulated GPU's usually is
-    /// whatever memory of this machine the drive reaches.
+    /// Whether its memory is a device's, which drives reach over the bus or not at all. An emulated GPU's memory is
+    /// usually memory of this machine that the drive reaches.
     fn own_memory(&self) -> bool {
         !self.simulated()
     }
-    /// Loads its kernels, so that a GPU without any is noticed before a queue is made for it.
+    /// Loads its kernels, so that a GPU without kernels is noticed before a queue is created for it.
     ///
     /// # Errors
     /// When there are none for it, or they cannot be loaded.
     fn load_kernels(&self) -> Result<()> {
         Ok(())
     }
-    /// The same GPU with kernels that take the times: `onehop_proto::kernel::times` says where they leave them, behind the
-    /// outcomes of a job. They are slower, and take them of whole warps only.
+    /// The same GPU with kernels that take times: `onehop_proto::kernel::times` says where they store them, after the
+    /// outcomes of a job. They are slower, and only whole warps take times.
     ///
     /// # Errors
     /// When there are none for it, or they cannot be loaded.
@@ -124,30 +124,30 @@ pub trait Gpu: Send + Sync {
     /// New memory, zeroed.
     ///
     /// # Errors
-    /// When there is none left.
+    /// When memory is short.
     fn alloc(&self, place: Place, bytes: usize) -> Result<Region>;
-    /// New memory of the GPU, zeroed, for what its kernels believe: what they are to do, and where. No safe call gives a kernel
-    /// its address to write to.
+    /// New GPU memory, zeroed, for data that its kernels trust: what to do, and where. No safe call gives a kernel its
+    /// address to write to.
     ///
     /// # Errors
-    /// When there is none left.
+    /// When memory is short.
     fn alloc_private(&self, bytes: usize) -> Result<Region> {
         self.alloc(Place::Vram, bytes)
     }
-    /// Gives the GPU an address for host memory that somebody else allocated.
+    /// Gives the GPU an address for host memory that was allocated elsewhere.
     ///
     /// # Errors
     /// When it cannot be registered.
     fn adopt(&self, place: Place, mem: HostMem) -> Result<Region>;
-    /// New memory of the GPU, zeroed, to which copies may go on while others are begun.
+    /// New GPU memory, zeroed, to which several copies may be in flight.
     ///
     /// # Errors
-    /// When there is none left.
+    /// When memory is short.
     fn arena(&self, bytes: usize) -> Result<Region> {
         self.alloc(Place::Vram, bytes)
     }
-    /// The same for whoever is going to write all of it but what is `blank`: only that has to be zeroed. To zero all takes
-    /// over a hundredth of the time that copies to it take.
+    /// The same for a caller that will write all of it except `blank`, so that only that is zeroed. Zeroing everything
+    /// takes more than a hundredth of the time of copies to it.
     ///
     /// # Errors
     /// As for [`Gpu::arena`].
@@ -155,27 +155,27 @@ pub trait Gpu: Send + Sync {
         let _ = blank;
         self.arena(bytes)
     }
-    /// Bytes of GPU memory that are free, where that is known.
+    /// Bytes of free GPU memory, if known.
     ///
     /// # Errors
     /// When the GPU has failed.
     fn free_memory(&self) -> Result<Option<u64>> {
         Ok(None)
     }
-    /// What copies from this host memory to that GPU memory while others are prepared.
+    /// A copier from this host memory to that GPU memory.
     ///
     /// # Errors
-    /// When the first is not memory that the CPU reaches, or the GPU has nothing to copy with.
+    /// When the first is not memory that the CPU reaches, or the GPU has no copy engine.
     fn copier(&self, from: &Region, to: &Region) -> Result<Box<dyn Copier>>;
-    /// Starts what its maker has to move files' bytes to and from its memory: NVIDIA's cuFile.
+    /// Starts the vendor's library that moves bytes between files and GPU memory: NVIDIA's cuFile.
     ///
     /// # Errors
-    /// When there is none, and why.
+    /// When there is none; the error says why.
     fn files(&self) -> Result<Arc<dyn GpuFiles>> {
-        let why = format!("it is for NVIDIA's GPUs, and {} is none", self.name());
+        let why = format!("it is for NVIDIA's GPUs, and {} is not one", self.name());
         Err(Error::NotSupported { what: "moving bytes by cuFile".into(), why })
     }
-    /// Loads the kernels that work on data, samples or any.
+    /// Loads the kernels that work on data, samples or other.
     ///
     /// # Errors
     /// When there are none for it, or they cannot be loaded.
@@ -196,14 +196,14 @@ pub trait Gpu: Send + Sync {
     /// # Errors
     /// When the BAR cannot be registered.
     fn map_registers(&self, regs: Arc<dyn Registers>) -> Result<Doorbells>;
-    /// Has one thread of the GPU read `count` neighbouring registers, 16 at most, from the one at `first` on, of those that
-    /// [`Self::map_registers`] mapped: what each of them said. The first that is all ones is the last that was read, as nobody answered
-    /// for it; none is begun after `limit`. No route needs this, and where such reads are lost they may take the device's link
-    /// down, or the GPU with it: for those who ask what becomes of them.
+    /// Makes one GPU thread read `count` adjacent registers, at most 16, from the one at `first` on, of those that
+    /// [`Self::map_registers`] mapped; returns their values. The first value of all ones is the last that is read,
+    /// because nothing answered for it. No read starts after `limit`. No route needs this, and lost reads may take the
+    /// device's link down, or the GPU with it: it is for diagnosing them.
     ///
     /// # Errors
-    /// When there are no such registers, it cannot be started, the GPU fails, or a read neither ends nor fails: then no memory of
-    /// this GPU is freed before it does.
+    /// When there are no such registers, it cannot be started, the GPU fails, or a read neither ends nor fails: then no
+    /// memory of this GPU is freed before it does.
     fn peek(&self, registers: &Doorbells, first: u32, count: u32, limit: Duration) -> Result<Vec<u32>> {
         let _ = (registers, first, count, limit);
         let why = format!("{} has no kernel for it", self.name());
@@ -212,17 +212,17 @@ pub trait Gpu: Send + Sync {
     /// Prepares the control memory of a queue that was just created.
     ///
     /// # Errors
-    /// When the queue's description is not one of its mode.
+    /// When the queue's description does not match its mode.
     fn prepare(&self, launch: &Launch) -> Result<()>;
-    /// As long as the result lives, doorbells are passed on as if kernels of ours ran: other people's do.
+    /// While the result lives, doorbells are relayed as if our kernels ran: for kernels of others.
     fn expect_kernels(&self) -> Box<dyn Send + Sync> {
         Box::new(())
     }
-    /// Checks that a kernel which is running sees what another device has written into the GPU's memory when it sees that
-    /// device's completion.
+    /// Checks that a running kernel sees what another device has written into GPU memory when it sees that device's
+    /// completion.
     ///
     /// # Errors
-    /// When the GPU does not order such writes: the host would have to flush them after each completion.
+    /// When the GPU does not order such writes: the host would have to flush after each completion.
     fn orders_device_writes(&self) -> Result<()> {
         Ok(())
     }
@@ -238,17 +238,18 @@ pub trait Gpu: Send + Sync {
     fn load_controllers(&self) -> Result<()> {
         Ok(())
     }
-    /// Holds memory that a controller on this GPU is about to be given the address of: it is not freed as long as the result
-    /// lives. Where wrong addresses are errors, as on the emulated GPU, there is nothing to hold.
+    /// Holds memory whose address a controller on this GPU is about to get: it is not freed as long as the result
+    /// lives. On GPUs such as the emulated one, where wrong addresses are errors, there is nothing to hold.
     ///
     /// # Errors
-    /// When the range is no memory that the GPU reaches.
+    /// When the range is not memory that the GPU reaches.
     fn hold(&self, what: &'static str, at: GpuAddr, bytes: u64) -> Result<controllers::Hold> {
         let _ = (at, bytes);
         let why = format!("{} gives none to controllers", self.name());
         Err(Error::NotSupported { what: what.into(), why })
     }
-    /// Starts controllers that stay, for tests and measurements: a warp for each pair. [`controllers::Pairs::start`] calls it.
+    /// Starts resident controllers, for tests and measurements: a warp for each pair. [`controllers::Pairs::start`]
+    /// calls it.
     ///
     /// # Errors
     /// When they cannot be started.
@@ -269,7 +270,7 @@ pub struct Doorbells {
 }
 
 impl Doorbells {
-    /// Registers that the GPU writes by itself; `hold` undoes the mapping.
+    /// Registers that the GPU writes directly; `hold` undoes the mapping.
     pub(crate) fn direct(
         (base, bytes): (GpuAddr, u64),
         space: AddressSpace,
@@ -278,7 +279,7 @@ impl Doorbells {
         Self { base, bytes, space, relay: None, hold }
     }
 
-    /// A page that the GPU writes and a CPU thread passes on.
+    /// A page that the GPU writes and a CPU thread relays.
     pub(crate) fn relayed(self, relay: relay::Watched) -> Self {
         Self { relay: Some(relay), ..self }
     }
@@ -290,7 +291,7 @@ impl Doorbells {
         Self::direct(place, memory.space(), Arc::new(memory.clone()))
     }
 
-    /// The address of so many neighbouring registers.
+    /// The address of this many adjacent registers.
     pub(crate) fn words(&self, first: u32, count: u32) -> Result<GpuAddr> {
         if !first.is_multiple_of(4) || u64::from(first) + 4 * u64::from(count) > self.bytes {
             let why = format!("{count} registers at {first:#x}, of {} bytes of registers", self.bytes);
@@ -299,8 +300,7 @@ impl Doorbells {
         Ok(self.base.plus(u64::from(first)))
     }
 
-    /// The register at an offset in BAR0. Where a thread passes doorbells on, it passes on those that were asked for
-    /// here, and no others.
+    /// The GPU address of the register at an offset in BAR0. A relay only forwards registers that were requested here.
     #[must_use]
     pub fn at(&self, offset: u32) -> GpuAddr {
         if let Some(relay) = &self.relay {
@@ -316,7 +316,7 @@ impl Doorbells {
         }
     }
 
-    /// Whether a CPU thread passes on what the GPU writes.
+    /// Whether a CPU thread relays what the GPU writes.
     #[must_use]
     pub fn is_relayed(&self) -> bool {
         self.relay.is_some()

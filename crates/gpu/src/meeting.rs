@@ -1,46 +1,46 @@
-//! Threads of the emulated GPU that meet by chance, as lanes of a warp do: one of them acts for all.
+//! Lets threads of the emulated GPU meet by chance, as lanes of a warp do: one of them acts for all.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use onehop_proto::GpuAddr;
 
-/// How often whoever comes first lets others run before it acts.
-const LOOKS: u32 = 3;
+/// How often the first thread lets others run before it acts.
+const YIELDS: u32 = 3;
 
-/// Where the threads of a warp meet.
+/// The meeting point of a warp's threads.
 #[derive(Default)]
 pub(crate) struct Meeting(Mutex<Option<Round>>);
 
-/// Those who are there now, before one of them acts.
+/// The threads that are present, before one of them acts.
 struct Round {
     at: GpuAddr,
     count: u32,
-    result: Arc<Told>,
+    result: Arc<SharedResult>,
 }
 
-/// What the one who acted tells the others.
+/// The result that the acting thread shares with the others.
 #[derive(Default)]
-struct Told(Mutex<Option<u64>>, Condvar);
+struct SharedResult(Mutex<Option<u64>>, Condvar);
 
-impl Told {
+impl SharedResult {
     fn tell(&self, word: u64) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(word);
         self.1.notify_all();
     }
 
     fn wait(&self) -> u64 {
-        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut result = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            match *told {
+            match *result {
                 Some(word) => return word,
-                None => told = self.1.wait(told).unwrap_or_else(PoisonError::into_inner),
+                None => result = self.1.wait(result).unwrap_or_else(PoisonError::into_inner),
             }
         }
     }
 }
 
-/// Lets the others go even if the one who acts for them faults.
-struct Acting(Arc<Told>);
+/// Releases the others even if the acting thread faults.
+struct Acting(Arc<SharedResult>);
 
 impl Drop for Acting {
     fn drop(&mut self) {
@@ -64,13 +64,13 @@ impl Meeting {
                 return (f(1), 0);
             }
             None => {
-                let result = Arc::<Told>::default();
+                let result = Arc::<SharedResult>::default();
                 *open = Some(Round { at, count: 1, result: result.clone() });
                 Acting(result)
             }
         };
         drop(open);
-        (0..LOOKS).for_each(|_| std::thread::yield_now());
+        (0..YIELDS).for_each(|_| std::thread::yield_now());
         let round = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         let word = f(round.map_or(1, |round| round.count));
         acting.0.tell(word);
@@ -84,7 +84,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     #[test]
-    fn those_who_meet_share_what_one_took_and_those_at_other_places_do_not() {
+    fn threads_that_meet_share_a_result_and_others_do_not() {
         let (meeting, taken, calls) =
             (Meeting::default(), [const { AtomicU32::new(0) }; 2], AtomicU32::new(0));
         let numbers: Vec<Mutex<Vec<u64>>> = (0..2).map(|_| Mutex::default()).collect();
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_of_the_one_who_acts_lets_the_others_go() {
+    fn a_fault_of_the_acting_thread_releases_the_others() {
         let meeting = Meeting::default();
         std::thread::scope(|scope| {
             for _ in 0..4 {

@@ -1,10 +1,10 @@
-//! What a GPU's thread noted of registers that it was to read.
+//! Results of a GPU thread that reads registers.
 
 use onehop_proto::kernel::{MOST_PEEKED, PeekNotes};
 
 use crate::{Error, Region, Result};
 
-/// Checks how many registers are to be read.
+/// Checks the number of registers to read.
 pub(crate) fn check(count: u32) -> Result<()> {
     if (1..=MOST_PEEKED).contains(&count) {
         return Ok(());
@@ -12,7 +12,7 @@ pub(crate) fn check(count: u32) -> Result<()> {
     Err(Error::Launch(format!("{count} registers to read; 1 to {MOST_PEEKED} can be")))
 }
 
-/// What has come back so far.
+/// The values read so far.
 pub(crate) fn values(notes: &Region) -> Result<Vec<u32>> {
     let ended = notes.word(PeekNotes::ENDED as usize)?.min(MOST_PEEKED);
     (0..ended).map(|index| notes.word((PeekNotes::VALUES + index * 4) as usize)).collect()
@@ -28,7 +28,7 @@ mod tests {
 
     use crate::{Doorbells, Emulated, Error, Gpu, Place};
 
-    /// Registers that count how often they are read, and hold their offsets up to `ones`.
+    /// Registers that count their reads, and hold their offsets up to `ones`.
     struct CountingRegisters {
         reads: AtomicU32,
         ones: u32,
@@ -45,7 +45,7 @@ mod tests {
         }
     }
 
-    /// Registers that take their time.
+    /// Registers that answer slowly.
     struct Slow;
 
     impl Registers for Slow {
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_register_is_not_read() {
+    fn only_registers_are_read() {
         let gpu = Emulated::new();
         let memory = gpu.alloc(Place::Vram, 4096).unwrap();
         let no_registers = Doorbells::of_memory(&memory);

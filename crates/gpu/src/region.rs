@@ -1,4 +1,4 @@
-//! Memory that bytes land in.
+//! Memory that bytes arrive in.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -11,7 +11,7 @@ use onehop_proto::GpuAddr;
 
 use crate::{Error, Result};
 
-/// Where a region's bytes are.
+/// The location of a region's bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Place {
     /// In the GPU's own memory.
@@ -23,7 +23,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// What reports call it.
+    /// Its name in reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -34,7 +34,7 @@ impl Place {
     }
 }
 
-/// Memory that no CPU instruction reaches: its owner copies. Ranges are checked before these are called.
+/// Memory that the CPU cannot access: its owner copies. Ranges are checked before these are called.
 pub(crate) trait DeviceBytes: Send + Sync {
     /// Copies bytes out.
     fn read(&self, offset: usize, out: &mut [u8]) -> Result<()>;
@@ -44,55 +44,56 @@ pub(crate) trait DeviceBytes: Send + Sync {
         self.read(offset, &mut data)?;
         Ok(to.write(at, &data)?)
     }
-    /// Copies bytes in; an aligned word of four bytes is never seen half written.
+    /// Copies bytes in; an aligned 4-byte word is never seen half written.
     fn write(&self, offset: usize, data: &[u8]) -> Result<()>;
     /// Sets every byte of a range.
     fn fill(&self, offset: usize, bytes: usize, value: u8) -> Result<()>;
-    /// Puts a word in several places, as [`DmaMemory::mark`] does.
+    /// Writes a word to several places, as [`DmaMemory::mark`] does.
     fn mark(&self, marks: &Marks, limit: Duration) -> Result<()>;
     /// How many of them still hold it.
     fn marks_left(&self, marks: &Marks, limit: Duration) -> Result<u64>;
-    /// Whether no copy or fill of it is under way, those that failed included.
+    /// Whether no copy or fill of it is in progress, including failed ones.
     fn is_settled(&self) -> Result<bool> {
         Ok(true)
     }
     /// A dma-buf of a range.
     fn dma_buf(&self, offset: usize, bytes: usize) -> Result<DmaBuf>;
-    /// A file descriptor by which another process opens all of it, where it is shared that way.
+    /// A file descriptor by which another process opens all of it, if it can be shared that way.
     fn share(&self) -> Result<Option<OwnedFd>>;
 }
 
-/// What the addresses of a region mean.
+/// The address space of a region's addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum AddressSpace {
-    /// A model of a GPU.
+    /// An emulated GPU.
     Model,
     /// All CUDA contexts of this process: host memory that is registered.
     Cuda,
     /// One CUDA context: its own memory.
     Context(ContextKey),
-    /// All that copies of one CUDA context reach; the caller of a copy guarantees that its range is allocated. No kernel is given such
-    /// addresses.
+    /// Everything that copies of one CUDA context reach; the caller of a copy guarantees that its range is allocated.
+    /// Kernels never get such addresses.
     Everything(ContextKey),
 }
 
-/// Which CUDA context.
+/// Identifies a CUDA context.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ContextKey {
     pub(crate) device: i32,
-    /// The driver's number of one that the program has made, which never comes again; none of the primary one.
+    /// The driver's number of a context that the program created, which is never reused; `None` for the primary
+    /// context.
     pub(crate) made: Option<u64>,
 }
 
 #[derive(Clone)]
 enum Backing {
-    /// The CPU and the GPU reach the same bytes; `_hold` is the GPU's way to them, and goes first.
+    /// The CPU and the GPU reach the same bytes; `_hold` keeps the GPU's mapping, and is dropped first.
     Host { _hold: Arc<dyn Send + Sync>, mem: HostMem, exporter: Option<Arc<Udmabuf>> },
     /// Only the GPU reaches them.
     Device { mem: Arc<dyn DeviceBytes>, start: usize },
 }
 
-/// Memory with a GPU address. Clones are the same memory; it goes when the last of them does.
+/// Memory with a GPU address. Clones are the same memory; it is freed with the last of them.
 #[derive(Clone)]
 pub struct Region {
     place: Place,
@@ -108,7 +109,7 @@ impl Region {
         Self { place, addr, space, len, backing: Backing::Host { _hold: hold, mem, exporter: None } }
     }
 
-    /// The same, exported as a dma-buf where a device's driver asks for one.
+    /// The same, exportable as a dma-buf.
     pub(crate) fn exported_by(mut self, by: Option<Arc<Udmabuf>>) -> Self {
         if let Backing::Host { exporter, .. } = &mut self.backing {
             *exporter = by;
@@ -121,7 +122,7 @@ impl Region {
         Self { place, addr, space, len, backing: Backing::Device { mem, start: 0 } }
     }
 
-    /// The same with addresses of CUDA's.
+    /// The same in another address space.
     pub(crate) fn in_space(self, space: AddressSpace) -> Self {
         Self { space, ..self }
     }
@@ -131,7 +132,7 @@ impl Region {
         self.space
     }
 
-    /// Whether it is of the memory that [`AddressSpace::Everything`] stands for.
+    /// Whether it is the memory of [`AddressSpace::Everything`].
     pub(crate) fn is_everything(&self) -> bool {
         matches!(self.space, AddressSpace::Everything(_))
     }
@@ -193,7 +194,7 @@ impl Region {
         }
     }
 
-    /// Copies bytes out of it to host memory, at `at`: by the copy engine straight to there, where that memory is pinned.
+    /// Copies bytes out of it to host memory, at `at`; by the copy engine if that memory is pinned.
     ///
     /// # Errors
     /// When either range does not lie within its memory, the host's is read-only, or the GPU failed.
@@ -261,15 +262,16 @@ impl Region {
         }
     }
 
-    /// Whether every copy and fill has ended that was begun through this region or a part of it, those that failed included.
+    /// Whether every copy and fill has ended that was started through this region or a part of it, including failed
+    /// ones.
     ///
     /// # Errors
-    /// When the GPU does not tell: see [`Error::is_under_way`].
+    /// When the GPU does not report it: see [`Error::is_under_way`].
     pub fn is_settled(&self) -> Result<bool> {
         self.device().map_or(Ok(true), DeviceBytes::is_settled)
     }
 
-    /// Who copies its bytes, where the CPU does not reach them.
+    /// The owner that copies its bytes, if the CPU does not reach them.
     pub(crate) fn device(&self) -> Option<&dyn DeviceBytes> {
         match &self.backing {
             Backing::Host { .. } => None,
@@ -364,7 +366,7 @@ mod tests {
 
     use super::*;
 
-    /// Device memory whose owner is this test.
+    /// Device memory owned by this test.
     struct Far(Mutex<Vec<u8>>);
 
     impl DeviceBytes for Far {
@@ -432,7 +434,7 @@ mod tests {
     fn marks_show_what_was_not_overwritten() {
         const LIMIT: Duration = Duration::from_secs(5);
         for region in both() {
-            // The marks are aligned where the region is not.
+            // The marks are aligned, but the region is not.
             for (start, first) in [(0, 504), (4, 508)] {
                 let part = region.slice(start..start + 2000).unwrap();
                 let marks = Marks { first, count: 3, word: 0x0123_4567_89ab_cdef };

@@ -1,15 +1,15 @@
-//! Doorbells of controllers whose registers are no memory: the GPU writes a page, and a thread passes on what it finds.
+//! Doorbells of controllers whose registers are not memory: the GPU writes a page, and a thread relays its words.
 //!
-//! What is passed on, and why it is enough:
+//! Why this is enough:
 //!
-//! - The thread takes a word out by an atomic exchange with [`EMPTY`], which no doorbell is ever rung with. So no write
-//!   is lost between a look and the taking, and a value that comes twice is passed on twice: a queue that was created
-//!   anew may well be rung with the value that the old one ended on.
-//! - Two writes of one doorbell between two looks become one. Doorbells are positions, not counts, and a ring can never
-//!   go round whole while the controller has not been told: the later value says all that the earlier one did.
-//! - Words are taken from the lowest offset to the highest, and passed on from the highest to the lowest. A queue's
-//!   completion doorbell stands behind its submission doorbell, so whoever frees a completion entry and then submits is
-//!   passed on in that order: what was written before the word that was taken first is there when the second is taken.
+//! - The thread takes a word by an atomic exchange with [`EMPTY`], which is never a doorbell value. So no write is lost
+//!   between a poll and the exchange, and a value that is written twice is relayed twice: a newly created queue may
+//!   well be rung with the last value of the old one.
+//! - Two writes of one doorbell between two polls become one. Doorbells are positions, not counts, and a ring can never
+//!   wrap completely before the controller is notified: the later value includes the earlier.
+//! - Words are taken from the lowest offset to the highest, and relayed from the highest to the lowest. A queue's
+//!   completion doorbell follows its submission doorbell. So if the GPU frees a completion entry and then submits, both
+//!   are relayed in that order: what was written before the word taken first is visible when the second is taken.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,23 +20,23 @@ use onehop_os::{HostMem, Registers};
 
 use crate::{Error, Result};
 
-/// What stands where the GPU has written nothing: positions have sixteen bits.
+/// The value of a word that the GPU has not written: positions have sixteen bits.
 pub(crate) const EMPTY: u32 = u32::MAX;
 
-/// How long the thread looks without a rest after the last thing it passed on.
+/// How long the thread polls without sleeping after the last word that it relayed.
 const AWAKE: Duration = Duration::from_millis(2);
-/// Its rests when nothing happens and no kernel runs.
+/// Its sleep when idle and no kernel runs.
 const REST: Duration = Duration::from_micros(50);
 
-/// How long a turn may take on a machine that is very busy.
+/// How long a turn may take on a very busy machine.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How many kernels run that may ring.
+/// The number of running kernels that may ring.
 #[derive(Default)]
 pub(crate) struct Activity(AtomicUsize);
 
 impl Activity {
-    /// A kernel starts; it has ended when the result is dropped.
+    /// Counts a kernel until the result is dropped.
     pub(crate) fn kernel(self: &Arc<Self>) -> RunningKernel {
         self.0.fetch_add(1, Ordering::AcqRel);
         RunningKernel(self.clone())
@@ -56,7 +56,7 @@ impl Drop for RunningKernel {
     }
 }
 
-/// The doorbells that are looked at.
+/// The doorbells that are polled.
 #[derive(Clone, Default)]
 pub(crate) struct Watched(Arc<Doors>);
 
@@ -64,12 +64,12 @@ pub(crate) struct Watched(Arc<Doors>);
 struct Doors {
     /// In order of offset.
     list: Mutex<Vec<u32>>,
-    /// How often all of them were looked at, and what was found passed on.
+    /// How often all of them were polled and relayed.
     turns: AtomicU64,
 }
 
 impl Watched {
-    /// Looks at one more.
+    /// Adds a doorbell.
     pub(crate) fn add(&self, offset: u32) {
         let mut list = self.0.list.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(at) = list.binary_search(&offset) {
@@ -77,15 +77,15 @@ impl Watched {
         }
     }
 
-    /// Does something with the list while nobody adds to it: a doorbell that was added is looked at from then on.
+    /// Runs `f` on the list under its lock: a doorbell that was added is polled from then on.
     fn with(&self, f: impl FnOnce(&[u32])) {
         f(&self.0.list.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Waits until what stands in the page now was passed on.
+    /// Waits until what is in the page now was relayed.
     pub(crate) fn settle(&self) {
         let (turns, start) = (&self.0.turns, Instant::now());
-        // A turn that is under way may have looked already; the one after it has not.
+        // The present turn may have polled already; the next one has not.
         let enough = turns.load(Ordering::Acquire) + 2;
         while turns.load(Ordering::Acquire) < enough && start.elapsed() < PATIENCE {
             std::thread::yield_now();
@@ -93,7 +93,7 @@ impl Watched {
     }
 }
 
-/// The thread, and the page it looks at. Passes on what is left and ends when it is dropped.
+/// The thread, and the page that it polls. When dropped, relays what is left and ends.
 pub(crate) struct Relay {
     watched: Watched,
     stop: Arc<AtomicBool>,
@@ -101,7 +101,7 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    /// Starts to pass on from `page`, which the GPU has an address for, to the registers.
+    /// Starts relaying from `page`, which has a GPU address, to the registers.
     pub(crate) fn start(page: HostMem, regs: Arc<dyn Registers>, kernels: Arc<Activity>) -> Result<Self> {
         for at in (0..page.len()).step_by(4) {
             page.word(at)?.store(EMPTY, Ordering::Relaxed);
@@ -115,12 +115,12 @@ impl Relay {
                 run(&mut pass, &list, &kernels, &ended);
             })
             .map_err(|e| Error::Registers {
-                why: format!("this machine gave no thread to pass them on: {e}"),
+                why: format!("no thread could be started to relay them: {e}"),
             })?;
         Ok(Self { watched, stop, thread: Some(thread) })
     }
 
-    /// Where to add doorbells.
+    /// The list of doorbells, for adding to it.
     pub(crate) fn watched(&self) -> Watched {
         self.watched.clone()
     }
@@ -142,14 +142,14 @@ struct Pass {
 }
 
 impl Pass {
-    /// Looks once at every doorbell; whether there was something to pass on.
+    /// Polls every doorbell once; returns whether there was something to relay.
     fn once(&mut self, watched: &Watched) -> bool {
         self.found.clear();
         watched.with(|list| {
             for offset in list {
-                // An offset behind the end has no word, and no GPU address that could be written either.
+                // An offset past the end has neither a word nor a GPU address.
                 let Ok(word) = self.page.word(*offset as usize) else { continue };
-                // A plain look first: an exchange would take the line away from whoever writes beside it.
+                // A plain read first: an exchange would take the cache line away from other writers.
                 if word.load(Ordering::Acquire) != EMPTY {
                     self.found.push((*offset, word.swap(EMPTY, Ordering::AcqRel)));
                 }
@@ -211,7 +211,7 @@ mod tests {
         page.word(offset as usize).unwrap().store(value, Ordering::Release);
     }
 
-    /// Waits until the word was taken, as a controller's answer would have it.
+    /// Waits until the word was taken, as a controller's answer would take it.
     fn taken(page: &HostMem, offset: u32) {
         let start = Instant::now();
         while page.word(offset as usize).unwrap().load(Ordering::Acquire) != EMPTY {
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_freed_completion_is_told_before_the_submission_that_follows_it() {
+    fn a_freed_completion_is_relayed_before_the_next_submission() {
         let (page, heard, relay) = started();
         let (sq, cq) = (0x1010, 0x1014);
         relay.watched().add(sq);
@@ -255,14 +255,14 @@ mod tests {
             if *offset == cq {
                 freed = *value;
             } else {
-                assert!(*value <= freed, "submission {value} was told after completion {freed}");
+                assert!(*value <= freed, "submission {value} was relayed after completion {freed}");
             }
         }
         assert!(heard.ends_with(&[(cq, 1999), (sq, 1999)]) || heard.ends_with(&[(sq, 1999)]));
     }
 
     #[test]
-    fn what_was_rung_before_has_arrived_when_it_is_settled() {
+    fn earlier_doorbells_have_arrived_after_settle() {
         let (page, heard, relay) = started();
         let watched = relay.watched();
         watched.add(0x1008);
@@ -282,7 +282,7 @@ mod tests {
         ring(&page, 0x1000, 6);
         drop(relay);
         assert_eq!(*heard.0.lock().unwrap(), [(0x1000, 6)]);
-        // The page is no longer looked at.
+        // The page is no longer polled.
         ring(&page, 0x1000, 7);
         std::thread::sleep(Duration::from_millis(5));
         assert_eq!(heard.0.lock().unwrap().len(), 1);

@@ -1,4 +1,4 @@
-//! The emulated GPU's address space: regions and BARs at addresses that are neither host pointers nor bus addresses.
+//! The emulated GPU's address space: regions and BARs at addresses that differ from host pointers and bus addresses.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -13,7 +13,7 @@ use onehop_proto::queue::Memory;
 use crate::meeting::Meeting;
 use crate::{Error, Place};
 
-/// Where each kind of memory starts. No host pointer and no bus address of the simulator looks like these.
+/// The first address of each kind of memory. Host pointers and the simulator's bus addresses are in other ranges.
 const fn base(place: Option<Place>) -> u64 {
     match place {
         Some(Place::Vram) => 0x0b00_0000_0000,
@@ -23,7 +23,7 @@ const fn base(place: Option<Place>) -> u64 {
     }
 }
 
-/// An unmapped stretch after each mapping, so that running past an end is noticed.
+/// An unmapped gap after each mapping, so that overruns are noticed.
 const GUARD: u64 = 1 << 16;
 
 #[derive(Clone)]
@@ -52,7 +52,7 @@ pub(crate) struct Space {
     start: Instant,
 }
 
-/// Takes a mapping away again when it is dropped.
+/// Removes a mapping when it is dropped.
 pub(crate) struct Unmap {
     space: Arc<Space>,
     start: u64,
@@ -92,7 +92,7 @@ impl Space {
         (GpuAddr(start), Unmap { space: self.clone(), start })
     }
 
-    /// The memory behind a range of addresses, and where in it the range starts.
+    /// The memory at a range of addresses, and the range's offset in it.
     pub(crate) fn memory_at(&self, at: u64, bytes: u64) -> Option<(HostMem, usize)> {
         let table = self.table.read().unwrap_or_else(|e| e.into_inner());
         let index = table.mappings.partition_point(|m| m.start <= at).checked_sub(1)?;
@@ -116,9 +116,9 @@ pub struct EmulatedThread {
     last: Cell<usize>,
     local: Vec<Cell<u32>>,
     looks: RefCell<Vec<[u32; 2]>>,
-    /// How often it has paused since it last did something, where it is one that stays.
+    /// For a persistent thread: how often it has paused since it was last active.
     pauses: Option<Cell<u32>>,
-    /// Where a thread of its own meets those of its warp.
+    /// Where an independent thread meets the others of its warp.
     meeting: Option<Arc<Meeting>>,
 }
 
@@ -127,15 +127,15 @@ impl EmulatedThread {
         Self::warp(space, 1, 0)
     }
 
-    /// The view of one thread of a warp whose threads act on their own.
+    /// The view of one thread of a warp whose threads act independently.
     pub(crate) fn lane(space: &Arc<Space>, warp: &Arc<Meeting>) -> Self {
         Self { meeting: Some(warp.clone()), ..Self::new(space) }
     }
 
-    /// The view of a warp that has so many words of local memory.
+    /// The view of a warp with `local` words of local memory.
     pub(crate) fn warp(space: &Arc<Space>, lanes: u32, local: u32) -> Self {
         Self {
-            // Nobody may rely on what another launch left there.
+            // Code must not rely on what another launch left there.
             local: (0..local).map(|i| Cell::new(0xdead_0000 | i)).collect(),
             looks: RefCell::default(),
             pauses: None,
@@ -148,13 +148,13 @@ impl EmulatedThread {
         }
     }
 
-    /// The view of a warp that stays: it sleeps where others only give way.
+    /// The view of a persistent warp: it sleeps where others only yield.
     pub(crate) fn patient(space: &Arc<Space>, lanes: u32, local: u32) -> Self {
         Self { pauses: Some(Cell::new(0)), ..Self::warp(space, lanes, local) }
     }
 
     fn fault(access: &'static str, addr: GpuAddr, bytes: u32, what: &'static str) -> ! {
-        // A GPU kills the context; here the thread ends, and whoever joins the launch learns of it.
+        // A GPU destroys the context; here the thread ends, and joining the launch returns the error.
         std::panic::resume_unwind(Box::new(Error::Fault { access, addr, bytes, what }))
     }
 
@@ -272,7 +272,7 @@ impl Memory for EmulatedThread {
 
     fn fence(&self) {
         fence(Ordering::SeqCst);
-        // Whoever stays has just done something: completions come behind a fence.
+        // A persistent thread was just active: completions follow a fence.
         if let Some(pauses) = &self.pauses {
             pauses.set(0);
         }

@@ -1,11 +1,11 @@
-//! Check sums of GPU memory, computed where it lies.
+//! Checksums of GPU memory, computed by the GPU.
 
 use onehop_block::crc32c::{self, GpuRange};
 
 use crate::jobs::{BlockJob, BlockKernels};
 use crate::{Error, Gpu, Place, Region, Result};
 
-/// Ranges that are summed at a time: the caller is asked between two batches.
+/// Ranges that are summed at a time: `go_on` is called between two batches.
 const BATCH: usize = 1024;
 
 /// Sums memory of a GPU by kernels of its own.
@@ -27,8 +27,8 @@ impl Sums {
         Ok(Self { kernels: gpu.block_kernels()?, tables })
     }
 
-    /// The CRC32C of each of these ranges of a region: where they begin and how many bytes they have. None if `go_on` did
-    /// not want to, which is asked now and then.
+    /// The CRC32C of each of these ranges of a region, given as offset and length. `None` if `go_on`, which is called
+    /// now and then, returns false.
     ///
     /// # Errors
     /// When a range is not within the region, or the GPU fails.
@@ -65,21 +65,21 @@ impl Sums {
             }
             ranges.push(GpuRange { at: region.addr().plus(at), bytes });
         }
-        let total: u64 = ranges.iter().map(GpuRange::pieces).sum();
+        let total: u64 = ranges.iter().map(GpuRange::chunks).sum();
         let out = gpu.alloc(Place::Vram, (total as usize * 4).max(16))?;
         let mut jobs = Vec::new();
         let mut to = 0;
-        for range in ranges.iter().filter(|range| range.pieces() > 0) {
+        for range in ranges.iter().filter(|range| range.chunks() > 0) {
             jobs.push(BlockJob::sum(region, *range, &self.tables, (&out, to))?);
-            to += range.pieces();
+            to += range.chunks();
         }
         if !jobs.is_empty() {
             self.kernels.run(&jobs)?;
         }
         let mut bytes = vec![0; total as usize * 4];
         out.read(0, &mut bytes)?;
-        let mut pieces = bytes.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
-        sums.extend(ranges.iter().map(|range| range.finish(pieces.by_ref().take(range.pieces() as usize))));
+        let mut chunks = bytes.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
+        sums.extend(ranges.iter().map(|range| range.finish(chunks.by_ref().take(range.chunks() as usize))));
         Ok(())
     }
 }
@@ -93,12 +93,12 @@ mod tests {
     fn ranges_have_the_sums_that_others_compute() {
         let gpu = crate::Emulated::new();
         let mut sums = Sums::new(&gpu).unwrap();
-        let data: Vec<u8> = (0..3 * crc32c::PIECE + 100).map(|i| (i * 131 + i / 97) as u8).collect();
+        let data: Vec<u8> = (0..3 * crc32c::CHUNK + 100).map(|i| (i * 131 + i / 97) as u8).collect();
         let region = gpu.alloc(Place::Vram, data.len()).unwrap();
         region.write(0, &data).unwrap();
         let len = data.len() as u64;
         let ranges =
-            [(0, len), (7, 0), (1, 1), (33, crc32c::PIECE), (len - 5, 5), (64, 2 * crc32c::PIECE + 3)];
+            [(0, len), (7, 0), (1, 1), (33, crc32c::CHUNK), (len - 5, 5), (64, 2 * crc32c::CHUNK + 3)];
         let found = sums.crc32c(&gpu, &region, &ranges, &|| true).unwrap().unwrap();
         for ((at, bytes), sum) in ranges.into_iter().zip(found) {
             assert_eq!(

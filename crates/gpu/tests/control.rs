@@ -1,4 +1,4 @@
-//! A queue's control memory is memory of the caller's own: whatever it holds, a launch stays within its rings.
+//! A queue's control memory belongs to the caller: with any content, a launch stays within its rings.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
@@ -8,7 +8,7 @@ use std::time::Duration;
 use onehop_gpu::{Emulated, Gpu, KernelJob, KernelQueue, Launch, Place};
 use onehop_proto::kernel::Exit;
 
-/// Registers that take everything and answer nothing.
+/// Registers that accept all writes and read as nothing.
 struct Silent;
 
 impl onehop_os::Registers for Silent {
@@ -59,7 +59,7 @@ fn places_beyond_the_rings_are_refused() {
     let mut after = vec![0; BYTES];
     for window in [1, 4] {
         let launch = Launch::Owner(vec![KernelQueue { window, ..queue }]);
-        // Tail, submission head and completion head. The first tail lies within memory of the caller's, behind the ring.
+        // Tail, submission head and completion head. The first tail lies within the caller's memory, past the ring.
         for (word, value) in [(0, 512), (0, 1 << 20), (4, ENTRIES), (8, 1 << 20)] {
             gpu.prepare(&launch).unwrap();
             memory.write(CONTROL + word, &u32::to_le_bytes(value)).unwrap();

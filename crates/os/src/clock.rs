@@ -1,4 +1,4 @@
-//! Deadlines, the processor's cycle counter, and which thread this is.
+//! Deadlines, the CPU's cycle counter, and the identity of a thread.
 
 use std::time::{Duration, Instant};
 
@@ -26,8 +26,8 @@ impl Deadline {
     }
 }
 
-/// A number of this thread that no other has while it lives; never 0. Unlike the identity that the standard library gives, it
-/// can be asked for to the thread's very end: by destructors of what C libraries keep for it (`pthread_key_create`).
+/// A number unique to this thread while it lives; never 0. Unlike the standard library's thread identity, it works to
+/// the thread's very end: in destructors of C libraries' thread-local data (`pthread_key_create`).
 #[inline]
 #[must_use]
 pub fn this_thread() -> usize {
@@ -35,13 +35,13 @@ pub fn this_thread() -> usize {
     PLACE.with(|place| std::ptr::from_ref(place).addr())
 }
 
-/// The processor's time-stamp counter; nanoseconds where there is none.
+/// The CPU's time-stamp counter; nanoseconds if there is none.
 #[inline]
 #[must_use]
 pub fn cycles() -> u64 {
     #[cfg(target_arch = "x86_64")]
     {
-        // SAFETY: rdtsc reads a counter and touches no memory; every x86-64 processor has it.
+        // SAFETY: rdtsc reads a counter and accesses no memory; every x86-64 CPU has it.
         unsafe { core::arch::x86_64::_rdtsc() }
     }
     #[cfg(not(target_arch = "x86_64"))]

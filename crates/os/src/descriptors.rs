@@ -1,39 +1,39 @@
-//! How many files a process may have open. A model of a thousand files needs more than most shells allow at first.
+//! The limit of open files. A model of a thousand files needs more than most shells allow initially.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// How many descriptors this process may have: now, and at most without more rights. None is no limit.
+/// Limits of this process's descriptors; `None` means unlimited.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DescriptorLimit {
-    /// The limit that counts, the soft one.
+    /// The soft limit, which is enforced.
     pub now: Option<u64>,
-    /// What it may be raised to, the hard one.
+    /// The hard limit, to which the soft one may be raised.
     pub most: Option<u64>,
 }
 
-/// What this process may have.
+/// The limits of this process.
 #[must_use]
 pub fn descriptor_limit() -> DescriptorLimit {
     let limit = getrlimit(Resource::Nofile);
     DescriptorLimit { now: limit.current, most: limit.maximum }
 }
 
-/// Raises the soft limit of this whole process to `wanted`, or as far as it may be. It is never lowered. Descriptors beyond
-/// 1023 are too high for `select`, so a library leaves this to its caller.
+/// Raises this process's soft limit to `wanted`, or as far as allowed; never lowers it. Descriptors beyond 1023 are too
+/// high for `select`, so a library leaves this to its caller.
 pub fn raise_descriptor_limit(wanted: u64) -> DescriptorLimit {
     let limit = descriptor_limit();
     let target = limit.most.map_or(wanted, |most| most.min(wanted));
     if limit.now.is_some_and(|now| now < target) {
-        // What it does not give is seen in what there is afterwards.
+        // The result below shows what the system allowed.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(target), maximum: limit.most });
     }
     descriptor_limit()
 }
 
-/// How many descriptors this process has open; none where there is no /proc.
+/// The number of this process's open descriptors; `None` without /proc.
 #[must_use]
 pub fn open_descriptors() -> Option<u64> {
-    // One of them is the directory's own.
+    // Minus the directory's own.
     Some((std::fs::read_dir("/proc/self/fd").ok()?.count() as u64).saturating_sub(1))
 }
 
@@ -54,7 +54,7 @@ mod tests {
     fn open_files_are_counted() {
         let Some(before) = open_descriptors() else { return };
         let files: Vec<_> = (0..200).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
-        // Other tests open and close theirs meanwhile.
+        // Other tests open and close descriptors meanwhile.
         assert!(open_descriptors().unwrap() + 100 >= before + files.len() as u64);
     }
 }

@@ -1,4 +1,4 @@
-//! Tables of the device mapper: what sysfs does not tell of a logical volume.
+//! Device mapper tables, which show what sysfs does not about a logical volume.
 
 use std::fs::File;
 
@@ -8,7 +8,7 @@ use crate::{Error, Result};
 
 const CONTROL: &str = "/dev/mapper/control";
 const DATA_BYTES: usize = 16 << 10;
-/// Asks for the table, not for the state.
+/// Requests the table instead of the state.
 const STATUS_TABLE: u32 = 1 << 4;
 /// The answer did not fit.
 const BUFFER_FULL: u32 = 1 << 8;
@@ -52,10 +52,10 @@ struct DmRequest {
 
 const TABLE_STATUS: Opcode = opcode::read_write::<DmIoctl>(0xFD, 12);
 
-/// The table of the mapped device `major:minor`. Needs root.
+/// The table of mapped device `major:minor`. Needs root.
 ///
 /// # Errors
-/// When the device mapper is not there, refuses, or answers more than 16 KiB.
+/// When the device mapper does not exist or refuses, or the table exceeds 16 KiB.
 pub fn dm_table(major: u32, minor: u32) -> Result<Vec<DmTarget>> {
     let control = File::open(CONTROL).map_err(|e| Error::system(format!("opening {CONTROL}"), e))?;
     let head = DmIoctl {
@@ -74,7 +74,7 @@ pub fn dm_table(major: u32, minor: u32) -> Result<Vec<DmTarget>> {
     };
     let mut request = Box::new(DmRequest { head, data: [0; DATA_BYTES] });
     // SAFETY: DM_TABLE_STATUS takes this head and writes it and its data, `data_size` bytes in all: that is the size of
-    // `Request`, whose fields are integers alone, so whatever is written is a value.
+    // `Request`, whose fields are integers, for which all bits are valid.
     let done = unsafe { ioctl(&control, Updater::<TABLE_STATUS, DmRequest>::new(&mut request)) };
     done.map_err(|e| Error::system(format!("the device mapper's table of {major}:{minor}"), e))?;
     if request.head.flags & BUFFER_FULL != 0 {

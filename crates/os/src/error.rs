@@ -1,22 +1,22 @@
-//! What can go wrong with memory and mappings.
+//! Errors of this crate.
 
 /// The result of this crate's calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why memory could not be had, reached or mapped.
+/// Why memory could not be allocated, reached or mapped.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A system call failed.
     #[error("{call} failed: {source}{hint}")]
     System {
-        /// The call and what it was made on.
+        /// The call and its object.
         call: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
-        /// What to do about it, or nothing.
+        /// A hint, or empty.
         hint: &'static str,
     },
-    /// A range does not lie within the memory that it was asked of.
+    /// A range is outside the memory.
     #[error("bytes {offset}..{} do not lie within {len} bytes of memory", offset.saturating_add(*bytes))]
     OutOfRange {
         /// Where the range starts.
@@ -26,35 +26,35 @@ pub enum Error {
         /// How long the memory is.
         len: usize,
     },
-    /// The memory was mapped to be read.
+    /// The memory is mapped read-only.
     #[error("these {bytes} bytes of memory are mapped read-only and cannot be written")]
     ReadOnly {
         /// How long the memory is.
         bytes: usize,
     },
-    /// No CPU instruction reaches the memory.
+    /// The CPU cannot access the memory.
     #[error("this memory cannot be reached from the CPU")]
     NotReachable,
     /// The mapper cannot make this memory reachable for its device.
     #[error("{mapper} cannot map this memory for the device: {why}")]
     CannotMap {
-        /// Which mapper.
+        /// The mapper.
         mapper: String,
-        /// The reason, with what would mend it.
+        /// The reason, with a fix.
         why: String,
     },
-    /// The mapper has no memory left to give.
+    /// The mapper is out of memory.
     #[error("{mapper} has no {bytes} contiguous bytes left")]
     NoMemory {
-        /// Which mapper.
+        /// The mapper.
         mapper: String,
-        /// How much was asked for.
+        /// Requested bytes.
         bytes: usize,
     },
 }
 
 impl Error {
-    /// The number that the system gave, where it was the system that refused.
+    /// The system's error number, if the system refused.
     #[must_use]
     pub fn errno(&self) -> Option<i32> {
         match self {

@@ -1,4 +1,4 @@
-//! What a file is, and what only ioctls tell of it: where its bytes are, which one of its number it is, which file system has it.
+//! A file's kind, and what only ioctls report: its extents, its generation, its file system.
 
 use std::os::fd::AsFd;
 
@@ -7,7 +7,7 @@ use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 
 use crate::{Error, Result};
 
-/// What is no regular file, in words.
+/// A name for what is not a regular file.
 #[must_use]
 pub fn oddity(kind: FileType) -> &'static str {
     match kind {
@@ -21,37 +21,37 @@ pub fn oddity(kind: FileType) -> &'static str {
     }
 }
 
-/// Extents that one call asks for: more make it no faster.
+/// Extents per call: more are not faster.
 const PER_CALL: usize = 128;
 const FIEMAP_FLAG_SYNC: u32 = 1;
 
 /// The flags of [`FileExtent::flags`], as the kernel numbers them.
 pub mod extent_flag {
-    /// It is the file's last.
+    /// The file's last extent.
     pub const LAST: u32 = 0x1;
-    /// The place is not known.
+    /// The location is unknown.
     pub const UNKNOWN: u32 = 0x2;
-    /// It has no place yet.
+    /// Not allocated yet.
     pub const DELALLOC: u32 = 0x4;
     /// It can only be read through the file system.
     pub const ENCODED: u32 = 0x8;
     /// It is encrypted.
     pub const DATA_ENCRYPTED: u32 = 0x80;
-    /// Offsets are not multiples of blocks.
+    /// Offsets are not multiples of the block size.
     pub const NOT_ALIGNED: u32 = 0x100;
-    /// It lies among metadata.
+    /// It is stored among metadata.
     pub const DATA_INLINE: u32 = 0x200;
     /// It shares its block with other files' ends.
     pub const DATA_TAIL: u32 = 0x400;
-    /// It was allocated and never written: zeros.
+    /// Allocated but never written: reads as zeros.
     pub const UNWRITTEN: u32 = 0x800;
-    /// The file system has no extents, the kernel made one of neighbouring blocks.
+    /// The file system has no extents; the kernel merged adjacent blocks.
     pub const MERGED: u32 = 0x1000;
-    /// Other files have it too.
+    /// Shared with other files.
     pub const SHARED: u32 = 0x2000;
 }
 
-/// Some neighbouring bytes of a file, as FIEMAP gives them.
+/// Contiguous bytes of a file, as FIEMAP reports them.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FileExtent {
@@ -68,14 +68,14 @@ pub struct FileExtent {
 }
 
 impl FileExtent {
-    /// An extent as the kernel would give it: for tests of what is made of it.
+    /// An extent as the kernel would report it, for tests.
     #[must_use]
     pub fn new(logical: u64, physical: u64, len: u64, flags: u32) -> Self {
         Self { logical, physical, len, flags, ..Self::default() }
     }
 }
 
-/// The fixed part of FIEMAP's argument, which alone is in the number of the call.
+/// The fixed part of FIEMAP's argument, whose size is in the ioctl number.
 #[repr(C)]
 #[derive(Default)]
 struct FiemapHead {
@@ -113,23 +113,23 @@ struct FsXattr {
     rest: [u32; 6],
 }
 
-/// What an ioctl reports about a file, with zeroes behind a short answer: a FUSE daemon may report success and return fewer bytes
-/// than were asked for.
+/// An ioctl's report about a file. The value starts as zeroes, because a FUSE daemon may report success and return
+/// fewer bytes than requested.
 ///
 /// # Safety
-/// The ioctl writes no more than a `T`, and a `T` is of integers alone.
-pub(crate) unsafe fn told<const CALL: Opcode, T: Default>(file: impl AsFd) -> rustix::io::Result<T> {
+/// The ioctl writes no more than a `T`, and a `T` consists of integers.
+pub(crate) unsafe fn query<const CALL: Opcode, T: Default>(file: impl AsFd) -> rustix::io::Result<T> {
     let mut value = T::default();
-    // SAFETY: the caller's promise; whatever is written over a part of it is a value.
+    // SAFETY: the caller's promise; all bits are valid.
     unsafe { ioctl(file, Updater::<CALL, T>::new(&mut value)) }?;
     Ok(value)
 }
 
-/// The extents of a file from byte `start` on, as many as one call gives; none where there are no more. What is in memory
-/// only is written to the device first.
+/// The extents of a file from byte `start` on, as many as one call returns; empty if there are no more. Data that is
+/// only in memory is written to the device first.
 ///
 /// # Errors
-/// When the file system does not tell.
+/// When the file system does not report them.
 pub fn extents(file: impl AsFd, start: u64) -> Result<Vec<FileExtent>> {
     let head = FiemapHead {
         start,
@@ -140,21 +140,21 @@ pub fn extents(file: impl AsFd, start: u64) -> Result<Vec<FileExtent>> {
     };
     let mut request = FiemapRequest { head, extents: [FileExtent::default(); PER_CALL] };
     // SAFETY: FIEMAP takes this head, and writes it and at most `count` extents behind it: both are in `request`, whose
-    // fields are integers alone, so whatever is written is a value.
+    // fields are integers, for which all bits are valid.
     let done = unsafe { ioctl(file, Updater::<FIEMAP, FiemapRequest>::new(&mut request)) };
     done.map_err(|e| Error::system("FIEMAP of the file", e))?;
     let mapped = (request.head.mapped as usize).min(PER_CALL);
     Ok(request.extents[..mapped].to_vec())
 }
 
-/// Which file of its number this is.
+/// The file's generation: distinguishes files that had the same inode number.
 ///
 /// # Errors
-/// When the file system does not count.
+/// When the file system has no generations.
 pub fn generation(file: impl AsFd) -> Result<u32> {
     let mut value = [0_u32; 2];
-    // SAFETY: FS_IOC_GETVERSION writes an int, or a long where a file system takes its declaration at its word: `value` has
-    // room for both, and is initialised for the first.
+    // SAFETY: FS_IOC_GETVERSION writes an int, or a long in file systems that follow its declaration: `value` has room
+    // for both, and is initialised for the first.
     let done = unsafe { ioctl(file, Updater::<GETVERSION, [u32; 2]>::new(&mut value)) };
     done.map_err(|e| Error::system("FS_IOC_GETVERSION of the file", e))?;
     Ok(value[0])
@@ -163,10 +163,10 @@ pub fn generation(file: impl AsFd) -> Result<u32> {
 /// The identifier of the file system that a file is on.
 ///
 /// # Errors
-/// When the file system or the kernel (before 6.9) does not tell.
+/// When the file system or the kernel (before 6.9) does not report it.
 pub fn fs_uuid(file: impl AsFd) -> Result<[u8; 16]> {
     // SAFETY: FS_IOC_GETFSUUID writes one `fsuuid2` at most, which `FsUuid` is.
-    let value = unsafe { told::<GETFSUUID, FsUuid>(file) };
+    let value = unsafe { query::<GETFSUUID, FsUuid>(file) };
     let value = value.map_err(|e| Error::system("FS_IOC_GETFSUUID of the file", e))?;
     if usize::from(value.len) != value.bytes.len() {
         return Err(Error::system("FS_IOC_GETFSUUID of the file", std::io::ErrorKind::InvalidData));
@@ -174,14 +174,14 @@ pub fn fs_uuid(file: impl AsFd) -> Result<[u8; 16]> {
     Ok(value.bytes)
 }
 
-/// Whether XFS keeps a file on its realtime device, which extents do not say.
+/// Whether XFS stores a file on its realtime device, which extents do not show.
 ///
 /// # Errors
-/// When the file system does not tell.
+/// When the file system does not report it.
 pub fn is_realtime(file: impl AsFd) -> Result<bool> {
     const REALTIME: u32 = 1;
     // SAFETY: FS_IOC_FSGETXATTR writes one `fsxattr` of 28 bytes at most, which `FsXattr` is.
-    let value = unsafe { told::<FSGETXATTR, FsXattr>(file) };
+    let value = unsafe { query::<FSGETXATTR, FsXattr>(file) };
     let value = value.map_err(|e| Error::system("FS_IOC_FSGETXATTR of the file", e))?;
     let _ = value.rest;
     Ok(value.flags & REALTIME != 0)
@@ -204,14 +204,14 @@ mod tests {
 
     /// As a FUSE daemon may.
     #[test]
-    fn what_a_call_that_goes_well_does_not_write_is_zero() {
+    fn unwritten_results_of_a_call_are_zero() {
         // FIOCLEX, which takes nothing and writes nothing.
         const NOTHING: Opcode = 0x5451;
         let file = std::fs::File::open("/dev/null").unwrap();
         for _ in 0..100 {
             let used = std::hint::black_box([0xa5_u8; 4096]);
             // SAFETY: the call writes nothing.
-            let value = unsafe { told::<NOTHING, FsXattr>(&file) }.unwrap();
+            let value = unsafe { query::<NOTHING, FsXattr>(&file) }.unwrap();
             assert!(value.flags == 0 && value.rest == [0; 6] && used[0] == 0xa5);
         }
     }

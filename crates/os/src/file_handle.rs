@@ -1,13 +1,13 @@
-//! Files by their handles: what names a file in its file system, and costs no descriptor.
+//! File handles, which identify a file in its file system without a descriptor.
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
 
-/// Bytes of a handle at most, as Linux has it.
+/// Maximum bytes of a handle in Linux.
 const MOST: usize = 128;
 
-/// As the kernel has it: how many bytes, which kind, and the bytes.
+/// As in the kernel: length, type and bytes.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct RawFileHandle {
@@ -16,21 +16,22 @@ struct RawFileHandle {
     handle: [u8; MOST],
 }
 
-/// A file's handle. A file that is made anew under an old number has another one.
+/// A file's handle. A new file that reuses an inode number has another handle.
 #[derive(PartialEq, Eq)]
 pub struct FileHandle {
     kind: i32,
     bytes: Box<[u8]>,
 }
 
-/// The handle of a file that is open, as a path at least.
+/// The handle of an open file, which may be open as a path only.
 ///
 /// # Errors
-/// `EOPNOTSUPP` where its file system has none.
+/// `EOPNOTSUPP` if its file system has none.
 pub fn handle_of(file: impl AsFd) -> Result<FileHandle, Errno> {
     let mut raw = RawFileHandle { bytes: MOST as u32, kind: 0, handle: [0; MOST] };
     let mut mount = 0_i32;
-    // SAFETY: the structure has room for as many bytes as it says; the call writes there and to `mount`, and keeps nothing.
+    // SAFETY: the structure has room for as many bytes as it says; the call writes there and to `mount`, and retains
+    // nothing.
     let done = unsafe {
         libc::syscall(
             libc::SYS_name_to_handle_at,
@@ -49,22 +50,22 @@ pub fn handle_of(file: impl AsFd) -> Result<FileHandle, Errno> {
 }
 
 impl FileHandle {
-    /// The file, as a path; `beside` is any file of the same file system that is open, and not as a path.
+    /// Opens the file as a path; `sibling` is any open file of the same file system, not open as a path.
     ///
     /// # Errors
     /// `ESTALE` when the file is gone; `EPERM` without the capability to search everywhere.
-    pub fn open(&self, beside: impl AsFd) -> Result<OwnedFd, Errno> {
+    pub fn open(&self, sibling: impl AsFd) -> Result<OwnedFd, Errno> {
         let mut raw = RawFileHandle { bytes: self.bytes.len() as u32, kind: self.kind, handle: [0; MOST] };
         raw.handle[..self.bytes.len()].copy_from_slice(&self.bytes);
         let flags = libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-        // SAFETY: the structure has the bytes that it says; the call reads it and keeps nothing.
+        // SAFETY: the structure has as many bytes as it says; the call reads it and retains nothing.
         let opened = unsafe {
-            libc::syscall(libc::SYS_open_by_handle_at, beside.as_fd().as_raw_fd(), &raw mut raw, flags)
+            libc::syscall(libc::SYS_open_by_handle_at, sibling.as_fd().as_raw_fd(), &raw mut raw, flags)
         };
         if opened < 0 {
             return Err(last());
         }
-        // SAFETY: a new descriptor that nobody else has.
+        // SAFETY: a new descriptor, which is ours.
         Ok(unsafe { OwnedFd::from_raw_fd(opened as i32) })
     }
 }
@@ -85,8 +86,8 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("onehop-handle-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(dir.join("file"), "bytes").unwrap();
-        let (beside, file) = (File::open(&dir).unwrap(), File::open(dir.join("file")).unwrap());
-        let found = handle_of(&file).and_then(|handle| Ok((handle.open(&beside)?, handle)));
+        let (sibling, file) = (File::open(&dir).unwrap(), File::open(dir.join("file")).unwrap());
+        let found = handle_of(&file).and_then(|handle| Ok((handle.open(&sibling)?, handle)));
         let (opened, handle) = match found {
             Ok(found) => found,
             Err(error) => {
@@ -99,12 +100,12 @@ mod tests {
         File::open(path).unwrap().read_to_string(&mut text).unwrap();
         assert_eq!(text, "bytes");
         std::fs::rename(dir.join("file"), dir.join("moved")).unwrap();
-        handle.open(&beside).unwrap();
-        // Without a name it is there as long as it is open.
+        handle.open(&sibling).unwrap();
+        // Without a name it exists while it is open.
         std::fs::remove_file(dir.join("moved")).unwrap();
-        handle.open(&beside).unwrap();
+        handle.open(&sibling).unwrap();
         drop((opened, file));
-        assert_eq!(handle.open(&beside).err(), Some(Errno::STALE));
+        assert_eq!(handle.open(&sibling).err(), Some(Errno::STALE));
         std::fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -1,7 +1,7 @@
-//! What a library does when its process forks.
+//! A library's locks when its process forks.
 //!
-//! A child has one thread, the one that forked. A lock that another thread held at that moment stays locked in the child, so the
-//! thread that forks takes all locks of the library before, and releases them in both processes.
+//! A child has one thread, the one that forked. A lock that another thread held at that moment stays locked in the
+//! child. So the forking thread takes all locks of the library before, and releases them in both processes.
 
 use std::cell::UnsafeCell;
 use std::os::fd::BorrowedFd;
@@ -10,9 +10,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::{Error, Result, this_thread};
 
-/// The locks of a library that no other thread may hold while the process forks.
+/// The locks of a library that no other thread may hold during a fork.
 ///
-/// Its functions must not panic: they run in functions that C calls.
+/// Its functions must not panic: C calls them.
 pub trait ForkLocks: Sized + 'static {
     /// A static of the library.
     fn place() -> &'static HeldInFork<Self>;
@@ -20,23 +20,24 @@ pub trait ForkLocks: Sized + 'static {
     /// Takes all locks, in the order in which calls take them.
     fn take() -> Self;
 
-    /// In the child, makes the parent's objects unknown. The locks are released afterwards.
+    /// In the child, invalidates the parent's objects. The locks are released afterwards.
     fn disown(&mut self) {}
 }
 
-/// Where locks are kept while a thread forks. It is a static, as a thread that forks at its end has no thread-local values left.
+/// Holds the locks while a thread forks. It is a static, as a thread that forks at its end has no thread-local values
+/// left.
 pub struct HeldInFork<L> {
     is_watched: AtomicBool,
-    /// Held by the thread that forks: of two threads, one waits for the other.
+    /// Held by the forking thread: a second one waits.
     turn: Mutex<()>,
     /// The thread that holds the turn; 0 for none.
     forker: AtomicUsize,
-    /// Of the thread that holds the turn. The locks go before the turn.
+    /// Used by the thread that holds the turn. The locks are released before the turn.
     held: UnsafeCell<Option<(L, MutexGuard<'static, ()>)>>,
 }
 
-// SAFETY: one thread at a time touches the cell, the one that holds the turn. It takes out what it has put there, so that guards
-// of locks are dropped by the thread that made them; in a child that is the copy of this thread.
+// SAFETY: only the thread that holds the turn accesses the cell. It takes out what it has put there, so that guards of
+// locks are dropped by the thread that made them; in a child that is the copy of this thread.
 unsafe impl<L> Sync for HeldInFork<L> {}
 
 impl<L> Default for HeldInFork<L> {
@@ -58,7 +59,7 @@ impl<L> HeldInFork<L> {
     }
 
     fn put(&'static self, take: fn() -> L) {
-        // Two threads that begin to watch at once may both have registered the functions.
+        // Two threads that register at the same time may both have registered the functions.
         if self.forker.load(Ordering::Relaxed) == this_thread() {
             return;
         }
@@ -80,11 +81,11 @@ impl<L> HeldInFork<L> {
     }
 }
 
-/// Has the locks of a library held around every fork of this process from now on, except for programs that are started by
+/// From now on, holds a library's locks during every fork of this process, except for programs that are started by
 /// `posix_spawn` or `vfork`. Every call of the library begins with this, before it takes a lock.
 ///
 /// # Errors
-/// When the system has no memory to note it.
+/// When memory is short.
 pub fn watch_forks<L: ForkLocks>() -> Result<()> {
     extern "C" fn before<L: ForkLocks>() {
         L::place().put(L::take);
@@ -101,8 +102,8 @@ pub fn watch_forks<L: ForkLocks>() -> Result<()> {
     if is_watched.load(Ordering::Acquire) {
         return Ok(());
     }
-    // SAFETY: the functions are safe to call on any thread. The C library forgets them when the library that they belong to,
-    // which is the one that this call is linked into, is unloaded.
+    // SAFETY: the functions are safe to call on any thread. The C library forgets them when the library that contains
+    // them, which is the one that this call is linked into, is unloaded.
     let error = unsafe { libc::pthread_atfork(Some(before::<L>), Some(after::<L>), Some(in_child::<L>)) };
     if error != 0 {
         return Err(Error::system("pthread_atfork", std::io::Error::from_raw_os_error(error)));
@@ -111,10 +112,10 @@ pub fn watch_forks<L: ForkLocks>() -> Result<()> {
     Ok(())
 }
 
-/// Writes to stderr. The lock of [`std::io::stderr`] may be another thread's while the process forks; this takes none.
+/// Writes to stderr without a lock: another thread may hold that of [`std::io::stderr`] during a fork.
 ///
 /// # Errors
-/// When stderr is closed, or takes no more.
+/// When stderr is closed or full.
 pub fn write_to_stderr(mut bytes: &[u8]) -> std::io::Result<()> {
     // SAFETY: stderr stays open for the process, or is closed, which the call below reports.
     let stderr = unsafe { BorrowedFd::borrow_raw(libc::STDERR_FILENO) };

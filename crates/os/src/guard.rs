@@ -1,9 +1,9 @@
-//! Memory of files that a stranger may cut short, and of devices that may be taken away.
+//! Guards mappings of files that others may truncate, and of devices that may be removed.
 //!
-//! Whoever touches a page of a mapping behind the end of its file gets SIGBUS, and a process that maps files of others
-//! would end when one of them is truncated. Under a [`Guard`] the rest of the mapping is replaced with zeroed memory
-//! instead, and whoever maps it can ask whether that has happened. The registers of a device that is unbound or unplugged go in
-//! the same way; there ones take their place, which is what nobody's answer on the bus is.
+//! Accessing a mapped page past the end of its file raises SIGBUS, so truncating a file would end processes that map
+//! it. A [`Guard`] replaces the rest of the mapping with zeroed memory instead, and reports whether that has happened.
+//! The registers of a device that is unbound or unplugged are lost in the same way; they are replaced with ones, as
+//! reads return on a bus without an answer.
 
 use std::ffi::c_void;
 use std::sync::Once;
@@ -20,25 +20,25 @@ const PAGE: usize = 4096;
 struct GuardedRange {
     start: usize,
     end: usize,
-    /// What takes its place: ones, else zeroes.
+    /// Whether ones replace it instead of zeroes.
     ones: bool,
-    /// The process that has the range, if children have something else there; else 0.
+    /// The process that has the range, if its children do not; otherwise 0.
     process: u32,
 }
 
-/// A place for a guarded range. No range starts at 0 or 1: those mean free, and about to be used.
+/// A slot for a guarded range. No range starts at 0 or 1: those mean free, and reserved.
 struct GuardSlot {
-    /// Odd while the range is being changed: fields that were read with different versions are of different uses.
+    /// Odd while the range is being changed: fields read under different versions belong to different uses.
     version: AtomicUsize,
     start: AtomicUsize,
     end: AtomicUsize,
     ones: AtomicBool,
     process: AtomicU32,
-    /// The version of the last use of which a part is gone.
+    /// The version of the last use that lost a part of its range.
     lost: AtomicUsize,
 }
 
-// A handler of signals has nobody to ask but statics.
+// A signal handler can only read statics.
 static SLOTS: [GuardSlot; MOST] = [const { GuardSlot::new() }; MOST];
 
 impl GuardSlot {
@@ -53,8 +53,8 @@ impl GuardSlot {
         }
     }
 
-    /// The range, if it is one that is guarded now, and the version that names this use of the slot. One that is being changed is
-    /// none: its memory cannot be touched yet, or any more.
+    /// The range that is guarded now, if any, and the version of this use of the slot. A range that is being changed
+    /// does not count: its memory cannot be accessed yet, or any more.
     fn range(&self) -> Option<(usize, GuardedRange)> {
         let version = self.version.load(Ordering::Acquire);
         let range = GuardedRange {
@@ -68,10 +68,10 @@ impl GuardSlot {
         (is_one && range.start > 1).then_some((version, range))
     }
 
-    /// Begins a use with a range, or ends one; only for the slot's owner.
+    /// Starts or ends a use with a range; only for the slot's owner.
     fn set(&self, range: Option<GuardedRange>) {
         self.version.fetch_add(1, Ordering::Relaxed);
-        // Whoever sees one of the stores that follow sees the odd version, too.
+        // A reader that sees one of the following stores also sees the odd version.
         fence(Ordering::Release);
         if let Some(range) = range {
             self.start.store(range.start, Ordering::Relaxed);
@@ -82,41 +82,41 @@ impl GuardSlot {
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// A part of the range is gone that was read with this version. A later use, and what it has lost, stays as it is: versions
-    /// only grow.
+    /// A part of the range read with this version is lost. Later uses, and their losses, are unaffected: versions only
+    /// grow.
     fn lose(&self, version: usize) {
         self.lost.fetch_max(version, Ordering::Release);
     }
 
-    /// Whether a part of the range is gone; only for the slot's owner.
+    /// Whether a part of the range is lost; only for the slot's owner.
     fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire) == self.version.load(Ordering::Relaxed)
     }
 }
 
-/// Slots behind this one have never been used.
+/// Slots from this one on have never been used.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
 /// Keeps a mapping guarded until it is dropped.
 pub struct Guard {
     slot: usize,
-    /// The range must not be given to anybody else while it is in the table.
+    /// Keeps the address range from being reused while it is in the table.
     _mem: HostMem,
 }
 
 impl Guard {
-    /// Mappings of a process that can be guarded at once.
+    /// Maximum guarded mappings of a process.
     pub const MOST: usize = 20_480;
 
     /// Guards the pages of some memory from now on.
     ///
     /// # Errors
-    /// When as many are guarded as can be, or the system takes no handler for SIGBUS.
+    /// When the maximum is reached, or the system refuses a handler for SIGBUS.
     pub fn new(mem: &HostMem) -> Result<Self> {
         Self::with(mem, false)
     }
 
-    /// Guards a device's registers: when the device is taken away they read as all ones.
+    /// Guards a device's registers: when the device is removed they read as all ones.
     ///
     /// # Errors
     /// As for [`Guard::new`].
@@ -139,7 +139,7 @@ impl Guard {
         Ok(Self { slot, _mem: mem.clone() })
     }
 
-    /// Whether a part of the memory is gone: what is read there are zeroes or ones, and nobody sees what is written.
+    /// Whether a part of the memory is lost: it reads as zeroes or ones, and writes have no effect.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         SLOTS[self.slot].is_lost()
@@ -149,24 +149,25 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         SLOTS[self.slot].set(None);
-        // From here on it is somebody else's.
+        // From here on others may use the slot.
         SLOTS[self.slot].start.store(0, Ordering::Release);
     }
 }
 
-/// What was to be done on SIGBUS before, for all that is not ours.
+/// The previous SIGBUS action, for faults that are not ours.
 static mut BEFORE: std::mem::MaybeUninit<libc::sigaction> = std::mem::MaybeUninit::uninit();
 
 fn install() -> Result<()> {
     static ONCE: Once = Once::new();
     static FAILED: AtomicBool = AtomicBool::new(false);
     if cfg!(miri) {
-        // It has no signals.
+        // Miri has no signals.
         return Ok(());
     }
     ONCE.call_once(|| {
-        // SAFETY: all zeroes is a sigaction; the handler is one for SA_SIGINFO, and `BEFORE` is written here alone, once, by a
-        // call of its own: one that installed the handler too might write it while the handler runs in another thread.
+        // SAFETY: all zeroes is a valid sigaction; the handler is one for SA_SIGINFO, and `BEFORE` is written only
+        // here, once, by a separate call: a call that also installed the handler might write it while the handler runs
+        // in another thread.
         let done = unsafe {
             if libc::sigaction(libc::SIGBUS, std::ptr::null(), (&raw mut BEFORE).cast()) != 0 {
                 FAILED.store(true, Ordering::Release);
@@ -186,11 +187,11 @@ fn install() -> Result<()> {
     Ok(())
 }
 
-/// Runs wherever the fault happened: it may use atomics and system calls, and nothing else.
+/// Runs at the fault: it may only use atomics and system calls.
 extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel gives a siginfo with every SIGBUS. That of one which was sent holds what its sender wrote in place of
-    // the address, so that is read of a fault alone. Broken memory that no thread has touched (action optional) is no fault:
-    // nobody keeps its mapping meanwhile.
+    // SAFETY: the kernel gives a siginfo with every SIGBUS. A signal that was sent has the sender's data in place of
+    // the address, so the address is only read for a fault. Broken memory that no thread has accessed (action optional)
+    // is not a fault: no thread keeps its mapping meanwhile.
     let at = unsafe {
         match (*info).si_code {
             libc::BUS_MCEERR_AO => None,
@@ -199,7 +200,7 @@ extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mu
         }
     };
     let Some(at) = at else {
-        // SAFETY: the kernel's arguments are passed on.
+        // SAFETY: the kernel's arguments are forwarded.
         return unsafe { pass_on(signal, info, context) };
     };
     let used = USED.load(Ordering::Acquire).min(MOST);
@@ -209,28 +210,28 @@ extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mu
             && !is_of_parent(range.process)
         {
             let from = at / PAGE * PAGE;
-            // SAFETY: the pages from here to the end belong to a live mapping of this process: the thread that touched it holds a
-            // clone of its memory, whatever becomes of the guard meanwhile. Memory without a file takes their place, which is what every
-            // reader of memory that others write has to expect.
+            // SAFETY: the pages from here to the end belong to a live mapping of this process: the thread that accessed
+            // it holds a clone of its memory, even if the guard is dropped meanwhile. Anonymous memory replaces them,
+            // as every reader of memory that others write must expect.
             if unsafe { replace(from, range.end - from, range.ones) } {
                 slot.lose(version);
                 return;
             }
         }
     }
-    // SAFETY: the kernel's arguments are passed on.
+    // SAFETY: the kernel's arguments are forwarded.
     unsafe { pass_on(signal, info, context) };
 }
 
-/// Puts memory without a file, of zeroes or of ones, in the place of mapped pages; whether that went well. Other threads see what
-/// was there, or all of it: never zeroes where there are to be ones.
+/// Replaces mapped pages with anonymous memory of zeroes or ones; returns whether that succeeded. Other threads see
+/// either the old pages or all of the new ones: never zeroes in place of ones.
 ///
 /// # Safety
-/// The pages belong to a mapping that lives, and whose bytes may change at any moment. It uses system calls alone.
+/// The pages belong to a live mapping, whose bytes may change at any moment. Uses only system calls.
 unsafe fn replace(from: usize, bytes: usize, ones: bool) -> bool {
     let map = |at: usize, fixed: i32| {
         let how = fixed | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: where the address is fixed, the caller vouches for what is there; elsewhere nothing is replaced.
+        // SAFETY: with a fixed address the caller vouches for the pages; otherwise nothing is replaced.
         unsafe { libc::mmap(at as *mut c_void, bytes, libc::PROT_READ | libc::PROT_WRITE, how, -1, 0) }
     };
     if !ones {
@@ -253,7 +254,7 @@ unsafe fn replace(from: usize, bytes: usize, ones: bool) -> bool {
     }
 }
 
-/// Does what would have been done without us, and stays installed.
+/// Does what the previous action would have done, and keeps this handler installed.
 ///
 /// # Safety
 /// The arguments are those of a handler of SIGBUS.
@@ -264,7 +265,7 @@ unsafe fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void)
     match before.sa_sigaction {
         libc::SIG_IGN if is_sent => {}
         libc::SIG_DFL | libc::SIG_IGN => {
-            // The end of the process, now that the signal is raised again; a fault cannot be ignored.
+            // Ends the process, by raising the signal again; a fault cannot be ignored.
             // SAFETY: these calls may be made in a handler; all zeroes is the default action.
             unsafe {
                 let action: libc::sigaction = std::mem::zeroed();
@@ -273,7 +274,7 @@ unsafe fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void)
             }
         }
         handler if before.sa_flags & libc::SA_SIGINFO != 0 => {
-            // SAFETY: whoever installed it promised a function of this kind.
+            // SAFETY: its installer promised a function of this type.
             let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut c_void) =
                 unsafe { std::mem::transmute(handler) };
             handler(signal, info, context);
@@ -293,8 +294,7 @@ mod tests {
 
     use super::*;
 
-    /// A use of a slot that has had none but `number - 1` before: its version, and a range in which no field is that of the use
-    /// before.
+    /// The `number`th use of a slot: its version, and a range that differs in every field from the previous use's.
     fn of_use(number: usize) -> (usize, GuardedRange) {
         let (start, ones) = (number * PAGE, number.is_multiple_of(2));
         (2 * number, GuardedRange { start, end: start + PAGE, ones, process: number as u32 })
@@ -307,7 +307,7 @@ mod tests {
         let torn = std::thread::scope(|scope| {
             scope.spawn(|| {
                 together.wait();
-                // For as long as the other thread reads.
+                // While the other thread reads.
                 let uses = (1..).take_while(|_| !over.load(Ordering::Relaxed));
                 uses.for_each(|number| slot.set(Some(of_use(number).1)));
             });
@@ -320,9 +320,9 @@ mod tests {
         assert_eq!(torn, None);
     }
 
-    /// A thread that was late to say what it lost, because the slot had been given to another mapping meanwhile.
+    /// A thread reports a loss late, when the slot already belongs to another mapping.
     #[test]
-    fn what_one_use_lost_the_next_has_not() {
+    fn a_loss_does_not_affect_the_next_use() {
         let slot = GuardSlot::new();
         let begin = |number| {
             slot.set(Some(of_use(number).1));
@@ -353,7 +353,7 @@ mod tests {
         assert!(guard.is_lost());
         mem.write(4 * 4096, &[1, 2]).unwrap();
         assert_eq!(mem.to_vec(4 * 4096, 2).unwrap(), [1, 2]);
-        // What the kernel does to such memory is an error and no signal.
+        // System calls on such memory return an error instead of a signal.
         file.set_len(0).unwrap();
         drop(guard);
         let zero = File::open("/dev/zero").unwrap();
@@ -373,7 +373,7 @@ mod tests {
         assert!(guard.is_lost());
     }
 
-    /// All that is replaced shows at once: filling it takes many times longer than the second thread waits.
+    /// All replaced bytes appear at once: filling them takes many times longer than the second thread waits.
     #[test]
     fn registers_that_go_never_read_as_zeroes() {
         const BYTES: usize = 64 << 20;

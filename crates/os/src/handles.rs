@@ -1,14 +1,14 @@
-//! Handles for C: numbers that name objects, and never addresses of them.
+//! Handles for C: numbers that identify objects, never their addresses.
 //!
-//! A C program can pass anything as a handle: one that was closed, one of another kind, a number of its own. A number is
-//! looked up and never dereferenced, and no number is given out twice, so that each of these is an error.
+//! A C program can pass anything as a handle: a closed one, one of another kind, an arbitrary number. A number is
+//! looked up and never dereferenced, and numbers are never reused. So each of these is an error.
 
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// The bits that all handles have in common. No pointer of a program has them: a program that dereferences a handle faults.
+/// The bits that all handles have. No pointer of a program has them, so dereferencing a handle faults.
 const MARK: usize = 0x6f68_0000_0000_0000;
 
 const _: () = assert!(usize::BITS == 64, "handles are numbers of 64 bits");
@@ -28,7 +28,7 @@ impl Default for Handles {
 }
 
 impl Handles {
-    /// None yet.
+    /// An empty table.
     #[must_use]
     pub const fn new() -> Self {
         Self { objects: RwLock::new(BTreeMap::new()), next: AtomicUsize::new(MARK + 1) }
@@ -42,15 +42,15 @@ impl Handles {
         self.objects.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A new handle for an object. It is not zero.
+    /// Makes a handle for an object. It is not zero.
     pub fn add<T: Send + Sync + 'static>(&self, object: T) -> usize {
         let handle = self.next.fetch_add(1, Ordering::Relaxed);
         self.write().insert(handle, Arc::new(object));
         handle
     }
 
-    /// The object of a handle; none where there is no such handle, or its object is of another type. It stays as long as the
-    /// result is used, even if its handle is removed meanwhile.
+    /// The object of a handle; `None` if there is no such handle, or its object has another type. It stays as long as
+    /// the result is used, even if its handle is removed meanwhile.
     #[must_use]
     pub fn get<T: Send + Sync + 'static>(&self, handle: usize) -> Option<Arc<T>> {
         let object = self.read().get(&handle)?.clone();
@@ -64,8 +64,8 @@ impl Handles {
         objects.remove(&handle)?.downcast().ok()
     }
 
-    /// Keeps other threads from adding and removing as long as the result lives. A thread holds the handles while it forks:
-    /// in the child a lock that another thread had would stay locked.
+    /// Keeps other threads from adding and removing while the result lives. A thread holds the handles while it forks:
+    /// in the child, a lock of another thread would stay locked.
     #[must_use]
     pub fn hold(&self) -> HeldHandles<'_> {
         HeldHandles(self.write())
@@ -76,12 +76,12 @@ impl Handles {
 pub struct HeldHandles<'a>(RwLockWriteGuard<'a, Objects>);
 
 impl HeldHandles<'_> {
-    /// Makes all handles unknown and leaves their objects as they are: what they are made of is another process's.
+    /// Invalidates all handles without dropping their objects, which belong to another process.
     pub fn disown(&mut self) {
         std::mem::forget(std::mem::take(&mut *self.0));
     }
 
-    /// The same of all handles but those of objects of this type.
+    /// The same for all handles except those of objects of this type.
     pub fn disown_all_but<T: 'static>(&mut self) {
         self.0.retain(|_, object| {
             let stays = object.is::<T>();
@@ -98,19 +98,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_was_given_out_and_not_removed_is_found() {
+    fn only_live_handles_are_found() {
         let handles = Handles::new();
         let (number, text) = (handles.add(7_u32), handles.add(String::from("seven")));
         assert_eq!(handles.get::<u32>(number).as_deref(), Some(&7));
         assert_eq!(handles.get::<String>(text).as_deref().map(String::as_str), Some("seven"));
-        // Of another kind, huge, zero, not given out yet.
+        // Of another kind, huge, zero, not used yet.
         assert!(handles.get::<u32>(text).is_none() && handles.get::<String>(number).is_none());
         for handle in [0, 1, MARK, text + 1, usize::MAX] {
             assert!(handles.get::<u32>(handle).is_none() && handles.remove::<u32>(handle).is_none());
         }
         assert!(handles.remove::<String>(number).is_none() && handles.get::<u32>(number).is_some());
         assert_eq!(handles.remove::<u32>(number).as_deref(), Some(&7));
-        // Stale, and its number is not given out again.
+        // Stale, and its number is not reused.
         assert!(handles.get::<u32>(number).is_none() && handles.remove::<u32>(number).is_none());
         assert_ne!(handles.add(8_u32), number);
     }
@@ -146,7 +146,7 @@ mod tests {
         }
     }
 
-    // It leaks, which is what it is for, and which Miri reports.
+    // It leaks on purpose, which Miri would report.
     #[cfg(not(miri))]
     #[test]
     fn disowned_objects_are_neither_found_nor_dropped() {

@@ -1,8 +1,8 @@
-//! Which parts of an address range are free: first fit, neighbours merged.
+//! Allocates address ranges: first fit, adjacent free ranges merged.
 
 use std::collections::BTreeMap;
 
-/// The free stretches of some range: of memory that is lent out in pieces, or of bus addresses. No two of them touch.
+/// The free ranges of memory or of bus addresses. No two of them are adjacent.
 #[derive(Debug)]
 pub struct Heap {
     free: BTreeMap<usize, usize>,
@@ -16,7 +16,7 @@ impl Heap {
         Self { free: free.into_iter().collect() }
     }
 
-    /// Takes the first free stretch that is long enough, and returns where it starts.
+    /// Takes the first free range that is long enough, and returns its start.
     pub fn take(&mut self, len: usize) -> Option<usize> {
         let (start, have) = self.free.iter().map(|(s, l)| (*s, *l)).find(|(_, l)| len > 0 && *l >= len)?;
         self.free.remove(&start);
@@ -26,14 +26,14 @@ impl Heap {
         Some(start)
     }
 
-    /// How much is free in all.
+    /// Total free length.
     #[must_use]
     pub fn left(&self) -> usize {
         self.free.values().sum()
     }
 
-    /// Gives back what [`Heap::take`] gave.
-    pub fn give(&mut self, start: usize, len: usize) {
+    /// Returns a range from [`Heap::take`].
+    pub fn free(&mut self, start: usize, len: usize) {
         let (mut start, mut len) = (start, len);
         if let Some(after) = self.free.remove(&(start + len)) {
             len += after;
@@ -57,7 +57,7 @@ mod tests {
     const START: usize = 0x20_0000;
     const PAGES: usize = 64;
 
-    /// What is free, as a map of pages; also that free stretches are in range and do not touch.
+    /// Free pages as a map; checks that free ranges are in bounds and not adjacent.
     fn free_pages(heap: &Heap) -> [bool; PAGES] {
         let mut pages = [false; PAGES];
         let mut last_end = 0;
@@ -69,7 +69,7 @@ mod tests {
         pages
     }
 
-    /// Where first fit must find room.
+    /// The start that first fit must choose.
     fn first_fit(pages: &[bool; PAGES], len: usize) -> Option<usize> {
         pages.windows(len).position(|run| run.iter().all(|free| *free))
     }
@@ -92,20 +92,20 @@ mod tests {
                     }
                 } else {
                     let (at, len) = lent.swap_remove(which.index(lent.len()));
-                    heap.give(at, len);
+                    heap.free(at, len);
                     model[at - START..at - START + len].fill(true);
                 }
                 prop_assert_eq!(free_pages(&heap), model);
             }
             for (at, len) in lent {
-                heap.give(at, len);
+                heap.free(at, len);
             }
-            prop_assert_eq!(heap.take(PAGES), Some(START), "one stretch again");
+            prop_assert_eq!(heap.take(PAGES), Some(START), "one range again");
         }
     }
 
     #[test]
-    fn nothing_is_lent_from_nothing() {
+    fn an_empty_heap_allocates_nothing() {
         assert_eq!(Heap::new(8, 8).take(1), None);
         assert_eq!(Heap::new(9, 8).take(1), None);
         assert_eq!(Heap::new(0, 8).take(0), None);

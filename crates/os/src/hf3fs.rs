@@ -1,17 +1,17 @@
-//! What only ioctls of a 3FS mount tell and do, and where memory is put.
+//! Ioctls of a 3FS mount, and NUMA placement of memory.
 
 use std::os::fd::AsFd;
 
 use rustix::ioctl::{Opcode, Setter, ioctl, opcode};
 
-use crate::file::told;
+use crate::file::query;
 use crate::{Error, HostMem, Result};
 
-/// What [`magic`] gives for a file of 3FS.
+/// The result of [`magic`] for a file of 3FS.
 pub const MAGIC: u32 = 0x8f3f_5fff;
-/// Bytes of a name in a link's argument, the zero behind it included.
+/// Bytes of a name in a link's argument, including the terminating zero.
 pub const NAME_BYTES: usize = 256;
-/// Holes that one call makes at most.
+/// Maximum holes per call.
 pub const MOST_HOLES: usize = 1000;
 
 const GET_MAGIC: Opcode = opcode::read::<u32>(b'h', 2);
@@ -32,16 +32,16 @@ struct Holes {
     ends: [usize; MOST_HOLES],
 }
 
-/// The number by which a file system says that it is 3FS, or speaks as if it were.
+/// The number by which a file system identifies itself as 3FS or compatible.
 ///
 /// # Errors
-/// When it does not say.
+/// When it does not answer.
 pub fn magic(file: impl AsFd) -> Result<u32> {
     // SAFETY: this ioctl writes a 32-bit number at most.
-    unsafe { told::<GET_MAGIC, u32>(file) }.map_err(|e| Error::system("asking for the magic number", e))
+    unsafe { query::<GET_MAGIC, u32>(file) }.map_err(|e| Error::system("asking for the magic number", e))
 }
 
-/// Links the file once more, in the folder of that inode number.
+/// Adds a link to the file, in the folder with that inode number.
 ///
 /// # Errors
 /// When the file system refuses, or the name is too long.
@@ -51,12 +51,12 @@ pub fn hardlink(file: impl AsFd, folder: u64, name: &[u8]) -> Result<()> {
         return Err(Error::system("linking a file", rustix::io::Errno::NAMETOOLONG));
     }
     request.name[..name.len()].copy_from_slice(name);
-    // SAFETY: this ioctl reads the structure and keeps nothing.
+    // SAFETY: this ioctl reads the structure and retains nothing.
     unsafe { ioctl(file, Setter::<HARDLINK, Hardlink>::new(request)) }
         .map_err(|e| Error::system("linking a file", e))
 }
 
-/// Takes ranges out of a file, each from a start to an end, so that they read as zeroes.
+/// Punches holes into a file, given as start and end, which then read as zeroes.
 ///
 /// # Errors
 /// When the file system refuses, or there are too many.
@@ -69,18 +69,18 @@ pub fn punch_holes(file: impl AsFd, ranges: &[(usize, usize)], flags: usize) -> 
     for (place, (start, end)) in ranges.iter().enumerate() {
         (request.starts[place], request.ends[place]) = (*start, *end);
     }
-    // SAFETY: this ioctl reads the structure and keeps nothing.
+    // SAFETY: this ioctl reads the structure and retains nothing.
     unsafe { ioctl(file, Setter::<PUNCH_HOLES, Holes>::new(*request)) }
         .map_err(|e| Error::system("punching holes", e))
 }
 
 impl HostMem {
-    /// Asks for the pages of memory that is not used yet to be those of a NUMA node. What cannot be had there comes from
-    /// elsewhere; kernels without NUMA take no notice.
+    /// Prefers a NUMA node for the pages of memory that is not used yet. If that node is full they come from elsewhere;
+    /// kernels without NUMA ignore this.
     pub fn prefer_node(&self, node: u32) {
         const PREFERRED: i32 = 1;
         let mask = 1_u64.checked_shl(node).unwrap_or(0);
-        // SAFETY: the range is that of a mapping that self keeps; where its pages lie changes nothing for who uses them.
+        // SAFETY: the range is that of a mapping that self keeps; the placement of its pages does not affect its users.
         unsafe {
             libc::syscall(
                 libc::SYS_mbind,

@@ -1,4 +1,4 @@
-//! Host memory for pinning: in huge pages where the system has them, and all of it there before it is used.
+//! Host memory for pinning: in huge pages if available, and populated before use.
 
 use std::io::ErrorKind;
 use std::sync::RwLock;
@@ -7,29 +7,30 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 
 use crate::{Error, HostMem, Result};
 
-/// A huge page of the processors that matter here.
+/// A huge page of the CPUs that matter here.
 const HUGE: usize = 2 << 20;
 
-/// What one thread touches at least: half a millisecond and more, to which the start of a thread adds little.
+/// Minimum share of a thread: it takes half a millisecond or more, so that starting the thread costs little in
+/// comparison.
 const SHARE: usize = 4 << 20;
 
-/// Threads that touch pages: for 84 MiB one needs 10 ms or more, sixteen less than 3.
+/// Maximum threads that populate pages: for 84 MiB one needs 10 ms or more, sixteen less than 3.
 const MOST_THREADS: usize = 16;
 
 impl HostMem {
-    /// Zeroed memory of this process with all its pages in place, huge ones where the system gives them.
+    /// Zeroed memory of this process with all pages populated, in huge pages if available.
     ///
-    /// It is private and stays out of child processes: a device goes on writing the pages it was given, and a fork would
-    /// leave either side with a copy that the device does not know. A child may drop its copy of the result, and do nothing
-    /// else with it.
+    /// It is private and not inherited by child processes: a device keeps writing the pages it was given, and after a
+    /// fork one side would have copies that the device does not know. A child may drop its copy of the result, and do
+    /// nothing else with it.
     ///
     /// # Errors
-    /// When the system has none.
+    /// When memory is short.
     pub fn touched(bytes: usize) -> Result<Self> {
         let refused = || Error::OutOfRange { offset: 0, bytes, len: 0 };
         let unit = if bytes >= HUGE { HUGE } else { 4096 };
         let len = bytes.max(1).checked_next_multiple_of(unit).ok_or_else(refused)?;
-        // Huge pages need an aligned start, which only newer kernels give by themselves.
+        // Huge pages need an aligned start, which only newer kernels choose on their own.
         let mapped = if unit == HUGE { len.checked_add(HUGE).ok_or_else(refused)? } else { len };
         // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
         let base = unsafe {
@@ -42,7 +43,7 @@ impl HostMem {
         let start = (whole.host_ptr() as usize).next_multiple_of(unit) - whole.host_ptr() as usize;
         let mem = whole.slice(start..start + len)?;
         if unit == HUGE {
-            // A kernel without huge pages says so, and ordinary ones do as well.
+            // Without huge pages the kernel refuses, and ordinary ones suffice.
             let _ = advise(&mem, Advice::LinuxHugepage);
         }
         touch(&mem)?;
@@ -51,7 +52,8 @@ impl HostMem {
 }
 
 pub(crate) fn advise(mem: &HostMem, advice: Advice) -> Result<()> {
-    // SAFETY: the range is that of a mapping that `mem` keeps alive, and none of the advice used here changes its bytes.
+    // SAFETY: the range is that of a mapping that `mem` keeps alive, and none of the advice used here changes its
+    // content.
     unsafe { madvise(mem.host_ptr().cast(), mem.len(), advice) }
         .map_err(|e| Error::system(format!("madvise of {} bytes", mem.len()), e))
 }
@@ -60,7 +62,7 @@ fn touch(mem: &HostMem) -> Result<()> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = (mem.len() / SHARE).clamp(1, MOST_THREADS.min(cores));
     let share = (mem.len() / threads).next_multiple_of(HUGE);
-    // A thread can hardly be started while others have pages made: both change what the process has mapped. So all start first.
+    // Starting a thread while others populate pages is slow: both change the process's mappings. So all start first.
     let gate = RwLock::new(());
     std::thread::scope(|scope| {
         let closed = gate.write();
@@ -86,7 +88,7 @@ fn touch(mem: &HostMem) -> Result<()> {
 
 fn touch_part(part: &HostMem) -> Result<()> {
     match advise(part, Advice::LinuxPopulateWrite) {
-        // Kernels before 5.14 do not know this advice: a store into each page does the same.
+        // Kernels before 5.14 do not support this advice: storing into each page has the same effect.
         Err(Error::System { source, .. }) if source.kind() == ErrorKind::InvalidInput => {}
         done => return done,
     }

@@ -1,7 +1,7 @@
-//! Acting on files with somebody else's credentials, so that the kernel checks what they may do.
+//! Accesses files with another user's credentials, so that the kernel checks permissions.
 //!
 //! Linux keeps the file-system credentials per thread. A thread switches for one operation and switches back when its
-//! [`Acting`] is dropped. A switch that the kernel did not carry out is an error, and never an operation with more rights.
+//! [`Acting`] is dropped. If the kernel refuses the switch, that is an error, and never an operation with more rights.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -12,16 +12,16 @@ use rustix::thread::{
     CapabilitySet, CapabilitySets, Gid, UnshareFlags, capabilities, set_capabilities, set_thread_groups,
 };
 
-/// The credentials that files are checked against.
+/// The credentials for access to files.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Credentials<'a> {
     /// The user.
     pub uid: u32,
-    /// The group that new files get.
+    /// The group of new files.
     pub gid: u32,
-    /// Further groups.
+    /// Supplementary groups.
     pub groups: &'a [u32],
-    /// Whether user 0 keeps the capabilities of this process. Nobody else ever has any.
+    /// Whether user 0 keeps the capabilities of this process. Other users never have any.
     pub privileged: bool,
 }
 
@@ -41,23 +41,25 @@ thread_local! {
     static CHANGED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread has ever acted as somebody else.
+/// Whether this thread has ever acted as another user.
 ///
-/// The kernel then has a copy of the credentials for this thread alone, for as long as it runs, even where the copy has the
-/// values of the original again. Some drivers (RDMA) compare copies and not values, and refuse such a thread's calls. A thread
-/// that it starts has the same copy, and is not known here: threads that act have others started by a [`crate::ThreadStarter`].
+/// If so, the kernel keeps a separate copy of the credentials for this thread, even when the values are the original
+/// ones again. Some drivers (RDMA) compare copies instead of values, and refuse such a thread's calls. A thread that it
+/// starts inherits the copy, which is not recorded here: threads that act as users start others by a
+/// [`crate::ThreadStarter`].
 #[must_use]
 pub fn has_changed() -> bool {
     CHANGED.get()
 }
 
-/// Notes for [`has_changed`] that this thread has changed its credentials in another way than by [`OwnCredentials::act_as`].
+/// Records for [`has_changed`] that this thread has changed its credentials by other means than
+/// [`OwnCredentials::act_as`].
 pub fn note_change() {
     CHANGED.set(true);
 }
 
 impl OwnCredentials {
-    /// The credentials of this thread; none where it is not root's, and so cannot act as anybody else.
+    /// The credentials of this thread; `None` if it is not root's, and so cannot act as others.
     ///
     /// # Errors
     /// When they cannot be read.
@@ -69,11 +71,11 @@ impl OwnCredentials {
         Ok(Some(Self { uid, gid, groups: getgroups()?, capabilities: capabilities(None)? }))
     }
 
-    /// Has this thread act on files with these credentials until the value is dropped.
+    /// Makes this thread access files with these credentials until the value is dropped.
     ///
     /// # Errors
-    /// `EPERM` for a number that is nobody's, and when the kernel refuses, for example a user that this process's user namespace does
-    /// not have.
+    /// `EPERM` for an invalid number, and when the kernel refuses, for example a user that this process's user
+    /// namespace does not have.
     pub fn act_as(&self, who: &Credentials<'_>) -> Result<Acting<'_>, Errno> {
         if [who.uid, who.gid].iter().chain(who.groups).any(|number| *number == u32::MAX) {
             return Err(Errno::PERM);
@@ -85,7 +87,8 @@ impl OwnCredentials {
         set_fs_gid(who.gid)?;
         set_fs_uid(who.uid)?;
         if who.uid != 0 || !who.privileged {
-            // Beyond those that a change of user takes: CAP_SYS_RESOURCE, which opens reserved blocks, CAP_SYS_ADMIN and others.
+            // Those that a change of user keeps: CAP_SYS_RESOURCE, which opens reserved blocks, CAP_SYS_ADMIN and
+            // others.
             set_capabilities(
                 None,
                 CapabilitySets { effective: CapabilitySet::empty(), ..self.capabilities },
@@ -95,7 +98,7 @@ impl OwnCredentials {
     }
 }
 
-/// A thread with the credentials of somebody else, till this is dropped.
+/// A thread with another user's credentials, until this is dropped.
 pub struct Acting<'a> {
     own: &'a OwnCredentials,
     _of_this_thread: PhantomData<*const ()>,
@@ -103,7 +106,7 @@ pub struct Acting<'a> {
 
 impl Drop for Acting<'_> {
     fn drop(&mut self) {
-        // A thread that fails here keeps fewer rights, and its next switch reports it.
+        // A thread for which this fails keeps fewer rights, and its next switch reports it.
         let _ = set_fs_uid(self.own.uid);
         let _ = set_fs_gid(self.own.gid);
         let _ = set_capabilities(None, self.own.capabilities);
@@ -111,9 +114,9 @@ impl Drop for Acting<'_> {
     }
 }
 
-/// The call reports no failure; what came of it is what a second call finds.
+/// The call does not report failure; a second call shows whether it worked.
 fn set_fs_uid(uid: u32) -> Result<(), Errno> {
-    // SAFETY: these calls take numbers, and change this thread's credentials alone.
+    // SAFETY: these calls take numbers, and only change this thread's credentials.
     let now = unsafe {
         libc::setfsuid(uid);
         libc::setfsuid(u32::MAX)
@@ -121,7 +124,7 @@ fn set_fs_uid(uid: u32) -> Result<(), Errno> {
     if now as u32 == uid { Ok(()) } else { Err(Errno::PERM) }
 }
 
-/// Likewise.
+/// The same for the group.
 fn set_fs_gid(gid: u32) -> Result<(), Errno> {
     // SAFETY: as above.
     let now = unsafe {
@@ -131,17 +134,17 @@ fn set_fs_gid(gid: u32) -> Result<(), Errno> {
     if now as u32 == gid { Ok(()) } else { Err(Errno::PERM) }
 }
 
-/// This thread's umask, until the value is dropped.
+/// Sets this thread's umask until it is dropped.
 pub struct Umask {
     before: rustix::fs::Mode,
     _of_this_thread: PhantomData<*const ()>,
 }
 
 impl Umask {
-    /// Sets the umask of this thread, and of no other.
+    /// Sets the umask of this thread only.
     ///
     /// # Errors
-    /// When the thread cannot have one of its own.
+    /// When the thread cannot have a separate one.
     pub fn set(umask: u32) -> Result<Self, Errno> {
         if !OWN_UMASK.get() {
             // SAFETY: this thread gets its own copy of umask, root and working directory; no descriptor is concerned.
@@ -161,7 +164,7 @@ impl Drop for Umask {
 
 /// The groups of the thread that a request comes from, if it has this user and group.
 ///
-/// A request may come with other credentials than its thread's own (overlayfs, personalities of io_uring): none then.
+/// `None` for a request with other credentials than its thread's own (overlayfs, personalities of io_uring).
 #[must_use]
 pub fn groups_of(thread: u32, uid: u32, gid: u32) -> Option<Vec<u32>> {
     let status = std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
@@ -171,7 +174,7 @@ pub fn groups_of(thread: u32, uid: u32, gid: u32) -> Option<Vec<u32>> {
 fn parse_groups(status: &str, uid: u32, gid: u32) -> Option<Vec<u32>> {
     let field =
         |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::split_whitespace);
-    // Real, effective, saved, and that of the file system.
+    // Real, effective, saved, and file-system ID.
     let acts_as = |name: &str, id: u32| field(name)?.nth(3).map(|found| found.parse() == Ok(id));
     if !(acts_as("Uid:", uid)? && acts_as("Gid:", gid)?) {
         return None;
@@ -198,7 +201,7 @@ mod tests {
         Credentials { uid: 21_001, gid: 21_002, groups: &[21_003], privileged: true };
 
     #[test]
-    fn nobody_has_the_number_that_changes_nothing() {
+    fn the_number_that_changes_nothing_is_invalid() {
         let Some(own) = root() else { return };
         const NONE: u32 = u32::MAX;
         for who in [
@@ -212,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_checks_files_against_the_user_and_nobody_else() {
+    fn the_kernel_checks_only_the_users_rights() {
         let Some(own) = root() else { return };
         let dir = std::env::temp_dir().join(format!("onehop-identity-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
@@ -231,17 +234,17 @@ mod tests {
         assert_eq!((made.uid(), made.gid()), (21_001, 21_002));
         assert_eq!(capabilities(None).unwrap(), before);
         assert_eq!(std::fs::read(&secret).unwrap(), b"secret");
-        // A further group counts; other threads go on as they were.
+        // A supplementary group counts; other threads are unaffected.
         std::os::unix::fs::chown(&secret, None, Some(21_003)).unwrap();
         let acting = own.act_as(&USER).unwrap();
         assert_eq!(std::fs::read(&secret).unwrap(), b"secret");
         let other = std::thread::spawn(|| (capabilities(None).unwrap(), getgroups().unwrap()));
-        // A thread inherits what its maker has; those that run already do not.
+        // A new thread inherits its creator's; threads that already run do not.
         assert!(other.join().unwrap().0.effective.is_empty());
         drop(acting);
         assert!(has_changed() && !std::thread::spawn(has_changed).join().unwrap());
         assert_eq!(getgroups().unwrap(), own.groups);
-        // Nobody becomes root by a number that is no user.
+        // An invalid user number does not make root.
         assert_eq!(own.act_as(&Credentials { uid: u32::MAX, ..USER }).err(), Some(Errno::PERM));
         assert_eq!(own.act_as(&Credentials { gid: u32::MAX, ..USER }).err(), Some(Errno::PERM));
         assert_eq!(capabilities(None).unwrap(), before);

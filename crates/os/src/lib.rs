@@ -1,4 +1,4 @@
-//! Memory that is shared with devices, the seams behind which every controller stands, and system calls that others lack.
+//! Memory that is shared with devices, the seams of every controller, and system calls that other crates lack.
 //!
 //! 1. [`HostMem::anonymous`] allocates host memory that a device may write at any moment. It is copied, never borrowed as a
 //!    slice.
@@ -7,8 +7,8 @@
 //! 4. [`ControllerBackend`] has both for one controller: a real one, QEMU's or a simulated one.
 //! 5. [`Deadline::after`] bounds a wait, and [`StopSignal`] ends it early.
 //!
-//! [`mod@file`] and [`dm_table`] ask the kernel where a file's bytes are. [`Guard`] reads memory that a truncated file may take
-//! away.
+//! [`mod@file`] and [`dm_table`] ask the kernel where a file's bytes are. [`Guard`] reads memory that truncating a file
+//! may remove.
 
 mod clock;
 mod descriptors;

@@ -1,10 +1,10 @@
-//! Locks on ranges of a file that belong to an open file, not to a process (`F_OFD_SETLK`).
+//! Locks on ranges of a file that belong to the open file description, not to the process (`F_OFD_SETLK`).
 
 use std::os::fd::{AsFd, AsRawFd};
 
 use crate::{Error, Result};
 
-/// What a lock keeps others from.
+/// What a lock prevents others from doing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LockKind {
     /// Writing.
@@ -18,12 +18,12 @@ pub enum LockKind {
 pub struct LockRange {
     /// The first byte.
     pub start: u64,
-    /// The last byte; `i64::MAX` is wherever the file ends.
+    /// The last byte; `i64::MAX` means the end of the file.
     pub end: u64,
 }
 
 impl LockRange {
-    /// The whole file, however long it gets.
+    /// The whole file, regardless of its length.
     pub const WHOLE: Self = Self { start: 0, end: i64::MAX as u64 };
 
     fn with(self, kind: i32) -> Result<libc::flock> {
@@ -34,7 +34,7 @@ impl LockRange {
             l_type: kind as libc::c_short,
             l_whence: libc::SEEK_SET as libc::c_short,
             l_start: start,
-            // Zero is up to the end.
+            // Zero means up to the end.
             l_len: if end == i64::MAX { 0 } else { end - start + 1 },
             l_pid: 0,
         })
@@ -48,10 +48,10 @@ fn number(kind: LockKind) -> i32 {
     }
 }
 
-/// Locks a range for an open file, or unlocks it (none), without waiting; false where another has it locked.
+/// Locks a range for an open file, or unlocks it (`None`), without waiting; false if another holds a conflicting lock.
 ///
 /// # Errors
-/// When the range is none, the file is not open for that, or the system has no room for the lock.
+/// When the range is invalid, the file is not open for this access, or the system is out of locks.
 pub fn lock_range(file: impl AsFd, range: LockRange, kind: Option<LockKind>) -> Result<bool> {
     let lock = range.with(kind.map_or(libc::F_UNLCK, number))?;
     // SAFETY: the call reads the structure, which lives throughout.
@@ -65,10 +65,10 @@ pub fn lock_range(file: impl AsFd, range: LockRange, kind: Option<LockKind>) -> 
     }
 }
 
-/// A lock that keeps an open file from having one; none where it could be had.
+/// A lock that conflicts with one on this range; `None` if there is none.
 ///
 /// # Errors
-/// When the range is none.
+/// When the range is invalid.
 pub fn lock_in_the_way(
     file: impl AsFd,
     range: LockRange,

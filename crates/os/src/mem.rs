@@ -1,7 +1,7 @@
 //! Host memory that a device shares.
 //!
-//! Another thread or a device may write it while it is read, so it is only ever touched by atomic words and copied in
-//! and out; no reference to its bytes is handed out.
+//! Another thread or a device may write it while it is read. So it is only accessed by atomic words and by copying in
+//! and out; references to its bytes are never handed out.
 
 use std::fs::File;
 use std::ops::Range;
@@ -18,73 +18,73 @@ use crate::{DmaMemory, Error, Marks, Result};
 /// Mappings are whole pages of this size.
 const PAGE: usize = 4096;
 
-/// A mapping, unmapped when the last [`HostMem`] on it goes.
+/// A mapping, unmapped with the last [`HostMem`] on it.
 struct Mapping {
     base: NonNull<u8>,
     len: usize,
-    /// Whether a store into it is possible; one into a read-only mapping would be a SIGSEGV.
+    /// Whether it can be written; a store into a read-only mapping would raise SIGSEGV.
     writable: bool,
-    /// The process that has it, if it stays out of child processes; else 0.
+    /// The process that has it, if its children do not; otherwise 0.
     process: AtomicU32,
 }
 
-// SAFETY: a Mapping is an address range that stays mapped until drop, and no thread's in particular.
+// SAFETY: a Mapping is an address range that stays mapped until drop, and is not tied to a thread.
 unsafe impl Send for Mapping {}
-// SAFETY: what is lent as references is atomics. Those who take the bare pointer access registers by volatile loads and stores,
-// give it to the kernel or a driver, or copy through memory that no other clone of theirs touches meanwhile.
+// SAFETY: references handed out are to atomics. Users of the bare pointer access registers by volatile loads and
+// stores, give it to the kernel or a driver, or copy through memory that no other clone of theirs touches meanwhile.
 unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
         if is_of_parent(*self.process.get_mut()) {
-            // In a child the range is not mapped, or is something else's by now.
+            // In a child the range is not mapped, or belongs to something else by now.
             return;
         }
-        // SAFETY: base and len came from mmap, and nobody holds a pointer into the range any more.
+        // SAFETY: base and len came from mmap, and no pointer into the range is left.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
 
-/// Whether memory that stays out of child processes is of another process than this; 0 is memory of all.
+/// Whether memory that children do not inherit belongs to another process than this; 0 is memory of all.
 pub(crate) fn is_of_parent(process: u32) -> bool {
     process != 0 && process != std::process::id()
 }
 
-/// Runs when the last clone of the memory goes: gives it back to where it came from.
+/// Runs when the last clone of the memory is dropped.
 struct OnLast(Option<Box<dyn FnOnce() + Send + Sync>>);
 
 impl Drop for OnLast {
     fn drop(&mut self) {
-        if let Some(give_back) = self.0.take() {
-            give_back();
+        if let Some(release) = self.0.take() {
+            release();
         }
     }
 }
 
-/// A stretch of host memory that a device may share. Clones are the same memory.
+/// Host memory that a device may share. Clones are the same memory.
 #[derive(Clone)]
 pub struct HostMem {
     mapping: Arc<Mapping>,
     offset: usize,
     len: usize,
-    _give_back: Option<Arc<OnLast>>,
+    _on_drop: Option<Arc<OnLast>>,
 }
 
 impl HostMem {
     /// Zeroed memory of this process, rounded up to whole pages.
     ///
     /// # Errors
-    /// When the system has none.
+    /// When memory is short.
     pub fn anonymous(bytes: usize) -> Result<Self> {
-        // Miri has no shared memory, and no other processes either.
+        // Miri has neither shared memory nor other processes.
         Self::new(bytes, if cfg!(miri) { MapFlags::PRIVATE } else { MapFlags::SHARED })
     }
 
-    /// The same, of which a forked child gets a copy. Not for what a device reaches: a copy that is made on a write may leave
-    /// the device with the former pages.
+    /// The same, but copied for a forked child. Not for devices: after copy-on-write the device may keep the former
+    /// pages.
     ///
     /// # Errors
-    /// When the system has none.
+    /// When memory is short.
     pub fn private(bytes: usize) -> Result<Self> {
         Self::new(bytes, MapFlags::PRIVATE)
     }
@@ -98,7 +98,7 @@ impl HostMem {
         Self::whole(base.cast(), len, true)
     }
 
-    /// A file's first `bytes` bytes, shared with everybody else who maps it.
+    /// A file's first `bytes` bytes, shared with all others that map it.
     ///
     /// # Errors
     /// When the file cannot be mapped, or is shorter.
@@ -106,8 +106,8 @@ impl HostMem {
         Self::of_file_range(file, 0, bytes, true)
     }
 
-    /// A file's first `bytes` bytes, to be read and never written. The last page of a file may be a part of one: what
-    /// lies behind the end reads as zeroes.
+    /// A file's first `bytes` bytes, read-only. The last page may be partial: past the end of the file it reads as
+    /// zeroes.
     ///
     /// # Errors
     /// When the file cannot be mapped, or is shorter.
@@ -115,11 +115,12 @@ impl HostMem {
         Self::of_file_range(file, 0, bytes, false)
     }
 
-    /// A device's memory: `bytes` bytes from `offset` on of a file that stands for it, such as sysfs `resource0` or a
-    /// VFIO device. How long it is only the caller knows.
+    /// A device's memory: `bytes` bytes from `offset` on of its file, such as sysfs `resource0` or a VFIO device. Only
+    /// the caller knows its length.
     ///
-    /// It stays out of child processes: a mapping holds its file open, and a device can only be given back when nobody has it
-    /// open, not even the guardian of another one. A child may drop its copy of the result, and do nothing else with it.
+    /// Child processes do not inherit it: a mapping keeps its file open, and a device can only be released when no
+    /// process has it open, not even another device's guardian. A child may drop its copy of the result, and do nothing
+    /// else with it.
     ///
     /// # Errors
     /// When the kernel refuses it.
@@ -136,19 +137,19 @@ impl HostMem {
         Ok(mem)
     }
 
-    /// Keeps all of the mapping out of child processes from now on.
+    /// Excludes the whole mapping from child processes from now on.
     pub(crate) fn keep_from_children(&self) -> Result<()> {
         advise(self, Advice::LinuxDontFork)?;
         self.mapping.process.store(std::process::id(), Ordering::Relaxed);
         Ok(())
     }
 
-    /// The process that it is kept in; 0 if children have it, too.
+    /// The process that it is limited to; 0 if children have it, too.
     pub(crate) fn process(&self) -> u32 {
         self.mapping.process.load(Ordering::Relaxed)
     }
 
-    /// All of a file in memory (`/dev/shm`, a memfd), whose length need not be whole pages.
+    /// All of a file in memory (`/dev/shm`, a memfd), whose length need not be a multiple of pages.
     ///
     /// # Errors
     /// When it cannot be mapped, or is empty.
@@ -156,7 +157,7 @@ impl HostMem {
         Self::of_shared_within(file, u64::MAX)
     }
 
-    /// The same, of a file that may be longer than there are addresses to spare for it.
+    /// The same for a file that may exceed the available address space.
     ///
     /// # Errors
     /// As for [`Self::of_shared`]; `ENOMEM` when it has more than `most` bytes.
@@ -180,9 +181,9 @@ impl HostMem {
         Ok(Self { len, ..Self::whole(base.cast(), whole, true)? })
     }
 
-    /// `bytes` bytes of a file from `offset` on, both whole pages; to be read and perhaps written.
+    /// `bytes` bytes of a file from `offset` on, both multiples of pages, read-only or writable.
     ///
-    /// Whoever else has the file must not shorten it: touching pages that it no longer has ends the process.
+    /// Nobody may truncate the file: accessing pages past its end ends the process.
     ///
     /// # Errors
     /// When the file cannot be mapped, or is shorter.
@@ -204,13 +205,13 @@ impl HostMem {
         let base = NonNull::new(base)
             .ok_or_else(|| Error::system("mmap", std::io::Error::other("mapped at address zero")))?;
         let mapping = Arc::new(Mapping { base, len, writable, process: AtomicU32::new(0) });
-        Ok(Self { mapping, offset: 0, len, _give_back: None })
+        Ok(Self { mapping, offset: 0, len, _on_drop: None })
     }
 
-    /// The same memory, with `give_back` run when the last clone of the result is dropped.
+    /// The same memory, and runs `release` when the last clone of the result is dropped.
     #[must_use]
-    pub fn on_last_drop(mut self, give_back: impl FnOnce() + Send + Sync + 'static) -> Self {
-        self._give_back = Some(Arc::new(OnLast(Some(Box::new(give_back)))));
+    pub fn on_last_drop(mut self, release: impl FnOnce() + Send + Sync + 'static) -> Self {
+        self._on_drop = Some(Arc::new(OnLast(Some(Box::new(release)))));
         self
     }
 
@@ -226,7 +227,7 @@ impl HostMem {
         self.len == 0
     }
 
-    /// Whether it may be written. Words of memory that may not be are only reached by [`HostMem::read`].
+    /// Whether it may be written. Words of read-only memory are only reached by [`HostMem::read`].
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.mapping.writable
@@ -242,7 +243,7 @@ impl HostMem {
         Ok(Self { offset: self.offset + range.start, len: bytes, ..self.clone() })
     }
 
-    /// Where it lies in this process. Valid as long as a clone lives; everything behind it is shared with a device.
+    /// Its address in this process. Valid as long as a clone lives; everything behind it is shared with a device.
     #[must_use]
     #[inline]
     pub fn host_ptr(&self) -> *mut u8 {
@@ -260,8 +261,8 @@ impl HostMem {
         if !(self.offset + offset).is_multiple_of(4) {
             return Err(Error::OutOfRange { offset, bytes: 4, len: self.len });
         }
-        // SAFETY: in range and aligned; the mapping outlives &self. References to it are of atomics alone; see `Mapping`'s Sync for
-        // those who take the pointer.
+        // SAFETY: in range and aligned; the mapping outlives &self. References to it are only to atomics; see
+        // `Mapping`'s Sync for users of the pointer.
         Ok(unsafe { AtomicU32::from_ptr(self.host_ptr().add(offset).cast()) })
     }
 
@@ -280,7 +281,7 @@ impl HostMem {
         self.mapping.writable && offset <= self.len && bytes <= self.len - offset
     }
 
-    /// Stores sixteen words, in no order that others could rely on.
+    /// Stores sixteen words, in no particular order.
     ///
     /// # Errors
     /// When they do not lie within the memory, or are not aligned.
@@ -304,7 +305,7 @@ impl HostMem {
         Ok(())
     }
 
-    /// Loads sixteen words, in no order that others could rely on.
+    /// Loads sixteen words, in no particular order.
     ///
     /// # Errors
     /// When they do not lie within the memory, or are not aligned.
@@ -315,7 +316,7 @@ impl HostMem {
         Ok(std::array::from_fn(|i| unsafe { AtomicU32::from_ptr(first.add(i)) }.load(Ordering::Relaxed)))
     }
 
-    /// Where sixteen words lie: a pointer to all of them, which one made of a reference to the first would not be.
+    /// The address of sixteen words: a pointer to all of them, unlike one made from a reference to the first.
     #[inline]
     fn sixteen_words(&self, offset: usize) -> Result<*mut u32> {
         let first = self.host_ptr().wrapping_add(offset);
@@ -382,7 +383,7 @@ impl HostMem {
         Ok(self.marked(marks)?.iter().filter(is_left).count() as u64)
     }
 
-    /// The places of marks.
+    /// The marked words.
     fn marked(&self, marks: &Marks) -> Result<&[AtomicU64]> {
         let (offset, bytes) = (marks.first as usize, marks.span() as usize);
         self.check(offset, bytes)?;
@@ -390,8 +391,8 @@ impl HostMem {
         if !first.cast::<AtomicU64>().is_aligned() {
             return Err(Error::OutOfRange { offset, bytes, len: self.len });
         }
-        // SAFETY: `count` aligned words from `first` on are in range; the mapping outlives &self. References to it are of atomics
-        // alone; see `Mapping`'s Sync for those who take the pointer.
+        // SAFETY: `count` aligned words from `first` on are in range; the mapping outlives &self. References to it are
+        // only to atomics; see `Mapping`'s Sync for users of the pointer.
         Ok(unsafe { std::slice::from_raw_parts(first.cast(), marks.count as usize) })
     }
 
@@ -432,15 +433,15 @@ impl HostMem {
         if self.mapping.writable { Ok(()) } else { Err(Error::ReadOnly { bytes: self.len }) }
     }
 
-    /// How many single bytes come before the first aligned word, and how many words follow them.
+    /// The number of single bytes before the first aligned word, and the number of words after them.
     fn parts(&self, offset: usize, bytes: usize) -> (usize, usize) {
         let head = ((self.offset + offset).next_multiple_of(8) - self.offset - offset).min(bytes);
         (head, (bytes - head) / 8)
     }
 
     fn byte(&self, offset: usize) -> &AtomicU8 {
-        // SAFETY: the callers have checked the range; the mapping outlives &self. References to it are of atomics alone; see
-        // `Mapping`'s Sync for those who take the pointer.
+        // SAFETY: the callers have checked the range; the mapping outlives &self. References to it are only to atomics;
+        // see `Mapping`'s Sync for users of the pointer.
         unsafe { AtomicU8::from_ptr(self.host_ptr().add(offset)) }
     }
 
@@ -477,7 +478,7 @@ mod tests {
     #[test]
     fn copies_at_every_alignment() {
         let mem = HostMem::anonymous(8192).unwrap();
-        // Miri takes its time.
+        // Miri is slow.
         let step = if cfg!(miri) { 7 } else { 1 };
         for offset in (0..17).step_by(step) {
             for len in (0..40).step_by(step) {
@@ -535,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn no_child_has_a_devices_memory() {
+    fn children_do_not_inherit_device_memory() {
         let fd = rustix::fs::memfd_create("device", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&fd, 2 * PAGE as u64).unwrap();
         let mem = HostMem::of_device(&fd, 0, 2 * PAGE).unwrap();

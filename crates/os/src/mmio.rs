@@ -1,19 +1,19 @@
 //! Registers of a device as memory of this process, accessed as Linux's `readl` and `writel` do.
 //!
-//! Each access is one volatile load or store. A locked instruction has no place here: on memory that is not cached it locks
-//! the bus for every core, and a kernel may forbid it. What orders an access with others is:
-//! - before a store, all earlier stores to memory are visible to the device: on x86-64 stores are not reordered and the
-//!   compiler is kept from it; on aarch64 by `dmb oshst`;
+//! Each access is one volatile load or store. Locked instructions are not used: on uncached memory they lock the bus
+//! for every core, and a kernel may forbid them. An access is ordered with others as follows:
+//! - before a store, all earlier stores to memory are visible to the device: on x86-64 stores are not reordered, and
+//!   the compiler is prevented from it; on aarch64 by `dmb oshst`;
 //! - after a load, no later load of memory is satisfied early: on x86-64 loads are not reordered; on aarch64 by `dmb oshld`;
 //! - accesses to one device keep their order among each other, because its memory is mapped as device memory.
 //!
-//! Nothing orders a load behind an earlier store to ordinary memory; nothing here needs that.
+//! A load is not ordered after an earlier store to ordinary memory; nothing here needs that.
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
 use crate::HostMem;
 
-/// A device's registers as memory of this process: a mapped BAR, from its first byte on.
+/// A device's registers as memory of this process: a mapped BAR, from its first byte.
 #[derive(Clone, Debug)]
 pub struct MmioWindow(HostMem);
 
@@ -30,20 +30,20 @@ impl MmioWindow {
         &self.0
     }
 
-    /// A 32-bit register; all ones, as from a bus on which nothing answers, where there is none.
+    /// A 32-bit register; all ones if it does not exist, as on a bus on which nothing answers.
     #[inline]
     #[must_use]
     pub fn read32(&self, offset: u32) -> u32 {
         let Some(at) = self.place(offset, 4) else { return u32::MAX };
-        // SAFETY: in range and aligned; the mapping outlives &self. It is none of Rust's allocations: a volatile access there is
-        // one of the hardware's, whatever a device or another thread does there at the same time. Registers of simulated devices
-        // are shared or anonymous mappings, made by mmap and not by Rust, and each access is one aligned instruction.
+        // SAFETY: in range and aligned; the mapping outlives &self. It is not a Rust allocation, so a volatile access
+        // there is a hardware access, regardless of concurrent accesses by devices or threads. Registers of simulated
+        // devices are shared or anonymous mappings made by mmap, and each access is one aligned instruction.
         let value = unsafe { at.cast::<u32>().read_volatile() };
         after_load();
         value
     }
 
-    /// Writes a 32-bit register, where there is one.
+    /// Writes a 32-bit register, if it exists.
     #[inline]
     pub fn write32(&self, offset: u32, value: u32) {
         let Some(at) = self.place(offset, 4) else { return };
@@ -52,7 +52,7 @@ impl MmioWindow {
         unsafe { at.cast::<u32>().write_volatile(value) };
     }
 
-    /// Writes a 64-bit register by one store, where there is one.
+    /// Writes a 64-bit register by one store, if it exists.
     #[inline]
     pub fn write64(&self, offset: u32, value: u64) {
         let Some(at) = self.place(offset, 8) else { return };
@@ -61,7 +61,7 @@ impl MmioWindow {
         unsafe { at.cast::<u64>().write_volatile(value) };
     }
 
-    /// Where a register lies; none unless it lies within writable memory and is aligned.
+    /// The address of a register; `None` unless it is aligned and within writable memory.
     #[inline]
     fn place(&self, offset: u32, bytes: usize) -> Option<*mut u8> {
         let offset = offset as usize;
@@ -70,7 +70,7 @@ impl MmioWindow {
     }
 }
 
-/// Earlier stores become visible to the device before the store that follows.
+/// Makes earlier stores visible to the device before the following store.
 #[inline(always)]
 fn before_store() {
     compiler_fence(Ordering::SeqCst);
@@ -81,7 +81,7 @@ fn before_store() {
     }
 }
 
-/// Later loads come after the load before.
+/// Orders later loads after the preceding load.
 #[inline(always)]
 fn after_load() {
     #[cfg(target_arch = "aarch64")]

@@ -1,4 +1,4 @@
-//! What the kernel's NVMe driver passes on to a drive.
+//! Admin commands through the kernel's NVMe driver.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -7,7 +7,7 @@ use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 
 use crate::{Error, Result};
 
-/// Bytes of an answer to Identify.
+/// Bytes of the Identify data.
 const IDENTIFY_BYTES: usize = 4096;
 const IDENTIFY: u8 = 6;
 const CONTROLLER: u32 = 1;
@@ -34,7 +34,7 @@ struct AdminCommand {
 
 const ADMIN_CMD: Opcode = opcode::read_write::<AdminCommand>(b'N', 0x41);
 
-/// Asks a controller of the kernel's (`/dev/nvme0`) who it is. Needs root.
+/// Sends Identify Controller to a controller of the kernel (`/dev/nvme0`). Needs root.
 ///
 /// # Errors
 /// When it cannot be opened, or the command fails.
@@ -53,7 +53,7 @@ pub fn identify(path: &str) -> Result<Box<[u8; IDENTIFY_BYTES]>> {
     // lives across the call. Identify changes nothing on the drive.
     let done = unsafe { ioctl(file.as_fd(), Updater::<ADMIN_CMD, AdminCommand>::new(&mut command)) };
     done.map_err(|e| Error::system(format!("Identify of {path}"), e))?;
-    // A status of the drive is no error of the call; but then there are no data.
+    // A status of the drive is not an error of the call; but then there is no data.
     if answer.iter().all(|byte| *byte == 0) {
         return Err(Error::system(format!("Identify of {path}"), std::io::ErrorKind::InvalidData));
     }

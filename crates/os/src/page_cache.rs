@@ -1,4 +1,4 @@
-//! Bytes of files into shared memory: by the page cache, past it, and what of them the page cache has.
+//! Reads of files into shared memory: through the page cache, past it, and only from it.
 
 use std::fs::File;
 use std::io::IoSliceMut;
@@ -11,11 +11,12 @@ use rustix::process::geteuid;
 
 use crate::{Error, HostMem, Result};
 
-/// What one call reads at most: the kernel takes no more than a little below 2 GiB.
+/// The most that one call reads: the kernel's limit is a little below 2 GiB.
 const MOST: usize = 1 << 30;
 
 impl HostMem {
-    /// Reads bytes of a file from `at` on into this memory at `offset`; gives how many there were before the file's end.
+    /// Reads bytes of a file from `at` on into this memory at `offset`; returns how many there were before the file's
+    /// end.
     ///
     /// # Errors
     /// When the range does not lie within the memory, it cannot be written, or the file cannot be read.
@@ -33,7 +34,7 @@ impl HostMem {
         Ok(done)
     }
 
-    /// The same by one call, which may give fewer before the file's end, too.
+    /// The same by one call, which may also return fewer bytes before the file's end.
     ///
     /// # Errors
     /// As for [`Self::read_file`], or when the call was interrupted.
@@ -48,8 +49,8 @@ impl HostMem {
 }
 
 impl HostMem {
-    /// Reads what is in the page cache and nothing else: how many bytes there were, fewer than asked for where the rest is
-    /// not there or the file ends; none where the first byte is not there, or the file system cannot tell.
+    /// Reads only what is in the page cache. Returns the number of bytes, which is lower if the rest is not cached or
+    /// the file ends; `None` if the first byte is not cached, or the file system cannot tell.
     ///
     /// # Errors
     /// When the range does not lie within the memory, it cannot be written, or the file cannot be read.
@@ -70,7 +71,7 @@ impl HostMem {
         }
     }
 
-    /// Writes bytes of this memory to a file at `at`; gives how many were written before the disk was full.
+    /// Writes bytes of this memory to a file at `at`; returns how many were written before the disk was full.
     ///
     /// # Errors
     /// When the range does not lie within the memory, or the file cannot be written.
@@ -90,7 +91,7 @@ impl HostMem {
                     let error = std::io::Error::last_os_error();
                     match error.kind() {
                         std::io::ErrorKind::Interrupted => {}
-                        // What could be written is told, as pwrite does.
+                        // Reports the bytes that were written, as pwrite does.
                         _ if done > 0 => break,
                         _ => return Err(Error::system("pwrite", error)),
                     }
@@ -101,34 +102,34 @@ impl HostMem {
     }
 }
 
-/// How a file can be read past the page cache.
+/// Alignment for reads past the page cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DirectRules {
-    /// What memory addresses have to be multiples of.
+    /// Alignment of memory addresses.
     pub memory: u32,
-    /// What offsets and lengths have to be multiples of.
+    /// Alignment of offsets and lengths.
     pub offset: u32,
 }
 
-/// Opens the file behind a descriptor once more, to be read: with advice of its own, which clones of the descriptor would share.
+/// Reopens a descriptor's file for reading. The new one has its own advice, which clones of the descriptor would share.
 ///
 /// # Errors
-/// When it cannot be opened any more.
+/// When it can no longer be opened.
 pub fn open_again(file: &File) -> std::io::Result<File> {
-    // Through the descriptor: what the path leads to may be another file by now.
+    // Through the descriptor: the path may lead to another file by now.
     File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// Opens the file behind a descriptor once more, to be read past the page cache, and says under which rules; none where its
-/// file system does not do that.
+/// Reopens a descriptor's file for reads past the page cache, and returns their alignment; `None` if its file system
+/// does not support that.
 ///
 /// # Errors
-/// When it cannot be opened though its file system does that.
+/// When it cannot be opened although its file system supports it.
 pub fn open_direct(file: &File) -> Result<Option<(File, DirectRules)>> {
     past_the_cache(file, false)
 }
 
-/// The same, to be written as well.
+/// The same, also for writing.
 ///
 /// # Errors
 /// As for [`open_direct`].
@@ -137,7 +138,7 @@ pub fn open_direct_writable(file: &File) -> Result<Option<(File, DirectRules)>> 
 }
 
 fn past_the_cache(file: &File, writable: bool) -> Result<Option<(File, DirectRules)>> {
-    // Through the descriptor: what the path leads to may be another file by now.
+    // Through the descriptor: the path may lead to another file by now.
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
     let flags = OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NOCTTY;
     let opened = File::options().read(true).write(writable).custom_flags(flags.bits() as i32).open(&path);
@@ -151,10 +152,10 @@ fn past_the_cache(file: &File, writable: bool) -> Result<Option<(File, DirectRul
         .filter(|stat| stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0)
         .map(|stat| DirectRules { memory: stat.stx_dio_mem_align, offset: stat.stx_dio_offset_align });
     Ok(match rules {
-        // The file system says that this file cannot.
+        // The file system does not support it for this file.
         Some(DirectRules { offset: 0, .. }) => None,
         Some(rules) => Some((direct, rules)),
-        // Older kernels do not say; a page suits everybody.
+        // Older kernels do not report it; a page always suffices.
         None => Some((direct, DirectRules { memory: 4096, offset: 4096 })),
     })
 }
@@ -177,32 +178,33 @@ struct Cachestat {
 
 /// How many bytes of a range of a file are in the page cache, in whole pages.
 ///
-/// About a file that we may neither write nor own the kernel tells nothing. Then some places of the range are read if that
-/// needs no waiting, and what that gives is a guess; each place that is not there the kernel then begins to read.
+/// The kernel reveals nothing about a file that we may neither write nor own. Then some bytes of the range are read
+/// with a non-blocking read, and the result is an estimate; for bytes that are not cached the kernel then starts
+/// reading.
 ///
 /// # Errors
-/// When the kernel does not tell.
+/// When the kernel does not report it.
 pub fn cached_bytes(file: &File, at: u64, bytes: u64) -> Result<u64> {
     if bytes == 0 {
         return Ok(0);
     }
-    let told = match cachestat(file, at, bytes) {
-        // It counts the pages of the overlay's own inode, which has none: those of the file below have the bytes.
+    let reported = match cachestat(file, at, bytes) {
+        // It counts the pages of the overlay's own inode, which has none: the file below holds the bytes.
         Ok(0) if is_on_overlay(file) => Err(Errno::OPNOTSUPP),
-        told => told,
+        reported => reported,
     };
-    let told = match told {
-        // As if there were no such call: kernels before 6.5, and containers that do not know it.
-        Err(Errno::NOSYS | Errno::OPNOTSUPP) if is_told(file) => {
+    let reported = match reported {
+        // As if the call did not exist: kernels before 6.5, and containers that do not know it.
+        Err(Errno::NOSYS | Errno::OPNOTSUPP) if can_see_cache(file) => {
             return Ok(mincore(file, at, bytes)?.min(bytes));
         }
         Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::PERM) => sampled(file, at, bytes),
-        told => told,
+        reported => reported,
     };
-    Ok(told.map_err(|e| Error::system("asking what of a file is in the page cache", e))?.min(bytes))
+    Ok(reported.map_err(|e| Error::system("asking what of a file is in the page cache", e))?.min(bytes))
 }
 
-/// Bytes of a page. From the C library: rustix faults under valgrind, where it follows addresses of the auxiliary vector.
+/// The page size. From the C library: rustix faults under valgrind, where it follows addresses of the auxiliary vector.
 #[must_use]
 pub fn page_size() -> usize {
     // SAFETY: the call reads a number of the system's.
@@ -210,12 +212,12 @@ pub fn page_size() -> usize {
     usize::try_from(bytes).unwrap_or(4096)
 }
 
-/// Asks about the file: since Linux 6.5.
+/// Queries the file's cached pages: since Linux 6.5.
 fn cachestat(file: &File, at: u64, bytes: u64) -> rustix::io::Result<u64> {
-    /// The same on every architecture: it came after the tables were made one.
+    /// The same on all architectures: it is newer than the unified tables.
     const CACHESTAT: libc::c_long = 451;
     let (range, mut stat) = (CachestatRange { off: at, len: bytes }, Cachestat::default());
-    // SAFETY: both structures are the kernel's and live across the call, which keeps neither.
+    // SAFETY: both structures are the kernel's and live across the call, which retains neither.
     let rc = unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut stat, 0_u32) };
     match rc {
         0 => Ok(stat.cached * page_size() as u64),
@@ -223,14 +225,14 @@ fn cachestat(file: &File, at: u64, bytes: u64) -> rustix::io::Result<u64> {
     }
 }
 
-/// Whether the kernel tells us what of a file is in memory. To others `mincore` says that all of it is.
-fn is_told(file: &File) -> bool {
+/// Whether the kernel reveals which pages of a file are cached. For others `mincore` reports all of it.
+fn can_see_cache(file: &File) -> bool {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let may_write = accessat(CWD, path, Access::WRITE_OK, AtFlags::EACCESS).is_ok();
     may_write || fstat(file).is_ok_and(|stat| stat.st_uid == geteuid().as_raw())
 }
 
-/// A guess, by places of the range: a byte of each is read if it is there.
+/// An estimate from samples of the range: a byte of each is read if it is cached.
 fn sampled(file: &File, at: u64, bytes: u64) -> rustix::io::Result<u64> {
     const PLACES: u64 = 3;
     let mut there = 0;
@@ -245,14 +247,14 @@ fn sampled(file: &File, at: u64, bytes: u64) -> rustix::io::Result<u64> {
     Ok(bytes * there / PLACES)
 }
 
-/// Asks about a mapping of the file: on older kernels.
+/// Queries a mapping of the file: on older kernels.
 fn mincore(file: &File, at: u64, bytes: u64) -> Result<u64> {
     let page = page_size() as u64;
     let start = at / page * page;
     let pages = (at + bytes - start).div_ceil(page) as usize;
     let length = pages * page as usize;
     let failed = |call: &str| Error::system(call, std::io::Error::last_os_error());
-    // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing, and nobody looks into it.
+    // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing, and nobody accesses it.
     let base = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -270,7 +272,7 @@ fn mincore(file: &File, at: u64, bytes: u64) -> Result<u64> {
     // SAFETY: the range is the mapping, and there is a byte for each of its pages.
     let rc = unsafe { libc::mincore(base, length, there.as_mut_ptr()) };
     let result = if rc == 0 { Ok(()) } else { Err(failed("mincore")) };
-    // SAFETY: base and length are those of the mapping, and nobody uses it any more.
+    // SAFETY: base and length are those of the mapping, and it is no longer used.
     unsafe { libc::munmap(base, length) };
     result?;
     Ok(there.iter().filter(|page| **page & 1 != 0).count() as u64 * page)
@@ -282,7 +284,7 @@ fn is_on_overlay(file: &File) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|fs| fs.f_type as u64 == OVERLAYFS)
 }
 
-/// Whether a file's bytes lie in memory alone: there is nothing behind the page cache.
+/// Whether a file's bytes are only in memory, with nothing behind the page cache.
 #[must_use]
 pub fn is_in_memory(file: &File) -> bool {
     const TMPFS: u64 = 0x0102_1994;
@@ -303,7 +305,7 @@ mod tests {
 
     const BYTES: u64 = 1 << 20;
 
-    /// A file on a disk that has no name any more; none where temporary files lie in memory.
+    /// An unlinked file on a disk; `None` if temporary files are in memory.
     fn file() -> Option<File> {
         let name = format!("onehop-page-cache-{}-{:?}", std::process::id(), std::thread::current().id());
         let path = std::env::temp_dir().join(name);
@@ -322,8 +324,8 @@ mod tests {
         let _ = std::io::stderr().write_all(format!("SKIPPED: {why}\n").as_bytes());
     }
 
-    /// Drops what is in the page cache; pages that are being read only when that is over. The file is open for writing: of others
-    /// not everybody is told what is there.
+    /// Drops cached pages; pages being read are dropped afterwards. The file is open for writing: for other files not
+    /// everyone can see what is cached.
     fn forget(file: &File) {
         for _ in 0..1000 {
             fadvise(file, 0, None, Advice::DontNeed).unwrap();
@@ -336,15 +338,15 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_is_in_the_page_cache_and_what_was_forgotten_is_not() {
+    fn reads_are_in_the_page_cache_until_forgotten() {
         let Some(file) = file() else { return };
         assert_eq!(cached_bytes(&file, 0, BYTES).unwrap(), BYTES);
-        assert_eq!((is_told(&file), mincore(&file, 0, BYTES).unwrap()), (true, BYTES));
+        assert_eq!((can_see_cache(&file), mincore(&file, 0, BYTES).unwrap()), (true, BYTES));
         assert_eq!(sampled(&file, 0, BYTES).unwrap(), BYTES);
         assert_eq!(cached_bytes(&file, 5000, 0).unwrap(), 0);
         forget(&file);
         assert_eq!((cached_bytes(&file, 0, BYTES).unwrap(), mincore(&file, 0, BYTES).unwrap()), (0, 0));
-        // A read that may not wait still begins to read ahead, and a quick disk may be there before the answer.
+        // A non-blocking read still starts read-ahead, and a fast disk may answer before the call returns.
         let mut tries = (0..1000).map(|_| {
             forget(&file);
             sampled(&file, 0, BYTES).unwrap()
@@ -352,7 +354,7 @@ mod tests {
         assert!(tries.any(|bytes| bytes == 0));
     }
 
-    /// A file that a real overlay shows; none where this machine does not let us mount one.
+    /// A file seen through a real overlay; `None` if this machine does not allow mounting one.
     fn on_overlay() -> Option<(Overlay, File)> {
         let name = format!("onehop-overlay-{}", std::process::id());
         let overlay = Overlay(std::env::temp_dir().join(name));
@@ -389,7 +391,7 @@ mod tests {
     #[test]
     fn what_an_overlay_shows_is_in_the_page_cache_of_the_file_below() {
         let Some((_overlay, file)) = on_overlay() else { return };
-        assert!(is_on_overlay(&file) && is_told(&file));
+        assert!(is_on_overlay(&file) && can_see_cache(&file));
         assert_eq!(cached_bytes(&file, 0, BYTES).unwrap(), BYTES);
         assert_eq!(cached_bytes(&file, 5000, 10_000).unwrap(), 10_000);
         forget(&file);
@@ -402,26 +404,26 @@ mod tests {
     }
 
     #[test]
-    fn of_a_file_of_somebody_else_a_guess_is_made() {
+    fn cached_bytes_of_other_users_files_are_estimated() {
         let Some(written) = file() else { return };
         if !geteuid().is_root() {
-            skipped("only root can look at its files as somebody else");
+            skipped("only root can access its files as another user");
             return;
         }
-        // Whoever has it open for writing is told.
+        // The kernel reveals it to those who have it open for writing.
         let file = open_again(&written).unwrap();
         let looked = move || {
             const NOBODY: libc::c_long = 65534;
-            // SAFETY: the call of the kernel itself, so that this thread alone is somebody else; it ends right after.
+            // SAFETY: the call of the kernel itself, so that only this thread changes its user; it ends right after.
             let rc = unsafe { libc::syscall(libc::SYS_setresuid, -1_i64, NOBODY, -1_i64) };
             assert_eq!(rc, 0);
-            assert!(!is_told(&file));
+            assert!(!can_see_cache(&file));
             assert_eq!(mincore(&file, 0, BYTES).unwrap(), BYTES);
             let warm = cached_bytes(&file, 0, BYTES).unwrap();
-            // As above, a quick disk may be there before the answer, and nearly always is.
+            // As above, a fast disk may answer first, and nearly always does.
             let misses_some = (0..1000).any(|_| {
                 forget(&written);
-                // This is why it is not asked.
+                // This is why mincore is not used.
                 assert_eq!(mincore(&file, 0, BYTES).unwrap(), BYTES);
                 cached_bytes(&file, 0, BYTES).unwrap() < BYTES
             });

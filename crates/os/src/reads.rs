@@ -9,34 +9,34 @@ use io_uring::{IoUring, opcode, squeue, types};
 
 use crate::{Error, HostMem, Result};
 
-/// The kernel takes buffers of at most so much.
+/// The kernel's limit of a buffer.
 const MOST_REGISTERED: usize = 1 << 30;
 
-/// How long the end of reads that were given up is waited for, and how often. After that their memory is kept for ever.
+/// How long to wait for the end of abandoned reads, and how often. After that their memory is leaked.
 const AGAIN: Duration = Duration::from_secs(1);
 const TIMES: u32 = 60;
 
-/// A read or write that has ended.
+/// A finished read or write.
 #[derive(Debug)]
 pub struct Finished {
-    /// What it was called.
+    /// Its caller-chosen name.
     pub name: u64,
-    /// How many bytes were moved. Fewer than were asked for: the file's end, a full disk, or it was interrupted.
+    /// How many bytes were moved. Fewer than requested: the file's end, a full disk, or an interruption.
     pub result: std::io::Result<usize>,
 }
 
-/// A read under way.
+/// A read in flight.
 struct PendingRead {
     name: u64,
     /// Open until it has ended.
     _file: Arc<File>,
 }
 
-/// Reads under way into one piece of memory, and writes out of it. Dropping it waits for them, as the kernel uses that memory.
+/// Reads into one memory region, and writes out of it. Dropping it waits for them, as the kernel uses that memory.
 pub struct Reads {
     ring: IoUring,
     memory: HostMem,
-    /// Why the kernel pins the memory anew for each read.
+    /// Why the kernel pins the memory again for each read.
     unregistered: Option<std::io::Error>,
     pending: Vec<Option<PendingRead>>,
     free: Vec<usize>,
@@ -44,11 +44,11 @@ pub struct Reads {
 }
 
 impl Reads {
-    /// For up to `depth` reads at once into `memory`, which is registered with the kernel where that is allowed: it
-    /// counts against the limit of locked memory.
+    /// For up to `depth` reads at once into `memory`, which is registered with the kernel if allowed: it counts against
+    /// the limit of locked memory.
     ///
     /// # Errors
-    /// When the kernel has no io_uring for us.
+    /// When io_uring is not available.
     pub fn new(memory: HostMem, depth: u32) -> Result<Self> {
         let depth = depth.clamp(1, 4096);
         let ring = IoUring::new(depth.next_power_of_two()).map_err(|e| Error::System {
@@ -73,7 +73,7 @@ impl Reads {
         };
         let buffer = libc::iovec { iov_base: this.memory.host_ptr().cast(), iov_len: this.memory.len() };
         if this.memory.len() <= MOST_REGISTERED && this.memory.is_writable() {
-            // SAFETY: the memory is mapped as long as `this` has it, and the ring goes before it does.
+            // SAFETY: the memory is mapped as long as `this` has it, and the ring is dropped before it.
             this.unregistered = unsafe { this.ring.submitter().register_buffers(&[buffer]) }.err();
         } else {
             this.unregistered = Some(std::io::ErrorKind::Unsupported.into());
@@ -81,29 +81,29 @@ impl Reads {
         Ok(this)
     }
 
-    /// Why the memory is not registered, which would spare the kernel to pin it for each read.
+    /// Why the memory is not registered, which would spare the kernel from pinning it for each read.
     #[must_use]
     pub fn why_unregistered(&self) -> Option<&std::io::Error> {
         self.unregistered.as_ref()
     }
 
-    /// How many more may be begun.
+    /// How many more can be started.
     #[must_use]
     pub fn room(&self) -> usize {
         self.free.len()
     }
 
-    /// How many are under way.
+    /// How many are in flight.
     #[must_use]
     pub fn under_way(&self) -> usize {
         self.pending.len() - self.free.len()
     }
 
-    /// Begins to read bytes of a file from `at` on into the memory at `offset`. It is under way after [`Self::submit`] or
-    /// [`Self::wait`].
+    /// Starts reading bytes of a file from `at` on into the memory at `offset`. It is in flight after [`Self::submit`]
+    /// or [`Self::wait`].
     ///
     /// # Errors
-    /// When the range does not lie within the memory or has 4 GiB and more, or there is no room.
+    /// When the range does not lie within the memory or is 4 GiB or longer, or there is no room.
     pub fn begin(&mut self, name: u64, file: &Arc<File>, at: u64, offset: usize, bytes: usize) -> Result<()> {
         self.memory.check_writable_range(offset, bytes)?;
         self.push(name, file, offset, bytes, |fd, to, length, registered| match registered {
@@ -112,8 +112,8 @@ impl Reads {
         })
     }
 
-    /// Begins to write bytes of the memory, from `offset` on, into a file at `at`. It is under way as a read is; the memory is
-    /// not changed before it has ended, or the file has some of both.
+    /// Starts writing bytes of the memory, from `offset` on, to a file at `at`. It is in flight as a read is. The
+    /// memory must not change before it has ended, or the file gets a mixture.
     ///
     /// # Errors
     /// As for [`Self::begin`].
@@ -132,7 +132,7 @@ impl Reads {
         })
     }
 
-    /// Puts an entry for a range of the memory, which was checked, into the ring.
+    /// Queues an entry for a range of the memory, which was checked.
     fn push(
         &mut self,
         name: u64,
@@ -152,8 +152,8 @@ impl Reads {
         let memory = self.memory.host_ptr().wrapping_add(offset);
         let entry = entry(types::Fd(file.as_raw_fd()), memory, length, self.unregistered.is_none());
         self.pending[slot] = Some(PendingRead { name, _file: file.clone() });
-        // SAFETY: the range lies within memory that `self` keeps mapped, and the file is kept open, until the read or write
-        // has ended. Dropping `self` waits for that and, where it takes too long, leaves the memory to the kernel for good.
+        // SAFETY: the range lies within memory that `self` keeps mapped, and the file is kept open, until the read or
+        // write has ended. Dropping `self` waits for that and, where it takes too long, leaks the memory to the kernel.
         if unsafe { self.ring.submission().push(&entry.user_data(slot as u64)) }.is_err() {
             self.pending[slot] = None;
             self.free.push(slot);
@@ -163,18 +163,18 @@ impl Reads {
         Ok(())
     }
 
-    /// Hands what was begun to the kernel.
+    /// Submits what was started to the kernel.
     ///
     /// # Errors
-    /// When the kernel does not take it.
+    /// When the kernel refuses it.
     pub fn submit(&mut self) -> Result<()> {
         self.enter(0, None)
     }
 
-    /// Waits until a read has ended, or the time is up.
+    /// Waits until a read has ended, or the limit.
     ///
     /// # Errors
-    /// When the kernel does not let us wait.
+    /// When the kernel refuses to wait.
     pub fn wait(&mut self, limit: Duration) -> Result<()> {
         if self.ring.completion().is_empty() && self.under_way() > 0 {
             return self.enter(1, Some(limit));
@@ -197,7 +197,7 @@ impl Reads {
                 self.unsubmitted = self.unsubmitted.saturating_sub(count);
                 Ok(())
             }
-            // The time is up, or a signal came: whoever waits looks again. What was not taken stays in the ring.
+            // Timed out, or a signal came: the caller polls again. What was not submitted stays in the ring.
             Err(e)
                 if [libc::ETIME, libc::EINTR, libc::EBUSY, libc::EAGAIN]
                     .contains(&e.raw_os_error().unwrap_or(0)) =>
@@ -223,7 +223,7 @@ impl Reads {
     }
 }
 
-/// What may keep a process from io_uring.
+/// What may prevent io_uring.
 const NO_ROOM: &str = "; its ring counts against the limit of locked memory (ulimit -l)";
 const HINT: &str = "; io_uring may be switched off (sysctl kernel.io_uring_disabled) or kept from containers";
 
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_under_way_ends_before_the_memory_goes() {
+    fn reads_in_flight_end_before_the_memory_is_dropped() {
         let (file, _) = file(4 << 20);
         let mem = HostMem::touched(4 << 20).unwrap();
         let Some(mut ring) = ring(&mem, 4) else { return };

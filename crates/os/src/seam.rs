@@ -1,4 +1,4 @@
-//! The seams: a BAR, a giver of bus addresses, a function reset.
+//! The seams: a BAR, a source of bus addresses, a function reset.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use onehop_proto::{BusAddr, GpuAddr};
 
 use crate::{Error, HostMem, MmioWindow, Result};
 
-/// BAR0 of a controller. Reads of a device that is gone give all ones; writes to it are lost.
+/// BAR0 of a controller. Reads of a removed device return all ones; writes to it are lost.
 pub trait Registers: Send + Sync {
     /// A 32-bit register read.
     fn read32(&self, offset: u32) -> u32;
@@ -17,25 +17,25 @@ pub trait Registers: Send + Sync {
     /// Bytes of the BAR.
     fn size(&self) -> u32;
 
-    /// Memory behind a BAR of the same device, where it can be mapped: a controller memory buffer.
+    /// Memory behind a BAR of the same device, if it can be mapped: a controller memory buffer.
     fn window(&self, bar: u8, offset: u64, bytes: u64) -> Option<HostMem> {
         let _ = (bar, offset, bytes);
         None
     }
 
-    /// The registers as memory, where they are that: a BAR that this process has mapped. A GPU can write those by
-    /// itself; for all others a thread has to pass on what it writes.
+    /// The registers as memory, if this process has mapped the BAR. A GPU can write these directly; for all others a
+    /// thread has to relay its writes.
     fn mmio(&self) -> Option<MmioWindow> {
         None
     }
 
-    /// The driver looks for completions of the queue with this doorbell, and there are none. Where this process does the
-    /// work of the controller, it may do some of it now.
+    /// The driver polls for completions of the queue with this doorbell, and there are none. If this process does the
+    /// controller's work, it may do some now.
     fn idle(&self, doorbell: u32) {
         let _ = doorbell;
     }
 
-    /// Why the controller reports a fatal status or has just refused a queue, where more is known than that.
+    /// Why the controller reports a fatal status or has just refused a queue, if known.
     fn failure(&self) -> Option<String> {
         None
     }
@@ -58,54 +58,54 @@ pub trait Registers: Send + Sync {
 pub struct DmaBuf {
     /// The dma-buf.
     pub fd: OwnedFd,
-    /// Where in it the memory starts. A dma-buf covers whole pages, and often the whole allocation.
+    /// Offset of the memory in it. A dma-buf covers whole pages, and often the whole allocation.
     pub offset: u64,
     /// How long the memory is.
     pub bytes: u64,
 }
 
-/// Memory that a device may be given: what a [`Mapper`] needs to know of it.
+/// Memory for a device, as a [`Mapper`] needs to know it.
 pub trait DmaMemory {
     /// Its length in bytes.
     fn bytes(&self) -> usize;
-    /// The host memory behind it, if there is any.
+    /// The host memory behind it, if any.
     fn host(&self) -> Option<&HostMem>;
-    /// Where a GPU finds it, where it is memory of a GPU.
+    /// Its GPU address, if it is GPU memory.
     fn gpu_addr(&self) -> Option<GpuAddr> {
         None
     }
-    /// A new dma-buf of it, where it is the memory of a device whose driver exports it; none where it is not.
+    /// A new dma-buf of it, if it is device memory whose driver exports it; otherwise `None`.
     ///
     /// # Errors
-    /// In the result: why the driver refused.
+    /// The inner result: why the driver refused.
     fn dma_buf(&self) -> Option<Result<DmaBuf>> {
         None
     }
-    /// Puts a word in all places that a device is about to write, within `limit`.
+    /// Writes a word to all places that a device is about to write, within `limit`.
     ///
     /// # Errors
-    /// When they do not lie within the memory, or it was not written in time. Unless the error says otherwise, nothing is
-    /// written any more when this returns.
+    /// When they are outside the memory, or it was not written in time. Unless the error says otherwise, nothing more
+    /// is written after this returns.
     fn mark(&self, marks: &Marks, limit: Duration) -> Result<()> {
         let _ = limit;
         self.host().ok_or(Error::NotReachable)?.mark(marks)
     }
-    /// How many of the places still hold the word, answered within `limit`.
+    /// How many of the places still hold the word, counted within `limit`.
     ///
     /// # Errors
-    /// When they do not lie within the memory, or it was not read in time.
+    /// When they are outside the memory, or it was not read in time.
     fn marks_left(&self, marks: &Marks, limit: Duration) -> Result<u64> {
         let _ = limit;
         self.host().ok_or(Error::NotReachable)?.marks_left(marks)
     }
 }
 
-/// Neighbouring words that all hold the same: they show which memory a device has not written yet.
+/// Consecutive words with the same value: they show which memory a device has not written yet.
 ///
-/// They leave no byte out, because a device may write in any order: a word that it has written proves nothing about the next.
+/// They cover every byte, because a device may write in any order: one written word proves nothing about the next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Marks {
-    /// Where the first word lies, in bytes: a multiple of eight in memory.
+    /// Offset of the first word in bytes: a multiple of eight in memory.
     pub first: u64,
     /// How many.
     pub count: u64,
@@ -124,10 +124,10 @@ impl Marks {
     }
 }
 
-/// A stretch of bus addresses without a gap.
+/// A contiguous range of bus addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BusRange {
-    /// Where it starts.
+    /// Its start.
     pub addr: BusAddr,
     /// Its length in bytes.
     pub len: u64,
@@ -173,10 +173,10 @@ impl Mapped {
         None
     }
 
-    /// The bus address of the whole, where it is one run.
+    /// The bus address of all memory, if it is one run.
     ///
     /// # Errors
-    /// Says that the memory is in several runs.
+    /// When the memory has several runs.
     pub fn contiguous(&self) -> Result<BusAddr> {
         match self.runs.as_slice() {
             [one] => Ok(one.addr),
@@ -194,23 +194,23 @@ impl std::fmt::Debug for Mapped {
     }
 }
 
-/// How commands and data get to a controller.
+/// How commands and data reach a controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Transport {
-    /// The controller reads and writes memory by itself.
+    /// The controller reads and writes memory itself.
     #[default]
     Memory,
-    /// Messages of a network carry them. The CPU sends and receives them, commands describe their data by an SGL
-    /// descriptor, and the controller may carry out a command that it received after the connection was lost.
+    /// Network messages carry them. The CPU sends and receives them, commands describe their data by an SGL descriptor,
+    /// and the controller may still execute a command that it received after the connection was lost.
     Messages,
 }
 
-/// Gives the bus addresses of memory as one device sees it.
+/// Provides the bus addresses of memory for one device.
 pub trait Mapper: Send + Sync {
-    /// What it is called in reports.
+    /// Its name in reports.
     fn name(&self) -> &str;
 
-    /// How commands and data get to the controller.
+    /// How commands and data reach the controller.
     fn transport(&self) -> Transport {
         Transport::Memory
     }
@@ -218,7 +218,7 @@ pub trait Mapper: Send + Sync {
     /// Zeroed, page-aligned host memory that this mapper can map.
     ///
     /// # Errors
-    /// When there is none left.
+    /// When memory is short.
     fn alloc(&self, bytes: usize) -> Result<HostMem>;
 
     /// Lets the device reach `memory` until the result is dropped.
@@ -228,32 +228,32 @@ pub trait Mapper: Send + Sync {
     fn map(&self, memory: &dyn DmaMemory) -> Result<Mapped>;
 }
 
-/// Resets a function from outside the controller: FLR, or what stands for it.
+/// Resets a function from outside the controller: FLR, or its equivalent.
 pub trait FunctionReset: Send + Sync {
     /// Resets it; its registers are as after power-on when this returns.
     ///
     /// # Errors
-    /// When it could not be done.
+    /// When it fails.
     fn function_reset(&self) -> Result<()>;
 }
 
-/// A device's interrupt, for whoever waits for it.
+/// A device's interrupt.
 pub trait Interrupt: Send + Sync {
-    /// Waits until it is raised, at most so long; whether it was, now or since the last wait.
+    /// Waits at most `limit` until it is raised; returns whether it was, now or since the last wait.
     fn wait(&self, limit: Duration) -> bool;
 }
 
-/// A controller, as the place where it was found hands it over.
+/// A controller, as its transport provides it.
 #[derive(Clone)]
 pub struct ControllerBackend {
     /// BAR0.
     pub regs: Arc<dyn Registers>,
     /// How it reaches memory.
     pub mapper: Arc<dyn Mapper>,
-    /// How it is reset from outside, where that is possible.
+    /// How it is reset from outside, if possible.
     pub reset: Option<Arc<dyn FunctionReset>>,
-    /// How people call it: `sim:mem:64M`, `0000:0b:00.0`.
+    /// Its name: `sim:mem:64M`, `0000:0b:00.0`.
     pub name: String,
-    /// Whether it is a model of a drive and not a drive.
+    /// Whether it is a model of a drive.
     pub simulated: bool,
 }

@@ -8,13 +8,13 @@ use std::path::Path;
 use rustix::fs::OFlags;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// Reads a file that no other user can read or change, of so many bytes at most.
+/// Reads a file of at most `most` bytes that no other user can read or change.
 ///
 /// # Errors
-/// Why it cannot be used: it is not there, is no file, is longer, or others may use it.
+/// Why it cannot be used: it does not exist, is not a regular file, is longer, or others may use it.
 pub fn read_secret(path: &Path, most: u64) -> Result<Vec<u8>, String> {
     let failed = |error: std::io::Error| error.to_string();
-    // A pipe or a terminal under this name is not waited for.
+    // Do not wait for a pipe or a terminal of this name.
     let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
     let file = File::options().read(true).custom_flags(flags).open(path).map_err(failed)?;
     let about = file.metadata().map_err(failed)?;
@@ -36,7 +36,7 @@ pub fn read_secret(path: &Path, most: u64) -> Result<Vec<u8>, String> {
     Ok(secret)
 }
 
-/// Fills bytes with random ones.
+/// Fills a buffer with random bytes.
 ///
 /// # Errors
 /// When the system has none.

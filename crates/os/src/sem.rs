@@ -1,8 +1,8 @@
-//! Semaphores of glibc in memory that processes share.
+//! glibc semaphores in memory that processes share.
 //!
-//! A named semaphore is nothing else: a file in `/dev/shm` that holds one. glibc's own calls end the process when its memory
-//! holds what they would not have written, and whoever shares the memory can write it; so the counting and waiting is done
-//! here, on the words that glibc has used on 64-bit machines since 2.21: the count, and how many wait.
+//! A named semaphore is a file in `/dev/shm` that holds one. glibc's own calls end the process if that memory is
+//! corrupt, and every process that shares it can write it. So counting and waiting is done here, on the words that
+//! glibc has used on 64-bit machines since 2.21: the count, and the number of waiters.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -11,10 +11,10 @@ use rustix::thread::futex;
 
 use crate::{Error, HostMem, Result};
 
-/// One who waits, in the word of which the count is the lower half.
+/// One waiter, in the word whose lower half is the count.
 const WAITER: u64 = 1 << 32;
 
-/// Where glibc notes whether processes share one, and what it notes for those that do.
+/// Where glibc records whether processes share it, and the value if they do.
 const PROCESSES: usize = 8;
 const SHARED: u32 = 128;
 
@@ -31,7 +31,7 @@ impl Semaphore {
     /// Bytes of one.
     pub const BYTES: usize = size_of::<libc::sem_t>();
 
-    /// The one that lies at an offset in memory, which somebody has initialised or [`Self::initialise`] will.
+    /// The semaphore at an offset in memory, which is initialised or will be by [`Self::initialise`].
     ///
     /// # Errors
     /// When it does not lie within the memory, which has to be writable, or is not aligned.
@@ -43,17 +43,17 @@ impl Semaphore {
         Ok(Self { mem: mem.clone(), offset })
     }
 
-    /// Makes it one that counts from zero.
+    /// Initialises it to zero.
     ///
     /// # Errors
-    /// When the memory may not be written.
+    /// When the memory is read-only.
     pub fn initialise(&self) -> Result<()> {
         self.mem.write(self.offset, &[0; Self::BYTES])?;
         self.mem.word(self.offset + PROCESSES)?.store(SHARED, Ordering::Release);
         Ok(())
     }
 
-    /// Counts up, and wakes one who waits. A counter at its end stays there: whoever waits has enough to do.
+    /// Increments it, and wakes one waiter. A counter at its maximum stays there.
     pub fn post(&self) {
         let word = self.mem.qword(self.offset);
         let up = |seen: u64| (seen as u32 != i32::MAX as u32).then(|| seen.wrapping_add(1));
@@ -61,25 +61,25 @@ impl Semaphore {
         if before >= WAITER
             && let Ok(count) = self.mem.word(self.offset)
         {
-            // Memory that is gone has nobody waiting at it.
+            // Memory that is gone has no waiters.
             let _ = futex::wake(count, futex::Flags::empty(), 1);
         }
     }
 
-    /// Counts down if that is possible at once.
+    /// Decrements it if possible without waiting.
     #[must_use]
     pub fn take(&self) -> bool {
         let down = |seen: u64| (seen as u32 != 0).then(|| seen - 1);
         self.mem.qword(self.offset).fetch_update(Ordering::Acquire, Ordering::Relaxed, down).is_ok()
     }
 
-    /// Counts down to zero at once, whatever somebody has set it to; whether it was more.
+    /// Sets it to zero, whatever its value; returns whether it was more.
     pub fn take_all(&self) -> bool {
         const COUNT: u64 = u32::MAX as u64;
         self.mem.qword(self.offset).fetch_and(!COUNT, Ordering::Acquire) & COUNT != 0
     }
 
-    /// Waits until it can count down, for so long at most; whether it did.
+    /// Waits at most `limit` until it can decrement it; returns whether it did.
     #[must_use]
     pub fn wait(&self, limit: Duration) -> bool {
         if self.take() {
@@ -101,7 +101,7 @@ impl Semaphore {
             };
             match futex::wait(count, futex::Flags::empty(), 0, Some(&time)) {
                 Ok(()) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
-                // The time is up, or the memory is gone.
+                // Timed out, or the memory is gone.
                 Err(_) => break self.take(),
             }
         };
@@ -120,7 +120,7 @@ mod tests {
         mem.fill(0, 4096, 0x5a).unwrap();
         Semaphore::at(&mem, 64).unwrap().initialise().unwrap();
         mem.fill(128, Semaphore::BYTES, 0).unwrap();
-        // SAFETY: the memory is mapped and aligned, and nobody else uses it.
+        // SAFETY: the memory is mapped and aligned, and not used by others.
         assert_eq!(unsafe { libc::sem_init(mem.host_ptr().add(128).cast(), 1, 0) }, 0);
         let bytes = |at| mem.to_vec(at, Semaphore::BYTES).unwrap();
         assert_eq!(bytes(64), bytes(128));
@@ -174,7 +174,7 @@ mod tests {
         sem.post();
         assert!(waiter.join().unwrap());
         assert!(Semaphore::at(&mem, 4096 - 16).is_err() && Semaphore::at(&mem, 3).is_err());
-        // Whatever is in the memory, every call ends, and so does the process in its own time.
+        // With any content of the memory, every call ends in time, without ending the process.
         for byte in [0xff, 0x80, 0x7f] {
             mem.fill(64, 32, byte).unwrap();
             sem.post();

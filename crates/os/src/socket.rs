@@ -1,10 +1,10 @@
-//! Bytes of host memory to and from sockets: copied by the kernel, and by nobody else.
+//! Sends and receives host memory through sockets, copied only by the kernel.
 
 use std::os::fd::{AsFd, AsRawFd};
 
 use crate::{Error, HostMem, Result};
 
-/// A message that consists of these stretches.
+/// A message of these buffers.
 fn message(parts: &mut [libc::iovec]) -> libc::msghdr {
     // SAFETY: a msghdr of zeroes is one without an address, parts or control data.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -18,11 +18,11 @@ fn counted(call: &'static str, count: libc::ssize_t) -> Result<usize> {
 }
 
 impl HostMem {
-    /// Sends `front`, and behind it `bytes` bytes of this memory from `offset` on, without waiting; gives how many of both
-    /// together the socket took.
+    /// Sends `front`, followed by `bytes` bytes of this memory from `offset` on, without waiting; returns how many of
+    /// all these bytes the socket accepted.
     ///
     /// # Errors
-    /// When the range does not lie within the memory, or the socket takes nothing: `EAGAIN` if it has no room now.
+    /// When the range does not lie within the memory, or the socket accepts nothing: `EAGAIN` if it has no room now.
     pub fn send(&self, socket: impl AsFd, front: &[u8], offset: usize, bytes: usize) -> Result<usize> {
         let part = self.slice(offset..offset.saturating_add(bytes))?;
         let mut parts = [
@@ -31,22 +31,22 @@ impl HostMem {
         ];
         let message = message(&mut parts);
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-        // SAFETY: both stretches and the list of them outlive the call; the kernel reads them, the memory as a device does.
+        // SAFETY: both buffers and their list outlive the call; the kernel reads them, the memory as a device does.
         let sent = unsafe { libc::sendmsg(socket.as_fd().as_raw_fd(), &raw const message, flags) };
         counted("sendmsg", sent)
     }
 
-    /// Receives what has come, up to `bytes` bytes, into this memory at `offset`, without waiting; 0 when the other side has
-    /// ended.
+    /// Receives at most `bytes` bytes into this memory at `offset`, without waiting; returns 0 when the other side has
+    /// closed.
     ///
     /// # Errors
-    /// When the range does not lie within the memory, it cannot be written, or nothing can be received: `EAGAIN` if nothing
-    /// has come.
+    /// When the range does not lie within the memory, it cannot be written, or nothing can be received: `EAGAIN` if
+    /// nothing has arrived.
     pub fn receive(&self, socket: impl AsFd, offset: usize, bytes: usize) -> Result<usize> {
         self.receive_with_rest(socket, offset, bytes, &mut [])
     }
 
-    /// The same, and what has come behind those bytes into `rest`. The count is of both together.
+    /// The same, and receives further bytes into `rest`. The count includes both.
     ///
     /// # Errors
     /// Those of [`Self::receive`].
@@ -64,9 +64,9 @@ impl HostMem {
             libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() },
         ];
         let mut message = message(&mut parts);
-        // SAFETY: both stretches and the list of them outlive the call. The first lies within the mapping, which is writable
-        // and outlives &self; the kernel writes it as a device does, and references to its bytes are of atomics alone. The
-        // second is borrowed for writing.
+        // SAFETY: both buffers and their list outlive the call. The first lies within the mapping, which is writable
+        // and outlives &self; the kernel writes it as a device does, and references to its bytes are only to atomics.
+        // The second is borrowed for writing.
         let came = unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
         counted("recvmsg", came)
     }

@@ -1,4 +1,4 @@
-//! Starting threads for threads that act as users.
+//! Starts threads for threads that act as users.
 
 use std::io::{Error, Result};
 use std::sync::mpsc::{Sender, channel};
@@ -8,7 +8,7 @@ use crate::identity;
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// A thread that is to be started, and who waits for that.
+/// A thread to be started, and its requester.
 struct StartJob {
     name: String,
     work: Work,
@@ -17,8 +17,9 @@ struct StartJob {
 
 /// Starts threads, all with the process's own credentials.
 ///
-/// A new thread inherits the credentials of its creator: the user's, while that one acts as a user, and later still a copy of its
-/// own (see [`identity::has_changed`]). Threads that may act as users therefore have a thread started by one that never does.
+/// A new thread inherits the credentials of its creator: the user's, while that one acts as a user, and later still a
+/// copy of its own (see [`identity::has_changed`]). So threads that may act as users have threads started by one that
+/// never does.
 pub struct ThreadStarter(Sender<StartJob>);
 
 impl ThreadStarter {
@@ -33,7 +34,7 @@ impl ThreadStarter {
         let (jobs, queue) = channel::<StartJob>();
         let run = move || {
             for StartJob { name, work, started } in queue {
-                // Nobody waits any more: its thread runs all the same.
+                // Without a requester the new thread runs all the same.
                 let _ = started.send(Builder::new().name(name).spawn(work));
             }
         };
@@ -44,7 +45,7 @@ impl ThreadStarter {
     /// Starts a thread.
     ///
     /// # Errors
-    /// When the system has no more of them.
+    /// When the system is out of threads.
     pub fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
         if !identity::has_changed() {
             return Builder::new().name(name.into()).spawn(work);
@@ -67,7 +68,7 @@ mod tests {
     use crate::identity::{Credentials, OwnCredentials};
 
     #[test]
-    fn what_a_thread_that_acted_has_of_its_own_is_not_inherited() {
+    fn settings_of_a_thread_that_acted_are_not_inherited() {
         let starter = ThreadStarter::new().unwrap();
         let slack = || {
             let (say, said) = channel();
@@ -90,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn who_acts_as_a_user_starts_threads_of_the_process() {
+    fn threads_started_for_a_user_belong_to_the_process() {
         let Some(own) = OwnCredentials::of_root().unwrap() else {
             let _ = writeln!(std::io::stderr(), "SKIPPED: only root can act as another user");
             return;

@@ -1,4 +1,4 @@
-//! A request to stop, which long waits heed.
+//! A request to stop, which ends long waits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,18 +12,18 @@ const STOP_POLL_INTERVAL: Duration = Duration::from_millis(20);
 pub struct StopSignal(Arc<AtomicBool>);
 
 impl StopSignal {
-    /// Asks for an end.
+    /// Requests a stop.
     pub fn set(&self) {
         self.0.store(true, Ordering::SeqCst);
     }
 
-    /// Whether somebody asked for an end.
+    /// Whether a stop was requested.
     #[must_use]
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
 
-    /// Sleeps, and ends early once an end is asked for.
+    /// Sleeps, and ends early on a request to stop.
     pub fn sleep(&self, time: Duration) {
         let start = Instant::now();
         while !self.is_set() {

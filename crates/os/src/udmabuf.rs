@@ -1,5 +1,5 @@
-//! Pages of this process as a dma-buf, by the kernel's udmabuf: what stands for a GPU's exporter where there is no GPU. The
-//! pages lie wherever they lie, so without an IOMMU such a buffer is one that most engines cannot use.
+//! Pages of this process as a dma-buf, by the kernel's udmabuf: it replaces a GPU's exporter if there is no GPU. The
+//! pages are scattered, so without an IOMMU most engines cannot use such a buffer.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -14,7 +14,7 @@ const DEVICE: &str = "/dev/udmabuf";
 const PAGE: u64 = 4096;
 const CLOEXEC: u32 = 1;
 
-/// Memory that is exported as dma-bufs.
+/// Memory that can be exported as dma-bufs.
 pub struct Udmabuf {
     device: File,
     file: File,
@@ -44,16 +44,16 @@ unsafe impl Ioctl for Create {
     }
 
     unsafe fn output_from_ptr(out: IoctlOutput, _: *mut c_void) -> rustix::io::Result<OwnedFd> {
-        // SAFETY: the call succeeded, so this is a descriptor that nobody else knows.
+        // SAFETY: the call succeeded, so this is a new descriptor, which is ours.
         Ok(unsafe { OwnedFd::from_raw_fd(out) })
     }
 }
 
 impl Udmabuf {
-    /// New memory. The kernel exports 64 MiB at most at once, unless it is told otherwise.
+    /// New memory. By default the kernel exports at most 64 MiB at once.
     ///
     /// # Errors
-    /// When this kernel has no udmabuf, or this user may not have it.
+    /// When this kernel has no udmabuf, or this user may not use it.
     pub fn new(bytes: usize) -> Result<Self> {
         let device = File::options().read(true).write(true).open(DEVICE);
         let device = device.map_err(|e| Error::system(format!("opening {DEVICE}"), e))?;
@@ -77,7 +77,7 @@ impl Udmabuf {
     /// A dma-buf of a part of it.
     ///
     /// # Errors
-    /// When that is no part, or the kernel does not export so much.
+    /// When it is not a part, or the kernel does not export so much.
     pub fn export(&self, part: &HostMem) -> Result<DmaBuf> {
         let (base, len) = (self.memory.host_ptr() as u64, self.memory.len() as u64);
         let (bytes, outside) =
@@ -87,7 +87,7 @@ impl Udmabuf {
         let offset = start / PAGE * PAGE;
         let size = (start + bytes).next_multiple_of(PAGE) - offset;
         let create = Create { memfd: self.file.as_raw_fd().unsigned_abs(), flags: CLOEXEC, offset, size };
-        // SAFETY: as `Create` says; the memory belongs to whoever has one of its descriptors.
+        // SAFETY: as `Create` says; the memory belongs to the holders of its descriptors.
         let fd = unsafe { ioctl(&self.device, create) };
         let fd = fd.map_err(|e| Error::system(format!("UDMABUF_CREATE of {size} bytes of a memfd"), e))?;
         Ok(DmaBuf { fd, offset: start - offset, bytes })

@@ -1,4 +1,4 @@
-//! Memory as words whose place was checked once: for rings, where each command would check its own again.
+//! Memory as words whose address was checked once: for rings, where each command would repeat the check.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -13,16 +13,17 @@ pub struct Words {
     _mem: HostMem,
 }
 
-// SAFETY: the words stay mapped as long as the memory is held; what is lent of them is references to atomics, as of the memory.
+// SAFETY: the words stay mapped as long as the memory is held; only references to atomics are handed out, as for the
+// memory.
 unsafe impl Send for Words {}
 // SAFETY: as above.
 unsafe impl Sync for Words {}
 
 impl Words {
-    /// The words of memory that may be written and begins on a multiple of eight bytes.
+    /// The words of writable memory that starts at a multiple of eight bytes.
     ///
     /// # Errors
-    /// When it may not be written, or begins elsewhere.
+    /// When it is read-only, or starts elsewhere.
     pub fn new(mem: HostMem) -> Result<Self> {
         mem.check_writable_range(0, mem.len())?;
         let misplaced = Error::OutOfRange { offset: 0, bytes: mem.len(), len: mem.len() };
@@ -30,16 +31,17 @@ impl Words {
         Ok(Self { first: first.ok_or(misplaced)?, count: mem.len() / 4, _mem: mem })
     }
 
-    /// A word, by its number.
+    /// A word by its index.
     #[inline(always)]
     #[must_use]
     pub fn get(&self, index: u32) -> Option<&AtomicU32> {
         let index = index as usize;
-        // SAFETY: in range and aligned; the mapping outlives &self. References to it are of atomics alone, as `HostMem`'s are.
+        // SAFETY: in range and aligned; the mapping outlives &self. References to it are only to atomics, as
+        // `HostMem`'s are.
         (index < self.count).then(|| unsafe { AtomicU32::from_ptr(self.first.as_ptr().add(index)) })
     }
 
-    /// Stores sixteen words from an even one on, in no order that others could rely on; false where they are not.
+    /// Stores sixteen words from an even index on, in no particular order; false if they are out of range.
     #[inline(always)]
     #[must_use]
     pub fn store_entry(&self, index: u32, words: &[u32; 16]) -> bool {
@@ -49,8 +51,8 @@ impl Words {
         }
         for (i, pair) in words.as_chunks::<2>().0.iter().enumerate() {
             let [low, high] = if cfg!(target_endian = "little") { *pair } else { [pair[1], pair[0]] };
-            // SAFETY: 16 words from `index` on are in range, and aligned to eight bytes as the first word and an even index
-            // are; the mapping outlives &self. References to it are of atomics alone, as `HostMem`'s are.
+            // SAFETY: 16 words from `index` on are in range, and aligned to eight bytes as the first word and an even
+            // index are; the mapping outlives &self. References to it are only to atomics, as `HostMem`'s are.
             unsafe { AtomicU64::from_ptr(self.first.as_ptr().add(index + 2 * i).cast()) }
                 .store(u64::from(low) | u64::from(high) << 32, Ordering::Relaxed);
         }
@@ -68,7 +70,7 @@ mod tests {
         let words = Words::new(mem.clone()).unwrap();
         assert!(words.store_entry(16, &std::array::from_fn(|i| i as u32 + 1)));
         assert_eq!(mem.read_words(64).unwrap(), std::array::from_fn(|i| i as u32 + 1));
-        // From one that begins on no multiple of eight on, too.
+        // Including one that does not start at a multiple of eight.
         mem.write_words(60, &std::array::from_fn(|i| i as u32 + 3)).unwrap();
         assert_eq!(mem.read_words(60).unwrap(), std::array::from_fn(|i| i as u32 + 3));
         words.get(31).unwrap().store(7, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! What only a process of its own can show: handlers of signals are the process's.
+//! Tests that need a separate process: signal handlers are per process.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::fs::File;
@@ -14,7 +14,7 @@ extern "C" fn foreign(_: i32) {
     FOREIGN.fetch_add(1, Ordering::SeqCst);
 }
 
-/// A signal with a value, as the kernel lays it out: the value lies where a fault has its address.
+/// A signal with a value, as the kernel lays it out: the value is where a fault has its address.
 #[repr(C)]
 struct Sent {
     signo: i32,
@@ -37,7 +37,7 @@ fn send(code: i32, value: u64) {
 
 #[test]
 fn signals_of_others_go_to_their_handler_and_the_guard_stays() {
-    // SAFETY: the handler uses an atomic and nothing else.
+    // SAFETY: the handler only uses an atomic.
     unsafe { libc::signal(libc::SIGBUS, foreign as *const () as usize) };
     let fd = rustix::fs::memfd_create("guarded", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     let file = File::from(fd);
@@ -46,9 +46,9 @@ fn signals_of_others_go_to_their_handler_and_the_guard_stays() {
         let mem = HostMem::of_file(&file, 2 * 4096).unwrap();
         let guard = Guard::new(&mem).unwrap();
         mem.fill(0, 2 * 4096, 7).unwrap();
-        // SAFETY: a signal of somebody else's, to this thread.
+        // SAFETY: a signal that is not ours, to this thread.
         unsafe { libc::raise(libc::SIGBUS) };
-        // What is sent takes no memory away, whatever its value.
+        // A sent signal removes no memory, whatever its value.
         for code in [-1, -2, -6] {
             send(code, mem.host_ptr() as u64);
         }
@@ -60,9 +60,9 @@ fn signals_of_others_go_to_their_handler_and_the_guard_stays() {
     }
 }
 
-/// Runs something in a forked process; what it gave, or 100 and the signal that ended it.
+/// Runs `f` in a forked child; returns its result, or 100 plus the signal that ended the child.
 fn in_a_child(seconds: u32, f: impl FnOnce() -> i32) -> i32 {
-    // SAFETY: the child uses memory that is its own, and ends by itself or by the alarm.
+    // SAFETY: the child uses memory that is its own, and ends by its own exit or by the alarm.
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: as above.
@@ -77,7 +77,7 @@ fn in_a_child(seconds: u32, f: impl FnOnce() -> i32) -> i32 {
     if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { 100 + libc::WTERMSIG(status) }
 }
 
-/// A file in memory, and a page of it mapped at an address where nothing is; false where something is.
+/// A file in memory, and a page of it mapped at an unused address; false if the address is in use.
 fn map_page(at: *mut u8) -> (File, bool) {
     let file = File::from(rustix::fs::memfd_create("of_child", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
     file.set_len(4096).unwrap();
@@ -94,12 +94,12 @@ fn device() -> HostMem {
 }
 
 #[test]
-fn what_a_child_has_in_place_of_its_parents_memory_stays() {
+fn the_childs_own_mapping_is_not_unmapped() {
     for mem in [HostMem::touched(4096).unwrap(), device()] {
         let at = mem.host_ptr();
         let seen = in_a_child(20, || {
             let (_file, true) = map_page(at) else { return 1 };
-            // As a collector of garbage does with the child's copy.
+            // As a garbage collector does with the child's copy.
             drop(mem);
             // SAFETY: it was mapped above.
             unsafe {
@@ -112,10 +112,10 @@ fn what_a_child_has_in_place_of_its_parents_memory_stays() {
 }
 
 #[test]
-fn what_a_child_has_in_place_of_its_parents_registers_is_not_guarded() {
+fn the_childs_own_mapping_is_not_guarded() {
     let mem = device();
     let guard = Guard::of_device(&mem).unwrap();
-    // SIGBUS ends the child; or the alarm, where the handler of another test has come first and returns.
+    // SIGBUS ends the child; or the alarm does, if another test's handler was installed first and returns.
     let ended = in_a_child(1, || {
         let (file, true) = map_page(mem.host_ptr()) else { return 1 };
         file.set_len(0).unwrap();
@@ -159,7 +159,7 @@ impl ForkLocks for LockedInFork {
     }
 }
 
-/// 1 if a child finds the lock free and learns once that it is a child; else 2.
+/// 1 if a child finds the lock free and is notified once that it is a child; else 2.
 fn forked() -> i32 {
     in_a_child(60, || {
         if OFTEN_LOCKED.try_lock().is_ok() && DISOWNED.load(Ordering::SeqCst) == 1 { 1 } else { 2 }
@@ -171,7 +171,7 @@ extern "C" fn fork_at_the_end(_: *mut libc::c_void) {
     SEEN_AT_END.store(seen.unwrap_or(1), Ordering::SeqCst);
 }
 
-/// Its thread-local values are gone by then, also those that its first fork made.
+/// Its thread-local values are gone by then, including those that its first fork made.
 #[test]
 fn a_thread_that_forks_at_its_end_holds_the_locks() {
     watch_forks::<LockedInFork>().unwrap();

@@ -1,5 +1,5 @@
-//! Faults on purpose, for the tools that look for such: `.ci/sanitize` asks each tool for one of these before it believes its
-//! silence. Nothing happens unless `ONEHOP_PLANTED` names a fault.
+//! Deliberate faults, for the tools that detect them: `.ci/sanitize` checks that each tool finds one before it trusts
+//! the tool. Nothing happens unless `ONEHOP_PLANTED` names a fault.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::hint::black_box;
@@ -32,7 +32,7 @@ fn planted() {
         }
         "race" => {
             let mut place = 0;
-            // Both begin at once: what one of them does at its end must not come before what the other does.
+            // Both start at once: one must not end before the other begins.
             let (shared, both) = (Shared(&raw mut place), Barrier::new(2));
             let write = || {
                 both.wait();

@@ -46,7 +46,7 @@ mod tests {
         let unknown =
             |name: &str, number: &str| match claim(&folder.join(name), FileType::BlockDevice, number) {
                 ExclusiveUse::Unknown(why) => why,
-                told => panic!("{told:?}"),
+                answer => panic!("{answer:?}"),
             };
         assert!(unknown("nvme0n1", "259:0").contains("No such file"));
         fs::write(folder.join("nvme0n1"), "").unwrap();

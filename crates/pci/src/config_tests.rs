@@ -62,7 +62,7 @@ fn without_root_there_is_a_header_only() {
 }
 
 #[test]
-fn what_is_no_config_space_is_none() {
+fn invalid_config_space_is_none() {
     assert_eq!(DeviceConfig::parse(&[0xff; 256]), None);
     assert_eq!(DeviceConfig::parse(&[]), None);
     assert_eq!(DeviceConfig::parse(&[1; 63]), None);

@@ -55,7 +55,7 @@ pub enum Error {
     },
     /// A device could not be bound to a driver, nor rebound to its former one.
     #[error("{first}. And it could not be rebound to its driver: {then}")]
-    NotGivenBack {
+    NotReleased {
         /// Why it was not bound.
         first: Box<Self>,
         /// Why it was not rebound.

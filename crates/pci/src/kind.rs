@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_system_runs_on_is_no_board() {
+    fn what_a_system_runs_on_is_refused_as_a_board() {
         let folder = std::env::temp_dir().join(format!("onehop-pci-kind-{}", std::process::id()));
         let device = folder.join("sys/bus/pci/devices/0000:01:00.0");
         std::fs::create_dir_all(&device).unwrap();

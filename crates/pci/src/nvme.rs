@@ -138,23 +138,23 @@ impl Usage {
             return Ok(None);
         }
         let text = |name: &str| root.text(&format!("{folder}/{name}")).ok().filter(|text| !text.is_empty());
-        let mut look = UsageReader { root, used, untold: Vec::new() };
-        let known = look.list(&format!("{folder}/nvme"));
+        let mut reader = UsageReader { root, used, untold: Vec::new() };
+        let known = reader.list(&format!("{folder}/nvme"));
         let of_nvme = |file: &str| known.iter().find_map(|nvme| text(&format!("nvme/{nvme}/{file}")));
-        let entries = known.iter().flat_map(|nvme| look.list(&format!("{folder}/nvme/{nvme}")));
+        let entries = known.iter().flat_map(|nvme| reader.list(&format!("{folder}/nvme/{nvme}")));
         let heads: BTreeSet<_> = entries.filter_map(|entry| head(&entry)).collect();
-        let namespaces: Vec<_> = heads.into_iter().map(|head| look.namespace(head)).collect();
-        let own = |nvme: &String| character(&look.text(&format!("{folder}/nvme/{nvme}/dev")));
+        let namespaces: Vec<_> = heads.into_iter().map(|head| reader.namespace(head)).collect();
+        let own = |nvme: &String| character(&reader.text(&format!("{folder}/nvme/{nvme}/dev")));
         let numbers: Vec<_> = known.iter().map(own).collect();
         let opened_by: Vec<_> = numbers.iter().flat_map(|number| used.open_handles.of(number)).collect();
-        let driven_by = look.keep(programs::named(root, address, &used.open_handles));
+        let driven_by = reader.keep(programs::named(root, address, &used.open_handles));
         // What the kernel does not drive has no users but those that its driver admits.
         if !known.is_empty() {
-            look.untold.extend(used.open_handles.unseen.iter().cloned());
+            reader.untold.extend(used.open_handles.unseen.iter().cloned());
         }
-        let functions = look.text(&format!("{folder}/sriov_numvfs"));
+        let functions = reader.text(&format!("{folder}/sriov_numvfs"));
         if !matches!(&*functions, "" | "0") {
-            look.untold.push(format!(
+            reader.untold.push(format!(
                 "{functions} virtual functions are enabled, which a reset takes from their users"
             ));
         }
@@ -172,7 +172,7 @@ impl Usage {
             opened_by,
             driven_by,
             in_use,
-            untold: look.untold,
+            untold: reader.untold,
             namespaces,
         }))
     }
@@ -304,8 +304,8 @@ impl UsageReader<'_> {
             name,
         };
         // The character device next to it, which programs use for commands.
-        let beside = device.name.replacen("nvme", "ng", 1);
-        let number = self.text(&format!("/sys/class/nvme-generic/{beside}/dev"));
+        let generic = device.name.replacen("nvme", "ng", 1);
+        let number = self.text(&format!("/sys/class/nvme-generic/{generic}/dev"));
         device.opened_by.extend(used.open_handles.of(&character(&number)));
         let places = std::iter::once((device.name.clone(), at.clone()))
             .chain(parts.into_iter().map(|part| (part.clone(), format!("{at}/{part}"))));

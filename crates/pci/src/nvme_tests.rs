@@ -83,7 +83,7 @@ fn every_kind_of_use_is_a_refusal_that_names_it() {
 }
 
 #[test]
-fn what_cannot_be_told_is_not_taken_for_unused() {
+fn unknown_use_does_not_count_as_unused() {
     let root = machine("untold");
     fs::remove_file(root.join("proc/self/mountinfo")).unwrap();
     assert!(of(&root, "0000:01:00.0").unwrap_err().is_missing());
@@ -122,7 +122,7 @@ fn a_block_device_that_cannot_be_asked_may_be_in_use() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_read_does_not_say_unused() {
+fn an_unreadable_folder_does_not_mean_unused() {
     let folders = [
         "sys/bus/pci/devices/0000:01:00.0/nvme",
         "sys/bus/pci/devices/0000:01:00.0/nvme/nvme0",
@@ -182,7 +182,7 @@ fn who_has_the_whole_controller_is_named() {
 }
 
 #[test]
-fn a_device_is_found_whatever_its_name_is_in_a_container() {
+fn a_device_is_found_under_any_name_in_a_container() {
     let said = |name: &str, mount: &str| {
         let root = machine(name);
         put(&root, "sys/bus/pci/devices/0000:01:00.0/nvme/nvme0/dev", "1:3\n");

@@ -115,7 +115,7 @@ nonsense
 ";
 
     #[test]
-    fn a_bar_is_told_from_memory() {
+    fn bars_and_memory_are_distinguished() {
         let folder = std::env::temp_dir().join(format!("onehop-pci-maps-{}", std::process::id()));
         let device = folder.join("sys/bus/pci/devices/0000:00:02.0");
         std::fs::create_dir_all(&device).unwrap();

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn whom_no_list_shows_the_kernel_knows() {
+    fn the_kernel_knows_users_that_no_list_shows() {
         let (folder, address) = (machine("unseen"), DEVICE.parse().unwrap());
         put(&folder, "sys/class/vfio/17/dev", "240:0\n");
         let seen = Root::below(&folder).recording();

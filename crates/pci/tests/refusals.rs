@@ -53,29 +53,29 @@ fn a_shared_group_names_the_devices_and_the_bridges() {
         (Some(0), "0000:02:01.0 (its ACS is disabled)"),
         (Some(4), "0000:02:01.0 (its ACS has only ReqRedir)"),
     ] {
-        let told = refusal(&shared(acs), DRIVE);
-        assert!(told.contains("group 9 is not viable") && told.contains("0000:03:00.0 (igb)"), "{told}");
-        assert!(told.contains(why) && !told.contains("0000:00:01.0"), "{told}");
+        let error = refusal(&shared(acs), DRIVE);
+        assert!(error.contains("group 9 is not viable") && error.contains("0000:03:00.0 (igb)"), "{error}");
+        assert!(error.contains(why) && !error.contains("0000:00:01.0"), "{error}");
     }
-    let told = refusal(&shared(Some(ACS_ON)), DRIVE);
-    assert!(told.contains("functions of one device"), "{told}");
-    let told = refusal(&shared(None), DRIVE);
-    assert!(told.contains("0000:02:01.0 ("), "{told}");
+    let error = refusal(&shared(Some(ACS_ON)), DRIVE);
+    assert!(error.contains("functions of one device"), "{error}");
+    let error = refusal(&shared(None), DRIVE);
+    assert!(error.contains("0000:02:01.0 ("), "{error}");
 }
 
 #[test]
-fn a_module_that_is_not_there_is_told_how_to_get() {
-    let told = refusal(&shared(Some(0)), "0000:04:00.0?via=kmod");
-    assert!(told.contains("onehop is not loaded") && told.contains("docs/kernel-module.md"), "{told}");
+fn a_missing_module_is_reported_with_its_source() {
+    let error = refusal(&shared(Some(0)), "0000:04:00.0?via=kmod");
+    assert!(error.contains("onehop is not loaded") && error.contains("docs/kernel-module.md"), "{error}");
 }
 
 #[test]
-fn a_kernel_without_iommufd_is_told_before_anything_is_changed() {
+fn a_kernel_without_iommufd_is_reported_before_any_change() {
     let mut machine = Machine::new("a drive alone");
     machine
         .add(&Function::new(DRIVE, (0x144d, 0xa80a), 0x010802).driver("nvme").group(9, "DMA-FQ"))
         .folder("/sys/kernel/iommu_groups/9/devices", &[DRIVE])
         .there("/sys/bus/pci/drivers/vfio-pci");
-    let told = refusal(&Root::recorded(machine.0), "0000:04:00.0?via=iommufd");
-    assert!(told.contains("/dev/iommu") && told.contains("CONFIG_IOMMUFD"), "{told}");
+    let error = refusal(&Root::recorded(machine.0), "0000:04:00.0?via=iommufd");
+    assert!(error.contains("/dev/iommu") && error.contains("CONFIG_IOMMUFD"), "{error}");
 }

@@ -62,7 +62,7 @@ fn a_server_is_understood() {
 }
 
 #[test]
-fn ways_have_the_class_that_people_know() {
+fn paths_have_their_usual_class() {
     let tree = Tree::scan(&Root::recorded(server().0)).unwrap();
     let class = |from: &str, to: &str| tree.path(at(from), at(to)).unwrap().class;
     assert_eq!(class("0000:03:00.0", "0000:04:00.0"), PathClass::Pix);
@@ -78,7 +78,7 @@ fn ways_have_the_class_that_people_know() {
 }
 
 #[test]
-fn a_user_is_told_less_and_nothing_wrong() {
+fn a_user_sees_less_but_nothing_wrong() {
     let mut machine = Machine::new("not root");
     machine.add(&Function::port("0000:00:01.0", (1, 1), DOWNSTREAM).acs(ACS_ON).unprivileged());
     let below =

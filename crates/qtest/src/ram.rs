@@ -67,8 +67,8 @@ impl Mapper for Ram {
         let len = bytes.max(1).checked_next_multiple_of(PAGE).ok_or_else(none)?;
         let at = self.heap.lock().unwrap_or_else(PoisonError::into_inner).take(len).ok_or_else(none)?;
         let heap = self.heap.clone();
-        let give_back = move || heap.lock().unwrap_or_else(PoisonError::into_inner).give(at, len);
-        let memory = self.whole.slice(at..at + len)?.on_last_drop(give_back);
+        let release = move || heap.lock().unwrap_or_else(PoisonError::into_inner).free(at, len);
+        let memory = self.whole.slice(at..at + len)?.on_last_drop(release);
         memory.fill(0, len, 0)?;
         Ok(memory)
     }
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn lends_zeroed_pages_and_takes_them_back() {
+    fn allocates_zeroed_pages_and_frees_them() {
         let ram = ram("lends", 4 << 20).unwrap();
         let first = ram.alloc(PAGE + 1).unwrap();
         assert_eq!(first.len(), 2 * PAGE);
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_mapped_is_not_lent_again() {
+    fn mapped_pages_are_not_reallocated() {
         let ram = ram("mapped", 4 << 20).unwrap();
         let part = ram.alloc(2 << 20).unwrap().slice(100..200).unwrap();
         let mapped = ram.map(&part).unwrap();
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_no_guest_memory_are_refused() {
+    fn files_other_than_guest_memory_are_refused() {
         for (bytes, why) in [
             (0, "not valid guest memory"),
             (2 << 20, "not valid guest memory"),

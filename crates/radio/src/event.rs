@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_of_a_block_is_packed() {
+    fn present_bursts_are_packed() {
         let extents = |bursts, which| {
             let report = RxReport { bursts: RxReport::holding(bursts, which), ..RxReport::default() };
             let extents = report.extents(Shape { format: Format::Ci16, burst_samples: 16, bursts });

@@ -1,11 +1,11 @@
-//! Registrations that are kept, because making one takes longer than most transfers do.
+//! A cache of registrations, because making one takes longer than most transfers.
 //!
-//! A registration is known by the allocation that it is of and by its range. An address is not enough: freed and given out
-//! again it is other memory, and a device that goes by the old registration writes into what nobody has any more. So whoever
-//! frees memory says so ([`Cache::forget`]), and an allocation's number is never used twice.
+//! A registration is identified by its allocation and range. An address is not enough: freed and reused, it is other
+//! memory, and a device with the old registration would write to memory that has no owner. So freeing memory must be
+//! reported ([`Cache::forget`]), and an allocation's number is never reused.
 //!
-//! Ranges grow to whole pages, and a registration serves every range within it. Those that nobody uses go, the one that was
-//! used least lately first, when a new one would be past the limits. Nothing is registered or given back under the lock.
+//! Ranges grow to whole pages, and a registration serves every range within it. Unused ones are evicted, least recently
+//! used first, when a new one would exceed the limits. Nothing is registered or released under the lock.
 
 use std::collections::HashMap;
 use std::ops::{Deref, Range};
@@ -16,22 +16,22 @@ use onehop_os::Deadline;
 
 use crate::{Error, MemoryRef, Result};
 
-/// Ranges are whole pages of this size: what kernels take for devices.
+/// Ranges are whole pages of this size, which kernels register for devices.
 const PAGE: u64 = 4096;
-/// How long is waited for somebody else who registers the same range.
+/// How long to wait for another thread that registers the same range.
 const WAIT: Duration = Duration::from_secs(30);
 
-/// An allocation: whose, and a number that is used once there.
+/// An allocation: its owner, and a number that the owner never reuses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Allocation {
-    /// The GPU, or the process, that gives out the numbers.
+    /// The GPU or process that assigns the numbers.
     pub of: [u8; 16],
     /// The number.
     pub number: u64,
 }
 
 impl Allocation {
-    /// Memory by its address: good as long as a registration holds the memory.
+    /// Identifies memory by its address: valid while a registration holds the memory.
     pub(crate) fn by_address(memory: &MemoryRef) -> Self {
         match memory.host() {
             Some(mem) => Self { of: *b"memory of a host", number: mem.host_ptr() as u64 },
@@ -40,10 +40,10 @@ impl Allocation {
     }
 }
 
-/// How much may be registered.
+/// Limits of registrations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CacheLimits {
-    /// Registrations.
+    /// Number of registrations.
     pub count: usize,
     /// Their bytes.
     pub bytes: u64,
@@ -55,22 +55,22 @@ impl Default for CacheLimits {
     }
 }
 
-/// What a cache has done.
+/// Counters of a cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CacheCounters {
-    /// Asked for, and there.
+    /// Found in the cache.
     pub hits: u64,
     /// Registered.
     pub misses: u64,
-    /// Given up for others.
+    /// Evicted for others.
     pub evicted: u64,
-    /// Registrations there are now.
+    /// Present number of registrations.
     pub count: usize,
     /// Their bytes.
     pub bytes: u64,
 }
 
-/// Registrations of one device.
+/// The registrations of one device.
 pub struct Cache<R> {
     limits: CacheLimits,
     state: Mutex<CacheState<R>>,
@@ -80,9 +80,9 @@ pub struct Cache<R> {
 struct CacheState<R> {
     of: HashMap<Allocation, Vec<CacheSlot<R>>>,
     account: CacheCounters,
-    /// Counts uses, to tell which was the last.
+    /// Counts uses, to find the least recent.
     clock: u64,
-    /// Names registrations that are being made.
+    /// The number of the next registration being made.
     next: u64,
 }
 
@@ -94,7 +94,7 @@ struct CacheSlot<R> {
 
 enum SlotContent<R> {
     Here(Arc<CachedRegion<R>>),
-    /// Somebody is making it.
+    /// A thread is making it.
     Coming(u64),
 }
 
@@ -112,20 +112,20 @@ impl<R> CacheSlot<R> {
         self.range.end - self.range.start
     }
 
-    /// Nobody but the cache has it; nobody else gets it while the cache is locked.
+    /// Only the cache holds it; no other thread gets it while the cache is locked.
     fn is_idle(&self) -> bool {
         matches!(&self.what, SlotContent::Here(entry) if Arc::strong_count(entry) == 1)
     }
 }
 
-/// A registration in use. It stays as long as this, whatever the cache does.
+/// A registration in use. It stays while this lives, even if the cache drops it.
 pub struct HeldRegistration<R> {
     entry: Arc<CachedRegion<R>>,
     offset: u64,
 }
 
 impl<R> HeldRegistration<R> {
-    /// Where in the registration the range that was asked for begins.
+    /// Offset of the requested range in the registration.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.offset
@@ -146,7 +146,7 @@ impl<R> Deref for HeldRegistration<R> {
     }
 }
 
-/// The place that somebody keeps for what they are making; left without it, it is taken away.
+/// The place reserved for a registration being made; removed if that fails.
 struct Coming<'a, R> {
     cache: &'a Cache<R>,
     allocation: Allocation,
@@ -171,7 +171,7 @@ impl<R> Drop for Coming<'_, R> {
 }
 
 impl<R> Cache<R> {
-    /// An empty one.
+    /// An empty cache.
     #[must_use]
     pub fn new(limits: CacheLimits) -> Self {
         let (of, account) = (HashMap::new(), CacheCounters::default());
@@ -186,17 +186,17 @@ impl<R> Cache<R> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What it has done.
+    /// Its counters.
     #[must_use]
     pub fn account(&self) -> CacheCounters {
         self.lock().account
     }
 
-    /// A registration of a range of an allocation of `len` bytes; where there is none, `make` makes one of the pages that it
-    /// is given.
+    /// A registration of a range of an allocation of `len` bytes. On a miss, `make` registers the pages that it is
+    /// given.
     ///
     /// # Errors
-    /// When the range does not lie within the allocation, all registrations that are allowed are in use, or none can be made.
+    /// When the range is outside the allocation, all permitted registrations are in use, or registering fails.
     pub fn get(
         &self,
         allocation: Allocation,
@@ -227,7 +227,7 @@ impl<R> Cache<R> {
         }
         let (number, evicted) = state.reserve(allocation, &pages, &self.limits);
         drop(state);
-        // Given back before more is registered: the limit may be the system's.
+        // Released before more is registered: the limit may be the system's.
         drop(evicted);
         let number = number?;
         let place = Coming { cache: self, allocation, number };
@@ -237,8 +237,8 @@ impl<R> Cache<R> {
         Ok(HeldRegistration { offset: range.start - entry.start, entry })
     }
 
-    /// The allocation is freed, or about to be: its registrations are never handed out again. Those in use stay until they
-    /// are not.
+    /// The allocation is freed, or about to be: its registrations are not handed out again. Those in use stay until
+    /// they are dropped.
     pub fn forget(&self, allocation: Allocation) {
         let mut state = self.lock();
         let gone = state.of.remove(&allocation).unwrap_or_default();
@@ -247,7 +247,7 @@ impl<R> Cache<R> {
             state.account.bytes -= slot.bytes();
         }
         drop(state);
-        // Outside of the lock: it takes a while.
+        // Outside the lock: it takes a while.
         drop(gone);
         self.made.notify_all();
     }
@@ -277,7 +277,7 @@ impl<R> CacheState<R> {
         if coming { Lookup::Coming } else { Lookup::Nothing }
     }
 
-    /// Makes room for one more, and keeps its place; gives what had to go for that.
+    /// Makes room for one more, and reserves its place; returns what was evicted.
     fn reserve(
         &mut self,
         allocation: Allocation,
@@ -325,7 +325,7 @@ impl<R> CacheState<R> {
         Some(gone)
     }
 
-    /// Puts what was made in its place, if that is still there: the allocation may have been freed meanwhile.
+    /// Stores a new registration in its place, if that still exists: the allocation may have been freed meanwhile.
     fn put(&mut self, allocation: Allocation, number: u64, entry: &Arc<CachedRegion<R>>) {
         let slots = self.of.get_mut(&allocation).into_iter().flatten();
         for slot in slots {

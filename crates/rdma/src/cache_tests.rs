@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What a fake device has registered, by a number for each registration.
+/// A fake device's registrations, by number.
 #[derive(Clone, Default)]
 struct FakeRegistrations(Arc<Mutex<BTreeMap<u64, Range<u64>>>>, Arc<AtomicU64>);
 
@@ -32,7 +32,7 @@ impl FakeRegistrations {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        assert!(self.fake.0.lock().unwrap().remove(&self.number).is_some(), "given back twice");
+        assert!(self.fake.0.lock().unwrap().remove(&self.number).is_some(), "released twice");
     }
 }
 
@@ -53,7 +53,7 @@ fn ranges_grow_to_pages_and_serve_what_lies_within() {
     assert_eq!(last.range, 16 * PAGE..LEN);
     assert!(cache.get(allocation(1), LEN, LEN - 1..LEN + 1, |range| fake.make(range)).is_err());
     assert!(cache.get(allocation(1), LEN, 7..7, |range| fake.make(range)).is_err());
-    // The same range of another allocation, though it may have the same address, is something else.
+    // The same range of another allocation is different, even at the same address.
     let other = cache.get(allocation(2), LEN, 5000..5001, |range| fake.make(range)).unwrap();
     assert_ne!(other.number, one.number);
     assert_eq!(
@@ -63,7 +63,7 @@ fn ranges_grow_to_pages_and_serve_what_lies_within() {
 }
 
 #[test]
-fn what_is_freed_is_never_handed_out_again_and_stays_while_it_is_used() {
+fn freed_registrations_are_not_reused_and_stay_while_used() {
     let (fake, cache) = (FakeRegistrations::default(), Cache::new(CacheLimits::default()));
     let held = cache.get(allocation(1), LEN, 0..10, |range| fake.make(range)).unwrap();
     cache.forget(allocation(1));
@@ -72,7 +72,7 @@ fn what_is_freed_is_never_handed_out_again_and_stays_while_it_is_used() {
     assert_ne!(again.number, held.number);
     drop(held);
     assert_eq!(fake.live(), 1);
-    // Freed while it is being registered: whoever asked gets it, and nobody after.
+    // Freed while it is being registered: the requester gets it, and no one after.
     let racing = cache.get(allocation(3), LEN, 0..10, |range| {
         cache.forget(allocation(3));
         fake.make(range)
@@ -85,7 +85,7 @@ fn what_is_freed_is_never_handed_out_again_and_stays_while_it_is_used() {
 }
 
 #[test]
-fn what_is_in_use_is_not_given_up_and_a_failure_leaves_no_trace() {
+fn registrations_in_use_are_kept_and_failures_leave_no_trace() {
     let (fake, cache) = (FakeRegistrations::default(), Cache::new(CacheLimits { count: 2, bytes: 1 << 30 }));
     let _one = cache.get(allocation(1), LEN, 0..10, |range| fake.make(range)).unwrap();
     let two = cache.get(allocation(2), LEN, 0..10, |range| fake.make(range)).unwrap();
@@ -100,7 +100,7 @@ fn what_is_in_use_is_not_given_up_and_a_failure_leaves_no_trace() {
 }
 
 #[test]
-fn threads_that_want_the_same_range_register_it_once_and_wait_for_nobody_else() {
+fn threads_register_a_common_range_once() {
     let (fake, cache) = (FakeRegistrations::default(), Cache::new(CacheLimits::default()));
     let (begun, other) = (Barrier::new(2), Barrier::new(2));
     std::thread::scope(|scope| {
@@ -140,7 +140,7 @@ fn steps() -> impl Strategy<Value = Vec<CacheStep>> {
     prop::collection::vec(step, 1..120)
 }
 
-/// What the cache should hold: allocation, range, last use, and how many hold it; and those in use that were forgotten.
+/// The expected content: allocation, range, last use, and number of users; and forgotten ones in use.
 #[derive(Default)]
 struct CacheModel {
     kept: Vec<(u64, Range<u64>, u64, usize)>,
@@ -152,7 +152,7 @@ impl CacheModel {
         self.kept.iter().map(|(_, range, ..)| range.end - range.start).sum()
     }
 
-    /// The range that serves; none if there is no room for it.
+    /// The range that serves the request; `None` if there is no room for it.
     fn get(&mut self, allocation: u64, range: &Range<u64>, limits: &CacheLimits) -> Option<Range<u64>> {
         self.clock += 1;
         let now = self.clock;
@@ -194,7 +194,7 @@ proptest! {
                 CacheStep::Drop(at) if at < held.len() => {
                     let (of, gone) = held.swap_remove(at);
                     let same = |one: &&mut (u64, Range<u64>, u64, usize)| one.0 == of && one.1 == gone.range;
-                    // One that was forgotten may have a younger twin.
+                    // A forgotten one may have a younger twin.
                     let is_kept = cache.holds(allocation(of), &gone);
                     if let (Some(one), true) = (model.kept.iter_mut().find(same), is_kept) {
                         one.3 -= 1;
@@ -209,7 +209,7 @@ proptest! {
             let account = cache.account();
             prop_assert_eq!((account.count, account.bytes), (model.kept.len(), model.bytes()));
             prop_assert!(account.count <= limits.count && account.bytes <= limits.bytes);
-            // Whatever is held is registered, and nothing is that is neither kept nor held.
+            // Everything held is registered, and nothing else except what the cache keeps.
             let live = fake.0.lock().unwrap();
             prop_assert!(held.iter().all(|(_, one)| live.contains_key(&one.number)));
             let unkept: std::collections::BTreeSet<u64> =

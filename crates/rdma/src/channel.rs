@@ -1,14 +1,14 @@
-//! A reliable connection: messages both ways, and bytes put into the other side's memory or got out of it.
+//! A reliable connection: messages both ways, and bytes put into or got from the other side's memory.
 //!
-//! Messages have credits: a side sends no more of them than the other has room for, and learns with each message, or by an
-//! empty one, how much room has become free. One credit is kept for such empty ones, so that two sides never wait for each
-//! other's. A thread takes the completions, and looks at the socket over which both sides met: when that closes, the other
-//! side has gone.
+//! Messages have credits: a side never sends more than the other has room for. Each message, or an empty one, reports
+//! how much room has become free. One credit is reserved for empty messages, so that two sides never wait for each
+//! other's. A thread takes the completions, and watches the socket over which both sides met: when it closes, the other
+//! side is gone.
 //!
-//! A connection that has failed in any way is broken for good: its queue pair is destroyed, after which the device reaches no
-//! memory for it, and then the waiting threads are woken. So what a call was given may be used otherwise when it has returned. Where the
-//! device refuses to destroy the pair, the memory of all that was under way is left to it for good, and so is all that is exposed;
-//! slots of a pool do not come back, and no more memory is exposed.
+//! A connection that has failed in any way stays broken: its queue pair is destroyed, after which the device reaches no
+//! memory for it, and then the waiting threads are woken. So a call's memory is free when it returns. If the device
+//! refuses to destroy the pair, the memory of all work in flight is leaked, and so is all exposed memory; a pool's
+//! slots are not reused, and no more memory is exposed.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -25,16 +25,16 @@ use crate::pump;
 use crate::verbs::{PairRequest, PairState, Queue, QueuePair, Registration};
 use crate::{Error, Result};
 
-/// How large a connection is.
+/// Size of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ChannelSize {
-    /// Messages that are under way at once, each way.
+    /// Messages in flight at once, each way.
     pub room: u16,
-    /// Bytes of a message at most.
+    /// Maximum bytes of a message.
     pub message: u32,
-    /// Puts and gets that are under way at once.
+    /// Puts and gets in flight at once.
     pub transfers: u16,
-    /// Which connection of several it is.
+    /// This connection's index among several.
     pub lane: u8,
 }
 
@@ -44,24 +44,24 @@ impl Default for ChannelSize {
     }
 }
 
-/// Bytes of a put or get at most.
+/// Maximum bytes of a put or get.
 pub const MOST_TRANSFER: u64 = 1 << 30;
-/// In the number of a piece of work: it is a receive. The rest is the slot.
+/// In a work item's number: it is a receive. The rest is the slot.
 pub(crate) const RECEIVE: u64 = 1 << 63;
 
-/// This side's end, before it is known where the other is.
+/// This side's end, before the other side is known.
 pub struct PreparedChannel {
     end: LocalEnd,
     endpoint: Endpoint,
 }
 
-/// What is made of a port for one connection.
+/// A port's resources for one connection.
 struct LocalEnd {
     nic: Arc<Nic>,
     size: ChannelSize,
     pair: QueuePair,
     queue: Arc<Queue>,
-    /// Slots that messages come in, then those that they go out from.
+    /// Slots for incoming messages, followed by those for outgoing ones.
     mem: HostMem,
     registered: Registered,
 }
@@ -78,18 +78,18 @@ pub struct Channel {
     pump: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What the callers and the thread of a connection share.
+/// State shared by a connection's callers and its thread.
 pub(crate) struct ChannelShared {
     nic: Arc<Nic>,
     size: ChannelSize,
-    /// Gone when the connection is broken.
+    /// `None` once the connection is broken.
     pair: RwLock<Option<QueuePair>>,
     pub queue: Arc<Queue>,
     mem: HostMem,
     registered: Registered,
-    /// Bytes that the other side takes in a message.
+    /// Maximum bytes of a message that the other side accepts.
     theirs: u32,
-    /// What both sides told each other.
+    /// The endpoints that both sides exchanged.
     ends: [[u8; Endpoint::BYTES]; 2],
     state: Mutex<ChannelState>,
     changed: Condvar,
@@ -104,13 +104,13 @@ pub(crate) struct ChannelState {
     broken: Option<String>,
     /// Messages that the other side has room for.
     credits: u32,
-    /// Messages of the other side that were taken, and that it has not been told of.
+    /// Slots freed for the other side that were not reported yet.
     owed: u32,
-    /// Slots that messages can go out from.
+    /// Free slots for outgoing messages.
     free: Vec<u64>,
-    /// Messages that came in: slot and length.
+    /// Received messages: slot and length.
     inbox: VecDeque<(u64, u32)>,
-    /// Puts and gets under way.
+    /// Puts and gets in flight.
     transfers: HashMap<u64, Transfer>,
     next: u64,
 }
@@ -120,7 +120,7 @@ struct Transfer {
     memory: Arc<Registration>,
 }
 
-/// A message that came in. Its place is free for another when it is dropped.
+/// A received message. Dropping it frees its slot.
 pub struct Message {
     shared: Arc<ChannelShared>,
     slot: u64,
@@ -134,13 +134,13 @@ impl Message {
         self.len
     }
 
-    /// Whether it has no bytes: no message that is handed out is so.
+    /// Whether it has no bytes: never true for a message that is handed out.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The memory that it lies in, and where.
+    /// Its memory, and its offset there.
     #[must_use]
     pub fn place(&self) -> (&HostMem, usize) {
         (&self.shared.mem, self.slot as usize * self.shared.size.message as usize)
@@ -158,8 +158,8 @@ impl Message {
 
 impl Drop for Message {
     fn drop(&mut self) {
-        self.shared.give_back(self.slot);
-        // Not without a message to go with, unless the other side may be waiting for it.
+        self.shared.repost(self.slot);
+        // Without a message to carry it, only if the other side may be waiting for it.
         self.shared.settle();
     }
 }
@@ -168,7 +168,7 @@ impl PreparedChannel {
     /// Makes this side's end of a connection.
     ///
     /// # Errors
-    /// When the device has no more room, or the size is none that works.
+    /// When the device has no more room, or the size is invalid.
     pub fn new(nic: &Arc<Nic>, size: ChannelSize) -> Result<Self> {
         if size.room < Endpoint::LEAST_ROOM || size.message == 0 || size.transfers == 0 {
             return Err(Error::Protocol(format!("a connection of {size:?} cannot work")));
@@ -197,14 +197,14 @@ impl PreparedChannel {
         Ok(Self { end, endpoint })
     }
 
-    /// What to tell the other side.
+    /// What to send to the other side.
     #[must_use]
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    /// Connects with the other side's end. `met` is the socket over which both sides met; it stays open, nothing is sent
-    /// over it any more, and when it closes the other side has gone.
+    /// Connects with the other side's end. `met` is the socket over which both sides met; it stays open without further
+    /// traffic, and when it closes the other side is gone.
     ///
     /// # Errors
     /// When the device refuses, or this thread has acted as a user: the connection's thread would have its credentials.
@@ -263,19 +263,19 @@ fn random() -> Result<u32> {
 }
 
 impl Channel {
-    /// The port that it goes by.
+    /// Its port.
     #[must_use]
     pub fn nic(&self) -> &Arc<Nic> {
         &self.shared.nic
     }
 
-    /// Bytes of a message that the other side takes, and this side can send.
+    /// Maximum bytes of a message for the other side.
     #[must_use]
     pub fn most(&self) -> usize {
         self.shared.theirs.min(self.shared.size.message) as usize
     }
 
-    /// What both sides told each other, the same on both. Where somebody between them has a connection with each, it differs.
+    /// The endpoints that both sides exchanged, the same on both. With a man in the middle, they differ.
     #[must_use]
     pub fn ends(&self) -> Vec<u8> {
         let mut ends = self.shared.ends;
@@ -283,8 +283,8 @@ impl Channel {
         ends.concat()
     }
 
-    /// Lets the other side reach memory that is exposed ([`crate::Access::Exposed`]), from now on. Till then it reaches none, so
-    /// find out first who it is.
+    /// Lets the other side access exposed memory ([`crate::Access::Exposed`]) from now on. Until then it cannot, so
+    /// authenticate it first.
     ///
     /// # Errors
     /// When the connection is broken, or the device refuses.
@@ -293,10 +293,10 @@ impl Channel {
         pair.as_ref().ok_or_else(|| self.shared.broken())?.change(&PairState::LetsIn)
     }
 
-    /// Sends a message of `len` bytes, which `fill` puts where it is told.
+    /// Sends a message of `len` bytes, which `fill` writes at the given place.
     ///
     /// # Errors
-    /// When the connection is broken, or the other side has made no room in time, after which it can be tried again.
+    /// When the connection is broken, or the other side makes no room in time; then the call can be repeated.
     pub fn send(
         &self,
         len: usize,
@@ -308,7 +308,7 @@ impl Channel {
             return Err(Error::OutOfRange { offset: 0, bytes, len });
         }
         let shared = &self.shared;
-        // The last credit is for saying that there is room again.
+        // The last credit is reserved for reporting new room.
         let ready = |state: &mut ChannelState| (state.credits > 1).then(|| state.free.pop()).flatten();
         let (slot, owed) = {
             let (mut state, slot) = shared.wait(deadline, "the other side's room for a message", ready)?;
@@ -320,10 +320,10 @@ impl Channel {
         sent.inspect_err(|error| shared.end(&error.to_string()))
     }
 
-    /// The next message; none if there was none in time.
+    /// The next message; `None` on a time-out.
     ///
     /// # Errors
-    /// When the connection is broken; messages that came before that are handed out first.
+    /// When the connection is broken; messages received before that are returned first.
     pub fn receive(&self, deadline: Deadline) -> Result<Option<Message>> {
         let mut state = self.shared.lock();
         loop {
@@ -341,8 +341,8 @@ impl Channel {
         }
     }
 
-    /// Puts bytes of registered memory into the other side's, and waits until that is done. A message that is sent after
-    /// that arrives after the bytes.
+    /// Puts bytes of registered memory into the other side's, and waits until that is done. A message sent afterwards
+    /// arrives after the bytes.
     ///
     /// # Errors
     /// When the other side has no such memory, or it takes too long; the connection is broken then.
@@ -376,7 +376,7 @@ impl Channel {
         let id = {
             let (mut state, ()) = shared.wait(deadline, "room for a transfer", ready)?;
             state.next = (state.next + 1) & !RECEIVE;
-            // Slots have the low numbers.
+            // Slots use the low numbers.
             let id = state.next | 1 << 62;
             let memory = memory.registration().clone();
             state.transfers.insert(id, Transfer { done: false, memory });
@@ -393,7 +393,8 @@ impl Channel {
             };
             shared.wait(deadline, "a transfer", done).map(|_| ())
         });
-        // Late or failed, the device may still be at the memory: it is made to let go before the caller has it back.
+        // Late or failed, the device may still access the memory: it must be stopped before the caller gets the memory
+        // back.
         let ended = ended.inspect_err(|error| shared.end(&error.to_string()));
         shared.lock().transfers.remove(&id);
         shared.changed.notify_all();
@@ -406,7 +407,8 @@ impl Channel {
         self.shared.lock().broken.is_some()
     }
 
-    /// Breaks it, and has everybody who waits know why. When this returns, the other side reaches no memory through it.
+    /// Breaks it, and wakes all waiting threads with the reason. When this returns, the other side reaches no memory
+    /// through it.
     pub fn close(&self, why: &str) {
         self.shared.end(why);
         let pump = self.pump.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -439,7 +441,7 @@ impl ChannelShared {
         self.lock().broken.is_some()
     }
 
-    /// Waits until `ready` gives something, and keeps the lock.
+    /// Waits until `ready` returns a value, and keeps the lock.
     fn wait<T>(
         &self,
         deadline: Deadline,
@@ -469,8 +471,8 @@ impl ChannelShared {
         pair.post(slot, &PairRequest::Send { number: owed }, (addr, len), lkey)
     }
 
-    /// Has a slot receive again.
-    fn give_back(&self, slot: u64) {
+    /// Reposts a slot for receiving.
+    fn repost(&self, slot: u64) {
         let bytes = self.size.message;
         let posted = self.registered.local(slot * u64::from(bytes), bytes.into()).and_then(|(addr, _)| {
             let pair = self.pair();
@@ -483,9 +485,9 @@ impl ChannelShared {
         }
     }
 
-    /// Tells the other side that it has room again, by an empty message, if that is much and no other message told it.
+    /// Reports new room to the other side by an empty message, if there is much and no other message reported it.
     fn settle(&self) {
-        let told = {
+        let report = {
             let mut state = self.lock();
             let much = state.owed >= u32::from(self.size.room) / 2 && state.broken.is_none();
             if !much || state.credits == 0 {
@@ -495,12 +497,12 @@ impl ChannelShared {
             state.credits -= 1;
             (slot, std::mem::take(&mut state.owed))
         };
-        if let Err(error) = self.post_send(told.0, 0, told.1) {
+        if let Err(error) = self.post_send(report.0, 0, report.1) {
             self.end(&error.to_string());
         }
     }
 
-    /// A piece of work has ended well; `received` is the length and the number of a message that came in.
+    /// A work item has succeeded; `received` is the length and the immediate number of a message.
     pub fn done(&self, id: u64, received: Option<(u32, u32)>) {
         let Some((len, number)) = received else {
             let mut state = self.lock();
@@ -527,21 +529,22 @@ impl ChannelShared {
             return self.end("the other side gives more room than there can be");
         }
         if empty {
-            self.give_back(slot);
+            self.repost(slot);
         }
         self.changed.notify_all();
     }
 
-    /// Breaks the connection: the device lets go of all memory, and then everybody who waits is told. The first reason
-    /// stays.
+    /// Breaks the connection: the device stops accessing memory, and then all waiting threads are woken. The first
+    /// reason is kept.
     pub fn end(&self, why: &str) {
-        // Held until the pair is destroyed: a second caller must not tell anybody before that.
+        // Held until the pair is destroyed: a second caller must not wake threads before that.
         let mut slot = self.pair.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(pair) = slot.take() {
-            // Whatever is under way ends; if the device does not even take this, destroying the pair has to do.
+            // Ends all work in flight; if the device refuses this, destroying the pair has to do it.
             let _ = pair.change(&PairState::Broken);
             if !pair.destroy() {
-                // The device may still be at the memory: nobody has it again. What is exposed is in no transfer of this side.
+                // The device may still access the memory, so it is leaked. Exposed memory is in no transfer of this
+                // side.
                 self.lock().transfers.values().for_each(|transfer| transfer.memory.lose());
                 self.nic.domain.lose_exposed();
             }

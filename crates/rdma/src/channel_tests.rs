@@ -1,4 +1,4 @@
-//! Ends of connections, and who reaches which memory, with a device that does no work.
+//! Ends of connections, and access to memory, with a device that does no work.
 
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::verbs::Fake;
 const LONG: Duration = Duration::from_secs(30);
 const READ_AND_WRITE: u32 = 6;
 
-/// A connection of a device that does no work, and the socket by which it knows that somebody is there.
+/// A connection on a device that does no work, and the socket that shows the other side's presence.
 fn connected(nic: &Arc<Nic>) -> (Channel, UnixStream) {
     let prepared = PreparedChannel::new(nic, ChannelSize::default()).unwrap();
     let other = *prepared.endpoint();
@@ -24,7 +24,7 @@ fn memory() -> MemoryRef {
 }
 
 #[test]
-fn nobody_has_memory_back_before_the_pair_is_destroyed() {
+fn memory_is_returned_only_after_the_pair_is_destroyed() {
     let fake = Fake::new();
     let nic = Nic::of_device(fake.device());
     let (channel, _far) = connected(&nic);
@@ -33,7 +33,7 @@ fn nobody_has_memory_back_before_the_pair_is_destroyed() {
     fake.hold();
     std::thread::scope(|scope| {
         let put = |limit| channel.put(&own, 0, to, Deadline::after(limit)).is_err();
-        // Two run out of time together, and two more have to do with the same end.
+        // Two time out together, and two more run into the same end.
         let first = scope.spawn(move || (put(Duration::from_millis(20)), fake.has_destroyed()));
         let second = scope.spawn(move || (put(Duration::from_millis(20)), fake.has_destroyed()));
         let patient = scope.spawn(move || (put(LONG), fake.has_destroyed()));
@@ -42,18 +42,18 @@ fn nobody_has_memory_back_before_the_pair_is_destroyed() {
             channel.close("it is closed");
             (true, fake.has_destroyed())
         });
-        // Long enough for all of them to come to their end, if nothing kept them.
+        // Long enough for all of them to end, if nothing blocks them.
         std::thread::sleep(Duration::from_millis(300));
-        fake.let_go();
+        fake.allow();
         for thread in [first, second, patient, closing] {
             let (failed, destroyed) = thread.join().unwrap();
-            assert!(failed && destroyed, "memory was given back while the device could reach it");
+            assert!(failed && destroyed, "memory was returned while the device could reach it");
         }
     });
 }
 
 #[test]
-fn nobody_is_let_in_before_it_is_said() {
+fn peers_have_no_access_before_let_in() {
     let fake = Fake::new();
     let nic = Nic::of_device(fake.device());
     let (channel, _far) = connected(&nic);
@@ -75,7 +75,7 @@ fn memory_is_reached_by_others_only_where_it_is_exposed() {
     let exposing = nic.for_exposing().unwrap();
     let _exposed = exposing.cached_whole(&memory()).unwrap();
     assert_eq!(fake.memory_rights()[2] & READ_AND_WRITE, READ_AND_WRITE);
-    // Messages of such a connection are nobody's business either.
+    // Messages of such a connection are not exposed either.
     let (_channel, _far) = connected(&exposing);
     assert_eq!(fake.memory_rights()[3] & READ_AND_WRITE, 0);
 }
@@ -92,7 +92,7 @@ fn both_sides_of_a_connection_know_the_same_ends() {
     assert_ne!(near.ends(), connected(&nic).0.ends());
 }
 
-/// A pair that is not destroyed may still have its device write: to where messages come in, and to what transfers were given.
+/// The device may still write for a pair that is not destroyed: into receive slots, and into memory of transfers.
 #[test]
 fn memory_of_a_pair_that_is_not_destroyed_is_never_used_again() {
     for refuses in [false, true] {
@@ -119,12 +119,12 @@ fn memory_of_a_pair_that_is_not_destroyed_is_never_used_again() {
         assert_eq!(free, [if refuses { 1 } else { 2 }, 2]);
         assert_eq!(messages.upgrade().unwrap().is_lost(), refuses);
         drop((channel, own, unused, pools, nic));
-        // What this test holds, and what is left to the device.
+        // What this test holds, and what is leaked to the device.
         assert_eq!([Arc::strong_count(&used), Arc::strong_count(&other)], [1 + usize::from(refuses), 1]);
     }
 }
 
-/// A target that was let in may still use its keys by such a pair. None of what is exposed is in a transfer of this side.
+/// An admitted target may still use its keys with such a pair. No exposed memory is in a transfer of this side.
 #[test]
 fn exposed_memory_of_a_pair_that_is_not_destroyed_is_never_used_again() {
     for refuses in [false, true] {
@@ -144,7 +144,7 @@ fn exposed_memory_of_a_pair_that_is_not_destroyed_is_never_used_again() {
         }
         channel.close("it is closed");
         assert_ne!(fake.has_destroyed(), refuses);
-        // What was exposed once is not exposed again, nor is anything new; another mount goes on.
+        // Neither previously exposed memory nor anything new is exposed again; another mount still works.
         assert_eq!([cached, &memory()].map(|it| mount.cached_whole(it).is_err()), [refuses; 2]);
         assert_eq!(mount.register(&memory(), Access::Exposed).is_err(), refuses);
         assert!(elsewhere.cached_whole(other).is_ok());
@@ -152,7 +152,7 @@ fn exposed_memory_of_a_pair_that_is_not_destroyed_is_never_used_again() {
         mount.forget_whole(cached);
         mount.forget_whole(held);
         elsewhere.forget_whole(other);
-        // What this test holds, and what is left to the device.
+        // What this test holds, and what is leaked to the device.
         let left = 1 + usize::from(refuses);
         assert_eq!(all.each_ref().map(Arc::strong_count), [left, left, 1, 1]);
     }
@@ -165,7 +165,7 @@ fn a_pair_that_was_never_connected_keeps_its_memory_too() {
     fake.refuse();
     let domain = Arc::downgrade(&nic.domain);
     drop((PreparedChannel::new(&nic, ChannelSize::default()).unwrap(), nic));
-    assert!(domain.strong_count() > 0, "the domain of a pair that is there has been given back");
+    assert!(domain.strong_count() > 0, "the domain of a live pair was released");
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn a_thread_that_has_acted_as_a_user_uses_a_connection_and_makes_none() {
             channel.send(4, Deadline::after(LONG), |mem, at| Ok(mem.write(at, b"word")?)).unwrap();
             let own = nic.register(&memory(), Access::Own).unwrap();
             let to = RemoteMemory { addr: 0, len: 4096, rkey: 1 };
-            // It is posted: what the device does not do runs out of time.
+            // It is posted: the device never completes it, so it times out.
             let put = channel.put(&own, 0, to, Deadline::after(Duration::from_millis(20)));
             assert!(matches!(put, Err(Error::TimedOut(_))), "{put:?}");
             assert!(fake.has_destroyed());

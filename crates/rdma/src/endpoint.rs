@@ -1,10 +1,10 @@
-//! What one side of a connection tells the other of itself, over a socket, before the first message.
+//! What one side of a connection tells the other about itself, over a socket, before the first message.
 
 use crate::{Error, Result};
 
 const MAGIC: [u8; 8] = *b"onehopR1";
 
-/// One side's queue pair, and how it may be used.
+/// One side's queue pair and its parameters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Endpoint {
     /// The queue pair's number.
@@ -13,24 +13,24 @@ pub struct Endpoint {
     pub psn: u32,
     /// The port's global address.
     pub gid: [u8; 16],
-    /// Its local address, where the net has such.
+    /// Its local address, on networks that have them.
     pub lid: u16,
     /// Log2 of the largest packet, less 7.
     pub mtu: u8,
-    /// Reads that it answers at once.
+    /// Maximum concurrent reads that it answers.
     pub reads: u8,
     /// Messages that it has room for.
     pub room: u16,
-    /// How long each may be.
+    /// Maximum bytes of a message.
     pub message: u32,
-    /// Which connection of several this is: two machines with several ports each spread them by it.
+    /// This connection's index among several: two machines with several ports each spread them by it.
     pub lane: u8,
 }
 
 impl Endpoint {
     /// Bytes of an endpoint.
     pub const BYTES: usize = 48;
-    /// Fewer messages than this cannot be kept in order with credits.
+    /// Credits need at least this many messages.
     pub const LEAST_ROOM: u16 = 4;
 
     /// As bytes, to be sent.
@@ -50,10 +50,10 @@ impl Endpoint {
         out
     }
 
-    /// Reads what the other side sent.
+    /// Parses the other side's endpoint.
     ///
     /// # Errors
-    /// When it is no endpoint, or one that cannot be.
+    /// When it is not an endpoint, or an impossible one.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let bad = |why: &str| Error::Protocol(format!("its endpoint {why}"));
         let bytes: &[u8; Self::BYTES] =
@@ -80,10 +80,10 @@ impl Endpoint {
             return Err(bad("has numbers of more than 24 bits"));
         }
         if !(1..=5).contains(&this.mtu) || this.reads == 0 {
-            return Err(bad("has an MTU that there is not, or no reads"));
+            return Err(bad("has an impossible MTU, or no reads"));
         }
         if this.room < Self::LEAST_ROOM || this.message == 0 || this.message > 1 << 20 {
-            return Err(bad("has no room for messages, or room for such as nobody sends"));
+            return Err(bad("has no room for messages, or an impossible size of them"));
         }
         Ok(this)
     }

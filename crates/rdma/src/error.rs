@@ -1,17 +1,17 @@
-//! What can go wrong with RDMA.
+//! Errors of this crate.
 
 use crate::memory::RefusedRoute;
 
 /// The result of this crate's calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why there is no RDMA, or not what was asked of it.
+/// Why an RDMA operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// This machine has none, or none that can be used.
+    /// This machine has no usable RDMA.
     #[error("no RDMA: {why}")]
     NoRdma {
-        /// What is missing, and what would change that.
+        /// What is missing, and how to fix it.
         why: String,
     },
     /// A call of the verbs library failed.
@@ -21,26 +21,26 @@ pub enum Error {
         call: &'static str,
         /// The RDMA device.
         device: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
-        /// What to do about it, or nothing.
+        /// A hint, or empty.
         hint: &'static str,
     },
-    /// Memory that no way of registering takes: it has to be reached through other memory.
+    /// Memory that cannot be registered by any route: other memory must be used in between.
     #[error("the memory cannot be registered with {device}: {}", each(.refusals))]
     NotRegistered {
         /// The RDMA device.
         device: String,
-        /// Each way, and why it was refused.
+        /// Each route, and why it was refused.
         refusals: Vec<RefusedRoute>,
     },
-    /// All registrations that are allowed are in use.
+    /// All permitted registrations are in use.
     #[error(
         "{bytes} bytes more cannot be registered: {held} registrations of {held_bytes} bytes are in use, and the limits are \
          {most} and {most_bytes}"
     )]
     Full {
-        /// What was asked for.
+        /// Requested bytes.
         bytes: u64,
         /// Registrations in use.
         held: usize,
@@ -51,42 +51,42 @@ pub enum Error {
         /// The limit of their bytes.
         most_bytes: u64,
     },
-    /// A range that is not within its memory.
+    /// A range is outside its memory.
     #[error("{bytes} bytes at {offset} do not lie within memory of {len}")]
     OutOfRange {
-        /// Where the range begins.
+        /// Offset of the range.
         offset: u64,
-        /// How long it is.
+        /// Length of the range.
         bytes: u64,
-        /// How long the memory is.
+        /// Length of the memory.
         len: u64,
     },
-    /// A device is opened or a connection is made by a thread that has acted as a user ([`onehop_os::identity`]).
+    /// A thread that has acted as a user ([`onehop_os::identity`]) opens a device or makes a connection.
     #[error(
         "a thread that has acted as a user cannot {what}: the kernel would refuse the calls of the threads that it starts"
     )]
     ActedAsUser {
-        /// What it wanted to do.
+        /// What it attempted.
         what: &'static str,
     },
-    /// The other side said what it must not say.
+    /// The other side violated the protocol.
     #[error("the other side breaks the protocol: {0}")]
     Protocol(String),
-    /// The connection has ended; what was under way has failed.
+    /// The connection has ended; its work in flight has failed.
     #[error("the connection is broken: {0}")]
     Broken(String),
-    /// Something took longer than it may.
-    #[error("{0} took longer than it may")]
+    /// A time-out.
+    #[error("{0} timed out")]
     TimedOut(&'static str),
-    /// Shared memory could not be had or reached.
+    /// Shared memory could not be allocated or reached.
     #[error(transparent)]
     Memory(#[from] onehop_os::Error),
-    /// The system refused something else.
+    /// Another call of the system failed.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// What was attempted.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
 }

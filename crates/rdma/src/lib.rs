@@ -6,8 +6,8 @@
 //! 4. [`connect`] and [`accept`] make a [`Channel`] over a TCP connection.
 //! 5. [`Channel::put`] and [`Channel::get`] move bytes, [`Channel::send`] and [`Channel::receive`] messages.
 //!
-//! `verbs` is the one module with unsafe code. The bindings are our own, of the twenty calls that are used: the existing crates
-//! need CMake and Clang to build, or link the library.
+//! `verbs` is the one module with unsafe code. The bindings are our own, for the twenty calls that are used: the
+//! existing crates need CMake and Clang to build, or link the library.
 #![deny(unsafe_code)]
 
 mod cache;

@@ -1,6 +1,6 @@
-//! How two sides come to have a connection: over TCP they tell each other of their ends, and then leave that connection open,
-//! as a sign that both are there. The kernel closes it when a process ends, however it ends, and gives it up when the other
-//! machine does not answer any more.
+//! How two sides establish a connection: over TCP they exchange their endpoints, and then keep that connection open as
+//! a sign of life. The kernel closes it when a process ends in any way, and drops it when the other machine no longer
+//! answers.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -15,15 +15,15 @@ use crate::endpoint::Endpoint;
 use crate::nic::Nic;
 use crate::{Error, Result};
 
-/// A silent machine is asked after so long, and as often again, before it counts as gone.
+/// Idle time before a silent machine is probed, and the interval of further probes before it counts as gone.
 const IDLE: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_secs(1);
 const TIMES: u32 = 3;
 
-/// Client: makes a connection with whoever has accepted this one.
+/// Client: makes a connection with the server at the other end of `stream`.
 ///
 /// # Errors
-/// When the other side is no such server, does not answer in time, or the device refuses.
+/// When the other side is not such a server, does not answer in time, or the device refuses.
 pub fn connect(nic: &Arc<Nic>, size: ChannelSize, stream: TcpStream, deadline: Deadline) -> Result<Channel> {
     let prepared = PreparedChannel::new(nic, size)?;
     prepare(&stream, deadline)?;
@@ -32,7 +32,7 @@ pub fn connect(nic: &Arc<Nic>, size: ChannelSize, stream: TcpStream, deadline: D
     prepared.connect(&other, stream.into())
 }
 
-/// Server: the same with whoever has made this connection, over the port that `choose` gives for what they say.
+/// Server: the same with the client of this TCP connection, over the port that `choose` returns for its request.
 ///
 /// # Errors
 /// As for [`connect`].
@@ -82,7 +82,7 @@ fn missed(what: &'static str, error: std::io::Error) -> Error {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => Error::TimedOut(what),
         ErrorKind::UnexpectedEof => {
-            Error::Broken("the other side has closed it before it said anything".into())
+            Error::Broken("the other side has closed it before it sent its endpoint".into())
         }
         _ => Error::system(what, error),
     }

@@ -1,8 +1,8 @@
-//! Memory that an RDMA device reaches, and the way by which it came to that.
+//! Memory that an RDMA device reaches, and by which route.
 //!
-//! Host memory is pinned by its address. A GPU's memory goes by a dma-buf where kernel, card and GPU driver have that, else by
-//! its address, for which the module nvidia-peermem answers; and where neither works, bytes have to go through host memory,
-//! which is the caller's to do and to say.
+//! Host memory is pinned by its address. A GPU's memory is registered by a dma-buf if kernel, card and GPU driver
+//! support that, otherwise by its address through the module nvidia-peermem. If neither works, the caller has to move
+//! bytes through host memory, and to report it.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use onehop_os::DmaMemory;
 use crate::verbs::reason;
 use crate::{Error, Result};
 
-/// Memory that may be registered; a registration keeps it alive.
+/// Memory to register; a registration keeps it alive.
 pub type MemoryRef = Arc<dyn DmaMemory + Send + Sync>;
 
-/// How memory is registered, the best way first.
+/// How memory is registered, the best route first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum MemoryRoute {
     /// Host memory, by its address.
@@ -24,12 +24,12 @@ pub enum MemoryRoute {
     DmaBuf,
     /// A GPU's memory, by its address (nvidia-peermem).
     Peermem,
-    /// Not at all: bytes go through registered host memory.
+    /// Not registered: bytes go through registered host memory.
     Bounce,
 }
 
 impl MemoryRoute {
-    /// The name of the route.
+    /// The route's name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -41,35 +41,35 @@ impl MemoryRoute {
     }
 }
 
-/// A way that was not taken.
+/// A refused route.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RefusedRoute {
-    /// The way.
+    /// The route.
     pub way: MemoryRoute,
     /// Why not.
     pub why: String,
 }
 
-/// What a device may do with memory.
+/// A device's access to memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// Messages are received in it and sent from it, in the order in which they come.
+    /// Messages are received into it and sent from it, in order.
     Messages,
-    /// Data is put from it and got into it by this side. The device may write in an order of its own, which is faster where the
-    /// CPU's bridges let it be; so nobody looks at it before a completion.
+    /// This side puts from it and gets into it. The device may write it out of order, which is faster with some host
+    /// bridges. So it must not be read before the completion.
     Own,
-    /// The same, and the other side of a connection that lets it in may read and write it.
+    /// The same, and admitted other sides may read and write it.
     Exposed,
 }
 
-/// Where the other side of a connection finds memory of this side.
+/// A memory range of this side as the other side addresses it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RemoteMemory {
-    /// Its first byte.
+    /// The address of its first byte.
     pub addr: u64,
     /// How long it is.
     pub len: u64,
-    /// What lets the other side in.
+    /// The key for access.
     pub rkey: u32,
 }
 
@@ -88,16 +88,16 @@ impl RemoteMemory {
     }
 }
 
-/// What registers memory: a protection domain, or in tests something in its place.
+/// Registers memory: a protection domain, or a substitute in tests.
 pub(crate) trait Register {
     /// A registration, which ends when it is dropped.
     type Region;
 
-    /// Host memory, known by its address.
+    /// Host memory by its address.
     fn host(&self, memory: &MemoryRef, access: Access) -> Result<Self::Region>;
-    /// A GPU's memory, known by its address on the GPU.
+    /// A GPU's memory by its GPU address.
     fn peer(&self, memory: &MemoryRef, access: Access) -> Result<Self::Region>;
-    /// A GPU's memory, by the dma-buf that it starts in at an offset; `name` becomes the address of its first byte.
+    /// A GPU's memory by its dma-buf and the offset there; `name` becomes the address of its first byte.
     fn dma_buf(
         &self,
         memory: &MemoryRef,
@@ -107,7 +107,7 @@ pub(crate) trait Register {
     ) -> Result<Self::Region>;
 }
 
-/// A registration, the address by which its first byte is known, and how it came about.
+/// A registration, the address of its first byte, and its route.
 #[derive(Debug)]
 pub(crate) struct NewRegistration<R> {
     pub region: R,
@@ -116,7 +116,7 @@ pub(crate) struct NewRegistration<R> {
     pub refusals: Vec<RefusedRoute>,
 }
 
-/// Registers memory the best way that works.
+/// Registers memory by the best route that works.
 pub(crate) fn register<D: Register>(
     domain: &D,
     device: &str,
@@ -134,7 +134,7 @@ pub(crate) fn register<D: Register>(
         None => refused(MemoryRoute::DmaBuf, "its driver exports no dma-bufs of it".into()),
         Some(Err(error)) => refused(MemoryRoute::DmaBuf, error.to_string()),
         Some(Ok(buf)) => match domain.dma_buf(memory, (buf.fd.as_fd(), buf.offset), on_gpu, access) {
-            // The registration holds the dma-buf; the descriptor is not needed any more.
+            // The registration holds the dma-buf; the descriptor is no longer needed.
             Ok(region) => {
                 return Ok(NewRegistration { region, addr: on_gpu, way: MemoryRoute::DmaBuf, refusals });
             }
@@ -154,14 +154,14 @@ pub(crate) fn register<D: Register>(
     Err(Error::NotRegistered { device: device.to_owned(), refusals })
 }
 
-/// What a system needs that refuses dma-bufs as not supported.
+/// The requirement if dma-bufs are refused as not supported.
 const DMA_BUF_HINT: (i32, &str) = (
     95,
-    "; the card's driver takes no dma-bufs: mlx5, bnxt_re, irdma and efa do from kernel 5.12 on, soft-RoCE never does",
+    "; the card's driver does not accept dma-bufs: mlx5, bnxt_re, irdma and efa do from kernel 5.12 on, soft-RoCE never does",
 );
-/// What a system needs that takes a GPU's address for a bad one.
+/// The requirement if a GPU address is refused as a bad one.
 const PEERMEM_HINT: (i32, &str) =
-    (14, "; nobody answers for GPU memory there: load nvidia-peermem (modprobe nvidia-peermem)");
+    (14, "; no module provides GPU memory there: load nvidia-peermem (modprobe nvidia-peermem)");
 
 fn because(error: &Error, (errno, hint): (i32, &str)) -> String {
     match error {
@@ -182,7 +182,7 @@ mod tests {
 
     use super::*;
 
-    /// Refuses dma-bufs with one number and addresses with another, or takes them.
+    /// Accepts dma-bufs and addresses, or refuses each with an error number.
     struct FakeRegistrar {
         dma_buf: Option<i32>,
         peer: Option<i32>,
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn each_way_is_tried_and_what_was_refused_is_said() {
+    fn each_route_is_tried_and_refusals_are_reported() {
         let memory: MemoryRef = Arc::new(FakeGpuMemory { exports: true });
         let made =
             register(&FakeRegistrar { dma_buf: None, peer: None }, "fake", &memory, Access::Exposed).unwrap();

@@ -1,4 +1,4 @@
-//! Which RDMA devices there are, and which is nearest to a GPU.
+//! The RDMA devices, and which is nearest to a GPU.
 
 use onehop_pci::{Address, PathClass, Root, Tree};
 
@@ -6,12 +6,12 @@ const NVIDIA: u16 = 0x10de;
 /// The base class of GPUs.
 const DISPLAY: u8 = 3;
 
-/// A device, as the system tells of it.
+/// A device, as the system lists it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Listed {
     /// Its name.
     pub name: String,
-    /// Where it is; none for one that is made of software.
+    /// Its address; `None` for a software device.
     pub address: Option<Address>,
 }
 
@@ -26,8 +26,8 @@ pub fn listed(root: &Root) -> Vec<Listed> {
     names.into_iter().map(one).collect()
 }
 
-/// The devices with how near they are to the nearest of these GPUs, the nearest first; none for those of which that is not
-/// told. Those that are equally near stay in their order.
+/// The devices with their distance to the nearest of these GPUs, nearest first; `None` if unknown. Equally distant
+/// devices keep their order.
 #[must_use]
 pub fn by_distance(tree: &Tree, gpus: &[Address], devices: &[Listed]) -> Vec<(Listed, Option<PathClass>)> {
     let class = |one: &Listed| {
@@ -39,8 +39,8 @@ pub fn by_distance(tree: &Tree, gpus: &[Address], devices: &[Listed]) -> Vec<(Li
     all
 }
 
-/// The names of a system's devices, those nearest to one of its NVIDIA GPUs first. A system that does not tell how it is
-/// built has them in their order.
+/// The names of a system's devices, those nearest to one of its NVIDIA GPUs first. If the topology is unknown, they
+/// keep their order.
 #[must_use]
 pub fn nearest_first(root: &Root) -> Vec<String> {
     let devices = listed(root);
@@ -69,7 +69,7 @@ mod tests {
         let found = listed(&root);
         assert_eq!(found, [at("mlx5_0", "0000:1a:00.0")]);
         let gpu = "0000:18:00.0".parse().unwrap();
-        // One that is made of software, one beside the switch, one below it: the drive, in the place of a card.
+        // A software device, one beside the switch, and one below it: the drive, in place of a card.
         let all =
             [at("rxe0", "none"), at("above", "0000:15:00.0"), found[0].clone(), at("below", "0000:19:00.0")];
         let tree = Tree::scan(&root).unwrap();

@@ -1,4 +1,4 @@
-//! A port of an RDMA device, opened: the address that it is reached by, and the memory registered with it.
+//! An open port of an RDMA device: its address, and the memory registered with it.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::ops::Range;
@@ -11,28 +11,28 @@ use crate::memory::{Access, MemoryRef, MemoryRoute, NewRegistration, RefusedRout
 use crate::verbs::{Domain, Gid, GidKind, Registration, Verbs, VerbsDevice};
 use crate::{Error, Result};
 
-/// Which device, port and address; what is left out is chosen.
+/// Selects device, port and address; omitted ones are chosen.
 #[derive(Clone, Debug, Default)]
 pub struct Choice {
     /// The device: `mlx5_0`.
     pub device: String,
-    /// Its port; the first that is up.
+    /// Its port; by default the first that is up.
     pub port: Option<u8>,
-    /// The place of the address in the port's table; else one of RoCE v2, of this IP address if there is such.
+    /// The index of the address in the port's table; by default one of RoCE v2, if possible of this IP address.
     pub gid: Option<u8>,
     /// An IP address of this machine that the port should have.
     pub ip: Option<IpAddr>,
 }
 
 impl Choice {
-    /// A device, all else chosen.
+    /// Selects a device, and leaves the rest open.
     #[must_use]
     pub fn device(name: &str) -> Self {
         Self { device: name.to_owned(), ..Self::default() }
     }
 }
 
-/// A port that is up.
+/// An open port.
 pub struct Nic {
     pub(crate) domain: Arc<Domain>,
     pub(crate) port: u8,
@@ -40,13 +40,13 @@ pub struct Nic {
     pub(crate) lid: u16,
     pub(crate) gid: Gid,
     pub(crate) reads: u8,
-    /// For what the memory in the cache is.
+    /// The access to memory in the cache.
     access: Access,
     limits: CacheLimits,
     cache: Cache<Registered>,
 }
 
-/// Memory that the device reaches, as long as this lives, and by which way.
+/// Memory that the device reaches while this lives, and by which route.
 pub struct Registered {
     registration: Arc<Registration>,
     addr: u64,
@@ -68,19 +68,19 @@ impl Registered {
         self.len == 0
     }
 
-    /// How it was registered.
+    /// Its route.
     #[must_use]
     pub fn way(&self) -> MemoryRoute {
         self.way
     }
 
-    /// The better ways that were refused, and why.
+    /// The better routes that were refused, and why.
     #[must_use]
     pub fn why_not_better(&self) -> &[RefusedRoute] {
         &self.refusals
     }
 
-    /// How another machine finds a part of it.
+    /// A part of it, as another machine addresses it.
     ///
     /// # Errors
     /// When the range does not lie within it.
@@ -89,7 +89,7 @@ impl Registered {
         whole.part(offset, bytes)
     }
 
-    /// How the device itself finds a part of it: address and key.
+    /// Address and key by which the device itself accesses a part of it.
     pub(crate) fn local(&self, offset: u64, bytes: u64) -> Result<(u64, u32)> {
         Ok((self.remote(offset, bytes)?.addr, self.registration.lkey))
     }
@@ -98,7 +98,7 @@ impl Registered {
         &self.registration
     }
 
-    /// Whether the device may reach it for good: a connection that used it could not be ended.
+    /// Whether the device may reach it permanently, because a connection that used it could not be destroyed.
     pub(crate) fn is_lost(&self) -> bool {
         self.registration.is_lost()
     }
@@ -136,11 +136,11 @@ impl Nic {
         Ok(Arc::new(Self { domain, port: number, mtu, lid, gid, reads, access, limits, cache }))
     }
 
-    /// The same port with a protection domain of its own, to expose memory to one peer: [`Self::cached`] exposes what it
-    /// registers. Only connections that are made by this one reach that memory.
+    /// The same port with a separate protection domain, to expose memory to one peer: [`Self::cached`] exposes what it
+    /// registers. Only connections made with this one reach that memory.
     ///
     /// # Errors
-    /// When the device has no room for one more domain.
+    /// When the device cannot create another domain.
     pub fn for_exposing(&self) -> Result<Arc<Self>> {
         let domain = Arc::new(Domain::new(self.domain.device.clone())?);
         let (access, cache) = (Access::Exposed, Cache::new(self.limits));
@@ -148,7 +148,7 @@ impl Nic {
         Ok(Arc::new(Self { domain, port, mtu, lid, gid, reads, access, limits, cache }))
     }
 
-    /// A port of a device that is none.
+    /// A port of a fake device.
     #[cfg(test)]
     pub(crate) fn of_device(device: VerbsDevice) -> Arc<Self> {
         let (access, limits) = (Access::Own, CacheLimits::default());
@@ -164,7 +164,7 @@ impl Nic {
         self.domain.device.name()
     }
 
-    /// The address of its port, for people: an IP address where it stands for one.
+    /// The address of its port, for display: an IP address if it encodes one.
     #[must_use]
     pub fn address(&self) -> String {
         let address = Ipv6Addr::from(self.gid.bytes);
@@ -183,11 +183,11 @@ impl Nic {
         self.domain.device.port(self.port).is_ok_and(|port| port.active)
     }
 
-    /// Registers memory by the best way that works, for as long as the result lives.
+    /// Registers memory by the best route that works, for as long as the result lives.
     ///
     /// # Errors
-    /// When no way works; the error has the reason for each. When it is to be exposed, and a connection of this port could not be
-    /// destroyed.
+    /// When no route works; the error has the reason for each. When it is to be exposed, and a connection of this port
+    /// could not be destroyed.
     pub fn register(&self, memory: &MemoryRef, access: Access) -> Result<Registered> {
         self.ensure_exposes(access)?;
         let NewRegistration { region, addr, way, refusals } =
@@ -206,15 +206,15 @@ impl Nic {
         Ok(())
     }
 
-    /// Host memory of its own, registered; nobody watches it while it is written.
+    /// Registered host memory of the crate's own; nothing reads it while it is written.
     pub(crate) fn host(&self, bytes: usize) -> Result<(HostMem, Registered)> {
         let mem = HostMem::anonymous(bytes)?;
         let memory: MemoryRef = Arc::new(mem.clone());
         Ok((mem, self.register(&memory, Access::Messages)?))
     }
 
-    /// A registration of a range of an allocation of `len` bytes, from the cache or, of the memory that `slice` gives for
-    /// whole pages around the range, a new one.
+    /// A registration of a range of an allocation of `len` bytes: from the cache, or a new one of the memory that
+    /// `slice` returns for whole pages around the range.
     ///
     /// # Errors
     /// When the range does not lie within the allocation, or the memory cannot be registered: see [`Self::register`].
@@ -225,13 +225,13 @@ impl Nic {
         range: Range<u64>,
         slice: impl FnOnce(Range<u64>) -> Result<MemoryRef>,
     ) -> Result<HeldRegistration<Registered>> {
-        // What the cache has is not exposed for another use either.
+        // Cached registrations are not exposed for another use either.
         self.ensure_exposes(self.access)?;
         self.cache.get(allocation, len, range, |pages| self.register(&slice(pages)?, self.access))
     }
 
-    /// The same for all of some memory. Its address serves as its number: a registration holds the memory, so that no other
-    /// can have that address.
+    /// The same for all of some memory. Its address serves as its number: a registration holds the memory, so no other
+    /// memory can have that address.
     ///
     /// # Errors
     /// When it cannot be registered.
@@ -240,7 +240,7 @@ impl Nic {
         self.cached(Allocation::by_address(memory), len, 0..len, |_| Ok(memory.clone()))
     }
 
-    /// The memory is not to be reached any more; what [`Self::cached_whole`] kept of it goes with its last user.
+    /// Forgets memory; what [`Self::cached_whole`] registered is released by its last user.
     pub fn forget_whole(&self, memory: &MemoryRef) {
         self.forget(Allocation::by_address(memory));
     }
@@ -250,7 +250,7 @@ impl Nic {
         self.cache.forget(allocation);
     }
 
-    /// What the cache of registrations has done.
+    /// Counters of the registration cache.
     #[must_use]
     pub fn account(&self) -> CacheCounters {
         self.cache.account()
@@ -264,8 +264,8 @@ fn first_active(device: &VerbsDevice, ports: u8) -> Result<u8> {
     })
 }
 
-/// The address to use: the one that was asked for; else RoCE v2 before v1, and an IPv4 address before others, since those
-/// are what networks route.
+/// The address to use: the requested one; otherwise RoCE v2 before v1, and an IPv4 address before others, because
+/// networks route those.
 fn choose(gids: &[Gid], choice: &Choice, ethernet: bool) -> Option<Gid> {
     if let Some(index) = choice.gid {
         return gids.iter().find(|gid| gid.index == index).copied();
@@ -331,7 +331,7 @@ mod tests {
         let by_number = Choice { gid: Some(2), ..Choice::default() };
         assert_eq!(index(&table, &by_number), Some(2));
         assert_eq!(index(&table, &Choice { gid: Some(4), ..Choice::default() }), None);
-        // InfiniBand's first is the port's own.
+        // On InfiniBand, the first is the port's own.
         assert_eq!(choose(&table, &any, false).map(|gid| gid.index), Some(0));
     }
 }

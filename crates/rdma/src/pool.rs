@@ -1,4 +1,4 @@
-//! Slots of memory that was registered once: whoever is in a hurry takes one and registers nothing.
+//! Slots of memory that was registered once, for callers that cannot wait for a registration.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
@@ -7,7 +7,7 @@ use onehop_os::Deadline;
 use crate::nic::Registered;
 use crate::{Error, RemoteMemory, Result};
 
-/// Slots of equal length in one registration, in a GPU's memory or the host's.
+/// Slots of equal length in one registration, in GPU or host memory.
 pub struct Pool {
     memory: Arc<Registered>,
     slot: u64,
@@ -15,17 +15,17 @@ pub struct Pool {
     back: Condvar,
 }
 
-/// One of them, until it is dropped.
+/// A slot, until it is dropped.
 pub struct PoolSlot {
     pool: Arc<Pool>,
     offset: u64,
 }
 
 impl Pool {
-    /// As many slots of `slot` bytes as the memory has room for.
+    /// Makes as many slots of `slot` bytes as the memory has room for.
     ///
     /// # Errors
-    /// When it has room for none.
+    /// When it has no room for one.
     pub fn new(memory: Arc<Registered>, slot: u64) -> Result<Arc<Self>> {
         let count = memory.len().checked_div(slot).unwrap_or(0);
         if count == 0 {
@@ -35,10 +35,10 @@ impl Pool {
         Ok(Arc::new(Self { memory, slot, free, back: Condvar::new() }))
     }
 
-    /// The next slot that is free.
+    /// The next free slot.
     ///
     /// # Errors
-    /// When none was in time.
+    /// When none became free in time.
     pub fn take(self: &Arc<Self>, deadline: Deadline) -> Result<PoolSlot> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -58,7 +58,7 @@ impl Pool {
         self.slot
     }
 
-    /// What all slots lie in.
+    /// The memory of all slots.
     #[must_use]
     pub fn memory(&self) -> &Arc<Registered> {
         &self.memory
@@ -66,19 +66,19 @@ impl Pool {
 }
 
 impl PoolSlot {
-    /// Where in the pool's memory it begins.
+    /// Its offset in the pool's memory.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The registration that it lies in.
+    /// The registration that contains it.
     #[must_use]
     pub fn memory(&self) -> &Arc<Registered> {
         &self.pool.memory
     }
 
-    /// How the other side finds its first bytes.
+    /// Its first `bytes` bytes, as the other side addresses them.
     ///
     /// # Errors
     /// When it has fewer.
@@ -93,7 +93,7 @@ impl PoolSlot {
 impl Drop for PoolSlot {
     fn drop(&mut self) {
         if self.pool.memory.is_lost() {
-            // The device may still write it: nobody has it again.
+            // The device may still write it, so it is leaked.
             return;
         }
         self.pool.free.lock().unwrap_or_else(PoisonError::into_inner).push(self.offset);

@@ -1,4 +1,4 @@
-//! The thread of a connection: takes completions, and notices when the other side has gone.
+//! A connection's thread: takes completions, and notices when the other side is gone.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -8,16 +8,16 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::channel::{ChannelShared, RECEIVE};
 use crate::verbs::Completion;
 
-/// How long it looks for more before it sleeps: to be woken costs more than most transfers take.
+/// How long it polls before it sleeps: waking takes longer than most transfers.
 const SPIN: Duration = Duration::from_micros(20);
-/// How long it sleeps at most. Everything that matters wakes it.
+/// Its longest sleep. Everything relevant wakes it.
 const SLEEP: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 pub(crate) fn run(shared: &ChannelShared, met: &OwnedFd) {
     let mut found = Vec::new();
     while !shared.is_over() {
         let taken = match spin(shared, &mut found) {
-            // Between the last look and this, something may have come.
+            // Something may have arrived between the last poll and this.
             Ok(0) => shared.queue.arm().and_then(|()| shared.queue.take(&mut found)),
             other => other,
         };
@@ -66,15 +66,15 @@ fn sleep(shared: &ChannelShared, met: &OwnedFd) {
     }
 }
 
-/// What the socket over which both sides met has to say: nothing is sent over it any more, so it is the end.
+/// The event of the socket over which both sides met: it carries no more traffic, so any event is the end.
 fn gone(met: &OwnedFd, events: PollFlags) -> String {
     if events.contains(PollFlags::ERR)
         && let Ok(Err(error)) = rustix::net::sockopt::socket_error(met.as_fd())
     {
-        return format!("the other side is not there any more: {error}");
+        return format!("the other side is gone: {error}");
     }
     if events.intersects(PollFlags::RDHUP | PollFlags::HUP) {
         return "the other side has closed it".into();
     }
-    "the other side sends where nothing is to be sent".into()
+    "the other side sends data on the socket of the handshake".into()
 }

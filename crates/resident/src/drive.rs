@@ -1,4 +1,4 @@
-//! The drive: the simulator's port, with a mapper that also reaches VRAM.
+//! The drive: the simulator's controller, with a mapper that also reaches VRAM.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,26 +17,27 @@ use crate::{Result, faults};
 
 /// Mappings that can come and go while queues are served.
 const MAPPINGS: usize = 1024;
-/// Warps end by themselves after this, whatever becomes of their host.
+/// Warps end after this, even if their host does not stop them.
 const LIMIT: Duration = Duration::from_secs(900);
-/// The most queue pairs: each has a warp.
+/// Maximum queue pairs: each has a warp.
 const QUEUES: u16 = 64;
 
-/// A simulated drive whose I/O commands a GPU carries out.
+/// A simulated drive whose I/O commands a GPU executes.
 pub struct ResidentDrive {
     sim: Sim,
     mapper: Arc<ResidentMapper>,
 }
 
-/// Makes the drive that people describe after `sim:`, with its queues, its namespace and its data in this GPU's reach.
+/// Makes a drive from the specification after `sim:`, with its queues, its namespace and its data within this GPU's
+/// reach.
 ///
 /// # Errors
-/// When the description is wrong or not one that a GPU serves, or the GPU lacks the memory.
+/// When the specification is invalid or not supported on a GPU, or the GPU is out of memory.
 pub fn open(spec: &str, gpu: Arc<dyn Gpu>) -> Result<ResidentDrive> {
     let config = Config::parse(spec)?;
     let bytes = check(&config)?;
     let faults = faults::translate(&config.faults)?;
-    // Now: a queue's creation has an admin command's time.
+    // Now, because creating a queue is limited to an admin command's time.
     gpu.load_controllers()?;
     let table = Arc::new(Mutex::new(Table::new(&gpu, MAPPINGS)?));
     let namespace = gpu.alloc(Place::Vram, bytes as usize)?;
@@ -57,7 +58,7 @@ pub fn open(spec: &str, gpu: Arc<dyn Gpu>) -> Result<ResidentDrive> {
     Ok(ResidentDrive { sim, mapper: Arc::new(mapper) })
 }
 
-/// Whether a GPU serves a drive like this; gives the bytes of its namespace.
+/// Checks that a GPU can serve such a drive; returns the bytes of its namespace.
 fn check(config: &Config) -> Result<u64> {
     let Media::Memory(bytes) = config.media else {
         return not_served("an image file", "write its bytes to a drive in memory (mem:)");
@@ -81,7 +82,7 @@ fn check(config: &Config) -> Result<u64> {
 }
 
 impl ResidentDrive {
-    /// What a driver needs of it.
+    /// The controller for a driver.
     #[must_use]
     pub fn port(&self) -> ControllerBackend {
         let port = self.sim.port();
@@ -92,14 +93,14 @@ impl ResidentDrive {
         }
     }
 
-    /// The simulator behind it: violations, media and faults are as always.
+    /// The simulator behind it, with its violations, media and faults.
     #[must_use]
     pub fn sim(&self) -> &Sim {
         &self.sim
     }
 }
 
-/// Gives bus addresses for host memory and for the GPU's own.
+/// Provides bus addresses of host memory and of the GPU's own.
 struct ResidentMapper {
     sim: Arc<SimMapper>,
     gpu: Arc<dyn Gpu>,
@@ -116,7 +117,7 @@ struct WarpMapping {
 
 impl Drop for WarpMapping {
     fn drop(&mut self) {
-        // A GPU that fails reaches nothing any more.
+        // A failed GPU accesses nothing any more.
         let _ = locked(&self.table).remove(self.bus);
     }
 }
@@ -126,7 +127,7 @@ impl ResidentMapper {
         onehop_os::Error::CannotMap { mapper: self.name().into(), why: why.to_string() }
     }
 
-    /// Where the warps find memory, and what keeps it there.
+    /// The memory's address for the warps, and what keeps it valid.
     fn target(&self, memory: &dyn DmaMemory) -> onehop_os::Result<(GpuAddr, Option<Region>)> {
         match (memory.host(), memory.gpu_addr()) {
             (Some(host), _) => {
@@ -151,7 +152,7 @@ impl Mapper for ResidentMapper {
 
     fn map(&self, memory: &dyn DmaMemory) -> onehop_os::Result<Mapped> {
         let (target, region) = self.target(memory)?;
-        // Held from address to entry: the table's addresses only grow.
+        // Locked until the entry is added: the table's addresses only grow.
         let mut table = locked(&self.table);
         let mapped = match memory.host() {
             Some(_) => self.sim.map(memory)?,

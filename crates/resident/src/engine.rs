@@ -1,7 +1,7 @@
 //! Creates, deletes and rings queue pairs that resident warps serve.
 //!
-//! The warps start with the first pair and end with the last one: memory that is given back while a GPU's kernel stays is
-//! put off until it has gone. Where data of completed reads is still to come when the last pair is deleted, they stay until the
+//! The warps start with the first pair and end with the last one: freed GPU memory is only released once persistent
+//! kernels have ended. If data of completed reads is outstanding when the last pair is deleted, they stay until the
 //! controller is reset, or a later pair has been deleted.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,20 +29,20 @@ struct Completions {
     taken: bool,
 }
 
-/// A submission queue, and with it a pair that a warp serves.
+/// A submission queue, which forms a pair that a warp serves.
 struct ServedPair {
     _ring: HeldRing,
-    /// Which faults it was given, by their number, and how far they had counted.
+    /// Its faults, by their number, and their counts at the start.
     faults: Vec<(usize, Fault)>,
-    /// Whether what befell the controller was told.
-    told: bool,
+    /// Whether the controller-wide effect was reported.
+    reported: bool,
 }
 
 #[derive(Default)]
 struct QueueSlot {
     cq: Option<Completions>,
     served: Option<ServedPair>,
-    /// Breaches that were told.
+    /// Number of reported violations.
     breaches: u32,
 }
 
@@ -67,7 +67,7 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A GPU that fails is an error of the controller's own.
+/// A GPU failure is an internal error of the controller.
 fn internal(_: onehop_gpu::Error) -> Status {
     Status::INTERNAL_ERROR
 }
@@ -85,7 +85,7 @@ impl DriveEngine {
         Self { gpu, table, pairs, namespace, state: Mutex::new(state) }
     }
 
-    /// Where a ring lies: in mapped memory, or in the controller's own buffer.
+    /// The address of a ring: in mapped memory, or in the controller's own buffer.
     fn ring(&self, queue: &NewQueue, entry: usize) -> std::result::Result<HeldRing, Status> {
         let bytes = u64::from(queue.entries) * entry as u64;
         if let Some(at) = locked(&self.table).find(queue.base.0, bytes) {
@@ -115,22 +115,25 @@ impl DriveEngine {
             Ok(())
         });
         if let Err(error) = result {
-            state.complain(0, format!("the warps that served queues could not be ended: {error}"));
+            state.record_internal_error(
+                0,
+                format!("the warps that served queues could not be ended: {error}"),
+            );
         }
     }
 
-    /// Fetches the breaches that were found and not told yet.
+    /// Fetches new violations.
     fn collect(&self, state: &mut EngineState) -> Result<()> {
         for qid in self.pairs.numbers() {
             let slot = &mut state.slots[usize::from(qid)];
             let (found, count) = self.pairs.violations(qid, slot.breaches)?;
             slot.breaches = count;
-            state.breaches.extend(found.iter().map(|found| told(qid, found)));
+            state.breaches.extend(found.iter().map(|found| violation(qid, found)));
         }
         Ok(())
     }
 
-    /// Ends a pair: its commands are let go, its faults' counts are kept.
+    /// Ends a pair: abandons its commands, and keeps its faults' counts.
     fn end(&self, state: &mut EngineState, qid: u16) {
         let Some(served) = state.slots.get_mut(usize::from(qid)).and_then(|slot| slot.served.take()) else {
             return;
@@ -139,9 +142,12 @@ impl DriveEngine {
             Ok(true) => {}
             Ok(false) => {
                 let ended = self.pairs.is_over();
-                state.complain(qid, format!("its warp did not let go of it (ended by itself: {ended})"));
+                state.record_internal_error(
+                    qid,
+                    format!("its warp did not release it (ended on its own: {ended})"),
+                );
             }
-            Err(error) => state.complain(qid, error.to_string()),
+            Err(error) => state.record_internal_error(qid, error.to_string()),
         }
         for (i, (number, before)) in served.faults.iter().enumerate() {
             if let (Some(armed), Ok(after)) = (state.faults.get_mut(*number), self.pairs.fault(qid, i)) {
@@ -151,7 +157,7 @@ impl DriveEngine {
         }
     }
 
-    /// Stops the warps when they have nothing to do any more.
+    /// Stops the warps when they are idle.
     fn stop_if_idle(&self, state: &mut EngineState) {
         let is_late = |qid| self.pairs.report(qid).is_ok_and(|report| report.waiting > 0);
         if state.slots.iter().all(|slot| slot.served.is_none()) && !self.pairs.numbers().any(is_late) {
@@ -161,14 +167,14 @@ impl DriveEngine {
 }
 
 impl EngineState {
-    /// What should never be: a test that looks for breaches sees it.
-    fn complain(&mut self, qid: u16, detail: String) {
+    /// Records an internal error as a violation, so that a test that checks violations sees it.
+    fn record_internal_error(&mut self, qid: u16, detail: String) {
         self.breaches.push(Violation { rule: Rule::DmaUnmapped, queue: Some(qid), detail });
     }
 }
 
-/// A breach in the simulator's words.
-fn told(qid: u16, found: &onehop_controller::Violation) -> Violation {
+/// Converts a violation to the simulator's type.
+fn violation(qid: u16, found: &onehop_controller::Violation) -> Violation {
     let name = found.rule().map_or("", onehop_controller::Rule::name);
     let rule = Rule::ALL.iter().find(|rule| rule.name() == name).copied().unwrap_or(Rule::ReservedField);
     let detail = format!("{name}: identifier {:#x}, detail {:#x}", found.cid, found.detail);
@@ -184,7 +190,7 @@ impl IoEngine for DriveEngine {
         Ok(())
     }
 
-    /// A completion queue serves one submission queue here.
+    /// Each completion queue serves one submission queue.
     fn create_sq(&self, sq: &NewQueue, cqid: u16) -> std::result::Result<(), Status> {
         let ring = self.ring(sq, Sqe::BYTES)?;
         let mut state = locked(&self.state);
@@ -207,11 +213,11 @@ impl IoEngine for DriveEngine {
         };
         let begun = self.pairs.begin(sq.qid, &begin).map_err(internal)?;
         if !begun {
-            state.complain(sq.qid, "its warp did not begin".to_owned());
+            state.record_internal_error(sq.qid, "its warp did not begin".to_owned());
             return Err(Status::INTERNAL_ERROR);
         }
         let slot = state.slots.get_mut(usize::from(sq.qid)).ok_or(Status::INVALID_QUEUE_ID)?;
-        slot.served = Some(ServedPair { _ring: ring, faults, told: false });
+        slot.served = Some(ServedPair { _ring: ring, faults, reported: false });
         Ok(())
     }
 
@@ -245,7 +251,7 @@ impl IoEngine for DriveEngine {
             false if slot.served.is_some() => self.pairs.ring_sq(qid, value),
             _ => return false,
         };
-        // A posted write that does not arrive is lost; whoever waits for the answer finds out.
+        // A posted write that does not arrive is lost; the wait for its answer notices.
         drop(rung);
         true
     }
@@ -269,12 +275,12 @@ impl IoEngine for DriveEngine {
         let mut state = locked(&self.state);
         let EngineState { slots, faults, .. } = &mut *state;
         for (qid, slot) in (0..).zip(slots.iter_mut()) {
-            let Some(served) = slot.served.as_mut().filter(|served| !served.told) else { continue };
+            let Some(served) = slot.served.as_mut().filter(|served| !served.reported) else { continue };
             for (i, (number, before)) in served.faults.iter().enumerate() {
                 let Some(strike) = faults.get(*number).and_then(|armed| armed.strike) else { continue };
                 let struck = self.pairs.fault(qid, i).is_ok_and(|after| after.fired > before.fired);
                 if struck {
-                    served.told = true;
+                    served.reported = true;
                     return Some(strike);
                 }
             }
@@ -287,7 +293,7 @@ impl IoEngine for DriveEngine {
         if self.pairs.are_started()
             && let Err(error) = self.collect(&mut state)
         {
-            state.complain(0, error.to_string());
+            state.record_internal_error(0, error.to_string());
         }
         std::mem::take(&mut state.breaches)
     }

@@ -1,28 +1,28 @@
-//! Why a drive of this kind cannot be made.
+//! Errors of this crate.
 
 /// The result of this crate's calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a drive of this kind cannot be made.
+/// Why such a drive could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Its registers and admin commands could not be had.
+    /// Its registers and admin commands could not be created.
     #[error(transparent)]
     Sim(#[from] onehop_sim::Error),
-    /// The GPU did not do what it has to.
+    /// The GPU failed.
     #[error(transparent)]
     Gpu(#[from] onehop_gpu::Error),
-    /// The simulated drive can be like this, but not where a GPU carries out its commands.
+    /// The simulator supports this, but not on a GPU.
     #[error("a controller on a GPU does not serve {what}: {instead}")]
     NotServed {
-        /// What was asked for.
+        /// What was requested.
         what: String,
-        /// What would be right.
+        /// What is supported instead.
         instead: String,
     },
 }
 
-/// Refuses what was asked for.
+/// Refuses a request.
 pub(crate) fn not_served<T>(what: impl Into<String>, instead: &str) -> Result<T> {
     Err(Error::NotServed { what: what.into(), instead: instead.into() })
 }

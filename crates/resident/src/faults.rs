@@ -1,7 +1,7 @@
-//! Faults as the simulator names them, as the warps carry them out.
+//! Translates the simulator's faults for the warps.
 //!
-//! What befalls registers and admin commands stays with the simulator. Each queue pair counts the commands that fit a
-//! fault by itself, from where all that came before it have left the count.
+//! Faults of registers and admin commands stay with the simulator. Each queue pair counts the commands that match a
+//! fault itself, starting where its predecessors' counts ended.
 
 use std::time::Duration;
 
@@ -16,12 +16,12 @@ use crate::error::not_served;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// A fault, how far it has counted, and what it does to the whole controller.
+/// A fault, its count, and its effect on the whole controller.
 #[derive(Clone, Debug)]
 pub(crate) struct Armed {
     pub fault: Fault,
     pub strike: Option<Strike>,
-    /// Only on this queue.
+    /// Limits it to this queue.
     queue: Option<u16>,
 }
 
@@ -95,7 +95,7 @@ fn kind(kind: Sim) -> Result<(FaultKind, Option<Strike>)> {
     })
 }
 
-/// The simulator's own times, where none is given.
+/// The simulator's defaults.
 fn delay(kind: Sim) -> Duration {
     match kind {
         Sim::Late => 20 * MS,

@@ -6,9 +6,9 @@
 //! 4. [`Gpu::serve`](onehop_gpu::Gpu::serve) runs a warp for each queue pair.
 //! 5. [`onehop_gpu::controllers`] keeps queue pairs in the GPU's memory.
 //!
-//! Registers, admin commands, identify data, features and resets are those of `onehop-sim`, on the CPU. Rings and data may lie in
-//! VRAM, in host memory or in the controller's buffer; the namespace lies in VRAM. On the emulated GPU the warps are CPU threads,
-//! and no hardware is needed.
+//! Registers, admin commands, identify data, features and resets are those of `onehop-sim`, on the CPU. Rings and data
+//! may be in VRAM, in host memory or in the controller's buffer; the namespace is in VRAM. On the emulated GPU the
+//! warps are CPU threads, and no hardware is needed.
 #![forbid(unsafe_code)]
 
 mod drive;

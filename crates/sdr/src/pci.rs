@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_board_is_not_taken() {
+    fn other_devices_are_not_claimed() {
         let folder = std::env::temp_dir().join(format!("onehop-sdr-ids-{}", std::process::id()));
         let device = folder.join("sys/bus/pci/devices/0000:01:00.0");
         std::fs::create_dir_all(&device).unwrap();

@@ -90,7 +90,7 @@ fn kernels_do_what_the_definition_says() {
 }
 
 #[test]
-fn direct_current_is_taken_away() {
+fn dc_is_removed() {
     let gpu = gpu();
     let shape = Shape { format: Format::Ci16, burst_samples: 1024, bursts: 1 };
     let tone = |n: u32| {

@@ -21,7 +21,7 @@ fn names(steps: &[Step], passed: Option<bool>) -> Vec<&str> {
 }
 
 #[test]
-fn a_good_machine_is_told_from_a_bad_one() {
+fn good_and_bad_machines_are_distinguished() {
     for (options, failing) in [
         ("usdr?rate=20M&signal=counter", &[][..]),
         ("usdr?rate=20M&signal=counter&p2p=dropped", &["rx to GPU memory", "tx from GPU memory"]),
@@ -43,7 +43,7 @@ fn a_good_machine_is_told_from_a_bad_one() {
 }
 
 #[test]
-fn what_was_not_tried_does_not_pass() {
+fn untested_does_not_pass() {
     for (options, untried) in [
         // A clock that waits for software loses nothing.
         ("usdr?rate=20M&signal=counter&patient=1", &["overflow"][..]),
@@ -92,7 +92,7 @@ fn losses_that_are_not_reported_fail() {
 }
 
 #[test]
-fn whoever_watches_ends_it() {
+fn the_watcher_can_cancel_it() {
     let bench = bench("usdr?rate=20M");
     let shape = bench.shape(Format::Ci16, 8192);
     for asked in [0, 3, 40] {

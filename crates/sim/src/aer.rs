@@ -1,4 +1,4 @@
-//! Asynchronous events: requests that wait for one, and events that wait for a request.
+//! Asynchronous events: waiting requests and pending events.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use crate::device::ControllerState;
 use crate::exec::{CommandResult, FetchedCommand};
 use crate::violation::Rule;
 
-/// What can happen without a command.
+/// An event without a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum AerEvent {
     DoorbellRegister,
@@ -34,12 +34,12 @@ impl AerEvent {
 pub(crate) struct Events {
     requests: VecDeque<FetchedCommand>,
     pending: VecDeque<AsyncEvent>,
-    /// Log pages whose events were told, and that the host has not read since.
+    /// Log pages whose events were reported, and that the host has not read since.
     masked: Vec<u8>,
 }
 
 impl Events {
-    /// Takes the request with an identifier away.
+    /// Removes the request with an identifier.
     pub(crate) fn take_request(&mut self, cid: u16) -> Option<FetchedCommand> {
         let i = self.requests.iter().position(|c| c.sqe.cid() == cid)?;
         self.requests.remove(i)
@@ -55,11 +55,11 @@ impl ControllerState {
             return Some(Err(Status::AER_LIMIT_EXCEEDED.with_dnr().into()));
         }
         self.events.requests.push_back(FetchedCommand { sqid: 0, sqe: command.sqe, effects: None });
-        self.tell_events();
+        self.report_events();
         None
     }
 
-    /// Something happened.
+    /// Raises an event.
     pub(crate) fn raise(&mut self, event: AerEvent) {
         let wanted = match event {
             AerEvent::DoorbellRegister | AerEvent::DoorbellValue => true,
@@ -69,12 +69,12 @@ impl ControllerState {
         let event = event.wire();
         if wanted && !self.events.pending.contains(&event) {
             self.events.pending.push_back(event);
-            self.tell_events();
+            self.report_events();
         }
     }
 
     /// Completes requests with the events that are not masked.
-    fn tell_events(&mut self) {
+    fn report_events(&mut self) {
         while !self.events.requests.is_empty() {
             let masked = &self.events.masked;
             let Some(i) = self.events.pending.iter().position(|e| !masked.contains(&e.page())) else {
@@ -90,10 +90,10 @@ impl ControllerState {
         }
     }
 
-    /// The host has read a log page and not asked to keep its event.
+    /// The host has read a log page without RAE, so its event is cleared.
     pub(crate) fn clear_event(&mut self, page: u8) {
         self.events.masked.retain(|p| *p != page);
         self.events.pending.retain(|e| e.page() != page);
-        self.tell_events();
+        self.report_events();
     }
 }

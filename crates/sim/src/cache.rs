@@ -1,16 +1,16 @@
-//! The volatile write cache, kept upside down: the medium holds what was written last, and the cache remembers what
-//! was there before, so that a power loss can take unflushed writes back.
+//! The volatile write cache, stored inversely: the medium holds the latest writes, and the cache holds the previous
+//! content, so that a power loss can undo unflushed writes.
 
 use std::collections::{HashMap, VecDeque};
 
-/// Units of unflushed data that a drive holds before the oldest reach the medium by themselves.
+/// Maximum unflushed units; beyond that the oldest reach the medium.
 const UNITS: usize = 8192;
 
-/// What a unit of a few blocks held before its unflushed writes.
+/// The content of a unit of a few blocks before its unflushed writes.
 pub(crate) struct Unit {
     /// Which of its blocks have unflushed writes.
     pub dirty: u64,
-    /// Their old data, at their place in the unit.
+    /// Their old data, at their offset in the unit.
     pub data: Box<[u8]>,
     /// Their old metadata, likewise.
     pub meta: Box<[u8]>,
@@ -59,12 +59,12 @@ impl Cache {
         })
     }
 
-    /// Which of these blocks have no old content remembered yet.
+    /// The blocks whose old content is not stored yet.
     pub(crate) fn unknown(&self, part: &UnitPart) -> u64 {
         part.mask & !self.units.get(&part.unit).map_or(0, |u| u.dirty)
     }
 
-    /// The unit, to put old content into; `fresh` makes its buffers.
+    /// The unit, for storing old content; `fresh` makes its buffers.
     pub(crate) fn unit(&mut self, unit: u64, fresh: impl FnOnce() -> Unit) -> &mut Unit {
         if !self.units.contains_key(&unit) {
             self.order.push_back(unit);
@@ -95,7 +95,7 @@ impl Cache {
         self.order.clear();
     }
 
-    /// The power is lost: what has to be put back, by unit.
+    /// Power loss: returns what has to be restored, by unit.
     pub(crate) fn lose(&mut self) -> Vec<(u64, Unit)> {
         self.order.clear();
         self.units.drain().collect()

@@ -11,26 +11,26 @@ use crate::dma::Segment;
 use crate::exec::CommandFailure;
 use crate::violation::Rule;
 
-/// The buffer, and where it lies in BAR0.
+/// The buffer, and its offset in BAR0.
 pub(crate) struct Cmb {
     pub mem: HostMem,
     pub bar_offset: u32,
     pub uses: Cmbsz,
 }
 
-/// Where the doorbells end in BAR0, in whole pages.
+/// The end of the doorbells in BAR0, in whole pages.
 pub(crate) fn doorbells_end(config: &Config) -> u32 {
     let doorbells = 2 * (u32::from(config.queues) + 1);
     (offset::DOORBELLS + (doorbells << (2 + config.dstrd))).next_multiple_of(4096)
 }
 
-/// The size of BAR0: like all BARs a power of two.
+/// The size of BAR0: a power of two, like all BARs.
 pub(crate) fn bar_size(config: &Config) -> u32 {
     (doorbells_end(config) + config.cmb as u32).max(0x4000).next_power_of_two()
 }
 
 impl Cmb {
-    /// The buffer that a configuration asks for.
+    /// The buffer of a configuration.
     pub(crate) fn new(config: &Config) -> Result<Option<Self>> {
         if config.cmb == 0 {
             return Ok(None);
@@ -39,7 +39,7 @@ impl Cmb {
         Ok(Some(Self { mem, bar_offset: doorbells_end(config), uses: config.cmb_uses }))
     }
 
-    /// CMBLOC, once the host has asked for it.
+    /// CMBLOC, once enabled by the host.
     pub(crate) const fn location(&self) -> Cmbloc {
         Cmbloc(0)
             .with_bir(0)
@@ -51,19 +51,19 @@ impl Cmb {
             .with_cdmmms(true)
     }
 
-    /// CMBSZ, once the host has asked for it.
+    /// CMBSZ, once enabled by the host.
     pub(crate) fn size(&self) -> Cmbsz {
         self.uses.with_szu(0).with_sz((self.mem.len() / 4096) as u32)
     }
 
-    /// The power was lost, and what the buffer held with it.
+    /// Power loss clears the buffer.
     pub(crate) fn forget(&self) {
         let _ = self.mem.fill(0, self.mem.len(), 0xcb);
     }
 }
 
 impl ControllerState {
-    /// Refuses an address in the buffer where CMBSZ does not allow that use.
+    /// Refuses an address in the buffer if CMBSZ does not allow that use.
     pub(crate) fn check_cmb_use(
         &self,
         queue: u16,
@@ -81,7 +81,7 @@ impl ControllerState {
         }
     }
 
-    /// The host has written CMBMSC.
+    /// Handles a write of CMBMSC.
     pub(crate) fn set_cmbmsc(&mut self, value: Cmbmsc) {
         let Some(cmb) = &self.cmb else {
             if value.0 != 0 {

@@ -1,4 +1,4 @@
-//! Posting completions, and what is remembered of commands that failed.
+//! Posts completions, and remembers failed commands.
 
 use onehop_proto::{Sqe, Status};
 
@@ -8,7 +8,7 @@ use crate::health::ErrorEntry;
 use crate::queues::QueuedCompletion;
 use crate::violation::Rule;
 
-/// What a retry has in common with the command that failed: opcode, namespace, first block, dword 12.
+/// Identifies a retry of a failed command: opcode, namespace, first block, dword 12.
 pub(crate) type RetryKey = (u8, u32, u64, u32);
 
 fn retry_key(sqe: &Sqe) -> RetryKey {
@@ -16,7 +16,7 @@ fn retry_key(sqe: &Sqe) -> RetryKey {
 }
 
 impl ControllerState {
-    /// Posts a completion, or lets it wait for room.
+    /// Posts a completion, or queues it until there is room.
     pub(crate) fn post(&mut self, entry: QueuedCompletion) {
         let Some(cqid) = self.sqs.get(usize::from(entry.sqid)).and_then(Option::as_ref).map(|sq| sq.cq)
         else {
@@ -26,7 +26,7 @@ impl ControllerState {
         let stalls = cq.waiting.is_empty() && !cq.has_room();
         cq.waiting.push_back(entry);
         if stalls {
-            self.look_at_head(cqid);
+            self.refresh_head(cqid);
             self.note_stall(cqid);
         }
         self.drain_waiting(cqid);
@@ -43,7 +43,7 @@ impl ControllerState {
         self.breach(Rule::CqOverrun, Some(cqid), detail);
     }
 
-    /// Posts what waits, as far as there is room.
+    /// Posts waiting completions, as far as there is room.
     pub(crate) fn drain_waiting(&mut self, cqid: u16) {
         loop {
             let Some(cq) = self.cqs.get_mut(usize::from(cqid)).and_then(Option::as_mut) else { return };
@@ -52,14 +52,14 @@ impl ControllerState {
             }
             let Some(entry) = cq.waiting.pop_front() else { return };
             let sq = self.sqs.get_mut(usize::from(entry.sqid)).and_then(Option::as_mut);
-            let sqhd = sq.map_or(0, |sq| sq.tell(entry.lag));
+            let sqhd = sq.map_or(0, |sq| sq.report_head(entry.lag));
             let (vector, generation) = (cq.vector, cq.generation);
             match cq.post(&self.space, &entry, sqhd) {
                 Ok((slot, last)) => {
                     self.counts.rest.completions += 1;
                     self.counts.rest.errors += u64::from(!entry.status.is_ok());
                     if let Some(wait) = entry.stale {
-                        self.after(wait, DelayedTask::Mend { cq: cqid, generation, slot, last });
+                        self.after(wait, DelayedTask::CorrectCompletion { cq: cqid, generation, slot, last });
                     }
                     self.interrupt(vector);
                 }
@@ -82,7 +82,7 @@ impl ControllerState {
         }
     }
 
-    /// Writes a failure into the error log; gives the status to answer.
+    /// Records a failure in the error log; returns the status to answer.
     pub(crate) fn note_failure(&mut self, command: &FetchedCommand, failure: CommandFailure) -> Status {
         let (sqid, sqe) = (command.sqid, &command.sqe);
         if failure.status.sct() == onehop_proto::status::sct::MEDIA {
@@ -104,12 +104,12 @@ impl ControllerState {
         failure.status.with_more()
     }
 
-    /// CRD is only told to a host that has said that it understands it.
+    /// CRD is only used for hosts that have enabled it.
     pub(crate) fn crd_allowed(&self, command: &FetchedCommand, status: Status) -> Status {
         if command.sqid != 0 && self.features.acre() { status } else { status.with_crd(0) }
     }
 
-    /// Whether a retry has waited for as long as it was asked to.
+    /// Checks that a retry has waited as long as requested.
     pub(crate) fn check_retry(&mut self, sqid: u16, sqe: &Sqe, now: u64) {
         if self.retries.is_empty() || sqid == 0 {
             return;

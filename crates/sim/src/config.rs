@@ -1,4 +1,4 @@
-//! What a simulated drive is like.
+//! Configuration of a simulated drive.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,23 +9,23 @@ use crate::faults::Fault;
 use crate::options::{self, KEYS};
 use crate::{Error, Result};
 
-/// Where a drive keeps its blocks.
+/// Where a drive's blocks are stored.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Media {
-    /// In memory, gone with the drive; so many bytes.
+    /// In memory of this size, lost with the drive.
     Memory(u64),
     /// In an image file.
     Image {
         /// The file.
         path: PathBuf,
-        /// Make it this long where it is missing or shorter.
+        /// Size to create or extend it to.
         size: Option<u64>,
     },
 }
 
 impl Media {
-    /// The files that hold what is on the drive: the image, and beside it the metadata of its blocks. The second is listed
-    /// whether or not it exists: a drive without metadata may be opened on an image that has some.
+    /// The files of the drive's content: the image, and beside it the metadata of its blocks. The second is listed even
+    /// if it does not exist: a drive without metadata may be opened on an image that has some.
     #[must_use]
     pub fn files(&self) -> Vec<PathBuf> {
         match self {
@@ -51,16 +51,16 @@ pub enum NullOrder {
     Reverse,
 }
 
-/// What a simulated drive is like; the default is a plain drive of 64 MiB in memory.
+/// Configuration of a simulated drive; the default is a plain drive of 64 MiB in memory.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where the blocks are kept.
+    /// Where the blocks are stored.
     pub media: Media,
     /// Data bytes of a block.
     pub lba: u32,
     /// Metadata bytes of a block.
     pub ms: u16,
-    /// Metadata follows each block's data (extended LBA) instead of lying in a buffer of its own.
+    /// Metadata follows each block's data (extended LBA) instead of being in a separate buffer.
     pub ext: bool,
     /// Protection information: 0 none, else type 1 to 3, in the last 8 bytes of each block's metadata.
     pub pi: u8,
@@ -70,11 +70,11 @@ pub struct Config {
     pub mdts: u8,
     /// I/O queue pairs granted.
     pub queues: u16,
-    /// CAP.MQES: entries of the longest I/O queue, less one.
+    /// CAP.MQES: entries of the longest I/O queue, zero-based.
     pub mqes_z: u16,
-    /// CAP.DSTRD: doorbells lie `4 << dstrd` bytes apart.
+    /// CAP.DSTRD: doorbells are `4 << dstrd` bytes apart.
     pub dstrd: u8,
-    /// CAP.CQR: I/O queues have to be contiguous.
+    /// CAP.CQR: I/O queues must be contiguous.
     pub cqr: bool,
     /// CAP.MPSMIN: the smallest page is `4096 << mpsmin`.
     pub mpsmin: u8,
@@ -84,7 +84,7 @@ pub struct Config {
     pub cmb: u64,
     /// What the controller memory buffer may be used for.
     pub cmb_uses: Cmbsz,
-    /// SGLs are understood.
+    /// SGLs are supported.
     pub sgl: bool,
     /// There is a volatile write cache.
     pub vwc: bool,
@@ -92,9 +92,9 @@ pub struct Config {
     pub to: u8,
     /// CRTO.CRWMT, in 500 ms; only from version 2.0 on. Without it, CAP.TO's value.
     pub crto: Option<u16>,
-    /// How long RDY takes to follow EN.
+    /// Delay from EN to RDY.
     pub ready: Duration,
-    /// The version that the controller follows: 1.4 or 2.0.
+    /// The NVMe version: 1.4 or 2.0.
     pub version: Version,
     /// Serial number, at most 20 characters.
     pub serial: String,
@@ -102,33 +102,33 @@ pub struct Config {
     pub model: String,
     /// Time that every I/O command takes.
     pub latency: Duration,
-    /// Time on top, drawn anew for each command between zero and this.
+    /// Random additional time per command, from zero to this.
     pub jitter: Duration,
-    /// Bytes that the medium moves in a second; 0 for no limit.
+    /// Bytes per second of the medium; 0 for no limit.
     pub bandwidth: u64,
-    /// Asynchronous Event Requests taken, less one.
+    /// Maximum Asynchronous Event Requests, zero-based.
     pub aerl: u8,
-    /// Aborts taken at once, less one.
+    /// Maximum concurrent Aborts, zero-based.
     pub acl: u8,
     /// Doorbell Buffer Config is supported.
     pub dbbuf: bool,
-    /// Pages of 4 KiB of host memory that the controller would like; 0 for none.
+    /// Pages of 4 KiB of host memory that the controller prefers; 0 for none.
     pub hmb: u32,
     /// The subsystem can be reset through NSSR.
     pub nssrs: bool,
-    /// What all chance is drawn from.
+    /// Seed of all random choices.
     pub seed: u64,
-    /// A thread of its own executes commands; otherwise register accesses and [`Sim::step`](crate::Sim::step) do.
+    /// A separate thread executes commands; otherwise register accesses and [`Sim::step`](crate::Sim::step) do.
     pub workers: bool,
     /// CRDT1 to CRDT3: how long a command with a retry delay waits, in units of 100 ms.
     pub crdt: [u16; 3],
     /// The unit in which the simulator itself counts CRDT, so that tests need not wait.
     pub crdt_unit: Duration,
-    /// Each page gets a bus address of its own, next to none of the others.
+    /// Each page gets a separate bus address, not adjacent to others.
     pub scatter: bool,
     /// I/O commands complete at once and move nothing.
     pub null: Option<NullOrder>,
-    /// What goes wrong, and when.
+    /// The faults, and when they strike.
     pub faults: Vec<Fault>,
 }
 
@@ -178,10 +178,10 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads what people write after `sim:`: `mem:64M?lba=4096&fault=late@n=5,delay=20ms`, `disk.img?mdts=3`.
+    /// Parses what follows `sim:`: `mem:64M?lba=4096&fault=late@n=5,delay=20ms`, `disk.img?mdts=3`.
     ///
     /// # Errors
-    /// Names the option that is unknown or has a bad value, and what would be right.
+    /// Names the option that is unknown or has a bad value, and what is valid.
     pub fn parse(spec: &str) -> Result<Self> {
         let (media, list) = spec.split_once('?').unwrap_or((spec, ""));
         let mut config = Self { media: parse_media(media)?, ..Self::default() };
@@ -204,10 +204,10 @@ impl Config {
         KEYS.iter().map(|k| (k.name, k.means)).collect()
     }
 
-    /// Whether a drive can be like this.
+    /// Checks whether such a drive is possible.
     ///
     /// # Errors
-    /// Says which values contradict each other.
+    /// Names the contradictory values.
     pub fn check(&self) -> Result<()> {
         let no = |why: String| Err(Error::Contradiction(why));
         if !self.lba.is_power_of_two() || !(512..=65536).contains(&self.lba) {
@@ -267,13 +267,13 @@ impl Config {
         Ok(())
     }
 
-    /// Interrupt vectors: one for each queue pair and one for the admin queues, as far as MSI-X has that many.
+    /// Interrupt vectors: one per queue pair and one for the admin queues, up to MSI-X's limit.
     #[must_use]
     pub fn vectors(&self) -> u16 {
         self.queues.saturating_add(1).min(2048)
     }
 
-    /// How long the driver has to wait for RDY at most.
+    /// How long a driver must wait for RDY at most.
     #[must_use]
     pub fn longest_ready(&self) -> Duration {
         Duration::from_millis(500) * u32::from(self.crto.unwrap_or(0).max(u16::from(self.to)))

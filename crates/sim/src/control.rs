@@ -1,4 +1,4 @@
-//! Enable, disable, shut down: what CC asks for, and how CSTS follows.
+//! Enable, disable, shut down: requests through CC, and how CSTS follows.
 
 use onehop_proto::Status;
 use onehop_proto::regs::{Cc, Csts};
@@ -14,7 +14,7 @@ use crate::violation::Rule;
 const NEVER: u64 = u64::MAX;
 
 impl ControllerState {
-    /// The host has written CC.
+    /// Handles a write of CC.
     pub(crate) fn change_cc(&mut self, asked: Cc) {
         let old = self.regs.cc;
         let mut new = asked;
@@ -32,7 +32,7 @@ impl ControllerState {
         }
     }
 
-    /// Some fields of CC hold still while the controller is enabled.
+    /// Some fields of CC must not change while the controller is enabled.
     fn keep_fixed_fields(&self, old: Cc, asked: Cc) -> Cc {
         let mut new = asked.with_css(old.css()).with_mps(old.mps()).with_ams(old.ams());
         if new != asked {
@@ -88,7 +88,7 @@ impl ControllerState {
         if stuck { NEVER } else { self.clock.now().saturating_add(delay) }
     }
 
-    /// What has to be right when EN goes to 1.
+    /// Checks the conditions when EN goes to 1.
     fn check_enable(&self) -> Result<(), (Rule, String)> {
         let (r, cap) = (&self.regs, self.regs.cap);
         if r.cc.mps() < cap.mpsmin() || r.cc.mps() > cap.mpsmax() {
@@ -111,7 +111,7 @@ impl ControllerState {
         Ok(())
     }
 
-    /// Follows the clock: RDY, shutdown, faults that wait for a time.
+    /// Advances to the present time: RDY, shutdown, timed faults.
     pub(crate) fn tick(&mut self) {
         let now = self.clock.now();
         match self.phase {
@@ -130,10 +130,10 @@ impl ControllerState {
         while let Some(strike) = self.faults.timed(now) {
             self.strike(strike);
         }
-        self.hear_strike();
+        self.apply_engine_strike();
     }
 
-    /// When the clock next changes something here.
+    /// When `tick` next has an effect.
     pub(crate) fn next_tick(&self) -> Option<u64> {
         let phase = match self.phase {
             Phase::Starting(due) | Phase::Stopping(due) if due != NEVER && !self.regs.csts.cfs() => Some(due),
@@ -158,18 +158,18 @@ impl ControllerState {
         self.faults.ready(now);
     }
 
-    /// The host has said that it lives, or for how long it may keep silent.
+    /// Restarts the keep-alive timer, on a command or a new timeout.
     pub(crate) fn restart_keep_alive(&mut self) {
         let now = self.clock.now();
         self.silent_at = self.features.keep_alive().map(|time| now.saturating_add(time.as_nanos() as u64));
     }
 
-    /// The host has kept silent for too long: the controller stops, until it is reset.
+    /// The keep-alive timeout has expired: the controller stops, until it is reset.
     fn end_silence(&mut self) {
         self.silent_at = None;
         if self.runs() {
             let status = Status::KEEP_ALIVE_EXPIRED;
-            // No command is to blame.
+            // No command is the cause.
             self.health.note_error(ErrorEntry { sqid: u16::MAX, cid: u16::MAX, status, lba: 0, nsid: 0 });
             self.fatal();
         }
@@ -182,13 +182,13 @@ impl ControllerState {
         self.tick();
     }
 
-    /// Something befalls the whole controller.
+    /// Applies an event to the whole controller.
     pub(crate) fn strike(&mut self, strike: Strike) {
         match strike {
             Strike::Cfs => self.fatal(),
             Strike::Gone => {
                 self.gone = true;
-                // What has left the bus works on nothing, and waits for nobody.
+                // A removed device works on nothing, and waits for nothing.
                 if let Some(engine) = &self.engine {
                     engine.clear();
                 }

@@ -1,7 +1,7 @@
-//! The controller behind its lock, and the way in for registers, doorbells and the clock.
+//! The controller behind its lock, and access by registers, doorbells and the clock.
 //!
-//! With a worker, doorbell writes only go into a mailbox, as posted writes go onto the bus; whoever looks at the
-//! controller next, the worker or a register access, delivers them in order.
+//! With a worker, doorbell writes only go into a mailbox, as posted writes go onto the bus; the next to lock the
+//! controller, the worker or a register access, delivers them in order.
 
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
@@ -26,7 +26,7 @@ use crate::worker::Worker;
 /// Called with an interrupt vector.
 pub(crate) type OnInterrupt = Arc<dyn Fn(u16) + Send + Sync>;
 
-/// The controller and everything around it that is shared.
+/// The controller and the state shared around it.
 pub(crate) struct Core {
     pub config: Arc<Config>,
     pub space: Arc<Space>,
@@ -50,8 +50,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Core {
-    /// A controller; `engine` carries out its I/O commands, or the null one if the configuration asks for that, or
-    /// nobody else.
+    /// A controller. `engine` executes its I/O commands; otherwise the null controller if the configuration selects it,
+    /// or the core itself.
     pub(crate) fn new(config: Config, engine: Option<Arc<dyn IoEngine>>) -> Result<Self> {
         config.check()?;
         let (config, space, book) = (Arc::new(config), Space::new(), Book::default());
@@ -77,7 +77,7 @@ impl Core {
         })
     }
 
-    /// Works on the controller, with every doorbell write that came before delivered.
+    /// Runs `work` on the controller, after delivering earlier doorbell writes.
     pub(crate) fn with<T>(&self, work: impl FnOnce(&mut ControllerState) -> T) -> T {
         let mut device = locked(&self.device);
         self.deliver(&mut device);
@@ -99,7 +99,7 @@ impl Core {
         result
     }
 
-    /// Lets the worker do some work; says how long until there is more.
+    /// Lets the worker do some work; returns the time until there is more.
     pub(crate) fn work(&self, most: usize) -> Option<Duration> {
         let mut device = locked(&self.device);
         self.deliver(&mut device);
@@ -112,7 +112,7 @@ impl Core {
         wait
     }
 
-    /// Does the next thing that is to be done, however far off; false if there is none.
+    /// Does the next due work, however far off; false if there is none.
     pub(crate) fn step(&self) -> bool {
         self.with(|device| {
             let Some(due) = device.next_due() else { return false };
@@ -147,20 +147,20 @@ impl Core {
         }
     }
 
-    /// A doorbell was written as a register: where it is memory too, that agrees.
+    /// A doorbell was written as a register: updates its memory, if mapped.
     fn note_written(&self, at: u32, value: u32) {
         if let Some(mapped) = self.mapped.get() {
             mapped.written(at, value);
         }
     }
 
-    /// Whether a doorbell was one of the engine's, which has been told.
+    /// Whether a doorbell belongs to the engine, which is then notified.
     fn rings_engine(&self, at: u32, value: u32) -> bool {
         let Some(engine) = &self.engine else { return false };
         regs::doorbell_of(at, self.config.dstrd).is_some_and(|(qid, is_cq)| engine.ring(qid, is_cq, value))
     }
 
-    /// Delivers the doorbells that the host wrote as memory; whether there were any.
+    /// Delivers doorbells that the host wrote as memory; returns whether there were any.
     pub(crate) fn poll_doorbells(&self) -> bool {
         let changed = self.mapped.get().is_some_and(MappedDoorbells::has_changed);
         if changed {
@@ -184,7 +184,7 @@ impl Core {
         *locked(&self.on_interrupt) = Some(call);
     }
 
-    /// Whether the device has left the bus, as far as anybody has seen.
+    /// Whether the device is known to have left the bus.
     pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(Relaxed)
     }
@@ -222,7 +222,7 @@ impl Core {
     }
 }
 
-/// The controller, its worker stopped when the last handle goes.
+/// The controller, whose worker is stopped with the last handle.
 pub(crate) struct CoreHandle {
     pub core: Arc<Core>,
     _worker: Option<Worker>,

@@ -1,4 +1,4 @@
-//! The controller: all of its state, and how it is brought back to a known one.
+//! The controller: its whole state, and its resets.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, OnceLock};
@@ -25,7 +25,7 @@ use crate::stats::OpcodeCounts;
 use crate::transfer::TransferSpan;
 use crate::violation::{Book, Rule};
 
-/// Nanoseconds since the drive was made; may run ahead of the real clock when time is stepped.
+/// Nanoseconds since the drive was created; may be ahead of the real clock when time is stepped.
 pub(crate) struct Clock {
     start: Instant,
     ahead: u64,
@@ -36,13 +36,13 @@ impl Clock {
         self.start.elapsed().as_nanos() as u64 + self.ahead
     }
 
-    /// Lets it be `then` now, if it is not yet.
+    /// Advances to `then`, if that is later.
     pub(crate) fn skip_to(&mut self, then: u64) {
         self.ahead += then.saturating_sub(self.now());
     }
 }
 
-/// How far the controller is between off and ready.
+/// The controller's state between off and ready.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Phase {
     /// Disabled.
@@ -67,7 +67,7 @@ pub(crate) struct ControllerState {
     pub enabled_at: u64,
     /// When a shutdown that was asked for is complete.
     pub shutdown: Option<u64>,
-    /// When the host has kept silent for too long.
+    /// When the keep-alive timeout expires.
     pub silent_at: Option<u64>,
     pub sqs: Vec<Option<Sq>>,
     pub cqs: Vec<Option<Cq>>,
@@ -78,7 +78,7 @@ pub(crate) struct ControllerState {
     pub features: Features,
     pub events: Events,
     pub health: Health,
-    /// Namespaces that changed since the host last asked.
+    /// Namespaces changed since the host last read the list.
     pub changed: BTreeSet<u32>,
     pub faults: FaultBook,
     pub rng: Rng,
@@ -88,16 +88,16 @@ pub(crate) struct ControllerState {
     pub gone: bool,
     /// Commands to execute now, in order.
     pub ready: VecDeque<FetchedCommand>,
-    /// What is to be done later, by time and order.
+    /// Later work, by time and order.
     pub timers: BTreeMap<(u64, u64), DelayedTask>,
-    /// Commands that will never complete by themselves.
+    /// Commands that never complete on their own.
     pub lost: Vec<FetchedCommand>,
     /// Completions that wait for others.
     pub held: Vec<HeldCompletion>,
     pub order: u64,
-    /// Commands that were asked to wait before they are retried, and until when.
+    /// Commands whose retry must wait, and until when.
     pub retries: HashMap<RetryKey, u64>,
-    /// When the medium has moved everything that it was asked to.
+    /// When the medium will be idle.
     pub medium_free: u64,
     pub counts: OpcodeCounts,
     /// Interrupt vectors to raise once the lock is released.
@@ -158,12 +158,12 @@ impl ControllerState {
         })
     }
 
-    /// Writes down that the driver broke a rule.
+    /// Records a violation by the driver.
     pub(crate) fn breach(&self, rule: Rule, queue: Option<u16>, detail: impl Into<String>) {
         self.book.note(rule, queue, detail);
     }
 
-    /// Writes down that the driver made the controller reach where nothing is.
+    /// Records that the driver made the controller access an invalid address.
     pub(crate) fn breach_dma(&self, queue: u16, what: &str, at: Unreachable) {
         let rule = match at {
             Unreachable::Unmapped { .. } => Rule::DmaUnmapped,
@@ -192,19 +192,19 @@ impl ControllerState {
         self.regs.csts.shst() == onehop_proto::regs::Csts::SHST_COMPLETE
     }
 
-    /// The controller can do nothing more until it is reset.
+    /// The controller fails until it is reset.
     pub(crate) fn fatal(&mut self) {
         self.regs.csts = self.regs.csts.with_cfs(true);
     }
 
-    /// A queue is new, and with it its doorbell.
+    /// A queue is new, and so is its doorbell.
     pub(crate) fn restart_doorbell(&self, qid: u16, is_cq: bool) {
         if let Some(mapped) = self.mapped.get() {
             mapped.restart(qid, is_cq);
         }
     }
 
-    /// Everything that a reset of the controller takes with it.
+    /// Discards everything that a controller reset discards.
     pub(crate) fn drop_queues(&mut self) {
         self.sqs.iter_mut().for_each(|q| *q = None);
         self.cqs.iter_mut().for_each(|q| *q = None);
@@ -237,14 +237,14 @@ impl ControllerState {
         self.regs.intms = 0;
     }
 
-    /// As after power-on, except for what the media hold.
+    /// The state after power-on, except for the content of the media.
     pub(crate) fn full_reset(&mut self) {
         self.controller_reset();
         self.regs = Regs::new(&self.config);
         self.space.set_cmb(None);
     }
 
-    /// The power goes and comes back.
+    /// Power loss and return.
     pub(crate) fn power_loss(&mut self) {
         self.gone = false;
         if self.phase != Phase::Off && !self.is_shut_down() {
@@ -261,7 +261,7 @@ impl ControllerState {
         self.full_reset();
     }
 
-    /// Makes every write that was acknowledged survive.
+    /// Makes every acknowledged write durable.
     pub(crate) fn flush_all(&mut self) {
         self.namespaces.iter_mut().for_each(NamespaceMedia::flush);
     }

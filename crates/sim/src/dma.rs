@@ -1,7 +1,7 @@
-//! The bus as the simulated controller sees it: what is mapped, at which address, and copies to and from it.
+//! The bus as the simulated controller sees it: mappings, and copies to and from them.
 //!
-//! Bus addresses are made up, far from any pointer, with unmapped gaps between mappings: a driver that mixes up
-//! addresses, or unmaps memory that a command still uses, is found out instead of getting away with it.
+//! Bus addresses are invented, far from any pointer, with unmapped gaps between mappings. So a driver that mixes up
+//! addresses, or unmaps memory that a command still uses, is detected.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,11 +16,11 @@ const PAGE: u64 = 4096;
 /// Mappings start on the largest page size that a controller here can ask for.
 const ALIGN: u64 = 1 << 20;
 
-/// A bus-contiguous stretch of mapped memory.
+/// A bus-contiguous range of mapped memory.
 pub(crate) struct Segment {
     pub addr: u64,
     bytes: usize,
-    /// None for memory that only an [`IoEngine`](crate::IoEngine) reaches.
+    /// `None` for memory that only an [`IoEngine`](crate::IoEngine) reaches.
     mem: Option<HostMem>,
 }
 
@@ -29,17 +29,17 @@ impl Segment {
         Self { addr, bytes: mem.len(), mem: Some(mem) }
     }
 
-    /// Something at an address that may be memory of the host's.
+    /// A segment at an address, perhaps with the host's memory.
     pub(crate) fn at(addr: u64, bytes: usize, mem: Option<HostMem>) -> Self {
         Self { addr, bytes, mem }
     }
 
-    /// The memory, where the core reaches it.
+    /// The memory, if the core reaches it.
     pub(crate) fn host(&self) -> Result<&HostMem> {
         self.mem.as_ref().ok_or(Error::NotReachable)
     }
 
-    /// Where an access lies within the memory, if all of it does.
+    /// The offset of an access, if it lies completely within the segment.
     pub(crate) fn offset(&self, addr: u64, bytes: usize) -> Option<usize> {
         let offset = usize::try_from(addr.checked_sub(self.addr)?).ok()?;
         (offset.checked_add(bytes)? <= self.bytes).then_some(offset)
@@ -51,13 +51,13 @@ impl Segment {
 pub(crate) enum Unreachable {
     /// Nothing is mapped where the access starts.
     Unmapped { addr: u64, bytes: usize },
-    /// The access goes on past the end of what is mapped.
+    /// The access extends past the end of a mapping.
     PastEnd { addr: u64, bytes: usize },
-    /// What is to be written may only be read.
+    /// A write to read-only memory.
     ReadOnly { addr: u64, bytes: usize },
-    /// There is something, but not memory that this controller reaches.
+    /// The segment is not memory that this controller reaches.
     NotShared { addr: u64, bytes: usize },
-    /// The function is no bus master.
+    /// The function is not a bus master.
     NoMaster { addr: u64, bytes: usize },
 }
 
@@ -74,13 +74,10 @@ impl std::fmt::Display for Unreachable {
                 write!(f, "{bytes} bytes at bus {addr:#x}, which may only be read")
             }
             Self::NotShared { addr, bytes } => {
-                write!(
-                    f,
-                    "{bytes} bytes at bus {addr:#x}, which are no memory that is shared with the controller"
-                )
+                write!(f, "{bytes} bytes at bus {addr:#x}, which are not memory shared with the controller")
             }
             Self::NoMaster { addr, bytes } => {
-                write!(f, "{bytes} bytes at bus {addr:#x}, while the function is no bus master")
+                write!(f, "{bytes} bytes at bus {addr:#x}, while the function is not a bus master")
             }
         }
     }
@@ -91,7 +88,7 @@ pub(crate) struct Space {
     segments: RwLock<BTreeMap<u64, Arc<Segment>>>,
     cmb: RwLock<Option<Arc<Segment>>>,
     next: AtomicU64,
-    /// Whether the function may reach memory: Bus Master Enable of its Command register.
+    /// Whether the function may access memory: Bus Master Enable of its Command register.
     master: AtomicBool,
 }
 
@@ -105,7 +102,7 @@ impl Space {
         })
     }
 
-    /// Lets the function reach memory, or no longer.
+    /// Allows or forbids the function's memory accesses.
     pub(crate) fn set_master(&self, on: bool) {
         self.master.store(on, Ordering::SeqCst);
     }
@@ -114,12 +111,12 @@ impl Space {
         self.master.load(Ordering::Relaxed)
     }
 
-    /// Makes the controller memory buffer answer at a bus address, or no longer.
+    /// Maps the controller memory buffer at a bus address, or unmaps it.
     pub(crate) fn set_cmb(&self, window: Option<Segment>) {
         *self.cmb.write().unwrap_or_else(PoisonError::into_inner) = window.map(Arc::new);
     }
 
-    /// The memory behind an access, and where in it the access lies.
+    /// The memory of an access, and the access's offset in it.
     pub(crate) fn find(
         &self,
         addr: u64,
@@ -130,7 +127,7 @@ impl Space {
         Ok((segment, offset))
     }
 
-    /// The mapped stretch that holds the byte at an address.
+    /// The segment that contains an address.
     fn segment(&self, addr: u64) -> Option<Arc<Segment>> {
         if let Some(cmb) = self.cmb.read().unwrap_or_else(PoisonError::into_inner).as_ref()
             && cmb.offset(addr, 1).is_some()
@@ -145,7 +142,7 @@ impl Space {
         segment.offset(addr, 1).map(|_| segment.clone())
     }
 
-    /// Why nothing is found at an address.
+    /// Why an address is not mapped.
     fn missing(&self, addr: u64, bytes: usize) -> Unreachable {
         if self.is_master() {
             Unreachable::Unmapped { addr, bytes }
@@ -154,7 +151,7 @@ impl Space {
         }
     }
 
-    /// Goes through the mapped stretches of an access in order: the segment, where in it, and which bytes of the access.
+    /// Calls `f` for each segment of an access, in order: the segment, the offset in it, and the bytes of the access.
     fn each(
         &self,
         addr: u64,
@@ -182,7 +179,7 @@ impl Space {
         }
     }
 
-    /// Whether all of an access leads to memory, and whether that may be written.
+    /// Whether all of an access is mapped, and whether it is writable.
     pub(crate) fn reach(&self, addr: u64, bytes: usize) -> std::result::Result<(), Unreachable> {
         self.each(addr, bytes, |segment, _, _| match segment.host() {
             Ok(mem) if mem.is_writable() => Ok(()),
@@ -210,7 +207,7 @@ impl Space {
         })
     }
 
-    /// Takes `bytes` of address space, with an unmapped gap behind it.
+    /// Allocates `bytes` of address space, followed by an unmapped gap.
     fn take(&self, bytes: u64) -> u64 {
         let step = bytes.next_multiple_of(ALIGN) + ALIGN;
         self.next.fetch_add(step, Ordering::Relaxed)
@@ -236,7 +233,7 @@ impl Space {
         true
     }
 
-    /// Whether an address leads into the controller memory buffer.
+    /// Whether an address is in the controller memory buffer.
     pub(crate) fn in_cmb(&self, addr: u64) -> bool {
         let cmb = self.cmb.read().unwrap_or_else(PoisonError::into_inner);
         cmb.as_ref().is_some_and(|cmb| cmb.offset(addr, 1).is_some())
@@ -262,7 +259,7 @@ impl Drop for MappingGuard {
     }
 }
 
-/// Gives the bus addresses that the simulated controller knows memory by.
+/// Assigns the simulated controller's bus addresses.
 pub struct SimMapper {
     space: Arc<Space>,
     name: String,
@@ -275,7 +272,7 @@ impl SimMapper {
         Self { space, name: name.into(), scatter }
     }
 
-    /// How many bus-contiguous stretches are mapped now.
+    /// Number of bus-contiguous mappings.
     #[must_use]
     pub fn mappings(&self) -> usize {
         self.space.segments.read().unwrap_or_else(PoisonError::into_inner).len()
@@ -284,7 +281,7 @@ impl SimMapper {
     /// Lets the drive reach memory at an address of the caller's choice, as a guest's or an IOMMU's would be.
     ///
     /// # Errors
-    /// When something is mapped there already.
+    /// When the address is in use.
     pub fn map_at(&self, at: BusAddr, memory: &HostMem) -> Result<Mapped> {
         let segment = Segment::of(at.0, memory.clone());
         if !self.space.insert_free(segment) {
@@ -295,7 +292,7 @@ impl SimMapper {
         Ok(Mapped::new(runs, Box::new(MappingGuard { space: self.space.clone(), addrs: vec![at.0] })))
     }
 
-    /// Gives memory that only an [`IoEngine`](crate::IoEngine) reaches an address on the bus, `skew` bytes into a page.
+    /// Assigns a bus address to memory that only an [`IoEngine`](crate::IoEngine) reaches, `skew` bytes into a page.
     #[must_use]
     pub fn map_foreign(&self, bytes: usize, skew: u64) -> Mapped {
         let skew = skew % PAGE;
@@ -311,7 +308,7 @@ impl SimMapper {
         Mapped::new(runs, Box::new(MappingGuard { space: self.space.clone(), addrs }))
     }
 
-    /// Each page in a run of its own, in descending order of address, so that nothing is contiguous by luck.
+    /// Each page as a separate run, in descending order of address, so that nothing is contiguous by chance.
     fn scattered(&self, mem: &HostMem, page: u64) -> Result<Vec<Segment>> {
         let skew = mem.host_ptr() as u64 % PAGE;
         let pages = (skew + mem.len() as u64).div_ceil(page);

@@ -1,4 +1,4 @@
-//! Doorbells, and shadow doorbells: what the host says about its heads and tails, and whether that can be true.
+//! Doorbells and shadow doorbells: the host's heads and tails, and whether they are plausible.
 
 use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 use std::sync::atomic::fence;
@@ -9,7 +9,7 @@ use crate::aer::AerEvent;
 use crate::device::{ControllerState, Phase};
 use crate::violation::Rule;
 
-/// Where the host keeps its shadow doorbells and the event indices.
+/// The host's shadow doorbells and the event indices.
 #[derive(Clone, Copy)]
 pub(crate) struct Shadow {
     pub doorbells: u64,
@@ -41,13 +41,13 @@ impl ControllerState {
             }
         }
         if self.shadow.is_some() && qid == 0 {
-            // The admin queues are rung directly; their shadows follow, as hosts expect.
+            // The admin queues are always rung directly; their shadows follow, as hosts expect.
             self.put_shadow(qid, is_cq, false, value);
             self.put_shadow(qid, is_cq, true, value);
         }
     }
 
-    /// Whether any doorbell may be rung now.
+    /// Whether doorbells are allowed in the present state.
     fn may_ring(&self, qid: u16, is_cq: bool, value: u32) -> bool {
         let (rule, state) = if self.regs.cc.shn() != Cc::SHN_NONE {
             (Rule::DoorbellAfterShutdown, "after CC.SHN was set")
@@ -84,12 +84,12 @@ impl ControllerState {
             let detail = format!("tail {value} was written again");
             return self.bad_ring(Rule::DoorbellSame, qid, detail);
         }
-        let used = sq.distance(sq.told, sq.tail);
+        let used = sq.distance(sq.reported_head, sq.tail);
         let added = sq.distance(sq.tail, value);
         if used + added >= sq.size {
             let detail = format!(
                 "tail went from {} to {value}, but the host knows of head {} only ({} entries)",
-                sq.tail, sq.told, sq.size
+                sq.tail, sq.reported_head, sq.size
             );
             return self.bad_ring(Rule::SqOverrun, qid, detail);
         }
@@ -127,7 +127,7 @@ impl ControllerState {
         self.drain_waiting(qid);
     }
 
-    /// The value that counts when there is a shadow: the shadow's.
+    /// The value that applies: the shadow's, if there is one.
     fn shadowed(&mut self, qid: u16, is_cq: bool, value: u32) -> u32 {
         let Some(shadow) = self.get_shadow(qid, is_cq) else { return value };
         let old = if is_cq {
@@ -175,7 +175,7 @@ impl ControllerState {
         self.sqs.get(usize::from(qid)).and_then(Option::as_ref).map(|sq| sq.tail)
     }
 
-    /// Asks to be rung at the next change of a tail, and looks whether it changed meanwhile.
+    /// Requests a doorbell at the next change of a tail, and checks whether it changed meanwhile.
     fn watch_shadow(&mut self, qid: u16) {
         while let Some(old) = self.tail_of(qid) {
             self.put_shadow(qid, false, true, old);
@@ -190,8 +190,8 @@ impl ControllerState {
         }
     }
 
-    /// Looks at the shadow of a head, when room is needed; asks to be rung when it moves.
-    pub(crate) fn look_at_head(&mut self, qid: u16) {
+    /// Reads the shadow of a head when room is needed, and requests a doorbell when it changes.
+    pub(crate) fn refresh_head(&mut self, qid: u16) {
         if self.shadow.is_none() || qid == 0 {
             return;
         }

@@ -1,5 +1,5 @@
-//! The seam for others that carry out I/O commands in the core's place: the null controller's fast path, or a controller
-//! that works in a GPU's memory. Registers, admin commands, identify data, features and resets stay with the core.
+//! The seam for executing I/O commands outside the core: the null controller's fast path, or a controller in a GPU's
+//! memory. Registers, admin commands, identify data, features and resets stay with the core.
 
 use std::io;
 use std::sync::Arc;
@@ -12,22 +12,22 @@ use crate::device::ControllerState;
 use crate::exec::CommandFailure;
 use crate::violation::Violation;
 
-/// A queue that the driver asked for, after the core's checks.
+/// A queue requested by the driver, after the core's checks.
 #[derive(Clone, Debug)]
 pub struct NewQueue {
     /// Its number.
     pub qid: u16,
     /// Its entries.
     pub entries: u32,
-    /// Where it lies on the bus.
+    /// Its bus address.
     pub base: BusAddr,
-    /// The memory behind that, where it is host memory or the controller's own buffer.
+    /// The memory behind that, if it is host memory or the controller's own buffer.
     pub memory: Option<HostMem>,
     /// Power of two of the bytes of a memory page (CC.MPS).
     pub page_shift: u32,
 }
 
-/// What can befall the whole controller.
+/// An event that affects the whole controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Strike {
     /// It stops with CSTS.CFS set.
@@ -52,51 +52,51 @@ pub trait Blocks: Send + Sync {
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()>;
 }
 
-/// Carries out the commands of all I/O queues.
+/// Executes the commands of all I/O queues.
 ///
-/// Calls come with the controller's lock held, but for [`IoEngine::ring`] and [`IoEngine::commands`].
+/// The controller's lock is held in all calls except [`IoEngine::ring`] and [`IoEngine::commands`].
 pub trait IoEngine: Send + Sync {
-    /// A completion queue; it has no submission queue yet.
+    /// Creates a completion queue; it has no submission queue yet.
     ///
     /// # Errors
     /// The status to refuse it with.
     fn create_cq(&self, cq: &NewQueue) -> Result<(), Status>;
-    /// A submission queue that completes into an existing completion queue.
+    /// Creates a submission queue for an existing completion queue.
     ///
     /// # Errors
     /// The status to refuse it with.
     fn create_sq(&self, sq: &NewQueue, cqid: u16) -> Result<(), Status>;
-    /// A submission queue is deleted: its commands are let go before this returns.
+    /// Deletes a submission queue: its commands are abandoned before this returns.
     fn delete_sq(&self, qid: u16);
-    /// A completion queue without submission queues is deleted.
+    /// Deletes a completion queue without submission queues.
     fn delete_cq(&self, qid: u16);
-    /// All queues are gone: no command is worked on when this returns.
+    /// Removes all queues: no command is in progress when this returns.
     fn clear(&self);
-    /// A doorbell; false if it belongs to no queue of the engine.
+    /// Rings a doorbell; false if it belongs to no queue of the engine.
     fn ring(&self, qid: u16, is_cq: bool, value: u32) -> bool;
     /// Commands completed so far.
     fn commands(&self) -> u64;
-    /// Where it keeps the blocks of the only namespace, if it does.
+    /// The blocks of the only namespace, if the engine stores them.
     fn blocks(&self) -> Option<Arc<dyn Blocks>> {
         None
     }
-    /// Which of the optional I/O commands it carries out.
+    /// The optional I/O commands that it supports.
     fn optional_commands(&self, all: Oncs) -> Oncs {
         all
     }
-    /// What has befallen the controller since the last call, by a fault of an I/O command.
+    /// The controller-wide event caused by a fault of an I/O command since the last call.
     fn strike(&self) -> Option<Strike> {
         None
     }
-    /// Breaches of rules that were found since the last call.
+    /// Violations since the last call.
     fn breaches(&self) -> Vec<Violation> {
         Vec::new()
     }
 }
 
 impl ControllerState {
-    /// Hands a new completion queue to the engine, if there is one.
-    pub(crate) fn lend_cq(
+    /// Passes a new completion queue to the engine, if there is one.
+    pub(crate) fn create_engine_cq(
         &self,
         qid: u16,
         base: u64,
@@ -107,8 +107,8 @@ impl ControllerState {
         Ok(engine.create_cq(&self.new_queue(qid, base, entries, bytes))?)
     }
 
-    /// Hands a new submission queue to the engine, if there is one.
-    pub(crate) fn lend_sq(
+    /// Passes a new submission queue to the engine, if there is one.
+    pub(crate) fn create_engine_sq(
         &self,
         (qid, cqid): (u16, u16),
         base: u64,
@@ -125,15 +125,15 @@ impl ControllerState {
         NewQueue { qid, entries, base: BusAddr(base), memory, page_shift: self.regs.cc.page_shift() }
     }
 
-    /// Suffers what the engine says has befallen the controller.
-    pub(crate) fn hear_strike(&mut self) {
+    /// Applies the engine's controller-wide event.
+    pub(crate) fn apply_engine_strike(&mut self) {
         if let Some(strike) = self.engine.as_ref().and_then(|engine| engine.strike()) {
             self.strike(strike);
         }
     }
 
-    /// Writes down the breaches that the engine has found.
-    pub(crate) fn hear_breaches(&self) {
+    /// Records the engine's violations.
+    pub(crate) fn record_engine_breaches(&self) {
         for breach in self.engine.iter().flat_map(|engine| engine.breaches()) {
             self.breach(breach.rule, breach.queue, breach.detail);
         }

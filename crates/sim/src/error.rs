@@ -1,47 +1,47 @@
-//! What can go wrong when a simulated drive is made or looked into.
+//! Errors of this crate.
 
 use std::path::PathBuf;
 
 /// The result of this crate's calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a simulated drive could not be made, or its media not be reached.
+/// Why a simulated drive could not be created, or its media not be accessed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// An option that nobody knows.
+    /// An unknown option.
     #[error("unknown option '{key}' in the simulated drive '{spec}'; known are: {known}")]
     UnknownOption {
         /// The option.
         key: String,
-        /// Where it was found.
+        /// The specification that contains it.
         spec: String,
-        /// Every option that there is.
+        /// All known options.
         known: String,
     },
-    /// An option's value that cannot be used.
+    /// An invalid value of an option.
     #[error("option {key}={value}: {wanted}")]
     BadValue {
         /// The option.
         key: String,
-        /// What was given.
+        /// The value.
         value: String,
-        /// What would be right.
+        /// Valid values.
         wanted: String,
     },
-    /// A fault that nobody knows.
+    /// An unknown fault.
     #[error("unknown fault '{name}'; known are: {known}")]
     UnknownFault {
-        /// The name that was given.
+        /// Its name.
         name: String,
-        /// Every fault that there is.
+        /// All known faults.
         known: String,
     },
-    /// A fault's moment or parameter that cannot be understood.
+    /// An invalid trigger or parameter of a fault.
     #[error("fault '{fault}': {why}")]
     BadFault {
         /// The fault as it was written.
         fault: String,
-        /// What is wrong, and what would be right.
+        /// What is wrong, and what is valid.
         why: String,
     },
     /// Options that contradict each other.
@@ -52,37 +52,37 @@ pub enum Error {
     Image {
         /// The image file.
         path: PathBuf,
-        /// What was tried.
+        /// What was attempted.
         call: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
-        /// What to do about it, or nothing.
+        /// A hint, or empty.
         hint: &'static str,
     },
-    /// The image file is not fit for a drive.
+    /// The image file is not suitable for a drive.
     #[error("{path} cannot be a drive image: {why}")]
     NotAnImage {
         /// The file.
         path: PathBuf,
-        /// The reason, and what would mend it.
+        /// The reason, and a fix.
         why: String,
     },
     /// A namespace that the drive does not have.
     #[error("the simulated drive has no namespace {nsid}, only 1 to {last}")]
     NoNamespace {
-        /// The namespace that was asked for.
+        /// The requested namespace.
         nsid: u32,
-        /// The last one that there is.
+        /// The last namespace.
         last: u32,
     },
-    /// Bytes that do not lie within a namespace.
+    /// Bytes outside a namespace.
     #[error("bytes {offset}+{bytes} do not lie within namespace {nsid}, which has {size} bytes")]
     OutOfRange {
         /// The namespace.
         nsid: u32,
-        /// Where the bytes start.
+        /// Offset of the bytes.
         offset: u64,
-        /// How many there are.
+        /// Number of bytes.
         bytes: u64,
         /// The size of the namespace.
         size: u64,
@@ -90,7 +90,7 @@ pub enum Error {
     /// The medium itself could not be read or written.
     #[error("the medium of the simulated drive failed: {0}")]
     Medium(#[from] std::io::Error),
-    /// Memory could not be had.
+    /// Memory could not be allocated.
     #[error("memory of the simulated drive: {0}")]
     Memory(#[from] onehop_os::Error),
     /// The worker thread could not be started.

@@ -17,15 +17,15 @@ pub(crate) struct FetchedCommand {
     pub effects: Option<Box<Effects>>,
 }
 
-/// What is to be done at a later time.
+/// Work for a later time.
 pub(crate) enum DelayedTask {
     /// Execute a command.
     Execute(FetchedCommand),
-    /// Put right the last dword of a completion.
-    Mend { cq: u16, generation: u64, slot: u32, last: u32 },
-    /// Bring the data whose completion was posted already.
+    /// Correct the last dword of a completion.
+    CorrectCompletion { cq: u16, generation: u64, slot: u32, last: u32 },
+    /// Deliver the data of a read that was already completed.
     Data(LateData),
-    /// Post held completions, whatever they wait for.
+    /// Post held completions, regardless of what they wait for.
     Release,
 }
 
@@ -49,7 +49,7 @@ impl From<Status> for CommandFailure {
     }
 }
 
-/// What a command answers: its result, or why not.
+/// A command's result, or its failure.
 pub(crate) type CommandResult = std::result::Result<u32, CommandFailure>;
 
 impl ControllerState {
@@ -71,7 +71,7 @@ impl ControllerState {
         }
     }
 
-    /// Takes a fetched command in, and settles when it is executed.
+    /// Accepts a fetched command, and schedules its execution.
     fn accept(&mut self, sqid: u16, sqe: Sqe) {
         let counts = if sqid == 0 { &mut self.counts.admin } else { &mut self.counts.io };
         counts[usize::from(sqe.opcode())] += 1;
@@ -126,7 +126,7 @@ impl ControllerState {
         }
     }
 
-    /// What latency and bandwidth make a command wait.
+    /// The delay of a command by latency and bandwidth.
     fn model_wait(&mut self, command: &FetchedCommand) -> u64 {
         let (latency, jitter) = (self.config.latency.as_nanos() as u64, self.config.jitter.as_nanos() as u64);
         let bandwidth = self.config.bandwidth;
@@ -146,13 +146,13 @@ impl ControllerState {
         wait.max(self.medium_free - now)
     }
 
-    /// Does something after so many nanoseconds.
+    /// Schedules work after `wait` nanoseconds.
     pub(crate) fn after(&mut self, wait: u64, task: DelayedTask) {
         self.order += 1;
         self.timers.insert((self.clock.now().saturating_add(wait), self.order), task);
     }
 
-    /// When something is to be done next; now is 0.
+    /// When the next work is due; 0 means now.
     pub(crate) fn next_due(&self) -> Option<u64> {
         if !self.ready.is_empty() && self.runs() {
             return Some(0);
@@ -161,7 +161,7 @@ impl ControllerState {
         [timer, self.next_tick()].into_iter().flatten().min()
     }
 
-    /// Does up to `most` of the things that are due; true if something was.
+    /// Does at most `most` units of due work; returns whether there was any.
     pub(crate) fn run(&mut self, most: usize) -> bool {
         self.tick();
         let mut did = false;
@@ -190,10 +190,10 @@ impl ControllerState {
             DelayedTask::Execute(command) => self.execute(command),
             DelayedTask::Release => self.release_held(),
             DelayedTask::Data(late) => self.bring(late),
-            DelayedTask::Mend { cq, generation, slot, last } => {
+            DelayedTask::CorrectCompletion { cq, generation, slot, last } => {
                 if let Some(queue) = self.cqs.get_mut(usize::from(cq)).and_then(Option::as_mut)
                     && queue.generation == generation
-                    && let Err(at) = queue.mend(&self.space, slot, last)
+                    && let Err(at) = queue.correct_entry(&self.space, slot, last)
                 {
                     self.breach_dma(cq, "completion queue", at);
                 }
@@ -220,7 +220,7 @@ impl ControllerState {
         self.complete(&command, reply);
     }
 
-    /// Completes a command with what it answered.
+    /// Completes a command with its result.
     pub(crate) fn complete(&mut self, command: &FetchedCommand, reply: CommandResult) {
         let (sqid, cid) = (command.sqid, command.sqe.cid());
         let (status, result) = match reply {
@@ -251,7 +251,7 @@ impl ControllerState {
         }
     }
 
-    /// The command is no longer outstanding, and its completion is posted.
+    /// Ends a command and posts its completion.
     pub(crate) fn finish(&mut self, entry: QueuedCompletion) {
         if let Some(sq) = self.sqs.get_mut(usize::from(entry.sqid)).and_then(Option::as_mut) {
             sq.finish(entry.cid);
@@ -274,7 +274,7 @@ impl ControllerState {
 }
 
 impl QueuedCompletion {
-    /// A completion with nothing wrong about it.
+    /// A completion without faults.
     pub(crate) const fn plain(sqid: u16, cid: u16, status: Status, result: u32) -> Self {
         Self { result, sqid, cid, status, lag: 0, stale: None }
     }

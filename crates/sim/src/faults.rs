@@ -1,4 +1,4 @@
-//! What can go wrong with a drive, each by name, and when it does.
+//! The faults of a drive, by name, and when they strike.
 
 mod book;
 mod parse;
@@ -29,7 +29,7 @@ macro_rules! kinds {
                 match self { $(FaultKind::$kind => $name,)* }
             }
 
-            /// What it does, in a line.
+            /// Its effect, in one line.
             #[must_use]
             pub const fn means(self) -> &'static str {
                 match self { $(FaultKind::$kind => concat!($($doc),*),)* }
@@ -100,22 +100,22 @@ pub enum Edge {
     Disable,
 }
 
-/// When a fault strikes: everything that is given has to hold.
+/// When a fault strikes: all given conditions must hold.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct When {
-    /// At the n-th that fits, counted from 1.
+    /// At the n-th match, counted from 1.
     pub n: Option<u64>,
-    /// At every so many-th that fits.
+    /// At every n-th match.
     pub every: Option<u64>,
     /// With this probability.
     pub p: Option<f64>,
     /// Commands that touch these blocks.
     pub lba: Option<RangeInclusive<u64>>,
-    /// Commands of this queue; without it those of every I/O queue.
+    /// Commands of this queue; `None` for those of every I/O queue.
     pub q: Option<u16>,
-    /// Commands with one of these opcodes; without it all.
+    /// Commands with one of these opcodes; empty for all.
     pub ops: Vec<u8>,
-    /// So long after the fault was injected, or after the controller was first ready for faults of the configuration.
+    /// This long after the fault was injected, or, for configured faults, after the controller was first ready.
     pub after: Option<Duration>,
     /// At this change of CC.EN.
     pub on: Option<Edge>,
@@ -124,21 +124,21 @@ pub struct When {
 /// A fault and its moment.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Fault {
-    /// What happens.
+    /// Its effect.
     pub kind: FaultKind,
     /// When.
     pub when: When,
-    /// How long it takes, where the kind has a time.
+    /// Its duration, if the kind has one.
     pub delay: Option<Duration>,
-    /// The status to fail with, where the kind fails.
+    /// The status of failures, if the kind fails commands.
     pub status: Option<Status>,
-    /// The retry delay to ask for, 0 to 3.
+    /// The requested retry delay, 0 to 3.
     pub crd: u8,
-    /// How often it strikes at most.
+    /// Maximum number of strikes.
     pub count: Option<u64>,
-    /// Others to wait for, or entries to lag behind.
+    /// Number of others to wait for, or of entries to lag behind.
     pub by: Option<u32>,
-    /// How late data arrives.
+    /// How data arrives late.
     pub order: Order,
 }
 
@@ -158,7 +158,7 @@ impl Fault {
         }
     }
 
-    /// How often it strikes at most, if that is limited.
+    /// Maximum number of strikes, if limited.
     #[must_use]
     pub fn limit(&self) -> Option<u64> {
         use FaultKind::{Cfs, FailOnce, Garbled, Gone, PowerLoss};
@@ -169,7 +169,7 @@ impl Fault {
         }
     }
 
-    /// Whether it waits for the clock alone and not for a command.
+    /// Whether it is triggered by the clock and not by a command.
     #[must_use]
     pub fn is_timed(&self) -> bool {
         let w = &self.when;

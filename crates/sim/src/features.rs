@@ -1,4 +1,4 @@
-//! Features: their values in use, by default and saved, and what each may become.
+//! Features: current, default and saved values, and their valid values.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -23,11 +23,11 @@ const fn kind(fid: u8, saveable: bool, known: u32, standard: u32) -> DwordFeatur
     DwordFeature { fid, saveable, changeable: true, known, standard }
 }
 
-/// Temperature thresholds until the host sets others: 80 and 0 degrees Celsius.
+/// Default temperature thresholds: 80 and 0 degrees Celsius.
 const HOT: u16 = 353;
 const COLD: u16 = 273;
 
-/// KAS: the keep alive timeout is counted in so many 100 ms.
+/// KAS: the unit of the keep-alive timeout, in 100 ms.
 pub(crate) const KEEP_ALIVE_GRANULARITY: u16 = 1;
 /// The same in milliseconds.
 const KEEP_ALIVE_STEP: u32 = KEEP_ALIVE_GRANULARITY as u32 * 100;
@@ -61,10 +61,10 @@ pub(crate) struct Features {
     cold: u16,
     granted: Queues,
     absent: Vec<u8>,
-    /// The host memory that was lent: address and pages of each piece.
-    pub lent: Vec<(u64, u32)>,
-    /// How it was lent, as the command said it.
-    pub lent_as: feature::HostMemory,
+    /// The host memory buffer: address and pages of each extent.
+    pub host_memory: Vec<(u64, u32)>,
+    /// How the command enabled it.
+    pub host_memory_setting: feature::HostMemory,
 }
 
 impl Features {
@@ -84,21 +84,21 @@ impl Features {
             cold: COLD,
             granted: Queues::ask(queues, queues),
             absent,
-            lent: Vec::new(),
-            lent_as: feature::HostMemory::default(),
+            host_memory: Vec::new(),
+            host_memory_setting: feature::HostMemory::default(),
         };
         features.reset();
         features
     }
 
-    /// Back to what was saved, or to the defaults.
+    /// Restores the saved values, or the defaults.
     pub(crate) fn reset(&mut self) {
         self.current = KINDS.iter().map(|k| (k.fid, k.standard)).collect();
         self.current.extend(self.saved.iter());
         self.data.clear();
         self.cold = COLD;
-        self.lent.clear();
-        self.lent_as = feature::HostMemory::default();
+        self.host_memory.clear();
+        self.host_memory_setting = feature::HostMemory::default();
     }
 
     fn kind(&self, fid: u8) -> Result<&'static DwordFeature, Status> {
@@ -115,17 +115,17 @@ impl Features {
         WriteCache(self.value(id::VOLATILE_WRITE_CACHE)).wce()
     }
 
-    /// Which events the host wants.
+    /// The events that the host enabled.
     pub(crate) fn event_config(&self) -> EventConfig {
         EventConfig(self.value(id::ASYNC_EVENT))
     }
 
-    /// Whether the host understands retry delays.
+    /// Whether the host enabled retry delays.
     pub(crate) fn acre(&self) -> bool {
         self.data.get(&id::HOST_BEHAVIOR).is_some_and(|d| d[behavior::ACRE] != 0)
     }
 
-    /// How long the host may keep silent; none if it need not say anything.
+    /// The keep-alive timeout; `None` if disabled.
     pub(crate) fn keep_alive(&self) -> Option<Duration> {
         let milliseconds = self.value(id::KEEP_ALIVE);
         (milliseconds != 0).then(|| Duration::from_millis(milliseconds.into()))
@@ -154,7 +154,7 @@ impl Features {
         })
     }
 
-    /// Checks what Set Features wants to do, before anything is changed.
+    /// Checks a Set Features command before anything is changed.
     pub(crate) fn check_set(&self, fid: u8, save: bool, nsid: u32, dw11: u32) -> Result<(), Status> {
         let kind = self.kind(fid)?;
         if save && !kind.saveable {
@@ -172,7 +172,7 @@ impl Features {
         Ok(())
     }
 
-    /// Sets the dword of a feature; gives the result of the command.
+    /// Sets the dword of a feature; returns the command's result.
     pub(crate) fn set(&mut self, fid: u8, save: bool, dw11: u32) -> Result<u32, Status> {
         match fid {
             id::NUMBER_OF_QUEUES => {
@@ -210,7 +210,7 @@ impl Features {
         Ok(0)
     }
 
-    /// Bytes of a feature's data structure, for those that have one.
+    /// Size of a feature's data structure, if it has one.
     pub(crate) fn data_bytes(fid: u8, dw11: u32) -> Option<usize> {
         match fid {
             id::APST => Some(feature::Apst::TABLE_BYTES),

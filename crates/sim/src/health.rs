@@ -1,4 +1,4 @@
-//! Counters and errors that log pages tell of.
+//! Counters and errors for log pages.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -14,7 +14,7 @@ const UNIT: u64 = 512_000;
 /// Room temperature for a drive: 40 degrees Celsius.
 const COOL: u16 = 313;
 
-/// An error that will be found in the error log.
+/// An entry of the error log.
 pub(crate) struct ErrorEntry {
     pub sqid: u16,
     pub cid: u16,
@@ -23,7 +23,7 @@ pub(crate) struct ErrorEntry {
     pub nsid: u32,
 }
 
-/// What the drive remembers of its life.
+/// The drive's lifetime counters.
 pub(crate) struct Health {
     errors: VecDeque<(u64, ErrorEntry)>,
     error_count: u64,

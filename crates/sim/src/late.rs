@@ -10,9 +10,9 @@ use crate::faults::Order;
 use crate::rng::Rng;
 use crate::transfer::TransferSpan;
 
-/// What a device may be expected to write at once.
+/// What a device writes atomically.
 const WORD: usize = 8;
-/// Hosts that look for missing data may look at the end of units of this size.
+/// Hosts that detect missing data may check the end of units of this size.
 const UNIT: usize = 512;
 /// Bursts in which words in random order arrive.
 const BURSTS: usize = 4;
@@ -22,7 +22,7 @@ pub(crate) struct LateData {
     pub(crate) sqid: u16,
     spans: Vec<TransferSpan>,
     data: Vec<u8>,
-    /// The parts that arrive together, first to last.
+    /// The parts of each burst, in order.
     bursts: VecDeque<Vec<Range<usize>>>,
     /// Nanoseconds before each burst.
     pub(crate) wait: u64,
@@ -62,7 +62,7 @@ fn bursts(len: usize, order: Order, rng: &mut Rng) -> VecDeque<Vec<Range<usize>>
 }
 
 impl ControllerState {
-    /// Brings the next burst to the host.
+    /// Delivers the next burst to the host.
     pub(crate) fn bring(&mut self, mut late: LateData) {
         for part in late.bursts.pop_front().unwrap_or_default() {
             let mut before = 0;

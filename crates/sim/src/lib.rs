@@ -7,7 +7,7 @@
 //! 5. [`Sim::stats`] counts what it did.
 //!
 //! It speaks NVMe 1.4 or 2.0 through the same seams as a real drive, [`Registers`](onehop_os::Registers) and
-//! [`Mapper`](onehop_os::Mapper), and reacts to each breach of a rule as the specification says.
+//! [`Mapper`](onehop_os::Mapper), and reacts to each violation as the specification says.
 #![forbid(unsafe_code)]
 
 mod admin;

@@ -1,4 +1,4 @@
-//! Doorbells that the host maps: it writes them as memory, so the controller has to look for changes.
+//! Doorbells that the host maps: it writes them as memory, so the controller has to poll for changes.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, fence};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, fence};
 use onehop_os::HostMem;
 use onehop_proto::regs::{self, offset};
 
-/// The doorbells' memory, and the value of each that was last delivered.
+/// The doorbells' memory, and the last delivered value of each.
 pub(crate) struct MappedDoorbells {
     mem: HostMem,
     dstrd: u8,
@@ -15,17 +15,17 @@ pub(crate) struct MappedDoorbells {
 }
 
 impl MappedDoorbells {
-    /// `mem` is BAR0 from the first doorbell on; all of it becomes zero.
+    /// `mem` is BAR0 from the first doorbell on; it is zeroed.
     pub(crate) fn new(mem: HostMem, queues: u16, dstrd: u8) -> onehop_os::Result<Self> {
         let doorbells =
             Self { mem, dstrd, seen: (0..=queues).map(|_| [AtomicU32::new(0), AtomicU32::new(0)]).collect() };
         doorbells.mem.fill(0, doorbells.mem.len(), 0)?;
-        // The last one has to lie in it.
+        // Checks that the last one is within it.
         doorbells.mem.word(doorbells.place(queues, true))?;
         Ok(doorbells)
     }
 
-    /// Where a doorbell lies in the memory.
+    /// The offset of a doorbell in the memory.
     fn place(&self, qid: u16, is_cq: bool) -> usize {
         (regs::doorbell(qid, is_cq, self.dstrd) - offset::DOORBELLS) as usize
     }
@@ -42,23 +42,23 @@ impl MappedDoorbells {
         0..self.seen.len() as u16
     }
 
-    /// The new value of a doorbell that was written since it was last taken.
+    /// The new value of a doorbell, if written since the last call.
     fn take(&self, qid: u16, is_cq: bool) -> Option<(u32, u32)> {
         let value = self.load(qid, is_cq);
         let old = self.seen(qid, is_cq).swap(value, Relaxed);
         (old != value).then(|| (regs::doorbell(qid, is_cq, self.dstrd), value))
     }
 
-    /// Whether one was written since it was last taken.
+    /// Whether one was written since the last call of [`Self::changes`].
     pub(crate) fn has_changed(&self) -> bool {
         let differs = |qid, is_cq| self.load(qid, is_cq) != self.seen(qid, is_cq).load(Relaxed);
         self.queues().any(|qid| differs(qid, false) || differs(qid, true))
     }
 
-    /// What was written since the last call, to be delivered in this order: offset in BAR0, and value.
+    /// The writes since the last call, to be delivered in this order: offset in BAR0, and value.
     ///
-    /// What a host wrote before a value that is returned is returned before it, or was earlier: tails are read first,
-    /// the admin queue's before all others, and delivered last.
+    /// Writes that preceded a returned one are returned before it, or were earlier: tails are read first, the admin
+    /// queue's before all others, and delivered last.
     pub(crate) fn changes(&self) -> Vec<(u32, u32)> {
         let mut tails = Vec::new();
         for qid in self.queues() {
@@ -70,7 +70,7 @@ impl MappedDoorbells {
         changes
     }
 
-    /// A doorbell was written through the controller's registers instead.
+    /// A doorbell was written as a register instead.
     pub(crate) fn written(&self, at: u32, value: u32) {
         if let Some((qid, is_cq)) = regs::doorbell_of(at, self.dstrd)
             && usize::from(qid) < self.seen.len()
@@ -91,7 +91,7 @@ impl MappedDoorbells {
         self.set(qid, is_cq, 0);
     }
 
-    /// All queues are gone.
+    /// All queues were deleted.
     pub(crate) fn clear(&self) {
         for qid in self.queues() {
             self.restart(qid, false);

@@ -1,4 +1,4 @@
-//! Namespaces: blocks with their metadata, the write cache over them, and blocks that cannot be read.
+//! Namespaces: blocks with their metadata, their write cache, and unreadable blocks.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -11,7 +11,7 @@ use crate::protect;
 use crate::store::{LockedImage, Store, open_image};
 use crate::{Error, Result};
 
-/// A namespace and what it holds.
+/// A namespace and its content.
 pub(crate) struct NamespaceMedia {
     /// Its size in blocks.
     pub blocks: u64,
@@ -19,19 +19,19 @@ pub(crate) struct NamespaceMedia {
     pub lba: u32,
     /// Metadata bytes of a block.
     pub ms: u16,
-    /// The last bytes of each block's metadata are protection information, which is stored inverted: what was never
-    /// written, or was deallocated, reads as ones, which exempts it from checks.
+    /// The last bytes of each block's metadata are protection information, which is stored inverted: unwritten and
+    /// deallocated blocks read as ones, which exempts it from checks.
     protected: bool,
     data: Store,
     meta: Option<Store>,
     cache: Cache,
     bad: BTreeSet<u64>,
     touched: u64,
-    /// How often it was created anew.
+    /// How often it was recreated.
     pub life: u32,
 }
 
-/// Makes the namespaces that a configuration asks for.
+/// Makes the namespaces of a configuration.
 pub(crate) fn namespaces(config: &Config, engine: Option<Arc<dyn Blocks>>) -> Result<Vec<NamespaceMedia>> {
     let count = u64::from(config.namespaces);
     let (total, image) = match &config.media {
@@ -87,7 +87,7 @@ impl NamespaceMedia {
         }
     }
 
-    /// Becomes another namespace of the same size and format.
+    /// Replaces it with another namespace of the same size and format.
     pub(crate) fn recreate(&mut self) -> io::Result<()> {
         self.zero(0, self.blocks, true)?;
         (self.touched, self.life) = (0, self.life.wrapping_add(1));
@@ -99,7 +99,7 @@ impl NamespaceMedia {
         self.blocks * u64::from(self.lba)
     }
 
-    /// Blocks that were ever written, at most: what Identify calls the utilisation.
+    /// Upper limit of written blocks: the utilisation in Identify.
     pub(crate) fn used(&self) -> u64 {
         self.touched.min(self.blocks)
     }
@@ -131,7 +131,7 @@ impl NamespaceMedia {
         }
     }
 
-    /// Writes whole blocks; `durable` ones survive a power loss at once. Without `meta` the metadata becomes zero, and
+    /// Writes whole blocks; `durable` ones survive a power loss. Without `meta` the metadata becomes zero, and
     /// protection information ones.
     pub(crate) fn write(&mut self, slba: u64, data: &[u8], meta: &[u8], durable: bool) -> io::Result<()> {
         let count = data.len() as u64 / u64::from(self.lba);
@@ -167,7 +167,7 @@ impl NamespaceMedia {
         self.remember(slba, count)
     }
 
-    /// Keeps what the blocks hold now, for the day the power is lost.
+    /// Saves the blocks' present content, for a power loss.
     fn remember(&mut self, slba: u64, count: u64) -> io::Result<()> {
         let (lba, ms) = (self.lba as usize, usize::from(self.ms));
         let per = self.cache.unit_blocks();
@@ -193,12 +193,12 @@ impl NamespaceMedia {
         Ok(())
     }
 
-    /// Everything that was written survives from now on.
+    /// Makes everything written durable.
     pub(crate) fn flush(&mut self) {
         self.cache.flush();
     }
 
-    /// Takes every unflushed write back.
+    /// Undoes every unflushed write.
     pub(crate) fn lose_power(&mut self) -> io::Result<()> {
         let (lba, ms) = (self.lba as usize, usize::from(self.ms));
         for (number, unit) in self.cache.lose() {
@@ -230,7 +230,7 @@ impl NamespaceMedia {
         }
     }
 
-    /// Writes data bytes anywhere, durable at once, around the controller.
+    /// Writes data bytes anywhere, durable at once, bypassing the controller.
     pub(crate) fn write_bytes(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
         let lba = u64::from(self.lba);
         let (first, end) = (offset / lba, (offset + data.len() as u64).div_ceil(lba));
@@ -240,13 +240,13 @@ impl NamespaceMedia {
         self.data.write(offset, data)
     }
 
-    /// Reads data bytes anywhere, around the controller.
+    /// Reads data bytes anywhere, bypassing the controller.
     pub(crate) fn read_bytes(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         self.data.read(offset, out)
     }
 }
 
-/// The runs of ones in a mask: where each starts, and how long it is.
+/// The runs of ones in a mask: start and length of each.
 fn runs(mut mask: u64) -> impl Iterator<Item = (usize, usize)> {
     std::iter::from_fn(move || {
         if mask == 0 {

@@ -1,7 +1,7 @@
 //! The null controller's fast path: I/O queues whose commands complete at once and move nothing.
 //!
-//! It is what a driver's own cost is measured against, so it does as little as a controller can do: on a submission
-//! doorbell it reads each new entry's identifier and posts its completion, under one lock of that queue alone.
+//! It measures a driver's own cost, so it does as little as a controller can: on a submission doorbell it reads each
+//! new entry's identifier and posts its completion, under a lock of that queue only.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -27,26 +27,26 @@ struct NullPair {
     tail: u32,
     cq_tail: u32,
     phase: bool,
-    /// Identifiers of a batch, when it is completed in reverse.
+    /// Identifiers of a batch that is completed in reverse.
     batch: Vec<u16>,
 }
 
-/// A completion queue that has no submission queue yet.
+/// A completion queue without a submission queue.
 struct Half {
     mem: HostMem,
     size: u32,
     taken: bool,
 }
 
-/// What the doorbells of a queue number reach.
+/// The queues of a queue number's doorbells.
 #[derive(Default)]
 struct DoorbellSlot {
     pair: Mutex<Option<NullPair>>,
     half: Mutex<Option<Half>>,
     cq_head: AtomicU32,
-    /// The completion queue was full: the next head has to go on.
+    /// The completion queue was full: the next head doorbell resumes.
     stalled: AtomicBool,
-    /// The submission queue that completes into this completion queue.
+    /// The submission queue of this completion queue.
     user: AtomicU32,
     commands: AtomicU64,
 }
@@ -79,7 +79,7 @@ impl Fast {
         true
     }
 
-    /// Completes whatever has been submitted, as far as the completion queue has room.
+    /// Completes what has been submitted, as far as the completion queue has room.
     fn pump(&self, pair: &mut NullPair) {
         let slot = &self.slots[usize::from(pair.cqid)];
         let cq_head = slot.cq_head.load(Acquire) % pair.cq_size;
@@ -126,7 +126,7 @@ impl IoEngine for Fast {
         Ok(())
     }
 
-    /// A completion queue serves one submission queue here.
+    /// Each completion queue serves one submission queue here.
     fn create_sq(&self, sq: &NewQueue, cqid: u16) -> Result<(), Status> {
         let NewQueue { qid, entries, .. } = *sq;
         let mem = sq.memory.clone().ok_or(Status::DATA_TRANSFER_ERROR)?;
@@ -211,11 +211,11 @@ impl NullPair {
     }
 }
 
-/// Nanoseconds that the null controller itself takes for one command: the fast path alone, in batches of this many
-/// commands on a queue of this many entries.
+/// The null controller's own time per command in nanoseconds: the fast path, with batches of `batch` commands on a
+/// queue of `entries` entries.
 ///
 /// # Errors
-/// When there is no memory for the queues.
+/// When memory for the queues is short.
 pub fn ceiling(entries: u32, batch: u32, rounds: u32) -> crate::Result<f64> {
     let entries = entries.clamp(2, 65536);
     let batch = batch.clamp(1, entries - 1);

@@ -1,4 +1,4 @@
-//! The commands of the NVM command set.
+//! The NVM command set.
 
 use onehop_proto::format::check_range;
 use onehop_proto::nvm::{self, DatasetManagement, Range, Rw, dsm, opcode};
@@ -12,13 +12,13 @@ use crate::protect::{self, Protection};
 use crate::transfer::TransferDirection;
 use crate::violation::Rule;
 
-/// The buffers of a transfer: what travels by the data pointer, and metadata apart from it.
+/// The buffers of a transfer: what the data pointer covers, and separate metadata.
 struct TransferLayout {
     blocks: u64,
     lba: usize,
     /// Metadata that follows each block's data.
     inline_meta: usize,
-    /// Metadata in a buffer of its own.
+    /// Metadata in a separate buffer.
     split_meta: usize,
     /// Metadata on the medium; without the other two the host does not see it.
     ms: usize,
@@ -37,7 +37,7 @@ impl TransferLayout {
         self.blocks as usize * self.ms
     }
 
-    /// Takes metadata out from between the data: `mixed` is what travelled.
+    /// Separates metadata from interleaved data: `mixed` is what was transferred.
     fn split(&self, mixed: &[u8], data: &mut [u8], meta: &mut [u8]) {
         let step = self.lba + self.inline_meta;
         for (i, block) in mixed.chunks_exact(step).enumerate() {
@@ -47,7 +47,7 @@ impl TransferLayout {
         }
     }
 
-    /// Puts metadata between the data.
+    /// Interleaves metadata with data.
     fn mix(&self, data: &[u8], meta: &[u8], mixed: &mut [u8]) {
         let step = self.lba + self.inline_meta;
         for (i, block) in mixed.chunks_exact_mut(step).enumerate() {
@@ -79,7 +79,7 @@ impl ControllerState {
         Ok(0)
     }
 
-    /// Whether a write survives a power loss as soon as it is acknowledged.
+    /// Whether an acknowledged write survives a power loss.
     fn is_durable(&self, fua: bool) -> bool {
         fua || !self.config.vwc || !self.features.write_cache()
     }
@@ -125,7 +125,7 @@ impl ControllerState {
         }
     }
 
-    /// What a command wants of protection information; none where the namespace has none, whatever the fields say.
+    /// A command's protection information; `None` if the namespace has none, whatever the fields say.
     fn protection(&self, rw: &Rw) -> Result<Option<Protection>, CommandFailure> {
         match self.config.pi {
             0 => Ok(None),
@@ -146,7 +146,7 @@ impl ControllerState {
 
     fn layout(&self, rw: &Rw) -> TransferLayout {
         let ms = usize::from(self.config.ms);
-        // With PRACT, metadata that is nothing but protection information does not reach the host.
+        // With PRACT, metadata that consists only of protection information does not reach the host.
         let hidden = self.config.pi != 0 && rw.pract && ms == protect::BYTES;
         let (inline_meta, split_meta) = match (hidden, self.config.ext) {
             (true, _) => (0, 0),
@@ -162,7 +162,7 @@ impl ControllerState {
         }
     }
 
-    /// The metadata pointer, where there is a separate buffer.
+    /// The metadata pointer, if there is a separate buffer.
     fn meta_pointer(
         &mut self,
         command: &FetchedCommand,
@@ -180,7 +180,7 @@ impl ControllerState {
         Ok(Some(mptr))
     }
 
-    /// Reads blocks of the medium into the buffers: data or mixed data, and metadata; checks what is to be checked.
+    /// Reads blocks of the medium into the buffers: data or mixed data, and metadata; does the requested checks.
     fn load(
         &mut self,
         rw: &Rw,
@@ -234,12 +234,12 @@ impl ControllerState {
             garbled.map_or(Ok(()), |status| Err(self.crd_allowed(command, status).into()))
         });
         (self.buffer, self.meta) = (mixed, meta);
-        self.give_back(spans);
+        self.reuse_spans(spans);
         self.health.note_read(layout.data());
         done
     }
 
-    /// Brings the host's data of a write or compare into the buffers.
+    /// Fetches the host's data of a write or compare into the buffers.
     fn fetch_data(
         &mut self,
         command: &FetchedCommand,
@@ -275,7 +275,7 @@ impl ControllerState {
         done
     }
 
-    /// Writes blocks to the medium, with protection information made or checked as the command asks.
+    /// Writes blocks to the medium, with protection information inserted or checked as requested.
     fn store(
         &mut self,
         rw: &Rw,
@@ -300,7 +300,7 @@ impl ControllerState {
         self.load(rw, &layout, &mut medium, &mut medium_meta)?;
         self.health.note_read(layout.data());
         if layout.split_meta == 0 {
-            // Inline metadata is a part of what was compared already, hidden metadata is the controller's own.
+            // Inline metadata was already compared with the data, and hidden metadata is the controller's own.
             medium_meta.clear();
             host_meta.clear();
         }
@@ -337,7 +337,7 @@ impl ControllerState {
     }
 }
 
-/// Gives a buffer its length; what it held does not matter.
+/// Sets a buffer's length; its content is undefined.
 fn fit(buffer: &mut Vec<u8>, len: usize) {
     if buffer.len() < len {
         buffer.resize(len, 0);

@@ -1,4 +1,4 @@
-//! The options of a simulated drive, one line each.
+//! The options of a simulated drive.
 
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use crate::{Error, units};
 
 /// Why a value was refused.
 pub(crate) enum Refused {
-    /// It is not of the wanted kind.
+    /// It has the wrong type.
     Wanted(&'static str),
-    /// Another error says it already.
+    /// Another error.
     Because(Box<Error>),
 }
 

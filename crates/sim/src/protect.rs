@@ -1,11 +1,11 @@
-//! Protection information: eight bytes at the end of each block's metadata, made and checked as a command asks.
+//! Protection information: eight bytes at the end of each block's metadata, inserted and checked as requested.
 
 use onehop_proto::Status;
 use onehop_proto::nvm::{Rw, opcode};
 
 use crate::exec::CommandFailure;
 
-/// Bytes of protection information: guard, application tag, reference tag, each high byte first.
+/// Bytes of protection information: guard, application tag, reference tag, each big-endian.
 pub(crate) const BYTES: usize = 8;
 /// Bits of PRCHK.
 const CHECK_GUARD: u8 = 1 << 2;
@@ -32,7 +32,7 @@ fn crc16(start: u16, data: &[u8]) -> u16 {
     data.iter().fold(start, |crc, byte| crc << 8 ^ TABLE[usize::from(crc >> 8) ^ usize::from(*byte)])
 }
 
-/// What protects one block.
+/// The protection information of one block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct ProtectionInfo {
     guard: u16,
@@ -55,7 +55,7 @@ impl ProtectionInfo {
     }
 }
 
-/// What a command wants done with the protection information of a namespace that has some.
+/// A command's use of its namespace's protection information.
 #[derive(Clone, Copy)]
 pub(crate) struct Protection {
     /// The type, 1 to 3.
@@ -68,7 +68,7 @@ pub(crate) struct Protection {
 }
 
 impl Protection {
-    /// What a command on a namespace of a type wants.
+    /// A command's use of it, for a namespace of this type.
     ///
     /// # Errors
     /// When its fields contradict the type.
@@ -93,7 +93,7 @@ impl Protection {
         if self.kind == 3 { self.reftag } else { self.reftag.wrapping_add(block as u32) }
     }
 
-    /// Whether a block says that nothing of it is to be checked, as blocks do that were never written.
+    /// Whether a block is exempt from checks, as unwritten blocks are.
     const fn is_exempt(&self, info: ProtectionInfo) -> bool {
         info.apptag == u16::MAX && (self.kind != 3 || info.reftag == u32::MAX)
     }
@@ -101,7 +101,7 @@ impl Protection {
     /// Checks blocks of data with their metadata.
     ///
     /// # Errors
-    /// Names the first block that is not what it should be.
+    /// Names the first wrong block.
     pub(crate) fn check(
         &self,
         data: &[u8],
@@ -131,7 +131,7 @@ impl Protection {
         Ok(())
     }
 
-    /// Makes the protection information of blocks, over what their metadata has in its place.
+    /// Inserts the protection information of blocks, replacing that part of their metadata.
     pub(crate) fn insert(&self, data: &[u8], meta: &mut [u8], lba: usize, ms: usize) {
         for (i, (data, meta)) in data.chunks_exact(lba).zip(meta.chunks_exact_mut(ms)).enumerate() {
             let (others, raw) = meta.split_at_mut(ms - BYTES);

@@ -1,4 +1,4 @@
-//! Submission and completion queues, as the controller keeps them.
+//! Submission and completion queues on the controller's side.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -9,24 +9,24 @@ use onehop_proto::{Cqe, Sqe, Status};
 
 use crate::dma::{Segment, Space, Unreachable};
 
-/// Where a ring lies: in one piece, or page by page.
+/// A ring's memory: contiguous, or by pages.
 pub(crate) struct PagedRing {
-    pieces: Vec<(u64, Weak<Segment>)>,
-    piece: usize,
+    parts: Vec<(u64, Weak<Segment>)>,
+    part_bytes: usize,
 }
 
 impl PagedRing {
-    /// A ring in one piece of bus addresses.
+    /// A contiguous ring.
     pub(crate) fn contiguous(base: u64, bytes: usize) -> Self {
-        Self { pieces: vec![(base, Weak::new())], piece: bytes }
+        Self { parts: vec![(base, Weak::new())], part_bytes: bytes }
     }
 
     /// A ring of pages.
     pub(crate) fn paged(pages: Vec<u64>, page: usize) -> Self {
-        Self { pieces: pages.into_iter().map(|p| (p, Weak::new())).collect(), piece: page }
+        Self { parts: pages.into_iter().map(|p| (p, Weak::new())).collect(), part_bytes: page }
     }
 
-    /// The memory behind an entry; looked up anew only when the mapping that it had is gone.
+    /// The memory of an entry; looked up again only when its former mapping is gone.
     fn locate(
         &mut self,
         space: &Space,
@@ -34,8 +34,8 @@ impl PagedRing {
         bytes: usize,
     ) -> Result<(Arc<Segment>, usize), Unreachable> {
         let lost = Unreachable::PastEnd { addr: offset as u64, bytes };
-        let (base, known) = self.pieces.get_mut(offset / self.piece).ok_or(lost)?;
-        let addr = base.wrapping_add((offset % self.piece) as u64);
+        let (base, known) = self.parts.get_mut(offset / self.part_bytes).ok_or(lost)?;
+        let addr = base.wrapping_add((offset % self.part_bytes) as u64);
         if let Some(segment) = known.upgrade().filter(|_| space.is_master())
             && let Some(at) = segment.offset(addr, bytes)
         {
@@ -85,27 +85,27 @@ pub(crate) struct Sq {
     pub cq: u16,
     /// Entries.
     pub size: u32,
-    /// Where the host will put its next entry, as far as it has said.
+    /// The host's tail, by its last doorbell.
     pub tail: u32,
-    /// Where the controller will fetch its next entry.
+    /// The next entry to fetch.
     pub head: u32,
-    /// The head that the host has been told.
-    pub told: u32,
+    /// The head that was last reported to the host.
+    pub reported_head: u32,
     ring: PagedRing,
     outstanding: CidSet,
 }
 
 impl Sq {
     pub(crate) fn new(size: u32, cq: u16, ring: PagedRing) -> Self {
-        Self { cq, size, tail: 0, head: 0, told: 0, ring, outstanding: CidSet::new() }
+        Self { cq, size, tail: 0, head: 0, reported_head: 0, ring, outstanding: CidSet::new() }
     }
 
-    /// How many entries lie from `from` to `to`.
+    /// Number of entries from `from` to `to`.
     pub(crate) const fn distance(&self, from: u32, to: u32) -> u32 {
         (to + self.size - from) % self.size
     }
 
-    /// Fetches the entry at the head; none when there is none.
+    /// Fetches the entry at the head; `None` if there is none.
     pub(crate) fn fetch(&mut self, space: &Space) -> Option<Result<Sqe, Unreachable>> {
         if self.head == self.tail {
             return None;
@@ -117,7 +117,7 @@ impl Sq {
 
     fn read(&mut self, space: &Space, offset: usize) -> Result<Sqe, Unreachable> {
         let (segment, at) = self.ring.locate(space, offset, Sqe::BYTES)?;
-        // The doorbell has been seen: whatever the host wrote before it is there.
+        // The doorbell has been read: everything that the host wrote before it is visible.
         fence(Acquire);
         let mut bytes = [0; Sqe::BYTES];
         let lost = Unreachable::PastEnd { addr: segment.addr, bytes: Sqe::BYTES };
@@ -129,7 +129,7 @@ impl Sq {
         Ok(sqe)
     }
 
-    /// Notes a command as outstanding; false if its identifier is in use.
+    /// Marks a command as outstanding; false if its identifier is in use.
     pub(crate) fn start(&mut self, cid: u16) -> bool {
         self.outstanding.insert(cid)
     }
@@ -144,8 +144,8 @@ impl Sq {
         self.outstanding.len
     }
 
-    /// An identifier other than this that is outstanding, or is not. One that is not is far away from this: hosts use
-    /// neighbours again at once, and would then be blamed for an identifier in use.
+    /// Another identifier, which is outstanding or not. An unused one is far away from this: hosts soon reuse
+    /// neighbours, and would then be blamed for an identifier in use.
     pub(crate) fn another_cid(&self, than: u16, outstanding: bool) -> Option<u16> {
         let first = if outstanding { than } else { than ^ 0x8000 };
         let usable = |cid: &u16| *cid != than && *cid != u16::MAX;
@@ -155,16 +155,16 @@ impl Sq {
             .find(|cid| self.outstanding.contains(*cid) == outstanding)
     }
 
-    /// The head to tell the host, `lag` behind where that is not further back than it was told already.
-    pub(crate) fn tell(&mut self, lag: u16) -> u16 {
-        let known = self.distance(self.told, self.head);
+    /// The head to report to the host: `lag` behind, but never behind what was reported before.
+    pub(crate) fn report_head(&mut self, lag: u16) -> u16 {
+        let known = self.distance(self.reported_head, self.head);
         let step = known.saturating_sub(u32::from(lag));
-        self.told = (self.told + step) % self.size;
-        self.told as u16
+        self.reported_head = (self.reported_head + step) % self.size;
+        self.reported_head as u16
     }
 }
 
-/// A completion that is to be posted.
+/// A completion to be posted.
 #[derive(Clone, Copy)]
 pub(crate) struct QueuedCompletion {
     pub result: u32,
@@ -173,7 +173,7 @@ pub(crate) struct QueuedCompletion {
     pub status: Status,
     /// SQHD lags by this.
     pub lag: u16,
-    /// Write it with the old phase first, for so many nanoseconds.
+    /// Write it with the old phase first, for this many nanoseconds.
     pub stale: Option<u64>,
 }
 
@@ -181,19 +181,19 @@ pub(crate) struct QueuedCompletion {
 pub(crate) struct Cq {
     /// Entries.
     pub size: u32,
-    /// Where the controller will post its next entry.
+    /// The next slot to post to.
     pub tail: u32,
-    /// Where the host will take its next entry, as far as it has said.
+    /// The host's head, by its last doorbell.
     pub head: u32,
     /// The phase of the next entry.
     pub phase: bool,
     /// The interrupt to raise.
     pub vector: Option<u16>,
-    /// Submission queues that complete here.
+    /// Number of submission queues that complete here.
     pub users: u32,
-    /// Completions that find no room.
+    /// Completions that wait for room.
     pub waiting: VecDeque<QueuedCompletion>,
-    /// Tells queues of the same number apart.
+    /// Distinguishes queues that had the same number.
     pub generation: u64,
     ring: PagedRing,
 }
@@ -204,7 +204,7 @@ impl Cq {
         Self { size, tail: 0, head: 0, phase: true, vector, users: 0, waiting, generation, ring }
     }
 
-    /// Entries that were posted and not taken.
+    /// Entries posted and not consumed.
     pub(crate) const fn posted(&self) -> u32 {
         (self.tail + self.size - self.head) % self.size
     }
@@ -214,7 +214,7 @@ impl Cq {
         self.posted() + 1 < self.size
     }
 
-    /// Posts an entry; gives the slot and what its last dword has to be in the end.
+    /// Posts an entry; returns its slot and the final value of its last dword.
     pub(crate) fn post(
         &mut self,
         space: &Space,
@@ -239,8 +239,8 @@ impl Cq {
         Ok((slot, cqe.dw[3]))
     }
 
-    /// Puts the last dword of an entry right.
-    pub(crate) fn mend(&mut self, space: &Space, slot: u32, last: u32) -> Result<(), Unreachable> {
+    /// Corrects the last dword of an entry.
+    pub(crate) fn correct_entry(&mut self, space: &Space, slot: u32, last: u32) -> Result<(), Unreachable> {
         let (segment, at) = self.ring.locate(space, slot as usize * Cqe::BYTES, Cqe::BYTES)?;
         let lost = |_| Unreachable::PastEnd { addr: segment.addr, bytes: Cqe::BYTES };
         segment.host().and_then(|mem| mem.word(at + 12)).map_err(lost)?.store(last, Release);

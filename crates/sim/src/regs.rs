@@ -1,4 +1,4 @@
-//! The registers: what they read as, and what happens when they are written.
+//! The registers: their values, and the effects of writes.
 
 use onehop_proto::regs::{self, Aqa, Cap, Cc, Cmbmsc, Cmbsts, Crto, Csts, Nssr, Version, offset};
 
@@ -6,7 +6,7 @@ use crate::config::Config;
 use crate::device::ControllerState;
 use crate::violation::Rule;
 
-/// The bits of CC that mean something: EN, CSS, MPS, AMS, SHN, IOSQES, IOCQES.
+/// The supported bits of CC: EN, CSS, MPS, AMS, SHN, IOSQES, IOCQES.
 const CC_KNOWN: u32 = Cc(0)
     .with_en(true)
     .with_css(7)
@@ -18,7 +18,7 @@ const CC_KNOWN: u32 = Cc(0)
     .with_crime(true)
     .0;
 
-/// The registers that hold something.
+/// The stored registers.
 pub(crate) struct Regs {
     pub cap: Cap,
     pub vs: Version,

@@ -1,4 +1,4 @@
-//! Which bits of which command are reserved: what a strict controller looks at, and what it answers.
+//! The reserved bits of each command, which a strict controller checks.
 
 use onehop_controller::fields::{self, Masks, NONE_USED};
 use onehop_proto::{Sqe, Status, admin};
@@ -24,13 +24,13 @@ const fn admin_masks(opcode: u8) -> Option<Masks> {
     })
 }
 
-/// Whether there is such an admin command.
+/// Whether this admin command exists.
 pub(crate) const fn is_admin(opcode: u8) -> bool {
     admin_masks(opcode).is_some()
 }
 
 impl ControllerState {
-    /// Refuses what no command may have: unknown opcodes, fused operations, reserved bits, PSDT 11b.
+    /// Refuses what no command may contain: unknown opcodes, fused operations, reserved bits, PSDT 11b.
     pub(crate) fn check_fields(&mut self, sqid: u16, sqe: &Sqe) -> Result<(), CommandFailure> {
         let opcode = sqe.opcode();
         let masks = if sqid == 0 { admin_masks(opcode) } else { fields::masks(opcode) };

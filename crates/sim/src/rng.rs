@@ -1,6 +1,6 @@
-//! Chance that can be repeated: SplitMix64.
+//! A reproducible random number generator: SplitMix64.
 
-/// A stream of numbers that depends on its seed alone.
+/// A sequence of numbers that depends only on its seed.
 pub(crate) struct Rng(u64);
 
 impl Rng {
@@ -15,7 +15,7 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number from 0 to `limit`, both included.
+    /// A number from 0 to `limit`, inclusive.
     pub(crate) const fn up_to(&mut self, limit: u64) -> u64 {
         ((self.next() as u128 * (limit as u128 + 1)) >> 64) as u64
     }

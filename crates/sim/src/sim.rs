@@ -1,4 +1,4 @@
-//! A simulated drive, as its owner holds it.
+//! A simulated drive for its owner.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::stats::Stats;
 use crate::violation::{Rule, Violation};
 use crate::{Error, Result};
 
-/// A simulated drive. Clones are the same drive; it goes with the last of them and of its [`ControllerBackend`]s.
+/// A simulated drive. Clones are the same drive; it ends with the last of them and of its [`ControllerBackend`]s.
 #[derive(Clone)]
 pub struct Sim {
     handle: Arc<CoreHandle>,
@@ -24,10 +24,10 @@ pub struct Sim {
     name: String,
 }
 
-/// Makes the drive that people describe after `sim:`.
+/// Creates the drive of a specification after `sim:`.
 ///
 /// # Errors
-/// When the description is wrong, or the image cannot be used.
+/// When the specification is invalid, or the image cannot be used.
 pub fn open(spec: &str) -> Result<Sim> {
     let mut sim = Sim::new(Config::parse(spec)?)?;
     sim.name = format!("sim:{spec}");
@@ -35,15 +35,15 @@ pub fn open(spec: &str) -> Result<Sim> {
 }
 
 impl Sim {
-    /// Makes a drive.
+    /// Creates a drive.
     ///
     /// # Errors
-    /// When the configuration contradicts itself, or the image cannot be used.
+    /// When the configuration is contradictory, or the image cannot be used.
     pub fn new(config: Config) -> Result<Self> {
         Self::build(config, None)
     }
 
-    /// Makes a drive whose I/O commands `engine` carries out.
+    /// Creates a drive whose I/O commands `engine` executes.
     ///
     /// # Errors
     /// As for [`Sim::new`].
@@ -66,7 +66,7 @@ impl Sim {
         &self.handle.core
     }
 
-    /// What a driver needs of it.
+    /// Its controller, for a driver.
     #[must_use]
     pub fn port(&self) -> ControllerBackend {
         ControllerBackend {
@@ -84,29 +84,29 @@ impl Sim {
         Arc::new(SimRegisters(self.handle.clone()))
     }
 
-    /// What gives bus addresses for it.
+    /// Its mapper.
     #[must_use]
     pub fn mapper(&self) -> Arc<SimMapper> {
         self.mapper.clone()
     }
 
-    /// How it was configured.
+    /// Its configuration.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.core().config
     }
 
-    /// The rules that the driver broke, in order: the first 4096 violations, and the first of each rule whenever it came.
+    /// The driver's violations, in order: the first 4096, and the first of each rule.
     #[must_use]
     pub fn violations(&self) -> Vec<Violation> {
-        self.core().with(|device| device.hear_breaches());
+        self.core().with(|device| device.record_engine_breaches());
         self.core().book.all()
     }
 
-    /// Number of violations, with those that are not kept.
+    /// Number of violations, including those that are not kept.
     #[must_use]
     pub fn violation_count(&self) -> u64 {
-        self.core().with(|device| device.hear_breaches());
+        self.core().with(|device| device.record_engine_breaches());
         self.core().book.count()
     }
 
@@ -118,12 +118,12 @@ impl Sim {
         });
     }
 
-    /// The power goes and comes back: unflushed writes are lost, the controller is as after power-on.
+    /// Simulates a power loss: unflushed writes are lost, and the controller is as after power-on.
     pub fn power_cycle(&self) {
         self.core().with(crate::device::ControllerState::power_loss);
     }
 
-    /// What it has counted.
+    /// Its statistics.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let core = self.core();
@@ -135,7 +135,7 @@ impl Sim {
         stats
     }
 
-    /// Does the next thing that is to be done, letting time pass for it; false if there is none. For `workers=0`.
+    /// Does the next due work, and advances the clock to it; false if there is none. For `workers=0`.
     pub fn step(&self) -> bool {
         self.core().step()
     }
@@ -146,16 +146,17 @@ impl Sim {
         self.core().cmb.as_ref().map(|(mem, _)| mem.clone())
     }
 
-    /// Calls `call` with the vector of every interrupt, on the thread that posted the completion; it may use registers.
+    /// Calls `call` with the vector of every interrupt, on the thread that posted the completion; `call` may access
+    /// registers.
     pub fn on_interrupt(&self, call: impl Fn(u16) + Send + Sync + 'static) {
         self.core().on_interrupt(Arc::new(call));
     }
 
-    /// Lets the drive reach something of its host's at a bus address, until the result is dropped: memory or, without
-    /// that, what an access fails at. Dropping the result waits for the command that is being executed.
+    /// Lets the drive reach a range at a bus address, until the result is dropped: memory, or without it a range in
+    /// which accesses fail. Dropping the result waits for the command being executed.
     ///
     /// # Errors
-    /// When something is mapped there already.
+    /// When the address is in use.
     pub fn reach(&self, at: BusAddr, bytes: u64, memory: Option<HostMem>) -> onehop_os::Result<Reached> {
         let space = &self.core().space;
         let segment = usize::try_from(bytes).map(|bytes| Segment::at(at.0, bytes, memory));
@@ -172,11 +173,11 @@ impl Sim {
         crate::cmb::doorbells_end(self.config()) - onehop_proto::regs::offset::DOORBELLS
     }
 
-    /// From now on the doorbells are also what the host writes into `mem`, which has [`Sim::doorbell_bytes`] bytes and
-    /// becomes zero. Somebody has to call [`Sim::poll_doorbells`].
+    /// Takes doorbells from `mem` as well from now on. It has [`Sim::doorbell_bytes`] bytes, and is zeroed. The caller
+    /// must poll [`Sim::poll_doorbells`].
     ///
     /// # Errors
-    /// When the memory is too short, read-only, or the doorbells are mapped already.
+    /// When the memory is too short or read-only, or the doorbells are already mapped.
     pub fn map_doorbells(&self, mem: HostMem) -> onehop_os::Result<()> {
         let config = self.config();
         let mapped = MappedDoorbells::new(mem, config.queues, config.dstrd)?;
@@ -186,12 +187,12 @@ impl Sim {
         })
     }
 
-    /// Delivers what was written into mapped doorbells; whether anything was.
+    /// Delivers writes to mapped doorbells; returns whether there were any.
     pub fn poll_doorbells(&self) -> bool {
         self.core().poll_doorbells()
     }
 
-    /// The function may reach memory, or no longer: Bus Master Enable. It may at first.
+    /// Sets Bus Master Enable, which is initially on.
     pub fn set_bus_master(&self, on: bool) {
         self.core().space.set_master(on);
     }
@@ -202,8 +203,8 @@ impl Sim {
         self.core().is_gone()
     }
 
-    /// Writes down that the registers were accessed in a way that the seam cannot express: not by whole dwords.
-    pub fn note_odd_access(&self, offset: u64, bytes: usize) {
+    /// Records a register access that the seam cannot express: one that is not whole dwords.
+    pub fn note_irregular_access(&self, offset: u64, bytes: usize) {
         self.core().book.note(
             Rule::RegisterAccess,
             None,
@@ -211,18 +212,18 @@ impl Sim {
         );
     }
 
-    /// The drive has this temperature now, in kelvins.
+    /// Sets the drive's temperature in kelvins.
     pub fn set_temperature(&self, kelvins: u16) {
         self.core().with(|device| device.set_temperature(kelvins));
     }
 
-    /// Lets the drive tell that a namespace's attributes changed.
+    /// Makes the drive report that a namespace's attributes changed.
     pub fn namespace_changed(&self, nsid: u32) {
         self.core().with(|device| device.note_changed(nsid));
     }
 
-    /// Somebody else deletes a namespace and creates one of the same size and format in its place: it has other
-    /// identifiers, and its blocks are zeroes.
+    /// Replaces a namespace with one of the same size and format, as another host would: it has other identifiers, and
+    /// its blocks are zero.
     ///
     /// # Errors
     /// When there is no such namespace, or the medium fails.
@@ -246,10 +247,10 @@ impl Sim {
         })
     }
 
-    /// Writes data bytes straight to the medium: durable, and around the controller.
+    /// Writes data bytes directly to the medium: durable, and bypassing the controller.
     ///
     /// # Errors
-    /// When the bytes do not lie within the namespace, or the medium fails.
+    /// When the bytes are outside the namespace, or the medium fails.
     pub fn write_media(&self, nsid: u32, offset: u64, data: &[u8]) -> Result<()> {
         self.with_namespace(nsid, |ns| {
             check(ns, nsid, offset, data.len() as u64)?;
@@ -257,23 +258,15 @@ impl Sim {
         })
     }
 
-    /// Reads data bytes straight from the medium, unflushed writes included.
+    /// Reads data bytes directly from the medium, including unflushed writes.
     ///
     /// # Errors
-    /// When the bytes do not lie within the namespace, or the medium fails.
+    /// When the bytes are outside the namespace, or the medium fails.
     pub fn read_media(&self, nsid: u32, offset: u64, out: &mut [u8]) -> Result<()> {
         self.with_namespace(nsid, |ns| {
             check(ns, nsid, offset, out.len() as u64)?;
             Ok(ns.read_bytes(offset, out)?)
         })
-    }
-
-    /// Data bytes of a namespace.
-    ///
-    /// # Errors
-    /// When there is no such namespace.
-    pub fn media_bytes(&self, nsid: u32) -> Result<u64> {
-        self.with_namespace(nsid, |ns| Ok(ns.bytes()))
     }
 
     fn with_namespace<T>(&self, nsid: u32, work: impl FnOnce(&mut NamespaceMedia) -> Result<T>) -> Result<T> {
@@ -297,7 +290,7 @@ fn check(ns: &NamespaceMedia, nsid: u32, offset: u64, bytes: u64) -> Result<()> 
     }
 }
 
-/// A place on the bus that a drive reaches, until this is dropped.
+/// A bus range that a drive reaches, until this is dropped.
 pub struct Reached {
     handle: Arc<CoreHandle>,
     at: BusAddr,

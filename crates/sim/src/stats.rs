@@ -1,8 +1,8 @@
-//! What a simulated drive has counted.
+//! Statistics of a simulated drive.
 
 use std::collections::BTreeMap;
 
-/// What a simulated drive has counted since it was made.
+/// Statistics of a simulated drive since it was created.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Stats {
     /// Admin commands fetched, by opcode.
@@ -17,21 +17,21 @@ pub struct Stats {
     pub sq_doorbells: u64,
     /// Writes to completion queue doorbells.
     pub cq_doorbells: u64,
-    /// Data bytes that went to the host.
+    /// Data bytes sent to the host.
     pub bytes_read: u64,
-    /// Data bytes that came from the host.
+    /// Data bytes received from the host.
     pub bytes_written: u64,
-    /// Most I/O commands that were outstanding on one queue.
+    /// Maximum outstanding I/O commands on one queue.
     pub max_in_flight: u32,
-    /// Times that a completion found its queue full.
+    /// How often a completion found its queue full.
     pub cq_stalls: u64,
-    /// Times that a fault struck.
+    /// How often a fault struck.
     pub faults: u64,
     /// Interrupts raised.
     pub interrupts: u64,
     /// Controller resets of any kind.
     pub resets: u64,
-    /// I/O commands that others than the core completed: the null controller, for instance.
+    /// I/O commands that an engine completed, such as the null controller.
     pub engine_commands: u64,
 }
 

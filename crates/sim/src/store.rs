@@ -1,4 +1,4 @@
-//! Where the bytes of a drive are kept: sparse memory, or an image file.
+//! Storage of a drive's bytes: sparse memory, or an image file.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -13,17 +13,17 @@ use crate::{Error, Result};
 const CHUNK: usize = 64 << 10;
 static ZEROS: [u8; CHUNK] = [0; CHUNK];
 
-/// A row of bytes that can be read and written anywhere. Clones of a file are the same file.
+/// Bytes that can be read and written anywhere. Clones of a file are the same file.
 pub(crate) enum Store {
-    /// Chunks that come into being when they are first written.
+    /// Chunks are allocated when first written.
     Memory { chunks: HashMap<u64, Box<[u8]>>, len: u64 },
     /// A part of a file.
     File {
         file: Arc<LockedImage>,
-        /// Where the part starts.
+        /// Start of the part.
         start: u64,
     },
-    /// Kept by whoever carries out the commands.
+    /// Stored by the engine that executes the commands.
     Engine(Arc<dyn Blocks>),
 }
 
@@ -38,7 +38,7 @@ impl LockedImage {
 }
 
 impl Drop for LockedImage {
-    /// Closing alone would leave the lock to a child of this process that has been forked and has not yet begun its program.
+    /// Closing the file would not unlock it if a child process was forked and has not yet started its program.
     fn drop(&mut self) {
         self.0.unlock().ok();
     }
@@ -50,7 +50,7 @@ impl Store {
         Self::Memory { chunks: HashMap::new(), len: bytes }
     }
 
-    /// Refuses what lies outside memory; a file refuses by itself.
+    /// Checks the range in memory; a file checks itself.
     fn check(&self, offset: u64, bytes: u64) -> io::Result<()> {
         match self {
             Self::Memory { len, .. } if offset > *len || bytes > len - offset => {
@@ -66,7 +66,7 @@ impl Store {
             Self::File { file, start } => file.0.read_exact_at(out, start + offset),
             Self::Engine(blocks) => blocks.read(offset, out),
             Self::Memory { chunks, .. } => {
-                for (chunk, from, to) in pieces(offset, out.len()) {
+                for (chunk, from, to) in chunk_parts(offset, out.len()) {
                     let into = &mut out[to];
                     match chunks.get(&chunk) {
                         Some(bytes) => into.copy_from_slice(&bytes[from..from + into.len()]),
@@ -84,7 +84,7 @@ impl Store {
             Self::File { file, start } => file.0.write_all_at(data, *start + offset),
             Self::Engine(blocks) => blocks.write(offset, data),
             Self::Memory { chunks, .. } => {
-                for (chunk, at, part) in pieces(offset, data.len()) {
+                for (chunk, at, part) in chunk_parts(offset, data.len()) {
                     let bytes = chunks.entry(chunk).or_insert_with(|| vec![0; CHUNK].into());
                     bytes[at..at + part.len()].copy_from_slice(&data[part]);
                 }
@@ -93,7 +93,7 @@ impl Store {
         }
     }
 
-    /// Zeroes a range; whole chunks of memory are given back.
+    /// Zeroes a range; frees whole chunks of memory.
     pub(crate) fn zero(&mut self, offset: u64, bytes: u64) -> io::Result<()> {
         self.check(offset, bytes)?;
         let (size, end) = (CHUNK as u64, offset + bytes);
@@ -129,8 +129,8 @@ impl Store {
     }
 }
 
-/// The parts of a range by chunk: which chunk, where in it, and which part of the caller's buffer.
-fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
+/// The parts of a range by chunk: the chunk, the offset in it, and the part of the caller's buffer.
+fn chunk_parts(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
         if done == len {
@@ -145,7 +145,7 @@ fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops
     })
 }
 
-/// Opens an image for a drive alone, making it or making it longer where a size is asked for; says how long it is.
+/// Opens an image exclusively, creating or extending it if a size is given; returns its length.
 pub(crate) fn open_image(path: &Path, size: Option<u64>) -> Result<(Arc<LockedImage>, u64)> {
     let refuse = |why: &str| Error::NotAnImage { path: path.into(), why: why.into() };
     let failed = |call, hint| move |source| Error::Image { path: path.into(), call, source, hint };
@@ -156,7 +156,7 @@ pub(crate) fn open_image(path: &Path, size: Option<u64>) -> Result<(Arc<LockedIm
             return Err(refuse("it is not a regular file; a simulated drive never opens devices"));
         }
         None if size.is_none() => {
-            return Err(refuse("there is no such file; with size=64M it would be made"));
+            return Err(refuse("there is no such file; size=64M would create it"));
         }
         _ => {}
     }
@@ -192,7 +192,7 @@ mod tests {
     fn a_forked_child_keeps_no_image() {
         let path = std::env::temp_dir().join(format!("onehop-sim-lock-{}", std::process::id()));
         let (image, _) = open_image(&path, Some(4096)).unwrap();
-        // What a fork does: the open file is there twice.
+        // As a fork does: the open file exists twice.
         let inherited = image.0.try_clone().unwrap();
         assert!(open_image(&path, None).is_err());
         drop(image);

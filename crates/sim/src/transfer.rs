@@ -1,4 +1,4 @@
-//! Moving data between the controller and the host: where a command's data pointer leads, and the copies.
+//! Data transfer between controller and host: data pointers and copies.
 
 use std::sync::Arc;
 
@@ -13,21 +13,21 @@ use crate::dma::{Segment, Space, Unreachable};
 use crate::exec::CommandFailure;
 use crate::violation::Rule;
 
-/// A part of a transfer; without an address its bytes are thrown away.
+/// A part of a transfer; without an address its bytes are discarded.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TransferSpan {
     pub addr: Option<u64>,
     pub len: usize,
 }
 
-/// Which way data goes.
+/// Direction of the data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum TransferDirection {
     ToHost,
     FromHost,
 }
 
-/// Reads qwords of lists, mostly from the mapping that the last one came from.
+/// Reads qwords of lists, mostly from the last one's mapping.
 struct ListReader<'a> {
     space: &'a Space,
     known: Option<Arc<Segment>>,
@@ -48,7 +48,7 @@ impl ListReader<'_> {
     }
 }
 
-/// What the controller says of its SGLs, and lives by.
+/// The controller's SGL support.
 pub(crate) const fn sgl_support(sgl: bool) -> Support {
     if !sgl {
         return Support(0);
@@ -57,7 +57,7 @@ pub(crate) const fn sgl_support(sgl: bool) -> Support {
 }
 
 impl ControllerState {
-    /// Where the data of a command lies: `len` bytes by PRPs, or by an SGL on I/O queues that allow it.
+    /// Finds the memory of a command's data: `len` bytes by PRPs, or by an SGL on I/O queues that allow it.
     pub(crate) fn find_spans(
         &mut self,
         sqid: u16,
@@ -84,7 +84,7 @@ impl ControllerState {
         Ok(spans)
     }
 
-    /// Refuses data and lists in the controller memory buffer where it does not take them.
+    /// Refuses data and lists in the controller memory buffer if it does not support them.
     fn check_cmb_spans(
         &self,
         sqid: u16,
@@ -169,8 +169,8 @@ impl ControllerState {
         Err(error.status().with_dnr().into())
     }
 
-    /// Gives a list of spans back for the next command.
-    pub(crate) fn give_back(&mut self, spans: Vec<TransferSpan>) {
+    /// Returns a list of spans for reuse by the next command.
+    pub(crate) fn reuse_spans(&mut self, spans: Vec<TransferSpan>) {
         if spans.capacity() > self.spans.capacity() {
             self.spans = spans;
         }
@@ -204,19 +204,19 @@ impl ControllerState {
         Ok(())
     }
 
-    /// Returns data of an admin command.
+    /// Sends data of an admin command.
     pub(crate) fn send(&mut self, sqid: u16, sqe: &Sqe, data: &[u8]) -> Result<(), CommandFailure> {
         let spans = self.find_spans(sqid, sqe, data.len(), TransferDirection::ToHost)?;
         let done = self.scatter(&spans, data);
-        self.give_back(spans);
+        self.reuse_spans(spans);
         done.map_err(|at| self.transfer_failed(sqid, "data to the host", at))
     }
 
-    /// Takes data of a command.
+    /// Receives data of a command.
     pub(crate) fn receive(&mut self, sqid: u16, sqe: &Sqe, data: &mut [u8]) -> Result<(), CommandFailure> {
         let spans = self.find_spans(sqid, sqe, data.len(), TransferDirection::FromHost)?;
         let done = self.gather(&spans, data);
-        self.give_back(spans);
+        self.reuse_spans(spans);
         done.map_err(|at| self.transfer_failed(sqid, "data from the host", at))
     }
 

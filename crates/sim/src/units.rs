@@ -1,8 +1,8 @@
-//! Sizes, durations and numbers, as people write them in options.
+//! Sizes, durations and numbers in options.
 
 use std::time::Duration;
 
-/// Longer times are a slip of the pen.
+/// Longer times are assumed to be typing errors.
 const LONGEST: Duration = Duration::from_secs(1_000_000);
 
 /// Bytes: `4096`, `64K`, `1M`, `2GiB`; all units are powers of 1024.

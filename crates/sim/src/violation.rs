@@ -1,15 +1,15 @@
-//! The rules of the specification, and what the driver did against them.
+//! The rules of the specification, and their violations by the driver.
 
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Enough to see what goes wrong; a driver that loops must not eat the memory.
+/// Enough for a diagnosis; a driver in a loop must not exhaust memory.
 const KEPT: usize = 4096;
 
 macro_rules! rules {
     ($($(#[doc = $doc:literal])* $rule:ident, $name:literal, $section:literal;)*) => {
-        /// A rule of the NVMe specification that the simulator watches.
+        /// A rule of the NVMe specification that the simulator checks.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         #[non_exhaustive]
         pub enum Rule {
@@ -68,13 +68,13 @@ rules! {
     DoorbellValue, "doorbell-value", "Base, Asynchronous Event, Error: Invalid Doorbell Write Value (out of range)";
     /// A doorbell was rung with the value that it had.
     DoorbellSame, "doorbell-same", "Base, Asynchronous Event, Error: Invalid Doorbell Write Value (same as before)";
-    /// The tail went past the head that the host has been told of.
+    /// The tail passed the head that was reported to the host.
     SqOverrun, "sq-overrun", "Base, Asynchronous Event, Error: Invalid Doorbell Write Value (more than the free entries)";
-    /// The head went past the entries that were posted.
+    /// The head passed the entries that were posted.
     CqHeadPastPosted, "cq-head-past-posted", "Base, Asynchronous Event, Error: Invalid Doorbell Write Value (more than the posted entries)";
     /// More commands were outstanding than the completion queue can hold, so that the controller had to stall.
     CqOverrun, "cq-overrun", "Base, Completion Queue, Full Queue: the host keeps room for every outstanding command";
-    /// A shadow doorbell and the doorbell itself say different things.
+    /// A shadow doorbell and the doorbell itself differ.
     ShadowDoorbell, "shadow-doorbell", "Base, Updating Controller Doorbell Properties using a Shadow Doorbell Buffer";
     /// A command identifier was used again while its command was outstanding.
     CidInUse, "cid-in-use", "Base, Command Dword 0, CID; status Command ID Conflict";
@@ -84,7 +84,7 @@ rules! {
     Opcode, "opcode", "Base, Status Code Invalid Command Opcode";
     /// A reserved field of a command was not zero.
     ReservedField, "reserved-field", "Base, Status Code Invalid Field in Command: reserved coded values and fields";
-    /// PSDT was 11b, or asked for an SGL where none is allowed.
+    /// PSDT was 11b, or selected an SGL where none is allowed.
     Psdt, "psdt", "Base, Command Dword 0, PSDT";
     /// PRP1 was not aligned to a dword, or had an offset where none is allowed.
     Prp1, "prp1", "Base, Physical Region Page Entry: PRP1 of a command";
@@ -108,17 +108,17 @@ rules! {
     AerLimit, "aer-limit", "Base, Identify Controller, AERL";
     /// More Aborts were outstanding than ACL allows.
     AbortLimit, "abort-limit", "Base, Identify Controller, ACL";
-    /// A command was retried before the delay that CRD asked for had passed.
+    /// A command was retried before the delay requested by CRD had passed.
     RetryTooSoon, "retry-too-soon", "Base, Completion Queue Entry, Status, CRD";
-    /// The controller was made to reach an address that is not mapped.
+    /// The controller was made to access an unmapped address.
     DmaUnmapped, "dma-unmapped", "PCIe: a device reaches only memory that is mapped for it";
-    /// The controller was made to go on past the end of a mapping.
+    /// The controller was made to access past the end of a mapping.
     DmaPastEnd, "dma-past-end", "PCIe: a device reaches only memory that is mapped for it";
-    /// The controller was made to write where it may only read.
+    /// The controller was made to write to read-only memory.
     DmaReadOnly, "dma-read-only", "PCIe: a device reaches memory as it is mapped for it, to read or to write";
-    /// The controller was made to reach something that is no memory shared with it.
+    /// The controller was made to access something that is not memory shared with it.
     DmaNotShared, "dma-not-shared", "vfio-user: memory comes with a file descriptor";
-    /// The controller was made to reach memory while its function was no bus master.
+    /// The controller was made to access memory while its function was not a bus master.
     BusMaster, "bus-master", "PCI, Command, Bus Master Enable: without it a function issues no requests";
     /// The controller memory buffer was set up or used against its rules.
     Cmb, "cmb", "Base, Controller Memory Buffer";
@@ -130,12 +130,12 @@ impl fmt::Display for Rule {
     }
 }
 
-/// One breach of a rule by the driver.
+/// A violation of a rule by the driver.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation {
     /// The rule.
     pub rule: Rule,
-    /// The queue that it happened on, where there is one.
+    /// The queue, if any.
     pub queue: Option<u16>,
     /// What happened, with its numbers.
     pub detail: String,
@@ -150,14 +150,14 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Where breaches are written down; clones are the same book.
+/// The list of violations; clones are the same list.
 #[derive(Clone, Default)]
 pub(crate) struct Book(Arc<Mutex<Entries>>);
 
 #[derive(Default)]
 struct Entries {
     kept: Vec<Violation>,
-    /// The rules of which `kept` has a violation.
+    /// The rules with a violation in `kept`.
     rules: HashSet<Rule>,
     count: u64,
 }
@@ -166,7 +166,7 @@ impl Book {
     pub(crate) fn note(&self, rule: Rule, queue: Option<u16>, detail: impl Into<String>) {
         let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         entries.count += 1;
-        // A driver that breaks one rule in a loop must not hide that it breaks another.
+        // A driver that violates one rule in a loop must not hide its violation of another.
         if entries.rules.insert(rule) || entries.kept.len() < KEPT {
             entries.kept.push(Violation { rule, queue, detail: detail.into() });
         }

@@ -1,4 +1,4 @@
-//! The thread that executes commands, where the drive has one.
+//! The thread that executes commands, if the drive has one.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -11,11 +11,11 @@ use onehop_os::this_thread;
 use crate::core::Core;
 use crate::{Error, Result};
 
-/// Things done before the lock is let go, so that register accesses get their turn.
+/// Units of work before the lock is released, so that register accesses get their turn.
 const BATCH: usize = 16;
-/// Waits shorter than this are spun, because sleeping takes longer.
+/// Shorter waits spin, because sleeping takes longer.
 const SPIN: Duration = Duration::from_micros(60);
-/// How long it looks for mail before it sleeps.
+/// How long it polls the mailbox before it sleeps.
 const LINGER: Duration = Duration::from_micros(20);
 
 /// The running thread; stopped and joined on drop.
@@ -46,7 +46,7 @@ impl Drop for Worker {
         self.core.stop.store(true, SeqCst);
         self.core.wake();
         if let Some(thread) = self.thread.take()
-            // An interrupt handler may hold the last handle: a thread cannot wait for itself.
+            // An interrupt handler may drop the last handle: a thread cannot join itself.
             && self.number.load(Acquire) != this_thread()
         {
             let _ = thread.join();
@@ -69,7 +69,7 @@ fn work(core: &Core) {
     }
 }
 
-/// Looks for mail for a short time.
+/// Polls the mailbox for a short time.
 fn linger(core: &Core, time: Duration) {
     let end = Instant::now() + time;
     while !core.has_mail() && !core.stop.load(Acquire) && Instant::now() < end {

@@ -20,8 +20,8 @@ const ROUNDS: usize = 5;
 /// What a load has to make of the rate of its kernels. An emulated GPU has no clock of its own to tell.
 const LEAST: f64 = 0.95;
 const BLOCK: usize = 4096;
-/// What the host writes and compares at once.
-const PIECE: usize = 64 << 20;
+/// Bytes that the host writes and compares at once.
+const CHUNK: usize = 64 << 20;
 
 fn main() -> Result<()> {
     let mut args = std::env::args().skip(1);
@@ -93,8 +93,8 @@ fn put_model(drive: &Drive, gpu: &Arc<dyn Gpu>, queues: u16, bytes: usize) -> Re
     drive.queue()?.write(ns, 0, 1, &head, 0)?;
     let queues = drive.gpu_queues(gpu.clone(), GpuSetup { queues, ..GpuSetup::new(placement) })?;
     let (region, buffer) = drive.gpu_buffer(&**gpu, place, bytes)?;
-    for at in (0..bytes).step_by(PIECE) {
-        region.write(at, &piece(at, PIECE.min(bytes - at)))?;
+    for at in (0..bytes).step_by(CHUNK) {
+        region.write(at, &chunk(at, CHUNK.min(bytes - at)))?;
     }
     let job = [GpuJob { lba: 1, blocks: (bytes / BLOCK) as u64, offset: 0 }];
     queues.write(ns, &job, &buffer)?;
@@ -112,7 +112,7 @@ fn header(bytes: usize) -> Vec<u8> {
     block
 }
 
-/// Where the file lies: at the start of the drive, in one piece.
+/// Where the file is: at the start of the drive, in one extent.
 fn map_of(drive: &Drive, bytes: usize) -> Result<ExtentMap> {
     let len = (BLOCK + bytes) as u64;
     let id = FileId { ino: 1, generation: 0, len, mtime: (0, 0), ctime: (0, 0) };
@@ -124,14 +124,14 @@ fn map_of(drive: &Drive, bytes: usize) -> Result<ExtentMap> {
         let from_head = BLOCK.saturating_sub(start).min(out.len());
         out[..from_head].copy_from_slice(&head[start.min(BLOCK)..][..from_head]);
         let rest = &mut out[from_head..];
-        rest.copy_from_slice(&piece(start + from_head - BLOCK, rest.len()));
+        rest.copy_from_slice(&chunk(start + from_head - BLOCK, rest.len()));
         Ok(())
     };
     Ok(ExtentMap::make(file, volume::drive_id(drive, drive.namespace(1)?)?, &[extent], read)?)
 }
 
 /// Bytes that differ from place to place.
-fn piece(at: usize, len: usize) -> Vec<u8> {
+fn chunk(at: usize, len: usize) -> Vec<u8> {
     let word = |i: usize| ((at + i * 8) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     let mut bytes = vec![0; len];
     bytes
@@ -142,11 +142,11 @@ fn piece(at: usize, len: usize) -> Vec<u8> {
 }
 
 fn check(region: &Region, at: usize, bytes: usize) -> Result<()> {
-    let mut got = vec![0; PIECE];
-    for from in (0..bytes).step_by(PIECE) {
-        let got = &mut got[..PIECE.min(bytes - from)];
+    let mut got = vec![0; CHUNK];
+    for from in (0..bytes).step_by(CHUNK) {
+        let got = &mut got[..CHUNK.min(bytes - from)];
         region.read(at + from, got)?;
-        if *got != piece(from, got.len()) {
+        if *got != chunk(from, got.len()) {
             return Err(format!("wrong bytes within 64 MiB of {from:#x}").into());
         }
     }

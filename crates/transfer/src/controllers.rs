@@ -88,7 +88,7 @@ pub fn address(spec: &str) -> Result<DriveName> {
         return Err(Error::NoDrive(hint));
     }
     let what =
-        "is no PCI address such as 0000:0b:00.0; only real drives have a kernel driver to be taken from";
+        "is not a PCI address such as 0000:0b:00.0; only real drives can be detached from a kernel driver";
     Err(Error::NoDrive(format!("'{}' {what}", spec.escape_debug())))
 }
 
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_no_drive_are_refused() {
+    fn invalid_drive_names_are_refused() {
         for bad in ["", "nothing", "vfio-user:", "mem:64M", "0b:00"] {
             assert!(matches!(find(bad, &StopSignal::default()), Err(Error::NoDrive(_))), "{bad}");
         }
@@ -221,7 +221,7 @@ mod tests {
             Ok(_) => panic!("{spec} was found"),
         };
         let (kind, said) = named("nvme-tcp://store/models");
-        assert!(kind == crate::ErrorKind::Request && said.contains("no NQN"), "{said}");
+        assert!(kind == crate::ErrorKind::Request && said.contains("not an NQN"), "{said}");
         let (kind, said) = named("nvme-tcp://127.0.0.1:1/nqn.x");
         assert!(kind == crate::ErrorKind::Drive && said.contains("no connection to 127.0.0.1:1"), "{said}");
     }
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_that_stays_lazy_is_told() {
+    fn a_group_that_stays_lazy_is_reported() {
         let folder = std::env::temp_dir().join(format!("onehop-transfer-lazy-{}", std::process::id()));
         let device = folder.join("sys/bus/pci/devices/0000:0b:00.0");
         let group = folder.join("sys/kernel/iommu_groups/3");

@@ -161,7 +161,7 @@ impl Engine {
         self.reachable(place, bytes as u64)
     }
 
-    /// Allocates memory that the drive can reach, whatever the route.
+    /// Allocates memory that the drive can reach, for any route.
     ///
     /// # Errors
     /// As for [`Engine::memory`].

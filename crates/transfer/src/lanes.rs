@@ -43,7 +43,7 @@ impl PinnedLane {
         Ok(Self { queue: drive.queue()?, buffer, region, host })
     }
 
-    /// Moves chunks until there are no more, or somebody stops all lanes.
+    /// Moves chunks until there are no more, or all lanes are stopped.
     fn run(&self, shared: &LanesJob<'_>, told: &Sender<u64>) -> Result<Moved> {
         let block = block_bytes(shared.ns);
         let mut copies = match shared.op {
@@ -78,7 +78,7 @@ impl PinnedLane {
             if let Some(copies) = &mut copies {
                 copies.mark(step)?;
             }
-            // Nobody listens any more once the transfer has failed.
+            // No one listens any more once the transfer has failed.
             let _ = told.send(moved.bytes - before);
         }
         for step in 0..STEPS {

@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_contradicts_is_refused() {
+    fn contradictory_options_are_refused() {
         let conflict = |options: &RouteOptions| match options.gpu_mode() {
             Err(Error::Conflict(conflict)) => conflict,
             other => panic!("{other:?}"),

@@ -74,7 +74,7 @@ pub struct TransferOutcome {
     pub commands: u64,
     /// Number of retried commands.
     pub retries: u64,
-    /// How often a transfer was carried out again as a whole, because a completion may have named the wrong command.
+    /// How often a transfer was repeated as a whole, because a completion may have named the wrong command.
     pub repeats: u64,
     /// Kernel launches.
     pub launches: u64,

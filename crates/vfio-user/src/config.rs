@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_tell_their_size() {
+    fn bars_report_their_size() {
         let mut space = space();
         for (bar, bytes) in [(0, 0x4000u64), (4, 0x2000)] {
             let at = BARS + bar * 4;

@@ -48,10 +48,10 @@ impl MappedDoorbells {
             .and_then(|mem| sim.map_doorbells(mem));
         mem.map_err(|error| failed("mmap")(io::Error::other(error)))?;
         let orders = Arc::<Orders>::default();
-        let (watched, told) = (sim.clone(), orders.clone());
+        let (watched, watcher_orders) = (sim.clone(), orders.clone());
         let thread = std::thread::Builder::new()
             .name("onehop-doorbells".into())
-            .spawn(move || watch(&watched, &told))
+            .spawn(move || watch(&watched, &watcher_orders))
             .map_err(failed("start of a thread"))?;
         let area = first..end;
         let mapping = MappableParts { file: Arc::new(file), areas: vec![area] };

@@ -160,7 +160,7 @@ mod tests {
 
     /// A write that blocks would hold the lock, and the server could not even be stopped.
     #[test]
-    fn an_event_fd_that_is_full_and_blocks_stops_nobody() {
+    fn a_full_event_fd_blocks_no_one() {
         let irqs = Interrupts::new(1);
         let event = eventfd(0, EventfdFlags::empty()).unwrap();
         irqs.connect(0, vec![Some(event.try_clone().unwrap())]).unwrap();

@@ -56,7 +56,7 @@ impl Nvme {
     fn is_regular(&self, offset: u64, bytes: usize) -> bool {
         let regular = offset.is_multiple_of(4) && bytes.is_multiple_of(4);
         if !regular {
-            self.sim.note_odd_access(offset, bytes);
+            self.sim.note_irregular_access(offset, bytes);
         }
         regular
     }

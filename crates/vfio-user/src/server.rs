@@ -70,7 +70,7 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
     path.symlink_metadata().ok().map(|found| (found.dev(), found.ino()))
 }
 
-/// Binds a socket beside `path` under a name that nobody uses; none where that would be too long for a socket.
+/// Binds a socket beside `path` under an unused name; `None` if that is too long for a socket.
 fn bind_early(path: &Path) -> std::io::Result<Option<(UnixListener, PathBuf)>> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     loop {

@@ -182,10 +182,10 @@ fn dma_ends_with_bus_mastering_and_with_the_memory() {
     served.within("the board noticed nothing", || {
         make_room(&mut flowing);
         let names = |v: &onehop_board::BoardViolation, at: &u32| v.detail.contains(&format!("{at:#x}"));
-        let told = |v: &onehop_board::BoardViolation| {
+        let reported = |v: &onehop_board::BoardViolation| {
             v.rule == BoardRule::Unmapped && addresses.iter().any(|at| names(v, at))
         };
-        served.board.violations().iter().any(told)
+        served.board.violations().iter().any(reported)
     });
     served.client.request(onehop_vfio_user::wire::command::RESET, &[], &[]).unwrap();
     let status = served.client.read(0, u64::from(regs::RX_STATUS) * 4, 4);
@@ -195,7 +195,7 @@ fn dma_ends_with_bus_mastering_and_with_the_memory() {
 }
 
 #[test]
-fn a_machine_that_drops_what_goes_to_a_gpu_is_told_by_data() {
+fn dropped_gpu_writes_are_detected_by_data() {
     let served = Served::start("usdr?rate=4M&iommu=off&bar=low&p2p=dropped");
     let memory = client::memfd(4096);
     for (at, arrives) in [(0x1000_0000, true), (0xd000_0000, false)] {

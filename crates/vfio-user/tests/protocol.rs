@@ -74,7 +74,7 @@ fn a_client_may_be_forgiven_that_memory_space_is_off() {
 }
 
 #[test]
-fn a_question_about_a_region_has_room_for_the_answer() {
+fn a_region_query_has_room_for_the_answer() {
     let (_served, client) = connected("mem:1M");
     let short = [32u32, 0, 0, 0].map(u32::to_le_bytes).concat();
     assert_eq!(client.request(command::REGION_INFO, &short, &[]), Err(EINVAL));
@@ -192,7 +192,7 @@ fn memory_comes_and_goes() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_and_the_session_goes_on() {
+fn invalid_requests_are_refused_and_the_session_continues() {
     let (served, client) = connected("mem:1M");
     for number in [0, 6, 11, 12, 14, 999, u16::MAX] {
         assert_eq!(client.request(number, &[0; 64], &[]), Err(EOPNOTSUPP), "command {number}");

@@ -206,7 +206,7 @@ fn a_server_cannot_shrink_the_memory_of_its_client() {
 }
 
 #[test]
-fn a_server_that_answers_nobody_keeps_its_socket() {
+fn an_unresponsive_server_keeps_its_socket() {
     let socket = socket();
     let server = UnixListener::bind(&socket).unwrap();
     rustix::net::listen(&server, 0).unwrap();
@@ -233,7 +233,7 @@ fn a_server_leaves_the_socket_of_its_successor() {
 }
 
 #[test]
-fn what_is_no_server_is_named() {
+fn other_sockets_are_reported() {
     let nowhere = client::open(Path::new("/nowhere/cntrl"), &StopSignal::default())
         .map(|_| ())
         .unwrap_err()

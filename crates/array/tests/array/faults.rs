@@ -1,4 +1,4 @@
-//! A drive that does not behave.
+//! Faults of the drive.
 
 use std::time::Duration;
 
@@ -51,9 +51,9 @@ fn commands_that_get_lost_are_read_again() {
 }
 
 #[test]
-fn a_read_that_fails_is_told_and_frees_its_page() {
+fn a_failed_read_is_reported_and_frees_its_page() {
     let (bed, media) = (bed("mem:16M"), media());
-    // In the page of row 5, once.
+    // One failure, in the page of row 5.
     bed.inject("fail@op=read,lba=43,status=2/81,count=1");
     let array = bed.array(options(4096, 8));
     let failed = ArrayError::Read(Answer::Failed(Status::UNRECOVERED_READ));
@@ -63,7 +63,7 @@ fn a_read_that_fails_is_told_and_frees_its_page() {
     assert!(got[..4096] == expected(&media, ROWS, &[4]) && got[8192..] == expected(&media, ROWS, &[6]));
     let stats = array.stats().unwrap();
     assert_eq!((stats.failed_reads, stats.reads), (1, 3));
-    // All eight pages can be had, its own too.
+    // All eight pages can be pinned, the failed one included.
     let all: Vec<u64> = (0..8).collect();
     let (moved, got) = bed.gather(&array, ROWS, &all);
     assert_eq!(moved.failed, []);
@@ -73,7 +73,7 @@ fn a_read_that_fails_is_told_and_frees_its_page() {
 }
 
 #[test]
-fn all_who_wait_for_a_read_that_fails_are_told() {
+fn everyone_who_waits_for_a_failed_read_gets_the_error() {
     let bed = bed("mem:16M?latency=5ms");
     bed.inject("media@lba=0-7");
     let array = bed.array(options(4096, 8));
@@ -84,7 +84,7 @@ fn all_who_wait_for_a_read_that_fails_are_told() {
 }
 
 #[test]
-fn pages_that_cannot_be_written_stay_and_are_told_of() {
+fn pages_that_cannot_be_written_stay_and_are_reported() {
     let bed = bed("mem:16M");
     let array = bed.array(options(4096, 64));
     let bytes: Vec<u8> = (0..3 * 4096).map(|i| i as u8).collect();
@@ -94,7 +94,7 @@ fn pages_that_cannot_be_written_stay_and_are_told_of() {
         let Err(Error::NotWritten { failed: 1, error }) = array.flush() else { panic!("it was flushed") };
         let ArrayError::WriteBack(Answer::Failed(_)) = error else { panic!("{error}") };
         assert_eq!(array.broken().unwrap(), [(10, error)]);
-        // Nothing is lost meanwhile.
+        // The dirty pages are kept.
         let (moved, got) = bed.gather(&array, ROWS, &[9, 10, 11]);
         assert!(moved.failed.is_empty() && got == bytes);
     }
@@ -117,7 +117,7 @@ fn a_page_that_cannot_be_written_does_not_make_room() {
     assert!(matches!(moved.failed[..], [(0, ArrayError::WriteBack(Answer::Failed(_)))]), "{moved:?}");
     let (moved, got) = bed.gather(&array, ROWS, &[0]);
     assert!(moved.failed.is_empty() && got == bytes);
-    // The next one succeeds, and room is made.
+    // The next write-back succeeds and makes room.
     let (moved, _) = bed.gather(&array, ROWS, &[1]);
     assert_eq!(moved.failed, []);
     let (moved, got) = bed.gather(&array, ROWS, &[0]);

@@ -1,4 +1,4 @@
-//! Threads that make it hard for one another.
+//! Threads that compete for pages, and wait for each other.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::{BYTES, Pages, Random, bed, expected, media, options, within, word};
 
 const PAGE: u64 = 4096;
 
-/// Reads a word of a page by a pin of one's own.
+/// Pins a page and reads a word of it.
 fn read(mem: &EmulatedThread, array: &Pages, byte: u64) -> Result<u32, ArrayError> {
     let pin = array.pin(mem, byte)?;
     Ok(mem.load(pin.address()))
@@ -19,7 +19,7 @@ fn read(mem: &EmulatedThread, array: &Pages, byte: u64) -> Result<u32, ArrayErro
 #[test]
 fn a_cache_of_one_page_serves_any_number_of_threads() {
     let bed = bed("mem:16M");
-    // Each waits for all before it, on a machine that may have more to do.
+    // Threads wait for one another, perhaps on a busy machine.
     let array = bed.array(ArrayOptions { patience: Duration::from_secs(300), ..options(4096, 1) });
     assert_eq!(array.pages(), 1);
     let said = bed.run(&array, 96, |mem, array, index| {
@@ -71,15 +71,15 @@ fn threads_that_hold_one_page_and_want_another_end() {
         said.iter().all(|end| matches!(end, Ok(()) | Err(ArrayError::NoRoom | ArrayError::TimedOut))),
         "{said:?}"
     );
-    // Two threads that hold both pages and want two more are told.
+    // Two threads that hold both pages and want two more get an error.
     let stuck = bed.run(&array, 2, |mem, array, index| {
         let _pin = array.pin(mem, u64::from(index) * PAGE).unwrap();
-        // Until the other has its own.
+        // Until the other thread holds its page.
         std::thread::sleep(Duration::from_millis(200));
         read(mem, array, (100 + u64::from(index)) * PAGE)
     });
     assert!(stuck.contains(&Err(ArrayError::NoRoom)), "{stuck:?}");
-    // And nothing is left of it.
+    // Its pins are released.
     assert_eq!(bed.run(&array, 1, |mem, array, _| read(mem, array, 7 * PAGE)), [Ok(word(7 * PAGE / 4))]);
     array.close().unwrap();
 }
@@ -92,7 +92,7 @@ fn all_pinned_is_an_error_and_ends_with_the_pins() {
         bed.run(&array, 1, |mem, array, _| {
             let pins: Vec<_> = (0..8).map(|page| array.pin(mem, page * PAGE).unwrap()).collect();
             let refused = read(mem, array, 100 * PAGE);
-            // What is there is to be had all the same, and still what it was.
+            // Cached pages stay available and unchanged.
             let there = (0..8).all(|page| read(mem, array, page * PAGE) == Ok(word(page * PAGE / 4)));
             let same = pins
                 .iter()
@@ -115,7 +115,7 @@ fn pages_are_not_replaced_under_their_readers() {
         (0..40).all(|_| {
             let page = random.below(200);
             let pin = array.pin(mem, page * PAGE).unwrap();
-            // All of it, slowly, while the others want its place.
+            // Reads the whole page slowly, while the other threads want its place.
             (0..PAGE / 4).step_by(97).all(|at| {
                 mem.pause();
                 mem.load(pin.address().plus(at * 4)) == word(page * PAGE / 4 + at)

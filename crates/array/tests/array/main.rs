@@ -15,7 +15,7 @@ use onehop_gpu::{Emulated, EmulatedThread, Gpu, Place, Region};
 use onehop_proto::GpuAddr;
 use onehop_sim::{Fault, Sim};
 
-/// Bytes of the simulated drive that are written before.
+/// Bytes of the simulated drive that have known content.
 const BYTES: usize = 16 << 20;
 const BLOCK: u64 = 512;
 
@@ -27,7 +27,7 @@ struct Bed {
     gpu: Emulated,
 }
 
-/// The word of this number on the drive.
+/// The word at this index of the drive.
 fn word(index: u64) -> u32 {
     (index as u32).wrapping_mul(0x9e37_79b9) ^ (index >> 7) as u32
 }
@@ -58,7 +58,7 @@ fn options(page_bytes: u32, pages: u64) -> ArrayOptions {
         page_bytes,
         writable: true,
         depth: 63,
-        // A small machine that does much else.
+        // For a small, busy machine.
         patience: Duration::from_secs(120),
         limit: Duration::from_secs(120),
         ..ArrayOptions::new(Placement::TIER1, pages * u64::from(page_bytes))
@@ -79,7 +79,7 @@ impl Bed {
         self.sim.inject(Fault::parse(fault).unwrap());
     }
 
-    /// Gathers rows; gives what came of it and the bytes.
+    /// Gathers rows; returns the result and the bytes.
     fn gather(&self, array: &Array, rows: ArrayRows, ids: &[u64]) -> (MovedRows, Vec<u8>) {
         let mut bytes = vec![0; ids.len() * rows.bytes as usize];
         let out = self.region(bytes.len());
@@ -95,7 +95,7 @@ impl Bed {
         assert_eq!(array.scatter(rows, ids, &from).unwrap().failed, []);
     }
 
-    /// Runs a kernel of one's own; gives what each thread says.
+    /// Runs a kernel of the test; returns each thread's result.
     fn run<R: Send + 'static>(
         &self,
         array: &Array,
@@ -117,7 +117,7 @@ impl Bed {
     }
 }
 
-/// The bytes of rows of what lies on the drive before anybody writes.
+/// The bytes of rows in the drive's initial content.
 fn expected(media: &[u8], rows: ArrayRows, ids: &[u64]) -> Vec<u8> {
     let row = |id: &u64| {
         let at = *id as usize * rows.stride as usize;
@@ -126,7 +126,7 @@ fn expected(media: &[u8], rows: ArrayRows, ids: &[u64]) -> Vec<u8> {
     ids.iter().flat_map(row).copied().collect()
 }
 
-/// Numbers that look random.
+/// A pseudo-random number generator.
 struct Random(u64);
 
 impl Random {
@@ -136,7 +136,7 @@ impl Random {
     }
 }
 
-/// What `f` gives, which has to end within so long.
+/// Runs `f`, which has to end within `limit`.
 fn within<R>(limit: Duration, f: impl FnOnce() -> R) -> R {
     let begun = Instant::now();
     let result = f();

@@ -1,4 +1,4 @@
-//! A drive that behaves: rows come as they are, each page by one command.
+//! Reads from a drive without faults: the right rows, one command per page.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ fn rows_of(bytes: u32, stride: u32) -> ArrayRows {
 }
 
 #[test]
-fn rows_of_every_kind_come_as_they_are_and_each_page_by_one_command() {
+fn rows_of_every_kind_are_right_and_each_page_takes_one_command() {
     let (bed, media) = (bed("mem:16M"), media());
     for (page, bytes, stride) in [
         (512, 256, 256),
@@ -39,7 +39,7 @@ fn rows_of_every_kind_come_as_they_are_and_each_page_by_one_command() {
         let array = bed.array(options(page, (BYTES as u64 / u64::from(page)).min(4096)));
         let rows = rows_of(bytes, stride);
         assert_eq!(array.rows(bytes, stride), rows);
-        // All in a part of the array that the cache holds whole, some of them twice.
+        // All within a part of the array that fits in the cache, some of them twice.
         let ids = ids(700, rows.count.min((1 << 20) / u64::from(stride)), u64::from(bytes));
         let (moved, got) = bed.gather(&array, rows, &ids);
         assert_eq!(moved.failed, []);
@@ -70,7 +70,7 @@ fn threads_that_act_on_their_own_read_the_same() {
 }
 
 #[test]
-fn rows_behind_the_end_fail_and_the_others_do_not() {
+fn rows_past_the_end_fail_and_others_do_not() {
     let (bed, media) = (bed("mem:16M"), media());
     let array = bed.array(options(4096, 64));
     let rows = rows_of(256, 256);
@@ -117,7 +117,7 @@ fn arrays_of_more_than_2_32_pages_work() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_requests_are_refused() {
     let bed = bed("mem:16M?lba=4096");
     let ns = bed.drive.namespace(1).unwrap();
     let open = |blocks, options: ArrayOptions| match Array::open(
@@ -145,7 +145,7 @@ fn what_makes_no_sense_is_refused() {
     assert!(matches!(array.gather(array.rows(6, 6), &[0], &small), Err(Error::Gpu(_))));
 }
 
-/// Also where the queue has less room than a warp has lanes.
+/// Including a queue with less room than a warp has lanes.
 #[test]
 fn every_placement_and_a_queue_with_little_room() {
     for placement in [Placement::TIER1, Placement::TIER2, Placement::TIER3, Placement::POSTED] {

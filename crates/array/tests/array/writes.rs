@@ -1,4 +1,4 @@
-//! What is written: it is read again, it reaches the drive, and a flush means that it stays there.
+//! Writes: they are read back, reach the drive, and are durable after a flush.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use onehop_sim::Rule;
 
 use crate::{BYTES, Bed, Pages, Random, bed, media, options};
 
-/// Bytes that tell one write from another.
+/// Bytes that differ from one write to the next.
 fn bytes_of(rows: ArrayRows, ids: &[u64], round: u64) -> Vec<u8> {
     ids.iter()
         .flat_map(|id| {
@@ -34,7 +34,7 @@ fn on_drive(bed: &Bed) -> Vec<u8> {
 }
 
 #[test]
-fn what_a_flush_has_covered_outlives_the_power() {
+fn flushed_data_survives_a_power_loss() {
     let (bed, mut shadow) = (bed("mem:16M?vwc=1"), media());
     let array = bed.array(options(4096, 512));
     let rows = array.rows(264, 264);
@@ -54,11 +54,11 @@ fn what_a_flush_has_covered_outlives_the_power() {
 }
 
 #[test]
-fn a_flush_reports_writes_that_the_power_took() {
+fn a_flush_reports_writes_lost_with_the_power() {
     let bed = bed("mem:16M?vwc=1&to=2");
     let array = bed.array(options(4096, 8));
     let rows = array.rows(4096, 4096);
-    // More than the cache holds: some were written back, and no flush has covered them.
+    // More than the cache holds: some were written back, and are not flushed.
     let ids: Vec<u64> = (0..64).collect();
     bed.scatter(&array, rows, &ids, &bytes_of(rows, &ids, 1));
     assert!(array.stats().unwrap().writes > 0);
@@ -97,7 +97,7 @@ fn random_reads_and_writes_are_those_of_a_shadow() {
         }
         array.close().unwrap();
         assert!(on_drive(&bed) == shadow, "{fault}");
-        // Kernels ring until the host has noticed that the power was gone.
+        // Kernels ring until the host notices that power was lost.
         let mut rules = bed.sim.violations().into_iter().map(|violation| violation.rule);
         assert!(rules.all(|rule| rule == Rule::DoorbellNotReady), "{fault}");
     }
@@ -110,7 +110,7 @@ fn a_reader_does_not_wait_for_a_write_back_when_a_clean_page_can_go() {
     let rows = array.rows(4096, 4096);
     let dirty: Vec<u64> = (0..7).collect();
     bed.scatter(&array, rows, &dirty, &bytes_of(rows, &dirty, 1));
-    // One at a time: a page that is being read cannot go.
+    // One at a time: a page being read cannot be evicted.
     let reads = |first: u64| {
         let one_by_one = move |mem: &_, array: &Pages, _| {
             (first..first + 100)
@@ -120,7 +120,7 @@ fn a_reader_does_not_wait_for_a_write_back_when_a_clean_page_can_go() {
     };
     reads(100);
     assert_eq!(array.stats().unwrap().writes, 0);
-    // With the eighth, somebody has to.
+    // The eighth evicts one.
     bed.scatter(&array, rows, &[7], &bytes_of(rows, &[7], 1));
     reads(200);
     assert!(array.stats().unwrap().writes > 0);
@@ -133,7 +133,7 @@ fn a_reader_does_not_wait_for_a_write_back_when_a_clean_page_can_go() {
 #[test]
 fn threads_that_write_parts_of_one_page_while_others_flush_lose_nothing() {
     let bed = bed("mem:16M");
-    // Four pages that come and go.
+    // Four pages compete for room.
     let array = bed.array(options(4096, 2));
     let said = bed.run(&array, 40, |mem, array, index| {
         if index >= 36 {

@@ -1,4 +1,4 @@
-//! Every function of the header on a GPU, and a drive that does not behave.
+//! Every function of the header on a GPU, and faults of the drive.
 
 use std::time::{Duration, Instant};
 
@@ -80,7 +80,7 @@ fn every_call_is_answered() {
     let [queue, list, to] = at;
     bed.start(&code, "calls", (1, 64), &[queue, list, Arg::U32(count), to]).wait().unwrap();
     for ((case, want), got) in cases.iter().zip(told(&answers, count)) {
-        // A status comes with more bits than its code.
+        // A status has more bits than its code.
         let got = if got > 0 { got & 0x7ff } else { got };
         let Call { kind, operation, lba, blocks, offset } = case;
         assert_eq!(got, *want, "kind {kind}, operation {operation}: {blocks} blocks at {lba} to {offset}");
@@ -103,8 +103,8 @@ impl Bed {
 }
 
 #[test]
-fn kernels_survive_what_the_drive_does() {
-    let test = "kernels_survive_what_the_drive_does";
+fn kernels_survive_faults_of_the_drive() {
+    let test = "kernels_survive_faults_of_the_drive";
     let Some(machine) = Machine::open(test) else { return };
     let Some(code) = machine.cpp(test, "calls.ptx") else { return };
     let (blocks, threads, rounds, each) = (8, 64, 40, 3);
@@ -143,7 +143,7 @@ fn kernels_survive_what_the_drive_does() {
                 fault,
                 blocks * threads * rounds
             ));
-            // A stray may be found only when the queue is taken back.
+            // A stray completion may be found only when the queue is closed.
             assert!(
                 count <= recoveries && (recoveries == 0 || !bed.drive.incidents().is_empty()),
                 "{fault}: {count}"
@@ -156,8 +156,8 @@ fn kernels_survive_what_the_drive_does() {
 }
 
 #[test]
-fn running_kernels_are_stopped_reset_and_told_the_end() {
-    let test = "running_kernels_are_stopped_reset_and_told_the_end";
+fn running_kernels_see_stops_resets_and_the_end() {
+    let test = "running_kernels_see_stops_resets_and_the_end";
     let Some(machine) = Machine::open(test) else { return };
     let Some(code) = machine.cpp(test, "calls.ptx") else { return };
     let (blocks, threads) = (4, 64);
@@ -168,7 +168,7 @@ fn running_kernels_are_stopped_reset_and_told_the_end() {
     };
     let stopped = Answer::Stopped.code();
 
-    // Stopped by the host, after a few resets that nobody notices.
+    // Stopped by the host, after a few resets in between.
     let bed = machine.bed("", 255);
     let lent = bed.export();
     let (running, answers) = begin(&bed, &lent);
@@ -189,7 +189,7 @@ fn running_kernels_are_stopped_reset_and_told_the_end() {
     lent.take_back().unwrap();
     assert_eq!(bed.sim.violations(), []);
 
-    // The drive leaves.
+    // The drive is removed.
     let bed = machine.bed("", 255);
     let lent = bed.export();
     let (running, answers) = begin(&bed, &lent);

@@ -1,4 +1,4 @@
-//! Chases of pointers, in CUDA C++ and in Rust.
+//! Pointer chases, in CUDA C++ and in Rust.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ const HOPS: u32 = 50;
 /// Bytes of `struct chase_end`.
 const END: usize = 24;
 
-/// Lays a chain and follows it with `kernel`; each thread follows `chains`.
+/// Writes a chain and follows it with `kernel`; each thread follows `chains`.
 fn follow(
     machine: &Machine,
     what: &str,
@@ -60,7 +60,7 @@ fn follow(
     ));
 }
 
-/// As many threads in this shape, or, where those of a warp keep each other waiting, one in each of 32 warps at most.
+/// This shape, or, if threads of a warp starve each other, one thread in each of at most 32 warps.
 fn shaped((blocks, threads): (u32, u32)) -> (u32, u32) {
     if unfair() { ((blocks * threads).min(32), 1) } else { (blocks, threads) }
 }

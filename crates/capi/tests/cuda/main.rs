@@ -1,8 +1,8 @@
-//! Other people's kernels on a real GPU, which drive a simulated drive on this machine's processors: queues and data in host
-//! memory, doorbells passed on by a thread.
+//! Other people's kernels on a real GPU. They drive a simulated drive on this machine's CPUs: queues and data are in
+//! host memory, and a thread forwards doorbells.
 //!
-//! Without a CUDA driver each test says so and passes. Kernels in Rust come with the build; those in CUDA C++ are looked for
-//! in the folder that `ONEHOP_TEST_KERNELS` names, as PTX that `examples/cuda/nvrtc.py` made.
+//! Without a CUDA driver each test says so and passes. Kernels in Rust are part of the build. Those in CUDA C++ are PTX
+//! files that `examples/cuda/nvrtc.py` made, in the folder that `ONEHOP_TEST_KERNELS` names.
 #![allow(clippy::unwrap_used)]
 
 mod calls;
@@ -20,7 +20,7 @@ use onehop_sim::{Fault, Sim};
 
 static TURN: Mutex<()> = Mutex::new(());
 
-/// A GPU, and the turn to use it.
+/// A GPU, and the lock for its use.
 struct Machine {
     gpu: CudaGpu,
     _turn: MutexGuard<'static, ()>,
@@ -32,7 +32,7 @@ fn tell(line: &str) {
 }
 
 impl Machine {
-    /// GPU 0; a line that says why not where there is none.
+    /// GPU 0; without one, says why and returns `None`.
     fn open(test: &str) -> Option<Self> {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         match Cuda::load().and_then(|cuda| cuda.open("0")) {
@@ -44,7 +44,7 @@ impl Machine {
         }
     }
 
-    /// Kernels in CUDA C++, linked with the library; a line that says why not where there are none.
+    /// Kernels in CUDA C++, linked with the library; without them, says why and returns `None`.
     fn cpp(&self, test: &str, name: &str) -> Option<Code> {
         let Some(folder) = std::env::var_os("ONEHOP_TEST_KERNELS") else {
             tell(&format!("SKIPPED: cuda {test}: ONEHOP_TEST_KERNELS names no folder with {name}"));
@@ -73,7 +73,8 @@ const BLOCK: u64 = 512;
 const DATA: usize = 64 << 20;
 const LIMIT: Duration = Duration::from_secs(100);
 
-/// Whether a tool has the kernels in which threads of one warp that wait for each other do not all get on, as racecheck does.
+/// Whether a tool such as racecheck runs the kernels, under which threads of a warp that wait for each other may
+/// starve.
 fn unfair() -> bool {
     std::env::var_os("ONEHOP_GPU_UNFAIR").is_some()
 }
@@ -114,7 +115,7 @@ impl Bed {
         self.sim.inject(Fault::parse(fault).unwrap());
     }
 
-    /// Places for what threads say.
+    /// Memory for the threads' results.
     fn answers(&self, threads: u32) -> Region {
         self.gpu.alloc(Place::PinnedHost, threads as usize * 4).unwrap()
     }
@@ -131,7 +132,7 @@ fn told(answers: &Region, threads: u32) -> Vec<i32> {
     (0..threads).map(|i| answers.word(i as usize * 4).unwrap() as i32).collect()
 }
 
-/// Each thread must have said `want`; tells how many said what else.
+/// Each thread must have answered `want`; prints how many did not.
 fn all_said(answers: &Region, threads: u32, want: i32, what: &str) {
     let mut others = std::collections::BTreeMap::new();
     for (thread, said) in told(answers, threads).into_iter().enumerate() {

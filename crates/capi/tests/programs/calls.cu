@@ -1,4 +1,4 @@
-/* Kernels for tests: every function of device.h, in every way. */
+/* Kernels for tests: every function of device.h, in every form. */
 #include <onehop/device.h>
 
 #include "calls.h"
@@ -8,7 +8,7 @@ static __device__ unsigned int thread(void)
     return blockIdx.x * blockDim.x + threadIdx.x;
 }
 
-/* Each thread makes the call of its number. */
+/* Each thread makes the call of its index. */
 extern "C" __global__ void calls(const onehop_queue *queue, const struct test_call *list, unsigned int count, int *answers)
 {
     onehop_command command;
@@ -52,7 +52,7 @@ extern "C" __global__ void calls(const onehop_queue *queue, const struct test_ca
     answers[i] = answer;
 }
 
-/* Each thread reads `rounds` pieces of its own; the first answer that is not ONEHOP_OK is kept. */
+/* Each thread reads `rounds` chunks of its own; the first answer other than ONEHOP_OK is kept. */
 extern "C" __global__ void hammer(const onehop_queue *queue, unsigned int rounds, unsigned int blocks, int *answers)
 {
     unsigned long long bytes = onehop_block_bytes(queue);
@@ -67,7 +67,7 @@ extern "C" __global__ void hammer(const onehop_queue *queue, unsigned int rounds
     answers[thread()] = kept;
 }
 
-/* Each thread reads until it is told something else than ONEHOP_OK. */
+/* Each thread reads until an answer is not ONEHOP_OK. */
 extern "C" __global__ void forever(const onehop_queue *queue, int *answers)
 {
     int answer;

@@ -1,4 +1,4 @@
-/* What the kernels of calls.cu and their host agree on. */
+/* Shared by the kernels of calls.cu and their host. */
 #ifndef CALLS_H
 #define CALLS_H
 

@@ -1,5 +1,5 @@
-/* Every function of the headers at the edges of a process: with handles that name nothing, at the end of threads and of the
- * process, in a process that forks, and beside a close. */
+/* Every function of the headers in special situations: with invalid handles, at the end of threads and of the process, in a
+ * process that forks, and during a close. */
 #include <onehop/sdr.h>
 
 #include <limits.h>
@@ -16,7 +16,7 @@
     fprintf(stderr, "line %d: not so: %s (%s)\n", __LINE__, #what, onehop_last_error()); _Exit(1); } } while (0)
 #define REFUSED(call) IS((call) == ONEHOP_ERROR_ARGUMENT && says_why())
 
-/* Where a thread ends, its words are gone already. */
+/* At the end of a thread, its message is already freed. */
 static __thread int ending;
 
 static int says_why(void)
@@ -43,7 +43,7 @@ static void open_all(onehop_drive **a, onehop_gpu **b, onehop_lent **c, onehop_s
         IS(onehop_sdr_open("sim:usdr?rate=10M", *b, "ci16", 8192, d) == 0);
 }
 
-/* What is open works. */
+/* Open handles work. */
 static void work(const onehop_drive *a, const onehop_gpu *b, const onehop_lent *c, const onehop_sdr *d)
 {
     unsigned char bytes[512], back[512];
@@ -75,7 +75,7 @@ static void close_all(onehop_drive *a, onehop_gpu *b, onehop_lent *c, onehop_sdr
     IS(onehop_lent_close(c) == 0);
 }
 
-/* A handle that names no drive, GPU, queue or receiver: each function says so, and touches nothing of its caller's. */
+/* A handle of no drive, GPU, queue or receiver: each function returns an error, and leaves its caller's memory alone. */
 static void names_nothing(void *handle)
 {
     unsigned char bytes[64], same[64];
@@ -155,7 +155,7 @@ static void a_life(void)
     REFUSED(onehop_drive_open("nothing", 0, &a));
 }
 
-/* No place for what a function gives, or takes. */
+/* Null pointers for results and arguments. */
 static void no_places(void)
 {
     onehop_bytes *loaded = NULL;
@@ -213,7 +213,7 @@ static void handles(void)
     names_nothing(&names_nothing);
     a_life();
 
-    /* Each where another belongs. */
+    /* Handles of the wrong kind. */
     open_all(&drive, &gpu, &lent, &sdr);
     REFUSED(onehop_drive_flush((onehop_drive *)gpu, 1));
     REFUSED(onehop_lend((onehop_drive *)lent, gpu, NULL, &other));
@@ -249,7 +249,7 @@ static void handles(void)
     IS(got != 0 && got != ONEHOP_ERROR_DEFECT && other == NULL);
     options.data_bytes = 65536;
     IS(onehop_lend(drive, gpu, &options, &other) == 0 && onehop_lent_close(other) == 0);
-    /* As many as the board can have. */
+    /* The board's maximum. */
     IS(onehop_sdr_open("sim:usdr", gpu, "ci16", UINT_MAX, &none) == 0);
     onehop_sdr_close(none);
     IS(onehop_sdr_acquire_read_buffer(sdr, &number, &at, &flags, &time, LONG_MIN) == ONEHOP_SDR_TIMEOUT);
@@ -273,7 +273,7 @@ static void thread_ends(void *value)
     a_life();
 }
 
-/* With the library's own values for the thread, whose destructors run before. */
+/* With the library's thread-local values, whose destructors run before. */
 static void *thread_body(void *value)
 {
     a_life();
@@ -335,7 +335,7 @@ static void *starts_threads(void *value)
     return value;
 }
 
-/* In the child the parent's handles name nothing, and no lock is another thread's. */
+/* In the child the parent's handles are invalid, and no other thread holds a lock. */
 static void fork_one(int i)
 {
     int status;
@@ -376,7 +376,7 @@ static void forks_at_end(void *value)
         fork_one(i);
 }
 
-/* With what the first fork left for the thread, whose destructors run before. */
+/* With thread-local values of the first fork, whose destructors run before. */
 static void *forking_body(void *value)
 {
     fork_one(0);
@@ -448,7 +448,7 @@ static void *receiver(void *value)
     return NULL;
 }
 
-/* All is closed under threads that use it. */
+/* Everything is closed while threads use it. */
 static void closes(void)
 {
     pthread_t all[5];

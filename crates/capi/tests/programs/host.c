@@ -1,11 +1,11 @@
-/* Every function of onehop.h in C99, on a simulated drive and the emulated GPU: what works, and what is refused. */
+/* Every function of onehop.h in C99, on a simulated drive and the emulated GPU: success and refusals. */
 #include <onehop/onehop.h>
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* The sizes that the library has. */
+/* The library's sizes. */
 typedef char options_are_32_bytes[sizeof(struct onehop_lend_options) == 32 ? 1 : -1];
 typedef char infos_are_24_bytes[sizeof(struct onehop_lent_info) == 24 ? 1 : -1];
 typedef char commands_are_64_bytes[sizeof(onehop_command) == 64 ? 1 : -1];
@@ -94,7 +94,7 @@ int main(void)
     IS(answer == ONEHOP_BAD_ALIGNMENT);
     FAILS(onehop_emulated_read(lent, 0, 1, 0, NULL), ONEHOP_ERROR_ARGUMENT, "`answer`");
 
-    /* What is lent keeps what it needs. */
+    /* An exported queue keeps its drive and GPU open. */
     WORKS(onehop_drive_flush(drive, 1));
     FAILS(onehop_drive_flush(drive, 2), ONEHOP_ERROR_DRIVE, "namespace 2");
     onehop_drive_close(drive);

@@ -14,8 +14,8 @@
 #define BURST 8192
 
 /*
- * Blocks of four bursts, of which every fifth lacks some: at its start, its middle, its end. Whoever reads as many samples as
- * acquire says reads none that is old, and the extents have each sample's number.
+ * Blocks of four bursts, of which every fifth lacks some: at its start, its middle, its end. Reading as many samples as acquire
+ * returns yields no stale ones, and the extents have each sample's number.
  */
 static void partial(const onehop_gpu *gpu, const char *missing, size_t parts, uint32_t bursts)
 {
@@ -39,7 +39,7 @@ static void partial(const onehop_gpu *gpu, const char *missing, size_t parts, ui
             continue;
         IS(onehop_sdr_extents(sdr, handle, extents, 16, &count) == 0);
         IS(onehop_sdr_first_sample(sdr, handle, &first) == 0 && first == extents[0].first);
-        /* Twenty million samples a second: fifty nanoseconds each. */
+        /* Twenty million samples per second: fifty nanoseconds each. */
         IS(time == (long long)first * 50);
         if (first / (4 * BURST) % 5 == 4) {
             IS(flags == (ONEHOP_SDR_HAS_TIME | ONEHOP_SDR_MISSING) && got == (int)(bursts * BURST) && count == parts);
@@ -57,14 +57,14 @@ static void partial(const onehop_gpu *gpu, const char *missing, size_t parts, ui
         IS(sum == (uint32_t)got);
         end = first / (4 * BURST) * (4 * BURST) + 4 * BURST;
         IS(onehop_sdr_counts(sdr, &delivered, &lost, &gaps) == 0 && delivered + lost == end);
-        /* Less room than there are extents, and none. */
+        /* Room for fewer extents than there are, and for none. */
         extents[1].samples = 77;
         IS(onehop_sdr_extents(sdr, handle, extents, 1, &i) == 0 && i == count && extents[1].samples == 77);
         IS(onehop_sdr_extents(sdr, handle, NULL, 0, &i) == 0 && i == count);
         FAILS(onehop_sdr_extents(sdr, handle, NULL, 1, &i), ONEHOP_ERROR_ARGUMENT, "extents");
         FAILS(onehop_sdr_extents(sdr, handle, extents, 1, NULL), ONEHOP_ERROR_ARGUMENT, "count");
         IS(onehop_sdr_release_read_buffer(sdr, handle) == 0);
-        FAILS(onehop_sdr_extents(sdr, handle, extents, 1, &i), ONEHOP_ERROR_ARGUMENT, "is not lent");
+        FAILS(onehop_sdr_extents(sdr, handle, extents, 1, &i), ONEHOP_ERROR_ARGUMENT, "is not acquired");
         blocks++;
     }
     IS(lacking >= 2 && lost >= lacking * (4 - bursts) * BURST && gaps >= lacking);
@@ -112,7 +112,7 @@ int main(void)
         IS(got == SAMPLES && flags == ONEHOP_SDR_HAS_TIME);
         IS(onehop_sdr_direct_access_buffer_addrs(sdr, handle, &addr) == 0 && addr == at);
         IS(onehop_sdr_copy_out(sdr, handle, 0, samples, sizeof samples) == 0);
-        /* Ten million samples a second: a hundred nanoseconds each. */
+        /* Ten million samples per second: a hundred nanoseconds each. */
         IS(time / 100 == samples[0] && (expected < 0 || expected == samples[0]));
         for (i = 0; i < SAMPLES; i++)
             IS(samples[i] == samples[0] + i);
@@ -123,7 +123,7 @@ int main(void)
         IS(onehop_sdr_release_read_buffer(sdr, handle) == 0);
         block++;
     }
-    FAILS(onehop_sdr_first_sample(sdr, handle, &first), ONEHOP_ERROR_ARGUMENT, "is not lent");
+    FAILS(onehop_sdr_first_sample(sdr, handle, &first), ONEHOP_ERROR_ARGUMENT, "is not acquired");
     FAILS(onehop_sdr_counts(sdr, NULL, &lost, &gaps), ONEHOP_ERROR_ARGUMENT, "delivered");
     IS(onehop_sdr_counts(sdr, &delivered, &lost, &gaps) == 0 && delivered == (uint64_t)BLOCKS * SAMPLES);
     IS((overflows > 0) == (lost > 0) && gaps >= overflows);

@@ -1,4 +1,4 @@
-/* One thread waits for samples; another asks, stops and closes the receiver meanwhile, and does not wait for the first. */
+/* One thread waits for samples; meanwhile another queries, stops and closes the receiver without waiting for the first. */
 #include <onehop/sdr.h>
 
 #include <pthread.h>
@@ -10,7 +10,7 @@
 #define IS(what) do { if (!(what)) { \
     fprintf(stderr, "line %d: not so: %s (%s)\n", __LINE__, #what, onehop_last_error()); exit(1); } } while (0)
 
-/* A block of 64 samples takes 64 ms. Whoever had to wait for one in each call would take 3.2 s for all of them. */
+/* A block of 64 samples takes 64 ms. Waiting for one in each call would take 3.2 s in all. */
 #define CALLS 50
 #define MOST_MS 1000
 
@@ -24,7 +24,7 @@ static long now_ms(void)
     return now.tv_sec * 1000L + now.tv_nsec / 1000000L;
 }
 
-/* Takes blocks until none comes within a minute, or the receiver is stopped; gives how many. */
+/* Takes blocks until none comes within a minute, or the receiver is stopped; returns how many. */
 static void *listen(void *unused)
 {
     uintptr_t blocks = 0;
@@ -44,7 +44,7 @@ static void *listen(void *unused)
 
 static volatile int waiting;
 
-/* Takes a block, waits for the next, and gives what came of that. */
+/* Takes a block, waits for the next, and returns the result. */
 static void *listen_once_more(void *unused)
 {
     size_t handle;
@@ -59,7 +59,7 @@ static void *listen_once_more(void *unused)
     return (void *)(intptr_t)onehop_sdr_acquire_read_buffer(sdr, &handle, &at, &flags, &time, 60000000L);
 }
 
-/* Closes a receiver while a thread waits for its next block, 256 ms later. Whether the board was stopped then: none came. */
+/* Closes a receiver while a thread waits for its next block, 256 ms later. Returns whether the board was stopped: none came. */
 static int stops_at_close(onehop_gpu *gpu)
 {
     struct timespec pause = { 0, 20000000L };

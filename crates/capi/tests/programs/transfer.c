@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The layouts that the library has. */
+/* The library's layouts. */
 typedef char options_are_88_bytes[sizeof(struct onehop_transfer_options) == 88 ? 1 : -1];
 typedef char partition_is_at_36[offsetof(struct onehop_transfer_options, partition) == 36 ? 1 : -1];
 typedef char progress_is_at_40[offsetof(struct onehop_transfer_options, progress) == 40 ? 1 : -1];
@@ -103,13 +103,13 @@ int main(int argc, char **argv)
         IS(outcome.simulated == (ONEHOP_SIMULATED_DRIVE | ONEHOP_SIMULATED_GPU) && outcome.verified == 1);
         IS(outcome.bytes == file_bytes && outcome.read_bytes >= file_bytes && outcome.commands > 0);
         IS(outcome.size == sizeof outcome && outcome.seconds > 0 && outcome.retries == 0 && moved == outcome.read_bytes);
-        /* This name is that of two placements, and the better one takes a controller memory buffer. */
+        /* This name covers two placements, and the better one needs a controller memory buffer. */
         IS(strlen(outcome.why_not_better) == outcome.why_not_better_bytes && outcome.reserved[3] == 0);
         IS((outcome.why_not_better_bytes > 0) == (strcmp(route, "gpu/posted") == 0));
         IS(outcome.why_not_better_bytes == 0 || strstr(outcome.why_not_better, "gpu/posted: cq cannot lie in cmb") ||
            strstr(outcome.why_not_better, "gpu/posted: sq cannot lie in cmb"));
         onehop_bytes_close(loaded);
-        /* Within blocks at both ends. */
+        /* Starts and ends within blocks. */
         WORKS(onehop_load_file(drive, gpu, argv[2], 1001, 5003, &options, &loaded, &outcome));
         same(loaded, file + 1001, 5003);
         IS(outcome.bytes == 5003 && outcome.read_bytes > 5003);
@@ -129,14 +129,14 @@ int main(int argc, char **argv)
     FAILS(onehop_bytes_read(loaded, UINT64_MAX, &byte, 1), ONEHOP_ERROR_GPU, "");
     FAILS(onehop_bytes_read(loaded, 0, NULL, 1), ONEHOP_ERROR_ARGUMENT, "`to`");
     onehop_bytes_close(loaded);
-    FAILS(onehop_bytes_read(loaded, 0, &byte, 1), ONEHOP_ERROR_ARGUMENT, "no handle");
+    FAILS(onehop_bytes_read(loaded, 0, &byte, 1), ONEHOP_ERROR_ARGUMENT, "not an open handle");
     IS(onehop_bytes_data(loaded) == NULL && onehop_bytes_size(loaded) == 0);
     onehop_bytes_close(NULL);
 
     FAILS(onehop_load_file(NULL, gpu, argv[2], 0, 0, NULL, &loaded, NULL), ONEHOP_ERROR_ARGUMENT, "`drive`");
     IS(loaded == NULL);
     FAILS(onehop_load_file(drive, NULL, argv[2], 0, 0, NULL, &loaded, NULL), ONEHOP_ERROR_ARGUMENT, "`gpu`");
-    FAILS(onehop_load_file((onehop_drive *)gpu, gpu, argv[2], 0, 0, NULL, &loaded, NULL), ONEHOP_ERROR_ARGUMENT, "no handle");
+    FAILS(onehop_load_file((onehop_drive *)gpu, gpu, argv[2], 0, 0, NULL, &loaded, NULL), ONEHOP_ERROR_ARGUMENT, "not an open handle");
     FAILS(onehop_load_file(drive, gpu, NULL, 0, 0, NULL, &loaded, NULL), ONEHOP_ERROR_ARGUMENT, "`path`");
     FAILS(onehop_load_file(drive, gpu, argv[2], 0, 0, NULL, NULL, NULL), ONEHOP_ERROR_ARGUMENT, "`bytes`");
     FAILS(onehop_load_file(drive, gpu, "/missing", 0, 0, NULL, &loaded, NULL), ONEHOP_ERROR_FILE, "missing");

@@ -1,4 +1,4 @@
-//! Commands one by one: taken, checked, their data found, handed to the lanes.
+//! Commands one by one: fetched, checked, their data located, passed to the lanes.
 
 use onehop_proto::nvm::opcode;
 use onehop_proto::prp::{self, WalkError};
@@ -15,7 +15,7 @@ use crate::space;
 use crate::warp::{ControllerWarp, wrap};
 
 impl<W: ControllerWarp> Server<'_, W> {
-    /// Goes on until the lanes have something to move, or the turn is over and all that is done has been posted.
+    /// Continues until the lanes have something to move, or until the turn is over and everything done is posted.
     pub(super) fn think(&self) {
         if self.get(word::MOVING) != 0 {
             self.set(word::MOVING, 0);
@@ -53,7 +53,7 @@ impl<W: ControllerWarp> Server<'_, W> {
         }
     }
 
-    /// Takes a command that was just fetched; true if the lanes have to move its data now.
+    /// Starts a command that was just fetched; true if the lanes have to move its data now.
     fn take(&self, job: u32) -> bool {
         self.set(word::JOB, job);
         let sqe = self.job();
@@ -71,7 +71,7 @@ impl<W: ControllerWarp> Server<'_, W> {
         self.set_outstanding(cid, true);
         let effect = self.strike(&sqe);
         let wait = if self.pair.flags & flag::DELAY != 0 {
-            // Neighbours wait differently, so that they overtake each other.
+            // Neighbours wait for different times, so that they overtake each other.
             self.pair.delay.saturating_mul((ordinal ^ ordinal >> 2) & 3)
         } else {
             0
@@ -91,7 +91,7 @@ impl<W: ControllerWarp> Server<'_, W> {
         self.execute(&sqe, effect)
     }
 
-    /// Goes on with something whose time has come; true if the lanes have to move data now.
+    /// Continues with a record that is due; true if the lanes have to move data now.
     fn resume(&self, kind: u32, effect: Effect, extra: Extra) -> bool {
         match kind {
             parked::EXECUTE => self.execute(&self.job(), effect),
@@ -101,7 +101,7 @@ impl<W: ControllerWarp> Server<'_, W> {
                 false
             }
             _ => {
-                self.mend(extra.a, extra.b);
+                self.correct_entry(extra.a, extra.b);
                 false
             }
         }
@@ -129,7 +129,7 @@ impl<W: ControllerWarp> Server<'_, W> {
         false
     }
 
-    /// Checks a command and lays its data out for the lanes; false if there is nothing to move.
+    /// Checks a command and locates its data for the lanes; false if there is nothing to move.
     fn begin_command(&self, sqe: &Sqe, effect: Effect) -> Result<bool, CommandRefusal> {
         let pair = &self.pair;
         let limits = Limits {
@@ -166,7 +166,7 @@ impl<W: ControllerWarp> Server<'_, W> {
         Ok(true)
     }
 
-    /// Follows the data pointer and writes down where each piece of the transfer lies.
+    /// Follows the data pointer and records the extents of the transfer.
     fn find_spans(&self, sqe: &Sqe, bytes: u64) -> Result<(), CommandRefusal> {
         let (warp, pair) = (self.warp, &self.pair);
         let most = LOCAL_SPANS + pair.span_count;
@@ -177,7 +177,7 @@ impl<W: ControllerWarp> Server<'_, W> {
             let (bus, len) = step.map_err(refusal)?;
             let at = space::find(warp, pair, bus.0, len).map_err(unreachable)?;
             if count == most {
-                // Its own room is too small for what it promised: that is nobody's breach.
+                // The controller's own room is too small: not a violation by the driver.
                 return Err(CommandRefusal { status: Status::INTERNAL_ERROR, breach: None });
             }
             self.put_span(count, at.0, len as u32);
@@ -197,7 +197,7 @@ impl<W: ControllerWarp> Server<'_, W> {
         }
     }
 
-    /// The lanes have moved the data of the command at hand.
+    /// Completes the current command, whose data the lanes have moved.
     fn moved(&self) {
         let effect = Effect(self.get(word::EFFECT));
         let cid = self.get(self.get(word::JOB)) >> 16;
@@ -232,7 +232,7 @@ fn refusal(error: WalkError<(Rule, u64)>) -> CommandRefusal {
     CommandRefusal::breach(rule, detail, error.status())
 }
 
-/// An address that is not mapped: the command may be tried again, as on a drive.
+/// An unmapped address: the command may be retried, as on a drive.
 fn unreachable((rule, at): (Rule, u64)) -> CommandRefusal {
     CommandRefusal { status: Status::DATA_TRANSFER_ERROR, breach: Some((rule, at)) }
 }

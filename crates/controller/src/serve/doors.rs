@@ -1,4 +1,4 @@
-//! The beginning of a turn: what the host wants, what its doorbells say, and whether that can be true.
+//! The start of a turn: the host's request, its doorbells, and whether they are plausible.
 
 use onehop_proto::Sqe;
 
@@ -8,7 +8,7 @@ use crate::layout::control;
 use crate::report::{Exit, NO_COMMAND};
 use crate::warp::{ControllerWarp, distance, wrap};
 
-/// Turns between two looks at the control word and the clock.
+/// Turns between two checks of the control word and the clock.
 const POLL_TURNS: u64 = 64;
 
 impl<W: ControllerWarp> Server<'_, W> {
@@ -20,8 +20,8 @@ impl<W: ControllerWarp> Server<'_, W> {
         self.set_long(word::TURNS, turns + 1);
         let idle = self.get(word::IDLE_STREAK);
         if turns.is_multiple_of(POLL_TURNS) || idle % 16 == 15 {
-            self.look();
-            self.tell_faults();
+            self.poll_control();
+            self.save_fault_counters();
             if self.get(word::WISH) != wish::NONE {
                 return;
             }
@@ -36,10 +36,10 @@ impl<W: ControllerWarp> Server<'_, W> {
         }
     }
 
-    /// Sees what the host wants, and tells it how things stand.
-    pub(super) fn look(&self) {
+    /// Reads the host's request, and updates the report.
+    pub(super) fn poll_control(&self) {
         let warp = self.warp;
-        self.tell();
+        self.write_counters();
         let late = warp.now().wrapping_sub(self.long(word::BEGUN)) > self.pair.limit;
         let wanted = match warp.load_acquire(self.pair.control) {
             control::STOP => wish::EXIT + Exit::Stopped as u32,
@@ -53,8 +53,8 @@ impl<W: ControllerWarp> Server<'_, W> {
     /// How many commands there are that can also be completed.
     fn available(&self) -> u32 {
         let (warp, pair) = (self.warp, &self.pair);
-        // The tail is read first, with acquire: whatever the host wrote before it rang is seen by what follows, and so are
-        // the entries that it gave back in the completion queue before it asked for more.
+        // The tail is read first, with acquire. So everything that the host wrote before it rang is visible below,
+        // including the completion queue entries that it released before.
         let tail = warp.load_acquire(pair.sq_door);
         self.ring_cq(warp.load_acquire(pair.cq_door));
         self.ring_sq(tail);
@@ -80,7 +80,7 @@ impl<W: ControllerWarp> Server<'_, W> {
         }
         let rule = if tail >= size {
             Rule::DoorbellValue
-        } else if distance(self.get(word::TOLD), old, size) + distance(old, tail, size) >= size {
+        } else if distance(self.get(word::REPORTED), old, size) + distance(old, tail, size) >= size {
             Rule::SqOverrun
         } else {
             self.set(word::TAIL, tail);
@@ -110,7 +110,7 @@ impl<W: ControllerWarp> Server<'_, W> {
         self.breach(rule, NO_COMMAND, u64::from(head));
     }
 
-    /// One lane brings one entry into the local words.
+    /// Fetches one entry into the local words, on one lane.
     pub(super) fn fetch(&self, lane: u32) {
         let slot = wrap(self.get(word::HEAD) + lane, self.pair.sq_entries);
         let at = self.pair.sq.plus(u64::from(slot) * Sqe::BYTES as u64);

@@ -7,15 +7,15 @@ use super::{FAULT_WORDS, FAULTS, Server, word};
 use crate::layout::{Fault, FaultKind};
 use crate::warp::ControllerWarp;
 
-/// What happens to a command: a fault's number in the table, and above it its kind; zero for nothing.
+/// A fault's effect on a command: its index in the table, and above it its kind; zero for none.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Effect(pub u32);
 
 impl Effect {
     pub(super) const NONE: Self = Self(0);
-    /// Data that comes after its completion: nothing is completed any more.
+    /// Data that arrives after its completion: nothing is completed any more.
     pub(super) const QUIET: Self = Self(0xff << 8);
-    /// The identifier belongs to another command: its end is not that of the identifier.
+    /// The identifier belongs to another command, and stays outstanding.
     pub(super) const FOREIGN: Self = Self(0xfe << 8);
 
     pub(super) const fn kind(self) -> Option<FaultKind> {
@@ -23,7 +23,7 @@ impl Effect {
     }
 }
 
-/// Where words lie in a fault.
+/// Words of a fault.
 const KIND: u32 = 0;
 const N: u32 = 1;
 const EVERY: u32 = 2;
@@ -37,7 +37,7 @@ const SEEN: u32 = 12;
 const FIRED: u32 = 13;
 
 impl<W: ControllerWarp> Server<'_, W> {
-    /// Whether there is a fault that needs room for a second completion.
+    /// Whether a fault may need room for a second completion.
     pub(super) fn may_complete_twice(&self) -> bool {
         (0..self.pair.fault_count).any(|index| self.fault(index, KIND) == FaultKind::Dup as u32)
     }
@@ -86,23 +86,23 @@ impl<W: ControllerWarp> Server<'_, W> {
         hit
     }
 
-    /// The time that an effect takes.
+    /// The delay of an effect.
     pub(super) fn delay_of(&self, effect: Effect) -> u64 {
         self.long(at(effect.0 & 0xff, DELAY))
     }
 
-    /// The number that an effect has.
+    /// The value of an effect.
     pub(super) fn value_of(&self, effect: Effect) -> u32 {
         self.fault(effect.0 & 0xff, VALUE)
     }
 
-    /// The status that an effect makes a command fail with.
+    /// The status with which an effect fails a command.
     pub(super) fn failure_of(&self, effect: Effect) -> Option<Status> {
         (effect.kind() == Some(FaultKind::Fail)).then(|| Status(self.value_of(effect) as u16))
     }
 
-    /// Writes down how far each fault has counted, so that another life of the queue can go on from there.
-    pub(super) fn tell_faults(&self) {
+    /// Saves each fault's counters, so that a later queue pair can continue from them.
+    pub(super) fn save_fault_counters(&self) {
         for index in 0..self.pair.fault_count {
             let to = self.pair.faults.plus(u64::from(index) * u64::from(Fault::BYTES));
             for field in [SEEN, FIRED] {

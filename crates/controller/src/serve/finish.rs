@@ -1,4 +1,4 @@
-//! The end of commands: gathered during a turn, posted behind one fence.
+//! The end of commands: collected during a turn, posted behind one fence.
 
 use onehop_proto::{Cqe, Status};
 
@@ -9,14 +9,14 @@ use crate::layout::{FaultKind, flag};
 use crate::warp::{ControllerWarp, distance, wrap};
 
 impl<W: ControllerWarp> Server<'_, W> {
-    /// A command has come to its end.
+    /// Finishes a command.
     pub(super) fn finish(&self, cid: u32, status: Status, effect: Effect) {
         if effect == Effect::QUIET {
             return;
         }
         let end = cid | u32::from(status.0) << 16;
         if effect.kind() == Some(FaultKind::Reorder) {
-            // Those that this turn has finished already come before it in any case.
+            // Those that this turn has already finished come before it in any case.
             let others = u64::from(self.get(word::DONE)) + u64::from(self.value_of(effect).max(1));
             let target = self.long(word::COMPLETIONS) + others;
             let extra = Extra { a: end, b: 0, target };
@@ -27,7 +27,7 @@ impl<W: ControllerWarp> Server<'_, W> {
         self.list(end, effect);
     }
 
-    /// Puts a completion on the list of this turn.
+    /// Adds a completion to this turn's list.
     pub(super) fn list(&self, end: u32, effect: Effect) {
         let count = self.get(word::DONE);
         self.set(DONES + 2 * count, end);
@@ -35,18 +35,19 @@ impl<W: ControllerWarp> Server<'_, W> {
         self.set(word::DONE, count + 1);
     }
 
-    /// Posts all that is done.
+    /// Posts this turn's completions.
     pub(super) fn post_all(&self) {
         let count = self.get(word::DONE);
         if count == 0 {
             return;
         }
-        // All lanes have stored their data, and a barrier was passed: with this it is seen before any completion.
+        // All lanes have stored their data, and a barrier was passed: this fence makes it visible before any
+        // completion.
         self.warp.fence();
         let reverse = self.pair.flags & flag::REVERSE != 0;
         for i in 0..count {
             let at = DONES + 2 * if reverse { count - 1 - i } else { i };
-            // Those that are still to be posted need their room.
+            // Completions still to be posted need their room.
             self.set(word::DONE, count - 1 - i);
             self.post(self.get(at), Effect(self.get(at + 1)));
         }
@@ -73,7 +74,7 @@ impl<W: ControllerWarp> Server<'_, W> {
         }
     }
 
-    /// Whether another completion fits that nobody has kept room for.
+    /// Whether an unreserved completion fits.
     fn has_room(&self) -> bool {
         let entries = self.pair.cq_entries;
         let posted = distance(self.get(word::CQ_HEAD), self.get(word::CQ_TAIL), entries);
@@ -83,11 +84,11 @@ impl<W: ControllerWarp> Server<'_, W> {
     /// Writes a completion queue entry.
     fn put(&self, cid: u32, status: Status, lag: u32, effect: Effect) {
         let (slot, phase) = (self.get(word::CQ_TAIL), self.get(word::PHASE) != 0);
-        let sqhd = self.say_head(lag);
+        let sqhd = self.report_head(lag);
         let mut cqe = Cqe::new(0, sqhd, self.pair.sqid as u16, cid as u16, status, phase);
         if effect.kind() == Some(FaultKind::StalePhase) {
             let extra = Extra { a: slot, b: cqe.dw[3], target: u64::MAX };
-            if self.park(parked::MEND, effect, self.delay_of(effect), self.get(word::JOB), extra) {
+            if self.park(parked::CORRECT, effect, self.delay_of(effect), self.get(word::JOB), extra) {
                 cqe.dw[3] ^= 1 << 16;
             }
         }
@@ -97,22 +98,21 @@ impl<W: ControllerWarp> Server<'_, W> {
         self.add(word::COMPLETIONS, 1);
     }
 
-    /// Puts the last word of an entry right.
-    pub(super) fn mend(&self, slot: u32, last: u32) {
+    /// Corrects the last word of an entry.
+    pub(super) fn correct_entry(&self, slot: u32, last: u32) {
         self.warp.store_release(self.pair.cq.plus(u64::from(slot) * Cqe::BYTES as u64 + 12), last);
     }
 
-    /// The head to tell the host, `lag` behind where that is not further back than it was told already.
-    fn say_head(&self, lag: u32) -> u16 {
-        let (told, entries) = (self.get(word::TOLD), self.pair.sq_entries);
-        let known = distance(told, self.get(word::HEAD), entries);
-        let told = wrap(told + known.saturating_sub(lag), entries);
-        self.set(word::TOLD, told);
-        told as u16
+    /// The head to report to the host: `lag` behind, but never behind what was reported before.
+    fn report_head(&self, lag: u32) -> u16 {
+        let (reported, entries) = (self.get(word::REPORTED), self.pair.sq_entries);
+        let known = distance(reported, self.get(word::HEAD), entries);
+        let reported = wrap(reported + known.saturating_sub(lag), entries);
+        self.set(word::REPORTED, reported);
+        reported as u16
     }
 
-    /// The identifier of another command that is outstanding; or of none that is, far from those that the host is about
-    /// to use.
+    /// The identifier of another outstanding command; or an unused one, far from those that the host will use next.
     fn another_cid(&self, than: u32, outstanding: bool) -> Option<u32> {
         let first = if outstanding { than } else { than ^ 0x8000 };
         let fits = |cid: &u32| *cid != than && *cid != 0xffff && self.is_outstanding(*cid) == outstanding;

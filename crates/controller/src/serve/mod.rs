@@ -1,15 +1,15 @@
 //! The model: a warp that serves one queue pair as a strict drive would.
 //!
-//! One lane thinks, all lanes move. A turn: the thinking lane reads both doorbells and decides how many commands to
-//! take, one for each lane at most; the lanes fetch them into local words; the thinking lane takes the commands one by
-//! one, checks them and finds out where their data lies; the lanes move it, sixteen bytes each; at the end of the turn,
-//! one system fence stands between all that was moved and the completions, which the thinking lane posts.
+//! One lane thinks, all lanes move. In each turn the thinking lane reads both doorbells and decides how many commands
+//! to fetch, at most one per lane. The lanes fetch them into local words. The thinking lane checks the commands one by
+//! one and locates their data; the lanes move it, sixteen bytes each. At the end of the turn, one system fence
+//! separates all that was moved from the completions, which the thinking lane posts.
 //!
-//! What the thinking lane knows lies in local words: nothing lives in a lane from one step to the next. Whatever others
-//! may change, doorbells, PRP lists and commands included, is read by that lane alone, once, so that lanes can never
-//! disagree about what to do next.
+//! The thinking lane's state is in local words: no lane keeps anything from one step to the next. What others may
+//! change, including doorbells, PRP lists and commands, is read by that lane alone, once. So lanes never disagree about
+//! what to do next.
 //!
-//! What cannot be seen in memory is not checked: a doorbell rung twice with one value, or past a whole lap.
+//! Not checked, because memory does not show it: a doorbell rung twice with one value, or past a whole lap.
 
 mod command;
 mod doors;
@@ -27,35 +27,35 @@ use crate::report::{Exit, note, put};
 use crate::warp::ControllerWarp;
 use crate::{Rule, layout::PARKED_BYTES};
 
-/// The most commands of a turn.
+/// Maximum commands of a turn.
 const BATCH: u32 = 32;
-/// The most completions of a turn.
+/// Maximum completions of a turn.
 const DONE: u32 = 64;
 
-/// Where each thing lies in the local words.
+/// Offsets in the local words.
 mod word {
-    /// Why the loop is left: see [`super::wish`].
+    /// Why the loop ends: see [`super::wish`].
     pub const WISH: u32 = 0;
-    /// Commands that this turn fetches, and the next of them to be taken.
+    /// Number of commands that this turn fetches, and the next to be started.
     pub const COUNT: u32 = 1;
     pub const NEXT: u32 = 2;
     /// What the lanes have to do: see [`super::task`].
     pub const TASK: u32 = 3;
-    /// Pieces of the transfer; its place in the namespace, 64 bits; its length in 16-byte units; whether lanes found a
+    /// Extents of the transfer; its place in the namespace, 64 bits; its length in 16-byte units; whether lanes found a
     /// difference.
     pub const SPANS: u32 = 4;
     pub const PLACE: u32 = 6;
     pub const UNITS: u32 = 8;
     pub const DIFFERENT: u32 = 9;
-    /// The command that is being executed: where its words lie, and its effect.
+    /// The current command: where its words are, and its effect.
     pub const JOB: u32 = 10;
     pub const EFFECT: u32 = 11;
     /// Whether lanes are moving its data.
     pub const MOVING: u32 = 12;
-    /// The submission queue: the tail and head, and the head that the host has been told.
+    /// The submission queue: the tail and head, and the head that was reported to the host.
     pub const TAIL: u32 = 13;
     pub const HEAD: u32 = 14;
-    pub const TOLD: u32 = 15;
+    pub const REPORTED: u32 = 15;
     /// The completion queue: the tail, the phase there, and the head.
     pub const CQ_TAIL: u32 = 16;
     pub const PHASE: u32 = 17;
@@ -63,7 +63,7 @@ mod word {
     /// The last wrong values of the doorbells.
     pub const WRONG_TAIL: u32 = 19;
     pub const WRONG_HEAD: u32 = 20;
-    /// Whether the completion queue was found full, and not empty since.
+    /// Whether the completion queue was full, and has not been empty since.
     pub const FULL: u32 = 21;
     /// Commands that wait; those of them that will need a completion; those that wait for others.
     pub const PARKED: u32 = 22;
@@ -71,12 +71,12 @@ mod word {
     pub const HELD: u32 = 24;
     /// Completions to be posted at the end of the turn.
     pub const DONE: u32 = 25;
-    /// Nothing is done any more.
+    /// The controller has stopped.
     pub const DEAD: u32 = 26;
     pub const IDLE_STREAK: u32 = 27;
     /// When the next waiting command is due, 64 bits.
     pub const DUE: u32 = 28;
-    /// When it all began, 64 bits.
+    /// Start time, 64 bits.
     pub const BEGUN: u32 = 30;
     /// Counters, 64 bits each.
     pub const COMMANDS: u32 = 32;
@@ -88,7 +88,7 @@ mod word {
     pub const IDLE: u32 = 44;
     pub const FIRED: u32 = 46;
     pub const CROWDED: u32 = 48;
-    /// Completion queue entries that only a second completion may take.
+    /// Completion queue entries that only a second completion may use.
     pub const SPARE: u32 = 49;
     pub const STATE: u32 = 64;
 }
@@ -111,11 +111,11 @@ mod task {
     pub const ZERO: u32 = 4;
 }
 
-/// Why the loop is left.
+/// Why the loop ends.
 mod wish {
     pub const NONE: u32 = 0;
     pub const REST: u32 = 1;
-    /// An [`Exit`](crate::Exit), and this.
+    /// Added to an [`Exit`](crate::Exit).
     pub const EXIT: u32 = 16;
 }
 
@@ -125,8 +125,8 @@ struct Server<'a, W: ControllerWarp> {
     pair: Pair,
 }
 
-/// Serves the queue pair that the [`Pair`] at `at` describes, with this warp, until the host or the clock ends it.
-/// Needs [`SERVE_LOCAL_WORDS`] local words.
+/// Serves the queue pair that the [`Pair`] at `at` describes, with this warp, until the host stops it or its time is
+/// up. Needs [`SERVE_LOCAL_WORDS`] local words.
 pub fn serve<W: ControllerWarp>(warp: &W, at: W::Addr) -> Exit {
     let mut server = Server { warp, pair: Pair::load(warp, at) };
     server.begin();
@@ -147,7 +147,7 @@ pub fn serve<W: ControllerWarp>(warp: &W, at: W::Addr) -> Exit {
 }
 
 impl<W: ControllerWarp> Server<'_, W> {
-    /// Clears what outlives a rest.
+    /// Clears the state that survives a rest.
     fn begin(&self) {
         let (warp, pair) = (self.warp, &self.pair);
         warp.each(|lane| {
@@ -165,7 +165,7 @@ impl<W: ControllerWarp> Server<'_, W> {
         });
     }
 
-    /// Whether the descriptor describes something that can be served.
+    /// Whether the descriptor is valid.
     fn is_fit(&self) -> bool {
         let (p, ring) = (&self.pair, 2..=65536);
         ring.contains(&p.sq_entries)
@@ -179,7 +179,7 @@ impl<W: ControllerWarp> Server<'_, W> {
             && self.has_fit_ranges()
     }
 
-    /// Whether the mapped ranges ascend, do not overlap, and are as aligned as what they lead to.
+    /// Whether the mapped ranges ascend, do not overlap, and are as aligned as their targets.
     fn has_fit_ranges(&self) -> bool {
         let mut end = 0;
         for i in 0..self.pair.range_count {
@@ -194,7 +194,7 @@ impl<W: ControllerWarp> Server<'_, W> {
         true
     }
 
-    /// New queues: nothing is in flight, and nothing waits but data of reads that an earlier pair completed.
+    /// Starts with new queues: nothing is in flight, and only data of reads that an earlier pair completed waits.
     fn prepare(&self) {
         let (warp, pair) = (self.warp, &self.pair);
         warp.each(|lane| {
@@ -218,7 +218,7 @@ impl<W: ControllerWarp> Server<'_, W> {
             self.set(word::PHASE, 1);
             self.set(word::WRONG_TAIL, u32::MAX);
             self.set(word::WRONG_HEAD, u32::MAX);
-            // To be found out.
+            // Unknown: to be computed.
             self.set_long(word::DUE, 0);
             let spare = self.may_complete_twice() && pair.cq_entries > 2;
             self.set(word::SPARE, u32::from(spare));
@@ -245,7 +245,7 @@ impl<W: ControllerWarp> Server<'_, W> {
                 });
             }
             loop {
-                // Goes on to the next command whose data has to be moved, or to the end of the turn.
+                // Continues to the next command whose data has to be moved, or to the end of the turn.
                 warp.once(|| self.think());
                 match warp.local(word::TASK) {
                     task::NOTHING => break,
@@ -258,25 +258,25 @@ impl<W: ControllerWarp> Server<'_, W> {
         }
     }
 
-    /// Lets go of every command, and brings the data of those that were completed, until the host wants to go on; gives
-    /// the end if it comes first.
+    /// Abandons every command, and delivers the data of completed ones, until the host sends `RUN`; returns the exit if
+    /// it comes first.
     fn rest(&self) -> Option<Exit> {
         let (warp, report) = (self.warp, self.pair.report);
         let resting = report.plus(offset_of!(Report, resting) as u64);
         warp.once(|| {
-            self.let_go();
-            self.tell();
+            self.abandon_all();
+            self.write_counters();
             warp.store_release(resting, 1);
         });
         let exit = loop {
-            warp.once(|| self.look());
+            warp.once(|| self.poll_control());
             let wish = warp.local(word::WISH);
             match wish.checked_sub(wish::EXIT) {
                 Some(code) => break Exit::from_code(code),
                 None if wish == wish::REST => {}
                 None => break None,
             }
-            // Also a barrier: a slow lane has read the wish before the next look.
+            // Also a barrier: a slow lane has read the wish before the next check.
             warp.once(|| self.think());
             match warp.local(word::TASK) {
                 task::NOTHING => warp.pause(),
@@ -294,14 +294,14 @@ impl<W: ControllerWarp> Server<'_, W> {
     fn end(&self, exit: Exit) -> Exit {
         let at = self.pair.report.plus(offset_of!(Report, exit) as u64);
         self.warp.once(|| {
-            self.tell();
+            self.write_counters();
             self.warp.store_release(at, exit as u32);
         });
         exit
     }
 
-    /// Writes the counters down.
-    fn tell(&self) {
+    /// Updates the report's counters.
+    fn write_counters(&self) {
         let (warp, at) = (self.warp, self.pair.report);
         for (offset, counter) in [
             (offset_of!(Report, commands), word::COMMANDS),

@@ -1,4 +1,4 @@
-//! What the lanes do with a command's data: each takes every so-manieth unit of it.
+//! How the lanes move a command's data: each takes every n-th unit, for n lanes.
 
 use onehop_proto::GpuAddr;
 

@@ -1,5 +1,5 @@
 //! Commands that wait for their time, in memory: late ones, held completions, data that follows its completion,
-//! completions to be put right.
+//! completions to be corrected.
 
 use onehop_proto::{GpuAddr, Sqe};
 
@@ -22,12 +22,12 @@ const _: () = assert!(4 * (TARGET + 2) == PARKED_BYTES);
 pub(super) const NONE: u32 = 0;
 /// A command to be executed.
 pub(super) const EXECUTE: u32 = 1;
-/// The data of a read that was completed already.
+/// The data of a read that was already completed.
 pub(super) const DATA: u32 = 2;
-/// A completion: A is identifier and status. It waits for TARGET completions in all, or its time.
+/// A completion: A is identifier and status. It waits for TARGET completions in all, or for its time.
 pub(super) const HOLD: u32 = 3;
-/// A completion queue entry: A is the slot, B its last word.
-pub(super) const MEND: u32 = 4;
+/// A completion queue entry to be corrected: A is the slot, B its last word.
+pub(super) const CORRECT: u32 = 4;
 
 /// Words that a record carries.
 #[derive(Clone, Copy, Default)]
@@ -38,7 +38,7 @@ pub(super) struct Extra {
 }
 
 impl<W: ControllerWarp> Server<'_, W> {
-    /// Lets something wait for `delay` nanoseconds; false if there is no room to.
+    /// Parks something for `delay` nanoseconds; false if there is no room.
     pub(super) fn park(&self, kind: u32, effect: Effect, delay: u64, job: u32, extra: Extra) -> bool {
         let warp = self.warp;
         let free = (0..self.pair.parked_count).find(|i| warp.load(self.parked_at(*i, KIND)) == NONE);
@@ -63,7 +63,7 @@ impl<W: ControllerWarp> Server<'_, W> {
         true
     }
 
-    /// The next thing whose time has come, taken out; its command's words are brought to the job's place.
+    /// Removes and returns the next record that is due; its command's words are copied to the job's place.
     pub(super) fn due(&self) -> Option<(u32, Effect, Extra)> {
         let warp = self.warp;
         if self.get(word::PARKED) == 0 {
@@ -107,8 +107,8 @@ impl<W: ControllerWarp> Server<'_, W> {
         (kind, Effect(warp.load(self.parked_at(index, EFFECT))), extra)
     }
 
-    /// Lets go of all that waits but data: its reads were completed, and nothing but a reset keeps it from coming.
-    pub(super) fn let_go(&self) {
+    /// Abandons everything that waits except data: its reads were completed, and only a reset keeps it from arriving.
+    pub(super) fn abandon_all(&self) {
         let mut late = 0;
         for index in 0..self.pair.parked_count {
             let kind = self.parked_at(index, KIND);
@@ -124,7 +124,7 @@ impl<W: ControllerWarp> Server<'_, W> {
         self.set(word::PARKED, late);
     }
 
-    /// The command that is being executed.
+    /// The current command.
     pub(super) fn job(&self) -> Sqe {
         let at = self.get(word::JOB);
         let mut sqe = Sqe::default();

@@ -22,7 +22,7 @@ fn rig(faults: &[Fault]) -> Rig {
     rig
 }
 
-/// Submits eight reads, and gives the identifiers and statuses of those completed at once.
+/// Submits eight reads; returns the identifiers and statuses of those completed at once.
 fn eight(rig: &mut Rig) -> Vec<Cqe> {
     for lba in 0..8 {
         rig.stage(read(lba));
@@ -36,13 +36,13 @@ fn cids(found: &[Cqe]) -> Vec<u16> {
     found.iter().map(Cqe::cid).collect()
 }
 
-/// What lies in the page of a block.
+/// The word in the page of a block.
 fn got(rig: &Rig, lba: u64) -> u32 {
     let mem: &Mem = rig.mem();
     mem.load(rig.shared.data.plus(lba * PAGE))
 }
 
-/// What is completed after some time.
+/// The completions after some time.
 fn after(rig: &mut Rig, nanos: u64) -> Vec<Cqe> {
     rig.advance(nanos);
     for _ in 0..3 {
@@ -87,7 +87,7 @@ fn failures() {
 }
 
 #[test]
-fn every_so_many_of_some_opcodes() {
+fn every_nth_of_some_opcodes() {
     let fault = Fault { every: 3, count: 2, opcodes: 1 << 2, value: 6, ..Fault::new(FaultKind::Fail) };
     let mut rig = rig(&[fault]);
     let mut failed = Vec::new();
@@ -106,7 +106,7 @@ fn held_completions() {
     let hold = Fault { n: 2, value: 3, delay: MS, ..Fault::new(FaultKind::Reorder) };
     let mut held = rig(&[hold]);
     assert_eq!(cids(&eight(&mut held)), [0, 2, 3, 4, 5, 6, 7, 1]);
-    // Others that never come: its time does.
+    // The others never come, so its time does.
     let mut waits = rig(&[Fault { value: 100, ..hold }]);
     assert_eq!(eight(&mut waits).len(), 7);
     assert_eq!(got(&waits, 1), 0xb10c_0001, "it was executed");
@@ -134,7 +134,7 @@ fn strange_completions() {
     let mut rig = rig(&[wrong, dup]);
     let found = cids(&eight(&mut rig));
     assert_eq!(found.len(), 9);
-    // The host's next command may have any identifier near its last; one of those would be in use then.
+    // The host's next command may have any identifier near its last; one of those would collide.
     assert!(found[1].abs_diff(1) > 0x4000, "identifier {} is near those in use", found[1]);
     assert_eq!([&found[..1], &found[2..]].concat(), [0, 2, 3, 3, 4, 5, 6, 7]);
     // The command with the wrong identifier is still outstanding.
@@ -145,7 +145,7 @@ fn strange_completions() {
 }
 
 #[test]
-fn a_second_completion_takes_nobodys_room() {
+fn a_second_completion_takes_no_reserved_room() {
     let dup = Fault { n: 2, ..Fault::new(FaultKind::Dup) };
     let mut rig = rig(&[dup]);
     for lba in 0..15 {
@@ -153,7 +153,7 @@ fn a_second_completion_takes_nobodys_room() {
     }
     rig.ring();
     rig.run();
-    // Fifteen fit, the second one of the second command among them; the last command waits.
+    // Fifteen fit, including the duplicate of the second command; the last command waits.
     let first = cids(&rig.completions());
     assert_eq!(first, [0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]);
     rig.run();
@@ -168,7 +168,7 @@ fn completions_for_others() {
     assert_eq!((found.len(), found[0]), (8, 0));
     assert!((2..8).contains(&found[1]), "identifier {} is not another's", found[1]);
     assert_eq!(found[2..], [2, 3, 4, 5, 6, 7]);
-    // Alone, there is no other: an identifier that nobody has.
+    // Without another command, the identifier is an unused one.
     let mut alone = rig(&[Fault { n: 1, ..other }]);
     alone.stage_as(read(1), 7);
     alone.ring();
@@ -205,7 +205,7 @@ fn death() {
     let mut rig = rig(&[dead]);
     assert_eq!(cids(&eight(&mut rig)), [0, 1, 2]);
     assert_eq!(after(&mut rig, 1000 * MS), []);
-    // New queues bring it to life; the fault goes on counting, and its fourth command is over.
+    // New queues revive it; the fault keeps counting, and its fourth command is over.
     rig.renew();
     for lba in 0..8 {
         assert_eq!(rig.one(read(lba)), Status::SUCCESS);

@@ -1,5 +1,5 @@
-//! The litmus experiments on threads: with its fence each finds nothing but whole messages. (What they find without
-//! it is a matter of the machine; the model of loom, in `tests/loom.rs`, shows that they would.)
+//! The litmus experiments on threads: with its fence each sees only whole messages. (What they see without it depends
+//! on the machine; the loom model in `tests/loom.rs` shows that they fail.)
 
 use onehop_controller::Exit;
 use onehop_controller::layout::{Litmus, Tally, control};
@@ -13,7 +13,7 @@ use crate::warp::LaneThreads;
 
 type Run = fn(&LaneThreads, GpuAddr) -> Exit;
 
-/// Runs both sides; gives how they ended, and what the reader saw.
+/// Runs both sides; returns their exits, and what the reader saw.
 fn run(writer: Run, reader: Run, setup: Litmus, spoil: Option<u32>) -> (Exit, Exit, Tally) {
     let mem = Mem::new(4 << 20);
     let setup = Litmus {
@@ -70,7 +70,7 @@ fn too_early(warp: &LaneThreads, at: GpuAddr) -> Exit {
         }
         let slot = setup.payload.plus(u64::from(message % setup.slots) * 64);
         let entry: [u32; 16] = std::array::from_fn(|i| pattern(message, i as u32));
-        // Every third is right, every third comes late, every third comes in two parts.
+        // Of three, one is right, one late, and one in two parts.
         if message % 3 != 1 {
             let upto = if message % 3 == 2 { 8 } else { 16 };
             (0..upto).for_each(|i| warp.store(slot.plus(4 * i), entry[i as usize]));
@@ -86,7 +86,7 @@ fn too_early(warp: &LaneThreads, at: GpuAddr) -> Exit {
 }
 
 #[test]
-fn broken_messages_are_told_apart() {
+fn broken_messages_are_distinguished() {
     let setup = Litmus { slots: 4, words: 16, messages: 300, fence: strength::NONE, ..Litmus::default() };
     let (_, _, tally) = run(too_early, fetch, setup, None);
     assert_eq!((tally.good, tally.stale, tally.torn, tally.alien), (100, 100, 100, 0));

@@ -1,5 +1,5 @@
-//! Lanes that are threads: nothing but barriers keeps them in step, so a lane that disagrees, or that overwrites what
-//! a slower one has yet to read, fails or hangs here as it would on a GPU.
+//! Lanes that are threads: only barriers keep them in step. So a lane that disagrees, or that overwrites what a slower
+//! one has yet to read, fails or hangs here as it would on a GPU.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ const LANES: u32 = 4;
 
 type Run = fn(&Lane, GpuAddr) -> Exit;
 
-/// Starts a warp whose lanes are threads; gives what waits for all of them to agree on the end.
+/// Starts a warp whose lanes are threads; returns a closure that joins them and compares their exits.
 fn start(mem: &Mem, at: GpuAddr, locals: u32, run: Run) -> impl FnOnce() -> Exit {
     let warp = Lockstep::new(LANES, locals);
     let lanes: Vec<_> = (0..LANES)
@@ -36,7 +36,7 @@ fn start(mem: &Mem, at: GpuAddr, locals: u32, run: Run) -> impl FnOnce() -> Exit
     }
 }
 
-/// Has a controller carry out commands, some at once, and looks at each answer.
+/// Has a controller execute commands, several at once, and checks each answer.
 fn drive(pair: Pair, locals: u32, run: Run, count: u32, command: impl Fn(u32) -> Sqe) -> Memories {
     let shared = Memories::new(&Setup { pair, ..Setup::default() });
     let (mem, pair) = (&shared.mem, shared.pair);
@@ -61,7 +61,7 @@ fn drive(pair: Pair, locals: u32, run: Run, count: u32, command: impl Fn(u32) ->
                 assert!(cqe.status().is_ok(), "{:?}", cqe.status());
                 done += 1;
             }
-            Some(Event::UnexpectedCompletion(cqe)) => panic!("{cqe:?} belongs to nobody"),
+            Some(Event::UnexpectedCompletion(cqe)) => panic!("{cqe:?} belongs to no command"),
             None => std::thread::yield_now(),
         }
     }

@@ -1,5 +1,5 @@
-//! The controllers against hosts written for the purpose: their data against a shadow copy, every rule, every fault,
-//! the real kernels of the driver, and lanes that are threads of their own.
+//! The controllers against test hosts: data against a shadow copy, every rule, every fault, the driver's real kernels,
+//! and lanes that are threads.
 #![cfg(not(loom))]
 #![allow(missing_docs, clippy::unwrap_used)]
 

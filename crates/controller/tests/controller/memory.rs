@@ -1,4 +1,4 @@
-//! Memory that host and controller share, at addresses that are no pointers; any other address is a failed test.
+//! Memory that host and controller share, at addresses that are not pointers; any other address fails the test.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -20,7 +20,7 @@ struct Arena {
     clock: AtomicU64,
 }
 
-/// One processor's view of the memory. Clones see the same memory; time is told by hand.
+/// One CPU's view of the memory. Clones see the same memory; tests advance the clock.
 #[derive(Clone)]
 pub struct Mem(Arc<Arena>);
 
@@ -46,7 +46,7 @@ impl Mem {
         let word = at.0.wrapping_sub(BASE) / 4;
         for word in word..word + bytes / 4 {
             let bits = self.0.owned.get(word as usize / 64).map_or(0, |bits| bits.load(Relaxed));
-            assert!(bits >> (word % 64) & 1 != 0, "{at} belongs to nobody");
+            assert!(bits >> (word % 64) & 1 != 0, "{at} is not allocated");
         }
         word as usize
     }
@@ -142,7 +142,7 @@ impl Scoped for Mem {
     }
 }
 
-/// Passes every memory operation on to a field.
+/// Forwards every memory operation to a field.
 macro_rules! memory_of {
     ($type:ident.$field:ident, $pause:item) => {
         impl onehop_proto::queue::Memory for $type {

@@ -8,7 +8,7 @@ use onehop_proto::{Status, nvm};
 use crate::rig::{PAGE, Rig, Setup, pointers};
 use crate::rng::Rng;
 
-/// Some pages, none twice.
+/// Some pages, without duplicates.
 fn some_pages(rng: &mut Rng, count: u64, of: u64) -> Vec<u64> {
     let mut pages: Vec<u64> = (0..of).collect();
     for i in 0..count {
@@ -114,7 +114,7 @@ fn few_lanes_and_large_blocks_do_the_same() {
 
 #[test]
 fn every_offset_of_a_list_is_followed() {
-    // Long transfers through lists that start anywhere, the last entries of a page included, so that they chain.
+    // Long transfers through lists that start anywhere, including the last entries of a page, so that they chain.
     let pair = Pair { max_bytes: 2 << 20, blocks: 4096, span_count: 513, ..Setup::default().pair };
     let setup = Setup { pair, pages: 514, list_pages: 4, ..Setup::default() };
     let mut rig = Rig::new(&setup);
@@ -171,7 +171,7 @@ fn order_of(flags: u32, lanes: u32, delay: u64) -> Vec<u16> {
 }
 
 #[test]
-fn completions_come_in_the_order_that_is_asked_for() {
+fn completions_come_in_the_requested_order() {
     assert_eq!(order_of(0, 32, 0), [0, 1, 2, 3, 4, 5, 6, 7]);
     assert_eq!(order_of(flag::REVERSE, 32, 0), [7, 6, 5, 4, 3, 2, 1, 0]);
     assert_eq!(order_of(flag::REVERSE, 4, 0), [3, 2, 1, 0, 7, 6, 5, 4]);
@@ -205,7 +205,7 @@ fn queues_are_renewed_and_limits_kept() {
 }
 
 #[test]
-fn what_cannot_be_served_is_refused() {
+fn invalid_descriptors_are_refused() {
     let good = Setup::default().pair;
     let bad = [
         Pair { sq_entries: 1, ..good },

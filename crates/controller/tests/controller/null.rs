@@ -1,4 +1,4 @@
-//! The null controller: every command answered once, in the order asked for; broken entries found.
+//! The null controller: every command answered once, in the requested order; broken entries detected.
 
 use onehop_controller::layout::flag;
 use onehop_controller::{NULL_FAR_LOCAL_WORDS, NULL_LOCAL_WORDS, Pair, Rule, null, null_far, seal, sealed};
@@ -13,7 +13,7 @@ fn rig(pair: Pair, lanes: u32) -> Rig {
     Rig::with(&Setup { pair, lanes, ..Setup::default() }, NULL_LOCAL_WORDS, null::<LaneThreads>)
 }
 
-/// The one for queues behind a bus.
+/// The variant for queues behind a bus.
 fn far(pair: Pair, lanes: u32) -> Rig {
     Rig::with(&Setup { pair, lanes, ..Setup::default() }, NULL_FAR_LOCAL_WORDS, null_far::<LaneThreads>)
 }
@@ -105,7 +105,7 @@ fn finds_what_is_broken(make: MakeRig) {
         }
         rig.stage_as(sqe, if i == 20 { 3 } else { i as u16 });
     }
-    // An identifier that shares another's place in the table, and is no other's.
+    // An identifier that shares another's slot in the table, but is unique.
     rig.stage_as(entry(99), 1024 + 30);
     rig.ring();
     rig.run();
@@ -154,8 +154,8 @@ fn it_feeds_itself() {
 }
 
 #[test]
-fn the_seal_is_what_the_page_says() {
-    // Written down for whoever makes entries elsewhere: the same number for the same command, for ever.
+fn the_seal_matches_the_documentation() {
+    // Fixed for all who make entries elsewhere: the same number for the same command, for ever.
     let sqe = entry(1).with_cid(77);
     assert_eq!(sqe.prp2(), seal(&sqe));
     assert_eq!(sqe.prp2() as u32, seal(&Sqe { dw: sqe.dw }.with_cid(0)) as u32);

@@ -17,13 +17,13 @@ use crate::memory::{Mem, memory_of};
 use crate::rig::{DATA_BUS, Memories, PAGE, Setup};
 use crate::warp::LaneThreads;
 
-/// A warp as the driver's kernels want it, whose clock is the machine's.
+/// A warp for the driver's kernels, with the machine's clock.
 struct Driver {
     mem: Timed,
     local: Vec<Cell<u32>>,
 }
 
-/// Memory with a clock that goes by itself.
+/// Memory with a running clock.
 struct Timed(Mem, std::time::Instant);
 
 impl Timed {
@@ -105,8 +105,8 @@ impl kernel::Warp for Driver {
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Carries out work with the driver's kernel; gives its exit and the outcomes.
-fn carry_out(shared: &Memories, works: &[WorkItem], stall: u64) -> (kernel::Exit, Vec<ItemOutcome>) {
+/// Executes work with the driver's kernel; returns its exit and the outcomes.
+fn execute(shared: &Memories, works: &[WorkItem], stall: u64) -> (kernel::Exit, Vec<ItemOutcome>) {
     let driver = Driver {
         mem: Timed(shared.mem.clone(), std::time::Instant::now()),
         local: vec![Cell::new(0xdead_beef); LOCAL_WORDS as usize],
@@ -146,7 +146,7 @@ fn carry_out(shared: &Memories, works: &[WorkItem], stall: u64) -> (kernel::Exit
 }
 
 /// Runs a controller beside `host`, and stops it.
-fn beside<T>(
+fn with_controller<T>(
     setup: &Setup,
     locals: u32,
     run: fn(&LaneThreads, GpuAddr) -> Exit,
@@ -181,23 +181,23 @@ fn transfers(count: u64, opcode: u32) -> Vec<WorkItem> {
 #[test]
 fn what_the_kernel_writes_it_reads_back() {
     for flags in [0, flag::REVERSE] {
-        beside(&setup(flags, Vec::new()), SERVE_LOCAL_WORDS, serve::<LaneThreads>, |shared| {
+        with_controller(&setup(flags, Vec::new()), SERVE_LOCAL_WORDS, serve::<LaneThreads>, |shared| {
             let (mem, data) = (&shared.mem, shared.data);
             let word = |i: u64| (i as u32).wrapping_mul(0x9e37_79b1);
             (0..500 * 128).for_each(|i| mem.store(data.plus(4 * i), word(i)));
             let done = vec![ItemOutcome::Done(Status::SUCCESS); 500];
-            assert_eq!(carry_out(shared, &transfers(500, 1), SECOND), (kernel::Exit::Finished, done.clone()));
+            assert_eq!(execute(shared, &transfers(500, 1), SECOND), (kernel::Exit::Finished, done.clone()));
             // New queues for a new launch.
             renew(shared);
             (0..500 * 128).for_each(|i| mem.store(data.plus(4 * i), 0));
-            assert_eq!(carry_out(shared, &transfers(500, 2), SECOND), (kernel::Exit::Finished, done));
+            assert_eq!(execute(shared, &transfers(500, 2), SECOND), (kernel::Exit::Finished, done));
             assert!((0..500 * 128).all(|i| mem.load(data.plus(4 * i)) == word(i)));
             assert_eq!(shared.broken(), []);
         });
     }
 }
 
-/// Has the controller start again with empty queues.
+/// Makes the controller restart with empty queues.
 fn renew(shared: &Memories) {
     let (mem, pair) = (&shared.mem, shared.pair);
     let until = |value| {
@@ -219,46 +219,51 @@ fn renew(shared: &Memories) {
 fn the_kernel_meets_faults() {
     let retry =
         Fault { every: 7, count: 3, value: Status::INTERNAL_ERROR.0.into(), ..Fault::new(FaultKind::Fail) };
-    beside(&setup(0, vec![retry]), SERVE_LOCAL_WORDS, serve::<LaneThreads>, |shared| {
-        let (exit, outcomes) = carry_out(shared, &transfers(300, 2), SECOND);
+    with_controller(&setup(0, vec![retry]), SERVE_LOCAL_WORDS, serve::<LaneThreads>, |shared| {
+        let (exit, outcomes) = execute(shared, &transfers(300, 2), SECOND);
         assert_eq!(exit, kernel::Exit::Finished);
         assert!(outcomes.iter().all(|o| *o == ItemOutcome::Done(Status::SUCCESS)));
     });
     let hard = Status::UNRECOVERED_READ.with_dnr();
     let media = Fault { first: 9, last: 9, value: hard.0.into(), ..Fault::new(FaultKind::Fail) };
-    beside(&setup(0, vec![media]), SERVE_LOCAL_WORDS, serve::<LaneThreads>, |shared| {
-        let (exit, outcomes) = carry_out(shared, &transfers(20, 2), SECOND);
+    with_controller(&setup(0, vec![media]), SERVE_LOCAL_WORDS, serve::<LaneThreads>, |shared| {
+        let (exit, outcomes) = execute(shared, &transfers(20, 2), SECOND);
         assert_eq!(
             (exit, outcomes[9], outcomes[10]),
             (kernel::Exit::Finished, ItemOutcome::Done(hard), ItemOutcome::Done(Status::SUCCESS))
         );
     });
     let lost = Fault { n: 5, ..Fault::new(FaultKind::Lost) };
-    beside(&setup(0, vec![lost]), SERVE_LOCAL_WORDS, serve::<LaneThreads>, |shared| {
-        let (exit, outcomes) = carry_out(shared, &transfers(300, 2), SECOND / 20);
+    with_controller(&setup(0, vec![lost]), SERVE_LOCAL_WORDS, serve::<LaneThreads>, |shared| {
+        let (exit, outcomes) = execute(shared, &transfers(300, 2), SECOND / 20);
         assert_eq!(exit, kernel::Exit::TimedOut);
         assert_eq!(outcomes.iter().filter(|o| **o == ItemOutcome::InDoubt).count(), 1);
     });
     for kind in [FaultKind::WrongCid, FaultKind::Dup] {
         let fault = Fault { n: 5, ..Fault::new(kind) };
-        beside(&setup(0, vec![fault]), SERVE_LOCAL_WORDS, serve::<LaneThreads>, |shared| {
-            let (exit, _) = carry_out(shared, &transfers(300, 2), SECOND / 20);
+        with_controller(&setup(0, vec![fault]), SERVE_LOCAL_WORDS, serve::<LaneThreads>, |shared| {
+            let (exit, _) = execute(shared, &transfers(300, 2), SECOND / 20);
             assert!(matches!(exit, kernel::Exit::UnexpectedCompletion(_)), "{kind:?}: {exit:?}");
         });
     }
     for kind in [FaultKind::StalePhase, FaultKind::Late, FaultKind::SqhdLag, FaultKind::Reorder] {
-        // The rig's clock stands still, so what waits for a time of zero is due at once, and never sooner than a turn.
+        // The rig's clock stands still, so a delay of zero is due at once, but not before the next turn.
         let fault = Fault { every: 5, value: 3, ..Fault::new(kind) };
-        beside(&setup(flag::REVERSE, vec![fault]), SERVE_LOCAL_WORDS, serve::<LaneThreads>, |shared| {
-            let (exit, outcomes) = carry_out(shared, &transfers(300, 2), SECOND);
-            assert_eq!(exit, kernel::Exit::Finished, "{kind:?}");
-            assert!(outcomes.iter().all(|o| *o == ItemOutcome::Done(Status::SUCCESS)), "{kind:?}");
-            assert_eq!(shared.broken(), [], "{kind:?}");
-        });
+        with_controller(
+            &setup(flag::REVERSE, vec![fault]),
+            SERVE_LOCAL_WORDS,
+            serve::<LaneThreads>,
+            |shared| {
+                let (exit, outcomes) = execute(shared, &transfers(300, 2), SECOND);
+                assert_eq!(exit, kernel::Exit::Finished, "{kind:?}");
+                assert!(outcomes.iter().all(|o| *o == ItemOutcome::Done(Status::SUCCESS)), "{kind:?}");
+                assert_eq!(shared.broken(), [], "{kind:?}");
+            },
+        );
     }
     let dead = Fault { n: 5, ..Fault::new(FaultKind::Dead) };
-    beside(&setup(0, vec![dead]), SERVE_LOCAL_WORDS, serve::<LaneThreads>, |shared| {
-        let (exit, outcomes) = carry_out(shared, &transfers(300, 2), SECOND / 20);
+    with_controller(&setup(0, vec![dead]), SERVE_LOCAL_WORDS, serve::<LaneThreads>, |shared| {
+        let (exit, outcomes) = execute(shared, &transfers(300, 2), SECOND / 20);
         assert_eq!(exit, kernel::Exit::TimedOut);
         assert_eq!(outcomes.iter().filter(|o| matches!(o, ItemOutcome::Done(_))).count(), 4);
     });
@@ -268,17 +273,17 @@ fn the_kernel_meets_faults() {
 fn the_kernel_and_the_null_controller() {
     let flags = flag::REVERSE | flag::CHECK_CIDS;
     let works: Vec<_> = transfers(5000, 2).into_iter().map(|work| sealed(work, 1)).collect();
-    beside(&setup(flags, Vec::new()), NULL_LOCAL_WORDS, null::<LaneThreads>, |shared| {
-        let (exit, outcomes) = carry_out(shared, &works, SECOND);
+    with_controller(&setup(flags, Vec::new()), NULL_LOCAL_WORDS, null::<LaneThreads>, |shared| {
+        let (exit, outcomes) = execute(shared, &works, SECOND);
         assert_eq!(exit, kernel::Exit::Finished);
         assert!(outcomes.iter().all(|o| *o == ItemOutcome::Done(Status::SUCCESS)));
         assert_eq!(shared.broken(), []);
     });
-    // An entry that is not what was sealed comes back as an error.
+    // An entry that differs from what was sealed comes back as an error.
     let mut spoilt = works;
     spoilt[77].lba ^= 1;
-    beside(&setup(flags, Vec::new()), NULL_LOCAL_WORDS, null::<LaneThreads>, |shared| {
-        let (_, outcomes) = carry_out(shared, &spoilt, SECOND);
+    with_controller(&setup(flags, Vec::new()), NULL_LOCAL_WORDS, null::<LaneThreads>, |shared| {
+        let (_, outcomes) = execute(shared, &spoilt, SECOND);
         assert_eq!(outcomes[77], ItemOutcome::Done(Status::INVALID_FIELD.with_dnr()));
         assert_eq!(outcomes.iter().filter(|o| **o == ItemOutcome::Done(Status::SUCCESS)).count(), 4999);
     });

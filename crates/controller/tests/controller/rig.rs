@@ -1,4 +1,4 @@
-//! A host for one queue pair, and the controller that it is a host to.
+//! A test host for one queue pair, and its controller.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -11,12 +11,12 @@ use onehop_proto::{BusAddr, Cqe, GpuAddr, Sqe, Status, prp};
 use crate::memory::Mem;
 use crate::warp::{Baton, LaneThreads};
 
-/// Where the two mapped stretches lie on the bus.
+/// Bus addresses of the two mapped ranges.
 pub const DATA_BUS: u64 = 0x10_0000_0000;
 pub const LIST_BUS: u64 = 0x20_0000_4000;
 pub const PAGE: u64 = 4096;
 
-/// What a rig is made of.
+/// Parameters of a rig.
 #[derive(Clone)]
 pub struct Setup {
     pub pair: Pair,
@@ -47,7 +47,7 @@ impl Default for Setup {
     }
 }
 
-/// Everything that host and controller share, before either runs.
+/// The memory that host and controller share, before either runs.
 pub struct Memories {
     pub mem: Mem,
     pub at: GpuAddr,
@@ -104,7 +104,7 @@ impl Memories {
     }
 }
 
-/// A host and a controller that run by turns.
+/// A host and a controller that run in turns.
 pub struct Rig {
     pub shared: Memories,
     baton: Arc<Baton>,
@@ -160,17 +160,17 @@ impl Rig {
 
     /// Lets the controller run until it finds nothing to do.
     pub fn run(&self) -> bool {
-        self.baton.lend()
+        self.baton.run_controller()
     }
 
-    /// The completions that are there; the controller is told.
+    /// The new completions; the host's head doorbell is rung.
     pub fn completions(&mut self) -> Vec<Cqe> {
         let found = self.take();
         self.mem().ring(self.shared.pair.cq_door, self.head);
         found
     }
 
-    /// The completions that are there; the controller is not told.
+    /// The new completions; no doorbell is rung.
     pub fn take(&mut self) -> Vec<Cqe> {
         let mut found = Vec::new();
         loop {
@@ -189,7 +189,7 @@ impl Rig {
         }
     }
 
-    /// Submits one command and gives its status.
+    /// Submits one command; returns its status.
     pub fn one(&mut self, sqe: Sqe) -> Status {
         let cid = self.stage(sqe);
         self.ring();
@@ -203,7 +203,7 @@ impl Rig {
         self.mem().advance(nanos);
     }
 
-    /// Ends the controller and gives what it has written down.
+    /// Stops the controller; returns what it has reported.
     pub fn stop(mut self) -> (Exit, Memories) {
         self.mem().store(self.shared.pair.control, control::STOP);
         let mut turns = 0;
@@ -216,7 +216,7 @@ impl Rig {
         (exit, shared)
     }
 
-    /// Asks the controller to let go of everything, and gives it new queues.
+    /// Makes the controller rest, and gives it new queues.
     pub fn renew(&mut self) {
         self.mem().store(self.shared.pair.control, control::REST);
         for _ in 0..100 {
@@ -239,8 +239,8 @@ impl Rig {
     }
 }
 
-/// The pointers to pages of the data stretch, in this order, the first with an offset; the list is put into memory
-/// from entry `first_index` of its first page on.
+/// The pointers to pages of the data range, in this order, the first with an offset. The list is written to memory from
+/// entry `first_index` of its first page on.
 pub fn pointers(shared: &Memories, pages: &[u64], offset: u64, bytes: u64, first_index: u32) -> (u64, u64) {
     let page = |i: u64| BusAddr(DATA_BUS + pages[i as usize] * PAGE + if i == 0 { offset } else { 0 });
     let list = |i: u32| BusAddr(LIST_BUS + u64::from(i) * PAGE);

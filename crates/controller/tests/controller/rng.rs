@@ -1,4 +1,4 @@
-//! Numbers that look random and are the same every time.
+//! A pseudo-random number generator: the same numbers every time.
 
 pub struct Rng(pub u64);
 

@@ -1,4 +1,4 @@
-//! Every rule broken once: what is answered, and what is written down.
+//! Every rule broken once: the status, and the reported violation.
 
 use onehop_controller::layout::KEPT;
 use onehop_controller::{NULL_LOCAL_WORDS, Pair, Rule, null};
@@ -13,11 +13,11 @@ fn read() -> Sqe {
     nvm::read(1, 0, 1).unwrap().with_prps(DATA_BUS, 0)
 }
 
-/// Submits one command to a fresh controller; gives the answer, and the rule, identifier and detail written down.
+/// Submits one command to a fresh controller; returns the status, and the reported rule, identifier and detail.
 fn answer(sqe: Sqe) -> (Status, Vec<(Rule, u32, u64)>) {
     let mut rig = Rig::new(&Setup::default());
     let status = rig.one(sqe);
-    // A breach is answered and forgotten: the next command is fine.
+    // After a violation the next command works.
     assert_eq!(rig.one(read()), Status::SUCCESS);
     let (_, shared) = rig.stop();
     assert_eq!(shared.report().errors, u64::from(!status.is_ok()));
@@ -62,7 +62,7 @@ fn commands() {
     let nowhere = refused(unreachable, Rule::DmaUnmapped, 8 * PAGE);
     assert_eq!(answer(three.with_prps(DATA_BUS, 8 * PAGE)), nowhere);
     let list = LIST_BUS + 4 * PAGE - 8;
-    // The list is the last qword that is mapped: a zero, as an entry of it leads nowhere; as a chain pointer too.
+    // The list is the last mapped qword: a zero, as an entry of it is unmapped; as a chain pointer too.
     assert_eq!(answer(three.with_prps(DATA_BUS, list)), refused(unreachable, Rule::DmaUnmapped, 0));
 }
 
@@ -81,7 +81,7 @@ fn entries_of_lists() {
         let seen = rig.shared.violations();
         assert_eq!((seen[0].rule(), seen[0].detail), (Some(Rule::PrpList), bad));
     }
-    // A data stretch that ends within a page.
+    // A data range that ends within a page.
     let mut rig = Rig::new(&Setup::default());
     let (mem, pair) = (rig.mem().clone(), rig.shared.pair);
     mem.store(pair.ranges.plus(8), (PAGE + 512) as u32);
@@ -155,7 +155,7 @@ fn completion_doorbells() {
 
 #[test]
 fn more_than_fits_into_the_submission_queue() {
-    // SQHD lags: the host has been told of nothing, so it may not use the slots again.
+    // SQHD lags: the host does not know that the slots are free, so it may not use them.
     let fault = onehop_controller::Fault {
         value: 99,
         ..onehop_controller::Fault::new(onehop_controller::FaultKind::SqhdLag)
@@ -188,7 +188,7 @@ fn more_than_fits_into_the_completion_queue() {
             rig.run();
         }
         let now = rig.take();
-        assert!(now.len() <= 3, "an entry that nobody had taken was overwritten");
+        assert!(now.len() <= 3, "an unconsumed entry was overwritten");
         found.extend(now.iter().map(|c| c.cid()));
         rig.mem().ring(rig.shared.pair.cq_door, found.len() as u32 % 4);
     }
@@ -199,7 +199,7 @@ fn more_than_fits_into_the_completion_queue() {
 }
 
 #[test]
-fn the_book_has_an_end() {
+fn the_list_of_violations_is_bounded() {
     let mut rig = Rig::new(&Setup::default());
     for _ in 0..2 * KEPT {
         rig.one(Sqe::new(0x7f, 1));
@@ -209,8 +209,8 @@ fn the_book_has_an_end() {
 }
 
 #[test]
-fn nonsense_harms_nobody() {
-    // The arena refuses every access to what belongs to nobody, so a stray store is a panic of the controller.
+fn random_commands_cause_no_stray_access() {
+    // The arena refuses every access to unallocated memory, so a stray store panics in the controller.
     let mut rng = Rng(77);
     let mut answered = 0;
     for round in 0..40 {

@@ -1,5 +1,5 @@
-//! Warps for tests: lanes that take turns on one thread, in an order that changes; and lanes that are threads, with a
-//! barrier between steps, so that whatever lanes do not agree about comes to light.
+//! Warps for tests: lanes that take turns on one thread, in a changing order; and lanes that are threads, with a
+//! barrier between steps, so that disagreement between lanes shows.
 
 use std::cell::Cell;
 use std::sync::atomic::AtomicU32;
@@ -10,7 +10,7 @@ use onehop_proto::kernel::Lanes;
 
 use crate::memory::{Mem, memory_of};
 
-/// Who may run: host or controller. So tests are the same every time.
+/// Whose turn it is: host or controller. So tests are reproducible.
 #[derive(Default)]
 pub struct Baton {
     state: Mutex<Turn>,
@@ -38,12 +38,12 @@ impl Baton {
         *state
     }
 
-    /// The host lets the controller run until it has nothing to do; false if it has ended.
-    pub fn lend(&self) -> bool {
+    /// The host lets the controller run until it is idle; false if it has ended.
+    pub fn run_controller(&self) -> bool {
         self.pass(Turn::Controller, |turn| turn != Turn::Controller) != Turn::Ended
     }
 
-    /// The controller waits to be let run.
+    /// The controller waits for its turn.
     pub fn wait(&self) {
         let mut state = self.state.lock().unwrap();
         while *state == Turn::Host {
@@ -72,7 +72,7 @@ pub struct LaneThreads {
 
 impl LaneThreads {
     pub fn new(mem: &Mem, lanes: u32, locals: u32, baton: Option<Arc<Baton>>) -> Self {
-        // What was there before is nobody's business: the code under test must not rely on zeroes.
+        // Local words start with garbage: the code under test must not rely on zeroes.
         let locals = (0..locals).map(|i| Cell::new(0xdead_0000 + i)).collect();
         Self { mem: mem.clone(), lanes, locals, step: Cell::new(0), baton }
     }
@@ -94,7 +94,7 @@ impl Lanes for LaneThreads {
     }
 
     fn each(&self, mut f: impl FnMut(u32)) {
-        // The order of lanes is no one's to rely on: forwards, backwards, from the middle.
+        // The code under test must not rely on the order of lanes: forwards, backwards, from the middle.
         let step = self.step.get().wrapping_add(1);
         self.step.set(step);
         for i in 0..self.lanes {
@@ -125,7 +125,7 @@ impl Lanes for LaneThreads {
     }
 }
 
-/// What the lanes of a [`Lane`] warp have in common.
+/// What the lanes of a [`Lane`] warp share.
 pub struct Lockstep {
     lanes: u32,
     arrived: AtomicU32,

@@ -1,4 +1,4 @@
-/* Every function of include/onehop/cufile.h against the library, with the model of CUDA's driver or with none. */
+/* Every function of include/onehop/cufile.h against the library, with or without the model of CUDA's driver. */
 #define _GNU_SOURCE
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -102,7 +102,7 @@ static void files(void) {
     cuFileHandleDeregister(handle);
     cuFileHandleDeregister(NULL);
     cuFileHandleDeregister((void *)1234);
-    /* Closed and not deregistered: the number names another file now. */
+    /* Closed and not deregistered: the number belongs to another file now. */
     int again = dup2(make_file(O_RDWR), other);
     handle = reg(again);
     MUST(cuFileRead(second, buffer, 10, 0, 0) == 10);
@@ -203,16 +203,16 @@ static void gpu(void) {
 }
 
 static at freed, another;
-/* Frees it when the first copy to it is under way. */
+/* Frees it during the first copy to it. */
 static void *free_soon(void *argument) {
     while (model("copies begun", 0) == *(long *)argument) usleep(100);
     MUST(!cuMemFree_v2(freed));
-    /* Likely to have the address of what was freed. */
+    /* Likely to get the freed address. */
     another = device_memory(0, SIZE);
     fill(another, 0xee, SIZE);
     return NULL;
 }
-/* Memory that is freed during a read: an error, and nobody else's bytes. */
+/* Memory that is freed during a read: an error, and no one else's bytes change. */
 static void freed_memory(void) {
     CUfileHandle_t handle = reg(make_file(O_RDWR));
     pthread_t thread;
@@ -229,7 +229,7 @@ static void freed_memory(void) {
     at memory = device_memory(0, SIZE);
     for (int i = 0; i < 100; i++) MUST(cuFileRead(handle, (void *)memory, SIZE, 0, 0) == SIZE);
     MUST(is_pattern(memory, 0, SIZE));
-    /* A file that ends during reads. */
+    /* Reads past a file's end. */
     int fd = make_file(O_RDWR);
     handle = reg(fd);
     MUST(!ftruncate(fd, 4097) && cuFileRead(handle, (void *)memory, SIZE, 0, 0) == 4097);
@@ -320,7 +320,7 @@ static void batch(void) {
         cancelled += events[i].status == CUFILE_CANCELED;
     }
     MUST(cancelled > 0 || !slow);
-    /* After a time-out, finished operations are reported. Destroyed with operations under way. */
+    /* After a time-out, finished operations are reported. Destroyed with operations in progress. */
     GIVES(cuFileBatchIOSubmit(batch, COUNT, params, 0), 0);
     count = COUNT;
     GIVES(cuFileBatchIOGetStatus(batch, COUNT, &count, events, &none), 0);
@@ -376,7 +376,7 @@ static void *keep_busy(void *argument) {
     }
     return NULL;
 }
-/* A child that is forked while other threads call: it goes on with host memory, and does not hang. */
+/* A child forked while other threads make calls: it continues with host memory, and does not hang. */
 static void forks(void) {
     pthread_t thread;
     CUfileHandle_t handle = reg(make_file(O_RDWR));

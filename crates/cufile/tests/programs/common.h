@@ -1,4 +1,4 @@
-/* What the programs of these tests have in common. */
+/* Shared by the programs of these tests. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -11,7 +11,7 @@
 
 #include "onehop/cufile.h"
 
-/* Where a program is, for one that hangs: a time limit's signal has it written. */
+/* Where a program hangs: printed by a time limit's signal. */
 static const char *volatile where_file = "";
 static volatile int where_line;
 static inline void say_where(int signal) {
@@ -113,7 +113,7 @@ static inline int is_all(at where, int value, size_t bytes) {
     return same;
 }
 
-/* Runs the parts that are named, in a given time. */
+/* Runs the named parts, with a time limit. */
 struct part {
     const char *name;
     void (*run)(void);

@@ -1,5 +1,5 @@
-/* Every function of the header at the edges of a process: with handles that name nothing, at the end of threads and of the process,
- * in a process that forks, and beside a close: edges WHAT. With the model of CUDA's driver or with none. */
+/* Every function of the header in special situations: with invalid handles, at the end of threads and of the process, in a process
+ * that forks, and during a close: edges WHAT. With or without the model of CUDA's driver. */
 #define _GNU_SOURCE
 #include <limits.h>
 #include <sys/wait.h>
@@ -17,7 +17,7 @@ static CUfileHandle_t file;
 static CUfileBatchHandle_t batch;
 static void *stream;
 
-/* The same file, opened anew: handles are one for each open file. */
+/* The same file, opened again: each open file has a handle. */
 static int open_again(void) {
     char name[64];
     snprintf(name, sizeof name, "/proc/self/fd/%d", original);
@@ -41,7 +41,7 @@ static CUfileIOParams_t read_of(CUfileHandle_t handle, void *to) {
     return one;
 }
 
-/* A number that is no handle of a file or a batch: each function says so, and touches nothing of its caller's. */
+/* A number that is not a handle of a file or a batch: each function returns an error, and leaves its caller's memory alone. */
 static void names_nothing(void *handle) {
     unsigned char bytes[64], same[64];
     char text[64];
@@ -196,7 +196,7 @@ static void gpu_work(CUfileHandle_t handle, void *own_stream) {
     IS(!cuMemFree_v2(memory));
 }
 
-/* All that there is, made, used, destroyed, and destroyed once more. */
+/* Everything is created, used, destroyed, and destroyed once more. */
 static void a_life(int has_gpu) {
     int fd = open_again();
     CUfileHandle_t handle = reg_file(fd);
@@ -240,7 +240,7 @@ static void handles(void) {
     names_nothing(bytes);
     names_nothing(&names_nothing);
     a_life(has_gpu());
-    /* Each where another belongs. */
+    /* Handles of the wrong kind. */
     CUfileIOParams_t one = read_of(batch, bytes);
     SAYS(cuFileBatchIOCancel(file), 5022);
     SAYS(cuFileBatchIOSubmit(file, 1, &one, 0), 5022);
@@ -262,7 +262,7 @@ static void thread_ends(void *value) {
     else
         a_life(has_gpu());
 }
-/* With the library's own values for the thread, whose destructors run before. */
+/* With the library's thread-local values, whose destructors run before. */
 static void *thread_body(void *value) {
     a_life(has_gpu());
     IS(pthread_setspecific(at_end, value) == 0);
@@ -278,7 +278,7 @@ static void threads(void) {
 }
 
 static volatile int over;
-/* Keeps the library's locks busy, that of its log among them. */
+/* Keeps the library's locks busy, including its log's. */
 static void *busy(void *value) {
     CUfileIOParams_t one = read_of(file, malloc(PART));
     CUfileIOEvents_t event;
@@ -296,7 +296,7 @@ static void *busy(void *value) {
     return value;
 }
 
-/* In the child the parent's files are read, its batches and streams name nothing, and no lock is another thread's. */
+/* In the child the parent's files work, its batches and streams are invalid, and no other thread holds a lock. */
 static void fork_one(int i) {
     CUfileIOParams_t two[2] = {read_of(file, buffer), read_of(file, buffer + PART)};
     CUfileIOEvents_t events[2];
@@ -340,7 +340,7 @@ static void forks_at_end(void *value) {
     }
     for (int i = 0; i < 200; i++) fork_one(i);
 }
-/* With what the first fork left for the thread, whose destructors run before. */
+/* With thread-local values of the first fork, whose destructors run before. */
 static void *forking_body(void *value) {
     fork_one(1);
     IS(pthread_setspecific(at_end, value) == 0);
@@ -371,7 +371,7 @@ static void *reader(void *value) {
         IS(moved == PART ? is_file : moved == -1 && errno == 5027);
         is_file = moved == PART;
         int err = cuFileBatchIOSubmit(batch, 1, &one, 0).err;
-        /* Others may have filled it, and the file may be gone by now. */
+        /* Others may have filled it, and the file may be deleted by now. */
         IS(err == 0 || err == 5022 || err == 5040 || err == 5027);
         is_batch = err != 5022;
         count = 1;
@@ -380,7 +380,7 @@ static void *reader(void *value) {
     }
     return NULL;
 }
-/* A file is deregistered, and a batch destroyed, under threads that use them. */
+/* A file is deregistered, and a batch destroyed, while threads use them. */
 static void closes(void) {
     pthread_t all[3];
     for (int round = 0; round < 20; round++) {
@@ -411,7 +411,7 @@ __attribute__((destructor)) static void by_a_destructor(void) {
     fflush(stdout);
 }
 
-/* A fault within the library, so that the silence of a tool means something. */
+/* A fault within the library, to check that a tool would report it. */
 static void planted(void) {
     int *volatile gone = malloc(sizeof *gone);
     free(gone);

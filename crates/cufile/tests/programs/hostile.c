@@ -1,5 +1,5 @@
-/* Random calls with arguments that make no sense, from several threads: hostile SEED SECONDS. The process lives, no call hangs,
- * and what a handle reads is the file's. */
+/* Random calls with invalid arguments, from several threads: hostile SEED SECONDS. The process survives, no call hangs, and a
+ * handle reads its file's bytes. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -30,7 +30,7 @@ struct thread {
     at memory[KEPT];
     unsigned char *host;
     int fd;
-    /* Words of operations in streams, which stay for ever. */
+    /* Words of operations in streams, which stay valid. */
     size_t bytes;
     off_t file_offset, offset;
     ssize_t done;
@@ -54,7 +54,7 @@ static void *handle(struct thread *t, void **kept) {
     uint64_t which = next(t) % (KEPT + 2);
     return which < KEPT ? kept[which] : (void *)number(t);
 }
-/* Memory that is there with room for all, or that no call may touch. */
+/* Memory with room for everything, or that no call may access. */
 static void *memory(struct thread *t, size_t bytes) {
     at device = t->memory[next(t) % KEPT];
     if (bytes <= SIZE && device && next(t) % 2) return (void *)device;
@@ -65,7 +65,7 @@ static void *memory(struct thread *t, size_t bytes) {
 static void call(struct thread *t) {
     size_t bytes = number(t);
     void *place = memory(t, bytes);
-    /* What lies before memory of this program is memory of this program, and may be written. */
+    /* The memory before it also belongs to this program, and may be written. */
     off_t file = number(t), offset = (at)place < 4096 ? (off_t)number(t) % 4096 : 0;
     int slot = next(t) % KEPT;
     CUfileDescr_t description = {.type = next(t) % 8 ? 1 : (int)number(t), .handle.fd = next(t) % 4 ? t->fd : (int)number(t)};
@@ -97,7 +97,7 @@ static void call(struct thread *t) {
             params[i].u.batch.devPtr_base = memory(t, part);
             params[i].u.batch.size = part;
             params[i].u.batch.file_offset = number(t);
-            /* The host's bytes are another call's. */
+            /* The host's bytes may belong to another call. */
             if (params[i].u.batch.devPtr_base == t->host) params[i].u.batch.size = 0;
         }
         void *batch = handle(t, t->batches);
@@ -105,7 +105,7 @@ static void call(struct thread *t) {
         CUfileIOEvents_t events[4];
         struct timespec limit = {next(t) % 2, number(t)};
         cuFileBatchIOSubmit(batch, submitted, next(t) % 8 ? params : NULL, (unsigned)number(t));
-        /* Memory is freed by this thread alone, so all of it has to have ended. */
+        /* Only this thread frees memory, so all operations must have ended. */
         cuFileBatchIOCancel(batch);
         for (int i = 0; i < 200 && !cuFileBatchIOGetStatus(batch, next(t) % 5, &count, events, &limit).err && count; i++) count = 4;
         break;

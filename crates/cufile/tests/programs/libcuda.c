@@ -1,8 +1,8 @@
-/* A model of CUDA's driver for two GPUs, for tests of libcufile.so.0. GPU memory has addresses that the CPU cannot touch: only
- * copies reach it, and copies to what is not allocated are refused. Streams share the channels of their GPU, as those of a real one
- * do: each works in order, so that a stream that waits holds up all that came after it in its channel, and a channel that is full
- * holds up who puts more there. Memory is pinned and kernels are loaded when no stream of the GPU waits. What is not here is missing,
- * as in an old driver. */
+/* A model of CUDA's driver for two GPUs, for tests of libcufile.so.0. GPU memory has addresses that the CPU cannot access: only
+ * copies reach it, and copies to unallocated memory are refused. Streams share the channels of their GPU, as on a real one: each
+ * channel works in order, so that a waiting stream blocks everything after it in its channel, and a full channel blocks calls that
+ * add to it. Memory is pinned and kernels are loaded when no stream of the GPU waits. Other functions are missing, as in an old
+ * driver. */
 #define _GNU_SOURCE
 #include <sys/wait.h>
 #include <errno.h>
@@ -19,7 +19,7 @@ typedef uint64_t at;
 enum { OK = 0, INVALID = 1, NOT_READY = 600, NO_CONTEXT = 201, INVALID_HANDLE = 400, STARTED = 4096, MOST = 4096 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-/* A child that is forked finds the lock free. */
+/* A forked child finds the lock free. */
 static void take(void) { pthread_mutex_lock(&lock); }
 static void leave(void) { pthread_mutex_unlock(&lock); }
 __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(take, leave, leave); }
@@ -52,13 +52,13 @@ static struct allocation *find(at where, size_t bytes) {
 
 #define NEEDS_CONTEXT if (!depth) return NO_CONTEXT
 
-/* Waits of streams that have not come to their end, of each GPU. */
+/* Unfinished waits of streams, by GPU. */
 static volatile int waiting[2];
 static void wait_for_waits(void) { while (waiting[stack[depth - 1] - contexts]) usleep(20); }
 
 static __thread int in_call;
 static void wrong(const char *what) { fprintf(stderr, "the model of CUDA: %s\n", what); abort(); }
-/* Neither a function that a stream calls nor a thread that a stream waits for may call CUDA. All calls of the library begin so. */
+/* Neither a function that a stream calls nor a thread that a stream waits for may call CUDA. All calls of the library start here. */
 int cuThreadExchangeStreamCaptureMode(int *other) {
     char name[16] = "";
     pthread_getname_np(pthread_self(), name, sizeof name);
@@ -70,7 +70,7 @@ int cuThreadExchangeStreamCaptureMode(int *other) {
 }
 
 int cuInit(unsigned flags) {
-    /* As the driver does where the GPU's device files are missing, to run a program that makes them. */
+    /* As the driver does if the GPU's device files are missing, to run a program that creates them. */
     pid_t child = fork();
     if (child == 0) _exit(0);
     waitpid(child, NULL, 0);
@@ -117,7 +117,7 @@ int cuMemFree_v2(at where) {
     pthread_mutex_lock(&lock);
     struct allocation *one = find(where, 1);
     if (!one || one->start != where) { pthread_mutex_unlock(&lock); return INVALID; }
-    /* As the real one, it waits for copies, and no more are begun. */
+    /* Like the real one, it waits for copies, and no more are started. */
     one->leaving = 1;
     while (one->copies) { pthread_mutex_unlock(&lock); usleep(20); pthread_mutex_lock(&lock); }
     munmap(one->bytes_at, one->bytes);
@@ -126,7 +126,7 @@ int cuMemFree_v2(at where) {
     pthread_mutex_unlock(&lock);
     return OK;
 }
-/* For the tests: the CPU's way in. */
+/* For the tests: the CPU's access. */
 int model_copy(at device, void *host, size_t bytes, int out) {
     pthread_mutex_lock(&lock);
     struct allocation *one = find(device, bytes);
@@ -154,7 +154,7 @@ int cuPointerGetAttributes(unsigned count, int *which, void **out, at where) {
     pthread_mutex_unlock(&lock);
     return OK;
 }
-/* CU_POINTER_ATTRIBUTE_DEVICE_POINTER is all that is asked for so. */
+/* Only CU_POINTER_ATTRIBUTE_DEVICE_POINTER is queried this way. */
 int cuPointerGetAttribute(void *out, int which, at where) {
     NEEDS_CONTEXT;
     pthread_mutex_lock(&lock);
@@ -211,12 +211,12 @@ struct stream { int channel, pending, capturing, device; };
 struct op { int kind; at a; void *b; size_t bytes; void (*call)(void *); struct stream *stream; struct op *next; };
 enum { COPY_IN, COPY_OUT, CALL, WAIT, RECORD, PLACE, MOST_CHANNELS = 32, CHANNEL_ROOM = 1024 };
 struct event { volatile long asked, over; };
-/* Of each GPU. */
+/* By GPU. */
 static struct channel { pthread_mutex_t lock; pthread_cond_t more; struct op *first, **last; volatile int length; } channels[2][MOST_CHANNELS];
 static int streams_made[2];
 static struct stream *null_streams[2];
 
-/* The kernel: what its order says now is copied between memory of its GPU and pinned memory, and nothing else. */
+/* The kernel: copies what its order says now, only between memory of its GPU and pinned memory. */
 static void place(struct op *op) {
     if (!is_pinned(op->a, 24)) wrong("an order that is not in pinned memory");
     at *order = (at *)op->a, from = order[0], to = order[1], bytes = order[2];
@@ -251,7 +251,7 @@ static void run(struct op *op) {
     }
     if (op->kind == RECORD) __atomic_fetch_add(&((struct event *)op->b)->over, 1, __ATOMIC_SEQ_CST);
 }
-/* What an operation is for its channel: a host function is reported to the CPU, and waited for. */
+/* An operation in its channel: a host function is passed to the CPU, and waited for. */
 static int commands(int kind) { return kind == CALL ? 3 : 1; }
 static void *work(void *argument) {
     struct channel *channel = argument;
@@ -278,7 +278,7 @@ static int channel_count(void) {
     int count = wanted ? atoi(wanted) : 8;
     return count < 1 ? 1 : count > MOST_CHANNELS ? MOST_CHANNELS : count;
 }
-/* With the lock. */
+/* The lock must be held. */
 static struct stream *make(int device) {
     struct stream *stream = calloc(1, sizeof *stream);
     stream->device = device;
@@ -330,7 +330,7 @@ int cuStreamCreate(void **stream, unsigned flags) {
     return OK;
 }
 int cuStreamCreateWithPriority(void **stream, unsigned flags, int priority) { (void)priority; return cuStreamCreate(stream, flags); }
-/* Its thread stays: a model has time. */
+/* Its thread is not stopped. */
 int cuStreamDestroy_v2(void *stream) { (void)stream; return OK; }
 int cuStreamQuery(void *handle) { return __atomic_load_n(&of(handle)->pending, __ATOMIC_SEQ_CST) ? NOT_READY : OK; }
 int cuStreamSynchronize(void *stream) { while (cuStreamQuery(stream)) usleep(20); return OK; }
@@ -352,7 +352,7 @@ int cuFuncGetAttribute(int *value, int which, void *function) { (void)function; 
 int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned b, unsigned c, unsigned shared, void *stream, void **arguments, void **extra) {
     NEEDS_CONTEXT;
     (void)shared;
-    /* The module is of one context, and so is the stream. */
+    /* The module belongs to one context, and so does the stream. */
     if (function != (void *)stack[depth - 1] || of(stream)->device != (int)(stack[depth - 1] - contexts)) return INVALID_HANDLE;
     if (!x || y != 1 || z != 1 || !threads || threads > 1024 || b != 1 || c != 1 || extra) return INVALID;
     return put(stream, (struct op){.kind = PLACE, .a = *(at *)arguments[0]});

@@ -24,7 +24,7 @@ static void use(int gpu) {
     void *context;
     MUST(!cuDevicePrimaryCtxRetain(&context, gpu % gpus()) && !cuCtxSetCurrent(context));
 }
-/* A file of its own with these bytes, or an empty one that no other open descriptor names. */
+/* A separate file with these bytes, or an empty one that no other descriptor refers to. */
 static int big_file(size_t bytes, int flags) {
     static int count;
     snprintf(path, sizeof path, "cufile-streams-%d-%d", getpid(), count++);
@@ -67,7 +67,7 @@ static void late(void *argument) {
     words->file_offset = 4097;
     words->offset = 11;
 }
-/* What is read of the words, and when. */
+/* Which words are read, and when. */
 static void late_words(void) {
     CUfileHandle_t handle = reg(make_file(O_RDWR));
     at memory = device_memory(0, SIZE);
@@ -78,7 +78,7 @@ static void late_words(void) {
     MUST(!cuLaunchHostFunc(stream, late, &words) && !rd(handle, memory, &words, stream));
     MUST(words.done == 99 && !cuStreamSynchronize(stream) && words.done == 70000);
     MUST(is_pattern(memory + 11, 4097, 70000));
-    /* The size at the call is the largest that there may be. */
+    /* The size at the call is the upper limit. */
     fill(memory, 0xee, SIZE);
     MUST(!cuLaunchHostFunc(stream, late, &larger) && !rd(handle, memory, &larger, stream));
     MUST(!cuStreamSynchronize(stream) && larger.done == -5022 && is_all(memory, 0xee, SIZE));
@@ -90,7 +90,7 @@ static void late_words(void) {
     GIVES(cuFileStreamDeregister(stream), 5022);
 }
 
-/* Read, written elsewhere and read again, in order, by so many streams at once. */
+/* Read, written elsewhere and read again, in order, by several streams at once. */
 static void in_order(int count, int with_null) {
     static struct words all[MANY][3];
     void *many[MANY];
@@ -117,7 +117,7 @@ static void in_order(int count, int with_null) {
 static void order(void) { in_order(40, 1); }
 static void many(void) { in_order(MANY, 0); }
 
-/* Sizes, and offsets of memory and file that agree in no power of two. */
+/* Sizes, and offsets of memory and file without a common power of two. */
 static void sizes(void) {
     static const size_t bytes[] = {0, 1, 4095, 70000, 4 * MIB, 16 * MIB + 1, 40 * MIB};
     static const off_t offsets[][2] = {{0, 0}, {0, 1}, {1, 0}, {7, 4097}, {16, 4096}, {4, 8}, {4093, 12345}};
@@ -132,14 +132,14 @@ static void sizes(void) {
             for (size_t which = 0; which < sizeof offsets / sizeof *offsets; which++) {
                 size_t n = bytes[size], inside = offsets[which][0], from = offsets[which][1];
                 if (n > 4 * MIB && which != (size + (size_t)way) % 7) continue;
-                /* Out of the disk, and out of the page cache. */
+                /* From the disk, and from the page cache. */
                 if (way < 2 && n <= 4 * MIB) posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
                 fill(memory, 0xee, GUARD + inside + n + GUARD);
                 struct words in = {n, (off_t)from, (off_t)inside, 99}, out = in, back = in;
                 MUST(!rd(handle, memory + GUARD, &in, stream) && !cuStreamSynchronize(stream) && in.done == (ssize_t)n);
                 MUST(same(memory + GUARD + inside, from, n) && is_all(memory, 0xee, GUARD + inside));
                 MUST(is_all(memory + GUARD + inside + n, 0xee, GUARD));
-                /* Written to a file of its own, at the same offsets. */
+                /* Written to a separate file, at the same offsets. */
                 int other = big_file(0, ways[way & 1]);
                 CUfileHandle_t second = reg(other);
                 fill(copy, 0xdd, GUARD + inside + n + GUARD);
@@ -156,7 +156,7 @@ static void sizes(void) {
     }
 }
 
-/* Files that end before: nothing is written behind what was read, and the next call goes on as if nothing had been. */
+/* Files that end earlier: nothing is written past what was read, and the next call works normally. */
 static void ends(void) {
     static const size_t lengths[] = {0, 5000, 4 * MIB, 20 * MIB + 5};
     at memory = device_memory(0, BIG);
@@ -176,7 +176,7 @@ static void ends(void) {
     }
 }
 
-/* A write that is short, as on a full disk: the next call with this file fails, once. */
+/* A short write, as on a full disk: the next call with this file fails, once. */
 static void cut(void) {
     struct rlimit before, limit = {5 * MIB, RLIM_INFINITY};
     at memory = device_memory(0, BIG);
@@ -198,7 +198,7 @@ static void cut(void) {
     close(fd);
 }
 
-/* Errors come with the result, or with the call. */
+/* Errors are in the result, or returned by the call. */
 static void errors(void) {
     CUfileHandle_t handle = reg(make_file(O_RDWR)), only = reg(make_file(O_WRONLY)), reads = reg(make_file(O_RDONLY));
     at memory = device_memory(0, SIZE);
@@ -214,7 +214,7 @@ static void errors(void) {
     cuFileBatchIODestroy(batch);
     MUST(!rd(handle, memory, &before, stream) && !cuStreamSynchronize(stream) && before.done == -5022);
     MUST(rd(handle, memory, &words, stream) == 5044);
-    /* Behind the allocation: a kernel that goes there would end the context. */
+    /* Past the allocation: a kernel that accessed it would destroy the context. */
     MUST(!rd(handle, memory, &outside, stream) && !cuStreamSynchronize(stream) && outside.done == -5014);
     MUST(wr(handle, memory, &words, stream) == 5044);
     outside = (struct words){BIG, 0, 0, 99};
@@ -237,14 +237,14 @@ static void errors(void) {
         use(0);
         MUST(rd(handle, elsewhere, &words, stream) == 5047 && wr(handle, elsewhere, &words, stream) == 5047);
     }
-    /* A graph that is being captured gets nothing of it. */
+    /* A graph that is being captured is not affected. */
     model_capture(stream, 1);
     CUfileError_t captured = cuFileReadAsync(handle, (void *)memory, &words.bytes, &words.file_offset, &words.offset, &words.done, stream);
     MUST(captured.err == 5011 && captured.cu_err == 900 && model("captured calls", 0) == 0);
     model_capture(stream, 0);
 }
 
-/* Streams that the program itself holds back, more than the GPU has channels. Operations behind that wait for it and for nothing
+/* Streams that the program itself blocks, more than the GPU has channels. Operations after the block wait for it and for nothing
  * else. */
 static void waits(void) {
     CUfileHandle_t handle = reg(big_file(BIG, O_RDWR));
@@ -273,8 +273,8 @@ static void waits(void) {
     }
 }
 
-/* The library has not met the GPU before, and a stream is held back. If the driver waits for it there is an error and no hang, and
- * all goes on when the stream does. */
+/* The library has not used the GPU before, and a stream is blocked. If the driver waits for it there is an error and no hang, and
+ * everything continues when the stream does. */
 static void cold(void) {
     CUfileHandle_t handle = reg(big_file(BIG, O_RDWR));
     struct words words = {PART, 7, 0, 99};
@@ -291,7 +291,7 @@ static void cold(void) {
     MUST(!cuStreamSynchronize(stream) && words.done == PART && same(memory, 7, PART));
 }
 
-/* More operations than there is pinned memory for: an error and no hang, and all goes on when the stream does. */
+/* More operations than there is pinned memory for: an error and no hang, and everything continues when the stream does. */
 static void fill_up(CUfileHandle_t handle, at memory, size_t bytes, int least) {
     enum { MOST = 1000 };
     static struct words all[MOST];
@@ -326,7 +326,7 @@ static void full(void) {
     fill_up(handle, memory, 4096, 100);
 }
 
-/* Calls that wait for the GPU themselves, while operations are under way in more streams than it has channels. */
+/* Calls that wait for the GPU themselves, while operations run in more streams than it has channels. */
 static void beside(void) {
     CUfileHandle_t handle = reg(big_file(BIG, O_RDWR));
     at memory = device_memory(0, BIG), places[HELD];
@@ -349,8 +349,8 @@ static void beside(void) {
     }
 }
 
-/* The driver refuses a part of an operation: the call fails, its words stay as they are, and nothing waits. Of a write that is
- * longer than its slots some may be in the file by then. */
+/* The driver refuses a part of an operation: the call fails, its words stay unchanged, and nothing waits. A part of a write
+ * that is longer than its slots may be in the file by then. */
 static void refused(void) {
     at memory = device_memory(0, 25 * MIB);
     void *stream = make_stream();

@@ -5,7 +5,7 @@ use onehop_gpu::cuda::register_gap;
 use crate::check::{Check, CheckGroup, Status, bytes, rate};
 use crate::facts::Facts;
 use crate::facts::cuda::LATE;
-use crate::facts::gpu::{GpuFacts, is_lent};
+use crate::facts::gpu::{GpuFacts, is_assigned_to_guest};
 use crate::facts::nvml::NvmlFacts;
 use crate::facts::place::capability;
 use crate::routes::needs::PEER_OVERRIDE;
@@ -32,10 +32,11 @@ fn present(facts: &Facts) -> Check {
     if let Some(gpu) = facts.gpus.iter().find(|gpu| facts.device(gpu.address).is_none()) {
         return hidden(facts, gpu, &found, why);
     }
-    let lent = |device: &&onehop_pci::Device| is_lent(device) && !facts.has_gpu(&[device.address]);
-    let lent = facts.tree.devices.values().filter(lent).count();
-    if lent > 0 {
-        found = format!("{found}; {} for virtual machines", plural(lent, "virtual function"));
+    let assigned =
+        |device: &&onehop_pci::Device| is_assigned_to_guest(device) && !facts.has_gpu(&[device.address]);
+    let assigned = facts.tree.devices.values().filter(assigned).count();
+    if assigned > 0 {
+        found = format!("{found}; {} for virtual machines", plural(assigned, "virtual function"));
     }
     Check::new("gpu.present", CheckGroup::Gpu, Status::Pass, found, why)
 }
@@ -121,8 +122,8 @@ fn flavour(facts: &Facts) -> Check {
 
 /// Whether all GPUs of known generation are too old for the open kernel modules.
 fn before_turing(facts: &Facts) -> bool {
-    let mut told = facts.gpus.iter().filter_map(|gpu| Some(gpu.cuda.as_ref()?.compute)).peekable();
-    told.peek().is_some() && told.all(old)
+    let mut known = facts.gpus.iter().filter_map(|gpu| Some(gpu.cuda.as_ref()?.compute)).peekable();
+    known.peek().is_some() && known.all(old)
 }
 
 fn old(compute: (i32, i32)) -> bool {

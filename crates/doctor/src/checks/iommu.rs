@@ -88,7 +88,7 @@ fn strict(facts: &Facts, lazy: &[Address]) -> String {
 fn shared(facts: &Facts) -> Vec<Check> {
     let why = "VFIO works on whole groups: all devices of a group are detached together";
     let one = |address| {
-        // A device behind VMD is never claimed, whatever its group holds.
+        // A device behind VMD is never claimed, regardless of its group.
         let device = facts.device(address).filter(|device| !device.behind_vmd)?;
         let (number, group) = (device.iommu_group?, facts.tree.group_of(device)?);
         let others: Vec<_> = group
@@ -137,13 +137,13 @@ fn vfio(facts: &Facts) -> Check {
         Check::new("iommu.vfio", CheckGroup::Iommu, status, found, why)
             .by("/sys/module, /dev/vfio, /dev/iommu")
     };
-    // Without an IOMMU a device may write anywhere, whatever groups VFIO simulates.
+    // Without an IOMMU a device may write anywhere, even if VFIO simulates groups.
     if kernel.unsafe_no_iommu && kernel.iommu_units.is_empty() {
         let fix =
             format!("{}; echo N > /sys/module/vfio/parameters/enable_unsafe_noiommu_mode", iommu_on(facts));
         return check(Status::Warn, words.join(", ")).fix(fix);
     }
-    // VFIO's unsafe mode makes groups, too, which the kernel gives no type.
+    // VFIO's unsafe mode also makes groups, to which the kernel gives no type.
     let is_real = |group: &IommuGroup| group.kind.as_deref() != Some("unknown");
     if usable && !facts.tree.groups.values().any(is_real) {
         words.push("no device is in an IOMMU group".to_owned());

@@ -43,7 +43,7 @@ fn p2pdma(facts: &Facts) -> Check {
     }
 }
 
-/// The module's words for what is missing, what they mean, and the fix.
+/// The module's words for what is missing, their meaning, and the fix.
 const MISSING: [(&str, &str, &str); 5] = [
     (
         "translation",

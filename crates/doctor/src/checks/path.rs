@@ -123,9 +123,9 @@ fn narrowest(pair: &DevicePair<'_>) -> Option<Check> {
     }
     let (most, link, at) = pair.narrowest()?;
     let mut found = format!("{} at {at} ({})", rate(most), link.now().unwrap_or_default());
-    let not_told = pair.links_not_told();
-    if !not_told.is_empty() {
-        found = format!("at most {found}; the link of {} is unknown", list(&not_told));
+    let unknown = pair.unknown_links();
+    if !unknown.is_empty() {
+        found = format!("at most {found}; the link of {} is unknown", list(&unknown));
     }
     let gpu = pair.gpu_device.best_link();
     if gpu.speed < gpu.max_speed && gpu.speed.is_some() {

@@ -131,8 +131,8 @@ fn read_direct(path: &Path) -> std::io::Result<()> {
 
 fn align(path: &Path) -> Option<(u32, u32)> {
     let about = rustix::fs::statx(CWD, path, AtFlags::empty(), StatxFlags::DIOALIGN).ok()?;
-    let told = about.stx_mask & StatxFlags::DIOALIGN.bits() != 0 && about.stx_dio_offset_align != 0;
-    told.then_some((about.stx_dio_mem_align, about.stx_dio_offset_align))
+    let reported = about.stx_mask & StatxFlags::DIOALIGN.bits() != 0 && about.stx_dio_offset_align != 0;
+    reported.then_some((about.stx_dio_mem_align, about.stx_dio_offset_align))
 }
 
 #[cfg(test)]
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_looked_at_says_why() {
+    fn files_that_cannot_be_examined_say_why() {
         let trouble = |path: &str| look(Path::new(path)).trouble;
         assert_eq!(trouble("/"), Some(Trouble::Odd("a directory".into())));
         assert_eq!(trouble("/dev/null"), Some(Trouble::Odd("a character device".into())));

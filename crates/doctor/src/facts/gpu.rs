@@ -93,7 +93,7 @@ impl GpuFacts {
         let by_cuda = |device: &Device| {
             cuda.is_some_and(|cuda| cuda.gpus.iter().any(|gpu| gpu.pci.parse() == Ok(device.address)))
         };
-        let mine = |device: &&Device| is_nvidia(device) && (!is_lent(device) || by_cuda(device));
+        let mine = |device: &&Device| is_nvidia(device) && (!is_assigned_to_guest(device) || by_cuda(device));
         let on_bus = tree.devices.values().filter(mine);
         let mut gpus: Vec<_> = on_bus.map(|device| Self::one(root, device, cuda)).collect();
         // A sandbox may hide the bus but allow CUDA.
@@ -173,7 +173,7 @@ pub(super) fn is_nvidia(device: &Device) -> bool {
 
 /// Whether this is a virtual function of a GPU, assigned to a virtual machine by its host: CUDA drives the physical
 /// one.
-pub(crate) fn is_lent(device: &Device) -> bool {
+pub(crate) fn is_assigned_to_guest(device: &Device) -> bool {
     is_nvidia(device) && device.physical_function.is_some()
 }
 

@@ -15,7 +15,7 @@ impl Facts {
         gpu.is_some_and(|gpu| BY_C2C.iter().any(|name| gpu.name.contains(name)))
     }
 
-    /// Why a device's link sets no limit, whatever it reports, and the source.
+    /// Why a device's link sets no limit, regardless of its report, and the source.
     #[must_use]
     pub fn link_that_bounds_nothing(&self, device: &Device) -> Option<(&'static str, &'static str)> {
         if device.behind_cable {

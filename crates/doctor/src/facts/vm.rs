@@ -31,7 +31,7 @@ const FIRMWARE: [&str; 24] = [
     "ovirt",
     "cloud hypervisor",
 ];
-/// What firmware says of a product where nobody filled the field in, in lower case.
+/// Placeholders in firmware tables that nobody filled in, in lower case.
 const UNFILLED: [&str; 9] = [
     "to be filled by o.e.m.",
     "to be filled by oem",
@@ -98,7 +98,7 @@ impl Virtual {
     }
 }
 
-/// Whether a firmware's word names a machine, and is not what stands there where nobody filled it in.
+/// Whether a word of the firmware is a product name, not a placeholder.
 fn is_a_name(text: &str) -> bool {
     let text = text.trim_matches(|c: char| c == '\0' || c.is_whitespace()).to_lowercase();
     !text.is_empty() && !UNFILLED.contains(&text.as_str())
@@ -107,7 +107,7 @@ fn is_a_name(text: &str) -> bool {
 fn by_firmware(root: &Root) -> Option<String> {
     let fields = ["sys_vendor", "product_name", "board_vendor", "board_name", "bios_vendor"];
     let text = |field: &str| root.text(&format!("{DMI}/{field}")).unwrap_or_default();
-    // EC2 also offers physical machines, and says so in their names.
+    // EC2 also offers physical machines, and marks them in their names.
     if text("product_name").ends_with(".metal") || text("product_name").contains(".metal-") {
         return None;
     }

@@ -116,7 +116,7 @@ impl Needs<'_> {
     }
 
     /// How to rebind the drive to the kernel's own driver.
-    fn give_back(&self, driver: &str) -> String {
+    fn rebind_command(&self, driver: &str) -> String {
         let at = self.pair.device.address;
         match self.drive.and_then(DriveFacts::may_be_in_use) {
             Some(users) => format!("Free the drive first ({users}), or use another one"),
@@ -136,7 +136,7 @@ impl Needs<'_> {
             Some("nvme") if works => Need::new(NeedState::Tried, "the kernel's driver serves the drive"),
             Some("nvme") => self.namespaces(),
             Some(other) => Need::new(NeedState::Missing, format!("the drive is bound to {other}"))
-                .fix(self.give_back(other)),
+                .fix(self.rebind_command(other)),
             None => Need::new(NeedState::Missing, "the drive has no driver")
                 .fix(format!("echo {} > /sys/bus/pci/drivers_probe (root)", self.pair.device.address)),
         }
@@ -197,7 +197,7 @@ impl Needs<'_> {
     }
 
     /// The drive can be claimed, through VFIO or our module.
-    pub(super) fn takeable(&self) -> Need {
+    pub(super) fn claimable(&self) -> Need {
         let (facts, device) = (self.pair.facts, self.pair.device);
         if let Some(bound) = facts.module.device(device.address) {
             return match bound.file {

@@ -1,36 +1,36 @@
-//! A command in flight: how far it was sent, and how much of its data was moved.
+//! A command in flight: how much of it was sent, and of its data moved.
 
 use onehop_proto::fabrics::{fctype_of, with_capsule_data, with_transport_data};
 use onehop_proto::{Cqe, Sqe, Status};
 
 use crate::pdu::made_completion;
 
-/// Bits of an identifier that hold the slot. The others count the slot's uses, so that a late answer to an earlier
-/// command is not taken for one to its successor.
+/// Bits of an identifier for the slot. The others count the slot's uses, so that a late answer is not mistaken for its
+/// successor's.
 pub(super) const SLOT_BITS: u32 = 10;
-/// Uses of a slot before its count starts anew. One less than the bits hold: identifier FFFFh is never used.
+/// Uses of a slot before its count restarts. One less than the bits allow: identifier FFFFh is never used.
 const USES: u8 = (1 << (16 - SLOT_BITS)) - 1;
 
 /// The data of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Data {
-    /// It has none.
+    /// No data.
     #[default]
     None,
     /// From the controller.
     In(u32),
-    /// To the controller, when it asks for it.
+    /// To the controller, on request.
     Out(u32),
     /// To the controller, in the command's capsule.
     InCapsule(u32),
 }
 
-/// How far a command is.
+/// A command's progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Progress {
     #[default]
     Free,
-    /// Its capsule was not sent completely: nothing can answer it yet.
+    /// Its capsule was not sent completely: it cannot have an answer yet.
     Submitted,
     Sent,
 }
@@ -43,11 +43,11 @@ pub(super) struct CommandSlot {
     pub(super) data: Data,
     /// Bytes received, or sent.
     pub(super) moved: u32,
-    /// Nothing more will be received.
+    /// No more will be received.
     pub(super) is_last: bool,
     /// A Ready to Transfer is not yet satisfied.
     pub(super) is_sending: bool,
-    /// Data came with a wrong digest.
+    /// Data had a wrong digest.
     pub(super) is_damaged: bool,
     uses: u8,
 }
@@ -74,7 +74,7 @@ impl CommandSlot {
         self.is_damaged = false;
     }
 
-    /// Bytes that are to be moved in all.
+    /// Total bytes to move.
     pub(super) fn all(&self) -> u32 {
         match self.data {
             Data::None => 0,
@@ -82,7 +82,7 @@ impl CommandSlot {
         }
     }
 
-    /// Ends the command. A success that did not move all data, or moved it wrongly, is a failure.
+    /// Ends the command. A success without all data, or with damaged data, becomes a failure.
     pub(super) fn end(&mut self, cqe: Cqe) -> Cqe {
         self.progress = Progress::Free;
         self.uses = (self.uses + 1) % USES;

@@ -1,4 +1,4 @@
-//! What comes in: headers, data, digests.
+//! The receiving side: headers, data, digests.
 
 use onehop_proto::Status;
 
@@ -9,16 +9,16 @@ use crate::pdu::{
     self, COMMON, Common, DIGEST, DataHeader, Digests, HEADER, INIT, InitResponse, flag, kind, u16_at, u32_at,
 };
 
-/// Least MAXH2CDATA that a controller may have.
+/// Minimum MAXH2CDATA of a controller.
 const LEAST_H2C: u32 = 4096;
-/// Largest CPDA.
+/// Maximum CPDA.
 const MOST_CPDA: u8 = 31;
 
 #[derive(Clone, Copy)]
 enum Stage {
-    /// So many bytes of header, digest included.
+    /// This many bytes of header, digest included.
     Head(usize),
-    /// So many bytes between header and data.
+    /// This many bytes between header and data.
     Padding(usize),
     Data(DataPart),
     DataDigest,
@@ -50,7 +50,7 @@ impl Receiver {
         }
     }
 
-    /// As much of the current header as has come.
+    /// The part of the current header that has arrived.
     pub(super) fn header(&self) -> &[u8] {
         match self.stage {
             Stage::Head(_) => &self.head[..self.have.min(INIT)],
@@ -83,21 +83,21 @@ impl CapsuleQueue {
         }
     }
 
-    /// Whether the data that is received has a digest: then [`Self::check`] wants to see it.
+    /// Whether the data being received has a digest: then the caller must pass it to [`Self::check`].
     #[must_use]
     pub fn checks_data(&self) -> bool {
         self.digests.data
     }
 
-    /// Data that was received, in order, before [`Self::got`] handles it.
+    /// Adds received data to the digest, in order, before [`Self::got`] handles it.
     pub fn check(&mut self, data: &[u8]) {
         self.receiver.crc = crc32c::crc32c_append(self.receiver.crc, data);
     }
 
-    /// Takes note of bytes that were received, at most as many as were wanted.
+    /// Handles received bytes, at most as many as were wanted.
     ///
     /// # Errors
-    /// When the other side breaks the protocol, or has ended the connection.
+    /// When the other side violates the protocol, or has ended the connection.
     pub fn got(&mut self, bytes: usize) -> Result<Option<QueueEvent>, Violation> {
         let receiver = &mut self.receiver;
         match receiver.stage {
@@ -196,7 +196,7 @@ impl CapsuleQueue {
             return bad(format!("{} were asked for and {granted} granted", self.asked));
         }
         if max_h2c < LEAST_H2C || !max_h2c.is_multiple_of(4) {
-            return bad(format!("MAXH2CDATA {max_h2c} is below {LEAST_H2C} or no multiple of 4"));
+            return bad(format!("MAXH2CDATA {max_h2c} is below {LEAST_H2C} or not a multiple of 4"));
         }
         self.digests = granted;
         self.unit = (usize::from(cpda) + 1) * 4;
@@ -262,7 +262,7 @@ impl CapsuleQueue {
         Ok(None)
     }
 
-    /// All data of a PDU has come.
+    /// All data of a PDU has arrived.
     fn take_data(&mut self, is_damaged: bool) -> Option<QueueEvent> {
         let (common, DataHeader { cid, len, .. }) = (self.receiver.common, self.receiver.data);
         self.receiver.expect_header();
@@ -279,7 +279,7 @@ impl CapsuleQueue {
 }
 
 impl Receiver {
-    /// The stage of the data that the header announced.
+    /// The stage for the data that the header announced.
     fn to_data(&self) -> Stage {
         let DataHeader { cid, offset, len, .. } = self.data;
         Stage::Data(DataPart { slot: cid & (super::MAX_DEPTH - 1), offset, bytes: len })

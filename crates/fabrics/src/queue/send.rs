@@ -1,18 +1,18 @@
-//! What goes out: the connection request, command capsules, data.
+//! The sending side: the connection request, command capsules, data.
 
 use super::command::{Data, Progress};
 use super::{CapsuleQueue, DataPart, Waiting};
 use crate::pdu::{self, COMMAND, Common, DIGEST, DataHeader, HEADER, flag, kind};
 
-/// Commands without data are sent together, up to so many bytes.
+/// Commands without data are sent together, up to this many bytes.
 const TOGETHER: usize = 8 << 10;
 
-/// Something to be sent.
+/// A PDU to be sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Item {
     Init,
     Command(u16),
-    /// Data that was asked for, up to `end`.
+    /// Requested data, up to `end`.
     Data {
         slot: u16,
         tag: u16,
@@ -24,27 +24,27 @@ pub(super) enum Item {
 /// What to send next.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Send<'a> {
-    /// Nothing for now.
+    /// Nothing.
     Nothing,
     /// These bytes.
     Bytes(&'a [u8]),
-    /// These bytes, if any, and then data of a command.
+    /// These bytes, if any, followed by data of a command.
     Data(&'a [u8], DataPart),
-    /// Nothing before [`CapsuleQueue::digest_of_data`] has the CRC32C of this data.
+    /// Nothing until [`CapsuleQueue::digest_of_data`] gets the CRC32C of this data.
     Digest(DataPart),
 }
 
-/// PDUs that wait, and those that are being sent.
+/// Waiting PDUs, and those being sent.
 pub(super) struct Sender {
     waiting: Waiting,
-    /// The headers that are being sent, and where the PDUs end that they belong to.
+    /// The headers being sent, and the ends of their PDUs.
     bytes: Vec<u8>,
     ends: Vec<(Item, usize)>,
-    /// The data behind them.
+    /// The data after them.
     data: Option<DataPart>,
     tail: Tail,
     sent: usize,
-    /// Where the last PDU ended that was sent completely.
+    /// The end of the last completely sent PDU.
     boundary: usize,
 }
 
@@ -81,7 +81,7 @@ impl Sender {
         self.waiting.push_back(item);
     }
 
-    /// Whether a PDU was sent in part.
+    /// Whether a PDU was partly sent.
     pub(super) fn is_within_pdu(&self) -> bool {
         self.sent > self.boundary
     }
@@ -116,14 +116,14 @@ impl CapsuleQueue {
         }
     }
 
-    /// The CRC32C of the data that [`Send::Digest`] named.
+    /// Sets the CRC32C of the data in [`Send::Digest`].
     pub fn digest_of_data(&mut self, crc: u32) {
         if self.sender.tail == Tail::Missing {
             self.sender.tail = Tail::Digest(crc.to_le_bytes());
         }
     }
 
-    /// Takes note of bytes that were sent, at most as many as [`Self::send`] gave.
+    /// Handles sent bytes, at most as many as [`Self::send`] returned.
     pub fn sent(&mut self, bytes: usize) {
         self.sender.sent += bytes;
         let sent = self.sender.sent;
@@ -152,14 +152,14 @@ impl CapsuleQueue {
                 command.moved = offset;
                 command.is_sending = offset < end;
                 if offset < end {
-                    // Behind what waits: other commands need not wait for all of this data.
+                    // Queued last: other commands need not wait for all of this data.
                     self.sender.queue(Item::Data { slot, tag, offset, end });
                 }
             }
         }
     }
 
-    /// Makes the PDUs that are sent next.
+    /// Builds the next PDUs.
     fn load(&mut self) {
         self.sender.bytes.clear();
         self.sender.data = None;
@@ -202,7 +202,7 @@ impl CapsuleQueue {
         }
     }
 
-    /// Appends a PDU to what is sent next, up to its data.
+    /// Appends a PDU, up to its data.
     fn append(&mut self, kind: u8, flags: u8, hlen: usize, rest: &[u8], data: Option<DataPart>) {
         let mut flags = flags;
         let mut at = hlen;

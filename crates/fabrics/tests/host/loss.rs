@@ -11,7 +11,7 @@ use onehop_proto::Status;
 use crate::open;
 use crate::target::{Act, BLOCK, Config, Outgoing, Target, pattern};
 
-/// A target that does `act` to the `nth` PDU of a kind on its I/O queues, once.
+/// A target that applies `act` to the `nth` PDU of a kind on its I/O queues, once.
 fn once(kind: u8, nth: u32, act: impl Fn(Vec<u8>) -> Act + Send + Sync + 'static) -> Config {
     let hook = move |out: Outgoing| {
         if out.kind == kind && out.count == nth { act(out.bytes) } else { Act::Send(out.bytes) }
@@ -21,7 +21,7 @@ fn once(kind: u8, nth: u32, act: impl Fn(Vec<u8>) -> Act + Send + Sync + 'static
 
 #[test]
 fn reads_are_repeated_when_a_connection_ends() {
-    // The connection ends before, within and behind the data.
+    // The connection ends before, within and after the data.
     for keep in [0, 1, 24, 700, 5000] {
         let target =
             Target::start(once(7, 3, move |bytes| Act::Close(bytes[..keep.min(bytes.len())].to_vec())));
@@ -34,7 +34,7 @@ fn reads_are_repeated_when_a_connection_ends() {
         let incidents = drive.incidents();
         assert_eq!(incidents.len(), 1, "{incidents:?}");
         assert!(incidents[0].cause.contains("closed the connection"), "{}", incidents[0].cause);
-        // It goes on working.
+        // The drive keeps working.
         queue.write(ns, 0, 1, &buffer, 0).unwrap();
         assert_eq!(target.breaches(), Vec::<String>::new());
     }
@@ -54,7 +54,7 @@ fn writes_are_never_repeated() {
         queue.read(ns, 8, blocks, &buffer, 0).unwrap();
         let writes = target.shared.seen.lock().unwrap().writes.clone();
         assert_eq!(writes.len(), carried_out, "{writes:?}");
-        // The next one is the caller's own, and is carried out.
+        // The next one is the caller's own, and is executed.
         queue.write(ns, 8, blocks, &buffer, 0).unwrap();
     }
 }
@@ -90,7 +90,7 @@ fn a_target_that_stays_away_ends_every_call_with_the_reason() {
     let error = queue.read(ns, 0, 8, &buffer, 0).unwrap_err();
     assert!(matches!(&error, Error::Lost { why, .. } if why.contains("reconnecting")), "{error}");
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
-    // The next call does not try again.
+    // The next call does not retry.
     let start = Instant::now();
     assert!(queue.read(ns, 0, 8, &buffer, 0).is_err() && drive.log_page(2, u32::MAX, 512).is_err());
     assert!(start.elapsed() < Duration::from_secs(1));
@@ -106,16 +106,16 @@ fn a_queue_without_a_connection_is_reported_with_the_reason() {
     let refusing = Target::start(Config { io_connect: Status::new(1, 0x84).with_dnr(), ..Config::default() });
     let why = reason(&refusing);
     assert!(why.contains("refuses to connect queue 1") && why.contains("84h"), "{why}");
-    // The target lets no more connections in.
+    // The target accepts no more connections.
     let target = Target::start(Config::default());
     let drive = open(&target, "?reconnect=1");
     target.shared.is_down.store(true, Ordering::Release);
     let error = drive.queue().map(|_| ()).unwrap_err().to_string();
-    // It closes the connection, or resets it if the host's request is there by then.
+    // It closes the connection, or resets it if the host's request has arrived by then.
     assert!(error.contains("queue 1") && (error.contains("closed") || error.contains("reset")), "{error}");
 }
 
-/// The time that reconnecting may take is no reason to keep anybody waiting.
+/// A request to stop also ends a long time limit for reconnecting.
 #[test]
 fn a_request_to_stop_ends_reconnecting() {
     let target = Target::start(Config::default());
@@ -137,7 +137,7 @@ fn a_request_to_stop_ends_reconnecting() {
 
 #[test]
 fn a_request_to_stop_ends_connecting() {
-    // The target is silent from its first answer on, or from its answer to Connect on.
+    // The target stops answering from its first answer on, or from its answer to Connect on.
     for kind in [1, 5] {
         let (stop, asked) = (StopSignal::default(), Arc::new(AtomicBool::new(false)));
         let was_asked = asked.clone();
@@ -184,7 +184,7 @@ fn another_image_under_the_same_number_is_not_read_on() {
     let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
     let buffer = drive.buffer(8 * BLOCK).unwrap();
     queue.read(ns, 0, 8, &buffer, 0).unwrap();
-    // Its size and its format are the same, and it has no NGUID, as before.
+    // Size and format are the same, and it still has no NGUID.
     target.shared.uuid.store(9, Ordering::Release);
     target.disconnect();
     let error = queue.read(ns, 0, 8, &buffer, 0).unwrap_err();
@@ -193,7 +193,7 @@ fn another_image_under_the_same_number_is_not_read_on() {
 
 #[test]
 fn an_abort_is_answered_under_its_own_identifier() {
-    // More answers are lost than the admin queue has places.
+    // More lost answers than the admin queue has entries.
     const LOST: usize = 30;
     let lose = |out: Outgoing| match (out.qid, out.kind, out.count % 2) {
         (Some(1), 7, 0) => Act::Drop,
@@ -217,7 +217,7 @@ fn an_abort_is_answered_under_its_own_identifier() {
 
 #[test]
 fn silence_is_noticed() {
-    // Whatever the target does not say: an answer to a read, data, a request for data, anything on the admin queue.
+    // The target withholds an answer to a read, data, a request for data, or everything on the admin queue.
     let silent = Arc::new(AtomicBool::new(false));
     let is_silent = silent.clone();
     let hook = move |out: Outgoing| {
@@ -242,11 +242,11 @@ fn one_command_that_is_never_answered_is_tried_again() {
     let buffer = drive.buffer(8 * BLOCK).unwrap();
     queue.read(ns, 2, 8, &buffer, 0).unwrap();
     assert!(buffer.host().unwrap().to_vec(0, 8 * BLOCK).unwrap() == pattern(10 * BLOCK)[2 * BLOCK..]);
-    // Its queue was disconnected, and connected again.
+    // Its queue was disconnected and reconnected.
     assert!(target.shared.seen.lock().unwrap().connects.iter().filter(|qid| **qid == 1).count() >= 2);
 }
 
-/// Random operations with connection losses, against a shadow.
+/// Random operations with connection losses, against a shadow copy.
 #[test]
 fn nothing_is_lost_and_nothing_written_twice() {
     let (count, cut) = (AtomicU32::new(0), 37);
@@ -288,7 +288,7 @@ fn nothing_is_lost_and_nothing_written_twice() {
             }
             let after = target.shared.seen.lock().unwrap().writes.len();
             assert!(after - before <= 1, "written {} times", after - before);
-            // What happened to it is seen at the target.
+            // The target shows what happened to it.
             if after > before {
                 shadow[at..at + bytes].copy_from_slice(&data);
             }

@@ -1,4 +1,4 @@
-//! The host against a target of our own that checks what it gets, and breaks the protocol where a test asks for it.
+//! The host against a test target that checks its input, and violates the protocol on request.
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 mod loss;
@@ -23,7 +23,7 @@ fn try_open(target: &Target, options: &str) -> Result<Drive, String> {
     Drive::open(backend, quick()).map_err(|error| error.to_string())
 }
 
-/// Driver options under which what is never answered costs a test seconds.
+/// Driver options with time limits of seconds.
 fn quick() -> Options {
     Options {
         writable: true,

@@ -1,4 +1,4 @@
-//! Targets that break the protocol: no panic, no wait without end, no wrong bytes.
+//! Targets that violate the protocol: no panic, no endless wait, no wrong bytes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use crate::{open, try_open};
 /// Changes a PDU.
 type Change = fn(&mut Vec<u8>);
 
-/// Reads and writes once with a target that changes one PDU, and says how that was noticed.
+/// Reads and writes once with a target that changes one PDU, and returns how that was noticed.
 fn noticed(kind: u8, options: &str, success: bool, change: Change) -> String {
     let hook = move |mut out: Outgoing| {
         if out.kind == kind && out.count == 2 {
@@ -23,7 +23,7 @@ fn noticed(kind: u8, options: &str, success: bool, change: Change) -> String {
     let buffer = drive.buffer(64 * BLOCK).unwrap();
     let host = buffer.host().unwrap();
     let start = Instant::now();
-    // 64 blocks are two data PDUs, or two requests for data. Reads are right in the end, or fail.
+    // 64 blocks are two data PDUs, or two requests for data. Reads finally succeed or fail.
     let read = queue.read(ns, 3, 64, &buffer, 0);
     if read.is_ok() {
         let seen = host.to_vec(0, 64 * BLOCK).unwrap();
@@ -74,7 +74,7 @@ fn headers_that_cannot_be_end_the_connection() {
 
 #[test]
 fn answers_that_do_not_fit_their_command_are_noticed() {
-    // The second data PDU is the read's last: as it is not there, the read is short.
+    // The second data PDU is the read's last: without it the read is short.
     let short: Change = |b| *b = Vec::new();
     assert!(noticed(7, "", false, short).contains("1 retries"));
     // The answer to the read.
@@ -91,7 +91,7 @@ fn answers_that_do_not_fit_their_command_are_noticed() {
         let buffer = drive.buffer(64 * BLOCK).unwrap();
         queue.read(ns, 3, 64, &buffer, 0).unwrap();
         assert!(buffer.host().unwrap().to_vec(0, 64 * BLOCK).unwrap() == pattern(67 * BLOCK)[3 * BLOCK..]);
-        // What comes behind the read's end is noticed by the next one.
+        // Data past the read's end is noticed by the next read.
         let start = Instant::now();
         while drive.incidents().is_empty() && start.elapsed() < Duration::from_secs(10) {
             queue.read(ns, 3, 64, &buffer, 0).unwrap();
@@ -99,7 +99,7 @@ fn answers_that_do_not_fit_their_command_are_noticed() {
         drive.incidents().into_iter().map(|incident| incident.cause).collect::<String>()
     };
     assert!(respond(|b| b[20] ^= 1).contains("not in flight"));
-    // Twice the same.
+    // The same twice.
     assert!(respond(|b| b.extend(b.clone())).contains("not in flight"));
     assert!(respond(|b| put(b, 4, 28)).contains("claims 28"));
 }
@@ -159,7 +159,7 @@ fn a_bad_start_is_reported() {
 
 #[test]
 fn a_connection_that_ends_at_any_byte_ends_well() {
-    // Every byte of a data PDU's header and digests, and of an answer; a few of the data.
+    // Every byte of a data PDU's header and digests, and of an answer; some bytes of the data.
     for (kind, len) in [(7u8, 28usize), (5, 28)] {
         for cut in (0..=len).chain([1000]) {
             let hook = move |out: Outgoing| {

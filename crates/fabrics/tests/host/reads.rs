@@ -1,4 +1,4 @@
-//! What works: reads and writes of every kind, discovery, and what GPUs cannot do.
+//! Success: reads and writes of every kind, discovery, and what GPUs cannot do.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use onehop_os::StopSignal;
 use crate::target::{BLOCK, Config, NQN, Target, pattern};
 use crate::{open, try_open};
 
-/// Writes and reads ranges of many lengths, and compares them with the target's medium.
+/// Writes and reads ranges of many lengths, and compares them with the target's content.
 fn exercise(config: Config, options: &str) {
     let target = Target::start(config);
     let drive = open(&target, options);
@@ -43,7 +43,7 @@ fn exercise(config: Config, options: &str) {
 }
 
 #[test]
-fn blocks_go_and_come_as_they_are() {
+fn blocks_are_written_and_read_unchanged() {
     exercise(Config::default(), "");
     exercise(Config { success: false, split: 4 << 20, max_h2c: 128 << 10, ..Config::default() }, "");
     exercise(Config { cpda: 31, padding: 9, split: 1000, ..Config::default() }, "");
@@ -59,7 +59,7 @@ fn digests_are_made_and_checked() {
 }
 
 #[test]
-fn a_target_that_is_none_or_refuses_is_reported_with_the_reason() {
+fn a_missing_or_refusing_target_is_reported_with_the_reason() {
     let refused = |target: &Target, options: &str| try_open(target, options).err().unwrap();
     let without = Target::start(Config { digests: 1, ..Config::default() });
     let said = refused(&without, "?digests=all");
@@ -75,7 +75,7 @@ fn a_target_that_is_none_or_refuses_is_reported_with_the_reason() {
         format!("nvme-tcp://127.0.0.1:{}/nqn.no", other.port).parse().unwrap();
     let said = onehop_fabrics::open(&name, &StopSignal::default()).err().unwrap().to_string();
     assert!(said.contains("no subsystem of this name"), "{said}");
-    // A port that nobody listens on.
+    // A port without a listener.
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let name: onehop_fabrics::SubsystemAddress =
         format!("nvme-tcp://127.0.0.1:{free}/{NQN}").parse().unwrap();
@@ -84,9 +84,9 @@ fn a_target_that_is_none_or_refuses_is_reported_with_the_reason() {
     assert!(said.contains("refused") && start.elapsed() < Duration::from_secs(5), "{said}");
 }
 
-/// A target that does not know the secrets, and one that breaks the rules of proving it.
+/// Targets that do not know the secrets, or violate the protocol of proving it.
 #[test]
-fn who_proves_nothing_is_not_believed() {
+fn an_invalid_proof_is_rejected() {
     const SECRET: &str = "DHHC-1:00:HyKIofh8AbmtBGU0XjaATtRK+MfwUBYJV+Oy2GdVHAwbo+Ie:";
     let file = std::env::temp_dir().join(format!("onehop-fabrics-secret-{}", std::process::id()));
     std::fs::write(&file, SECRET).unwrap();
@@ -116,10 +116,10 @@ fn who_proves_nothing_is_not_believed() {
         let said = try_open(&target, options).err().unwrap();
         assert!(said.contains(words), "{proofs:?}: {said}");
         if proofs.len() == 2 && options == &both {
-            assert_eq!(last(&target), Some(vec![0, 0xf0]), "the target is told");
+            assert_eq!(last(&target), Some(vec![0, 0xf0]), "the target gets the verdict");
         }
     }
-    // Any proof will do for a target that is not asked for its own.
+    // Any proof satisfies a target that is not asked for its own.
     let known = Target::start(Config { authreq: 2, proofs: vec![good, proved(0)], ..Config::default() });
     let said = try_open(&known, &one).err();
     assert!(said.as_deref().is_none_or(|said| !said.contains("authentication of the admin")), "{said:?}");
@@ -164,7 +164,7 @@ fn gpus_drive_no_queue_and_get_no_data_directly() {
     }
     let refused = drive.gpu_buffer(&*gpu, Place::Vram, 4096).err().unwrap();
     assert!(matches!(refused, Error::Placement { part: "data", place: "vram", .. }), "{refused}");
-    // Host memory of a GPU is host memory.
+    // A GPU's pinned host memory is host memory.
     let (region, buffer) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4096).unwrap();
     let ns = drive.namespace(1).unwrap();
     drive.queue().unwrap().transfer(Op::Read, ns, 3, 8, &buffer, 0).unwrap();
@@ -173,10 +173,10 @@ fn gpus_drive_no_queue_and_get_no_data_directly() {
     assert!(seen == pattern(11 * BLOCK)[3 * BLOCK..]);
 }
 
-/// Commands of one queue, by turns so many blocks.
+/// Blocks per command of one queue, in rotation.
 const MIXED: [u64; 5] = [8, 1, 40, 8, 3];
 
-/// Three queues with 64 commands each in flight, small ones between large ones.
+/// Three queues with 64 commands each in flight, small ones among large ones.
 fn many_commands(config: Config, options: &str) {
     let target = Target::start(config);
     let drive = open(&target, options);

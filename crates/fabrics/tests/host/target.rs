@@ -1,5 +1,5 @@
-//! A target for the tests: one subsystem with one namespace in memory. It checks what the host sends, and breaks the
-//! protocol itself where a test asks for that. It shares no code with the host but the words of NVMe.
+//! A target for the tests: one subsystem with one namespace in memory. It checks what the host sends, and violates the
+//! protocol on request. It shares no code with the host except NVMe's structures.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -17,17 +17,17 @@ use onehop_proto::{Sqe, Status, admin, nvm, sgl};
 pub const NQN: &str = "nqn.2026-11.org.example:models";
 pub const BLOCK: usize = 512;
 
-/// A PDU that the target is about to send.
+/// A PDU about to be sent.
 pub struct Outgoing {
-    /// The queue; none before Connect.
+    /// The queue; `None` before Connect.
     pub qid: Option<u16>,
     pub kind: u8,
-    /// How many PDUs of this kind the target has sent on I/O queues.
+    /// Number of PDUs of this kind sent on I/O queues.
     pub count: u32,
     pub bytes: Vec<u8>,
 }
 
-/// What becomes of it.
+/// What to do with it.
 pub enum Act {
     Send(Vec<u8>),
     Drop,
@@ -44,20 +44,19 @@ pub struct Config {
     pub digests: u8,
     pub cpda: u8,
     pub max_h2c: u32,
-    /// Most bytes of a data PDU to the host, and of a Ready to Transfer.
+    /// Maximum bytes of a data PDU to the host, and of a Ready to Transfer.
     pub split: u32,
     pub success: bool,
     pub capsule: u32,
     pub mdts: u8,
     pub authreq: u16,
-    /// What an Authentication Receive is answered with, one after the other; then with nothing that makes sense. The exchange's
-    /// number is put in.
+    /// Answers to Authentication Receive, in order; then invalid ones. The exchange's number is inserted.
     pub proofs: Vec<Vec<u8>>,
     /// Bytes between a header and its data.
     pub padding: usize,
-    /// The power of two of the bytes of a block, as the namespace reports it.
+    /// Log2 of the block size, as the namespace reports it.
     pub lbads: u8,
-    /// What Connect of an I/O queue is answered with.
+    /// The answer to Connect of an I/O queue.
     pub io_connect: Status,
     pub hook: Hook,
 }
@@ -83,11 +82,11 @@ impl Default for Config {
     }
 }
 
-/// What the target has seen.
+/// What the target has received.
 #[derive(Default)]
 pub struct Seen {
     pub breaches: Vec<String>,
-    /// The first block and the number of blocks of each write that was carried out.
+    /// The first block and the number of blocks of each executed write.
     pub writes: Vec<(u64, u32)>,
     pub reads: u32,
     pub connects: Vec<u16>,
@@ -139,7 +138,7 @@ impl Target {
                 std::thread::spawn(move || {
                     let end = stream.try_clone().unwrap();
                     let mut connection = Connection::new(stream, shared);
-                    // Whatever ended it: the host sees the connection closed.
+                    // On any end, the host sees the connection closed.
                     let _ = connection.serve();
                     let _ = end.shutdown(Shutdown::Both);
                 });
@@ -164,7 +163,7 @@ impl Target {
     }
 }
 
-/// Bytes of which no two blocks are the same.
+/// Bytes in which no two blocks are equal.
 pub fn pattern(bytes: usize) -> Vec<u8> {
     (0..bytes as u32 / 4).flat_map(|i| (i.wrapping_mul(0x9e37_79b9) ^ 0x5bd1).to_le_bytes()).collect()
 }
@@ -371,7 +370,7 @@ impl Connection {
                 self.received += 1;
                 data.resize(sqe.dw[11] as usize, 0);
                 data[4..6].copy_from_slice(&self.transaction);
-                self.give(sqe, &data)
+                self.send_data(sqe, &data)
             }
             Some(fctype::PROPERTY_GET) => {
                 let value = match sqe.dw[11] {
@@ -411,7 +410,7 @@ impl Connection {
                 admin::opcode::ABORT => return self.answer(sqe, [1, 0], Status::SUCCESS),
                 _ => vec![0; len as usize],
             };
-            return self.give(sqe, &page[..page.len().min(len as usize)]);
+            return self.send_data(sqe, &page[..page.len().min(len as usize)]);
         }
         if sqe.opcode() == nvm::opcode::FLUSH {
             return self.answer(sqe, [0, 0], Status::SUCCESS);
@@ -421,7 +420,7 @@ impl Connection {
         };
         self.shared.seen.lock().unwrap().reads += 1;
         let data = self.shared.media.lock().unwrap()[range].to_vec();
-        self.give(sqe, &data)
+        self.send_data(sqe, &data)
     }
 
     fn range(&self, sqe: &Sqe, len: usize) -> Option<std::ops::Range<usize>> {
@@ -487,8 +486,8 @@ impl Connection {
         page.to_vec()
     }
 
-    /// Sends data to the host, and the end of the command.
-    fn give(&mut self, sqe: &Sqe, data: &[u8]) -> Done {
+    /// Sends data to the host, and the command's completion.
+    fn send_data(&mut self, sqe: &Sqe, data: &[u8]) -> Done {
         let Config { split, success, .. } = self.shared.config;
         let count = data.len().div_ceil(split as usize);
         let success = success && count > 0 && self.qid != Some(0);

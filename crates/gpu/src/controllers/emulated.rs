@@ -1,4 +1,4 @@
-//! The emulated GPU's resident controllers: a thread for each warp, which rests when there is nothing to do.
+//! The emulated GPU's resident controllers: a thread for each warp, which sleeps when idle.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -24,7 +24,7 @@ impl onehop_controller::Wide for EmulatedThread {
     }
 }
 
-/// Threads that serve until their hosts end them. Dropping waits for that.
+/// Threads that serve until their hosts stop them. Dropping waits for that.
 pub(crate) struct Controllers(Vec<JoinHandle<()>>);
 
 impl Controllers {
@@ -34,12 +34,12 @@ impl Controllers {
         for index in 0..count {
             let (space, bytes) = (space.clone(), u64::from(onehop_controller::Pair::BYTES));
             let at = pairs.plus(u64::from(index) * bytes);
-            // A fault unwinds: the thread ends, and its queue stands still, as a GPU's would.
+            // A fault unwinds: the thread ends and its queue stops, as a GPU's would.
             let body = move || {
                 serve(&EmulatedThread::patient(&space, lanes, SERVE_LOCAL_WORDS), at);
             };
             let thread = std::thread::Builder::new().name("emulated controller".into()).spawn(body);
-            let refuse = |e| Error::Launch(format!("this machine gave no thread for it: {e}"));
+            let refuse = |e| Error::Launch(format!("no thread could be started for it: {e}"));
             controllers.0.push(thread.map_err(refuse)?);
         }
         Ok(controllers)
@@ -52,7 +52,7 @@ impl Resident for Controllers {
     }
 
     fn join(self: Box<Self>) -> Result<()> {
-        // Dropped, it waits for the threads; one that had a fault has ended as well.
+        // Dropping waits for the threads; one that had a fault has ended as well.
         Ok(())
     }
 }

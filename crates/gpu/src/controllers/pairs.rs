@@ -1,4 +1,4 @@
-//! A queue pair as its warp finds it: a descriptor and what it names, all in VRAM.
+//! The memory of a queue pair for its warp: a descriptor and what it refers to, all in VRAM.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -12,16 +12,16 @@ use onehop_proto::{Cqe, GpuAddr, Sqe};
 use super::{Hold, Serving, Table, get, locked, put};
 use crate::{Error, Gpu, Place, Region, Resident, Result};
 
-/// Commands of a pair that can wait for their time.
+/// Commands of a pair that can wait.
 const PARKED: u32 = 64;
-/// Words that both sides poll lie on lines of their own.
+/// Words that both sides poll are on cache lines of their own.
 const LINE: usize = 128;
 const LOST: &str = "controllers did not end, and what they were given is still theirs";
-/// How long a warp may take to see what its host wants. A warp looks every few microseconds; this is for a machine that
-/// is very busy.
+/// How long a warp may take to see what its host wants. A warp polls every few microseconds; this is for a very busy
+/// machine.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Where the parts of one pair's memory start.
+/// Offsets of the parts of one pair's memory.
 #[derive(Clone, Copy)]
 struct PairLayout {
     control: usize,
@@ -43,7 +43,7 @@ impl PairLayout {
     }
 }
 
-/// Where a pair's doorbells are in theirs. A number that there is none of leads behind the memory, where nothing is read or
+/// Where a pair's doorbells are in theirs. An invalid number gives an offset past the memory, where nothing is read or
 /// written.
 fn sq_door(qid: u16) -> usize {
     usize::from(qid.wrapping_sub(1)) * 2 * LINE
@@ -53,10 +53,10 @@ fn cq_door(qid: u16) -> usize {
     sq_door(qid) + LINE
 }
 
-/// What all pairs of a drive have in common.
+/// What all pairs of a drive share.
 #[derive(Clone)]
 pub struct Common {
-    /// The blocks, from its first byte on.
+    /// The memory of the blocks.
     pub namespace: Region,
     /// How many there are.
     pub blocks: u64,
@@ -64,40 +64,40 @@ pub struct Common {
     pub lba_shift: u32,
     /// Bytes of the longest transfer.
     pub max_bytes: u32,
-    /// After so long a controller ends by itself.
+    /// Time after which a controller ends.
     pub limit: Duration,
     /// See [`flag`](onehop_controller::layout::flag).
     pub flags: u32,
 }
 
-/// A pair that begins.
+/// A new pair.
 #[derive(Clone, Copy)]
 pub struct Begin<'a> {
     /// The submission queue.
     pub sq: GpuAddr,
     /// The completion queue.
     pub cq: GpuAddr,
-    /// Entries of the one, 2 to 65 536.
+    /// Entries of the submission queue, 2 to 65 536.
     pub sq_entries: u32,
-    /// Entries of the other, likewise.
+    /// Entries of the completion queue, likewise.
     pub cq_entries: u32,
     /// The number of the completion queue.
     pub cqid: u16,
     /// Power of two of the bytes of a page, 12 to 27.
     pub page_shift: u32,
-    /// What goes wrong, eight at most.
+    /// Faults to inject, at most eight.
     pub faults: &'a [Fault],
 }
 
-/// The memory of all pairs of a drive, by queue number from 1 on. Dropping it ends its controllers.
+/// The memory of all pairs of a drive, by queue number from 1 on. Dropping it stops its controllers.
 pub struct Pairs {
     state: Mutex<ResidentState>,
     gpu: Arc<dyn Gpu>,
     descriptors: Region,
-    /// Two lines for each pair. Kernels are given their addresses, and those of nothing else here.
+    /// Two lines for each pair. Kernels get the addresses of this memory only.
     doorbells: Region,
     rest: Region,
-    /// The table of what is mapped, and its places.
+    /// The table of mappings, and its capacity.
     ranges: (Region, u32),
     table: Arc<Mutex<Table>>,
     places: PairLayout,
@@ -108,14 +108,14 @@ pub struct Pairs {
 #[derive(Default)]
 struct ResidentState {
     running: Option<Box<dyn Resident>>,
-    /// Controllers did not end, for all that is known: what they were given stays.
+    /// Controllers may still run: their memory is leaked.
     lost: bool,
-    /// The rings of all pairs that began while these run.
+    /// The rings of all pairs that were started while these run.
     held: Vec<Hold>,
 }
 
 impl Pairs {
-    /// Memory for so many pairs.
+    /// Allocates memory for `count` pairs.
     ///
     /// # Errors
     /// When the GPU has none left, or the namespace is shorter than its blocks.
@@ -133,7 +133,7 @@ impl Pairs {
             let why = format!("{count} pairs for {blocks} blocks of 2^{lba_shift} bytes in {len} bytes");
             return Err(Error::Launch(why));
         }
-        // Two more pieces than pages: a transfer need not start on a page, and neither need its list.
+        // Two more extents than pages: neither a transfer nor its list need start on a page.
         let spans = (max_bytes / page_bytes).saturating_add(2).saturating_sub(LOCAL_SPANS);
         let places = PairLayout::new(spans);
         let pairs = usize::from(count);
@@ -167,7 +167,7 @@ impl Pairs {
     /// Starts a controller for each pair, and waits until all are at rest.
     ///
     /// # Errors
-    /// When they cannot be started, run already, or did not end the last time; when one does not come to rest.
+    /// When they cannot be started, already run, or did not end the last time; when one does not come to rest.
     pub fn start(&self) -> Result<()> {
         let mut state = self.state();
         if state.lost {
@@ -178,7 +178,7 @@ impl Pairs {
         }
         state.held.clear();
         self.reset()?;
-        // Held until every warp has looked through it.
+        // Locked until every warp has read it.
         let mut table = locked(&self.table);
         table.begin_search()?;
         let serving = Serving {
@@ -188,7 +188,7 @@ impl Pairs {
             memory: self.memory().into(),
         };
         state.running = Some(self.gpu.serve(serving).inspect_err(|error| match error {
-            // A kernel may have begun.
+            // A kernel may have started.
             error if error.is_under_way() => state.lost = true,
             _ => table.end_search(),
         })?);
@@ -200,24 +200,24 @@ impl Pairs {
         Ok(())
     }
 
-    /// Whether they were started, and not stopped since.
+    /// Whether they were started and not stopped since.
     pub fn are_started(&self) -> bool {
         self.state().running.is_some()
     }
 
-    /// Whether a controller has ended, asked to or not.
+    /// Whether a controller has ended, on request or not.
     pub fn is_over(&self) -> bool {
         self.state().running.as_ref().is_some_and(|running| running.is_over())
     }
 
-    /// All that the controllers are given.
+    /// All memory that the controllers get.
     fn memory(&self) -> [Region; 5] {
         [&self.descriptors, &self.doorbells, &self.rest, &self.ranges.0, &self.common.namespace]
             .map(Region::clone)
     }
 
     fn at(&self, qid: u16, place: usize) -> usize {
-        // A number that there is none of leads behind the memory, where nothing is read or written.
+        // An invalid number gives an offset past the memory, where nothing is read or written.
         usize::from(qid.wrapping_sub(1)) * self.places.bytes + place
     }
 
@@ -225,7 +225,7 @@ impl Pairs {
         self.rest.addr().plus(self.at(qid, place) as u64)
     }
 
-    /// Every pair as a warp finds it first: at rest.
+    /// The initial state of every pair: at rest.
     fn reset(&self) -> Result<()> {
         self.rest.fill(0, self.rest.len(), 0)?;
         self.doorbells.fill(0, self.doorbells.len(), 0)?;
@@ -279,11 +279,11 @@ impl Pairs {
         put(&self.descriptors, usize::from(qid - 1) * Pair::BYTES as usize, &pair.words())
     }
 
-    /// Lets a warp that rests begin with a new pair; false if it does not answer. It looks through all that is mapped first:
-    /// nothing is mapped or unmapped meanwhile.
+    /// Starts a new pair on a resting warp; false if it does not answer. It reads the whole table first: nothing is
+    /// mapped or unmapped meanwhile.
     ///
     /// # Errors
-    /// When a ring is not memory that the GPU reaches, or the description makes no sense.
+    /// When a ring is not memory that the GPU reaches, or the description is invalid.
     pub fn begin(&self, qid: u16, begin: &Begin<'_>) -> Result<bool> {
         let (entries, of_ours) = (2..=65_536, 1..=self.count);
         let makes_sense = entries.contains(&begin.sq_entries)
@@ -307,14 +307,15 @@ impl Pairs {
         }
         self.doorbells.signal(sq_door(qid), 0)?;
         self.doorbells.signal(cq_door(begin.cqid), 0)?;
-        // A reader that has found what it wanted clears it.
+        // The warp clears it once it has read the table.
         let unread = self.at(qid, self.places.report + core::mem::offset_of!(Report, unread));
         self.rest.signal(unread, 1)?;
         self.rest.signal(self.at(qid, self.places.control), control::RUN)?;
         Ok(self.wait(qid, 0)? && self.wait_for(unread, 0)?)
     }
 
-    /// Has a warp let go of its pair; false if it does not answer. Data of reads that it has completed may come later.
+    /// Makes a warp abandon its pair; false if it does not answer. Data of reads that it has completed may arrive
+    /// later.
     ///
     /// # Errors
     /// When the GPU fails.
@@ -323,7 +324,7 @@ impl Pairs {
         self.wait(qid, 1)
     }
 
-    /// Waits until a warp rests, or does not; false if that takes too long.
+    /// Waits until a warp rests, or does not; false on a time-out.
     ///
     /// # Errors
     /// When the GPU fails.
@@ -342,10 +343,10 @@ impl Pairs {
         Ok(true)
     }
 
-    /// Has every warp end, and waits for that. Where it fails, what they were given stays theirs for as long as this process lives.
+    /// Stops every warp, and waits for that. On failure their memory is leaked.
     ///
     /// # Errors
-    /// When the GPU fails, or they do not end, now or an earlier time.
+    /// When the GPU fails, or they do not end, now or in an earlier call.
     pub fn stop(&self) -> Result<()> {
         let mut state = self.state();
         if state.lost {
@@ -353,17 +354,17 @@ impl Pairs {
         }
         let Some(running) = state.running.take() else { return Ok(()) };
         let stop = |qid| self.rest.signal(self.at(qid, self.places.control), control::STOP);
-        let told = self.numbers().try_for_each(stop);
+        let stopped = self.numbers().try_for_each(stop);
         if let Err(error) = running.join() {
             state.lost = true;
             return Err(error);
         }
         state.held.clear();
         locked(&self.table).end_search();
-        told
+        stopped
     }
 
-    /// The submission queue's tail.
+    /// Rings the submission queue's tail doorbell.
     ///
     /// # Errors
     /// When the GPU fails.
@@ -371,7 +372,7 @@ impl Pairs {
         self.doorbells.signal(sq_door(qid), tail)
     }
 
-    /// The completion queue's head.
+    /// Rings the completion queue's head doorbell.
     ///
     /// # Errors
     /// When the GPU fails.
@@ -379,7 +380,7 @@ impl Pairs {
         self.doorbells.signal(cq_door(qid), head)
     }
 
-    /// A fault as the warp left it.
+    /// A fault with the counters that the warp saved.
     ///
     /// # Errors
     /// When the GPU fails.
@@ -391,7 +392,7 @@ impl Pairs {
         self.at(qid, self.places.faults) + index * Fault::BYTES as usize
     }
 
-    /// How a pair goes.
+    /// The report of a pair.
     ///
     /// # Errors
     /// When the GPU fails.
@@ -399,7 +400,7 @@ impl Pairs {
         Ok(Report::from_words(&get(&self.rest, self.at(qid, self.places.report))?))
     }
 
-    /// The breaches that a warp found, from number `from` on, and how many there are in all.
+    /// The violations that a warp found, from number `from` on, and how many there are in all.
     ///
     /// # Errors
     /// When the GPU fails.
@@ -413,7 +414,7 @@ impl Pairs {
 
 impl Drop for Pairs {
     fn drop(&mut self) {
-        // Without an error, there is none to tell: what did not end keeps its memory.
+        // No caller to report an error to; what did not end keeps its memory.
         let _ = self.stop();
         let mut state = self.state();
         if state.lost {

@@ -1,4 +1,4 @@
-//! Controllers whose end is not certain.
+//! Controllers that may not have ended.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,11 +9,11 @@ use super::*;
 use crate::copier::Copier;
 use crate::{Doorbells, Emulated, KernelJob, Launch, Running};
 
-/// An emulated GPU of whose controllers nobody learns whether they have ended.
+/// An emulated GPU that never reports whether its controllers have ended.
 struct Uncertain {
     gpu: Emulated,
     fails: Arc<AtomicBool>,
-    /// What it holds for controllers.
+    /// Held for controllers.
     hold: Arc<()>,
 }
 
@@ -76,7 +76,7 @@ impl Gpu for Uncertain {
 }
 
 #[test]
-fn what_controllers_were_given_stays_where_they_may_not_have_ended() {
+fn memory_of_controllers_that_may_run_is_kept() {
     for fails in [false, true] {
         let (flag, hold) = (Arc::new(AtomicBool::new(fails)), Arc::new(()));
         let gpu: Arc<dyn Gpu> =
@@ -95,13 +95,13 @@ fn what_controllers_were_given_stays_where_they_may_not_have_ended() {
         let (sq, cq) = (memory.addr(), memory.addr().plus(4096));
         let begin = Begin { sq, cq, sq_entries: 4, cq_entries: 4, cqid: 1, page_shift: 12, faults: &[] };
         assert!(pairs.begin(1, &begin).unwrap());
-        // One that goes meanwhile keeps its place and its memory.
+        // A mapping removed meanwhile keeps its slot and its memory.
         locked(&table).remove(0x10000).unwrap();
         // This test's and the GPU's; three mappings; two rings.
         assert_eq!(Arc::strong_count(&hold), 2 + 3 + 2);
         assert_eq!(matches!(pairs.stop(), Err(Error::Unended { .. })), fails);
         assert_eq!(Arc::strong_count(&hold), if fails { 2 + 3 + 2 } else { 2 + 2 });
-        // Entries move, and room comes, only where no warp searches.
+        // Entries move, and room is freed, only while no warp searches.
         assert_eq!(locked(&table).add(range(0x40000)).is_err(), fails);
         assert_eq!([pairs.start().is_err(), pairs.stop().is_err()], [fails; 2]);
         assert!(!pairs.are_started());

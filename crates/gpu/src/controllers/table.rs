@@ -1,10 +1,10 @@
-//! What is mapped: a table in the GPU's memory that grows while warps search it.
+//! The table of mappings, in GPU memory. It grows while warps search it.
 //!
-//! Warps search by halves, without a lock. So nothing moves while they run: the simulator's bus addresses only ever grow,
-//! and a new mapping goes behind all others; one that ends keeps its place with no bytes. Places that are not used hold
+//! Warps search it by bisection, without a lock. So nothing moves while they run: the simulator's bus addresses only
+//! ever grow, and a new mapping goes after all others; a removed one keeps its slot with no bytes. Unused slots hold
 //! the highest address. An address is two words to a warp: whichever half of a new one it sees first, what it reads is
-//! between the address and the highest. Words are written in an order in which the table is a table at every moment:
-//! a mapping has no bytes before it has its address, and none when it loses it.
+//! between the address and the highest. Words are written in an order that keeps the table valid at every moment: a
+//! mapping has no bytes before it has its address, and none when it loses it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::{Hold, put};
 use crate::{Error, Gpu, Region, Result};
 
 const BYTES: usize = BusMapping::BYTES as usize;
-/// Stands where nothing is mapped.
+/// An empty slot.
 const NOWHERE: BusMapping = BusMapping { bus: !15, bytes: 0, target: GpuAddr(0) };
 /// The words of each part of a range.
 const BUS: [usize; 2] = [0, 1];
@@ -39,12 +39,12 @@ pub struct Table {
     used: usize,
     /// Whether warps may search it.
     searched: bool,
-    /// The memory of mappings that went while warps searched: one of them may still move bytes there.
+    /// The memory of mappings that were removed while warps searched: one of them may still move bytes there.
     gone: Vec<Hold>,
 }
 
 impl Table {
-    /// With room for so many mappings at once, and for so many that come while warps search it.
+    /// With room for `room` mappings at once, and for as many that come while warps search it.
     ///
     /// # Errors
     /// When the GPU has no memory left.
@@ -56,15 +56,15 @@ impl Table {
         Ok(table)
     }
 
-    /// Its memory, and how many places warps search there.
+    /// Its memory, and how many slots warps search.
     pub(super) fn memory(&self) -> (&Region, u32) {
         (&self.region, self.room as u32)
     }
 
-    /// Adds a mapping; its bus address is above all others. Both addresses are multiples of sixteen.
+    /// Adds a mapping. Its bus address is above all others, and both addresses are multiples of sixteen.
     ///
     /// # Errors
-    /// When the target is no memory that the GPU reaches, or there is no room.
+    /// When the target is not memory that the GPU reaches, or there is no room.
     pub fn add(&mut self, range: BusMapping) -> Result<()> {
         if self.used == self.room && !self.searched {
             self.compact()?;
@@ -83,7 +83,7 @@ impl Table {
         Ok(())
     }
 
-    /// Takes a mapping away.
+    /// Removes a mapping.
     ///
     /// # Errors
     /// When the GPU fails.
@@ -93,7 +93,7 @@ impl Table {
         if self.searched {
             self.gone.push(gone.memory);
         }
-        // Places at the end can be used again at once.
+        // Slots at the end can be reused at once.
         let used = self.live.values().map(|live| live.at + 1).max().unwrap_or(0);
         for at in (used..self.used).rev() {
             self.write(at, &NOWHERE, BUS)?;
@@ -107,14 +107,14 @@ impl Table {
         part.into_iter().try_for_each(|i| self.region.signal(at * BYTES + 4 * i, words[i]))
     }
 
-    /// Where `bytes` bytes at a bus address lie, if they are mapped.
+    /// The address of `bytes` bytes at a bus address, if they are mapped.
     pub fn find(&self, bus: u64, bytes: u64) -> Option<GpuAddr> {
         let (start, live) = self.live.range(..=bus).next_back()?;
         let offset = bus - start;
         (offset.checked_add(bytes)? <= live.bytes).then(|| live.target.plus(offset))
     }
 
-    /// Warps are about to search it.
+    /// Must be called before warps search it.
     ///
     /// # Errors
     /// When the GPU fails, or warps search it already.
@@ -127,13 +127,13 @@ impl Table {
         Ok(())
     }
 
-    /// All warps that searched it have ended.
+    /// Must be called after all warps that searched it have ended.
     pub(super) fn end_search(&mut self) {
         self.searched = false;
         self.gone.clear();
     }
 
-    /// Writes all of it anew, without places of what is gone.
+    /// Rewrites the whole table without slots of removed mappings.
     fn compact(&mut self) -> Result<()> {
         let mut words = Vec::with_capacity(self.room * BYTES / 4);
         for (at, (bus, live)) in self.live.iter_mut().enumerate() {
@@ -191,11 +191,11 @@ mod tests {
         assert!(table.find(0x30010, 4081).is_none() && table.find(0x20000, 1).is_none());
         table.add(range(0x40000)).unwrap();
         assert!(table.add(range(0x50000)).is_err());
-        // At the end, places are free again.
+        // Slots at the end are free again.
         table.remove(0x30000).unwrap();
         table.remove(0x40000).unwrap();
         assert_eq!(seen(&table), [(0x10000, 4096), none, none, none]);
-        // And everywhere, when nobody searches.
+        // And all others, when no warp searches.
         table.end_search();
         for bus in [0x50000, 0x60000, 0x70000] {
             table.add(range(bus)).unwrap();

@@ -20,10 +20,10 @@ use crate::{Error, Gpu, Region, Result};
 
 const WHAT: &str = "a kernel of an array";
 
-/// Lanes that read what is missed. 1 024 are slower than 256.
+/// Lanes that read missed pages. 1 024 are slower than 256.
 const MOST_MISSES: u32 = 256;
 
-/// Threads of a block: the local memory of its warps fits in what every GPU gives a block without being asked.
+/// Threads of a block: the shared memory of its warps fits the default limit of every GPU.
 const THREADS: u32 = 256;
 
 const KERNELS: [&str; 5] = [
@@ -34,7 +34,7 @@ const KERNELS: [&str; 5] = [
     "onehop_array_flush",
 ];
 
-/// Half a megabyte that programs without arrays do without.
+/// Half a megabyte, loaded only for programs that use arrays.
 #[cfg(feature = "arrays")]
 const PTX: Option<&str> = Some(onehop_device::ARRAY_PTX);
 #[cfg(not(feature = "arrays"))]
@@ -54,7 +54,7 @@ impl CudaArrays {
             return Err(Error::NotSupported { what: "arrays".into(), why });
         };
         let code = gpu.load_code(ptx)?;
-        // All of them now: the driver loads none while a kernel runs that stays.
+        // All of them now: the driver loads no kernel while a persistent one runs.
         for name in KERNELS {
             code.registers(name)?;
         }
@@ -64,15 +64,15 @@ impl CudaArrays {
 
 /// An array that kernels work on.
 struct Attached {
-    /// Its handle, and that of its queue, as they were checked: nobody else can write these.
+    /// Its handle and its queue's, as checked: no other code can write these.
     handles: Region,
-    /// All that they name.
+    /// All memory that they refer to.
     touched: Vec<Touched>,
     /// Commands that can be in flight.
     depth: u32,
 }
 
-/// Where the queue's handle is in [`Attached::handles`].
+/// Offset of the queue's handle in [`Attached::handles`].
 const QUEUE: usize = (ArrayHandle::BYTES as usize).next_multiple_of(128);
 
 impl Attached {
@@ -91,7 +91,7 @@ impl Attached {
     }
 }
 
-/// Reads words of memory that the GPU has.
+/// Reads words of GPU memory.
 fn read<const WORDS: usize>(gpu: &CudaGpu, at: GpuAddr) -> Result<[u32; WORDS]> {
     let mut bytes = vec![0; WORDS * 4];
     let held = gpu.0.context.hold(&[Touched { what: "a handle", at, bytes: bytes.len() as u64 }])?;
@@ -144,7 +144,7 @@ fn touched(array: &ArrayHandle, queue: &Handle) -> Result<Vec<Touched>> {
         of("the addresses of a queue's data", queue.pages, pages * 8),
         of("an array's directory", array.directory, directory_bytes(array.pages)),
         of("an array's counters", array.counters, u64::from(counter::BYTES)),
-        // Of a set that has fewer, the directory's words alone say which ways are in use.
+        // If a set has fewer, only the directory's words say which ways are in use.
         of("an array's pages", array.data, u64::from(array.pages.max(WAYS)) << array.page_shift),
     ]);
     if lists > 0 {
@@ -175,7 +175,7 @@ impl ArrayKernels for CudaArrays {
             ArrayWork::Gather(job, list) => {
                 let args = || vec![words(&job.words()), Arg::U64(list.0.0)];
                 let hits = threads.saturating_mul(LANES);
-                // A lane for each command in flight. More than these only fight over the queue.
+                // A lane for each command in flight. More only contend for the queue.
                 let misses = hits.min(array.depth.next_multiple_of(LANES)).min(MOST_MISSES);
                 vec![
                     ("onehop_array_hits", args(), hits, HITS_SHARED_BYTES),
@@ -200,12 +200,12 @@ impl ArrayKernels for CudaArrays {
             let function = self.code.function(name)?;
             let call = KernelCall { function: &function, shape, args };
             let used = Used { memory: None, _held: held.clone() };
-            // SAFETY: the job's regions hold all that its items name. Items, their list of misses and both handles are in
-            // memory that no safe call can name. All that the handles name is live memory that this GPU reaches: its own, a
-            // peer's, or the host's. All of it is held until the kernel has ended. A slot of the cache is a way of one of the
-            // handle's sets, whatever the directory holds, and control memory is checked by the kernel against the rings before
-            // it becomes an address. The list has room for every part of every item, and only the first half of a gather, which
-            // has ended before the second, appends to it.
+            // SAFETY: the job's regions hold everything that its items refer to. Items, their list of misses and both
+            // handles are in memory that no safe call reaches. Everything that the handles refer to is live memory of
+            // this GPU, a peer or the host, and held until the kernel has ended. Whatever the directory says, a cache
+            // slot is a way of one of the handle's sets. The kernel checks control memory against the rings before it
+            // becomes an address. The list has room for every part of every item. Only the first half of a gather
+            // appends to it, and has ended before the second.
             let mut running = unsafe { self.gpu.start(name, &call, limit, used) }?;
             running.wait()?;
             took += running.took()?;

@@ -1,4 +1,4 @@
-//! Kernels that work on data, on a stream of their own.
+//! Kernels that work on data, on a separate stream.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::stream::{self, End, Pace, Stream};
 use crate::jobs::{BlockJob, BlockKernels, BlockWork};
 use crate::{Error, Result};
 
-/// They end by themselves, within milliseconds; this is for a GPU that others keep busy.
+/// They end within milliseconds; this is for a GPU that others keep busy.
 const LIMIT: Duration = Duration::from_secs(10);
 /// Blocks come every millisecond at the most.
 const PACE: Pace = Pace { short: Duration::ZERO, nap: Duration::from_micros(20) };
@@ -55,19 +55,19 @@ impl CudaBlocks {
             BlockWork::Sum(work) => (&self.sum, Box::new(work.words())),
         };
         let shape = Shape { blocks: job.blocks, threads: THREADS, shared: job.local_words() * 4 };
-        // SAFETY: the job's regions were checked to hold all that it names. They live until the kernel has ended: `run`
-        // waits for that, and leaves them to a kernel that does not end.
+        // SAFETY: the job's regions were checked to hold everything that it refers to. They live until the kernel has
+        // ended: `run` waits for that, and leaves them to a kernel that does not end.
         unsafe { function.launch(&self.stream, shape, &[Arg::Words(words)]) }
     }
 
-    /// Waits for the end of all that was started. Kernels that do not end keep the jobs' memory, and their code.
+    /// Waits for the end of everything that was started. Kernels that do not end keep the jobs' memory and their code.
     fn wait(&mut self, jobs: &[BlockJob]) -> Result<()> {
         match stream::wait(LIMIT, PACE, || self.stream.progress()) {
             End::Over => Ok(()),
             end => {
                 self.stuck = true;
                 if matches!(end, End::Unended(_)) {
-                    // All functions are of one module.
+                    // All functions are in one module.
                     self.stream.outlasted((jobs.to_vec(), self.sum.clone()));
                 }
                 Err(self.stream.error(WHAT, end, LIMIT))

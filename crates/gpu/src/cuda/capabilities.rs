@@ -1,23 +1,23 @@
-//! What a GPU and its driver can do, and what that means for bytes that another device wrote into GPU memory.
+//! Capabilities of a GPU and its driver, and their consequences for bytes that another device wrote into GPU memory.
 //!
 //! # When written bytes may be read
 //!
-//! A drive or a network card writes data into GPU memory, then a completion that says so. PCIe keeps posted writes of one
-//! device in order up to the GPU's port (unless the device marks them as relaxed). What lies behind the port is the
-//! GPU's affair, and it says in `GPU_DIRECT_RDMA_WRITES_ORDERING` how far its order goes:
+//! A drive or a network card writes data into GPU memory, then a completion that says so. PCIe keeps posted writes of
+//! one device in order up to the GPU's port (unless the device marks them as relaxed). Beyond the port the GPU decides,
+//! and reports in `GPU_DIRECT_RDMA_WRITES_ORDERING` how far its order extends:
 //!
-//! - **Owner**: whoever on this GPU sees the completion sees the data. A kernel that polls the completion by an
-//!   acquiring load of system scope needs nothing more: the load keeps its own later reads from being made earlier, and
-//!   the order of what arrives is the GPU's promise. Other GPUs that read over NVLink or PCIe have no such promise.
+//! - **Owner**: code on this GPU that sees the completion sees the data. A kernel that polls the completion by an
+//!   acquiring load of system scope needs nothing more: the load keeps its own later reads from moving up, and the GPU
+//!   guarantees the order of arrival. Other GPUs that read over NVLink or PCIe have no such guarantee.
 //! - **All devices**: the same for every CUDA device.
 //! - **None**: data may become visible after the completion. The host must call `cuFlushGPUDirectRDMAWrites` between
-//!   the completion and the use; a kernel that is already running cannot be made to see the data by itself.
+//!   the completion and the use; a kernel that is already running cannot make the data visible itself.
 //!
 //! A kernel that is *launched* after the host saw the completion, on the GPU that owns the memory, needs no flush under
-//! any of these: the launch is ordered behind everything that reached the GPU before it. This is the rule of NVIDIA's
+//! any of these: the launch is ordered after everything that reached the GPU before it. This is the rule of NVIDIA's
 //! GPUDirect RDMA guide, and the reason why a host-driven load followed by launches is always right.
 //!
-//! The flush takes a scope. One that the GPU's own order covers does nothing, and is left out.
+//! The flush takes a scope. A scope that the GPU's own order covers is a no-op, and is left out.
 
 use super::context::Context;
 use super::driver::{DevicePtr, DriverCalls};
@@ -50,10 +50,10 @@ mod number {
     pub(super) const DMA_BUF_MMAP: i32 = 152;
 }
 
-/// What one GPU can do under its driver. An attribute that the driver does not know counts as no.
+/// Capabilities of one GPU under its driver. An attribute that the driver does not know counts as no.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Capabilities {
-    /// The CUDA version of the driver: 1000 for each major one, 10 for each minor one.
+    /// The CUDA version of the driver: 1000 × major + 10 × minor.
     pub driver: i32,
     /// Compute capability, such as (9, 0).
     pub compute: (i32, i32),
@@ -61,9 +61,9 @@ pub struct Capabilities {
     pub warp: i32,
     /// Multiprocessors.
     pub multiprocessors: i32,
-    /// The most dynamic shared memory a block may ask for.
+    /// Maximum dynamic shared memory of a block.
     pub shared_per_block: i32,
-    /// It has no memory of its own, but the host's.
+    /// Whether it uses the host's memory only.
     pub integrated: bool,
     /// Kernels can reach host memory that is registered.
     pub can_map_host_memory: bool,
@@ -79,15 +79,15 @@ pub struct Capabilities {
     pub host_pointer_for_registered: bool,
     /// Host memory can be registered.
     pub host_register: bool,
-    /// So can host memory that is mapped to be read only.
+    /// So can host memory that is mapped read-only.
     pub read_only_host_register: bool,
-    /// Memory can be allocated apart from its addresses.
+    /// Memory can be allocated separately from its addresses.
     pub vmm: bool,
     /// Such memory can be shared by a file descriptor.
     pub posix_fd: bool,
-    /// Other devices may be given its memory.
+    /// Other devices may access its memory.
     pub gpudirect: bool,
-    /// Also memory that was allocated apart from its addresses.
+    /// Also memory allocated separately from its addresses.
     pub gpudirect_vmm: bool,
     /// As a dma-buf.
     pub dma_buf: bool,
@@ -100,11 +100,11 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// Asks the driver.
+    /// Queries the driver.
     pub(super) fn read(calls: &DriverCalls, version: i32, device: i32) -> Self {
         let value = |attribute: i32| {
             let mut value = 0;
-            // SAFETY: `value` lives across the call; a driver that does not know the attribute says so.
+            // SAFETY: `value` lives across the call; a driver that does not know the attribute returns an error.
             unsafe { calls.device_attribute(&mut value, attribute, device) }.map_or(0, |()| value)
         };
         let yes = |attribute: i32| value(attribute) != 0;
@@ -139,19 +139,19 @@ impl Capabilities {
     }
 }
 
-/// How far the GPU's own order of other devices' writes goes.
+/// How far the GPU orders other devices' writes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum WritesOrdering {
     /// Nowhere.
     None,
-    /// To whoever runs on this GPU.
+    /// For code that runs on this GPU.
     Owner,
-    /// To every CUDA device.
+    /// For every CUDA device.
     AllDevices,
 }
 
 impl WritesOrdering {
-    /// The meaning of the attribute's value; a value between two known ones promises what the lower one does.
+    /// The meaning of the attribute's value; a value between two known ones guarantees what the lower one does.
     fn from_value(value: i32) -> Self {
         match value {
             ..100 => Self::None,
@@ -161,10 +161,10 @@ impl WritesOrdering {
     }
 }
 
-/// How writes of other devices into GPU memory become visible to those who use it.
+/// How writes of other devices into GPU memory become visible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Visibility {
-    /// How far they are ordered by themselves.
+    /// How far they are ordered without a flush.
     pub ordering: WritesOrdering,
     /// Whether the host can wait until they are visible (`cuFlushGPUDirectRDMAWrites`).
     pub host_flush: bool,
@@ -172,12 +172,12 @@ pub struct Visibility {
     pub stream_flush: bool,
 }
 
-/// Who uses bytes that another device wrote.
+/// The user of bytes that another device wrote.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Consumer {
     /// A kernel of the GPU that owns the memory, launched after the host saw the completion.
     LaterLaunch,
-    /// A kernel of that GPU which was running already, and itself saw the completion.
+    /// A kernel of that GPU which was already running, and saw the completion itself.
     RunningKernel,
     /// Another CUDA device.
     OtherDevice,
@@ -188,13 +188,14 @@ pub enum Consumer {
 pub enum Need {
     /// Nothing.
     Nothing,
-    /// The kernel must have read the completion by an acquiring load of system scope, or put a system fence behind it.
+    /// The kernel must have read the completion by an acquiring load of system scope, or have put a system fence after
+    /// it.
     AcquireOrFence,
-    /// [`CudaGpu::flush_remote_writes`](super::CudaGpu::flush_remote_writes), as far as this GPU.
+    /// [`CudaGpu::flush_remote_writes`](super::CudaGpu::flush_remote_writes), for this GPU.
     FlushToOwner,
-    /// The same, as far as all devices.
+    /// The same, for all devices.
     FlushToAllDevices,
-    /// It cannot be made sure of: end the kernel and launch another, or have the device write elsewhere.
+    /// Not possible: end the kernel and launch another, or have the device write elsewhere.
     Impossible,
 }
 
@@ -206,14 +207,14 @@ impl Visibility {
         match consumer {
             Consumer::LaterLaunch => Need::Nothing,
             Consumer::RunningKernel if self.ordering >= WritesOrdering::Owner => Need::AcquireOrFence,
-            // The host can flush only once it saw the completion itself, and must then tell the kernel.
+            // The host can flush only after it saw the completion itself, and must then tell the kernel.
             Consumer::RunningKernel => by_flush(Need::FlushToOwner),
             Consumer::OtherDevice if self.ordering == WritesOrdering::AllDevices => Need::AcquireOrFence,
             Consumer::OtherDevice => by_flush(Need::FlushToAllDevices),
         }
     }
 
-    /// Does what the host has to do for a need.
+    /// Does the host's part of a need.
     pub(super) fn satisfy(&self, context: &Context, need: Need) -> Result<()> {
         /// CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX
         const CURRENT_CONTEXT: i32 = 0;
@@ -236,7 +237,7 @@ impl Visibility {
     }
 }
 
-/// The identity of the allocation at an address: unlike the address, it never comes again in this process.
+/// The identity of the allocation at an address: unlike the address, it is never reused in this process.
 pub(super) fn buffer_id(context: &Context, at: DevicePtr) -> Result<u64> {
     const BUFFER_ID: i32 = 7;
     let mut id = 0u64;
@@ -247,7 +248,7 @@ pub(super) fn buffer_id(context: &Context, at: DevicePtr) -> Result<u64> {
     Ok(id)
 }
 
-/// The GPU whose memory lies at an address; none for host memory that the GPUs reach.
+/// The GPU whose memory is at an address; none for host memory that the GPUs reach.
 pub(super) fn owner(context: &Context, at: DevicePtr) -> Result<Option<i32>> {
     const MEMORY_TYPE: i32 = 2;
     const DEVICE_ORDINAL: i32 = 9;
@@ -262,7 +263,7 @@ pub(super) fn owner(context: &Context, at: DevicePtr) -> Result<Option<i32>> {
     Ok((kind == DEVICE).then_some(device))
 }
 
-/// The allocation that an address lies in: its start and its length.
+/// The start and length of the allocation that contains an address.
 pub(super) fn allocation(context: &Context, at: DevicePtr) -> Result<(DevicePtr, usize)> {
     let (mut base, mut bytes) = (0, 0);
     // SAFETY: both results live across the call.

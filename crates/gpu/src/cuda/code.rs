@@ -1,4 +1,4 @@
-//! Kernels of other people.
+//! User kernels.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,13 +11,13 @@ use super::module::{Arg, Function, Module, Shape};
 use crate::Result;
 
 impl CudaGpu {
-    /// Compiles `ptx`, runs the kernel `name` of it and waits for its end; an error if it takes longer than `limit`.
+    /// Compiles `ptx`, runs its kernel `name` and waits for its end; an error if it takes longer than `limit`.
     ///
     /// # Errors
     /// When it cannot be compiled or found, fails, or does not end.
     ///
     /// # Safety
-    /// `args` are the kernel's, and it writes no memory but what it was given addresses of, within its bounds.
+    /// `args` match the kernel's parameters, and it only writes memory whose addresses it was given, within its bounds.
     pub unsafe fn run_ptx(
         &self,
         ptx: &str,
@@ -36,32 +36,32 @@ impl CudaGpu {
     /// Compiles `ptx` for this GPU.
     ///
     /// # Errors
-    /// What the compiler did not like.
+    /// When it does not compile; the error has the compiler's log.
     pub fn load_code(&self, ptx: &str) -> Result<Code> {
         let module = Module::load(&self.0.context, ptx)?;
         Ok(Code { module, found: Arc::default() })
     }
 
-    /// Compiles kernels that call onehop's functions for kernels, as `include/onehop/device.h` declares them, and links them
-    /// with these.
+    /// Compiles kernels that call onehop's device functions, as `include/onehop/device.h` declares them, and links
+    /// them.
     ///
     /// # Errors
-    /// What compiler or linker did not like.
+    /// When it does not compile or link; the error has the log.
     pub fn link_code(&self, ptx: &str) -> Result<Code> {
-        // What the functions use if they are let is more than their callers would like.
+        // Left alone, the functions use more than their callers would like.
         const REGISTERS: u32 = 128;
         let module = Module::link(&self.0.context, &[onehop_device::LIBRARY_PTX, ptx], REGISTERS)?;
         Ok(Code { module, found: Arc::default() })
     }
 
-    /// Starts the kernel `name` and does not wait for it.
+    /// Starts the kernel `name` without waiting for it.
     ///
     /// # Errors
     /// When there is no such kernel, or it cannot be started.
     ///
     /// # Safety
-    /// `args` are the kernel's; it ends within `limit` by itself, and writes no memory but what it was given addresses
-    /// of; that memory stays until the result says that it is over, or is dropped.
+    /// `args` match the kernel's parameters. It ends within `limit`, and only writes memory whose addresses it was
+    /// given; that memory stays until the result reports the end or is dropped.
     pub unsafe fn start_kernel(
         &self,
         code: &Code,
@@ -77,7 +77,7 @@ impl CudaGpu {
     }
 }
 
-/// Compiled device code, and those of its kernels that were asked for.
+/// Compiled device code, and its kernels that were used.
 #[derive(Clone)]
 pub struct Code {
     module: Arc<Module>,
@@ -85,8 +85,8 @@ pub struct Code {
 }
 
 impl Code {
-    /// Registers that a thread of the kernel `name` uses. It is in the GPU's memory then: a kernel that is loaded while
-    /// another runs may have to wait for its end.
+    /// Registers per thread of the kernel `name`. This also loads it into GPU memory: loading a kernel while another
+    /// runs may have to wait for that one's end.
     ///
     /// # Errors
     /// When there is no such kernel.
@@ -105,17 +105,17 @@ impl Code {
     }
 }
 
-/// A kernel under way. Dropping it waits for its end.
+/// A running kernel. Dropping it waits for its end.
 pub struct Started(pub(super) Box<RunningLaunch>);
 
 impl Started {
-    /// Whether it is over, one way or the other.
+    /// Whether it is over, successfully or not.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.0.is_over()
     }
 
-    /// Waits for its end; gives how long it took by the GPU's clock.
+    /// Waits for its end; returns its time by the GPU's clock.
     ///
     /// # Errors
     /// When it failed, or did not end in time.

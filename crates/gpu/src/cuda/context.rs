@@ -18,12 +18,12 @@ use crate::{Error, Region, Result};
 /// CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
 const ALREADY_ENABLED: i32 = 704;
 
-/// The primary context of one GPU: the one that every other library in this process uses as well.
+/// The primary context of one GPU: the one that all other libraries in this process use.
 pub(super) struct Context {
     pub(super) driver: Arc<Driver>,
     pub(super) device: i32,
     raw: sys::CUcontext,
-    /// Of a context that the program has made, and that goes when the program destroys it. Others are retained here.
+    /// Set for a context that the program created, and may destroy. Others are retained here.
     of_program: Option<ProgramContext>,
     /// Contexts of other devices whose memory kernels of this one reach.
     peers: Mutex<Vec<ContextKey>>,
@@ -43,7 +43,7 @@ impl Context {
         Ok(Arc::new(Self { driver: driver.clone(), device, raw, of_program: None, peers: Mutex::default() }))
     }
 
-    /// A context that the program has made. When the program has destroyed it, calls in it fail.
+    /// A context that the program created. Once the program has destroyed it, calls in it fail.
     ///
     /// # Safety
     /// The program has not destroyed it yet.
@@ -59,7 +59,7 @@ impl Context {
         Ok(Arc::new(Self { driver: driver.clone(), device, raw, of_program, peers: Mutex::default() }))
     }
 
-    /// Whether the program has destroyed it, and all that was in it.
+    /// Whether the program has destroyed it, and everything in it.
     pub(super) fn is_destroyed(&self) -> bool {
         let seen = || self.driver.relaxed().and_then(|calls| self.check_there(&calls));
         self.of_program.is_some() && seen() == Err(Failure::Destroyed)
@@ -70,7 +70,7 @@ impl Context {
         self.of_program.as_ref().map_or(Ok(()), |context| context.check(calls, self.raw))
     }
 
-    /// What tells it from all others.
+    /// Its identity.
     pub(super) fn key(&self) -> ContextKey {
         ContextKey { device: self.device, made: self.of_program.as_ref().map(|context| context.id) }
     }
@@ -80,7 +80,7 @@ impl Context {
         self.raw == raw
     }
 
-    /// Lets kernels of this context reach all of another GPU's memory that was plainly allocated, now and later.
+    /// Lets kernels of this context reach all of another GPU's plain allocations, present and future.
     pub(super) fn reach(&self, other: &Self) -> Result<()> {
         let what = format!("letting GPU {} into the memory of GPU {}", self.device, other.device);
         let mut can = 0;
@@ -115,7 +115,7 @@ impl Context {
         }
     }
 
-    /// Refuses memory that its kernels do not reach: one that tries ends the context, and with it all that is in there.
+    /// Refuses memory that its kernels do not reach: one that tried would destroy the context and everything in it.
     pub(super) fn check(&self, what: &str, memory: &Region) -> Result<()> {
         if self.reaches(memory.space()) {
             return Ok(());
@@ -132,7 +132,7 @@ impl Context {
         }
     }
 
-    /// Refuses memory that is not of this very context: what is said of it to others would be said of another one's.
+    /// Refuses memory of other contexts: a statement about it would concern another GPU's memory.
     pub(super) fn check_own(&self, what: &str, memory: &Region) -> Result<()> {
         if memory.space() == AddressSpace::Context(self.key()) {
             return Ok(());
@@ -141,30 +141,30 @@ impl Context {
         Err(Error::NotSupported { what: what.into(), why })
     }
 
-    /// Memory of its own, or that is registered, and that its kernels may be given addresses of.
+    /// Memory of its own or registered memory, whose addresses kernels may get.
     pub(super) fn region(&self, at: GpuAddr, memory: DeviceMemory) -> Region {
         let (bytes, memory, space) = (memory.bytes, Arc::new(memory), AddressSpace::Context(self.key()));
         self.driver.live.add(at, bytes, space, &(memory.clone() as MemoryHold));
         Region::on_device(at, bytes, memory).in_space(space)
     }
 
-    /// Memory of its own that its kernels may not be given addresses of by a caller.
+    /// Memory of its own whose addresses callers may not give to kernels.
     pub(super) fn unlisted(&self, at: GpuAddr, memory: DeviceMemory) -> Region {
         Region::on_device(at, memory.bytes, Arc::new(memory)).in_space(AddressSpace::Context(self.key()))
     }
 
-    /// Holds the memory that a kernel touches.
+    /// Holds the memory that a kernel accesses.
     pub(super) fn hold(&self, touched: &[Touched]) -> Result<Vec<MemoryHold>> {
         let hold = |one: &Touched| {
             self.driver.live.hold(one, |space| self.reaches(space)).ok_or_else(|| {
                 let Touched { what, at, bytes } = one;
-                Error::Launch(format!("{what}, {bytes} bytes at {at}, is no memory that this GPU reaches"))
+                Error::Launch(format!("{what}, {bytes} bytes at {at}, is not memory that this GPU reaches"))
             })
         };
         touched.iter().map(hold).collect()
     }
 
-    /// Runs a call in this context, and makes its failure an error that says what was being done.
+    /// Runs a call in this context; its error says what was being done.
     pub(super) fn call<R>(
         &self,
         what: &str,
@@ -173,7 +173,7 @@ impl Context {
         self.attempt(f).map_err(|failure| self.driver.error(what, failure))
     }
 
-    /// The same, with the failure as it is.
+    /// The same, with the failure unchanged.
     pub(super) fn attempt<R>(
         &self,
         f: impl FnOnce(&DriverCalls) -> std::result::Result<R, Failure>,
@@ -187,7 +187,7 @@ impl Context {
         f(&calls)
     }
 
-    /// What a call that was to free something came to.
+    /// The result of a call that frees something.
     pub(super) fn freed(&self, answer: std::result::Result<(), Failure>, what: &str) -> Freed {
         self.driver.freed(answer, what)
     }
@@ -198,34 +198,34 @@ impl Drop for Context {
         if self.of_program.is_some() {
             return;
         }
-        // Where the last of it goes, the driver waits for all work of the GPU.
+        // With the last reference the driver waits for all work of the GPU.
         let (driver, device) = (self.driver.clone(), self.device);
-        self.driver.reclaimer.give_back(move || {
-            // SAFETY: it was retained once by `open`, and nothing made in it is left: all of it holds an Arc of the context, which
-            // is gone.
+        self.driver.reclaimer.enqueue(move || {
+            // SAFETY: it was retained once by `open`, and nothing created in it is left: everything holds an Arc of the
+            // context, which is gone.
             let answer = driver.relaxed().and_then(|calls| unsafe { calls.context_release(device) });
             driver.freed(answer, "releasing a GPU's context")
         });
     }
 }
 
-/// What tells a context of the program's from later ones. The driver gives the handle of one that was destroyed to another, and
-/// takes that of one that was destroyed for one that is there: it fails, or crashes, only when something is done in it.
+/// Identifies a context of the program. The driver reuses the handle of a destroyed one for another, and does not
+/// notice a destroyed one until it is used: then it fails or crashes.
 struct ProgramContext {
-    /// Unlike the handle, it never comes again in this process.
+    /// Unlike the handle, it is never reused in this process.
     id: u64,
 }
 
 impl ProgramContext {
     /// # Safety
-    /// The context is there.
+    /// The context exists.
     unsafe fn new(calls: &DriverCalls, raw: sys::CUcontext) -> std::result::Result<Self, Failure> {
         let mut id = 0;
-        // SAFETY: `id` lives across the call, and the context is there.
+        // SAFETY: `id` lives across the call, and the context exists.
         unsafe { calls.context_id(raw, &mut id) }.map(|()| Self { id })
     }
 
-    /// Whether the handle still is that of this context.
+    /// Whether the handle still belongs to this context.
     fn check(&self, calls: &DriverCalls, raw: sys::CUcontext) -> std::result::Result<(), Failure> {
         /// CUDA_ERROR_INVALID_VALUE, _INVALID_CONTEXT, _INVALID_HANDLE and _CONTEXT_IS_DESTROYED.
         const NONE: [i32; 4] = [1, 201, 400, 709];
@@ -241,7 +241,7 @@ impl ProgramContext {
     }
 }
 
-/// A context that is current on this thread: what is popped must be what was pushed there.
+/// Makes a context current on this thread while it lives.
 struct Entered<'a>(&'a Relaxed<'a>);
 
 impl Drop for Entered<'_> {
@@ -252,16 +252,16 @@ impl Drop for Entered<'_> {
     }
 }
 
-/// How far work on the GPU is.
+/// Progress of work on the GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum WorkProgress {
-    /// It has ended well.
+    /// It has succeeded.
     Over,
-    /// It goes on, as far as can be told.
+    /// It is still running, as far as is known.
     Pending,
     /// It has ended with the context.
     Lost(Failure),
-    /// The driver does not say.
+    /// The driver does not report it.
     Unknown(Failure),
 }
 
@@ -279,20 +279,20 @@ impl WorkProgress {
     }
 }
 
-/// A handle of the driver's that is about to be given back.
+/// A driver handle that is about to be released.
 pub(super) struct Raw<T>(pub(super) *mut T);
 
-// SAFETY: any thread may give a handle of the driver's back; nobody reads what it points to.
+// SAFETY: any thread may release a driver handle; nobody dereferences it.
 unsafe impl<T> Send for Raw<T> {}
 
 impl<T> Raw<T> {
-    /// The handle. Called on the whole, so that closures take that and not the handle.
+    /// The handle. A method, so that closures capture the wrapper and not the handle.
     pub(super) fn get(&self) -> *mut T {
         self.0
     }
 }
 
-/// A point in a stream's work.
+/// A point in a stream.
 pub(super) struct Event {
     context: Arc<Context>,
     raw: sys::CUevent,
@@ -311,7 +311,7 @@ impl Event {
         Ok(Self { context: context.clone(), raw })
     }
 
-    /// An event that keeps no time, and interrupts nobody: the copy engine makes no pause for it.
+    /// An event without timing or interrupt: the copy engine makes no pause for it.
     pub(super) fn silent(context: &Arc<Context>) -> Result<Self> {
         const DISABLE_TIMING: u32 = 2;
         let mut raw = null_mut();
@@ -327,13 +327,13 @@ impl Event {
         })
     }
 
-    /// How far the work before it is.
+    /// Progress of the work before it.
     pub(super) fn progress(&self) -> WorkProgress {
         // SAFETY: the handle lives as long as self.
         WorkProgress::of(self.context.attempt(|driver| unsafe { driver.event_query(self.raw) }))
     }
 
-    /// The time from an earlier event of the same stream to this one, by the GPU's clock; both have come to pass.
+    /// The time from an earlier event of the same stream to this one, by the GPU's clock; both have occurred.
     pub(super) fn since(&self, earlier: &Self) -> Result<Duration> {
         let mut ms = 0.0;
         // SAFETY: `ms` lives across the call, and both handles live.
@@ -348,7 +348,7 @@ impl Drop for Event {
     fn drop(&mut self) {
         let (context, event) = (self.context.clone(), Raw(self.raw));
         self.context.driver.reclaimer.dispose(move || {
-            // SAFETY: nobody else has the handle; the driver allows it before the event has come to pass.
+            // SAFETY: nobody else has the handle; the driver allows it before the event has occurred.
             let answer = context.attempt(|driver| unsafe { driver.event_destroy(event.get()) });
             context.freed(answer, "destroying an event")
         });

@@ -1,4 +1,4 @@
-//! Copies by the GPU's copy engine, on a stream of their own.
+//! Copies by the GPU's copy engine, on a separate stream.
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
@@ -15,7 +15,7 @@ use crate::copier::{Copier, Mark, Rows};
 use crate::{Error, Region, Result};
 
 const WHAT: &str = "copying to GPU memory";
-/// How long the end of copies that nobody waits for any more is waited for.
+/// How long a dropped copier waits for its copies.
 const END: Duration = Duration::from_secs(10);
 /// CUDA_ERROR_NOT_SUPPORTED.
 const NOT_SUPPORTED: c_int = 801;
@@ -24,15 +24,15 @@ const NOT_SUPPORTED: c_int = 801;
 pub(super) struct CudaCopier {
     context: Arc<Context>,
     stream: Arc<Stream>,
-    /// Whether the driver takes many copies in one call; found out by trying.
+    /// Whether the driver accepts many copies in one call; determined by trying.
     batches: bool,
-    /// Points that have not been seen to be over, the oldest first.
+    /// Marks not yet known to be over, the oldest first.
     marks: VecDeque<(Mark, Event)>,
-    /// Events to be used again.
+    /// Events for reuse.
     idle: Vec<Event>,
     next: u64,
     host: HostMem,
-    // Kept until the stream has come to its end.
+    // Kept until the stream has ended.
     from: Region,
     to: Region,
 }
@@ -72,8 +72,8 @@ impl CudaCopier {
         self.context.call(WHAT, |driver| unsafe { driver.copy_in(to, from, bytes, stream) })
     }
 
-    /// Copies whole rows by one call. The engine goes from one to the next without the pause of some microseconds that it
-    /// makes between copies of their own: 2 MiB each go as fast as 64 MiB.
+    /// Copies whole rows by one call. The engine does not pause between them for some microseconds, as it does between
+    /// separate copies: 2 MiB each are as fast as 64 MiB.
     fn batch(&self, all: &[Rows]) -> std::result::Result<(), Failure> {
         let mut to: Vec<DevicePtr> = all.iter().map(|rows| self.device_ptr(rows.to)).collect();
         let mut from: Vec<DevicePtr> = all.iter().map(|rows| self.host_ptr(rows.from) as DevicePtr).collect();
@@ -105,7 +105,7 @@ impl CudaCopier {
         })
     }
 
-    /// How far everything before a point is.
+    /// Progress of everything before a mark.
     fn progress(&mut self, mark: Mark) -> WorkProgress {
         while let Some((first, event)) = self.marks.front() {
             if *first > mark {
@@ -150,7 +150,7 @@ impl Copier for CudaCopier {
         match (rows.row, rows.rows) {
             (0, _) | (_, 0) => Ok(()),
             (row, 1) => self.one(rows.from, rows.to, row),
-            // The driver has a limit for distances; such rows are long enough to go one by one.
+            // The driver limits distances; rows this far apart are long enough to be copied one by one.
             _ if rows.step > MOST_PITCH => (0..rows.rows)
                 .try_for_each(|i| self.one(rows.from + i * rows.step, rows.to + i * rows.row, rows.row)),
             _ => self.rows(rows),
@@ -199,7 +199,7 @@ impl Copier for CudaCopier {
     }
 }
 
-/// CU_DEVICE_ATTRIBUTE_MAX_PITCH is 2 GiB less a byte on every GPU there is; kept well below.
+/// CU_DEVICE_ATTRIBUTE_MAX_PITCH is 2 GiB less a byte on every GPU; this is well below.
 const MOST_PITCH: usize = 1 << 30;
 
 impl Drop for CudaCopier {

@@ -1,5 +1,5 @@
-//! NVIDIA's cuFile, where it is installed: it moves bytes between files and GPU memory in ways of its own. Nothing of it is
-//! needed to build this or to start a program that has it.
+//! NVIDIA's cuFile, if it is installed: it moves bytes between files and GPU memory by paths of its own. Neither
+//! building nor starting a program requires it.
 
 use std::ffi::{OsStr, c_int, c_void};
 use std::fs::File;
@@ -14,7 +14,7 @@ use libloading::Library;
 use super::context::Context;
 use crate::{Error, GpuFile, GpuFiles, Region, Result};
 
-/// Where it may be: what the loader knows, then where a toolkit puts it.
+/// Where it may be: the loader's name, then where toolkits install it.
 const PLACES: [&str; 4] = [
     "libcufile.so.0",
     "libcufile.so",
@@ -33,7 +33,7 @@ struct CuFileStatus {
     cuda: c_int,
 }
 
-/// CUfileDescr_t; the descriptor shares its place with a pointer.
+/// CUfileDescr_t; the descriptor is in a union with a pointer.
 #[repr(C)]
 struct Description {
     kind: c_int,
@@ -62,16 +62,16 @@ struct CuFileCalls {
     buffer_deregister: unsafe extern "C" fn(*const c_void) -> CuFileStatus,
     read: unsafe extern "C" fn(Handle, *mut c_void, usize, i64, i64) -> isize,
     write: unsafe extern "C" fn(Handle, *const c_void, usize, i64, i64) -> isize,
-    // The functions above are within it. It stays: its threads, and what they do when they end, are in there, too.
+    // The functions above are in it. It stays loaded: its threads and their end handlers are in there, too.
     _library: ManuallyDrop<Library>,
 }
 
 /// cuFile, started.
 struct StartedCuFile {
     calls: CuFileCalls,
-    /// The memory that it was given: where it begins and ends.
+    /// The registered memory: where it begins and ends.
     known: Mutex<Vec<(Range<u64>, Weak<CuFileRegistration>)>>,
-    /// In which memory lies; none for a model of cuFile, whose memory is the host's.
+    /// The context of the memory; none for a model of cuFile, whose memory is the host's.
     context: Option<Arc<Context>>,
 }
 
@@ -95,7 +95,7 @@ impl CuFileStatus {
     }
 }
 
-/// What is known about some of its errors.
+/// Hints for some of its errors.
 fn hint(code: c_int) -> &'static str {
     match code {
         5001 => {
@@ -124,7 +124,7 @@ impl CuFile {
         };
         let mut why = String::new();
         for place in places {
-            // SAFETY: cuFile's initialisers set up cuFile itself and nothing of ours. One that is started is never unloaded.
+            // SAFETY: cuFile's initialisers only set up cuFile itself. One that is started is never unloaded.
             match unsafe { Library::new(place) } {
                 Ok(library) => return Self::start(library, context),
                 Err(error) if why.is_empty() => why = super::loader_words(&error),
@@ -163,7 +163,7 @@ impl CuFile {
     }
 }
 
-/// Makes a call in the context that the memory is of.
+/// Makes a call in the memory's context.
 fn within<R>(context: Option<&Context>, call: impl FnOnce() -> R) -> Result<R> {
     match context {
         Some(context) => context.call(WHAT, |_| Ok(call())),
@@ -176,13 +176,13 @@ impl StartedCuFile {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Refuses memory that is not of the GPU that cuFile was started for.
+    /// Refuses memory of other GPUs than the one that cuFile was started for.
     fn check(&self, memory: &Region) -> Result<()> {
         self.context.as_ref().map_or(Ok(()), |context| context.check_own(WHAT, memory))
     }
 
-    /// As cuFile wants memory named: by the beginning of what it was given, or else a buffer of its own is used, and the
-    /// distance from there. What it was given stays registered as long as the third lives.
+    /// Memory as cuFile expects it: the start of a registration, or else cuFile uses a buffer of its own, and the
+    /// distance from there. The registration stays as long as the third value lives.
     fn place(&self, memory: &Region) -> (*mut c_void, i64, Option<Arc<CuFileRegistration>>) {
         let at = memory.addr().0;
         let end = at.saturating_add(memory.len() as u64);
@@ -197,8 +197,8 @@ impl StartedCuFile {
 impl Drop for StartedCuFile {
     fn drop(&mut self) {
         let close = self.calls.driver_close;
-        // SAFETY: it was opened once by `start`, and every handle and buffer of it is gone: each holds an Arc of this. Who else opened
-        // it in this process is counted by cuFile.
+        // SAFETY: it was opened once by `start`, and every handle and buffer of it is gone: each holds an Arc of this.
+        // cuFile counts other users in this process.
         let _ = within(self.context.as_deref(), || unsafe { close() });
     }
 }
@@ -240,18 +240,18 @@ impl GpuFiles for CuFile {
     }
 }
 
-/// Memory that cuFile knows, for who registered it.
+/// Registered memory, owned by its registrant.
 struct CuFileMemory(Arc<CuFileRegistration>);
 
 impl Drop for CuFileMemory {
     fn drop(&mut self) {
-        // No call begins with it from now on.
+        // No call uses it from now on.
         let own = Arc::downgrade(&self.0);
         self.0.cufile.0.known().retain(|(_, known)| !known.ptr_eq(&own));
     }
 }
 
-/// The same, for as long as a call uses it too.
+/// The registration, also held by each call that uses it.
 struct CuFileRegistration {
     cufile: CuFile,
     memory: Region,
@@ -266,7 +266,7 @@ impl Drop for CuFileRegistration {
     }
 }
 
-/// A file that cuFile knows.
+/// A file registered with cuFile.
 struct OpenCuFile {
     handle: Handle,
     cufile: CuFile,
@@ -279,7 +279,7 @@ unsafe impl Send for OpenCuFile {}
 unsafe impl Sync for OpenCuFile {}
 
 impl OpenCuFile {
-    /// What a call moved. It is made in here, so that no other call changes the error number of the system before it is read.
+    /// Checks the result of a call. The call is made in here, so that nothing changes `errno` before it is read.
     fn moved(&self, call: &str, f: impl FnOnce() -> isize) -> Result<usize> {
         let (result, system) = within(self.cufile.0.context.as_deref(), || {
             let result = f();
@@ -337,7 +337,7 @@ mod tests {
     use super::*;
     use crate::Place;
 
-    /// A cuFile whose GPU memory is the host's.
+    /// A model of cuFile whose GPU memory is the host's.
     const MODEL: &str = r#"
         #include <stdlib.h>
         #include <unistd.h>
@@ -405,13 +405,13 @@ mod tests {
         assert!(failed[0].contains("nput/output") && failed[1].contains("O_DIRECT"), "{failed:?}");
         memory.fill(0, 4096, 0xee).unwrap();
         assert_eq!(opened.write(&memory, 4096).unwrap(), 4096);
-        // A part of what it was given is named by the whole's beginning.
+        // A part of registered memory is named by the start of the whole.
         assert_eq!(opened.read(&memory.slice(1024..1040).unwrap(), 256).unwrap(), 16);
         assert_eq!(memory.host().unwrap().to_vec(1023, 4).unwrap(), [0xee, 0, 1, 2]);
         assert_eq!(std::fs::read(&path).unwrap()[4095..4098], [255, 0xee, 0xee]);
         let refused = cufile.register(&region(2 << 20)).err().unwrap().to_string();
         assert!(refused.contains("5011, CUDA error 801"), "{refused}");
-        // A registration that goes during a read is there until the read has ended.
+        // A registration dropped during a read stays until the read has ended.
         std::thread::scope(|scope| {
             let reading = scope.spawn(|| opened.read(&memory, 3));
             std::thread::sleep(std::time::Duration::from_millis(50));
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn its_absence_is_said() {
+    fn a_missing_library_is_reported() {
         let error = CuFile::load(None, Some(Path::new("/nowhere/libcufile.so"))).err().unwrap().to_string();
         assert!(error.contains("no libcufile") && error.contains("/nowhere"), "{error}");
     }

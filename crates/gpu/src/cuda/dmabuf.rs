@@ -1,8 +1,8 @@
-//! GPU memory as a dma-buf, which a driver of another device imports.
+//! GPU memory as a dma-buf, for the driver of another device.
 //!
-//! A dma-buf covers whole host pages and starts on one. What is exported here is therefore either the whole allocation or
-//! the pages around a range, and comes with the offset at which the range starts in it: an importer that left the
-//! offset out would reach other bytes.
+//! A dma-buf covers whole host pages and starts on one. So the export is either the whole allocation or the pages
+//! around a range, together with the offset of the range in it: an importer that ignored the offset would access other
+//! bytes.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 
@@ -17,17 +17,17 @@ use crate::{Error, Result};
 const DMA_BUF_FD: i32 = 1;
 /// CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE
 const MAPPING_PCIE: u64 = 1;
-/// The CUDA version that brought that flag.
+/// The CUDA version that introduced that flag.
 const PCIE_SINCE: i32 = 12080;
-/// Host pages. Larger ones exist; the driver refuses what does not suit them, and says so.
+/// The host's page size. Larger ones exist; the driver then refuses unsuitable ranges.
 const PAGE: u64 = 4096;
 
-/// How much of an allocation a dma-buf is to cover.
+/// How much of an allocation a dma-buf covers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Span {
-    /// All of it: one export serves every range of it.
+    /// All of it: one export serves all its ranges.
     Allocation,
-    /// The pages around the range: less of the GPU's window on the bus.
+    /// The pages around the range: needs less of the GPU's BAR.
     Pages,
 }
 
@@ -36,15 +36,15 @@ pub enum Span {
 pub struct GpuDmaBuf {
     /// The dma-buf.
     pub fd: OwnedFd,
-    /// Where in it the range starts.
+    /// Offset of the range in it.
     pub offset: u64,
     /// How long the range is.
     pub bytes: u64,
-    /// How long the dma-buf is.
+    /// Size of the dma-buf.
     pub whole: u64,
-    /// Whether importers are made to go over PCIe, past a coherent link.
+    /// Whether importers use PCIe, even if there is a coherent link.
     pub pcie: bool,
-    /// Why not, where that was asked for.
+    /// Why not, if it was requested.
     pub why_not_pcie: Option<String>,
 }
 
@@ -54,14 +54,14 @@ impl From<GpuDmaBuf> for DmaBuf {
     }
 }
 
-/// Exports the memory of a range with the usual mapping.
+/// Exports the memory of a range with the default mapping.
 pub(super) fn export(context: &Context, at: DevicePtr, bytes: usize, span: Span) -> Result<GpuDmaBuf> {
     let range = range_of(context, at, bytes, span)?;
     let fd = handle(context, range, 0).map_err(|failure| explain(context, range, failure))?;
     Ok(range.buf(fd, false, None))
 }
 
-/// Exports it with the PCIe mapping where the driver has that, and otherwise as [`export`] does, with the reason.
+/// Exports it with the PCIe mapping if the driver supports that; otherwise as [`export`] does, with the reason.
 pub(super) fn export_pcie(context: &Context, at: DevicePtr, bytes: usize, span: Span) -> Result<GpuDmaBuf> {
     let range = range_of(context, at, bytes, span)?;
     let version = context.driver.version();

@@ -1,8 +1,8 @@
-//! The CUDA driver's functions, looked up by name when they are first wanted.
+//! The CUDA driver's functions, looked up by name when the driver is loaded.
 //!
 //! The library, its types and its constants are cudarc's. The functions are looked up here and not called through
-//! cudarc for two reasons: cudarc panics at a function that an older driver does not have, and it takes the answer for
-//! an `enum` of the error numbers of one CUDA version, which a newer driver's new number would not be one of.
+//! cudarc for two reasons: cudarc panics at a function that an older driver does not have, and it treats the result as
+//! an `enum` of one CUDA version's error numbers, although a newer driver may return others.
 //!
 //! They are called through [`Relaxed`] only, so that a graph which another thread captures does not keep them from working,
 //! and is not invalidated by them.
@@ -25,12 +25,12 @@ use crate::{Error, Result};
 /// A pointer into a context's memory.
 pub(super) type DevicePtr = u64;
 
-/// CUDA's answer to a call that went well.
+/// The result of a successful call.
 const SUCCESS: c_int = 0;
 /// cuEventQuery: not yet.
 pub(super) const NOT_READY: c_int = 600;
 
-/// The oldest CUDA version of a driver that is used at all: 11.4.
+/// The oldest supported CUDA version of a driver: 11.4.
 const OLDEST: c_int = 11040;
 
 macro_rules! functions {
@@ -42,7 +42,7 @@ macro_rules! functions {
         }
 
         impl DriverCalls {
-            /// Looks all of them up. The library must be there: `culib` panics where it is not.
+            /// Looks all of them up. The library must be present: otherwise `culib` panics.
             fn load() -> Self {
                 // SAFETY: the caller has found the library by is_culib_present, and loading it runs libcuda's own code only.
                 let library = unsafe { sys::culib() };
@@ -65,7 +65,7 @@ macro_rules! functions {
                 #[allow(clippy::too_many_arguments, reason = "cuLaunchKernel has eleven")]
                 pub(super) unsafe fn $method(&self, $($arg: $ty),*) -> std::result::Result<(), Failure> {
                     let function = self.$method.ok_or(Failure::Missing($symbol, $since))?;
-                    // SAFETY: the caller keeps the contract that the CUDA driver API states for this function.
+                    // SAFETY: the caller upholds the CUDA driver API's contract for this function.
                     match unsafe { function($($arg),*) } {
                         SUCCESS => Ok(()),
                         code => Err(Failure::Code($symbol, code)),
@@ -178,16 +178,16 @@ functions! {
         block_z: c_uint, shared: c_uint, stream: sys::CUstream, parameters: *mut *mut c_void, extra: *mut *mut c_void);
 }
 
-/// Why a call did not do what it should.
+/// Why a call failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Failure {
-    /// The driver answered with this error number.
+    /// The driver returned this error number.
     Code(&'static str, c_int),
     /// This driver does not have the function, which came with this CUDA version.
     Missing(&'static str, &'static str),
-    /// This process was forked after the driver had started, and does not call it.
+    /// This process was forked after the driver had started, and must not call it.
     Forked,
-    /// The program has destroyed the context, and all that was in it.
+    /// The program has destroyed the context, and everything in it.
     Destroyed,
 }
 
@@ -201,14 +201,14 @@ impl Failure {
     }
 }
 
-/// What a failure says of the GPU's work.
+/// What a failure implies about the GPU's work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Meaning {
-    /// A graph is being captured, and the driver does not do this meanwhile. It says nothing of our own work.
+    /// A graph is being captured, and the driver refuses meanwhile. It implies nothing about our own work.
     Capture,
     /// The context is lost: the GPU has ended all work in it, and does no more.
     Lost,
-    /// Anything else. Work that was begun may go on.
+    /// Anything else. Work that was started may continue.
     Other,
 }
 
@@ -224,14 +224,14 @@ impl Failure {
     }
 }
 
-/// Whether an error number means that the context is lost for good: those of which NVIDIA's documentation says so.
-/// Not among them: 214 and 220 (uncorrectable memory and NVLink errors), 999 (unknown) and the errors of MPS (805 to 809), of
-/// which it does not say whether work has ended; 4 (the driver is shutting down); 201 (no context), which may be a mistake
-/// of the caller's. What the GPU may still use is then left alone.
+/// Whether an error number means that the context is lost for good: those for which NVIDIA's documentation says so. Not
+/// included: 214 and 220 (uncorrectable memory and NVLink errors), 999 (unknown) and the errors of MPS (805 to 809),
+/// for which it does not say whether work has ended; 4 (the driver is shutting down); 201 (no context), which may be a
+/// mistake of the caller's. What the GPU may still use is then leaked.
 pub(crate) const fn is_lost(code: c_int) -> bool {
     match code {
-        // CUDA_ERROR_CONTAINED. Of this and all others but 709 and 710 it says that all further work returns the same error,
-        // until the process is started anew.
+        // CUDA_ERROR_CONTAINED. For this and all others but 709 and 710, further work returns the same error until the
+        // process is restarted.
         226
         // An illegal address; a kernel that the display's watchdog ended.
         | 700 | 702
@@ -246,12 +246,12 @@ pub(crate) const fn is_lost(code: c_int) -> bool {
 
 /// The driver's functions, while this thread's capture mode is relaxed. Dropping this restores the mode.
 ///
-/// In the mode that threads start with, a call that might wait for a stream fails while *any* thread captures a graph in the
-/// global mode, as PyTorch does, and invalidates that capture. Ours wait for nothing that is captured.
+/// In the mode that threads start with, a call that might wait for a stream fails while *any* thread captures a graph
+/// in the global mode, as PyTorch does, and invalidates that capture. Our calls do not wait for captured streams.
 pub(super) struct Relaxed<'a> {
     calls: &'a DriverCalls,
     before: c_int,
-    /// The mode is the thread's.
+    /// The mode is per thread.
     _this_thread: PhantomData<*const ()>,
 }
 
@@ -270,15 +270,15 @@ impl Drop for Relaxed<'_> {
     }
 }
 
-/// The driver of this machine.
+/// The CUDA driver of this machine.
 pub(super) struct Driver {
     calls: DriverCalls,
     version: c_int,
     /// Host memory that is registered: the driver refuses a second registration of the same page.
     pub(super) registrations: Mutex<Vec<RegisteredPages>>,
-    /// Memory that kernels may be given addresses of.
+    /// Memory whose addresses kernels may get.
     pub(super) live: LiveMemory,
-    /// Frees memory, and all else that freeing must wait for.
+    /// Frees memory, and everything else whose freeing must wait.
     pub(super) reclaimer: Reclaimer,
 }
 
@@ -286,13 +286,13 @@ pub(super) struct Driver {
 pub(super) const FORKED: &str =
     "CUDA does not work in a process that was forked after it had started; load it again here";
 
-/// How long another thread that starts the driver is waited for.
+/// How long to wait for another thread that starts the driver.
 const START: Duration = Duration::from_secs(20);
 
-/// The right to start the driver, which one thread has at a time.
+/// The right to start the driver, held by one thread at a time.
 struct StartTurn;
 
-/// The process of the thread that has it; 0 for none. A lock would stay locked in a child that is forked meanwhile.
+/// The process of the thread that holds it; 0 for none. A lock would stay locked in a child forked meanwhile.
 static STARTS: AtomicU32 = AtomicU32::new(0);
 
 impl StartTurn {
@@ -325,7 +325,7 @@ impl Drop for StartTurn {
 }
 
 impl Driver {
-    /// Finds and starts it, once for the process: registered pages and running kernels are the process's.
+    /// Finds and starts it, once per process: registered pages and running kernels belong to the process.
     pub(super) fn load() -> Result<Arc<Self>> {
         static STARTED: Mutex<Weak<Driver>> = Mutex::new(Weak::new());
         let _turn = StartTurn::take()?;
@@ -340,7 +340,7 @@ impl Driver {
 
     fn start() -> Result<Arc<Self>> {
         let none = |why: &str| Error::NoCuda { why: why.into() };
-        // SAFETY: this loads and unloads libcuda, whose initialisers do nothing but set up libcuda itself.
+        // SAFETY: this loads and unloads libcuda, whose initialisers only set up libcuda itself.
         if !unsafe { sys::is_culib_present() } {
             return Err(none("there is no CUDA driver (libcuda.so.1); install NVIDIA's driver"));
         }
@@ -366,7 +366,7 @@ impl Driver {
             );
             return Err(none(&why));
         }
-        // After cuInit, so that it runs before what the driver does at the end.
+        // After cuInit, so that it runs before the driver's own exit handlers.
         process_end::watch().map_err(|error| none(&error.to_string()))?;
         Ok(Arc::new(driver))
     }
@@ -384,13 +384,13 @@ impl Driver {
         Ok(Relaxed { calls: &self.calls, before, _this_thread: PhantomData })
     }
 
-    /// What a call that was to free something came to.
+    /// The result of a call that frees something.
     pub(super) fn freed(&self, answer: std::result::Result<(), Failure>, what: &str) -> Freed {
         match answer {
             Ok(()) => Freed::Done,
             Err(failure) => match failure.meaning() {
                 Meaning::Capture => Freed::NotNow,
-                // It is gone with the context.
+                // It was freed with the context.
                 Meaning::Lost => Freed::Done,
                 Meaning::Other => Freed::Refused(self.error(what, failure).to_string()),
             },
@@ -416,13 +416,13 @@ impl Driver {
                 let (name, text) = self.words(code);
                 format!("{call} failed with {name} ({code}): {text}{hint}")
             }
-            Failure::Missing(symbol, _) => format!("libcuda has no {symbol}: this is no CUDA driver"),
+            Failure::Missing(symbol, _) => format!("libcuda has no {symbol}: this is not a CUDA driver"),
             Failure::Forked => FORKED.into(),
             Failure::Destroyed => "the context was destroyed".into(),
         }
     }
 
-    /// Its CUDA version: 1000 for each major one, 10 for each minor one.
+    /// Its CUDA version: 1000 × major + 10 × minor.
     pub(super) fn version(&self) -> c_int {
         self.version
     }
@@ -430,7 +430,7 @@ impl Driver {
     /// The name and the description of an error number.
     pub(super) fn words(&self, code: c_int) -> (String, String) {
         let read = |pointer: *const c_char| {
-            // SAFETY: the driver gives null or a static string that ends in a zero byte.
+            // SAFETY: the driver returns null or a static, zero-terminated string.
             (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
         };
         let (mut name, mut text) = (std::ptr::null(), std::ptr::null());
@@ -442,12 +442,12 @@ impl Driver {
         (read(name).unwrap_or_else(|| "CUDA error".into()), read(text).unwrap_or_else(unknown))
     }
 
-    /// The error that a failed call becomes, with what helps against it.
+    /// The error for a failed call, with a hint.
     pub(super) fn error(&self, what: impl Into<String>, failure: Failure) -> Error {
         self.error_with(what, failure, "")
     }
 
-    /// The same, with more to say.
+    /// The same, with an additional hint.
     pub(super) fn error_with(&self, what: impl Into<String>, failure: Failure, more: &str) -> Error {
         let what = what.into();
         match failure {
@@ -470,21 +470,21 @@ impl Driver {
     }
 }
 
-/// What helps against an error number wherever it comes up.
+/// The hint for an error number, wherever it occurs.
 fn usual_hint(code: c_int) -> &'static str {
     match code {
         2 => "use less GPU memory, or end other programs that use it (nvidia-smi names them)",
-        201 | 709 => "the GPU's context is gone: start the program anew",
+        201 | 709 => "the GPU's context is gone: restart the program",
         46 => "another program has the GPU for itself (compute mode): nvidia-smi -c DEFAULT",
         214 | 710 | 714..=718 => {
-            "a kernel or the GPU failed, and the context is lost: start the program anew; dmesg names the Xid"
+            "a kernel or the GPU failed, and the context is lost: restart the program; dmesg names the Xid"
         }
         700 => {
-            "a kernel used an address that is no memory, and the context is lost: start the program anew; \
+            "a kernel used an invalid address, and the context is lost: restart the program; \
              compute-sanitizer finds the place"
         }
         702 => "the display's watchdog ended a kernel: use a GPU without a display",
-        719 => "a kernel failed, and the context is lost: start the program anew; dmesg names the Xid",
+        719 => "a kernel failed, and the context is lost: restart the program; dmesg names the Xid",
         218 | 222 => "the driver could not compile the kernels: it may be too old for their PTX version",
         209 => "the kernels are not for this GPU's generation",
         712 => "this memory, or a page of it, is registered already",
@@ -494,7 +494,7 @@ fn usual_hint(code: c_int) -> &'static str {
     }
 }
 
-/// A CUDA version as people write it.
+/// A CUDA version as `major.minor`.
 pub(super) fn dotted(version: c_int) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
@@ -512,7 +512,7 @@ mod tests {
         for code in [226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721] {
             assert_eq!(meaning(code), Meaning::Lost, "{code}");
         }
-        // Out of memory, not ready, launch resources, peers, not supported, time-out, unknown: the work goes on, or may.
+        // Out of memory, not ready, launch resources, peers, not supported, time-out, unknown: work continues, or may.
         for code in [1, 2, 3, 4, 201, 214, 220, 400, 600, 701, 704, 711, 712, 713, 720, 801, 899, 909, 999] {
             assert_eq!(meaning(code), Meaning::Other, "{code}");
         }

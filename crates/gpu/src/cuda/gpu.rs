@@ -38,9 +38,10 @@ use crate::{
 const ALL: Range<usize> = 0..usize::MAX;
 /// Preparing a queue is a short kernel.
 const PREPARE: Duration = Duration::from_secs(5);
-/// How long memory that was dropped is waited for before what is free is counted.
+/// How long to wait for dropped memory before counting free memory.
 const SETTLE: Duration = Duration::from_secs(1);
-/// Launch memory of at most this size is kept for the next launch: registering host memory costs more than most launches.
+/// Launch memory of at most this size is cached for the next launch: registering host memory costs more than most
+/// launches.
 const KEPT_BYTES: usize = 256 << 10;
 const KEPT: usize = 8;
 
@@ -59,9 +60,9 @@ pub(super) struct CudaGpuInner {
     name: String,
     running: Arc<Activity>,
     other_code: Option<String>,
-    /// The other code takes times.
+    /// Its kernels take times.
     metered: bool,
-    /// The GPU on which controllers run that serve this one's queues, if it is another.
+    /// The GPU whose controllers serve this one's queues, if it is another.
     pub(super) servant: Option<CudaGpu>,
 }
 
@@ -94,8 +95,8 @@ impl CudaGpu {
         })))
     }
 
-    /// The same GPU, whose queues are served by controllers that run on another one, across the link between the two:
-    /// what [`Gpu::serve`] and [`CudaGpu::start_rig`] start runs there.
+    /// The same GPU, with its queues served by controllers on another one, across the link between them: what
+    /// [`Gpu::serve`] and [`CudaGpu::start_rig`] start runs there.
     ///
     /// # Errors
     /// When the other GPU does not reach this one's memory.
@@ -114,13 +115,13 @@ impl CudaGpu {
         self.0.servant.as_ref().unwrap_or(self)
     }
 
-    /// What it is.
+    /// Its identity and properties.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.0.device
     }
 
-    /// What it can do.
+    /// Its capabilities.
     #[must_use]
     pub fn capabilities(&self) -> &Capabilities {
         &self.0.device.can
@@ -129,7 +130,7 @@ impl CudaGpu {
     /// New memory of the GPU, zeroed.
     ///
     /// # Errors
-    /// When there is none left, or this kind cannot be had.
+    /// When memory is short, or this kind is not supported.
     pub fn alloc_device(&self, kind: DeviceKind, bytes: usize) -> Result<Region> {
         self.device_memory(kind, bytes, &[ALL])
     }
@@ -140,19 +141,19 @@ impl CudaGpu {
         let memory = DeviceMemory::new(on.0, on.1, self.capabilities(), kind, bytes)?;
         memory.zero(blank)?;
         let region = self.0.context.region(GpuAddr(memory.at), memory);
-        // The allocation is longer; the region is what was asked for, in pages, as for every other kind of memory.
+        // The allocation is longer; the region is the requested size in pages, as for every other kind of memory.
         region.slice(0..bytes.max(1).next_multiple_of(4096))
     }
 
-    /// Memory of this GPU that somebody else in this process has allocated (PyTorch, `cudaMalloc`): `bytes` from `at` on.
-    /// `owner` is dropped when nothing uses it any more, neither the result or a clone of it, nor the GPU: mostly by the
-    /// thread that drops the last of these, and by one of onehop's where a copy has outlasted its limit.
+    /// Memory of this GPU that other code in this process has allocated (PyTorch, `cudaMalloc`): `bytes` from `at` on.
+    /// `owner` is dropped when neither the result, its clones nor the GPU use it any more: usually by the thread that
+    /// drops the last of these, or by one of onehop's if a copy has outlasted its limit.
     ///
     /// # Errors
     /// When there is no allocation, or the range does not lie within it.
     ///
     /// # Safety
-    /// The memory is not freed before `owner` is dropped. Where the owner does not see to that, it is not freed as long as
+    /// The memory is not freed before `owner` is dropped. If the owner does not ensure that, it is not freed while
     /// calls use the result or a clone of it, and after an error not before [`Self::wait_for_all`] has succeeded.
     pub unsafe fn lend(
         &self,
@@ -164,12 +165,12 @@ impl CudaGpu {
         Ok(self.0.context.region(at, memory))
     }
 
-    /// The GPU's memory: bytes that are free, and all.
+    /// The GPU's memory: free bytes and total.
     ///
     /// # Errors
     /// When the GPU has failed.
     pub fn memory_info(&self) -> Result<(u64, u64)> {
-        // What was dropped counts as free.
+        // Dropped memory counts as free.
         self.0.context.driver.reclaimer.settle(SETTLE);
         let (mut free, mut all) = (0, 0);
         // SAFETY: both results live across the call.
@@ -179,11 +180,11 @@ impl CudaGpu {
         Ok((free as u64, all as u64))
     }
 
-    /// A dma-buf of a region in the GPU's memory, and where in it the region starts. With `pcie`, importers are made to
-    /// go over PCIe where the GPU has a choice; the result says whether they are, and why not.
+    /// Exports a region of GPU memory as a dma-buf, with the region's offset in it. With `pcie`, importers use PCIe if
+    /// the GPU has a choice; the result says whether they do, and why not.
     ///
     /// # Errors
-    /// When the region is host memory, or the driver refuses, with what would mend it.
+    /// When the region is host memory, or the driver refuses, with a fix.
     pub fn export_dma_buf(&self, region: &Region, span: Span, pcie: bool) -> Result<GpuDmaBuf> {
         if region.host().is_some() {
             return Err(Error::NotSupported {
@@ -196,7 +197,7 @@ impl CudaGpu {
         export(&self.0.context, region.addr().0, region.len(), span)
     }
 
-    /// Names a region for another process.
+    /// Makes a ticket for a region, for another process.
     ///
     /// # Errors
     /// When the region is host memory, or the driver refuses.
@@ -205,16 +206,16 @@ impl CudaGpu {
         ipc::export(&self.0.context, self.0.device.uuid, region)
     }
 
-    /// Opens the memory that another process named; `fd` is the descriptor that came with the ticket, if one did.
+    /// Opens the memory of another process's ticket; `fd` is the descriptor that came with it, if any.
     ///
     /// # Errors
-    /// When it is not the memory that was meant, or the driver refuses.
+    /// When it is not the intended memory, or the driver refuses.
     pub fn import_ipc(&self, ticket: &Ticket, fd: Option<&OwnedFd>) -> Result<Region> {
         let on = (&self.0.context, &self.0.copies);
         ipc::import(on, (self.0.device.uuid, self.capabilities()), ticket, fd)
     }
 
-    /// Whether a ticket that this process made still names the memory of a region.
+    /// Whether a ticket of this process still refers to the memory of a region.
     ///
     /// # Errors
     /// When the GPU has failed.
@@ -222,32 +223,32 @@ impl CudaGpu {
         ipc::is_current(&self.0.context, ticket, region)
     }
 
-    /// Waits for everything that was begun on the GPU by this process: what it wrote is in its memory then.
+    /// Waits for everything that this process has started on the GPU: its writes are in memory then.
     ///
     /// # Errors
-    /// When the GPU has failed, or does not come to an end within a minute.
+    /// When the GPU has failed, or is not idle within a minute.
     pub fn wait_for_all(&self) -> Result<()> {
         memory::wait_for_all(&self.0.context)
     }
 
-    /// Memory that was dropped and that the driver did not take back: how many times, and why the last time. It stays
-    /// allocated until the process ends.
+    /// Dropped memory that the driver refused to free: how many times, and the last reason. It stays allocated until
+    /// the process ends.
     #[must_use]
     pub fn refusals(&self) -> (u64, Option<String>) {
         let refusals = self.0.context.driver.reclaimer.refusals();
         (refusals.count, refusals.last)
     }
 
-    /// Does what the host must do before bytes that another device wrote into the GPU's memory are used: see
+    /// Does the host's part before bytes that another device wrote into GPU memory are used: see
     /// [`Visibility::needed`](super::Visibility::needed).
     ///
     /// # Errors
-    /// When it cannot be done, or the GPU has failed.
+    /// When it is not possible, or the GPU has failed.
     pub fn flush_remote_writes(&self, need: Need) -> Result<()> {
         self.capabilities().visibility.satisfy(&self.0.context, need)
     }
 
-    /// Registers that a thread of the kernel for such a launch uses.
+    /// Registers per thread of the kernel for such a launch.
     ///
     /// # Errors
     /// When the kernels cannot be compiled for this GPU.
@@ -307,15 +308,15 @@ impl CudaGpu {
         }
         drop(kept);
         let memory = HostMem::touched(bytes.next_multiple_of(16 << 10))?;
-        // Its kernels believe what is written there: no other kernel is given its address.
+        // Its kernels trust its content: no other kernel gets its address.
         self.register(Place::PinnedHost, memory).map(|(region, _)| region)
     }
 
-    /// Host memory with an address on the GPU, and what keeps that.
+    /// Registers host memory with the GPU; returns its region, and what keeps it registered.
     fn register(&self, place: Place, mem: HostMem) -> Result<(Region, MemoryHold)> {
         let (context, can) = (&self.0.context, self.capabilities());
         let registered = match host::register(context, can, &mem, MappingKind::Memory) {
-            // A window of a BAR is no memory that can be locked; a simulated one is.
+            // A BAR is not memory that can be locked; a simulated one is.
             Err(_) if place == Place::Cmb => host::register(context, can, &mem, MappingKind::Io),
             other => other,
         };
@@ -359,7 +360,7 @@ impl Gpu for CudaGpu {
     fn metered(&self) -> Result<Arc<dyn Gpu>> {
         let CudaGpuInner { context, device, servant, running, .. } = &*self.0;
         let code = (Some(onehop_device::METER_PTX.to_owned()), true);
-        // Whoever passes doorbells on watches for its kernels as for ours.
+        // Doorbell relays watch its kernels like ours.
         let metered = Self::with(context.clone(), device.clone(), code, servant.clone(), running.clone())?;
         metered.load_kernels()?;
         Ok(Arc::new(metered))
@@ -410,13 +411,13 @@ impl Gpu for CudaGpu {
     }
 
     fn arena_to_fill(&self, bytes: usize, blank: &[Range<usize>]) -> Result<Region> {
-        // Memory of the other kind is synchronous: a copy to it would end before the call does.
+        // The other kind of memory is synchronous: a copy to it would end before the call returns.
         let kind = if self.capabilities().vmm { DeviceKind::Exportable } else { DeviceKind::Plain };
         self.device_memory(kind, bytes, blank)
     }
 
     fn copier(&self, from: &Region, to: &Region) -> Result<Box<dyn Copier>> {
-        // Between two places in host memory there is nothing for the copy engine to do.
+        // Between two places in host memory the copy engine has nothing to do.
         if let (Some(host), Some(_)) = (from.host(), to.host()) {
             return Ok(Box::new(AtOnce::new(host.clone(), to.clone())));
         }
@@ -455,8 +456,8 @@ impl Gpu for CudaGpu {
         let (memory, _) = self.write_launch(launch, 0)?;
         let call = loaded.prepare(launch, memory.addr().0);
         let used = Used { memory: Some(memory), _held: held };
-        // SAFETY: the arguments are those of kernels.rs; the queues' memory is there, and held until the kernel has ended. Of what
-        // lies in it the kernel takes identifiers alone.
+        // SAFETY: the arguments are those of kernels.rs; the queues' memory is live, and held until the kernel has
+        // ended. The kernel only takes identifiers from it.
         let mut work = unsafe { self.start("preparing queues", &call, PREPARE, used) }?;
         if let Some(memory) = work.wait()? {
             keep(&self.0, memory);
@@ -475,14 +476,15 @@ impl Gpu for CudaGpu {
         let (memory, layout) = self.write_launch(launch, count)?;
         let call = loaded.run(launch, job, memory.addr().0, &layout)?;
         let used = Used { memory: Some(memory), _held: held };
-        // SAFETY: the arguments are those of kernels.rs; rings, works and outcomes are there, and held until the kernel has ended. What
-        // lies in control memory is checked by the kernel against the rings before it becomes an address.
+        // SAFETY: the arguments are those of kernels.rs; rings, works and outcomes are live, and held until the kernel
+        // has ended. The content of control memory is checked by the kernel against the rings before it becomes an
+        // address.
         let work = unsafe {
             self.start("a launch of onehop's kernels", &call, Duration::from_nanos(job.limit), used)
         }?;
         let inner = self.0.clone();
-        let give_back = Box::new(move |memory| keep(&inner, memory));
-        Ok(Box::new(Launched { work, exits_at: layout.exits, count, give_back }))
+        let return_memory = Box::new(move |memory| keep(&inner, memory));
+        Ok(Box::new(Launched { work, exits_at: layout.exits, count, return_memory }))
     }
 
     fn load_controllers(&self) -> Result<()> {
@@ -501,8 +503,8 @@ impl Gpu for CudaGpu {
         let reached = |region| self.servant().0.context.check("running controllers on the GPU", region);
         memory.iter().try_for_each(reached)?;
         let held: Vec<MemoryHold> = memory.into_iter().map(|region| Arc::new(region) as MemoryHold).collect();
-        // SAFETY: `Pairs` alone makes a `Serving`: its GPU, which is this one or passes its calls on to this one, has held what the
-        // descriptors name, and `Pairs` keeps that until the result has been dropped.
+        // SAFETY: only `Pairs` makes a `Serving`: its GPU, which is this one or forwards to this one, has held what the
+        // descriptors refer to, and `Pairs` keeps that until the result has been dropped.
         let start = || unsafe { self.servant().start_list(&code, &rig::SERVE, (pairs, count), limit, held) };
         Ok(Box::new(PersistentKernel::start(&self.0.context.driver, start)?))
     }

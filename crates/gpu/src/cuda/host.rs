@@ -1,4 +1,4 @@
-//! Host memory that kernels reach: own pages, other people's mappings, and devices' registers.
+//! Host memory that kernels reach: our own pages, other code's mappings, and device registers.
 
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
@@ -13,7 +13,7 @@ use super::driver::{DevicePtr, Failure};
 use super::reclaim::Freed;
 use crate::{Error, Result};
 
-/// For every context of the process, and with an address on the GPU.
+/// Valid in every context of the process, and with a GPU address.
 const PORTABLE: u32 = 1;
 const DEVICE_MAP: u32 = 2;
 const IO_MEMORY: u32 = 4;
@@ -21,30 +21,31 @@ const READ_ONLY: u32 = 8;
 
 const PAGE: usize = 4096;
 
-/// What is behind a mapping.
+/// The kind of a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum MappingKind {
-    /// Memory, which gets locked.
+    /// Memory, which is locked.
     Memory,
     /// A device's registers or its memory.
     Io,
 }
 
-/// How long pages that are about to be unregistered are waited for.
+/// How long to wait for pages that are being unregistered.
 const UNREGISTER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A range of pages that is registered with the driver, and how many regions use it.
 pub(super) struct RegisteredPages {
-    /// What tells it from others of the same pages.
+    /// Distinguishes it from other registrations of the same pages.
     identity: Arc<()>,
     start: usize,
     end: usize,
     users: usize,
-    /// It is being unregistered: nobody joins it any more.
+    /// It is being unregistered: no region joins it any more.
     leaving: bool,
     /// Keeps the pages mapped until they are no longer registered.
     _mem: HostMem,
-    /// What they are registered in: they go with it, also for the contexts of other GPUs that use them.
+    /// The context that they are registered in. The registration ends with it, even for other GPUs' contexts that use
+    /// it.
     context: Arc<Context>,
 }
 
@@ -54,9 +55,9 @@ impl RegisteredPages {
     }
 }
 
-/// One use of registered pages. The last one to go takes the registration away.
+/// One use of registered pages. The last one unregisters them.
 pub(super) struct PageRegistration {
-    // It may be the last of the context, and the thread that drops it must not call the driver.
+    // It may be the context's last reference, and the thread that drops it must not call the driver.
     context: ManuallyDrop<Arc<Context>>,
     identity: Arc<()>,
 }
@@ -73,7 +74,7 @@ impl Drop for PageRegistration {
         let context = unsafe { ManuallyDrop::take(&mut self.context) };
         let (identity, mut counted) = (self.identity.clone(), true);
         let reclaimer = context.driver.reclaimer.clone();
-        reclaimer.give_back(move || {
+        reclaimer.enqueue(move || {
             if std::mem::take(&mut counted) && !leave(&context, &identity) {
                 return Freed::Done;
             }
@@ -82,7 +83,7 @@ impl Drop for PageRegistration {
     }
 }
 
-/// One user less; whether that was the last.
+/// Removes one user; returns whether it was the last.
 fn leave(context: &Context, identity: &Arc<()>) -> bool {
     let mut all = registrations(context);
     let Some(one) = all.iter_mut().find(|one| one.is(identity)) else { return false };
@@ -91,13 +92,14 @@ fn leave(context: &Context, identity: &Arc<()>) -> bool {
     one.leaving
 }
 
-/// Unregisters pages that nobody uses. No lock is held while the driver waits for kernels, or their owner's code runs.
+/// Unregisters pages without users. No lock is held while the driver waits for kernels, or their owner's code runs.
 fn unregister(context: &Context, identity: &Arc<()>) -> Freed {
     let find = |one: &RegisteredPages| one.is(identity).then(|| (one.start, one.context.clone()));
     let found = registrations(context).iter().find_map(find);
     let Some((start, registered_in)) = found else { return Freed::Done };
     let pointer = start as *mut c_void;
-    // SAFETY: the pages were registered at this address, no region uses them any more, and nobody joins a range that leaves.
+    // SAFETY: the pages were registered at this address, no region uses them any more, and no region joins a range that
+    // is leaving.
     let answer = registered_in.attempt(|driver| unsafe { driver.host_unregister(pointer) });
     let freed = context.freed(answer, "unregistering host memory");
     if matches!(freed, Freed::Done) {
@@ -113,12 +115,12 @@ fn registrations(context: &Context) -> MutexGuard<'_, Vec<RegisteredPages>> {
     context.driver.registrations.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Registers memory of ours so that copies to and from it go faster; none where that cannot be.
+/// Registers our memory so that copies to and from it are faster; none if that fails.
 pub(super) fn pin(context: &Arc<Context>, mem: &HostMem) -> Option<PageRegistration> {
     register_pages(context, mem, PORTABLE).ok()
 }
 
-/// Registers the pages of `mem`, or joins a registration that covers them; gives the address on the GPU.
+/// Registers the pages of `mem`, or joins a registration that covers them; returns the GPU address.
 pub(super) fn register(
     context: &Arc<Context>,
     can: &Capabilities,
@@ -154,12 +156,12 @@ fn register_with(
     Ok((pages, at))
 }
 
-/// Registers memory of ours that host and kernels talk by; gives the address on the GPU.
+/// Registers our memory for communication between host and kernels; returns the GPU address.
 pub(super) fn share(context: &Arc<Context>, mem: &HostMem) -> Result<(PageRegistration, DevicePtr)> {
     register_with(context, mem, MappingKind::Memory, PORTABLE | DEVICE_MAP)
 }
 
-/// Registers registers; the failure is for the caller to explain.
+/// Registers device registers; the caller explains a failure.
 pub(super) fn register_io(
     context: &Arc<Context>,
     mem: &HostMem,
@@ -188,15 +190,15 @@ fn register_pages(
 ) -> std::result::Result<PageRegistration, Refused> {
     let first = mem.host_ptr() as usize;
     let (start, end) = (first - first % PAGE, (first + mem.len()).next_multiple_of(PAGE));
-    // Dropped when the lock is not held any more.
+    // Dropped after the lock is released.
     let _destroyed: Vec<RegisteredPages>;
     let mut all = registrations(context);
-    // Those went with their context, and the pages may be registered again.
+    // Those ended with their context, and the pages may be registered again.
     _destroyed = all.extract_if(.., |one| one.context.is_destroyed()).collect();
     let overlaps = |one: &RegisteredPages| one.start < end && start < one.end;
     let whole = |one: &RegisteredPages| !one.leaving && one.start <= start && end <= one.end;
     if all.iter().any(overlaps) && !all.iter().any(whole) {
-        // What was dropped just now may be in the way.
+        // What was just dropped may be in the way.
         drop(all);
         context.driver.reclaimer.settle(UNREGISTER_TIMEOUT);
         all = registrations(context);
@@ -244,10 +246,10 @@ fn hint(mem: &HostMem, kind: MappingKind, failure: Failure) -> &'static str {
             "a file on a disk can only be registered read-only (HostMem::of_file_read_only), because the kernel lets \
              nobody lock its pages for writing; memfds, /dev/shm and anonymous memory can be registered for both"
         }
-        (Some(1), MappingKind::Memory) => "the mapping is no memory that can be locked; copy it to a memfd",
+        (Some(1), MappingKind::Memory) => "the mapping is not memory that can be locked; copy it to a memfd",
         (Some(2), _) => "the kernel could not lock so many pages: free memory, or register less at a time",
         (Some(712), _) => {
-            "somebody else in this process has registered these pages; use theirs, or register before they do"
+            "other code in this process has registered these pages; use its memory, or register earlier"
         }
         (Some(801), MappingKind::Memory) => "this platform does not let the GPU register memory",
         _ => "",

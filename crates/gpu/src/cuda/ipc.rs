@@ -1,9 +1,9 @@
-//! GPU memory shared between processes, with the place of the memory inside its allocation.
+//! GPU memory shared between processes, including its offset in the allocation.
 //!
-//! CUDA's own handle names an allocation and nothing in it: who exports a pointer into the middle and imports the handle
-//! gets the allocation's start, and reads other bytes. A [`Ticket`] carries the offset as well, and what the importer
-//! needs to notice that it got something else. A ticket is bytes; memory of [`DeviceKind::Exportable`](super::DeviceKind)
-//! has a file descriptor beside it, to be sent over a Unix socket (`SCM_RIGHTS`) or inherited.
+//! A CUDA handle identifies only an allocation: a process that exports a pointer into the middle makes the importer
+//! read from the allocation's start. A [`Ticket`] also carries the offset, and what the importer needs to detect other
+//! memory. A ticket is bytes. Memory of [`DeviceKind::Exportable`](super::DeviceKind) also has a file descriptor, to be
+//! sent over a Unix socket (`SCM_RIGHTS`) or inherited.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -19,22 +19,22 @@ use onehop_proto::GpuAddr;
 
 const MAGIC: [u8; 8] = *b"onehopG1";
 
-/// What names memory of another process's GPU allocation.
+/// Identifies memory of another process's GPU allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ticket {
     /// Whether a file descriptor goes with it.
     pub by_fd: bool,
     /// Which GPU.
     pub gpu: [u8; 16],
-    /// How long the allocation is.
+    /// Size of the allocation.
     pub allocation: u64,
-    /// Where the memory starts in it.
+    /// Offset of the memory in it.
     pub offset: u64,
-    /// How long the memory is.
+    /// Size of the memory.
     pub bytes: u64,
-    /// The exporting process's number for the allocation: never used twice there, unlike the address.
+    /// The exporting process's number for the allocation: never reused there, unlike the address.
     pub buffer: u64,
-    /// CUDA's handle; zeroes where a file descriptor is used.
+    /// CUDA's handle; zero if a file descriptor is used.
     pub handle: [u8; 64],
 }
 
@@ -56,14 +56,14 @@ impl Ticket {
         out
     }
 
-    /// Reads a ticket.
+    /// Parses a ticket.
     ///
     /// # Errors
-    /// When the bytes are none, or contradict each other.
+    /// When the bytes are not a ticket, or are inconsistent.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let bad = |why: &str| Error::Foreign { why: why.into() };
         let bytes: &[u8; Self::BYTES] =
-            bytes.try_into().map_err(|_| bad("a ticket has 128 bytes; this is none"))?;
+            bytes.try_into().map_err(|_| bad("a ticket has 128 bytes; this is not one"))?;
         if bytes[..8] != MAGIC {
             return Err(bad("the bytes do not start as a ticket of this version does"));
         }
@@ -83,7 +83,7 @@ impl Ticket {
     }
 }
 
-/// A ticket, and the descriptor that has to go with it where there is one.
+/// A ticket, and the descriptor that goes with it, if any.
 #[derive(Debug)]
 pub struct Exported {
     /// The ticket.
@@ -92,7 +92,7 @@ pub struct Exported {
     pub fd: Option<OwnedFd>,
 }
 
-/// Names memory for another process. The memory must outlive the other's use.
+/// Makes a ticket for memory. The memory must outlive the other process's use.
 pub(super) fn export(context: &Context, gpu: [u8; 16], region: &Region) -> Result<Exported> {
     let what = "sharing memory with another process";
     let Some(memory) = region.device() else {
@@ -128,12 +128,12 @@ pub(super) fn export(context: &Context, gpu: [u8; 16], region: &Region) -> Resul
 const NOT_FOR_IPC: &str = "this system has no CUDA IPC for such memory (containers need a common IPC and PID \
                            namespace); use DeviceKind::Exportable, which is shared by a file descriptor";
 
-/// Whether a ticket still names the memory of a region of this process.
+/// Whether a ticket still refers to the memory of a region of this process.
 pub(super) fn is_current(context: &Context, ticket: &Ticket, region: &Region) -> Result<bool> {
     Ok(region.host().is_none() && buffer_id(context, region.addr().0)? == ticket.buffer)
 }
 
-/// Opens the memory that a ticket of another process names.
+/// Opens the memory of another process's ticket.
 pub(super) fn import(
     (context, stream): (&Arc<Context>, &Arc<Stream>),
     (gpu, can): ([u8; 16], &Capabilities),

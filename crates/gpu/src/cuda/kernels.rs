@@ -1,5 +1,5 @@
-//! The device code that this build has, and how the host talks to it. All that has to agree with the device crate is in
-//! this file: names of kernels, layouts of what they read, shared memory, shapes of launches.
+//! The device code of this build, and how the host calls it. Everything that has to agree with the device crate is in
+//! this file: kernel names, layouts of their parameters, shared memory, launch shapes.
 
 use onehop_device::PTX;
 use onehop_device::params::{GROUP_SHARED_BYTES, LANES, OWNER_SHARED_BYTES, SINGLE_SHARED_BYTES};
@@ -14,9 +14,9 @@ use crate::{Error, KernelJob, KernelQueue, Launch, Result};
 
 use std::sync::Arc;
 
-/// Warps of a block in shared mode: a few, so that many blocks fit beside each other.
+/// Warps of a block in shared mode: few, so that many blocks run at once.
 const SHARED_WARPS: u32 = 4;
-/// Most threads of a launch in shared mode: all of them wait for one queue.
+/// Maximum threads of a launch in shared mode: all of them wait for one queue.
 const MOST_THREADS: u32 = 1 << 20;
 
 /// The kernels.
@@ -28,21 +28,21 @@ pub(super) struct Kernels {
     shared_prepare: Function,
 }
 
-/// One kernel with what it is to be given.
+/// A kernel with its arguments.
 pub(super) struct KernelCall<'a> {
     pub(super) function: &'a Function,
     pub(super) shape: Shape,
     pub(super) args: Vec<Arg>,
 }
 
-/// Where in a launch's memory things lie.
+/// Offsets in a launch's memory.
 pub(super) struct LaunchLayout {
     pub(super) exits: usize,
     pub(super) bytes: usize,
 }
 
 impl Kernels {
-    /// Loads the device code: `other`, or the one of this build.
+    /// Loads the device code: `other`, or this build's.
     pub(super) fn load(context: &Arc<Context>, other: Option<&str>) -> Result<Self> {
         let module = Module::load(context, other.unwrap_or(PTX))?;
         Ok(Self {
@@ -54,7 +54,7 @@ impl Kernels {
         })
     }
 
-    /// Registers of a thread of the kernel that such a launch runs.
+    /// Registers per thread of the kernel for such a launch.
     pub(super) fn registers(&self, launch: &Launch) -> Result<u32> {
         match launch {
             Launch::Owner(list) if crate::is_single(list) => self.single.registers(),
@@ -63,7 +63,7 @@ impl Kernels {
         }
     }
 
-    /// The kernel that prepares a launch's queues; `at` is where its memory lies.
+    /// The kernel that prepares a launch's queues; `at` is the address of its memory.
     pub(super) fn prepare(&self, launch: &Launch, at: u64) -> KernelCall<'_> {
         let queues = Arg::U64(at);
         match launch {
@@ -116,7 +116,7 @@ impl Kernels {
     }
 }
 
-/// The control memory of a queue: what the kernels that prepare it touch.
+/// The control memory of a queue, which kernels that prepare it access.
 fn control(queue: &KernelQueue, shared: bool) -> Result<Touched> {
     let KernelQueue { sq_entries, cq_entries, .. } = *queue;
     let bytes = match SharedLayout::new(sq_entries, cq_entries) {
@@ -143,7 +143,7 @@ fn queues(launch: &Launch) -> (&[KernelQueue], bool) {
     }
 }
 
-/// What the kernels touch that prepare a launch's queues.
+/// The memory that kernels access which prepare a launch's queues.
 pub(super) fn prepared(launch: &Launch) -> Result<Vec<Touched>> {
     let (list, shared) = queues(launch);
     list.iter().map(|queue| control(queue, shared)).collect()
@@ -161,12 +161,12 @@ fn rings(queue: &KernelQueue) -> [Touched; 4] {
     ]
 }
 
-/// What kernels touch that work on a queue in shared mode.
+/// The memory that kernels access which use a queue in shared mode.
 pub(super) fn shared(queue: &KernelQueue) -> Result<Vec<Touched>> {
     Ok(rings(queue).into_iter().chain([control(queue, true)?]).collect())
 }
 
-/// What a launch's kernels touch. Data is the controller's to move: of it they know addresses on the bus only.
+/// The memory that a launch's kernels access. The controller moves the data: the kernels only know its bus addresses.
 pub(super) fn touched(launch: &Launch, job: &KernelJob, metered: bool) -> Result<Vec<Touched>> {
     let (list, warps) = (queues(launch).0, count(launch)? as u32);
     let mut all = prepared(launch)?;
@@ -184,7 +184,7 @@ pub(super) fn touched(launch: &Launch, job: &KernelJob, metered: bool) -> Result
     Ok(all)
 }
 
-/// How many exits a launch has, one for each warp; an error where it makes no sense.
+/// The number of exits of a launch, one per warp; an error if the launch is invalid.
 pub(super) fn count(launch: &Launch) -> Result<usize> {
     match launch {
         Launch::Owner(list) | Launch::Shared(list, _) if list.is_empty() => {
@@ -203,11 +203,12 @@ pub(super) fn count(launch: &Launch) -> Result<usize> {
 /// The queues of a launch as the kernels read them.
 pub(super) fn queue_bytes(launch: &Launch) -> &[u8] {
     let list = queues(launch).0;
-    // SAFETY: a descriptor is integers alone, without padding, so each of its bytes is one to read; the slice borrows the list.
+    // SAFETY: a descriptor consists of integers without padding, so each of its bytes is initialised; the slice borrows
+    // the list.
     unsafe { std::slice::from_raw_parts(list.as_ptr().cast(), size_of_val(list)) }
 }
 
-/// The places of queues and exits in a launch's memory: queues first, each part on a line of its own.
+/// The offsets of queues and exits in a launch's memory: queues first, each part on cache lines of its own.
 pub(super) fn layout(queues: usize, exits: usize) -> LaunchLayout {
     let at = queues.next_multiple_of(128);
     LaunchLayout { exits: at, bytes: at + exit_bytes(exits) }
@@ -227,7 +228,7 @@ pub(super) fn exits(bytes: &[u8]) -> Result<Vec<Exit>> {
     bytes.chunks_exact(EXIT_BYTES).enumerate().map(read).collect()
 }
 
-/// Bytes of so many exits.
+/// Bytes of `count` exits.
 pub(super) const fn exit_bytes(count: usize) -> usize {
     count * EXIT_BYTES
 }

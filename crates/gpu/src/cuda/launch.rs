@@ -1,4 +1,4 @@
-//! A kernel under way, with everything that it uses held until it has ended.
+//! A running kernel, which holds everything it uses until it has ended.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,33 +13,33 @@ use super::stream::{self, End, KERNELS, Stream};
 use crate::relay::RunningKernel;
 use crate::{Error, Region, Result, Running};
 
-/// Kernels end by their own bounds; this is for a GPU that other programs keep busy meanwhile.
+/// Kernels end by their own limits; this is for a GPU that other programs keep busy.
 const GRACE: Duration = Duration::from_secs(10);
-/// The longest limit: a clock counts further.
+/// The longest limit, within the clock's range.
 const FOREVER: Duration = Duration::from_secs(1 << 30);
 
-/// Work in a stream, and the point at which it is over.
+/// Work in a stream, and the event at its end.
 pub(super) struct RunningLaunch {
     what: String,
     begun: Event,
     done: Event,
-    /// How long it may take, and when that is over.
+    /// Its time limit, and when that expires.
     limit: Duration,
     until: Instant,
-    /// What the kernel uses: nothing of it may go before the kernel has ended.
+    /// What the kernel uses, held until it has ended.
     held: Option<LaunchHold>,
 }
 
 /// Memory that a kernel uses.
 #[derive(Default)]
 pub(super) struct Used {
-    /// That of the launch, which comes back.
+    /// The launch's memory, which is returned.
     pub(super) memory: Option<Region>,
-    /// That of the caller.
+    /// The caller's memory.
     pub(super) _held: Vec<MemoryHold>,
 }
 
-/// The stream, and whatever else a kernel needs.
+/// The stream, and everything else that a kernel needs.
 pub(super) struct LaunchHold {
     pub(super) stream: Arc<Stream>,
     pub(super) function: Function,
@@ -49,18 +49,18 @@ pub(super) struct LaunchHold {
 }
 
 impl LaunchHold {
-    /// Leaves everything to a kernel of which nobody knows when it ends.
+    /// Leaves everything to a kernel that may never end.
     fn leave(self) {
         let Self { stream, function, used, awake } = self;
-        // It would keep a CPU busy for as long as that takes.
+        // It would keep a CPU busy for as long as the kernel runs.
         drop(awake);
         stream.outlasted((function, used));
     }
 }
 
 impl RunningLaunch {
-    /// Marks the end of what was launched in the stream since `begun`; it has to come within `limit`. Where that or the
-    /// launch fails, nothing goes before the stream has come to its end.
+    /// Marks the end of what was launched in the stream since `begun`, with a time limit. If that or the launch fails,
+    /// nothing is freed before the stream has ended.
     pub(super) fn new(
         what: &str,
         (begun, done): (Event, Event),
@@ -79,12 +79,12 @@ impl RunningLaunch {
         Ok(Self { what: what.to_owned(), begun, done, limit, until, held: Some(held) })
     }
 
-    /// Whether it is over, one way or the other: it has ended, or it will not be waited for any more.
+    /// Whether it is over: it has ended, or its limit has expired.
     pub(super) fn is_over(&self) -> bool {
         self.done.progress() != WorkProgress::Pending || Instant::now() >= self.until
     }
 
-    /// How long the GPU took, once it is over.
+    /// The GPU time, once it is over.
     pub(super) fn took(&self) -> Result<Duration> {
         self.done.since(&self.begun)
     }
@@ -110,7 +110,7 @@ impl RunningLaunch {
 impl Drop for RunningLaunch {
     fn drop(&mut self) {
         if self.held.is_some() {
-            // Whoever does not want the outcome still waits for the end: the memory is in use until then.
+            // The memory is in use until the end, so wait even if the outcome is not needed.
             let _ = self.wait();
         }
     }
@@ -121,8 +121,8 @@ pub(super) struct Launched {
     pub(super) work: RunningLaunch,
     pub(super) exits_at: usize,
     pub(super) count: usize,
-    /// Takes the launch's memory back.
-    pub(super) give_back: Box<dyn FnOnce(Region) + Send>,
+    /// Returns the launch's memory.
+    pub(super) return_memory: Box<dyn FnOnce(Region) + Send>,
 }
 
 impl Running for Launched {
@@ -139,7 +139,7 @@ impl Running for Launched {
         let memory = memory.ok_or_else(|| Error::Launch("its memory is gone".into()))?;
         let mut bytes = vec![0; kernels::exit_bytes(self.count)];
         memory.read(self.exits_at, &mut bytes)?;
-        (self.give_back)(memory);
+        (self.return_memory)(memory);
         kernels::exits(&bytes)
     }
 }

@@ -1,5 +1,5 @@
-//! Live memory by its addresses on the GPU. Kernels are given addresses: each is checked to lie in live memory, which is then held
-//! until the kernel has ended.
+//! Live memory by its addresses on the GPU. Kernels are given addresses: each is checked to lie in live memory, which
+//! is then held until the kernel ends.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -11,7 +11,7 @@ use crate::region::AddressSpace;
 /// Keeps memory from being freed.
 pub(super) type MemoryHold = Arc<dyn Send + Sync>;
 
-/// Memory that a kernel touches.
+/// Memory that a kernel accesses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Touched {
     pub(super) what: &'static str,
@@ -27,10 +27,10 @@ struct LiveRange {
 
 #[derive(Default)]
 struct LiveRanges {
-    /// By its first address, and by age: memory that others have allocated may be known several times.
+    /// By first address and age: memory of other code may be registered several times.
     all: BTreeMap<(u64, u64), LiveRange>,
     next: u64,
-    /// From how many entries on those of freed memory are taken out.
+    /// Number of entries from which those of freed memory are removed.
     full: usize,
 }
 
@@ -39,7 +39,7 @@ struct LiveRanges {
 pub(super) struct LiveMemory(Mutex<LiveRanges>);
 
 impl LiveMemory {
-    /// Knows memory as long as it lives.
+    /// Adds memory for as long as it lives.
     pub(super) fn add(&self, at: GpuAddr, bytes: usize, space: AddressSpace, memory: &MemoryHold) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if state.all.len() >= state.full {
@@ -52,8 +52,8 @@ impl LiveMemory {
         state.all.insert(key, LiveRange { end, space, memory: Arc::downgrade(memory) });
     }
 
-    /// Holds memory that all of a range lies in and that a kernel can reach; none if there is no such memory. A range of no
-    /// bytes is refused: a kernel that touches nothing there is not given its address.
+    /// Holds live memory that contains the whole range and that a kernel can reach; `None` if there is none. An empty
+    /// range is refused: a kernel that accesses nothing there does not get its address.
     pub(super) fn hold(
         &self,
         touched: &Touched,
@@ -123,7 +123,7 @@ mod tests {
         assert!(held(8) && !held(5000));
         drop(first);
         assert!(!held(8));
-        // Freed memory does not pile up.
+        // Entries of freed memory do not accumulate.
         for at in 0..1000 {
             live.add(GpuAddr(at), 1, AddressSpace::Cuda, &(Arc::new(0) as MemoryHold));
         }

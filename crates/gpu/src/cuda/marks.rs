@@ -1,8 +1,8 @@
 //! Marks in GPU memory, placed and counted by kernels at the speed of that memory.
 //!
-//! A kernel may find no room on the GPU. The host then cancels it, by the protocol of [`onehop_proto::kernel::run_mark`]: it
-//! may start later, but writes nothing. The kernels have a stream of their own, so that nothing waits behind one that does not
-//! start.
+//! A kernel may find no room on the GPU. The host then cancels it, by the protocol of
+//! [`onehop_proto::kernel::run_mark`]: it may start later, but writes nothing. The kernels have a separate stream, so
+//! that nothing waits behind one that does not start.
 
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -18,19 +18,19 @@ use super::module::{Arg, Function, Module, Shape};
 use super::stream::{End, Stream};
 use crate::{Error, Result};
 
-/// Threads of a block that marks. Every warp reads the permit across the bus, one after another at a microsecond each; stores wait
-/// for nothing, so that 64 warps keep the memory busy.
+/// Threads of a block that marks. Every warp reads the permit across the bus, one after another at a microsecond each.
+/// Stores do not wait, so 64 warps keep the memory busy.
 const MARK_THREADS: u32 = 64;
-/// Threads of a block that counts, and blocks: loads are waited for, and there is no permit.
+/// Threads of a block that counts, and blocks: loads wait, and there is no permit.
 const COUNT_THREADS: u32 = 256;
 const MOST_COUNT_BLOCKS: u32 = 512;
-/// Marks of one launch: their number is 32 bits wide.
+/// Maximum marks of one launch: their number is 32 bits wide.
 const MOST: u64 = 1 << 31;
 /// The driver cuts small allocations from a larger one.
 const COUNTER_BYTES: usize = 256;
-/// Where the host finds how many marks are left, behind the permit.
+/// Offset of the number of remaining marks, after the permit.
 const LEFT: usize = Permit::BYTES as usize;
-/// How long blocks that are writing may take: a thousand times what they do.
+/// How long blocks that are writing may take: a thousand times what they need.
 const WRITING: Duration = Duration::from_secs(1);
 const MARKING: &str = "marking GPU memory";
 const COUNTING: &str = "counting marks in GPU memory";
@@ -41,11 +41,11 @@ pub(super) struct Marker {
     mark: Function,
     left: Function,
     counter: Counter,
-    /// The permit, and behind it the number of marks that are left.
+    /// The permit, followed by the number of remaining marks.
     shared: HostMem,
     shared_at: DevicePtr,
     _registration: PageRegistration,
-    /// The number of the last launch. The holder of the lock owns the stream and the permit.
+    /// The number of the last launch. The lock's holder owns the stream and the permit.
     launches: Mutex<u32>,
 }
 
@@ -57,7 +57,7 @@ struct Counter {
 impl Drop for Counter {
     fn drop(&mut self) {
         let (context, at) = (self.context.clone(), self.at);
-        self.context.driver.reclaimer.give_back(move || {
+        self.context.driver.reclaimer.enqueue(move || {
             // SAFETY: it came from cuMemAlloc; kernels that use it hold the marker.
             let answer = context.attempt(|driver| unsafe { driver.free(at) });
             context.freed(answer, "freeing GPU memory")
@@ -86,7 +86,7 @@ impl Marker {
         })
     }
 
-    /// Writes the word to every place, within `limit`.
+    /// Writes the word to every address, within `limit`.
     ///
     /// # Errors
     /// [`Error::Cancelled`] when the kernel did not end in time; nothing is written then when this returns.
@@ -123,10 +123,10 @@ impl Marker {
         })
     }
 
-    /// How many of the places still hold the word, answered within `limit`.
+    /// How many addresses still hold the word, counted within `limit`.
     ///
     /// # Errors
-    /// When the GPU did not say in time.
+    /// When the GPU did not answer in time.
     ///
     /// # Safety
     /// All places are allocated until this returns, and freed only when all kernels have ended.
@@ -179,7 +179,7 @@ impl Marker {
         }
     }
 
-    /// Cancels the launch that is under way, and gives the error.
+    /// Cancels the running launch, and returns the error.
     fn give_up(self: &Arc<Self>, end: End, what: &str, limit: Duration) -> Result<()> {
         self.leave(end);
         let what = what.to_owned();
@@ -191,11 +191,11 @@ impl Marker {
         }
     }
 
-    /// Takes the permit back; whether no block writes any more.
+    /// Revokes the permit; whether no block writes any more.
     fn cancel(&self) -> bool {
         let Ok(permit) = self.shared.word(Permit::LAUNCH as usize) else { return false };
         permit.store(0, Ordering::SeqCst);
-        // The other half of the bargain: a block says that it writes before it looks at the permit.
+        // Pairs with the block's order: it announces its writes before it reads the permit.
         fence(Ordering::SeqCst);
         let writes = |block| {
             let word = self.shared.word(Permit::block(block) as usize);
@@ -219,7 +219,7 @@ impl Marker {
     }
 }
 
-/// The launches that marks take: where each begins, and how many words it has.
+/// The launches for marks: the first address and the word count of each.
 fn parts(memory: DevicePtr, marks: &Marks) -> impl Iterator<Item = (DevicePtr, u32)> + use<> {
     let Marks { first, count, .. } = *marks;
     let start = move |part: u64| memory + first + part * MOST * Marks::BYTES;

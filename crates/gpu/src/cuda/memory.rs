@@ -1,4 +1,4 @@
-//! GPU memory: plain allocations, and those made apart from their addresses, which can be exported.
+//! GPU memory: plain allocations, and exportable ones, which are made separately from their addresses.
 
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
@@ -21,11 +21,11 @@ use crate::{Error, Result};
 
 /// Plain allocations start and end on a GPU page, so that they do on host pages too.
 const UNIT: usize = 64 << 10;
-/// The driver cuts shorter allocations from larger ones, behind whatever else of this process lies there.
+/// The driver cuts shorter allocations from larger ones, next to other allocations of this process.
 const WHOLE: usize = 2 << 20;
 /// Bytes of a barrier: the driver cuts small allocations from a larger one.
 const BARRIER: usize = 256;
-/// How long memory that was dropped is waited for where there is no room for more.
+/// How long to wait for dropped memory if there is no room for more.
 const ROOM: Duration = Duration::from_secs(5);
 /// CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
 const SYNC_MEMOPS: i32 = 6;
@@ -35,7 +35,7 @@ const POSIX_FD: i32 = 1;
 /// How GPU memory is allocated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DeviceKind {
-    /// By `cuMemAlloc`: small, quick, shared with other processes by an IPC handle.
+    /// By `cuMemAlloc`: small, fast, shared with other processes by an IPC handle.
     Plain,
     /// By `cuMemCreate`, in steps of 2 MiB: capable of GPUDirect, shared by a file descriptor. For whole dma-bufs.
     Exportable,
@@ -43,26 +43,27 @@ pub enum DeviceKind {
 
 #[derive(Clone, Copy)]
 enum Origin {
-    /// What the driver gave begins here.
+    /// The allocation starts here.
     Plain { base: DevicePtr },
-    /// The handle of the physical memory, which is mapped at the address, and an allocation that tells when nobody uses it.
+    /// The handle of the physical memory mapped at the address, and an allocation whose freeing waits until it is
+    /// unused.
     Mapped { handle: u64, barrier: DevicePtr },
-    /// An IPC handle of another process was opened.
+    /// Opened from another process's IPC handle.
     Opened,
-    /// Somebody else in this process has allocated it, and frees it.
+    /// Allocated by other code in this process, which frees it.
     Lent,
 }
 
-/// What keeps memory allocated that was lent.
+/// Keeps lent memory allocated.
 type MemoryOwner = Box<dyn Send + Sync>;
 
 /// One allocation.
 pub(super) struct DeviceMemory {
-    // The last of these may go with the memory, and the thread that drops it must not call the driver.
+    // It may be the context's last reference, and the thread that drops it must not call the driver.
     context: ManuallyDrop<Arc<Context>>,
     stream: ManuallyDrop<Arc<Stream>>,
     pub(super) at: DevicePtr,
-    /// All of it: at least what was asked for.
+    /// Its size: at least the requested one.
     pub(super) bytes: usize,
     origin: Origin,
     owner: Option<MemoryOwner>,
@@ -79,7 +80,7 @@ impl DeviceMemory {
         Self { context, stream, at, bytes, origin, owner: None }
     }
 
-    /// New memory. What is in it nobody knows.
+    /// New memory with undefined content.
     pub(super) fn new(
         context: &Arc<Context>,
         stream: &Arc<Stream>,
@@ -93,7 +94,7 @@ impl DeviceMemory {
         }
     }
 
-    /// Zeroes these ranges, as far as they lie in it.
+    /// Zeroes the parts of these ranges that lie in it.
     pub(super) fn zero(&self, ranges: &[Range<usize>]) -> Result<()> {
         let within = ranges.iter().map(|range| range.start.min(self.bytes)..range.end.min(self.bytes));
         // SAFETY: the ranges lie within the allocation.
@@ -117,7 +118,7 @@ impl DeviceMemory {
                 why: format!("the driver placed them at {base:#x}, which is not on a page of 64 KiB"),
             });
         }
-        // Another device may write this memory: no copy may return before it has been made.
+        // Another device may write this memory: copies must not return before they are complete.
         let on: u32 = 1;
         // SAFETY: the attribute is a 32-bit number, and `at` was allocated above.
         context.call("asking for synchronous copies", |driver| unsafe {
@@ -166,8 +167,8 @@ impl DeviceMemory {
         Self::map_handle(context, stream, handle, bytes, 0)
     }
 
-    /// Memory that somebody else in this process has allocated: `bytes` from `at` on, in one allocation. The owner goes when
-    /// nobody uses the memory any more, the GPU included.
+    /// Memory that other code in this process has allocated: `bytes` from `at` on, in one allocation. The owner is
+    /// dropped when nothing uses the memory any more, including the GPU.
     pub(super) fn lent(
         context: &Arc<Context>,
         stream: &Arc<Stream>,
@@ -205,9 +206,9 @@ impl DeviceMemory {
         let handle = sys::CUipcMemHandle { reserved: handle.map(|byte| byte as _) };
         let (mut at, mut base, mut bytes) = (0, 0, 0);
         context.attempt(|driver| {
-            // SAFETY: `at` lives across the call, and the handle is 64 bytes. NVIDIA does not document what one does that no driver made:
-            // tests/cuda/sharing.rs shows that it is refused. Which programs may name memory by handles is the caller's decision, since
-            // one that is guessed opens another's.
+            // SAFETY: `at` lives across the call, and the handle is 64 bytes. NVIDIA does not document forged handles;
+            // tests/cuda/sharing.rs shows that they are refused. Which programs may use handles is the caller's
+            // decision, since a guessed one opens another program's memory.
             unsafe { driver.ipc_open(&mut at, handle, LAZY_PEER_ACCESS) }
         })?;
         let mut memory = Self::on(context, stream, (at, 0), Origin::Opened);
@@ -237,7 +238,7 @@ impl DeviceMemory {
             |failure| {
                 // Freeing it waits for every kernel of the GPU, other libraries' too.
                 let owned = context.clone();
-                context.driver.reclaimer.give_back(move || {
+                context.driver.reclaimer.enqueue(move || {
                     // SAFETY: it was allocated above, and nothing uses it.
                     let answer = owned.attempt(|driver| unsafe { driver.free(barrier) });
                     owned.freed(answer, "freeing GPU memory")
@@ -249,7 +250,7 @@ impl DeviceMemory {
     }
 }
 
-/// Allocates; once more where there is no room, when what was dropped before has been freed.
+/// Allocates; if there is no room, tries once more when dropped memory has been freed.
 fn with_room(
     context: &Context,
     what: &str,
@@ -266,7 +267,7 @@ fn with_room(
     }
 }
 
-/// Gives physical memory an address. The handle is given back where that fails.
+/// Maps physical memory at an address; releases the handle on failure.
 fn map(
     driver: &DriverCalls,
     device: i32,
@@ -341,18 +342,18 @@ impl Drop for DeviceMemory {
             unsafe { (ManuallyDrop::take(&mut self.context), ManuallyDrop::take(&mut self.stream)) };
         let (at, bytes, mut origin, owner) = (self.at, self.bytes, self.origin, self.owner.take());
         let reclaimer = context.driver.reclaimer.clone();
-        // There is nothing to free here, and the owner may go at once: what began with the memory has ended.
-        if matches!(origin, Origin::Lent) && !reclaimer.is_in_doubt() {
+        // There is nothing to free here, and the owner may be dropped at once: its kernels and copies have ended.
+        if matches!(origin, Origin::Lent) && !reclaimer.has_unfinished_work() {
             return;
         }
-        reclaimer.give_back(move || {
+        reclaimer.enqueue(move || {
             let _ = (&stream, &owner);
             free(&context, at, bytes, &mut origin)
         });
     }
 }
 
-/// Frees an allocation of which nobody holds a region any more.
+/// Frees an allocation whose regions were all dropped.
 fn free(context: &Context, at: DevicePtr, bytes: usize, origin: &mut Origin) -> Freed {
     let answer = context.attempt(|driver| match origin {
         // SAFETY: it came from cuMemAlloc, and nobody holds a region of it any more.
@@ -361,8 +362,8 @@ fn free(context: &Context, at: DevicePtr, bytes: usize, origin: &mut Origin) -> 
         Origin::Opened => unsafe { driver.ipc_close(at) },
         Origin::Lent => Ok(()),
         Origin::Mapped { handle, barrier } => {
-            // Consumers of a tensor may have left kernels behind that still use it. cuMemFree waits for all work of the GPU;
-            // cuMemUnmap does not, and cuCtxSynchronize would invalidate captures.
+            // A tensor's consumers may have left kernels running that still use it. cuMemFree waits for all work of the
+            // GPU; cuMemUnmap does not, and cuCtxSynchronize would invalidate captures.
             if *barrier != 0 {
                 // SAFETY: it came from cuMemAlloc, and nobody uses it.
                 unsafe { driver.free(*barrier) }?;
@@ -374,7 +375,7 @@ fn free(context: &Context, at: DevicePtr, bytes: usize, origin: &mut Origin) -> 
     context.freed(answer, "freeing GPU memory")
 }
 
-/// Waits for all work of the GPU that this process has begun, in every stream.
+/// Waits for all GPU work that this process has started, in every stream.
 pub(super) fn wait_for_all(context: &Arc<Context>) -> Result<()> {
     const WHAT: &str = "waiting for the GPU";
     let mut barrier = 0;
@@ -382,9 +383,9 @@ pub(super) fn wait_for_all(context: &Arc<Context>) -> Result<()> {
     context.call(WHAT, |driver| unsafe { driver.alloc(&mut barrier, BARRIER) })?;
     let (sender, receiver) = std::sync::mpsc::sync_channel(1);
     let owned = context.clone();
-    context.driver.reclaimer.give_back(move || {
-        // SAFETY: it came from cuMemAlloc, and nobody uses it. That the call waits for the work in all streams was measured and is not
-        // documented: driver 580.159 on an H200, shown by tests/cuda/capture.rs.
+    context.driver.reclaimer.enqueue(move || {
+        // SAFETY: it came from cuMemAlloc, and nobody uses it. The call waits for the work in all streams. This is not
+        // documented; tests/cuda/capture.rs shows it with driver 580.159 on an H200.
         let answer = owned.attempt(|driver| unsafe { driver.free(barrier) });
         let freed = owned.freed(answer, WHAT);
         if !matches!(freed, Freed::NotNow) {
@@ -409,8 +410,8 @@ fn unmap(driver: &DriverCalls, at: DevicePtr, bytes: usize, handle: u64) -> std:
 
 impl DeviceBytes for DeviceMemory {
     fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
-        // SAFETY: `DeviceBytes` is called with ranges that were checked to lie within the allocation. It is freed, or its owner
-        // dropped, only when nothing is in doubt.
+        // SAFETY: `DeviceBytes` is called with ranges that were checked to lie within the allocation. It is freed, or
+        // its owner dropped, only when all work is known to have ended.
         unsafe { self.stream.copy_out(self.at + offset as u64, out) }
     }
 
@@ -443,7 +444,7 @@ impl DeviceBytes for DeviceMemory {
 
     fn is_settled(&self) -> Result<bool> {
         match self.stream.progress() {
-            // What went with the context has ended.
+            // Work lost with the context has ended.
             WorkProgress::Over | WorkProgress::Lost(_) => Ok(true),
             WorkProgress::Pending => Ok(false),
             WorkProgress::Unknown(failure) => {

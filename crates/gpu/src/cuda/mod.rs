@@ -1,7 +1,7 @@
 //! NVIDIA's GPUs through the CUDA driver.
 //!
-//! Nothing of CUDA is needed to build this or to start a program that has it: [`Cuda::load`] looks for the driver when
-//! it is called, and gives an error that says why where there is none.
+//! CUDA is needed neither to build this nor to start a program that uses it: [`Cuda::load`] looks for the driver when
+//! it is called, and otherwise returns an error with the reason.
 //!
 //! ```no_run
 //! use onehop_gpu::{Gpu, Place, cuda::Cuda};
@@ -73,22 +73,22 @@ use crate::{Error, Result};
 #[derive(Clone)]
 pub struct Cuda(Arc<Driver>);
 
-/// A GPU that the driver shows.
+/// A GPU as the driver reports it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Device {
-    /// Its number, as CUDA counts in this process.
+    /// Its ordinal in this process.
     pub ordinal: u32,
     /// Its product name.
     pub name: String,
-    /// Where it is: `0000:1b:00.0`.
+    /// Its PCI address: `0000:1b:00.0`.
     pub pci: String,
-    /// What tells it from every other GPU.
+    /// Its unique ID.
     pub uuid: [u8; 16],
     /// Bytes of its memory.
     pub memory: u64,
-    /// What it can do, compute capability and the driver's CUDA version included.
+    /// Its capabilities, including compute capability and the driver's CUDA version.
     pub can: Capabilities,
-    /// The version of the kernel driver, such as 580.159.04, where the system tells.
+    /// The version of the kernel driver, such as 580.159.04, if known.
     pub kernel_driver: Option<String>,
 }
 
@@ -96,12 +96,12 @@ impl Cuda {
     /// Finds and starts the driver.
     ///
     /// # Errors
-    /// When there is none that works, and why.
+    /// When there is no working driver; the error says why.
     pub fn load() -> Result<Self> {
         Driver::load().map(Self)
     }
 
-    /// The CUDA version of the driver: 1000 for each major one, 10 for each minor one.
+    /// The CUDA version of the driver: 1000 × major + 10 × minor.
     #[must_use]
     pub fn version(&self) -> i32 {
         self.0.version()
@@ -125,7 +125,7 @@ impl Cuda {
     /// A GPU by its ordinal (`0`) or its PCI address (`0000:1b:00.0`, `1b:00.0`).
     ///
     /// # Errors
-    /// When there is none of that name, or it cannot be opened.
+    /// When there is no GPU of that name, or it cannot be opened.
     pub fn open(&self, name: &str) -> Result<CudaGpu> {
         self.open_device(name, None)
     }
@@ -133,10 +133,10 @@ impl Cuda {
     /// The same, with other device code than this build's: PTX with kernels of the same names and parameters.
     ///
     /// # Errors
-    /// As for [`Cuda::open`]. The code is looked at when it is first launched.
+    /// As for [`Cuda::open`]. The code is compiled at the first launch.
     ///
     /// # Safety
-    /// The kernels write no memory but what they are given addresses of.
+    /// The kernels only write memory whose addresses they are given.
     pub unsafe fn open_with_code(&self, name: &str, ptx: &str) -> Result<CudaGpu> {
         self.open_device(name, Some(ptx.to_owned()))
     }
@@ -207,7 +207,7 @@ fn text(
     Ok(String::from_utf8_lossy(&buffer[..end]).into_owned())
 }
 
-/// What the system's loader says: the library that looks libraries up keeps it as the source of its own error.
+/// The loader's message: libloading keeps it as its error's source.
 fn loader_words(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
@@ -226,7 +226,7 @@ impl GpuSelector {
     }
 }
 
-/// A PCI address as Linux writes it, from one with any domain, or none, in any case.
+/// A PCI address as Linux writes it, from any spelling, with or without a domain.
 fn pci_address(text: &str) -> Option<String> {
     let (rest, function) = text.rsplit_once('.')?;
     let mut parts = rest.rsplit(':');

@@ -14,14 +14,14 @@ use crate::{Error, KernelJob, Result};
 
 const LOG_BYTES: usize = 16 << 10;
 
-/// Options of the compiler in the driver; a number stands in a pointer's place.
+/// Options of the driver's compiler; numbers are passed as pointers.
 const JIT_MAX_REGISTERS: c_int = 0;
 const JIT_ERROR_LOG: c_int = 5;
 const JIT_ERROR_LOG_BYTES: c_int = 6;
-/// What is given to the linker.
+/// An input of the linker.
 const INPUT_PTX: c_int = 1;
 
-/// What cuFuncGetAttribute tells.
+/// A cuFuncGetAttribute attribute.
 const REGISTERS: c_int = 4;
 const MAX_THREADS: c_int = 0;
 const MAX_DYNAMIC_SHARED: c_int = 8;
@@ -30,7 +30,7 @@ fn c_text(ptx: &str) -> Result<CString> {
     CString::new(ptx).map_err(|_| Error::Launch("the PTX has a zero byte in it".into()))
 }
 
-/// What the compiler has to say.
+/// The compiler's log.
 struct Log(Vec<u8>);
 
 impl Log {
@@ -49,7 +49,7 @@ impl Log {
     }
 }
 
-/// A linker's work; over when it is dropped.
+/// A linker; it ends when it is dropped.
 struct Linker {
     context: Arc<Context>,
     raw: sys::CUlinkState,
@@ -58,7 +58,7 @@ struct Linker {
 impl Drop for Linker {
     fn drop(&mut self) {
         if !self.raw.is_null() {
-            // SAFETY: it was made, and nobody has what it made: that was loaded, or is not used. `Module::link_texts` drops it.
+            // SAFETY: it was created, and its output was loaded or is not used. `Module::link_texts` drops it.
             let _ = self.context.attempt(|driver| unsafe { driver.link_destroy(self.raw) });
         }
     }
@@ -77,11 +77,11 @@ unsafe impl Send for Module {}
 unsafe impl Sync for Module {}
 
 impl Module {
-    /// Has the driver compile PTX for this GPU. What the compiler said is in the error.
+    /// Has the driver compile PTX for this GPU. The error contains the compiler's log.
     pub(super) fn load(context: &Arc<Context>, ptx: &str) -> Result<Arc<Self>> {
         const WHAT: &str = "compiling the kernels for this GPU";
         let (text, owned) = (c_text(ptx)?, context.clone());
-        context.driver.reclaimer.beside_kernels(WHAT, LONGEST, move || {
+        context.driver.reclaimer.load_with_time_limit(WHAT, LONGEST, move || {
             let mut log = Log::new();
             // SAFETY: the text ends in a zero byte, and lives across the call.
             let loaded = unsafe { Self::load_image(&owned, text.as_ptr().cast(), &mut log) };
@@ -89,14 +89,14 @@ impl Module {
         })
     }
 
-    /// Has the driver compile PTX of several authors, and link what one calls of another. Functions that are compiled apart
-    /// use at most so many registers.
+    /// Has the driver compile several PTX texts and link the calls between them. Separately compiled functions use at
+    /// most this many registers.
     pub(super) fn link(context: &Arc<Context>, parts: &[&str], registers: u32) -> Result<Arc<Self>> {
         const WHAT: &str = "linking kernels for this GPU";
         let texts = parts.iter().map(|part| c_text(part)).collect::<Result<Vec<_>>>()?;
         let owned = context.clone();
         let link = move || Self::link_texts(&owned, WHAT, &texts, registers);
-        context.driver.reclaimer.beside_kernels(WHAT, LONGEST, link)
+        context.driver.reclaimer.load_with_time_limit(WHAT, LONGEST, link)
     }
 
     fn link_texts(
@@ -146,14 +146,14 @@ impl Module {
         Ok(Arc::new(Self { context: ManuallyDrop::new(context.clone()), raw }))
     }
 
-    /// A kernel by its name, in the GPU's memory already: with lazy loading the first launch of a kernel would wait for
-    /// those that run, and one of those may be waiting for it.
+    /// A kernel by its name, already loaded into GPU memory: with lazy loading the first launch of a kernel would wait
+    /// for running ones, and one of those may be waiting for it.
     pub(super) fn function(self: &Arc<Self>, name: &str) -> Result<Function> {
         let what = format!("finding the kernel {name}");
         let text = CString::new(name).map_err(|_| Error::Launch("a kernel's name has a zero byte".into()))?;
         let (module, name, why) = (self.clone(), name.to_owned(), what.clone());
         let find = move || module.find(&text, name, &what);
-        self.context.driver.reclaimer.beside_kernels(&why, LONGEST, find)
+        self.context.driver.reclaimer.load_with_time_limit(&why, LONGEST, find)
     }
 
     fn find(self: &Arc<Self>, text: &CStr, name: String, what: &str) -> Result<Function> {
@@ -163,7 +163,7 @@ impl Module {
             unsafe { driver.module_function(&mut raw, self.raw, text.as_ptr()) }
         })?;
         let function = Function { module: self.clone(), raw, name };
-        // SAFETY: the function is of this module. Drivers without the call have it loaded by the question below.
+        // SAFETY: the function is of this module. In drivers without the call the query below loads it.
         let _ = self.context.attempt(|driver| unsafe { driver.function_load(raw) });
         function.registers()?;
         Ok(function)
@@ -175,7 +175,7 @@ impl Drop for Module {
         // SAFETY: it is not used after this, in which self goes.
         let context = unsafe { ManuallyDrop::take(&mut self.context) };
         let (module, reclaimer) = (Raw(self.raw), context.driver.reclaimer.clone());
-        reclaimer.give_back(move || {
+        reclaimer.enqueue(move || {
             // SAFETY: nobody holds a function of it, and launches hold functions.
             let answer = context.attempt(|driver| unsafe { driver.module_unload(module.get()) });
             context.freed(answer, "unloading device code")
@@ -183,14 +183,14 @@ impl Drop for Module {
     }
 }
 
-/// The size of a launch.
+/// Size of a launch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
     /// Blocks.
     pub blocks: u32,
-    /// Threads of each.
+    /// Threads per block.
     pub threads: u32,
-    /// Bytes of dynamic shared memory of each.
+    /// Bytes of dynamic shared memory per block.
     pub shared: u32,
 }
 
@@ -231,17 +231,17 @@ impl Function {
         Ok(value.max(0) as u32)
     }
 
-    /// Registers that a thread of it uses.
+    /// Registers per thread.
     pub(super) fn registers(&self) -> Result<u32> {
         self.get(REGISTERS)
     }
 
-    /// Threads that a block of it may have.
+    /// Maximum threads per block.
     pub(super) fn most_threads(&self) -> Result<u32> {
         self.get(MAX_THREADS)
     }
 
-    /// Lets its blocks use so much dynamic shared memory. The driver gives 48 KiB without being asked.
+    /// Lets its blocks use this much dynamic shared memory. The default limit is 48 KiB.
     fn allow_shared(&self, bytes: u32) -> Result<()> {
         if bytes <= 48 << 10 {
             return Ok(());
@@ -253,17 +253,17 @@ impl Function {
         })
     }
 
-    /// Puts it into a stream.
+    /// Launches it in a stream.
     ///
     /// # Safety
-    /// The arguments are those of the kernel, in number, kind and order, and the addresses among them are what the
-    /// kernel takes them for until it has ended.
+    /// The arguments match the kernel's in number, kind and order, and the addresses among them stay valid for it until
+    /// it has ended.
     pub(super) unsafe fn launch(&self, stream: &Stream, shape: Shape, args: &[Arg]) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.launch_in(stream.raw(), shape, args) }
     }
 
-    /// The same for a stream of this context that the program has.
+    /// The same in a stream of this context that belongs to the program.
     ///
     /// # Safety
     /// As for [`Self::launch`]; the stream has not been destroyed.

@@ -1,4 +1,4 @@
-//! What NVIDIA's management library tells of a GPU: its link, its power. Looked for when it is asked; CUDA is not needed.
+//! What NVIDIA's management library reports about a GPU: link and power. Loaded on first use; CUDA is not needed.
 
 use std::ffi::{CString, OsStr, c_char, c_int, c_uint, c_void};
 
@@ -6,7 +6,7 @@ use libloading::Library;
 
 use crate::{Error, Result};
 
-/// Its soname, and where a driver puts it.
+/// Its soname, and where drivers install it.
 const PLACES: [&str; 2] = ["libnvidia-ml.so.1", "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"];
 
 type NvmlDevice = *mut c_void;
@@ -16,20 +16,20 @@ type Number = unsafe extern "C" fn(NvmlDevice, *mut c_uint) -> c_int;
 /// The library, started.
 pub struct Nvml(Library);
 
-/// A GPU, by the library. What it does not tell is none.
+/// NVML's report about a GPU. Unknown values are `None`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct GpuHealth {
     /// The link's generation of PCIe now: an idle GPU slows it.
     pub link_generation: Option<u32>,
     /// The link's lanes now.
     pub link_lanes: Option<u32>,
-    /// The best generation that GPU and slot both have.
+    /// The best generation that GPU and slot both support.
     pub max_link_generation: Option<u32>,
-    /// The most lanes that both have.
+    /// The most lanes that both support.
     pub max_link_lanes: Option<u32>,
-    /// Milliwatts that it draws.
+    /// Present power in milliwatts.
     pub power: Option<u32>,
-    /// Milliwatts that it may draw.
+    /// Power limit in milliwatts.
     pub power_limit: Option<u32>,
     /// Its performance state: 0 is at work, 8 and more idle.
     pub state: Option<u32>,
@@ -51,7 +51,7 @@ impl Nvml {
     /// Finds and starts it.
     ///
     /// # Errors
-    /// When there is none that works, and why.
+    /// When there is no working library; the error says why.
     pub fn load() -> Result<Self> {
         Self::load_from(&PLACES.map(OsStr::new))
     }
@@ -59,7 +59,7 @@ impl Nvml {
     fn load_from(places: &[&OsStr]) -> Result<Self> {
         let mut why = String::new();
         for place in places {
-            // SAFETY: NVML's initialisers set up NVML itself and nothing of ours.
+            // SAFETY: NVML's initialisers only set up NVML itself.
             match unsafe { Library::new(*place) } {
                 Ok(library) => return Self::start(library),
                 Err(error) if why.is_empty() => why = super::loader_words(&error),
@@ -72,8 +72,8 @@ impl Nvml {
     fn start(library: Library) -> Result<Self> {
         // SAFETY: a type and no call; nvml.h says that it takes nothing.
         let init: unsafe extern "C" fn() -> c_int = function(&library, "nvmlInit_v2")?;
-        // SAFETY: it takes nothing; it is undone when the result is dropped. Where it fails there is nothing to undo: NVML counts who
-        // started it, and one end too many would be another library's.
+        // SAFETY: it takes nothing; it is undone when the result is dropped. On failure there is nothing to undo: NVML
+        // counts its users, and an extra shutdown would be another library's.
         match unsafe { init() } {
             0 => Ok(Self(library)),
             code => Err(refused(format!("nvmlInit_v2 failed with {code}{}", hint(code)))),
@@ -88,8 +88,8 @@ impl Nvml {
         // SAFETY: a type and no call, of nvml.h's signature.
         let get: unsafe extern "C" fn(*const c_char, *mut NvmlDevice) -> c_int =
             self.function("nvmlDeviceGetHandleByPciBusId_v2")?;
-        let name =
-            CString::new(pci).map_err(|_| refused(format!("'{}' is no address", pci.escape_debug())))?;
+        let name = CString::new(pci)
+            .map_err(|_| refused(format!("'{}' is not a PCI address", pci.escape_debug())))?;
         let mut device = std::ptr::null_mut();
         // SAFETY: the name ends in a zero byte, and `device` lives across the call.
         match unsafe { get(name.as_ptr(), &mut device) } {
@@ -98,10 +98,10 @@ impl Nvml {
         }
     }
 
-    /// The bytes of BAR 1 of the GPU at a PCI address: the window through which other devices reach its memory.
+    /// The bytes of BAR 1 of the GPU at a PCI address: through it other devices reach its memory.
     ///
     /// # Errors
-    /// When it knows no such GPU, or does not tell.
+    /// When it knows no such GPU, or does not report it.
     pub fn bar_bytes(&self, pci: &str) -> Result<u64> {
         // SAFETY: a type and no call, of nvml.h's signature: the result is bytes in all, free and used.
         let get: unsafe extern "C" fn(NvmlDevice, *mut [u64; 3]) -> c_int =
@@ -138,7 +138,7 @@ impl Nvml {
         })
     }
 
-    /// GPUs that cannot be divided, and older libraries, do not tell.
+    /// Indivisible GPUs and older libraries do not report it.
     fn mig(&self, device: NvmlDevice) -> Option<bool> {
         // SAFETY: a type and no call, of nvml.h's signature.
         let get: unsafe extern "C" fn(NvmlDevice, *mut c_uint, *mut c_uint) -> c_int =
@@ -149,7 +149,7 @@ impl Nvml {
     }
 }
 
-/// What is known about some of its errors.
+/// Hints for some of its errors.
 fn hint(code: c_int) -> &'static str {
     match code {
         9 => ": NVIDIA's kernel driver is not loaded",
@@ -195,7 +195,7 @@ mod tests {
     "#;
 
     #[test]
-    fn what_it_does_not_tell_is_none() {
+    fn unreported_values_are_none() {
         let folder = std::env::temp_dir().join(format!("onehop-nvml-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let (source, library) = (folder.join("model.c"), folder.join("libmodel.so"));
@@ -218,7 +218,7 @@ mod tests {
         assert!(nvml.bar_bytes("0000:1c:00.0").is_err());
         assert!(nvml.health("0000:1c:00.0").unwrap_err().to_string().contains("no such GPU"));
         assert!(nvml.health("a\0b").is_err());
-        // What did not start is not ended: that would be another library's end.
+        // What did not start is not shut down: that would be another library's shutdown.
         // SAFETY: the model's functions, of these signatures.
         unsafe {
             let model = Library::new(&library).unwrap();

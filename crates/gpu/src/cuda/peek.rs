@@ -1,4 +1,4 @@
-//! Reading a device's registers by a kernel that may never come back.
+//! Reads a device's registers by a kernel that may never end.
 
 use std::time::{Duration, Instant};
 

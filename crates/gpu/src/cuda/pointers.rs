@@ -1,4 +1,4 @@
-//! Memory and streams that the program has, known by nothing but a pointer.
+//! The program's own memory and streams, given as pointers.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -15,16 +15,16 @@ use super::{Context, Cuda};
 use crate::region::AddressSpace;
 use crate::{Region, Result};
 
-/// What the driver knows of a pointer into a GPU's memory.
+/// The driver's information about a pointer into GPU memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pointer {
     /// The GPU, as CUDA counts.
     pub ordinal: u32,
-    /// The identity of its allocation: unlike the address, it never comes again in this process.
+    /// The identity of its allocation: unlike the address, it is never reused in this process.
     pub id: u64,
-    /// The context that it was allocated in, as a number; 0 where it is of none.
+    /// The context of the allocation, as a number; 0 if none.
     pub context: usize,
-    /// Whether every GPU reaches it: the driver moves it to where it is used.
+    /// Whether every GPU reaches it: the driver migrates it to its users.
     pub is_managed: bool,
 }
 
@@ -61,25 +61,25 @@ fn look_up(calls: &DriverCalls, at: u64) -> std::result::Result<Option<Pointer>,
 }
 
 impl Cuda {
-    /// What the driver knows of a pointer; none for host memory, pinned or not, and for what is no memory.
+    /// The driver's information about a pointer; `None` for host memory, pinned or not, and for invalid pointers.
     ///
     /// # Errors
-    /// When the driver does not say: it may want a GPU to be open ([`CudaGpu::pointer`]).
+    /// When the driver does not answer: it may need an open GPU ([`CudaGpu::pointer`]).
     pub fn pointer(&self, at: GpuAddr) -> Result<Option<Pointer>> {
         let found = self.0.relaxed().and_then(|calls| look_up(&calls, at.0));
         found.map_err(|failure| self.0.error("looking a pointer up", failure))
     }
 
-    /// The GPU that a pointer's memory is of, in the context that the memory was allocated in: a program may have made one of
-    /// its own. Managed memory and memory of no context are in the primary one.
+    /// Opens the GPU of a pointer's memory, in the context of the allocation: a program may have created its own.
+    /// Managed memory and memory without a context are in the primary one.
     ///
     /// # Errors
-    /// When the driver fails; for a context of the program's, when the driver is older than CUDA 12.0 and does not tell
-    /// contexts apart.
+    /// When the driver fails; for a context of the program's, when the driver is older than CUDA 12.0 and does not
+    /// distinguish contexts.
     ///
     /// # Safety
-    /// The pointer is what the driver has just said of memory that has not been freed, or is of no context. The program does
-    /// not destroy the context while a call uses the result, or what was made with it.
+    /// `pointer` is the driver's current information about memory that has not been freed, or that has no context. The
+    /// program does not destroy the context while a call uses the result, or what was made with it.
     pub unsafe fn open_for(&self, pointer: &Pointer) -> Result<CudaGpu> {
         let (handle, device) = self.device(pointer.ordinal as i32)?;
         let raw = pointer.context as sys::CUcontext;
@@ -88,7 +88,7 @@ impl Cuda {
             // SAFETY: both results live across the call, and the handle came from cuDeviceGet.
             unsafe { calls.context_state(handle, &mut flags, &mut active) }
         });
-        // Another context's memory is no reason to make the primary one.
+        // Another context's memory is no reason to create the primary one.
         if raw.is_null() || state.is_err() || active != 0 {
             let primary = Context::open(&self.0, handle)?;
             if raw.is_null() || primary.is(raw) {
@@ -100,13 +100,13 @@ impl Cuda {
         CudaGpu::new(context, device, None)
     }
 
-    /// Whether a stream of the program can be used, and of which GPU it is.
+    /// Whether a stream of the program can be used, and its GPU.
     ///
     /// # Errors
-    /// When the driver says that there is no such stream.
+    /// When the driver reports that there is no such stream.
     ///
     /// # Safety
-    /// The stream is one of this process that has not been destroyed, or one of CUDA's numbers for its default streams.
+    /// The stream of this process has not been destroyed, or is one of CUDA's numbers for default streams.
     pub unsafe fn stream_state(&self, stream: *mut c_void) -> Result<StreamState> {
         const WHAT: &str = "looking a stream up";
         /// CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: the default stream, while another stream is captured that waits for it.
@@ -143,7 +143,7 @@ fn device_of(calls: &DriverCalls, context: sys::CUcontext) -> std::result::Resul
 }
 
 impl CudaGpu {
-    /// Whether the program has destroyed the context that this GPU was opened in: see [`Cuda::open_for`]. All calls fail then.
+    /// Whether the program has destroyed this GPU's context: see [`Cuda::open_for`]. All calls fail then.
     #[must_use]
     pub fn is_destroyed(&self) -> bool {
         self.0.context.is_destroyed()
@@ -152,20 +152,20 @@ impl CudaGpu {
     /// As [`Cuda::pointer`], with this GPU's context current.
     ///
     /// # Errors
-    /// When the driver does not say.
+    /// When the driver does not answer.
     pub fn pointer(&self, at: GpuAddr) -> Result<Option<Pointer>> {
         self.0.context.call("looking a pointer up", |calls| look_up(calls, at.0))
     }
 
-    /// All memory that this GPU's copies reach, as one region whose offsets are addresses: for programs that name memory by
-    /// pointers, one call after the other. Kernels are not let into it.
+    /// All memory that this GPU's copies reach, as one region whose offsets are addresses: for programs that pass
+    /// pointers, one call after the other. Kernels do not get its addresses.
     ///
     /// # Errors
     /// When the driver fails.
     ///
     /// # Safety
-    /// Every range that is read, written or copied to is allocated until the call has returned; after an error, until
-    /// [`Self::wait_for_all`] has succeeded.
+    /// Every range that is read, written or copied to stays allocated until the call has returned; after an error,
+    /// until [`Self::wait_for_all`] has succeeded.
     pub unsafe fn all_memory(&self) -> Result<Region> {
         let context: &Arc<Context> = &self.0.context;
         let stream = Arc::new(Stream::apart(context)?);

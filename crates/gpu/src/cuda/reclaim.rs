@@ -1,17 +1,18 @@
 //! Frees memory, unregisters pages, unloads modules, destroys streams and events, and releases contexts, on a thread of ours and
 //! only when nothing uses them.
 //!
-//! `cuMemFree`, `cuMemHostUnregister` and `cuModuleUnload` wait for every kernel of the GPU that runs, other people's too,
-//! and such a kernel may wait for the very thread that frees: for a lock that it holds (Python's GIL), or for its word to
-//! end. So no thread that drops something calls the driver. It leaves a task here, and one thread carries the tasks out:
+//! `cuMemFree`, `cuMemHostUnregister` and `cuModuleUnload` wait for every kernel of the GPU that runs, other people's
+//! too, and such a kernel may wait for the thread that frees: for a lock that it holds (Python's GIL), or for its word
+//! to end. So a thread that drops something never calls the driver. It queues a task here, and one thread runs the
+//! tasks:
 //!
-//! - none while a kernel runs that only its host ends, or one that has outlasted its limit;
+//! - never while a persistent kernel runs, or one that has outlasted its limit;
 //! - again later, if the driver refuses because a graph is being captured;
-//! - never in a process that was forked: CUDA does not work there, and the thread is not there either;
+//! - never in a forked process: CUDA does not work there, and the thread does not exist there either;
 //! - never once the process ends ([`process_end`](super::process_end)).
 //!
-//! Streams and events are destroyed beside kernels too: that waits for none of them, only for the context's lock, which a call
-//! that frees may hold.
+//! Streams and events are destroyed while kernels run, too: that does not wait for them, only for the context's lock,
+//! which a call that frees may hold.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,64 +25,64 @@ use super::driver::FORKED;
 use super::process_end::{self, DriverEntry};
 use crate::{Error, Result};
 
-/// How long a thread that drops something waits for it to be freed. On an idle GPU it is, before the drop returns.
+/// How long a thread that drops something waits for it to be freed. On an idle GPU that is long enough.
 const GRACE: Duration = Duration::from_millis(20);
-/// How long to wait before a refused task is tried again, and before running kernels are asked about again.
+/// Delay before a refused task is retried, and before running kernels are polled again.
 const RETRY: Duration = Duration::from_millis(2);
-/// How long at most.
+/// Its maximum.
 const LONGEST_RETRY: Duration = Duration::from_millis(200);
-/// How long the thread waits for more to do before it ends.
+/// Idle time after which the thread ends.
 const REST: Duration = Duration::from_secs(1);
-/// How long the start of a persistent kernel waits for a task that is being carried out.
+/// How long the start of a persistent kernel waits for a running task.
 const START: Duration = Duration::from_secs(10);
 
-/// What came of a task.
+/// Result of a task.
 pub(super) enum Freed {
     /// It is done.
     Done,
-    /// The driver refuses for now: it is to be tried again.
+    /// The driver refuses for now: try again.
     NotNow,
-    /// The driver refuses for good. What was to be freed stays as it is until the process ends.
+    /// The driver refuses for good. The resource is leaked until the process ends.
     Refused(String),
 }
 
 type ReclaimTask = Box<dyn FnMut() -> Freed + Send>;
 
-/// A task that was left.
-struct Left {
+/// A queued task.
+struct QueuedTask {
     number: u64,
     /// Whether the driver waits for kernels in it.
     waits: bool,
     task: ReclaimTask,
 }
 
-/// Whether a kernel that outlasted its limit has ended. It holds all that the kernel uses.
+/// Returns whether a kernel that outlasted its limit has ended. It holds everything that the kernel uses.
 type Running = Box<dyn FnMut() -> bool + Send>;
 
 #[derive(Default)]
 struct ReclaimState {
-    /// Kernels that only their hosts end.
+    /// Persistent kernels.
     persistent: usize,
     overdue: Vec<Running>,
-    tasks: VecDeque<Left>,
-    /// Tasks that were ever left here.
+    tasks: VecDeque<QueuedTask>,
+    /// Number of tasks ever queued.
     left: u64,
-    /// The task that is being carried out, and its thread.
+    /// The running task, and its thread.
     busy: Option<(u64, usize)>,
     has_thread: bool,
-    /// Calls of others that may wait for kernels, and were begun when none stayed.
+    /// Other calls that may wait for kernels, started while no persistent kernel ran.
     calls: usize,
-    /// The kernels that outlasted their limits are being asked whether they have ended.
+    /// The kernels that outlasted their limits are being polled.
     asking: bool,
     refused: Refusals,
 }
 
-/// What the driver did not take back.
+/// Resources that the driver refused to free.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Refusals {
-    /// How many times.
+    /// How many.
     pub(super) count: u64,
-    /// Why, the last time.
+    /// The last reason.
     pub(super) last: Option<String>,
 }
 
@@ -96,8 +97,8 @@ impl ReclaimState {
             || self.tasks.iter().any(|left| left.number == number)
     }
 
-    /// The next task that may be carried out now.
-    fn take(&mut self) -> Option<Left> {
+    /// The next task that may run now.
+    fn take(&mut self) -> Option<QueuedTask> {
         let held_up = self.is_held_up();
         let at = self.tasks.iter().position(|left| !held_up || !left.waits)?;
         self.tasks.remove(at)
@@ -122,25 +123,25 @@ impl Default for Reclaimer {
 }
 
 impl Reclaimer {
-    /// Whether this process is another than the one that started the driver.
+    /// Whether this process was forked from the one that started the driver.
     pub(super) fn is_forked(&self) -> bool {
         std::process::id() != self.0.process
     }
 
-    /// Whether a kernel or a copy may still be under way that outlasted its limit.
-    pub(super) fn is_in_doubt(&self) -> bool {
-        // Another thread may have held the lock at the fork; what goes on in the parent nobody knows here.
+    /// Whether a kernel or a copy that outlasted its limit may still be running.
+    pub(super) fn has_unfinished_work(&self) -> bool {
+        // In a child another thread may have held the lock at the fork, and the parent's state is unknown.
         self.is_forked() || {
             let state = self.lock();
             state.asking || !state.overdue.is_empty()
         }
     }
 
-    /// Leaves a task for the thread, and waits a moment for it.
-    pub(super) fn give_back(&self, task: impl FnMut() -> Freed + Send + 'static) {
+    /// Queues a task for the thread, and waits a moment for it.
+    pub(super) fn enqueue(&self, task: impl FnMut() -> Freed + Send + 'static) {
         let task: ReclaimTask = Box::new(task);
         if self.is_forked() || process_end::has_begun() {
-            // A child's memory is the parent's, and another thread may have held the lock at the fork.
+            // A child's memory belongs to the parent, and another thread may have held the lock at the fork.
             std::mem::forget(task);
             return;
         }
@@ -148,13 +149,13 @@ impl Reclaimer {
         let healthy = state.tasks.iter().all(|left| !left.waits) && !state.is_held_up();
         let number = self.push(&mut state, true, task);
         let of_thread = state.busy.is_some_and(|(_, thread)| thread == this_thread());
-        // Of many drops beside a long kernel only the first waits.
+        // While a long kernel runs only the first of many drops waits.
         if healthy && !of_thread {
             drop(self.wait(state, GRACE, |state| !state.is_due(number) || state.is_held_up()));
         }
     }
 
-    /// Leaves a task in which the driver waits for no kernel. It is carried out soon, also beside kernels that stay.
+    /// Queues a task in which the driver waits for no kernel. It soon runs, even while persistent kernels run.
     pub(super) fn dispose(&self, task: impl FnMut() -> Freed + Send + 'static) {
         let task: ReclaimTask = Box::new(task);
         if self.is_forked() || process_end::has_begun() {
@@ -167,12 +168,12 @@ impl Reclaimer {
     fn push(&self, state: &mut ReclaimState, waits: bool, task: ReclaimTask) -> u64 {
         let number = state.left;
         state.left += 1;
-        state.tasks.push_back(Left { number, waits, task });
+        state.tasks.push_back(QueuedTask { number, waits, task });
         self.wake(state);
         number
     }
 
-    /// Waits until all that was left here is freed; no longer than this, and not for kernels that hold it up. Whether it is.
+    /// Waits at most `limit` until everything queued is freed, unless kernels block it; returns whether it is.
     pub(super) fn settle(&self, limit: Duration) -> bool {
         if self.is_forked() || process_end::has_begun() {
             return false;
@@ -190,19 +191,19 @@ impl Reclaimer {
         is_free(&state)
     }
 
-    /// What the driver did not take back so far.
+    /// What the driver has refused to free so far.
     pub(super) fn refusals(&self) -> Refusals {
         if self.is_forked() {
-            // All of it is the parent's.
+            // They are the parent's.
             return Refusals::default();
         }
         self.lock().refused.clone()
     }
 
-    /// A kernel starts that only its host ends: nothing is freed until [`Self::end`].
+    /// Announces a persistent kernel: nothing is freed until [`Self::end`].
     ///
     /// # Errors
-    /// When a task is being carried out that waits for other kernels, and goes on doing so; in a process that was forked.
+    /// When a running task keeps waiting for other kernels; in a forked process.
     pub(super) fn begin(&self) -> Result<()> {
         if self.is_forked() {
             return Err(Error::NotSupported { what: "starting a kernel".into(), why: FORKED.into() });
@@ -217,23 +218,23 @@ impl Reclaimer {
         state.persistent -= 1;
         // Nothing was started: no work is under way.
         Err(Error::Launch(format!(
-            "freeing GPU memory or loading code did not end within {} s, and may not be beside a kernel that stays",
+            "freeing GPU memory or loading code did not end within {} s, and a persistent kernel must not start before",
             START.as_secs()
         )))
     }
 
-    /// Makes a call that may wait for kernels: it loads code. Beside one that stays it is made by a thread of its own, and waited for
-    /// no longer than `limit`; what it gives later is dropped there.
+    /// Makes a call that may wait for kernels, because it loads code. While a persistent kernel runs, a separate thread
+    /// makes it, with a time limit of `limit`; a later result is dropped there.
     ///
     /// # Errors
-    /// Those of the call; when it takes too long, or there is no thread for it.
-    pub(super) fn beside_kernels<R: Send + 'static>(
+    /// Those of the call; on a time-out, or if there is no thread for it.
+    pub(super) fn load_with_time_limit<R: Send + 'static>(
         &self,
         what: &str,
         limit: Duration,
         call: impl FnOnce() -> Result<R> + Send + 'static,
     ) -> Result<R> {
-        /// Counts a call that is made on this thread.
+        /// Counts a call made on this thread.
         struct CallGuard<'a>(&'a Reclaimer);
         impl Drop for CallGuard<'_> {
             fn drop(&mut self) {
@@ -242,7 +243,7 @@ impl Reclaimer {
             }
         }
         if self.is_forked() {
-            // It is refused there; another thread may have held the lock at the fork.
+            // The call refuses there; another thread may have held the lock at the fork.
             return call();
         }
         {
@@ -259,13 +260,13 @@ impl Reclaimer {
         let spawned = thread.spawn(move || {
             let _ = sender.try_send(call());
         });
-        spawned.map_err(|error| Error::Launch(format!("this machine gave no thread for {what}: {error}")))?;
+        spawned.map_err(|error| Error::Launch(format!("no thread could be started for {what}: {error}")))?;
         receiver
             .recv_timeout(limit)
             .unwrap_or_else(|_| Err(Error::Silent { what: what.into(), seconds: limit.as_secs() }))
     }
 
-    /// It has ended.
+    /// The persistent kernel has ended.
     pub(super) fn end(&self) {
         if self.is_forked() {
             return;
@@ -275,7 +276,8 @@ impl Reclaimer {
         self.wake(&mut state);
     }
 
-    /// A kernel outlasted its limit: nothing is freed until `is_over`, which holds all that the kernel uses, says that it has ended.
+    /// A kernel outlasted its limit: nothing is freed until `is_over`, which holds everything that the kernel uses,
+    /// returns true.
     pub(super) fn outlasted(&self, is_over: impl FnMut() -> bool + Send + 'static) {
         if self.is_forked() {
             std::mem::forget(is_over);
@@ -300,7 +302,7 @@ impl Reclaimer {
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Sees to it that there is a thread where there is something to do.
+    /// Ensures that a thread runs if there is work.
     fn wake(&self, state: &mut ReclaimState) {
         self.0.changed.notify_all();
         if state.has_thread || !has_work(state) {
@@ -308,11 +310,11 @@ impl Reclaimer {
         }
         let shared = self.clone();
         let thread = std::thread::Builder::new().name("onehop reclaimer".into());
-        // Without a thread the tasks wait for the next one that is left.
+        // Without a thread the tasks wait for the next one that is queued.
         state.has_thread = thread.spawn(move || shared.run()).is_ok();
     }
 
-    /// What the thread does. It ends when there was nothing to do for a while.
+    /// The thread's loop. It ends when idle for a while.
     fn run(&self) {
         let mut pause = RETRY;
         let mut state = self.lock();
@@ -334,7 +336,7 @@ impl Reclaimer {
                 let Some(left) = state.take() else { break };
                 turns -= 1;
                 let done;
-                (state, done) = self.carry_out(state, left);
+                (state, done) = self.run_task(state, left);
                 progress |= done;
             }
             if progress {
@@ -347,11 +349,11 @@ impl Reclaimer {
         }
     }
 
-    /// Carries a task out with no lock held; whether it need not be tried again.
-    fn carry_out<'a>(
+    /// Runs a task with no lock held; returns whether it is finished.
+    fn run_task<'a>(
         &'a self,
         mut state: MutexGuard<'a, ReclaimState>,
-        mut left: Left,
+        mut left: QueuedTask,
     ) -> (MutexGuard<'a, ReclaimState>, bool) {
         state.busy = Some((left.number, this_thread()));
         drop(state);
@@ -366,7 +368,7 @@ impl Reclaimer {
         let freed = freed.unwrap_or_else(|_| Freed::Refused(panicked()));
         let (mut again, mut refused) = (None, None);
         match freed {
-            // This may run the code of a memory's owner.
+            // This may run code of a memory's owner.
             Freed::Done => {
                 refused = catch_unwind(AssertUnwindSafe(|| drop(left))).err().map(|_| panicked());
             }
@@ -389,7 +391,7 @@ impl Reclaimer {
         (state, done)
     }
 
-    /// Asks the kernels that outlasted their limits whether they have ended, with no lock held.
+    /// Polls the kernels that outlasted their limits, with no lock held.
     fn ask<'a>(&'a self, mut state: MutexGuard<'a, ReclaimState>) -> MutexGuard<'a, ReclaimState> {
         let overdue = std::mem::take(&mut state.overdue);
         state.asking = true;
@@ -400,7 +402,7 @@ impl Reclaimer {
                 std::mem::forget(is_over);
                 continue;
             };
-            // One that does not say is not known to have ended.
+            // One that does not answer is not known to have ended.
             if catch_unwind(AssertUnwindSafe(&mut is_over)).unwrap_or(false) {
                 // As for tasks.
                 let _ = catch_unwind(AssertUnwindSafe(|| drop(is_over)));
@@ -416,7 +418,7 @@ impl Reclaimer {
     }
 }
 
-/// Whether there is something that the thread has to do, or wait for.
+/// Whether the thread has work, or something to wait for.
 fn has_work(state: &ReclaimState) -> bool {
     !state.overdue.is_empty() || state.tasks.iter().any(|left| state.persistent == 0 || !left.waits)
 }

@@ -1,4 +1,4 @@
-//! What is freed, when, by which thread.
+//! What is freed, when, and by which thread.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::channel;
@@ -14,7 +14,7 @@ fn tasks_are_over_when_a_drop_returns_and_none_runs_on_its_thread() {
     let own = std::thread::current().id();
     for _ in 0..200 {
         let (sender, receiver) = channel();
-        reclaimer.give_back(move || {
+        reclaimer.enqueue(move || {
             sender.send(std::thread::current().id()).unwrap();
             Freed::Done
         });
@@ -23,7 +23,7 @@ fn tasks_are_over_when_a_drop_returns_and_none_runs_on_its_thread() {
     assert!(reclaimer.settle(TEST_TIMEOUT));
 }
 
-/// As Python's GIL: the task ends only when the thread that dropped something has let a lock go.
+/// As with Python's GIL: the task ends only when the dropping thread has released a lock.
 #[test]
 fn a_task_that_waits_for_the_dropping_thread_does_not_keep_it() {
     let reclaimer = Reclaimer::default();
@@ -32,7 +32,7 @@ fn a_task_that_waits_for_the_dropping_thread_does_not_keep_it() {
     let start = Instant::now();
     for _ in 0..100 {
         let wanted = lock.clone();
-        reclaimer.give_back(move || {
+        reclaimer.enqueue(move || {
             drop(wanted.lock());
             Freed::Done
         });
@@ -48,12 +48,12 @@ fn what_is_refused_for_now_is_tried_again_and_holds_nothing_up() {
     let reclaimer = Reclaimer::default();
     let (capturing, tries) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicU32::new(0)));
     let (is_capturing, tried) = (capturing.clone(), tries.clone());
-    reclaimer.give_back(move || {
+    reclaimer.enqueue(move || {
         tried.fetch_add(1, Ordering::AcqRel);
         if is_capturing.load(Ordering::Acquire) { Freed::NotNow } else { Freed::Done }
     });
     let (sender, receiver) = channel();
-    reclaimer.give_back(move || {
+    reclaimer.enqueue(move || {
         sender.send(()).unwrap();
         Freed::Done
     });
@@ -74,7 +74,7 @@ fn what_is_refused_for_good_is_left_and_counted() {
     }
     let reclaimer = Reclaimer::default();
     let bomb = Bomb;
-    reclaimer.give_back(move || {
+    reclaimer.enqueue(move || {
         let _ = &bomb;
         Freed::Refused("no such address".into())
     });
@@ -83,7 +83,7 @@ fn what_is_refused_for_good_is_left_and_counted() {
     assert_eq!((refusals.count, refusals.last.as_deref()), (1, Some("no such address")));
 }
 
-/// The code of a memory's owner.
+/// An owner of memory whose code panics.
 struct PanickingOwner(Arc<AtomicU32>);
 
 impl Drop for PanickingOwner {
@@ -97,7 +97,7 @@ impl Drop for PanickingOwner {
 fn an_owner_that_panics_ends_neither_the_thread_nor_what_comes_after() {
     let (reclaimer, gone, done) = (Reclaimer::default(), Arc::default(), Arc::<AtomicU32>::default());
     let owner = PanickingOwner(Arc::clone(&gone));
-    reclaimer.give_back(move || {
+    reclaimer.enqueue(move || {
         let _ = &owner;
         Freed::Done
     });
@@ -111,10 +111,10 @@ fn an_owner_that_panics_ends_neither_the_thread_nor_what_comes_after() {
         assert!(start.elapsed() < TEST_TIMEOUT, "{:?}", reclaimer.refusals());
         std::thread::sleep(Duration::from_millis(1));
     }
-    // A kernel that never says that it has ended.
+    // A kernel that never reports its end.
     reclaimer.outlasted(|| panic!("this is part of a test"));
     counted(&reclaimer, &done);
-    assert!(!reclaimer.settle(Duration::from_millis(50)) && reclaimer.is_in_doubt());
+    assert!(!reclaimer.settle(Duration::from_millis(50)) && reclaimer.has_unfinished_work());
     assert_eq!(done.load(Ordering::Acquire), 0);
     let (sender, receiver) = channel();
     reclaimer.dispose(move || {
@@ -126,14 +126,14 @@ fn an_owner_that_panics_ends_neither_the_thread_nor_what_comes_after() {
 
 fn counted(reclaimer: &Reclaimer, done: &Arc<AtomicU32>) {
     let done = done.clone();
-    reclaimer.give_back(move || {
+    reclaimer.enqueue(move || {
         done.fetch_add(1, Ordering::AcqRel);
         Freed::Done
     });
 }
 
 #[test]
-fn nothing_is_freed_beside_a_kernel_that_stays() {
+fn nothing_is_freed_during_a_persistent_kernel() {
     let (reclaimer, done) = (Reclaimer::default(), Arc::<AtomicU32>::default());
     reclaimer.begin().unwrap();
     reclaimer.begin().unwrap();
@@ -141,7 +141,7 @@ fn nothing_is_freed_beside_a_kernel_that_stays() {
     (0..100).for_each(|_| counted(&reclaimer, &done));
     assert!(!reclaimer.settle(TEST_TIMEOUT) && start.elapsed() < Duration::from_secs(2));
     reclaimer.end();
-    // What waits for no kernel is not held up.
+    // Tasks that wait for no kernel are not blocked.
     let (sender, receiver) = channel();
     reclaimer.dispose(move || {
         sender.send(()).unwrap();
@@ -156,7 +156,7 @@ fn nothing_is_freed_beside_a_kernel_that_stays() {
 }
 
 #[test]
-fn nothing_is_freed_beside_a_kernel_that_outlasted_its_limit_until_it_ends() {
+fn nothing_is_freed_until_an_overdue_kernel_ends() {
     let (reclaimer, done) = (Reclaimer::default(), Arc::<AtomicU32>::default());
     let running = Arc::new(AtomicBool::new(true));
     let (is_running, used) = (running.clone(), Arc::new(()));
@@ -177,13 +177,13 @@ fn nothing_is_freed_beside_a_kernel_that_outlasted_its_limit_until_it_ends() {
 }
 
 #[test]
-fn no_kernel_starts_to_stay_while_something_is_being_freed() {
+fn no_persistent_kernel_starts_during_a_free() {
     let reclaimer = Reclaimer::default();
     let (sender, receiver) = channel::<()>();
     let free = Arc::new(AtomicBool::new(false));
     let is_free = free.clone();
     let mut receiver = Some(receiver);
-    reclaimer.give_back(move || {
+    reclaimer.enqueue(move || {
         let _ = receiver.take().map(|receiver| receiver.recv());
         is_free.store(true, Ordering::Release);
         Freed::Done
@@ -199,34 +199,34 @@ fn no_kernel_starts_to_stay_while_something_is_being_freed() {
 }
 
 #[test]
-fn a_call_beside_a_kernel_that_stays_is_not_waited_for_for_ever() {
+fn a_call_during_a_persistent_kernel_has_a_time_limit() {
     let (reclaimer, own) = (Reclaimer::default(), std::thread::current().id());
-    let of_call = |limit| reclaimer.beside_kernels("a call", limit, || Ok(std::thread::current().id()));
+    let of_call = |limit| reclaimer.load_with_time_limit("a call", limit, || Ok(std::thread::current().id()));
     assert_eq!(of_call(Duration::ZERO).unwrap(), own);
     reclaimer.begin().unwrap();
     assert_ne!(of_call(TEST_TIMEOUT).unwrap(), own);
     let (sender, receiver) = channel::<()>();
-    let late = reclaimer.beside_kernels("a call", Duration::from_millis(20), move || {
+    let late = reclaimer.load_with_time_limit("a call", Duration::from_millis(20), move || {
         let _ = receiver.recv();
         Ok(())
     });
     assert!(matches!(late, Err(Error::Silent { .. })));
     drop(sender);
     reclaimer.end();
-    let failed =
-        reclaimer.beside_kernels("a call", Duration::ZERO, || Err::<(), _>(Error::Launch(String::new())));
+    let failed = reclaimer
+        .load_with_time_limit("a call", Duration::ZERO, || Err::<(), _>(Error::Launch(String::new())));
     assert!(matches!(failed, Err(Error::Launch(_))));
-    // Neither do those that come after a call wait for one that has ended.
+    // Nor do those after a call wait for one that has ended.
     reclaimer.begin().unwrap();
     reclaimer.end();
 }
 
-/// A task's memory may run its owner's code when it goes, and that may drop GPU memory.
+/// A task's memory may run its owner's code when it is dropped, and that may drop GPU memory.
 #[test]
 fn a_task_may_leave_tasks() {
     let (reclaimer, done) = (Reclaimer::default(), Arc::<AtomicU32>::default());
     let (inner, inner_done) = (reclaimer.clone(), done.clone());
-    reclaimer.give_back(move || {
+    reclaimer.enqueue(move || {
         counted(&inner, &inner_done);
         assert!(!inner.settle(TEST_TIMEOUT), "the thread waited for itself");
         Freed::Done

@@ -1,4 +1,4 @@
-//! A device's registers for kernels to write: mapped where they are memory, passed on by a thread where they are not.
+//! A device's registers for kernels to write: mapped if they are memory, otherwise forwarded by a thread.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ pub(super) fn map(
 
 fn direct(context: &Arc<Context>, window: &MmioWindow, regs: Arc<dyn Registers>) -> Result<Doorbells> {
     let mem = window.memory();
-    // The driver takes the pages that are mapped now; VFIO maps each when it is first touched.
+    // The driver only registers pages that are mapped; VFIO maps each on first access.
     for page in (0..mem.len()).step_by(4096) {
         let _ = regs.read32(page as u32);
     }
@@ -74,11 +74,11 @@ fn relayed(
     let (registration, at) = host::register(context, can, &page, MappingKind::Memory)?;
     let relay = Relay::start(page, regs, kernels.clone())?;
     let watched = relay.watched();
-    // The thread ends before the GPU loses the page: fields of a tuple go in order.
+    // The thread ends before the GPU loses the page: tuple fields are dropped in order.
     Ok(doorbells(context, at, bytes, Arc::new((relay, registration))).relayed(watched))
 }
 
-/// Registers that kernels may be given addresses of.
+/// Registers whose addresses kernels may get.
 fn doorbells(context: &Context, at: DevicePtr, bytes: usize, hold: MemoryHold) -> Doorbells {
     let at = GpuAddr(at);
     context.driver.live.add(at, bytes, AddressSpace::Cuda, &hold);

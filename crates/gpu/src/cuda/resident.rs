@@ -1,4 +1,4 @@
-//! Kernels that stay until their host ends them.
+//! Persistent kernels, which run until their host stops them.
 
 use std::sync::Arc;
 
@@ -6,24 +6,24 @@ use super::code::Started;
 use super::driver::Driver;
 use crate::Resident;
 
-/// A kernel that stays until its host ends it. Nothing is freed meanwhile: freeing waits for its end, and might keep the host
-/// from ending it.
+/// A kernel that runs until its host stops it. Nothing is freed meanwhile: freeing would wait for its end, and might
+/// keep the host from stopping it.
 pub(super) struct PersistentKernel {
     kernel: Option<Started>,
     driver: Arc<Driver>,
 }
 
 impl PersistentKernel {
-    /// Counts one that `start` starts.
+    /// Counts the kernel that `start` starts.
     pub(super) fn start(
         driver: &Arc<Driver>,
         start: impl FnOnce() -> crate::Result<Started>,
     ) -> crate::Result<Self> {
         driver.reclaimer.begin()?;
-        // Dropped, it is no longer counted, also where nothing was started.
-        let mut staying = Self { kernel: None, driver: driver.clone() };
-        staying.kernel = Some(start()?);
-        Ok(staying)
+        // Dropping it uncounts the kernel, even if none was started.
+        let mut persistent = Self { kernel: None, driver: driver.clone() };
+        persistent.kernel = Some(start()?);
+        Ok(persistent)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The rig of tests and benchmarks: controllers and experiments that run on a GPU, each by a list of descriptors in memory.
 //!
-//! Descriptors hold addresses of memory that the kernels read and write. Each is checked here and its memory held until the kernel
-//! has ended; the kernel reads copies of the descriptors, which nobody else can change.
+//! Descriptors hold addresses of memory that the kernels read and write. Each address is checked here and its memory
+//! held until the kernel has ended. The kernel reads copies of the descriptors, which no other code can change.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -24,7 +24,7 @@ use crate::{Gpu, Region, Result};
 pub struct RigCode(Code);
 
 impl RigCode {
-    /// Registers that a thread of the kernel `name` uses.
+    /// Registers per thread of the kernel `name`.
     ///
     /// # Errors
     /// When there is no such kernel.
@@ -40,8 +40,8 @@ impl CudaGpu {
     /// As for [`Self::load_code`].
     pub fn load_rig(&self) -> Result<RigCode> {
         let code = self.servant().load_code(onehop_device::RIG_PTX)?;
-        // All of them now: a kernel that is loaded while another runs may have to wait for its end, and those that work
-        // together would wait for each other.
+        // All of them now: loading a kernel while another runs may have to wait for that one's end, and kernels that
+        // work together would wait for each other.
         for entry in Rig::ALL.map(Rig::entry).iter().chain([&SERVE]) {
             code.function(entry.name)?;
         }
@@ -58,11 +58,11 @@ impl CudaGpu {
         }
     }
 
-    /// Starts one of them, a warp for each of the first `count` descriptors in `list`. They are copied, and all memory that they
-    /// name is kept until the kernel has ended.
+    /// Starts an entry, with a warp for each of the first `count` descriptors in `list`. They are copied, and all
+    /// memory that they refer to is held until the kernel has ended.
     ///
     /// # Errors
-    /// When it cannot be started, or a descriptor names memory that the GPU does not reach.
+    /// When it cannot be started, or a descriptor refers to memory that the GPU does not reach.
     pub fn start_rig(
         &self,
         code: &RigCode,
@@ -85,14 +85,16 @@ impl CudaGpu {
         copy.write(0, &descriptors)?;
         let at = (copy.addr(), count);
         held.push(Arc::new(copy));
-        // SAFETY: what the descriptors name has been checked and is in `held`, and so is the copy, which only the kernel has.
+        // SAFETY: what the descriptors refer to has been checked and is in `held`, and so is the copy, which only the
+        // kernel uses.
         unsafe { self.start_list(code, &rig.entry(), at, limit, held) }
     }
 
-    /// Starts an entry on a list of descriptors, and keeps what it uses.
+    /// Starts an entry on a list of descriptors, and holds what it uses.
     ///
     /// # Safety
-    /// The list and all memory that it names, now and as it changes, is in `held` or kept until the result has been dropped.
+    /// The list and all memory that it refers to, now and as it changes, is in `held` or kept until the result has been
+    /// dropped.
     pub(super) unsafe fn start_list(
         &self,
         code: &RigCode,
@@ -109,8 +111,9 @@ impl CudaGpu {
         let context = &self.0.context;
         let stream = if stays { Stream::apart(context) } else { Stream::new(context) }?;
         let used = Used { memory: None, _held: held };
-        // SAFETY: the arguments are the kernel's, and what they lead to is there until it has ended: the caller's promise. It ends
-        // by the limit in its descriptors; one that does not is left to the GPU with all that it uses.
+        // SAFETY: the arguments are the kernel's, and what they refer to is live until it has ended: the caller's
+        // promise. It ends by the limit in its descriptors; one that does not is left to the GPU with everything that
+        // it uses.
         unsafe { self.start_on(stream, name, &call, limit, used) }.map(|work| Started(Box::new(work)))
     }
 }
@@ -118,12 +121,12 @@ impl CudaGpu {
 /// The entry of a kernel that has a warp for each descriptor.
 pub(super) struct KernelEntry {
     name: &'static str,
-    /// Words of shared memory that a warp needs.
+    /// Words of shared memory per warp.
     words: u32,
-    /// Warps of a block. Null controllers keep together, or with many of them none of the GPU's processors would be left to
-    /// what is measured.
+    /// Warps of a block. Null controllers share blocks, or many of them would leave no multiprocessor to what is
+    /// measured.
     warps: u32,
-    /// Whether it is a controller, which stays until its host ends it.
+    /// Whether it is a controller, which runs until its host stops it.
     stays: bool,
 }
 
@@ -131,7 +134,7 @@ pub(super) struct KernelEntry {
 pub(super) const SERVE: KernelEntry =
     KernelEntry { name: "onehop_serve", words: onehop_controller::SERVE_LOCAL_WORDS, warps: 1, stays: true };
 
-/// A kernel for tests and benchmarks: see the controller crate. The controller that moves blocks is not among them: its
+/// A kernel for tests and benchmarks: see the controller crate. The controller that moves blocks is not included: its
 /// descriptors change while it runs, and [`Pairs`](crate::controllers::Pairs) keeps them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rig {
@@ -155,7 +158,7 @@ impl Rig {
     const ALL: [Self; 7] =
         [Self::Null, Self::NullFar, Self::Check, Self::Submit, Self::Fetch, Self::Complete, Self::Consume];
 
-    /// Bytes of one of its descriptors.
+    /// Bytes of a descriptor.
     const fn descriptor(self) -> u32 {
         match self {
             Self::Null | Self::NullFar => Pair::BYTES,
@@ -180,7 +183,7 @@ impl Rig {
         KernelEntry { name, words, warps: if stays { 4 } else { 1 }, stays }
     }
 
-    /// The memory that a descriptor names.
+    /// The memory that a descriptor refers to.
     fn touched(self, words: &[u32]) -> Vec<Touched> {
         let all = match self {
             Self::Null | Self::NullFar => of_pair(&Pair::from_words(&whole(words))).to_vec(),
@@ -192,7 +195,7 @@ impl Rig {
     }
 }
 
-/// The words of one descriptor, which has as many.
+/// The words of one descriptor.
 fn whole<const N: usize>(words: &[u32]) -> [u32; N] {
     std::array::from_fn(|i| words.get(i).copied().unwrap_or(0))
 }
@@ -220,10 +223,10 @@ fn of_check(check: &DataCheck) -> Vec<NamedRange> {
 }
 
 fn of_litmus(litmus: &Litmus, completes: bool) -> [NamedRange; 5] {
-    // As the kernel takes them.
+    // As the kernel clamps them.
     let (slots, words) = litmus.sizes();
     let (slots, bytes) = (u64::from(slots), u64::from(words) * 4);
-    // Entries are written whole, whatever the words of a message.
+    // Entries are written whole, regardless of the message size.
     let last = if completes { bytes } else { bytes.max(Sqe::BYTES as u64) };
     let messages = (slots - 1).saturating_mul(bytes).saturating_add(last);
     [
@@ -239,7 +242,7 @@ fn of_litmus(litmus: &Litmus, completes: bool) -> [NamedRange; 5] {
 mod tests {
     use super::*;
 
-    /// The kernels take what makes no sense for the least that does, and write that.
+    /// The kernels clamp invalid values to the least valid ones, and write that much.
     #[test]
     fn messages_are_as_long_as_the_kernel_takes_them_to_be() {
         for (slots, words, entries, data) in [
@@ -264,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn of_nothing_nothing_is_compared() {
+    fn an_empty_range_compares_nothing() {
         let check = DataCheck { count: 2, block_words: 4, ..DataCheck::default() };
         assert_eq!(of_check(&check).iter().map(|one| one.2).collect::<Vec<_>>(), [32, 16]);
         for nothing in [DataCheck { count: 0, ..check }, DataCheck { block_words: 0, ..check }] {

@@ -1,4 +1,4 @@
-//! Streams, and what waits for work in them.
+//! Streams, and waiting for their work.
 
 use std::ops::Range;
 use std::ptr::null_mut;
@@ -18,41 +18,42 @@ use crate::{Error, Result};
 const NON_BLOCKING: u32 = 1;
 /// A priority above that of ordinary streams; lower numbers come first.
 const ABOVE_OTHERS: i32 = -1;
-/// Another one, above that.
+/// A priority above that one.
 const ABOVE_ALL: i32 = -2;
-/// How long copies and fills may take: a thousand times what they do.
+/// Time limit of copies and fills: a thousand times what they need.
 pub(super) const LONGEST: Duration = Duration::from_secs(60);
-/// Bytes of callers that are copied at a time: small enough for a CPU's cache.
-const PIECE: usize = 512 << 10;
-/// How many bounce buffers a stream keeps: as many as threads usually copy at a time. Pinning one takes longer than a copy.
+/// Bytes of a caller copied at a time: small enough for a CPU's cache.
+const CHUNK: usize = 512 << 10;
+/// Number of bounce buffers that a stream keeps, for as many threads as usually copy at a time: pinning one takes longer than
+/// a copy.
 const IDLE: usize = 32;
 
-/// How often to ask about work.
+/// How often to poll work.
 #[derive(Clone, Copy)]
 pub(super) struct Pace {
-    /// How long without a rest.
+    /// How long to poll without sleeping.
     pub(super) short: Duration,
-    /// The longest rest. One takes an eighth of the time that was waited, at most.
+    /// The longest sleep. A sleep is at most an eighth of the time waited so far.
     pub(super) nap: Duration,
 }
 
-/// Copies: small ones are over before a thread can be put to sleep and woken.
+/// Copies: small ones are over before a thread can sleep and wake.
 pub(super) const COPIES: Pace = Pace { short: Duration::from_micros(30), nap: Duration::from_micros(500) };
 /// Kernels.
 pub(super) const KERNELS: Pace = Pace { short: Duration::from_millis(1), nap: Duration::from_micros(50) };
 
-/// What became of work that was waited for.
+/// The end of a wait for work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum End {
-    /// It has ended well.
+    /// It has succeeded.
     Over,
-    /// It has ended with the context.
+    /// It was lost with the context.
     Lost(Failure),
-    /// It takes too long, or the driver does not say whether it has ended.
+    /// It takes too long, or the driver does not report whether it has ended.
     Unended(Option<Failure>),
 }
 
-/// Asks about work until it has ended, and at most so long.
+/// Polls work until it has ended, for at most `limit`.
 pub(super) fn wait(limit: Duration, pace: Pace, mut progress: impl FnMut() -> WorkProgress) -> End {
     let start = Instant::now();
     loop {
@@ -74,28 +75,28 @@ pub(super) fn wait(limit: Duration, pace: Pace, mut progress: impl FnMut() -> Wo
     }
 }
 
-/// Memory of ours between the GPU's and a caller's: while one half is copied by the GPU, the CPU copies the other.
+/// Our memory between the GPU's and a caller's: while the GPU copies one half, the CPU copies the other.
 struct Bounce {
     mem: HostMem,
-    /// The ends of the copies of each half.
+    /// Events at the ends of each half's copies.
     ends: [Event; 2],
-    /// Copies to and from it need none; they are faster with one.
+    /// Optional: copies are faster with a registration.
     _registration: Option<PageRegistration>,
 }
 
 impl Bounce {
     fn new(context: &Arc<Context>) -> Result<Self> {
-        let mem = HostMem::touched(2 * PIECE)?;
+        let mem = HostMem::touched(2 * CHUNK)?;
         let _registration = host::pin(context, &mem);
         Ok(Self { mem, ends: [Event::silent(context)?, Event::silent(context)?], _registration })
     }
 
-    fn half(&self, piece: usize) -> *mut u8 {
-        self.mem.host_ptr().wrapping_add(piece % 2 * PIECE)
+    fn half(&self, chunk: usize) -> *mut u8 {
+        self.mem.host_ptr().wrapping_add(chunk % 2 * CHUNK)
     }
 }
 
-/// A caller's bytes, to be copied to GPU memory or from there.
+/// A caller's bytes, copied to or from GPU memory.
 enum HostBytes<'a> {
     In(&'a [u8]),
     Out(&'a mut [u8]),
@@ -109,18 +110,18 @@ impl HostBytes<'_> {
         }
     }
 
-    fn piece(&self, piece: usize) -> Range<usize> {
-        piece * PIECE..((piece + 1) * PIECE).min(self.len())
+    fn chunk(&self, chunk: usize) -> Range<usize> {
+        chunk * CHUNK..((chunk + 1) * CHUNK).min(self.len())
     }
 }
 
-/// A queue of work on the GPU that waits for no other.
+/// A queue of GPU work that waits for no other.
 pub(super) struct Stream {
     context: Arc<Context>,
     raw: sys::CUstream,
-    /// Bounce buffers for callers' bytes, which are borrowed and could not be left to a GPU that does not end.
+    /// Bounce buffers for callers' bytes, which are borrowed and so cannot be left to a GPU that does not finish.
     bounces: Mutex<Vec<Bounce>>,
-    /// Events to be used again.
+    /// Events for reuse.
     idle: Mutex<Vec<Event>>,
     marker: Mutex<Option<Arc<Marker>>>,
 }
@@ -138,13 +139,13 @@ impl Stream {
         Ok(Self::of(context, raw))
     }
 
-    /// A stream for a kernel that stays. Streams share a few channels of the GPU, in which the mark of a kernel's end holds
-    /// up whatever comes after it; those of another priority have channels of their own.
+    /// A stream for a persistent kernel. Streams share a few GPU channels, in which the event at a kernel's end blocks
+    /// everything after it; streams of another priority have separate channels.
     pub(super) fn apart(context: &Arc<Context>) -> Result<Self> {
         Self::with_priority(context, "making a stream for a kernel that stays", ABOVE_OTHERS)
     }
 
-    /// A stream for kernels that may not start for a long time, which would hold up others in the same way.
+    /// A stream for kernels that may not start for a long time, which would block others in the same way.
     pub(super) fn for_marks(context: &Arc<Context>) -> Result<Self> {
         Self::with_priority(context, "making a stream for marks", ABOVE_ALL)
     }
@@ -172,13 +173,13 @@ impl Stream {
         self.raw
     }
 
-    /// How far the work in it is.
+    /// Progress of its work.
     pub(super) fn progress(&self) -> WorkProgress {
         // SAFETY: the handle lives as long as self.
         WorkProgress::of(self.context.attempt(|driver| unsafe { driver.stream_query(self.raw) }))
     }
 
-    /// Leaves to the GPU what the work in it uses, until it has ended. Nothing is freed before that.
+    /// Leaves what its work uses to the GPU, until it has ended. Nothing is freed before.
     pub(super) fn outlasted(self: &Arc<Self>, used: impl Send + 'static) {
         let stream = self.clone();
         self.context.driver.reclaimer.outlasted(move || {
@@ -187,7 +188,7 @@ impl Stream {
         });
     }
 
-    /// The error of work that did not end well.
+    /// The error of failed work.
     pub(super) fn error(&self, what: &str, end: End, limit: Duration) -> Error {
         match end {
             End::Lost(failure) | End::Unended(Some(failure)) => {
@@ -199,7 +200,7 @@ impl Stream {
         }
     }
 
-    /// Waits for the end of what is in it now.
+    /// Waits for the end of its present work.
     pub(super) fn end(&self, limit: Duration) -> End {
         let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let event = idle().pop().map_or_else(|| Event::silent(&self.context), Ok);
@@ -210,7 +211,7 @@ impl Stream {
         end
     }
 
-    /// Runs calls that put work into it, and waits for the end of that. What the work uses comes back, or is left to the GPU.
+    /// Runs calls that enqueue work, and waits for its end. Returns what the work uses, or leaves it to the GPU.
     fn run<U: Send + 'static>(
         self: &Arc<Self>,
         what: &str,
@@ -229,17 +230,17 @@ impl Stream {
         }
     }
 
-    /// Copies between GPU memory and a caller's, through memory of ours.
+    /// Copies between GPU memory and a caller's, through our memory.
     ///
     /// # Safety
-    /// As many bytes are allocated at `at`, until the call returns; after an error, until nothing is in doubt any more: see
-    /// [`Reclaimer::is_in_doubt`](super::reclaim::Reclaimer::is_in_doubt).
+    /// As many bytes are allocated at `at`, until the call returns; after an error, until all work is known to have
+    /// ended: see [`Reclaimer::has_unfinished_work`](super::reclaim::Reclaimer::has_unfinished_work).
     unsafe fn bounced(self: &Arc<Self>, what: &str, at: DevicePtr, mut bytes: HostBytes<'_>) -> Result<()> {
         let idle = || self.bounces.lock().unwrap_or_else(PoisonError::into_inner);
         let bounce = idle().pop().map_or_else(|| Bounce::new(&self.context), Ok)?;
         // SAFETY: the caller's promise.
-        let copied = unsafe { self.pieces(what, &bounce, at, &mut bytes) };
-        // Where one failed, another may still be under way.
+        let copied = unsafe { self.chunks(what, &bounce, at, &mut bytes) };
+        // If one failed, another may still be running.
         let end = if copied.is_ok() { End::Over } else { wait(LONGEST, COPIES, || self.progress()) };
         if matches!(end, End::Unended(_)) {
             self.outlasted(bounce);
@@ -254,25 +255,25 @@ impl Stream {
 
     /// # Safety
     /// As for [`Self::bounced`].
-    unsafe fn pieces(
+    unsafe fn chunks(
         &self,
         what: &str,
         bounce: &Bounce,
         at: DevicePtr,
         bytes: &mut HostBytes<'_>,
     ) -> Result<()> {
-        let count = bytes.len().div_ceil(PIECE);
-        for piece in 0..=count {
-            if piece < count {
+        let count = bytes.len().div_ceil(CHUNK);
+        for chunk in 0..=count {
+            if chunk < count {
                 // SAFETY: the caller's promise.
-                unsafe { self.start_piece(what, bounce, at, bytes, piece) }?;
+                unsafe { self.start_chunk(what, bounce, at, bytes, chunk) }?;
             }
-            if let Some(last) = piece.checked_sub(1) {
+            if let Some(last) = chunk.checked_sub(1) {
                 match wait(LONGEST, COPIES, || bounce.ends[last % 2].progress()) {
                     End::Over => {}
                     end => return Err(self.error(what, end, LONGEST)),
                 }
-                let range = bytes.piece(last);
+                let range = bytes.chunk(last);
                 if let HostBytes::Out(out) = bytes {
                     let out = &mut out[range];
                     // SAFETY: the half has that many bytes, and the GPU has written them: the copy has ended.
@@ -283,19 +284,19 @@ impl Stream {
         Ok(())
     }
 
-    /// Begins to copy a piece; the one before the last that used its half has ended.
+    /// Starts copying a chunk; the one before the last that used its half has ended.
     ///
     /// # Safety
     /// As for [`Self::bounced`].
-    unsafe fn start_piece(
+    unsafe fn start_chunk(
         &self,
         what: &str,
         bounce: &Bounce,
         at: DevicePtr,
         bytes: &HostBytes<'_>,
-        piece: usize,
+        chunk: usize,
     ) -> Result<()> {
-        let (range, half) = (bytes.piece(piece), bounce.half(piece));
+        let (range, half) = (bytes.chunk(chunk), bounce.half(chunk));
         let (at, length) = (at + range.start as u64, range.len());
         if let HostBytes::In(data) = bytes {
             // SAFETY: the half has room for that many bytes, and the GPU does not read it: its last copy has ended.
@@ -308,7 +309,7 @@ impl Stream {
             // SAFETY: the half has room, and is left to the GPU if the copy does not end; the caller has checked the range.
             HostBytes::Out(_) => unsafe { driver.copy_out(half.cast(), at, length, self.raw) },
         })?;
-        bounce.ends[piece % 2].record(self)
+        bounce.ends[chunk % 2].record(self)
     }
 
     /// Copies into GPU memory.
@@ -351,8 +352,8 @@ impl Stream {
         copied.map(|_| ())
     }
 
-    /// The kernels for marks, loaded on first use. While a kernel runs that stays, the driver would wait for its end before it
-    /// loads any.
+    /// The kernels for marks, loaded on first use. While a persistent kernel runs, the driver would wait for its end
+    /// before loading any.
     pub(super) fn marker(&self) -> Result<Arc<Marker>> {
         let mut slot = self.marker.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(marker) = &*slot {
@@ -380,7 +381,7 @@ impl Drop for Stream {
     fn drop(&mut self) {
         let (context, stream) = (self.context.clone(), Raw(self.raw));
         self.context.driver.reclaimer.dispose(move || {
-            // SAFETY: nobody else has the handle; work that is still in the stream goes on, and is then given up.
+            // SAFETY: nobody else has the handle; work still in the stream completes, and the stream is then freed.
             let answer = context.attempt(|driver| unsafe { driver.stream_destroy(stream.get()) });
             context.freed(answer, "destroying a stream")
         });

@@ -1,8 +1,8 @@
-//! Work for streams that the program has made: calls, waits, and copies that are described after they were put there.
+//! Work for the program's own streams: calls, waits, and copies whose parameters are set later.
 //!
-//! A copy by the copy engine must be known when it is put into a stream, and in a stream of ours it may never begin: streams
-//! share the context's channels, and a wait holds up all that comes after it in its channel. So the copies are a kernel in the
-//! program's own stream.
+//! A copy by the copy engine must be known when it is enqueued, and in a stream of ours it may never start: streams
+//! share the context's channels, and a wait blocks everything after it in its channel. So a kernel in the program's own
+//! stream does the copies.
 
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
@@ -18,11 +18,11 @@ use super::gpu::CudaGpu;
 use super::module::{Arg, Function, Module, Shape};
 use crate::{Error, Region, Result};
 
-/// Each thread has four words of 16 bytes under way: 256 KiB in all, more than crosses the bus during its latency.
+/// Each thread has four words of 16 bytes in flight: 256 KiB in all, more than crosses the bus during its latency.
 const SHAPE: Shape = Shape { blocks: 16, threads: 256, shared: 0 };
 const WHAT: &str = "putting a transfer into a stream";
 
-/// See the module. For the streams of one context.
+/// Work for the streams of one context; see the module.
 pub struct StreamWork {
     context: Arc<Context>,
     place: Function,
@@ -39,7 +39,7 @@ impl CudaGpu {
         Ok(StreamWork { context, place })
     }
 
-    /// Whether kernels of this GPU's context reach the memory that a pointer names, by that address.
+    /// Whether kernels of this GPU's context reach a pointer's memory by that address.
     #[must_use]
     pub fn reaches(&self, at: GpuAddr) -> bool {
         /// CU_POINTER_ATTRIBUTE_DEVICE_POINTER
@@ -53,10 +53,10 @@ impl CudaGpu {
         asked.is_ok() && found == at.0
     }
 
-    /// The allocation that a pointer lies in.
+    /// The allocation that contains a pointer.
     ///
     /// # Errors
-    /// When the driver knows of none in this GPU's context.
+    /// When the driver knows none in this GPU's context.
     pub fn allocation(&self, at: GpuAddr) -> Result<Range<u64>> {
         let (mut base, mut bytes) = (0, 0);
         self.0.context.call("looking an allocation up", |driver| {
@@ -68,14 +68,14 @@ impl CudaGpu {
 }
 
 impl StreamWork {
-    /// Has a stream call a function when it comes to this point.
+    /// Makes a stream call a function when it reaches this point.
     ///
     /// # Errors
     /// When the driver refuses.
     ///
     /// # Safety
-    /// The stream is one of this context that has not been destroyed, or one of CUDA's numbers for its default streams. The
-    /// function may be called with the argument on any thread, once, and calls nothing of CUDA.
+    /// The stream is one of this context that has not been destroyed, or one of CUDA's numbers for its default streams.
+    /// The function may be called with the argument on any thread, once, and does not call CUDA.
     pub unsafe fn call(
         &self,
         stream: *mut c_void,
@@ -88,13 +88,14 @@ impl StreamWork {
         })
     }
 
-    /// Has a stream wait until the word at `offset` of `words` has reached `value`, or gone past it.
+    /// Makes a stream wait until the word at `offset` of `words` has reached or passed `value`.
     ///
     /// # Errors
-    /// When that is no word of pinned memory, or the driver refuses.
+    /// When that is not a word of pinned memory, or the driver refuses.
     ///
     /// # Safety
-    /// As for [`Self::call`] for the stream. `words` was made by the GPU of this context, and lives until the stream has gone on.
+    /// As for [`Self::call`] for the stream. `words` was made by the GPU of this context, and lives until the stream
+    /// has passed the wait.
     pub unsafe fn wait(&self, stream: *mut c_void, words: &Region, offset: usize, value: u32) -> Result<()> {
         /// CU_STREAM_WAIT_VALUE_GEQ: by the difference, so that the count may wrap.
         const AT_LEAST: u32 = 0;
@@ -105,13 +106,15 @@ impl StreamWork {
         })
     }
 
-    /// Has a stream carry out the [`PlaceOrder`] at `offset` of `orders`, as it is when the stream comes to this point.
+    /// Makes a stream execute the [`PlaceOrder`] at `offset` of `orders`, with its content when the stream reaches this
+    /// point.
     ///
     /// # Errors
-    /// When there is no place for an order, or the driver refuses.
+    /// When the order is out of bounds, or the driver refuses.
     ///
     /// # Safety
-    /// As for [`Self::wait`]. What the order names then is allocated and reached from this context, until the stream has passed.
+    /// As for [`Self::wait`]. The memory in the order is then allocated and reachable from this context, until the
+    /// stream has passed.
     pub unsafe fn copy(&self, stream: *mut c_void, orders: &Region, offset: usize) -> Result<()> {
         let order = Arg::U64(pinned(orders, offset, PlaceOrder::BYTES)?);
         // SAFETY: this is the kernel's argument, and the caller's promise.
@@ -135,7 +138,7 @@ mod tests {
     use crate::{Emulated, Gpu, Place};
 
     #[test]
-    fn a_word_that_is_none_is_refused() {
+    fn a_misplaced_word_is_refused() {
         let gpu = Emulated::new();
         let words = gpu.alloc(Place::PinnedHost, 4096).unwrap();
         assert_eq!(pinned(&words, 4092, 4).unwrap(), words.addr().0 + 4092);

@@ -1,13 +1,13 @@
-//! What this machine says of itself, to tell why the driver would not give a device's registers to a GPU.
+//! Facts about this machine that explain why the driver refuses device registers for a GPU.
 
 use std::fs;
 use std::path::Path;
 
 /// From this kernel on, the function that the driver used to find a register's page is gone (follow_pfn).
 const KERNEL_WITHOUT_FOLLOW_PFN: (u32, u32) = (6, 10);
-/// And from this one on its successor, follow_pte, as well.
+/// From this one on its successor, follow_pte, is gone as well.
 const KERNEL_WITHOUT_FOLLOW_PTE: (u32, u32) = (6, 12);
-/// The first driver that uses what is left, follow_pfnmap_start.
+/// The first driver that uses its replacement, follow_pfnmap_start.
 const DRIVER_WITH_PFNMAP: (u32, u32, u32) = (570, 133, 7);
 
 /// Facts about kernel, driver and privileges.
@@ -20,12 +20,12 @@ pub(super) struct Surroundings {
     peer_override: bool,
     guest: bool,
     container: bool,
-    /// Whether the mapping in question is of memory and not of a device.
+    /// Whether the mapping in question is memory and not a device.
     ordinary: bool,
 }
 
 impl Surroundings {
-    /// Those of this machine and of the mapping at an address, as far as /proc and /sys tell.
+    /// Those of this machine and of the mapping at an address, as far as /proc and /sys report them.
     pub(super) fn of(mapping: usize) -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let version = read("/proc/driver/nvidia/version");
@@ -41,7 +41,7 @@ impl Surroundings {
         }
     }
 
-    /// Why registering registers may have failed with this error number: what is certain here comes first.
+    /// Why registering device registers may have failed with this error number; certain reasons come first.
     pub(super) fn why_no_io_memory(&self, code: Option<i32>) -> Vec<String> {
         let mut causes = Vec::new();
         if self.ordinary {
@@ -85,7 +85,7 @@ impl Surroundings {
     }
 }
 
-/// Whether /proc/self/smaps says of the mapping at an address that it has pages of memory behind it.
+/// Whether /proc/self/smaps reports pages of memory behind the mapping at an address.
 fn is_ordinary(smaps: &str, address: u64) -> bool {
     let mut here = false;
     for line in smaps.lines() {
@@ -102,9 +102,9 @@ fn is_ordinary(smaps: &str, address: u64) -> bool {
     false
 }
 
-/// Why a driver of this version cannot give a device's registers to a GPU under this kernel, whatever the machine; none if
-/// it can. From kernel 6.10 on `follow_pfn` is gone, from 6.12 on `follow_pte` as well; 570.133.07 is the first driver that
-/// uses what is left, which is for GPL modules, as only the open ones are.
+/// Why a driver of this version cannot give a device's registers to a GPU under this kernel, on any machine; `None` if
+/// it can. From kernel 6.10 on `follow_pfn` is gone, from 6.12 on `follow_pte` as well; 570.133.07 is the first driver
+/// that uses the replacement, which is for GPL modules; only the open ones are.
 #[must_use]
 pub fn register_gap(
     kernel: (u32, u32),
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapping_is_told_from_a_device_s() {
+    fn mappings_of_memory_and_devices_are_distinguished() {
         let smaps = "7f0000000000-7f0000004000 rw-s 00000000 00:15 9 /sys/devices/x/resource0\nRss: 0 kB\n\
                      VmFlags: rd wr sh mr mw me ms pf io dc de dd\n\
                      7f0000004000-7f0000008000 rw-p 00000000 00:00 0\nVmFlags: rd wr mr mw me ac\n";

@@ -1,5 +1,5 @@
-//! Beside a library that captures and replays graphs in the same process, as PyTorch does: nothing of onehop fails, no
-//! capture is invalidated, and no memory goes while the GPU uses it.
+//! Beside a library that captures and replays graphs in the same process, as PyTorch does: no call of onehop fails, no
+//! capture is invalidated, and no memory is freed while the GPU uses it.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::{Bench, bench, bytes_of, ptx, random, raw, tell};
 const ROUNDS: u32 = 1000;
 const LONGEST: Duration = Duration::from_secs(100);
 
-/// All that a load does, and what follows it.
+/// Everything that a load does, and what follows it.
 fn round(bench: &Bench, turn: u32, code: &onehop_gpu::cuda::Code, sums: &mut Sums) -> onehop_gpu::Result<()> {
     const BYTES: usize = 3 << 20;
     let gpu = &bench.gpu;
@@ -42,7 +42,7 @@ fn round(bench: &Bench, turn: u32, code: &onehop_gpu::cuda::Code, sums: &mut Sum
     assert_eq!(sum, [crc32c::crc32c(&data)]);
     plain.fill(0, plain.len(), 0x5a)?;
     gpu.memory_info()?;
-    // The copies are under way when everything goes.
+    // The copies are in progress when everything is dropped.
     copier.copy_all(&rows)?;
     drop((arena, ring, own));
     drop(copier);
@@ -56,8 +56,8 @@ fn round(bench: &Bench, turn: u32, code: &onehop_gpu::cuda::Code, sums: &mut Sum
 }
 
 #[test]
-fn captures_and_replays_of_others_go_on_and_so_do_we() {
-    let Some(bench) = bench("captures_and_replays_of_others_go_on_and_so_do_we") else { return };
+fn captures_of_other_code_and_our_calls_both_work() {
+    let Some(bench) = bench("captures_of_other_code_and_our_calls_both_work") else { return };
     let (stop, captures) = (AtomicBool::new(false), AtomicU32::new(0));
     let code = bench.gpu.load_code(ptx::TOOLS).unwrap();
     let mut sums = Sums::new(&bench.gpu).unwrap();
@@ -89,8 +89,8 @@ fn captures_and_replays_of_others_go_on_and_so_do_we() {
     assert_eq!(bench.gpu.refusals(), (0, None));
 }
 
-/// A consumer of a tensor may have left a kernel behind that writes to it, when the last reference goes, and a capture is
-/// open: the memory has to stay mapped until the kernel has ended.
+/// When a tensor's last reference is dropped, a consumer may have left a kernel running that writes to it, and a
+/// capture may be open. The memory has to stay mapped until the kernel has ended.
 #[test]
 fn memory_stays_mapped_while_a_kernel_of_others_uses_it() {
     const BYTES: usize = 4 << 20;
@@ -111,7 +111,7 @@ fn memory_stays_mapped_while_a_kernel_of_others_uses_it() {
         let start = Instant::now();
         drop(region);
         let took = start.elapsed();
-        // What comes next may be given the same addresses, and must not get them yet.
+        // The next allocation may get the same addresses, but not yet.
         let next = bench.gpu.alloc_device(kind, BYTES);
         let capture = if capturing { captured.end_capture().map(|_| ()) } else { Ok(()) };
         while !worker.is_over().expect("the kernel's memory was taken away under it") {
@@ -124,10 +124,10 @@ fn memory_stays_mapped_while_a_kernel_of_others_uses_it() {
     }
 }
 
-/// Memory that is dropped beside another library's kernel is freed when that has ended.
+/// Memory that is dropped while another library's kernel runs is freed when that has ended.
 #[test]
-fn memory_is_given_back_without_waiting_and_not_forgotten() {
-    let Some(bench) = bench("memory_is_given_back_without_waiting_and_not_forgotten") else { return };
+fn memory_is_freed_later_without_waiting() {
+    let Some(bench) = bench("memory_is_freed_later_without_waiting") else { return };
     let gpu = &bench.gpu;
     raw::enter();
     let worker = raw::Stream::new();
@@ -144,12 +144,12 @@ fn memory_is_given_back_without_waiting_and_not_forgotten() {
     worker.wait().unwrap();
     let (after, _) = gpu.memory_info().unwrap();
     assert!(after + (64 << 20) > free, "{free} bytes were free before, {after} are after");
-    tell(&format!("memory beside a kernel of others: dropped within {took:?}"));
+    tell(&format!("memory during a kernel of other code: dropped within {took:?}"));
 }
 
 #[test]
-fn all_work_of_the_process_is_waited_for_beside_a_capture() {
-    let Some(bench) = bench("all_work_of_the_process_is_waited_for_beside_a_capture") else { return };
+fn all_work_of_the_process_is_waited_for_during_a_capture() {
+    let Some(bench) = bench("all_work_of_the_process_is_waited_for_during_a_capture") else { return };
     raw::enter();
     let (worker, captured) = (raw::Stream::new(), raw::Stream::new());
     let region = bench.gpu.alloc(Place::Vram, 1 << 20).unwrap();

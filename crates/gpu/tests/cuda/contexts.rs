@@ -1,4 +1,4 @@
-//! Contexts that another part of the program makes and destroys.
+//! Contexts that another part of the program creates and destroys.
 
 use std::ptr::null_mut;
 
@@ -14,7 +14,7 @@ use crate::{Bench, bench, tell};
 
 const BYTES: usize = 1 << 20;
 
-/// What onehop had in a context that was destroyed.
+/// onehop's objects in a context that was destroyed.
 struct Old {
     context: usize,
     gpu: CudaGpu,
@@ -23,7 +23,7 @@ struct Old {
 }
 
 impl Old {
-    /// Uses a new context of the program's, and has the program destroy it.
+    /// Uses a new context of the program's, which the program then destroys.
     fn new(bench: &Bench) -> Self {
         let (mut context, mut at) = (null_mut(), 0);
         // SAFETY: both results live across the calls; the new context is current in the second.
@@ -58,10 +58,10 @@ impl Old {
     }
 }
 
-/// A kernel that is sent there ends its own context: this one goes on.
+/// A kernel that accessed it would destroy its own context: this one survives.
 #[test]
-fn kernels_are_sent_to_no_memory_of_another_context() {
-    let Some(bench) = bench("kernels_are_sent_to_no_memory_of_another_context") else { return };
+fn kernels_do_not_reach_memory_of_another_context() {
+    let Some(bench) = bench("kernels_do_not_reach_memory_of_another_context") else { return };
     let (mut context, mut at) = (null_mut(), 0);
     // SAFETY: both results live across the calls; the new context is current in the second.
     unsafe {
@@ -90,7 +90,7 @@ fn kernels_are_sent_to_no_memory_of_another_context() {
     ok("destroy the context", unsafe { sys::cuCtxDestroy_v2(context) }).unwrap();
 }
 
-/// The driver gives the handles of contexts that were destroyed to new ones.
+/// The driver reuses the handles of destroyed contexts for new ones.
 #[test]
 fn a_destroyed_context_is_recognised_and_what_was_in_it_forgotten() {
     const ROUNDS: usize = 20;
@@ -103,7 +103,7 @@ fn a_destroyed_context_is_recognised_and_what_was_in_it_forgotten() {
         all.iter().for_each(Old::check);
     }
     tell(&format!("{again} of {ROUNDS} contexts got the handle of an earlier one"));
-    // Half of it goes while another context may have the handle.
+    // Half of the objects are dropped while another context may have the handle.
     let mut context = null_mut();
     // SAFETY: `context` lives across the call.
     ok("make a context", unsafe { sys::cuCtxCreate_v2(&mut context, 0, 0) }).unwrap();
@@ -115,7 +115,7 @@ fn a_destroyed_context_is_recognised_and_what_was_in_it_forgotten() {
     drop(all);
     bench.gpu.wait_for_all().unwrap();
     assert_eq!(bench.gpu.refusals(), refusals);
-    // The primary context is as it was.
+    // The primary context is unaffected.
     let region = bench.gpu.alloc(Place::Vram, BYTES).unwrap();
     region.fill(0, BYTES, 9).unwrap();
     assert_eq!(region.word(0).unwrap(), 0x0909_0909);

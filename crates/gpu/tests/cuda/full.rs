@@ -1,4 +1,4 @@
-//! A GPU that is full of somebody else's kernel, which waits for a transfer of ours.
+//! A GPU fully occupied by another program's kernel, which waits for a transfer of ours.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use onehop_os::{DmaMemory, Marks};
 use crate::raw::{self, Kernel, Stream};
 use crate::{Bench, bench, bytes_of, random, tell};
 
-/// Waits on all threads for a word that is not zero, 20 seconds at most.
+/// All threads wait for a word to be non-zero, at most 20 seconds.
 const SPIN: &str = r"
 .version 8.0
 .target sm_80
@@ -36,7 +36,7 @@ DONE:
 }
 ";
 
-/// Somebody else's kernel that takes every place on the GPU, and waits for a word.
+/// A kernel of other code that fills the GPU, and waits for a word.
 struct Filler {
     kernel: Kernel,
     stream: Stream,
@@ -45,18 +45,18 @@ struct Filler {
 }
 
 impl Filler {
-    /// Loads it: the driver loads no kernel beside one that stays.
+    /// Loads it: the driver loads no kernel while a persistent one runs.
     fn new(bench: &Bench) -> Self {
         raw::enter();
         let flag = bench.gpu.alloc(Place::PinnedHost, 4096).unwrap();
-        // Small blocks, so that they also fit beside others: there are no places left, whatever the size of a block.
+        // Small blocks, so that they also fit next to others: no room is left for blocks of any size.
         let blocks = 64 * bench.gpu.capabilities().multiprocessors as u32;
         let filler = Self { kernel: Kernel::load(SPIN, "spin"), stream: Stream::new(), flag, blocks };
         filler.run(|| ());
         filler
     }
 
-    /// Does something while the GPU is full.
+    /// Runs `f` while the GPU is full.
     fn run<R>(&self, f: impl FnOnce() -> R) -> R {
         self.flag.write(0, &0u32.to_le_bytes()).unwrap();
         self.stream.start(&self.kernel, (self.blocks, 32), &mut [self.flag.addr().0]);
@@ -89,16 +89,16 @@ fn a_transfer_that_finds_no_room(bench: &Bench, filler: &Filler, prepared: bool)
         let start = Instant::now();
         let end = queues.read(ns, &job, &buffer);
         let took = start.elapsed();
-        // The CPU goes on driving the drive, resets included, while the kernel is there.
+        // The CPU continues to drive the drive, resets included, while the kernel runs.
         drive.reset().unwrap();
         let host = drive.buffer(4096).unwrap();
         drive.queue().unwrap().read(ns, 0, 8, &host, 0).unwrap();
         assert!(matches!(&end, Err(Error::Gpu(why)) if why.contains("occupy")), "{end:?}");
         assert!(took < Duration::from_secs(8), "{took:?}");
         let error = end.unwrap_err();
-        tell(&format!("beside a kernel that fills the GPU a read ended after {took:?}: {error}"));
+        tell(&format!("with a kernel that fills the GPU a read ended after {took:?}: {error}"));
     });
-    // The kernel that was left behind finds its poison word set, and its memory where it was.
+    // The kernel left behind finds its poison word set, and its memory unchanged.
     std::thread::sleep(Duration::from_secs(1));
     assert!(queues.read(ns, &job, &buffer).is_err());
     drop(queues);
@@ -122,7 +122,7 @@ fn a_transfer_that_finds_no_room_ends_with_an_error() {
     }
 }
 
-/// The GPU is full, and the memory belongs to somebody else when there is room again.
+/// The GPU is full, and by the time there is room the memory belongs to other code.
 #[test]
 fn a_kernel_that_comes_late_writes_nothing() {
     const LIMIT: Duration = Duration::from_millis(300);
@@ -151,10 +151,10 @@ fn a_kernel_that_comes_late_writes_nothing() {
     }
 }
 
-/// Everything lies in GPU memory, and so does the drive; the queues were never used before.
+/// Everything is in GPU memory, the drive included, and the queues are unused.
 #[test]
-fn a_read_into_gpu_memory_that_finds_no_room_leaves_it_alone() {
-    let Some(bench) = bench("a_read_into_gpu_memory_that_finds_no_room_leaves_it_alone") else { return };
+fn a_read_that_finds_no_room_leaves_gpu_memory_alone() {
+    let Some(bench) = bench("a_read_that_finds_no_room_leaves_gpu_memory_alone") else { return };
     let gpu: Arc<dyn Gpu> = Arc::new(bench.gpu.clone());
     let filler = Filler::new(&bench);
     gpu.load_kernels().unwrap();
@@ -163,7 +163,7 @@ fn a_read_into_gpu_memory_that_finds_no_room_leaves_it_alone() {
     resident.sim().write_media(1, 0, &data).unwrap();
     let drive = Drive::open(resident.port(), Options::default()).unwrap();
     let ns = drive.namespace(1).unwrap();
-    // The drive's warps begin with its first queue, and keep their places.
+    // The drive's warps start with its first queue, and keep their places.
     let _queue = drive.queue().unwrap();
     let queues = drive.gpu_queues(gpu.clone(), setup(Placement::TIER3)).unwrap();
     let (region, buffer) = drive.gpu_buffer(&*gpu, Place::Vram, 65536).unwrap();

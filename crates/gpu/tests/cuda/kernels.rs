@@ -1,4 +1,4 @@
-//! Launches: doorbells that reach a controller, bounds that are kept, failures that are told.
+//! Launches: doorbells reach a controller, limits hold, failures are reported.
 
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use onehop_radio::Format;
 
 use crate::{bench, bytes_of, ptx, raw, run, tell};
 
-/// Registers that write down what they hear, and answer in a word that the GPU looks at.
+/// Registers that record writes, and answer in a word that the GPU polls.
 struct Heard {
     writes: Mutex<Vec<(u32, u32)>>,
     ack: Region,
@@ -51,7 +51,7 @@ fn every_doorbell_of_a_kernel_reaches_the_registers_in_order() {
     assert_eq!(writes.len(), TIMES as usize);
     assert!(writes.iter().zip(1..).all(|(write, turn)| *write == (0x1008, turn)));
 
-    // A queue that is created anew may be rung with the value that the old one ended on.
+    // A newly created queue may be rung with the last value of the old one.
     let [door, word, _, limit] = args;
     let once = [door, word, Arg::U32(1), limit];
     ack.signal(0, 0).unwrap();
@@ -63,9 +63,9 @@ fn every_doorbell_of_a_kernel_reaches_the_registers_in_order() {
 }
 
 #[test]
-fn a_kernel_s_completion_doorbell_is_told_before_its_submission() {
+fn a_completion_doorbell_is_relayed_before_the_submission() {
     const TIMES: u32 = 50_000;
-    let Some(bench) = bench("a_kernel_s_completion_doorbell_is_told_before_its_submission") else { return };
+    let Some(bench) = bench("a_completion_doorbell_is_relayed_before_the_submission") else { return };
     let ack = bench.gpu.alloc(Place::PinnedHost, 4096).unwrap();
     let heard = Arc::new(Heard { writes: Mutex::default(), ack });
     let doorbells = bench.gpu.map_registers(heard.clone()).unwrap();
@@ -78,13 +78,13 @@ fn a_kernel_s_completion_doorbell_is_told_before_its_submission() {
         let last = if *offset == 0x1014 { &mut freed } else { &mut submitted };
         assert!(*value > *last, "{offset:#x} went from {last} to {value}");
         *last = *value;
-        assert!(submitted <= freed, "submission {submitted} was told after completion {freed}");
+        assert!(submitted <= freed, "submission {submitted} was relayed after completion {freed}");
     }
     assert_eq!((freed, submitted), (TIMES, TIMES));
     tell(&format!("{} of {} doorbells were passed on, the rest were overtaken", writes.len(), 2 * TIMES));
 }
 
-/// Registers that say they are memory of a device, and are not.
+/// Registers that falsely claim to be device memory.
 struct NoDevice(HostMem);
 
 impl Registers for NoDevice {
@@ -114,7 +114,7 @@ fn registers_that_cannot_be_mapped_say_why() {
     }
 }
 
-/// A page of host memory stands in for registers: what loads of its words bring is what is in it, all ones as well.
+/// A page of host memory stands in for registers: reads return its words, all ones included.
 #[test]
 fn registers_are_read_one_by_one_up_to_the_first_that_is_all_ones() {
     let Some(bench) = bench("registers_are_read_one_by_one_up_to_the_first_that_is_all_ones") else { return };
@@ -129,7 +129,7 @@ fn registers_are_read_one_by_one_up_to_the_first_that_is_all_ones() {
     tell(&format!("three registers by a kernel, loading it included: {:?}", start.elapsed()));
     assert_eq!(peek(16, second).unwrap(), words);
     assert!(peek(0, second).is_err() && peek(17, second).is_err());
-    // Zero is an answer, and all ones is the last that is asked for.
+    // Zero is a valid value, and all ones ends the reads.
     page.signal(8, 0).unwrap();
     page.signal(12, u32::MAX).unwrap();
     assert_eq!(peek(3, second).unwrap(), [0, u32::MAX]);
@@ -138,16 +138,16 @@ fn registers_are_read_one_by_one_up_to_the_first_that_is_all_ones() {
 }
 
 #[test]
-fn the_address_of_doorbells_that_are_passed_on_is_no_register() {
-    let Some(bench) = bench("the_address_of_doorbells_that_are_passed_on_is_no_register") else { return };
+fn relayed_doorbells_are_not_registers() {
+    let Some(bench) = bench("relayed_doorbells_are_not_registers") else { return };
     let ack = bench.gpu.alloc(Place::PinnedHost, 4096).unwrap();
     let doorbells = bench.gpu.map_registers(Arc::new(Heard { writes: Mutex::default(), ack })).unwrap();
     assert!(doorbells.is_relayed());
-    // What is read there is the relay's page, whatever the registers hold: who asks for reads asks first whether it is relayed.
+    // What is read there is the relay's page, not the registers: callers first check whether it is relayed.
     assert_eq!(bench.gpu.peek(&doorbells, 0, 3, Duration::from_secs(1)).unwrap(), [u32::MAX]);
 }
 
-/// A queue that lies in its control memory's second half, rings, doorbells and all.
+/// A queue in its control memory's second half, including rings and doorbells.
 fn queue(control: &Region) -> KernelQueue {
     let at = |offset| control.addr().plus(offset);
     let (sq, cq, sq_door, cq_door) = (at(16 << 10), at(24 << 10), at(28 << 10), at((28 << 10) + 4));
@@ -183,7 +183,7 @@ fn launches_are_prepared_poisoned_bounded_and_read_back() {
     assert_eq!(running.join().unwrap(), [Exit::TimedOut; 3]);
     let took = start.elapsed();
     assert!(took >= Duration::from_millis(190) && took < Duration::from_secs(5), "{took:?}");
-    // By the host, while it runs; memory in use stays until the end even if nobody wants the outcome.
+    // By the host, while it runs; memory in use stays until the end even if the outcome is not needed.
     let long = KernelJob { limit: KernelJob::nanos(Duration::from_secs(20)), ..job };
     let mut slowest = Duration::ZERO;
     for code in 1..50 {
@@ -213,10 +213,10 @@ fn launches_are_prepared_poisoned_bounded_and_read_back() {
     assert!(gpu.launch(&Launch::Shared(vec![queue(&controls[0])], 0), &job).is_err());
 }
 
-/// What a launch names has to be memory of this GPU, all of it, and stays until the launch has ended.
+/// All memory of a launch must be this GPU's, and is held until the launch has ended.
 #[test]
-fn launches_over_memory_that_is_not_there_are_refused() {
-    let Some(bench) = bench("launches_over_memory_that_is_not_there_are_refused") else { return };
+fn launches_over_freed_memory_are_refused() {
+    let Some(bench) = bench("launches_over_freed_memory_are_refused") else { return };
     // SAFETY: the stand-ins write exits and the control words below.
     let gpu = unsafe { bench.cuda.open_with_code("0", ptx::STAND_IN) }.unwrap();
     let memory = gpu.alloc(Place::Vram, 64 << 10).unwrap();
@@ -271,7 +271,7 @@ fn launches_over_memory_that_is_not_there_are_refused() {
     assert!(launch(good, &job).is_ok(), "it is there as long as the first launch runs");
     running.join().unwrap();
     assert!(matches!(launch(good, &job), Err(Error::Launch(_))), "{free}");
-    // And what a descriptor names, in memory that is there.
+    // And the memory that a descriptor refers to.
     let (rig, list) = (gpu.load_rig().unwrap(), gpu.alloc(Place::Vram, 4096).unwrap());
     let check = DataCheck {
         data: list.addr(),
@@ -296,7 +296,7 @@ fn launches_over_memory_that_is_not_there_are_refused() {
     start(&check).unwrap().wait().unwrap();
 }
 
-/// Memory of an emulated GPU has addresses that mean nothing to this one, or something else.
+/// An emulated GPU's addresses are invalid here, or belong to other memory.
 #[test]
 fn memory_of_an_emulated_gpu_is_refused() {
     let Some(bench) = bench("memory_of_an_emulated_gpu_is_refused") else { return };
@@ -314,12 +314,12 @@ fn memory_of_an_emulated_gpu_is_refused() {
         let error = files.register(&theirs).err().unwrap();
         assert!(error.to_string().contains("emulated"), "{error}");
     }
-    // Between host memory and host memory the CPU copies: that needs no address of this GPU.
+    // Within host memory the CPU copies: that needs no address of this GPU.
     let ring = gpu.alloc(Place::PinnedHost, 4096).unwrap();
     gpu.copier(&ring, &theirs).unwrap();
 }
 
-/// Longer than any wait for a kernel whose limit is nothing.
+/// Longer than the wait for a kernel whose limit is zero.
 const LINGER: u64 = 12_000_000_000;
 
 #[test]
@@ -334,7 +334,7 @@ fn a_kernel_that_does_not_end_in_time_is_left_alone() {
     // SAFETY: the kernel takes this argument and touches no memory.
     let started =
         unsafe { gpu.start_kernel(&code, "linger", shape, &[Arg::U64(LINGER)], Duration::ZERO) }.unwrap();
-    // Asking ends, too.
+    // Polling ends, too.
     while !started.is_over() {
         std::thread::sleep(Duration::from_millis(1));
         assert!(start.elapsed() < Duration::from_millis(11_500), "it is never said to be over");
@@ -343,7 +343,7 @@ fn a_kernel_that_does_not_end_in_time_is_left_alone() {
     tell(&format!("after {took:?}: {error}"));
     assert!(took < Duration::from_millis(11_500) && error.to_string().contains("did not end"), "{error}");
     assert!(matches!(error, Error::Unended { .. }), "{error:?}");
-    // The GPU goes on meanwhile: neither this copy nor giving memory back waits for it.
+    // The GPU keeps working meanwhile: neither this copy nor freeing memory waits for the kernel.
     let region = gpu.alloc(Place::PinnedHost, 4096).unwrap();
     region.write(0, &[1; 8]).unwrap();
     let plain = gpu.alloc(Place::Vram, 1 << 20).unwrap();
@@ -353,11 +353,11 @@ fn a_kernel_that_does_not_end_in_time_is_left_alone() {
     let dropped = dropping.elapsed();
     assert!(start.elapsed() < Duration::from_nanos(LINGER), "the kernel has ended meanwhile");
     assert!(dropped < Duration::from_millis(500), "giving memory back took {dropped:?}");
-    given_back(gpu, free);
+    wait_for_free_memory(gpu, free);
 }
 
 /// Waits until as much memory is free as before.
-fn given_back(gpu: &CudaGpu, free: u64) {
+fn wait_for_free_memory(gpu: &CudaGpu, free: u64) {
     let start = Instant::now();
     while gpu.memory_info().unwrap().0 + (64 << 20) < free {
         assert!(start.elapsed() < Duration::from_secs(10), "{:?} are free of {free}", gpu.memory_info());
@@ -373,13 +373,13 @@ fn kernels_on_data_that_cannot_start_keep_their_code_and_their_memory() {
     };
     let gpu = &bench.gpu;
     let (free, _) = gpu.memory_info().unwrap();
-    // Samples of zeros are no counter's from 1 on: every one of them is wrong.
+    // Zeros are no counter from 1 on: every sample is wrong.
     let samples = gpu.alloc(Place::Vram, 1 << 20).unwrap();
     let rows = gpu.alloc(Place::Vram, BlockJob::CHECKED_BYTES).unwrap();
     let job = BlockJob::check((&samples, Format::Ci16), &rows, 1 << 18, 1).unwrap();
     let mut kernels = gpu.block_kernels().unwrap();
     raw::enter();
-    // Kernels of others have all threads of the GPU for themselves.
+    // The other kernels take all threads of the GPU.
     let worker = raw::Stream::new();
     let blocks = gpu.capabilities().multiprocessors as u32 * 2048 / 256;
     worker.launch("linger", (blocks, 256), &mut [LINGER]);
@@ -394,17 +394,17 @@ fn kernels_on_data_that_cannot_start_keep_their_code_and_their_memory() {
     let dropped = dropping.elapsed();
     assert!(!worker.is_over().unwrap() && dropped < Duration::from_millis(500), "dropping took {dropped:?}");
     worker.wait().unwrap();
-    given_back(gpu, free);
+    wait_for_free_memory(gpu, free);
     // It has run after all, with its code and its memory.
     assert!(bytes_of(&rows).iter().any(|byte| *byte != 0));
 }
 
 const LEAVER: &str = "ONEHOP_TEST_LEAVER";
 
-/// The thread that frees memory waits for a kernel when the process ends.
+/// At the end of the process, the thread that frees memory waits for a kernel.
 #[test]
-fn a_process_may_end_while_memory_is_being_given_back() {
-    if bench("a_process_may_end_while_memory_is_being_given_back").is_none() {
+fn a_process_may_end_while_memory_is_being_freed() {
+    if bench("a_process_may_end_while_memory_is_being_freed").is_none() {
         return;
     }
     for _ in 0..3 {
@@ -455,7 +455,7 @@ fn wrong_device_code_says_what_the_compiler_said() {
     let shape = Shape { blocks: 1, threads: 1, shared: 0 };
     let limit = Duration::from_secs(1);
     let broken = ptx::TOOLS.replace("add.u64 %d0, %d0, %d1;", "add.nonsense %d0;");
-    // SAFETY: nothing runs of what does not compile, or is not found.
+    // SAFETY: kernels that do not compile, or are not found, do not run.
     let errors = [
         unsafe { bench.gpu.run_ptx(&broken, "linger", shape, &[], limit) },
         unsafe { bench.gpu.run_ptx("", "linger", shape, &[], limit) },
@@ -478,7 +478,7 @@ fn a_wrong_address_ends_the_context_with_an_error() {
     if bench("a_wrong_address_ends_the_context_with_an_error").is_none() {
         return;
     }
-    // In a process of its own: nobody can use the context afterwards.
+    // In a separate process: the context is unusable afterwards.
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "kernels::the_process_whose_context_ends", "--nocapture"])
         .env(CHILD, "1")
@@ -487,7 +487,7 @@ fn a_wrong_address_ends_the_context_with_an_error() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     tell(said.trim());
     assert!(output.status.success(), "{said}");
-    assert!(said.contains("CUDA_ERROR_ILLEGAL_ADDRESS") && said.contains("start the program anew"), "{said}");
+    assert!(said.contains("CUDA_ERROR_ILLEGAL_ADDRESS") && said.contains("restart the program"), "{said}");
 }
 
 /// The other process of the test above; nothing when it runs by itself.
@@ -500,10 +500,10 @@ fn the_process_whose_context_ends() {
     let held = gpu.alloc(Place::Vram, 4096).unwrap();
     let pinned = gpu.alloc(Place::PinnedHost, 4096).unwrap();
     let shape = Shape { blocks: 1, threads: 1, shared: 0 };
-    // SAFETY: the address it writes is no memory: the GPU stops it.
+    // SAFETY: the address it writes is invalid: the GPU stops it.
     let result = unsafe { gpu.run_ptx(ptx::TOOLS, "stray", shape, &[], Duration::from_secs(5)) };
     tell(&format!("{}", result.unwrap_err()));
-    // Everything after it fails in words, and nothing hangs or panics on the way out.
+    // Every later call fails with an error, and nothing hangs or panics.
     tell(&format!("{}", held.read(0, &mut [0; 4]).unwrap_err()));
     tell(&format!("{:?}", gpu.alloc(Place::Vram, 4096).err().map(|error| error.to_string())));
     pinned.write(0, &[1]).unwrap();

@@ -1,6 +1,6 @@
-//! What CUDA does, on a machine that has it. Where there is none, every test says so in one line and passes.
+//! CUDA on a machine that has it. Without it, every test says so in one line and passes.
 //!
-//! The tests take turns: all of them use one context, and some of them time what they see.
+//! The tests take turns: all of them use one context, and some measure times.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
@@ -24,7 +24,7 @@ use onehop_gpu::{Error, Region};
 
 static TURN: Mutex<()> = Mutex::new(());
 
-/// GPU 0, and the turn to use it.
+/// GPU 0, and the lock for its use.
 pub struct Bench {
     /// The driver.
     pub cuda: Cuda,
@@ -33,7 +33,7 @@ pub struct Bench {
     _turn: MutexGuard<'static, ()>,
 }
 
-/// GPU 0; a line that says why not where there is none.
+/// GPU 0; without one, says why and returns `None`.
 pub fn bench(test: &str) -> Option<Bench> {
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     match Cuda::load() {
@@ -42,7 +42,7 @@ pub fn bench(test: &str) -> Option<Bench> {
             Some(Bench { cuda, gpu, _turn: turn })
         }
         Err(why @ Error::NoCuda { .. }) => {
-            // Not eprintln: a test that passes would not show it.
+            // Not eprintln: it would be hidden when the test passes.
             let line = format!("SKIPPED: cuda {test}: {why}\n");
             let _ = std::io::stderr().write_all(line.as_bytes());
             None
@@ -51,7 +51,7 @@ pub fn bench(test: &str) -> Option<Bench> {
     }
 }
 
-/// Writes a line past the test runner's capture: what the machine said belongs into the log of every run.
+/// Writes a line past the test runner's capture: measurements belong in the log of every run.
 pub fn tell(line: &str) {
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
@@ -63,14 +63,14 @@ pub fn run(gpu: &CudaGpu, name: &str, threads: u32, args: &[Arg]) {
     unsafe { gpu.run_ptx(ptx::TOOLS, name, shape, args, Duration::from_secs(20)) }.unwrap();
 }
 
-/// Has the GPU copy from one region to another of the same length.
+/// Copies one region to another of the same length by the GPU.
 pub fn gpu_copy(gpu: &CudaGpu, to: &Region, from: &Region) {
     assert!(to.len() >= from.len());
     let words = (from.len() / 4) as u32;
     run(gpu, "copy", 256, &[Arg::U64(to.addr().0), Arg::U64(from.addr().0), Arg::U32(words)]);
 }
 
-/// Bytes that come nowhere else.
+/// Pseudo-random bytes.
 pub fn random(seed: u64, bytes: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {

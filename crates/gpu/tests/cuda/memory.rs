@@ -1,4 +1,4 @@
-//! Kinds of memory: that bytes written by one side are read by the other, and what cannot be had says why.
+//! Kinds of memory: each side reads what the other wrote, and errors say why memory is not available.
 
 use std::fs::File;
 use std::time::Duration;
@@ -75,15 +75,15 @@ fn kernels_and_the_cpu_see_the_same_bytes() {
 }
 
 #[test]
-fn pages_are_registered_once_and_given_back() {
-    let Some(bench) = bench("pages_are_registered_once_and_given_back") else { return };
+fn pages_are_registered_once_and_unregistered() {
+    let Some(bench) = bench("pages_are_registered_once_and_unregistered") else { return };
     let gpu = &bench.gpu;
     let mem = HostMem::touched(64 << 10).unwrap();
     let whole = gpu.adopt(Place::PinnedHost, mem.clone()).unwrap();
     let part = gpu.adopt(Place::PinnedHost, mem.slice(5000..9000).unwrap()).unwrap();
     assert_eq!(part.addr().0 - whole.addr().0, 5000);
     drop(whole);
-    // The part still holds all of it.
+    // The part keeps the whole alive.
     part.write(0, &[9; 100]).unwrap();
     let copy = gpu.alloc(Place::Vram, 4096).unwrap();
     gpu_copy(gpu, &copy, &part.slice(0..4000).unwrap());
@@ -100,7 +100,7 @@ fn pages_are_registered_once_and_given_back() {
     }
 }
 
-/// Two parts of a program each start the driver: registered pages are the process's.
+/// Two parts of a program each start the driver: registered pages belong to the process.
 #[test]
 fn two_that_started_the_driver_share_registered_pages() {
     let Some(bench) = bench("two_that_started_the_driver_share_registered_pages") else { return };
@@ -120,8 +120,8 @@ fn two_that_started_the_driver_share_registered_pages() {
 }
 
 #[test]
-fn marks_side_by_side_show_what_was_not_overwritten() {
-    let Some(bench) = bench("marks_side_by_side_show_what_was_not_overwritten") else { return };
+fn adjacent_marks_show_what_was_not_overwritten() {
+    let Some(bench) = bench("adjacent_marks_show_what_was_not_overwritten") else { return };
     const LIMIT: Duration = Duration::from_secs(10);
     let region = bench.gpu.alloc(Place::Vram, 3 << 20).unwrap();
     for (first, count) in [(0, 1), (8, 511), (64, 300_000), (4096, 100)] {
@@ -197,7 +197,7 @@ fn too_much_memory_is_refused_in_words() {
     }
     assert!(bench.gpu.alloc(Place::Vram, usize::MAX).is_err());
     assert!(bench.gpu.alloc(Place::Cmb, 4096).is_err());
-    // Nothing is lost by that.
+    // Memory still works afterwards.
     bench.gpu.alloc(Place::Vram, 4096).unwrap();
 }
 
@@ -222,7 +222,7 @@ fn copies_of_one_call_land_as_single_ones() {
     let host = bench.gpu.alloc(Place::PinnedHost, bytes).unwrap();
     let data = random(11, bytes);
     host.write(0, &data).unwrap();
-    // Whole rows of odd lengths and places, some of no bytes, and columns between them.
+    // Whole rows of unusual lengths and places, some empty, and columns between them.
     let all: Vec<Rows> = (0..rows)
         .map(|i| {
             let (at, row) = (i * 81_000 + i % 7, [0, 1, 4095, 65_537, 4096, 80_000][i % 6]);
@@ -253,7 +253,7 @@ fn copies_of_one_call_land_as_single_ones() {
     copier.copy_all(&[]).unwrap();
 }
 
-/// The driver cuts small allocations from larger ones, behind what others of the process have taken.
+/// The driver cuts small allocations from larger ones, next to other allocations of the process.
 #[test]
 fn small_allocations_of_others_leave_ours_on_whole_pages() {
     let Some(bench) = bench("small_allocations_of_others_leave_ours_on_whole_pages") else { return };

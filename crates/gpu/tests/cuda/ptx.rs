@@ -1,4 +1,4 @@
-//! Kernels that the tests need, written by hand: they must not depend on the device code that is tested elsewhere.
+//! Kernels for the tests, written by hand: they must not depend on the device code that is tested elsewhere.
 
 /// `fill(to, words, seed)`, `copy(to, from, words)`, `ring(door, ack, times, nanoseconds)`,
 /// `pair(sq_door, cq_door, times)`, `linger(nanoseconds)`, `late(to, words, nanoseconds)`, `stray()`.
@@ -137,8 +137,8 @@ done:
 }
 ";
 
-/// Kernels of the device code's names. Each warp of `onehop_owner` waits for the poison word or the job's limit; each
-/// warp of `onehop_shared` has finished at once; the others mark the queues' control memory.
+/// Kernels with the device code's names. Each warp of `onehop_owner` waits for the poison word or the job's limit; each
+/// warp of `onehop_shared` ends at once; the others mark the queues' control memory.
 pub const STAND_IN: &str = r"
 .version 8.2
 .target sm_80

@@ -1,4 +1,4 @@
-//! The driver as another library of the process uses it, past onehop: captures, replays and kernels of its own.
+//! The driver as another library of the process uses it, bypassing onehop: captures, replays and its own kernels.
 
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
@@ -9,7 +9,7 @@ use cudarc::driver::sys::{self, CUresult};
 
 use crate::ptx;
 
-/// What a call of the driver answered, as an error that names the call.
+/// The result of a driver call, with the call's name in the error.
 pub fn ok(call: &str, answer: CUresult) -> Result<(), String> {
     match answer {
         CUresult::CUDA_SUCCESS => Ok(()),
@@ -17,7 +17,7 @@ pub fn ok(call: &str, answer: CUresult) -> Result<(), String> {
     }
 }
 
-/// Makes the primary context of GPU 0 current on this thread, for good.
+/// Makes the primary context of GPU 0 current on this thread, permanently.
 pub fn enter() {
     let mut context = null_mut();
     // SAFETY: the caller has started the driver; `context` lives across the call, and is never released.
@@ -102,8 +102,8 @@ impl Kernel {
     }
 }
 
-/// Captures a graph of fills and copies in the global mode, keeps the capture open for a while, and replays the graph: again
-/// and again, until `stop`. Counts the rounds; what fails first is the error.
+/// Captures a graph of fills and copies in the global mode, keeps the capture open for a while, and replays the graph:
+/// repeatedly, until `stop`. Counts the rounds, and returns the first failure.
 pub fn capture_and_replay(stop: &AtomicBool, rounds: &AtomicU32) -> Result<(), String> {
     const BYTES: usize = 1 << 20;
     enter();

@@ -1,4 +1,4 @@
-//! Kernels that stay: everything else goes on beside them, and memory that is given back goes when they end.
+//! Persistent kernels: everything else works while they run, and released memory is freed when they end.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -11,11 +11,11 @@ use onehop_proto::GpuAddr;
 
 use crate::{bench, tell};
 
-/// They end by themselves after this, so that a call that waits for them shows up as one that took so long.
+/// They end after this, so that a call that waits for them takes this long.
 const LIMIT: Duration = Duration::from_secs(10);
 const COUNT: u16 = 16;
 
-/// Controllers that rest from the start.
+/// Controllers at rest from the start.
 fn resting(gpu: &Arc<dyn Gpu>) -> Pairs {
     let table = Arc::new(Mutex::new(Table::new(gpu, 1).unwrap()));
     let namespace = gpu.alloc(Place::Vram, 4096).unwrap();
@@ -27,14 +27,14 @@ fn timed<R>(what: &str, f: impl FnOnce() -> R) -> R {
     let start = Instant::now();
     let result = f();
     let took = start.elapsed();
-    tell(&format!("beside a kernel that stays, {what}: {took:.1?}"));
+    tell(&format!("during a persistent kernel, {what}: {took:.1?}"));
     assert!(took < LIMIT / 4, "{what} waited for a kernel that stays: {took:?}");
     result
 }
 
 #[test]
-fn all_goes_on_beside_kernels_that_stay() {
-    let Some(bench) = bench("all_goes_on_beside_kernels_that_stay") else { return };
+fn everything_works_during_persistent_kernels() {
+    let Some(bench) = bench("everything_works_during_persistent_kernels") else { return };
     let gpu = &bench.gpu;
     let resting = resting(&(Arc::new(gpu.clone()) as Arc<dyn Gpu>));
     let (free, _) = gpu.memory_info().unwrap();
@@ -74,8 +74,8 @@ fn all_goes_on_beside_kernels_that_stay() {
 }
 
 #[test]
-fn controllers_are_given_no_memory_that_is_not_there() {
-    let Some(bench) = bench("controllers_are_given_no_memory_that_is_not_there") else { return };
+fn controllers_get_only_live_memory() {
+    let Some(bench) = bench("controllers_get_only_live_memory") else { return };
     let gpu: Arc<dyn Gpu> = Arc::new(bench.gpu.clone());
     let (pairs, mut table) = (resting(&gpu), Table::new(&gpu, 8).unwrap());
     let emulated = Emulated::new().alloc(Place::Vram, 4096).unwrap();

@@ -42,7 +42,7 @@ fn dma_bufs_know_where_the_memory_starts() {
         let pcie = gpu.export_dma_buf(&part, Span::Allocation, true).unwrap();
         tell(&format!("{kind:?}, PCIe asked for: {pcie:?}"));
         assert_eq!(pcie.pcie, pcie.why_not_pcie.is_none());
-        // As a mapper of real hardware asks.
+        // As a mapper for real hardware does.
         let seam = part.dma_buf().unwrap().unwrap();
         assert_eq!((seam.offset, seam.bytes), (70_001, BYTES as u64));
     }
@@ -52,7 +52,7 @@ fn dma_bufs_know_where_the_memory_starts() {
     assert!(error.to_string().contains("udmabuf"), "{error}");
 }
 
-/// Another process with a ticket, which runs one of the tests here.
+/// Starts another process with a ticket, which runs one of the tests here.
 fn other(test: &str, ticket: &Ticket, fd: Option<OwnedFd>) -> Command {
     let hex: String = ticket.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -61,7 +61,7 @@ fn other(test: &str, ticket: &Ticket, fd: Option<OwnedFd>) -> Command {
     command
 }
 
-/// The GPU and the ticket of such a process, with the descriptor that came along; none in all others.
+/// The GPU and the ticket of such a process, with the descriptor that came with it; `None` in all others.
 fn received() -> Option<(CudaGpu, Ticket, Option<OwnedFd>)> {
     let hex = std::env::var(CHILD).ok()?;
     let bytes: Vec<u8> =
@@ -71,12 +71,12 @@ fn received() -> Option<(CudaGpu, Ticket, Option<OwnedFd>)> {
     Some((Cuda::load().unwrap().open("0").unwrap(), ticket, fd))
 }
 
-/// Exports memory; a line that says why where this system does not share such.
+/// Exports memory; if this system cannot share it, says why.
 fn exported(gpu: &CudaGpu, kind: DeviceKind, region: &Region) -> Option<Exported> {
     match gpu.export_ipc(region) {
         Ok(exported) => Some(exported),
         Err(error) => {
-            // Virtual machines and containers may lack one of the two ways; the error has to say so.
+            // Virtual machines and containers may lack one of the two methods; the error has to say so.
             tell(&format!("{kind:?} memory cannot be shared here: {error}"));
             assert!(matches!(error, Error::Driver { .. }), "{error}");
             None
@@ -108,7 +108,7 @@ fn another_process_opens_the_middle_of_an_allocation() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         tell(&format!("{kind:?}, the other process: {}", said.trim()));
         assert!(output.status.success(), "{said}");
-        // It answered in the same bytes, and touched no others.
+        // It answered in the same bytes, and changed no others.
         assert!(bytes_of(&part) == random(10, BYTES), "{kind:?}");
         let before = bytes_of(&whole.slice(0..1_234_568).unwrap());
         let after = bytes_of(&whole.slice(1_234_568 + BYTES..4 << 20).unwrap());
@@ -120,7 +120,7 @@ fn another_process_opens_the_middle_of_an_allocation() {
 #[test]
 fn the_other_process() {
     let Some((gpu, ticket, fd)) = received() else { return };
-    // A ticket for memory of another length is noticed.
+    // A ticket with another length is refused.
     let longer = Ticket { allocation: ticket.allocation + (2 << 20), ..ticket };
     let refused = gpu.import_ipc(&longer, fd.as_ref());
     assert!(refused.is_err(), "a ticket for a longer allocation was taken");
@@ -131,7 +131,7 @@ fn the_other_process() {
     region.write(0, &random(10, BYTES)).unwrap();
 }
 
-/// What the process after it has as its deadline, and where the two meet.
+/// The variable with the later process's deadline, and the file where the two meet.
 const MEETING: &str = "ONEHOP_TEST_MEETING";
 const LONGEST: Duration = Duration::from_secs(30);
 
@@ -143,10 +143,10 @@ fn wait_for(file: &std::path::Path) {
     }
 }
 
-/// A program may free memory that a daemon has opened, and get new memory. The daemon's writes must not get there.
+/// A program may free memory that a daemon has opened, and allocate new memory. The daemon's writes must not reach it.
 #[test]
-fn memory_that_its_maker_has_freed_is_nobody_else_s() {
-    let Some(bench) = bench("memory_that_its_maker_has_freed_is_nobody_else_s") else { return };
+fn freed_memory_does_not_reach_new_allocations() {
+    let Some(bench) = bench("freed_memory_does_not_reach_new_allocations") else { return };
     let gpu = &bench.gpu;
     for kind in [DeviceKind::Plain, DeviceKind::Exportable] {
         let region = gpu.alloc_device(kind, 4 << 20).unwrap();
@@ -187,16 +187,16 @@ fn the_process_that_outlives_the_memory() {
     let mut bytes = vec![0; BYTES];
     let read = region.read(0, &mut bytes);
     drop(region);
-    // Whatever became of it, this process goes on.
+    // Whatever happened to the memory, this process keeps working.
     gpu.alloc_device(DeviceKind::Plain, 4096).unwrap().write(0, &[1; 4096]).unwrap();
     let (same, refused) = (bytes == random(11, BYTES), gpu.refusals());
     tell(&format!("write {written:?}, read {read:?}, the same bytes: {same}, frees refused: {refused:?}"));
 }
 
-/// A daemon takes handles and descriptors from programs: those that name nothing are errors, and it goes on.
+/// A daemon gets handles and descriptors from programs: invalid ones are errors, and it keeps working.
 #[test]
-fn handles_and_descriptors_of_nothing_are_refused() {
-    let Some(bench) = bench("handles_and_descriptors_of_nothing_are_refused") else { return };
+fn invalid_handles_and_descriptors_are_refused() {
+    let Some(bench) = bench("invalid_handles_and_descriptors_are_refused") else { return };
     let gpu = &bench.gpu;
     let region = gpu.alloc_device(DeviceKind::Plain, 4 << 20).unwrap();
     if let Some(exported) = exported(gpu, DeviceKind::Plain, &region) {
@@ -228,14 +228,14 @@ fn handles_and_descriptors_of_nothing_are_refused() {
         tell(&format!("{fd:?}: {:?} after {:?}", refused.as_ref().err(), start.elapsed()));
         assert!(refused.is_err() && start.elapsed() < Duration::from_secs(5));
     }
-    // The right descriptor, and tickets that lie about it.
+    // The right descriptor, with false tickets.
     let region = gpu.alloc_device(DeviceKind::Exportable, 4 << 20).unwrap();
     let Some(exported) = exported(gpu, DeviceKind::Exportable, &region) else { return };
     for allocation in [4096, 2 << 20, (4 << 20) + 1, 6 << 20, 1 << 45, u64::MAX] {
         let lie = Ticket { allocation, bytes: 4096, offset: 0, ..exported.ticket };
         let opened = gpu.import_ipc(&lie, exported.fd.as_ref());
         tell(&format!("{allocation} bytes of 4 MiB: {:?}", opened.as_ref().err()));
-        // A part of it is the maker's own as well.
+        // A part of it belongs to the owner as well.
         assert!(opened.is_err() || allocation == 2 << 20, "{allocation}");
     }
     region.write(0, &[1; 4096]).unwrap();
@@ -259,7 +259,7 @@ fn the_process_that_gets_broken_handles() {
     for handle in [[0; 64], [0xff; 64]].into_iter().chain(noise).chain(broken) {
         match gpu.import_ipc(&Ticket { handle, ..ticket }, None) {
             Ok(region) => {
-                // Bytes that mean nothing, or a place in the same allocation: memory of this length all the same.
+                // Invalid bytes, or a place in the same allocation: memory of this length all the same.
                 assert_eq!(region.len(), ticket.bytes as usize);
                 taken += 1;
             }
@@ -271,20 +271,18 @@ fn the_process_that_gets_broken_handles() {
     }
     tell(&format!("{refused} handles refused, {taken} taken"));
     assert!(refused > 64, "{refused} handles refused, {taken} taken");
-    // None of them has cost the GPU.
+    // The GPU still works after all of them.
     let region = gpu.import_ipc(&ticket, None).unwrap();
     region.write(0, &[7; 4096]).unwrap();
     assert_eq!(gpu.refusals(), (0, None));
 }
 
-/// What is said of memory to other devices and processes would be said of another GPU's.
+/// Exports of another GPU's memory would describe that GPU's memory as this one's.
 #[test]
-fn a_gpu_gives_away_its_own_memory_alone() {
-    let Some(bench) = bench("a_gpu_gives_away_its_own_memory_alone") else { return };
+fn a_gpu_exports_only_its_own_memory() {
+    let Some(bench) = bench("a_gpu_exports_only_its_own_memory") else { return };
     if bench.cuda.devices().unwrap().len() < 2 {
-        tell(
-            "SKIPPED: cuda a_gpu_gives_away_its_own_memory_alone: there is one GPU here, and two are needed",
-        );
+        tell("SKIPPED: cuda a_gpu_exports_only_its_own_memory: there is one GPU here, and two are needed");
         return;
     }
     let (gpu, other) = (&bench.gpu, bench.cuda.open("1").unwrap());
@@ -303,7 +301,7 @@ fn a_gpu_gives_away_its_own_memory_alone() {
     of_another(gpu.copier(&ring, &theirs).err().unwrap());
     // SAFETY: as above.
     assert_eq!(unsafe { other.lend(theirs.addr(), 4096, ()) }.unwrap().addr(), theirs.addr());
-    // Also where kernels of the first reach it.
+    // Even if kernels of the first reach it.
     match other.served_by(gpu) {
         Ok(_reached) => {
             check();

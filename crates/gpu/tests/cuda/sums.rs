@@ -1,4 +1,4 @@
-//! Check sums, by the kernel and by the CPU, over the same random bytes.
+//! Checksums by the kernel and by the CPU, over the same random bytes.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use crate::{bench, random, tell};
 
 const MIB: usize = 1 << 20;
 
-/// A sanitizer makes kernels some thousand times slower.
+/// A sanitizer makes kernels about a thousand times slower.
 fn number(name: &str, otherwise: usize) -> usize {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
 }
@@ -17,7 +17,7 @@ fn number(name: &str, otherwise: usize) -> usize {
 fn memory_has_the_sums_that_a_cpu_computes() {
     let Some(bench) = bench("memory_has_the_sums_that_a_cpu_computes") else { return };
     let gpu = &bench.gpu;
-    // Other bytes and other ranges in each run.
+    // Each run has other bytes and ranges.
     let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
     tell(&format!("seed {seed}"));
     let (count, large) = (number("ONEHOP_GPU_RANGES", 2000), number("ONEHOP_GPU_MIB", 4096) * MIB);

@@ -1,4 +1,4 @@
-//! Whose memory the kernels of arrays may be sent to.
+//! The memory that array kernels may access.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::{Model, gpu};
 
 const PAGES: u32 = 64;
 const DATA: u64 = 64 << 12;
-/// Where the parts of an array are in one region.
+/// Offsets of an array's parts in one region.
 const QUEUE: u64 = 4096;
 const RINGS: u64 = 8192;
 const CONTROL: u64 = RINGS + (64 << 10);
@@ -93,7 +93,7 @@ fn an_array_is_attached_to_memory_of_its_gpu_alone() {
         ArrayHandle { pages: 1, data: end - 4096, ..array },
         ArrayHandle { data: u64::MAX - 4095, ..array },
         ArrayHandle { counters: behind(u64::from(counter::BYTES)), ..array },
-        // More pages than there is memory for, and than there are numbers for.
+        // More pages than there is memory for, and than numbers can count.
         ArrayHandle { pages: 1 << 20, ..array },
         ArrayHandle { pages: u32::MAX, page_shift: 16, ..array },
         ArrayHandle { queue: end, ..array },
@@ -124,7 +124,7 @@ fn an_array_is_attached_to_memory_of_its_gpu_alone() {
     for lie in queues {
         assert!(attach(&gpu, &memory, &array, &lie).is_err(), "{lie:?}");
     }
-    // What has nothing to do is not launched; the model would refuse to.
+    // An empty job is not launched; the model would refuse it.
     let mut kernels = gpu.array_kernels().unwrap();
     attach_to(&mut *kernels, &memory, &array, &queue).unwrap();
     let rows = ArrayRows { count: 8, bytes: 256, stride: 256 };

@@ -1,5 +1,5 @@
-//! Contexts that a program makes and destroys. The driver crashes where one is used that was destroyed, and gives its handle to
-//! the next one.
+//! Contexts that a program creates and destroys. The driver crashes if a destroyed one is used, and reuses its handle
+//! for the next one.
 
 use onehop_gpu::cuda::Pointer;
 
@@ -57,7 +57,7 @@ fn what_was_in_a_destroyed_context_is_forgotten() {
         assert!(is_destroyed(&plain.write(0, &[7; 4096]).unwrap_err()));
         assert!(is_destroyed(&gpu.alloc(Place::Vram, 4096).err().unwrap()));
         assert!(is_destroyed(&copier.is_over(mark).unwrap_err()), "its copies have ended");
-        // The driver is not asked to free what may be another context's by now.
+        // The driver is not asked to free what may belong to another context by now.
         let live = model.get("live");
         drop((copier, plain, arena, ring, adopted, gpu));
         std::thread::sleep(Duration::from_millis(100));
@@ -80,7 +80,7 @@ fn pages_registered_in_a_destroyed_context_are_registered_again() {
     let live = model.get("live");
     let new = gpu.adopt(Place::PinnedHost, pages).unwrap();
     assert_eq!(model.get("live"), live + 1, "the pages are not registered any more");
-    // Those of before do not take the new registration away.
+    // Dropping the old regions keeps the new registration.
     drop((old, joined, of_program));
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(model.get("live"), live + 1);
@@ -95,7 +95,7 @@ fn copies_go_to_memory_of_their_own_context() {
     let gpu = gpu();
     let other = open(model.make_context());
     let plain = |gpu: &CudaGpu| gpu.alloc_device(DeviceKind::Plain, 4096).unwrap();
-    // SAFETY: what is named of it below is allocated.
+    // SAFETY: all ranges used below are allocated.
     let all = unsafe { gpu.all_memory() }.unwrap();
     let own = plain(&gpu);
     let at = own.addr().0 as usize;
@@ -110,8 +110,8 @@ fn copies_go_to_memory_of_their_own_context() {
 }
 
 #[test]
-fn what_kernels_believe_is_memory_that_no_kernel_is_sent_to() {
-    let test = "contexts::what_kernels_believe_is_memory_that_no_kernel_is_sent_to";
+fn memory_that_kernels_trust_is_out_of_their_reach() {
+    let test = "contexts::memory_that_kernels_trust_is_out_of_their_reach";
     let Some(_model) = Model::or_child(test) else { return };
     let gpu = gpu();
     let held = |region: &Region| gpu.hold("memory", region.addr(), 8).is_ok();

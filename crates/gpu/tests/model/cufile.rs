@@ -1,4 +1,4 @@
-//! cuFile beside the driver.
+//! cuFile, along with the driver.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::*;
 
 const LIBRARY: &str = include_str!("libcufile.c");
 
-/// The driver's calls that follow one of cuFile change the system's error number, too.
+/// The driver's calls after one of cuFile change `errno`, too.
 #[test]
 fn errors_are_those_of_the_call_and_memory_is_the_gpu_s_own() {
     let test = "cufile::errors_are_those_of_the_call_and_memory_is_the_gpu_s_own";

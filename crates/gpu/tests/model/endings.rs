@@ -1,4 +1,4 @@
-//! Work whose end the driver does not tell.
+//! Work whose end the driver does not report.
 
 use onehop_gpu::{KernelQueue, Launch};
 
@@ -28,7 +28,7 @@ fn a_copy_is_over_only_when_the_driver_says_so_or_the_context_is_lost() {
     assert!(!copier.is_over(mark).unwrap_err().is_under_way());
     model.set("answer", 0);
     assert!(copier.is_over(mark).unwrap());
-    // The same where it cannot be marked; a later mark stands for it.
+    // The same if it cannot be marked; a later mark covers it.
     copier.copy(&rows).unwrap();
     model.set("record_answer", UNKNOWN);
     assert!(copier.mark().unwrap_err().is_under_way());
@@ -49,7 +49,7 @@ fn memory_is_settled_when_its_copies_have_ended() {
     let gpu = gpu();
     let region = gpu.alloc(Place::Vram, 1 << 20).unwrap();
     assert!(region.is_settled().unwrap());
-    // The copy is under way, and neither its mark nor its stream tells.
+    // The copy is in progress, and neither its mark nor its stream reports the end.
     model.set("record_answer", UNKNOWN);
     model.set("answer", UNKNOWN);
     assert!(region.write(0, &[7; 4096]).unwrap_err().is_under_way());
@@ -82,7 +82,7 @@ fn a_launch_whose_end_cannot_be_marked_keeps_its_memory() {
     };
     let launch = Launch::Owner(vec![queue]);
     gpu.prepare(&launch).unwrap();
-    // It has ended before it is marked: there is nothing to leave to it.
+    // It has ended before it is marked, so it keeps nothing.
     model.set("records", 1);
     model.set("record_answer", UNKNOWN);
     assert!(!gpu.prepare(&launch).unwrap_err().is_under_way());
@@ -96,14 +96,14 @@ fn a_launch_whose_end_cannot_be_marked_keeps_its_memory() {
     let live = settled(&model, "live");
     drop(control);
     std::thread::sleep(Duration::from_millis(100));
-    // The events of the launch may have gone.
+    // The events of the launch may have been freed.
     assert!(model.get("live") >= live - 2, "something was freed that the kernel may use");
     model.set("full", 0);
     drop(gpu);
     model.wait_for("live", 0);
 }
 
-/// A number that has not changed for a while: what is freed aside is freed by then.
+/// A number that has not changed for a while: by then everything freed in the background is gone.
 fn settled(model: &Model, what: &str) -> c_long {
     let mut last = (model.get(what), Instant::now());
     while last.1.elapsed() < Duration::from_secs(1) {

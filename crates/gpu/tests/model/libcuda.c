@@ -1,6 +1,5 @@
-/* A model of CUDA's driver for two GPUs whose memory is the host's: what it does during captures, when freeing waits, and
- * kernels that find no room. Copies are over when they are begun. Functions that are not here are missing, as in an old
- * driver. */
+/* A model of CUDA's driver for two GPUs whose memory is the host's: its behaviour during captures, waits in
+ * frees, and kernels that find no room. Copies end at once. Other functions are missing, as in an old driver. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -14,12 +13,12 @@ typedef uint64_t at;
 enum { OK = 0, INVALID = 1, NOT_READY = 600, DESTROYED = 709, ALREADY_REGISTERED = 712, CAPTURE = 900, GPUS = 2 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-/* What the tests set: a capture is open, a kernel of others runs, frees to refuse and with what, what queries answer, what
- * mapping memory does, what records of events answer behind so many that work, and whether kernels find no room (1) or
- * begin and do not end (2), the milliseconds that freeing takes, and whether starting goes on. */
+/* Set by the tests: whether a capture is open, whether another kernel runs, how many frees to refuse and how, results of
+ * queries, of mapping memory, and of event records after some that succeed, whether kernels find no room (1) or start and
+ * do not end (2), the milliseconds that freeing takes, and whether starting continues. */
 static volatile long capturing, busy, refuse, refusal = CAPTURE, answer, map_answer, record_answer, records, full, slow, start_held;
-/* What they read: captures invalidated, calls that were not relaxed, things that are not freed, mappings taken away too
- * early, calls of the thread that is watched, contexts that are retained, whether a thread has begun to start the driver. */
+/* Read by the tests: captures invalidated, calls that were not relaxed, live resources, mappings removed too early, calls
+ * of the watched thread, retained contexts, whether a thread has begun to start the driver. */
 static volatile long invalidated, unrelaxed, live, early, watched_calls, retained, starting;
 static const char *volatile watched_call = "";
 static __thread int mode, watched;
@@ -61,7 +60,7 @@ static int wary(const char *name) {
         if (wary_) return wary_;      \
     } while (0)
 
-/* What waits for all kernels. The context is locked meanwhile. */
+/* A call that waits for all kernels. The context is locked meanwhile. */
 static int freeing(const char *name) {
     int refused = OK, wary_ = wary(name);
     if (wary_) return wary_;
@@ -78,7 +77,7 @@ static int freeing(const char *name) {
     return refused;
 }
 
-/* What does not wait, but for the lock. */
+/* A call that only waits for the lock. */
 static void brief(void) {
     pthread_mutex_lock(&lock);
     pthread_mutex_unlock(&lock);
@@ -86,11 +85,11 @@ static void brief(void) {
 
 static void made(long n) { __atomic_fetch_add(&live, n, __ATOMIC_SEQ_CST); }
 
-/* Streams are never freed, so that one may go before its work has ended. */
+/* Streams are never freed, so that one may be destroyed before its work has ended. */
 struct stream { volatile long pending; };
 struct event { struct stream *stream; };
 
-/* The kernels for marks, which the test carries out. */
+/* The kernels for marks, which the test executes. */
 enum { MARK = 1, LEFT = 2, ARRAY = 3, QUEUE = 4, MOST = 16 };
 struct launch { int kernel; at args[5]; unsigned blocks; struct stream *stream; };
 static struct launch waiting[MOST];
@@ -118,7 +117,7 @@ long model(const char *what, long value) {
     abort();
 }
 
-/* Runs something in a forked process, whose calls are watched: the signal that ended it, or how many calls it made. */
+/* Runs a function in a forked process, whose calls are watched; returns the signal that ended it, or its number of calls. */
 int model_forked(void (*run)(void *), void *with) {
     int status;
     pid_t child = fork();
@@ -135,7 +134,7 @@ int model_forked(void (*run)(void *), void *with) {
 
 const char *model_watched_call(void) { return watched_call; }
 
-/* Has something run as the last that this thread does: in the second round of destructors, behind all others. */
+/* Runs a function as this thread's last act: in the second round of destructors, after all others. */
 static pthread_key_t last;
 static void (*run_last)(void *);
 static __thread int rounds;
@@ -154,12 +153,12 @@ int cuGetErrorName(int code, const char **name) { (void)code; *name = "CUDA_ERRO
 int cuGetErrorString(int code, const char **text) { (void)code; *text = "the model was told to"; return OK; }
 int cuThreadExchangeStreamCaptureMode(int *other) { int before = mode; mode = *other; *other = before; return OK; }
 
-/* What lies where: allocations, which are a GPU's, and host memory that is registered. */
+/* Memory by address: allocations of a GPU, and registered host memory. */
 static struct { at where; size_t bytes; int device, context; } known[256];
 static pthread_mutex_t knowing = PTHREAD_MUTEX_INITIALIZER;
 enum { NOBODY = -1, HOST = -2 };
-/* The GPUs' own contexts, and those of programs: whose, and their identities, which are 0 where there is none. A context made
- * later gets the place of one that was destroyed. */
+/* The GPUs' own contexts, and those of programs: their GPUs and identities, which are 0 if there is none. A context created
+ * later reuses the slot of a destroyed one. */
 enum { CONTEXTS = 8 };
 static struct context { int device; at id; } contexts[CONTEXTS] = { { 0, 1 }, { 1, 2 } };
 static at last_context = GPUS;
@@ -181,7 +180,7 @@ static __thread int current[16], depth;
 
 static int here(void) { return depth ? contexts[current[depth - 1]].device : NOBODY; }
 
-/* Whether it could be noted: host memory is registered once. */
+/* Returns whether it could be added: host memory is registered once. */
 static int note(at where, size_t bytes, int device) {
     int free_place = -1, is_new = 1;
     pthread_mutex_lock(&knowing);
@@ -206,7 +205,7 @@ static void forget(at where) {
     pthread_mutex_unlock(&knowing);
 }
 
-/* Registrations of host memory go with their context. */
+/* Registrations of host memory end with their context. */
 void model_destroy_context(struct context *context) {
     context->id = 0;
     pthread_mutex_lock(&knowing);
@@ -218,7 +217,7 @@ void model_destroy_context(struct context *context) {
     pthread_mutex_unlock(&knowing);
 }
 
-/* What an address lies in: whose, and all of it. */
+/* The allocation that contains an address, and its owner. */
 static int find(at where, at *base, size_t *bytes) {
     int device = NOBODY;
     pthread_mutex_lock(&knowing);
@@ -251,7 +250,7 @@ int cuDevicePrimaryCtxRelease_v2(int device) { (void)device; int r = freeing(__f
 int cuCtxPushCurrent_v2(void *context) {
     ENTER;
     if (depth == 16) return INVALID;
-    /* The driver takes the handle of one that was destroyed, and crashes later. */
+    /* The driver accepts a destroyed one's handle, and crashes later. */
     if (!((struct context *)context)->id) abort();
     current[depth++] = (int)((struct context *)context - contexts);
     return OK;
@@ -291,7 +290,7 @@ int cuPointerGetAttribute(void *out, int which, at where) {
     default: return INVALID;
     }
 }
-/* A handle is the address, for the processes that there are: this one. */
+/* A handle is the address, because there is only this process. */
 struct handle { char bytes[64]; };
 int cuIpcGetMemHandle(struct handle *handle, at where) { ENTER; memset(handle, 0, 64); memcpy(handle, &where, 8); return OK; }
 int cuIpcOpenMemHandle_v2(at *where, struct handle handle, unsigned flags) {

@@ -1,4 +1,4 @@
-/* A model of cuFile that takes everything, and whose transfers fail by an error of the system. */
+/* A model of cuFile that accepts everything, and whose transfers fail with a system error. */
 #include <errno.h>
 #include <stddef.h>
 #include <sys/types.h>

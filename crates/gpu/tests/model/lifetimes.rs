@@ -1,10 +1,10 @@
-//! Who drops memory last, and when.
+//! Which thread drops memory last, and when.
 
 use std::sync::{Arc, Mutex};
 
 use super::*;
 
-/// Destructors of what C libraries keep for a thread drop memory, too.
+/// Destructors of C libraries' thread-local data drop memory, too.
 #[test]
 fn memory_can_be_the_last_that_a_thread_drops() {
     let Some(model) = Model::or_child("lifetimes::memory_can_be_the_last_that_a_thread_drops") else {
@@ -12,7 +12,7 @@ fn memory_can_be_the_last_that_a_thread_drops() {
     };
     let gpu = gpu();
     let all = one_of_each(&gpu);
-    // The thread that frees is at work meanwhile: whether this one is it is asked then.
+    // The freeing thread is busy meanwhile, so the drop has to determine which thread this is.
     model.set("busy", 1);
     drop(gpu.alloc(Place::Vram, 1 << 20).unwrap());
     model.dropped_at_thread_end(all);
@@ -30,7 +30,7 @@ impl Drop for Owner {
     }
 }
 
-/// Memory of others is theirs again when neither a region nor the GPU uses it, and then at once: they count it.
+/// Lent memory returns to its owner as soon as neither a region nor the GPU uses it.
 #[test]
 fn the_owner_of_lent_memory_goes_with_its_last_use() {
     let Some(model) = Model::or_child("lifetimes::the_owner_of_lent_memory_goes_with_its_last_use") else {
@@ -49,12 +49,12 @@ fn the_owner_of_lent_memory_goes_with_its_last_use() {
     let part = region.slice(0..4).unwrap();
     drop(region);
     assert!(!is_gone());
-    // Also while another library's kernel runs, which may wait for this thread.
+    // Even while another library's kernel runs, which may wait for this thread.
     model.set("busy", 1);
     model.without_calls(|| drop(part));
     assert!(is_gone());
     model.set("busy", 0);
-    // The driver does not say whether the copy goes on.
+    // The driver does not report whether the copy continues.
     let region = lend();
     model.set("answer", 999);
     assert!(region.write(0, &[7; 4096]).is_err());
@@ -71,7 +71,7 @@ fn the_owner_of_lent_memory_goes_with_its_last_use() {
     model.wait_for("live", 0);
 }
 
-/// Pages are registered in one context, and for all: it is not released as long as another GPU uses them.
+/// Pages are registered in one context for all contexts: it is not released while another GPU uses them.
 #[test]
 fn a_context_stays_as_long_as_others_use_its_pages() {
     let Some(model) = Model::or_child("lifetimes::a_context_stays_as_long_as_others_use_its_pages") else {
@@ -92,7 +92,7 @@ fn a_context_stays_as_long_as_others_use_its_pages() {
     model.wait_for("live", 0);
 }
 
-/// What a handler drops while the process ends.
+/// Dropped by a handler while the process ends.
 static DROPPED_LATE: Mutex<Option<(Region, CudaGpu)>> = Mutex::new(None);
 
 extern "C" fn drop_late() {
@@ -110,13 +110,13 @@ fn a_process_ends_when_nothing_is_being_freed() {
     let gpu = gpu();
     let [first, second, third] = [(); 3].map(|()| gpu.alloc(Place::Vram, 1 << 20).unwrap());
     model.set("slow", 100);
-    // The first is being freed, and the second is to be.
+    // The first is being freed, and the second is queued.
     drop((first, second));
     *DROPPED_LATE.lock().unwrap() = Some((third, gpu));
     std::process::exit(0);
 }
 
-/// Asks a forked process for CUDA.
+/// Loads CUDA in a forked process when dropped.
 struct LoadsInFork(u32);
 
 impl Drop for LoadsInFork {
@@ -139,7 +139,7 @@ fn a_process_that_was_forked_while_the_driver_started_is_refused_it_at_once() {
     std::thread::scope(|scope| {
         let started = scope.spawn(|| Cuda::load().unwrap());
         model.wait_for("starting", 1);
-        // A child that waits for long is ended by a signal.
+        // A signal ends a child that hangs.
         assert_eq!(model.dropped_in_fork(LoadsInFork(std::process::id())), 0);
         model.set("start_held", 0);
         drop(started.join().unwrap());

@@ -1,6 +1,6 @@
-//! What is asked of the CUDA driver, and by which thread, on a machine without a GPU: the driver is a model of it.
+//! Which CUDA driver calls are made, and by which thread, on a machine without a GPU: against a model of the driver.
 //!
-//! Each test runs itself once more in a process of its own, in which the loader finds the model in the driver's place.
+//! Each test runs itself once more in a separate process, in which the loader finds the model in place of the driver.
 
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
@@ -30,14 +30,14 @@ use onehop_proto::queue::Memory;
 const MODEL: &str = include_str!("libcuda.c");
 const CHILD: &str = "ONEHOP_TEST_MODEL";
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);
-/// A thread that waits in the driver for ever is a failure, too.
+/// A thread that waits in the driver for ever also counts as a failure.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// The model, in the process that has it.
+/// The model, in the process that loaded it.
 struct Model(Library);
 
 impl Model {
-    /// Does it in a process with the model; the model where this is that process.
+    /// Runs the test in a process with the model; returns the model in that process.
     fn or_child(test: &str) -> Option<Self> {
         Self::or_child_with(test, &[])
     }
@@ -116,7 +116,7 @@ impl Model {
         self.ask(what, 0)
     }
 
-    /// Runs something during which this thread must not call the driver, nor wait for long.
+    /// Runs `f`, during which this thread must not call the driver, nor wait for long.
     fn without_calls(&self, f: impl FnOnce()) {
         let start = Instant::now();
         self.set("watched", 1);
@@ -132,7 +132,8 @@ impl Model {
         assert!(start.elapsed() < Duration::from_secs(2), "it took {:?}", start.elapsed());
     }
 
-    /// Drops something in a forked process: how many calls of the driver that made there, or more than 99 if it did not end.
+    /// Drops a value in a forked process; returns the number of driver calls that made there, or more than 99 if it did
+    /// not end.
     fn dropped_in_fork<T>(&self, dropped: T) -> c_int {
         // SAFETY: called once, with the pointer below.
         unsafe extern "C" fn run<T>(with: *mut c_void) {
@@ -150,7 +151,7 @@ impl Model {
         calls
     }
 
-    /// Drops something as the last that a thread does: the standard library says no more which thread it is.
+    /// Drops a value as a thread's last act: by then the standard library no longer knows the thread.
     fn dropped_at_thread_end<T: Send>(&self, dropped: T) {
         // SAFETY: called once, with the pointer below.
         unsafe extern "C" fn run<T>(with: *mut c_void) {
@@ -160,7 +161,7 @@ impl Model {
         let dropped = Box::new(dropped);
         let ended = std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
-                // It has an identity from now on, which goes before the thread does.
+                // The thread has an identity from now on, which is dropped before the thread ends.
                 let _ = std::thread::current();
                 // SAFETY: the model's function of this signature; the box is the destructor's.
                 unsafe {
@@ -175,7 +176,7 @@ impl Model {
         assert_eq!(ended, 0);
     }
 
-    /// Waits until there is no more in the model than this.
+    /// Waits until a number of the model is at most this.
     fn wait_for(&self, what: &str, value: c_long) {
         let start = Instant::now();
         while self.get(what) != value {
@@ -197,7 +198,7 @@ struct ModelLaunch {
 // SAFETY: called with a launch that lives across the call.
 type RunKernel = unsafe extern "C" fn(c_int, *const ModelLaunch);
 
-/// What a GPU does with the kernels for marks; with `begins` it gets stuck in its first block.
+/// A GPU's part in the kernels for marks; with `begins` it gets stuck in its first block.
 unsafe extern "C" fn run_kernel(begins: c_int, launch: *const ModelLaunch) {
     // SAFETY: the model hands over a launch that lives across the call.
     let &ModelLaunch { kernel, args: [first, word, shared, count, launch], blocks, .. } = unsafe { &*launch };
@@ -217,7 +218,7 @@ unsafe extern "C" fn run_kernel(begins: c_int, launch: *const ModelLaunch) {
     }
 }
 
-/// Memory by its address, as the model's GPU sees it.
+/// Memory by address, as the model's GPU sees it.
 struct Raw;
 
 impl Raw {
@@ -360,7 +361,8 @@ fn what_is_refused_for_good_is_counted_and_stays() {
     assert!(model.get("live") >= with_it && with_it > before && model.get("early") == 0);
 }
 
-/// Another library's kernel runs, and may wait for this thread. A drop calls nothing, not even for the last handles.
+/// Another library's kernel runs, and may wait for this thread. A drop makes no driver call, not even for the last
+/// handles.
 #[test]
 fn dropping_calls_no_driver_and_waits_for_no_kernel() {
     let Some(model) = Model::or_child("dropping_calls_no_driver_and_waits_for_no_kernel") else { return };
@@ -383,7 +385,7 @@ fn dropping_calls_no_driver_and_waits_for_no_kernel() {
     }
 }
 
-/// CUDA does not work in a forked process, which has no thread that frees either. The parent's memory stays the parent's.
+/// CUDA does not work in a forked process, which has no freeing thread either. The parent's memory stays the parent's.
 #[test]
 fn a_forked_process_frees_nothing_and_the_parent_does() {
     let Some(model) = Model::or_child("a_forked_process_frees_nothing_and_the_parent_does") else { return };
@@ -393,7 +395,7 @@ fn a_forked_process_frees_nothing_and_the_parent_does() {
         all[0].write(0, &[1; 4096]).unwrap();
         drop(gpu);
         if busy > 0 {
-            // The thread that frees is at work at the moment of the fork.
+            // The freeing thread is busy at the moment of the fork.
             model.set("busy", 1);
             drop(one_of_each(&self::gpu()));
         } else {
@@ -415,7 +417,7 @@ fn a_forked_process_frees_nothing_and_the_parent_does() {
     }
 }
 
-/// What had been allocated for memory that cannot be mapped is freed, and not by the thread that wanted it.
+/// The allocation behind memory that cannot be mapped is freed, and not by the requesting thread.
 #[test]
 fn a_failed_allocation_waits_for_no_kernel() {
     let Some(model) = Model::or_child("a_failed_allocation_waits_for_no_kernel") else { return };
@@ -427,16 +429,16 @@ fn a_failed_allocation_waits_for_no_kernel() {
     let refused = gpu.alloc_device(DeviceKind::Exportable, 1 << 20);
     assert!(matches!(refused, Err(Error::Driver { code: 1, .. })));
     assert!(start.elapsed() < Duration::from_secs(2), "it took {:?}", start.elapsed());
-    assert!(model.get("live") > before, "something was freed beside a kernel");
+    assert!(model.get("live") > before, "something was freed during a kernel");
     model.set("busy", 0);
     model.wait_for("live", before);
     model.set("map_answer", 0);
     assert!(gpu.alloc_device(DeviceKind::Exportable, 1 << 20).is_ok());
 }
 
-/// What a forked process asks of the parent's GPU is refused, and the driver is not called.
+/// Calls of a forked process on the parent's GPU are refused without calling the driver.
 #[test]
-fn a_forked_process_is_told_why() {
+fn a_forked_process_gets_the_reason() {
     struct Asks(CudaGpu, Region, u32);
     impl Drop for Asks {
         fn drop(&mut self) {
@@ -455,7 +457,7 @@ fn a_forked_process_is_told_why() {
             }
         }
     }
-    let Some(model) = Model::or_child("a_forked_process_is_told_why") else { return };
+    let Some(model) = Model::or_child("a_forked_process_gets_the_reason") else { return };
     let gpu = gpu();
     let region = gpu.alloc_device(DeviceKind::Plain, 4096).unwrap();
     assert_eq!(model.dropped_in_fork(Asks(gpu, region, std::process::id())), 0);
@@ -480,13 +482,13 @@ fn a_capture_s_errors_do_not_end_a_copy() {
 }
 
 #[test]
-fn memory_in_doubt_is_freed_when_the_gpu_has_ended_or_the_context_is_lost() {
-    let test = "memory_in_doubt_is_freed_when_the_gpu_has_ended_or_the_context_is_lost";
+fn memory_of_unfinished_work_is_freed_with_its_end_or_its_context() {
+    let test = "memory_of_unfinished_work_is_freed_with_its_end_or_its_context";
     let Some(model) = Model::or_child(test) else { return };
     for ended in [0, 719] {
         let gpu = gpu();
         let region = gpu.alloc(Place::Vram, 1 << 20).unwrap();
-        // The driver does not say why, and not whether the copy goes on.
+        // The driver reports neither the reason nor whether the copy continues.
         model.set("answer", 999);
         assert!(matches!(region.write(0, &[7; 4096]), Err(Error::OutcomeUnknown { .. })));
         let live = model.get("live");
@@ -499,7 +501,7 @@ fn memory_in_doubt_is_freed_when_the_gpu_has_ended_or_the_context_is_lost() {
     }
 }
 
-/// Two parts of a program each start the driver, and register the same pages: the driver takes them once.
+/// Two parts of a program each start the driver, and register the same pages: the driver accepts them once.
 #[test]
 fn two_that_started_the_driver_share_registered_pages() {
     let Some(model) = Model::or_child("two_that_started_the_driver_share_registered_pages") else { return };
@@ -511,7 +513,7 @@ fn two_that_started_the_driver_share_registered_pages() {
     assert_eq!(part.addr().0 - whole.addr().0, 4096);
     assert_eq!(model.get("live"), before + 1, "registered twice");
     drop((whole, first));
-    // The part still holds all of it, which another region joins.
+    // The part keeps the whole alive, which another region joins.
     drop(second.adopt(Place::PinnedHost, pages.clone()).unwrap());
     drop(part);
     drop(second);
@@ -519,10 +521,10 @@ fn two_that_started_the_driver_share_registered_pages() {
     assert!(gpu().adopt(Place::PinnedHost, pages).is_ok(), "the pages are still registered");
 }
 
-/// What is said of memory to others would be said of another GPU's.
+/// Exports of another GPU's memory would describe that GPU's memory as this one's.
 #[test]
-fn a_gpu_gives_away_its_own_memory_alone() {
-    let Some(model) = Model::or_child("a_gpu_gives_away_its_own_memory_alone") else { return };
+fn a_gpu_exports_only_its_own_memory() {
+    let Some(model) = Model::or_child("a_gpu_exports_only_its_own_memory") else { return };
     let cuda = Cuda::load().unwrap();
     let (gpu, other) = (cuda.open("0").unwrap(), cuda.open("1").unwrap());
     let theirs = other.alloc_device(DeviceKind::Plain, 1 << 20).unwrap();
@@ -542,10 +544,10 @@ fn a_gpu_gives_away_its_own_memory_alone() {
     model.wait_for("live", 0);
 }
 
-/// Tickets are other programs': one that lies is an error, and nothing of it stays open.
+/// Tickets come from other programs: a false one is an error, and nothing of it stays open.
 #[test]
-fn tickets_that_lie_are_refused_and_leave_nothing_open() {
-    let Some(model) = Model::or_child("tickets_that_lie_are_refused_and_leave_nothing_open") else { return };
+fn forged_tickets_are_refused_and_leave_nothing_open() {
+    let Some(model) = Model::or_child("forged_tickets_are_refused_and_leave_nothing_open") else { return };
     let cuda = Cuda::load().unwrap();
     let (gpu, other) = (cuda.open("0").unwrap(), cuda.open("1").unwrap());
     let theirs = other.alloc_device(DeviceKind::Plain, 4 << 20).unwrap();
@@ -568,13 +570,13 @@ fn tickets_that_lie_are_refused_and_leave_nothing_open() {
     let lies = [
         Ticket { gpu: [9; 16], ..ticket },
         Ticket { handle: elsewhere, ..ticket },
-        // Of an allocation that was freed, another one in its place, or never there.
+        // Of an allocation that was freed, was replaced, or never existed.
         Ticket { allocation: allocation + (2 << 20), ..ticket },
         Ticket { allocation: allocation - (2 << 20), ..ticket },
         Ticket { handle: nowhere, ..ticket },
         Ticket { handle: [0; 64], ..ticket },
         Ticket { handle: [0xff; 64], ..ticket },
-        // Beyond the allocation, and beyond all numbers.
+        // Past the allocation, and past all numbers.
         Ticket { offset: allocation - 4095, ..ticket },
         Ticket { offset: u64::MAX, bytes: 2, ..ticket },
         Ticket { offset: 1, bytes: u64::MAX, ..ticket },

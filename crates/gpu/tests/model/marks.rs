@@ -1,4 +1,4 @@
-//! Kernels for marks on a GPU that is full.
+//! Kernels for marks on a full GPU.
 
 use super::*;
 
@@ -6,7 +6,7 @@ const WORDS: u64 = 40_000;
 const MARKS: Marks = Marks { first: 16, count: WORDS, word: 0x0123_4567_89ab_cdef };
 const BRIEF: Duration = Duration::from_millis(50);
 
-/// Memory for marks that holds something else, and what that is.
+/// Memory without marks, and its content.
 fn unmarked(gpu: &CudaGpu) -> (Region, Vec<u8>) {
     let region = gpu.alloc_device(DeviceKind::Plain, 8 * WORDS as usize + 64).unwrap();
     let others = vec![0xa5; region.len()];
@@ -20,7 +20,7 @@ fn bytes(region: &Region) -> Vec<u8> {
     bytes
 }
 
-/// The GPU is full of others' kernels, and the memory belongs to somebody else when there is room again.
+/// The GPU is full of other kernels, and by the time there is room the memory belongs to other code.
 #[test]
 fn a_kernel_that_comes_late_marks_nothing() {
     let Some(model) = Model::or_child("marks::a_kernel_that_comes_late_marks_nothing") else { return };
@@ -31,7 +31,7 @@ fn a_kernel_that_comes_late_marks_nothing() {
         let start = Instant::now();
         let why = region.mark(&MARKS, BRIEF).unwrap_err().to_string();
         assert!(why.contains("was cancelled") && start.elapsed() < Duration::from_secs(2), "{why}");
-        // Copies do not wait behind it.
+        // Copies do not wait for it.
         region.write(0, &others).unwrap();
         model.set("full", 0);
         assert!(bytes(&region) == others, "round {round}: memory was marked that others have again");
@@ -44,7 +44,7 @@ fn a_kernel_that_comes_late_marks_nothing() {
     model.wait_for("live", 0);
 }
 
-/// The error says that the memory may not be used; the next marks are placed in order.
+/// The error says that the memory must not be used; the next marks are placed normally.
 #[test]
 fn a_kernel_that_writes_is_not_cancelled() {
     let Some(model) = Model::or_child("marks::a_kernel_that_writes_is_not_cancelled") else { return };

@@ -102,7 +102,7 @@ pub fn bind(root: &Root, kind: DeviceKind, address: Address, driver: Option<&str
     let now = root.link_name(&format!("/sys/bus/pci/devices/{address}/driver"));
     Err(match machine.apply(address, &steps::undo_bind_steps(address, &before, now.as_deref())) {
         Ok(()) => failed,
-        Err(then) => Error::NotGivenBack { first: failed.into(), then: then.into() },
+        Err(then) => Error::NotReleased { first: failed.into(), then: then.into() },
     })
 }
 

@@ -6,7 +6,7 @@ use crate::iommu::LAZY;
 use crate::{Address, Error, Result, Root};
 
 /// The name of no existing driver, which keeps drivers from binding.
-const NOBODY: &str = "onehop-none";
+const NO_DRIVER: &str = "onehop-none";
 /// Offset of the command register in config space, and its bits for decoding memory, for bus mastering and against
 /// INTx. The interrupt line is unused here and may be shared; a driver that needs it enables it.
 const COMMAND: u64 = 4;
@@ -26,7 +26,7 @@ pub(crate) enum NewDriver {
     /// Our kernel module.
     Module,
     /// No driver.
-    Nobody,
+    NoDriver,
 }
 
 impl NewDriver {
@@ -34,17 +34,17 @@ impl NewDriver {
         match self {
             Self::Vfio => Some("vfio-pci"),
             Self::Module => Some("onehop"),
-            Self::Nobody => None,
+            Self::NoDriver => None,
         }
     }
 
     /// Whether the device must be detached from its present driver.
     pub(crate) fn is_another(self, before: &Before) -> bool {
-        before.driver.as_deref() != self.driver() || self == Self::Nobody
+        before.driver.as_deref() != self.driver() || self == Self::NoDriver
     }
 
     fn over(self) -> &'static str {
-        self.driver().unwrap_or(NOBODY)
+        self.driver().unwrap_or(NO_DRIVER)
     }
 }
 
@@ -133,11 +133,11 @@ pub(crate) fn claim_steps(address: Address, before: &Before, owner: NewDriver) -
     let mut steps = vec![SysfsWrite::may(format!("{folder}/power/control"), "on")];
     if owner.is_another(before) {
         steps.extend(change(address, before, owner.over()));
-        if owner != NewDriver::Nobody {
+        if owner != NewDriver::NoDriver {
             steps.push(SysfsWrite::must("/sys/bus/pci/drivers_probe".into(), &address.to_string()));
         }
     }
-    if owner == NewDriver::Nobody {
+    if owner == NewDriver::NoDriver {
         // Restores power and memory decoding, which a driver disables as it unbinds.
         steps.push(SysfsWrite::must(format!("{folder}/enable"), "1"));
         steps.push(SysfsWrite::command(address, before.command | DECODE | BUS_MASTER | NO_LINE));
@@ -149,7 +149,7 @@ pub(crate) fn claim_steps(address: Address, before: &Before, owner: NewDriver) -
 pub(crate) fn release_steps(address: Address, before: &Before, owner: NewDriver) -> Vec<SysfsWrite> {
     let folder = format!("/sys/bus/pci/devices/{address}");
     let mut steps = Vec::new();
-    if owner == NewDriver::Nobody {
+    if owner == NewDriver::NoDriver {
         // DMA is stopped first. VFIO and the module do that themselves.
         steps.push(SysfsWrite::command(address, (before.command | DECODE | NO_LINE) & !BUS_MASTER));
         if before.can_reset {
@@ -317,28 +317,28 @@ mod tests {
     #[test]
     fn without_a_driver_bus_mastering_ends_before_all_else() {
         let before = Before { driver_override: Some("mine".into()), ..used_by(Some("nvme")) };
-        let taken = shown(&claim_steps(address(), &before, NewDriver::Nobody));
+        let taken = shown(&claim_steps(address(), &before, NewDriver::NoDriver));
         assert_eq!(taken.last().unwrap(), "devices/0000:0b:00.0/config@4 [06, 04]");
         assert!(taken.contains(&"devices/0000:0b:00.0/driver_override onehop-none".into()));
-        let given = shown(&release_steps(address(), &before, NewDriver::Nobody));
+        let given = shown(&release_steps(address(), &before, NewDriver::NoDriver));
         assert_eq!(given[0], "devices/0000:0b:00.0/config@4 [02, 04]");
         assert_eq!(given[1], "devices/0000:0b:00.0/reset 1");
         assert!(given.contains(&"devices/0000:0b:00.0/driver_override mine".into()), "{given:?}");
         assert!(given.contains(&"drivers/nvme/bind 0000:0b:00.0".into()));
         // A device that had no driver gets none, and is left disabled as after an unbind.
         let none = Before { command: 0, ..used_by(None) };
-        let taken = shown(&claim_steps(address(), &none, NewDriver::Nobody));
+        let taken = shown(&claim_steps(address(), &none, NewDriver::NoDriver));
         assert_eq!(taken.last().unwrap(), "devices/0000:0b:00.0/config@4 [06, 04]");
         assert_eq!(
-            shown(&release_steps(address(), &none, NewDriver::Nobody))[0],
+            shown(&release_steps(address(), &none, NewDriver::NoDriver))[0],
             "devices/0000:0b:00.0/config@4 [02, 04]"
         );
-        let given = shown(&release_steps(address(), &used_by(None), NewDriver::Nobody));
+        let given = shown(&release_steps(address(), &used_by(None), NewDriver::NoDriver));
         assert!(!given.iter().any(|step| step.ends_with("bind 0000:0b:00.0")), "{given:?}");
     }
 
     #[test]
-    fn what_no_driver_took_goes_back() {
+    fn unclaimed_devices_go_back() {
         let back = |before: &Before, now: Option<&str>| shown(&undo_bind_steps(address(), before, now));
         let over = "devices/0000:0b:00.0/driver_override ";
         assert_eq!(back(&used_by(Some("nvme")), None), [over, "drivers/nvme/bind 0000:0b:00.0"]);
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn handing_over_to_stay() {
+    fn bind_permanently() {
         let to = |from: Option<&str>, to: Option<&str>| shown(&bind_steps(address(), &used_by(from), to));
         assert_eq!(
             to(Some("nvme"), Some("vfio-pci")),

@@ -155,7 +155,7 @@ fn take(root: &Root) -> Result<Claim> {
 }
 
 #[test]
-fn taken_and_given_back() {
+fn claimed_and_released() {
     let machine = FakeKernel::new("back", &["nvme", "vfio-pci"]);
     let claim = take(&machine.root()).unwrap();
     assert_eq!(machine.driver().as_deref(), Some("vfio-pci"));
@@ -201,7 +201,7 @@ fn a_drive_in_use_is_left_as_it_is() {
 }
 
 #[test]
-fn two_do_not_take_the_same() {
+fn two_processes_cannot_claim_the_same() {
     let machine = FakeKernel::new("two", &["nvme", "vfio-pci"]);
     let first = take(&machine.root()).unwrap();
     let error = take(&machine.root()).err().unwrap().to_string();
@@ -212,7 +212,7 @@ fn two_do_not_take_the_same() {
 }
 
 #[test]
-fn a_device_without_power_is_told() {
+fn an_unpowered_device_is_reported() {
     let machine = FakeKernel::new("gone", &["nvme"]);
     let config = machine.folder.join(format!("sys/bus/pci/devices/{DEVICE}/config"));
     fs::write(config, [0xff; 64]).unwrap();
@@ -250,12 +250,12 @@ fn a_driver_that_is_not_there_or_does_not_want_it_changes_nothing() {
 }
 
 #[test]
-fn a_device_that_cannot_be_given_back_either_is_told_with_both_reasons() {
+fn a_device_that_cannot_be_released_is_reported_with_both_reasons() {
     let machine = FakeKernel::new("neither", &["nvme", REFUSES]);
     fs::remove_file(machine.folder.join("sys/bus/pci/drivers/nvme/bind")).unwrap();
     let error = bind(&machine.root(), DeviceKind::Drive, DEVICE.parse().unwrap(), Some(REFUSES)).unwrap_err();
     let said = error.to_string();
-    assert!(matches!(error, Error::NotGivenBack { .. }), "{said}");
+    assert!(matches!(error, Error::NotReleased { .. }), "{said}");
     assert!(said.contains("no driver claimed it") && said.contains("drivers/nvme/bind"), "{said}");
 }
 
@@ -299,7 +299,7 @@ fn what_a_virtual_machine_drives_is_not_taken_away() {
     let takings: [Taking<'_>; 3] = [
         &|| bind(&root, DeviceKind::Drive, address, None).map(drop),
         &|| rescan(&root, address, TEST_TIMEOUT),
-        &|| claim(NewDriver::Nobody).map(drop),
+        &|| claim(NewDriver::NoDriver).map(drop),
     ];
     for taking in takings {
         let error = taking().unwrap_err().to_string();
@@ -325,7 +325,7 @@ fn a_program_that_holds_a_device() {
 }
 
 #[test]
-fn given_back_when_the_program_is_killed() {
+fn released_when_the_program_is_killed() {
     let machine = FakeKernel::new("killed", &["nvme", "vfio-pci"]);
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["claim::tests::a_program_that_holds_a_device", "--exact", "--nocapture"])

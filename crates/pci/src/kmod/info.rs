@@ -97,18 +97,6 @@ impl Stopped {
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
-
-    /// Whether the exporter of a mapped dma-buf revoked it.
-    #[must_use]
-    pub fn is_revoked(self) -> bool {
-        self.0 & 1 != 0
-    }
-
-    /// Whether the device behind a mapped BAR was removed.
-    #[must_use]
-    pub fn is_peer_gone(self) -> bool {
-        self.0 & 2 != 0
-    }
 }
 
 impl fmt::Display for Stopped {
@@ -200,7 +188,7 @@ mod tests {
     #[test]
     fn reasons_come_together() {
         let both = Stopped::of(1 | 16);
-        assert!(both.is_revoked() && !both.is_peer_gone() && !both.is_empty());
+        assert!(!both.is_empty());
         assert!(both.to_string().contains("revoked it; PCIe"), "{both}");
         assert!(Stopped::of(0).is_empty());
         assert!(Stopped::of(32).to_string().contains("no longer isolated"));

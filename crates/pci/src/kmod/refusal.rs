@@ -279,7 +279,7 @@ mod tests {
         Info { mask_bits: 28, missing: Missing::of(missing), ..sys::RawInfo::default().into() }
     }
 
-    fn told(errno: i32, kind: sys::MemoryKind, why: u32) -> Refusal {
+    fn refusal_of(errno: i32, kind: sys::MemoryKind, why: u32) -> Refusal {
         told_by(&info(0), errno, kind, why)
     }
 
@@ -301,25 +301,25 @@ mod tests {
     fn each_answer_of_the_module_has_its_meaning() {
         use sys::MemoryKind::{DmaBuf, Peer, User};
         assert_eq!(
-            told(libc::ERANGE, User, sys::WHY_MASK),
+            refusal_of(libc::ERANGE, User, sys::WHY_MASK),
             Refusal::Mask { bits: 28, offset: 4096, addr: 0xf_0000_0000 }
         );
         assert_eq!(
-            told(libc::EMSGSIZE, DmaBuf, sys::WHY_CHUNK),
+            refusal_of(libc::EMSGSIZE, DmaBuf, sys::WHY_CHUNK),
             Refusal::Chunk { chunk: 65536, offset: 4096, bytes: 100 }
         );
-        assert_eq!(told(libc::EIO, User, sys::WHY_BOUNCE), Refusal::Bounce { offset: 4096 });
-        assert_eq!(told(libc::EIO, DmaBuf, sys::WHY_SHORT), Refusal::Short { offset: 4096 });
-        assert_eq!(told(libc::EPERM, Peer, 0), Refusal::PeerNotPermitted);
-        assert_eq!(told(libc::EACCES, DmaBuf, 0), Refusal::ReadOnly);
-        assert_eq!(told(libc::EFAULT, User, 0), Refusal::NotPinned);
-        assert!(matches!(told(libc::EINVAL, DmaBuf, 0), Refusal::Exporter(_)));
-        assert!(matches!(told(libc::EINVAL, User, 0), Refusal::Other(_)));
-        assert!(matches!(told(libc::ENOMEM, User, 0), Refusal::Locked { bytes: 8192, .. }));
+        assert_eq!(refusal_of(libc::EIO, User, sys::WHY_BOUNCE), Refusal::Bounce { offset: 4096 });
+        assert_eq!(refusal_of(libc::EIO, DmaBuf, sys::WHY_SHORT), Refusal::Short { offset: 4096 });
+        assert_eq!(refusal_of(libc::EPERM, Peer, 0), Refusal::PeerNotPermitted);
+        assert_eq!(refusal_of(libc::EACCES, DmaBuf, 0), Refusal::ReadOnly);
+        assert_eq!(refusal_of(libc::EFAULT, User, 0), Refusal::NotPinned);
+        assert!(matches!(refusal_of(libc::EINVAL, DmaBuf, 0), Refusal::Exporter(_)));
+        assert!(matches!(refusal_of(libc::EINVAL, User, 0), Refusal::Other(_)));
+        assert!(matches!(refusal_of(libc::ENOMEM, User, 0), Refusal::Locked { bytes: 8192, .. }));
     }
 
     #[test]
-    fn a_session_that_may_not_go_on_is_told_what_is_missing() {
+    fn a_session_that_must_end_reports_what_is_missing() {
         let shares = info(4);
         for kind in [sys::MemoryKind::User, sys::MemoryKind::DmaBuf, sys::MemoryKind::Peer] {
             assert_eq!(told_by(&shares, libc::EPERM, kind, 0), Refusal::Unsafe(Missing::of(4)));
@@ -329,19 +329,19 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_let_in_is_told_what_would_mend_it() {
+    fn a_refusal_comes_with_a_fix() {
         let folder = std::env::temp_dir().join(format!("onehop-pci-missing-{}", std::process::id()));
         let device = folder.join("sys/bus/pci/devices/0000:01:00.0");
         std::fs::create_dir_all(&device).unwrap();
         let (root, address) = (Root::below(&folder), "0000:01:00.0".parse().unwrap());
-        let told = |errno| open(&root, address, &io::Error::from_raw_os_error(errno));
+        let refusal_of = |errno| open(&root, address, &io::Error::from_raw_os_error(errno));
         std::fs::write(device.join("onehop_missing"), "strict alone\n").unwrap();
-        let refusal = told(libc::EPERM);
+        let refusal = refusal_of(libc::EPERM);
         assert_eq!(refusal, Refusal::Unsafe(Missing::of(6)));
         assert!(refusal.to_string().contains("iommu.strict=1"), "{refusal}");
         std::fs::write(device.join("onehop_missing"), "nothing\n").unwrap();
-        assert_eq!(told(libc::EPERM), Refusal::NoPermission);
-        assert_eq!(told(libc::EBUSY), Refusal::Busy);
+        assert_eq!(refusal_of(libc::EPERM), Refusal::NoPermission);
+        assert_eq!(refusal_of(libc::EBUSY), Refusal::Busy);
         std::fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -30,7 +30,8 @@ const ADDRESSES: u64 = 1 << 56;
 pub(crate) fn open(root: &Root, address: Address) -> Result<ControllerBackend> {
     refuse_translation(root, address)?;
     let pins = Pins::new()?;
-    let claim = Arc::new(Claim::take(root, DeviceKind::Drive, address, NewDriver::Nobody, &[pins.as_fd()])?);
+    let claim =
+        Arc::new(Claim::take(root, DeviceKind::Drive, address, NewDriver::NoDriver, &[pins.as_fd()])?);
     let name = address.to_string();
     let bars = Bars::of(Arc::new(Sysfs::of(root, address, Some(claim.clone()))?), &name)?;
     let reset = SysfsReset::of(root, address, claim.clone());

@@ -55,7 +55,7 @@ impl VfioMapper {
         let none = || self.cannot(format!("the IOMMU has no {len} contiguous bus addresses left"));
         let at = self.space.take(len).ok_or_else(none)?;
         if let Err(why) = map(at as u64) {
-            self.space.give(at, len);
+            self.space.free(at, len);
             return Err(self.cannot(why));
         }
         let undo = Undo { space: self.space.clone(), at, len, memory };
@@ -102,11 +102,11 @@ impl IovaSpace {
         free.iter_mut().find_map(|heap| heap.take(len))
     }
 
-    fn give(&self, at: usize, len: usize) {
+    fn free(&self, at: usize, len: usize) {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         // Ranges in different heaps never touch, so any heap may hold it.
         if let Some(heap) = free.first_mut() {
-            heap.give(at, len);
+            heap.free(at, len);
         }
     }
 }
@@ -123,7 +123,7 @@ impl Drop for Undo {
     fn drop(&mut self) {
         // If unmapping fails, the device may still reach the memory: neither addresses nor memory are reused.
         match self.space.device.iommu.unmap(self.at as u64, self.len as u64) {
-            Ok(()) => self.space.give(self.at, self.len),
+            Ok(()) => self.space.free(self.at, self.len),
             Err(_) => std::mem::forget(self.memory.take()),
         }
     }

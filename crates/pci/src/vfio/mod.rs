@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_is_driven_is_silent_on_its_line() {
+    fn a_driven_device_raises_no_line_interrupt() {
         // As vfio-pci leaves it: without memory, bus mastering and "no interrupts". Parity errors stay as they are.
         assert_eq!(switched_on([0, 0]), [0x06, 0x04]);
         assert_eq!(switched_on([0x42, 0x01]), [0x46, 0x05]);

@@ -23,7 +23,7 @@ fn a_controller_is_found_placed_and_read() {
     drop((port, model));
     let commands = fake.commands();
     let rung = commands.iter().filter(|c| c.starts_with("writel 0xe1801000 ")).count();
-    assert_eq!(rung, 100, "posted writes are all carried out");
+    assert_eq!(rung, 100, "posted writes are all executed");
     assert!(commands.iter().any(|c| c == "writel 0xe1800014 0x0"), "the controller is stopped");
 }
 
@@ -41,7 +41,7 @@ fn interrupt_lines_and_split_answers_are_read_over() {
 }
 
 #[test]
-fn whatever_goes_wrong_reads_as_all_ones_in_time_and_is_told() {
+fn failures_read_as_all_ones_in_time_and_are_reported() {
     for (trouble, why) in [
         (Trouble::Silence, "did not answer within 1s"),
         (Trouble::OnlyInterrupts, "did not answer within 1s"),
@@ -92,7 +92,7 @@ fn trouble_while_opening_is_an_error_and_no_hang() {
 }
 
 #[test]
-fn an_absent_socket_tells_how_to_start_qemu() {
+fn a_missing_socket_error_says_how_to_start_qemu() {
     let fake = Fake::start("absent");
     let memory = fake.spec().split_once(',').unwrap().1.to_owned();
     let error = onehop_qtest::open(&format!("/nowhere/qt.sock,{memory}")).err().unwrap().to_string();

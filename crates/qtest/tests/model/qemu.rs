@@ -122,7 +122,7 @@ fn a_port_can_be_opened_again_and_finds_the_controller_stopped() {
 }
 
 #[test]
-fn a_second_user_is_told_that_there_is_one_already() {
+fn a_second_user_is_refused() {
     let Some(qemu) = start(&QemuOptions::default()) else { return };
     let port = qemu.port().unwrap();
     let second = QemuDrive::open_within(&qemu.spec(), Duration::from_millis(100)).err().unwrap().to_string();
@@ -169,7 +169,7 @@ fn a_file_that_is_not_the_memory_is_noticed_and_left_alone() {
 }
 
 #[test]
-fn refused_options_are_told_with_qemus_words() {
+fn refused_options_are_reported_with_qemus_message() {
     let Some(_qemu) = start(&QemuOptions::default()) else { return };
     let error = Qemu::start(&QemuOptions { lba: 513, ..QemuOptions::default() }).err().unwrap().to_string();
     assert!(error.contains("logical_block_size"), "{error}");

@@ -7,7 +7,7 @@ use onehop_qtest::bed::{Qemu, QemuOptions};
 
 use crate::driver::{enable, identify};
 
-/// Ends QEMU whatever becomes of the test.
+/// Ends QEMU however the test ends.
 struct Stop(PathBuf, PathBuf);
 
 impl Drop for Stop {

@@ -1,8 +1,9 @@
-//! The thread that makes calls of the library for threads that have acted as users.
+//! The thread that makes library calls for threads that have acted as users.
 //!
-//! Many calls are a `write` to the device's descriptor. The kernel (`ib_safe_file_access`) refuses one from a thread whose copy
-//! of the credentials is not the one with which the descriptor was opened, whatever the values are. Which calls these are
-//! depends on the provider: soft-RoCE even posts work so. All calls on an open device are therefore made by [`Caller::run`].
+//! Many calls are a `write` to the device's descriptor. The kernel (`ib_safe_file_access`) refuses one from a thread
+//! whose copy of the credentials is not the one with which the descriptor was opened, even if the values are equal.
+//! Which calls these are depends on the provider: soft-RoCE even posts work so. So all calls on an open device are made
+//! by [`Caller::run`].
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{SendError, Sender, channel};
@@ -11,7 +12,7 @@ use onehop_os::identity;
 
 use crate::{Error, Result};
 
-/// A call, and what is dropped when it has been made.
+/// A call, and a value dropped once it has been made.
 struct CallerJob {
     call: Box<dyn FnOnce() + Send>,
     _over: Sender<()>,
@@ -23,7 +24,7 @@ pub(super) struct Caller {
 }
 
 impl Caller {
-    /// Starts it, with the credentials of this thread: the one that opens the device.
+    /// Starts it, with the credentials of this thread, which opens the device.
     pub fn start() -> Result<Self> {
         if identity::has_changed() {
             return Err(Error::ActedAsUser { what: "open an RDMA device" });
@@ -35,10 +36,10 @@ impl Caller {
         Ok(Self { jobs })
     }
 
-    /// Makes a call, here or, where this thread has acted as a user, on the other one. It waits as long as the call takes.
+    /// Makes a call, here or, if this thread has acted as a user, on the other thread. Waits as long as the call takes.
     ///
     /// # Safety
-    /// The call may be made by any thread, and what it uses and gives may be used by any.
+    /// Any thread may make the call, and use its captures and result.
     pub unsafe fn run<T>(&self, call: impl FnOnce() -> T) -> T {
         if !identity::has_changed() {
             return call();
@@ -66,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_acted_as_a_user_has_calls_made_elsewhere() {
+    fn threads_that_acted_as_users_delegate_calls() {
         let caller = Caller::start().unwrap();
         let (here, mut count) = (std::thread::current().id(), 0);
         let who = || std::thread::current().id();
@@ -81,7 +82,7 @@ mod tests {
                 (0..100).for_each(|_| unsafe { caller.run(|| count += 1) });
                 assert!(there != who() && there != here && !changed);
                 assert!(matches!(Caller::start(), Err(Error::ActedAsUser { .. })));
-                // A panic is the caller's; the thread goes on.
+                // A panic is passed to the caller; the thread continues.
                 // SAFETY: as above.
                 let panicked =
                     catch_unwind(AssertUnwindSafe(|| unsafe { caller.run(|| panic!("a test's")) }));

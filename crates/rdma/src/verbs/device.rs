@@ -26,12 +26,13 @@ unsafe impl Sync for VerbsDevice {}
 
 impl Drop for VerbsDevice {
     fn drop(&mut self) {
-        // SAFETY: everything made from the context holds this device and is gone; what could not be ended holds it for good.
+        // SAFETY: everything made from the context holds this device and is gone; what could not be destroyed holds it
+        // permanently.
         unsafe { self.call(|library| (library.close_device)(self.context())) };
     }
 }
 
-/// A port, as it is now.
+/// The present state of a port.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Port {
     pub active: bool,
@@ -50,7 +51,7 @@ pub(crate) struct Gid {
     pub kind: GidKind,
 }
 
-/// How packets to such an address look.
+/// The packet format of such an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum GidKind {
     InfiniBand,
@@ -67,16 +68,16 @@ impl VerbsDevice {
         &self.name
     }
 
-    /// Calls the library, from a thread of which the kernel takes it.
+    /// Calls the library, on a thread that the kernel accepts.
     ///
     /// # Safety
-    /// What the function called wants; nothing else is done, and what is used may be used by any thread.
+    /// The called function's contract; nothing else is done, and any thread may use what is used.
     pub(super) unsafe fn call<T>(&self, call: impl FnOnce(&sys::Functions) -> T) -> T {
         // SAFETY: the library's calls may be made by any thread, with its objects; the rest is the caller's promise.
         unsafe { self.caller.run(|| call(&self.verbs.0)) }
     }
 
-    /// A call that gives an object, or nothing and leaves the reason in errno.
+    /// A call that returns an object, or null with the reason in errno.
     ///
     /// # Safety
     /// As for [`Self::call`].
@@ -89,7 +90,7 @@ impl VerbsDevice {
         unsafe { self.call(|library| NonNull::new(call(library)).ok_or_else(|| last(name, &self.name))) }
     }
 
-    /// A call that gives the reason of its failure, or leaves it in errno.
+    /// A call that returns the reason of its failure, or leaves it in errno.
     ///
     /// # Safety
     /// As for [`Self::call`].
@@ -110,9 +111,9 @@ impl VerbsDevice {
         self.verbs.status(status)
     }
 
-    /// How many reads may be under way towards it, and how many ports it has.
+    /// Maximum concurrent reads towards it, and its number of ports.
     pub fn limits(&self) -> Result<(u8, u8)> {
-        // SAFETY: all bytes zero are a value of this structure.
+        // SAFETY: all zeroes is a valid value of this structure.
         let mut attr: sys::DeviceAttr = unsafe { std::mem::zeroed() };
         // SAFETY: the context is open, and `attr` lives across the call and has the size that the library writes.
         unsafe { self.ask("ibv_query_device", |library| (library.query_device)(self.context(), &mut attr)) }?;
@@ -164,7 +165,7 @@ impl VerbsDevice {
     }
 }
 
-/// Memory and queues that belong together.
+/// A protection domain: memory and queues that belong together.
 pub(crate) struct Domain {
     pub device: Arc<VerbsDevice>,
     pd: NonNull<std::ffi::c_void>,
@@ -179,7 +180,8 @@ unsafe impl Sync for Domain {}
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // SAFETY: registrations and queue pairs hold the domain and are gone; those that could not be ended hold it for good.
+        // SAFETY: registrations and queue pairs hold the domain and are gone; those that could not be destroyed hold it
+        // permanently.
         unsafe { self.device.call(|library| (library.dealloc_pd)(self.pd())) };
     }
 }
@@ -191,8 +193,8 @@ impl Domain {
         Ok(Self { device, pd, exposed_lost: AtomicBool::new(false) })
     }
 
-    /// Leaves all memory that is exposed to the device, for as long as this process lives: a queue pair that may have let the
-    /// other side in is not destroyed, and its keys may be used at any time.
+    /// Leaks all exposed memory to the device: a queue pair that may have admitted the other side is not destroyed, and
+    /// its keys may be used at any time.
     pub fn lose_exposed(&self) {
         self.exposed_lost.store(true, Ordering::Release);
     }
@@ -212,10 +214,10 @@ impl Domain {
         bytes: usize,
         access: Access,
     ) -> Result<Registration> {
-        // SAFETY: the range is the memory's own word: `DmaMemory` is implemented by safe code as well. Of host memory it comes from
-        // `HostMem`, which is a mapping that the registration keeps. A GPU's address is looked up by the kernel, which pins what is
-        // mapped there or refuses: where an implementor gave an address of CPU memory, that would be registered. Only this project's
-        // crates implement the trait, and give a GPU's addresses.
+        // SAFETY: the range comes from the memory itself: `DmaMemory` is also implemented by safe code. For host memory
+        // it comes from `HostMem`, a mapping that the registration keeps. A GPU's address is looked up by the kernel,
+        // which pins what is mapped there or refuses: if an implementor returned an address of CPU memory, that would
+        // be registered. Only this project's crates implement the trait, and return GPU addresses.
         let mr = unsafe {
             self.device.make("ibv_reg_mr", |library| {
                 (library.reg_mr)(self.pd(), at as *mut _, bytes, at, flags(access))
@@ -225,7 +227,7 @@ impl Domain {
     }
 
     fn made(self: &Arc<Self>, memory: &MemoryRef, mr: NonNull<sys::Mr>, access: Access) -> Registration {
-        // SAFETY: the library has just made it, and changes these fields no more.
+        // SAFETY: the library has just created it, and no longer changes these fields.
         let (lkey, rkey) = unsafe { (mr.as_ref().lkey, mr.as_ref().rkey) };
         let (lost, memory) = (AtomicBool::new(false), memory.clone());
         let exposed = access == Access::Exposed;
@@ -268,7 +270,7 @@ impl Register for Arc<Domain> {
 }
 
 fn flags(access: Access) -> u32 {
-    // Providers that do not know relaxed ordering leave it out.
+    // Providers that do not know relaxed ordering ignore it.
     match access {
         Access::Messages => sys::ACCESS_LOCAL_WRITE,
         Access::Own => sys::ACCESS_LOCAL_WRITE | sys::ACCESS_RELAXED_ORDERING,
@@ -276,24 +278,24 @@ fn flags(access: Access) -> u32 {
     }
 }
 
-/// What lets the other side of a connection in.
+/// Rights of the other side of a connection.
 pub(super) const REMOTE: u32 = sys::ACCESS_REMOTE_READ | sys::ACCESS_REMOTE_WRITE;
 
-/// Memory that a device may reach, until this is dropped.
+/// Memory that a device may reach until this is dropped.
 pub(crate) struct Registration {
     domain: Arc<Domain>,
     mr: NonNull<sys::Mr>,
     pub lkey: u32,
     pub rkey: u32,
-    /// Whether the other side of any connection of the domain reaches it.
+    /// Whether the other side of any connection of the domain can access it.
     exposed: bool,
-    /// Whether a queue pair that was given it could not be destroyed.
+    /// Whether a queue pair that uses it could not be destroyed.
     lost: AtomicBool,
     memory: MemoryRef,
 }
 
 impl Registration {
-    /// Leaves the memory to the device, for as long as this process lives: a queue pair that was given it is not destroyed.
+    /// Leaks the memory to the device: a queue pair that uses it is not destroyed.
     pub fn lose(&self) {
         self.lost.store(true, Ordering::Release);
     }
@@ -310,12 +312,13 @@ unsafe impl Sync for Registration {}
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // SAFETY: the library made it, and this is its only owner; the memory goes after it. Work that still names it fails.
+        // SAFETY: the library created it, and this is its only owner; the memory is dropped after it. Work that still
+        // refers to it fails.
         let end = || unsafe {
             self.domain.device.ask("ibv_dereg_mr", |library| (library.dereg_mr)(self.mr.as_ptr()))
         };
         if self.is_lost() || end().is_err() {
-            // The device may still reach it, and the domain has something in it.
+            // The device may still reach it, and the domain is not empty.
             std::mem::forget((self.memory.clone(), self.domain.clone()));
         }
     }

@@ -1,6 +1,6 @@
-//! A device without hardware, for tests: it takes all work and does none of it, remembers which rights were given, and destroys
-//! a queue pair only when it may, or never. As the kernel does, it refuses threads that have acted as users. What it hands out
-//! is never freed.
+//! A device without hardware, for tests: it accepts all work and does none of it, records rights, and destroys a queue
+//! pair only when allowed, or never. Like the kernel, it refuses threads that have acted as users. Its objects are
+//! never freed.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::os::fd::IntoRawFd;
@@ -15,10 +15,10 @@ use super::caller::Caller;
 use super::sys::{self, Functions};
 use super::{Verbs, VerbsDevice};
 
-/// How long a test may take.
+/// Time limit of a test.
 const LONG: Duration = Duration::from_secs(30);
 
-/// What was asked of the device, and what it may do.
+/// The device's recorded calls, and its permissions.
 #[derive(Default)]
 pub(crate) struct Fake {
     state: Mutex<FakeState>,
@@ -35,7 +35,7 @@ struct FakeState {
     memory_rights: Vec<u32>,
 }
 
-/// A context, and whose it is.
+/// A context, and its device.
 #[repr(C)]
 struct FakeContext {
     known: sys::Context,
@@ -48,7 +48,7 @@ impl Fake {
     }
 
     pub fn device(&'static self) -> VerbsDevice {
-        // SAFETY: all bytes zero are a value of this structure.
+        // SAFETY: all zeroes is a valid value of this structure.
         let mut known: sys::Context = unsafe { std::mem::zeroed() };
         known.poll_cq = Some(poll_cq);
         known.req_notify_cq = Some(req_notify_cq);
@@ -74,16 +74,16 @@ impl Fake {
         }
     }
 
-    /// Takes its time to destroy pairs, until [`Self::let_go`].
+    /// Blocks the destruction of pairs until [`Self::allow`].
     pub fn hold(&self) {
         self.change(|state| state.holds = true);
     }
 
-    pub fn let_go(&self) {
+    pub fn allow(&self) {
         self.change(|state| state.holds = false);
     }
 
-    /// Destroys no pair from now on.
+    /// Refuses to destroy pairs from now on.
     pub fn refuse(&self) {
         self.change(|state| state.refuses = true);
     }
@@ -96,12 +96,12 @@ impl Fake {
         self.state.lock().unwrap().destroyed
     }
 
-    /// What the other side may do by a pair, each time that was set.
+    /// The other side's rights of a pair, each time they were set.
     pub fn pair_rights(&self) -> Vec<u32> {
         self.state.lock().unwrap().pair_rights.clone()
     }
 
-    /// With which rights memory was registered.
+    /// The rights with which memory was registered.
     pub fn memory_rights(&self) -> Vec<u32> {
         self.state.lock().unwrap().memory_rights.clone()
     }
@@ -134,7 +134,7 @@ extern "C" fn post_recv(_: *mut sys::Qp, _: *mut sys::RecvWr, _: *mut *mut sys::
     refusal()
 }
 
-/// A domain is its context.
+/// A domain is represented by its context.
 extern "C" fn alloc_pd(context: *mut sys::Context) -> *mut c_void {
     context.cast()
 }
@@ -144,12 +144,12 @@ extern "C" fn reg_mr(pd: *mut c_void, _: *mut c_void, _: usize, _: u64, access: 
         return null_mut();
     }
     of(pd.cast()).change(|state| state.memory_rights.push(access));
-    // SAFETY: all bytes zero are a value of this structure.
+    // SAFETY: all zeroes is a valid value of this structure.
     leak(unsafe { std::mem::zeroed() })
 }
 
 extern "C" fn create_comp_channel(_: *mut sys::Context) -> *mut sys::CompChannel {
-    // SAFETY: all bytes zero are a value of this structure.
+    // SAFETY: all zeroes is a valid value of this structure.
     let mut channel: sys::CompChannel = unsafe { std::mem::zeroed() };
     channel.fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap().into_raw_fd();
     leak(channel)
@@ -166,7 +166,7 @@ extern "C" fn create_cq(
 }
 
 extern "C" fn create_qp(pd: *mut c_void, _: *mut sys::QpInitAttr) -> *mut sys::Qp {
-    // SAFETY: all bytes zero are a value of this structure.
+    // SAFETY: all zeroes is a valid value of this structure.
     let mut pair: sys::Qp = unsafe { std::mem::zeroed() };
     pair.context = pd.cast();
     leak(pair)

@@ -1,8 +1,8 @@
-//! libibverbs, loaded at run time: a machine without it runs everything else.
+//! libibverbs, loaded at run time, so that onehop also runs without it.
 //!
-//! This is the one module of the crate with unsafe code. Its objects hold what they were made from, so that they go in the
-//! order that the library wants. All of its calls may be made by several threads at once; the library locks. Threads that have
-//! acted as users have them made by another ([`caller`]).
+//! This is the only module of the crate with unsafe code. Its objects hold what they were made from, so that they are
+//! dropped in the order that the library requires. Several threads may make all of its calls at once; the library
+//! locks. Threads that have acted as users have them made by another ([`caller`]).
 
 mod caller;
 mod device;
@@ -25,7 +25,7 @@ pub(crate) use device::{Domain, Gid, GidKind, Registration, VerbsDevice};
 pub(crate) use fake::Fake;
 pub(crate) use pair::{Completion, PairRequest, PairState, Queue, QueuePair};
 
-/// Names under which systems have the library.
+/// The library's names.
 const NAMES: [&str; 2] = ["libibverbs.so.1", "libibverbs.so"];
 
 /// The library.
@@ -36,7 +36,7 @@ impl Verbs {
     /// Loads it.
     ///
     /// # Errors
-    /// When the system has none, or one that is too old.
+    /// When the system has none, or too old a version.
     pub fn load() -> Result<Self> {
         let mut why = String::new();
         for name in NAMES {
@@ -55,10 +55,10 @@ impl Verbs {
         Err(Error::none(format!("{why} (Debian: apt install libibverbs1 ibverbs-providers)")))
     }
 
-    /// The names of the devices whose provider the library has.
+    /// The devices for which the library has a provider.
     ///
     /// # Errors
-    /// When the system does not list them.
+    /// When the system cannot list them.
     pub fn devices(&self) -> Result<Vec<String>> {
         let mut names = Vec::new();
         self.with_devices(|_, name| {
@@ -87,7 +87,7 @@ impl Verbs {
         }
     }
 
-    /// Looks at each device until one gives something.
+    /// Calls `f` with each device until it returns a value.
     fn with_devices<T>(
         &self,
         mut look: impl FnMut(*mut std::ffi::c_void, &str) -> Option<T>,
@@ -121,9 +121,9 @@ impl Verbs {
         Ok(result)
     }
 
-    /// What a completion's status means.
+    /// The meaning of a completion's status.
     fn status(&self, status: i32) -> String {
-        // SAFETY: the function takes any number, and gives a text of the library's own.
+        // SAFETY: the function accepts any number, and returns a static text.
         let text = unsafe { CStr::from_ptr((self.0.wc_status_str)(status)) };
         text.to_string_lossy().into_owned()
     }

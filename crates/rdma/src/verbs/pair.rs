@@ -10,10 +10,10 @@ use crate::endpoint::Endpoint;
 use crate::memory::RemoteMemory;
 use crate::{Error, Result};
 
-/// Completions that are taken from the queue at once.
+/// Completions taken at once.
 const BATCH: usize = 32;
 
-/// A completion queue with a descriptor that becomes readable when there is something in it.
+/// A completion queue with a descriptor that becomes readable on completions.
 pub(crate) struct Queue {
     domain: Arc<Domain>,
     channel: NonNull<sys::CompChannel>,
@@ -27,7 +27,7 @@ unsafe impl Sync for Queue {}
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // SAFETY: pairs hold the queue and are gone; every event that was got has been acknowledged.
+        // SAFETY: pairs hold the queue and are gone; every received event has been acknowledged.
         unsafe {
             self.domain.device.call(|library| {
                 (library.destroy_cq)(self.cq.as_ptr());
@@ -37,13 +37,13 @@ impl Drop for Queue {
     }
 }
 
-/// What has become of a piece of work.
+/// The end of a work item.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Completion {
     pub id: u64,
-    /// The library's number of what went wrong; 0 is nothing.
+    /// The library's error number; 0 for success.
     pub status: i32,
-    /// For what was received: its length, and the number that came along.
+    /// For a receive: its length, and the immediate number.
     pub received: Option<(u32, u32)>,
 }
 
@@ -71,13 +71,13 @@ impl Queue {
         Ok(this)
     }
 
-    /// Readable when the queue was armed and something has come since.
+    /// Readable when something has arrived since the queue was armed.
     pub fn events(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel is open as long as self, and its descriptor with it.
         unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
     }
 
-    /// Has the next completion make [`Self::events`] readable. What came before does not: look once more after this.
+    /// Makes [`Self::events`] readable at the next completion. Earlier ones do not: poll once more after this.
     pub fn arm(&self) -> Result<()> {
         // SAFETY: the queue and its context are alive, and the library has filled the context's calls.
         unsafe {
@@ -89,7 +89,7 @@ impl Queue {
         }
     }
 
-    /// Takes the events away that made the descriptor readable.
+    /// Consumes the events that made the descriptor readable.
     pub fn drain(&self) {
         let (mut cq, mut context) = (null_mut(), null_mut());
         // SAFETY: the channel is open and does not block; the event is of our own queue, and is acknowledged at once.
@@ -102,7 +102,7 @@ impl Queue {
         }
     }
 
-    /// Takes what there is, at most a batch; gives how much that was.
+    /// Takes completions, at most a batch; returns their number.
     pub fn take(&self, out: &mut Vec<Completion>) -> Result<usize> {
         let mut found = [sys::Wc::default(); BATCH];
         let device = &self.domain.device;
@@ -118,7 +118,7 @@ impl Queue {
             })
         }?;
         out.extend(found.iter().take(count).map(|wc| {
-            // The opcode of what failed is not told.
+            // The opcode is undefined on failure.
             let received = wc.status == sys::WC_SUCCESS && wc.opcode & sys::WC_RECV != 0;
             let received = received.then(|| (wc.byte_len, u32::from_be(wc.imm_data)));
             Completion { id: wc.wr_id, status: wc.status, received }
@@ -131,23 +131,23 @@ impl Queue {
     }
 }
 
-/// A state of a queue pair that is asked for.
+/// A requested state of a queue pair.
 pub(crate) enum PairState<'a> {
-    /// Takes receives. The other side reaches no memory yet.
+    /// Accepts receives. The other side reaches no memory yet.
     Initialised { port: u8 },
     /// Receives from the other side.
     Receives { with: &'a Endpoint, port: u8, gid_index: u8, mtu: i32, reads: u8 },
     /// Sends too.
     Sends { psn: u32, reads: u8 },
-    /// The same, and the other side reaches memory that is exposed.
+    /// The same, and the other side reaches exposed memory.
     LetsIn,
-    /// Everything in it ends with an error.
+    /// All its work ends with an error.
     Broken,
 }
 
-/// What a queue pair is to do.
+/// A work request.
 pub(crate) enum PairRequest {
-    /// A message, with a number.
+    /// A message, with an immediate number.
     Send { number: u32 },
     /// Bytes into the other side's memory.
     Write { to: RemoteMemory },
@@ -155,13 +155,13 @@ pub(crate) enum PairRequest {
     Read { from: RemoteMemory },
 }
 
-/// A queue pair of a reliable connection. The device lets go of whatever was given to it when it is destroyed, as dropping it
-/// does.
+/// A queue pair of a reliable connection. When it is destroyed, as by dropping it, the device stops accessing its
+/// memory.
 pub(crate) struct QueuePair {
     queue: Arc<Queue>,
     qp: NonNull<sys::Qp>,
     number: u32,
-    /// What it receives messages in.
+    /// The memory for received messages.
     messages: OnceLock<Arc<Registration>>,
     ended: bool,
 }
@@ -178,8 +178,8 @@ impl Drop for QueuePair {
 }
 
 impl QueuePair {
-    /// Destroys it; false where the device refuses. It may then reach memory for the pair for as long as this process lives:
-    /// what messages came in is left to it, and the caller leaves it the rest.
+    /// Destroys it; false if the device refuses. The device may then reach memory for the pair permanently: receive
+    /// memory is leaked here, and the caller leaks the rest.
     #[must_use]
     pub fn destroy(mut self) -> bool {
         self.end()
@@ -189,8 +189,8 @@ impl QueuePair {
         if std::mem::replace(&mut self.ended, true) {
             return true;
         }
-        // SAFETY: nobody else has the pair, and it is destroyed once. When that succeeds, the device reaches no memory for it any
-        // more.
+        // SAFETY: no one else has the pair, and it is destroyed once. When that succeeds, the device reaches no memory
+        // for it any more.
         let destroyed = unsafe {
             let device = &self.queue.domain.device;
             device.ask("ibv_destroy_qp", |library| (library.destroy_qp)(self.qp.as_ptr()))
@@ -228,12 +228,12 @@ impl QueuePair {
         let qp = unsafe {
             device.make("ibv_create_qp", |library| (library.create_qp)(queue.domain.pd(), &mut attr))
         }?;
-        // SAFETY: the library has just made it, and changes this field no more.
+        // SAFETY: the library has just created it, and no longer changes this field.
         let number = unsafe { qp.as_ref().qp_num };
         Ok(Self { queue: queue.clone(), qp, number, messages: OnceLock::new(), ended: false })
     }
 
-    /// What the other side calls it.
+    /// Its number for the other side.
     pub fn number(&self) -> u32 {
         self.number
     }
@@ -247,7 +247,7 @@ impl QueuePair {
         }
     }
 
-    /// Gives it work on registered memory, from `addr` on.
+    /// Posts work on registered memory, from `addr` on.
     pub fn post(&self, id: u64, work: &PairRequest, (addr, bytes): (u64, u32), lkey: u32) -> Result<()> {
         let mut sge = sys::Sge { addr, length: bytes, lkey };
         let mut request = match work {
@@ -281,7 +281,7 @@ impl QueuePair {
         }
     }
 
-    /// Gives it registered memory to receive a message in, of one registration.
+    /// Posts registered memory for receiving a message.
     pub fn receive(&self, id: u64, addr: u64, bytes: u32, memory: &Arc<Registration>) -> Result<()> {
         self.messages.get_or_init(|| memory.clone());
         let mut sge = sys::Sge { addr, length: bytes, lkey: memory.lkey };
@@ -299,9 +299,9 @@ impl QueuePair {
 
 /// A message that is not acknowledged is sent again after 4.096 µs × 2^this, which makes 67 ms.
 const ACK_TIMEOUT: u8 = 14;
-/// So many times, before the connection counts as broken: after some seconds.
+/// Number of retries before the connection counts as broken: after some seconds.
 const RETRIES: u8 = 7;
-/// Messages that find no receive are sent again after so long: 0.64 ms. There are credits, so this is not usual.
+/// Delay before a message that found no receive is sent again: 0.64 ms. With credits, this is rare.
 const NO_RECEIVE_WAIT: u8 = 12;
 
 fn attributes(state: &PairState<'_>) -> (sys::QpAttr, i32) {

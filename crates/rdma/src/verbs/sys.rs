@@ -1,14 +1,14 @@
-//! What libibverbs declares, as far as it is used here: its structures, and its functions by name.
+//! The parts of libibverbs's header that are used here: its structures, and its functions by name.
 //!
-//! The structures are part of the library's stable interface (`IBVERBS_1.1`); `layouts` below holds them to the sizes and
-//! offsets that a C compiler gives them on 64-bit Linux. The four calls of the fast path are no functions of the library but
-//! pointers in a context, which its header's inline functions call; so they are here.
+//! The structures are part of the library's stable interface (`IBVERBS_1.1`); `layouts` below checks their sizes and
+//! offsets against those of a C compiler on 64-bit Linux. The four calls of the fast path are not functions of the
+//! library but pointers in a context, which its header's inline functions call; so they are here.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use libloading::Library;
 
-/// A context's own first fields.
+/// The first fields of a context.
 #[repr(C)]
 pub struct Context {
     device: *mut c_void,
@@ -284,20 +284,20 @@ pub const QP_SQ_PSN: c_int = 1 << 16;
 pub const QP_MAX_DEST_RD_ATOMIC: c_int = 1 << 17;
 pub const QP_DEST_QPN: c_int = 1 << 20;
 
-/// Declares the table of functions, and how it is filled from the library.
+/// Declares the table of functions, and how it is loaded.
 macro_rules! functions {
     ($($name:ident = $symbol:literal: fn($($arg:ty),*) $(-> $result:ty)?;)*) => {
         /// The library's functions; it stays loaded as long as this lives.
         pub struct Functions {
-            // SAFETY: to be called as the library's manual has it, on objects that are alive.
+            // SAFETY: to be called as the library's manual says, on objects that are alive.
             $(pub $name: unsafe extern "C" fn($($arg),*) $(-> $result)?,)*
-            /// From rdma-core 34 on.
+            /// Since rdma-core 34.
             pub reg_dmabuf_mr: Option<RegDmabufMr>,
             pub _library: Library,
         }
 
         impl Functions {
-            /// Looks every function up; gives the name of the first that is missing.
+            /// Looks up every function; on failure returns the name of the first missing one.
             pub fn of(library: Library) -> Result<Self, &'static str> {
                 Ok(Self {
                     $($name: {
@@ -344,7 +344,7 @@ functions! {
     wc_status_str = "ibv_wc_status_str": fn(c_int) -> *const c_char;
 }
 
-/// What a C compiler says of the same structures (rdma-core 44, x86-64).
+/// The same structures according to a C compiler (rdma-core 44, x86-64).
 #[cfg(target_pointer_width = "64")]
 const _: () = {
     use std::mem::{offset_of, size_of};

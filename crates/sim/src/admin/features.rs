@@ -9,9 +9,9 @@ use crate::exec::{CommandFailure, CommandResult};
 use crate::features::Features;
 use crate::violation::Rule;
 
-/// Bytes of what Get Features returns about the host memory buffer.
+/// Bytes of Get Features data about the host memory buffer.
 const HMB_ATTRIBUTES: usize = 4096;
-/// Entries of a host memory descriptor list that the controller takes.
+/// Maximum entries of a host memory descriptor list.
 const HMB_ENTRIES: u32 = 4096;
 
 impl ControllerState {
@@ -24,7 +24,9 @@ impl ControllerState {
         }
         if ask.fid == id::HOST_MEMORY_BUFFER {
             let mut data = vec![0; HMB_ATTRIBUTES];
-            for (bytes, dword) in data.chunks_exact_mut(4).zip(&self.features.lent_as.encode()[1..]) {
+            for (bytes, dword) in
+                data.chunks_exact_mut(4).zip(&self.features.host_memory_setting.encode()[1..])
+            {
                 bytes.copy_from_slice(&dword.to_le_bytes());
             }
             self.send(0, sqe, &data)?;
@@ -72,16 +74,16 @@ impl ControllerState {
         Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr().into())
     }
 
-    /// Takes the host's memory, or gives it back.
+    /// Enables or disables the host memory buffer.
     fn set_host_memory(&mut self, sqe: &Sqe) -> Result<(), CommandFailure> {
         let dwords = [sqe.dw[11], sqe.dw[12], sqe.dw[13], sqe.dw[14], sqe.dw[15]];
         let ask = HostMemory::decode(&dwords);
         if !ask.enable {
-            self.features.lent.clear();
-            self.features.lent_as = HostMemory::default();
+            self.features.host_memory.clear();
+            self.features.host_memory_setting = HostMemory::default();
             return Ok(());
         }
-        if self.features.lent_as.enable {
+        if self.features.host_memory_setting.enable {
             return Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr().into());
         }
         if ask.entries == 0 || ask.entries > HMB_ENTRIES || !ask.list.0.is_multiple_of(16) {
@@ -91,34 +93,34 @@ impl ControllerState {
         let read = self.space.read(ask.list.0, &mut list);
         read.map_err(|at| self.transfer_failed(0, "host memory descriptor list", at))?;
         let page = 1u64 << self.regs.cc.page_shift();
-        let mut pieces = Vec::new();
+        let mut extents = Vec::new();
         for entry in list.as_chunks().0.iter().map(HostMemoryEntry::decode) {
             if !entry.at.0.is_multiple_of(page) || entry.pages == 0 {
                 return Err(Status::INVALID_FIELD.with_dnr().into());
             }
-            pieces.push((entry.at.0, entry.pages));
+            extents.push((entry.at.0, entry.pages));
         }
-        let total: u64 = pieces.iter().map(|(_, pages)| u64::from(*pages)).sum();
+        let total: u64 = extents.iter().map(|(_, pages)| u64::from(*pages)).sum();
         if total != u64::from(ask.pages) || total * page < u64::from(self.config.hmb) * 2048 {
             return Err(Status::INVALID_FIELD.with_dnr().into());
         }
-        self.features.lent = pieces;
-        self.features.lent_as = ask;
-        (0..self.features.lent.len()).try_for_each(|i| self.touch_lent_piece(i))
+        self.features.host_memory = extents;
+        self.features.host_memory_setting = ask;
+        (0..self.features.host_memory.len()).try_for_each(|i| self.touch_host_memory_extent(i))
     }
 
-    /// Uses a piece of the lent memory, as a controller does at any time; `turn` says which.
+    /// Uses an extent of the host memory buffer, as a controller does at any time; `turn` selects the extent.
     pub(crate) fn touch_host_memory(&mut self, turn: usize) {
-        if !self.features.lent.is_empty() {
-            // A piece that is gone has been written down; the command at hand has nothing to do with it.
-            let _ = self.touch_lent_piece(turn % self.features.lent.len());
+        if !self.features.host_memory.is_empty() {
+            // A lost extent has been recorded; the current command is not affected.
+            let _ = self.touch_host_memory_extent(turn % self.features.host_memory.len());
         }
     }
 
-    /// Writes to both ends of a piece of lent memory.
-    fn touch_lent_piece(&mut self, i: usize) -> Result<(), CommandFailure> {
+    /// Writes to both ends of an extent of the host memory buffer.
+    fn touch_host_memory_extent(&mut self, i: usize) -> Result<(), CommandFailure> {
         let page = 1u64 << self.regs.cc.page_shift();
-        let (at, pages) = self.features.lent[i];
+        let (at, pages) = self.features.host_memory[i];
         let end = at.wrapping_add(u64::from(pages) * page);
         for addr in [at, end.wrapping_sub(8)] {
             let put = self.space.write(addr, &addr.to_le_bytes());

@@ -13,7 +13,7 @@ use crate::features::KEEP_ALIVE_GRANULARITY;
 use crate::health::ERROR_ENTRIES;
 use crate::transfer::sgl_support;
 
-/// The vendor of the PCI function. No vendor has this number; emulators use it for devices of their own.
+/// The vendor of the PCI function. The number is unassigned; emulators use it.
 pub const PCI_VENDOR: u16 = 0x1234;
 /// The device, of that vendor. Linux has no quirks for it.
 pub const PCI_DEVICE: u16 = 0x0a0e;
@@ -22,7 +22,7 @@ pub const PCI_SUBSYSTEM_VENDOR: u16 = PCI_VENDOR;
 
 /// The last power state; from 3 on they do no I/O.
 pub(crate) const LAST_POWER_STATE: u8 = 4;
-/// Most power in units of 10 mW, time to enter and to leave in microseconds, no I/O.
+/// Maximum power in units of 10 mW, entry and exit latency in microseconds, no I/O.
 const POWER_STATES: [(u16, u32, u32, bool); LAST_POWER_STATE as usize + 1] = [
     (800, 0, 0, false),
     (600, 0, 0, false),
@@ -30,7 +30,7 @@ const POWER_STATES: [(u16, u32, u32, bool); LAST_POWER_STATE as usize + 1] = [
     (5, 1_000, 5_000, true),
     (1, 5_000, 45_000, true),
 ];
-/// Shutting down takes no longer than this, in microseconds.
+/// Maximum shutdown time in microseconds.
 const SHUTDOWN_US: u32 = 1_000_000;
 /// Formats that every namespace lists, by power of two of the block; the one in use follows if it is another.
 const LISTED: [u8; 2] = [9, 12];
@@ -112,7 +112,7 @@ impl ControllerState {
             .oncs(self.optional_commands())
             .vwc(Vwc(0).with_present(c.vwc).with_flush_all(3))
             .sgls(sgl_support(c.sgl))
-            // The name ends in zeros, not in blanks.
+            // The name ends in zeros, not in spaces.
             .subnqn(&format!("{nqn:\0<256}"));
         self.put_power_states(bytes);
     }
@@ -172,7 +172,7 @@ impl ControllerState {
             .npwa_z(granule)
             .npdg_z(granule)
             .npda_z(granule)
-            // The best size to write is a multiple of the preferred one.
+            // The optimal write size is a multiple of the preferred granularity.
             .nows_z(granule)
             .nguid(self.nguid(nsid))
             .eui64(self.eui64(nsid));
@@ -203,7 +203,7 @@ impl ControllerState {
         Ok(())
     }
 
-    /// A name that is the same for the same serial number and namespace, until that is created anew.
+    /// An identifier that depends on serial number and namespace, until that is recreated.
     fn eui64(&self, nsid: u32) -> [u8; 8] {
         let life = self.namespaces.get(nsid as usize - 1).map_or(0, |ns| ns.life);
         let start = 0xcbf2_9ce4_8422_2325 ^ u64::from(nsid) ^ u64::from(life) << 32;

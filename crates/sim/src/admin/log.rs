@@ -14,7 +14,7 @@ use crate::reserved;
 pub(super) const FIRMWARE: &str = "SIM 0.1";
 /// Bytes of the log of commands and their effects.
 const EFFECTS_BYTES: usize = 4096;
-/// A page is never longer, whatever the host asks for.
+/// Maximum length of a page.
 const LONGEST: u64 = 1 << 20;
 
 const SUPPORTED: &[u8] =
@@ -68,7 +68,7 @@ impl ControllerState {
         })
     }
 
-    /// Which commands there are, and which of them change blocks: a dword for each opcode, admin commands first.
+    /// Supported commands, and which of them change blocks: a dword for each opcode, admin commands first.
     fn command_effects(&self) -> Vec<u8> {
         const SUPPORTED: u32 = 1;
         const CHANGES_BLOCKS: u32 = 2;
@@ -89,7 +89,7 @@ impl ControllerState {
         page
     }
 
-    /// The drive has this temperature now.
+    /// Sets the drive's temperature.
     pub(crate) fn set_temperature(&mut self, kelvins: u16) {
         self.health.temperature = kelvins;
         self.check_temperature();
@@ -101,7 +101,7 @@ impl ControllerState {
         }
     }
 
-    /// Something about a namespace changed.
+    /// Records a change of a namespace.
     pub(crate) fn note_changed(&mut self, nsid: u32) {
         self.changed.insert(nsid);
         self.raise(AerEvent::NamespaceChanged);

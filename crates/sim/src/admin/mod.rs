@@ -17,7 +17,7 @@ pub(crate) use identify::LAST_POWER_STATE;
 pub use identify::{PCI_DEVICE, PCI_SUBSYSTEM_VENDOR, PCI_VENDOR};
 
 impl ControllerState {
-    /// Executes an admin command; none if it completes later by itself.
+    /// Executes an admin command; `None` if it completes later.
     pub(crate) fn admin(&mut self, command: &FetchedCommand) -> Option<CommandResult> {
         let sqe = &command.sqe;
         if let Err(failure) = self.check_fields(0, sqe) {
@@ -43,7 +43,7 @@ impl ControllerState {
         })
     }
 
-    /// Abort: takes a command back that is still waiting, and completes it as aborted.
+    /// Abort: cancels a command that is still waiting, and completes it as aborted.
     fn abort(&mut self, command: &FetchedCommand) -> CommandResult {
         let Abort { sqid, cid } = Abort::from(&command.sqe);
         let outstanding = self.aborts_outstanding();
@@ -56,13 +56,13 @@ impl ControllerState {
         if ignored || itself {
             return Ok(1);
         }
-        let Some(aborted) = self.take_back(sqid, cid) else { return Ok(1) };
+        let Some(aborted) = self.cancel(sqid, cid) else { return Ok(1) };
         let aborted = FetchedCommand { effects: None, ..aborted };
         self.complete(&aborted, Err(Status::ABORT_REQUESTED.into()));
         Ok(0)
     }
 
-    /// Aborts that were fetched and not completed, the one at hand included.
+    /// Aborts fetched and not completed, including the current one.
     fn aborts_outstanding(&self) -> usize {
         let is_abort = |c: &FetchedCommand| c.sqid == 0 && c.sqe.opcode() == opcode::ABORT;
         let later =
@@ -71,8 +71,8 @@ impl ControllerState {
         1 + later + ready + self.lost.iter().filter(|c| is_abort(c)).count()
     }
 
-    /// Takes a command back that has not been executed.
-    fn take_back(&mut self, sqid: u16, cid: u16) -> Option<FetchedCommand> {
+    /// Cancels a command that has not been executed.
+    fn cancel(&mut self, sqid: u16, cid: u16) -> Option<FetchedCommand> {
         let fits = |c: &FetchedCommand| c.sqid == sqid && c.sqe.cid() == cid;
         if sqid == 0
             && let Some(request) = self.events.take_request(cid)
@@ -92,7 +92,7 @@ impl ControllerState {
         }
     }
 
-    /// Doorbell Buffer Config: from now on tails and heads are looked up in memory.
+    /// Doorbell Buffer Config: from now on tails and heads are read from memory.
     fn doorbell_buffer(&mut self, sqe: &Sqe) -> CommandResult {
         if !self.config.dbbuf {
             return Err(Status::INVALID_OPCODE.with_dnr().into());

@@ -28,7 +28,7 @@ impl ControllerState {
         self.deleted_cqs.remove(&ask.qid);
         self.restart_doorbell(ask.qid, true);
         self.cqs[usize::from(ask.qid)] = Some(Cq::new(entries, ask.interrupt, ring, self.generation));
-        self.lend_cq(ask.qid, ask.base.0, entries, entries as usize * Cqe::BYTES)?;
+        self.create_engine_cq(ask.qid, ask.base.0, entries, entries as usize * Cqe::BYTES)?;
         Ok(0)
     }
 
@@ -52,7 +52,7 @@ impl ControllerState {
         self.check_cmb_use(ask.qid, "a submission queue", ask.base.0, Cmbsz::sqs)?;
         let entries = u32::from(ask.size_z) + 1;
         let ring = self.queue_memory(sqe, ask.base.0, ask.contiguous, entries as usize * Sqe::BYTES)?;
-        self.lend_sq((ask.qid, ask.cqid), ask.base.0, entries, entries as usize * Sqe::BYTES)?;
+        self.create_engine_sq((ask.qid, ask.cqid), ask.base.0, entries, entries as usize * Sqe::BYTES)?;
         self.restart_doorbell(ask.qid, false);
         self.sqs[usize::from(ask.qid)] = Some(Sq::new(entries, ask.cqid, ring));
         if let Some(cq) = self.cqs[usize::from(ask.cqid)].as_mut() {
@@ -79,7 +79,7 @@ impl ControllerState {
         Err(Status::INVALID_QUEUE_SIZE.with_dnr().into())
     }
 
-    /// The memory of a new queue; all of it has to be reachable.
+    /// The memory of a new queue; all of it must be reachable.
     fn queue_memory(
         &mut self,
         sqe: &Sqe,
@@ -147,7 +147,7 @@ impl ControllerState {
         let Some(cqid) = sq.map(|sq| sq.cq).filter(|_| qid != 0) else {
             return Err(Status::INVALID_QUEUE_ID.with_dnr().into());
         };
-        for command in self.take_all_back(qid) {
+        for command in self.cancel_all(qid) {
             let aborted = FetchedCommand { effects: None, ..command };
             self.complete(&aborted, Err(Status::ABORTED_SQ_DELETION.into()));
         }
@@ -161,9 +161,8 @@ impl ControllerState {
         Ok(0)
     }
 
-    /// Takes every command of a queue back. Data of reads that were completed before it comes all the same: only a reset
-    /// stops that.
-    fn take_all_back(&mut self, qid: u16) -> Vec<FetchedCommand> {
+    /// Cancels every command of a queue. Data of completed reads still arrives: only a reset stops that.
+    fn cancel_all(&mut self, qid: u16) -> Vec<FetchedCommand> {
         let mut taken: Vec<FetchedCommand> = self.lost.extract_if(.., |c| c.sqid == qid).collect();
         let (mine, others) = std::mem::take(&mut self.ready).into_iter().partition(|c| c.sqid == qid);
         self.ready = others;

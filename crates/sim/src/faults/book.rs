@@ -11,7 +11,7 @@ use crate::rng::Rng;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// What the book has to know of a command.
+/// What the book needs to know of a command.
 pub(crate) struct Seen<'a> {
     /// Its submission queue.
     pub sqid: u16,
@@ -24,7 +24,7 @@ pub(crate) struct Seen<'a> {
 }
 
 impl Seen<'_> {
-    /// What a retry of the command has in common with it.
+    /// Identifies a retry of the command.
     fn key(&self) -> RetryKey {
         (self.sqe.opcode(), self.sqe.nsid(), self.sqe.qword(10), self.sqe.dw[12])
     }
@@ -32,12 +32,12 @@ impl Seen<'_> {
 
 type RetryKey = (u8, u32, u64, u32);
 
-/// What happens to a command.
+/// The faults' effects on a command.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Effects {
     /// Executed only after this time.
     pub late: Option<Duration>,
-    /// Completed only after so many others, or this time.
+    /// Completed only after this many others, or this time.
     pub hold: Option<(u32, Duration)>,
     /// Never executed.
     pub lost: bool,
@@ -57,15 +57,15 @@ pub(crate) struct Effects {
     pub stale: Option<Duration>,
     /// SQHD lags by this.
     pub lag: u16,
-    /// It brings other blocks and fails with this status.
+    /// It returns other blocks and fails with this status.
     pub garbled: Option<Status>,
     /// It is an Abort that aborts nothing.
     pub abort_ignored: bool,
-    /// Something befalls the whole controller.
+    /// A controller-wide event.
     pub strike: Option<Strike>,
 }
 
-/// What happens when CC.EN changes.
+/// The faults' effects on a change of CC.EN.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct EdgeEffects {
     /// RDY never follows.
@@ -78,7 +78,7 @@ struct Armed {
     fault: Fault,
     seen: u64,
     fired: u64,
-    /// When its clock started; none while it waits for the controller to be ready for the first time.
+    /// When its clock started; `None` before the controller is ready for the first time.
     since: Option<u64>,
     /// Commands that failed once, and will work now.
     forgiven: HashMap<RetryKey, ()>,
@@ -94,7 +94,7 @@ impl Armed {
         self.since.map(|since| since.saturating_add(wait))
     }
 
-    /// Counts one more that fits, and says whether the fault strikes.
+    /// Counts a match; returns whether the fault strikes.
     fn strikes(&mut self, rng: &mut Rng) -> bool {
         if self.spent() {
             return false;
@@ -127,7 +127,7 @@ impl Armed {
     }
 }
 
-/// The first block that is in both.
+/// The first common block.
 fn overlap(range: &std::ops::RangeInclusive<u64>, blocks: Option<(u64, u64)>) -> Option<u64> {
     let (first, count) = blocks?;
     let from = first.max(*range.start());
@@ -152,7 +152,7 @@ impl FaultBook {
         self.armed.push(Armed { fault, seen: 0, fired: 0, since, forgiven: HashMap::new() });
     }
 
-    /// Adds a fault whose clock starts now.
+    /// Adds a fault; its clock starts now.
     pub(crate) fn inject(&mut self, fault: Fault, now: u64) {
         self.arm(fault, Some(now));
     }
@@ -162,7 +162,7 @@ impl FaultBook {
         self.fired
     }
 
-    /// The controller is ready: the clocks of the configuration's faults start.
+    /// The controller is ready: starts the clocks of configured faults.
     pub(crate) fn ready(&mut self, now: u64) {
         for armed in &mut self.armed {
             armed.since.get_or_insert(now);
@@ -191,12 +191,12 @@ impl FaultBook {
         effects
     }
 
-    /// When the next fault strikes that waits for the clock alone.
+    /// When the next timed fault strikes.
     pub(crate) fn next_timed(&self) -> Option<u64> {
         self.armed.iter().filter(|a| a.fault.is_timed() && !a.spent()).filter_map(Armed::due).min()
     }
 
-    /// The fault that the clock alone makes strike now.
+    /// The timed fault that strikes now.
     pub(crate) fn timed(&mut self, now: u64) -> Option<Strike> {
         let due = |a: &&mut Armed| a.fault.is_timed() && !a.spent() && a.due().is_some_and(|due| now >= due);
         let armed = self.armed.iter_mut().find(due)?;
@@ -205,7 +205,7 @@ impl FaultBook {
         strike(armed.fault.kind)
     }
 
-    /// What happens to a command; none for nothing.
+    /// The effects on a command; `None` without any.
     pub(crate) fn command(&mut self, seen: &Seen<'_>, now: u64) -> Option<Box<Effects>> {
         let mut effects: Option<Box<Effects>> = None;
         for armed in &mut self.armed {

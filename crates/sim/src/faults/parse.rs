@@ -1,4 +1,4 @@
-//! Faults as people write them: `late@n=5,delay=20ms`, `fail@op=write,lba=100-200,status=2/80`.
+//! Parses faults: `late@n=5,delay=20ms`, `fail@op=write,lba=100-200,status=2/80`.
 
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -38,10 +38,10 @@ const ADMIN_OPS: &[(&str, u8)] = &[
 ];
 
 impl Fault {
-    /// Reads `NAME@KEY=VALUE,KEY=VALUE…`.
+    /// Parses `NAME@KEY=VALUE,KEY=VALUE…`.
     ///
     /// # Errors
-    /// Names what is unknown or wrong, and what is known.
+    /// Names what is unknown or invalid, and what is valid.
     pub fn parse(text: &str) -> Result<Self> {
         let (name, list) = text.split_once('@').unwrap_or((text, ""));
         let kind = FaultKind::from_str(name)?;
@@ -63,7 +63,7 @@ impl Fault {
             return Err(wrong("only the data of torn reads has an order"));
         }
         let (when, of_enable) = (&fault.when, matches!(kind, FaultKind::StuckRdy | FaultKind::SlowStart));
-        // Abort commands are those of queue 0.
+        // Abort commands belong to queue 0.
         let other_queue = when.q.is_some_and(|q| of_enable || q != 0);
         let asks_for_command = when.lba.is_some() || other_queue || !when.ops.is_empty();
         if (of_enable || kind == FaultKind::AbortIgnored) && (asks_for_command || when.after.is_some()) {
@@ -107,7 +107,7 @@ impl Fault {
             let op = match (find(IO_OPS), find(ADMIN_OPS)) {
                 (Some(op), _) => op,
                 (None, Some(op)) => {
-                    // A name of an admin command can mean nothing else.
+                    // The name of an admin command implies queue 0.
                     self.when.q = Some(0);
                     op
                 }
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_people_write() {
+    fn parses_specifications() {
         let late = Fault::parse("late@n=5,delay=20ms").unwrap();
         assert_eq!((late.kind, late.when.n), (FaultKind::Late, Some(5)));
         assert_eq!(late.delay, Some(Duration::from_millis(20)));

@@ -76,7 +76,7 @@ fn version_two_knows_more_structures() {
 }
 
 #[test]
-fn abort_takes_back_what_waits() {
+fn abort_cancels_waiting_commands() {
     let mut host = Host::new("mem:1M?workers=0&fault=lost@n=1&fault=late@n=2,delay=9s");
     for _ in 0..2 {
         let cid = host.submit(1, nvm::flush(1));
@@ -184,7 +184,7 @@ fn commands_that_are_not_offered_are_refused() {
     assert!(host.admin(config).status().is(Status::INVALID_OPCODE));
 }
 
-/// A host that writes in the preferred granularity writes the optimal size by whole numbers of it.
+/// A host that writes in the preferred granularity writes the optimal size in whole units of it.
 #[test]
 fn the_optimal_write_size_is_a_multiple_of_the_preferred_one() {
     for lba in [512, 4096, 65536] {

@@ -1,4 +1,4 @@
-//! Bring-up, identify, reading and writing: what has to work before anything else is looked at.
+//! Bring-up, identify, reads and writes: the basics for all other tests.
 
 use crate::host::{Host, pattern};
 use onehop_proto::admin::{self, cns};

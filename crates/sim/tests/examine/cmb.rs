@@ -1,4 +1,4 @@
-//! The controller memory buffer: asked for, placed, and used for queues, lists and data.
+//! The controller memory buffer: enabled, placed, and used for queues, lists and data.
 
 use onehop_proto::admin::{self, Priority};
 use onehop_proto::regs::{Cmbloc, Cmbmsc, Cmbsts, Cmbsz, offset};
@@ -24,7 +24,7 @@ fn placed(spec: &str) -> (Host, u32) {
 }
 
 #[test]
-fn registers_tell_of_it_only_when_asked() {
+fn registers_show_it_only_when_enabled() {
     let host = Host::raw("mem:1M?workers=0&cmb=64K");
     assert!(host.cap().cmbs());
     assert_eq!((host.regs.read32(offset::CMBLOC), host.regs.read32(offset::CMBSZ)), (0, 0));
@@ -62,7 +62,7 @@ fn queues_lists_and_data_may_lie_in_it() {
     host.admin_ok(admin::create_cq(1, 15, BusAddr(queue.cq.addr()), true, None));
     host.admin_ok(admin::create_sq(1, 15, BusAddr(CBA), 1, true, Priority::Urgent));
     host.queues.insert(1, queue);
-    // The submission queue is written through the BAR, as a processor without a mapping would.
+    // The submission queue is written through the BAR, as a CPU without a mapping would.
     let data = pattern(8, 16384);
     cmb.write(65536, &data).unwrap();
     for i in 0..4u64 {
@@ -79,7 +79,7 @@ fn queues_lists_and_data_may_lie_in_it() {
     host.sim.read_media(1, 5 * 512, &mut out).unwrap();
     assert_eq!(out, data);
     host.clean();
-    // Switched off, the addresses lead nowhere.
+    // Disabled, its addresses are unmapped.
     host.regs.write64(offset::CMBMSC, Cmbmsc(0).with_cre(true).0);
     host.ring_sq(1, 2);
     host.broke_only(Rule::DmaUnmapped);

@@ -50,7 +50,7 @@ fn format(lba: usize, ms: usize, ext: bool, dstrd: u8) {
 }
 
 #[test]
-fn protection_information_is_told_of_and_kept() {
+fn protection_information_is_reported_and_stored() {
     let mut host = Host::new("mem:1M?workers=0&ms=8&pi=2");
     let (buf, meta) = (host.buffer(4096), host.buffer(4096));
     assert!(

@@ -1,4 +1,4 @@
-//! Every fault by its name, and every way to say when.
+//! Every fault by its name, with every trigger.
 
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ fn reorder_waits_for_others() {
     let cids: Vec<_> = (0..3).map(|_| flush(&mut host)).collect();
     let seen: Vec<_> = (0..3).map(|_| host.wait(1).cid()).collect();
     assert_eq!(seen, [cids[1], cids[2], cids[0]]);
-    // Alone, it waits for the time only.
+    // Without others, it only waits for the time.
     host.sim.inject(fault("reorder@n=1,delay=9s"));
     flush(&mut host);
     assert_eq!(host.poll(1), None);
@@ -129,7 +129,7 @@ fn fail_once_works_when_retried() {
 }
 
 #[test]
-fn retry_delays_are_told_to_those_who_asked_and_then_kept() {
+fn retry_delays_are_reported_if_enabled_and_then_enforced() {
     for (unit, broken) in [("1ms", 0), ("900s", 1)] {
         let mut host = host(&format!("crdt=1,2,3&crdt_unit={unit}&fault=fail-once@n=1,crd=2"));
         assert_eq!(host.run(1, nvm::flush(1)).status().crd(), 0, "the host has not set ACRE");
@@ -169,12 +169,12 @@ fn media_cannot_be_read_but_written() {
 }
 
 #[test]
-fn wrong_cid_is_no_outstanding_one() {
+fn wrong_cid_is_not_outstanding() {
     let mut host = host("fault=wrong-cid@n=2&fault=lost@n=1");
     let (lost, cid) = (flush(&mut host), flush(&mut host));
     let cqe = host.wait(1);
     assert!(cqe.cid() != cid && cqe.cid() != lost && cqe.status().is_ok());
-    // A host may use any identifier near its own for its next command; that one would be in use then.
+    // A host may use any identifier near its own for its next command; that one would collide.
     assert!(cqe.cid().abs_diff(cid) > 0x4000, "{cid:#x} became {:#x}", cqe.cid());
     host.nothing_comes(1);
     assert_eq!(host.admin_ok(admin::abort(1, cid)).result() & 1, 0);
@@ -193,7 +193,7 @@ fn dup_comes_twice() {
 }
 
 #[test]
-fn stale_phase_is_put_right_later() {
+fn stale_phase_is_corrected_later() {
     for turns in [1, 4] {
         let mut host = Host::with_queue("mem:1M?workers=0", 4);
         for _ in 1..turns {
@@ -296,7 +296,7 @@ fn power_loss_forgets_what_was_not_flushed() {
 }
 
 #[test]
-fn moments_can_be_said_in_many_ways() {
+fn triggers_have_many_forms() {
     let hits = |spec: &str, commands: u32| -> Vec<u32> {
         let mut host = host(&format!("seed=5&fault=fail@{spec}"));
         (1..=commands).filter(|_| !host.run(1, nvm::flush(1)).status().is_ok()).collect()
@@ -335,7 +335,7 @@ fn faults_of_the_controller_may_wait_for_the_clock() {
 
 #[test]
 fn all_faults_can_be_configured_and_have_a_meaning() {
-    // Blocks mean something to commands only, and media errors need them.
+    // Blocks only apply to commands, and media errors require them.
     let blocks = |kind: FaultKind| if kind == FaultKind::Media { ",lba=1" } else { "" };
     let spec: Vec<_> =
         FaultKind::ALL.iter().map(|k| format!("fault={}@n=9{}", k.name(), blocks(*k))).collect();

@@ -71,7 +71,7 @@ fn wrong_features_are_refused() {
 }
 
 #[test]
-fn a_host_that_keeps_silent_is_given_up() {
+fn a_silent_host_times_out() {
     let mut host = Host::new("mem:1M?workers=0&latency=700ms");
     let raw = host.admin_data(admin::identify(admin::cns::CONTROLLER, 0, 0, 0), 4096).unwrap();
     let raw: [u8; 4096] = raw.try_into().unwrap();
@@ -82,7 +82,7 @@ fn a_host_that_keeps_silent_is_given_up() {
     assert!(host.admin(set(u32::MAX)).status().is(Status::KEEP_ALIVE_INVALID));
     host.admin_ok(set(901));
     assert_eq!(get(&mut host, id::KEEP_ALIVE, Select::Current), 1000, "in steps of 100 ms");
-    // Each flush takes 700 ms; a sign of life between two of them is enough, none is too little.
+    // Each flush takes 700 ms; one keep-alive between two of them suffices, none does not.
     for _ in 0..3 {
         host.submit(1, nvm::flush(1));
         assert!(host.sim.step() && host.poll(1).is_some());
@@ -107,7 +107,7 @@ fn keep_alive_ends_with_the_controller() {
     let mut host = Host::enabled("mem:1M?workers=0");
     host.admin_ok(admin::set_features(id::KEEP_ALIVE, false, 100));
     host.disable();
-    assert!(!host.sim.step(), "nobody is waited for");
+    assert!(!host.sim.step(), "there is nothing to wait for");
     host.enable();
     host.admin_ok(admin::set_features(id::KEEP_ALIVE, false, 100));
     host.admin_ok(admin::set_features(id::KEEP_ALIVE, false, 0));
@@ -154,24 +154,24 @@ fn features_with_data_keep_it() {
 }
 
 #[test]
-fn host_memory_is_lent_and_used() {
+fn the_host_memory_buffer_is_used() {
     let mut host = Host::new("mem:1M?workers=0&hmb=16");
     let (list, pieces) = (host.buffer(4096), [host.buffer(32768), host.buffer(32768)]);
     for (i, piece) in pieces.iter().enumerate() {
         let entry = HostMemoryEntry { at: onehop_proto::BusAddr(piece.addr()), pages: 8 };
         list.mem.write(i * 16, &entry.encode()).unwrap();
     }
-    let lend = HostMemory {
+    let enable = HostMemory {
         enable: true,
         memory_return: false,
         pages: 16,
         list: onehop_proto::BusAddr(list.addr()),
         entries: 2,
     };
-    let short = HostMemory { pages: 15, ..lend };
+    let short = HostMemory { pages: 15, ..enable };
     assert!(host.admin(short.command()).status().is(Status::INVALID_FIELD));
-    host.admin_ok(lend.command());
-    assert!(host.admin(lend.command()).status().is(Status::COMMAND_SEQUENCE_ERROR));
+    host.admin_ok(enable.command());
+    assert!(host.admin(enable.command()).status().is(Status::COMMAND_SEQUENCE_ERROR));
     let got = host.admin_data(admin::get_features(id::HOST_MEMORY_BUFFER, Select::Current, 0), 16).unwrap();
     assert_eq!(got[..4], 16u32.to_le_bytes());
     assert!(pieces.iter().all(|p| p.read(8) != [0; 8]), "the controller uses it");
@@ -183,5 +183,5 @@ fn host_memory_is_lent_and_used() {
     host.admin_ok(HostMemory::default().command());
     let broken = host.rules().len();
     host.run(1, nvm::flush(1));
-    assert_eq!(host.rules().len(), broken, "it was given back");
+    assert_eq!(host.rules().len(), broken, "it was disabled");
 }

@@ -1,4 +1,4 @@
-//! A raw host without a driver: it builds queues by hand, so that it can also break every rule.
+//! A raw host without a driver: it builds queues by hand, so that it can also violate every rule.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -79,7 +79,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// A drive that nobody has touched.
+    /// A drive in its initial state.
     pub fn raw(spec: &str) -> Self {
         Self::of(open(spec).unwrap())
     }
@@ -163,7 +163,7 @@ impl Host {
         self.regs.write32(regs::doorbell(qid, true, self.cap().dstrd()), head);
     }
 
-    /// Puts a command into a queue without ringing; gives its identifier.
+    /// Writes a command to a queue without ringing; returns its identifier.
     pub fn push(&mut self, qid: u16, sqe: Sqe) -> u16 {
         let queue = self.queues.get_mut(&qid).unwrap();
         let cid = queue.next_cid;
@@ -182,14 +182,14 @@ impl Host {
         cid
     }
 
-    /// Takes a completion if there is one, and rings for it.
+    /// Takes a completion, if any, and rings for it.
     pub fn poll(&mut self, qid: u16) -> Option<Cqe> {
         let cqe = self.queues.get_mut(&qid).unwrap().take()?;
         self.ring_cq(qid, self.queues[&qid].head);
         Some(cqe)
     }
 
-    /// Takes a completion if there is one, and does not ring.
+    /// Takes a completion, if any, without ringing.
     pub fn poll_silently(&mut self, qid: u16) -> Option<Cqe> {
         self.queues.get_mut(&qid).unwrap().take()
     }
@@ -205,7 +205,7 @@ impl Host {
         }
     }
 
-    /// No completion comes, even when the clock is allowed to run for some time.
+    /// Checks that no completion comes, even after some time.
     pub fn nothing_comes(&mut self, qid: u16) {
         let end = Instant::now() + Duration::from_millis(5);
         while Instant::now() < end {
@@ -231,7 +231,7 @@ impl Host {
         cqe
     }
 
-    /// An admin command that returns data.
+    /// Runs an admin command that returns data.
     pub fn admin_data(&mut self, sqe: Sqe, bytes: usize) -> Result<Vec<u8>, Status> {
         let buf = self.buffer(bytes.max(8192));
         let status = self.admin(sqe.with_prps(buf.addr(), buf.addr() + 4096)).status();
@@ -253,7 +253,7 @@ impl Host {
         self.queues.remove(&qid);
     }
 
-    /// Fills in the data pointer of a command for a buffer, with a list where one is needed.
+    /// Sets a command's data pointer to a buffer, with a list if needed.
     pub fn describe(&self, sqe: Sqe, buf: &Buf, offset: u64, len: u64) -> (Sqe, Buf) {
         let shift = self.page_shift;
         let page = 1u64 << shift;
@@ -300,20 +300,20 @@ impl Host {
         assert!(self.rules().contains(&rule), "{rule} is missing in {:?}", self.sim.violations());
     }
 
-    /// Exactly this was broken, once.
+    /// Checks that this rule was violated once, and no other.
     pub fn broke_only(&self, rule: Rule) {
         assert_eq!(self.rules(), [rule], "{:?}", self.sim.violations());
     }
 }
 
-/// Bytes that depend on their place and a seed.
+/// Bytes that depend on their offset and a seed.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let word =
         |i: u64| (i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ seed.wrapping_mul(0xbf58_476d_1ce4_e5b9);
     (0..len).map(|i| (word(i as u64 / 8) >> (i % 8 * 8)) as u8).collect()
 }
 
-/// A small generator of its own, so that the simulator's chance does not matter.
+/// A separate small generator, independent of the simulator's.
 pub struct Dice(pub u64);
 
 impl Dice {

@@ -1,4 +1,4 @@
-//! The simulator examined by a raw host: every rule, every fault, every command.
+//! The simulator under a raw host: every rule, every fault, every command.
 #![allow(clippy::unwrap_used)]
 
 mod admin;

@@ -8,7 +8,7 @@ use onehop_sim::Rule;
 
 use crate::host::Host;
 
-/// A host that rings by memory, from the moment that the controller is enabled.
+/// A host that rings by memory, as soon as the controller is enabled.
 struct Mapped {
     host: Host,
     doorbells: HostMem,
@@ -59,7 +59,7 @@ fn commands_run_around_the_rings_without_a_register_write() {
     }
 }
 
-/// A new queue's first tail may be the last one of its predecessor: it must not be taken for an old value.
+/// A new queue's first tail may equal its predecessor's last: it must not be mistaken for an old value.
 #[test]
 fn a_new_queue_starts_from_zero() {
     let mut mapped = Mapped::new("mem:1M?workers=0");

@@ -1,4 +1,4 @@
-//! Images that survive, caches that do not, and configurations that are refused.
+//! Images that persist, caches that do not, and refused configurations.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use onehop_sim::{Config, open};
 
 use crate::host::{Host, pattern};
 
-/// A file that is removed in the end.
+/// A file that is removed on drop.
 struct Image(PathBuf);
 
 impl Image {
@@ -168,7 +168,7 @@ fn drives_go_with_their_last_handle() {
     assert_eq!(regs.read32(0x1c) & 1, 1, "the port alone keeps it alive");
     drop(regs);
     for _ in 0..3 {
-        // The lock on the image is gone as soon as the drive is.
+        // The image is unlocked as soon as the drive is dropped.
         let sim = open(&image.spec("size=1M")).unwrap();
         let port = sim.port();
         drop(sim);

@@ -49,7 +49,7 @@ fn waits_for_room() {
         host.push(1, nvm::flush(1));
     }
     host.ring(1);
-    assert_eq!(host.poll_silently(1), None, "the queue is full of entries that were not given back");
+    assert_eq!(host.poll_silently(1), None, "the queue is full of unreleased entries");
     host.ring_cq(1, 2);
     assert_eq!(host.poll_silently(1).map(|c| c.cid()), Some(4));
     assert_eq!(host.poll_silently(1).map(|c| c.cid()), Some(5));

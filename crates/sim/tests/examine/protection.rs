@@ -1,4 +1,4 @@
-//! Protection information: made, stripped and checked.
+//! Protection information: inserted, stripped and checked.
 
 use onehop_proto::nvm::{self, Range, dsm, flag};
 use onehop_proto::{Sqe, Status};
@@ -56,7 +56,7 @@ impl Bench {
         self.host.run(1, sqe).status()
     }
 
-    /// Without a check the reference tag may be anything, with one it fits the type.
+    /// Without a check the reference tag is arbitrary; with one it matches the type.
     fn checks(&self) -> u32 {
         if self.kind == 3 { flag::CHECK_GUARD | flag::CHECK_APPTAG } else { ALL }
     }
@@ -65,7 +65,7 @@ impl Bench {
         LBA as u32 + if self.kind == 3 { 0 } else { block }
     }
 
-    /// Puts two blocks and their metadata where the host has them.
+    /// Writes two blocks and their metadata to the host's buffers.
     fn put(&self, blocks: [&[u8]; 2], meta: [&[u8]; 2]) {
         for i in 0..2 {
             if self.ext {
@@ -77,7 +77,7 @@ impl Bench {
         }
     }
 
-    /// The metadata that the host has of a block.
+    /// The metadata of a block in the host's buffers.
     fn meta_of(&self, i: usize) -> Vec<u8> {
         let (mem, at) = if self.ext {
             (&self.data.mem, i * (512 + self.ms) + 512)
@@ -106,7 +106,7 @@ fn it_is_made_and_stripped() {
     every(|mut bench| {
         let (one, two, others) = (pattern(1, 512), pattern(2, 512), pattern(3, bench.ms - 8));
         let raw = [&others[..], &[0x77; 8]].concat();
-        // Metadata of eight bytes is nothing else, and stays with the controller.
+        // Metadata of eight bytes is only protection information, and stays with the controller.
         let hidden = bench.ms == 8;
         if hidden {
             bench.data.mem.write(0, &[&one[..], &two].concat()).unwrap();
@@ -159,7 +159,7 @@ fn each_field_is_checked_when_asked() {
             let refused = bench.write(flags);
             assert!(refused.is(want) && refused.dnr(), "{refused:?}");
             assert!(bench.read(bench.checks()).is_ok(), "nothing was written");
-            // ... and without checks they are written as they come, which a reader that checks finds.
+            // ... and without checks they are written unchanged, which a checking reader finds.
             bench.put([&data, &data], [&first, &meta]);
             assert!(bench.write(0).is_ok() && bench.read(0).is_ok());
             for sqe in [nvm::read(1, LBA, 2), nvm::verify(1, LBA, 2), nvm::compare(1, LBA, 2)] {
@@ -195,7 +195,7 @@ fn reference_tags_fit_the_type() {
         let mut bench = Bench::new(kind, 8, false);
         let sqe = bench.two(nvm::read(1, LBA, 2), flag::CHECK_REFTAG);
         let end = bench.host.run(1, nvm::with_tags(sqe, reftag, 0, 0)).status();
-        // What was never written is exempt from checks, whatever the tags.
+        // Unwritten blocks are exempt from checks, whatever the tags.
         assert!(if ok { end.is_ok() } else { end.is(Status::INVALID_PROTECTION_INFO) }, "{kind}: {end:?}");
         bench.host.clean();
     }
@@ -215,33 +215,33 @@ fn compare_and_verify_take_no_pract() {
 }
 
 #[test]
-fn a_medium_that_lost_bytes_is_found_out() {
+fn a_medium_that_lost_bytes_is_detected() {
     let mut bench = Bench::new(1, 8, true);
     bench.data.mem.write(0, &pattern(7, 1024)).unwrap();
     assert!(bench.write(flag::PRACT).is_ok());
     bench.host.sim.write_media(1, (LBA + 1) * 512 + 100, b"rot").unwrap();
     let end = bench.read(flag::PRACT | ALL);
     assert!(end.is(Status::GUARD_CHECK), "{end:?}");
-    assert!(bench.read(flag::PRACT).is_ok(), "nobody asked for a check");
+    assert!(bench.read(flag::PRACT).is_ok(), "no check was requested");
     bench.host.clean();
 }
 
 #[test]
-fn what_was_never_written_is_exempt() {
+fn unwritten_blocks_are_exempt() {
     every(|mut bench| {
         let checks = bench.checks();
         assert!(bench.read(checks).is_ok());
         assert_eq!(bench.meta_of(1)[bench.ms - 8..], [0xff; 8]);
         bench.put([&[1; 512], &[1; 512]], [&vec![0; bench.ms], &vec![0; bench.ms]]);
         assert!(bench.write(0).is_ok() && !bench.read(checks).is_ok());
-        // Deallocated blocks, and zeroes for which no protection information is made.
+        // Deallocated blocks, and zeroes without protection information.
         let range = Range { context: 0, blocks: 2, lba: LBA };
         bench.data.mem.write(0, &range.encode()).unwrap();
         let deallocate = nvm::dataset_management(1, 0, dsm::DEALLOCATE).with_prps(bench.data.addr(), 0);
         assert!(bench.host.run(1, deallocate).status().is_ok());
         assert!(bench.read(checks).is_ok());
         assert_eq!(bench.meta_of(0)[bench.ms - 8..], [0xff; 8]);
-        // Zeroes for which it is made.
+        // Zeroes with protection information.
         let zeroes = bench.two(nvm::write_zeroes(1, LBA, 2), flag::PRACT).with_prps(0, 0).with_mptr(0);
         assert!(bench.host.run(1, zeroes).status().is_ok());
         assert!(bench.read(checks).is_ok());

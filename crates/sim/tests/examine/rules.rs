@@ -1,4 +1,4 @@
-//! Every rule that a driver can break on its queues and in its commands, and the reaction.
+//! Every rule that a driver can violate on its queues and in its commands, and the reaction.
 
 use onehop_proto::log::AsyncEvent;
 use onehop_proto::{Sqe, Status, admin, nvm};
@@ -59,7 +59,7 @@ fn tails_that_pass_the_head() {
         host.submit(1, nvm::flush(1));
     }
     host.clean();
-    // Nothing was completed, so the host knows of no free entry, whatever was fetched.
+    // Nothing was completed, so no entry is known to be free, even if it was fetched.
     host.submit(1, nvm::flush(1));
     host.broke_only(Rule::SqOverrun);
 }
@@ -119,7 +119,7 @@ fn the_identifier_that_is_reserved() {
     host.broke_only(Rule::CidReserved);
 }
 
-/// Runs a command that has to fail with a status and break a rule.
+/// Runs a command that must fail with a status and violate a rule.
 fn refused(sqe: Sqe, status: Status, rule: Rule) {
     let mut host = host();
     let cqe = host.run(1, sqe);
@@ -173,7 +173,7 @@ fn data_pointers_that_are_wrong() {
     buf.mem.write(32776, &(at + 8192 + 512).to_le_bytes()).unwrap();
     tried(&mut host, read(24).with_prps(at, at + 32768), Status::INVALID_PRP_OFFSET);
     assert_eq!(host.rules()[2..], [Rule::PrpList]);
-    // A page that starts in the middle is fine, and so is a list that does.
+    // A page that starts in the middle is valid, and so is such a list.
     buf.mem.write(32776, &(at + 8192).to_le_bytes()).unwrap();
     tried(&mut host, read(24).with_prps(at, at + 32768), Status::SUCCESS);
     buf.mem.write(32784, &(at + 12288).to_le_bytes()).unwrap();

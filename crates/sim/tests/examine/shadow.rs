@@ -22,7 +22,7 @@ impl Shadow {
         shadow
     }
 
-    /// Sets a shadow doorbell; says whether the controller wants to be rung for it.
+    /// Sets a shadow doorbell; returns whether the controller wants to be rung for it.
     fn set(&self, index: usize, value: u32) -> bool {
         let word = self.doorbells.mem.word(index * self.stride).unwrap();
         let old = word.swap(value, Release);

@@ -1,4 +1,4 @@
-//! A stranger at the door: whatever is written anywhere, the simulator neither panics nor hangs.
+//! Random accesses: no matter what is written, the simulator neither panics nor hangs.
 
 use onehop_proto::Sqe;
 use onehop_proto::regs::{Cc, offset};
@@ -6,7 +6,7 @@ use onehop_sim::{Config, Fault, Sim};
 
 use crate::host::{Dice, Host};
 
-/// A value that is often an interesting one.
+/// A random value, often a significant one.
 fn value(dice: &mut Dice, known: &[u64]) -> u64 {
     match dice.roll(6) {
         0 => dice.roll(u64::MAX),

@@ -18,7 +18,7 @@ fn churn(spec: &str, commands: u32) -> f64 {
         let first = dice.roll(BLOCKS);
         let mut reads = Vec::new();
         for (i, buf) in bufs.iter().enumerate() {
-            // Blocks of one batch are all different: their order is nobody's promise.
+            // Blocks of one batch are distinct, because their order is undefined.
             let block = (first + i as u64 * 97) % BLOCKS;
             let sqe = if dice.roll(2) == 0 {
                 let data = &patterns[dice.roll(64) as usize];

@@ -17,7 +17,7 @@ use crate::wire::{self, MAX_DATA, MAX_FDS, MessageHeader, command};
 /// The region of the configuration space.
 pub(super) const CONFIG: u32 = 7;
 
-/// How long a reply may still take once somebody asked for an end: a server that works needs less.
+/// How long a reply may still take after a request to stop: a working server needs less.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A server's reply.

@@ -46,10 +46,10 @@ impl Served {
     pub fn serve(sim: Sim, function: Function) -> (Self, UnixStream) {
         let (mine, yours) = UnixStream::pair().unwrap();
         let (stop, refused) = (Arc::new(AtomicBool::new(false)), Arc::<Mutex<Vec<String>>>::default());
-        let (stopped, told) = (stop.clone(), refused.clone());
+        let (stopped, refusals) = (stop.clone(), refused.clone());
         let thread = std::thread::spawn(move || {
             serve(yours, &function, &|| stopped.load(Ordering::Relaxed), &|event| {
-                told.lock().unwrap().push(event.to_string());
+                refusals.lock().unwrap().push(event.to_string());
             })
         });
         (Self { sim, refused, stop, thread: Some(thread) }, mine)
@@ -282,7 +282,7 @@ impl Mapper for Memory {
 
     fn map(&self, memory: &dyn DmaMemory) -> onehop_os::Result<Mapped> {
         let no = |why: &str| Error::CannotMap { mapper: "vfio-user".into(), why: why.into() };
-        let host = memory.host().ok_or_else(|| no("it is no host memory"))?;
+        let host = memory.host().ok_or_else(|| no("it is not host memory"))?;
         let start = host.host_ptr() as u64;
         let given = self.0.given.lock().unwrap();
         let found = given.iter().find(|(base, bytes, _)| (*base..base + bytes).contains(&start));
