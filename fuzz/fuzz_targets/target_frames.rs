@@ -63,7 +63,9 @@ fn look(request: &Request) {
                 drop(folder.forget(found.node, 1));
             }
         }
-        Request::Forget { node, times } => drop(folder.forget(*node, *times)),
+        Request::Release { nodes, .. } => {
+            nodes.iter().for_each(|(node, times)| drop(folder.forget(*node, *times)));
+        }
         Request::Attr { node } => drop(folder.attr(*node)),
         Request::ReadLink { node } => drop(folder.read_link(*node)),
         Request::List { node, from, by } => {

@@ -16,9 +16,9 @@ use onehop_target::shares::Shares;
 use onehop_target::transport::Shareable;
 use onehop_target::tree::{Folder, FolderRules, Tree};
 use onehop_usrbio::gpu::{AnyGpu, GpuChoice, Gpus};
-use onehop_usrbio::mount::{FS_TYPE, OUR_SEMAPHORES};
+use onehop_usrbio::mount::FS_TYPE;
 use onehop_usrbio::{Id, SHM};
-use rustix::fs::{CWD, FileType, FlockOperation, OFlags, Stat, flock, fstat, openat};
+use rustix::fs::{CWD, OFlags, fstat, openat};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
@@ -28,6 +28,7 @@ use crate::fs::{FuseHandler, Mounted};
 use crate::io::Rest;
 use crate::io::gpu::GpuLanes;
 use crate::io::pool::{SlowCall, ThreadPool, Zeroes};
+use crate::leftovers::remove_leftovers;
 use crate::lock;
 use crate::locks::Locks;
 use crate::memory::write_memory;
@@ -126,11 +127,15 @@ pub(crate) struct DaemonShared {
     pub table: LinkTable,
     pub opens: Opens,
     pub workers: Workers,
-    pub pool: ThreadPool<Rest>,
+    /// Transfers of rings to and from host memory that have to wait.
+    pub ring_reads: ThreadPool<Rest>,
+    pub ring_writes: ThreadPool<Rest>,
     /// Transfers of rings that are under way, by user.
     pub jobs: Shares,
-    /// Calls of the kernel that nothing else is to wait for: those that move bytes or change names, those that wait until something
-    /// is on the disk, and those that have the kernel write back or forget what it keeps, which wait for the former.
+    /// Calls of the kernel that nothing else is to wait for: those that look for something, those that move bytes or change names,
+    /// those that wait until something is on the disk, and those that have the kernel write back or forget what it keeps, which wait
+    /// for the former.
+    pub looks: ThreadPool<SlowCall>,
     pub calls: ThreadPool<SlowCall>,
     pub slow: ThreadPool<SlowCall>,
     pub caches: ThreadPool<SlowCall>,
@@ -171,8 +176,10 @@ impl DaemonShared {
             table: LinkTable::new(most_programs, &persons),
             opens: Opens::new(most_open, &persons),
             workers: Workers::default(),
-            pool: ThreadPool::new(&starter),
+            ring_reads: ThreadPool::new(&starter),
+            ring_writes: ThreadPool::new(&starter),
             jobs: persons.shares(MOST_JOBS),
+            looks: ThreadPool::new(&starter),
             calls: ThreadPool::new(&starter),
             waits: Waits::new(&starter, slow.clone()),
             slow,
@@ -222,7 +229,7 @@ impl DaemonShared {
             MountSource::Folder(_) => self.options.threads,
             MountSource::Target(_) => LANES_OF_TARGET,
         };
-        let engine = Arc::new(GpuLanes::new(&self.starter, device, threads)?);
+        let engine = GpuLanes::new(&self.starter, device, threads)?;
         engines.insert(uuid, engine.clone());
         Ok(engine)
     }
@@ -308,12 +315,14 @@ impl DaemonShared {
     pub fn end(&self) {
         self.over.store(true, Ordering::Release);
         self.workers.end();
-        self.pool.end();
+        self.ring_reads.end();
+        self.ring_writes.end();
         // Each may add to those that end after it; the calls may wait for the caches.
         self.waits.end();
         self.caches.end();
         self.slow.end();
         self.calls.end();
+        self.looks.end();
         for engine in std::mem::take(&mut *lock(&self.engines)).into_values() {
             engine.end();
         }
@@ -505,33 +514,6 @@ fn folder(path: &Path) -> Result<OwnedFd> {
     })
 }
 
-/// Whether it is a plain file whose lock nobody holds. Anybody may have put anything there: a pipe would be waited at.
-fn is_free(path: &Path) -> bool {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let Ok(file) = openat(CWD, path, flags, rustix::fs::Mode::empty()) else { return false };
-    let is_plain = |stat: Stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-    fstat(&file).is_ok_and(is_plain) && flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
-}
-
-/// Semaphores and sockets of daemons that were killed: nobody holds their lock any more.
-fn remove_leftovers() {
-    let Ok(entries) = std::fs::read_dir(SHM) else { return };
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        if name.starts_with(OUR_SEMAPHORES) {
-            if is_free(&entry.path()) {
-                let _ = std::fs::remove_file(entry.path());
-            }
-        } else if name.starts_with("onehop-")
-            && name.ends_with(".sock")
-            && !crate::socket::is_served(&entry.path())
-        {
-            let _ = std::fs::remove_file(entry.path());
-        }
-    }
-}
-
 /// A mount within what it shows, or over it, would ask itself for its files.
 fn check_apart(point: &Path, root: &Path) -> Result<()> {
     let real = |path: &Path| path.canonicalize().map_err(|e| Error::file("realpath of", path, e));
@@ -564,37 +546,5 @@ mod tests {
         let output = again.output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && said.contains("1 passed"), "{said}");
-    }
-
-    #[test]
-    fn what_others_put_beside_leftovers_is_not_waited_for() {
-        let path =
-            |of: &str| Path::new(SHM).join(format!("{OUR_SEMAPHORES}test-{of}-{}", Id::random().unwrap()));
-        let [pipe, link, left, held] = ["pipe", "link", "left", "held"].map(path);
-        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
-        rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, mode, 0).unwrap();
-        std::os::unix::fs::symlink("/etc/passwd", &link).unwrap();
-        std::fs::write(&left, "").unwrap();
-        // Other tests begin daemons, which look for leftovers too.
-        let early = Path::new(SHM).join(format!("onehop-test-{}", Id::random().unwrap()));
-        let lock = std::fs::File::create(&early).unwrap();
-        flock(&lock, FlockOperation::NonBlockingLockExclusive).unwrap();
-        std::fs::rename(early, &held).unwrap();
-        let (say, said) = std::sync::mpsc::channel();
-        std::thread::spawn(move || {
-            remove_leftovers();
-            say.send(())
-        });
-        let ended = said.recv_timeout(Duration::from_secs(20));
-        let start = std::time::Instant::now();
-        // One of those may have its lock for a moment, and removes it then.
-        while ended.is_ok() && left.exists() && start.elapsed() < Duration::from_secs(20) {
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        let there = [&pipe, &link, &left, &held].map(|path| path.symlink_metadata().is_ok());
-        for path in [pipe, link, left, held] {
-            let _ = std::fs::remove_file(path);
-        }
-        assert_eq!((ended, there), (Ok(()), [true, true, false, true]));
     }
 }

@@ -25,6 +25,7 @@ mod daemon;
 mod error;
 mod fs;
 mod io;
+mod leftovers;
 mod locks;
 mod memory;
 mod opens;

@@ -33,32 +33,42 @@ impl FileBuffer {
 /// A session, and a user of its mount.
 pub(crate) type SessionUser = (u32, u32);
 
+/// Which way data goes. A user's writes may wait for a disk; their reads have buffers of their own.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum DataFlow {
+    Read,
+    Write,
+}
+
 /// All of them, made as they are needed and kept: adapters may know them.
 pub(crate) struct Buffers {
     free: Mutex<Vec<FileBuffer>>,
     there: Condvar,
     /// No user has more than they leave to others: what waits for a disk keeps its buffer.
-    shares: Shares<SessionUser>,
+    shares: Shares<(SessionUser, DataFlow)>,
 }
 
 /// One that is in use.
 pub(crate) struct PooledBuffer {
     buffer: Option<FileBuffer>,
-    user: SessionUser,
+    user: (SessionUser, DataFlow),
     home: Arc<Buffers>,
 }
 
 impl Buffers {
+    /// So many, and half as many for users who come when others have these: one for each.
     pub fn new(most: usize) -> Arc<Self> {
-        Arc::new(Self {
-            free: Mutex::default(),
-            there: Condvar::new(),
-            shares: Shares::new(most.max(1) as u64),
-        })
+        let most = most.max(1) as u64;
+        let shares = Shares::new(most).with_reserve(most / 2, 1);
+        Arc::new(Self { free: Mutex::default(), there: Condvar::new(), shares })
     }
 
-    /// Takes one for a user, waiting for it if need be; none where that takes too long.
-    pub fn take(self: &Arc<Self>, user: SessionUser, limit: Duration) -> Result<Option<PooledBuffer>> {
+    /// Takes one for a user's data that goes one way, waiting for it if need be; none where that takes too long.
+    pub fn take(
+        self: &Arc<Self>,
+        user: (SessionUser, DataFlow),
+        limit: Duration,
+    ) -> Result<Option<PooledBuffer>> {
         let until = Instant::now() + limit;
         let mut free = lock(&self.free);
         loop {
@@ -114,17 +124,26 @@ mod tests {
     #[test]
     fn a_user_leaves_as_many_to_others() {
         let buffers = Buffers::new(8);
-        let take = |user| buffers.take(user, Duration::ZERO).unwrap();
+        let take = |user| buffers.take((user, DataFlow::Write), Duration::ZERO).unwrap();
         let held: Vec<_> = std::iter::from_fn(|| take((1, 0))).collect();
         let of_another: Vec<_> = std::iter::from_fn(|| take((1, 7))).collect();
         let elsewhere = take((2, 0));
         assert_eq!((held.len(), of_another.len(), elsewhere.is_some()), (4, 2, true));
+        // Reads go on while all that a user writes has its buffers; of the reserve, each has one.
+        let reads = [(1, 0), (1, 7), (2, 0), (3, 0), (4, 0)]
+            .map(|user| buffers.take((user, DataFlow::Read), Duration::ZERO).unwrap().is_some());
+        assert_eq!(reads, [true; 5]);
         // One who waits gets the first that comes back, though others wait in front.
+        let late = [take((5, 0)), take((6, 0)), take((7, 0)), take((8, 0)), take((9, 0))];
+        assert!(late.iter().all(Option::is_some) && take((10, 0)).is_none());
+        let wait =
+            |user, seconds| buffers.take((user, DataFlow::Write), Duration::from_secs(seconds)).unwrap();
         std::thread::scope(|scope| {
-            let others =
-                [(); 3].map(|()| scope.spawn(|| buffers.take((1, 7), Duration::from_secs(1)).unwrap()));
+            let others = [(); 3].map(|()| scope.spawn(|| wait((1, 7), 1)));
             std::thread::sleep(Duration::from_millis(100));
-            let one = scope.spawn(|| buffers.take((3, 0), Duration::from_secs(60)).unwrap());
+            let one = scope.spawn(|| wait((10, 0), 60));
+            std::thread::sleep(Duration::from_millis(100));
+            drop(late);
             assert!(one.join().unwrap().is_some());
             for other in others {
                 drop(other.join().unwrap());
@@ -132,6 +151,6 @@ mod tests {
         });
         drop((held, of_another, elsewhere));
         assert_eq!(buffers.shares.taken(), 0);
-        assert!(lock(&buffers.free).len() <= 8);
+        assert!(lock(&buffers.free).len() <= 12);
     }
 }

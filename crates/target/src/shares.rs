@@ -13,6 +13,8 @@ pub type Payer<K> = Arc<dyn Fn(K) -> K + Send + Sync>;
 pub struct Shares<K = u32> {
     most: u64,
     of_each: u64,
+    /// So much more for users who have less than that.
+    reserve: (u64, u64),
     /// Users who may have all that is left.
     privileged: Vec<K>,
     /// None where each user pays for themselves.
@@ -39,13 +41,20 @@ impl<K: Eq + Hash + Copy> Shares<K> {
     #[must_use]
     pub fn new(most: u64) -> Self {
         let taken = ShareCounts { of: HashMap::new(), all: 0 };
-        Self { most, of_each: u64::MAX, privileged: Vec::new(), payer: None, taken: Mutex::new(taken) }
+        let (of_each, reserve, taken) = (u64::MAX, (0, 0), Mutex::new(taken));
+        Self { most, of_each, reserve, privileged: Vec::new(), payer: None, taken }
     }
 
     /// The same, of which each user may have `most` at most.
     #[must_use]
     pub fn with_limit(self, most: u64) -> Self {
         Self { of_each: most, ..self }
+    }
+
+    /// The same, and `more` for users who come when others have the supply: each may have so much in any case.
+    #[must_use]
+    pub fn with_reserve(self, more: u64, each: u64) -> Self {
+        Self { reserve: (more, each), ..self }
     }
 
     /// The same, of which these users may have all that is left.
@@ -74,7 +83,9 @@ impl<K: Eq + Hash + Copy> Shares<K> {
         let left = self.most.saturating_sub(taken.all);
         let fair =
             if self.privileged.contains(&user) { left } else { left.saturating_sub(theirs).div_ceil(2) };
-        fair.min(self.of_each.saturating_sub(theirs))
+        let (more, each) = self.reserve;
+        let all_left = self.most.saturating_add(more).saturating_sub(taken.all);
+        fair.max(each.saturating_sub(theirs).min(all_left)).min(self.of_each.saturating_sub(theirs))
     }
 
     /// Takes so much for a user, all of it or nothing; whether there was room.
@@ -136,6 +147,17 @@ mod tests {
         shares.put_back(5, 1 << 16);
         shares.put_back(5, 1);
         assert!(shares.take(5, 1 << 15));
+    }
+
+    #[test]
+    fn who_comes_late_has_something_of_the_reserve() {
+        let shares = Shares::new(64).with_reserve(10, 4);
+        let all = |user| std::iter::from_fn(|| shares.take(user, 1).then_some(())).count();
+        assert_eq!([1, 2, 3, 4, 5, 6, 7].map(all), [32, 16, 8, 4, 4, 4, 4]);
+        // Two of the last are none.
+        assert_eq!([8, 9].map(all), [2, 0]);
+        shares.put_back(1, 32);
+        assert_eq!((all(9), shares.room(2)), (11, 0));
     }
 
     #[test]

@@ -47,6 +47,12 @@ impl<T: Divisible, K: Eq + Hash + Copy> Worker<'_, T, K> {
         self.finish();
         self.queue.wait(limit, None, Some(&mut self.works_for))
     }
+
+    /// Waits for work until somebody has called [`Queue::wake`], since [`Queue::wakes`] gave this number.
+    pub fn next_since(&mut self, wakes: u64, limit: Duration) -> Next<T::Part> {
+        self.finish();
+        self.queue.wait(limit, Some(wakes), Some(&mut self.works_for))
+    }
 }
 
 impl<T, K: Eq + Hash + Copy> Drop for Worker<'_, T, K> {
@@ -84,8 +90,14 @@ impl<T, K: Eq + Hash + Copy> Queue<T, K> {
     /// A queue for so many [`Worker`]s, which users share.
     #[must_use]
     pub fn with_threads(most: u64) -> Self {
+        Self::with_shares(Shares::new(most))
+    }
+
+    /// The same, for those of a supply.
+    #[must_use]
+    pub fn with_shares(threads: Shares<K>) -> Self {
         let state = QueueState { users: VecDeque::new(), over: false, idle: 0, wakes: 0 };
-        Self { state: Mutex::new(state), there: Condvar::new(), threads: Shares::new(most) }
+        Self { state: Mutex::new(state), there: Condvar::new(), threads }
     }
 
     /// One of them.
@@ -125,11 +137,6 @@ impl<T: Divisible, K: Eq + Hash + Copy> Queue<T, K> {
     /// Waits for work, which does not count for its user. [`Self::wake`] does not end the wait.
     pub fn next(&self, limit: Duration) -> Next<T::Part> {
         self.wait(limit, None, None)
-    }
-
-    /// Waits for work until somebody has called [`Self::wake`], since [`Self::wakes`] gave this number.
-    pub fn next_since(&self, wakes: u64, limit: Duration) -> Next<T::Part> {
-        self.wait(limit, Some(wakes), None)
     }
 
     fn wait(
@@ -178,7 +185,7 @@ impl<T: Divisible, K: Eq + Hash + Copy> Queue<T, K> {
         }
     }
 
-    /// Ends the waits of [`Self::next_since`].
+    /// Ends the waits of [`Worker::next_since`].
     pub fn wake(&self) {
         lock(&self.state).wakes += 1;
         self.there.notify_all();
@@ -281,10 +288,10 @@ mod tests {
         // Before the wait has begun, and while it lasts.
         let before = queue.wakes();
         queue.wake();
-        assert!(matches!(queue.next_since(before, long), Next::Nothing));
+        assert!(matches!(queue.worker().next_since(before, long), Next::Nothing));
         let now = queue.wakes();
         std::thread::scope(|scope| {
-            let waits = scope.spawn(|| matches!(queue.next_since(now, long), Next::Nothing));
+            let waits = scope.spawn(|| matches!(queue.worker().next_since(now, long), Next::Nothing));
             std::thread::sleep(Duration::from_millis(50));
             queue.wake();
             assert!(waits.join().unwrap());
@@ -292,7 +299,7 @@ mod tests {
         assert!(start.elapsed() < long / 2);
         // Work comes first.
         queue.add(1, Parts(7, 1));
-        assert!(matches!(queue.next_since(before, long), Next::Work(7, _)));
+        assert!(matches!(queue.worker().next_since(before, long), Next::Work(7, _)));
         assert!(matches!(queue.next(Duration::ZERO), Next::Nothing));
     }
 

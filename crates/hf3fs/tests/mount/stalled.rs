@@ -1,7 +1,7 @@
 //! Calls that wait for something which does not come keep no lookup waiting: here for a file system that is frozen.
 
 use std::fs::{File, Permissions};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -19,7 +19,13 @@ use crate::bed::{Bed, part, part_of, skipped, wait};
 use crate::target::{connect, key, serve};
 
 /// How long lookups may take on a machine that has much else to do.
-const SOON: Duration = Duration::from_secs(20);
+pub const SOON: Duration = Duration::from_secs(20);
+
+/// Files that a mount of a target may have open, in these tests.
+const FILES: usize = 256;
+
+/// Hundreds of lookups: more than a target lets be numbered beyond one that it has not answered.
+const HUNDREDS: usize = 42;
 
 /// Run by the tests below: calls of all kinds, from many threads, all of which wait.
 #[test]
@@ -68,6 +74,21 @@ fn caller() {
     });
 }
 
+/// Run by the tests below: an ordinary user opens a file more often than a mount may have files open, and closes it each time.
+#[test]
+fn opener() {
+    let Some(dir) = part_of() else { return };
+    become_user(ATTACKER, &[]);
+    let (path, start) = (dir.join("mnt/read"), Instant::now());
+    for _ in 0..2 * FILES {
+        while let Err(error) = File::open(&path) {
+            let is_full = error.raw_os_error() == Some(Errno::MFILE.raw_os_error());
+            assert!(is_full && start.elapsed() < SOON, "{error}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
 /// What each of many writes brings: as much as the kernel hands over at once.
 const LONG_WRITE: usize = 1 << 20;
 
@@ -78,11 +99,12 @@ fn writer() {
     let of = |name: &str| std::env::var(name).unwrap();
     let (mount, count) = (of("ONEHOP_TEST_MOUNT"), of("ONEHOP_TEST_WRITES").parse().unwrap());
     become_user(ATTACKER, &[]);
+    let all_sync = std::env::var_os("ONEHOP_TEST_ALL_SYNC").is_some();
     let files: Vec<_> = (0..count)
         .map(|number| {
             let mut options = File::options();
             options.write(true).create(true).truncate(false);
-            if number % 2 == 0 {
+            if all_sync || number % 2 == 0 {
                 options.custom_flags(rustix::fs::OFlags::DSYNC.bits() as i32);
             }
             options.open(dir.join(&mount).join(format!("folder/{mount} {number}"))).unwrap()
@@ -100,6 +122,11 @@ fn writer() {
         let writes: Vec<_> = files.iter().map(|file| scope.spawn(|| write(file))).collect();
         begin.wait();
         std::thread::sleep(Duration::from_secs(4));
+        if all_sync {
+            // Their own reads go on. Where they do not, this ends when the file system is thawed.
+            let read = std::fs::read(dir.join(&mount).join("own"));
+            assert_eq!(read.unwrap().len(), LONG_WRITE);
+        }
         println!("waiting");
         std::io::stdout().flush().unwrap();
         writes.into_iter().map(|write| write.join().unwrap()).collect()
@@ -111,7 +138,7 @@ fn writer() {
 }
 
 /// Reads what a program says, until it says this.
-fn until(child: &mut Child, word: &str) {
+pub fn until(child: &mut Child, word: &str) {
     let (mut said, out) = (String::new(), child.stdout.as_mut().unwrap());
     while !said.contains(word) {
         let mut bytes = [0; 256];
@@ -137,7 +164,7 @@ fn disk(dir: &Path) -> Option<Disk> {
 }
 
 /// Looks up names that do not exist.
-fn finds_nothing(path: &Path) -> bool {
+pub fn finds_nothing(path: &Path) -> bool {
     (0..100).all(|number| {
         let name = path.join(format!("nothing{number}"));
         std::fs::symlink_metadata(name).is_err_and(|error| error.kind() == ErrorKind::NotFound)
@@ -160,7 +187,9 @@ impl Freezable {
         let disk = disk(&bed.dir)?;
         std::fs::create_dir(disk.0.join("folder")).unwrap();
         std::fs::set_permissions(disk.0.join("folder"), Permissions::from_mode(0o777)).unwrap();
-        std::fs::write(disk.0.join("read"), vec![7; LONG_WRITE]).unwrap();
+        for name in ["read", "own"] {
+            std::fs::write(disk.0.join(name), vec![7; LONG_WRITE]).unwrap();
+        }
         Some(Self { disk, bed })
     }
 
@@ -230,11 +259,14 @@ impl Freezable {
         let (say, said) = channel();
         let path = self.bed.mount();
         std::thread::spawn(move || {
-            let begun = Instant::now();
-            let found = finds_nothing(&path);
-            let _ = say.send((found, begun.elapsed()));
+            let hundred = || {
+                let begun = Instant::now();
+                say.send((finds_nothing(&path), begun.elapsed()))
+            };
+            (0..HUNDREDS).try_for_each(|_| hundred())
         });
-        let looked = said.recv_timeout(SOON);
+        let looked: Vec<_> = (0..HUNDREDS).map_while(|_| said.recv_timeout(SOON).ok()).collect();
+        let opened = wait(part("stalled::opener", &self.bed).spawn().unwrap());
         let is_waiting = caller.try_wait().unwrap().is_none();
         self.freeze("--unfreeze");
         let output = wait(caller);
@@ -243,9 +275,10 @@ impl Freezable {
             return skipped("fsfreeze is missing, or cannot freeze");
         }
         assert!(output.status.success() && is_waiting);
-        let (found, took) = looked.unwrap_or_else(|_| panic!("lookups did not end within {SOON:?}"));
-        println!("100 lookups took {took:?}");
-        assert!(found);
+        assert!(opened.status.success(), "what is closed is held, and another user cannot open files");
+        assert_eq!(looked.len(), HUNDREDS, "lookups did not end within {SOON:?}");
+        println!("100 lookups took {:?}", looked.iter().map(|(_, took)| took).max());
+        assert!(looked.iter().all(|(found, _)| *found));
     }
 }
 
@@ -265,7 +298,11 @@ fn lookups_do_not_wait_behind_calls_that_do() {
 #[test]
 fn lookups_of_a_target_do_not_wait_behind_calls_that_do() {
     let Some(disk) = Freezable::start() else { return };
-    let (_target, address) = serve(&disk.bed.dir, "127.0.0.1:0");
+    let acceptor = TcpAcceptor::listen("127.0.0.1:0").unwrap();
+    let address = acceptor.local().unwrap();
+    let mut options = ServerOptions::new(&disk.bed.dir.join("root"), key());
+    options.limits.files = FILES;
+    let _target = Target::start(options, vec![Box::new(acceptor)]).unwrap();
     disk.look_beside(MountOptions::of_target(&disk.bed.mount(), connect(address)));
 }
 
@@ -278,6 +315,31 @@ fn long_writes_that_wait_keep_nothing_else_waiting() {
     let refused = disk.write_beside(&["mnt"], (1, 300));
     daemon.end().unwrap();
     assert!(refused.is_none_or(|refused| refused == 0), "{refused:?}");
+}
+
+#[test]
+fn reads_do_not_wait_behind_their_user_s_durable_writes() {
+    let Some(disk) = Freezable::start() else { return };
+    let (_target, address) = serve(&disk.bed.dir, "127.0.0.1:0");
+    let daemon = Daemon::start(MountOptions::of_target(&disk.bed.mount(), connect(address))).unwrap();
+    let mut writer = part("stalled::writer", &disk.bed);
+    writer.env("ONEHOP_TEST_MOUNT", "mnt").env("ONEHOP_TEST_WRITES", "100").env("ONEHOP_TEST_ALL_SYNC", "1");
+    let mut writer = writer.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    until(&mut writer, "ready");
+    let is_frozen = disk.freeze("--freeze");
+    drop(writer.stdin.take());
+    let lines = BufReader::new(writer.stdout.take().unwrap()).lines();
+    let (say, said) = channel();
+    std::thread::spawn(move || lines.for_each(|line| drop(say.send(line.unwrap()))));
+    let has_read = std::iter::from_fn(|| said.recv_timeout(SOON).ok()).any(|line| line.contains("waiting"));
+    let is_waiting = writer.try_wait().unwrap().is_none();
+    disk.freeze("--unfreeze");
+    let output = wait(writer);
+    daemon.end().unwrap();
+    if !is_frozen {
+        return skipped("fsfreeze is missing, or cannot freeze");
+    }
+    assert!(has_read && is_waiting && output.status.success(), "{has_read} {is_waiting} {output:?}");
 }
 
 #[test]

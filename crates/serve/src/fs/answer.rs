@@ -1,6 +1,6 @@
 //! Answers to the kernel.
 
-use fuser::{FileAttr, Generation, ReplyEmpty, ReplyEntry, ReplyXattr};
+use fuser::{FileAttr, Generation, ReplyAttr, ReplyEmpty, ReplyEntry, ReplyXattr};
 use rustix::io::Errno;
 
 use super::{BELIEVE, NEVER, is_virtual};
@@ -20,6 +20,14 @@ pub(super) fn entry(reply: ReplyEntry, found: Result<FileAttr, Errno>) {
             let time = if is_virtual(attr.ino) { NEVER } else { BELIEVE };
             reply.entry(&time, &attr, Generation(0));
         }
+        Err(error) => reply.error(errno(error)),
+    }
+}
+
+/// Answers with attributes, or with why they are not known.
+pub(super) fn attributes(reply: ReplyAttr, found: Result<FileAttr, Errno>) {
+    match found {
+        Ok(attr) => reply.attr(if is_virtual(attr.ino) { &NEVER } else { &BELIEVE }, &attr),
         Err(error) => reply.error(errno(error)),
     }
 }

@@ -31,7 +31,7 @@ use crate::daemon::DaemonShared;
 use crate::locks::Asker;
 use crate::opens::Open;
 use crate::table::Owner;
-use answer::{empty, entry, errno, io, xattr};
+use answer::{attributes, empty, entry, errno, io, xattr};
 use attr::{VIRTUAL, time_change};
 use callers::Callers;
 use folders::{FolderEntry, OpenFolders};
@@ -42,6 +42,9 @@ use threads::SpareThreads;
 /// How long the kernel may believe what it was told of a file. What rings write it is told at once.
 const BELIEVE: Duration = Duration::from_secs(1);
 const NEVER: Duration = Duration::ZERO;
+/// Not a user's number, for the attributes of the root, which are needed on the way to everything: they do not wait behind what their
+/// user waits for, and are there soon, whatever a target does.
+const NOBODY: u32 = u32::MAX;
 
 /// The mounted file system.
 pub(crate) struct Mounted {
@@ -137,7 +140,8 @@ impl Filesystem for FuseHandler {
         {
             return entry(reply, Ok(attr));
         }
-        entry(reply, self.find(&self.callers.of(request, 0), parent, name));
+        let (by, name) = (self.callers.of(request, 0), name.to_owned());
+        self.look(request.uid(), move |this| entry(reply, this.find(&by, parent, &name)));
     }
 
     fn forget(&self, _request: &Request, inode: INodeNo, times: u64) {
@@ -148,16 +152,13 @@ impl Filesystem for FuseHandler {
         }
     }
 
-    fn getattr(&self, _request: &Request, inode: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
-        let found = if is_virtual(inode) {
-            virt::attr(&self.shared, inode.0)
-        } else {
-            self.tree.attr(inode.0).map(|found| attr::attr(&found))
-        };
-        match found {
-            Ok(attr) => reply.attr(if is_virtual(inode) { &NEVER } else { &BELIEVE }, &attr),
-            Err(error) => reply.error(errno(error)),
+    fn getattr(&self, request: &Request, inode: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
+        if is_virtual(inode) {
+            return attributes(reply, virt::attr(&self.shared, inode.0));
         }
+        let attr = move |this: &Mounted| this.tree.attr(inode.0).map(|found| attr::attr(&found));
+        let uid = if inode.0 == ROOT { NOBODY } else { request.uid() };
+        self.look(uid, move |this| attributes(reply, attr(this)));
     }
 
     fn setattr(
@@ -184,10 +185,7 @@ impl Filesystem for FuseHandler {
         let call = move |this: &Mounted| {
             let (shared, tree) = (this.shared.clone(), this.tree.clone());
             let work = move || ops::change(&shared, &*tree, &by, inode, handle, change);
-            this.past_leases(asker, inode, (reply, true), work, |reply, done| match done {
-                Ok(attr) => reply.attr(&BELIEVE, &attr),
-                Err(error) => reply.error(errno(error)),
-            });
+            this.past_leases(asker, inode, (reply, true), work, attributes);
         };
         // A file that is cut short may have its blocks freed first.
         if size.is_some() { self.by_disk(request.uid(), call) } else { self.aside(request.uid(), call) }
@@ -200,10 +198,10 @@ impl Filesystem for FuseHandler {
                 Err(error) => reply.error(errno(error)),
             };
         }
-        match self.tree.read_link(inode.0) {
+        self.look(request.uid(), move |this| match this.tree.read_link(inode.0) {
             Ok(target) => reply.data(&target),
             Err(error) => reply.error(errno(error)),
-        }
+        });
     }
 
     fn mknod(
@@ -438,8 +436,8 @@ impl Filesystem for FuseHandler {
         self.by_disk(request.uid(), sync);
     }
 
-    fn statfs(&self, _request: &Request, _inode: INodeNo, reply: ReplyStatfs) {
-        match self.tree.space() {
+    fn statfs(&self, request: &Request, _inode: INodeNo, reply: ReplyStatfs) {
+        self.look(request.uid(), move |this| match this.tree.space() {
             Ok(space) => {
                 let [all, free, available] = space.blocks;
                 let [files, free_files] = space.files;
@@ -447,7 +445,7 @@ impl Filesystem for FuseHandler {
                 reply.statfs(all, free, available, files, free_files, block, space.name_max, fragment);
             }
             Err(error) => reply.error(errno(error)),
-        }
+        });
     }
 
     fn ioctl(

@@ -1,7 +1,8 @@
 //! Which thread does a call of the kernel.
 //!
-//! The threads of the session take calls in the order in which these come, and do those at once that are over quickly: lookups,
-//! attributes. No other call may keep them from that.
+//! The threads of the session take calls in the order in which these come, and do those at once that wait for nothing. Lookups and
+//! attributes are over quickly, mostly, and a target's may not be: all threads but one may do them. Half of the threads may do others.
+//! What is more than that goes to threads of its class, at which users have turns.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,11 +15,11 @@ use super::ops::Write;
 use super::{FuseHandler, Mounted};
 use crate::io::pool::SlowCall;
 
-/// Threads of the session that may do calls which take longer, as long as the other half is free: a call that is handed to another
-/// thread costs a switch, and a write a copy.
+/// Threads of the session that do calls which may take longer: a call that is handed to another thread costs a switch, and a write a
+/// copy. One thread is always left to what waits for nothing.
 pub(super) struct SpareThreads {
     busy: AtomicUsize,
-    most: usize,
+    threads: usize,
 }
 
 /// One of them.
@@ -31,21 +32,38 @@ impl Drop for Busy<'_> {
 }
 
 impl SpareThreads {
-    /// Half of so many.
+    /// Those of so many.
     pub fn new(threads: usize) -> Self {
-        Self { busy: AtomicUsize::new(0), most: threads / 2 }
+        Self { busy: AtomicUsize::new(0), threads }
     }
 
-    /// Makes this thread one of them, if it may be.
+    /// Makes this thread one of them for a call that looks for something, if all but one are not busy yet.
+    fn enter_to_look(&self) -> Option<Busy<'_>> {
+        self.enter_below(self.threads.saturating_sub(1))
+    }
+
+    /// The same for another call, which leaves half of the threads to those that look.
     fn enter(&self) -> Option<Busy<'_>> {
+        self.enter_below(self.threads / 2)
+    }
+
+    fn enter_below(&self, most: usize) -> Option<Busy<'_>> {
         // Before the comparison, so that two at once do not both have the last place.
         let busy = Busy(self);
         let before = self.busy.fetch_add(1, Ordering::AcqRel);
-        (before < self.most).then_some(busy)
+        (before < most).then_some(busy)
     }
 }
 
 impl FuseHandler {
+    /// Does a call that looks for something: here, or by threads at which users have turns.
+    pub(super) fn look(&self, uid: u32, call: impl FnOnce(&Mounted) + Send + 'static) {
+        match self.spare.enter_to_look() {
+            Some(_busy) => call(self),
+            None => self.shared.looks.add(self.person(uid), self.bound(call)),
+        }
+    }
+
     /// Does a call that moves bytes, changes names, or may wait a little: here, or by threads at which users have turns.
     pub(super) fn aside(&self, uid: u32, call: impl FnOnce(&Mounted) + Send + 'static) {
         match self.spare.enter() {
@@ -116,15 +134,69 @@ fn copied(data: &[u8]) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use onehop_target::tree::{Folder, FolderRules};
+
     use super::*;
+    use crate::daemon::{DaemonShared, MountOptions};
+
+    const LONG: Duration = Duration::from_secs(60);
 
     #[test]
     fn half_of_the_threads_are_left_to_quick_calls() {
         let spare = SpareThreads::new(4);
-        let held = [spare.enter(), spare.enter()];
-        assert!(held.iter().all(Option::is_some) && spare.enter().is_none() && spare.enter().is_none());
+        let mut held = vec![spare.enter(), spare.enter()];
+        assert!(held.iter().all(Option::is_some) && spare.enter().is_none());
+        // One is left when these are slow, too.
+        held.push(spare.enter_to_look());
+        assert!(held[2].is_some() && spare.enter_to_look().is_none() && spare.enter().is_none());
         drop(held);
         assert!(spare.enter().is_some());
-        assert!(SpareThreads::new(1).enter().is_none());
+        let alone = SpareThreads::new(1);
+        assert!(alone.enter().is_none() && alone.enter_to_look().is_none());
+    }
+
+    #[test]
+    fn lookups_that_wait_leave_threads_to_other_users_lookups() {
+        let options = MountOptions::new(Path::new("/"), Path::new("/"));
+        let shared = DaemonShared::new(options).unwrap();
+        let rules = FolderRules { for_others: false, most_open: 64 };
+        let folder = Folder::new(std::fs::File::open("/").unwrap().into(), rules).unwrap();
+        let handler = FuseHandler(Arc::new(Mounted::new(shared.clone(), Arc::new(folder))));
+        // As many threads of a session as there are, each with one of a user's many lookups; a target does not answer.
+        let gate = Arc::new(std::sync::RwLock::new(()));
+        let closed = gate.write().unwrap();
+        let (say, said) = channel();
+        std::thread::scope(|scope| {
+            let ask = |handler: &FuseHandler, uid: u32| {
+                let (gate, say) = (gate.clone(), say.clone());
+                handler.look(uid, move |_| {
+                    drop(gate.read());
+                    say.send(uid).unwrap();
+                });
+            };
+            let session: Vec<_> = (0..shared.session_threads())
+                .map(|_| {
+                    let handler = FuseHandler(handler.0.clone());
+                    scope.spawn(move || (0..50).for_each(|_| ask(&handler, 1000)))
+                })
+                .collect();
+            // One of the threads hands its lookups over and is back for the next call.
+            let start = std::time::Instant::now();
+            while !session.iter().any(std::thread::ScopedJoinHandle::is_finished) {
+                assert!(start.elapsed() < LONG, "all threads of the session wait");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let (seen, found) = channel();
+            handler.look(1001, move |_| seen.send(()).unwrap());
+            assert!(found.recv_timeout(LONG).is_ok(), "another user's lookup waits");
+            assert!(said.try_recv().is_err());
+            drop(closed);
+        });
+        assert!((0..200).all(|_| said.recv_timeout(LONG) == Ok(1000)));
+        shared.end();
     }
 }

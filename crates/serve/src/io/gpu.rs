@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use onehop_gpu::{Copier, Mark, Place, Region, Rows};
 use onehop_os::{DmaMemory, HostMem, ThreadStarter};
+use onehop_target::shares::Shares;
 use onehop_target::transport::Shareable;
 use onehop_target::tree::TransferMemory;
 use onehop_target::turns::{Next, Queue};
@@ -28,8 +29,12 @@ const SLOT: usize = PIECE as usize + 2 * PAGE as usize;
 const SLOTS: usize = 2;
 /// Buffers of which a lane keeps the stream of copies.
 const MOST_COPIERS: usize = 8;
-/// Lanes of a GPU at most: as many keep a copy engine of PCIe 5 busy on slow memory too.
+/// Lanes of a GPU for what a user reads or writes, at most: as many keep a copy engine of PCIe 5 busy on slow memory too.
 const MOST_LANES: usize = 16;
+/// Lanes that users share, who leave as many to others.
+const LANES: u64 = 2 * MOST_LANES as u64;
+/// More of them, for users who come when others have those: one each.
+const RESERVE: u64 = MOST_LANES as u64;
 /// Below this, reading past the page cache costs more than it saves.
 const LEAST_PAST: u64 = 64 << 10;
 /// Most earlier rings of a lane that abandoned copies may still read.
@@ -47,44 +52,65 @@ pub(crate) enum GpuRoute {
     DirectWritten,
 }
 
+/// A person, and whether it is what they read: their writes may wait for a disk.
+type LaneUser = (u32, bool);
+
 /// The lanes of a GPU.
 pub(crate) struct GpuLanes {
     starter: Arc<ThreadStarter>,
     pub device: Arc<AnyGpu>,
-    queue: Arc<Queue<Rest>>,
+    queue: Queue<Rest, LaneUser>,
     lanes: AtomicUsize,
     most: usize,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl GpuLanes {
-    /// With one lane, so that a GPU which will not have any memory of ours is noticed now.
-    pub fn new(starter: &Arc<ThreadStarter>, device: Arc<AnyGpu>, threads: usize) -> Result<Self> {
-        let this = Self {
+    /// With one lane, so that a GPU which will not have any memory of ours is noticed now. What a user reads or writes has as many as
+    /// there are `threads`, at most.
+    pub fn new(starter: &Arc<ThreadStarter>, device: Arc<AnyGpu>, threads: usize) -> Result<Arc<Self>> {
+        let most = threads.clamp(1, MOST_LANES);
+        let shares = Shares::new(LANES).with_reserve(RESERVE, 1).with_limit(most as u64);
+        let this = Arc::new(Self {
             starter: starter.clone(),
             device,
-            queue: Arc::default(),
+            queue: Queue::with_shares(shares),
             lanes: AtomicUsize::new(0),
-            most: threads.clamp(1, MOST_LANES),
+            most,
             threads: Mutex::default(),
-        };
+        });
         this.start()?;
         Ok(this)
     }
 
-    fn start(&self) -> Result<()> {
-        let mut lane = GpuCopyLane::new(self.device.clone())?;
-        let queue = self.queue.clone();
-        let thread = self.starter.spawn("usrbio GPU", move || lane.run(&queue));
-        lock(&self.threads).push(thread.map_err(crate::Error::Thread)?);
-        self.lanes.fetch_add(1, Ordering::AcqRel);
+    fn start(self: &Arc<Self>) -> Result<()> {
+        let most = (LANES + RESERVE) as usize;
+        let one_more = |lanes| (lanes < most).then(|| lanes + 1);
+        if self.lanes.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).is_err() {
+            return Ok(());
+        }
+        let started =
+            GpuCopyLane::new(self.device.clone()).map_err(crate::Error::from).and_then(|mut lane| {
+                let this = self.clone();
+                self.starter.spawn("usrbio GPU", move || lane.run(&this)).map_err(crate::Error::Thread)
+            });
+        let thread = started.inspect_err(|_| {
+            self.lanes.fetch_sub(1, Ordering::AcqRel);
+        })?;
+        let mut threads = lock(&self.threads);
+        threads.retain(|thread| !thread.is_finished());
+        threads.push(thread);
         Ok(())
     }
 
-    pub fn add(&self, uid: u32, work: Rest) {
-        let pieces = work.0.pieces();
-        let is_short = self.queue.add(uid, work) || pieces > self.lanes.load(Ordering::Acquire) as u64;
-        if is_short && self.lanes.load(Ordering::Acquire) < self.most {
+    /// Whether a lane that has nothing to do may end: there are others enough for one user.
+    fn ends_one(&self) -> bool {
+        let one_less = |lanes| (lanes > self.most).then(|| lanes - 1);
+        self.lanes.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_less).is_ok()
+    }
+
+    pub fn add(self: &Arc<Self>, user: LaneUser, work: Rest) {
+        if self.queue.add(user, work) {
             // There is one lane at least; without more it takes longer.
             let _ = self.start();
         }
@@ -98,8 +124,9 @@ impl GpuLanes {
     /// Does what is there, and ends.
     pub fn end(&self) {
         self.queue.end();
-        let threads = std::mem::take(&mut *lock(&self.threads));
-        for thread in threads {
+        loop {
+            // A lane may have started another.
+            let Some(thread) = lock(&self.threads).pop() else { return };
             let _ = thread.join();
         }
     }
@@ -189,19 +216,28 @@ impl GpuCopyLane {
         self.left.retain_mut(|left| !left.is_over());
     }
 
-    fn run(&mut self, queue: &Queue<Rest>) {
+    fn run(&mut self, of: &Arc<GpuLanes>) {
+        let mut worker = of.queue.worker();
         loop {
             // Read first: a buffer that goes after the look at the buffers ends the wait.
-            let wakes = queue.wakes();
+            let wakes = of.queue.wakes();
             // Copiers of a ring that is stale say when it can be freed.
             self.copiers.retain(|one| !one.buffer.is_gone() || self.pending.is_some() || self.is_stale);
             // With a copy under way nothing is waited for: it ends, and somebody wants to know.
             let limit = if self.pending.is_some() { Duration::ZERO } else { IDLE };
-            match queue.next_since(wakes, limit) {
-                Next::Work(piece, _) => self.piece(piece),
+            match worker.next_since(wakes, limit) {
+                Next::Work(piece, is_short) => {
+                    if is_short {
+                        let _ = of.start();
+                    }
+                    self.piece(piece);
+                }
                 Next::Nothing => {
                     self.settle();
                     self.free_left();
+                    if !self.is_stale && self.left.is_empty() && of.ends_one() {
+                        return;
+                    }
                 }
                 Next::Over => return self.settle(),
             }
@@ -391,9 +427,10 @@ mod tests {
     fn lane_of(rig: &Rig) -> (Arc<GpuLanes>, GpuCopyLane) {
         let mut idle = None;
         let without_lanes = |own: Arc<GpuLanes>| {
-            let (device, queue) = (own.device.clone(), Arc::default());
+            let (device, queue) = (own.device.clone(), Queue::default());
+            // None is started.
             let (starter, lanes, threads) =
-                (rig.shared.starter.clone(), AtomicUsize::new(0), Mutex::default());
+                (rig.shared.starter.clone(), AtomicUsize::new(usize::MAX), Mutex::default());
             idle.insert(Arc::new(GpuLanes { starter, device, queue, lanes, most: 0, threads })).clone()
         };
         rig.shared.table.remove(rig.gpu);

@@ -150,12 +150,16 @@ impl TransferJob {
         &self.shared
     }
 
-    /// Hands it to the threads that do it.
+    /// Hands it to the threads that do it. A user's writes may wait for a disk, and their reads do not wait behind them.
     pub fn begin(self) {
         let (uid, job) = (self.shared.persons.of(self.ring.owner.uid), Arc::new(self));
+        let shared = &job.shared;
         match &job.buffer.what {
-            LinkContent::Gpu(gpu) => gpu.engine.add(uid, Rest(job.clone())),
-            LinkContent::Host(_) | LinkContent::Ring(_) => job.shared.pool.add(uid, Rest(job.clone())),
+            LinkContent::Gpu(gpu) => gpu.engine.add((uid, job.reads()), Rest(job.clone())),
+            LinkContent::Host(_) | LinkContent::Ring(_) if job.reads() => {
+                shared.ring_reads.add(uid, Rest(job.clone()));
+            }
+            LinkContent::Host(_) | LinkContent::Ring(_) => shared.ring_writes.add(uid, Rest(job.clone())),
         }
     }
 

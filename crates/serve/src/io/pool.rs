@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use onehop_os::{HostMem, ThreadStarter};
+use onehop_target::shares::Shares;
 use onehop_target::tree::TransferMemory;
 use onehop_target::turns::{Divisible, Next, Queue};
 
@@ -16,8 +17,11 @@ use super::job::{JobChunk, Rest};
 use crate::lock;
 use crate::table::LinkContent;
 
-/// Threads at most. One person's work holds half of them: as many transfers as a drive needs at once to be busy.
-const MOST: usize = 64;
+/// Threads. One person's work holds half of them: as many transfers as a drive needs at once to be busy.
+const THREADS: u64 = 64;
+/// More of them, for users who come when others have those: so many each.
+const RESERVE: (u64, u64) = (192, 4);
+const MOST: usize = (THREADS + RESERVE.0) as usize;
 /// A thread that had nothing to do for so long ends.
 const IDLE: Duration = Duration::from_secs(10);
 
@@ -97,7 +101,8 @@ impl<T: PoolTask> PoolThreads<T> {
 
 impl<T: PoolTask> ThreadPool<T> {
     pub fn new(starter: &Arc<ThreadStarter>) -> Self {
-        let (starter, queue) = (starter.clone(), Queue::with_threads(MOST as u64));
+        let shares = Shares::new(THREADS).with_reserve(RESERVE.0, RESERVE.1);
+        let (starter, queue) = (starter.clone(), Queue::with_shares(shares));
         Self(Arc::new(PoolThreads {
             starter,
             queue,
@@ -162,5 +167,45 @@ impl Zeroes {
                 .errno()
                 .map_or_else(|| std::io::Error::other(error), std::io::Error::from_raw_os_error)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::RwLock;
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn there_are_threads_for_many_users_whose_calls_wait() {
+        const LONG: Duration = Duration::from_secs(60);
+        let pool = ThreadPool::new(&Arc::new(ThreadStarter::new().unwrap()));
+        let gate = Arc::new(RwLock::new(()));
+        let closed = gate.write().unwrap();
+        let (say, said) = channel();
+        for uid in 0..40 {
+            for _ in 0..100 {
+                let (gate, say) = (gate.clone(), say.clone());
+                pool.add(
+                    uid,
+                    SlowCall(Box::new(move || {
+                        let _ = say.send(uid);
+                        drop(gate.read());
+                    })),
+                );
+            }
+        }
+        let mut begun = std::collections::HashSet::new();
+        while begun.len() < 40 {
+            let uid = said.recv_timeout(LONG);
+            begun.insert(uid.unwrap_or_else(|_| panic!("calls of {begun:?} only have begun")));
+        }
+        let (see, seen) = channel();
+        pool.add(40, SlowCall(Box::new(move || see.send(()).unwrap())));
+        assert!(seen.recv_timeout(LONG).is_ok(), "one more user has to wait");
+        assert!(pool.0.running.load(Ordering::Acquire) <= MOST);
+        drop(closed);
+        pool.end();
     }
 }

@@ -206,7 +206,7 @@ fn what_lies_behind_the_end_is_zero_in_gpu_memory() {
     assert!(seen.iter().enumerate().all(|(i, byte)| *byte == wanted(i)));
 }
 
-/// A file whose reads wait until the gate opens, and then find what there is in memory already.
+/// A file whose reads and writes wait until the gate opens; reads then find what there is in memory already.
 #[derive(Default)]
 struct Gated {
     open: AtomicBool,
@@ -220,6 +220,12 @@ impl Gated {
             assert!(start.elapsed() < Duration::from_secs(60));
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    fn pass(&self, len: usize) -> usize {
+        self.begun.fetch_add(1, Ordering::AcqRel);
+        self.until(|gate| gate.open.load(Ordering::Acquire));
+        len
     }
 }
 
@@ -239,12 +245,10 @@ impl OpenFile for GatedFile {
         Ok(None)
     }
     fn read(&self, to: onehop_target::tree::TransferMemory<'_>, _at: u64) -> std::io::Result<usize> {
-        self.0.begun.fetch_add(1, Ordering::AcqRel);
-        self.0.until(|gate| gate.open.load(Ordering::Acquire));
-        Ok(to.len)
+        Ok(self.0.pass(to.len))
     }
-    fn write(&self, _from: onehop_target::tree::TransferMemory<'_>, _at: u64) -> std::io::Result<usize> {
-        unasked()
+    fn write(&self, from: onehop_target::tree::TransferMemory<'_>, _at: u64) -> std::io::Result<usize> {
+        Ok(self.0.pass(from.len))
     }
     fn read_bytes(&self, _to: &mut [u8], _at: u64) -> std::io::Result<usize> {
         unasked()
@@ -285,14 +289,29 @@ impl OpenFile for GatedFile {
     }
 }
 
-/// The inode number of a gated file.
+/// The inode numbers of a gated file, and of one whose gate is open.
 const GATED: u64 = INODE + 1;
+const OPEN: u64 = INODE + 2;
 
 impl Rig {
     fn gated(&self) -> Arc<Gated> {
-        let gate = Arc::<Gated>::default();
-        self.shared.opens.add(GATED, 1000, BOTH, Arc::new(GatedFile(gate.clone())));
-        gate
+        let gates = [GATED, OPEN].map(|inode| {
+            let gate = Arc::<Gated>::default();
+            self.shared.opens.add(inode, 1000, BOTH, Arc::new(GatedFile(gate.clone())));
+            gate
+        });
+        gates[1].open.store(true, Ordering::Release);
+        gates.into_iter().next().unwrap()
+    }
+
+    /// Begins many transfers of a user's that wait.
+    fn begin_gated(&self, buffer: Id, reads: bool) -> (Client, Arc<ServedRing>) {
+        let (client, ring) = Self::ring_of(1000, reads, 200);
+        let wish = Request { inode: GATED, ..request(buffer, 0, 0, 4096) };
+        for _ in 0..100 {
+            assert!(matches!(self.begin(&client, &ring, &wish), IoStart::UnderWay));
+        }
+        (client, ring)
     }
 
     /// A buffer that is one hole, and the file that it is.
@@ -349,6 +368,34 @@ fn a_long_transfer_costs_no_more_than_what_is_under_way() {
     let begun = gate.begun.load(Ordering::Acquire);
     assert!(begun <= 64, "{begun} pieces were begun");
     drop(buffer);
+}
+
+#[test]
+fn writes_that_wait_do_not_hold_up_their_user_s_reads() {
+    let rig = Rig::new();
+    let gate = rig.gated();
+    let _writes = rig.begin_gated(rig.host, false);
+    gate.until(|gate| gate.begun.load(Ordering::Acquire) >= 32);
+    let wish = Request { inode: OPEN, ..request(rig.host, 0, 0, 4096) };
+    assert_eq!(rig.one(1000, true, &wish), 4096);
+    gate.open.store(true, Ordering::Release);
+}
+
+#[test]
+fn who_holds_lanes_of_a_gpu_leaves_some_to_others() {
+    let rig = Rig::new();
+    let gate = rig.gated();
+    let wish = Request { inode: OPEN, ..request(rig.gpu, 0, 0, 4096) };
+    let begun = || gate.begun.load(Ordering::Acquire);
+    let _writes = rig.begin_gated(rig.gpu, false);
+    gate.until(|_| begun() > 0);
+    // Their own reads do not wait for their writes.
+    assert_eq!(rig.one(1000, true, &wish), 4096);
+    let of_writes = begun();
+    let _reads = rig.begin_gated(rig.gpu, true);
+    gate.until(|_| begun() > of_writes);
+    assert_eq!((rig.one(0, true, &wish), rig.one(0, false, &wish)), (4096, 4096));
+    gate.open.store(true, Ordering::Release);
 }
 
 #[test]

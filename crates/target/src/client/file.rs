@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use super::tree::{Node, TreeState, opened, restore, take_unsynced};
 use super::{SessionView, Trouble};
-use crate::buffers::PooledBuffer;
+use crate::buffers::{DataFlow, PooledBuffer};
 use crate::lock;
 use crate::transport::{Shareable, Stretch, checksum};
 use crate::tree::{OpenFile, TransferMemory, Via};
@@ -193,18 +193,19 @@ impl RemoteFile {
         }
     }
 
-    fn buffer(&self) -> io::Result<PooledBuffer> {
+    fn buffer(&self, way: DataFlow) -> io::Result<PooledBuffer> {
         let client = &self.core.client;
-        client.buffer(self.by.uid).map_err(plain)?.ok_or_else(|| Errno::TIMEDOUT.into())
+        client.buffer(self.by.uid, way).map_err(plain)?.ok_or_else(|| Errno::TIMEDOUT.into())
     }
 
     /// Carries pieces by way of a buffer of ours; ends with the first that is short.
     fn by_buffer(
         &self,
+        way: DataFlow,
         len: usize,
         carry: impl Fn(&PooledBuffer, usize, usize) -> io::Result<usize>,
     ) -> io::Result<usize> {
-        let lent = self.buffer()?;
+        let lent = self.buffer(way)?;
         let mut done = 0;
         for (start, piece) in pieces(len) {
             let count = carry(&lent, start, piece)?;
@@ -250,7 +251,7 @@ impl OpenFile for RemoteFile {
             return Ok(count);
         }
         // What others may cut short is touched by the kernel alone.
-        self.by_buffer(to.len, |lent, start, len| {
+        self.by_buffer(DataFlow::Read, to.len, |lent, start, len| {
             let count = self.read_piece(&lent.stretch(len).map_err(plain)?, at + start as u64)?;
             to.mem.read_file(to.at + start, count, lent.file().map_err(plain)?, 0).map_err(kernel)
         })
@@ -264,7 +265,7 @@ impl OpenFile for RemoteFile {
         if let Some(count) = self.write_direct(&memory, from.at..from.at + from.len, at)? {
             return Ok(count);
         }
-        self.by_buffer(from.len, |lent, start, len| {
+        self.by_buffer(DataFlow::Write, from.len, |lent, start, len| {
             let file = lent.file().map_err(plain)?;
             let len = from.mem.write_file(from.at + start, len, file, 0).map_err(kernel)?;
             self.write_piece(&lent.stretch(len).map_err(plain)?, at + start as u64)
@@ -284,7 +285,7 @@ impl OpenFile for RemoteFile {
     fn read_bytes(&self, to: &mut [u8], at: u64) -> io::Result<usize> {
         let to = Mutex::new(to);
         let len = lock(&to).len();
-        self.by_buffer(len, |lent, start, len| {
+        self.by_buffer(DataFlow::Read, len, |lent, start, len| {
             let piece = lent.stretch(len).map_err(plain)?;
             let count = self.read_piece(&piece, at + start as u64)?;
             piece.mem.read(0, &mut lock(&to)[start..start + count]).map_err(plain)?;
@@ -293,7 +294,7 @@ impl OpenFile for RemoteFile {
     }
 
     fn write_bytes(&self, from: &[u8], at: u64) -> io::Result<usize> {
-        self.by_buffer(from.len(), |lent, start, len| {
+        self.by_buffer(DataFlow::Write, from.len(), |lent, start, len| {
             let piece = lent.stretch(len).map_err(plain)?;
             piece.mem.write(0, &from[start..start + len]).map_err(plain)?;
             self.write_piece(&piece, at + start as u64)
@@ -302,7 +303,7 @@ impl OpenFile for RemoteFile {
 
     fn append_bytes(&self, from: &[u8]) -> io::Result<usize> {
         let from = &from[..from.len().min(MOST_DATA)];
-        let lent = self.buffer()?;
+        let lent = self.buffer(DataFlow::Write)?;
         let piece = lent.stretch(from.len()).map_err(plain)?;
         piece.mem.write(0, from).map_err(plain)?;
         let len = piece.len as u32;
@@ -410,6 +411,6 @@ impl OpenFile for RemoteFile {
 impl Drop for RemoteFile {
     fn drop(&mut self) {
         let (epoch, file) = *lock(&self.at);
-        self.core.client.chore(epoch, Request::Close { file });
+        self.core.client.chores.close(epoch, self.by.uid, file);
     }
 }

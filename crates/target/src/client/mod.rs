@@ -1,18 +1,23 @@
 //! A folder of another machine.
 //!
 //! ```text
-//! lane  a connection, and what is under way on it
-//! tree  the folder: numbers of files, and how they are found again when the server forgot them
-//! file  an open file
+//! lane     a connection, and what is under way on it
+//! tree     the folder: numbers of files, and how they are found again when the server forgot them
+//! root     what is known of its root, though the target may not answer
+//! file     an open file
+//! numbers  of requests, and what the target may forget of them
+//! chores   what is told to the target without anybody waiting for it
 //! ```
 //! Connections come and go; what is under way is sent again over another one. A *session* is what the server knows of us. When it is
 //! lost (the server was started anew) a new one begins, which is another *epoch* here: numbers of the old one mean nothing any more.
 
+mod chores;
 mod file;
 mod lane;
+mod numbers;
+mod root;
 mod tree;
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
@@ -22,17 +27,17 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use crate::auth::Key;
-use crate::buffers::{Buffers, PooledBuffer};
+use crate::buffers::{Buffers, DataFlow, PooledBuffer};
 use crate::shares::Payer;
 use crate::transport::{Connector, Exposed, Shareable, Stretch};
 use crate::tree::Via;
 use crate::wire::{FULL, FrameKind, Join, MountId, Reply, Request, SessionId, pack};
 use crate::{Error, Result, handshake, lock};
+use chores::Chores;
 use lane::{Ended, Lane};
+use numbers::Outstanding;
 pub use tree::RemoteTree;
 
-/// Between the oldest request that is waited for and the newest: fewer than the server allows.
-const SPAN: u64 = 2048;
 /// How often lanes are looked after.
 const TICK: Duration = Duration::from_millis(50);
 /// How long it is waited until a connection is tried again, at first and at most.
@@ -57,7 +62,8 @@ pub struct ClientOptions {
     pub stall: Duration,
     /// What was asked for is done, over however many connections, or fails.
     pub give_up: Duration,
-    /// Buffers of 4 MiB for data on its way. A user has half of them at most.
+    /// Buffers of 4 MiB for data on its way. A user has half of them at most, for either way. There are half as many more, for those
+    /// who come when others have these: one each.
     pub buffers: usize,
 }
 
@@ -138,28 +144,6 @@ impl ClientState {
     }
 }
 
-/// Requests of an epoch that are waited for.
-#[derive(Default)]
-struct Outstanding {
-    epoch: u64,
-    next: u64,
-    ids: BTreeSet<u64>,
-    /// The newest one that changes something and was given up: the server may come across it yet.
-    abandoned: Option<u64>,
-}
-
-impl Outstanding {
-    /// Below it all are answered or given up.
-    fn done(&self) -> u64 {
-        self.ids.first().copied().unwrap_or(self.next)
-    }
-
-    /// Whether the server will learn that it has to leave aside what was given up, by the next request.
-    fn is_sure(&self) -> bool {
-        self.abandoned.is_none_or(|id| id < self.done())
-    }
-}
-
 /// What can be asked of a target.
 pub(crate) struct Client {
     connector: Box<dyn Connector>,
@@ -172,8 +156,7 @@ pub(crate) struct Client {
     buffers: Arc<Buffers>,
     /// For whom a buffer counts that a user takes.
     payer: OnceLock<Payer<u32>>,
-    /// What is told without anybody waiting for it: files that are closed or forgotten, by epoch.
-    chores: Mutex<Vec<(u64, Request)>>,
+    chores: Chores,
     reconnects: AtomicU64,
     repeated: AtomicU64,
     forged: Arc<AtomicU64>,
@@ -219,7 +202,7 @@ impl Client {
             answered: Condvar::new(),
             buffers: Buffers::new(options.buffers),
             payer: OnceLock::new(),
-            chores: Mutex::default(),
+            chores: Chores::default(),
             reconnects: AtomicU64::new(0),
             repeated: AtomicU64::new(0),
             forged: Arc::default(),
@@ -245,7 +228,7 @@ impl Client {
             }
             state.session = Some(welcome.session);
             state.epoch += 1;
-            *lock(&self.outstanding) = Outstanding { epoch: state.epoch, ..Outstanding::default() };
+            *lock(&self.outstanding) = Outstanding::of(state.epoch);
         }
         state.boot = welcome.boot;
         state.read_only = welcome.read_only;
@@ -315,33 +298,17 @@ impl Client {
         drop(self.changed.wait_timeout(state, time));
     }
 
-    /// Tells what nobody waits for, until it is over.
-    fn tell_chores(&self) {
-        while !self.is_over() {
-            let chores = std::mem::take(&mut *lock(&self.chores));
-            for (epoch, request) in chores {
-                // What cannot be told went with its session.
-                let _ = self.call(epoch, &request, None, None, Instant::now() + self.options.give_up);
-            }
-            std::thread::sleep(TICK);
-        }
-    }
-
-    pub fn chore(&self, epoch: u64, request: Request) {
-        lock(&self.chores).push((epoch, request));
-    }
-
     /// Has buffers that some users take count for others; the first time it is called.
     pub fn set_payer(&self, payer: Payer<u32>) {
         let _ = self.payer.set(payer);
     }
 
-    /// A buffer for a user's data, waited for; none where that takes too long.
-    pub fn buffer(&self, uid: u32) -> Result<Option<PooledBuffer>> {
+    /// A buffer for a user's data that goes one way, waited for; none where that takes too long.
+    pub fn buffer(&self, uid: u32, way: DataFlow) -> Result<Option<PooledBuffer>> {
         let ends = lock(&self.state).ends.map(|ends| ends.saturating_duration_since(Instant::now()));
         let limit = ends.map_or(self.options.give_up, |ends| ends.min(self.options.give_up));
         let uid = self.payer.get().map_or(uid, |payer| payer(uid));
-        self.buffers.take((0, uid), limit)
+        self.buffers.take(((0, uid), way), limit)
     }
 
     /// The session that is there, waited for.
@@ -379,39 +346,6 @@ impl Client {
             state =
                 self.changed.wait_timeout(state, left.min(TICK)).unwrap_or_else(PoisonError::into_inner).0;
         }
-    }
-
-    /// A number for a request. What changes something waits until nothing that was given up can come after it.
-    fn number(&self, epoch: u64, changes: bool, until: Instant) -> std::result::Result<u64, Trouble> {
-        let mut all = lock(&self.outstanding);
-        loop {
-            if all.epoch != epoch {
-                return Err(Trouble::Gone { perhaps_done: false });
-            }
-            if all.next - all.done() < SPAN && (!changes || all.is_sure()) {
-                let id = all.next;
-                all.next += 1;
-                all.ids.insert(id);
-                return Ok(id);
-            }
-            if Instant::now() >= until {
-                return Err(Errno::TIMEDOUT.into());
-            }
-            all = self.answered.wait_timeout(all, TICK).unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-
-    /// A request is not waited for any more.
-    fn ended(&self, epoch: u64, id: u64, abandoned: bool) {
-        let mut all = lock(&self.outstanding);
-        if all.epoch == epoch {
-            all.ids.remove(&id);
-            if abandoned {
-                all.abandoned = all.abandoned.max(Some(id));
-            }
-        }
-        drop(all);
-        self.answered.notify_all();
     }
 
     /// Asks for something in a session, over as many connections as it takes. The answer's data goes to `to`.
@@ -452,8 +386,7 @@ impl Client {
                 self.repeated.fetch_add(1, Ordering::Relaxed);
             }
             sent = true;
-            // Not within the `match`, whose end is where a lock taken there would be let go of: after the answer.
-            let done = lock(&self.outstanding).done();
+            let done = self.done();
             match lane.exchange(&call, (id, done), body, data, until) {
                 Ended::Answered(reply, bytes) => return Ok((reply, bytes)),
                 Ended::Lost => {}
@@ -566,16 +499,17 @@ impl ClientThreads {
     pub fn start(client: &Arc<Client>) -> Result<Self> {
         client.connect(0)?;
         let mut this = Self { client: client.clone(), threads: Vec::new() };
-        let failed = |e| Error::io("a thread for", "the target's connections", e);
-        let keeper = client.clone();
-        let keep = move || keeper.keep();
-        this.threads
-            .push(std::thread::Builder::new().name("target lanes".into()).spawn(keep).map_err(failed)?);
-        let teller = client.clone();
-        let tell = move || teller.tell_chores();
-        this.threads
-            .push(std::thread::Builder::new().name("target chores".into()).spawn(tell).map_err(failed)?);
+        let (keeper, teller) = (client.clone(), client.clone());
+        this.add("target lanes", move || keeper.keep())?;
+        this.add("target chores", move || teller.tell_chores())?;
         Ok(this)
+    }
+
+    /// Starts a thread that ends when the client is over.
+    pub fn add(&mut self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
+        let thread = std::thread::Builder::new().name(name.into()).spawn(work);
+        self.threads.push(thread.map_err(|e| Error::io("a thread for", "the target's connections", e))?);
+        Ok(())
     }
 }
 
@@ -583,6 +517,7 @@ impl Drop for ClientThreads {
     fn drop(&mut self) {
         self.client.over.store(true, Ordering::Release);
         self.client.changed.notify_all();
+        self.client.chores.wake();
         let lanes = lock(&self.client.state).lanes.clone();
         for lane in lanes.iter().flatten() {
             // So that the target does not take it for a stall.

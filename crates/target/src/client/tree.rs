@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use super::file::RemoteFile;
+use super::root::RootAttr;
 use super::{Client, ClientOptions, ClientThreads, MountReport, SessionView, Trouble};
 use crate::auth::random;
 use crate::shares::Payer;
@@ -26,6 +27,8 @@ const DEEPEST: usize = 4096;
 pub(super) struct Node {
     number: u64,
     key: FileKey,
+    /// Who asked for it first.
+    uid: u32,
     /// Where it was seen last.
     place: Mutex<Option<(Arc<Node>, Name)>>,
     at: Mutex<RemoteNodeId>,
@@ -42,8 +45,9 @@ struct RemoteNodeId {
 }
 
 impl Node {
-    fn new(number: u64, key: FileKey) -> Self {
-        Self { number, key, place: Mutex::default(), at: Mutex::default(), unsynced: Mutex::default() }
+    fn new(number: u64, key: FileKey, uid: u32) -> Self {
+        let (place, at, unsynced) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { number, key, uid, place, at, unsynced }
     }
 
     /// Something of it was changed, and is safe only while that machine runs.
@@ -83,8 +87,7 @@ struct RemoteNodes {
 pub(super) struct TreeState {
     pub client: Arc<Client>,
     root: Arc<Node>,
-    /// What the target said of the root last.
-    root_attr: Mutex<Attr>,
+    root_attr: RootAttr,
     known: Mutex<RemoteNodes>,
 }
 
@@ -101,15 +104,19 @@ impl RemoteTree {
     /// When it is not there, does not let us in, or breaks the protocol.
     pub fn connect(connector: Box<dyn Connector>, options: ClientOptions) -> Result<Self> {
         let client = Client::new(connector, random()?, options);
-        let threads = ClientThreads::start(&client)?;
+        let mut threads = ClientThreads::start(&client)?;
         let peer = client.report().target;
         let found = client.ask(true, |view, until| {
             attr_of(client.call(view.epoch, &Request::Attr { node: ROOT }, None, None, until))
         });
         let attr = found.map_err(|e| crate::Error::io("looking at the folder of", &peer, e))?;
-        let root = Arc::new(Node::new(ROOT, attr.key));
-        let core = TreeState { client, root, root_attr: Mutex::new(attr), known: Mutex::default() };
-        Ok(Self { core: Arc::new(core), _threads: threads })
+        let root = Arc::new(Node::new(ROOT, attr.key, 0));
+        let core = TreeState { client, root, root_attr: RootAttr::new(attr), known: Mutex::default() };
+        let core = Arc::new(core);
+        let of = core.clone();
+        threads
+            .add("target root", move || of.root_attr.serve(|| of.client.is_over(), || of.ask_of_root()))?;
+        Ok(Self { core, _threads: threads })
     }
 
     /// Which mount this is: for [`Self::succeed`] of the next one.
@@ -215,6 +222,14 @@ impl TreeState {
         Ok(id)
     }
 
+    fn ask_of_root(&self) -> TreeResult<Attr> {
+        let ask = |view, until| {
+            let node = self.id_of(&self.root, view, until)?;
+            attr_of(self.call(view, &Request::Attr { node }, until))
+        };
+        self.client.ask(true, ask)
+    }
+
     fn check_root(&self, view: SessionView, until: Instant) -> std::result::Result<u64, Trouble> {
         let attr = attr_of(self.call(view, &Request::Attr { node: ROOT }, until))?;
         if !is_same(&attr.key, &self.root.key) {
@@ -241,7 +256,7 @@ impl TreeState {
             other => other,
         })?;
         if !is_same(&attr.key, &node.key) {
-            self.client.chore(view.epoch, Request::Forget { node: attr.node, times: 1 });
+            self.client.chores.forget(view.epoch, node.uid, (attr.node, 1));
             return Err(Errno::STALE.into());
         }
         told(node, view, attr.node);
@@ -253,8 +268,8 @@ impl TreeState {
         &self,
         mut attr: Attr,
         view: SessionView,
-        parent: &Arc<Node>,
-        name: &Name,
+        (parent, name): (&Arc<Node>, &Name),
+        by: &Caller,
     ) -> (Attr, Arc<Node>) {
         if attr.node == ROOT {
             return (attr, self.root.clone());
@@ -271,7 +286,7 @@ impl TreeState {
                 *free.insert(if own { id } else { FOREIGN + known.next })
             }
         };
-        let new = || (Arc::new(Node::new(number, attr.key)), 0);
+        let new = || (Arc::new(Node::new(number, attr.key, by.uid)), 0);
         let (node, count) = known.by_number.entry(number).or_insert_with(new);
         *count += 1;
         told(node, view, id);
@@ -300,7 +315,7 @@ impl TreeState {
         // Who still holds it finds it again.
         let at = std::mem::take(&mut *lock(&node.at));
         if at.told > 0 {
-            self.client.chore(at.epoch, Request::Forget { node: at.id, times: at.told });
+            self.client.chores.forget(at.epoch, node.uid, (at.id, at.told));
         }
     }
 
@@ -371,7 +386,7 @@ impl Tree for RemoteTree {
             let id = self.core.id_of(&parent, view, until)?;
             let request = Request::Lookup { parent: id, name: name.clone(), by: by.clone() };
             let attr = attr_of(self.core.call(view, &request, until))?;
-            Ok(self.core.remember(attr, view, &parent, name).0)
+            Ok(self.core.remember(attr, view, (&parent, name), by).0)
         })
     }
 
@@ -381,15 +396,12 @@ impl Tree for RemoteTree {
     }
 
     fn attr(&self, node: u64) -> TreeResult<Attr> {
+        if node != ROOT {
+            return Ok(Attr { node, ..self.about(node, true, |node| Request::Attr { node }, attr_of)? });
+        }
+        let root = &self.core.root_attr;
         // The path of the mount's status goes through the root, and the status says why the target is gone.
-        if node == ROOT && self.core.client.is_cut() {
-            return Ok(lock(&self.core.root_attr).clone());
-        }
-        let attr = Attr { node, ..self.about(node, true, |node| Request::Attr { node }, attr_of)? };
-        if node == ROOT {
-            *lock(&self.core.root_attr) = attr.clone();
-        }
-        Ok(attr)
+        if self.core.client.is_cut() { Ok(root.last()) } else { root.now() }
     }
 
     fn change(&self, number: u64, change: &AttrChange, by: &Caller) -> TreeResult<Attr> {
@@ -419,10 +431,10 @@ impl Tree for RemoteTree {
     fn make(&self, parent: u64, name: &Name, make: &Make, by: &Caller) -> TreeResult<Attr> {
         let parent = self.core.node(parent)?;
         self.in_folder(&parent, false, |id, view, until| {
-            let (make, by) = (make.clone(), by.clone());
-            let request = Request::Make { parent: id, name: name.clone(), make, by };
+            let make = make.clone();
+            let request = Request::Make { parent: id, name: name.clone(), make, by: by.clone() };
             let attr = attr_of(self.core.call(view, &request, until))?;
-            Ok(self.core.remember(attr, view, &parent, name).0)
+            Ok(self.core.remember(attr, view, (&parent, name), by).0)
         })
     }
 
@@ -438,12 +450,12 @@ impl Tree for RemoteTree {
         let parent = self.core.node(parent)?;
         self.in_folder(&parent, !exclusive, |id, view, until| {
             let (named, opener) = (name.clone(), (access, by.clone()));
-            let by = by.clone();
-            let request = Request::Create { parent: id, name: named, mode, access, exclusive, by };
+            let caller = by.clone();
+            let request = Request::Create { parent: id, name: named, mode, access, exclusive, by: caller };
             let Reply::Created { attr, file } = self.core.call(view, &request, until)?.0 else {
                 return Err(Errno::PROTO.into());
             };
-            let (attr, node) = self.core.remember(attr, view, &parent, name);
+            let (attr, node) = self.core.remember(attr, view, (&parent, name), by);
             node.changed(view);
             let open = RemoteFile::new(&self.core, &node, opener, (view.epoch, file));
             Ok((attr, Arc::new(open) as Arc<dyn OpenFile>))
@@ -479,7 +491,7 @@ impl Tree for RemoteTree {
             let node = self.core.id_of(&node, view, until)?;
             let request = Request::Link { node, parent: id, name: name.clone(), by: by.clone() };
             let attr = attr_of(self.core.call(view, &request, until))?;
-            Ok(self.core.remember(attr, view, &parent, name).0)
+            Ok(self.core.remember(attr, view, (&parent, name), by).0)
         })
     }
 

@@ -9,7 +9,7 @@ use onehop_os::HostMem;
 use super::perform::{self, PendingRequest};
 use super::session::{Admit, ClientSession};
 use super::{ServerShared, TICK};
-use crate::buffers::PooledBuffer;
+use crate::buffers::{DataFlow, PooledBuffer};
 use crate::handshake;
 use crate::transport::{Incoming, Link, Outgoing, Stretch};
 use crate::wire::{FrameKind, Head, Reply, Request, pack, unpack};
@@ -152,7 +152,8 @@ fn place(
     if request.data() != Some(head.data) {
         return Err(Error::protocol(peer, "data where none belongs"));
     }
-    let Some(lent) = shared.buffers.take(connection.session.user(&request), SHORT_WAIT)? else {
+    let user = (connection.session.user(&request), DataFlow::Write);
+    let Some(lent) = shared.buffers.take(user, SHORT_WAIT)? else {
         return Ok(None);
     };
     let stretch = lent.stretch(head.data as usize)?;

@@ -37,8 +37,11 @@ use session::ClientSession;
 
 /// How often those that wait look whether the server is to end.
 const TICK: Duration = Duration::from_millis(50);
-/// Threads of a queue that wait for disks, at most. The work of a session's user holds half of them.
-const MOST_THREADS: usize = 64;
+/// Threads of a queue that wait for disks. The work of a session's user holds half of them.
+const THREADS: u64 = 64;
+/// More of them, for users who come when others have those: so many each.
+const RESERVE: (u64, u64) = (192, 4);
+const MOST_THREADS: usize = (THREADS + RESERVE.0) as usize;
 /// One that had nothing to do for so long ends.
 const IDLE: Duration = Duration::from_secs(10);
 /// Connections that may be introducing themselves at once. Where there are more, the one that has taken longest goes: who has the key
@@ -68,7 +71,8 @@ pub struct Limits {
     pub sessions: usize,
     /// Open files of a session.
     pub files: usize,
-    /// Buffers of 4 MiB for data on its way. A user of a session has half of them at most.
+    /// Buffers of 4 MiB for data on its way. A user of a session has half of them at most, for either way. There are half as many
+    /// more, for those who come when others have these: one each.
     pub buffers: usize,
 }
 
@@ -80,7 +84,8 @@ impl Default for Limits {
             silence: Duration::from_secs(60),
             lease: Duration::from_secs(300),
             farewell: Duration::from_millis(200),
-            credits: 64,
+            // More than all threads of a mount have under way on each of its connections.
+            credits: 512,
             connections: 4096,
             sessions: 1024,
             files: 16_384,
@@ -166,7 +171,8 @@ struct WorkQueue {
 
 impl Default for WorkQueue {
     fn default() -> Self {
-        Self { queue: Queue::with_threads(MOST_THREADS as u64), threads: AtomicUsize::new(0) }
+        let shares = Shares::new(THREADS).with_reserve(RESERVE.0, RESERVE.1);
+        Self { queue: Queue::with_shares(shares), threads: AtomicUsize::new(0) }
     }
 }
 

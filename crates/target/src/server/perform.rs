@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use super::connection::{Connection, Summed};
 use super::session::SessionFile;
 use super::{Class, ServerShared};
-use crate::buffers::PooledBuffer;
+use crate::buffers::{DataFlow, PooledBuffer};
 use crate::transport::{Stretch, checksum_for, checksum_on};
 use crate::tree::{Local, OpenFile, TransferMemory, Tree, TreeResult, errno};
 use crate::turns::Divisible;
@@ -109,7 +109,7 @@ pub(crate) fn at_once(
     let session = &connection.session;
     match request {
         // Not what closes files, which takes long where it is the last of a large one without a name.
-        Request::Attr { .. } => {
+        Request::Attr { .. } | Request::Outstanding { .. } => {
             let done = perform(shared, connection, request, None);
             let reply = done.map_or_else(failed, |(reply, _)| reply);
             tell(connection, id, request, &reply, None);
@@ -168,8 +168,16 @@ fn perform(
     let folder = &session.folder;
     let reply = match request {
         Request::Lookup { parent, name, by } => Reply::Attr(folder.lookup(*parent, name, by)?),
-        Request::Forget { node, times } => {
-            drop(folder.forget(*node, *times));
+        Request::Release { files, nodes, .. } => {
+            for file in files {
+                // One that it does not have is not to be closed.
+                let _ = session.close_file(*file);
+            }
+            nodes.iter().for_each(|(node, times)| drop(folder.forget(*node, *times)));
+            Reply::Done
+        }
+        Request::Outstanding { below, ids } => {
+            session.outstanding(*below, ids)?;
             Reply::Done
         }
         Request::Attr { node } => Reply::Attr(folder.attr(*node)?),
@@ -221,10 +229,6 @@ fn perform(
             };
             Reply::Opened { file: session.add_file(opened(file?, access, by), *again)? }
         }
-        Request::Close { file } => {
-            session.close_file(*file)?;
-            Reply::Done
-        }
         Request::Succeed { mount } => {
             // Who ends itself would wait for this very request.
             if *mount == session.mount {
@@ -271,9 +275,14 @@ fn check(at: u64, len: u32, remote: Option<&Remote>) -> TreeResult<()> {
 /// How long a thread of a user's waits for a buffer. The user's writes that have the buffers may be waiting for that thread.
 const BUFFER_WAIT: Duration = Duration::from_secs(1);
 
-/// A buffer for a user's data.
-fn buffer(shared: &ServerShared, connection: &Connection, uid: u32) -> TreeResult<PooledBuffer> {
-    let user = (connection.session.number, uid);
+/// A buffer for a user's data that goes one way.
+fn buffer(
+    shared: &ServerShared,
+    connection: &Connection,
+    uid: u32,
+    way: DataFlow,
+) -> TreeResult<PooledBuffer> {
+    let user = ((connection.session.number, uid), way);
     shared.buffers.take(user, BUFFER_WAIT).map_err(|_| Errno::NOMEM)?.ok_or(FULL)
 }
 
@@ -286,7 +295,7 @@ fn read(
     check(at, len, into)?;
     let limit = shared.options.limits.stall;
     let SessionFile { file, uid, .. } = connection.session.opened(file)?;
-    let lent = buffer(shared, connection, uid)?;
+    let lent = buffer(shared, connection, uid, DataFlow::Read)?;
     let stretch = lent.stretch(len as usize).map_err(|_| Errno::NOMEM)?;
     // What goes behind the answer of an encrypted connection is authenticated there.
     let sums = into.is_some() || !connection.link.is_encrypted();
@@ -338,7 +347,7 @@ fn write(
             (lent, stretch)
         }
         (Some(remote), _) => {
-            let lent = buffer(shared, connection, uid)?;
+            let lent = buffer(shared, connection, uid, DataFlow::Write)?;
             let stretch = lent.stretch(len as usize).map_err(|_| Errno::NOMEM)?;
             connection.link.get(&stretch, remote, limit).map_err(|_| UNREACHED)?;
             (lent, stretch)

@@ -1,7 +1,7 @@
 //! What a server keeps of a client across its connections: the files that it knows and has open, and answers that may have been
 //! lost on their way.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -57,9 +57,27 @@ pub(crate) struct ClientSession {
 /// What is known of requests that are not to be done twice.
 #[derive(Default)]
 struct Answers {
-    /// Everything below has been answered, and the client knows it.
+    /// Everything below has been answered, and the client knows it, but for those that it still waits for.
     done: u64,
+    late: BTreeSet<u64>,
+    /// Below which number these are all.
+    told: u64,
     known: HashMap<u64, RequestState>,
+}
+
+impl Answers {
+    /// Whether the client does not wait for a request any more.
+    fn is_over(&self, id: u64) -> bool {
+        id < self.done && !self.late.contains(&id)
+    }
+
+    /// Takes note that everything below has been answered.
+    fn advance(&mut self, done: u64) {
+        self.done = self.done.max(done);
+        let mut known = std::mem::take(&mut self.known);
+        known.retain(|id, state| !self.is_over(*id) || matches!(state, RequestState::Running(_)));
+        self.known = known;
+    }
 }
 
 enum RequestState {
@@ -147,13 +165,12 @@ impl ClientSession {
     pub fn admit(&self, id: u64, done: u64, request: &Request, from: &Arc<Connection>) -> Admit {
         let mut answers = lock(&self.answers);
         if done > answers.done {
-            answers.done = done;
-            answers.known.retain(|id, state| *id >= done || matches!(state, RequestState::Running(_)));
+            answers.advance(done);
         }
-        if id < answers.done {
+        if answers.is_over(id) {
             return Admit::Drop;
         }
-        if id - answers.done >= SPAN {
+        if id.saturating_sub(answers.done) >= SPAN {
             return Admit::Breach("a request whose number is too far ahead");
         }
         match answers.known.get_mut(&id) {
@@ -166,7 +183,7 @@ impl ClientSession {
             None => {}
         }
         let abandoned = |(id, state): (&u64, &RequestState)| {
-            *id < answers.done && matches!(state, RequestState::Running(_))
+            answers.is_over(*id) && matches!(state, RequestState::Running(_))
         };
         if request.changes() && answers.known.iter().any(abandoned) {
             // What its client gave up may still happen: nothing that comes after it may come before it.
@@ -176,9 +193,26 @@ impl ClientSession {
         Admit::Do
     }
 
+    /// Takes note of what a client still waits for, below a number.
+    ///
+    /// # Errors
+    /// `EINVAL` when that is more than it may wait for.
+    pub fn outstanding(&self, below: u64, ids: &[u64]) -> TreeResult<()> {
+        if ids.len() as u64 > SPAN {
+            return Err(Errno::INVAL);
+        }
+        let mut answers = lock(&self.answers);
+        // What arrives behind the next of its kind says less than that.
+        if below > answers.told {
+            (answers.late, answers.told) = (ids.iter().copied().collect(), below);
+            answers.advance(below);
+        }
+        Ok(())
+    }
+
     /// Whether a client has given up what waits for its turn: it must not happen any more.
     pub fn gave_up(&self, id: u64) -> bool {
-        id < lock(&self.answers).done
+        lock(&self.answers).is_over(id)
     }
 
     /// Forgets what came by a connection that has ended, and was not begun; whether nobody has asked for it again meanwhile.
@@ -195,7 +229,7 @@ impl ClientSession {
     pub fn over(&self, id: u64, reply: &Reply) -> Option<Arc<Connection>> {
         let mut answers = lock(&self.answers);
         let Some(RequestState::Running(who)) = answers.known.remove(&id) else { return None };
-        if id >= answers.done {
+        if !answers.is_over(id) {
             answers.known.insert(id, RequestState::Over(reply.clone()));
         }
         Some(who)
@@ -204,7 +238,7 @@ impl ClientSession {
     /// Keeps an answer to what is usually done again when it is asked for again.
     pub fn keep(&self, id: u64, reply: &Reply) {
         let mut answers = lock(&self.answers);
-        if id >= answers.done {
+        if !answers.is_over(id) {
             answers.known.insert(id, RequestState::Over(reply.clone()));
         }
     }
@@ -256,9 +290,9 @@ impl ClientSession {
             | Request::Append { file, .. }
             | Request::Sync { file, .. }
             | Request::Allocate { file, .. }
-            | Request::Seek { file, .. }
-            | Request::Close { file } => self.opened(*file).map_or(0, |open| open.uid),
-            Request::Forget { .. }
+            | Request::Seek { file, .. } => self.opened(*file).map_or(0, |open| open.uid),
+            Request::Release { uid, .. } => *uid,
+            Request::Outstanding { .. }
             | Request::Attr { .. }
             | Request::ReadLink { .. }
             | Request::SyncFolder { .. }
@@ -360,6 +394,36 @@ mod tests {
         assert!(matches!(admitted(1, first), Admit::Do));
         assert!(matches!(admitted(1, second), Admit::Wait));
         assert!(!session.leave_aside(1, first));
+    }
+
+    #[test]
+    fn what_a_client_still_waits_for_is_not_forgotten_with_the_rest() {
+        let session = Arc::new(session(&Arc::new(Shares::new(8)), 0, 8));
+        let connection = Connection::new(link().0.into(), session.clone(), TEST_TIMEOUT);
+        let write = Request::Write { file: 1, at: 0, len: 1, from: None };
+        let admitted = |id, done| session.admit(id, done, &write, &connection);
+        (0..10).for_each(|id| assert!(matches!(admitted(id, 0), Admit::Do)));
+        (2..10).for_each(|id| drop(session.over(id, &Reply::Done)));
+        // The client has all answers but those to 0 and 1, which are being done, and to 2.
+        session.outstanding(SPAN + 5, &[0, 1, 2]).unwrap();
+        assert!(matches!(admitted(0, 0), Admit::Wait) && matches!(admitted(2, 0), Admit::Answer(_)));
+        assert!(matches!(admitted(3, 0), Admit::Drop) && !session.gave_up(1) && session.gave_up(3));
+        assert_eq!(lock(&session.answers).known.len(), 3);
+        assert!(matches!(admitted(2 * SPAN, SPAN), Admit::Do));
+        assert!(matches!(admitted(2 * SPAN + 5, SPAN), Admit::Breach(_)));
+        assert!(session.over(0, &Reply::Done).is_some());
+        assert!(matches!(admitted(0, 0), Admit::Answer(_)));
+        // One that was overtaken by the next of its kind says nothing.
+        session.outstanding(SPAN + 4, &[]).unwrap();
+        assert!(matches!(admitted(0, 0), Admit::Answer(_)));
+        // It has given the other up: until that is over, nothing may come after it.
+        session.outstanding(SPAN + 6, &[]).unwrap();
+        assert!(matches!(admitted(0, 0), Admit::Drop));
+        let busy = Reply::Failed { errno: Errno::BUSY.raw_os_error() };
+        assert!(matches!(admitted(2 * SPAN + 1, 0), Admit::Answer(reply) if reply == busy));
+        drop(session.over(1, &Reply::Done));
+        assert!(matches!(admitted(2 * SPAN + 1, 0), Admit::Do));
+        assert_eq!(session.outstanding(9, &vec![0; 5000]).err(), Some(Errno::INVAL));
     }
 
     #[test]

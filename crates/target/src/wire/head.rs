@@ -4,7 +4,7 @@ use super::{MOST_BODY, MOST_DATA};
 use crate::{Error, Result};
 
 /// The version of what is said.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 /// Bytes of a head.
 pub const HEAD_BYTES: usize = 48;
 const MAGIC: [u8; 4] = *b"1HOP";
@@ -54,7 +54,8 @@ pub struct Head {
     pub kind: FrameKind,
     /// Which request, and which one a reply is to. They go up, and a request that is sent again keeps its own.
     pub id: u64,
-    /// In a request: everything below it has been answered and needs not be remembered any more.
+    /// In a request: everything below it has been answered and needs not be remembered any more, but for what
+    /// [`super::Request::Outstanding`] names.
     pub done: u64,
     /// Bytes of the body.
     pub body: u32,

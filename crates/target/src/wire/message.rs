@@ -261,8 +261,9 @@ pub struct Remote {
 pub enum Request {
     /// A name in a folder. What is found is remembered until it is forgotten.
     Lookup { parent: u64, name: Name, by: Caller },
-    /// So many times that a number was told are forgotten.
-    Forget { node: u64, times: u64 },
+    /// A user's files are not needed any more: open ones, which are closed, and numbers, each with how many of the times that it was
+    /// told are forgotten.
+    Release { uid: u32, files: Vec<u64>, nodes: Vec<(u64, u64)> },
     /// What is known of a file.
     Attr { node: u64 },
     /// Attributes of a file.
@@ -287,8 +288,6 @@ pub enum Request {
     Space,
     /// A file is opened; `again` if its caller had it open in a session that was lost, whatever its mode says by now.
     Open { node: u64, access: OpenMode, again: bool, by: Caller },
-    /// An open file is closed.
-    Close { file: u64 },
     /// Bytes of an open file, behind the reply or into the client's memory.
     Read { file: u64, at: u64, len: u32, into: Option<Remote> },
     /// Bytes to an open file, behind the request or out of the client's memory.
@@ -305,6 +304,8 @@ pub enum Request {
     Append { file: u64, len: u32 },
     /// The client is there in the place of a mount that was killed: nothing that one asked for happens after the answer.
     Succeed { mount: MountId },
+    /// Of all requests below a number, the client waits for these only.
+    Outstanding { below: u64, ids: Vec<u64> },
 }
 
 impl Request {

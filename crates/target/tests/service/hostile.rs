@@ -43,13 +43,13 @@ fn odd_request(dice: &mut Dice) -> Request {
     ]);
     match dice.roll() % 16 {
         0 => Request::Lookup { parent: node, name, by },
-        1 => Request::Forget { node, times: other },
+        1 => Request::Release { uid: len, files: vec![node, at], nodes: vec![(node, other), (other, at)] },
         2 => Request::List { node, from: at, by },
         3 => Request::Read { file: node, at, len, into: None },
         4 => Request::Write { file: node, at, len, from: None },
         5 => Request::Open { node, access: BOTH, again: at == 0, by },
         6 => Request::Rename { parent: node, name: name.clone(), to: other, new_name: name, flags: len, by },
-        7 => Request::Close { file: node },
+        7 => Request::Outstanding { below: other, ids: vec![node, at, other] },
         8 => Request::Allocate { file: node, mode: len, at, len: other },
         9 => Request::Seek { file: node, at, hole: true },
         10 => {

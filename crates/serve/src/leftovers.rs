@@ -1,0 +1,75 @@
+//! What daemons that were killed have left in `/dev/shm`.
+
+use std::path::Path;
+
+use onehop_usrbio::SHM;
+use onehop_usrbio::mount::OUR_SEMAPHORES;
+use rustix::fs::{CWD, FileType, FlockOperation, OFlags, Stat, flock, fstat, openat};
+
+/// Whether it is a plain file whose lock nobody holds. Anybody may have put anything there: a pipe would be waited at.
+fn is_free(path: &Path) -> bool {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let Ok(file) = openat(CWD, path, flags, rustix::fs::Mode::empty()) else { return false };
+    let is_plain = |stat: Stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    fstat(&file).is_ok_and(is_plain) && flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
+}
+
+/// Semaphores and sockets of daemons that were killed: nobody holds their lock any more.
+pub(crate) fn remove_leftovers() {
+    let Ok(entries) = std::fs::read_dir(SHM) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.starts_with(OUR_SEMAPHORES) {
+            if is_free(&entry.path()) {
+                let _ = std::fs::remove_file(entry.path());
+            }
+        } else if name.starts_with("onehop-")
+            && name.ends_with(".sock")
+            && !crate::socket::is_served(&entry.path())
+        {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use onehop_usrbio::Id;
+
+    use super::*;
+
+    #[test]
+    fn what_others_put_beside_leftovers_is_not_waited_for() {
+        let path =
+            |of: &str| Path::new(SHM).join(format!("{OUR_SEMAPHORES}test-{of}-{}", Id::random().unwrap()));
+        let [pipe, link, left, held] = ["pipe", "link", "left", "held"].map(path);
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, mode, 0).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", &link).unwrap();
+        std::fs::write(&left, "").unwrap();
+        // Other tests begin daemons, which look for leftovers too.
+        let early = Path::new(SHM).join(format!("onehop-test-{}", Id::random().unwrap()));
+        let lock = std::fs::File::create(&early).unwrap();
+        flock(&lock, FlockOperation::NonBlockingLockExclusive).unwrap();
+        std::fs::rename(early, &held).unwrap();
+        let (say, said) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            remove_leftovers();
+            say.send(())
+        });
+        let ended = said.recv_timeout(Duration::from_secs(20));
+        let start = std::time::Instant::now();
+        // One of those may have its lock for a moment, and removes it then.
+        while ended.is_ok() && left.exists() && start.elapsed() < Duration::from_secs(20) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let there = [&pipe, &link, &left, &held].map(|path| path.symlink_metadata().is_ok());
+        for path in [pipe, link, left, held] {
+            let _ = std::fs::remove_file(path);
+        }
+        assert_eq!((ended, there), (Ok(()), [true, true, false, true]));
+    }
+}

@@ -1,0 +1,202 @@
+//! Numbers of requests. The target remembers what it answered until it knows that the answer arrived: everything below a number that comes
+//! with each request. One request that takes long would hold that up, and with it all others: the target is told which of the old ones
+//! are still waited for.
+
+use std::collections::BTreeSet;
+use std::sync::PoisonError;
+use std::time::Instant;
+
+use rustix::io::Errno;
+
+use super::{Client, TICK, Trouble};
+use crate::lock;
+use crate::wire::{Reply, Request, pack};
+
+/// Between the oldest request that is waited for and the newest: fewer than the server allows. Those of which it was told do not count.
+const SPAN: u64 = 2048;
+/// Where there are more than so many, the target is told of the older ones.
+const MOST_UNTOLD: u64 = SPAN / 2;
+
+/// Requests of an epoch that are waited for.
+#[derive(Default)]
+pub(super) struct Outstanding {
+    epoch: u64,
+    next: u64,
+    ids: BTreeSet<u64>,
+    /// Below it, the target knows which ones are waited for.
+    told: u64,
+    /// What it was to be told last: what arrives late says less.
+    telling: u64,
+    /// The newest one that changes something and was given up: the server may come across it yet.
+    abandoned: Option<u64>,
+    /// Whether one that it was told of was given up since, and changes something.
+    is_stale: bool,
+    /// Whether somebody is telling it.
+    is_telling: bool,
+}
+
+impl Outstanding {
+    pub fn of(epoch: u64) -> Self {
+        Self { epoch, ..Self::default() }
+    }
+
+    /// Below it all are answered or given up, but for those that the target was told of.
+    fn done(&self) -> u64 {
+        self.ids.range(self.told..).next().copied().unwrap_or(self.next)
+    }
+
+    /// Whether the server will learn that it has to leave aside what was given up, by the next request.
+    fn is_sure(&self) -> bool {
+        !self.is_stale && self.abandoned.is_none_or(|id| id < self.done())
+    }
+
+    fn take(&mut self) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        self.ids.insert(id);
+        id
+    }
+
+    fn end(&mut self, id: u64, abandoned: bool) {
+        self.ids.remove(&id);
+        if abandoned {
+            self.abandoned = self.abandoned.max(Some(id));
+            self.is_stale |= id < if self.is_telling { self.telling } else { self.told };
+        }
+    }
+
+    /// What the target has to be told now, if anything: below which number, and of which requests.
+    fn begin_telling(&mut self) -> Option<(u64, Vec<u64>)> {
+        if self.is_telling || (self.next - self.done() <= MOST_UNTOLD && !self.is_stale) {
+            return None;
+        }
+        (self.is_telling, self.is_stale) = (true, false);
+        // Each attempt takes a number, so this is none that is to come.
+        self.telling = (self.telling + 1).max(self.next.saturating_sub(MOST_UNTOLD / 2));
+        Some((self.telling, self.ids.range(..self.telling).copied().collect()))
+    }
+
+    /// Somebody has told it, or could not.
+    fn end_telling(&mut self, is_told: bool) {
+        self.is_telling = false;
+        if is_told {
+            self.told = self.telling;
+        } else {
+            self.is_stale = true;
+        }
+    }
+}
+
+impl Client {
+    /// A number for a request. What changes something waits until nothing that was given up can come after it.
+    pub(super) fn number(
+        &self,
+        epoch: u64,
+        changes: bool,
+        until: Instant,
+    ) -> std::result::Result<u64, Trouble> {
+        let mut all = lock(&self.outstanding);
+        loop {
+            if all.epoch != epoch {
+                return Err(Trouble::Gone { perhaps_done: false });
+            }
+            let is_late = Instant::now() >= until || self.is_over();
+            if !is_late && let Some((below, ids)) = all.begin_telling() {
+                let number = all.take();
+                drop(all);
+                self.tell_outstanding(epoch, number, below, ids, until);
+                all = lock(&self.outstanding);
+                continue;
+            }
+            if all.next - all.done() < SPAN && (!changes || all.is_sure()) {
+                return Ok(all.take());
+            }
+            if is_late {
+                return Err(Errno::TIMEDOUT.into());
+            }
+            all = self.answered.wait_timeout(all, TICK).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn tell_outstanding(&self, epoch: u64, number: u64, below: u64, ids: Vec<u64>, until: Instant) {
+        let told = pack(&Request::Outstanding { below, ids }).map_err(|_| Errno::INVAL.into());
+        let told =
+            told.and_then(|body| self.until_answered((epoch, number, false), &body, None, None, until));
+        let mut all = lock(&self.outstanding);
+        if all.epoch == epoch {
+            all.end(number, false);
+            all.end_telling(matches!(told, Ok((Reply::Done, _))));
+        }
+        drop(all);
+        self.answered.notify_all();
+    }
+
+    /// Everything below has been answered, as far as the target needs to know.
+    pub(super) fn done(&self) -> u64 {
+        lock(&self.outstanding).done()
+    }
+
+    /// A request is not waited for any more.
+    pub(super) fn ended(&self, epoch: u64, id: u64, abandoned: bool) {
+        let mut all = lock(&self.outstanding);
+        if all.epoch == epoch {
+            all.end(id, abandoned);
+        }
+        drop(all);
+        self.answered.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_takes_long_holds_nothing_up() {
+        let mut all = Outstanding::of(1);
+        let slow = all.take();
+        for _ in 0..10 * SPAN {
+            if let Some((below, ids)) = all.begin_telling() {
+                assert!(below < all.take());
+                all.end(all.next - 1, false);
+                assert_eq!((ids, all.begin_telling()), (vec![slow], None));
+                all.end_telling(true);
+            }
+            let id = all.take();
+            assert!(all.next - all.done() < SPAN && all.is_sure());
+            all.end(id, false);
+        }
+        assert!(all.done() > 9 * SPAN);
+        // Given up, it could still happen, until the target knows.
+        all.end(slow, true);
+        assert!(!all.is_sure());
+        let (first, ids) = all.begin_telling().unwrap();
+        all.take();
+        assert_eq!(ids.len(), 0);
+        all.end_telling(false);
+        assert!(!all.is_sure());
+        let (second, _) = all.begin_telling().unwrap();
+        assert!(second > first && second <= all.take());
+        all.end_telling(true);
+        assert!(all.is_sure());
+        // The same while the target is being told that it is waited for.
+        let other = all.take();
+        for _ in 0..2 * MOST_UNTOLD {
+            all.take();
+        }
+        assert!(all.begin_telling().is_some_and(|(_, ids)| ids.contains(&other)));
+        all.end(other, true);
+        all.end_telling(true);
+        assert!(!all.is_sure());
+    }
+
+    #[test]
+    fn what_was_given_up_is_past_before_a_change_begins() {
+        let mut all = Outstanding::of(1);
+        let ids: Vec<_> = (0..3).map(|_| all.take()).collect();
+        all.end(ids[1], true);
+        assert!(!all.is_sure());
+        all.end(ids[0], false);
+        assert!(all.is_sure() && all.done() == ids[2]);
+    }
+}
