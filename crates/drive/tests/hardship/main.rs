@@ -3,6 +3,7 @@
 
 mod arrival;
 mod batches;
+mod delays;
 mod durability;
 mod gpu;
 mod memory;
