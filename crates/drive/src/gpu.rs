@@ -99,7 +99,8 @@ pub struct GpuSetup {
     pub depth: u32,
     /// How long nothing may complete before the controller is taken to have stalled.
     pub stall: Duration,
-    /// How long a job may take, with all its launches; in a queue that is lent, a command with all its tries.
+    /// How long a job may take, with all its launches and the creation of its queues, of which the last try may take as long
+    /// as [`Options`](crate::Options) says; in a queue that is lent, a command with all its tries.
     pub limit: Duration,
 }
 

@@ -16,9 +16,9 @@ pub(crate) const STOP_PATIENCE: Duration = Duration::from_secs(1);
 /// 4 × (4 × `ready_limit` + `admin_timeout`) + 1.1 s; one that claims 500 ms takes 50 s with the defaults. Commands that are
 /// answered late, but in time, are added to that.
 ///
-/// The queues of a GPU are created before a launch, and again by the host of an exported queue after a recovery. That takes
-/// four tries at most, with the same pauses. A try ends with the first creation that is not answered within
-/// `admin_timeout`, and a reset.
+/// Creating queues takes four tries at most, with the same pauses. A try ends with the first creation that is not answered within
+/// `admin_timeout`, and a reset. The queues of a GPU are created before a launch, and again by the host of an exported queue after
+/// a recovery. Before a launch, no try begins once the limit of its job is over.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Whether write commands are allowed.

@@ -431,18 +431,21 @@ impl<'a, 'm> Run<'a, 'm> {
 
     fn start_launch(&mut self, batch: &mut PreparedBatch) -> Result<StartedLaunch> {
         let queues = self.queues;
-        let limit = queues.setup.limit.saturating_sub(self.start.elapsed());
-        if limit.is_zero() {
-            return Err(self.stopped(batch, format!("its {:?} were over", queues.setup.limit)));
+        let over = |run: &Self| run.stopped(batch, format!("its {:?} were over", queues.setup.limit));
+        // None is further away than a clock counts.
+        let end = self.start.checked_add(queues.setup.limit);
+        if end.is_some_and(|end| Instant::now() >= end) {
+            return Err(over(self));
         }
         let gpu = self.meter.as_deref().map_or(&*queues.gpu, |meter| meter.gpu);
         let at = Instant::now();
-        batch.launched = at;
-        self.report.launches += 1;
         // A kernel cannot mark memory again before a retry.
         let retries = if self.nonces.is_some() { 0 } else { queues.drive.options.retries };
         let count = (batch.items.len() as u32, retries);
-        let running = queues.start(gpu, self.ns, count, &batch.memory, limit)?;
+        let started = queues.start(gpu, self.ns, count, &batch.memory, end)?;
+        let (running, limit) = started.ok_or_else(|| over(self))?;
+        batch.launched = at;
+        self.report.launches += 1;
         Ok(StartedLaunch { running, at, limit })
     }
 
