@@ -47,8 +47,9 @@ impl Drive {
     /// Resets the controller, brings it up and learns who it is. [`Options`] says how long that may take.
     ///
     /// # Errors
-    /// When it is gone, does not come up, or cannot be driven.
+    /// When an option is out of bounds, or the drive is gone, does not come up, or cannot be driven.
     pub fn open(port: ControllerBackend, options: Options) -> Result<Self> {
+        options.check()?;
         let control = Control::new(port, &options)?;
         let core = Core::new(control, options)?;
         let mut state = core.state();

@@ -73,7 +73,7 @@ impl GpuCell {
         let poison = gpu.alloc(Place::PinnedHost, 4096)?;
         let doorbells = gpu.map_registers(drive.control.port.regs.clone())?;
         let mut state = drive.alive()?;
-        let queues = if matches!(setup.mode, GpuMode::Owner) { setup.queues.max(1) } else { 1 };
+        let queues = if matches!(setup.mode, GpuMode::Owner) { setup.queues } else { 1 };
         let mut list = Vec::new();
         for _ in 0..queues {
             let made = state.take_qid(drive.name()).and_then(|qid| {

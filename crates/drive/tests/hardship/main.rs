@@ -10,6 +10,7 @@ mod memory;
 mod misuse;
 mod mixed_up;
 mod opening;
+mod out_of_bounds;
 mod power;
 mod recreation;
 mod replaced;
