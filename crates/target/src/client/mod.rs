@@ -1,15 +1,17 @@
 //! A folder of another machine.
 //!
 //! ```text
-//! lane  a connection, and what is under way on it
-//! tree  the folder: numbers of files, and how they are found again when the server forgot them
-//! file  an open file
+//! options  how a client goes about it
+//! lane     a connection, and what is under way on it
+//! tree     the folder: numbers of files, and how they are found again when the server forgot them
+//! file     an open file
 //! ```
 //! Connections come and go; what is under way is sent again over another one. A *session* is what the server knows of us. When it is
 //! lost (the server was started anew) a new one begins, which is another *epoch* here: numbers of the old one mean nothing any more.
 
 mod file;
 mod lane;
+mod options;
 mod tree;
 
 use std::collections::BTreeSet;
@@ -21,7 +23,6 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use crate::auth::Key;
 use crate::buffers::{Buffers, PooledBuffer};
 use crate::shares::Payer;
 use crate::transport::{Connector, Exposed, Shareable, Stretch};
@@ -29,6 +30,8 @@ use crate::tree::Via;
 use crate::wire::{FULL, FrameKind, Join, MountId, Reply, Request, SessionId, pack};
 use crate::{Error, Result, handshake, lock};
 use lane::{Ended, Lane};
+pub use options::ClientOptions;
+use options::StopLimit;
 pub use tree::RemoteTree;
 
 /// Between the oldest request that is waited for and the newest: fewer than the server allows.
@@ -43,38 +46,6 @@ const FULL_PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::
 
 /// How long a request waits for a target that has been gone for long: until a connection is tried again.
 const PATIENCE: Duration = Duration::from_secs(2);
-
-/// How a client goes about it.
-#[derive(Clone, Debug)]
-pub struct ClientOptions {
-    /// The shared secret, where there is one.
-    pub key: Option<Key>,
-    /// Connections for data at once. Where there are several, one more is for requests that move none.
-    pub lanes: usize,
-    /// A connection is there.
-    pub connect: Duration,
-    /// The server says something, or takes something, or the connection is given up.
-    pub stall: Duration,
-    /// What was asked for is done, over however many connections, or fails.
-    pub give_up: Duration,
-    /// Buffers of 4 MiB for data on its way. A user has half of them at most.
-    pub buffers: usize,
-}
-
-impl ClientOptions {
-    /// With a key or without.
-    #[must_use]
-    pub fn new(key: Option<Key>) -> Self {
-        Self {
-            key,
-            lanes: 4,
-            connect: Duration::from_secs(3),
-            stall: Duration::from_secs(10),
-            give_up: Duration::from_secs(60),
-            buffers: 64,
-        }
-    }
-}
 
 /// A session, as far as requests need to know it.
 #[derive(Clone, Copy, Debug)]
@@ -178,6 +149,7 @@ pub(crate) struct Client {
     repeated: AtomicU64,
     forged: Arc<AtomicU64>,
     over: AtomicBool,
+    stop: Arc<StopLimit>,
 }
 
 /// What became of the connections of a mount.
@@ -224,12 +196,13 @@ impl Client {
             repeated: AtomicU64::new(0),
             forged: Arc::default(),
             over: AtomicBool::new(false),
+            stop: Arc::new(StopLimit::new(&options.stop)),
             options,
         })
     }
 
     fn is_over(&self) -> bool {
-        self.over.load(Ordering::Acquire)
+        self.over.load(Ordering::Acquire) || self.stop.is_over()
     }
 
     /// Makes one connection; the session that comes of it may be another one.
@@ -252,7 +225,7 @@ impl Client {
         state.why.clear();
         state.cut = None;
         let (changed, forged) = (self.changed.clone(), self.forged.clone());
-        let lane = Lane::new(link, welcome.credits, options.stall, changed, forged);
+        let lane = Lane::new(link, welcome.credits, options.stall, self.stop.clone(), changed, forged);
         let reader = lane.clone();
         std::thread::Builder::new()
             .name("target answers".into())
@@ -371,7 +344,7 @@ impl Client {
             }
             // What is asked for while the target is gone waits hardly longer than what was under way when it went.
             let gone = state.cut.map(|cut| soonest.max(cut + self.options.give_up));
-            let until = [gone, state.ends].into_iter().flatten().fold(until, Instant::min);
+            let until = [gone, state.ends].into_iter().flatten().fold(self.stop.at(until), Instant::min);
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() || self.is_over() {
                 return Err(Errno::TIMEDOUT.into());
@@ -394,7 +367,7 @@ impl Client {
                 all.ids.insert(id);
                 return Ok(id);
             }
-            if Instant::now() >= until {
+            if Instant::now() >= self.stop.at(until) {
                 return Err(Errno::TIMEDOUT.into());
             }
             all = self.answered.wait_timeout(all, TICK).unwrap_or_else(PoisonError::into_inner).0;
@@ -499,7 +472,8 @@ impl Client {
             if left.is_zero() {
                 return true;
             }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state =
+                self.changed.wait_timeout(state, left.min(TICK)).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
