@@ -241,7 +241,7 @@ impl Core {
     /// Sets a started controller up as the options want it; gives the I/O queue pairs granted. First of all the number
     /// of queues: it can only be set before there are any.
     pub(crate) fn configure(&self, state: &mut AdminState, identity: &Identity) -> Result<u32> {
-        let want = u32::from(self.options.queues.max(1));
+        let want = u32::from(self.options.queues);
         let sqe = words::set_features(feature::id::NUMBER_OF_QUEUES, false, Queues::ask(want, want).0);
         let granted = Queues(state.admin.run("set number of queues", &sqe)?.result());
         let view = identity.controller();

@@ -3,6 +3,7 @@
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use onehop_os::{ControllerBackend, DmaMemory, HostMem, Transport};
 use onehop_proto::admin::{self as words, Select};
@@ -11,7 +12,7 @@ use onehop_proto::log::{AsyncEvent, id};
 
 use crate::control::Control;
 use crate::core::{AdminState, Core};
-use crate::ladder::{Incident, Participant};
+use crate::ladder::{Incident, Participant, RESET_PAUSES};
 use crate::queue::{IoQueue, QueueCell};
 use crate::ring::PairHalf;
 use crate::slots::CommandSlots;
@@ -46,8 +47,9 @@ impl Drive {
     /// Resets the controller, brings it up and learns who it is. [`Options`] says how long that may take.
     ///
     /// # Errors
-    /// When it is gone, does not come up, or cannot be driven.
+    /// When an option is out of bounds, or the drive is gone, does not come up, or cannot be driven.
     pub fn open(port: ControllerBackend, options: Options) -> Result<Self> {
+        options.check()?;
         let control = Control::new(port, &options)?;
         let core = Core::new(control, options)?;
         let mut state = core.state();
@@ -151,17 +153,19 @@ impl Drive {
         Buffer::new(&self.0.control, memory)
     }
 
-    /// A queue pair for CPU threads.
+    /// A queue pair for CPU threads. [`Options`] says how long its creation may take.
     ///
     /// # Errors
-    /// When the controller has no more.
+    /// When the controller has no more, or does not answer.
     pub fn queue(&self) -> Result<IoQueue> {
         let inner = &self.0;
         let mut state = inner.alive()?;
         let qid = state.take_qid(inner.name())?;
         let made = CommandSlots::new(inner, qid).and_then(|slots| {
             let (sq, cq) = slots.halves();
-            inner.establish(&mut state, qid, sq, cq).map(|()| slots)
+            inner
+                .create_with_retries(&mut state, None, |state| inner.establish(state, qid, sq, cq))
+                .map(|()| slots)
         });
         match made {
             Ok(slots) => {
@@ -282,6 +286,34 @@ impl DriveInner {
                 Err(error)
             }
         }
+    }
+
+    /// Creates queues. A creation whose answer was lost, or that met a controller that was away for a moment, has been followed
+    /// by a reset, so the controller has none of them: where that brought the drive back, they are created again after each of
+    /// [`RESET_PAUSES`]. No try begins after `end`.
+    pub(crate) fn create_with_retries<T>(
+        &self,
+        state: &mut AdminState,
+        end: Option<Instant>,
+        mut create: impl FnMut(&mut AdminState) -> Result<T>,
+    ) -> Result<T> {
+        let mut created = create(state);
+        for pause in RESET_PAUSES {
+            let is_lost = matches!(created, Err(Error::NoAnswer { .. } | Error::Gone { .. }));
+            if !is_lost || state.dead.is_some() {
+                break;
+            }
+            self.control.stop.sleep(pause);
+            let is_over = end.is_some_and(|end| Instant::now() >= end);
+            if is_over || self.control.stop.is_set() {
+                break;
+            }
+            created = create(state);
+        }
+        created.map_err(|error| match error {
+            Error::NoAnswer { .. } => self.control.or_interrupted(error),
+            other => other,
+        })
     }
 
     pub(crate) fn close_queue(&self, cell: &Arc<QueueCell>) {

@@ -66,6 +66,16 @@ pub enum Error {
         /// The drive.
         drive: String,
     },
+    /// An option is out of bounds.
+    #[error("{option} cannot be {value}: {limit}")]
+    Option {
+        /// Which option: a field of [`Options`](crate::Options) or [`GpuSetup`](crate::GpuSetup).
+        option: &'static str,
+        /// Its value.
+        value: String,
+        /// What it may be.
+        limit: String,
+    },
     /// The controller cannot be driven by this driver.
     #[error("{drive} cannot be driven: {why}")]
     Unsupported {

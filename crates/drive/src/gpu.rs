@@ -17,6 +17,7 @@ use onehop_gpu::{Gpu, Place, Region};
 use crate::doubts::until_certain;
 use crate::drive::DriveInner;
 use crate::ladder::Incident;
+use crate::options::{lasts, within};
 use crate::queue::Moved;
 use crate::ring::Dma;
 use crate::{Buffer, Drive, Error, Namespace, Op, Recovery, Result};
@@ -99,7 +100,8 @@ pub struct GpuSetup {
     pub depth: u32,
     /// How long nothing may complete before the controller is taken to have stalled.
     pub stall: Duration,
-    /// How long a job may take, with all its launches; in a queue that is lent, a command with all its tries.
+    /// How long a job may take, with all its launches and the creation of its queues, of which the last try may take as long
+    /// as [`Options`](crate::Options) says; in a queue that is lent, a command with all its tries.
     pub limit: Duration,
 }
 
@@ -115,6 +117,16 @@ impl GpuSetup {
             stall: Duration::from_secs(5),
             limit: Duration::from_secs(600),
         }
+    }
+
+    fn check(&self) -> Result<()> {
+        match self.mode {
+            GpuMode::Owner => within("queues", self.queues.into(), 1, u64::MAX)?,
+            GpuMode::Shared { threads } => within("threads", threads.into(), 1, u64::MAX)?,
+        }
+        within("depth", self.depth.into(), 1, u64::MAX)?;
+        lasts("stall", self.stall)?;
+        lasts("limit", self.limit)
     }
 }
 
@@ -149,8 +161,9 @@ impl Drive {
     /// Queue pairs for kernels of this GPU.
     ///
     /// # Errors
-    /// When the controller has too few, or a part cannot lie where it should.
+    /// When a number or time of the setup is zero, the controller has too few, or a part cannot lie where it should.
     pub fn gpu_queues(&self, gpu: Arc<dyn Gpu>, setup: GpuSetup) -> Result<GpuQueues> {
+        setup.check()?;
         if self.is_remote() {
             let why =
                 "it is reached through a network connection, and only the CPU sends its commands".to_owned();
@@ -228,7 +241,7 @@ impl GpuQueues {
             let why = "times are taken of queues in owner mode only".to_owned();
             return Err(Error::Unsupported { drive: self.drive.name().to_owned(), why });
         }
-        let mut meter = Meter::new(metered, self.setup.queues.max(1).into(), jobs.len());
+        let mut meter = Meter::new(metered, self.setup.queues.into(), jobs.len());
         let report = self.run(op, ns, jobs, buffer, Some(&mut meter), &mut |_| true)?;
         Ok((report, meter.times()))
     }

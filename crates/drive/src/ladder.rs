@@ -12,8 +12,8 @@ use crate::queue::QueueCell;
 use crate::slots::Token;
 use crate::{Error, Recovery, Result};
 
-/// Pauses before a reset that failed is tried again, after the last of which the drive is given up; and before queues of a GPU
-/// are created again.
+/// Pauses before a reset that failed is tried again, after the last of which the drive is given up; and before queues are
+/// created again.
 pub(crate) const RESET_PAUSES: [Duration; 3] =
     [Duration::ZERO, Duration::from_millis(100), Duration::from_secs(1)];
 

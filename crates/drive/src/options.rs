@@ -4,8 +4,13 @@ use std::time::Duration;
 
 use onehop_os::StopSignal;
 
+use crate::{Error, Result};
+
 /// How long an admin command of an orderly end may take after a request to stop.
 pub(crate) const STOP_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Most tries that a kernel's account of a command has room for.
+const MOST_RETRIES: u32 = 255;
 
 /// How a drive is to be driven. The defaults suit real drives.
 ///
@@ -16,16 +21,16 @@ pub(crate) const STOP_PATIENCE: Duration = Duration::from_secs(1);
 /// 4 × (4 × `ready_limit` + `admin_timeout`) + 1.1 s; one that claims 500 ms takes 50 s with the defaults. Commands that are
 /// answered late, but in time, are added to that.
 ///
-/// The queues of a GPU are created before a launch, and again by the host of an exported queue after a recovery. That takes
-/// four tries at most, with the same pauses. A try ends with the first creation that is not answered within
-/// `admin_timeout`, and a reset.
+/// Creating queues takes four tries at most, with the same pauses. A try ends with the first creation that is not answered within
+/// `admin_timeout`, and a reset. The queues of a GPU are created before a launch, and again by the host of an exported queue after
+/// a recovery. Before a launch, no try begins once the limit of its job is over.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Whether write commands are allowed.
     pub writable: bool,
-    /// I/O queues to ask for.
+    /// I/O queues to ask for; at least one.
     pub queues: u16,
-    /// Commands in flight on a CPU-driven queue, if the controller allows so many.
+    /// Commands in flight on a CPU-driven queue, if the controller allows so many; at least one.
     pub depth: u32,
     /// How long a command may take.
     pub timeout: Duration,
@@ -34,7 +39,7 @@ pub struct Options {
     /// How long a command that was aborted may take to say so.
     pub abort_wait: Duration,
     /// How often a command is tried again when its status allows it, or a recovery took it from the controller, whoever
-    /// caused that.
+    /// caused that. At most 255.
     pub retries: u32,
     /// The longest wait for CSTS.RDY, whatever the controller claims to need.
     pub ready_limit: Duration,
@@ -46,7 +51,7 @@ pub struct Options {
     /// completions overtake data, or that complete what never arrived. Costs a write and a read of every word of the
     /// memory. Reads by the CPU's queues into memory that the CPU does not reach go without.
     pub canary: bool,
-    /// Largest transfer of one command, if the controller allows it; at most 64 MiB.
+    /// Largest transfer of one command, if the controller allows it; at least a page, and at most 64 MiB, whatever is asked for.
     pub max_transfer: u64,
     /// Once it is set, waits for the drive end with [`Error::Interrupted`](crate::Error::Interrupted): its opening, every
     /// reset, commands of CPU queues and jobs of GPU queues. Commands that do not end soon are taken from the controller as
@@ -74,4 +79,38 @@ impl Default for Options {
             stop: StopSignal::default(),
         }
     }
+}
+
+impl Options {
+    /// Times of zero are refused as well: nothing could be waited for.
+    ///
+    /// # Errors
+    /// The first option that is out of bounds.
+    pub(crate) fn check(&self) -> Result<()> {
+        within("queues", self.queues.into(), 1, u64::MAX)?;
+        within("depth", self.depth.into(), 1, u64::MAX)?;
+        within("retries", self.retries.into(), 0, MOST_RETRIES.into())?;
+        lasts("timeout", self.timeout)?;
+        lasts("admin_timeout", self.admin_timeout)?;
+        lasts("abort_wait", self.abort_wait)?;
+        lasts("ready_limit", self.ready_limit)
+    }
+}
+
+/// Checks the bounds of a number.
+pub(crate) fn within(option: &'static str, value: u64, least: u64, most: u64) -> Result<()> {
+    let limit = match value {
+        _ if value < least => format!("it is at least {least}"),
+        _ if value > most => format!("it is at most {most}"),
+        _ => return Ok(()),
+    };
+    Err(Error::Option { option, value: value.to_string(), limit })
+}
+
+/// Checks that a time is not zero.
+pub(crate) fn lasts(option: &'static str, time: Duration) -> Result<()> {
+    if !time.is_zero() {
+        return Ok(());
+    }
+    Err(Error::Option { option, value: format!("{time:?}"), limit: "it is more than zero".into() })
 }

@@ -21,6 +21,7 @@ const HIGHPOINT: &str = "HighPoint RAID member";
 const DRBD: &str = "DRBD backing device";
 const ZFS: &str = "ZFS";
 const STRATIS: &str = "Stratis pool member";
+const FILEVAULT: &str = "FileVault 2 encryption (Core Storage)";
 
 /// Linux RAID's magic number; version 0.90 has the major version behind it, in either byte order.
 const MD: &[u8] = b"\xfc\x4e\x2b\xa9";
@@ -79,6 +80,10 @@ const PROMISE: Magic = (0, b"Promise Technology, Inc.", "Promise RAID member");
 const LUKS_SECOND: &[u8] = b"SKUL\xba\xbe";
 const LUKS_PLACES: std::ops::RangeInclusive<u32> = 14..=22;
 
+/// A physical volume of Core Storage. Its magic number is too short to count alone: the version and type of the block, and
+/// behind the magic number the kind of checksum, count as well.
+const CORE_STORAGE: [(u64, &[u8]); 2] = [(8, b"\x01\0\x10\0"), (88, b"CS\x01\0\0\0")];
+
 /// DRBD has its metadata in the last 4 KiB, with one of these (8, 8 not shut down, 9) at byte 60.
 const DRBD_MAGIC: [&[u8]; 3] = [b"\x83\x74\x02\x6b", b"\x83\x74\x02\x6c", b"\x83\x74\x02\x6d"];
 
@@ -105,6 +110,7 @@ pub(crate) fn all(window: &Window) -> Result<Vec<Member>> {
     for sector in PROMISE_SECTORS {
         found.extend(at(window, from_end(window, sector), &PROMISE)?);
     }
+    found.extend(core_storage(window)?);
     found.extend(luks_second(window)?);
     found.extend(linux(window)?);
     found.extend(intel(window)?);
@@ -122,6 +128,15 @@ fn at(window: &Window, offset: Option<u64>, (_, magic, name): &Magic) -> Result<
 /// The byte at which the last `sectors` sectors begin.
 fn from_end(window: &Window, sectors: u64) -> Option<u64> {
     Some((window.len() / 512).checked_sub(sectors)? * 512)
+}
+
+fn core_storage(window: &Window) -> Result<Option<Member>> {
+    for (at, bytes) in CORE_STORAGE {
+        if !has(window, at, bytes)? {
+            return Ok(None);
+        }
+    }
+    Ok(Some((0, FILEVAULT)))
 }
 
 fn luks_second(window: &Window) -> Result<Option<Member>> {

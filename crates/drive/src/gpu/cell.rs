@@ -16,7 +16,7 @@ use super::{GpuMode, GpuSetup, poison};
 use crate::admin::Admin;
 use crate::core::AdminState;
 use crate::drive::DriveInner;
-use crate::ladder::{Participant, RESET_PAUSES};
+use crate::ladder::Participant;
 use crate::ring::{PairHalf, PairMemory, check_doorbells};
 use crate::{Error, Namespace, Recovery, Result};
 
@@ -73,7 +73,7 @@ impl GpuCell {
         let poison = gpu.alloc(Place::PinnedHost, 4096)?;
         let doorbells = gpu.map_registers(drive.control.port.regs.clone())?;
         let mut state = drive.alive()?;
-        let queues = if matches!(setup.mode, GpuMode::Owner) { setup.queues.max(1) } else { 1 };
+        let queues = if matches!(setup.mode, GpuMode::Owner) { setup.queues } else { 1 };
         let mut list = Vec::new();
         for _ in 0..queues {
             let made = state.take_qid(drive.name()).and_then(|qid| {
@@ -179,30 +179,16 @@ impl GpuCell {
         Ok(false)
     }
 
-    /// The pairs, for commands to this namespace, created on the controller if they are not there. A creation that is not
-    /// answered is tried again after each of [`RESET_PAUSES`]: a single admin command that gets lost must not end a job, or an
-    /// exported queue. When this fails, none of the pairs is there.
+    /// The pairs, for commands to this namespace, created on the controller if they are not there
+    /// ([`DriveInner::create_with_retries`]); no try begins after `end`. When this fails, none of the pairs is there.
     pub(crate) fn ensure(
         &self,
         drive: &DriveInner,
         state: &mut AdminState,
         ns: &Namespace,
+        end: Option<Instant>,
     ) -> Result<Vec<KernelQueue>> {
-        let mut queues = self.ensure_once(drive, state, ns);
-        for pause in RESET_PAUSES {
-            if !matches!(queues, Err(Error::NoAnswer { .. })) {
-                break;
-            }
-            drive.control.stop.sleep(pause);
-            if drive.control.stop.is_set() {
-                break;
-            }
-            queues = self.ensure_once(drive, state, ns);
-        }
-        queues.map_err(|error| match error {
-            Error::NoAnswer { .. } => drive.control.or_interrupted(error),
-            other => other,
-        })
+        drive.create_with_retries(state, end, |state| self.ensure_once(drive, state, ns))
     }
 
     fn ensure_once(

@@ -111,7 +111,7 @@ impl GpuQueues {
             if !self.cell.delete(&drive, &mut state)? {
                 drive.reset(&mut state, UNSEEN)?;
             }
-            self.cell.ensure(&drive, &mut state, ns)?
+            self.cell.ensure(&drive, &mut state, ns, None)?
         };
         let Some(queue) = queues.first() else { return Err(refuse("it has no queue")) };
         let handle = Handle {
@@ -260,7 +260,7 @@ impl ExportWatch {
         }
         if queues.cell.taken_by().is_some() {
             let mut state = drive.alive()?;
-            queues.cell.ensure(drive, &mut state, &self.ns)?;
+            queues.cell.ensure(drive, &mut state, &self.ns, None)?;
         } else if let Ok(mut state) = drive.admin.try_lock() {
             // What the drive has to tell is only noted: somebody who asks for events has it served.
             state.admin.look();

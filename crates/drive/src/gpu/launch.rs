@@ -76,17 +76,22 @@ impl GpuQueues {
         Ok(LaunchMemory { region, outcomes })
     }
 
-    /// Starts a kernel, which tries commands again up to `retries` times. When this fails, the controller has let go of what the kernel gave it.
+    /// Starts a kernel, which tries commands again up to `retries` times and ends at `end`; gives how long it may take. None if
+    /// the creation of its queues took until then. When this fails, the controller has let go of what the kernel gave it.
     pub(super) fn start(
         &self,
         gpu: &dyn Gpu,
         ns: &Namespace,
         (count, retries): (u32, u32),
         memory: &LaunchMemory,
-        limit: Duration,
-    ) -> Result<Box<dyn Running>> {
+        end: Option<Instant>,
+    ) -> Result<Option<(Box<dyn Running>, Duration)>> {
         let mut state = self.drive.alive()?;
-        let queues = self.cell.ensure(&self.drive, &mut state, ns)?;
+        let queues = self.cell.ensure(&self.drive, &mut state, ns, end)?;
+        let limit = end.map_or(self.setup.limit, |end| end.saturating_duration_since(Instant::now()));
+        if limit.is_zero() {
+            return Ok(None);
+        }
         let job = KernelJob {
             works: memory.region.addr(),
             outcomes: memory.region.addr().plus(memory.outcomes as u64),
@@ -107,13 +112,14 @@ impl GpuQueues {
         let may_run = started.as_ref().map_or_else(onehop_gpu::Error::is_under_way, |_| true);
         self.cell.running.store(may_run, Ordering::Release);
         drop(state);
-        started.or_else(|error| {
+        let started = started.or_else(|error| {
             if error.is_under_way() {
                 self.leave_to_kernel(memory);
             }
             // What did not begin has done nothing, and the controller is not reset under what may have begun.
             self.failed(error.into(), true)
-        })
+        })?;
+        Ok(Some((started, limit)))
     }
 
     /// Runs a kernel to its end; says how it ended and how long it ran. When this fails, the controller has let go of what the

@@ -431,18 +431,21 @@ impl<'a, 'm> Run<'a, 'm> {
 
     fn start_launch(&mut self, batch: &mut PreparedBatch) -> Result<StartedLaunch> {
         let queues = self.queues;
-        let limit = queues.setup.limit.saturating_sub(self.start.elapsed());
-        if limit.is_zero() {
-            return Err(self.stopped(batch, format!("its {:?} were over", queues.setup.limit)));
+        let over = |run: &Self| run.stopped(batch, format!("its {:?} were over", queues.setup.limit));
+        // None is further away than a clock counts.
+        let end = self.start.checked_add(queues.setup.limit);
+        if end.is_some_and(|end| Instant::now() >= end) {
+            return Err(over(self));
         }
         let gpu = self.meter.as_deref().map_or(&*queues.gpu, |meter| meter.gpu);
         let at = Instant::now();
-        batch.launched = at;
-        self.report.launches += 1;
         // A kernel cannot mark memory again before a retry.
         let retries = if self.nonces.is_some() { 0 } else { queues.drive.options.retries };
         let count = (batch.items.len() as u32, retries);
-        let running = queues.start(gpu, self.ns, count, &batch.memory, limit)?;
+        let started = queues.start(gpu, self.ns, count, &batch.memory, end)?;
+        let (running, limit) = started.ok_or_else(|| over(self))?;
+        batch.launched = at;
+        self.report.launches += 1;
         Ok(StartedLaunch { running, at, limit })
     }
 
@@ -462,10 +465,10 @@ impl<'a, 'm> Run<'a, 'm> {
             if let Some(meter) = self.meter.as_deref_mut() {
                 meter.read(&batch.items, &batch.memory)?;
             }
-            batch.items = self.read_outcomes(batch)?;
             // A stray completion says more than what it led to.
             let stray = exits.iter().find(|exit| matches!(exit, Exit::UnexpectedCompletion(_)));
             let exit = stray.or_else(|| exits.iter().find(|exit| **exit != Exit::Finished));
+            batch.items = self.read_outcomes(batch, exit.is_some())?;
             let again = &batch.items;
             if let Some(exit) = exit {
                 match stray {
@@ -523,16 +526,19 @@ impl<'a, 'm> Run<'a, 'm> {
         self.done + (batch.batch.works.len() - batch.items.len()) as u64
     }
 
-    /// Adds up what ended and gives back what did not, or is to be tried again.
-    fn read_outcomes(&mut self, batch: &mut PreparedBatch) -> Result<Vec<Item>> {
+    /// Adds up what ended and gives back what did not, or is to be tried again. `is_cut_off` says whether the kernel ended
+    /// before its commands did.
+    fn read_outcomes(&mut self, batch: &mut PreparedBatch, is_cut_off: bool) -> Result<Vec<Item>> {
         let PreparedBatch { items, memory, missing, .. } = batch;
         let drive = &self.queues.drive;
+        let delays = retry_delays(drive);
         let mut again = Vec::new();
         let mut failed = None;
         for (i, mut item) in items.drain(..).enumerate() {
             let at = memory.outcomes + i * ItemOutcome::BYTES as usize;
             // Earlier launches' are counted already; an item that was never started says nothing.
             let retries = memory.region.word(at + 4)?.max(item.work.tries());
+            let has_failed = retries > item.work.tries();
             self.report.retries += u64::from(retries - item.work.tries());
             item.work = item.work.with_tries(retries);
             item.due = None;
@@ -540,8 +546,7 @@ impl<'a, 'm> Run<'a, 'm> {
                 ItemOutcome::Done(status) if status.is_ok() => join(missing, item.data),
                 // Only where the kernel does not try it again itself.
                 ItemOutcome::Done(status) if status.may_retry() && retries < drive.options.retries => {
-                    let delay = retry_delays(drive)[usize::from(status.crd())];
-                    item.due = Some(Instant::now() + delay);
+                    item.due = Some(Instant::now() + delays[usize::from(status.crd())]);
                     item.work = item.work.with_tries(retries + 1);
                     self.report.retries += 1;
                     again.push(item);
@@ -550,7 +555,14 @@ impl<'a, 'm> Run<'a, 'm> {
                     let command = self.describe(&item.work);
                     failed = failed.or(Some(Error::Command { command, status }));
                 }
-                ItemOutcome::Pending => again.push(item),
+                ItemOutcome::Pending => {
+                    // The kernel waited to retry it. Neither its CRD nor when it failed is known: the longest delay covers
+                    // what is left.
+                    if is_cut_off && has_failed {
+                        item.due = delays.into_iter().max().map(|delay| Instant::now() + delay);
+                    }
+                    again.push(item);
+                }
                 ItemOutcome::InDoubt => {
                     item.recoveries += 1;
                     self.report.retries += 1;

@@ -3,12 +3,14 @@
 
 mod arrival;
 mod batches;
+mod delays;
 mod durability;
 mod gpu;
 mod memory;
 mod misuse;
 mod mixed_up;
 mod opening;
+mod out_of_bounds;
 mod power;
 mod recreation;
 mod replaced;

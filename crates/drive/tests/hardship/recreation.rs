@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use onehop_drive::{Drive, Error, GpuJob, GpuSetup, Io, Op, Options, Placement, Recovery};
 use onehop_gpu::{Emulated, Gpu, Place};
+use onehop_os::{ControllerBackend, Registers};
+use onehop_proto::regs::offset;
 
 use crate::{inject, open, options};
 
@@ -32,6 +34,28 @@ fn one_lost_creation_does_not_end_a_gpu_job() {
     }
 }
 
+/// Tries at creating queues, and creations that are slow, are a part of the time that a job may take.
+#[test]
+fn the_limit_of_a_job_counts_the_creation_of_its_queues() {
+    for (fault, incidents) in [("lost@op=create-cq,count=2", 1), ("late@op=create-cq,n=1,delay=350ms", 0)] {
+        let (sim, drive) = open("mem:1M?to=1");
+        let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
+        let (_region, buffer) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4096).unwrap();
+        let limit = Duration::from_millis(300);
+        let setup = GpuSetup { limit, ..GpuSetup::new(Placement::TIER1) };
+        let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
+        inject(&sim, fault);
+        let end = queues.read(drive.namespace(1).unwrap(), &JOB, &buffer);
+        match (&end, incidents) {
+            // The creation's answer is waited for longer than the job may take, and it is not tried again.
+            (Err(Error::NoAnswer { .. }), 1) | (Err(Error::Launch { done: 0, count: 1, .. }), 0) => {}
+            _ => panic!("{fault}: {end:?}"),
+        }
+        assert_eq!(drive.incidents().len(), incidents, "{fault}: {:?}", drive.incidents());
+        assert_eq!(sim.violations(), [], "{fault}");
+    }
+}
+
 #[test]
 fn queues_created_in_part_four_times_are_taken_back() {
     let (sim, drive) = open("mem:1M?to=1");
@@ -50,6 +74,81 @@ fn queues_created_in_part_four_times_are_taken_back() {
     }
     drive.queue().unwrap();
     assert_eq!(sim.violations(), []);
+}
+
+#[test]
+fn one_lost_creation_does_not_cost_a_cpu_queue() {
+    for lost in ["lost@op=create-cq,n=1", "lost@op=create-sq,n=1"] {
+        let (sim, drive) = open("mem:1M?to=1");
+        let (ns, buffer) = (drive.namespace(1).unwrap(), drive.buffer(4096).unwrap());
+        let other = drive.queue().unwrap();
+        inject(&sim, lost);
+        let queue = drive.queue().unwrap_or_else(|error| panic!("{lost}: {error}"));
+        for queue in [&queue, &other] {
+            queue.read(ns, 0, 8, &buffer, 0).unwrap();
+        }
+        assert_eq!(drive.incidents().len(), 1, "{lost}: {:?}", drive.incidents());
+        assert_eq!(sim.violations(), [], "{lost}");
+    }
+}
+
+#[test]
+fn a_cpu_queue_that_cannot_be_created_is_given_up_after_four_tries() {
+    let (sim, drive) = open("mem:1M?to=1");
+    let free = drive.free_queues();
+    inject(&sim, "lost@op=create-cq,count=4");
+    let end = drive.queue().map(|_| ());
+    assert!(matches!(end, Err(Error::NoAnswer { .. })), "{end:?}");
+    assert_eq!((drive.incidents().len(), drive.free_queues()), (4, free));
+    drive.queue().unwrap();
+    assert_eq!(sim.violations(), []);
+}
+
+/// CSTS reads all ones until CC is read, which a reset begins with.
+struct Away {
+    inner: Arc<dyn Registers>,
+    away: Arc<AtomicBool>,
+}
+
+impl Registers for Away {
+    fn read32(&self, at: u32) -> u32 {
+        if at == offset::CC {
+            self.away.store(false, Ordering::Relaxed);
+        }
+        match at == offset::CSTS && self.away.load(Ordering::Relaxed) {
+            true => u32::MAX,
+            false => self.inner.read32(at),
+        }
+    }
+    fn write32(&self, at: u32, value: u32) {
+        self.inner.write32(at, value);
+    }
+    fn size(&self) -> u32 {
+        self.inner.size()
+    }
+}
+
+/// The link is down for a moment while a queue is created.
+#[test]
+fn a_controller_that_comes_back_gets_its_queues() {
+    for of_gpu in [false, true] {
+        let sim = onehop_sim::open("mem:1M?to=1").unwrap();
+        let (port, away) = (sim.port(), Arc::new(AtomicBool::new(false)));
+        let regs: Arc<dyn Registers> = Arc::new(Away { inner: port.regs.clone(), away: away.clone() });
+        let drive = Drive::open(ControllerBackend { regs, ..port }, options()).unwrap();
+        let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
+        let (_region, buffer) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4096).unwrap();
+        let queues = drive.gpu_queues(gpu.clone(), GpuSetup::new(Placement::TIER1)).unwrap();
+        inject(&sim, "lost@op=create-cq,n=1");
+        away.store(true, Ordering::Relaxed);
+        let ns = drive.namespace(1).unwrap();
+        match of_gpu {
+            true => drop(queues.read(ns, &JOB, &buffer).unwrap()),
+            false => drop(drive.queue().unwrap().read(ns, 0, 8, &buffer, 0).unwrap()),
+        }
+        assert!(!away.load(Ordering::Relaxed) && !drive.incidents().is_empty());
+        assert_eq!(sim.violations(), []);
+    }
 }
 
 /// The second of two queues is not created at first. Threads that use the first one meanwhile would ring it while the next

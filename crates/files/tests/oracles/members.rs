@@ -159,6 +159,10 @@ fn stacked(len: usize) -> Vec<Case> {
         cases.push(case(0, boot, "BitLocker encryption", "BitLocker").and(2 << 20, metadata));
     }
     cases.push(case(0, b"\xeb\x52\x90-FVE-FS-", "BitLocker encryption", "BitLocker"));
+    // `blkid` detects it from 2.39 on.
+    let (_, known) = try_run("blkid", &["-k"], "");
+    let theirs = if known.lines().any(|kind| kind == "cs_fvault2") { "cs_fvault2" } else { "" };
+    cases.push(case(0, core_storage(), "FileVault 2 encryption (Core Storage)", theirs));
     cases.push(case(32, b"ORCLDISK", "Oracle ASM disk", "oracleasm"));
     cases.push(case(1 << 20, b"\x0d\xd0\x01\xc0", "VMFS volume member", "VMFS_volume_member"));
     cases.push(case(0, b"UBI#\x01\0\0\0", "UBI", "ubi"));
@@ -182,6 +186,28 @@ fn lvm_label(sector: u64) -> Vec<u8> {
     });
     label[16..20].copy_from_slice(&crc.to_le_bytes());
     label
+}
+
+/// The header of a physical volume, encrypted by AES-XTS; `blkid` verifies its checksum, which is not inverted.
+fn core_storage() -> Vec<u8> {
+    let mut header = composed(
+        512,
+        &[
+            (4, &u32::MAX.to_le_bytes()),
+            (8, &1_u16.to_le_bytes()),
+            (10, &0x10_u16.to_le_bytes()),
+            (64, &(16_u64 << 20).to_le_bytes()),
+            (88, b"CS"),
+            (90, &1_u32.to_le_bytes()),
+            (96, &4096_u32.to_le_bytes()),
+            (168, &16_u32.to_le_bytes()),
+            (172, &2_u32.to_le_bytes()),
+            (304, &[0xC5; 16]),
+        ],
+    );
+    let crc = !crc32c::crc32c(&header[8..]);
+    header[..4].copy_from_slice(&crc.to_le_bytes());
+    header
 }
 
 fn stratis() -> Vec<u8> {

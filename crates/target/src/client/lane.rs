@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::options::StopLimit;
 use crate::handshake;
 use crate::lock;
 use crate::transport::{Link, Outgoing, Stretch, checksum_for};
@@ -44,6 +45,7 @@ pub(super) struct Lane {
     pub link: Box<dyn Link>,
     credits: usize,
     stall: Duration,
+    stop: Arc<StopLimit>,
     calls: Mutex<HashMap<u64, Arc<PendingCall>>>,
     dead: AtomicBool,
     /// When it was heard of last, in milliseconds since `start`, and when it was asked whether it is there.
@@ -61,6 +63,7 @@ impl Lane {
         link: Box<dyn Link>,
         credits: u32,
         stall: Duration,
+        stop: Arc<StopLimit>,
         changed: Arc<Condvar>,
         forged: Arc<AtomicU64>,
     ) -> Arc<Self> {
@@ -68,6 +71,7 @@ impl Lane {
             link,
             credits: credits.max(1) as usize,
             stall,
+            stop,
             calls: Mutex::default(),
             dead: AtomicBool::new(false),
             heard: AtomicU64::new(0),
@@ -157,7 +161,7 @@ impl Lane {
                 CallState::Lost => return if gave_up { Ended::GaveUp } else { Ended::Lost },
                 CallState::Waiting => {}
             }
-            let left = until.saturating_duration_since(Instant::now());
+            let left = self.stop.at(until).saturating_duration_since(Instant::now());
             if left.is_zero() && !gave_up {
                 gave_up = true;
                 drop(state);
@@ -166,7 +170,7 @@ impl Lane {
                 state = lock(&call.state);
                 continue;
             }
-            let left = if gave_up { TICK } else { left };
+            let left = if gave_up { TICK } else { left.min(TICK) };
             state = call.woken.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }

@@ -1,6 +1,7 @@
 //! A folder of another machine.
 //!
 //! ```text
+//! options  how a client goes about it
 //! lane     a connection, and what is under way on it
 //! tree     the folder: numbers of files, and how they are found again when the server forgot them
 //! root     what is known of its root, though the target may not answer
@@ -15,6 +16,7 @@ mod chores;
 mod file;
 mod lane;
 mod numbers;
+mod options;
 mod root;
 mod tree;
 
@@ -26,7 +28,6 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use crate::auth::Key;
 use crate::buffers::{Buffers, DataFlow, PooledBuffer};
 use crate::shares::Payer;
 use crate::transport::{Connector, Exposed, Shareable, Stretch};
@@ -36,6 +37,8 @@ use crate::{Error, Result, handshake, lock};
 use chores::Chores;
 use lane::{Ended, Lane};
 use numbers::Outstanding;
+pub use options::ClientOptions;
+use options::StopLimit;
 pub use tree::RemoteTree;
 
 /// How often lanes are looked after.
@@ -48,39 +51,6 @@ const FULL_PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::
 
 /// How long a request waits for a target that has been gone for long: until a connection is tried again.
 const PATIENCE: Duration = Duration::from_secs(2);
-
-/// How a client goes about it.
-#[derive(Clone, Debug)]
-pub struct ClientOptions {
-    /// The shared secret, where there is one.
-    pub key: Option<Key>,
-    /// Connections for data at once. Where there are several, one more is for requests that move none.
-    pub lanes: usize,
-    /// A connection is there.
-    pub connect: Duration,
-    /// The server says something, or takes something, or the connection is given up.
-    pub stall: Duration,
-    /// What was asked for is done, over however many connections, or fails.
-    pub give_up: Duration,
-    /// Buffers of 4 MiB for data on its way. A user has half of them at most, for either way. There are half as many more, for those
-    /// who come when others have these: one each.
-    pub buffers: usize,
-}
-
-impl ClientOptions {
-    /// With a key or without.
-    #[must_use]
-    pub fn new(key: Option<Key>) -> Self {
-        Self {
-            key,
-            lanes: 4,
-            connect: Duration::from_secs(3),
-            stall: Duration::from_secs(10),
-            give_up: Duration::from_secs(60),
-            buffers: 64,
-        }
-    }
-}
 
 /// A session, as far as requests need to know it.
 #[derive(Clone, Copy, Debug)]
@@ -161,6 +131,7 @@ pub(crate) struct Client {
     repeated: AtomicU64,
     forged: Arc<AtomicU64>,
     over: AtomicBool,
+    stop: Arc<StopLimit>,
 }
 
 /// What became of the connections of a mount.
@@ -207,12 +178,13 @@ impl Client {
             repeated: AtomicU64::new(0),
             forged: Arc::default(),
             over: AtomicBool::new(false),
+            stop: Arc::new(StopLimit::new(&options.stop)),
             options,
         })
     }
 
     fn is_over(&self) -> bool {
-        self.over.load(Ordering::Acquire)
+        self.over.load(Ordering::Acquire) || self.stop.is_over()
     }
 
     /// Makes one connection; the session that comes of it may be another one.
@@ -235,7 +207,7 @@ impl Client {
         state.why.clear();
         state.cut = None;
         let (changed, forged) = (self.changed.clone(), self.forged.clone());
-        let lane = Lane::new(link, welcome.credits, options.stall, changed, forged);
+        let lane = Lane::new(link, welcome.credits, options.stall, self.stop.clone(), changed, forged);
         let reader = lane.clone();
         std::thread::Builder::new()
             .name("target answers".into())
@@ -338,7 +310,7 @@ impl Client {
             }
             // What is asked for while the target is gone waits hardly longer than what was under way when it went.
             let gone = state.cut.map(|cut| soonest.max(cut + self.options.give_up));
-            let until = [gone, state.ends].into_iter().flatten().fold(until, Instant::min);
+            let until = [gone, state.ends].into_iter().flatten().fold(self.stop.at(until), Instant::min);
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() || self.is_over() {
                 return Err(Errno::TIMEDOUT.into());
@@ -432,7 +404,8 @@ impl Client {
             if left.is_zero() {
                 return true;
             }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state =
+                self.changed.wait_timeout(state, left.min(TICK)).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 

@@ -100,7 +100,7 @@ impl Client {
             if all.epoch != epoch {
                 return Err(Trouble::Gone { perhaps_done: false });
             }
-            let is_late = Instant::now() >= until || self.is_over();
+            let is_late = Instant::now() >= self.stop.at(until) || self.is_over();
             if !is_late && let Some((below, ids)) = all.begin_telling() {
                 let number = all.take();
                 drop(all);

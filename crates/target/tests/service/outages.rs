@@ -5,6 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use onehop_os::StopSignal;
 use onehop_target::client;
 use onehop_target::tree::{OpenFile, Tree};
 use onehop_target::wire::{Make, ROOT};
@@ -204,6 +205,36 @@ fn what_cannot_be_done_in_time_fails_and_does_not_happen_later() {
     // Whatever was still on the wire is not done after it.
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(std::fs::read(bed.root().join("file")).unwrap()[..6], *b"after!");
+}
+
+/// The connections stand, and the target says nothing: only a request to stop ends the waits before `LONG` is over.
+#[test]
+fn a_request_to_stop_ends_all_waits() {
+    let bed = Bed::new();
+    let (_target, address) = bed.target();
+    let wire = Wire::new(address);
+    let stop = StopSignal::default();
+    let patient = client::ClientOptions { stall: LONG, give_up: LONG, stop: stop.clone(), ..quick() };
+    let tree = connect(wire.address, patient);
+    let (made, file) = tree.create(ROOT, &name("file"), 0o600, BOTH, true, &ME).unwrap();
+    wire.stall(true);
+    let start = Instant::now();
+    let timed_out = Some(Errno::TIMEDOUT);
+    std::thread::scope(|scope| {
+        // One that waits for an answer, and one that is more than the connection takes in.
+        let asks = scope.spawn(|| tree.attr(made.node).err());
+        let writes = scope.spawn(|| file.write_bytes(&vec![7; 64 << 20], 0).map(|_| ()));
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(!asks.is_finished() && !writes.is_finished());
+        stop.set();
+        assert_eq!(asks.join().unwrap(), timed_out);
+        writes.join().unwrap().unwrap_err();
+    });
+    // What is asked for afterwards waits no longer.
+    assert_eq!(tree.attr(made.node).err(), timed_out);
+    drop(file);
+    drop(tree);
+    assert!(start.elapsed() < LONG / 2, "{:?}", start.elapsed());
 }
 
 #[test]

@@ -150,8 +150,8 @@ fn measure_all(args: &Args, context: &CommandContext) -> Result<Report> {
         // Other users of this machine reach the address, too.
         None => Key::new(&random::<32>().map_err(refused)?),
     };
-    let options =
-        client::ClientOptions { lanes: args.connections as usize, ..client::ClientOptions::new(key.clone()) };
+    let (lanes, stop) = (args.connections as usize, context.stop.signal());
+    let options = client::ClientOptions { lanes, stop, ..client::ClientOptions::new(key.clone()) };
     let root = args.target.is_none().then(|| folder(args)).transpose()?;
     let (mut served, mut sides, mut addresses) = (Vec::new(), Vec::new(), Vec::new());
     for transport in &transports {
