@@ -152,6 +152,7 @@ impl Account {
 /// start.
 pub struct Prepared {
     work: LoadWork,
+    bytes: u64,
     /// `None` for cuFile, which has its own.
     ring: Option<RegisteredRing>,
     ring_cache: Option<Arc<RingCache>>,
@@ -203,19 +204,19 @@ impl Prepared {
     ) -> Result<Self> {
         // A thread that waits for a server needs no core.
         let remote = files.iter().any(|file| file.fetch().is_some());
-        let bytes = plan::read_bytes(plans);
-        let most = MOST_THREADS * links(plans, bytes);
+        let to_read = plan::read_bytes(plans);
+        let most = MOST_THREADS * links(plans, to_read);
         let most = if remote { most } else { spared(processors()).min(most) };
         let threads = options.threads.unwrap_or(most).clamp(1, 256);
         let by_library = options.route == Route::CuFile;
         let slot = match options.slot {
             Some(slot) => slot,
             None if by_library => LIBRARY_READ,
-            None => fitting(bytes, threads),
+            None => fitting(to_read, threads),
         };
         let block = plans.iter().map(|plan| plan.options.block).max().unwrap_or(0).max(4096) as usize;
         let slot = slot.next_multiple_of(block);
-        let work = LoadWork::new(plans, files, slot as u64, bytes, options.route)?;
+        let work = LoadWork::new(plans, files, slot as u64, to_read, options.route)?;
         let alone = options.route == Route::Pinned;
         let threads = if alone { 0 } else { threads.min(work.chunks) };
         let direct = options.threads.unwrap_or(direct::THREADS).clamp(1, 256).min(work.chunks);
@@ -231,7 +232,13 @@ impl Prepared {
             Some(RegisteredRing { memory, known: None })
         };
         let arenas = Vec::new();
-        Ok(Self { work, ring, ring_cache, slot, part, threads, direct, arenas })
+        Ok(Self { work, bytes: to_read, ring, ring_cache, slot, part, threads, direct, arenas })
+    }
+
+    /// Bytes that will be read.
+    #[must_use]
+    pub fn read_bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// Loads into these arenas, one per GPU, instead of allocating them at the start.
@@ -343,7 +350,7 @@ impl RingEngine {
     /// # Errors
     /// When a GPU's memory is full, or it refuses the ring.
     pub fn start_all(gpus: &[&dyn Gpu], plans: &[&Plan], prepared: Prepared) -> Result<Vec<Self>> {
-        let Prepared { work, ring, ring_cache, slot, part, threads, direct, arenas } = prepared;
+        let Prepared { work, ring, ring_cache, slot, part, threads, direct, arenas, .. } = prepared;
         let LoadWork { left, arenas: places, sources, asked, why_cached, .. } = work;
         let shared = LoadShared::new(sources, left);
         let mut arenas = arenas.into_iter();
@@ -481,7 +488,7 @@ impl<A> RingEngine<A> {
 
     /// The next chunk. Time in which the caller's memory is all that a chunk waits for does not count.
     fn arrived_within(&mut self, limit: Duration) -> Result<Option<Chunk>> {
-        let mut start = Instant::now();
+        let (mut start, mut read) = (Instant::now(), self.account().read_bytes());
         loop {
             if !self.goes_on() {
                 return Err(Error::Cancelled);
@@ -499,7 +506,12 @@ impl<A> RingEngine<A> {
                     start = Instant::now();
                 }
                 Err(RecvTimeoutError::Timeout) if start.elapsed() > limit => {
-                    return Err(Error::Stalled { waited: limit });
+                    // Other GPUs may get their bytes first.
+                    let before = std::mem::replace(&mut read, self.account().read_bytes());
+                    if read == before {
+                        return Err(Error::Stalled { waited: limit });
+                    }
+                    start = Instant::now();
                 }
                 Err(RecvTimeoutError::Timeout) => {}
             }

@@ -494,7 +494,10 @@ impl<'a, 'm> Run<'a, 'm> {
             if again.is_empty() {
                 return Ok(());
             }
+            // Beyond the job's limit nothing is begun.
+            let end = self.start.checked_add(queues.setup.limit);
             let due = again.iter().filter_map(|item| item.due).max();
+            let due = due.map(|due| end.map_or(due, |end| due.min(end)));
             let is_cancelled =
                 self.watcher.cancelled || due.is_some_and(|due| !self.watcher.sleep_until(due));
             if is_cancelled {

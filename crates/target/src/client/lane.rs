@@ -200,7 +200,8 @@ impl Lane {
                 }
             };
             let frame = self.link.receive(TICK, self.stall, &mut place)?;
-            if self.is_dead() {
+            // The keeper may be held up by one that sends.
+            if self.is_dead() || self.stop.is_over() {
                 return Err(Error::Closed { peer: peer.to_owned() });
             }
             let Some(frame) = frame else { continue };

@@ -65,14 +65,17 @@ impl Outstanding {
         }
     }
 
-    /// What the target has to be told now, if anything: below which number, and of which requests.
-    fn begin_telling(&mut self) -> Option<(u64, Vec<u64>)> {
-        if self.is_telling || (self.next - self.done() <= MOST_UNTOLD && !self.is_stale) {
+    /// What the target has to be told now, if anything: below which number, and of which requests. A change must not come before
+    /// one that was given up, though an older request may take long.
+    fn begin_telling(&mut self, changes: bool) -> Option<(u64, Vec<u64>)> {
+        let waits = changes && !self.is_sure();
+        if self.is_telling || (self.next - self.done() <= MOST_UNTOLD && !self.is_stale && !waits) {
             return None;
         }
         (self.is_telling, self.is_stale) = (true, false);
         // Each attempt takes a number, so this is none that is to come.
-        self.telling = (self.telling + 1).max(self.next.saturating_sub(MOST_UNTOLD / 2));
+        let below = if waits { self.next } else { self.next.saturating_sub(MOST_UNTOLD / 2) };
+        self.telling = (self.telling + 1).max(below);
         Some((self.telling, self.ids.range(..self.telling).copied().collect()))
     }
 
@@ -101,11 +104,14 @@ impl Client {
                 return Err(Trouble::Gone { perhaps_done: false });
             }
             let is_late = Instant::now() >= self.stop.at(until) || self.is_over();
-            if !is_late && let Some((below, ids)) = all.begin_telling() {
+            if !is_late && let Some((below, ids)) = all.begin_telling(changes) {
                 let number = all.take();
                 drop(all);
-                self.tell_outstanding(epoch, number, below, ids, until);
+                let is_told = self.tell_outstanding(epoch, number, below, ids, until);
                 all = lock(&self.outstanding);
+                if !is_told {
+                    all = self.answered.wait_timeout(all, TICK).unwrap_or_else(PoisonError::into_inner).0;
+                }
                 continue;
             }
             if all.next - all.done() < SPAN && (!changes || all.is_sure()) {
@@ -118,17 +124,20 @@ impl Client {
         }
     }
 
-    fn tell_outstanding(&self, epoch: u64, number: u64, below: u64, ids: Vec<u64>, until: Instant) {
+    /// Whether the target was told.
+    fn tell_outstanding(&self, epoch: u64, number: u64, below: u64, ids: Vec<u64>, until: Instant) -> bool {
         let told = pack(&Request::Outstanding { below, ids }).map_err(|_| Errno::INVAL.into());
         let told =
             told.and_then(|body| self.until_answered((epoch, number, false), &body, None, None, until));
+        let is_told = matches!(told, Ok((Reply::Done, _)));
         let mut all = lock(&self.outstanding);
         if all.epoch == epoch {
             all.end(number, false);
-            all.end_telling(matches!(told, Ok((Reply::Done, _))));
+            all.end_telling(is_told);
         }
         drop(all);
         self.answered.notify_all();
+        is_told
     }
 
     /// Everything below has been answered, as far as the target needs to know.
@@ -156,10 +165,10 @@ mod tests {
         let mut all = Outstanding::of(1);
         let slow = all.take();
         for _ in 0..10 * SPAN {
-            if let Some((below, ids)) = all.begin_telling() {
+            if let Some((below, ids)) = all.begin_telling(false) {
                 assert!(below < all.take());
                 all.end(all.next - 1, false);
-                assert_eq!((ids, all.begin_telling()), (vec![slow], None));
+                assert_eq!((ids, all.begin_telling(false)), (vec![slow], None));
                 all.end_telling(true);
             }
             let id = all.take();
@@ -170,12 +179,12 @@ mod tests {
         // Given up, it could still happen, until the target knows.
         all.end(slow, true);
         assert!(!all.is_sure());
-        let (first, ids) = all.begin_telling().unwrap();
+        let (first, ids) = all.begin_telling(false).unwrap();
         all.take();
         assert_eq!(ids.len(), 0);
         all.end_telling(false);
         assert!(!all.is_sure());
-        let (second, _) = all.begin_telling().unwrap();
+        let (second, _) = all.begin_telling(false).unwrap();
         assert!(second > first && second <= all.take());
         all.end_telling(true);
         assert!(all.is_sure());
@@ -184,7 +193,7 @@ mod tests {
         for _ in 0..2 * MOST_UNTOLD {
             all.take();
         }
-        assert!(all.begin_telling().is_some_and(|(_, ids)| ids.contains(&other)));
+        assert!(all.begin_telling(false).is_some_and(|(_, ids)| ids.contains(&other)));
         all.end(other, true);
         all.end_telling(true);
         assert!(!all.is_sure());
@@ -198,5 +207,20 @@ mod tests {
         assert!(!all.is_sure());
         all.end(ids[0], false);
         assert!(all.is_sure() && all.done() == ids[2]);
+    }
+
+    #[test]
+    fn a_change_does_not_wait_for_an_older_request_that_takes_long() {
+        let mut all = Outstanding::of(1);
+        let slow = all.take();
+        let given_up = all.take();
+        all.end(given_up, true);
+        assert!(!all.is_sure() && all.begin_telling(false).is_none());
+        let (below, ids) = all.begin_telling(true).unwrap();
+        assert!(below > given_up && ids == [slow]);
+        let number = all.take();
+        all.end(number, false);
+        all.end_telling(true);
+        assert!(all.is_sure() && all.begin_telling(true).is_none());
     }
 }

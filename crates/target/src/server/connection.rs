@@ -17,6 +17,8 @@ use crate::{Error, Result};
 
 /// What is read at once, by the thread that reads requests: more would keep it from the next.
 const MOST_AT_ONCE: usize = 128 << 10;
+/// Files that a client may release with one message.
+const MOST_RELEASED: usize = 4096;
 
 /// How long the thread that reads requests waits for a buffer: a little, so that a client that is only quicker than a disk has to
 /// wait, and no more, because other users' requests come behind.
@@ -178,6 +180,11 @@ fn take(
         other => return Err(Error::protocol(peer, format!("{other:?} after the beginning"))),
     }
     let (id, request) = (frame.head.id, unpack::<Request>(&frame.body, peer)?);
+    if let Request::Release { files, nodes, .. } = &request
+        && files.len() + nodes.len() > MOST_RELEASED
+    {
+        return Err(Error::protocol(peer, "more files released at once than allowed"));
+    }
     if request.data().is_some_and(|len| len != frame.head.data || len == 0) {
         return Err(Error::protocol(peer, "a write of another length than its data"));
     }

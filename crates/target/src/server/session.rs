@@ -204,7 +204,9 @@ impl ClientSession {
         let mut answers = lock(&self.answers);
         // What arrives behind the next of its kind says less than that.
         if below > answers.told {
-            (answers.late, answers.told) = (ids.iter().copied().collect(), below);
+            // What is over by now stays so: the list may have been written before its answer came.
+            let late = ids.iter().copied().filter(|id| !answers.is_over(*id)).collect();
+            (answers.late, answers.told) = (late, below);
             answers.advance(below);
         }
         Ok(())
@@ -424,6 +426,21 @@ mod tests {
         drop(session.over(1, &Reply::Done));
         assert!(matches!(admitted(2 * SPAN + 1, 0), Admit::Do));
         assert_eq!(session.outstanding(9, &vec![0; 5000]).err(), Some(Errno::INVAL));
+    }
+
+    #[test]
+    fn a_list_that_comes_late_brings_back_nothing_that_is_over() {
+        let session = Arc::new(session(&Arc::new(Shares::new(8)), 0, 8));
+        let connection = Connection::new(link().0.into(), session.clone(), TEST_TIMEOUT);
+        let write = Request::Write { file: 1, at: 0, len: 1, from: None };
+        let admitted = |id, done| session.admit(id, done, &write, &connection);
+        (0..6).for_each(|id| assert!(matches!(admitted(id, 0), Admit::Do)));
+        (0..6).for_each(|id| drop(session.over(id, &Reply::Done)));
+        // The client got the answer to 3 after it had written this, and says so before this arrives.
+        assert!(matches!(admitted(7, 6), Admit::Do));
+        session.outstanding(5, &[3]).unwrap();
+        // What was sent again over another connection may still come by the first.
+        assert!(matches!(admitted(3, 0), Admit::Drop), "a write would be done twice");
     }
 
     #[test]

@@ -128,8 +128,9 @@ pub(super) fn carry_out(
     context.stop.check()?;
     let gpus: Vec<_> = shares.iter().map(|share| &*share.gpu.gpu).collect();
     let plans: Vec<_> = shares.iter().map(|share| &share.plan).collect();
+    let to_read = prepared.read_bytes();
     let engines = RingEngine::start_all(&gpus, &plans, prepared)?;
-    let bar = TransientBar::new("loading", plan::read_bytes(&plans));
+    let bar = TransientBar::new("loading", to_read);
     let watched = |mut engine: RingEngine| {
         let (show, stop) = (bar.setter(), context.stop.clone());
         engine.watch(move |read| {
