@@ -1,9 +1,9 @@
 //! Delays that a controller asks for before a retry.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use onehop_drive::{GpuJob, GpuMode, GpuSetup, Placement};
+use onehop_drive::{Error, GpuJob, GpuMode, GpuSetup, Placement};
 use onehop_gpu::{Emulated, Gpu, Place};
 
 use crate::{inject, open};
@@ -30,4 +30,22 @@ fn a_write_keeps_its_delay_when_its_launch_is_given_up() {
         assert!(got == data, "{mode:?}");
         assert_eq!(sim.violations(), [], "{mode:?}");
     }
+}
+
+/// The delay could have been ten seconds: what the kernel knew of it is lost with its launch.
+#[test]
+fn a_delay_ends_with_the_limit_of_its_job() {
+    let (sim, drive) = open("mem:1M?mdts=1&to=1&crdt=100");
+    let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
+    let (_region, buffer) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 64 << 10).unwrap();
+    let (stall, limit) = (Duration::from_millis(300), Duration::from_secs(2));
+    let setup = GpuSetup { queues: 1, stall, limit, ..GpuSetup::new(Placement::TIER1) };
+    let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
+    inject(&sim, "fail-once@op=write,n=2,crd=1");
+    inject(&sim, "lost@op=write,n=3");
+    let start = Instant::now();
+    let job = GpuJob { lba: 0, blocks: 128, offset: 0 };
+    let ended = queues.write(drive.namespace(1).unwrap(), &[job], &buffer);
+    assert!(matches!(&ended, Err(Error::Launch { why, .. }) if why.contains("were over")), "{ended:?}");
+    assert!(start.elapsed() < Duration::from_secs(8), "{:?}", start.elapsed());
 }
