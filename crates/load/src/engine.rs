@@ -24,6 +24,7 @@ mod ring_cache;
 mod segments;
 #[cfg(test)]
 mod silent_gpu;
+mod sizes;
 mod slot_pool;
 mod slot_shares;
 mod start;
@@ -52,6 +53,7 @@ use ring_cache::RegisteredRing;
 pub use ring_cache::RingCache;
 use segments::SegmentCopiers;
 pub use segments::{Placement, SegmentMemory, Segments};
+use sizes::{fitting, links, processors, spared};
 use start::StartingLoad;
 use worker_pool::{Copiers, LoadLane, LoadShared, WorkerPool};
 
@@ -282,27 +284,6 @@ impl LoadWork {
 pub fn descriptors(files: usize) -> u64 {
     const ITSELF: u64 = 128;
     2 * files as u64 + ITSELF
-}
-
-fn processors() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-/// How many links must be fed by reading: one if all GPUs get the same bytes, as many as GPUs if each gets others.
-fn links(plans: &[&Plan], bytes: u64) -> usize {
-    let longest = plans.iter().map(|plan| plan.read_bytes).max().unwrap_or(0);
-    bytes.div_ceil(longest.max(1)).clamp(1, plans.len().max(1) as u64) as usize
-}
-
-/// How many of these cores read: the driver and the kernel need some.
-fn spared(processors: usize) -> usize {
-    processors - processors / 8
-}
-
-/// The slot size that gives each thread a few slots to fill and to copy.
-fn fitting(bytes: u64, threads: usize) -> usize {
-    let share = usize::try_from(bytes / (threads * SLOTS * 2).max(1) as u64).unwrap_or(usize::MAX);
-    share.clamp(LEAST_SLOT, SLOT)
 }
 
 /// Stops a load from another thread.

@@ -498,9 +498,7 @@ impl<'a, 'm> Run<'a, 'm> {
             let end = self.start.checked_add(queues.setup.limit);
             let due = again.iter().filter_map(|item| item.due).max();
             let due = due.map(|due| end.map_or(due, |end| due.min(end)));
-            let is_cancelled =
-                self.watcher.cancelled || due.is_some_and(|due| !self.watcher.sleep_until(due));
-            if is_cancelled {
+            if self.watcher.cancelled || due.is_some_and(|due| !self.watcher.sleep_until(due)) {
                 return Err(self.cancelled(self.ended(batch)));
             }
             // An earlier try may have brought a part of the data.
