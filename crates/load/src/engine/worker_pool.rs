@@ -155,7 +155,7 @@ pub(super) struct LoadLane {
     /// Slot size of that part.
     pub(super) slot: usize,
     pub(super) copiers: Copiers,
-    /// Which copies are each GPU's, and where it is told of them.
+    /// Assigns copies to GPUs; each GPU has a channel for its chunks.
     pub(super) arenas: Arenas,
     pub(super) arrived: Vec<Sender<Chunk>>,
 }

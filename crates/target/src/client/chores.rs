@@ -1,4 +1,4 @@
-//! What is told to the target without anybody waiting for it: files that are closed or forgotten.
+//! Requests that nobody waits for: files are closed or forgotten at the target.
 //!
 //! What comes while a user's last message is under way goes with their next. A file is in there once, however often it is known, and
 //! stays until the target has been told: nothing is left out, and there is no more of it than what the target holds for this mount, which

@@ -7,7 +7,7 @@
 //! root     what is known of its root, though the target may not answer
 //! file     an open file
 //! numbers  of requests, and what the target may forget of them
-//! chores   what is told to the target without anybody waiting for it
+//! chores   requests that nobody waits for
 //! ```
 //! Connections come and go; what is under way is sent again over another one. A *session* is what the server knows of us. When it is
 //! lost (the server was started anew) a new one begins, which is another *epoch* here: numbers of the old one mean nothing any more.

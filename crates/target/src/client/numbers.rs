@@ -1,6 +1,6 @@
 //! Numbers of requests. The target remembers what it answered until it knows that the answer arrived: everything below a number that comes
-//! with each request. One request that takes long would hold that up, and with it all others: the target is told which of the old ones
-//! are still waited for.
+//! with each request. One request that takes long would hold that up, and with it all others: the client lists the old
+//! ones that it still waits for.
 
 use std::collections::BTreeSet;
 use std::sync::PoisonError;
@@ -14,7 +14,7 @@ use crate::wire::{Reply, Request, pack};
 
 /// Between the oldest request that is waited for and the newest: fewer than the server allows. Those of which it was told do not count.
 const SPAN: u64 = 2048;
-/// Where there are more than so many, the target is told of the older ones.
+/// With more than this, the client lists the older ones to the target.
 const MOST_UNTOLD: u64 = SPAN / 2;
 
 /// Requests of an epoch that are waited for.
@@ -29,7 +29,7 @@ pub(super) struct Outstanding {
     telling: u64,
     /// The newest one that changes something and was given up: the server may come across it yet.
     abandoned: Option<u64>,
-    /// Whether one that it was told of was given up since, and changes something.
+    /// Whether a listed request that changes something was given up since.
     is_stale: bool,
     /// Whether somebody is telling it.
     is_telling: bool,
@@ -40,7 +40,7 @@ impl Outstanding {
         Self { epoch, ..Self::default() }
     }
 
-    /// Below it all are answered or given up, but for those that the target was told of.
+    /// Below it all are answered or given up, except for the listed ones.
     fn done(&self) -> u64 {
         self.ids.range(self.told..).next().copied().unwrap_or(self.next)
     }
