@@ -36,6 +36,17 @@ impl Op {
         }
     }
 
+    /// What an opcode of [`Self::opcode`] stands for.
+    pub(crate) const fn of(opcode: u8) -> Self {
+        match opcode {
+            nvm::opcode::READ => Self::Read,
+            nvm::opcode::WRITE => Self::Write,
+            nvm::opcode::COMPARE => Self::Compare,
+            nvm::opcode::WRITE_ZEROES => Self::WriteZeroes,
+            _ => Self::Flush,
+        }
+    }
+
     /// Whether it changes what is on the drive.
     #[must_use]
     pub const fn writes(self) -> bool {
@@ -103,13 +114,14 @@ impl<'a> Io<'a> {
         let range = |source| Error::Range { nsid: ns.nsid, source };
         check_range(ns.blocks, self.lba, self.blocks.into()).map_err(range)?;
         let fua = if self.fua && self.op.writes() { nvm::flag::FUA } else { 0 };
-        let flags = fua | protection(self.op, ns.format.pi);
+        let is_protected = ns.format.pi != 0;
+        let flags = if is_protected { fua | protection(self.op, ns.format.pi) } else { fua };
         let command = nvm::command(self.op.opcode(), ns.nsid, self.lba, self.blocks, flags);
         let too_long =
             || Error::TooLong { bytes: u64::MAX, limit: ns.format.data_bytes(1 << 16).unwrap_or(u64::MAX) };
         let Some(command) = command else { return Err(too_long()) };
         *sqe = command;
-        if ns.format.pi != 0 {
+        if is_protected {
             // Reference tags count blocks from 0, as type 1 demands it; 32 bits of them.
             *sqe = nvm::with_tags(*sqe, self.lba as u32, 0, 0);
         }

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use onehop_proto::Sqe;
+use onehop_proto::nvm::{self, Rw};
 
 use crate::canary::Canary;
 use crate::command::{Op, describe};
@@ -58,17 +59,24 @@ pub(crate) struct CommandEntry {
     pub(crate) sqe: Sqe,
     pub(crate) retries: u32,
     pub(crate) deadline: Instant,
-    /// The operation, the namespace, the first block, how many.
-    pub(crate) what: (Op, u32, u64, u32),
-    /// What a flush covers, and whether a write is durable by itself.
+    /// What a flush covers.
     pub(crate) mark: u64,
-    pub(crate) fua: bool,
     /// The data, and separate metadata.
     pub(crate) hold: [Option<Hold>; 2],
     pub(crate) canary: Option<Canary>,
 }
 
 impl CommandEntry {
+    /// What was asked for.
+    pub(crate) fn op(&self) -> Op {
+        Op::of(self.sqe.opcode())
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_flush(&self) -> bool {
+        self.sqe.opcode() == nvm::opcode::FLUSH
+    }
+
     pub(crate) fn data<'a>(&self, holds: &'a Holds) -> Option<&'a Buffer> {
         self.hold[0].and_then(|hold| holds.get(hold))
     }
@@ -110,7 +118,7 @@ impl CommandEntry {
     }
 
     pub(crate) fn describe(&self, drive: &str) -> String {
-        let (op, nsid, lba, blocks) = self.what;
-        describe(op.name(), drive, nsid, lba, blocks)
+        let Rw { nsid, lba, blocks, .. } = Rw::decode(&self.sqe);
+        describe(self.op().name(), drive, nsid, lba, blocks)
     }
 }

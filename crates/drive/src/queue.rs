@@ -127,17 +127,27 @@ impl IoQueue {
 
     #[inline]
     fn allow(&self, io: &Io<'_>, ns: &Namespace) -> Result<()> {
-        if io.op.writes() {
-            self.drive.allow_writes()?;
-        }
-        if io.op == Op::Compare && ns.hides_metadata() {
-            let why = "Compare takes no PRACT, and protection information does not travel here";
-            return Err(Error::Unsupported { drive: self.drive.name().to_owned(), why: why.into() });
+        match io.op {
+            Op::Read | Op::Flush => {}
+            Op::Write | Op::WriteZeroes => self.drive.allow_writes()?,
+            Op::Compare => self.allow_compare(ns)?,
         }
         let control = &self.drive.control;
         ns.check(control)?;
-        for (buffer, _) in io.data.iter().chain(&io.metadata) {
-            buffer.belongs(control)?;
+        if let Some((data, _)) = io.data {
+            data.belongs(control)?;
+        }
+        if let Some((metadata, _)) = io.metadata {
+            metadata.belongs(control)?;
+        }
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn allow_compare(&self, ns: &Namespace) -> Result<()> {
+        if ns.hides_metadata() {
+            let why = "Compare takes no PRACT, and protection information does not travel here";
+            return Err(Error::Unsupported { drive: self.drive.name().to_owned(), why: why.into() });
         }
         Ok(())
     }
@@ -203,16 +213,18 @@ impl IoQueue {
         if slots.closed.is_none() {
             slots.poll();
         }
-        while let Some(token) = tokens.front().copied() {
+        let mut ended = 0;
+        for &token in &*tokens {
             let Some(end) = slots.take(token) else {
                 if slots.every_64th_call() {
                     self.recover_if_overdue(slots, token);
                 }
-                return;
+                break;
             };
-            tokens.pop_front();
+            ended += 1;
             each(token, end);
         }
+        tokens.drain(..ended);
     }
 
     fn recover_if_overdue(&self, slots: MutexGuard<'_, CommandSlots>, token: Token) {

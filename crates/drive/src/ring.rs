@@ -134,6 +134,12 @@ impl Memory for PairMemory {
         let is_stored = self.ring_of(at).store_entry(at.word, entry);
         debug_assert!(is_stored, "an entry outside its ring");
     }
+    #[inline(always)]
+    fn load_completion(&self, at: RingWord, phase: bool) -> Option<[u32; 4]> {
+        let words = self.ring_of(at).load_four_acquire(at.word);
+        debug_assert!(words.is_some(), "an entry outside its ring");
+        words.filter(|words| words[3] >> 16 & 1 == u32::from(phase))
+    }
     fn fetch_add(&self, at: RingWord, value: u32) -> u32 {
         on_word!(self, at, |w: &AtomicU32| w.fetch_add(value, Ordering::AcqRel), u32::MAX)
     }

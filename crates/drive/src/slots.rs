@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use onehop_os::Transport;
 use onehop_proto::queue::{Event, Owner, Slot};
-use onehop_proto::{BusAddr, Cqe, Sqe, Status};
+use onehop_proto::{BusAddr, Cqe, Sqe, Status, nvm};
 
 use crate::canary::{Canary, Nonces};
 use crate::command::{Io, ListSlot, Op, Pointers, UseSgl, list_pages, max_blocks};
@@ -99,9 +99,7 @@ impl CommandSlots {
             sqe: Sqe::default(),
             retries: 0,
             deadline: now,
-            what: (Op::Flush, 0, 0, 0),
             mark: 0,
-            fua: false,
             hold: [None, None],
             canary: None,
         };
@@ -164,10 +162,11 @@ impl CommandSlots {
     }
 
     /// Puts a command into the queue; the controller sees it after [`Self::publish`].
+    #[inline(always)]
     pub(crate) fn submit(&mut self, io: &Io<'_>, ns: &Namespace) -> Result<Token> {
         let Some(&id) = self.free.last() else { return Err(Error::Full(self.depth())) };
         self.fill(id, io, ns)?;
-        let canary = self.place_canary(io, ns)?;
+        let canary = if self.nonces.is_some() { self.place_canary(io, ns)? } else { None };
         self.free.pop();
         // What a flush covers.
         let mark = if io.op == Op::Flush { ns.account.mark() } else { 0 };
@@ -176,10 +175,9 @@ impl CommandSlots {
         entry.canary = canary;
         entry.retries = 0;
         entry.deadline = self.due;
-        entry.what = (io.op, ns.nsid, io.lba, io.blocks);
         entry.mark = mark;
-        entry.fua = io.fua;
-        entry.hold = [io.data, io.metadata].map(|data| data.map(|(buffer, _)| self.holds.hold(buffer)));
+        let mut hold = |(buffer, _)| self.holds.hold(buffer);
+        entry.hold = [io.data.map(&mut hold), io.metadata.map(&mut hold)];
         let token = Token { queue: self.serial, entry: id, life: entry.life };
         self.stage(id);
         Ok(token)
@@ -239,7 +237,7 @@ impl CommandSlots {
     }
 
     /// Puts an entry's command into the submission queue, or notes that it waits for room there.
-    #[inline]
+    #[inline(always)]
     fn stage(&mut self, id: u32) {
         let entry = &mut self.entries[id as usize];
         match self.owner.stage(&self.pair.memory, &entry.sqe) {
@@ -295,7 +293,7 @@ impl CommandSlots {
     #[inline]
     fn settle(&mut self, id: u32, cqe: &Cqe) {
         let status = cqe.status();
-        if status.is_ok() && self.entries[id as usize].what.0 == Op::Flush && self.is_unsure(id, cqe) {
+        if status.is_ok() && self.entries[id as usize].is_flush() && self.is_unsure(id, cqe) {
             return;
         }
         let entry = &mut self.entries[id as usize];
@@ -386,7 +384,7 @@ impl CommandSlots {
                 _ => continue,
             }
             self.waiting -= 1;
-            let nsid = self.entries[id as usize].what.1;
+            let nsid = self.entries[id as usize].sqe.nsid();
             if let Err(error) = self.entries[id as usize].mark_again(&self.holds) {
                 let entry = &mut self.entries[id as usize];
                 entry.state = CommandState::failed(error);
@@ -402,7 +400,7 @@ impl CommandSlots {
 
     fn end_as_changed(&mut self, id: u32) {
         let entry = &mut self.entries[id as usize];
-        let (drive, nsid) = (self.name.clone(), entry.what.1);
+        let (drive, nsid) = (self.name.clone(), entry.sqe.nsid());
         entry.state = CommandState::failed(Error::NamespaceChanged { drive, nsid });
         entry.mark_stale(&mut self.holds);
     }
@@ -524,7 +522,7 @@ impl CommandSlots {
     fn lose(&mut self, id: u32, recovery: Recovery) {
         let entry = &mut self.entries[id as usize];
         let may_be_carried_out = self.messages && matches!(entry.state, CommandState::InFlight(_));
-        if may_be_carried_out && entry.what.0.writes() {
+        if may_be_carried_out && entry.op().writes() {
             let command = entry.describe(&self.name);
             entry.state = CommandState::failed(Error::OutcomeUnknown { command, recovery });
             entry.mark_stale(&mut self.holds);
@@ -550,7 +548,7 @@ impl CommandSlots {
             let in_flight = matches!(entry.state, CommandState::InFlight(_));
             if !matches!(entry.state, CommandState::Free | CommandState::Done(_)) {
                 // A network's target may have what it was sent.
-                let why = if self.messages && in_flight && entry.what.0.writes() {
+                let why = if self.messages && in_flight && entry.op().writes() {
                     let command = entry.describe(&self.name);
                     Error::OutcomeUnknown { command, recovery: Recovery::FunctionReset }
                 } else {
@@ -567,16 +565,15 @@ impl CommandSlots {
 /// Counts a write that was acknowledged, or what a flush has made durable; false where the flush has to report a loss.
 #[inline]
 fn is_accounted_for(entry: &CommandEntry, namespaces: &[Namespace], reported: &mut [u64]) -> bool {
-    let (op, nsid, ..) = entry.what;
-    if !op.writes() && op != Op::Flush {
+    if matches!(entry.sqe.opcode(), nvm::opcode::READ | nvm::opcode::COMPARE) {
         return true;
     }
-    let Some(index) = namespaces.iter().position(|ns| ns.nsid == nsid) else { return true };
+    let Some(index) = namespaces.iter().position(|ns| ns.nsid == entry.sqe.nsid()) else { return true };
     let account = &namespaces[index].account;
-    if op == Op::Flush {
+    if entry.is_flush() {
         return account.flushed(entry.mark, &mut reported[index]);
     }
-    if !entry.fua {
+    if entry.sqe.dw[12] & nvm::flag::FUA == 0 {
         account.wrote();
     }
     true

@@ -41,23 +41,64 @@ impl Words {
         (index < self.count).then(|| unsafe { AtomicU32::from_ptr(self.first.as_ptr().add(index)) })
     }
 
+    /// `N` pairs of words, from an even index on.
+    #[inline(always)]
+    fn pairs<const N: usize>(&self, index: u32) -> Option<[&AtomicU64; N]> {
+        let index = index as usize;
+        if index + 2 * N > self.count || !index.is_multiple_of(2) {
+            return None;
+        }
+        // SAFETY: 2 N words from `index` on are in range, and aligned to eight bytes as the first word and an even index
+        // are; the mapping outlives &self. References to it are only to atomics, as `HostMem`'s are.
+        Some(std::array::from_fn(|i| unsafe {
+            AtomicU64::from_ptr(self.first.as_ptr().add(index + 2 * i).cast())
+        }))
+    }
+
     /// Stores sixteen words from an even index on, in no particular order; false if they are out of range.
     #[inline(always)]
     #[must_use]
     pub fn store_entry(&self, index: u32, words: &[u32; 16]) -> bool {
-        let index = index as usize;
-        if index + 16 > self.count || !index.is_multiple_of(2) {
-            return false;
-        }
-        for (i, pair) in words.as_chunks::<2>().0.iter().enumerate() {
-            let [low, high] = if cfg!(target_endian = "little") { *pair } else { [pair[1], pair[0]] };
-            // SAFETY: 16 words from `index` on are in range, and aligned to eight bytes as the first word and an even
-            // index are; the mapping outlives &self. References to it are only to atomics, as `HostMem`'s are.
-            unsafe { AtomicU64::from_ptr(self.first.as_ptr().add(index + 2 * i).cast()) }
-                .store(u64::from(low) | u64::from(high) << 32, Ordering::Relaxed);
+        let Some(pairs) = self.pairs::<8>(index) else { return false };
+        for (pair, words) in pairs.into_iter().zip(words.as_chunks::<2>().0) {
+            pair.store(join(*words), Ordering::Relaxed);
         }
         true
     }
+
+    /// Stores four words from an even index on, the last two after all that was stored before; false if they are out of range.
+    #[inline(always)]
+    #[must_use]
+    pub fn store_four_release(&self, index: u32, [a, b, c, d]: [u32; 4]) -> bool {
+        let Some([first, last]) = self.pairs(index) else { return false };
+        first.store(join([a, b]), Ordering::Relaxed);
+        last.store(join([c, d]), Ordering::Release);
+        true
+    }
+
+    /// Loads four words from an even index on, the last two before the others and all that is loaded later; none if they
+    /// are out of range.
+    #[inline(always)]
+    #[must_use]
+    pub fn load_four_acquire(&self, index: u32) -> Option<[u32; 4]> {
+        let [first, last] = self.pairs(index)?;
+        let [c, d] = split(last.load(Ordering::Acquire));
+        let [a, b] = split(first.load(Ordering::Relaxed));
+        Some([a, b, c, d])
+    }
+}
+
+/// Two neighbouring words as one.
+#[inline(always)]
+fn join([a, b]: [u32; 2]) -> u64 {
+    let [low, high] = if cfg!(target_endian = "little") { [a, b] } else { [b, a] };
+    u64::from(low) | u64::from(high) << 32
+}
+
+#[inline(always)]
+fn split(pair: u64) -> [u32; 2] {
+    let [low, high] = [pair as u32, (pair >> 32) as u32];
+    if cfg!(target_endian = "little") { [low, high] } else { [high, low] }
 }
 
 #[cfg(test)]
@@ -78,6 +119,13 @@ mod tests {
         assert!(words.get(32).is_none() && words.get(u32::MAX).is_none());
         for index in [1, 17, 18, 32, u32::MAX - 15, u32::MAX] {
             assert!(!words.store_entry(index, &[0; 16]), "{index}");
+        }
+        assert!(words.store_four_release(28, [1, 2, 3, 4]));
+        assert_eq!(words.load_four_acquire(28), Some([1, 2, 3, 4]));
+        assert_eq!(mem.read_words(64).unwrap()[12..], [1, 2, 3, 4]);
+        for index in [1, 29, 30, 32, u32::MAX - 3, u32::MAX] {
+            assert!(!words.store_four_release(index, [0; 4]), "{index}");
+            assert_eq!(words.load_four_acquire(index), None, "{index}");
         }
         let odd = HostMem::anonymous(4096).unwrap().slice(4..64).unwrap();
         assert!(Words::new(odd).is_err());

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use onehop_os::HostMem;
+use onehop_os::{HostMem, Words};
 use onehop_proto::{Cqe, Sqe, Status};
 
 use crate::config::NullOrder;
@@ -17,8 +17,8 @@ use crate::violation::{Book, Rule};
 
 /// One queue pair.
 struct NullPair {
-    sq: HostMem,
-    cq: HostMem,
+    sq: Words,
+    cq: Words,
     sq_size: u32,
     cq_size: u32,
     sqid: u16,
@@ -118,7 +118,7 @@ impl IoEngine for Fast {
     }
 
     fn create_cq(&self, cq: &NewQueue) -> Result<(), Status> {
-        let mem = cq.memory.clone().ok_or(Status::DATA_TRANSFER_ERROR)?;
+        let mem = ring(cq, Cqe::BYTES)?;
         let slot = &self.slots[usize::from(cq.qid)];
         slot.cq_head.store(0, Relaxed);
         slot.stalled.store(false, Relaxed);
@@ -129,15 +129,16 @@ impl IoEngine for Fast {
     /// Each completion queue serves one submission queue here.
     fn create_sq(&self, sq: &NewQueue, cqid: u16) -> Result<(), Status> {
         let NewQueue { qid, entries, .. } = *sq;
-        let mem = sq.memory.clone().ok_or(Status::DATA_TRANSFER_ERROR)?;
+        let mem = ring(sq, Sqe::BYTES)?;
         let cq_slot = &self.slots[usize::from(cqid)];
         let mut half = locked(&cq_slot.half);
         let half = half.as_mut().filter(|h| !h.taken).ok_or(Status::CQ_INVALID.with_dnr())?;
+        let (sq, cq) = (words(mem)?, words(half.mem.clone())?);
         half.taken = true;
         cq_slot.user.store(u32::from(qid), Relaxed);
         *locked(&self.slots[usize::from(qid)].pair) = Some(NullPair {
-            sq: mem,
-            cq: half.mem.clone(),
+            sq,
+            cq,
             sq_size: entries,
             cq_size: half.size,
             sqid: qid,
@@ -180,10 +181,20 @@ impl IoEngine for Fast {
     }
 }
 
+/// The memory of a queue, all of it.
+fn ring(queue: &NewQueue, entry: usize) -> Result<HostMem, Status> {
+    let mem = queue.memory.clone().filter(|mem| mem.len() >= queue.entries as usize * entry);
+    mem.ok_or(Status::DATA_TRANSFER_ERROR)
+}
+
+fn words(mem: HostMem) -> Result<Words, Status> {
+    Words::new(mem).map_err(|_| Status::DATA_TRANSFER_ERROR)
+}
+
 impl NullPair {
     #[inline]
     fn cid_at_head(&mut self) -> Option<u16> {
-        let word = self.sq.word(self.head as usize * Sqe::BYTES).ok()?.load(Relaxed);
+        let word = self.sq.get(self.head * (Sqe::BYTES / 4) as u32)?.load(Relaxed);
         self.head += 1;
         if self.head == self.sq_size {
             self.head = 0;
@@ -191,18 +202,11 @@ impl NullPair {
         Some((Sqe { dw: [word, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0] }).cid())
     }
 
-    #[inline]
+    #[inline(always)]
     fn post(&mut self, cid: u16) {
         let cqe = Cqe::new(0, self.head as u16, self.sqid, cid, Status::SUCCESS, self.phase);
-        let at = self.cq_tail as usize * Cqe::BYTES;
-        for (i, dword) in cqe.dw[..3].iter().enumerate() {
-            if let Ok(word) = self.cq.word(at + 4 * i) {
-                word.store(*dword, Relaxed);
-            }
-        }
-        if let Ok(word) = self.cq.word(at + 12) {
-            word.store(cqe.dw[3], Release);
-        }
+        let is_stored = self.cq.store_four_release(self.cq_tail * (Cqe::BYTES / 4) as u32, cqe.dw);
+        debug_assert!(is_stored, "an entry outside its ring");
         self.cq_tail += 1;
         if self.cq_tail == self.cq_size {
             self.cq_tail = 0;
@@ -224,8 +228,8 @@ pub fn ceiling(entries: u32, batch: u32, rounds: u32) -> crate::Result<f64> {
     let cq = HostMem::anonymous(entries as usize * Cqe::BYTES)?;
     fast.slots[1].user.store(1, Relaxed);
     *locked(&fast.slots[1].pair) = Some(NullPair {
-        sq,
-        cq,
+        sq: Words::new(sq)?,
+        cq: Words::new(cq)?,
         sq_size: entries,
         cq_size: entries,
         sqid: 1,

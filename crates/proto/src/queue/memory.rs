@@ -81,6 +81,16 @@ pub trait Memory {
         self.store(at.plus(8), words[2]);
         self.store(at.plus(12), words[3]);
     }
+    /// Reads a completion whose phase is this one, on an address that is a multiple of 16. The phase is in the last word:
+    /// nothing else of the completion, and nothing after it, is read before that.
+    #[inline(always)]
+    fn load_completion(&self, at: Self::Addr, phase: bool) -> Option<[u32; 4]> {
+        let last = self.load_acquire(at.plus(12));
+        if last >> 16 & 1 != phase as u32 {
+            return None;
+        }
+        Some([self.load(at), self.load(at.plus(4)), self.load(at.plus(8)), last])
+    }
     /// Adds to a word and gives the old value; acquires and releases.
     fn fetch_add(&self, at: Self::Addr, value: u32) -> u32;
     /// [`Self::fetch_add`] that acquires and does not release, among the threads of one GPU.

@@ -93,7 +93,7 @@ impl<M: Memory, T: AsMut<[Slot]> + AsRef<[Slot]>> Owner<M, T> {
     ///
     /// # Errors
     /// [`Full`] when no slot is free, or the controller has not fetched enough.
-    #[inline]
+    #[inline(always)]
     pub fn stage(&mut self, mem: &M, sqe: &Sqe) -> Result<u16, Full> {
         if self.ring.room() <= self.staged {
             return Err(Full);
@@ -125,7 +125,7 @@ impl<M: Memory, T: AsMut<[Slot]> + AsRef<[Slot]>> Owner<M, T> {
     }
 
     /// Takes the next completion, if there is one.
-    #[inline]
+    #[inline(always)]
     pub fn poll(&mut self, mem: &M) -> Option<Event> {
         let Some(cqe) = self.ring.peek(mem, 0) else {
             self.ring.release(mem);
@@ -135,7 +135,7 @@ impl<M: Memory, T: AsMut<[Slot]> + AsRef<[Slot]>> Owner<M, T> {
         Some(self.settle(cqe))
     }
 
-    #[inline]
+    #[inline(always)]
     fn settle(&mut self, cqe: Cqe) -> Event {
         let Some(id) = self.space.slot(cqe.cid()) else { return Event::UnexpectedCompletion(cqe) };
         let Some(slot) = self.slots.as_mut().get_mut(id as usize) else {

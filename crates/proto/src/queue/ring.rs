@@ -127,12 +127,7 @@ impl<M: Memory> Ring<M> {
     pub fn peek(&self, mem: &M, ahead: u32) -> Option<Cqe> {
         let (slot, phase) = self.position(ahead);
         let at = self.rings.cq.plus(slot * Cqe::BYTES as u32);
-        // The phase is in the last dword: nothing else of the entry may be read before it was seen.
-        let dw3 = mem.load_acquire(at.plus(12));
-        if dw3 >> 16 & 1 != phase as u32 {
-            return None;
-        }
-        Some(Cqe { dw: [mem.load(at), mem.load(at.plus(4)), mem.load(at.plus(8)), dw3] })
+        mem.load_completion(at, phase).map(|dw| Cqe { dw })
     }
 
     /// Leaves `count` completions behind, the last of which reported `sqhd`. The controller is told of them when a
