@@ -39,7 +39,7 @@ fn open(array: u64) -> Option<DriveArray<GpuThread>> {
     DriveArray::open(&GpuThread, GpuAddr(array)).ok()
 }
 
-/// A warp, its number, and its local memory of so many words; none if it is one too many.
+/// A warp, its number, and its local memory of this many words; none if it is one too many.
 fn warp(threads: u32, words: u32) -> Option<(Lane, u32)> {
     let index = thread() / LANES;
     // SAFETY: reads a register.
@@ -107,7 +107,7 @@ pub unsafe extern "ptx-kernel" fn onehop_array_write(array: u64, job: GatherJob,
     }
 }
 
-/// Thread `i` writes back what is dirty in the slots `i`, `i + threads` …
+/// Thread `i` writes back dirty pages in the slots `i`, `i + threads` …
 ///
 /// # Safety
 /// The array and the report are there.

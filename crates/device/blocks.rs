@@ -1,5 +1,5 @@
-//! Kernels that work on data, samples or any: a module of its own, because they need floating point and shared memory of
-//! blocks, and nobody who drives a drive needs them.
+//! Kernels that work on data, such as samples: a module of its own, because they need floating point and shared memory of
+//! blocks, and programs that drive a drive do not need them.
 //!
 //! | entry | parameter | block | dynamic shared memory |
 //! |---|---|---|---|

@@ -1,5 +1,5 @@
 //! Functions for other people's kernels: what `include/onehop/device.h` declares, to be linked with code in any language
-//! that calls C functions in PTX. A module of its own, without kernels. All that they do is `onehop_proto::kernel::DeviceQueue`.
+//! that calls C functions in PTX. A module of its own, without kernels. They only call `onehop_proto::kernel::DeviceQueue`.
 #![no_std]
 #![feature(asm_experimental_arch)]
 
@@ -23,7 +23,7 @@ fn open(queue: *const Queue) -> Option<DeviceQueue<GpuThread>> {
     DeviceQueue::open(&GpuThread, GpuAddr(queue as u64))
 }
 
-/// Begins a command, and goes on with it. Once, however many functions use it.
+/// Begins a command, and advances it. One copy, however many functions use it.
 #[inline(never)]
 fn start(
     queue: *const Queue,
@@ -46,7 +46,7 @@ fn start(
     }
 }
 
-/// The one place where the protocol is.
+/// The only copy of the protocol.
 #[inline(never)]
 fn go_on(queue: *const Queue, command: &mut Command, waits: bool) -> i32 {
     match open(queue) {
@@ -59,7 +59,7 @@ fn go_on(queue: *const Queue, command: &mut Command, waits: bool) -> i32 {
 /// Reads blocks into the data memory, from byte `offset` on, and waits for them.
 ///
 /// # Safety
-/// `queue` is null or a handle that the host has lent and not taken back.
+/// `queue` is null or a handle that the host has exported and not revoked.
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_read(queue: *const Queue, lba: u64, blocks: u32, offset: u64) -> i32 {
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn onehop_write(queue: *const Queue, lba: u64, blocks: u32
     start(queue, DeviceOp::Write as u32, lba, blocks, offset, &mut { Command::NONE }, true)
 }
 
-/// Begins to move blocks: `op` is 0 to read, 1 to write. -1 if that is under way; any other answer is its end.
+/// Begins to move blocks: `op` is 0 to read, 1 to write. -1 if the command is in flight; any other answer is its end.
 ///
 /// # Safety
 /// As for [`onehop_read`]; `command` is memory for a command.
@@ -131,7 +131,7 @@ macro_rules! tell {
 }
 
 tell! {
-    /// Blocks of the namespace; 0 if this is no handle, as for those that follow.
+    /// Blocks of the namespace; 0 if this is not a handle, as for those that follow.
     onehop_blocks: u64 = blocks
 }
 

@@ -24,10 +24,10 @@ fn panic(_: &core::panic::PanicInfo) -> ! {
     unsafe { asm!("trap;", options(noreturn)) }
 }
 
-/// Writes the word to each place, unless the host has taken the permit back before.
+/// Writes the word to each place, unless the host has revoked the permit before.
 ///
 /// # Safety
-/// The permit is there; so are the words, which nobody else writes, as long as the host permits the launch.
+/// The permit is there; so are the words, which nothing else writes, as long as the host permits the launch.
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn onehop_mark(first: u64, word: u64, permit: u64, count: u32, launch: u32) {

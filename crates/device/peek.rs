@@ -1,5 +1,5 @@
-//! The kernel that reads a device's registers, for `drive check-p2p`: a module of its own, so that what users load has no
-//! such instruction in it.
+//! The kernel that reads a device's registers, for `drive check-p2p`: a module of its own, so that the module that users
+//! load has no such instruction.
 //!
 //! | entry | parameters | grid × block | dynamic shared memory |
 //! |---|---|---|---|
@@ -24,7 +24,7 @@ fn panic(_: &core::panic::PanicInfo) -> ! {
 /// Reads up to `count` registers from `first` on; see [`run_peek`].
 ///
 /// # Safety
-/// One thread; `first` is the address of so many registers, `notes` of zeroed notes.
+/// One thread; `first` is the address of that many registers, `notes` of zeroed notes.
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn onehop_peek(first: u64, count: u32, notes: u64, limit: u64) {

@@ -70,7 +70,7 @@ fn store_1(at: u64, value: u32) {
     unsafe { asm!("st.global.u8 [{0}], {1};", in(reg64) at, in(reg32) value, options(nostack)) };
 }
 
-/// Four loads under way hide most of the bus's latency.
+/// Four loads in flight hide most of the bus's latency.
 #[inline(always)]
 fn copy<T: Copy>(
     load: impl Fn(u64) -> T,
@@ -105,7 +105,7 @@ impl Copies for Words {
     }
 }
 
-/// Carries an order out.
+/// Executes an order.
 ///
 /// # Safety
 /// The order is there, and both of its ranges are.

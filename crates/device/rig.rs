@@ -1,5 +1,5 @@
 //! Kernels for tests and benchmarks: controllers that serve queues in GPU memory, and the litmus experiments. A module of
-//! its own, so that nothing of it is in what users load.
+//! its own, so that the module that users load has none of it.
 #![no_std]
 #![feature(abi_ptx, abi_unadjusted, asm_experimental_arch, link_llvm_intrinsics, stdarch_nvptx)]
 
@@ -55,7 +55,7 @@ impl Lane {
     }
 }
 
-/// What a lane does as any thread does it.
+/// What a lane does like any thread.
 macro_rules! as_a_thread {
     ($($name:ident($($arg:ident: $t:ty),*) $(-> $r:ty)?;)*) => {
         $(#[inline(always)]
@@ -199,7 +199,7 @@ fn warp() -> (u32, u32) {
     (thread / LANES, block * (threads / LANES) + thread / LANES)
 }
 
-/// A kernel of one warp for each descriptor; how each ended stands in what its descriptor names.
+/// A kernel of one warp for each descriptor; each stores how it ended where its descriptor says.
 macro_rules! kernel {
     ($name:ident, $run:path, $bytes:expr) => {
         /// # Safety

@@ -355,7 +355,7 @@ fn parse_route(text: &str) -> Result<engine::Route> {
         "cpu/pinned" => return Ok(engine::Route::Pinned),
         "cufile" => return Ok(engine::Route::CuFile),
         "gpu/tier3" | "gpu/posted" | "gpu/tier2" | "gpu/tier1" | "cpu/direct" => {
-            "files of a mounted file system are the kernel's to read; it needs a drive that onehop drives itself"
+            "only the kernel reads files of a mounted file system; it needs a drive that onehop drives itself"
         }
         _ => {
             return Err(Error::Asked(format!(

@@ -131,7 +131,7 @@ def test_what_is_refused(on_drive, tmp_path):
     blank = tmp_path / "blank.img"
     blank.write_bytes(bytes(4 << 20))
     refusals = [
-        (path, {"drive": "nothing"}, errors.RequestError, "is no drive"),
+        (path, {"drive": "nothing"}, errors.RequestError, "is not a drive"),
         (path, {"drive": f"sim:{image}?colour=red"}, errors.RequestError, "colour"),
         (path, {"drive": f"sim:{tmp_path}/missing.img"}, errors.DriveError, "missing.img"),
         (path, {"drive": f"vfio-user:{tmp_path}/nobody"}, errors.DriveError, "start its server first"),

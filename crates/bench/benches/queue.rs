@@ -1,4 +1,4 @@
-//! Submit and complete on one core, against the null controller: the figure that the driver is held to.
+//! Submit and complete on one core, against the null controller: the number that the driver must keep.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::collections::VecDeque;
@@ -22,7 +22,7 @@ fn submit_and_complete(c: &mut Criterion) {
     group.finish();
 }
 
-/// What guarding a read by marks costs beside that: they are placed before and looked for after.
+/// What guarding a read by marks costs on top: they are placed before and checked for after.
 fn guard(c: &mut Criterion) {
     let mut group = c.benchmark_group("guard a read");
     for bytes in [512_u64, 4096, 131_072] {

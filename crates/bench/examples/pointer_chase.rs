@@ -78,7 +78,7 @@ fn on_cuda(drive: &Drive, name: &str) -> Result<u32> {
     for thread in 0..threads {
         let at = thread as usize * END_BYTES;
         let end = (long(&ends, at)?, long(&ends, at + 8)?);
-        refuse(Answer::from_code(ends.word(at + 20)? as i32).ok_or("a block that is not the right one")?)?;
+        refuse(Answer::from_code(ends.word(at + 20)? as i32).ok_or("a wrong block")?)?;
         check(thread, end)?;
     }
     lent.check()?;
@@ -94,7 +94,7 @@ fn refuse(answer: Answer) -> Result<()> {
     if answer == Answer::Done { Ok(()) } else { Err(answer.to_string().into()) }
 }
 
-/// Whether a chase from this block on came to the right sum and place.
+/// Checks that a chase from this block on ended with the right sum and place.
 fn check(first: u32, end: (u64, u64)) -> Result<()> {
     let one = |(sum, lba): (u64, u64), _| (lba.wrapping_mul(lba).wrapping_add(sum), after(lba));
     let want = (0..HOPS).fold((0, u64::from(first)), one);
@@ -109,7 +109,7 @@ fn emulated(drive: &Drive) -> Result<u32> {
     let (handle, data) = (lent.handle(), data.addr());
     let (tell, told) = std::sync::mpsc::channel();
     let running = gpu.start(threads, move |thread, index| {
-        // Nobody is there to be told when the program has failed already.
+        // The program may have failed already; then nobody receives this.
         let _ = tell.send((index, lay_and_chase(thread, handle, data, index, threads)));
     })?;
     running.join()?;
@@ -120,8 +120,8 @@ fn emulated(drive: &Drive) -> Result<u32> {
     Ok(threads)
 }
 
-/// A thread of the emulated GPU lays its share of the chain, and follows the chain from a block that it laid itself through
-/// blocks that others lay meanwhile: until those are there, it reads them again.
+/// A thread of the emulated GPU writes its share of the chain, and follows the chain from a block that it wrote itself
+/// through blocks that others write meanwhile: until those are there, it reads them again.
 fn lay_and_chase(
     mem: &EmulatedThread,
     handle: GpuAddr,

@@ -19,9 +19,9 @@ use onehop_bench::{Controller, GpuBench, PeerKernel, PeerPlan, QueueMode, QueueR
 use onehop_gpu::cuda::{Arg, Code, Cuda, CudaGpu, Shape, Started};
 use serde_json::{Value, json};
 
-/// How long a launch of theirs is to take: long enough for its beginning and end not to count.
+/// How long a launch of theirs should take: long enough that its start and end do not count.
 const LAUNCH: Duration = Duration::from_millis(40);
-/// Rounds of all threads in the launches that are looked at closely, and at least in those that are timed.
+/// Rounds of all threads in the checked launches, and at least in those that are timed.
 const ROUNDS: u32 = 16;
 /// Launches of a turn.
 const LAUNCHES: usize = 2;
@@ -35,7 +35,7 @@ const SHARED_DEPTH: u32 = 1023;
 struct Args {
     /// PTX with their kernels: see peer.h
     kernels: PathBuf,
-    /// What they are called
+    /// Their name
     #[arg(long, default_value = "theirs")]
     name: String,
     /// Which GPU
@@ -47,13 +47,13 @@ struct Args {
     /// Their threads on each queue; 1 is one command in flight, of ours too
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=65536))]
     threads: u32,
-    /// Threads of their blocks; without it all those of a queue, 1024 at most
+    /// Threads of their blocks [default: all those of a queue, 1024 at most]
     #[arg(long)]
     block: Option<u32>,
     /// Entries of their rings
     #[arg(long, default_value_t = 1024)]
     entries: u32,
-    /// Bytes that they want for each queue's account
+    /// Bytes that they need for each queue's account
     #[arg(long, default_value_t = 4 << 20)]
     space: usize,
     /// Rings in host memory instead of the GPU's
@@ -105,7 +105,7 @@ impl<'a> Theirs<'a> {
         job: Arg,
         limit: Duration,
     ) -> onehop_gpu::Result<Started> {
-        // SAFETY: whoever names the PTX on the command line vouches for it: that its kernels take a `peer_job`, write
+        // SAFETY: the user who names the PTX on the command line vouches for it: that its kernels take a `peer_job`, write
         // nothing but the rings, doorbells, accounts, outcomes and the cycle count of that job, and end.
         unsafe { self.gpu.start_kernel(&self.code, kernel.name(), shape, &[job], limit) }
     }
@@ -124,7 +124,7 @@ struct Measured {
     theirs: Vec<f64>,
     ours: Vec<Ours>,
     clock: f64,
-    /// Completions that went to the wrong thread, of so many that were looked at.
+    /// Completions that went to the wrong thread, and how many were checked.
     elsewhere: [usize; 2],
     ceiling: f64,
     /// Registers of a thread of theirs.
@@ -172,7 +172,7 @@ fn ours(args: &Args) -> Vec<Ours> {
     settings.into_iter().map(make).collect()
 }
 
-/// So many commands that a launch of theirs takes about as long as it should.
+/// The number of commands with which a launch of theirs takes about as long as it should.
 fn theirs(args: &Args, rate: Option<f64>) -> PeerPlan {
     let plan = PeerPlan {
         queues: args.queues,

@@ -9,12 +9,12 @@ use onehop_gpu::{Gpu, KernelQueue, Place, Region};
 use onehop_proto::kernel::{ItemOutcome, WorkItem};
 use onehop_proto::{Cqe, GpuAddr, Sqe, nvm};
 
-use crate::host::{HostControllers, HostPair, Manner, host_memory};
+use crate::host::{HostControllers, HostPair, ServeOptions, host_memory};
 use crate::{Error, Result};
 
 /// The namespace of all commands.
 pub(crate) const NSID: u32 = 1;
-/// Doorbells lie on lines of their own.
+/// Each doorbell has a cache line of its own.
 pub(crate) const LINE: usize = 128;
 const PAGE: usize = 4096;
 
@@ -35,7 +35,7 @@ pub enum RingsAt {
     /// In host memory.
     Host,
     /// Submission queue and doorbells in host memory, which the GPU only writes; completion queue in the GPU's, which the
-    /// controller only writes: nothing is read across the bus by a processor that waits for it.
+    /// controller only writes: no processor waits for a read across the bus.
     Posted,
 }
 
@@ -56,7 +56,7 @@ pub(crate) enum Serving {
     Cpu(HostControllers),
 }
 
-/// How a controller is to run.
+/// How a controller runs.
 pub(crate) struct ControllerRun<'a> {
     pub(crate) gpu: &'a CudaGpu,
     pub(crate) code: &'a RigCode,
@@ -65,7 +65,7 @@ pub(crate) struct ControllerRun<'a> {
     pub(crate) limit: Duration,
 }
 
-/// What a bed is to hold.
+/// The sizes of a bed.
 pub(crate) struct BedSize {
     pub(crate) queues: u32,
     /// Of each ring.
@@ -140,7 +140,7 @@ impl Bed {
         })
     }
 
-    /// Commands that no two have in common, each with its seal.
+    /// Commands, all different, each with its seal.
     pub(crate) fn write_works(&self) -> Result<()> {
         let mut bytes = Vec::with_capacity(self.works.len());
         for i in 0..self.commands {
@@ -190,7 +190,7 @@ impl Bed {
             entries: queue.sq_entries,
             sqid: i as u16 + 1,
         };
-        let manner = Manner {
+        let manner = ServeOptions {
             reverse: run.flags & flag::REVERSE != 0,
             feed: run.flags & flag::FEED != 0,
             limit: run.limit,
@@ -261,7 +261,7 @@ impl Bed {
         Ok(words)
     }
 
-    /// So many commands must have been carried out, and no entry be other than it was written.
+    /// Checks that this many commands were executed, and that every entry was as it had been written.
     pub(crate) fn check(&self, wanted: u64) -> Result<()> {
         let reports = self.reports()?;
         let sum = |f: fn(&Report) -> u64| reports.iter().map(f).sum::<u64>();

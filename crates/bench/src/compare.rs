@@ -1,4 +1,4 @@
-//! Two runs side by side. A difference counts only where it is larger than what the repeats of both differ among themselves.
+//! Two runs side by side. A difference counts only if it is larger than the spread of both runs' repeats.
 
 use std::collections::BTreeMap;
 
@@ -6,9 +6,9 @@ use serde::Serialize;
 
 use crate::results::{IoType, Measured, Results, SweepRow};
 
-/// A difference below this share is none, however quiet both runs were.
+/// A difference below this share does not count, however small the noise of both runs.
 const LEAST: f64 = 0.02;
-/// Fewer repeats do not tell how noisy a row is.
+/// Fewer repeats do not show how noisy a row is.
 const REPEATS: usize = 3;
 
 /// How a row has changed.
@@ -49,7 +49,7 @@ impl ChangeVerdict {
 pub struct RowChange {
     /// The route.
     pub route: String,
-    /// What was done.
+    /// The operation.
     #[serde(rename = "IoType")]
     pub io: IoType,
     /// Bytes of a block.
@@ -66,16 +66,16 @@ pub struct RowChange {
     pub change: Option<f64>,
     /// How large a change has to be to count.
     pub noise: Option<f64>,
-    /// What that means.
+    /// The verdict on it.
     pub verdict: ChangeVerdict,
 }
 
 /// Two runs side by side.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
-    /// In what the two differ besides their figures.
+    /// How the two differ besides their results.
     pub differ: Vec<String>,
-    /// The rows that either has figures for.
+    /// The rows that either has results for.
     pub changes: Vec<RowChange>,
 }
 
@@ -85,7 +85,7 @@ fn key(row: &SweepRow) -> RowKey<'_> {
     (&row.route, row.io, row.block, row.depth, row.threads)
 }
 
-/// Holds two runs against each other.
+/// Compares two runs.
 #[must_use]
 pub fn compare(before: &Results, after: &Results) -> Comparison {
     let mut rows: BTreeMap<RowKey<'_>, [Option<&Measured>; 2]> = BTreeMap::new();

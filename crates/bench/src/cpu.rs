@@ -14,12 +14,12 @@ pub const NULL_DRIVE: &str = "mem:64M?null=1&workers=0&mqes=4095";
 
 /// How long a row is measured.
 const ROW_TIME: Duration = Duration::from_millis(300);
-/// How many pieces a row is measured in; the median of them is given.
-const PIECES: u32 = 15;
+/// How many parts a row is measured in; the result is their median.
+const PARTS: u32 = 15;
 /// How often the controller by itself is measured.
 const CEILINGS: u32 = 5;
 
-/// A queue pair that is to be measured.
+/// A queue pair to measure.
 pub struct CpuQueue {
     drive: Drive,
     queue: IoQueue,
@@ -41,10 +41,10 @@ impl CpuQueue {
     /// Brings a drive up for it; every wait for it ends once `stop` is set. `block` is the size of a command.
     ///
     /// # Errors
-    /// When the drive does not come up, or does not do such commands.
+    /// When the drive does not come up, or does not support such commands.
     pub fn open(port: ControllerBackend, depth: u32, block: u64, stop: StopSignal) -> Result<Self> {
         let null = port.name.strip_prefix("sim:") == Some(NULL_DRIVE);
-        // A null controller moves no data: there is none to wait for.
+        // A null controller moves no data, so there is none to wait for.
         let options = Options { depth, queues: 1, canary: !null, stop, ..Options::default() };
         let drive = Drive::open(port, options)?;
         let queue = drive.queue()?;
@@ -57,14 +57,14 @@ impl CpuQueue {
         if blocks == 0 || ns.format.transfer_bytes(blocks.into()) != Some(block) {
             let unit = ns.format.transfer_bytes(1).unwrap_or(0);
             return Err(Error::Setup(format!(
-                "{block} bytes are no multiple of the drive's blocks of {unit} bytes"
+                "{block} bytes are not a multiple of the drive's blocks of {unit} bytes"
             )));
         }
         let buffer = drive.buffer(depth as usize * block as usize)?;
         Ok(Self { drive, queue, ns, buffer, depth, blocks, null })
     }
 
-    /// The drive that is measured.
+    /// The measured drive.
     #[must_use]
     pub fn drive(&self) -> &Drive {
         &self.drive
@@ -105,7 +105,7 @@ impl CpuQueue {
             if tokens.len() == before
                 && let Some(token) = tokens.pop_front()
             {
-                // Nothing was there: wait as a user would, with the time-out ladder behind it.
+                // There was none: wait as a user would, with the time-out ladder behind it.
                 self.queue.wait(token)?;
             }
         }
@@ -133,10 +133,10 @@ impl CpuQueue {
         }
         let (mut rates, mut submits, mut completes) = (Vec::new(), Vec::new(), Vec::new());
         let mut latencies = Quantiles::default();
-        for _ in 0..PIECES {
+        for _ in 0..PARTS {
             let (start, mut batches) = (Instant::now(), 0u64);
             let (mut submit, mut complete) = (0.0, 0.0);
-            while start.elapsed() < ROW_TIME / PIECES {
+            while start.elapsed() < ROW_TIME / PARTS {
                 let from = cycles();
                 let batch = self.timed(&mut tokens)?;
                 latencies.add(cycles() - from);
@@ -195,7 +195,7 @@ impl CpuQueue {
 /// of five measurements.
 ///
 /// # Errors
-/// When there is no memory for its queues.
+/// When memory for its queues cannot be allocated.
 pub fn ceiling(depth: u32) -> Result<f64> {
     let rounds = (200_000 / depth.max(1)).max(100);
     let one = |_| onehop_sim::null_ceiling(4096, depth, rounds);

@@ -18,13 +18,13 @@ use crate::stats::median;
 use crate::times::{self, Times};
 use crate::{Error, QueueCost, Result};
 
-/// How long anything here may take.
+/// How long each step here may take.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 /// How long the controller measures itself.
 const FEED_TIME: Duration = Duration::from_millis(20);
 /// How often it does so; the best counts.
 const CEILINGS: usize = 3;
-/// Launches of a row; the median of them is given.
+/// Launches of a row; the result is their median.
 const LAUNCHES: usize = 5;
 /// Threads of a warp.
 const WARP: u32 = 32;
@@ -36,11 +36,11 @@ const LEAST_ENTRIES: u32 = 16;
 pub enum QueueMode {
     /// A warp for each queue.
     Owner,
-    /// So many threads on one queue.
+    /// This many threads on one queue.
     Shared(u32),
 }
 
-/// What is to be measured.
+/// What to measure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueueRun {
     /// How threads use the queues.
@@ -117,7 +117,7 @@ impl GpuBench {
         Ok(Self { gpu, metered, code, limit: LIMIT, stop: StopSignal::default() })
     }
 
-    /// The same, with so much time for each measurement: its controller ends by itself then.
+    /// The same, with this much time for each measurement: its controller ends by itself then.
     #[must_use]
     pub fn within(self, limit: Duration) -> Self {
         Self { limit, ..self }
@@ -133,7 +133,7 @@ impl GpuBench {
         if self.stop.is_set() { Err(Error::Stopped) } else { Ok(()) }
     }
 
-    /// What the null controller by itself answers with so many queues, commands per second: the best of
+    /// What the null controller by itself answers with this many queues, in commands per second: the best of
     /// three measurements. A reference: a queue that is kept full may come a little above it.
     ///
     /// # Errors
@@ -160,7 +160,7 @@ impl GpuBench {
     /// Measures a plan.
     ///
     /// # Errors
-    /// When the GPU fails, or anything comes out other than it should.
+    /// When the GPU fails, or an entry or outcome is wrong.
     pub fn row(&self, plan: &QueueRun) -> Result<QueueCost> {
         let ceiling = self.ceiling(plan)?;
         let (mut rates, regs) = self.rates(plan, LAUNCHES)?;
@@ -191,31 +191,31 @@ impl GpuBench {
         })
     }
 
-    /// Commands per second of each of so many launches, behind one that warms up, and the registers of a thread.
+    /// Commands per second of each of `launches` launches, after one that warms up, and the registers of a thread.
     ///
     /// # Errors
-    /// When the GPU fails, or anything comes out other than it should.
+    /// When the GPU fails, or an entry or outcome is wrong.
     pub fn rates(&self, plan: &QueueRun, launches: usize) -> Result<(Vec<f64>, u32)> {
         let (rates, bed) = self.launches(&self.gpu, plan, launches)?;
         Ok((rates, self.gpu.kernel_registers(&plan.launch(&bed))?))
     }
 
-    /// One launch of the kernels that take the times, and nothing behind it: whether they were written.
+    /// One launch of the kernels that take the times, without evaluating them: whether they were written.
     ///
     /// # Errors
-    /// When the GPU fails, or anything comes out other than it should.
+    /// When the GPU fails, or an entry or outcome is wrong.
     pub fn times_once(&self, plan: &QueueRun) -> Result<()> {
         self.times(plan, 0).map(drop)
     }
 
-    /// Has the times of the last of some launches taken; gives them and the commands per second that it came to.
+    /// Takes the times of the last of some launches; returns them and the launch's commands per second.
     fn times(&self, plan: &QueueRun, launches: usize) -> Result<(f64, Times)> {
         let (rates, bed) = self.launches(&*self.metered, plan, launches)?;
         let times = times::read(&bed.outcomes, plan.commands, plan.warps())?;
         Ok((rates.first().copied().unwrap_or(0.0), times))
     }
 
-    /// Launches one after the other, by one of the two sets of kernels, behind one that warms up.
+    /// Launches one after the other, by one of the two sets of kernels, after one that warms up.
     fn launches(&self, gpu: &dyn Gpu, plan: &QueueRun, launches: usize) -> Result<(Vec<f64>, Bed)> {
         let bed = Bed::new(&self.gpu, &plan.size()?)?;
         bed.write_works()?;
@@ -233,7 +233,7 @@ impl GpuBench {
     }
 }
 
-/// Runs a launch to its end; gives commands per second.
+/// Runs a launch to its end; returns commands per second.
 fn launch_once(gpu: &dyn Gpu, bed: &Bed, plan: &QueueRun, launch: &Launch) -> Result<f64> {
     bed.outcomes.fill(0, bed.outcomes.len(), 0)?;
     let job = KernelJob {
@@ -250,7 +250,7 @@ fn launch_once(gpu: &dyn Gpu, bed: &Bed, plan: &QueueRun, launch: &Launch) -> Re
     let running = gpu.launch(launch, &job)?;
     let start = Instant::now();
     while !running.is_done() && start.elapsed() < LIMIT {
-        // Controllers on CPU threads want every processor.
+        // Controllers on CPU threads need every CPU.
         std::thread::sleep(Duration::from_micros(50));
     }
     let took = running.took();
@@ -263,7 +263,7 @@ fn launch_once(gpu: &dyn Gpu, bed: &Bed, plan: &QueueRun, launch: &Launch) -> Re
     Ok(f64::from(plan.commands) / took.as_secs_f64())
 }
 
-/// Every command must have ended well.
+/// Checks that every command succeeded.
 fn check_outcomes(bed: &Bed, commands: u32) -> Result<()> {
     let good = u64::from(ItemOutcome::Done(Status::SUCCESS).word());
     let mut bytes = vec![0; commands as usize * ItemOutcome::BYTES as usize];

@@ -1,5 +1,5 @@
-//! Null controllers on CPU threads, for rings and doorbells in host memory. A controller on the GPU has to read those over
-//! the bus; a CPU has them in its caches, as a drive that reads host memory has them near.
+//! Null controllers on CPU threads, for rings and doorbells in host memory. A controller on the GPU must read those over
+//! the bus. A CPU has them in its caches, which is closer to a drive that reads host memory.
 //!
 //! They do what the one on the GPU does: check each entry's seal, complete all that the doorbell covers and the
 //! completion queue has room for, in order or last command first, and count.
@@ -18,7 +18,7 @@ use crate::{Error, Result};
 
 /// Commands of a turn at most, as on the GPU.
 const BATCH: u32 = 128;
-/// Turns between two looks at the clock.
+/// Turns between two readings of the clock.
 const POLL_TURNS: u32 = 4096;
 
 /// One queue pair, by the places of its parts in host memory.
@@ -34,12 +34,12 @@ pub(crate) struct HostPair {
     pub(crate) sqid: u16,
 }
 
-/// How they are to work.
+/// How they work.
 #[derive(Clone, Copy)]
-pub(crate) struct Manner {
+pub(crate) struct ServeOptions {
     /// Complete each batch last command first.
     pub(crate) reverse: bool,
-    /// Take no notice of doorbells, and serve full queues for ever: how fast can it be?
+    /// Ignore doorbells and serve full queues for ever, to measure the controller's own limit.
     pub(crate) feed: bool,
     /// For how long at most.
     pub(crate) limit: Duration,
@@ -49,7 +49,7 @@ pub(crate) struct Manner {
 pub(crate) struct ServedQueue {
     pub(crate) index: usize,
     pub(crate) report: Report,
-    /// The first rule that it found broken.
+    /// The first broken rule that it found.
     pub(crate) first: Option<Violation>,
 }
 
@@ -60,12 +60,12 @@ pub(crate) struct HostControllers {
 }
 
 impl HostControllers {
-    /// Starts as many threads as there are processors, or queues where those are fewer.
-    pub(crate) fn start(pairs: Vec<HostPair>, manner: Manner) -> Result<Self> {
+    /// Starts one thread for each CPU, or for each queue if those are fewer.
+    pub(crate) fn start(pairs: Vec<HostPair>, options: ServeOptions) -> Result<Self> {
         let count = std::thread::available_parallelism().map_or(1, usize::from).min(pairs.len()).max(1);
         let mut shares: Vec<Vec<PairServer>> = (0..count).map(|_| Vec::new()).collect();
         for (index, pair) in pairs.into_iter().enumerate() {
-            shares[index % count].push(PairServer::new(index, pair, manner.reverse));
+            shares[index % count].push(PairServer::new(index, pair, options.reverse));
         }
         let stop = Arc::new(AtomicBool::new(false));
         let mut running = Self { stop: stop.clone(), threads: Vec::new() };
@@ -73,14 +73,14 @@ impl HostControllers {
             let stop = stop.clone();
             let thread = std::thread::Builder::new()
                 .name("null controller".into())
-                .spawn(move || serve(share, manner, &stop))
-                .map_err(|e| Error::Setup(format!("this machine gave no thread for a controller: {e}")))?;
+                .spawn(move || serve(share, options, &stop))
+                .map_err(|e| Error::Setup(format!("no thread for a controller could be started: {e}")))?;
             running.threads.push(thread);
         }
         Ok(running)
     }
 
-    /// Waits for their end, which comes at once if they are to stop, or with their limit.
+    /// Waits for their end, which comes at once if they were asked to stop, or at their time limit.
     pub(crate) fn join(mut self, stop: bool) -> Result<Vec<ServedQueue>> {
         self.stop.fetch_or(stop, Ordering::Relaxed);
         let mut all = Vec::new();
@@ -100,15 +100,15 @@ impl Drop for HostControllers {
     }
 }
 
-fn serve(mut share: Vec<PairServer>, manner: Manner, stop: &AtomicBool) -> Result<Vec<ServedQueue>> {
+fn serve(mut share: Vec<PairServer>, options: ServeOptions, stop: &AtomicBool) -> Result<Vec<ServedQueue>> {
     let start = Instant::now();
     let mut turns = 0_u32;
     while !stop.load(Ordering::Relaxed) {
         for server in &mut share {
-            server.turn(manner.feed)?;
+            server.turn(options.feed)?;
         }
         turns = turns.wrapping_add(1);
-        if turns.is_multiple_of(POLL_TURNS) && start.elapsed() >= manner.limit {
+        if turns.is_multiple_of(POLL_TURNS) && start.elapsed() >= options.limit {
             break;
         }
     }
@@ -116,7 +116,7 @@ fn serve(mut share: Vec<PairServer>, manner: Manner, stop: &AtomicBool) -> Resul
     Ok(share.into_iter().map(|server| server.end(elapsed)).collect())
 }
 
-/// One queue pair, and how far it has come.
+/// One queue pair, and the positions in its rings.
 struct PairServer {
     index: usize,
     pair: HostPair,
@@ -150,7 +150,7 @@ impl PairServer {
         }
         let mut cids = [0; BATCH as usize];
         let cids = &mut cids[..count as usize];
-        // All identifiers first: entries that a device has written are far, and these loads are on their way together.
+        // All identifiers first: entries that a device has written are not in the cache, and these loads overlap.
         let first = self.head;
         for cid in cids.iter_mut() {
             *cid = (self.entry(self.head)?.load(Ordering::Relaxed) >> 16) as u16;
@@ -235,7 +235,7 @@ fn memory_error(error: onehop_os::Error) -> Error {
     Error::Gpu(error.into())
 }
 
-/// The host memory behind a region, which has to have some.
+/// The host memory of a region, which must have some.
 pub(crate) fn host_memory(region: &onehop_gpu::Region) -> Result<HostMem> {
     region.host().cloned().ok_or_else(|| {
         Error::Setup("controllers on CPU threads need rings in host memory: --rings host".into())
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn completes_all_that_the_doorbell_covers_and_no_more_than_there_is_room_for() {
+    fn completes_all_that_the_doorbell_covers_and_the_queue_has_room_for() {
         for reverse in [false, true] {
             let bed = Bed::new();
             let mut server = bed.server(reverse);
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_noticed() {
+    fn errors_are_noticed() {
         let bed = Bed::new();
         let mut server = bed.server(false);
         bed.submit(0, 1);
@@ -338,14 +338,17 @@ mod tests {
     }
 
     #[test]
-    fn threads_serve_until_they_are_told_to_stop_or_their_time_is_over() {
+    fn threads_serve_until_they_are_stopped_or_their_time_is_over() {
         let bed = Bed::new();
         (0..ENTRIES).for_each(|i| bed.submit(i, i as u16));
         for (feed, stop) in [(true, false), (false, true)] {
             let pairs = (0..3).map(|_| bed.server(false).pair).collect();
-            let manner =
-                Manner { reverse: false, feed, limit: Duration::from_millis(if feed { 20 } else { 20_000 }) };
-            let served = HostControllers::start(pairs, manner).unwrap().join(stop).unwrap();
+            let options = ServeOptions {
+                reverse: false,
+                feed,
+                limit: Duration::from_millis(if feed { 20 } else { 20_000 }),
+            };
+            let served = HostControllers::start(pairs, options).unwrap().join(stop).unwrap();
             assert_eq!(served.len(), 3);
             assert!(served.iter().all(|s| (s.report.commands > 0) == feed && s.report.violations == 0));
         }

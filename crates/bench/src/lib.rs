@@ -37,8 +37,8 @@ pub enum Error {
     /// The GPU failed.
     #[error(transparent)]
     Gpu(#[from] onehop_gpu::Error),
-    /// What was measured came out other than it should.
-    #[error("{0}; no result is given for what is wrong")]
+    /// A measurement failed its checks.
+    #[error("{0}; no result is given for a run with errors")]
     Wrong(String),
     /// The drive failed.
     #[error(transparent)]
@@ -48,14 +48,14 @@ pub enum Error {
     Sim(#[from] onehop_sim::Error),
     /// The data that came back was not the data that was written.
     #[error(
-        "block {lba} did not come back as it was; no result is given for a drive that returns wrong data"
+        "block {lba} was not read back as it was written; no result is given for a drive that returns wrong data"
     )]
     WrongData {
         /// The first block that differs.
         lba: u64,
     },
-    /// Bytes of a sweep came out wrong.
-    #[error("the byte at {at} is not what it has to be; no result is given for wrong bytes")]
+    /// Bytes of a sweep are wrong.
+    #[error("the byte at {at} is not what it should be; no result is given for wrong bytes")]
     WrongBytes {
         /// Where on the drive or in the file.
         at: u64,
@@ -69,20 +69,20 @@ pub enum Error {
         #[source]
         why: Box<Error>,
     },
-    /// Memory could not be had or reached, or a file not be read.
+    /// Memory could not be allocated or accessed, or a file not be read.
     #[error(transparent)]
     System(#[from] onehop_os::Error),
     /// A file could not be used.
     #[error("{call} {path}: {source}")]
     File {
-        /// What was done with it.
+        /// The operation on it.
         call: &'static str,
         /// The file.
         path: String,
         /// How it failed.
         source: std::io::Error,
     },
-    /// A file of results is none.
+    /// A file is not a file of results.
     #[error("{path}: {why}")]
     Results {
         /// The file.
@@ -91,7 +91,7 @@ pub enum Error {
         #[source]
         why: results::ResultsError,
     },
-    /// A measurement that does not make sense.
+    /// A measurement that is not possible as described.
     #[error("{0}")]
     Setup(String),
     /// The caller asked for an end.
@@ -139,14 +139,14 @@ pub struct QueueCost {
     pub latency_of: &'static str,
     /// How many latencies the percentiles are of.
     pub latency_samples: u64,
-    /// Cycles to submit a command, the doorbell's share included. CPU: with whatever the controller does in it. GPU: a
+    /// Cycles to submit a command, the doorbell's share included. CPU: with what the controller does in it. GPU: a
     /// warp's, whose lanes work side by side; all warps' together on a shared queue.
     pub cycles_submit: Option<f64>,
     /// Cycles to take a completion.
     pub cycles_complete: Option<f64>,
     /// GPU: commands per second of the kernels that took the times; the others took none.
     pub timed_iops: Option<f64>,
-    /// What the controller by itself takes for a command, where that was measured: a reference, not a limit.
+    /// Nanoseconds that the controller by itself takes for a command, if measured: a reference, not a limit.
     pub controller_ns: Option<f64>,
     /// Registers of a GPU thread.
     pub regs: Option<u32>,

@@ -1,8 +1,8 @@
 //! Other people's queues, run by kernels of their own against the same null controller as ours, under the same checks:
 //! every entry by its seal, every identifier of a batch once, every command by its outcome, all of them by count.
 //!
-//! What such kernels are given stands in `peer.h`, beside this crate's manifest. This crate launches none of it itself:
-//! nobody can vouch for code that is not there. Whoever measures does, by the function that starts a kernel.
+//! `peer.h`, beside this crate's manifest, describes what such kernels are given. This crate launches none of them itself,
+//! because it cannot vouch for them. The caller does, by the function that starts a kernel.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ const MOST_THREADS: u32 = 1024;
 /// The kernels of `peer.h`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PeerKernel {
-    /// Makes the queues' accounts.
+    /// Prepares the queues' accounts.
     Prepare,
     /// Runs commands.
     Run,
@@ -41,7 +41,7 @@ impl PeerKernel {
     }
 }
 
-/// What is to be measured.
+/// What to measure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PeerPlan {
     /// How many queues.
@@ -71,11 +71,11 @@ pub struct PeerRun {
     pub rates: Vec<f64>,
     /// Cycles of a processor's clock in a second, as the last launch had them.
     pub clock: f64,
-    /// Commands whose thread took another command's completion; only looked at where that was asked for.
+    /// Commands whose thread took another command's completion; counted only if requested.
     pub elsewhere: usize,
 }
 
-/// How the outcomes of `peer.h` are called.
+/// The names of the outcomes of `peer.h`.
 const OUTCOMES: [&str; 4] = ["left undone", "done", "failed", "given another command's completion"];
 const DONE: usize = 1;
 const ELSEWHERE: usize = 3;
@@ -114,13 +114,13 @@ struct Peer<'a, S> {
 }
 
 impl GpuBench {
-    /// Runs `launches` launches of somebody else's kernels. With `check`, they and the controller look at everything that
-    /// they can look at, and the rates mean nothing.
+    /// Runs `launches` launches of somebody else's kernels. With `check`, they and the controller check everything that they
+    /// can, and the rates mean nothing.
     ///
     /// `start` starts a kernel of theirs, which has been loaded before, and does not wait for it.
     ///
     /// # Errors
-    /// When the GPU fails, or anything comes out other than it should.
+    /// When the GPU fails, or an entry or outcome is wrong.
     pub fn peer<S>(&self, plan: &PeerPlan, check: bool, launches: usize, start: &S) -> Result<PeerRun>
     where
         S: Fn(PeerKernel, Shape, Arg, Duration) -> onehop_gpu::Result<Started>,
@@ -138,10 +138,10 @@ impl GpuBench {
         let mut run = PeerRun { rates: Vec::new(), clock: 0.0, elsewhere: 0 };
         let measured = (0..launches).try_for_each(|_| peer.launch(&mut run));
         peer.bed.end(controller, true)?;
-        // What the controller saw says more than what became of it.
+        // What the controller saw explains more than the error.
         let seen = peer.bed.check(u64::from(plan.commands) * launches as u64);
         if let Err(Error::Gpu(error)) = measured {
-            // It may be running still: the memory stays its own.
+            // It may still be running, so its memory is not freed.
             std::mem::forget(peer);
             return Err(wrong(&format!("{error}; {seen:?}")));
         }
@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plans_that_make_no_sense_are_refused() {
+    fn invalid_plans_are_refused() {
         let plan = PeerPlan {
             queues: 2,
             threads: 64,

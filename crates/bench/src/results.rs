@@ -1,5 +1,5 @@
 //! The file that a sweep leaves: what was measured, on what, and how. It is read again to compare two runs, and may then
-//! come from anywhere: nothing in it is believed before it was looked at.
+//! come from anywhere: everything in it is checked.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ const MOST_ROWS: usize = 100_000;
 /// Repeats of a row at most.
 const MOST_REPEATS: usize = 10_000;
 
-/// Why a file is none of ours.
+/// Why a file is not one of ours.
 #[derive(Debug, thiserror::Error)]
 pub enum ResultsError {
     /// It is longer than any of ours.
@@ -21,13 +21,13 @@ pub enum ResultsError {
         /// Its length.
         bytes: u64,
     },
-    /// It is no JSON, or lacks something.
-    #[error("it is no file of `onehop bench sweep`: {0}")]
+    /// It is not JSON, or lacks something.
+    #[error("it is not a file of `onehop bench sweep`: {0}")]
     Json(#[from] serde_json::Error),
     /// It was written by another version.
     #[error("its format is of version {found}, and this build reads version {VERSION}; measure again")]
     Version {
-        /// What it says.
+        /// The version that it states.
         found: u32,
     },
     /// It has more rows than any of ours.
@@ -36,8 +36,8 @@ pub enum ResultsError {
         /// How many it has.
         rows: usize,
     },
-    /// A row cannot be.
-    #[error("row {row} cannot be: {why}")]
+    /// A row is impossible.
+    #[error("row {row} is impossible: {why}")]
     Row {
         /// Which, from 0 on.
         row: usize,
@@ -46,7 +46,7 @@ pub enum ResultsError {
     },
 }
 
-/// What blocks are done, in gdsio's words.
+/// The kind of I/O, in gdsio's words.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum IoType {
@@ -54,9 +54,9 @@ pub enum IoType {
     Read,
     /// One block after the other, out of GPU memory.
     Write,
-    /// Blocks anywhere, into GPU memory.
+    /// Random blocks, into GPU memory.
     RandRead,
-    /// Blocks anywhere, out of GPU memory.
+    /// Random blocks, out of GPU memory.
     RandWrite,
 }
 
@@ -72,7 +72,7 @@ impl IoType {
         }
     }
 
-    /// What this word, in any case, means.
+    /// Parses its word, in upper or lower case.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let all = [Self::Read, Self::Write, Self::RandRead, Self::RandWrite];
@@ -85,7 +85,7 @@ impl IoType {
         matches!(self, Self::Write | Self::RandWrite)
     }
 
-    /// Whether blocks are anywhere.
+    /// Whether blocks are at random places.
     #[must_use]
     pub fn is_random(self) -> bool {
         matches!(self, Self::RandRead | Self::RandWrite)
@@ -99,12 +99,12 @@ pub struct RateLimit {
     pub what: String,
     /// 10^9 bytes in a second.
     pub gbps: f64,
-    /// Whether a row above it is wrong: a link's rate is such a limit, what was measured once is none.
+    /// Whether a row above it is wrong: that holds for a link's rate, not for a measured one.
     pub hard: bool,
 }
 
 impl RateLimit {
-    /// What it is called: a limit only where nothing can exceed it.
+    /// Its name: a limit only if nothing can exceed it.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         if self.hard { "limit" } else { "reference" }
@@ -148,13 +148,13 @@ pub struct Measured {
     /// Whether those blocks are of one more repeat, by slower kernels that read the clock, and not among `ops`.
     #[serde(default)]
     pub latency_apart: bool,
-    /// Processor time of this process for a byte, in nanoseconds; simulated parts run in it too.
+    /// CPU time of this process for a byte, in nanoseconds; simulated parts run in it, too.
     pub cpu_ns_per_byte: f64,
     /// The limit or reference that it is compared with.
     pub limit: Option<RateLimit>,
-    /// How much of that was reached; of a reference it may be more than all.
+    /// The share of it that was reached; of a reference it may exceed 1.
     pub of_limit: Option<f64>,
-    /// Whether every byte of the last pass of every repeat was compared and was right. Rows with wrong bytes have no figures.
+    /// Whether every byte of the last pass of every repeat was compared and was right. Rows with wrong bytes have no results.
     pub verified: bool,
 }
 
@@ -166,14 +166,14 @@ impl Measured {
         (each().fold(f64::INFINITY, f64::min), each().fold(0.0, f64::max))
     }
 
-    /// Half of the way from the slowest to the fastest repeat: what a difference has to exceed.
+    /// Half the difference between the slowest and the fastest repeat: what a change must exceed.
     #[must_use]
     pub fn spread(&self) -> f64 {
         let (lowest, highest) = self.range();
         (highest - lowest).max(0.0) / 2.0
     }
 
-    /// Whether it is faster than can be. A hundredth is left to clocks.
+    /// Whether it is faster than possible, with a hundredth for the error of clocks.
     #[must_use]
     pub fn is_impossible(&self) -> bool {
         self.limit.as_ref().is_some_and(|limit| limit.hard && self.range().1 > limit.gbps * 1.01)
@@ -201,21 +201,21 @@ impl Measured {
         }
         let (lowest, highest) = self.range();
         if !(lowest * 0.999_999..=highest * 1.000_001).contains(&self.gbps) {
-            return Some("its median is none of its repeats'");
+            return Some("its median is not that of its repeats");
         }
         (!self.verified).then_some("its bytes were not verified")
     }
 }
 
-/// A row: one route, one way of asking.
+/// A row: one route and one set of parameters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SweepRow {
     /// The route.
     pub route: String,
-    /// What was done.
+    /// The operation.
     #[serde(rename = "IoType")]
     pub io: IoType,
-    /// gdsio's word for ways like this one.
+    /// gdsio's word for routes like this one.
     #[serde(rename = "XferType")]
     pub xfer_type: String,
     /// Threads that asked; for GPU-driven routes queues, each with a warp of its own.
@@ -225,18 +225,18 @@ pub struct SweepRow {
     pub depth: u32,
     /// Bytes of a block.
     pub block: u64,
-    /// What was measured; none where it could not be.
+    /// The measurement, if it was possible.
     pub result: Option<Measured>,
-    /// Why it could not be measured, or what else is to be known of it.
+    /// Why it could not be measured, or notes about it.
     pub note: Option<String>,
 }
 
 /// Where and when it was measured.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
-    /// The processor's name.
+    /// The CPU's name.
     pub cpu: String,
-    /// How many of them.
+    /// How many CPUs.
     pub processors: u32,
     /// The kernel's release.
     pub kernel: String,
@@ -246,7 +246,7 @@ pub struct Machine {
     pub unix_time: u64,
 }
 
-/// All that a sweep found.
+/// All results of a sweep.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Results {
     /// The version of this format.
@@ -257,9 +257,9 @@ pub struct Results {
     pub target: String,
     /// The GPU.
     pub gpu: String,
-    /// Which of `drive` and `gpu` were models.
+    /// Which of `drive` and `gpu` were simulated.
     pub simulated: Vec<String>,
-    /// What rows are held against.
+    /// What rows are compared with.
     pub limits: Vec<RateLimit>,
     /// The rows, in the order in which they were measured.
     pub rows: Vec<SweepRow>,
@@ -276,9 +276,9 @@ impl Results {
     /// Reads a file's bytes.
     ///
     /// # Errors
-    /// When they are no results, or none that can be.
+    /// When they are not results, or impossible ones.
     pub fn parse(bytes: &[u8]) -> Result<Self, ResultsError> {
-        /// Looked at first, so that another version is told from a file of somebody else.
+        /// Read first, so that another version is distinguished from a foreign file.
         #[derive(Deserialize)]
         struct ResultsHead {
             onehop_bench_sweep: u32,
@@ -355,7 +355,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_results_are_read_back() {
         let results = sample(&[&[1.0, 2.0, 3.0], &[0.5]]);
         let bytes = serde_json::to_vec(&results).unwrap();
         assert_eq!(Results::parse(&bytes).unwrap(), results);
@@ -373,7 +373,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn impossible_results_are_refused() {
         let refuse = |change: fn(&mut Results), words: &str| {
             let mut results = sample(&[&[1.0, 2.0, 3.0]]);
             change(&mut results);
@@ -384,7 +384,7 @@ pub(crate) mod tests {
             results.rows[0].result.as_mut().unwrap()
         }
         refuse(|r| r.onehop_bench_sweep = 9, "version 9");
-        refuse(|r| r.rows[0].block = 0, "row 0 cannot be: it moves nothing");
+        refuse(|r| r.rows[0].block = 0, "row 0 is impossible: it moves nothing");
         refuse(|r| r.rows[0].result = None, "neither");
         refuse(|r| row(r).gbps = -1.0, "negative");
         refuse(|r| row(r).gbps = 7.0, "median");

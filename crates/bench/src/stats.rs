@@ -40,7 +40,7 @@ impl Clock {
     }
 }
 
-/// The median of what was measured, of an even count the mean of the middle two; 0 of nothing. Sorts the values.
+/// The median, of an even count the mean of the middle two; 0 if there are no values. Sorts the values.
 #[must_use]
 pub fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
@@ -87,7 +87,7 @@ impl Quantiles {
         self.samples.len() as u64
     }
 
-    /// The mean; 0 of nothing.
+    /// The mean; 0 if there are none.
     #[must_use]
     pub fn mean(&self) -> f64 {
         self.samples.iter().map(|cycles| *cycles as f64).sum::<f64>() / self.samples.len().max(1) as f64
@@ -101,7 +101,7 @@ impl Quantiles {
         &self.samples
     }
 
-    /// The median, of an even count the mean of the middle two; none of nothing.
+    /// The median, of an even count the mean of the middle two; none if there are none.
     pub fn median(&mut self) -> Option<f64> {
         let all = self.sorted();
         let upper = *all.get(all.len() / 2)? as f64;
@@ -109,8 +109,8 @@ impl Quantiles {
         Some(f64::midpoint(lower, upper))
     }
 
-    /// The percentile of so many in a thousand, by nearest rank: the smallest latency that at least this share of all does
-    /// not exceed. None where fewer than [`BEYOND`] samples lie beyond it: they would be chance.
+    /// The percentile in thousandths, by nearest rank: the smallest latency that at least this share of all does not exceed.
+    /// None where fewer than [`BEYOND`] samples lie beyond it: it would be chance.
     pub fn per_mille(&mut self, share: u64) -> Option<f64> {
         let all = self.sorted();
         // In whole numbers: a share such as 0.99 times a count is a little off, and the rank then one too high.

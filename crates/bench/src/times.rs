@@ -1,4 +1,4 @@
-//! What kernels that take the times have left: when each command began and ended, and what their warps did meanwhile.
+//! The times that the measuring kernels recorded: when each command began and ended, and what their warps did meanwhile.
 
 use onehop_gpu::Region;
 use onehop_proto::kernel::times::{ITEM_BYTES, WARP_WORDS, end, items_at, warps_at};
@@ -7,7 +7,7 @@ use crate::Result;
 use crate::bed::wrong;
 use crate::stats::{Quantiles, median};
 
-/// What it came to.
+/// The results.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Times {
     /// Nanoseconds of a command, from when its warp began to write its entry until its outcome was written down.
@@ -20,7 +20,7 @@ pub(crate) struct Times {
     pub(crate) cycles_complete: f64,
 }
 
-/// Bytes behind the outcomes of so many commands that so many warps want.
+/// Bytes that the times of `commands` commands and `warps` warps take after the outcomes.
 pub(crate) fn bytes(commands: u32, warps: u32) -> usize {
     (end(commands, warps) - u64::from(commands) * 8) as usize
 }
@@ -79,14 +79,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_an_error() {
+    fn missing_times_are_an_error() {
         assert!(evaluate(&[5, 6, 0, 0], &[0, 0, 0, 10, 10, 0, 0]).is_err());
         assert!(evaluate(&[5, 4], &[0, 0, 0, 10, 10, 0, 0]).is_err());
         assert!(evaluate(&[5, 6], &[0; 7]).is_err());
     }
 
     #[test]
-    fn the_times_lie_behind_the_outcomes() {
+    fn the_times_follow_the_outcomes() {
         assert_eq!(bytes(16, 2), 16 * 16 + 2 * 56);
         assert!(bytes(1, 1) >= 120 + 16 + 56);
     }

@@ -1,4 +1,4 @@
-//! Pages of many and of odd figures, looked at by our own eyes.
+//! Pages of many and of unusual numbers, checked by our own reader of pages.
 #![allow(clippy::unwrap_used)]
 
 #[path = "common/page.rs"]

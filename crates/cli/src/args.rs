@@ -25,13 +25,13 @@ pub(crate) struct Args {
 /// The arguments of this process.
 ///
 /// # Errors
-/// What clap has to say: help and version, or wrong arguments.
+/// Help and version, which clap reports as errors, and wrong arguments.
 pub(crate) fn parse() -> Result<Args, clap::Error> {
     let matches = take_negative_numbers(Args::command()).try_get_matches()?;
     Args::from_arg_matches(&matches)
 }
 
-/// Lets the value of an option be a negative number, so that a wrong value is what it is refused as, not an unknown option.
+/// Lets the value of an option be a negative number, so that it is refused as a wrong value, not as an unknown option.
 fn take_negative_numbers(command: clap::Command) -> clap::Command {
     command
         .mut_args(|arg| if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg })

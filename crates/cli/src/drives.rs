@@ -1,4 +1,4 @@
-//! From what people write after `-d` to a controller.
+//! From the value of `-d` to a controller.
 
 use onehop_drive::{Drive, Options};
 use onehop_pci::{Root, Usage};
@@ -19,9 +19,9 @@ pub(crate) struct DriveArg {
     pub drive: String,
 }
 
-/// Finds the controller that a description names; says what its user has to know of it.
+/// Finds the controller that a description names, and prints warnings about it.
 pub(crate) fn find(spec: &str, stop: &StopFlag) -> Result<FoundController> {
-    // However the search ended: somebody asked for that end.
+    // After Ctrl-C, any error is due to it.
     let or_stopped = |error| stop.check().err().unwrap_or_else(|| CliError::from(error));
     let found = controllers::find(spec, &stop.signal()).map_err(or_stopped)?;
     for warning in &found.warnings {
@@ -30,7 +30,7 @@ pub(crate) fn find(spec: &str, stop: &StopFlag) -> Result<FoundController> {
     Ok(found)
 }
 
-/// Brings a controller up that was found.
+/// Brings up a controller that was found.
 pub(crate) fn bring_up(found: FoundController, options: Options, stop: &StopFlag) -> Result<Drive> {
     let drive = Drive::open(found.backend, Options { stop: stop.signal(), ..options })?;
     stop.check()?;
@@ -42,7 +42,7 @@ pub(crate) fn open(spec: &str, stop: &StopFlag) -> Result<Drive> {
     bring_up(find(spec, stop)?, Options::default(), stop)
 }
 
-/// Fails unless this is the drive that is meant to be written to, by its serial number, and no other path to its blocks has users.
+/// Fails unless the serial number is this drive's, and no other path to its blocks is in use.
 pub(crate) fn allow_writes(drive: &Drive, spec: &str, serial: &str) -> Result<()> {
     let identity = drive.identity();
     let own = identity.serial();
@@ -53,7 +53,7 @@ pub(crate) fn allow_writes(drive: &Drive, spec: &str, serial: &str) -> Result<()
             drive.name(),
         )));
     }
-    // Only what is on this machine's bus is also behind another of its controllers.
+    // Only a drive on this machine's bus can also be behind another of its controllers.
     let Ok(name) = address(spec) else { return Ok(()) };
     let all = Usage::all(&Root::here())?;
     Usage::other_path(&all, name.address, &own, &identity.model()).map_or(Ok(()), |other| {

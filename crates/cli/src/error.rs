@@ -18,10 +18,10 @@ pub(crate) enum CliError {
     /// The arguments do not make sense, or do not fit the drive.
     #[error("{0}")]
     Usage(String),
-    /// It cannot be had on this machine, or with this drive.
+    /// Not possible on this machine, or with this drive.
     #[error("{what} is not possible here: {reason}. {fix}")]
     NotPossible { what: String, reason: String, fix: String },
-    /// No route can be had.
+    /// No route works.
     #[error("no route works here: {}", list(.0))]
     NoRoute(Vec<BetterRoute>),
     /// A drive could not be driven, or a command of it failed.
@@ -33,19 +33,19 @@ pub(crate) enum CliError {
     /// A simulated drive could not be served.
     #[error(transparent)]
     Serve(#[from] onehop_vfio_user::Error),
-    /// A drive that a vfio-user server has could not be had.
+    /// The drive of a vfio-user server could not be used.
     #[error(transparent)]
     Served(#[from] onehop_vfio_user::ClientError),
     /// A drive across the network could not be reached.
     #[error(transparent)]
     Fabrics(onehop_fabrics::Error),
-    /// QEMU's drive could not be had.
+    /// QEMU's drive could not be used.
     #[error(transparent)]
     Qtest(#[from] onehop_qtest::Error),
-    /// GPU memory could not be had or reached.
+    /// GPU memory could not be allocated or accessed.
     #[error(transparent)]
     Gpu(#[from] onehop_gpu::Error),
-    /// Host memory could not be had or reached.
+    /// Host memory could not be allocated or accessed.
     #[error(transparent)]
     Memory(#[from] onehop_os::Error),
     /// An SDR board could not be driven.
@@ -57,7 +57,7 @@ pub(crate) enum CliError {
     /// A file system on a drive is refused, or does not hold what was asked for.
     #[error(transparent)]
     Files(onehop_files::Error),
-    /// A system's files, or a record of them, cannot be read, or a device of it cannot be had.
+    /// A system's files, or a record of them, cannot be read, or a device of it cannot be used.
     #[error(transparent)]
     System(#[from] onehop_pci::Error),
     /// A file could not be used.
@@ -72,13 +72,13 @@ pub(crate) enum CliError {
     /// Ctrl-C, or a request to end.
     #[error("stopped; queues are deleted, and drives released")]
     Interrupted,
-    /// The same, of a write that a network's target may still carry out.
+    /// The same, for a write that a target across the network may still execute.
     #[error("stopped; queues are deleted, and drives released. {0}")]
     StoppedWrite(onehop_drive::Error),
-    /// The same, of files of this machine, where no device was driven.
+    /// The same, for files of this machine, where no device was driven.
     #[error("stopped before the end; the memory that was filled is freed")]
     Stopped,
-    /// The same, of a server, which has no other end.
+    /// The same, for a server, which ends in no other way.
     #[error("stopped; the socket is removed")]
     ServerStopped,
 }
@@ -127,7 +127,7 @@ impl CliError {
         Self::NotPossible { what: what.into(), reason: reason.into(), fix: fix.into() }
     }
 
-    /// Whether it is the words of the command line that are wrong, whatever the drive is.
+    /// Whether the command line itself is wrong, for any drive.
     pub(crate) fn is_of_arguments(&self) -> bool {
         self.kind() == "usage" && !matches!(self, Self::Drive(_))
     }
@@ -167,7 +167,7 @@ impl CliError {
                     | NoPlan::Uneven { .. }
                     | NoPlan::WithinBlock { .. },
                 )
-                // Other names would do.
+                // Other names might work.
                 | onehop_load::Error::Model(
                     Model::Several { .. } | Model::Apart { .. } | Model::TwoFiles { .. } | Model::Mixed { .. },
                 ),
@@ -290,7 +290,7 @@ impl From<onehop_transfer::Error> for CliError {
             Transfer::NoRoom { bytes, gpu, left } => Self::not_possible(
                 format!("holding {} in the memory of GPU {gpu}", units::bytes(bytes)),
                 left.map_or_else(
-                    || "that is more than this machine addresses".into(),
+                    || "that is more than this machine can address".into(),
                     |left| format!("there is {} left for it", units::bytes(left)),
                 ),
                 "Move fewer blocks at a time",

@@ -1,5 +1,5 @@
 //! A small FAT16 volume with one file in one directory, for the demo: any machine can make it, and its owner can look at
-//! it with any tool. The file lies in two pieces, as files do.
+//! it with any tool. The file has two extents, as many files have.
 
 /// The directory and the file, as `onehop read --path` takes them.
 pub(crate) const PATH: &str = "/models/model.safetensors";
@@ -13,20 +13,20 @@ const RESERVED: u64 = 1;
 const FATS: u64 = 2;
 /// The root directory is one sector.
 const ROOT_ENTRIES: u64 = SECTOR / ENTRY as u64;
-/// FAT16 is what has so many clusters: the number alone tells.
+/// A volume with this many clusters is FAT16: the number alone decides.
 const CLUSTERS: std::ops::RangeInclusive<u64> = 4085..=65_524;
-/// Where the directory lies, where the file starts, and the room between its two pieces.
+/// Where the directory is, where the file starts, and the gap between its two extents.
 const DIRECTORY: u64 = 2;
 const FIRST: u64 = 10;
 const GAP: u64 = 7;
 const END: u16 = 0xffff;
 
-/// A volume, as the pieces of it that are not zero.
+/// A volume, as its ranges that are not zero.
 pub(crate) struct Image {
     /// Bytes of all of it.
     pub bytes: u64,
-    /// Where each piece goes.
-    pub pieces: Vec<(u64, Vec<u8>)>,
+    /// Where each range goes, and its bytes.
+    pub ranges: Vec<(u64, Vec<u8>)>,
 }
 
 struct FatGeometry {
@@ -39,7 +39,7 @@ struct FatGeometry {
 }
 
 impl FatGeometry {
-    /// The smallest clusters with which so many bytes fit.
+    /// The smallest clusters with which this many bytes fit.
     fn of(bytes: u64) -> Self {
         let mut per_cluster = 1;
         loop {
@@ -77,20 +77,20 @@ impl FatGeometry {
 pub(crate) fn make(file: &[u8]) -> Image {
     let shape = FatGeometry::of(file.len() as u64);
     let chain = shape.chain();
-    let mut pieces = vec![(0, boot(&shape))];
+    let mut ranges = vec![(0, boot(&shape))];
     let table = table(&shape, &chain);
-    pieces.extend((0..FATS).map(|i| ((RESERVED + i * shape.fat_sectors) * SECTOR, table.clone())));
-    pieces.push((shape.root() * SECTOR, entry(b"MODELS     ", 0x10, DIRECTORY, 0)));
+    ranges.extend((0..FATS).map(|i| ((RESERVED + i * shape.fat_sectors) * SECTOR, table.clone())));
+    ranges.push((shape.root() * SECTOR, entry(b"MODELS     ", 0x10, DIRECTORY, 0)));
     let mut names = entry(b".          ", 0x10, DIRECTORY, 0);
     names.extend(entry(b"..         ", 0x10, 0, 0));
     names.extend(long_entries());
     names.extend(entry(SHORT_NAME, 0x20, chain.first().copied().unwrap_or(0), file.len() as u32));
-    pieces.push((shape.at(DIRECTORY), names));
+    ranges.push((shape.at(DIRECTORY), names));
     let half = (shape.file / 2 * shape.per_cluster * SECTOR) as usize;
     let (first, second) = file.split_at(half.min(file.len()));
-    pieces.push((shape.at(FIRST), first.to_vec()));
-    pieces.push((shape.at(FIRST + shape.file / 2 + GAP), second.to_vec()));
-    Image { bytes: shape.sectors() * SECTOR, pieces }
+    ranges.push((shape.at(FIRST), first.to_vec()));
+    ranges.push((shape.at(FIRST + shape.file / 2 + GAP), second.to_vec()));
+    Image { bytes: shape.sectors() * SECTOR, ranges }
 }
 
 fn boot(shape: &FatGeometry) -> Vec<u8> {
@@ -171,12 +171,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn our_own_reader_finds_the_file_in_two_pieces() {
+    fn our_own_reader_finds_the_file_in_two_extents() {
         for bytes in [100_000, 20 << 20] {
             let file: Vec<u8> = (0..bytes).map(|i: u32| (i.wrapping_mul(0x9e37_79b9) >> 13) as u8).collect();
             let image = make(&file);
             let mut disk = vec![0; image.bytes as usize];
-            for (at, data) in &image.pieces {
+            for (at, data) in &image.ranges {
                 disk[*at as usize..][..data.len()].copy_from_slice(data);
             }
             let blocks: Arc<dyn Blocks> = Arc::new(disk);

@@ -1,4 +1,4 @@
-//! From what people write after `-g` to a GPU.
+//! From the value of `-g` to a GPU.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -56,18 +56,18 @@ fn count() -> std::result::Result<usize, Error> {
     Ok(Cuda::load()?.devices()?.len())
 }
 
-/// What is done where no GPU is named and CUDA does not work.
+/// What happens if no GPU is named and CUDA does not work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fallback {
     /// The emulated GPU, which the output names.
     Emulated,
     /// The same with a warning: bytes do not arrive where people expect them.
     Warned,
-    /// An error: a file is loaded for the sake of a GPU.
+    /// An error: files are loaded for a real GPU.
     Refused,
 }
 
-/// The GPUs that a description names, or the best that there is. No GPU of CUDA may come twice.
+/// The GPUs that a description names, or the best one. No CUDA GPU may be named twice.
 pub(crate) fn choose_all(arg: &GpuArg) -> Result<Vec<Chosen>> {
     choose_several(arg, Fallback::Warned)
 }
@@ -99,14 +99,14 @@ fn choose_several(arg: &GpuArg, fallback: Fallback) -> Result<Vec<Chosen>> {
             Err(error) => return Err(refused(&name, error)),
         };
         if !seen.insert(gpu.device().pci.clone()) {
-            return Err(CliError::Usage(format!("-g: GPU {name} comes twice")));
+            return Err(CliError::Usage(format!("-g: GPU {name} is named twice")));
         }
         chosen.push(self::cuda(gpu, "as requested"));
     }
     Ok(chosen)
 }
 
-/// The GPU that a description names, or the best that there is.
+/// The GPU that a description names, or the best one.
 pub(crate) fn choose(arg: &GpuArg) -> Result<Chosen> {
     choose_or(arg, Fallback::Warned)
 }
@@ -116,7 +116,7 @@ pub(crate) fn require(arg: &GpuArg) -> Result<Chosen> {
     choose_or(arg, Fallback::Refused)
 }
 
-/// The GPU that a description names, or CUDA's first, or what is done without one.
+/// The GPU that a description names, or CUDA's first, or what `Fallback` says.
 pub(crate) fn choose_or(arg: &GpuArg, fallback: Fallback) -> Result<Chosen> {
     choose_named(arg.gpu.as_deref(), fallback)
 }
@@ -157,10 +157,10 @@ fn refused(name: &str, error: &Error) -> CliError {
 
 fn unknown(name: &str) -> CliError {
     if let Some(number) = name.strip_prefix("cuda:").filter(|number| is_number(number)) {
-        return CliError::Usage(format!("'{name}' is no GPU: -g takes the number alone, -g {number}"));
+        return CliError::Usage(format!("'{name}' is not a GPU: -g takes the number alone, -g {number}"));
     }
     CliError::Usage(format!(
-        "'{}' is no GPU: it is emu, emu:ADDRESS (with the memory of that PCI device), emu:udmabuf, a CUDA ordinal such as 0, a PCI \
+        "'{}' is not a GPU: -g takes emu, emu:ADDRESS (with the memory of that PCI device), emu:udmabuf, a CUDA ordinal such as 0, a PCI \
          address, or for load and bench load all",
         name.escape_debug()
     ))

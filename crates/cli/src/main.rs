@@ -76,7 +76,7 @@ pub(crate) fn run(command: &Command, context: &CommandContext) -> Result<Report>
     }
 }
 
-/// What clap has to say: help and version, or wrong arguments.
+/// Prints what clap reports: help and version, or wrong arguments.
 fn refuse(error: &clap::Error) -> ExitCode {
     report::print_usage(error);
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {

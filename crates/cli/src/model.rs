@@ -1,4 +1,4 @@
-//! A small safetensors model out of a seed, with the checksums of its tensors.
+//! A small safetensors model generated from a seed, with the checksums of its tensors.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -28,7 +28,7 @@ const LARGE: [(&str, Dtype, usize, usize); 5] = [
     ("lm_head.weight", Dtype::BF16, 2, 2),
 ];
 
-/// The small ones, of odd sizes, so that what follows them starts somewhere within a block.
+/// The small ones, of unusual sizes, so that the tensors after them start within a block.
 const SMALL: [(&str, Dtype, usize, usize); 3] = [
     ("layers.0.norm.weight", Dtype::F32, 4, 1021),
     ("positions", Dtype::I64, 8, 129),

@@ -1,6 +1,6 @@
-//! Bytes that nobody would write by accident (xorshift64*), for models and files that are made up.
+//! Pseudo-random bytes (xorshift64*) for generated models and files.
 
-/// A stream of them, begun by a number.
+/// A stream of them, from a seed.
 pub(crate) struct Noise(pub(crate) u64);
 
 impl Noise {
@@ -14,7 +14,7 @@ impl Noise {
         x.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// The next of them.
+    /// The next word.
     pub(crate) fn fill(&mut self, out: &mut [u8]) {
         for chunk in out.chunks_mut(8) {
             let word = self.next().to_le_bytes();

@@ -10,7 +10,7 @@ use clap::builder::{PathBufValueParser, TypedValueParser};
 
 use crate::error::{CliError, Result};
 
-/// Parses the path of a file to write, and refuses it while nothing has been opened or measured yet.
+/// Parses the path of a file to write, and refuses a bad one before anything is opened or measured.
 pub(crate) fn parser() -> impl TypedValueParser<Value = PathBuf> {
     parser_with(&[""])
 }

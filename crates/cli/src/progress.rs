@@ -7,14 +7,14 @@ use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 
 use crate::units;
 
-/// How long nothing is said of the rate: a load's first bytes are counted when many have already arrived.
+/// How long no rate is shown: a load's first bytes are counted when many have already arrived.
 const UNKNOWN: Duration = Duration::from_millis(500);
 
-/// A bar that goes away by itself.
+/// A bar that is cleared on drop.
 pub(crate) struct TransientBar(ProgressBar);
 
 impl TransientBar {
-    /// A bar for so many bytes.
+    /// A bar for this many bytes.
     pub(crate) fn new(what: &'static str, bytes: u64) -> Self {
         if !crate::terminal::has_bars() {
             return Self(ProgressBar::hidden());
@@ -22,7 +22,7 @@ impl TransientBar {
         let bar = ProgressBar::new(bytes).with_message(what);
         if let Ok(style) = ProgressStyle::with_template("{msg} [{wide_bar}] {bytes}/{total_bytes} {rate}") {
             let rate = move |state: &ProgressState, out: &mut dyn Write| {
-                // There is nobody to tell that it cannot be shown.
+                // An error here has nowhere to go.
                 let _ = out.write_str(&rate(state.pos(), bytes, state.elapsed()));
             };
             bar.set_style(style.with_key("rate", rate));
@@ -30,13 +30,13 @@ impl TransientBar {
         Self(bar)
     }
 
-    /// What sets how many bytes are done.
+    /// A function that sets how many bytes are done.
     pub(crate) fn setter(&self) -> impl Fn(u64) + Send + use<> {
         let bar = self.0.clone();
         move |bytes| bar.set_position(bytes)
     }
 
-    /// So many bytes more are done.
+    /// Adds bytes that are done.
     pub(crate) fn add(&self, bytes: u64) {
         self.0.inc(bytes);
     }

@@ -1,4 +1,4 @@
-//! What a command has to say: a document for machines, text for people. Only this module writes to stdout.
+//! What a command reports: a document for machines, text for people. Only this module writes to stdout.
 
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 use crate::error::{CliError, Result};
 use crate::terminal;
 
-/// Lines for people: a label, and what there is to say about it.
+/// Lines for people, most with a label in front.
 #[derive(Default)]
 pub(crate) struct ReportText(Vec<Line>);
 
-/// A line, or several, as they are shown where there is room.
+/// A line, or several, before they are wrapped.
 #[derive(Clone)]
 struct Line {
     text: String,
@@ -40,12 +40,12 @@ impl ReportText {
         self.0.push(Line { text: visible(&what.to_string()), indent: None });
     }
 
-    /// A line with colours. All else that a terminal would obey was made visible before.
+    /// A line with colours. Its other control characters must have been escaped.
     pub(crate) fn coloured(&mut self, what: String) {
         self.0.push(Line { text: what, indent: None });
     }
 
-    /// All lines, cut to the width of a terminal where that is where they go.
+    /// All lines, wrapped to a terminal's width if they go to one.
     fn shown(&self, width: Option<usize>) -> String {
         let mut out = String::new();
         for Line { text, indent } in &self.0 {
@@ -63,7 +63,7 @@ enum Document {
     Streamed(Box<dyn Streamed>),
 }
 
-/// What can be written without being made as a whole before.
+/// A document that can be written without being built as a whole first.
 trait Streamed {
     fn write(&self, out: &mut dyn Write) -> serde_json::Result<()>;
 }
@@ -97,7 +97,7 @@ impl<'a, T: Serialize> Versioned<'a, T> {
     }
 }
 
-/// How a command came out.
+/// The result of a command.
 pub(crate) struct Report {
     document: Document,
     text: ReportText,
@@ -105,18 +105,18 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// A command that did what it was asked.
+    /// A command that succeeded.
     pub(crate) fn new(document: impl Serialize, text: ReportText) -> Result<Self> {
         let document = Versioned::new(&document).to_value()?;
         Ok(Self { document: Document::Whole(document), text, failure: None })
     }
 
-    /// The same with a document that may be long: it is written as it is gone through. Nothing in it can have failed.
+    /// The same with a document that may be long: it is written as it is generated. Nothing in it can have failed.
     pub(crate) fn streamed(document: impl Serialize + 'static, text: ReportText) -> Self {
         Self { document: Document::Streamed(Box::new(document)), text, failure: None }
     }
 
-    /// There is a report, but what it tells is a failure.
+    /// There is a report, but it reports a failure.
     pub(crate) fn failed(mut self, failure: Option<CliError>) -> Self {
         if let (Some(failure), Document::Whole(Value::Object(fields))) = (&failure, &mut self.document) {
             fields.insert("error".into(), json!(failure.document()));
@@ -137,7 +137,7 @@ impl Report {
         Ok((document, self.text.shown(None), self.failure))
     }
 
-    /// Prints it; gives the exit code.
+    /// Prints it; returns the exit code.
     pub(crate) fn print(&self, json: bool) -> u8 {
         let lost = match &self.document {
             _ if !json => print_text(&self.text.shown(terminal::width(std::io::stdout()))),
@@ -151,7 +151,7 @@ impl Report {
     }
 }
 
-/// Prints why there is no report; gives the exit code.
+/// Prints why there is no report; returns the exit code.
 pub(crate) fn print_error(error: &CliError, json: bool) -> u8 {
     complain(error);
     if json {
@@ -162,7 +162,7 @@ pub(crate) fn print_error(error: &CliError, json: bool) -> u8 {
 
 /// Prints the document of an error.
 pub(crate) fn print_error_document(error: &CliError) {
-    // It stands on stderr, too.
+    // It is on stderr, too.
     let _ = print_document(&json!(Versioned::new(&json!({ "error": error.document() }))));
 }
 
@@ -187,7 +187,7 @@ fn print_text(text: &str) -> Result<()> {
 
 fn printed(written: std::io::Result<()>) -> Result<()> {
     match written {
-        // A reader that has seen enough closes the pipe; that is no failure of ours.
+        // A reader that has seen enough closes the pipe; that is not a failure.
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             Err(CliError::Failed(format!("the result cannot be written to standard output: {error}")))
         }
@@ -199,12 +199,12 @@ fn complain(error: &CliError) {
     note(&error.to_string());
 }
 
-/// Says on stderr what is no failure and should be known all the same.
+/// Prints a warning on stderr.
 pub(crate) fn warn(what: &str) {
     note(&format!("warning: {what}"));
 }
 
-/// Prints what clap says: help as it is, which clap wraps; errors wrapped here, which it does not.
+/// Prints clap's output: help as it is, because clap wraps it; errors wrapped here, because clap does not.
 pub(crate) fn print_usage(error: &clap::Error) {
     let err = std::io::stderr();
     // A closed pipe is no reason to fail.
@@ -220,14 +220,14 @@ pub(crate) fn print_usage(error: &clap::Error) {
     };
 }
 
-/// Says something on stderr; a closed stderr is no reason to stop.
+/// Prints a line on stderr; a closed stderr is no reason to stop.
 pub(crate) fn note(what: &str) {
     let mut text = ReportText::default();
     text.line(format_args!("onehop: {}", shown(what)));
     let _ = std::io::stderr().write_all(text.shown(terminal::width(std::io::stderr())).as_bytes());
 }
 
-/// Text with names of strangers in it, for a terminal: nothing that it would obey, and no name as long as a file.
+/// Text with foreign names in it, for a terminal: control characters escaped, and the middle of a very long text left out.
 pub(crate) fn shown(text: &str) -> String {
     const EACH: usize = 2000;
     let text = visible(text);

@@ -1,4 +1,4 @@
-//! Where files come from that people name: this machine, or a server.
+//! Where the named files come from: this machine, or a server.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use onehop_load::{Local, Store};
 use crate::error::{CliError, Result};
 use crate::stop::StopFlag;
 
-/// What reads the files that are named so.
+/// The store that reads files of these names.
 pub(crate) fn store(paths: &[PathBuf], stop: &StopFlag) -> Result<Box<dyn Store>> {
     match paths.iter().find(|path| is_address(path)) {
         None => Ok(Box::new(Local)),
@@ -16,7 +16,7 @@ pub(crate) fn store(paths: &[PathBuf], stop: &StopFlag) -> Result<Box<dyn Store>
     }
 }
 
-/// Whether it is an address and no path.
+/// Whether it is an address, not a path.
 fn is_address(path: &Path) -> bool {
     path.to_str().is_some_and(|text| text.contains("://"))
 }
@@ -25,7 +25,7 @@ fn is_address(path: &Path) -> bool {
 fn anywhere(first: &Path, _: &StopFlag) -> Result<Box<dyn Store>> {
     Err(CliError::not_possible(
         format!("loading {}", first.display()),
-        "this build reads nothing from servers",
+        "this build cannot read from servers",
         "Build it with --features remote",
     ))
 }
@@ -50,7 +50,7 @@ mod both {
     use onehop_load::remote::Remote;
     use onehop_load::{Kind, Local, Result, Source, Store};
 
-    /// This machine, and servers for whatever is an address.
+    /// This machine for paths, servers for addresses.
     pub(super) struct Anywhere(pub(super) Remote);
 
     impl Anywhere {

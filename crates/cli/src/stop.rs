@@ -10,11 +10,11 @@ use crate::error::{CliError, Result};
 /// The exit code of a command that was stopped.
 const STOPPED: i32 = 130;
 
-/// Whether somebody asked for an end. Clones are the same flag.
+/// Whether the user asked for an end. Clones share the flag.
 #[derive(Clone, Default)]
 pub(crate) struct StopFlag {
     asked: Arc<AtomicBool>,
-    /// Whether a second request is none: the end is on its way, and must not be cut off.
+    /// Whether a second request is ignored: the orderly end is under way, and must not be cut short.
     orderly: Arc<AtomicBool>,
 }
 
@@ -32,29 +32,29 @@ impl StopFlag {
         Ok(flag)
     }
 
-    /// Whether somebody asked for an end.
+    /// Whether the user asked for an end.
     pub(crate) fn is_set(&self) -> bool {
         self.asked.load(Ordering::SeqCst)
     }
 
-    /// The flag itself, for whatever waits elsewhere.
+    /// The flag itself, for code that waits elsewhere.
     #[cfg(feature = "remote")]
     pub(crate) fn shared(&self) -> Arc<AtomicBool> {
         self.asked.clone()
     }
 
-    /// The flag for whatever brings a drive up.
+    /// The flag in the form in which drives take it.
     pub(crate) fn signal(&self) -> StopSignal {
         self.asked.clone().into()
     }
 
-    /// From now on only an orderly end: for what would stay behind otherwise, and takes no time to end. `timeout` and shells
-    /// signal a process and its group, which is twice.
+    /// From now on only an orderly end, for commands that would leave something behind and need no time to end. `timeout`
+    /// and shells signal a process and its group, so the process gets two signals.
     pub(crate) fn end_in_order(&self) {
         self.orderly.store(true, Ordering::SeqCst);
     }
 
-    /// An error once somebody asked for an end.
+    /// An error once the user asked for an end.
     pub(crate) fn check(&self) -> Result<()> {
         if self.is_set() { Err(CliError::Interrupted) } else { Ok(()) }
     }

@@ -1,4 +1,4 @@
-//! The route's arguments, what people read of a transfer, and how Ctrl-C and the progress bar reach one.
+//! The route's arguments, the text about a transfer, and how Ctrl-C and the progress bar reach one.
 
 use std::time::Duration;
 

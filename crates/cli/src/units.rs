@@ -75,7 +75,7 @@ pub(crate) fn bytes(count: u64) -> String {
     }
     let mut value = count as f64 / 1024.0;
     let mut unit = 0;
-    // What is written as 1024.0 of a unit is one of the next.
+    // A value that would print as 1024.0 of a unit is one of the next unit.
     while (value * 10.0).round() >= 10240.0 && unit + 1 < UNITS.len() {
         value /= 1024.0;
         unit += 1;

@@ -1,4 +1,4 @@
-//! The kernels' entries. Their names and parameters are what hosts rely on.
+//! The kernels' entries. Hosts rely on their names and parameters.
 
 use core::arch::{asm, nvptx};
 
@@ -33,7 +33,7 @@ fn thread() -> u32 {
     unsafe { nvptx::_block_idx_x() as u32 * nvptx::_block_dim_x() as u32 + nvptx::_thread_idx_x() as u32 }
 }
 
-/// A kernel of owner mode, with so many words of local memory.
+/// A kernel of owner mode, with this many words of local memory.
 macro_rules! owner_kernel {
     ($(#[$doc:meta])* $name:ident, $run:ident, $words:ident) => {
         $(#[$doc])*
@@ -65,7 +65,7 @@ macro_rules! owner_kernel {
 }
 
 owner_kernel! {
-    /// Owner mode: block `i` carries out its share of the job on queue `i` and leaves its exit in `exits[i]`.
+    /// Owner mode: block `i` executes its share of the job on queue `i` and stores its exit in `exits[i]`.
     ///
     /// # Safety
     /// As many blocks of 32 threads as there are queues, with dynamic shared memory for the largest window; all that
@@ -96,8 +96,8 @@ pub unsafe extern "ptx-kernel" fn onehop_owner_prepare(queues: *const KernelQueu
     }
 }
 
-/// Shared mode: warp `i` of the grid carries out its share of the job on queue `i % count`, which it shares with the other
-/// warps that are dealt to it, and leaves its exit in `exits[i]`.
+/// Shared mode: warp `i` of the grid executes its share of the job on queue `i % count`, which it shares with the other
+/// warps that are assigned to it, and stores its exit in `exits[i]`.
 ///
 /// # Safety
 /// At least `warps` whole warps, with dynamic shared memory for each; all that queues and job describe is there.

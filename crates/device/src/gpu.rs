@@ -1,8 +1,8 @@
 //! The memory operations of a GPU thread, and of a warp's 32.
 //!
-//! Read-modify-writes and whatever has an order or a scope are PTX of our own: core's would be relaxed and end at the
-//! GPU's edge. What a warp does together are LLVM's intrinsics and never PTX of our own: only of those does the
-//! compiler know that it must not copy them into branches.
+//! Read-modify-writes and everything with an order or a scope are PTX of our own: core's would be relaxed, and their scope
+//! would end at the GPU's edge. Operations of a whole warp are LLVM's intrinsics and never PTX of our own: only for
+//! intrinsics does the compiler know that it must not copy them into branches.
 
 use core::arch::{asm, global_asm, nvptx};
 
@@ -72,7 +72,7 @@ const _: () =
     assert!(LOCAL_WORDS.is_multiple_of(2) && GROUP_WORDS.is_multiple_of(2), "doorbells lie behind them");
 
 impl Lane {
-    /// The calling thread, the `warp`th warp of its block, in which each has so many words of its own; it rings these
+    /// The calling thread, in the `warp`th warp of its block, in which each has `words` words of its own; it rings these
     /// doorbells.
     #[inline(always)]
     pub fn new(warp: u32, words: u32, doors: [u64; 2]) -> Self {
@@ -89,7 +89,7 @@ impl Lane {
         this
     }
 
-    /// This lane's number; the compiler cannot tell that it is always the same, and so keeps no sums of it in registers.
+    /// This lane's number. The compiler does not know that it is always the same, and so keeps no sums of it in registers.
     #[inline(always)]
     fn number(&self) -> u32 {
         let lane;
@@ -161,7 +161,7 @@ macro_rules! exchange {
     }};
 }
 
-/// What a thread and a warp's lane do alike.
+/// What a thread and a warp's lane have in common.
 macro_rules! memory {
     () => {
     type Addr = GpuAddr;
@@ -219,7 +219,7 @@ macro_rules! memory {
     #[inline(always)]
     fn load_constant(&self, at: GpuAddr) -> [u32; 4] {
         let (a, b, c, d);
-        // SAFETY: the host vouches for the addresses that it describes to a kernel, and that nobody writes there.
+        // SAFETY: the host vouches for the addresses that it describes to a kernel, and that nothing writes there.
         unsafe {
             asm!("ld.global.nc.v4.u32 {{{0}, {1}, {2}, {3}}}, [{4}];",
                 out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) at.0, options(nostack));
@@ -346,13 +346,13 @@ impl Memory for GpuThread {
     }
 
     /// The lanes of a warp that are here at this moment with the same address: one acts, and the others are parked until
-    /// it has. Lanes that took turns would each wait for memory on their own, and whoever has a lock for all of them.
+    /// it has. Lanes that took turns would each wait for memory on their own, and the holder of a lock for all of them.
     #[inline(always)]
     fn combine(&self, at: GpuAddr, f: impl FnOnce(u32) -> u64) -> (u64, u32) {
         let before: u32;
         // SAFETY: reads a register.
         unsafe { asm!("mov.u32 {0}, %lanemask_lt;", out(reg32) before, options(pure, nomem, nostack)) };
-        // SAFETY: whoever is active comes here, and all who have the same address to what follows.
+        // SAFETY: every active lane comes here, and all with the same address to what follows.
         let group = unsafe { match_any_sync(activemask(), at.0) };
         let (rank, first) = ((group & before).count_ones(), group.trailing_zeros());
         let mut word = 0;
@@ -465,7 +465,7 @@ impl Warp for Lane {
         let lane = self.number();
         // Row by row and by hand: an array that a loop runs over would lie in memory.
         let mut row = |row: u32| {
-            // The same for all lanes; those past the limit look at its last place, and that does not count.
+            // The same for all lanes; those past the limit poll its last place, and that does not count.
             if row * LANES < limit {
                 let place = lane + row * LANES;
                 let (words, yes) = look(place.min(limit - 1));
@@ -536,7 +536,7 @@ impl Warp for Lane {
 
     #[inline(always)]
     fn wait_fetches(&self) {
-        // SAFETY: waits, and touches nothing but what `fetch` was given.
+        // SAFETY: waits, and touches only what `fetch` was given.
         unsafe { asm!("cp.async.wait_all;", options(nostack)) };
         Self::barrier();
     }

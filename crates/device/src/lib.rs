@@ -1,6 +1,6 @@
-//! The kernels for NVIDIA GPUs: their PTX, and what a launch hands to them.
+//! The kernels for NVIDIA GPUs: their PTX, and the parameters of a launch.
 //!
-//! All kernels take their queues as descriptors in memory that the GPU reaches, and the job by value, as a kernel
+//! All kernels take their queues as descriptors in memory that the GPU can access, and the job by value, as a kernel
 //! parameter. Addresses are the GPU's. Rings and control memory are what [`KernelQueue`](onehop_proto::kernel::KernelQueue) says; control memory is zeroed
 //! when it is allocated and never again, rings each time a queue is created.
 //!
@@ -12,10 +12,10 @@
 //! | `onehop_shared_prepare` | `queues: *Queue, count: u32` | ⌈count/32⌉ × 32 | 0 |
 //! | `onehop_shared` | `queues: *Queue, exits: *[u32; 2], job: Job, warps: u32, count: u32` | any that holds `warps` warps, blocks of a multiple of 32, at most 768 | [`params::GROUP_SHARED_BYTES`] × warps of a block |
 //!
-//! In owner mode `warps` is the count of queues: block `i` carries out its equal part of the job on queue `i`. In shared mode warp
-//! `i` of the grid carries out its equal part of the job on queue `i % count`; the rings' sizes are powers of two. Each warp
-//! leaves the words of an `onehop_proto::kernel::Exit` in `exits`, 8-byte aligned, zeroed before: zeroes that stay mean that
-//! it never came to its end. `prepare` runs after each creation of the queues, and ends before the next launch. The deadline is
+//! In owner mode `warps` is the count of queues: block `i` executes its equal part of the job on queue `i`. In shared mode warp
+//! `i` of the grid executes its equal part of the job on queue `i % count`; the rings' sizes are powers of two. Each warp
+//! stores the words of an `onehop_proto::kernel::Exit` in `exits`, 8-byte aligned, zeroed before: if they stay zero, it did
+//! not end. `prepare` runs after each creation of the queues, and ends before the next launch. The deadline is
 //! the job's limit after the start of each warp.
 #![no_std]
 #![cfg_attr(not(target_arch = "nvptx64"), forbid(unsafe_code))]
@@ -36,7 +36,7 @@ pub mod gpu;
 #[cfg(not(target_arch = "nvptx64"))]
 pub const PTX: &str = include_str!("../ptx/onehop.ptx");
 
-/// The same kernels, which also write down when each command began and ended, and what their warps spent their time on:
+/// The same kernels, which also record when each command began and ended, and what their warps spent their time on:
 /// `onehop_proto::kernel::times` says where. They are slower; for benchmarks.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const METER_PTX: &str = include_str!("../ptx/meter.ptx");

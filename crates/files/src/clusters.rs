@@ -276,7 +276,7 @@ mod tests {
 
     /// Scanning all runs for each entry would take more than a minute.
     #[test]
-    fn entries_of_a_directory_in_many_pieces_are_found_quickly() {
+    fn entries_of_a_fragmented_directory_are_found_quickly() {
         let runs: Vec<_> = (1..200_000_u64).map(|i| ClusterRun { at: i * 1024, len: 512 }).collect();
         let count = runs.len();
         let list = List::new(Vec::new(), runs);

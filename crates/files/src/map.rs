@@ -115,7 +115,7 @@ impl ExtentMap {
         Self::parse_at(bytes, 1)
     }
 
-    /// The same, of a map whose first line is this one of its file.
+    /// The same, for a map that begins at this line of its file.
     fn parse_at(bytes: &[u8], line: usize) -> Result<Self> {
         let map = stored::parse(bytes)?;
         map.check(line + 1)?;

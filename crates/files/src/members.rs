@@ -254,7 +254,7 @@ mod tests {
 
     /// Each offset is relative to one of the ends, and may not exist on a short drive.
     #[test]
-    fn drives_of_any_length_are_looked_at() {
+    fn drives_of_any_length_are_checked() {
         let edges = [4096, 4608, 8191, 65536, 131_071, 262_143, 262_144, 524_288, 1 << 20, (1 << 20) + 1];
         for len in (0..1200).chain(edges) {
             for fill in [0, 0x55, 0xFF] {

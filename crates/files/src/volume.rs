@@ -113,7 +113,7 @@ fn not_read(name: &str) -> Error {
     Error::unsupported(
         name,
         "ext2, ext3, ext4, FAT and exFAT are supported; mount it, or copy the file to one of those \
-         (where it is what is left of an old one, `wipefs` takes it away)",
+         (if it is a leftover of an old one, `wipefs` removes it)",
     )
 }
 

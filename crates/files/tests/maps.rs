@@ -67,7 +67,7 @@ fn one_file_holds_several_maps() {
 
 /// Paths are arbitrary bytes, and a stored map keeps all of them.
 #[test]
-fn paths_that_are_no_utf8_are_kept() {
+fn non_utf8_paths_are_kept() {
     let empty = |path: &[u8]| {
         let about = MappedFile { path: OsStr::from_bytes(path).into(), ..file(0) };
         ExtentMap::make(about, drive(512), &[], |_, _| Ok(())).unwrap()
@@ -98,7 +98,7 @@ fn with_checksum(text: &str) -> Vec<u8> {
 }
 
 #[test]
-fn a_changed_block_a_changed_file_and_another_drive_are_told() {
+fn a_changed_block_a_changed_file_and_another_drive_are_reported() {
     let (image, volume) = volume();
     let found = volume.lookup("dir/pieces").unwrap();
     let map = ExtentMap::of_volume(&volume, &found, "dir/pieces", drive(image.size())).unwrap();
@@ -116,7 +116,7 @@ fn a_changed_block_a_changed_file_and_another_drive_are_told() {
 }
 
 #[test]
-fn long_extents_have_a_checksum_for_each_piece_and_are_merged_again() {
+fn long_extents_have_a_checksum_for_each_chunk_and_are_merged_again() {
     let len = 2 * CHUNK_BYTES + 5;
     let extents = [
         Extent { offset: 0, len, place: Place::Drive(4096) },
@@ -197,7 +197,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_stored_is_read_again(lens in prop::collection::vec((1..5000_u64, any::<bool>()), 0..40)) {
+    fn stored_maps_are_read_back(lens in prop::collection::vec((1..5000_u64, any::<bool>()), 0..40)) {
         let mut extents: Vec<Extent> = Vec::new();
         for (i, (len, hole)) in lens.into_iter().enumerate() {
             let offset = extents.last().map_or(0, |e| e.offset + e.len);

@@ -43,7 +43,7 @@ fn main() {
     }
 }
 
-/// The median, of an even count the mean of the middle two; 0 of nothing.
+/// The median, of an even count the mean of the middle two; 0 if there are none.
 fn median(mut of: Vec<f64>) -> f64 {
     of.sort_unstable_by(f64::total_cmp);
     let at = |i: usize| of.get(i).copied().unwrap_or(0.0);

@@ -18,7 +18,7 @@ use crate::source::Source;
 pub use verdict::{BY_FILES, Verdict};
 
 /// Bytes compared at a time.
-const PIECE: u64 = 4 << 20;
+const PART: u64 = 4 << 20;
 /// Upper limit of threads.
 const MOST_THREADS: usize = 8;
 
@@ -42,7 +42,7 @@ pub fn compare(
     arena: &Region,
     go_on: &(dyn Fn() -> bool + Sync),
 ) -> Result<Option<Difference>> {
-    let chunks: Vec<Chunk> = plan.chunks(PIECE)?.collect();
+    let chunks: Vec<Chunk> = plan.chunks(PART)?.collect();
     let first = Mutex::new(None::<u64>);
     spread(chunks.len(), go_on, &|i| {
         let chunk = &chunks[i];
@@ -98,9 +98,7 @@ fn by_threads(plan: &Plan, arena: &Region, go_on: &(dyn Fn() -> bool + Sync)) ->
     let pieces: Vec<(u64, u64)> = plan
         .tensors
         .iter()
-        .flat_map(|t| {
-            (0..t.bytes.div_ceil(PIECE)).map(|i| (t.at + i * PIECE, PIECE.min(t.bytes - i * PIECE)))
-        })
+        .flat_map(|t| (0..t.bytes.div_ceil(PART)).map(|i| (t.at + i * PART, PART.min(t.bytes - i * PART))))
         .collect();
     let sums = Mutex::new(vec![0; pieces.len()]);
     spread(pieces.len(), go_on, &|i| {
@@ -117,7 +115,7 @@ fn by_threads(plan: &Plan, arena: &Region, go_on: &(dyn Fn() -> bool + Sync)) ->
         .iter()
         .map(|tensor| {
             sums.by_ref()
-                .take(tensor.bytes.div_ceil(PIECE) as usize)
+                .take(tensor.bytes.div_ceil(PART) as usize)
                 .fold(0, |all, (sum, (_, bytes))| crc32c::crc32c_combine(all, sum, bytes as usize))
         })
         .collect())

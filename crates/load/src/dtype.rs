@@ -168,7 +168,7 @@ impl fmt::Display for Dtype {
 
 /// An unknown name of a type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is no type of elements that onehop knows; BF16, F8_E4M3 and Q4_K are")]
+#[error("'{0}' is not an element type that onehop knows, such as BF16, F8_E4M3 or Q4_K")]
 pub struct UnknownDtype(pub String);
 
 impl FromStr for Dtype {

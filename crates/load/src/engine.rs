@@ -119,7 +119,7 @@ pub struct Account {
     pub direct_bytes: u64,
     /// Bytes read by cuFile.
     pub cufile_bytes: u64,
-    /// What is known of the way that cuFile moved them.
+    /// What is known of the path by which cuFile moved them.
     #[serde(rename = "cufile_path")]
     pub cufile_way: Option<&'static str>,
     /// Bytes from servers.
@@ -262,7 +262,7 @@ struct LoadWork {
 }
 
 impl LoadWork {
-    /// The chunks of all plans, which read so many bytes.
+    /// The chunks of all plans, which read `bytes` bytes.
     fn new(plans: &[&Plan], files: &[Box<dyn Source>], slot: u64, bytes: u64, route: Route) -> Result<Self> {
         let block = plans.iter().map(|plan| plan.options.block).min().unwrap_or(0);
         let (sources, why_cached) = choice::open(files, block, route)?;
@@ -396,10 +396,10 @@ impl RingEngine {
 }
 
 impl RingEngine<Arc<Segments>> {
-    /// Starts to load a plan in segments, each into the memory that it is given.
+    /// Starts to load a plan in segments, each into memory that `memory` gives it.
     ///
     /// # Errors
-    /// When the GPU will not have the ring, or the route is cuFile's, which wants one arena.
+    /// When the GPU refuses the ring, or the route is cuFile's, which needs one arena.
     pub fn start_in_segments(
         gpu: &Arc<dyn Gpu>,
         plan: &Plan,

@@ -27,7 +27,7 @@ pub enum Error {
     },
     /// Not a regular file.
     #[error("{file} is {what}, not a regular file")]
-    Odd {
+    NotRegular {
         /// The file.
         file: String,
         /// Its kind.
@@ -134,7 +134,7 @@ pub enum Error {
     },
     /// The given memory does not suit the tensors.
     #[error(
-        "the tensors take {bytes} bytes at a multiple of {align}; the GPU memory that was given for them is {there} bytes at {at:#x}"
+        "the tensors take {bytes} bytes at a multiple of {align}; the GPU memory for them is {there} bytes at {at:#x}"
     )]
     Arena {
         /// Required bytes.
@@ -147,10 +147,10 @@ pub enum Error {
         at: u64,
     },
     /// The caller cancelled.
-    #[error("it was given up before it was done")]
+    #[error("it was cancelled before it was done")]
     Cancelled,
     /// A thread could not be started.
-    #[error("this machine gave no thread to read with: {0}")]
+    #[error("no thread to read with could be started: {0}")]
     Thread(std::io::Error),
     /// Not a file of this machine.
     #[error("{file} is not a local file, which this route needs")]
@@ -167,7 +167,7 @@ pub enum Error {
         why: String,
     },
     /// A server did not return the data.
-    #[error("{file}: the server did not give it, in {tries} tries: {source}")]
+    #[error("{file}: the server did not return it in {tries} tries: {source}")]
     Server {
         /// The address.
         file: String,
@@ -177,7 +177,7 @@ pub enum Error {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A server is too slow.
-    #[error("{file}: the server has not given all of it after {waited:?}")]
+    #[error("{file}: the server has not returned all of it after {waited:?}")]
     Slow {
         /// The address.
         file: String,

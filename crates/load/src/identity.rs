@@ -66,11 +66,13 @@ impl fmt::Display for Change {
             }
             Self::Shrunk(from, to) => write!(f, "it shrank from {from} bytes to {to}"),
             Self::Grew(from, to) => write!(f, "it grew from {from} bytes to {to}"),
-            Self::Written => f.write_str("it was written (its modification time is another)"),
-            Self::Touched => f.write_str("its attributes or links were changed (its change time is another)"),
+            Self::Written => f.write_str("it was written (its modification time has changed)"),
+            Self::Touched => {
+                f.write_str("its attributes or links were changed (its change time has changed)")
+            }
             Self::Hidden(number) => {
                 let error = std::io::Error::from_raw_os_error(*number);
-                write!(f, "its path cannot be followed any more ({error})")
+                write!(f, "its path can no longer be followed ({error})")
             }
         }
     }

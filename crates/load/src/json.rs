@@ -152,13 +152,13 @@ pub(crate) const KEPT: usize = 64;
 
 impl<'de> de::Deserialize<'de> for UnsignedList {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_seq(WholesVisitor)
+        from.deserialize_seq(UnsignedListVisitor)
     }
 }
 
-struct WholesVisitor;
+struct UnsignedListVisitor;
 
-impl<'de> Visitor<'de> for WholesVisitor {
+impl<'de> Visitor<'de> for UnsignedListVisitor {
     type Value = UnsignedList;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -184,13 +184,13 @@ pub(crate) struct Whole(pub Result<u64, String>);
 
 impl<'de> de::Deserialize<'de> for Whole {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_u64(WholeVisitor)
+        from.deserialize_u64(UnsignedVisitor)
     }
 }
 
-struct WholeVisitor;
+struct UnsignedVisitor;
 
-impl Visitor<'_> for WholeVisitor {
+impl Visitor<'_> for UnsignedVisitor {
     type Value = Whole;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

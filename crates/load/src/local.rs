@@ -48,7 +48,7 @@ impl LocalFile {
         let stat = fstat(&file).map_err(|e| Error::opening(&name, e))?;
         regular(&name, FileType::from_raw_mode(stat.st_mode))?;
         if is_pseudo_fs(fstatfs(&file).map_err(|e| Error::opening(&name, e))?.f_type) {
-            return Err(Error::Odd { file: name, what: "made up by the kernel as it is read" });
+            return Err(Error::NotRegular { file: name, what: "made up by the kernel as it is read" });
         }
         // O_NONBLOCK has no effect on a regular file, but cuFile refuses it.
         fcntl_setfl(&file, OFlags::empty()).map_err(|e| Error::opening(&name, e))?;
@@ -131,7 +131,7 @@ impl Store for Local {
         match kind(path)? {
             FileType::RegularFile => Ok(Kind::File),
             FileType::Directory => Ok(Kind::Directory),
-            other => Err(Error::Odd { file: path.display().to_string(), what: oddity(other) }),
+            other => Err(Error::NotRegular { file: path.display().to_string(), what: oddity(other) }),
         }
     }
 
@@ -171,7 +171,7 @@ fn is_pseudo_fs(magic: FsWord) -> bool {
 fn regular(name: &str, kind: FileType) -> Result<()> {
     match kind {
         FileType::RegularFile => Ok(()),
-        other => Err(Error::Odd { file: name.into(), what: oddity(other) }),
+        other => Err(Error::NotRegular { file: name.into(), what: oddity(other) }),
     }
 }
 

@@ -15,7 +15,7 @@ pub(crate) struct NamePatterns<'a> {
 }
 
 impl<'a> NamePatterns<'a> {
-    /// Takes them apart.
+    /// Parses them.
     pub fn new(patterns: &'a [String]) -> Self {
         let (mut literals, mut wild) = (HashMap::new(), Vec::new());
         for (place, pattern) in patterns.iter().enumerate() {
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_patterns_are_told_apart() {
+    fn names_and_patterns_are_distinguished() {
         let patterns = list(&["a.b", "layers.*.weight", "x?", "a.b", "[0]*", "**", "\\*{a,b}"]);
         let all = NamePatterns::new(&patterns);
         for (name, first) in [
@@ -185,7 +185,7 @@ mod tests {
 
     /// 32 000 names took seconds when each was compared with each tensor's.
     #[test]
-    fn very_many_patterns_are_matched_in_no_time() {
+    fn very_many_patterns_are_matched_fast() {
         let names: Vec<_> =
             (0..32_000).map(|i| format!("model.layers.{i}.self_attn.q_proj.weight")).collect();
         let start = std::time::Instant::now();

@@ -43,7 +43,7 @@ impl Store for OnVolume {
         match self.lookup(path)?.kind {
             FileKind::File => Ok(Kind::File),
             FileKind::Directory => Ok(Kind::Directory),
-            other => Err(Error::Odd { file: path.display().to_string(), what: other.name() }),
+            other => Err(Error::NotRegular { file: path.display().to_string(), what: other.name() }),
         }
     }
 
@@ -55,7 +55,7 @@ impl Store for OnVolume {
     fn open(&self, path: &Path) -> Result<Box<dyn Source>> {
         let file = self.lookup(path)?;
         if file.kind != FileKind::File {
-            return Err(Error::Odd { file: path.display().to_string(), what: file.kind.name() });
+            return Err(Error::NotRegular { file: path.display().to_string(), what: file.kind.name() });
         }
         let extents = self.volume.extents(&file).map_err(|why| failed(path, why))?.to_vec();
         let (name, drive) = (path.display().to_string(), self.drive.clone());

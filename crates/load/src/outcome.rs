@@ -100,7 +100,7 @@ impl Went {
                 why = format!("{why}; not past the page cache: {reason}");
             }
             if let Some(reason) = &account.why_unregistered {
-                why = format!("{why}; it did not take the GPU memory: {reason}");
+                why = format!("{why}; it refused the GPU memory: {reason}");
             }
             return Self { route: "cufile", why, limit, copied: true };
         }
@@ -126,7 +126,7 @@ impl Went {
             }
             (false, true) => "the page cache had the bytes",
             (false, false) if account.why_unknown.is_some() => {
-                "by the page cache, whatever that has of the bytes"
+                "by the page cache, as far as that has the bytes"
             }
             (false, false) => "by the page cache, which did not have most of the bytes",
         });
@@ -143,11 +143,14 @@ impl Went {
 
 fn why_not_direct(remote: bool) -> WhyNot {
     let (reason, fix) = if remote {
-        ("the files are on a server", "Copy them to a drive of this machine, and give it to onehop")
+        (
+            "the files are on a server",
+            "Copy them to a drive of this machine, and load them with -d DRIVE --path",
+        )
     } else {
         (
             "the files are on a file system that Linux has mounted, so its driver has the drive",
-            "Give the drive to onehop, and name the file by -d DRIVE --path",
+            "Detach the drive from the kernel, and name the file by -d DRIVE --path",
         )
     };
     WhyNot { route: "cpu/direct", reason, fix }
@@ -158,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_way_and_its_limit_are_those_of_most_bytes() {
+    fn the_route_and_its_limit_are_those_of_most_bytes() {
         let none = Account::default();
         let why = |text: &str| Some(String::from(text));
         let cases = [
@@ -188,7 +191,7 @@ mod tests {
             ),
             (
                 Account { cache_miss_bytes: 9, why_unknown: why("secret"), ..none.clone() },
-                ("cpu/cached", "by the page cache, whatever that has of the bytes", "the disk"),
+                ("cpu/cached", "by the page cache, as far as that has the bytes", "the disk"),
             ),
             (
                 Account { direct_bytes: 9, cached_bytes: 3, ..none.clone() },
@@ -215,14 +218,14 @@ mod tests {
                 },
                 (
                     "cufile",
-                    "it was requested; somehow; not past the page cache: b: no; it did not take the GPU memory: full",
+                    "it was requested; somehow; not past the page cache: b: no; it refused the GPU memory: full",
                     "the copy engine, should cuFile copy through host memory",
                 ),
             ),
         ];
-        for (account, told) in cases {
+        for (account, expected) in cases {
             let went = Went::of(&account);
-            assert_eq!((went.route, &*went.why, went.limit), told, "{account:?}");
+            assert_eq!((went.route, &*went.why, went.limit), expected, "{account:?}");
         }
     }
 }

@@ -67,7 +67,7 @@ impl Selection {
         Ok(self)
     }
 
-    /// The same with its patterns taken apart, to be asked about tensors.
+    /// The same with its patterns parsed, ready to match tensors.
     #[must_use]
     pub fn selector(&self) -> Selector<'_> {
         Selector {
@@ -79,7 +79,7 @@ impl Selection {
     }
 }
 
-/// A [`Selection`] whose patterns are taken apart.
+/// A [`Selection`] with parsed patterns.
 pub struct Selector<'a> {
     only: NamePatterns<'a>,
     except: NamePatterns<'a>,

@@ -19,7 +19,7 @@ pub fn read_secret(path: &Path, most: u64) -> Result<Vec<u8>, String> {
     let file = File::options().read(true).custom_flags(flags).open(path).map_err(failed)?;
     let about = file.metadata().map_err(failed)?;
     if !about.is_file() {
-        return Err("it is no file".into());
+        return Err("it is not a file".into());
     }
     if about.uid() != rustix::process::geteuid().as_raw() && about.uid() != 0 {
         return Err(format!("it belongs to user {}, who could change it; it has to be ours", about.uid()));

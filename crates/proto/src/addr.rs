@@ -1,4 +1,4 @@
-//! Addresses that must never be mistaken for one another.
+//! Address types that cannot be mixed up.
 
 use core::fmt;
 

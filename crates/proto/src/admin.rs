@@ -1,4 +1,4 @@
-//! Admin commands: constructors for the driver, and the same commands taken apart for the simulator.
+//! Admin commands: constructors for the driver, and the same commands decoded for the simulator.
 //!
 //! Constructors leave the CID zero, and the data pointer too unless it is an argument.
 

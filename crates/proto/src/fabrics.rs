@@ -51,19 +51,19 @@ const fn with_sgl(mut sqe: Sqe, len: u32, kind: u8) -> Sqe {
     sqe.with_qword(6, 0).with_qword(8, len as u64 | (kind as u64) << 56)
 }
 
-/// AUTHREQ of a queue whose host has to prove who it is (ATR).
+/// AUTHREQ of a queue whose host must authenticate itself (ATR).
 pub const AUTHENTICATION: u16 = 1 << 1;
 
 /// NVMe's own security protocol, by its number and what is specific to it.
 const AUTHENTICATION_PROTOCOL: u32 = 0xe9 << 24 | 1 << 16 | 1 << 8;
 
-/// Authentication Send of so many bytes.
+/// Authentication Send of `len` bytes.
 #[must_use]
 pub const fn auth_send(bytes: u32) -> Sqe {
     authentication(fctype::AUTH_SEND, bytes)
 }
 
-/// Authentication Receive into so many bytes.
+/// Authentication Receive of `len` bytes.
 #[must_use]
 pub const fn auth_receive(bytes: u32) -> Sqe {
     authentication(fctype::AUTH_RECEIVE, bytes)
@@ -164,12 +164,12 @@ pub fn connect_data(host_id: [u8; 16], cntlid: u16, subnqn: &str, hostnqn: &str)
     data
 }
 
-/// What a Connect command is answered with.
+/// The answer to a Connect command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Connected {
     /// The controller.
     pub cntlid: u16,
-    /// What has to be authenticated before the queue can be used: bit 1 the host, bit 2 also asks for a secure channel.
+    /// What must be authenticated before the queue can be used: bit 1 the host, bit 2 also requests a secure channel.
     pub authreq: u16,
 }
 
@@ -191,7 +191,7 @@ pub const fn property_set(offset: u32, value: u32) -> Sqe {
     command(fctype::PROPERTY_SET).with_dw(11, offset).with_dw(12, value)
 }
 
-/// What a status of a Connect command means; its codes are those of other commands, too.
+/// The meaning of a Connect command's status; its codes are those of other commands, too.
 #[must_use]
 pub fn connect_status(status: Status) -> &'static str {
     match status.0 & 0x7ff {
@@ -248,7 +248,7 @@ impl DiscoveryEntry<'_> {
     /// `trtype` of TCP.
     pub const TCP: u8 = 3;
 
-    /// What the transport type is called.
+    /// The name of the transport type.
     #[must_use]
     pub fn transport(&self) -> &'static str {
         match self.trtype() {

@@ -82,7 +82,7 @@ impl Queues {
         cqs_z with_cqs_z 16 16 u16;
     }
 
-    /// So many of each; brought into 1 to 65535.
+    /// This many of each, limited to 1 to 65535.
     #[must_use]
     pub const fn ask(sqs: u32, cqs: u32) -> Self {
         Self(0).with_sqs_z(zero_based(sqs)).with_cqs_z(zero_based(cqs))
@@ -289,7 +289,7 @@ impl Apst {
     pub const OFF: Self = Self(0);
     /// Bytes of the table.
     pub const TABLE_BYTES: usize = 256;
-    /// The table that goes with off.
+    /// The table for the value off.
     pub const OFF_TABLE: [u8; 256] = [0; 256];
 
     flags! { u32;
@@ -301,7 +301,7 @@ impl Apst {
 /// Host Memory Buffer: the five dwords of Set Features. The sizes are in pages of CC.MPS.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct HostMemory {
-    /// Lend the buffer; else take it back.
+    /// Enable the buffer; else disable it.
     pub enable: bool,
     /// The controller gets back the memory that it had before, unchanged.
     pub memory_return: bool,
@@ -333,7 +333,7 @@ impl HostMemory {
         }
     }
 
-    /// The command that lends or takes back the buffer.
+    /// The command that enables or disables the buffer.
     #[must_use]
     pub const fn command(&self) -> crate::Sqe {
         let [dw11, dw12, dw13, dw14, dw15] = self.encode();
@@ -372,7 +372,7 @@ impl HostMemoryEntry {
     }
 }
 
-/// Timestamp: milliseconds since 1970 in 8 bytes; the upper two bytes tell its origin.
+/// Timestamp: milliseconds since 1970 in 8 bytes; the upper two bytes are its origin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(transparent)]
 pub struct Timestamp(pub u64);

@@ -52,12 +52,12 @@ pub enum FormatError {
         /// The index.
         index: u8,
     },
-    /// Blocks of this size are not understood.
+    /// Blocks of this size are not supported.
     BlockSize {
         /// Power of two of the size.
         lbads: u8,
     },
-    /// This kind of protection information is not understood, or does not fit into the metadata.
+    /// This kind of protection information is not supported, or does not fit into the metadata.
     Protection {
         /// The kind.
         kind: u8,
@@ -141,7 +141,7 @@ pub struct Format {
 impl Format {
     /// The smallest block: 512 bytes.
     pub const MIN_LBA_SHIFT: u8 = 9;
-    /// The largest block that we understand: 64 KiB.
+    /// The largest supported block: 64 KiB.
     pub const MAX_LBA_SHIFT: u8 = 16;
     /// Bytes of protection information with a 16-bit guard.
     pub const PI_BYTES: u16 = 8;

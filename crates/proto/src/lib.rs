@@ -3,7 +3,7 @@
 //! 1. [`regs`] are the controller's registers.
 //! 2. [`admin`] and [`nvm`] make commands, [`Sqe`]; [`prp::build`] and [`sgl`] say where their data is.
 //! 3. [`queue::Owner`] submits and completes for one owner, [`queue::Shared`] for any number of threads.
-//! 4. [`kernel::run_owner`] and [`kernel::run_shared`] carry out a job with them on a GPU.
+//! 4. [`kernel::run_owner`] and [`kernel::run_shared`] execute a job with them on a GPU.
 //! 5. [`identify`], [`log`] and [`feature`] read what a controller says about itself.
 //!
 //! It follows NVM Express Base 2.0 and NVM Command Set 1.0. Fields that are zero-based on the wire end in `_z`. There are no

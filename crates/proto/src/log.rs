@@ -96,7 +96,7 @@ impl ErrorEntry<'_> {
         Status(self.status_field() >> 1)
     }
 
-    /// True if the entry tells of an error.
+    /// True if the entry reports an error.
     #[must_use]
     pub fn is_used(&self) -> bool {
         self.error_count() != 0

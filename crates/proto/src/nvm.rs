@@ -1,4 +1,4 @@
-//! Commands of the NVM command set: constructors for the driver and the GPU, and the same taken apart for the simulator.
+//! Commands of the NVM command set: constructors for the driver and the GPU, and the same decoded for the simulator.
 //!
 //! Constructors leave the CID and the data pointer zero.
 
@@ -123,7 +123,7 @@ pub const fn with_tags(mut sqe: Sqe, reftag: u32, apptag: u16, apptag_mask: u16)
     sqe
 }
 
-/// A command on a range of blocks, taken apart.
+/// A decoded command on a range of blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rw {
     /// The opcode.
@@ -155,7 +155,7 @@ pub struct Rw {
 }
 
 impl Rw {
-    /// Takes a command apart.
+    /// Decodes a command.
     #[inline]
     #[must_use]
     pub const fn decode(sqe: &Sqe) -> Self {

@@ -154,7 +154,7 @@ impl Cap {
         self.0 == u64::MAX
     }
 
-    /// Longest wait for CSTS.RDY in milliseconds, as far as this register tells; CRTO may say more.
+    /// Longest wait for CSTS.RDY in milliseconds, according to this register; CRTO may report more.
     #[inline]
     #[must_use]
     pub const fn timeout_ms(self) -> u32 {
@@ -268,13 +268,13 @@ impl Cc {
     }
 }
 
-/// CSTS: how the controller is.
+/// CSTS: the controller's status.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(transparent)]
 pub struct Csts(pub u32);
 
 impl Csts {
-    /// SHST: no shutdown asked for.
+    /// SHST: no shutdown requested.
     pub const SHST_NONE: u8 = 0;
     /// SHST: shutting down.
     pub const SHST_OCCURRING: u8 = 1;
@@ -288,7 +288,7 @@ impl Csts {
     flags! { u32;
         /// Ready.
         rdy with_rdy 0;
-        /// Controller fatal status; a reset may cure it.
+        /// Controller fatal status; a reset may clear it.
         cfs with_cfs 1;
         /// An NVM subsystem reset occurred; write one to clear.
         nssro with_nssro 4;

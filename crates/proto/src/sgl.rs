@@ -18,7 +18,7 @@ pub enum Descriptor {
         /// How many.
         len: u32,
     },
-    /// Bytes that a read throws away; a write has none of them.
+    /// Bytes that a read discards; a write has none of them.
     BitBucket {
         /// How many.
         len: u32,
@@ -167,7 +167,7 @@ pub enum SglError<E> {
     Kind(BadKind),
     /// A bit bucket, which the controller does not know.
     BitBucket,
-    /// A data block that is not aligned to dwords, on a controller that wants this.
+    /// A data block that is not aligned to dwords, on a controller that requires this.
     Granularity {
         /// Where the block lies.
         at: BusAddr,
@@ -176,7 +176,7 @@ pub enum SglError<E> {
     },
     /// The address of a segment is not qword aligned.
     SegmentUnaligned(BusAddr),
-    /// The length of a segment is zero or no multiple of 16.
+    /// The length of a segment is zero or not a multiple of 16.
     SegmentLength(u32),
     /// A segment pointer before the end of its segment.
     SegmentPlace,
@@ -186,7 +186,7 @@ pub enum SglError<E> {
     NoNextSegment,
     /// The list is shorter than the transfer.
     Short {
-        /// Bytes that lack a place.
+        /// Bytes without a place.
         missing: u64,
     },
     /// The list is longer than the transfer, and the controller does not allow that.
@@ -244,7 +244,7 @@ pub enum Part {
         /// Bytes, never zero.
         len: u64,
     },
-    /// Nowhere: the bytes are thrown away.
+    /// Nowhere: the bytes are discarded.
     Discard {
         /// Bytes, never zero.
         len: u64,

@@ -193,7 +193,7 @@ macro_rules! record {
 
 pub(crate) use {bits, flags, record, wire_newtypes};
 
-/// Text of a fixed width, padded with blanks or zeros, that nobody promised to be ASCII.
+/// Text of a fixed width, padded with blanks or zeros, which need not be ASCII.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Text<'a>(&'a [u8]);
 
@@ -210,7 +210,7 @@ impl<'a> Text<'a> {
         Self::new(bytes.get(at..at.saturating_add(len)).unwrap_or(&[]))
     }
 
-    /// The bytes, whatever they are.
+    /// The raw bytes.
     #[must_use]
     pub const fn as_bytes(&self) -> &'a [u8] {
         self.0

@@ -80,7 +80,7 @@ impl Mem {
         }
     }
 
-    /// A warp of so many lanes, which take turns.
+    /// A warp of this many lanes, which take turns.
     fn warp(&self, lanes: u32) -> Self {
         Self {
             lanes,
@@ -281,7 +281,7 @@ impl Controller {
     }
 }
 
-/// A controller on a thread of its own, until it has answered so many commands.
+/// A controller on a thread of its own, until it has answered this many commands.
 fn controller_apart(mem: &Mem, rings: Rings<Mem>, commands: u32) -> thread::JoinHandle<()> {
     let mem = mem.clone();
     thread::spawn(move || {
@@ -357,7 +357,7 @@ fn submit_model(fences: Fences) {
     assert_eq!(mem.load(At(SQ_DOOR)), 2);
 }
 
-/// Two threads submit and wait; the controller runs within the doorbell write of whoever rings.
+/// Two threads submit and wait; the controller runs within the doorbell write of the one that rings.
 fn shared_model(entries: u32, each: u32) {
     let rings = rings(entries, entries);
     let control = At(after(&rings));
@@ -420,7 +420,7 @@ impl Group {
         queue
     }
 
-    /// A warp carries out its share, of the `index`th of `of`.
+    /// A warp executes its share, of the `index`th of `of`.
     fn run(&self, mem: &Mem, queue: &Shared<Mem>, (index, of): (u32, u32)) {
         let job = Job {
             works: self.works,
@@ -443,7 +443,7 @@ impl Group {
     }
 }
 
-/// Two warps carry out a job together; the controller runs within the doorbell write of whoever rings.
+/// Two warps execute a job together; the controller runs within the doorbell write of the one that rings.
 fn group_model(fences: Fences, entries: u32, lanes: u32, each: u32) {
     let rings = rings(entries, entries);
     let group = Group::new(&rings, 2 * each);
@@ -458,7 +458,7 @@ fn group_model(fences: Fences, entries: u32, lanes: u32, each: u32) {
     assert_eq!(mem.load(group.control.plus(group.layout.unexpected_completions())), 0);
 }
 
-/// A warp has a queue to itself, and so rings for what it has just written; the controller is somebody else.
+/// A warp has a queue to itself, and so rings for what it has just written; the controller is another thread.
 fn lone_group_model(fences: Fences, commands: u32) {
     let rings = rings(2, 2);
     let group = Group::new(&rings, commands);

@@ -37,7 +37,7 @@ pub fn find(spec: &str, stop: &StopSignal) -> Result<FoundController> {
     if let Some(rest) = spec.strip_prefix("sim:") {
         if rest.split('?').next() == Some("usdr") && !Path::new("usdr").exists() {
             return Err(Error::NoDrive(format!(
-                "'{spec}' is no drive but a simulated SDR board: see onehop sdr"
+                "'{spec}' is not a drive but a simulated SDR board: see onehop sdr"
             )));
         }
         let sim = onehop_sim::open(rest)?;
@@ -55,7 +55,7 @@ pub fn find(spec: &str, stop: &StopSignal) -> Result<FoundController> {
     if is_pci_device(spec) {
         return real(spec);
     }
-    let unknown = || format!("'{}' is no drive: {WANTED}", spec.escape_debug());
+    let unknown = || format!("'{}' is not a drive: {WANTED}", spec.escape_debug());
     Err(Error::NoDrive(block_device(spec).unwrap_or_else(unknown)))
 }
 

@@ -1,4 +1,4 @@
-//! Buffers and rings in host memory, as a program makes them.
+//! Buffers and rings in host memory, as a program creates them.
 
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
@@ -12,21 +12,21 @@ use crate::mount::{self, Mount, Submissions};
 use crate::ring::{Client, Completion, Request, bytes};
 use crate::{Error, Id, Name, Result, RingName, SHM};
 
-/// A file in shared memory, unlinked when it is told so or its maker goes.
+/// A file in shared memory, unlinked on request or when its creator drops it.
 struct Shm {
     path: PathBuf,
     mem: HostMem,
 }
 
 impl Shm {
-    /// New memory, all of it there: a full `/dev/shm` is an error here and no signal later.
+    /// New memory, all of it allocated: a full `/dev/shm` is an error here and not a signal later.
     fn create(len: usize, node: Option<u32>) -> Result<Self> {
         Self::make(len, node).map_err(|why| Error::NoShared { len, why: Box::new(why) })
     }
 
     fn make(len: usize, node: Option<u32>) -> Result<Self> {
         let path = Path::new(SHM).join(format!("hf3fs-iov-{}", Id::random()?));
-        // Other users have no business in it; daemons run as the same user, or as root.
+        // Other users have no access; daemons run as the same user, or as root.
         let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path);
         let file = file.map_err(|e| Error::file("create", &path, e))?;
         let made = file.set_len(len as u64).map_err(|e| Error::file("ftruncate", &path, e)).and_then(|()| {
@@ -45,7 +45,7 @@ impl Shm {
     }
 
     fn unlink(&self) {
-        // Somebody may have done it already.
+        // It may have been removed already.
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -55,7 +55,7 @@ pub struct Buffer {
     mount: Arc<Mount>,
     name: Name,
     shm: Shm,
-    /// Whether this side made it, and takes it away.
+    /// Whether this side created it, and removes it.
     own: bool,
 }
 
@@ -74,10 +74,10 @@ impl Buffer {
         Ok(Self { mount: mount.clone(), name, shm, own: true })
     }
 
-    /// One that another program made.
+    /// One that another program created.
     ///
     /// # Errors
-    /// When there is none, it is shorter, or may not be written.
+    /// When it does not exist, is shorter, or may not be written.
     pub fn open(mount: &Arc<Mount>, id: Id, len: usize, block: u64) -> Result<Self> {
         let name = Name::buffer(id, block);
         let path = mount.target(&name.to_string())?;
@@ -100,7 +100,7 @@ impl Buffer {
         &self.shm.mem
     }
 
-    /// Takes its name in `/dev/shm` away; whoever has it keeps it.
+    /// Removes its name in `/dev/shm`; processes that have it open keep it.
     pub fn unlink(&self) {
         self.shm.unlink();
     }
@@ -140,7 +140,7 @@ impl Ring {
         let submissions = mount.submissions(ring.priority)?;
         let shm = Shm::create(len, node)?;
         let published = mount.publish(&name, &shm.path);
-        // The daemon has it mapped by now, or never will.
+        // The daemon has mapped it by now, or never will.
         shm.unlink();
         published?;
         let made = Client::new(shm.mem.clone());
@@ -168,7 +168,7 @@ impl Ring {
         self.client.entries()
     }
 
-    /// Puts a request in: see [`Client::prepare`].
+    /// Enters a request: see [`Client::prepare`].
     ///
     /// # Errors
     /// When the ring is full.
@@ -176,15 +176,15 @@ impl Ring {
         self.client.prepare(request)
     }
 
-    /// Tells the daemon that there is something to take.
+    /// Signals the daemon that there are submissions.
     pub fn submit(&self) {
         self.submissions.post();
     }
 
-    /// Waits for `least` completions and takes `most` at most, until a moment. Fewer than `least` come when that is over.
+    /// Waits for `least` completions and takes `most` at most, until the given time; after that, fewer than `least`.
     ///
     /// # Errors
-    /// When what is in the ring contradicts itself, or the daemon has ended and nothing more will come.
+    /// When the ring's contents are inconsistent, or the daemon has ended and nothing more will come.
     pub fn wait(
         &self,
         out: &mut Vec<Completion>,
@@ -199,7 +199,7 @@ impl Ring {
             let taken = self.client.take(out, most - count)?;
             count += taken;
             if taken > 0 {
-                // There is room again for what waits for it.
+                // There is room again for completions that wait for it.
                 self.submit();
                 spun = None;
                 if count < most {
@@ -210,18 +210,18 @@ impl Ring {
                 return Ok(count);
             }
             if !is_served {
-                // What it said before its end was taken just now.
+                // Its last completions were taken just now.
                 return if count > 0 { Ok(count) } else { Err(Error::Gone) };
             }
             let left = match until {
                 None => nap,
-                // The clock of the day, as the original's: a moment that is over is no time at all.
+                // The wall clock, as in the original: a time in the past is no wait at all.
                 Some(until) => match until.duration_since(SystemTime::now()) {
                     Ok(left) if !left.is_zero() => left.min(nap),
                     _ => return Ok(count),
                 },
             };
-            // To be woken costs more than most reads take.
+            // A wakeup takes longer than most reads.
             let since = *spun.get_or_insert_with(Instant::now);
             if since.elapsed() < SPIN {
                 std::hint::spin_loop();
@@ -236,9 +236,9 @@ impl Ring {
     }
 }
 
-/// How long a program looks before it sleeps.
+/// How long a program polls before it sleeps.
 const SPIN: Duration = Duration::from_micros(10);
-/// How often a program that waits looks whether there is a daemon.
+/// How often a waiting program checks whether there is a daemon.
 const MAP_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Drop for Ring {

@@ -1,18 +1,18 @@
-//! What can go wrong, and the number by which C programs know it.
+//! Errors, and their numbers for C programs.
 
 use rustix::io::Errno;
 
 /// The result of this crate's calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why something of usrbio could not be had or done.
+/// Why an operation of usrbio failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// An argument makes no sense.
+    /// An invalid argument.
     #[error("{0}")]
     Argument(String),
-    /// A link's name is none of usrbio's.
-    #[error("'{name}' names no buffer and no ring: {why}")]
+    /// A link's name is not one of usrbio's.
+    #[error("'{name}' is not the name of a buffer or ring: {why}")]
     Name {
         /// The name.
         name: String,
@@ -24,31 +24,31 @@ pub enum Error {
     File {
         /// The call.
         call: &'static str,
-        /// What it was made on.
+        /// Its path.
         path: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// Shared memory could not be had or reached.
+    /// Shared memory could not be allocated or accessed.
     #[error(transparent)]
     Memory(#[from] onehop_os::Error),
-    /// A program's own shared memory could not be made.
+    /// A program's own shared memory could not be created.
     #[error("{len} bytes of shared memory are not available: {why}")]
     NoShared {
-        /// How many were wanted.
+        /// Requested bytes.
         len: usize,
         /// The call that failed.
         why: Box<Error>,
     },
-    /// What a ring or the other side of a socket says contradicts itself.
+    /// The contents of a ring or of a message are inconsistent.
     #[error("{0}")]
     Broken(String),
     /// The ring is full until completions are taken.
-    #[error("as many are under way as the ring holds: take completions first")]
+    #[error("as many requests are in flight as the ring holds: take completions first")]
     Full,
-    /// The daemon that served the ring is no more.
+    /// The daemon that served the ring has ended.
     #[error(
-        "the daemon has ended: what it did not answer may have been done or not; make rings and buffers anew"
+        "the daemon has ended: the outcome of unanswered requests is unknown; create rings and buffers anew"
     )]
     Gone,
     /// The GPU cannot do it.
@@ -57,28 +57,28 @@ pub enum Error {
     /// There is no such GPU.
     #[error("there is no GPU {device}: {why}")]
     NoDevice {
-        /// The number that was asked for.
+        /// The requested number.
         device: i32,
-        /// What there is.
+        /// Which GPUs there are.
         why: String,
     },
     /// This is not possible here.
     #[error("{what} is not possible: {why}")]
     NotPossible {
-        /// What was to be done.
+        /// The operation.
         what: &'static str,
-        /// The reason, with what would change it.
+        /// The reason, and how to change it.
         why: String,
     },
-    /// The memory is not what it was: its allocation is gone.
-    #[error("the GPU memory of this buffer was freed; what lies at its address now is another allocation")]
+    /// The memory's allocation has been freed.
+    #[error("the GPU memory of this buffer was freed; its address now belongs to another allocation")]
     Stale,
     /// The daemon refused.
     #[error("the daemon refused: {why}")]
     Refused {
-        /// The number it gave.
+        /// The error number that it gave.
         errno: i32,
-        /// Its words.
+        /// Its message.
         why: String,
     },
 }
@@ -90,7 +90,7 @@ impl Error {
         let known = match self {
             Self::Argument(_) | Self::Name { .. } | Self::Broken(_) => Errno::INVAL,
             Self::File { source, .. } => return source.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
-            // As 3FS has it, whatever the cause.
+            // As in 3FS, for any cause.
             Self::Memory(_) | Self::NoShared { .. } => Errno::IO,
             Self::Full => Errno::AGAIN,
             Self::Gone => Errno::NOTCONN,

@@ -8,7 +8,7 @@ use onehop_os::hf3fs::{MAGIC, magic};
 use rustix::fs::{AtFlags, OFlags, StatxFlags, fcntl_getfl, statx};
 use rustix::io::Errno;
 
-/// A file that was registered. It stays open until it is given up.
+/// A registered file. It stays open until it is deregistered.
 pub struct FileRegistration {
     copy: OwnedFd,
     inode: u64,
@@ -31,22 +31,22 @@ impl FileRegistration {
     }
 }
 
-/// Whether a file is one of 3FS, or of a mount that speaks as if it were.
+/// Whether a file is on 3FS, or on a mount that implements its protocol.
 #[must_use]
 pub fn is_3fs(file: impl AsFd) -> bool {
     magic(file).is_ok_and(|number| number == MAGIC)
 }
 
-/// The registered files of a process, by the number of their descriptors: that of the program and that of our copy.
+/// The registered files of a process, by descriptor number: that of the program and that of our copy.
 #[derive(Default)]
 pub struct Files(RwLock<HashMap<RawFd, Arc<FileRegistration>>>);
 
 impl Files {
-    /// Registers one; gives the number of the copy. A number that was registered, closed and given to another file is the
-    /// other file's from now on: what is asked for by it must not go to the one before.
+    /// Registers one; returns the number of the copy. A number that was registered, closed and reused for another file names
+    /// the other file from now on: its requests must not go to the former one.
     ///
     /// # Errors
-    /// `EBADF` where it is no file of 3FS, `EINVAL` where it is registered already, and what the system says.
+    /// `EBADF` if it is not a file of 3FS, `EINVAL` if it is registered already, and the system's errors.
     pub fn register(&self, number: RawFd, file: BorrowedFd<'_>) -> Result<RawFd, Errno> {
         use std::os::fd::AsRawFd;
         if !is_3fs(file) {
@@ -74,20 +74,20 @@ impl Files {
         Ok(copied)
     }
 
-    /// The one of a number.
+    /// The file with this number.
     #[must_use]
     pub fn get(&self, number: RawFd) -> Option<Arc<FileRegistration>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
     }
 
-    /// Keeps other threads from registering and giving up as long as the result lives: a thread that forks must, or a lock that
-    /// another one had stays locked in the child.
+    /// Keeps other threads from registering and deregistering as long as the result lives. A thread that forks needs this, or
+    /// a lock that another thread had would stay locked in the child.
     #[must_use]
     pub fn hold(&self) -> HeldFiles<'_> {
         HeldFiles { _all: self.0.write().unwrap_or_else(PoisonError::into_inner) }
     }
 
-    /// Gives one up, by either number.
+    /// Deregisters one, by either number.
     pub fn give_up(&self, number: RawFd) {
         forget(&mut self.0.write().unwrap_or_else(PoisonError::into_inner), number);
     }
@@ -98,7 +98,7 @@ pub struct HeldFiles<'a> {
     _all: RwLockWriteGuard<'a, HashMap<RawFd, Arc<FileRegistration>>>,
 }
 
-/// Takes one out, under both of its numbers.
+/// Removes one, under both of its numbers.
 fn forget(all: &mut HashMap<RawFd, Arc<FileRegistration>>, number: RawFd) {
     if let Some(gone) = all.remove(&number) {
         all.retain(|_, other| !Arc::ptr_eq(other, &gone));

@@ -1,8 +1,8 @@
-//! GPU memory of a program, as it is made or taken over, named for other processes, and opened by them.
+//! GPU memory of a program: allocated or adopted, named for other processes, and opened by them.
 //!
-//! NVIDIA's memory is named by a [`Ticket`], which holds the place within the allocation, and where there is one by the file
-//! descriptor of the allocation; a dma-buf goes along for devices that read and write it themselves. The emulated GPU's memory
-//! is a memfd in the same role.
+//! NVIDIA's memory is named by a [`Ticket`], which holds the place within the allocation, and by the file descriptor of the
+//! allocation if there is one; a dma-buf goes along for devices that read and write it themselves. The emulated GPU's
+//! memory is a memfd in the same role.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -18,15 +18,15 @@ use rustix::fs::{MemfdFlags, SealFlags};
 
 use crate::{Error, Result};
 
-/// What the emulated GPU is known by.
+/// The identifier of the emulated GPU.
 const EMULATED: [u8; 16] = *b"onehop emulated.";
 const PAGE: usize = 4096;
-/// Without these a memfd could be cut short under those who have mapped it.
+/// Without these a memfd could be truncated under processes that have mapped it.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 /// The file system of memfds of ordinary pages.
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
-/// Which GPUs a program has.
+/// The GPUs of a program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum GpuChoice {
     /// Those that CUDA shows.
@@ -47,13 +47,13 @@ pub struct Gpus {
 }
 
 impl Gpus {
-    /// Looks for nothing yet.
+    /// Opens no GPU yet.
     #[must_use]
     pub fn new(mode: GpuChoice) -> Self {
         Self { mode, cuda: OnceLock::new(), open: Mutex::default(), emulated: OnceLock::new() }
     }
 
-    /// Whether a child that was forked may use these: CUDA does not work there, and has to be started anew.
+    /// Whether a forked child may use these: CUDA does not work there, and must be started anew.
     #[must_use]
     pub fn outlive_a_fork(&self) -> bool {
         self.mode != GpuChoice::Cuda
@@ -65,7 +65,7 @@ impl Gpus {
         if self.mode != GpuChoice::Emulated {
             return None;
         }
-        // Made here where it was not: a child must not find that under way.
+        // Created here if it was not: a child must not find that half done.
         match &**self.emulated.get_or_init(Self::new_emulated) {
             AnyGpu::Emulated(gpu) => Some(HeldGpus { _made: gpu.made() }),
             AnyGpu::Cuda(_) => None,
@@ -100,7 +100,7 @@ impl Gpus {
         self.emulated.get_or_init(Self::new_emulated).clone()
     }
 
-    /// The one of a number.
+    /// The GPU with this number.
     ///
     /// # Errors
     /// When there is none.
@@ -129,7 +129,7 @@ impl Gpus {
     /// Opens memory that another process offers.
     ///
     /// # Errors
-    /// When it is on no GPU of this process, or is not what the offer says.
+    /// When it is not on a GPU of this process, or is not what the offer says.
     pub fn accept(&self, offer: &Offer) -> Result<(Arc<AnyGpu>, Region)> {
         if offer.ticket.gpu == EMULATED {
             if self.mode != GpuChoice::Emulated {
@@ -140,7 +140,7 @@ impl Gpus {
             let device = self.emulated();
             let region = match &*device {
                 AnyGpu::Emulated(gpu) => gpu.accept(offer)?,
-                AnyGpu::Cuda(_) => return Err(Error::Broken("the emulated GPU is none".into())),
+                AnyGpu::Cuda(_) => return Err(Error::Broken("the emulated GPU is not emulated".into())),
             };
             return Ok((device, region));
         }
@@ -168,12 +168,12 @@ pub struct HeldGpus<'a> {
 pub enum AnyGpu {
     /// NVIDIA's.
     Cuda(CudaGpu),
-    /// Made of CPU threads.
+    /// Emulated by CPU threads.
     Emulated(EmulatedGpu),
 }
 
 impl AnyGpu {
-    /// What can be done with any GPU.
+    /// The operations that all GPUs have.
     #[must_use]
     pub fn gpu(&self) -> &dyn Gpu {
         match self {
@@ -182,7 +182,7 @@ impl AnyGpu {
         }
     }
 
-    /// What tells it from others.
+    /// Its unique identifier.
     #[must_use]
     pub fn uuid(&self) -> [u8; 16] {
         match self {
@@ -191,7 +191,7 @@ impl AnyGpu {
         }
     }
 
-    /// Makes what another device wrote into its memory ready to be read by kernels.
+    /// Makes another device's writes to its memory visible to kernels.
     ///
     /// # Errors
     /// When the GPU has failed.
@@ -209,9 +209,9 @@ impl AnyGpu {
 pub struct Offer {
     /// Its name.
     pub ticket: Ticket,
-    /// What goes with the name.
+    /// The descriptor that goes with the name.
     pub fd: Option<OwnedFd>,
-    /// The same memory for devices, where the GPU's driver gives that.
+    /// The same memory for devices, if the GPU's driver exports it.
     pub dma_buf: Option<DmaBuf>,
 }
 
@@ -221,7 +221,7 @@ pub struct SharedGpuMemory {
     region: Region,
     ticket: Ticket,
     fd: Option<OwnedFd>,
-    /// Whether it was made here, and goes with this.
+    /// Whether it was allocated here, and is freed on drop.
     own: bool,
 }
 
@@ -251,7 +251,7 @@ impl SharedGpuMemory {
         Ok(this)
     }
 
-    /// Memory of the GPU that somebody else made: see [`CudaGpu::lend`].
+    /// Memory of the GPU that other code allocated: see [`CudaGpu::lend`].
     ///
     /// # Errors
     /// When it cannot be shared.
@@ -266,7 +266,7 @@ impl SharedGpuMemory {
         Ok(Self { device: device.clone(), region, ticket, fd, own: false })
     }
 
-    /// Memory of another process, as it was offered and [`Gpus::accept`] opened it.
+    /// Memory of another process, which was offered and opened by [`Gpus::accept`].
     #[must_use]
     pub fn lent(device: &Arc<AnyGpu>, region: Region, offer: Offer) -> Self {
         Self { device: device.clone(), region, ticket: offer.ticket, fd: offer.fd, own: false }
@@ -284,19 +284,19 @@ impl SharedGpuMemory {
         &self.device
     }
 
-    /// Whether the allocation is still the one that it was: an address may be freed and given to another.
+    /// Whether the allocation is still the same: an address may be freed and reused.
     ///
     /// # Errors
     /// When the GPU has failed.
     pub fn is_current(&self) -> Result<bool> {
         match &*self.device {
             AnyGpu::Emulated(gpu) => Ok(gpu.is_current(&self.ticket, &self.region)),
-            // The driver knows no allocation at an address that was freed.
+            // The driver has no allocation at a freed address.
             AnyGpu::Cuda(gpu) => Ok(gpu.ticket_is_current(&self.ticket, &self.region).unwrap_or(false)),
         }
     }
 
-    /// Makes what kernels of this process wrote ready to be read by others; or what others wrote, by its kernels.
+    /// Makes writes of this process's kernels visible to others, or writes of others to its kernels.
     ///
     /// # Errors
     /// When the GPU has failed.
@@ -374,7 +374,7 @@ impl EmulatedGpu {
         Ok(region.slice(0..bytes)?)
     }
 
-    /// Frees memory by its first address, as a program does that has nothing but addresses; whether there was any.
+    /// Frees memory by its first address, for programs that have only addresses; returns whether there was any.
     pub fn free(&self, at: GpuAddr) -> bool {
         let mut made = self.made();
         let before = made.len();
@@ -382,10 +382,10 @@ impl EmulatedGpu {
         before != made.len()
     }
 
-    /// Memory that was made here, by an address in it.
+    /// Memory that was allocated here, by an address in it.
     ///
     /// # Errors
-    /// When it lies in no allocation.
+    /// When it is not in an allocation.
     pub fn at(&self, at: GpuAddr, bytes: usize) -> Result<Region> {
         let made = self.made();
         let found = made.iter().find_map(|one| Some((one, one.offset(at, bytes)?)));
@@ -398,7 +398,8 @@ impl EmulatedGpu {
     fn name(&self, region: &Region) -> Result<(Ticket, Option<OwnedFd>)> {
         let made = self.made();
         let found = made.iter().find_map(|one| Some((one, one.offset(region.addr(), region.len())?)));
-        let (one, offset) = found.ok_or_else(|| Error::Argument("this memory was not made here".into()))?;
+        let (one, offset) =
+            found.ok_or_else(|| Error::Argument("this memory was not allocated here".into()))?;
         let file = one.file.try_clone().map_err(|e| Error::file("dup", "emulated GPU memory", e))?;
         let ticket = Ticket {
             by_fd: true,
@@ -418,25 +419,25 @@ impl EmulatedGpu {
             .any(|one| one.number == ticket.buffer && one.offset(region.addr(), region.len()).is_some())
     }
 
-    /// Opens memory that another process made.
+    /// Opens memory that another process created.
     fn accept(&self, offer: &Offer) -> Result<Region> {
         let foreign = |why: &str| Error::Gpu(onehop_gpu::Error::Foreign { why: why.into() });
         let fd = offer.fd.as_ref().ok_or_else(|| foreign("its file descriptor is missing"))?;
         let seals = rustix::fs::fcntl_get_seals(fd).unwrap_or(SealFlags::empty());
         if !seals.contains(SEALS) {
-            return Err(foreign("it can be cut short by whoever made it: it is no sealed memfd"));
+            return Err(foreign("it can be truncated by its creator: it is not a sealed memfd"));
         }
-        // Huge pages that were punched out may be missing when they are touched again, which is a SIGBUS.
+        // Huge pages that were punched out may not be available when they are touched again, which is a SIGBUS.
         if rustix::fs::fstatfs(fd).map(|system| system.f_type).ok() != Some(TMPFS_MAGIC) {
             return Err(foreign("it is a memfd of huge pages, which may be taken away"));
         }
         let ticket = &offer.ticket;
         let fits =
-            |n: u64| usize::try_from(n).map_err(|_| foreign("it is longer than this machine addresses"));
+            |n: u64| usize::try_from(n).map_err(|_| foreign("it is longer than this machine can address"));
         let (whole, offset, bytes) = (fits(ticket.allocation)?, fits(ticket.offset)?, fits(ticket.bytes)?);
         let file = File::from(fd.try_clone().map_err(|e| Error::file("dup", "emulated GPU memory", e))?);
         if file.metadata().map(|data| data.len()).ok() != Some(ticket.allocation) {
-            return Err(foreign("it has another length than its name says"));
+            return Err(foreign("its length is not the one in its name"));
         }
         let region = self.gpu.adopt(Place::Vram, HostMem::of_file(&file, whole)?)?;
         Ok(region.slice(offset..offset + bytes)?)
@@ -458,7 +459,7 @@ mod tests {
         let AnyGpu::Emulated(gpu) = &*device else { panic!("not emulated") };
         let part = gpu.at(memory.region().addr().plus(5000), 1000).unwrap();
         let inner = SharedGpuMemory::of(&device, part).unwrap();
-        // A file that anybody can make counts as GPU memory only where that is wanted.
+        // A file that any process can create counts as GPU memory only where that is requested.
         for mode in [GpuChoice::Cuda, GpuChoice::Off] {
             assert!(matches!(Gpus::new(mode).accept(&inner.offer().unwrap()), Err(Error::NoDevice { .. })));
         }
@@ -471,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn freed_memory_is_not_taken_for_what_comes_after_it() {
+    fn freed_memory_is_not_mistaken_for_a_later_allocation() {
         let gpus = Gpus::new(GpuChoice::Emulated);
         let device = gpus.open(0).unwrap();
         let AnyGpu::Emulated(gpu) = &*device else { panic!("not emulated") };
@@ -498,7 +499,7 @@ mod tests {
         assert!(offer(|o| o.ticket.allocation = 4096).is_err());
         assert!(offer(|o| o.ticket.allocation = 1 << 60).is_err());
         assert!(offer(|o| o.ticket.gpu[0] = 0).is_err());
-        // One that its maker could cut short.
+        // One that its creator could truncate.
         let unsealed = rustix::fs::memfd_create("unsealed", MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&unsealed, 8192).unwrap();
         let with = |fd: OwnedFd| {
@@ -507,7 +508,7 @@ mod tests {
             gpus.accept(&other)
         };
         assert!(with(unsealed).is_err());
-        // Files that are no memory, memory that cannot be written, and seals that leave it free to be cut.
+        // Files that are not memory, memory that cannot be written, and seals that allow truncation.
         assert!(with(rustix::pipe::pipe().unwrap().0).is_err());
         assert!(with(File::open("/dev/zero").unwrap().into()).is_err());
         let sealed = |flags, seals| {
@@ -547,7 +548,7 @@ mod tests {
         let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
         let fd = offer.fd.as_ref().unwrap();
         rustix::fs::fallocate(fd, hole, 0, 4096).unwrap();
-        assert!(rustix::fs::ftruncate(fd, 4096).is_err(), "it can be cut short");
+        assert!(rustix::fs::ftruncate(fd, 4096).is_err(), "it can be truncated");
         drop((memory, offer, maker));
         let mut seen = [1; 8192];
         region.read(0, &mut seen).unwrap();

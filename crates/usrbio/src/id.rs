@@ -1,4 +1,4 @@
-//! The sixteen bytes by which a buffer is known.
+//! The sixteen bytes that identify a buffer.
 
 use crate::{Error, Result};
 
@@ -16,7 +16,7 @@ impl Id {
         let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
             .map_err(|e| Error::file("getrandom", "", e))?;
         if got != bytes.len() {
-            return Err(Error::Broken("the system gave fewer random bytes than it was asked for".into()));
+            return Err(Error::Broken("the system returned fewer random bytes than requested".into()));
         }
         // Version 4, variant 1.
         bytes[6] = bytes[6] & 0x0f | 0x40;

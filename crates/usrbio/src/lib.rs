@@ -1,8 +1,8 @@
 //! usrbio, the protocol by which programs read and write files of 3FS without system calls, for both sides of it.
 //!
 //! 1. [`mount::Mount::open`] finds a mount.
-//! 2. [`buffer::Buffer::create`] makes memory in `/dev/shm` and publishes it by a symbolic link in `3fs-virt/iovs`.
-//! 3. [`buffer::Ring::create`] makes a ring, whose link is a [`Name`] with its parameters.
+//! 2. [`buffer::Buffer::create`] creates memory in `/dev/shm` and publishes it by a symbolic link in `3fs-virt/iovs`.
+//! 3. [`buffer::Ring::create`] creates a ring, whose link is a [`Name`] with its parameters.
 //! 4. [`buffer::Ring::prepare`] and [`buffer::Ring::submit`] enter requests and post a semaphore of the daemon.
 //! 5. [`buffer::Ring::wait`] waits for their completions.
 //!
@@ -25,9 +25,9 @@ pub use error::{Error, Result};
 pub use id::Id;
 pub use name::{Name, Priority, RingName};
 
-/// Where shared memory lies.
+/// The folder of shared memory.
 pub const SHM: &str = "/dev/shm";
-/// The folder of a mount in which links are made, below the mount point.
+/// The folder of a mount for links, below the mount point.
 pub const IOVS: &str = "3fs-virt/iovs";
 /// The folder of a mount that only our daemon has.
 pub const OURS: &str = "3fs-virt/onehop";
@@ -36,6 +36,6 @@ pub const OURS: &str = "3fs-virt/onehop";
 pub mod flag {
     /// Reads may see what has not been committed. Nothing here is ever uncommitted.
     pub const ALLOW_READ_UNCOMMITTED: u64 = 1;
-    /// A read that meets a hole is an error, and no zeroes.
+    /// A read of a hole is an error, instead of zeros.
     pub const FORBID_READ_HOLES: u64 = 2;
 }

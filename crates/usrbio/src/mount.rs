@@ -15,8 +15,8 @@ use crate::{Error, IOVS, Name, OURS, Priority, Result, SHM};
 /// The type of a mount's file system, as the kernel names it.
 pub const FS_TYPE: &str = "fuse.hf3fs";
 
-/// The mount point that a path lies under, of those that `mounts` (`/proc/self/mountinfo`) tells; with `any_type`, of any
-/// file system that has a folder `3fs-virt`.
+/// The mount point above a path, of those listed in `mounts` (`/proc/self/mountinfo`); with `any_type`, of any file system
+/// that has a folder `3fs-virt`.
 ///
 /// # Errors
 /// When the path leads nowhere.
@@ -31,7 +31,7 @@ pub fn find(path: &Path, mounts: &str, any_type: bool) -> Result<Option<PathBuf>
 pub struct Mounted<'a> {
     /// The type of its file system.
     pub fs_type: &'a str,
-    /// What was mounted, as whoever mounted it named it.
+    /// The source, as named in the mount call.
     pub source: &'a str,
     /// The file system's own options, with commas between them.
     pub options: &'a str,
@@ -87,10 +87,10 @@ pub struct HeldMount<'a> {
     _folder: RwLockWriteGuard<'a, Arc<OwnedFd>>,
 }
 
-/// A mount that a program uses. As long as it lives the daemon sees that its program does: it holds the folder of links open.
+/// A mount that a program uses. It holds the folder of links open, so the daemon sees that its program lives.
 pub struct Mount {
     path: PathBuf,
-    /// Never locked while something is asked of the daemon: a child that was forked then would find it locked for ever.
+    /// Never locked during a request to the daemon: a child that was forked then would find it locked for ever.
     folder: RwLock<Arc<OwnedFd>>,
 }
 
@@ -115,7 +115,7 @@ impl Mount {
         HeldMount { _folder: self.folder.write().unwrap_or_else(PoisonError::into_inner) }
     }
 
-    /// Does something in the folder of links; once more in a new one where the daemon behind the old is gone.
+    /// Runs `f` in the folder of links; once more in a newly opened one if the old one's daemon is gone.
     fn within<R>(&self, f: impl Fn(&OwnedFd) -> rustix::io::Result<R>) -> Result<rustix::io::Result<R>> {
         let open = self.folder.read().unwrap_or_else(PoisonError::into_inner).clone();
         let done = f(&open);
@@ -127,7 +127,7 @@ impl Mount {
         Ok(f(&new))
     }
 
-    /// Tells the daemon of shared memory.
+    /// Registers shared memory with the daemon.
     ///
     /// # Errors
     /// When the daemon refuses it.
@@ -137,17 +137,17 @@ impl Mount {
             .map_err(|e| Error::file("symlink", self.path.join(IOVS).join(&link), e))
     }
 
-    /// Has the daemon forget it.
+    /// Deregisters it.
     ///
     /// # Errors
-    /// When it knows none of that name.
+    /// When the daemon has none of that name.
     pub fn withdraw(&self, name: &Name) -> Result<()> {
         let link = name.to_string();
         self.within(|folder| unlinkat(folder, &link, rustix::fs::AtFlags::empty()))?
             .map_err(|e| Error::file("unlink", self.path.join(IOVS).join(&link), e))
     }
 
-    /// What a link leads to.
+    /// The target of a link.
     ///
     /// # Errors
     /// When there is none.
@@ -157,10 +157,10 @@ impl Mount {
             .map_err(|e| Error::file("readlink", self.path.join(IOVS).join(name), e))
     }
 
-    /// How submissions of a priority are told.
+    /// The semaphore for submissions of a priority.
     ///
     /// # Errors
-    /// When the daemon has no semaphore for them, or leads elsewhere than to shared memory.
+    /// When the daemon has no semaphore for them, or its link leads out of shared memory.
     pub fn submissions(&self, priority: Priority) -> Result<Submissions> {
         let target = self.target(priority.link())?;
         let (file, mem) = shared(&target)?;
@@ -180,7 +180,7 @@ impl Mount {
 /// How the names of our daemon's semaphores in `/dev/shm` begin.
 pub const OUR_SEMAPHORES: &str = "sem.onehop-submit-ios.";
 
-/// The semaphore by which submissions are told.
+/// The semaphore that announces submissions.
 pub struct Submissions {
     semaphore: Semaphore,
     /// Its file, which our daemon holds a lock on while it lives. 3FS's does not.
@@ -188,12 +188,12 @@ pub struct Submissions {
 }
 
 impl Submissions {
-    /// Tells that there is something to take.
+    /// Announces a submission.
     pub fn post(&self) {
         self.semaphore.post();
     }
 
-    /// Whether anybody is there to take it, as far as one can know without waiting for an answer.
+    /// Whether a daemon serves it, as far as is known without waiting for an answer.
     #[must_use]
     pub fn are_served(&self) -> bool {
         let Some(file) = &self.held else { return true };
@@ -230,7 +230,7 @@ fn shared(path: &Path) -> Result<(File, HostMem)> {
     Ok((file, mem))
 }
 
-/// Opens a file of shared memory: never a link, nor anything that is no file.
+/// Opens a file of shared memory: never a link, nor anything but a file.
 pub(crate) fn open(path: &Path) -> Result<File> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = openat(CWD, path, flags, Mode::empty()).map_err(|e| Error::file("open", path, e))?;
@@ -263,7 +263,7 @@ mod tests {
         assert_eq!(find(&file, &mounts, true).unwrap(), Some(inner.clone()));
         assert_eq!(find(Path::new("/dev/null"), &mounts, true).unwrap(), None);
         assert!(find(&top.join("nowhere"), &mounts, true).is_err());
-        // The folder alone may be what is mounted.
+        // Only the folder may be mounted.
         let alone = line(&inner.join("3fs-virt"), FS_TYPE);
         assert_eq!(find(&file, &alone, false).unwrap(), Some(inner));
         std::fs::remove_dir_all(&top).unwrap();

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use crate::{Error, Id, Result};
 
-/// Which of the three semaphores a ring's submissions are told by.
+/// Which of the three semaphores announces a ring's submissions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash, PartialOrd, Ord)]
 pub enum Priority {
     /// Served first.
     High,
-    /// As most are.
+    /// The default.
     #[default]
     Normal,
     /// Served last.
@@ -22,7 +22,7 @@ impl Priority {
     /// All of them, the first to be served first.
     pub const ALL: [Self; 3] = [Self::High, Self::Normal, Self::Low];
 
-    /// As the calls have it: below zero is high, above is low.
+    /// From the number in the calls: below zero is high, above is low.
     #[must_use]
     pub fn from_number(number: i32) -> Self {
         match number {
@@ -43,22 +43,22 @@ impl Priority {
     }
 }
 
-/// What a name says of a ring.
+/// The parameters of a ring in its name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingName {
     /// Whether it reads; else it writes.
     pub read: bool,
-    /// How many are taken at once: all that there are for 0, exactly so many above, and at most so many below.
+    /// How many are taken at once: all for 0, exactly this many above, and at most this many below.
     pub depth: i32,
-    /// Who is served first.
+    /// The priority.
     pub priority: Priority,
-    /// How long fewer than a negative depth asks for may wait for more.
+    /// How long fewer submissions than a negative depth requests may wait for more.
     pub timeout: Duration,
     /// See [`flag`](crate::flag).
     pub flags: u64,
 }
 
-/// What a link's name says.
+/// A link's name, parsed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Name {
     /// The buffer's id.
@@ -78,10 +78,10 @@ impl Name {
         Self { id, block, ring: None, gpu: None }
     }
 
-    /// Reads a name.
+    /// Parses a name.
     ///
     /// # Errors
-    /// When it is none.
+    /// When it is invalid.
     pub fn parse(name: &str) -> Result<Self> {
         let bad = |why| Error::Name { name: name.chars().take(80).collect(), why };
         let mut parts = name.split('.');
@@ -94,31 +94,35 @@ impl Name {
             let first = letters.next().ok_or(bad("there is nothing between two dots"))?;
             let rest = letters.as_str();
             match first {
-                'b' => this.block = number(rest).filter(|n| *n > 0).ok_or(bad("its block size is none"))?,
+                'b' => {
+                    this.block = number(rest)
+                        .filter(|n| *n > 0)
+                        .ok_or(bad("its block size is not a number above 0"))?
+                }
                 'r' | 'w' => {
                     let depth = rest.parse::<i32>().ok().filter(|n| *n > i32::MIN);
-                    ring = Some((first == 'r', depth.ok_or(bad("its depth is no number"))?));
+                    ring = Some((first == 'r', depth.ok_or(bad("its depth is not a number"))?));
                 }
-                't' => timeout = Some(number(rest).ok_or(bad("its time is no number"))?),
-                'f' => flags = Some(binary(rest).ok_or(bad("its flags are no binary number"))?),
+                't' => timeout = Some(number(rest).ok_or(bad("its time is not a number"))?),
+                'f' => flags = Some(binary(rest).ok_or(bad("its flags are not a binary number"))?),
                 'p' => {
                     priority = Some(match rest {
                         "" | "n" => Priority::Normal,
                         "h" => Priority::High,
                         "l" => Priority::Low,
-                        _ => return Err(bad("its priority is none of h, n, l")),
+                        _ => return Err(bad("its priority is not h, n or l")),
                     });
                 }
                 'g' if rest == "dr" => gpu = true,
                 'd' => {
                     let known = number(rest).and_then(|n| u32::try_from(n).ok());
-                    device = Some(known.ok_or(bad("its GPU is no number"))?);
+                    device = Some(known.ok_or(bad("its GPU is not a number"))?);
                 }
-                _ => return Err(bad("it has a part that means nothing")),
+                _ => return Err(bad("it has an unknown part")),
             }
         }
         if gpu != device.is_some() || gpu && ring.is_some() {
-            return Err(bad("GPU memory is .gdr.dNUMBER and no ring"));
+            return Err(bad("GPU memory is .gdr.dNUMBER, without parts of a ring"));
         }
         this.gpu = device;
         this.ring = ring.map(|(read, depth)| RingName {
@@ -129,7 +133,7 @@ impl Name {
             flags: flags.unwrap_or(0),
         });
         if ring.is_none() && (priority.is_some() || timeout.is_some() || flags.is_some()) {
-            return Err(bad("it has parts of a ring, and no depth"));
+            return Err(bad("it has parts of a ring, but no depth"));
         }
         Ok(this)
     }

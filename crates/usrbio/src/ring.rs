@@ -1,17 +1,17 @@
-//! The ring in which a program asks for reads or writes, and is told how they ended.
+//! The ring in which a program requests reads or writes, and receives their completions.
 //!
 //! ```text
 //! 0   i32 submitted   the program's: where the next submission goes
 //! 4   i32 taken       the daemon's: up to where it has taken them
 //! 8   i32 completed   the daemon's: where the next completion goes
 //! 12  i32 seen        the program's: up to where it has taken those
-//! 16  requests        56 bytes for each slot: what is to be done
+//! 16  requests        56 bytes for each slot
 //!     completions     24 bytes for each slot
 //!     submissions     16 bytes for each slot: the number of a request
 //!     semaphore       32 bytes: counts up with completions
 //! ```
-//! A ring of so many entries has one slot more, as a full one could not be told from an empty one. [`Client`] is the program's
-//! side; [`RingServer`] is the daemon's, which believes nothing that is in there.
+//! A ring has one slot more than entries, so that a full one differs from an empty one. [`Client`] is the program's side;
+//! [`RingServer`] is the daemon's, which trusts none of its contents.
 
 mod client;
 mod server;
@@ -30,10 +30,10 @@ const REQUEST: usize = 56;
 const COMPLETION: usize = 24;
 const SUBMISSION: usize = 16;
 const SLOT: usize = REQUEST + COMPLETION + SUBMISSION;
-/// Behind everything; nobody uses it.
+/// Behind everything, unused.
 const SPARE: usize = 4096;
 const FIXED: usize = MARKS + Semaphore::BYTES + SPARE;
-/// Most slots: what is beyond would not be counted by 32 bits in all places.
+/// Most slots: more would not fit 32-bit counts everywhere.
 const MOST: usize = 1 << 24;
 
 const SUBMITTED: usize = 0;
@@ -41,21 +41,21 @@ const TAKEN: usize = 4;
 const COMPLETED: usize = 8;
 const SEEN: usize = 12;
 
-/// Bytes of a ring of so many entries; none for a number that no ring has.
+/// Bytes of a ring of `entries` entries; none for an invalid number.
 #[must_use]
 pub fn bytes(entries: i32) -> Option<usize> {
     let slots = usize::try_from(entries).ok()?.checked_add(1)?;
     (slots > 1 && slots <= MOST).then(|| FIXED + SLOT * slots)
 }
 
-/// Entries of a ring of so many bytes; 0 where there is no room for any.
+/// Entries of a ring of `bytes` bytes; 0 if there is no room for any.
 #[must_use]
 pub fn entries(bytes: usize) -> i32 {
     let slots = bytes.saturating_sub(FIXED) / SLOT;
     i32::try_from(slots.saturating_sub(1)).unwrap_or(i32::MAX)
 }
 
-/// What is to be done.
+/// A request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
     /// The buffer.
@@ -91,7 +91,7 @@ impl Request {
     }
 }
 
-/// The eight bytes that a slice begins with.
+/// The first eight bytes of a slice.
 fn word(bytes: &[u8]) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&bytes[..8]);
@@ -109,7 +109,7 @@ impl RingRegion {
     fn new(mem: HostMem) -> Result<Self> {
         let slots = (mem.len().saturating_sub(FIXED) / SLOT).min(MOST);
         if slots < 2 {
-            return Err(Error::Argument(format!("{} bytes are no ring of one entry", mem.len())));
+            return Err(Error::Argument(format!("{} bytes are too few for a ring of one entry", mem.len())));
         }
         let done = Semaphore::at(&mem, MARKS + SLOT * slots)?;
         Ok(Self { mem, slots: slots as u32, done })
@@ -127,7 +127,7 @@ impl RingRegion {
         MARKS + (REQUEST + COMPLETION) * self.slots as usize + SUBMISSION * slot as usize
     }
 
-    /// A mark; an error if it is behind the last slot, as no honest one is.
+    /// A mark; an error if it is behind the last slot, where no valid one is.
     fn mark(&self, which: usize) -> Result<u32> {
         let mark = self.mem.word(which)?.load(Ordering::SeqCst);
         if mark < self.slots {

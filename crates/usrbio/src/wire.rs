@@ -1,7 +1,7 @@
-//! What a program and our daemon say to each other over a Unix socket: GPU memory, which no link can name.
+//! The messages of a program and our daemon over a Unix socket, about GPU memory, which no link can name.
 //!
-//! One message of a fixed length each way, descriptors beside it, and that is all of a connection. The daemon knows the
-//! program by what the kernel says of the socket's other end.
+//! A connection is one message of a fixed length each way, with descriptors. The kernel tells the daemon which program is
+//! at the other end.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -31,10 +31,10 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 const TICKET: usize = 64;
 const TEXT: usize = 64;
 
-/// What a program wants.
+/// A program's request.
 #[derive(Debug)]
 pub enum Ask {
-    /// That the daemon takes GPU memory as the buffer of an id.
+    /// Register GPU memory as the buffer of an id.
     Register {
         /// The id.
         id: Id,
@@ -45,8 +45,8 @@ pub enum Ask {
         /// The memory.
         offer: Offer,
     },
-    /// The memory of a buffer that somebody registered, whose secret the program was given; it becomes a buffer of
-    /// the program's own under another id.
+    /// Import the memory of a registered buffer, whose secret the program has; it becomes a buffer of the program's own
+    /// under another id.
     Import {
         /// The buffer.
         id: Id,
@@ -55,31 +55,31 @@ pub enum Ask {
         /// The id of the program's own.
         new: Id,
     },
-    /// The memory of a buffer of the same user, whose rings may use it by its id.
+    /// Open the memory of a buffer of the same user, whose rings may use it by its id.
     Open {
         /// The buffer.
         id: Id,
     },
 }
 
-/// What the daemon answers.
+/// The daemon's answer.
 #[derive(Debug)]
 pub enum Answer {
-    /// It was done.
+    /// Success.
     Registered {
-        /// Who has this may import the buffer.
+        /// A secret with which other programs may import the buffer.
         secret: [u8; 16],
     },
-    /// Here it is.
+    /// The memory.
     Lent {
-        /// Who has this may import the buffer.
+        /// A secret with which other programs may import the buffer.
         secret: [u8; 16],
         /// The number of its GPU for the program that made it.
         device: u32,
         /// The memory.
         offer: Offer,
     },
-    /// It was not done.
+    /// Failure.
     Refused {
         /// The error number.
         errno: i32,
@@ -88,7 +88,7 @@ pub enum Answer {
     },
 }
 
-/// A message as it is sent.
+/// An encoded message.
 pub struct Packet {
     /// The bytes.
     pub bytes: [u8; BYTES],
@@ -120,7 +120,9 @@ impl Packet {
 
     fn kind(&self) -> Result<u32> {
         if self.bytes[..8] != MAGIC {
-            return Err(Error::Broken("this is no message of onehop's, or one of another version".into()));
+            return Err(Error::Broken(
+                "this is not a message of onehop, or it is one of another version".into(),
+            ));
         }
         Ok(self.number(8) as u32)
     }
@@ -163,7 +165,7 @@ fn word(bytes: &[u8]) -> u64 {
 }
 
 impl Ask {
-    /// As it is sent.
+    /// Encodes it.
     #[must_use]
     pub fn pack(self) -> Packet {
         match self {
@@ -190,10 +192,10 @@ impl Ask {
         }
     }
 
-    /// From what came.
+    /// Decodes it.
     ///
     /// # Errors
-    /// When it is nothing of the kind.
+    /// When it is not a valid request.
     pub fn unpack(mut packet: Packet) -> Result<Self> {
         let id = Id(packet.sixteen(16));
         match packet.kind()? {
@@ -205,13 +207,13 @@ impl Ask {
             }),
             2 => Ok(Self::Import { id, secret: packet.sixteen(32), new: Id(packet.sixteen(48)) }),
             3 => Ok(Self::Open { id }),
-            kind => Err(Error::Broken(format!("nobody asks anything by the number {kind}"))),
+            kind => Err(Error::Broken(format!("there is no request with the number {kind}"))),
         }
     }
 }
 
 impl Answer {
-    /// As it is sent.
+    /// Encodes it.
     #[must_use]
     pub fn pack(self) -> Packet {
         match self {
@@ -240,10 +242,10 @@ impl Answer {
         }
     }
 
-    /// From what came.
+    /// Decodes it.
     ///
     /// # Errors
-    /// When it is nothing of the kind, or a refusal.
+    /// When it is not a valid answer, or is a refusal.
     pub fn unpack(mut packet: Packet) -> Result<Self> {
         match packet.kind()? {
             101 => Ok(Self::Registered { secret: packet.sixteen(16) }),
@@ -257,15 +259,15 @@ impl Answer {
                 let errno = (packet.number(16) as i32).clamp(1, 4095);
                 Err(Error::Refused { errno, why: String::from_utf8_lossy(&text).into_owned() })
             }
-            kind => Err(Error::Broken(format!("nobody answers anything by the number {kind}"))),
+            kind => Err(Error::Broken(format!("there is no answer with the number {kind}"))),
         }
     }
 }
 
-/// Asks the daemon that listens there.
+/// Sends a request to the daemon that listens there.
 ///
 /// # Errors
-/// When nobody answers, or the answer is no.
+/// When nothing answers, or the daemon refuses.
 pub fn ask(path: &Path, ask: Ask) -> Result<Answer> {
     let failed = |call| move |e: rustix::io::Errno| Error::file(call, path, e);
     let address = SocketAddrUnix::new(path).map_err(failed("address of"))?;
@@ -301,7 +303,7 @@ pub fn send(socket: impl AsFd, packet: &Packet) -> rustix::io::Result<()> {
     sendmsg(socket, &[IoSlice::new(&packet.bytes)], &mut beside, SendFlags::NOSIGNAL).map(drop)
 }
 
-/// Receives one; none when the other side has ended, or sent something of another length.
+/// Receives one; none if the other side has ended, or sent a message of another length.
 ///
 /// # Errors
 /// When nothing came in time.
@@ -346,7 +348,7 @@ mod tests {
         send(&b, &Answer::Refused { errno: 13, why: "é".repeat(300) }.pack()).unwrap();
         let refused = Answer::unpack(receive(&a).unwrap().unwrap());
         assert!(matches!(refused, Err(Error::Refused { errno: 13, .. })));
-        // A message without what it says is beside it.
+        // A message without the descriptor that it announces.
         let mut lonely = Ask::Register { id, device: 0, block: 0, offer: memory.offer().unwrap() }.pack();
         lonely.fds.clear();
         assert!(Ask::unpack(lonely).is_err());

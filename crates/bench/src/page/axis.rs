@@ -1,11 +1,11 @@
-//! Axes: where a value lies, and which values are written down.
+//! Axes: where a value lies, and which values are labelled.
 
 /// How values are laid out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scale {
     /// Evenly, from 0 on.
     Linear,
-    /// By their size: each factor takes the same room.
+    /// By their logarithm: each factor takes the same room.
     Log,
 }
 
@@ -19,7 +19,7 @@ pub(super) struct Axis {
 }
 
 impl Axis {
-    /// An axis for values up to `high`; from the smallest on where it is by size.
+    /// An axis for values up to `high`; a logarithmic one begins at the smallest.
     pub(super) fn new(scale: Scale, values: impl Iterator<Item = f64> + Clone, from: f64, to: f64) -> Self {
         let usable = |value: &f64| value.is_finite() && (scale == Scale::Linear || *value > 0.0);
         let high = values.clone().filter(usable).fold(0.0, f64::max);
@@ -49,7 +49,7 @@ impl Axis {
         (self.low..=self.high).contains(&value)
     }
 
-    /// The values that are written down: some six of them.
+    /// The values that are labelled: about six.
     pub(super) fn ticks(&self) -> Vec<f64> {
         match self.scale {
             Scale::Linear => {
@@ -72,7 +72,7 @@ impl Axis {
     }
 }
 
-/// The smallest of 1, 2, 2.5, 5 times a power of ten that is no less.
+/// The smallest of 1, 2, 2.5, 5 times a power of ten that is at least the value.
 fn nice(step: f64) -> f64 {
     let power = 10_f64.powf(step.log10().floor());
     let found = [1.0, 2.0, 2.5, 5.0, 10.0].into_iter().find(|factor| factor * power >= step * 0.999);

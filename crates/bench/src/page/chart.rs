@@ -10,15 +10,15 @@ const WIDE: f64 = 460.0;
 const HIGH: f64 = 300.0;
 /// Where the lines are drawn: left, right, top, bottom.
 const INNER: [f64; 4] = [52.0, WIDE - 14.0, 14.0, HIGH - 44.0];
-/// How many kinds of lines the style tells apart.
+/// How many kinds of lines the style distinguishes.
 const KINDS: usize = 10;
 
 /// A picture.
 #[derive(Clone, Debug)]
 pub struct Chart {
-    /// What it shows.
+    /// Its caption.
     pub title: String,
-    /// The values of x, with what people read, or nothing: they are laid out evenly.
+    /// The values of x with their labels, which may be empty; they are laid out evenly.
     pub x: Vec<(f64, String)>,
     /// What x is.
     pub x_label: String,
@@ -28,7 +28,7 @@ pub struct Chart {
     pub scale: Scale,
     /// The lines.
     pub series: Vec<Series>,
-    /// What is drawn across.
+    /// The lines drawn across.
     pub limits: Vec<ReferenceLine>,
 }
 
@@ -54,16 +54,16 @@ pub struct Point {
     pub low: f64,
     /// The largest.
     pub high: f64,
-    /// What there is to say about it.
+    /// Its tooltip.
     pub tip: String,
 }
 
-/// A value that lines are held against.
+/// A value that lines are compared with.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReferenceLine {
     /// What it is.
     pub name: String,
-    /// How much.
+    /// The value.
     pub y: f64,
 }
 
@@ -97,7 +97,7 @@ impl Chart {
         html
     }
 
-    /// The y axis. Limits are shown where that does not press the lines flat.
+    /// The y axis. Limits are shown unless they would flatten the lines.
     fn axis(&self) -> Axis {
         let points = || self.series.iter().flat_map(|s| &s.points);
         let most = points().map(|p| p.high).fold(0.0, f64::max);
@@ -157,7 +157,7 @@ impl Chart {
         for series in &self.series {
             self.draw(series, &axis, &mut out);
         }
-        // Words come last: they are read through no line.
+        // Words come last, so that no line covers them.
         for (limit, label) in shown.iter().zip(labels(&places)) {
             let _ = write!(
                 out,
@@ -194,7 +194,7 @@ impl Chart {
     }
 }
 
-/// Where the words for lines at these heights stand: right above or below, or further off, so that none lie on others.
+/// Where the labels of lines at these heights are: right above or below, or further off, so that none overlap.
 fn labels(lines: &[f64]) -> Vec<f64> {
     const HIGH: f64 = 13.0;
     let [.., top, bottom] = INNER;
@@ -212,7 +212,7 @@ fn labels(lines: &[f64]) -> Vec<f64> {
     taken
 }
 
-/// A shape for each kind of line: colours alone do not tell them apart on paper.
+/// A shape for each kind of line: on paper, colours alone do not distinguish them.
 fn mark(kind: usize, x: f64, y: f64) -> String {
     let path = |d: String| format!("<path class=\"mark\" d=\"{d}\"/>");
     match kind % 5 {
@@ -236,7 +236,7 @@ fn trim(value: f64) -> String {
     }
 }
 
-/// What fits into a picture.
+/// Text cut to what fits into a picture.
 fn short(name: &str) -> String {
     const FITS: usize = 54;
     if name.chars().count() <= FITS {

@@ -11,30 +11,30 @@ use crate::results::Machine;
 pub struct LoadRow {
     /// 10^9 bytes a second.
     pub gbps: f64,
-    /// From when it was asked for until the last tensor was there.
+    /// From the request until the last tensor was there.
     pub seconds: f64,
-    /// Of them, until the memory and the ring were there.
+    /// Of these, until the memory and the ring were there.
     pub prepare_seconds: f64,
-    /// The way that the bytes took.
+    /// The route that the bytes took.
     pub route: String,
     /// What was measured beside it, and its rate where it is known; a load may exceed it.
     pub reference: (String, Option<f64>),
 }
 
-/// What a page of loads is made of.
+/// The contents of a page of loads.
 pub struct Loads<'a> {
     /// Where and when.
     pub machine: &'a Machine,
     /// What was loaded, into what.
     pub facts: Vec<(String, String)>,
-    /// Which parts were models; the figures then say nothing about hardware.
+    /// Which parts were simulated; the numbers then say nothing about hardware.
     pub simulated: &'a [&'a str],
     /// The loads, in their order.
     pub rows: &'a [LoadRow],
 }
 
 const METHOD: [&str; 3] = [
-    "The time of a load is from when it is asked for, with the files' headers read and the GPU up, until the last tensor lies in GPU memory. Loads to one GPU find the ring of pinned memory that the first has made; several GPUs share one that each load makes anew.",
+    "The time of a load is from its request, with the files' headers read and the GPU up, until the last tensor is in GPU memory. Loads to one GPU reuse the ring of pinned memory that the first has allocated; several GPUs share one that each load allocates anew.",
     "The first load's bytes are compared with the files, every later one's with the first's. One wrong byte ends the command, and there is no page.",
     "A reference is measured after each load, by the same process; a load may exceed it. GB/s are 10^9 bytes.",
 ];
@@ -99,9 +99,9 @@ fn table(rows: &[LoadRow]) -> SortableTable {
     let columns = vec![
         Column::new("load", "in their order"),
         Column::new("GB/s", "10^9 bytes a second"),
-        Column::new("seconds", "from when the load is asked for"),
-        Column::minor("prepare", "seconds of them, until the memory and the ring were there"),
-        Column::new("route", "the way that the bytes took"),
+        Column::new("seconds", "from the request for the load"),
+        Column::minor("prepare", "seconds of these, until the memory and the ring were there"),
+        Column::new("route", "the route that the bytes took"),
         Column::new("reached", "share of the reference"),
         Column::minor("reference", "what was measured beside it"),
     ];
@@ -140,7 +140,7 @@ mod tests {
         let facts = vec![("Model".into(), "a & b".into())];
         let loads = Loads { machine: &Machine::default(), facts, simulated: &["gpu"], rows: &rows };
         let html = load_page(&loads).to_html();
-        assert!(html.contains("from when the load is asked for") && !html.contains("of limit"));
+        assert!(html.contains("from the request for the load") && !html.contains("of limit"));
         assert_eq!(html.matches("class=\"point\"").count(), 41);
         assert!(
             html.contains("the copy engine: 5.00") && html.contains("80 %") && html.contains("a &amp; b")

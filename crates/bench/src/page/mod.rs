@@ -22,13 +22,13 @@ const SCRIPT: &str = include_str!("script.js");
 /// A page.
 #[derive(Clone, Debug, Default)]
 pub struct Page {
-    /// What it is about.
+    /// Its title.
     pub title: String,
-    /// One sentence that has to be read first.
+    /// One sentence to read first.
     pub lead: String,
     /// Names and values: machine, drive, GPU.
     pub facts: Vec<(String, String)>,
-    /// What was found.
+    /// The results.
     pub sections: Vec<Section>,
     /// How it was measured.
     pub method: Vec<String>,
@@ -61,9 +61,9 @@ pub struct SortableTable {
 pub struct Column {
     /// Its heading.
     pub name: String,
-    /// What that means.
+    /// What it means.
     pub about: String,
-    /// Whether it is left out where there is no room.
+    /// Whether it is left out on narrow screens.
     pub minor: bool,
 }
 
@@ -84,9 +84,9 @@ impl Column {
 /// A cell.
 #[derive(Clone, Debug, Default)]
 pub struct Cell {
-    /// What people read.
+    /// The text.
     pub text: String,
-    /// What it is sorted by; text without it.
+    /// The sort key; without it, the text.
     pub value: Option<f64>,
     /// A class of the style: `good`, `bad`, `dim`.
     pub class: &'static str,
@@ -99,7 +99,7 @@ impl Cell {
         Self { text: text.into(), ..Self::default() }
     }
 
-    /// A number, as people read it.
+    /// A number, formatted for people.
     #[must_use]
     pub fn number(value: f64, text: impl Into<String>) -> Self {
         Self { text: text.into(), value: Some(value), class: "" }
@@ -115,7 +115,7 @@ impl Cell {
     }
 }
 
-/// A number with three figures or so.
+/// A number with about three digits.
 #[must_use]
 pub fn figures(value: f64) -> String {
     let digits = match value.abs() {
@@ -158,7 +158,7 @@ fn machine_facts(machine: &Machine) -> Vec<(String, String)> {
     ]
 }
 
-/// A moment as people write it, in UTC.
+/// A time for people, in UTC.
 fn date(unix: u64) -> String {
     let (days, seconds) = ((unix / 86_400) as i64, unix % 86_400);
     // Years begin in March here, so that the leap day comes last.
@@ -200,7 +200,7 @@ impl Page {
             "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" \
              content=\"width=device-width,initial-scale=1\">\n<meta name=\"color-scheme\" content=\"light dark\">\n<title>{}</title>\n\
              <style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n{body}<footer>Made by onehop bench. This page loads nothing; \
-             the figures lie beside it as JSON.</footer>\n</main>\n<div id=\"tip\" hidden></div>\n<script>\n{SCRIPT}</script>\n</body>\n\
+             the numbers are beside it as JSON.</footer>\n</main>\n<div id=\"tip\" hidden></div>\n<script>\n{SCRIPT}</script>\n</body>\n\
              </html>\n",
             escape(&self.title)
         )
@@ -260,7 +260,7 @@ impl SortableTable {
     }
 }
 
-/// Text in HTML and SVG: what drives and files are called comes from strangers.
+/// Text in HTML and SVG, escaped: names of drives and files are not trusted.
 pub(crate) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_strangers_call_things_stays_text() {
+    fn untrusted_names_stay_text() {
         let mut page = Page { title: "<script>alert(1)</script>".into(), ..Page::default() };
         page.facts.push(("drive".into(), "\" onload=\"x\" \u{7}".into()));
         page.sections.push(Section {

@@ -1,4 +1,4 @@
-//! The page of queue costs: what a command costs by depth, how many come in a second, how long one takes.
+//! The page of queue costs: what a command costs by depth, commands per second, latency.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use super::{Cell, Chart, Column, Page, Point, Section, Series, SortableTable, fi
 use crate::QueueCost;
 use crate::results::Machine;
 
-/// A row, where its rings lay, and on what the controller ran.
+/// A row, the place of its rings, and where the controller ran.
 #[derive(Clone, Debug)]
 pub struct QueueRow {
-    /// The figures.
+    /// The measurements.
     pub row: QueueCost,
     /// `vram`, `host` or `posted`.
     pub rings: &'static str,
@@ -18,7 +18,7 @@ pub struct QueueRow {
     pub controller: &'static str,
 }
 
-/// What a page of queue costs is made of.
+/// The contents of a page of queue costs.
 pub struct QueuePage<'a> {
     /// Where and when.
     pub machine: &'a Machine,
@@ -30,11 +30,11 @@ pub struct QueuePage<'a> {
 
 const METHOD: [&str; 6] = [
     "The controller is one that answers at once and moves nothing, unless a drive was named: what is left is the cost of submission and completion. Its own share is measured beside it.",
-    "CPU: one thread, batches as deep as the queue, one doorbell for each batch; medians of 15 pieces of 20 ms. Latencies are those of all whole batches of all pieces.",
+    "CPU: one thread, batches as deep as the queue, one doorbell for each batch; medians of 15 parts of 20 ms. Latencies are those of all whole batches of all parts.",
     "A p99 is left out where fewer than ten samples lie beyond it. The controller by itself is a reference, the median of five measurements (CPU) or the best of three (GPU); a row may exceed it.",
     "GPU: the median of five launches, by the GPU's own events. Latencies and cycles are those of one more launch, by slower kernels that read the clock at each command.",
-    "Every outcome is checked; of a drive that keeps data, a block that was written is read back first.",
-    "Cycles are those of the processor that runs the queue: the time-stamp counter's on a CPU, the clock of its multiprocessor on a GPU.",
+    "Every outcome is checked; on a drive that keeps data, a written block is read back first.",
+    "Cycles are those of the processor that runs the queue: the time-stamp counter of a CPU, the clock of a multiprocessor of a GPU.",
 ];
 
 /// The page of these rows.
@@ -43,7 +43,7 @@ pub fn queue_page(queues: &QueuePage<'_>) -> Page {
     let facts = queues.facts.iter().cloned().chain(machine_facts(queues.machine)).collect();
     let cost = |row: &QueueCost| Some(row.ns_per_command);
     let mut charts = vec![
-        chart("Time of a command: wall time by commands", "ns", Scale::Log, queues.rows, cost),
+        chart("Time of a command: wall time over commands", "ns", Scale::Log, queues.rows, cost),
         chart("Commands a second", "millions", Scale::Log, queues.rows, |row| Some(row.iops / 1e6)),
     ];
     for (side, what) in [("cpu", "a whole batch"), ("gpu", "a command")] {
@@ -56,7 +56,7 @@ pub fn queue_page(queues: &QueuePage<'_>) -> Page {
     let table = Section { title: "All rows".into(), table: Some(table(queues.rows)), ..Section::default() };
     Page {
         title: "What a command costs".into(),
-        lead: "Submission and completion of NVMe commands, by those who drive the queue.".into(),
+        lead: "Submission and completion of NVMe commands, on the side that drives the queue.".into(),
         facts,
         sections: vec![Section { title: "By depth".into(), charts, ..Section::default() }, table],
         method: METHOD.iter().map(|line| (*line).to_owned()).collect(),
@@ -140,7 +140,7 @@ fn table(rows: &[QueueRow]) -> SortableTable {
         Column::new("depth", "commands in flight on each"),
         Column::minor("threads", "CPU or GPU threads on each"),
         Column::minor("block", "bytes of a command"),
-        Column::new("ns/command", "wall time by commands"),
+        Column::new("ns/command", "wall time over commands"),
         Column::new("commands/s", "commands a second"),
         Column::minor("latency of", "what the latencies are of: a whole batch, or a command"),
         Column::minor("p50 ns", "median latency"),
@@ -150,7 +150,7 @@ fn table(rows: &[QueueRow]) -> SortableTable {
         Column::minor("complete", "cycles to take a completion"),
         Column::minor("registers", "of a GPU thread"),
         Column::new("reference", "what the controller by itself takes for a command, ns"),
-        Column::minor("where", "on what the controller ran"),
+        Column::minor("where", "where the controller ran"),
     ];
     let whole = |value: u64| Cell::number(value as f64, value.to_string());
     let cells = |QueueRow { row, rings, controller }: &QueueRow| {

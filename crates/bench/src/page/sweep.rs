@@ -1,4 +1,4 @@
-//! The page of a sweep: for each kind of I/O what a route reaches by block size, how long a block takes, what it costs the CPU.
+//! The page of a sweep: for each kind of I/O throughput, latency and CPU time of each route by block size.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::results::{IoType, Measured, RateLimit, Results, SweepRow};
 
-/// Routes in the order in which people read them; each has its kind of line.
+/// Routes in the order of the page; each has its kind of line.
 const ROUTES: [&str; 9] = [
     "gpu/tier3",
     "gpu/posted",
@@ -37,7 +37,7 @@ pub fn sweep_page(results: &Results) -> Page {
     Page {
         title: format!("{} into {}", results.target, results.gpu),
         lead: format!(
-            "Blocks between a drive or file and GPU memory, by every route that could be had.{models}"
+            "Blocks between a drive or file and GPU memory, by every route that works here.{models}"
         ),
         facts: facts(results, measured),
         sections: sections(results),
@@ -45,7 +45,7 @@ pub fn sweep_page(results: &Results) -> Page {
     }
 }
 
-/// What is simulated, as people write it.
+/// What is simulated, as a phrase.
 fn simulated(results: &Results) -> Vec<&str> {
     results.simulated.iter().map(|part| if part == "gpu" { "GPU" } else { part }).collect()
 }
@@ -53,12 +53,12 @@ fn simulated(results: &Results) -> Vec<&str> {
 const METHOD: [&str; 9] = [
     "A pass moves each block of the row once; a repeat is as many passes as take the row's time. The first passes warm up and do not count.",
     "A result is the median of the repeats; bars show the slowest and the fastest. Two rows differ where their difference is larger than both spreads.",
-    "Before each repeat GPU memory is filled with something else (for writes: with bytes that were never written before). After it every byte of the last pass is compared with what the CPU reads of the drive or file by itself. A row with a wrong byte has no result.",
-    "A block's latency is from when it is asked for until it lies in GPU memory. Where the GPU gives the commands, the mean follows from what is in flight and how much comes in a second; p50, p99 and p99.9 are those of one more repeat, by slower kernels that read the GPU's clock at each command: a star marks their samples. Elsewhere all are of the blocks of all repeats.",
+    "Before each repeat GPU memory is filled with something else (for writes: with bytes that were never written before). After it every byte of the last pass is compared with what the CPU reads from the drive or file by itself. A row with a wrong byte has no result.",
+    "A block's latency is from its request until it is in GPU memory. Where the GPU issues the commands, the mean follows from the blocks in flight and the throughput; p50, p99 and p99.9 are those of one more repeat, by slower kernels that read the GPU's clock at each command: a star marks their samples. Elsewhere all are of the blocks of all repeats.",
     "A percentile is left out where fewer than ten samples lie beyond it: p99 needs 1000 samples, p99.9 needs 10 000.",
     "A limit cannot be exceeded: a row above it fails. A reference was measured beside the rows, which may exceed it.",
     "CPU time is that of the whole process, all threads, waiting by polling included; simulated drives and GPUs run in it.",
-    "What waits for each block (cuFile, cpu/memcpy, cpu/cached) has a thread for each block in flight.",
+    "Routes that wait for each block (cuFile, cpu/memcpy, cpu/cached) have a thread for each block in flight.",
     "DataSetSize, IOSize (KiB), Throughput (GiB/s), Avg_Latency (us) and total_time (s) are named and counted as gdsio does; GB/s are 10^9 bytes.",
 ];
 
@@ -103,7 +103,7 @@ fn sections(results: &Results) -> Vec<Section> {
     sections.push(Section { title: "All rows".into(), table: Some(table(results)), ..Section::default() });
     let lacking = lacking(results);
     if !lacking.rows.is_empty() {
-        let title = "What could not be had here".to_owned();
+        let title = "Routes that do not work here".to_owned();
         sections.push(Section { title, table: Some(lacking), ..Section::default() });
     }
     sections
@@ -228,14 +228,14 @@ fn tip(row: &SweepRow, m: &Measured) -> String {
 
 fn table(results: &Results) -> SortableTable {
     let columns = vec![
-        Column::new("route", "the way that the bytes took"),
-        Column::new("IoType", "as gdsio says it"),
-        Column::minor("XferType", "gdsio's word for ways like this one"),
+        Column::new("route", "the route that the bytes took"),
+        Column::new("IoType", "the operation, as gdsio names it"),
+        Column::minor("XferType", "gdsio's word for routes like this one"),
         Column::new("IOSize", "bytes of a block"),
         Column::new("depth", "blocks in flight for each thread"),
         Column::new("Threads", "threads, or queues that a warp owns each"),
         Column::new("GB/s", "10^9 bytes a second: the median of the repeats"),
-        Column::minor("±", "half of the way from the slowest to the fastest repeat"),
+        Column::minor("±", "half the difference between the slowest and the fastest repeat"),
         Column::new("reached", "share of the limit or reference"),
         Column::minor("Throughput", "GiB a second, as gdsio counts"),
         Column::new("IOPS", "blocks a second"),
@@ -246,7 +246,7 @@ fn table(results: &Results) -> SortableTable {
         Column::minor("samples", "blocks that the percentiles are of; * of one more repeat"),
         Column::minor("CPU ns/KiB", "CPU time of the process per KiB"),
         Column::minor("beside", "the limit or reference"),
-        Column::minor("note", "what else is to be known"),
+        Column::minor("note", "notes"),
     ];
     let measured = || results.rows.iter().filter_map(|row| Some((row, row.result.as_ref()?)));
     let limits: HashSet<String> =
@@ -297,7 +297,7 @@ fn lacking(results: &Results) -> SortableTable {
         *reasons.entry((&row.route, row.note.as_deref().unwrap_or_default())).or_default() += 1;
     }
     let columns = vec![
-        Column::new("route", "the way that was asked for"),
+        Column::new("route", "the requested route"),
         Column::new("rows", "how many rows it would have had"),
         Column::new("why not", "what is missing"),
     ];

@@ -1,4 +1,4 @@
-//! A drive that onehop drives: GPU-initiated and CPU-initiated commands, straight into GPU memory or by way of the host's.
+//! A drive that onehop drives: GPU-initiated and CPU-initiated commands, straight into GPU memory or through the host's.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ pub struct DriveTarget {
 }
 
 impl DriveTarget {
-    /// Brings a drive up. What may be written, and may be read, are its first `bytes` bytes.
+    /// Brings a drive up. Only its first `bytes` bytes are read and written.
     ///
     /// # Errors
     /// When the drive does not come up, or has no such namespace.
@@ -75,7 +75,7 @@ impl DriveTarget {
         &self.drive
     }
 
-    /// Writes something else to every block, so that blocks can be told apart.
+    /// Writes different bytes to every block, so that blocks can be distinguished.
     ///
     /// # Errors
     /// When the drive may not be written, or fails.
@@ -117,7 +117,7 @@ impl DriveTarget {
                         other => return other,
                     }
                 }
-                Err(last.unwrap_or_else(|| Error::Setup(format!("{gpu} is no route"))))
+                Err(last.unwrap_or_else(|| Error::Setup(format!("{gpu} is not a route"))))
             }
         }
     }
@@ -198,7 +198,7 @@ impl DriveTarget {
     }
 }
 
-/// What a drive is brought up for.
+/// The settings of a drive for a sweep.
 #[derive(Clone, Debug)]
 pub struct DrivePlan {
     /// Whether it may be written.
@@ -246,7 +246,7 @@ impl SweepTarget for DriveTarget {
         let why = match route {
             "cpu/cached" => "the page cache is Linux's, which does not have this drive: --file measures it",
             "cufile" => {
-                "cuFile reads files of mounted file systems, and this drive is onehop's: --file measures it"
+                "cuFile reads files of mounted file systems, and onehop drives this drive: --file measures it"
             }
             _ => {
                 return match self.attempt(route, cell, bytes) {
@@ -324,9 +324,9 @@ impl SweepLane for GpuLane {
 
 /// Where a drive's data lands.
 enum Landing {
-    /// Where it belongs.
+    /// In its final place.
     There(Buffer),
-    /// In host memory, from where it is copied: by the copy engine, or by whoever reads it.
+    /// In host memory, from where it is copied: by the copy engine, or by the thread that reads it.
     Staged { buffer: Buffer, host: HostMem, copier: Option<Box<dyn Copier>> },
 }
 
@@ -342,7 +342,7 @@ struct CpuLane {
     depth: u32,
     landing: Landing,
     memory: Region,
-    /// Where `cpu/memcpy` has a block on its way.
+    /// The intermediate memory of `cpu/memcpy`.
     copy: Vec<u8>,
 }
 
@@ -394,7 +394,7 @@ impl SweepLane for CpuLane {
 }
 
 impl CpuLane {
-    /// Hands over as many blocks as there is room for, with one doorbell; says whether there were any.
+    /// Submits as many blocks as there is room for, with one doorbell; returns whether there were any.
     fn submit(
         &self,
         moves: &mut std::slice::Iter<'_, Move>,
@@ -439,7 +439,7 @@ impl CpuLane {
         Ok(tokens)
     }
 
-    /// Sees how far a block has come.
+    /// Advances a block, if it can.
     fn look(&mut self, flight: &mut Flight) -> Result<()> {
         let block = (self.blocks * self.unit) as usize;
         match &mut flight.state {
@@ -460,7 +460,7 @@ impl CpuLane {
                             flight.state = FlightState::Copying(copier.mark()?);
                         }
                         None => {
-                            // Once more than a plain program: memory that a drive writes gives no slice.
+                            // One copy more than a plain program makes: memory that a drive writes gives no slice.
                             self.copy.resize(block, 0);
                             host.read(from, &mut self.copy)?;
                             self.memory.write(to, &self.copy)?;

@@ -29,11 +29,11 @@ const ROUTES: [&str; 9] = [
 ];
 /// Most threads that wait for a block each.
 const MOST_THREADS: u32 = 256;
-/// How long a read past the page cache may take.
+/// Time limit of a read past the page cache.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Parts of the memory that a thread reads the page cache into: one is filled while the other is copied.
 const SLOTS: usize = 2;
-/// What direct I/O wants of memory, at most.
+/// The largest alignment that direct I/O needs.
 const ALIGNMENT: usize = 4096;
 const UPPER_BOUNDS: &str =
     "latencies are upper bounds: the end of a block's copy is noticed after the next block's read";
@@ -44,7 +44,7 @@ pub struct FileTarget {
     path: PathBuf,
     /// By the page cache.
     cached: Arc<File>,
-    /// Past it, and what blocks are multiples of then.
+    /// Past it, and the unit of blocks then.
     direct: std::result::Result<(Arc<File>, u64), String>,
     bytes: u64,
     gpu: Arc<dyn Gpu>,
@@ -71,7 +71,7 @@ impl FileTarget {
             Ok(Some((direct, rules))) if rules.memory <= 4096 => {
                 Ok((Arc::new(direct), rules.offset.max(1).into()))
             }
-            Ok(_) => Err("its file system does not do O_DIRECT".into()),
+            Ok(_) => Err("its file system does not support O_DIRECT".into()),
             Err(error) => Err(error.to_string()),
         };
         let cufile = gpu.files().map_err(|error| error.to_string());
@@ -159,7 +159,7 @@ impl FileTarget {
         if !cell.io.writes() {
             return Ok((Box::new(CopyLane { file, data: Aligned::new(block), memory }), note));
         }
-        // What may have come to the page cache only is to be made durable.
+        // Data that may be in the page cache only is made durable.
         let sync = note.is_some();
         let note = note.map(|note| format!("{note}; {SYNC_APART}"));
         Ok((Box::new(CopyOutLane { file, host: HostMem::touched(block)?, memory, block, sync }), note))
@@ -190,7 +190,7 @@ impl FileTarget {
         let registered = match cufile.register(&memory) {
             Ok(registered) => Some(Arc::from(registered)),
             Err(error) => {
-                note = format!("{note}; by a buffer of its own, as it did not take our memory ({error})");
+                note = format!("{note}; by a buffer of its own, because it refused our memory ({error})");
                 None
             }
         };
@@ -221,7 +221,7 @@ impl FileTarget {
     }
 }
 
-/// Why there is no way: it cannot be had, or something failed.
+/// Why there is no lane: it is not possible, or something failed.
 enum Lacking {
     Why(String),
     Failed(Error),
@@ -258,7 +258,8 @@ impl SweepTarget for FileTarget {
         bytes: u64,
     ) -> Result<std::result::Result<PreparedRoute, NotMeasurable>> {
         if route.starts_with("gpu/") || route == "cpu/direct" {
-            let why = "the file's file system is mounted, so Linux has the drive: give it to onehop (-d) to measure this";
+            let why =
+                "the file's file system is mounted, so Linux drives the drive: detach it and measure with -d";
             return Ok(Err(NotMeasurable(why.into())));
         }
         let bytes = usize::try_from(bytes).map_err(|_| Error::Setup("a pass is too large".into()))?;
@@ -276,7 +277,7 @@ impl SweepTarget for FileTarget {
 }
 
 fn short(at: u64, got: usize, block: usize) -> Error {
-    Error::Wrong(format!("{got} of {block} bytes came from byte {at} on: the file has become shorter"))
+    Error::Wrong(format!("only {got} of {block} bytes were read at byte {at}: the file has become shorter"))
 }
 
 /// Reads past the page cache by io_uring, into pinned memory.
@@ -368,7 +369,7 @@ impl SweepLane for WriteLane {
                 let at = stage * self.block;
                 self.memory.read_to(m.slot as usize, &self.host, at, self.block)?;
                 self.disk.begin_write(stage as u64, &self.file, m.at, at, self.block)?;
-                // The disk is not to wait for the next block's copy.
+                // The disk should not wait for the next block's copy.
                 self.disk.submit()?;
             }
             if free.len() == self.depth {
@@ -502,7 +503,7 @@ struct CopyOutLane {
     host: HostMem,
     memory: Region,
     block: usize,
-    /// Whether what was written is to be made durable: it may have come to the page cache only.
+    /// Whether written data is made durable: it may be in the page cache only.
     sync: bool,
 }
 
@@ -522,7 +523,7 @@ impl SweepLane for CopyOutLane {
     }
 }
 
-/// What cuFile makes of it.
+/// Reads and writes by cuFile.
 struct CuFileLane {
     opened: Arc<dyn GpuFile>,
     memory: Region,

@@ -1,4 +1,4 @@
-//! A row: warm-up, repeats, and whether the right bytes are where they belong.
+//! A row: warm-up, repeats, and the check of its bytes.
 
 use std::ops::Range;
 use std::sync::Barrier;
@@ -16,16 +16,16 @@ use crate::{Error, Result};
 
 /// Passes of a repeat at most.
 const MOST_PASSES: u64 = 1 << 20;
-/// What memory holds before a read: nothing that a drive is likely to.
+/// What memory holds before a read: bytes that a drive is unlikely to hold.
 const POISON: u8 = 0xa7;
 
-/// What is right, for one cell.
+/// The right bytes for one cell.
 pub(crate) struct Data<'a> {
     target: &'a dyn SweepTarget,
     writes: bool,
-    /// For reads: the bytes of each place, read by somebody else.
+    /// For reads: the bytes of each place, read by another route.
     expected: Vec<u8>,
-    /// Bytes that came, or that are to go.
+    /// Bytes that arrived, or that are to be written.
     buffer: Vec<u8>,
     seed: u64,
 }
@@ -43,8 +43,8 @@ impl<'a> Data<'a> {
         Ok(Self { target, writes: io.writes(), expected, buffer: vec![0; bytes], seed: 0 })
     }
 
-    /// Before a repeat: memory holds what is none of the bytes that are to come; or what is to go out, which never went out
-    /// before.
+    /// Before a repeat: fills memory with bytes that differ from those to be read, or with bytes to write that were never
+    /// written before.
     fn before(&mut self, memory: &Region) -> Result<()> {
         if !self.writes {
             return Ok(memory.fill(0, self.buffer.len(), POISON)?);
@@ -85,7 +85,7 @@ impl<'a> Data<'a> {
 }
 
 fn too_large() -> Error {
-    Error::Setup("a pass of so many bytes does not fit into the memory of this machine".into())
+    Error::Setup("the bytes of a pass do not fit into the memory of this machine".into())
 }
 
 /// What some passes took.
@@ -95,7 +95,7 @@ struct Took {
     times: Quantiles,
 }
 
-/// Measures a way.
+/// Measures a route.
 pub(crate) fn measure(
     mut way: PreparedRoute,
     order: &Order,
@@ -104,7 +104,7 @@ pub(crate) fn measure(
     clock: &Clock,
 ) -> Result<Measured> {
     let parts = shares(order.places.len(), way.lanes.len());
-    // Passes are counted on from repeat to repeat: what an earlier one has left is never what this one has to bring.
+    // Passes are counted on from repeat to repeat, so that bytes left by an earlier one are never right for this one.
     let mut done = 0;
     let mut repeat = |way: &mut PreparedRoute, passes: u64, clock: Option<&Clock>| -> Result<Took> {
         data.before(&way.memory)?;
@@ -113,7 +113,7 @@ pub(crate) fn measure(
         data.after(&way.memory, order, &parts, done - 1)?;
         Ok(took)
     };
-    // The first pass touches all memory; the second tells how long one takes.
+    // The first pass touches all memory; the second shows how long one takes.
     let first = repeat(&mut way, 1, None)?.wall;
     let once = if first < effort.time { repeat(&mut way, 1, None)?.wall } else { first };
     let passes = (effort.time.as_nanos() / once.as_nanos().max(1)).clamp(1, MOST_PASSES.into()) as u64;
@@ -133,7 +133,7 @@ pub(crate) fn measure(
     Ok(evaluate(&all, (apart, &mut times), ops, order.block, in_flight, clock))
 }
 
-/// Runs every lane on a thread of its own, all from one moment on; with a clock, those take times that else do not.
+/// Runs every lane on a thread of its own, all from one moment on; with a clock, those that otherwise take no times do.
 fn run(
     lanes: &mut [Box<dyn SweepLane>],
     (order, parts): (&Order, &[Range<usize>]),
@@ -151,7 +151,7 @@ fn run(
                 scope.spawn(move || {
                     let (mut moves, mut times) = (Vec::with_capacity(part.len()), Quantiles::default());
                     barrier.wait();
-                    // By its own clock: whoever started it may not be running when it begins.
+                    // By its own clock: the thread that started it may not be running when it begins.
                     let begun = Instant::now();
                     let result = passes.try_for_each(|pass| {
                         if stop.is_set() {
@@ -182,7 +182,7 @@ fn run(
     })
 }
 
-/// Processor time of this process so far.
+/// CPU time of this process so far.
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
@@ -203,7 +203,7 @@ fn evaluate(
     let mut cpu: Vec<f64> = all.iter().map(|(_, nanos)| nanos / bytes).collect();
     let repeats = all.len() as u64;
     let us = |cycles: f64| clock.ns(cycles) / 1e3;
-    // Little's law: what is in flight is what comes in a second, times how long each stays.
+    // Little's law: blocks in flight are blocks a second times the latency of each.
     let mean = if apart { in_flight / iops * 1e6 } else { us(times.mean()) };
     Measured {
         data_set_kib: bytes * repeats as f64 / 1024.0,

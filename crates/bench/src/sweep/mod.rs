@@ -1,7 +1,7 @@
-//! The sweep: every way that blocks can go between a drive or a file and GPU memory, over sizes, depths and threads.
+//! The sweep: every route of blocks between a drive or a file and GPU memory, over sizes, depths and threads.
 //!
-//! A [`SweepTarget`] opens a [`PreparedRoute`] for a [`Cell`]; [`measure`](Sweep::cell) warms it up, repeats it, and compares what
-//! arrived with what somebody else reads or was told to be there. There is no row without that.
+//! A [`SweepTarget`] opens a [`PreparedRoute`] for a [`Cell`]; [`measure`](Sweep::cell) warms it up, repeats it, and compares the
+//! bytes that arrived with an independent read. There is no row without that.
 
 mod drive;
 mod file;
@@ -23,10 +23,10 @@ pub use drive::{DrivePlan, DriveTarget};
 pub use file::FileTarget;
 pub use remote::RemoteTarget;
 
-/// A way of asking.
+/// The parameters of a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cell {
-    /// What is done.
+    /// The operation.
     pub io: IoType,
     /// Bytes of a block.
     pub block: u64,
@@ -45,11 +45,11 @@ pub struct Effort {
     pub ops: u64,
     /// Time of a repeat, about; a pass is never cut short.
     pub time: Duration,
-    /// Repeats; their median is given.
+    /// Repeats; the result is their median.
     pub repeats: u32,
 }
 
-/// A block's way: from where on the drive or in the file, to where in the way's memory; for writes the other way round.
+/// A block's move: from its place on the drive or in the file to its slot in memory; for writes the other way round.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Move {
     pub(crate) at: u64,
@@ -58,9 +58,9 @@ pub(crate) struct Move {
 
 /// What one thread does.
 pub(crate) trait SweepLane: Send {
-    /// Moves all of these, and notes the cycles that each took where it can tell.
+    /// Moves all of these, and records the cycles that each took, if it can.
     fn pass(&mut self, moves: &[Move], times: &mut Quantiles) -> Result<()>;
-    /// The same where times are worth it that it is slower: for those whose passes note none.
+    /// The same, but slower, with times: for lanes whose passes record none.
     fn timed_pass(&mut self, moves: &[Move], times: &mut Quantiles, _: &Clock) -> Result<()> {
         self.pass(moves, times)
     }
@@ -71,7 +71,7 @@ pub struct PreparedRoute {
     pub(crate) lanes: Vec<Box<dyn SweepLane>>,
     /// Where the bytes land, or come from.
     pub(crate) memory: Region,
-    /// Threads and depth as they really are: what waits for each block has more threads instead of depth.
+    /// Threads and depth as they really are: routes that wait for each block have more threads instead of depth.
     pub(crate) threads: u32,
     pub(crate) depth: u32,
     pub(crate) note: Option<String>,
@@ -88,24 +88,24 @@ pub trait SweepTarget {
     fn unit(&self) -> u64;
     /// Its routes, the most direct first.
     fn routes(&self) -> &'static [&'static str];
-    /// Makes a route ready, with memory for a pass of so many bytes.
+    /// Prepares a route, with memory for a pass of this many bytes.
     ///
     /// # Errors
-    /// When the drive or the GPU failed; a route that cannot be had is no failure.
+    /// When the drive or the GPU failed; a route that is not possible is not a failure.
     fn open(
         &self,
         route: &str,
         cell: &Cell,
         bytes: u64,
     ) -> Result<std::result::Result<PreparedRoute, NotMeasurable>>;
-    /// Reads bytes by a way that shares nothing with those that are measured but the drive itself.
+    /// Reads bytes by a route that shares only the drive itself with those that are measured.
     ///
     /// # Errors
     /// When they cannot be read.
     fn read(&self, at: u64, out: &mut [u8]) -> Result<()>;
 }
 
-/// gdsio's word for the ways that are most like a route.
+/// gdsio's word for the transfers that are most like a route.
 #[must_use]
 pub fn xfer_type(route: &str) -> &'static str {
     match route {
@@ -124,7 +124,7 @@ pub struct Sweep<'a> {
     target: &'a dyn SweepTarget,
     effort: Effort,
     clock: Clock,
-    /// What a row of this route and kind is held against.
+    /// What a row of this route and kind is compared with.
     limit: &'a dyn Fn(&str, IoType) -> Option<RateLimit>,
     stop: StopSignal,
 }
@@ -199,7 +199,7 @@ impl<'a> Sweep<'a> {
     }
 }
 
-/// A row without figures.
+/// A row without results.
 #[must_use]
 pub fn unmeasured(route: &str, cell: &Cell, why: impl Into<String>) -> SweepRow {
     SweepRow {
@@ -214,13 +214,13 @@ pub fn unmeasured(route: &str, cell: &Cell, why: impl Into<String>) -> SweepRow 
     }
 }
 
-/// Rows that are faster than their link: each is a mistake in what was measured, or in what the link was said to be.
+/// Rows that are faster than their link: each is a mistake in the measurement, or in the stated rate of the link.
 #[must_use]
 pub fn impossible(rows: &[SweepRow]) -> Vec<&SweepRow> {
     rows.iter().filter(|row| row.result.as_ref().is_some_and(Measured::is_impossible)).collect()
 }
 
-/// The parts of so many moves that so many lanes get.
+/// How `moves` moves are divided among `lanes` lanes.
 pub(crate) fn shares(moves: usize, lanes: usize) -> Vec<Range<usize>> {
     let lanes = lanes.max(1);
     (0..lanes).map(|i| moves * i / lanes..moves * (i + 1) / lanes).collect()
@@ -233,15 +233,15 @@ mod tests {
 
     use super::*;
 
-    /// What the lanes of a made-up target do.
+    /// What the lanes of a fake target do.
     #[derive(Clone, Copy, PartialEq)]
     enum Manner {
         Right,
         /// Moves nothing.
         Idle,
-        /// Always brings what the first pass has brought.
+        /// Always delivers the bytes of the first pass.
         Stale,
-        /// Leaves the last byte of one block.
+        /// Leaves out the last byte of one block.
         Short,
     }
 
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_not_there_are_noticed() {
+    fn missing_bytes_are_noticed() {
         for (io, threads) in [(IoType::Read, 1), (IoType::RandRead, 3)] {
             let row = rows(Manner::Right, io, threads).unwrap().remove(0);
             let measured = row.result.unwrap();

@@ -24,7 +24,7 @@ impl Order {
                 "there are {have} such blocks in {bytes} bytes, and each of {least} threads needs one"
             ));
         }
-        // Fewer blocks than are to be in flight would not be.
+        // With fewer blocks, not as many could be in flight.
         let in_flight = u64::from(cell.threads) * u64::from(cell.depth);
         let count = (effort.bytes / block).min(effort.ops).max(least).max(in_flight).min(have);
         let picked = if cell.io.is_random() { anywhere(count, have) } else { (0..count).collect() };
@@ -36,8 +36,8 @@ impl Order {
         self.block * self.places.len() as u64
     }
 
-    /// What one share of the moves is in pass number `pass`. Each pass has every block come to lie one place further, within
-    /// the share, so that what an earlier pass has left is not what this one has to bring.
+    /// The moves of one share in pass number `pass`. Each pass moves every block to the next slot of the share, so that
+    /// bytes left by an earlier pass are not right for this one.
     pub(crate) fn moves(&self, share: &std::ops::Range<usize>, pass: u64, into: &mut Vec<Move>) {
         into.clear();
         let count = share.len().max(1);
@@ -49,7 +49,7 @@ impl Order {
     }
 }
 
-/// A well mixed number out of another: xorshift's finish, which every seed gives another sequence by.
+/// Mixes a number well, so that every seed gives another sequence.
 pub(crate) fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn every_pass_brings_something_else_to_every_place() {
+    fn every_pass_brings_another_block_to_every_slot() {
         let order = order(IoType::RandRead, 512, 2, 1 << 20).unwrap();
         let (mut first, mut second) = (Vec::new(), Vec::new());
         for share in super::super::shares(order.places.len(), 2) {

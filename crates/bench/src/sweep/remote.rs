@@ -1,4 +1,4 @@
-//! A file of a storage service, read and written by its client into memory of this machine: what a connection carries, and how long
+//! A file of a storage service, read and written by its client into memory of this machine: the throughput of a connection, and how long
 //! a block takes.
 
 use std::sync::Arc;
@@ -18,13 +18,13 @@ const MOST_THREADS: u32 = 256;
 pub struct RemoteTarget {
     tcp: std::result::Result<Arc<dyn OpenFile>, String>,
     rdma: std::result::Result<Arc<dyn OpenFile>, String>,
-    /// The same file by a way that is not measured.
+    /// The same file over a connection that is not measured.
     check: Arc<dyn OpenFile>,
     bytes: u64,
 }
 
 impl RemoteTarget {
-    /// A file of so many bytes, over TCP and by RDMA, where they can be had; `check` is the same file by another way.
+    /// A file of `bytes` bytes, over TCP and by RDMA, where they work; `check` is the same file by another connection.
     #[must_use]
     pub fn new(
         tcp: std::result::Result<Arc<dyn OpenFile>, String>,
@@ -86,7 +86,7 @@ impl SweepTarget for RemoteTarget {
 }
 
 fn short(at: u64, got: usize, wanted: usize) -> Error {
-    Error::Wrong(format!("{got} of {wanted} bytes went to or came from byte {at} on"))
+    Error::Wrong(format!("only {got} of {wanted} bytes were moved at byte {at}"))
 }
 
 /// One request in flight after the other.
@@ -125,7 +125,7 @@ mod tests {
     use crate::sweep::{Effort, Sweep};
 
     #[test]
-    fn every_kind_is_measured_and_what_cannot_be_had_says_why() {
+    fn every_kind_is_measured_and_missing_ones_say_why() {
         let path = std::env::temp_dir().join(format!("onehop-bench-remote-{}", std::process::id()));
         std::fs::write(
             &path,

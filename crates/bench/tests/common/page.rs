@@ -1,5 +1,5 @@
 //! What a page has to be before a browser sees it: well formed, with nothing to load, and no words on top of each other in its
-//! pictures. What only a browser can tell, bench/report-check asks one.
+//! pictures. bench/report-check asks a browser for the rest.
 
 /// Elements of HTML that have no end.
 const VOID: [&str; 5] = ["meta", "br", "hr", "img", "input"];
@@ -24,7 +24,7 @@ impl Tag {
     }
 }
 
-/// Where words stand.
+/// Where words are.
 #[derive(Debug)]
 struct Words {
     text: String,
@@ -34,7 +34,7 @@ struct Words {
     bottom: f64,
 }
 
-/// Panics where a page is not what it has to be. `letter` is the width of a letter in pictures, about.
+/// Panics if a page is not as it should be. `letter` is the width of a letter in pictures, about.
 pub fn check(page: &str, letter: f64) {
     assert!(page.starts_with("<!doctype html>") && page.trim_end().ends_with("</html>"));
     let bare = page.replace("http://www.w3.org/2000/svg", "");
@@ -123,7 +123,7 @@ fn place(tag: &Tag, text: &str, letter: f64) -> Words {
     Words { text: shown, left, right: left + wide, top: y - 10.0, bottom: y + 2.0 }
 }
 
-/// Words lie within their picture, and on no others.
+/// Words lie within their picture, and do not overlap.
 fn apart(frame: &[f64; 4], words: &[Words]) {
     let [x, y, wide, high] = *frame;
     for (i, a) in words.iter().enumerate() {
@@ -138,7 +138,7 @@ fn apart(frame: &[f64; 4], words: &[Words]) {
 }
 
 #[test]
-fn what_is_wrong_is_noticed() {
+fn errors_are_noticed() {
     let page = |body: &str| format!("<!doctype html>\n<html lang=\"en\"><body>{body}</body></html>\n");
     let svg = |words: &str| page(&format!("<svg viewBox=\"0 0 100 50\">{words}</svg>"));
     let text = |x: u32, y: u32, text: &str| format!("<text x=\"{x}\" y=\"{y}\">{text}</text>");

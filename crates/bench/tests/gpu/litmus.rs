@@ -57,7 +57,7 @@ fn experiment(
     }
     let start = |kernel, list: &Region| rig.gpu.start_rig(&rig.code, kernel, list, pairs, LIMIT).unwrap();
     if messages < SLOTS {
-        // Nobody has to make room: one after the other, as a tool has it that lets no two kernels run at once.
+        // Nothing has to wait for room: one after the other, as under a tool that never runs two kernels at once.
         start(kernels.0, &lists[0]).wait().unwrap();
         start(kernels.1, &lists[1]).wait().unwrap();
     } else {
@@ -178,10 +178,10 @@ fn entries_to_cpu(rig: &Rig, fence: u32, pairs: usize, messages: u32) -> [u64; 3
     sums
 }
 
-/// Rounds in which a weaker fence has to show.
+/// Rounds in which a weaker fence must show an error.
 const MOST_ROUNDS: u32 = 12;
 
-/// Entries in host memory, read by the CPU: where a weak fence shows. Within the GPU's own memory none was ever seen.
+/// Entries in host memory, read by the CPU, where a weak fence shows errors. Within the GPU's own memory none was ever seen.
 #[test]
 fn entries_are_there_before_their_doorbell() {
     let Some(rig) = Rig::open("entries_are_there_before_their_doorbell") else { return };

@@ -1,6 +1,6 @@
-//! On a real GPU: the orders on which queues rest, and many commands, each carried out once and with the right bytes.
+//! On a real GPU: the orders on which queues rest, and many commands, each executed once and with the right bytes.
 //!
-//! Without a CUDA driver each test says so and passes.
+//! Without a CUDA driver each test prints that and passes.
 #![allow(clippy::unwrap_used)]
 
 mod litmus;

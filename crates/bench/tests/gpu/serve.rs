@@ -21,8 +21,8 @@ const SEED: u32 = 20_261_121;
 /// Bus addresses are other numbers than the GPU's.
 const BUS: u64 = 1 << 44;
 
-/// How much is done. compute-sanitizer holds a second launch back until the controller has ended, so that it needs one
-/// launch that is all, and a controller that soon ends by itself: `ONEHOP_GPU_ITEMS=1024 ONEHOP_GPU_COMMANDS=1024
+/// How much is done. compute-sanitizer holds a second launch back until the controller has ended, so it needs a single
+/// launch, and a controller that soon ends by itself: `ONEHOP_GPU_ITEMS=1024 ONEHOP_GPU_COMMANDS=1024
 /// ONEHOP_GPU_SECONDS=5 ONEHOP_GPU_QUEUES=2`.
 #[derive(Clone, Copy)]
 struct Scale {
@@ -152,10 +152,10 @@ impl<'a> Bed<'a> {
         self.outcomes.read(0, &mut bytes).unwrap();
         let good = u64::from(ItemOutcome::Done(Status::SUCCESS).word()).to_le_bytes();
         let bad = bytes.chunks_exact(8).position(|outcome| outcome != good);
-        assert_eq!(bad, None, "an item that did not end well the first time: {:?}", self.reports());
+        assert_eq!(bad, None, "an item that failed the first time: {:?}", self.reports());
     }
 
-    /// Has the GPU compare all data with what should be there; gives how many words differ.
+    /// Has the GPU compare all data with what should be there; returns how many words differ.
     fn check(&self) -> u32 {
         let chunks = self.scale.items.min(1024);
         let each = self.scale.items / chunks;

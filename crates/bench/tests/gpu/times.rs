@@ -30,7 +30,7 @@ fn every_kernel_once() {
             reverse: false,
             controller: Controller::Gpu,
         };
-        // What it measures is checked: every entry, every outcome.
+        // The measured run is checked: every entry, every outcome.
         bench.rates(&plan, 0).unwrap();
         bench.times_once(&plan).unwrap();
     }

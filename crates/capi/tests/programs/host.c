@@ -38,7 +38,7 @@ int main(void)
     IS(drive == NULL);
     FAILS(onehop_drive_open("sim:mem:1M", 0, NULL), ONEHOP_ERROR_ARGUMENT, "`drive`");
     FAILS(onehop_drive_open("\xff", 0, &drive), ONEHOP_ERROR_ARGUMENT, "UTF-8");
-    FAILS(onehop_drive_open("nothing", 0, &drive), ONEHOP_ERROR_ARGUMENT, "'nothing' is no drive");
+    FAILS(onehop_drive_open("nothing", 0, &drive), ONEHOP_ERROR_ARGUMENT, "'nothing' is not a drive");
     FAILS(onehop_drive_open("sim:mem:1M?mdts=x", 0, &drive), ONEHOP_ERROR_DRIVE, "mdts");
     FAILS(onehop_drive_open("qtest:nowhere", 0, &drive), ONEHOP_ERROR_DRIVE, "nowhere");
     FAILS(onehop_gpu_open("no such", &gpu), ONEHOP_ERROR_GPU, "");

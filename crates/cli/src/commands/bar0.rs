@@ -23,7 +23,7 @@ pub(crate) struct Args {
 
 type Fields = Vec<(&'static str, u64)>;
 
-/// A register: where it lies, its name, its bits, its meaning, its fields.
+/// A register: its offset, name, bits, meaning and fields.
 struct Register {
     at: u32,
     name: &'static str,
@@ -67,12 +67,12 @@ const REGISTERS: [Register; 21] = [
     register(at::CRTO, "CRTO", 32, "ready timeouts", crto),
 ];
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let found = drives::find(&args.drive.drive, &context.stop)?;
     let port = &found.backend;
     let (regs, name, simulated) = (port.regs.clone(), port.name.clone(), port.simulated);
-    // Kept alive while its registers are read: it is shut down when it goes.
+    // Kept alive while its registers are read: the drive is shut down on drop.
     let up = args.up.then(|| drives::bring_up(found, Options::default(), &context.stop)).transpose()?;
     if Cap(regs.read64(at::CAP)).gone() {
         return Err(onehop_drive::Error::Gone { drive: name, register: "CAP" }.into());

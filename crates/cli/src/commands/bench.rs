@@ -1,4 +1,4 @@
-//! `onehop bench queue`: what a command costs, on a CPU's side and on a GPU's.
+//! `onehop bench queue`: the cost of a command on the CPU's side and on the GPU's.
 
 mod compare;
 mod limits;
@@ -35,7 +35,7 @@ enum BenchCommand {
     Target(target::Args),
 }
 
-/// Who drives the queues.
+/// ControllerSide drives the queues.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum BenchSide {
     /// One CPU thread, one queue
@@ -57,7 +57,7 @@ enum QueuePlacement {
 
 /// Where a GPU's null controller runs.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Who {
+enum ControllerSide {
     /// As a kernel on a GPU: the same, or --controller-gpu
     Gpu,
     /// On CPU threads; for --rings host
@@ -102,14 +102,14 @@ struct QueueArgs {
     rings: Vec<QueuePlacement>,
     /// GPU: where the null controller runs
     #[arg(long, value_delimiter = ',', default_value = "gpu")]
-    controller: Vec<Who>,
-    /// GPU: the GPU that --controller gpu runs on, if it is another than the one whose queues it serves
+    controller: Vec<ControllerSide>,
+    /// GPU: the GPU that --controller gpu runs on, if it is not the one whose queues it serves
     #[arg(long, value_name = "GPU")]
     controller_gpu: Option<String>,
     /// GPU: the controller completes the last command of a batch first
     #[arg(long)]
     reverse: bool,
-    /// GPU: commands of one launch, 64 million at most; without it 200 000 for each queue, 16 million at most, and a tenth at depth 1
+    /// GPU: commands of one launch, 64 million at most [default: 200 000 for each queue, 16 million at most; at depth 1 a tenth]
     #[arg(long, value_parser = units::within::<u32>(1..=64_000_000))]
     commands: Option<u32>,
     /// Also write queue.html, a page with pictures, and queue.json into this folder
@@ -118,7 +118,7 @@ struct QueueArgs {
 }
 
 impl QueueArgs {
-    /// Refuses what only the other side would use.
+    /// Refuses options that only the other side uses.
     fn refuse_unused(&self) -> Result<()> {
         let of_cpu = [("--drive", self.drive.is_some())];
         let of_gpu = [
@@ -137,7 +137,7 @@ impl QueueArgs {
     }
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let args = match &args.what {
         BenchCommand::Queue(args) => args,
@@ -212,7 +212,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     Report::new(document, text)
 }
 
-/// Everything that is to be measured on the GPU's side.
+/// All measurements of the GPU's side.
 fn plans(args: &QueueArgs) -> Vec<(QueueRun, &'static str, &'static str)> {
     let mut plans = Vec::new();
     let places = args.rings.iter().flat_map(|rings| args.controller.iter().map(move |who| (rings, who)));
@@ -223,8 +223,8 @@ fn plans(args: &QueueArgs) -> Vec<(QueueRun, &'static str, &'static str)> {
             QueuePlacement::Posted => (RingsAt::Posted, "posted"),
         };
         let (controller, by) = match who {
-            Who::Gpu => (Controller::Gpu, "gpu"),
-            Who::Cpu => (Controller::Cpu, "cpu"),
+            ControllerSide::Gpu => (Controller::Gpu, "gpu"),
+            ControllerSide::Cpu => (Controller::Cpu, "cpu"),
         };
         for mode in &args.mode {
             for queues in &args.queues {

@@ -45,7 +45,7 @@ pub(crate) struct Args {
     timeout: Duration,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let gpu = gpus::choose(&args.gpu)?;
     let port = drives::find(&args.drive.drive, &context.stop)?.backend;

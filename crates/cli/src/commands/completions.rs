@@ -19,7 +19,7 @@ pub(crate) struct Args {
     shell: Shell,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Report> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut args::Args::command(), "onehop", &mut script);

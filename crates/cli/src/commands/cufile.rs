@@ -1,4 +1,4 @@
-//! `onehop cufile`: programs that were written for cuFile, with onehop's library in the place of NVIDIA's.
+//! `onehop cufile`: programs that were written for cuFile, with onehop's library in place of NVIDIA's.
 
 use std::ffi::OsString;
 use std::os::unix::fs::symlink;
@@ -65,7 +65,7 @@ fn run_program(args: &RunArgs) -> Result<Report> {
     };
     let mut command = Command::new(program);
     command.args(rest).envs(variables(&folder, |name| std::env::var_os(name)));
-    // It comes back only where the program could not be started.
+    // It returns only if the program could not be started.
     let source = command.exec();
     Err(CliError::File { call: "cannot run", path: program.to_string_lossy().into_owned(), source })
 }

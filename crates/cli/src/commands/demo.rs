@@ -1,4 +1,4 @@
-//! `onehop demo`: the whole way with nothing but this machine. A simulated drive holds a file system with a model; it is
+//! `onehop demo`: the whole path, on any machine. A simulated drive holds a file system with a model; it is
 //! loaded as `onehop load -d` loads any model, by commands of GPU threads; every byte is checked.
 
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ use crate::transfer::{self, RouteArgs, TransferWatch};
 use crate::{fat, model, units};
 
 const BLOCK: u64 = 4096;
-/// How long a command may take: short, so that the demo is over soon even where one is lost.
+/// How long a command may take: short, so that the demo ends soon even if a command is lost.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Bytes of it that are put on the drive at a time.
 const PUT: usize = 4 << 20;
@@ -50,7 +50,7 @@ pub(crate) struct Args {
     seed: u64,
 }
 
-/// A tensor in GPU memory, and whether it is the right one.
+/// A tensor in GPU memory, and whether its bytes are right.
 #[derive(Serialize)]
 struct Loaded {
     name: String,
@@ -59,7 +59,7 @@ struct Loaded {
     bytes: u64,
     /// Where it lies in the arena.
     offset: u64,
-    /// What the model itself says.
+    /// The checksum that the model itself states.
     expected: Option<String>,
     #[serde(serialize_with = "hex")]
     crc32c: u32,
@@ -81,12 +81,12 @@ struct DemoDocument<'a> {
     tensor_checks: &'a [Loaded],
     faults: &'a [String],
     faults_struck: u64,
-    /// Rules of NVMe that the strict simulator saw broken: none, or it is a defect of onehop.
+    /// Broken NVMe rules, as the strict simulator counts them; any is a defect of onehop.
     violations: Vec<String>,
     total_seconds: f64,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let start = Instant::now();
     if !((64 << 10)..=MOST).contains(&args.size) {
@@ -147,8 +147,8 @@ fn make_drive(args: &Args, file: &[u8], stop: &StopFlag) -> Result<Sim> {
         faults,
         ..Config::default()
     })?;
-    // Around the controller: this is how the model got there before the story starts.
-    for (at, data) in &image.pieces {
+    // Written past the controller: the model is there before the demo starts.
+    for (at, data) in &image.ranges {
         for (part, at) in data.chunks(PUT).zip((*at..).step_by(PUT)) {
             stop.check()?;
             sim.write_media(1, at, part)?;
@@ -157,7 +157,7 @@ fn make_drive(args: &Args, file: &[u8], stop: &StopFlag) -> Result<Sim> {
     Ok(sim)
 }
 
-/// Holds every tensor against the checksum that the model itself states.
+/// Compares every tensor with the checksum that the model itself states.
 fn check_tensors(
     plan: &Plan,
     gpu: &dyn Gpu,
@@ -176,7 +176,7 @@ fn check_tensors(
     Ok(plan.tensors.iter().zip(sums).map(one).collect())
 }
 
-/// The checksum of all tensors, one behind the other: what lies between them in the arena is nobody's.
+/// The checksum of all tensors, one after the other, without the gaps between them in the arena.
 fn crc32c(tensors: &[Loaded]) -> u32 {
     tensors.iter().fold(0, |crc, t| crc32c::crc32c_combine(crc, t.crc32c, t.bytes as usize))
 }

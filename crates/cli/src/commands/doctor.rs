@@ -42,7 +42,7 @@ pub(crate) struct Args {
     patience: Duration,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Report> {
     let mut root = root(args.from.as_deref())?;
     if args.record.is_some() {

@@ -20,7 +20,7 @@ pub(crate) struct Args {
     count: u16,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let drive = drives::open(&args.drive.drive, &context.stop)?;
     let kept = u16::from(drive.identity().controller().elpe_z()) + 1;

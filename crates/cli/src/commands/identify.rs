@@ -22,7 +22,7 @@ pub(crate) struct Args {
     nsid: Option<u32>,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let drive = drives::open(&args.drive.drive, &context.stop)?;
     let namespaces: Vec<&Namespace> = match args.nsid {
@@ -51,8 +51,8 @@ fn describe(drive: &Drive, text: &mut ReportText) {
         format!("NVMe {}; PCI vendor {:04x}, controller {}", identity.version, view.vid(), view.cntlid()),
     );
     let limit = format!("{} per command", units::bytes(identity.max_transfer));
-    let told = if view.mdts() == 0 { " (onehop's limit; the drive has none)" } else { "" };
-    text.row("transfers", format!("at most {limit}{told}, by {}", pointers(&view)));
+    let note = if view.mdts() == 0 { " (onehop's limit; the drive has none)" } else { "" };
+    text.row("transfers", format!("at most {limit}{note}, by {}", pointers(&view)));
     text.row(
         "queues",
         format!(

@@ -21,7 +21,7 @@ pub(crate) struct Args {
     drive: Option<String>,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let found = Usage::all(&Root::here())?;
     let mut text = ReportText::default();

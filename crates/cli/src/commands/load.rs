@@ -96,7 +96,7 @@ pub(crate) struct Args {
     cut: Vec<(String, usize)>,
 }
 
-/// What `--route` takes in the commands that also load files of this machine.
+/// The help of `--route` for commands that also load files of this machine.
 pub(crate) const ROUTES: &str = "The route: auto (the best that works), or exactly this one. Files of this machine: cpu/cached (the page \
     cache), cpu/pinned (past it), cufile (NVIDIA's). Drives: gpu/tier3, gpu/posted, gpu/tier2, gpu/tier1, cpu/direct, cpu/pinned";
 
@@ -114,7 +114,7 @@ fn parse_route(text: &str) -> std::result::Result<RouteChoice, String> {
         "cpu/pinned" => RouteChoice::Ring(Ring::Pinned),
         "cufile" => RouteChoice::Ring(Ring::CuFile),
         "gpu/tier3" | "gpu/posted" | "gpu/tier2" | "gpu/tier1" | "cpu/direct" => RouteChoice::NotHere(
-            "files of a mounted file system are the kernel's to read; this route needs a drive that onehop drives itself",
+            "only the kernel reads files of a mounted file system; this route needs a drive that onehop drives itself",
         ),
         _ => return Err("routes are auto, cpu/pinned, cpu/cached, cufile, and those of drives".into()),
     })
@@ -137,7 +137,7 @@ fn parse_cut(text: &str) -> std::result::Result<(String, usize), String> {
     cut.ok_or_else(|| "a cut is written as PATTERN=DIMENSION: '*.q_proj.weight=0'".into())
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     if !args.cut.is_empty() && args.rank.is_none() && !args.gpu.is_all() && args.gpu.names().len() < 2 {
         return Err(CliError::Usage("--cut is for a rank of several: --rank 0/4, or several GPUs".into()));
@@ -157,18 +157,18 @@ struct Share {
     rank: (u64, u64),
 }
 
-/// What lies in the memory of a GPU.
+/// What is in the memory of a GPU.
 struct LoadedShare {
     share: Share,
     arena: Region,
-    /// Check sums of the tensors, if they were wanted.
+    /// Checksums of the tensors, if they were requested.
     sums: Option<Vec<u32>>,
-    /// The way that its bytes took, where it has one of its own.
+    /// The route of its bytes, where it has one of its own.
     route: Option<&'static str>,
 }
 
 impl LoadedShare {
-    /// Computes the checksums if they are wanted.
+    /// Computes the checksums if they are requested.
     fn new(share: Share, arena: Region, wanted: bool, context: &CommandContext) -> Result<Self> {
         let go_on = || context.stop.check().is_ok();
         let sums = || check::check_sums(&share.plan, &*share.gpu.gpu, &arena, &go_on);
@@ -199,7 +199,7 @@ fn shares(args: &Args, gpus: Vec<Chosen>, plans: Vec<Plan>) -> Result<Vec<Share>
     gpus.into_iter().zip(plans).enumerate().map(share).collect()
 }
 
-/// Refuses what a GPU has no room for.
+/// Refuses shares that do not fit on their GPUs.
 fn must_fit(shares: &[Share]) -> Result<()> {
     match shares.iter().find_map(|share| Some((share, share.fit.filter(|fit| !fit.fits)?))) {
         None => Ok(()),
@@ -233,7 +233,7 @@ fn selection(args: &Args, gpu: usize, of: usize) -> Result<Selection> {
     Ok(selection.rank(rank, ranks).map_err(onehop_load::Error::from)?)
 }
 
-/// Which rank it is: the one that was named and those behind it, or one for each GPU.
+/// A GPU's rank: the named one and those after it, or one for each GPU.
 fn rank(args: &Args, gpu: usize, of: usize) -> Result<(u64, u64)> {
     let (first, ranks) = args.rank.unwrap_or((0, of as u64));
     let rank = first + gpu as u64;

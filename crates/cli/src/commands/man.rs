@@ -17,7 +17,7 @@ pub(crate) struct Args {
     dir: PathBuf,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Report> {
     std::fs::create_dir_all(&args.dir).map_err(|e| CliError::file("create", &args.dir, e))?;
     let mut command = args::Args::command().version(env!("CARGO_PKG_VERSION")).disable_help_subcommand(true);

@@ -51,13 +51,13 @@ pub(crate) struct Args {
     out: PathBuf,
 }
 
-/// A map, and how firmly the places held while it was made.
+/// A map, and how stable the places were while it was made.
 struct MadeMap {
     map: ExtentMap,
     rung: Rung,
 }
 
-/// What is told of a map.
+/// The report about a map.
 #[derive(Serialize)]
 struct About<'a> {
     path: String,
@@ -66,12 +66,12 @@ struct About<'a> {
     extents: usize,
     checked_pieces: usize,
     drive: &'a onehop_files::DriveId,
-    /// From 1 to 5: how firmly the places held while they were read.
+    /// From 1 to 5: how stable the places were while they were read.
     stability: u8,
     stability_text: &'static str,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let made = match &args.drive {
         Some(spec) => of_drive(args, spec, context)?,
@@ -109,7 +109,7 @@ fn about(made: &MadeMap) -> Result<About<'_>> {
         file_system: &map.file.fs,
         bytes: map.file.id.len,
         extents: map.extents()?.len(),
-        checked_pieces: map.chunks().iter().filter(|piece| piece.crc32c.is_some()).count(),
+        checked_pieces: map.chunks().iter().filter(|chunk| chunk.crc32c.is_some()).count(),
         drive: &map.drive,
         stability: rung.number(),
         stability_text: rung.text(),
@@ -143,7 +143,7 @@ fn of_drive(args: &Args, spec: &str, context: &CommandContext) -> Result<Vec<Mad
     files_of(&store, &args.path)?.into_iter().map(one).collect()
 }
 
-/// The files themselves, and of directories those that models are made of.
+/// The named files, and the model files of named directories.
 fn files_of(store: &dyn Store, paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for path in paths {

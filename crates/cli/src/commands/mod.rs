@@ -1,4 +1,4 @@
-//! The commands, one module each: its arguments, and a `run` that gives a report.
+//! The commands, one module each: its arguments, and a `run` that returns a report.
 
 pub(crate) mod bar0;
 pub(crate) mod bench;
@@ -32,7 +32,7 @@ mod rebinding;
 
 use crate::stop::StopFlag;
 
-/// What is simulated, of a command that drives nothing but a drive: the list that every transfer has in `simulated`.
+/// The list `simulated`, as every transfer has it, for a command that drives only a drive.
 pub(crate) fn simulated_drive(is_simulated: bool) -> Vec<&'static str> {
     is_simulated.then_some("drive").into_iter().collect()
 }
@@ -40,6 +40,6 @@ pub(crate) fn simulated_drive(is_simulated: bool) -> Vec<&'static str> {
 /// What every command is given.
 pub(crate) struct CommandContext {
     pub stop: StopFlag,
-    /// Whether a machine reads the report, which wants everything that there is to tell.
+    /// Whether the report is for a machine, which gets all details.
     pub json: bool,
 }

@@ -62,7 +62,7 @@ pub(crate) struct Args {
 /// How often the main thread polls for the end of the mount.
 const STOP_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     match (&args.root, &args.target) {
         (Some(root), _) => {

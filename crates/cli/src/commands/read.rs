@@ -75,7 +75,7 @@ pub(crate) struct Args {
     verify: bool,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     if let Some(path) = &args.file {
         if let Some(out) = &args.out {
@@ -128,7 +128,7 @@ fn read_blocks(
     Ok(Report::new(read.outcome, text)?.failed(failure.map(Into::into)))
 }
 
-/// Copies the bytes out of GPU memory into the file that was named.
+/// Copies the bytes out of GPU memory into the named file.
 fn save(data: &Region, args: &Args, context: &CommandContext) -> Result<()> {
     let Some(out) = &args.out else { return Ok(()) };
     let watch = TransferWatch::new("copying out", data.len() as u64, &context.stop);
@@ -148,10 +148,10 @@ struct FileDocument {
     extent_count: usize,
     /// Bytes that were read from the drive, whole blocks.
     read_bytes: u64,
-    /// Bytes of holes, which no drive is asked for.
+    /// Bytes of holes, which are not read from a drive.
     hole_bytes: u64,
-    /// Bytes that the CPU puts there after the reads: those that the file system keeps among its own, and the zeros of a
-    /// hole that begins within a block.
+    /// Bytes that the CPU writes after the reads: those that the file system keeps in its metadata, and the zeros of a hole
+    /// that begins within a block.
     inline_bytes: u64,
 }
 

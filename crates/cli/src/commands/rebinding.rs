@@ -1,4 +1,4 @@
-//! The documents of `drive bind`, `unbind` and `recover`, which change the machine: in a folder that stands for one.
+//! The documents of `drive bind`, `unbind` and `recover`, which change the machine; here, a folder that stands for one.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -24,7 +24,7 @@ pub(crate) struct Args {
     timeout: Duration,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Report> {
     recover(&Root::here(), &args.drive.drive, args.timeout)
 }

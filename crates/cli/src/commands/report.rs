@@ -47,7 +47,7 @@ pub(crate) struct Args {
     budget: Duration,
 }
 
-/// A command that is run, and how it came out.
+/// A command that is run, and its result.
 #[derive(Serialize)]
 struct ReportStep {
     /// The name of its files in the archive.
@@ -63,12 +63,12 @@ struct ReportStep {
     text: String,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let lines = lines(args)?;
     let archive = Archive::create(&args.out)?;
     let mut private = Private::of_this_machine();
-    private.learn_name(&args.drive.drive);
+    private.add_drive_name(&args.drive.drive);
     let (mut steps, mut failure) = (Vec::new(), None);
     for (name, line) in lines {
         // A drive or a GPU that has just failed is left alone.
@@ -112,12 +112,12 @@ fn lines(args: &Args) -> Result<Vec<(&'static str, Vec<String>)>> {
     let mut about = Vec::new();
     match drives::address(drive) {
         Ok(name) => about.extend(["-d".to_owned(), name.address.to_string()]),
-        // A kernel's name, such as /dev/nvme0n1, which the error says how to write.
+        // A kernel's name, such as /dev/nvme0n1; the error says what to write instead.
         Err(error) if drives::block_device(drive).is_some() => return Err(error.into()),
         // One that is not on this machine's bus.
         Err(_) => {}
     }
-    // Without -g the commands choose one by themselves; the emulated one is none that doctor could find.
+    // Without -g the commands choose one by themselves. Doctor cannot find the emulated one.
     let named = args.gpu.gpu.as_deref();
     let gpu: Vec<_> = named.iter().flat_map(|gpu| ["-g".to_owned(), gpu.to_string()]).collect();
     if named.is_some_and(|gpu| !gpu.starts_with("emu")) {
@@ -135,7 +135,7 @@ fn lines(args: &Args) -> Result<Vec<(&'static str, Vec<String>)>> {
     ])
 }
 
-/// Runs a command line as `main` does. Only the end of all of it is an error here.
+/// Runs a command line as `main` does. Only an end of the whole report is an error here.
 fn step(
     name: &'static str,
     line: &[String],
@@ -173,7 +173,7 @@ fn step(
     Ok((step, failed))
 }
 
-/// The files of the archive, with nothing in them that is only of this machine.
+/// The files of the archive, without anything that identifies this machine.
 fn members(steps: &[ReportStep], private: &Private) -> Result<Vec<(String, Vec<u8>)>> {
     let about = Versioned::new(&json!({ "machine": machine(), "steps": steps })).to_value()?;
     let mut members = vec![("README.txt".to_owned(), README.as_bytes().to_vec())];
@@ -193,7 +193,7 @@ fn members(steps: &[ReportStep], private: &Private) -> Result<Vec<(String, Vec<u
     Ok(members)
 }
 
-/// Text without what sets a colour.
+/// Text without colour codes.
 fn plain(text: &str) -> String {
     let mut parts = text.split("\x1b[");
     let mut out = parts.next().unwrap_or_default().to_owned();

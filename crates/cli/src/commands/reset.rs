@@ -18,7 +18,7 @@ pub(crate) struct Args {
     drive: DriveArg,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let start = Instant::now();
     let drive = drives::open(&args.drive.drive, &context.stop)?;

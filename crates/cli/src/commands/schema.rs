@@ -62,7 +62,7 @@ const ALL: &[(&str, &str)] = schemas!(
     "schema" in "schema",
 );
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Report> {
     let name = args.command.join(" ");
     let names: Vec<_> = ALL.iter().map(|(name, _)| *name).collect();

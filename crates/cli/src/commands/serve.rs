@@ -51,7 +51,7 @@ pub(crate) struct Args {
     forgive_memory_space: bool,
 }
 
-/// What is spoken on a socket.
+/// The protocol of a socket.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Protocol {
     /// vfio-user, which makes it a PCI device
@@ -133,7 +133,7 @@ impl ServedDevice {
     }
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let Protocol::VfioUser = args.protocol;
     let served = ServedDevice::open(&args.drive)?;
@@ -154,7 +154,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     Ok(if context.stop.is_set() { report.failed(Some(CliError::ServerStopped)) } else { report })
 }
 
-/// To people who watch; a closed stderr is no reason to stop.
+/// Prints it on stderr; a closed stderr is no reason to stop.
 fn say(what: &str) {
     report::note(what);
 }

@@ -19,7 +19,7 @@ pub(crate) struct Args {
     drive: DriveArg,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let drive = drives::open(&args.drive.drive, &context.stop)?;
     let page = drive.log_page(log::id::HEALTH, u32::MAX, Health::BYTES)?;

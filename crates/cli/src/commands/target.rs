@@ -48,9 +48,9 @@ pub(crate) fn ports(names: &[String]) -> Result<Ports> {
 /// Serve a folder to `onehop mount --target` on other machines
 #[derive(clap::Args)]
 #[command(
-    after_help = "Runs until Ctrl-C or SIGTERM, finishes what it was asked for, and exits 0 then. Anyone who has the key may \
-                        do below the folder what this command's user may: as root, they may act as any user. Over TCP everything is encrypted; \
-                        by RDMA everything but the data of files.\n\n\
+    after_help = "Runs until Ctrl-C or SIGTERM, then finishes the requests that it has, and exits 0. Anyone who has the key \
+    may do in the folder what this command's user may; if that is root, they may act as any user. Over TCP everything is \
+    encrypted; by RDMA everything but the data of files.\n\n\
                         Example:\n  (umask 077; head -c 32 /dev/urandom | base64 > key)\n  \
                         onehop target --root /data/models --listen 0.0.0.0:7464 --key-file key"
 )]
@@ -96,7 +96,7 @@ const STOP_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long requests may still take at the end.
 const DRAIN: Duration = Duration::from_secs(10);
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let key = key(args.key_file.as_ref())?;
     if key.is_none() && !is_loopback(&args.listen) {
@@ -154,11 +154,12 @@ pub(crate) fn key(file: Option<&PathBuf>) -> Result<Option<Key>> {
     file.map(|path| Key::read(path).map_err(|e| CliError::Usage(e.to_string()))).transpose()
 }
 
-/// The key for a target that this command connects to. Without one anybody who answers there is trusted, so that has to be asked for.
+/// The key for a target that this command connects to. Without one, any server that answers is trusted, so the user must ask for that.
 pub(crate) fn key_of_target(file: Option<&PathBuf>, insecure: bool) -> Result<Option<Key>> {
     if file.is_none() && !insecure {
         return Err(CliError::Usage(
-            "without its key a target is not recognised, and nothing is encrypted: give --key-file".into(),
+            "without its key a target cannot be authenticated, and nothing is encrypted: use --key-file"
+                .into(),
         ));
     }
     key(file)
@@ -185,7 +186,7 @@ pub(crate) fn connector(
 
 /// Whether an address is one that only this machine reaches.
 fn is_loopback(address: &str) -> bool {
-    // What it resolves to is what will be listened at.
+    // The command listens at the addresses that it resolves to.
     address.to_socket_addrs().is_ok_and(|mut all| all.all(|address| address.ip().is_loopback()))
 }
 

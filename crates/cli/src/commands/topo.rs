@@ -40,7 +40,7 @@ pub(crate) struct Args {
     from: Option<PathBuf>,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Report> {
     let root = root(args.from.as_deref())?;
     // Only a recorded answer of CUDA is worth having: asking it takes longer than all the rest.

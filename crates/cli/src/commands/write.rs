@@ -18,8 +18,8 @@ use crate::units;
 #[derive(clap::Args)]
 #[command(
     after_help = "Example:\n  onehop write -d sim:disk.img --lba 16 --in part.bin --serial ONEHOP-SIM-1 --yes \
-                        --verify\n\nThe serial number is what `onehop drive identify` shows; it is asked for so that \
-                        the right drive is written to."
+                        --verify\n\n`onehop drive identify` shows the serial number, which makes sure that the right drive is \
+                        written to."
 )]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -51,7 +51,7 @@ pub(crate) struct Args {
     verify: bool,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let gpu = gpus::choose(&args.gpu)?;
     let options = args.route.options()?;
@@ -90,9 +90,9 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
 fn open_input(args: &Args) -> Result<(File, u64)> {
     let refuse = |why: &str| Err(CliError::Usage(format!("--in {}: {why}", args.input.display())));
     let look = |e| CliError::file("look at", &args.input, e);
-    // Before it is opened, which waits for the other end of a FIFO.
+    // Checked before it is opened: opening a FIFO waits for its other end.
     if !args.input.metadata().map_err(look)?.is_file() {
-        return refuse("only a regular file has a size that can be known beforehand");
+        return refuse("only a regular file has a size that is known beforehand");
     }
     let file = File::open(&args.input).map_err(|e| CliError::file("open", &args.input, e))?;
     let meta = file.metadata().map_err(look)?;
@@ -118,7 +118,7 @@ fn blocks_of(args: &Args, ns: &Namespace, bytes: u64) -> Result<u64> {
     Ok(bytes.div_ceil(block))
 }
 
-/// Nothing is written unless it is this drive that is meant, and meant to be written to.
+/// Refuses to write unless the arguments confirm this drive, and that its blocks may be overwritten.
 fn allow(args: &Args, drive: &Drive, blocks: u64) -> Result<()> {
     drives::allow_writes(drive, &args.drive.drive, &args.serial)?;
     if !args.yes {

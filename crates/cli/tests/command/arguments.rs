@@ -1,4 +1,4 @@
-//! Help, and arguments that somebody made up: an answer each time, and never a panic.
+//! Help, and made-up arguments: an answer each time, and never a panic.
 
 use std::collections::BTreeSet;
 
@@ -151,11 +151,11 @@ fn every_command_has_a_manual_page() {
 }
 
 #[test]
-fn commands_that_are_not_there_are_unknown() {
+fn unknown_commands_are_refused() {
     refuse(&["teapot"], 2, "teapot");
     refuse(&["drive", "teapot"], 2, "teapot");
     refuse(&["read", "FILE", "--lba", "0"], 2, "--lba");
-    // What a command cannot do without is asked for; these need nothing.
+    // Every command reports its missing arguments; these need none.
     let alone = [
         "bench queue",
         "bench sweep",
@@ -179,7 +179,7 @@ fn commands_that_are_not_there_are_unknown() {
 }
 
 #[test]
-fn drives_that_nobody_has() {
+fn drives_that_do_not_exist() {
     for spec in [
         "",
         ":",
@@ -253,7 +253,7 @@ fn drives_that_nobody_has() {
 }
 
 #[test]
-fn numbers_that_are_none() {
+fn invalid_numbers() {
     for number in ["", "-1", "1.5", "0x", "1e9", "18446744073709551616", "٣", "1 "] {
         refuse(&["read", "-d", "sim:mem:1M", &format!("--lba={number}"), "--blocks", "1"], 2, "--lba");
     }
@@ -275,7 +275,7 @@ fn numbers_that_are_none() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_panic() {
+fn a_reader_that_goes_away_causes_no_panic() {
     let mut child = command(&["drive", "identify", "-d", "sim:mem:1M"])
         .stdout(std::process::Stdio::piped())
         .spawn()

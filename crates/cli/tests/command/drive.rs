@@ -11,7 +11,7 @@ fn list_finds_nothing_to_complain_about() {
 }
 
 #[test]
-fn identify_tells_who_and_what() {
+fn identify_shows_identity_and_features() {
     let spec = "sim:mem:8M?ns=2&lba=4096&mdts=3&queues=5&mqes=63&dstrd=2&cmb=1M&serial=ABC&model=Thing";
     let all = succeed(&["drive", "identify", "-d", spec]);
     for (field, wanted) in [

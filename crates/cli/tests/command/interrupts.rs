@@ -183,7 +183,7 @@ fn commands_hear_ctrl_c_while_a_drive_leaves_commands_unanswered() {
     }
 }
 
-/// The target has the data of a write, which it may still carry out.
+/// The target has the data of a write, which it may still execute.
 #[test]
 fn an_interrupted_write_says_that_its_outcome_is_unknown() {
     let dir = Dir::new();

@@ -37,7 +37,7 @@ pub const TENSORS: [(&str, usize); 4] =
     [("a", 300_000), ("b", 1), ("layers.0.w", 2_000_001), ("layers.1.w", 70_000)];
 
 #[test]
-fn tensors_arrive_whole_by_every_way() {
+fn tensors_arrive_whole_by_every_route() {
     let dir = Dir::new();
     let file = dir.path().join("m.safetensors");
     let crc = model(&file, &TENSORS, 1);
@@ -93,7 +93,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 const IO_URING_SETUP: &str = "425";
 const IO_URING_REGISTER: &str = "427";
 
-/// Loads a model past the page cache without a system call; gives the account of its reads, or skips it.
+/// Loads a model past the page cache without a system call; returns the account of its reads, or skips it.
 fn past_the_cache_without(call: &str) -> Option<serde_json::Value> {
     let dir = Dir::new();
     let file = dir.path().join("m.safetensors");
@@ -128,7 +128,7 @@ fn without_io_uring_the_disk_is_read_all_the_same() {
 }
 
 #[test]
-fn memory_that_io_uring_does_not_register_is_told_of() {
+fn memory_that_io_uring_does_not_register_is_reported() {
     let Some(io) = past_the_cache_without(IO_URING_REGISTER) else { return };
     assert!(io["why_unregistered"].as_str().unwrap().contains("not permitted"), "{io:#}");
     assert_eq!(io["why_calls"], json!(null));
@@ -219,10 +219,10 @@ fn several_gpus_get_their_ranks() {
     assert_eq!((&one["gpus"][0]["crc32c"], &one["gpus"][0]["ranks"]), (&one["crc32c"], &json!(1)));
     refuse(&["load", text(&file), "-g", "emu,emu", "--rank", "3/4"], 2, "ranks 3 to 4 of 4");
     refuse(&["load", text(&file), "-g", "emu", "--cut", "a=0"], 2, "--cut");
-    refuse(&["load", text(&file), "-g", "emu,none"], 2, "'none' is no GPU");
+    refuse(&["load", text(&file), "-g", "emu,none"], 2, "'none' is not a GPU");
     refuse(&["load", text(&file), "-g", "emu,77"], 3, "GPU 77");
-    refuse(&["read", text(&file), "-g", "emu,emu"], 2, "is no GPU");
-    refuse(&["load", text(&file), "-g", "emu,all"], 2, "'all' is no GPU");
+    refuse(&["read", text(&file), "-g", "emu,emu"], 2, "is not a GPU");
+    refuse(&["load", text(&file), "-g", "emu,all"], 2, "'all' is not a GPU");
     if onehop_gpu::cuda::Cuda::load().is_err() {
         refuse(&["load", text(&file), "-g", "all", "--cut", "a=0"], 3, "using GPU all");
         refuse(&["bench", "load", text(&file), "-g", "all"], 3, "using GPU all");
@@ -230,7 +230,7 @@ fn several_gpus_get_their_ranks() {
 }
 
 #[test]
-fn what_cannot_be_loaded_says_why() {
+fn files_that_cannot_be_loaded_say_why() {
     let dir = Dir::new();
     let file = dir.path().join("m.safetensors");
     model(&file, &TENSORS, 1);
@@ -245,7 +245,7 @@ fn what_cannot_be_loaded_says_why() {
     refuse(&["load", text(&file), "-g", "emu"], 1, "safetensors");
 }
 
-/// Bytes that are wanted in a GPU's memory are not left in the CPU's because there is none.
+/// Without a GPU, a load into GPU memory fails. It does not leave the bytes in the CPU's memory instead.
 #[test]
 fn without_a_gpu_files_are_not_loaded_into_an_emulated_one_unless_that_is_named() {
     let dir = Dir::new();
@@ -255,7 +255,7 @@ fn without_a_gpu_files_are_not_loaded_into_an_emulated_one_unless_that_is_named(
     for command in commands.into_iter().chain([&["bench", "load", text(&file), "--loads", "1"][..]]) {
         let (code, document) = json(command);
         if code == 0 {
-            // There is one.
+            // There is a GPU.
             assert_eq!(document["simulated"], json!([]), "{document:#}");
             continue;
         }
@@ -264,7 +264,7 @@ fn without_a_gpu_files_are_not_loaded_into_an_emulated_one_unless_that_is_named(
         assert_eq!(document["error"]["kind"], "not_possible");
         succeed(&[command, &["-g", "emu"]].concat());
     }
-    // A drive's blocks are, and it is said.
+    // A drive's blocks are, with a warning.
     let blocks = ["--json", "read", "-d", "sim:mem:1M", "--lba", "0", "--blocks", "8"];
     let output = onehop(&blocks);
     let read = document("read", &output);
@@ -384,7 +384,7 @@ fn the_manifest_that_a_load_writes_is_that_of_its_bytes() {
     assert!(loaded["verified_by"].as_str().unwrap().contains("the manifest's"), "{loaded:#}");
     model(&file, &TENSORS, 2);
     refuse(&[&load[..], &["--manifest", text(&sums)]].concat(), 1, "is not what it was");
-    // It knows whole tensors only, and all of them; and it is no file of the model.
+    // It has whole tensors only, and all of them; and it is not a file of the model.
     refuse(
         &[&load[..], &["--write-manifest", text(&sums), "--only", "a"]].concat(),
         2,
@@ -408,9 +408,9 @@ fn help_names_every_route_and_a_pci_address() {
     assert!(stdout(&onehop(&["load", "--help"])).contains("--write-manifest"));
 }
 
-/// What happens to a file's names and attributes while it is loaded is told, and the load is kept.
+/// Changes of a file's names and attributes while it is loaded are reported, and the load is kept.
 #[test]
-fn what_changes_no_bytes_does_not_end_a_load() {
+fn changes_of_attributes_do_not_end_a_load() {
     let dir = Dir::new();
     let file = dir.path().join("m.safetensors");
     model(&file, &[("a", 1 << 20)], 1);
@@ -431,25 +431,25 @@ fn what_changes_no_bytes_does_not_end_a_load() {
     assert_eq!(succeed(&["load", text(&file), "-g", "emu"])["warnings"], json!([]));
 }
 
-/// What strangers call things is told without what a terminal would obey, and not at any length.
+/// Names from outside are shown without control characters, and not at any length.
 #[test]
-fn names_of_strangers_in_messages() {
+fn hostile_names_in_messages() {
     let dir = Dir::new();
     let file = dir.path().join("m\u{1b}[2J.safetensors");
     let entry = format!(r#""{}":{{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#, "x".repeat(1 << 20));
     let header = format!("{{{entry},{entry}}}");
     std::fs::write(&file, [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &[0]].concat()).unwrap();
     let output = onehop(&["load", text(&file), "-g", "emu"]);
-    let told = stderr(&output);
-    assert_eq!(code(&output), 1, "{told:.5000}");
+    let stderr = stderr(&output);
+    assert_eq!(code(&output), 1, "{stderr:.5000}");
     assert!(
-        told.contains("m\\u{1b}[2J.safetensors") && told.contains("twice") && told.len() < 5000,
-        "{told:.5000}"
+        stderr.contains("m\\u{1b}[2J.safetensors") && stderr.contains("twice") && stderr.len() < 5000,
+        "{stderr:.5000}"
     );
 }
 
 #[test]
-fn a_manifest_says_nothing_of_parts() {
+fn a_manifest_does_not_verify_parts() {
     let dir = Dir::new();
     let (file, sums) = (dir.path().join("m.safetensors"), dir.path().join("sums.json"));
     model(&file, &[("cut", 4096), ("whole", 8)], 3);
@@ -477,7 +477,7 @@ fn a_manifest_says_nothing_of_parts() {
 }
 
 #[test]
-fn a_manifest_is_held_against_the_model() {
+fn a_manifest_is_checked_against_the_model() {
     let dir = Dir::new();
     let file = dir.path().join("m.safetensors");
     let header = r#"{"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}"#;

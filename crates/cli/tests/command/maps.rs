@@ -17,7 +17,7 @@ use crate::owned::{crc, image, noise, sharded};
 use crate::run::{Dir, code, command, document, refuse, skip, succeed};
 
 #[test]
-fn what_was_mapped_is_read_and_loaded_by_the_map_alone() {
+fn mapped_files_are_read_and_loaded_by_the_map_alone() {
     let dir = Dir::new();
     let (files, tensors) = sharded();
     let Some(image) = image(&dir, "4096", "inline_data", &files) else { return };
@@ -53,7 +53,7 @@ fn what_was_mapped_is_read_and_loaded_by_the_map_alone() {
 }
 
 #[test]
-fn a_map_is_not_written_over_what_was_mapped() {
+fn a_map_does_not_overwrite_a_mapped_file() {
     let dir = Dir::new();
     let (files, _) = sharded();
     let Some(image) = image(&dir, "4096", "inline_data", &files) else { return };
@@ -112,7 +112,7 @@ fn refused(dir: &Dir, image: &Path, (drive, map): (&str, &str)) {
     let alone = dir.file("alone.map");
     succeed(&["map", "-d", drive, "--path", "/llama/model.safetensors.index.json", "--out", &alone]);
     load(drive, &alone, 1, "none of the extent maps");
-    // A byte of a tensor is another: only the checksum tells.
+    // One byte of a tensor differs: only the checksum shows it.
     let maps = ExtentMap::parse_all(&bytes).unwrap();
     let two = maps.iter().find(|map| map.file.path.ends_with("two.safetensors")).unwrap();
     let at = two.chunks().iter().find_map(|piece| match piece.extent.place {
@@ -131,7 +131,7 @@ fn refused(dir: &Dir, image: &Path, (drive, map): (&str, &str)) {
 }
 
 #[test]
-fn files_of_this_machine_are_mapped_where_the_kernel_tells_their_places() {
+fn files_of_this_machine_are_mapped_where_the_kernel_reports_extents() {
     let dir = Dir::new();
     let (file, data) = dir.noise("live.safetensors", 300_000);
     let out = dir.file("live.map");
@@ -148,7 +148,7 @@ fn files_of_this_machine_are_mapped_where_the_kernel_tells_their_places() {
     refuse(&["map", "--out", &out], 2, "FILE");
 }
 
-/// What a command with arguments of any bytes does; its JSON.
+/// Runs a command with arguments of any bytes; its JSON.
 fn with_bytes(args: &[&OsStr]) -> (i32, Value) {
     let output = command(&["--json"]).args(args).output().unwrap();
     (code(&output), document(args[0].to_str().unwrap(), &output))
@@ -160,7 +160,7 @@ fn args<'a>(words: &[&'a str], raw: &[&'a OsStr]) -> Vec<&'a OsStr> {
 
 /// A name is any bytes but `/` and zero.
 #[test]
-fn names_that_are_no_utf8_are_mapped_read_and_loaded() {
+fn non_utf8_names_are_mapped_read_and_loaded() {
     let dir = Dir::new();
     let (files, tensors) = sharded();
     let (one, raw) = (&files[1].1, OsStr::from_bytes(b"/m\xffdel"));
@@ -200,7 +200,7 @@ fn names_that_are_no_utf8_are_mapped_read_and_loaded() {
 
 /// A file system on the drive as a whole, behind what looks like a table.
 #[test]
-fn the_whole_drive_can_be_asked_for() {
+fn the_whole_drive_can_be_selected() {
     let dir = Dir::new();
     let Some(image) = image(&dir, "4096", "^inline_data", &[("here", noise(9000, 1))]) else { return };
     let file = fs::File::options().write(true).open(&image).unwrap();
@@ -253,7 +253,7 @@ fn pretend(dir: &Dir, at: &Path, id: &Value) -> System {
 }
 
 #[test]
-fn what_was_mapped_while_mounted_is_loaded_once_the_drive_is_ours() {
+fn files_mapped_while_mounted_load_from_the_detached_drive() {
     let dir = Dir::new();
     let Some(image) = image(&dir, "4096", "^inline_data", &[("here", noise(9000, 1))]) else { return };
     let drive = format!("sim:{}", text(&image));

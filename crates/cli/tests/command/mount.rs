@@ -36,7 +36,7 @@ fn a_folder_is_served_until_sigterm() {
 }
 
 #[test]
-fn folders_that_are_none() {
+fn invalid_folders() {
     let dir = Dir::new();
     let here = dir.path().to_str().unwrap();
     refuse(&["mount", here, "--root", &dir.file("nowhere")], 2, "no such folder");

@@ -40,7 +40,7 @@ fn safetensors(tensors: &[(&str, Vec<u8>)], odd: usize) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat()
 }
 
-/// The checksum that a load of all tensors tells.
+/// The checksum that a load of all tensors reports.
 pub fn crc(tensors: &[(&str, Vec<u8>)]) -> Value {
     let all: Vec<u8> = tensors.iter().flat_map(|(_, data)| data.clone()).collect();
     json!(format!("{:08x}", crc32c::crc32c(&all)))
@@ -60,8 +60,8 @@ pub fn tool(name: &str, args: &[&str]) -> bool {
     }
 }
 
-/// An ext4 image that was full of small files, every other of which has gone again, so that what is written after it lies
-/// in pieces.
+/// An ext4 image that was full of small files, every other of which has been removed, so that files written later are
+/// fragmented.
 fn fragmented(dir: &Dir, block: &str, files: &[(&str, &[u8])]) -> Option<PathBuf> {
     let (tree, image) = (dir.path().join("tree"), dir.path().join("pieces.img"));
     std::fs::create_dir_all(&tree).unwrap();
@@ -97,7 +97,7 @@ fn tensors() -> Named {
 const ROUTES: [&str; 6] = ["gpu/tier1", "gpu/tier2", "gpu/tier3", "gpu/posted", "cpu/direct", "cpu/pinned"];
 
 #[test]
-fn files_in_pieces_arrive_whole_by_every_route() {
+fn fragmented_files_arrive_whole_by_every_route() {
     let dir = Dir::new();
     let tensors = tensors();
     let (even, odd) = (safetensors(&tensors, 0), safetensors(&tensors, 3));
@@ -114,7 +114,7 @@ fn files_in_pieces_arrive_whole_by_every_route() {
         assert_eq!((&loaded["bytes"], &loaded["errors"]), (&json!(4_349_359), &json!(0)));
         assert_eq!(loaded["simulated"], json!(["drive", "gpu"]));
         assert!(loaded["limit"]["what"].is_string() && loaded["placement"]["data"].is_string());
-        // Where the drive writes GPU memory, what can lie where a drive can write has no second copy.
+        // Where the drive writes GPU memory, tensors at addresses that it can write have no second copy.
         let direct = loaded["direct_bytes"].as_u64().unwrap();
         assert_eq!(direct > 2_000_000, name == "m" && *route != "cpu/pinned", "{loaded:#}");
         assert!(name == "odd" || loaded["extent_count"].as_u64().unwrap() > 20, "{loaded:#}");
@@ -137,7 +137,7 @@ fn files_in_pieces_arrive_whole_by_every_route() {
     ]);
     assert_eq!((&plan["route"], &plan["tensors"]), (&json!("gpu/tier1"), &json!(6)));
     assert!(plan["ranges"].is_array() && plan["peak_gpu_bytes"].as_u64().unwrap() >= 4_349_359);
-    // A rank's rows, which lie in pieces too.
+    // A rank's rows, which are fragmented, too.
     let rank = ["--rank", "1/2", "--cut", "a=0", "--only", "a"];
     let part = succeed(
         &[&["load", "-d", &drive, "--path", "/m.safetensors", "-g", "emu", "--verify"], &rank[..]].concat(),
@@ -313,7 +313,7 @@ fn copy_over(from: &Path, to: &Path) {
 }
 
 #[test]
-fn a_file_whose_name_is_no_text_is_not_passed_over() {
+fn a_file_with_a_non_utf8_name_is_not_skipped() {
     let dir = Dir::new();
     let (root, image) = (dir.path().join("root"), dir.file("names.img"));
     std::fs::create_dir_all(root.join("m")).unwrap();

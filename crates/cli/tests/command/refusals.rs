@@ -59,7 +59,7 @@ fn a_namespace_with_protection_information_is_written_by_every_route() {
 
 /// Metadata that is more than protection information travels; the controller's part of it is not what was sent.
 #[test]
-fn what_the_controller_makes_is_no_mismatch() {
+fn metadata_made_by_the_controller_is_not_a_mismatch() {
     let dir = Dir::new();
     let (input, _) = dir.noise("in.bin", 16 * 576);
     let drive = "sim:mem:1M?ms=64&ext=1&pi=1";
@@ -96,7 +96,7 @@ fn a_part_of_a_block_is_refused_with_the_sizes() {
 }
 
 #[test]
-fn blocks_that_are_not_there() {
+fn blocks_past_the_end() {
     let max = u64::MAX.to_string();
     for (lba, blocks) in [("0", "0"), ("2048", "1"), ("0", "2049"), (&max, "1"), ("0", &max), (&max, &max)] {
         refuse(&["read", "-d", "sim:mem:1M", "--lba", lba, "--blocks", blocks], 2, "namespace 1");
@@ -133,9 +133,9 @@ fn what_this_build_does_not_have() {
     refuse(&["drive", "identify", "-d", "ffff:17:1f.7?via=magic"], 2, "vfio, iommufd, kmod or pagemap");
 }
 
-/// Advice to try another way would be wrong: no way makes a drive of it.
+/// Advice to try another driver would be wrong: none makes a drive of it.
 #[test]
-fn a_device_that_is_no_drive_is_refused_without_advice_to_force_it() {
+fn a_device_that_is_not_a_drive_is_refused_without_advice_to_force_it() {
     let devices = std::fs::read_dir("/sys/bus/pci/devices").into_iter().flatten().flatten();
     let class = |device: &std::fs::DirEntry| std::fs::read_to_string(device.path().join("class"));
     let other =
@@ -193,7 +193,7 @@ fn files_that_cannot_be_used() {
 }
 
 #[test]
-fn what_cannot_be_told_is_a_failure() {
+fn output_that_cannot_be_written_is_a_failure() {
     for more in [&[][..], &["--json"]] {
         let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
         let args = [&["drive", "identify", "-d", "sim:mem:1M"], more].concat();
@@ -259,7 +259,7 @@ fn outputs_are_regular_files_or_character_devices() {
     }
     let rx = ["sdr", "rx", "-d", "sim:usdr", "-g", "emu", "--out"];
     refuse(&[&rx[..], &[&dir.file("rx")]].concat(), 2, "rx.sigmf-meta is a FIFO");
-    // Names that only the command makes up are checked when it writes.
+    // Names that the command chooses are checked when it writes.
     std::process::Command::new("mkfifo").arg(format!("{below}/system.json")).status().unwrap();
     refuse(&["doctor", "--record", &below], 2, "system.json is a FIFO");
 
@@ -297,15 +297,15 @@ fn names_of_the_kernel_and_of_pytorch() {
         &["load", file, "-g", "cuda:0"],
         &["drive", "check-p2p", "-d", "sim:mem:1M", "-g", "cuda:0"],
     ] {
-        refuse(command, 2, "'cuda:0' is no GPU: -g takes the number alone, -g 0");
+        refuse(command, 2, "'cuda:0' is not a GPU: -g takes the number alone, -g 0");
     }
     // Before the first one is tried, which this machine may not have.
     refuse(&["load", file, "-g", "0,cuda:1"], 2, "-g takes the number alone, -g 1");
 }
 
-/// Wrong arguments are told from what fails by the exit code, and the words say what would be right.
+/// The exit code distinguishes wrong arguments from failures, and the message says what would be right.
 #[test]
-fn wrong_arguments_are_told_by_the_code() {
+fn wrong_arguments_have_their_own_exit_code() {
     let dir = Dir::new();
     let text = dir.file("text");
     std::fs::write(&text, "no archive").unwrap();
@@ -328,8 +328,8 @@ fn wrong_arguments_are_told_by_the_code() {
         (&["bench", "target", "--listen", "here"], "expected HOST:PORT"),
         (&["target", "--root", "/", "--listen", "1.2.3.4", "--key-file", &text], "expected HOST:PORT"),
         (&["drive", "identify", "-d", "sim:usdr"], "see onehop sdr"),
-        (&["report", "-d", "1", "--out", &archive], "'1' is no drive"),
-        (&["report", "-d", drive, "-g", "nosuch", "--out", &archive], "'nosuch' is no GPU"),
+        (&["report", "-d", "1", "--out", &archive], "'1' is not a drive"),
+        (&["report", "-d", drive, "-g", "nosuch", "--out", &archive], "'nosuch' is not a GPU"),
         (&["sdr", "tx", "-g", "emu", "--in", "x.sigmf-meta"], "they are in x.sigmf-data"),
     ];
     for (args, words) in cases {

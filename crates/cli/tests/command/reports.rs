@@ -102,9 +102,9 @@ fn the_drive_is_not_written() {
     assert!(std::fs::read(&image).unwrap() == before, "a report wrote to the drive");
 }
 
-/// What does not work is what a report is for: it is told, and the rest is there.
+/// Reports exist for what does not work: the failure is in it, and so is the rest.
 #[test]
-fn a_drive_that_is_not_there_is_reported_too() {
+fn a_missing_drive_is_reported_too() {
     let dir = Dir::new();
     let (code, document, files) = report(&dir, "report.tar.gz", "ffff:17:1f.7", &["-g", "emu"]);
     assert_eq!((code, &document["error"]["kind"]), (3, &json!("not_possible")), "{document:#}");

@@ -86,7 +86,7 @@ pub fn command_tree() -> Vec<Vec<String>> {
     all
 }
 
-/// The commands of [`command_tree`] that are no groups.
+/// The commands of [`command_tree`] that are not groups.
 pub fn leaf_commands() -> Vec<Vec<String>> {
     let all = command_tree();
     let is_group =
@@ -94,7 +94,7 @@ pub fn leaf_commands() -> Vec<Vec<String>> {
     all.iter().filter(|words| !is_group(words)).cloned().collect()
 }
 
-/// A report's page says this and loads nothing; the raw figures beside it are those that were printed.
+/// A report's page says this and loads nothing; the raw results beside it are those that were printed.
 pub fn assert_page(folder: &str, name: &str, document: &Value, says: &str) {
     let page = std::fs::read_to_string(format!("{folder}/{name}.html")).unwrap();
     let written = std::fs::read(format!("{folder}/{name}.json")).unwrap();
@@ -105,7 +105,7 @@ pub fn assert_page(folder: &str, name: &str, document: &Value, says: &str) {
     }
 }
 
-/// Says that a test could not run, past the test runner's capture, for whoever counts what was skipped.
+/// Prints that a test could not run, past the test runner's capture, so that skipped tests can be counted.
 pub fn skip(why: &str) {
     let _ = std::io::stderr().write_all(format!("SKIPPED: {why}\n").as_bytes());
 }
@@ -116,7 +116,7 @@ pub fn fixture(name: &str) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// A directory that goes with the value.
+/// A directory that is removed on drop.
 pub struct Dir(PathBuf);
 
 impl Dir {

@@ -87,7 +87,7 @@ fn people_see_a_spectrum() {
 }
 
 #[test]
-fn what_cannot_be_had_is_said() {
+fn impossible_requests_are_explained() {
     let dropped = "sim:usdr?p2p=dropped&rate=20M";
     let document = rx(dropped, &[]);
     assert_eq!(document["route"], "cpu/pinned");
@@ -99,7 +99,7 @@ fn what_cannot_be_had_is_said() {
     refuse(&["sdr", "rx", "-g", "emu", "--device", "ffff:1f:1f.7"], 1, "there is no");
     refuse(&["sdr", "info", "--device", "0b:00.0?freq=1"], 2, "not an option of a real board");
     refuse(&["sdr", "info", "--device", "sim:usdr?rate=fast"], 2, "samples per second");
-    refuse(&["sdr", "info", "--device", "radio"], 2, "is no board");
+    refuse(&["sdr", "info", "--device", "radio"], 2, "is not a board");
     refuse(&["sdr", "info", "--buffer", "2M"], 2, "at most 1048576");
     refuse(&["sdr", "rx", "--bins", "100"], 2, "power of two");
     refuse(&["sdr", "rx", "--route", "gpu/tier3"], 2, "cpu/pinned");
@@ -128,13 +128,13 @@ fn the_self_test_says_what_works() {
 }
 
 #[test]
-fn slow_boards_keep_nobody_waiting() {
+fn slow_boards_cause_no_long_wait() {
     // A ring of the largest buffers would take 42 s to come round.
     let begun = Instant::now();
     let document = succeed(&["sdr", "rx", "--seconds", "0.1", "-g", "emu", "-d", "sim:usdr?rate=200k"]);
     assert_eq!((&document["block_bytes"], &document["lost_samples"]), (&24960.into(), &0.into()));
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
-    // What takes long all the same is told of: three seconds of self-test.
+    // A self-test of three seconds reports its progress.
     let output = onehop(&[
         "sdr",
         "rx",
@@ -147,10 +147,10 @@ fn slow_boards_keep_nobody_waiting() {
         "-d",
         "sim:usdr?rate=10k",
     ]);
-    let told = stderr(&output);
+    let stderr = stderr(&output);
     assert!(
-        output.status.success() && told.contains("self-test, ") && told.contains("of 32 buffers"),
-        "{told}"
+        output.status.success() && stderr.contains("self-test, ") && stderr.contains("of 32 buffers"),
+        "{stderr}"
     );
 }
 
@@ -167,14 +167,14 @@ fn a_self_test_ends_at_ctrl_c() {
 }
 
 #[test]
-fn losses_are_warned_of() {
-    // What no emulated GPU keeps up with.
+fn losses_cause_a_warning() {
+    // A rate that no emulated GPU keeps up with.
     let args = ["sdr", "rx", "--seconds", "0.5", "--buffer", "16K", "-g", "emu", "-d", "sim:usdr?rate=400M"];
     let output = onehop(&args);
-    let told = stderr(&output);
-    assert!(output.status.success(), "{told}");
-    assert!(told.contains("warning: ") && told.contains("the emulated GPU is too slow"), "{told}");
-    // Bursts that are missing are warned of as well, and no sample is taken for another.
+    let stderr = stderr(&output);
+    assert!(output.status.success(), "{stderr}");
+    assert!(stderr.contains("warning: ") && stderr.contains("the emulated GPU is too slow"), "{stderr}");
+    // Missing bursts cause a warning as well, and no sample is mistaken for another.
     let dir = Dir::new();
     for (format, bytes) in [("ci16", 4), ("ci12", 8)] {
         let out = dir.file(format);
@@ -206,7 +206,7 @@ fn samples_are_sent_at_the_board_s_rate() {
     assert!(seconds >= data.len() as f64 / 4.0 / 10e6, "{document:#}");
 }
 
-/// The line that people are told to type loses nothing.
+/// The command line in the README loses nothing.
 #[test]
 fn the_readme_s_line_loses_nothing() {
     let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md");

@@ -96,7 +96,7 @@ fn the_example_can_be_tried() {
 }
 
 #[test]
-fn what_is_not_there_is_refused() {
+fn missing_devices_are_refused() {
     let from = fixture("server-no-gpu");
     refuse(&["doctor", "-g", "7"], 3, "GPU 7");
     refuse(&["doctor", "-d", "nonsense"], 2, "not a PCI address");

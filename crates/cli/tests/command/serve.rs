@@ -33,7 +33,7 @@ fn ctrl_c_removes_the_socket() {
     assert_eq!(output.status.code(), Some(130), "{output:?}");
     let document = document("sim serve", &output);
     assert_eq!(document["error"]["kind"], "interrupted");
-    // The other server looked whether somebody is there.
+    // The other server checked whether somebody listens.
     assert_eq!((document["clients"].as_u64(), document["breaches"].as_array().unwrap().len()), (Some(1), 0));
     assert!(!Path::new(&socket).exists());
 }
@@ -87,7 +87,7 @@ fn commands_drive_what_is_served() {
         assert_eq!(document["breaches"].as_array().unwrap().len(), 0, "{more:?}: {document:#}");
     }
     refuse(&["drive", "identify", "-d", "vfio-user:/nowhere/cntrl"], 1, "start its server first");
-    refuse(&["drive", "identify", "-d", "vfio-user:"], 2, "is no drive");
+    refuse(&["drive", "identify", "-d", "vfio-user:"], 2, "is not a drive");
 }
 
 #[test]

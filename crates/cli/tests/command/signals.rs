@@ -57,8 +57,8 @@ fn ctrl_c_is_heard_within_a_tensor() {
     assert_eq!(output.status.code(), Some(130), "{output:?}");
     assert!(asked.elapsed() < Duration::from_secs(2), "took {:?}", asked.elapsed());
     // No device was driven, so nothing is said of one.
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(told.contains("onehop: stopped") && !told.contains("device"), "{told}");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains("onehop: stopped") && !text.contains("device"), "{text}");
 }
 
 #[test]

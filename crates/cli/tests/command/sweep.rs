@@ -115,20 +115,20 @@ fn drives_are_written_only_with_their_serial_number() {
 fn faster_than_the_link_is_a_failure() {
     let given =
         args(&["-d", "sim:mem:1M", "--route", "cpu/direct", "--depth", "1", "--link", "0.000001"], &[]);
-    let document = refuse(&given, 1, "faster than can be");
+    let document = refuse(&given, 1, "faster than possible");
     assert_eq!(document["rows"][0]["result"]["limit"]["hard"], true);
     assert!(document["rows"][0]["result"]["of_limit"].as_f64().unwrap() > 1.0);
 }
 
 #[test]
-fn a_drive_that_fails_gives_no_figures() {
+fn a_failing_drive_gives_no_results() {
     let given = args(&["-d", "sim:mem:1M?fault=media@lba=8-8", "--route", "cpu/direct", "--depth", "1"], &[]);
     let document = refuse(&given, 1, "failed");
     assert!(document["rows"].is_null(), "{document}");
 }
 
 #[test]
-fn two_runs_are_held_against_each_other() {
+fn two_runs_are_compared() {
     let dir = Dir::new();
     let folder = dir.file("one");
     let few =

@@ -36,7 +36,7 @@ fn a_folder_is_served_to_a_mount() {
     assert!(!address.ends_with(":0"), "the port that was bound is not reported: {line}");
     let keyless = ["mount", &point, "--target", address, "--insecure-loopback-for-tests"];
     refuse(&keyless, 1, "its key");
-    // Without a key a target is not recognised, and what is written there anybody reads.
+    // Without a key a target cannot be authenticated, and everybody can read what is written there.
     refuse(&keyless[..4], 2, "--key-file");
     refuse(&["bench", "target", "--target", address], 2, "--key-file");
     let mount = ["--json", "mount", &point, "--target", address, "--key-file", &key];
@@ -59,7 +59,7 @@ fn a_folder_is_served_to_a_mount() {
 }
 
 #[test]
-fn who_might_be_let_in_by_mistake() {
+fn nobody_is_let_in_by_mistake() {
     let dir = Dir::new();
     let (root, key) = (dir.path().to_str().unwrap(), dir.file("key"));
     let listen = ["target", "--root", root, "--listen", "0.0.0.0:0"];

@@ -192,7 +192,7 @@ fn commands(dir: &Dir) -> Vec<(Vec<String>, i32)> {
 }
 
 #[test]
-fn every_command_is_among_them() {
+fn every_command_is_tried() {
     let tried = commands(&Dir::new());
     for words in leaf_commands() {
         assert!(
@@ -204,7 +204,7 @@ fn every_command_is_among_them() {
 
 /// Commands that serve until Ctrl-C.
 #[test]
-fn what_servers_say_fits() {
+fn output_of_servers_fits() {
     for environment in [USUAL, PLAIN] {
         let dir = Dir::new();
         let (root, point, socket) = (dir.file("root"), dir.file("mount point"), dir.file("drive.sock"));

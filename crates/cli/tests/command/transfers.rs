@@ -146,7 +146,7 @@ fn drives_of_every_kind() {
 }
 
 #[test]
-fn faults_are_survived_or_told() {
+fn faults_are_survived_or_reported() {
     let read = |fault: &str, route: &str| {
         let drive = format!("sim:mem:4M?fault={fault}");
         let args =
@@ -175,7 +175,7 @@ fn faults_are_survived_or_told() {
 }
 
 #[test]
-fn people_see_the_same() {
+fn the_text_says_the_same() {
     let output = onehop(&["read", "-d", "sim:mem:1M", "--lba", "0", "--blocks", "8"]);
     let text = stdout(&output);
     assert_eq!(code(&output), 0);

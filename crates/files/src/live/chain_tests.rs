@@ -171,7 +171,7 @@ fn stripes_on_two_drives() {
 }
 
 #[test]
-fn what_changes_bytes_on_their_way_is_refused() {
+fn devices_that_transform_bytes_are_refused() {
     let tree = FakeSysfs::new();
     (0..2).for_each(|i| drop(tree.nvme(i)));
     (0..2).for_each(|i| tree.part(i, 2048, 1_000_000));

@@ -73,7 +73,7 @@ impl Mount {
                 Ok(all) => mount.options.extend(all.lines().map(str::to_owned)),
                 Err(source) if mount.is_by_ext4(system, &name) => {
                     let what = format!(
-                        "reading {}, which alone tells whether the newest bytes may be in the journal (unmount the \
+                        "reading {}, which alone shows whether the newest bytes may be in the journal (unmount the \
                          file system, and onehop reads it by itself)",
                         path.display()
                     );
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn ext4_tells_all_its_options_or_is_refused() {
+    fn ext4_lists_all_its_options_or_is_refused() {
         let root = std::env::temp_dir().join(format!("onehop-mount-{}", std::process::id()));
         let write = |path: &str, text: &str| {
             let path = root.join(path);

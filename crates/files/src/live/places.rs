@@ -131,7 +131,7 @@ mod tests {
     }
 
     /// Calls that return these extents, and then none.
-    fn told(calls: &[&[FileExtent]], len: u64) -> Result<Vec<FileExtent>> {
+    fn extents_of(calls: &[&[FileExtent]], len: u64) -> Result<Vec<FileExtent>> {
         let calls = RefCell::new(calls.iter());
         let next = |_| Ok(calls.borrow_mut().next().map_or_else(Vec::new, |list| list.to_vec()));
         all(next, len, "f")
@@ -141,23 +141,23 @@ mod tests {
     fn a_call_that_gets_no_further_is_an_error() {
         let first = FileExtent::new(0, 4096, 4096, 0);
         let second = FileExtent::new(8192, 65536, 4096, extent_flag::LAST);
-        assert_eq!(told(&[], 1 << 20).unwrap(), []);
-        assert_eq!(told(&[&[first], &[second]], 1 << 20).unwrap(), [first, second]);
+        assert_eq!(extents_of(&[], 1 << 20).unwrap(), []);
+        assert_eq!(extents_of(&[&[first], &[second]], 1 << 20).unwrap(), [first, second]);
         let earlier = FileExtent::new(0, 0, 2048, 0);
         for stuck in [&[][..], &[first], &[FileExtent::new(4096, 0, 0, 0)], &[second, earlier]] {
-            let error = told(&[&[first], stuck, &[second]], 1 << 20).unwrap_err().to_string();
+            let error = extents_of(&[&[first], stuck, &[second]], 1 << 20).unwrap_err().to_string();
             assert!(error.contains("beyond byte 4096"), "{error}");
         }
     }
 
     #[test]
-    fn what_is_behind_the_end_is_not_looked_at() {
+    fn extents_behind_the_end_are_ignored() {
         let data = FileExtent::new(0, 4096, 65536, 0);
         let behind = FileExtent::new(65536, 0, 1 << 20, extent_flag::DELALLOC | extent_flag::LAST);
         for len in [65536, 65535, 61441] {
-            assert_eq!(judge(&told(&[&[data, behind]], len).unwrap(), "f").unwrap().len(), 1);
-            assert_eq!(told(&[&[data], &[behind]], len).unwrap(), [data]);
+            assert_eq!(judge(&extents_of(&[&[data, behind]], len).unwrap(), "f").unwrap().len(), 1);
+            assert_eq!(extents_of(&[&[data], &[behind]], len).unwrap(), [data]);
         }
-        assert!(judge(&told(&[&[data, behind]], 65537).unwrap(), "f").is_err());
+        assert!(judge(&extents_of(&[&[data, behind]], 65537).unwrap(), "f").is_err());
     }
 }

@@ -52,8 +52,11 @@ pub struct Partition {
 pub fn read(blocks: &dyn Blocks) -> Result<Table> {
     let given = blocks.lba_bytes();
     let sizes = given.as_ref().map_or(&LBA_SIZES[..], std::slice::from_ref);
-    if let Some(odd) = sizes.iter().find(|s| !s.is_power_of_two() || !(512..=65536).contains(*s)) {
-        return Err(Error::unsupported(format!("a block size of {odd} bytes"), "512 to 65536 are supported"));
+    if let Some(size) = sizes.iter().find(|s| !s.is_power_of_two() || !(512..=65536).contains(*s)) {
+        return Err(Error::unsupported(
+            format!("a block size of {size} bytes"),
+            "512 to 65536 are supported",
+        ));
     }
     let none = Table { kind: TableKind::None, partitions: Vec::new(), notes: Vec::new() };
     if blocks.size() < 512 {

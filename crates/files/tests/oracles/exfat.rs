@@ -45,7 +45,7 @@ fn directory(
 }
 
 #[test]
-fn what_our_maker_writes_is_sound_and_reads_back() {
+fn our_volumes_are_sound_and_read_back() {
     if !have(&["fsck.exfat"]) {
         return;
     }
@@ -85,7 +85,7 @@ fn the_fuse_driver_agrees() {
         std::fs::create_dir_all(&at).unwrap();
         let Some(mounted) = Mounted::new(&image, &at) else { return };
         let tree = random_tree(&mut rng, 8 << 20, if large() { 1000 } else { 100 });
-        let tree = write_in_pieces(&mut rng, &at, tree);
+        let tree = write_fragmented(&mut rng, &at, tree);
         drop(mounted);
         run("fsck.exfat", &["-n", &image]);
         let volume = open(&image);
@@ -109,17 +109,18 @@ struct Mounted<'a> {
 impl<'a> Mounted<'a> {
     /// `None`, with a message, if mounting is not allowed.
     fn new(image: &str, at: &'a Path) -> Option<Self> {
-        let told = |said: &str| skip(&format!("exFAT cannot be mounted through FUSE here: {}", said.trim()));
+        let skip_because =
+            |said: &str| skip(&format!("exFAT cannot be mounted through FUSE here: {}", said.trim()));
         let (good, device) = try_run("losetup", &["-f", "--show", image], "");
         if !good {
-            told(&device.replace(image, "IMAGE"));
+            skip_because(&device.replace(image, "IMAGE"));
             return None;
         }
         let device = device.trim().to_owned();
         let (good, said) = try_run("mount.exfat-fuse", &[&device, at.to_str().unwrap()], "");
         if !good {
             run("losetup", &["-d", &device]);
-            told(&said);
+            skip_because(&said);
         }
         good.then_some(Self { at, device })
     }
@@ -135,7 +136,7 @@ impl Drop for Mounted<'_> {
 }
 
 /// Writes a tree, removes a third of its files, and grows others into the gaps.
-fn write_in_pieces(rng: &mut Rng, at: &Path, mut tree: Tree) -> Tree {
+fn write_fragmented(rng: &mut Rng, at: &Path, mut tree: Tree) -> Tree {
     plant(&tree, at);
     let files: Vec<_> =
         tree.iter().filter(|(_, n)| matches!(n, Node::File(_))).map(|(p, _)| p.clone()).collect();

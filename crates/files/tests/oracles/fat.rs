@@ -189,7 +189,7 @@ fn names_are_found_in_any_case_by_both_names() {
 
 /// mtools and Linux see two names here; Unicode's folding makes them one.
 #[test]
-fn a_name_as_it_is_written_comes_before_one_in_another_case() {
+fn an_exact_name_comes_before_one_in_another_case() {
     if !have(&TOOLS) {
         return;
     }
@@ -269,7 +269,7 @@ fn damaged_chains_are_refused() {
 }
 
 #[test]
-fn what_mformat_makes_is_not_taken_for_a_partition_table() {
+fn volumes_of_mformat_are_not_mistaken_for_partition_tables() {
     if !have(&TOOLS) {
         return;
     }

@@ -33,7 +33,7 @@ fn other_file_systems_are_refused_by_name() {
 }
 
 #[test]
-fn a_drive_with_nothing_on_it_says_so() {
+fn an_empty_drive_is_reported() {
     for bytes in [vec![], vec![0; 100], vec![0; 512], vec![0xFF; 1 << 20]] {
         let error = Volume::open(Arc::new(bytes), Which::Auto).unwrap_err();
         assert!(matches!(error, Error::NoFileSystem(_)), "{error}");
@@ -42,7 +42,7 @@ fn a_drive_with_nothing_on_it_says_so() {
 
 /// Formatting a drive leaves some of its former contents. Linux never uses the backup of an exFAT.
 #[test]
-fn what_was_there_before_does_not_count() {
+fn leftovers_do_not_count() {
     if !have(&["mkfs.exfat", "mkfs.ext4", "mformat", "mcopy", "mkswap", "blkid"]) {
         return;
     }

@@ -76,7 +76,7 @@ fn live(dir: &Path, rng: &mut Rng) {
 }
 
 #[test]
-fn what_the_kernel_wrote_reads_as_the_kernel_reads_it() {
+fn files_of_the_kernel_read_as_the_kernel_reads_them() {
     if !have(&TOOLS) || !have(&["mount", "umount", "fallocate"]) {
         return;
     }
@@ -105,7 +105,7 @@ fn what_the_kernel_wrote_reads_as_the_kernel_reads_it() {
         let mut theirs = Tree::new();
         gather(mounted.path(), b"", &mut theirs);
         assert_same(&ours, &without_lost_found(theirs));
-        refuses_what_is_mounted(&image, mounted.path(), kind);
+        assert_mounted_is_refused(&image, mounted.path(), kind);
     }
 }
 
@@ -148,7 +148,7 @@ fn one_directory_of_many_names() {
 }
 
 /// A mounted image that is being written to must be refused.
-fn refuses_what_is_mounted(image: &str, at: &Path, kind: &str) {
+fn assert_mounted_is_refused(image: &str, at: &Path, kind: &str) {
     let mut byte = [0];
     std::fs::write(at.join("more"), b"x").unwrap();
     std::fs::File::open(at.join("more")).unwrap().read_exact(&mut byte).unwrap();
@@ -220,7 +220,7 @@ fn inline_files_end_in_zeros() {
 
 /// A long attribute of a short link counts among the link's blocks without being one of its target.
 #[test]
-fn links_with_long_attributes_lead_where_they_did() {
+fn links_with_long_attributes_keep_their_targets() {
     if !have(&TOOLS) || !have(&["mount", "umount"]) {
         return;
     }

@@ -41,7 +41,7 @@ fn from_device(live: &LiveFile, device: &fs::File) -> Vec<u8> {
 }
 
 #[test]
-fn a_file_of_this_machine_lies_where_it_is_said() {
+fn a_file_of_this_machine_is_where_the_kernel_reports_it() {
     let scratch = Scratch::new();
     let path = scratch.path("live");
     let bytes = write_file(&path, &mut Rng::new());
@@ -99,7 +99,7 @@ pub fn pretend_drive(scratch: &Scratch, at: &Path, size: u64) -> System {
 }
 
 #[test]
-fn what_was_mapped_while_mounted_is_found_when_it_is_not() {
+fn a_map_of_a_mounted_file_holds_after_unmounting() {
     if !have(&TOOLS) || !have(&["mount", "umount"]) {
         return;
     }
@@ -127,7 +127,7 @@ fn what_was_mapped_while_mounted_is_found_when_it_is_not() {
         let map = live.map().unwrap();
         assert_eq!(map.drive.serial, "S");
         changes_are_seen(&at, &system);
-        as_many_pieces_as_calls_give(&at, &system);
+        files_with_many_extents_take_several_calls(&at, &system);
         if kind.contains("ext4") {
             journalled_data_is_refused(&at.join("file"), &system);
         }
@@ -160,7 +160,7 @@ fn changes_are_seen(at: &Path, system: &System) {
 }
 
 /// One call returns 128 extents.
-fn as_many_pieces_as_calls_give(at: &Path, system: &System) {
+fn files_with_many_extents_take_several_calls(at: &Path, system: &System) {
     let path = at.join("pieces");
     let file = fs::File::create(&path).unwrap();
     for i in 0..257 {
@@ -190,7 +190,7 @@ fn journalled_data_is_refused(path: &Path, system: &System) {
 }
 
 #[test]
-fn what_changes_below_a_file_or_at_its_mount_is_seen() {
+fn changes_below_a_file_or_at_its_mount_are_seen() {
     if !have(&TOOLS) || !have(&["mount", "umount"]) {
         return;
     }
@@ -274,10 +274,10 @@ fn space_behind_the_end_of_a_file_may_come_and_go() {
     file.sync_all().unwrap();
     let before = fs::metadata(&path).unwrap().blocks();
     let live = LiveFile::open(&path, &system).unwrap();
-    as_many_pieces_as_calls_give(mounted.path(), &system);
+    files_with_many_extents_take_several_calls(mounted.path(), &system);
     run("xfs_spaceman", &["-c", "prealloc -s", mounted.path().to_str().unwrap()]);
     if fs::metadata(&path).unwrap().blocks() == before {
-        skip("XFS took no space behind the end here, or did not give it back");
+        skip("XFS allocated no space behind the end here, or did not free it");
     }
     live.recheck().unwrap();
     assert_eq!((live.fs_name(), live.size()), ("xfs", 2_600_000));
@@ -299,7 +299,7 @@ fn a_mount_that_journals_data_by_default_is_refused() {
 }
 
 #[test]
-fn what_is_no_file_or_on_no_drive_is_refused() {
+fn paths_that_are_not_files_on_a_drive_are_refused() {
     let system = System::default();
     let error = |path: &str| LiveFile::open(path, &system).unwrap_err().to_string();
     assert!(error("/proc/self/maps").contains("magic number 0x9fa0"), "{}", error("/proc/self/maps"));

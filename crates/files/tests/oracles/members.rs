@@ -226,7 +226,7 @@ fn stratis() -> Vec<u8> {
 
 /// A file system seen inside a member must not be read: the mirror's other leg may be newer, or it may be a leftover.
 #[test]
-fn members_are_refused_whatever_is_seen_in_them() {
+fn members_are_refused_with_any_contents() {
     if !have(&ext::TOOLS) || !have(&["blkid"]) {
         return;
     }
@@ -266,14 +266,14 @@ fn parts_of_a_zfs_pool_are_refused() {
         (0..4).flat_map(|_| composed(1024, &[(0, &0x00BA_B10C_u64.to_le_bytes())])).collect();
     let swapped: Vec<_> =
         (0..4).flat_map(|_| composed(1024, &[(0, &0x00BA_B10C_u64.to_be_bytes())])).collect();
-    // What `zpool` writes first in a label's list; a spare may have no more than that.
+    // The first entry that `zpool` writes to a label's list; a spare may have no more than that.
     let list = b"\x01\x01\0\0\0\0\0\0\0\0\0\x01\0\0\0\x24\0\0\0\x20\0\0\0\x07version\0";
     let labels = [0, 256 << 10, (64 << 20) - (512 << 10), (64 << 20) - (256 << 10)];
     let alone = scratch.image("uberblocks", len as u64, 0);
     case(128 << 10, &uberblocks, "ZFS", "").write(&alone);
     let theirs = kind(&alone);
     if theirs.is_empty() {
-        skip("this blkid looks at the list alone");
+        skip("this blkid checks only the list");
     }
     // `blkid`'s name; up to 2.40 it does not check the list.
     let name = if theirs.is_empty() { "" } else { "zfs_member" };
@@ -329,7 +329,7 @@ fn made_by(tool: &str, args: &[&str], after: impl Fn(&std::fs::File), name: &str
 }
 
 #[test]
-fn what_tools_make_members_of_is_refused() {
+fn members_made_by_tools_are_refused() {
     let nothing = |_: &std::fs::File| {};
     let luks = "luksFormat -q --type luks2 --pbkdf pbkdf2 --pbkdf-force-iterations 1000 IMAGE -";
     let luks: Vec<_> = luks.split(' ').collect();
@@ -345,7 +345,7 @@ fn what_tools_make_members_of_is_refused() {
 }
 
 #[test]
-fn what_pvcreate_makes_is_refused() {
+fn volumes_of_pvcreate_are_refused() {
     if !have(&["pvcreate", "losetup"]) {
         return;
     }

@@ -197,7 +197,7 @@ pub fn open(image: &str) -> Volume {
     Volume::open(Arc::new(Image::open(image).unwrap()), Which::Auto).unwrap()
 }
 
-/// Everything in a volume, read through its extents; checks that both ways of reading agree.
+/// Everything in a volume, read through its extents; checks that both methods of reading agree.
 pub fn harvest(volume: &Volume, image: &str) -> Tree {
     let mut tree = Tree::new();
     let raw = std::fs::File::open(image).unwrap();
@@ -264,6 +264,6 @@ pub fn assert_same(have: &Tree, want: &Tree) {
         }
     }
     if let Some(extra) = have.keys().find(|p| !want.contains_key(*p)) {
-        panic!("{} is too much", name(extra));
+        panic!("{} should not exist", name(extra));
     }
 }

@@ -230,7 +230,7 @@ fn a_file_system_in_a_partition_that_is_cut_is_refused_and_its_neighbour_read() 
     assert!(open(Which::Partition(1)).unwrap().notes()[0].contains("partition 2 is 20971520 bytes"));
     let error = open(Which::Partition(2)).unwrap_err().to_string();
     assert!(error.contains("12582912"), "{error}");
-    // Its file system is still detected, so the other one is not taken for the only one.
+    // Its file system is still detected, so the other one is not mistaken for the only one.
     assert!(matches!(open(Which::Auto), Err(Error::WhichPartition(_))));
 }
 

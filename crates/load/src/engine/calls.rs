@@ -4,7 +4,7 @@
 //! A call is cut into chunks. The thread that makes it works through them, and threads of the engine help it where the
 //! machine has cores to spare: each fills a slot of one pinned ring that all calls share. Full slots go to the copy engine
 //! as those of a load do, so that the copies of many small calls go together.
-//! A thread that makes a call needs no other to carry it out.
+//! A call completes even without helpers.
 
 mod call;
 mod file;
@@ -36,10 +36,10 @@ const ALIGN: u64 = 64 << 10;
 /// Slots that one GPU may use: for each thread, and at most.
 const SLOTS: usize = 4;
 const MOST_SLOTS: usize = 64;
-/// How long nothing of a call may come about before it is given up: disks try for half a minute by themselves.
+/// How long a call may make no progress before it fails: disks try for half a minute by themselves.
 const STALL: Duration = Duration::from_secs(120);
-/// How long a thread polls its copies before it sleeps: where others want its core, and where they do not. A call of one
-/// short chunk is over sooner than a sleeping thread wakes up.
+/// How long a thread polls its copies before it sleeps: where other threads need its core, and where they do not. A call
+/// of one short chunk is over sooner than a sleeping thread wakes up.
 const SHORT_SPIN: Duration = Duration::from_micros(20);
 const LONG_SPIN: Duration = Duration::from_millis(1);
 const SHORT_CALL: usize = 64 << 10;
@@ -49,10 +49,10 @@ const NAP: Duration = Duration::from_micros(30);
 /// chunk of a call of some MiB to its next call, the copies included.
 const HELPER_SPIN: Duration = Duration::from_micros(250);
 
-/// Bytes that calls have moved, by the way that they went.
+/// Bytes that calls have moved, by path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallBytes {
-    /// Out of the page cache, where they were.
+    /// Out of the page cache, which had them.
     pub cached: u64,
     /// Through the page cache, from the disk.
     pub cache_miss: u64,
@@ -88,11 +88,11 @@ struct CallEngineInner {
     slots: SlotPool<CallLane>,
     /// Threads that work at the same time, callers among them, before helpers step back.
     threads: usize,
-    /// Threads that are carrying out calls of their own, and those that help.
+    /// Threads that work on calls of their own, and those that help.
     callers: AtomicUsize,
     helping: AtomicUsize,
     work: Mutex<Work>,
-    /// As many calls as are in `work`, to be looked at without its lock.
+    /// The number of calls in `work`, to be read without its lock.
     open: AtomicUsize,
     more: Condvar,
     counts: CallCounters,
@@ -100,7 +100,7 @@ struct CallEngineInner {
 
 #[derive(Default)]
 struct Work {
-    /// Calls with chunks that nobody has taken.
+    /// Calls with chunks that no thread has taken.
     calls: VecDeque<Arc<Call>>,
     started: usize,
     asleep: usize,
@@ -110,13 +110,13 @@ impl CallEngine {
     /// An engine for this machine, with its ring. It has no threads before a call is worth one.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// When memory cannot be allocated.
     pub fn new() -> Result<Self, CallError> {
         let threads = spared(processors()).clamp(1, MOST_THREADS);
         Self::with_threads(threads)
     }
 
-    /// The same for so many threads.
+    /// The same for this many threads.
     ///
     /// # Errors
     /// As for [`CallEngine::new`].
@@ -143,7 +143,7 @@ impl CallEngine {
     /// Lets calls name the memory of a GPU: `all` has its addresses for offsets.
     ///
     /// # Errors
-    /// When the GPU will not have the ring, or fails.
+    /// When the GPU refuses the ring, or fails.
     pub fn add_gpu(&self, gpu: &dyn Gpu, all: Region) -> Result<Target, CallError> {
         let ring = gpu.adopt(Place::PinnedHost, self.0.ring.clone())?;
         let copier = gpu.copier(&ring, &all)?;
@@ -153,10 +153,10 @@ impl CallEngine {
             .ok_or(CallError::Stalled(Duration::ZERO))
     }
 
-    /// Reads `bytes` at `at` of a file into GPU memory. Fewer where the file ends before.
+    /// Reads `bytes` at `at` of a file into GPU memory; fewer if the file ends before.
     ///
     /// # Errors
-    /// When the file cannot be read, or the GPU fails. What of the memory has been written then is not known.
+    /// When the file cannot be read, or the GPU fails. It is then unknown which bytes have been written.
     pub fn read(
         &self,
         file: &Arc<CallFile>,
@@ -165,10 +165,10 @@ impl CallEngine {
         to: Destination,
     ) -> Result<usize, CallError> {
         let bytes = file.within(at, bytes)?;
-        self.0.carry_out(file, at, bytes, to, false)
+        self.0.execute(file, at, bytes, to, false)
     }
 
-    /// Writes `bytes` of GPU memory to a file at `at`. Fewer where the disk is full.
+    /// Writes `bytes` of GPU memory to a file at `at`; fewer if the disk is full.
     ///
     /// # Errors
     /// When nothing could be written, or the GPU fails.
@@ -179,11 +179,11 @@ impl CallEngine {
         bytes: usize,
         from: Destination,
     ) -> Result<usize, CallError> {
-        self.0.carry_out(file, at, bytes, from, true)
+        self.0.execute(file, at, bytes, from, true)
     }
 
-    /// Reads `bytes` at `at` of a file into host memory at `to`, on this thread and by no GPU. They begin `shift` bytes
-    /// behind it where the path allows, elsewhere within [`Self::HOST_BLOCK`]. Fewer bytes where the file ends before.
+    /// Reads `bytes` at `at` of a file into host memory at `to`, on this thread and without a GPU. They begin `shift` bytes
+    /// behind it where the path allows, elsewhere within [`Self::HOST_BLOCK`]; fewer bytes if the file ends before.
     ///
     /// # Errors
     /// When the file cannot be read, or there is less room in `memory` than twice [`Self::HOST_BLOCK`] more than `bytes`.
@@ -232,7 +232,7 @@ impl CallEngine {
 }
 
 impl CallEngineInner {
-    fn carry_out(
+    fn execute(
         self: &Arc<Self>,
         file: &Arc<CallFile>,
         at: u64,
@@ -251,7 +251,7 @@ impl CallEngineInner {
             self.ask_for_help(&call);
         }
         while let Some(chunk) = call.take() {
-            self.carry_out_chunk(&call, chunk);
+            self.execute_chunk(&call, chunk);
         }
         self.wait(&call)?;
         call.result()
@@ -268,8 +268,8 @@ impl CallEngineInner {
         self.wake_helpers(&mut work, call);
     }
 
-    /// Wakes two helpers at most, or starts one. Each that comes wakes others, so that all are there soon and nobody
-    /// spends long on it.
+    /// Wakes two helpers at most, or starts one. Each helper wakes others, so that all are awake soon and none spends long
+    /// on it.
     fn wake_helpers(self: &Arc<Self>, work: &mut Work, call: &Call) {
         let wanted = call.not_taken().min(2);
         for _ in 0..wanted.min(work.asleep) {
@@ -280,7 +280,7 @@ impl CallEngineInner {
         }
     }
 
-    /// Without a thread the callers do it all.
+    /// If no thread can be started, the callers do all the work.
     fn start_helper(self: &Arc<Self>, work: &mut Work) {
         let engine = self.clone();
         let help = move || engine.help();
@@ -289,7 +289,7 @@ impl CallEngineInner {
         }
     }
 
-    /// What a helper does, as long as the process lives.
+    /// A helper's loop, which runs as long as the process.
     fn help(self: &Arc<Self>) {
         loop {
             let call = self.next_call();
@@ -298,7 +298,7 @@ impl CallEngineInner {
             while !self.is_crowded()
                 && let Some(chunk) = call.take()
             {
-                self.carry_out_chunk(&call, chunk);
+                self.execute_chunk(&call, chunk);
             }
         }
     }
@@ -333,7 +333,7 @@ impl CallEngineInner {
         }
     }
 
-    fn carry_out_chunk(&self, call: &Arc<Call>, chunk: usize) {
+    fn execute_chunk(&self, call: &Arc<Call>, chunk: usize) {
         let done = match self.slot(call) {
             Ok(Some(slot)) if call.writes => self.write_chunk(call, chunk, slot),
             Ok(Some(slot)) => self.read_chunk(call, chunk, slot),
@@ -359,7 +359,7 @@ impl CallEngineInner {
         }
         let (begun, held) = (Instant::now(), Cell::new(None));
         let is_stopped = || {
-            // No wait for copies that their own callers have given up.
+            // Do not wait for copies that their own callers have abandoned.
             held.set(self.slots.all_aside(target.index));
             held.get().is_some() || call.has_failed() || begun.elapsed() > STALL
         };
@@ -380,7 +380,7 @@ impl CallEngineInner {
         match filled {
             Ok(filled) if filled.bytes > 0 && !call.has_failed() => {
                 let part = CallPart { call: call.clone(), chunk, skip: filled.skip, bytes: filled.bytes };
-                // If this fails the slot pool still has the part, and ends the chunk when it reports it.
+                // If this fails, the slot pool still has the part, and ends the chunk when it reports the part.
                 if let Err(error) = self.slots.hand_in(Full { slot, filler: call.memory.target.index, part })
                 {
                     call.note(error.into());
@@ -388,7 +388,7 @@ impl CallEngineInner {
                 Ok(())
             }
             filled => {
-                self.slots.give_back(call.memory.target.index, slot);
+                self.slots.put_back(call.memory.target.index, slot);
                 filled.map(|_| call.finish(chunk, 0))
             }
         }
@@ -409,7 +409,7 @@ impl CallEngineInner {
                 let end = CallEnd::CopyOut(call.memory.target.all.clone());
                 self.slots.set_aside(call.memory.target.index, slot, end);
             }
-            _ => self.slots.give_back(call.memory.target.index, slot),
+            _ => self.slots.put_back(call.memory.target.index, slot),
         }
         let written = written?;
         self.counts.written.fetch_add(written as u64, Ordering::Relaxed);
@@ -424,7 +424,7 @@ impl CallEngineInner {
         let spin = if crowded && call.bytes > SHORT_CALL { SHORT_SPIN } else { LONG_SPIN };
         while left > 0 {
             if let Err(error) = self.slots.try_attend() {
-                call.give_up();
+                call.abandon();
                 return Err(error.into());
             }
             let now = call.left();
@@ -434,7 +434,7 @@ impl CallEngineInner {
             }
             match since.elapsed() {
                 waited if waited > STALL => {
-                    call.give_up();
+                    call.abandon();
                     return Err(CallError::Stalled(STALL));
                 }
                 waited if waited < spin => std::thread::yield_now(),

@@ -34,7 +34,7 @@ pub(super) enum Origin {
 }
 
 /// Opens the files, past the page cache in blocks of this size where possible, and returns why the first that cannot be
-/// read so cannot.
+/// read past it cannot.
 pub(super) fn open(
     files: &[Box<dyn Source>],
     block: u64,
@@ -90,13 +90,13 @@ pub(super) fn past_the_cache(file: &File, block: u64) -> std::result::Result<Dir
         Ok(Some((direct, DirectRules { memory, offset }))) => {
             if u64::from(offset) > block || memory > 4096 {
                 return Err(format!(
-                    "its file system wants blocks of {offset} bytes, on addresses of {memory}"
+                    "its file system needs blocks of {offset} bytes, at addresses that are multiples of {memory}"
                 ));
             }
             // At least a page, which suffices on every file system.
             Ok(Direct { file: Arc::new(direct), block: u64::from(offset).max(4096) })
         }
-        Ok(None) => Err("its file system does not do O_DIRECT".into()),
+        Ok(None) => Err("its file system does not support O_DIRECT".into()),
         Err(error) => Err(error.to_string()),
     }
 }

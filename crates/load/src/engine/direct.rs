@@ -113,7 +113,7 @@ impl ReaderThread {
         self.slots.finish(|| shared.is_stopped())
     }
 
-    /// Reads a chunk part by part; not to its end if the load was given up. The last part is in `full` then.
+    /// Reads a chunk part by part; not to its end if the load was cancelled. The last part is in `full` then.
     fn read(&self, chunk: &Chunk, disk: &mut Disk<'_>, full: &mut Option<Full<LoadPart>>) -> Result<bool> {
         let mut parts = chunk.parts(self.slot_bytes as u64).peekable();
         while let Some(mut part) = parts.next() {
@@ -130,7 +130,7 @@ impl ReaderThread {
         Ok(true)
     }
 
-    /// The next chunk; none when there will be none, or the load was given up.
+    /// The next chunk; none if there are no more, or the load was cancelled.
     fn next(&self, full: &mut Option<Full<LoadPart>>, shared: &LoadShared) -> Result<Option<Chunk>> {
         let (found, waiting) = match &self.source {
             JobSource::All => return self.next_of_all(full, shared),
@@ -160,7 +160,7 @@ impl ReaderThread {
         Ok(None)
     }
 
-    /// The next chunk that there is memory for. What was read last is handed in before that is waited for.
+    /// The next chunk, once there is memory for it. The part that was read last is handed in before the wait.
     fn next_of_all(&self, full: &mut Option<Full<LoadPart>>, shared: &LoadShared) -> Result<Option<Chunk>> {
         let Some(chunk) = shared.next() else { return Ok(None) };
         if !shared.admits(&chunk)? {
@@ -172,8 +172,8 @@ impl ReaderThread {
         Ok(Some(chunk))
     }
 
-    /// A slot for the next read; none when the load was given up. If all are taken, what was read last is handed in before one
-    /// is waited for.
+    /// A slot for the next read; none if the load was cancelled. If all are taken, the part that was read last is handed in
+    /// before the wait for one.
     fn slot(&self, full: &mut Option<Full<LoadPart>>, shared: &LoadShared) -> Result<Option<usize>> {
         if let Some(slot) = self.slots.free(0)? {
             return Ok(Some(slot));
@@ -343,7 +343,7 @@ mod tests {
     use crate::plan::{Arenas, Plan};
 
     #[test]
-    fn what_waits_for_the_disk_is_not_more_than_it_may_be() {
+    fn the_queue_for_the_disk_is_bounded() {
         let (found, source) = UncachedQueue::new();
         let read = Read { offset: 0, bytes: 4096, valid: 4096, slot: 0 };
         let reads = vec![read; MOST_PIECES / 4];
@@ -367,6 +367,6 @@ mod tests {
             assert!(!found.is_full());
         }
         drop(reader);
-        assert!(!found.send(chunk()), "nobody is there any more");
+        assert!(!found.send(chunk()), "all receivers are gone");
     }
 }

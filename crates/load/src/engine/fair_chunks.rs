@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_both_want_is_read_once_and_the_rest_of_one_does_not_wait_for_the_other_s() {
+    fn shared_bytes_are_read_once_and_the_rest_of_one_does_not_wait_for_the_other() {
         let mut order = order(&[plan(0..8 * MIB), plan(4 * MIB..32 * MIB)]);
         assert_eq!(order.len(), 16);
         order.sort();

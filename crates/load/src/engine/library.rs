@@ -23,7 +23,7 @@ pub(super) struct Library {
 
 /// The error for a load to several GPUs.
 pub(super) fn one_gpu() -> Error {
-    let why = "it takes a file once, and for one GPU; load one by one, or by another route";
+    let why = "it opens a file once, and for one GPU; load one by one, or by another route";
     Error::NotByCuFile { what: "several GPUs in one load".into(), why: why.into() }
 }
 

@@ -1,5 +1,5 @@
-//! Rows of a few bytes, such as a rank's columns of a table of U8: the CPU packs them in their slot. A copy engine takes as
-//! long for each of them as for some hundred bytes.
+//! Rows of a few bytes, such as a rank's columns of a table of U8: the CPU packs them in their slot, because a copy engine
+//! takes as long for each of them as for some hundred bytes.
 
 use onehop_os::HostMem;
 
@@ -9,8 +9,8 @@ use crate::plan::{Chunk, Copy};
 /// Rows that are longer go to the copy engine as they are.
 const NARROW: u64 = 256;
 
-/// Packs the narrow rows of a chunk that lies at `start` of the ring. Where rows lie among those for another GPU, all of them
-/// have to be narrow.
+/// Packs the narrow rows of a chunk that lies at `start` of the ring. Rows among those for another GPU are packed only if
+/// all are narrow.
 pub(super) fn pack(ring: &HostMem, start: usize, chunk: &mut Chunk) -> Result<()> {
     let is_narrow = |copy: &Copy| copy.rows > 1 && copy.row <= NARROW;
     if !chunk.copies.iter().any(is_narrow) {
@@ -35,7 +35,7 @@ pub(super) fn pack(ring: &HostMem, start: usize, chunk: &mut Chunk) -> Result<()
     Ok(())
 }
 
-/// What a copy reads: equal for GPUs that want the same.
+/// The bytes that a copy reads: equal for GPUs that want the same.
 fn source(copy: &Copy) -> (u64, u64, u64, u64) {
     (copy.slot, copy.row, copy.rows, copy.step)
 }

@@ -1,4 +1,4 @@
-//! How long a load waits for what: for a disk or a GPU so long and no longer, for its caller's memory as long as it takes.
+//! How long a load waits: for a disk or a GPU up to a limit, for its caller's memory as long as it takes.
 
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_secs(1);
 const SEGMENT: usize = 64 << 10;
 const SLOT_BYTES: usize = 16 << 10;
 
-/// Memory of a segment, so many times.
+/// Memory of a segment, this many times.
 struct Lent {
     memory: Region,
     free: Mutex<usize>,
@@ -89,7 +89,7 @@ fn a_gpu_that_is_silent_is_not() {
     let (mut engine, ..) = start(&gpu, path.clone());
     let error = engine.arrived_within(LIMIT).unwrap_err();
     assert!(matches!(error, Error::Stalled { .. }), "{error}");
-    assert!(engine.pool.shared.without_memory() > 0, "nobody waited for memory");
+    assert!(engine.pool.shared.without_memory() > 0, "no thread waited for memory");
     has_ended.store(true, Ordering::Release);
     drop(engine);
     std::fs::remove_file(path).unwrap();

@@ -1,5 +1,5 @@
 //! Loads into memory that is used again: the arena is divided into segments, each of which gets memory when its first chunk
-//! is about to be read, and not before there is some.
+//! is about to be read and there is some.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,11 +12,11 @@ use crate::plan::{Chunk, Plan};
 
 /// Gives segments their memory.
 pub trait SegmentMemory: Send + Sync {
-    /// Memory for a segment of so many bytes; none when there is none for now: it is asked again, many times a second.
-    /// Segments are asked for in their order.
+    /// Memory for a segment of `bytes` bytes, or none for now: then it is called again, many times a second. Segments come in
+    /// their order.
     ///
     /// # Errors
-    /// When there will be none. The load ends.
+    /// When there will never be any. The load ends.
     fn take(&self, segment: usize, bytes: usize) -> Result<Option<Placement>>;
 }
 
@@ -25,7 +25,7 @@ pub trait SegmentMemory: Send + Sync {
 pub struct Placement {
     /// An allocation, of which the segment is a part.
     pub memory: Region,
-    /// Its name: other memory, other name.
+    /// Its name, different for each allocation.
     pub name: usize,
     /// Where the segment starts in it.
     pub at: usize,
@@ -49,7 +49,7 @@ impl Segments {
         Some((index, self.ranges.get(index)?))
     }
 
-    /// Whether the segment of a chunk has memory, which it is given if there is some.
+    /// Whether the segment of a chunk has memory. It gets some if there is any.
     pub(super) fn admit(&self, chunk: &Chunk) -> Result<bool> {
         let Some(copy) = chunk.copies.first() else { return Ok(true) };
         let (index, range) = self.find(copy.to).ok_or(Error::Incomplete)?;
@@ -63,7 +63,7 @@ impl Segments {
         Ok(true)
     }
 
-    /// The memory of the plan's address, and where in it that is.
+    /// The memory for an address of the plan, and the offset in it.
     fn place(&self, at: u64) -> Result<(Placement, usize)> {
         let (index, range) = self.find(at).ok_or(Error::Incomplete)?;
         let placed = self.placed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -82,7 +82,7 @@ impl Segments {
     }
 }
 
-/// What copies out of a part of the ring to the segments' memory: a copier for each allocation.
+/// The copiers out of a part of the ring to the segments' memory: one for each allocation.
 pub(super) struct SegmentCopiers {
     gpu: Arc<dyn Gpu>,
     /// The part of the ring.
@@ -96,7 +96,7 @@ impl SegmentCopiers {
         Self { gpu, ring, segments, copiers: Vec::new() }
     }
 
-    /// The place of the copier to an allocation.
+    /// The index of the copier to an allocation.
     fn index(&mut self, placement: &Placement) -> Result<usize> {
         if let Some(index) = self.copiers.iter().position(|(name, _)| *name == placement.name) {
             return Ok(index);

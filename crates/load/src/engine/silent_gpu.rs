@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use onehop_gpu::{Copier, Doorbells, Emulated, Gpu, KernelJob, Launch, Mark, Place, Region, Rows, Running};
 use onehop_os::{HostMem, Registers};
 
-/// A GPU that makes its copies late. Meanwhile it does not tell whether it has, or says that they go on.
+/// A GPU that makes its copies late. Meanwhile it does not report their state, or reports that they go on.
 pub(super) struct SilentGpu {
     pub(super) gpu: Emulated,
     pub(super) has_ended: Arc<AtomicBool>,
@@ -49,7 +49,7 @@ struct SilentCopier {
 }
 
 impl SilentCopier {
-    fn told(&mut self) -> onehop_gpu::Result<()> {
+    fn poll(&mut self) -> onehop_gpu::Result<()> {
         if !self.has_ended.load(Ordering::Acquire) {
             let cause = Box::new(onehop_gpu::Error::Launch("the driver does not say why".into()));
             return Err(onehop_gpu::Error::OutcomeUnknown { cause });
@@ -65,7 +65,7 @@ impl Copier for SilentCopier {
     }
     fn mark(&mut self) -> onehop_gpu::Result<Mark> {
         if !self.goes_on {
-            self.told()?;
+            self.poll()?;
         }
         self.copier.mark()
     }
@@ -73,10 +73,10 @@ impl Copier for SilentCopier {
         if self.goes_on && !self.has_ended.load(Ordering::Acquire) {
             return Ok(false);
         }
-        self.told()?;
+        self.poll()?;
         self.copier.is_over(mark)
     }
     fn wait(&mut self, _: Mark) -> onehop_gpu::Result<()> {
-        self.told()
+        self.poll()
     }
 }

@@ -20,10 +20,10 @@ const COPY_POLL_INTERVAL: Duration = Duration::from_micros(50);
 /// Time limit for the copies of a call: about a thousand times what they take.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Poll interval for copies that were given up.
+/// Poll interval for abandoned copies.
 const ASIDE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// A slot with what was read into it.
+/// A slot with the bytes that were read into it.
 pub(super) struct Full<P> {
     pub(super) slot: usize,
     /// The owner of the slot.
@@ -43,9 +43,9 @@ pub(super) trait SlotCopier {
     fn group(&self, _: &Self::Part) -> usize {
         0
     }
-    /// Begins to copy what was read into these slots, all of one group.
+    /// Begins to copy the bytes in these slots, all of one group.
     fn copy(&mut self, full: &[Full<Self::Part>]) -> Result<Self::End>;
-    /// Whether copies have ended. Those that failed have too, unless [`Error::is_under_way`].
+    /// Whether copies have ended. Failed ones have, too, unless [`Error::is_under_way`].
     fn is_over(&mut self, end: &mut Self::End) -> Result<bool>;
     /// The copies out of these slots failed; the error if everything else fails with them.
     fn fail(&self, error: Error, _: &[Full<Self::Part>]) -> Result<()> {
@@ -73,7 +73,7 @@ struct SlotQueue<P> {
 }
 
 struct UnderWay<L: SlotCopier> {
-    /// None until the GPU knows the ring.
+    /// None until the ring is registered with the GPU.
     lane: Option<L>,
     batches: VecDeque<CopyBatch<L>>,
     aside: Vec<SlotsAside<L::End>>,
@@ -89,7 +89,7 @@ struct CopyBatch<L: SlotCopier> {
     full: Vec<Full<L::Part>>,
 }
 
-/// Slots that the GPU may still use, though nobody waits for it any more. They are empty when that has ended.
+/// Slots that the GPU may still use after their callers have stopped waiting. They are empty once that has ended.
 struct SlotsAside<E> {
     end: E,
     /// Each with its filler.
@@ -97,13 +97,13 @@ struct SlotsAside<E> {
 }
 
 impl<L: SlotCopier> SlotPool<L> {
-    /// For so many fillers with so many slots each; fillers that share slots count as one.
+    /// For `fillers` fillers with `slots` slots each; fillers that share slots count as one.
     pub(super) fn new(fillers: usize, slots: usize) -> Self {
         let empty = (0..fillers).map(|filler| (filler * slots..(filler + 1) * slots).collect()).collect();
         Self::of(empty, None)
     }
 
-    /// For any number of fillers that share so many slots, divided as [`SlotShares`] says.
+    /// For any number of fillers that share `slots` slots, divided as [`SlotShares`] says.
     pub(super) fn shared(slots: usize) -> Self {
         Self::of(vec![(0..slots).collect()], Some(SlotShares::new(slots)))
     }
@@ -121,7 +121,7 @@ impl<L: SlotCopier> SlotPool<L> {
         }
     }
 
-    /// Copies go this way from now on.
+    /// Copies go through this lane from now on.
     pub(super) fn open(&self, lane: L) {
         self.lane().lane = Some(lane);
     }
@@ -135,7 +135,7 @@ impl<L: SlotCopier> SlotPool<L> {
         Ok(self.queue().pop(filler))
     }
 
-    /// An empty slot of this filler; none when the load was given up.
+    /// An empty slot of this filler; none if the load was cancelled.
     pub(super) fn slot(&self, filler: usize, is_stopped: impl Fn() -> bool) -> Result<Option<usize>> {
         while !is_stopped() {
             if let Some(slot) = self.free(filler)? {
@@ -148,7 +148,7 @@ impl<L: SlotCopier> SlotPool<L> {
 
     pub(super) fn hand_in(&self, full: Full<L::Part>) -> Result<()> {
         self.queue().waiting.push_back(full);
-        // Once more for what others handed in meanwhile, and no oftener: this thread has files to read.
+        // A second time for parts that others handed in meanwhile, and no more: this thread has files to read.
         for _ in 0..2 {
             if !self.attend_if_free()? {
                 self.is_missed.store(true, Ordering::SeqCst);
@@ -166,7 +166,7 @@ impl<L: SlotCopier> SlotPool<L> {
         self.lane().lane.as_mut().map(change)
     }
 
-    /// The slots of a filler if it may have no more and the GPU may still use each of them, though nobody waits for it.
+    /// The slots of a filler if it may have no more and all of them are set aside.
     pub(super) fn all_aside(&self, filler: usize) -> Option<usize> {
         // A thread that has the lane may wait for the driver.
         let lane = self.lane.try_lock().ok()?;
@@ -177,12 +177,12 @@ impl<L: SlotCopier> SlotPool<L> {
         (held > 0 && aside == held && !shares.may_take(filler)).then_some(held)
     }
 
-    /// Takes a slot back that was not filled.
-    pub(super) fn give_back(&self, filler: usize, slot: usize) {
+    /// Returns a slot that was not filled.
+    pub(super) fn put_back(&self, filler: usize, slot: usize) {
         self.queue().push(filler, slot);
     }
 
-    /// Takes a slot back that the GPU may use until `end`.
+    /// Returns a slot that the GPU may use until `end`.
     pub(super) fn set_aside(&self, filler: usize, slot: usize, end: L::End) {
         self.lane().aside.push(SlotsAside { end, slots: vec![(filler, slot)] });
     }
@@ -252,7 +252,7 @@ impl<P> SlotQueue<P> {
         self.empty.get_mut(list).into_iter().for_each(|empty| empty.push(slot));
     }
 
-    /// Parts of one group that are worth a call, or keep the group's engine from running dry.
+    /// Parts of one group that are worth a call, or keep the group's engine busy.
     fn next_batch(
         &mut self,
         most: usize,
@@ -302,7 +302,7 @@ impl<L: SlotCopier> UnderWay<L> {
                     continue;
                 }
                 Ok(false) => {
-                    let what = "copying what was read to GPU memory".into();
+                    let what = "copying to GPU memory".into();
                     Some(onehop_gpu::Error::Silent { what, seconds: LONGEST.as_secs() }.into())
                 }
                 Err(error) => Some(error),
@@ -408,7 +408,7 @@ mod tests {
         assert_eq!(*copied.lock().unwrap(), [0, 4096]);
     }
 
-    /// Stays in its first copy until it is let go; every copy is over at once.
+    /// Stays in its first copy until it is released; every copy is over at once.
     struct Holds {
         begun: std::sync::mpsc::Sender<()>,
         release: std::sync::mpsc::Receiver<()>,
@@ -447,7 +447,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| slots.hand_in(Full { slot: 0, filler: 0, part: () }).unwrap());
             begins.recv().unwrap();
-            // This thread would never let go if it waited.
+            // This thread would never release it if it waited.
             slots.hand_in(Full { slot: 1, filler: 1, part: () }).unwrap();
             let_go.send(()).unwrap();
         });
@@ -461,12 +461,12 @@ mod tests {
 
     #[derive(Default)]
     struct Answered {
-        /// The GPU does not tell whether its copies have ended; they have ended.
+        /// Whether each GPU's state is unknown, and whether its copies have ended.
         unknown: [bool; 2],
         over: [bool; 2],
         /// Slots whose copies failed, and parts that were reported.
         failed: Vec<usize>,
-        told: Vec<usize>,
+        reported: Vec<usize>,
     }
 
     impl SlotCopier for Answers {
@@ -500,7 +500,7 @@ mod tests {
         }
 
         fn tell(&self, gpu: usize) {
-            self.0.lock().unwrap().told.push(gpu);
+            self.0.lock().unwrap().reported.push(gpu);
         }
     }
 
@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_given_up_once_and_found_once() {
+    fn a_slot_is_set_aside_once_and_found_once() {
         let (slots, answers) = (SlotPool::new(1, 4), Answers::default());
         slots.open(answers.clone());
         answers.0.lock().unwrap().unknown[0] = true;
@@ -531,8 +531,8 @@ mod tests {
         assert!(freed(&slots, 0).is_empty(), "a slot was filled again that a GPU may read");
         let failed = std::mem::take(&mut answers.0.lock().unwrap().failed);
         assert_eq!(failed.len(), 2);
-        assert_eq!(answers.0.lock().unwrap().told, [0, 0], "the other GPU's parts are not over");
-        // It answers, and its copies go on.
+        assert_eq!(answers.0.lock().unwrap().reported, [0, 0], "the other GPU's parts are not over");
+        // It responds, and its copies go on.
         answers.0.lock().unwrap().unknown[0] = false;
         assert!(freed(&slots, 0).is_empty());
         answers.0.lock().unwrap().over[0] = true;
@@ -542,7 +542,7 @@ mod tests {
         answers.0.lock().unwrap().over[1] = true;
         let others = freed(&slots, 2);
         assert!(others.len() == 2 && others.iter().all(|slot| !expected.contains(slot)), "{others:?}");
-        assert_eq!(answers.0.lock().unwrap().told, [0, 0, 1, 1]);
+        assert_eq!(answers.0.lock().unwrap().reported, [0, 0, 1, 1]);
         assert!(answers.0.lock().unwrap().failed.is_empty());
     }
 
@@ -558,7 +558,7 @@ mod tests {
             assert_ne!(slot, stuck);
             slots.hand_in(Full { slot, filler: 0, part: 1 }).unwrap();
             slots.try_attend().unwrap();
-            assert_eq!(answers.0.lock().unwrap().told, vec![1; round]);
+            assert_eq!(answers.0.lock().unwrap().reported, vec![1; round]);
         }
     }
 

@@ -2,7 +2,7 @@
 
 /// Divides slots among fillers that share them. Half of the slots are reserved in equal parts: one for each filler that
 /// holds slots, and one for the next. The other half goes to any of them. So one filler leaves slots to others; several that
-/// give none back may leave none.
+/// return none may leave none.
 pub(super) struct SlotShares {
     slots: usize,
     /// Slots of each filler.
@@ -42,7 +42,7 @@ impl SlotShares {
 mod tests {
     use super::*;
 
-    /// Takes all that a filler may have of what is left.
+    /// Takes all the slots that a filler may have.
     fn take_all(shares: &mut SlotShares, filler: usize) -> usize {
         let before = shares.held(filler);
         while shares.held.iter().sum::<usize>() < shares.slots && shares.may_take(filler) {

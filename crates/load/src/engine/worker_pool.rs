@@ -81,7 +81,7 @@ impl LoadShared {
         self.left.lock().unwrap_or_else(PoisonError::into_inner).next()
     }
 
-    /// Whether there is memory for a chunk. It is asked until there is, and no more.
+    /// Whether there is memory for a chunk. It is called until there is, and not again.
     pub(super) fn admits(&self, chunk: &Chunk) -> Result<bool> {
         let Some(segments) = &self.segments else { return Ok(true) };
         let is_admitted = segments.admit(chunk)?;
@@ -95,13 +95,13 @@ impl LoadShared {
         self.without_memory.load(Ordering::Acquire)
     }
 
-    /// Whether all chunks that had memory have arrived, of which the caller has got so many, and others wait for some.
+    /// Whether all chunks with memory have arrived, of which the caller has received this many, and others wait for memory.
     pub(super) fn lacks_only_memory(&self, received: u64) -> bool {
         self.without_memory() > 0 && self.admitted.load(Ordering::Acquire) == received
     }
 
-    /// Waits until there is memory for a chunk, and has `attend` look after the copies meanwhile: what they bring may have to
-    /// be used before there is. False when the load was given up.
+    /// Waits until there is memory for a chunk. Meanwhile `attend` polls the copies, because the caller may have to use their
+    /// bytes before there is memory. False if the load was cancelled.
     pub(super) fn wait_for_memory(&self, chunk: &Chunk, attend: impl Fn() -> Result<()>) -> Result<bool> {
         if self.admits(chunk)? {
             return Ok(true);
@@ -143,10 +143,10 @@ impl LoadShared {
     }
 }
 
-/// What was read into a slot.
+/// The bytes that were read into a slot.
 pub(super) struct LoadPart {
     pub(super) chunk: Chunk,
-    /// The chunk that has arrived once this is copied: others of its parts went before.
+    /// The chunk that is complete once this is copied: its other parts went before.
     pub(super) arrived: Option<Chunk>,
 }
 
@@ -160,7 +160,7 @@ pub(super) struct LoadLane {
     pub(super) arrived: Vec<Sender<Chunk>>,
 }
 
-/// What copies.
+/// The copiers.
 pub(super) enum Copiers {
     /// To the arena of each GPU.
     Arenas(Vec<Box<dyn Copier>>),
@@ -225,7 +225,7 @@ impl SlotCopier for LoadLane {
         Ok(true)
     }
 
-    /// Whoever waited may have gone: then the load was given up, and they have set the flag.
+    /// Reports arrived chunks. A receiver may be gone: then the load was cancelled, and the flag is set.
     fn tell(&self, part: LoadPart) {
         let Some(chunk) = part.arrived else { return };
         for (gpu, arrived) in self.arrived.iter().enumerate() {

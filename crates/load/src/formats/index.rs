@@ -105,7 +105,7 @@ pub fn parse(json: &[u8]) -> Result<Index, Error> {
 /// Checks that a name stays within its directory.
 fn is_contained_path(name: &str) -> Result<(), &'static str> {
     if name.is_empty() {
-        return Err("is no name");
+        return Err("is not a name");
     } else if name.contains('\0') {
         return Err("holds a NUL");
     } else if name.starts_with('/') {
@@ -114,7 +114,7 @@ fn is_contained_path(name: &str) -> Result<(), &'static str> {
     for part in name.split('/') {
         match part {
             ".." => return Err("leads out of the directory"),
-            "" | "." => return Err("is no plain path"),
+            "" | "." => return Err("is not a plain path"),
             _ => {}
         }
     }

@@ -14,9 +14,9 @@ const KINDS: [(&[u8], &str); 9] = [
     (b"\x89HDF", "an HDF5 file, as Keras writes it; convert it to safetensors"),
     (b"\x1f\x8b", "compressed by gzip; unpack it"),
     (b"\x28\xb5\x2f\xfd", "compressed by zstd; unpack it"),
-    (b"<", "a page of HTML or XML, perhaps what a server said instead of sending the file"),
+    (b"<", "a page of HTML or XML, perhaps a server's message in place of the file"),
     (b"{", "a text in JSON"),
-    (b"ggml", "a GGML file of the time before GGUF; convert it with llama.cpp's tools"),
+    (b"ggml", "a GGML file from before GGUF; convert it with llama.cpp's tools"),
 ];
 
 /// What `file` is, if it is one of these.

@@ -38,13 +38,13 @@ pub enum Error {
     #[error("its header is {0} bytes long, too short for any JSON object")]
     HeaderTooShort(u64),
     /// Too long.
-    #[error("its header is said to be {0} bytes long; the format's limit is {MAX_HEADER}")]
+    #[error("its header is stated to be {0} bytes long; the format's limit is {MAX_HEADER}")]
     HeaderTooLong(u64),
     /// Another kind of file.
     #[error("it is {0}")]
     Other(&'static str),
     /// The file ends within the header.
-    #[error("its header is said to be {said} bytes long, but the file ends {left} bytes after the length")]
+    #[error("its header is stated to be {said} bytes long, but the file ends {left} bytes after the length")]
     Truncated {
         /// The stated length.
         said: u64,

@@ -227,7 +227,7 @@ impl Chunks {
         Ok(Self { block, lengths: lengths.unwrap_or_default(), size, next: 0, cursors })
     }
 
-    /// Takes all that fits from one plan, whose ranges may have places of their own.
+    /// Takes as much as fits from one plan, whose ranges may land directly.
     fn fill_from_one(cursor: &mut Cursor, fill: &mut Fill) -> Option<u64> {
         let &Range { file, start, landing, .. } = cursor.ranges.get(cursor.range)?;
         let ring = matches!(landing, Landing::Shifted { .. });
@@ -240,7 +240,7 @@ impl Chunks {
             if cursor.range != began && !shares {
                 break;
             }
-            // What goes to one segment does not wait for the memory of another.
+            // Data for one segment does not wait for the memory of another.
             let to = segment_of(&cursor.segments, rows.to);
             if *segment.get_or_insert(to) != to {
                 break;
@@ -257,7 +257,7 @@ impl Chunks {
         }
     }
 
-    /// Takes all that fits of this file, in its order: nothing that is read lies before the last read.
+    /// Takes as much of this file as fits, in order: no read is before the last one.
     fn fill_from_all(cursors: &mut [Cursor], file: usize, fill: &mut Fill) {
         loop {
             let next = cursors.iter_mut().enumerate().filter(|(_, cursor)| cursor.file() == Some(file));
@@ -362,7 +362,7 @@ pub struct Arenas {
 }
 
 impl Arenas {
-    /// Those of these plans.
+    /// The arenas of these plans.
     #[must_use]
     pub fn new(plans: &[&Plan]) -> Self {
         let starts = plans.iter().scan(0_u64, |end, plan| {
@@ -379,7 +379,7 @@ impl Arenas {
         Self { starts: vec![0] }
     }
 
-    /// How many there are.
+    /// Number of arenas.
     #[must_use]
     pub fn len(&self) -> usize {
         self.starts.len()

@@ -18,7 +18,7 @@ pub enum Error {
         most: u64,
     },
     /// Blocks could never be contiguous.
-    #[error("whole blocks of {block} bytes cannot be put at multiples of {landing} one behind the other")]
+    #[error("whole blocks of {block} bytes cannot be contiguous at multiples of {landing}")]
     Landing {
         /// The landing alignment.
         landing: u64,
@@ -26,7 +26,7 @@ pub enum Error {
         block: u64,
     },
     /// A chunk is smaller than a block.
-    #[error("chunks of {bytes} bytes hold no block of {block}")]
+    #[error("chunks of {bytes} bytes are smaller than a block of {block}")]
     Chunk {
         /// Its size.
         bytes: u64,
@@ -88,7 +88,7 @@ pub enum Error {
         used: Use,
     },
     /// The selection is empty.
-    #[error("the names and types that are asked for leave no tensor of the model to be loaded")]
+    #[error("the requested names and types leave no tensor of the model to be loaded")]
     NothingLeft,
     /// Indices that a tensor does not have.
     #[error("the tensor {tensor:?} has the dimensions {shape:?}, which do not hold all of these indices")]

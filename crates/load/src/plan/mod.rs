@@ -51,8 +51,8 @@ pub struct PlanOptions {
     pub slack: u64,
     /// GPU memory that is needed in addition to the arena during the load.
     pub staging: u64,
-    /// Bytes of a segment at most, if the arena is divided into such: each has memory of its own, and may be gone before the
-    /// next one is filled. A tensor that is longer has a segment to itself. Nothing lands directly then.
+    /// Bytes of a segment at most, if the arena is divided into segments: each has memory of its own, which may be freed
+    /// before the next one is filled. A longer tensor has a segment to itself. Nothing lands directly then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub segment: Option<u64>,
 }
@@ -223,7 +223,7 @@ pub struct Plan {
     pub pieces: Vec<Piece>,
     /// Bytes to read.
     pub read_bytes: u64,
-    /// The segments of the arena, in order; none where it is one. Their addresses are only a way to count: no memory is as long.
+    /// The segments of the arena, in order; none if it is not divided. Their addresses only number bytes: no memory is as long.
     #[serde(skip)]
     pub segments: Vec<Indices<u64>>,
 }
@@ -274,7 +274,7 @@ impl Plan {
         layout::plan(planned(model), vec![want], options)
     }
 
-    /// Which segment holds this byte of the arena; 0 where the arena is one.
+    /// Which segment holds this byte of the arena; 0 if it is not divided.
     #[must_use]
     pub fn segment_of(&self, at: u64) -> usize {
         segment_of(&self.segments, at)

@@ -16,7 +16,7 @@ use onehop_os::{HostMem, Registers};
 
 use crate::engine::{Folder, bytes_of, model};
 
-/// A GPU with a file library, which this also implements.
+/// A GPU with a file library, which it also implements.
 #[derive(Clone)]
 struct WithFiles {
     gpu: Emulated,
@@ -124,7 +124,7 @@ fn begin(gpu: &dyn Gpu, model: &Model, selection: &Selection) -> Result<Stream<R
 }
 
 #[test]
-fn every_byte_lands_and_everything_is_given_back() {
+fn every_byte_lands_and_everything_is_released() {
     let (folder, gpu) = (Folder::new("cufile"), WithFiles::new(0));
     let path = folder.0.join("m.safetensors");
     let tensors = model(&path, &SIZES);
@@ -169,7 +169,7 @@ fn a_rank_s_columns_land_packed() {
 }
 
 #[test]
-fn what_it_refuses_and_what_breaks_is_told() {
+fn refusals_and_failures_are_reported() {
     let folder = Folder::new("cufile-refuses");
     let path = folder.0.join("m.safetensors");
     model(&path, &SIZES);

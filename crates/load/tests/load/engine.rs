@@ -93,7 +93,7 @@ fn start(model: &Model, options: Options) -> Result<Stream<RingEngine>, Error> {
 }
 
 #[test]
-fn every_byte_by_every_way() {
+fn every_byte_by_every_route() {
     let folder = Folder::new("ways");
     let path = folder.0.join("m.safetensors");
     let tensors = model(&path, &SIZES);
@@ -136,7 +136,7 @@ fn every_byte_by_every_way() {
 /// Cached parts of a file come from memory, and the rest past the page cache, at the same time. A mostly cached chunk
 /// is read through the cache, without readahead.
 #[test]
-fn what_is_not_in_the_page_cache_is_read_past_it() {
+fn uncached_bytes_are_read_past_the_page_cache() {
     const MIB: u64 = 1 << 20;
     let folder = Folder::new("part");
     let path = folder.0.join("m.safetensors");
@@ -148,7 +148,9 @@ fn what_is_not_in_the_page_cache_is_read_past_it() {
         file.read_exact_at(&mut vec![0; all as usize], 0).unwrap();
         fadvise(&file, there, None, Advice::DontNeed).unwrap();
         if of(0..there) < there || of(there + MIB..all) > 0 {
-            println!("SKIP: this file system keeps what it is to drop, or drops what it is to keep");
+            println!(
+                "SKIP: this file system keeps pages that it should drop, or drops pages that it should keep"
+            );
             return;
         }
         let options = Options { threads: Some(threads), slot: Some(slot as usize), ..Options::default() };
@@ -185,7 +187,7 @@ fn memory_file_systems_are_read_by_the_cache_and_say_so() {
 }
 
 #[test]
-fn a_file_that_shrinks_is_noticed_by_every_way() {
+fn a_file_that_shrinks_is_noticed_by_every_route() {
     let folder = Folder::new("shrinks");
     for route in [Route::Cached, Route::Pinned] {
         let path = folder.0.join("m.safetensors");
@@ -208,7 +210,7 @@ fn a_file_that_shrinks_is_noticed_by_every_way() {
 }
 
 #[test]
-fn a_load_that_is_given_up_ends() {
+fn a_cancelled_load_ends() {
     let folder = Folder::new("given-up");
     let path = folder.0.join("m.safetensors");
     model(&path, &[64 << 20]);
@@ -282,7 +284,7 @@ fn several_gpus_share_a_ring() {
 }
 
 #[test]
-fn what_fails_is_told_and_the_other_gpus_end() {
+fn failures_are_reported_and_the_other_gpus_end() {
     let folder = Folder::new("several-fail");
     let path = folder.0.join("m.safetensors");
     model(&path, &[1 << 20, 4 << 20]);
@@ -360,7 +362,7 @@ fn an_arena_takes_load_after_load() {
 }
 
 #[test]
-fn a_ring_is_left_for_the_next_load() {
+fn a_ring_is_kept_for_the_next_load() {
     let folder = Folder::new("shelf");
     let path = folder.0.join("m.safetensors");
     let tensors = model(&path, &SIZES);

@@ -103,7 +103,7 @@ fn a_small_file() {
 
 /// Vocabularies contain parts of characters, and some writers use other booleans.
 #[test]
-fn values_are_taken_as_they_are() {
+fn values_are_kept_as_they_are() {
     let tokens = [text("ok"), text(b"\xff\xfe\0"), text(b"\xe2\x82")].concat();
     let file = Gguf::default()
         .key("tokens", 9, &[u32s(&[8]), u64s(&[3]), tokens].concat())

@@ -44,7 +44,7 @@ for seed, alignment in ((1, 0), (2, 64), (3, 256), (4, 0)):
         "alignment": int(r.alignment), "data": int(r.data_offset), "keys": [f for f in r.fields if not f.startswith("GGUF.")],
         "tensors": [[t.name, t.tensor_type.name, [int(n) for n in t.shape][::-1], int(t.data_offset), int(t.n_bytes)] for t in r.tensors]}
 
-# Values that are not what the format wants, which its reader takes as they are.
+# Values that the format forbids, which its reader keeps as they are.
 path = os.path.join(sys.argv[1], "verbatim")
 w = gguf.GGUFWriter(path, "llama")
 w.add_array("t.tokens", [b"ok", b"\xff\xfe\x00", b"\xe2\x82"]); w.add_string("t.one", b"\xff"); w.add_bool("t.truth", True)

@@ -90,7 +90,7 @@ fn read(parts: &Blockwise, drive: &[u8], block: u64, memory: &mut [u8]) {
 }
 
 #[test]
-fn random_models_in_pieces_arrive_in_the_arena() {
+fn random_fragmented_models_arrive_in_the_arena() {
     for seed in 1..150 {
         let mut dice = Dice(seed);
         let mut drive = vec![0xA5; UNIT as usize];
@@ -141,7 +141,7 @@ fn random_models_in_pieces_arrive_in_the_arena() {
 }
 
 #[test]
-fn files_of_unknown_places_are_refused() {
+fn files_of_unknown_extents_are_refused() {
     let info = TensorInfo { name: "a".into(), dtype: Dtype::U8, shape: vec![9], offset: 0, bytes: 9 };
     let files: Vec<Box<dyn Source>> = vec![Box::new(Memory("m".into(), vec![0; 9]))];
     let model =

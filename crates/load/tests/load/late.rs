@@ -105,7 +105,10 @@ fn no_slot_is_filled_before_it_was_copied() {
             while let Some(lent) = stream.next().unwrap() {
                 let (_, data) = tensors.iter().find(|(name, _)| *name == lent.tensor.name).unwrap();
                 let at = (route, threads, slot, &lent.tensor.name);
-                assert!(bytes_of(lent.arena, lent.tensor) == *data, "{at:?} is not there when it is told");
+                assert!(
+                    bytes_of(lent.arena, lent.tensor) == *data,
+                    "{at:?} is not there when it is reported"
+                );
                 seen += 1;
             }
             assert_eq!(seen, tensors.len());

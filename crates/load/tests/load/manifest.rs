@@ -99,7 +99,7 @@ fn strict_about_everything() {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(names in prop::collection::btree_set(".{0,8}", 0..6), seed: u64) {
+    fn written_manifests_are_read_back(names in prop::collection::btree_set(".{0,8}", 0..6), seed: u64) {
         let mut dice = Dice(seed);
         let mut manifest = Manifest::default();
         for name in names {

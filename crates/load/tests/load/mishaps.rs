@@ -26,7 +26,7 @@ fn ring_plan(model: &Model, selection: &Selection) -> Plan {
 
 /// The first GPU has received everything when the other's part fails.
 #[test]
-fn a_gpu_s_failure_is_told_where_it_is_waited_for() {
+fn a_gpu_s_failure_is_reported_to_its_waiting_caller() {
     let folder = Folder::new("rank-fails");
     let path = folder.0.join("m.safetensors");
     model(&path, &[4 << 20]);
@@ -51,7 +51,7 @@ fn a_gpu_s_failure_is_told_where_it_is_waited_for() {
 }
 
 #[test]
-fn whoever_watches_may_end_a_load_within_a_tensor() {
+fn a_watcher_may_end_a_load_within_a_tensor() {
     let folder = Folder::new("watched");
     let path = folder.0.join("m.safetensors");
     model(&path, &[64 << 20]);
@@ -105,7 +105,7 @@ impl Gpu for FullGpu {
 }
 
 #[test]
-fn a_model_that_leaves_no_room_is_loaded_all_the_same() {
+fn a_model_that_fills_the_memory_is_loaded() {
     let folder = Folder::new("full");
     let path = folder.0.join("m.safetensors");
     model(&path, &[8 << 20]);
@@ -119,7 +119,7 @@ fn a_model_that_leaves_no_room_is_loaded_all_the_same() {
 }
 
 #[test]
-fn what_the_page_cache_had_to_fetch_is_not_said_to_have_been_there() {
+fn bytes_that_the_page_cache_fetched_do_not_count_as_cached() {
     let folder = Folder::new("through");
     let path = folder.0.join("m.safetensors");
     model(&path, &[24 << 20]);
@@ -127,7 +127,7 @@ fn what_the_page_cache_had_to_fetch_is_not_said_to_have_been_there() {
     let (file, plan) = (File::open(&path).unwrap(), ring_plan(&opened, &Selection::default()));
     fadvise(&file, 0, None, Advice::DontNeed).unwrap();
     if cached_bytes(&file, 0, 24 << 20).unwrap() > 0 {
-        println!("SKIP: this file system keeps what it is to drop");
+        println!("SKIP: this file system keeps pages that it should drop");
         return;
     }
     let load = || {
@@ -175,8 +175,8 @@ fn cached_files_of_a_container_s_image_come_out_of_the_page_cache() {
     let overlay = match Overlay::new(&[8 << 20]) {
         Ok(overlay) => overlay,
         Err(why) => {
-            let told = format!("SKIPPED: an overlay cannot be mounted here: {why}\n");
-            let _ = std::io::stderr().write_all(told.as_bytes());
+            let message = format!("SKIPPED: an overlay cannot be mounted here: {why}\n");
+            let _ = std::io::stderr().write_all(message.as_bytes());
             return;
         }
     };

@@ -140,7 +140,7 @@ fn files_that_need_not_belong_together_are_refused() {
 }
 
 #[test]
-fn an_index_of_other_files_is_no_index_of_these() {
+fn an_index_of_other_files_is_refused() {
     let dir = Dir::new();
     let map = index(&[("a", "consolidated-1.safetensors"), ("b", "consolidated-2.safetensors")]);
     let path = dir.write("consolidated.safetensors.index.json", map);
@@ -295,7 +295,7 @@ fn indexes_that_lie() {
 }
 
 #[test]
-fn what_is_no_file() {
+fn paths_that_are_not_files() {
     let dir = Dir::new();
     let at = |name: &str| dir.path().join(name);
     assert!(matches!(refused(at("gone")), Error::Open { .. }));
@@ -309,7 +309,7 @@ fn what_is_no_file() {
     fs::create_dir(at("directory")).unwrap();
     symlink("/dev/zero", at("zero")).unwrap();
     let odd = |path: PathBuf| match refused(path) {
-        Error::Odd { what, .. } => what,
+        Error::NotRegular { what, .. } => what,
         other => panic!("{other}"),
     };
     assert_eq!(odd(at("fifo")), "a FIFO");
@@ -323,7 +323,7 @@ fn what_is_no_file() {
         let Error::Index { why: IndexError::MissingShard { why, .. }, .. } = refused(path) else {
             panic!("{name}")
         };
-        assert!(matches!(*why, Error::Odd { what: w, .. } if w == what), "{why}");
+        assert!(matches!(*why, Error::NotRegular { what: w, .. } if w == what), "{why}");
     }
     let path = dir.write("model.safetensors.index.json", index(&[("x", "loop-a")]));
     assert!(matches!(
@@ -377,7 +377,7 @@ fn bytes_that_change_are_an_error() {
 
 /// The bytes of an open file outlive its names, and do not depend on its attributes.
 #[test]
-fn what_changes_no_bytes_is_a_warning() {
+fn changes_of_attributes_are_a_warning() {
     let bytes = shard(&["x", "y"]);
     let warned = |says: &str, happens: &dyn Fn(&PathBuf)| {
         let (dir, noticed) = after(happens);
@@ -394,7 +394,7 @@ fn what_changes_no_bytes_is_a_warning() {
         fs::write(beside(p), &bytes).unwrap();
         fs::rename(beside(p), p).unwrap();
     });
-    warned("cannot be followed", &|p| {
+    warned("can no longer be followed", &|p| {
         fs::remove_file(p).unwrap();
         symlink(p, p).unwrap();
     });
@@ -408,7 +408,7 @@ fn what_changes_no_bytes_is_a_warning() {
 
 /// A shard that is replaced while the others are opened is of another version of the model.
 #[test]
-fn shards_of_two_versions_are_no_model() {
+fn shards_of_two_versions_are_refused() {
     struct Replacing(PathBuf);
     impl Store for Replacing {
         fn kind(&self, path: &Path) -> Result<Kind> {
@@ -452,7 +452,7 @@ fn a_file_that_shrinks_while_it_is_read() {
 }
 
 #[test]
-fn files_that_are_no_models() {
+fn files_that_are_not_models() {
     let dir = Dir::new();
     let safetensors = |bytes: &[u8]| matches!(refused(dir.write("m", bytes)), Error::Safetensors { .. });
     assert!(safetensors(b""));

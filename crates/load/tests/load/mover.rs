@@ -10,7 +10,7 @@ use crate::common::Dice;
 
 /// The path of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum BytePath {
     /// Everything through a ring in host memory.
     Ring,
     /// The same, each chunk split into parts of this many blocks.
@@ -35,14 +35,14 @@ pub const FRESH: u8 = 0xee;
 pub struct Mover {
     files: Vec<Vec<u8>>,
     block: u64,
-    way: Way,
+    path: BytePath,
     steps: VecDeque<(usize, Step)>,
     chunks: Vec<(Chunk, usize)>,
     pub arena: Vec<u8>,
 }
 
 impl Mover {
-    pub fn new(model: &Model, plan: &Plan, size: u64, way: Way, dice: &mut Dice) -> Self {
+    pub fn new(model: &Model, plan: &Plan, size: u64, path: BytePath, dice: &mut Dice) -> Self {
         let files = model.files.iter().map(|file| {
             let mut bytes = vec![0; file.bytes() as usize];
             file.read_at(0, &mut bytes).unwrap();
@@ -53,7 +53,7 @@ impl Mover {
             check(plan, &chunk, size);
             let i = chunks.len();
             let before = steps.len();
-            match chunk.direct.filter(|_| way == Way::Direct) {
+            match chunk.direct.filter(|_| path == BytePath::Direct) {
                 Some(at) => {
                     assert!(at.is_multiple_of(plan.options.landing));
                     let read = chunk.reads[0];
@@ -67,7 +67,7 @@ impl Mover {
         }
         dice.shuffle(&mut steps);
         let arena = vec![FRESH; plan.gpu_bytes as usize];
-        Self { files: files.collect(), block: plan.options.block, way, steps: steps.into(), chunks, arena }
+        Self { files: files.collect(), block: plan.options.block, path, steps: steps.into(), chunks, arena }
     }
 
     /// Bytes of a file; the drive's blocks extend behind its end.
@@ -129,8 +129,8 @@ impl Engine for Mover {
                 }
                 Step::Copies => {
                     let chunk = self.chunks[i].0.clone();
-                    match self.way {
-                        Way::Parts(blocks) => chunk.parts(blocks * self.block).for_each(|part| {
+                    match self.path {
+                        BytePath::Parts(blocks) => chunk.parts(blocks * self.block).for_each(|part| {
                             assert_eq!((part.index, part.file, part.direct), (chunk.index, chunk.file, None));
                             assert!((1..=blocks * self.block).contains(&part.bytes()), "{part:?}");
                             for read in &part.reads {
@@ -139,7 +139,7 @@ impl Engine for Mover {
                             }
                             self.copies(&part);
                         }),
-                        Way::Ring | Way::Direct => self.copies(&chunk),
+                        BytePath::Ring | BytePath::Direct => self.copies(&chunk),
                     }
                 }
             }

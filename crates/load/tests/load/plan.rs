@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::common::{Dice, Memory};
-use crate::mover::{Mover, Way};
+use crate::mover::{BytePath, Mover};
 use onehop_load::model::Tensor;
 use onehop_load::plan::{Landing, PlanOptions};
 use onehop_load::stream::Stream;
@@ -121,8 +121,15 @@ pub fn selection(model: &Model, dim: usize, rank: u64, ranks: u64) -> (Selection
 }
 
 /// Executes a plan and checks every tensor twice: when it is returned, and at the end.
-fn carry_out(model: &Model, plan: Plan, wanted: &HashMap<String, Vec<u8>>, size: u64, way: Way, seed: u64) {
-    let mover = Mover::new(model, &plan, size, way, &mut Dice(seed));
+fn execute(
+    model: &Model,
+    plan: Plan,
+    wanted: &HashMap<String, Vec<u8>>,
+    size: u64,
+    path: BytePath,
+    seed: u64,
+) {
+    let mover = Mover::new(model, &plan, size, path, &mut Dice(seed));
     let mut stream = Stream::new(plan, mover);
     let mut count = 0;
     while let Some(lent) = stream.next().unwrap() {
@@ -194,18 +201,18 @@ proptest! {
         options in options(),
         (dim, group) in (0usize..3, prop::sample::select(vec![(0u64, 1u64), (0, 2), (1, 2), (3, 4)])),
         size in prop::sample::select(vec![4096u64, 8192, 20_000, 1 << 20, u64::MAX]),
-        way in prop::sample::select(vec![Way::Ring, Way::Parts(1), Way::Parts(3), Way::Direct]),
+        path in prop::sample::select(vec![BytePath::Ring, BytePath::Parts(1), BytePath::Parts(3), BytePath::Direct]),
         seed: u64,
     ) {
         let model = model(&files, seed);
         let (selection, wanted) = selection(&model, dim, group.0, group.1);
         let plan = Plan::new(&model, &selection, options).unwrap();
         check(&plan);
-        carry_out(&model, plan, &wanted, size, way, seed);
+        execute(&model, plan, &wanted, size, path, seed);
     }
 }
 
-/// A typical checkpoint: all tensors large, with lengths that are multiples of the alignment, behind a header of odd
+/// A typical checkpoint: all tensors large, with lengths that are multiples of the alignment, behind a header of unusual
 /// length.
 fn checkpoint() -> Model {
     let large: Vec<Sketch> = (0..12).map(|i| (Dtype::Bf16, vec![64 + 32 * (i % 3), 1024], 0)).collect();
@@ -221,7 +228,7 @@ fn a_checkpoint_lands_directly_with_hardly_a_gap() {
     assert!(plan.gpu_bytes <= plan.tensor_bytes + plan.tensor_bytes / 100);
     assert!(plan.read_bytes <= plan.tensor_bytes + 2 * 8192);
     let (_, wanted) = selection(&model, 0, 0, 1);
-    carry_out(&model, plan, &wanted, 64 << 10, Way::Direct, 5);
+    execute(&model, plan, &wanted, 64 << 10, BytePath::Direct, 5);
 }
 
 /// A quantised checkpoint: as many scales as tensors. They must cost neither memory nor copies.
@@ -233,7 +240,7 @@ fn scalars_stay_together() {
     assert_eq!(plan.pieces.len(), 2);
     assert!(plan.gpu_bytes < plan.tensor_bytes + 3 * 8192);
     let (_, wanted) = selection(&model, 0, 0, 1);
-    carry_out(&model, plan, &wanted, 64 << 10, Way::Direct, 9);
+    execute(&model, plan, &wanted, 64 << 10, BytePath::Direct, 9);
     let apart =
         Plan::new(&model, &Selection::default(), PlanOptions { small: 16, ..PlanOptions::ring() }).unwrap();
     assert!(apart.tensors.iter().all(|t| t.at % 16 == 0));
@@ -242,7 +249,7 @@ fn scalars_stay_together() {
 
 /// Two files whose tensors would be contiguous if they were one.
 #[test]
-fn files_are_told_apart() {
+fn files_are_distinguished() {
     let files = [(4096, vec![(Dtype::U8, vec![4096], 0)]), (8192, vec![(Dtype::U8, vec![4096], 0)])];
     for direct in [false, true] {
         let model = model(&files, 6);
@@ -250,7 +257,7 @@ fn files_are_told_apart() {
         let plan = Plan::new(&model, &Selection::default(), options).unwrap();
         assert_eq!(plan.ranges.iter().map(|r| r.file).collect::<Vec<_>>(), [0, 1]);
         let (_, wanted) = selection(&model, 0, 0, 1);
-        carry_out(&model, plan, &wanted, 1 << 20, Way::Direct, 2);
+        execute(&model, plan, &wanted, 1 << 20, BytePath::Direct, 2);
     }
 }
 
@@ -262,7 +269,7 @@ fn the_last_byte_counts() {
         let (_, wanted) = selection(&model, 0, 0, 1);
         for seed in 0..20 {
             let plan = Plan::new(&model, &Selection::default(), PlanOptions::ring()).unwrap();
-            carry_out(&model, plan, &wanted, 4096, Way::Ring, seed);
+            execute(&model, plan, &wanted, 4096, BytePath::Ring, seed);
         }
     }
 }
@@ -276,11 +283,11 @@ fn a_ring_reads_on_across_runs() {
     assert_eq!((plan.ranges.len(), plan.direct_bytes()), (1, 0));
     assert!(plan.chunks(64 << 10).unwrap().all(|chunk| chunk.reads.len() == 1));
     let (_, wanted) = selection(&model, 0, 0, 1);
-    carry_out(&model, plan, &wanted, 64 << 10, Way::Ring, 3);
+    execute(&model, plan, &wanted, 64 << 10, BytePath::Ring, 3);
 }
 
 #[test]
-fn what_cannot_be_addressed_is_shifted_and_says_how_far() {
+fn unaddressable_ranges_are_shifted_and_say_how_far() {
     let large = vec![(Dtype::U8, vec![1 << 20], 0)];
     let by = |header, landing| {
         let options = PlanOptions { landing, ..PlanOptions::default() };
@@ -306,7 +313,7 @@ fn a_rank_reads_its_rows_alone() {
         assert_eq!(plan.ranges[0].reads, rows);
         assert!(plan.read_bytes <= whole / 8 + rows * 8192, "{} of {whole}", plan.read_bytes);
         assert!(!plan.tensors[0].whole && plan.pieces.len() == 1);
-        carry_out(&model, plan, &wanted, 1 << 20, Way::Ring, 1);
+        execute(&model, plan, &wanted, 1 << 20, BytePath::Ring, 1);
     }
 }
 
@@ -418,7 +425,7 @@ fn names_and_types_are_filtered() {
 }
 
 #[test]
-fn nonsense_options_are_refused() {
+fn invalid_options_are_refused() {
     use onehop_load::plan::Error;
     let model = checkpoint();
     let plan = |options| Plan::new(&model, &Selection::default(), options);
@@ -437,7 +444,7 @@ fn nonsense_options_are_refused() {
 }
 
 #[test]
-fn the_fit_counts_what_is_needed_beside_the_arena() {
+fn the_fit_counts_memory_beside_the_arena() {
     let plan = Plan::new(
         &checkpoint(),
         &Selection::default(),

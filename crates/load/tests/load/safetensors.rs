@@ -70,7 +70,7 @@ fn dtype() -> impl Strategy<Value = Dtype> {
 
 proptest! {
     #[test]
-    fn what_the_reference_writes_is_read_alike(
+    fn files_of_the_reference_are_read_alike(
         tensors in prop::collection::btree_map("[a-zé\"\\\\ ]{0,9}", (dtype(), prop::collection::vec(0usize..5, 0..4)), 0..9),
         metadata in prop::option::of(prop::collection::hash_map(".{0,5}", ".{0,9}", 0..4)),
     ) {
@@ -135,7 +135,7 @@ proptest! {
 
 /// Both accept what is unusual but unambiguous.
 #[test]
-fn odd_but_clear() {
+fn unusual_but_unambiguous() {
     for (json, data) in [
         ("{}", 0),
         ("  {} \n\t ", 0),

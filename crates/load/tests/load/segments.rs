@@ -1,4 +1,4 @@
-//! Loads in segments: memory that is used again, of which there is only so much.
+//! Loads in segments: a limited amount of memory that is reused.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -15,7 +15,7 @@ use rustix::fs::{Advice, fadvise};
 
 use crate::engine::{Folder, model};
 
-/// So many places of one length; what is filled comes back when it was read.
+/// A number of places of one length; a filled one is returned when it was read.
 struct Places {
     memory: Region,
     bytes: usize,
@@ -74,7 +74,7 @@ fn start(
     Ok(Stream::new(plan.clone(), RingEngine::start_in_segments(&gpu, &plan, prepared, memory)?))
 }
 
-/// Reads every tensor, and gives the memory of each segment back after its last one.
+/// Reads every tensor, and returns the memory of each segment after its last one.
 fn read_all(stream: &mut Stream<RingEngine<Arc<Segments>>>, places: &Places, tensors: &[(String, Vec<u8>)]) {
     let plan = stream.plan().clone();
     let mut left = vec![0; plan.segments.len()];
@@ -117,14 +117,14 @@ fn every_byte_through_little_memory() {
                 other => other.unwrap(),
             };
             read_all(&mut stream, &places, &tensors);
-            assert!(places.refused.load(Ordering::Relaxed) > 0 || count > 1, "nobody ever waited");
+            assert!(places.refused.load(Ordering::Relaxed) > 0 || count > 1, "no thread ever waited");
         }
     }
 }
 
 /// One reader at a time waits for the next chunk. The others have read what the caller needs before it frees memory for that.
 #[test]
-fn what_readers_have_copied_arrives_while_another_waits_for_memory() {
+fn copied_bytes_arrive_while_another_reader_waits_for_memory() {
     let folder = Folder::new("segments-disk");
     let path = folder.0.join("m.safetensors");
     let tensors = model(&path, &sizes());
@@ -134,7 +134,7 @@ fn what_readers_have_copied_arrives_while_another_waits_for_memory() {
         fadvise(&file, 0, None, Advice::DontNeed).unwrap();
         if cached_bytes(&file, 0, file.metadata().unwrap().len()).unwrap() > 0 {
             let _ =
-                std::io::stderr().write_all(b"SKIPPED: this file system keeps pages that it is to drop\n");
+                std::io::stderr().write_all(b"SKIPPED: this file system keeps pages that it should drop\n");
             return;
         }
         let places = Places::new(&Emulated::new(), SEGMENT, count);
@@ -150,7 +150,7 @@ fn what_readers_have_copied_arrives_while_another_waits_for_memory() {
 }
 
 #[test]
-fn a_load_without_memory_can_be_given_up() {
+fn a_load_without_memory_can_be_cancelled() {
     let folder = Folder::new("segments-stop");
     let path = folder.0.join("m.safetensors");
     model(&path, &sizes());
@@ -175,7 +175,7 @@ fn a_load_without_memory_can_be_given_up() {
 }
 
 #[test]
-fn segments_hold_whole_tensors_and_what_is_longer_has_one_of_its_own() {
+fn segments_hold_whole_tensors_and_a_longer_one_has_its_own() {
     let folder = Folder::new("segments-plan");
     let path = folder.0.join("m.safetensors");
     model(&path, &sizes());

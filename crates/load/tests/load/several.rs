@@ -14,7 +14,7 @@ use crate::engine::{Folder, bytes_of, matrices};
 use crate::mover::FRESH;
 use crate::plan::{model, options, selection, sketches};
 
-/// What was read into a slot: the bytes of the file, and others behind its end.
+/// The bytes that were read into a slot: those of the file, and others behind its end.
 fn slot(model: &Model, chunk: &Chunk) -> Vec<u8> {
     let mut slot = vec![0xdd; chunk.bytes() as usize];
     for read in &chunk.reads {
@@ -24,7 +24,7 @@ fn slot(model: &Model, chunk: &Chunk) -> Vec<u8> {
     slot
 }
 
-/// Carries out the copies of a chunk.
+/// Executes the copies of a chunk.
 fn copy(chunk: &Chunk, slot: &[u8], arenas: &Arenas, memory: &mut [Vec<u8>]) {
     for copy in &chunk.copies {
         let (arena, to) = arenas.place(copy);

@@ -113,7 +113,7 @@ fn every_byte_of_a_model_on_a_web_server() {
 }
 
 #[test]
-fn s3_is_spoken_by_paths_with_and_without_a_signature() {
+fn s3_works_by_paths_with_and_without_a_signature() {
     let (one, two) = (vec![("x", noise(500_000, 5))], vec![("y", noise(70_000, 6))]);
     let index = r#"{"weight_map":{"x":"one.safetensors","y":"two.safetensors"}}"#;
     let server = Server::new(&[
@@ -151,7 +151,7 @@ fn s3_is_spoken_by_paths_with_and_without_a_signature() {
 }
 
 #[test]
-fn what_is_cut_or_refused_for_a_while_is_asked_for_again() {
+fn interrupted_and_refused_requests_are_retried() {
     for wrong in [Wrong::Cut, Wrong::Busy] {
         let (server, remote, path) = start();
         server.goes(wrong);
@@ -177,7 +177,7 @@ fn an_object_that_changes_is_noticed() {
 }
 
 #[test]
-fn what_never_works_ends_in_time_with_a_reason() {
+fn permanent_failures_end_in_time_with_a_reason() {
     // A server without ranges is not asked twice.
     let cases =
         [(Wrong::AlwaysCut, LONG, 5), (Wrong::NoRanges, LONG, 1), (Wrong::Hangs, Duration::from_secs(1), 5)];
@@ -209,7 +209,7 @@ fn what_never_works_ends_in_time_with_a_reason() {
 }
 
 #[test]
-fn a_load_that_is_given_up_ends_soon() {
+fn a_cancelled_load_ends_soon() {
     let (server, remote, path) = start();
     let model = Model::open(&remote, &[path]).unwrap();
     let plan = Plan::new(&model, &Selection::default(), plan::PlanOptions::ring()).unwrap();
@@ -228,7 +228,7 @@ fn a_load_that_is_given_up_ends_soon() {
 
 /// Reading headers and listing a prefix can be cancelled.
 #[test]
-fn whoever_does_not_want_to_wait_need_not() {
+fn waits_for_a_server_can_be_cancelled() {
     for address in ["/m/model.safetensors", "s3://m/llama"] {
         let (server, ..) = start();
         server.goes(Wrong::Hangs);

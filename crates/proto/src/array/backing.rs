@@ -6,8 +6,8 @@ use crate::queue::Memory;
 
 /// Blocks, and commands that move them between their place and the cache's pages.
 pub trait Backing<M: Memory<Addr = GpuAddr>>: Sized {
-    /// What an array's handle names as its queue; none if there is none. Opened for each miss: what finds pages in the cache
-    /// has no use for it.
+    /// The queue that an array's handle names; none if there is none. Opened for each miss only: hits in the cache do not
+    /// need it.
     fn open(mem: &M, queue: GpuAddr) -> Option<Self>;
     /// Checks a command. [`Answer::Pending`]: [`Self::test`] has to be called until it ends.
     fn begin(
@@ -21,7 +21,7 @@ pub trait Backing<M: Memory<Addr = GpuAddr>>: Sized {
     ) -> Answer;
     /// Moves a command on without waiting for anything. It ends in bounded time.
     fn test(&self, mem: &M, command: &mut Command) -> Answer;
-    /// A number that changes when no command that ended in [`Answer::InDoubt`] before can touch memory any more.
+    /// A number that changes once commands that ended in [`Answer::InDoubt`] before can no longer touch memory.
     fn life(&self, mem: &M) -> u32;
 }
 

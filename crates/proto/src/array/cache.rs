@@ -17,15 +17,15 @@ pub struct PageCache<M: Memory<Addr = GpuAddr>, B: Backing<M>> {
 /// An array on an exported queue.
 pub type DriveArray<M> = PageCache<M, DeviceQueue<M>>;
 
-/// What came of looking a page up.
+/// The result of a page lookup.
 pub(super) enum Found {
     /// It is in this slot, and has one pin more.
     Pinned(u32),
-    /// It is in this slot, and not there yet or not there any more.
+    /// It is assigned to this slot, but is still being read or has been evicted.
     Elsewhere(u32),
     /// It has too many pins.
     Crowded,
-    /// It is in no way of its set.
+    /// No way of its set has it.
     Nowhere,
 }
 
@@ -41,7 +41,7 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
         if array.backing(mem).is_some() { Ok(array) } else { Err(ArrayError::NoArray) }
     }
 
-    /// What it lies on.
+    /// Its backing.
     #[inline(always)]
     pub(super) fn backing(&self, mem: &M) -> Option<B> {
         B::open(mem, GpuAddr(self.handle.queue(mem)))
@@ -74,7 +74,7 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
     /// Pins the page that this byte of the array is in. It is read unless the cache has it.
     ///
     /// # Errors
-    /// When the array has no such byte, or the page is not to be had in time.
+    /// When the array has no such byte, or the page is not available in time.
     #[inline(always)]
     pub fn pin<'a>(&'a self, mem: &'a M, byte: u64) -> Result<Pin<'a, M, B>, ArrayError> {
         let slot = self.pin_slot(mem, byte)?;
@@ -105,8 +105,8 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
         self.fetch(mem, byte)
     }
 
-    /// [`Self::pin_slot`] of a page that is not in the cache. A function of its own: it takes more registers than all that
-    /// finds a page there.
+    /// [`Self::pin_slot`] for a page that is not in the cache. A function of its own, because it takes more registers than a
+    /// hit.
     #[inline(never)]
     fn fetch(&self, mem: &M, byte: u64) -> Result<u32, ArrayError> {
         let mut request = PageRequest::new(self, mem, byte);
@@ -125,16 +125,16 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
         GpuAddr(self.handle.data(mem)).plus(u64::from(slot) << self.handle.page_shift(mem))
     }
 
-    /// Takes one pin back: the caller has done with the page.
+    /// Releases one pin: the caller no longer uses the page.
     #[inline(always)]
     pub fn unpin(&self, mem: &M, slot: u32) {
         mem.fetch_add_release(self.state(mem, slot), 1u32.wrapping_neg());
     }
 
-    /// Takes one pin back and has the page written back in time: the caller has stored to it.
+    /// Releases one pin and marks the page to be written back: the caller has stored to it.
     #[inline(always)]
     pub fn unpin_written(&self, mem: &M, slot: u32) {
-        // Before the pin goes: a page without pins that is not dirty may be given up.
+        // Before the pin is released: a page without pins that is not dirty may be evicted.
         mem.fetch_or(self.state(mem, slot), state::DIRTY);
         self.unpin(mem, slot);
     }
@@ -192,7 +192,7 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
         ((hash * u64::from(self.handle.sets(mem))) >> 32) as u32
     }
 
-    /// The page that a slot's tag names. Two words: of one moment only for those who keep them from changing.
+    /// The page that a slot's tag names. Two words: consistent only for callers that keep them from changing.
     #[inline(always)]
     pub(super) fn tag(&self, mem: &M, slot: u32) -> u64 {
         let low = mem.load(self.word(mem, slot, set::LOW));

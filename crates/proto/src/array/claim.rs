@@ -8,15 +8,15 @@ use crate::queue::Memory;
 /// Set in the lock word while the set is locked; the bits above it are the clock hand.
 const LOCKED: u32 = 1;
 
-/// What came of a look at a set.
+/// The result of a search in a set.
 pub(super) enum Claim {
     /// This slot is the caller's, to read the page into.
     Read(u32),
-    /// The dirty page in this slot is to be written back first. It is pinned and marked.
+    /// The dirty page in this slot must be written back first. It is pinned and marked.
     WriteBack(u32),
     /// The page is in this slot already, or is being read into it.
     There(u32),
-    /// Somebody else has the lock.
+    /// Another thread has the lock.
     Locked,
     /// Every page is pinned or in use.
     Full,
@@ -37,7 +37,7 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
         claim
     }
 
-    /// [`Self::claim`] for the holder of the lock, which gives the hand's next place too.
+    /// [`Self::claim`] for the holder of the lock, which returns the hand's next place, too.
     #[inline(always)]
     fn claim_alone(&self, mem: &M, backing: &B, page: u64, (first, hand): (u32, u32)) -> (Claim, u32) {
         let mut empty = None;
@@ -86,8 +86,8 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
         (Claim::Full, next)
     }
 
-    /// Claims a clean page that nobody has pinned: one that was not used since the hand passed, or else any. Gives the
-    /// hand's next place too.
+    /// Claims a clean page without pins: one that was not used since the hand passed, or else any. Returns the hand's next
+    /// place, too.
     #[inline(always)]
     fn evict(&self, mem: &M, first: u32, hand: u32) -> (Option<u32>, u32) {
         let mut step = 0;
@@ -107,7 +107,7 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
         (None, hand)
     }
 
-    /// Pins a dirty page and marks it as being written back, if it is to be. Where it is `wanted`, other pins do not
+    /// Pins a dirty page and marks it as being written back, if it needs that. If it is `wanted`, other pins do not
     /// matter.
     #[inline(always)]
     pub(super) fn begin_write_back(&self, mem: &M, backing: &B, slot: u32, wanted: bool) -> bool {
@@ -124,7 +124,7 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
         mem.compare_exchange_acquire(at, seen, (seen & !gone | state::WRITING) + 1) == seen
     }
 
-    /// Whether the backing has let go of a command that was in doubt, for which a slot's note stands.
+    /// Whether the backing has released a command of unknown outcome, which a slot's note names.
     #[inline(always)]
     pub(super) fn is_over(&self, mem: &M, backing: &B, slot: u32) -> bool {
         mem.load_acquire(self.word(mem, slot, set::NOTE)) != backing.life(mem)

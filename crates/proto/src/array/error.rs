@@ -1,13 +1,13 @@
-//! Why a page of an array is not to be had, or not written back.
+//! Why a page of an array is not available, or was not written back.
 
 use crate::kernel::Answer;
 
-/// Why a page of an array is not to be had, or not written back.
+/// Why a page of an array is not available, or was not written back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ArrayError {
     /// The page could not be read.
     Read(Answer),
-    /// A page could not be written back: the one that was to be flushed, or one that had to make room.
+    /// A page could not be written back: the one to flush, or one that had to make room.
     WriteBack(Answer),
     /// For as long as the array's limit, every page that could have made room was pinned or in use.
     NoRoom,
@@ -19,11 +19,11 @@ pub enum ArrayError {
     Range,
     /// The array was opened for reading only.
     ReadOnly,
-    /// This is no array, or one of another version.
+    /// This is not an array, or one of another version.
     NoArray,
 }
 
-/// What is added to the number of an answer that a write-back got.
+/// Added to the number of a write-back's answer.
 const WRITE_BACK: i32 = 0x1_0000;
 
 impl ArrayError {
@@ -43,7 +43,7 @@ impl ArrayError {
         }
     }
 
-    /// What a number stands for, if it is one of these.
+    /// The error with this number, if it is one of these.
     #[must_use]
     pub const fn from_code(code: i32) -> Option<Self> {
         match code {
@@ -72,7 +72,7 @@ impl core::fmt::Display for ArrayError {
             Self::TooManyPins => "the page has too many pins",
             Self::Range => "the array ends before it",
             Self::ReadOnly => "the array was opened for reading only",
-            Self::NoArray => "this is no handle of an array, or one of another version",
+            Self::NoArray => "this is not a handle of an array, or one of another version",
         })
     }
 }

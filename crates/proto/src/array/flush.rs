@@ -1,4 +1,4 @@
-//! Writing back what is dirty.
+//! Writing back dirty pages.
 
 use super::layout::{counter, state};
 use super::{ArrayError, Backing, PageCache};
@@ -6,7 +6,7 @@ use crate::GpuAddr;
 use crate::kernel::{Answer, Command, DeviceOp};
 use crate::queue::Memory;
 
-/// What a thread's part of a flush came to.
+/// The result of a thread's part of a flush.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Flushed {
     /// Pages that it wrote back.
@@ -17,7 +17,7 @@ pub struct Flushed {
     pub error: Option<ArrayError>,
 }
 
-/// Where threads add up what their parts of a flush came to: zeroed words.
+/// Where threads add up the results of their parts of a flush: zeroed words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FlushReport(pub GpuAddr);
 
@@ -70,7 +70,7 @@ pub fn flush_slots<M: Memory<Addr = GpuAddr>, B: Backing<M>>(
 }
 
 impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
-    /// Writes a slot's page back if it is dirty; whether it was.
+    /// Writes a slot's page back if it is dirty; returns whether it was.
     #[inline(always)]
     fn flush_slot(&self, mem: &M, slot: u32, deadline: u64) -> Result<bool, ArrayError> {
         let others = mem.now().saturating_add(self.limit(mem));
@@ -91,7 +91,7 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
             {
                 return Err(ArrayError::WriteBack(Answer::InDoubt));
             }
-            // Somebody else writes it back, or has just pinned it.
+            // Another thread writes it back, or has just pinned it.
             mem.pause();
         }
     }

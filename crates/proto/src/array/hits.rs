@@ -1,7 +1,7 @@
-//! The rows of a gather that are in the cache, by many warps that wait for nothing.
+//! The rows of a gather that are in the cache, by many warps that never wait.
 //!
 //! Each lane looks for the page of a row. All lanes copy what any of them has pinned, and unpin it in the same round.
-//! What is not there goes on a list for [`super::run_misses`].
+//! Misses go on a list for [`super::run_misses`].
 
 use super::cache::Found;
 use super::items::Miss;
@@ -35,7 +35,7 @@ mod word {
 
 /// Local words of all lanes.
 mod common {
-    /// Lanes that still want something.
+    /// Lanes that are not done.
     pub const ACTIVE: u32 = super::word::COUNT * super::MOST_LANES;
     /// Pins so far.
     pub const PINS: u32 = ACTIVE + 1;
@@ -82,7 +82,7 @@ struct Hits<'a, W: Lanes, M: Memory<Addr = GpuAddr>, B: Backing<M>> {
 }
 
 impl<W: Lanes, M: Memory<Addr = GpuAddr>, B: Backing<M>> Hits<'_, W, M, B> {
-    /// As many items as the warp has lanes. Takes and gives the numbers of pins and misses so far.
+    /// As many items as the warp has lanes. Takes and returns the numbers of pins and misses so far.
     #[inline(always)]
     fn chunk(&self, start: u32, end: u32, (mut pins, mut missed): (u32, u32)) -> (u32, u32) {
         let items = (end - start).min(self.warp.lanes());
@@ -201,7 +201,7 @@ impl<W: Lanes, M: Memory<Addr = GpuAddr>, B: Backing<M>> Hits<'_, W, M, B> {
         });
     }
 
-    /// A lane has done with a part of its row: it was copied, or listed.
+    /// A lane is done with a part of its row: it was copied, or listed.
     #[inline(always)]
     fn end_part(&self, lane: u32) {
         let done = self.get(lane, word::DONE);

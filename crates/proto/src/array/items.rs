@@ -1,10 +1,10 @@
-//! Rows that are to be moved, and what comes of each.
+//! Rows to move, and the result of each.
 
 use super::ArrayError;
 use crate::GpuAddr;
 use crate::queue::Memory;
 
-/// A row that is wanted.
+/// A requested row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct GatherItem {
@@ -33,9 +33,9 @@ impl GatherItem {
 pub struct GatherJob {
     /// The items, [`GatherItem`]. Those whose rows are neighbours are best neighbours too.
     pub items: GpuAddr,
-    /// The output, or what is written: rows without gaps, on a multiple of 4.
+    /// The output, or the bytes to write: rows without gaps, on a multiple of 4.
     pub out: GpuAddr,
-    /// What came of each row of the output: 0, or an [`ArrayError::code`].
+    /// The result of each row of the output: 0, or an [`ArrayError::code`].
     pub answers: GpuAddr,
     /// Rows of the array.
     pub rows: u64,
@@ -43,7 +43,7 @@ pub struct GatherJob {
     pub limit: u64,
     /// Items.
     pub count: u32,
-    /// Bytes of a row that are wanted, a multiple of 4.
+    /// Bytes of a row that are moved, a multiple of 4.
     pub row_bytes: u32,
     /// Bytes from one row of the array to the next, a multiple of 4.
     pub stride: u32,
@@ -86,19 +86,19 @@ impl GatherJob {
         (self.row_bytes | self.stride | self.out.0 as u32).is_multiple_of(16)
     }
 
-    /// Leaves what came of a row of the output: 0, or an [`ArrayError::code`].
+    /// Stores the result of a row of the output: 0, or an [`ArrayError::code`].
     #[inline(always)]
     pub(super) fn answer<M: Memory<Addr = GpuAddr>>(&self, mem: &M, to: u32, code: i32) {
         mem.store(self.answer_at(to), code as u32);
     }
 
-    /// A row waits for so many of its parts.
+    /// A row waits for this many of its parts.
     #[inline(always)]
     pub(super) fn wait_for_parts<M: Memory<Addr = GpuAddr>>(&self, mem: &M, to: u32, parts: u32) {
         mem.store(self.answer_at(to), WAITS | parts);
     }
 
-    /// One part of a row that waits has come, or failed. The row is done with the last one, unless one failed.
+    /// One part of a waiting row has arrived or failed. The row is done with the last one, unless one failed.
     #[inline(always)]
     pub(super) fn end_part<M: Memory<Addr = GpuAddr>>(&self, mem: &M, to: u32, part: Result<(), ArrayError>) {
         let at = self.answer_at(to);
@@ -127,12 +127,12 @@ impl GatherJob {
 const WAITS: u32 = 0x8000_0000;
 const WAITS_MASK: u32 = 0xffff_0000;
 
-/// Runs of items that want a page which the cache did not have, in memory: [`crate::array::run_hits`] leaves them for
+/// Runs of items for pages that the cache did not have, in memory: [`crate::array::run_hits`] leaves them for
 /// [`crate::array::run_misses`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MissList(pub GpuAddr);
 
-/// Items that follow each other and want the same page.
+/// Items that follow each other and need the same page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Miss {
     pub page: u64,
@@ -143,14 +143,14 @@ pub(super) struct Miss {
 impl MissList {
     /// How many there are. Zero at first.
     const COUNT: u64 = 0;
-    /// How many are taken. Zero at first, and in words of its own: many fight over it.
+    /// How many are taken. Zero at first, and on a line of its own, because many threads contend for it.
     const TAKEN: u64 = 64;
     const ENTRIES: u64 = 128;
     const ENTRY_BYTES: u64 = 16;
     /// Bytes at the beginning that must be zero.
     pub const ZEROED: usize = Self::ENTRIES as usize;
 
-    /// Bytes of a list for so many items of so many bytes, on a multiple of 16.
+    /// Bytes of a list for `items` items of `bytes` bytes, on a multiple of 16.
     #[must_use]
     pub const fn bytes(items: u32, row_bytes: u32) -> u64 {
         // A row that begins at the end of a page.
@@ -166,7 +166,7 @@ impl MissList {
         mem.store_four(self.0.plus(Self::ENTRIES + u64::from(place) * Self::ENTRY_BYTES), words);
     }
 
-    /// Takes a run that nobody else gets; none when all are taken. Nothing is appended any more.
+    /// Takes a run for the caller alone; none if all are taken. Nothing is appended any more.
     #[inline(always)]
     pub(super) fn take<M: Memory<Addr = GpuAddr>>(&self, mem: &M) -> Option<Miss> {
         let place = next(mem, self.0.plus(Self::TAKEN));
@@ -179,7 +179,7 @@ impl MissList {
     }
 }
 
-/// A number of its own for each of those who come here.
+/// A different number for each caller.
 #[inline(always)]
 fn next<M: Memory<Addr = GpuAddr>>(mem: &M, at: GpuAddr) -> u32 {
     let (first, rank) = mem.combine(at, |count| u64::from(mem.fetch_add_relaxed(at, count)));

@@ -51,15 +51,15 @@ pub(super) mod state {
     pub const WRITING: u32 = 1 << 25;
     /// The last write-back failed: the note says why.
     pub const BROKEN: u32 = 1 << 24;
-    /// The last write-back may still happen: the note is the life of the backing in which it may.
+    /// The last write-back may still happen: the note is the epoch of the backing in which it may.
     pub const UNSURE: u32 = 1 << 23;
 
     pub const PINS: u32 = (1 << 23) - 1;
-    /// More pins are refused. Those that are about to be taken back fit in beside them.
+    /// More pins are refused. There is room above for those that are about to be released.
     pub const MOST_PINS: u32 = 1 << 22;
 }
 
-/// Offsets of the words that threads count in. They wrap.
+/// Offsets of the counters. They wrap.
 pub mod counter {
     /// Pages read.
     pub const READS: u32 = 0;
@@ -69,26 +69,26 @@ pub mod counter {
     pub const FAILED_READS: u32 = 8;
     /// Write-backs that failed.
     pub const FAILED_WRITES: u32 = 12;
-    /// Pages that gathers asked for.
+    /// Pages that gathers requested.
     pub const WANTED: u32 = 16;
-    /// Those of them that were in the cache when they were first looked for.
+    /// Those of them that were in the cache at the first lookup.
     pub const HITS: u32 = 20;
     /// Bytes of all counters.
     pub const BYTES: u32 = 128;
 }
 
-/// Sets of a cache of so many pages, and how many pages it then has: whole sets, or one that has fewer ways in use.
+/// Sets of a cache of `pages` pages, and how many pages it then has: whole sets, or one that has fewer ways in use.
 const fn sets(pages: u32) -> (u32, u32) {
     if pages < WAYS { (1, pages) } else { (pages / WAYS, pages / WAYS * WAYS) }
 }
 
-/// Bytes of the directory of a cache of so many pages.
+/// Bytes of the directory of a cache of `pages` pages.
 #[must_use]
 pub const fn directory_bytes(pages: u32) -> u64 {
     sets(pages).0 as u64 * SET_BYTES as u64
 }
 
-/// The words of an empty directory for so many pages.
+/// The words of an empty directory for `pages` pages.
 pub fn directory_words(pages: u32) -> impl Iterator<Item = u32> {
     let (sets, used) = sets(pages);
     (0..sets).flat_map(move |_| {
@@ -119,7 +119,7 @@ pub fn broken_pages(directory: &[u32]) -> impl Iterator<Item = (u64, ArrayError)
     })
 }
 
-/// What the host describes an array by, in the GPU's memory. Nobody writes it while the array is in use.
+/// The host's description of an array, in the GPU's memory. It does not change while the array is in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ArrayHandle {
     /// The handle of the queue that it is read by.
@@ -148,7 +148,7 @@ pub struct ArrayHandle {
     pub writable: u32,
 }
 
-/// Tells a handle of this layout from other memory.
+/// Distinguishes a handle of this layout from other memory.
 const MARK: u32 = 0x4f48_0041;
 
 impl ArrayHandle {
@@ -181,7 +181,7 @@ impl ArrayHandle {
         words
     }
 
-    /// The handle of these words; none if they are those of no array.
+    /// The handle of these words; none if they are not those of an array.
     #[must_use]
     pub fn from_words(words: &[u32; Self::WORDS]) -> Option<Self> {
         let long = |i: usize| u64::from(words[2 + 2 * i]) | u64::from(words[3 + 2 * i]) << 32;

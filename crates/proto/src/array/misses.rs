@@ -1,7 +1,7 @@
 //! The rows of a gather that are not in the cache, by as many lanes as commands can be in flight.
 //!
-//! Each lane takes a run of items that want the same page from the list, requests the page, and takes the next run once
-//! all lanes have copied this one. Nobody has a pin while it waits, so a cache of one page is enough.
+//! Each lane takes a run of items that need the same page from the list, requests the page, and takes the next run once
+//! all lanes have copied this one. No lane has a pin while it waits, so a cache of one page is enough.
 
 use super::hits::{MOST_LANES, copy_word};
 use super::items::Miss;
@@ -49,7 +49,7 @@ mod common {
 /// Words of local memory of a warp.
 pub const MISS_WORDS: u32 = (common::PINS + 1).next_multiple_of(4);
 
-/// A warp copies runs from the list until there are none. What it comes to after the job's limit is not begun.
+/// A warp copies runs from the list until there are none. After the job's limit it starts no more.
 #[inline(always)]
 pub fn run_misses<W: Lanes, M: Memory<Addr = GpuAddr>, B: Backing<M>>(
     warp: &W,
@@ -90,7 +90,7 @@ struct Misses<'a, W: Lanes, M: Memory<Addr = GpuAddr>, B: Backing<M>> {
     array: &'a PageCache<M, B>,
     job: &'a GatherJob,
     list: MissList,
-    /// Looked at by single lanes.
+    /// Read by single lanes.
     deadline: u64,
 }
 
@@ -185,7 +185,7 @@ impl<W: Lanes, M: Memory<Addr = GpuAddr>, B: Backing<M>> Misses<'_, W, M, B> {
         });
     }
 
-    /// Takes a lane's pin back: its run is copied.
+    /// Releases a lane's pin: its run is copied.
     #[inline(always)]
     fn release(&self, lane: u32) {
         let slot = self.get(lane, word::PINNED);

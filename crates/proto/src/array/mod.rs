@@ -1,6 +1,6 @@
 //! Arrays that are larger than the GPU's memory: a range of a namespace, cached in pages that GPU threads pin.
 //!
-//! Everything is words in memory, and every thread may do everything. docs/architecture.md, *Arrays in device memory*,
+//! All state is words in memory, and any thread may do any step. docs/architecture.md, *Arrays in device memory*,
 //! explains the states, the orders and the failures.
 
 mod backing;

@@ -1,4 +1,4 @@
-//! A page that a thread wants, and how far it has come.
+//! A thread's request for a page, and its progress.
 
 use super::cache::Found;
 use super::claim::Claim;
@@ -8,7 +8,7 @@ use crate::GpuAddr;
 use crate::kernel::{Answer, Command, DeviceOp};
 use crate::queue::Memory;
 
-/// What a request waits for.
+/// What a request is waiting for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 enum PagePhase {
@@ -16,34 +16,34 @@ enum PagePhase {
     Look = 0,
     /// Its own read into the slot.
     Read = 1,
-    /// Its own write-back of another page, in the slot that it wants.
+    /// Its own write-back of another page, in the slot that it needs.
     Write = 2,
-    /// Somebody else's read into the slot.
+    /// Another thread's read into the slot.
     Wait = 3,
     /// It was answered.
     Over = 4,
 }
 
-/// A page that a thread wants. Once it has been advanced, it must be until it is answered.
+/// A thread's request for a page. Once advanced, it must be advanced until it is answered.
 #[derive(Clone, Copy)]
 pub struct PageRequest {
     page: u64,
     deadline: u64,
     phase: PagePhase,
     slot: u32,
-    /// Why it waits, for when the time is over.
+    /// Why it waits, for the error at the time limit.
     full: bool,
     command: Command,
 }
 
-/// How far a request has come.
+/// The progress of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PageStep {
     /// It has to be advanced again.
     Pending,
     /// The page is in this slot, and pinned for the caller.
     Pinned(u32),
-    /// It is not to be had.
+    /// It is not available.
     Failed(ArrayError),
 }
 
@@ -51,7 +51,7 @@ impl PageRequest {
     /// Words of a request.
     pub const WORDS: usize = 8 + Command::WORDS;
 
-    /// For the page that this byte is in, to be answered within the array's limit and that of the commands that it begins.
+    /// For the page of this byte, to be answered within the array's limit and that of the commands that it starts.
     #[inline(always)]
     pub fn new<M: Memory<Addr = GpuAddr>, B: Backing<M>>(
         array: &PageCache<M, B>,
@@ -68,7 +68,7 @@ impl PageRequest {
         }
     }
 
-    /// The request as words, for those who keep it elsewhere than in a thread's own memory.
+    /// The request as words, for callers that store it outside a thread's own memory.
     #[inline(always)]
     pub fn words(&self) -> [u32; Self::WORDS] {
         let mut words = [0; Self::WORDS];
@@ -201,7 +201,7 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
         self.settle(mem, request, answer)
     }
 
-    /// What becomes of a slot whose command has come this far.
+    /// Updates a slot after a step of its command.
     #[inline(always)]
     fn settle(&self, mem: &M, request: &mut PageRequest, answer: Answer) -> PageStep {
         if answer == Answer::Pending {
@@ -234,7 +234,7 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
         PageStep::Failed(ArrayError::Read(answer))
     }
 
-    /// Ends a write-back that has come to this answer, and takes its pin back. A page that was not written stays dirty.
+    /// Ends a write-back with this answer, and releases its pin. A page that was not written stays dirty.
     #[inline(always)]
     pub(super) fn end_write_back(
         &self,
@@ -250,7 +250,7 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
                 _ => (answer.code() as u32, 0),
             };
             mem.store_release(self.word(mem, slot, set::NOTE), note);
-            // Before the mark goes: a page that is neither dirty nor marked is taken for written.
+            // Before the mark is cleared: a page that is neither dirty nor marked counts as written.
             mem.fetch_or(at, state::DIRTY | state::BROKEN | flags);
             self.count(mem, counter::FAILED_WRITES, 1);
         }
@@ -262,7 +262,7 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
     fn wait_for_others(&self, mem: &M, request: &mut PageRequest) -> PageStep {
         let slot = request.slot;
         let kind = mem.load_acquire(self.state(mem, slot)) & state::KIND;
-        // The note before the tag: a slot that has another page by now has another tag too.
+        // The note before the tag: a slot that has another page by now has another tag, too.
         let note = mem.load_acquire(self.word(mem, slot, set::NOTE));
         let same = self.tag(mem, slot) == request.page;
         match kind {

@@ -38,7 +38,7 @@ pub fn write_rows<M: Memory<Addr = GpuAddr>, B: Backing<M>>(
     });
 }
 
-/// Calls `f` with the row of each item and its place in the buffer, and leaves what came of it in the item's answer.
+/// Calls `f` with the row of each item and its place in the buffer, and stores the result in the item's answer.
 #[inline(always)]
 fn each_row<M: Memory<Addr = GpuAddr>>(
     mem: &M,

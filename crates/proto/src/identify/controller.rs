@@ -91,7 +91,7 @@ pub struct Vwc(pub u8);
 
 impl Vwc {
     bits! { u8;
-        /// Flush of all namespaces: 2 not supported, 3 supported, 0 not told.
+        /// Flush of all namespaces: 2 not supported, 3 supported, 0 not reported.
         flush_all with_flush_all 1 2 u8;
     }
     flags! { u8;
@@ -121,9 +121,9 @@ record! {
     cntlid 78 u16;
     /// Version of the specification; 0 before 1.2.
     ver 80 Version;
-    /// Time to resume from D3 in microseconds; 0 is not told.
+    /// Time to resume from D3 in microseconds; 0 is not reported.
     rtd3r 84 u32;
-    /// Time to enter D3, and to shut down, in microseconds; 0 is not told.
+    /// Time to enter D3, and to shut down, in microseconds; 0 is not reported.
     rtd3e 88 u32;
     /// Optional asynchronous events.
     oaes 92 u32;
@@ -165,9 +165,9 @@ record! {
     avscc 264 u8;
     /// Autonomous power state transitions (bit 0).
     apsta 265 u8;
-    /// Warning temperature in kelvins; 0 is not told.
+    /// Warning temperature in kelvins; 0 is not reported.
     wctemp 266 u16;
-    /// Critical temperature in kelvins; 0 is not told.
+    /// Critical temperature in kelvins; 0 is not reported.
     cctemp 268 u16;
     /// Longest pause for a firmware activation, in units of 100 ms.
     mtfa 270 u16;
@@ -185,7 +185,7 @@ record! {
     edstt 316 u16;
     /// Self-test options.
     dsto 318 u8;
-    /// Firmware update granularity in units of 4 KiB; 0 is not told, FFh any.
+    /// Firmware update granularity in units of 4 KiB; 0 is not reported, FFh any.
     fwug 319 u8;
     /// Keep alive granularity in units of 100 ms; 0 is no keep alive.
     kas 320 u16;
@@ -197,9 +197,9 @@ record! {
     mxtmt 326 u16;
     /// Sanitize capabilities.
     sanicap 328 u32;
-    /// Smallest piece of host memory, in units of 4 KiB; 0 is no limit.
+    /// Smallest range of host memory, in units of 4 KiB; 0 is no limit.
     hmminds 332 u32;
-    /// Most pieces of host memory; 0 is no limit.
+    /// Most ranges of host memory; 0 is no limit.
     hmmaxd 336 u16;
     /// Largest NVM set identifier.
     nsetidmax 338 u16;
@@ -223,7 +223,7 @@ record! {
     sqes 512 EntrySizes;
     /// Sizes of a completion entry.
     cqes 513 EntrySizes;
-    /// Most commands outstanding in one queue; 0 is not told.
+    /// Most commands outstanding in one queue; 0 is not reported.
     maxcmd 514 u16;
     /// Largest namespace identifier.
     nn 516 u32;

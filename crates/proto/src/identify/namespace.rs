@@ -91,7 +91,7 @@ impl Namespace<'_> {
         self.nlbaf_z().saturating_add(self.nulbaf()).min(MAX_FORMATS - 1)
     }
 
-    /// One of the formats; none if there are not so many.
+    /// One of the formats; none if there are not that many.
     #[must_use]
     pub fn lbaf(&self, index: u8) -> Option<LbaFormat> {
         (index <= self.last_format()).then(|| LbaFormat::get(self.bytes(), FORMATS + index as usize * 4))
@@ -103,7 +103,7 @@ impl Namespace<'_> {
         self.flbas().index(self.last_format())
     }
 
-    /// The format in use; refuses what we do not understand.
+    /// The format in use; refuses unsupported ones.
     pub fn format(&self) -> Result<Format, FormatError> {
         let index = self.format_index();
         let lbaf = self.lbaf(index).ok_or(FormatError::NoSuchFormat { index })?;

@@ -1,23 +1,23 @@
-//! What a function of a lent queue answers, and the number that stands for it.
+//! The answers of an exported queue's functions, and their numbers.
 
 use crate::Status;
 
-/// What a function of a lent queue answers.
+/// The answer of an exported queue's function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// The command was carried out: its data is there.
+    /// The command was executed: its data is there.
     Done,
-    /// The controller ended the command with this status, and trying again did not help.
+    /// The controller ended the command with this status, and retries did not help.
     Failed(Status),
     /// The command has not ended yet.
     Pending,
-    /// The command was given up. The controller has let go of its memory.
+    /// The command timed out. The controller no longer uses its memory.
     TimedOut,
-    /// The command was given up, and the controller may still write its memory until the queue is taken back.
+    /// The command timed out, and the controller may still write its memory until the queue is revoked.
     InDoubt,
-    /// The queue was stopped by the host, for good. What was in flight is in doubt until it is taken back.
+    /// The host stopped the queue for good. The outcome of commands in flight is unknown until the queue is revoked.
     Stopped,
-    /// The queue had no room until the command's time was over: it was not handed over.
+    /// The queue had no room until the command's time was over: it was not submitted.
     Full,
     /// Blocks that the namespace does not have.
     Range,
@@ -27,18 +27,18 @@ pub enum Answer {
     Buffer,
     /// The data does not begin on a multiple of four bytes.
     Alignment,
-    /// The queue was lent for reading only.
+    /// The queue was exported for reading only.
     ReadOnly,
-    /// This is no handle, or one of another version.
+    /// This is not a handle, or one of another version.
     NoHandle,
-    /// This command was never submitted, or has ended and was told of.
+    /// This command was never submitted, or its end was already reported.
     Spent,
-    /// Neither a read nor a write was asked for.
+    /// The operation is neither a read nor a write.
     NoOperation,
 }
 
 impl Answer {
-    /// The number: 0 if all is well, an NVMe status field if positive, else one of ours.
+    /// The number: 0 for success, an NVMe status field if positive, else one of ours.
     #[inline(always)]
     #[must_use]
     pub const fn code(self) -> i32 {
@@ -61,7 +61,7 @@ impl Answer {
         }
     }
 
-    /// What a number stands for, if it is one of these.
+    /// The answer with this number, if it is one of these.
     #[must_use]
     pub const fn from_code(code: i32) -> Option<Self> {
         Some(match code {
@@ -100,7 +100,7 @@ impl core::fmt::Display for Answer {
             Self::Buffer => "the data memory ends before the transfer does",
             Self::Alignment => "the data does not begin on a multiple of four bytes",
             Self::ReadOnly => "the queue was lent for reading only",
-            Self::NoHandle => "this is no handle of a queue, or one of another version",
+            Self::NoHandle => "this is not a handle of a queue, or one of another version",
             Self::Spent => "there is no such command in flight",
             Self::NoOperation => "neither a read nor a write was asked for",
         })

@@ -1,4 +1,4 @@
-//! What a launch hands to its kernel, as the host writes it and the kernel reads it: plain data without padding.
+//! The parameters of a launch, as the host writes and the kernel reads them: plain data without padding.
 
 use core::mem::{offset_of, size_of};
 use core::time::Duration;
@@ -7,7 +7,7 @@ use super::{Job, OwnerQueue};
 use crate::GpuAddr;
 use crate::queue::{Memory, Rings};
 
-/// A queue pair: where its rings lie, and the memory in which kernels keep their own account of them.
+/// A queue pair: where its rings lie, and the memory in which kernels keep their own state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct KernelQueue {
@@ -65,7 +65,7 @@ impl KernelQueue {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(C)]
 pub struct KernelJob {
-    /// The work items, on a multiple of 16. Nobody writes them during the launch.
+    /// The work items, on a multiple of 16. They do not change during the launch.
     pub works: GpuAddr,
     /// The outcomes, on a multiple of 8.
     pub outcomes: GpuAddr,
@@ -75,13 +75,13 @@ pub struct KernelJob {
     pub count: u32,
     /// The namespace.
     pub nsid: u32,
-    /// How often a command is tried again.
+    /// How often a command is retried.
     pub retries: u32,
     /// Zero.
     pub zero: u32,
     /// Nanoseconds to wait before a retry, by CRD.
     pub retry_delay: [u64; 4],
-    /// Nanoseconds without any completion after which the controller is taken to have stalled.
+    /// Nanoseconds without any completion after which the controller counts as stalled.
     pub stall: u64,
     /// Nanoseconds that the launch may take, by the GPU's clock from the kernel's start.
     pub limit: u64,

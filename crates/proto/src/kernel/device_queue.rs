@@ -1,17 +1,17 @@
-//! Queues for other people's kernels: what the functions do that they call.
+//! Queues for other people's kernels: the functions that they call.
 //!
-//! The protocol is [`Shared`]'s, single threads on a queue in shared mode; here is what stands around it when neither the
-//! kernel nor its commands are ours. Arguments are checked, data is pointed to by standing lists, failures are tried
-//! again, and every call is bounded by the times in the handle.
+//! The protocol is [`Shared`]'s, single threads on a queue in shared mode; this adds what is needed when neither the
+//! kernel nor its commands are ours. Arguments are checked, data pointers use prebuilt lists, failures are retried, and
+//! every call is bounded by the times in the handle.
 //!
-//! **The gate.** The host must be able to take the queue from the controller while kernels run that it knows nothing of. So
-//! a call counts itself in, looks at the gate, and counts itself out when it is done with queue and doorbells. The host
-//! closes the gate and waits for the count: each side writes, fences and then reads, so one of them sees the other.
-//! Whoever found the gate closed looks before it counts itself in again, or the count would never come to nothing.
+//! **The gate.** The host must be able to take the queue from the controller while kernels run that it does not know. So a
+//! call counts itself in, reads the gate, and counts itself out when it is done with queue and doorbells. The host closes
+//! the gate and waits for the count to drop to zero: each side writes, fences and then reads, so one of them sees the
+//! other. A thread that found the gate closed reads it before it counts itself in again, or the count would stay above 0.
 //!
-//! **Lives.** A command that is not completed in time is lost: the thread says so and leaves. The host then recovers the
-//! controller, counts the next life of the queue, and opens the gate. A command that was in flight in an earlier life is
-//! handed over again; until then its memory is the controller's.
+//! **Epochs.** A command that is not completed in time is lost: the thread reports it and leaves. The host then recovers
+//! the controller, begins the next epoch of the queue, and opens the gate. A command that was in flight in an earlier
+//! epoch is submitted again; until then its memory is the controller's.
 
 use super::handle::HandleAt;
 use super::job::{again, due};
@@ -22,7 +22,7 @@ use crate::prp::PrebuiltPrpLists;
 use crate::queue::{Address, Bounds, Memory, Shared, Stop, SubmitError, Token};
 use crate::{BusAddr, Sqe, Status};
 
-/// What to do with blocks.
+/// The operation on blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum DeviceOp {
@@ -33,7 +33,7 @@ pub enum DeviceOp {
 }
 
 impl DeviceOp {
-    /// The operation of this number, if there is one.
+    /// The operation with this number, if there is one.
     #[inline(always)]
     #[must_use]
     pub const fn from_code(code: u32) -> Option<Self> {
@@ -45,38 +45,38 @@ impl DeviceOp {
     }
 }
 
-/// How far a command has come. Numbers that memory which nobody wrote is not likely to hold.
+/// The phase of a command. Numbers that uninitialized memory is unlikely to hold.
 mod phase {
-    /// To be handed over when it is due.
+    /// To be submitted when it is due.
     pub const READY: u32 = 0x4f48_0101;
-    /// The controller has it, in the life of the queue that the command names.
+    /// The controller has it, in the epoch that the command names.
     pub const IN_FLIGHT: u32 = 0x4f48_0202;
-    /// The controller may have it, and nobody waits for its completion.
+    /// The controller may have it, and no thread waits for its completion.
     pub const ORPHANED: u32 = 0x4f48_0303;
     /// It has ended.
     pub const ENDED: u32 = 0x4f48_0404;
 }
 
-/// A command of a lent queue, in memory of the thread that submitted it, or of one that it hands it on to.
+/// A command of an exported queue, in memory of the thread that submitted it, or of one that it passes it on to.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Command {
     lba: u64,
     offset: u64,
-    /// When it is given up.
+    /// When it times out.
     deadline: u64,
-    /// Ready: when it is to be handed over. Flying: when it counts as lost.
+    /// Ready: when it is due. In flight: when it counts as lost.
     due: u64,
     blocks: u32,
     opcode: u32,
     phase: u32,
-    /// Its identifier while it is flying.
+    /// Its identifier while it is in flight.
     cid: u32,
-    /// The life of the queue that it was handed over in.
+    /// The epoch of the queue in which it was submitted.
     epoch: u32,
-    /// How often it failed and was tried again.
+    /// How often it failed and was retried.
     retries: u32,
-    /// How often the controller was recovered under it.
+    /// How often the controller was recovered while it was in flight.
     recoveries: u32,
     pad: u32,
 }
@@ -104,7 +104,7 @@ impl Command {
     /// Words of a command.
     pub const WORDS: usize = Self::BYTES / 4;
 
-    /// The command as words, for those who keep it elsewhere than in a thread's own memory.
+    /// The command as words, for callers that store it outside a thread's own memory.
     #[inline(always)]
     #[must_use]
     pub const fn words(&self) -> [u32; Self::WORDS] {
@@ -151,7 +151,7 @@ impl Command {
         }
     }
 
-    /// The life of the queue that it was handed over in last.
+    /// The epoch of the queue in which it was last submitted.
     #[inline(always)]
     pub(crate) const fn life(&self) -> u32 {
         self.epoch
@@ -160,10 +160,10 @@ impl Command {
 
 const _: () = assert!(Command::BYTES == 64);
 
-/// How much a command is moved on.
+/// How far a command is advanced.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Turn {
-    /// As [`Self::Look`], and a queue without room is not waited for either.
+    /// As [`Self::Look`], and without a wait for room in the queue.
     Try,
     /// As far as it goes without waiting for the controller.
     Look,
@@ -173,7 +173,7 @@ enum Turn {
     WaitOn,
 }
 
-/// A lent queue, as a thread sees it.
+/// An exported queue, as a thread sees it.
 #[derive(Clone, Copy)]
 pub struct DeviceQueue<M: Memory<Addr = GpuAddr, Door = GpuAddr>> {
     queue: Shared<M>,
@@ -213,7 +213,7 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> DeviceQueue<M> {
         self.handle.bytes(mem)
     }
 
-    /// Moves blocks and waits for it.
+    /// Moves blocks and waits for the end.
     #[inline(always)]
     pub fn run(&self, mem: &M, op: DeviceOp, lba: u64, blocks: u32, offset: u64) -> Answer {
         let mut command = Command::NONE;
@@ -223,7 +223,7 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> DeviceQueue<M> {
         }
     }
 
-    /// Hands a command over, once the queue has room for it. [`Answer::Pending`] if it is under way.
+    /// Submits a command, once the queue has room for it. [`Answer::Pending`] if it is in flight.
     #[inline(always)]
     pub fn submit(
         &self,
@@ -240,8 +240,8 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> DeviceQueue<M> {
         }
     }
 
-    /// Whether a command has ended, and how. Completions are handed out on the way, and a command that has to be tried
-    /// again is.
+    /// Whether a command has ended, and how. On the way, completions are distributed, and a command that needs a retry is
+    /// retried.
     #[inline(always)]
     pub fn test(&self, mem: &M, command: &mut Command) -> Answer {
         self.go_on(mem, command, false)
@@ -260,8 +260,8 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> DeviceQueue<M> {
         loop {
             match self.turn(mem, command, turn) {
                 Answer::Pending => {
-                    // Also for those who come back by themselves: of threads that a processor does not run at the same
-                    // time, one may have a lock.
+                    // Also for callers that come back by themselves: of threads that a processor does not run at the
+                    // same time, one may have a lock.
                     mem.pause();
                     if !waits {
                         return Answer::Pending;
@@ -273,7 +273,7 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> DeviceQueue<M> {
         }
     }
 
-    /// Checks what is asked for; [`Answer::Pending`] if it makes sense. The command is handed over by [`Self::go_on`].
+    /// Checks the arguments; [`Answer::Pending`] if they are valid. [`Self::go_on`] submits the command.
     #[inline(always)]
     pub fn begin(
         &self,
@@ -315,20 +315,20 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> DeviceQueue<M> {
         Answer::Pending
     }
 
-    /// [`Self::test`] that does not wait for room in the queue either: a caller with several commands in flight must go on
-    /// with the others, or there will never be any.
+    /// [`Self::test`] without a wait for room in the queue: a caller with several commands in flight must advance the others,
+    /// or there will never be any.
     #[inline(always)]
     pub fn try_test(&self, mem: &M, command: &mut Command) -> Answer {
         self.turn(mem, command, Turn::Try)
     }
 
-    /// Which life of the queue this is: when it changes, the controller has let go of all commands of the one before.
+    /// The queue's epoch. When it changes, the controller has released all commands of the one before.
     #[inline(always)]
     pub fn life(&self, mem: &M) -> u32 {
         self.gate(mem).epoch()
     }
 
-    /// Moves a command on.
+    /// Advances a command.
     #[inline(always)]
     fn turn(&self, mem: &M, command: &mut Command, turn: Turn) -> Answer {
         let early = match command.phase {
@@ -372,7 +372,7 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> DeviceQueue<M> {
         Gate(mem.load_acquire(self.signal(mem, signal::GATE)))
     }
 
-    /// What becomes of a command that has to wait for the host, or for its moment.
+    /// A step of a command that must wait for the host, or until it is due.
     #[inline(always)]
     fn outside(&self, mem: &M, command: &mut Command, gate: Gate) -> Answer {
         let late = if command.phase == phase::READY { Answer::TimedOut } else { Answer::InDoubt };
@@ -387,7 +387,7 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> DeviceQueue<M> {
         late
     }
 
-    /// The controller has let go of a command that it had: it is to be handed over again, unless that was done too often.
+    /// The controller has released a command that it had: it is submitted again, unless that was done too often.
     #[inline(always)]
     fn come_back(&self, mem: &M, command: &mut Command) -> Option<Answer> {
         command.recoveries += 1;
@@ -400,8 +400,8 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> DeviceQueue<M> {
         None
     }
 
-    /// What is done within the open gate, in this life of the queue. Unless it is only looked at, something has happened to
-    /// the command afterwards.
+    /// The steps within the open gate, in this epoch of the queue. Unless it is only polled, the command has changed
+    /// afterwards.
     #[inline(always)]
     fn inside(&self, mem: &M, command: &mut Command, epoch: u32, turn: Turn) -> Answer {
         let waits = matches!(turn, Turn::Wait | Turn::WaitOn);
@@ -417,7 +417,7 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> DeviceQueue<M> {
                 return Answer::TimedOut;
             }
             command.epoch = epoch;
-            // Room is waited for until the end: the controller's time begins when it has the command.
+            // The wait for room lasts until the deadline: the controller's time begins when it has the command.
             let bounds = Bounds { deadline: command.deadline, ..self.bounds(mem, command) };
             let room = if turn == Turn::Try { Bounds { deadline: 0, ..bounds } } else { bounds };
             match self.queue.submit_within(mem, &self.entry(mem, command), &room, &bounds) {
@@ -452,7 +452,7 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> DeviceQueue<M> {
         }
     }
 
-    /// Looks once, for everybody.
+    /// Polls once, for all threads.
     #[inline(always)]
     fn look(&self, mem: &M, token: &Token) -> Option<Status> {
         let status = self.queue.test(mem, token);
@@ -472,7 +472,7 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> DeviceQueue<M> {
                 return Answer::Failed(status);
             }
             if command.opcode == opcode::WRITE as u32 {
-                // The host, which flushes, learns of writes here alone.
+                // Only here does the host, which flushes, learn of writes.
                 mem.fetch_add(Address::plus(GpuAddr(self.handle.inside(mem)), tally::WRITES), 1);
             }
             return Answer::Done;
@@ -483,7 +483,7 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> DeviceQueue<M> {
         Answer::Pending
     }
 
-    /// Nobody waits for a command any more that the controller may have.
+    /// No thread waits any more for a command that the controller may have.
     #[inline(always)]
     fn lose(&self, mem: &M, command: &mut Command, stop: Stop) -> Answer {
         command.phase = phase::ORPHANED;

@@ -1,6 +1,6 @@
 //! Shared mode for warps: the lanes of a warp put their commands into a queue that any number of others use as well,
-//! and act as one while they do: one atomic takes identifiers for all of them, one their tickets, one lane rings, and
-//! whoever drains reads many completions side by side.
+//! and act as one while they do: one atomic takes identifiers for all of them, one their tickets, one lane rings, and a
+//! warp that drains reads many completions side by side.
 //!
 //! It is the protocol of [`crate::queue::Shared`], on the same control block; single threads and warps can use a queue at
 //! the same time. The orders are the same too, with fences of the whole warp in place of each lane's own acquires and
@@ -48,25 +48,25 @@ mod local {
     pub const SLOT: u32 = DUE + 2 * LIST;
     pub const DW3: u32 = SLOT + LIST;
     pub const WORDS: u32 = DW3 + LIST;
-    /// How commands ended: looked at after the last completions were handed out.
+    /// How commands ended: read after the last completions were distributed.
     pub const ENDED: u32 = DW3;
-    /// The identifiers that the slots had last: looked at before any completion is.
+    /// The identifiers that the slots had last: read before any completion is.
     pub const LAST: u32 = DW3;
 }
 
 /// Words of local memory that a warp in shared mode needs.
 pub const GROUP_WORDS: u32 = local::WORDS;
 
-/// What one lane says to all: go on, wait, or an end.
+/// One lane's signal to all: go on, wait, or end.
 const GO_ON: u32 = 0;
 const WAIT: u32 = 1;
 const LATE: u32 = 2;
 const POISONED: u32 = 3;
 
-/// Rounds between two looks at the clock and the poison word, which may lie in host memory.
+/// Rounds between two checks of the clock and the poison word, which may lie in host memory.
 const ROUNDS: u32 = 16;
 
-/// How often whoever gives up looks whether somebody else is done with handing out completions.
+/// How often a warp that stops checks whether another is done with distributing completions.
 const LAST_LOOKS: u32 = 1000;
 
 struct Group<'a, W: Warp> {
@@ -75,10 +75,10 @@ struct Group<'a, W: Warp> {
     job: &'a Job<W>,
 }
 
-/// How far the commands of the list have come.
+/// The progress of the commands of the list.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// Some are not to be tried again yet.
+    /// Some are not yet due for their retry.
     Due,
     /// They have no places in the queue.
     Reserve,
@@ -88,9 +88,9 @@ enum Step {
     End,
 }
 
-/// Carries out the items from `first` up to `end` of a job on a queue that others use as well: the warp is the
-/// `index`th of `of` that were dealt to it. It has at most 32 lanes and [`GROUP_WORDS`] of local memory. Gives the words
-/// of an [`Exit`].
+/// Executes the items from `first` up to `end` of a job on a queue that others use as well: the warp is the `index`th of
+/// `of` that were assigned to it. It has at most 32 lanes and [`GROUP_WORDS`] of local memory. Returns the words of an
+/// [`Exit`].
 #[inline(always)]
 pub fn run_group<W: Warp>(
     warp: &W,
@@ -116,7 +116,7 @@ pub fn run_group<W: Warp>(
         POISONED => Exit::Poisoned(warp.local(local::CODE)).words(),
         _ => Exit::TimedOut.words(),
     };
-    // A launch that begins late, when the host has given it up, rings no doorbell.
+    // A launch that begins late, after the host has abandoned it, rings no doorbell.
     group.begin(u64::MAX);
     if group.check() {
         return stopped();
@@ -162,15 +162,15 @@ impl<W: Warp> Group<'_, W> {
         });
     }
 
-    /// Hands the commands of the list, or as many as there is room for, to the controller and waits until they end. Gives
-    /// how many; none if the launch must end, and then [`local::COUNT`] says how many were handed over.
+    /// Submits the commands of the list, or as many as there is room for, and waits until they end. Returns how many; none if
+    /// the launch must end, and then [`local::COUNT`] says how many were submitted.
     #[inline(always)]
     fn batch(&self, listed: u32) -> u32 {
         let (warp, queue) = (self.warp, self.queue);
         let (mut step, mut stamped, mut over, mut count) = (Step::Due, false, false, 0);
         let (mut rounds, mut looks) = (0u32, 0u32);
         self.begin(u64::MAX);
-        // One loop for all steps, so that draining and looking at the clock are in the code once.
+        // One loop for all steps, so that draining and checking the clock are in the code once.
         loop {
             if step == Step::Due && self.is_due(listed) {
                 self.begin(self.job.stall);
@@ -197,8 +197,8 @@ impl<W: Warp> Group<'_, W> {
                 _ => Phase::Idle,
             });
             if over {
-                // A command that has completed is never given up: whoever stops has looked once more, and if somebody
-                // else is handing out completions, has waited for that.
+                // A completed command is never abandoned: a warp that stops has polled once more and, if another is
+                // distributing completions, has waited for that.
                 looks += 1;
                 if step != Step::End || looks > LAST_LOOKS || (drained == LATE && !self.all_ended(count)) {
                     self.check();
@@ -224,8 +224,8 @@ impl<W: Warp> Group<'_, W> {
         count
     }
 
-    /// Whether the doorbell covers the batch of `count` commands; rings it where nobody else does: for the batch alone if
-    /// it is its turn, else, once it is `stamped`, for everybody.
+    /// Whether the doorbell covers the batch of `count` commands; rings it unless another does: for the batch alone if it is
+    /// its turn, else, once it is `stamped`, for all.
     #[inline(always)]
     fn publish(&self, count: u32, stamped: &mut bool) -> bool {
         let (warp, queue) = (self.warp, self.queue);
@@ -254,7 +254,7 @@ impl<W: Warp> Group<'_, W> {
             match warp.local(local::VERDICT) {
                 LATE => break,
                 WAIT if !*stamped => {
-                    // The release of the entries, for whoever rings for them.
+                    // The release of the entries, for the warp that rings for them.
                     warp.fence();
                     self.stamp(count);
                     *stamped = true;
@@ -281,15 +281,15 @@ impl<W: Warp> Group<'_, W> {
         }
         if tail != old {
             let rung = queue.at(word::DOORBELLS);
-            // The tail stands before the doorbell: whoever takes a completion of these must find it covers SQHD.
+            // The tail is stored before the doorbell: a taker of their completions must find that it covers SQHD.
             warp.once(|| warp.store(queue.at(word::TAIL), tail));
             // The acquire for the stamps, and the release of the entries.
             warp.fence();
             warp.once(|| {
                 warp.ring(queue.rings.sq_door, queue.sq_slot(tail));
                 warp.store(rung, warp.load(rung).wrapping_add(1));
-                // The next holder's ring must not overtake this one on its way: it would be taken back by it, and the
-                // controller would take a whole ring for new.
+                // The next holder's doorbell write must not overtake this one, or this one would set the tail back, and
+                // the controller would take a whole ring for new.
                 warp.store_release(lock, 0);
             });
         } else {
@@ -299,9 +299,9 @@ impl<W: Warp> Group<'_, W> {
         is_after(tail, end.wrapping_sub(1))
     }
 
-    /// Hands out the completions that are there: `GO_ON` if there were some, `LATE` if none, `WAIT` if somebody else is
-    /// at it. A warp that is alone looks whether there are some before it wants the lock, unless it must be sure; of
-    /// several only the one with the lock reads the ring, which may lie far away.
+    /// Distributes the available completions: `GO_ON` if there were some, `LATE` if none, `WAIT` if another warp is doing it.
+    /// A warp that is alone checks whether there are some before it takes the lock, unless it must be sure; of several only
+    /// the one with the lock reads the ring, which may be far away.
     #[inline(always)]
     fn drain(&self, sure: bool) -> u32 {
         let (warp, queue) = (self.warp, self.queue);
@@ -355,7 +355,7 @@ impl<W: Warp> Group<'_, W> {
         self.warp.load(at.plus(12)) >> 16 & 1 == phase
     }
 
-    /// Leaves completions that were taken with their commands' slots. Only for the holder of the completion lock.
+    /// Stores completions that were taken in their commands' slots. Only for the holder of the completion lock.
     #[inline(always)]
     fn hand_out(&self, head: u32, count: u32, sqhd: u16) {
         let (warp, queue) = (self.warp, self.queue);
@@ -368,11 +368,11 @@ impl<W: Warp> Group<'_, W> {
             if let Some(head) = queue.update_sq_head(warp, sqhd) {
                 warp.store(queue.at(word::SQ_HEAD), head);
             }
-            // Rung before the slots are given back: what is in flight never exceeds what the controller can complete.
+            // Rung before the slots are freed: commands in flight never exceed what the controller can complete.
             warp.ring(queue.rings.cq_door, next & (queue.rings.cq_entries - 1));
         });
         const { assert!(W::PLACES <= 4) };
-        // Each lane's at once, and only then what came of them: each is a way to memory and back.
+        // All lanes' at once, and only then their results: each is a round trip to memory.
         warp.each(|lane| {
             let places = [0, 1, 2, 3].map(|row| lane + row * warp.lanes());
             let settle = |place| {
@@ -390,7 +390,7 @@ impl<W: Warp> Group<'_, W> {
         });
     }
 
-    /// Whether every command of the batch has ended; how is left in local memory.
+    /// Whether every command of the batch has ended; the results are left in local memory.
     #[inline(always)]
     fn all_ended(&self, count: u32) -> bool {
         let (warp, queue) = (self.warp, self.queue);
@@ -409,7 +409,7 @@ impl<W: Warp> Group<'_, W> {
         seen.count == count
     }
 
-    /// From now on a wait may take so long, within the job's deadline.
+    /// From now on a wait may take this long, within the job's deadline.
     #[inline(always)]
     fn begin(&self, nanos: u64) {
         let warp = self.warp;

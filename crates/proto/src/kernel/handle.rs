@@ -1,9 +1,9 @@
-//! The description of a queue that is lent to other people's kernels, as the host leaves it in GPU memory.
+//! The description of a queue that is exported to other people's kernels, as the host writes it to GPU memory.
 
 use crate::GpuAddr;
 use crate::queue::{Memory, Rings};
 
-/// A queue pair in shared mode, a namespace, and the memory that its commands may name. Nobody writes it while it is lent.
+/// A queue pair in shared mode, a namespace, and the memory that its commands may name. Constant while it is exported.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Handle {
     /// The submission queue.
@@ -20,13 +20,13 @@ pub struct Handle {
     pub sq_entries: u32,
     /// Entries of the completion queue.
     pub cq_entries: u32,
-    /// The words of [`signal`]: host memory, so that the host reads and writes them whatever the GPU does.
+    /// The words of [`signal`]: host memory, so that the host can always read and write them.
     pub signals: u64,
     /// The words of [`tally`], zeroed before. In the GPU's memory: every call changes them.
     pub inside: u64,
     /// The bus address of each page of the data memory, eight bytes each.
     pub pages: u64,
-    /// The bus address of each page of the standing lists ([`crate::prp::PrebuiltPrpLists`]) for it.
+    /// The bus address of each page of the prebuilt lists ([`crate::prp::PrebuiltPrpLists`]) for it.
     pub lists: u64,
     /// Bytes of the data memory.
     pub bytes: u64,
@@ -40,46 +40,46 @@ pub struct Handle {
     pub most_blocks: u32,
     /// The controller's page size.
     pub page_shift: u32,
-    /// How often a command is tried again: after a status that allows it, and after a recovery.
+    /// How often a command is retried: after a status that allows it, and after a recovery.
     pub retries: u32,
     /// 1 if blocks may be written, else 0.
     pub writable: u32,
     /// Nanoseconds to wait before a retry, by CRD.
     pub retry_delay: [u64; 4],
-    /// Nanoseconds after which a command that is not completed counts as lost.
+    /// Nanoseconds after which an uncompleted command counts as lost.
     pub stall: u64,
     /// Nanoseconds that a command may take with all its tries.
     pub limit: u64,
 }
 
-/// Words that host and threads say things to each other by, each on a line of its own. They lie where the host can reach
-/// them without the GPU's help: a GPU that is kept busy must not keep the host from ending it.
+/// Words by which host and threads signal each other, each on a line of its own. They lie where the host can reach them
+/// without the GPU's help: a busy GPU must not keep the host from ending its kernels.
 pub mod signal {
-    /// Not zero: whoever is inside comes out.
+    /// Not zero: threads inside leave.
     pub const POISON: u32 = 0;
-    /// A [`super::Gate`]: whether anybody may go in, and which life of the queue it is.
+    /// A [`super::Gate`]: whether threads may enter, and the epoch of the queue.
     pub const GATE: u32 = 128;
-    /// The life in which a thread has given up a command; the host then recovers the controller.
+    /// The epoch in which a thread has lost a command; the host then recovers the controller.
     pub const LOST: u32 = 256;
 }
 
-/// Words in which threads count, all on one line.
+/// Counters of threads, all on one line.
 pub mod tally {
     /// The threads that are inside.
     pub const INSIDE: u32 = 0;
-    /// Stands for coming out, and is never written.
+    /// Stands for leaving, and is never written.
     pub(crate) const OUT: u32 = 4;
-    /// The writes that were acknowledged. A thread counts its own before it comes out and says that it is done.
+    /// Acknowledged writes. A thread counts its own before it leaves and reports that it is done.
     pub const WRITES: u32 = 8;
 }
 
-/// Whether threads may go in, and how often the queue has been created: from 1 on. When that changes, the controller has
-/// let go of all commands of the life before.
+/// Whether threads may enter, and how often the queue has been created: from 1 on. When that changes, the controller has
+/// released all commands of the epoch before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gate(pub u32);
 
 impl Gate {
-    /// Open, in this life.
+    /// Open, in this epoch.
     #[must_use]
     pub const fn open(epoch: u32) -> Self {
         Self(epoch << 2)
@@ -97,7 +97,7 @@ impl Gate {
         Self(epoch << 2 | 2)
     }
 
-    /// Whether anybody may go in.
+    /// Whether threads may enter.
     #[inline(always)]
     #[must_use]
     pub const fn is_open(self) -> bool {
@@ -111,7 +111,7 @@ impl Gate {
         self.0 & 2 != 0
     }
 
-    /// The life of the queue; the count wraps at 2³⁰.
+    /// The epoch of the queue; the count wraps at 2³⁰.
     #[inline(always)]
     #[must_use]
     pub const fn epoch(self) -> u32 {
@@ -119,7 +119,7 @@ impl Gate {
     }
 }
 
-/// Tells a handle of this layout from other memory.
+/// Distinguishes a handle of this layout from other memory.
 const MARK: u32 = 0x4f48_0001;
 
 impl Handle {
@@ -150,7 +150,7 @@ impl Handle {
         words
     }
 
-    /// The handle of these words; none if they are those of no queue.
+    /// The handle of these words; none if they are not those of a queue.
     #[must_use]
     pub fn from_words(words: &[u32; Self::WORDS]) -> Option<Self> {
         let long = |i: usize| u64::from(words[2 + 2 * i]) | u64::from(words[3 + 2 * i]) << 32;
@@ -218,7 +218,7 @@ impl Handle {
     }
 }
 
-/// A handle in memory, of which a thread reads what it needs when it needs it: all of it would fill its registers.
+/// A handle in memory. A thread reads each field when it needs it, because all of them would fill its registers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HandleAt(GpuAddr);
 

@@ -1,4 +1,4 @@
-//! A list of commands for the GPU to carry out, and what it writes down about each.
+//! A list of commands for the GPU to execute, and what it records about each.
 
 use crate::queue::{Address, Memory};
 use crate::{Sqe, Status, nvm};
@@ -74,7 +74,7 @@ impl WorkItem {
         self.control >> 8 & 0xff
     }
 
-    /// The same item, tried so often before; more than 255 tries are not told apart.
+    /// The same item with this many earlier tries; more than 255 count as 255.
     #[must_use]
     pub const fn with_tries(mut self, tries: u32) -> Self {
         let tries = if tries > 0xff { 0xff } else { tries };
@@ -104,11 +104,11 @@ const fn long(low: u32, high: u32) -> u64 {
 /// launches included.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ItemOutcome {
-    /// It was not handed to the controller, or it failed and waited for its retry.
+    /// It was not submitted, or it failed and waited for its retry.
     Pending,
     /// The controller completed it with this status.
     Done(Status),
-    /// It was handed over and nothing was heard of it: its memory is the controller's until a reset.
+    /// It was submitted and its outcome is unknown: its memory is the controller's until a reset.
     InDoubt,
 }
 
@@ -145,7 +145,7 @@ impl ItemOutcome {
 
 /// A list of work, and its bounds.
 pub struct Job<M: Memory> {
-    /// The work items, one after the other, on a multiple of 16. Nobody writes them while the kernel runs.
+    /// The work items, one after the other, on a multiple of 16. They do not change while the kernel runs.
     pub works: M::Addr,
     /// The outcomes, one for each, on a multiple of 8.
     pub outcomes: M::Addr,
@@ -153,13 +153,13 @@ pub struct Job<M: Memory> {
     pub count: u32,
     /// The namespace they go to.
     pub nsid: u32,
-    /// How often a command is tried again when its status allows it.
+    /// How often a command is retried when its status allows it.
     pub retries: u32,
     /// Nanoseconds to wait before a retry, by CRD.
     pub retry_delay: [u64; 4],
-    /// Nanoseconds without any completion after which the controller is taken to have stalled.
+    /// Nanoseconds without any completion after which the controller counts as stalled.
     pub stall: u64,
-    /// The moment after which nothing is waited for.
+    /// The moment at which every wait ends.
     pub deadline: u64,
     /// The word that the host sets to end it.
     pub poison: M::Addr,
@@ -182,13 +182,13 @@ impl<M: Memory> Job<M> {
     }
 }
 
-/// Whether a command that ended with `status` after `retries` tries is tried again.
+/// Whether a command that ended with `status` after `retries` retries is retried.
 #[inline(always)]
 pub(super) fn again(status: Status, retries: u32, most: u32) -> bool {
     !status.is_ok() && !status.dnr() && retries < most
 }
 
-/// When.
+/// When it is retried.
 #[inline(always)]
 pub(super) fn due<M: Memory>(mem: &M, status: Status, delay: [u64; 4]) -> u64 {
     // Not indexed: that would keep a copy of the job in each GPU thread's memory.
@@ -202,7 +202,7 @@ pub(super) fn due<M: Memory>(mem: &M, status: Status, delay: [u64; 4]) -> u64 {
     mem.now().wrapping_add(delay)
 }
 
-/// How a warp or thread came out of its kernel.
+/// How a warp or thread ended its kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Exit {
     /// Every item it took has an outcome.

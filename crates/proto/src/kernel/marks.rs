@@ -1,9 +1,9 @@
 //! Marks in memory that a device is about to write, by a kernel that may come late.
 //!
-//! A kernel that finds no room on the GPU starts when there is some, perhaps long after its host has given it up and the
-//! memory has other users. So its blocks ask for a permit. Each block says that it writes, and then looks whether its launch is
-//! still the one that may. The host takes the permit back and then looks which blocks write. Each side writes, fences
-//! and reads, so one of them sees the other: the block that the host does not see writes nothing.
+//! A kernel that finds no room on the GPU starts when there is some, perhaps long after its host has abandoned it and the
+//! memory has other users. So its blocks check a permit. Each block announces that it writes, and then checks whether its
+//! launch is still the permitted one. The host revokes the permit and then checks which blocks write. Each side writes,
+//! fences and reads, so one of them sees the other: a block that the host does not see writes nothing.
 //!
 //! Only plain loads and stores cross the bus, because not every platform makes read-modify-writes of CPU and GPU atomic
 //! to each other.
@@ -18,7 +18,7 @@ pub struct Marking<A = GpuAddr> {
     pub first: A,
     /// How many there are, side by side.
     pub count: u32,
-    /// What is written into each.
+    /// The value written into each.
     pub word: u64,
     /// [`Permit::BYTES`] that the host shares, zeroed before the first launch.
     pub permit: A,
@@ -26,7 +26,7 @@ pub struct Marking<A = GpuAddr> {
     pub launch: u32,
 }
 
-/// Where things lie in the memory by which a host permits launches to write.
+/// The layout of the memory by which a host permits launches to write.
 pub struct Permit;
 
 impl Permit {
@@ -37,7 +37,7 @@ impl Permit {
     /// Bytes in all.
     pub const BYTES: u32 = Self::block(Self::MOST_BLOCKS);
 
-    /// Where a block says whether it writes: a word that is zero when it does not.
+    /// Where a block announces that it writes: a word that is zero when it does not.
     #[must_use]
     pub const fn block(block: u32) -> u32 {
         4 + 4 * block
@@ -63,7 +63,7 @@ pub fn run_mark<M: Memory>(mem: &M, marking: &Marking<M::Addr>, seat: Seat, meet
         mem.fence_all();
     }
     meet();
-    // Each thread looks for itself: it comes behind the fence, too.
+    // Each thread checks by itself: it comes behind the fence, too.
     if mem.load(marking.permit.plus(Permit::LAUNCH)) == marking.launch {
         each(marking.count, seat, |i| {
             let at = marking.first.element(i, 8);
@@ -72,7 +72,7 @@ pub fn run_mark<M: Memory>(mem: &M, marking: &Marking<M::Addr>, seat: Seat, meet
     }
     meet();
     if leads {
-        // What the other threads have written, too: they met after it.
+        // This covers the writes of the other threads, too: they met after them.
         mem.fence();
         mem.store_release(block, 0);
     }

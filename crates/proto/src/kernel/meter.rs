@@ -1,5 +1,5 @@
-//! A warp that also takes the times: of every command, and of what it does itself. It is slower than the warp within, so
-//! whoever measures a rate measures it without.
+//! A warp that also takes the times: of every command, and of its own work. It is slower than the warp within, so rates
+//! are measured without it.
 
 use core::cell::Cell;
 
@@ -49,7 +49,7 @@ pub struct Metered<W: Warp> {
 }
 
 impl<W: Warp> Metered<W> {
-    /// Begins to measure a job of so many commands whose outcomes lie there, with room for [`times::end`] bytes.
+    /// Begins to measure a job of `commands` commands whose outcomes lie there, with room for [`times::end`] bytes.
     #[inline(always)]
     pub fn begin(warp: W, outcomes: W::Addr, count: u32) -> Self {
         let begun = [warp.cycles(), warp.now()];
@@ -67,7 +67,7 @@ impl<W: Warp> Metered<W> {
         }
     }
 
-    /// Leaves the numbers of this warp, the `index`th.
+    /// Stores the numbers of this warp, the `index`th.
     #[inline(always)]
     pub fn report(&self, index: u32) {
         let at = self.warps.element(index, times::WARP_BYTES as u32);

@@ -35,18 +35,18 @@ pub use unseen::has_unseen;
 
 use crate::queue::Memory;
 
-/// What a warp spends its time on, for those who measure.
+/// What a warp spends its time on, for measurements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
     /// Nothing moved.
     Idle,
     /// From a command to the doorbell that covers it.
     Submit,
-    /// From a completion that is there to the outcome that is written down.
+    /// From an available completion to the stored outcome.
     Complete,
 }
 
-/// What came of [`Warp::take`].
+/// The result of [`Warp::take`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Taken {
     /// How many places there were before the first no.
@@ -59,11 +59,11 @@ pub struct Taken {
 
 /// Threads that run in step and act on one queue pair together, on either side of it.
 ///
-/// Code between two calls is run by every lane with the same values; only the closures see single lanes. What is not
-/// the same for all lanes, a clock or a word that somebody else writes, is looked at by one lane, which leaves it in
-/// local memory.
+/// Code between two calls is run by every lane with the same values; only the closures see single lanes. A value that may
+/// differ between lanes, such as a clock or a word that others write, is read by one lane, which leaves it in local
+/// memory.
 ///
-/// Local memory is words that the warp alone has, close to it and gone with the launch. [`Self::each`], [`Self::once`],
+/// Local memory is words of the warp alone, close to it and gone after the launch. [`Self::each`], [`Self::once`],
 /// [`Warp::take`] and [`Warp::wait_fetches`] end with a barrier: what lanes stored before is then seen by all of them. They
 /// do not begin with one, so a word that all lanes read after such a call is not written in the very next one.
 pub trait Lanes: Memory {
@@ -95,15 +95,15 @@ pub trait Lanes: Memory {
         self.set_local(index + 2, c);
         self.set_local(index + 3, d);
     }
-    /// Adds to a word of local memory and gives the old value, in one step; lanes that add at the same time are all counted.
+    /// Adds to a word of local memory and returns the old value, atomically.
     fn add_local(&self, index: u32, value: u32) -> u32;
 }
 
-/// What the host's side of a queue pair asks of a warp beside that.
+/// What the host's side of a queue pair needs of a warp beside that.
 pub trait Warp: Lanes {
     /// How many places of a ring each lane polls in [`Self::take`].
     const PLACES: u32 = 4;
-    /// How often a warp that finds nothing looks again before it pauses.
+    /// How often a warp that finds nothing polls again before it pauses.
     const SPINS: u32 = 0;
 
     /// Looks at the places below `limit`, which is at most [`Self::PLACES`] for each lane, and acts on those before the
@@ -117,12 +117,12 @@ pub trait Warp: Lanes {
         look: impl FnMut(u32) -> ([u32; 2], bool),
         act: impl FnMut(u32, [u32; 2]) -> bool,
     ) -> Taken;
-    /// Writes `new` if `old` stands there and gives what stood there, in one step.
+    /// Compares a word with `old`, writes `new` if they are equal, and returns the former value, atomically.
     fn exchange_local(&self, index: u32, old: u32, new: u32) -> u32;
-    /// Begins to copy four words, that nobody writes as long as the kernel runs, to local memory; both places are
+    /// Begins to copy four words, which are constant as long as the kernel runs, to local memory; both places are
     /// multiples of four words.
     fn fetch(&self, to: u32, from: Self::Addr);
-    /// Waits for what was begun by [`Self::fetch`] on all lanes.
+    /// Waits for the copies begun by [`Self::fetch`] on all lanes.
     fn wait_fetches(&self);
 
     /// A clock that is quick to read: cycles of the processor that the warp runs on, where there is one.
@@ -130,10 +130,10 @@ pub trait Warp: Lanes {
     fn cycles(&self) -> u64 {
         self.now()
     }
-    /// A lane begins with the command of an item. Says so to those who measure, as the next two do; to nobody, as a rule.
+    /// A lane begins with the command of an item. A hook for measurements, as the next two are; usually it does nothing.
     #[inline(always)]
     fn begun(&self, _item: u32) {}
-    /// A lane has written down how an item ended.
+    /// A lane has stored how an item ended.
     #[inline(always)]
     fn ended(&self, _item: u32) {}
     /// All lanes: what the time since the last such call was spent on.

@@ -1,15 +1,15 @@
 //! Owner mode on a warp: a sliding window of commands on one queue pair.
 //!
-//! Each turn the lanes look at the next completions, several each, find the commands by their CIDs and write down how
-//! they ended; then they fill the freed window slots with the next items and build the entries side by side. One fence
+//! Each turn the lanes poll the next completions, several each, find the commands by their CIDs and record how they
+//! ended; then they fill the freed window slots with the next items and build the entries side by side. One fence
 //! and one doorbell serve the whole turn. The window's tables lie in local memory, and items are fetched there ahead
 //! of their turn.
 //!
 //! **Order.** Completions are read by loads that order nothing: an acquire for each would cost more than all else.
 //! Every lane executes the turn's fence after them. A load that reads what the controller wrote, followed by a fence in
-//! the same thread, is an acquire: whatever comes after the fence, the doorbell that gives the entries back and all
-//! that uses the data, comes after what the controller did before it wrote the completion. Until then the kernel only
-//! believes what stands in the two words that hold the phase, which are read at once. Entries are stored by all lanes;
+//! the same thread, is an acquire: everything after the fence, such as the doorbell that frees the entries and every use
+//! of the data, comes after what the controller did before it wrote the completion. Until then the kernel only trusts
+//! the two words with the phase, which are read at once. Entries are stored by all lanes;
 //! the barrier at the end of [`Warp::each`] puts them before the fence of the lane that rings. A turn that takes
 //! completions and neither places entries nor rings needs no fence of its own: the next one, or the one at the end of
 //! the kernel, covers it.
@@ -25,16 +25,16 @@ use crate::queue::{Address, Memory, Ring, Rings};
 /// identifiers keep six bits for the lap.
 pub const MAX_WINDOW: u32 = 1023;
 
-/// Turns with work in them between two looks at the clock.
+/// Turns with work between two checks of the clock.
 const BUSY_TURNS: u32 = 64;
 
-/// Turns without any between two looks at the clock.
+/// Turns without any between two checks of the clock.
 const QUIET_TURNS: u32 = 16;
 
-/// Nanoseconds between two looks at the poison word, which may lie in host memory, at the price of a command.
+/// Nanoseconds between two checks of the poison word, which may lie in host memory and then costs as much as a command.
 const POISON_EVERY: u64 = 50_000;
 
-/// When the poison word was last looked at before a launch: half a clock ago.
+/// When the poison word was last checked before a launch: half a clock ago.
 const LONG_AGO: u64 = 1 << 63;
 
 /// A queue pair that warps take turns to own.
@@ -65,7 +65,7 @@ struct Window<'a, W: Warp> {
     next: u32,
     staged: u32,
     end: u32,
-    /// How many slots are free, and how many wait to be tried again.
+    /// How many slots are free, and how many wait for a retry.
     idle: u32,
     waiting: u32,
     in_flight: u32,
@@ -79,13 +79,13 @@ struct Turn {
     taken: u32,
     /// Whether it could have taken more.
     drained: bool,
-    /// Whether one of them belonged to nobody: the launch ends.
+    /// Whether one of them belonged to no command: the launch ends.
     stray: bool,
 }
 
-/// Carries out the items from `first` up to `end` of a job on a queue pair that this warp owns for as long. The warp has
-/// [`super::LOCAL_WORDS`] of local memory. `queue` tells which queue it is, as often as it is asked: what is needed only
-/// at both ends of a launch is not kept in registers. Gives the words of an [`Exit`].
+/// Executes the items from `first` up to `end` of a job on a queue pair that this warp owns meanwhile. The warp has
+/// [`super::LOCAL_WORDS`] of local memory. `queue` returns the queue whenever it is called, because values needed only at
+/// both ends of a launch are not kept in registers. Returns the words of an [`Exit`].
 #[inline(always)]
 pub fn run_owner<W: Warp>(
     warp: &W,
@@ -119,11 +119,11 @@ pub fn run_owner<W: Warp>(
     });
     run.slots.load(warp, scratch);
     run.stage();
-    // A launch that begins late, when the host has given it up, rings no doorbell.
+    // A launch that begins late, after the host has abandoned it, rings no doorbell.
     if run.look(0) {
         run.run();
     }
-    // Words, and in local memory: what only an end needs is not kept in registers.
+    // Words, and in local memory: values that only an end needs are not kept in registers.
     let exit = [warp.local(local::EXIT), warp.local(local::EXIT + 1)];
     let exit = if exit[0] == GO_ON { Exit::Finished.words() } else { exit };
     if exit != Exit::Finished.words() {
@@ -173,14 +173,14 @@ impl<W: Warp> Window<'_, W> {
         }
     }
 
-    /// Looks at the clock and, if it is time, at the poison word; on one lane, so that all come to the same end. Nothing
-    /// has moved for `quiet` turns. Says whether to go on.
+    /// Checks the clock and, if it is time, the poison word; on one lane, so that all come to the same end. Nothing has moved
+    /// for `quiet` turns. Returns whether to go on.
     #[inline(always)]
     fn look(&mut self, quiet: u32) -> bool {
         let (warp, job) = (self.warp, self.job);
-        // Only where all that is left waits for its moment, and can be started then, is nothing to be heard of.
+        // Silence is no stall only if all remaining commands wait until they are due, and can be started then.
         let patient = self.in_flight == 0 && self.waiting > 0 && self.ring.room() > 0;
-        // Nobody may still be reading what the last look left.
+        // No lane may still be reading the result of the last check.
         warp.sync();
         warp.once(|| {
             let now = warp.now();
@@ -239,7 +239,7 @@ impl<W: Warp> Window<'_, W> {
         Turn { taken: taken.count, drained: taken.count < most, stray }
     }
 
-    /// One lane writes down how a command ended, and gives its slot if that is free now.
+    /// One lane records how a command ended, and returns its slot if that is free now.
     #[inline(always)]
     fn settle(&self, dw3: u32) -> Option<u32> {
         let (warp, slots, cid) = (self.warp, &self.slots, dw3 as u16);
@@ -249,7 +249,7 @@ impl<W: Warp> Window<'_, W> {
             return None;
         }
         let (item, retries) = (warp.local(slots.item(id)), warp.local(slots.retries(id)));
-        // Checked and claimed in one step: of two lanes that hold completions of one command, one is told off.
+        // Checked and claimed in one step: of two lanes that hold completions of one command, one fails.
         let busy = SlotState::Busy.with(cid);
         if warp.exchange_local(slots.state(id), busy, SlotState::Free.with(cid)) != busy {
             warp.set_local(local::STRAY, u32::from(cid));
@@ -270,8 +270,8 @@ impl<W: Warp> Window<'_, W> {
         None
     }
 
-    /// After a batch in which not every command freed its slot: closes the gaps in the idle list. Says whether there was
-    /// a completion that belongs to nobody.
+    /// After a batch in which not every command freed its slot: closes the gaps in the idle list. Returns whether there was a
+    /// completion that belongs to no command.
     #[inline(always)]
     fn close_gaps(&mut self, taken: u32) -> bool {
         let (warp, idle, slots) = (self.warp, self.idle, self.slots);
@@ -297,7 +297,7 @@ impl<W: Warp> Window<'_, W> {
         warp.local(local::EXIT) != GO_ON
     }
 
-    /// Fills free window slots with the next items and writes their entries; gives how many.
+    /// Fills free window slots with the next items and writes their entries; returns how many.
     #[inline(always)]
     fn refill(&mut self, retries: bool) -> u32 {
         let warp = self.warp;
@@ -327,7 +327,7 @@ impl<W: Warp> Window<'_, W> {
         retried + fresh
     }
 
-    /// Starts the commands whose time to be tried again has come.
+    /// Starts the commands whose retry is due.
     #[inline(always)]
     fn place_retries(&mut self, room: u32) -> u32 {
         let warp = self.warp;
@@ -370,7 +370,7 @@ impl<W: Warp> Window<'_, W> {
         self.in_flight += placed;
         self.ring.advance(placed);
         let (rings, unacknowledged) = (*self.ring.rings(), self.ring.unacknowledged());
-        // The controller must be able to complete all that is in flight without waiting for a doorbell.
+        // The controller must be able to complete all commands in flight without waiting for a doorbell.
         let full = self.in_flight + unacknowledged >= rings.cq_entries;
         let release = unacknowledged > 0 && (drained || full || unacknowledged * 4 >= rings.cq_entries);
         if !release && placed == 0 {
@@ -413,7 +413,7 @@ impl<W: Warp> Window<'_, W> {
         self.staged = until;
     }
 
-    /// Says of every command in flight that nothing was heard of it, and of those that wait how often they were tried.
+    /// Records an unknown outcome for every command in flight, and for waiting ones how often they were tried.
     #[inline(always)]
     fn give_up(&mut self) {
         let (warp, slots) = (self.warp, self.slots);

@@ -1,5 +1,5 @@
 //! A GPU thread reads a device's registers: no route needs it, and some platforms lose such reads, so it is done on
-//! request only, and as seldom as will do.
+//! request only, and as rarely as possible.
 
 use crate::GpuAddr;
 use crate::queue::Memory;
@@ -7,18 +7,18 @@ use crate::queue::Memory;
 /// The most registers of one call.
 pub const MOST_PEEKED: u32 = 16;
 
-/// Words that the thread leaves for its host, zeroed before: how far it came is told there even when a read never ends.
+/// Words that the thread leaves for its host, zeroed before: they show its progress even if a read never ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PeekNotes(pub GpuAddr);
 
 impl PeekNotes {
     /// Bytes of all notes.
     pub const BYTES: usize = 8 + 4 * MOST_PEEKED as usize;
-    /// Where it says how many reads it has begun.
+    /// Where it stores how many reads it has begun.
     pub const BEGUN: u32 = 0;
-    /// Where it says how many of them have ended.
+    /// Where it stores how many of them have ended.
     pub const ENDED: u32 = 4;
-    /// Where what was read begins, a word for each register.
+    /// Where the values begin, a word for each register.
     pub const VALUES: u32 = 8;
 
     const fn at(self, offset: u32) -> GpuAddr {
@@ -26,8 +26,8 @@ impl PeekNotes {
     }
 }
 
-/// Reads neighbouring registers by `read`, one after the other, from `first` on. The first that is all ones is the last that
-/// is read: nobody answered for it, and to ask again may do harm. None is begun later than `limit` nanoseconds after the start.
+/// Reads neighbouring registers by `read`, one after the other, from `first` on. It stops at the first that is all ones: no
+/// device answered, and another read may do harm. None is begun later than `limit` nanoseconds after the start.
 #[inline(always)]
 pub fn run_peek<M: Memory<Addr = GpuAddr>>(
     mem: &M,

@@ -1,5 +1,5 @@
 //! Copies between memory of the host and of the GPU by a kernel, which reads what to copy from words in memory that the host
-//! fills in after it has launched it. A copy engine would have to know all of that when the copy is put into its stream.
+//! fills in after it has launched it. A copy engine would have to know all of that when the copy is enqueued.
 
 use super::Seat;
 

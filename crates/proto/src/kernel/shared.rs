@@ -1,11 +1,11 @@
-//! Shared mode: each thread carries out its own items on a queue pair that all threads share.
+//! Shared mode: each thread executes its own items on a queue pair that all threads share.
 
 use super::{Exit, ItemOutcome, Job};
 use crate::queue::{Bounds, Drained, Memory, Shared, SubmitError};
 
-/// Carries out the items `first`, `first + stride` … of a job, one after the other.
+/// Executes the items `first`, `first + stride` … of a job, one after the other.
 pub fn run_shared<M: Memory>(mem: &M, queue: &Shared<M>, job: &Job<M>, first: u32, stride: u32) -> Exit {
-    // A launch that begins late, when the host has given it up, rings no doorbell.
+    // A launch that begins late, after the host has abandoned it, rings no doorbell.
     if let Err(stop) = (Bounds { deadline: job.deadline, poison: job.poison }).check(mem) {
         return stop.into();
     }

@@ -1,7 +1,7 @@
 //! Owner mode with one command in flight: what counts is the time from one completion to the next doorbell.
 //!
 //! The next entry is written, and fenced, while the controller works on the one before; when that has completed only the
-//! doorbell is left to be rung. One lane does it all. The orders are those of [`super::run_owner`]: entries before the
+//! doorbell remains to be rung. One lane does it all. The orders are those of [`super::run_owner`]: entries before the
 //! doorbell that covers them by the fence between; a completion is acquired by the first fence after it was seen, and
 //! outcomes are only used behind the one that ends the launch.
 
@@ -10,10 +10,10 @@ use super::{Exit, ItemOutcome, Job, OwnerQueue, Phase, Warp, WorkItem};
 use crate::queue::{CidSpace, Ring};
 use crate::{Sqe, Status};
 
-/// Looks at the completion queue between two looks at the clock, and between two at the poison word.
+/// Polls of the completion queue between two checks of the clock, and between two of the poison word.
 const LOOKS: u32 = 32;
 const POISON_LOOKS: u32 = 1024;
-/// Items between two looks at both, however quick the controller is.
+/// Items between two checks of both, however quick the controller is.
 const ITEMS: u32 = 256;
 
 /// Words of local memory that a warp needs: the exit.
@@ -25,7 +25,7 @@ struct Single<'a, W: Warp> {
     job: &'a Job<W>,
     ring: Ring<W>,
     space: CidSpace,
-    /// The identifier of the entry that stands at the tail, or of the one before.
+    /// The identifier of the entry at the tail, or of the one before.
     cid: u16,
 }
 
@@ -67,7 +67,7 @@ impl<W: Warp> Single<'_, W> {
     fn run(&mut self, first: u32, end: u32) -> Exit {
         let (warp, job) = (self.warp, self.job);
         let (mut item, mut retries) = (first, 0);
-        // Whether the entry of `item` stands at the tail, behind a fence.
+        // Whether the entry of `item` is at the tail, behind a fence.
         let mut staged = false;
         let mut tries = 0;
         while item < end {
@@ -124,13 +124,13 @@ impl<W: Warp> Single<'_, W> {
                 ItemOutcome::Pending.store(warp, job, item, retries);
                 return exit;
             }
-            // In place of the one that was staged: the controller was not told of it.
+            // In place of the staged one, which the controller does not know of.
             staged = self.stage(item).is_some();
         }
         Exit::Finished
     }
 
-    /// Writes the entry of an item at the tail, and fences; gives how often it was tried before. None if there is no room.
+    /// Writes the entry of an item at the tail, and fences; returns how often it was tried before. None if there is no room.
     #[inline(always)]
     fn stage(&mut self, item: u32) -> Option<u32> {
         if self.ring.room() == 0 {
@@ -144,7 +144,7 @@ impl<W: Warp> Single<'_, W> {
         Some(work.tries())
     }
 
-    /// Waits for a completion; gives its last two words.
+    /// Waits for a completion; returns its last two words.
     #[inline(always)]
     fn wait(&self) -> Result<[u32; 2], Exit> {
         let mut since = None;
@@ -176,7 +176,7 @@ impl<W: Warp> Single<'_, W> {
         Ok(())
     }
 
-    /// Looks at the clock, and perhaps at the poison word.
+    /// Checks the clock, and perhaps the poison word.
     #[inline(always)]
     fn look(&self, poison: bool) -> Result<u64, Exit> {
         if poison {

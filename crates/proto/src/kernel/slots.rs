@@ -1,9 +1,9 @@
-//! Where an owner's tables lie: what outlives a launch in the queue's control memory, the rest in local memory.
+//! Where an owner's tables lie: those that outlive a launch in the queue's control memory, the others in local memory.
 
 use super::{MAX_WINDOW, Warp};
 use crate::queue::{Address, CidSpace, Memory, RingState, Rings};
 
-/// Control memory: how far the rings have come, then the last identifier of each slot.
+/// Control memory: the positions in the rings, then the last identifier of each slot.
 mod word {
     pub const TAIL: u32 = 0;
     pub const SQ_HEAD: u32 = 4;
@@ -19,17 +19,17 @@ pub(super) const STAGED: u32 = 128;
 pub(super) mod local {
     /// The deadline, in two words, as all moments here.
     pub const DEADLINE: u32 = 0;
-    /// When the poison word was last looked at.
+    /// When the poison word was last checked.
     pub const LOOKED: u32 = 2;
     /// When it was first noticed that nothing moves.
     pub const SINCE: u32 = 4;
     /// The words of an exit for a launch that must end.
     pub const EXIT: u32 = 6;
-    /// A completion that belongs to nobody, or [`super::NO_STRAY`].
+    /// A completion that belongs to no command, or [`super::NO_STRAY`].
     pub const STRAY: u32 = 8;
-    /// How many slots are idle after a turn in which not every command ended well.
+    /// How many slots are idle after a turn in which not every command succeeded.
     pub const IDLE: u32 = 9;
-    /// How many commands were ready to be tried again.
+    /// How many commands were due for their retry.
     pub const PLACED: u32 = 10;
     /// The items fetched ahead, eight words each, on a multiple of four words.
     pub const STAGE: u32 = 12;
@@ -40,7 +40,7 @@ pub(super) mod local {
 /// A value of [`local::STRAY`] that no CID can be.
 pub(super) const NO_STRAY: u32 = u32::MAX;
 
-/// A place of the idle list that no slot came to.
+/// A place of the idle list without a slot.
 pub(super) const NO_SLOT: u32 = u32::MAX;
 
 /// Words from one table to the next: a constant, so that no lane keeps a sum for each table.
@@ -53,7 +53,7 @@ pub const fn scratch_bytes(window: u32) -> u32 {
     word::CIDS + capped(window) * 4
 }
 
-/// Words of local memory that a warp needs, whatever its window.
+/// Words of local memory that a warp needs for any window.
 pub const LOCAL_WORDS: u32 = local::TABLES + TABLES * STRIDE;
 
 const _: () = assert!(LOCAL_WORDS * 4 <= 48 << 10, "a block has 48 KiB of shared memory");
@@ -62,8 +62,8 @@ const fn capped(window: u32) -> u32 {
     if window > MAX_WINDOW { MAX_WINDOW } else { window }
 }
 
-/// Prepares the control memory of a pair that was just created. The identifiers of slots that have lived stay: a
-/// completion of an earlier life of the queue is recognised too.
+/// Prepares the control memory of a pair that was just created. The identifiers of used slots stay, so that a completion
+/// of an earlier epoch of the queue is recognised, too.
 pub fn scratch_init<M: Memory>(mem: &M, scratch: M::Addr) {
     save(mem, scratch, RingState::NEW);
     mem.fence();
@@ -76,7 +76,7 @@ pub(super) fn save<M: Memory>(mem: &M, scratch: M::Addr, state: RingState) {
     mem.store(scratch.plus(word::PHASE), state.phase as u32);
 }
 
-/// What [`save`] left. None if a place lies beyond its ring: control memory is the host's to write as well, and a place
+/// What [`save`] left. None if a place lies beyond its ring: the host can write control memory as well, and a place
 /// becomes an address.
 #[inline(always)]
 pub(super) fn restore<M: Memory>(mem: &M, scratch: M::Addr, rings: &Rings<M>) -> Option<RingState> {
@@ -179,7 +179,7 @@ impl Slots {
         local::TABLES + STRIDE + id
     }
 
-    /// How often it was tried again.
+    /// How often it was retried.
     #[inline(always)]
     pub(super) fn retries(&self, id: u32) -> u32 {
         local::TABLES + STRIDE * 2 + id
@@ -191,14 +191,14 @@ impl Slots {
         local::TABLES + STRIDE * 3 + place
     }
 
-    /// When it is to be tried again, in two words.
+    /// When it is due for its retry, in two words.
     #[inline(always)]
     pub(super) fn due(&self, id: u32) -> [u32; 2] {
         let low = local::TABLES + STRIDE * 4 + id;
         [low, low + STRIDE]
     }
 
-    /// Fills the tables as nothing is in flight.
+    /// Fills the tables for nothing in flight.
     pub(super) fn load<W: Warp>(&self, warp: &W, scratch: W::Addr) {
         warp.each(|lane| {
             let mut id = lane;
@@ -211,7 +211,7 @@ impl Slots {
         });
     }
 
-    /// Leaves the identifiers for the next launch.
+    /// Stores the identifiers for the next launch.
     pub(super) fn save<W: Warp>(&self, warp: &W, scratch: W::Addr) {
         warp.each(|lane| {
             let mut id = lane;

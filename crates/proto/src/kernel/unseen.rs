@@ -1,13 +1,13 @@
-//! What kernels have left in a completion queue, for the host that takes the queue from the controller.
+//! Completions that kernels have left in a queue, for the host that takes the queue from the controller.
 
 use super::slots::restore;
 use crate::queue::shared::word;
 use crate::queue::{Address, Memory, Rings, Shared};
 use crate::{Cqe, Status};
 
-/// Whether a queue holds completions that no thread has taken, other than those of commands that went with their submission
-/// queue: what such a command has read may still be on its way. `control` is the queue's control memory, in the layout of its
-/// mode. Nobody drives the queue meanwhile. Also true where the control memory says nothing sensible.
+/// Whether a queue holds completions that no thread has taken, other than those of commands aborted with their submission
+/// queue: such a command's data may still be in transit. `control` is the queue's control memory, in the layout of its
+/// mode. No thread drives the queue meanwhile. Also true if the control memory is inconsistent.
 pub fn has_unseen<M: Memory>(mem: &M, rings: &Rings<M>, control: M::Addr, is_shared: bool) -> bool {
     let Some((head, phase)) = next(mem, rings, control, is_shared) else { return true };
     (0..rings.cq_entries)

@@ -20,7 +20,7 @@ pub mod event_type {
     pub const VENDOR: u8 = 7;
 }
 
-/// What happened, and which log page tells more.
+/// What happened, and which log page has details.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(transparent)]
 pub struct AsyncEvent(pub u32);

@@ -1,14 +1,14 @@
-//! PRP lists that are written once for a whole piece of memory, and then serve every transfer within it.
+//! PRP lists that are written once for a whole range of memory, and then serve every transfer within it.
 //!
 //! A list need not begin at the start of its page. So lists of all pages of the memory are laid out once, each page of
 //! them beginning half a page of entries after the one before: wherever a transfer begins, one page of the lists holds
-//! all its entries in a row, and no chain is needed. Whoever then makes a command only points; nothing is written, and no
+//! all its entries in a row, and no chain is needed. A command then only points to the lists; nothing is written, and no
 //! command needs memory of its own. It costs two entries for each page, and bounds a transfer to half a list page.
 
 use super::{ENTRY_BYTES, entries_per_page, page_bytes, pages};
 use crate::BusAddr;
 
-/// Where the entries of standing lists lie, for pages of this size.
+/// Where the entries of prebuilt lists lie, for pages of this size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PrebuiltPrpLists {
     page_shift: u32,
@@ -35,7 +35,7 @@ impl PrebuiltPrpLists {
         self.step() * page_bytes(self.page_shift)
     }
 
-    /// How many list pages there are for so many pages of memory.
+    /// How many list pages there are for `pages` pages of memory.
     #[must_use]
     pub const fn list_pages(self, pages: u64) -> u64 {
         pages.div_ceil(self.step())

@@ -1,8 +1,8 @@
-//! What ends a wait that the controller does not end.
+//! The limits of waits for the controller.
 
 use super::Memory;
 
-/// Why a wait was given up.
+/// Why a wait ended early.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stop {
     /// The deadline passed.

@@ -1,4 +1,4 @@
-//! Command identifiers: a slot, and above it a lap count, so that a completion of an earlier life is recognised.
+//! Command identifiers: a slot, and above it a lap count, so that a completion of an earlier use is recognised.
 
 /// The identifier that is never used: controllers report it for errors that belong to no command.
 pub const NO_CID: u16 = u16::MAX;
@@ -6,7 +6,7 @@ pub const NO_CID: u16 = u16::MAX;
 /// The most slots that leave three bits for the lap: with fewer a late completion would soon pass for a new one.
 pub const MAX_SLOTS: u32 = 1 << 13;
 
-/// How a queue's slots are spelled as command identifiers.
+/// How a queue's slots are encoded as command identifiers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CidSpace {
     slots: u16,
@@ -30,15 +30,15 @@ impl CidSpace {
         self.slots as u32
     }
 
-    /// The identifier of a slot's first life.
+    /// The identifier of a slot's first use.
     #[inline(always)]
     #[must_use]
     pub const fn first(&self, slot: u16) -> u16 {
         slot
     }
 
-    /// Where a slot goes on that was left with this word, in memory that was zeroed once: lives that came before the
-    /// queue was created again are not lived a second time. Gives the word to leave there; its low half is the
+    /// Where a slot continues that was left with this word, in memory that was zeroed once: identifiers used before the queue
+    /// was created again are not reused. Returns the word to leave there, whose low half is the
     /// identifier.
     #[inline(always)]
     #[must_use]
@@ -57,15 +57,15 @@ impl CidSpace {
         Self::LIVED | cid as u32
     }
 
-    /// Tells a slot that has lived from memory that was zeroed.
+    /// Distinguishes a used slot from zeroed memory.
     const LIVED: u32 = 1 << 16;
 
-    /// The identifier of the slot's next life.
+    /// The identifier of the slot's next use.
     #[inline(always)]
     #[must_use]
     pub const fn next(&self, cid: u16) -> u16 {
         let next = cid.wrapping_add(self.mask + 1);
-        // The lap that would spell the identifier that is never used is left out.
+        // The lap that would give the reserved identifier is skipped.
         if next == NO_CID { self.slot_bits(cid) } else { next }
     }
 

@@ -29,10 +29,10 @@ impl Address for GpuAddr {
     }
 }
 
-/// What a processor can do to memory that devices and other processors share.
+/// The operations of a processor on memory that devices and other processors share.
 ///
-/// An implementation vouches for the addresses it is given: it checks them, or whoever made it has promised that the
-/// queues and tables described to it are real. Orders and visibility are system-wide, devices included.
+/// An implementation vouches for the addresses it is given: it checks them, or its creator has promised that the queues
+/// and tables described to it are real. Orders and visibility are system-wide, devices included.
 pub trait Memory {
     /// An address in memory.
     type Addr: Address;
@@ -56,14 +56,14 @@ pub trait Memory {
         let last = self.load_acquire(at.plus(4));
         [self.load(at), last]
     }
-    /// Writes two words, on an address that is a multiple of eight. Whoever sees the first sees the second; beyond that
+    /// Writes two words, on an address that is a multiple of eight. A reader that sees the first sees the second; beyond that
     /// it orders nothing.
     #[inline(always)]
     fn store_pair(&self, at: Self::Addr, words: [u32; 2]) {
         self.store(at.plus(4), words[1]);
         self.store_release(at, words[0]);
     }
-    /// Reads four words that nobody writes as long as the kernel runs, on an address that is a multiple of 16.
+    /// Reads four words that are constant as long as the kernel runs, on an address that is a multiple of 16.
     #[inline(always)]
     fn load_constant(&self, at: Self::Addr) -> [u32; 4] {
         [self.load(at), self.load(at.plus(4)), self.load(at.plus(8)), self.load(at.plus(12))]
@@ -91,7 +91,7 @@ pub trait Memory {
         }
         Some([self.load(at), self.load(at.plus(4)), self.load(at.plus(8)), last])
     }
-    /// Adds to a word and gives the old value; acquires and releases.
+    /// Adds to a word and returns the old value; acquires and releases.
     fn fetch_add(&self, at: Self::Addr, value: u32) -> u32;
     /// [`Self::fetch_add`] that acquires and does not release, among the threads of one GPU.
     #[inline(always)]
@@ -108,19 +108,19 @@ pub trait Memory {
     fn fetch_add_relaxed(&self, at: Self::Addr, value: u32) -> u32 {
         self.fetch_add(at, value)
     }
-    /// Sets bits and gives the old value; acquires and releases.
+    /// Sets bits and returns the old value; acquires and releases.
     fn fetch_or(&self, at: Self::Addr, bits: u32) -> u32;
-    /// Keeps only the bits of `mask` and gives the old value; acquires and releases.
+    /// Keeps only the bits of `mask` and returns the old value; acquires and releases.
     fn fetch_and(&self, at: Self::Addr, mask: u32) -> u32;
-    /// Writes `new` if `old` stands there and gives what stood there; acquires and releases.
+    /// Writes `new` if the word is `old`, and returns the former value; acquires and releases.
     fn compare_exchange(&self, at: Self::Addr, old: u32, new: u32) -> u32;
-    /// [`Self::fetch_or`] that orders nothing: for what a fence stands around already.
+    /// [`Self::fetch_or`] that orders nothing: for use between fences.
     #[inline(always)]
     fn fetch_or_relaxed(&self, at: Self::Addr, bits: u32) -> u32 {
         self.fetch_or(at, bits)
     }
-    /// [`Self::fetch_and`] that orders nothing. It still hands on what the last release of the word stood for, which a
-    /// plain store would not.
+    /// [`Self::fetch_and`] that orders nothing. It still continues the last release of the word, which a plain store would
+    /// not.
     #[inline(always)]
     fn fetch_and_relaxed(&self, at: Self::Addr, mask: u32) -> u32 {
         self.fetch_and(at, mask)
@@ -135,15 +135,15 @@ pub trait Memory {
     fn compare_exchange_acquire(&self, at: Self::Addr, old: u32, new: u32) -> u32 {
         self.compare_exchange(at, old, new)
     }
-    /// [`Self::compare_exchange`] that orders nothing: for what a fence stands around already.
+    /// [`Self::compare_exchange`] that orders nothing: for use between fences.
     #[inline(always)]
     fn compare_exchange_relaxed(&self, at: Self::Addr, old: u32, new: u32) -> u32 {
         self.compare_exchange(at, old, new)
     }
-    /// Does something once for all threads that come here together. `at` stands for what is done and to which queue: for
-    /// whoever names it, anyone's `f` will do. `f` is given how many they are and does not wait for any of them; each is
-    /// told what it gave, and a number of its own below that count. What any of them did before is before `f`, and `f` is
-    /// before what they do after. A thread may well be alone.
+    /// Does something once for all threads that come here together. `at` identifies the action and the queue: threads with
+    /// the same `at` may use any one's `f`. `f` gets their count and does not wait for any of them; each receives its result,
+    /// and a number of its own below that count. What any of them did before is before `f`, and `f` is before what they do
+    /// after. A thread may be alone.
     #[inline(always)]
     fn combine(&self, _at: Self::Addr, f: impl FnOnce(u32) -> u64) -> (u64, u32) {
         (f(1), 0)

@@ -1,10 +1,10 @@
-//! How a queue pair is driven, by whoever drives it: a host thread, a GPU warp, or every thread of a GPU at once.
+//! How a queue pair is driven: by a host thread, a GPU warp, or every thread of a GPU at once.
 //!
 //! Two modes over one set of memory operations ([`Memory`]):
 //! - **owner** ([`Owner`], on [`Ring`]): one thread or warp owns the pair. It stages a batch, rings once, takes
 //!   completions in any order and matches them by CID.
-//! - **shared** ([`Shared`]): any thread submits and gets a [`Token`]; one doorbell serves whoever came at the same
-//!   time; whoever waits drains the completion queue for all.
+//! - **shared** ([`Shared`]): any thread submits and gets a [`Token`]; one doorbell serves all that come at the same
+//!   time; a waiting thread drains the completion queue for all.
 //!
 //! In both, submission slots are freed by SQHD alone, a CID is busy until its own completion, and every wait ends at
 //! a deadline or when the host poisons the queue ([`Bounds`]).

@@ -7,7 +7,7 @@ use crate::{Cqe, Sqe};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Full;
 
-/// What the completion queue said.
+/// A completion, as its owner sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
     /// The command in this slot has completed; the slot is free again.
@@ -77,7 +77,7 @@ impl<M: Memory, T: AsMut<[Slot]> + AsRef<[Slot]>> Owner<M, T> {
         self.in_flight
     }
 
-    /// Staged commands that the controller has not been told of.
+    /// Staged commands that are not yet published.
     #[inline]
     pub fn staged(&self) -> u32 {
         self.staged
@@ -88,7 +88,7 @@ impl<M: Memory, T: AsMut<[Slot]> + AsRef<[Slot]>> Owner<M, T> {
         self.slots.as_ref().get(slot as usize).filter(|s| s.busy).map(|s| s.cid)
     }
 
-    /// Puts a command into the submission queue and gives the slot that stands for it. The controller sees it after
+    /// Puts a command into the submission queue and returns its slot. The controller sees it after
     /// [`Self::publish`].
     ///
     /// # Errors
@@ -110,13 +110,13 @@ impl<M: Memory, T: AsMut<[Slot]> + AsRef<[Slot]>> Owner<M, T> {
         Ok(id)
     }
 
-    /// Hands all staged commands to the controller with one doorbell.
+    /// Publishes all staged commands to the controller with one doorbell.
     #[inline]
     pub fn publish(&mut self, mem: &M) {
         if self.staged == 0 {
             return;
         }
-        // The controller must be able to complete all that is in flight without waiting for a doorbell.
+        // The controller must be able to complete all commands in flight without waiting for a doorbell.
         if self.in_flight + self.ring.unacknowledged() >= self.ring.rings().cq_entries {
             self.ring.release(mem);
         }

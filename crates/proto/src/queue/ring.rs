@@ -1,4 +1,4 @@
-//! The two rings of a pair, as their single owner sees them: where they lie and how far each side has come.
+//! The two rings of a pair, as their single owner sees them: where they lie, and the position of each side.
 
 use super::{Address, Memory};
 use crate::{Cqe, Sqe};
@@ -36,7 +36,7 @@ impl<M: Memory> Clone for Rings<M> {
 
 impl<M: Memory> Copy for Rings<M> {}
 
-/// How far a pair has come; what must be kept when its owner pauses.
+/// The positions of a pair, which must be kept when its owner pauses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingState {
     /// The next submission slot to be written.
@@ -62,7 +62,7 @@ pub struct Ring<M: Memory> {
 }
 
 impl<M: Memory> Ring<M> {
-    /// The owner's side of `rings`, which stand at `state`.
+    /// The owner's side of `rings`, with the positions of `state`.
     #[inline(always)]
     pub fn new(rings: Rings<M>, state: RingState) -> Self {
         Self { rings, state, unacknowledged: 0 }
@@ -74,13 +74,13 @@ impl<M: Memory> Ring<M> {
         &self.rings
     }
 
-    /// How far the pair has come. Completions that were taken but not released are not told apart: release first.
+    /// The positions of the pair. Completions that were taken but not released are not distinguished: release first.
     #[inline(always)]
     pub fn state(&self) -> RingState {
         self.state
     }
 
-    /// Completions taken that the controller has not been told of.
+    /// Completions taken that are not yet released to the controller.
     #[inline(always)]
     pub fn unacknowledged(&self) -> u32 {
         self.unacknowledged
@@ -92,14 +92,14 @@ impl<M: Memory> Ring<M> {
         self.rings.sq_entries - 1 - self.distance(self.state.sq_head, self.state.tail)
     }
 
-    /// Writes an entry `ahead` slots after the tail. The controller does not look at it before [`Self::publish`].
+    /// Writes an entry `ahead` slots after the tail. The controller does not read it before [`Self::publish`].
     #[inline(always)]
     pub fn write(&self, mem: &M, ahead: u32, sqe: &Sqe) {
         let slot = wrap(self.state.tail + ahead, self.rings.sq_entries);
         mem.store_entry(self.rings.sq.plus(slot * Sqe::BYTES as u32), &sqe.dw);
     }
 
-    /// Hands the next `count` written entries to the controller with one doorbell.
+    /// Publishes the next `count` written entries to the controller with one doorbell.
     #[inline(always)]
     pub fn publish(&mut self, mem: &M, count: u32) {
         self.advance(count);
@@ -130,8 +130,8 @@ impl<M: Memory> Ring<M> {
         mem.load_completion(at, phase).map(|dw| Cqe { dw })
     }
 
-    /// Leaves `count` completions behind, the last of which reported `sqhd`. The controller is told of them when a
-    /// quarter of the queue has gathered, or by [`Self::release`].
+    /// Consumes `count` completions, the last of which reported `sqhd`. The doorbell is rung when a quarter of the queue has
+    /// gathered, or by [`Self::release`].
     #[inline(always)]
     pub fn consume(&mut self, mem: &M, count: u32, sqhd: u16) {
         self.pass(count);
@@ -141,7 +141,7 @@ impl<M: Memory> Ring<M> {
         }
     }
 
-    /// Leaves completions behind without a doorbell or SQHD.
+    /// Consumes completions without a doorbell or SQHD.
     #[inline(always)]
     pub fn pass(&mut self, count: u32) {
         self.state.head += count;
@@ -152,8 +152,8 @@ impl<M: Memory> Ring<M> {
         self.unacknowledged += count;
     }
 
-    /// Takes note of how far the controller has fetched. What cannot be true, a value behind the last one or beyond
-    /// the tail, is left aside.
+    /// Records how far the controller has fetched. An impossible value, behind the last one or beyond the tail, is
+    /// ignored.
     #[inline(always)]
     pub fn update_sq_head(&mut self, sqhd: u16) {
         let head = sqhd as u32;
@@ -164,7 +164,7 @@ impl<M: Memory> Ring<M> {
         }
     }
 
-    /// Tells the controller which completions were taken, if there are any it does not know of.
+    /// Rings the doorbell for completions that were taken, if there are any that it does not cover.
     #[inline(always)]
     pub fn release(&mut self, mem: &M) {
         if self.unacknowledged > 0 {
@@ -173,7 +173,7 @@ impl<M: Memory> Ring<M> {
         }
     }
 
-    /// Forgets what is owed to the doorbell: another lane of the warp has rung it.
+    /// Records that another lane of the warp has rung the doorbell.
     #[inline(always)]
     pub fn released(&mut self) {
         self.unacknowledged = 0;

@@ -1,15 +1,15 @@
 //! Shared mode: any thread submits, any waiter drains for all.
 //!
 //! All state is words in memory. A submitter takes a CID, then a ticket for a submission slot when SQHD has left room,
-//! writes its entry and stamps the slot with the ticket. Whoever then holds the tail lock gathers all stamped slots
-//! and rings once. A waiter who finds its command unfinished tries the completion lock; its holder hands out every
-//! completion that is there. No lock is held while waiting for the controller.
+//! writes its entry and stamps the slot with the ticket. The holder of the tail lock gathers all stamped slots and rings
+//! once. A waiter that finds its command unfinished tries the completion lock; its holder distributes every available
+//! completion. No lock is held while waiting for the controller.
 
 use super::counters::{is_after, without_lowest};
 use super::{Address, Bounds, CidSpace, MAX_SLOTS, Memory, Rings, Stop};
 use crate::{Cqe, Sqe, Status};
 
-/// Where each word of a shared queue's control block lies. Words that different threads fight over are kept apart.
+/// Where each word of a shared queue's control block lies. Contended words are on different lines.
 pub(crate) mod word {
     pub const TICKET: u32 = 0x00;
     pub const TAIL: u32 = 0x20;
@@ -32,7 +32,7 @@ pub(crate) const FREE: u32 = 0;
 const BUSY: u32 = 1;
 pub(crate) const DONE: u32 = 2;
 
-/// The state of a slot while the controller has its command: a completion of another life does not fit it.
+/// The state of a slot while the controller has its command: a completion of another use does not match it.
 #[inline(always)]
 pub(crate) const fn busy(cid: u16) -> u32 {
     BUSY | (cid as u32) << 16
@@ -47,7 +47,7 @@ pub(crate) const fn done(dw3: u32) -> u32 {
 /// How many completions a drain takes before it rings.
 const BATCH: usize = 8;
 
-/// How often whoever gives up looks whether somebody else is done with handing out completions.
+/// How often a thread that stops checks whether another is done with distributing completions.
 const LAST_LOOKS: u32 = 1000;
 
 /// Whether a slot that was in this state had the command of this completion.
@@ -97,7 +97,7 @@ impl SharedLayout {
         word::POISON
     }
 
-    /// Where the count of completions that belonged to nobody lies within the control block.
+    /// Where the count of completions that belonged to no command lies within the control block.
     #[must_use]
     pub const fn unexpected_completions(&self) -> u32 {
         word::UNEXPECTED
@@ -129,7 +129,7 @@ impl SharedLayout {
     }
 }
 
-/// A command in flight on a shared queue. Whoever holds it must wait for it or leave its slot busy for ever.
+/// A command in flight on a shared queue. Its holder must wait for it, or its slot stays busy for ever.
 #[derive(PartialEq, Eq, Debug)]
 #[must_use = "a command whose token is dropped keeps its slot until the queue is reset"]
 pub struct Token {
@@ -146,14 +146,14 @@ impl Token {
     }
 }
 
-/// What came of looking for completions.
+/// The result of polling for completions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Drained {
-    /// There were some, and they are handed out.
+    /// There were some, and they are distributed.
     Some,
     /// There were none.
     None,
-    /// Somebody else was at it, or may be.
+    /// Another thread was doing it, or may be.
     Elsewhere,
 }
 
@@ -171,9 +171,9 @@ impl Drained {
 /// Why a command was not submitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SubmitError {
-    /// It was not handed to the controller and never will be.
+    /// It was not submitted and never will be.
     Stopped(Stop),
-    /// It stands in the queue and may still be handed over: the queue must be reset before its memory is used again.
+    /// It is in the queue and may still be submitted: the queue must be reset before its memory is used again.
     InDoubt(Stop),
 }
 
@@ -201,8 +201,8 @@ impl<M: Memory> Shared<M> {
         Some(Self { rings, control, layout, space: CidSpace::new(layout.capacity()) })
     }
 
-    /// Writes the control block of a pair that was just created, on memory that was zeroed once. Before anybody submits.
-    /// Identifiers go on where the queue's last life left them.
+    /// Writes the control block of a pair that was just created, on memory that was zeroed once, before any thread submits.
+    /// Identifiers go on where they were when the queue was deleted.
     pub fn initialise(&self, mem: &M) {
         for at in (0..self.layout.slots()).step_by(4) {
             mem.store(self.at(at), 0);
@@ -218,7 +218,7 @@ impl<M: Memory> Shared<M> {
         mem.fence();
     }
 
-    /// The token of a command that was submitted and has not been told of, by its identifier.
+    /// The token of a command that was submitted and whose end was not reported, by its identifier.
     #[inline(always)]
     pub(crate) fn token(&self, cid: u16) -> Option<Token> {
         let slot = self.space.slot(cid)?;
@@ -236,7 +236,7 @@ impl<M: Memory> Shared<M> {
         Bounds { deadline, poison: self.at(word::POISON) }
     }
 
-    /// Hands a command to the controller; waits for a free slot within `bounds`.
+    /// Submits a command; waits for a free slot within `bounds`.
     ///
     /// # Errors
     /// Whether the command can still happen, and why the wait ended.
@@ -283,7 +283,7 @@ impl<M: Memory> Shared<M> {
         Some(Status((state >> 17) as u16))
     }
 
-    /// Waits for the command within `bounds`, draining for everybody meanwhile.
+    /// Waits for the command within `bounds`, draining for all threads meanwhile.
     ///
     /// # Errors
     /// Why the wait ended. The command is then still in flight and its memory still the controller's.
@@ -296,8 +296,8 @@ impl<M: Memory> Shared<M> {
                 return Ok(status);
             }
             let drained = self.hand_out(mem, over.is_some());
-            // A command that has completed is never given up: whoever stops has looked once more, and if somebody else
-            // is handing out completions, has waited for that.
+            // A completed command is never abandoned: a thread that stops has polled once more and, if another is
+            // distributing completions, has waited for that.
             if let Some(stop) = over {
                 looks += 1;
                 if drained != Drained::Elsewhere || looks > LAST_LOOKS {
@@ -312,14 +312,14 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// Hands out the completions that are there, unless somebody else is doing it.
+    /// Distributes the available completions, unless another thread is doing it.
     #[inline]
     pub fn drain(&self, mem: &M) -> Drained {
         self.hand_out(mem, true)
     }
 
-    /// [`Self::drain`]. Those who are not `sure` look from outside first: who finds nothing there leaves the lock to others,
-    /// and cannot say that there is nothing.
+    /// [`Self::drain`]. Callers that need not be `sure` poll without the lock first: one that finds nothing leaves the lock to
+    /// others, and cannot report that there is nothing.
     #[inline(always)]
     pub(crate) fn hand_out(&self, mem: &M, sure: bool) -> Drained {
         let look = |_| {
@@ -341,7 +341,7 @@ impl<M: Memory> Shared<M> {
             return Drained::Elsewhere;
         }
         let mut drained = Drained::None;
-        // All that is there now, and not all that comes meanwhile.
+        // All that are there now, but not those that arrive meanwhile.
         for _ in 0..(1 << self.layout.cq_shift >> BATCH.trailing_zeros()).max(1) {
             let taken = self.drain_batch(mem);
             if taken > 0 {
@@ -355,7 +355,7 @@ impl<M: Memory> Shared<M> {
         drained
     }
 
-    /// Hands out one batch and gives its size.
+    /// Distributes one batch and returns its size.
     fn drain_batch(&self, mem: &M) -> usize {
         let head = mem.load(self.at(word::CQ_HEAD));
         let mut taken = [0u32; BATCH];
@@ -375,15 +375,15 @@ impl<M: Memory> Shared<M> {
         if count == 0 {
             return 0;
         }
-        // What the controller did before these is handed on with them.
+        // This also publishes what the controller did before these.
         mem.fence();
         let next = head.wrapping_add(count as u32);
         mem.store(self.at(word::CQ_HEAD), next);
         if let Some(head) = self.update_sq_head(mem, sqhd) {
-            // Behind the fence above: the controller has fetched what stood before it.
+            // Behind the fence above: the controller has fetched the entries before it.
             mem.store(self.at(word::SQ_HEAD), head);
         }
-        // Rung before the slots are given back: what is in flight never exceeds what the controller can complete.
+        // Rung before the slots are freed: commands in flight never exceed what the controller can complete.
         mem.ring(self.rings.cq_door, next & ((1 << self.layout.cq_shift) - 1));
         for dw3 in taken.iter().take(count) {
             self.settle(mem, *dw3);
@@ -398,7 +398,7 @@ impl<M: Memory> Shared<M> {
         (self.rings.cq.plus(place * Cqe::BYTES as u32), !(count >> self.layout.cq_shift) & 1)
     }
 
-    /// Where the submission head is to move to, as the controller says; none for values that cannot be true.
+    /// Where the submission head moves, as the controller reports; none for impossible values.
     #[inline(always)]
     pub(crate) fn update_sq_head(&self, mem: &M, sqhd: u16) -> Option<u32> {
         let mask = (1u32 << self.layout.sq_shift) - 1;
@@ -411,7 +411,7 @@ impl<M: Memory> Shared<M> {
         if step <= tail.wrapping_sub(head) { Some(head.wrapping_add(step)) } else { None }
     }
 
-    /// Leaves a completion with its command's slot. Only for the holder of the completion lock.
+    /// Stores a completion in its command's slot. Only for the holder of the completion lock.
     #[inline(always)]
     pub(crate) fn settle(&self, mem: &M, dw3: u32) {
         if !was_busy(dw3, self.try_settle(mem, dw3)) {
@@ -419,8 +419,8 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// Ends the command of a completion, and gives what [`was_busy`] is to be asked. In one step: of two lanes that
-    /// hold completions of one command, the second finds it ended, or finds the next life of the slot. Behind the fence that
+    /// Ends the command of a completion, and returns the argument for [`was_busy`]. In one step: of two lanes that hold
+    /// completions of one command, the second finds it ended, or finds the next use of the slot. Behind the fence that
     /// follows the completion.
     #[inline(always)]
     pub(crate) fn try_settle(&self, mem: &M, dw3: u32) -> u32 {
@@ -447,7 +447,7 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// Takes up to `count` slots that are free, all of one word: gives its index and, in the lower half, their bits.
+    /// Takes up to `count` slots that are free, all of one word: returns its index and, in the lower half, their bits.
     fn take_free(&self, mem: &M, count: u32) -> u64 {
         let words = self.layout.free_words();
         let start = if words == 1 { 0 } else { mem.fetch_add(self.at(word::HINT), 1) % words };
@@ -496,7 +496,7 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// Takes up to `count` tickets, as far as there is room: gives how many and, in the lower half, the first.
+    /// Takes up to `count` tickets, as far as there is room: returns how many and, in the lower half, the first.
     fn take_tickets(&self, mem: &M, count: u32) -> u64 {
         let usable = (1 << self.layout.sq_shift) - 1;
         let next = self.at(word::TICKET);
@@ -514,7 +514,7 @@ impl<M: Memory> Shared<M> {
         }
     }
 
-    /// Waits until the doorbell covers `ticket`, ringing it for everybody when nobody else does.
+    /// Waits until the doorbell covers `ticket`, ringing it for all unless another thread does.
     fn publish(&self, mem: &M, ticket: u32, bounds: &Bounds<M>) -> Result<(), Stop> {
         let tail = self.at(word::TAIL);
         while !is_after(mem.load_acquire(tail), ticket) {
@@ -522,14 +522,14 @@ impl<M: Memory> Shared<M> {
             if rung != 0 && is_after(rung as u32, ticket) {
                 break;
             }
-            // Somebody else rings, or a ticket before this one is not stamped yet.
+            // Another thread rings, or a ticket before this one is not stamped yet.
             bounds.check(mem)?;
             mem.pause();
         }
         Ok(())
     }
 
-    /// Rings for everybody unless somebody else is at it: then 0, else 1 and, in the lower half, the tail.
+    /// Rings for all unless another thread is doing it: then 0, else 1 and, in the lower half, the tail.
     fn try_ring(&self, mem: &M) -> u64 {
         let lock = self.at(word::TAIL_LOCK);
         if mem.load(lock) != 0 || mem.compare_exchange(lock, 0, 1) != 0 {
@@ -540,8 +540,8 @@ impl<M: Memory> Shared<M> {
         1 << 32 | u64::from(rung)
     }
 
-    /// Rings once for every entry that stands complete after the tail, and gives the new tail. Only for the holder of
-    /// the tail lock.
+    /// Rings once for every complete entry after the tail, and returns the new tail. Only for the holder of the tail
+    /// lock.
     fn ring_for_all(&self, mem: &M) -> u32 {
         let old = mem.load(self.at(word::TAIL));
         let mut tail = old;
@@ -549,7 +549,7 @@ impl<M: Memory> Shared<M> {
             tail = tail.wrapping_add(1);
         }
         if tail != old {
-            // The tail stands before the doorbell: whoever takes a completion of these must find it covers SQHD.
+            // The tail is stored before the doorbell: a taker of their completions must find that it covers SQHD.
             mem.store(self.at(word::TAIL), tail);
             mem.fence();
             mem.ring(self.rings.sq_door, self.sq_slot(tail));
@@ -558,7 +558,7 @@ impl<M: Memory> Shared<M> {
         tail
     }
 
-    /// Drains for everybody. Whoever is told to stop looks for what it waits for once more.
+    /// Drains for all threads. A thread that must stop polls once more for its own command.
     fn help(&self, mem: &M, bounds: &Bounds<M>) -> Result<(), Stop> {
         let drained = self.hand_out(mem, false);
         bounds.check(mem)?;

@@ -1,4 +1,4 @@
-//! The registers that fewer people need: reset words, time-outs, the controller's own memory, boot partitions.
+//! Less common registers: reset words, time-outs, the controller's own memory, boot partitions.
 
 use crate::BusAddr;
 use crate::wire::{bits, flags};
@@ -10,7 +10,7 @@ pub struct Cmbmsc(pub u64);
 
 impl Cmbmsc {
     flags! { u64;
-        /// CMBLOC and CMBSZ tell the truth.
+        /// CMBLOC and CMBSZ are valid.
         cre with_cre 0;
         /// The controller takes addresses from CBA on as addresses in its buffer.
         cmse with_cmse 1;
@@ -195,7 +195,7 @@ impl Pmrctl {
     }
 }
 
-/// PMRSTS: how the persistent memory region is.
+/// PMRSTS: the status of the persistent memory region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(transparent)]
 pub struct Pmrsts(pub u32);

@@ -26,12 +26,12 @@ const DIRECTORY: u64 = 0x20_0000;
 const DATA: u64 = 0x40_0000;
 const WORDS: usize = 0x100_0000 / 4;
 
-/// The word of this number in the array, before anybody writes.
+/// The word of this number in the array, before any write.
 pub fn word(index: u64) -> u32 {
     (index as u32).wrapping_mul(0x9e37_79b9) ^ 0x1234
 }
 
-/// Numbers that look random.
+/// Pseudo-random numbers.
 pub struct Random(pub u64);
 
 impl Random {
@@ -41,12 +41,12 @@ impl Random {
     }
 }
 
-/// How the array behaves.
+/// The behaviour of the array.
 #[derive(Clone, Copy)]
 pub struct Disk {
     /// Every how many commands one fails, and how.
     pub fails: Option<(u32, Answer)>,
-    /// A command ends when it has been asked for up to so many times, sooner or later than those before it.
+    /// A command ends after up to this many polls, sooner or later than those before it.
     pub late: u32,
     /// The array's limit.
     pub patience: u64,
@@ -71,7 +71,7 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// An array with a cache of so many pages.
+    /// An array with a cache of this many pages.
     pub fn new(slots: u32, disk: Disk) -> Self {
         let bed = Self {
             words: (0..WORDS).map(|_| AtomicU32::new(0)).collect(),
@@ -234,8 +234,8 @@ impl Lanes for Mem<'_> {
     }
 }
 
-/// What the array lies on. Its commands are kept as words: block, offset and blocks, whether it writes, how often it is
-/// still to be asked for, and how it ends.
+/// The array's backing. Its commands are kept as words: block, offset and blocks, whether it writes, how many polls
+/// remain, and how it ends.
 pub struct Toy<'a>(&'a Bed);
 
 impl<'a> Backing<Mem<'a>> for Toy<'a> {

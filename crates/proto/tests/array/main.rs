@@ -16,7 +16,7 @@ use onehop_proto::kernel::{Answer, Lanes, share};
 use onehop_proto::queue::Memory;
 use onehop_proto::{GpuAddr, Status};
 
-/// Rows of these bytes, one every so many.
+/// Rows of these bytes, one every `stride` bytes.
 #[derive(Clone, Copy)]
 struct Rows(u32, u32);
 
@@ -44,7 +44,7 @@ fn answers(bed: &Bed, ids: &[u64]) -> Vec<i32> {
     bed.get(bed::ANSWERS, ids.len()).into_iter().map(|word| word as i32).collect()
 }
 
-/// Has threads move rows; gives what came of each.
+/// Has threads move rows; returns the result of each.
 fn move_rows(
     bed: &Bed,
     rows: Rows,

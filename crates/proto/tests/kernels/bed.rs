@@ -73,7 +73,7 @@ pub struct Bed {
     clock: Cell<u64>,
     pub rings: (u32, u32),
     pub controller: RefCell<Controller>,
-    /// Set when the controller has answered so many commands.
+    /// Set when the controller has answered this many commands.
     pub poison_after: Cell<usize>,
 }
 
@@ -105,7 +105,7 @@ impl Bed {
         OwnerQueue { rings: self.rings(), scratch: At(CONTROL), window }
     }
 
-    /// A job of so many reads, block `i` each, nothing of which has happened.
+    /// A job of `count` reads, block `i` each, none of which has been started.
     pub fn job(&self, count: u32) -> Job<Self> {
         for i in 0..count {
             let work = WorkItem { lba: u64::from(i), prp1: 1 << 12, prp2: 0, blocks: 1, control: 2 };

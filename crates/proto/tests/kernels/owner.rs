@@ -90,7 +90,7 @@ fn retries_outlive_a_launch() {
     job.deadline = 500_000;
     assert_eq!(run(&bed, 8, &job, (0, 5)), Exit::TimedOut, "it waits, and that is no stall");
     assert!((0..5).all(|i| bed.outcome(i) == (ItemOutcome::Pending, 1)));
-    // The next launch is told; two tries again are allowed in all.
+    // The next launch continues the count; two retries are allowed in all.
     let job = bed.job(5);
     for item in 0..5 {
         let work = WorkItem { lba: 1, prp1: 4096, prp2: 0, blocks: 1, control: 2 }.with_tries(1);

@@ -24,7 +24,7 @@ const PAGES: u64 = 2;
 #[derive(Clone, Copy, PartialEq)]
 enum Without {
     Nothing,
-    /// The release of a pin that is taken back.
+    /// The release when a pin is released.
     Release,
     /// The acquire of a pin.
     Acquire,
@@ -349,7 +349,7 @@ fn array_page_in_doubt_is_used_again_in_the_next_life() {
     explore(2, || {
         let mem = Mem::failing(2, Without::Nothing, 1, Answer::InDoubt);
         let in_doubt = Err(ArrayError::Read(Answer::InDoubt));
-        // A command that is in doubt was begun in life 0, which is not over before the host says so.
+        // A command of unknown outcome was begun in epoch 0, which is not over before the host says so.
         mem.0.life.store(0, Relaxed);
         let got = both(&mem, |mem| mem.read(0), |mem| mem.read(0));
         assert!(got == [in_doubt, Ok(100)] || got == [Ok(100), in_doubt], "{got:?}");

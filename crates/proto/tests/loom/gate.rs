@@ -1,5 +1,5 @@
-//! The gate of a lent queue under loom: the host takes the queue from the controller while a thread uses it. What is
-//! explored is the gate; the queue behind it is one thread's alone, and its words are ordinary ones.
+//! The gate of an exported queue under loom: the host takes the queue from the controller while a thread uses it. Only the
+//! gate is explored; the queue behind it is one thread's alone, and its words are ordinary ones.
 
 use std::sync::atomic::{AtomicU32 as Plain, Ordering::Relaxed};
 
@@ -20,7 +20,7 @@ const TABLES: u64 = 0x200;
 const HANDLE: u64 = 0x300;
 const CONTROL: u64 = 0x400;
 const END: u64 = 0x800;
-/// From here on words that threads fight over.
+/// From here on words that threads contend for.
 const INSIDE: u64 = END;
 const SIGNALS: u64 = END + 4;
 
@@ -82,7 +82,7 @@ impl Mem {
         }
     }
 
-    /// Makes the queue anew, as the host does when nobody is inside.
+    /// Creates the queue anew, as the host does when no thread is inside.
     fn create(&self) {
         for at in (SQ..SQ_DOOR).step_by(4) {
             self.write(GpuAddr(at), 0, Ordering::Relaxed);
@@ -199,7 +199,7 @@ fn model(fenced: bool) {
             assert_eq!(queue.run(&mem, DeviceOp::Read, 0, 1, 0), Answer::Done);
         })
     };
-    // What the host does when it takes the queue away and gives it back.
+    // What the host does when it takes the queue away and returns it.
     let words = &mem.0;
     words.gate.store(Gate::closed(1).0, Ordering::Release);
     words.poison.store(2, Ordering::Release);

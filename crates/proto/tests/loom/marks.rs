@@ -1,4 +1,4 @@
-//! A kernel that marks memory under loom, while its host cancels it and gives the memory to somebody else.
+//! A kernel that marks memory under loom, while its host cancels it and gives the memory to another user.
 
 use loom::sync::atomic::{Ordering, fence};
 use loom::thread;

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 const LISTS: u64 = 0xffff_0000_0000_0000;
 
-/// A page address that tells nothing about its neighbours.
+/// A page address that reveals nothing about its neighbours.
 fn scattered(shift: u32, offset: u64) -> impl Fn(u64) -> BusAddr {
     move |i| {
         let page = (i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20 << shift;
@@ -216,7 +216,7 @@ proptest! {
     }
 }
 
-/// Standing lists for `pages` pages of scattered memory, as a controller would read them.
+/// Prebuilt lists for `pages` pages of scattered memory, as a controller would read them.
 fn stand(shift: u32, pages: u64) -> HashMap<u64, u64> {
     let (standing, page) = (PrebuiltPrpLists::new(shift), scattered(shift, 0));
     let mut memory = HashMap::new();

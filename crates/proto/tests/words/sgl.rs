@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 const RULES: Rules = Rules { support: Support(0x0001_0001), is_source: false, max_descriptors: 1000 };
 
-/// Lays out descriptors in segments of at most `per` and gives the descriptor that leads to the first.
+/// Lays out descriptors in segments of at most `per` and returns the descriptor that leads to the first.
 fn lay_out(list: &[Descriptor], per: usize) -> (Descriptor, HashMap<u64, (u64, u64)>) {
     let mut memory = HashMap::new();
     let mut put = |at: u64, i: usize, d: &Descriptor| memory.insert(at + i as u64 * 16, d.encode());

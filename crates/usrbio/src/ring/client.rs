@@ -8,27 +8,27 @@ use onehop_os::HostMem;
 use super::{COMPLETED, Request, RingRegion, SEEN, SUBMITTED, TAKEN, word};
 use crate::{Error, Result};
 
-/// How something ended.
+/// A completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Completion {
-    /// The slot that [`Client::prepare`] gave.
+    /// The slot that [`Client::prepare`] returned.
     pub index: i32,
     /// Bytes, or an error number with a minus sign.
     pub result: i64,
-    /// What the request had.
+    /// The request's user data.
     pub userdata: u64,
 }
 
-/// The program's side. Requests are put in by one thread at a time; others wait meanwhile.
+/// The program's side. One thread at a time enters requests; others wait meanwhile.
 pub struct Client {
     ring: RingRegion,
-    /// Slots of requests that nobody uses, and the next submission.
+    /// Unused slots of requests, and the next submission.
     free: Mutex<Vec<u32>>,
     seeing: Mutex<()>,
 }
 
 impl Client {
-    /// In memory that a daemon was told of.
+    /// In memory that was registered with a daemon.
     ///
     /// # Errors
     /// When it is too small.
@@ -38,7 +38,7 @@ impl Client {
         Ok(Self { ring, free: Mutex::new(free), seeing: Mutex::default() })
     }
 
-    /// Puts a request in; gives its slot. The daemon does not look before its semaphore was posted.
+    /// Enters a request; returns its slot. The daemon does not read it before its semaphore was posted.
     ///
     /// # Errors
     /// When the ring is full.
@@ -59,10 +59,10 @@ impl Client {
         Ok(slot as i32)
     }
 
-    /// Takes completions, as many as there are and `out` has room for; gives how many.
+    /// Takes completions, as many as there are and `out` has room for; returns how many.
     ///
     /// # Errors
-    /// When what is in the ring contradicts itself.
+    /// When the ring's contents are inconsistent.
     pub fn take(&self, out: &mut Vec<Completion>, most: usize) -> Result<usize> {
         let _one = self.seeing.lock().unwrap_or_else(PoisonError::into_inner);
         let seen = self.ring.mark(SEEN)?;
@@ -80,7 +80,7 @@ impl Client {
         self.ring.set_mark(SEEN, self.ring.after(seen, count))?;
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         for done in &out[out.len() - count as usize..] {
-            // A daemon that makes numbers up gives nobody a slot twice.
+            // Invented numbers from a daemon must not free a slot twice.
             let known = u32::try_from(done.index).ok().filter(|slot| *slot < self.ring.slots - 1);
             if free.len() < self.ring.slots as usize - 1 {
                 free.extend(known);
@@ -89,7 +89,7 @@ impl Client {
         Ok(count as usize)
     }
 
-    /// Waits until the daemon says that something has ended, for so long at most.
+    /// Waits until the daemon signals a completion, for `limit` at most.
     pub fn wait(&self, limit: Duration) {
         let _ = self.ring.done.wait(limit);
     }

@@ -1,5 +1,5 @@
-//! The daemon's side of a ring. The memory is its program's, which may write anything at any time: what is taken is copied
-//! once and the copy is looked at, the daemon's own marks are kept outside, and a mark that cannot be is the ring's end.
+//! The daemon's side of a ring. The memory is its program's, which may write anything at any time: entries are copied once
+//! and the copy is checked, the daemon's own marks are kept outside, and an impossible mark ends the ring.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -10,18 +10,18 @@ use onehop_os::{Guard, HostMem};
 use super::{COMPLETED, COMPLETION, REQUEST, Request, RingRegion, SEEN, SUBMISSION, SUBMITTED, TAKEN, word};
 use crate::{Result, RingName};
 
-/// Something that was submitted.
+/// A submission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Submission {
-    /// The number that the program gave, to be given back.
+    /// The number that the program gave, to be returned.
     pub index: i32,
     /// The same.
     pub userdata: u64,
-    /// What is to be done; none where the number is that of no request.
+    /// The request; none if the number is invalid.
     pub request: Option<Request>,
 }
 
-/// How an entry ended.
+/// The completion of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Done {
     /// The entry's.
@@ -32,14 +32,14 @@ pub struct Done {
     pub result: i64,
 }
 
-/// What [`RingServer::take`] found.
+/// The result of [`RingServer::take`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Taken {
-    /// How many entries it gave.
+    /// How many entries it returned.
     pub count: usize,
-    /// Whether there is more to be taken at once.
+    /// Whether more can be taken at once.
     pub more: bool,
-    /// When to look again though nobody says so: entries wait for others to come.
+    /// When to call it again even without a signal: entries wait for others to come.
     pub due: Option<Instant>,
 }
 
@@ -65,7 +65,7 @@ pub struct RingServer {
 }
 
 impl RingServer {
-    /// In memory that a program told of: makes its semaphore ready.
+    /// In memory that a program registered: initializes its semaphore.
     ///
     /// # Errors
     /// When it is too small, or cannot be watched.
@@ -76,7 +76,7 @@ impl RingServer {
         Ok(Self { ring, guard, name, state: Mutex::default(), broken: AtomicBool::new(false) })
     }
 
-    /// What its name says.
+    /// The parameters in its name.
     #[must_use]
     pub fn name(&self) -> &RingName {
         &self.name
@@ -120,7 +120,7 @@ impl RingServer {
             return Ok(Taken::default());
         }
         let unseen = ring.distance(ring.mark(SEEN)?, state.completed);
-        // As many as there is room for their ends.
+        // As many as there is room for their completions.
         let room = (ring.slots - 1).saturating_sub(state.under_way).saturating_sub(unseen);
         let batch = self.name.depth.unsigned_abs();
         let count = match self.name.depth {
@@ -138,7 +138,7 @@ impl RingServer {
             ..0 => there.min(room),
         };
         state.waiting = None;
-        // A batch is not cut by `most`, so that one larger than that is taken all the same.
+        // A batch is not cut by `most`, so that a larger one is taken, too.
         let most = u32::try_from(most).unwrap_or(u32::MAX).max(batch).max(1);
         let taken = if self.name.depth > 0 { count.min(most / batch * batch) } else { count.min(most) };
         for place in 0..taken {
@@ -163,7 +163,7 @@ impl RingServer {
         Ok(Submission { index, userdata, request: request.transpose()? })
     }
 
-    /// Tells the program that entries have ended: each once, of those that [`Self::take`] gave.
+    /// Completes entries for the program: each once, of those that [`Self::take`] returned.
     pub fn complete(&self, done: &[Done]) {
         if done.is_empty() {
             return;
@@ -183,7 +183,7 @@ impl RingServer {
             bytes[..4].copy_from_slice(&done.index.to_le_bytes());
             bytes[8..16].copy_from_slice(&done.result.to_le_bytes());
             bytes[16..].copy_from_slice(&done.userdata.to_le_bytes());
-            // There was room when it was taken; a program that says otherwise by now overwrites what it has not seen.
+            // There was room when it was taken. A program that claims otherwise by now overwrites completions that it has not seen.
             self.ring.mem.write(self.ring.completion(state.completed), &bytes)?;
             state.completed = self.ring.after(state.completed, 1);
         }

@@ -1,4 +1,4 @@
-//! Both sides of a ring against each other, and the daemon's against memory that anything may be in.
+//! Both sides of a ring against each other, and the daemon's against arbitrary memory.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ fn sizes_are_those_of_3fs() {
 }
 
 #[test]
-fn what_goes_in_comes_out() {
+fn requests_arrive_and_complete() {
     let (client, server, _) = ring(4, name(0, 0));
     let (mut out, mut seen) = (Vec::new(), Vec::new());
     // Under Miri a round takes seconds.
@@ -78,7 +78,7 @@ fn depths_make_batches_and_times_end_them() {
 }
 
 #[test]
-fn nothing_is_taken_for_whose_end_there_is_no_room() {
+fn nothing_is_taken_without_room_for_its_completion() {
     let (client, server, mem) = ring(4, name(0, 0));
     let mut out = Vec::new();
     (0..4).for_each(|n| assert!(client.prepare(&request(n)).is_ok()));
@@ -86,7 +86,7 @@ fn nothing_is_taken_for_whose_end_there_is_no_room() {
     for entry in &out {
         server.complete(&[Done { index: entry.index, userdata: 0, result: 0 }]);
     }
-    // Slots were freed by nobody: a program that submits all the same waits.
+    // No slots were freed: a program that submits nevertheless waits.
     mem.word(SUBMITTED).unwrap().store(2, Ordering::SeqCst);
     assert_eq!(server.take(Instant::now(), 100, &mut out).count, 0);
     assert_eq!(client.take(&mut Vec::new(), 1).unwrap(), 1);
@@ -94,7 +94,7 @@ fn nothing_is_taken_for_whose_end_there_is_no_room() {
 }
 
 #[test]
-fn impossible_marks_are_the_end_of_a_ring() {
+fn impossible_marks_end_a_ring() {
     for which in [SUBMITTED, SEEN] {
         for value in [5, 6, u32::MAX, 1 << 31] {
             let (client, server, mem) = ring(4, name(0, 0));

@@ -10,7 +10,7 @@ use super::report;
 use crate::error::Result;
 use crate::report::{Report, ReportText};
 
-/// Holds two earlier runs against each other.
+/// Compares two earlier runs.
 pub(super) fn side_by_side(before: &Path, after: &Path, folder: Option<&Path>) -> Result<Report> {
     let (one, two) = (report::read(before)?, report::read(after)?);
     let found = compare(&one, &two);
@@ -59,8 +59,8 @@ pub(super) fn side_by_side(before: &Path, after: &Path, folder: Option<&Path>) -
 fn comparison_page(found: &Comparison, before: &Path, after: &Path) -> Page {
     let columns = vec![
         Column::new("verdict", "whether the difference is larger than the noise of both runs"),
-        Column::new("route", "the way that the bytes took"),
-        Column::new("IoType", "as gdsio says it"),
+        Column::new("route", "the route that the bytes took"),
+        Column::new("IoType", "the operation, as gdsio names it"),
         Column::new("IOSize", "bytes of a block"),
         Column::minor("depth", "blocks in flight for each thread"),
         Column::minor("Threads", "threads"),
@@ -96,7 +96,7 @@ fn comparison_page(found: &Comparison, before: &Path, after: &Path) -> Page {
     Page {
         title: "Two sweeps side by side".into(),
         lead:
-            "A difference counts where it is larger than half of both runs' spreads together, and than 2 %."
+            "A difference counts if it is larger than 2 %, and larger than half the sum of both runs' spreads."
                 .into(),
         facts: vec![
             ("Before".into(), before.display().to_string()),

@@ -1,5 +1,5 @@
-//! What rows are compared with. Limits: the links on the way, where the system or the user names them. References: the copy
-//! engine, memory.
+//! What rows are compared with: limits (the links on the path, where the system or the user names them) and references
+//! (the copy engine, memory).
 
 use std::sync::Barrier;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use crate::gpus::Chosen;
 
 /// Memory that rates are measured with.
 const MEASURED: usize = 16 << 20;
-/// Copies of a try by each thread.
+/// Copies by each thread in one try.
 const COPIES: usize = 4;
 /// Tries of a reference, of which the best counts.
 pub(super) const TRIES: usize = 5;
@@ -23,20 +23,20 @@ pub(super) const TRIES: usize = 5;
 /// The limits of a drive or file and a GPU.
 #[derive(Default)]
 pub(super) struct BenchLimits {
-    /// As said on the command line.
+    /// As given on the command line.
     said: Option<RateLimit>,
     drive: Option<RateLimit>,
     gpu: Option<RateLimit>,
     copy: Option<RateLimit>,
-    /// Of models, which move bytes by copying them in memory.
+    /// For simulated parts, which move bytes by copying them in memory.
     memory: Option<RateLimit>,
 }
 
 impl BenchLimits {
-    /// Looks at the links, and measures the rest.
+    /// Reads the rates of the links, and measures the rest.
     pub(super) fn find(drive: Option<(&str, bool)>, gpu: &Chosen, said: Option<f64>) -> Result<Self> {
         let root = Root::here();
-        // A virtual machine's ports, and devices that it emulates, need not show the real links: that bounds nothing.
+        // The ports and emulated devices of a virtual machine need not show the real links, so they bound nothing.
         let real = Virtual::read(&root).is_real();
         let tree = real.then(|| Tree::scan(&root).ok()).flatten();
         let hard = |what: String, gbps: f64| RateLimit { what, gbps, hard: true };
@@ -45,7 +45,7 @@ impl BenchLimits {
         let address = |name: &str| name.split('?').next().and_then(|name| name.parse::<Address>().ok());
         let of_drive = drive.and_then(|(name, _)| link(tree.as_ref()?, address(name)?, false));
         Ok(Self {
-            said: said.map(|gbps| hard("the link, as said by --link".into(), gbps)),
+            said: said.map(|gbps| hard("the link, as given by --link".into(), gbps)),
             drive: of_drive.map(|(words, gbps)| hard(format!("the drive's link, {words}"), gbps)),
             gpu: gpu_link(gpu, tree.as_ref())
                 .map(|(words, gbps)| hard(format!("the GPU's link, {words}"), gbps)),
@@ -63,7 +63,7 @@ impl BenchLimits {
             .collect()
     }
 
-    /// The lowest of those that hold for a route.
+    /// The lowest that applies to a route.
     pub(super) fn of(&self, route: &str, io: IoType) -> Option<RateLimit> {
         let copied = matches!(route, "cpu/pinned" | "cpu/memcpy" | "cpu/cached") && !io.writes();
         let holds = [
@@ -93,18 +93,18 @@ pub(super) fn memory_rate() -> Result<RateLimit> {
     Ok(RateLimit { what, gbps, hard: false })
 }
 
-/// The highest of so many measurements: a reference that luck makes low would flatter what is held against it.
+/// The highest of several measurements: a reference that is low by chance would flatter what is compared with it.
 pub(super) fn best_of(tries: usize, mut one: impl FnMut() -> Result<f64>) -> Result<f64> {
     (0..tries).try_fold(0.0, |best: f64, _| Ok(best.max(one()?)))
 }
 
-/// 10^9 bytes a second of so many threads that copy at the same time, each into memory of its own.
+/// GB/s of this many threads that copy at the same time, each into memory of its own.
 fn copy_at_once(threads: usize) -> Result<f64> {
     let together = Barrier::new(threads);
     let one = || -> Result<(Instant, Instant)> {
         let memory = onehop_os::HostMem::touched(MEASURED);
         let data = vec![7; MEASURED];
-        // Also without memory: the others wait for this thread.
+        // Even if the allocation failed: the others wait for this thread.
         together.wait();
         let (memory, begun) = (memory?, Instant::now());
         (0..COPIES).try_for_each(|_| memory.write(0, &data))?;
@@ -118,7 +118,7 @@ fn copy_at_once(threads: usize) -> Result<f64> {
     Ok(rate_of(MEASURED * COPIES, &spans?))
 }
 
-/// 10^9 bytes a second of threads that moved so many bytes each: all bytes, from the first beginning to the last end.
+/// GB/s of threads that moved `bytes` each: all bytes, from the first start to the last end.
 pub(super) fn rate_of(bytes: usize, spans: &[(Instant, Instant)]) -> f64 {
     let first = spans.iter().map(|(begun, _)| *begun).min();
     let last = spans.iter().map(|(_, ended)| *ended).max();
@@ -129,7 +129,7 @@ pub(super) fn rate_of(bytes: usize, spans: &[(Instant, Instant)]) -> f64 {
 /// The narrowest link above a device; a GPU's at its best, as it slows down when it has nothing to do.
 fn link(tree: &Tree, address: Address, at_best: bool) -> Option<(String, f64)> {
     let device = tree.get(address)?;
-    // A cable's ports say Gen1 x4 whatever passes it: that bounds nothing.
+    // A cable's ports report Gen1 x4 at any rate, so they bound nothing.
     if device.behind_cable {
         return None;
     }
@@ -142,7 +142,7 @@ fn link(tree: &Tree, address: Address, at_best: bool) -> Option<(String, f64)> {
     known.min_by(|a, b| a.1.total_cmp(&b.1))
 }
 
-/// By NVML, which knows what GPU and slot both can; else by the bus.
+/// By NVML, which knows what both GPU and slot support; else by the bus.
 fn gpu_link(gpu: &Chosen, tree: Option<&Tree>) -> Option<(String, f64)> {
     let (_, pci) = gpu.gpu.name().rsplit_once(" at ")?;
     let by_nvml = || {
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_route_is_held_against_the_lowest_that_holds_for_it() {
+    fn a_route_is_compared_with_the_lowest_limit_that_applies() {
         let limit = |what: &str, gbps, hard| Some(RateLimit { what: what.into(), gbps, hard });
         let limits = BenchLimits {
             drive: limit("drive", 7.0, true),

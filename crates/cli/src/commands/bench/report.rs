@@ -1,4 +1,4 @@
-//! Reports: a page and the raw figures beside it, and figures of earlier runs.
+//! Reports: a page with the raw results beside it, and results of earlier runs.
 
 use std::fs::File;
 use std::io::Read;
@@ -12,20 +12,20 @@ use crate::error::{CliError, Result};
 use crate::outputs;
 use crate::report::{ReportText, Versioned};
 
-/// The folders that were made for a report. Those in which nothing is at the end go again.
+/// The folders that were created for a report. Those that are empty at the end are removed.
 #[must_use]
 pub(crate) struct ReportFolders(Vec<PathBuf>);
 
 impl Drop for ReportFolders {
     fn drop(&mut self) {
-        // The innermost first. One that holds something stays, and so do those around it.
+        // The innermost first. One that is not empty stays, and so do those around it.
         for folder in &self.0 {
             let _ = std::fs::remove_dir(folder);
         }
     }
 }
 
-/// Makes the folder of a report, before anything is measured: minutes later is too late to learn that there is no room.
+/// Creates the folder of a report before anything is measured, so that a folder that cannot be written fails at once.
 pub(crate) fn folder(folder: Option<&Path>) -> Result<ReportFolders> {
     let Some(folder) = folder else { return Ok(ReportFolders(Vec::new())) };
     let is_missing = |at: &&Path| !at.as_os_str().is_empty() && !at.exists();
@@ -53,7 +53,7 @@ pub(crate) fn machine() -> Machine {
     }
 }
 
-/// Writes NAME.html and NAME.json into a folder, and says so.
+/// Writes NAME.html and NAME.json into a folder, and adds their paths to the text.
 pub(crate) fn write(
     folder: &Path,
     name: &str,
@@ -72,7 +72,7 @@ pub(crate) fn write(
     Ok(())
 }
 
-/// Reads the figures of an earlier sweep, however long the file says that it is.
+/// Reads the results of an earlier sweep, and no more of the file than results may take.
 pub(super) fn read(path: &Path) -> Result<Results> {
     let failed = |why: ResultsError| onehop_bench::Error::Results { path: path.display().to_string(), why };
     let file = File::open(path).map_err(|e| CliError::file("opening", path, e))?;

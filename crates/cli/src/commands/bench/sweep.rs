@@ -1,4 +1,4 @@
-//! `onehop bench sweep`: every way that blocks can go between a drive or file and GPU memory, each beside its limit or reference.
+//! `onehop bench sweep`: every route of blocks between a drive or file and GPU memory, each beside its limit or reference.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -26,9 +26,9 @@ use crate::units;
     after_help = "Examples:\n  onehop bench sweep\n  onehop bench sweep --report here --full\n  onehop bench sweep --file \
                   model.safetensors --block 4K,1M --depth 1,32\n  onehop bench sweep -d 0000:0b:00.0 --report here\n  onehop bench \
                   sweep --create scratch.bin --size 4G --io read,write\n  onehop bench sweep --compare before/sweep.json \
-                  after/sweep.json\n\nWithout a drive or file it is a simulated drive in memory. Nothing is written to a drive or \
-                  file that exists unless --io asks for it and --yes (of a drive also --serial) says that it is meant. Every \
-                  row's bytes are compared; a row that is faster than its link fails the command."
+                  after/sweep.json\n\nWithout -d or --file, the drive is a simulated one in memory. An existing drive or file is \
+                  written to only with --io and --yes; a drive also needs --serial. Every row's bytes are compared; a row that is \
+                  faster than its link fails the command."
 )]
 pub(crate) struct Args {
     /// The drive: 0000:0b:00.0 (a PCI address), sim:mem:64M, sim:IMAGE, qtest:SOCKET,MEMORY-FILE,
@@ -41,7 +41,7 @@ pub(crate) struct Args {
     /// A file of this machine, on a file system that Linux has mounted
     #[arg(long, value_name = "FILE", conflicts_with = "create")]
     file: Option<PathBuf>,
-    /// A file that is made for this, of --size bytes, and removed afterwards
+    /// Create this file of --size bytes, and remove it afterwards
     #[arg(long, value_name = "FILE")]
     create: Option<PathBuf>,
     /// Bytes of the drive or file that are used, from its start on [default: all; with --create: 256M]
@@ -49,7 +49,7 @@ pub(crate) struct Args {
     size: Option<u64>,
     #[command(flatten)]
     gpu: GpuArg,
-    /// What is done: read, randread, write, randwrite [default: read,randread; on sim:mem: and with --create
+    /// Operations: read, randread, write, randwrite [default: read,randread; on sim:mem: and with --create
     /// also write; with --full randwrite too]
     #[arg(long, value_name = "IO", value_delimiter = ',', value_parser = parse_io)]
     io: Vec<IoType>,
@@ -74,14 +74,14 @@ pub(crate) struct Args {
     /// About how long each time [default: 15ms; --full: 100ms]
     #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
     time: Option<Duration>,
-    /// About how long all of it may take; rows that were not reached say so [default: 60s; --full: 1800s]
+    /// About how long the whole sweep may take; rows that were not reached say so [default: 60s; --full: 1800s]
     #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
     budget: Option<Duration>,
-    /// Most bytes of a pass, which all lie in GPU memory [default: 256M; of simulated parts 2M,
+    /// Bytes of a pass at most, all of them in GPU memory [default: 256M; of simulated parts 2M,
     /// with --full 64M]
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size)]
     memory: Option<u64>,
-    /// What the link between drive and GPU carries, in 10^9 bytes a second, where the system does not tell: rows above it fail
+    /// Rate of the link between drive and GPU, in 10^9 bytes a second, if the system does not report it; rows above it fail
     #[arg(long, value_name = "GB/S", value_parser = parse_rate)]
     link: Option<f64>,
     /// The drive's own serial number: for writing to a drive
@@ -93,21 +93,21 @@ pub(crate) struct Args {
     /// Also write sweep.html, a page with pictures, and sweep.json into this folder
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
-    /// Measure nothing; hold two earlier sweep.json against each other
+    /// Measure nothing; compare two earlier sweep.json files
     #[arg(long, value_names = ["BEFORE", "AFTER"], num_args = 2, conflicts_with_all = ["drive", "file", "create", "full", "yes"])]
     compare: Vec<PathBuf>,
 }
 
 pub(super) fn parse_io(text: &str) -> std::result::Result<IoType, String> {
-    IoType::parse(text).ok_or_else(|| "read, randread, write and randwrite can be done".into())
+    IoType::parse(text).ok_or_else(|| "expected read, randread, write or randwrite".into())
 }
 
 fn parse_rate(text: &str) -> std::result::Result<f64, String> {
     let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0 && *rate < 1e6);
-    rate.ok_or_else(|| "a rate above 0 is wanted, such as 63.0".into())
+    rate.ok_or_else(|| "expected a rate above 0, such as 63.0".into())
 }
 
-/// Routes that may be asked for.
+/// Routes that may be requested.
 const ROUTES: [&str; 9] = [
     "gpu/tier3",
     "gpu/posted",
@@ -119,13 +119,13 @@ const ROUTES: [&str; 9] = [
     "cpu/cached",
     "cufile",
 ];
-/// What a drive is where nobody names one.
+/// The drive if none is named: without and with `--full`.
 const SIMULATED: [&str; 2] = ["sim:mem:16M", "sim:mem:256M"];
 const CREATED: u64 = 256 << 20;
 /// Why a row was not reached.
 const OVER: &str = "its turn did not come within the time (--budget)";
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     if let [before, after] = &args.compare[..] {
         return compare::side_by_side(before, after, args.report.as_deref());
@@ -181,7 +181,7 @@ struct Of<'a> {
     drive: Option<(&'a str, bool)>,
 }
 
-/// A file that goes away again.
+/// A file that is removed on drop.
 struct ScratchFile(PathBuf);
 
 impl ScratchFile {
@@ -190,12 +190,12 @@ impl ScratchFile {
         let mut file = std::fs::File::options().write(true).create_new(true).open(path).map_err(failed)?;
         let scratch = Self(path.to_owned());
         let bar = TransientBar::new("filling the file", bytes);
-        let (mut done, mut noise, mut piece) = (0, Noise(0), vec![0_u8; 1 << 20]);
+        let (mut done, mut noise, mut chunk) = (0, Noise(0), vec![0_u8; 1 << 20]);
         while done < bytes {
             context.stop.check()?;
-            noise.fill(&mut piece);
-            let count = (bytes - done).min(piece.len() as u64);
-            std::io::Write::write_all(&mut file, &piece[..count as usize]).map_err(failed)?;
+            noise.fill(&mut chunk);
+            let count = (bytes - done).min(chunk.len() as u64);
+            std::io::Write::write_all(&mut file, &chunk[..count as usize]).map_err(failed)?;
             done += count;
             bar.add(count);
         }
@@ -210,12 +210,12 @@ impl Drop for ScratchFile {
     }
 }
 
-/// Whether the drive is memory of our own, which nobody misses.
+/// Whether the drive is a simulated one in memory, whose data may be overwritten.
 fn is_ours(drive: &str) -> bool {
     drive.starts_with("sim:mem:")
 }
 
-/// What is done: as asked, or what harms nobody.
+/// The operations: as requested, or those that destroy no data.
 fn wishes(args: &Args) -> Vec<IoType> {
     if !args.io.is_empty() {
         return args.io.clone();
@@ -277,7 +277,7 @@ fn threads(args: &Args) -> Vec<u32> {
     or(&args.threads, args.full, &[1], &[1, 4])
 }
 
-/// Every cell that is asked for, but those that only differ in how the same blocks are in flight.
+/// Every requested cell, except those that differ only in how the same blocks are in flight.
 fn cells(args: &Args, unit: u64) -> Vec<Cell> {
     let long = [512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20];
     let mut blocks = or(&args.block, args.full, &[4 << 10, 64 << 10, 512 << 10], &long);
@@ -342,7 +342,7 @@ fn measure(
         if start.elapsed() < budget {
             results.rows.extend(sweep.cell(cell, &routes, &mut each)?);
         }
-        // Those that were not reached are rows all the same, with the reason.
+        // Cells that were not reached become rows with the reason.
         let done = results.rows.len() - before;
         results.rows.extend(routes.iter().skip(done).map(|route| unmeasured(route, cell, OVER)));
     }
@@ -358,7 +358,7 @@ fn measure(
     Ok(Report::new(&results, text)?.failed(failure))
 }
 
-/// Each row once: what waits for its blocks turns depth into threads, so two cells may have been the same.
+/// Each row once: routes that wait for their blocks turn depth into threads, so two cells may be the same.
 fn once(rows: Vec<SweepRow>) -> Vec<SweepRow> {
     let mut seen = std::collections::HashSet::new();
     let key =
@@ -372,7 +372,7 @@ fn results(of: &Of<'_>, gpu: &Chosen) -> Results {
     Results::new(report::machine(), of.target.clone(), gpu.gpu.name().to_owned(), simulated)
 }
 
-/// Rows without any figures are no measurement.
+/// Rows without any results are not a measurement.
 pub(super) fn nothing(rows: &[SweepRow]) -> Option<CliError> {
     if rows.iter().any(|row| row.result.is_some()) {
         return None;
@@ -390,8 +390,8 @@ pub(super) fn too_fast(rows: &[SweepRow]) -> Option<CliError> {
     let first = wrong.first()?;
     let (measured, limit) = (first.result.as_ref()?, first.result.as_ref()?.limit.as_ref()?);
     Some(CliError::Mismatch(format!(
-        "{} faster than can be; the first is {} {} of {}: {:.2} GB/s, where {} carries {:.2} GB/s. Bytes that were not moved were \
-         counted, or the limit is not the right one",
+        "{} faster than possible; the first is {} {} of {}: {:.2} GB/s, but {} carries {:.2} GB/s. Either bytes were \
+        counted that were not moved, or the limit is wrong",
         units::count(wrong.len() as u64, "row"),
         first.route,
         first.io.name(),

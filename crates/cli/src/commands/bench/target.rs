@@ -1,4 +1,4 @@
-//! `onehop bench target`: what goes over a connection to a target, by TCP and by RDMA, for sizes and depths.
+//! `onehop bench target`: the throughput of a connection to a target, by TCP and by RDMA, for sizes and depths.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -27,15 +27,15 @@ use crate::progress::TransientBar;
 use crate::report::{Report, ReportText};
 use crate::units;
 
-/// Measure what goes over a connection to a target, by TCP and by RDMA, over sizes and depths
+/// Measure the throughput of a connection to a target, by TCP and by RDMA, over sizes and depths
 #[derive(clap::Args)]
 #[command(
     visible_alias = "rdma",
     after_help = "Examples:\n  onehop bench target\n  onehop bench target --block 4K,1M --depth 1,32 --io read --json\n  \
-                        onehop bench target --target storage1:7464 --key-file key --transport rdma\n\nWithout --target there is a \
-                        target in this process, at --listen. A file of --size bytes is made in its folder, and removed \
-                        afterwards; what is measured lies in the target's page cache, and goes to and from memory of this machine. \
-                        Every row's bytes are compared with what another connection reads."
+                        onehop bench target --target storage1:7464 --key-file key --transport rdma\n\nWithout --target, a target runs \
+                        in this process, at --listen. A file of --size bytes is created in its folder and removed afterwards. Data \
+                        moves between the target's page cache and this machine's memory. Every row's bytes are compared with what \
+                        another connection reads."
 )]
 pub(crate) struct Args {
     /// The target: HOST:PORT [default: one in this process]
@@ -65,7 +65,7 @@ pub(crate) struct Args {
     /// Bytes of the file
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = units::parse_size)]
     size: u64,
-    /// What is done: read, randread, write, randwrite
+    /// Operations: read, randread, write, randwrite
     #[arg(long, value_name = "IO", value_delimiter = ',', default_value = "read,write", value_parser = sweep::parse_io)]
     io: Vec<IoType>,
     /// Bytes of a block, one row each
@@ -82,11 +82,11 @@ pub(crate) struct Args {
     time: Duration,
 }
 
-/// Bytes that are written at once when the file is made.
-const PIECE: usize = 1 << 20;
+/// Bytes that are written at once when the file is created.
+const CHUNK: usize = 1 << 20;
 /// Bytes of a try of the reference, over all connections.
 const LOOPBACK_BYTES: usize = 256 << 20;
-/// How long one piece of them may take.
+/// How long one chunk of them may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of a pass at most, which all lie in memory.
 const PASS: u64 = 64 << 20;
@@ -106,19 +106,19 @@ struct RemoteEnd {
     file: Arc<dyn OpenFile>,
 }
 
-/// A folder for a target of ours, which goes with the value if we made it.
+/// The folder of the target in this process, removed on drop if we created it.
 struct Root(PathBuf, bool);
 
 impl Drop for Root {
     fn drop(&mut self) {
         if self.1 {
-            // The file in it went before.
+            // The file in it has been removed already.
             let _ = std::fs::remove_dir(&self.0);
         }
     }
 }
 
-/// The file, which goes with the value.
+/// The file, removed on drop.
 struct RemoteScratch<'a> {
     tree: &'a RemoteTree,
     name: Name,
@@ -130,9 +130,9 @@ impl Drop for RemoteScratch<'_> {
     }
 }
 
-/// Runs it.
+/// Runs the command.
 pub(super) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
-    // However it ended: somebody asked for that end.
+    // After Ctrl-C, any error is due to it.
     measure_all(args, context).map_err(|error| context.stop.check().err().unwrap_or(error))
 }
 
@@ -163,7 +163,7 @@ fn measure_all(args: &Args, context: &CommandContext) -> Result<Report> {
                 address
             }),
         };
-        // Where nothing but RDMA is wanted, and there is none, there is nothing to measure.
+        // If only RDMA is wanted and there is none, there is nothing to measure.
         match address.and_then(|address| tree(*transport, &address, args, &options)) {
             Ok(tree) => sides.push((*transport, Ok(tree))),
             Err(error) if transports.len() > 1 => sides.push((*transport, Err(error.to_string()))),
@@ -243,14 +243,14 @@ fn make<'a>(tree: &'a RemoteTree, bytes: u64, context: &CommandContext) -> Resul
     let made = tree.create(ROOT, &name, 0o600, READ_WRITE, true, &Caller::ROOT);
     let (_, file) = made.map_err(|e| failed("making a file", std::io::Error::from(e)))?;
     let scratch = RemoteScratch { tree, name };
-    let (mut noise, mut piece) = (Noise(0), vec![0_u8; PIECE]);
+    let (mut noise, mut chunk) = (Noise(0), vec![0_u8; CHUNK]);
     let mut done = 0;
     while done < bytes {
         context.stop.check()?;
-        noise.fill(&mut piece);
-        let count = (bytes - done).min(PIECE as u64) as usize;
-        match file.write_bytes(&piece[..count], done).map_err(|e| failed("writing a file", e))? {
-            0 => return Err(failed("writing a file", "it takes no more")),
+        noise.fill(&mut chunk);
+        let count = (bytes - done).min(CHUNK as u64) as usize;
+        match file.write_bytes(&chunk[..count], done).map_err(|e| failed("writing a file", e))? {
+            0 => return Err(failed("writing a file", "it accepts no more bytes")),
             written => done += written as u64,
         }
     }
@@ -312,11 +312,11 @@ fn measure(
     Ok(Report::new(&results, text)?.failed(failure))
 }
 
-/// What as many TCP connections of this machine to itself carry as the target has, with nothing done to the bytes.
+/// The throughput of as many TCP connections from this machine to itself as the target has, with nothing done to the bytes.
 fn loopback_rate(connections: u32) -> Result<RateLimit> {
     let gbps = limits::best_of(TRIES, || loopback_once(connections))?;
     let connections = units::count(connections.into(), "TCP connection");
-    let what = format!("{connections} of this machine to itself, the best of {TRIES}");
+    let what = format!("{connections} from this machine to itself, the best of {TRIES}");
     Ok(RateLimit { what, gbps, hard: false })
 }
 
@@ -331,21 +331,21 @@ fn loopback_once(connections: u32) -> Result<f64> {
         Ok((near, far))
     };
     let pairs: Vec<_> = (0..connections).map(pair).collect::<std::io::Result<_>>().map_err(failed)?;
-    let pieces = (LOOPBACK_BYTES / PIECE).div_ceil(pairs.len().max(1));
+    let chunks = (LOOPBACK_BYTES / CHUNK).div_ceil(pairs.len().max(1));
     let together = Barrier::new(pairs.len());
     let spans: Result<Vec<_>> = std::thread::scope(|scope| {
         let (mut senders, mut receivers) = (Vec::new(), Vec::new());
         for (mut near, mut far) in pairs {
             senders.push(scope.spawn(move || {
-                let piece = vec![7; PIECE];
-                (0..pieces).try_for_each(|_| near.write_all(&piece))
+                let chunk = vec![7; CHUNK];
+                (0..chunks).try_for_each(|_| near.write_all(&chunk))
             }));
             let together = &together;
             receivers.push(scope.spawn(move || {
-                let mut piece = vec![0; PIECE];
+                let mut chunk = vec![0; CHUNK];
                 together.wait();
                 let begun = Instant::now();
-                (0..pieces).try_for_each(|_| far.read_exact(&mut piece))?;
+                (0..chunks).try_for_each(|_| far.read_exact(&mut chunk))?;
                 Ok((begun, Instant::now()))
             }));
         }
@@ -356,7 +356,7 @@ fn loopback_once(connections: u32) -> Result<f64> {
         senders.into_iter().try_for_each(|thread| thread.join().map_err(panicked)?.map_err(failed))?;
         spans
     });
-    Ok(limits::rate_of(pieces * PIECE, &spans?))
+    Ok(limits::rate_of(chunks * CHUNK, &spans?))
 }
 
 #[cfg(test)]
@@ -368,6 +368,6 @@ mod tests {
     fn the_reference_has_as_many_connections_as_the_run() {
         let limit = loopback_rate(3).unwrap();
         assert!(limit.gbps > 0.0 && limit.kind() == "reference", "{limit:?}");
-        assert_eq!(limit.what, "3 TCP connections of this machine to itself, the best of 5");
+        assert_eq!(limit.what, "3 TCP connections from this machine to itself, the best of 5");
     }
 }

@@ -11,24 +11,24 @@ use crate::error::Result;
 pub(super) const ID: &str = "gpu-reads";
 pub(super) const WHAT: &str = "the GPU reads the drive's registers (BAR0)";
 pub(super) const UNASKED: &str = "not tried (only on request: --gpu-reads-registers); no route needs it, and where such \
-                                  reads are lost they may take the drive's link down until the power is switched off and on";
-const NO_MEMORY: &str = "not tried: these registers are no memory that this GPU could read, a thread of the CPU passes its \
-                         doorbells on";
+                                  reads are lost they may take the drive's link down until a power cycle";
+const NO_MEMORY: &str =
+    "not tried: this GPU cannot read these registers as memory; a CPU thread passes its doorbells on";
 
 /// What is read: neighbouring words that never change and are never all ones.
 const WORDS: [&str; 3] = ["CAP", "the upper half of CAP", "VS"];
 
-/// How it came out, why, and whether other bytes came than are there.
+/// The result, why, and whether wrong bytes were read.
 type PeekResult = (StepState, String, bool);
 
 impl CheckSetup {
-    /// Has the GPU read, and compares with what the CPU reads; then looks whether the drive is still there.
+    /// Has the GPU read the registers, compares them with what the CPU reads, then checks that the drive still answers.
     pub(super) fn gpu_reads(&self) -> StepResult {
         let begun = Instant::now();
         let (state, mut why, wrong_bytes) =
             self.peek().unwrap_or_else(|error| (StepState::No, error.to_string(), false));
         if state != StepState::Yes && self.gone().is_some() {
-            why.push_str("; the CPU now also reads all ones: the drive has gone");
+            why.push_str("; the CPU now also reads all ones: the drive is gone");
         }
         StepResult { id: ID, what: WHAT, state, why, took: begun.elapsed(), wrong_bytes }
     }
@@ -47,14 +47,14 @@ impl CheckSetup {
         Ok(judge(want, &seen))
     }
 
-    /// The error to end with where the drive does not answer the CPU any more.
+    /// The error if the drive no longer answers the CPU.
     pub(crate) fn gone(&self) -> Option<Error> {
         let gone = || Error::Gone { drive: self.port.name.clone(), register: "CAP" };
         Cap(self.port.regs.read64(offset::CAP)).gone().then(gone)
     }
 }
 
-/// What the GPU's words tell beside the CPU's.
+/// What the words that the GPU read show, compared with those that the CPU reads.
 fn judge(want: [u32; 3], seen: &[u32]) -> PeekResult {
     for ((name, want), seen) in WORDS.iter().zip(want).zip(seen) {
         if *seen == u32::MAX {
@@ -96,10 +96,10 @@ mod tests {
     use crate::stop::StopFlag;
 
     #[test]
-    fn only_what_the_cpu_reads_too_is_a_yes() {
+    fn only_values_that_the_cpu_also_reads_pass() {
         let want = [0x1ff, 0x20, 0x10400];
-        let told = |seen: &[u32]| judge(want, seen);
-        assert_eq!(told(&want).0, StepState::Yes);
+        let judged = |seen: &[u32]| judge(want, seen);
+        assert_eq!(judged(&want).0, StepState::Yes);
         for (seen, words, wrong) in [
             (&[u32::MAX][..], "all ones for CAP,", false),
             (&[0x1ff, u32::MAX], "all ones for the upper half", false),
@@ -107,7 +107,7 @@ mod tests {
             (&[], "after 0 of 3", false),
             (&[0x1ff, 0x20, 0], "0x00000000 for VS, where the CPU reads 0x00010400", true),
         ] {
-            let (state, why, wrong_bytes) = told(seen);
+            let (state, why, wrong_bytes) = judged(seen);
             assert!(
                 state == StepState::No && why.contains(words) && wrong_bytes == wrong,
                 "{seen:x?}: {why}"
@@ -115,7 +115,7 @@ mod tests {
         }
     }
 
-    /// Registers that a GPU's threads cannot read; perhaps nobody can any more once one has tried.
+    /// Registers that a GPU's threads cannot read; perhaps not even the CPU once a thread has tried.
     struct Lossy {
         regs: Arc<dyn Registers>,
         breaks: bool,
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_that_are_lost_are_told_and_are_the_last_thing_that_is_tried() {
+    fn lost_reads_are_reported_and_end_the_check() {
         for (reads, breaks) in [(false, true), (true, false), (true, true)] {
             let sim = onehop_sim::open("mem:8M").unwrap();
             let mut port = sim.port();

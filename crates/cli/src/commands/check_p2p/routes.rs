@@ -1,10 +1,10 @@
-//! From steps to routes: which of them this machine and this drive have.
+//! From steps to routes: which routes this machine and this drive have.
 
 use serde::Serialize;
 
 use super::steps::{StepResult, StepState};
 
-/// A route, and whether it can be had.
+/// A route, and whether it works.
 #[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct RouteVerdict {
     pub route: &'static str,
@@ -13,7 +13,7 @@ pub(crate) struct RouteVerdict {
     pub reason: String,
 }
 
-/// A route, its direction, and the steps that it is made of.
+/// A route, its direction, and the steps that it needs.
 const NEEDS: [(&str, &str, &[&str]); 8] = [
     ("gpu/tier3", "to_gpu", &["gpu-rings", "vram-write", "cq-vram", "sq-vram"]),
     ("gpu/posted", "to_gpu", &["gpu-rings", "vram-write", "cq-vram"]),
@@ -25,7 +25,7 @@ const NEEDS: [(&str, &str, &[&str]); 8] = [
     ("cpu/pinned", "from_gpu", &["host-read"]),
 ];
 
-/// What follows from the steps.
+/// The verdicts that follow from the steps.
 pub(crate) fn of(rows: &[StepResult]) -> Vec<RouteVerdict> {
     NEEDS.iter().map(|(route, direction, needs)| verdict(rows, route, direction, needs)).collect()
 }
@@ -69,14 +69,14 @@ mod tests {
             ["host-read", "gpu-rings", "vram-write", "vram-read", "data-vram", "cq-vram", "sq-vram"]
                 .map(|id| row(id, StepState::Yes))
                 .into();
-        let told = |rows: &[StepResult]| of(rows).iter().map(|v| v.verdict).collect::<Vec<_>>();
-        assert_eq!(told(&rows), ["yes", "yes", "yes", "yes", "yes", "yes", "yes", "untested"]);
+        let verdicts = |rows: &[StepResult]| of(rows).iter().map(|v| v.verdict).collect::<Vec<_>>();
+        assert_eq!(verdicts(&rows), ["yes", "yes", "yes", "yes", "yes", "yes", "yes", "untested"]);
         // A root complex that forwards writes only.
         rows[3] = row("vram-read", StepState::No);
         rows[6] = row("sq-vram", StepState::No);
-        assert_eq!(told(&rows), ["no", "yes", "yes", "yes", "yes", "no", "yes", "untested"]);
+        assert_eq!(verdicts(&rows), ["no", "yes", "yes", "yes", "yes", "no", "yes", "untested"]);
         rows[1] = row("gpu-rings", StepState::Untested);
-        assert_eq!(told(&rows)[1..4], ["untested"; 3]);
+        assert_eq!(verdicts(&rows)[1..4], ["untested"; 3]);
         assert!(of(&rows)[0].reason.contains("sq-vram failed"));
     }
 }

@@ -1,4 +1,4 @@
-//! The steps, each a transfer or what comes before one, each with its own bound of time.
+//! The steps: transfers and what they need beforehand, each with its own time limit.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,10 +12,10 @@ use super::registers;
 use crate::error::{CliError, Result};
 use crate::stop::StopFlag;
 
-/// What is in memory before a read: whatever the drive holds, one of two fills is another.
+/// What is in memory before a read. At least one of the two fills differs from what the drive holds.
 const BEFORE: [u8; 2] = [0xa5, 0x5a];
 
-/// How a step came out.
+/// The state of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum StepState {
@@ -34,18 +34,18 @@ impl StepState {
     }
 }
 
-/// A step, and how it came out.
+/// A step and its result.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct StepResult {
     pub id: &'static str,
     pub what: &'static str,
     #[serde(rename = "verdict")]
     pub state: StepState,
-    /// Why not, or what shows it; empty where the name of the step says all.
+    /// Why it does not work, or what shows that it does; empty where the step's name says it all.
     pub why: String,
     #[serde(rename = "seconds", serialize_with = "seconds")]
     pub took: Duration,
-    /// It was reported as done, and other bytes were there than on the drive.
+    /// It was reported as done, but the bytes differ from the drive's.
     pub wrong_bytes: bool,
 }
 
@@ -64,7 +64,7 @@ fn seconds<S: Serializer>(took: &Duration, serializer: S) -> std::result::Result
     serializer.serialize_f64(took.as_secs_f64())
 }
 
-/// A kind of step: its name, what it shows, and what does it.
+/// A kind of step: its name, what it shows, and the function that does it.
 type StepSpec = (&'static str, &'static str, fn(&mut CheckSetup) -> Result<()>);
 
 /// In this order: what a step needs was shown by those before it.
@@ -82,16 +82,16 @@ const STEPS: [StepSpec; 11] = [
     ("sq-cmb", "submission queue in the drive's memory (CMB)", CheckSetup::sq_in_cmb),
 ];
 
-/// Without these there is nothing to be tried.
+/// Without these, nothing else can be tried.
 const NEEDED: [&str; 3] = ["registers", "bring-up", "host-read"];
 
-/// The step that failed of those that everything needs.
+/// The first failed step of those that all others need.
 pub(crate) fn first_needed(rows: &[StepResult]) -> Option<String> {
     let row = rows.iter().find(|row| row.state == StepState::No && NEEDED.contains(&row.id))?;
     Some(format!("{}: {}", row.what, row.why))
 }
 
-/// A drive, a GPU, and what they are tried with.
+/// A drive, a GPU, and what the steps need.
 pub(crate) struct CheckSetup {
     pub(super) port: ControllerBackend,
     pub(super) gpu: Arc<dyn Gpu>,
@@ -141,9 +141,9 @@ impl CheckSetup {
                 }
                 Err(error) => row(StepState::No, error.to_string(), matches!(error, CliError::Mismatch(_))),
             });
-            let ends_it = NEEDED.contains(&id);
+            let is_needed = NEEDED.contains(&id);
             let dead = matches!(&tried, Err(CliError::Drive(Error::Gone { .. } | Error::Dead { .. })));
-            if (ends_it && tried.is_err()) || dead {
+            if (is_needed && tried.is_err()) || dead {
                 gone = Some(id);
             }
         }
@@ -179,7 +179,7 @@ impl CheckSetup {
         Ok(self.up()?.1.format.transfer_bytes(1).unwrap_or(512) as usize)
     }
 
-    /// Reads the block with both fills; what comes must be the same, or it never came.
+    /// Reads the block over both fills. Both results must be equal, or no data arrived.
     fn host_read(&mut self) -> Result<()> {
         let bytes = self.block_bytes()?;
         let (drive, ns) = self.up()?;
@@ -254,7 +254,7 @@ impl CheckSetup {
         Ok(())
     }
 
-    /// By the command Compare, which changes nothing: it has to find the block equal, and one with another bit not.
+    /// By the Compare command, which changes nothing. It must report the block as equal, and one with a flipped bit as different.
     fn vram_read(&mut self) -> Result<()> {
         let (drive, ns) = self.up()?;
         if !drive.identity().controller().oncs().compare()

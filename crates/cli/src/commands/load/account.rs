@@ -1,4 +1,4 @@
-//! The account of a load: what machines read, and what people are told.
+//! The account of a load, for machines and for people.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::gpus::Chosen;
 use crate::report::ReportText;
 use crate::units;
 
-/// How a load went.
+/// The result of a load.
 #[derive(Serialize)]
 pub(super) struct LoadDocument {
     files: usize,
@@ -104,7 +104,7 @@ pub(super) fn document(
         gpu_start_seconds: 0.0,
         initiator: "cpu",
         simulated: simulated(held.iter().map(|held| &held.share)),
-        // cuFile tells nobody whether the bytes touched host memory.
+        // cuFile does not report whether the bytes touched host memory.
         placement: json!({
             "sq": "kernel", "cq": "kernel",
             "data": if account.cufile_way.is_some() { "cufile" } else { "host" },

@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::account::{names, simulated};
-use super::local::{LoadReporting, carry_out, open, ring_plan};
+use super::local::{LoadReporting, execute, open, ring_plan};
 use super::{LoadedShare, RouteChoice, Share, crc32c, descriptors, must_fit, parse_route, verdict};
 use crate::commands::CommandContext;
 use crate::commands::bench::report;
@@ -31,9 +31,8 @@ use crate::units;
     after_help = "Examples:\n  onehop bench load model/ --loads 5 --json\n  onehop bench load model/ -g 0,1\n  onehop bench load model/ \
                         --report here\n\nWith several GPUs \
                         each gets all of the model, which is read once. The first load's bytes are compared with the files, \
-                        every later one's with the first's. A load's memory is new, and given back before the next one, unless --keep \
-                        says otherwise; --pause 0 measures that too. What other loaders do with the same files is measured by \
-                        bench/peers/run.py."
+                        every later one's with the first's. Each load's memory is new, and freed before the next load, unless --keep \
+                        is given; --pause 0 measures the freeing, too. bench/peers/run.py measures other loaders with the same files."
 )]
 pub(crate) struct Args {
     /// Files, indexes (*.index.json) or directories; together they are one model
@@ -46,7 +45,7 @@ pub(crate) struct Args {
     /// How often they are loaded, 1 to 1000
     #[arg(long, default_value_t = 5, value_parser = units::within::<u32>(1..=1000))]
     loads: u32,
-    /// The time between loads: one that begins as soon as the load before has given its memory back is slower
+    /// The time between loads: one that begins as soon as the load before has freed its memory is slower
     #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = units::parse_pause)]
     pause: Duration,
     /// Load into the memory of the load before, as a program does that loads new weights in place of old ones; without it
@@ -61,23 +60,23 @@ pub(crate) struct Args {
 /// One load.
 #[derive(Serialize)]
 struct LoadRun {
-    /// From when the load is asked for, with the headers read and the GPU up, until the last tensor is there.
+    /// From the request, with the headers read and the GPU up, until the last tensor has arrived.
     seconds: f64,
     gbps: f64,
-    /// Of them, until the memory and the ring were there and it was decided how the bytes go.
+    /// The part of them until memory, ring and route were ready.
     prepare_seconds: f64,
     route: &'static str,
     limit: Limit,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     measure(args, context).map_err(CliError::of_files)
 }
 
 fn measure(args: &Args, context: &CommandContext) -> Result<Report> {
     let RouteChoice::Ring(route) = parse_route(args.route.route.name()).map_err(CliError::Usage)? else {
-        let why = "files of a mounted file system are the kernel's to read";
+        let why = "only the kernel reads files of a mounted file system";
         return Err(CliError::not_possible("this route", why, "Use auto, cpu/pinned, cpu/cached or cufile"));
     };
     let _folders = report::folder(args.report.as_deref())?;
@@ -91,7 +90,7 @@ fn measure(args: &Args, context: &CommandContext) -> Result<Report> {
     };
     let mut shares = gpus::require_all(&args.gpu)?.into_iter().map(whole).collect::<Result<Vec<_>>>()?;
     must_fit(&shares)?;
-    // As a program has it that loads one model after the other. Several GPUs share a ring that is made anew for them.
+    // As in a program that loads one model after another. Several GPUs share a ring that is created anew for them.
     let ring_cache = Arc::new(RingCache::default());
     let (mut rows, mut first) = (Vec::new(), None);
     let mut arenas = Vec::new();
@@ -100,7 +99,7 @@ fn measure(args: &Args, context: &CommandContext) -> Result<Report> {
             std::thread::sleep(args.pause);
         }
         context.stop.check()?;
-        // Nothing of the load before may pass for this one's.
+        // Bytes of the load before must not pass for this one's.
         arenas.iter().try_for_each(|arena: &Region| arena.fill(0, arena.len(), turn as u8))?;
         let (row, held) = load(&model, shares, arenas, &options, &ring_cache, context)?;
         let sum = crc32c(&held);
@@ -132,7 +131,7 @@ fn load(
 ) -> Result<(LoadRun, Vec<LoadedShare>)> {
     let started = Instant::now();
     let (prepared, arenas) = std::thread::scope(|scope| {
-        let arenas = scope.spawn(|| make_arenas(&shares, kept));
+        let arenas = scope.spawn(|| allocate_arenas(&shares, kept));
         let prepared = match &shares[..] {
             [share] => Prepared::with_ring_cache(&share.plan, &model.files, options, ring_cache.clone())?,
             _ => {
@@ -140,19 +139,20 @@ fn load(
                 Prepared::for_all(&plans, &model.files, options)?
             }
         };
-        let arenas = arenas.join().map_err(|_| CliError::Failed("making GPU memory panicked".into()))??;
+        let arenas =
+            arenas.join().map_err(|_| CliError::Failed("allocating GPU memory panicked".into()))??;
         Ok::<_, CliError>((prepared, arenas))
     })?;
     let prepare_seconds = started.elapsed().as_secs_f64();
     let wanted = LoadReporting { sums: true, started, gpu_start: Duration::ZERO, begin: started };
-    let (held, document) = carry_out(model, shares, prepared.into_arenas(arenas), &wanted, context)?;
+    let (held, document) = execute(model, shares, prepared.into_arenas(arenas), &wanted, context)?;
     let outcome = document.outcome;
     let (seconds, gbps, route) = (outcome.seconds, outcome.gbps, outcome.route);
     Ok((LoadRun { seconds, gbps, prepare_seconds, route, limit: outcome.limit }, held))
 }
 
 /// Memory for each share: what was kept, or else new.
-fn make_arenas(shares: &[Share], kept: Vec<Region>) -> Result<Vec<Arena>> {
+fn allocate_arenas(shares: &[Share], kept: Vec<Region>) -> Result<Vec<Arena>> {
     let mut kept = kept.into_iter();
     let arena = |share: &Share| match kept.next() {
         Some(there) => Arena::again(there, &share.plan),

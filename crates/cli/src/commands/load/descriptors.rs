@@ -5,10 +5,10 @@ use serde::Serialize;
 
 use crate::error::{CliError, Result};
 
-/// The descriptors that a load takes, and may take.
+/// The descriptors that a load needs, and how many it may have.
 #[derive(Clone, Copy, Serialize)]
 pub(super) struct Descriptors {
-    /// About how many are needed, those that are open already with them.
+    /// About how many are needed, including those that are open already.
     pub needed: u64,
     /// How many this process may have; none where there is no limit.
     pub limit: Option<u64>,
@@ -16,7 +16,7 @@ pub(super) struct Descriptors {
 }
 
 impl Descriptors {
-    /// Those of a model that is open; none where no file of it is this machine's.
+    /// For a model that is open; none if none of its files is on this machine.
     pub(super) fn of(model: &Model) -> Option<Self> {
         let files = model.files.iter().filter(|file| file.local().is_some()).count();
         let open = onehop_os::open_descriptors().unwrap_or(files as u64);

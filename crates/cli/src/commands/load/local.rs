@@ -25,7 +25,7 @@ use crate::sources;
 use crate::transfer::TransferWatch;
 use crate::units;
 
-/// Runs it.
+/// Runs the command.
 pub(super) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let start = Instant::now();
     let route = match parse_route(args.route.route.name()).map_err(CliError::Usage)? {
@@ -72,7 +72,7 @@ pub(super) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let verify = args.verify || args.write_manifest.is_some();
     let sums = context.json || verify || manifest.is_some();
     let wanted = LoadReporting { sums, started: start, gpu_start, begin: Instant::now() };
-    let (held, mut document) = carry_out(&model, shares, prepared, &wanted, context)?;
+    let (held, mut document) = execute(&model, shares, prepared, &wanted, context)?;
     let verdict = Verdict {
         compared: if verify { Some(verdict::compare(&model, &held, context)?) } else { None },
         compared_by: BY_FILES,
@@ -90,7 +90,7 @@ pub(super) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     Ok(Report::new(document, text)?.failed(verdict.failure()))
 }
 
-/// Opens the files that are named, of which there may be more than a process may have open at first.
+/// Opens the named files, which may be more than a process may have open at first.
 pub(super) fn open(files: &[PathBuf], context: &CommandContext) -> Result<Model> {
     onehop_os::raise_descriptor_limit(u64::MAX);
     let opened = Model::open(&*sources::store(files, &context.stop)?, files);
@@ -109,7 +109,7 @@ pub(super) fn prepare(plans: &[Plan], model: &Model, options: &Options) -> Resul
     Ok(Prepared::for_all(&plans, &model.files, options)?)
 }
 
-/// What a load is to tell beside its bytes.
+/// What a load reports beside its bytes.
 pub(super) struct LoadReporting {
     pub(super) sums: bool,
     pub(super) started: Instant,
@@ -118,7 +118,7 @@ pub(super) struct LoadReporting {
     pub(super) begin: Instant,
 }
 
-pub(super) fn carry_out(
+pub(super) fn execute(
     model: &Model,
     shares: Vec<Share>,
     prepared: Prepared,
@@ -141,7 +141,7 @@ pub(super) fn carry_out(
     };
     let engines = engines.into_iter().map(watched).zip(&plans);
     let mut streams: Vec<_> = engines.map(|(engine, plan)| Stream::new((*plan).clone(), engine)).collect();
-    // One after the other: what arrives for the others meanwhile is taken down, and told when they are asked.
+    // One after the other: arrivals for the others are recorded meanwhile, and reported when their turn comes.
     for stream in &mut streams {
         while stream.next()?.is_some() {}
     }
@@ -152,7 +152,7 @@ pub(super) fn carry_out(
     let account = streams.first().map_or_else(Account::default, |stream| stream.engine().account());
     let rate = match (&streams[..], &gpus[..]) {
         ([stream], [gpu]) => stream.engine().copy_rate(*gpu)?,
-        // Whether several copy engines share a link on the way, nobody has looked.
+        // Nothing checks whether several copy engines share a link.
         _ => None,
     };
     let arenas = streams.into_iter().map(|stream| Ok(stream.finish()?.1)).collect::<Result<Vec<_>>>()?;
@@ -166,7 +166,7 @@ pub(super) fn carry_out(
     Ok((held, document))
 }
 
-/// A part of a file, whatever it holds, as `onehop read FILE` wants it.
+/// A part of a file of any content, for `onehop read FILE`.
 pub(crate) struct FilePart<'a> {
     pub path: &'a Path,
     pub offset: u64,
@@ -183,7 +183,7 @@ pub(crate) fn read(part: &FilePart<'_>, context: &CommandContext) -> Result<Repo
     let start = Instant::now();
     let RouteChoice::Ring(route) = parse_route(part.route).map_err(CliError::Usage)? else {
         let why = "the file is on a file system that Linux has mounted, so its driver has the drive";
-        let fix = "Give the drive to onehop, and name the file by -d DRIVE --path";
+        let fix = "Detach the drive from the kernel, and name the file by -d DRIVE --path";
         return Err(CliError::not_possible(format!("route {}", part.route), why, fix));
     };
     let file = LocalFile::open(part.path)?;
@@ -210,7 +210,7 @@ pub(crate) fn read(part: &FilePart<'_>, context: &CommandContext) -> Result<Repo
     let shares = vec![Share { gpu, plan, fit, rank: (0, 1) }];
     must_fit(&shares)?;
     let wanted = LoadReporting { sums: true, started: start, gpu_start, begin: Instant::now() };
-    let (held, mut document) = carry_out(&model, shares, prepared, &wanted, context)?;
+    let (held, mut document) = execute(&model, shares, prepared, &wanted, context)?;
     let compared = if part.verify { Some(verdict::compare(&model, &held, context)?) } else { None };
     let verdict = Verdict { compared, compared_by: BY_FILES, manifest: None };
     (document.verified, document.verified_by) = (verdict.verified(), verdict.by());

@@ -51,7 +51,7 @@ struct OwnedLoadDocument {
     gpu_start_seconds: f64,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(super) fn run(args: &Args, spec: &str, context: &CommandContext) -> Result<Report> {
     let start = Instant::now();
     let options = args.route.options()?;
@@ -69,7 +69,7 @@ pub(super) fn run(args: &Args, spec: &str, context: &CommandContext) -> Result<R
     let (gpus, gpu_start) = gpus.join().map_err(|_| CliError::Failed("looking for a GPU panicked".into()))?;
     let shares = shares(args, gpus?, plans)?;
     if args.plan {
-        // Routes are made ready, for one block, because nothing else tells that they can be had.
+        // Routes are prepared, for one block, because only that shows that they work.
         let route = |share: &Share| {
             let setup = TransferSetup { drive: &drive, ns, gpu: &share.gpu, options: &options };
             Ok(Engine::open(&setup, block_bytes(ns))?.0.route.name())
@@ -151,11 +151,11 @@ fn tell(d: &OwnedLoadDocument) -> ReportText {
     }
     if staged_bytes > 0 {
         let why = if direct_bytes > 0 {
-            "they belong where no drive can put them, which writes at multiples of 4"
+            "a drive writes only at multiples of 4, and they belong elsewhere"
         } else {
             "this route has the drive write there, or no tensor lies where a drive can write"
         };
-        text.row("staged", format!("{} by host memory and a copy: {why}", units::bytes(staged_bytes)));
+        text.row("staged", format!("{} through host memory and a copy: {why}", units::bytes(staged_bytes)));
     }
     if hole_bytes > 0 {
         text.row("holes", format!("{}, not read", units::bytes(hole_bytes)));

@@ -1,6 +1,6 @@
 //! What a load would do: `onehop load --plan`.
 //!
-//! A model may have a million tensors. Their list is in the document for machines, which is written as it is gone through.
+//! A model may have a million tensors. Their list is in the document for machines, which is written as it is generated.
 
 use onehop_load::{Model, Plan, plan};
 use serde::ser::{Serialize, SerializeMap, Serializer};
@@ -13,7 +13,7 @@ use crate::error::{CliError, Result};
 use crate::report::{Report, ReportText};
 use crate::units;
 
-/// Tells what a load would do.
+/// Reports what a load would do.
 pub(super) fn show_plan(model: &Model, shares: Vec<Share>, route: &str) -> Result<Report> {
     let Some(Share { plan: first, .. }) = shares.first() else {
         return Err(CliError::Usage("no GPU was named".into()));
@@ -35,7 +35,7 @@ pub(super) fn show_plan(model: &Model, shares: Vec<Share>, route: &str) -> Resul
     Ok(Report::streamed(Planned { summary, gpus }, text))
 }
 
-/// The document: its first GPU's lists are its own too.
+/// The document. It repeats the lists of its first GPU at the top.
 struct Planned {
     summary: Value,
     gpus: Vec<PlannedGpu>,
@@ -85,7 +85,7 @@ fn fields<M: SerializeMap>(map: &mut M, summary: &Value) -> std::result::Result<
     summary.as_object().into_iter().flatten().try_for_each(|(name, value)| map.serialize_entry(name, value))
 }
 
-/// What is as long as the model.
+/// The lists that are as long as the model.
 fn lists<M: SerializeMap>(map: &mut M, plan: &Plan) -> std::result::Result<(), M::Error> {
     map.serialize_entry("ranges", &plan.ranges)?;
     map.serialize_entry("arena", &plan.tensors)
@@ -119,7 +119,7 @@ fn tell(model: &Model, shares: &[Share], first: &Plan, route: &str) -> ReportTex
     text
 }
 
-/// What is read for all of them: of files once what several GPUs want, of a drive for each GPU.
+/// The bytes read for all of them: files are read once for several GPUs, a drive for each GPU.
 fn read_bytes(shares: &[Share]) -> u64 {
     let plans: Vec<&Plan> = shares.iter().map(|share| &share.plan).collect();
     if plans.iter().any(|plan| plan.options.direct) {

@@ -1,4 +1,4 @@
-//! Whether what lies in GPU memory is what it should be.
+//! Whether the bytes in GPU memory are right.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -11,8 +11,8 @@ use crate::commands::CommandContext;
 use crate::error::{CliError, Result};
 use crate::outputs;
 
-/// Compares every GPU's memory with the files once more. The outer error is that it could not be done, the inner that
-/// bytes differ.
+/// Compares every GPU's memory with the files once more. The outer error says that this was not possible, the inner one
+/// that bytes differ.
 pub(super) fn compare(model: &Model, held: &[LoadedShare], context: &CommandContext) -> Result<Result<()>> {
     let go_on = || context.stop.check().is_ok();
     for LoadedShare { share, arena, .. } in held {
@@ -26,7 +26,7 @@ pub(super) fn compare(model: &Model, held: &[LoadedShare], context: &CommandCont
     Ok(Ok(()))
 }
 
-/// Holds what lies in GPU memory against the manifest. It knows whole tensors only.
+/// Compares GPU memory with the manifest, which has whole tensors only.
 pub(super) fn against(
     (path, manifest): &(&Path, Manifest),
     model: &Model,

@@ -12,7 +12,7 @@ use crate::error::{CliError, Result};
 /// The folder that it is unpacked to.
 const FOLDER: &str = "onehop-report";
 
-/// An archive that will be written. Its file is there from the beginning, and goes away again if nothing comes of it.
+/// An archive to write. Its file exists from the start, and is removed if the archive is not finished.
 pub(super) struct Archive<'a> {
     path: &'a Path,
     file: File,
@@ -20,7 +20,7 @@ pub(super) struct Archive<'a> {
 }
 
 impl<'a> Archive<'a> {
-    /// Makes the file. One that exists is never overwritten.
+    /// Creates the file. An existing one is never overwritten.
     pub(super) fn create(path: &'a Path) -> Result<Self> {
         match File::options().write(true).create_new(true).open(path) {
             Ok(file) => Ok(Self { path, file, is_whole: false }),

@@ -45,7 +45,7 @@ fn append(record: &mut Record, path: &str, more: &str) {
     record.files.insert(path.to_owned(), Content::Text(format!("{text}{more}\n")));
 }
 
-/// The machine as one that somebody owns. What identifies it is where Linux has it, and in texts that doctor repeats.
+/// The machine, with an owner. The words that identify it are where Linux has them, and in texts that doctor repeats.
 fn owned(mut record: Record) -> Record {
     append(&mut record, "/proc/sys/kernel/hostname", HOST);
     append(&mut record, "/etc/hostname", HOST);
@@ -89,7 +89,7 @@ fn owned(mut record: Record) -> Record {
     record
 }
 
-/// What of the owner is in a text, in any spelling.
+/// The owner's words that are in a text, in any spelling.
 fn found(text: &str) -> Vec<&'static str> {
     let text = text.to_ascii_lowercase();
     let words = [HOST, SHORT_HOST, USER, MOUNT, DRIVE, BOARD, MAC, GUID, EUI, UUID];
@@ -148,7 +148,7 @@ fn nothing_of_the_owner_is_in_the_archive_of_a_composed_machine() {
     }
 }
 
-/// A report is for what is known of the machine's hardware, which is no secret.
+/// A report keeps what is known of the machine's hardware, which is not secret.
 #[test]
 fn what_was_found_of_a_composed_machine_is_in_its_archive() {
     for (name, record) in fixtures() {

@@ -1,5 +1,5 @@
-//! What is only of this machine or of its owner, and is taken out of everything that is published: names, serial numbers,
-//! identifiers of hardware, places of files.
+//! Removes what identifies this machine or its owner from everything that is published: names, serial numbers,
+//! identifiers of hardware, file paths.
 
 use std::cell::Cell;
 use std::net::ToSocketAddrs;
@@ -23,7 +23,7 @@ const ID_FILES: [&str; 5] = [
 const USER_VARIABLES: [&str; 3] = ["USER", "LOGNAME", "SUDO_USER"];
 /// Fields that hold words of our own, whatever the machine is called.
 const WORDS: [&str; 8] = ["class", "direction", "group", "id", "kind", "route", "status", "verdict"];
-/// Names that many machines and users have, and that say nothing.
+/// Names that many machines and users have, and that identify none.
 const COMMON_NAMES: [&str; 13] = [
     "root",
     "user",
@@ -47,7 +47,7 @@ const LONG: usize = 6;
 /// Upper limit of a file with names, such as the mount table.
 const MAX_FILE: usize = 4 << 20;
 
-/// What is taken out, and by what it is replaced.
+/// The words to replace, and what replaces them.
 #[derive(Default)]
 pub(super) struct Private {
     /// The longest first, because one may hold another.
@@ -110,11 +110,11 @@ impl Private {
     }
 
     /// What the name of a drive says about where it is: hosts, NQNs and paths.
-    pub(super) fn learn_name(&mut self, drive: &str) {
+    pub(super) fn add_drive_name(&mut self, drive: &str) {
         let Some((_, target)) = drive.split_once("://") else {
             let (name, options) = drive.split_once('?').unwrap_or((drive, ""));
             let (scheme, place) = name.split_once(':').unwrap_or((name, ""));
-            // What else a simulated drive or a PCI device is called says nothing about where it is.
+            // Other names of simulated drives and PCI devices say nothing about where they are.
             let names_files = match scheme {
                 "sim" => !place.starts_with("mem:") && place != "usdr",
                 "qtest" | "vfio-user" => true,
@@ -158,7 +158,7 @@ impl Private {
         }
     }
 
-    /// How much was taken out so far.
+    /// How much was removed so far.
     pub(super) fn removed(&self) -> u64 {
         self.removed.get()
     }
@@ -182,7 +182,7 @@ impl Private {
         }
     }
 
-    /// Takes everything out of a document.
+    /// Removes everything from a document.
     pub(super) fn clean(&self, document: &mut Value) {
         match document {
             Value::Object(fields) => {
@@ -203,7 +203,7 @@ impl Private {
         }
     }
 
-    /// Takes everything out of a text.
+    /// Removes everything from a text.
     pub(super) fn text(&self, text: &str) -> String {
         let known = self.secrets.iter().fold(text.to_owned(), |text, secret| self.without(&text, secret));
         self.without_ids(&self.without_users(&known))
@@ -247,7 +247,7 @@ impl Private {
         out
     }
 
-    /// Without numbers whose form says that they identify something: UUIDs, MAC addresses, GUIDs of InfiniBand, EUIs.
+    /// Without numbers whose form marks them as identifiers: UUIDs, MAC addresses, GUIDs of InfiniBand, EUIs.
     fn without_ids(&self, text: &str) -> String {
         let bytes = text.as_bytes();
         let (mut out, mut done, mut at) = (String::with_capacity(text.len()), 0, 0);
@@ -274,7 +274,7 @@ impl Private {
 
 const SERIAL: &str = "[serial]";
 
-/// How long an identifier is that begins here; none where none does.
+/// The length of the identifier that begins here, if one does.
 fn id_length(bytes: &[u8]) -> Option<usize> {
     let run =
         |from: usize| bytes[from.min(bytes.len())..].iter().take_while(|b| b.is_ascii_hexdigit()).count();
@@ -303,7 +303,7 @@ fn id_length(bytes: &[u8]) -> Option<usize> {
         }
         (count >= least && ends(at)).then_some(at)
     };
-    // A number as long as a EUI-64. Addresses begin with 0x, which is no hexadecimal digit.
+    // A number as long as an EUI-64. Addresses begin with 0x, and x is not a hexadecimal digit.
     let long = (run(0) >= 16 && ends(run(0))).then(|| run(0));
     uuid.or_else(|| groups(2, 6)).or_else(|| groups(4, 4)).or(long)
 }
@@ -381,13 +381,13 @@ mod tests {
             ),
         ] {
             let mut private = Private::default();
-            private.learn_name(name);
+            private.add_drive_name(name);
             assert_eq!(private.text(text), clean);
         }
     }
 
     #[test]
-    fn what_a_report_is_for_stays() {
+    fn diagnostic_facts_are_kept() {
         let private = private();
         for text in [
             "0000:0b:00.0 behind 0000:00:01.1",
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_has_something_to_hide() {
+    fn names_of_this_machine_are_replaced() {
         let name = std::fs::read_to_string(HOST_FILES[0]).unwrap();
         let name = name.trim();
         let text = Private::of_this_machine().text(&format!("on {name} here"));

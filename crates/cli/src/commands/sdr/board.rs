@@ -39,9 +39,9 @@ pub(super) struct OpenedBoard {
 }
 
 impl OpenedBoard {
-    /// How long a block of so many samples may take to come: its own time several times over, on a busy machine.
+    /// How long a block of this many samples may take to arrive: several times its own duration, for busy machines.
     pub(super) fn patience(&self, samples: u32) -> Duration {
-        // Boards that receive anything sample faster than that.
+        // Every board that receives samples faster than that.
         let slowest = 1e5;
         Duration::from_secs_f64(f64::from(samples) / self.rate.unwrap_or(slowest) * 4.0)
             + Duration::from_secs(5)
@@ -52,7 +52,7 @@ impl OpenedBoard {
         self.model.as_ref().map(Board::stats)
     }
 
-    /// Rules of the board that the driver broke, as far as anybody can tell: by name, and how.
+    /// Rules of the board that the driver broke, as far as they are known: by name, and how.
     pub(super) fn breaches(&self) -> Vec<(&'static str, String)> {
         let list = self.model.as_ref().map(Board::violations).unwrap_or_default();
         list.into_iter().map(|violation| (violation.rule.name(), violation.detail)).collect()
@@ -80,7 +80,7 @@ pub(super) fn open(arg: &BoardArg) -> Result<OpenedBoard> {
     }
     let name: BoardName = name.parse().map_err(|error| {
         let name = name.escape_debug();
-        CliError::Usage(format!("'{name}' is no board, which is sim:usdr or a PCI address: {error}"))
+        CliError::Usage(format!("'{name}' is not a board; use sim:usdr or a PCI address: {error}"))
     })?;
     let card = onehop_sdr::open(&Root::here(), name.address)?;
     let session = Session::open(card)?;

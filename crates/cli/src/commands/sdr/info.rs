@@ -19,7 +19,7 @@ pub(crate) struct Args {
     packing: Packing,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Report> {
     let opened = board::open(&args.board)?;
     let card = opened.session.card();

@@ -16,7 +16,7 @@ pub(super) struct CpuTime {
 }
 
 impl CpuTime {
-    /// What has been used up to now; nothing where the kernel does not tell.
+    /// What has been used up to now; none if the kernel does not report it.
     pub(super) fn now() -> Self {
         let mut sum = Self::default();
         for task in fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_with_odd_names_are_read() {
+    fn threads_with_unusual_names_are_read() {
         let line = "12 (a) (b) S 1 2 3 4 5 6 7 8 9 10 150 50 0 0";
         assert_eq!(parse(line), Some(("a) (b", Duration::from_secs(2))));
         assert_eq!(parse("12 (a"), None);

@@ -53,10 +53,10 @@ struct Packing {
     buffer: Option<u64>,
 }
 
-/// Samples of a buffer at least, where nobody asks for another: enough for a spectrum.
+/// Samples of a buffer at least, by default: enough for a spectrum.
 const FEWEST: u32 = 1024;
 
-/// Samples of a buffer: few enough for a ring to come round in a second, so that nobody waits for its self-test.
+/// Samples of a buffer: few enough for a ring to come round in a second, so that its self-test is short.
 fn samples_for(rate: Option<f64>) -> u32 {
     rate.map_or(u32::MAX, |rate| (rate / f64::from(BUFFERS)) as u32).max(FEWEST)
 }

@@ -1,4 +1,4 @@
-//! What is told of a self-test that takes long, and how it is ended.
+//! The progress of a self-test that takes long, and how it is ended.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -11,29 +11,29 @@ use crate::error::CliError;
 use crate::stop::StopFlag;
 use crate::units;
 
-/// How long nothing is told.
+/// How long nothing is printed.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// Tells on stderr how far a self-test is: on a terminal in one line, elsewhere in one every ten seconds.
+/// Reports on stderr how far a self-test is: on a terminal in one line, elsewhere in one every ten seconds.
 pub(super) struct Notice<'a> {
     stop: &'a StopFlag,
     buffer: u32,
     begun: Instant,
-    told: Option<Instant>,
+    reported: Option<Instant>,
     terminal: bool,
 }
 
 impl<'a> Notice<'a> {
     pub(super) fn new(context: &'a CommandContext, shape: Shape) -> Self {
         let terminal = crate::terminal::has_bars();
-        Self { stop: &context.stop, buffer: shape.bytes(), begun: Instant::now(), told: None, terminal }
+        Self { stop: &context.stop, buffer: shape.bytes(), begun: Instant::now(), reported: None, terminal }
     }
 
-    /// So many buffers have been filled; whether to go on.
+    /// Takes how many buffers have been filled; returns whether to go on.
     pub(super) fn tell(&mut self, filled: u32) -> bool {
         let pause = Duration::from_millis(if self.terminal { 250 } else { 10_000 });
-        if self.begun.elapsed() >= SHORT && self.told.is_none_or(|told| told.elapsed() >= pause) {
-            self.told = Some(Instant::now());
+        if self.begun.elapsed() >= SHORT && self.reported.is_none_or(|reported| reported.elapsed() >= pause) {
+            self.reported = Some(Instant::now());
             let mut words = format!("onehop: self-test, {} s", self.begun.elapsed().as_secs());
             if filled > 0 {
                 let buffer = units::bytes(self.buffer.into());
@@ -48,13 +48,13 @@ impl<'a> Notice<'a> {
 
 impl Drop for Notice<'_> {
     fn drop(&mut self) {
-        if self.terminal && self.told.is_some() {
+        if self.terminal && self.reported.is_some() {
             let _ = writeln!(std::io::stderr());
         }
     }
 }
 
-/// What went wrong with a board, or that somebody ended it.
+/// What went wrong with a board, or that the user stopped it.
 pub(super) fn ended(error: Error) -> CliError {
     match error {
         Error::Cancelled => CliError::Interrupted,

@@ -26,7 +26,7 @@ pub(super) struct Recording {
 }
 
 impl Recording {
-    /// Begins one; what has these names is overwritten.
+    /// Begins a recording; existing files of these names are overwritten.
     pub(super) fn create(
         base: &Path,
         datatype: &'static str,
@@ -86,7 +86,7 @@ pub(super) struct Recorded {
 }
 
 impl Recorded {
-    /// Of a file of samples; none where it is no SigMF recording, or has no metadata beside it.
+    /// Of a file of samples; none if it is not a SigMF recording, or has no metadata beside it.
     ///
     /// # Errors
     /// When these are the metadata, or say that the samples are not what boards take.

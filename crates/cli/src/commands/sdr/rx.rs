@@ -21,11 +21,11 @@ use crate::outputs;
 use crate::report::{self, Report, ReportText};
 use crate::units;
 
-/// Most blocks that the GPU is given at once, when several have come: half of those that can be on their way to it.
+/// Blocks that the GPU is given at once at most, when several have arrived: half of those that can be on their way to it.
 const BATCH: usize = 4;
-/// How often what the GPU has seen is read.
+/// How often the GPU's results are read.
 const SHOW_INTERVAL: Duration = Duration::from_millis(250);
-/// How often the end is thought of while no block comes.
+/// How often the end is checked for while no block arrives.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Receive samples into GPU memory, and show rate, losses, level and spectrum
@@ -69,7 +69,7 @@ fn bins(text: &str) -> std::result::Result<u32, String> {
     bins.ok_or_else(|| "expected a power of two from 64 to 4096".into())
 }
 
-/// What came of it.
+/// The result of a reception.
 struct Received {
     sight: Sight,
     counts: Counts,
@@ -77,7 +77,7 @@ struct Received {
     /// Samples that were checked, and those of them that were wrong.
     checked: Option<(u64, u64)>,
     first_wrong: Option<(u32, u32)>,
-    /// How long samples flowed, and how long it took until the last one had been looked at.
+    /// How long samples flowed, and how long it took until the last one had been analysed.
     took: Duration,
     whole: Duration,
     cpu: CpuTime,
@@ -85,7 +85,7 @@ struct Received {
     stopped: bool,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     if !args.gain.is_finite() || args.gain == 0.0 {
         return Err(CliError::Usage("--gain is a number, and not zero".into()));
@@ -226,7 +226,7 @@ fn record(
     Ok(crc)
 }
 
-/// Takes what has been seen, if it is anything.
+/// Takes the GPU's results, if there are any.
 fn see(
     processor: &mut Processor,
     sight: &mut Sight,
@@ -243,7 +243,7 @@ fn see(
     Ok(())
 }
 
-/// A line that is written again and again, where people watch.
+/// A line that is redrawn on a terminal.
 struct Screen(bool);
 
 impl Screen {
@@ -270,14 +270,14 @@ impl Drop for Screen {
     }
 }
 
-/// Everything that there is to tell.
+/// The whole report.
 struct RxSummary<'a> {
     opened: &'a OpenedBoard,
     gpu: &'a Chosen,
     receiver: &'a Receiver,
     shape: Shape,
     taken: &'a Received,
-    /// By the model's own count, where there is one to ask.
+    /// By the simulated board's own count, if there is one.
     sent: Option<u64>,
 }
 
@@ -294,7 +294,7 @@ impl RxSummary<'_> {
         self.taken.took.as_secs_f64().max(1e-9)
     }
 
-    /// A part of all the time that it took.
+    /// A share of all the time that it took.
     fn share(&self, time: Duration) -> f64 {
         time.as_secs_f64() / self.taken.whole.as_secs_f64().max(1e-9)
     }
@@ -312,13 +312,13 @@ impl RxSummary<'_> {
         ((top.0 as f64 / spectrum.len().max(1) as f64 - 0.5) * rate, top.1)
     }
 
-    /// Samples a second: as they came, where nobody knows better.
+    /// Samples a second: the board's rate if it is known, else as they arrived.
     fn rate(&self) -> f64 {
         let counts = self.taken.counts;
         self.opened.rate.unwrap_or((counts.delivered + counts.lost) as f64 / self.seconds())
     }
 
-    /// What is no failure, and should not go unseen.
+    /// What is not a failure, but the user should know.
     fn warning(&self) -> Option<String> {
         let Counts { delivered, lost, gaps, partial, .. } = self.taken.counts;
         if lost == 0 {

@@ -23,7 +23,7 @@ pub(crate) struct Args {
     gpu: GpuArg,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let opened = board::open(&args.board)?;
     let gpu = gpus::choose(&args.gpu)?;

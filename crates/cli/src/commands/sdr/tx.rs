@@ -36,7 +36,7 @@ pub(crate) struct Args {
     route: std::option::Option<SampleRoute>,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let recorded = Recorded::of(&args.input)?;
     let mut file = File::open(&args.input).map_err(|e| CliError::file("opening", &args.input, e))?;

@@ -1,4 +1,4 @@
-//! Whether a document is what the schema of its command says, and has nothing besides.
+//! Whether a document follows the schema of its command, and has no other fields.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, OnceLock};
@@ -14,7 +14,7 @@ pub fn check_output(args: &[&str], document: &Value) {
 /// A document has to be one of this command.
 pub fn check(command: &str, document: &Value) {
     if let Err(why) = validate(command, document) {
-        panic!("this is no document of onehop {command}: {why}\n{document:#}");
+        panic!("this is not a document of onehop {command}: {why}\n{document:#}");
     }
 }
 
@@ -92,7 +92,7 @@ fn close_one(schema: &mut Value, may_close: bool) {
     }
 }
 
-/// The command of a line: the first words that are the name of one. A line that is none has an error for a document.
+/// The command of a line: the first words that name one. A line without a command has an error for a document.
 fn command_of(args: &[&str], document: &Value) -> String {
     let mut words = args.iter().filter(|arg| **arg != "--json");
     let first = *words.next().unwrap_or(&"");

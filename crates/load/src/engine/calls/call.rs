@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::{ALIGN, CallFile, Target};
 
-/// How long what was known of memory when a call began is believed: to ask takes as long as to copy a small read.
+/// How long the state of memory from the start of a call is trusted: a query takes as long as the copy of a small read.
 const FRESH: Duration = Duration::from_micros(100);
 
 /// Why a call did not move its bytes.
@@ -17,13 +17,13 @@ pub enum CallError {
     /// The file could not be read or written.
     #[error("{0}")]
     File(#[from] io::Error),
-    /// The GPU failed, or will not have the memory.
+    /// The GPU failed, or refuses the memory.
     #[error(transparent)]
     Gpu(#[from] onehop_gpu::Error),
     /// The memory was freed during the call.
-    #[error("the GPU memory was freed, or is other memory by now")]
+    #[error("the GPU memory was freed, or has been allocated again since")]
     Gone,
-    /// This GPU has not ended copies that their callers gave up, and has no slot left for others.
+    /// This GPU has not ended copies that their callers abandoned, and has no slot left for others.
     #[error(
         "{gpu} has not ended earlier copies, which hold all {slots} slots that it may use; check the GPU"
     )]
@@ -33,7 +33,7 @@ pub enum CallError {
         /// Slots that it holds.
         slots: usize,
     },
-    /// Neither the disk nor the GPU answered.
+    /// Neither the disk nor the GPU responded.
     #[error("nothing has arrived for {0:?}: the disk that has the file, or the GPU, does not answer")]
     Stalled(Duration),
 }
@@ -61,11 +61,11 @@ type IsThere = dyn Fn() -> bool + Send + Sync;
 
 /// Where the bytes of a call go, or come from.
 pub struct Destination {
-    /// Of which GPU the memory is.
+    /// The GPU that has the memory.
     pub target: Target,
     /// Its address.
     pub at: usize,
-    /// Asked before chunks are copied that come later; none where nobody can tell.
+    /// Called before later chunks are copied; none if the state is unknown.
     pub is_there: Option<Box<IsThere>>,
 }
 
@@ -75,7 +75,7 @@ impl fmt::Debug for Destination {
     }
 }
 
-/// How far a call has come.
+/// The progress of a call.
 struct CallProgress {
     /// Bytes from its start on before the first chunk that was short or failed.
     whole: usize,
@@ -90,9 +90,9 @@ pub(super) struct Call {
     pub(super) memory: Destination,
     pub(super) writes: bool,
     begun: Instant,
-    /// The next chunk that nobody has taken.
+    /// The next chunk that no thread has taken.
     next: AtomicUsize,
-    /// Chunks that are not over.
+    /// Chunks that have not ended.
     left: AtomicUsize,
     has_failed: AtomicBool,
     progress: Mutex<CallProgress>,
@@ -125,7 +125,7 @@ impl Call {
         call
     }
 
-    /// Bytes of the file before its start that the first chunk would begin with.
+    /// Bytes of the file before its start with which the first chunk would begin.
     fn skipped(&self) -> usize {
         (self.at % ALIGN) as usize
     }
@@ -141,13 +141,13 @@ impl Call {
         (self.at + start as u64, end - start)
     }
 
-    /// The next chunk that nobody has taken.
+    /// The next chunk that no thread has taken.
     pub(super) fn take(&self) -> Option<usize> {
         let chunk = self.next.fetch_add(1, Ordering::AcqRel);
         (chunk < self.chunks()).then_some(chunk)
     }
 
-    /// Chunks that nobody has taken.
+    /// Chunks that no thread has taken.
     pub(super) fn not_taken(&self) -> usize {
         self.chunks().saturating_sub(self.next.load(Ordering::Acquire))
     }
@@ -165,12 +165,12 @@ impl Call {
         self.begun.elapsed() < FRESH || self.memory.is_there.as_ref().is_none_or(|is_there| is_there())
     }
 
-    /// Nothing is begun for it any more.
-    pub(super) fn give_up(&self) {
+    /// Nothing more is started for it.
+    pub(super) fn abandon(&self) {
         self.has_failed.store(true, Ordering::Release);
     }
 
-    /// A chunk is over, with so many bytes.
+    /// Records that a chunk has ended, with this many bytes.
     pub(super) fn finish(&self, chunk: usize, bytes: usize) {
         let (at, wanted) = self.range(chunk);
         if bytes < wanted {
@@ -180,16 +180,16 @@ impl Call {
         self.left.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// It has failed, whatever becomes of its chunks.
+    /// Records that the call has failed.
     pub(super) fn note(&self, error: CallError) {
         let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         progress.whole = 0;
         progress.failed.get_or_insert(error);
         drop(progress);
-        self.give_up();
+        self.abandon();
     }
 
-    /// A chunk is over, and its bytes are not there.
+    /// Records that a chunk has failed.
     pub(super) fn fail(&self, chunk: usize, error: CallError) {
         let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         let start = (self.range(chunk).0 - self.at) as usize;
@@ -198,16 +198,16 @@ impl Call {
         }
         progress.whole = progress.whole.min(start);
         drop(progress);
-        self.give_up();
+        self.abandon();
         self.left.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// A chunk is over, and was not begun because others failed.
+    /// Records that a chunk was not started because others failed.
     pub(super) fn skip(&self, chunk: usize) {
         self.finish(chunk, 0);
     }
 
-    /// What came of it, once nothing is left.
+    /// The result, once all chunks have ended.
     pub(super) fn result(&self) -> Result<usize, CallError> {
         let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         match progress.failed.take() {

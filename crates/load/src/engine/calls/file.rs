@@ -1,4 +1,4 @@
-//! A file that calls read and write, open in every way that they may want.
+//! A file that calls read and write, opened in every mode that they need.
 
 use std::fs::File;
 use std::io;
@@ -13,9 +13,9 @@ use rustix::fs::{Advice, OFlags, fadvise, fcntl_getfl, fstat};
 use super::{ALIGN, CallCounters, CallError};
 use crate::engine::choice::{Direct, past_the_cache};
 
-/// Reads of less than this from a descriptor without O_DIRECT are left to the kernel, with its reading ahead.
+/// Reads of less than this from a descriptor without O_DIRECT are left to the kernel, with its readahead.
 const SMALL: usize = 128 << 10;
-/// What O_DIRECT wants addresses, offsets and lengths to be multiples of, at most.
+/// The largest unit of addresses, offsets and lengths that O_DIRECT requires.
 pub(super) const BLOCK: u64 = 4096;
 
 /// See the module.
@@ -23,10 +23,10 @@ pub struct CallFile {
     /// As the program opened it.
     own: File,
     is_direct: bool,
-    /// To be read through the page cache, without reading ahead.
+    /// For reads through the page cache, without readahead.
     cached: Option<File>,
     direct: Option<Direct>,
-    /// To be written where O_DIRECT does not do; none where the program's own descriptor does.
+    /// For writes that O_DIRECT cannot do; none if the program's own descriptor can.
     unaligned: Option<File>,
     /// Whether there is nothing behind the page cache.
     in_memory: bool,
@@ -34,10 +34,10 @@ pub struct CallFile {
     why_cached: Option<String>,
 }
 
-/// What was read into memory: bytes that nobody wants, and those behind them.
+/// The result of a read into memory: bytes to skip, and the wanted ones after them.
 #[derive(Clone, Copy, Debug)]
 pub struct Filled {
-    /// Bytes that nobody wants.
+    /// Bytes to skip.
     pub skip: usize,
     /// The bytes of the file.
     pub bytes: usize,
@@ -49,17 +49,17 @@ pub(super) struct Room<'a> {
     pub(super) memory: &'a HostMem,
     /// Where it begins, on a multiple of the largest block.
     pub(super) to: usize,
-    /// How far behind that bytes are put that need not come in blocks.
+    /// The offset behind that for bytes that need not come in blocks.
     pub(super) shift: usize,
     /// The largest block of O_DIRECT for which there is room.
     pub(super) block: u64,
 }
 
 impl CallFile {
-    /// A file by a descriptor of it, which nobody closes before this does.
+    /// A file by its descriptor, which must stay open as long as this.
     ///
     /// # Errors
-    /// When the descriptor is none of a file.
+    /// When the descriptor is not that of a file.
     pub fn new(own: File) -> io::Result<Self> {
         let flags = fcntl_getfl(&own)?;
         let access = flags & OFlags::RWMODE;
@@ -74,7 +74,7 @@ impl CallFile {
         }
         let cached = if reads { open_again(&own).ok() } else { None };
         if let (Some(file), Some(_)) = (&cached, &direct) {
-            // What is read ahead would pass for what was there. It is no error if that cannot be had.
+            // Readahead would look like cached data. Failure is harmless.
             let _ = fadvise(file, 0, None, Advice::Random);
         }
         let kept = flags & (OFlags::SYNC | OFlags::DSYNC);
@@ -96,7 +96,7 @@ impl CallFile {
         &self.own
     }
 
-    /// The descriptor for bytes of host memory at `at`: O_DIRECT does not take all.
+    /// The descriptor for bytes of host memory at `at`: O_DIRECT does not accept all of them.
     #[must_use]
     pub fn for_host(&self, pointer: usize, at: u64, bytes: usize, writes: bool) -> &File {
         let is_aligned = (pointer as u64 | at | bytes as u64).is_multiple_of(BLOCK);
@@ -116,7 +116,7 @@ impl CallFile {
     /// How many of these bytes lie before the file's end.
     ///
     /// # Errors
-    /// When the system does not say.
+    /// When the system does not report it.
     pub fn within(&self, at: u64, bytes: usize) -> Result<usize, CallError> {
         let length = fstat(&self.own).map_err(io::Error::from)?.st_size as u64;
         Ok(usize::try_from(length.saturating_sub(at)).unwrap_or(usize::MAX).min(bytes))
@@ -164,12 +164,12 @@ impl CallFile {
         Ok(filled)
     }
 
-    /// How many of these bytes the page cache has; none where nobody can tell.
+    /// How many of these bytes the page cache has; none if that is unknown.
     fn there(&self, file: &File, at: u64, bytes: u64) -> u64 {
         if self.in_memory { bytes } else { cached_bytes(file, at, bytes).unwrap_or(0) }
     }
 
-    /// Writes what is in a slot.
+    /// Writes the bytes in a slot.
     pub(super) fn store(
         &self,
         ring: &HostMem,

@@ -9,16 +9,16 @@ use super::call::{Call, CallError};
 use crate::engine::slot_pool::{Full, SlotCopier};
 use crate::error::{Error, Result};
 
-/// What was read into a slot.
+/// The bytes that were read into a slot.
 pub(super) struct CallPart {
     pub(super) call: Arc<Call>,
     pub(super) chunk: usize,
-    /// Bytes of the slot before those that the call wants, and those.
+    /// Bytes of the slot before those that the call wants, and the number of those.
     pub(super) skip: usize,
     pub(super) bytes: usize,
 }
 
-/// A copier for each GPU. What fails ends the calls that it is of, and no others.
+/// A copier for each GPU. A failed copy ends its own calls, and no others.
 #[derive(Default)]
 pub(super) struct CallLane {
     copiers: Vec<Box<dyn Copier>>,
@@ -37,9 +37,9 @@ fn rows(full: &Full<CallPart>) -> Rows {
     Rows { from: full.slot * SLOT + skip, to, row: *bytes, rows: 1, step: *bytes }
 }
 
-/// The end of what the GPU does with some slots.
+/// The end of the GPU's use of some slots.
 pub(super) enum CallEnd {
-    /// It does nothing.
+    /// The GPU does not use them.
     Over,
     /// Copies of this GPU's copier. There is no mark until the copier has given one.
     Copies(usize, Option<Mark>),
@@ -60,7 +60,7 @@ impl SlotCopier for CallLane {
     }
 
     fn copy(&mut self, full: &[Full<CallPart>]) -> Result<CallEnd> {
-        // Right before: memory that was freed may be another's by now.
+        // Checked right before the copy: freed memory may have been allocated again.
         let mut asked: Option<&Arc<Call>> = None;
         for call in full.iter().map(|full| &full.part.call).filter(|call| !call.has_failed()) {
             let is_new = asked.replace(call).is_none_or(|last| !Arc::ptr_eq(last, call));
@@ -73,14 +73,14 @@ impl SlotCopier for CallLane {
         let Some(copier) = self.copiers.get_mut(gpu) else { return Ok(CallEnd::Over) };
         let all: Vec<Rows> = wanted.iter().map(|full| rows(full)).collect();
         if copier.copy_all(&all).is_err() {
-            // One of them was refused: which, they are asked one by one. To copy one twice does no harm.
+            // One of them was refused. To find it, they are copied one by one; copying one twice does no harm.
             for full in wanted {
                 if let Err(error) = copier.copy(&rows(full)) {
                     full.part.call.note(error.into());
                 }
             }
         }
-        // Of one that was refused a part may have been begun.
+        // Part of a refused one may have been started.
         Ok(CallEnd::Copies(gpu, copier.mark().ok()))
     }
 

@@ -97,7 +97,7 @@ fn every_byte_arrives_from_any_offset() {
 }
 
 #[test]
-fn what_is_written_is_read_again() {
+fn written_bytes_are_read_back() {
     let bench = CallFixture::new(3);
     let file = Arc::new(CallFile::new(file("write", 0)).unwrap());
     bench.memory.write(0, &expected(0, BYTES)).unwrap();
@@ -128,7 +128,7 @@ fn calls_of_many_threads_do_not_mix() {
 }
 
 #[test]
-fn a_call_to_memory_that_is_none_fails_alone() {
+fn a_call_to_invalid_memory_fails_alone() {
     let bench = CallFixture::new(2);
     let file = Arc::new(CallFile::new(file("none", BYTES)).unwrap());
     std::thread::scope(|scope| {
@@ -146,7 +146,7 @@ fn a_call_to_memory_that_is_none_fails_alone() {
 }
 
 #[test]
-fn memory_that_goes_during_a_call_gets_no_more_bytes() {
+fn memory_freed_during_a_call_gets_no_more_bytes() {
     let bench = CallFixture::new(1);
     let file = Arc::new(CallFile::new(file("gone", BYTES)).unwrap());
     bench.memory.fill(0, BYTES, 0xee).unwrap();
@@ -162,7 +162,7 @@ fn a_write_that_failed_writes_nothing_further() {
     let file = Arc::new(CallFile::new(file("failed", BYTES)).unwrap());
     let asked = Arc::<AtomicUsize>::default();
     let count = asked.clone();
-    // Not there for one chunk, and there again for those after it.
+    // Gone for one chunk, and back for those after it.
     let is_there: Option<Box<dyn Fn() -> bool + Send + Sync>> =
         Some(Box::new(move || count.fetch_add(1, Ordering::AcqRel) > 0));
     let from = Destination { is_there, ..bench.to(0) };
@@ -170,9 +170,9 @@ fn a_write_that_failed_writes_nothing_further() {
     assert_eq!(asked.load(Ordering::Acquire), 1);
 }
 
-/// Its late copies take what was read for them, and not what calls to another GPU have read since.
+/// Its late copies get the bytes that were read for them, not those that calls to another GPU have read since.
 #[test]
-fn slots_of_a_gpu_that_does_not_tell_are_left_to_it_and_other_gpus_go_on() {
+fn slots_of_an_unresponsive_gpu_are_left_to_it_and_other_gpus_go_on() {
     let bench = CallFixture::new(1);
     let file = Arc::new(CallFile::new(file("silent", BYTES)).unwrap());
     let has_ended = Arc::new(AtomicBool::new(false));
@@ -190,7 +190,7 @@ fn slots_of_a_gpu_that_does_not_tell_are_left_to_it_and_other_gpus_go_on() {
     }
     has_ended.store(true, Ordering::Release);
     let to = Destination { target, at: memory.addr().0 as usize, is_there: None };
-    // Another call has the late copy made before its own, which is of nothing that lies there.
+    // Another call has the late copy made before its own, of other bytes.
     let only = bench.engine.read(&file, 5 * SLOT as u64, 1, to).unwrap();
     assert_eq!(only, 1);
     let mut bytes = vec![0; SLOT];
@@ -200,7 +200,7 @@ fn slots_of_a_gpu_that_does_not_tell_are_left_to_it_and_other_gpus_go_on() {
 
 /// Without a limit its calls take every slot, and the calls to the other GPU end as stalled.
 #[test]
-fn a_gpu_whose_calls_never_end_leaves_slots_to_others_and_refuses_by_its_name() {
+fn a_gpu_whose_calls_never_end_leaves_slots_to_others_and_refuses_by_name() {
     let bench = CallFixture::new(2);
     let file = Arc::new(CallFile::new(file("held", BYTES)).unwrap());
     let has_ended = Arc::new(AtomicBool::new(false));
@@ -263,7 +263,7 @@ fn callers_who_wait_for_a_gpu_hold_up_no_call_to_another() {
     assert_eq!(bench.engine.0.slots.free_slots(), 2 * SLOTS + 2);
 }
 
-/// Host memory in between: bytes lie where they are wanted, or else behind less than a block, and nothing lies behind them.
+/// Into host memory: bytes are where they are wanted, or less than a block behind, and nothing is written after them.
 #[test]
 fn host_memory_is_read_and_written_without_a_gpu() {
     let bench = CallFixture::new(1);

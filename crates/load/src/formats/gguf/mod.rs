@@ -96,9 +96,7 @@ pub enum Error {
     #[error("its header is longer than {MAX_HEADER} bytes")]
     HeaderTooLong,
     /// A count that exceeds the file.
-    #[error(
-        "it is said to hold {count} {what}, which take at least {least} bytes each; the file has {length}"
-    )]
+    #[error("it states {count} {what}, which take at least {least} bytes each; the file has {length}")]
     Count {
         /// What is counted.
         what: &'static str,
@@ -124,7 +122,7 @@ pub enum Error {
     #[error("the value of {0:?} is nested deeper than {MAX_DEPTH} arrays")]
     Depth(String),
     /// A duplicate key.
-    #[error("the key {0:?} comes twice")]
+    #[error("the key {0:?} occurs twice")]
     KeyTwice(String),
     /// A duplicate tensor.
     #[error("the tensor {0:?} is described twice")]
@@ -184,7 +182,9 @@ pub enum Error {
         shape: Vec<u64>,
     },
     /// A misaligned tensor.
-    #[error("the tensor {tensor:?} starts at {offset} of the data, no multiple of the alignment {alignment}")]
+    #[error(
+        "the tensor {tensor:?} starts at {offset} of the data, not a multiple of the alignment {alignment}"
+    )]
     Unaligned {
         /// The tensor.
         tensor: String,

@@ -8,8 +8,8 @@ use crate::queue::Address;
 use crate::queue::shared::{DONE, STATE};
 
 impl<W: Warp> Group<'_, W> {
-    /// Writes down how the first `count` commands of the list ended; those to be tried again and those that found no
-    /// room stay. Gives how many.
+    /// Records how the first `count` commands of the list ended; those to be retried and those that found no room stay.
+    /// Returns how many.
     #[inline(always)]
     pub(super) fn settle(&self, listed: u32, count: u32) -> u32 {
         let (warp, job) = (self.warp, self.job);
@@ -73,8 +73,8 @@ impl<W: Warp> Group<'_, W> {
         warp.local(local::OPEN) != 0
     }
 
-    /// Says of the first `in_doubt` commands of the list that nothing was heard of them, unless they have ended after
-    /// all, and of the others how often they were tried.
+    /// Records an unknown outcome for the first `in_doubt` commands of the list, unless they have ended after all, and for
+    /// the others how often they were tried.
     #[inline(always)]
     pub(super) fn give_up(&self, listed: u32, in_doubt: u32) {
         let (warp, queue, job) = (self.warp, self.queue, self.job);

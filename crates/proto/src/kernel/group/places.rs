@@ -59,7 +59,7 @@ impl<W: Warp> Group<'_, W> {
         warp.local(local::COUNT)
     }
 
-    /// Keeps `count` of the identifiers and gives back the others, to whose slots nothing was done.
+    /// Keeps `count` of the identifiers and frees the others, whose slots are unchanged.
     #[inline(always)]
     fn keep(&self, start: u32, count: u32) {
         let warp = self.warp;
@@ -125,7 +125,7 @@ impl<W: Warp> Group<'_, W> {
         });
     }
 
-    /// Says of the entries that they are complete.
+    /// Marks the entries as complete.
     #[inline(always)]
     pub(super) fn stamp(&self, count: u32) {
         let (warp, queue) = (self.warp, self.queue);
@@ -136,7 +136,7 @@ impl<W: Warp> Group<'_, W> {
         });
     }
 
-    /// Deals the identifiers that were taken to the commands of the batch.
+    /// Assigns the identifiers that were taken to the commands of the batch.
     #[inline(always)]
     fn name_slots(&self) {
         let warp = self.warp;
