@@ -72,8 +72,8 @@ impl GpuQueues {
     ///
     /// # Errors
     /// When it is in owner mode, the drive is open for reading only or the namespace has protection information and it is
-    /// to be written, the buffer cannot be described page by page, or data or completions lie in the memory of a GPU that does
-    /// not order other devices' writes for kernels that are running.
+    /// to be written, the buffer cannot be described page by page, or data or completions lie in the memory of a GPU, this
+    /// one or another, that does not order other devices' writes for running kernels of this one.
     pub fn export(self, ns: &Namespace, data: &Buffer, writable: bool) -> Result<ExportedQueue> {
         let drive = self.drive.clone();
         if writable {
@@ -95,9 +95,15 @@ impl GpuQueues {
                 "GPU-driven transfers do not carry separate metadata; format the namespace without, or extended",
             ));
         }
-        let in_vram = |place| place == Place::Vram && self.gpu.own_memory();
-        if in_vram(self.setup.placement.cq) || data.host().is_err() {
-            self.gpu.orders_device_writes()?;
+        if self.setup.placement.cq == Place::Vram && self.gpu.own_memory() {
+            self.cell.completion_queues().into_iter().try_for_each(|cq| self.gpu.orders_device_writes(cq))?;
+        }
+        if data.host().is_err() {
+            // Perhaps another GPU's: that one decides.
+            let unknown = || {
+                refuse("which GPU owns its data memory is unknown, and so is whether that GPU orders writes")
+            };
+            self.gpu.orders_device_writes(data.memory().gpu_addr().ok_or_else(unknown)?)?;
         }
         let expect = self.gpu.expect_kernels();
         let (memory, handle) = describe(&self, ns, data)?;
