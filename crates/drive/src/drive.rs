@@ -397,7 +397,8 @@ impl DriveInner {
     pub(crate) fn serve_events(&self, state: &mut AdminState) -> Result<()> {
         state.admin.look();
         for _ in 0..state.admin.fired.len() {
-            let Some(event) = state.admin.fired.pop_front() else { break };
+            // It stays until it was served: the controller reports it once, and a lost answer must not hide a changed namespace.
+            let Some(event) = state.admin.fired.front().copied() else { break };
             // Linux's target gives its list of changed namespaces as a whole or not at all.
             let bytes = if event.page() == id::CHANGED_NAMESPACES { 4096 } else { 512 };
             match self.log_page(state, event.page(), u32::MAX, bytes) {
@@ -407,6 +408,7 @@ impl DriveInner {
             if event.is(AsyncEvent::NAMESPACE_CHANGED) {
                 self.compare_namespaces(state)?;
             }
+            state.admin.fired.pop_front();
             if state.events.len() >= MAX_EVENTS {
                 state.events.remove(0);
             }
