@@ -353,8 +353,8 @@ impl ExportedQueue {
         let (drive, cell) = (&watch.queues.drive, &watch.queues.cell);
         cell.set_gate(None);
         if !empty {
-            // They may still use all of it, whenever they go on.
-            std::mem::forget(watch.memory.clone());
+            // They may still use all of it, whenever they go on, and have writes acknowledged, which flushes ask the gate for.
+            std::mem::forget((watch.memory.clone(), watch.gate.clone()));
             cell.abandon(drive);
             return Err(Error::Gpu(format!(
                 "threads of a kernel did not leave an exported queue within {patience:?}; its memory and number stay theirs"
@@ -395,10 +395,32 @@ impl Drop for ExportedQueue {
 #[cfg(test)]
 mod tests {
     use onehop_gpu::Emulated;
+    use onehop_proto::kernel::tally;
 
     use super::*;
     use crate::gpu::{GpuSetup, Placement};
     use crate::{Drive, Options};
+
+    #[test]
+    fn writes_of_threads_that_did_not_leave_can_be_lost() {
+        let sim = onehop_sim::open("mem:1M?vwc=1").unwrap();
+        let drive = Drive::open(sim.port(), Options { writable: true, ..Options::default() }).unwrap();
+        let (ns, gpu) = (drive.namespace(1).unwrap(), Arc::new(Emulated::new()));
+        let (_region, data) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4096).unwrap();
+        let setup = GpuSetup { mode: GpuMode::Shared { threads: 1 }, ..GpuSetup::new(Placement::TIER1) };
+        let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
+        let mut left = queues.export(ns, &data, true).unwrap();
+        let handle = left.watch.memory.handle.clone();
+        handle.write(INSIDE + tally::INSIDE as usize, &1u32.to_le_bytes()).unwrap();
+        left.end(Duration::from_millis(20)).unwrap_err();
+        drop(left);
+        // The thread goes on, and its write is acknowledged.
+        handle.write(INSIDE + tally::WRITES as usize, &1u32.to_le_bytes()).unwrap();
+        let queue = drive.queue().unwrap();
+        sim.power_cycle();
+        let end = queue.flush(ns);
+        assert!(matches!(end, Err(Error::WritesLost { .. })), "{end:?}");
+    }
 
     #[test]
     fn the_number_of_a_queue_that_threads_did_not_leave_is_not_used_again() {
