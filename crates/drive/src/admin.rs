@@ -159,6 +159,26 @@ impl Admin {
         Err(error)
     }
 
+    /// Has the controller abort the commands that nobody waits for any more, each within `patience`. Whether all of them
+    /// have been completed, as aborted or otherwise: only then can none be carried out later.
+    pub(crate) fn abort_cancelled(&mut self, patience: Duration) -> bool {
+        (0..ENTRIES as u16).all(|slot| {
+            let is_cancelled = |this: &Self| matches!(this.waiting[usize::from(slot)], Waiting::Cancelled(_));
+            let Some(cid) = self.owner.cid(slot).filter(|_| is_cancelled(self)) else { return true };
+            let aborted = self.run_within("abort", &admin::abort(0, cid), patience);
+            let start = Instant::now();
+            while is_cancelled(self) {
+                let may_come = matches!(&aborted, Ok(cqe) if cqe.result() & 1 == 0);
+                if !may_come || start.elapsed() >= patience {
+                    return false;
+                }
+                self.take();
+                std::thread::yield_now();
+            }
+            aborted.is_ok()
+        })
+    }
+
     /// The controller could not be disabled: what it was given stays as it is, for ever.
     pub(crate) fn abandon(&mut self) {
         std::mem::forget(self.pair.keep.take());

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use onehop_os::{ControllerBackend, DmaMemory, HostMem, Transport};
+use onehop_proto::Status;
 use onehop_proto::admin::{self as words, Select};
 use onehop_proto::identify::NamespaceId;
 use onehop_proto::log::{AsyncEvent, id};
@@ -16,7 +17,7 @@ use crate::ladder::{Incident, Participant, RESET_PAUSES};
 use crate::queue::{IoQueue, QueueCell};
 use crate::ring::PairHalf;
 use crate::slots::CommandSlots;
-use crate::{Buffer, Error, Identity, Namespace, Options, Result};
+use crate::{Buffer, Error, Identity, Namespace, Options, Recovery, Result};
 
 /// Most events that are kept for somebody to ask for.
 const MAX_EVENTS: usize = 256;
@@ -276,20 +277,47 @@ impl DriveInner {
         sq: PairHalf,
         cq: PairHalf,
     ) -> Result<()> {
-        // Not given up at once when a stop is asked for: a creation without an answer costs all other queues a reset.
+        // Not given up at once when a stop is asked for: a creation without an answer may cost all other queues a reset.
         let patience = Some(self.options.admin_timeout);
         match self.create_pair(&mut state.admin, qid, sq, cq, patience) {
             Ok(()) => Ok(()),
             Err(refused @ (Error::Command { .. } | Error::NotConnected { .. })) => Err(refused),
             Err(error) => {
-                self.reset(state, "a queue whose creation was not answered")?;
+                let start = Instant::now();
+                let cause = "a queue whose creation was not answered";
+                if matches!(error, Error::NoAnswer { .. }) && self.undo_creation(state, qid) {
+                    let (cause, recovery) = (cause.to_owned(), Recovery::Abort);
+                    state.incidents.push(Incident { cause, recovery, took: start.elapsed() });
+                } else {
+                    self.reset(state, cause)?;
+                }
                 Err(error)
             }
         }
     }
 
-    /// Creates queues. A creation whose answer was lost, or that met a controller that was away for a moment, has been followed
-    /// by a reset, so the controller has none of them: where that brought the drive back, they are created again after each of
+    /// Takes a pair whose creation was not answered away from a controller that works, which costs the other queues nothing.
+    /// Deleting it is not enough: a controller carries admin commands out in any order, so the creation might follow the
+    /// deletion. It has to be completed first, as aborted or otherwise.
+    fn undo_creation(&self, state: &mut AdminState, qid: u16) -> bool {
+        let patience = self.options.abort_wait;
+        // Across a network the creation is a connection, of which an Abort knows nothing.
+        if self.control.transport() == Transport::Messages || !state.admin.abort_cancelled(patience) {
+            return false;
+        }
+        let deletions = [
+            ("delete submission queue", words::delete_sq(qid)),
+            ("delete completion queue", words::delete_cq(qid)),
+        ];
+        deletions.iter().all(|(what, sqe)| match state.admin.run_within(what, sqe, patience) {
+            Ok(_) => true,
+            Err(Error::Command { status, .. }) => status.is(Status::INVALID_QUEUE_ID),
+            Err(_) => false,
+        })
+    }
+
+    /// Creates queues. After a creation whose answer was lost, or that met a controller that was away for a moment, the
+    /// controller has none of them ([`Self::establish`]): where the drive lives, they are created again after each of
     /// [`RESET_PAUSES`]. No try begins after `end`.
     pub(crate) fn create_with_retries<T>(
         &self,
@@ -369,7 +397,8 @@ impl DriveInner {
     pub(crate) fn serve_events(&self, state: &mut AdminState) -> Result<()> {
         state.admin.look();
         for _ in 0..state.admin.fired.len() {
-            let Some(event) = state.admin.fired.pop_front() else { break };
+            // It stays until it was served: the controller reports it once, and a lost answer must not hide a changed namespace.
+            let Some(event) = state.admin.fired.front().copied() else { break };
             // Linux's target gives its list of changed namespaces as a whole or not at all.
             let bytes = if event.page() == id::CHANGED_NAMESPACES { 4096 } else { 512 };
             match self.log_page(state, event.page(), u32::MAX, bytes) {
@@ -379,6 +408,7 @@ impl DriveInner {
             if event.is(AsyncEvent::NAMESPACE_CHANGED) {
                 self.compare_namespaces(state)?;
             }
+            state.admin.fired.pop_front();
             if state.events.len() >= MAX_EVENTS {
                 state.events.remove(0);
             }

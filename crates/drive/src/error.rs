@@ -28,7 +28,7 @@ pub enum Error {
         /// The drive.
         drive: String,
     },
-    /// A controller across a network cannot be reached any more.
+    /// A controller that another program or machine serves cannot be reached any more.
     #[error("{drive} cannot be reached: {why}")]
     Lost {
         /// The drive.
@@ -323,7 +323,10 @@ pub enum Error {
 
 impl From<onehop_os::Error> for Error {
     fn from(error: onehop_os::Error) -> Self {
-        Self::Memory(error.to_string())
+        match error {
+            onehop_os::Error::Lost { device, why } => Self::Lost { drive: device, why },
+            other => Self::Memory(other.to_string()),
+        }
     }
 }
 

@@ -191,7 +191,8 @@ impl Drive {
 }
 
 impl GpuQueues {
-    /// Has the GPU read blocks into a buffer.
+    /// Has the GPU read blocks into a buffer. Where that is GPU memory, kernels of the GPU that owns it see the data if they are
+    /// launched afterwards; other GPUs may need a flush of it first.
     ///
     /// # Errors
     /// The first command that failed, or why the GPU stopped.

@@ -218,12 +218,14 @@ pub trait Gpu: Send + Sync {
     fn expect_kernels(&self) -> Box<dyn Send + Sync> {
         Box::new(())
     }
-    /// Checks that a running kernel sees what another device has written into GPU memory when it sees that device's
-    /// completion.
+    /// Checks that a running kernel of this GPU sees what another device has written into the GPU memory at this
+    /// address when it sees that device's completion. The memory may be another GPU's.
     ///
     /// # Errors
-    /// When the GPU does not order such writes: the host would have to flush after each completion.
-    fn orders_device_writes(&self) -> Result<()> {
+    /// When the GPU that owns the memory does not order such writes for this one: the host would have to flush after
+    /// each completion. Also when the owner is unknown.
+    fn orders_device_writes(&self, at: GpuAddr) -> Result<()> {
+        let _ = at;
         Ok(())
     }
     /// Starts a kernel.

@@ -43,6 +43,14 @@ pub enum Error {
         /// The reason, with a fix.
         why: String,
     },
+    /// The device was lost while memory was mapped for it.
+    #[error("{device} cannot be reached: {why}")]
+    Lost {
+        /// The device.
+        device: String,
+        /// What was being mapped, and how the device was lost.
+        why: String,
+    },
     /// The mapper is out of memory.
     #[error("{mapper} has no {bytes} contiguous bytes left")]
     NoMemory {

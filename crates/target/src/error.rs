@@ -55,6 +55,12 @@ pub enum Error {
         /// How long it had.
         limit: Duration,
     },
+    /// A request to stop ended the wait for a connection.
+    #[error("the wait for a connection with {peer} was stopped")]
+    Stopped {
+        /// The other side.
+        peer: String,
+    },
     /// The connection has ended.
     #[error("the connection with {peer} has ended")]
     Closed {

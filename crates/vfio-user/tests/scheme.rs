@@ -185,6 +185,22 @@ fn a_server_that_goes_takes_the_drive_with_it() {
     assert!(matches!(error, Error::Gone { .. }), "{error}");
 }
 
+/// No other memory and no other route would help.
+#[test]
+fn memory_that_a_lost_server_does_not_map_is_no_fault_of_the_memory() {
+    let served = Served::start("mem:1M", false);
+    let drive = Drive::open(served.port(), Options::default()).unwrap();
+    let name = drive.name().to_owned();
+    drop(served.end());
+    match drive.buffer(8192).unwrap_err() {
+        Error::Lost { drive, why } => {
+            assert_eq!(drive, name);
+            assert!(why.contains("mapping 8192 bytes") && why.contains("DMA_MAP"), "{why}");
+        }
+        other => panic!("{other}"),
+    }
+}
+
 /// Its memory is shared by file descriptors. If the server cut a file short, an access would kill this process.
 #[test]
 fn a_server_cannot_shrink_the_memory_of_its_client() {

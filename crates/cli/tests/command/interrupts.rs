@@ -1,7 +1,7 @@
 //! Ctrl-C while a drive is found and brought up, connected again, or leaves commands unanswered: heard at once, whatever the
 //! drive does not do.
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::process::{Child, Command, Stdio};
@@ -228,6 +228,36 @@ fn ctrl_c_is_heard_while_a_server_is_silent() {
     stream.read_exact(&mut [0; 16]).unwrap();
     ctrl_c(&child);
     assert_stopped(&served, child);
+}
+
+/// A target that does not answer keeps the file that the measurement has made there.
+#[test]
+fn a_stopped_measurement_names_the_file_that_it_could_not_remove() {
+    let dir = Dir::new();
+    let root = dir.file("root");
+    std::fs::create_dir(&root).unwrap();
+    let serve = ["target", "--root", &root, "--listen", "127.0.0.1:0", "--insecure-loopback-for-tests"];
+    let mut target = start(&serve);
+    // The first line says that there is no key.
+    let mut lines = BufReader::new(target.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let line = lines.find(|line| line.contains(" is served at ")).unwrap();
+    let address = line.split(" is served at ").nth(1).and_then(|rest| rest.split(';').next()).unwrap();
+    let measure = ["bench", "target", "--target", address, "--insecure-loopback-for-tests", "--size", "1M"];
+    let child = start(&[&measure[..], &["--time", "600s"]].concat());
+    let file = format!(".onehop-bench-{}-{}", child.id(), 1 << 20);
+    let is_made = || std::fs::metadata(format!("{root}/{file}")).is_ok_and(|made| made.len() == 1 << 20);
+    while !is_made() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    signal(&target, "-STOP");
+    ctrl_c(&child);
+    let output = child.wait_with_output().unwrap();
+    signal(&target, "-CONT");
+    ctrl_c(&target);
+    target.wait().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{output:?}");
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(told.contains(&format!("{address}/{file}")), "{told}");
 }
 
 #[test]

@@ -165,6 +165,11 @@ impl GpuCell {
         self.lock().taken
     }
 
+    /// Where the completion queues lie.
+    pub(crate) fn completion_queues(&self) -> Vec<GpuAddr> {
+        self.lock().list.iter().map(|pair| pair.queue.cq).collect()
+    }
+
     /// Whether threads that share a queue found completions that belonged to nobody.
     pub(crate) fn has_unexpected_completions(&self) -> Result<bool> {
         for pair in &self.lock().list {

@@ -72,8 +72,8 @@ impl GpuQueues {
     ///
     /// # Errors
     /// When it is in owner mode, the drive is open for reading only or the namespace has protection information and it is
-    /// to be written, the buffer cannot be described page by page, or data or completions lie in the memory of a GPU that does
-    /// not order other devices' writes for kernels that are running.
+    /// to be written, the buffer cannot be described page by page, or data or completions lie in the memory of a GPU, this
+    /// one or another, that does not order other devices' writes for running kernels of this one.
     pub fn export(self, ns: &Namespace, data: &Buffer, writable: bool) -> Result<ExportedQueue> {
         let drive = self.drive.clone();
         if writable {
@@ -95,9 +95,15 @@ impl GpuQueues {
                 "GPU-driven transfers do not carry separate metadata; format the namespace without, or extended",
             ));
         }
-        let in_vram = |place| place == Place::Vram && self.gpu.own_memory();
-        if in_vram(self.setup.placement.cq) || data.host().is_err() {
-            self.gpu.orders_device_writes()?;
+        if self.setup.placement.cq == Place::Vram && self.gpu.own_memory() {
+            self.cell.completion_queues().into_iter().try_for_each(|cq| self.gpu.orders_device_writes(cq))?;
+        }
+        if data.host().is_err() {
+            // Perhaps another GPU's: that one decides.
+            let unknown = || {
+                refuse("which GPU owns its data memory is unknown, and so is whether that GPU orders writes")
+            };
+            self.gpu.orders_device_writes(data.memory().gpu_addr().ok_or_else(unknown)?)?;
         }
         let expect = self.gpu.expect_kernels();
         let (memory, handle) = describe(&self, ns, data)?;
@@ -347,8 +353,8 @@ impl ExportedQueue {
         let (drive, cell) = (&watch.queues.drive, &watch.queues.cell);
         cell.set_gate(None);
         if !empty {
-            // They may still use all of it, whenever they go on.
-            std::mem::forget(watch.memory.clone());
+            // They may still use all of it, whenever they go on, and have writes acknowledged, which flushes ask the gate for.
+            std::mem::forget((watch.memory.clone(), watch.gate.clone()));
             cell.abandon(drive);
             return Err(Error::Gpu(format!(
                 "threads of a kernel did not leave an exported queue within {patience:?}; its memory and number stay theirs"
@@ -389,10 +395,32 @@ impl Drop for ExportedQueue {
 #[cfg(test)]
 mod tests {
     use onehop_gpu::Emulated;
+    use onehop_proto::kernel::tally;
 
     use super::*;
     use crate::gpu::{GpuSetup, Placement};
     use crate::{Drive, Options};
+
+    #[test]
+    fn writes_of_threads_that_did_not_leave_can_be_lost() {
+        let sim = onehop_sim::open("mem:1M?vwc=1").unwrap();
+        let drive = Drive::open(sim.port(), Options { writable: true, ..Options::default() }).unwrap();
+        let (ns, gpu) = (drive.namespace(1).unwrap(), Arc::new(Emulated::new()));
+        let (_region, data) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4096).unwrap();
+        let setup = GpuSetup { mode: GpuMode::Shared { threads: 1 }, ..GpuSetup::new(Placement::TIER1) };
+        let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
+        let mut left = queues.export(ns, &data, true).unwrap();
+        let handle = left.watch.memory.handle.clone();
+        handle.write(INSIDE + tally::INSIDE as usize, &1u32.to_le_bytes()).unwrap();
+        left.end(Duration::from_millis(20)).unwrap_err();
+        drop(left);
+        // The thread goes on, and its write is acknowledged.
+        handle.write(INSIDE + tally::WRITES as usize, &1u32.to_le_bytes()).unwrap();
+        let queue = drive.queue().unwrap();
+        sim.power_cycle();
+        let end = queue.flush(ns);
+        assert!(matches!(end, Err(Error::WritesLost { .. })), "{end:?}");
+    }
 
     #[test]
     fn the_number_of_a_queue_that_threads_did_not_leave_is_not_used_again() {

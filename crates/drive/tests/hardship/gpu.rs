@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use onehop_drive::{Drive, Error, GpuJob, GpuMode, GpuSetup, Options, Placement, Recovery};
 use onehop_gpu::{Copier, Doorbells, Emulated, Gpu, KernelJob, Launch, Place, Region, Running};
 use onehop_os::{ControllerBackend, DmaMemory, HostMem, Mapped, Mapper, Registers};
+use onehop_proto::GpuAddr;
 use onehop_proto::kernel::Exit;
 use onehop_proto::regs::{Cc, offset};
 use onehop_sim::Sim;
@@ -153,7 +154,10 @@ fn recoveries(drive: &Drive) -> Vec<Recovery> {
     drive.incidents().iter().map(|incident| incident.recovery).collect()
 }
 
-/// The emulated GPU with other launches.
+/// Where memory lies whose owner orders other devices' writes.
+const ORDERED: GpuAddr = GpuAddr(0xfee0_0000);
+
+/// The emulated GPU with other launches, for which only memory at [`ORDERED`] is ordered.
 struct Launching<F> {
     gpu: Emulated,
     start: F,
@@ -186,7 +190,10 @@ where
     fn own_memory(&self) -> bool {
         true
     }
-    fn orders_device_writes(&self) -> onehop_gpu::Result<()> {
+    fn orders_device_writes(&self, at: GpuAddr) -> onehop_gpu::Result<()> {
+        if at == ORDERED {
+            return Ok(());
+        }
         let why = "it does not order them".to_owned();
         Err(onehop_gpu::Error::NotSupported { what: "seeing another device's writes".into(), why })
     }
@@ -437,13 +444,16 @@ fn a_queue_is_not_exported_where_device_writes_are_not_ordered() {
     export(Placement::TIER1).unwrap().unwrap();
 }
 
-/// The same for data alone, with the completions in host memory.
+/// The same for data alone, with the completions in host memory. The owner of the data decides, perhaps another GPU.
 #[test]
 fn nor_is_one_whose_data_alone_lies_in_gpu_memory() {
-    /// GPU memory that the CPU does not reach.
-    struct Far(usize);
+    /// GPU memory that the CPU does not reach, and where it lies.
+    struct Far(Option<GpuAddr>);
     impl DmaMemory for Far {
         fn bytes(&self) -> usize {
+            4096
+        }
+        fn gpu_addr(&self) -> Option<GpuAddr> {
             self.0
         }
         fn host(&self) -> Option<&HostMem> {
@@ -472,10 +482,16 @@ fn nor_is_one_whose_data_alone_lies_in_gpu_memory() {
     let start = |gpu: &Emulated, launch: &Launch, job: &KernelJob| gpu.launch(launch, job);
     let gpu: Arc<dyn Gpu> = Arc::new(Launching { gpu: Emulated::new(), start });
     let setup = GpuSetup { mode: GpuMode::Shared { threads: 1 }, ..GpuSetup::new(Placement::TIER1) };
-    let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
-    let buffer = drive.map(Far(4096)).unwrap();
-    let refused = queues.export(drive.namespace(1).unwrap(), &buffer, false).map(|_| ());
+    let export = |at| {
+        let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
+        let buffer = drive.map(Far(at)).unwrap();
+        queues.export(drive.namespace(1).unwrap(), &buffer, false).map(|queue| queue.take_back())
+    };
+    let refused = export(Some(GpuAddr(ORDERED.0 + 4096))).map(|_| ());
     assert!(matches!(&refused, Err(Error::Gpu(why)) if why.contains("order")), "{refused:?}");
+    let refused = export(None).map(|_| ());
+    assert!(matches!(&refused, Err(Error::Unsupported { why, .. }) if why.contains("owns")), "{refused:?}");
+    export(Some(ORDERED)).unwrap().unwrap();
 }
 
 #[test]

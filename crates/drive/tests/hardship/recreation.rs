@@ -92,6 +92,36 @@ fn one_lost_creation_does_not_cost_a_cpu_queue() {
     }
 }
 
+/// Creations that were not answered are aborted, which costs the other queues nothing. Only a controller that does not
+/// abort them is reset.
+#[test]
+fn a_lost_creation_costs_other_queues_no_reset() {
+    for (lost, recovery) in [
+        ("lost@op=create-cq,n=1", Recovery::Abort),
+        ("lost@op=create-sq,n=1", Recovery::Abort),
+        ("late@op=create-cq,n=1,delay=600s", Recovery::Abort),
+        ("lost@op=create-cq,n=1&fault=abort-ignored", Recovery::ControllerReset),
+    ] {
+        let sim = onehop_sim::open("mem:1M?to=1").unwrap();
+        let limits =
+            Options { abort_wait: Duration::from_secs(20), timeout: Duration::from_secs(60), ..options() };
+        let drive = Drive::open(sim.port(), limits).unwrap();
+        let (ns, buffer) = (drive.namespace(1).unwrap(), drive.buffer(4096).unwrap());
+        let other = drive.queue().unwrap();
+        // In flight all the time.
+        inject(&sim, "late@op=read,n=1,delay=2s");
+        let token = other.submit(ns, &Io::new(Op::Read, 0, 8, &buffer, 0)).unwrap();
+        lost.split("&fault=").for_each(|fault| inject(&sim, fault));
+        let queue = drive.queue().unwrap_or_else(|error| panic!("{lost}: {error}"));
+        let recoveries: Vec<_> = drive.incidents().iter().map(|incident| incident.recovery).collect();
+        assert_eq!(recoveries, [recovery], "{lost}");
+        let finished = other.wait(token).unwrap();
+        assert!(finished.retries == 0 || recovery != Recovery::Abort, "{lost}: {finished:?}");
+        queue.read(ns, 0, 8, &buffer, 0).unwrap();
+        assert_eq!(sim.violations(), [], "{lost}");
+    }
+}
+
 #[test]
 fn a_cpu_queue_that_cannot_be_created_is_given_up_after_four_tries() {
     let (sim, drive) = open("mem:1M?to=1");

@@ -1,7 +1,7 @@
 //! A namespace that another one took the place of gets none of the commands that were meant for the one before.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use onehop_drive::{Buffer, Drive, Error, GpuJob, GpuMode, GpuSetup, Io, Namespace, Op, Placement};
 use onehop_gpu::{Emulated, Gpu, Place};
@@ -71,6 +71,25 @@ fn neither_is_one_that_waits_for_its_retry_when_the_drive_tells() {
         refused(queue.wait(token), &sim);
         assert!(drive.incidents().is_empty());
     });
+}
+
+/// A drive reports an event once. When the answer to what it leads to is lost, the event is served the next time.
+#[test]
+fn a_lost_answer_does_not_hide_that_a_namespace_was_replaced() {
+    for lost in ["lost@op=get-log,n=1", "lost@op=identify,n=1"] {
+        let (sim, drive) = open("mem:1M");
+        let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+        let buffer = full(&drive);
+        inject(&sim, lost);
+        sim.recreate(1).unwrap();
+        // None has come yet, or its service has failed.
+        let start = Instant::now();
+        while drive.events().is_ok() {
+            assert!(start.elapsed() < Duration::from_secs(60), "{lost}");
+        }
+        assert_eq!(drive.events().unwrap().len(), 1, "{lost}");
+        refused(queue.write(ns, 5, 1, &buffer, 0), &sim);
+    }
 }
 
 #[test]

@@ -10,11 +10,12 @@ use onehop_proto::GpuAddr;
 
 use super::arrays::CudaArrays;
 use super::blocks::CudaBlocks;
-use super::capabilities::{Capabilities, Consumer, Need};
+use super::capabilities::{Capabilities, Consumer, Need, owner};
 use super::context::{Context, Event};
 use super::copier::CudaCopier;
 use super::cufile::CuFile;
 use super::dmabuf::{self, GpuDmaBuf, Span};
+use super::driver::DriverCalls;
 use super::host::{self, MappingKind};
 use super::ipc::{self, Exported, Ticket};
 use super::kernels::{self, KernelCall, Kernels};
@@ -366,12 +367,24 @@ impl Gpu for CudaGpu {
         Ok(Arc::new(metered))
     }
 
-    fn orders_device_writes(&self) -> Result<()> {
-        match self.capabilities().visibility.needed(Consumer::RunningKernel) {
+    fn orders_device_writes(&self, at: GpuAddr) -> Result<()> {
+        let CudaGpuInner { context, device, .. } = &*self.0;
+        let (visibility, consumer, of) = match owner(context, at.0)? {
+            None => return Ok(()),
+            Some(own) if own == context.device => {
+                (device.can.visibility, Consumer::RunningKernel, self.name().to_owned())
+            }
+            Some(other) => {
+                let read = |calls: &DriverCalls| Ok(Capabilities::read(calls, device.can.driver, other));
+                let can = context.call("asking another GPU what it orders", read)?;
+                (can.visibility, Consumer::OtherDevice, format!("GPU {other}, which owns the memory,"))
+            }
+        };
+        match visibility.needed(consumer) {
             Need::Nothing | Need::AcquireOrFence => Ok(()),
             _ => Err(Error::NotSupported {
                 what: "waiting in a kernel for what another device writes into GPU memory".into(),
-                why: format!("{} does not order such writes for kernels that are running", self.name()),
+                why: format!("{of} does not order such writes for kernels that run on {}", self.name()),
             }),
         }
     }

@@ -15,8 +15,8 @@ enum { OK = 0, INVALID = 1, NOT_READY = 600, DESTROYED = 709, ALREADY_REGISTERED
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 /* Set by the tests: whether a capture is open, whether another kernel runs, how many frees to refuse and how, results of
  * queries, of mapping memory, and of event records after some that succeed, whether kernels find no room (1) or start and
- * do not end (2), the milliseconds that freeing takes, and whether starting continues. */
-static volatile long capturing, busy, refuse, refusal = CAPTURE, answer, map_answer, record_answer, records, full, slow, start_held;
+ * do not end (2), the milliseconds that freeing takes, whether starting continues, and how far each GPU orders other devices' writes. */
+static volatile long capturing, busy, refuse, refusal = CAPTURE, answer, map_answer, record_answer, records, full, slow, start_held, order_0, order_1;
 /* Read by the tests: captures invalidated, calls that were not relaxed, live resources, mappings removed too early, calls
  * of the watched thread, retained contexts, whether a thread has begun to start the driver. */
 static volatile long invalidated, unrelaxed, live, early, watched_calls, retained, starting;
@@ -112,7 +112,7 @@ long model(const char *what, long value) {
 #define SET(name) if (!strcmp(what, "set " #name)) { name = value; return 0; }
 #define GET(name) if (!strcmp(what, #name)) return name;
     SET(capturing) SET(busy) SET(refuse) SET(refusal) SET(answer) SET(map_answer) SET(watched)
-    SET(record_answer) SET(records) SET(slow) SET(start_held)
+    SET(record_answer) SET(records) SET(slow) SET(start_held) SET(order_0) SET(order_1)
     GET(invalidated) GET(unrelaxed) GET(live) GET(early) GET(watched_calls) GET(mode) GET(refuse) GET(retained) GET(starting)
     abort();
 }
@@ -239,9 +239,10 @@ int cuDeviceGetUuid(unsigned char *uuid, int device) { ENTER; memset(uuid, devic
 int cuDeviceTotalMem_v2(size_t *bytes, int device) { ENTER; (void)device; *bytes = 1ul << 30; return OK; }
 int cuDeviceGetAttribute(int *value, int which, int device) {
     ENTER;
-    (void)device;
     /* Maps host memory, registers it, has virtual memory and descriptors for it. */
     *value = which == 19 || which == 99 || which == 102 || which == 103;
+    /* CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING */
+    if (which == 118) *value = (int)(device ? order_1 : order_0);
     return OK;
 }
 static void retain(long n) { __atomic_fetch_add(&retained, n, __ATOMIC_SEQ_CST); made(n); }

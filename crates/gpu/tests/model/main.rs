@@ -11,6 +11,7 @@ mod cufile;
 mod endings;
 mod lifetimes;
 mod marks;
+mod ordering;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_long, c_void};
 use std::io::Write;

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use onehop_os::{BusRange, DmaBuf, DmaMemory, Heap, HostMem, Mapped, Mapper};
 use onehop_proto::BusAddr;
@@ -69,11 +70,15 @@ impl VfioMapper {
         }
         let PageSpan { start, len, skip } = PageSpan::of(host);
         self.place((len, skip), host.len(), Some(host.clone()), |at| {
-            let iommu = &self.space.device.iommu;
+            let (iommu, begun) = (&self.space.device.iommu, Instant::now());
             // SAFETY: `Undo` holds a handle on the memory, which keeps its pages mapped, until it has been unmapped
             // there, and for good where that fails.
             let mapped = unsafe { iommu.map(start as *mut u8, at, len as u64) };
-            mapped.map_err(|(call, error)| why(call, &error, len, iommu.takes_dma_bufs()))
+            mapped.map_err(|(call, error)| {
+                let took = begun.elapsed();
+                let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+                FailedMapping { call, error, bytes: len, at, took }.describe(limit, iommu.takes_dma_bufs())
+            })
         })
     }
 
@@ -167,21 +172,69 @@ fn why_not_imported(error: &io::Error) -> String {
     }
 }
 
-fn why(call: &str, error: &io::Error, len: usize, iommufd: bool) -> String {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
-    let because = match error.raw_os_error() {
-        Some(libc::ENOMEM) => format!(
-            "; this process may lock {} of memory (`ulimit -l`); raise the limit, or be root",
-            limit.map_or("any amount".into(), |bytes| format!("{} KiB", bytes >> 10))
-        ),
-        Some(libc::EFAULT) if iommufd => {
-            "; the kernel cannot pin some of it. iommufd takes no mapped BARs; VFIO's \
-                                          groups do (`?via=vfio`, CONFIG_VFIO_CONTAINER)"
-                .into()
+/// A mapping that failed, and why.
+struct FailedMapping {
+    call: &'static str,
+    error: io::Error,
+    /// Bytes and bus address.
+    bytes: usize,
+    at: u64,
+    took: Duration,
+}
+
+impl FailedMapping {
+    /// What failed, and what helps: `limit` is what this process may lock.
+    fn describe(&self, limit: Option<u64>, iommufd: bool) -> String {
+        let because = match (self.error.raw_os_error(), limit) {
+            (Some(libc::ENOMEM), Some(limit)) => format!(
+                "; this process may lock {} KiB of memory (`ulimit -l`); raise the limit, or be root",
+                limit >> 10
+            ),
+            (Some(libc::ENOMEM), None) => {
+                "; `ulimit -l` is unlimited, so the kernel itself has no memory left for it".into()
+            }
+            (Some(libc::EFAULT), _) if iommufd => {
+                "; the kernel cannot pin some of it. iommufd takes no mapped BARs; VFIO's groups do (`?via=vfio`, \
+                 CONFIG_VFIO_CONTAINER)"
+                    .into()
+            }
+            (Some(libc::EFAULT), _) => {
+                "; the kernel cannot pin some of it, such as a BAR that was removed".into()
+            }
+            (Some(libc::ENOSPC), _) => {
+                "; too many ranges are mapped (vfio_iommu_type1.dma_entry_limit)".into()
+            }
+            _ => String::new(),
+        };
+        let Self { call, error, bytes, at, took } = self;
+        format!(
+            "{call} of {bytes} bytes of host memory at bus address {at:#x}: {error}, after {took:.1?}{because}"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn described(errno: i32, limit: Option<u64>, iommufd: bool) -> String {
+        let error = io::Error::from_raw_os_error(errno);
+        let took = Duration::from_millis(12_300);
+        FailedMapping { call: "IOMMU_IOAS_MAP", error, bytes: 8192, at: FIRST, took }
+            .describe(limit, iommufd)
+    }
+
+    #[test]
+    fn a_failed_mapping_is_described_with_advice_that_fits() {
+        for errno in [libc::ENOMEM, libc::EFAULT, libc::ENOSPC, libc::EINTR] {
+            let text = described(errno, None, false);
+            assert!(text.contains("8192 bytes of host memory at bus address 0x1000000"), "{text}");
+            assert!(text.contains("after 12.3s"), "{text}");
         }
-        Some(libc::EFAULT) => "; the kernel cannot pin some of it, such as a BAR that was removed".into(),
-        Some(libc::ENOSPC) => "; too many ranges are mapped (vfio_iommu_type1.dma_entry_limit)".to_owned(),
-        _ => String::new(),
-    };
-    format!("{call} of {len} bytes: {error}{because}")
+        assert!(described(libc::ENOMEM, Some(65536), false).contains("64 KiB"));
+        // A limit that does not exist cannot be raised.
+        assert!(!described(libc::ENOMEM, None, false).contains("raise"));
+        assert!(described(libc::EFAULT, None, true).contains("?via=vfio"));
+        assert!(!described(libc::EFAULT, None, false).contains("?via=vfio"));
+    }
 }

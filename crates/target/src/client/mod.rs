@@ -22,6 +22,7 @@ mod tree;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -30,9 +31,9 @@ use rustix::io::Errno;
 
 use crate::buffers::{Buffers, DataFlow, PooledBuffer};
 use crate::shares::Payer;
-use crate::transport::{Connector, Exposed, Shareable, Stretch};
+use crate::transport::{Connector, Exposed, Link, Shareable, Stretch};
 use crate::tree::Via;
-use crate::wire::{FULL, FrameKind, Join, MountId, Reply, Request, SessionId, pack};
+use crate::wire::{FULL, FrameKind, Join, MountId, Reply, Request, SessionId, Welcome, pack};
 use crate::{Error, Result, handshake, lock};
 use chores::Chores;
 use lane::{Ended, Lane};
@@ -187,12 +188,36 @@ impl Client {
         self.over.load(Ordering::Acquire) || self.stop.is_over()
     }
 
+    /// Has a thread make a connection, and waits for it. A request to stop ends the wait, and leaves the thread to itself: it
+    /// closes what it has made.
+    fn meet(self: &Arc<Self>, number: usize) -> Result<(Box<dyn Link>, Welcome)> {
+        let (sender, made) = channel();
+        let client = self.clone();
+        let greet = move || {
+            let options = &client.options;
+            let link = client.connector.connect(number, options.connect)?;
+            let join = Join { session: lock(&client.state).session, mount: client.mount };
+            let welcome = handshake::greet(&*link, options.key.as_ref(), &join, options.connect)?;
+            Ok((link, welcome))
+        };
+        std::thread::Builder::new()
+            .name("target connects".into())
+            .spawn(move || drop(sender.send(greet())))
+            .map_err(|e| Error::io("a thread for", "a connection", e))?;
+        loop {
+            match made.recv_timeout(TICK) {
+                Ok(met) => return met,
+                Err(RecvTimeoutError::Timeout) if !self.stop.is_over() => {}
+                // The thread panicked, or a stop was asked for.
+                Err(_) => return Err(Error::Stopped { peer: self.connector.peer().to_owned() }),
+            }
+        }
+    }
+
     /// Makes one connection; the session that comes of it may be another one.
     fn connect(self: &Arc<Self>, number: usize) -> Result<()> {
+        let (link, welcome) = self.meet(number)?;
         let options = &self.options;
-        let link = self.connector.connect(number, options.connect)?;
-        let join = Join { session: lock(&self.state).session, mount: self.mount };
-        let welcome = handshake::greet(&*link, options.key.as_ref(), &join, options.connect)?;
         let mut state = lock(&self.state);
         if state.session != Some(welcome.session) {
             for lane in state.lanes.iter_mut().filter_map(Option::take) {

@@ -26,8 +26,8 @@ pub struct ClientOptions {
     /// Buffers of 4 MiB for data on its way. A user has half of them at most, for either way. There are half as many more, for those
     /// who come when others have these: one each.
     pub buffers: usize,
-    /// Once it is set, requests have one second left, all together; then they fail, and connections end. A connection that
-    /// is being made is waited for.
+    /// Once it is set, requests and connections that are being made have one second left, all together; then they fail, and
+    /// connections end.
     pub stop: StopSignal,
 }
 

@@ -1,14 +1,16 @@
 //! Connections that break, targets that are started anew, wires that stall or spoil what goes over them: nothing hangs, and what was
 //! acknowledged is there.
 
+use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use onehop_os::StopSignal;
-use onehop_target::client;
+use onehop_target::tcp::TcpConnector;
 use onehop_target::tree::{OpenFile, Tree};
 use onehop_target::wire::{Make, ROOT};
+use onehop_target::{Error, client};
 use rustix::io::Errno;
 
 use crate::bed::{BOTH, Bed, LONG, ME, Wire, connect, name, options, start};
@@ -234,6 +236,28 @@ fn a_request_to_stop_ends_all_waits() {
     assert_eq!(tree.attr(made.node).err(), timed_out);
     drop(file);
     drop(tree);
+    assert!(start.elapsed() < LONG / 2, "{:?}", start.elapsed());
+}
+
+/// It takes connections and says nothing; only a request to stop ends the wait before `LONG` is over.
+#[test]
+fn a_request_to_stop_ends_the_wait_for_a_connection() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let stop = StopSignal::default();
+    let patient = client::ClientOptions { connect: LONG, stop: stop.clone(), ..options() };
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        let connects = scope.spawn(|| {
+            let connector = TcpConnector::new(&address).unwrap();
+            client::RemoteTree::connect(Box::new(connector), patient).map(|_| ())
+        });
+        let accepted = listener.accept().unwrap();
+        stop.set();
+        let end = connects.join().unwrap();
+        assert!(matches!(&end, Err(Error::Stopped { peer }) if *peer == address), "{end:?}");
+        drop(accepted);
+    });
     assert!(start.elapsed() < LONG / 2, "{:?}", start.elapsed());
 }
 

@@ -9,6 +9,7 @@ use onehop_os::{BusRange, DmaMemory, Error, HostMem, Mapped, Mapper};
 use onehop_proto::BusAddr;
 
 use super::connection::Connection;
+use crate::error::ClientError;
 use crate::memfd::sealed_file;
 use crate::wire::command;
 
@@ -101,7 +102,14 @@ impl Mapper for ClientMemory {
         let at = self.next.fetch_add((bytes + PAGE).next_multiple_of(STEP), Ordering::Relaxed);
         let ask = [32 | READ_WRITE << 32, offset, at, bytes].map(u64::to_le_bytes).concat();
         let shared = self.connection.request(command::DMA_MAP, &ask, Some(&file));
-        shared.map_err(|error| self.cannot(error.to_string()))?;
+        shared.map_err(|error| match error {
+            // The controller is gone with its server, whatever the memory.
+            ClientError::Broken { .. } => Error::Lost {
+                device: self.connection.name().to_owned(),
+                why: format!("mapping {bytes} bytes of host memory at bus address {at:#x}: {error}"),
+            },
+            refused => self.cannot(refused.to_string()),
+        })?;
         let hold = SharedMapping { connection: self.connection.clone(), at, bytes };
         Ok(Mapped::new(vec![BusRange { addr: BusAddr(at + skew), len }], Box::new(hold)))
     }

@@ -16,6 +16,7 @@ use onehop_target::tcp::TcpAcceptor;
 use onehop_target::transport::Acceptor;
 use onehop_target::tree::{OpenFile, Tree};
 use onehop_target::wire::{Caller, Name, OpenMode, ROOT};
+use rustix::io::Errno;
 
 use super::limits::{self, TRIES};
 use super::{report, sweep};
@@ -24,7 +25,7 @@ use crate::commands::target::{Transport, connector, key_of_target, parse_listen,
 use crate::error::{CliError, Result};
 use crate::noise::Noise;
 use crate::progress::TransientBar;
-use crate::report::{Report, ReportText};
+use crate::report::{Report, ReportText, warn};
 use crate::units;
 
 /// Measure the throughput of a connection to a target, by TCP and by RDMA, over sizes and depths
@@ -122,12 +123,23 @@ impl Drop for Root {
 struct RemoteScratch<'a> {
     tree: &'a RemoteTree,
     name: Name,
+    /// It, for people.
+    path: String,
 }
 
 impl Drop for RemoteScratch<'_> {
     fn drop(&mut self) {
-        let _ = self.tree.remove(ROOT, &self.name, false, &Caller::ROOT);
+        match self.tree.remove(ROOT, &self.name, false, &Caller::ROOT) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => warn_of_leftover(&self.path, error),
+        }
     }
+}
+
+/// A target that does not answer may still do what it was asked.
+fn warn_of_leftover(path: &str, error: Errno) {
+    let error = std::io::Error::from(error);
+    warn(&format!("the file {path} may still be there, and can be removed: {error}"));
 }
 
 /// Runs the command.
@@ -178,7 +190,11 @@ fn measure_all(args: &Args, context: &CommandContext) -> Result<Report> {
             tree(Transport::Tcp, &address, args, &options)?
         }
     };
-    let scratch = make(&check, args.size, context)?;
+    let folder = match (&args.target, &root) {
+        (None, Some(root)) => root.0.display().to_string(),
+        _ => format!("the folder of {}", check.report().target),
+    };
+    let scratch = make(&check, &folder, args.size, context)?;
     let mut files = [
         Err("it was not asked for (--transport)".to_owned()),
         Err("it was not asked for (--transport)".to_owned()),
@@ -235,14 +251,26 @@ fn failed(what: &str, error: impl std::fmt::Display) -> CliError {
     CliError::Failed(format!("{what} at the target: {error}"))
 }
 
-/// Makes the file, of bytes that look random.
-fn make<'a>(tree: &'a RemoteTree, bytes: u64, context: &CommandContext) -> Result<RemoteScratch<'a>> {
+/// Makes the file in the target's folder, of bytes that look random.
+fn make<'a>(
+    tree: &'a RemoteTree,
+    folder: &str,
+    bytes: u64,
+    context: &CommandContext,
+) -> Result<RemoteScratch<'a>> {
     let text = format!(".onehop-bench-{}-{}", std::process::id(), bytes);
     let name = Name::new(text.as_bytes()).ok_or_else(|| failed("making a file", "its name"))?;
     // A target that is not root gives it to its own user.
     let made = tree.create(ROOT, &name, 0o600, READ_WRITE, true, &Caller::ROOT);
-    let (_, file) = made.map_err(|e| failed("making a file", std::io::Error::from(e)))?;
-    let scratch = RemoteScratch { tree, name };
+    let path = format!("{folder}/{text}");
+    let (_, file) = made.map_err(|error| {
+        // The answer did not come, which says nothing of the file.
+        if matches!(error, Errno::TIMEDOUT | Errno::IO) {
+            warn_of_leftover(&path, error);
+        }
+        failed("making a file", std::io::Error::from(error))
+    })?;
+    let scratch = RemoteScratch { tree, name, path };
     let (mut noise, mut chunk) = (Noise(0), vec![0_u8; CHUNK]);
     let mut done = 0;
     while done < bytes {
