@@ -100,7 +100,7 @@ fn load_kind(error: &Load) -> ExceptionKind<'_> {
         Load::Read { file, source, .. } => ExceptionKind { class: "FileError", system: Some((source, file)) },
         Load::Index { why: index::Error::MissingShard { why, .. }, .. }
         | Load::Model(model::Error::MissingPart { why, .. }) => load_kind(why),
-        Load::Loop { .. } | Load::Odd { .. } => ExceptionKind::of("FileError"),
+        Load::Loop { .. } | Load::NotRegular { .. } => ExceptionKind::of("FileError"),
         Load::Ended { .. } | Load::Changed { .. } => ExceptionKind::of("ChangedFileError"),
         Load::Manifest {
             why:

@@ -220,8 +220,7 @@ mod tests {
     fn described(errno: i32, limit: Option<u64>, iommufd: bool) -> String {
         let error = io::Error::from_raw_os_error(errno);
         let took = Duration::from_millis(12_300);
-        FailedMapping { call: "IOMMU_IOAS_MAP", error, bytes: 8192, at: FIRST, took }
-            .describe(limit, iommufd)
+        FailedMapping { call: "IOMMU_IOAS_MAP", error, bytes: 8192, at: FIRST, took }.describe(limit, iommufd)
     }
 
     #[test]
