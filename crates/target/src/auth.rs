@@ -189,7 +189,7 @@ mod tests {
             assert!(said.contains(says) && said.contains(&*path.to_string_lossy()), "{said}");
             std::fs::remove_file(path).unwrap();
         }
-        assert!(Key::read(Path::new("/dev/null")).unwrap_err().to_string().contains("no file"));
+        assert!(Key::read(Path::new("/dev/null")).unwrap_err().to_string().contains("not a file"));
         let path = file("good", b"0123456789abcdef0123456789abcdef\n", 0o600);
         let (read, made) =
             (Key::read(&path).unwrap(), Key::new(b"0123456789abcdef0123456789abcdef").unwrap());
