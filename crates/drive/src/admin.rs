@@ -27,7 +27,7 @@ enum Waiting {
     Nothing,
     Answer,
     Event,
-    /// Nobody waits any more; its memory stays until the controller is reset.
+    /// Nobody waits any more; its memory stays until the command is completed or the controller reset.
     Cancelled(#[allow(dead_code)] Option<Dma>),
 }
 
@@ -159,17 +159,21 @@ impl Admin {
         Err(error)
     }
 
-    /// Has the controller abort the commands that nobody waits for any more, each within `patience`. Whether all of them
-    /// have been completed, as aborted or otherwise: only then can none be carried out later.
+    /// Has the controller abort the commands that nobody waits for any more, all of them within `patience`. Whether all of
+    /// them have been completed, as aborted or otherwise: only then can none be carried out later.
     pub(crate) fn abort_cancelled(&mut self, patience: Duration) -> bool {
+        let start = Instant::now();
         (0..ENTRIES as u16).all(|slot| {
             let is_cancelled = |this: &Self| matches!(this.waiting[usize::from(slot)], Waiting::Cancelled(_));
             let Some(cid) = self.owner.cid(slot).filter(|_| is_cancelled(self)) else { return true };
-            let aborted = self.run_within("abort", &admin::abort(0, cid), patience);
-            let start = Instant::now();
+            let left = patience.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                return false;
+            }
+            let aborted = self.run_within("abort", &admin::abort(0, cid), left);
             while is_cancelled(self) {
                 let may_come = matches!(&aborted, Ok(cqe) if cqe.result() & 1 == 0);
-                if !may_come || start.elapsed() >= patience {
+                if !may_come || self.stop.is_set() || start.elapsed() >= patience {
                     return false;
                 }
                 self.take();

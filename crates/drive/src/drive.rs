@@ -300,16 +300,14 @@ impl DriveInner {
     /// Deleting it is not enough: a controller carries admin commands out in any order, so the creation might follow the
     /// deletion. It has to be completed first, as aborted or otherwise.
     fn undo_creation(&self, state: &mut AdminState, qid: u16) -> bool {
-        let patience = self.options.abort_wait;
-        // Across a network the creation is a connection, of which an Abort knows nothing.
-        if self.control.transport() == Transport::Messages || !state.admin.abort_cancelled(patience) {
+        if !self.abort_unanswered(state) {
             return false;
         }
         let deletions = [
             ("delete submission queue", words::delete_sq(qid)),
             ("delete completion queue", words::delete_cq(qid)),
         ];
-        deletions.iter().all(|(what, sqe)| match state.admin.run_within(what, sqe, patience) {
+        deletions.iter().all(|(what, sqe)| match state.admin.run_within(what, sqe, self.options.abort_wait) {
             Ok(_) => true,
             Err(Error::Command { status, .. }) => status.is(Status::INVALID_QUEUE_ID),
             Err(_) => false,
@@ -396,26 +394,49 @@ impl DriveInner {
     /// posts its request again. What is reported meanwhile is left for the next time.
     pub(crate) fn serve_events(&self, state: &mut AdminState) -> Result<()> {
         state.admin.look();
+        let mut failed = None;
         for _ in 0..state.admin.fired.len() {
-            // It stays until it was served: the controller reports it once, and a lost answer must not hide a changed namespace.
-            let Some(event) = state.admin.fired.front().copied() else { break };
-            // Linux's target gives its list of changed namespaces as a whole or not at all.
-            let bytes = if event.page() == id::CHANGED_NAMESPACES { 4096 } else { 512 };
-            match self.log_page(state, event.page(), u32::MAX, bytes) {
-                Ok(_) | Err(Error::Command { .. }) => {}
-                Err(error) => return Err(error),
+            let Some(event) = state.admin.fired.pop_front() else { break };
+            if let Err(error) = self.serve_event(state, event) {
+                // The controller reports it once, and a lost answer must not hide a changed namespace: it is served the next
+                // time, behind the others.
+                state.admin.fired.push_back(event);
+                let is_unanswered = matches!(error, Error::NoAnswer { .. });
+                failed.get_or_insert(error);
+                // A command that nobody waits for keeps its place in the admin queue.
+                if is_unanswered && !self.abort_unanswered(state) {
+                    self.reset(state, "a drive that did not answer what its event led to")?;
+                    break;
+                }
+                continue;
             }
-            if event.is(AsyncEvent::NAMESPACE_CHANGED) {
-                self.compare_namespaces(state)?;
-            }
-            state.admin.fired.pop_front();
             if state.events.len() >= MAX_EVENTS {
                 state.events.remove(0);
             }
             state.events.push(event);
             state.admin.post_events(self.identity.controller().aer_limit());
         }
+        failed.map_or(Ok(()), Err)
+    }
+
+    fn serve_event(&self, state: &mut AdminState, event: AsyncEvent) -> Result<()> {
+        // Linux's target gives its list of changed namespaces as a whole or not at all.
+        let bytes = if event.page() == id::CHANGED_NAMESPACES { 4096 } else { 512 };
+        match self.log_page(state, event.page(), u32::MAX, bytes) {
+            Ok(_) | Err(Error::Command { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        if event.is(AsyncEvent::NAMESPACE_CHANGED) {
+            self.compare_namespaces(state)?;
+        }
         Ok(())
+    }
+
+    /// Ends the admin commands that were not answered. Whether none of them can be carried out later.
+    fn abort_unanswered(&self, state: &mut AdminState) -> bool {
+        // Across a network a command may be a connection, of which an Abort knows nothing.
+        self.control.transport() != Transport::Messages
+            && state.admin.abort_cancelled(self.options.abort_wait)
     }
 
     /// Finds out which namespaces are no longer what they were.

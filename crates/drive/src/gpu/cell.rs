@@ -251,7 +251,7 @@ impl GpuCell {
         }
     }
 
-    /// Creates every pair; notes which were made. A creation that is not answered resets the controller, and that takes
+    /// Creates every pair; notes which were made. A creation that is not answered may lead to a reset, which takes
     /// this cell's lock: it is not held here.
     fn create_all(&self, drive: &DriveInner, state: &mut AdminState, made: &mut Vec<u16>) -> Result<()> {
         let count = self.lock().list.len();

@@ -83,6 +83,11 @@ impl HostGate {
         self.change(|state| state.shut = true);
     }
 
+    /// Threads stay inside for good: whatever is lost from now on may have been written by them.
+    pub(crate) fn leave_threads_inside(&self) {
+        self.account.iter().for_each(|account| std::mem::forget(account.writing()));
+    }
+
     /// The controller has let go of all commands of the life before.
     pub(crate) fn next_life(&self) {
         // Zero is no life: it says that no thread has lost anything.

@@ -92,6 +92,22 @@ fn a_lost_answer_does_not_hide_that_a_namespace_was_replaced() {
     }
 }
 
+/// An event whose log page does not come holds up no other.
+#[test]
+fn nor_does_one_of_another_event() {
+    let (sim, drive) = open("mem:1M");
+    let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+    let buffer = full(&drive);
+    inject(&sim, "lost@op=get-log,n=1");
+    sim.set_temperature(500);
+    sim.recreate(1).unwrap();
+    assert!(matches!(drive.events(), Err(Error::NoAnswer { .. })));
+    refused(queue.write(ns, 5, 1, &buffer, 0), &sim);
+    // The log page was aborted, and is read the next time.
+    assert_eq!(drive.incidents().len(), 0);
+    assert_eq!(drive.events().unwrap().len(), 2);
+}
+
 #[test]
 fn neither_does_a_gpu_write_again_after_a_reset() {
     within(Duration::from_secs(20), || {
