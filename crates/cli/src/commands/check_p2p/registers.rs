@@ -153,7 +153,7 @@ mod tests {
             );
             assert_eq!(last.state, if reads { StepState::No } else { StepState::Untested });
             assert_eq!(last.why.contains("loses such reads"), reads, "{}", last.why);
-            assert_eq!(last.why.contains("has gone"), reads && breaks, "{}", last.why);
+            assert_eq!(last.why.contains("drive is gone"), reads && breaks, "{}", last.why);
             assert_eq!(bench.gone().is_some(), reads && breaks);
         }
     }
