@@ -307,11 +307,13 @@ impl DriveInner {
             ("delete submission queue", words::delete_sq(qid)),
             ("delete completion queue", words::delete_cq(qid)),
         ];
-        deletions.iter().all(|(what, sqe)| match state.admin.run_within(what, sqe, self.options.abort_wait) {
+        let mut is_deleted = |what, sqe| match state.admin.run_within(what, sqe, self.options.abort_wait) {
             Ok(_) => true,
             Err(Error::Command { status, .. }) => status.is(Status::INVALID_QUEUE_ID),
             Err(_) => false,
-        })
+        };
+        // The queue may go on where it was interrupted: not in a namespace that came meanwhile, as after a reset.
+        deletions.iter().all(|(what, sqe)| is_deleted(what, sqe)) && self.compare_namespaces(state).is_ok()
     }
 
     /// Creates queues. After a creation whose answer was lost, or that met a controller that was away for a moment, the
