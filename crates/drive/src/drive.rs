@@ -298,7 +298,8 @@ impl DriveInner {
 
     /// Takes a pair whose creation was not answered away from a controller that works, which costs the other queues nothing.
     /// Deleting it is not enough: a controller carries admin commands out in any order, so the creation might follow the
-    /// deletion. It has to be completed first, as aborted or otherwise.
+    /// deletion. It has to be completed first, as aborted or otherwise. Namespaces are compared, as by the reset that this
+    /// saves.
     fn undo_creation(&self, state: &mut AdminState, qid: u16) -> bool {
         if !self.abort_unanswered(state) {
             return false;
@@ -312,7 +313,7 @@ impl DriveInner {
             Err(Error::Command { status, .. }) => status.is(Status::INVALID_QUEUE_ID),
             Err(_) => false,
         };
-        // The queue may go on where it was interrupted: not in a namespace that came meanwhile, as after a reset.
+        // An exported queue goes on where it was interrupted, but not in a namespace that came meanwhile.
         deletions.iter().all(|(what, sqe)| is_deleted(what, sqe)) && self.compare_namespaces(state).is_ok()
     }
 
