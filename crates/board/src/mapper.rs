@@ -1,10 +1,9 @@
 //! Bus addresses for the board, as its machine would assign them.
 
-use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
-use onehop_os::{BusRange, DmaMemory, Error, HostMem, Mapped, Mapper, Result};
+use onehop_os::{Allocations, BusRange, DmaMemory, Error, HostMem, Mapped, Mapper, Result};
 use onehop_proto::BusAddr;
 
 use crate::config::{BoardConfig, Iommu, P2p};
@@ -26,7 +25,7 @@ pub struct BoardMapper {
     next_scattered: AtomicU64,
     next_peer: AtomicU64,
     /// Memory from [`Mapper::alloc`]: contiguous, like a driver's coherent memory.
-    own: Arc<Mutex<HashSet<usize>>>,
+    own: Allocations<()>,
 }
 
 impl BoardMapper {
@@ -39,7 +38,7 @@ impl BoardMapper {
             next: AtomicU64::new(FIRST),
             next_scattered: AtomicU64::new(SCATTERED),
             next_peer: AtomicU64::new(0),
-            own: Arc::default(),
+            own: Allocations::default(),
         }
     }
 
@@ -57,9 +56,7 @@ impl BoardMapper {
     fn place(&self, mem: &HostMem, peer: bool) -> Result<Vec<(u64, HostMem)>> {
         let bytes = (mem.len() as u64).next_multiple_of(PAGE as u64);
         let take = |from: &AtomicU64| from.fetch_add(bytes + PAGE as u64, Ordering::Relaxed);
-        let own =
-            || self.own.lock().unwrap_or_else(PoisonError::into_inner).contains(&(mem.host_ptr() as usize));
-        if self.iommu == Iommu::Translated || !peer && own() {
+        if self.iommu == Iommu::Translated || !peer && self.own.find(mem).is_some() {
             return Ok(vec![(take(&self.next), mem.clone())]);
         }
         if peer {
@@ -83,12 +80,7 @@ impl Mapper for BoardMapper {
     }
 
     fn alloc(&self, bytes: usize) -> Result<HostMem> {
-        let mem = HostMem::anonymous(bytes)?;
-        let (own, at) = (self.own.clone(), mem.host_ptr() as usize);
-        own.lock().unwrap_or_else(PoisonError::into_inner).insert(at);
-        Ok(mem.on_last_drop(move || {
-            own.lock().unwrap_or_else(PoisonError::into_inner).remove(&at);
-        }))
+        Ok(self.own.add(HostMem::anonymous(bytes)?, ()))
     }
 
     fn map(&self, memory: &dyn DmaMemory) -> Result<Mapped> {

@@ -10,6 +10,7 @@
 //! [`mod@file`] and [`dm_table`] ask the kernel where a file's bytes are. [`Guard`] reads memory that truncating a file
 //! may remove.
 
+mod allocations;
 mod clock;
 mod descriptors;
 mod dm;
@@ -39,6 +40,7 @@ mod stop;
 mod udmabuf;
 mod words;
 
+pub use allocations::Allocations;
 pub use clock::{Deadline, cycles, this_thread};
 pub use descriptors::{DescriptorLimit, descriptor_limit, open_descriptors, raise_descriptor_limit};
 pub use dm::{DmTarget, dm_table};

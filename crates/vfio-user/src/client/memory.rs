@@ -1,11 +1,10 @@
 //! Memory for a served controller: a memfd for each allocation, which the server maps.
 
-use std::collections::BTreeMap;
 use std::fs::File;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use onehop_os::{BusRange, DmaMemory, Error, HostMem, Mapped, Mapper};
+use onehop_os::{Allocations, BusRange, DmaMemory, Error, HostMem, Mapped, Mapper};
 use onehop_proto::BusAddr;
 
 use super::connection::Connection;
@@ -21,29 +20,17 @@ const STEP: u64 = 2 << 20;
 /// The device may read and write.
 const READ_WRITE: u64 = 3;
 
-/// A live allocation.
-struct Allocation {
-    bytes: u64,
-    file: Arc<File>,
-}
-
-/// Live allocations, by their address in this process.
-type Allocations = Mutex<BTreeMap<u64, Allocation>>;
-
-fn locked(book: &Allocations) -> MutexGuard<'_, BTreeMap<u64, Allocation>> {
-    book.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Allocates memory and bus addresses.
 pub(super) struct ClientMemory {
     connection: Arc<Connection>,
     next: AtomicU64,
-    book: Arc<Allocations>,
+    /// The file of each.
+    files: Allocations<Arc<File>>,
 }
 
 impl ClientMemory {
     pub(super) fn new(connection: Arc<Connection>) -> Self {
-        Self { connection, next: AtomicU64::new(FIRST), book: Arc::default() }
+        Self { connection, next: AtomicU64::new(FIRST), files: Allocations::default() }
     }
 
     fn cannot(&self, why: impl Into<String>) -> Error {
@@ -75,30 +62,19 @@ impl Mapper for ClientMemory {
         let len = bytes.max(1).checked_next_multiple_of(PAGE as usize).ok_or_else(none)?;
         let file = sealed_file("onehop-dma", len as u64).map_err(|_| none())?;
         let memory = HostMem::of_file(&file, len)?;
-        let (at, book, file) = (memory.host_ptr() as u64, self.book.clone(), Arc::new(file));
-        locked(&book).insert(at, Allocation { bytes: len as u64, file: file.clone() });
-        Ok(memory.on_last_drop(move || {
-            let mut book = locked(&book);
-            // The address may have been reused by another allocation.
-            if book.get(&at).is_some_and(|given| Arc::ptr_eq(&given.file, &file)) {
-                book.remove(&at);
-            }
-        }))
+        Ok(self.files.add(memory, Arc::new(file)))
     }
 
     fn map(&self, memory: &dyn DmaMemory) -> onehop_os::Result<Mapped> {
         let host = memory.host().ok_or_else(|| {
             self.cannot("a vfio-user server reaches host memory only; use the emulated GPU or host buffers")
         })?;
-        let (start, len) = (host.host_ptr() as u64, host.len() as u64);
-        let book = locked(&self.book);
-        let found = book.range(..=start).next_back();
-        let (base, given) = found
-            .filter(|(base, given)| len != 0 && start - **base + len <= given.bytes)
-            .ok_or_else(|| self.cannot("only memory that this mapper allocated has a file to share"))?;
-        let (skew, offset) = ((start - base) % PAGE, (start - base) / PAGE * PAGE);
-        let (bytes, file) = ((skew + len).next_multiple_of(PAGE), given.file.clone());
-        drop(book);
+        let found = self.files.find(host).filter(|_| !host.is_empty());
+        let (start, file) =
+            found.ok_or_else(|| self.cannot("only memory that this mapper allocated has a file to share"))?;
+        let (start, len) = (start as u64, host.len() as u64);
+        let (skew, offset) = (start % PAGE, start / PAGE * PAGE);
+        let bytes = (skew + len).next_multiple_of(PAGE);
         let at = self.next.fetch_add((bytes + PAGE).next_multiple_of(STEP), Ordering::Relaxed);
         let ask = [32 | READ_WRITE << 32, offset, at, bytes].map(u64::to_le_bytes).concat();
         let shared = self.connection.request(command::DMA_MAP, &ask, Some(&file));

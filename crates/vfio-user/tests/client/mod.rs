@@ -14,7 +14,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use onehop_os::{
-    BusRange, ControllerBackend, DmaMemory, Error, FunctionReset, HostMem, Mapped, Mapper, Registers,
+    Allocations, BusRange, ControllerBackend, DmaMemory, Error, FunctionReset, HostMem, Mapped, Mapper,
+    Registers,
 };
 use onehop_proto::BusAddr;
 use onehop_sim::Sim;
@@ -74,8 +75,8 @@ impl Drop for Served {
 pub struct Client {
     stream: Mutex<(UnixStream, u16)>,
     next: AtomicU64,
-    /// Live allocations: address in this process, length, and file.
-    given: Arc<Mutex<Vec<(u64, u64, File)>>>,
+    /// The file of each allocation.
+    files: Allocations<Arc<File>>,
 }
 
 impl Client {
@@ -85,7 +86,7 @@ impl Client {
         let client = Arc::new(Self {
             stream: Mutex::new((stream, 0)),
             next: AtomicU64::new(0x10_0000),
-            given: Arc::default(),
+            files: Allocations::default(),
         });
         client.request(command::VERSION, b"\0\0\x01\0{\"capabilities\":{}}\0", &[]).unwrap();
         client.turn_on();
@@ -275,19 +276,14 @@ impl Mapper for Memory {
         let bytes = bytes.max(1).next_multiple_of(PAGE as usize);
         let file = memfd(bytes as u64);
         let memory = HostMem::of_file(&file, bytes)?;
-        let (base, given) = (memory.host_ptr() as u64, self.0.given.clone());
-        given.lock().unwrap().push((base, bytes as u64, file));
-        Ok(memory.on_last_drop(move || given.lock().unwrap().retain(|(at, ..)| *at != base)))
+        Ok(self.0.files.add(memory, Arc::new(file)))
     }
 
     fn map(&self, memory: &dyn DmaMemory) -> onehop_os::Result<Mapped> {
         let no = |why: &str| Error::CannotMap { mapper: "vfio-user".into(), why: why.into() };
         let host = memory.host().ok_or_else(|| no("it is not host memory"))?;
-        let start = host.host_ptr() as u64;
-        let given = self.0.given.lock().unwrap();
-        let found = given.iter().find(|(base, bytes, _)| (*base..base + bytes).contains(&start));
-        let (base, _, file) = found.ok_or_else(|| no("it has no file"))?;
-        let (skew, first) = ((start - base) % PAGE, (start - base) / PAGE * PAGE);
+        let (start, file) = self.0.files.find(host).ok_or_else(|| no("it has no file"))?;
+        let (skew, first) = (start as u64 % PAGE, start as u64 / PAGE * PAGE);
         let bytes = (skew + host.len() as u64).next_multiple_of(PAGE);
         let at = self.0.next.fetch_add(bytes.next_multiple_of(1 << 20) + (1 << 20), Ordering::Relaxed);
         let half = (bytes / 2).next_multiple_of(PAGE);
@@ -295,10 +291,9 @@ impl Mapper for Memory {
             [(0, half), (half, bytes - half)].into_iter().filter(|(_, bytes)| *bytes > 0).collect();
         for (offset, bytes) in &pieces {
             self.0
-                .share(at + offset, *bytes, file, first + offset, 3)
+                .share(at + offset, *bytes, &file, first + offset, 3)
                 .map_err(|e| no(&format!("error {e}")))?;
         }
-        drop(given);
         let pieces = pieces.iter().map(|(offset, bytes)| (at + offset, *bytes)).collect();
         let runs = vec![BusRange { addr: BusAddr(at + skew), len: host.len() as u64 }];
         Ok(Mapped::new(runs, Box::new(Hold { client: self.0.clone(), pieces })))
