@@ -1,7 +1,7 @@
 //! One connection to a target, and the requests that are under way on it.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,15 +17,18 @@ const TICK: Duration = Duration::from_millis(100);
 
 /// A request that is under way.
 pub(super) struct PendingCall {
-    /// Where its answer's data goes.
-    to: Option<Stretch>,
     state: Mutex<CallState>,
     woken: Condvar,
 }
 
 enum CallState {
-    Waiting,
+    /// Where its answer's data goes.
+    Waiting(Option<Stretch>),
+    /// The reader writes data there.
+    Receiving,
     Over(Reply, usize),
+    /// Nobody waits any more: its answer and the data are thrown away.
+    GivenUp,
     /// The connection has ended before the answer came.
     Lost,
 }
@@ -36,7 +39,7 @@ pub(super) enum Ended {
     Answered(Reply, usize),
     /// The lane has ended; the server may have it.
     Lost,
-    /// Its time was up, and the lane was ended for it.
+    /// Its time was up. What comes of it later is thrown away.
     GaveUp,
 }
 
@@ -47,6 +50,8 @@ pub(super) struct Lane {
     stall: Duration,
     stop: Arc<StopLimit>,
     calls: Mutex<HashMap<u64, Arc<PendingCall>>>,
+    /// How many of them were given up.
+    given_up: AtomicUsize,
     dead: AtomicBool,
     /// When it was heard of last, in milliseconds since `start`, and when it was asked whether it is there.
     heard: AtomicU64,
@@ -73,6 +78,7 @@ impl Lane {
             stall,
             stop,
             calls: Mutex::default(),
+            given_up: AtomicUsize::new(0),
             dead: AtomicBool::new(false),
             heard: AtomicU64::new(0),
             asked: AtomicU64::new(0),
@@ -122,9 +128,8 @@ impl Lane {
 
     /// Takes up a request; none where the lane has no room any more.
     pub fn take(&self, id: u64, to: Option<&Stretch>) -> Option<Arc<PendingCall>> {
-        let call =
-            PendingCall { to: to.cloned(), state: Mutex::new(CallState::Waiting), woken: Condvar::new() };
-        let call = Arc::new(call);
+        let state = Mutex::new(CallState::Waiting(to.cloned()));
+        let call = Arc::new(PendingCall { state, woken: Condvar::new() });
         let mut calls = lock(&self.calls);
         // The reader drains them after it has marked the lane dead, under the same lock.
         if self.is_dead() || calls.len() >= self.credits || calls.contains_key(&id) {
@@ -134,12 +139,13 @@ impl Lane {
         Some(call)
     }
 
-    /// Sends a request that was taken up, and waits for its answer.
+    /// Sends a request that was taken up, and waits for its answer. Where the target `reaches` memory by itself, only the end of the
+    /// lane keeps it from there; else a request that is given up leaves the lane to others.
     pub fn exchange(
         &self,
         call: &PendingCall,
         (id, done): (u64, u64),
-        body: &[u8],
+        (body, reaches): (&[u8], bool),
         data: Option<&Stretch>,
         until: Instant,
     ) -> Ended {
@@ -159,19 +165,38 @@ impl Lane {
             match &*state {
                 CallState::Over(reply, bytes) => return Ended::Answered(reply.clone(), *bytes),
                 CallState::Lost => return if gave_up { Ended::GaveUp } else { Ended::Lost },
-                CallState::Waiting => {}
+                CallState::Waiting(_) | CallState::Receiving | CallState::GivenUp => {}
             }
             let left = self.stop.at(until).saturating_duration_since(Instant::now());
             if left.is_zero() && !gave_up {
                 gave_up = true;
-                drop(state);
-                // The reader may be writing into our memory; it stops, and says so.
-                self.die();
-                state = lock(&call.state);
+                let ends = reaches || self.stop.is_over();
+                if !ends && matches!(*state, CallState::Waiting(_)) {
+                    *state = CallState::GivenUp;
+                    drop(state);
+                    self.was_given_up();
+                    return Ended::GaveUp;
+                }
+                if ends {
+                    drop(state);
+                    // The reader or the target may be writing into our memory; they stop, and the reader says so.
+                    self.die();
+                    state = lock(&call.state);
+                }
+                // Otherwise the data is coming. It is all there soon, or the lane ends.
                 continue;
             }
             let left = if gave_up { TICK } else { left.min(TICK) };
             state = call.woken.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Counts a request that was given up. It holds its credit until the target answers: a target that answers none would let nobody
+    /// ask for anything more, so the lane is made anew where they hold half of the credits.
+    fn was_given_up(&self) {
+        let given_up = 1 + self.given_up.fetch_add(1, Ordering::AcqRel);
+        if given_up * 2 > self.credits {
+            self.die();
         }
     }
 
@@ -194,9 +219,17 @@ impl Lane {
         loop {
             let mut place = |head: &Head, _: &[u8]| {
                 let call = lock(&self.calls).get(&head.id).cloned();
-                match call.and_then(|call| call.to.clone()) {
-                    Some(to) if head.kind == FrameKind::Reply && to.len >= head.data as usize => Ok(Some(to)),
-                    _ => Err(Error::protocol(peer, "data that nobody asked for")),
+                let unasked = || Error::protocol(peer, "data that nobody asked for");
+                let call = call.filter(|_| head.kind == FrameKind::Reply).ok_or_else(unasked)?;
+                let mut state = lock(&call.state);
+                match &*state {
+                    CallState::GivenUp => Ok(None),
+                    CallState::Waiting(Some(to)) if to.len >= head.data as usize => {
+                        let to = to.clone();
+                        *state = CallState::Receiving;
+                        Ok(Some(to))
+                    }
+                    _ => Err(unasked()),
                 }
             };
             let frame = self.link.receive(TICK, self.stall, &mut place)?;
@@ -212,7 +245,10 @@ impl Lane {
                     let reply = unpack(&frame.body, peer)?;
                     let call = lock(&self.calls).remove(&frame.head.id);
                     let Some(call) = call else { return Err(Error::protocol(peer, "an answer to nothing")) };
-                    *lock(&call.state) = CallState::Over(reply, frame.head.data as usize);
+                    let over = CallState::Over(reply, frame.head.data as usize);
+                    if matches!(std::mem::replace(&mut *lock(&call.state), over), CallState::GivenUp) {
+                        self.given_up.fetch_sub(1, Ordering::AcqRel);
+                    }
                     call.woken.notify_all();
                     self.changed.notify_all();
                 }

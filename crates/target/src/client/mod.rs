@@ -331,7 +331,13 @@ impl Client {
     ) -> std::result::Result<(Reply, usize), Trouble> {
         let body = pack(request).map_err(|_| Errno::INVAL)?;
         let id = self.number(epoch, request.changes(), until)?;
-        let ended = self.until_answered((epoch, id, request.moves_data()), &body, data, to, until);
+        let ended = self.until_answered(
+            (epoch, id, request.moves_data()),
+            (&body, request.reaches()),
+            data,
+            to,
+            until,
+        );
         self.ended(epoch, id, ended.is_err() && request.changes());
         match ended? {
             (Reply::Failed { errno }, _) => Err(Errno::from_raw_os_error(errno.clamp(1, 4095)).into()),
@@ -342,7 +348,7 @@ impl Client {
     fn until_answered(
         &self,
         (epoch, id, moves_data): (u64, u64, bool),
-        body: &[u8],
+        body: (&[u8], bool),
         data: Option<&Stretch>,
         to: Option<&Stretch>,
         until: Instant,

@@ -127,8 +127,8 @@ impl Client {
     /// Whether the target was told.
     fn tell_outstanding(&self, epoch: u64, number: u64, below: u64, ids: Vec<u64>, until: Instant) -> bool {
         let told = pack(&Request::Outstanding { below, ids }).map_err(|_| Errno::INVAL.into());
-        let told =
-            told.and_then(|body| self.until_answered((epoch, number, false), &body, None, None, until));
+        let told = told
+            .and_then(|body| self.until_answered((epoch, number, false), (&body, false), None, None, until));
         let is_told = matches!(told, Ok((Reply::Done, _)));
         let mut all = lock(&self.outstanding);
         if all.epoch == epoch {

@@ -201,7 +201,7 @@ fn take(
         }
         Admit::Wait => return Ok(()),
         Admit::Drop => {
-            connection.under_way.fetch_sub(1, Ordering::AcqRel);
+            connection.answer(id, &perform::given_up(), None);
             return Ok(());
         }
         Admit::Breach(what) => return Err(Error::protocol(peer, what)),

@@ -62,8 +62,7 @@ impl PendingRequest {
         let session = &connection.session;
         if session.gave_up(id) {
             // Nobody waits for it, and what comes after it may have happened.
-            session.over(id, &Reply::Done);
-            return;
+            return tell(&connection, id, &request, &given_up(), None);
         }
         if connection.has_ended() && session.leave_aside(id, &connection) {
             // A client that lives asks again. One that was killed must not overwrite what its successor writes.
@@ -77,6 +76,11 @@ impl PendingRequest {
 
 fn failed(error: Errno) -> Reply {
     Reply::Failed { errno: error.raw_os_error() }
+}
+
+/// The answer to what its client has given up. It gives the credit back.
+pub(crate) fn given_up() -> Reply {
+    failed(Errno::CANCELED)
 }
 
 /// Tells whoever wants to know: over a newer connection, perhaps, if the one that it came by has gone.

@@ -332,6 +332,12 @@ impl Request {
         matches!(self, Self::Read { .. } | Self::Write { .. } | Self::Append { .. })
     }
 
+    /// Whether the server's side of the transport reaches memory of the client by itself.
+    #[must_use]
+    pub fn reaches(&self) -> bool {
+        matches!(self, Self::Read { into: Some(_), .. } | Self::Write { from: Some(_), .. })
+    }
+
     /// Bytes that come behind it.
     #[must_use]
     pub fn data(&self) -> Option<u32> {
