@@ -163,7 +163,7 @@ impl Client {
         {
             self.wait(TICK);
         }
-        self.ended(epoch, id, false);
+        self.ended(epoch, id, None);
     }
 }
 

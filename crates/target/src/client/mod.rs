@@ -338,7 +338,7 @@ impl Client {
             to,
             until,
         );
-        self.ended(epoch, id, ended.is_err() && request.changes());
+        self.ended(epoch, id, Some(request).filter(|_| ended.is_err()));
         match ended? {
             (Reply::Failed { errno }, _) => Err(Errno::from_raw_os_error(errno.clamp(1, 4095)).into()),
             other => Ok(other),

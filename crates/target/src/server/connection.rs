@@ -211,6 +211,6 @@ fn take(
     {
         return Ok(());
     }
-    shared.later(PendingRequest { connection: connection.clone(), id, request, data });
+    shared.later(PendingRequest { connection: connection.clone(), id: Some(id), request, data });
     Ok(())
 }

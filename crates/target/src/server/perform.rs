@@ -25,7 +25,8 @@ const UNREACHED: Errno = Errno::COMM;
 /// Something that waits for its turn.
 pub(crate) struct PendingRequest {
     pub connection: Arc<Connection>,
-    pub id: u64,
+    /// None where nobody waits for an answer.
+    pub id: Option<u64>,
     pub request: Request,
     pub data: Option<PooledBuffer>,
 }
@@ -60,6 +61,10 @@ impl PendingRequest {
     pub fn run(self, shared: &ServerShared) {
         let Self { connection, id, request, data } = self;
         let session = &connection.session;
+        let Some(id) = id else {
+            drop(perform(shared, &connection, &request, data));
+            return;
+        };
         if session.gave_up(id) {
             // Nobody waits for it, and what comes after it may have happened.
             return tell(&connection, id, &request, &given_up(), None);
@@ -91,8 +96,10 @@ fn tell(by: &Arc<Connection>, id: u64, request: &Request, reply: &Reply, data: O
         // this answer at once.
         by.session.keep(id, reply);
     }
-    let who = if request.only_looks() { None } else { by.session.over(id, reply) };
-    match who {
+    let over = if request.only_looks() { None } else { by.session.over(id, request, reply) };
+    let given_up = given_up();
+    let reply = if matches!(over, Some((_, false))) { &given_up } else { reply };
+    match over.map(|(who, _)| who) {
         Some(other) if !Arc::ptr_eq(&other, by) => {
             other.answer(id, reply, data);
             // The other end of the old one has gone.
@@ -104,7 +111,7 @@ fn tell(by: &Arc<Connection>, id: u64, request: &Request, reply: &Reply, data: O
 
 /// Does what needs no waiting; whether it did.
 pub(crate) fn at_once(
-    shared: &ServerShared,
+    shared: &Arc<ServerShared>,
     connection: &Arc<Connection>,
     id: u64,
     request: &Request,
@@ -113,9 +120,23 @@ pub(crate) fn at_once(
     let session = &connection.session;
     match request {
         // Not what closes files, which takes long where it is the last of a large one without a name.
-        Request::Attr { .. } | Request::Outstanding { .. } => {
+        Request::Attr { .. } => {
             let done = perform(shared, connection, request, None);
             let reply = done.map_or_else(failed, |(reply, _)| reply);
+            tell(connection, id, request, &reply, None);
+            true
+        }
+        Request::Outstanding { below, ids, unheard } => {
+            let releases = session.outstanding(*below, ids, unheard);
+            let reply = releases.as_ref().map_or_else(|error| failed(*error), |_| Reply::Done);
+            for request in releases.into_iter().flatten() {
+                shared.later(PendingRequest {
+                    connection: connection.clone(),
+                    id: None,
+                    request,
+                    data: None,
+                });
+            }
             tell(connection, id, request, &reply, None);
             true
         }
@@ -173,15 +194,7 @@ fn perform(
     let reply = match request {
         Request::Lookup { parent, name, by } => Reply::Attr(folder.lookup(*parent, name, by)?),
         Request::Release { files, nodes, .. } => {
-            for file in files {
-                // One that it does not have is not to be closed.
-                let _ = session.close_file(*file);
-            }
-            nodes.iter().for_each(|(node, times)| drop(folder.forget(*node, *times)));
-            Reply::Done
-        }
-        Request::Outstanding { below, ids } => {
-            session.outstanding(*below, ids)?;
+            session.release(files, nodes);
             Reply::Done
         }
         Request::Attr { node } => Reply::Attr(folder.attr(*node)?),
@@ -254,7 +267,10 @@ fn perform(
         Request::Seek { file, at, hole } => {
             Reply::Place(session.file(*file)?.seek(*at, *hole).map_err(|e| errno(&e))?)
         }
-        Request::Read { .. } | Request::Write { .. } | Request::Append { .. } => return Err(Errno::INVAL),
+        Request::Outstanding { .. }
+        | Request::Read { .. }
+        | Request::Write { .. }
+        | Request::Append { .. } => return Err(Errno::INVAL),
     };
     Ok((reply, None))
 }
@@ -411,7 +427,7 @@ mod tests {
         let link = acceptor.accept(LONG).unwrap().unwrap();
         let connection = Connection::new(link.into(), session.clone(), LONG);
         let of = |request| {
-            let pending = PendingRequest { connection: connection.clone(), id: 0, request, data: None };
+            let pending = PendingRequest { connection: connection.clone(), id: None, request, data: None };
             (pending.class(), session.user(&pending.request).1)
         };
         let write = |file| Request::Write { file, at: 0, len: 1, from: None };

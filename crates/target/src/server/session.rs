@@ -12,8 +12,8 @@ use super::connection::Connection;
 use crate::buffers::SessionUser;
 use crate::lock;
 use crate::shares::Shares;
-use crate::tree::{Folder, Local, TreeResult};
-use crate::wire::{MountId, Reply, Request, SessionId};
+use crate::tree::{Folder, Local, Tree, TreeResult};
+use crate::wire::{MountId, ROOT, Reply, Request, SessionId};
 
 /// Between the oldest request that a client waits for and the newest lie at most so many.
 pub(crate) const SPAN: u64 = 4096;
@@ -83,7 +83,8 @@ impl Answers {
 enum RequestState {
     /// It is being done; who wants to know.
     Running(Arc<Connection>),
-    Over(Reply),
+    /// It was answered so. What the client has to release of that, as it would ask for it.
+    Over(Reply, Option<Box<Request>>),
 }
 
 /// What is to become of a request.
@@ -178,7 +179,7 @@ impl ClientSession {
                 *who = from.clone();
                 return Admit::Wait;
             }
-            Some(RequestState::Over(reply)) => return Admit::Answer(reply.clone()),
+            Some(RequestState::Over(reply, _)) => return Admit::Answer(reply.clone()),
             None if request.only_looks() => return Admit::Do,
             None => {}
         }
@@ -193,11 +194,12 @@ impl ClientSession {
         Admit::Do
     }
 
-    /// Takes note of what a client still waits for, below a number.
+    /// Takes note of what a client still waits for, below a number. Gives what is to be released of the answers that it does not hear.
     ///
     /// # Errors
     /// `EINVAL` when that is more than it may wait for.
-    pub fn outstanding(&self, below: u64, ids: &[u64]) -> TreeResult<()> {
+    pub fn outstanding(&self, below: u64, ids: &[u64], unheard: &[u64]) -> TreeResult<Vec<Request>> {
+        let mut releases = Vec::new();
         if ids.len() as u64 > SPAN {
             return Err(Errno::INVAL);
         }
@@ -207,9 +209,15 @@ impl ClientSession {
             // What is over by now stays so: the list may have been written before its answer came.
             let late = ids.iter().copied().filter(|id| !answers.is_over(*id)).collect();
             (answers.late, answers.told) = (late, below);
+            for id in unheard {
+                // What is still being done is released when it is over.
+                if let Some(RequestState::Over(_, release)) = answers.known.get_mut(id) {
+                    releases.extend(release.take().map(|release| *release));
+                }
+            }
             answers.advance(below);
         }
-        Ok(())
+        Ok(releases)
     }
 
     /// Whether a client has given up what waits for its turn: it must not happen any more.
@@ -227,21 +235,52 @@ impl ClientSession {
         true
     }
 
-    /// Keeps an answer; gives who wants to know it, where that is written down.
-    pub fn over(&self, id: u64, reply: &Reply) -> Option<Arc<Connection>> {
+    /// Keeps an answer; gives who wants to know it, where that is written down. Where its client has given the request up, what the
+    /// answer brings is released, and nobody is to know it.
+    pub fn over(&self, id: u64, request: &Request, reply: &Reply) -> Option<(Arc<Connection>, bool)> {
+        let release = self.release_of(request, reply);
         let mut answers = lock(&self.answers);
         let Some(RequestState::Running(who)) = answers.known.remove(&id) else { return None };
-        if !answers.is_over(id) {
-            answers.known.insert(id, RequestState::Over(reply.clone()));
+        let is_wanted = !answers.is_over(id);
+        if is_wanted {
+            answers.known.insert(id, RequestState::Over(reply.clone(), release.map(Box::new)));
+            return Some((who, true));
         }
-        Some(who)
+        drop(answers);
+        if let Some(Request::Release { files, nodes, .. }) = &release {
+            self.release(files, nodes);
+        }
+        Some((who, false))
+    }
+
+    /// What a client has to release of an answer.
+    fn release_of(&self, request: &Request, reply: &Reply) -> Option<Request> {
+        let (file, node) = match reply {
+            _ if !request.brings() => return None,
+            Reply::Attr(attr) => (None, Some(attr.node)),
+            Reply::Created { attr, file } => (Some(*file), Some(attr.node)),
+            Reply::Opened { file } => (Some(*file), None),
+            _ => return None,
+        };
+        let nodes = node.filter(|node| *node != ROOT).map(|node| (node, 1));
+        let (_, uid) = self.user(request);
+        Some(Request::Release { uid, files: file.into_iter().collect(), nodes: nodes.into_iter().collect() })
+    }
+
+    /// Closes and forgets files.
+    pub fn release(&self, files: &[u64], nodes: &[(u64, u64)]) {
+        for file in files {
+            // One that it does not have is not to be closed.
+            let _ = self.close_file(*file);
+        }
+        nodes.iter().for_each(|(node, times)| drop(self.folder.forget(*node, *times)));
     }
 
     /// Keeps an answer to what is usually done again when it is asked for again.
     pub fn keep(&self, id: u64, reply: &Reply) {
         let mut answers = lock(&self.answers);
         if !answers.is_over(id) {
-            answers.known.insert(id, RequestState::Over(reply.clone()));
+            answers.known.insert(id, RequestState::Over(reply.clone(), None));
         }
     }
 
@@ -405,27 +444,27 @@ mod tests {
         let write = Request::Write { file: 1, at: 0, len: 1, from: None };
         let admitted = |id, done| session.admit(id, done, &write, &connection);
         (0..10).for_each(|id| assert!(matches!(admitted(id, 0), Admit::Do)));
-        (2..10).for_each(|id| drop(session.over(id, &Reply::Done)));
+        (2..10).for_each(|id| drop(session.over(id, &write, &Reply::Done)));
         // The client has all answers but those to 0 and 1, which are being done, and to 2.
-        session.outstanding(SPAN + 5, &[0, 1, 2]).unwrap();
+        session.outstanding(SPAN + 5, &[0, 1, 2], &[]).unwrap();
         assert!(matches!(admitted(0, 0), Admit::Wait) && matches!(admitted(2, 0), Admit::Answer(_)));
         assert!(matches!(admitted(3, 0), Admit::Drop) && !session.gave_up(1) && session.gave_up(3));
         assert_eq!(lock(&session.answers).known.len(), 3);
         assert!(matches!(admitted(2 * SPAN, SPAN), Admit::Do));
         assert!(matches!(admitted(2 * SPAN + 5, SPAN), Admit::Breach(_)));
-        assert!(session.over(0, &Reply::Done).is_some());
+        assert!(session.over(0, &write, &Reply::Done).is_some());
         assert!(matches!(admitted(0, 0), Admit::Answer(_)));
         // One that was overtaken by the next of its kind says nothing.
-        session.outstanding(SPAN + 4, &[]).unwrap();
+        session.outstanding(SPAN + 4, &[], &[]).unwrap();
         assert!(matches!(admitted(0, 0), Admit::Answer(_)));
         // It has given the other up: until that is over, nothing may come after it.
-        session.outstanding(SPAN + 6, &[]).unwrap();
+        session.outstanding(SPAN + 6, &[], &[]).unwrap();
         assert!(matches!(admitted(0, 0), Admit::Drop));
         let busy = Reply::Failed { errno: Errno::BUSY.raw_os_error() };
         assert!(matches!(admitted(2 * SPAN + 1, 0), Admit::Answer(reply) if reply == busy));
-        drop(session.over(1, &Reply::Done));
+        drop(session.over(1, &write, &Reply::Done));
         assert!(matches!(admitted(2 * SPAN + 1, 0), Admit::Do));
-        assert_eq!(session.outstanding(9, &vec![0; 5000]).err(), Some(Errno::INVAL));
+        assert_eq!(session.outstanding(9, &vec![0; 5000], &[]).err(), Some(Errno::INVAL));
     }
 
     #[test]
@@ -435,10 +474,10 @@ mod tests {
         let write = Request::Write { file: 1, at: 0, len: 1, from: None };
         let admitted = |id, done| session.admit(id, done, &write, &connection);
         (0..6).for_each(|id| assert!(matches!(admitted(id, 0), Admit::Do)));
-        (0..6).for_each(|id| drop(session.over(id, &Reply::Done)));
+        (0..6).for_each(|id| drop(session.over(id, &write, &Reply::Done)));
         // The client got the answer to 3 after it had written this, and says so before this arrives.
         assert!(matches!(admitted(7, 6), Admit::Do));
-        session.outstanding(5, &[3]).unwrap();
+        session.outstanding(5, &[3], &[]).unwrap();
         // What was sent again over another connection may still come by the first.
         assert!(matches!(admitted(3, 0), Admit::Drop), "a write would be done twice");
     }

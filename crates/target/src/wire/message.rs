@@ -304,8 +304,9 @@ pub enum Request {
     Append { file: u64, len: u32 },
     /// The client is there in the place of a mount that was killed: nothing that one asked for happens after the answer.
     Succeed { mount: MountId },
-    /// Of all requests below a number, the client waits for these only.
-    Outstanding { below: u64, ids: Vec<u64> },
+    /// Of all requests below a number, the client waits for these only. It gave others up and does not hear their answers: what those
+    /// brought is released.
+    Outstanding { below: u64, ids: Vec<u64>, unheard: Vec<u64> },
 }
 
 impl Request {
@@ -323,6 +324,19 @@ impl Request {
                 | Self::Space
                 | Self::Read { .. }
                 | Self::Seek { .. }
+        )
+    }
+
+    /// Whether its answer brings the number of a file that has to be released.
+    #[must_use]
+    pub fn brings(&self) -> bool {
+        matches!(
+            self,
+            Self::Lookup { .. }
+                | Self::Make { .. }
+                | Self::Create { .. }
+                | Self::Link { .. }
+                | Self::Open { .. }
         )
     }
 
