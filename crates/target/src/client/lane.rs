@@ -1,7 +1,7 @@
 //! One connection to a target, and the requests that are under way on it.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,8 @@ use crate::{Error, Result};
 
 /// How often the reader looks whether the lane was given up.
 const TICK: Duration = Duration::from_millis(100);
+/// Requests under way on a lane at most, whatever the target says: those that are given up hold their place until it answers.
+const MOST_CREDITS: u32 = 4096;
 
 /// A request that is under way.
 pub(super) struct PendingCall {
@@ -50,8 +52,6 @@ pub(super) struct Lane {
     stall: Duration,
     stop: Arc<StopLimit>,
     calls: Mutex<HashMap<u64, Arc<PendingCall>>>,
-    /// How many of them were given up.
-    given_up: AtomicUsize,
     dead: AtomicBool,
     /// When it was heard of last, in milliseconds since `start`, and when it was asked whether it is there.
     heard: AtomicU64,
@@ -74,11 +74,10 @@ impl Lane {
     ) -> Arc<Self> {
         Arc::new(Self {
             link,
-            credits: credits.max(1) as usize,
+            credits: credits.clamp(1, MOST_CREDITS) as usize,
             stall,
             stop,
             calls: Mutex::default(),
-            given_up: AtomicUsize::new(0),
             dead: AtomicBool::new(false),
             heard: AtomicU64::new(0),
             asked: AtomicU64::new(0),
@@ -140,7 +139,8 @@ impl Lane {
     }
 
     /// Sends a request that was taken up, and waits for its answer. Where the target `reaches` memory by itself, only the end of the
-    /// lane keeps it from there; else a request that is given up leaves the lane to others.
+    /// lane keeps it from there; else a request that is given up leaves the lane to others. It may take longer than `until`, by what
+    /// sending a frame may take, or receiving one that has begun to come (`stall`, and a second for each MiB).
     pub fn exchange(
         &self,
         call: &PendingCall,
@@ -168,33 +168,34 @@ impl Lane {
                 CallState::Waiting(_) | CallState::Receiving | CallState::GivenUp => {}
             }
             let left = self.stop.at(until).saturating_duration_since(Instant::now());
-            if left.is_zero() && !gave_up {
-                gave_up = true;
+            gave_up |= left.is_zero();
+            if gave_up {
                 let ends = reaches || self.stop.is_over();
                 if !ends && matches!(*state, CallState::Waiting(_)) {
                     *state = CallState::GivenUp;
                     drop(state);
-                    self.was_given_up();
+                    self.check_given_up();
                     return Ended::GaveUp;
                 }
-                if ends {
+                if ends && !self.is_dead() {
                     drop(state);
                     // The reader or the target may be writing into our memory; they stop, and the reader says so.
                     self.die();
                     state = lock(&call.state);
+                    continue;
                 }
-                // Otherwise the data is coming. It is all there soon, or the lane ends.
-                continue;
+                // Otherwise the data is coming. It is all there soon, or the reader ends the lane.
             }
             let left = if gave_up { TICK } else { left.min(TICK) };
             state = call.woken.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    /// Counts a request that was given up. It holds its credit until the target answers: a target that answers none would let nobody
-    /// ask for anything more, so the lane is made anew where they hold half of the credits.
-    fn was_given_up(&self) {
-        let given_up = 1 + self.given_up.fetch_add(1, Ordering::AcqRel);
+    /// Requests that are given up hold their credits until the target answers. A target that answers none would let nobody ask for
+    /// anything more, so the lane is made anew where they hold more than half of the credits.
+    fn check_given_up(&self) {
+        let is_given_up = |call: &&Arc<PendingCall>| matches!(*lock(&call.state), CallState::GivenUp);
+        let given_up = lock(&self.calls).values().filter(is_given_up).count();
         if given_up * 2 > self.credits {
             self.die();
         }
@@ -245,10 +246,7 @@ impl Lane {
                     let reply = unpack(&frame.body, peer)?;
                     let call = lock(&self.calls).remove(&frame.head.id);
                     let Some(call) = call else { return Err(Error::protocol(peer, "an answer to nothing")) };
-                    let over = CallState::Over(reply, frame.head.data as usize);
-                    if matches!(std::mem::replace(&mut *lock(&call.state), over), CallState::GivenUp) {
-                        self.given_up.fetch_sub(1, Ordering::AcqRel);
-                    }
+                    *lock(&call.state) = CallState::Over(reply, frame.head.data as usize);
                     call.woken.notify_all();
                     self.changed.notify_all();
                 }
@@ -257,5 +255,45 @@ impl Lane {
                 other => return Err(Error::protocol(peer, format!("{other:?} in the place of an answer"))),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use onehop_os::StopSignal;
+
+    use super::*;
+    use crate::tcp::{TcpAcceptor, TcpConnector};
+    use crate::transport::{Acceptor, Connector};
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    /// A lane, and its other end.
+    fn lane(credits: u32) -> (Arc<Lane>, Box<dyn Link>) {
+        let acceptor = TcpAcceptor::listen("127.0.0.1:0").unwrap();
+        let connector = TcpConnector::new(&acceptor.local().unwrap().to_string()).unwrap();
+        let link = connector.connect(0, LONG).unwrap();
+        let stop = Arc::new(StopLimit::new(&StopSignal::default()));
+        let lane = Lane::new(link, credits, LONG, stop, Arc::default(), Arc::default());
+        (lane, acceptor.accept(LONG).unwrap().unwrap())
+    }
+
+    #[test]
+    fn a_target_does_not_have_any_number_of_requests_kept() {
+        assert_eq!([0, 7, u32::MAX].map(|credits| lane(credits).0.room()), [1, 7, MOST_CREDITS as usize]);
+    }
+
+    #[test]
+    fn a_lane_ends_when_most_of_its_credits_are_held_by_what_was_given_up() {
+        let (lane, _target) = lane(4);
+        let give_up = |id| {
+            let call = lane.take(id, None).unwrap();
+            lane.exchange(&call, (id, 0), (b"", false), None, Instant::now())
+        };
+        for id in 0..2 {
+            assert!(matches!(give_up(id), Ended::GaveUp) && !lane.is_dead());
+        }
+        assert_eq!(lane.room(), 2);
+        assert!(matches!(give_up(2), Ended::GaveUp) && lane.is_dead());
     }
 }
