@@ -134,6 +134,9 @@ fn listen(shared: &Arc<ServerShared>, connection: &Arc<Connection>) -> Result<()
             }
             None => {}
         }
+        if connection.session.wants_release() {
+            shared.later(PendingRequest::release(connection));
+        }
     }
 }
 

@@ -22,10 +22,13 @@ const PART: usize = 512 << 10;
 /// The answer where the client's memory could not be reached: it then has the data inline.
 const UNREACHED: Errno = Errno::COMM;
 
+/// No user has this number: its turn comes whatever users wait for.
+const NO_USER: u32 = u32::MAX;
+
 /// Something that waits for its turn.
 pub(crate) struct PendingRequest {
     pub connection: Arc<Connection>,
-    /// None where nobody waits for an answer.
+    /// None where nobody waits for an answer: what the client does not hear of is released.
     pub id: Option<u64>,
     pub request: Request,
     pub data: Option<PooledBuffer>,
@@ -40,6 +43,12 @@ impl Divisible for PendingRequest {
 }
 
 impl PendingRequest {
+    /// Releases what a client does not hear of ([`super::session::ClientSession::wants_release`]), whichever users it was for.
+    pub fn release(connection: &Arc<Connection>) -> Self {
+        let request = Request::Release { uid: NO_USER, files: Vec::new(), nodes: Vec::new() };
+        Self { connection: connection.clone(), id: None, request, data: None }
+    }
+
     /// What it waits for.
     pub fn class(&self) -> Class {
         let waits = match &self.request {
@@ -61,10 +70,7 @@ impl PendingRequest {
     pub fn run(self, shared: &ServerShared) {
         let Self { connection, id, request, data } = self;
         let session = &connection.session;
-        let Some(id) = id else {
-            drop(perform(shared, &connection, &request, data));
-            return;
-        };
+        let Some(id) = id else { return session.release_unheard() };
         if session.gave_up(id) {
             // Nobody waits for it, and what comes after it may have happened.
             return tell(&connection, id, &request, &given_up(), None);
@@ -111,7 +117,7 @@ fn tell(by: &Arc<Connection>, id: u64, request: &Request, reply: &Reply, data: O
 
 /// Does what needs no waiting; whether it did.
 pub(crate) fn at_once(
-    shared: &Arc<ServerShared>,
+    shared: &ServerShared,
     connection: &Arc<Connection>,
     id: u64,
     request: &Request,
@@ -127,16 +133,8 @@ pub(crate) fn at_once(
             true
         }
         Request::Outstanding { below, ids, unheard } => {
-            let releases = session.outstanding(*below, ids, unheard);
-            let reply = releases.as_ref().map_or_else(|error| failed(*error), |_| Reply::Done);
-            for request in releases.into_iter().flatten() {
-                shared.later(PendingRequest {
-                    connection: connection.clone(),
-                    id: None,
-                    request,
-                    data: None,
-                });
-            }
+            let noted = session.outstanding(*below, ids, unheard);
+            let reply = noted.map_or_else(failed, |()| Reply::Done);
             tell(connection, id, request, &reply, None);
             true
         }
@@ -194,7 +192,7 @@ fn perform(
     let reply = match request {
         Request::Lookup { parent, name, by } => Reply::Attr(folder.lookup(*parent, name, by)?),
         Request::Release { files, nodes, .. } => {
-            session.release(files, nodes);
+            session.release(files.iter().copied(), nodes.iter().copied());
             Reply::Done
         }
         Request::Attr { node } => Reply::Attr(folder.attr(*node)?),
