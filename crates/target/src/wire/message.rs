@@ -304,8 +304,8 @@ pub enum Request {
     Append { file: u64, len: u32 },
     /// The client is there in the place of a mount that was killed: nothing that one asked for happens after the answer.
     Succeed { mount: MountId },
-    /// Of all requests below a number, the client waits for these only. It gave others up and does not hear their answers: what those
-    /// brought is released.
+    /// Of all requests below a number, the client waits for these only: others are not begun any more. It gave some up and does not
+    /// hear their answers: what those brought is released.
     Outstanding { below: u64, ids: Vec<u64>, unheard: Vec<u64> },
 }
 
