@@ -158,12 +158,12 @@ impl Client {
         let timed_out = Trouble::Errno(Errno::TIMEDOUT);
         let Ok(id) = self.number(epoch, false, until) else { return };
         // The target may be gone for longer than others wait for it.
-        while self.until_answered((epoch, id, false), &body, None, None, until) == Err(timed_out)
+        while self.until_answered((epoch, id, false), (&body, false), None, None, until) == Err(timed_out)
             && !self.is_over()
         {
             self.wait(TICK);
         }
-        self.ended(epoch, id, false);
+        self.ended(epoch, id, None);
     }
 }
 

@@ -14,18 +14,23 @@ use crate::{Error, Result};
 
 /// How often the reader looks whether the lane was given up.
 const TICK: Duration = Duration::from_millis(100);
+/// Requests under way on a lane at most, whatever the target says: those that are given up hold their place until it answers.
+const MOST_CREDITS: u32 = 4096;
 
 /// A request that is under way.
 pub(super) struct PendingCall {
-    /// Where its answer's data goes.
-    to: Option<Stretch>,
     state: Mutex<CallState>,
     woken: Condvar,
 }
 
 enum CallState {
-    Waiting,
+    /// Where its answer's data goes.
+    Waiting(Option<Stretch>),
+    /// The reader writes data there.
+    Receiving,
     Over(Reply, usize),
+    /// Nobody waits any more: its answer and the data are thrown away.
+    GivenUp,
     /// The connection has ended before the answer came.
     Lost,
 }
@@ -36,7 +41,7 @@ pub(super) enum Ended {
     Answered(Reply, usize),
     /// The lane has ended; the server may have it.
     Lost,
-    /// Its time was up, and the lane was ended for it.
+    /// Its time was up. What comes of it later is thrown away.
     GaveUp,
 }
 
@@ -69,7 +74,7 @@ impl Lane {
     ) -> Arc<Self> {
         Arc::new(Self {
             link,
-            credits: credits.max(1) as usize,
+            credits: credits.clamp(1, MOST_CREDITS) as usize,
             stall,
             stop,
             calls: Mutex::default(),
@@ -122,9 +127,8 @@ impl Lane {
 
     /// Takes up a request; none where the lane has no room any more.
     pub fn take(&self, id: u64, to: Option<&Stretch>) -> Option<Arc<PendingCall>> {
-        let call =
-            PendingCall { to: to.cloned(), state: Mutex::new(CallState::Waiting), woken: Condvar::new() };
-        let call = Arc::new(call);
+        let state = Mutex::new(CallState::Waiting(to.cloned()));
+        let call = Arc::new(PendingCall { state, woken: Condvar::new() });
         let mut calls = lock(&self.calls);
         // The reader drains them after it has marked the lane dead, under the same lock.
         if self.is_dead() || calls.len() >= self.credits || calls.contains_key(&id) {
@@ -134,12 +138,14 @@ impl Lane {
         Some(call)
     }
 
-    /// Sends a request that was taken up, and waits for its answer.
+    /// Sends a request that was taken up, and waits for its answer. Where the target `reaches` memory by itself, only the end of the
+    /// lane keeps it from there; else a request that is given up leaves the lane to others. It may take longer than `until`, by what
+    /// sending a frame may take, or receiving one that has begun to come (`stall`, and a second for each MiB).
     pub fn exchange(
         &self,
         call: &PendingCall,
         (id, done): (u64, u64),
-        body: &[u8],
+        (body, reaches): (&[u8], bool),
         data: Option<&Stretch>,
         until: Instant,
     ) -> Ended {
@@ -159,19 +165,39 @@ impl Lane {
             match &*state {
                 CallState::Over(reply, bytes) => return Ended::Answered(reply.clone(), *bytes),
                 CallState::Lost => return if gave_up { Ended::GaveUp } else { Ended::Lost },
-                CallState::Waiting => {}
+                CallState::Waiting(_) | CallState::Receiving | CallState::GivenUp => {}
             }
             let left = self.stop.at(until).saturating_duration_since(Instant::now());
-            if left.is_zero() && !gave_up {
-                gave_up = true;
-                drop(state);
-                // The reader may be writing into our memory; it stops, and says so.
-                self.die();
-                state = lock(&call.state);
-                continue;
+            gave_up |= left.is_zero();
+            if gave_up {
+                let ends = reaches || self.stop.is_over();
+                if !ends && matches!(*state, CallState::Waiting(_)) {
+                    *state = CallState::GivenUp;
+                    drop(state);
+                    self.check_given_up();
+                    return Ended::GaveUp;
+                }
+                if ends && !self.is_dead() {
+                    drop(state);
+                    // The reader or the target may be writing into our memory; they stop, and the reader says so.
+                    self.die();
+                    state = lock(&call.state);
+                    continue;
+                }
+                // Otherwise the data is coming. It is all there soon, or the reader ends the lane.
             }
             let left = if gave_up { TICK } else { left.min(TICK) };
             state = call.woken.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Requests that are given up hold their credits until the target answers. A target that answers none would let nobody ask for
+    /// anything more, so the lane is made anew where they hold more than half of the credits.
+    fn check_given_up(&self) {
+        let is_given_up = |call: &&Arc<PendingCall>| matches!(*lock(&call.state), CallState::GivenUp);
+        let given_up = lock(&self.calls).values().filter(is_given_up).count();
+        if given_up * 2 > self.credits {
+            self.die();
         }
     }
 
@@ -194,9 +220,17 @@ impl Lane {
         loop {
             let mut place = |head: &Head, _: &[u8]| {
                 let call = lock(&self.calls).get(&head.id).cloned();
-                match call.and_then(|call| call.to.clone()) {
-                    Some(to) if head.kind == FrameKind::Reply && to.len >= head.data as usize => Ok(Some(to)),
-                    _ => Err(Error::protocol(peer, "data that nobody asked for")),
+                let unasked = || Error::protocol(peer, "data that nobody asked for");
+                let call = call.filter(|_| head.kind == FrameKind::Reply).ok_or_else(unasked)?;
+                let mut state = lock(&call.state);
+                match &*state {
+                    CallState::GivenUp => Ok(None),
+                    CallState::Waiting(Some(to)) if to.len >= head.data as usize => {
+                        let to = to.clone();
+                        *state = CallState::Receiving;
+                        Ok(Some(to))
+                    }
+                    _ => Err(unasked()),
                 }
             };
             let frame = self.link.receive(TICK, self.stall, &mut place)?;
@@ -221,5 +255,45 @@ impl Lane {
                 other => return Err(Error::protocol(peer, format!("{other:?} in the place of an answer"))),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use onehop_os::StopSignal;
+
+    use super::*;
+    use crate::tcp::{TcpAcceptor, TcpConnector};
+    use crate::transport::{Acceptor, Connector};
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    /// A lane, and its other end.
+    fn lane(credits: u32) -> (Arc<Lane>, Box<dyn Link>) {
+        let acceptor = TcpAcceptor::listen("127.0.0.1:0").unwrap();
+        let connector = TcpConnector::new(&acceptor.local().unwrap().to_string()).unwrap();
+        let link = connector.connect(0, LONG).unwrap();
+        let stop = Arc::new(StopLimit::new(&StopSignal::default()));
+        let lane = Lane::new(link, credits, LONG, stop, Arc::default(), Arc::default());
+        (lane, acceptor.accept(LONG).unwrap().unwrap())
+    }
+
+    #[test]
+    fn a_target_does_not_have_any_number_of_requests_kept() {
+        assert_eq!([0, 7, u32::MAX].map(|credits| lane(credits).0.room()), [1, 7, MOST_CREDITS as usize]);
+    }
+
+    #[test]
+    fn a_lane_ends_when_most_of_its_credits_are_held_by_what_was_given_up() {
+        let (lane, _target) = lane(4);
+        let give_up = |id| {
+            let call = lane.take(id, None).unwrap();
+            lane.exchange(&call, (id, 0), (b"", false), None, Instant::now())
+        };
+        for id in 0..2 {
+            assert!(matches!(give_up(id), Ended::GaveUp) && !lane.is_dead());
+        }
+        assert_eq!(lane.room(), 2);
+        assert!(matches!(give_up(2), Ended::GaveUp) && lane.is_dead());
     }
 }

@@ -124,6 +124,8 @@ pub(crate) struct Client {
     changed: Arc<Condvar>,
     outstanding: Mutex<Outstanding>,
     answered: Condvar,
+    /// There is something that the target has to be told of them.
+    news: Condvar,
     buffers: Arc<Buffers>,
     /// For whom a buffer counts that a user takes.
     payer: OnceLock<Payer<u32>>,
@@ -172,6 +174,7 @@ impl Client {
             changed: Arc::default(),
             outstanding: Mutex::default(),
             answered: Condvar::new(),
+            news: Condvar::new(),
             buffers: Buffers::new(options.buffers),
             payer: OnceLock::new(),
             chores: Chores::default(),
@@ -356,8 +359,14 @@ impl Client {
     ) -> std::result::Result<(Reply, usize), Trouble> {
         let body = pack(request).map_err(|_| Errno::INVAL)?;
         let id = self.number(epoch, request.changes(), until)?;
-        let ended = self.until_answered((epoch, id, request.moves_data()), &body, data, to, until);
-        self.ended(epoch, id, ended.is_err() && request.changes());
+        let ended = self.until_answered(
+            (epoch, id, request.moves_data()),
+            (&body, request.reaches()),
+            data,
+            to,
+            until,
+        );
+        self.ended(epoch, id, Some(request).filter(|_| ended.is_err()));
         match ended? {
             (Reply::Failed { errno }, _) => Err(Errno::from_raw_os_error(errno.clamp(1, 4095)).into()),
             other => Ok(other),
@@ -367,7 +376,7 @@ impl Client {
     fn until_answered(
         &self,
         (epoch, id, moves_data): (u64, u64, bool),
-        body: &[u8],
+        body: (&[u8], bool),
         data: Option<&Stretch>,
         to: Option<&Stretch>,
         until: Instant,
@@ -378,6 +387,10 @@ impl Client {
                 Trouble::Gone { .. } => Trouble::Gone { perhaps_done: sent },
                 other => other,
             })?;
+            // What has been given up is not to happen.
+            if Instant::now() >= self.stop.at(until) {
+                return Err(Errno::TIMEDOUT.into());
+            }
             let Some(call) = lane.take(id, to) else { continue };
             if sent {
                 self.repeated.fetch_add(1, Ordering::Relaxed);
@@ -497,9 +510,10 @@ impl ClientThreads {
     pub fn start(client: &Arc<Client>) -> Result<Self> {
         client.connect(0)?;
         let mut this = Self { client: client.clone(), threads: Vec::new() };
-        let (keeper, teller) = (client.clone(), client.clone());
+        let [keeper, teller, chores] = [(); 3].map(|()| client.clone());
         this.add("target lanes", move || keeper.keep())?;
-        this.add("target chores", move || teller.tell_chores())?;
+        this.add("target numbers", move || teller.tell_outstanding())?;
+        this.add("target chores", move || chores.tell_chores())?;
         Ok(this)
     }
 
@@ -516,6 +530,7 @@ impl Drop for ClientThreads {
         self.client.over.store(true, Ordering::Release);
         self.client.changed.notify_all();
         self.client.chores.wake();
+        self.client.wake_teller();
         let lanes = lock(&self.client.state).lanes.clone();
         for lane in lanes.iter().flatten() {
             // So that the target does not take it for a stall.
@@ -525,5 +540,33 @@ impl Drop for ClientThreads {
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::{ServerOptions, Target};
+    use crate::tcp::{TcpAcceptor, TcpConnector};
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_request_whose_time_is_up_is_not_sent() {
+        let acceptor = TcpAcceptor::listen("127.0.0.1:0").unwrap();
+        let connector = TcpConnector::new(&acceptor.local().unwrap().to_string()).unwrap();
+        let options = ServerOptions::new(&std::env::temp_dir(), None);
+        let target = Target::start(options, vec![Box::new(acceptor)]).unwrap();
+        let options = ClientOptions { lanes: 1, connect: LONG, stall: LONG, ..ClientOptions::new(None) };
+        let client = Client::new(Box::new(connector), [7; 16], options);
+        let _threads = ClientThreads::start(&client).unwrap();
+        let id = client.number(1, false, Instant::now() + LONG).unwrap();
+        let body = pack(&Request::Space).unwrap();
+        let late = client.until_answered((1, id, false), (&body, false), None, None, Instant::now());
+        assert_eq!(late, Err(Errno::TIMEDOUT.into()));
+        client.ended(1, id, None);
+        // There is one connection, so that would have come before this.
+        client.call(1, &Request::Space, None, None, Instant::now() + LONG).unwrap();
+        assert_eq!(target.report().requests, 1);
     }
 }

@@ -289,9 +289,10 @@ impl TreeState {
         let new = || (Arc::new(Node::new(number, attr.key, by.uid)), 0);
         let (node, count) = known.by_number.entry(number).or_insert_with(new);
         *count += 1;
-        told(node, view, id);
-        *lock(&node.place) = Some((parent.clone(), name.clone()));
-        known.by_place.insert((parent.number, name.clone()), number);
+        if told(node, view, id) {
+            *lock(&node.place) = Some((parent.clone(), name.clone()));
+            known.by_place.insert((parent.number, name.clone()), number);
+        }
         attr.node = number;
         (attr, node.clone())
     }
@@ -338,13 +339,18 @@ impl TreeState {
     }
 }
 
-fn told(node: &Node, view: SessionView, id: u64) {
+/// Notes what the target calls a file. Whether that is news: an answer of a session that was lost may come after one of the next.
+fn told(node: &Node, view: SessionView, id: u64) -> bool {
     let mut at = lock(&node.at);
+    if at.epoch > view.epoch {
+        return false;
+    }
     if at.epoch == view.epoch && at.id == id {
         at.told += 1;
     } else {
         *at = RemoteNodeId { epoch: view.epoch, id, told: 1 };
     }
+    true
 }
 
 impl RemoteTree {
@@ -577,5 +583,18 @@ pub(super) fn opened(called: Called) -> std::result::Result<u64, Trouble> {
     match called?.0 {
         Reply::Opened { file } => Ok(file),
         _ => Err(Errno::PROTO.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_late_answer_of_a_lost_session_is_no_news() {
+        let node = Node::new(2, FileKey { inode: 1, device: 1, born: None }, 0);
+        let told = |epoch, id| told(&node, SessionView { epoch, boot: [0; 16] }, id);
+        assert!(told(2, 7) && told(2, 7) && !told(1, 9));
+        assert!(matches!(*lock(&node.at), RemoteNodeId { epoch: 2, id: 7, told: 2 }));
     }
 }

@@ -134,6 +134,9 @@ fn listen(shared: &Arc<ServerShared>, connection: &Arc<Connection>) -> Result<()
             }
             None => {}
         }
+        if connection.session.wants_release() {
+            shared.later(PendingRequest::release(connection));
+        }
     }
 }
 
@@ -201,7 +204,7 @@ fn take(
         }
         Admit::Wait => return Ok(()),
         Admit::Drop => {
-            connection.under_way.fetch_sub(1, Ordering::AcqRel);
+            connection.answer(id, &perform::given_up(), None);
             return Ok(());
         }
         Admit::Breach(what) => return Err(Error::protocol(peer, what)),
@@ -211,6 +214,6 @@ fn take(
     {
         return Ok(());
     }
-    shared.later(PendingRequest { connection: connection.clone(), id, request, data });
+    shared.later(PendingRequest { connection: connection.clone(), id: Some(id), request, data });
     Ok(())
 }

@@ -10,6 +10,8 @@
 //! their owner.
 
 mod connection;
+#[cfg(test)]
+mod given_up_tests;
 mod perform;
 mod session;
 

@@ -22,10 +22,14 @@ const PART: usize = 512 << 10;
 /// The answer where the client's memory could not be reached: it then has the data inline.
 const UNREACHED: Errno = Errno::COMM;
 
+/// No user has this number: its turn comes whatever users wait for.
+const NO_USER: u32 = u32::MAX;
+
 /// Something that waits for its turn.
 pub(crate) struct PendingRequest {
     pub connection: Arc<Connection>,
-    pub id: u64,
+    /// None where nobody waits for an answer: what the client does not hear of is released.
+    pub id: Option<u64>,
     pub request: Request,
     pub data: Option<PooledBuffer>,
 }
@@ -39,6 +43,12 @@ impl Divisible for PendingRequest {
 }
 
 impl PendingRequest {
+    /// Releases what a client does not hear of ([`super::session::ClientSession::wants_release`]), whichever users it was for.
+    pub fn release(connection: &Arc<Connection>) -> Self {
+        let request = Request::Release { uid: NO_USER, files: Vec::new(), nodes: Vec::new() };
+        Self { connection: connection.clone(), id: None, request, data: None }
+    }
+
     /// What it waits for.
     pub fn class(&self) -> Class {
         let waits = match &self.request {
@@ -60,10 +70,10 @@ impl PendingRequest {
     pub fn run(self, shared: &ServerShared) {
         let Self { connection, id, request, data } = self;
         let session = &connection.session;
+        let Some(id) = id else { return session.release_unheard() };
         if session.gave_up(id) {
             // Nobody waits for it, and what comes after it may have happened.
-            session.over(id, &Reply::Done);
-            return;
+            return tell(&connection, id, &request, &given_up(), None);
         }
         if connection.has_ended() && session.leave_aside(id, &connection) {
             // A client that lives asks again. One that was killed must not overwrite what its successor writes.
@@ -79,6 +89,11 @@ fn failed(error: Errno) -> Reply {
     Reply::Failed { errno: error.raw_os_error() }
 }
 
+/// The answer to what its client has given up. It gives the credit back.
+pub(crate) fn given_up() -> Reply {
+    failed(Errno::CANCELED)
+}
+
 /// Tells whoever wants to know: over a newer connection, perhaps, if the one that it came by has gone.
 fn tell(by: &Arc<Connection>, id: u64, request: &Request, reply: &Reply, data: Option<&Summed>) {
     if request.only_looks() && matches!(reply, Reply::Failed { errno } if *errno == UNREACHED.raw_os_error())
@@ -87,8 +102,10 @@ fn tell(by: &Arc<Connection>, id: u64, request: &Request, reply: &Reply, data: O
         // this answer at once.
         by.session.keep(id, reply);
     }
-    let who = if request.only_looks() { None } else { by.session.over(id, reply) };
-    match who {
+    let over = if request.only_looks() { None } else { by.session.over(id, request, reply) };
+    let given_up = given_up();
+    let reply = if matches!(over, Some((_, false))) { &given_up } else { reply };
+    match over.map(|(who, _)| who) {
         Some(other) if !Arc::ptr_eq(&other, by) => {
             other.answer(id, reply, data);
             // The other end of the old one has gone.
@@ -109,9 +126,15 @@ pub(crate) fn at_once(
     let session = &connection.session;
     match request {
         // Not what closes files, which takes long where it is the last of a large one without a name.
-        Request::Attr { .. } | Request::Outstanding { .. } => {
+        Request::Attr { .. } => {
             let done = perform(shared, connection, request, None);
             let reply = done.map_or_else(failed, |(reply, _)| reply);
+            tell(connection, id, request, &reply, None);
+            true
+        }
+        Request::Outstanding { below, ids, unheard } => {
+            let noted = session.outstanding(*below, ids, unheard);
+            let reply = noted.map_or_else(failed, |()| Reply::Done);
             tell(connection, id, request, &reply, None);
             true
         }
@@ -169,15 +192,7 @@ fn perform(
     let reply = match request {
         Request::Lookup { parent, name, by } => Reply::Attr(folder.lookup(*parent, name, by)?),
         Request::Release { files, nodes, .. } => {
-            for file in files {
-                // One that it does not have is not to be closed.
-                let _ = session.close_file(*file);
-            }
-            nodes.iter().for_each(|(node, times)| drop(folder.forget(*node, *times)));
-            Reply::Done
-        }
-        Request::Outstanding { below, ids } => {
-            session.outstanding(*below, ids)?;
+            session.release(files.iter().copied(), nodes.iter().copied());
             Reply::Done
         }
         Request::Attr { node } => Reply::Attr(folder.attr(*node)?),
@@ -250,7 +265,10 @@ fn perform(
         Request::Seek { file, at, hole } => {
             Reply::Place(session.file(*file)?.seek(*at, *hole).map_err(|e| errno(&e))?)
         }
-        Request::Read { .. } | Request::Write { .. } | Request::Append { .. } => return Err(Errno::INVAL),
+        Request::Outstanding { .. }
+        | Request::Read { .. }
+        | Request::Write { .. }
+        | Request::Append { .. } => return Err(Errno::INVAL),
     };
     Ok((reply, None))
 }
@@ -407,7 +425,7 @@ mod tests {
         let link = acceptor.accept(LONG).unwrap().unwrap();
         let connection = Connection::new(link.into(), session.clone(), LONG);
         let of = |request| {
-            let pending = PendingRequest { connection: connection.clone(), id: 0, request, data: None };
+            let pending = PendingRequest { connection: connection.clone(), id: None, request, data: None };
             (pending.class(), session.user(&pending.request).1)
         };
         let write = |file| Request::Write { file, at: 0, len: 1, from: None };

@@ -1,7 +1,7 @@
 //! What a server keeps of a client across its connections: the files that it knows and has open, and answers that may have been
 //! lost on their way.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -12,11 +12,14 @@ use super::connection::Connection;
 use crate::buffers::SessionUser;
 use crate::lock;
 use crate::shares::Shares;
-use crate::tree::{Folder, Local, TreeResult};
-use crate::wire::{MountId, Reply, Request, SessionId};
+use crate::tree::{Folder, Local, Tree, TreeResult};
+use crate::wire::{MountId, ROOT, Reply, Request, SessionId};
 
 /// Between the oldest request that a client waits for and the newest lie at most so many.
 pub(crate) const SPAN: u64 = 4096;
+/// So many files at most wait to be released because their client gave up a request. An honest one has fewer. Further ones are
+/// released at once, however long that takes.
+const MOST_UNHEARD: usize = 1 << 16;
 /// How often it is looked whether what was begun is over.
 const IDLE_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
@@ -46,6 +49,7 @@ pub(crate) struct ClientSession {
     most_files: usize,
     next_file: AtomicU64,
     answers: Mutex<Answers>,
+    unheard: Mutex<Unheard>,
     /// Connections that it has.
     connections: AtomicUsize,
     /// The same; none where no more are to come.
@@ -75,15 +79,29 @@ impl Answers {
     fn advance(&mut self, done: u64) {
         self.done = self.done.max(done);
         let mut known = std::mem::take(&mut self.known);
-        known.retain(|id, state| !self.is_over(*id) || matches!(state, RequestState::Running(_)));
+        known.retain(|id, state| !self.is_over(*id) || matches!(state, RequestState::Running(..)));
         self.known = known;
     }
 }
 
 enum RequestState {
-    /// It is being done; who wants to know.
-    Running(Arc<Connection>),
-    Over(Reply),
+    /// It is being done; who wants to know, and whether it changes something.
+    Running(Arc<Connection>, bool),
+    /// It was answered so, and the client has to release something of that.
+    Over(Reply, Brought),
+}
+
+/// Numbers of an answer that have to be released: of an open file, and of a file.
+type Brought = (Option<u64>, Option<u64>);
+
+/// What answers brought that their client has given up. A thread releases it that may wait.
+#[derive(Default)]
+struct Unheard {
+    files: Vec<u64>,
+    /// Numbers, and how often each is forgotten.
+    nodes: BTreeMap<u64, u64>,
+    /// Whether a thread is about to come for it.
+    is_queued: bool,
 }
 
 /// What is to become of a request.
@@ -118,6 +136,7 @@ impl ClientSession {
             most_files,
             next_file: AtomicU64::new(1),
             answers: Mutex::default(),
+            unheard: Mutex::default(),
             connections: AtomicUsize::new(0),
             all: Mutex::new(Some(Vec::new())),
             left: Mutex::new(Instant::now()),
@@ -141,7 +160,7 @@ impl ClientSession {
         let all = lock(&self.all).take().unwrap_or_default();
         all.iter().filter_map(Weak::upgrade).for_each(|connection| connection.end());
         // What is being done was written down before it was begun.
-        let runs = |state: &RequestState| matches!(state, RequestState::Running(_));
+        let runs = |state: &RequestState| matches!(state, RequestState::Running(..));
         while lock(&self.answers).known.values().any(runs) {
             if Instant::now() >= until {
                 return false;
@@ -174,30 +193,31 @@ impl ClientSession {
             return Admit::Breach("a request whose number is too far ahead");
         }
         match answers.known.get_mut(&id) {
-            Some(RequestState::Running(who)) => {
+            Some(RequestState::Running(who, _)) => {
                 *who = from.clone();
                 return Admit::Wait;
             }
-            Some(RequestState::Over(reply)) => return Admit::Answer(reply.clone()),
+            Some(RequestState::Over(reply, _)) => return Admit::Answer(reply.clone()),
             None if request.only_looks() => return Admit::Do,
             None => {}
         }
         let abandoned = |(id, state): (&u64, &RequestState)| {
-            answers.is_over(*id) && matches!(state, RequestState::Running(_))
+            answers.is_over(*id) && matches!(state, RequestState::Running(_, true))
         };
         if request.changes() && answers.known.iter().any(abandoned) {
             // What its client gave up may still happen: nothing that comes after it may come before it.
             return Admit::Answer(Reply::Failed { errno: Errno::BUSY.raw_os_error() });
         }
-        answers.known.insert(id, RequestState::Running(from.clone()));
+        answers.known.insert(id, RequestState::Running(from.clone(), request.changes()));
         Admit::Do
     }
 
-    /// Takes note of what a client still waits for, below a number.
+    /// Takes note of what a client still waits for, below a number. What the answers brought that it does not hear is to be released.
     ///
     /// # Errors
     /// `EINVAL` when that is more than it may wait for.
-    pub fn outstanding(&self, below: u64, ids: &[u64]) -> TreeResult<()> {
+    pub fn outstanding(&self, below: u64, ids: &[u64], unheard: &[u64]) -> TreeResult<()> {
+        let mut all_brought = Vec::new();
         if ids.len() as u64 > SPAN {
             return Err(Errno::INVAL);
         }
@@ -207,8 +227,16 @@ impl ClientSession {
             // What is over by now stays so: the list may have been written before its answer came.
             let late = ids.iter().copied().filter(|id| !answers.is_over(*id)).collect();
             (answers.late, answers.told) = (late, below);
+            for id in unheard {
+                // What is still being done is released when it is over.
+                if let Some(RequestState::Over(_, brought)) = answers.known.get_mut(id) {
+                    all_brought.push(std::mem::take(brought));
+                }
+            }
             answers.advance(below);
         }
+        drop(answers);
+        all_brought.into_iter().for_each(|brought| self.leave(brought));
         Ok(())
     }
 
@@ -220,28 +248,71 @@ impl ClientSession {
     /// Forgets what came by a connection that has ended, and was not begun; whether nobody has asked for it again meanwhile.
     pub fn leave_aside(&self, id: u64, by: &Arc<Connection>) -> bool {
         let mut answers = lock(&self.answers);
-        if matches!(answers.known.get(&id), Some(RequestState::Running(who)) if !Arc::ptr_eq(who, by)) {
+        if matches!(answers.known.get(&id), Some(RequestState::Running(who, _)) if !Arc::ptr_eq(who, by)) {
             return false;
         }
         answers.known.remove(&id);
         true
     }
 
-    /// Keeps an answer; gives who wants to know it, where that is written down.
-    pub fn over(&self, id: u64, reply: &Reply) -> Option<Arc<Connection>> {
+    /// Keeps an answer; gives who wants to know it, where that is written down. Where its client has given the request up, what the
+    /// answer brings is to be released, and nobody is to know it.
+    pub fn over(&self, id: u64, request: &Request, reply: &Reply) -> Option<(Arc<Connection>, bool)> {
+        let brought = brought(request, reply);
         let mut answers = lock(&self.answers);
-        let Some(RequestState::Running(who)) = answers.known.remove(&id) else { return None };
-        if !answers.is_over(id) {
-            answers.known.insert(id, RequestState::Over(reply.clone()));
+        let Some(RequestState::Running(who, _)) = answers.known.remove(&id) else { return None };
+        let is_wanted = !answers.is_over(id);
+        if is_wanted {
+            answers.known.insert(id, RequestState::Over(reply.clone(), brought));
+        } else {
+            drop(answers);
+            self.leave(brought);
         }
-        Some(who)
+        Some((who, is_wanted))
+    }
+
+    /// Leaves something to be released.
+    fn leave(&self, (file, node): Brought) {
+        if (file, node) == (None, None) {
+            return;
+        }
+        let mut unheard = lock(&self.unheard);
+        if unheard.files.len() + unheard.nodes.len() >= MOST_UNHEARD {
+            drop(unheard);
+            return self.release(file, node.map(|node| (node, 1)));
+        }
+        unheard.files.extend(file);
+        node.into_iter().for_each(|node| *unheard.nodes.entry(node).or_default() += 1);
+    }
+
+    /// Whether [`Self::release_unheard`] is to be called, which it says once before that is done. Threads that may act as users start
+    /// no others, so who leaves something does not see to that.
+    pub fn wants_release(&self) -> bool {
+        let mut unheard = lock(&self.unheard);
+        let is_empty = unheard.files.is_empty() && unheard.nodes.is_empty();
+        !is_empty && !std::mem::replace(&mut unheard.is_queued, true)
+    }
+
+    /// Releases what answers brought that the client does not hear.
+    pub fn release_unheard(&self) {
+        let Unheard { files, nodes, .. } = std::mem::take(&mut *lock(&self.unheard));
+        self.release(files, nodes);
+    }
+
+    /// Closes and forgets files.
+    pub fn release(&self, files: impl IntoIterator<Item = u64>, nodes: impl IntoIterator<Item = (u64, u64)>) {
+        for file in files {
+            // One that it does not have is not to be closed.
+            let _ = self.close_file(file);
+        }
+        nodes.into_iter().for_each(|(node, times)| drop(self.folder.forget(node, times)));
     }
 
     /// Keeps an answer to what is usually done again when it is asked for again.
     pub fn keep(&self, id: u64, reply: &Reply) {
         let mut answers = lock(&self.answers);
         if !answers.is_over(id) {
-            answers.known.insert(id, RequestState::Over(reply.clone()));
+            answers.known.insert(id, RequestState::Over(reply.clone(), Brought::default()));
         }
     }
 
@@ -312,6 +383,18 @@ impl ClientSession {
     }
 }
 
+/// What a client has to release of an answer.
+fn brought(request: &Request, reply: &Reply) -> Brought {
+    let (file, node) = match reply {
+        _ if !request.brings() => (None, None),
+        Reply::Attr(attr) => (None, Some(attr.node)),
+        Reply::Created { attr, file } => (Some(*file), Some(attr.node)),
+        Reply::Opened { file } => (Some(*file), None),
+        _ => (None, None),
+    };
+    (file, node.filter(|node| *node != ROOT))
+}
+
 impl Drop for ClientSession {
     fn drop(&mut self) {
         self.shares.put_back(self.number, lock(&self.files).len() as u64);
@@ -324,6 +407,7 @@ mod tests {
     use crate::tcp::{TcpAcceptor, TcpConnector};
     use crate::transport::{Acceptor, Connector, Link};
     use crate::tree::FolderRules;
+    use crate::wire::{Caller, OpenMode};
 
     const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -405,27 +489,66 @@ mod tests {
         let write = Request::Write { file: 1, at: 0, len: 1, from: None };
         let admitted = |id, done| session.admit(id, done, &write, &connection);
         (0..10).for_each(|id| assert!(matches!(admitted(id, 0), Admit::Do)));
-        (2..10).for_each(|id| drop(session.over(id, &Reply::Done)));
+        (2..10).for_each(|id| drop(session.over(id, &write, &Reply::Done)));
         // The client has all answers but those to 0 and 1, which are being done, and to 2.
-        session.outstanding(SPAN + 5, &[0, 1, 2]).unwrap();
+        session.outstanding(SPAN + 5, &[0, 1, 2], &[]).unwrap();
         assert!(matches!(admitted(0, 0), Admit::Wait) && matches!(admitted(2, 0), Admit::Answer(_)));
         assert!(matches!(admitted(3, 0), Admit::Drop) && !session.gave_up(1) && session.gave_up(3));
         assert_eq!(lock(&session.answers).known.len(), 3);
         assert!(matches!(admitted(2 * SPAN, SPAN), Admit::Do));
         assert!(matches!(admitted(2 * SPAN + 5, SPAN), Admit::Breach(_)));
-        assert!(session.over(0, &Reply::Done).is_some());
+        assert!(session.over(0, &write, &Reply::Done).is_some());
         assert!(matches!(admitted(0, 0), Admit::Answer(_)));
         // One that was overtaken by the next of its kind says nothing.
-        session.outstanding(SPAN + 4, &[]).unwrap();
+        session.outstanding(SPAN + 4, &[], &[]).unwrap();
         assert!(matches!(admitted(0, 0), Admit::Answer(_)));
         // It has given the other up: until that is over, nothing may come after it.
-        session.outstanding(SPAN + 6, &[]).unwrap();
+        session.outstanding(SPAN + 6, &[], &[]).unwrap();
         assert!(matches!(admitted(0, 0), Admit::Drop));
         let busy = Reply::Failed { errno: Errno::BUSY.raw_os_error() };
         assert!(matches!(admitted(2 * SPAN + 1, 0), Admit::Answer(reply) if reply == busy));
-        drop(session.over(1, &Reply::Done));
+        drop(session.over(1, &write, &Reply::Done));
         assert!(matches!(admitted(2 * SPAN + 1, 0), Admit::Do));
-        assert_eq!(session.outstanding(9, &vec![0; 5000]).err(), Some(Errno::INVAL));
+        assert_eq!(session.outstanding(9, &vec![0; 5000], &[]).err(), Some(Errno::INVAL));
+    }
+
+    #[test]
+    fn what_answers_brought_that_nobody_hears_is_released_together() {
+        let session = Arc::new(session(&Arc::new(Shares::new(1 << 20)), 0, 1024));
+        let connection = Connection::new(link().0.into(), session.clone(), TEST_TIMEOUT);
+        let name = crate::wire::Name::new(b"name").unwrap();
+        let lookup = Request::Lookup { parent: ROOT, name, by: Caller::ROOT };
+        let access = OpenMode::default();
+        let open = Request::Open { node: ROOT, access, again: false, by: Caller::ROOT };
+        let attr = session.folder.attr(ROOT).unwrap();
+        let file = Arc::new(Local::new(std::fs::File::open("/dev/null").unwrap()));
+        let give_up = |id, request: &Request, reply: &Reply| {
+            assert!(matches!(session.admit(id, 0, request, &connection), Admit::Do));
+            let over = || session.over(id, request, reply).unwrap().1;
+            // Some are answered before their client says so, the others after that.
+            let was_wanted = id % 4 < 2 && over();
+            session.outstanding(id + 1, &[], &[id]).unwrap();
+            assert!(was_wanted || !over());
+        };
+        let mut calls = 0;
+        for id in 0..10 {
+            let file = SessionFile { file: file.clone(), uid: 0, syncs: false };
+            let file = session.add_file(file, false).unwrap();
+            give_up(2 * id, &open, &Reply::Opened { file });
+            give_up(2 * id + 1, &lookup, &Reply::Attr(crate::wire::Attr { node: 7, ..attr.clone() }));
+            calls += usize::from(session.wants_release());
+        }
+        // Who answers closes nothing, since that may take long.
+        let nodes = lock(&session.unheard).nodes.clone();
+        assert_eq!((calls, lock(&session.files).len(), nodes), (1, 10, BTreeMap::from([(7, 10)])));
+        session.release_unheard();
+        assert!(lock(&session.files).is_empty() && !session.wants_release());
+        // However fast that goes on, no more than so much waits.
+        for id in 20..MOST_UNHEARD as u64 + 30 {
+            give_up(id, &lookup, &Reply::Attr(crate::wire::Attr { node: id, ..attr.clone() }));
+        }
+        assert!(session.wants_release() && !session.wants_release());
+        assert_eq!(lock(&session.unheard).nodes.len(), MOST_UNHEARD);
     }
 
     #[test]
@@ -435,10 +558,10 @@ mod tests {
         let write = Request::Write { file: 1, at: 0, len: 1, from: None };
         let admitted = |id, done| session.admit(id, done, &write, &connection);
         (0..6).for_each(|id| assert!(matches!(admitted(id, 0), Admit::Do)));
-        (0..6).for_each(|id| drop(session.over(id, &Reply::Done)));
+        (0..6).for_each(|id| drop(session.over(id, &write, &Reply::Done)));
         // The client got the answer to 3 after it had written this, and says so before this arrives.
         assert!(matches!(admitted(7, 6), Admit::Do));
-        session.outstanding(5, &[3]).unwrap();
+        session.outstanding(5, &[3], &[]).unwrap();
         // What was sent again over another connection may still come by the first.
         assert!(matches!(admitted(3, 0), Admit::Drop), "a write would be done twice");
     }

@@ -304,8 +304,9 @@ pub enum Request {
     Append { file: u64, len: u32 },
     /// The client is there in the place of a mount that was killed: nothing that one asked for happens after the answer.
     Succeed { mount: MountId },
-    /// Of all requests below a number, the client waits for these only.
-    Outstanding { below: u64, ids: Vec<u64> },
+    /// Of all requests below a number, the client waits for these only: others are not begun any more. It gave some up and does not
+    /// hear their answers: what those brought is released.
+    Outstanding { below: u64, ids: Vec<u64>, unheard: Vec<u64> },
 }
 
 impl Request {
@@ -326,10 +327,29 @@ impl Request {
         )
     }
 
+    /// Whether its answer brings the number of a file that has to be released.
+    #[must_use]
+    pub fn brings(&self) -> bool {
+        matches!(
+            self,
+            Self::Lookup { .. }
+                | Self::Make { .. }
+                | Self::Create { .. }
+                | Self::Link { .. }
+                | Self::Open { .. }
+        )
+    }
+
     /// Whether bytes of a file go one way or the other.
     #[must_use]
     pub fn moves_data(&self) -> bool {
         matches!(self, Self::Read { .. } | Self::Write { .. } | Self::Append { .. })
+    }
+
+    /// Whether the server's side of the transport reaches memory of the client by itself.
+    #[must_use]
+    pub fn reaches(&self) -> bool {
+        matches!(self, Self::Read { into: Some(_), .. } | Self::Write { from: Some(_), .. })
     }
 
     /// Bytes that come behind it.

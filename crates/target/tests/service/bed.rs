@@ -103,6 +103,8 @@ struct State {
     to: std::sync::Mutex<SocketAddr>,
     /// Nothing goes through, and nobody is told.
     stalled: AtomicBool,
+    /// Nothing comes back.
+    deaf: AtomicBool,
     /// All that is there is cut.
     cuts: AtomicU64,
     /// One byte in so many is changed.
@@ -118,6 +120,7 @@ impl Wire {
         let state = Arc::new(State {
             to: to.into(),
             stalled: false.into(),
+            deaf: false.into(),
             cuts: 0.into(),
             spoil: 0.into(),
             over: false.into(),
@@ -142,6 +145,11 @@ impl Wire {
         self.state.stalled.store(stalled, Ordering::Release);
     }
 
+    /// The target hears all, and nobody hears the target.
+    pub fn deafen(&self, deaf: bool) {
+        self.state.deaf.store(deaf, Ordering::Release);
+    }
+
     pub fn cut(&self) {
         self.state.cuts.fetch_add(1, Ordering::AcqRel);
     }
@@ -160,9 +168,11 @@ impl Drop for Wire {
 fn carry(near: TcpStream, state: &Arc<State>) {
     let to = *state.to.lock().unwrap();
     let Ok(far) = TcpStream::connect(to) else { return };
-    for (from, to) in [(near.try_clone(), far.try_clone()), (Ok(far), Ok(near))] {
+    for (from, to, is_back) in [(near.try_clone(), far.try_clone(), false), (Ok(far), Ok(near), true)] {
         let (mut from, mut to, state) = (from.unwrap(), to.unwrap(), state.clone());
         std::thread::spawn(move || {
+            let is_stalled =
+                || state.stalled.load(Ordering::Acquire) || (is_back && state.deaf.load(Ordering::Acquire));
             from.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
             let (cuts, mut bytes, mut seen) = (state.cuts.load(Ordering::Acquire), vec![0; 65_536], 0_u64);
             loop {
@@ -170,7 +180,7 @@ fn carry(near: TcpStream, state: &Arc<State>) {
                 if is_cut {
                     break;
                 }
-                if state.stalled.load(Ordering::Acquire) {
+                if is_stalled() {
                     std::thread::sleep(Duration::from_millis(2));
                     continue;
                 }
@@ -181,7 +191,7 @@ fn carry(near: TcpStream, state: &Arc<State>) {
                     Err(_) => break,
                 };
                 // What was read is not let through after the stall began.
-                while state.stalled.load(Ordering::Acquire) && !state.over.load(Ordering::Acquire) {
+                while is_stalled() && !state.over.load(Ordering::Acquire) {
                     std::thread::sleep(Duration::from_millis(2));
                 }
                 let spoil = state.spoil.load(Ordering::Acquire);

@@ -49,7 +49,7 @@ fn odd_request(dice: &mut Dice) -> Request {
         4 => Request::Write { file: node, at, len, from: None },
         5 => Request::Open { node, access: BOTH, again: at == 0, by },
         6 => Request::Rename { parent: node, name: name.clone(), to: other, new_name: name, flags: len, by },
-        7 => Request::Outstanding { below: other, ids: vec![node, at, other] },
+        7 => Request::Outstanding { below: other, ids: vec![node, at, other], unheard: vec![at, node] },
         8 => Request::Allocate { file: node, mode: len, at, len: other },
         9 => Request::Seek { file: node, at, hole: true },
         10 => {

@@ -209,6 +209,53 @@ fn what_cannot_be_done_in_time_fails_and_does_not_happen_later() {
     assert_eq!(std::fs::read(bed.root().join("file")).unwrap()[..6], *b"after!");
 }
 
+/// Descriptors of a file in this process: those of a target, here. Those that only name it count as well.
+fn descriptors(path: &std::path::Path) -> usize {
+    let all = std::fs::read_dir("/proc/self/fd").unwrap();
+    all.filter(|fd| fd.as_ref().is_ok_and(|fd| std::fs::read_link(fd.path()).is_ok_and(|to| to == path)))
+        .count()
+}
+
+#[test]
+fn what_an_unheard_answer_brought_is_released() {
+    let bed = Bed::new();
+    let (_target, address) = bed.target();
+    let wire = Wire::new(address);
+    let give_up = Duration::from_secs(5);
+    let tree = connect(wire.address, client::ClientOptions { stall: LONG, give_up, ..quick() });
+    let (opened, found) = (bed.root().join("opened"), bed.root().join("found"));
+    let start = Instant::now();
+    let wait_until = |is_so: &dyn Fn() -> bool| {
+        while !is_so() {
+            assert!(start.elapsed() < LONG, "{} {}", descriptors(&opened), descriptors(&found));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    for path in [&opened, &found] {
+        std::fs::write(path, "x").unwrap();
+    }
+    let node = tree.lookup(ROOT, &name("opened"), &ME).unwrap().node;
+    let known = descriptors(&opened);
+    for lane_ends in [false, true] {
+        wire.deafen(true);
+        std::thread::scope(|scope| {
+            let opens = scope.spawn(|| tree.open(node, crate::bed::READ, &ME).map(drop));
+            let looks = scope.spawn(|| tree.lookup(ROOT, &name("found"), &ME).map(drop));
+            wait_until(&|| descriptors(&opened) > known && descriptors(&found) > 0);
+            assert_eq!(opens.join().unwrap().err(), Some(Errno::TIMEDOUT));
+            assert_eq!(looks.join().unwrap().err(), Some(Errno::TIMEDOUT));
+        });
+        if lane_ends {
+            wire.cut();
+        }
+        wire.deafen(false);
+        // Nothing else is asked for.
+        wait_until(&|| descriptors(&opened) == known && descriptors(&found) == 0);
+    }
+    tree.attr(node).unwrap();
+    assert_eq!(tree.report().sessions_lost, 0);
+}
+
 /// The connections stand, and the target says nothing: only a request to stop ends the waits before `LONG` is over.
 #[test]
 fn a_request_to_stop_ends_all_waits() {

@@ -1,14 +1,20 @@
 //! Requests of one client are under way together: none waits for the answer to another.
 
-use std::time::Duration;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
+use onehop_os::{HostMem, StopSignal};
 use onehop_target::client;
 use onehop_target::tcp::TcpAcceptor;
-use onehop_target::transport::{Acceptor, Incoming, Link, Outgoing};
+use onehop_target::transport::{Acceptor, Incoming, Link, Outgoing, Stretch, checksum};
 use onehop_target::tree::{Folder, FolderRules, Tree};
-use onehop_target::wire::{FrameKind, Head, HelloBack, ROOT, Reply, Request, Welcome, pack, unpack};
+use onehop_target::wire::{
+    FrameKind, HEAD_BYTES, Head, HelloBack, ROOT, Reply, Request, Welcome, pack, unpack,
+};
 
-use crate::bed::{Bed, LONG, connect, options};
+use crate::bed::{BOTH, Bed, LONG, ME, READ, connect, options};
 
 const TOGETHER: usize = 16;
 
@@ -22,14 +28,19 @@ fn say<T: serde::Serialize>(link: &dyn Link, kind: FrameKind, id: u64, message: 
     link.send(&Outgoing { head: Head::new(kind, id, &body), body: &body, data: None }, LONG).unwrap();
 }
 
-/// A target that says at once what its folder is, and what links say only when all have asked: the last one first.
-fn answer_late(link: &dyn Link, folder: &Folder) {
+const WELCOME: Welcome =
+    Welcome { session: [1; 16], boot: [1; 16], credits: 64, lease_ms: 60_000, read_only: false };
+
+fn let_in(link: &dyn Link) {
     receive(link);
     say(link, FrameKind::HelloBack, 0, &HelloBack { exchange: None });
     receive(link);
-    let welcome =
-        Welcome { session: [1; 16], boot: [1; 16], credits: 64, lease_ms: 60_000, read_only: false };
-    say(link, FrameKind::Welcome, 0, &welcome);
+    say(link, FrameKind::Welcome, 0, &WELCOME);
+}
+
+/// A target that says at once what its folder is, and what links say only when all have asked: the last one first.
+fn answer_late(link: &dyn Link, folder: &Folder) {
+    let_in(link);
     let mut waiting = Vec::new();
     while waiting.len() < TOGETHER {
         let frame = receive(link);
@@ -76,5 +87,211 @@ fn requests_do_not_wait_for_each_other() {
         said.sort();
         said.dedup();
         assert_eq!(said.len(), TOGETHER, "each has its own answer");
+    });
+}
+
+/// A target that answers nothing but what it needs to be mounted and to open a file, until it is told to. Then it answers all that was asked
+/// for, the reads with data.
+fn answer_when_told(link: &dyn Link, folder: &Folder, told: &mpsc::Receiver<()>) {
+    let_in(link);
+    let mut nowhere = |_: &Head, _: &[u8]| Ok(None);
+    let (mut waiting, mut is_told) = (Vec::new(), false);
+    loop {
+        is_told |= told.try_recv().is_ok();
+        let ready = if is_told { std::mem::take(&mut waiting) } else { Vec::new() };
+        for (id, data) in ready {
+            let reply =
+                if data == 0 { Reply::Text(b"text".into()) } else { Reply::Count { bytes: data, crc: 0 } };
+            let body = pack(&reply).unwrap();
+            let mem = HostMem::anonymous(4096).unwrap();
+            let data = Stretch { mem, at: 0, len: data as usize };
+            let mut head = Head::new(FrameKind::Reply, id, &body);
+            (head.data, head.data_crc) = (data.len as u32, checksum(&data).unwrap());
+            let data = Some(&data).filter(|data| data.len > 0);
+            link.send(&Outgoing { head, body: &body, data }, LONG).unwrap();
+        }
+        let Ok(frame) = link.receive(Duration::from_millis(10), LONG, &mut nowhere) else { return };
+        let Some(frame) = frame else { continue };
+        let id = frame.head.id;
+        match frame.head.kind {
+            FrameKind::Goodbye => return,
+            FrameKind::Ping => {
+                say(link, FrameKind::Pong, 0, &());
+                continue;
+            }
+            _ => {}
+        }
+        match unpack(&frame.body, "the client").unwrap() {
+            Request::Attr { .. } => say(link, FrameKind::Reply, id, &Reply::Attr(folder.attr(ROOT).unwrap())),
+            Request::Open { .. } => say(link, FrameKind::Reply, id, &Reply::Opened { file: 1 }),
+            Request::Read { len, .. } => waiting.push((id, len)),
+            Request::ReadLink { .. } => waiting.push((id, 0)),
+            _ => say(link, FrameKind::Reply, id, &Reply::Done),
+        }
+    }
+}
+
+#[test]
+fn a_request_that_is_given_up_costs_others_nothing() {
+    let bed = Bed::new();
+    let root = std::fs::File::open(bed.root()).unwrap();
+    let folder = Folder::new(root.into(), FolderRules { for_others: false, most_open: 8 }).unwrap();
+    let acceptor = TcpAcceptor::listen("127.0.0.1:0").unwrap();
+    let address = acceptor.local().unwrap();
+    let (tell, told) = mpsc::channel();
+    std::thread::scope(|scope| {
+        // There is one connection: were it ended, nothing would be answered any more.
+        scope.spawn(move || answer_when_told(&*acceptor.accept(LONG).unwrap().unwrap(), &folder, &told));
+        let give_up = Duration::from_secs(8);
+        let stall = Duration::from_secs(20);
+        let tree =
+            connect(address, client::ClientOptions { key: None, lanes: 1, give_up, stall, ..options() });
+        let file = tree.open(ROOT, READ, &ME).unwrap();
+        std::thread::scope(|askers| {
+            let first = askers.spawn(|| file.read_bytes(&mut [0; 4096], 0));
+            std::thread::sleep(give_up / 2);
+            let second = askers.spawn(|| tree.read_link(ROOT));
+            assert!(first.join().unwrap().is_err());
+            tell.send(()).unwrap();
+            assert_eq!(second.join().unwrap().unwrap(), b"text");
+        });
+        // The answer that came late has hurt nobody.
+        assert_eq!(file.read_bytes(&mut [1; 4096], 0).unwrap(), 4096);
+        assert_eq!(tree.report().reconnects, 0);
+    });
+}
+
+/// A target that never answers writes, nor that files are not needed any more; says what it is asked for.
+fn answer_some(link: &dyn Link, folder: &Folder, asked: &mpsc::Sender<(u64, Request)>) {
+    let_in(link);
+    let mut nowhere = |_: &Head, _: &[u8]| Ok(None);
+    while let Ok(frame) = link.receive(LONG, LONG, &mut nowhere) {
+        let Some(frame) = frame else { continue };
+        let id = frame.head.id;
+        match frame.head.kind {
+            FrameKind::Goodbye => return,
+            FrameKind::Ping => {
+                say(link, FrameKind::Pong, 0, &());
+                continue;
+            }
+            _ => {}
+        }
+        let request = unpack(&frame.body, "the client").unwrap();
+        match &request {
+            Request::Attr { .. } => say(link, FrameKind::Reply, id, &Reply::Attr(folder.attr(ROOT).unwrap())),
+            Request::Open { .. } => say(link, FrameKind::Reply, id, &Reply::Opened { file: id }),
+            Request::Write { .. } | Request::Release { .. } => {}
+            _ => say(link, FrameKind::Reply, id, &Reply::Done),
+        }
+        asked.send((id, request)).unwrap();
+    }
+}
+
+#[test]
+fn a_target_is_told_of_a_write_that_is_given_up_whatever_else_is_waited_for() {
+    let bed = Bed::new();
+    let root = std::fs::File::open(bed.root()).unwrap();
+    let folder = Folder::new(root.into(), FolderRules { for_others: false, most_open: 8 }).unwrap();
+    let acceptor = TcpAcceptor::listen("127.0.0.1:0").unwrap();
+    let address = acceptor.local().unwrap();
+    let (ask, asked) = mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || answer_some(&*acceptor.accept(LONG).unwrap().unwrap(), &folder, &ask));
+        let (give_up, stall) = (Duration::from_secs(3), Duration::from_secs(20));
+        let tree =
+            connect(address, client::ClientOptions { key: None, lanes: 1, give_up, stall, ..options() });
+        let next = |is_it: &dyn Fn(&Request) -> bool| loop {
+            let (id, request) = asked.recv_timeout(LONG).expect("the target is not told");
+            if is_it(&request) {
+                return (id, request);
+            }
+        };
+        let file = tree.open(ROOT, BOTH, &ME).unwrap();
+        drop(tree.open(ROOT, READ, &ME).unwrap());
+        // This is waited for as long as the session lasts, and older than the write.
+        let (older, _) = next(&|request| matches!(request, Request::Release { .. }));
+        assert!(file.write_bytes(b"late", 0).is_err());
+        let (write, _) = next(&|request| matches!(request, Request::Write { .. }));
+        // Nothing else is asked for.
+        let (_, list) = next(&|request| matches!(request, Request::Outstanding { .. }));
+        let Request::Outstanding { below, ids, unheard } = list else { unreachable!() };
+        assert!(older < write && write < below, "{older} {write} {below}");
+        assert!(ids.contains(&older) && !ids.contains(&write) && unheard == [write], "{ids:?} {unheard:?}");
+    });
+}
+
+/// A target of one connection that begins to send a read's data, says so, and never sends the rest.
+fn answer_in_part(listener: &TcpListener, folder: &Folder, begun: &mpsc::Sender<()>) {
+    let (mut stream, _) = listener.accept().unwrap();
+    let hear = |mut stream: &TcpStream| {
+        let mut bytes = [0; HEAD_BYTES];
+        stream.read_exact(&mut bytes).ok()?;
+        let head = Head::from_bytes(&bytes, "the client").unwrap();
+        let mut body = vec![0; head.body as usize];
+        stream.read_exact(&mut body).ok()?;
+        Some((head, body))
+    };
+    let framed = |head: Head, body: &[u8]| [&head.to_bytes()[..], body].concat();
+    while let Some((head, body)) = hear(&stream) {
+        let (kind, body) = match head.kind {
+            FrameKind::Hello => (FrameKind::HelloBack, pack(&HelloBack { exchange: None })),
+            FrameKind::Join => (FrameKind::Welcome, pack(&WELCOME)),
+            FrameKind::Ping => (FrameKind::Pong, pack(&())),
+            FrameKind::Goodbye => return,
+            _ => match unpack(&body, "the client").unwrap() {
+                Request::Attr { .. } => (FrameKind::Reply, pack(&Reply::Attr(folder.attr(ROOT).unwrap()))),
+                Request::Open { .. } => (FrameKind::Reply, pack(&Reply::Opened { file: 1 })),
+                Request::Read { len, .. } => {
+                    let body = pack(&Reply::Count { bytes: len, crc: 0 }).unwrap();
+                    let head = Head { data: len, ..Head::new(FrameKind::Reply, head.id, &body) };
+                    stream.write_all(&framed(head, &body)).unwrap();
+                    stream.write_all(&vec![7; len as usize / 2]).unwrap();
+                    begun.send(()).unwrap();
+                    continue;
+                }
+                _ => (FrameKind::Reply, pack(&Reply::Done)),
+            },
+        };
+        let body = body.unwrap();
+        if stream.write_all(&framed(Head::new(kind, head.id, &body), &body)).is_err() {
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_request_to_stop_ends_a_read_whose_data_does_not_end() {
+    let bed = Bed::new();
+    let root = std::fs::File::open(bed.root()).unwrap();
+    let folder = Folder::new(root.into(), FolderRules { for_others: false, most_open: 8 }).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (begin, begun) = mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || answer_in_part(&listener, &folder, &begin));
+        let (give_up, stop) = (Duration::from_secs(5), StopSignal::default());
+        // Who looks after the connections waits for the second all the time.
+        let options = client::ClientOptions {
+            key: None,
+            lanes: 2,
+            connect: 2 * LONG,
+            stall: 2 * LONG,
+            give_up,
+            stop: stop.clone(),
+            ..options()
+        };
+        let tree = connect(address, options);
+        let file = tree.open(ROOT, READ, &ME).unwrap();
+        std::thread::scope(|readers| {
+            let reader = readers.spawn(|| file.read_bytes(&mut vec![0; 1 << 20], 0));
+            begun.recv_timeout(LONG).unwrap();
+            // Its memory is written to by the thread that hears answers, so it has to wait for that.
+            std::thread::sleep(give_up + Duration::from_secs(1));
+            assert!(!reader.is_finished());
+            let start = Instant::now();
+            stop.set();
+            assert!(reader.join().unwrap().is_err());
+            assert!(start.elapsed() < LONG, "{:?}", start.elapsed());
+        });
     });
 }
