@@ -140,7 +140,8 @@ impl Lane {
 
     /// Sends a request that was taken up, and waits for its answer. Where the target `reaches` memory by itself, only the end of the
     /// lane keeps it from there; else a request that is given up leaves the lane to others. It may take longer than `until`, by what
-    /// sending a frame may take, or receiving one that has begun to come (`stall`, and a second for each MiB).
+    /// sending a frame may take, and those of others before it, or receiving one that has begun to come (`stall` each, and a second
+    /// for each MiB).
     pub fn exchange(
         &self,
         call: &PendingCall,

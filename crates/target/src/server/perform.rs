@@ -8,7 +8,7 @@ use onehop_os::HostMem;
 use rustix::io::Errno;
 
 use super::connection::{Connection, Summed};
-use super::session::SessionFile;
+use super::session::{Begin, SessionFile};
 use super::{Class, ServerShared};
 use crate::buffers::{DataFlow, PooledBuffer};
 use crate::transport::{Stretch, checksum_for, checksum_on};
@@ -71,13 +71,12 @@ impl PendingRequest {
         let Self { connection, id, request, data } = self;
         let session = &connection.session;
         let Some(id) = id else { return session.release_unheard() };
-        if session.gave_up(id) {
+        match session.begin(id, &request, &connection) {
+            Begin::Do => {}
             // Nobody waits for it, and what comes after it may have happened.
-            return tell(&connection, id, &request, &given_up(), None);
-        }
-        if connection.has_ended() && session.leave_aside(id, &connection) {
-            // A client that lives asks again. One that was killed must not overwrite what its successor writes.
-            return;
+            Begin::GivenUp => return tell(&connection, id, &request, &given_up(), None),
+            // A client that was killed must not overwrite what its successor writes.
+            Begin::Left => return,
         }
         let done = perform(shared, &connection, &request, data);
         let (reply, data) = done.unwrap_or_else(|error| (failed(error), None));
@@ -94,7 +93,7 @@ pub(crate) fn given_up() -> Reply {
     failed(Errno::CANCELED)
 }
 
-/// Tells whoever wants to know: over a newer connection, perhaps, if the one that it came by has gone.
+/// Answers by the connection that asked last, perhaps a newer one than that by which it came.
 fn tell(by: &Arc<Connection>, id: u64, request: &Request, reply: &Reply, data: Option<&Summed>) {
     if request.only_looks() && matches!(reply, Reply::Failed { errno } if *errno == UNREACHED.raw_os_error())
     {
@@ -105,14 +104,12 @@ fn tell(by: &Arc<Connection>, id: u64, request: &Request, reply: &Reply, data: O
     let over = if request.only_looks() { None } else { by.session.over(id, request, reply) };
     let given_up = given_up();
     let reply = if matches!(over, Some((_, false))) { &given_up } else { reply };
-    match over.map(|(who, _)| who) {
-        Some(other) if !Arc::ptr_eq(&other, by) => {
-            other.answer(id, reply, data);
-            // The other end of the old one has gone.
-            by.link.close();
-        }
-        _ => by.answer(id, reply, data),
-    }
+    let Some((mut askers, _)) = over else { return by.answer(id, reply, data) };
+    askers.retain(|one| !one.has_ended());
+    let Some(last) = askers.pop() else { return };
+    last.answer(id, reply, data);
+    // The other ends of the former ones have gone. One that lives, since a former one brought the request late, asks again.
+    askers.iter().for_each(|one| one.link.close());
 }
 
 /// Does what needs no waiting; whether it did.

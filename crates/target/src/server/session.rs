@@ -85,10 +85,37 @@ impl Answers {
 }
 
 enum RequestState {
-    /// It is being done; who wants to know, and whether it changes something.
-    Running(Arc<Connection>, bool),
+    /// It waits for its turn, or is being done.
+    Running(RunningRequest),
     /// It was answered so, and the client has to release something of that.
     Over(Reply, Brought),
+}
+
+struct RunningRequest {
+    /// By which connections it was asked for, of those that have not ended.
+    askers: Vec<Arc<Connection>>,
+    /// Whether it changes something.
+    changes: bool,
+    /// Whether its turn has come.
+    is_begun: bool,
+}
+
+impl RunningRequest {
+    fn asked_by(&mut self, connection: &Arc<Connection>) {
+        self.askers.retain(|one| !one.has_ended() && !Arc::ptr_eq(one, connection));
+        self.askers.push(connection.clone());
+    }
+}
+
+/// What is to become of a request whose turn has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Begin {
+    /// It is done.
+    Do,
+    /// Its client has given it up: it must not happen any more.
+    GivenUp,
+    /// All connections by which it came have ended: a client that lives asks again.
+    Left,
 }
 
 /// Numbers of an answer that have to be released: of an open file, and of a file.
@@ -159,8 +186,8 @@ impl ClientSession {
     pub fn end(&self, until: Instant) -> bool {
         let all = lock(&self.all).take().unwrap_or_default();
         all.iter().filter_map(Weak::upgrade).for_each(|connection| connection.end());
-        // What is being done was written down before it was begun.
-        let runs = |state: &RequestState| matches!(state, RequestState::Running(..));
+        // What is not begun by now never is.
+        let runs = |state: &RequestState| matches!(state, RequestState::Running(one) if one.is_begun);
         while lock(&self.answers).known.values().any(runs) {
             if Instant::now() >= until {
                 return false;
@@ -193,8 +220,8 @@ impl ClientSession {
             return Admit::Breach("a request whose number is too far ahead");
         }
         match answers.known.get_mut(&id) {
-            Some(RequestState::Running(who, _)) => {
-                *who = from.clone();
+            Some(RequestState::Running(one)) => {
+                one.asked_by(from);
                 return Admit::Wait;
             }
             Some(RequestState::Over(reply, _)) => return Admit::Answer(reply.clone()),
@@ -202,13 +229,15 @@ impl ClientSession {
             None => {}
         }
         let abandoned = |(id, state): (&u64, &RequestState)| {
-            answers.is_over(*id) && matches!(state, RequestState::Running(_, true))
+            let may_happen = matches!(state, RequestState::Running(one) if one.changes && one.is_begun);
+            may_happen && answers.is_over(*id)
         };
         if request.changes() && answers.known.iter().any(abandoned) {
             // What its client gave up may still happen: nothing that comes after it may come before it.
             return Admit::Answer(Reply::Failed { errno: Errno::BUSY.raw_os_error() });
         }
-        answers.known.insert(id, RequestState::Running(from.clone(), request.changes()));
+        let (askers, changes) = (vec![from.clone()], request.changes());
+        answers.known.insert(id, RequestState::Running(RunningRequest { askers, changes, is_begun: false }));
         Admit::Do
     }
 
@@ -240,27 +269,44 @@ impl ClientSession {
         Ok(())
     }
 
-    /// Whether a client has given up what waits for its turn: it must not happen any more.
+    /// Whether a client has given a request up.
+    #[cfg(test)]
     pub fn gave_up(&self, id: u64) -> bool {
         lock(&self.answers).is_over(id)
     }
 
-    /// Forgets what came by a connection that has ended, and was not begun; whether nobody has asked for it again meanwhile.
-    pub fn leave_aside(&self, id: u64, by: &Arc<Connection>) -> bool {
+    /// Decides about a request that came by a connection and whose turn has come. What is to be done is begun: what its client gives
+    /// up from now on may still happen, and what it gave up before may not.
+    pub fn begin(&self, id: u64, request: &Request, by: &Connection) -> Begin {
         let mut answers = lock(&self.answers);
-        if matches!(answers.known.get(&id), Some(RequestState::Running(who, _)) if !Arc::ptr_eq(who, by)) {
-            return false;
+        if answers.is_over(id) {
+            return Begin::GivenUp;
         }
-        answers.known.remove(&id);
-        true
+        let running = match answers.known.get_mut(&id) {
+            Some(RequestState::Running(one)) => Some(one),
+            _ => None,
+        };
+        let is_asked_for = match &running {
+            Some(one) => one.askers.iter().any(|one| !one.has_ended()),
+            // It is done as often as it comes.
+            None => request.only_looks() && !by.has_ended(),
+        };
+        match running {
+            Some(one) if is_asked_for => one.is_begun = true,
+            Some(_) => drop(answers.known.remove(&id)),
+            None => {}
+        }
+        if is_asked_for { Begin::Do } else { Begin::Left }
     }
 
-    /// Keeps an answer; gives who wants to know it, where that is written down. Where its client has given the request up, what the
-    /// answer brings is to be released, and nobody is to know it.
-    pub fn over(&self, id: u64, request: &Request, reply: &Reply) -> Option<(Arc<Connection>, bool)> {
+    /// Keeps an answer; gives the connections that asked for it, where that is written down, and whether they are to know it. Where
+    /// its client has given the request up they are not, and what the answer brings is to be released.
+    pub fn over(&self, id: u64, request: &Request, reply: &Reply) -> Option<(Vec<Arc<Connection>>, bool)> {
         let brought = brought(request, reply);
         let mut answers = lock(&self.answers);
-        let Some(RequestState::Running(who, _)) = answers.known.remove(&id) else { return None };
+        let Some(RequestState::Running(RunningRequest { askers, .. })) = answers.known.remove(&id) else {
+            return None;
+        };
         let is_wanted = !answers.is_over(id);
         if is_wanted {
             answers.known.insert(id, RequestState::Over(reply.clone(), brought));
@@ -268,7 +314,7 @@ impl ClientSession {
             drop(answers);
             self.leave(brought);
         }
-        Some((who, is_wanted))
+        Some((askers, is_wanted))
     }
 
     /// Leaves something to be released.
@@ -402,184 +448,5 @@ impl Drop for ClientSession {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::tcp::{TcpAcceptor, TcpConnector};
-    use crate::transport::{Acceptor, Connector, Link};
-    use crate::tree::FolderRules;
-    use crate::wire::{Caller, OpenMode};
-
-    const TEST_TIMEOUT: Duration = Duration::from_secs(30);
-
-    fn link() -> (Box<dyn Link>, Box<dyn Link>) {
-        let acceptor = TcpAcceptor::listen("127.0.0.1:0").unwrap();
-        let near = TcpConnector::new(&acceptor.local().unwrap().to_string())
-            .unwrap()
-            .connect(0, TEST_TIMEOUT)
-            .unwrap();
-        (acceptor.accept(TEST_TIMEOUT).unwrap().unwrap(), near)
-    }
-
-    fn session(shares: &Arc<Shares>, number: u32, most_files: usize) -> ClientSession {
-        let folder = std::fs::File::open("/").unwrap().into();
-        let folder = Folder::new(folder, FolderRules { for_others: true, most_open: 64 }).unwrap();
-        ClientSession::new(([1; 16], [2; 16]), number, folder, (shares.clone(), most_files))
-    }
-
-    #[test]
-    fn who_has_many_files_open_leaves_as_many_to_the_others_of_a_client() {
-        let shares = Arc::new(Shares::new(64));
-        let (this, other) = (session(&shares, 0, 1024), session(&shares, 1, 1024));
-        let file = Arc::new(Local::new(std::fs::File::open("/dev/null").unwrap()));
-        let open = |session: &ClientSession, uid, again| {
-            session.add_file(SessionFile { file: file.clone(), uid, syncs: false }, again)
-        };
-        let many = |session: &ClientSession, uid| {
-            std::iter::from_fn(|| open(session, uid, false).ok()).collect::<Vec<_>>()
-        };
-        // The client itself may have half of what there is.
-        let first = many(&this, 1001);
-        assert_eq!([first.len(), many(&this, 1002).len(), many(&this, 1003).len()], [16, 8, 4]);
-        assert_eq!(open(&this, 1001, false).err(), Some(Errno::MFILE));
-        // After a target's restart, they have what they had.
-        assert!(open(&this, 1001, true).is_ok());
-        assert_eq!(many(&other, 1001).len(), 9);
-        for number in first {
-            this.close_file(number).unwrap();
-        }
-        assert_eq!(many(&this, 1001).len(), 7);
-        // Root may have the rest, and no more than that.
-        assert!(!many(&this, 0).is_empty());
-        assert_eq!(open(&this, 0, true).err(), Some(Errno::MFILE));
-        drop((this, other));
-        assert_eq!(shares.taken(), 0);
-        // The same without other clients, up to the limit of each.
-        let alone = session(&Arc::new(Shares::new(1 << 20)), 0, 16);
-        assert_eq!([1001, 1002, 0].map(|uid| many(&alone, uid).len()), [8, 4, 4]);
-    }
-
-    #[test]
-    fn what_a_killed_client_sent_is_left_aside_unless_it_was_asked_for_again() {
-        let session = Arc::new(session(&Arc::new(Shares::new(8)), 0, 8));
-        let (links, _others): (Vec<_>, Vec<_>) = (0..2).map(|_| link()).unzip();
-        let connections: Vec<_> = links
-            .into_iter()
-            .map(|link| Connection::new(link.into(), session.clone(), TEST_TIMEOUT))
-            .collect();
-        let [first, second] = &connections[..] else { unreachable!() };
-        let request = Request::Write { file: 1, at: 0, len: 1, from: None };
-        let admitted = |id, by| session.admit(id, 0, &request, by);
-        assert!(matches!(admitted(0, first), Admit::Do));
-        assert!(!first.has_ended());
-        first.end();
-        assert!(first.has_ended() && session.leave_aside(0, first));
-        // Asked for again it is done, since it was not.
-        assert!(matches!(admitted(0, second), Admit::Do));
-        assert!(!session.leave_aside(0, first));
-        // Asked for again before its turn came: its turn counts.
-        assert!(matches!(admitted(1, first), Admit::Do));
-        assert!(matches!(admitted(1, second), Admit::Wait));
-        assert!(!session.leave_aside(1, first));
-    }
-
-    #[test]
-    fn what_a_client_still_waits_for_is_not_forgotten_with_the_rest() {
-        let session = Arc::new(session(&Arc::new(Shares::new(8)), 0, 8));
-        let connection = Connection::new(link().0.into(), session.clone(), TEST_TIMEOUT);
-        let write = Request::Write { file: 1, at: 0, len: 1, from: None };
-        let admitted = |id, done| session.admit(id, done, &write, &connection);
-        (0..10).for_each(|id| assert!(matches!(admitted(id, 0), Admit::Do)));
-        (2..10).for_each(|id| drop(session.over(id, &write, &Reply::Done)));
-        // The client has all answers but those to 0 and 1, which are being done, and to 2.
-        session.outstanding(SPAN + 5, &[0, 1, 2], &[]).unwrap();
-        assert!(matches!(admitted(0, 0), Admit::Wait) && matches!(admitted(2, 0), Admit::Answer(_)));
-        assert!(matches!(admitted(3, 0), Admit::Drop) && !session.gave_up(1) && session.gave_up(3));
-        assert_eq!(lock(&session.answers).known.len(), 3);
-        assert!(matches!(admitted(2 * SPAN, SPAN), Admit::Do));
-        assert!(matches!(admitted(2 * SPAN + 5, SPAN), Admit::Breach(_)));
-        assert!(session.over(0, &write, &Reply::Done).is_some());
-        assert!(matches!(admitted(0, 0), Admit::Answer(_)));
-        // One that was overtaken by the next of its kind says nothing.
-        session.outstanding(SPAN + 4, &[], &[]).unwrap();
-        assert!(matches!(admitted(0, 0), Admit::Answer(_)));
-        // It has given the other up: until that is over, nothing may come after it.
-        session.outstanding(SPAN + 6, &[], &[]).unwrap();
-        assert!(matches!(admitted(0, 0), Admit::Drop));
-        let busy = Reply::Failed { errno: Errno::BUSY.raw_os_error() };
-        assert!(matches!(admitted(2 * SPAN + 1, 0), Admit::Answer(reply) if reply == busy));
-        drop(session.over(1, &write, &Reply::Done));
-        assert!(matches!(admitted(2 * SPAN + 1, 0), Admit::Do));
-        assert_eq!(session.outstanding(9, &vec![0; 5000], &[]).err(), Some(Errno::INVAL));
-    }
-
-    #[test]
-    fn what_answers_brought_that_nobody_hears_is_released_together() {
-        let session = Arc::new(session(&Arc::new(Shares::new(1 << 20)), 0, 1024));
-        let connection = Connection::new(link().0.into(), session.clone(), TEST_TIMEOUT);
-        let name = crate::wire::Name::new(b"name").unwrap();
-        let lookup = Request::Lookup { parent: ROOT, name, by: Caller::ROOT };
-        let access = OpenMode::default();
-        let open = Request::Open { node: ROOT, access, again: false, by: Caller::ROOT };
-        let attr = session.folder.attr(ROOT).unwrap();
-        let file = Arc::new(Local::new(std::fs::File::open("/dev/null").unwrap()));
-        let give_up = |id, request: &Request, reply: &Reply| {
-            assert!(matches!(session.admit(id, 0, request, &connection), Admit::Do));
-            let over = || session.over(id, request, reply).unwrap().1;
-            // Some are answered before their client says so, the others after that.
-            let was_wanted = id % 4 < 2 && over();
-            session.outstanding(id + 1, &[], &[id]).unwrap();
-            assert!(was_wanted || !over());
-        };
-        let mut calls = 0;
-        for id in 0..10 {
-            let file = SessionFile { file: file.clone(), uid: 0, syncs: false };
-            let file = session.add_file(file, false).unwrap();
-            give_up(2 * id, &open, &Reply::Opened { file });
-            give_up(2 * id + 1, &lookup, &Reply::Attr(crate::wire::Attr { node: 7, ..attr.clone() }));
-            calls += usize::from(session.wants_release());
-        }
-        // Who answers closes nothing, since that may take long.
-        let nodes = lock(&session.unheard).nodes.clone();
-        assert_eq!((calls, lock(&session.files).len(), nodes), (1, 10, BTreeMap::from([(7, 10)])));
-        session.release_unheard();
-        assert!(lock(&session.files).is_empty() && !session.wants_release());
-        // However fast that goes on, no more than so much waits.
-        for id in 20..MOST_UNHEARD as u64 + 30 {
-            give_up(id, &lookup, &Reply::Attr(crate::wire::Attr { node: id, ..attr.clone() }));
-        }
-        assert!(session.wants_release() && !session.wants_release());
-        assert_eq!(lock(&session.unheard).nodes.len(), MOST_UNHEARD);
-    }
-
-    #[test]
-    fn a_list_that_comes_late_brings_back_nothing_that_is_over() {
-        let session = Arc::new(session(&Arc::new(Shares::new(8)), 0, 8));
-        let connection = Connection::new(link().0.into(), session.clone(), TEST_TIMEOUT);
-        let write = Request::Write { file: 1, at: 0, len: 1, from: None };
-        let admitted = |id, done| session.admit(id, done, &write, &connection);
-        (0..6).for_each(|id| assert!(matches!(admitted(id, 0), Admit::Do)));
-        (0..6).for_each(|id| drop(session.over(id, &write, &Reply::Done)));
-        // The client got the answer to 3 after it had written this, and says so before this arrives.
-        assert!(matches!(admitted(7, 6), Admit::Do));
-        session.outstanding(5, &[3], &[]).unwrap();
-        // What was sent again over another connection may still come by the first.
-        assert!(matches!(admitted(3, 0), Admit::Drop), "a write would be done twice");
-    }
-
-    #[test]
-    fn a_read_that_did_not_reach_the_client_fails_when_it_is_asked_for_again() {
-        let session = Arc::new(session(&Arc::new(Shares::new(8)), 0, 8));
-        let connection = Connection::new(link().0.into(), session.clone(), TEST_TIMEOUT);
-        let request = Request::Read { file: 1, at: 0, len: 1, into: None };
-        assert!(matches!(session.admit(0, 0, &request, &connection), Admit::Do));
-        assert!(matches!(session.admit(0, 0, &request, &connection), Admit::Do));
-        let failed = Reply::Failed { errno: Errno::COMM.raw_os_error() };
-        session.keep(0, &failed);
-        let again = session.admit(0, 0, &request, &connection);
-        assert!(matches!(again, Admit::Answer(reply) if format!("{reply:?}") == format!("{failed:?}")));
-        // What the client waits for no more is not kept.
-        assert!(matches!(session.admit(1, 1, &request, &connection), Admit::Do));
-        session.keep(0, &failed);
-        assert!(lock(&session.answers).known.is_empty());
-    }
-}
+#[path = "session_tests.rs"]
+mod tests;
