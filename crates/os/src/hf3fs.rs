@@ -1,4 +1,4 @@
-//! Ioctls of a 3FS mount, and NUMA placement of memory.
+//! Ioctls of a 3FS mount and of ours, and NUMA placement of memory.
 
 use std::os::fd::AsFd;
 
@@ -17,6 +17,18 @@ pub const MOST_HOLES: usize = 1000;
 const GET_MAGIC: Opcode = opcode::read::<u32>(b'h', 2);
 const HARDLINK: Opcode = opcode::write::<Hardlink>(b'h', 12);
 const PUNCH_HOLES: Opcode = opcode::write::<Holes>(b'h', 13);
+
+/// Makes a link in our daemon's folder of links in one request: `symlink` takes three.
+pub const MAKE_LINK: Opcode = opcode::write::<LinkTexts>(b'o', 1);
+/// Removes one.
+pub const REMOVE_LINK: Opcode = opcode::write::<LinkTexts>(b'o', 2);
+/// Bytes of its name and its target, each with a terminating zero.
+pub const LINK_BYTES: usize = 512;
+
+#[repr(C)]
+struct LinkTexts {
+    texts: [u8; LINK_BYTES],
+}
 
 #[repr(C)]
 struct Hardlink {
@@ -54,6 +66,40 @@ pub fn hardlink(file: impl AsFd, folder: u64, name: &[u8]) -> Result<()> {
     // SAFETY: this ioctl reads the structure and retains nothing.
     unsafe { ioctl(file, Setter::<HARDLINK, Hardlink>::new(request)) }
         .map_err(|e| Error::system("linking a file", e))
+}
+
+/// Makes a link in our daemon's folder of links.
+///
+/// # Errors
+/// When the daemon refuses, or is another that has no such call, or the texts are too long.
+pub fn make_link(folder: impl AsFd, name: &[u8], target: &[u8]) -> rustix::io::Result<()> {
+    let request = LinkTexts::new(name, target)?;
+    // SAFETY: this ioctl reads the structure and retains nothing.
+    unsafe { ioctl(folder, Setter::<MAKE_LINK, LinkTexts>::new(request)) }
+}
+
+/// Removes a link from our daemon's folder of links.
+///
+/// # Errors
+/// As for [`make_link`].
+pub fn remove_link(folder: impl AsFd, name: &[u8]) -> rustix::io::Result<()> {
+    let request = LinkTexts::new(name, b"")?;
+    // SAFETY: this ioctl reads the structure and retains nothing.
+    unsafe { ioctl(folder, Setter::<REMOVE_LINK, LinkTexts>::new(request)) }
+}
+
+impl LinkTexts {
+    fn new(name: &[u8], target: &[u8]) -> rustix::io::Result<Self> {
+        let mut texts = [0; LINK_BYTES];
+        let target_at = name.len() + 1;
+        let (before, after) = texts.split_at_mut_checked(target_at).ok_or(rustix::io::Errno::NAMETOOLONG)?;
+        // The last byte stays zero.
+        let room = after.len().saturating_sub(1);
+        let after = after.get_mut(..target.len()).filter(|_| target.len() <= room);
+        before[..name.len()].copy_from_slice(name);
+        after.ok_or(rustix::io::Errno::NAMETOOLONG)?.copy_from_slice(target);
+        Ok(Self { texts })
+    }
 }
 
 /// Punches holes into a file, given as start and end, which then read as zeroes.
@@ -102,6 +148,18 @@ mod tests {
     #[test]
     fn the_calls_have_the_numbers_of_3fs() {
         assert_eq!([GET_MAGIC, HARDLINK, PUNCH_HOLES], [0x8004_6802, 0x4108_680c, 0x7e90_680d]);
+    }
+
+    #[test]
+    fn links_are_two_texts() {
+        assert_eq!([MAKE_LINK, REMOVE_LINK], [0x4200_6f01, 0x4200_6f02]);
+        assert_eq!(LinkTexts::new(b"ab", b"/c").unwrap().texts[..6], *b"ab\0/c\0");
+        let (whole, long) = ([b'x'; LINK_BYTES - 4], [b'x'; LINK_BYTES]);
+        assert!(LinkTexts::new(b"ab", &whole).is_ok_and(|link| link.texts[LINK_BYTES - 2..] == *b"x\0"));
+        for (name, target) in [(&b"abc"[..], &whole[..]), (&long, b""), (b"", &long), (&whole, b"abc")] {
+            assert!(LinkTexts::new(name, target).is_err());
+        }
+        assert!(make_link(std::fs::File::open("/dev/null").unwrap(), b"a", b"b").is_err());
     }
 
     #[test]

@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Access, AtFlags, CWD, OFlags, StatxFlags, accessat, fstat, statx};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
@@ -202,6 +204,26 @@ pub fn cached_bytes(file: &File, at: u64, bytes: u64) -> Result<u64> {
         reported => reported,
     };
     Ok(reported.map_err(|e| Error::system("asking what of a file is in the page cache", e))?.min(bytes))
+}
+
+/// Whether memory may be swapped out, so that reading it may wait for a disk. True where the system does not say. It is
+/// asked once a second at most.
+#[must_use]
+pub fn may_swap() -> bool {
+    const ASK: Duration = Duration::from_secs(1);
+    /// The first line is the table's head.
+    const HEAD: usize = 1;
+    static KNOWN: Mutex<Option<(Instant, bool)>> = Mutex::new(None);
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    match *known {
+        Some((since, may_swap)) if since.elapsed() < ASK => may_swap,
+        _ => {
+            let table = std::fs::read_to_string("/proc/swaps");
+            let may_swap = !table.is_ok_and(|table| table.lines().count() == HEAD);
+            *known = Some((Instant::now(), may_swap));
+            may_swap
+        }
+    }
 }
 
 /// The page size. From the C library: rustix faults under valgrind, where it follows addresses of the auxiliary vector.
@@ -432,5 +454,13 @@ mod tests {
         let (warm, misses_some) = std::thread::spawn(looked).join().unwrap();
         assert_eq!(warm, BYTES);
         assert!(misses_some);
+    }
+
+    #[test]
+    fn files_in_memory_are_known() {
+        let memory = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        assert!(is_in_memory(&File::from(memory)) && !is_in_memory(&File::open("/proc/self/maps").unwrap()));
+        let table = std::fs::read_to_string("/proc/swaps").unwrap();
+        assert_eq!(may_swap(), table.lines().count() > 1, "{table}");
     }
 }

@@ -272,8 +272,8 @@ impl DaemonShared {
         }
     }
 
-    /// The account of everything, as JSON.
-    pub fn report(&self) -> Vec<u8> {
+    /// The account of everything, as JSON, and of what a user who asks has and may have.
+    pub fn report(&self, asks: Option<u32>) -> Vec<u8> {
         let (programs, buffers, rings) = self.table.counts();
         let target = self.options.source.target();
         let mut document = self.stats.document(target.map(|tree| tree.via()).as_ref());
@@ -284,6 +284,9 @@ impl DaemonShared {
         document["buffers"] = json!(buffers);
         document["rings"] = json!(rings);
         document["open_files"] = json!(self.opens.count());
+        if let Some(uid) = asks {
+            document["yours"] = self.table.of_user(uid);
+        }
         let gpus = lock(&self.engines);
         document["gpus"] = gpus.values().map(|engine| json!({ "gpu": engine.device.gpu().name() })).collect();
         format!("{document:#}\n").into_bytes()
@@ -373,7 +376,7 @@ impl Daemon {
     /// What is in `3fs-virt/onehop/stats`.
     #[must_use]
     pub fn report(&self) -> String {
-        String::from_utf8_lossy(&self.shared.report()).into_owned()
+        String::from_utf8_lossy(&self.shared.report(None)).into_owned()
     }
 
     /// Unmounts and ends: programs find the mount gone, and their waits at their own time.

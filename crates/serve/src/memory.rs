@@ -1,4 +1,4 @@
-//! How much memory this process may use.
+//! How much memory this process may use, and how many mappings.
 
 use std::path::Path;
 
@@ -15,6 +15,17 @@ pub(crate) fn write_memory() -> u64 {
     let of_groups = text(Path::new("/proc/self/cgroup")).and_then(|groups| of_groups(&groups, text));
     let all = [of_machine, of_groups].into_iter().flatten().min();
     all.map_or(LEAST, |all| (all / 4).max(LEAST))
+}
+
+/// Mappings for links: half of those that the kernel allows a process, which are 65 530 by default.
+pub(crate) fn link_mappings() -> u64 {
+    let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
+    links_of(text.trim().parse().unwrap_or(0))
+}
+
+/// The default's half is rounded up to 32 768.
+fn links_of(mappings: u64) -> u64 {
+    (mappings.div_ceil(64) * 32).clamp(1 << 10, 1 << 20)
 }
 
 /// The memory of this machine, as `/proc/meminfo` has it.
@@ -34,6 +45,13 @@ fn of_groups(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn links_have_half_of_the_mappings() {
+        let limits = [65_530, 262_144, 1_048_576, 1 << 40, 0];
+        assert_eq!(limits.map(links_of), [32_768, 131_072, 524_288, 1 << 20, 1 << 10]);
+        assert!(link_mappings() >= 1 << 10);
+    }
 
     #[test]
     fn the_least_limit_counts() {

@@ -16,17 +16,18 @@ use onehop_usrbio::{Id, Name, SHM};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde_json::{Value, json};
 
 use crate::io::gpu::GpuLanes;
+use crate::memory::link_mappings;
 use crate::persons::Persons;
 use crate::workers::{MOST_GROUPS, ServedRing};
 use crate::{lock, read, write};
 
-/// Links of one user, and of all: a mapping each, and the system has some 65 thousand for a process.
-const MOST_OF_A_USER: u64 = 8192;
-const MOST: u64 = 32_768;
+/// Of all links, which are a mapping each, one user may have this part.
+const PART_OF_A_USER: u64 = 4;
 /// Rings of one user, and of all, among them: a guard each, and a second mapping when a part of its memory is cut off.
-const MOST_RINGS_OF_A_USER: u64 = 1024;
+const MOST_RINGS_OF_A_USER: u64 = 2048;
 const MOST_RINGS: u64 = 16_384;
 /// Entries of a ring: one that is served costs the daemon some hundred bytes.
 const MOST_ENTRIES: i32 = 1 << 16;
@@ -144,9 +145,10 @@ pub(crate) struct LinkTable {
 impl LinkTable {
     /// For the links of so many programs.
     pub fn new(most_programs: usize, persons: &Persons) -> Self {
+        let most = link_mappings();
         Self {
             all: RwLock::default(),
-            links: persons.shares(MOST).with_limit(MOST_OF_A_USER),
+            links: persons.shares(most).with_limit(most / PART_OF_A_USER),
             rings: persons.shares(MOST_RINGS).with_limit(MOST_RINGS_OF_A_USER),
             mapped: persons.shares(MOST_MAPPED).with_limit(MOST_MAPPED_OF_A_USER),
             processes: Mutex::default(),
@@ -207,6 +209,17 @@ impl LinkTable {
     /// Bytes of memory that a user may still have mapped.
     pub fn room(&self, uid: u32) -> u64 {
         self.mapped.room(uid)
+    }
+
+    /// What a user has of the supplies, and may still take.
+    pub fn of_user(&self, uid: u32) -> Value {
+        let of = |supply: &Shares| json!({ "taken": supply.taken_by(uid), "left": supply.room(uid) });
+        json!({
+            "rings": of(&self.rings),
+            "rings_and_buffers": of(&self.links),
+            "mapped_bytes": of(&self.mapped),
+            "programs": of(&self.watched),
+        })
     }
 
     pub fn get(&self, id: Id) -> Option<Arc<LinkedBuffer>> {

@@ -106,7 +106,9 @@ impl RingGroup {
         Ok(Self { semaphore, guard, path, _file: file, priority, rings, stop, started, made })
     }
 
+    /// Has its threads end. Programs see by the missing name that they need another semaphore.
     fn end(&self) {
+        let _ = std::fs::remove_file(&self.path);
         self.stop.store(true, Ordering::Release);
         for _ in 0..8 {
             self.semaphore.post();

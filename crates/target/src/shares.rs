@@ -45,7 +45,7 @@ impl<K: Eq + Hash + Copy> Shares<K> {
         Self { most, of_each, reserve, privileged: Vec::new(), payer: None, taken }
     }
 
-    /// The same, of which each user may have `most` at most.
+    /// The same, of which each user who is not privileged may have `most` at most.
     #[must_use]
     pub fn with_limit(self, most: u64) -> Self {
         Self { of_each: most, ..self }
@@ -81,11 +81,12 @@ impl<K: Eq + Hash + Copy> Shares<K> {
     fn room_in(&self, taken: &ShareCounts<K>, user: K) -> u64 {
         let theirs = taken.of.get(&user).copied().unwrap_or(0);
         let left = self.most.saturating_sub(taken.all);
-        let fair =
-            if self.privileged.contains(&user) { left } else { left.saturating_sub(theirs).div_ceil(2) };
+        let is_privileged = self.privileged.contains(&user);
+        let fair = if is_privileged { left } else { left.saturating_sub(theirs).div_ceil(2) };
         let (more, each) = self.reserve;
         let all_left = self.most.saturating_add(more).saturating_sub(taken.all);
-        fair.max(each.saturating_sub(theirs).min(all_left)).min(self.of_each.saturating_sub(theirs))
+        let room = fair.max(each.saturating_sub(theirs).min(all_left));
+        if is_privileged { room } else { room.min(self.of_each.saturating_sub(theirs)) }
     }
 
     /// Takes so much for a user, all of it or nothing; whether there was room.
@@ -144,6 +145,7 @@ mod tests {
             assert_eq!(shares.room(user), 0);
         }
         assert_eq!(shares.room(0), 1 << 9);
+        assert_eq!(Shares::new(64).with_limit(8).with_privileged([0]).room(0), 64);
         shares.put_back(5, 1 << 16);
         shares.put_back(5, 1);
         assert!(shares.take(5, 1 << 15));

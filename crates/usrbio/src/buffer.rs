@@ -1,7 +1,7 @@
 //! Buffers and rings in host memory, as a program creates them.
 
-use std::fs::File;
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{DirEntry, File};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -12,6 +12,28 @@ use crate::mount::{self, Mount, Submissions};
 use crate::ring::{Client, Completion, Request, bytes};
 use crate::{Error, Id, Name, Result, RingName, SHM};
 
+/// How names of buffers in shared memory begin.
+const PREFIX: &str = "hf3fs-iov-";
+/// Memory of this length and more is allocated as it is touched: to allocate a gibibyte takes 0.2 to 0.4 s.
+const LONG: usize = 16 << 20;
+
+/// Checks that shared memory has room for a new file of so many bytes, and for all others of its user that were not touched
+/// throughout yet. Other users' are left out: they could promise themselves everything.
+fn check_room(len: u64, owner: u32) -> Result<()> {
+    let room = rustix::fs::statvfs(SHM).map_err(|e| Error::file("statvfs", SHM, e))?;
+    let is_theirs = |entry: &DirEntry| entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes());
+    let files = std::fs::read_dir(SHM).map_err(|e| Error::file("list", SHM, e))?.flatten().filter(is_theirs);
+    let files = files.filter_map(|entry| entry.metadata().ok()).filter(|data| data.uid() == owner);
+    let untouched = files.map(|data| data.len().saturating_sub(data.blocks().saturating_mul(512)));
+    let promised = untouched.fold(0, u64::saturating_add).saturating_sub(len);
+    let free = room.f_bavail.saturating_mul(room.f_frsize);
+    // A tmpfs without a limit says that it has no blocks at all.
+    if room.f_blocks == 0 || promised.saturating_add(len) <= free {
+        return Ok(());
+    }
+    Err(Error::NoRoom { len, at: SHM, free, promised })
+}
+
 /// A file in shared memory, unlinked on request or when its creator drops it.
 struct Shm {
     path: PathBuf,
@@ -19,29 +41,40 @@ struct Shm {
 }
 
 impl Shm {
-    /// New memory, all of it allocated: a full `/dev/shm` is an error here and not a signal later.
-    fn create(len: usize, node: Option<u32>) -> Result<Self> {
-        Self::make(len, node).map_err(|why| Error::NoShared { len, why: Box::new(why) })
+    /// New memory, and the number of the user whose it is. A full `/dev/shm` is an error here and not a signal later.
+    fn create(len: usize, node: Option<u32>) -> Result<(Self, u32)> {
+        Self::make(len, node).map_err(|why| match why {
+            Error::NoRoom { .. } => why,
+            why => Error::NoShared { len, why: Box::new(why) },
+        })
     }
 
-    fn make(len: usize, node: Option<u32>) -> Result<Self> {
-        let path = Path::new(SHM).join(format!("hf3fs-iov-{}", Id::random()?));
+    fn make(len: usize, node: Option<u32>) -> Result<(Self, u32)> {
+        let path = Path::new(SHM).join(format!("{PREFIX}{}", Id::random()?));
         // Other users have no access; daemons run as the same user, or as root.
         let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path);
         let file = file.map_err(|e| Error::file("create", &path, e))?;
-        let made = file.set_len(len as u64).map_err(|e| Error::file("ftruncate", &path, e)).and_then(|()| {
-            let mem = HostMem::of_shared(&file)?;
+        let failed = |call| {
+            let path = &path;
+            move |e: std::io::Error| Error::file(call, path, e)
+        };
+        let made = file.set_len(len as u64).map_err(failed("ftruncate")).and_then(|()| {
+            let (mem, owner) = (HostMem::of_shared(&file)?, file.metadata().map_err(failed("fstat"))?.uid());
             if let Some(node) = node {
                 mem.prefer_node(node);
             }
-            rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len as u64)
-                .map_err(|e| Error::file("fallocate", &path, e))?;
-            Ok(mem)
+            if len < LONG {
+                rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len as u64)
+                    .map_err(|e| Error::file("fallocate", &path, e))?;
+            } else {
+                check_room(len as u64, owner)?;
+            }
+            Ok((mem, owner))
         });
-        let mem = made.inspect_err(|_| {
+        let (mem, owner) = made.inspect_err(|_| {
             let _ = std::fs::remove_file(&path);
         })?;
-        Ok(Self { path, mem })
+        Ok((Self { path, mem }, owner))
     }
 
     fn unlink(&self) {
@@ -69,7 +102,7 @@ impl Buffer {
             return Err(Error::Argument(format!("a buffer of {len} bytes in blocks of {block}")));
         }
         let name = Name::buffer(Id::random()?, block);
-        let shm = Shm::create(len, node)?;
+        let (shm, _) = Shm::create(len, node)?;
         mount.publish(&name, &shm.path).inspect_err(|_| shm.unlink())?;
         Ok(Self { mount: mount.clone(), name, shm, own: true })
     }
@@ -122,7 +155,7 @@ pub struct Ring {
     name: Name,
     mem: HostMem,
     client: Client,
-    submissions: Submissions,
+    submissions: Arc<Submissions>,
 }
 
 impl Ring {
@@ -137,14 +170,15 @@ impl Ring {
             return Err(Error::Argument(format!("a ring of {entries} entries never has {depth}")));
         }
         let name = Name { ring: Some(ring), ..Name::buffer(Id::random()?, 0) };
-        let submissions = mount.submissions(ring.priority)?;
-        let shm = Shm::create(len, node)?;
+        let (shm, owner) = Shm::create(len, node)?;
         let published = mount.publish(&name, &shm.path);
         // The daemon has mapped it by now, or never will.
         shm.unlink();
         published?;
-        let made = Client::new(shm.mem.clone());
-        let client = made.inspect_err(|_| {
+        let made = mount
+            .submissions(owner, ring.priority)
+            .and_then(|submissions| Ok((submissions, Client::new(shm.mem.clone())?)));
+        let (submissions, client) = made.inspect_err(|_| {
             let _ = mount.withdraw(&name);
         })?;
         Ok(Self { mount: mount.clone(), name, mem: shm.mem, client, submissions })
@@ -245,5 +279,71 @@ impl Drop for Ring {
     fn drop(&mut self) {
         // A daemon that is gone has forgotten it.
         let _ = self.mount.withdraw(&self.name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::process::Command;
+
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    /// Run by [`long_buffers_take_memory_when_they_are_touched`], where shared memory has 64 MiB and nothing in it.
+    #[test]
+    fn in_a_small_shm() {
+        if std::env::var_os("ONEHOP_TEST_SMALL_SHM").is_none() {
+            return;
+        }
+        let blocks = |shm: &Shm| std::fs::metadata(&shm.path).unwrap().blocks();
+        let (short, owner) = Shm::create(MIB, None).unwrap();
+        assert_eq!((blocks(&short) * 512, owner), (MIB as u64, rustix::process::geteuid().as_raw()));
+        let (first, _) = Shm::create(40 * MIB, None).unwrap();
+        assert_eq!(blocks(&first), 0);
+        let refuse = |len, of_others: usize| {
+            let error = Shm::create(len, None).err().unwrap();
+            assert!(
+                matches!(error, Error::NoRoom { promised, .. } if promised == of_others as u64),
+                "{error}"
+            );
+            assert_eq!(error.errno(), rustix::io::Errno::NOMEM.raw_os_error());
+            assert_eq!(std::fs::read_dir(SHM).unwrap().count(), 2, "it left something behind");
+        };
+        refuse(24 * MIB, 40 * MIB);
+        // What is touched is no promise any more, and is not free either.
+        first.mem.fill(0, 30 * MIB, 1).unwrap();
+        refuse(24 * MIB, 10 * MIB);
+        let error = Shm::create(15 * MIB, None).map(|(shm, _)| shm.mem.fill(0, 15 * MIB, 1).unwrap());
+        error.unwrap();
+        let names = std::fs::read_dir(SHM).unwrap().flatten().map(|entry| entry.path());
+        names
+            .filter(|path| *path != short.path && *path != first.path)
+            .for_each(|path| std::fs::remove_file(path).unwrap());
+        // Others' promises are theirs.
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&first.path, Some(21_001), None).unwrap();
+            drop(Shm::create(24 * MIB, None).unwrap());
+        }
+    }
+
+    #[test]
+    fn long_buffers_take_memory_when_they_are_touched() {
+        let script = "mount -t tmpfs -o size=64m none /dev/shm && echo mounted && exec \"$0\" --exact \
+                      buffer::tests::in_a_small_shm --nocapture";
+        let mut small = Command::new("unshare");
+        small.args(["--mount", "sh", "-c", script]).arg(std::env::current_exe().unwrap());
+        let output = small.env("ONEHOP_TEST_SMALL_SHM", "yes").output();
+        let said =
+            output.as_ref().map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
+        if !said.starts_with("mounted") {
+            let _ = writeln!(
+                std::io::stderr(),
+                "SKIPPED: there can be no /dev/shm of this test's own: {output:?}"
+            );
+            return;
+        }
+        assert!(said.contains("1 passed"), "{output:?}");
     }
 }

@@ -40,6 +40,30 @@ pub enum Error {
         /// The call that failed.
         why: Box<Error>,
     },
+    /// Shared memory has too little room for a buffer.
+    #[error(
+        "{len} bytes of shared memory are not available: {at} has {free} free, of which other buffers may still take {promised}"
+    )]
+    NoRoom {
+        /// Requested bytes.
+        len: u64,
+        /// Where shared memory is.
+        at: &'static str,
+        /// Free bytes.
+        free: u64,
+        /// Bytes of buffers that have not been touched yet.
+        promised: u64,
+    },
+    /// The daemon's limits for this user are reached.
+    #[error(
+        "this user has as many rings and buffers, or programs with them, as the daemon allows (`onehop mount {} --status` \
+         shows how many; `ulimit -n` does not matter)",
+        mount.display()
+    )]
+    TooMany {
+        /// The mount point.
+        mount: std::path::PathBuf,
+    },
     /// The contents of a ring or of a message are inconsistent.
     #[error("{0}")]
     Broken(String),
@@ -90,6 +114,9 @@ impl Error {
         let known = match self {
             Self::Argument(_) | Self::Name { .. } | Self::Broken(_) => Errno::INVAL,
             Self::File { source, .. } => return source.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
+            Self::TooMany { .. } => Errno::MFILE,
+            Self::NoRoom { .. } => Errno::NOMEM,
+            Self::NoShared { why, .. } if why.errno() == Errno::NOSPC.raw_os_error() => Errno::NOMEM,
             // As in 3FS, for any cause.
             Self::Memory(_) | Self::NoShared { .. } => Errno::IO,
             Self::Full => Errno::AGAIN,

@@ -3,11 +3,15 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use onehop_os::hf3fs::{make_link, remove_link};
 use onehop_os::{HostMem, Semaphore};
-use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat, readlinkat, symlinkat, unlinkat};
+use rustix::fs::{
+    AtFlags, CWD, FlockOperation, Mode, OFlags, flock, openat, readlinkat, symlinkat, unlinkat,
+};
 use rustix::io::Errno;
 
 use crate::{Error, IOVS, Name, OURS, Priority, Result, SHM};
@@ -84,14 +88,27 @@ fn unescape(text: &str) -> PathBuf {
 
 /// See [`Mount::hold`].
 pub struct HeldMount<'a> {
-    _folder: RwLockWriteGuard<'a, Arc<OwnedFd>>,
+    _daemon: RwLockWriteGuard<'a, Daemon>,
+}
+
+/// What is known of the daemon that serves a mount.
+struct Daemon {
+    folder: Arc<OwnedFd>,
+    /// Semaphores of our daemon that were found, by user and priority. Finding one takes two requests.
+    submissions: Vec<(u32, Priority, Arc<Submissions>)>,
+}
+
+impl Daemon {
+    fn of(folder: OwnedFd) -> Self {
+        Self { folder: Arc::new(folder), submissions: Vec::new() }
+    }
 }
 
 /// A mount that a program uses. It holds the folder of links open, so the daemon sees that its program lives.
 pub struct Mount {
     path: PathBuf,
     /// Never locked during a request to the daemon: a child that was forked then would find it locked for ever.
-    folder: RwLock<Arc<OwnedFd>>,
+    daemon: RwLock<Daemon>,
 }
 
 impl Mount {
@@ -100,7 +117,7 @@ impl Mount {
     /// # Errors
     /// When there is none.
     pub fn open(path: &Path) -> Result<Self> {
-        Ok(Self { path: path.to_owned(), folder: RwLock::new(Arc::new(folder(path)?)) })
+        Ok(Self { path: path.to_owned(), daemon: RwLock::new(Daemon::of(folder(path)?)) })
     }
 
     /// Its mount point.
@@ -112,19 +129,28 @@ impl Mount {
     /// Keeps other threads from the folder's descriptor as long as the result lives: see `Files::hold`.
     #[must_use]
     pub fn hold(&self) -> HeldMount<'_> {
-        HeldMount { _folder: self.folder.write().unwrap_or_else(PoisonError::into_inner) }
+        HeldMount { _daemon: self.write() }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Daemon> {
+        self.daemon.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Daemon> {
+        self.daemon.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs `f` in the folder of links; once more in a newly opened one if the old one's daemon is gone.
     fn within<R>(&self, f: impl Fn(&OwnedFd) -> rustix::io::Result<R>) -> Result<rustix::io::Result<R>> {
-        let open = self.folder.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let open = self.read().folder.clone();
         let done = f(&open);
         if !matches!(done, Err(Errno::NOTCONN | Errno::STALE | Errno::CONNABORTED | Errno::IO)) {
             return Ok(done);
         }
-        let new = Arc::new(folder(&self.path)?);
-        *self.folder.write().unwrap_or_else(PoisonError::into_inner) = new.clone();
-        Ok(f(&new))
+        let new = Daemon::of(folder(&self.path)?);
+        let folder = new.folder.clone();
+        *self.write() = new;
+        Ok(f(&folder))
     }
 
     /// Registers shared memory with the daemon.
@@ -133,8 +159,14 @@ impl Mount {
     /// When the daemon refuses it.
     pub fn publish(&self, name: &Name, target: &Path) -> Result<()> {
         let link = name.to_string();
-        self.within(|folder| symlinkat(target, folder, &link))?
-            .map_err(|e| Error::file("symlink", self.path.join(IOVS).join(&link), e))
+        let make = |folder: &OwnedFd| {
+            by_our_daemon(make_link(folder, link.as_bytes(), target.as_os_str().as_encoded_bytes()))
+                .unwrap_or_else(|| symlinkat(target, folder, &link))
+        };
+        self.within(make)?.map_err(|error| match error {
+            Errno::MFILE => Error::TooMany { mount: self.path.clone() },
+            error => Error::file("symlink", self.path.join(IOVS).join(&link), error),
+        })
     }
 
     /// Deregisters it.
@@ -143,8 +175,11 @@ impl Mount {
     /// When the daemon has none of that name.
     pub fn withdraw(&self, name: &Name) -> Result<()> {
         let link = name.to_string();
-        self.within(|folder| unlinkat(folder, &link, rustix::fs::AtFlags::empty()))?
-            .map_err(|e| Error::file("unlink", self.path.join(IOVS).join(&link), e))
+        let remove = |folder: &OwnedFd| {
+            by_our_daemon(remove_link(folder, link.as_bytes()))
+                .unwrap_or_else(|| unlinkat(folder, &link, AtFlags::empty()))
+        };
+        self.within(remove)?.map_err(|e| Error::file("unlink", self.path.join(IOVS).join(&link), e))
     }
 
     /// The target of a link.
@@ -157,11 +192,29 @@ impl Mount {
             .map_err(|e| Error::file("readlink", self.path.join(IOVS).join(name), e))
     }
 
-    /// The semaphore for submissions of a priority.
+    /// The semaphore for submissions of a user, who asks, and a priority. Once a ring of theirs is published it is the one
+    /// that announces the ring's submissions.
     ///
     /// # Errors
     /// When the daemon has no semaphore for them, or its link leads out of shared memory.
-    pub fn submissions(&self, priority: Priority) -> Result<Submissions> {
+    pub fn submissions(&self, uid: u32, priority: Priority) -> Result<Arc<Submissions>> {
+        let is_it = |(of, at, known): &&(u32, Priority, Arc<Submissions>)| {
+            (*of, *at) == (uid, priority) && known.are_current()
+        };
+        let known = self.read().submissions.iter().find(is_it).map(|(.., known)| known.clone());
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let found = Arc::new(self.find_submissions(priority)?);
+        let known = &mut self.write().submissions;
+        known.retain(|(.., known)| known.are_current());
+        if found.held.is_some() && known.len() < MOST_KNOWN {
+            known.push((uid, priority, found.clone()));
+        }
+        Ok(found)
+    }
+
+    fn find_submissions(&self, priority: Priority) -> Result<Submissions> {
         let target = self.target(priority.link())?;
         let (file, mem) = shared(&target)?;
         let name = target.file_name().unwrap_or_default();
@@ -177,8 +230,17 @@ impl Mount {
     }
 }
 
+/// The result of a call that our daemon alone has; none where the daemon does not know it, or the texts are too long for it.
+fn by_our_daemon(result: rustix::io::Result<()>) -> Option<rustix::io::Result<()>> {
+    let is_unknown = [Errno::NOTTY, Errno::INVAL, Errno::NOSYS, Errno::OPNOTSUPP, Errno::NAMETOOLONG];
+    Some(result).filter(|result| !result.is_err_and(|error| is_unknown.contains(&error)))
+}
+
 /// How the names of our daemon's semaphores in `/dev/shm` begin.
 pub const OUR_SEMAPHORES: &str = "sem.onehop-submit-ios.";
+
+/// Semaphores that a mount keeps: a program has few users.
+const MOST_KNOWN: usize = 16;
 
 /// The semaphore that announces submissions.
 pub struct Submissions {
@@ -191,6 +253,11 @@ impl Submissions {
     /// Announces a submission.
     pub fn post(&self) {
         self.semaphore.post();
+    }
+
+    /// Whether it is the present one of its user and priority: our daemon removes the name of one that it serves no more.
+    fn are_current(&self) -> bool {
+        self.held.as_ref().is_some_and(|file| file.metadata().is_ok_and(|data| data.nlink() > 0))
     }
 
     /// Whether a daemon serves it, as far as is known without waiting for an answer.

@@ -141,6 +141,13 @@ fn text(document: &Value) -> ReportText {
     let counts = ["programs", "buffers", "rings", "open_files"].map(number);
     let [programs, buffers, rings, files] = counts;
     text.row("now", format!("{programs} programs, {buffers} buffers, {rings} rings, {files} open files"));
+    if let Some(yours) = document.get("yours") {
+        let share =
+            |of: &str| (yours[of]["taken"].as_u64().unwrap_or(0), yours[of]["left"].as_u64().unwrap_or(0));
+        let ((rings, more), (all, more_of_all)) = (share("rings"), share("rings_and_buffers"));
+        let all = format!("{all} rings and buffers ({more_of_all} more are possible)");
+        text.row("this user", format!("{rings} rings ({more} more are possible), {all}"));
+    }
     for way in document["routes"].as_array().into_iter().flatten() {
         let name = |field: &str| way[field].as_str().unwrap_or_default();
         let simulated =

@@ -25,12 +25,15 @@ fn a_folder_is_served_until_sigterm() {
     assert_eq!(std::fs::read_to_string(format!("{point}/a")).unwrap(), "bytes");
     let status = succeed(&["mount", &point, "--status"]);
     assert_eq!((&status["rings"], &status["failed"]), (&0.into(), &0.into()));
+    let rings = &status["yours"]["rings"];
+    assert!(rings["taken"] == 0 && rings["left"].as_u64() > Some(1000), "{rings}");
     let sent = Command::new("kill").args(["-TERM", &daemon.id().to_string()]).status().unwrap();
     assert!(sent.success());
     let output = daemon.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let report = document("mount", &output);
     assert_eq!(report["broken_rings"], 0);
+    assert!(report.get("yours").is_none());
     assert_eq!(std::fs::read_dir(&point).unwrap().count(), 0, "it is still mounted");
     refuse(&["mount", &point, "--status"], 1, "no onehop mount");
 }

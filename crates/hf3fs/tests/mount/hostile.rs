@@ -128,7 +128,7 @@ fn misbehave(mount: &Arc<Mount>, inode: u64, dice: &mut Dice) -> bool {
 /// Cuts memory short that the daemon has mapped: a ring full of requests, and all buffers of this user.
 fn cut_short(mount: &Mount, buffer: Id, inode: u64, dice: &mut Dice) -> Result<(), Error> {
     let ring = name(dice);
-    let submissions = mount.submissions(ring.priority)?;
+    let submissions = mount.submissions(rustix::process::geteuid().as_raw(), ring.priority)?;
     let name = Name { ring: Some(ring), ..Name::buffer(Id::random()?, 0) };
     // A ring of the library has neither a name nor a descriptor when the daemon has it.
     let path = Path::new(SHM).join(format!("onehop-test-{}", name.id));

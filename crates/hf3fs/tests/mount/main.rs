@@ -14,6 +14,7 @@ mod locks;
 mod outages;
 mod processes;
 mod reports;
+mod rings;
 mod silent;
 mod stalled;
 mod target;

@@ -1,9 +1,11 @@
 //! Answers to the kernel.
 
-use fuser::{FileAttr, Generation, ReplyAttr, ReplyEmpty, ReplyEntry, ReplyXattr};
+use std::time::Duration;
+
+use fuser::{FileAttr, Generation, INodeNo, ReplyAttr, ReplyEmpty, ReplyEntry, ReplyXattr};
 use rustix::io::Errno;
 
-use super::{BELIEVE, NEVER, is_virtual};
+use super::{ALWAYS, BELIEVE, NEVER, is_virtual, virt};
 
 pub(super) fn errno(error: Errno) -> fuser::Errno {
     fuser::Errno::from_i32(error.raw_os_error())
@@ -13,12 +15,20 @@ pub(super) fn io(error: &std::io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
+/// How long the kernel may believe what it is told of a file.
+fn believed(inode: INodeNo) -> Duration {
+    match inode {
+        inode if virt::is_fixed(inode.0) => ALWAYS,
+        inode if is_virtual(inode) => NEVER,
+        _ => BELIEVE,
+    }
+}
+
 /// Answers with an entry, or with why there is none.
 pub(super) fn entry(reply: ReplyEntry, found: Result<FileAttr, Errno>) {
     match found {
         Ok(attr) => {
-            let time = if is_virtual(attr.ino) { NEVER } else { BELIEVE };
-            reply.entry(&time, &attr, Generation(0));
+            reply.entry(&believed(attr.ino), &attr, Generation(0));
         }
         Err(error) => reply.error(errno(error)),
     }
@@ -27,7 +37,7 @@ pub(super) fn entry(reply: ReplyEntry, found: Result<FileAttr, Errno>) {
 /// Answers with attributes, or with why they are not known.
 pub(super) fn attributes(reply: ReplyAttr, found: Result<FileAttr, Errno>) {
     match found {
-        Ok(attr) => reply.attr(if is_virtual(attr.ino) { &NEVER } else { &BELIEVE }, &attr),
+        Ok(attr) => reply.attr(&believed(attr.ino), &attr),
         Err(error) => reply.error(errno(error)),
     }
 }

@@ -1,6 +1,8 @@
 //! With whose rights requests are done.
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -9,6 +11,7 @@ use onehop_os::identity::groups_of;
 use onehop_target::wire::Caller;
 
 use crate::lock;
+use crate::table::Owner;
 
 /// How long a thread's groups are remembered: to read them takes longer than most requests. A thread needs a capability to change
 /// them, its number is not used again so soon, and the kernel that asks has checked the request with the groups of now.
@@ -49,6 +52,21 @@ impl Callers {
         known.insert(who, (Instant::now(), groups.clone()));
         groups
     }
+}
+
+/// Who makes a request, and the process that it is of.
+pub(super) fn owner(request: &Request) -> Owner {
+    Owner { uid: request.uid(), gid: request.gid(), pid: process_of(request.pid()) }
+}
+
+/// FUSE tells the thread that asks; what ends as one is its process.
+pub(super) fn process_of(thread: u32) -> u32 {
+    // Its beginning is enough, and one read is quicker than the many of a whole file.
+    let mut begin = [0; 512];
+    let read = File::open(format!("/proc/{thread}/status")).and_then(|mut file| file.read(&mut begin));
+    let status = String::from_utf8_lossy(&begin[..read.unwrap_or(0)]);
+    let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+    line.and_then(|number| number.trim().parse().ok()).unwrap_or(thread)
 }
 
 #[cfg(test)]

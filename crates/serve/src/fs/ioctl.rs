@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 
 use fuser::{FileHandle, INodeNo};
@@ -63,6 +64,16 @@ fn number(data: &[u8], at: usize) -> Result<u64, Errno> {
     Ok(u64::from_le_bytes(bytes.try_into().map_err(|_| Errno::INVAL)?))
 }
 
+/// A link's name and its target, which a program writes instead of calling `symlink` or `unlink` in the folder of links.
+pub(super) fn link_texts(data: &[u8]) -> Result<(&OsStr, &Path), Errno> {
+    let mut texts = data.split(|byte| *byte == 0);
+    // What follows the last zero is a text, too.
+    let ([Some(name), Some(target)], Some(_)) = ([texts.next(), texts.next()], texts.next()) else {
+        return Err(Errno::INVAL);
+    };
+    Ok((OsStr::from_bytes(name), Path::new(OsStr::from_bytes(target))))
+}
+
 /// The folder comes as a number, past the checks of the kernel that asks. So the caller's user has to have that folder open, which the
 /// kernel has checked: a number alone would lead into folders that are closed to them.
 fn hardlink(mounted: &Mounted, by: &Caller, inode: INodeNo, data: &[u8]) -> Result<Vec<u8>, Errno> {
@@ -95,4 +106,20 @@ fn punch_holes(open: &Open, by: &Caller, data: &[u8]) -> Result<Vec<u8>, Errno> 
         open.file().allocate(flags.bits(), start, length).map_err(|error| super::io(&error))?;
     }
     Ok(Vec::new())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_have_two_texts() {
+        let texts =
+            |data| link_texts(data).map(|(name, target)| (name.to_str().unwrap(), target.to_str().unwrap()));
+        assert_eq!(texts(b"ab\0/c\0\0\0"), Ok(("ab", "/c")));
+        assert_eq!(texts(b"ab\0\0"), Ok(("ab", "")));
+        for broken in [&b""[..], b"ab", b"ab\0", b"ab\0/c"] {
+            assert_eq!(texts(broken), Err(Errno::INVAL), "{broken:?}");
+        }
+    }
 }

@@ -30,10 +30,9 @@ use rustix::fs::OFlags;
 use crate::daemon::DaemonShared;
 use crate::locks::Asker;
 use crate::opens::Open;
-use crate::table::Owner;
 use answer::{attributes, empty, entry, errno, io, xattr};
 use attr::{VIRTUAL, time_change};
-use callers::Callers;
+use callers::{Callers, owner};
 use folders::{FolderEntry, OpenFolders};
 use ops::{Write, may_wait};
 use reports::OpenReports;
@@ -42,6 +41,8 @@ use threads::SpareThreads;
 /// How long the kernel may believe what it was told of a file. What rings write it is told at once.
 const BELIEVE: Duration = Duration::from_secs(1);
 const NEVER: Duration = Duration::ZERO;
+/// For what stays as it is while the daemon runs.
+const ALWAYS: Duration = Duration::from_secs(3600);
 /// Not a user's number, for the attributes of the root, which are needed on the way to everything: they do not wait behind what their
 /// user waits for, and are there soon, whatever a target does.
 const NOBODY: u32 = u32::MAX;
@@ -86,17 +87,6 @@ impl std::ops::Deref for FuseHandler {
 
 fn is_virtual(inode: INodeNo) -> bool {
     inode.0 >= VIRTUAL
-}
-
-fn owner(request: &Request) -> Owner {
-    Owner { uid: request.uid(), gid: request.gid(), pid: process_of(request.pid()) }
-}
-
-/// FUSE tells the thread that asks; what ends as one is its process.
-fn process_of(thread: u32) -> u32 {
-    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
-    line.and_then(|number| number.trim().parse().ok()).unwrap_or(thread)
 }
 
 impl Filesystem for FuseHandler {
@@ -280,8 +270,8 @@ impl Filesystem for FuseHandler {
 
     fn open(&self, request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         if inode.0 == virt::STATS {
-            let handle = self.shared.opens.handle();
-            if let Err(error) = self.reports.open(handle, request.uid(), || self.shared.report()) {
+            let (handle, uid) = (self.shared.opens.handle(), request.uid());
+            if let Err(error) = self.reports.open(handle, uid, || self.shared.report(Some(uid))) {
                 return reply.error(errno(error));
             }
             return reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO);
@@ -467,6 +457,12 @@ impl Filesystem for FuseHandler {
                 Ok(()) => reply.ioctl(0, &[0; 4]),
                 Err(error) => reply.error(errno(error)),
             });
+        }
+        if let Some(done) = virt::ioctl(&self.shared, inode.0, command, data, || owner(request)) {
+            return match done {
+                Ok(()) => reply.ioctl(0, &[]),
+                Err(error) => reply.error(errno(error)),
+            };
         }
         let of = ioctl::On { inode, handle, folder: flags.contains(IoctlFlags::FUSE_IOCTL_DIR) };
         let (by, data) = (self.callers.of(request, 0), data.to_vec());

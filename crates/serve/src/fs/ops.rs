@@ -13,6 +13,7 @@ use rustix::fs::{OFlags, fstat};
 use rustix::io::Errno;
 
 use super::attr::attr;
+use super::callers::process_of;
 use super::folders::{FolderEntry, OpenFolder};
 use super::{Mounted, io, is_virtual, virt};
 use crate::daemon::DaemonShared;
@@ -156,7 +157,7 @@ impl Mounted {
     /// Opens a folder for a caller, who asks by this thread; gives its handle.
     pub(super) fn open_folder(&self, by: &Caller, inode: INodeNo, thread: u32) -> Result<u64, Errno> {
         let (handle, watcher) =
-            (self.shared.opens.handle(), (inode.0 == virt::IOVS).then(|| super::process_of(thread)));
+            (self.shared.opens.handle(), (inode.0 == virt::IOVS).then(|| process_of(thread)));
         let folder = if is_virtual(inode) {
             virt::list(&self.shared, inode.0, by.uid)?;
             OpenFolder::of_ours(inode.0, by.uid, watcher)

@@ -5,12 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fuser::{FileAttr, FileType};
+use onehop_os::hf3fs::{MAKE_LINK, REMOVE_LINK};
 use onehop_usrbio::ring::RingServer;
 use onehop_usrbio::{Name, Priority};
 use rustix::io::Errno;
 
 use super::attr::{VIRTUAL, pseudo_attr};
 use super::folders::FolderEntry;
+use super::ioctl::link_texts;
 use crate::daemon::DaemonShared;
 use crate::table::{LinkContent, LinkedBuffer, Owner, is_too_long, map_shared};
 use crate::workers::ServedRing;
@@ -47,6 +49,11 @@ fn fixed(inode: u64) -> Option<FileAttr> {
         _ if (SEMAPHORES..SEMAPHORES + 3).contains(&inode) => Some(link(inode, (0, 0), 64)),
         _ => None,
     }
+}
+
+/// Whether it is one of the daemon's own, which are always there and the same.
+pub(super) fn is_fixed(inode: u64) -> bool {
+    fixed(inode).is_some()
 }
 
 /// The folder itself, in the mount's top folder.
@@ -164,6 +171,27 @@ pub(super) fn symlink(
         }
     };
     Ok(buffer_attr(&buffer))
+}
+
+/// A program makes or removes a link in one request of its own; none where it is another.
+pub(super) fn ioctl(
+    shared: &Arc<DaemonShared>,
+    inode: u64,
+    command: u32,
+    data: &[u8],
+    owner: impl FnOnce() -> Owner,
+) -> Option<Result<(), Errno>> {
+    if inode != IOVS || ![MAKE_LINK, REMOVE_LINK].contains(&command) {
+        return None;
+    }
+    Some(link_texts(data).and_then(|(name, target)| {
+        let owner = owner();
+        if command == MAKE_LINK {
+            symlink(shared, name, target, owner).map(drop)
+        } else {
+            unlink(shared, name, owner.uid)
+        }
+    }))
 }
 
 /// A program takes memory back.

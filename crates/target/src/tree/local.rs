@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, OnceLock};
 
 use onehop_os::identity::{Acting, Credentials, OwnCredentials};
-use onehop_os::page_cache::{DirectRules, cached_bytes, open_direct};
+use onehop_os::page_cache::{DirectRules, cached_bytes, is_in_memory, may_swap, open_direct};
 use rustix::fs::{FallocateFlags, Mode, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
 
@@ -26,13 +26,15 @@ pub struct Local {
     writer: Option<Writer>,
     /// The same past the page cache, opened when it is first wanted.
     direct: OnceLock<Option<(File, DirectRules)>>,
+    /// Whether its bytes are in memory and nowhere else.
+    in_memory: OnceLock<bool>,
 }
 
 impl Local {
     /// An open file, written by this process.
     #[must_use]
     pub fn new(file: File) -> Self {
-        Self { file, writer: None, direct: OnceLock::new() }
+        Self { file, writer: None, direct: OnceLock::new(), in_memory: OnceLock::new() }
     }
 
     /// An open file, written as a user.
@@ -63,6 +65,9 @@ fn plain(error: onehop_os::Error) -> io::Error {
 
 impl OpenFile for Local {
     fn read_now(&self, to: TransferMemory<'_>, at: u64) -> io::Result<Option<usize>> {
+        if *self.in_memory.get_or_init(|| is_in_memory(&self.file)) {
+            return if may_swap() { Ok(None) } else { self.read(to, at).map(Some) };
+        }
         to.mem.read_cached(to.at, to.len, &self.file, at).map_err(plain)
     }
 

@@ -1,0 +1,189 @@
+//! Links and semaphores of rings and buffers, as programs make, find and lose them.
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt, symlink};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use onehop_os::page_cache::may_swap;
+use onehop_serve::MountOptions;
+use onehop_usrbio::buffer::{Buffer, Ring};
+use onehop_usrbio::mount::Mount;
+use onehop_usrbio::ring::Request;
+use onehop_usrbio::{Error, Id, Name, Priority, RingName, SHM};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+use serde_json::Value;
+
+use crate::attacks::{ATTACKER, become_user};
+use crate::bed::{Bed, LONG, part, part_of, run, skipped};
+use crate::exhaustion::open_to_all;
+
+const NAME: RingName =
+    RingName { read: false, depth: 0, priority: Priority::Normal, timeout: Duration::ZERO, flags: 0 };
+
+fn mount(dir: &Path) -> Arc<Mount> {
+    Arc::new(Mount::open(&dir.join("mnt")).unwrap())
+}
+
+/// Run by [`links_are_made_and_removed_by_either_call`].
+#[test]
+fn linker_of_buffers() {
+    let Some(dir) = part_of() else { return };
+    let (mount, links) = (mount(&dir), dir.join("mnt/3fs-virt/iovs"));
+    let link = |id: Id| links.join(id.to_string());
+    // The library has a call of its own; plain ones see what it did.
+    let buffer = Buffer::create(&mount, 4096, 0, None).unwrap();
+    let target = std::fs::read_link(link(buffer.id())).unwrap();
+    assert!(target.is_file());
+    std::fs::remove_file(link(buffer.id())).unwrap();
+    assert!(std::fs::read_link(link(buffer.id())).is_err());
+    assert!(matches!(mount.withdraw(&Name::buffer(buffer.id(), 0)), Err(Error::File { .. })));
+    // And the other way round.
+    let name = Name::buffer(Id::random().unwrap(), 0);
+    symlink(&target, link(name.id)).unwrap();
+    let again = mount.publish(&name, &target).unwrap_err();
+    assert_eq!(again.errno(), Errno::EXIST.raw_os_error(), "{again}");
+    mount.withdraw(&name).unwrap();
+    assert!(std::fs::read_link(link(name.id)).is_err());
+    for odd in ["/etc/passwd", "/dev/shm/nothing there", ""] {
+        let refused = mount.publish(&name, Path::new(odd)).unwrap_err();
+        let plain = symlink(odd, link(name.id)).unwrap_err();
+        assert_eq!(Some(refused.errno()), plain.raw_os_error(), "{odd}: {refused}");
+    }
+    drop(buffer);
+    if !geteuid().is_root() {
+        return skipped("only root can be another user");
+    }
+    let buffer = Buffer::create(&mount, 4096, 0, None).unwrap();
+    let (id, shared) = (buffer.id(), mount.clone());
+    let other = std::thread::spawn(move || {
+        become_user(ATTACKER, &[]);
+        shared.withdraw(&Name::buffer(id, 0)).unwrap_err()
+    });
+    assert_eq!(other.join().unwrap().errno(), Errno::NOENT.raw_os_error());
+    assert!(std::fs::read_link(link(id)).is_ok());
+}
+
+#[test]
+fn links_are_made_and_removed_by_either_call() {
+    let Some(bed) = Bed::start() else { return };
+    open_to_all(&bed);
+    assert!(run(part("rings::linker_of_buffers", &bed)).contains("1 passed"));
+    assert_eq!(bed.report()["buffers"], 0);
+}
+
+/// Run by [`semaphores_that_were_replaced_are_found`].
+#[test]
+fn breaker_of_semaphores() {
+    let Some(dir) = part_of() else { return };
+    let (mount, uid) = (mount(&dir), geteuid().as_raw());
+    let _first = Ring::create(&mount, 8, NAME, None).unwrap();
+    let found = || mount.submissions(uid, NAME.priority).unwrap();
+    let before = found();
+    assert!(Arc::ptr_eq(&before, &found()) && before.are_served());
+    assert!(!Arc::ptr_eq(&before, &mount.submissions(uid + 1, NAME.priority).unwrap()));
+    let path = std::fs::read_link(dir.join("mnt/3fs-virt/iovs").join(NAME.priority.link())).unwrap();
+    File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
+    let start = Instant::now();
+    // The daemon sees it when it looks at the semaphore next, and makes another for the next ring.
+    while Arc::ptr_eq(&before, &found()) {
+        assert!(start.elapsed() < LONG, "the semaphore that nobody serves is still the one");
+        std::thread::sleep(Duration::from_millis(10));
+        let _next = Ring::create(&mount, 8, NAME, None).unwrap();
+    }
+    assert!(!path.exists() && found().are_served());
+}
+
+#[test]
+fn semaphores_that_were_replaced_are_found() {
+    let Some(bed) = Bed::start() else { return };
+    assert!(run(part("rings::breaker_of_semaphores", &bed)).contains("1 passed"));
+}
+
+/// Run by [`a_user_with_too_many_rings_is_told_so`].
+#[test]
+fn maker_of_rings() {
+    let Some(dir) = part_of() else { return };
+    become_user(ATTACKER, &[]);
+    let mount = mount(&dir);
+    let mut rings = Vec::new();
+    let refused = loop {
+        match Ring::create(&mount, 1, NAME, None) {
+            Ok(ring) => rings.push(ring),
+            Err(error) => break error,
+        }
+        assert!(rings.len() < 4096, "nothing limits them");
+    };
+    assert!(matches!(refused, Error::TooMany { .. }), "{refused}");
+    assert_eq!(refused.errno(), Errno::MFILE.raw_os_error());
+    assert!(refused.to_string().contains("onehop mount") && refused.to_string().contains("--status"));
+    assert_eq!(rings.len(), 2048);
+    let status = std::fs::read_to_string(dir.join("mnt/3fs-virt/onehop/stats")).unwrap();
+    let yours = serde_json::from_str::<Value>(&status).unwrap()["yours"]["rings"].clone();
+    assert_eq!(yours, serde_json::json!({ "taken": 2048, "left": 0 }));
+    rings.pop();
+    Ring::create(&mount, 1, NAME, None).unwrap();
+    // A buffer is no ring.
+    Buffer::create(&mount, 4096, 0, None).unwrap();
+}
+
+#[test]
+fn a_user_with_too_many_rings_is_told_so() {
+    if !geteuid().is_root() {
+        return skipped("only root can be another user, and a daemon's own user has no limit");
+    }
+    let Some(bed) = Bed::start() else { return };
+    open_to_all(&bed);
+    assert!(run(part("rings::maker_of_rings", &bed)).contains("1 passed"));
+}
+
+/// Run by [`files_in_memory_are_read_at_once`].
+#[test]
+fn reader_of_memory() {
+    let Some(dir) = part_of() else { return };
+    let (mount, file) = (mount(&dir), File::open(dir.join("mnt/file")).unwrap());
+    let ring = Ring::create(&mount, 8, RingName { read: true, ..NAME }, None).unwrap();
+    let buffer = Buffer::create(&mount, 4 * MEMORY_READ as usize, 0, None).unwrap();
+    let inode = file.metadata().unwrap().ino();
+    let mut results = Vec::new();
+    for (place, at) in [0, 100, 3 * MEMORY_READ, 4 * MEMORY_READ - 7].into_iter().enumerate() {
+        let offset = place as u64 * MEMORY_READ;
+        let request = Request { buffer: buffer.id(), offset, inode, at, len: MEMORY_READ, userdata: 0 };
+        ring.prepare(&request).unwrap();
+        ring.submit();
+        let (until, mut done) = (SystemTime::now() + LONG, Vec::new());
+        ring.wait(&mut done, (1, 8), Some(until), Duration::from_millis(1)).unwrap();
+        let count = usize::try_from(done[0].result).unwrap();
+        let mut wanted = vec![0; MEMORY_READ as usize];
+        let whole = file.read_at(&mut wanted, at).unwrap();
+        assert_eq!(count, whole, "at {at}");
+        assert!(buffer.memory().to_vec(offset as usize, wanted.len()).unwrap() == wanted, "at {at}");
+        results.push(count as u64);
+    }
+    assert_eq!(results, [MEMORY_READ, MEMORY_READ, MEMORY_READ, 7]);
+}
+
+/// A read that a thread of rings does by itself.
+const MEMORY_READ: u64 = 64 << 10;
+
+#[test]
+fn files_in_memory_are_read_at_once() {
+    if may_swap() {
+        return skipped("memory may be swapped out here, so that reads of files in memory may wait");
+    }
+    let bed = Bed::folder();
+    let root = Path::new(SHM).join(format!("onehop-test-{}", Id::random().unwrap()));
+    std::fs::create_dir(&root).unwrap();
+    let bytes: Vec<u8> = (0..4 * MEMORY_READ).map(|i| ((i * i) >> 7) as u8).collect();
+    std::fs::write(root.join("file"), bytes).unwrap();
+    let options = MountOptions::new(&bed.mount(), &root);
+    if let Some(bed) = bed.mounted(options) {
+        assert!(run(part("rings::reader_of_memory", &bed)).contains("1 passed"));
+        let routes = bed.report()["routes"].clone();
+        let waited = |way: &Value| way["route"] == "cpu/waited" && way["bytes"] != 7;
+        assert!(!routes.as_array().unwrap().iter().any(waited), "{routes:#}");
+    }
+    std::fs::remove_dir_all(root).unwrap();
+}
