@@ -33,6 +33,7 @@ mod persons;
 mod predecessor;
 mod socket;
 mod stats;
+mod supplies;
 mod table;
 mod waits;
 mod workers;

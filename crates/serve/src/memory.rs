@@ -23,9 +23,9 @@ pub(crate) fn link_mappings() -> u64 {
     links_of(text.trim().parse().unwrap_or(0))
 }
 
-/// The default's half is rounded up to 32 768.
+/// The default's half is rounded up to 32 768. More than 131 072 would be as many descriptors, where they are of a GPU.
 fn links_of(mappings: u64) -> u64 {
-    (mappings.div_ceil(64) * 32).clamp(1 << 10, 1 << 20)
+    (mappings.div_ceil(64) * 32).clamp(1 << 10, 1 << 17)
 }
 
 /// The memory of this machine, as `/proc/meminfo` has it.
@@ -49,7 +49,7 @@ mod tests {
     #[test]
     fn links_have_half_of_the_mappings() {
         let limits = [65_530, 262_144, 1_048_576, 1 << 40, 0];
-        assert_eq!(limits.map(links_of), [32_768, 131_072, 524_288, 1 << 20, 1 << 10]);
+        assert_eq!(limits.map(links_of), [32_768, 1 << 17, 1 << 17, 1 << 17, 1 << 10]);
         assert!(link_mappings() >= 1 << 10);
     }
 

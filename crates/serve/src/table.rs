@@ -19,24 +19,13 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::{Value, json};
 
 use crate::io::gpu::GpuLanes;
-use crate::memory::link_mappings;
 use crate::persons::Persons;
-use crate::workers::{MOST_GROUPS, ServedRing};
+use crate::supplies::{Supplies, Taken};
+use crate::workers::ServedRing;
 use crate::{lock, read, write};
 
-/// Of all links, which are a mapping each, one user may have this part.
-const PART_OF_A_USER: u64 = 4;
-/// Rings of one user, and of all, among them: a guard each, and a second mapping when a part of its memory is cut off.
-const MOST_RINGS_OF_A_USER: u64 = 2048;
-const MOST_RINGS: u64 = 16_384;
 /// Entries of a ring: one that is served costs the daemon some hundred bytes.
 const MOST_ENTRIES: i32 = 1 << 16;
-/// Bytes of addresses that the memory of one user takes, and that of all: files in `/dev/shm` may have holes, and a process has 128 TiB.
-const MOST_MAPPED_OF_A_USER: u64 = 4 << 40;
-const MOST_MAPPED: u64 = 32 << 40;
-// Semaphores have guards too, and so have rings that are on their way here or from here.
-const _: () = assert!((MOST_RINGS + MOST_RINGS_OF_A_USER) as usize + MOST_GROUPS < onehop_os::Guard::MOST);
-
 /// Who told of something.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Owner {
@@ -62,6 +51,20 @@ pub(crate) enum LinkContent {
     Ring(Arc<ServedRing>),
 }
 
+impl LinkContent {
+    /// Bytes of this process's addresses that it takes.
+    fn mapped(&self) -> u64 {
+        match self {
+            Self::Host(mem) => mem.len() as u64,
+            Self::Ring(ring) => ring.server.memory_len() as u64,
+            // The emulated GPU's is a file.
+            Self::Gpu(gpu) if gpu.engine.device.gpu().simulated() => gpu.region.len() as u64,
+            // Of the GPU's addresses, mostly; and it is not longer than a GPU has memory.
+            Self::Gpu(_) => 0,
+        }
+    }
+}
+
 /// A link of a program.
 pub(crate) struct LinkedBuffer {
     pub name: Name,
@@ -73,6 +76,7 @@ pub(crate) struct LinkedBuffer {
     pub made: SystemTime,
     pub what: LinkContent,
     gone: AtomicBool,
+    _taken: Arc<Taken>,
 }
 
 impl LinkedBuffer {
@@ -87,18 +91,6 @@ impl LinkedBuffer {
 
     fn is_ring(&self) -> bool {
         matches!(self.what, LinkContent::Ring(_))
-    }
-
-    /// Bytes of this process's addresses that it takes.
-    fn mapped(&self) -> u64 {
-        match &self.what {
-            LinkContent::Host(mem) => mem.len() as u64,
-            LinkContent::Ring(ring) => ring.server.memory_len() as u64,
-            // The emulated GPU's is a file.
-            LinkContent::Gpu(gpu) if gpu.engine.device.gpu().simulated() => gpu.region.len() as u64,
-            // Of the GPU's addresses, mostly; and it is not longer than a GPU has memory.
-            LinkContent::Gpu(_) => 0,
-        }
     }
 
     /// Its memory's length.
@@ -132,10 +124,7 @@ struct Links {
 /// All links.
 pub(crate) struct LinkTable {
     all: RwLock<Links>,
-    links: Shares,
-    rings: Shares,
-    /// Bytes of addresses.
-    mapped: Shares,
+    supplies: Arc<Supplies>,
     processes: Mutex<HashMap<u32, Process>>,
     /// Programs that are watched, which costs a descriptor each.
     watched: Shares,
@@ -145,12 +134,9 @@ pub(crate) struct LinkTable {
 impl LinkTable {
     /// For the links of so many programs.
     pub fn new(most_programs: usize, persons: &Persons) -> Self {
-        let most = link_mappings();
         Self {
             all: RwLock::default(),
-            links: persons.shares(most).with_limit(most / PART_OF_A_USER),
-            rings: persons.shares(MOST_RINGS).with_limit(MOST_RINGS_OF_A_USER),
-            mapped: persons.shares(MOST_MAPPED).with_limit(MOST_MAPPED_OF_A_USER),
+            supplies: Arc::new(Supplies::new(persons)),
             processes: Mutex::default(),
             watched: persons.shares(most_programs as u64),
             next: AtomicU64::new(0),
@@ -166,6 +152,17 @@ impl LinkTable {
         owner: Owner,
         what: LinkContent,
     ) -> Result<Arc<LinkedBuffer>, Errno> {
+        let mut all = write(&self.all);
+        if all.by_id.contains_key(&name.id) {
+            return Err(Errno::EXIST);
+        }
+        let taken = self.supplies.take(owner.uid, matches!(what, LinkContent::Ring(_)), what.mapped())?;
+        // Only for what is taken up: it costs a descriptor.
+        self.watch(owner.pid, owner.uid)?;
+        let taken = Arc::new(taken);
+        if let LinkContent::Ring(ring) = &what {
+            ring.keep(taken.clone());
+        }
         let buffer = Arc::new(LinkedBuffer {
             name,
             link: link.to_owned(),
@@ -175,32 +172,8 @@ impl LinkTable {
             made: SystemTime::now(),
             what,
             gone: AtomicBool::new(false),
+            _taken: taken,
         });
-        let mut all = write(&self.all);
-        if all.by_id.contains_key(&name.id) {
-            return Err(Errno::EXIST);
-        }
-        let (uid, ring) = (owner.uid, u64::from(buffer.is_ring()));
-        if !self.links.take(uid, 1) {
-            return Err(Errno::MFILE);
-        }
-        if !self.rings.take(uid, ring) {
-            self.links.put_back(uid, 1);
-            return Err(Errno::MFILE);
-        }
-        // Several may have asked at once how much room there is.
-        if !self.mapped.take(uid, buffer.mapped()) {
-            self.links.put_back(uid, 1);
-            self.rings.put_back(uid, ring);
-            return Err(Errno::NOMEM);
-        }
-        // Only for what is taken up: it costs a descriptor.
-        if let Err(error) = self.watch(owner.pid, uid) {
-            self.links.put_back(uid, 1);
-            self.rings.put_back(uid, ring);
-            self.mapped.put_back(uid, buffer.mapped());
-            return Err(error);
-        }
         all.by_id.insert(name.id, buffer.clone());
         all.by_inode.insert(buffer.inode, name.id);
         Ok(buffer)
@@ -208,18 +181,14 @@ impl LinkTable {
 
     /// Bytes of memory that a user may still have mapped.
     pub fn room(&self, uid: u32) -> u64 {
-        self.mapped.room(uid)
+        self.supplies.mapped.room(uid)
     }
 
     /// What a user has of the supplies, and may still take.
     pub fn of_user(&self, uid: u32) -> Value {
-        let of = |supply: &Shares| json!({ "taken": supply.taken_by(uid), "left": supply.room(uid) });
-        json!({
-            "rings": of(&self.rings),
-            "rings_and_buffers": of(&self.links),
-            "mapped_bytes": of(&self.mapped),
-            "programs": of(&self.watched),
-        })
+        let mut shares = self.supplies.of_user(uid);
+        shares["programs"] = json!({ "taken": self.watched.taken_by(uid), "left": self.watched.room(uid) });
+        shares
     }
 
     pub fn get(&self, id: Id) -> Option<Arc<LinkedBuffer>> {
@@ -242,20 +211,16 @@ impl LinkTable {
         read(&self.all).by_id.values().cloned().collect()
     }
 
-    /// Forgets one; what is under way with it ends all the same.
-    pub fn remove(&self, id: Id) -> Option<Arc<LinkedBuffer>> {
-        let gone = {
-            let mut all = write(&self.all);
-            let gone = all.by_id.remove(&id)?;
-            all.by_inode.remove(&gone.inode);
-            gone
-        };
-        gone.gone.store(true, Ordering::Release);
-        let uid = gone.owner.uid;
-        self.links.put_back(uid, 1);
-        self.rings.put_back(uid, u64::from(gone.is_ring()));
-        self.mapped.put_back(uid, gone.mapped());
-        Some(gone)
+    /// Forgets one, unless it is another by now; what is under way with it ends all the same.
+    pub fn remove(&self, this: &Arc<LinkedBuffer>) -> bool {
+        let mut all = write(&self.all);
+        let is_there = all.by_id.get(&this.name.id).is_some_and(|other| Arc::ptr_eq(this, other));
+        if is_there {
+            all.by_id.remove(&this.name.id);
+            all.by_inode.remove(&this.inode);
+            this.gone.store(true, Ordering::Release);
+        }
+        is_there
     }
 
     /// Watches for a program's end. Where there is no descriptor for that, its buffers would go while it lives.
@@ -319,9 +284,10 @@ impl LinkTable {
             !over
         });
         let theirs = all.by_id.values().filter(|buffer| ended.contains(&buffer.owner.pid));
-        let theirs: Vec<Id> = theirs.map(|buffer| buffer.name.id).collect();
+        let mut theirs: Vec<_> = theirs.cloned().collect();
         drop(all);
-        theirs.into_iter().filter_map(|id| self.remove(id)).collect()
+        theirs.retain(|buffer| self.remove(buffer));
+        theirs
     }
 
     /// Programs, buffers and rings.
@@ -389,6 +355,7 @@ mod tests {
     use onehop_usrbio::{Priority, RingName};
 
     use super::*;
+    use crate::supplies::MOST_RINGS_OF_A_USER;
 
     /// Also run by itself, where something is mounted on the file that the variable names.
     #[test]
@@ -432,24 +399,26 @@ mod tests {
             let (owner, id) = (Owner { uid, gid: uid, pid: std::process::id() }, Id::random().unwrap());
             let mem = HostMem::anonymous(bytes(1).unwrap()).unwrap();
             let what = if rings {
-                LinkContent::Ring(Arc::new(ServedRing::new(RingServer::new(mem, ring).unwrap(), owner, id)))
+                LinkContent::Ring(Arc::new(ServedRing::new(RingServer::new(mem, ring).unwrap(), owner)))
             } else {
                 LinkContent::Host(mem)
             };
             table.add(Name::buffer(id, 0), &id.to_string(), Path::new("/"), owner, what)
         };
         for _ in 0..MOST_RINGS_OF_A_USER {
-            add(1000, true).unwrap();
+            add(21_001, true).unwrap();
         }
-        assert_eq!(add(1000, true).err(), Some(Errno::MFILE));
-        add(1000, false).unwrap();
-        add(1001, true).unwrap();
+        assert_eq!(add(21_001, true).err(), Some(Errno::MFILE));
+        add(21_001, false).unwrap();
+        add(21_002, true).unwrap();
         // Who lets go of one may have another.
-        let one = table.all().into_iter().find(|one| one.is_ring() && one.owner.uid == 1000).unwrap();
+        let one = table.all().into_iter().find(|one| one.is_ring() && one.owner.uid == 21_001).unwrap();
         assert!(Arc::ptr_eq(&table.inode(one.inode).unwrap(), &one));
-        table.remove(one.name.id).unwrap();
-        assert!(table.inode(one.inode).is_none());
-        add(1000, true).unwrap();
+        assert!(table.remove(&one) && !table.remove(&one) && table.inode(one.inode).is_none());
+        // Not while its memory is in use.
+        assert_eq!(add(21_001, true).err(), Some(Errno::MFILE));
+        drop(one);
+        add(21_001, true).unwrap();
         assert_eq!(table.counts().2 as u64, MOST_RINGS_OF_A_USER + 1);
     }
 
@@ -457,17 +426,17 @@ mod tests {
     fn many_users_leave_room_for_one_more() {
         let table = LinkTable::new(1 << 10, &Persons::default());
         for uid in 1..=30 {
-            assert!(table.mapped.take(uid, table.mapped.room(uid)));
+            assert!(table.supplies.mapped.take(uid, table.supplies.mapped.room(uid)));
         }
         assert!(table.room(31) >= 64 << 10);
         let first_ten = LinkTable::new(1 << 10, &Persons::default());
         for uid in 1..=10 {
-            assert!(first_ten.mapped.take(uid, first_ten.mapped.room(uid)));
-            assert!(first_ten.links.take(uid, first_ten.links.room(uid)));
-            assert!(first_ten.rings.take(uid, first_ten.rings.room(uid)));
+            assert!(first_ten.supplies.mapped.take(uid, first_ten.supplies.mapped.room(uid)));
+            assert!(first_ten.supplies.links.take(uid, first_ten.supplies.links.room(uid)));
+            assert!(first_ten.supplies.rings.take(uid, first_ten.supplies.rings.room(uid)));
         }
         assert!(first_ten.room(11) >= 64 << 30);
-        assert!(first_ten.links.room(11) >= 32 && first_ten.rings.room(11) >= 64);
+        assert!(first_ten.supplies.links.room(11) >= 32 && first_ten.supplies.rings.room(11) >= 64);
     }
 
     #[test]
@@ -489,16 +458,16 @@ mod tests {
     #[test]
     fn programs_without_buffers_are_not_watched() {
         let (table, me) = (LinkTable::new(1 << 10, &Persons::default()), std::process::id());
-        assert!(table.mapped.take(1001, table.room(1001)));
-        assert_eq!(add_of(&table, 1001, 1).err(), Some(Errno::NOMEM));
+        assert!(table.supplies.mapped.take(21_002, table.room(21_002)));
+        assert_eq!(add_of(&table, 21_002, 1).err(), Some(Errno::NOMEM));
         assert_eq!(table.counts().0, 0);
-        let buffer = add_of(&table, 1000, me).unwrap();
+        let buffer = add_of(&table, 21_001, me).unwrap();
         assert!(table.sweep().is_empty());
         assert_eq!(table.counts(), (1, 1, 0));
-        table.remove(buffer.name.id).unwrap();
+        assert!(table.remove(&buffer));
         assert!(table.sweep().is_empty());
         assert_eq!(table.counts(), (0, 0, 0));
-        table.folder_opened(me, 1000);
+        table.folder_opened(me, 21_001);
         assert!(table.sweep().is_empty());
         assert_eq!(table.counts().0, 1);
         table.folder_closed(me);
@@ -513,18 +482,18 @@ mod tests {
             (0..4).map(|_| std::process::Command::new("sleep").arg("600").spawn().unwrap()).collect();
         let [first, second, third, fourth] = [0, 1, 2, 3].map(|place: usize| programs[place].id());
         let add = |uid, pid| add_of(&table, uid, pid).map(drop);
-        assert_eq!([add(1000, first), add(1000, first), add(1000, second)], [Ok(()); 3]);
-        assert_eq!(add(1000, third), Err(Errno::MFILE));
+        assert_eq!([add(21_001, first), add(21_001, first), add(21_001, second)], [Ok(()); 3]);
+        assert_eq!(add(21_001, third), Err(Errno::MFILE));
         // One that only opened the folder of links is not watched either, and does no harm.
-        table.folder_opened(third, 1000);
-        assert_eq!((add(1001, third), add(1001, fourth)), (Ok(()), Err(Errno::MFILE)));
+        table.folder_opened(third, 21_001);
+        assert_eq!((add(21_002, third), add(21_002, fourth)), (Ok(()), Err(Errno::MFILE)));
         table.folder_closed(third);
         programs.iter_mut().take(2).for_each(|program| {
             program.kill().unwrap();
             program.wait().unwrap();
         });
         assert_eq!(table.sweep().len(), 3);
-        assert_eq!((add(1001, fourth), table.watched.taken()), (Ok(()), 2));
+        assert_eq!((add(21_002, fourth), table.watched.taken()), (Ok(()), 2));
         programs.iter_mut().skip(2).for_each(|program| {
             program.kill().unwrap();
             program.wait().unwrap();
@@ -542,9 +511,9 @@ mod tests {
                 }
             });
             for _ in 0..20_000 {
-                let buffer = add_of(&table, 1000, std::process::id()).unwrap();
+                let buffer = add_of(&table, 21_001, std::process::id()).unwrap();
                 std::hint::spin_loop();
-                if table.remove(buffer.name.id).is_none() {
+                if !table.remove(&buffer) {
                     // The other thread says it.
                     break;
                 }
@@ -562,10 +531,10 @@ mod tests {
         }
         let (table, before) = (LinkTable::new(1 << 10, &Persons::default()), getrlimit(Resource::Nofile));
         setrlimit(Resource::Nofile, rustix::process::Rlimit { current: Some(0), ..before }).unwrap();
-        let refused = add_of(&table, 1000, std::process::id()).err();
+        let refused = add_of(&table, 21_001, std::process::id()).err();
         setrlimit(Resource::Nofile, before).unwrap();
         assert_eq!((refused, table.counts()), (Some(Errno::MFILE), (0, 0, 0)));
-        add_of(&table, 1000, std::process::id()).unwrap();
+        add_of(&table, 21_001, std::process::id()).unwrap();
         assert!(table.sweep().is_empty());
     }
 

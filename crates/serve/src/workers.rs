@@ -8,7 +8,7 @@ use std::fs::File;
 use std::os::unix::fs::{OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,7 @@ use crate::daemon::DaemonShared;
 use crate::error::{Error, Result};
 use crate::io::{self, IoStart, LastUsed};
 use crate::persons::Persons;
+use crate::supplies::Taken;
 use crate::table::Owner;
 use crate::{lock, read, write};
 
@@ -49,14 +50,22 @@ const PENALTY: Duration = Duration::from_millis(1);
 pub(crate) struct ServedRing {
     pub server: RingServer,
     pub owner: Owner,
-    pub id: Id,
     pub cache: Mutex<LastUsed>,
     told: AtomicBool,
+    /// What it takes of what users share, as long as anything serves it.
+    taken: OnceLock<Arc<Taken>>,
 }
 
 impl ServedRing {
-    pub fn new(server: RingServer, owner: Owner, id: Id) -> Self {
-        Self { server, owner, id, cache: Mutex::default(), told: AtomicBool::new(false) }
+    pub fn new(server: RingServer, owner: Owner) -> Self {
+        let (cache, told, taken) = (Mutex::default(), AtomicBool::new(false), OnceLock::new());
+        Self { server, owner, cache, told, taken }
+    }
+
+    /// Keeps what it takes.
+    pub fn keep(&self, taken: Arc<Taken>) {
+        // A ring is taken up once.
+        let _ = self.taken.set(taken);
     }
 }
 
@@ -171,7 +180,10 @@ impl Workers {
         groups: &mut Groups,
         of: (u32, Priority),
     ) -> Result<Arc<RingGroup>> {
-        if let Some(group) = groups.get(&of).filter(|group| !group.guard.is_lost()) {
+        // One whose threads could not be started has ended.
+        let is_served =
+            |group: &&Arc<RingGroup>| !group.guard.is_lost() && !group.stop.load(Ordering::Acquire);
+        if let Some(group) = groups.get(&of).filter(is_served) {
             return Ok(group.clone());
         }
         if !groups.contains_key(&of) {
@@ -225,9 +237,10 @@ impl Workers {
     }
 
     pub fn remove(&self, ring: &ServedRing) {
-        let group = lock(&self.groups).get(&(ring.owner.uid, ring.server.name().priority)).cloned();
-        if let Some(group) = group {
-            write(&group.rings).retain(|other| other.id != ring.id);
+        // Locked until the end: another group may be about to get the rings of this one.
+        let groups = lock(&self.groups);
+        if let Some(group) = groups.get(&(ring.owner.uid, ring.server.name().priority)) {
+            write(&group.rings).retain(|other| !std::ptr::eq(&raw const **other, ring));
         }
     }
 
@@ -278,7 +291,8 @@ fn look(
 ) -> (Duration, bool) {
     let (mut more, mut found) = (true, false);
     let mut sleep = SLEEP;
-    while more {
+    // A program may always have more.
+    while more && !group.stop.load(Ordering::Acquire) {
         more = false;
         let rings = read(&group.rings).clone();
         for ring in &rings {
@@ -533,7 +547,7 @@ mod tests {
             };
             let server = RingServer::new(HostMem::anonymous(bytes(1).unwrap()).unwrap(), name).unwrap();
             let owner = Owner { uid, gid: uid, pid: std::process::id() };
-            let ring = Arc::new(ServedRing::new(server, owner, Id::random().unwrap()));
+            let ring = Arc::new(ServedRing::new(server, owner));
             shared.workers.add(&shared, &ring)
         };
         let few = (600_000..).take_while(|uid| add(*uid).is_ok()).count();

@@ -4,6 +4,7 @@ use std::fs::{DirEntry, File};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use onehop_os::HostMem;
@@ -38,6 +39,26 @@ fn check_room(len: u64, owner: u32) -> Result<()> {
 struct Shm {
     path: PathBuf,
     mem: HostMem,
+    _promise: Option<Promise>,
+}
+
+/// Long buffers of this process. Where there are none, a short one takes from no promise that is worth a look at all files.
+static PROMISES: AtomicUsize = AtomicUsize::new(0);
+
+/// Counts one of them.
+struct Promise;
+
+impl Promise {
+    fn new() -> Self {
+        PROMISES.fetch_add(1, Ordering::Relaxed);
+        Self
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        PROMISES.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Shm {
@@ -63,18 +84,20 @@ impl Shm {
             if let Some(node) = node {
                 mem.prefer_node(node);
             }
-            if len < LONG {
-                rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len as u64)
-                    .map_err(|e| Error::file("fallocate", &path, e))?;
-            } else {
+            let is_short = len < LONG;
+            if !is_short || PROMISES.load(Ordering::Relaxed) > 0 {
                 check_room(len as u64, owner)?;
             }
-            Ok((mem, owner))
+            if is_short {
+                rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len as u64)
+                    .map_err(|e| Error::file("fallocate", &path, e))?;
+            }
+            Ok((mem, owner, (!is_short).then(Promise::new)))
         });
-        let (mem, owner) = made.inspect_err(|_| {
+        let (mem, owner, promise) = made.inspect_err(|_| {
             let _ = std::fs::remove_file(&path);
         })?;
-        Ok((Self { path, mem }, owner))
+        Ok((Self { path, mem, _promise: promise }, owner))
     }
 
     fn unlink(&self) {
@@ -118,7 +141,12 @@ impl Buffer {
         if len > mem.len() || len == 0 {
             return Err(Error::Argument(format!("the buffer has {} bytes, not {len}", mem.len())));
         }
-        Ok(Self { mount: mount.clone(), name, shm: Shm { path, mem: mem.slice(0..len)? }, own: false })
+        Ok(Self {
+            mount: mount.clone(),
+            name,
+            shm: Shm { path, mem: mem.slice(0..len)?, _promise: None },
+            own: false,
+        })
     }
 
     /// Its id.
@@ -312,6 +340,11 @@ mod tests {
             assert_eq!(std::fs::read_dir(SHM).unwrap().count(), 2, "it left something behind");
         };
         refuse(24 * MIB, 40 * MIB);
+        // A short one takes nothing of what was promised either.
+        let most = Shm::create(23 * MIB, None).unwrap();
+        assert!(Shm::create(MIB, None).is_err());
+        std::fs::remove_file(&most.0.path).unwrap();
+        drop(most);
         // What is touched is no promise any more, and is not free either.
         first.mem.fill(0, 30 * MIB, 1).unwrap();
         refuse(24 * MIB, 10 * MIB);

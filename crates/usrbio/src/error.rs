@@ -56,7 +56,7 @@ pub enum Error {
     },
     /// The daemon's limits for this user are reached.
     #[error(
-        "this user has as many rings and buffers, or programs with them, as the daemon allows (`onehop mount {} --status` \
+        "this user has as many rings and buffers, or programs with them, as the daemon can give (`onehop mount {} --status` \
          shows how many; `ulimit -n` does not matter)",
         mount.display()
     )]
@@ -117,7 +117,7 @@ impl Error {
             Self::TooMany { .. } => Errno::MFILE,
             Self::NoRoom { .. } => Errno::NOMEM,
             Self::NoShared { why, .. } if why.errno() == Errno::NOSPC.raw_os_error() => Errno::NOMEM,
-            // As in 3FS, for any cause.
+            // As in 3FS, for any other cause.
             Self::Memory(_) | Self::NoShared { .. } => Errno::IO,
             Self::Full => Errno::AGAIN,
             Self::Gone => Errno::NOTCONN,

@@ -55,13 +55,15 @@ impl Files {
         let stat = statx(file, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::INO)?;
         let (inode, device) = (stat.stx_ino, (stat.stx_dev_major, stat.stx_dev_minor));
         let access = fcntl_getfl(file)?;
+        // Closed without the lock: that may ask a daemon which does not answer.
+        let mut closed = None;
         let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = all.get(&number) {
             let mode = |flags: OFlags| flags & OFlags::RWMODE;
             if (known.inode, known.device, mode(known.access)) == (inode, device, mode(access)) {
                 return Err(Errno::INVAL);
             }
-            forget(&mut all, number);
+            closed = forget(&mut all, number);
         }
         let copy = rustix::io::fcntl_dupfd_cloexec(file, 0)?;
         let copied = copy.as_raw_fd();
@@ -71,6 +73,8 @@ impl Files {
         let registered = Arc::new(FileRegistration { copy, inode, device, access });
         all.insert(number, registered.clone());
         all.insert(copied, registered);
+        drop(all);
+        drop(closed);
         Ok(copied)
     }
 
@@ -89,7 +93,9 @@ impl Files {
 
     /// Deregisters one, by either number.
     pub fn give_up(&self, number: RawFd) {
-        forget(&mut self.0.write().unwrap_or_else(PoisonError::into_inner), number);
+        let closed = forget(&mut self.0.write().unwrap_or_else(PoisonError::into_inner), number);
+        // Without the lock, as above.
+        drop(closed);
     }
 }
 
@@ -99,10 +105,10 @@ pub struct HeldFiles<'a> {
 }
 
 /// Removes one, under both of its numbers.
-fn forget(all: &mut HashMap<RawFd, Arc<FileRegistration>>, number: RawFd) {
-    if let Some(gone) = all.remove(&number) {
-        all.retain(|_, other| !Arc::ptr_eq(other, &gone));
-    }
+fn forget(all: &mut HashMap<RawFd, Arc<FileRegistration>>, number: RawFd) -> Option<Arc<FileRegistration>> {
+    let gone = all.remove(&number)?;
+    all.retain(|_, other| !Arc::ptr_eq(other, &gone));
+    Some(gone)
 }
 
 impl AsFd for FileRegistration {

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use onehop_os::page_cache::may_swap;
@@ -186,4 +187,56 @@ fn files_in_memory_are_read_at_once() {
         assert!(!routes.as_array().unwrap().iter().any(waited), "{routes:#}");
     }
     std::fs::remove_dir_all(root).unwrap();
+}
+
+/// Run by [`rings_that_are_removed_while_they_are_made_leave_nothing`].
+#[test]
+fn maker_and_remover() {
+    let Some(dir) = part_of() else { return };
+    let mount = mount(&dir);
+    let path = Path::new(SHM).join(format!("onehop-test-{}", Id::random().unwrap()));
+    let memory = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    memory.set_len(onehop_usrbio::ring::bytes(8).unwrap() as u64).unwrap();
+    let over = AtomicBool::new(false);
+    let names: Vec<_> =
+        (0..4).map(|_| Name { ring: Some(NAME), ..Name::buffer(Id::random().unwrap(), 0) }).collect();
+    std::thread::scope(|scope| {
+        for name in &names {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    let _ = mount.withdraw(name);
+                }
+            });
+        }
+        // New semaphores take time between the two steps of making a ring.
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(1) {
+            for name in &names {
+                let _ = mount.publish(name, &path);
+            }
+            let semaphore = std::fs::read_link(dir.join("mnt/3fs-virt/iovs").join(NAME.priority.link()));
+            if let Ok(file) = semaphore.and_then(|path| File::options().write(true).open(path)) {
+                file.set_len(0).unwrap();
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    names.iter().for_each(|name| drop(mount.withdraw(name)));
+    std::fs::remove_file(path).unwrap();
+    let start = Instant::now();
+    loop {
+        let status = std::fs::read_to_string(dir.join("mnt/3fs-virt/onehop/stats")).unwrap();
+        let status: Value = serde_json::from_str(&status).unwrap();
+        if (&status["rings"], &status["yours"]["rings"]["taken"]) == (&0.into(), &0.into()) {
+            break;
+        }
+        assert!(start.elapsed() < LONG, "rings that nobody has: {status:#}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn rings_that_are_removed_while_they_are_made_leave_nothing() {
+    let Some(bed) = Bed::start() else { return };
+    assert!(run(part("rings::maker_and_remover", &bed)).contains("1 passed"));
 }

@@ -14,6 +14,7 @@ use super::attr::{VIRTUAL, pseudo_attr};
 use super::folders::FolderEntry;
 use super::ioctl::link_texts;
 use crate::daemon::DaemonShared;
+use crate::io::pool::SlowCall;
 use crate::table::{LinkContent, LinkedBuffer, Owner, is_too_long, map_shared};
 use crate::workers::ServedRing;
 
@@ -23,6 +24,8 @@ const OURS: u64 = VIRTUAL + 3;
 pub(super) const STATS: u64 = VIRTUAL + 4;
 const SOCKET: u64 = VIRTUAL + 5;
 const SEMAPHORES: u64 = VIRTUAL + 8;
+/// Bytes that are not freed at once.
+const LONG: u64 = 1 << 20;
 const BUFFERS: u64 = VIRTUAL + (1 << 32);
 
 fn folder(inode: u64, perm: u16) -> FileAttr {
@@ -161,12 +164,16 @@ pub(super) fn symlink(
                 return Err(Errno::INVAL);
             }
             let server = RingServer::new(mem, ring).map_err(|e| Errno::from_raw_os_error(e.errno()))?;
-            let ring = Arc::new(ServedRing::new(server, owner, name.id));
+            let ring = Arc::new(ServedRing::new(server, owner));
             let buffer = shared.table.add(name, text, target, owner, LinkContent::Ring(ring.clone()))?;
             shared.workers.add(shared, &ring).map_err(|e| {
-                shared.table.remove(name.id);
+                shared.table.remove(&buffer);
                 Errno::from_raw_os_error(e.errno())
             })?;
+            if buffer.is_gone() {
+                // It was removed before it was served: who did that found nothing to be ended.
+                shared.removed(&buffer);
+            }
             buffer
         }
     };
@@ -198,8 +205,12 @@ pub(super) fn ioctl(
 pub(super) fn unlink(shared: &DaemonShared, name: &OsStr, uid: u32) -> Result<(), Errno> {
     let buffer = name.to_str().and_then(|name| shared.table.link(name));
     let buffer = buffer.filter(|buffer| buffer.is_seen_by(uid)).ok_or(Errno::NOENT)?;
-    if let Some(gone) = shared.table.remove(buffer.name.id) {
-        shared.removed(&gone);
+    if shared.table.remove(&buffer) {
+        shared.removed(&buffer);
+    }
+    if buffer.len() >= LONG {
+        // To free memory takes long, and this thread is needed for everybody's calls.
+        shared.calls.add(shared.persons.of(uid), SlowCall(Box::new(move || drop(buffer))));
     }
     Ok(())
 }

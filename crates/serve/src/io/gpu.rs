@@ -433,7 +433,7 @@ mod tests {
                 (rig.shared.starter.clone(), AtomicUsize::new(usize::MAX), Mutex::default());
             idle.insert(Arc::new(GpuLanes { starter, device, queue, lanes, most: 0, threads })).clone()
         };
-        rig.shared.table.remove(rig.gpu);
+        rig.shared.table.remove(&rig.shared.table.get(rig.gpu).unwrap());
         rig.add_gpu(without_lanes);
         let engine = idle.unwrap();
         let lane = GpuCopyLane::new(engine.device.clone()).unwrap();
@@ -456,7 +456,7 @@ mod tests {
         lane.piece(piece());
         let of_old = watch(&mut lane);
         // While that copy is under way its program forgets the buffer, and another one gets its number.
-        rig.shared.table.remove(rig.gpu);
+        rig.shared.table.remove(&rig.shared.table.get(rig.gpu).unwrap());
         rig.add_gpu(|_| engine.clone());
         lane.piece(piece());
         assert!(of_old.swap(false, Ordering::AcqRel), "the first one's copy was waited for");

@@ -6,8 +6,8 @@ pub(crate) mod pool;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use onehop_target::tree::TransferMemory;
 use onehop_usrbio::flag::FORBID_READ_HOLES;
@@ -27,7 +27,8 @@ const MOST_AT_ONCE: u64 = 128 << 10;
 /// What a ring used last, which is mostly what it uses next.
 #[derive(Default)]
 pub(crate) struct LastUsed {
-    buffer: Option<Arc<LinkedBuffer>>,
+    /// Whose memory is not kept for that.
+    buffer: Weak<LinkedBuffer>,
     /// And how many files had been opened by then.
     open: Option<(u64, Arc<Open>)>,
 }
@@ -71,7 +72,7 @@ fn check(
     request: &Request,
 ) -> Result<(Arc<LinkedBuffer>, Arc<Open>), Errno> {
     let mut cache = lock(&ring.cache);
-    let known = cache.buffer.take().filter(|b| b.name.id == request.buffer && !b.is_gone());
+    let known = cache.buffer.upgrade().filter(|b| b.name.id == request.buffer && !b.is_gone());
     let buffer = known.or_else(|| shared.table.get(request.buffer)).ok_or(Errno::NOENT)?;
     check_range(&buffer, ring, request)?;
     let reads = ring.server.name().read;
@@ -88,7 +89,7 @@ fn check(
             NotOpen::Access => Errno::ACCESS,
         })?,
     };
-    cache.buffer = Some(buffer.clone());
+    cache.buffer = Arc::downgrade(&buffer);
     cache.open = Some((added, open.clone()));
     Ok((buffer, open))
 }

@@ -1,0 +1,82 @@
+//! What links take of what their users share.
+
+use std::sync::Arc;
+
+use onehop_target::shares::Shares;
+use rustix::io::Errno;
+use serde_json::{Value, json};
+
+use crate::memory::link_mappings;
+use crate::persons::Persons;
+use crate::workers::MOST_GROUPS;
+
+/// Of all links, which are a mapping each, one user may have this part.
+const PART_OF_A_USER: u64 = 4;
+/// Rings of one user, and of all, among them: a guard each, and a second mapping when a part of its memory is cut off.
+pub(crate) const MOST_RINGS_OF_A_USER: u64 = 2048;
+const MOST_RINGS: u64 = 16_384;
+/// Bytes of addresses that the memory of one user takes, and that of all: files in `/dev/shm` may have holes, and a process has 128 TiB.
+const MOST_MAPPED_OF_A_USER: u64 = 4 << 40;
+const MOST_MAPPED: u64 = 32 << 40;
+// Semaphores have guards too, and so have rings that are on their way here or from here.
+const _: () = assert!((MOST_RINGS + MOST_RINGS_OF_A_USER) as usize + MOST_GROUPS < onehop_os::Guard::MOST);
+
+/// All that links take.
+pub(crate) struct Supplies {
+    pub links: Shares,
+    pub rings: Shares,
+    /// Bytes of addresses.
+    pub mapped: Shares,
+}
+
+/// What a link has taken. It is put back when nothing uses the link's memory any more, which may be later than the link goes.
+pub(crate) struct Taken {
+    of: Arc<Supplies>,
+    uid: u32,
+    links: u64,
+    rings: u64,
+    bytes: u64,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.of.links.put_back(self.uid, self.links);
+        self.of.rings.put_back(self.uid, self.rings);
+        self.of.mapped.put_back(self.uid, self.bytes);
+    }
+}
+
+impl Supplies {
+    pub fn new(persons: &Persons) -> Self {
+        let links = link_mappings();
+        Self {
+            links: persons.shares(links).with_limit(links / PART_OF_A_USER),
+            rings: persons.shares(MOST_RINGS).with_limit(MOST_RINGS_OF_A_USER),
+            mapped: persons.shares(MOST_MAPPED).with_limit(MOST_MAPPED_OF_A_USER),
+        }
+    }
+
+    /// Takes a link's part, with so many bytes of addresses.
+    ///
+    /// # Errors
+    /// `EMFILE` for one link or ring too many, `ENOMEM` for too many bytes.
+    pub fn take(self: &Arc<Self>, uid: u32, is_ring: bool, bytes: u64) -> Result<Taken, Errno> {
+        let mut taken = Taken { of: self.clone(), uid, links: 0, rings: 0, bytes: 0 };
+        let take = |of: &Shares, amount: u64, errno| of.take(uid, amount).then_some(amount).ok_or(errno);
+        taken.links = take(&self.links, 1, Errno::MFILE)?;
+        taken.rings = take(&self.rings, is_ring.into(), Errno::MFILE)?;
+        // Several may have asked at once how much room there is.
+        taken.bytes = take(&self.mapped, bytes, Errno::NOMEM)?;
+        Ok(taken)
+    }
+
+    /// What a user has, and may still take.
+    pub fn of_user(&self, uid: u32) -> Value {
+        let of = |supply: &Shares| json!({ "taken": supply.taken_by(uid), "left": supply.room(uid) });
+        json!({
+            "rings": of(&self.rings),
+            "rings_and_buffers": of(&self.links),
+            "mapped_bytes": of(&self.mapped),
+        })
+    }
+}
