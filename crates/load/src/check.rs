@@ -217,10 +217,14 @@ fn spread(
         }
     };
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(one)).collect();
+        // This thread is one of them, and the only one where there can be no others.
+        let start = |_| std::thread::Builder::new().spawn_scoped(scope, one).ok();
+        let threads: Vec<_> = (1..threads).map_while(start).collect();
+        let own = one();
         // A panic in a thread is a defect, and continues here.
-        threads
-            .into_iter()
-            .try_for_each(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        let join = |thread: std::thread::ScopedJoinHandle<'_, Result<()>>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().map(join).fold(own, Result::and)
     })
 }

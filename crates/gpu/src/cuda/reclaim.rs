@@ -216,6 +216,8 @@ impl Reclaimer {
             return Ok(());
         }
         state.persistent -= 1;
+        // What was put off for the kernel, which does not run now, is done.
+        self.wake(&mut state);
         // Nothing was started: no work is under way.
         Err(Error::Launch(format!(
             "freeing GPU memory or loading code did not end within {} s, and a persistent kernel must not start before",

@@ -397,9 +397,13 @@ impl CallEngineInner {
     fn write_chunk(&self, call: &Call, chunk: usize, slot: usize) -> Result<(), CallError> {
         let (at, bytes) = call.range(chunk);
         let from = call.memory.at + (at - call.at) as usize;
-        let written = if call.is_memory_there() {
+        // The slot may have come so late that the call was given up.
+        let written = if call.has_failed() {
+            Ok(0)
+        } else if call.is_memory_there() {
             let copied = call.memory.target.all.read_to(from, &self.ring, slot * SLOT, bytes);
-            copied.map_err(CallError::from).and_then(|()| call.file.store(&self.ring, slot * SLOT, at, bytes))
+            let store = || call.file.store(&self.ring, slot * SLOT, at, bytes);
+            copied.map_err(CallError::from).and_then(|()| call.store(store))
         } else {
             Err(CallError::Gone)
         };
@@ -424,7 +428,7 @@ impl CallEngineInner {
         let spin = if crowded && call.bytes > SHORT_CALL { SHORT_SPIN } else { LONG_SPIN };
         while left > 0 {
             if let Err(error) = self.slots.try_attend() {
-                call.abandon();
+                give_up(call);
                 return Err(error.into());
             }
             let now = call.left();
@@ -434,7 +438,7 @@ impl CallEngineInner {
             }
             match since.elapsed() {
                 waited if waited > STALL => {
-                    call.abandon();
+                    give_up(call);
                     return Err(CallError::Stalled(STALL));
                 }
                 waited if waited < spin => std::thread::yield_now(),
@@ -442,6 +446,15 @@ impl CallEngineInner {
             }
         }
         Ok(())
+    }
+}
+
+/// Ends a call before its chunks have ended. What the kernel is writing to the file cannot be called back, and would overwrite what
+/// the caller writes next: it is waited for, as `pwrite` would.
+fn give_up(call: &Call) {
+    call.abandon();
+    while call.is_storing() {
+        std::thread::sleep(NAP);
     }
 }
 

@@ -40,8 +40,8 @@ pub struct PlanOptions {
     pub small: u64,
     /// Unit of reads: the drive's logical blocks, or the pages of `O_DIRECT`.
     pub block: u64,
-    /// Alignment of the addresses to which a mover can write whole blocks: 4 for an NVMe drive (PRPs and SGLs address
-    /// 32-bit words), 512 or 4096 for `O_DIRECT`.
+    /// Alignment of the addresses to which a mover can write whole blocks: 8 for an NVMe drive, whose PRPs and SGLs address 32-bit
+    /// words, but only whole 64-bit words of a read show whether they have arrived; 512 or 4096 for `O_DIRECT`.
     pub landing: u64,
     /// Whether data may land directly at all. Routes that work through a ring are better without: no gaps, and ranges
     /// are joined across runs.
@@ -63,7 +63,7 @@ impl Default for PlanOptions {
             align: 256,
             small: 1,
             block: 4096,
-            landing: 4,
+            landing: 8,
             direct: true,
             slack: 256 << 10,
             staging: 0,

@@ -95,6 +95,8 @@ pub(super) struct Call {
     /// Chunks that have not ended.
     left: AtomicUsize,
     has_failed: AtomicBool,
+    /// Threads that write to the file.
+    storing: AtomicUsize,
     progress: Mutex<CallProgress>,
 }
 
@@ -119,6 +121,7 @@ impl Call {
             next: AtomicUsize::new(0),
             left: AtomicUsize::new(0),
             has_failed: AtomicBool::new(false),
+            storing: AtomicUsize::new(0),
             progress: Mutex::new(CallProgress { whole: bytes, failed: None }),
         };
         *call.left.get_mut() = call.chunks();
@@ -157,7 +160,7 @@ impl Call {
     }
 
     pub(super) fn has_failed(&self) -> bool {
-        self.has_failed.load(Ordering::Acquire)
+        self.has_failed.load(Ordering::SeqCst)
     }
 
     /// Whether its memory is still what it was when it began.
@@ -167,7 +170,21 @@ impl Call {
 
     /// Nothing more is started for it.
     pub(super) fn abandon(&self) {
-        self.has_failed.store(true, Ordering::Release);
+        self.has_failed.store(true, Ordering::SeqCst);
+    }
+
+    /// Writes to the file, unless the call has failed.
+    pub(super) fn store(&self, store: impl FnOnce() -> Result<usize, CallError>) -> Result<usize, CallError> {
+        // First, so that after `abandon` either this thread is seen, or it sees that.
+        self.storing.fetch_add(1, Ordering::SeqCst);
+        let stored = if self.has_failed() { Ok(0) } else { store() };
+        self.storing.fetch_sub(1, Ordering::SeqCst);
+        stored
+    }
+
+    /// Whether a thread writes to the file. Of a call that was abandoned, none begins to.
+    pub(super) fn is_storing(&self) -> bool {
+        self.storing.load(Ordering::SeqCst) > 0
     }
 
     /// Records that a chunk has ended, with this many bytes.

@@ -170,6 +170,41 @@ fn a_write_that_failed_writes_nothing_further() {
     assert_eq!(asked.load(Ordering::Acquire), 1);
 }
 
+#[test]
+fn a_call_that_is_given_up_waits_for_what_is_being_written_and_writes_no_more() {
+    let bench = CallFixture::new(1);
+    let file = Arc::new(CallFile::new(file("given up", BYTES)).unwrap());
+    let call = Call::new(&file, 0, BYTES, SLOT, bench.to(0), true);
+    let (begin, begun) = std::sync::mpsc::channel();
+    let (end, ended) = std::sync::mpsc::channel();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (call, is_over) = (&call, &is_over);
+        scope.spawn(move || {
+            let stored = call.store(|| {
+                begin.send(()).unwrap();
+                ended.recv().unwrap();
+                is_over.store(true, Ordering::Release);
+                Ok(1)
+            });
+            assert_eq!(stored.unwrap(), 1);
+        });
+        begun.recv().unwrap();
+        let other = scope.spawn(move || {
+            super::give_up(call);
+            assert!(is_over.load(Ordering::Acquire), "its caller may write while this one does");
+        });
+        while !call.has_failed() {
+            std::thread::yield_now();
+        }
+        assert_eq!(call.store(|| panic!("it was given up")).unwrap(), 0);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        end.send(()).unwrap();
+        other.join().unwrap();
+    });
+    assert!(!call.is_storing());
+}
+
 /// Its late copies get the bytes that were read for them, not those that calls to another GPU have read since.
 #[test]
 fn slots_of_an_unresponsive_gpu_are_left_to_it_and_other_gpus_go_on() {
