@@ -252,7 +252,7 @@ def test_two_threads_at_one_stream_release_each_fence_once_and_in_order():
 
     memory = _stream.TorchMemory.__new__(_stream.TorchMemory)
     memory._fences, memory._recycling = deque((Event(i), i) for i in range(20)), threading.Lock()
-    memory._process = os.getpid()
+    memory._process, memory._unfenced = os.getpid(), None
     memory._beside_captures = contextlib.nullcontext
     passed.extend(range(10))
     threads = [threading.Thread(target=memory.recycle, args=(Job(),)) for _ in range(4)]
@@ -264,3 +264,45 @@ def test_two_threads_at_one_stream_release_each_fence_once_and_in_order():
     # A forked child asks nothing of the GPU, and waits for no lock of a thread that it does not have.
     memory._process, asked = -1, memory._recycling.acquire()
     assert asked and memory.recycle(Job()) is False
+
+
+def test_dead_memory_whose_fence_fails_gets_one_at_the_next_call():
+    dead, fenced, failures, is_capturing = [7], [], [RuntimeError("a CUDA error"), KeyboardInterrupt()], [False]
+
+    class Job:
+        def dead(self):
+            return dead.pop() if dead else None
+
+        def fenced(self, fence):
+            fenced.append(fence)
+
+    class Event:
+        def record(self):
+            if failures:
+                raise failures.pop()
+
+        def query(self):
+            return True
+
+    cuda = types.SimpleNamespace(
+        Event=Event,
+        device=lambda index: contextlib.nullcontext(),
+        is_current_stream_capturing=lambda: is_capturing[0],
+    )
+    memory = _stream.TorchMemory.__new__(_stream.TorchMemory)
+    memory._torch, memory._device = types.SimpleNamespace(cuda=cuda), "cuda:0"
+    memory._fences, memory._recycling, memory._unfenced = deque(), threading.Lock(), None
+    memory._process, memory._beside_captures = os.getpid(), contextlib.nullcontext
+    for error in (KeyboardInterrupt, RuntimeError):
+        with pytest.raises(error):
+            memory.recycle(Job())
+    # In a graph the event would mark a moment of its replay.
+    is_capturing[0] = True
+    with pytest.raises(onehop.errors.RequestError, match="captures a graph"):
+        memory.recycle(Job())
+    assert fenced == []
+    is_capturing[0] = False
+    assert memory.recycle(Job()) is False
+    assert fenced == [7]
+    memory.recycle(Job())
+    assert fenced == [7]

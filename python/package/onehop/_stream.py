@@ -122,6 +122,8 @@ class TorchMemory:
         self._torch: Any = torch
         self._device = device
         self._fences: Deque[Tuple[Any, int]] = deque()
+        # Dead memory without a fence yet.
+        self._unfenced: Optional[int] = None
         # Several threads may take from one stream.
         self._recycling = threading.Lock()
         self._process = os.getpid()
@@ -181,12 +183,16 @@ class TorchMemory:
             return self._recycle(job)
 
     def _recycle(self, job: _Job) -> bool:
-        dead = job.dead()
-        if dead is not None:
-            index = self._index()
-            with self._torch.cuda.device(index):
+        if self._unfenced is None:
+            self._unfenced = job.dead()
+        if self._unfenced is not None:
+            with self._torch.cuda.device(self._index()):
+                if self._torch.cuda.is_current_stream_capturing():
+                    raise errors.RequestError("the current stream captures a graph: take tensors before or after that")
                 event = self._torch.cuda.Event()
                 event.record()
+            # An error or Ctrl-C before this leaves it to the next call; there is none in between.
+            dead, self._unfenced = self._unfenced, None
             self._fences.append((event, dead))
         if self._fences:
             with self._beside_captures():
