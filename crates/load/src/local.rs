@@ -4,17 +4,22 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf, absolute};
+use std::time::{Duration, Instant};
 
 use onehop_os::file::oddity;
 use rustix::fs::{
-    AtFlags, CWD, FileType, FsWord, Mode, OFlags, PROC_SUPER_MAGIC, fcntl_setfl, fstat, fstatfs, open, statat,
+    AtFlags, CWD, FileType, FsWord, Mode, OFlags, PROC_SUPER_MAGIC, Stat, fcntl_setfl, fstat, fstatfs, open,
+    statat,
 };
 use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::error::{Error, Result};
 use crate::identity::{Change, Identity};
 use crate::source::{Kind, Source, Store};
 
+/// Kernels count 100 ticks a second at least.
+const LONGEST_TICK: Duration = Duration::from_millis(20);
 /// Upper limit of names in a directory.
 const MAX_NAMES: usize = 1 << 20;
 
@@ -45,7 +50,7 @@ impl LocalFile {
         // If it becomes a FIFO in between, O_NONBLOCK keeps open from waiting for a writer.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = File::from(open(path, flags, Mode::empty()).map_err(|e| Error::opening(&name, e))?);
-        let stat = fstat(&file).map_err(|e| Error::opening(&name, e))?;
+        let stat = past_state(&file).map_err(|e| Error::opening(&name, e))?;
         regular(&name, FileType::from_raw_mode(stat.st_mode))?;
         if is_pseudo_fs(fstatfs(&file).map_err(|e| Error::opening(&name, e))?.f_type) {
             return Err(Error::NotRegular { file: name, what: "made up by the kernel as it is read" });
@@ -83,6 +88,22 @@ impl LocalFile {
             Some(change @ Change::Replaced(..)) => Err(Error::Changed { file: self.name.clone(), change }),
             _ => Ok(()),
         }
+    }
+}
+
+/// The state of a file, of an earlier tick of the clock that stamps writes: two writes within a tick leave the same time. Of a file
+/// that is being written, or whose times are another machine's, it is the state of now in the end.
+fn past_state(file: &File) -> rustix::io::Result<Stat> {
+    let start = Instant::now();
+    loop {
+        // First: a write after this is stamped with this time or a later one.
+        let now = clock_gettime(ClockId::RealtimeCoarse);
+        let stat = fstat(file)?;
+        let is_past = (stat.st_mtime, stat.st_mtime_nsec as i64) < (now.tv_sec, now.tv_nsec);
+        if is_past || start.elapsed() > LONGEST_TICK {
+            return Ok(stat);
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
