@@ -332,20 +332,6 @@ impl Core {
             Err(error) => Err(error),
         }
     }
-
-    /// Takes a pair away from the controller. When this succeeds the controller has let go of all its commands.
-    /// `between` is run when no completion can follow any more.
-    pub(crate) fn delete_pair(
-        &self,
-        admin: &mut Admin,
-        qid: u16,
-        patience: Duration,
-        between: impl FnOnce(),
-    ) -> Result<()> {
-        admin.run_within("delete submission queue", &words::delete_sq(qid), patience)?;
-        between();
-        admin.run_within("delete completion queue", &words::delete_cq(qid), patience).map(|_| ())
-    }
 }
 
 impl AdminState {

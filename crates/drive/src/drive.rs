@@ -3,13 +3,13 @@
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use onehop_os::{ControllerBackend, DmaMemory, HostMem, Transport};
-use onehop_proto::Status;
 use onehop_proto::admin::{self as words, Select};
 use onehop_proto::identify::NamespaceId;
 use onehop_proto::log::{AsyncEvent, id};
+use onehop_proto::{Sqe, Status};
 
 use crate::control::Control;
 use crate::core::{AdminState, Core};
@@ -21,6 +21,16 @@ use crate::{Buffer, Error, Identity, Namespace, Options, Recovery, Result};
 
 /// Most events that are kept for somebody to ask for.
 const MAX_EVENTS: usize = 256;
+
+const LOST_DELETION: &str = "a queue whose deletion was not answered";
+
+/// What a command that deletes a queue is called, and its entry.
+type Deletion = (&'static str, Sqe);
+
+/// The commands that delete a pair, in this order.
+fn deletions(qid: u16) -> [Deletion; 2] {
+    [("delete submission queue", words::delete_sq(qid)), ("delete completion queue", words::delete_cq(qid))]
+}
 
 /// A drive. Clones are the same drive; it is shut down when the last of them, and of its queues, goes.
 #[derive(Clone)]
@@ -304,17 +314,51 @@ impl DriveInner {
         if !self.abort_unanswered(state) {
             return false;
         }
-        let deletions = [
-            ("delete submission queue", words::delete_sq(qid)),
-            ("delete completion queue", words::delete_cq(qid)),
-        ];
-        let mut is_deleted = |what, sqe| match state.admin.run_within(what, sqe, self.options.abort_wait) {
+        // An exported queue goes on where it was interrupted, but not in a namespace that came meanwhile.
+        deletions(qid).iter().all(|deletion| self.has_no_queue(state, deletion))
+            && self.compare_namespaces(state).is_ok()
+    }
+
+    /// Takes a pair away from the controller. When this succeeds the controller has let go of all its commands.
+    /// `between` is run when no completion can follow any more.
+    pub(crate) fn delete_pair(
+        &self,
+        state: &mut AdminState,
+        qid: u16,
+        patience: Duration,
+        between: impl FnOnce(),
+    ) -> Result<()> {
+        let [sq, cq] = deletions(qid);
+        self.delete_queue(state, &sq, patience)?;
+        between();
+        self.delete_queue(state, &cq, patience)
+    }
+
+    /// A deletion that is not answered is aborted, and tried once more, which costs the other queues nothing: the first may
+    /// have been carried out or not. It has to be completed before, or else it might take away a queue that has this number
+    /// later.
+    fn delete_queue(&self, state: &mut AdminState, deletion: &Deletion, patience: Duration) -> Result<()> {
+        let start = Instant::now();
+        match state.admin.run_within(deletion.0, &deletion.1, patience) {
+            Err(error @ Error::NoAnswer { .. }) => {
+                if !(self.abort_unanswered(state) && self.has_no_queue(state, deletion)) {
+                    return Err(error);
+                }
+                let (cause, recovery) = (LOST_DELETION.to_owned(), Recovery::Abort);
+                state.incidents.push(Incident { cause, recovery, took: start.elapsed() });
+                Ok(())
+            }
+            end => end.map(|_| ()),
+        }
+    }
+
+    /// Deletes a queue that the controller may have. Whether it does not have it any more.
+    fn has_no_queue(&self, state: &mut AdminState, (what, sqe): &Deletion) -> bool {
+        match state.admin.run_within(what, sqe, self.options.abort_wait) {
             Ok(_) => true,
             Err(Error::Command { status, .. }) => status.is(Status::INVALID_QUEUE_ID),
             Err(_) => false,
-        };
-        // An exported queue goes on where it was interrupted, but not in a namespace that came meanwhile.
-        deletions.iter().all(|(what, sqe)| is_deleted(what, sqe)) && self.compare_namespaces(state).is_ok()
+        }
     }
 
     /// Creates queues. After a creation whose answer was lost, or that met a controller that was away for a moment, the
@@ -353,7 +397,7 @@ impl DriveInner {
         let patience = self.options.admin_timeout;
         if state.dead.is_none() {
             // A completion that nobody has seen counts as any other: the data of a read may still be on its way.
-            let deleted = self.delete_pair(&mut state.admin, cell.qid, patience, || {
+            let deleted = self.delete_pair(&mut state, cell.qid, patience, || {
                 cell.lock().drain();
             });
             let cause = match (deleted, cell.lock().stray) {

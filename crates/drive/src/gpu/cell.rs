@@ -266,7 +266,7 @@ impl GpuCell {
     fn undo(&self, drive: &DriveInner, state: &mut AdminState, made: &[u16]) {
         for qid in made {
             let patience = drive.options.abort_wait;
-            match drive.delete_pair(&mut state.admin, *qid, patience, || ()) {
+            match drive.delete_pair(state, *qid, patience, || ()) {
                 // A controller that was reset meanwhile does not have it any more.
                 Ok(()) | Err(Error::Command { .. }) => {}
                 Err(_) if state.dead.is_some() => return,
@@ -289,7 +289,7 @@ impl GpuCell {
         if pairs.taken.is_none() {
             for pair in &pairs.list {
                 let mut unseen = Ok(false);
-                drive.delete_pair(&mut state.admin, pair.qid, drive.options.abort_wait, || {
+                drive.delete_pair(state, pair.qid, drive.options.abort_wait, || {
                     unseen = pair.has_unseen(drive, self.mode);
                 })?;
                 all_seen &= !unseen?;

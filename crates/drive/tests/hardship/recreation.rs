@@ -1,5 +1,6 @@
 //! Queues that are created again after a reset, by a controller that loses admin commands.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -104,7 +105,7 @@ fn a_lost_creation_costs_other_queues_no_reset() {
     ] {
         let sim = onehop_sim::open("mem:1M?to=1").unwrap();
         let limits =
-            Options { abort_wait: Duration::from_secs(20), timeout: Duration::from_secs(60), ..options() };
+            Options { abort_wait: Duration::from_secs(2), timeout: Duration::from_secs(60), ..options() };
         let drive = Drive::open(sim.port(), limits).unwrap();
         let (ns, buffer) = (drive.namespace(1).unwrap(), drive.buffer(4096).unwrap());
         let other = drive.queue().unwrap();
@@ -120,6 +121,68 @@ fn a_lost_creation_costs_other_queues_no_reset() {
         queue.read(ns, 0, 8, &buffer, 0).unwrap();
         assert_eq!(sim.violations(), [], "{lost}");
     }
+}
+
+/// A deletion that was not answered is aborted and tried again. Only a controller that answers neither is reset.
+#[test]
+fn a_lost_deletion_costs_other_queues_no_reset() {
+    for (lost, recovery) in [
+        ("lost@op=delete-sq,n=1", Recovery::Abort),
+        ("lost@op=delete-cq,n=1", Recovery::Abort),
+        ("late@op=delete-sq,n=1,delay=600s", Recovery::Abort),
+        ("lost@op=delete-sq,count=2", Recovery::ControllerReset),
+        ("lost@op=delete-sq,n=1&fault=abort-ignored", Recovery::ControllerReset),
+    ] {
+        std::thread::scope(|scope| {
+            scope.spawn(|| a_lost_deletion(lost, recovery, false));
+            scope.spawn(|| a_lost_deletion(lost, recovery, true));
+        });
+    }
+}
+
+/// The deletion is under way: it cannot be aborted, and is answered soon after.
+#[test]
+fn nor_does_one_that_is_carried_out_late() {
+    std::thread::scope(|scope| {
+        for late in
+            ["reorder@op=delete-sq,n=1,by=100,delay=1500ms", "reorder@op=delete-cq,n=1,by=100,delay=1500ms"]
+        {
+            scope.spawn(|| a_lost_deletion(late, Recovery::Abort, false));
+        }
+    });
+}
+
+fn a_lost_deletion(lost: &str, recovery: Recovery, of_gpu: bool) {
+    let what = format!("{lost}, {}", if of_gpu { "GPU" } else { "CPU" });
+    let sim = onehop_sim::open("mem:1M?to=1").unwrap();
+    // The second is what the queues of a GPU have for their deletion.
+    let (admin_timeout, abort_wait) = (Duration::from_millis(500), Duration::from_secs(2));
+    let limits = Options { admin_timeout, abort_wait, timeout: Duration::from_secs(600), ..options() };
+    let drive = Drive::open(sim.port(), limits).unwrap();
+    let (ns, buffer) = (drive.namespace(1).unwrap(), drive.buffer(4096).unwrap());
+    let (other, free) = (drive.queue().unwrap(), drive.free_queues());
+    let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
+    let closed: Box<dyn Any> = if of_gpu {
+        let (_region, data) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4096).unwrap();
+        let queues = drive.gpu_queues(gpu.clone(), GpuSetup::new(Placement::TIER1)).unwrap();
+        queues.read(ns, &JOB, &data).unwrap();
+        Box::new(queues)
+    } else {
+        Box::new(drive.queue().unwrap())
+    };
+    // In flight all the time.
+    inject(&sim, "late@op=read,n=1,delay=3s");
+    let token = other.submit(ns, &Io::new(Op::Read, 0, 8, &buffer, 0)).unwrap();
+    lost.split("&fault=").for_each(|fault| inject(&sim, fault));
+    drop(closed);
+    let recoveries: Vec<_> = drive.incidents().iter().map(|incident| incident.recovery).collect();
+    assert_eq!(recoveries, [recovery], "{what}");
+    let finished = other.wait(token).unwrap();
+    assert!(finished.retries == 0 || recovery != Recovery::Abort, "{what}: {finished:?}");
+    // The controller has none of the deleted queues: their numbers are used again.
+    let queues: Vec<_> = (0..free).map(|_| drive.queue().unwrap()).collect();
+    queues.iter().for_each(|queue| _ = queue.read(ns, 0, 8, &buffer, 0).unwrap());
+    assert_eq!(sim.violations(), [], "{what}");
 }
 
 #[test]
