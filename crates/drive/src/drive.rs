@@ -11,6 +11,7 @@ use onehop_proto::identify::NamespaceId;
 use onehop_proto::log::{AsyncEvent, id};
 use onehop_proto::{Sqe, Status};
 
+use crate::admin::MAX_EVENT_REQUESTS;
 use crate::control::Control;
 use crate::core::{AdminState, Core};
 use crate::ladder::{Incident, Participant, RESET_PAUSES};
@@ -21,6 +22,8 @@ use crate::{Buffer, Error, Identity, Namespace, Options, Recovery, Result};
 
 /// Most events that are kept for somebody to ask for.
 const MAX_EVENTS: usize = 256;
+/// An event that others leave less than this part of its time is served the next time.
+const LEAST_SHARE: u32 = 2 * MAX_EVENT_REQUESTS;
 
 const LOST_DELETION: &str = "a queue whose deletion was not answered";
 
@@ -219,7 +222,9 @@ impl Drive {
         self.0.alive()?.admin.run(&what, &words::set_features(fid, false, value)).map(|_| ())
     }
 
-    /// What the drive reported by itself since the last call; the oldest are forgotten if that is very much.
+    /// What the drive reported by itself since the last call; the oldest are forgotten if that is very much. Log pages that the
+    /// drive does not return are waited for [`Options::admin_timeout`] at most, all of them together; their events come with
+    /// a later call.
     ///
     /// # Errors
     /// When the drive is dead, or a log page cannot be read.
@@ -438,13 +443,23 @@ impl DriveInner {
     }
 
     /// Reads the log page of every event that was reported, which lets the controller report the next of its kind, and
-    /// posts its request again. What is reported meanwhile is left for the next time.
+    /// posts its request again. What is reported meanwhile is left for the next time. The events share the time of one admin
+    /// command, so that one that is not answered holds up no other, and all of them together nobody else for longer.
     pub(crate) fn serve_events(&self, state: &mut AdminState) -> Result<()> {
         state.admin.look();
+        let (start, limit) = (Instant::now(), self.options.admin_timeout);
         let mut failed = None;
-        for _ in 0..state.admin.fired.len() {
+        for left in (1..=state.admin.fired.len() as u32).rev() {
+            let share = limit.saturating_sub(start.elapsed()) / left;
+            // Those before may have taken long to be answered: no reason to give this one up.
+            if share < limit / LEAST_SHARE {
+                break;
+            }
             let Some(event) = state.admin.fired.pop_front() else { break };
-            if let Err(error) = self.serve_event(state, event) {
+            let timeout = state.admin.set_timeout(share);
+            let served = self.serve_event(state, event);
+            state.admin.set_timeout(timeout);
+            if let Err(error) = served {
                 // The controller reports it once, and a lost answer must not hide a changed namespace: it is served the next
                 // time, behind the others.
                 state.admin.fired.push_back(event);
