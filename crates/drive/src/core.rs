@@ -305,7 +305,7 @@ impl Core {
     }
 
     /// Creates a pair on the controller. With a `patience`, a request to stop does not end the wait at once. After
-    /// [`Error::NoAnswer`] and [`Error::Interrupted`] the controller may have it, or get it later.
+    /// [`Error::NoAnswer`], [`Error::Interrupted`] and [`Error::Nonsense`] the controller may have it, or get it later.
     pub(crate) fn create_pair(
         &self,
         admin: &mut Admin,
@@ -325,8 +325,16 @@ impl Core {
             Ok(_) => Ok(()),
             Err(refused @ Error::Command { .. }) => {
                 let why = self.control.port.regs.failure();
-                run("delete completion queue", &words::delete_cq(qid))?;
                 let drive = || self.name().to_owned();
+                run("delete completion queue", &words::delete_cq(qid)).map_err(|error| match error {
+                    // It has the queue: no refusal, after which all would be as before.
+                    Error::Command { status, .. } => Error::Nonsense {
+                        drive: drive(),
+                        what: "an answer to the deletion of an unused completion queue",
+                        why: status.to_string(),
+                    },
+                    other => other,
+                })?;
                 Err(why.map_or(refused, |why| Error::NotConnected { drive: drive(), qid, why }))
             }
             Err(error) => Err(error),
