@@ -83,8 +83,8 @@ pub struct Io<'a> {
     pub blocks: u32,
     /// Where the data lies, and from which byte on.
     pub data: Option<(&'a Buffer, u64)>,
-    /// Where separate metadata lies. Without it, what is read is thrown away and zeroes are written. Protection
-    /// information in it is made by the controller.
+    /// Where separate metadata lies. Without it, what is read is thrown away, zeroes are written, and a Compare fails
+    /// where the drive holds anything else. Protection information in it is made by the controller.
     pub metadata: Option<(&'a Buffer, u64)>,
     /// Past the volatile write cache.
     pub fua: bool,
