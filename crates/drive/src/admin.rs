@@ -218,10 +218,11 @@ impl Admin {
         self.take();
     }
 
-    /// Keeps as many event requests posted as the controller takes, and a few are enough.
+    /// Keeps as many event requests posted as the controller takes, and a few are enough. Events that were not served yet
+    /// count: theirs are posted again afterwards.
     pub(crate) fn post_events(&mut self, limit: u32) {
-        let posted = self.waiting.iter().filter(|w| matches!(w, Waiting::Event)).count() as u32;
-        for _ in posted..limit.min(MAX_EVENT_REQUESTS) {
+        let posted = self.waiting.iter().filter(|w| matches!(w, Waiting::Event)).count() + self.fired.len();
+        for _ in posted as u32..limit.min(MAX_EVENT_REQUESTS) {
             let Ok(slot) = self.owner.stage(&self.pair.memory, &admin::async_event()) else { break };
             self.waiting[slot as usize] = Waiting::Event;
         }

@@ -447,6 +447,8 @@ impl DriveInner {
     /// command, so that one that is not answered holds up no other, and all of them together nobody else for longer.
     pub(crate) fn serve_events(&self, state: &mut AdminState) -> Result<()> {
         state.admin.look();
+        // A controller may have failed requests: without one it reports nothing.
+        state.admin.post_events(self.identity.controller().aer_limit());
         let (start, limit) = (Instant::now(), self.options.admin_timeout);
         let mut failed = None;
         for left in (1..=state.admin.fired.len() as u32).rev() {

@@ -142,6 +142,26 @@ fn lost_log_pages_share_the_time_of_one() {
     assert_eq!(drive.incidents().len(), 0);
 }
 
+/// A drive that fails the requests for events once gets them again.
+#[test]
+fn failed_requests_for_events_hide_no_namespace() {
+    let (sim, drive) = open("mem:1M?fault=fail@op=async-event,count=4");
+    let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+    let buffer = full(&drive);
+    while sim.stats().faults < 4 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // The failures are there by then, and found when somebody asks for events.
+    drive.feature(7).unwrap();
+    drive.events().unwrap();
+    sim.recreate(1).unwrap();
+    let start = Instant::now();
+    while drive.events().unwrap().is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(20), "no event");
+    }
+    refused(queue.write(ns, 5, 1, &buffer, 0), &sim);
+}
+
 #[test]
 fn neither_does_a_gpu_write_again_after_a_reset() {
     within(Duration::from_secs(20), || {
