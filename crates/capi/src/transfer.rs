@@ -93,7 +93,7 @@ fn c_text<const N: usize>(text: &str) -> [u8; N] {
 impl OutcomeRecord {
     fn new(went: &TransferOutcome, read_bytes: u64) -> Self {
         let flag = |part, bit| if went.simulated.contains(&part) { bit } else { 0 };
-        let each = |no: &onehop_transfer::BetterRoute| format!("{}: {}. {}\n", no.route, no.reason, no.fix);
+        let each = |no: &onehop_transfer::BetterRoute| format!("{}: {}\n", no.route, no.why(". "));
         let why: String = went.why_not_better.iter().map(each).collect();
         Self {
             size: OUTCOME_BYTES,

@@ -315,6 +315,6 @@ impl From<onehop_transfer::Error> for CliError {
 }
 
 fn list(tried: &[BetterRoute]) -> String {
-    let each = |no: &BetterRoute| format!("{} ({}; {})", no.route, no.reason, no.fix);
+    let each = |no: &BetterRoute| format!("{} ({})", no.route, no.why("; "));
     tried.iter().map(each).collect::<Vec<_>>().join(", ")
 }

@@ -123,7 +123,7 @@ pub(crate) fn rows(outcome: &TransferOutcome, text: &mut ReportText) {
     }
     text.row("", outcome.route_why);
     for no in &outcome.why_not_better {
-        text.row("", format!("not {}: {}. {}", no.route, no.reason, no.fix));
+        text.row("", format!("not {}: {}", no.route, no.why(". ")));
     }
     text.row("queues", queue_words(&outcome.queues));
     text.row(

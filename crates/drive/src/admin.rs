@@ -17,7 +17,7 @@ use crate::{Error, Result};
 /// Entries of both admin queues.
 const ENTRIES: u32 = 32;
 /// Most event requests that are kept posted.
-const MAX_EVENTS: u32 = 4;
+pub(crate) const MAX_EVENT_REQUESTS: u32 = 4;
 
 /// How often the controller's status is checked while a command is waited for.
 const STATUS_POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -64,6 +64,11 @@ impl Admin {
         self.fired.clear();
         self.was_started = true;
         control.enable(self.pair.sq.bus, self.pair.cq.bus, ENTRIES, lost)
+    }
+
+    /// Sets how long commands may take that are given no time of their own; gives how long it was.
+    pub(crate) fn set_timeout(&mut self, timeout: Duration) -> Duration {
+        std::mem::replace(&mut self.timeout, timeout)
     }
 
     /// Runs a command without data; `what` names it in errors. A request to stop ends the wait for its answer.
@@ -171,9 +176,9 @@ impl Admin {
                 return false;
             }
             let aborted = self.run_within("abort", &admin::abort(0, cid), left);
+            // One that was not aborted may be under way, and completed soon.
             while is_cancelled(self) {
-                let may_come = matches!(&aborted, Ok(cqe) if cqe.result() & 1 == 0);
-                if !may_come || self.stop.is_set() || start.elapsed() >= patience {
+                if aborted.is_err() || self.stop.is_set() || start.elapsed() >= patience {
                     return false;
                 }
                 self.take();
@@ -213,10 +218,11 @@ impl Admin {
         self.take();
     }
 
-    /// Keeps as many event requests posted as the controller takes, and a few are enough.
+    /// Keeps as many event requests posted as the controller takes, and a few are enough. Events that were not served yet
+    /// count: theirs are posted again afterwards.
     pub(crate) fn post_events(&mut self, limit: u32) {
-        let posted = self.waiting.iter().filter(|w| matches!(w, Waiting::Event)).count() as u32;
-        for _ in posted..limit.min(MAX_EVENTS) {
+        let posted = self.waiting.iter().filter(|w| matches!(w, Waiting::Event)).count() + self.fired.len();
+        for _ in posted as u32..limit.min(MAX_EVENT_REQUESTS) {
             let Ok(slot) = self.owner.stage(&self.pair.memory, &admin::async_event()) else { break };
             self.waiting[slot as usize] = Waiting::Event;
         }

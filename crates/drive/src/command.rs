@@ -83,8 +83,8 @@ pub struct Io<'a> {
     pub blocks: u32,
     /// Where the data lies, and from which byte on.
     pub data: Option<(&'a Buffer, u64)>,
-    /// Where separate metadata lies. Without it, what is read is thrown away and zeroes are written. Protection
-    /// information in it is made by the controller.
+    /// Where separate metadata lies. Without it, what is read is thrown away, zeroes are written, and a Compare fails
+    /// where the drive holds anything else. Protection information in it is made by the controller.
     pub metadata: Option<(&'a Buffer, u64)>,
     /// Past the volatile write cache.
     pub fua: bool,
@@ -114,14 +114,13 @@ impl<'a> Io<'a> {
         let range = |source| Error::Range { nsid: ns.nsid, source };
         check_range(ns.blocks, self.lba, self.blocks.into()).map_err(range)?;
         let fua = if self.fua && self.op.writes() { nvm::flag::FUA } else { 0 };
-        let is_protected = ns.format.pi != 0;
-        let flags = if is_protected { fua | protection(self.op, ns.format.pi) } else { fua };
+        let flags = fua | protection(self.op, ns.format.pi);
         let command = nvm::command(self.op.opcode(), ns.nsid, self.lba, self.blocks, flags);
         let too_long =
             || Error::TooLong { bytes: u64::MAX, limit: ns.format.data_bytes(1 << 16).unwrap_or(u64::MAX) };
         let Some(command) = command else { return Err(too_long()) };
         *sqe = command;
-        if is_protected {
+        if ns.format.pi != 0 {
             // Reference tags count blocks from 0, as type 1 demands it; 32 bits of them.
             *sqe = nvm::with_tags(*sqe, self.lba as u32, 0, 0);
         }
@@ -131,12 +130,14 @@ impl<'a> Io<'a> {
 
 /// What is asked of the controller about protection information of a type: to make it when blocks are written, to
 /// check it when they are read. Tags of types 2 and 3 are their writer's own, and are not checked.
+#[inline(always)]
 pub(crate) const fn protection(op: Op, kind: u8) -> u32 {
-    match (op, kind) {
-        (Op::Read, 1) => nvm::flag::PRACT | nvm::flag::CHECK_GUARD | nvm::flag::CHECK_REFTAG,
-        (Op::Read, 1..) => nvm::flag::PRACT | nvm::flag::CHECK_GUARD,
-        (Op::Write | Op::WriteZeroes, 1..) => nvm::flag::PRACT,
-        _ => 0,
+    // Tested first: most namespaces have none.
+    match (kind, op) {
+        (0, _) | (_, Op::Compare | Op::Flush) => 0,
+        (1, Op::Read) => nvm::flag::PRACT | nvm::flag::CHECK_GUARD | nvm::flag::CHECK_REFTAG,
+        (_, Op::Read) => nvm::flag::PRACT | nvm::flag::CHECK_GUARD,
+        (_, Op::Write | Op::WriteZeroes) => nvm::flag::PRACT,
     }
 }
 

@@ -283,7 +283,7 @@ impl Core {
             None => Dma::alloc(mapper, want as usize, page_shift)?,
         };
         let (list, pages) = host_memory_list(&memory, page_shift, view.hmmaxd());
-        if (u64::from(pages) << page_shift) < least {
+        if pages == 0 || (u64::from(pages) << page_shift) < least {
             // In so many pieces that the drive would not take enough of them.
             return Ok(());
         }
@@ -305,7 +305,7 @@ impl Core {
     }
 
     /// Creates a pair on the controller. With a `patience`, a request to stop does not end the wait at once. After
-    /// [`Error::NoAnswer`] and [`Error::Interrupted`] the controller may have it, or get it later.
+    /// [`Error::NoAnswer`], [`Error::Interrupted`] and [`Error::Nonsense`] the controller may have it, or get it later.
     pub(crate) fn create_pair(
         &self,
         admin: &mut Admin,
@@ -325,26 +325,20 @@ impl Core {
             Ok(_) => Ok(()),
             Err(refused @ Error::Command { .. }) => {
                 let why = self.control.port.regs.failure();
-                run("delete completion queue", &words::delete_cq(qid))?;
                 let drive = || self.name().to_owned();
+                run("delete completion queue", &words::delete_cq(qid)).map_err(|error| match error {
+                    // It has the queue: no refusal, after which all would be as before.
+                    Error::Command { status, .. } => Error::Nonsense {
+                        drive: drive(),
+                        what: "an answer to the deletion of an unused completion queue",
+                        why: status.to_string(),
+                    },
+                    other => other,
+                })?;
                 Err(why.map_or(refused, |why| Error::NotConnected { drive: drive(), qid, why }))
             }
             Err(error) => Err(error),
         }
-    }
-
-    /// Takes a pair away from the controller. When this succeeds the controller has let go of all its commands.
-    /// `between` is run when no completion can follow any more.
-    pub(crate) fn delete_pair(
-        &self,
-        admin: &mut Admin,
-        qid: u16,
-        patience: Duration,
-        between: impl FnOnce(),
-    ) -> Result<()> {
-        admin.run_within("delete submission queue", &words::delete_sq(qid), patience)?;
-        between();
-        admin.run_within("delete completion queue", &words::delete_cq(qid), patience).map(|_| ())
     }
 }
 
@@ -404,10 +398,36 @@ fn host_memory_list(memory: &Dma, page_shift: u32, most: u16) -> (Vec<u8>, u32) 
     let most = if most == 0 { MAX_LENT_PIECES } else { MAX_LENT_PIECES.min(most.into()) };
     let mut list = Vec::new();
     let mut pages = 0;
-    for run in memory.map.runs().iter().take(most) {
-        let here = (run.len >> page_shift) as u32;
-        list.extend(HostMemoryEntry { at: run.addr, pages: here }.encode());
-        pages += here;
+    // Runs come in pages of 4 KiB, which need not start or end with one of the controller's.
+    let whole = memory.map.runs().iter().filter_map(|run| {
+        let skip = run.addr.0.checked_next_multiple_of(1 << page_shift)? - run.addr.0;
+        let here = (run.len.checked_sub(skip)? >> page_shift) as u32;
+        (here > 0).then_some(HostMemoryEntry { at: run.addr.plus(skip), pages: here })
+    });
+    for entry in whole.take(most) {
+        list.extend(entry.encode());
+        pages += entry.pages;
     }
     (list, pages)
+}
+
+#[cfg(test)]
+mod tests {
+    use onehop_os::{BusRange, HostMem, Mapped};
+    use onehop_proto::BusAddr;
+
+    use super::*;
+
+    #[test]
+    fn only_whole_pages_are_lent() {
+        let run = |at, len| BusRange { addr: BusAddr(at), len };
+        let runs = vec![run(0x2000, 0x2000), run(0x5000, 0x1000), run(0x7000, 0x4000), run(0xf000, 0x1000)];
+        let memory = Dma { map: Mapped::new(runs, Box::new(())), mem: HostMem::anonymous(0x8000).unwrap() };
+        let (list, pages) = host_memory_list(&memory, 13, 0);
+        let entries =
+            [(0x2000, 1), (0x8000, 1)].map(|(at, pages)| HostMemoryEntry { at: BusAddr(at), pages });
+        assert_eq!((list, pages), (entries.map(|entry| entry.encode()).concat(), 2));
+        assert_eq!(host_memory_list(&memory, 12, 0).1, 8);
+        assert_eq!(host_memory_list(&memory, 13, 1).1, 1);
+    }
 }

@@ -3,14 +3,15 @@
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use onehop_os::{ControllerBackend, DmaMemory, HostMem, Transport};
-use onehop_proto::Status;
 use onehop_proto::admin::{self as words, Select};
 use onehop_proto::identify::NamespaceId;
 use onehop_proto::log::{AsyncEvent, id};
+use onehop_proto::{Sqe, Status};
 
+use crate::admin::MAX_EVENT_REQUESTS;
 use crate::control::Control;
 use crate::core::{AdminState, Core};
 use crate::ladder::{Incident, Participant, RESET_PAUSES};
@@ -21,6 +22,18 @@ use crate::{Buffer, Error, Identity, Namespace, Options, Recovery, Result};
 
 /// Most events that are kept for somebody to ask for.
 const MAX_EVENTS: usize = 256;
+/// An event that others leave less than this part of its time is served the next time.
+const LEAST_SHARE: u32 = 2 * MAX_EVENT_REQUESTS;
+
+const LOST_DELETION: &str = "a queue whose deletion was not answered";
+
+/// What a command that deletes a queue is called, and its entry.
+type Deletion = (&'static str, Sqe);
+
+/// The commands that delete a pair, in this order.
+fn deletions(qid: u16) -> [Deletion; 2] {
+    [("delete submission queue", words::delete_sq(qid)), ("delete completion queue", words::delete_cq(qid))]
+}
 
 /// A drive. Clones are the same drive; it is shut down when the last of them, and of its queues, goes.
 #[derive(Clone)]
@@ -209,7 +222,9 @@ impl Drive {
         self.0.alive()?.admin.run(&what, &words::set_features(fid, false, value)).map(|_| ())
     }
 
-    /// What the drive reported by itself since the last call; the oldest are forgotten if that is very much.
+    /// What the drive reported by itself since the last call; the oldest are forgotten if that is very much. Log pages that the
+    /// drive does not return are waited for [`Options::admin_timeout`] at most, all of them together; their events come with
+    /// a later call.
     ///
     /// # Errors
     /// When the drive is dead, or a log page cannot be read.
@@ -304,17 +319,51 @@ impl DriveInner {
         if !self.abort_unanswered(state) {
             return false;
         }
-        let deletions = [
-            ("delete submission queue", words::delete_sq(qid)),
-            ("delete completion queue", words::delete_cq(qid)),
-        ];
-        let mut is_deleted = |what, sqe| match state.admin.run_within(what, sqe, self.options.abort_wait) {
+        // An exported queue goes on where it was interrupted, but not in a namespace that came meanwhile.
+        deletions(qid).iter().all(|deletion| self.has_no_queue(state, deletion))
+            && self.compare_namespaces(state).is_ok()
+    }
+
+    /// Takes a pair away from the controller. When this succeeds the controller has let go of all its commands.
+    /// `between` is run when no completion can follow any more.
+    pub(crate) fn delete_pair(
+        &self,
+        state: &mut AdminState,
+        qid: u16,
+        patience: Duration,
+        between: impl FnOnce(),
+    ) -> Result<()> {
+        let [sq, cq] = deletions(qid);
+        self.delete_queue(state, &sq, patience)?;
+        between();
+        self.delete_queue(state, &cq, patience)
+    }
+
+    /// A deletion that is not answered is aborted, and tried once more, which costs the other queues nothing: the first may
+    /// have been carried out or not. It has to be completed before, or else it might take away a queue that has this number
+    /// later.
+    fn delete_queue(&self, state: &mut AdminState, deletion: &Deletion, patience: Duration) -> Result<()> {
+        let start = Instant::now();
+        match state.admin.run_within(deletion.0, &deletion.1, patience) {
+            Err(error @ Error::NoAnswer { .. }) => {
+                if !(self.abort_unanswered(state) && self.has_no_queue(state, deletion)) {
+                    return Err(error);
+                }
+                let (cause, recovery) = (LOST_DELETION.to_owned(), Recovery::Abort);
+                state.incidents.push(Incident { cause, recovery, took: start.elapsed() });
+                Ok(())
+            }
+            end => end.map(|_| ()),
+        }
+    }
+
+    /// Deletes a queue that the controller may have. Whether it does not have it any more.
+    fn has_no_queue(&self, state: &mut AdminState, (what, sqe): &Deletion) -> bool {
+        match state.admin.run_within(what, sqe, self.options.abort_wait) {
             Ok(_) => true,
             Err(Error::Command { status, .. }) => status.is(Status::INVALID_QUEUE_ID),
             Err(_) => false,
-        };
-        // An exported queue goes on where it was interrupted, but not in a namespace that came meanwhile.
-        deletions.iter().all(|(what, sqe)| is_deleted(what, sqe)) && self.compare_namespaces(state).is_ok()
+        }
     }
 
     /// Creates queues. After a creation whose answer was lost, or that met a controller that was away for a moment, the
@@ -353,7 +402,7 @@ impl DriveInner {
         let patience = self.options.admin_timeout;
         if state.dead.is_none() {
             // A completion that nobody has seen counts as any other: the data of a read may still be on its way.
-            let deleted = self.delete_pair(&mut state.admin, cell.qid, patience, || {
+            let deleted = self.delete_pair(&mut state, cell.qid, patience, || {
                 cell.lock().drain();
             });
             let cause = match (deleted, cell.lock().stray) {
@@ -394,13 +443,25 @@ impl DriveInner {
     }
 
     /// Reads the log page of every event that was reported, which lets the controller report the next of its kind, and
-    /// posts its request again. What is reported meanwhile is left for the next time.
+    /// posts its request again. What is reported meanwhile is left for the next time. The events share the time of one admin
+    /// command, so that one that is not answered holds up no other, and all of them together nobody else for longer.
     pub(crate) fn serve_events(&self, state: &mut AdminState) -> Result<()> {
         state.admin.look();
+        // A controller may have failed requests: without one it reports nothing.
+        state.admin.post_events(self.identity.controller().aer_limit());
+        let (start, limit) = (Instant::now(), self.options.admin_timeout);
         let mut failed = None;
-        for _ in 0..state.admin.fired.len() {
+        for left in (1..=state.admin.fired.len() as u32).rev() {
+            let share = limit.saturating_sub(start.elapsed()) / left;
+            // Those before may have taken long to be answered: no reason to give this one up.
+            if share < limit / LEAST_SHARE {
+                break;
+            }
             let Some(event) = state.admin.fired.pop_front() else { break };
-            if let Err(error) = self.serve_event(state, event) {
+            let timeout = state.admin.set_timeout(share);
+            let served = self.serve_event(state, event);
+            state.admin.set_timeout(timeout);
+            if let Err(error) = served {
                 // The controller reports it once, and a lost answer must not hide a changed namespace: it is served the next
                 // time, behind the others.
                 state.admin.fired.push_back(event);

@@ -313,7 +313,10 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
-    /// Memory could not be had, reached or mapped.
+    /// Memory has run out.
+    #[error("{0}")]
+    NoMemory(String),
+    /// Memory could not be had for another reason, reached or mapped.
     #[error("{0}")]
     Memory(String),
     /// The GPU did not do what it was asked.
@@ -325,6 +328,8 @@ impl From<onehop_os::Error> for Error {
     fn from(error: onehop_os::Error) -> Self {
         match error {
             onehop_os::Error::Lost { device, why } => Self::Lost { drive: device, why },
+            onehop_os::Error::Interrupted { device } => Self::Interrupted { drive: device },
+            full if full.is_no_room() => Self::NoMemory(full.to_string()),
             other => Self::Memory(other.to_string()),
         }
     }

@@ -157,7 +157,7 @@ impl DriveInner {
     fn recreate(&self, state: &mut AdminState, cell: &Arc<QueueCell>) -> Result<()> {
         let mut slots = cell.lock();
         // What completed on the way out has completed.
-        let gone = self.delete_pair(&mut state.admin, cell.qid, self.options.abort_wait, || {
+        let gone = self.delete_pair(state, cell.qid, self.options.abort_wait, || {
             slots.drain();
         });
         let back = gone.and_then(|()| {

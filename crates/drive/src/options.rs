@@ -22,8 +22,12 @@ const MOST_RETRIES: u32 = 255;
 /// answered late, but in time, are added to that.
 ///
 /// Creating queues takes four tries at most, with the same pauses. A try ends with the first creation that is not answered within
-/// `admin_timeout`. It is aborted within `abort_wait`, and the pair deleted; if that fails, the controller is reset. The queues of a GPU are created before a launch, and again by the host of an exported queue after
-/// a recovery. Before a launch, no try begins once the limit of its job is over.
+/// `admin_timeout`. It is aborted within `abort_wait`, and the pair deleted; if that fails, the controller is reset. The
+/// queues of a GPU are created before a launch, and again by the host of an exported queue after a recovery. Before a launch,
+/// no try begins once the limit of its job is over.
+///
+/// Deleting a queue pair takes two commands. One that is not answered within `admin_timeout` (of GPU queues and in recoveries:
+/// `abort_wait`) is aborted within `abort_wait`, and tried once more within another; if that fails, the controller is reset.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Whether write commands are allowed.

@@ -51,6 +51,12 @@ pub enum Error {
         /// What was being mapped, and how the device was lost.
         why: String,
     },
+    /// The caller asked for an end while memory was mapped for the device.
+    #[error("{device}: stopped on request")]
+    Interrupted {
+        /// The device.
+        device: String,
+    },
     /// The mapper is out of memory.
     #[error("{mapper} has no {bytes} contiguous bytes left")]
     NoMemory {
@@ -69,6 +75,13 @@ impl Error {
             Self::System { source, .. } => source.raw_os_error(),
             _ => None,
         }
+    }
+
+    /// Whether memory has run out, so that less of it might be had.
+    #[must_use]
+    pub fn is_no_room(&self) -> bool {
+        let is_full = |errno| errno == rustix::io::Errno::NOMEM.raw_os_error();
+        matches!(self, Self::NoMemory { .. }) || self.errno().is_some_and(is_full)
     }
 
     pub(crate) fn system(call: impl Into<String>, errno: impl Into<std::io::Error>) -> Self {

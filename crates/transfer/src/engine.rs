@@ -327,7 +327,13 @@ fn why_not(route: Route, error: Error) -> Result<BetterRoute> {
             Ok(BetterRoute { route, reason: left_words(left), fix })
         }
         Error::Gpu(_) | Error::Memory(_) => {
-            Ok(BetterRoute { route, reason: error.to_string(), fix: "Move less at a time".into() })
+            let is_full = match &error {
+                Error::Gpu(error) => error.is_no_room(),
+                Error::Memory(error) => error.is_no_room(),
+                _ => false,
+            };
+            let fix = if is_full { route::MOVE_LESS } else { "" };
+            Ok(BetterRoute { route, reason: error.to_string(), fix: fix.into() })
         }
         other => Err(other),
     }

@@ -76,9 +76,23 @@ pub struct BetterRoute {
     pub route: String,
     /// The reason.
     pub reason: String,
-    /// How to fix it.
+    /// How to fix it; empty if that is unknown, or a part of the reason.
     pub fix: String,
 }
+
+impl BetterRoute {
+    /// The reason, and the fix if there is one, with this between them.
+    #[must_use]
+    pub fn why(&self, between: &str) -> String {
+        match self.fix.as_str() {
+            "" => self.reason.clone(),
+            fix => format!("{}{between}{fix}", self.reason),
+        }
+    }
+}
+
+/// What helps where memory has run out.
+pub(crate) const MOVE_LESS: &str = "Move less at a time";
 
 /// The requested route. It parses from `auto` and from the routes' names.
 #[derive(Clone, PartialEq, Debug)]
@@ -150,7 +164,8 @@ impl RouteRequest {
     }
 }
 
-/// How to fix a route that failed with this error; `None` if the drive failed, so that no other route helps.
+/// How to fix a route that failed with this error, or nothing if that is unknown; `None` if the drive failed, so that no other
+/// route helps.
 #[must_use]
 pub fn remedy(error: &Error) -> Option<&'static str> {
     Some(match error {
@@ -160,9 +175,9 @@ pub fn remedy(error: &Error) -> Option<&'static str> {
         Error::Placement { .. } => "Use a route with another placement",
         Error::NoQueue { .. } => "Ask for fewer queues (--queues 1), or use a drive that grants more",
         Error::Unsupported { .. } => "Use a cpu/ route",
-        Error::Memory(_) => {
-            "Move less at a time, or use cpu/pinned, for which the drive need not reach GPU memory"
-        }
+        Error::NoMemory(_) => MOVE_LESS,
+        // The mapper's reason says what would change it, if anything would.
+        Error::Memory(_) => "",
         Error::Gpu(_) => "Use a cpu/ route",
         _ => return None,
     })
@@ -171,6 +186,24 @@ pub fn remedy(error: &Error) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn advice_fits_the_failure_of_memory_or_there_is_none() {
+        let (mapper, why) = ("vfio".to_owned(), "raise RLIMIT_MEMLOCK".to_owned());
+        let unmapped = onehop_os::Error::CannotMap { mapper: mapper.clone(), why };
+        let full = onehop_os::Error::NoMemory { mapper, bytes: 1 << 40 };
+        let call = |errno| onehop_os::Error::System {
+            call: "mmap".into(),
+            source: std::io::Error::from_raw_os_error(errno),
+            hint: "",
+        };
+        for (error, fix) in [(unmapped, ""), (full, MOVE_LESS), (call(12), MOVE_LESS), (call(24), "")] {
+            let error = Error::from(error);
+            assert_eq!(remedy(&error), Some(fix), "{error}");
+            let route = BetterRoute { route: "x".into(), reason: error.to_string(), fix: fix.into() };
+            assert!(route.why(". ").ends_with(if fix.is_empty() { &route.reason } else { fix }));
+        }
+    }
 
     #[test]
     fn every_name_of_the_table_is_known() {

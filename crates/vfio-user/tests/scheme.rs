@@ -7,7 +7,8 @@
 mod suite;
 
 use std::io::{Read, Write};
-use std::os::unix::net::UnixListener;
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -199,6 +200,46 @@ fn memory_that_a_lost_server_does_not_map_is_no_fault_of_the_memory() {
         }
         other => panic!("{other}"),
     }
+}
+
+/// Passes everything on to a server but requests of one kind.
+fn all_but(number: u16, server: &Path) -> PathBuf {
+    let here = socket();
+    let (listener, server) = (UnixListener::bind(&here).unwrap(), UnixStream::connect(server).unwrap());
+    std::thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        let (mut replies, mut to_client) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+        std::thread::spawn(move || std::io::copy(&mut replies, &mut to_client));
+        let mut raw = [0; HEADER];
+        while client.read_exact(&mut raw).is_ok() {
+            let header = MessageHeader::decode(&raw);
+            let mut payload = vec![0; header.payload().unwrap()];
+            client.read_exact(&mut payload).unwrap();
+            if header.command != number {
+                (&server).write_all(&[&raw, payload.as_slice()].concat()).unwrap();
+            }
+        }
+        server.shutdown(Shutdown::Both).unwrap();
+    });
+    here
+}
+
+/// The server does not answer DMA_MAP when a stop is asked for.
+#[test]
+fn a_stop_while_memory_is_mapped_is_no_lost_controller() {
+    let served = Served::start("mem:1M", false);
+    let (socket, stop) = (all_but(command::DMA_MAP, &served.socket), StopSignal::default());
+    let port = client::open(&socket, &stop).unwrap();
+    std::fs::remove_file(socket).unwrap();
+    let memory = port.mapper.alloc(4096).unwrap();
+    stop.set();
+    // The second finds a connection that was given up.
+    for _ in 0..2 {
+        let error = Error::from(port.mapper.map(&memory).map(drop).unwrap_err());
+        assert!(matches!(&error, Error::Interrupted { drive } if *drive == port.name), "{error}");
+    }
+    drop(port);
+    assert_eq!(served.end(), [] as [String; 0]);
 }
 
 /// Its memory is shared by file descriptors. If the server cut a file short, an access would kill this process.

@@ -277,6 +277,7 @@ fn lacking(error: Error) -> Result<NotMeasurable> {
             DriveError::Placement { .. }
             | DriveError::NoQueue { .. }
             | DriveError::Unsupported { .. }
+            | DriveError::NoMemory(_)
             | DriveError::Memory(_)
             | DriveError::Gpu(_),
         ) => Ok(NotMeasurable(error.to_string())),

@@ -8,7 +8,7 @@ use onehop_gpu::{Doorbells, Gpu, KernelQueue, Place, Region};
 use onehop_proto::kernel::{MAX_WINDOW, scratch_bytes};
 use onehop_proto::queue::SharedLayout;
 use onehop_proto::regs::doorbell;
-use onehop_proto::{Cqe, GpuAddr, Sqe};
+use onehop_proto::{Cqe, GpuAddr, Sqe, Status};
 
 use super::gate::HostGate;
 use super::memory::RingMemory;
@@ -266,9 +266,10 @@ impl GpuCell {
     fn undo(&self, drive: &DriveInner, state: &mut AdminState, made: &[u16]) {
         for qid in made {
             let patience = drive.options.abort_wait;
-            match drive.delete_pair(&mut state.admin, *qid, patience, || ()) {
+            match drive.delete_pair(state, *qid, patience, || ()) {
+                Ok(()) => {}
                 // A controller that was reset meanwhile does not have it any more.
-                Ok(()) | Err(Error::Command { .. }) => {}
+                Err(Error::Command { status, .. }) if status.is(Status::INVALID_QUEUE_ID) => {}
                 Err(_) if state.dead.is_some() => return,
                 Err(_) => {
                     // How it went is in the state.
@@ -289,7 +290,7 @@ impl GpuCell {
         if pairs.taken.is_none() {
             for pair in &pairs.list {
                 let mut unseen = Ok(false);
-                drive.delete_pair(&mut state.admin, pair.qid, drive.options.abort_wait, || {
+                drive.delete_pair(state, pair.qid, drive.options.abort_wait, || {
                     unseen = pair.has_unseen(drive, self.mode);
                 })?;
                 all_seen &= !unseen?;

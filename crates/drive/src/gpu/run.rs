@@ -462,9 +462,7 @@ impl<'a, 'm> Run<'a, 'm> {
             let watching = Watching { limit, progress: &mut progress };
             let (exits, took) = queues.finish(running, &batch.memory, count, watching)?;
             self.report.kernel_time += took;
-            if let Some(meter) = self.meter.as_deref_mut() {
-                meter.read(&batch.items, &batch.memory)?;
-            }
+            let metered = self.meter.as_deref_mut().map(|meter| meter.read(&batch.items, &batch.memory));
             // A stray completion says more than what it led to.
             let stray = exits.iter().find(|exit| matches!(exit, Exit::UnexpectedCompletion(_)));
             let exit = stray.or_else(|| exits.iter().find(|exit| **exit != Exit::Finished));
@@ -491,6 +489,8 @@ impl<'a, 'm> Run<'a, 'm> {
                 queues.recover(cause.to_owned(), true)?;
                 return Err(self.stopped(batch, format!("it was {cause}; this is a defect of onehop")));
             }
+            // Not before: a launch that ended early has left commands in the controller's hands.
+            metered.transpose()?;
             if again.is_empty() {
                 return Ok(());
             }

@@ -1,13 +1,14 @@
 //! Callers and controllers that do what they should not.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use onehop_drive::{Drive, Error, GpuJob, GpuMode, GpuSetup, Io, Op, Options, Placement};
 use onehop_gpu::{Emulated, Gpu, Place};
 use onehop_os::{ControllerBackend, Registers};
 use onehop_proto::regs::offset;
 
-use crate::{open, options};
+use crate::{inject, open, options};
 
 #[test]
 fn memory_and_namespaces_belong_to_one_drive() {
@@ -200,4 +201,25 @@ fn registers_end_where_the_bar_does() {
     let (sim, drive) = open("mem:1M");
     assert_eq!(drive.registers(0, u32::MAX).len() as u32, sim.registers().size() / 4);
     assert!(drive.registers(u32::MAX - 3, 100).is_empty());
+}
+
+/// Kernels that take no times leave none. Their launch gives a late command up, which writes nothing any more then.
+#[test]
+fn a_launch_without_times_leaves_nothing_in_flight() {
+    let (sim, drive) = open("mem:1M");
+    let (ns, gpu) = (drive.namespace(1).unwrap(), Arc::new(Emulated::new()));
+    let setup = GpuSetup { stall: Duration::from_millis(250), ..GpuSetup::new(Placement::TIER1) };
+    let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
+    let (region, buffer) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4096).unwrap();
+    inject(&sim, "late@op=read,n=1,delay=2s");
+    let start = Instant::now();
+    let end = queues.timed(&*gpu, Op::Read, ns, &[GpuJob { lba: 0, blocks: 8, offset: 0 }], &buffer);
+    assert!(matches!(&end, Err(Error::Gpu(why)) if why.contains("clocks")), "{end:?}");
+    region.fill(0, 4096, 0xee).unwrap();
+    std::thread::sleep(Duration::from_millis(2500).saturating_sub(start.elapsed()));
+    let mut bytes = [0; 4096];
+    region.read(0, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 0xee), "the controller went on to write");
+    assert_eq!(drive.incidents().len(), 1, "{:?}", drive.incidents());
+    assert_eq!(sim.violations(), []);
 }

@@ -1,13 +1,16 @@
 //! Queues that are created again after a reset, by a controller that loses admin commands.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use onehop_drive::{Drive, Error, GpuJob, GpuSetup, Io, Op, Options, Placement, Recovery};
-use onehop_gpu::{Emulated, Gpu, Place};
+use onehop_drive::{Drive, Error, GpuJob, GpuMode, GpuSetup, Io, Op, Options, Placement, Recovery};
+use onehop_gpu::{Emulated, EmulatedThread, Gpu, Place};
 use onehop_os::{ControllerBackend, Registers};
+use onehop_proto::kernel::{Answer, DeviceOp, DeviceQueue};
 use onehop_proto::regs::offset;
+use onehop_sim::Sim;
 
 use crate::{inject, open, options};
 
@@ -102,10 +105,7 @@ fn a_lost_creation_costs_other_queues_no_reset() {
         ("late@op=create-cq,n=1,delay=600s", Recovery::Abort),
         ("lost@op=create-cq,n=1&fault=abort-ignored", Recovery::ControllerReset),
     ] {
-        let sim = onehop_sim::open("mem:1M?to=1").unwrap();
-        let limits =
-            Options { abort_wait: Duration::from_secs(20), timeout: Duration::from_secs(60), ..options() };
-        let drive = Drive::open(sim.port(), limits).unwrap();
+        let (sim, drive) = patient();
         let (ns, buffer) = (drive.namespace(1).unwrap(), drive.buffer(4096).unwrap());
         let other = drive.queue().unwrap();
         // In flight all the time.
@@ -113,13 +113,156 @@ fn a_lost_creation_costs_other_queues_no_reset() {
         let token = other.submit(ns, &Io::new(Op::Read, 0, 8, &buffer, 0)).unwrap();
         lost.split("&fault=").for_each(|fault| inject(&sim, fault));
         let queue = drive.queue().unwrap_or_else(|error| panic!("{lost}: {error}"));
-        let recoveries: Vec<_> = drive.incidents().iter().map(|incident| incident.recovery).collect();
-        assert_eq!(recoveries, [recovery], "{lost}");
+        assert_eq!(recoveries(&drive), [recovery], "{lost}");
         let finished = other.wait(token).unwrap();
         assert!(finished.retries == 0 || recovery != Recovery::Abort, "{lost}: {finished:?}");
         queue.read(ns, 0, 8, &buffer, 0).unwrap();
         assert_eq!(sim.violations(), [], "{lost}");
     }
+}
+
+/// A drive that gives an Abort time on a busy machine, too.
+fn patient() -> (Sim, Drive) {
+    let sim = onehop_sim::open("mem:1M?to=1").unwrap();
+    let limits =
+        Options { abort_wait: Duration::from_secs(2), timeout: Duration::from_secs(600), ..options() };
+    let drive = Drive::open(sim.port(), limits).unwrap();
+    (sim, drive)
+}
+
+fn recoveries(drive: &Drive) -> Vec<Recovery> {
+    drive.incidents().iter().map(|incident| incident.recovery).collect()
+}
+
+/// The second or third of three pairs is lost: it is aborted, and those before it are deleted and created again with it.
+#[test]
+fn a_lost_creation_among_queues_of_a_gpu_costs_other_queues_no_reset() {
+    for (faults, expected) in [
+        ("lost@op=create-cq,n=2", &[Recovery::Abort][..]),
+        ("lost@op=create-sq,n=3", &[Recovery::Abort]),
+        // As is the deletion of the one before it.
+        ("lost@op=create-cq,n=2&lost@op=delete-sq,n=2", &[Recovery::Abort, Recovery::Abort]),
+        // The controller keeps the one before it: only a reset takes it away.
+        ("lost@op=create-cq,n=2&fail@op=delete-sq,n=2", &[Recovery::Abort, Recovery::ControllerReset]),
+        ("lost@op=create-cq,n=2&fail@op=delete-cq,n=2", &[Recovery::Abort, Recovery::ControllerReset]),
+        // It refuses the third, and to delete the half of it that it has.
+        ("fail@op=create-sq,n=3&fail@op=delete-cq,n=1", &[Recovery::ControllerReset]),
+    ] {
+        let (sim, drive) = patient();
+        let (ns, buffer) = (drive.namespace(1).unwrap(), drive.buffer(4096).unwrap());
+        let other = drive.queue().unwrap();
+        let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
+        let (_region, data) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4096).unwrap();
+        let setup = GpuSetup { queues: 3, ..GpuSetup::new(Placement::TIER1) };
+        let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
+        // In flight all the time.
+        let is_lost = faults.starts_with("lost");
+        inject(&sim, "late@op=read,n=1,q=1,delay=3s");
+        let token = other.submit(ns, &Io::new(Op::Read, 0, 8, &buffer, 0)).unwrap();
+        faults.split('&').for_each(|fault| inject(&sim, fault));
+        let first = queues.read(ns, &JOB, &data);
+        assert_eq!(first.is_ok(), is_lost, "{faults}: {first:?}");
+        assert_eq!(recoveries(&drive), expected, "{faults}");
+        let finished = other.wait(token).unwrap();
+        let is_reset = expected.contains(&Recovery::ControllerReset);
+        assert!(finished.retries == 0 || is_reset, "{faults}: {finished:?}");
+        queues.read(ns, &JOB, &data).unwrap_or_else(|error| panic!("{faults}: {error}"));
+        assert_eq!(sim.violations(), [], "{faults}");
+    }
+}
+
+/// The first creation of an exported queue is lost, then the one after a reset, which is its watcher's.
+#[test]
+fn nor_does_one_of_an_exported_queue() {
+    for lost in ["lost@op=create-cq,n=1", "lost@op=create-sq,n=1"] {
+        let (sim, drive) = patient();
+        let (ns, buffer) = (drive.namespace(1).unwrap(), drive.buffer(4096).unwrap());
+        let other = drive.queue().unwrap();
+        let gpu = Emulated::new();
+        let (_region, data) = drive.gpu_buffer(&gpu, Place::PinnedHost, 4096).unwrap();
+        let setup = GpuSetup { mode: GpuMode::Shared { threads: 1 }, ..GpuSetup::new(Placement::TIER1) };
+        let queues = drive.gpu_queues(Arc::new(gpu.clone()), setup).unwrap();
+        inject(&sim, "late@op=read,n=1,q=1,delay=3s");
+        let token = other.submit(ns, &Io::new(Op::Read, 0, 8, &buffer, 0)).unwrap();
+        inject(&sim, lost);
+        let exported = queues.export(ns, &data, false).unwrap_or_else(|error| panic!("{lost}: {error}"));
+        assert_eq!(recoveries(&drive), [Recovery::Abort], "{lost}");
+        assert_eq!(other.wait(token).unwrap().retries, 0, "{lost}");
+        drop(other);
+        let handle = exported.handle();
+        let read = || {
+            let kernel = move |thread: &EmulatedThread, _| {
+                let queue = DeviceQueue::open(thread, handle).unwrap();
+                assert_eq!(queue.run(thread, DeviceOp::Read, 0, 8, 0), Answer::Done);
+            };
+            gpu.start(1, kernel).unwrap().join().unwrap();
+        };
+        read();
+        inject(&sim, lost);
+        drive.reset().unwrap();
+        read();
+        let expected = [Recovery::Abort, Recovery::ControllerReset, Recovery::Abort];
+        assert_eq!(recoveries(&drive), expected, "{lost}");
+        exported.take_back().unwrap();
+        assert_eq!(sim.violations(), [], "{lost}");
+    }
+}
+
+/// A deletion that was not answered is aborted and tried again. Only a controller that answers neither is reset.
+#[test]
+fn a_lost_deletion_costs_other_queues_no_reset() {
+    for (lost, recovery) in [
+        ("lost@op=delete-sq,n=1", Recovery::Abort),
+        ("lost@op=delete-cq,n=1", Recovery::Abort),
+        ("late@op=delete-sq,n=1,delay=600s", Recovery::Abort),
+        ("lost@op=delete-sq,count=2", Recovery::ControllerReset),
+        ("lost@op=delete-sq,n=1&fault=abort-ignored", Recovery::ControllerReset),
+    ] {
+        std::thread::scope(|scope| {
+            scope.spawn(|| a_lost_deletion(lost, recovery, false));
+            scope.spawn(|| a_lost_deletion(lost, recovery, true));
+        });
+    }
+}
+
+/// The deletion is under way: it cannot be aborted, and is answered soon after.
+#[test]
+fn nor_does_one_that_is_carried_out_late() {
+    std::thread::scope(|scope| {
+        for late in
+            ["reorder@op=delete-sq,n=1,by=100,delay=1500ms", "reorder@op=delete-cq,n=1,by=100,delay=1500ms"]
+        {
+            scope.spawn(|| a_lost_deletion(late, Recovery::Abort, false));
+        }
+    });
+}
+
+fn a_lost_deletion(lost: &str, recovery: Recovery, of_gpu: bool) {
+    let what = format!("{lost}, {}", if of_gpu { "GPU" } else { "CPU" });
+    let (sim, drive) = patient();
+    let (ns, buffer) = (drive.namespace(1).unwrap(), drive.buffer(4096).unwrap());
+    let (other, free) = (drive.queue().unwrap(), drive.free_queues());
+    let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
+    let closed: Box<dyn Any> = if of_gpu {
+        let (_region, data) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4096).unwrap();
+        let queues = drive.gpu_queues(gpu.clone(), GpuSetup::new(Placement::TIER1)).unwrap();
+        queues.read(ns, &JOB, &data).unwrap();
+        Box::new(queues)
+    } else {
+        Box::new(drive.queue().unwrap())
+    };
+    // In flight all the time.
+    inject(&sim, "late@op=read,n=1,delay=3s");
+    let token = other.submit(ns, &Io::new(Op::Read, 0, 8, &buffer, 0)).unwrap();
+    lost.split("&fault=").for_each(|fault| inject(&sim, fault));
+    drop(closed);
+    assert_eq!(recoveries(&drive), [recovery], "{what}");
+    let finished = other.wait(token).unwrap();
+    assert!(finished.retries == 0 || recovery != Recovery::Abort, "{what}: {finished:?}");
+    // The controller has none of the deleted queues: their numbers are used again.
+    let queues: Vec<_> = (0..free).map(|_| drive.queue().unwrap()).collect();
+    queues.iter().for_each(|queue| _ = queue.read(ns, 0, 8, &buffer, 0).unwrap());
+    assert_eq!(sim.violations(), [], "{what}");
 }
 
 #[test]

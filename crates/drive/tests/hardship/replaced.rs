@@ -3,11 +3,22 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use onehop_drive::{Buffer, Drive, Error, GpuJob, GpuMode, GpuSetup, Io, Namespace, Op, Placement};
+use onehop_drive::{Buffer, Drive, Error, GpuJob, GpuMode, GpuSetup, Io, Namespace, Op, Options, Placement};
 use onehop_gpu::{Emulated, Gpu, Place};
 use onehop_sim::Sim;
 
-use crate::{inject, open, within};
+use crate::{inject, open, options, within};
+
+/// For an admin command that is lost, and for one of several that wait for their part of it on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// A drive that an answer or an Abort may take long from.
+fn patient() -> (Sim, Drive) {
+    let sim = onehop_sim::open("mem:1M").unwrap();
+    let limits = Options { admin_timeout: PATIENCE, abort_wait: PATIENCE, ..options() };
+    let drive = Drive::open(sim.port(), limits).unwrap();
+    (sim, drive)
+}
 
 fn full(drive: &Drive) -> Buffer {
     let buffer = drive.buffer(4096).unwrap();
@@ -95,7 +106,7 @@ fn a_lost_answer_does_not_hide_that_a_namespace_was_replaced() {
 /// An event whose log page does not come holds up no other.
 #[test]
 fn nor_does_one_of_another_event() {
-    let (sim, drive) = open("mem:1M");
+    let (sim, drive) = patient();
     let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
     let buffer = full(&drive);
     inject(&sim, "lost@op=get-log,n=1");
@@ -106,6 +117,49 @@ fn nor_does_one_of_another_event() {
     // The log page was aborted, and is read the next time.
     assert_eq!(drive.incidents().len(), 0);
     assert_eq!(drive.events().unwrap().len(), 2);
+}
+
+/// Several log pages that do not come are waited for as long as one, and read by a later call.
+#[test]
+fn lost_log_pages_share_the_time_of_one() {
+    let (sim, drive) = patient();
+    inject(&sim, "lost@op=get-log,count=2");
+    sim.set_temperature(500);
+    sim.recreate(1).unwrap();
+    // Both are there by then, on all but the busiest machines.
+    std::thread::sleep(Duration::from_millis(200));
+    let (mut served, mut unanswered, mut longest) = (0, 0, Duration::ZERO);
+    while served < 2 {
+        let start = Instant::now();
+        match drive.events() {
+            Ok(events) => served += events.len(),
+            Err(Error::NoAnswer { .. }) => unanswered += 1,
+            Err(error) => panic!("{error}"),
+        }
+        longest = longest.max(start.elapsed());
+    }
+    assert!(unanswered > 0 && longest < PATIENCE * 3 / 2, "{unanswered}, {longest:?}");
+    assert_eq!(drive.incidents().len(), 0);
+}
+
+/// A drive that fails the requests for events once gets them again.
+#[test]
+fn failed_requests_for_events_hide_no_namespace() {
+    let (sim, drive) = open("mem:1M?fault=fail@op=async-event,count=4");
+    let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+    let buffer = full(&drive);
+    while sim.stats().faults < 4 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // The failures are there by then, and found when somebody asks for events.
+    drive.feature(7).unwrap();
+    drive.events().unwrap();
+    sim.recreate(1).unwrap();
+    let start = Instant::now();
+    while drive.events().unwrap().is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(20), "no event");
+    }
+    refused(queue.write(ns, 5, 1, &buffer, 0), &sim);
 }
 
 #[test]

@@ -92,7 +92,10 @@ fn a_late_command_does_not_make_closing_its_queue_a_reset() {
 #[test]
 fn events_without_end_are_served_a_few_at_a_time() {
     within(Duration::from_secs(10), || {
-        let (sim, drive) = open("mem:1M");
+        let sim = onehop_sim::open("mem:1M").unwrap();
+        // Events share it.
+        let admin_timeout = Duration::from_secs(60);
+        let drive = Drive::open(sim.port(), Options { admin_timeout, ..options() }).unwrap();
         let ended = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
         let (storm, end) = (sim.clone(), ended.clone());
         let thread = std::thread::spawn(move || {

@@ -34,7 +34,7 @@ use crate::shares::Payer;
 use crate::transport::{Connector, Exposed, Link, Shareable, Stretch};
 use crate::tree::Via;
 use crate::wire::{FULL, FrameKind, Join, MountId, Reply, Request, SessionId, Welcome, pack};
-use crate::{Error, Result, handshake, lock};
+use crate::{Error, Result, handshake, lock, panic_text};
 use chores::Chores;
 use lane::{Ended, Lane};
 use numbers::Outstanding;
@@ -203,16 +203,21 @@ impl Client {
             let welcome = handshake::greet(&*link, options.key.as_ref(), &join, options.connect)?;
             Ok((link, welcome))
         };
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("target connects".into())
             .spawn(move || drop(sender.send(greet())))
             .map_err(|e| Error::io("a thread for", "a connection", e))?;
+        let peer = self.connector.peer();
         loop {
             match made.recv_timeout(TICK) {
                 Ok(met) => return met,
                 Err(RecvTimeoutError::Timeout) if !self.stop.is_over() => {}
-                // The thread panicked, or a stop was asked for.
-                Err(_) => return Err(Error::Stopped { peer: self.connector.peer().to_owned() }),
+                Err(RecvTimeoutError::Timeout) => return Err(Error::Stopped { peer: peer.to_owned() }),
+                Err(RecvTimeoutError::Disconnected) => {
+                    let why = thread.join().err().map_or_else(String::new, |panic| panic_text(&*panic));
+                    let panic = std::io::Error::other(format!("its thread panicked: {why}"));
+                    return Err(Error::io("connect to", peer, panic));
+                }
             }
         }
     }
@@ -550,6 +555,28 @@ mod tests {
     use crate::tcp::{TcpAcceptor, TcpConnector};
 
     const LONG: Duration = Duration::from_secs(60);
+
+    /// A transport with a defect.
+    struct Defective;
+
+    impl Connector for Defective {
+        fn transport(&self) -> &'static str {
+            "none"
+        }
+        fn peer(&self) -> &str {
+            "nowhere"
+        }
+        fn connect(&self, _lane: usize, _limit: Duration) -> Result<Box<dyn Link>> {
+            panic!("a defect of the test")
+        }
+    }
+
+    #[test]
+    fn a_connection_whose_thread_panicked_is_no_request_to_stop() {
+        let client = Client::new(Box::new(Defective), [7; 16], ClientOptions::new(None));
+        let error = client.connect(0).unwrap_err().to_string();
+        assert!(error.contains("nowhere") && error.contains("panicked: a defect of the test"), "{error}");
+    }
 
     #[test]
     fn a_request_whose_time_is_up_is_not_sent() {

@@ -49,6 +49,8 @@ struct ConnectionState {
     last: u16,
     /// Why the connection is unusable.
     broken: Option<String>,
+    /// A request to stop made it so.
+    is_stopped: bool,
 }
 
 /// A connection with a negotiated version.
@@ -65,7 +67,7 @@ impl Connection {
         let ends = grace.clone();
         let link =
             MessageSocket::new(stream, Box::new(move || ends.is_over()) as Box<dyn Fn() -> bool + Send>);
-        let state = Mutex::new(ConnectionState { link, grace, last: 0, broken: None });
+        let state = Mutex::new(ConnectionState { link, grace, last: 0, broken: None, is_stopped: false });
         let name = format!("vfio-user:{}", path.display());
         let connection = Self { state, path: path.into(), name };
         let capabilities = serde_json::json!({ "capabilities": {
@@ -100,6 +102,11 @@ impl Connection {
 
     fn state(&self) -> MutexGuard<'_, ConnectionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a request to stop ended the wait for a reply. The connection is unusable since.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.state().is_stopped
     }
 
     /// Sends a request and waits for its reply.
@@ -169,7 +176,10 @@ impl ConnectionState {
         let done = self.link.send(&header, payload, file).and_then(|()| self.await_reply(&header));
         match done {
             Ok(Some(message)) => return Ok(message),
-            Ok(None) if self.grace.is_over() => self.broken = Some("stopped on request".into()),
+            Ok(None) if self.grace.is_over() => {
+                self.is_stopped = true;
+                self.broken = Some("stopped on request".into());
+            }
             Ok(None) => self.broken = Some("the server closed it".into()),
             Err(broken) => self.broken = Some(broken.to_string()),
         }

@@ -79,6 +79,9 @@ impl Mapper for ClientMemory {
         let ask = [32 | READ_WRITE << 32, offset, at, bytes].map(u64::to_le_bytes).concat();
         let shared = self.connection.request(command::DMA_MAP, &ask, Some(&file));
         shared.map_err(|error| match error {
+            ClientError::Broken { .. } if self.connection.is_stopped() => {
+                Error::Interrupted { device: self.connection.name().to_owned() }
+            }
             // The controller is gone with its server, whatever the memory.
             ClientError::Broken { .. } => Error::Lost {
                 device: self.connection.name().to_owned(),
