@@ -9,7 +9,8 @@ use onehop_os::HostMem;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
-use super::tree::{Node, TreeState, opened, restore, take_unsynced};
+use super::known::Node;
+use super::tree::{TreeState, opened};
 use super::{SessionView, Trouble};
 use crate::buffers::{DataFlow, PooledBuffer};
 use crate::lock;
@@ -339,14 +340,14 @@ impl OpenFile for RemoteFile {
     fn sync(&self, data_only: bool) -> io::Result<()> {
         self.core.client.ask(true, |view, until| {
             self.node.check_boot(view)?;
-            let before = take_unsynced(&self.node);
+            let before = self.node.take_unsynced();
             let synced = self.id(view, until).and_then(|file| {
                 match self.core.call(view, &Request::Sync { file, data_only }, until)?.0 {
                     Reply::Done => Ok(()),
                     _ => Err(Errno::PROTO.into()),
                 }
             });
-            synced.inspect_err(|_| restore(&self.node, before))
+            synced.inspect_err(|_| self.node.restore(before))
         })?;
         Ok(())
     }

@@ -3,7 +3,8 @@
 //! ```text
 //! options  how a client goes about it
 //! lane     a connection, and what is under way on it
-//! tree     the folder: numbers of files, and how they are found again when the server forgot them
+//! tree     the folder, and how files are found again when the server forgot them
+//! known    which files these are: numbers, places, and what the server calls them
 //! root     what is known of its root, though the target may not answer
 //! file     an open file
 //! numbers  of requests, and what the target may forget of them
@@ -14,6 +15,7 @@
 
 mod chores;
 mod file;
+mod known;
 mod lane;
 mod numbers;
 mod options;
