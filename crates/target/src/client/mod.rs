@@ -563,12 +563,12 @@ mod tests {
         let client = Client::new(Box::new(connector), [7; 16], options);
         let _threads = ClientThreads::start(&client).unwrap();
         let id = client.number(1, false, Instant::now() + LONG).unwrap();
-        let body = pack(&Request::Space).unwrap();
+        let body = pack(&Request::Space { uid: 0 }).unwrap();
         let late = client.until_answered((1, id, false), (&body, false), None, None, Instant::now());
         assert_eq!(late, Err(Errno::TIMEDOUT.into()));
         client.ended(1, id, None);
         // There is one connection, so that would have come before this.
-        client.call(1, &Request::Space, None, None, Instant::now() + LONG).unwrap();
+        client.call(1, &Request::Space { uid: 0 }, None, None, Instant::now() + LONG).unwrap();
         assert_eq!(target.report().requests, 1);
     }
 }

@@ -15,7 +15,7 @@ use crate::shares::Payer;
 use crate::transport::{Connector, Shareable};
 use crate::tree::{FolderNames, Forgotten, OpenFile, Tree, TreeResult};
 use crate::wire::{
-    Attr, AttrChange, Caller, FsSpace, Make, MountId, Name, OpenMode, ROOT, Reply, Request, Xattr,
+    Attr, AttrChange, Caller, FsSpace, Make, MountId, NO_USER, Name, OpenMode, ROOT, Reply, Request, Xattr,
 };
 use crate::{Result, lock};
 
@@ -44,9 +44,9 @@ impl RemoteTree {
         let client = Client::new(connector, random()?, options);
         let mut threads = ClientThreads::start(&client)?;
         let peer = client.report().target;
-        let found = client.ask(true, |view, until| {
-            attr_of(client.call(view.epoch, &Request::Attr { node: ROOT }, None, None, until))
-        });
+        let request = Request::Attr { node: ROOT, uid: NO_USER };
+        let found =
+            client.ask(true, |view, until| attr_of(client.call(view.epoch, &request, None, None, until)));
         let attr = found.map_err(|e| crate::Error::io("looking at the folder of", &peer, e))?;
         let known = KnownFiles::new(attr.key);
         let core = TreeState { client, known, root_attr: RootAttr::new(attr) };
@@ -104,7 +104,7 @@ impl RemoteTree {
 
 type Called = std::result::Result<(Reply, usize), Trouble>;
 
-fn attr_of(called: Called) -> std::result::Result<Attr, Trouble> {
+pub(super) fn attr_of(called: Called) -> std::result::Result<Attr, Trouble> {
     match called?.0 {
         Reply::Attr(attr) => Ok(attr),
         _ => Err(Errno::PROTO.into()),
@@ -156,13 +156,13 @@ impl TreeState {
     fn ask_of_root(&self) -> TreeResult<Attr> {
         let ask = |view, until| {
             let node = self.id_of(&self.known.root, view, until)?;
-            attr_of(self.call(view, &Request::Attr { node }, until))
+            attr_of(self.call(view, &Request::Attr { node, uid: NO_USER }, until))
         };
         self.client.ask(true, ask)
     }
 
     fn check_root(&self, view: SessionView, until: Instant) -> std::result::Result<u64, Trouble> {
-        let attr = attr_of(self.call(view, &Request::Attr { node: ROOT }, until))?;
+        let attr = attr_of(self.call(view, &Request::Attr { node: ROOT, uid: NO_USER }, until))?;
         if !is_same(&attr.key, &self.known.root.key) {
             // It serves another folder now, and nothing of ours is in there.
             return Err(Errno::STALE.into());
@@ -252,9 +252,10 @@ impl Tree for RemoteTree {
         Forgotten::default()
     }
 
-    fn attr(&self, node: u64) -> TreeResult<Attr> {
+    fn attr(&self, node: u64, uid: u32) -> TreeResult<Attr> {
         if node != ROOT {
-            return Ok(Attr { node, ..self.about(node, true, |node| Request::Attr { node }, attr_of)? });
+            let ask = |node| Request::Attr { node, uid };
+            return Ok(Attr { node, ..self.about(node, true, ask, attr_of)? });
         }
         let root = &self.core.root_attr;
         // The path of the mount's status goes through the root, and the status says why the target is gone.
@@ -273,11 +274,11 @@ impl Tree for RemoteTree {
         Ok(Attr { node: number, ..attr })
     }
 
-    fn read_link(&self, node: u64) -> TreeResult<Vec<u8>> {
+    fn read_link(&self, node: u64, uid: u32) -> TreeResult<Vec<u8>> {
         self.about(
             node,
             true,
-            |node| Request::ReadLink { node },
+            |node| Request::ReadLink { node, uid },
             |called| match called?.0 {
                 Reply::Text(text) => Ok(text),
                 _ => Err(Errno::PROTO.into()),
@@ -367,13 +368,14 @@ impl Tree for RemoteTree {
         )
     }
 
-    fn sync_folder(&self, node: u64) -> TreeResult<()> {
+    fn sync_folder(&self, node: u64, uid: u32) -> TreeResult<()> {
         let node = self.core.known.node(node)?;
         self.core.client.ask(true, |view, until| {
             node.check_boot(view)?;
             let before = node.take_unsynced();
             let id = self.core.id_of(&node, view, until);
-            let synced = id.and_then(|node| done(self.core.call(view, &Request::SyncFolder { node }, until)));
+            let request = |node| Request::SyncFolder { node, uid };
+            let synced = id.and_then(|node| done(self.core.call(view, &request(node), until)));
             synced.inspect_err(|_| node.restore(before))
         })
     }
@@ -395,8 +397,9 @@ impl Tree for RemoteTree {
         )
     }
 
-    fn space(&self) -> TreeResult<FsSpace> {
-        self.core.client.ask(true, |view, until| match self.core.call(view, &Request::Space, until)?.0 {
+    fn space(&self, uid: u32) -> TreeResult<FsSpace> {
+        let request = Request::Space { uid };
+        self.core.client.ask(true, |view, until| match self.core.call(view, &request, until)?.0 {
             Reply::Space(space) => Ok(space),
             _ => Err(Errno::PROTO.into()),
         })

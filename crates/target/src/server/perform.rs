@@ -14,16 +14,13 @@ use crate::buffers::{DataFlow, PooledBuffer};
 use crate::transport::{Stretch, checksum_for, checksum_on};
 use crate::tree::{Local, OpenFile, TransferMemory, Tree, TreeResult, errno};
 use crate::turns::Divisible;
-use crate::wire::{Caller, FULL, MOST_DATA, OpenMode, Remote, Reply, Request};
+use crate::wire::{Caller, FULL, MOST_DATA, NO_USER, OpenMode, Remote, Reply, Request};
 
 /// Bytes that are read at once: enough for a disk, and few enough for the cache.
 const PART: usize = 512 << 10;
 
 /// The answer where the client's memory could not be reached: it then has the data inline.
 const UNREACHED: Errno = Errno::COMM;
-
-/// No user has this number: its turn comes whatever users wait for.
-const NO_USER: u32 = u32::MAX;
 
 /// Something that waits for its turn.
 pub(crate) struct PendingRequest {
@@ -52,7 +49,10 @@ impl PendingRequest {
     /// What it waits for.
     pub fn class(&self) -> Class {
         let waits = match &self.request {
-            Request::Lookup { .. } | Request::ReadLink { .. } | Request::Space => return Class::Look,
+            Request::Lookup { .. }
+            | Request::Attr { .. }
+            | Request::ReadLink { .. }
+            | Request::Space { .. } => return Class::Look,
             Request::Sync { .. }
             | Request::SyncFolder { .. }
             | Request::Allocate { .. }
@@ -125,13 +125,6 @@ pub(crate) fn at_once(
 ) -> bool {
     let session = &connection.session;
     match request {
-        // Not what closes files, which takes long where it is the last of a large one without a name.
-        Request::Attr { .. } => {
-            let done = perform(shared, connection, request, None);
-            let reply = done.map_or_else(failed, |(reply, _)| reply);
-            tell(connection, id, request, &reply, None);
-            true
-        }
         Request::Outstanding { below, ids, unheard } => {
             let noted = session.outstanding(*below, ids, unheard);
             let reply = noted.map_or_else(failed, |()| Reply::Done);
@@ -195,7 +188,7 @@ fn perform(
             session.release(files.iter().copied(), nodes.iter().copied());
             Reply::Done
         }
-        Request::Attr { node } => Reply::Attr(folder.attr(*node)?),
+        Request::Attr { node, uid } => Reply::Attr(folder.attr(*node, *uid)?),
         Request::Change { node, file, change, by } => {
             let mut change = *change;
             if let (Some(file), Some(size)) = (file, change.size.take_if(|_| file.is_some())) {
@@ -203,7 +196,7 @@ fn perform(
             }
             Reply::Attr(folder.change(*node, &change, by)?)
         }
-        Request::ReadLink { node } => Reply::Text(folder.read_link(*node)?),
+        Request::ReadLink { node, uid } => Reply::Text(folder.read_link(*node, *uid)?),
         Request::Make { parent, name, make, by } => {
             if !make.is_sound() {
                 return Err(Errno::INVAL);
@@ -230,12 +223,12 @@ fn perform(
             let some = folder.list(*node, *from, by)?;
             Reply::Names { names: some.names, next: some.next }
         }
-        Request::SyncFolder { node } => {
-            folder.sync_folder(*node)?;
+        Request::SyncFolder { node, uid } => {
+            folder.sync_folder(*node, *uid)?;
             Reply::Done
         }
         Request::Xattr { node, ask, by } => Reply::Text(folder.xattr(*node, ask, by)?),
-        Request::Space => Reply::Space(folder.space()?),
+        Request::Space { uid } => Reply::Space(folder.space(*uid)?),
         Request::Open { node, access, again, by } => {
             let access = shared.access(*access);
             let file = match again {
@@ -437,10 +430,16 @@ mod tests {
         };
         let name = crate::wire::Name::new(b"name").unwrap();
         let lookup = Request::Lookup { parent: ROOT, name, by: Caller { uid: 7, ..Caller::ROOT } };
-        assert_eq!((of(lookup), of(Request::Space)), ((Class::Look, 7), (Class::Look, 0)));
+        let looks = [
+            lookup,
+            Request::Attr { node: ROOT, uid: 7 },
+            Request::ReadLink { node: ROOT, uid: 7 },
+            Request::Space { uid: 7 },
+        ];
+        assert_eq!(looks.map(of), [(Class::Look, 7); 4]);
         assert_eq!(of(Request::Sync { file: plain, data_only: true }), (Class::Disk, 1000));
         assert_eq!(of(Request::Allocate { file: synced, mode: 0, at: 0, len: 1 }), (Class::Disk, 1001));
-        assert_eq!(of(Request::SyncFolder { node: ROOT }), (Class::Disk, 0));
+        assert_eq!(of(Request::SyncFolder { node: ROOT, uid: 7 }), (Class::Disk, 7));
         assert_eq!((of(write(plain)), of(write(synced))), ((Class::Work, 1000), (Class::Disk, 1001)));
         assert_eq!((of(change(None)), of(change(Some(1)))), ((Class::Work, 7), (Class::Disk, 7)));
         assert_eq!(of(Request::Read { file: synced, at: 0, len: 1, into: None }), (Class::Work, 1001));

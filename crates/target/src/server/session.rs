@@ -364,13 +364,12 @@ impl ClientSession {
             | Request::Sync { file, .. }
             | Request::Allocate { file, .. }
             | Request::Seek { file, .. } => self.opened(*file).map_or(0, |open| open.uid),
-            Request::Release { uid, .. } => *uid,
-            Request::Outstanding { .. }
-            | Request::Attr { .. }
-            | Request::ReadLink { .. }
-            | Request::SyncFolder { .. }
-            | Request::Space
-            | Request::Succeed { .. } => 0,
+            Request::Release { uid, .. }
+            | Request::Attr { uid, .. }
+            | Request::ReadLink { uid, .. }
+            | Request::SyncFolder { uid, .. }
+            | Request::Space { uid } => *uid,
+            Request::Outstanding { .. } | Request::Succeed { .. } => 0,
         };
         (self.number, uid)
     }
@@ -520,7 +519,7 @@ mod tests {
         let lookup = Request::Lookup { parent: ROOT, name, by: Caller::ROOT };
         let access = OpenMode::default();
         let open = Request::Open { node: ROOT, access, again: false, by: Caller::ROOT };
-        let attr = session.folder.attr(ROOT).unwrap();
+        let attr = session.folder.attr(ROOT, 0).unwrap();
         let file = Arc::new(Local::new(std::fs::File::open("/dev/null").unwrap()));
         let give_up = |id, request: &Request, reply: &Reply| {
             assert!(matches!(session.admit(id, 0, request, &connection), Admit::Do));

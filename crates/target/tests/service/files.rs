@@ -89,13 +89,13 @@ fn everything(tree: &dyn Tree) {
     assert_eq!(file.read_bytes(&mut back, 0).unwrap(), 550);
     assert!(back[50..550].chunks(5).all(|record| record == b"whole"));
     file.set_len(50).unwrap();
-    assert_eq!(tree.attr(made.node).unwrap().size, 50);
+    assert_eq!(tree.attr(made.node, 0).unwrap().size, 50);
     file.allocate(0, 0, 1 << 20).unwrap();
     file.allocate(3, 0, 1 << 16).unwrap();
     assert!(file.has_hole(0, 1 << 20).unwrap() && !file.has_hole(1 << 20, 1).unwrap());
     assert_eq!(file.seek(0, false).unwrap(), 1 << 16);
     let link = tree.make(ROOT, &name("link"), &Make::Link { text: b"../../..".to_vec() }, &ME).unwrap();
-    assert_eq!(tree.read_link(link.node).unwrap(), b"../../..");
+    assert_eq!(tree.read_link(link.node, 0).unwrap(), b"../../..");
     // A link leads nowhere here: only the kernel that asks follows it.
     assert_eq!(tree.lookup(link.node, &name("etc"), &ME).err(), Some(Errno::NOTDIR));
     assert_eq!(tree.open(link.node, READ, &ME).err(), Some(Errno::LOOP));
@@ -108,7 +108,7 @@ fn everything(tree: &dyn Tree) {
     assert_eq!(tree.rename((ROOT, &name("moved")), (ROOT, &name("link")), 1, &ME).err(), Some(Errno::EXIST));
     assert_eq!(tree.lookup(folder.node, &name("file"), &ME).err(), Some(Errno::NOENT));
     assert_eq!(names(tree, ROOT), ["folder", "link", "moved", "pipe", "second"]);
-    tree.sync_folder(ROOT).unwrap();
+    tree.sync_folder(ROOT, 0).unwrap();
     assert_eq!(tree.remove(ROOT, &name("folder"), false, &ME).err(), Some(Errno::ISDIR));
     tree.remove(ROOT, &name("folder"), true, &ME).unwrap();
     for gone in ["link", "moved", "pipe", "second"] {
@@ -116,9 +116,9 @@ fn everything(tree: &dyn Tree) {
     }
     // It is open, and so it is still there.
     assert_eq!(file.write_bytes(b"yes", 0).unwrap(), 3);
-    assert_eq!(tree.attr(made.node).unwrap().links, 0);
+    assert_eq!(tree.attr(made.node, 0).unwrap().links, 0);
     assert!(names(tree, ROOT).is_empty());
-    assert!(tree.space().unwrap().blocks[0] > 0);
+    assert!(tree.space(0).unwrap().blocks[0] > 0);
     for number in 0..3000 {
         let make = Make::Node { mode: 0o100_600, rdev: 0 };
         let made = tree.make(ROOT, &name(&format!("one of many files {number:040}")), &make, &ME).unwrap();
@@ -165,7 +165,7 @@ fn numbers_that_are_used_again_are_other_files() {
     };
     let before: Vec<_> = names.iter().map(make).collect();
     for (name, made) in names.iter().zip(&before) {
-        assert_eq!(tree.attr(made.node).unwrap().size, name.bytes().len() as u64);
+        assert_eq!(tree.attr(made.node, 0).unwrap().size, name.bytes().len() as u64);
         tree.remove(inner, name, false, &ME).unwrap();
     }
     // File systems give the numbers of what is gone to what comes next.
@@ -179,7 +179,7 @@ fn numbers_that_are_used_again_are_other_files() {
     }
     for old in &before {
         assert!(after.iter().all(|new| new.node != old.node));
-        assert_eq!(tree.attr(old.node).err(), Some(Errno::STALE));
+        assert_eq!(tree.attr(old.node, 0).err(), Some(Errno::STALE));
         tree.forget(old.node, 1);
     }
     for (name, made) in names.iter().rev().zip(&after) {
@@ -239,7 +239,7 @@ fn nothing_outside_of_the_folder_is_reached() {
     }
     let changed = tree.change(made.node, &AttrChange { mode: Some(0o6711), ..AttrChange::default() }, &ME);
     assert_eq!(changed.err(), Some(Errno::PERM));
-    assert_eq!(tree.attr(made.node).unwrap().perm, 0o755);
+    assert_eq!(tree.attr(made.node, 0).unwrap().perm, 0o755);
     let capable = Xattr::Set { name: b"security.capability".to_vec(), value: vec![0; 20], flags: 0 };
     assert_eq!(tree.xattr(made.node, &capable, &ME).err(), Some(Errno::OPNOTSUPP));
 }
@@ -306,7 +306,7 @@ fn nothing_of_others(tree: &dyn Tree) {
     for access in [OpenMode { execute: true, ..BOTH }, OpenMode { truncate: true, ..run }] {
         assert_eq!(tree.open(program, access, &user).err(), Some(Errno::INVAL));
     }
-    assert_eq!(tree.attr(program).unwrap().size, 6);
+    assert_eq!(tree.attr(program, 0).unwrap().size, 6);
     // Numbers that are no user's are not root's.
     for by in [Caller { uid: u32::MAX, ..ME }, Caller { uid: 1, gid: u32::MAX, ..ME }] {
         assert_eq!(tree.lookup(ROOT, &name("secret"), &by).err(), Some(Errno::PERM));

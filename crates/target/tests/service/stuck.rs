@@ -1,0 +1,150 @@
+//! A file system below the folder that does not answer any more: who asks about its files keeps nobody else waiting.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+use fuser::{FileAttr, FileHandle, FileType, Filesystem, INodeNo, ReplyAttr, Session, SessionACL};
+use onehop_target::client::ClientOptions;
+use onehop_target::tree::Tree;
+use onehop_target::wire::{Caller, Make, ROOT};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+
+use crate::bed::{BOTH, Bed, LONG, ME, connect, name, options};
+
+/// Users of the mount.
+const THEIRS: u32 = 21_001;
+const ANOTHER: u32 = 21_002;
+/// More requests of each kind than a user may have threads.
+const MANY: usize = 40;
+
+/// Whether a file system answers.
+#[derive(Default)]
+struct Gate {
+    is_closed: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    fn set(&self, is_closed: bool) {
+        *self.is_closed.lock().unwrap() = is_closed;
+        self.opened.notify_all();
+    }
+
+    fn pass(&self) {
+        drop(self.opened.wait_while(self.is_closed.lock().unwrap(), |is_closed| *is_closed).unwrap());
+    }
+}
+
+/// An empty folder.
+struct Empty(Arc<Gate>);
+
+impl Filesystem for Empty {
+    fn getattr(&self, _: &fuser::Request, inode: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        self.0.pass();
+        let (when, kind) = (UNIX_EPOCH, FileType::Directory);
+        let attr = FileAttr {
+            ino: inode,
+            size: 0,
+            blocks: 0,
+            atime: when,
+            mtime: when,
+            ctime: when,
+            crtime: when,
+            kind,
+            perm: 0o755,
+            nlink: 2,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            blksize: 4096,
+            flags: 0,
+        };
+        reply.attr(&Duration::ZERO, &attr);
+    }
+}
+
+/// A mount of it.
+struct Mounted {
+    gate: Arc<Gate>,
+    at: PathBuf,
+}
+
+impl Mounted {
+    /// Root's, whose mounts are entered; none, and a line that says so, where nothing can be mounted.
+    fn new(at: &Path) -> Option<Self> {
+        std::fs::create_dir_all(at).unwrap();
+        let mounted = File::options().read(true).write(true).open("/dev/fuse").and_then(|fuse| {
+            let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", fuse.as_raw_fd());
+            mount("none", at, "fuse", MountFlags::empty(), std::ffi::CString::new(options)?.as_c_str())?;
+            Ok(OwnedFd::from(fuse))
+        });
+        let fuse = mounted.map_err(|error| {
+            let _ = writeln!(std::io::stderr(), "SKIPPED: nothing can be mounted here: {error}");
+        });
+        let gate = Arc::<Gate>::default();
+        let session =
+            Session::from_fd(Empty(gate.clone()), fuse.ok()?, SessionACL::All, fuser::Config::default());
+        let session = session.unwrap();
+        std::thread::spawn(move || session.run());
+        Some(Self { gate, at: at.to_owned() })
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        self.gate.set(false);
+        let _ = unmount(&self.at, UnmountFlags::DETACH);
+    }
+}
+
+#[test]
+fn a_file_system_that_does_not_answer_stops_only_who_asks_for_it() {
+    let bed = Bed::new();
+    let Some(stuck) = Mounted::new(&bed.root().join("stuck")) else { return };
+    let (target, address) = bed.target();
+    // There is one connection: were its requests not read, nobody would get an answer.
+    let patient = ClientOptions { lanes: 1, stall: 4 * LONG, give_up: 4 * LONG, ..options() };
+    let tree = connect(address, patient);
+    let them = Caller { uid: THEIRS, ..ME };
+    let folder = tree.lookup(ROOT, &name("stuck"), &them).unwrap().node;
+    let (made, file) = tree.create(ROOT, &name("file"), 0o600, BOTH, true, &ME).unwrap();
+    let link = tree.make(ROOT, &name("link"), &Make::Link { text: b"file".to_vec() }, &ME).unwrap().node;
+    let before = target.report().requests;
+    stuck.gate.set(true);
+    std::thread::scope(|scope| {
+        for _ in 0..MANY {
+            scope.spawn(|| tree.attr(folder, THEIRS).unwrap());
+            scope.spawn(|| tree.sync_folder(folder, THEIRS).unwrap());
+        }
+        let start = Instant::now();
+        let all_asked = || target.report().requests >= before + 2 * MANY as u64;
+        while !all_asked() && start.elapsed() < LONG {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let (say, said) = mpsc::channel();
+        let (tree, file) = (&tree, &file);
+        scope.spawn(move || {
+            for round in 1..50 {
+                file.write_bytes(&[7; 100], (round - 1) * 100).unwrap();
+                // What was written is seen by who asks after that.
+                assert_eq!(tree.attr(made.node, ANOTHER).unwrap().size, round * 100);
+            }
+            assert_eq!(tree.read_link(link, ANOTHER).unwrap(), b"file");
+            tree.sync_folder(ROOT, ANOTHER).unwrap();
+            assert!(tree.space(ANOTHER).unwrap().blocks[0] > 0);
+            let found = tree.lookup(ROOT, &name("file"), &Caller { uid: ANOTHER, ..ME }).unwrap();
+            assert_eq!(found.node, made.node);
+            tree.attr(ROOT, ANOTHER).unwrap();
+            say.send(()).unwrap();
+        });
+        let is_done = said.recv_timeout(LONG).is_ok();
+        let were_asked = all_asked();
+        stuck.gate.set(false);
+        assert!(were_asked, "{:?}", target.report());
+        assert!(is_done, "another user waits for a file system that does not answer");
+    });
+}
