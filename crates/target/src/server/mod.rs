@@ -28,12 +28,13 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::auth::{Key, random};
 use crate::buffers::{Buffers, SessionUser};
-use crate::shares::Shares;
+use crate::shares::{Shares, TakenShare};
 use crate::transport::{Acceptor, Link};
 use crate::tree::{Folder, FolderRules};
 use crate::turns::{Next, Queue};
-use crate::wire::{Join, MountId, OpenMode, SessionId, Welcome};
+use crate::wire::{Join, MOST_BODY, MountId, OpenMode, Request, SessionId, Welcome};
 use crate::{Error, Result, lock};
+use connection::Connection;
 use perform::PendingRequest;
 use session::ClientSession;
 
@@ -76,6 +77,8 @@ pub struct Limits {
     /// Buffers of 4 MiB for data on its way. A user of a session has half of them at most, for either way. There are half as many
     /// more, for those who come when others have these: one each.
     pub buffers: usize,
+    /// Bytes of requests that are under way, besides data. Users share them as they share buffers; each may have one request.
+    pub requests: u64,
 }
 
 impl Default for Limits {
@@ -92,6 +95,7 @@ impl Default for Limits {
             sessions: 1024,
             files: 16_384,
             buffers: 128,
+            requests: 32 << 20,
         }
     }
 }
@@ -188,6 +192,8 @@ pub(crate) struct ServerShared {
     sessions: Mutex<HashMap<SessionId, Arc<ClientSession>>>,
     next_session: AtomicU32,
     buffers: Arc<Buffers>,
+    /// Bytes of requests: an extended attribute's value is long.
+    bodies: Arc<Shares<SessionUser>>,
     /// By [`Class`].
     queues: [WorkQueue; 3],
     connections: AtomicUsize,
@@ -265,6 +271,12 @@ impl ServerShared {
     /// How a file is opened that a client wants to open so.
     fn access(&self, wanted: OpenMode) -> OpenMode {
         OpenMode { data_sync: wanted.data_sync || self.options.write_through, ..wanted }
+    }
+
+    /// Counts a request of so many bytes for its user; none where there is no room. What releases files is never refused.
+    fn room_for(&self, by: &Connection, request: &Request, bytes: usize) -> Option<TakenShare<SessionUser>> {
+        let bytes = if matches!(request, Request::Release { .. }) { 0 } else { bytes as u64 };
+        self.bodies.lend(by.session.user(request), bytes)
     }
 
     /// Has something done by a thread that may wait.
@@ -391,6 +403,8 @@ impl Target {
         let path = options.root.display().to_string();
         let root = openat(CWD, &options.root, flags, Mode::empty());
         let root = root.map_err(|e| Error::io("opening the folder", &path, e))?;
+        let most = options.limits.requests;
+        let bodies = Shares::new(most).with_reserve(most / 2, MOST_BODY as u64);
         let shared = Arc::new(ServerShared {
             root,
             boot: boot()?,
@@ -399,6 +413,7 @@ impl Target {
             sessions: Mutex::default(),
             next_session: AtomicU32::new(0),
             buffers: Buffers::new(options.limits.buffers),
+            bodies: Arc::new(bodies),
             queues: Default::default(),
             connections: AtomicUsize::new(0),
             strangers: Mutex::default(),

@@ -10,7 +10,8 @@ use rustix::io::Errno;
 use super::connection::{Connection, Summed};
 use super::session::SessionFile;
 use super::{Class, ServerShared};
-use crate::buffers::{DataFlow, PooledBuffer};
+use crate::buffers::{DataFlow, PooledBuffer, SessionUser};
+use crate::shares::TakenShare;
 use crate::transport::{Stretch, checksum_for, checksum_on};
 use crate::tree::{Local, OpenFile, TransferMemory, Tree, TreeResult, errno};
 use crate::turns::Divisible;
@@ -29,6 +30,8 @@ pub(crate) struct PendingRequest {
     pub id: Option<u64>,
     pub request: Request,
     pub data: Option<PooledBuffer>,
+    /// Its bytes count for its user.
+    pub body: Option<TakenShare<SessionUser>>,
 }
 
 impl Divisible for PendingRequest {
@@ -43,7 +46,7 @@ impl PendingRequest {
     /// Releases what a client does not hear of ([`super::session::ClientSession::wants_release`]), whichever users it was for.
     pub fn release(connection: &Arc<Connection>) -> Self {
         let request = Request::Release { uid: NO_USER, files: Vec::new(), nodes: Vec::new() };
-        Self { connection: connection.clone(), id: None, request, data: None }
+        Self { connection: connection.clone(), id: None, request, data: None, body: None }
     }
 
     /// What it waits for.
@@ -68,7 +71,7 @@ impl PendingRequest {
 
     /// Does it, and tells.
     pub fn run(self, shared: &ServerShared) {
-        let Self { connection, id, request, data } = self;
+        let Self { connection, id, request, data, body: _counts } = self;
         let session = &connection.session;
         let Some(id) = id else { return session.release_unheard() };
         if session.gave_up(id) {
@@ -148,14 +151,9 @@ pub(crate) fn at_once(
     }
 }
 
-/// Answers that there is no buffer for the data that came with a request; whether that is so. At once: what its user asked for
-/// before may wait for long.
-pub(crate) fn refused(connection: &Arc<Connection>, id: u64, request: &Request, has_data: bool) -> bool {
-    let is_full = request.data().is_some() && !has_data;
-    if is_full {
-        tell(connection, id, request, &failed(FULL), None);
-    }
-    is_full
+/// Answers that there is no room for a request or its data. At once: what its user asked for before may wait for long.
+pub(crate) fn refuse(connection: &Arc<Connection>, id: u64, request: &Request) {
+    tell(connection, id, request, &failed(FULL), None);
 }
 
 /// An answer, and its data with the buffer that this is in.
@@ -418,7 +416,8 @@ mod tests {
         let link = acceptor.accept(LONG).unwrap().unwrap();
         let connection = Connection::new(link.into(), session.clone(), LONG);
         let of = |request| {
-            let pending = PendingRequest { connection: connection.clone(), id: None, request, data: None };
+            let pending =
+                PendingRequest { connection: connection.clone(), id: None, request, data: None, body: None };
             (pending.class(), session.user(&pending.request).1)
         };
         let write = |file| Request::Write { file, at: 0, len: 1, from: None };

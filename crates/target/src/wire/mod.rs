@@ -18,7 +18,7 @@ use rustix::io::Errno;
 
 use crate::{Error, Result};
 
-/// The answer of a target that has no buffer for this user, and has done nothing: it can be asked again.
+/// The answer of a target that has no room for this user's request or its data, and has done nothing: it can be asked again.
 pub(crate) const FULL: Errno = Errno::NOBUFS;
 /// A body has at most so many bytes.
 pub const MOST_BODY: usize = 64 << 10;

@@ -10,10 +10,11 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use fuser::{FileAttr, FileHandle, FileType, Filesystem, INodeNo, ReplyAttr, Session, SessionACL};
 use onehop_target::client::ClientOptions;
 use onehop_target::tree::Tree;
-use onehop_target::wire::{Caller, Make, ROOT};
+use onehop_target::wire::{Caller, Make, ROOT, Xattr};
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
-use crate::bed::{BOTH, Bed, LONG, ME, connect, name, options};
+use crate::bed::{BOTH, Bed, LONG, ME, connect, name, options, start};
 
 /// Users of the mount.
 const THEIRS: u32 = 21_001;
@@ -101,6 +102,52 @@ impl Drop for Mounted {
     }
 }
 
+/// The longest value of an attribute that a target takes.
+const VALUE: usize = 56 << 10;
+
+#[test]
+fn values_of_attributes_that_wait_fill_their_user_s_room_only() {
+    let bed = Bed::new();
+    let Some(stuck) = Mounted::new(&bed.root().join("stuck")) else { return };
+    let mut of = bed.options();
+    of.limits.requests = 1 << 20;
+    let (target, address) = start(of, "127.0.0.1:0");
+    let patient = ClientOptions { stall: 4 * LONG, give_up: LONG / 6, ..options() };
+    let tree = connect(address, patient);
+    let set = |node, uid| {
+        let (name, value) = (b"user.large".to_vec(), vec![b'v'; VALUE]);
+        tree.xattr(node, &Xattr::Set { name, value, flags: 0 }, &Caller { uid, ..ME }).err()
+    };
+    let folder = tree.lookup(ROOT, &name("stuck"), &Caller { uid: THEIRS, ..ME }).unwrap().node;
+    let make = Make::Node { mode: 0o100_666, rdev: 0 };
+    let file = tree.make(ROOT, &name("file"), &make, &ME).unwrap().node;
+    let before = target.report().requests;
+    stuck.gate.set(true);
+    let said = std::thread::scope(|scope| {
+        let hostile: Vec<_> = (0..MANY).map(|_| scope.spawn(|| set(folder, THEIRS))).collect();
+        let start = Instant::now();
+        while target.report().requests < before + MANY as u64 && start.elapsed() < LONG {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        for _ in 0..20 {
+            // Some file systems have no attributes, or none that are so long.
+            let said = set(file, ANOTHER);
+            assert!([None, Some(Errno::OPNOTSUPP), Some(Errno::NOSPC)].contains(&said), "{said:?}");
+        }
+        hostile.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    // They may have half of the room, for nine of them; the others were refused, time and again.
+    let count = |errors: &[Errno]| said.iter().flatten().filter(|error| errors.contains(error)).count();
+    let (refused, waited) = (count(&[Errno::NOBUFS]), count(&[Errno::TIMEDOUT, Errno::BUSY]));
+    assert!(refused >= MANY / 2 && waited > 0 && refused + waited == MANY, "{said:?}");
+    stuck.gate.set(false);
+    // What was given up is over soon, and has its room no more.
+    let begun = Instant::now();
+    while set(folder, THEIRS) != Some(Errno::OPNOTSUPP) {
+        assert!(begun.elapsed() < LONG);
+    }
+}
+
 #[test]
 fn a_file_system_that_does_not_answer_stops_only_who_asks_for_it() {
     let bed = Bed::new();
@@ -120,9 +167,9 @@ fn a_file_system_that_does_not_answer_stops_only_who_asks_for_it() {
             scope.spawn(|| tree.attr(folder, THEIRS).unwrap());
             scope.spawn(|| tree.sync_folder(folder, THEIRS).unwrap());
         }
-        let start = Instant::now();
+        let begun = Instant::now();
         let all_asked = || target.report().requests >= before + 2 * MANY as u64;
-        while !all_asked() && start.elapsed() < LONG {
+        while !all_asked() && begun.elapsed() < LONG {
             std::thread::sleep(Duration::from_millis(2));
         }
         let (say, said) = mpsc::channel();
