@@ -224,8 +224,8 @@ impl ServerShared {
         let session = match known {
             Some(session) => session,
             None => {
-                make_room(&mut sessions, self.options.limits.sessions)
-                    .ok_or_else(|| refused("it has as many clients as it can"))?;
+                let gone = make_room(&mut sessions, self.options.limits.sessions);
+                self.discard(gone.ok_or_else(|| refused("it has as many clients as it can"))?);
                 let root = self.root.try_clone().map_err(|e| Error::io("dup of", "the folder", e))?;
                 let number = self.next_session.fetch_add(1, Ordering::Relaxed);
                 let rules = FolderRules { for_others: true, most_open: usize::MAX };
@@ -314,6 +314,13 @@ impl ServerShared {
         }
     }
 
+    /// Closes the files of sessions to which nobody comes back. That may take long, and there are others to let in.
+    fn discard(&self, gone: Vec<(SessionId, Arc<ClientSession>)>) {
+        if !gone.is_empty() {
+            self.spawn("target closes", move || drop(gone));
+        }
+    }
+
     fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) -> bool {
         // The new thread would have that user's copy of the credentials, and RDMA would not know.
         debug_assert!(!onehop_os::identity::has_changed(), "a thread that has acted as a user starts one");
@@ -381,7 +388,9 @@ impl ServerShared {
                 Err(_) => std::thread::sleep(TICK),
             }
             let lease = self.options.limits.lease;
-            lock(&self.sessions).retain(|_, session| session.gone_for().is_none_or(|time| time <= lease));
+            let is_gone = |session: &ClientSession| session.gone_for().is_some_and(|time| time > lease);
+            let gone: Vec<_> = lock(&self.sessions).extract_if(|_, session| is_gone(session)).collect();
+            self.discard(gone);
         }
     }
 }
@@ -478,14 +487,18 @@ impl Drop for Target {
     }
 }
 
-/// Sees that there is room for one more session: the one whose client has been gone for longest makes it. None where all are here.
-fn make_room(sessions: &mut HashMap<SessionId, Arc<ClientSession>>, most: usize) -> Option<()> {
+/// Sees that there is room for one more session: the one whose client has been gone for longest makes it, and is given. None where
+/// all are here.
+fn make_room(
+    sessions: &mut HashMap<SessionId, Arc<ClientSession>>,
+    most: usize,
+) -> Option<Vec<(SessionId, Arc<ClientSession>)>> {
     if sessions.len() < most {
-        return Some(());
+        return Some(Vec::new());
     }
     let gone = sessions.values().filter_map(|session| Some((session.gone_for()?, session.id)));
     let longest = gone.max_by_key(|(time, _)| *time)?.1;
-    sessions.remove(&longest).map(drop)
+    sessions.remove_entry(&longest).map(|gone| vec![gone])
 }
 
 /// Every file that a client knows takes a descriptor; gives how many there may be.

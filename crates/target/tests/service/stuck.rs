@@ -1,5 +1,6 @@
 //! A file system below the folder that does not answer any more: who asks about its files keeps nobody else waiting.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -7,14 +8,15 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
-use fuser::{FileAttr, FileHandle, FileType, Filesystem, INodeNo, ReplyAttr, Session, SessionACL};
+use fuser::{FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, LockOwner};
+use fuser::{ReplyAttr, ReplyEmpty, ReplyEntry, Session, SessionACL};
 use onehop_target::client::ClientOptions;
 use onehop_target::tree::Tree;
 use onehop_target::wire::{Caller, Make, ROOT, Xattr};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
-use crate::bed::{BOTH, Bed, LONG, ME, connect, name, options, start};
+use crate::bed::{BOTH, Bed, LONG, ME, READ, connect, name, options, start};
 
 /// Users of the mount.
 const THEIRS: u32 = 21_001;
@@ -40,31 +42,44 @@ impl Gate {
     }
 }
 
-/// An empty folder.
-struct Empty(Arc<Gate>);
+/// A folder in which every name is that of the same empty file.
+struct Alike(Arc<Gate>);
 
-impl Filesystem for Empty {
+fn attr(ino: INodeNo) -> FileAttr {
+    let when = UNIX_EPOCH;
+    FileAttr {
+        ino,
+        size: 0,
+        blocks: 0,
+        atime: when,
+        mtime: when,
+        ctime: when,
+        crtime: when,
+        kind: if ino == INodeNo::ROOT { FileType::Directory } else { FileType::RegularFile },
+        perm: 0o755,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: 4096,
+        flags: 0,
+    }
+}
+
+impl Filesystem for Alike {
+    fn lookup(&self, _: &fuser::Request, _: INodeNo, _: &OsStr, reply: ReplyEntry) {
+        reply.entry(&Duration::ZERO, &attr(INodeNo(2)), Generation(0));
+    }
+
     fn getattr(&self, _: &fuser::Request, inode: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         self.0.pass();
-        let (when, kind) = (UNIX_EPOCH, FileType::Directory);
-        let attr = FileAttr {
-            ino: inode,
-            size: 0,
-            blocks: 0,
-            atime: when,
-            mtime: when,
-            ctime: when,
-            crtime: when,
-            kind,
-            perm: 0o755,
-            nlink: 2,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
-        };
-        reply.attr(&Duration::ZERO, &attr);
+        reply.attr(&Duration::ZERO, &attr(inode));
+    }
+
+    /// A file is closed.
+    fn flush(&self, _: &fuser::Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        self.0.pass();
+        reply.ok();
     }
 }
 
@@ -88,7 +103,7 @@ impl Mounted {
         });
         let gate = Arc::<Gate>::default();
         let session =
-            Session::from_fd(Empty(gate.clone()), fuse.ok()?, SessionACL::All, fuser::Config::default());
+            Session::from_fd(Alike(gate.clone()), fuse.ok()?, SessionACL::All, fuser::Config::default());
         let session = session.unwrap();
         std::thread::spawn(move || session.run());
         Some(Self { gate, at: at.to_owned() })
@@ -194,4 +209,27 @@ fn a_file_system_that_does_not_answer_stops_only_who_asks_for_it() {
         assert!(were_asked, "{:?}", target.report());
         assert!(is_done, "another user waits for a file system that does not answer");
     });
+}
+
+#[test]
+fn files_of_who_is_gone_that_cannot_be_closed_keep_nobody_out() {
+    let bed = Bed::new();
+    let Some(stuck) = Mounted::new(&bed.root().join("stuck")) else { return };
+    let mut of = bed.options();
+    of.limits.lease = Duration::from_millis(50);
+    let (_target, address) = start(of, "127.0.0.1:0");
+    let tree = connect(address, options());
+    let folder = tree.lookup(ROOT, &name("stuck"), &ME).unwrap().node;
+    let found = tree.lookup(folder, &name("file"), &ME).unwrap().node;
+    let file = tree.open(found, READ, &ME).unwrap();
+    stuck.gate.set(true);
+    // It says that it goes, and not that it closes the file.
+    drop(tree);
+    std::thread::sleep(Duration::from_secs(1));
+    let (say, said) = mpsc::channel();
+    std::thread::spawn(move || say.send(connect(address, options()).attr(ROOT, 0).is_ok()));
+    let is_in = said.recv_timeout(LONG);
+    stuck.gate.set(false);
+    assert_eq!(is_in, Ok(true));
+    drop(file);
 }
