@@ -261,6 +261,28 @@ fn what_is_made_belongs_to_its_maker() {
     assert_eq!((made.uid, made.perm), (wanted, 0o750));
 }
 
+/// The same with extended attributes of a file.
+fn attributes_of_others(tree: &dyn Tree, node: u64, user: &Caller) {
+    let said = |ask| tree.xattr(node, &ask, user).err();
+    let name = || b"user.onehop".to_vec();
+    let set = |name: &[u8], value: &[u8]| Xattr::Set { name: name.to_vec(), value: value.to_vec(), flags: 0 };
+    for ask in [Xattr::Get { name: name() }, set(&name(), b"theirs"), Xattr::Remove { name: name() }] {
+        assert_eq!(said(ask), Some(Errno::ACCESS));
+    }
+    // The second version of lists: tag, rights and number of each entry. It lets this user do everything.
+    let entry = |tag: u16, rights: u16, uid: u32| {
+        [&tag.to_le_bytes()[..], &rights.to_le_bytes(), &uid.to_le_bytes()].concat()
+    };
+    let entries =
+        [(1, 6, u32::MAX), (2, 7, user.uid), (4, 0, u32::MAX), (16, 7, u32::MAX), (32, 0, u32::MAX)];
+    let entries = entries.map(|(tag, rights, uid)| entry(tag, rights, uid)).concat();
+    let list = [&2_u32.to_le_bytes()[..], &entries].concat();
+    // Some file systems have no lists, and none of root's attributes goes to another machine.
+    for ask in [set(b"system.posix_acl_access", &list), set(b"trusted.onehop", b"theirs")] {
+        assert!([Some(Errno::PERM), Some(Errno::OPNOTSUPP)].contains(&said(ask)));
+    }
+}
+
 /// What a user who is not root may not do with what is another's.
 fn nothing_of_others(tree: &dyn Tree) {
     let user = Caller { uid: 21_001, gid: 21_001, groups: vec![21_002], umask: 0 };
@@ -293,6 +315,7 @@ fn nothing_of_others(tree: &dyn Tree) {
     );
     assert_eq!(tree.rename((ROOT, &name("secret")), (closed, &name("x")), 0, &user).err(), refused);
     assert_eq!(tree.link(found.node, closed, &name("x"), &user).err(), refused);
+    attributes_of_others(tree, found.node, &user);
     // A group of theirs gives rights, and takes them away.
     let shared = tree.lookup(ROOT, &name("shared"), &user).unwrap().node;
     assert!(tree.open(shared, BOTH, &user).is_ok());
