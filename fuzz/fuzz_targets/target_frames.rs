@@ -66,8 +66,8 @@ fn look(request: &Request) {
         Request::Release { nodes, .. } => {
             nodes.iter().for_each(|(node, times)| drop(folder.forget(*node, *times)));
         }
-        Request::Attr { node } => drop(folder.attr(*node)),
-        Request::ReadLink { node } => drop(folder.read_link(*node)),
+        Request::Attr { node, uid } => drop(folder.attr(*node, *uid)),
+        Request::ReadLink { node, uid } => drop(folder.read_link(*node, *uid)),
         Request::List { node, from, by } => {
             if let Ok(names) = folder.list(*node, *from, by) {
                 assert!(names.names.len() <= 4);

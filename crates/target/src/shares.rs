@@ -22,6 +22,19 @@ pub struct Shares<K = u32> {
     taken: Mutex<ShareCounts<K>>,
 }
 
+/// What was taken for a user. It goes back with the value.
+pub struct TakenShare<K: Eq + Hash + Copy = u32> {
+    shares: Arc<Shares<K>>,
+    user: K,
+    amount: u64,
+}
+
+impl<K: Eq + Hash + Copy> Drop for TakenShare<K> {
+    fn drop(&mut self) {
+        self.shares.put_back(self.user, self.amount);
+    }
+}
+
 struct ShareCounts<K> {
     of: HashMap<K, u64>,
     all: u64,
@@ -98,6 +111,12 @@ impl<K: Eq + Hash + Copy> Shares<K> {
             taken.add(user, amount);
         }
         has_room
+    }
+
+    /// Takes so much for a user, for as long as the value lives; none where there is no room.
+    #[must_use]
+    pub fn lend(self: &Arc<Self>, user: K, amount: u64) -> Option<TakenShare<K>> {
+        self.take(user, amount).then(|| TakenShare { shares: self.clone(), user, amount })
     }
 
     /// Counts what a user has taken already, whether or not there was room.

@@ -119,6 +119,14 @@ fn reader_of_folders() {
     let mut folder = rustix::fs::Dir::new(File::open(&path).unwrap()).unwrap();
     let names =
         |folder: &mut rustix::fs::Dir| std::iter::from_fn(|| folder.read().map(Result::unwrap)).count();
+    // Not to the end.
+    folder.read().unwrap().unwrap();
+    let first = path.join("first");
+    File::create(&first).unwrap();
+    folder.rewind();
+    assert_eq!(names(&mut folder), 3);
+    std::fs::remove_file(first).unwrap();
+    folder.rewind();
     assert_eq!(names(&mut folder), 2);
     for number in 0..3000 {
         File::create(path.join(format!("{number:0100}"))).unwrap();

@@ -24,7 +24,7 @@ use fuser::{
     ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use onehop_target::tree::Tree;
-use onehop_target::wire::{AttrChange, Caller, Make, ROOT, Xattr};
+use onehop_target::wire::{AttrChange, Caller, Make, NO_USER, ROOT, Xattr};
 use rustix::fs::OFlags;
 
 use crate::daemon::DaemonShared;
@@ -43,9 +43,6 @@ const BELIEVE: Duration = Duration::from_secs(1);
 const NEVER: Duration = Duration::ZERO;
 /// For what stays as it is while the daemon runs.
 const ALWAYS: Duration = Duration::from_secs(3600);
-/// Not a user's number, for the attributes of the root, which are needed on the way to everything: they do not wait behind what their
-/// user waits for, and are there soon, whatever a target does.
-const NOBODY: u32 = u32::MAX;
 
 /// The mounted file system.
 pub(crate) struct Mounted {
@@ -146,8 +143,9 @@ impl Filesystem for FuseHandler {
         if is_virtual(inode) {
             return attributes(reply, virt::attr(&self.shared, inode.0));
         }
-        let attr = move |this: &Mounted| this.tree.attr(inode.0).map(|found| attr::attr(&found));
-        let uid = if inode.0 == ROOT { NOBODY } else { request.uid() };
+        // Those of the root are needed on the way to everything, and there soon, whatever a target does.
+        let uid = if inode.0 == ROOT { NO_USER } else { request.uid() };
+        let attr = move |this: &Mounted| this.tree.attr(inode.0, uid).map(|found| attr::attr(&found));
         self.look(uid, move |this| attributes(reply, attr(this)));
     }
 
@@ -188,7 +186,8 @@ impl Filesystem for FuseHandler {
                 Err(error) => reply.error(errno(error)),
             };
         }
-        self.look(request.uid(), move |this| match this.tree.read_link(inode.0) {
+        let uid = request.uid();
+        self.look(uid, move |this| match this.tree.read_link(inode.0, uid) {
             Ok(target) => reply.data(&target),
             Err(error) => reply.error(errno(error)),
         });
@@ -421,13 +420,14 @@ impl Filesystem for FuseHandler {
     }
 
     fn fsyncdir(&self, request: &Request, inode: INodeNo, _: FileHandle, _data: bool, reply: ReplyEmpty) {
-        let node = self.real(inode);
-        let sync = move |this: &Mounted| empty(reply, node.and_then(|node| this.tree.sync_folder(node)));
-        self.by_disk(request.uid(), sync);
+        let (node, uid) = (self.real(inode), request.uid());
+        let sync = move |this: &Mounted| empty(reply, node.and_then(|node| this.tree.sync_folder(node, uid)));
+        self.by_disk(uid, sync);
     }
 
     fn statfs(&self, request: &Request, _inode: INodeNo, reply: ReplyStatfs) {
-        self.look(request.uid(), move |this| match this.tree.space() {
+        let uid = request.uid();
+        self.look(uid, move |this| match this.tree.space(uid) {
             Ok(space) => {
                 let [all, free, available] = space.blocks;
                 let [files, free_files] = space.files;

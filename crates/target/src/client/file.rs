@@ -9,13 +9,14 @@ use onehop_os::HostMem;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
-use super::tree::{Node, TreeState, opened, restore, take_unsynced};
+use super::known::Node;
+use super::tree::{TreeState, attr_of, opened};
 use super::{SessionView, Trouble};
 use crate::buffers::{DataFlow, PooledBuffer};
 use crate::lock;
 use crate::transport::{Shareable, Stretch, checksum};
 use crate::tree::{OpenFile, TransferMemory, Via};
-use crate::wire::{Caller, MOST_DATA, OpenMode, Reply, Request};
+use crate::wire::{Attr, Caller, MOST_DATA, OpenMode, Reply, Request};
 
 /// An open file.
 pub(super) struct RemoteFile {
@@ -80,6 +81,13 @@ impl RemoteFile {
             let (reply, _) = self.core.call(view, &request(self.id(view, until)?), until)?;
             read(reply).ok_or(Trouble::Errno(Errno::PROTO))
         })
+    }
+
+    /// What the target calls the file, and knows of it.
+    fn attr(&self, view: SessionView, until: Instant) -> Result<(u64, Attr), Trouble> {
+        let node = self.core.id_of(&self.node, view, until)?;
+        let request = Request::Attr { node, uid: self.by.uid };
+        Ok((node, attr_of(self.core.call(view, &request, until))?))
     }
 
     /// Has the target put bytes straight into memory; gives how many, and their checksum. None where it does not reach it.
@@ -316,13 +324,7 @@ impl OpenFile for RemoteFile {
     }
 
     fn has_hole(&self, at: u64, bytes: u64) -> io::Result<bool> {
-        let size = self.core.client.ask(true, |view, until| {
-            let node = self.core.id_of(&self.node, view, until)?;
-            match self.core.call(view, &Request::Attr { node }, until)?.0 {
-                Reply::Attr(attr) => Ok(attr.size),
-                _ => Err(Errno::PROTO.into()),
-            }
-        })?;
+        let size = self.core.client.ask(true, |view, until| Ok(self.attr(view, until)?.1.size))?;
         let end = size.min(at.saturating_add(bytes));
         Ok(at < end && self.seek(at, true)? < end)
     }
@@ -339,24 +341,21 @@ impl OpenFile for RemoteFile {
     fn sync(&self, data_only: bool) -> io::Result<()> {
         self.core.client.ask(true, |view, until| {
             self.node.check_boot(view)?;
-            let before = take_unsynced(&self.node);
+            let before = self.node.take_unsynced();
             let synced = self.id(view, until).and_then(|file| {
                 match self.core.call(view, &Request::Sync { file, data_only }, until)?.0 {
                     Reply::Done => Ok(()),
                     _ => Err(Errno::PROTO.into()),
                 }
             });
-            synced.inspect_err(|_| restore(&self.node, before))
+            synced.inspect_err(|_| self.node.restore(before))
         })?;
         Ok(())
     }
 
     fn drop_set_id(&self) -> io::Result<()> {
         self.core.client.ask(true, |view, until| {
-            let node = self.core.id_of(&self.node, view, until)?;
-            let Reply::Attr(attr) = self.core.call(view, &Request::Attr { node }, until)?.0 else {
-                return Err(Errno::PROTO.into());
-            };
+            let (node, attr) = self.attr(view, until)?;
             if attr.perm & 0o6000 != 0 {
                 let mode = Some(u32::from(attr.perm) & 0o1777);
                 let change = crate::wire::AttrChange { mode, ..Default::default() };

@@ -3,7 +3,8 @@
 //! ```text
 //! options  how a client goes about it
 //! lane     a connection, and what is under way on it
-//! tree     the folder: numbers of files, and how they are found again when the server forgot them
+//! tree     the folder, and how files are found again when the server forgot them
+//! known    which files these are: numbers, places, and what the server calls them
 //! root     what is known of its root, though the target may not answer
 //! file     an open file
 //! numbers  of requests, and what the target may forget of them
@@ -14,6 +15,7 @@
 
 mod chores;
 mod file;
+mod known;
 mod lane;
 mod numbers;
 mod options;
@@ -588,12 +590,12 @@ mod tests {
         let client = Client::new(Box::new(connector), [7; 16], options);
         let _threads = ClientThreads::start(&client).unwrap();
         let id = client.number(1, false, Instant::now() + LONG).unwrap();
-        let body = pack(&Request::Space).unwrap();
+        let body = pack(&Request::Space { uid: 0 }).unwrap();
         let late = client.until_answered((1, id, false), (&body, false), None, None, Instant::now());
         assert_eq!(late, Err(Errno::TIMEDOUT.into()));
         client.ended(1, id, None);
         // There is one connection, so that would have come before this.
-        client.call(1, &Request::Space, None, None, Instant::now() + LONG).unwrap();
+        client.call(1, &Request::Space { uid: 0 }, None, None, Instant::now() + LONG).unwrap();
         assert_eq!(target.report().requests, 1);
     }
 }

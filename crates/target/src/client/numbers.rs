@@ -257,7 +257,7 @@ mod tests {
     fn the_target_is_told_of_a_change_that_is_given_up_though_nothing_else_is_asked_for() {
         let mut all = Outstanding::of(1);
         let (first, change, read) = (all.take(), all.take(), all.take());
-        all.end(read, Some(&Request::Space));
+        all.end(read, Some(&Request::Space { uid: 0 }));
         assert!(!all.has_news());
         all.end(change, Some(&CHANGE));
         let list = tell(&mut all);
@@ -290,7 +290,7 @@ mod tests {
         let access = OpenMode { read: true, ..OpenMode::default() };
         let by = crate::wire::Caller::ROOT;
         all.end(opens, Some(&Request::Open { node: 1, access, again: false, by }));
-        all.end(reads, Some(&Request::Space));
+        all.end(reads, Some(&Request::Space { uid: 0 }));
         all.end(slow, None);
         // With this, the target would forget its answer.
         assert_eq!(all.done(), opens);

@@ -1,94 +1,32 @@
 //! The folder of a target. Each file is known by how it is found, so that it can be found again when the target has forgotten its number; and
 //! it is taken only if it is the same file.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
 use super::file::RemoteFile;
+use super::known::{KnownFiles, Node, RemoteNodeId, is_same};
 use super::root::RootAttr;
 use super::{Client, ClientOptions, ClientThreads, MountReport, SessionView, Trouble};
 use crate::auth::random;
 use crate::shares::Payer;
 use crate::transport::{Connector, Shareable};
-use crate::tree::{FOREIGN, FolderNames, Forgotten, OpenFile, Tree, TreeResult};
+use crate::tree::{FolderNames, Forgotten, OpenFile, Tree, TreeResult};
 use crate::wire::{
-    Attr, AttrChange, Caller, FileKey, FsSpace, Make, MountId, Name, OpenMode, ROOT, Reply, Request, Xattr,
+    Attr, AttrChange, Caller, FsSpace, Make, MountId, NO_USER, Name, OpenMode, ROOT, Reply, Request, Xattr,
 };
 use crate::{Result, lock};
 
 /// Folders within each other, at most, on the way to a file.
 const DEEPEST: usize = 4096;
 
-/// A file that the kernel knows.
-pub(super) struct Node {
-    number: u64,
-    key: FileKey,
-    /// Who asked for it first.
-    uid: u32,
-    /// Where it was seen last.
-    place: Mutex<Option<(Arc<Node>, Name)>>,
-    at: Mutex<RemoteNodeId>,
-    /// The server machine's run in which something was written to it that is not synced.
-    unsynced: Mutex<Option<[u8; 16]>>,
-}
-
-/// What the target calls it in an epoch, and how often it said so.
-#[derive(Clone, Copy, Default)]
-struct RemoteNodeId {
-    epoch: u64,
-    id: u64,
-    told: u64,
-}
-
-impl Node {
-    fn new(number: u64, key: FileKey, uid: u32) -> Self {
-        let (place, at, unsynced) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Self { number, key, uid, place, at, unsynced }
-    }
-
-    /// Something of it was changed, and is safe only while that machine runs.
-    pub fn changed(&self, view: SessionView) {
-        lock(&self.unsynced).get_or_insert(view.boot);
-    }
-
-    /// Before its bytes are synced: whether some of them may be lost already. That is told once.
-    pub fn check_boot(&self, view: SessionView) -> std::result::Result<(), Trouble> {
-        let mut unsynced = lock(&self.unsynced);
-        match *unsynced {
-            Some(boot) if boot != view.boot => {
-                *unsynced = None;
-                Err(Errno::IO.into())
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-/// Whether it is the file that was known. A machine that was restarted may count its file systems anew.
-fn is_same(a: &FileKey, b: &FileKey) -> bool {
-    a.inode == b.inode && a.born == b.born && (a.born.is_some() || a.device == b.device)
-}
-
-#[derive(Default)]
-struct RemoteNodes {
-    /// A file, and how often the kernel was told of it.
-    by_number: HashMap<u64, (Arc<Node>, u64)>,
-    by_key: HashMap<FileKey, u64>,
-    /// By the folder's number and the name.
-    by_place: HashMap<(u64, Name), u64>,
-    next: u64,
-}
-
 /// All that is known.
 pub(super) struct TreeState {
     pub client: Arc<Client>,
-    root: Arc<Node>,
+    known: KnownFiles,
     root_attr: RootAttr,
-    known: Mutex<RemoteNodes>,
 }
 
 /// A folder that a target serves.
@@ -106,12 +44,12 @@ impl RemoteTree {
         let client = Client::new(connector, random()?, options);
         let mut threads = ClientThreads::start(&client)?;
         let peer = client.report().target;
-        let found = client.ask(true, |view, until| {
-            attr_of(client.call(view.epoch, &Request::Attr { node: ROOT }, None, None, until))
-        });
+        let request = Request::Attr { node: ROOT, uid: NO_USER };
+        let found =
+            client.ask(true, |view, until| attr_of(client.call(view.epoch, &request, None, None, until)));
         let attr = found.map_err(|e| crate::Error::io("looking at the folder of", &peer, e))?;
-        let root = Arc::new(Node::new(ROOT, attr.key, 0));
-        let core = TreeState { client, root, root_attr: RootAttr::new(attr), known: Mutex::default() };
+        let known = KnownFiles::new(attr.key);
+        let core = TreeState { client, known, root_attr: RootAttr::new(attr) };
         let core = Arc::new(core);
         let of = core.clone();
         threads
@@ -166,7 +104,7 @@ impl RemoteTree {
 
 type Called = std::result::Result<(Reply, usize), Trouble>;
 
-fn attr_of(called: Called) -> std::result::Result<Attr, Trouble> {
+pub(super) fn attr_of(called: Called) -> std::result::Result<Attr, Trouble> {
     match called?.0 {
         Reply::Attr(attr) => Ok(attr),
         _ => Err(Errno::PROTO.into()),
@@ -183,13 +121,6 @@ fn done(called: Called) -> std::result::Result<(), Trouble> {
 impl TreeState {
     pub fn call(&self, view: SessionView, request: &Request, until: Instant) -> Called {
         self.client.call(view.epoch, request, None, None, until)
-    }
-
-    pub fn node(&self, number: u64) -> TreeResult<Arc<Node>> {
-        if number == ROOT {
-            return Ok(self.root.clone());
-        }
-        lock(&self.known).by_number.get(&number).map(|(node, _)| node.clone()).ok_or(Errno::STALE)
     }
 
     /// What the target calls a file now; found again if need be.
@@ -224,19 +155,19 @@ impl TreeState {
 
     fn ask_of_root(&self) -> TreeResult<Attr> {
         let ask = |view, until| {
-            let node = self.id_of(&self.root, view, until)?;
-            attr_of(self.call(view, &Request::Attr { node }, until))
+            let node = self.id_of(&self.known.root, view, until)?;
+            attr_of(self.call(view, &Request::Attr { node, uid: NO_USER }, until))
         };
         self.client.ask(true, ask)
     }
 
     fn check_root(&self, view: SessionView, until: Instant) -> std::result::Result<u64, Trouble> {
-        let attr = attr_of(self.call(view, &Request::Attr { node: ROOT }, until))?;
-        if !is_same(&attr.key, &self.root.key) {
+        let attr = attr_of(self.call(view, &Request::Attr { node: ROOT, uid: NO_USER }, until))?;
+        if !is_same(&attr.key, &self.known.root.key) {
             // It serves another folder now, and nothing of ours is in there.
             return Err(Errno::STALE.into());
         }
-        *lock(&self.root.at) = RemoteNodeId { epoch: view.epoch, id: ROOT, told: 0 };
+        *lock(&self.known.root.at) = RemoteNodeId { epoch: view.epoch, id: ROOT, told: 0 };
         Ok(ROOT)
     }
 
@@ -259,98 +190,18 @@ impl TreeState {
             self.client.chores.forget(view.epoch, node.uid, (attr.node, 1));
             return Err(Errno::STALE.into());
         }
-        told(node, view, attr.node);
+        node.told(view, attr.node);
         Ok(attr.node)
     }
 
-    /// Notes what the kernel is about to be told, under the kernel's number for it.
-    fn remember(
-        &self,
-        mut attr: Attr,
-        view: SessionView,
-        (parent, name): (&Arc<Node>, &Name),
-        by: &Caller,
-    ) -> (Attr, Arc<Node>) {
-        if attr.node == ROOT {
-            return (attr, self.root.clone());
-        }
-        let known = &mut *lock(&self.known);
-        let id = attr.node;
-        let number = match known.by_key.entry(attr.key) {
-            Entry::Occupied(number) => *number.get(),
-            Entry::Vacant(free) => {
-                let own = (ROOT + 1..FOREIGN).contains(&id) && !known.by_number.contains_key(&id);
-                if !own {
-                    known.next += 1;
-                }
-                *free.insert(if own { id } else { FOREIGN + known.next })
-            }
-        };
-        let new = || (Arc::new(Node::new(number, attr.key, by.uid)), 0);
-        let (node, count) = known.by_number.entry(number).or_insert_with(new);
-        *count += 1;
-        if told(node, view, id) {
-            *lock(&node.place) = Some((parent.clone(), name.clone()));
-            known.by_place.insert((parent.number, name.clone()), number);
-        }
-        attr.node = number;
-        (attr, node.clone())
-    }
-
     fn forget(&self, number: u64, times: u64) {
-        let mut known = lock(&self.known);
-        let Some((node, count)) = known.by_number.get_mut(&number) else { return };
-        *count = count.saturating_sub(times);
-        if *count > 0 {
-            return;
-        }
-        let node = node.clone();
-        known.by_number.remove(&number);
-        known.by_key.remove(&node.key);
-        if let Some((parent, name)) = lock(&node.place).clone()
-            && known.by_place.get(&(parent.number, name.clone())) == Some(&number)
-        {
-            known.by_place.remove(&(parent.number, name));
-        }
-        drop(known);
+        let Some(node) = self.known.forget(number, times) else { return };
         // Who still holds it finds it again.
         let at = std::mem::take(&mut *lock(&node.at));
         if at.told > 0 {
             self.client.chores.forget(at.epoch, node.uid, (at.id, at.told));
         }
     }
-
-    /// A name has become another one.
-    fn moved(&self, from: (&Arc<Node>, &Name), to: (&Arc<Node>, &Name), exchanged: bool) {
-        let mut known = lock(&self.known);
-        let (old, new) = ((from.0.number, from.1.clone()), (to.0.number, to.1.clone()));
-        let (one, other) = (known.by_place.remove(&old), known.by_place.remove(&new));
-        let mut put = |number: Option<u64>, folder: &Arc<Node>, place: (u64, Name)| {
-            let Some(number) = number else { return };
-            if let Some((node, _)) = known.by_number.get(&number) {
-                *lock(&node.place) = Some((folder.clone(), place.1.clone()));
-                known.by_place.insert(place, number);
-            }
-        };
-        put(one, to.0, new);
-        if exchanged {
-            put(other, from.0, old);
-        }
-    }
-}
-
-/// Notes what the target calls a file. Whether that is news: an answer of a session that was lost may come after one of the next.
-fn told(node: &Node, view: SessionView, id: u64) -> bool {
-    let mut at = lock(&node.at);
-    if at.epoch > view.epoch {
-        return false;
-    }
-    if at.epoch == view.epoch && at.id == id {
-        at.told += 1;
-    } else {
-        *at = RemoteNodeId { epoch: view.epoch, id, told: 1 };
-    }
-    true
 }
 
 impl RemoteTree {
@@ -362,7 +213,7 @@ impl RemoteTree {
         request: impl Fn(u64) -> Request,
         read: impl Fn(Called) -> std::result::Result<T, Trouble>,
     ) -> TreeResult<T> {
-        let node = self.core.node(node)?;
+        let node = self.core.known.node(node)?;
         self.core.client.ask(repeatable, |view, until| {
             let id = self.core.id_of(&node, view, until)?;
             read(self.core.call(view, &request(id), until))
@@ -387,12 +238,12 @@ impl RemoteTree {
 
 impl Tree for RemoteTree {
     fn lookup(&self, parent: u64, name: &Name, by: &Caller) -> TreeResult<Attr> {
-        let parent = self.core.node(parent)?;
+        let parent = self.core.known.node(parent)?;
         self.core.client.ask(true, |view, until| {
             let id = self.core.id_of(&parent, view, until)?;
             let request = Request::Lookup { parent: id, name: name.clone(), by: by.clone() };
             let attr = attr_of(self.core.call(view, &request, until))?;
-            Ok(self.core.remember(attr, view, (&parent, name), by).0)
+            Ok(self.core.known.remember(attr, view, (&parent, name), by.uid).0)
         })
     }
 
@@ -401,9 +252,10 @@ impl Tree for RemoteTree {
         Forgotten::default()
     }
 
-    fn attr(&self, node: u64) -> TreeResult<Attr> {
+    fn attr(&self, node: u64, uid: u32) -> TreeResult<Attr> {
         if node != ROOT {
-            return Ok(Attr { node, ..self.about(node, true, |node| Request::Attr { node }, attr_of)? });
+            let ask = |node| Request::Attr { node, uid };
+            return Ok(Attr { node, ..self.about(node, true, ask, attr_of)? });
         }
         let root = &self.core.root_attr;
         // The path of the mount's status goes through the root, and the status says why the target is gone.
@@ -411,7 +263,7 @@ impl Tree for RemoteTree {
     }
 
     fn change(&self, number: u64, change: &AttrChange, by: &Caller) -> TreeResult<Attr> {
-        let node = self.core.node(number)?;
+        let node = self.core.known.node(number)?;
         let attr = self.core.client.ask(true, |view, until| {
             let id = self.core.id_of(&node, view, until)?;
             let request = Request::Change { node: id, file: None, change: *change, by: by.clone() };
@@ -422,11 +274,11 @@ impl Tree for RemoteTree {
         Ok(Attr { node: number, ..attr })
     }
 
-    fn read_link(&self, node: u64) -> TreeResult<Vec<u8>> {
+    fn read_link(&self, node: u64, uid: u32) -> TreeResult<Vec<u8>> {
         self.about(
             node,
             true,
-            |node| Request::ReadLink { node },
+            |node| Request::ReadLink { node, uid },
             |called| match called?.0 {
                 Reply::Text(text) => Ok(text),
                 _ => Err(Errno::PROTO.into()),
@@ -435,12 +287,12 @@ impl Tree for RemoteTree {
     }
 
     fn make(&self, parent: u64, name: &Name, make: &Make, by: &Caller) -> TreeResult<Attr> {
-        let parent = self.core.node(parent)?;
+        let parent = self.core.known.node(parent)?;
         self.in_folder(&parent, false, |id, view, until| {
             let make = make.clone();
             let request = Request::Make { parent: id, name: name.clone(), make, by: by.clone() };
             let attr = attr_of(self.core.call(view, &request, until))?;
-            Ok(self.core.remember(attr, view, (&parent, name), by).0)
+            Ok(self.core.known.remember(attr, view, (&parent, name), by.uid).0)
         })
     }
 
@@ -453,7 +305,7 @@ impl Tree for RemoteTree {
         exclusive: bool,
         by: &Caller,
     ) -> TreeResult<(Attr, Arc<dyn OpenFile>)> {
-        let parent = self.core.node(parent)?;
+        let parent = self.core.known.node(parent)?;
         self.in_folder(&parent, !exclusive, |id, view, until| {
             let (named, opener) = (name.clone(), (access, by.clone()));
             let caller = by.clone();
@@ -461,7 +313,7 @@ impl Tree for RemoteTree {
             let Reply::Created { attr, file } = self.core.call(view, &request, until)?.0 else {
                 return Err(Errno::PROTO.into());
             };
-            let (attr, node) = self.core.remember(attr, view, (&parent, name), by);
+            let (attr, node) = self.core.known.remember(attr, view, (&parent, name), by.uid);
             node.changed(view);
             let open = RemoteFile::new(&self.core, &node, opener, (view.epoch, file));
             Ok((attr, Arc::new(open) as Arc<dyn OpenFile>))
@@ -469,7 +321,7 @@ impl Tree for RemoteTree {
     }
 
     fn remove(&self, parent: u64, name: &Name, folder: bool, by: &Caller) -> TreeResult<()> {
-        let parent = self.core.node(parent)?;
+        let parent = self.core.known.node(parent)?;
         self.in_folder(&parent, false, |id, view, until| {
             let request = Request::Remove { parent: id, name: name.clone(), folder, by: by.clone() };
             done(self.core.call(view, &request, until))
@@ -477,7 +329,7 @@ impl Tree for RemoteTree {
     }
 
     fn rename(&self, from: (u64, &Name), to: (u64, &Name), flags: u32, by: &Caller) -> TreeResult<()> {
-        let (parent, folder) = (self.core.node(from.0)?, self.core.node(to.0)?);
+        let (parent, folder) = (self.core.known.node(from.0)?, self.core.known.node(to.0)?);
         self.in_folder(&parent, false, |id, view, until| {
             let to_id = self.core.id_of(&folder, view, until)?;
             let (name, new_name, by) = (from.1.clone(), to.1.clone(), by.clone());
@@ -487,17 +339,17 @@ impl Tree for RemoteTree {
             Ok(())
         })?;
         let exchanged = flags & rustix::fs::RenameFlags::EXCHANGE.bits() != 0;
-        self.core.moved((&parent, from.1), (&folder, to.1), exchanged);
+        self.core.known.moved((&parent, from.1), (&folder, to.1), exchanged);
         Ok(())
     }
 
     fn link(&self, node: u64, parent: u64, name: &Name, by: &Caller) -> TreeResult<Attr> {
-        let (node, parent) = (self.core.node(node)?, self.core.node(parent)?);
+        let (node, parent) = (self.core.known.node(node)?, self.core.known.node(parent)?);
         self.in_folder(&parent, false, |id, view, until| {
             let node = self.core.id_of(&node, view, until)?;
             let request = Request::Link { node, parent: id, name: name.clone(), by: by.clone() };
             let attr = attr_of(self.core.call(view, &request, until))?;
-            Ok(self.core.remember(attr, view, (&parent, name), by).0)
+            Ok(self.core.known.remember(attr, view, (&parent, name), by.uid).0)
         })
     }
 
@@ -516,14 +368,15 @@ impl Tree for RemoteTree {
         )
     }
 
-    fn sync_folder(&self, node: u64) -> TreeResult<()> {
-        let node = self.core.node(node)?;
+    fn sync_folder(&self, node: u64, uid: u32) -> TreeResult<()> {
+        let node = self.core.known.node(node)?;
         self.core.client.ask(true, |view, until| {
             node.check_boot(view)?;
-            let before = lock(&node.unsynced).take();
+            let before = node.take_unsynced();
             let id = self.core.id_of(&node, view, until);
-            let synced = id.and_then(|node| done(self.core.call(view, &Request::SyncFolder { node }, until)));
-            synced.inspect_err(|_| restore(&node, before))
+            let request = |node| Request::SyncFolder { node, uid };
+            let synced = id.and_then(|node| done(self.core.call(view, &request(node), until)));
+            synced.inspect_err(|_| node.restore(before))
         })
     }
 
@@ -544,15 +397,16 @@ impl Tree for RemoteTree {
         )
     }
 
-    fn space(&self) -> TreeResult<FsSpace> {
-        self.core.client.ask(true, |view, until| match self.core.call(view, &Request::Space, until)?.0 {
+    fn space(&self, uid: u32) -> TreeResult<FsSpace> {
+        let request = Request::Space { uid };
+        self.core.client.ask(true, |view, until| match self.core.call(view, &request, until)?.0 {
             Reply::Space(space) => Ok(space),
             _ => Err(Errno::PROTO.into()),
         })
     }
 
     fn open(&self, node: u64, access: OpenMode, by: &Caller) -> TreeResult<Arc<dyn OpenFile>> {
-        let node = self.core.node(node)?;
+        let node = self.core.known.node(node)?;
         self.core.client.ask(true, |view, until| {
             let id = self.core.id_of(&node, view, until)?;
             let request = Request::Open { node: id, access, again: false, by: by.clone() };
@@ -566,35 +420,9 @@ impl Tree for RemoteTree {
     }
 }
 
-/// What was not synced still is not.
-pub(super) fn restore(node: &Node, before: Option<[u8; 16]>) {
-    if let Some(boot) = before {
-        // The older run counts: it is what has gone first.
-        *lock(&node.unsynced) = Some(boot);
-    }
-}
-
-/// Before a sync: what it is to make safe.
-pub(super) fn take_unsynced(node: &Node) -> Option<[u8; 16]> {
-    lock(&node.unsynced).take()
-}
-
 pub(super) fn opened(called: Called) -> std::result::Result<u64, Trouble> {
     match called?.0 {
         Reply::Opened { file } => Ok(file),
         _ => Err(Errno::PROTO.into()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_late_answer_of_a_lost_session_is_no_news() {
-        let node = Node::new(2, FileKey { inode: 1, device: 1, born: None }, 0);
-        let told = |epoch, id| told(&node, SessionView { epoch, boot: [0; 16] }, id);
-        assert!(told(2, 7) && told(2, 7) && !told(1, 9));
-        assert!(matches!(*lock(&node.at), RemoteNodeId { epoch: 2, id: 7, told: 2 }));
     }
 }

@@ -209,11 +209,15 @@ fn take(
         }
         Admit::Breach(what) => return Err(Error::protocol(peer, what)),
     }
-    if perform::refused(connection, id, &request, data.is_some())
-        || perform::at_once(shared, connection, id, &request, scratch)
-    {
+    let lacks_data = request.data().is_some() && data.is_none();
+    if !lacks_data && perform::at_once(shared, connection, id, &request, scratch) {
         return Ok(());
     }
-    shared.later(PendingRequest { connection: connection.clone(), id: Some(id), request, data });
+    let body = shared.room_for(connection, &request, frame.body.len());
+    if lacks_data || body.is_none() {
+        perform::refuse(connection, id, &request);
+        return Ok(());
+    }
+    shared.later(PendingRequest { connection: connection.clone(), id: Some(id), request, data, body });
     Ok(())
 }

@@ -38,10 +38,16 @@ impl ServedFolder {
         self.tree.create(ROOT, &name(text), 0o600, access, true, &Caller::ROOT).unwrap().1
     }
 
-    /// Has nothing of a class done any more, as if all threads waited for a disk. Nothing of it was done before.
+    /// Has nothing of a class done any more, as if all threads waited for a disk.
     fn block(&self, class: Class) -> &WorkQueue {
         let queue = self.target.shared.queue(class);
-        assert_eq!(queue.threads.swap(MOST_THREADS, Ordering::AcqRel), 0);
+        if queue.threads.fetch_add(MOST_THREADS, Ordering::AcqRel) > 0 {
+            // Threads that have done something wait for more.
+            queue.queue.end();
+            while queue.threads.load(Ordering::Acquire) > MOST_THREADS {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
         queue
     }
 }

@@ -28,12 +28,13 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::auth::{Key, random};
 use crate::buffers::{Buffers, SessionUser};
-use crate::shares::Shares;
+use crate::shares::{Shares, TakenShare};
 use crate::transport::{Acceptor, Link};
 use crate::tree::{Folder, FolderRules};
 use crate::turns::{Next, Queue};
-use crate::wire::{Join, MountId, OpenMode, SessionId, Welcome};
+use crate::wire::{Join, MOST_BODY, MountId, OpenMode, Request, SessionId, Welcome};
 use crate::{Error, Result, lock};
+use connection::Connection;
 use perform::PendingRequest;
 use session::ClientSession;
 
@@ -76,6 +77,8 @@ pub struct Limits {
     /// Buffers of 4 MiB for data on its way. A user of a session has half of them at most, for either way. There are half as many
     /// more, for those who come when others have these: one each.
     pub buffers: usize,
+    /// Bytes of requests that are under way, besides data. Users share them as they share buffers; each may have one request.
+    pub requests: u64,
 }
 
 impl Default for Limits {
@@ -92,6 +95,7 @@ impl Default for Limits {
             sessions: 1024,
             files: 16_384,
             buffers: 128,
+            requests: 32 << 20,
         }
     }
 }
@@ -188,6 +192,8 @@ pub(crate) struct ServerShared {
     sessions: Mutex<HashMap<SessionId, Arc<ClientSession>>>,
     next_session: AtomicU32,
     buffers: Arc<Buffers>,
+    /// Bytes of requests: an extended attribute's value is long.
+    bodies: Arc<Shares<SessionUser>>,
     /// By [`Class`].
     queues: [WorkQueue; 3],
     connections: AtomicUsize,
@@ -218,8 +224,8 @@ impl ServerShared {
         let session = match known {
             Some(session) => session,
             None => {
-                make_room(&mut sessions, self.options.limits.sessions)
-                    .ok_or_else(|| refused("it has as many clients as it can"))?;
+                let gone = make_room(&mut sessions, self.options.limits.sessions);
+                self.discard(gone.ok_or_else(|| refused("it has as many clients as it can"))?);
                 let root = self.root.try_clone().map_err(|e| Error::io("dup of", "the folder", e))?;
                 let number = self.next_session.fetch_add(1, Ordering::Relaxed);
                 let rules = FolderRules { for_others: true, most_open: usize::MAX };
@@ -267,6 +273,12 @@ impl ServerShared {
         OpenMode { data_sync: wanted.data_sync || self.options.write_through, ..wanted }
     }
 
+    /// Counts a request of so many bytes for its user; none where there is no room. What releases files is never refused.
+    fn room_for(&self, by: &Connection, request: &Request, bytes: usize) -> Option<TakenShare<SessionUser>> {
+        let bytes = if matches!(request, Request::Release { .. }) { 0 } else { bytes as u64 };
+        self.bodies.lend(by.session.user(request), bytes)
+    }
+
     /// Has something done by a thread that may wait.
     fn later(self: &Arc<Self>, work: PendingRequest) {
         let class = work.class();
@@ -299,6 +311,13 @@ impl ServerShared {
         // Others do the work; where there are none it is done when there can be.
         if !started {
             self.queue(class).threads.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Closes the files of sessions to which nobody comes back. That may take long, and there are others to let in.
+    fn discard(&self, gone: Vec<(SessionId, Arc<ClientSession>)>) {
+        if !gone.is_empty() {
+            self.spawn("target closes", move || drop(gone));
         }
     }
 
@@ -369,7 +388,9 @@ impl ServerShared {
                 Err(_) => std::thread::sleep(TICK),
             }
             let lease = self.options.limits.lease;
-            lock(&self.sessions).retain(|_, session| session.gone_for().is_none_or(|time| time <= lease));
+            let is_gone = |session: &ClientSession| session.gone_for().is_some_and(|time| time > lease);
+            let gone: Vec<_> = lock(&self.sessions).extract_if(|_, session| is_gone(session)).collect();
+            self.discard(gone);
         }
     }
 }
@@ -391,6 +412,8 @@ impl Target {
         let path = options.root.display().to_string();
         let root = openat(CWD, &options.root, flags, Mode::empty());
         let root = root.map_err(|e| Error::io("opening the folder", &path, e))?;
+        let most = options.limits.requests;
+        let bodies = Shares::new(most).with_reserve(most / 2, MOST_BODY as u64);
         let shared = Arc::new(ServerShared {
             root,
             boot: boot()?,
@@ -399,6 +422,7 @@ impl Target {
             sessions: Mutex::default(),
             next_session: AtomicU32::new(0),
             buffers: Buffers::new(options.limits.buffers),
+            bodies: Arc::new(bodies),
             queues: Default::default(),
             connections: AtomicUsize::new(0),
             strangers: Mutex::default(),
@@ -463,14 +487,18 @@ impl Drop for Target {
     }
 }
 
-/// Sees that there is room for one more session: the one whose client has been gone for longest makes it. None where all are here.
-fn make_room(sessions: &mut HashMap<SessionId, Arc<ClientSession>>, most: usize) -> Option<()> {
+/// Sees that there is room for one more session: the one whose client has been gone for longest makes it, and is given. None where
+/// all are here.
+fn make_room(
+    sessions: &mut HashMap<SessionId, Arc<ClientSession>>,
+    most: usize,
+) -> Option<Vec<(SessionId, Arc<ClientSession>)>> {
     if sessions.len() < most {
-        return Some(());
+        return Some(Vec::new());
     }
     let gone = sessions.values().filter_map(|session| Some((session.gone_for()?, session.id)));
     let longest = gone.max_by_key(|(time, _)| *time)?.1;
-    sessions.remove(&longest).map(drop)
+    sessions.remove_entry(&longest).map(|gone| vec![gone])
 }
 
 /// Every file that a client knows takes a descriptor; gives how many there may be.

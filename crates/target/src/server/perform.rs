@@ -10,20 +10,18 @@ use rustix::io::Errno;
 use super::connection::{Connection, Summed};
 use super::session::{Begin, SessionFile};
 use super::{Class, ServerShared};
-use crate::buffers::{DataFlow, PooledBuffer};
+use crate::buffers::{DataFlow, PooledBuffer, SessionUser};
+use crate::shares::TakenShare;
 use crate::transport::{Stretch, checksum_for, checksum_on};
 use crate::tree::{Local, OpenFile, TransferMemory, Tree, TreeResult, errno};
 use crate::turns::Divisible;
-use crate::wire::{Caller, FULL, MOST_DATA, OpenMode, Remote, Reply, Request};
+use crate::wire::{Caller, FULL, MOST_DATA, NO_USER, OpenMode, Remote, Reply, Request};
 
 /// Bytes that are read at once: enough for a disk, and few enough for the cache.
 const PART: usize = 512 << 10;
 
 /// The answer where the client's memory could not be reached: it then has the data inline.
 const UNREACHED: Errno = Errno::COMM;
-
-/// No user has this number: its turn comes whatever users wait for.
-const NO_USER: u32 = u32::MAX;
 
 /// Something that waits for its turn.
 pub(crate) struct PendingRequest {
@@ -32,6 +30,8 @@ pub(crate) struct PendingRequest {
     pub id: Option<u64>,
     pub request: Request,
     pub data: Option<PooledBuffer>,
+    /// Its bytes count for its user.
+    pub body: Option<TakenShare<SessionUser>>,
 }
 
 impl Divisible for PendingRequest {
@@ -46,13 +46,16 @@ impl PendingRequest {
     /// Releases what a client does not hear of ([`super::session::ClientSession::wants_release`]), whichever users it was for.
     pub fn release(connection: &Arc<Connection>) -> Self {
         let request = Request::Release { uid: NO_USER, files: Vec::new(), nodes: Vec::new() };
-        Self { connection: connection.clone(), id: None, request, data: None }
+        Self { connection: connection.clone(), id: None, request, data: None, body: None }
     }
 
     /// What it waits for.
     pub fn class(&self) -> Class {
         let waits = match &self.request {
-            Request::Lookup { .. } | Request::ReadLink { .. } | Request::Space => return Class::Look,
+            Request::Lookup { .. }
+            | Request::Attr { .. }
+            | Request::ReadLink { .. }
+            | Request::Space { .. } => return Class::Look,
             Request::Sync { .. }
             | Request::SyncFolder { .. }
             | Request::Allocate { .. }
@@ -68,7 +71,7 @@ impl PendingRequest {
 
     /// Does it, and tells.
     pub fn run(self, shared: &ServerShared) {
-        let Self { connection, id, request, data } = self;
+        let Self { connection, id, request, data, body: _counts } = self;
         let session = &connection.session;
         let Some(id) = id else { return session.release_unheard() };
         match session.begin(id, &request, &connection) {
@@ -122,13 +125,6 @@ pub(crate) fn at_once(
 ) -> bool {
     let session = &connection.session;
     match request {
-        // Not what closes files, which takes long where it is the last of a large one without a name.
-        Request::Attr { .. } => {
-            let done = perform(shared, connection, request, None);
-            let reply = done.map_or_else(failed, |(reply, _)| reply);
-            tell(connection, id, request, &reply, None);
-            true
-        }
         Request::Outstanding { below, ids, unheard } => {
             let noted = session.outstanding(*below, ids, unheard);
             let reply = noted.map_or_else(failed, |()| Reply::Done);
@@ -152,14 +148,9 @@ pub(crate) fn at_once(
     }
 }
 
-/// Answers that there is no buffer for the data that came with a request; whether that is so. At once: what its user asked for
-/// before may wait for long.
-pub(crate) fn refused(connection: &Arc<Connection>, id: u64, request: &Request, has_data: bool) -> bool {
-    let is_full = request.data().is_some() && !has_data;
-    if is_full {
-        tell(connection, id, request, &failed(FULL), None);
-    }
-    is_full
+/// Answers that there is no room for a request or its data. At once: what its user asked for before may wait for long.
+pub(crate) fn refuse(connection: &Arc<Connection>, id: u64, request: &Request) {
+    tell(connection, id, request, &failed(FULL), None);
 }
 
 /// An answer, and its data with the buffer that this is in.
@@ -192,7 +183,7 @@ fn perform(
             session.release(files.iter().copied(), nodes.iter().copied());
             Reply::Done
         }
-        Request::Attr { node } => Reply::Attr(folder.attr(*node)?),
+        Request::Attr { node, uid } => Reply::Attr(folder.attr(*node, *uid)?),
         Request::Change { node, file, change, by } => {
             let mut change = *change;
             if let (Some(file), Some(size)) = (file, change.size.take_if(|_| file.is_some())) {
@@ -200,7 +191,7 @@ fn perform(
             }
             Reply::Attr(folder.change(*node, &change, by)?)
         }
-        Request::ReadLink { node } => Reply::Text(folder.read_link(*node)?),
+        Request::ReadLink { node, uid } => Reply::Text(folder.read_link(*node, *uid)?),
         Request::Make { parent, name, make, by } => {
             if !make.is_sound() {
                 return Err(Errno::INVAL);
@@ -227,12 +218,12 @@ fn perform(
             let some = folder.list(*node, *from, by)?;
             Reply::Names { names: some.names, next: some.next }
         }
-        Request::SyncFolder { node } => {
-            folder.sync_folder(*node)?;
+        Request::SyncFolder { node, uid } => {
+            folder.sync_folder(*node, *uid)?;
             Reply::Done
         }
         Request::Xattr { node, ask, by } => Reply::Text(folder.xattr(*node, ask, by)?),
-        Request::Space => Reply::Space(folder.space()?),
+        Request::Space { uid } => Reply::Space(folder.space(*uid)?),
         Request::Open { node, access, again, by } => {
             let access = shared.access(*access);
             let file = match again {
@@ -422,7 +413,8 @@ mod tests {
         let link = acceptor.accept(LONG).unwrap().unwrap();
         let connection = Connection::new(link.into(), session.clone(), LONG);
         let of = |request| {
-            let pending = PendingRequest { connection: connection.clone(), id: None, request, data: None };
+            let pending =
+                PendingRequest { connection: connection.clone(), id: None, request, data: None, body: None };
             (pending.class(), session.user(&pending.request).1)
         };
         let write = |file| Request::Write { file, at: 0, len: 1, from: None };
@@ -434,10 +426,16 @@ mod tests {
         };
         let name = crate::wire::Name::new(b"name").unwrap();
         let lookup = Request::Lookup { parent: ROOT, name, by: Caller { uid: 7, ..Caller::ROOT } };
-        assert_eq!((of(lookup), of(Request::Space)), ((Class::Look, 7), (Class::Look, 0)));
+        let looks = [
+            lookup,
+            Request::Attr { node: ROOT, uid: 7 },
+            Request::ReadLink { node: ROOT, uid: 7 },
+            Request::Space { uid: 7 },
+        ];
+        assert_eq!(looks.map(of), [(Class::Look, 7); 4]);
         assert_eq!(of(Request::Sync { file: plain, data_only: true }), (Class::Disk, 1000));
         assert_eq!(of(Request::Allocate { file: synced, mode: 0, at: 0, len: 1 }), (Class::Disk, 1001));
-        assert_eq!(of(Request::SyncFolder { node: ROOT }), (Class::Disk, 0));
+        assert_eq!(of(Request::SyncFolder { node: ROOT, uid: 7 }), (Class::Disk, 7));
         assert_eq!((of(write(plain)), of(write(synced))), ((Class::Work, 1000), (Class::Disk, 1001)));
         assert_eq!((of(change(None)), of(change(Some(1)))), ((Class::Work, 7), (Class::Disk, 7)));
         assert_eq!(of(Request::Read { file: synced, at: 0, len: 1, into: None }), (Class::Work, 1001));

@@ -410,13 +410,12 @@ impl ClientSession {
             | Request::Sync { file, .. }
             | Request::Allocate { file, .. }
             | Request::Seek { file, .. } => self.opened(*file).map_or(0, |open| open.uid),
-            Request::Release { uid, .. } => *uid,
-            Request::Outstanding { .. }
-            | Request::Attr { .. }
-            | Request::ReadLink { .. }
-            | Request::SyncFolder { .. }
-            | Request::Space
-            | Request::Succeed { .. } => 0,
+            Request::Release { uid, .. }
+            | Request::Attr { uid, .. }
+            | Request::ReadLink { uid, .. }
+            | Request::SyncFolder { uid, .. }
+            | Request::Space { uid } => *uid,
+            Request::Outstanding { .. } | Request::Succeed { .. } => 0,
         };
         (self.number, uid)
     }

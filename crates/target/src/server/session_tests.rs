@@ -135,7 +135,7 @@ fn what_answers_brought_that_nobody_hears_is_released_together() {
     let lookup = Request::Lookup { parent: ROOT, name, by: Caller::ROOT };
     let access = OpenMode::default();
     let open = Request::Open { node: ROOT, access, again: false, by: Caller::ROOT };
-    let attr = session.folder.attr(ROOT).unwrap();
+    let attr = session.folder.attr(ROOT, 0).unwrap();
     let file = Arc::new(Local::new(std::fs::File::open("/dev/null").unwrap()));
     let give_up = |id, request: &Request, reply: &Reply| {
         assert!(matches!(session.admit(id, 0, request, &connection), Admit::Do));

@@ -245,7 +245,7 @@ impl Tree for Folder {
         self.nodes.forget(node, times)
     }
 
-    fn attr(&self, node: u64) -> TreeResult<Attr> {
+    fn attr(&self, node: u64, _uid: u32) -> TreeResult<Attr> {
         self.nodes.get(node)?.attr()
     }
 
@@ -253,7 +253,7 @@ impl Tree for Folder {
         self.set(node, change, by)
     }
 
-    fn read_link(&self, node: u64) -> TreeResult<Vec<u8>> {
+    fn read_link(&self, node: u64, _uid: u32) -> TreeResult<Vec<u8>> {
         let node = self.nodes.get(node)?;
         Ok(rustix::fs::readlinkat(&node.path, "", Vec::new())?.into_bytes())
     }
@@ -326,7 +326,7 @@ impl Tree for Folder {
         Ok(FolderNames { names, next: None })
     }
 
-    fn sync_folder(&self, node: u64) -> TreeResult<()> {
+    fn sync_folder(&self, node: u64, _uid: u32) -> TreeResult<()> {
         rustix::fs::fsync(self.nodes.get(node)?.open(OFlags::DIRECTORY | OFlags::CLOEXEC)?)
     }
 
@@ -336,7 +336,7 @@ impl Tree for Folder {
         xattrs::ask(&node.proc(), ask, self.rules.for_others)
     }
 
-    fn space(&self) -> TreeResult<FsSpace> {
+    fn space(&self, _uid: u32) -> TreeResult<FsSpace> {
         let fs = rustix::fs::fstatvfs(&self.nodes.root().path)?;
         Ok(FsSpace {
             blocks: [fs.f_blocks, fs.f_bfree, fs.f_bavail],

@@ -175,8 +175,8 @@ pub trait OpenFile: Send + Sync {
     }
 }
 
-/// A folder and all that is below it. Each operation is done with the rights of its caller; those without one give nothing away
-/// that who knows a file's number has not been given.
+/// A folder and all that is below it. Each operation is done with the rights of its caller. Those that have a user's number only
+/// (`uid`) give nothing away that who knows a file's number has not been given; they count for that user.
 #[expect(clippy::missing_errors_doc, reason = "each call fails as the call of Linux does that does the same")]
 pub trait Tree: Send + Sync {
     /// Looks a name up.
@@ -184,11 +184,11 @@ pub trait Tree: Send + Sync {
     /// A number that was told so many times is not needed any more. Gives what was held for it.
     fn forget(&self, node: u64, times: u64) -> Forgotten;
     /// What is known of a file.
-    fn attr(&self, node: u64) -> TreeResult<Attr>;
+    fn attr(&self, node: u64, uid: u32) -> TreeResult<Attr>;
     /// Changes attributes.
     fn change(&self, node: u64, change: &AttrChange, by: &Caller) -> TreeResult<Attr>;
     /// What a symbolic link says.
-    fn read_link(&self, node: u64) -> TreeResult<Vec<u8>>;
+    fn read_link(&self, node: u64, uid: u32) -> TreeResult<Vec<u8>>;
     /// Makes something that is not opened.
     fn make(&self, parent: u64, name: &Name, make: &Make, by: &Caller) -> TreeResult<Attr>;
     /// Makes a file and opens it; unless it has to be new, one that is there is opened.
@@ -210,11 +210,11 @@ pub trait Tree: Send + Sync {
     /// Some of the names in a folder, from a place on.
     fn list(&self, node: u64, from: u64, by: &Caller) -> TreeResult<FolderNames>;
     /// Has a folder's names on the disk.
-    fn sync_folder(&self, node: u64) -> TreeResult<()>;
+    fn sync_folder(&self, node: u64, uid: u32) -> TreeResult<()>;
     /// What an extended attribute says, or the names of all; nothing where something is changed.
     fn xattr(&self, node: u64, ask: &Xattr, by: &Caller) -> TreeResult<Vec<u8>>;
     /// How much room there is.
-    fn space(&self) -> TreeResult<FsSpace>;
+    fn space(&self, uid: u32) -> TreeResult<FsSpace>;
     /// Opens a file.
     fn open(&self, node: u64, access: OpenMode, by: &Caller) -> TreeResult<Arc<dyn OpenFile>>;
 }

@@ -44,6 +44,9 @@ impl From<Name> for Vec<u8> {
     }
 }
 
+/// No user has this number. What counts for it is done whatever users wait for.
+pub const NO_USER: u32 = u32::MAX;
+
 /// A moment, in seconds since 1970 and nanoseconds.
 pub type Time = (i64, u32);
 
@@ -264,12 +267,12 @@ pub enum Request {
     /// A user's files are not needed any more: open ones, which are closed, and numbers, each with how many of the times that it was
     /// told are forgotten.
     Release { uid: u32, files: Vec<u64>, nodes: Vec<(u64, u64)> },
-    /// What is known of a file.
-    Attr { node: u64 },
+    /// What is known of a file. That needs no rights, nor does what else has a user's number only; it counts for the user.
+    Attr { node: u64, uid: u32 },
     /// Attributes of a file.
     Change { node: u64, file: Option<u64>, change: AttrChange, by: Caller },
     /// What a symbolic link says.
-    ReadLink { node: u64 },
+    ReadLink { node: u64, uid: u32 },
     /// Something new in a folder.
     Make { parent: u64, name: Name, make: Make, by: Caller },
     /// A new file, opened; with `exclusive` off, one that is there is opened.
@@ -283,9 +286,9 @@ pub enum Request {
     /// Names in a folder, from a place on that the server told, at first 0.
     List { node: u64, from: u64, by: Caller },
     /// A folder's names are on the disk when it is answered.
-    SyncFolder { node: u64 },
+    SyncFolder { node: u64, uid: u32 },
     /// How much room there is.
-    Space,
+    Space { uid: u32 },
     /// A file is opened; `again` if its caller had it open in a session that was lost, whatever its mode says by now.
     Open { node: u64, access: OpenMode, again: bool, by: Caller },
     /// Bytes of an open file, behind the reply or into the client's memory.
@@ -321,7 +324,7 @@ impl Request {
             Self::Attr { .. }
                 | Self::ReadLink { .. }
                 | Self::List { .. }
-                | Self::Space
+                | Self::Space { .. }
                 | Self::Read { .. }
                 | Self::Seek { .. }
         )

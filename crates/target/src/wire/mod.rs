@@ -10,15 +10,15 @@ mod message;
 pub use head::{FrameKind, HEAD_BYTES, Head, VERSION};
 pub use hello::{Hello, HelloBack, Join, MountId, SessionId, Welcome};
 pub use message::{
-    Attr, AttrChange, Caller, FileKey, FileKind, FsSpace, Make, Name, OpenMode, ROOT, Remote, Reply, Request,
-    Time, TimeChange, Xattr,
+    Attr, AttrChange, Caller, FileKey, FileKind, FsSpace, Make, NO_USER, Name, OpenMode, ROOT, Remote, Reply,
+    Request, Time, TimeChange, Xattr,
 };
 
 use rustix::io::Errno;
 
 use crate::{Error, Result};
 
-/// The answer of a target that has no buffer for this user, and has done nothing: it can be asked again.
+/// The answer of a target that has no room for this user's request or its data, and has done nothing: it can be asked again.
 pub(crate) const FULL: Errno = Errno::NOBUFS;
 /// A body has at most so many bytes.
 pub const MOST_BODY: usize = 64 << 10;

@@ -57,10 +57,10 @@ fn odd_request(dice: &mut Dice) -> Request {
             Request::Read { file: node, at, len, into: Some(remote) }
         }
         11 => Request::Link { node, parent: other, name, by },
-        12 => Request::Attr { node },
+        12 => Request::Attr { node, uid: len },
         13 => Request::Append { file: node, len },
         14 => Request::Xattr { node, ask: Xattr::Get { name: vec![0xff; 300] }, by },
-        _ => Request::Space,
+        _ => Request::Space { uid: 0 },
     }
 }
 
@@ -233,6 +233,6 @@ fn clients_that_are_gone_make_room_for_others() {
     }
     let start = Instant::now();
     let late = connect(address, onehop_target::client::ClientOptions { key: None, ..options() });
-    assert!(late.attr(ROOT).is_ok() && here.attr(ROOT).is_ok() && start.elapsed() < LONG);
+    assert!(late.attr(ROOT, 0).is_ok() && here.attr(ROOT, 0).is_ok() && start.elapsed() < LONG);
     assert_eq!((target.report().sessions <= 3, here.report().sessions_lost), (true, 0));
 }

@@ -7,4 +7,5 @@ mod hostile;
 mod mounts;
 mod outages;
 mod relay;
+mod stuck;
 mod together;

@@ -65,13 +65,13 @@ fn comes_and_goes(tree: &dyn Tree, root: &Path) {
     let file = known(sub_node, "file");
     let inner_node = known(sub_node, "inner");
     let inner_file = known(inner_node, "file");
-    assert_eq!([file, inner_file].map(|node| tree.attr(node).unwrap().size), [7, 6]);
+    assert_eq!([file, inner_file].map(|node| tree.attr(node, 0).unwrap().size), [7, 6]);
     let mut bytes = [0; 8];
     assert_eq!(tree.open(inner_file, READ, &ME).unwrap().read_bytes(&mut bytes, 0).unwrap(), 6);
     assert_eq!(&bytes[..6], b"within");
     let (made, open) = tree.create(inner_node, &name("made"), 0o600, BOTH, true, &ME).unwrap();
     assert_eq!(open.write_bytes(b"made", 0).unwrap(), 4);
-    assert_eq!(tree.attr(made.node).unwrap().size, 4);
+    assert_eq!(tree.attr(made.node, 0).unwrap().size, 4);
     assert_eq!(tree.list(inner_node, 0, &ME).unwrap().names.len(), 4);
     // What is open is in use.
     assert_eq!(unmount(&inner, UnmountFlags::empty()), Err(Errno::BUSY));
@@ -84,14 +84,14 @@ fn comes_and_goes(tree: &dyn Tree, root: &Path) {
     }
     drop(within);
     for node in [inner_node, inner_file, made.node] {
-        assert_eq!(tree.attr(node).err(), Some(Errno::STALE));
+        assert_eq!(tree.attr(node, 0).err(), Some(Errno::STALE));
     }
     // Below it is what it was mounted on.
     assert_ne!(known(sub_node, "inner"), inner_node);
-    assert_eq!(tree.attr(file).unwrap().size, 7);
+    assert_eq!(tree.attr(file, 0).unwrap().size, 7);
     outside.end().unwrap();
     for node in [sub_node, file] {
-        assert_eq!(tree.attr(node).err(), Some(Errno::STALE));
+        assert_eq!(tree.attr(node, 0).err(), Some(Errno::STALE));
     }
     let _again = Mounted::memory(&sub).unwrap();
     assert_eq!(tree.lookup(known(ROOT, "sub"), &name("file"), &ME).err(), Some(Errno::NOENT));
@@ -130,8 +130,8 @@ fn a_file_in_two_mounts_has_the_rights_of_each() {
         assert_eq!(tree.change(file, &cut, &ME).err(), Some(Errno::ROFS));
         drop(tree.open(writable, BOTH, &ME).unwrap());
         again.end().unwrap();
-        assert_eq!(tree.attr(file).err(), Some(Errno::STALE));
-        assert_eq!(tree.attr(writable).unwrap().size, 5);
+        assert_eq!(tree.attr(file, 0).err(), Some(Errno::STALE));
+        assert_eq!(tree.attr(writable, 0).unwrap().size, 5);
         assert_eq!(known(known(ROOT, "there"), "file"), writable);
         assert!(tree.open(writable, BOTH, &ME).is_ok());
     }

@@ -252,7 +252,7 @@ fn what_an_unheard_answer_brought_is_released() {
         // Nothing else is asked for.
         wait_until(&|| descriptors(&opened) == known && descriptors(&found) == 0);
     }
-    tree.attr(node).unwrap();
+    tree.attr(node, 0).unwrap();
     assert_eq!(tree.report().sessions_lost, 0);
 }
 
@@ -271,7 +271,7 @@ fn a_request_to_stop_ends_all_waits() {
     let timed_out = Some(Errno::TIMEDOUT);
     std::thread::scope(|scope| {
         // One that waits for an answer, and one that is more than the connection takes in.
-        let asks = scope.spawn(|| tree.attr(made.node).err());
+        let asks = scope.spawn(|| tree.attr(made.node, 0).err());
         let writes = scope.spawn(|| file.write_bytes(&vec![7; 64 << 20], 0).map(|_| ()));
         std::thread::sleep(Duration::from_millis(200));
         assert!(!asks.is_finished() && !writes.is_finished());
@@ -280,7 +280,7 @@ fn a_request_to_stop_ends_all_waits() {
         writes.join().unwrap().unwrap_err();
     });
     // What is asked for afterwards waits no longer.
-    assert_eq!(tree.attr(made.node).err(), timed_out);
+    assert_eq!(tree.attr(made.node, 0).err(), timed_out);
     drop(file);
     drop(tree);
     assert!(start.elapsed() < LONG / 2, "{:?}", start.elapsed());
@@ -318,18 +318,18 @@ fn a_target_that_is_gone_is_waited_for_once() {
     let (made, file) = tree.create(ROOT, &name("file"), 0o600, BOTH, true, &ME).unwrap();
     wire.stall(true);
     let timed_out = Some(Errno::TIMEDOUT);
-    assert_eq!(tree.attr(made.node).err(), timed_out);
+    assert_eq!(tree.attr(made.node, 0).err(), timed_out);
     // Before the target is back nothing waits for it that long again.
     let start = Instant::now();
     for _ in 0..3 {
-        assert_eq!(tree.attr(made.node).err(), timed_out);
+        assert_eq!(tree.attr(made.node, 0).err(), timed_out);
     }
     assert!(start.elapsed() < 2 * give_up, "{:?}", start.elapsed());
     wire.stall(false);
     while file.write_bytes(b"again", 0).is_err() {
         assert!(start.elapsed() < LONG);
     }
-    assert_eq!(tree.attr(made.node).unwrap().size, 5);
+    assert_eq!(tree.attr(made.node, 0).unwrap().size, 5);
 }
 
 /// Run by tests that kill it; nothing otherwise.
@@ -404,7 +404,7 @@ fn a_killed_target_s_successor_goes_on() {
     // What was open is open, wherever it was moved to; what has no name any more is gone, and says so.
     let mut seen = [0; 4];
     assert_eq!((open.read_bytes(&mut seen, 0).unwrap(), seen), (4, *b"kept"));
-    assert_eq!(tree.attr(kept.node).unwrap().size, 4);
+    assert_eq!(tree.attr(kept.node, 0).unwrap().size, 4);
     let error = gone.read_bytes(&mut seen, 0).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(Errno::STALE.raw_os_error()), "{error}");
     // Another file of the same name is not taken for it.
@@ -414,8 +414,8 @@ fn a_killed_target_s_successor_goes_on() {
     let (_target, address) = target_process(&bed);
     wire.lead_to(address);
     wire.cut();
-    assert_eq!(tree.attr(other.node).err(), Some(Errno::STALE));
-    assert_eq!(tree.attr(kept.node).unwrap().size, 4);
+    assert_eq!(tree.attr(other.node, 0).err(), Some(Errno::STALE));
+    assert_eq!(tree.attr(kept.node, 0).unwrap().size, 4);
 }
 
 #[test]

@@ -249,7 +249,7 @@ fn without_a_key_a_relay_can_have_things_done() {
     let begun = Instant::now();
     while scene.bed.root().join("keep").exists() {
         assert!(begun.elapsed() < LONG);
-        let _ = tree.attr(ROOT);
+        let _ = tree.attr(ROOT, 0);
     }
     assert_eq!(tree.lookup(ROOT, &name("keep"), &ME).err(), Some(Errno::NOENT));
 }
@@ -313,5 +313,5 @@ fn nobody_is_talked_out_of_the_key() {
         assert!(said.contains(says), "{said}");
     }
     assert_eq!(scene.target.report().sessions, 0);
-    assert!(connect(scene.relay.address, quick()).attr(ROOT).is_ok());
+    assert!(connect(scene.relay.address, quick()).attr(ROOT, 0).is_ok());
 }

@@ -50,7 +50,7 @@ fn answer_late(link: &dyn Link, folder: &Folder) {
         }
         match unpack(&frame.body, "the client").unwrap() {
             Request::Attr { .. } => {
-                say(link, FrameKind::Reply, frame.head.id, &Reply::Attr(folder.attr(ROOT).unwrap()));
+                say(link, FrameKind::Reply, frame.head.id, &Reply::Attr(folder.attr(ROOT, 0).unwrap()));
             }
             Request::ReadLink { .. } => waiting.push(frame.head.id),
             other => panic!("{other:?}"),
@@ -80,7 +80,7 @@ fn requests_do_not_wait_for_each_other() {
         let tree =
             connect(address, client::ClientOptions { key: None, lanes: 1, give_up, stall, ..options() });
         let mut said = std::thread::scope(|askers| {
-            let ask = |_| askers.spawn(|| tree.read_link(ROOT).unwrap());
+            let ask = |_| askers.spawn(|| tree.read_link(ROOT, 0).unwrap());
             let asked: Vec<_> = (0..TOGETHER).map(ask).collect();
             asked.into_iter().map(|asker| asker.join().unwrap()).collect::<Vec<_>>()
         });
@@ -122,7 +122,9 @@ fn answer_when_told(link: &dyn Link, folder: &Folder, told: &mpsc::Receiver<()>)
             _ => {}
         }
         match unpack(&frame.body, "the client").unwrap() {
-            Request::Attr { .. } => say(link, FrameKind::Reply, id, &Reply::Attr(folder.attr(ROOT).unwrap())),
+            Request::Attr { .. } => {
+                say(link, FrameKind::Reply, id, &Reply::Attr(folder.attr(ROOT, 0).unwrap()))
+            }
             Request::Open { .. } => say(link, FrameKind::Reply, id, &Reply::Opened { file: 1 }),
             Request::Read { len, .. } => waiting.push((id, len)),
             Request::ReadLink { .. } => waiting.push((id, 0)),
@@ -150,7 +152,7 @@ fn a_request_that_is_given_up_costs_others_nothing() {
         std::thread::scope(|askers| {
             let first = askers.spawn(|| file.read_bytes(&mut [0; 4096], 0));
             std::thread::sleep(give_up / 2);
-            let second = askers.spawn(|| tree.read_link(ROOT));
+            let second = askers.spawn(|| tree.read_link(ROOT, 0));
             assert!(first.join().unwrap().is_err());
             tell.send(()).unwrap();
             assert_eq!(second.join().unwrap().unwrap(), b"text");
@@ -178,7 +180,9 @@ fn answer_some(link: &dyn Link, folder: &Folder, asked: &mpsc::Sender<(u64, Requ
         }
         let request = unpack(&frame.body, "the client").unwrap();
         match &request {
-            Request::Attr { .. } => say(link, FrameKind::Reply, id, &Reply::Attr(folder.attr(ROOT).unwrap())),
+            Request::Attr { .. } => {
+                say(link, FrameKind::Reply, id, &Reply::Attr(folder.attr(ROOT, 0).unwrap()))
+            }
             Request::Open { .. } => say(link, FrameKind::Reply, id, &Reply::Opened { file: id }),
             Request::Write { .. } | Request::Release { .. } => {}
             _ => say(link, FrameKind::Reply, id, &Reply::Done),
@@ -239,7 +243,7 @@ fn answer_in_part(listener: &TcpListener, folder: &Folder, begun: &mpsc::Sender<
             FrameKind::Ping => (FrameKind::Pong, pack(&())),
             FrameKind::Goodbye => return,
             _ => match unpack(&body, "the client").unwrap() {
-                Request::Attr { .. } => (FrameKind::Reply, pack(&Reply::Attr(folder.attr(ROOT).unwrap()))),
+                Request::Attr { .. } => (FrameKind::Reply, pack(&Reply::Attr(folder.attr(ROOT, 0).unwrap()))),
                 Request::Open { .. } => (FrameKind::Reply, pack(&Reply::Opened { file: 1 })),
                 Request::Read { len, .. } => {
                     let body = pack(&Reply::Count { bytes: len, crc: 0 }).unwrap();

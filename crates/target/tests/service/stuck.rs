@@ -1,0 +1,235 @@
+//! A file system below the folder that does not answer any more: who asks about its files keeps nobody else waiting.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+use fuser::{FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, LockOwner};
+use fuser::{ReplyAttr, ReplyEmpty, ReplyEntry, Session, SessionACL};
+use onehop_target::client::ClientOptions;
+use onehop_target::tree::Tree;
+use onehop_target::wire::{Caller, Make, ROOT, Xattr};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+
+use crate::bed::{BOTH, Bed, LONG, ME, READ, connect, name, options, start};
+
+/// Users of the mount.
+const THEIRS: u32 = 21_001;
+const ANOTHER: u32 = 21_002;
+/// More requests of each kind than a user may have threads.
+const MANY: usize = 40;
+
+/// Whether a file system answers.
+#[derive(Default)]
+struct Gate {
+    is_closed: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    fn set(&self, is_closed: bool) {
+        *self.is_closed.lock().unwrap() = is_closed;
+        self.opened.notify_all();
+    }
+
+    fn pass(&self) {
+        drop(self.opened.wait_while(self.is_closed.lock().unwrap(), |is_closed| *is_closed).unwrap());
+    }
+}
+
+/// A folder in which every name is that of the same empty file.
+struct Alike(Arc<Gate>);
+
+fn attr(ino: INodeNo) -> FileAttr {
+    let when = UNIX_EPOCH;
+    FileAttr {
+        ino,
+        size: 0,
+        blocks: 0,
+        atime: when,
+        mtime: when,
+        ctime: when,
+        crtime: when,
+        kind: if ino == INodeNo::ROOT { FileType::Directory } else { FileType::RegularFile },
+        perm: 0o755,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: 4096,
+        flags: 0,
+    }
+}
+
+impl Filesystem for Alike {
+    fn lookup(&self, _: &fuser::Request, _: INodeNo, _: &OsStr, reply: ReplyEntry) {
+        reply.entry(&Duration::ZERO, &attr(INodeNo(2)), Generation(0));
+    }
+
+    fn getattr(&self, _: &fuser::Request, inode: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        self.0.pass();
+        reply.attr(&Duration::ZERO, &attr(inode));
+    }
+
+    /// A file is closed.
+    fn flush(&self, _: &fuser::Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        self.0.pass();
+        reply.ok();
+    }
+}
+
+/// A mount of it.
+struct Mounted {
+    gate: Arc<Gate>,
+    at: PathBuf,
+}
+
+impl Mounted {
+    /// Root's, whose mounts are entered; none, and a line that says so, where nothing can be mounted.
+    fn new(at: &Path) -> Option<Self> {
+        std::fs::create_dir_all(at).unwrap();
+        let mounted = File::options().read(true).write(true).open("/dev/fuse").and_then(|fuse| {
+            let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", fuse.as_raw_fd());
+            mount("none", at, "fuse", MountFlags::empty(), std::ffi::CString::new(options)?.as_c_str())?;
+            Ok(OwnedFd::from(fuse))
+        });
+        let fuse = mounted.map_err(|error| {
+            let _ = writeln!(std::io::stderr(), "SKIPPED: nothing can be mounted here: {error}");
+        });
+        let gate = Arc::<Gate>::default();
+        let session =
+            Session::from_fd(Alike(gate.clone()), fuse.ok()?, SessionACL::All, fuser::Config::default());
+        let session = session.unwrap();
+        std::thread::spawn(move || session.run());
+        Some(Self { gate, at: at.to_owned() })
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        self.gate.set(false);
+        let _ = unmount(&self.at, UnmountFlags::DETACH);
+    }
+}
+
+/// The longest value of an attribute that a target takes.
+const VALUE: usize = 56 << 10;
+
+#[test]
+fn values_of_attributes_that_wait_fill_their_user_s_room_only() {
+    let bed = Bed::new();
+    let Some(stuck) = Mounted::new(&bed.root().join("stuck")) else { return };
+    let mut of = bed.options();
+    of.limits.requests = 1 << 20;
+    let (target, address) = start(of, "127.0.0.1:0");
+    let patient = ClientOptions { stall: 4 * LONG, give_up: LONG / 6, ..options() };
+    let tree = connect(address, patient);
+    let set = |node, uid| {
+        let (name, value) = (b"user.large".to_vec(), vec![b'v'; VALUE]);
+        tree.xattr(node, &Xattr::Set { name, value, flags: 0 }, &Caller { uid, ..ME }).err()
+    };
+    let folder = tree.lookup(ROOT, &name("stuck"), &Caller { uid: THEIRS, ..ME }).unwrap().node;
+    let make = Make::Node { mode: 0o100_666, rdev: 0 };
+    let file = tree.make(ROOT, &name("file"), &make, &ME).unwrap().node;
+    let before = target.report().requests;
+    stuck.gate.set(true);
+    let said = std::thread::scope(|scope| {
+        let hostile: Vec<_> = (0..MANY).map(|_| scope.spawn(|| set(folder, THEIRS))).collect();
+        let start = Instant::now();
+        while target.report().requests < before + MANY as u64 && start.elapsed() < LONG {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        for _ in 0..20 {
+            // Some file systems have no attributes, or none that are so long.
+            let said = set(file, ANOTHER);
+            assert!([None, Some(Errno::OPNOTSUPP), Some(Errno::NOSPC)].contains(&said), "{said:?}");
+        }
+        hostile.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    // They may have half of the room, for nine of them; the others were refused, time and again.
+    let count = |errors: &[Errno]| said.iter().flatten().filter(|error| errors.contains(error)).count();
+    let (refused, waited) = (count(&[Errno::NOBUFS]), count(&[Errno::TIMEDOUT, Errno::BUSY]));
+    assert!(refused >= MANY / 2 && waited > 0 && refused + waited == MANY, "{said:?}");
+    stuck.gate.set(false);
+    // What was given up is over soon, and has its room no more.
+    let begun = Instant::now();
+    while set(folder, THEIRS) != Some(Errno::OPNOTSUPP) {
+        assert!(begun.elapsed() < LONG);
+    }
+}
+
+#[test]
+fn a_file_system_that_does_not_answer_stops_only_who_asks_for_it() {
+    let bed = Bed::new();
+    let Some(stuck) = Mounted::new(&bed.root().join("stuck")) else { return };
+    let (target, address) = bed.target();
+    // There is one connection: were its requests not read, nobody would get an answer.
+    let patient = ClientOptions { lanes: 1, stall: 4 * LONG, give_up: 4 * LONG, ..options() };
+    let tree = connect(address, patient);
+    let them = Caller { uid: THEIRS, ..ME };
+    let folder = tree.lookup(ROOT, &name("stuck"), &them).unwrap().node;
+    let (made, file) = tree.create(ROOT, &name("file"), 0o600, BOTH, true, &ME).unwrap();
+    let link = tree.make(ROOT, &name("link"), &Make::Link { text: b"file".to_vec() }, &ME).unwrap().node;
+    let before = target.report().requests;
+    stuck.gate.set(true);
+    std::thread::scope(|scope| {
+        for _ in 0..MANY {
+            scope.spawn(|| tree.attr(folder, THEIRS).unwrap());
+            scope.spawn(|| tree.sync_folder(folder, THEIRS).unwrap());
+        }
+        let begun = Instant::now();
+        let all_asked = || target.report().requests >= before + 2 * MANY as u64;
+        while !all_asked() && begun.elapsed() < LONG {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let (say, said) = mpsc::channel();
+        let (tree, file) = (&tree, &file);
+        scope.spawn(move || {
+            for round in 1..50 {
+                file.write_bytes(&[7; 100], (round - 1) * 100).unwrap();
+                // What was written is seen by who asks after that.
+                assert_eq!(tree.attr(made.node, ANOTHER).unwrap().size, round * 100);
+            }
+            assert_eq!(tree.read_link(link, ANOTHER).unwrap(), b"file");
+            tree.sync_folder(ROOT, ANOTHER).unwrap();
+            assert!(tree.space(ANOTHER).unwrap().blocks[0] > 0);
+            let found = tree.lookup(ROOT, &name("file"), &Caller { uid: ANOTHER, ..ME }).unwrap();
+            assert_eq!(found.node, made.node);
+            tree.attr(ROOT, ANOTHER).unwrap();
+            say.send(()).unwrap();
+        });
+        let is_done = said.recv_timeout(LONG).is_ok();
+        let were_asked = all_asked();
+        stuck.gate.set(false);
+        assert!(were_asked, "{:?}", target.report());
+        assert!(is_done, "another user waits for a file system that does not answer");
+    });
+}
+
+#[test]
+fn files_of_who_is_gone_that_cannot_be_closed_keep_nobody_out() {
+    let bed = Bed::new();
+    let Some(stuck) = Mounted::new(&bed.root().join("stuck")) else { return };
+    let mut of = bed.options();
+    of.limits.lease = Duration::from_millis(50);
+    let (_target, address) = start(of, "127.0.0.1:0");
+    let tree = connect(address, options());
+    let folder = tree.lookup(ROOT, &name("stuck"), &ME).unwrap().node;
+    let found = tree.lookup(folder, &name("file"), &ME).unwrap().node;
+    let file = tree.open(found, READ, &ME).unwrap();
+    stuck.gate.set(true);
+    // It says that it goes, and not that it closes the file.
+    drop(tree);
+    std::thread::sleep(Duration::from_secs(1));
+    let (say, said) = mpsc::channel();
+    std::thread::spawn(move || say.send(connect(address, options()).attr(ROOT, 0).is_ok()));
+    let is_in = said.recv_timeout(LONG);
+    stuck.gate.set(false);
+    assert_eq!(is_in, Ok(true));
+    drop(file);
+}
