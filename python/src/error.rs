@@ -48,8 +48,8 @@ pub(crate) enum Error {
     /// The thread that loads did not say how it ended.
     #[error("the thread that loads ended early; this is a defect of onehop")]
     Lost,
-    /// The system gave no thread.
-    #[error("this machine gave no thread to load with: {0}")]
+    /// The system did not start a thread.
+    #[error("a thread to load with could not be started: {0}")]
     Thread(std::io::Error),
 }
 

@@ -19,6 +19,9 @@ pub(crate) enum ModeArg {
     Shared,
 }
 
+/// The options of [`RouteArgs`] that mean nothing for files of this machine.
+pub(crate) const OF_DRIVES: [&str; 4] = ["mode", "queues", "depth", "timeout"];
+
 /// The route that bytes are to take.
 #[derive(Clone, clap::Args)]
 pub(crate) struct RouteArgs {

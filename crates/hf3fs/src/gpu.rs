@@ -333,7 +333,7 @@ pub unsafe extern "C" fn hf3fs_iov_import_gpu(
         let ((point, copy), from) = unsafe { (mount_point(mount_at)?, from.as_ref()) };
         let data = from.map(|handle| handle.data).ok_or_else(|| wrong("a handle is a null pointer"))?;
         if data[..8] != MAGIC {
-            return Err(wrong("this is no handle that hf3fs_iov_export_gpu gave"));
+            return Err(wrong("these bytes are not a handle from hf3fs_iov_export_gpu"));
         }
         let (mut named, mut secret) = ([0; 16], [0; 16]);
         named.copy_from_slice(&data[8..24]);

@@ -510,7 +510,7 @@ fn folder(path: &Path) -> Result<OwnedFd> {
     openat(CWD, path, flags, rustix::fs::Mode::empty()).map_err(|e| {
         let why = match e {
             Errno::NOENT => "there is no such folder".into(),
-            Errno::NOTDIR => "it is no folder".into(),
+            Errno::NOTDIR => "it is not a folder".into(),
             other => std::io::Error::from(other).to_string(),
         };
         Error::Folder { path: path.to_owned(), why }

@@ -42,6 +42,7 @@ pub(crate) struct Args {
     /// Files, indexes (*.index.json) or directories; together they are one model. Where the build has it (--features
     /// remote), also http(s):// and s3:// addresses
     #[arg(value_name = "FILE", conflicts_with_all = ["drive", "path", "map", "partition", "nsid"])]
+    #[arg(conflicts_with_all = crate::transfer::OF_DRIVES)]
     files: Vec<PathBuf>,
     /// A drive that onehop drives and that holds the model: a PCI address such as 0000:0b:00.0, sim:IMAGE?lba=4096,
     /// qtest:SOCKET,MEMORY-FILE, vfio-user:SOCKET, nvme-tcp://HOST:PORT/NQN

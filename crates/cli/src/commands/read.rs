@@ -34,6 +34,7 @@ use crate::units;
 pub(crate) struct Args {
     /// A file of this machine, on a file system that Linux has mounted
     #[arg(value_name = "FILE", conflicts_with_all = ["drive", "path", "lba", "blocks", "map", "nsid", "partition"])]
+    #[arg(conflicts_with_all = crate::transfer::OF_DRIVES)]
     file: Option<PathBuf>,
     /// The drive: a PCI address such as 0000:0b:00.0, sim:mem:64M, sim:IMAGE?lba=4096&mdts=5, qtest:SOCKET,MEMORY-FILE, vfio-user:SOCKET, nvme-tcp://HOST:PORT/NQN
     #[arg(short = 'd', long, value_name = "DRIVE", requires = "where_on_drive")]

@@ -21,10 +21,10 @@ pub(crate) struct Args {
     /// Also draw the path into GPU memory, with two copies and with one hop
     #[arg(long)]
     explain: bool,
-    #[arg(short = 'g', long = "gpu", value_name = "GPU", help = crate::args::ONE_GPU)]
+    #[arg(short = 'g', long = "gpu", value_name = "GPU", requires = "explain", help = crate::args::ONE_GPU)]
     gpu: Option<String>,
     /// Only this drive or card: its PCI address [default: all]
-    #[arg(short = 'd', long = "drive", value_name = "DEVICE")]
+    #[arg(short = 'd', long = "drive", value_name = "DEVICE", requires = "explain")]
     drive: Option<String>,
     /// Also write a self-contained HTML page
     #[arg(long, value_name = "FILE", value_parser = outputs::parser())]

@@ -49,6 +49,7 @@ fn invalid_folders() {
     refuse(&["mount", &dir.file("inner"), "--root", here], 2, "it lies within the folder");
     refuse(&["mount", here], 2, "--root");
     std::fs::write(dir.path().join("a file"), "bytes").unwrap();
+    refuse(&["mount", &dir.file("inner"), "--root", &dir.file("a file")], 2, "it is not a folder");
     std::fs::create_dir(dir.path().join("root")).unwrap();
     refuse(&["mount", here, "--root", &dir.file("root")], 2, "is not empty");
     refuse(&["mount", here, "--status", "--nonempty"], 2, "--nonempty");

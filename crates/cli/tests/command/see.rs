@@ -104,6 +104,8 @@ fn missing_devices_are_refused() {
     refuse(&["topo", "--explain", "-g", "cuda:0"], 2, "-g 0");
     refuse(&["doctor", "--from", &from, "-d", "0000:77:00.0"], 3, "no such device");
     refuse(&["topo", "--explain", "--from", &from, "-g", "0"], 3, "no NVIDIA GPU");
+    refuse(&["topo", "--from", &from, "-g", "0"], 2, "--explain");
+    refuse(&["topo", "-d", "0000:77:00.0"], 2, "--explain");
     let dir = Dir::new();
     let path = dir.file("nothing");
     refuse(&["doctor", "--from", &path], 2, "no such file or folder");

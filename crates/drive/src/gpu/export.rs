@@ -144,7 +144,7 @@ impl GpuQueues {
         });
         let mut lent = ExportedQueue { watch: watch.clone(), thread: None, ended: false };
         let thread = std::thread::Builder::new().name("exported queue".into()).spawn(move || watch.run());
-        lent.thread = Some(thread.map_err(|e| Error::Gpu(format!("this machine gave no thread: {e}")))?);
+        lent.thread = Some(thread.map_err(|e| Error::Gpu(format!("a thread could not be started: {e}")))?);
         Ok(lent)
     }
 }

@@ -34,7 +34,7 @@ impl TryFrom<Vec<u8>> for Name {
     type Error = &'static str;
 
     fn try_from(bytes: Vec<u8>) -> Result<Self, Self::Error> {
-        Self::new(&bytes).ok_or("this is no name in a folder")
+        Self::new(&bytes).ok_or("not a valid file name")
     }
 }
 

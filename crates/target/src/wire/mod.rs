@@ -51,7 +51,22 @@ pub fn pack<T: serde::Serialize>(message: &T) -> Result<Vec<u8>> {
 pub fn unpack<T: serde::de::DeserializeOwned>(bytes: &[u8], peer: &str) -> Result<T> {
     match postcard::take_from_bytes(bytes) {
         Ok((message, [])) => Ok(message),
-        Ok((_, rest)) => Err(Error::protocol(peer, format!("{} bytes behind a message", rest.len()))),
-        Err(error) => Err(Error::protocol(peer, format!("a body that is no message: {error}"))),
+        Ok((_, rest)) => Err(Error::protocol(peer, format!("{} bytes after a message", rest.len()))),
+        Err(error) => Err(Error::protocol(peer, format!("an invalid message: {error}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_that_are_not_messages_are_refused() {
+        let refused = |bytes: &[u8]| unpack::<Name>(bytes, "a peer").unwrap_err().to_string();
+        let mut body = pack(&Name::new(b"a").unwrap()).unwrap();
+        assert!(refused(&body[..1]).contains("an invalid message"), "{}", refused(&body[..1]));
+        body.push(0);
+        assert!(refused(&body).contains("1 bytes after a message"), "{}", refused(&body));
+        assert_eq!(Name::try_from(b"a/b".to_vec()).unwrap_err(), "not a valid file name");
     }
 }

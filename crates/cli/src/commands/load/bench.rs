@@ -36,7 +36,7 @@ use crate::units;
 )]
 pub(crate) struct Args {
     /// Files, indexes (*.index.json) or directories; together they are one model
-    #[arg(value_name = "FILE", required = true)]
+    #[arg(value_name = "FILE", required = true, conflicts_with_all = crate::transfer::OF_DRIVES)]
     files: Vec<PathBuf>,
     #[command(flatten)]
     gpu: GpuArg,
