@@ -30,7 +30,7 @@ pub(crate) struct Supplies {
 }
 
 /// What a link has taken. It is put back when nothing uses the link's memory any more, which may be later than the link goes.
-pub(crate) struct Taken {
+pub(crate) struct SupplyShare {
     of: Arc<Supplies>,
     uid: u32,
     links: u64,
@@ -38,7 +38,7 @@ pub(crate) struct Taken {
     bytes: u64,
 }
 
-impl Drop for Taken {
+impl Drop for SupplyShare {
     fn drop(&mut self) {
         self.of.links.put_back(self.uid, self.links);
         self.of.rings.put_back(self.uid, self.rings);
@@ -60,8 +60,8 @@ impl Supplies {
     ///
     /// # Errors
     /// `EMFILE` for one link or ring too many, `ENOMEM` for too many bytes.
-    pub fn take(self: &Arc<Self>, uid: u32, is_ring: bool, bytes: u64) -> Result<Taken, Errno> {
-        let mut taken = Taken { of: self.clone(), uid, links: 0, rings: 0, bytes: 0 };
+    pub fn take(self: &Arc<Self>, uid: u32, is_ring: bool, bytes: u64) -> Result<SupplyShare, Errno> {
+        let mut taken = SupplyShare { of: self.clone(), uid, links: 0, rings: 0, bytes: 0 };
         let take = |of: &Shares, amount: u64, errno| of.take(uid, amount).then_some(amount).ok_or(errno);
         taken.links = take(&self.links, 1, Errno::MFILE)?;
         taken.rings = take(&self.rings, is_ring.into(), Errno::MFILE)?;

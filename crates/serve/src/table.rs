@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use crate::io::gpu::GpuLanes;
 use crate::persons::Persons;
-use crate::supplies::{Supplies, Taken};
+use crate::supplies::{Supplies, SupplyShare};
 use crate::workers::ServedRing;
 use crate::{lock, read, write};
 
@@ -76,7 +76,7 @@ pub(crate) struct LinkedBuffer {
     pub made: SystemTime,
     pub what: LinkContent,
     gone: AtomicBool,
-    _taken: Arc<Taken>,
+    _share: Arc<SupplyShare>,
 }
 
 impl LinkedBuffer {
@@ -156,12 +156,12 @@ impl LinkTable {
         if all.by_id.contains_key(&name.id) {
             return Err(Errno::EXIST);
         }
-        let taken = self.supplies.take(owner.uid, matches!(what, LinkContent::Ring(_)), what.mapped())?;
+        let share = self.supplies.take(owner.uid, matches!(what, LinkContent::Ring(_)), what.mapped())?;
         // Only for what is taken up: it costs a descriptor.
         self.watch(owner.pid, owner.uid)?;
-        let taken = Arc::new(taken);
+        let share = Arc::new(share);
         if let LinkContent::Ring(ring) = &what {
-            ring.keep(taken.clone());
+            ring.keep(share.clone());
         }
         let buffer = Arc::new(LinkedBuffer {
             name,
@@ -172,7 +172,7 @@ impl LinkTable {
             made: SystemTime::now(),
             what,
             gone: AtomicBool::new(false),
-            _taken: taken,
+            _share: share,
         });
         all.by_id.insert(name.id, buffer.clone());
         all.by_inode.insert(buffer.inode, name.id);

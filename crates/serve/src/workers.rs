@@ -23,7 +23,7 @@ use crate::daemon::DaemonShared;
 use crate::error::{Error, Result};
 use crate::io::{self, IoStart, LastUsed};
 use crate::persons::Persons;
-use crate::supplies::Taken;
+use crate::supplies::SupplyShare;
 use crate::table::Owner;
 use crate::{lock, read, write};
 
@@ -53,19 +53,19 @@ pub(crate) struct ServedRing {
     pub cache: Mutex<LastUsed>,
     told: AtomicBool,
     /// What it takes of what users share, as long as anything serves it.
-    taken: OnceLock<Arc<Taken>>,
+    share: OnceLock<Arc<SupplyShare>>,
 }
 
 impl ServedRing {
     pub fn new(server: RingServer, owner: Owner) -> Self {
-        let (cache, told, taken) = (Mutex::default(), AtomicBool::new(false), OnceLock::new());
-        Self { server, owner, cache, told, taken }
+        let (cache, told, share) = (Mutex::default(), AtomicBool::new(false), OnceLock::new());
+        Self { server, owner, cache, told, share }
     }
 
     /// Keeps what it takes.
-    pub fn keep(&self, taken: Arc<Taken>) {
+    pub fn keep(&self, share: Arc<SupplyShare>) {
         // A ring is taken up once.
-        let _ = self.taken.set(taken);
+        let _ = self.share.set(share);
     }
 }
 

@@ -20,13 +20,13 @@ mod lane;
 mod numbers;
 mod options;
 mod root;
+mod threads;
 mod tree;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -35,13 +35,14 @@ use crate::buffers::{Buffers, DataFlow, PooledBuffer};
 use crate::shares::Payer;
 use crate::transport::{Connector, Exposed, Link, Shareable, Stretch};
 use crate::tree::Via;
-use crate::wire::{FULL, FrameKind, Join, MountId, Reply, Request, SessionId, Welcome, pack};
+use crate::wire::{FULL, Join, MountId, Reply, Request, SessionId, Welcome, pack};
 use crate::{Error, Result, handshake, lock, panic_text};
 use chores::Chores;
 use lane::{Ended, Lane};
 use numbers::Outstanding;
 pub use options::ClientOptions;
 use options::StopLimit;
+pub(crate) use threads::ClientThreads;
 pub use tree::RemoteTree;
 
 /// How often lanes are looked after.
@@ -502,50 +503,6 @@ impl Client {
             sessions_lost: state.epoch.saturating_sub(1),
             read_only: state.read_only,
             why: Some(state.why.clone()).filter(|why| !why.is_empty()),
-        }
-    }
-}
-
-/// The threads of a client.
-pub(crate) struct ClientThreads {
-    client: Arc<Client>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-impl ClientThreads {
-    /// Connects, once at least, and keeps connections from then on.
-    pub fn start(client: &Arc<Client>) -> Result<Self> {
-        client.connect(0)?;
-        let mut this = Self { client: client.clone(), threads: Vec::new() };
-        let [keeper, teller, chores] = [(); 3].map(|()| client.clone());
-        this.add("target lanes", move || keeper.keep())?;
-        this.add("target numbers", move || teller.tell_outstanding())?;
-        this.add("target chores", move || chores.tell_chores())?;
-        Ok(this)
-    }
-
-    /// Starts a thread that ends when the client is over.
-    pub fn add(&mut self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
-        let thread = std::thread::Builder::new().name(name.into()).spawn(work);
-        self.threads.push(thread.map_err(|e| Error::io("a thread for", "the target's connections", e))?);
-        Ok(())
-    }
-}
-
-impl Drop for ClientThreads {
-    fn drop(&mut self) {
-        self.client.over.store(true, Ordering::Release);
-        self.client.changed.notify_all();
-        self.client.chores.wake();
-        self.client.wake_teller();
-        let lanes = lock(&self.client.state).lanes.clone();
-        for lane in lanes.iter().flatten() {
-            // So that the target does not take it for a stall.
-            let _ = handshake::send(&*lane.link, FrameKind::Goodbye, b"the mount ends", TICK);
-            lane.die();
-        }
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
         }
     }
 }

@@ -1,0 +1,53 @@
+//! The threads of a mount's client.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+
+use super::{Client, TICK};
+use crate::wire::FrameKind;
+use crate::{Error, Result, handshake, lock};
+
+/// The threads of a client.
+pub(crate) struct ClientThreads {
+    client: Arc<Client>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl ClientThreads {
+    /// Connects, once at least, and keeps connections from then on.
+    pub fn start(client: &Arc<Client>) -> Result<Self> {
+        client.connect(0)?;
+        let mut this = Self { client: client.clone(), threads: Vec::new() };
+        let [keeper, teller, chores] = [(); 3].map(|()| client.clone());
+        this.add("target lanes", move || keeper.keep())?;
+        this.add("target numbers", move || teller.tell_outstanding())?;
+        this.add("target chores", move || chores.tell_chores())?;
+        Ok(this)
+    }
+
+    /// Starts a thread that ends when the client is over.
+    pub fn add(&mut self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
+        let thread = std::thread::Builder::new().name(name.into()).spawn(work);
+        self.threads.push(thread.map_err(|e| Error::io("a thread for", "the target's connections", e))?);
+        Ok(())
+    }
+}
+
+impl Drop for ClientThreads {
+    fn drop(&mut self) {
+        self.client.over.store(true, Ordering::Release);
+        self.client.changed.notify_all();
+        self.client.chores.wake();
+        self.client.wake_teller();
+        let lanes = lock(&self.client.state).lanes.clone();
+        for lane in lanes.iter().flatten() {
+            // So that the target does not take it for a stall.
+            let _ = handshake::send(&*lane.link, FrameKind::Goodbye, b"the mount ends", TICK);
+            lane.die();
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
