@@ -115,23 +115,24 @@ impl Pool {
         drop(leases);
     }
 
-    /// Of memory that is dead since this was asked last, a name for its fence; none where there is none.
+    /// The name of the fence behind which all memory may be used again that is dead by now; none where none was ever dead. The same
+    /// name comes again while no more has died, so a consumer that is interrupted loses none.
     pub(crate) fn dead(&self) -> Option<u64> {
         let mut state = self.state();
-        if state.dead.is_empty() {
-            return None;
+        if !state.dead.is_empty() {
+            let dead = std::mem::take(&mut state.dead);
+            state.fences += 1;
+            let fence = state.fences;
+            state.fencing.insert(fence, dead);
         }
-        let dead = std::mem::take(&mut state.dead);
-        state.fences += 1;
-        let fence = state.fences;
-        state.fencing.insert(fence, dead);
-        Some(fence)
+        (state.fences > 0).then_some(state.fences)
     }
 
-    /// That fence has come to pass.
+    /// That fence has come to pass, and with it those before.
     pub(crate) fn fenced(&self, fence: u64) {
         let mut state = self.state();
-        for extent in state.fencing.remove(&fence).unwrap_or_default() {
+        let later = state.fencing.split_off(&(fence + 1));
+        for extent in std::mem::replace(&mut state.fencing, later).into_values().flatten() {
             state.release(extent);
         }
     }

@@ -252,7 +252,7 @@ def test_two_threads_at_one_stream_release_each_fence_once_and_in_order():
 
     memory = _stream.TorchMemory.__new__(_stream.TorchMemory)
     memory._fences, memory._recycling = deque((Event(i), i) for i in range(20)), threading.Lock()
-    memory._process, memory._unfenced = os.getpid(), None
+    memory._process, memory._latest = os.getpid(), 0
     memory._beside_captures = contextlib.nullcontext
     passed.extend(range(10))
     threads = [threading.Thread(target=memory.recycle, args=(Job(),)) for _ in range(4)]
@@ -267,14 +267,18 @@ def test_two_threads_at_one_stream_release_each_fence_once_and_in_order():
 
 
 def test_dead_memory_whose_fence_fails_gets_one_at_the_next_call():
-    dead, fenced, failures, is_capturing = [7], [], [RuntimeError("a CUDA error"), KeyboardInterrupt()], [False]
+    fenced, failures, is_capturing = [], [RuntimeError("a CUDA error"), KeyboardInterrupt()], [False]
 
     class Job:
+        latest = 7
+
         def dead(self):
-            return dead.pop() if dead else None
+            return self.latest
 
         def fenced(self, fence):
             fenced.append(fence)
+            if interrupts:
+                raise interrupts.pop()
 
     class Event:
         def record(self):
@@ -291,8 +295,9 @@ def test_dead_memory_whose_fence_fails_gets_one_at_the_next_call():
     )
     memory = _stream.TorchMemory.__new__(_stream.TorchMemory)
     memory._torch, memory._device = types.SimpleNamespace(cuda=cuda), "cuda:0"
-    memory._fences, memory._recycling, memory._unfenced = deque(), threading.Lock(), None
+    memory._fences, memory._recycling, memory._latest = deque(), threading.Lock(), 0
     memory._process, memory._beside_captures = os.getpid(), contextlib.nullcontext
+    interrupts = [KeyboardInterrupt()]
     for error in (KeyboardInterrupt, RuntimeError):
         with pytest.raises(error):
             memory.recycle(Job())
@@ -302,7 +307,13 @@ def test_dead_memory_whose_fence_fails_gets_one_at_the_next_call():
         memory.recycle(Job())
     assert fenced == []
     is_capturing[0] = False
+    # Told once more where it is not known whether it was heard.
+    with pytest.raises(KeyboardInterrupt):
+        memory.recycle(Job())
     assert memory.recycle(Job()) is False
-    assert fenced == [7]
+    assert fenced == [7, 7]
     memory.recycle(Job())
-    assert fenced == [7]
+    assert fenced == [7, 7]
+    Job.latest = 9
+    memory.recycle(Job())
+    assert fenced == [7, 7, 9]

@@ -58,6 +58,8 @@ pub(crate) struct AdminState {
     pub(crate) participants: Vec<Arc<dyn Participant>>,
     pub(crate) incidents: Vec<Incident>,
     pub(crate) events: Vec<AsyncEvent>,
+    /// An event was not answered in its part of the time: the first one has all of it next time.
+    pub(crate) is_slow: bool,
     /// How long a shutdown may take.
     pub(crate) shutdown_time: Duration,
     /// What was lent to the drive, and the list that describes it.
@@ -83,6 +85,7 @@ impl Core {
             participants: Vec::new(),
             incidents: Vec::new(),
             events: Vec::new(),
+            is_slow: false,
             shutdown_time: Duration::from_secs(10),
             host_memory: None,
             cmb: None,

@@ -316,7 +316,7 @@ impl DriveInner {
     /// deletion. It has to be completed first, as aborted or otherwise. Namespaces are compared, as by the reset that this
     /// saves.
     fn undo_creation(&self, state: &mut AdminState, qid: u16) -> bool {
-        if !self.abort_unanswered(state) {
+        if !self.abort_unanswered(state, Duration::ZERO) {
             return false;
         }
         // An exported queue goes on where it was interrupted, but not in a namespace that came meanwhile.
@@ -346,7 +346,7 @@ impl DriveInner {
         let start = Instant::now();
         match state.admin.run_within(deletion.0, &deletion.1, patience) {
             Err(error @ Error::NoAnswer { .. }) => {
-                if !(self.abort_unanswered(state) && self.has_no_queue(state, deletion)) {
+                if !(self.abort_unanswered(state, Duration::ZERO) && self.has_no_queue(state, deletion)) {
                     return Err(error);
                 }
                 let (cause, recovery) = (LOST_DELETION.to_owned(), Recovery::Abort);
@@ -444,15 +444,18 @@ impl DriveInner {
 
     /// Reads the log page of every event that was reported, which lets the controller report the next of its kind, and
     /// posts its request again. What is reported meanwhile is left for the next time. The events share the time of one admin
-    /// command, so that one that is not answered holds up no other, and all of them together nobody else for longer.
+    /// command, so that one that is not answered holds up no other, and unanswered ones together nobody else for longer. Of a slow
+    /// drive, which does not answer in a part of that time, the first event has all of it the next time.
     pub(crate) fn serve_events(&self, state: &mut AdminState) -> Result<()> {
         state.admin.look();
         // A controller may have failed requests: without one it reports nothing.
         state.admin.post_events(self.identity.controller().aer_limit());
         let (start, limit) = (Instant::now(), self.options.admin_timeout);
         let mut failed = None;
+        let mut has_all = std::mem::take(&mut state.is_slow);
         for left in (1..=state.admin.fired.len() as u32).rev() {
-            let share = limit.saturating_sub(start.elapsed()) / left;
+            let parts = if std::mem::take(&mut has_all) { 1 } else { left };
+            let share = limit.saturating_sub(start.elapsed()) / parts;
             // Those before may have taken long to be answered: no reason to give this one up.
             if share < limit / LEAST_SHARE {
                 break;
@@ -467,8 +470,11 @@ impl DriveInner {
                 state.admin.fired.push_back(event);
                 let is_unanswered = matches!(error, Error::NoAnswer { .. });
                 failed.get_or_insert(error);
-                // A command that nobody waits for keeps its place in the admin queue.
-                if is_unanswered && !self.abort_unanswered(state) {
+                state.is_slow |= is_unanswered && parts > 1;
+                // A command that nobody waits for keeps its place in the admin queue, and one that had a part of the time may yet be
+                // answered in all of it.
+                let patience = limit.saturating_sub(start.elapsed());
+                if is_unanswered && !self.abort_unanswered(state, patience) {
                     self.reset(state, "a drive that did not answer what its event led to")?;
                     break;
                 }
@@ -496,11 +502,12 @@ impl DriveInner {
         Ok(())
     }
 
-    /// Ends the admin commands that were not answered. Whether none of them can be carried out later.
-    fn abort_unanswered(&self, state: &mut AdminState) -> bool {
+    /// Ends the admin commands that were not answered, within the time for an Abort, or `patience` if that is more. Whether none of
+    /// them can be carried out later.
+    fn abort_unanswered(&self, state: &mut AdminState, patience: Duration) -> bool {
         // Across a network a command may be a connection, of which an Abort knows nothing.
         self.control.transport() != Transport::Messages
-            && state.admin.abort_cancelled(self.options.abort_wait)
+            && state.admin.abort_cancelled(self.options.abort_wait.max(patience))
     }
 
     /// Finds out which namespaces are no longer what they were.

@@ -125,6 +125,8 @@ pub(crate) struct DaemonShared {
     pub starter: Arc<ThreadStarter>,
     pub persons: Persons,
     pub table: LinkTable,
+    /// Long buffers that are gone.
+    to_free: Mutex<Vec<Arc<LinkedBuffer>>>,
     pub opens: Opens,
     pub workers: Workers,
     /// Transfers of rings to and from host memory that have to wait.
@@ -192,6 +194,7 @@ impl DaemonShared {
             socket: Path::new(SHM).join(format!("onehop-{}.sock", Id::random()?)),
             zeroes,
             engines: Mutex::default(),
+            to_free: Mutex::default(),
             notifier: OnceLock::new(),
             over: AtomicBool::new(false),
             starter,
@@ -292,8 +295,14 @@ impl DaemonShared {
         format!("{document:#}\n").into_bytes()
     }
 
+    /// Has a buffer that is gone freed by another thread.
+    pub fn free_later(&self, buffer: Arc<LinkedBuffer>) {
+        lock(&self.to_free).push(buffer);
+    }
+
     fn sweep(&self) {
         while !self.is_over() {
+            drop(std::mem::take(&mut *lock(&self.to_free)));
             for gone in self.table.sweep() {
                 self.removed(&gone);
                 self.forget_memory(&gone);

@@ -233,7 +233,10 @@ impl Mount {
 /// The result of a call that our daemon alone has; none where the daemon does not know it, or the texts are too long for it.
 fn by_our_daemon(result: rustix::io::Result<()>) -> Option<rustix::io::Result<()>> {
     let is_unknown = [Errno::NOTTY, Errno::INVAL, Errno::NOSYS, Errno::OPNOTSUPP, Errno::NAMETOOLONG];
-    Some(result).filter(|result| !result.is_err_and(|error| is_unknown.contains(&error)))
+    // A sandbox may allow no ioctl.
+    let is_refused = [Errno::PERM, Errno::ACCESS];
+    let is_no_answer = |error| is_unknown.contains(&error) || is_refused.contains(&error);
+    Some(result).filter(|result| !result.is_err_and(is_no_answer))
 }
 
 /// How the names of our daemon's semaphores in `/dev/shm` begin.

@@ -122,8 +122,8 @@ class TorchMemory:
         self._torch: Any = torch
         self._device = device
         self._fences: Deque[Tuple[Any, int]] = deque()
-        # Dead memory without a fence yet.
-        self._unfenced: Optional[int] = None
+        # The last of them that was made.
+        self._latest = 0
         # Several threads may take from one stream.
         self._recycling = threading.Lock()
         self._process = os.getpid()
@@ -183,21 +183,21 @@ class TorchMemory:
             return self._recycle(job)
 
     def _recycle(self, job: _Job) -> bool:
-        if self._unfenced is None:
-            self._unfenced = job.dead()
-        if self._unfenced is not None:
+        # Ctrl-C may come between any two steps: each can be done again.
+        latest = job.dead()
+        if latest is not None and latest > self._latest:
             with self._torch.cuda.device(self._index()):
                 if self._torch.cuda.is_current_stream_capturing():
                     raise errors.RequestError("the current stream captures a graph: take tensors before or after that")
                 event = self._torch.cuda.Event()
                 event.record()
-            # An error or Ctrl-C before this leaves it to the next call; there is none in between.
-            dead, self._unfenced = self._unfenced, None
-            self._fences.append((event, dead))
+            self._fences.append((event, latest))
+            self._latest = latest
         if self._fences:
             with self._beside_captures():
                 while self._fences and self._fences[0][0].query():
-                    job.fenced(self._fences.popleft()[1])
+                    job.fenced(self._fences[0][1])
+                    self._fences.popleft()
         return bool(self._fences)
 
 

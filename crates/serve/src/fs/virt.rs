@@ -14,7 +14,6 @@ use super::attr::{VIRTUAL, pseudo_attr};
 use super::folders::FolderEntry;
 use super::ioctl::link_texts;
 use crate::daemon::DaemonShared;
-use crate::io::pool::SlowCall;
 use crate::table::{LinkContent, LinkedBuffer, Owner, is_too_long, map_shared};
 use crate::workers::ServedRing;
 
@@ -25,7 +24,7 @@ pub(super) const STATS: u64 = VIRTUAL + 4;
 const SOCKET: u64 = VIRTUAL + 5;
 const SEMAPHORES: u64 = VIRTUAL + 8;
 /// Bytes that are not freed at once.
-const LONG: u64 = 1 << 20;
+const LONG: u64 = 64 << 20;
 const BUFFERS: u64 = VIRTUAL + (1 << 32);
 
 fn folder(inode: u64, perm: u16) -> FileAttr {
@@ -210,7 +209,7 @@ pub(super) fn unlink(shared: &DaemonShared, name: &OsStr, uid: u32) -> Result<()
     }
     if buffer.len() >= LONG {
         // To free memory takes long, and this thread is needed for everybody's calls.
-        shared.calls.add(shared.persons.of(uid), SlowCall(Box::new(move || drop(buffer))));
+        shared.free_later(buffer);
     }
     Ok(())
 }

@@ -442,7 +442,11 @@ fn brought(request: &Request, reply: &Reply) -> Brought {
 
 impl Drop for ClientSession {
     fn drop(&mut self) {
-        self.shares.put_back(self.number, lock(&self.files).len() as u64);
+        let files = std::mem::take(&mut *lock(&self.files));
+        let count = files.len() as u64;
+        // Closed before they count as closed.
+        drop(files);
+        self.shares.put_back(self.number, count);
     }
 }
 

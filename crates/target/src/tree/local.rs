@@ -26,7 +26,7 @@ pub struct Local {
     writer: Option<Writer>,
     /// The same past the page cache, opened when it is first wanted.
     direct: OnceLock<Option<(File, DirectRules)>>,
-    /// Whether its bytes are in memory and nowhere else.
+    /// Whether its bytes are in memory and nowhere else, once it was read.
     in_memory: OnceLock<bool>,
 }
 
@@ -65,7 +65,8 @@ fn plain(error: onehop_os::Error) -> io::Error {
 
 impl OpenFile for Local {
     fn read_now(&self, to: TransferMemory<'_>, at: u64) -> io::Result<Option<usize>> {
-        if *self.in_memory.get_or_init(|| is_in_memory(&self.file)) {
+        // Only where a read that may wait has found it out: a file system that is a server's may not say.
+        if self.in_memory.get() == Some(&true) {
             return if may_swap() { Ok(None) } else { self.read(to, at).map(Some) };
         }
         to.mem.read_cached(to.at, to.len, &self.file, at).map_err(plain)
@@ -76,6 +77,7 @@ impl OpenFile for Local {
     }
 
     fn read(&self, to: TransferMemory<'_>, at: u64) -> io::Result<usize> {
+        self.in_memory.get_or_init(|| is_in_memory(&self.file));
         to.mem.read_file(to.at, to.len, &self.file, at).map_err(plain)
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{ALIGN, CallFile, Target};
+use super::{ALIGN, CallFile, CountGuard, Target};
 
 /// How long the state of memory from the start of a call is trusted: a query takes as long as the copy of a small read.
 const FRESH: Duration = Duration::from_micros(100);
@@ -33,7 +33,7 @@ pub enum CallError {
         /// Slots that it holds.
         slots: usize,
     },
-    /// Neither the disk nor the GPU responded.
+    /// Neither the disk nor the GPU responded. Of a write that the kernel was carrying out by then, the end was waited for.
     #[error("nothing has arrived for {0:?}: the disk that has the file, or the GPU, does not answer")]
     Stalled(Duration),
 }
@@ -177,9 +177,8 @@ impl Call {
     pub(super) fn store(&self, store: impl FnOnce() -> Result<usize, CallError>) -> Result<usize, CallError> {
         // First, so that after `abandon` either this thread is seen, or it sees that.
         self.storing.fetch_add(1, Ordering::SeqCst);
-        let stored = if self.has_failed() { Ok(0) } else { store() };
-        self.storing.fetch_sub(1, Ordering::SeqCst);
-        stored
+        let _storing = CountGuard(&self.storing);
+        if self.has_failed() { Ok(0) } else { store() }
     }
 
     /// Whether a thread writes to the file. Of a call that was abandoned, none begins to.
