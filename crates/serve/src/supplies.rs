@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use onehop_target::shares::Shares;
+use onehop_target::shares::{Shares, TakenShare};
 use rustix::io::Errno;
 use serde_json::{Value, json};
 
@@ -23,36 +23,24 @@ const _: () = assert!((MOST_RINGS + MOST_RINGS_OF_A_USER) as usize + MOST_GROUPS
 
 /// All that links take.
 pub(crate) struct Supplies {
-    pub links: Shares,
-    pub rings: Shares,
+    pub links: Arc<Shares>,
+    pub rings: Arc<Shares>,
     /// Bytes of addresses.
-    pub mapped: Shares,
+    pub mapped: Arc<Shares>,
 }
 
-/// What a link has taken. It is put back when nothing uses the link's memory any more, which may be later than the link goes.
+/// What a link has taken. It goes back when nothing uses the link's memory any more, which may be later than the link goes.
 pub(crate) struct SupplyShare {
-    of: Arc<Supplies>,
-    uid: u32,
-    links: u64,
-    rings: u64,
-    bytes: u64,
-}
-
-impl Drop for SupplyShare {
-    fn drop(&mut self) {
-        self.of.links.put_back(self.uid, self.links);
-        self.of.rings.put_back(self.uid, self.rings);
-        self.of.mapped.put_back(self.uid, self.bytes);
-    }
+    _of_each: [TakenShare; 3],
 }
 
 impl Supplies {
     pub fn new(persons: &Persons) -> Self {
         let links = link_mappings();
         Self {
-            links: persons.shares(links).with_limit(links / PART_OF_A_USER),
-            rings: persons.shares(MOST_RINGS).with_limit(MOST_RINGS_OF_A_USER),
-            mapped: persons.shares(MOST_MAPPED).with_limit(MOST_MAPPED_OF_A_USER),
+            links: Arc::new(persons.shares(links).with_limit(links / PART_OF_A_USER)),
+            rings: Arc::new(persons.shares(MOST_RINGS).with_limit(MOST_RINGS_OF_A_USER)),
+            mapped: Arc::new(persons.shares(MOST_MAPPED).with_limit(MOST_MAPPED_OF_A_USER)),
         }
     }
 
@@ -60,14 +48,12 @@ impl Supplies {
     ///
     /// # Errors
     /// `EMFILE` for one link or ring too many, `ENOMEM` for too many bytes.
-    pub fn take(self: &Arc<Self>, uid: u32, is_ring: bool, bytes: u64) -> Result<SupplyShare, Errno> {
-        let mut taken = SupplyShare { of: self.clone(), uid, links: 0, rings: 0, bytes: 0 };
-        let take = |of: &Shares, amount: u64, errno| of.take(uid, amount).then_some(amount).ok_or(errno);
-        taken.links = take(&self.links, 1, Errno::MFILE)?;
-        taken.rings = take(&self.rings, is_ring.into(), Errno::MFILE)?;
+    pub fn take(&self, uid: u32, is_ring: bool, bytes: u64) -> Result<SupplyShare, Errno> {
+        let link = self.links.lend(uid, 1).ok_or(Errno::MFILE)?;
+        let ring = self.rings.lend(uid, is_ring.into()).ok_or(Errno::MFILE)?;
         // Several may have asked at once how much room there is.
-        taken.bytes = take(&self.mapped, bytes, Errno::NOMEM)?;
-        Ok(taken)
+        let mapped = self.mapped.lend(uid, bytes).ok_or(Errno::NOMEM)?;
+        Ok(SupplyShare { _of_each: [link, ring, mapped] })
     }
 
     /// What a user has, and may still take.

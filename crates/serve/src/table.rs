@@ -124,7 +124,7 @@ struct Links {
 /// All links.
 pub(crate) struct LinkTable {
     all: RwLock<Links>,
-    supplies: Arc<Supplies>,
+    supplies: Supplies,
     processes: Mutex<HashMap<u32, Process>>,
     /// Programs that are watched, which costs a descriptor each.
     watched: Shares,
@@ -136,7 +136,7 @@ impl LinkTable {
     pub fn new(most_programs: usize, persons: &Persons) -> Self {
         Self {
             all: RwLock::default(),
-            supplies: Arc::new(Supplies::new(persons)),
+            supplies: Supplies::new(persons),
             processes: Mutex::default(),
             watched: persons.shares(most_programs as u64),
             next: AtomicU64::new(0),

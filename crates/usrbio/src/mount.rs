@@ -192,8 +192,8 @@ impl Mount {
             .map_err(|e| Error::file("readlink", self.path.join(IOVS).join(name), e))
     }
 
-    /// The semaphore for submissions of a user, who asks, and a priority. Once a ring of theirs is published it is the one
-    /// that announces the ring's submissions.
+    /// The semaphore that announces submissions to rings of a priority. `uid` is the user who calls. Called after a ring was
+    /// published, it gives the semaphore of that ring.
     ///
     /// # Errors
     /// When the daemon has no semaphore for them, or its link leads out of shared memory.
@@ -232,11 +232,12 @@ impl Mount {
 
 /// The result of a call that our daemon alone has; none where the daemon does not know it, or the texts are too long for it.
 fn by_our_daemon(result: rustix::io::Result<()>) -> Option<rustix::io::Result<()>> {
-    let is_unknown = [Errno::NOTTY, Errno::INVAL, Errno::NOSYS, Errno::OPNOTSUPP, Errno::NAMETOOLONG];
-    // A sandbox may allow no ioctl.
-    let is_refused = [Errno::PERM, Errno::ACCESS];
-    let is_no_answer = |error| is_unknown.contains(&error) || is_refused.contains(&error);
-    Some(result).filter(|result| !result.is_err_and(is_no_answer))
+    match result {
+        Err(Errno::NOTTY | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP | Errno::NAMETOOLONG) => None,
+        // A sandbox may allow no ioctl.
+        Err(Errno::PERM | Errno::ACCESS) => None,
+        answer => Some(answer),
+    }
 }
 
 /// How the names of our daemon's semaphores in `/dev/shm` begin.

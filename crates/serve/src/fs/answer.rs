@@ -15,7 +15,7 @@ pub(super) fn io(error: &std::io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
-/// How long the kernel may believe what it is told of a file.
+/// How long the kernel may rely on an answer about a file.
 fn believed(inode: INodeNo) -> Duration {
     match inode {
         inode if virt::is_fixed(inode.0) => ALWAYS,

@@ -96,7 +96,7 @@ pub(super) struct KnownFiles {
 
 #[derive(Default)]
 struct Maps {
-    /// A file, and how often the kernel was told of it.
+    /// A file, and how often the kernel was given its number.
     by_number: HashMap<u64, (Arc<Node>, u64)>,
     by_key: HashMap<FileKey, u64>,
     /// By the folder's number and the name.
@@ -150,7 +150,7 @@ impl KnownFiles {
         (attr, node.clone())
     }
 
-    /// Takes back so many of the times that the kernel was told of a file; gives the file with the last of them.
+    /// Subtracts from the times that the kernel was given a file's number; gives the file when none are left.
     pub fn forget(&self, number: u64, times: u64) -> Option<Arc<Node>> {
         let mut known = lock(&self.maps);
         let (node, count) = known.by_number.get_mut(&number)?;

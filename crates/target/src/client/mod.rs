@@ -127,7 +127,7 @@ pub(crate) struct Client {
     changed: Arc<Condvar>,
     outstanding: Mutex<Outstanding>,
     answered: Condvar,
-    /// There is something that the target has to be told of them.
+    /// Wakes the thread that reports them to the target.
     news: Condvar,
     buffers: Arc<Buffers>,
     /// For whom a buffer counts that a user takes.

@@ -1,7 +1,7 @@
 //! Requests of one client are under way together: none waits for the answer to another.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,18 @@ use onehop_target::wire::{
 use crate::bed::{BOTH, Bed, LONG, ME, READ, connect, options};
 
 const TOGETHER: usize = 16;
+
+/// What a target that a test plays has to answer with.
+fn folder_of(bed: &Bed) -> Folder {
+    let root = std::fs::File::open(bed.root()).unwrap();
+    Folder::new(root.into(), FolderRules { for_others: false, most_open: 8 }).unwrap()
+}
+
+fn listening() -> (TcpAcceptor, SocketAddr) {
+    let acceptor = TcpAcceptor::listen("127.0.0.1:0").unwrap();
+    let address = acceptor.local().unwrap();
+    (acceptor, address)
+}
 
 fn receive(link: &dyn Link) -> Incoming {
     let mut nowhere = |_: &Head, _: &[u8]| Ok(None);
@@ -69,10 +81,7 @@ fn answer_late(link: &dyn Link, folder: &Folder) {
 #[test]
 fn requests_do_not_wait_for_each_other() {
     let bed = Bed::new();
-    let root = std::fs::File::open(bed.root()).unwrap();
-    let folder = Folder::new(root.into(), FolderRules { for_others: false, most_open: 8 }).unwrap();
-    let acceptor = TcpAcceptor::listen("127.0.0.1:0").unwrap();
-    let address = acceptor.local().unwrap();
+    let (folder, (acceptor, address)) = (folder_of(&bed), listening());
     std::thread::scope(|scope| {
         scope.spawn(|| answer_late(&*acceptor.accept(LONG).unwrap().unwrap(), &folder));
         let give_up = LONG / 2;
@@ -136,10 +145,7 @@ fn answer_when_told(link: &dyn Link, folder: &Folder, told: &mpsc::Receiver<()>)
 #[test]
 fn a_request_that_is_given_up_costs_others_nothing() {
     let bed = Bed::new();
-    let root = std::fs::File::open(bed.root()).unwrap();
-    let folder = Folder::new(root.into(), FolderRules { for_others: false, most_open: 8 }).unwrap();
-    let acceptor = TcpAcceptor::listen("127.0.0.1:0").unwrap();
-    let address = acceptor.local().unwrap();
+    let (folder, (acceptor, address)) = (folder_of(&bed), listening());
     let (tell, told) = mpsc::channel();
     std::thread::scope(|scope| {
         // There is one connection: were it ended, nothing would be answered any more.
@@ -194,10 +200,7 @@ fn answer_some(link: &dyn Link, folder: &Folder, asked: &mpsc::Sender<(u64, Requ
 #[test]
 fn a_target_is_told_of_a_write_that_is_given_up_whatever_else_is_waited_for() {
     let bed = Bed::new();
-    let root = std::fs::File::open(bed.root()).unwrap();
-    let folder = Folder::new(root.into(), FolderRules { for_others: false, most_open: 8 }).unwrap();
-    let acceptor = TcpAcceptor::listen("127.0.0.1:0").unwrap();
-    let address = acceptor.local().unwrap();
+    let (folder, (acceptor, address)) = (folder_of(&bed), listening());
     let (ask, asked) = mpsc::channel();
     std::thread::scope(|scope| {
         scope.spawn(move || answer_some(&*acceptor.accept(LONG).unwrap().unwrap(), &folder, &ask));
@@ -266,8 +269,7 @@ fn answer_in_part(listener: &TcpListener, folder: &Folder, begun: &mpsc::Sender<
 #[test]
 fn a_request_to_stop_ends_a_read_whose_data_does_not_end() {
     let bed = Bed::new();
-    let root = std::fs::File::open(bed.root()).unwrap();
-    let folder = Folder::new(root.into(), FolderRules { for_others: false, most_open: 8 }).unwrap();
+    let folder = folder_of(&bed);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let (begin, begun) = mpsc::channel();
