@@ -1,11 +1,11 @@
 //! An ordinary user who takes all that there is: files, folders, names, syncs and semaphores. Others go on as if nobody did.
 
 use std::fs::{File, Permissions};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant, SystemTime};
 
 use onehop_target::client::{self, RemoteTree};
@@ -19,6 +19,7 @@ use onehop_usrbio::{Id, Name, Priority, RingName, SHM};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::alike::Mounted;
 use crate::attacks::{ATTACKER, become_user};
 use crate::bed::{Bed, LONG, how_long, part, part_of, run, skipped};
 use crate::processes::Killed;
@@ -255,110 +256,53 @@ fn open_folders_take_no_memory() {
     drop(attacker);
 }
 
-/// How long attackers go on.
-const ATTACK: Duration = Duration::from_secs(3);
+/// More syncs than a user may have threads.
+const SYNCS: usize = 40;
 
-/// Run by [`syncs_keep_no_lookup_waiting`]: forty threads that do nothing but sync; says how long one takes, the median.
+/// Run by [`syncs_keep_nobody_waiting`]: syncs all at once, on a file system that does not answer.
 #[test]
 fn syncer() {
-    hammer(true);
-}
-
-/// Run by [`syncs_keep_no_lookup_waiting`]: the same, without waiting for the disk.
-#[test]
-fn writer() {
-    hammer(false);
-}
-
-fn hammer(syncs: bool) {
     let Some(dir) = part_of() else { return };
     become_user(ATTACKER, &[]);
-    let start = Instant::now();
-    // Files of an attack before this one count as open until the mount has been told of their end.
-    let create = |number: usize| loop {
-        match File::create(dir.join("mnt/folder").join(number.to_string())) {
-            Err(error)
-                if error.raw_os_error() == Some(libc::EMFILE) && start.elapsed() < how_long(ATTACK) =>
-            {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            created => return created.unwrap(),
+    let all = Barrier::new(SYNCS + 1);
+    std::thread::scope(|scope| {
+        for number in 0..SYNCS {
+            let file = File::open(dir.join("mnt/stuck").join(number.to_string())).unwrap();
+            let all = &all;
+            scope.spawn(move || {
+                all.wait();
+                // It fails where the mount gives the file system up.
+                let _ = file.sync_all();
+            });
         }
-    };
-    let sync = |number: usize| {
-        let file = create(number);
-        let mut times = Vec::new();
-        while start.elapsed() < how_long(ATTACK) {
-            file.write_all_at(&vec![number as u8; 1 << 17], 0).unwrap();
-            let begun = Instant::now();
-            if syncs {
-                file.sync_all().unwrap();
-            }
-            times.push(begun.elapsed());
-        }
-        times
-    };
-    let times: Vec<_> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..40).map(|number| scope.spawn(move || sync(number))).collect();
-        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        all.wait();
+        // So that they are in the kernel.
+        std::thread::sleep(Duration::from_millis(100));
+        hold(());
     });
-    println!("a sync takes {}", median(times).as_micros());
-}
-
-/// How long it takes to find that a name is not there, which no cache says.
-fn lookup(dir: &Path) -> Duration {
-    let begun = Instant::now();
-    let found = std::fs::symlink_metadata(dir.join("nothing"));
-    assert_eq!(found.unwrap_err().kind(), ErrorKind::NotFound);
-    begun.elapsed()
-}
-
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort();
-    times[times.len() / 2]
 }
 
 #[test]
-fn syncs_keep_no_lookup_waiting() {
+fn syncs_keep_nobody_waiting() {
     for of_target in [false, true] {
-        syncs_beside_lookups(of_target);
+        let Some(small) = Small::start(of_target) else { return };
+        open_to_all(&small.bed);
+        let Some(stuck) = Mounted::new(&small.bed.dir.join("root/stuck")) else { return };
+        stuck.syncs.set(true);
+        let attacker = Attacker::start("exhaustion::syncer", &small.bed);
+        let begun = Instant::now();
+        while !stuck.syncs.holds_a_request() {
+            assert!(begun.elapsed() < LONG);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        others_go_on(&small.bed);
+        stuck.syncs.set(false);
+        drop(attacker);
     }
 }
 
-fn syncs_beside_lookups(of_target: bool) {
-    let Some(small) = Small::start(of_target) else { return };
-    open_to_all(&small.bed);
-    // Other work on the machine only makes lookups slower, so the best of three measurements counts.
-    let slow = (0..3).map_while(|_| slow_lookups(&small.bed)).collect::<Vec<_>>();
-    assert!(slow.len() < 3, "{slow:?}");
-}
-
-/// Why lookups beside syncs are too slow, if they are.
-fn slow_lookups(bed: &Bed) -> Option<String> {
-    // So many writes alone keep every CPU of a small machine busy, above all where a target encrypts them.
-    let busy = lookups_beside("exhaustion::writer", bed).1;
-    let (said, lookups) = lookups_beside("exhaustion::syncer", bed);
-    let micros = said.lines().find_map(|line| line.strip_prefix("a sync takes ")).unwrap();
-    let sync = Duration::from_micros(micros.parse().unwrap());
-    println!("a lookup takes {lookups:?}, a sync {sync:?}; beside writes a lookup takes {busy:?}");
-    // Behind syncs it would take as long as they do, and as the writes.
-    let most = Duration::from_millis(2).max(sync / 4).max(busy * 2);
-    (lookups >= most).then(|| format!("{lookups:?} where a sync takes {sync:?}, and {busy:?} beside writes"))
-}
-
-/// What an attack says, and how long lookups take beside it, the median.
-fn lookups_beside(attack: &str, bed: &Bed) -> (String, Duration) {
-    let attack = part(attack, bed);
-    std::thread::scope(|scope| {
-        let attack = scope.spawn(|| run(attack));
-        std::thread::sleep(Duration::from_secs(1));
-        let mut lookups = Vec::new();
-        while !attack.is_finished() {
-            lookups.push(lookup(&bed.mount()));
-        }
-        (attack.join().unwrap(), median(lookups))
-    })
-}
+/// How long attackers go on.
+const ATTACK: Duration = Duration::from_secs(3);
 
 /// The user's semaphores.
 fn semaphores(mount: &Path) -> Vec<PathBuf> {
@@ -485,7 +429,7 @@ fn leases_keep_no_one_else_waiting() {
     python.args(["-c", LEASES]).arg(&owned).arg(small.bed.mount().join("owned")).arg(ATTACKER.to_string());
     let mut attacker = Attacker::of(python);
     let begun = Instant::now();
-    lookup(&small.bed.mount());
+    let _ = std::fs::metadata(small.bed.mount().join("nothing"));
     others_go_on(&small.bed);
     // The kernel takes a lease away after 45 seconds.
     assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());

@@ -1,6 +1,8 @@
 //! Programs written for 3FS against the daemon: in C and Python, many at once, killed, and hostile.
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../../target/tests/service/alike.rs"]
+mod alike;
 mod attacks;
 mod bed;
 mod beside;

@@ -1,21 +1,14 @@
 //! A file system below the folder that does not answer any more: who asks about its files keeps nobody else waiting.
 
-use std::ffi::OsStr;
-use std::fs::File;
-use std::io::Write;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, mpsc};
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
-use fuser::{FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, LockOwner};
-use fuser::{ReplyAttr, ReplyEmpty, ReplyEntry, ReplyStatfs, Session, SessionACL};
 use onehop_target::client::ClientOptions;
 use onehop_target::tree::Tree;
 use onehop_target::wire::{Caller, Make, ROOT, Xattr};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
+use crate::alike::Mounted;
 use crate::bed::{BOTH, Bed, LONG, ME, READ, connect, name, options, start};
 
 /// Users of the mount.
@@ -23,104 +16,6 @@ const THEIRS: u32 = 21_001;
 const ANOTHER: u32 = 21_002;
 /// More requests of each kind than a user may have threads.
 const MANY: usize = 40;
-
-/// Whether a file system answers.
-#[derive(Default)]
-struct Gate {
-    is_closed: Mutex<bool>,
-    opened: Condvar,
-}
-
-impl Gate {
-    fn set(&self, is_closed: bool) {
-        *self.is_closed.lock().unwrap() = is_closed;
-        self.opened.notify_all();
-    }
-
-    fn pass(&self) {
-        drop(self.opened.wait_while(self.is_closed.lock().unwrap(), |is_closed| *is_closed).unwrap());
-    }
-}
-
-/// A folder in which every name is that of the same empty file.
-struct Alike(Arc<Gate>);
-
-fn attr(ino: INodeNo) -> FileAttr {
-    let when = UNIX_EPOCH;
-    FileAttr {
-        ino,
-        size: 0,
-        blocks: 0,
-        atime: when,
-        mtime: when,
-        ctime: when,
-        crtime: when,
-        kind: if ino == INodeNo::ROOT { FileType::Directory } else { FileType::RegularFile },
-        perm: 0o755,
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        blksize: 4096,
-        flags: 0,
-    }
-}
-
-impl Filesystem for Alike {
-    fn lookup(&self, _: &fuser::Request, _: INodeNo, _: &OsStr, reply: ReplyEntry) {
-        reply.entry(&Duration::ZERO, &attr(INodeNo(2)), Generation(0));
-    }
-
-    fn getattr(&self, _: &fuser::Request, inode: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        self.0.pass();
-        reply.attr(&Duration::ZERO, &attr(inode));
-    }
-
-    fn statfs(&self, _: &fuser::Request, _: INodeNo, reply: ReplyStatfs) {
-        self.0.pass();
-        reply.statfs(0, 0, 0, 0, 0, 4096, 255, 4096);
-    }
-
-    /// A file is closed.
-    fn flush(&self, _: &fuser::Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        self.0.pass();
-        reply.ok();
-    }
-}
-
-/// A mount of it.
-struct Mounted {
-    gate: Arc<Gate>,
-    at: PathBuf,
-}
-
-impl Mounted {
-    /// Root's, whose mounts are entered; none, and a line that says so, where nothing can be mounted.
-    fn new(at: &Path) -> Option<Self> {
-        std::fs::create_dir_all(at).unwrap();
-        let mounted = File::options().read(true).write(true).open("/dev/fuse").and_then(|fuse| {
-            let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", fuse.as_raw_fd());
-            mount("none", at, "fuse", MountFlags::empty(), std::ffi::CString::new(options)?.as_c_str())?;
-            Ok(OwnedFd::from(fuse))
-        });
-        let fuse = mounted.map_err(|error| {
-            let _ = writeln!(std::io::stderr(), "SKIPPED: nothing can be mounted here: {error}");
-        });
-        let gate = Arc::<Gate>::default();
-        let session =
-            Session::from_fd(Alike(gate.clone()), fuse.ok()?, SessionACL::All, fuser::Config::default());
-        let session = session.unwrap();
-        std::thread::spawn(move || session.run());
-        Some(Self { gate, at: at.to_owned() })
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        self.gate.set(false);
-        let _ = unmount(&self.at, UnmountFlags::DETACH);
-    }
-}
 
 /// The longest value of an attribute that a target takes.
 const VALUE: usize = 56 << 10;
@@ -213,7 +108,7 @@ fn a_file_system_that_does_not_answer_stops_only_who_asks_for_it() {
             say.send(()).unwrap();
         });
         let is_done = said.recv_timeout(LONG).is_ok();
-        let were_asked = all_asked();
+        let were_asked = all_asked() && stuck.gate.holds_a_request();
         stuck.gate.set(false);
         assert!(were_asked, "{:?}", target.report());
         assert!(is_done, "another user waits for a file system that does not answer");
