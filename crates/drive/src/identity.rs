@@ -46,7 +46,7 @@ impl Identity {
             return Err(Error::Unsupported { drive: name, why });
         }
         if view.cntrltype() > 1 {
-            let why = format!("it is no I/O controller (CNTRLTYPE {})", view.cntrltype());
+            let why = format!("it is not an I/O controller (CNTRLTYPE {})", view.cntrltype());
             return Err(Error::Unsupported { drive: name, why });
         }
         let limit = format::max_transfer_bytes(view.mdts(), control.cap.mpsmin());

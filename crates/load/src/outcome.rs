@@ -54,6 +54,20 @@ pub struct WhyNot {
     pub fix: &'static str,
 }
 
+impl WhyNot {
+    /// Why a file of a mounted file system takes no route of a drive.
+    pub const MOUNTED: Self = Self {
+        route: "cpu/direct",
+        reason: "Linux has mounted the file system, so its drivers do the reading",
+        fix: "If it is on an NVMe drive of this machine, detach the drive from the kernel, and name the file by -d DRIVE --path",
+    };
+    const REMOTE: Self = Self {
+        route: "cpu/direct",
+        reason: "the files are on a server",
+        fix: "Copy them to a drive of this machine, and load them with -d DRIVE --path",
+    };
+}
+
 impl Outcome {
     /// Reports a load of this duration, with a plan for each GPU. `copy_rate` is the measured rate of the copy engine.
     /// The caller adds warnings.
@@ -73,7 +87,7 @@ impl Outcome {
             route,
             route_why: why,
             limit: Limit { what: limit, gbps: limit_gbps, reached: limit_gbps.map(|limit| gbps / limit) },
-            why_not_better: vec![why_not_direct(route == "cpu/remote")],
+            why_not_better: vec![if route == "cpu/remote" { WhyNot::REMOTE } else { WhyNot::MOUNTED }],
             warnings: Vec::new(),
         }
     }
@@ -139,21 +153,6 @@ impl Went {
         let limit = if copied { "the copy engine" } else { "the disk" };
         Self { route: "cpu/cached", why, limit, copied }
     }
-}
-
-fn why_not_direct(remote: bool) -> WhyNot {
-    let (reason, fix) = if remote {
-        (
-            "the files are on a server",
-            "Copy them to a drive of this machine, and load them with -d DRIVE --path",
-        )
-    } else {
-        (
-            "the files are on a file system that Linux has mounted, so its driver has the drive",
-            "Detach the drive from the kernel, and name the file by -d DRIVE --path",
-        )
-    };
-    WhyNot { route: "cpu/direct", reason, fix }
 }
 
 #[cfg(test)]

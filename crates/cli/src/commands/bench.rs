@@ -35,7 +35,7 @@ enum BenchCommand {
     Target(target::Args),
 }
 
-/// ControllerSide drives the queues.
+/// What drives the queues.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum BenchSide {
     /// One CPU thread, one queue
@@ -85,23 +85,23 @@ struct QueueArgs {
     /// Commands in flight on each queue, 1 to 32767, one row each
     #[arg(long, value_delimiter = ',', default_value = "1,2,8,32,64,256", value_parser = units::within::<u32>(1..=32767))]
     depth: Vec<u32>,
-    /// CPU: bytes of a command
-    #[arg(long, default_value = "4K", value_parser = units::parse_size)]
-    block: u64,
-    /// GPU: queues, 1 to 1024, one row each
-    #[arg(long, value_delimiter = ',', default_value = "1,16,64", value_parser = units::within::<u32>(1..=1024))]
+    /// CPU: bytes of a command [default: 4K]
+    #[arg(long, value_parser = units::parse_size)]
+    block: Option<u64>,
+    /// GPU: queues, 1 to 1024, one row each [default: 1,16,64]
+    #[arg(long, value_delimiter = ',', value_parser = units::within::<u32>(1..=1024))]
     queues: Vec<u32>,
-    /// GPU: how threads use the queues
-    #[arg(long, value_delimiter = ',', default_value = "owner")]
+    /// GPU: how threads use the queues [default: owner]
+    #[arg(long, value_delimiter = ',')]
     mode: Vec<crate::transfer::ModeArg>,
-    /// GPU: threads on each queue of --mode shared, 1 to 65536
-    #[arg(long, value_delimiter = ',', default_value = "1024", value_parser = units::within::<u32>(1..=65536))]
+    /// GPU: threads on each queue of --mode shared, 1 to 65536 [default: 1024]
+    #[arg(long, value_delimiter = ',', value_parser = units::within::<u32>(1..=65536))]
     threads: Vec<u32>,
-    /// GPU: where the queues lie
-    #[arg(long, value_delimiter = ',', default_value = "vram")]
+    /// GPU: where the queues lie [default: vram]
+    #[arg(long, value_delimiter = ',')]
     rings: Vec<QueuePlacement>,
-    /// GPU: where the null controller runs
-    #[arg(long, value_delimiter = ',', default_value = "gpu")]
+    /// GPU: where the null controller runs [default: gpu]
+    #[arg(long, value_delimiter = ',')]
     controller: Vec<ControllerSide>,
     /// GPU: the GPU that --controller gpu runs on, if it is not the one whose queues it serves
     #[arg(long, value_name = "GPU")]
@@ -120,12 +120,17 @@ struct QueueArgs {
 impl QueueArgs {
     /// Refuses options that only the other side uses.
     fn refuse_unused(&self) -> Result<()> {
-        let of_cpu = [("--drive", self.drive.is_some())];
+        let of_cpu = [("--drive", self.drive.is_some()), ("--block", self.block.is_some())];
         let of_gpu = [
             ("--gpu", self.gpu.gpu.is_some()),
             ("--controller-gpu", self.controller_gpu.is_some()),
             ("--commands", self.commands.is_some()),
             ("--reverse", self.reverse),
+            ("--queues", !self.queues.is_empty()),
+            ("--mode", !self.mode.is_empty()),
+            ("--threads", !self.threads.is_empty()),
+            ("--rings", !self.rings.is_empty()),
+            ("--controller", !self.controller.is_empty()),
         ];
         let sides = [(BenchSide::Cpu, "cpu", &of_cpu[..]), (BenchSide::Gpu, "gpu", &of_gpu[..])];
         for (_, name, options) in sides.iter().filter(|(side, ..)| !self.side.contains(side)) {
@@ -168,7 +173,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
             let queue = CpuQueue::open(
                 drives::find(drive, &context.stop)?.backend,
                 *depth,
-                args.block,
+                args.block.unwrap_or(4096),
                 context.stop.signal(),
             )?;
             rows.push(QueueRow { row: queue.row(&clock)?, rings: "host", controller: "cpu" });
@@ -215,7 +220,14 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
 /// All measurements of the GPU's side.
 fn plans(args: &QueueArgs) -> Vec<(QueueRun, &'static str, &'static str)> {
     let mut plans = Vec::new();
-    let places = args.rings.iter().flat_map(|rings| args.controller.iter().map(move |who| (rings, who)));
+    fn or<'a, T>(given: &'a [T], default: &'a [T]) -> &'a [T] {
+        if given.is_empty() { default } else { given }
+    }
+    let (modes, threads) = (or(&args.mode, &[crate::transfer::ModeArg::Owner]), or(&args.threads, &[1024]));
+    let controllers = or(&args.controller, &[ControllerSide::Gpu]);
+    let places = or(&args.rings, &[QueuePlacement::Vram])
+        .iter()
+        .flat_map(|rings| controllers.iter().map(move |who| (rings, who)));
     for (rings, who) in places {
         let (rings, place) = match rings {
             QueuePlacement::Vram => (RingsAt::Vram, "vram"),
@@ -226,12 +238,12 @@ fn plans(args: &QueueArgs) -> Vec<(QueueRun, &'static str, &'static str)> {
             ControllerSide::Gpu => (Controller::Gpu, "gpu"),
             ControllerSide::Cpu => (Controller::Cpu, "cpu"),
         };
-        for mode in &args.mode {
-            for queues in &args.queues {
+        for mode in modes {
+            for queues in or(&args.queues, &[1, 16, 64]) {
                 let modes = match mode {
                     crate::transfer::ModeArg::Owner => vec![QueueMode::Owner],
                     crate::transfer::ModeArg::Shared => {
-                        args.threads.iter().map(|threads| QueueMode::Shared(threads * queues)).collect()
+                        threads.iter().map(|threads| QueueMode::Shared(threads * queues)).collect()
                     }
                 };
                 for mode in modes {

@@ -67,7 +67,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     route: RouteArgs,
     /// Print what would be read and how much memory it takes, and move nothing
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["verify", "manifest"])]
     plan: bool,
     /// Read the files once more and compare every byte in GPU memory
     #[arg(long)]
@@ -90,7 +90,7 @@ pub(crate) struct Args {
     dtype: Vec<Dtype>,
     /// This rank's part of the tensors that are cut: rank/ranks. With several GPUs, the first one's rank [default: each GPU
     /// is a rank of its own]
-    #[arg(long, value_name = "R/N", value_parser = parse_rank)]
+    #[arg(long, value_name = "R/N", value_parser = parse_rank, requires = "cut")]
     rank: Option<(u64, u64)>,
     /// Tensors of this name are cut along this dimension: pattern=dimension
     #[arg(long, value_name = "PATTERN=DIM", value_parser = parse_cut)]

@@ -217,8 +217,10 @@ fn several_gpus_get_their_ranks() {
     assert_eq!(plan["read_bytes"], both["read_bytes"].as_u64().unwrap().next_multiple_of(4096));
     let one = succeed(&["load", text(&file), "-g", "emu"]);
     assert_eq!((&one["gpus"][0]["crc32c"], &one["gpus"][0]["ranks"]), (&one["crc32c"], &json!(1)));
-    refuse(&["load", text(&file), "-g", "emu,emu", "--rank", "3/4"], 2, "ranks 3 to 4 of 4");
+    refuse(&["load", text(&file), "-g", "emu,emu", "--rank", "3/4", "--cut", "a=0"], 2, "ranks 3 to 4 of 4");
     refuse(&["load", text(&file), "-g", "emu", "--cut", "a=0"], 2, "--cut");
+    refuse(&["load", text(&file), "-g", "emu", "--rank", "1/4"], 2, "--cut");
+    refuse(&["load", text(&file), "-g", "emu", "--plan", "--verify"], 2, "--plan");
     refuse(&["load", text(&file), "-g", "emu,none"], 2, "'none' is not a GPU");
     refuse(&["load", text(&file), "-g", "emu,77"], 3, "GPU 77");
     refuse(&["read", text(&file), "-g", "emu,emu"], 2, "is not a GPU");

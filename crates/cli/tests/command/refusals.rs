@@ -311,7 +311,7 @@ fn wrong_arguments_have_their_own_exit_code() {
     std::fs::write(&text, "no archive").unwrap();
     let archive = dir.file("report.tar.gz");
     let (read, drive) = (["read", "-d", "sim:mem:1M"], "sim:mem:16M");
-    let cases: [(&[&str], &str); 19] = [
+    let cases: [(&[&str], &str); 21] = [
         (&["read"], "<FILE|--drive <DRIVE>>"),
         (&read, "<--path </IN/FS>|--map <MAP>|--lba <N>>"),
         (&["read", "-d", "sim:mem:1M", "--lba", "0"], "--blocks"),
@@ -323,7 +323,9 @@ fn wrong_arguments_have_their_own_exit_code() {
         (&["bench", "queue", "--depth", "0"], "a whole number from 1 to 32767"),
         (&["bench", "queue", "--block", "1M"], "--block 1048576: this drive moves at most 131072 bytes"),
         (&["bench", "queue", "-g", "0"], "--gpu is for --side gpu"),
+        (&["bench", "queue", "--mode", "shared"], "--mode is for --side gpu"),
         (&["bench", "queue", "--side", "gpu", "-d", drive], "--drive is for --side cpu"),
+        (&["bench", "sweep", "--file", "f", "--nsid", "1"], "--nsid"),
         (&["bench", "sweep", "-g", "emu", "-d", drive, "--block", "1000"], "multiples of 512 bytes"),
         (&["bench", "target", "--listen", "here"], "expected HOST:PORT"),
         (&["target", "--root", "/", "--listen", "1.2.3.4", "--key-file", &text], "expected HOST:PORT"),

@@ -36,7 +36,7 @@ pub(crate) struct Args {
     #[arg(short = 'd', long = "drive", value_name = "DRIVE", conflicts_with_all = ["file", "create"])]
     drive: Option<String>,
     /// The drive's namespace
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with_all = ["file", "create"])]
     nsid: u32,
     /// A file of this machine, on a file system that Linux has mounted
     #[arg(long, value_name = "FILE", conflicts_with = "create")]

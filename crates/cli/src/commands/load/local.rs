@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use onehop_load::check::{BY_FILES, Verdict};
 use onehop_load::engine::{Account, Options, Prepared, RingEngine, Route as Ring};
+use onehop_load::outcome::WhyNot;
 use onehop_load::stream::Stream;
 use onehop_load::{Dtype, LocalFile, Model, Plan, Selection, Source, TensorInfo, plan};
 use onehop_transfer::copy;
@@ -182,9 +183,8 @@ pub(crate) struct FilePart<'a> {
 pub(crate) fn read(part: &FilePart<'_>, context: &CommandContext) -> Result<Report> {
     let start = Instant::now();
     let RouteChoice::Ring(route) = parse_route(part.route).map_err(CliError::Usage)? else {
-        let why = "the file is on a file system that Linux has mounted, so its driver has the drive";
-        let fix = "Detach the drive from the kernel, and name the file by -d DRIVE --path";
-        return Err(CliError::not_possible(format!("route {}", part.route), why, fix));
+        let WhyNot { reason, fix, .. } = WhyNot::MOUNTED;
+        return Err(CliError::not_possible(format!("route {}", part.route), reason, fix));
     };
     let file = LocalFile::open(part.path)?;
     let size = file.bytes();
