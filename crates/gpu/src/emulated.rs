@@ -21,7 +21,7 @@ use crate::controllers::{Hold, Serving};
 use crate::copier::{AtOnce, Copier};
 use crate::meeting::Meeting;
 use crate::region::{AddressSpace, DeviceBytes};
-use crate::space::{EmulatedThread, Space};
+use crate::space::{EmulatedThread, HeldSpace, Space};
 use crate::{
     ArrayKernels, BlockKernels, Doorbells, Error, Gpu, KernelJob, KernelQueue, Launch, Place, Region,
     Resident, Result, Running, peek,
@@ -109,6 +109,13 @@ impl Emulated {
     fn with(mem: HostMem, exporter: Option<Arc<Udmabuf>>) -> Self {
         let heap = Arc::new(Mutex::new(Heap::new(0, mem.len())));
         Self { vram: Some(Vram { mem, heap, exporter }), ..Self::new() }
+    }
+
+    /// Keeps other threads from its table of memory as long as the result lives. A thread that forks needs this, or a lock that
+    /// another thread had would stay locked in the child.
+    #[must_use]
+    pub fn hold(&self) -> HeldSpace<'_> {
+        self.space.hold()
     }
 
     /// All of its memory as one region, whose offsets are GPU addresses. Accesses outside its allocations are errors.

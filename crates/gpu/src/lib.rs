@@ -36,7 +36,7 @@ pub use files::{GpuFile, GpuFiles};
 pub use jobs::{BlockJob, BlockKernels};
 use region::AddressSpace;
 pub use region::{Place, Region};
-pub use space::EmulatedThread;
+pub use space::{EmulatedThread, HeldSpace};
 pub use sums::Sums;
 
 use std::ops::Range;

@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, RwLock, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use onehop_os::{HostMem, Registers};
@@ -52,6 +52,11 @@ pub(crate) struct Space {
     start: Instant,
 }
 
+/// See [`Emulated::hold`](crate::Emulated::hold).
+pub struct HeldSpace<'a> {
+    _table: RwLockWriteGuard<'a, MappingTable>,
+}
+
 /// Removes a mapping when it is dropped.
 pub(crate) struct Unmap {
     space: Arc<Space>,
@@ -69,6 +74,10 @@ impl Drop for Unmap {
 impl Space {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self { table: RwLock::default(), version: AtomicU64::new(0), start: Instant::now() })
+    }
+
+    pub(crate) fn hold(&self) -> HeldSpace<'_> {
+        HeldSpace { _table: self.table.write().unwrap_or_else(|e| e.into_inner()) }
     }
 
     pub(crate) fn map_memory(self: &Arc<Self>, place: Place, mem: HostMem) -> (GpuAddr, Unmap) {

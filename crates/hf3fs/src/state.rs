@@ -9,9 +9,11 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, RwLock, RwLockWri
 
 use onehop_os::handles::{Handles, HeldHandles};
 use onehop_os::{ForkLocks, HeldInFork};
+use onehop_usrbio::buffer::Ring;
 use onehop_usrbio::files::{Files, HeldFiles};
 use onehop_usrbio::gpu::{GpuChoice, Gpus, HeldGpus};
 use onehop_usrbio::mount::{HeldMount, Mount};
+use onehop_usrbio::ring::HeldClient;
 use onehop_usrbio::{Error, Result};
 
 /// Mounts are never forgotten, so that a lock of one can be held while the process forks.
@@ -79,12 +81,27 @@ fn mounts() -> RwLockWriteGuard<'static, Mounts> {
 /// programs do that fork their workers.
 struct AllHeld {
     // Those within the others' go first.
+    _rings: Vec<HeldRing>,
     _folders: Vec<HeldMount<'static>>,
     _emulated: Option<HeldGpus<'static>>,
     _gpus: MutexGuard<'static, OwnGpus>,
     _files: HeldFiles<'static>,
     _mounts: RwLockWriteGuard<'static, Mounts>,
     _handles: HeldHandles<'static>,
+}
+
+/// The locks of a ring, and the ring.
+struct HeldRing {
+    _locks: HeldClient<'static>,
+    _ring: Arc<Ring>,
+}
+
+impl HeldRing {
+    fn new(ring: Arc<Ring>) -> Self {
+        // SAFETY: the locks lie in the ring, which does not move within its Arc, and which is dropped after their guards.
+        let locks = unsafe { std::mem::transmute::<HeldClient<'_>, HeldClient<'static>>(ring.hold()) };
+        Self { _locks: locks, _ring: ring }
+    }
 }
 
 static HELD: HeldInFork<AllHeld> = HeldInFork::new();
@@ -97,6 +114,7 @@ impl ForkLocks for AllHeld {
     fn take() -> Self {
         let (handles, mounts, files, gpus) = (HANDLES.hold(), mounts(), FILES.hold(), own_gpus());
         Self {
+            _rings: handles.all().into_iter().map(HeldRing::new).collect(),
             _folders: mounts.values().map(|mount| mount.hold()).collect(),
             _emulated: gpus.and_then(|(_, gpus)| gpus.hold()),
             _gpus: gpus,

@@ -76,6 +76,12 @@ impl Handles {
 pub struct HeldHandles<'a>(RwLockWriteGuard<'a, Objects>);
 
 impl HeldHandles<'_> {
+    /// All objects of a type.
+    #[must_use]
+    pub fn all<T: Send + Sync + 'static>(&self) -> Vec<Arc<T>> {
+        self.0.values().filter_map(|object| object.clone().downcast().ok()).collect()
+    }
+
     /// Invalidates all handles without dropping their objects, which belong to another process.
     pub fn disown(&mut self) {
         std::mem::forget(std::mem::take(&mut *self.0));

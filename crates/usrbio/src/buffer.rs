@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use onehop_os::HostMem;
 
 use crate::mount::{self, Mount, Submissions};
-use crate::ring::{Client, Completion, Request, bytes};
+use crate::ring::{Client, Completion, HeldClient, Request, bytes};
 use crate::{Error, Id, Name, Result, RingName, SHM};
 
 /// How names of buffers in shared memory begin.
@@ -228,6 +228,12 @@ impl Ring {
     #[must_use]
     pub fn entries(&self) -> i32 {
         self.client.entries()
+    }
+
+    /// Keeps other threads from its locks: see [`Client::hold`].
+    #[must_use]
+    pub fn hold(&self) -> HeldClient<'_> {
+        self.client.hold()
     }
 
     /// Enters a request: see [`Client::prepare`].

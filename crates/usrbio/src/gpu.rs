@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use onehop_gpu::cuda::{Consumer, Cuda, CudaGpu, DeviceKind, Need, Span, Ticket};
-use onehop_gpu::{Emulated, Gpu, Place, Region};
+use onehop_gpu::{Emulated, Gpu, HeldSpace, Place, Region};
 use onehop_os::{DmaBuf, HostMem};
 use onehop_proto::GpuAddr;
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -67,7 +67,10 @@ impl Gpus {
         }
         // Created here if it was not: a child must not find that half done.
         match &**self.emulated.get_or_init(Self::new_emulated) {
-            AnyGpu::Emulated(gpu) => Some(HeldGpus { _made: gpu.made() }),
+            AnyGpu::Emulated(gpu) => {
+                let made = gpu.made();
+                Some(HeldGpus { _space: gpu.gpu.hold(), _made: made })
+            }
             AnyGpu::Cuda(_) => None,
         }
     }
@@ -161,6 +164,7 @@ impl Gpus {
 
 /// See [`Gpus::hold`].
 pub struct HeldGpus<'a> {
+    _space: HeldSpace<'a>,
     _made: MutexGuard<'a, Vec<GpuAllocation>>,
 }
 

@@ -16,7 +16,7 @@
 mod client;
 mod server;
 
-pub use client::{Client, Completion};
+pub use client::{Client, Completion, HeldClient};
 pub use server::{Done, RingServer, Submission, Taken};
 
 use std::sync::atomic::Ordering;

@@ -245,6 +245,24 @@ static void *busy(void *value)
     return value;
 }
 
+/* A ring that a thread is always busy with. What comes of the calls does not matter, as children make them too. */
+static struct hf3fs_ior always;
+
+static void use_always(void)
+{
+    struct hf3fs_cqe done;
+    struct timespec past = { 0, 0 };
+    hf3fs_prep_io(&always, &host, true, host.base, file, 0, 4096, NULL);
+    hf3fs_wait_for_ios(&always, &done, 1, 1, &past);
+}
+
+static void *busy_with_a_ring(void *value)
+{
+    while (!over)
+        use_always();
+    return value;
+}
+
 /* A worker uses what its parent made, and no lock is another thread's. */
 static void fork_one(int i)
 {
@@ -259,6 +277,7 @@ static void fork_one(int i)
         hf3fs_dereg_fd(fd);
         IS(onehop_emulated_alloc(&at, 4096) == 0 && onehop_emulated_free(at) == 0);
         IS(hf3fs_iov_is_gpu(&gpu) && read_into(&ring, &host) == 4096 && read_into(&ring, &gpu) == 4096);
+        use_always();
         /* An error is logged. */
         IS(hf3fs_submit_ios(NULL) == -EINVAL);
         if (i % 20 == 0)
@@ -291,20 +310,22 @@ static void *forking_body(void *value)
 
 static void forks(void)
 {
-    pthread_t others[2], forking;
+    pthread_t others[3], forking;
     IS(pthread_key_create(&at_end, forks_at_end) == 0);
     open_all(&host, &gpu, &ring);
     work(&host, &gpu, &ring);
-    for (int i = 0; i < 2; i++)
-        IS(pthread_create(&others[i], NULL, busy, NULL) == 0);
+    IS(hf3fs_iorcreate(&always, mount, 8, true, 0, -1) == 0);
+    for (int i = 0; i < 3; i++)
+        IS(pthread_create(&others[i], NULL, i < 2 ? busy : busy_with_a_ring, NULL) == 0);
     for (int i = 0; i < 200; i++)
         fork_one(i);
     IS(pthread_create(&forking, NULL, forking_body, &at_end) == 0);
     IS(pthread_join(forking, NULL) == 0);
     over = 1;
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 3; i++)
         IS(pthread_join(others[i], NULL) == 0);
     work(&host, &gpu, &ring);
+    hf3fs_iordestroy(&always);
     close_all(&host, &gpu, &ring);
 }
 

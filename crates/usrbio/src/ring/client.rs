@@ -1,6 +1,6 @@
 //! The program's side of a ring.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use onehop_os::HostMem;
@@ -27,6 +27,12 @@ pub struct Client {
     seeing: Mutex<()>,
 }
 
+/// See [`Client::hold`].
+pub struct HeldClient<'a> {
+    _free: MutexGuard<'a, Vec<u32>>,
+    _seeing: MutexGuard<'a, ()>,
+}
+
 impl Client {
     /// In memory that was registered with a daemon.
     ///
@@ -38,12 +44,29 @@ impl Client {
         Ok(Self { ring, free: Mutex::new(free), seeing: Mutex::default() })
     }
 
+    /// Keeps other threads from the ring as long as the result lives. A thread that forks needs this, or a lock that another
+    /// thread had would stay locked in the child.
+    #[must_use]
+    pub fn hold(&self) -> HeldClient<'_> {
+        let seeing = self.seeing();
+        HeldClient { _free: self.free(), _seeing: seeing }
+    }
+
+    fn free(&self) -> MutexGuard<'_, Vec<u32>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Taken before the other.
+    fn seeing(&self) -> MutexGuard<'_, ()> {
+        self.seeing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Enters a request; returns its slot. The daemon does not read it before its semaphore was posted.
     ///
     /// # Errors
     /// When the ring is full.
     pub fn prepare(&self, request: &Request) -> Result<i32> {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = self.free();
         let next = self.ring.mark(SUBMITTED)?;
         let after = self.ring.after(next, 1);
         if after == self.ring.mark(TAKEN)? {
@@ -64,7 +87,7 @@ impl Client {
     /// # Errors
     /// When the ring's contents are inconsistent.
     pub fn take(&self, out: &mut Vec<Completion>, most: usize) -> Result<usize> {
-        let _one = self.seeing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.seeing();
         let seen = self.ring.mark(SEEN)?;
         let count = self.ring.distance(seen, self.ring.mark(COMPLETED)?).min(most.min(1 << 24) as u32);
         if count == 0 {
@@ -78,7 +101,7 @@ impl Client {
             out.push(Completion { index: first as i32, result, userdata });
         }
         self.ring.set_mark(SEEN, self.ring.after(seen, count))?;
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = self.free();
         for done in &out[out.len() - count as usize..] {
             // Invented numbers from a daemon must not free a slot twice.
             let known = u32::try_from(done.index).ok().filter(|slot| *slot < self.ring.slots - 1);
