@@ -60,6 +60,11 @@ int main(int argc, char **argv)
         fprintf(stderr, "memory that was freed was taken: %d\n", ret);
         return 1;
     }
+    unsigned char byte = 0;
+    if (onehop_iov_write(&iov, 0, &byte, 1) != -ESTALE || onehop_iov_read(&iov, 0, &byte, 1) != -ESTALE) {
+        fprintf(stderr, "memory that was freed was written or read\n");
+        return 1;
+    }
     printf("%zu bytes in the middle of an allocation, all of them right; %s address after it was freed: refused\n",
            buffer_size, next == (void *)allocation ? "the same" : "its");
 

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use onehop_gpu::Region;
 use onehop_proto::GpuAddr;
@@ -45,7 +46,7 @@ fn register(mount: &Arc<Mount>, name: Name, memory: SharedGpuMemory, wrapped: bo
             device: device as c_int,
             secret,
             wrapped,
-            own: true,
+            own: AtomicBool::new(true),
         }),
         _ => Err(Error::Broken("the daemon gave another answer than to what it was asked".into())),
     }
@@ -145,7 +146,7 @@ pub unsafe extern "C" fn hf3fs_iovopen_gpu(
         let ((point, copy), id) = unsafe { (mount_point(mount_at)?, id(id_bytes)?) };
         let mount = state::mount(point)?;
         gpus().open(device)?;
-        let gpu = accept(&mount, Ask::Open { id }, id)?;
+        let gpu = accept(&mount, Ask::Open { id }, Name::buffer(id, block_size as u64))?;
         if gpu.memory.region().len() < size || size == 0 {
             let have = gpu.memory.region().len();
             return Err(wrong(format!("the buffer has {have} bytes, not {size}")));
@@ -157,15 +158,22 @@ pub unsafe extern "C" fn hf3fs_iovopen_gpu(
 }
 
 /// Has the daemon lend a buffer's memory. It is this process's to take back if it got an id of its own.
-fn accept(mount: &Arc<Mount>, ask: Ask, id: Id) -> Result<GpuBuffer> {
+fn accept(mount: &Arc<Mount>, ask: Ask, name: Name) -> Result<GpuBuffer> {
     let own = matches!(ask, Ask::Import { .. });
     let Answer::Lent { secret, device: theirs, offer } = ask_daemon(mount, ask)? else {
         return Err(Error::Broken("the daemon gave another answer than to what it was asked".into()));
     };
-    let (device, region) = gpus().accept(&offer)?;
+    let name = Name { gpu: Some(theirs), ..name };
+    let accepted = gpus().accept(&offer).inspect_err(|_| {
+        if own {
+            // Of no use to anybody, and the daemon's until this process ends.
+            let _ = mount.withdraw(&name);
+        }
+    });
+    let (device, region) = accepted?;
     let number = number_of(&device);
-    let name = Name { gpu: Some(theirs), ..Name::buffer(id, 0) };
     let memory = SharedGpuMemory::lent(&device, region, offer);
+    let own = AtomicBool::new(own);
     Ok(GpuBuffer { memory, name, mount: mount.clone(), device: number, secret, wrapped: false, own })
 }
 
@@ -179,8 +187,8 @@ fn number_of(device: &AnyGpu) -> c_int {
 /// Makes a buffer of memory that the program has.
 ///
 /// # Safety
-/// As for [`hf3fs_iovopen_gpu`]; the memory is not freed while the daemon reads or writes it, nor after a call with it has
-/// failed before the GPU has ended its work.
+/// As for [`hf3fs_iovopen_gpu`]; the memory is not freed while the daemon reads or writes it or a call of this library uses it,
+/// nor after a call with it has failed before the GPU has ended its work.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hf3fs_iovwrap_gpu(
@@ -271,7 +279,7 @@ pub unsafe extern "C" fn hf3fs_iov_gpu_device(iov: *const Iov) -> c_int {
 /// As for [`hf3fs_iovunlink_gpu`].
 unsafe fn gpu_or_wrong(iov: *const Iov) -> Result<Arc<GpuBuffer>> {
     // SAFETY: the caller's promise.
-    unsafe { gpu_of(iov) }.ok_or_else(|| wrong("this is no buffer in GPU memory"))
+    unsafe { gpu_of(iov) }.ok_or_else(|| wrong("this buffer is not in GPU memory"))
 }
 
 /// Makes what one side wrote ready for the other.
@@ -285,7 +293,7 @@ pub unsafe extern "C" fn hf3fs_iovsync_gpu(iov: *const Iov, direction: c_int) ->
         // SAFETY: the caller's promise.
         let gpu = unsafe { gpu_or_wrong(iov) }?;
         if direction != 0 && direction != 1 {
-            return Err(wrong(format!("{direction} is no direction: it is 0 or 1")));
+            return Err(wrong(format!("the direction is 0 or 1, not {direction}")));
         }
         gpu.memory.sync(direction == 0)?;
         Ok(0)
@@ -303,9 +311,7 @@ pub unsafe extern "C" fn hf3fs_iov_export_gpu(iov: *const Iov, out: *mut GpuHand
         let out = place(out)?;
         // SAFETY: the caller's promise.
         let gpu = unsafe { gpu_or_wrong(iov) }?;
-        if gpu.wrapped && !gpu.memory.is_current()? {
-            return Err(Error::Stale);
-        }
+        gpu.check_current()?;
         let mut data = [0; 80];
         data[..8].copy_from_slice(&MAGIC);
         data[8..24].copy_from_slice(&gpu.name.id.0);
@@ -339,7 +345,7 @@ pub unsafe extern "C" fn hf3fs_iov_import_gpu(
         named.copy_from_slice(&data[8..24]);
         secret.copy_from_slice(&data[24..40]);
         let (mount, new) = (state::mount(point)?, Id::random()?);
-        let gpu = accept(&mount, Ask::Import { id: Id(named), secret, new }, new)?;
+        let gpu = accept(&mount, Ask::Import { id: Id(named), secret, new }, Name::buffer(new, 0))?;
         let size = gpu.memory.region().len();
         // SAFETY: as above.
         unsafe { fill(iov, &copy, gpu, size, 0) };
@@ -438,8 +444,9 @@ pub unsafe extern "C" fn hf3fs_iovsync(iov: *const Iov, direction: c_int) -> c_i
     unsafe { hf3fs_iovsync_gpu(iov, direction) }
 }
 
-/// The memory of a GPU buffer, with a range that lies within it.
+/// The memory of a GPU buffer that was not freed, with a range that lies within it.
 fn within(gpu: &GpuBuffer, offset: usize, bytes: usize) -> Result<&Region> {
+    gpu.check_current()?;
     let region = gpu.memory.region();
     let len = region.len();
     if offset.checked_add(bytes).is_none_or(|end| end > len) {
@@ -451,7 +458,7 @@ fn within(gpu: &GpuBuffer, offset: usize, bytes: usize) -> Result<&Region> {
 /// Copies out of a GPU buffer.
 ///
 /// # Safety
-/// As for [`hf3fs_iovunlink_gpu`]; `to` is null, or has room for the bytes.
+/// As for [`hf3fs_iovunlink_gpu`]; `to` is null, or has room for the bytes, which nobody else uses during the call.
 // SAFETY: the name is this project's alone, as those that follow.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_iov_read(
@@ -478,7 +485,7 @@ pub unsafe extern "C" fn onehop_iov_read(
 /// Copies into one.
 ///
 /// # Safety
-/// As for [`hf3fs_iovunlink_gpu`]; `from` is null, or has the bytes.
+/// As for [`hf3fs_iovunlink_gpu`]; `from` is null, or has the bytes: initialised, and written by nobody during the call.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_iov_write(

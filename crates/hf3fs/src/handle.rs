@@ -2,11 +2,12 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use onehop_usrbio::buffer::Buffer;
 use onehop_usrbio::gpu::SharedGpuMemory;
 use onehop_usrbio::mount::Mount;
-use onehop_usrbio::{Id, Name};
+use onehop_usrbio::{Error, Id, Name, Result};
 
 use crate::state::{HANDLES, watch_forks};
 use crate::types::{GPU_MARK, Iov, PATH_BYTES};
@@ -25,13 +26,33 @@ pub struct GpuBuffer {
     pub secret: [u8; 16],
     /// Whether the memory is the program's own, which may free it.
     pub wrapped: bool,
-    /// Whether the daemon was told by this process, and is told when it goes.
-    pub own: bool,
+    /// Whether this process registered it with the daemon, and has not withdrawn it yet.
+    pub own: AtomicBool,
+}
+
+impl GpuBuffer {
+    /// A program may free memory of its own that is in use as a buffer.
+    ///
+    /// # Errors
+    /// When it has done so.
+    pub fn check_current(&self) -> Result<()> {
+        if self.wrapped && !self.memory.is_current()? { Err(Error::Stale) } else { Ok(()) }
+    }
+
+    /// Takes its name from the daemon. Another buffer may get the name then.
+    ///
+    /// # Errors
+    /// When the daemon has none of this name, or fails.
+    pub fn unlink(&self) -> Result<()> {
+        self.mount.withdraw(&self.name)?;
+        self.own.store(false, Ordering::Release);
+        Ok(())
+    }
 }
 
 impl Drop for GpuBuffer {
     fn drop(&mut self) {
-        if self.own {
+        if self.own.load(Ordering::Acquire) {
             // A daemon that is gone has forgotten it.
             let _ = self.mount.withdraw(&self.name);
         }

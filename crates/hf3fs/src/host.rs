@@ -25,7 +25,8 @@ fn borrow<'a>(fd: c_int) -> std::result::Result<BorrowedFd<'a>, Errno> {
     if unsafe { libc::fcntl(fd, libc::F_GETFL) } < 0 {
         return Err(Errno::BADF);
     }
-    // SAFETY: it is open, and the caller of the C function keeps it so until the call returns, in which alone it is used.
+    // SAFETY: it was open just now, and is used during the call only. If another thread closes it meanwhile, what is done with it
+    // fails or meets that thread's next file, as in every program that does so; no memory depends on it.
     Ok(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
@@ -149,7 +150,7 @@ pub unsafe extern "C" fn hf3fs_iovunlink(iov: *mut Iov) {
         let Some(iov) = (unsafe { iov.as_ref() }) else { return Ok(0) };
         match AnyBuffer::get(handle::number(iov.handle)) {
             Some(AnyBuffer::Host(buffer)) => buffer.unlink(),
-            Some(AnyBuffer::Gpu(gpu)) => gpu.mount.withdraw(&gpu.name)?,
+            Some(AnyBuffer::Gpu(gpu)) => gpu.unlink()?,
             None if iov.handle.is_null() => {}
             None => return Err(wrong("the buffer was destroyed, or never made")),
         }
@@ -160,14 +161,15 @@ pub unsafe extern "C" fn hf3fs_iovunlink(iov: *mut Iov) {
 /// Gives a buffer back.
 ///
 /// # Safety
-/// As for [`hf3fs_iovunlink`]; nobody uses its memory any more.
+/// As for [`hf3fs_iovunlink`]; nobody uses its memory any more, and no other call uses the structure meanwhile.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hf3fs_iovdestroy(iov: *mut Iov) {
     guard("hf3fs_iovdestroy", || {
-        // SAFETY: the caller's promise.
-        let handle =
-            unsafe { iov.as_mut() }.map(|iov| std::mem::replace(&mut iov.handle, std::ptr::null_mut()));
+        let handle = (!iov.is_null()).then(|| {
+            // SAFETY: the caller's promise.
+            unsafe { (&raw mut (*iov).handle).replace(std::ptr::null_mut()) }
+        });
         match handle {
             Some(handle) if !handle.is_null() => {
                 let gone = AnyBuffer::remove(handle::number(handle));

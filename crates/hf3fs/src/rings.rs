@@ -168,14 +168,16 @@ unsafe fn ring_of<'a>(ior: *const Ior) -> Result<(&'a Ior, Arc<Ring>)> {
 /// Gives a ring back.
 ///
 /// # Safety
-/// `ior` is null or a structure; nobody uses its memory any more.
+/// `ior` is null or a structure; nobody uses its memory any more, and no other call uses the structure meanwhile.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hf3fs_iordestroy(ior: *mut Ior) {
     guard("hf3fs_iordestroy", || {
+        if ior.is_null() {
+            return Ok(0);
+        }
         // SAFETY: the caller's promise.
-        let Some(ior) = (unsafe { ior.as_mut() }) else { return Ok(0) };
-        let handle = std::mem::replace(&mut ior.handle, std::ptr::null_mut());
+        let handle = unsafe { (&raw mut (*ior).handle).replace(std::ptr::null_mut()) };
         if !handle.is_null() {
             let gone = HANDLES.remove::<Ring>(handle::number(handle));
             gone.map(drop).ok_or_else(|| wrong("the ring was destroyed already, or never made"))?;
@@ -227,10 +229,8 @@ pub unsafe extern "C" fn hf3fs_prep_io(
             userdata: userdata as u64,
         };
         // SAFETY: as above.
-        if let Some(gpu) = unsafe { gpu_of(iov) }.filter(|gpu| gpu.wrapped)
-            && !gpu.memory.is_current()?
-        {
-            return Err(Error::Stale);
+        if let Some(gpu) = unsafe { gpu_of(iov) } {
+            gpu.check_current()?;
         }
         ring.prepare(&request)
     })
@@ -248,7 +248,7 @@ pub(crate) fn place_in(buffer: &Iov, at: *const c_void, len: u64) -> Result<u64>
 
 /// The inode number of a registered file that may be read, or written.
 fn file_of(fd: c_int, read: bool) -> Result<u64> {
-    let number = fd.checked_abs().ok_or_else(|| wrong("that is no descriptor"))?;
+    let number = fd.checked_abs().ok_or_else(|| wrong("no file has this descriptor"))?;
     let refused = |errno| Error::file("use", format!("file descriptor {fd}"), errno);
     let file = FILES.get(number).ok_or_else(|| refused(rustix::io::Errno::BADF))?;
     if !file.allows(read) {

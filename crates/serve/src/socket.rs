@@ -229,7 +229,8 @@ fn lend(shared: &Arc<DaemonShared>, owner: Owner, buffer: &LinkedBuffer, new: Op
     };
     let device = memory.device;
     let secret = match new {
-        Some(new) => register(shared, owner, (new, device, buffer.name.block), copy(&memory.offer)?)?,
+        // Without blocks: a program that imports a buffer is told of none.
+        Some(new) => register(shared, owner, (new, device, 0), copy(&memory.offer)?)?,
         None => memory.secret,
     };
     Ok(Answer::Lent { secret, device, offer: copy(&memory.offer)? })

@@ -1,4 +1,5 @@
 /* Every function of the headers, and what it returns: calls MOUNT FOLDER. FOLDER is one of the mount, and empty. */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdalign.h>
@@ -45,6 +46,20 @@ static int64_t one(const struct hf3fs_ior *ior, const struct hf3fs_iov *iov, boo
     CHECK(cqe.index, index);
     CHECK(cqe.userdata == &mount, 1);
     return cqe.result;
+}
+
+/* Buffers and rings that the mount knows. */
+static int links(void)
+{
+    char path[300];
+    int count = 0;
+    snprintf(path, sizeof path, "%s/3fs-virt/iovs", mount);
+    DIR *all = opendir(path);
+    CHECK(all != NULL, true);
+    while (readdir(all))
+        count++;
+    closedir(all);
+    return count;
 }
 
 static void host(const char *path)
@@ -283,6 +298,37 @@ static void gpu(const char *path)
     CHECK(hf3fs_iov_import_gpu(&other, &handle, mount), -ENOENT);
     handle.data[0] ^= 1;
     CHECK(hf3fs_iov_import_gpu(&other, &handle, mount), -EINVAL);
+
+    /* Blocks are the maker's; what was opened or imported goes with its name. */
+    struct hf3fs_iov blocks, opened;
+    int before = links();
+    CHECK(hf3fs_iovcreate_gpu(&blocks, mount, 10000, 4096, 0), 0);
+    CHECK(hf3fs_iov_export_gpu(&blocks, &handle), 0);
+    CHECK(hf3fs_iov_import_gpu(&other, &handle, mount), 0);
+    CHECK(one(&in, &other, true, 0, fd, 0, 5000), 5000);
+    CHECK(links(), before + 2);
+    hf3fs_iovdestroy_gpu(&other);
+    CHECK(links(), before + 1);
+    CHECK(hf3fs_iovopen_gpu(&opened, (const uint8_t *)blocks.id, mount, 10000, 4096, 0), 0);
+    hf3fs_iovunlink_gpu(&opened);
+    CHECK(links(), before);
+    hf3fs_iovdestroy_gpu(&opened);
+    hf3fs_iovdestroy_gpu(&blocks);
+
+    /* A name that was given up may be another's, who keeps it. */
+    void *of_first, *of_second;
+    CHECK(onehop_emulated_alloc(&of_first, 10000), 0);
+    CHECK(onehop_emulated_alloc(&of_second, 10000), 0);
+    const uint8_t *id = (const uint8_t *)"a name of sixteen";
+    CHECK(hf3fs_iovwrap_gpu(&opened, of_first, id, mount, 10000, 0, 0), 0);
+    hf3fs_iovunlink_gpu(&opened);
+    CHECK(hf3fs_iovwrap_gpu(&other, of_second, id, mount, 10000, 0, 0), 0);
+    hf3fs_iovdestroy_gpu(&opened);
+    CHECK(one(&in, &other, true, 0, fd, 0, 5000), 5000);
+    hf3fs_iovdestroy_gpu(&other);
+    CHECK(onehop_emulated_free(of_first), 0);
+    CHECK(onehop_emulated_free(of_second), 0);
+    CHECK(links(), before);
 
     /* Nothing is host memory unless that was asked for. */
     setenv("HF3FS_GDR_FALLBACK", "host", 1);
