@@ -116,8 +116,8 @@ struct onehop_transfer_options {
     /* The partition that has the file (0: the only one with a known file system); -1 is the whole drive. */
     int32_t partition;
     /* Called by the calling thread with the bytes moved since the last call. A nonzero result cancels the transfer with
-     * ONEHOP_ERROR_CANCELLED (null). It must return, never by longjmp or an exception, and must not close handles that the
-     * transfer uses. */
+     * ONEHOP_ERROR_CANCELLED (null). It must return, in this process (not in a forked child), never by longjmp or an
+     * exception, and must not close handles that the transfer uses. */
     int (*progress)(void *context, uint64_t bytes);
     /* Its first argument. */
     void *context;
@@ -197,7 +197,8 @@ int onehop_lent_stop(const onehop_lent *lent);
  * queue are stopped and waited for. */
 int onehop_lent_close(onehop_lent *lent);
 
-/* Copies bytes out of the data memory, or into it. */
+/* Copies bytes out of the data memory, or into it. The caller's bytes are not part of that memory (where it is host memory),
+ * and nobody else uses them during the call. */
 int onehop_data_read(const onehop_lent *lent, uint64_t offset, void *to, size_t bytes);
 int onehop_data_write(const onehop_lent *lent, uint64_t offset, const void *from, size_t bytes);
 
@@ -215,7 +216,7 @@ int onehop_load_blocks(const onehop_drive *drive, const onehop_gpu *gpu, uint64_
 void *onehop_bytes_data(const onehop_bytes *loaded);
 /* How many. */
 uint64_t onehop_bytes_size(const onehop_bytes *loaded);
-/* Copies bytes out of the GPU's memory. */
+/* Copies bytes out of the GPU's memory into others, which nobody else uses during the call. */
 int onehop_bytes_read(const onehop_bytes *loaded, uint64_t offset, void *to, size_t bytes);
 /* Frees the memory. Kernels that use it must have ended. */
 void onehop_bytes_close(onehop_bytes *loaded);

@@ -92,7 +92,7 @@ int onehop_sdr_counts(const onehop_sdr *sdr, uint64_t *delivered, uint64_t *lost
 /* Copies bytes of a buffer out of GPU memory. */
 int onehop_sdr_copy_out(const onehop_sdr *sdr, size_t handle, size_t offset, void *to, size_t bytes);
 
-/* Stops the board and closes the receiver; null is allowed. */
+/* Stops the board and closes the receiver; null is allowed. Kernels that use its buffers must have ended. */
 void onehop_sdr_close(onehop_sdr *sdr);
 
 #ifdef __cplusplus

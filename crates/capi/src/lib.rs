@@ -219,7 +219,7 @@ pub unsafe extern "C" fn onehop_data_read(
 /// Copies bytes into the data memory.
 ///
 /// # Safety
-/// `from` is null, or has that many.
+/// `from` is null, or has that many, initialised, outside of the data memory; nobody writes them during the call.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_data_write(

@@ -410,9 +410,12 @@ pub unsafe extern "C" fn onehop_sdr_copy_out(
 }
 
 /// Stops the board and closes a receiver. A call of another thread that waits for samples ends, and drops the receiver.
+///
+/// # Safety
+/// No kernel uses its buffers any more.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub extern "C" fn onehop_sdr_close(sdr: *mut Sdr) {
+pub unsafe extern "C" fn onehop_sdr_close(sdr: *mut Sdr) {
     guard(|| match close(sdr, "sdr")? {
         Some(sdr) => sdr.stream().stop(),
         None => Ok(()),

@@ -123,7 +123,7 @@ struct CallerProgress {
 impl Progress for CallerProgress {
     fn moved(&self, bytes: u64) {
         let Some(call) = self.call else { return };
-        // SAFETY: the caller's promise: a function of this type, which takes this context, and returns.
+        // SAFETY: the caller's promise: a function of this type, which takes this context, and returns in this process.
         if unsafe { call(self.context, bytes) } != 0 {
             self.cancelled.set(true);
         }
@@ -324,7 +324,8 @@ pub unsafe extern "C" fn onehop_bytes_read(
         }
         let offset = crate::export::range_within(region, offset, count)?;
         // Zeroed first: the caller's memory may be uninitialised.
-        // SAFETY: the caller's promise; no allocation is larger than a region, which holds as many bytes.
+        // SAFETY: the caller's promise. `range_within` has found the bytes within a region, so their number is no more
+        // than isize::MAX.
         let out = unsafe {
             to.cast::<u8>().write_bytes(0, count);
             std::slice::from_raw_parts_mut(to.cast::<u8>(), count)
@@ -334,9 +335,12 @@ pub unsafe extern "C" fn onehop_bytes_read(
 }
 
 /// Frees the memory.
+///
+/// # Safety
+/// No kernel uses it any more.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub extern "C" fn onehop_bytes_close(bytes: *mut Bytes) {
+pub unsafe extern "C" fn onehop_bytes_close(bytes: *mut Bytes) {
     guard(|| close(bytes, "bytes").map(drop));
 }
 
