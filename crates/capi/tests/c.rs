@@ -251,6 +251,16 @@ fn headers_and_libraries_have_the_same_functions() {
 }
 
 #[test]
+fn the_library_stays_loaded() {
+    let Ok(listed) = Command::new("readelf").arg("-dW").arg(library().join("libonehop.so")).output() else {
+        let _ = writeln!(std::io::stderr(), "SKIPPED: readelf is not installed");
+        return;
+    };
+    let dynamic = String::from_utf8_lossy(&listed.stdout);
+    assert!(dynamic.contains("NODELETE"), "{dynamic}");
+}
+
+#[test]
 fn the_header_s_numbers_are_those_of_the_answers() {
     let text = std::fs::read_to_string(top().join("include/onehop/device.h")).unwrap();
     let body = text.split_once("enum onehop_answer {").unwrap().1.split_once("};").unwrap().0;

@@ -169,25 +169,32 @@ fn allowed(
     base: usize,
     (bytes, _, offset): (usize, i64, i64),
 ) -> Result<Range<usize>, Failure> {
-    let is_own = pointer.ordinal == ordinal && (pointer.context == 0 || pointer.context == context);
-    if !is_own && !pointer.is_managed && !gpu.gpu.reaches(GpuAddr(base as u64)) {
+    let is_reached = |at: usize, pointer: &Pointer| {
+        let is_own = pointer.ordinal == ordinal && (pointer.context == 0 || pointer.context == context);
+        is_own || pointer.is_managed || gpu.gpu.reaches(GpuAddr(at as u64))
+    };
+    if !is_reached(base, pointer) {
         return Err(Code::InvalidContext.into());
     }
     let last = |bytes: usize| base.saturating_add_signed(offset.max(0) as isize).saturating_add(bytes);
     let wanted = last(bytes).max(base.saturating_add(registered(base).unwrap_or(0)));
     let allocation = |at: usize| gpu.gpu.allocation(GpuAddr(at as u64));
-    let Ok(first) = allocation(base) else {
-        let is_there = |at: usize| matches!(gpu.gpu.pointer(GpuAddr(at as u64)), Ok(Some(_)));
-        return Ok(base..if wanted > base && is_there(wanted - 1) { wanted } else { base });
+    let may_access = |at: usize| {
+        let found = gpu.gpu.pointer(GpuAddr(at as u64));
+        found.is_ok_and(|found| found.is_some_and(|pointer| is_reached(at, &pointer)))
     };
-    // A program may map several adjacent allocations, as PyTorch's expandable segments do.
+    let Ok(first) = allocation(base) else {
+        return Ok(base..if wanted > base && may_access(wanted - 1) { wanted } else { base });
+    };
+    // A program may map several adjacent allocations, as PyTorch's expandable segments do. The next one may also
+    // be another GPU's.
     let (start, mut end) = (first.start as usize, first.end as usize);
     for _ in 0..MOST_NEIGHBOURS {
         if end >= wanted {
             break;
         }
         match allocation(end) {
-            Ok(next) if next.end as usize > end => end = next.end as usize,
+            Ok(next) if next.end as usize > end && may_access(end) => end = next.end as usize,
             _ => break,
         }
     }

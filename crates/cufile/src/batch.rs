@@ -24,7 +24,8 @@ const WRITE: c_int = 1;
 const CANCELED: c_int = 8;
 const COMPLETE: c_int = 16;
 const FAILED: c_int = 64;
-/// How long a batch is waited for if the caller gives no time limit: longer than any operation takes.
+/// How long a batch is polled for if the caller gives no time limit. Destroying one waits longer, and logs this
+/// often.
 const LONGEST: Duration = Duration::from_secs(600);
 
 /// A batch.
@@ -41,6 +42,8 @@ struct BatchState {
     /// Operations that a thread is executing.
     running: usize,
     done: VecDeque<Done>,
+    /// Whether the program has destroyed it: no operation may be added.
+    is_destroyed: bool,
 }
 
 struct Operation {
@@ -67,13 +70,28 @@ impl Batch {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Queues operations: all of them, or none.
+    fn accept(&self, wanted: Vec<Operation>) -> Result<(), Failure> {
+        let mut state = self.state();
+        if state.is_destroyed {
+            // Another thread has destroyed it since the handle was looked up.
+            return Err(Code::InvalidValue.into());
+        }
+        if state.left() + wanted.len() > self.most {
+            return Err(Code::BatchSubmit.into());
+        }
+        state.waiting.extend(wanted);
+        Ok(())
+    }
+
     /// Executes one operation, if one is left.
     fn work(&self) {
         let mut state = self.state();
         let Some(Operation { file, request, cookie }) = state.waiting.pop_front() else { return };
         state.running += 1;
         drop(state);
-        // SAFETY: the program keeps the memory until the operation is reported, or the batch is destroyed.
+        // SAFETY: the program keeps the memory until the operation is reported, or until the call that destroys
+        // the batch has returned, which waits for `running`.
         let moved = run("an operation of a batch", || unsafe { execute(&file, request) });
         let (status, result) = match moved {
             Ok(bytes) => (COMPLETE, bytes as isize),
@@ -87,11 +105,30 @@ impl Batch {
     }
 
     fn cancel(&self) {
-        let mut state = self.state();
+        self.cancel_in(&mut self.state());
+    }
+
+    fn cancel_in(&self, state: &mut BatchState) {
         while let Some(Operation { cookie, .. }) = state.waiting.pop_front() {
             state.done.push_back(Done { cookie, status: CANCELED, result: 0 });
         }
         self.changed.notify_all();
+    }
+
+    /// Cancels what has not started, and waits for the rest without a limit: a thread that still moves bytes
+    /// would write to the memory's next owner. Logs each time that `interval` is over.
+    fn destroy(&self, interval: Duration) {
+        let mut state = self.state();
+        state.is_destroyed = true;
+        self.cancel_in(&mut state);
+        drop(state);
+        loop {
+            let running = self.wait(interval, |state| state.running == 0).running;
+            if running == 0 {
+                break;
+            }
+            say(Level::Error, &format!("{running} operations of a destroyed batch have not ended yet"));
+        }
     }
 
     /// Waits at most `limit` for an answer.
@@ -138,7 +175,8 @@ pub unsafe extern "C" fn cuFileBatchIOSetUp(out: *mut *mut c_void, most: u32) ->
 /// Submits operations. On error none is submitted.
 ///
 /// # Safety
-/// `operations` is null or an array of this length. The memory of each stays valid until its operation is reported.
+/// `operations` is null or an array of this length. The memory of each stays valid until its operation is
+/// reported, or [`cuFileBatchIODestroy`] has returned.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileBatchIOSubmit(
@@ -160,12 +198,7 @@ pub unsafe extern "C" fn cuFileBatchIOSubmit(
         let wanted = (0..count).map(|index| operation(&unsafe { first.add(index).read() }));
         let wanted = wanted.collect::<Result<Vec<_>, _>>()?;
         machine().executor.start()?;
-        let mut state = batch.state();
-        if state.left() + count > batch.most {
-            return Err(Code::BatchSubmit.into());
-        }
-        state.waiting.extend(wanted);
-        drop(state);
+        batch.accept(wanted)?;
         for _ in 0..count {
             let batch = batch.clone();
             machine().executor.submit(move || batch.work());
@@ -193,7 +226,7 @@ fn operation(parameters: &IoParameters) -> Result<Operation, Failure> {
 /// Waits until this many operations have ended, the time is over, or none is left. Reports each ended operation once.
 ///
 /// # Safety
-/// `count` is null or holds the number of events that fit; `limit` is null or a time.
+/// `count` is null or a number; `events` is null or has room for that many; `limit` is null or a time.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileBatchIOGetStatus(
@@ -247,16 +280,12 @@ pub extern "C" fn cuFileBatchIOCancel(handle: *mut c_void) -> CuFileError {
     answer
 }
 
-/// Destroys a batch: cancels what has not started, and waits for the rest.
+/// Destroys a batch: cancels what has not started, and waits for the rest, however long that takes.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileBatchIODestroy(handle: *mut c_void) {
     let destroyed = run("cuFileBatchIODestroy", || {
         let batch = HANDLES.remove::<Batch>(handle as usize).ok_or(Code::InvalidValue)?;
-        batch.cancel();
-        let running = batch.wait(LONGEST, |state| state.running == 0).running;
-        if running > 0 {
-            say(Level::Error, &format!("{running} operations of a destroyed batch have not ended"));
-        }
+        batch.destroy(LONGEST);
         Ok(())
     });
     stats::count(CountedCall::BatchDestroy, destroyed.is_ok());
@@ -265,6 +294,20 @@ pub extern "C" fn cuFileBatchIODestroy(handle: *mut c_void) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_destroyed_batch_waits_for_what_runs_and_accepts_nothing_more() {
+        let batch = Batch { most: 2, state: Mutex::default(), changed: Condvar::new() };
+        batch.state().running = 1;
+        std::thread::scope(|scope| {
+            let destroyed = scope.spawn(|| batch.destroy(Duration::from_millis(10)));
+            std::thread::sleep(Duration::from_millis(100));
+            assert!(!destroyed.is_finished());
+            batch.state().running = 0;
+            batch.changed.notify_all();
+        });
+        assert_eq!(batch.accept(Vec::new()), Err(Code::InvalidValue.into()));
+    }
 
     #[test]
     fn invalid_times_are_none() {

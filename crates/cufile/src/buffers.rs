@@ -1,5 +1,7 @@
 //! Registered memory. Registration gains nothing here; it serves to check calls.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ffi::{c_int, c_void};
 
 use crate::driver::open_for_a_call;
@@ -17,8 +19,12 @@ pub struct RegisteredBuffer {
 }
 
 /// Registers memory.
+///
+/// # Safety
+/// The memory is not freed before the call returns.
+// SAFETY: the name is cuFile's, which this library replaces; as below.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuFileBufRegister(base: *const c_void, bytes: usize, _flags: c_int) -> CuFileError {
+pub unsafe extern "C" fn cuFileBufRegister(base: *const c_void, bytes: usize, _flags: c_int) -> CuFileError {
     let answer = answer("cuFileBufRegister", || {
         let at = base as usize;
         let last = bytes.checked_sub(1).and_then(|more| at.checked_add(more)).ok_or(Code::InvalidValue)?;
@@ -39,17 +45,25 @@ pub extern "C" fn cuFileBufRegister(base: *const c_void, bytes: usize, _flags: c
             None if is_mapped(at) && is_mapped(last) => {}
             None => return Err(Code::InvalidPointer.into()),
         }
-        with_state(|state| match state.buffers.insert(at, RegisteredBuffer { bytes }) {
-            None => Ok(()),
-            // Another thread registered it meanwhile.
-            Some(_) => Err(Code::MemoryAlreadyRegistered.into()),
-        })
+        with_state(|state| add(&mut state.buffers, at, bytes))
     });
     stats::count(CountedCall::BufferRegister, answer.err == 0);
     answer
 }
 
+/// Adds memory. If another thread has registered it meanwhile, calls are checked against the length given there.
+fn add(buffers: &mut BTreeMap<usize, RegisteredBuffer>, at: usize, bytes: usize) -> Result<(), Failure> {
+    match buffers.entry(at) {
+        Entry::Vacant(free) => {
+            free.insert(RegisteredBuffer { bytes });
+            Ok(())
+        }
+        Entry::Occupied(_) => Err(Code::MemoryAlreadyRegistered.into()),
+    }
+}
+
 /// Deregisters memory.
+// SAFETY: as above.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileBufDeregister(base: *const c_void) -> CuFileError {
     let answer = answer("cuFileBufDeregister", || {
@@ -86,4 +100,17 @@ pub fn address(base: usize, offset: i64, bytes: usize) -> Result<usize, Failure>
     }
     let at = base.checked_add_signed(offset as isize).ok_or(Code::InvalidValue)?;
     at.checked_add(bytes).map(|_| at).ok_or_else(|| Code::InvalidValue.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_keeps_the_length_of_its_first_registration() {
+        let mut buffers = BTreeMap::new();
+        assert_eq!(add(&mut buffers, 4096, 100), Ok(()));
+        assert_eq!(add(&mut buffers, 4096, 200), Err(Code::MemoryAlreadyRegistered.into()));
+        assert_eq!(buffers[&4096].bytes, 100);
+    }
 }

@@ -59,7 +59,8 @@ impl RegisteredFile {
 /// Registers a file by a descriptor.
 ///
 /// # Safety
-/// `out` is null or valid for a handle, `description` null or a description.
+/// `out` is null or valid for a handle, `description` null or a description, whose descriptor stays open during
+/// the call.
 // SAFETY: the name is cuFile's, which this library replaces; as all below.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileHandleRegister(
@@ -71,13 +72,13 @@ pub unsafe extern "C" fn cuFileHandleRegister(
         if description.is_null() || !description.is_aligned() {
             return Err(Code::InvalidValue.into());
         }
-        // SAFETY: the caller's promise.
-        let Description { kind, handle, .. } = unsafe { description.read() };
+        // SAFETY: the caller's promise. Only what is used is read: programs may leave `fs_ops` unset.
+        let kind = unsafe { (&raw const (*description).kind).read() };
         if kind != OPAQUE_FD {
             return Err(Code::IoNotSupported.into());
         }
-        // SAFETY: any bits are a valid number, and the caller has filled in the description.
-        let fd = unsafe { handle.fd };
+        // SAFETY: as above; this kind has a descriptor, for which any bits are a valid number.
+        let fd = unsafe { (&raw const (*description).handle.fd).read() };
         let handle = register(fd)?;
         // SAFETY: the caller's promise.
         unsafe { out.write(handle as *mut c_void) };
@@ -91,7 +92,8 @@ fn register(fd: c_int) -> Result<usize, Failure> {
     if fd < 0 {
         return Err(Code::InvalidValue.into());
     }
-    // SAFETY: the descriptor is borrowed for this call alone; if it is invalid, the calls below fail.
+    // SAFETY: the descriptor is borrowed for this call alone, during which the program keeps it open; if it is
+    // invalid, the calls below fail.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     let stat = fstat(borrowed).map_err(|_| Code::InvalidValue)?;
     match FileType::from_raw_mode(stat.st_mode) {

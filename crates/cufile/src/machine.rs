@@ -207,8 +207,8 @@ impl Machine {
             return Ok(open.clone());
         }
         let cuda = self.cuda.as_ref().ok_or(Failure::Cuda(100))?;
-        // SAFETY: the driver has just reported it for memory or a stream that the program keeps during the call, and so
-        // it keeps their context.
+        // SAFETY: either it has no context, and the primary one is opened; or the driver has just reported it
+        // for memory or a stream that the program keeps during the call, and so it keeps their context.
         let gpu = unsafe { cuda.open_for(pointer) }?;
         let (target, streams, streams_made) = Default::default();
         let open = Arc::new(OpenGpu { gpu, target, streams, streams_made });

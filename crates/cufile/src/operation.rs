@@ -295,7 +295,9 @@ impl Operation {
         let slots = self.orders.len();
         let (words, offset, before) = &self.waits_on;
         let wait = |steps: usize| {
-            // SAFETY: the caller's promise for the stream; words live as long as their pool.
+            // SAFETY: the caller's promise for the stream. Words and orders live as long as their pool: the
+            // machine drops that only when the driver reports its context as gone, a cancelled operation leaks
+            // it, and its pages are unregistered only after the GPU's work.
             unsafe { work.wait(stream, words, *offset, before.wrapping_add(steps as u32)) }
         };
         for chunk in 0..if slots == 0 { 0 } else { self.chunks } {

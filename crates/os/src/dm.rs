@@ -73,8 +73,8 @@ pub fn dm_table(major: u32, minor: u32) -> Result<Vec<DmTarget>> {
         data: [0; 7],
     };
     let mut request = Box::new(DmRequest { head, data: [0; DATA_BYTES] });
-    // SAFETY: DM_TABLE_STATUS takes this head and writes it and its data, `data_size` bytes in all: that is the size of
-    // `Request`, whose fields are integers, for which all bits are valid.
+    // SAFETY: DM_TABLE_STATUS takes this head and writes it and its data, `data_size` bytes in all: that is the
+    // size of `DmRequest`, whose fields are integers, for which all bits are valid.
     let done = unsafe { ioctl(&control, Updater::<TABLE_STATUS, DmRequest>::new(&mut request)) };
     done.map_err(|e| Error::system(format!("the device mapper's table of {major}:{minor}"), e))?;
     if request.head.flags & BUFFER_FULL != 0 {

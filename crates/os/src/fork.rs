@@ -94,8 +94,9 @@ pub fn watch_forks<L: ForkLocks>() -> Result<()> {
         drop(L::place().remove());
     }
     extern "C" fn in_child<L: ForkLocks>() {
-        if let Some((mut locks, _turn)) = L::place().remove() {
-            locks.disown();
+        // In one binding: two would be dropped in reverse order, the turn first.
+        if let Some(mut held) = L::place().remove() {
+            held.0.disown();
         }
     }
     let is_watched = &L::place().is_watched;

@@ -88,6 +88,13 @@ impl GuardSlot {
         self.lost.fetch_max(version, Ordering::Release);
     }
 
+    /// The same, and then replaces the part: a thread that reads the new pages without a fault finds them lost.
+    /// If that fails, the fault ends the process.
+    fn lose_and(&self, version: usize, replace: impl FnOnce() -> bool) -> bool {
+        self.lose(version);
+        replace()
+    }
+
     /// Whether a part of the range is lost; only for the slot's owner.
     fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire) == self.version.load(Ordering::Relaxed)
@@ -167,7 +174,7 @@ fn install() -> Result<()> {
     ONCE.call_once(|| {
         // SAFETY: all zeroes is a valid sigaction; the handler is one for SA_SIGINFO, and `BEFORE` is written only
         // here, once, by a separate call: a call that also installed the handler might write it while the handler runs
-        // in another thread.
+        // in another thread; the library that contains the handler is never unloaded (nodelete).
         let done = unsafe {
             if libc::sigaction(libc::SIGBUS, std::ptr::null(), (&raw mut BEFORE).cast()) != 0 {
                 FAILED.store(true, Ordering::Release);
@@ -213,8 +220,8 @@ extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mu
             // SAFETY: the pages from here to the end belong to a live mapping of this process: the thread that accessed
             // it holds a clone of its memory, even if the guard is dropped meanwhile. Anonymous memory replaces them,
             // as every reader of memory that others write must expect.
-            if unsafe { replace(from, range.end - from, range.ones) } {
-                slot.lose(version);
+            let replace = || unsafe { replace(from, range.end - from, range.ones) };
+            if slot.lose_and(version, replace) {
                 return;
             }
         }
@@ -337,6 +344,14 @@ mod tests {
         slot.lose(second);
         slot.lose(first);
         assert!(slot.is_lost());
+    }
+
+    #[test]
+    fn memory_is_lost_before_it_is_replaced() {
+        let slot = GuardSlot::new();
+        slot.set(Some(of_use(1).1));
+        let version = slot.range().unwrap().0;
+        assert!(slot.lose_and(version, || slot.is_lost()));
     }
 
     #[test]

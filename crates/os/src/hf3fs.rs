@@ -126,7 +126,8 @@ impl HostMem {
     pub fn prefer_node(&self, node: u32) {
         const PREFERRED: i32 = 1;
         let mask = 1_u64.checked_shl(node).unwrap_or(0);
-        // SAFETY: the range is that of a mapping that self keeps; the placement of its pages does not affect its users.
+        // SAFETY: the range is that of a mapping that self keeps, and the placement of its pages does not affect
+        // its users; the mask lives across the call and has the 64 bits that the call is given as its length.
         unsafe {
             libc::syscall(
                 libc::SYS_mbind,

@@ -60,7 +60,7 @@ impl HostMem {
     pub fn read_cached(&self, offset: usize, bytes: usize, file: &File, at: u64) -> Result<Option<usize>> {
         self.check_writable_range(offset, bytes)?;
         let vector = libc::iovec { iov_base: self.host_ptr().wrapping_add(offset).cast(), iov_len: bytes };
-        // SAFETY: as in `read_file`; the vector lives across the call.
+        // SAFETY: as in `read_some`; the vector lives across the call.
         let read =
             unsafe { libc::preadv2(file.as_raw_fd(), &raw const vector, 1, at as i64, libc::RWF_NOWAIT) };
         if read >= 0 {

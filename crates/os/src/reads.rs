@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, opcode, squeue, types};
 
@@ -12,9 +12,10 @@ use crate::{Error, HostMem, Result};
 /// The kernel's limit of a buffer.
 const MOST_REGISTERED: usize = 1 << 30;
 
-/// How long to wait for the end of abandoned reads, and how often. After that their memory is leaked.
-const AGAIN: Duration = Duration::from_secs(1);
-const TIMES: u32 = 60;
+/// How long to wait for the end of abandoned reads. After that their memory is leaked.
+const ABANDONED_LIMIT: Duration = Duration::from_secs(60);
+/// How long to wait before the kernel is asked again after an error.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// A finished read or write.
 #[derive(Debug)]
@@ -229,14 +230,19 @@ const HINT: &str = "; io_uring may be switched off (sysctl kernel.io_uring_disab
 
 impl Drop for Reads {
     fn drop(&mut self) {
-        for _ in 0..TIMES {
-            if self.under_way() == 0 {
+        // A wait returns at each completion and each signal.
+        let end = Instant::now() + ABANDONED_LIMIT;
+        while self.under_way() > 0 {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                std::mem::forget(self.memory.clone());
                 return;
             }
-            let _ = self.wait(AGAIN);
+            if self.wait(left).is_err() {
+                std::thread::sleep(PAUSE);
+            }
             while self.ended().is_some() {}
         }
-        std::mem::forget(self.memory.clone());
     }
 }
 
@@ -338,6 +344,30 @@ mod tests {
         assert!(ring.begin(9, &file, 0, 4 << 20, 1).is_err(), "no such memory");
         ring.submit().unwrap();
         drop(ring);
+    }
+
+    #[test]
+    fn reads_that_end_one_by_one_do_not_leak_the_memory() {
+        const READS: u64 = 128;
+        let (gone, is_gone) = std::sync::mpsc::channel::<()>();
+        let mem = HostMem::touched(4096).unwrap().on_last_drop(move || drop(gone));
+        let Some(mut ring) = ring(&mem, READS as u32) else { return };
+        drop(mem);
+        let (from, mut to) = std::io::pipe().unwrap();
+        let from = Arc::new(File::from(std::os::fd::OwnedFd::from(from)));
+        for i in 0..READS {
+            ring.begin(i, &from, 0, i as usize, 1).unwrap();
+        }
+        ring.submit().unwrap();
+        let writer = std::thread::spawn(move || {
+            for _ in 0..READS {
+                std::thread::sleep(Duration::from_millis(2));
+                to.write_all(&[7]).unwrap();
+            }
+        });
+        drop(ring);
+        assert_eq!(is_gone.try_recv(), Err(std::sync::mpsc::TryRecvError::Disconnected));
+        writer.join().unwrap();
     }
 
     #[test]

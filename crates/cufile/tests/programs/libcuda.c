@@ -27,11 +27,12 @@ __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(take
 static int contexts[2];
 static __thread int *stack[16];
 static __thread int depth, mode;
-static volatile long copy_delay_us, copies_begun, captured_calls, until_refused;
+static volatile long copy_delay_us, copies_begun, captured_calls, until_refused, next_place;
 
 long model(const char *what, long value) {
     if (!strcmp(what, "copies begun")) return copies_begun;
     if (!strcmp(what, "set until_refused")) { until_refused = value; return 1; }
+    if (!strcmp(what, "set next_place")) { next_place = value; return 1; }
     if (strcmp(what, "set copy_delay_us")) return captured_calls;
     copy_delay_us = value;
     return 1;
@@ -101,7 +102,8 @@ int cuMemAlloc_v2(at *where, size_t bytes) {
     int fd = memfd_create("gpu", MFD_CLOEXEC), found = 2;
     if (fd < 0 || ftruncate(fd, bytes)) return 2;
     char *inside = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    void *outside = mmap(NULL, bytes, PROT_NONE, MAP_SHARED, fd, 0);
+    void *outside = mmap((void *)next_place, bytes, PROT_NONE, MAP_SHARED | (next_place ? MAP_FIXED : 0), fd, 0);
+    next_place = 0;
     close(fd);
     pthread_mutex_lock(&lock);
     for (int i = 0; i < MOST && found; i++) {

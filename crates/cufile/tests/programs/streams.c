@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "common.h"
 
+#include <sys/mman.h>
 #include <sys/resource.h>
 
 enum { MIB = 1 << 20, BIG = 48 * MIB, GUARD = 4096, HELD = 16, MANY = 200, PART = 100000 };
@@ -198,6 +199,23 @@ static void cut(void) {
     close(fd);
 }
 
+/* An operation may go on into the next allocation of its GPU, and not into one of another GPU. */
+static void beside_another_gpu(CUfileHandle_t handle, void *stream) {
+    for (int gpu = 0; gpu < 2; gpu++) {
+        char *room = mmap(NULL, 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        MUST(room != MAP_FAILED);
+        model("set next_place", (long)room);
+        at memory = device_memory(0, PAGE);
+        model("set next_place", (long)room + PAGE);
+        MUST(memory == (at)room && device_memory(gpu, PAGE) == memory + PAGE);
+        use(0);
+        struct words words = {PAGE, 0, PAGE, 99};
+        MUST(!rd(handle, memory, &words, stream) && !cuStreamSynchronize(stream));
+        MUST(words.done == (gpu ? -5014 : PAGE));
+        MUST(!gpu || rd(handle, memory, &words, stream) == 5044);
+    }
+}
+
 /* Errors are in the result, or returned by the call. */
 static void errors(void) {
     CUfileHandle_t handle = reg(make_file(O_RDWR)), only = reg(make_file(O_WRONLY)), reads = reg(make_file(O_RDONLY));
@@ -237,6 +255,7 @@ static void errors(void) {
         use(0);
         MUST(rd(handle, elsewhere, &words, stream) == 5047 && wr(handle, elsewhere, &words, stream) == 5047);
     }
+    if (model("set until_refused", 0)) beside_another_gpu(handle, stream);
     /* A graph that is being captured is not affected. */
     model_capture(stream, 1);
     CUfileError_t captured = cuFileReadAsync(handle, (void *)memory, &words.bytes, &words.file_offset, &words.offset, &words.done, stream);

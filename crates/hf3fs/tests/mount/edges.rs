@@ -1,6 +1,8 @@
 //! Programs that call the library at the edges of their process, and with structures that name nothing.
 
-use crate::bed::{Bed, command, compile, run};
+use std::process::Command;
+
+use crate::bed::{Bed, command, compile, library, run, skipped};
 
 fn at_edges(part: &str, says: &str) {
     let Some(bed) = Bed::start() else { return };
@@ -9,6 +11,16 @@ fn at_edges(part: &str, says: &str) {
     edges.arg(part).arg(bed.mount()).arg(bed.file());
     assert_eq!(run(edges), says);
     bed.until("all gone", |report| report["buffers"] == 0 && report["rings"] == 0);
+}
+
+#[test]
+fn the_library_stays_loaded() {
+    let library = library().join("libhf3fs_api_shared.so");
+    let Ok(listed) = Command::new("readelf").arg("-dW").arg(library).output() else {
+        return skipped("readelf is not installed");
+    };
+    let dynamic = String::from_utf8_lossy(&listed.stdout);
+    assert!(dynamic.contains("NODELETE"), "{dynamic}");
 }
 
 #[test]
