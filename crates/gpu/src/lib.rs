@@ -243,6 +243,8 @@ pub trait Gpu: Send + Sync {
     /// Holds memory whose address a controller on this GPU is about to get: it is not freed as long as the result
     /// lives. On GPUs such as the emulated one, where wrong addresses are errors, there is nothing to hold.
     ///
+    /// [`Self::serve`] trusts it: a GPU that wraps another one and forwards `serve` to it forwards this as well.
+    ///
     /// # Errors
     /// When the range is not memory that the GPU reaches.
     fn hold(&self, what: &'static str, at: GpuAddr, bytes: u64) -> Result<controllers::Hold> {

@@ -69,8 +69,10 @@ pub(crate) enum AddressSpace {
     Model,
     /// All CUDA contexts of this process: host memory that is registered.
     Cuda,
-    /// One CUDA context: its own memory.
+    /// One CUDA context: its own plain allocations, which its peers reach as well.
     Context(ContextKey),
+    /// One CUDA context: its other memory (mapped, opened or lent), which peers do not reach, as far as is known.
+    Alone(ContextKey),
     /// Everything that copies of one CUDA context reach; the caller of a copy guarantees that its range is allocated.
     /// Kernels never get such addresses.
     Everything(ContextKey),

@@ -296,9 +296,11 @@ impl Pairs {
             return Err(Error::Launch(format!("no controller takes queue {qid} as it is described")));
         }
         let rings = [(begin.sq, begin.sq_entries, Sqe::BYTES), (begin.cq, begin.cq_entries, Cqe::BYTES)];
+        // Locked until the warp runs: stopping the controllers meanwhile would release its rings.
+        let mut state = self.state();
         for (at, entries, bytes) in rings {
             let held = self.gpu.hold("a ring", at, u64::from(entries) * bytes as u64)?;
-            self.state().held.push(held);
+            state.held.push(held);
         }
         let _still = locked(&self.table);
         self.describe(qid, begin)?;

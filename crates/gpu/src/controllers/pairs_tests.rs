@@ -1,6 +1,7 @@
 //! Controllers that may not have ended.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 
 use onehop_controller::BusMapping;
 use onehop_os::{HostMem, Registers};
@@ -15,6 +16,8 @@ struct Uncertain {
     fails: Arc<AtomicBool>,
     /// Held for controllers.
     hold: Arc<()>,
+    /// If set, holding reports here, and takes a while.
+    holding: Option<Sender<()>>,
 }
 
 struct Controllers(Box<dyn Resident>, Arc<AtomicBool>);
@@ -67,6 +70,10 @@ impl Gpu for Uncertain {
     }
 
     fn hold(&self, _what: &'static str, _at: GpuAddr, _bytes: u64) -> Result<Hold> {
+        if let Some(holding) = &self.holding {
+            let _ = holding.send(());
+            std::thread::sleep(Duration::from_millis(100));
+        }
         Ok(self.hold.clone())
     }
 
@@ -79,8 +86,12 @@ impl Gpu for Uncertain {
 fn memory_of_controllers_that_may_run_is_kept() {
     for fails in [false, true] {
         let (flag, hold) = (Arc::new(AtomicBool::new(fails)), Arc::new(()));
-        let gpu: Arc<dyn Gpu> =
-            Arc::new(Uncertain { gpu: Emulated::new(), fails: flag.clone(), hold: hold.clone() });
+        let gpu: Arc<dyn Gpu> = Arc::new(Uncertain {
+            gpu: Emulated::new(),
+            fails: flag.clone(),
+            hold: hold.clone(),
+            holding: None,
+        });
         let table = Arc::new(Mutex::new(Table::new(&gpu, 3).unwrap()));
         let memory = gpu.alloc(Place::Vram, 8192).unwrap();
         let range = |bus| BusMapping { bus, bytes: 4096, target: memory.addr() };
@@ -108,6 +119,29 @@ fn memory_of_controllers_that_may_run_is_kept() {
         drop((pairs, table, gpu));
         assert_eq!(Arc::strong_count(&hold), if fails { 1 + 3 + 2 } else { 1 });
     }
+}
+
+/// Otherwise the rings would be released that a warp is about to run on.
+#[test]
+fn controllers_do_not_stop_while_a_pair_begins() {
+    let (holding, is_holding) = channel();
+    let (fails, hold) = (Arc::new(AtomicBool::new(false)), Arc::new(()));
+    let gpu: Arc<dyn Gpu> = Arc::new(Uncertain { gpu: Emulated::new(), fails, hold, holding: Some(holding) });
+    let table = Arc::new(Mutex::new(Table::new(&gpu, 3).unwrap()));
+    let memory = gpu.alloc(Place::Vram, 8192).unwrap();
+    let namespace = gpu.alloc(Place::Vram, 4096).unwrap();
+    let limit = Duration::from_secs(60);
+    let common = Common { namespace, blocks: 8, lba_shift: 9, max_bytes: 4096, limit, flags: 0 };
+    let pairs = Pairs::new(&gpu, common, &table, 1, 4096).unwrap();
+    pairs.start().unwrap();
+    let (sq, cq) = (memory.addr(), memory.addr().plus(4096));
+    let begin = Begin { sq, cq, sq_entries: 4, cq_entries: 4, cqid: 1, page_shift: 12, faults: &[] };
+    std::thread::scope(|scope| {
+        let begun = scope.spawn(|| pairs.begin(1, &begin).unwrap());
+        is_holding.recv().unwrap();
+        pairs.stop().unwrap();
+        assert!(begun.join().unwrap(), "they were stopped first");
+    });
 }
 
 #[test]

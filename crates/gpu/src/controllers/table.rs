@@ -64,8 +64,16 @@ impl Table {
     /// Adds a mapping. Its bus address is above all others, and both addresses are multiples of sixteen.
     ///
     /// # Errors
-    /// When the target is not memory that the GPU reaches, or there is no room.
+    /// When the addresses are not so, the target is not memory that the GPU reaches, or there is no room.
     pub fn add(&mut self, range: BusMapping) -> Result<()> {
+        let is_above = self.live.last_key_value().is_none_or(|(last, _)| *last < range.bus);
+        if !is_above || !(range.bus | range.target.0).is_multiple_of(16) {
+            let (bus, target) = (range.bus, range.target);
+            let why = format!(
+                "a mapping of {bus:#x} to {target} is not aligned to 16 bytes, or not above all others"
+            );
+            return Err(Error::Launch(why));
+        }
         if self.used == self.room && !self.searched {
             self.compact()?;
         }
@@ -88,11 +96,12 @@ impl Table {
     /// # Errors
     /// When the GPU fails.
     pub fn remove(&mut self, bus: u64) -> Result<()> {
-        let Some(gone) = self.live.remove(&bus) else { return Ok(()) };
-        self.write(gone.at, &NOWHERE, LENGTH)?;
+        let Some(Live { at, memory, .. }) = self.live.remove(&bus) else { return Ok(()) };
         if self.searched {
-            self.gone.push(gone.memory);
+            // Before the write: if that fails, warps still find the mapping.
+            self.gone.push(memory);
         }
+        self.write(at, &NOWHERE, LENGTH)?;
         // Slots at the end can be reused at once.
         let used = self.live.values().map(|live| live.at + 1).max().unwrap_or(0);
         for at in (used..self.used).rev() {
@@ -174,6 +183,18 @@ mod tests {
     fn seen(table: &Table) -> Vec<(u64, u64)> {
         let one = |at| BusMapping::from_words(&get(&table.region, at * BYTES).unwrap());
         (0..table.room).map(one).map(|range| (range.bus, range.bytes)).collect()
+    }
+
+    #[test]
+    fn only_aligned_addresses_above_all_others_are_added() {
+        let mut table = Table::new(&emulated(), 4).unwrap();
+        table.add(range(0x20000)).unwrap();
+        let (next, target) = (range(0x30000), GpuAddr(0x300_0008));
+        for bad in [range(0x20000), range(0x10000), BusMapping { target, ..next }, range(0x30008)] {
+            assert!(matches!(table.add(bad), Err(Error::Launch(_))), "{:#x}", bad.bus);
+        }
+        assert_eq!((table.find(0x20000, 4096), table.used), (Some(GpuAddr(0x200_0000)), 1));
+        table.add(range(0x30000)).unwrap();
     }
 
     #[test]

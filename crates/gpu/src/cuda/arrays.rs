@@ -95,7 +95,8 @@ impl Attached {
 fn read<const WORDS: usize>(gpu: &CudaGpu, at: GpuAddr) -> Result<[u32; WORDS]> {
     let mut bytes = vec![0; WORDS * 4];
     let held = gpu.0.context.hold(&[Touched { what: "a handle", at, bytes: bytes.len() as u64 }])?;
-    // SAFETY: the memory is live, of this length, and held until the copy has ended.
+    // SAFETY: the memory is live, of this length, and held across the call; after an error it is freed only when
+    // all work has ended.
     unsafe { gpu.0.copies.copy_out(at.0, &mut bytes) }?;
     drop(held);
     let mut words = [0; WORDS];

@@ -55,8 +55,10 @@ impl CudaBlocks {
             BlockWork::Sum(work) => (&self.sum, Box::new(work.words())),
         };
         let shape = Shape { blocks: job.blocks, threads: THREADS, shared: job.local_words() * 4 };
-        // SAFETY: the job's regions were checked to hold everything that it refers to. They live until the kernel has
-        // ended: `run` waits for that, and leaves them to a kernel that does not end.
+        // SAFETY: the job's regions were checked to hold everything that it refers to, except that a sum loads
+        // whole granules of 16 bytes: up to 15 bytes beyond each end of its region, in the same page, which it
+        // ignores. The regions live until the kernel has ended: `run` waits for that, and leaves them to one that
+        // does not end.
         unsafe { function.launch(&self.stream, shape, &[Arg::Words(words)]) }
     }
 

@@ -17,7 +17,8 @@ impl CudaGpu {
     /// When it cannot be compiled or found, fails, or does not end.
     ///
     /// # Safety
-    /// `args` match the kernel's parameters, and it only writes memory whose addresses it was given, within its bounds.
+    /// `args` match the kernel's parameters, and it only writes memory whose addresses it was given, within its
+    /// bounds; that memory stays until this returns, and after an error until [`Self::wait_for_all`] has succeeded.
     pub unsafe fn run_ptx(
         &self,
         ptx: &str,

@@ -108,7 +108,9 @@ impl Context {
         match space {
             AddressSpace::Model | AddressSpace::Everything(_) => false,
             AddressSpace::Cuda => true,
-            AddressSpace::Context(key) if key == self.key() => true,
+            AddressSpace::Context(key) | AddressSpace::Alone(key) if key == self.key() => true,
+            // Peer access does not cover mapped memory: a kernel that tried would lose its context.
+            AddressSpace::Alone(_) => false,
             AddressSpace::Context(key) => {
                 self.peers.lock().unwrap_or_else(PoisonError::into_inner).contains(&key)
             }
@@ -134,7 +136,8 @@ impl Context {
 
     /// Refuses memory of other contexts: a statement about it would concern another GPU's memory.
     pub(super) fn check_own(&self, what: &str, memory: &Region) -> Result<()> {
-        if memory.space() == AddressSpace::Context(self.key()) {
+        let key = self.key();
+        if [AddressSpace::Context(key), AddressSpace::Alone(key)].contains(&memory.space()) {
             return Ok(());
         }
         let why = "the memory is host memory, of another GPU or another context, or emulated".into();
@@ -143,7 +146,9 @@ impl Context {
 
     /// Memory of its own or registered memory, whose addresses kernels may get.
     pub(super) fn region(&self, at: GpuAddr, memory: DeviceMemory) -> Region {
-        let (bytes, memory, space) = (memory.bytes, Arc::new(memory), AddressSpace::Context(self.key()));
+        let key = self.key();
+        let space = if memory.is_plain() { AddressSpace::Context(key) } else { AddressSpace::Alone(key) };
+        let (bytes, memory) = (memory.bytes, Arc::new(memory));
         self.driver.live.add(at, bytes, space, &(memory.clone() as MemoryHold));
         Region::on_device(at, bytes, memory).in_space(space)
     }

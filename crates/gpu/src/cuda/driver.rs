@@ -390,7 +390,7 @@ impl Driver {
             Ok(()) => Freed::Done,
             Err(failure) => match failure.meaning() {
                 Meaning::Capture => Freed::NotNow,
-                // It was freed with the context.
+                // It was freed with the context, or, if cuMemCreate made it, is with the process.
                 Meaning::Lost => Freed::Done,
                 Meaning::Other => Freed::Refused(self.error(what, failure).to_string()),
             },

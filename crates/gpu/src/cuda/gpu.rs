@@ -97,7 +97,8 @@ impl CudaGpu {
     }
 
     /// The same GPU, with its queues served by controllers on another one, across the link between them: what
-    /// [`Gpu::serve`] and [`CudaGpu::start_rig`] start runs there.
+    /// [`Gpu::serve`] and [`CudaGpu::start_rig`] start runs there. They reach [`DeviceKind::Plain`] memory of this one,
+    /// and host memory.
     ///
     /// # Errors
     /// When the other GPU does not reach this one's memory.
@@ -155,7 +156,8 @@ impl CudaGpu {
     ///
     /// # Safety
     /// The memory is not freed before `owner` is dropped. If the owner does not ensure that, it is not freed while
-    /// calls use the result or a clone of it, and after an error not before [`Self::wait_for_all`] has succeeded.
+    /// a call, a kernel or a copier uses the result or a clone of it, and after an error not before
+    /// [`Self::wait_for_all`] has succeeded.
     pub unsafe fn lend(
         &self,
         at: GpuAddr,
@@ -516,8 +518,9 @@ impl Gpu for CudaGpu {
         let reached = |region| self.servant().0.context.check("running controllers on the GPU", region);
         memory.iter().try_for_each(reached)?;
         let held: Vec<MemoryHold> = memory.into_iter().map(|region| Arc::new(region) as MemoryHold).collect();
-        // SAFETY: only `Pairs` makes a `Serving`: its GPU, which is this one or forwards to this one, has held what the
-        // descriptors refer to, and `Pairs` keeps that until the result has been dropped.
+        // SAFETY: only `Pairs` makes a `Serving`: its GPU, which is this one or forwards to this one, has held what
+        // the descriptors refer to, and `Pairs` keeps that until the result has been dropped. A GPU that forwards
+        // this is trusted to forward `hold` as well: the trait says so.
         let start = || unsafe { self.servant().start_list(&code, &rig::SERVE, (pairs, count), limit, held) };
         Ok(Box::new(PersistentKernel::start(&self.0.context.driver, start)?))
     }

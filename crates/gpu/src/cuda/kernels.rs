@@ -143,10 +143,20 @@ fn queues(launch: &Launch) -> (&[KernelQueue], bool) {
     }
 }
 
+/// Refuses memory that is not aligned as [`KernelQueue`] and [`KernelJob`] say: a kernel that accessed it would
+/// destroy the context.
+fn aligned(touched: Touched, to: u64) -> Result<Touched> {
+    let Touched { what, at, .. } = touched;
+    if at.0.is_multiple_of(to) {
+        return Ok(touched);
+    }
+    Err(Error::Launch(format!("{what} at {at} is not on a multiple of {to} bytes")))
+}
+
 /// The memory that kernels access which prepare a launch's queues.
 pub(super) fn prepared(launch: &Launch) -> Result<Vec<Touched>> {
     let (list, shared) = queues(launch);
-    list.iter().map(|queue| control(queue, shared)).collect()
+    list.iter().map(|queue| aligned(control(queue, shared)?, 16)).collect()
 }
 
 /// The rings of a queue, and its doorbells.
@@ -170,17 +180,22 @@ pub(super) fn shared(queue: &KernelQueue) -> Result<Vec<Touched>> {
 pub(super) fn touched(launch: &Launch, job: &KernelJob, metered: bool) -> Result<Vec<Touched>> {
     let (list, warps) = (queues(launch).0, count(launch)? as u32);
     let mut all = prepared(launch)?;
-    all.extend(list.iter().flat_map(rings));
-    let mut add = |what, at, bytes| all.push(Touched { what, at, bytes });
+    for (one, to) in list.iter().flat_map(|queue| rings(queue).into_iter().zip([64, 16, 4, 4])) {
+        all.push(aligned(one, to)?);
+    }
+    let mut add = |what, at, bytes, to| -> Result<()> {
+        all.push(aligned(Touched { what, at, bytes }, to)?);
+        Ok(())
+    };
     let outcomes = u64::from(job.count) * u64::from(ItemOutcome::BYTES);
     let outcomes = if metered { times::end(job.count, warps) } else { outcomes };
     if job.count > 0 {
-        add("the list of work", job.works, u64::from(job.count) * u64::from(WorkItem::BYTES));
+        add("the list of work", job.works, u64::from(job.count) * u64::from(WorkItem::BYTES), 16)?;
     }
     if outcomes > 0 {
-        add("the outcomes", job.outcomes, outcomes);
+        add("the outcomes", job.outcomes, outcomes, 8)?;
     }
-    add("the poison word", job.poison, 4);
+    add("the poison word", job.poison, 4, 4)?;
     Ok(all)
 }
 
@@ -241,11 +256,11 @@ mod tests {
 
     fn queue() -> KernelQueue {
         KernelQueue {
-            sq: GpuAddr(1),
-            cq: GpuAddr(2),
-            sq_door: GpuAddr(3),
-            cq_door: GpuAddr(4),
-            control: GpuAddr(5),
+            sq: GpuAddr(64),
+            cq: GpuAddr(16),
+            sq_door: GpuAddr(4),
+            cq_door: GpuAddr(8),
+            control: GpuAddr(32),
             sq_entries: 6,
             cq_entries: 7,
             window: 8,
@@ -258,7 +273,7 @@ mod tests {
         let launch = Launch::Owner(vec![queue(), queue(), queue()]);
         let bytes = queue_bytes(&launch);
         assert_eq!((bytes.len(), count(&launch).unwrap()), (3 * 56, 3));
-        assert_eq!((bytes[56], bytes[56 + 40], bytes[56 + 48]), (1, 6, 8));
+        assert_eq!((bytes[56], bytes[56 + 40], bytes[56 + 48]), (64, 6, 8));
         let layout = layout(bytes.len(), 3);
         assert!(layout.exits >= bytes.len() && layout.exits.is_multiple_of(128));
         assert_eq!(layout.bytes, layout.exits + exit_bytes(3));
@@ -296,6 +311,34 @@ mod tests {
         }
         let queue = KernelQueue { sq_entries: 63, ..queue };
         assert!(prepared(&Launch::Shared(vec![queue], 32)).is_err());
+    }
+
+    #[test]
+    fn memory_that_is_not_aligned_is_refused() {
+        let good = KernelQueue { sq_entries: 64, cq_entries: 64, ..queue() };
+        let at = GpuAddr(4096);
+        let job =
+            KernelJob { works: at, outcomes: at, poison: at, count: 3, nsid: 1, ..KernelJob::default() };
+        let is_refused = |queue, job: &KernelJob| touched(&Launch::Owner(vec![queue]), job, false).is_err();
+        assert!(!is_refused(good, &job));
+        let control = KernelQueue { control: GpuAddr(4096 + 8), ..good };
+        assert!(prepared(&Launch::Owner(vec![control])).is_err());
+        for queue in [
+            control,
+            KernelQueue { sq: GpuAddr(4096 + 32), ..good },
+            KernelQueue { cq: GpuAddr(4096 + 8), ..good },
+            KernelQueue { sq_door: GpuAddr(4096 + 2), ..good },
+            KernelQueue { cq_door: GpuAddr(4096 + 2), ..good },
+        ] {
+            assert!(is_refused(queue, &job), "{queue:?}");
+        }
+        for job in [
+            KernelJob { works: GpuAddr(4096 + 8), ..job },
+            KernelJob { outcomes: GpuAddr(4096 + 4), ..job },
+            KernelJob { poison: GpuAddr(4096 + 2), ..job },
+        ] {
+            assert!(is_refused(good, &job), "{job:?}");
+        }
     }
 
     #[test]

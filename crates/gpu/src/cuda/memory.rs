@@ -191,6 +191,11 @@ impl DeviceMemory {
         Ok(memory)
     }
 
+    /// Whether `cuMemAlloc` allocated it here: only such memory is open to peers.
+    pub(super) fn is_plain(&self) -> bool {
+        matches!(self.origin, Origin::Plain { .. })
+    }
+
     /// All memory that copies of this context reach, by address.
     pub(super) fn everything(context: &Arc<Context>, stream: &Arc<Stream>) -> Self {
         Self::on(context, stream, (0, usize::MAX), Origin::Lent)
@@ -355,6 +360,8 @@ impl Drop for DeviceMemory {
 
 /// Frees an allocation whose regions were all dropped.
 fn free(context: &Context, at: DevicePtr, bytes: usize, origin: &mut Origin) -> Freed {
+    const WHAT: &str = "freeing GPU memory";
+    let mut rest = Ok(());
     let answer = context.attempt(|driver| match origin {
         // SAFETY: it came from cuMemAlloc, and nobody holds a region of it any more.
         Origin::Plain { base } => unsafe { driver.free(*base) },
@@ -369,10 +376,15 @@ fn free(context: &Context, at: DevicePtr, bytes: usize, origin: &mut Origin) -> 
                 unsafe { driver.free(*barrier) }?;
                 *barrier = 0;
             }
-            unmap(driver, at, bytes, *handle)
+            rest = unmap(driver, at, bytes, *handle)?;
+            Ok(())
         }
     });
-    context.freed(answer, "freeing GPU memory")
+    match (context.freed(answer.and(rest), WHAT), rest) {
+        // Another try would begin with unmapping what another allocation may have mapped there by then.
+        (Freed::NotNow, Err(failure)) => Freed::Refused(context.driver.error(WHAT, failure).to_string()),
+        (freed, _) => freed,
+    }
 }
 
 /// Waits for all GPU work that this process has started, in every stream.
@@ -399,13 +411,20 @@ pub(super) fn wait_for_all(context: &Arc<Context>) -> Result<()> {
     }
 }
 
-fn unmap(driver: &DriverCalls, at: DevicePtr, bytes: usize, handle: u64) -> std::result::Result<(), Failure> {
+/// Unmaps memory. If that succeeds, the result is that of the rest, and the caller does not call it again.
+fn unmap(
+    driver: &DriverCalls,
+    at: DevicePtr,
+    bytes: usize,
+    handle: u64,
+) -> std::result::Result<std::result::Result<(), Failure>, Failure> {
     // SAFETY: the range is mapped, nobody holds a region of it any more, and all work that used it has ended.
     unsafe { driver.unmap(at, bytes) }?;
     // SAFETY: the range was reserved with this length, and nothing is mapped there any more.
-    unsafe { driver.unreserve(at, bytes) }?;
+    let unreserved = unsafe { driver.unreserve(at, bytes) };
     // SAFETY: the handle is ours, and its mapping is gone.
-    unsafe { driver.release(handle) }
+    let released = unsafe { driver.release(handle) };
+    Ok(unreserved.and(released))
 }
 
 impl DeviceBytes for DeviceMemory {

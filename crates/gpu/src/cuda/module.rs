@@ -26,7 +26,12 @@ const REGISTERS: c_int = 4;
 const MAX_THREADS: c_int = 0;
 const MAX_DYNAMIC_SHARED: c_int = 8;
 
+/// PTX with a zero byte behind it. The driver recognizes a compiled image by its first bytes, and trusts the
+/// lengths in it. A `str` can start as one only with DEL: as an ELF file.
 fn c_text(ptx: &str) -> Result<CString> {
+    if ptx.starts_with('\x7f') {
+        return Err(Error::Launch("the PTX is not text; it starts as a compiled image does".into()));
+    }
     CString::new(ptx).map_err(|_| Error::Launch("the PTX has a zero byte in it".into()))
 }
 
@@ -83,7 +88,8 @@ impl Module {
         let (text, owned) = (c_text(ptx)?, context.clone());
         context.driver.reclaimer.load_with_time_limit(WHAT, LONGEST, move || {
             let mut log = Log::new();
-            // SAFETY: the text ends in a zero byte, and lives across the call.
+            // SAFETY: the text ends in a zero byte, and lives across the call; `c_text` has refused what is not
+            // text of PTX.
             let loaded = unsafe { Self::load_image(&owned, text.as_ptr().cast(), &mut log) };
             loaded.map_err(|failure| log.error(&owned, WHAT, failure))
         })
@@ -176,7 +182,8 @@ impl Drop for Module {
         let context = unsafe { ManuallyDrop::take(&mut self.context) };
         let (module, reclaimer) = (Raw(self.raw), context.driver.reclaimer.clone());
         reclaimer.enqueue(move || {
-            // SAFETY: nobody holds a function of it, and launches hold functions.
+            // SAFETY: nobody holds a function of it, and launches hold functions, or their callers keep the
+            // `StreamWork`.
             let answer = context.attempt(|driver| unsafe { driver.module_unload(module.get()) });
             context.freed(answer, "unloading device code")
         });
@@ -286,5 +293,19 @@ impl Function {
             // SAFETY: the driver copies the arguments in this call, and `args` lives across it; the caller vouches for them.
             unsafe { driver.launch(function, blocks, 1, 1, threads, 1, 1, shared, stream, list, null_mut()) }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The driver would trust the lengths in a compiled image.
+    #[test]
+    fn a_compiled_image_is_no_text() {
+        for bad in ["\x7fELF\x02\x01", ".version 7.0\0"] {
+            assert!(matches!(c_text(bad), Err(Error::Launch(_))), "{bad:?}");
+        }
+        assert!(c_text(".version 7.0\n").is_ok());
     }
 }

@@ -79,7 +79,8 @@ impl Cuda {
     ///
     /// # Safety
     /// `pointer` is the driver's current information about memory that has not been freed, or that has no context. The
-    /// program does not destroy the context while a call uses the result, or what was made with it.
+    /// program does not destroy the context while a call uses the result, or what was made with it: host memory that
+    /// was first registered with it, too, which calls of other GPUs may use.
     pub unsafe fn open_for(&self, pointer: &Pointer) -> Result<CudaGpu> {
         let (handle, device) = self.device(pointer.ordinal as i32)?;
         let raw = pointer.context as sys::CUcontext;
@@ -164,8 +165,9 @@ impl CudaGpu {
     /// When the driver fails.
     ///
     /// # Safety
-    /// Every range that is read, written or copied to stays allocated until the call has returned; after an error,
-    /// until [`Self::wait_for_all`] has succeeded.
+    /// Every range that is read or written stays allocated until the call has returned; one that a `Copier` copies
+    /// to, until a mark after the copy is over or the copier has been dropped; after an error, until
+    /// [`Self::wait_for_all`] has succeeded.
     pub unsafe fn all_memory(&self) -> Result<Region> {
         let context: &Arc<Context> = &self.0.context;
         let stream = Arc::new(Stream::apart(context)?);

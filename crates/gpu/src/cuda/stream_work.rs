@@ -114,7 +114,7 @@ impl StreamWork {
     ///
     /// # Safety
     /// As for [`Self::wait`]. The memory in the order is then allocated and reachable from this context, until the
-    /// stream has passed.
+    /// stream has passed; and `self` is not dropped before that.
     pub unsafe fn copy(&self, stream: *mut c_void, orders: &Region, offset: usize) -> Result<()> {
         let order = Arg::U64(pinned(orders, offset, PlaceOrder::BYTES)?);
         // SAFETY: this is the kernel's argument, and the caller's promise.
@@ -124,9 +124,10 @@ impl StreamWork {
 
 /// The GPU's address of aligned bytes of pinned memory.
 fn pinned(memory: &Region, offset: usize, bytes: usize) -> Result<u64> {
-    let align = if bytes < 8 { bytes } else { 8 };
+    let align = if bytes < 8 { bytes as u64 } else { 8 };
+    let is_aligned = memory.addr().0.wrapping_add(offset as u64).is_multiple_of(align);
     let is_within = offset.checked_add(bytes).is_some_and(|end| end <= memory.len());
-    if memory.host().is_none() || !offset.is_multiple_of(align) || !is_within {
+    if memory.host().is_none() || !is_aligned || !is_within {
         return Err(Error::Memory(onehop_os::Error::OutOfRange { offset, bytes, len: memory.len() }));
     }
     Ok(memory.addr().plus(offset as u64).0)
@@ -142,12 +143,15 @@ mod tests {
         let gpu = Emulated::new();
         let words = gpu.alloc(Place::PinnedHost, 4096).unwrap();
         assert_eq!(pinned(&words, 4092, 4).unwrap(), words.addr().0 + 4092);
-        let small = words.slice(0..2).unwrap();
+        let (small, askew) = (words.slice(0..2).unwrap(), words.slice(2..4096).unwrap());
+        assert_eq!(pinned(&askew, 2, 4).unwrap(), words.addr().0 + 4);
         for (words, offset, bytes) in [
             (&words, 4096, 4),
             (&words, 2, 4),
             (&words, usize::MAX - 3, 4),
             (&small, 0, 4),
+            (&askew, 0, 4),
+            (&askew, 4, 4),
             (&words, 4096 - 8, PlaceOrder::BYTES),
             (&words, 4, PlaceOrder::BYTES),
         ] {

@@ -110,6 +110,23 @@ fn copies_go_to_memory_of_their_own_context() {
 }
 
 #[test]
+fn peers_reach_only_plain_allocations() {
+    let test = "contexts::peers_reach_only_plain_allocations";
+    let Some(_model) = Model::or_child(test) else { return };
+    let cuda = Cuda::load().unwrap();
+    let (gpu, peer) = (cuda.open("0").unwrap(), cuda.open("1").unwrap());
+    let _served = gpu.served_by(&peer).unwrap();
+    let ring = gpu.alloc(Place::PinnedHost, 4096).unwrap();
+    for (kind, is_reached) in [(DeviceKind::Plain, true), (DeviceKind::Exportable, false)] {
+        let memory = gpu.alloc_device(kind, 4096).unwrap();
+        let reaches = |gpu: &CudaGpu| {
+            [gpu.hold("memory", memory.addr(), 8).is_ok(), gpu.copier(&ring, &memory).is_ok()]
+        };
+        assert_eq!([reaches(&gpu), reaches(&peer)], [[true; 2], [is_reached; 2]], "{kind:?}");
+    }
+}
+
+#[test]
 fn memory_that_kernels_trust_is_out_of_their_reach() {
     let test = "contexts::memory_that_kernels_trust_is_out_of_their_reach";
     let Some(_model) = Model::or_child(test) else { return };

@@ -14,12 +14,12 @@ enum { OK = 0, INVALID = 1, NOT_READY = 600, DESTROYED = 709, ALREADY_REGISTERED
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 /* Set by the tests: whether a capture is open, whether another kernel runs, how many frees to refuse and how, results of
- * queries, of mapping memory, and of event records after some that succeed, whether kernels find no room (1) or start and
+ * queries, of mapping memory, of giving its address back, and of event records after some that succeed, whether kernels find no room (1) or start and
  * do not end (2), the milliseconds that freeing takes, whether starting continues, and how far each GPU orders other devices' writes. */
-static volatile long capturing, busy, refuse, refusal = CAPTURE, answer, map_answer, record_answer, records, full, slow, start_held, order_0, order_1;
+static volatile long capturing, busy, refuse, refusal = CAPTURE, answer, map_answer, unreserve_answer, record_answer, records, full, slow, start_held, order_0, order_1;
 /* Read by the tests: captures invalidated, calls that were not relaxed, live resources, mappings removed too early, calls
- * of the watched thread, retained contexts, whether a thread has begun to start the driver. */
-static volatile long invalidated, unrelaxed, live, early, watched_calls, retained, starting;
+ * of the watched thread, retained contexts, whether a thread has begun to start the driver, mappings removed. */
+static volatile long invalidated, unrelaxed, live, early, watched_calls, retained, starting, unmapped;
 static const char *volatile watched_call = "";
 static __thread int mode, watched;
 /* In a forked process all threads are watched. */
@@ -112,8 +112,9 @@ long model(const char *what, long value) {
 #define SET(name) if (!strcmp(what, "set " #name)) { name = value; return 0; }
 #define GET(name) if (!strcmp(what, #name)) return name;
     SET(capturing) SET(busy) SET(refuse) SET(refusal) SET(answer) SET(map_answer) SET(watched)
-    SET(record_answer) SET(records) SET(slow) SET(start_held) SET(order_0) SET(order_1)
+    SET(unreserve_answer) SET(record_answer) SET(records) SET(slow) SET(start_held) SET(order_0) SET(order_1)
     GET(invalidated) GET(unrelaxed) GET(live) GET(early) GET(watched_calls) GET(mode) GET(refuse) GET(retained) GET(starting)
+    GET(unmapped)
     abort();
 }
 
@@ -263,6 +264,8 @@ int cuCtxPopCurrent_v2(void **context) {
     *context = &contexts[current[--depth]];
     return OK;
 }
+int cuDeviceCanAccessPeer(int *can, int device, int peer) { ENTER; *can = device != peer; return OK; }
+int cuCtxEnablePeerAccess(void *peer, unsigned flags) { WARY; (void)peer; return flags ? INVALID : OK; }
 int cuMemGetInfo_v2(size_t *free_, size_t *total) { WARY; *free_ = *total = 1ul << 30; return OK; }
 
 int cuMemAlloc_v2(at *where, size_t bytes) {
@@ -317,12 +320,13 @@ int cuMemAddressReserve(at *where, size_t bytes, size_t align, at wish, at flags
     made(1);
     return OK;
 }
-int cuMemAddressFree(at where, size_t bytes) { ENTER; (void)bytes; free((void *)where); made(-1); return OK; }
+int cuMemAddressFree(at where, size_t bytes) { ENTER; (void)bytes; if (unreserve_answer) return (int)unreserve_answer; free((void *)where); made(-1); return OK; }
 int cuMemMap(at where, size_t bytes, size_t offset, at handle, at flags) { ENTER; (void)where; (void)bytes; (void)offset; (void)handle; (void)flags; if (map_answer) return (int)map_answer; made(1); return OK; }
 int cuMemUnmap(at where, size_t bytes) {
     ENTER;
     (void)where; (void)bytes;
     if (busy || refuse > 0) early++;
+    unmapped++;
     made(-1);
     return OK;
 }

@@ -169,3 +169,20 @@ fn many_threads_that_copy_pin_memory_once() {
         assert_eq!(model.get("live"), before + THREADS as c_long * HANDLES);
     }
 }
+
+/// Once it is unmapped, another allocation may be mapped at its address.
+#[test]
+fn memory_is_unmapped_once() {
+    let Some(model) = Model::or_child("lifetimes::memory_is_unmapped_once") else { return };
+    let gpu = gpu();
+    let region = gpu.alloc_device(DeviceKind::Exportable, 1 << 20).unwrap();
+    // As for a capture, after which other calls are tried again.
+    model.set("unreserve_answer", 900);
+    drop(region);
+    let start = Instant::now();
+    while gpu.refusals().0 == 0 {
+        assert!(start.elapsed() < TEST_TIMEOUT);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(model.get("unmapped"), 1);
+}
