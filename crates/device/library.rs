@@ -79,7 +79,7 @@ pub unsafe extern "C" fn onehop_write(queue: *const Queue, lba: u64, blocks: u32
 /// Begins to move blocks: `op` is 0 to read, 1 to write. -1 if the command is in flight; any other answer is its end.
 ///
 /// # Safety
-/// As for [`onehop_read`]; `command` is memory for a command.
+/// As for [`onehop_read`]; `command` is memory for a command; no other thread uses it meanwhile.
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_submit(
@@ -90,7 +90,8 @@ pub unsafe extern "C" fn onehop_submit(
     offset: u64,
     command: *mut Command,
 ) -> i32 {
-    // SAFETY: the caller's promise; any bytes are a command.
+    // SAFETY: the caller's promise; any bytes are a command, and `start` writes all of it before anything reads
+    // it.
     start(queue, op, lba, blocks, offset, unsafe { &mut *command }, false)
 }
 

@@ -6,7 +6,7 @@
 use core::arch::{asm, global_asm, nvptx};
 
 use onehop_proto::kernel::Lanes;
-use onehop_controller::{Exit, Scoped, Wide, check, litmus, null, null_far, serve};
+use onehop_controller::{Exit, NULL_FAR_LOCAL_WORDS, Scoped, Wide, check, litmus, null, null_far, serve};
 use onehop_device::gpu::GpuThread;
 use onehop_proto::GpuAddr;
 use onehop_proto::queue::Memory;
@@ -21,6 +21,9 @@ unsafe extern "unadjusted" {
 }
 
 const LANES: u32 = 32;
+
+// The warps' words follow each other.
+const _: () = assert!(NULL_FAR_LOCAL_WORDS.is_multiple_of(4), "`null_far` uses four words at once");
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo) -> ! {
@@ -129,7 +132,8 @@ impl Lanes for Lane {
     #[inline(always)]
     fn local_four(&self, at: u32) -> [u32; 4] {
         let (a, b, c, d);
-        // SAFETY: within the shared memory that the launch asked for.
+        // SAFETY: within the shared memory that the launch asked for, and aligned: the index is a multiple of
+        // four, as `Lanes` says, and the base is a multiple of four words in the kernel that uses this.
         unsafe {
             asm!("ld.shared.v4.u32 {{{0}, {1}, {2}, {3}}}, [{4}];",
                 out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) self.shared(at), options(nostack));
@@ -140,7 +144,7 @@ impl Lanes for Lane {
     #[inline(always)]
     fn set_local_four(&self, at: u32, words: [u32; 4]) {
         let [a, b, c, d] = words;
-        // SAFETY: within the shared memory that the launch asked for.
+        // SAFETY: as for `local_four`.
         unsafe {
             asm!("st.shared.v4.u32 [{0}], {{{1}, {2}, {3}, {4}}};",
                 in(reg32) self.shared(at), in(reg32) a, in(reg32) b, in(reg32) c, in(reg32) d, options(nostack));

@@ -7,7 +7,8 @@
 use core::arch::{asm, global_asm, nvptx};
 
 use onehop_proto::GpuAddr;
-use onehop_proto::kernel::{GROUP_WORDS, LOCAL_WORDS, Lanes, Seat, Taken, Warp};
+use onehop_proto::array::{HIT_WORDS, MISS_WORDS};
+use onehop_proto::kernel::{GROUP_WORDS, LOCAL_WORDS, Lanes, SINGLE_WORDS, Seat, Taken, Warp};
 use onehop_proto::queue::Memory;
 
 use crate::params::{DOOR_WORDS, GROUP_SHARED_BYTES, LANES, OWNER_SHARED_BYTES};
@@ -68,8 +69,17 @@ pub enum Door {
 const _: () = assert!(OWNER_SHARED_BYTES == (LOCAL_WORDS + DOOR_WORDS) * 4);
 const _: () = assert!(GROUP_SHARED_BYTES == (GROUP_WORDS + DOOR_WORDS) * 4);
 
-const _: () =
-    assert!(LOCAL_WORDS.is_multiple_of(2) && GROUP_WORDS.is_multiple_of(2), "doorbells lie behind them");
+const _: () = assert!(
+    LOCAL_WORDS.is_multiple_of(2) && SINGLE_WORDS.is_multiple_of(2) && GROUP_WORDS.is_multiple_of(2),
+    "doorbells lie behind them"
+);
+
+// The warps' words follow each other. Kernels with other numbers of words do not use four at once.
+const _: () = assert!(
+    LOCAL_WORDS.is_multiple_of(4) && HIT_WORDS.is_multiple_of(4) && MISS_WORDS.is_multiple_of(4),
+    "`local_four` and `fetch` need words that are aligned so"
+);
+const _: () = assert!(DOOR_WORDS.is_multiple_of(4), "they lie between the words of two warps");
 
 impl Lane {
     /// The calling thread, in the `warp`th warp of its block, in which each has `words` words of its own; it rings these
@@ -219,7 +229,9 @@ macro_rules! memory {
     #[inline(always)]
     fn load_constant(&self, at: GpuAddr) -> [u32; 4] {
         let (a, b, c, d);
-        // SAFETY: the host vouches for the addresses that it describes to a kernel, and that nothing writes there.
+        // SAFETY: the host vouches for the addresses that it describes to a kernel. No program writes handles,
+        // or the items of an array's job; if one writes work items meanwhile, the values are arbitrary, and none
+        // of them becomes an address of this GPU.
         unsafe {
             asm!("ld.global.nc.v4.u32 {{{0}, {1}, {2}, {3}}}, [{4}];",
                 out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) at.0, options(nostack));
@@ -431,7 +443,8 @@ impl Lanes for Lane {
     #[inline(always)]
     fn local_four(&self, index: u32) -> [u32; 4] {
         let (a, b, c, d);
-        // SAFETY: within the shared memory that the launch asked for; `Warp` promises the alignment.
+        // SAFETY: within the shared memory that the launch asked for, and aligned: the index is a multiple of
+        // four, as `Lanes` says, and the base is a multiple of four words in the kernels that use this.
         unsafe {
             asm!("ld.shared.v4.u32 {{{0}, {1}, {2}, {3}}}, [{4}];",
                 out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) self.shared(index),

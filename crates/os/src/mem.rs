@@ -31,7 +31,9 @@ struct Mapping {
 // SAFETY: a Mapping is an address range that stays mapped until drop, and is not tied to a thread.
 unsafe impl Send for Mapping {}
 // SAFETY: references handed out are to atomics. Users of the bare pointer access registers by volatile loads and
-// stores, give it to the kernel or a driver, or copy through memory that no other clone of theirs touches meanwhile.
+// stores, give it to the kernel or a driver, copy through memory that no other clone of theirs touches
+// meanwhile, or give it to the C program whose memory it is. Accesses of different sizes may overlap, which Rust
+// does not define; x86-64 and aarch64 do: every byte is one store's.
 unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
@@ -208,10 +210,16 @@ impl HostMem {
         Ok(Self { mapping, offset: 0, len, _on_drop: None })
     }
 
-    /// The same memory, and runs `release` when the last clone of the result is dropped.
+    /// The same memory, and runs `release` when the last clone of the result is dropped. What it already runs
+    /// then comes afterwards.
     #[must_use]
     pub fn on_last_drop(mut self, release: impl FnOnce() + Send + Sync + 'static) -> Self {
-        self._on_drop = Some(Arc::new(OnLast(Some(Box::new(release)))));
+        let former = self._on_drop.take();
+        let both = move || {
+            release();
+            drop(former);
+        };
+        self._on_drop = Some(Arc::new(OnLast(Some(Box::new(both)))));
         self
     }
 
@@ -558,5 +566,20 @@ mod tests {
         assert_eq!(gone.load(Ordering::Relaxed), 0);
         drop(part);
         assert_eq!(gone.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_part_with_a_hook_of_its_own_keeps_that_of_the_whole() {
+        let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let push = |name: &'static str| {
+            let order = order.clone();
+            move || order.lock().unwrap().push(name)
+        };
+        let mem = HostMem::anonymous(1).unwrap().on_last_drop(push("whole"));
+        let part = mem.slice(0..8).unwrap().on_last_drop(push("part"));
+        drop(mem);
+        assert!(order.lock().unwrap().is_empty());
+        drop(part);
+        assert_eq!(*order.lock().unwrap(), ["part", "whole"]);
     }
 }

@@ -505,6 +505,9 @@ impl ChannelShared {
     /// A work item has succeeded; `received` is the length and the immediate number of a message.
     pub fn done(&self, id: u64, received: Option<(u32, u32)>) {
         let Some((len, number)) = received else {
+            if id & RECEIVE != 0 {
+                return self.end("the other side used room for a message without sending one");
+            }
             let mut state = self.lock();
             match state.transfers.get_mut(&id) {
                 Some(transfer) => transfer.done = true,

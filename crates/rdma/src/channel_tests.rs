@@ -64,6 +64,20 @@ fn peers_have_no_access_before_let_in() {
     assert!(matches!(channel.let_in(), Err(Error::Broken(_))));
 }
 
+/// It completes a receive, but the slot holds bytes of another message.
+#[test]
+fn a_write_with_an_immediate_number_is_no_message() {
+    for (opcode, is_message) in [(128, true), (129, false)] {
+        let fake = Fake::new();
+        let nic = Nic::of_device(fake.device());
+        let (channel, _far) = connected(&nic);
+        fake.complete_receive(RECEIVE, opcode, 4);
+        let received = channel.receive(Deadline::after(LONG));
+        assert_eq!(matches!(received, Ok(Some(_))), is_message);
+        assert_eq!(matches!(received, Err(Error::Broken(_))), !is_message);
+    }
+}
+
 #[test]
 fn memory_is_reached_by_others_only_where_it_is_exposed() {
     let fake = Fake::new();

@@ -1,13 +1,17 @@
 //! The guardian: a child process that restores a device when this process ends in any way.
 //!
-//! It is forked before anything is changed and sleeps on a pipe, whose other end closes at a drop, an exit, a panic, or
-//! a signal that cannot be caught. Only the guardian restores devices, so there is one way of doing it.
+//! It is forked before anything is changed, and sleeps until a pipe has a byte, at a drop, or this process has
+//! ended, by an exit, a panic, or a signal that cannot be caught. The pipe closes then, unless a process that
+//! was forked from this one has it open, so the guardian also polls a pidfd. Only the guardian restores devices,
+//! so there is one way of doing it.
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
+
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use crate::claim::steps::SysfsWrite;
 use crate::{Address, Error, Result};
@@ -34,9 +38,13 @@ struct GuardianWork {
 
 /// The parent's handle on the guardian.
 pub(crate) struct Guard {
-    /// The guardian sleeps while this is open.
+    /// The guardian sleeps until this end has a byte or is closed.
     pipe: Option<OwnedFd>,
+    /// The pipe's other end: writing would raise SIGPIPE if the guardian, which has it too, was killed.
+    _read: OwnedFd,
     child: libc::pid_t,
+    /// The process that started it. One that was forked from that has a copy of this, and releases nothing.
+    owner: u32,
     address: Address,
 }
 
@@ -51,8 +59,12 @@ impl Guard {
         let work = prepare(folder, address, steps)?;
         let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
             .map_err(|e| Error::call("pipe2", e.into()))?;
+        // Before Linux 5.3 there is only the pipe; `poll` ignores a negative descriptor.
+        let parent = pidfd_open(getpid(), PidfdFlags::empty()).ok();
+        let parent_fd = parent.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         let mut keep: Vec<RawFd> = kept.iter().map(AsRawFd::as_raw_fd).collect();
         keep.extend([0, 1, 2, read.as_raw_fd()]);
+        keep.extend(parent.as_ref().map(AsRawFd::as_raw_fd));
         keep.sort_unstable();
         keep.dedup();
         let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
@@ -63,26 +75,38 @@ impl Guard {
             libc::sigfillset(all.as_mut_ptr());
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
         }
-        // SAFETY: fork runs the handlers that libraries of this process have registered, ours among them: those take
-        // locks before the fork and release them in the child, which POSIX allows. After that the child only calls
-        // async-signal-safe functions on memory that was allocated before, and never returns.
+        // SAFETY: fork runs the handlers that libraries of this process have registered, ours among them: those
+        // take locks before the fork and release them in the child, which POSIX allows, and free memory there,
+        // which glibc allows. After that the child only calls async-signal-safe functions on memory that was
+        // allocated before, and never returns.
         let child = unsafe { libc::fork() };
         let failed = std::io::Error::last_os_error();
         if child == 0 {
             // SAFETY: this is the child of the fork above.
-            unsafe { watch(read.as_raw_fd(), &keep, &work) }
+            unsafe { watch([read.as_raw_fd(), write.as_raw_fd()], parent_fd, &keep, &work) }
         }
         // SAFETY: `old` was written by the first call.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), std::ptr::null_mut()) };
         if child < 0 {
             return Err(Error::call("fork of the process that will rebind the device", failed));
         }
-        Ok(Self { pipe: Some(write), child, address })
+        Ok(Self { pipe: Some(write), _read: read, child, owner: std::process::id(), address })
+    }
+
+    /// The end of the pipe that a forked process would have.
+    #[cfg(test)]
+    pub(crate) fn copy_of_pipe(&self) -> OwnedFd {
+        self.pipe.as_ref().unwrap().try_clone().unwrap()
     }
 
     /// Lets the guardian restore the device now, and waits for it.
     pub(crate) fn finish(&mut self) -> Result<()> {
         let Some(pipe) = self.pipe.take() else { return Ok(()) };
+        if self.owner != std::process::id() {
+            return Ok(());
+        }
+        // Closing it is not enough while another process has it open.
+        let _ = rustix::io::write(&pipe, &[1]);
         drop(pipe);
         let begun = Instant::now();
         loop {
@@ -160,11 +184,13 @@ fn prepare_step(folder: &Path, address: Address, step: &SysfsWrite) -> Result<Pr
 ///
 /// # Safety
 /// Only in a freshly forked child, which this call ends.
-unsafe fn watch(pipe: RawFd, keep: &[RawFd], work: &GuardianWork) -> ! {
+unsafe fn watch([pipe, write_end]: [RawFd; 2], parent: RawFd, keep: &[RawFd], work: &GuardianWork) -> ! {
     // SAFETY: async-signal-safe calls only, on memory made before the fork and descriptors of this process.
     unsafe {
         // Detached from the terminal's Ctrl-C.
         libc::setsid();
+        // Before all others, which only Linux 5.9 closes: this process would wait for itself.
+        libc::close(write_end);
         // The child must not keep other pipes and devices of its parent open.
         let mut from = 0;
         for fd in keep {
@@ -174,9 +200,10 @@ unsafe fn watch(pipe: RawFd, keep: &[RawFd], work: &GuardianWork) -> ! {
             from = *fd + 1;
         }
         libc::syscall(libc::SYS_close_range, from, libc::c_uint::MAX, 0);
-        let mut byte = 0_u8;
-        // Nothing is ever written: this returns when the other end is closed.
-        while libc::read(pipe, (&raw mut byte).cast(), 1) < 0 && *libc::__errno_location() == libc::EINTR {}
+        let event = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let mut fds = [event(pipe), event(parent)];
+        // A byte, the pipe's end, or the parent's.
+        while libc::poll(fds.as_mut_ptr(), 2, -1) < 0 {}
         let mut failed = 0;
         for step in &work.steps {
             if write(step) || !step.must {

@@ -1,7 +1,7 @@
 //! Claim and release, in a folder in which a thread plays the kernel.
 
 use std::fs;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -18,6 +18,8 @@ const REFUSES: &str = "refuses";
 const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Tells the child of a test where its machine is.
 const FOLDER: &str = "ONEHOP_TEST_CLAIM_FOLDER";
+/// Tells it to share the guardian's pipe with a process that outlives it.
+const SHARES: &str = "ONEHOP_TEST_CLAIM_SHARES";
 
 /// A machine in a folder, whose kernel binds and unbinds.
 struct FakeKernel {
@@ -315,13 +317,67 @@ fn what_a_virtual_machine_drives_is_not_taken_away() {
     assert_eq!(machine.driver().as_deref(), Some("onehop"));
 }
 
-/// The program that the next test kills; run alone, it does nothing.
+/// It has a copy of the claim, which it may drop, and of the guardian's pipe.
+#[test]
+#[allow(unsafe_code, reason = "a process is forked")]
+fn a_forked_child_neither_releases_a_device_nor_delays_its_release() {
+    let machine = FakeKernel::new("forked", &["nvme", "vfio-pci"]);
+    let claim = take(&machine.root()).unwrap();
+    let pipe = claim.guard.copy_of_pipe();
+    // SAFETY: the child closes descriptors and frees memory, which glibc allows, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop(claim);
+        // SAFETY: ends the child without running what its parent registered.
+        unsafe { libc::_exit(0) };
+    }
+    // SAFETY: the child is ours, and its status is not asked for.
+    assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(machine.driver().as_deref(), Some("vfio-pci"));
+    // An error if the guardian does not act in time.
+    claim.release().unwrap();
+    machine.wait_for("nvme");
+    drop(pipe);
+}
+
+/// The program that the next tests kill; run alone, it does nothing.
 #[test]
 fn a_program_that_holds_a_device() {
     let Ok(folder) = std::env::var(FOLDER) else { return };
-    let _claim = take(&Root::below(folder)).unwrap();
+    let claim = take(&Root::below(folder)).unwrap();
     println!("taken");
-    std::thread::sleep(TEST_TIMEOUT);
+    if std::env::var(SHARES).is_err() {
+        return std::thread::sleep(TEST_TIMEOUT);
+    }
+    let mut sleep = Command::new("sleep");
+    sleep.arg(TEST_TIMEOUT.as_secs().to_string()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut other = sleep.stdin(claim.guard.copy_of_pipe()).spawn().unwrap();
+    println!("shared");
+    other.wait().unwrap();
+}
+
+#[test]
+fn released_when_the_program_is_killed_though_another_process_has_its_pipe() {
+    let machine = FakeKernel::new("shared", &["nvme", "vfio-pci"]);
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["claim::tests::a_program_that_holds_a_device", "--exact", "--nocapture"])
+        .env(FOLDER, &machine.folder)
+        .env(SHARES, "1")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("shared")));
+    assert_eq!(machine.driver().as_deref(), Some("vfio-pci"));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // Earlier than the other process ends.
+    let begun = Instant::now();
+    while machine.driver().as_deref() != Some("nvme") {
+        assert!(begun.elapsed() < TEST_TIMEOUT / 2, "{}", machine.state());
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 #[test]

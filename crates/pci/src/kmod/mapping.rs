@@ -53,7 +53,7 @@ pub struct Mapping {
     undo: Undo,
 }
 
-/// Undoes a mapping; then the memory is released, and then the session.
+/// Undoes a mapping; then the session is released, and then the memory.
 struct Undo {
     id: u32,
     session: Session,
@@ -108,8 +108,9 @@ impl Mapping {
         let mut map = request.clone();
         for _ in 0..TRIES {
             map = request.clone();
-            // SAFETY: `Undo` holds a handle on the memory until it has been unmapped; `HostMem` is memory that may
-            // change at any time.
+            // SAFETY: `HostMem` is memory that may change at any time, and `Undo` holds a handle on it until it
+            // has been unmapped. That fails only if there is no such mapping any more (ENODEV, ENOENT), and the
+            // module itself pins the pages of one that there is.
             match unsafe { sys::map(session.file(), kind, &mut map, &mut segs) } {
                 Ok(()) => {
                     segs.truncate(map.nsegs as usize);

@@ -110,7 +110,8 @@ impl Iommu {
     /// Maps memory of this process for the device at `iova`. The error contains the failed call.
     ///
     /// # Safety
-    /// The memory stays mapped in this process until it is unmapped here.
+    /// The memory stays mapped in this process until it is unmapped here, and is not subject to Rust's aliasing
+    /// rules meanwhile: the device may change it at any moment.
     pub(super) unsafe fn map(
         &self,
         vaddr: *mut u8,

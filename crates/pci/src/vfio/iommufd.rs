@@ -144,7 +144,8 @@ pub(super) fn ranges(iommufd: &File, space: u32) -> io::Result<Vec<(u64, u64)>> 
 /// Maps memory of this process for the space's devices at `iova`.
 ///
 /// # Safety
-/// The memory stays mapped in this process until it is unmapped here.
+/// The memory stays mapped in this process until it is unmapped here, and is not subject to Rust's aliasing
+/// rules meanwhile: the device may change it at any moment.
 pub(super) unsafe fn map(
     iommufd: &File,
     space: u32,

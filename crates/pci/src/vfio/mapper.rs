@@ -71,8 +71,8 @@ impl VfioMapper {
         let PageSpan { start, len, skip } = PageSpan::of(host);
         self.place((len, skip), host.len(), Some(host.clone()), |at| {
             let (iommu, begun) = (&self.space.device.iommu, Instant::now());
-            // SAFETY: `Undo` holds a handle on the memory, which keeps its pages mapped, until it has been unmapped
-            // there, and for good where that fails.
+            // SAFETY: `HostMem` is memory that may change at any time. `Undo` holds a handle on it, which keeps
+            // its pages mapped, until it has been unmapped there, and for good where that fails.
             let mapped = unsafe { iommu.map(start as *mut u8, at, len as u64) };
             mapped.map_err(|(call, error)| {
                 let took = begun.elapsed();

@@ -180,7 +180,8 @@ pub(super) fn region(device: &File, index: u32) -> io::Result<VfioRegion> {
 /// Maps memory of this process for the container's devices at `iova`.
 ///
 /// # Safety
-/// The memory stays mapped in this process until it is unmapped here.
+/// The memory stays mapped in this process until it is unmapped here, and is not subject to Rust's aliasing
+/// rules meanwhile: the device may change it at any moment.
 pub(super) unsafe fn map(container: &File, vaddr: *mut u8, iova: u64, size: u64) -> io::Result<()> {
     let (argsz, vaddr) = (size_of::<DmaMap>(), vaddr as u64);
     let mut map = DmaMap { argsz, flags: MAP_BOTH, vaddr, iova, size };

@@ -63,9 +63,11 @@ pub struct Taken {
 /// differ between lanes, such as a clock or a word that others write, is read by one lane, which leaves it in local
 /// memory.
 ///
-/// Local memory is words of the warp alone, close to it and gone after the launch. [`Self::each`], [`Self::once`],
-/// [`Warp::take`] and [`Warp::wait_fetches`] end with a barrier: what lanes stored before is then seen by all of them. They
-/// do not begin with one, so a word that all lanes read after such a call is not written in the very next one.
+/// Local memory is words of the warp alone, close to it and gone after the launch. [`Self::each`],
+/// [`Self::once`], [`Warp::take`] and [`Warp::wait_fetches`] end with a barrier: what lanes stored before is
+/// then seen by all of them. Only a [`Warp::take`] that takes nothing ends with a vote instead, which orders no
+/// stores. They do not begin with a barrier, so a word that all lanes read after such a call is not written in
+/// the very next one.
 pub trait Lanes: Memory {
     /// How many lanes there are.
     fn lanes(&self) -> u32;

@@ -26,8 +26,9 @@ unsafe impl Sync for VerbsDevice {}
 
 impl Drop for VerbsDevice {
     fn drop(&mut self) {
-        // SAFETY: everything made from the context holds this device and is gone; what could not be destroyed holds it
-        // permanently.
+        // SAFETY: what was made from the context is gone, or is a pair or registration that holds it
+        // permanently; a queue or domain that the device did not destroy is not used any more, and closing the
+        // context ends it.
         unsafe { self.call(|library| (library.close_device)(self.context())) };
     }
 }

@@ -1,6 +1,6 @@
-//! A device without hardware, for tests: it accepts all work and does none of it, records rights, and destroys a queue
-//! pair only when allowed, or never. Like the kernel, it refuses threads that have acted as users. Its objects are
-//! never freed.
+//! A device without hardware, for tests: it accepts all work and does none of it, completes the receives that a
+//! test names, records rights, and destroys a queue pair only when allowed, or never. Like the kernel, it
+//! refuses threads that have acted as users. Its objects are never freed.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::os::fd::IntoRawFd;
@@ -33,6 +33,8 @@ struct FakeState {
     destroyed: bool,
     pair_rights: Vec<u32>,
     memory_rights: Vec<u32>,
+    /// Receives to complete: number, opcode, length.
+    receives: Vec<(u64, c_int, u32)>,
 }
 
 /// A context, and its device.
@@ -92,6 +94,11 @@ impl Fake {
         self.wait(|state| state.destroying);
     }
 
+    /// Completes a receive.
+    pub fn complete_receive(&self, id: u64, opcode: c_int, bytes: u32) {
+        self.change(|state| state.receives.push((id, opcode, bytes)));
+    }
+
     pub fn has_destroyed(&self) -> bool {
         self.state.lock().unwrap().destroyed
     }
@@ -121,8 +128,14 @@ fn of(context: *mut sys::Context) -> &'static Fake {
     unsafe { (*context.cast::<FakeContext>()).fake }
 }
 
-extern "C" fn poll_cq(_: *mut sys::Cq, _: c_int, _: *mut sys::Wc) -> c_int {
-    0
+extern "C" fn poll_cq(cq: *mut sys::Cq, _: c_int, out: *mut sys::Wc) -> c_int {
+    // SAFETY: the caller's queue is one of `create_cq`.
+    let fake = of(unsafe { (*cq).context });
+    let Some((id, opcode, bytes)) = fake.state.lock().unwrap().receives.pop() else { return 0 };
+    // SAFETY: the caller has room for a completion.
+    let wc = unsafe { &mut *out };
+    (wc.wr_id, wc.opcode, wc.byte_len) = (id, opcode, bytes);
+    1
 }
 extern "C" fn req_notify_cq(_: *mut sys::Cq, _: c_int) -> c_int {
     0

@@ -40,7 +40,8 @@ impl Verbs {
     pub fn load() -> Result<Self> {
         let mut why = String::new();
         for name in NAMES {
-            // SAFETY: libibverbs's initialisers only set up its own data.
+            // SAFETY: libibverbs's initialisers only set up its own data; it is unloaded when no object of it is
+            // left.
             match unsafe { Library::new(name) } {
                 Ok(library) => {
                     let functions = sys::Functions::of(library).map_err(|name| {

@@ -43,7 +43,7 @@ pub(crate) struct Completion {
     pub id: u64,
     /// The library's error number; 0 for success.
     pub status: i32,
-    /// For a receive: its length, and the immediate number.
+    /// For a received message: its length, and the immediate number.
     pub received: Option<(u32, u32)>,
 }
 
@@ -118,8 +118,9 @@ impl Queue {
             })
         }?;
         out.extend(found.iter().take(count).map(|wc| {
-            // The opcode is undefined on failure.
-            let received = wc.status == sys::WC_SUCCESS && wc.opcode & sys::WC_RECV != 0;
+            // The opcode is undefined on failure. A write with an immediate number has another and leaves no
+            // message.
+            let received = wc.status == sys::WC_SUCCESS && wc.opcode == sys::WC_RECV;
             let received = received.then(|| (wc.byte_len, u32::from_be(wc.imm_data)));
             Completion { id: wc.wr_id, status: wc.status, received }
         }));
@@ -166,9 +167,10 @@ pub(crate) struct QueuePair {
     ended: bool,
 }
 
-// SAFETY: the library locks each of a pair's two queues for the calls made here.
+// SAFETY: the library's calls on a pair may be made by any thread.
 unsafe impl Send for QueuePair {}
-// SAFETY: as above.
+// SAFETY: verbs calls may be made by several threads at once; posts are locked by the library, and the only
+// other concurrent call, `modify_qp` to RTS, changes no state that a post reads.
 unsafe impl Sync for QueuePair {}
 
 impl Drop for QueuePair {
