@@ -229,7 +229,7 @@ fn lend(shared: &Arc<DaemonShared>, owner: Owner, buffer: &LinkedBuffer, new: Op
     };
     let device = memory.device;
     let secret = match new {
-        // Without blocks: a program that imports a buffer is told of none.
+        // Without blocks: an imported buffer's structure says that it has none.
         Some(new) => register(shared, owner, (new, device, 0), copy(&memory.offer)?)?,
         None => memory.secret,
     };

@@ -82,6 +82,18 @@ impl Gpu for Uncertain {
     }
 }
 
+/// Controllers that run, and a pair for them whose rings lie in this memory.
+fn started(gpu: &Arc<dyn Gpu>, table: &Arc<Mutex<Table>>, memory: &Region) -> (Pairs, Begin<'static>) {
+    let namespace = gpu.alloc(Place::Vram, 4096).unwrap();
+    let limit = Duration::from_secs(60);
+    let common = Common { namespace, blocks: 8, lba_shift: 9, max_bytes: 4096, limit, flags: 0 };
+    let pairs = Pairs::new(gpu, common, table, 1, 4096).unwrap();
+    pairs.start().unwrap();
+    let (sq, cq) = (memory.addr(), memory.addr().plus(4096));
+    let begin = Begin { sq, cq, sq_entries: 4, cq_entries: 4, cqid: 1, page_shift: 12, faults: &[] };
+    (pairs, begin)
+}
+
 #[test]
 fn memory_of_controllers_that_may_run_is_kept() {
     for fails in [false, true] {
@@ -98,13 +110,7 @@ fn memory_of_controllers_that_may_run_is_kept() {
         for bus in [0x10000, 0x20000, 0x30000] {
             locked(&table).add(range(bus)).unwrap();
         }
-        let namespace = gpu.alloc(Place::Vram, 4096).unwrap();
-        let limit = Duration::from_secs(60);
-        let common = Common { namespace, blocks: 8, lba_shift: 9, max_bytes: 4096, limit, flags: 0 };
-        let pairs = Pairs::new(&gpu, common, &table, 1, 4096).unwrap();
-        pairs.start().unwrap();
-        let (sq, cq) = (memory.addr(), memory.addr().plus(4096));
-        let begin = Begin { sq, cq, sq_entries: 4, cq_entries: 4, cqid: 1, page_shift: 12, faults: &[] };
+        let (pairs, begin) = started(&gpu, &table, &memory);
         assert!(pairs.begin(1, &begin).unwrap());
         // A mapping removed meanwhile keeps its slot and its memory.
         locked(&table).remove(0x10000).unwrap();
@@ -129,13 +135,7 @@ fn controllers_do_not_stop_while_a_pair_begins() {
     let gpu: Arc<dyn Gpu> = Arc::new(Uncertain { gpu: Emulated::new(), fails, hold, holding: Some(holding) });
     let table = Arc::new(Mutex::new(Table::new(&gpu, 3).unwrap()));
     let memory = gpu.alloc(Place::Vram, 8192).unwrap();
-    let namespace = gpu.alloc(Place::Vram, 4096).unwrap();
-    let limit = Duration::from_secs(60);
-    let common = Common { namespace, blocks: 8, lba_shift: 9, max_bytes: 4096, limit, flags: 0 };
-    let pairs = Pairs::new(&gpu, common, &table, 1, 4096).unwrap();
-    pairs.start().unwrap();
-    let (sq, cq) = (memory.addr(), memory.addr().plus(4096));
-    let begin = Begin { sq, cq, sq_entries: 4, cq_entries: 4, cqid: 1, page_shift: 12, faults: &[] };
+    let (pairs, begin) = started(&gpu, &table, &memory);
     std::thread::scope(|scope| {
         let begun = scope.spawn(|| pairs.begin(1, &begin).unwrap());
         is_holding.recv().unwrap();
