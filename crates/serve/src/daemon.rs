@@ -118,6 +118,14 @@ impl MountOptions {
     }
 }
 
+/// The lanes of a GPU, once somebody has used it.
+#[derive(Default)]
+struct Engine {
+    lanes: OnceLock<Arc<GpuLanes>>,
+    /// Held while they are made: a GPU may take seconds, for which only its own users wait.
+    making: Mutex<()>,
+}
+
 /// What all parts of a daemon have in common.
 pub(crate) struct DaemonShared {
     pub options: MountOptions,
@@ -149,7 +157,7 @@ pub(crate) struct DaemonShared {
     pub gpus: Gpus,
     pub socket: PathBuf,
     pub zeroes: Zeroes,
-    engines: Mutex<HashMap<[u8; 16], Arc<GpuLanes>>>,
+    engines: Mutex<HashMap<[u8; 16], Arc<Engine>>>,
     notifier: OnceLock<Notifier>,
     over: AtomicBool,
     /// What a thread returns to when it has acted as a user; none where this is not root's process.
@@ -161,9 +169,9 @@ impl DaemonShared {
         let zeroes = Zeroes::open().map_err(|e| Error::file("open", Path::new("/dev/zero"), e))?;
         let descriptors = raise_limits();
         let (most_open, most_locks, most_programs) = match options.source {
-            // One that is read past the page cache takes two descriptors; half of them all are for files that are known. Of the rest
-            // half is for locks, and a quarter for programs with links.
-            MountSource::Folder(_) => (descriptors / 5, descriptors / 20, descriptors / 40),
+            // One that is read past the page cache takes two descriptors; half of them all are for files that are known. A quarter of
+            // what is left is for each of locks, programs with links, and GPU memory.
+            MountSource::Folder(_) => (descriptors / 5, descriptors / 40, descriptors / 40),
             MountSource::Target(_) => (OPEN_OF_TARGET, 0, descriptors / 4),
         };
         let mode = if options.emulated_gpu { GpuChoice::Emulated } else { GpuChoice::Cuda };
@@ -223,33 +231,42 @@ impl DaemonShared {
 
     /// The lanes of a GPU, which are made when it is first used.
     pub fn engine(&self, device: Arc<AnyGpu>) -> Result<Arc<GpuLanes>> {
-        let mut engines = lock(&self.engines);
-        if let Some(engine) = engines.get(&device.uuid()) {
-            return Ok(engine.clone());
+        let engine = lock(&self.engines).entry(device.uuid()).or_default().clone();
+        let _making = lock(&engine.making);
+        if let Some(lanes) = engine.lanes.get() {
+            return Ok(lanes.clone());
         }
-        let uuid = device.uuid();
+        // What ends has all lanes end that it finds.
+        if self.is_over() {
+            return Err(Error::file("a GPU of", &self.options.mount_point, Errno::SHUTDOWN));
+        }
         let threads = match self.options.source {
             MountSource::Folder(_) => self.options.threads,
             MountSource::Target(_) => LANES_OF_TARGET,
         };
-        let engine = GpuLanes::new(&self.starter, device, threads)?;
-        engines.insert(uuid, engine.clone());
-        Ok(engine)
+        let lanes = GpuLanes::new(&self.starter, device, threads)?;
+        Ok(engine.lanes.get_or_init(|| lanes).clone())
     }
 
     /// Something is no longer in the table.
     pub fn removed(&self, buffer: &LinkedBuffer) {
-        let memory: Shareable = match &buffer.what {
+        match &buffer.what {
             LinkContent::Ring(ring) => return self.workers.remove(ring),
-            LinkContent::Host(mem) => Arc::new(mem.clone()),
-            LinkContent::Gpu(gpu) => {
-                gpu.engine.let_go();
-                Arc::new(gpu.region.clone())
-            }
-        };
-        if let Some(tree) = self.options.source.target() {
-            tree.forget_memory(&memory);
+            LinkContent::Gpu(gpu) => gpu.engine.let_go(),
+            LinkContent::Host(_) => {}
         }
+        self.forget_registrations(buffer);
+    }
+
+    /// Has network cards let go of a buffer's memory.
+    pub fn forget_registrations(&self, buffer: &LinkedBuffer) {
+        let Some(tree) = self.options.source.target() else { return };
+        let memory: Shareable = match &buffer.what {
+            LinkContent::Ring(_) => return,
+            LinkContent::Host(mem) => Arc::new(mem.clone()),
+            LinkContent::Gpu(gpu) => Arc::new(gpu.region.clone()),
+        };
+        tree.forget_memory(&memory);
     }
 
     /// A ring has written to a file, some of these bytes at least: the kernel forgets what it knew of them.
@@ -290,8 +307,9 @@ impl DaemonShared {
         if let Some(uid) = asks {
             document["yours"] = self.table.of_user(uid);
         }
-        let gpus = lock(&self.engines);
-        document["gpus"] = gpus.values().map(|engine| json!({ "gpu": engine.device.gpu().name() })).collect();
+        let engines = lock(&self.engines);
+        let gpus = engines.values().filter_map(|engine| engine.lanes.get());
+        document["gpus"] = gpus.map(|lanes| json!({ "gpu": lanes.device.gpu().name() })).collect();
         format!("{document:#}\n").into_bytes()
     }
 
@@ -336,7 +354,11 @@ impl DaemonShared {
         self.calls.end();
         self.looks.end();
         for engine in std::mem::take(&mut *lock(&self.engines)).into_values() {
-            engine.end();
+            // One that is being made now is there when this lock is had, or never.
+            let _making = lock(&engine.making);
+            if let Some(lanes) = engine.lanes.get() {
+                lanes.end();
+            }
         }
         let _ = std::fs::remove_file(&self.socket);
     }

@@ -27,33 +27,45 @@ pub(crate) struct Supplies {
     pub rings: Arc<Shares>,
     /// Bytes of addresses.
     pub mapped: Arc<Shares>,
+    /// Descriptors of GPU memory.
+    descriptors: Arc<Shares>,
+}
+
+/// What a link needs.
+pub(crate) struct LinkNeeds {
+    pub rings: u64,
+    /// Bytes of addresses.
+    pub mapped: u64,
+    pub descriptors: u64,
 }
 
 /// What a link has taken. It goes back when nothing uses the link's memory any more, which may be later than the link goes.
 pub(crate) struct SupplyShare {
-    _of_each: [TakenShare; 3],
+    _of_each: [TakenShare; 4],
 }
 
 impl Supplies {
-    pub fn new(persons: &Persons) -> Self {
+    pub fn new(persons: &Persons, descriptors: u64) -> Self {
         let links = link_mappings();
         Self {
             links: Arc::new(persons.shares(links).with_limit(links / PART_OF_A_USER)),
             rings: Arc::new(persons.shares(MOST_RINGS).with_limit(MOST_RINGS_OF_A_USER)),
             mapped: Arc::new(persons.shares(MOST_MAPPED).with_limit(MOST_MAPPED_OF_A_USER)),
+            descriptors: Arc::new(persons.shares(descriptors)),
         }
     }
 
-    /// Takes a link's part, with so many bytes of addresses.
+    /// Takes a link's part.
     ///
     /// # Errors
-    /// `EMFILE` for one link or ring too many, `ENOMEM` for too many bytes.
-    pub fn take(&self, uid: u32, is_ring: bool, bytes: u64) -> Result<SupplyShare, Errno> {
+    /// `EMFILE` for one link, ring or descriptor too many, `ENOMEM` for too many bytes.
+    pub fn take(&self, uid: u32, needs: &LinkNeeds) -> Result<SupplyShare, Errno> {
         let link = self.links.lend(uid, 1).ok_or(Errno::MFILE)?;
-        let ring = self.rings.lend(uid, is_ring.into()).ok_or(Errno::MFILE)?;
+        let ring = self.rings.lend(uid, needs.rings).ok_or(Errno::MFILE)?;
+        let descriptors = self.descriptors.lend(uid, needs.descriptors).ok_or(Errno::MFILE)?;
         // Several may have asked at once how much room there is.
-        let mapped = self.mapped.lend(uid, bytes).ok_or(Errno::NOMEM)?;
-        Ok(SupplyShare { _of_each: [link, ring, mapped] })
+        let mapped = self.mapped.lend(uid, needs.mapped).ok_or(Errno::NOMEM)?;
+        Ok(SupplyShare { _of_each: [link, ring, descriptors, mapped] })
     }
 
     /// What a user has, and may still take.
@@ -63,6 +75,7 @@ impl Supplies {
             "rings": of(&self.rings),
             "rings_and_buffers": of(&self.links),
             "mapped_bytes": of(&self.mapped),
+            "gpu_descriptors": of(&self.descriptors),
         })
     }
 }

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use crate::io::gpu::GpuLanes;
 use crate::persons::Persons;
-use crate::supplies::{Supplies, SupplyShare};
+use crate::supplies::{LinkNeeds, Supplies, SupplyShare};
 use crate::workers::ServedRing;
 use crate::{lock, read, write};
 
@@ -52,16 +52,21 @@ pub(crate) enum LinkContent {
 }
 
 impl LinkContent {
-    /// Bytes of this process's addresses that it takes.
-    fn mapped(&self) -> u64 {
+    /// What it takes of what users share.
+    fn needs(&self) -> LinkNeeds {
+        let (mut mapped, mut rings, mut descriptors) = (0, 0, 0);
         match self {
-            Self::Host(mem) => mem.len() as u64,
-            Self::Ring(ring) => ring.server.memory_len() as u64,
-            // The emulated GPU's is a file.
-            Self::Gpu(gpu) if gpu.engine.device.gpu().simulated() => gpu.region.len() as u64,
-            // Of the GPU's addresses, mostly; and it is not longer than a GPU has memory.
-            Self::Gpu(_) => 0,
+            Self::Host(mem) => mapped = mem.len() as u64,
+            Self::Ring(ring) => (mapped, rings) = (ring.server.memory_len() as u64, 1),
+            Self::Gpu(gpu) => {
+                descriptors = gpu.offer.descriptors();
+                // The emulated GPU's is a file. Another's is of the GPU's addresses, mostly; and not longer than a GPU has memory.
+                if gpu.engine.device.gpu().simulated() {
+                    mapped = gpu.region.len() as u64;
+                }
+            }
         }
+        LinkNeeds { mapped, rings, descriptors }
     }
 }
 
@@ -112,6 +117,16 @@ struct Process {
     uid: u32,
     /// How often it, or a child that inherited it, has the folder of links open.
     folders: u32,
+    /// Its links.
+    links: usize,
+}
+
+impl Process {
+    /// Whether its links go, if it has any. A child that inherited the folder keeps them.
+    fn is_over(&self) -> bool {
+        // Nothing is known of a program that has nothing: watching it costs a descriptor.
+        self.folders == 0 && (self.links == 0 || self.alive.as_ref().is_none_or(has_ended))
+    }
 }
 
 #[derive(Default)]
@@ -119,12 +134,23 @@ struct Links {
     by_id: HashMap<Id, Arc<LinkedBuffer>>,
     /// The kernel asks by these, on threads that may not take long.
     by_inode: HashMap<u64, Id>,
+    rings: usize,
+}
+
+impl Links {
+    fn remove(&mut self, this: &LinkedBuffer) {
+        self.by_id.remove(&this.name.id);
+        self.by_inode.remove(&this.inode);
+        self.rings -= usize::from(this.is_ring());
+        this.gone.store(true, Ordering::Release);
+    }
 }
 
 /// All links.
 pub(crate) struct LinkTable {
     all: RwLock<Links>,
     supplies: Supplies,
+    /// Locked after the links, where both are.
     processes: Mutex<HashMap<u32, Process>>,
     /// Programs that are watched, which costs a descriptor each.
     watched: Shares,
@@ -132,11 +158,11 @@ pub(crate) struct LinkTable {
 }
 
 impl LinkTable {
-    /// For the links of so many programs.
+    /// For the links of so many programs, and as many descriptors of GPU memory.
     pub fn new(most_programs: usize, persons: &Persons) -> Self {
         Self {
             all: RwLock::default(),
-            supplies: Supplies::new(persons),
+            supplies: Supplies::new(persons, most_programs as u64),
             processes: Mutex::default(),
             watched: persons.shares(most_programs as u64),
             next: AtomicU64::new(0),
@@ -156,9 +182,9 @@ impl LinkTable {
         if all.by_id.contains_key(&name.id) {
             return Err(Errno::EXIST);
         }
-        let share = self.supplies.take(owner.uid, matches!(what, LinkContent::Ring(_)), what.mapped())?;
+        let share = self.supplies.take(owner.uid, &what.needs())?;
         // Only for what is taken up: it costs a descriptor.
-        self.watch(owner.pid, owner.uid)?;
+        self.watch(&mut lock(&self.processes), owner.pid, owner.uid)?.links += 1;
         let share = Arc::new(share);
         if let LinkContent::Ring(ring) = &what {
             ring.keep(share.clone());
@@ -176,6 +202,7 @@ impl LinkTable {
         });
         all.by_id.insert(name.id, buffer.clone());
         all.by_inode.insert(buffer.inode, name.id);
+        all.rings += usize::from(buffer.is_ring());
         Ok(buffer)
     }
 
@@ -216,43 +243,56 @@ impl LinkTable {
         let mut all = write(&self.all);
         let is_there = all.by_id.get(&this.name.id).is_some_and(|other| Arc::ptr_eq(this, other));
         if is_there {
-            all.by_id.remove(&this.name.id);
-            all.by_inode.remove(&this.inode);
-            this.gone.store(true, Ordering::Release);
+            all.remove(this);
+            if let Some(process) = lock(&self.processes).get_mut(&this.owner.pid) {
+                process.links -= 1;
+            }
         }
         is_there
     }
 
     /// Watches for a program's end. Where there is no descriptor for that, its buffers would go while it lives.
-    fn watch(&self, pid: u32, uid: u32) -> Result<(), Errno> {
-        let mut all = lock(&self.processes);
-        if all.get(&pid).is_some_and(|process| process.alive.is_some()) {
-            return Ok(());
+    fn watch<'a>(
+        &self,
+        all: &'a mut HashMap<u32, Process>,
+        pid: u32,
+        uid: u32,
+    ) -> Result<&'a mut Process, Errno> {
+        // The descriptor of one that has ended is that of an earlier program of this number, whose child has the folder open.
+        if all.get(&pid).and_then(|process| process.alive.as_ref()).is_none_or(has_ended) {
+            let alive = self.descriptor(pid, uid)?;
+            let process = all.entry(pid).or_default();
+            if process.alive.is_some() {
+                self.watched.put_back(process.uid, 1);
+            }
+            (process.alive, process.uid) = (alive, uid);
         }
+        Ok(all.entry(pid).or_default())
+    }
+
+    /// What says when a program ends; none where it has ended, or the system does not show it to us.
+    fn descriptor(&self, pid: u32, uid: u32) -> Result<Option<OwnedFd>, Errno> {
         if !self.watched.take(uid, 1) {
             return Err(Errno::MFILE);
         }
         let known = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let alive = known.map(|pid| pidfd_open(pid, PidfdFlags::empty())).transpose();
         let alive = alive.or_else(|error| match error {
-            // It has ended, or the system does not show it to us.
             Errno::SRCH | Errno::INVAL => Ok(None),
             error => Err(error),
         });
         if !matches!(alive, Ok(Some(_))) {
             self.watched.put_back(uid, 1);
         }
-        let alive = alive?;
-        let process = all.entry(pid).or_default();
-        (process.alive, process.uid) = (alive, uid);
-        Ok(())
+        alive
     }
 
     /// A program of a user opened the folder of links.
     pub fn folder_opened(&self, pid: u32, uid: u32) {
+        let mut all = lock(&self.processes);
         // Without a descriptor it is watched when it has something, or not at all: the folder says that it lives.
-        let _ = self.watch(pid, uid);
-        lock(&self.processes).entry(pid).or_default().folders += 1;
+        let _ = self.watch(&mut all, pid, uid);
+        all.entry(pid).or_default().folders += 1;
     }
 
     /// The last descriptor of that was closed.
@@ -262,39 +302,35 @@ impl LinkTable {
         }
     }
 
-    /// The links of programs that have ended: they are forgotten. A child that inherited the folder keeps them.
+    /// The links of programs that have ended: they are forgotten.
     pub fn sweep(&self) -> Vec<Arc<LinkedBuffer>> {
-        let mut ended = HashSet::new();
-        // Locked in this order when something is taken up, too.
-        let all = read(&self.all);
-        let owners: HashSet<u32> = all.by_id.values().map(|buffer| buffer.owner.pid).collect();
+        if !lock(&self.processes).values().any(Process::is_over) {
+            return Vec::new();
+        }
+        let (mut all, mut ended) = (write(&self.all), HashSet::new());
         lock(&self.processes).retain(|pid, process| {
-            if process.folders > 0 {
-                return true;
-            }
-            // Nothing is known of a program that has nothing: watching it costs a descriptor. It may be about to have something.
-            let has_nothing = !owners.contains(pid);
-            let over = has_nothing || process.alive.as_ref().is_none_or(has_ended);
-            if over && !has_nothing {
+            let is_over = process.is_over();
+            if is_over && process.links > 0 {
                 ended.insert(*pid);
             }
-            if over && process.alive.is_some() {
+            if is_over && process.alive.is_some() {
                 self.watched.put_back(process.uid, 1);
             }
-            !over
+            !is_over
         });
+        if ended.is_empty() {
+            return Vec::new();
+        }
         let theirs = all.by_id.values().filter(|buffer| ended.contains(&buffer.owner.pid));
-        let mut theirs: Vec<_> = theirs.cloned().collect();
-        drop(all);
-        theirs.retain(|buffer| self.remove(buffer));
+        let theirs: Vec<_> = theirs.cloned().collect();
+        theirs.iter().for_each(|buffer| all.remove(buffer));
         theirs
     }
 
     /// Programs, buffers and rings.
     pub fn counts(&self) -> (usize, usize, usize) {
-        let all = &read(&self.all).by_id;
-        let rings = all.values().filter(|buffer| buffer.is_ring()).count();
-        (lock(&self.processes).len(), all.len() - rings, rings)
+        let all = read(&self.all);
+        (lock(&self.processes).len(), all.by_id.len() - all.rings, all.rings)
     }
 }
 
@@ -520,6 +556,25 @@ mod tests {
             }
             over.store(true, Ordering::Release);
         });
+    }
+
+    #[test]
+    fn a_number_that_was_another_program_s_is_watched_anew() {
+        let (table, me) = (LinkTable::new(1 << 10, &Persons::default()), std::process::id());
+        let mut before = std::process::Command::new("true").spawn().unwrap();
+        let known = Pid::from_child(&before);
+        let ended = pidfd_open(known, PidfdFlags::empty()).unwrap();
+        before.wait().unwrap();
+        // A child of the one before has the folder open.
+        assert!(table.watched.take(21_001, 1));
+        let process = Process { alive: Some(ended), uid: 21_001, folders: 1, links: 0 };
+        lock(&table.processes).insert(me, process);
+        let buffer = add_of(&table, 21_002, me).unwrap();
+        assert_eq!((table.watched.taken_by(21_001), table.watched.taken_by(21_002)), (0, 1));
+        table.folder_closed(me);
+        assert!(table.sweep().is_empty(), "its program lives");
+        assert!(table.remove(&buffer) && table.sweep().is_empty());
+        assert_eq!((table.counts(), table.watched.taken()), ((0, 0, 0), 0));
     }
 
     /// Run by [`who_cannot_be_watched_is_refused`], in a process of its own.

@@ -13,11 +13,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use onehop_os::{Guard, HostMem, Semaphore};
+use onehop_usrbio::flag::FORBID_READ_HOLES;
 use onehop_usrbio::mount::OUR_SEMAPHORES;
 use onehop_usrbio::ring::{Done, RingServer, Submission};
 use onehop_usrbio::{Id, Priority, SHM};
 
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
+use rustix::io::Errno;
 
 use crate::daemon::DaemonShared;
 use crate::error::{Error, Result};
@@ -60,6 +62,11 @@ impl ServedRing {
     pub fn new(server: RingServer, owner: Owner) -> Self {
         let (cache, told, share) = (Mutex::default(), AtomicBool::new(false), OnceLock::new());
         Self { server, owner, cache, told, share }
+    }
+
+    /// Whether its reads fail where the file has a hole.
+    pub fn refuses_holes(&self) -> bool {
+        self.server.name().read && self.server.name().flags & FORBID_READ_HOLES != 0
     }
 
     /// Keeps what it takes.
@@ -147,7 +154,7 @@ fn may_begin(persons: &Persons, groups: &Groups, of: (u32, Priority)) -> bool {
 }
 
 fn too_many() -> Error {
-    Error::file("semaphores of", Path::new("yet another user"), rustix::io::Errno::USERS)
+    Error::file("semaphores of", Path::new("yet another user"), Errno::USERS)
 }
 
 /// Sees that there is room for one more group.
@@ -180,6 +187,10 @@ impl Workers {
         groups: &mut Groups,
         of: (u32, Priority),
     ) -> Result<Arc<RingGroup>> {
+        // What ends has all groups that are here end, and no others.
+        if shared.is_over() {
+            return Err(Error::file("semaphores of", &shared.options.mount_point, Errno::SHUTDOWN));
+        }
         // One whose threads could not be started has ended.
         let is_served =
             |group: &&Arc<RingGroup>| !group.guard.is_lost() && !group.stop.load(Ordering::Acquire);
@@ -350,7 +361,6 @@ mod tests {
     use onehop_usrbio::RingName;
     use onehop_usrbio::gpu::{GpuChoice, Gpus, SharedGpuMemory};
     use onehop_usrbio::ring::bytes;
-    use rustix::io::Errno;
 
     use super::*;
     use crate::daemon::MountOptions;
@@ -400,6 +410,16 @@ mod tests {
             return;
         }
         assert!(output.unwrap().status.success() && said.contains("1 passed"), "{said}");
+    }
+
+    #[test]
+    fn a_mount_that_has_ended_makes_no_semaphores() {
+        let shared = shared();
+        shared.workers.group(&shared, user(), Priority::Low).unwrap();
+        shared.end();
+        let error = shared.workers.group(&shared, user(), Priority::Low).err().unwrap();
+        assert_eq!(error.errno(), Errno::SHUTDOWN.raw_os_error(), "{error}");
+        assert!(lock(&shared.workers.groups).is_empty());
     }
 
     #[test]

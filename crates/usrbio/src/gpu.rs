@@ -219,6 +219,14 @@ pub struct Offer {
     pub dma_buf: Option<DmaBuf>,
 }
 
+impl Offer {
+    /// How many descriptors it is.
+    #[must_use]
+    pub fn descriptors(&self) -> u64 {
+        u64::from(self.fd.is_some()) + u64::from(self.dma_buf.is_some())
+    }
+}
+
 /// GPU memory of this process.
 pub struct SharedGpuMemory {
     device: Arc<AnyGpu>,

@@ -245,7 +245,7 @@ impl GpuCopyLane {
     }
 
     fn piece(&mut self, piece: JobChunk) {
-        if let Some(result) = piece.given_up() {
+        if let Some(result) = piece.refused() {
             return piece.end(result);
         }
         if let Some(result) = self.direct(&piece).unwrap_or_else(|error| Some(failure(&error))) {

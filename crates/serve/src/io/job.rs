@@ -65,9 +65,19 @@ impl JobChunk {
         (self.job.request.offset + self.start) as usize
     }
 
-    /// An error number with a minus sign where it is not to be done any more: its program has gone, or wants its memory back.
-    pub fn given_up(&self) -> Option<i64> {
-        self.job.buffer.is_gone().then(|| refused(Errno::CANCELED))
+    /// An error number with a minus sign where it is not to be done: its program has gone, or wants its memory back; or it would
+    /// read a hole that the ring does not want.
+    pub fn refused(&self) -> Option<i64> {
+        if self.job.buffer.is_gone() {
+            return Some(refused(Errno::CANCELED));
+        }
+        if !self.job.ring.refuses_holes() {
+            return None;
+        }
+        match self.job.open.file().has_hole(self.at(), self.len) {
+            Ok(has_hole) => has_hole.then(|| refused(Errno::NODATA)),
+            Err(error) => Some(failure(&error)),
+        }
     }
 
     /// Says what became of it; the last of them ends the transfer.
@@ -189,6 +199,10 @@ impl TransferJob {
         if !self.reads() {
             // Whatever came of it as a whole: pieces of it were written, or parts of them.
             self.shared.written(self.request.inode, self.request.at, self.request.len);
+        }
+        // It may have been registered with a network card since the buffer went.
+        if self.buffer.is_gone() {
+            self.shared.forget_registrations(&self.buffer);
         }
         // Before the program knows, which may ask for the next at once.
         self.shared.jobs.put_back(self.ring.owner.uid, 1);

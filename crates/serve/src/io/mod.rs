@@ -10,7 +10,6 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use onehop_target::tree::TransferMemory;
-use onehop_usrbio::flag::FORBID_READ_HOLES;
 use onehop_usrbio::ring::{Request, Submission};
 use rustix::io::Errno;
 
@@ -119,15 +118,9 @@ fn start(
     buffer: Arc<LinkedBuffer>,
     open: Arc<Open>,
 ) -> IoStart {
-    let reads = ring.server.name().read;
-    if reads && ring.server.name().flags & FORBID_READ_HOLES != 0 {
-        match open.file().has_hole(request.at, request.len) {
-            Ok(false) => {}
-            Ok(true) => return IoStart::Over(refused(Errno::NODATA)),
-            Err(error) => return IoStart::Over(failure(&error)),
-        }
-    }
-    if let (true, LinkContent::Host(mem)) = (reads && request.len <= MOST_AT_ONCE, &buffer.what) {
+    // To look for holes may take as long as to read from the disk.
+    let is_quick = ring.server.name().read && !ring.refuses_holes() && request.len <= MOST_AT_ONCE;
+    if let (true, LinkContent::Host(mem)) = (is_quick, &buffer.what) {
         let to = TransferMemory { mem, at: request.offset as usize, len: request.len as usize, shared: true };
         match open.file().read_now(to, request.at) {
             Ok(Some(count)) if count as u64 == request.len => {

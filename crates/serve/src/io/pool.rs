@@ -32,7 +32,7 @@ pub(crate) trait PoolTask: Divisible + Send + 'static {
 
 impl PoolTask for Rest {
     fn run(piece: JobChunk) {
-        let result = piece.given_up().unwrap_or_else(|| transfer(&piece));
+        let result = piece.refused().unwrap_or_else(|| transfer(&piece));
         piece.end(result);
     }
 }

@@ -5,11 +5,13 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use onehop_os::HostMem;
 use onehop_target::tree::{Local, OpenFile};
 use onehop_target::wire::OpenMode;
+use onehop_usrbio::flag::FORBID_READ_HOLES;
 use onehop_usrbio::gpu::{GpuChoice, Gpus, SharedGpuMemory};
 use onehop_usrbio::ring::{Client, Completion, Request, RingServer, bytes};
 use onehop_usrbio::{Id, Name, Priority, RingName, SHM};
@@ -107,7 +109,11 @@ impl Rig {
     }
 
     fn ring_of(uid: u32, read: bool, entries: i32) -> (Client, Arc<ServedRing>) {
-        let name = RingName { read, depth: 0, priority: Priority::Normal, timeout: Duration::ZERO, flags: 0 };
+        Self::ring_with(uid, read, entries, 0)
+    }
+
+    fn ring_with(uid: u32, read: bool, entries: i32, flags: u64) -> (Client, Arc<ServedRing>) {
+        let name = RingName { read, depth: 0, priority: Priority::Normal, timeout: Duration::ZERO, flags };
         let len = bytes(entries).unwrap();
         let mem = HostMem::anonymous(len).unwrap().slice(0..len).unwrap();
         let server = RingServer::new(mem.clone(), name).unwrap();
@@ -260,7 +266,8 @@ impl OpenFile for GatedFile {
         unasked()
     }
     fn has_hole(&self, _at: u64, _bytes: u64) -> std::io::Result<bool> {
-        unasked()
+        self.0.pass(0);
+        Ok(true)
     }
     fn is_cold(&self, _at: u64, _bytes: u64) -> bool {
         false
@@ -379,6 +386,56 @@ fn writes_that_wait_do_not_hold_up_their_user_s_reads() {
     let wish = Request { inode: OPEN, ..request(rig.host, 0, 0, 4096) };
     assert_eq!(rig.one(1000, true, &wish), 4096);
     gate.open.store(true, Ordering::Release);
+}
+
+#[test]
+fn holes_are_looked_for_by_threads_that_may_wait() {
+    let rig = Rig::new();
+    let gate = rig.gated();
+    for buffer in [rig.host, rig.gpu] {
+        gate.open.store(false, Ordering::Release);
+        let (client, ring) = Rig::ring_with(1000, true, 4, FORBID_READ_HOLES);
+        let (begin, begun) = channel();
+        let result = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let wish = Request { inode: GATED, ..request(buffer, 0, 0, 4096) };
+                begin.send(matches!(rig.begin(&client, &ring, &wish), IoStart::UnderWay)).unwrap();
+            });
+            let is_under_way = begun.recv_timeout(Duration::from_secs(20));
+            // Lets the test end where it fails.
+            gate.open.store(true, Ordering::Release);
+            assert_eq!(is_under_way, Ok(true), "the ring's thread waits for a file");
+            let (mut done, start) = (Vec::new(), Instant::now());
+            while client.take(&mut done, 1).unwrap() == 0 {
+                assert!(start.elapsed() < Duration::from_secs(60));
+                client.wait(Duration::from_millis(1));
+            }
+            done[0].result
+        });
+        assert_eq!(result, refused(Errno::NODATA));
+    }
+}
+
+#[test]
+fn gpu_memory_of_one_user_leaves_descriptors_to_those_of_others() {
+    let rig = Rig::new();
+    let table = LinkTable::new(8, &Persons::default());
+    let add = |uid| {
+        let offer = rig.own.offer().unwrap();
+        let (device, region) = rig.shared.gpus.accept(&offer).unwrap();
+        let engine = rig.shared.engine(device).unwrap();
+        let name = Name { gpu: Some(0), ..Name::buffer(Id::random().unwrap(), 0) };
+        let memory = GpuMemory { region, engine, device: 0, secret: [0; 16], offer };
+        let what = LinkContent::Gpu(Box::new(memory));
+        table.add(name, &name.to_string(), Path::new("/"), owner(uid), what)
+    };
+    let each = rig.own.offer().unwrap().descriptors();
+    let theirs: Vec<_> = std::iter::repeat_with(|| add(21_001)).take_while(Result::is_ok).collect();
+    assert_eq!((theirs.len() as u64, add(21_001).err()), (4 / each, Some(Errno::MFILE)));
+    add(21_002).unwrap();
+    // What goes makes room.
+    theirs.into_iter().for_each(|one| assert!(table.remove(&one.unwrap())));
+    add(21_001).unwrap();
 }
 
 #[test]
