@@ -1,5 +1,6 @@
 //! An association: a connected admin queue with its keep-alive.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
@@ -12,16 +13,23 @@ use onehop_proto::regs::{Cap, Cc, Csts, Version, offset};
 use onehop_proto::{Cqe, Sqe, Status, admin};
 
 use crate::auth::{ChapParties, authenticate};
+use crate::connect::{connect_to_address, connect_to_host, left};
 use crate::health::Health;
 use crate::link::{LinkHandle, LinkSetup, QueueLink};
 use crate::queue::{Data, MAX_DEPTH};
 use crate::ring::RingPair;
 use crate::{Error, Host, Result, SubsystemAddress, patch};
 
-/// Time limit of this crate's own commands.
-pub(crate) const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time limit for connecting a controller, from the name of its host to its capabilities.
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit for connecting an I/O queue.
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time limit of each of this crate's own commands.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit of a controller's shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
+/// A shorter time than this is not enough for another command.
+const LEAST_TIME: Duration = Duration::from_millis(50);
 /// How often the status is polled.
 const STATUS_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Entries of the admin queue.
@@ -36,6 +44,8 @@ const STILL_CONNECTED: [Status; 3] = [Status::new(0, 0x0c), Status::new(1, 0x01)
 pub(crate) struct Association {
     target: Arc<SubsystemAddress>,
     host: Arc<Host>,
+    /// Where the admin queue is connected. The host's name may lead elsewhere the next time.
+    peer: SocketAddr,
     cntlid: u16,
     pub(crate) cap: Cap,
     pub(crate) version: Version,
@@ -50,16 +60,19 @@ pub(crate) struct Association {
 impl Association {
     /// Connects the admin queue and reads the controller's capabilities. It is not enabled yet.
     pub(crate) fn connect(target: Arc<SubsystemAddress>, host: Arc<Host>, stop: StopSignal) -> Result<Self> {
-        let health = Arc::new(Health::default());
+        let (health, due) = (Arc::new(Health::default()), Instant::now() + CONNECT_TIMEOUT);
         let label = format!("the admin queue of {target}");
+        let stream = connect_to_host(&target.host, target.port, due, &stop)?;
+        let failed = |source| Error::Io { queue: label.clone(), source: Arc::new(source) };
+        let peer = stream.peer_addr().map_err(failed)?;
         let admin = QueueLink::open(LinkSetup {
-            host: &target.host,
-            port: target.port,
+            stream,
             label: label.clone(),
             depth: ADMIN_ENTRIES - 1,
             digests: target.digests,
             capsule: 0,
             health: Some(health.clone()),
+            due,
             stop: stop.clone(),
         })?;
         let connect = Connect {
@@ -68,10 +81,11 @@ impl Association {
             no_flow_control: false,
             keep_alive_ms: target.keep_alive.as_millis().min(u32::MAX.into()) as u32,
         };
-        let connected = connect_queue(&admin, &label, &target, &host, connect, ANY_CONTROLLER)?;
+        let connected = connect_queue(&admin, &label, (&target, &host), connect, ANY_CONTROLLER, due)?;
         let mut this = Self {
             target,
             host,
+            peer,
             cntlid: connected.cntlid,
             cap: Cap(0),
             version: Version(0),
@@ -81,8 +95,8 @@ impl Association {
             stop,
             admin,
         };
-        this.cap = Cap(this.property(offset::CAP, true)?);
-        this.version = Version(this.property(offset::VS, false)? as u32);
+        this.cap = Cap(this.property(offset::CAP, true, due)?);
+        this.version = Version(this.property(offset::VS, false, due)? as u32);
         this.keep_alive()?;
         Ok(this)
     }
@@ -91,67 +105,76 @@ impl Association {
         Arc::clone(&self.admin)
     }
 
-    fn property(&self, at: u32, is_wide: bool) -> Result<u64> {
-        let cqe = self.run("Property Get", &fabrics::property_get(at, is_wide))?;
+    fn property(&self, at: u32, is_wide: bool, due: Instant) -> Result<u64> {
+        let cqe = self.run("Property Get", &fabrics::property_get(at, is_wide), due)?;
         Ok(if is_wide { wide_result(&cqe) } else { cqe.result().into() })
     }
 
-    fn set_property(&self, at: u32, value: u32) -> Result<()> {
-        self.run("Property Set", &fabrics::property_set(at, value)).map(|_| ())
+    fn set_property(&self, at: u32, value: u32, due: Instant) -> Result<()> {
+        self.run("Property Set", &fabrics::property_set(at, value), due).map(|_| ())
     }
 
-    fn run(&self, what: &'static str, sqe: &Sqe) -> Result<Cqe> {
-        answered(what, self.admin.exchange(what, sqe, Data::None, None, COMMAND_TIMEOUT)?)
+    fn run(&self, what: &'static str, sqe: &Sqe, due: Instant) -> Result<Cqe> {
+        answered(what, self.admin.exchange(what, sqe, Data::None, None, command_limit(due))?)
     }
 
     /// Runs an admin command that fills `memory`.
-    pub(crate) fn read(&self, what: &'static str, sqe: &Sqe, memory: &HostMem, bytes: u32) -> Result<Cqe> {
-        let answer = self.admin.exchange(what, sqe, Data::In(bytes), Some(memory), COMMAND_TIMEOUT)?;
+    pub(crate) fn read(
+        &self,
+        what: &'static str,
+        sqe: &Sqe,
+        memory: &HostMem,
+        bytes: u32,
+        due: Instant,
+    ) -> Result<Cqe> {
+        let answer = self.admin.exchange(what, sqe, Data::In(bytes), Some(memory), command_limit(due))?;
         answered(what, answer)
     }
 
-    /// Enables the controller and waits until it is ready.
-    pub(crate) fn enable(&self, cc: Cc) -> Result<()> {
-        self.set_property(offset::CC, cc.0)?;
+    /// Enables the controller and waits until it is ready: for the time that it may need, and no longer than `due`.
+    pub(crate) fn enable(&self, cc: Cc, due: Option<Instant>) -> Result<()> {
         let limit = Duration::from_millis(u64::from(self.cap.timeout_ms().max(500)));
-        self.wait_for("ready", limit, Some(&self.stop), |csts| csts.rdy())
+        let due = due.map_or(limit, |due| limit.min(left(due)));
+        self.wait_for("ready", cc, due, Some(&self.stop), |csts| csts.rdy())
     }
 
     /// Shuts the controller down and waits for it; returns its status.
     pub(crate) fn shut_down(&self, cc: Cc) -> Result<()> {
-        self.set_property(offset::CC, cc.0)?;
-        self.wait_for("shut down", SHUTDOWN_TIMEOUT, None, |csts| csts.shst() == Csts::SHST_COMPLETE)
+        self.wait_for("shut down", cc, SHUTDOWN_TIMEOUT, None, |csts| csts.shst() == Csts::SHST_COMPLETE)
     }
 
+    /// Sets the configuration and waits for a status.
     fn wait_for(
         &self,
         want: &'static str,
+        cc: Cc,
         limit: Duration,
         stop: Option<&StopSignal>,
         done: impl Fn(Csts) -> bool,
     ) -> Result<()> {
         let start = Instant::now();
+        let due = start + limit;
+        self.set_property(offset::CC, cc.0, due)?;
         loop {
-            let csts = Csts(self.property(offset::CSTS, false)? as u32);
+            let csts = Csts(self.property(offset::CSTS, false, due)? as u32);
             if done(csts) {
                 return Ok(());
             }
             if stop.is_some_and(StopSignal::is_set) {
                 return Err(Error::Interrupted);
             }
-            let waited = start.elapsed();
-            if csts.cfs() || waited >= limit {
-                return Err(Error::NotReady { want, waited, csts: csts.0 });
+            if csts.cfs() || left(due) < LEAST_TIME {
+                return Err(Error::NotReady { want, waited: start.elapsed(), csts: csts.0 });
             }
             std::thread::sleep(STATUS_POLL_INTERVAL);
         }
     }
 
     /// Determines how much data the capsules of I/O commands hold.
-    fn learn_capsule(&self) -> Result<u32> {
+    fn learn_capsule(&self, due: Instant) -> Result<u32> {
         let memory = HostMem::anonymous(identify::BYTES)?;
         let sqe = admin::identify(admin::cns::CONTROLLER, 0, 0, 0);
-        self.read("Identify Controller", &sqe, &memory, identify::BYTES as u32)?;
+        self.read("Identify Controller", &sqe, &memory, identify::BYTES as u32, due)?;
         let mut page = [0; identify::BYTES];
         memory.read(0, &mut page)?;
         Ok(patch::capsule_room(&page))
@@ -159,27 +182,29 @@ impl Association {
 
     /// Connects an I/O queue for the driver's rings.
     pub(crate) fn connect_io(&self, qid: u16, entries: u32, ring: RingPair) -> Result<LinkHandle> {
+        let start = Instant::now();
+        let due = start + QUEUE_TIMEOUT;
         let mut capsule = self.capsule.load(Ordering::Relaxed);
         if capsule == 0 {
-            capsule = self.learn_capsule()?;
+            capsule = self.learn_capsule(due)?;
             self.capsule.store(capsule, Ordering::Relaxed);
         }
         let label = format!("queue {qid} of {}", self.target);
-        let (start, mut pause) = (Instant::now(), STATUS_POLL_INTERVAL);
+        let mut pause = STATUS_POLL_INTERVAL;
         loop {
             let link = QueueLink::open(LinkSetup {
-                host: &self.target.host,
-                port: self.target.port,
+                stream: connect_to_address(self.peer, due, &self.stop)?,
                 label: label.clone(),
                 depth: entries.min(MAX_DEPTH.into()).saturating_sub(1) as u16,
                 digests: self.target.digests,
                 capsule,
                 health: None,
+                due,
                 stop: self.stop.clone(),
             })?;
             let size_z = entries.saturating_sub(1).min(u16::MAX.into()) as u16;
             let connect = Connect { qid, size_z, no_flow_control: true, keep_alive_ms: 0 };
-            match connect_queue(&link, &label, &self.target, &self.host, connect, self.cntlid) {
+            match connect_queue(&link, &label, (&self.target, &self.host), connect, self.cntlid, due) {
                 Ok(_) => {
                     link.set_ring(ring);
                     link.watch(&self.health);
@@ -235,20 +260,25 @@ pub(crate) fn answered(what: &'static str, cqe: Cqe) -> Result<Cqe> {
     if cqe.status().is_ok() { Ok(cqe) } else { Err(Error::Command { what, status: cqe.status() }) }
 }
 
+/// Time limit for the next command, if all of them must end by `due`.
+pub(crate) fn command_limit(due: Instant) -> Duration {
+    COMMAND_TIMEOUT.min(left(due))
+}
+
 fn connect_queue(
     link: &QueueLink,
     label: &str,
-    target: &SubsystemAddress,
-    host: &Host,
+    (target, host): (&SubsystemAddress, &Host),
     connect: Connect,
     cntlid: u16,
+    due: Instant,
 ) -> Result<Connected> {
     let data = connect_data(host.id, cntlid, target.subsystem(), &host.nqn);
     let memory = HostMem::anonymous(data.len())?;
     memory.write(0, &data)?;
     // Always in the capsule, regardless of the limit for other commands.
     let data = Data::InCapsule(data.len() as u32);
-    let cqe = link.exchange("Connect", &connect.command(), data, Some(&memory), COMMAND_TIMEOUT)?;
+    let cqe = link.exchange("Connect", &connect.command(), data, Some(&memory), command_limit(due))?;
     let (status, result) = (cqe.status(), cqe.result());
     if !status.is_ok() {
         return Err(if status.0 & 0x7ff == AUTHENTICATION_REQUIRED.0 {
@@ -266,10 +296,44 @@ fn connect_queue(
             Err(Error::AuthenticationFailed { queue: label.to_owned(), why })
         }
         0 => Ok(connected),
-        fabrics::AUTHENTICATION => authenticate(link, &parties).map(|()| connected),
+        fabrics::AUTHENTICATION => authenticate(link, &parties, due).map(|()| connected),
         _ => Err(Error::Unsupported("it asks for a secure channel (TLS), which onehop does not have".into())),
     }
 }
 
 /// Status of a Connect command if the host must authenticate.
 const AUTHENTICATION_REQUIRED: Status = Status::new(1, 0x91);
+
+#[cfg(test)]
+#[allow(dead_code, clippy::unwrap_used, reason = "a test may fail, and uses a part of the target")]
+#[path = "../tests/host/target.rs"]
+mod target;
+
+#[cfg(test)]
+mod tests {
+    use onehop_os::Mapper;
+
+    use super::target::{Config, Target};
+    use super::*;
+    use crate::ring::RingAt;
+    use crate::space::MemorySpace;
+
+    #[test]
+    fn all_queues_are_connected_to_the_same_machine() {
+        let [first, second] = [(); 2].map(|()| Target::start(Config::default()));
+        let [one, other] = [&first, &second].map(|target| Arc::new(target.name().parse().unwrap()));
+        let host = Arc::new(Host::of(&one).unwrap());
+        let mut association = Association::connect(one, host, StopSignal::default()).unwrap();
+        // From now on the name leads to the second.
+        association.target = other;
+        let space = MemorySpace::new("t".into());
+        let memory = space.alloc(8192).unwrap();
+        let map = space.map(&memory).unwrap();
+        let at = map.contiguous().unwrap().0;
+        let ring = |at| RingAt { addr: at, entries: 8 };
+        let rings = RingPair::new(&space, 1, ring(at), ring(at + 4096)).unwrap();
+        association.connect_io(1, 8, rings).unwrap();
+        let connects = |target: &Target| target.shared.seen.lock().unwrap().connects.clone();
+        assert_eq!((connects(&first), connects(&second)), (vec![0, 1], vec![]));
+    }
+}

@@ -5,6 +5,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Instant;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -14,7 +15,7 @@ use onehop_os::secret::{fill_random, read_secret};
 use onehop_proto::fabrics;
 use sha2::{Digest, Sha256, Sha384, Sha512};
 
-use crate::association::{COMMAND_TIMEOUT, answered};
+use crate::association::{answered, command_limit};
 use crate::group::{DhGroup, EXPONENT_BYTES};
 use crate::link::QueueLink;
 use crate::pdu::{u16_at, u32_at};
@@ -340,21 +341,21 @@ fn verdict(is_believed: bool, transaction: u16) -> Vec<u8> {
     out
 }
 
-/// Authenticates the host to a queue's controller, and the controller to the host if its secret is known.
-pub(crate) fn authenticate(link: &QueueLink, parties: &ChapParties<'_>) -> Result<()> {
+/// Authenticates the host to a queue's controller by `due`, and the controller to the host if its secret is known.
+pub(crate) fn authenticate(link: &QueueLink, parties: &ChapParties<'_>, due: Instant) -> Result<()> {
     static NEXT: AtomicU16 = AtomicU16::new(1);
     let secrets = &parties.host.secrets;
     let Some(secret) = &secrets.host else {
         return Err(Error::Authentication { host: parties.host.nqn.clone() });
     };
     let transaction = NEXT.fetch_add(1, Ordering::Relaxed);
-    send(link, &negotiate(transaction))?;
-    let message = receive(link)?;
+    send(link, &negotiate(transaction), due)?;
+    let message = receive(link, due)?;
     let is_failure = message[..2] == message::FAILURE_1;
     let refused = |why: String| {
         if !is_failure {
             // Tells the target, if it still listens.
-            let _ = send(link, &verdict(false, transaction));
+            let _ = send(link, &verdict(false, transaction), due);
         }
         parties.failed(why)
     };
@@ -370,14 +371,15 @@ pub(crate) fn authenticate(link: &QueueLink, parties: &ChapParties<'_>) -> Resul
     let known = secrets.target.as_ref();
     let own = known.map(|_| ChapChallenge::new(challenge.hash, transaction)).transpose()?;
     let proof = parties.of_host(secret, &challenge.bound_to(shared.as_deref()));
-    send(link, &reply(&proof, transaction, own.as_ref(), public.as_deref().unwrap_or_default()))?;
-    let answer = receive(link)?;
+    let public = public.unwrap_or_default();
+    send(link, &reply(&proof, transaction, own.as_ref(), &public), due)?;
+    let answer = receive(link, due)?;
     expect(&answer, message::SUCCESS_1, transaction).map_err(|why| parties.failed(why))?;
     let (Some(known), Some(own)) = (known, own) else { return Ok(()) };
     let proof = answer.get(16..16 + own.hash.bytes()).filter(|_| answer[8] & 1 == 1);
     let own = own.bound_to(shared.as_deref());
     let is_believed = proof.is_some_and(|proof| parties.is_controller(known, &own, proof));
-    let sent = send(link, &verdict(is_believed, transaction));
+    let sent = send(link, &verdict(is_believed, transaction), due);
     if is_believed {
         sent
     } else {
@@ -385,19 +387,19 @@ pub(crate) fn authenticate(link: &QueueLink, parties: &ChapParties<'_>) -> Resul
     }
 }
 
-fn send(link: &QueueLink, message: &[u8]) -> Result<()> {
+fn send(link: &QueueLink, message: &[u8], due: Instant) -> Result<()> {
     let memory = HostMem::anonymous(message.len())?;
     memory.write(0, message)?;
     let (sqe, data) = (fabrics::auth_send(message.len() as u32), Data::InCapsule(message.len() as u32));
     let what = "Authentication Send";
-    answered(what, link.exchange(what, &sqe, data, Some(&memory), COMMAND_TIMEOUT)?).map(|_| ())
+    answered(what, link.exchange(what, &sqe, data, Some(&memory), command_limit(due))?).map(|_| ())
 }
 
-fn receive(link: &QueueLink) -> Result<Vec<u8>> {
+fn receive(link: &QueueLink, due: Instant) -> Result<Vec<u8>> {
     let memory = HostMem::anonymous(RECEIVE_BYTES as usize)?;
     let (sqe, data) = (fabrics::auth_receive(RECEIVE_BYTES), Data::In(RECEIVE_BYTES));
     let what = "Authentication Receive";
-    answered(what, link.exchange(what, &sqe, data, Some(&memory), COMMAND_TIMEOUT)?)?;
+    answered(what, link.exchange(what, &sqe, data, Some(&memory), command_limit(due))?)?;
     let mut message = vec![0; RECEIVE_BYTES as usize];
     memory.read(0, &mut message)?;
     Ok(message)

@@ -1,9 +1,9 @@
-//! TCP connections, whose setup ends on a request to stop.
+//! TCP connections, whose setup ends in time and on a request to stop.
 
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use onehop_os::StopSignal;
 
@@ -14,46 +14,92 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often a wait checks for a request to stop.
 pub(crate) const STOP_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Connects to the first address of a host that answers.
-pub(crate) fn connect(host: &str, port: u16, stop: &StopSignal) -> Result<TcpStream> {
-    let (name, (sender, receiver)) = (host.to_owned(), mpsc::channel());
-    // On a separate thread: neither the resolver nor a connection attempt can be interrupted.
+/// The time that is left until `due`.
+pub(crate) fn left(due: Instant) -> Duration {
+    due.saturating_duration_since(Instant::now())
+}
+
+/// Connects to the first address of a host that answers, at the latest at `due`.
+pub(crate) fn connect_to_host(host: &str, port: u16, due: Instant, stop: &StopSignal) -> Result<TcpStream> {
+    let (name, owned) = (format!("{host}:{port}"), host.to_owned());
+    let resolve = move || Ok((owned.as_str(), port).to_socket_addrs()?.collect());
+    connect_within(name, due, stop, resolve)
+}
+
+/// Connects to one address, at the latest at `due`.
+pub(crate) fn connect_to_address(at: SocketAddr, due: Instant, stop: &StopSignal) -> Result<TcpStream> {
+    connect_within(at.to_string(), due, stop, move || Ok(vec![at]))
+}
+
+/// Connects on another thread: neither the resolver nor a connection attempt can be interrupted. If the thread is too
+/// late, it closes its connection.
+fn connect_within(
+    name: String,
+    due: Instant,
+    stop: &StopSignal,
+    resolve: impl FnOnce() -> std::io::Result<Vec<SocketAddr>> + Send + 'static,
+) -> Result<TcpStream> {
+    let (sender, receiver) = mpsc::channel();
+    let label = name.clone();
     let work = move || {
-        // After a request to stop there is no receiver.
-        let _ = sender.send(reach(&name, port));
+        let end = resolve().map_err(|error| unreachable(label.clone(), error));
+        // Nobody receives it after a request to stop, or when it is too late.
+        let _ = sender.send(end.and_then(|addresses| reach(label, &addresses, due)));
     };
     let spawned = std::thread::Builder::new().name("nvme-tcp connect".into()).spawn(work);
-    spawned.map_err(|source| unreachable(format!("{host}:{port}"), source))?;
+    spawned.map_err(|source| unreachable(name.clone(), source))?;
     loop {
         if stop.is_set() {
             return Err(Error::Interrupted);
         }
-        match receiver.recv_timeout(STOP_POLL_INTERVAL) {
+        let pause = left(due).min(STOP_POLL_INTERVAL);
+        match receiver.recv_timeout(pause) {
             Ok(end) => return end,
-            // The resolver and each address have their own time limits.
+            Err(RecvTimeoutError::Timeout) if pause.is_zero() => {
+                return Err(unreachable(name, std::io::ErrorKind::TimedOut.into()));
+            }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
                 let ended = std::io::Error::other("the thread that connects has ended");
-                return Err(unreachable(format!("{host}:{port}"), ended));
+                return Err(unreachable(name, ended));
             }
         }
     }
 }
 
-fn reach(host: &str, port: u16) -> Result<TcpStream> {
-    let found =
-        (host, port).to_socket_addrs().map_err(|error| unreachable(format!("{host}:{port}"), error))?;
-    let mut last = None;
-    for address in found {
-        match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
+/// Tries each address in turn. Those that do not answer leave the others their share of the time.
+fn reach(name: String, addresses: &[SocketAddr], due: Instant) -> Result<TcpStream> {
+    let mut last = unreachable(name, std::io::Error::other("the name has no address"));
+    for (i, address) in addresses.iter().enumerate() {
+        let share = left(due) / (addresses.len() - i) as u32;
+        // A time limit of zero is refused.
+        let limit = share.clamp(Duration::from_millis(1), CONNECT_TIMEOUT);
+        match TcpStream::connect_timeout(address, limit) {
             Ok(stream) => return Ok(stream),
-            Err(error) => last = Some(unreachable(address.to_string(), error)),
+            Err(error) => last = unreachable(address.to_string(), error),
         }
     }
-    let none = || unreachable(format!("{host}:{port}"), std::io::Error::other("the name has no address"));
-    Err(last.unwrap_or_else(none))
+    Err(last)
 }
 
 fn unreachable(address: String, source: std::io::Error) -> Error {
     Error::Unreachable { address, source: Arc::new(source) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_resolver_that_does_not_answer_ends_in_time() {
+        let resolve = || {
+            std::thread::sleep(Duration::from_secs(60));
+            Ok(Vec::new())
+        };
+        let (start, stop) = (Instant::now(), StopSignal::default());
+        let due = start + Duration::from_millis(200);
+        let error = connect_within("store.example:4420".into(), due, &stop, resolve).unwrap_err();
+        assert!(error.to_string().contains("no connection to store.example:4420"), "{error}");
+        assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+    }
 }

@@ -14,7 +14,7 @@ use onehop_proto::admin::{self, Abort, CreateCq, CreateSq, deleted_queue, opcode
 use onehop_proto::regs::{Aqa, Cap, Cc, Csts, doorbell, doorbell_of, offset};
 use onehop_proto::{Sqe, Status};
 
-use crate::association::{ADMIN_ENTRIES, Association};
+use crate::association::{ADMIN_ENTRIES, Association, CONNECT_TIMEOUT};
 use crate::link::{LinkHandle, QueueLink};
 use crate::queue::MAX_DEPTH;
 use crate::ring::{RingAt, RingPair};
@@ -56,6 +56,35 @@ struct RemoteState {
     association: Option<Arc<Association>>,
     /// The controller was enabled, so this connection cannot be reused.
     was_enabled: bool,
+    /// The last one; it outlasts its connections.
+    outage: Option<Outage>,
+}
+
+/// The time from a controller reset until the controller is usable again. The driver tries it by one controller reset, and
+/// then by function resets.
+#[derive(Clone, Copy)]
+struct Outage {
+    since: Instant,
+    tries: u32,
+    /// The pause before the next try.
+    pause: Duration,
+    /// A function reset has connected, and the driver enables the controller next.
+    is_connected: bool,
+}
+
+impl Outage {
+    fn begin() -> Self {
+        Self { since: Instant::now(), tries: 1, pause: Duration::ZERO, is_connected: false }
+    }
+
+    /// The pause before the next try; `None` when the time for tries is over.
+    fn next_pause(&mut self, limit: Duration) -> Option<Duration> {
+        let left = Some(limit.saturating_sub(self.since.elapsed())).filter(|left| !left.is_zero())?;
+        let pause = self.pause.min(left);
+        self.pause = (self.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+        self.tries += 1;
+        Some(pause)
+    }
 }
 
 impl Controller {
@@ -145,13 +174,17 @@ impl Controller {
     /// Closes all connections. No memory is received into after this.
     fn disconnect(&self, state: &mut RemoteState) {
         self.links.write().unwrap_or_else(PoisonError::into_inner).clear();
-        *state = RemoteState::default();
+        *state = RemoteState { outage: state.outage, ..RemoteState::default() };
     }
 
     fn enable(&self, cc: Cc) {
         let mut state = self.state();
         self.set_failure(None);
-        match self.try_enable(&mut state, cc) {
+        let is_first = state.outage.is_none();
+        let outage = state.outage.filter(|outage| outage.is_connected).unwrap_or_else(Outage::begin);
+        state.outage = Some(Outage { is_connected: false, ..outage });
+        let due = outage.since + self.target.reconnect + CONNECT_TIMEOUT;
+        match self.try_enable(&mut state, cc, (!is_first).then_some(due)) {
             Ok(()) => self.csts.store(Csts(0).with_rdy(true).0, Ordering::Release),
             Err(error) => {
                 self.disconnect(&mut state);
@@ -160,7 +193,7 @@ impl Controller {
         }
     }
 
-    fn try_enable(&self, state: &mut RemoteState, cc: Cc) -> Result<()> {
+    fn try_enable(&self, state: &mut RemoteState, cc: Cc, due: Option<Instant>) -> Result<()> {
         let is_fresh = |association: &Arc<Association>| association.health.lost().is_none();
         if state.was_enabled || !state.association.as_ref().is_some_and(is_fresh) {
             self.disconnect(state);
@@ -170,7 +203,7 @@ impl Controller {
         }
         let Some(association) = &state.association else { return Ok(()) };
         state.was_enabled = true;
-        association.enable(cc)?;
+        association.enable(cc, due)?;
         let aqa = Aqa(self.aqa.load(Ordering::Acquire));
         let at = |halves: &[AtomicU32; 2], entries_z: u16| RingAt {
             addr: u64::from(halves[0].load(Ordering::Acquire))
@@ -331,7 +364,8 @@ impl Registers for Controller {
     }
 }
 
-/// Reconnects, in place of a function reset.
+/// Reconnects, in place of a function reset. All function resets of one outage share the time for reconnecting, also those
+/// after which the controller was not usable yet.
 pub(crate) struct Reconnect(pub(crate) Arc<Controller>);
 
 impl FunctionReset for Reconnect {
@@ -341,35 +375,36 @@ impl FunctionReset for Reconnect {
         controller.disconnect(&mut state);
         controller.cc.store(0, Ordering::Release);
         controller.csts.store(0, Ordering::Release);
-        let (start, limit) = (Instant::now(), controller.target.reconnect);
-        let (mut pause, mut tries) = (FIRST_PAUSE, 1);
-        loop {
+        let mut outage = state.outage.unwrap_or_else(Outage::begin);
+        let mut is_over = controller.stop.is_set();
+        while let (false, Some(pause)) = (is_over, outage.next_pause(controller.target.reconnect)) {
+            controller.stop.sleep(pause);
             let (target, host) = (controller.target.clone(), controller.host.clone());
-            let error = match Association::connect(target, host, controller.stop.clone()) {
+            match Association::connect(target, host, controller.stop.clone()) {
                 Ok(association) => {
                     state.association = Some(Arc::new(association));
+                    state.outage = Some(Outage { is_connected: true, ..outage });
                     controller.set_failure(None);
                     return Ok(());
                 }
-                Err(error) => error,
-            };
-            let left = limit.saturating_sub(start.elapsed());
-            if left.is_zero() || is_final(&error) || controller.stop.is_set() {
-                controller.set_failure(Some(error.clone()));
-                return Err(onehop_os::Error::System {
-                    call: format!(
-                        "reconnecting to {} ({tries} tries in {:.1?})",
-                        controller.target,
-                        start.elapsed()
-                    ),
-                    source: std::io::Error::other(error),
-                    hint: "",
-                });
+                Err(error) => {
+                    is_over = is_final(&error) || controller.stop.is_set();
+                    controller.set_failure(Some(error));
+                }
             }
-            controller.stop.sleep(pause.min(left));
-            pause = (pause * 2).min(LONGEST_PAUSE);
-            tries += 1;
         }
+        state.outage = Some(outage);
+        let why = controller.failure().unwrap_or_else(|| "the target answers, but is not usable".into());
+        Err(onehop_os::Error::System {
+            call: format!(
+                "reconnecting to {} ({} tries in {:.1?})",
+                controller.target,
+                outage.tries,
+                outage.since.elapsed()
+            ),
+            source: std::io::Error::other(why),
+            hint: "",
+        })
     }
 }
 

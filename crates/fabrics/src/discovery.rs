@@ -9,6 +9,7 @@ use onehop_proto::fabrics::{DISCOVERY_LOG, DiscoveryEntry, DiscoveryLog};
 use onehop_proto::regs::Cc;
 
 use crate::association::Association;
+use crate::connect::left;
 use crate::{Error, Host, Result, SubsystemAddress};
 
 /// Maximum number of entries read.
@@ -46,9 +47,10 @@ pub fn discover(target: &SubsystemAddress, stop: &StopSignal) -> Result<Vec<Subs
     let host = Host::of(&target)?;
     let (start, target) = (Instant::now(), Arc::new(target));
     let association = Association::connect(target.clone(), Arc::new(host), stop.clone())?;
-    association.enable(Cc::enabled(12, Cc::CSS_NVM))?;
+    let due = start + LIMIT;
+    association.enable(Cc::enabled(12, Cc::CSS_NVM), Some(due))?;
     for _ in 0..TRIES {
-        let before = read(&association, 0)?;
+        let before = read(&association, 0, due)?;
         let head = DiscoveryLog::new(&before);
         if head.recfmt() != 0 {
             return Err(Error::Unsupported(format!("its discovery log has format {}", head.recfmt())));
@@ -62,25 +64,25 @@ pub fn discover(target: &SubsystemAddress, stop: &StopSignal) -> Result<Vec<Subs
             if stop.is_set() {
                 return Err(Error::Interrupted);
             }
-            if start.elapsed() > LIMIT {
+            if left(due).is_zero() {
                 let what = "all of the discovery log";
                 return Err(Error::Silent { queue: target.to_string(), what, waited: LIMIT });
             }
-            read(&association, index * ENTRY as u64)
+            read(&association, index * ENTRY as u64, due)
         };
         let entries = (1..=count).map(entry).collect::<Result<Vec<_>>>()?;
         // Entries of different versions of the log must not be mixed.
-        if DiscoveryLog::new(&read(&association, 0)?).genctr() == head.genctr() {
+        if DiscoveryLog::new(&read(&association, 0, due)?).genctr() == head.genctr() {
             return Ok(entries.iter().map(subsystem).collect());
         }
     }
     Err(Error::Unsupported("its discovery log changes all the time".into()))
 }
 
-fn read(association: &Association, at: u64) -> Result<[u8; ENTRY]> {
+fn read(association: &Association, at: u64, due: Instant) -> Result<[u8; ENTRY]> {
     let memory = HostMem::anonymous(ENTRY)?;
     let sqe = get_log_page(DISCOVERY_LOG, 0, ENTRY as u32, at, false, 0);
-    association.read("Get Log Page (discovery)", &sqe, &memory, ENTRY as u32)?;
+    association.read("Get Log Page (discovery)", &sqe, &memory, ENTRY as u32, due)?;
     let mut entry = [0; ENTRY];
     memory.read(0, &mut entry)?;
     Ok(entry)

@@ -14,7 +14,7 @@ use onehop_proto::{Cqe, Sqe, Status};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::ahead::ReadAhead;
-use crate::connect::{STOP_POLL_INTERVAL, connect};
+use crate::connect::{STOP_POLL_INTERVAL, left};
 use crate::health::Health;
 use crate::pdu::Digests;
 use crate::queue::{CapsuleQueue, Data, DataPart, QueueEvent, Send, Want};
@@ -22,8 +22,6 @@ use crate::ring::RingPair;
 use crate::space::MemorySpace;
 use crate::{Error, Result, patch};
 
-/// Time limit for the answer to the connection request.
-const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long an answer may take after a request to stop: a working target needs less.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum receive steps while other threads wait.
@@ -136,9 +134,8 @@ impl Drop for LinkHandle {
 }
 
 /// Parameters of a new link.
-pub(crate) struct LinkSetup<'a> {
-    pub(crate) host: &'a str,
-    pub(crate) port: u16,
+pub(crate) struct LinkSetup {
+    pub(crate) stream: TcpStream,
     /// The queue's name in errors.
     pub(crate) label: String,
     pub(crate) depth: u16,
@@ -147,14 +144,16 @@ pub(crate) struct LinkSetup<'a> {
     pub(crate) capsule: u32,
     /// What is lost with this link; `None` for an I/O queue that is not connected yet.
     pub(crate) health: Option<Arc<Health>>,
-    /// Ends waits for the connection, and soon those for answers.
+    /// When the connection's parameters must be negotiated.
+    pub(crate) due: Instant,
+    /// Ends the negotiation, and soon waits for answers.
     pub(crate) stop: StopSignal,
 }
 
 impl QueueLink {
-    /// Connects, and negotiates the connection's parameters.
-    pub(crate) fn open(setup: LinkSetup<'_>) -> Result<LinkHandle> {
-        let stream = connect(setup.host, setup.port, &setup.stop)?;
+    /// Negotiates the connection's parameters.
+    pub(crate) fn open(setup: LinkSetup) -> Result<LinkHandle> {
+        let (stream, due) = (setup.stream, setup.due);
         let broken = |source| Error::Io { queue: setup.label.clone(), source: Arc::new(source) };
         stream.set_nodelay(true).map_err(broken)?;
         stream.set_nonblocking(true).map_err(broken)?;
@@ -181,7 +180,7 @@ impl QueueLink {
             capsule: setup.capsule,
             stop: setup.stop,
         });
-        link.negotiate()?;
+        link.negotiate(due)?;
         let (receiver, name) = (link.clone(), format!("nvme-tcp {}", link.label));
         let spawned = std::thread::Builder::new().name(name).spawn(move || receiver.receive());
         let thread =
@@ -193,7 +192,7 @@ impl QueueLink {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn negotiate(&self) -> Result<()> {
+    fn negotiate(&self, due: Instant) -> Result<()> {
         let start = Instant::now();
         loop {
             let mut state = self.lock();
@@ -209,9 +208,9 @@ impl QueueLink {
             if self.stop.is_set() {
                 return Err(Error::Interrupted);
             }
-            let left = OPEN_TIMEOUT.saturating_sub(start.elapsed());
+            let left = left(due);
             if left.is_zero() {
-                let (queue, waited) = (self.label.clone(), OPEN_TIMEOUT);
+                let (queue, waited) = (self.label.clone(), start.elapsed());
                 return Err(Error::Silent { queue, what: "the connection request", waited });
             }
             self.wait(events, Some(left.min(STOP_POLL_INTERVAL)));
