@@ -57,7 +57,11 @@ pub(crate) struct CommandEntry {
     pub(crate) state: CommandState,
     pub(crate) life: u32,
     pub(crate) sqe: Sqe,
+    /// How often it was tried again, except after path errors.
     pub(crate) retries: u32,
+    pub(crate) path_retries: u32,
+    /// Until when it is tried again after path errors; set by the first.
+    pub(crate) path_due: Option<Instant>,
     pub(crate) deadline: Instant,
     /// What a flush covers.
     pub(crate) mark: u64,
@@ -70,6 +74,11 @@ impl CommandEntry {
     /// What was asked for.
     pub(crate) fn op(&self) -> Op {
         Op::of(self.sqe.opcode())
+    }
+
+    /// How often it was tried again.
+    pub(crate) fn tries(&self) -> u32 {
+        self.retries + self.path_retries
     }
 
     #[inline(always)]

@@ -1,6 +1,7 @@
 //! The commands of one CPU-driven queue pair: in flight, waiting to be tried again, or done.
 
 mod flushes;
+mod retries;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,8 +20,8 @@ use crate::holds::Holds;
 use crate::ring::{CpuPair, Dma, PairHalf, PairMemory};
 use crate::{Error, Namespace, Recovery, Result};
 
-/// The longest wait before a retry, whatever the controller asks for.
-const LONGEST_DELAY: Duration = Duration::from_secs(10);
+pub(crate) use retries::retry_delays;
+
 /// What counts as never, for times that cannot be added up.
 const NEVER: Duration = Duration::from_secs(365 * 86400);
 
@@ -61,6 +62,7 @@ pub(crate) struct CommandSlots {
     retries: u32,
     timeout: Duration,
     retry_delay: [Duration; 4],
+    path_limit: Duration,
     /// Where reads are guarded.
     nonces: Option<Nonces>,
     /// For each namespace, the losses that flushes on this queue have reported.
@@ -98,6 +100,8 @@ impl CommandSlots {
             life: 0,
             sqe: Sqe::default(),
             retries: 0,
+            path_retries: 0,
+            path_due: None,
             deadline: now,
             mark: 0,
             hold: [None, None],
@@ -131,6 +135,7 @@ impl CommandSlots {
             retries: options.retries,
             timeout: options.timeout,
             retry_delay: retry_delays(drive),
+            path_limit: retries::path_limit(drive),
             // A message is received before it is reported.
             nonces: (options.canary && !messages).then(Nonces::new),
             reported: drive.namespaces.iter().map(|ns| ns.account.reported()).collect(),
@@ -174,6 +179,7 @@ impl CommandSlots {
         entry.life = entry.life.wrapping_add(1);
         entry.canary = canary;
         entry.retries = 0;
+        (entry.path_retries, entry.path_due) = (0, None);
         entry.deadline = self.due;
         entry.mark = mark;
         let mut hold = |(buffer, _)| self.holds.hold(buffer);
@@ -298,7 +304,7 @@ impl CommandSlots {
         }
         let entry = &mut self.entries[id as usize];
         if status.is_ok() {
-            let finished = Finished { result: cqe.result(), retries: entry.retries, late_data: false };
+            let finished = Finished { result: cqe.result(), retries: entry.tries(), late_data: false };
             if !is_accounted_for(entry, &self.namespaces, &mut self.reported) {
                 entry.state = CommandState::failed(Error::WritesLost { drive: self.name.clone() });
             } else if entry.has_data(&self.holds) {
@@ -308,9 +314,8 @@ impl CommandSlots {
                 self.settling += 1;
                 return;
             }
-        } else if status.may_retry() && entry.retries < self.retries {
-            entry.retries += 1;
-            entry.state = CommandState::Waiting(Instant::now() + self.retry_delay[status.crd() as usize & 3]);
+        } else if let Some(delay) = self.retry_delay(id, status) {
+            self.entries[id as usize].state = CommandState::Waiting(Instant::now() + delay);
             self.waiting += 1;
             return;
         } else if status.is(Status::ABORT_REQUESTED) {
@@ -323,16 +328,17 @@ impl CommandSlots {
             self.time_out(id, Recovery::QueueDelete);
             return;
         } else {
+            let entry = &mut self.entries[id as usize];
             let command = entry.describe(&self.name);
             entry.state = CommandState::failed(Error::Command { command, status });
         }
-        entry.mark_stale(&mut self.holds);
+        self.entries[id as usize].mark_stale(&mut self.holds);
     }
 
     fn time_out(&mut self, id: u32, recovery: Recovery) {
         let entry = &mut self.entries[id as usize];
         let (command, waited) = (entry.describe(&self.name), entry.waited(self.timeout, self.closed));
-        let retries = entry.retries;
+        let retries = entry.tries();
         entry.state = CommandState::failed(Error::TimedOut { command, waited, retries, recovery });
         entry.mark_stale(&mut self.holds);
     }
@@ -450,6 +456,7 @@ impl CommandSlots {
         let Some(entry) = self.entries.get_mut(token.entry as usize) else { return };
         entry.retries = self.retries;
         entry.deadline = Instant::now();
+        entry.path_due = Some(entry.deadline);
         match entry.state {
             CommandState::Waiting(_) | CommandState::NoRoom => self.waiting -= 1,
             // A flush that waits for others' ends has no memory.
@@ -577,12 +584,6 @@ fn is_accounted_for(entry: &CommandEntry, namespaces: &[Namespace], reported: &m
         account.wrote();
     }
     true
-}
-
-/// How long to wait before a retry, by CRD.
-pub(crate) fn retry_delays(drive: &DriveInner) -> [Duration; 4] {
-    let view = drive.identity().controller();
-    std::array::from_fn(|crd| Duration::from_millis(view.retry_delay_ms(crd as u8).into()).min(LONGEST_DELAY))
 }
 
 fn scratch(drive: &DriveInner) -> Result<Option<MetadataScratch>> {

@@ -22,7 +22,7 @@ impl CommandSlots {
             return false;
         }
         let entry = &mut self.entries[id as usize];
-        let finished = Finished { result: cqe.result(), retries: entry.retries, late_data: false };
+        let finished = Finished { result: cqe.result(), retries: entry.tries(), late_data: false };
         entry.state = CommandState::Unsure(Box::new(UnsureFlush { finished, beside }));
         self.unsure += 1;
         true

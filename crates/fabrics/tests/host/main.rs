@@ -3,6 +3,7 @@
 
 mod loss;
 mod misbehaviour;
+mod paths;
 mod reads;
 mod target;
 

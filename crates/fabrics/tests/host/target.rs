@@ -37,6 +37,8 @@ pub enum Act {
 }
 
 type Hook = Arc<dyn Fn(Outgoing) -> Act + Send + Sync>;
+/// The status that a command of a queue fails with, or success.
+type Refusal = Box<dyn FnMut(u16, &Sqe) -> Status + Send>;
 
 #[derive(Clone)]
 pub struct Config {
@@ -58,6 +60,8 @@ pub struct Config {
     pub lbads: u8,
     /// The answer to Connect of an I/O queue.
     pub io_connect: Status,
+    /// Seconds of a change of ANA states.
+    pub anatt: u8,
     pub hook: Hook,
 }
 
@@ -77,6 +81,7 @@ impl Default for Config {
             padding: 0,
             lbads: 9,
             io_connect: Status::SUCCESS,
+            anatt: 0,
             hook: Arc::new(|out| Act::Send(out.bytes)),
         }
     }
@@ -101,8 +106,10 @@ pub struct Shared {
     pub media: Mutex<Vec<u8>>,
     pub seen: Mutex<Seen>,
     pub is_down: AtomicBool,
-    /// The last byte of the namespace's UUID.
+    /// The last bytes of the namespace's UUID and NGUID; without one it is 0.
     pub uuid: AtomicU8,
+    pub nguid: AtomicU8,
+    refusal: Mutex<Option<Refusal>>,
     streams: Mutex<Vec<TcpStream>>,
     csts: AtomicU32,
     sent: Mutex<HashMap<u8, u32>>,
@@ -123,6 +130,8 @@ impl Target {
             seen: Mutex::default(),
             is_down: AtomicBool::new(false),
             uuid: AtomicU8::new(1),
+            nguid: AtomicU8::new(0),
+            refusal: Mutex::default(),
             streams: Mutex::default(),
             csts: AtomicU32::new(0),
             sent: Mutex::default(),
@@ -149,6 +158,11 @@ impl Target {
 
     pub fn name(&self) -> String {
         format!("nvme-tcp://127.0.0.1:{}/{NQN}", self.port)
+    }
+
+    /// Refuses commands from now on.
+    pub fn refuse(&self, refusal: impl FnMut(u16, &Sqe) -> Status + Send + 'static) {
+        *self.shared.refusal.lock().unwrap() = Some(Box::new(refusal));
     }
 
     /// Closes all connections.
@@ -286,6 +300,10 @@ impl Connection {
         }
         if fabrics::fctype_of(&sqe).is_some() {
             return self.fabrics(&sqe, &data);
+        }
+        let refusal = self.shared.refusal.lock().unwrap().as_mut().map(|ask| ask(self.qid.unwrap(), &sqe));
+        if let Some(status) = refusal.filter(|status| !status.is_ok()) {
+            return self.answer(&sqe, [0, 0], status);
         }
         let is_write = sqe.opcode() & 3 == 1 && len > 0;
         match kind {
@@ -456,18 +474,23 @@ impl Connection {
                     .sgls(sgl::Support(1 << 20 | 1))
                     .kas(1)
                     .ioccsz((64 + self.shared.config.capsule) / 16)
-                    .nn(1);
+                    .nn(1)
+                    .anatt(self.shared.config.anatt);
             }
             admin::cns::ACTIVE_NAMESPACES if identify.nsid == 0 => page[0] = 1,
             admin::cns::NAMESPACE => {
                 let blocks = self.shared.config.blocks;
-                let _ = build::Namespace::new(&mut page).nsze(blocks).ncap(blocks);
+                let nguid = u128::from(self.shared.nguid.load(Ordering::Acquire)).to_be_bytes();
+                let _ = build::Namespace::new(&mut page).nsze(blocks).ncap(blocks).nguid(nguid);
                 page[128..132]
                     .copy_from_slice(&LbaFormat(0).with_lbads(self.shared.config.lbads).0.to_le_bytes());
             }
             admin::cns::NAMESPACE_DESCRIPTORS => {
-                page[..4].copy_from_slice(&[3, 16, 0, 0]);
-                page[19] = self.shared.uuid.load(Ordering::Acquire);
+                let uuid = self.shared.uuid.load(Ordering::Acquire);
+                if uuid != 0 {
+                    page[..4].copy_from_slice(&[3, 16, 0, 0]);
+                    page[19] = uuid;
+                }
             }
             _ => {}
         }
