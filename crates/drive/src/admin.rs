@@ -40,6 +40,8 @@ pub(crate) struct Admin {
     pub(crate) fired: VecDeque<AsyncEvent>,
     port: ControllerBackend,
     timeout: Duration,
+    /// When all commands must have been answered.
+    due: Option<Instant>,
     stop: StopSignal,
     /// Whether a controller was enabled on these queues, ever.
     pub(crate) was_started: bool,
@@ -52,7 +54,17 @@ impl Admin {
         let owner = Owner::new(pair.rings, vec![Slot::default(); ENTRIES as usize]);
         let waiting = (0..ENTRIES).map(|_| Waiting::Nothing).collect();
         let (port, stop) = (port.clone(), control.stop.clone());
-        Ok(Self { pair, owner, waiting, fired: VecDeque::new(), port, timeout, stop, was_started: false })
+        Ok(Self {
+            pair,
+            owner,
+            waiting,
+            fired: VecDeque::new(),
+            port,
+            timeout,
+            due: None,
+            stop,
+            was_started: false,
+        })
     }
 
     /// Enables a disabled controller on these queues; whatever was in flight before is gone. Calls `lost` where the controller
@@ -69,6 +81,11 @@ impl Admin {
     /// Sets how long commands may take that are given no time of their own; gives how long it was.
     pub(crate) fn set_timeout(&mut self, timeout: Duration) -> Duration {
         std::mem::replace(&mut self.timeout, timeout)
+    }
+
+    /// Limits the time of all commands together; `None` ends that.
+    pub(crate) fn set_due(&mut self, due: Option<Instant>) {
+        self.due = due;
     }
 
     /// Runs a command without data; `what` names it in errors. A request to stop ends the wait for its answer.
@@ -119,6 +136,12 @@ impl Admin {
         timeout: Duration,
         after_stop: Duration,
     ) -> Result<Cqe> {
+        let left = self.due.map_or(timeout, |due| due.saturating_duration_since(Instant::now()));
+        if left.is_zero() {
+            let (drive, command) = (self.port.name.clone(), what.to_owned());
+            return Err(Error::NoAnswer { drive, command, waited: left });
+        }
+        let timeout = timeout.min(left);
         let Ok(slot) = self.owner.stage(&self.pair.memory, sqe) else {
             return Err(Error::Full(self.owner.in_flight()));
         };

@@ -3,15 +3,15 @@
 
 use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use onehop_proto::Sqe;
 use onehop_proto::admin as words;
 use onehop_proto::admin::cns;
 use onehop_proto::feature::{self, HostMemoryEntry, Queues};
 use onehop_proto::identify::{NamespaceId, active_namespaces, descriptors};
 use onehop_proto::log::AsyncEvent;
 use onehop_proto::regs::Version;
+use onehop_proto::{Sqe, Status};
 
 use crate::admin::Admin;
 use crate::control::Control;
@@ -22,6 +22,8 @@ use crate::{Error, Identity, Namespace, Options, Result};
 
 /// Most namespaces that are looked at.
 const MAX_NAMESPACES: usize = 1024;
+/// The pause before identify data is read again.
+const IDENTIFY_PAUSE: Duration = Duration::from_millis(100);
 /// Most entries of the list that describes lent memory: what fits into a page.
 const MAX_LENT_PIECES: usize = 256;
 
@@ -158,17 +160,18 @@ impl Core {
 
     /// Resets the controller, learns who it is and which namespaces it has, and sets it up.
     fn bring_up(&self, state: &mut AdminState) -> Result<(Identity, ActiveNamespaces)> {
-        let mut identity = self.start(&mut state.admin)?;
+        let mut identity = self.start(&mut state.admin, None)?;
         state.shutdown_time = identity.shutdown_time();
         let namespaces = self.list_namespaces(&mut state.admin)?;
         identity.queues = self.configure(state, &identity)?;
         Ok((identity, namespaces))
     }
 
-    /// Disables, enables and identifies.
-    pub(crate) fn start(&self, admin: &mut Admin) -> Result<Identity> {
+    /// Disables, enables and identifies. With a `limit`, all admin commands from now on share that time.
+    pub(crate) fn start(&self, admin: &mut Admin, limit: Option<Duration>) -> Result<Identity> {
         self.disable()?;
         admin.start(&self.control, || self.durability.may_be_lost())?;
+        admin.set_due(limit.map(|limit| Instant::now() + limit));
         let sqe = words::identify(cns::CONTROLLER, 0, 0, 0);
         let data = admin.read(&self.control.port, "identify controller", &sqe, 4096)?;
         Identity::new(&self.control, &data, &self.options)
@@ -193,11 +196,8 @@ impl Core {
 
     pub(crate) fn identify_namespace(&self, admin: &mut Admin, nsid: u32) -> Result<Namespace> {
         let sqe = words::identify(cns::NAMESPACE, nsid, 0, 0);
-        let data = admin.read(&self.control.port, "identify namespace", &sqe, 4096)?;
+        let data = self.read_with_retries(admin, "identify namespace", &sqe)?;
         let ns = Namespace::new(&self.control, nsid, &data, self.durability.account(nsid))?;
-        if !ns.is_nameless() {
-            return Ok(ns);
-        }
         let ids = self.namespace_ids(admin, nsid)?;
         Ok(ns.with_ids(ids))
     }
@@ -209,13 +209,25 @@ impl Core {
             return Ok(Vec::new());
         }
         let sqe = words::identify(cns::NAMESPACE_DESCRIPTORS, nsid, 0, 0);
-        match admin.read(&self.control.port, "identify namespace descriptors", &sqe, 4096) {
+        match self.read_with_retries(admin, "identify namespace descriptors", &sqe) {
             Ok(data) => {
                 let page: Option<&[u8; 4096]> = data.as_slice().try_into().ok();
                 Ok(page.into_iter().flat_map(|page| descriptors(page)).map_while(|id| id.ok()).collect())
             }
-            Err(Error::Command { .. }) => Ok(Vec::new()),
+            Err(Error::Command { status, .. }) if !is_temporary(status) => Ok(Vec::new()),
             Err(error) => Err(error),
+        }
+    }
+
+    /// Reads a page of identify data. A command that fails for a while says nothing about the namespace, so it is tried again.
+    fn read_with_retries(&self, admin: &mut Admin, what: &str, sqe: &Sqe) -> Result<Vec<u8>> {
+        let mut left = self.options.retries;
+        loop {
+            match admin.read(&self.control.port, what, sqe, 4096) {
+                Err(Error::Command { status, .. }) if is_temporary(status) && left > 0 => left -= 1,
+                end => return end,
+            }
+            self.control.stop.sleep(IDENTIFY_PAUSE);
         }
     }
 
@@ -385,6 +397,18 @@ impl Drop for Core {
             std::mem::forget(kept);
         }
     }
+}
+
+/// Whether an Identify command that failed may succeed later. Namespaces that are not there, and lists that a drive does not
+/// have, are answered with or without Do Not Retry.
+pub(crate) fn is_temporary(status: Status) -> bool {
+    const LASTING: [Status; 4] = [
+        Status::INVALID_NAMESPACE,
+        Status::INVALID_FIELD,
+        Status::INVALID_OPCODE,
+        Status::ANA_PERSISTENT_LOSS,
+    ];
+    status.may_retry() && !LASTING.iter().any(|lasting| status.is(*lasting))
 }
 
 /// What an optional feature answered; none if the drive refused it, with which it can be lived.

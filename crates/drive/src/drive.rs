@@ -13,7 +13,7 @@ use onehop_proto::{Sqe, Status};
 
 use crate::admin::MAX_EVENT_REQUESTS;
 use crate::control::Control;
-use crate::core::{AdminState, Core};
+use crate::core::{AdminState, Core, is_temporary};
 use crate::ladder::{Incident, Participant, RESET_PAUSES};
 use crate::queue::{IoQueue, QueueCell};
 use crate::ring::PairHalf;
@@ -135,7 +135,7 @@ impl Drive {
     /// The identifiers of a namespace that the drive lists apart from its identify data: none where it has no such list.
     ///
     /// # Errors
-    /// When the drive is dead, or does not answer.
+    /// When the drive is dead, does not answer, or cannot tell them at the moment.
     pub fn namespace_ids(&self, ns: &Namespace) -> Result<Vec<NamespaceId>> {
         ns.check(&self.0.control)?;
         let mut state = self.0.alive()?;
@@ -510,17 +510,16 @@ impl DriveInner {
             && state.admin.abort_cancelled(self.options.abort_wait.max(patience))
     }
 
-    /// Finds out which namespaces are no longer what they were.
+    /// Finds out which namespaces are no longer what they were. After an error it may be tried again.
     pub(crate) fn compare_namespaces(&self, state: &mut AdminState) -> Result<()> {
         for ns in self.namespaces() {
             match self.identify_namespace(&mut state.admin, ns.nsid) {
                 Ok(now) => ns.compare(Some(&now)),
-                Err(
-                    Error::Command { .. }
-                    | Error::NoNamespace { .. }
-                    | Error::Format { .. }
-                    | Error::Nonsense { .. },
-                ) => ns.compare(None),
+                Err(Error::NoNamespace { .. } | Error::Format { .. } | Error::Nonsense { .. }) => {
+                    ns.compare(None);
+                }
+                // Another failure says nothing about the namespace.
+                Err(Error::Command { status, .. }) if !is_temporary(status) => ns.compare(None),
                 Err(error) => return Err(error),
             }
         }

@@ -119,7 +119,7 @@ pub struct Namespace {
     /// Whether it is still as described here; the same for all clones.
     valid: Arc<AtomicBool>,
     pub(crate) account: Arc<AcknowledgedWrites>,
-    /// What says which namespace it is where its identify data has no such number.
+    /// What says which namespace it is, besides its identify data.
     ids: Vec<NamespaceId>,
 }
 
@@ -154,11 +154,6 @@ impl Namespace {
         Ok(Self { bytes, nsid, format, medium, blocks, tag, valid, account, ids: Vec::new() })
     }
 
-    /// Whether its identify data says nothing about which namespace it is.
-    pub(crate) fn is_nameless(&self) -> bool {
-        self.identify().nguid() == [0; 16] && self.identify().eui64() == [0; 8]
-    }
-
     pub(crate) fn with_ids(self, ids: Vec<NamespaceId>) -> Self {
         Self { ids, ..self }
     }
@@ -166,14 +161,23 @@ impl Namespace {
     /// Compares it with what the drive says now: commands for one that was formatted or made smaller would be wrong, and
     /// so would those for another one that has its number now.
     pub(crate) fn compare(&self, now: Option<&Self>) {
-        let is_same = |now: &Self| {
-            let same_ids = now.ids == self.ids;
-            let (now, before) = (now.identify(), self.identify());
-            same_ids && now.nguid() == before.nguid() && now.eui64() == before.eui64()
-        };
-        if now.is_none_or(|now| now.medium != self.medium || now.blocks < self.blocks || !is_same(now)) {
+        if now.is_none_or(|now| now.medium != self.medium || now.blocks < self.blocks || !self.is_same(now)) {
             self.valid.store(false, Ordering::Release);
         }
+    }
+
+    /// Whether this is the same namespace by all of its identifiers. They stay the same for its whole life: one that changed
+    /// or vanished shows another. An additional one shows nothing, unless there was none before.
+    fn is_same(&self, now: &Self) -> bool {
+        let (before, now) = (self.all_ids(), now.all_ids());
+        before.is_empty() == now.is_empty() && before.iter().all(|id| now.contains(id))
+    }
+
+    fn all_ids(&self) -> Vec<NamespaceId> {
+        let (nguid, eui64) = (self.identify().nguid(), self.identify().eui64());
+        let nguid = (nguid != [0; 16]).then_some(NamespaceId::Nguid(nguid));
+        let eui64 = (eui64 != [0; 8]).then_some(NamespaceId::Eui64(eui64));
+        nguid.into_iter().chain(eui64).chain(self.ids.iter().copied()).collect()
     }
 
     /// Whether it is still as described here.

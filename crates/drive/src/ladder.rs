@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use onehop_os::Transport;
 use onehop_proto::admin as words;
 
 use crate::admin::Admin;
@@ -174,12 +175,15 @@ impl DriveInner {
 
     /// Resets the controller, or the function if that does not help, and recreates all queues. A reset that fails is tried
     /// again after each of [`RESET_PAUSES`]: a single admin command that gets lost must not cost the drive. A request to stop
-    /// ends it; the drive is given up then, and disabled when it is dropped.
+    /// ends it; the drive is given up then, and disabled when it is dropped. Across a network the drive is tried as long as the
+    /// reset of its function connects, which has its own pauses and its own end.
     pub(crate) fn reset(&self, state: &mut AdminState, cause: &str) -> Result<Recovery> {
         let start = Instant::now();
         let mut recovery = Recovery::ControllerReset;
         let mut back = self.bring_back(state, recovery);
-        for pause in RESET_PAUSES {
+        let is_remote = self.control.transport() == Transport::Messages && self.control.port.reset.is_some();
+        let unlimited = std::iter::repeat_n(Duration::ZERO, if is_remote { usize::MAX } else { 0 });
+        for pause in RESET_PAUSES.into_iter().filter(|_| !is_remote).chain(unlimited) {
             let is_final = matches!(
                 back,
                 Ok(()) | Err(Error::Gone { .. } | Error::Changed { .. } | Error::NoQueue { .. })
@@ -192,12 +196,14 @@ impl DriveInner {
             match self.reset_function() {
                 Ok(()) => recovery = Recovery::FunctionReset,
                 Err(error @ (Error::Gone { .. } | Error::Lost { .. })) => {
-                    return Err(self.die(state, self.control.or_interrupted(error)));
+                    let error = self.control.or_interrupted(error);
+                    return Err(self.die(state, with_last_failure(error, back)));
                 }
                 Err(_) => {}
             }
             back = self.bring_back(state, recovery);
         }
+        state.admin.set_due(None);
         if let Err(error) = back {
             return Err(self.die(state, self.control.or_interrupted(error)));
         }
@@ -208,7 +214,9 @@ impl DriveInner {
     fn bring_back(&self, state: &mut AdminState, recovery: Recovery) -> Result<()> {
         let participants = state.participants.clone();
         participants.iter().for_each(|p| p.close());
-        let identity = self.start(&mut state.admin)?;
+        // A target that answers slowly must not take the limit of each command, one after the other.
+        let limit = (self.control.transport() == Transport::Messages).then_some(self.options.admin_timeout);
+        let identity = self.start(&mut state.admin, limit)?;
         let before = self.identity().serial();
         if identity.serial() != before {
             return Err(Error::Changed { drive: self.name().to_owned(), before, now: identity.serial() });
@@ -240,5 +248,15 @@ impl DriveInner {
         }
         state.dead = Some(error.clone());
         error
+    }
+}
+
+/// The error of a target that cannot be reached any more, with what failed when it was reached last.
+fn with_last_failure(error: Error, back: Result<()>) -> Error {
+    match (error, back) {
+        (Error::Lost { drive, why }, Err(last)) if !matches!(last, Error::Lost { .. }) => {
+            Error::Lost { drive, why: format!("{why}; before that, {last}") }
+        }
+        (error, _) => error,
     }
 }

@@ -1,6 +1,7 @@
 //! The host against a test target that checks its input, and violates the protocol on request.
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
+mod comeback;
 mod loss;
 mod misbehaviour;
 mod paths;

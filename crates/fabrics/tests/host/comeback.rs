@@ -1,0 +1,174 @@
+//! Targets that come back after a lost connection: slowly, unusable for a while, or with another image.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use onehop_drive::{Drive, Error};
+use onehop_proto::admin::{Identify, cns, opcode};
+use onehop_proto::{Sqe, Status};
+
+use crate::open;
+use crate::target::{Act, BLOCK, Config, Outgoing, Target, pattern};
+
+/// Reads 8 blocks from block 9 on.
+fn read(drive: &Drive) -> Result<(), Error> {
+    let (ns, queue) = (drive.namespace(1)?, drive.queue()?);
+    let buffer = drive.buffer(8 * BLOCK)?;
+    queue.read(ns, 9, 8, &buffer, 0)?;
+    assert!(buffer.host()?.to_vec(0, 8 * BLOCK)? == pattern(17 * BLOCK)[9 * BLOCK..]);
+    Ok(())
+}
+
+fn identifies(what: u8, qid: u16, sqe: &Sqe) -> bool {
+    qid == 0 && sqe.opcode() == opcode::IDENTIFY && Identify::from(sqe).cns == what
+}
+
+#[test]
+fn a_namespace_that_cannot_be_identified_for_a_moment_is_still_the_same() {
+    // More failures than one attempt to bring the controller back takes, too.
+    for times in [1, 9] {
+        for what in [cns::NAMESPACE, cns::NAMESPACE_DESCRIPTORS] {
+            for status in [Status::INTERNAL_ERROR, Status::NAMESPACE_NOT_READY, Status::ANA_TRANSITION] {
+                let target = Target::start(Config::default());
+                let drive = open(&target, "");
+                let mut left = times;
+                target.refuse(move |qid, sqe| {
+                    let fails = left > 0 && identifies(what, qid, sqe);
+                    left -= u32::from(fails);
+                    if fails { status } else { Status::SUCCESS }
+                });
+                target.disconnect();
+                drive.reset().unwrap();
+                read(&drive).unwrap_or_else(|error| panic!("{what:#x} {status} {times}: {error}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_namespace_that_is_gone_is_not_waited_for() {
+    for status in [Status::INVALID_NAMESPACE, Status::INTERNAL_ERROR.with_dnr()] {
+        let target = Target::start(Config::default());
+        let drive = open(&target, "");
+        target.refuse(
+            move |qid, sqe| {
+                if identifies(cns::NAMESPACE, qid, sqe) { status } else { Status::SUCCESS }
+            },
+        );
+        drive.reset().unwrap();
+        assert!(matches!(read(&drive), Err(Error::NamespaceChanged { .. })));
+    }
+}
+
+#[test]
+fn identifiers_that_cannot_be_read_are_not_taken_for_none() {
+    let target = Target::start(Config::default());
+    // Every first read of them fails: when the drive is opened, and after each reset.
+    let mut fails = false;
+    target.refuse(move |qid, sqe| {
+        fails ^= identifies(cns::NAMESPACE_DESCRIPTORS, qid, sqe);
+        let refused = fails && identifies(cns::NAMESPACE_DESCRIPTORS, qid, sqe);
+        if refused { Status::INTERNAL_ERROR } else { Status::SUCCESS }
+    });
+    let drive = open(&target, "");
+    drive.reset().unwrap();
+    read(&drive).unwrap();
+    target.shared.uuid.store(9, Ordering::Release);
+    drive.reset().unwrap();
+    assert!(matches!(read(&drive), Err(Error::NamespaceChanged { .. })));
+}
+
+#[test]
+fn every_identifier_is_compared() {
+    // UUID and NGUID before and after; 0 is none.
+    for (before, after, is_same) in [
+        ([1, 5], [1, 5], true),
+        ([1, 5], [2, 5], false),
+        ([1, 5], [1, 6], false),
+        ([1, 5], [0, 5], false),
+        ([1, 5], [1, 0], false),
+        ([1, 5], [0, 0], false),
+        ([1, 0], [1, 5], true),
+        ([0, 5], [1, 5], true),
+        ([0, 0], [0, 0], true),
+        ([0, 0], [1, 0], false),
+        ([0, 5], [1, 0], false),
+    ] {
+        let target = Target::start(Config::default());
+        let name = |[uuid, nguid]: [u8; 2]| {
+            target.shared.uuid.store(uuid, Ordering::Release);
+            target.shared.nguid.store(nguid, Ordering::Release);
+        };
+        name(before);
+        let drive = open(&target, "");
+        name(after);
+        drive.reset().unwrap();
+        match read(&drive) {
+            Ok(()) => assert!(is_same, "{before:?} {after:?}"),
+            Err(error @ Error::NamespaceChanged { .. }) => assert!(!is_same, "{before:?} {after:?}: {error}"),
+            Err(error) => panic!("{before:?} {after:?}: {error}"),
+        }
+    }
+}
+
+#[test]
+fn a_target_that_is_not_usable_yet_has_the_whole_time_for_reconnecting() {
+    const UNUSABLE: Duration = Duration::from_secs(3);
+    let target = Target::start(Config::default());
+    let drive = open(&target, "?reconnect=60");
+    let start = Instant::now();
+    target.refuse(move |qid, _| {
+        let is_unusable = qid == 0 && start.elapsed() < UNUSABLE;
+        if is_unusable { Status::INTERNAL_ERROR } else { Status::SUCCESS }
+    });
+    target.disconnect();
+    read(&drive).unwrap_or_else(|error| panic!("{error}"));
+    assert!(start.elapsed() >= UNUSABLE);
+    // The pauses grow: few connections were made.
+    let connects = target.shared.seen.lock().unwrap().connects.iter().filter(|qid| **qid == 0).count();
+    assert!(connects < 15, "{connects}");
+}
+
+#[test]
+fn a_target_that_never_becomes_usable_ends_every_call_with_the_reason() {
+    let target = Target::start(Config::default());
+    let drive = open(&target, "?reconnect=2");
+    target.refuse(|qid, _| if qid == 0 { Status::INTERNAL_ERROR } else { Status::SUCCESS });
+    let start = Instant::now();
+    let error = drive.reset().unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, Error::Lost { .. }), "{error:?}");
+    assert!(text.contains("reconnecting") && text.contains("identify controller"), "{text}");
+    assert!(start.elapsed() >= Duration::from_secs(2));
+    // The time begins anew with each outage, but not for a drive that was given up.
+    assert!(matches!(read(&drive), Err(Error::Lost { .. })));
+}
+
+#[test]
+fn a_target_that_answers_slowly_has_a_limit_of_time_in_all() {
+    // Each answer takes less than the limit for one command, and connecting takes six of them.
+    const PAUSE: Duration = Duration::from_secs(4);
+    let (slow, seen) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let is_slow = slow.clone();
+    let was_slow = seen.clone();
+    let hook = move |out: Outgoing| {
+        if !is_slow.load(Ordering::Acquire) {
+            return Act::Send(out.bytes);
+        }
+        was_slow.store(true, Ordering::Release);
+        Act::Late(PAUSE, out.bytes)
+    };
+    let target = Target::start(Config { hook: Arc::new(hook), ..Config::default() });
+    let drive = open(&target, "?reconnect=1");
+    slow.store(true, Ordering::Release);
+    target.disconnect();
+    let start = Instant::now();
+    let error = drive.reset().unwrap_err();
+    assert!(matches!(error, Error::Lost { .. }), "{error:?}");
+    assert!(
+        seen.load(Ordering::Acquire) && start.elapsed() < Duration::from_secs(31),
+        "{:?}",
+        start.elapsed()
+    );
+}
