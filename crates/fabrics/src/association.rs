@@ -22,8 +22,9 @@ use crate::{Error, Host, Result, SubsystemAddress, patch};
 
 /// Time limit for connecting a controller, from the name of its host to its capabilities.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time limit for connecting an I/O queue.
-const QUEUE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time limit for connecting an I/O queue, and for the check that follows.
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(4);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time limit of each of this crate's own commands.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit of a controller's shutdown.
@@ -206,6 +207,9 @@ impl Association {
             let connect = Connect { qid, size_z, no_flow_control: true, keep_alive_ms: 0 };
             match connect_queue(&link, &label, (&self.target, &self.host), connect, self.cntlid, due) {
                 Ok(_) => {
+                    // If another target has taken over this address, it may have a controller of the same number. But it does
+                    // not answer on the admin connection.
+                    self.property(offset::CSTS, false, due + CHECK_TIMEOUT)?;
                     link.set_ring(ring);
                     link.watch(&self.health);
                     return Ok(link);
@@ -311,29 +315,58 @@ mod target;
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+
     use onehop_os::Mapper;
 
-    use super::target::{Config, Target};
+    use super::target::{Act, Config, Outgoing, Target};
     use super::*;
     use crate::ring::RingAt;
     use crate::space::MemorySpace;
 
-    #[test]
-    fn all_queues_are_connected_to_the_same_machine() {
-        let [first, second] = [(); 2].map(|()| Target::start(Config::default()));
-        let [one, other] = [&first, &second].map(|target| Arc::new(target.name().parse().unwrap()));
-        let host = Arc::new(Host::of(&one).unwrap());
-        let mut association = Association::connect(one, host, StopSignal::default()).unwrap();
-        // From now on the name leads to the second.
-        association.target = other;
+    fn connect(target: &Target) -> Association {
+        let name: SubsystemAddress = target.name().parse().unwrap();
+        let host = Host::of(&name).unwrap();
+        Association::connect(name.into(), host.into(), StopSignal::default()).unwrap()
+    }
+
+    /// Connects the first I/O queue.
+    fn connect_first(association: &Association) -> Result<()> {
         let space = MemorySpace::new("t".into());
         let memory = space.alloc(8192).unwrap();
         let map = space.map(&memory).unwrap();
         let at = map.contiguous().unwrap().0;
         let ring = |at| RingAt { addr: at, entries: 8 };
         let rings = RingPair::new(&space, 1, ring(at), ring(at + 4096)).unwrap();
-        association.connect_io(1, 8, rings).unwrap();
+        association.connect_io(1, 8, rings).map(|_| ())
+    }
+
+    #[test]
+    fn all_queues_are_connected_to_the_same_machine() {
+        let [first, second] = [(); 2].map(|()| Target::start(Config::default()));
+        let mut association = connect(&first);
+        // From now on the name leads to the second.
+        association.target = Arc::new(second.name().parse().unwrap());
+        connect_first(&association).unwrap();
         let connects = |target: &Target| target.shared.seen.lock().unwrap().connects.clone();
         assert_eq!((connects(&first), connects(&second)), (vec![0, 1], vec![]));
+    }
+
+    #[test]
+    fn a_queue_is_not_used_if_the_admin_connection_is_dead() {
+        let dead = Arc::new(AtomicBool::new(false));
+        let is_dead = dead.clone();
+        let hook = move |out: Outgoing| {
+            let is_silent = out.qid == Some(0) && is_dead.load(Ordering::Acquire);
+            if is_silent { Act::Drop } else { Act::Send(out.bytes) }
+        };
+        let target = Target::start(Config { hook: Arc::new(hook), ..Config::default() });
+        let association = connect(&target);
+        // Otherwise determined by another admin command.
+        association.capsule.store(4096, Ordering::Relaxed);
+        dead.store(true, Ordering::Release);
+        let error = connect_first(&association).unwrap_err();
+        assert!(matches!(error, Error::Silent { .. }), "{error}");
+        assert_eq!(target.shared.seen.lock().unwrap().connects, [0, 1]);
     }
 }
