@@ -154,6 +154,11 @@ impl Namespace {
         Ok(Self { bytes, nsid, format, medium, blocks, tag, valid, account, ids: Vec::new() })
     }
 
+    /// Whether it has identifiers in its identify data.
+    pub(crate) fn has_ids(&self) -> bool {
+        !self.all_ids().is_empty()
+    }
+
     pub(crate) fn with_ids(self, ids: Vec<NamespaceId>) -> Self {
         Self { ids, ..self }
     }
