@@ -136,6 +136,12 @@ impl Board {
         BoardLimits { max_bytes, mask_bits, ..BoardLimits::USDR_RX }
     }
 
+    /// Limits of its transmitter.
+    #[must_use]
+    pub fn tx_limits(&self) -> BoardLimits {
+        BoardLimits { mask_bits: self.inner.config.mask_bits, ..BoardLimits::USDR_TX }
+    }
+
     /// The backend for a driver.
     #[must_use]
     pub fn port(&self) -> ControllerBackend {

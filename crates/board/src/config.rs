@@ -2,6 +2,7 @@
 
 use onehop_radio::BoardLimits;
 
+use crate::mapper::LOW_BAR;
 use crate::{Error, Result, Signal};
 
 /// How bus addresses of memory are assigned.
@@ -186,7 +187,7 @@ impl BoardConfig {
             }
             "bar" => {
                 self.bar = match value {
-                    "low" => 0xd000_0000,
+                    "low" => LOW_BAR,
                     "high" => 0x60_0000_0000,
                     _ => return Err(bad("bar", value, "low (below 4 GiB) or high")),
                 };

@@ -7,7 +7,7 @@ use onehop_radio::event::{self, RxReport};
 use onehop_radio::{BUFFERS, Format};
 
 use crate::board::BoardInner;
-use crate::registers::{BlockResult, BoardState, Setup};
+use crate::registers::{BlockClock, BoardState, Setup};
 use crate::signal::Generator;
 use crate::space::Missed;
 use crate::transmit::TxBuffer;
@@ -15,6 +15,8 @@ use crate::violation::BoardRule;
 
 /// Longest sleep: register accesses wake the thread.
 const IDLE: Duration = Duration::from_millis(100);
+/// Shortest sleep after losses, during which others get the lock.
+const SHORTEST: Duration = Duration::from_micros(50);
 
 impl Missed {
     pub(crate) fn rule(self) -> BoardRule {
@@ -97,6 +99,10 @@ fn next(state: &mut BoardState) -> PlayerStep {
     if state.ended {
         return PlayerStep::End;
     }
+    // Before more is played, so that no more than a block and a buffer is ever kept.
+    if let Some(fill) = next_looped(state) {
+        return fill;
+    }
     let played = match next_played(state) {
         Ok(buffer) => return PlayerStep::Play(buffer),
         Err(time) => time,
@@ -112,7 +118,7 @@ fn next_played(state: &mut BoardState) -> Result<TxBuffer, Duration> {
     let waiting = state.tx.queue.front().copied().filter(|_| state.tx.running);
     let Some(buffer) = waiting else { return Err(IDLE) };
     let now = Instant::now();
-    let time = |buffer: &TxBuffer| state.block_time(u64::from(buffer.samples()));
+    let time = |buffer: &TxBuffer| Duration::from_secs_f64(state.seconds(buffer.samples()));
     let due = state.tx.due.unwrap_or_else(|| now + time(&buffer));
     let next = state.tx.queue.get(1).map(|next| due + time(next));
     if now < due {
@@ -125,47 +131,56 @@ fn next_played(state: &mut BoardState) -> Result<TxBuffer, Duration> {
 }
 
 fn next_block(state: &mut BoardState) -> PlayerStep {
-    let Some(setup) = state.rx.setup else { return PlayerStep::Wait(IDLE) };
-    if state.loopback {
-        return next_looped(state, setup);
-    }
+    let Some(setup) = state.rx.setup.filter(|_| !state.loopback) else { return PlayerStep::Wait(IDLE) };
+    let period = state.seconds(setup.shape.samples());
     loop {
-        let samples = u64::from(setup.shape.samples());
         let now = Instant::now();
-        let origin = *state.rx.origin.get_or_insert(now);
-        let due = origin + state.block_time(samples);
-        if now < due {
-            return PlayerStep::Wait(due - now);
+        let (due, next) = (state.rx.clock.due(now, period), state.rx.clock.next(period));
+        if due == 0 {
+            return PlayerStep::Wait(next.saturating_duration_since(now));
         }
-        let full = state.rx.filled - state.rx.confirmed >= u64::from(BUFFERS);
-        if full && state.config.patient {
+        if state.is_full() && state.config.patient {
             // The clock stands still until software has released a buffer.
-            state.rx.origin = Some(now.checked_sub(state.block_time(samples)).unwrap_or(now));
+            state.rx.clock = BlockClock::due_at(now, period);
             return PlayerStep::Wait(IDLE);
         }
-        state.stats.most_behind = state.stats.most_behind.max(now - due);
-        // A clock that waits does not catch up either.
-        state.rx.origin = Some(if state.config.patient { now } else { due });
-        let bursts = state.arriving(setup.shape.bursts);
-        // A block without any burst takes no buffer.
-        if full || bursts == 0 {
-            state.record_block(BlockResult::Lost);
-            state.rx.lost_since = (state.rx.lost_since + 1).min(RxReport::MOST_LOST);
-            continue;
+        state.stats.most_behind = state.stats.most_behind.max(now.saturating_duration_since(next));
+        let (lost, bursts) = match state.arriving(setup.shape.bursts) {
+            // At once: at high rates, more become due while they are counted one by one.
+            _ if state.is_full() => (due, 0),
+            // A block without any burst takes no buffer.
+            0 => (state.without_burst(due), 0),
+            bursts => (0, bursts),
+        };
+        state.rx.clock.take(lost.max(1));
+        if state.config.patient {
+            // A clock that waits does not catch up either.
+            state.rx.clock = BlockClock::default();
         }
-        return fill_next(state, setup, bursts, None);
+        if lost == 0 {
+            return fill_next(state, setup, bursts, None);
+        }
+        state.lose_blocks(lost);
+        if lost == due {
+            return PlayerStep::Wait(
+                SHORTEST.max(state.rx.clock.next(period).saturating_duration_since(now)),
+            );
+        }
     }
 }
 
-/// In loopback, samples are received as soon as they fill a block, and none is lost.
-fn next_looped(state: &mut BoardState, setup: Setup) -> PlayerStep {
+/// In loopback, samples are received as soon as they fill a block. Like others, a block is lost without a free buffer.
+fn next_looped(state: &mut BoardState) -> Option<PlayerStep> {
+    let setup = state.rx.setup?;
     let bytes = setup.shape.bytes() as usize;
-    let full = state.rx.filled - state.rx.confirmed >= u64::from(BUFFERS);
-    if full || state.looped.len() < bytes {
-        return PlayerStep::Wait(IDLE);
+    let blocks = state.looped.len() / bytes;
+    if state.is_full() {
+        state.looped.drain(..blocks * bytes);
+        state.lose_blocks(blocks as u64);
+        return None;
     }
-    let block = state.looped.drain(..bytes).collect();
-    fill_next(state, setup, u32::MAX, Some(block))
+    let block = (blocks > 0).then(|| state.looped.drain(..bytes).collect())?;
+    Some(fill_next(state, setup, u32::MAX, Some(block)))
 }
 
 fn fill_next(state: &mut BoardState, setup: Setup, bursts: u32, looped: Option<Vec<u8>>) -> PlayerStep {
@@ -215,7 +230,7 @@ fn filled(state: &mut BoardState, block: &DueBlock) {
     let shape = block.setup.shape;
     let bursts = RxReport::holding(shape.bursts, block.bursts);
     let missing = (shape.bursts - bursts.count_ones()) * shape.burst_samples;
-    state.record_block(BlockResult::Filled { missing: missing.into() });
+    state.fill_block(missing.into());
     state.rx.filled += 1;
     let report = RxReport {
         lost: state.lost_since(),

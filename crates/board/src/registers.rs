@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use onehop_radio::event::{self, EventEntry};
+use onehop_radio::event::{self, EventEntry, RxReport};
 use onehop_radio::{BUFFERS, BoardLimits, Format, Shape, regs};
 
 use crate::space::BoardBus;
@@ -38,15 +38,43 @@ pub(crate) struct Rx {
     /// Blocks since the start, including lost ones.
     pub blocks: u64,
     pub lost_since: u32,
-    pub origin: Option<Instant>,
+    pub clock: BlockClock,
 }
 
-/// The result of a block.
-pub(crate) enum BlockResult {
-    /// It had no buffer, or no burst of it arrived.
-    Lost,
-    /// It was written, except for `missing` samples.
-    Filled { missing: u64 },
+/// When blocks are due: one each period since a moment.
+#[derive(Clone, Copy)]
+pub(crate) struct BlockClock {
+    since: Instant,
+    /// Blocks since then.
+    taken: u64,
+}
+
+impl Default for BlockClock {
+    fn default() -> Self {
+        Self { since: Instant::now(), taken: 0 }
+    }
+}
+
+impl BlockClock {
+    /// A clock of which one block is due at `now`.
+    pub(crate) fn due_at(now: Instant, period: f64) -> Self {
+        let since = now.checked_sub(Duration::from_secs_f64(period)).unwrap_or(now);
+        Self { since, taken: 0 }
+    }
+
+    /// Blocks that are due.
+    pub(crate) fn due(&self, now: Instant, period: f64) -> u64 {
+        ((now.saturating_duration_since(self.since).as_secs_f64() / period) as u64).saturating_sub(self.taken)
+    }
+
+    /// When the next block is due.
+    pub(crate) fn next(&self, period: f64) -> Instant {
+        self.since + Duration::from_secs_f64((self.taken + 1) as f64 * period)
+    }
+
+    pub(crate) fn take(&mut self, blocks: u64) {
+        self.taken += blocks;
+    }
 }
 
 /// Number of remembered flows.
@@ -101,11 +129,11 @@ impl BoardState {
     /// Restores the power-on state. Statistics are kept.
     pub(crate) fn reset(&mut self) {
         let epoch = self.rx.epoch + 1;
-        let (stats, flows) = (self.stats, std::mem::take(&mut self.flows));
+        let (stats, flows, ended) = (self.stats, std::mem::take(&mut self.flows), self.ended);
         let (rx_busy, tx) = (self.rx.busy, Tx { busy: self.tx.busy, stale: self.tx.busy, ..Tx::default() });
         *self = Self::new(self.config.clone(), self.space.clone(), self.book.clone());
         (self.rx.epoch, self.stats, self.flows) = (epoch, stats, flows);
-        (self.rx.busy, self.tx) = (rx_busy, tx);
+        (self.rx.busy, self.tx, self.ended) = (rx_busy, tx, ended);
     }
 
     fn breach(&self, rule: BoardRule, detail: impl Into<String>) {
@@ -155,6 +183,7 @@ impl BoardState {
             regs::LOOPBACK => {
                 self.loopback = value & 1 != 0;
                 self.looped.clear();
+                self.rx.clock = BlockClock::default();
             }
             _ => {}
         }
@@ -214,6 +243,7 @@ impl BoardState {
     fn stop(&mut self) {
         if self.rx.setup.take().is_some() {
             self.rx.epoch += 1;
+            self.looped.clear();
         }
     }
 
@@ -232,7 +262,7 @@ impl BoardState {
                     self.flows.pop_front();
                 }
                 self.rx.epoch += 1;
-                self.rx.origin = Some(Instant::now());
+                self.rx.clock = BlockClock::default();
                 // The sample clock continues; only a reset sets it back.
                 self.stats.starts += 1;
             }
@@ -323,19 +353,26 @@ impl BoardState {
         self.raised = true;
     }
 
-    /// Records a block of the converter.
-    pub(crate) fn record_block(&mut self, block: BlockResult) {
+    /// Records lost blocks: those that had no buffer, or of which no burst arrived.
+    pub(crate) fn lose_blocks(&mut self, blocks: u64) {
+        self.rx.blocks += blocks;
+        let since = u64::from(self.rx.lost_since).saturating_add(blocks);
+        self.rx.lost_since = since.min(RxReport::MOST_LOST.into()) as u32;
+        self.stats.sent_blocks += blocks;
+        self.stats.lost_blocks += blocks;
+        if let Some(flow) = self.flows.back_mut() {
+            flow.sent_blocks += blocks;
+            flow.lost_blocks += blocks;
+        }
+    }
+
+    /// Records a block that was written, except for `missing` samples.
+    pub(crate) fn fill_block(&mut self, missing: u64) {
         self.rx.blocks += 1;
-        let (lost, missing) = match block {
-            BlockResult::Lost => (1, 0),
-            BlockResult::Filled { missing } => (0, missing),
-        };
         self.stats.sent_blocks += 1;
-        self.stats.lost_blocks += lost;
         self.stats.missing_samples += missing;
         if let Some(flow) = self.flows.back_mut() {
             flow.sent_blocks += 1;
-            flow.lost_blocks += lost;
             flow.missing_samples += missing;
         }
     }
@@ -345,13 +382,23 @@ impl BoardState {
         self.config.missing.map_or(u32::MAX, |missing| missing.arriving(self.rx.blocks, bursts))
     }
 
+    /// How many of these blocks have no burst, of which the first has none.
+    pub(crate) fn without_burst(&self, blocks: u64) -> u64 {
+        if self.config.missing.is_some_and(|missing| missing.every == 1) { blocks } else { 1 }
+    }
+
+    /// Whether no buffer is free.
+    pub(crate) fn is_full(&self) -> bool {
+        self.rx.filled - self.rx.confirmed >= u64::from(BUFFERS)
+    }
+
     /// Blocks lost since the last event, if this board reports them.
     pub(crate) fn lost_since(&self) -> u32 {
         if self.config.untold { 0 } else { self.rx.lost_since }
     }
 
-    /// Duration of a block.
-    pub(crate) fn block_time(&self, samples: u64) -> Duration {
-        Duration::from_secs_f64(samples as f64 / self.config.rate)
+    /// How long samples take, in seconds: at high rates, less than a `Duration` can tell.
+    pub(crate) fn seconds(&self, samples: u32) -> f64 {
+        f64::from(samples) / self.config.rate
     }
 }

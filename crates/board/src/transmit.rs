@@ -49,7 +49,7 @@ impl Tx {
     pub(crate) fn status(&self) -> u32 {
         ((self.posted & 0x3f) as u32) << 8
             | ((self.played & 0x3f) as u32) << 16
-            | u32::from(self.running) << 7
+            | if self.running || self.busy { regs::TX_BUSY } else { 0 }
     }
 
     pub(crate) fn control(&mut self, value: u32) {
@@ -94,10 +94,44 @@ impl BoardState {
         self.tx.sent.extend(data);
         let over = self.tx.sent.len().saturating_sub(KEPT);
         self.tx.sent.drain(..over);
-        if self.loopback {
+        // Nothing hears them without a receiver.
+        if self.loopback && self.rx.setup.is_some() {
             self.looped.extend(data);
         }
         let data = [self.tx.status(), self.tx.late << 16, self.tx.clock as u32];
         self.write_event(event::TX, data);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::BoardConfig;
+    use crate::config::P2p;
+    use crate::space::BoardBus;
+
+    #[test]
+    fn a_buffer_being_fetched_keeps_the_transmitter_busy() {
+        let mut tx = Tx { busy: true, running: true, ..Tx::default() };
+        for stop in [0, regs::TX_RESET] {
+            tx.control(stop);
+            assert!(!tx.running);
+            assert_eq!(tx.status() & regs::TX_BUSY, regs::TX_BUSY);
+        }
+        tx.busy = false;
+        assert_eq!(tx.status() & regs::TX_BUSY, 0);
+    }
+
+    #[test]
+    fn samples_that_no_receiver_hears_are_not_kept() {
+        let space = BoardBus::new(P2p::Works, 32);
+        let mut state = BoardState::new(BoardConfig::default().into(), space, Arc::default());
+        state.loopback = true;
+        for _ in 0..100 {
+            state.played(&TxBuffer { addr: 0, bytes: 4096, time: None }, &[0; 4096]);
+        }
+        assert_eq!((state.looped.len(), state.tx.sent.len()), (0, 100 * 4096));
     }
 }

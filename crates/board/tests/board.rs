@@ -223,6 +223,47 @@ fn a_block_of_which_nothing_arrives_is_lost_as_a_whole() {
     assert_eq!(host.board.stats().missing_samples, 0);
 }
 
+/// Blocks of half a nanosecond and of four: counted one by one, they would keep the board from everything else.
+#[test]
+fn losses_at_any_rate_leave_the_board_responsive() {
+    const MANY: u64 = 200_000_000;
+    let (done, over) = std::sync::mpsc::channel();
+    // Waited for from outside, because a board that hangs hangs whoever accesses it.
+    std::thread::spawn(move || {
+        for (options, burst_samples) in [
+            ("usdr?rate=4G&signal=counter", 2),
+            ("usdr?rate=4G&signal=counter", 16),
+            ("usdr?rate=4G&missing=0", 16),
+        ] {
+            let mut host = Host::new(options, Format::Ci16, 64);
+            host.shape = Shape { format: Format::Ci16, burst_samples, bursts: 1 };
+            let runs: Vec<_> = host.mapped[1].runs().iter().map(|run| (run.addr.0, run.len)).collect();
+            host.set_up(&runs);
+            let begun = Instant::now();
+            host.start();
+            while host.board.stats().lost_blocks < MANY {
+                assert!(host.read(regs::RX_STATUS) != u32::MAX);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(host.read(regs::RX_LOST), RxReport::MOST_LOST);
+            host.stop();
+            // No more blocks than there was time for.
+            let (stats, most) = (host.board.stats(), begun.elapsed().as_secs_f64() * 4e9);
+            assert!((stats.sent_blocks * u64::from(burst_samples)) as f64 <= most, "{stats:?}");
+            let filled = stats.sent_blocks - stats.lost_blocks;
+            assert_eq!(filled, if options.contains("missing") { 0 } else { BUFFERS.into() });
+            for block in 0..filled {
+                let report = host.next();
+                assert_eq!((report.lost, u64::from(report.time)), (0, block * u64::from(burst_samples)));
+                assert_eq!(host.bits(block, 1), block as u32 * burst_samples + 1);
+            }
+            assert_eq!(host.rules(), []);
+        }
+        done.send(()).unwrap();
+    });
+    over.recv_timeout(Duration::from_secs(60)).unwrap();
+}
+
 #[test]
 fn losses_are_reported_unless_that_is_the_fault() {
     for (options, reported) in [("usdr?rate=20M", true), ("usdr?rate=20M&untold=1", false)] {
@@ -270,6 +311,42 @@ fn buffers_are_played_at_the_board_s_rate() {
 }
 
 #[test]
+fn looped_samples_without_a_free_buffer_are_lost_and_counted() {
+    let mut host = Host::new("usdr?rate=100M", Format::Ci16, 8192);
+    let (samples, buffers) = (host.shape.samples(), 3 * u64::from(BUFFERS));
+    for buffer in 0..BUFFERS {
+        host.write(regs::TX_BASE + buffer, host.mapped[1].runs()[0].addr.0 as u32);
+    }
+    host.write(regs::TX_BASE + regs::TX_LIMIT_Z, host.shape.bytes() - 1);
+    host.write(regs::LOOPBACK, 1);
+    host.start();
+    host.write(regs::TX_CONTROL, regs::TX_RESET);
+    host.write(regs::TX_CONTROL, regs::TX_RUN);
+    let until = Instant::now() + Duration::from_secs(20);
+    for buffer in 0..buffers {
+        while host.board.stats().transmitted_samples < buffer * u64::from(samples) {
+            assert!(Instant::now() < until);
+            std::thread::yield_now();
+        }
+        let [entry, low] = regs::tx_entry(samples, None);
+        host.write(regs::TX_ENTRY, entry);
+        host.write(regs::TX_TIME, low);
+    }
+    while host.board.stats().sent_blocks < buffers {
+        assert!(Instant::now() < until, "{:?}", host.board.stats());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let lost = buffers - u64::from(BUFFERS);
+    assert_eq!(host.board.stats().lost_blocks, lost);
+    assert_eq!(u64::from(host.read(regs::RX_LOST)), lost);
+    for block in 0..BUFFERS {
+        assert_eq!(host.next(), RxReport { lost: 0, bursts: RxReport::whole(1), time: block * samples });
+    }
+    host.stop();
+    assert_eq!(host.rules(), []);
+}
+
+#[test]
 fn nothing_is_written_after_a_stop() {
     let mut host = Host::new("usdr?signal=noise&rate=50M", Format::Ci16, 65536);
     for _ in 0..50 {
@@ -282,6 +359,14 @@ fn nothing_is_written_after_a_stop() {
         assert!(host.ring.to_vec(0, host.ring.len()).unwrap().iter().all(|byte| *byte == 0xa5));
     }
     assert_eq!(host.rules(), []);
+}
+
+#[test]
+fn a_reset_does_not_bring_back_a_board_that_is_gone() {
+    let port = Board::new(BoardConfig::default()).unwrap().port();
+    assert_eq!(port.regs.read32(regs::RX_STATUS * 4), u32::MAX);
+    port.reset.unwrap().function_reset().unwrap();
+    assert_eq!(port.regs.read32(regs::RX_STATUS * 4), u32::MAX);
 }
 
 #[test]
