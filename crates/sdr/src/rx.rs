@@ -48,7 +48,8 @@ pub struct Counts {
     pub gaps: u64,
     /// Blocks with missing bursts.
     pub partial: u64,
-    /// Blocks whose time by the board differs from the counted time.
+    /// Blocks whose time by the board differs from the counted time, and losses of at least as many blocks as a board can
+    /// report: sample numbers are wrong from there on.
     pub clock_errors: u64,
 }
 
@@ -353,6 +354,7 @@ impl Receiver {
             let blocks = u64::from(self.card().read(regs::RX_LOST) & RxReport::MOST_LOST);
             self.counts.lost += blocks * u64::from(self.ring()?.shape.samples());
             self.counts.gaps += u64::from(blocks > 0);
+            self.counts.clock_errors += u64::from(blocks == u64::from(RxReport::MOST_LOST));
         }
         Ok(())
     }
@@ -402,7 +404,8 @@ impl Receiver {
         let first = self.position + lost;
         let extents = report.extents(shape);
         let missing = samples - u64::from(extents.samples());
-        let clock_error = self.card().profile.reports_time && report.time != first as u32;
+        let clock_error = report.lost == RxReport::MOST_LOST
+            || self.card().profile.reports_time && report.time != first as u32;
         let handle = self.next;
         self.next = (self.next + 1) % BUFFERS;
         self.position = first + samples;

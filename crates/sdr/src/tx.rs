@@ -20,7 +20,7 @@ pub struct TxOptions {
     pub bytes: u32,
     /// Use only this route.
     pub only: Option<SampleRoute>,
-    /// Time limit of the self-test.
+    /// Time limit of the self-test for each buffer.
     pub self_test: Duration,
 }
 
@@ -67,7 +67,8 @@ impl TxBlock<'_> {
 }
 
 impl Transmitter {
-    /// Opens the best route that works, or the requested one.
+    /// Opens the best route that works, or the requested one. The proof that the board reads GPU memory needs its
+    /// receiver, so it must be free.
     ///
     /// # Errors
     /// When no route works, with the reason for each.
@@ -190,12 +191,18 @@ impl Transmitter {
         Ok(played)
     }
 
-    /// Whether all submitted buffers were played in time.
+    /// Whether all submitted buffers were played, each at most `limit` after the one before.
     ///
     /// # Errors
     /// As for [`Self::acquire`].
     pub fn drain(&self, limit: Duration) -> Result<bool> {
-        Ok(self.played(self.posted, limit)?.is_some())
+        let mut played = self.played(0, Duration::ZERO)?;
+        while let Some(count) = played
+            && count < self.posted
+        {
+            played = self.played(count + 1, limit)?;
+        }
+        Ok(played.is_some())
     }
 
     /// Proves that the board reads what its buffers contain. The board is stopped afterwards.
@@ -210,7 +217,15 @@ impl Transmitter {
         let limits = session.card().profile.rx;
         let shape = Shape::of_bytes(Format::Ci16, &limits, self.bytes())?;
         let options = RxOptions { shape, only: Some(SampleRoute::Pinned), self_test: None };
-        let mut receiver = Receiver::open(&session, gpu, &options)?;
+        let mut receiver = Receiver::open(&session, gpu, &options).map_err(|error| match error {
+            // Transmitting is possible without this proof, only not from GPU memory.
+            Error::Busy { .. } => Error::Lost {
+                what: "the board's receiver is in use, so its loopback cannot prove that it reads GPU memory"
+                    .into(),
+                fix: "Open the transmitter before the receiver, or use cpu/pinned".into(),
+            },
+            other => other,
+        })?;
         self.start()?;
         session.card().write(regs::LOOPBACK, 1);
         let proved = self.echo(&mut receiver, shape, limit);

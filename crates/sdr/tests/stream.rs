@@ -10,6 +10,7 @@ use std::time::Duration;
 use common::{Bench, LONG, bench};
 use onehop_board::{Board, BoardConfig};
 use onehop_radio::Format;
+use onehop_radio::event::RxReport;
 use onehop_sdr::{Card, Error, Profile, Receiver, RxOptions, SampleRoute, Session, Transmitter, TxOptions};
 
 /// The bits of a sample of a block.
@@ -222,6 +223,91 @@ fn transmitted_samples_are_those_that_were_submitted() {
         drop(transmitter);
         bench.is_clean();
     }
+}
+
+#[test]
+fn a_transmitter_beside_a_receiver_uses_the_route_that_is_left() {
+    let bench = bench("usdr?rate=20M&signal=counter");
+    let mut receiver = bench.receiver(&RxOptions::new(bench.shape(Format::Ci16, 16 << 10))).unwrap();
+    receiver.start().unwrap();
+    let tx = TxOptions { bytes: 16 << 10, only: None, self_test: LONG };
+    let mut transmitter = Transmitter::open(&bench.session, &bench.gpu, &tx).unwrap();
+    assert_eq!(transmitter.route(), SampleRoute::Pinned);
+    let [no] = transmitter.why_not_better() else { panic!("{:?}", transmitter.why_not_better()) };
+    assert_eq!(no.route, SampleRoute::Direct);
+    if bench.gpu.simulated() {
+        assert!(no.reason.contains("receiver is in use") && no.fix.contains("before the receiver"), "{no:?}");
+    }
+    let block = transmitter.acquire(LONG).unwrap().unwrap();
+    block.memory().fill(0, block.memory().len(), 7).unwrap();
+    block.submit(1024, None).unwrap();
+    assert!(transmitter.drain(LONG).unwrap());
+    assert!(bench.board.transmitted().ends_with(&[7; 4096]));
+    // The receiver goes on, and is not fed with what was transmitted.
+    for _ in 0..40 {
+        let block = receiver.acquire(LONG).unwrap().unwrap();
+        let mut bytes = [0; 4];
+        block.memory().read(0, &mut bytes).unwrap();
+        assert_eq!(u32::from_le_bytes(bytes), block.first as u32);
+    }
+    // A second transmitter has no route at all.
+    assert!(matches!(Transmitter::open(&bench.session, &bench.gpu, &tx), Err(Error::Busy { .. })));
+    drop(transmitter);
+    let only = TxOptions { only: Some(SampleRoute::Direct), ..tx };
+    assert!(matches!(Transmitter::open(&bench.session, &bench.gpu, &only), Err(Error::NoRoute(_))));
+    bench.is_clean();
+}
+
+#[test]
+fn a_drain_lasts_as_long_as_buffers_are_played() {
+    // Buffers of 0.1 s: more than three seconds of them.
+    let bench = bench("usdr?rate=160k");
+    let tx = TxOptions { bytes: 64 << 10, only: Some(SampleRoute::Pinned), self_test: LONG };
+    let mut transmitter = Transmitter::open(&bench.session, &bench.gpu, &tx).unwrap();
+    for _ in 0..32 {
+        transmitter.acquire(LONG).unwrap().unwrap().submit(16384, None).unwrap();
+    }
+    assert!(transmitter.drain(Duration::from_secs(2)).unwrap());
+    assert_eq!(bench.board.stats().transmitted_samples, 32 * 16384);
+    // One that takes longer than the limit.
+    transmitter.acquire(LONG).unwrap().unwrap().submit(16384, None).unwrap();
+    assert!(!transmitter.drain(Duration::ZERO).unwrap());
+}
+
+#[test]
+fn transmit_buffers_obey_the_board_s_mask() {
+    // GPU memory at 0xd000_0000, and a board with 31 address bits.
+    let bench = bench("usdr?rate=20M&iommu=off&bar=low&mask=31");
+    let tx = TxOptions { bytes: 16 << 10, only: None, self_test: LONG };
+    let transmitter = Transmitter::open(&bench.session, &bench.gpu, &tx).unwrap();
+    assert_eq!(transmitter.route(), SampleRoute::Pinned);
+    let reason = &transmitter.why_not_better()[0].reason;
+    assert!(reason.contains("31 address bits") || !bench.gpu.simulated(), "{reason}");
+    bench.is_clean();
+}
+
+/// An event can report so many lost blocks and no more.
+#[test]
+fn more_losses_than_a_board_can_report_are_an_error() {
+    let bench = bench("usdr?rate=4G&time=0");
+    let options = RxOptions { self_test: None, ..RxOptions::new(bench.shape(Format::Ci16, 64)) };
+    let mut receiver = bench.receiver(&options).unwrap();
+    receiver.start().unwrap();
+    while bench.board.stats().lost_blocks < u64::from(RxReport::MOST_LOST) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    receiver.stop().unwrap();
+    assert!(receiver.counts().clock_errors > 0);
+    receiver.start().unwrap();
+    while bench.board.stats().lost_blocks < 3 * u64::from(RxReport::MOST_LOST) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for _ in 0..64 {
+        assert!(receiver.acquire(LONG).unwrap().is_some());
+    }
+    assert!(receiver.counts().clock_errors > 0);
+    receiver.stop().unwrap();
+    bench.is_clean();
 }
 
 #[test]

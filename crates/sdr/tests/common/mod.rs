@@ -39,7 +39,12 @@ pub fn bench_with(options: &str, change: impl Fn(Profile) -> Profile) -> Bench {
 }
 
 pub fn profile(board: &Board) -> Profile {
-    Profile { rx: board.limits(), reports_time: board.config().reports_time, ..Profile::SIMULATED }
+    Profile {
+        rx: board.limits(),
+        tx: board.tx_limits(),
+        reports_time: board.config().reports_time,
+        ..Profile::SIMULATED
+    }
 }
 
 impl Bench {
