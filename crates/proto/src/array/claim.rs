@@ -75,13 +75,15 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
             self.set_tag(mem, slot, page);
             return (Claim::Read(slot), next);
         }
-        let mut way = 0;
-        while way < WAYS {
-            let slot = first + way;
-            if self.begin_write_back(mem, backing, slot, false) {
+        // Last those that could not be written before: one that never can must not keep the others from making room.
+        let mut turn = 0;
+        while turn < 2 * WAYS {
+            let slot = first + turn % WAYS;
+            let is_broken = mem.load(self.state(mem, slot)) & state::BROKEN != 0;
+            if is_broken == (turn >= WAYS) && self.begin_write_back(mem, backing, slot, false) {
                 return (Claim::WriteBack(slot), next);
             }
-            way += 1;
+            turn += 1;
         }
         (Claim::Full, next)
     }

@@ -39,7 +39,7 @@ pub struct GatherJob {
     pub answers: GpuAddr,
     /// Rows of the array.
     pub rows: u64,
-    /// Nanoseconds after which no item is begun.
+    /// Nanoseconds after which no part of an item is begun.
     pub limit: u64,
     /// Items.
     pub count: u32,

@@ -2,7 +2,7 @@
 
 use super::cache::Found;
 use super::claim::Claim;
-use super::layout::{counter, set, state};
+use super::layout::{NO_PAGE, counter, set, state};
 use super::{ArrayError, Backing, PageCache};
 use crate::GpuAddr;
 use crate::kernel::{Answer, Command, DeviceOp};
@@ -51,7 +51,8 @@ impl PageRequest {
     /// Words of a request.
     pub const WORDS: usize = 8 + Command::WORDS;
 
-    /// For the page of this byte, to be answered within the array's limit and that of the commands that it starts.
+    /// For the page of this byte, to be answered within the array's limit and that of the commands that it starts. The last
+    /// page may be longer than the array: there is no page of a byte behind the array's end.
     #[inline(always)]
     pub fn new<M: Memory<Addr = GpuAddr>, B: Backing<M>>(
         array: &PageCache<M, B>,
@@ -59,7 +60,7 @@ impl PageRequest {
         byte: u64,
     ) -> Self {
         Self {
-            page: byte >> array.page_shift(mem),
+            page: if byte < array.bytes(mem) { byte >> array.page_shift(mem) } else { NO_PAGE },
             deadline: mem.now().saturating_add(array.limit(mem)),
             phase: PagePhase::Look,
             slot: 0,
@@ -129,7 +130,7 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
 
     #[inline(always)]
     fn look(&self, mem: &M, backing: &B, request: &mut PageRequest) -> PageStep {
-        if request.page >= self.bytes(mem).div_ceil(1 << self.page_shift(mem)) {
+        if request.page == NO_PAGE {
             return PageStep::Failed(ArrayError::Range);
         }
         match self.find(mem, request.page) {

@@ -12,8 +12,8 @@ pub fn read_rows<M: Memory<Addr = GpuAddr>, B: Backing<M>>(
     job: &GatherJob,
     (first, stride): (u32, u32),
 ) {
-    each_row(mem, job, (first, stride), |row, to| {
-        each_part(mem, array, job, row, |byte, done, bytes| {
+    each_row(mem, job, (first, stride), |row, to, deadline| {
+        each_part(mem, array, job, (row, deadline), |byte, done, bytes| {
             let pin = array.pin(mem, byte)?;
             copy(mem, pin.address(), to.plus(u64::from(done)), bytes);
             Ok(())
@@ -29,8 +29,8 @@ pub fn write_rows<M: Memory<Addr = GpuAddr>, B: Backing<M>>(
     job: &GatherJob,
     (first, stride): (u32, u32),
 ) {
-    each_row(mem, job, (first, stride), |row, from| {
-        each_part(mem, array, job, row, |byte, done, bytes| {
+    each_row(mem, job, (first, stride), |row, from, deadline| {
+        each_part(mem, array, job, (row, deadline), |byte, done, bytes| {
             let pin = array.pin_mut(mem, byte)?;
             copy(mem, from.plus(u64::from(done)), pin.address(), bytes);
             Ok(())
@@ -38,26 +38,21 @@ pub fn write_rows<M: Memory<Addr = GpuAddr>, B: Backing<M>>(
     });
 }
 
-/// Calls `f` with the row of each item and its place in the buffer, and stores the result in the item's answer.
+/// Calls `f` with the row of each item, its place in the buffer, and the time after which no part of a row is begun. Stores
+/// the result in the item's answer.
 #[inline(always)]
 fn each_row<M: Memory<Addr = GpuAddr>>(
     mem: &M,
     job: &GatherJob,
     (first, stride): (u32, u32),
-    mut f: impl FnMut(u64, GpuAddr) -> Result<(), ArrayError>,
+    mut f: impl FnMut(u64, GpuAddr, u64) -> Result<(), ArrayError>,
 ) {
     let deadline = mem.now().saturating_add(job.limit);
     let mut item = first;
     while item < job.count {
         let (row, to) = job.item(mem, item);
         let place = job.out.plus(u64::from(to) * u64::from(job.row_bytes));
-        let done = if row >= job.rows {
-            Err(ArrayError::Range)
-        } else if mem.now() >= deadline {
-            Err(ArrayError::TimedOut)
-        } else {
-            f(row, place)
-        };
+        let done = if row >= job.rows { Err(ArrayError::Range) } else { f(row, place, deadline) };
         let code = match done {
             Ok(()) => 0,
             Err(error) => error.code(),
@@ -67,18 +62,22 @@ fn each_row<M: Memory<Addr = GpuAddr>>(
     }
 }
 
-/// Calls `f` with each part of a row that is in one page: its first byte in the array and in the row, and its length.
+/// Calls `f` with each part of a row that is in one page: its first byte in the array and in the row, and its length. A row
+/// may have thousands of parts, so the time is checked for each.
 #[inline(always)]
 fn each_part<M: Memory<Addr = GpuAddr>, B: Backing<M>>(
     mem: &M,
     array: &PageCache<M, B>,
     job: &GatherJob,
-    row: u64,
+    (row, deadline): (u64, u64),
     mut f: impl FnMut(u64, u32, u32) -> Result<(), ArrayError>,
 ) -> Result<(), ArrayError> {
     let page_bytes = 1u32 << array.page_shift(mem);
     let mut done = 0;
     while done < job.row_bytes {
+        if mem.now() >= deadline {
+            return Err(ArrayError::TimedOut);
+        }
         let byte = row * u64::from(job.stride) + u64::from(done);
         let (room, left) = (page_bytes - (byte as u32 & (page_bytes - 1)), job.row_bytes - done);
         let bytes = if room < left { room } else { left };

@@ -5,14 +5,15 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
-use onehop_proto::GpuAddr;
 use onehop_proto::array::{ArrayHandle, Backing, Flushed, PageCache, counter, directory_words, flush_slots};
 use onehop_proto::kernel::{Answer, Command, DeviceOp, Lanes};
 use onehop_proto::queue::Memory;
+use onehop_proto::{GpuAddr, Status};
 
 pub const LANES: u32 = 8;
 pub const PAGE: u64 = 1024;
-const BLOCKS: u64 = 256;
+/// Half a page more than whole pages.
+const BLOCKS: u64 = 255;
 const BLOCK_SHIFT: u32 = 9;
 pub const LIMIT: u64 = 60_000_000_000;
 
@@ -46,15 +47,19 @@ impl Random {
 pub struct Disk {
     /// Every how many commands one fails, and how.
     pub fails: Option<(u32, Answer)>,
+    /// Writes of this block fail.
+    pub unwritable: Option<u64>,
     /// A command ends after up to this many polls, sooner or later than those before it.
     pub late: u32,
     /// The array's limit.
     pub patience: u64,
+    /// Nanoseconds of a command, by a clock that only commands advance; if 0, time is this machine's.
+    pub ticks: u64,
 }
 
 impl Default for Disk {
     fn default() -> Self {
-        Self { fails: None, late: 0, patience: LIMIT }
+        Self { fails: None, unwritable: None, late: 0, patience: LIMIT, ticks: 0 }
     }
 }
 
@@ -209,7 +214,10 @@ impl Memory for Mem<'_> {
         std::thread::yield_now();
     }
     fn now(&self) -> u64 {
-        self.bed.start.elapsed().as_nanos() as u64
+        match self.bed.disk.ticks {
+            0 => self.bed.start.elapsed().as_nanos() as u64,
+            ticks => u64::from(self.bed.commands()) * ticks,
+        }
     }
 }
 
@@ -255,6 +263,7 @@ impl<'a> Backing<Mem<'a>> for Toy<'a> {
         let bed = self.0;
         let number = bed.commands.fetch_add(1, Ordering::Relaxed) + 1;
         let answer = match bed.disk.fails {
+            _ if op == DeviceOp::Write && bed.disk.unwritable == Some(lba) => Answer::Failed(Status(0x281)),
             Some((every, answer)) if number.is_multiple_of(every) && !bed.calm.load(Ordering::Relaxed) => {
                 answer
             }

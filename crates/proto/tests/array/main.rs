@@ -235,6 +235,21 @@ fn a_write_in_doubt_is_written_again_in_the_next_life_only() {
 }
 
 #[test]
+fn a_page_that_can_never_be_written_does_not_keep_others_from_making_room() {
+    let bed = Bed::new(8, Disk { unwritable: Some(0), ..Disk::default() });
+    bed.run(1, |mem, _| {
+        let array = bed.array(mem);
+        // One after the other: page 0 is in the first way.
+        assert!((0..8).all(|page| array.pin_mut(mem, page * PAGE).is_ok()));
+        let read = |page| array.pin(mem, page * PAGE).map(|_| ());
+        let failed = ArrayError::WriteBack(Answer::Failed(Status(0x281)));
+        assert_eq!(read(100), Err(failed), "what was tried first");
+        assert!((100..120).all(|page| read(page) == Ok(())));
+        assert_eq!((bed.flush().failed, bed.flush().error), (1, Some(failed)));
+    });
+}
+
+#[test]
 fn a_flush_that_is_late_begins_nothing() {
     let bed = Bed::new(8, Disk::default());
     assert_eq!(scatter(&bed, Rows(4, 4), &[5], 1), [0]);
@@ -243,6 +258,19 @@ fn a_flush_that_is_late_begins_nothing() {
         assert_eq!((flushed.written, flushed.failed, flushed.error), (0, 1, Some(ArrayError::TimedOut)));
     });
     assert_eq!(bed.flush().written, 1);
+}
+
+#[test]
+fn a_long_row_ends_at_the_time_limit() {
+    // 100 pages, of which the limit allows ten.
+    let (rows, bed) =
+        (Rows(100 << 10, 100 << 10), Bed::new(128, Disk { ticks: bed::LIMIT / 10, ..Disk::default() }));
+    let read = |mem: &Mem, job: &GatherJob, index, of| read_rows(mem, &bed.array(mem), job, (index, of));
+    assert_eq!(move_rows(&bed, rows, &[0], 1, read), [ArrayError::TimedOut.code()]);
+    assert_eq!(bed.reads(), 10);
+    let bed = Bed::new(128, Disk { ticks: bed::LIMIT / 10, ..Disk::default() });
+    assert_eq!(scatter(&bed, rows, &[0], 1), [ArrayError::TimedOut.code()]);
+    assert_eq!(bed.reads(), 10);
 }
 
 #[test]
