@@ -23,7 +23,7 @@ const MOST_WARPS: u32 = 4096;
 const MOST_THREADS: u32 = 1 << 16;
 const MOST_EMULATED: u32 = 32;
 
-/// An open array.
+/// An open array. Dropping it discards what was not flushed.
 pub struct Array {
     exported: ExportedQueue,
     /// For flushes of the drive.
@@ -163,7 +163,8 @@ impl Array {
     /// Gathers rows into `out`, in the order of `ids`. The GPU gets them sorted, so neighbours share their pages.
     ///
     /// # Errors
-    /// When `out` is too short, or the kernel failed. Rows that fail are in the result.
+    /// [`Error::Rows`] when the array has fewer such rows; when `out` is too short, or the kernel failed. Rows that fail are
+    /// in the result.
     pub fn gather(&self, rows: ArrayRows, ids: &[u64], out: &Region) -> Result<MovedRows> {
         let warps = (ids.len() as u32).div_ceil(32).clamp(1, self.most(MOST_WARPS));
         self.move_rows(ArrayJob::gather, rows, ids, out, warps)
@@ -189,7 +190,8 @@ impl Array {
     /// ended, and of pins that were released.
     ///
     /// # Errors
-    /// [`Error::NotWritten`] when pages could not be written; the drive's error when they are not durable.
+    /// The drive's error when pages that were written are not durable; otherwise [`Error::NotWritten`] when pages could
+    /// not be written.
     pub fn flush(&self) -> Result<Flushed> {
         let mut flushed = Flushed { written: 0 };
         if !self.options.writable {
@@ -200,14 +202,14 @@ impl Array {
         self.run(&ArrayJob::flush(&report, limit)?, self.threads(self.slots as usize), limit)?;
         flushed.written = report.word(FlushReport::WRITTEN as usize)?;
         let failed = report.word(FlushReport::FAILED as usize)?;
-        // Even if some pages failed: the others become durable.
-        let durable = self.queue.flush(&self.ns);
+        // Even if some pages failed: the others become durable. An error here comes first, because the drive reports lost
+        // writes only once, and pages that failed are still dirty at the next flush.
+        self.queue.flush(&self.ns)?;
         if failed > 0 {
             let code = report.word(FlushReport::ERROR as usize)? as i32;
             let error = ArrayError::from_code(code).unwrap_or(ArrayError::TimedOut);
             return Err(Error::NotWritten { failed, error });
         }
-        durable?;
         Ok(flushed)
     }
 
@@ -223,14 +225,16 @@ impl Array {
         Ok(broken_pages(&words).collect())
     }
 
-    /// Flushes the array and deletes its queue. No kernel may use it any more.
+    /// Flushes the array and deletes its queue. No kernel may use it any more. The cache is gone afterwards, even if it has
+    /// pages that could not be written: to try again, call [`Self::flush`] until it succeeds, then this.
     ///
     /// # Errors
-    /// As for [`Self::flush`], or when threads of a kernel did not leave the queue.
+    /// As for [`Self::flush`]; otherwise when threads of a kernel did not leave the queue.
     pub fn close(self) -> Result<()> {
         let flushed = self.flush();
-        self.exported.take_back()?;
-        flushed.map(|_| ())
+        let taken_back = self.exported.take_back();
+        flushed?;
+        Ok(taken_back?)
     }
 
     fn most(&self, real: u32) -> u32 {
@@ -249,6 +253,10 @@ impl Array {
         buffer: &Region,
         threads: u32,
     ) -> Result<MovedRows> {
+        let most = self.rows(rows.bytes, rows.stride).count;
+        if rows.count > most {
+            return Err(Error::Rows { rows, most });
+        }
         if ids.is_empty() {
             return Ok(MovedRows { took: Duration::ZERO, failed: Vec::new() });
         }
@@ -267,11 +275,11 @@ impl Array {
         Ok(MovedRows { took, failed: failed.map(|(place, code)| (place, error(code))).collect() })
     }
 
-    /// Runs a kernel that starts no new row after `limit`.
+    /// Runs a kernel that starts no new page after `limit`.
     fn run(&self, job: &ArrayJob, threads: u32, limit: Duration) -> Result<Duration> {
         let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
-        // A row in progress may write one page back and read another.
-        let last = self.options.patience + self.options.limit.saturating_mul(3);
+        // A page in progress may wait for others, be written back and be read.
+        let last = self.options.patience.saturating_add(self.options.limit.saturating_mul(3));
         Ok(kernels.run(job, threads, limit.saturating_add(last))?)
     }
 }

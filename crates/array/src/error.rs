@@ -1,5 +1,6 @@
 //! Errors of array operations.
 
+use onehop_gpu::ArrayRows;
 use onehop_proto::array::ArrayError;
 
 /// Why an array operation failed.
@@ -14,6 +15,17 @@ pub enum Error {
     /// The request is invalid, or the drive does not support it.
     #[error("an array cannot be made: {0}")]
     Refused(String),
+    /// The array is shorter than these rows: they were made for a larger one.
+    #[error(
+        "{} rows of {} bytes every {}, and the array has {most}: use `Array::rows` of this array",
+        rows.count, rows.bytes, rows.stride
+    )]
+    Rows {
+        /// The rows.
+        rows: ArrayRows,
+        /// How many such rows the array has.
+        most: u64,
+    },
     /// Pages could not be written back. They stay in the cache, so another flush may succeed.
     #[error("{failed} pages could not be written back; the first: {error}")]
     NotWritten {

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use onehop_array::{Array, ArrayError, ArrayOptions, ArrayRows, Error};
 use onehop_drive::Placement;
 
-use crate::{BLOCK, BYTES, Bed, Random, bed, expected, media, options};
+use crate::{BLOCK, BYTES, Bed, Pages, Random, bed, expected, media, options};
 
 fn ids(count: u64, rows: u64, seed: u64) -> Vec<u64> {
     let mut random = Random(seed);
@@ -95,6 +96,15 @@ fn the_last_page_may_be_short_and_the_first_block_anywhere() {
     let (moved, got) = bed.gather(&array, rows, &ids);
     assert_eq!(moved.failed, []);
     assert!(got == expected(&media[(first * BLOCK) as usize..], rows, &ids));
+    // The last page has 123 blocks, and room for 128.
+    let at_the_end = |mem: &_, array: &Pages, _| {
+        let end = array.bytes(mem);
+        let pin = |byte| array.pin(mem, byte).map(|_| ());
+        let write = |byte| array.pin_mut(mem, byte).map(|_| ());
+        [pin(end - 4), pin(end), write(end), write(end + 4 * BLOCK)]
+    };
+    let behind = Err(ArrayError::Range);
+    assert_eq!(bed.run(&array, 1, at_the_end), [[Ok(()), behind, behind, behind]]);
     array.close().unwrap();
     assert_eq!(bed.sim.violations(), []);
 }
@@ -114,6 +124,43 @@ fn arrays_of_more_than_2_32_pages_work() {
     for (i, row) in got.chunks(512).enumerate() {
         assert!(row.iter().all(|byte| *byte == i as u8 + 1), "row {}", far[i]);
     }
+}
+
+#[test]
+fn rows_of_a_larger_array_are_refused() {
+    let bed = bed("mem:16M");
+    let ns = bed.drive.namespace(1).unwrap();
+    let short = ns.blocks - 3;
+    let open =
+        |end| Array::open(&bed.drive, Arc::new(bed.gpu.clone()), ns, 0..end, options(4096, 8)).unwrap();
+    let (array, larger) = (open(short), open(ns.blocks));
+    let (rows, ids) = (larger.rows(512, 512), [short - 1, short]);
+    let memory = bed.region(2 * 512);
+    let moves = [Array::gather, Array::read, Array::scatter];
+    for end in moves.map(|one| one(&array, rows, &ids, &memory)) {
+        let Err(Error::Rows { rows: refused, most }) = end else { panic!("{end:?}") };
+        assert_eq!((refused, most), (rows, short));
+    }
+    // Even before there is anything to move.
+    assert!(matches!(array.gather(rows, &[], &memory), Err(Error::Rows { .. })));
+    let (moved, _) = bed.gather(&array, array.rows(512, 512), &ids);
+    assert_eq!(moved.failed, [(1, ArrayError::Range)]);
+    // Rows may also be fewer than there is room for.
+    let (moved, _) = bed.gather(&larger, array.rows(512, 512), &ids);
+    assert_eq!(moved.failed, [(1, ArrayError::Range)]);
+}
+
+#[test]
+fn time_limits_may_be_as_long_as_can_be() {
+    let (bed, media) = (bed("mem:16M"), media());
+    let ever = Duration::MAX;
+    let array = bed.array(ArrayOptions { patience: ever, limit: ever, stall: ever, ..options(4096, 8) });
+    let rows = rows_of(4096, 4096);
+    bed.scatter(&array, rows, &[5], &expected(&media, rows, &[5]));
+    let (moved, got) = bed.gather(&array, rows, &[5, 70, 9]);
+    assert!(moved.failed.is_empty() && got == expected(&media, rows, &[5, 70, 9]));
+    assert_eq!(array.flush().unwrap().written, 1);
+    array.close().unwrap();
 }
 
 #[test]

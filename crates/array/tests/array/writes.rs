@@ -68,6 +68,22 @@ fn a_flush_reports_writes_lost_with_the_power() {
 }
 
 #[test]
+fn a_flush_reports_lost_writes_even_if_it_cannot_write_a_page() {
+    let bed = bed("mem:16M?vwc=1&to=2");
+    let array = bed.array(options(4096, 8));
+    let rows = array.rows(4096, 4096);
+    let ids: Vec<u64> = (0..64).collect();
+    bed.scatter(&array, rows, &ids, &bytes_of(rows, &ids, 1));
+    assert!(array.stats().unwrap().writes > 0);
+    bed.sim.power_cycle();
+    bed.inject("fail@op=write,count=1");
+    let end = array.flush();
+    assert!(matches!(end, Err(Error::Drive(onehop_drive::Error::WritesLost { .. }))), "{end:?}");
+    // The page that failed is still there, and is reported now.
+    assert_eq!(array.flush().unwrap().written, 1);
+}
+
+#[test]
 fn random_reads_and_writes_are_those_of_a_shadow() {
     for (page, pages, count, bytes, stride, fault) in [
         (512, 8, 120, 264, 264, ""),
