@@ -195,29 +195,41 @@ impl IoEngine for DriveEngine {
         let ring = self.ring(sq, Sqe::BYTES)?;
         let mut state = locked(&self.state);
         let state = &mut *state;
-        self.start(state).map_err(internal)?;
-        let free = state.slots.get_mut(usize::from(cqid)).and_then(|slot| slot.cq.as_mut());
+        if state.slots.get(usize::from(sq.qid)).is_none_or(|slot| slot.served.is_some()) {
+            return Err(Status::INVALID_QUEUE_ID);
+        }
+        let free = state.slots.get(usize::from(cqid)).and_then(|slot| slot.cq.as_ref());
         let cq = free.filter(|cq| !cq.taken).ok_or(Status::CQ_INVALID.with_dnr())?;
-        cq.taken = true;
+        let (cq_at, cq_entries) = (cq.ring.at, cq.ring.entries);
+        self.start(state).map_err(internal)?;
         let faults = state.faults.iter().enumerate().filter(|(_, armed)| armed.is_on(sq.qid));
         let faults: Vec<_> = faults.map(|(number, armed)| (number, armed.fault)).collect();
         let given: Vec<_> = faults.iter().map(|(_, fault)| *fault).collect();
         let begin = Begin {
             sq: ring.at,
-            cq: cq.ring.at,
+            cq: cq_at,
             sq_entries: ring.entries,
-            cq_entries: cq.ring.entries,
+            cq_entries,
             cqid,
             page_shift: sq.page_shift,
             faults: &given,
         };
-        let begun = self.pairs.begin(sq.qid, &begin).map_err(internal)?;
-        if !begun {
-            state.record_internal_error(sq.qid, "its warp did not begin".to_owned());
-            return Err(Status::INTERNAL_ERROR);
+        match self.pairs.begin(sq.qid, &begin) {
+            Ok(true) => {}
+            failed => {
+                // It must not begin later, with rings that are no queue's.
+                let _ = self.pairs.end(sq.qid);
+                if failed.is_ok() {
+                    state.record_internal_error(sq.qid, "its warp did not begin".to_owned());
+                }
+                self.stop_if_idle(state);
+                return Err(Status::INTERNAL_ERROR);
+            }
         }
-        let slot = state.slots.get_mut(usize::from(sq.qid)).ok_or(Status::INVALID_QUEUE_ID)?;
-        slot.served = Some(ServedPair { _ring: ring, faults, reported: false });
+        if let Some(cq) = state.slots[usize::from(cqid)].cq.as_mut() {
+            cq.taken = true;
+        }
+        state.slots[usize::from(sq.qid)].served = Some(ServedPair { _ring: ring, faults, reported: false });
         Ok(())
     }
 
@@ -317,13 +329,17 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn queues_begin_while_memory_comes_and_goes() {
-        const LIMIT: Duration = Duration::from_secs(60);
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    fn queue(base: u64) -> NewQueue {
+        NewQueue { qid: 1, entries: 4, base: BusAddr(base), memory: None, page_shift: 12 }
+    }
+
+    /// An engine of one pair, with memory for its rings at the bus addresses 0x10000 and 0x20000.
+    fn engine() -> (DriveEngine, Arc<Mutex<Table>>, Region) {
         let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
         let mut table = Table::new(&gpu, 1024).unwrap();
         let rings = gpu.alloc(Place::Vram, 8192).unwrap();
-        let place = |bus, target| BusMapping { bus, bytes: 4096, target };
         table.add(place(0x10000, rings.addr())).unwrap();
         table.add(place(0x20000, rings.addr().plus(4096))).unwrap();
         let namespace = gpu.alloc(Place::Vram, 4096).unwrap();
@@ -337,13 +353,40 @@ mod tests {
         };
         let table = Arc::new(Mutex::new(table));
         let pairs = Pairs::new(&gpu, common, &table, 1, 4096).unwrap();
-        let engine = DriveEngine::new(
-            gpu.clone(),
-            table.clone(),
-            pairs,
-            Arc::new(NamespaceBlocks(namespace)),
-            Vec::new(),
+        let namespace = Arc::new(NamespaceBlocks(namespace));
+        let engine = DriveEngine::new(gpu.clone(), table.clone(), pairs, namespace, Vec::new());
+        (engine, table, rings)
+    }
+
+    fn place(bus: u64, target: GpuAddr) -> BusMapping {
+        BusMapping { bus, bytes: 4096, target }
+    }
+
+    #[test]
+    fn a_queue_that_did_not_begin_leaves_its_completion_queue_free() {
+        let (engine, ..) = engine();
+        let cq_invalid = Err(Status::CQ_INVALID.with_dnr());
+        assert_eq!(engine.create_sq(&queue(0x20000), 1), cq_invalid);
+        assert!(!engine.pairs.are_started(), "warps of no queue");
+        engine.create_cq(&queue(0x10000)).unwrap();
+        // No page is that large.
+        let invalid = NewQueue { page_shift: 40, ..queue(0x20000) };
+        assert_eq!(engine.create_sq(&invalid, 1), Err(Status::INTERNAL_ERROR));
+        assert!(!engine.pairs.are_started(), "warps of no queue");
+        assert_eq!(engine.create_sq(&queue(0x20000), 1), Ok(()));
+        // The completion queue, and the number, are in use.
+        assert_eq!(
+            engine.create_sq(&NewQueue { qid: 2, ..queue(0x20000) }, 1),
+            Err(Status::INVALID_QUEUE_ID)
         );
+        assert_eq!(engine.create_sq(&queue(0x20000), 1), Err(Status::INVALID_QUEUE_ID));
+        assert!(engine.pairs.are_started());
+        assert_eq!(engine.breaches(), []);
+    }
+
+    #[test]
+    fn queues_begin_while_memory_comes_and_goes() {
+        let (engine, table, rings) = engine();
         let over = AtomicBool::new(false);
         let all_begun = std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -356,8 +399,6 @@ mod tests {
                 }
             });
             let all_begun = (0..100).try_for_each(|_| {
-                let queue =
-                    |base| NewQueue { qid: 1, entries: 4, base: BusAddr(base), memory: None, page_shift: 12 };
                 engine.create_cq(&queue(0x10000)).unwrap();
                 let begun = engine.create_sq(&queue(0x20000), 1);
                 engine.delete_sq(1);
