@@ -20,13 +20,13 @@ const END: u64 = 1 << 32;
 const PAGE: usize = 4096;
 
 /// A range of bus addresses. They are assigned again only after all others, so that late accesses miss.
-struct Window {
+struct BusWindow {
     first: u64,
     end: u64,
     next: AtomicU64,
 }
 
-impl Window {
+impl BusWindow {
     fn new(first: u64, end: u64) -> Self {
         Self { first, end, next: AtomicU64::new(first) }
     }
@@ -51,9 +51,9 @@ pub struct BoardMapper {
     space: Arc<BoardBus>,
     iommu: Iommu,
     p2p: P2p,
-    joined: Window,
-    scattered: Window,
-    peer: Window,
+    joined: BusWindow,
+    scattered: BusWindow,
+    peer: BusWindow,
     /// Memory from [`Mapper::alloc`]: contiguous, like a driver's coherent memory.
     own: Allocations<()>,
 }
@@ -65,9 +65,9 @@ impl BoardMapper {
             space,
             iommu: config.iommu,
             p2p: config.p2p,
-            joined: Window::new(FIRST, if translated { END } else { SCATTERED }),
-            scattered: Window::new(SCATTERED, LOW_BAR),
-            peer: Window::new(config.bar, if config.bar < END { END } else { config.bar + END }),
+            joined: BusWindow::new(FIRST, if translated { END } else { SCATTERED }),
+            scattered: BusWindow::new(SCATTERED, LOW_BAR),
+            peer: BusWindow::new(config.bar, if config.bar < END { END } else { config.bar + END }),
             own: Allocations::default(),
         }
     }
