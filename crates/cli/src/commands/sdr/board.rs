@@ -39,12 +39,10 @@ pub(super) struct OpenedBoard {
 }
 
 impl OpenedBoard {
-    /// How long a block of this many samples may take to arrive: several times its own duration, for busy machines.
+    /// How long a block of this many samples may take to arrive or to be played: several times its own duration, for
+    /// busy machines.
     pub(super) fn patience(&self, samples: u32) -> Duration {
-        // Every board that receives samples faster than that.
-        let slowest = 1e5;
-        Duration::from_secs_f64(f64::from(samples) / self.rate.unwrap_or(slowest) * 4.0)
-            + Duration::from_secs(5)
+        patience(self.rate, samples)
     }
 
     /// What the model has done, where there is one to ask.
@@ -57,6 +55,18 @@ impl OpenedBoard {
         let list = self.model.as_ref().map(Board::violations).unwrap_or_default();
         list.into_iter().map(|violation| (violation.rule.name(), violation.detail)).collect()
     }
+
+    /// The first of them, as what went wrong.
+    pub(super) fn broken_rule(&self) -> Option<CliError> {
+        let (rule, detail) = self.breaches().into_iter().next()?;
+        Some(CliError::Failed(format!("the driver broke a rule of the board: {rule}: {detail}")))
+    }
+}
+
+fn patience(rate: Option<f64>, samples: u32) -> Duration {
+    // Every board that moves samples faster than that.
+    let slowest = 1e5;
+    Duration::from_secs_f64(f64::from(samples) / rate.unwrap_or(slowest) * 4.0) + Duration::from_secs(5)
 }
 
 /// The simulated board with these options.
@@ -70,8 +80,12 @@ pub(super) fn open(arg: &BoardArg) -> Result<OpenedBoard> {
     let name = arg.device.as_str();
     if let Some(options) = name.strip_prefix("sim:") {
         let board = simulated(options)?;
-        let profile =
-            Profile { rx: board.limits(), reports_time: board.config().reports_time, ..Profile::SIMULATED };
+        let profile = Profile {
+            rx: board.limits(),
+            tx: board.tx_limits(),
+            reports_time: board.config().reports_time,
+            ..Profile::SIMULATED
+        };
         let mut port = board.port();
         name.clone_into(&mut port.name);
         let session = Session::open(Card::new(&port, board.interrupt(), profile))?;
@@ -85,4 +99,17 @@ pub(super) fn open(arg: &BoardArg) -> Result<OpenedBoard> {
     let card = onehop_sdr::open(&Root::here(), name.address)?;
     let session = Session::open(card)?;
     Ok(OpenedBoard { session, model: None, rate: name.rate, counter: name.counter })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn broken_rules_fail_a_command() {
+        let opened = open(&BoardArg { device: "sim:usdr".into() }).unwrap();
+        assert!(opened.broken_rule().is_none());
+        opened.model.as_ref().unwrap().note_irregular_access(2, 1);
+        assert!(opened.broken_rule().unwrap().to_string().contains("access: 1 bytes"));
+    }
 }

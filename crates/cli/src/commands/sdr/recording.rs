@@ -1,69 +1,110 @@
 //! Samples in files as SigMF has them: `NAME.sigmf-data`, and `NAME.sigmf-meta` that says what they are.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use onehop_radio::Format;
 use serde_json::{Value, json};
 
 use crate::error::{CliError, Result};
-use crate::outputs;
+use crate::{outputs, report};
 
 /// What is appended to a recording's name.
 pub(super) const ENDINGS: [&str; 2] = [".sigmf-data", ".sigmf-meta"];
+/// What is appended to it before, until the recording is complete.
+const PARTIAL: &str = ".partial";
 
-/// A recording under way.
+/// What a recording holds.
+pub(super) struct Content<'a> {
+    /// The format of the samples that it is given.
+    pub format: Format,
+    /// The factor by which the user wants samples multiplied. Without one, they are the board's.
+    pub gain: Option<f32>,
+    /// Samples a second, where that is known.
+    pub rate: Option<f64>,
+    /// The board.
+    pub hardware: &'a str,
+}
+
+/// A recording under way. Its samples are in a file of another name, with their metadata beside them, and take the place of
+/// an earlier recording when they are complete. So samples never lie beside another recording's metadata, however this ends.
 pub(super) struct Recording {
     data: BufWriter<File>,
-    data_path: PathBuf,
-    meta_path: PathBuf,
-    datatype: &'static str,
+    /// The paths of data and metadata.
+    partial: [PathBuf; 2],
+    complete: [PathBuf; 2],
+    format: Format,
+    gain: Option<f32>,
     rate: Option<f64>,
     hardware: String,
     samples: u64,
     /// Where samples follow each other without a gap: in the file, and by the board's clock.
     captures: Vec<(u64, u64)>,
+    is_over: bool,
 }
 
 impl Recording {
-    /// Begins a recording; existing files of these names are overwritten.
-    pub(super) fn create(
-        base: &Path,
-        datatype: &'static str,
-        rate: Option<f64>,
-        hardware: &str,
-    ) -> Result<Self> {
-        let [data_path, meta_path] = ENDINGS.map(|ending| outputs::with_ending(base, ending));
-        let data = BufWriter::with_capacity(1 << 20, outputs::create(&data_path)?);
-        let captures = Vec::new();
-        let hardware = hardware.to_owned();
-        Ok(Self { data, data_path, meta_path, datatype, rate, hardware, samples: 0, captures })
+    /// Begins a recording. An earlier one of this name stays until [`Self::finish`].
+    pub(super) fn create(base: &Path, content: &Content<'_>) -> Result<Self> {
+        let complete = ENDINGS.map(|ending| outputs::with_ending(base, ending));
+        let partial = ENDINGS.map(|ending| outputs::with_ending(base, format!("{PARTIAL}{ending}")));
+        let Content { format, gain, rate, hardware } = *content;
+        remove(&partial[0])?;
+        let data = BufWriter::with_capacity(1 << 20, outputs::create(&partial[0])?);
+        let recording = Self {
+            data,
+            partial,
+            complete,
+            format,
+            gain,
+            rate,
+            hardware: hardware.to_owned(),
+            samples: 0,
+            captures: Vec::new(),
+            is_over: false,
+        };
+        // Before there are samples.
+        recording.describe(&recording.partial[1])?;
+        Ok(recording)
     }
 
-    /// Adds samples, of which the first has this number by the board's clock.
-    pub(super) fn add(&mut self, first: u64, samples: u64, bytes: &[u8]) -> Result<()> {
+    /// Adds samples as the board sent them, of which the first has this number by its clock.
+    pub(super) fn add(&mut self, first: u64, wire: &[u8]) -> Result<()> {
         let follows = self.captures.last().is_some_and(|(at, number)| number + (self.samples - at) == first);
         if !follows {
             self.captures.push((self.samples, first));
         }
-        self.data.write_all(bytes).map_err(|e| CliError::file("writing", &self.data_path, e))?;
-        self.samples += samples;
+        let written = match (self.format, self.gain) {
+            (Format::Ci16, None) => self.data.write_all(wire),
+            (format, gain) => self.data.write_all(&encode(format, gain, wire)),
+        };
+        written.map_err(|e| CliError::file("writing", &self.partial[0], e))?;
+        self.samples += wire.len() as u64 / u64::from(self.format.bytes());
         Ok(())
     }
 
-    /// Writes what is left, and what the samples are. Gives the two paths.
-    pub(super) fn finish(mut self) -> Result<[PathBuf; 2]> {
-        self.data.flush().map_err(|e| CliError::file("writing", &self.data_path, e))?;
-        let text = format!("{:#}\n", self.meta());
-        outputs::write(&self.meta_path, text)?;
-        Ok([self.data_path, self.meta_path])
+    /// Completes it, and replaces an earlier recording of this name.
+    pub(super) fn finish(mut self) -> Result<()> {
+        self.data.flush().map_err(|e| CliError::file("writing", &self.partial[0], e))?;
+        // In this order, so that whatever is interrupted, the data of either name belong to its metadata.
+        remove(&self.complete[0])?;
+        self.describe(&self.complete[1])?;
+        let [from, to] = [&self.partial[0], &self.complete[0]];
+        fs::rename(from, to).map_err(|e| CliError::file("renaming", from, e))?;
+        self.is_over = true;
+        remove(&self.partial[1])
+    }
+
+    fn describe(&self, path: &Path) -> Result<()> {
+        outputs::write(path, format!("{:#}\n", self.meta()))
     }
 
     fn meta(&self) -> Value {
         let capture =
             |(at, number): &(u64, u64)| json!({ "core:sample_start": at, "core:global_index": number });
         let mut global = json!({
-            "core:datatype": self.datatype,
+            "core:datatype": if self.gain.is_some() { "cf32_le" } else { "ci16_le" },
             "core:version": "1.0.0",
             "core:hw": self.hardware,
             "core:recorder": concat!("onehop ", env!("CARGO_PKG_VERSION")),
@@ -72,11 +113,61 @@ impl Recording {
         if let Some(rate) = self.rate {
             global["core:sample_rate"] = json!(rate);
         }
+        let mut words = Vec::new();
+        if self.format == Format::Ci12 {
+            words.push("12-bit samples, in the upper bits of 16".to_owned());
+        }
+        if let Some(gain) = self.gain {
+            words.push(format!("full scale is 1, multiplied by {gain} (--gain)"));
+        }
+        if !words.is_empty() {
+            global["core:description"] = words.join("; ").into();
+        }
         json!({
             "global": global,
             "captures": self.captures.iter().map(capture).collect::<Vec<_>>(),
             "annotations": [],
         })
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        if self.is_over {
+            return;
+        }
+        if self.samples > 0 {
+            let _ = self.data.flush();
+            // Where the gaps are; what the samples are has been there from the start.
+            let _ = self.describe(&self.partial[1]);
+            report::warn(&format!("what came before the failure is in {}", self.partial[0].display()));
+            return;
+        }
+        for path in &self.partial {
+            let _ = remove(path);
+        }
+    }
+}
+
+/// Removes a file, if there is one.
+fn remove(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(CliError::file("removing", path, e)),
+        _ => Ok(()),
+    }
+}
+
+/// Samples as a recording holds them: 16 bits, or floating-point numbers if they are multiplied.
+fn encode(format: Format, gain: Option<f32>, wire: &[u8]) -> Vec<u8> {
+    let sample = |bytes: &[u8]| {
+        let bits = bytes.iter().rev().fold(0, |bits, byte| bits << 8 | u32::from(*byte));
+        let sample = format.sample(bits);
+        [sample.i, sample.q]
+    };
+    let values = wire.chunks_exact(format.bytes() as usize).flat_map(sample);
+    match gain {
+        None => values.flat_map(i16::to_le_bytes).collect(),
+        Some(gain) => values.flat_map(|value| (f32::from(value) / 32768.0 * gain).to_le_bytes()).collect(),
     }
 }
 
@@ -100,7 +191,7 @@ impl Recorded {
         }
         let Some(base) = name.strip_suffix(data_ending) else { return Ok(None) };
         let meta = format!("{base}{meta_ending}");
-        let text = match std::fs::read_to_string(&meta) {
+        let text = match fs::read_to_string(&meta) {
             Ok(text) => text,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(CliError::file("reading", Path::new(&meta), e)),
@@ -138,16 +229,93 @@ impl Recorded {
 mod tests {
     use super::*;
 
+    /// A recording in a folder of its own.
+    fn record(name: &str, format: Format, gain: Option<f32>) -> (PathBuf, Recording) {
+        let base = std::env::temp_dir().join(format!("onehop-sigmf-{}", std::process::id()));
+        fs::create_dir_all(&base).unwrap();
+        let base = base.join(name);
+        let content = Content { format, gain, rate: Some(1e6), hardware: "x" };
+        let recording = Recording::create(&base, &content).unwrap();
+        (base, recording)
+    }
+
+    fn paths(base: &Path) -> [PathBuf; 2] {
+        ENDINGS.map(|ending| outputs::with_ending(base, ending))
+    }
+
+    fn datatype(meta: &Path) -> Value {
+        let document: Value = serde_json::from_slice(&fs::read(meta).unwrap()).unwrap();
+        document["global"]["core:datatype"].clone()
+    }
+
+    #[test]
+    fn data_and_metadata_belong_together_however_a_recording_ends() {
+        let (base, mut recording) = record("ends", Format::Ci16, None);
+        let ([data, meta], partial) = (paths(&base), recording.partial.clone());
+        recording.add(0, &[1; 8]).unwrap();
+        recording.finish().unwrap();
+        assert!(partial.iter().all(|path| !path.exists()));
+        let earlier = fs::read(&meta).unwrap();
+        let is_earlier = || fs::read(&data).unwrap() == [1; 8] && fs::read(&meta).unwrap() == earlier;
+        // One that fails before it begins.
+        drop(record("ends", Format::Ci16, Some(2.0)).1);
+        assert!(is_earlier() && partial.iter().all(|path| !path.exists()));
+        // One that is killed.
+        let (_, mut killed) = record("ends", Format::Ci16, Some(2.0));
+        killed.add(0, &[2; 8]).unwrap();
+        killed.data.flush().unwrap();
+        assert!(is_earlier());
+        assert_eq!(datatype(&partial[1]), "cf32_le");
+        assert!(Recorded::of(&partial[0]).err().unwrap().to_string().contains("samples are cf32_le"));
+        std::mem::forget(killed);
+        // One that fails later: what it has is kept.
+        let (_, mut failed) = record("ends", Format::Ci16, None);
+        assert_eq!(datatype(&partial[1]), "ci16_le");
+        failed.add(0, &[3; 8]).unwrap();
+        failed.add(9, &[3; 8]).unwrap();
+        drop(failed);
+        assert!(is_earlier());
+        assert_eq!(fs::read(&partial[0]).unwrap(), [3; 16]);
+        let document: Value = serde_json::from_slice(&fs::read(&partial[1]).unwrap()).unwrap();
+        assert_eq!(document["captures"][1]["core:global_index"], 9);
+        // The next one replaces all of them.
+        let (_, mut recording) = record("ends", Format::Ci16, Some(2.0));
+        recording.add(0, &[0, 0, 0, 64]).unwrap();
+        recording.finish().unwrap();
+        assert_eq!(datatype(&meta), "cf32_le");
+        assert_eq!(fs::read(&data).unwrap(), [0f32, 1.0].map(f32::to_le_bytes).concat());
+        assert!(partial.iter().all(|path| !path.exists()));
+        for path in [data, meta] {
+            fs::remove_file(path).unwrap();
+        }
+    }
+
+    #[test]
+    fn samples_of_twelve_bits_are_recorded_as_they_are() {
+        let (base, mut recording) = record("twelve", Format::Ci12, None);
+        // I = 0x321, Q = -1.
+        recording.add(0, &[0x21, 0xf3, 0xff]).unwrap();
+        recording.finish().unwrap();
+        let [data, meta] = paths(&base);
+        assert_eq!(fs::read(&data).unwrap(), [0x10, 0x32, 0xf0, 0xff]);
+        let document: Value = serde_json::from_slice(&fs::read(&meta).unwrap()).unwrap();
+        assert!(document["global"]["core:description"].as_str().unwrap().contains("12-bit"));
+        assert!(Recorded::of(&data).unwrap().is_some());
+        for path in [data, meta] {
+            fs::remove_file(path).unwrap();
+        }
+    }
+
     #[test]
     fn gaps_begin_a_new_capture() {
-        let base = std::env::temp_dir().join(format!("onehop-sigmf-{}", std::process::id()));
-        let mut recording = Recording::create(&base, "ci16_le", Some(1e6), "x").unwrap();
+        let (base, mut recording) = record("gaps", Format::Ci16, None);
         for first in [0, 2, 10, 12] {
-            recording.add(first, 2, &[0; 8]).unwrap();
+            recording.add(first, &[0; 8]).unwrap();
         }
-        let [data, meta] = recording.finish().unwrap();
-        assert_eq!(std::fs::metadata(&data).unwrap().len(), 32);
-        let document: Value = serde_json::from_slice(&std::fs::read(&meta).unwrap()).unwrap();
+        recording.finish().unwrap();
+        let [data, meta] = paths(&base);
+        assert_eq!(fs::metadata(&data).unwrap().len(), 32);
+        let document: Value = serde_json::from_slice(&fs::read(&meta).unwrap()).unwrap();
         let starts = json!([
             { "core:sample_start": 0, "core:global_index": 0 },
             { "core:sample_start": 4, "core:global_index": 10 }
@@ -160,13 +328,13 @@ mod tests {
         assert_eq!(differs, "recorded at 1 million samples a second, and sent at the board's 5");
         assert!(Recorded::of(&meta).is_err());
         for (text, why) in [("{}", "core:datatype"), ("{", "damaged")] {
-            std::fs::write(&meta, text).unwrap();
+            fs::write(&meta, text).unwrap();
             assert!(Recorded::of(&data).err().unwrap().to_string().contains(why));
         }
-        std::fs::write(&meta, r#"{"global":{"core:datatype":"cf32_le"}}"#).unwrap();
+        fs::write(&meta, r#"{"global":{"core:datatype":"cf32_le"}}"#).unwrap();
         assert!(Recorded::of(&data).err().unwrap().to_string().contains("samples are cf32_le"));
         for path in [data, meta] {
-            std::fs::remove_file(path).unwrap();
+            fs::remove_file(path).unwrap();
         }
     }
 }

@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use onehop_gpu::Region;
-use onehop_radio::{Format, Shape};
+use onehop_radio::Shape;
 use onehop_sdr::{Counts, Processor, Receiver, RxOptions, SampleRoute, Settings, Sight};
 use serde_json::{Value, json};
 
 use super::board::{self, BoardArg, OpenedBoard};
 use super::load::CpuTime;
 use super::notice::{self, Notice};
-use super::recording::{self, Recording};
+use super::recording::{self, Content, Recording};
 use super::{Packing, check_seconds, picture, route, view, why_not};
 use crate::commands::CommandContext;
 use crate::error::{CliError, Result};
@@ -47,10 +47,10 @@ pub(crate) struct Args {
     /// How long to receive: 2, 0.5, 500ms
     #[arg(long, value_name = "TIME", default_value = "2", value_parser = check_seconds)]
     seconds: f64,
-    /// Multiply converted samples by this
-    #[arg(long, value_name = "FACTOR", default_value = "1")]
-    gain: f32,
-    /// Keep the DC component
+    /// Multiply recorded samples by this, and record them as cf32
+    #[arg(long, value_name = "FACTOR", requires = "out")]
+    gain: Option<f32>,
+    /// Keep the DC component in the spectrum
     #[arg(long)]
     keep_dc: bool,
     /// Bins of the spectrum: a power of two from 64 to 4096
@@ -59,7 +59,7 @@ pub(crate) struct Args {
     /// Write the spectrum as a picture
     #[arg(long, value_name = "FILE", value_parser = outputs::parser())]
     png: Option<PathBuf>,
-    /// Write the samples back out of GPU memory, to NAME.sigmf-data and NAME.sigmf-meta; ci12 as cf32
+    /// Write the samples back out of GPU memory as the board sent them, to NAME.sigmf-data and NAME.sigmf-meta; ci12 as ci16
     #[arg(long, value_name = "NAME", value_parser = outputs::parser_with(&recording::ENDINGS))]
     out: Option<PathBuf>,
 }
@@ -87,7 +87,7 @@ struct Received {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
-    if !args.gain.is_finite() || args.gain == 0.0 {
+    if args.gain.is_some_and(|gain| !gain.is_finite() || gain == 0.0) {
         return Err(CliError::Usage("--gain is a number, and not zero".into()));
     }
     let opened = board::open(&args.board)?;
@@ -101,10 +101,10 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
         Receiver::open_watched(&opened.session, &gpu.gpu, &options, watch).map_err(notice::ended)?
     };
     let settings = Settings {
-        gain: args.gain,
         remove_dc: !args.keep_dc,
         log: args.bins.ilog2(),
         counter: opened.counter,
+        ..Settings::default()
     };
     let processor = Processor::new(&gpu.gpu, shape, settings)?;
     let before = opened.stats();
@@ -134,9 +134,9 @@ fn take(
         return Err(CliError::Failed("the board has lost its ring".into()));
     };
     let patience = opened.patience(shape.samples());
-    let datatype = if shape.format == Format::Ci16 { "ci16_le" } else { "cf32_le" };
-    let create = |path: &PathBuf| Recording::create(path, datatype, opened.rate, &opened.session.card().name);
-    let mut recording = args.out.as_ref().map(create).transpose()?;
+    let hardware = &opened.session.card().name;
+    let content = Content { format: shape.format, gain: args.gain, rate: opened.rate, hardware };
+    let mut recording = args.out.as_ref().map(|path| Recording::create(path, &content)).transpose()?;
     let (mut crc, mut sight, mut checked, mut first_wrong) = (0, Sight::default(), (0, 0), None);
     let mut screen = Screen::new(context.json);
     receiver.start()?;
@@ -175,7 +175,7 @@ fn take(
             None => processor.process_all(&parts)?,
             Some(recording) => {
                 for part in parts {
-                    crc = record(recording, &mut processor, part, shape.format, crc)?;
+                    crc = record(recording, &mut processor, part, crc)?;
                 }
             }
         }
@@ -211,19 +211,13 @@ fn record(
     recording: &mut Recording,
     processor: &mut Processor,
     (memory, first): (&Region, u64),
-    format: Format,
     crc: u32,
 ) -> Result<u32> {
     processor.process(memory, first)?;
     let mut bytes = vec![0; memory.len()];
     memory.read(0, &mut bytes)?;
-    let (crc, samples) = (crc32c::crc32c_append(crc, &bytes), bytes.len() as u64 / u64::from(format.bytes()));
-    if format == Format::Ci12 {
-        bytes.resize(samples as usize * 8, 0);
-        processor.converted().read(0, &mut bytes)?;
-    }
-    recording.add(first, samples, &bytes)?;
-    Ok(crc)
+    recording.add(first, &bytes)?;
+    Ok(crc32c::crc32c_append(crc, &bytes))
 }
 
 /// Takes the GPU's results, if there are any.
@@ -362,8 +356,15 @@ impl RxSummary<'_> {
                 self.sent.unwrap_or_default()
             )));
         }
-        if let Some((rule, detail)) = self.opened.breaches().into_iter().next() {
-            return Some(CliError::Failed(format!("the driver broke a rule of the board: {rule}: {detail}")));
+        let errors = self.taken.counts.clock_errors;
+        if errors > 0 {
+            return Some(CliError::Failed(format!(
+                "the numbers of samples are wrong: the board's clock differs in {}, or it lost more than it can report",
+                units::count(errors, "block")
+            )));
+        }
+        if let Some(broken) = self.opened.broken_rule() {
+            return Some(broken);
         }
         self.taken.stopped.then_some(CliError::Interrupted)
     }

@@ -3,11 +3,13 @@
 use std::fs::File;
 use std::io::Read;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use onehop_radio::BUFFERS;
+use onehop_sdr::{SampleRoute, Transmitter, TxOptions};
 use serde_json::json;
 
-use super::board::{self, BoardArg};
+use super::board::{self, BoardArg, OpenedBoard};
 use super::recording::Recorded;
 use super::{route, samples_for, why_not};
 use crate::commands::CommandContext;
@@ -15,7 +17,9 @@ use crate::error::{CliError, Result};
 use crate::gpus::{self, GpuArg};
 use crate::report::{self, Report, ReportText};
 use crate::units;
-use onehop_sdr::{SampleRoute, Transmitter, TxOptions};
+
+/// How often the end is checked for while no buffer is free.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Send samples from GPU memory to a board
 #[derive(clap::Args)]
@@ -48,31 +52,10 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let card = opened.session.card();
     let usual = u64::from(samples_for(opened.rate).saturating_mul(4)).min(64 << 10);
     let bytes = u32::try_from(args.buffer.unwrap_or(usual)).unwrap_or(u32::MAX);
-    let patience = opened.patience(card.profile.tx.max_bytes);
+    let patience = opened.patience(bytes.min(card.profile.tx.max_bytes) / 4);
     let options = TxOptions { bytes, only: args.route, self_test: patience };
     let mut transmitter = Transmitter::open(&opened.session, &gpu.gpu, &options)?;
-    let mut chunk = vec![0; transmitter.bytes() as usize];
-    let (begun, mut sent, mut crc) = (Instant::now(), 0u64, 0);
-    loop {
-        context.stop.check()?;
-        let count = fill(&mut file, &mut chunk).map_err(|e| CliError::file("reading", &args.input, e))?;
-        let whole = count / 4 * 4;
-        if count != whole {
-            return Err(CliError::Usage(format!("{} ends within a sample", args.input.display())));
-        }
-        if whole == 0 {
-            break;
-        }
-        let block = transmitter.acquire(patience)?.ok_or_else(silent)?;
-        block.memory().write(0, &chunk[..whole])?;
-        block.submit((whole / 4) as u32, None)?;
-        crc = crc32c::crc32c_append(crc, &chunk[..whole]);
-        sent += whole as u64;
-    }
-    if !transmitter.drain(patience)? {
-        return Err(silent());
-    }
-    let seconds = begun.elapsed().as_secs_f64();
+    let Sent { bytes: sent, crc, seconds } = send(args, context, &mut file, &opened, &mut transmitter)?;
     let place = if transmitter.route() == SampleRoute::Direct { "vram" } else { "host" };
     let mut text = ReportText::default();
     text.row("board", format!("{}{}", card.name, if card.simulated { " (simulated)" } else { "" }));
@@ -107,7 +90,62 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
         "errors": 0,
         "late": transmitter.late(),
     });
-    Report::new(document, text)
+    Ok(Report::new(document, text)?.failed(opened.broken_rule()))
+}
+
+/// What was transmitted.
+struct Sent {
+    bytes: u64,
+    crc: u32,
+    seconds: f64,
+}
+
+fn send(
+    args: &Args,
+    context: &CommandContext,
+    file: &mut File,
+    opened: &OpenedBoard,
+    transmitter: &mut Transmitter,
+) -> Result<Sent> {
+    let mut chunk = vec![0; transmitter.bytes() as usize];
+    let samples = transmitter.bytes() / 4;
+    let (begun, mut bytes, mut crc) = (Instant::now(), 0, 0);
+    loop {
+        context.stop.check()?;
+        let count = fill(file, &mut chunk).map_err(|e| CliError::file("reading", &args.input, e))?;
+        let whole = count / 4 * 4;
+        if count != whole {
+            return Err(CliError::Usage(format!("{} ends within a sample", args.input.display())));
+        }
+        if whole == 0 {
+            break;
+        }
+        patiently(context, opened.patience(samples), |limit| Ok(transmitter.acquire(limit)?.is_some()))?;
+        let block = transmitter.acquire(Duration::ZERO)?.ok_or_else(silent)?;
+        block.memory().write(0, &chunk[..whole])?;
+        block.submit((whole / 4) as u32, None)?;
+        crc = crc32c::crc32c_append(crc, &chunk[..whole]);
+        bytes += whole as u64;
+    }
+    // All buffers may still have to be played.
+    patiently(context, opened.patience(BUFFERS * samples), |limit| transmitter.drain(limit))?;
+    Ok(Sent { bytes, crc, seconds: begun.elapsed().as_secs_f64() })
+}
+
+/// Waits until it is done, the user stops it, or the board takes too long.
+fn patiently(
+    context: &CommandContext,
+    patience: Duration,
+    mut is_done: impl FnMut(Duration) -> onehop_sdr::Result<bool>,
+) -> Result<()> {
+    let begun = Instant::now();
+    while !is_done(POLL_INTERVAL)? {
+        context.stop.check()?;
+        if begun.elapsed() >= patience {
+            return Err(silent());
+        }
+    }
+    Ok(())
 }
 
 fn silent() -> CliError {
