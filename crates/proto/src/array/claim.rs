@@ -135,8 +135,10 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
     /// Forgets the page in a slot that the backing may still write to.
     #[inline(always)]
     pub(super) fn lose(&self, mem: &M, slot: u32, life: u32) {
-        mem.store(self.word(mem, slot, set::NOTE), life);
         self.set_tag(mem, slot, NO_PAGE);
+        // A thread that sees the note no longer sees the page's tag. If it waited for the page, it would take the note for the
+        // error of an earlier read.
+        mem.store_release(self.word(mem, slot, set::NOTE), life);
         mem.fetch_add_release(self.state(mem, slot), state::LOST.wrapping_sub(state::LOADING));
     }
 }

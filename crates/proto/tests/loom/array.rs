@@ -54,6 +54,8 @@ struct Model {
     /// Commands fail until this is zero.
     failing: Plain,
     answer: Answer,
+    /// The answer of the last command that fails, if it is another.
+    then: std::sync::Mutex<Option<Answer>>,
     life: Plain,
     without: Without,
 }
@@ -93,6 +95,7 @@ impl Mem {
             reads: Plain::new(0),
             failing: Plain::new(failing),
             answer,
+            then: std::sync::Mutex::default(),
             life: Plain::new(1),
             without,
         }))
@@ -220,22 +223,25 @@ impl Backing<Mem> for Disk {
         assert_eq!(blocks, 1);
         let model = &self.0.0;
         let (page, media) = (&model.pages[(offset / PAGE) as usize], &model.media[lba as usize]);
-        let fails = model.failing.load(Relaxed) > 0;
+        let left = model.failing.load(Relaxed);
+        let fails = left > 0;
         if fails {
             model.failing.fetch_sub(1, Relaxed);
         }
+        let then = *model.then.lock().unwrap();
+        let answer = then.filter(|_| left == 1).unwrap_or(model.answer);
         match op {
             DeviceOp::Read => {
                 model.reads.fetch_add(1, Relaxed);
                 page.used.with_mut(|_| ());
                 if fails {
-                    return model.answer;
+                    return answer;
                 }
                 page.word.store(media.used.with(|_| media.word.load(Relaxed)), Ordering::Relaxed);
             }
             DeviceOp::Write => {
                 if fails {
-                    return model.answer;
+                    return answer;
                 }
                 let value = page.used.with(|_| page.word.load(Ordering::Relaxed));
                 media.used.with_mut(|_| media.word.store(value, Relaxed));
@@ -357,5 +363,33 @@ fn array_page_in_doubt_is_used_again_in_the_next_life() {
         assert_eq!((mem.read(1), mem.read(0), mem.reads()), (Ok(101), Ok(100), 4));
         mem.0.life.store(1, Relaxed);
         assert_eq!((mem.read(1), mem.read(0), mem.read(1), mem.reads()), (Ok(101), Ok(100), Ok(101), 5));
+    });
+}
+
+#[test]
+fn array_flush_beside_a_write_back_that_fails_is_complete_or_an_error() {
+    explore(2, || {
+        let mem = Mem::failing(1, Without::Nothing, 0, Answer::Failed(Status(0x281)));
+        mem.write(0, 7).unwrap();
+        mem.0.failing.store(1, Relaxed);
+        let [(_, failed), _] = both(&mem, Mem::flush, |mem| (u32::from(mem.read(1).is_ok()), 0));
+        assert!(failed > 0 || mem.media(0) == 7, "it was flushed, and is not there");
+        mem.flush();
+        assert_eq!(mem.media(0), 7);
+    });
+}
+
+#[test]
+fn array_read_that_waits_gets_the_error_of_a_read_of_its_page() {
+    explore(2, || {
+        let failed = Answer::Failed(Status(0x281));
+        let mem = Mem::failing(1, Without::Nothing, 2, failed);
+        *mem.0.then.lock().unwrap() = Some(Answer::InDoubt);
+        let twice = |mem: &Mem| [mem.read(0), mem.read(0)];
+        let waits = |mem: &Mem| [mem.read(0), Ok(100)];
+        for end in both(&mem, twice, waits).concat() {
+            let errors = [ArrayError::Read(failed), ArrayError::Read(Answer::InDoubt), ArrayError::NoRoom];
+            assert!(end.is_ok() || errors.iter().any(|error| end == Err(*error)), "{end:?}");
+        }
     });
 }
