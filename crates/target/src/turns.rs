@@ -27,37 +27,27 @@ pub struct Queue<T, K = u32> {
     threads: Shares<K>,
 }
 
-/// A thread that does the work of a queue. What it was given last counts for its user until it asks for more.
+/// A thread that does the work of a queue. What it was given last counts for its user until it gets more or waits.
 pub struct Worker<'a, T, K: Eq + Hash + Copy = u32> {
     queue: &'a Queue<T, K>,
     works_for: Option<K>,
 }
 
-impl<T, K: Eq + Hash + Copy> Worker<'_, T, K> {
-    fn finish(&mut self) {
-        if let Some(user) = self.works_for.take() {
-            self.queue.threads.put_back(user, 1);
-        }
-    }
-}
-
 impl<T: Divisible, K: Eq + Hash + Copy> Worker<'_, T, K> {
     /// Waits for work. [`Queue::wake`] does not end the wait.
     pub fn next(&mut self, limit: Duration) -> Next<T::Part> {
-        self.finish();
         self.queue.wait(limit, None, Some(&mut self.works_for))
     }
 
     /// Waits for work until somebody has called [`Queue::wake`], since [`Queue::wakes`] gave this number.
     pub fn next_since(&mut self, wakes: u64, limit: Duration) -> Next<T::Part> {
-        self.finish();
         self.queue.wait(limit, Some(wakes), Some(&mut self.works_for))
     }
 }
 
 impl<T, K: Eq + Hash + Copy> Drop for Worker<'_, T, K> {
     fn drop(&mut self) {
-        self.finish();
+        self.works_for.inspect(|user| self.queue.threads.put_back(*user, 1));
     }
 }
 
@@ -146,6 +136,9 @@ impl<T: Divisible, K: Eq + Hash + Copy> Queue<T, K> {
         mut works_for: Option<&mut Option<K>>,
     ) -> Next<T::Part> {
         let mut state = lock(&self.state);
+        // No sooner: a thread that is about to wait or to go on would seem to be missing.
+        let worked_for = works_for.as_deref_mut().and_then(Option::take);
+        worked_for.inspect(|user| self.threads.put_back(*user, 1));
         loop {
             while let Some((user, mut list)) = self.turn(&state).and_then(|turn| state.users.remove(turn)) {
                 let (part, rest) = list.pop_front().map_or((None, None), T::divide);
@@ -173,6 +166,14 @@ impl<T: Divisible, K: Eq + Hash + Copy> Queue<T, K> {
                 return Next::Over;
             }
             if since.is_some_and(|since| since != state.wakes) {
+                return Next::Nothing;
+            }
+            if limit.is_zero() {
+                // It has something to finish, and then asks again.
+                if let (Some(works_for), Some(user)) = (works_for, worked_for) {
+                    self.threads.count(user, 1);
+                    *works_for = Some(user);
+                }
                 return Next::Nothing;
             }
             state.idle += 1;
@@ -205,7 +206,12 @@ impl<T: Divisible, K: Eq + Hash + Copy> Queue<T, K> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
 
     /// So many parts, the first with this number; those from the limit on are given up.
     struct Parts(u32, u32);
@@ -271,6 +277,49 @@ mod tests {
         let left: Vec<_> = std::iter::from_fn(|| begin(&mut workers[0]).map(|(part, _)| part)).collect();
         assert_eq!(left, [8, 9]);
         assert!(matches!(workers[0].next(Duration::ZERO), Next::Over));
+    }
+
+    #[test]
+    fn a_thread_that_finishes_something_is_not_missing() {
+        let queue = Queue::with_threads(2);
+        let mut worker = queue.worker();
+        assert!(queue.add(1, Parts(0, 1)));
+        assert!(matches!(worker.next(LONG), Next::Work(0, false)));
+        assert!(matches!(worker.next(Duration::ZERO), Next::Nothing));
+        // A user may have one of the two.
+        assert!(!queue.add(1, Parts(1, 1)));
+        assert!(matches!(worker.next(LONG), Next::Work(1, false)));
+        drop(worker);
+        assert!(queue.add(1, Parts(2, 1)));
+    }
+
+    #[test]
+    fn threads_that_go_on_are_not_missing() {
+        const THREADS: usize = 4;
+        const WORK: u64 = 50_000;
+        let (queue, together) = (Queue::with_threads(2 * THREADS as u64), Barrier::new(THREADS));
+        let done = AtomicU64::new(0);
+        let work = || {
+            let (mut worker, mut missing) = (queue.worker(), 0);
+            // One user may have as many threads as there are.
+            assert!(matches!(worker.next(LONG), Next::Work(..)));
+            together.wait();
+            while done.fetch_add(1, Ordering::AcqRel) < 2 * WORK - THREADS as u64 {
+                let Next::Work(_, is_short) = worker.next(LONG) else { panic!("some work is lost") };
+                missing += usize::from(is_short);
+            }
+            // One that is no more would be missing.
+            together.wait();
+            missing
+        };
+        let missing = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
+            for _ in 0..WORK {
+                queue.add(1, Parts(0, 2));
+            }
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum::<usize>()
+        });
+        assert_eq!(missing, 0);
     }
 
     #[test]
