@@ -77,9 +77,9 @@ fn every_round_of_a_rate_is_compared() {
     let Some(bed) = Bed::start() else { return };
     let Some(program) = compile("examples/3fs/gpu_rate.c") else { return };
     let mut rate = command(&program);
-    rate.arg(bed.mount()).arg(bed.file()).args(["6000011", "0", "3"]);
+    rate.arg(bed.mount()).arg(bed.file()).args(["6000011", "0", "3", "2"]);
     let said = run(rate);
-    assert_eq!(said.lines().filter(|line| line.starts_with("round ")).count(), 3, "{said}");
+    assert_eq!(said.lines().filter(|line| line.starts_with("round ")).count(), 3 * 2, "{said}");
     assert!(said.ends_with("every byte of every round is right\n"), "{said}");
 }
 
