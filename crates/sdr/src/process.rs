@@ -209,7 +209,9 @@ impl Processor {
             wrong: wrong.as_ref().map(|wrong| wrong.count),
             first_wrong: wrong.and_then(|wrong| wrong.first),
         };
-        self.learn_dc(&totals);
+        if self.samples > 0 {
+            self.learn_dc(&totals);
+        }
         for rows in [&self.totals, &self.power, &self.checked] {
             rows.fill(0, rows.len(), 0)?;
         }

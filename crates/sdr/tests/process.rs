@@ -108,6 +108,11 @@ fn dc_is_removed() {
     processor.process(&memory, 0).unwrap();
     let second = processor.take().unwrap();
     assert!(second.spectrum[128] < -60.0, "{}", second.spectrum[128]);
+    // Without samples, there is nothing to learn and nothing to forget.
+    assert_eq!(processor.take().unwrap().samples, 0);
+    processor.process(&memory, 0).unwrap();
+    let third = processor.take().unwrap();
+    assert!(third.spectrum[128] < -60.0, "{}", third.spectrum[128]);
     // A tone at an eighth of the rate and a quarter of full scale.
     assert!((second.spectrum[160] - 20.0 * 0.25f64.log10()).abs() < 0.1, "{}", second.spectrum[160]);
 }
