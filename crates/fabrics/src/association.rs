@@ -309,25 +309,79 @@ fn connect_queue(
 const AUTHENTICATION_REQUIRED: Status = Status::new(1, 0x91);
 
 #[cfg(test)]
-#[allow(dead_code, clippy::unwrap_used, reason = "a test may fail, and uses a part of the target")]
-#[path = "../tests/host/target.rs"]
-mod target;
-
-#[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::Mutex;
     use std::sync::atomic::AtomicBool;
 
     use onehop_os::Mapper;
 
-    use super::target::{Act, Config, Outgoing, Target};
     use super::*;
     use crate::ring::RingAt;
     use crate::space::MemorySpace;
 
+    /// A target that answers every command with success.
+    #[derive(Default)]
+    struct Target {
+        port: u16,
+        /// The queues that were connected.
+        connects: Mutex<Vec<u16>>,
+        /// It answers no more commands of the admin queue.
+        is_admin_silent: AtomicBool,
+    }
+
+    impl Target {
+        fn start() -> Arc<Self> {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let this = Arc::new(Self { port: listener.local_addr().unwrap().port(), ..Self::default() });
+            let target = this.clone();
+            std::thread::spawn(move || {
+                for stream in listener.incoming().flatten() {
+                    let target = target.clone();
+                    std::thread::spawn(move || target.serve(stream));
+                }
+            });
+            this
+        }
+
+        fn name(&self) -> SubsystemAddress {
+            format!("nvme-tcp://127.0.0.1:{}/nqn.2026-11.org.example:x", self.port).parse().unwrap()
+        }
+
+        fn serve(&self, mut stream: TcpStream) -> std::io::Result<()> {
+            let mut init = [0; 128];
+            stream.read_exact(&mut init)?;
+            init[0] = 1;
+            init[12..16].copy_from_slice(&4096u32.to_le_bytes());
+            stream.write_all(&init)?;
+            let mut qid = u16::MAX;
+            loop {
+                let mut pdu = vec![0; 8];
+                stream.read_exact(&mut pdu)?;
+                pdu.resize(usize::from(pdu[4]) | usize::from(pdu[5]) << 8, 0);
+                stream.read_exact(&mut pdu[8..])?;
+                if pdu[12] == fabrics::fctype::CONNECT {
+                    qid = u16::from_le_bytes([pdu[50], pdu[51]]);
+                    self.connects.lock().unwrap().push(qid);
+                }
+                let mut answer = [0; 24];
+                (answer[0], answer[2], answer[4], answer[8]) = (5, 24, 24, 1);
+                answer[20..22].copy_from_slice(&pdu[10..12]);
+                if !(qid == 0 && self.is_admin_silent.load(Ordering::Acquire)) {
+                    stream.write_all(&answer)?;
+                }
+            }
+        }
+    }
+
     fn connect(target: &Target) -> Association {
-        let name: SubsystemAddress = target.name().parse().unwrap();
-        let host = Host::of(&name).unwrap();
-        Association::connect(name.into(), host.into(), StopSignal::default()).unwrap()
+        let name = Arc::new(target.name());
+        let host = Arc::new(Host::of(&name).unwrap());
+        let association = Association::connect(name, host, StopSignal::default()).unwrap();
+        // Otherwise determined by a command that has data.
+        association.capsule.store(4096, Ordering::Relaxed);
+        association
     }
 
     /// Connects the first I/O queue.
@@ -343,30 +397,22 @@ mod tests {
 
     #[test]
     fn all_queues_are_connected_to_the_same_machine() {
-        let [first, second] = [(); 2].map(|()| Target::start(Config::default()));
+        let [first, second] = [(); 2].map(|()| Target::start());
         let mut association = connect(&first);
         // From now on the name leads to the second.
-        association.target = Arc::new(second.name().parse().unwrap());
+        association.target = Arc::new(second.name());
         connect_first(&association).unwrap();
-        let connects = |target: &Target| target.shared.seen.lock().unwrap().connects.clone();
-        assert_eq!((connects(&first), connects(&second)), (vec![0, 1], vec![]));
+        assert_eq!(*first.connects.lock().unwrap(), [0, 1]);
+        assert!(second.connects.lock().unwrap().is_empty());
     }
 
     #[test]
     fn a_queue_is_not_used_if_the_admin_connection_is_dead() {
-        let dead = Arc::new(AtomicBool::new(false));
-        let is_dead = dead.clone();
-        let hook = move |out: Outgoing| {
-            let is_silent = out.qid == Some(0) && is_dead.load(Ordering::Acquire);
-            if is_silent { Act::Drop } else { Act::Send(out.bytes) }
-        };
-        let target = Target::start(Config { hook: Arc::new(hook), ..Config::default() });
+        let target = Target::start();
         let association = connect(&target);
-        // Otherwise determined by another admin command.
-        association.capsule.store(4096, Ordering::Relaxed);
-        dead.store(true, Ordering::Release);
+        target.is_admin_silent.store(true, Ordering::Release);
         let error = connect_first(&association).unwrap_err();
         assert!(matches!(error, Error::Silent { .. }), "{error}");
-        assert_eq!(target.shared.seen.lock().unwrap().connects, [0, 1]);
+        assert_eq!(*target.connects.lock().unwrap(), [0, 1]);
     }
 }
