@@ -51,17 +51,14 @@ fn a_tone_is_seen_where_it_is() {
         serde_json::from_slice(&std::fs::read(format!("{out}.sigmf-meta")).unwrap()).unwrap();
     assert_eq!(meta["global"]["core:datatype"], "ci16_le");
     // What was received can be sent.
-    let sent = succeed(&[
-        "sdr",
-        "tx",
-        "--in",
-        &format!("{out}.sigmf-data"),
-        "-g",
-        "emu",
-        "--device",
-        "sim:usdr?rate=50M",
-    ]);
+    let input = format!("{out}.sigmf-data");
+    let args = ["sdr", "tx", "--in", &input, "-g", "emu", "-d", "sim:usdr?rate=50M"];
+    let sent = succeed(&args);
     assert_eq!((&sent["bytes"], &sent["crc32c"]), (&document["bytes"], &document["crc32c"]));
+    // Without metadata, what the data are is a guess.
+    std::fs::remove_file(format!("{out}.sigmf-meta")).unwrap();
+    let output = onehop(&args);
+    assert!(output.status.success() && stderr(&output).contains("are taken for ci16_le"), "{output:?}");
 }
 
 #[test]

@@ -193,7 +193,10 @@ impl Recorded {
         let meta = format!("{base}{meta_ending}");
         let text = match fs::read_to_string(&meta) {
             Ok(text) => text,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                report::warn(&format!("there is no {meta}; samples of {name} are taken for ci16_le"));
+                return Ok(None);
+            }
             Err(e) => return Err(CliError::file("reading", Path::new(&meta), e)),
         };
         let wrong = |why: &str| CliError::Failed(format!("{meta} {why}"));
@@ -229,11 +232,9 @@ impl Recorded {
 mod tests {
     use super::*;
 
-    /// A recording in a folder of its own.
+    /// A recording of that name.
     fn record(name: &str, format: Format, gain: Option<f32>) -> (PathBuf, Recording) {
-        let base = std::env::temp_dir().join(format!("onehop-sigmf-{}", std::process::id()));
-        fs::create_dir_all(&base).unwrap();
-        let base = base.join(name);
+        let base = std::env::temp_dir().join(format!("onehop-sigmf-{}-{name}", std::process::id()));
         let content = Content { format, gain, rate: Some(1e6), hardware: "x" };
         let recording = Recording::create(&base, &content).unwrap();
         (base, recording)
