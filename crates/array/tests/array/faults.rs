@@ -162,3 +162,33 @@ fn a_queue_that_is_stopped_ends_every_wait() {
     assert_eq!(moved.failed.len(), 3);
     assert!(moved.failed.iter().all(|(_, error)| *error == ArrayError::Read(Answer::Stopped)), "{moved:?}");
 }
+
+#[test]
+fn a_queue_that_is_stopped_ends_waits_for_room() {
+    let bed = bed("mem:16M");
+    bed.inject("lost@op=read");
+    let times = ArrayOptions {
+        stall: Duration::from_secs(90),
+        patience: Duration::from_secs(90),
+        ..options(4096, 1)
+    };
+    let array = bed.array(times);
+    let moved = within(Duration::from_secs(45), || {
+        std::thread::scope(|scope| {
+            let gather = scope.spawn(|| bed.gather(&array, ROWS, &[1, 2, 3]).0);
+            let begun = std::time::Instant::now();
+            while array.stats().unwrap().reads == 0 && begun.elapsed() < Duration::from_secs(30) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            // Until the command is in flight.
+            std::thread::sleep(Duration::from_millis(200));
+            array.stop();
+            gather.join().unwrap()
+        })
+    });
+    // The page of the read that was lost is the controller's for good.
+    assert_eq!(moved.failed.len(), 3);
+    assert!(moved.failed.iter().all(|(_, error)| *error == ArrayError::Read(Answer::Stopped)), "{moved:?}");
+    let again = within(Duration::from_secs(45), || bed.gather(&array, ROWS, &[4]).0);
+    assert_eq!(again.failed, [(0, ArrayError::Read(Answer::Stopped))]);
+}

@@ -23,6 +23,8 @@ pub trait Backing<M: Memory<Addr = GpuAddr>>: Sized {
     fn test(&self, mem: &M, command: &mut Command) -> Answer;
     /// A number that changes once commands that ended in [`Answer::InDoubt`] before can no longer touch memory.
     fn life(&self, mem: &M) -> u32;
+    /// Whether it never carries out a command again: there will be no other life.
+    fn is_stopped(&self, mem: &M) -> bool;
 }
 
 impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Backing<M> for DeviceQueue<M> {
@@ -52,5 +54,10 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> Backing<M> for DeviceQueue<M> {
     #[inline(always)]
     fn life(&self, mem: &M) -> u32 {
         DeviceQueue::life(self, mem)
+    }
+
+    #[inline(always)]
+    fn is_stopped(&self, mem: &M) -> bool {
+        DeviceQueue::is_stopped(self, mem)
     }
 }

@@ -147,6 +147,8 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
         match self.claim(mem, backing, request.page) {
             Claim::There(slot) if self.kind(mem, slot) == state::LOADING => self.wait_for(mem, request, slot),
             Claim::There(_) | Claim::Locked => PageStep::Pending,
+            // Pages of lost reads make no room any more.
+            Claim::Full if backing.is_stopped(mem) => PageStep::Failed(ArrayError::Read(Answer::Stopped)),
             Claim::Full => {
                 request.full = true;
                 PageStep::Pending

@@ -328,6 +328,12 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> DeviceQueue<M> {
         self.gate(mem).epoch()
     }
 
+    /// Whether the host stopped it: there will be no other epoch.
+    #[inline(always)]
+    pub fn is_stopped(&self, mem: &M) -> bool {
+        self.gate(mem).is_shut()
+    }
+
     /// Advances a command.
     #[inline(always)]
     fn turn(&self, mem: &M, command: &mut Command, turn: Turn) -> Answer {

@@ -312,4 +312,8 @@ impl<'a> Backing<Mem<'a>> for Toy<'a> {
     fn life(&self, _: &Mem<'a>) -> u32 {
         self.0.life.load(Ordering::Relaxed)
     }
+
+    fn is_stopped(&self, _: &Mem<'a>) -> bool {
+        false
+    }
 }

@@ -257,6 +257,10 @@ impl Backing<Mem> for Disk {
     fn life(&self, _: &Mem) -> u32 {
         self.0.0.life.load(Relaxed)
     }
+
+    fn is_stopped(&self, _: &Mem) -> bool {
+        false
+    }
 }
 
 /// Two threads, and what they return.
