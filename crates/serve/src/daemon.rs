@@ -35,8 +35,9 @@ use crate::memory::write_memory;
 use crate::opens::Opens;
 use crate::persons::{Persons, SUBUIDS};
 use crate::predecessor::{source, unmount_stale};
+use crate::shm::open_shared;
 use crate::stats::Stats;
-use crate::table::{LinkContent, LinkTable, LinkedBuffer, Owner, SWEEP, open_shared};
+use crate::table::{LinkContent, LinkTable, LinkedBuffer, Owner, SWEEP};
 use crate::waits::Waits;
 use crate::workers::Workers;
 
@@ -120,7 +121,7 @@ impl MountOptions {
 
 /// The lanes of a GPU, once somebody has used it.
 #[derive(Default)]
-struct Engine {
+struct SharedLanes {
     lanes: OnceLock<Arc<GpuLanes>>,
     /// Held while they are made: a GPU may take seconds, for which only its own users wait.
     making: Mutex<()>,
@@ -157,7 +158,7 @@ pub(crate) struct DaemonShared {
     pub gpus: Gpus,
     pub socket: PathBuf,
     pub zeroes: Zeroes,
-    engines: Mutex<HashMap<[u8; 16], Arc<Engine>>>,
+    engines: Mutex<HashMap<[u8; 16], Arc<SharedLanes>>>,
     notifier: OnceLock<Notifier>,
     over: AtomicBool,
     /// What a thread returns to when it has acted as a user; none where this is not root's process.

@@ -31,6 +31,7 @@ mod memory;
 mod opens;
 mod persons;
 mod predecessor;
+mod shm;
 mod socket;
 mod stats;
 mod supplies;

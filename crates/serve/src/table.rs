@@ -1,7 +1,6 @@
 //! Buffers and rings that programs told of: whose they are, and when their program is gone.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,8 +11,7 @@ use onehop_gpu::Region;
 use onehop_os::HostMem;
 use onehop_target::shares::Shares;
 use onehop_usrbio::gpu::Offer;
-use onehop_usrbio::{Id, Name, SHM};
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
+use onehop_usrbio::{Id, Name};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::{Value, json};
@@ -343,46 +341,9 @@ fn has_ended(alive: &OwnedFd) -> bool {
 /// How often it is looked who has ended.
 pub(crate) const SWEEP: Duration = Duration::from_millis(100);
 
-/// What `statfs` says of `/dev/shm`.
-const TMPFS: rustix::fs::FsWord = 0x0102_1994;
-
 /// Whether a ring of so many bytes has more entries than are served.
 pub(crate) fn is_too_long(bytes: usize) -> bool {
     onehop_usrbio::ring::entries(bytes) > MOST_ENTRIES
-}
-
-/// Opens what is in `/dev/shm` itself. A file system of a user's own that is mounted there is not asked: it might never answer.
-///
-/// # Errors
-/// When there is none, or something is mounted on it.
-pub(crate) fn open_shared(target: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
-    let name = target.file_name().filter(|_| target.parent() == Some(Path::new(SHM))).ok_or(Errno::INVAL)?;
-    let folder = openat(CWD, SHM, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let within = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV | ResolveFlags::NO_MAGICLINKS;
-    openat2(&folder, name, flags, Mode::empty(), within).map_err(|error| match error {
-        Errno::XDEV => Errno::INVAL,
-        other => other,
-    })
-}
-
-/// Maps a file of shared memory that a link of `uid` leads to: a plain file in `/dev/shm` that is theirs. It is opened with the rights of
-/// this thread, which are theirs, and has `most` bytes at most.
-pub(crate) fn map_shared(target: &Path, uid: u32, most: u64) -> Result<HostMem, Errno> {
-    let file = File::from(open_shared(target, OFlags::RDWR | OFlags::NONBLOCK)?);
-    // What is there may be another file system, whose pages nobody brings.
-    if rustix::fs::fstatfs(&file)?.f_type != TMPFS {
-        return Err(Errno::INVAL);
-    }
-    let stat = rustix::fs::fstat(&file)?;
-    if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::RegularFile {
-        return Err(Errno::INVAL);
-    }
-    if stat.st_uid != uid && uid != 0 {
-        return Err(Errno::ACCESS);
-    }
-    let failed = |error: onehop_os::Error| error.errno().map_or(Errno::INVAL, Errno::from_raw_os_error);
-    HostMem::of_shared_within(&file, most).map_err(failed)
 }
 
 #[cfg(test)]
@@ -392,39 +353,6 @@ mod tests {
 
     use super::*;
     use crate::supplies::MOST_RINGS_OF_A_USER;
-
-    /// Also run by itself, where something is mounted on the file that the variable names.
-    #[test]
-    fn what_is_mounted_in_shared_memory_is_not_opened() {
-        const FILE: &str = "ONEHOP_TEST_MOUNTED_ON";
-        let map = |file: &Path| map_shared(file, rustix::process::geteuid().as_raw(), 1 << 20).map(drop);
-        if let Some(file) = std::env::var_os(FILE).map(PathBuf::from) {
-            assert_eq!(open_shared(&file, OFlags::PATH).err(), Some(Errno::INVAL));
-            assert_eq!(map(&file), Err(Errno::INVAL));
-            return;
-        }
-        let file = PathBuf::from(format!("{SHM}/onehop-test-{}", std::process::id()));
-        std::fs::write(&file, [0; 4096]).unwrap();
-        assert!(open_shared(&file, OFlags::PATH).is_ok());
-        assert_eq!(map(&file), Ok(()));
-        for elsewhere in ["/dev/null", "/dev/shm/../null", "/dev/shm"] {
-            assert_eq!(map(Path::new(elsewhere)), Err(Errno::INVAL), "{elsewhere}");
-        }
-        if rustix::process::geteuid().is_root() {
-            let script = "mount --bind /etc/passwd \"$0\"; exec \"$1\" --exact \"$2\"";
-            let name = "table::tests::what_is_mounted_in_shared_memory_is_not_opened";
-            let mut inside = std::process::Command::new("unshare");
-            inside.args(["--mount", "sh", "-euc", script]).arg(&file).arg(std::env::current_exe().unwrap());
-            let ended = inside.arg(name).env(FILE, &file).output().unwrap();
-            assert!(
-                ended.status.success() && String::from_utf8_lossy(&ended.stdout).contains("1 passed"),
-                "{ended:?}"
-            );
-        } else {
-            println!("SKIPPED: mounting takes root");
-        }
-        std::fs::remove_file(&file).unwrap();
-    }
 
     #[test]
     fn one_user_s_rings_leave_room_for_those_of_others() {
@@ -473,16 +401,6 @@ mod tests {
         }
         assert!(first_ten.room(11) >= 64 << 30);
         assert!(first_ten.supplies.links.room(11) >= 32 && first_ten.supplies.rings.room(11) >= 64);
-    }
-
-    #[test]
-    fn memory_is_in_memory() {
-        let (owner, target) = (rustix::process::geteuid().as_raw(), Path::new(SHM).join("onehop-test-table"));
-        std::fs::write(&target, [1; 4096]).unwrap();
-        let mapped = map_shared(&target, owner, 1 << 20).map(|mem| mem.len());
-        let too_long = map_shared(&target, owner, 4095).err();
-        std::fs::remove_file(&target).unwrap();
-        assert_eq!((mapped, too_long), (Ok(4096), Some(Errno::NOMEM)));
     }
 
     fn add_of(table: &LinkTable, uid: u32, pid: u32) -> Result<Arc<LinkedBuffer>, Errno> {

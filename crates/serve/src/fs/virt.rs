@@ -14,7 +14,8 @@ use super::attr::{VIRTUAL, pseudo_attr};
 use super::folders::FolderEntry;
 use super::ioctl::link_texts;
 use crate::daemon::DaemonShared;
-use crate::table::{LinkContent, LinkedBuffer, Owner, is_too_long, map_shared};
+use crate::shm::map_shared;
+use crate::table::{LinkContent, LinkedBuffer, Owner, is_too_long};
 use crate::workers::ServedRing;
 
 const TOP: u64 = VIRTUAL + 1;
