@@ -323,7 +323,7 @@ mod tests {
 
     /// A target that answers every command with success.
     #[derive(Default)]
-    struct Target {
+    struct ScriptedTarget {
         port: u16,
         /// The queues that were connected.
         connects: Mutex<Vec<u16>>,
@@ -331,7 +331,7 @@ mod tests {
         is_admin_silent: AtomicBool,
     }
 
-    impl Target {
+    impl ScriptedTarget {
         fn start() -> Arc<Self> {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let this = Arc::new(Self { port: listener.local_addr().unwrap().port(), ..Self::default() });
@@ -375,7 +375,7 @@ mod tests {
         }
     }
 
-    fn connect(target: &Target) -> Association {
+    fn connect(target: &ScriptedTarget) -> Association {
         let name = Arc::new(target.name());
         let host = Arc::new(Host::of(&name).unwrap());
         let association = Association::connect(name, host, StopSignal::default()).unwrap();
@@ -397,7 +397,7 @@ mod tests {
 
     #[test]
     fn all_queues_are_connected_to_the_same_machine() {
-        let [first, second] = [(); 2].map(|()| Target::start());
+        let [first, second] = [(); 2].map(|()| ScriptedTarget::start());
         let mut association = connect(&first);
         // From now on the name leads to the second.
         association.target = Arc::new(second.name());
@@ -408,7 +408,7 @@ mod tests {
 
     #[test]
     fn a_queue_is_not_used_if_the_admin_connection_is_dead() {
-        let target = Target::start();
+        let target = ScriptedTarget::start();
         let association = connect(&target);
         target.is_admin_silent.store(true, Ordering::Release);
         let error = connect_first(&association).unwrap_err();
