@@ -193,7 +193,9 @@ impl TransferJob {
                 result = failure(&error);
             }
         }
-        if result < 0 {
+        // A hole that is not wanted is what the program asked for.
+        let is_hole = self.ring.refuses_holes() && result == refused(Errno::NODATA);
+        if result < 0 && !is_hole {
             self.shared.stats.failed.fetch_add(1, Ordering::Relaxed);
         }
         if !self.reads() {
