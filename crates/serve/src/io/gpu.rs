@@ -224,7 +224,8 @@ impl GpuCopyLane {
             // Copiers of a ring that is stale say when it can be freed.
             self.copiers.retain(|one| !one.buffer.is_gone() || self.pending.is_some() || self.is_stale);
             // With a copy under way nothing is waited for: it ends, and somebody wants to know.
-            let limit = if self.pending.is_some() { Duration::ZERO } else { IDLE };
+            let waits = self.pending.is_none();
+            let limit = if waits { IDLE } else { Duration::ZERO };
             match worker.next_since(wakes, limit) {
                 Next::Work(piece, is_short) => {
                     if is_short {
@@ -235,7 +236,8 @@ impl GpuCopyLane {
                 Next::Nothing => {
                     self.settle();
                     self.free_left();
-                    if !self.is_stale && self.left.is_empty() && of.ends_one() {
+                    // One that did not wait still counts for a user, whose work since then has been left to it.
+                    if waits && !self.is_stale && self.left.is_empty() && of.ends_one() {
                         return;
                     }
                 }
@@ -245,6 +247,10 @@ impl GpuCopyLane {
     }
 
     fn piece(&mut self, piece: JobChunk) {
+        // The file of one user may keep this lane for ever: nothing of another's is left to wait for it.
+        if self.pending.as_ref().is_some_and(|pending| pending.piece.job.uid() != piece.job.uid()) {
+            self.settle();
+        }
         if let Some(result) = piece.refused() {
             return piece.end(result);
         }
@@ -387,10 +393,16 @@ impl GpuCopyLane {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicBool;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Instant;
+
+    use onehop_usrbio::ring::Request;
 
     use super::*;
     use crate::io::IoStart;
-    use crate::io::tests::{Rig, request};
+    use crate::io::tests::{GATED, INODE, Rig, request};
+
+    const LONG: Duration = Duration::from_secs(20);
 
     /// A copier, and whether somebody has waited for it.
     struct Watched {
@@ -425,9 +437,13 @@ mod tests {
 
     /// An engine without lanes, whose buffer the rig has: the test is the lane.
     fn lane_of(rig: &Rig) -> (Arc<GpuLanes>, GpuCopyLane) {
+        lane_of_queue(rig, Queue::default())
+    }
+
+    fn lane_of_queue(rig: &Rig, queue: Queue<Rest, LaneUser>) -> (Arc<GpuLanes>, GpuCopyLane) {
         let mut idle = None;
         let without_lanes = |own: Arc<GpuLanes>| {
-            let (device, queue) = (own.device.clone(), Queue::default());
+            let device = own.device.clone();
             // None is started.
             let (starter, lanes, threads) =
                 (rig.shared.starter.clone(), AtomicUsize::new(usize::MAX), Mutex::default());
@@ -468,6 +484,80 @@ mod tests {
         assert_eq!(waited, (false, true), "the copy into the new buffer is the one to wait for");
         assert_eq!(client.take(&mut done, 4).unwrap(), 1);
         assert!(done.iter().all(|one| one.result == 4096));
+    }
+
+    /// Says that it is waited for, and lets nobody go on before it is told to.
+    struct Told {
+        copier: Box<dyn Copier>,
+        waits: Sender<()>,
+        go_on: Receiver<()>,
+    }
+
+    impl Copier for Told {
+        fn copy(&mut self, rows: &Rows) -> onehop_gpu::Result<()> {
+            self.copier.copy(rows)
+        }
+        fn mark(&mut self) -> onehop_gpu::Result<Mark> {
+            self.copier.mark()
+        }
+        fn is_over(&mut self, mark: Mark) -> onehop_gpu::Result<bool> {
+            self.copier.is_over(mark)
+        }
+        fn wait(&mut self, mark: Mark) -> onehop_gpu::Result<()> {
+            let _ = self.waits.send(());
+            let _ = self.go_on.recv_timeout(LONG);
+            self.copier.wait(mark)
+        }
+    }
+
+    #[test]
+    fn a_lane_that_ends_leaves_no_work_behind() {
+        let rig = Rig::new();
+        // A user may have one of two threads.
+        let (engine, mut lane) = lane_of_queue(&rig, Queue::with_threads(2));
+        let buffer = rig.shared.table.get(rig.gpu).unwrap();
+        let LinkContent::Gpu(gpu) = &buffer.what else { panic!("it is no GPU memory") };
+        let copier = engine.device.gpu().copier(&lane.ring, &gpu.region).unwrap();
+        let ((say, waits), (tell, go_on)) = (channel(), channel());
+        let copier = Box::new(Told { copier, waits: say, go_on });
+        lane.copiers.push(BufferCopier { buffer: buffer.clone(), copier });
+        let (client, ring) = Rig::ring(1000, true);
+        let wish = request(rig.gpu, 0, 0, 4096);
+        assert!(matches!(rig.begin(&client, &ring, &wish), IoStart::UnderWay));
+        std::thread::scope(|scope| {
+            scope.spawn(|| lane.run(&engine));
+            waits.recv_timeout(LONG).unwrap();
+            assert!(matches!(rig.begin(&client, &ring, &wish), IoStart::UnderWay));
+            tell.send(()).unwrap();
+            tell.send(()).unwrap();
+        });
+        let mut done = Vec::new();
+        assert_eq!(client.take(&mut done, 4).unwrap(), 2, "what came while the lane waited is left");
+    }
+
+    #[test]
+    fn what_is_done_does_not_wait_for_the_file_of_another_user() {
+        let rig = Rig::new();
+        let gate = rig.gated();
+        let (engine, mut lane) = lane_of(&rig);
+        let rings = [(1000, INODE), (0, GATED)].map(|(uid, inode)| {
+            let (client, ring) = Rig::ring(uid, true);
+            let wish = Request { inode, ..request(rig.gpu, 0, 0, 4096) };
+            assert!(matches!(rig.begin(&client, &ring, &wish), IoStart::UnderWay));
+            let Next::Work(piece, _) = engine.queue.next(Duration::ZERO) else { panic!("nothing to do") };
+            (client, piece)
+        });
+        let [(client, first), (_other, second)] = rings;
+        lane.piece(first);
+        std::thread::scope(|scope| {
+            scope.spawn(|| lane.piece(second));
+            let (mut done, start) = (Vec::new(), Instant::now());
+            while client.take(&mut done, 4).unwrap() == 0 && start.elapsed() < LONG {
+                client.wait(Duration::from_millis(1));
+            }
+            gate.open.store(true, Ordering::Release);
+            assert_eq!(done.len(), 1, "it waits for the other's file");
+        });
     }
 
     /// Does not tell whether its copies have ended, until it is let.

@@ -156,6 +156,11 @@ impl TransferJob {
         self.ring.server.name().read
     }
 
+    /// Whose it is.
+    pub fn uid(&self) -> u32 {
+        self.ring.owner.uid
+    }
+
     pub fn shared(&self) -> &DaemonShared {
         &self.shared
     }

@@ -28,7 +28,7 @@ use crate::workers::ServedRing;
 
 const SIZE: usize = 65_536;
 const FILE: u64 = 50_000;
-const INODE: u64 = 77;
+pub(super) const INODE: u64 = 77;
 
 const BOTH: OpenMode = OpenMode {
     read: true,
@@ -214,8 +214,8 @@ fn what_lies_behind_the_end_is_zero_in_gpu_memory() {
 
 /// A file whose reads and writes wait until the gate opens; reads then find what there is in memory already.
 #[derive(Default)]
-struct Gated {
-    open: AtomicBool,
+pub(super) struct Gated {
+    pub open: AtomicBool,
     begun: AtomicU64,
 }
 
@@ -297,11 +297,11 @@ impl OpenFile for GatedFile {
 }
 
 /// The inode numbers of a gated file, and of one whose gate is open.
-const GATED: u64 = INODE + 1;
+pub(super) const GATED: u64 = INODE + 1;
 const OPEN: u64 = INODE + 2;
 
 impl Rig {
-    fn gated(&self) -> Arc<Gated> {
+    pub fn gated(&self) -> Arc<Gated> {
         let gates = [GATED, OPEN].map(|inode| {
             let gate = Arc::<Gated>::default();
             self.shared.opens.add(inode, 1000, BOTH, Arc::new(GatedFile(gate.clone())));
