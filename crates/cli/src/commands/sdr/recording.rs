@@ -33,6 +33,8 @@ pub(super) struct Recording {
     data: BufWriter<File>,
     /// The paths of data and metadata.
     partial: [PathBuf; 2],
+    /// Metadata are written here first.
+    draft: PathBuf,
     complete: [PathBuf; 2],
     format: Format,
     gain: Option<f32>,
@@ -49,12 +51,14 @@ impl Recording {
     pub(super) fn create(base: &Path, content: &Content<'_>) -> Result<Self> {
         let complete = ENDINGS.map(|ending| outputs::with_ending(base, ending));
         let partial = ENDINGS.map(|ending| outputs::with_ending(base, format!("{PARTIAL}{ending}")));
+        let draft = outputs::with_ending(base, format!("{PARTIAL}{}.new", ENDINGS[1]));
         let Content { format, gain, rate, hardware } = *content;
         remove(&partial[0])?;
         let data = BufWriter::with_capacity(1 << 20, outputs::create(&partial[0])?);
         let recording = Self {
             data,
             partial,
+            draft,
             complete,
             format,
             gain,
@@ -65,7 +69,7 @@ impl Recording {
             is_over: false,
         };
         // Before there are samples.
-        recording.describe(&recording.partial[1])?;
+        recording.describe()?;
         Ok(recording)
     }
 
@@ -87,17 +91,26 @@ impl Recording {
     /// Completes it, and replaces an earlier recording of this name.
     pub(super) fn finish(mut self) -> Result<()> {
         self.data.flush().map_err(|e| CliError::file("writing", &self.partial[0], e))?;
-        // In this order, so that whatever is interrupted, the data of either name belong to its metadata.
+        self.describe()?;
+        // What may fail for want of room comes before the earlier recording goes. The order of the rest is such that, whatever is
+        // interrupted, the data of either name belong to its metadata.
+        self.write_draft()?;
         remove(&self.complete[0])?;
-        self.describe(&self.complete[1])?;
-        let [from, to] = [&self.partial[0], &self.complete[0]];
-        fs::rename(from, to).map_err(|e| CliError::file("renaming", from, e))?;
+        rename(&self.draft, &self.complete[1])?;
+        rename(&self.partial[0], &self.complete[0])?;
         self.is_over = true;
         remove(&self.partial[1])
     }
 
-    fn describe(&self, path: &Path) -> Result<()> {
-        outputs::write(path, format!("{:#}\n", self.meta()))
+    /// Puts metadata beside the partial data: all of them, or those of before stay.
+    fn describe(&self) -> Result<()> {
+        self.write_draft()?;
+        rename(&self.draft, &self.partial[1])
+    }
+
+    fn write_draft(&self) -> Result<()> {
+        remove(&self.draft)?;
+        outputs::write(&self.draft, format!("{:#}\n", self.meta()))
     }
 
     fn meta(&self) -> Value {
@@ -139,14 +152,19 @@ impl Drop for Recording {
         if self.samples > 0 {
             let _ = self.data.flush();
             // Where the gaps are; what the samples are has been there from the start.
-            let _ = self.describe(&self.partial[1]);
+            let _ = self.describe();
+            let _ = remove(&self.draft);
             report::warn(&format!("what came before the failure is in {}", self.partial[0].display()));
             return;
         }
-        for path in &self.partial {
+        for path in self.partial.iter().chain([&self.draft]) {
             let _ = remove(path);
         }
     }
+}
+
+fn rename(from: &Path, to: &Path) -> Result<()> {
+    fs::rename(from, to).map_err(|e| CliError::file("renaming", from, e))
 }
 
 /// Removes a file, if there is one.
@@ -287,6 +305,26 @@ mod tests {
         assert_eq!(fs::read(&data).unwrap(), [0f32, 1.0].map(f32::to_le_bytes).concat());
         assert!(partial.iter().all(|path| !path.exists()));
         for path in [data, meta] {
+            fs::remove_file(path).unwrap();
+        }
+    }
+
+    #[test]
+    fn an_earlier_recording_goes_when_nothing_is_left_to_write() {
+        let (base, mut recording) = record("full", Format::Ci16, None);
+        let [data, meta] = paths(&base);
+        recording.add(0, &[1; 8]).unwrap();
+        recording.finish().unwrap();
+        let (_, mut recording) = record("full", Format::Ci16, None);
+        recording.add(0, &[2; 8]).unwrap();
+        // Nothing can be written there.
+        fs::create_dir(&recording.draft).unwrap();
+        let (draft, partial) = (recording.draft.clone(), recording.partial.clone());
+        assert!(recording.finish().is_err());
+        assert_eq!(fs::read(&data).unwrap(), [1; 8]);
+        assert_eq!(datatype(&partial[1]), "ci16_le");
+        fs::remove_dir(draft).unwrap();
+        for path in [data, meta].iter().chain(&partial) {
             fs::remove_file(path).unwrap();
         }
     }
