@@ -1,0 +1,261 @@
+//! What lanes of a GPU do with the pieces that they are given.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Instant;
+
+use onehop_usrbio::ring::Request;
+
+use super::*;
+use crate::io::IoStart;
+use crate::io::tests::{GATED, INODE, Rig, request};
+
+const LONG: Duration = Duration::from_secs(20);
+
+/// A copier, and whether somebody has waited for it.
+struct Watched {
+    copier: Box<dyn Copier>,
+    waited: Arc<AtomicBool>,
+}
+
+impl Copier for Watched {
+    fn copy(&mut self, rows: &Rows) -> onehop_gpu::Result<()> {
+        self.copier.copy(rows)
+    }
+    fn mark(&mut self) -> onehop_gpu::Result<Mark> {
+        self.copier.mark()
+    }
+    fn is_over(&mut self, mark: Mark) -> onehop_gpu::Result<bool> {
+        self.copier.is_over(mark)
+    }
+    fn wait(&mut self, mark: Mark) -> onehop_gpu::Result<()> {
+        self.waited.store(true, Ordering::Release);
+        self.copier.wait(mark)
+    }
+}
+
+/// Has a lane's last copier watched.
+fn watch(lane: &mut GpuCopyLane) -> Arc<AtomicBool> {
+    let waited = Arc::new(AtomicBool::new(false));
+    let BufferCopier { buffer, copier } = lane.copiers.pop().unwrap();
+    let copier = Box::new(Watched { copier, waited: waited.clone() });
+    lane.copiers.push(BufferCopier { buffer, copier });
+    waited
+}
+
+/// An engine without lanes, whose buffer the rig has: the test is the lane.
+fn lane_of(rig: &Rig) -> (Arc<GpuLanes>, GpuCopyLane) {
+    lane_of_queue(rig, Queue::default())
+}
+
+fn lane_of_queue(rig: &Rig, queue: Queue<Rest, LaneUser>) -> (Arc<GpuLanes>, GpuCopyLane) {
+    let mut idle = None;
+    let without_lanes = |own: Arc<GpuLanes>| {
+        let device = own.device.clone();
+        // None is started.
+        let (starter, lanes, threads) =
+            (rig.shared.starter.clone(), AtomicUsize::new(usize::MAX), Mutex::default());
+        idle.insert(Arc::new(GpuLanes { starter, device, queue, lanes, most: 0, threads })).clone()
+    };
+    rig.shared.table.remove(&rig.shared.table.get(rig.gpu).unwrap());
+    rig.add_gpu(without_lanes);
+    let engine = idle.unwrap();
+    let lane = GpuCopyLane::new(engine.device.clone()).unwrap();
+    (engine, lane)
+}
+
+#[test]
+fn a_completion_waits_for_the_copy_into_its_own_buffer() {
+    let rig = Rig::new();
+    let (engine, mut lane) = lane_of(&rig);
+    let (client, ring) = Rig::ring(1000, true);
+    let wish = request(rig.gpu, 0, 0, 4096);
+    let piece = || match rig.begin(&client, &ring, &wish) {
+        IoStart::UnderWay => match engine.queue.next(Duration::ZERO) {
+            Next::Work(piece, _) => piece,
+            _ => panic!("the engine has nothing to do"),
+        },
+        IoStart::Over(result) => panic!("it is over: {result}"),
+    };
+    lane.piece(piece());
+    let of_old = watch(&mut lane);
+    // While that copy is under way its program forgets the buffer, and another one gets its number.
+    rig.shared.table.remove(&rig.shared.table.get(rig.gpu).unwrap());
+    rig.add_gpu(|_| engine.clone());
+    lane.piece(piece());
+    assert!(of_old.swap(false, Ordering::AcqRel), "the first one's copy was waited for");
+    let of_new = watch(&mut lane);
+    let mut done = Vec::new();
+    assert_eq!(client.take(&mut done, 4).unwrap(), 1, "one of two is done");
+    lane.settle();
+    let waited = (of_old.load(Ordering::Acquire), of_new.load(Ordering::Acquire));
+    assert_eq!(waited, (false, true), "the copy into the new buffer is the one to wait for");
+    assert_eq!(client.take(&mut done, 4).unwrap(), 1);
+    assert!(done.iter().all(|one| one.result == 4096));
+}
+
+/// Says that it is waited for, and lets nobody go on before it is told to.
+struct Told {
+    copier: Box<dyn Copier>,
+    waits: Sender<()>,
+    go_on: Receiver<()>,
+}
+
+impl Copier for Told {
+    fn copy(&mut self, rows: &Rows) -> onehop_gpu::Result<()> {
+        self.copier.copy(rows)
+    }
+    fn mark(&mut self) -> onehop_gpu::Result<Mark> {
+        self.copier.mark()
+    }
+    fn is_over(&mut self, mark: Mark) -> onehop_gpu::Result<bool> {
+        self.copier.is_over(mark)
+    }
+    fn wait(&mut self, mark: Mark) -> onehop_gpu::Result<()> {
+        let _ = self.waits.send(());
+        let _ = self.go_on.recv_timeout(LONG);
+        self.copier.wait(mark)
+    }
+}
+
+#[test]
+fn a_lane_that_ends_leaves_no_work_behind() {
+    let rig = Rig::new();
+    // A user may have one of two threads.
+    let (engine, mut lane) = lane_of_queue(&rig, Queue::with_threads(2));
+    let buffer = rig.shared.table.get(rig.gpu).unwrap();
+    let LinkContent::Gpu(gpu) = &buffer.what else { panic!("it is no GPU memory") };
+    let copier = engine.device.gpu().copier(&lane.ring, &gpu.region).unwrap();
+    let ((say, waits), (tell, go_on)) = (channel(), channel());
+    let copier = Box::new(Told { copier, waits: say, go_on });
+    lane.copiers.push(BufferCopier { buffer: buffer.clone(), copier });
+    let (client, ring) = Rig::ring(1000, true);
+    let wish = request(rig.gpu, 0, 0, 4096);
+    assert!(matches!(rig.begin(&client, &ring, &wish), IoStart::UnderWay));
+    std::thread::scope(|scope| {
+        scope.spawn(|| lane.run(&engine));
+        waits.recv_timeout(LONG).unwrap();
+        assert!(matches!(rig.begin(&client, &ring, &wish), IoStart::UnderWay));
+        tell.send(()).unwrap();
+        tell.send(()).unwrap();
+    });
+    let mut done = Vec::new();
+    assert_eq!(client.take(&mut done, 4).unwrap(), 2, "what came while the lane waited is left");
+}
+
+#[test]
+fn what_is_done_does_not_wait_for_the_file_of_another_user() {
+    let rig = Rig::new();
+    let gate = rig.gated();
+    let (engine, mut lane) = lane_of(&rig);
+    let rings = [(1000, INODE), (0, GATED)].map(|(uid, inode)| {
+        let (client, ring) = Rig::ring(uid, true);
+        let wish = Request { inode, ..request(rig.gpu, 0, 0, 4096) };
+        assert!(matches!(rig.begin(&client, &ring, &wish), IoStart::UnderWay));
+        let Next::Work(piece, _) = engine.queue.next(Duration::ZERO) else { panic!("nothing to do") };
+        (client, piece)
+    });
+    let [(client, first), (_other, second)] = rings;
+    lane.piece(first);
+    std::thread::scope(|scope| {
+        scope.spawn(|| lane.piece(second));
+        let (mut done, start) = (Vec::new(), Instant::now());
+        while client.take(&mut done, 4).unwrap() == 0 && start.elapsed() < LONG {
+            client.wait(Duration::from_millis(1));
+        }
+        gate.open.store(true, Ordering::Release);
+        assert_eq!(done.len(), 1, "it waits for the other's file");
+    });
+}
+
+/// Does not tell whether its copies have ended, until it is let.
+struct Silent(Box<dyn Copier>, Arc<AtomicBool>);
+
+impl Copier for Silent {
+    fn copy(&mut self, rows: &Rows) -> onehop_gpu::Result<()> {
+        self.0.copy(rows)
+    }
+    fn mark(&mut self) -> onehop_gpu::Result<Mark> {
+        self.0.mark()
+    }
+    fn is_over(&mut self, mark: Mark) -> onehop_gpu::Result<bool> {
+        self.wait(mark).map(|()| true)
+    }
+    fn wait(&mut self, mark: Mark) -> onehop_gpu::Result<()> {
+        if self.1.load(Ordering::Acquire) {
+            return self.0.wait(mark);
+        }
+        Err(onehop_gpu::Error::Silent { what: "a copy".into(), seconds: 0 })
+    }
+}
+
+#[test]
+fn a_ring_that_a_copy_may_still_read_is_not_filled_again() {
+    let rig = Rig::new();
+    let (engine, mut lane) = lane_of(&rig);
+    let (client, ring) = Rig::ring(1000, true);
+    let wish = request(rig.gpu, 0, 0, 4096);
+    let piece = || match rig.begin(&client, &ring, &wish) {
+        IoStart::UnderWay => match engine.queue.next(Duration::ZERO) {
+            Next::Work(piece, _) => piece,
+            _ => panic!("the engine has nothing to do"),
+        },
+        IoStart::Over(result) => panic!("it is over: {result}"),
+    };
+    lane.piece(piece());
+    let BufferCopier { buffer, copier } = lane.copiers.pop().unwrap();
+    lane.copiers.push(BufferCopier { buffer, copier: Box::new(Silent(copier, Arc::default())) });
+    lane.settle();
+    let mut done = Vec::new();
+    assert_eq!(client.take(&mut done, 4).unwrap(), 1);
+    assert!(done[0].result < 0, "it was reported as done");
+    // Every slot is used once more.
+    let old = lane.ring.host().unwrap().clone();
+    old.fill(0, old.len(), 0xee).unwrap();
+    for _ in 0..SLOTS {
+        lane.piece(piece());
+    }
+    lane.settle();
+    let mut bytes = vec![0; old.len()];
+    old.read(0, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 0xee), "the ring was filled under a copy");
+    done.clear();
+    assert_eq!(client.take(&mut done, 4).unwrap(), SLOTS);
+    assert!(done.iter().all(|one| one.result == 4096));
+}
+
+#[test]
+fn a_gpu_that_never_answers_gets_a_bounded_number_of_rings() {
+    let rig = Rig::new();
+    let (engine, mut lane) = lane_of(&rig);
+    let (client, ring) = Rig::ring(1000, true);
+    let wish = request(rig.gpu, 0, 0, 4096);
+    let has_ended = Arc::new(AtomicBool::new(false));
+    // The end of a piece, whose copier does not answer.
+    let result = |lane: &mut GpuCopyLane| {
+        let IoStart::UnderWay = rig.begin(&client, &ring, &wish) else { panic!("it is over") };
+        let Next::Work(piece, _) = engine.queue.next(Duration::ZERO) else { panic!("nothing to do") };
+        lane.piece(piece);
+        if let Some(BufferCopier { buffer, copier }) = lane.copiers.pop() {
+            let copier = Box::new(Silent(copier, has_ended.clone()));
+            lane.copiers.push(BufferCopier { buffer, copier });
+        }
+        lane.settle();
+        let mut done = Vec::new();
+        assert_eq!(client.take(&mut done, 4).unwrap(), 1);
+        done[0].result
+    };
+    for _ in 0..=MOST_LEFT {
+        assert_eq!(result(&mut lane), -i64::from(Errno::IO.raw_os_error()));
+    }
+    let last = lane.ring.addr();
+    for _ in 0..100 {
+        assert_eq!(result(&mut lane), -i64::from(Errno::BUSY.raw_os_error()));
+    }
+    assert_eq!((lane.left.len(), lane.ring.addr()), (MOST_LEFT, last), "a ring was renewed");
+    has_ended.store(true, Ordering::Release);
+    assert_eq!(result(&mut lane), 4096);
+    // The ring that was stale last is the one that is left, until the next piece.
+    assert_eq!(result(&mut lane), 4096);
+    assert!(lane.left.is_empty(), "copies that ended keep their rings");
+}
