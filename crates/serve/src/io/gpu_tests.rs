@@ -4,11 +4,12 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
-use onehop_usrbio::ring::Request;
+use onehop_usrbio::ring::{Client, Request};
 
 use super::*;
 use crate::io::IoStart;
 use crate::io::tests::{GATED, INODE, Rig, request};
+use crate::workers::ServedRing;
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -64,19 +65,27 @@ fn lane_of_queue(rig: &Rig, queue: Queue<Rest, LaneUser>) -> (Arc<GpuLanes>, Gpu
     (engine, lane)
 }
 
+/// Begins a request, and gives its one piece.
+fn piece_of(
+    rig: &Rig,
+    engine: &GpuLanes,
+    (client, ring): (&Client, &Arc<ServedRing>),
+    wish: &Request,
+) -> JobChunk {
+    assert!(matches!(rig.begin(client, ring, wish), IoStart::UnderWay), "it is over");
+    match engine.queue.next(Duration::ZERO) {
+        Next::Work(piece, _) => piece,
+        _ => panic!("the engine has nothing to do"),
+    }
+}
+
 #[test]
 fn a_completion_waits_for_the_copy_into_its_own_buffer() {
     let rig = Rig::new();
     let (engine, mut lane) = lane_of(&rig);
     let (client, ring) = Rig::ring(1000, true);
     let wish = request(rig.gpu, 0, 0, 4096);
-    let piece = || match rig.begin(&client, &ring, &wish) {
-        IoStart::UnderWay => match engine.queue.next(Duration::ZERO) {
-            Next::Work(piece, _) => piece,
-            _ => panic!("the engine has nothing to do"),
-        },
-        IoStart::Over(result) => panic!("it is over: {result}"),
-    };
+    let piece = || piece_of(&rig, &engine, (&client, &ring), &wish);
     lane.piece(piece());
     let of_old = watch(&mut lane);
     // While that copy is under way its program forgets the buffer, and another one gets its number.
@@ -94,14 +103,14 @@ fn a_completion_waits_for_the_copy_into_its_own_buffer() {
     assert!(done.iter().all(|one| one.result == 4096));
 }
 
-/// Says that it is waited for, and lets nobody go on before it is told to.
-struct Told {
+/// Reports each wait for it, and blocks the wait until the test lets it go on.
+struct BlockingCopier {
     copier: Box<dyn Copier>,
     waits: Sender<()>,
     go_on: Receiver<()>,
 }
 
-impl Copier for Told {
+impl Copier for BlockingCopier {
     fn copy(&mut self, rows: &Rows) -> onehop_gpu::Result<()> {
         self.copier.copy(rows)
     }
@@ -127,7 +136,7 @@ fn a_lane_that_ends_leaves_no_work_behind() {
     let LinkContent::Gpu(gpu) = &buffer.what else { panic!("it is no GPU memory") };
     let copier = engine.device.gpu().copier(&lane.ring, &gpu.region).unwrap();
     let ((say, waits), (tell, go_on)) = (channel(), channel());
-    let copier = Box::new(Told { copier, waits: say, go_on });
+    let copier = Box::new(BlockingCopier { copier, waits: say, go_on });
     lane.copiers.push(BufferCopier { buffer: buffer.clone(), copier });
     let (client, ring) = Rig::ring(1000, true);
     let wish = request(rig.gpu, 0, 0, 4096);
@@ -151,8 +160,7 @@ fn what_is_done_does_not_wait_for_the_file_of_another_user() {
     let rings = [(1000, INODE), (0, GATED)].map(|(uid, inode)| {
         let (client, ring) = Rig::ring(uid, true);
         let wish = Request { inode, ..request(rig.gpu, 0, 0, 4096) };
-        assert!(matches!(rig.begin(&client, &ring, &wish), IoStart::UnderWay));
-        let Next::Work(piece, _) = engine.queue.next(Duration::ZERO) else { panic!("nothing to do") };
+        let piece = piece_of(&rig, &engine, (&client, &ring), &wish);
         (client, piece)
     });
     let [(client, first), (_other, second)] = rings;
@@ -195,13 +203,7 @@ fn a_ring_that_a_copy_may_still_read_is_not_filled_again() {
     let (engine, mut lane) = lane_of(&rig);
     let (client, ring) = Rig::ring(1000, true);
     let wish = request(rig.gpu, 0, 0, 4096);
-    let piece = || match rig.begin(&client, &ring, &wish) {
-        IoStart::UnderWay => match engine.queue.next(Duration::ZERO) {
-            Next::Work(piece, _) => piece,
-            _ => panic!("the engine has nothing to do"),
-        },
-        IoStart::Over(result) => panic!("it is over: {result}"),
-    };
+    let piece = || piece_of(&rig, &engine, (&client, &ring), &wish);
     lane.piece(piece());
     let BufferCopier { buffer, copier } = lane.copiers.pop().unwrap();
     lane.copiers.push(BufferCopier { buffer, copier: Box::new(Silent(copier, Arc::default())) });
@@ -233,9 +235,7 @@ fn a_gpu_that_never_answers_gets_a_bounded_number_of_rings() {
     let has_ended = Arc::new(AtomicBool::new(false));
     // The end of a piece, whose copier does not answer.
     let result = |lane: &mut GpuCopyLane| {
-        let IoStart::UnderWay = rig.begin(&client, &ring, &wish) else { panic!("it is over") };
-        let Next::Work(piece, _) = engine.queue.next(Duration::ZERO) else { panic!("nothing to do") };
-        lane.piece(piece);
+        lane.piece(piece_of(&rig, &engine, (&client, &ring), &wish));
         if let Some(BufferCopier { buffer, copier }) = lane.copiers.pop() {
             let copier = Box::new(Silent(copier, has_ended.clone()));
             lane.copiers.push(BufferCopier { buffer, copier });
