@@ -172,7 +172,7 @@ impl Core {
     pub(crate) fn start(&self, admin: &mut Admin, limit: Option<Duration>) -> Result<Identity> {
         self.disable()?;
         admin.start(&self.control, || self.durability.may_be_lost())?;
-        admin.set_due(limit.map(|limit| Instant::now() + limit));
+        admin.set_due(limit.and_then(|limit| Instant::now().checked_add(limit)));
         let sqe = words::identify(cns::CONTROLLER, 0, 0, 0);
         let data = admin.read(&self.control.port, "identify controller", &sqe, 4096)?;
         Identity::new(&self.control, &data, &self.options)
