@@ -228,7 +228,7 @@ fn a_block_of_which_nothing_arrives_is_lost_as_a_whole() {
 fn losses_at_any_rate_leave_the_board_responsive() {
     const MANY: u64 = 200_000_000;
     let (done, over) = std::sync::mpsc::channel();
-    // Waited for from outside, because a board that hangs hangs whoever accesses it.
+    // Waited for from outside, because a board that hangs does not return from accesses.
     std::thread::spawn(move || {
         for (options, burst_samples) in [
             ("usdr?rate=4G&signal=counter", 2),
