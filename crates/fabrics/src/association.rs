@@ -132,39 +132,43 @@ impl Association {
         answered(what, answer)
     }
 
-    /// Enables the controller and waits until it is ready: for the time that it may need, and no longer than `due`.
+    /// Enables the controller and waits until it is ready: for the time that it may need, and no longer than `due`. Its
+    /// answers have the time of any command.
     pub(crate) fn enable(&self, cc: Cc, due: Option<Instant>) -> Result<()> {
         let limit = Duration::from_millis(u64::from(self.cap.timeout_ms().max(500)));
-        let due = due.map_or(limit, |due| limit.min(left(due)));
-        self.wait_for("ready", cc, due, Some(&self.stop), |csts| csts.rdy())
+        self.wait_for("ready", cc, (limit, due), Some(&self.stop), |csts| csts.rdy())
     }
 
     /// Shuts the controller down and waits for it; returns its status.
     pub(crate) fn shut_down(&self, cc: Cc) -> Result<()> {
-        self.wait_for("shut down", cc, SHUTDOWN_TIMEOUT, None, |csts| csts.shst() == Csts::SHST_COMPLETE)
+        let due = Some(Instant::now() + SHUTDOWN_TIMEOUT);
+        let is_done = |csts: Csts| csts.shst() == Csts::SHST_COMPLETE;
+        self.wait_for("shut down", cc, (SHUTDOWN_TIMEOUT, due), None, is_done)
     }
 
-    /// Sets the configuration and waits for a status.
+    /// Sets the configuration, and asks for the status until it is the wanted one: for `limit` from the answer to the
+    /// first on, and all of it no longer than `due`.
     fn wait_for(
         &self,
         want: &'static str,
         cc: Cc,
-        limit: Duration,
+        (limit, due): (Duration, Option<Instant>),
         stop: Option<&StopSignal>,
         done: impl Fn(Csts) -> bool,
     ) -> Result<()> {
+        let next_due = || due.unwrap_or_else(|| Instant::now() + COMMAND_TIMEOUT);
+        self.set_property(offset::CC, cc.0, next_due())?;
         let start = Instant::now();
-        let due = start + limit;
-        self.set_property(offset::CC, cc.0, due)?;
         loop {
-            let csts = Csts(self.property(offset::CSTS, false, due)? as u32);
+            let asked = start.elapsed();
+            let csts = Csts(self.property(offset::CSTS, false, next_due())? as u32);
             if done(csts) {
                 return Ok(());
             }
             if stop.is_some_and(StopSignal::is_set) {
                 return Err(Error::Interrupted);
             }
-            if csts.cfs() || left(due) < LEAST_TIME {
+            if csts.cfs() || asked >= limit || left(next_due()) < LEAST_TIME {
                 return Err(Error::NotReady { want, waited: start.elapsed(), csts: csts.0 });
             }
             std::thread::sleep(STATUS_POLL_INTERVAL);

@@ -1,6 +1,7 @@
 //! Targets that violate the protocol: no panic, no endless wait, no wrong bytes.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::target::{Act, BLOCK, Config, Outgoing, Target, pattern};
@@ -196,4 +197,44 @@ fn slow_answers_are_waited_for() {
     let buffer = drive.buffer(8 * BLOCK).unwrap();
     queue.read(ns, 3, 8, &buffer, 0).unwrap();
     assert!(drive.incidents().is_empty());
+}
+
+/// A target that changes the nth answer on its admin queue. The first are CAP, VS, the answer to the new CC, and CSTS.
+fn starting(change: impl Fn(u32, Vec<u8>) -> Act + Send + Sync + 'static) -> Target {
+    let count = AtomicU32::new(0);
+    let hook = move |out: Outgoing| match (out.qid, out.kind) {
+        (Some(0), 5) => change(count.fetch_add(1, Ordering::AcqRel) + 1, out.bytes),
+        _ => Act::Send(out.bytes),
+    };
+    // It says that it is ready within 500 ms.
+    Target::start(Config { hook: Arc::new(hook), to: 1, ..Config::default() })
+}
+
+/// The result of an answer, without digests.
+const RESULT: usize = 8;
+
+#[test]
+fn the_time_to_become_ready_is_no_limit_of_an_answer() {
+    const PAUSE: Duration = Duration::from_millis(700);
+    let target = starting(|count, mut bytes| match count {
+        3 => Act::Late(PAUSE, bytes),
+        4 => {
+            put(&mut bytes, RESULT, 0);
+            Act::Late(PAUSE, bytes)
+        }
+        _ => Act::Send(bytes),
+    });
+    open(&target, "");
+}
+
+#[test]
+fn a_controller_that_does_not_become_ready_is_not_waited_for() {
+    let target = starting(|count, mut bytes| {
+        if count >= 4 {
+            put(&mut bytes, RESULT, 0);
+        }
+        Act::Send(bytes)
+    });
+    let said = try_open(&target, "").err().unwrap();
+    assert!(said.contains("ready"), "{said}");
 }

@@ -62,6 +62,8 @@ pub struct Config {
     pub io_connect: Status,
     /// Seconds of a change of ANA states.
     pub anatt: u8,
+    /// How long it may take to become ready: units of 500 ms.
+    pub to: u8,
     pub hook: Hook,
 }
 
@@ -82,6 +84,7 @@ impl Default for Config {
             lbads: 9,
             io_connect: Status::SUCCESS,
             anatt: 0,
+            to: 4,
             hook: Arc::new(|out| Act::Send(out.bytes)),
         }
     }
@@ -391,8 +394,9 @@ impl Connection {
                 self.send_data(sqe, &data)
             }
             Some(fctype::PROPERTY_GET) => {
+                let to = self.shared.config.to;
                 let value = match sqe.dw[11] {
-                    offset::CAP => Cap(0).with_mqes_z(127).with_to(4).with_css(1).with_cqr(true).0,
+                    offset::CAP => Cap(0).with_mqes_z(127).with_to(to).with_css(1).with_cqr(true).0,
                     offset::VS => Version::new(1, 4, 0).0.into(),
                     offset::CSTS => self.shared.csts.load(Ordering::Acquire).into(),
                     _ => 0,
