@@ -30,36 +30,45 @@ fn panic(_: &core::panic::PanicInfo) -> ! {
     unsafe { asm!("trap;", options(noreturn)) }
 }
 
-fn thread() -> u32 {
+fn index() -> u32 {
     let seat = seat();
     seat.block.0 * seat.thread.1 + seat.thread.0
 }
 
-fn open(array: u64) -> Option<DriveArray<GpuThread>> {
-    DriveArray::open(&GpuThread, GpuAddr(array)).ok()
+fn open(thread: &GpuThread, array: u64) -> Option<DriveArray<GpuThread>> {
+    DriveArray::open(thread, GpuAddr(array)).ok()
 }
 
 /// A warp, its number, and its local memory of this many words; none if it is one too many.
-fn warp(threads: u32, words: u32) -> Option<(Lane, u32)> {
-    let index = thread() / LANES;
+///
+/// # Safety
+/// As for [`Lane::new`].
+unsafe fn warp(threads: u32, words: u32) -> Option<(Lane, u32)> {
+    let index = index() / LANES;
     // SAFETY: reads a register.
     let in_block = unsafe { nvptx::_thread_idx_x() } as u32 / LANES;
-    // It rings no doorbell of its own: the queue's functions do.
-    if index < threads / LANES { Some((Lane::new(in_block, words, [0; 2]), index)) } else { None }
+    if index >= threads / LANES {
+        return None;
+    }
+    // SAFETY: the caller's promise. It rings no doorbell of its own: the queue's functions do.
+    Some((unsafe { Lane::new(in_block, words, [0; 2]) }, index))
 }
 
 /// Warp `i` copies what is in the cache of its equal part of the items, and lists the rest.
 ///
 /// # Safety
-/// The array and all that the job names are there, and room for the list.
+/// The array and all that the job names are there, and room for the list; so are all threads of the grid, and the shared
+/// memory that the table above names.
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn onehop_array_hits(array: u64, job: GatherJob, misses: u64, threads: u32) {
-    if let Some((warp, index)) = warp(threads, HIT_WORDS)
-        && let Some(array) = open(array)
+    // SAFETY: the caller's promise.
+    let (thread, warp) = unsafe { (GpuThread::new(), warp(threads, HIT_WORDS)) };
+    if let Some((warp, index)) = warp
+        && let Some(array) = open(&thread, array)
     {
         let share = share(job.count, index, threads / LANES);
-        run_hits(&warp, &GpuThread, &array, &job, MissList(GpuAddr(misses)), share);
+        run_hits(&warp, &thread, &array, &job, MissList(GpuAddr(misses)), share);
     }
 }
 
@@ -70,10 +79,12 @@ pub unsafe extern "ptx-kernel" fn onehop_array_hits(array: u64, job: GatherJob, 
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn onehop_array_misses(array: u64, job: GatherJob, misses: u64, threads: u32) {
-    if let Some((warp, _)) = warp(threads, MISS_WORDS)
-        && let Some(array) = open(array)
+    // SAFETY: the caller's promise.
+    let (thread, warp) = unsafe { (GpuThread::new(), warp(threads, MISS_WORDS)) };
+    if let Some((warp, _)) = warp
+        && let Some(array) = open(&thread, array)
     {
-        run_misses(&warp, &GpuThread, &array, &job, MissList(GpuAddr(misses)));
+        run_misses(&warp, &thread, &array, &job, MissList(GpuAddr(misses)));
     }
 }
 
@@ -84,11 +95,13 @@ pub unsafe extern "ptx-kernel" fn onehop_array_misses(array: u64, job: GatherJob
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn onehop_array_read(array: u64, job: GatherJob, threads: u32) {
-    let index = thread();
+    let index = index();
+    // SAFETY: the caller's promise.
+    let thread = unsafe { GpuThread::new() };
     if index < threads
-        && let Some(array) = open(array)
+        && let Some(array) = open(&thread, array)
     {
-        read_rows(&GpuThread, &array, &job, (index, threads));
+        read_rows(&thread, &array, &job, (index, threads));
     }
 }
 
@@ -99,11 +112,13 @@ pub unsafe extern "ptx-kernel" fn onehop_array_read(array: u64, job: GatherJob, 
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn onehop_array_write(array: u64, job: GatherJob, threads: u32) {
-    let index = thread();
+    let index = index();
+    // SAFETY: the caller's promise.
+    let thread = unsafe { GpuThread::new() };
     if index < threads
-        && let Some(array) = open(array)
+        && let Some(array) = open(&thread, array)
     {
-        write_rows(&GpuThread, &array, &job, (index, threads));
+        write_rows(&thread, &array, &job, (index, threads));
     }
 }
 
@@ -114,12 +129,14 @@ pub unsafe extern "ptx-kernel" fn onehop_array_write(array: u64, job: GatherJob,
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn onehop_array_flush(array: u64, report: u64, limit: u64, threads: u32) {
-    let index = thread();
+    let index = index();
+    // SAFETY: the caller's promise.
+    let thread = unsafe { GpuThread::new() };
     if index < threads
-        && let Some(array) = open(array)
+        && let Some(array) = open(&thread, array)
     {
-        let deadline = GpuThread.now().saturating_add(limit);
-        let flushed = flush_slots(&GpuThread, &array, (index, threads), deadline);
-        FlushReport(GpuAddr(report)).add(&GpuThread, &flushed);
+        let deadline = thread.now().saturating_add(limit);
+        let flushed = flush_slots(&thread, &array, (index, threads), deadline);
+        FlushReport(GpuAddr(report)).add(&thread, &flushed);
     }
 }

@@ -19,13 +19,14 @@ fn panic(_: &core::panic::PanicInfo) -> ! {
 #[repr(C)]
 pub struct Queue([u32; 0]);
 
-fn open(queue: *const Queue) -> Option<DeviceQueue<GpuThread>> {
-    DeviceQueue::open(&GpuThread, GpuAddr(queue as u64))
+fn open(thread: &GpuThread, queue: *const Queue) -> Option<DeviceQueue<GpuThread>> {
+    DeviceQueue::open(thread, GpuAddr(queue as u64))
 }
 
 /// Begins a command, and advances it. One copy, however many functions use it.
 #[inline(never)]
 fn start(
+    thread: &GpuThread,
     queue: *const Queue,
     op: u32,
     lba: u64,
@@ -35,22 +36,22 @@ fn start(
     waits: bool,
 ) -> i32 {
     *command = Command::NONE;
-    let begun = match (open(queue), DeviceOp::from_code(op)) {
-        (Some(lent), Some(op)) => lent.begin(&GpuThread, op, lba, blocks, offset, command),
+    let begun = match (open(thread, queue), DeviceOp::from_code(op)) {
+        (Some(lent), Some(op)) => lent.begin(thread, op, lba, blocks, offset, command),
         (Some(_), None) => Answer::NoOperation,
         (None, _) => Answer::NoHandle,
     };
     match begun {
-        Answer::Pending => go_on(queue, command, waits),
+        Answer::Pending => go_on(thread, queue, command, waits),
         refused => refused.code(),
     }
 }
 
 /// The only copy of the protocol.
 #[inline(never)]
-fn go_on(queue: *const Queue, command: &mut Command, waits: bool) -> i32 {
-    match open(queue) {
-        Some(lent) => lent.go_on(&GpuThread, command, waits),
+fn go_on(thread: &GpuThread, queue: *const Queue, command: &mut Command, waits: bool) -> i32 {
+    match open(thread, queue) {
+        Some(lent) => lent.go_on(thread, command, waits),
         None => Answer::NoHandle,
     }
     .code()
@@ -63,7 +64,9 @@ fn go_on(queue: *const Queue, command: &mut Command, waits: bool) -> i32 {
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_read(queue: *const Queue, lba: u64, blocks: u32, offset: u64) -> i32 {
-    start(queue, DeviceOp::Read as u32, lba, blocks, offset, &mut { Command::NONE }, true)
+    // SAFETY: the caller's promise.
+    let thread = unsafe { GpuThread::new() };
+    start(&thread, queue, DeviceOp::Read as u32, lba, blocks, offset, &mut { Command::NONE }, true)
 }
 
 /// Writes blocks from the data memory, from byte `offset` on, and waits for it.
@@ -73,7 +76,9 @@ pub unsafe extern "C" fn onehop_read(queue: *const Queue, lba: u64, blocks: u32,
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_write(queue: *const Queue, lba: u64, blocks: u32, offset: u64) -> i32 {
-    start(queue, DeviceOp::Write as u32, lba, blocks, offset, &mut { Command::NONE }, true)
+    // SAFETY: the caller's promise.
+    let thread = unsafe { GpuThread::new() };
+    start(&thread, queue, DeviceOp::Write as u32, lba, blocks, offset, &mut { Command::NONE }, true)
 }
 
 /// Begins to move blocks: `op` is 0 to read, 1 to write. -1 if the command is in flight; any other answer is its end.
@@ -90,9 +95,11 @@ pub unsafe extern "C" fn onehop_submit(
     offset: u64,
     command: *mut Command,
 ) -> i32 {
+    // SAFETY: the caller's promise.
+    let thread = unsafe { GpuThread::new() };
     // SAFETY: the caller's promise; any bytes are a command, and `start` writes all of it before anything reads
     // it.
-    start(queue, op, lba, blocks, offset, unsafe { &mut *command }, false)
+    start(&thread, queue, op, lba, blocks, offset, unsafe { &mut *command }, false)
 }
 
 /// Whether a command has ended, and how; -1 if not.
@@ -103,7 +110,9 @@ pub unsafe extern "C" fn onehop_submit(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_test(queue: *const Queue, command: *mut Command) -> i32 {
     // SAFETY: the caller's promise.
-    go_on(queue, unsafe { &mut *command }, false)
+    let thread = unsafe { GpuThread::new() };
+    // SAFETY: the caller's promise.
+    go_on(&thread, queue, unsafe { &mut *command }, false)
 }
 
 /// Waits for a command's end.
@@ -114,7 +123,9 @@ pub unsafe extern "C" fn onehop_test(queue: *const Queue, command: *mut Command)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_wait(queue: *const Queue, command: *mut Command) -> i32 {
     // SAFETY: the caller's promise.
-    go_on(queue, unsafe { &mut *command }, true)
+    let thread = unsafe { GpuThread::new() };
+    // SAFETY: the caller's promise.
+    go_on(&thread, queue, unsafe { &mut *command }, true)
 }
 
 macro_rules! tell {
@@ -126,7 +137,9 @@ macro_rules! tell {
         // SAFETY: the name is this project's alone.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(queue: *const Queue) -> $t {
-            open(queue).map_or(0, |lent| lent.$method(&GpuThread))
+            // SAFETY: the caller's promise.
+            let thread = unsafe { GpuThread::new() };
+            open(&thread, queue).map_or(0, |lent| lent.$method(&thread))
         }
     };
 }

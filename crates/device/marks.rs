@@ -31,9 +31,11 @@ fn panic(_: &core::panic::PanicInfo) -> ! {
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn onehop_mark(first: u64, word: u64, permit: u64, count: u32, launch: u32) {
+    // SAFETY: the caller's promise.
+    let thread = unsafe { GpuThread::new() };
     let marking = Marking { first: GpuAddr(first), count, word, permit: GpuAddr(permit), launch };
     // SAFETY: every thread of the block comes to each of its barriers.
-    run_mark(&GpuThread, &marking, seat(), || unsafe { nvptx::_syncthreads() });
+    run_mark(&thread, &marking, seat(), || unsafe { nvptx::_syncthreads() });
 }
 
 /// Adds the number of places that hold the word to `left`.
@@ -43,8 +45,10 @@ pub unsafe extern "ptx-kernel" fn onehop_mark(first: u64, word: u64, permit: u64
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn onehop_marks_left(first: u64, word: u64, left: u64, count: u32) {
-    let mine = count_marks(&GpuThread, (GpuAddr(first), count), word, seat());
+    // SAFETY: the caller's promise.
+    let thread = unsafe { GpuThread::new() };
+    let mine = count_marks(&thread, (GpuAddr(first), count), word, seat());
     if mine > 0 {
-        GpuThread.fetch_add(GpuAddr(left), mine);
+        thread.fetch_add(GpuAddr(left), mine);
     }
 }

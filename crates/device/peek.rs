@@ -36,5 +36,7 @@ pub unsafe extern "ptx-kernel" fn onehop_peek(first: u64, count: u32, notes: u64
         };
         value
     };
-    run_peek(&GpuThread, read, (GpuAddr(first), count), PeekNotes(GpuAddr(notes)), limit);
+    // SAFETY: the caller's promise.
+    let thread = unsafe { GpuThread::new() };
+    run_peek(&thread, read, (GpuAddr(first), count), PeekNotes(GpuAddr(notes)), limit);
 }

@@ -47,7 +47,8 @@ fn store_16(at: u64, [a, b, c, d]: [u32; 4]) {
 
 #[inline(always)]
 fn load_4(at: u64) -> u32 {
-    GpuThread.load(GpuAddr(at))
+    // SAFETY: as above.
+    unsafe { GpuThread::new() }.load(GpuAddr(at))
 }
 
 #[inline(always)]
@@ -112,8 +113,10 @@ impl Copies for Words {
 // SAFETY: the name is this project's alone.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn onehop_place(order: u64) {
+    // SAFETY: the caller's promise.
+    let thread = unsafe { GpuThread::new() };
     let word = |at| {
-        let [low, high] = GpuThread.load_pair(GpuAddr(order + at));
+        let [low, high] = thread.load_pair(GpuAddr(order + at));
         low as u64 | (high as u64) << 32
     };
     let order = [PlaceOrder::SOURCE, PlaceOrder::DESTINATION, PlaceOrder::LENGTH].map(word);

@@ -63,7 +63,8 @@ macro_rules! as_a_thread {
     ($($name:ident($($arg:ident: $t:ty),*) $(-> $r:ty)?;)*) => {
         $(#[inline(always)]
         fn $name(&self, $($arg: $t),*) $(-> $r)? {
-            GpuThread.$name($($arg),*)
+            // SAFETY: only this module's kernels make lanes; their callers promise it.
+            unsafe { GpuThread::new() }.$name($($arg),*)
         })*
     };
 }

@@ -52,7 +52,9 @@ macro_rules! owner_kernel {
             }
             // SAFETY: the caller's promise; there are `warps` queues. Volatile, or it would be read once and kept.
             let queue = || unsafe { queues.add(index as usize).read_volatile() };
-            let warp = Lane::new(0, $words, [queue().sq_door.0, queue().cq_door.0]);
+            let doors = [queue().sq_door.0, queue().cq_door.0];
+            // SAFETY: the caller's promise.
+            let warp = unsafe { Lane::new(0, $words, doors) };
             #[cfg(meter)]
             let warp = Warp::begin(warp, work.outcomes, work.count);
             let (first, end) = share(work.count, index, warps);
@@ -91,8 +93,8 @@ pub unsafe extern "ptx-kernel" fn onehop_owner_prepare(queues: *const KernelQueu
     let index = thread();
     if index < count {
         // SAFETY: the caller's promise; there are `count` queues.
-        let queue = unsafe { queues.add(index as usize).read() };
-        scratch_init(&GpuThread, queue.control);
+        let (thread, queue) = unsafe { (GpuThread::new(), queues.add(index as usize).read()) };
+        scratch_init(&thread, queue.control);
     }
 }
 
@@ -118,7 +120,8 @@ pub unsafe extern "ptx-kernel" fn onehop_shared(
     let queue = unsafe { queues.add((index % count) as usize).read() };
     // SAFETY: reads a register.
     let in_block = unsafe { nvptx::_thread_idx_x() } as u32 / LANES;
-    let warp = Lane::new(in_block, GROUP_WORDS, [queue.sq_door.0, queue.cq_door.0]);
+    // SAFETY: the caller's promise.
+    let warp = unsafe { Lane::new(in_block, GROUP_WORDS, [queue.sq_door.0, queue.cq_door.0]) };
     #[cfg(meter)]
     let warp = Warp::begin(warp, work.outcomes, work.count);
     if let Some(shared) = Shared::new(queue.rings(Door::Sq, Door::Cq), queue.control) {
@@ -140,9 +143,9 @@ pub unsafe extern "ptx-kernel" fn onehop_shared_prepare(queues: *const KernelQue
     let index = thread();
     if index < count {
         // SAFETY: the caller's promise; there are `count` queues.
-        let queue = unsafe { queues.add(index as usize).read() };
+        let (thread, queue) = unsafe { (GpuThread::new(), queues.add(index as usize).read()) };
         if let Some(shared) = Shared::new(queue.rings(queue.sq_door, queue.cq_door), queue.control) {
-            shared.initialise(&GpuThread);
+            shared.initialise(&thread);
         }
     }
 }

@@ -47,7 +47,21 @@ pub fn seat() -> Seat {
 
 /// A thread that acts on its own.
 #[derive(Clone, Copy)]
-pub struct GpuThread;
+pub struct GpuThread {
+    _made_by_new: (),
+}
+
+impl GpuThread {
+    /// The calling thread.
+    ///
+    /// # Safety
+    /// What it is used on is there, and is what the host says it is: queues, arrays, jobs, and the addresses in them.
+    #[inline(always)]
+    #[must_use]
+    pub const unsafe fn new() -> Self {
+        Self { _made_by_new: () }
+    }
+}
 
 /// One lane of a warp whose 32 lanes are all there.
 #[derive(Clone, Copy)]
@@ -84,8 +98,12 @@ const _: () = assert!(DOOR_WORDS.is_multiple_of(4), "they lie between the words 
 impl Lane {
     /// The calling thread, in the `warp`th warp of its block, in which each has `words` words of its own; it rings these
     /// doorbells.
+    ///
+    /// # Safety
+    /// All 32 lanes of the warp come here, and to all that they do together later; the launch asked for so much shared
+    /// memory; the doorbells and what the lane is used on are there, as for [`GpuThread::new`].
     #[inline(always)]
-    pub fn new(warp: u32, words: u32, doors: [u64; 2]) -> Self {
+    pub unsafe fn new(warp: u32, words: u32, doors: [u64; 2]) -> Self {
         let lane;
         // SAFETY: reads a register.
         unsafe { asm!("mov.u32 {0}, %laneid;", out(reg32) lane, options(pure, nomem, nostack)) };
