@@ -204,8 +204,8 @@ impl Core {
         if ns.has_ids() && self.control.transport() == Transport::Memory {
             return Ok(ns);
         }
-        let ids = self.namespace_ids(admin, nsid)?;
-        Ok(ns.with_ids(ids))
+        ns.learn(&self.namespace_ids(admin, nsid)?);
+        Ok(ns)
     }
 
     /// The identifiers of a namespace that the drive lists apart from its identify data. Drives without such a list, and

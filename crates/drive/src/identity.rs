@@ -1,7 +1,7 @@
 //! Who a drive is: identify data, kept as it came and read through the words of `proto`.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use onehop_proto::format::{self, Format};
 use onehop_proto::identify::{self, Controller, NamespaceId};
@@ -119,8 +119,8 @@ pub struct Namespace {
     /// Whether it is still as described here; the same for all clones.
     valid: Arc<AtomicBool>,
     pub(crate) account: Arc<AcknowledgedWrites>,
-    /// What says which namespace it is, besides its identify data.
-    ids: Vec<NamespaceId>,
+    /// All that says which namespace it is, of which the drive may tell more later; the same for all clones.
+    ids: Arc<Mutex<Vec<NamespaceId>>>,
 }
 
 impl Namespace {
@@ -151,38 +151,48 @@ impl Namespace {
             ));
         }
         let (tag, valid) = (control.tag.clone(), Arc::new(AtomicBool::new(true)));
-        Ok(Self { bytes, nsid, format, medium, blocks, tag, valid, account, ids: Vec::new() })
+        let (nguid, eui64) = (view.nguid(), view.eui64());
+        let nguid = (nguid != [0; 16]).then_some(NamespaceId::Nguid(nguid));
+        let eui64 = (eui64 != [0; 8]).then_some(NamespaceId::Eui64(eui64));
+        let ids = Arc::new(Mutex::new(nguid.into_iter().chain(eui64).collect()));
+        Ok(Self { bytes, nsid, format, medium, blocks, tag, valid, account, ids })
     }
 
-    /// Whether it has identifiers in its identify data.
+    /// Whether it has identifiers.
     pub(crate) fn has_ids(&self) -> bool {
-        !self.all_ids().is_empty()
+        !self.ids().is_empty()
     }
 
-    pub(crate) fn with_ids(self, ids: Vec<NamespaceId>) -> Self {
-        Self { ids, ..self }
+    /// Adds identifiers.
+    pub(crate) fn learn(&self, ids: &[NamespaceId]) {
+        let mut known = self.ids();
+        for id in ids {
+            if !known.contains(id) {
+                known.push(*id);
+            }
+        }
+    }
+
+    fn ids(&self) -> MutexGuard<'_, Vec<NamespaceId>> {
+        self.ids.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// Compares it with what the drive says now: commands for one that was formatted or made smaller would be wrong, and
-    /// so would those for another one that has its number now.
+    /// so would those for another one that has its number now. Identifiers that are new count in later comparisons.
     pub(crate) fn compare(&self, now: Option<&Self>) {
-        if now.is_none_or(|now| now.medium != self.medium || now.blocks < self.blocks || !self.is_same(now)) {
-            self.valid.store(false, Ordering::Release);
+        match now {
+            Some(now) if now.medium == self.medium && now.blocks >= self.blocks && self.is_same(now) => {
+                self.learn(&now.ids());
+            }
+            _ => self.valid.store(false, Ordering::Release),
         }
     }
 
     /// Whether this is the same namespace by all of its identifiers. They stay the same for its whole life: one that changed
     /// or vanished shows another. An additional one shows nothing, unless there was none before.
     fn is_same(&self, now: &Self) -> bool {
-        let (before, now) = (self.all_ids(), now.all_ids());
+        let (before, now) = (self.ids(), now.ids());
         before.is_empty() == now.is_empty() && before.iter().all(|id| now.contains(id))
-    }
-
-    fn all_ids(&self) -> Vec<NamespaceId> {
-        let (nguid, eui64) = (self.identify().nguid(), self.identify().eui64());
-        let nguid = (nguid != [0; 16]).then_some(NamespaceId::Nguid(nguid));
-        let eui64 = (eui64 != [0; 8]).then_some(NamespaceId::Eui64(eui64));
-        nguid.into_iter().chain(eui64).chain(self.ids.iter().copied()).collect()
     }
 
     /// Whether it is still as described here.

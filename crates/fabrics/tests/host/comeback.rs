@@ -81,33 +81,41 @@ fn identifiers_that_cannot_be_read_are_not_taken_for_none() {
 
 #[test]
 fn every_identifier_is_compared() {
-    // UUID and NGUID before and after; 0 is none.
-    for (before, after, is_same) in [
-        ([1, 5], [1, 5], true),
-        ([1, 5], [2, 5], false),
-        ([1, 5], [1, 6], false),
-        ([1, 5], [0, 5], false),
-        ([1, 5], [1, 0], false),
-        ([1, 5], [0, 0], false),
-        ([1, 0], [1, 5], true),
-        ([0, 5], [1, 5], true),
-        ([0, 0], [0, 0], true),
-        ([0, 0], [1, 0], false),
-        ([0, 5], [1, 0], false),
-    ] {
+    // UUID and NGUID when the drive is opened, and after each reset; 0 is none.
+    let cases: [(&[[u8; 2]], bool); 15] = [
+        (&[[1, 5], [1, 5]], true),
+        (&[[1, 5], [2, 5]], false),
+        (&[[1, 5], [1, 6]], false),
+        (&[[1, 5], [0, 5]], false),
+        (&[[1, 5], [1, 0]], false),
+        (&[[1, 5], [0, 0]], false),
+        (&[[1, 0], [1, 5]], true),
+        (&[[0, 5], [1, 5]], true),
+        (&[[0, 0], [0, 0]], true),
+        (&[[0, 0], [1, 0]], false),
+        (&[[0, 5], [1, 0]], false),
+        // What the first reset shows counts at the second.
+        (&[[0, 5], [1, 5], [1, 5]], true),
+        (&[[0, 5], [1, 5], [2, 5]], false),
+        (&[[0, 5], [1, 5], [0, 5]], false),
+        (&[[1, 0], [1, 5], [1, 6]], false),
+    ];
+    for (ids, is_same) in cases {
         let target = Target::start(Config::default());
         let name = |[uuid, nguid]: [u8; 2]| {
             target.shared.uuid.store(uuid, Ordering::Release);
             target.shared.nguid.store(nguid, Ordering::Release);
         };
-        name(before);
+        name(ids[0]);
         let drive = open(&target, "");
-        name(after);
-        drive.reset().unwrap();
+        for now in &ids[1..] {
+            name(*now);
+            drive.reset().unwrap();
+        }
         match read(&drive) {
-            Ok(()) => assert!(is_same, "{before:?} {after:?}"),
-            Err(error @ Error::NamespaceChanged { .. }) => assert!(!is_same, "{before:?} {after:?}: {error}"),
-            Err(error) => panic!("{before:?} {after:?}: {error}"),
+            Ok(()) => assert!(is_same, "{ids:?}"),
+            Err(error @ Error::NamespaceChanged { .. }) => assert!(!is_same, "{ids:?}: {error}"),
+            Err(error) => panic!("{ids:?}: {error}"),
         }
     }
 }
