@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use onehop_os::{DmaBuf, DmaMemory, HostMem, Marks, Udmabuf};
+use onehop_os::{DmaBuf, DmaMemory, GpuRange, HostMem, Marks, Udmabuf};
 use onehop_proto::GpuAddr;
 
 use crate::{Error, Result};
@@ -55,6 +55,11 @@ pub(crate) trait DeviceBytes: Send + Sync {
     /// Whether no copy or fill of it is in progress, including failed ones.
     fn is_settled(&self) -> Result<bool> {
         Ok(true)
+    }
+    /// A range as memory of a GPU of this process.
+    fn gpu_range(&self, offset: usize, bytes: usize) -> Option<GpuRange<'_>> {
+        let _ = (offset, bytes);
+        None
     }
     /// A dma-buf of a range.
     fn dma_buf(&self, offset: usize, bytes: usize) -> Result<DmaBuf>;
@@ -325,6 +330,13 @@ impl DmaMemory for Region {
 
     fn gpu_addr(&self) -> Option<GpuAddr> {
         Some(self.addr)
+    }
+
+    fn gpu_range(&self) -> Option<GpuRange<'_>> {
+        match &self.backing {
+            Backing::Host { .. } => None,
+            Backing::Device { mem, start } => mem.gpu_range(*start, self.len),
+        }
     }
 
     fn dma_buf(&self) -> Option<onehop_os::Result<DmaBuf>> {

@@ -54,8 +54,8 @@ pub use mem::HostMem;
 pub use mmio::MmioWindow;
 pub use reads::{Finished, Reads};
 pub use seam::{
-    BusRange, ControllerBackend, DmaBuf, DmaMemory, FunctionReset, Interrupt, Mapped, Mapper, Marks,
-    Registers, Transport,
+    BusRange, ControllerBackend, DmaBuf, DmaMemory, FunctionReset, GpuRange, Interrupt, Mapped, Mapper,
+    Marks, Registers, Transport,
 };
 pub use sem::Semaphore;
 pub use starter::ThreadStarter;

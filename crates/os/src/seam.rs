@@ -1,5 +1,6 @@
 //! The seams: a BAR, a source of bus addresses, a function reset.
 
+use std::marker::PhantomData;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,6 +65,37 @@ pub struct DmaBuf {
     pub bytes: u64,
 }
 
+/// Memory of a GPU, by its addresses in this process, under which the kernel finds it for another device's driver.
+#[derive(Clone, Copy, Debug)]
+pub struct GpuRange<'memory> {
+    addr: GpuAddr,
+    bytes: usize,
+    memory: PhantomData<&'memory ()>,
+}
+
+impl GpuRange<'_> {
+    /// `bytes` bytes from `addr` on.
+    ///
+    /// # Safety
+    /// As long as `'memory`, they are a GPU's memory and nothing else.
+    #[must_use]
+    pub const unsafe fn new(addr: GpuAddr, bytes: usize) -> Self {
+        Self { addr, bytes, memory: PhantomData }
+    }
+
+    /// Its first byte.
+    #[must_use]
+    pub const fn addr(&self) -> GpuAddr {
+        self.addr
+    }
+
+    /// Its length.
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
 /// Memory for a device, as a [`Mapper`] needs to know it.
 pub trait DmaMemory {
     /// Its length in bytes.
@@ -72,6 +104,10 @@ pub trait DmaMemory {
     fn host(&self) -> Option<&HostMem>;
     /// Its GPU address, if it is GPU memory.
     fn gpu_addr(&self) -> Option<GpuAddr> {
+        None
+    }
+    /// All of it, if it is memory that lies on a GPU and has addresses in this process.
+    fn gpu_range(&self) -> Option<GpuRange<'_>> {
         None
     }
     /// A new dma-buf of it, if it is device memory whose driver exports it; otherwise `None`.

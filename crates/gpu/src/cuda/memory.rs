@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::sys;
-use onehop_os::{DmaBuf, HostMem, Marks};
+use onehop_os::{DmaBuf, GpuRange, HostMem, Marks};
+use onehop_proto::GpuAddr;
 
 use super::capabilities::{Capabilities, allocation, owner};
 use super::context::{Context, WorkProgress};
@@ -470,6 +471,11 @@ impl DeviceBytes for DeviceMemory {
                 Err(self.context.driver.error("asking for the end of copies", failure).of_begun_work())
             }
         }
+    }
+
+    fn gpu_range(&self, offset: usize, bytes: usize) -> Option<GpuRange<'_>> {
+        // SAFETY: the memory is the GPU's as long as self, and the range lies in it.
+        Some(unsafe { GpuRange::new(GpuAddr(self.at + offset as u64), bytes) })
     }
 
     fn dma_buf(&self, offset: usize, bytes: usize) -> Result<DmaBuf> {

@@ -215,10 +215,8 @@ impl Domain {
         bytes: usize,
         access: Access,
     ) -> Result<Registration> {
-        // SAFETY: the range comes from the memory itself: `DmaMemory` is also implemented by safe code. For host memory
-        // it comes from `HostMem`, a mapping that the registration keeps. A GPU's address is looked up by the kernel,
-        // which pins what is mapped there or refuses: if an implementor returned an address of CPU memory, that would
-        // be registered. Only this project's crates implement the trait, and return GPU addresses.
+        // SAFETY: the range comes from the memory itself, which the registration keeps: from `HostMem`, a mapping, or from
+        // `GpuRange`, which is a GPU's memory as long as the value that gave it.
         let mr = unsafe {
             self.device.make("ibv_reg_mr", |library| {
                 (library.reg_mr)(self.pd(), at as *mut _, bytes, at, flags(access))
@@ -245,8 +243,8 @@ impl Register for Arc<Domain> {
     }
 
     fn peer(&self, memory: &MemoryRef, access: Access) -> Result<Registration> {
-        let at = memory.gpu_addr().ok_or(onehop_os::Error::NotReachable)?;
-        self.by_address(memory, at.0, memory.bytes(), access)
+        let range = memory.gpu_range().ok_or(onehop_os::Error::NotReachable)?;
+        self.by_address(memory, range.addr().0, range.bytes(), access)
     }
 
     fn dma_buf(
