@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use onehop_drive::{Drive, Error};
+use onehop_drive::{Drive, Error, Options};
 use onehop_proto::admin::{Identify, cns, opcode};
 use onehop_proto::{Sqe, Status};
 
-use crate::open;
 use crate::target::{Act, BLOCK, Config, Outgoing, Target, pattern};
+use crate::{open, open_with, quick};
 
 /// Reads 8 blocks from block 9 on.
 fn read(drive: &Drive) -> Result<(), Error> {
@@ -151,6 +151,14 @@ fn a_target_that_never_becomes_usable_ends_every_call_with_the_reason() {
     assert!(start.elapsed() >= Duration::from_secs(2));
     // The time begins anew with each outage, but not for a drive that was given up.
     assert!(matches!(read(&drive), Err(Error::Lost { .. })));
+}
+
+#[test]
+fn a_limit_beyond_what_the_clock_counts_is_none() {
+    let target = Target::start(Config::default());
+    let drive = open_with(&target, Options { admin_timeout: Duration::MAX, ..quick() });
+    drive.reset().unwrap();
+    read(&drive).unwrap();
 }
 
 #[test]

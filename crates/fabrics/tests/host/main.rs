@@ -25,6 +25,11 @@ fn try_open(target: &Target, options: &str) -> Result<Drive, String> {
     Drive::open(backend, quick()).map_err(|error| error.to_string())
 }
 
+fn open_with(target: &Target, options: Options) -> Drive {
+    let backend = onehop_fabrics::open(&target.name().parse().unwrap(), &StopSignal::default()).unwrap();
+    Drive::open(backend, options).unwrap()
+}
+
 /// Driver options with time limits of seconds.
 fn quick() -> Options {
     Options {
