@@ -19,6 +19,7 @@ use crate::control::Control;
 use crate::durability::Durability;
 use crate::ladder::{Incident, Participant, RESET_PAUSES};
 use crate::ring::{Dma, PairHalf};
+use crate::slots::may_retry;
 use crate::{Error, Identity, Namespace, Options, Result};
 
 /// Most namespaces that are looked at.
@@ -408,13 +409,8 @@ impl Drop for Core {
 /// Whether an Identify command that failed may succeed later. Namespaces that are not there, and lists that a drive does not
 /// have, are answered with or without Do Not Retry.
 pub(crate) fn is_temporary(status: Status) -> bool {
-    const LASTING: [Status; 4] = [
-        Status::INVALID_NAMESPACE,
-        Status::INVALID_FIELD,
-        Status::INVALID_OPCODE,
-        Status::ANA_PERSISTENT_LOSS,
-    ];
-    status.may_retry() && !LASTING.iter().any(|lasting| status.is(*lasting))
+    const LASTING: [Status; 3] = [Status::INVALID_NAMESPACE, Status::INVALID_FIELD, Status::INVALID_OPCODE];
+    may_retry(status) && !LASTING.iter().any(|lasting| status.is(*lasting))
 }
 
 /// What an optional feature answered; none if the drive refused it, with which it can be lived.

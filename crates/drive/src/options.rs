@@ -43,7 +43,12 @@ pub struct Options {
     /// How long a command that was aborted may take to say so.
     pub abort_wait: Duration,
     /// How often a command is tried again when its status allows it, or a recovery took it from the controller, whoever
-    /// caused that. At most 255.
+    /// caused that. At most 255; with 0, no command is tried again.
+    ///
+    /// On CPU queues, path errors (status code type 3) do not count. They have a limit of time, from a command's first on:
+    /// ANATT, or [`timeout`](Self::timeout) where the controller states none. Until then the command is tried again every
+    /// 100 ms, or after the delay that its status asks for where that is longer, and a last time when the limit is reached.
+    /// Asymmetric Access Persistent Loss is final.
     pub retries: u32,
     /// The longest wait for CSTS.RDY, whatever the controller claims to need.
     pub ready_limit: Duration,

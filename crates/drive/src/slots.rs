@@ -20,7 +20,7 @@ use crate::holds::Holds;
 use crate::ring::{CpuPair, Dma, PairHalf, PairMemory};
 use crate::{Error, Namespace, Recovery, Result};
 
-pub(crate) use retries::retry_delays;
+pub(crate) use retries::{may_retry, retry_delays};
 
 /// What counts as never, for times that cannot be added up.
 const NEVER: Duration = Duration::from_secs(365 * 86400);

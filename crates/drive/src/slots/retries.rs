@@ -13,13 +13,19 @@ const LONGEST_DELAY: Duration = Duration::from_secs(10);
 /// The shortest wait before a retry after a path error.
 const PATH_DELAY: Duration = Duration::from_millis(100);
 
+/// Whether a command that ended with this status may be tried again.
+pub(crate) fn may_retry(status: Status) -> bool {
+    status.may_retry() && !status.is(Status::ANA_PERSISTENT_LOSS)
+}
+
 impl CommandSlots {
     /// How long to wait before a command that ended with this status is tried again; `None` if it is not.
+    /// [`Options::retries`](crate::Options::retries) states the rule.
     ///
-    /// Path errors have a limit of time instead of number. There is no other path, and the state of this one may be about to
-    /// change: a host should retry for ANATT at least. Only a persistent loss is for ever.
+    /// Path errors have a limit of time instead of number: there is no other path, and the state of this one may be about to
+    /// change. A host should retry for ANATT at least.
     pub(super) fn retry_delay(&mut self, id: u32, status: Status) -> Option<Duration> {
-        if !status.may_retry() || status.is(Status::ANA_PERSISTENT_LOSS) {
+        if self.retries == 0 || !may_retry(status) {
             return None;
         }
         let delay = self.retry_delay[status.crd() as usize & 3];
@@ -27,8 +33,9 @@ impl CommandSlots {
         if status.sct() == sct::PATH {
             let now = Instant::now();
             let due = *entry.path_due.get_or_insert(now + self.path_limit);
-            entry.path_retries += u32::from(now < due);
-            return (now < due).then_some(delay.max(PATH_DELAY));
+            let left = due.saturating_duration_since(now);
+            entry.path_retries += u32::from(!left.is_zero());
+            return (!left.is_zero()).then_some(delay.max(PATH_DELAY).min(left));
         }
         let may_retry = entry.retries < self.retries;
         entry.retries += u32::from(may_retry);

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use onehop_drive::Error;
 use onehop_proto::Status;
 
-use crate::open;
-use crate::target::{BLOCK, Config, Target, pattern};
+use crate::target::{Act, BLOCK, Config, Outgoing, Target, pattern};
+use crate::{open, open_with};
 
 /// A target that fails its I/O commands with this status for a time, and the number of those that it has got.
 fn failing(config: Config, status: Status, time: Duration) -> (Target, Arc<AtomicU32>) {
@@ -113,4 +113,45 @@ fn other_statuses_are_tried_again_as_often_as_the_options_say() {
     let buffer = drive.buffer(8 * BLOCK).unwrap();
     assert!(matches!(queue.read(ns, 9, 8, &buffer, 0), Err(Error::Command { .. })));
     assert_eq!(count.load(Ordering::Acquire), 4);
+}
+
+/// The delay that a status may ask for (CRDT1), and a status that does.
+const LONG_DELAY: Duration = Duration::from_secs(9);
+const DELAYED: Status = Status(Status::ANA_INACCESSIBLE.0 | 1 << 11);
+
+#[test]
+fn the_last_try_is_not_later_than_the_limit() {
+    let hook = |mut out: Outgoing| {
+        // Identify Controller's data follows the header of the PDU.
+        if let Some(at) = out.bytes.windows(10).position(|bytes| bytes == b"FABRIC0001") {
+            let page = at - 4;
+            out.bytes[page + 128..][..2]
+                .copy_from_slice(&(LONG_DELAY.as_millis() as u16 / 100).to_le_bytes());
+        }
+        Act::Send(out.bytes)
+    };
+    let config = Config { anatt: 1, hook: Arc::new(hook), ..Config::default() };
+    let (target, count) = failing(config, DELAYED, Duration::from_secs(1000));
+    let drive = open(&target, "");
+    assert_eq!(Duration::from_millis(drive.identity().controller().retry_delay_ms(1).into()), LONG_DELAY);
+    let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+    let buffer = drive.buffer(8 * BLOCK).unwrap();
+    let start = Instant::now();
+    let error = queue.read(ns, 9, 8, &buffer, 0).unwrap_err();
+    assert!(matches!(&error, Error::Command { .. }), "{error}");
+    assert_eq!(count.load(Ordering::Acquire), 2);
+    let took = start.elapsed();
+    assert!(took >= Duration::from_secs(1) && took < LONG_DELAY, "{took:?}");
+}
+
+#[test]
+fn without_retries_no_path_error_is_tried_again() {
+    let forever = Duration::from_secs(1000);
+    let (target, count) =
+        failing(Config { anatt: 20, ..Config::default() }, Status::ANA_INACCESSIBLE, forever);
+    let drive = open_with(&target, onehop_drive::Options { retries: 0, ..crate::quick() });
+    let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+    let buffer = drive.buffer(8 * BLOCK).unwrap();
+    assert!(matches!(queue.read(ns, 9, 8, &buffer, 0), Err(Error::Command { .. })));
+    assert_eq!(count.load(Ordering::Acquire), 1);
 }
