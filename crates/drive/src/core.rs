@@ -19,7 +19,7 @@ use crate::control::Control;
 use crate::durability::Durability;
 use crate::ladder::{Incident, Participant, RESET_PAUSES};
 use crate::ring::{Dma, PairHalf};
-use crate::slots::may_retry;
+use crate::slots::{NEVER, may_retry};
 use crate::{Error, Identity, Namespace, Options, Result};
 
 /// Most namespaces that are looked at.
@@ -179,44 +179,55 @@ impl Core {
         Identity::new(&self.control, &data, &self.options)
     }
 
-    /// The active namespaces. One that makes no sense, or is formatted in a way that is not known, is left alone, with the
-    /// reason: the others can be used.
+    /// The active namespaces. One that makes no sense, is formatted in a way that is not known, or cannot be identified is
+    /// left alone, with the reason: the others can be used.
     pub(crate) fn list_namespaces(&self, admin: &mut Admin) -> Result<ActiveNamespaces> {
         let mut found = ActiveNamespaces::default();
-        for nsid in self.list_nsids(admin)? {
-            match self.identify_namespace(admin, nsid) {
+        let nsids = self.list_nsids(admin)?;
+        let due = self.identify_due();
+        for nsid in nsids {
+            match self.identify_namespace(admin, nsid, due) {
                 Ok(ns) => found.usable.push(ns),
                 Err(Error::NoNamespace { .. }) => {}
-                Err(error @ (Error::Format { .. } | Error::Nonsense { .. })) => {
-                    found.unusable.push((nsid, error));
-                }
+                Err(error) if is_of_namespace(&error) => found.unusable.push((nsid, error)),
                 Err(error) => return Err(error),
             }
         }
         Ok(found)
     }
 
-    pub(crate) fn identify_namespace(&self, admin: &mut Admin, nsid: u32) -> Result<Namespace> {
+    /// Until when Identify commands for namespaces are sent again that fail for a while: all of them together have the time
+    /// of one admin command.
+    pub(crate) fn identify_due(&self) -> Instant {
+        Instant::now() + self.options.admin_timeout.min(NEVER)
+    }
+
+    pub(crate) fn identify_namespace(&self, admin: &mut Admin, nsid: u32, due: Instant) -> Result<Namespace> {
         let sqe = words::identify(cns::NAMESPACE, nsid, 0, 0);
-        let data = self.read_with_retries(admin, "identify namespace", &sqe)?;
+        let data = self.read_with_retries(admin, "identify namespace", &sqe, due)?;
         let ns = Namespace::new(&self.control, nsid, &data, self.durability.account(nsid))?;
         // Some local drives fail to list identifiers although their version requires it. One of their own is enough there, but
         // a target may serve another image under the same NGUID.
         if ns.has_ids() && self.control.transport() == Transport::Memory {
             return Ok(ns);
         }
-        ns.learn(&self.namespace_ids(admin, nsid)?);
+        ns.learn(&self.namespace_ids(admin, nsid, due)?);
         Ok(ns)
     }
 
     /// The identifiers of a namespace that the drive lists apart from its identify data. Drives without such a list, and
     /// lists that end in nonsense, give fewer.
-    pub(crate) fn namespace_ids(&self, admin: &mut Admin, nsid: u32) -> Result<Vec<NamespaceId>> {
+    pub(crate) fn namespace_ids(
+        &self,
+        admin: &mut Admin,
+        nsid: u32,
+        due: Instant,
+    ) -> Result<Vec<NamespaceId>> {
         if self.control.version < Version::new(1, 3, 0) {
             return Ok(Vec::new());
         }
         let sqe = words::identify(cns::NAMESPACE_DESCRIPTORS, nsid, 0, 0);
-        match self.read_with_retries(admin, "identify namespace descriptors", &sqe) {
+        match self.read_with_retries(admin, "identify namespace descriptors", &sqe, due) {
             Ok(data) => {
                 let page: Option<&[u8; 4096]> = data.as_slice().try_into().ok();
                 Ok(page.into_iter().flat_map(|page| descriptors(page)).map_while(|id| id.ok()).collect())
@@ -226,12 +237,17 @@ impl Core {
         }
     }
 
-    /// Reads a page of identify data. A command that fails for a while says nothing about the namespace, so it is tried again.
-    fn read_with_retries(&self, admin: &mut Admin, what: &str, sqe: &Sqe) -> Result<Vec<u8>> {
-        let mut left = self.options.retries;
+    /// Reads a page of identify data. A command that fails for a while says nothing about the namespace: it is tried again
+    /// until `due`, and some times at least.
+    fn read_with_retries(&self, admin: &mut Admin, what: &str, sqe: &Sqe, due: Instant) -> Result<Vec<u8>> {
+        let mut tries = 0;
         loop {
             match admin.read(&self.control.port, what, sqe, 4096) {
-                Err(Error::Command { status, .. }) if is_temporary(status) && left > 0 => left -= 1,
+                Err(Error::Command { status, .. })
+                    if is_temporary(status) && (tries < self.options.retries || Instant::now() < due) =>
+                {
+                    tries += 1;
+                }
                 end => return end,
             }
             self.control.stop.sleep(IDENTIFY_PAUSE);
@@ -411,6 +427,14 @@ impl Drop for Core {
 pub(crate) fn is_temporary(status: Status) -> bool {
     const LASTING: [Status; 3] = [Status::INVALID_NAMESPACE, Status::INVALID_FIELD, Status::INVALID_OPCODE];
     may_retry(status) && !LASTING.iter().any(|lasting| status.is(*lasting))
+}
+
+/// Whether this failure of an Identify command concerns its namespace alone. The controller has answered.
+pub(crate) fn is_of_namespace(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::NoNamespace { .. } | Error::Format { .. } | Error::Nonsense { .. } | Error::Command { .. }
+    )
 }
 
 /// What an optional feature answered; none if the drive refused it, with which it can be lived.

@@ -13,7 +13,7 @@ use onehop_proto::{Sqe, Status};
 
 use crate::admin::MAX_EVENT_REQUESTS;
 use crate::control::Control;
-use crate::core::{AdminState, Core, is_temporary};
+use crate::core::{AdminState, Core, is_of_namespace};
 use crate::ladder::{Incident, Participant, RESET_PAUSES};
 use crate::queue::{IoQueue, QueueCell};
 use crate::ring::PairHalf;
@@ -139,7 +139,7 @@ impl Drive {
     pub fn namespace_ids(&self, ns: &Namespace) -> Result<Vec<NamespaceId>> {
         ns.check(&self.0.control)?;
         let mut state = self.0.alive()?;
-        self.0.namespace_ids(&mut state.admin, ns.nsid)
+        self.0.namespace_ids(&mut state.admin, ns.nsid, Instant::now())
     }
 
     /// New host memory that the drive can reach.
@@ -224,10 +224,10 @@ impl Drive {
 
     /// What the drive reported by itself since the last call; the oldest are forgotten if that is very much. Log pages that the
     /// drive does not return are waited for [`Options::admin_timeout`] at most, all of them together; their events come with
-    /// a later call.
+    /// a later call. Namespaces that the drive fails to identify are tried for as long again, and then count as changed.
     ///
     /// # Errors
-    /// When the drive is dead, or a log page cannot be read.
+    /// When the drive is dead, or a command is not answered.
     pub fn events(&self) -> Result<Vec<AsyncEvent>> {
         let mut state = self.0.alive()?;
         self.0.serve_events(&mut state)?;
@@ -510,17 +510,20 @@ impl DriveInner {
             && state.admin.abort_cancelled(self.options.abort_wait.max(patience))
     }
 
-    /// Finds out which namespaces are no longer what they were. After an error it may be tried again.
+    /// Finds out which namespaces are no longer what they were. One that the drive cannot identify counts as changed, so
+    /// that the others can be used. After an error it may be tried again.
     pub(crate) fn compare_namespaces(&self, state: &mut AdminState) -> Result<()> {
-        for ns in self.namespaces() {
-            match self.identify_namespace(&mut state.admin, ns.nsid) {
+        let due = self.identify_due();
+        for ns in self.namespaces().iter().filter(|ns| ns.is_valid()) {
+            match self.identify_namespace(&mut state.admin, ns.nsid, due) {
                 Ok(now) => ns.compare(Some(&now)),
-                Err(Error::NoNamespace { .. } | Error::Format { .. } | Error::Nonsense { .. }) => {
-                    ns.compare(None);
+                Err(error) if is_of_namespace(&error) => ns.compare(None),
+                Err(error) => {
+                    if matches!(error, Error::NoAnswer { .. }) {
+                        ns.count_unanswered();
+                    }
+                    return Err(error);
                 }
-                // Another failure says nothing about the namespace.
-                Err(Error::Command { status, .. }) if !is_temporary(status) => ns.compare(None),
-                Err(error) => return Err(error),
             }
         }
         Ok(())

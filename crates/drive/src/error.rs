@@ -188,9 +188,9 @@ pub enum Error {
         /// The namespace asked for.
         nsid: u32,
     },
-    /// A namespace is no longer what it was when the drive was opened.
+    /// A namespace is no longer what it was when the drive was opened, or the drive could not identify it any more.
     #[error(
-        "{drive}: namespace {nsid} was formatted, resized, removed or replaced meanwhile; open the drive again"
+        "{drive}: namespace {nsid} was formatted, resized, removed or replaced meanwhile, or cannot be identified any more; open the drive again"
     )]
     NamespaceChanged {
         /// The drive.

@@ -1,6 +1,6 @@
 //! Who a drive is: identify data, kept as it came and read through the words of `proto`.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use onehop_proto::format::{self, Format};
@@ -9,6 +9,7 @@ use onehop_proto::regs::{Cap, Version};
 
 use crate::control::Control;
 use crate::durability::AcknowledgedWrites;
+use crate::ladder::RESET_PAUSES;
 use crate::{Error, Options, Result};
 
 /// Nobody gains from longer commands, and each slot of a queue has a PRP list for the longest one.
@@ -121,6 +122,8 @@ pub struct Namespace {
     pub(crate) account: Arc<AcknowledgedWrites>,
     /// All that says which namespace it is, of which the drive may tell more later; the same for all clones.
     ids: Arc<Mutex<Vec<NamespaceId>>>,
+    /// Identify commands for it that were not answered, since the last that was.
+    unanswered: Arc<AtomicU32>,
 }
 
 impl Namespace {
@@ -155,7 +158,8 @@ impl Namespace {
         let nguid = (nguid != [0; 16]).then_some(NamespaceId::Nguid(nguid));
         let eui64 = (eui64 != [0; 8]).then_some(NamespaceId::Eui64(eui64));
         let ids = Arc::new(Mutex::new(nguid.into_iter().chain(eui64).collect()));
-        Ok(Self { bytes, nsid, format, medium, blocks, tag, valid, account, ids })
+        let unanswered = Arc::default();
+        Ok(Self { bytes, nsid, format, medium, blocks, tag, valid, account, ids, unanswered })
     }
 
     /// Whether it has identifiers.
@@ -183,8 +187,18 @@ impl Namespace {
         match now {
             Some(now) if now.medium == self.medium && now.blocks >= self.blocks && self.is_same(now) => {
                 self.learn(&now.ids());
+                self.unanswered.store(0, Ordering::Relaxed);
             }
             _ => self.valid.store(false, Ordering::Release),
+        }
+    }
+
+    /// Counts an Identify command that was not answered. It counts as changed after so many that a reset has one try left,
+    /// without it: a single namespace must not cost the drive.
+    pub(crate) fn count_unanswered(&self) {
+        let before = self.unanswered.fetch_add(1, Ordering::Relaxed);
+        if before as usize + 1 >= RESET_PAUSES.len() {
+            self.valid.store(false, Ordering::Release);
         }
     }
 

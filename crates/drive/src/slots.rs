@@ -23,7 +23,7 @@ use crate::{Error, Namespace, Recovery, Result};
 pub(crate) use retries::{may_retry, retry_delays};
 
 /// What counts as never, for times that cannot be added up.
-const NEVER: Duration = Duration::from_secs(365 * 86400);
+pub(crate) const NEVER: Duration = Duration::from_secs(365 * 86400);
 
 /// Stands for a command of one queue until it was waited for. The default stands for none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]

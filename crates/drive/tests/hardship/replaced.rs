@@ -103,6 +103,47 @@ fn a_lost_answer_does_not_hide_that_a_namespace_was_replaced() {
     }
 }
 
+/// A namespace that the drive cannot identify is given up, and not the drive with it.
+#[test]
+fn a_namespace_that_cannot_be_identified_does_not_cost_the_drive() {
+    let (sim, drive) = patient();
+    let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+    let buffer = full(&drive);
+    // The first is Identify Controller.
+    (2..100).for_each(|n| inject(&sim, &format!("fail-once@op=identify,n={n}")));
+    drive.reset().unwrap();
+    refused(queue.write(ns, 5, 8, &buffer, 0), &sim);
+    drive.events().unwrap();
+    drive.queue().unwrap();
+}
+
+#[test]
+fn nor_does_one_that_is_never_answered_for() {
+    let (sim, drive) = patient();
+    let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+    let buffer = full(&drive);
+    // Every second is Identify Namespace.
+    inject(&sim, "lost@op=identify,every=2");
+    drive.reset().unwrap();
+    refused(queue.write(ns, 5, 8, &buffer, 0), &sim);
+    drive.queue().unwrap();
+}
+
+#[test]
+fn nor_does_one_that_an_event_leads_to() {
+    let (sim, drive) = patient();
+    let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+    let buffer = full(&drive);
+    (1..100).for_each(|n| inject(&sim, &format!("fail-once@op=identify,n={n}")));
+    sim.recreate(1).unwrap();
+    let start = Instant::now();
+    while drive.events().unwrap().is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(60), "no event");
+    }
+    refused(queue.write(ns, 5, 1, &buffer, 0), &sim);
+    assert!(drive.incidents().is_empty());
+}
+
 /// An event whose log page does not come holds up no other.
 #[test]
 fn nor_does_one_of_another_event() {
