@@ -174,16 +174,23 @@ impl DriveInner {
     }
 
     /// Resets the controller, or the function if that does not help, and recreates all queues. A reset that fails is tried
-    /// again after each of [`RESET_PAUSES`]: a single admin command that gets lost must not cost the drive. A request to stop
-    /// ends it; the drive is given up then, and disabled when it is dropped. Across a network the drive is tried as long as the
-    /// reset of its function connects, which has its own pauses and its own end.
+    /// again: a single admin command that gets lost must not cost the drive. A request to stop ends it; the drive is given up
+    /// then, and disabled when it is dropped.
     pub(crate) fn reset(&self, state: &mut AdminState, cause: &str) -> Result<Recovery> {
         let start = Instant::now();
-        let mut recovery = Recovery::ControllerReset;
-        let mut back = self.bring_back(state, recovery);
+        let back = self.bring_back(state, Recovery::ControllerReset);
         let is_remote = self.control.transport() == Transport::Messages && self.control.port.reset.is_some();
-        let unlimited = std::iter::repeat_n(Duration::ZERO, if is_remote { usize::MAX } else { 0 });
-        for pause in RESET_PAUSES.into_iter().filter(|_| !is_remote).chain(unlimited) {
+        let end = if is_remote { self.reconnect(state, back) } else { self.reset_harder(state, back) };
+        state.admin.set_due(None);
+        let recovery = end.map_err(|error| self.die(state, self.control.or_interrupted(error)))?;
+        state.incidents.push(Incident { cause: cause.to_owned(), recovery, took: start.elapsed() });
+        Ok(recovery)
+    }
+
+    /// Resets the function after each of [`RESET_PAUSES`], until the controller is `back`.
+    fn reset_harder(&self, state: &mut AdminState, mut back: Result<()>) -> Result<Recovery> {
+        let mut recovery = Recovery::ControllerReset;
+        for pause in RESET_PAUSES {
             let is_final = matches!(
                 back,
                 Ok(()) | Err(Error::Gone { .. } | Error::Changed { .. } | Error::NoQueue { .. })
@@ -192,30 +199,47 @@ impl DriveInner {
                 break;
             }
             self.control.stop.sleep(pause);
-            // Where the function cannot be reset from outside, or that fails, the controller is reset once more.
             match self.reset_function() {
                 Ok(()) => recovery = Recovery::FunctionReset,
-                Err(error @ (Error::Gone { .. } | Error::Lost { .. })) => {
-                    let error = self.control.or_interrupted(error);
-                    return Err(self.die(state, with_last_failure(error, back)));
-                }
+                Err(error @ (Error::Gone { .. } | Error::Lost { .. })) => return Err(error),
+                // Where it cannot be reset from outside, or that fails, the controller is reset once more.
                 Err(_) => {}
             }
             back = self.bring_back(state, recovery);
         }
-        state.admin.set_due(None);
-        if let Err(error) = back {
-            return Err(self.die(state, self.control.or_interrupted(error)));
+        back.map(|()| recovery)
+    }
+
+    /// Connects again until the controller is `back`. Connecting has its own pauses, and its own end.
+    fn reconnect(&self, state: &mut AdminState, mut back: Result<()>) -> Result<Recovery> {
+        let mut recovery = Recovery::ControllerReset;
+        while !matches!(back, Ok(()) | Err(Error::Changed { .. } | Error::NoQueue { .. }))
+            && !self.control.stop.is_set()
+        {
+            if let Err(error) = self.reset_function() {
+                return Err(with_last_failure(error, back));
+            }
+            recovery = Recovery::FunctionReset;
+            back = self.bring_back(state, recovery);
         }
-        state.incidents.push(Incident { cause: cause.to_owned(), recovery, took: start.elapsed() });
-        Ok(recovery)
+        back.map(|()| recovery)
+    }
+
+    /// How long all admin commands together may take that bring a controller back across a network: one, Identify commands
+    /// that fail for a while, and a twentieth for each namespace and queue. A target that answers slowly must not take the limit
+    /// of each command, one after the other.
+    fn time_to_bring_back(&self, state: &AdminState) -> Duration {
+        let queues = state.in_use.iter().filter(|used| **used).count();
+        let parts = (self.namespaces().len() + queues).min(u32::MAX as usize) as u32;
+        let limit = self.options.admin_timeout;
+        limit.saturating_mul(2).saturating_add((limit / 20).saturating_mul(parts))
     }
 
     fn bring_back(&self, state: &mut AdminState, recovery: Recovery) -> Result<()> {
         let participants = state.participants.clone();
         participants.iter().for_each(|p| p.close());
-        // A target that answers slowly must not take the limit of each command, one after the other.
-        let limit = (self.control.transport() == Transport::Messages).then_some(self.options.admin_timeout);
+        let is_remote = self.control.transport() == Transport::Messages;
+        let limit = is_remote.then(|| self.time_to_bring_back(state));
         let identity = self.start(&mut state.admin, limit)?;
         let before = self.identity().serial();
         if identity.serial() != before {

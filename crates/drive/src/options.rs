@@ -19,7 +19,11 @@ const MOST_RETRIES: u32 = 255;
 /// for the registers after a function reset; each wait ends after the time that the controller claims to need (at least
 /// 500 ms), and after `ready_limit`. A controller that answers nothing thus takes at most
 /// 4 × (4 × `ready_limit` + `admin_timeout`) + 1.1 s; one that claims 500 ms takes 50 s with the defaults. Commands that are
-/// answered late, but in time, are added to that.
+/// answered late, but in time, are added to that, and so are Identify commands for namespaces that fail: each try sends them
+/// again for `admin_timeout`.
+///
+/// Across a network a reset is tried as long as the target can be connected again. All admin commands of such a try together
+/// take at most 2 × `admin_timeout`, and a twentieth of it for each namespace and each queue.
 ///
 /// Creating queues takes four tries at most, with the same pauses. A try ends with the first creation that is not answered within
 /// `admin_timeout`. It is aborted within `abort_wait`, and the pair deleted; if that fails, the controller is reset. The

@@ -11,6 +11,9 @@ use onehop_proto::{Sqe, Status};
 use crate::target::{Act, BLOCK, Config, Outgoing, Target, pattern};
 use crate::{open, open_with, quick};
 
+/// Long enough for many retries on a busy machine.
+const LONG: Duration = Duration::from_secs(30);
+
 /// Reads 8 blocks from block 9 on.
 fn read(drive: &Drive) -> Result<(), Error> {
     let (ns, queue) = (drive.namespace(1)?, drive.queue()?);
@@ -26,12 +29,12 @@ fn identifies(what: u8, qid: u16, sqe: &Sqe) -> bool {
 
 #[test]
 fn a_namespace_that_cannot_be_identified_for_a_moment_is_still_the_same() {
-    // More failures than one attempt to bring the controller back takes, too.
+    // More failures than a command has retries, too.
     for times in [1, 9] {
         for what in [cns::NAMESPACE, cns::NAMESPACE_DESCRIPTORS] {
             for status in [Status::INTERNAL_ERROR, Status::NAMESPACE_NOT_READY, Status::ANA_TRANSITION] {
                 let target = Target::start(Config::default());
-                let drive = open(&target, "");
+                let drive = open_with(&target, Options { admin_timeout: LONG, ..quick() });
                 let mut left = times;
                 target.refuse(move |qid, sqe| {
                     let fails = left > 0 && identifies(what, qid, sqe);
@@ -44,6 +47,71 @@ fn a_namespace_that_cannot_be_identified_for_a_moment_is_still_the_same() {
             }
         }
     }
+}
+
+/// The second namespace is lost, and the first goes on.
+fn only_the_second_is_lost(drive: &Drive) {
+    read(drive).unwrap();
+    let (second, queue) = (drive.namespace(2).unwrap(), drive.queue().unwrap());
+    let error = queue.read(second, 0, 1, &drive.buffer(BLOCK).unwrap(), 0).unwrap_err();
+    assert!(matches!(error, Error::NamespaceChanged { nsid: 2, .. }), "{error}");
+}
+
+fn identifies_second(sqe: &Sqe) -> bool {
+    identifies(cns::NAMESPACE, 0, sqe) && sqe.nsid() == 2
+}
+
+#[test]
+fn a_namespace_that_cannot_be_identified_costs_no_other() {
+    let refusal =
+        |_, sqe: &Sqe| if identifies_second(sqe) { Status::INTERNAL_ERROR } else { Status::SUCCESS };
+    let target = Target::start(Config { namespaces: 2, ..Config::default() });
+    let drive = open(&target, "?reconnect=5");
+    target.refuse(refusal);
+    drive.reset().unwrap();
+    only_the_second_is_lost(&drive);
+    // Nor does it cost the drive when it is opened.
+    let drive = open(&target, "");
+    read(&drive).unwrap();
+    assert!(matches!(drive.namespace(2), Err(Error::Command { .. })));
+}
+
+#[test]
+fn a_namespace_that_is_never_answered_for_costs_no_other() {
+    let drops = Arc::new(AtomicBool::new(false));
+    let is_dropped = drops.clone();
+    let hook = move |out: Outgoing| match (out.qid, out.kind) {
+        (Some(0), 7) if is_dropped.load(Ordering::Acquire) => Act::Drop,
+        (Some(0), 5) if is_dropped.swap(false, Ordering::AcqRel) => Act::Drop,
+        _ => Act::Send(out.bytes),
+    };
+    let config = Config { namespaces: 2, hook: Arc::new(hook), ..Config::default() };
+    let target = Target::start(config);
+    let drive = open(&target, "?reconnect=20");
+    target.refuse(move |_, sqe| {
+        drops.fetch_or(identifies_second(sqe), Ordering::AcqRel);
+        Status::SUCCESS
+    });
+    drive.reset().unwrap();
+    only_the_second_is_lost(&drive);
+}
+
+#[test]
+fn bringing_many_namespaces_back_may_take_longer_than_a_command() {
+    let slow = Arc::new(AtomicBool::new(false));
+    let is_slow = slow.clone();
+    let hook = move |out: Outgoing| {
+        let is_late = (out.qid, out.kind) == (Some(0), 5) && is_slow.load(Ordering::Acquire);
+        if is_late { Act::Late(Duration::from_millis(15), out.bytes) } else { Act::Send(out.bytes) }
+    };
+    let config = Config { namespaces: 100, hook: Arc::new(hook), ..Config::default() };
+    let target = Target::start(config);
+    let drive = open(&target, "?reconnect=20");
+    slow.store(true, Ordering::Release);
+    let start = Instant::now();
+    drive.reset().unwrap();
+    assert!(start.elapsed() > quick().admin_timeout, "{:?}", start.elapsed());
+    read(&drive).unwrap();
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A target for the tests: one subsystem with one namespace in memory. It checks what the host sends, and violates the
+//! A target for the tests: one subsystem with namespaces, of which the first is in memory. It checks what the host sends, and violates the
 //! protocol on request. It shares no code with the host except NVMe's structures.
 
 use std::collections::HashMap;
@@ -42,6 +42,7 @@ type Refusal = Box<dyn FnMut(u16, &Sqe) -> Status + Send>;
 
 #[derive(Clone)]
 pub struct Config {
+    pub namespaces: u8,
     pub blocks: u64,
     pub digests: u8,
     pub cpda: u8,
@@ -70,6 +71,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
+            namespaces: 1,
             blocks: 4096,
             digests: 3,
             cpda: 0,
@@ -481,7 +483,9 @@ impl Connection {
                     .nn(1)
                     .anatt(self.shared.config.anatt);
             }
-            admin::cns::ACTIVE_NAMESPACES if identify.nsid == 0 => page[0] = 1,
+            admin::cns::ACTIVE_NAMESPACES if identify.nsid == 0 => {
+                (1..=self.shared.config.namespaces).for_each(|nsid| page[4 * usize::from(nsid - 1)] = nsid);
+            }
             admin::cns::NAMESPACE => {
                 let blocks = self.shared.config.blocks;
                 let nguid = u128::from(self.shared.nguid.load(Ordering::Acquire)).to_be_bytes();
