@@ -139,14 +139,19 @@ impl Core {
     }
 
     /// Brings a controller up from any state: once more after a function reset where that fails, so that a single admin
-    /// command that gets lost does not keep a drive from being opened.
+    /// command that gets lost, or fails for a while, does not keep a drive from being opened.
     pub(crate) fn bring_up_from_anywhere(
         &self,
         state: &mut AdminState,
     ) -> Result<(Identity, ActiveNamespaces)> {
         let mut up = self.bring_up(state);
         for pause in RESET_PAUSES {
-            if !matches!(up, Err(Error::NotReady { .. } | Error::Fatal { .. } | Error::NoAnswer { .. })) {
+            let may_help = match &up {
+                Err(Error::NotReady { .. } | Error::Fatal { .. } | Error::NoAnswer { .. }) => true,
+                Err(Error::Command { status, .. }) => is_temporary(*status),
+                _ => false,
+            };
+            if !may_help {
                 break;
             }
             self.control.stop.sleep(pause);

@@ -15,8 +15,8 @@ const MOST_RETRIES: u32 = 255;
 /// How a drive is to be driven. The defaults suit real drives.
 ///
 /// Opening a drive and resetting it take four tries at most, with pauses of 1.1 s in all. A try ends with the first admin
-/// command that is not answered within `admin_timeout`. Before that it waits for CSTS.RDY three times at most, and once
-/// for the registers after a function reset; each wait ends after the time that the controller claims to need (at least
+/// command that is not answered within `admin_timeout`, or fails for a while. Before that it waits for CSTS.RDY three times at
+/// most, and once for the registers after a function reset; each wait ends after the time that the controller claims to need (at least
 /// 500 ms), and after `ready_limit`. A controller that answers nothing thus takes at most
 /// 4 × (4 × `ready_limit` + `admin_timeout`) + 1.1 s; one that claims 500 ms takes 50 s with the defaults. Commands that are
 /// answered late, but in time, are added to that, and so are Identify commands for namespaces that fail: each try sends them
