@@ -210,12 +210,11 @@ impl DriveInner {
         back.map(|()| recovery)
     }
 
-    /// Connects again until the controller is `back`. Connecting has its own pauses, and its own end.
+    /// Connects again until the controller is `back`. Connecting has its own pauses, and its own end. Another controller may
+    /// be at one of several addresses, and the next try starts with the next.
     fn reconnect(&self, state: &mut AdminState, mut back: Result<()>) -> Result<Recovery> {
         let mut recovery = Recovery::ControllerReset;
-        while !matches!(back, Ok(()) | Err(Error::Changed { .. } | Error::NoQueue { .. }))
-            && !self.control.stop.is_set()
-        {
+        while !matches!(back, Ok(()) | Err(Error::NoQueue { .. })) && !self.control.stop.is_set() {
             if let Err(error) = self.reset_function() {
                 return Err(with_last_failure(error, back));
             }

@@ -59,11 +59,17 @@ pub(crate) struct Association {
 }
 
 impl Association {
-    /// Connects the admin queue and reads the controller's capabilities. It is not enabled yet.
-    pub(crate) fn connect(target: Arc<SubsystemAddress>, host: Arc<Host>, stop: StopSignal) -> Result<Self> {
+    /// Connects the admin queue and reads the controller's capabilities. It is not enabled yet. Each `turn` starts with
+    /// another address of the target's host.
+    pub(crate) fn connect(
+        target: Arc<SubsystemAddress>,
+        host: Arc<Host>,
+        turn: u32,
+        stop: StopSignal,
+    ) -> Result<Self> {
         let (health, due) = (Arc::new(Health::default()), Instant::now() + CONNECT_TIMEOUT);
         let label = format!("the admin queue of {target}");
-        let stream = connect_to_host(&target.host, target.port, due, &stop)?;
+        let stream = connect_to_host(&target, turn, due, &stop)?;
         let failed = |source| Error::Io { queue: label.clone(), source: Arc::new(source) };
         let peer = stream.peer_addr().map_err(failed)?;
         let admin = QueueLink::open(LinkSetup {
@@ -382,7 +388,7 @@ mod tests {
     fn connect(target: &ScriptedTarget) -> Association {
         let name = Arc::new(target.name());
         let host = Arc::new(Host::of(&name).unwrap());
-        let association = Association::connect(name, host, StopSignal::default()).unwrap();
+        let association = Association::connect(name, host, 0, StopSignal::default()).unwrap();
         // Otherwise determined by a command that has data.
         association.capsule.store(4096, Ordering::Relaxed);
         association

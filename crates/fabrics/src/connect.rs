@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use onehop_os::StopSignal;
 
-use crate::{Error, Result};
+use crate::{Error, Result, SubsystemAddress};
 
 /// Time limit for each address of a host.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -19,11 +19,31 @@ pub(crate) fn left(due: Instant) -> Duration {
     due.saturating_duration_since(Instant::now())
 }
 
-/// Connects to the first address of a host that answers, at the latest at `due`.
-pub(crate) fn connect_to_host(host: &str, port: u16, due: Instant, stop: &StopSignal) -> Result<TcpStream> {
-    let (name, owned) = (format!("{host}:{port}"), host.to_owned());
-    let resolve = move || Ok((owned.as_str(), port).to_socket_addrs()?.collect());
-    connect_within(name, due, stop, resolve)
+/// Connects to the first address of the target's host that answers, at the latest at `due`. Each `turn` starts with another
+/// address.
+pub(crate) fn connect_to_host(
+    target: &SubsystemAddress,
+    turn: u32,
+    due: Instant,
+    stop: &StopSignal,
+) -> Result<TcpStream> {
+    let (host, port) = (target.host.clone(), target.port);
+    let resolve = move || {
+        let mut addresses = (host.as_str(), port).to_socket_addrs()?.collect();
+        take_turn(&mut addresses, turn);
+        Ok(addresses)
+    };
+    connect_within(target.address(), due, stop, resolve)
+}
+
+/// Puts another address first. Turns after the first do not depend on the resolver's order, which may take turns itself.
+fn take_turn(addresses: &mut Vec<SocketAddr>, turn: u32) {
+    if turn > 0 {
+        addresses.sort_unstable();
+        addresses.dedup();
+        let first = turn as usize % addresses.len().max(1);
+        addresses.rotate_left(first);
+    }
 }
 
 /// Connects to one address, at the latest at `due`.
@@ -101,5 +121,30 @@ mod tests {
         let error = connect_within("store.example:4420".into(), due, &stop, resolve).unwrap_err();
         assert!(error.to_string().contains("no connection to store.example:4420"), "{error}");
         assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+    }
+
+    #[test]
+    fn the_name_of_a_host_is_written_as_in_the_targets_name() {
+        let target = "nvme-tcp://[::1]:4420/nqn.2026-11.org.example:x".parse().unwrap();
+        // Too late from the start, unless nobody listens there.
+        let error = connect_to_host(&target, 0, Instant::now(), &StopSignal::default()).unwrap_err();
+        assert!(error.to_string().contains("no connection to [::1]:4420"), "{error}");
+    }
+
+    #[test]
+    fn every_address_of_a_host_has_its_turn() {
+        let address = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        let first = |turn, ports: [u16; 3]| {
+            let mut addresses = ports.map(address).to_vec();
+            take_turn(&mut addresses, turn);
+            addresses[0].port()
+        };
+        // The resolver's own choice, and then all, although the resolver takes turns as well.
+        assert_eq!(first(0, [2, 3, 1]), 2);
+        let orders = [[3, 1, 2], [2, 3, 1], [1, 2, 3]];
+        let mut reached: Vec<_> = (1..).zip(orders).map(|(turn, ports)| first(turn, ports)).collect();
+        reached.sort_unstable();
+        assert_eq!(reached, [1, 2, 3]);
+        take_turn(&mut Vec::new(), 1);
     }
 }

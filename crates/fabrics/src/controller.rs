@@ -77,6 +77,11 @@ impl Outage {
         Self { since: Instant::now(), tries: 1, pause: Duration::ZERO, is_connected: false }
     }
 
+    /// Which address of the host the try starts with: another one may lead to the controller that was there before.
+    fn turn(&self) -> u32 {
+        self.tries - 1
+    }
+
     /// The pause before the next try; `None` when the time for tries is over.
     fn next_pause(&mut self, limit: Duration) -> Option<Duration> {
         let left = Some(limit.saturating_sub(self.since.elapsed())).filter(|left| !left.is_zero())?;
@@ -91,7 +96,7 @@ impl Controller {
     /// Connects to a controller.
     pub(crate) fn connect(target: SubsystemAddress, host: Host, stop: StopSignal) -> Result<Arc<Self>> {
         let (target, host) = (Arc::new(target), Arc::new(host));
-        let association = Association::connect(target.clone(), host.clone(), stop.clone())?;
+        let association = Association::connect(target.clone(), host.clone(), 0, stop.clone())?;
         let theirs = association.cap;
         if theirs.mpsmin() > 0 {
             return Err(Error::Unsupported(format!(
@@ -197,8 +202,9 @@ impl Controller {
         let is_fresh = |association: &Arc<Association>| association.health.lost().is_none();
         if state.was_enabled || !state.association.as_ref().is_some_and(is_fresh) {
             self.disconnect(state);
+            let turn = state.outage.map_or(0, |outage| outage.turn());
             let association =
-                Association::connect(self.target.clone(), self.host.clone(), self.stop.clone())?;
+                Association::connect(self.target.clone(), self.host.clone(), turn, self.stop.clone())?;
             state.association = Some(Arc::new(association));
         }
         let Some(association) = &state.association else { return Ok(()) };
@@ -380,7 +386,7 @@ impl FunctionReset for Reconnect {
         while let (false, Some(pause)) = (is_over, outage.next_pause(controller.target.reconnect)) {
             controller.stop.sleep(pause);
             let (target, host) = (controller.target.clone(), controller.host.clone());
-            match Association::connect(target, host, controller.stop.clone()) {
+            match Association::connect(target, host, outage.turn(), controller.stop.clone()) {
                 Ok(association) => {
                     state.association = Some(Arc::new(association));
                     state.outage = Some(Outage { is_connected: true, ..outage });

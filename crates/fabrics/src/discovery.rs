@@ -46,7 +46,7 @@ pub fn discover(target: &SubsystemAddress, stop: &StopSignal) -> Result<Vec<Subs
     let target = SubsystemAddress { nqn: None, ..target.clone() };
     let host = Host::of(&target)?;
     let (start, target) = (Instant::now(), Arc::new(target));
-    let association = Association::connect(target.clone(), Arc::new(host), stop.clone())?;
+    let association = Association::connect(target.clone(), Arc::new(host), 0, stop.clone())?;
     let due = start + LIMIT;
     association.enable(Cc::enabled(12, Cc::CSS_NVM), Some(due))?;
     for _ in 0..TRIES {

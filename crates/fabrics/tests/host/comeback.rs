@@ -1,7 +1,7 @@
 //! Targets that come back after a lost connection: slowly, unusable for a while, or with another image.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use onehop_drive::{Drive, Error, Options};
@@ -204,6 +204,52 @@ fn a_target_that_is_not_usable_yet_has_the_whole_time_for_reconnecting() {
     // The pauses grow: few connections were made.
     let connects = target.shared.seen.lock().unwrap().connects.iter().filter(|qid| **qid == 0).count();
     assert!(connects < 15, "{connects}");
+}
+
+/// A target whose controller has another serial number as often as this is set.
+fn with_other_serials() -> (Target, Arc<AtomicU32>) {
+    let left = Arc::new(AtomicU32::new(0));
+    let others = left.clone();
+    let hook = move |mut out: Outgoing| {
+        let at = out.bytes.windows(10).position(|bytes| bytes == b"FABRIC0001");
+        let is_other = |n: u32| n.checked_sub(1);
+        if let Some(at) = at
+            && others.fetch_update(Ordering::AcqRel, Ordering::Acquire, is_other).is_ok()
+        {
+            out.bytes[at..at + 10].copy_from_slice(b"ANOTHER001");
+        }
+        Act::Send(out.bytes)
+    };
+    (Target::start(Config { hook: Arc::new(hook), ..Config::default() }), left)
+}
+
+#[test]
+fn another_controller_is_not_used_and_the_search_goes_on() {
+    let (target, left) = with_other_serials();
+    let drive = open(&target, "?reconnect=60");
+    left.store(3, Ordering::Release);
+    target.disconnect();
+    read(&drive).unwrap();
+    let drive = open(&target, "?reconnect=1");
+    left.store(u32::MAX, Ordering::Release);
+    let error = drive.reset().unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, Error::Lost { .. }), "{error:?}");
+    assert!(text.contains("ANOTHER001") && text.contains("FABRIC0001"), "{text}");
+}
+
+#[test]
+fn a_controller_that_fails_a_command_once_can_be_opened() {
+    for what in [cns::CONTROLLER, cns::ACTIVE_NAMESPACES, cns::NAMESPACE] {
+        let target = Target::start(Config::default());
+        let mut has_failed = false;
+        target.refuse(move |qid, sqe| {
+            let fails = !has_failed && identifies(what, qid, sqe);
+            has_failed |= fails;
+            if fails { Status::NAMESPACE_NOT_READY } else { Status::SUCCESS }
+        });
+        read(&open(&target, "")).unwrap();
+    }
 }
 
 #[test]
