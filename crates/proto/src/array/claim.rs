@@ -1,6 +1,6 @@
 //! What a miss does under its set's lock: find the page after all, or make room for it.
 
-use super::layout::{NO_PAGE, WAYS, set, state};
+use super::layout::{NO_PAGE, WAYS, life_note, set, state};
 use super::{Backing, PageCache};
 use crate::GpuAddr;
 use crate::queue::Memory;
@@ -119,17 +119,30 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
         if !idle || seen & state::MOST_PINS != 0 || !wanted && seen & state::PINS != 0 {
             return false;
         }
-        if seen & state::UNSURE != 0 && !self.is_over(mem, backing, slot) {
+        let gone = state::DIRTY | state::BROKEN | state::UNSURE;
+        if mem.compare_exchange_acquire(at, seen, (seen & !gone | state::WRITING) + 1) != seen {
             return false;
         }
-        let gone = state::DIRTY | state::BROKEN | state::UNSURE;
-        mem.compare_exchange_acquire(at, seen, (seen & !gone | state::WRITING) + 1) == seen
+        // Only now does the note stay: before, another write-back could end in doubt and leave the word as it was.
+        if seen & state::UNSURE != 0 && !self.is_over(mem, backing, slot) {
+            mem.fetch_or(at, seen & gone);
+            self.end_writing(mem, slot);
+            return false;
+        }
+        true
+    }
+
+    /// Clears the mark of a page that is being written back, and releases its pin. Flags are set before: a page that is
+    /// neither dirty nor marked counts as written.
+    #[inline(always)]
+    pub(super) fn end_writing(&self, mem: &M, slot: u32) {
+        mem.fetch_add_release(self.state(mem, slot), (state::WRITING + 1).wrapping_neg());
     }
 
     /// Whether the backing has released a command of unknown outcome, which a slot's note names.
     #[inline(always)]
     pub(super) fn is_over(&self, mem: &M, backing: &B, slot: u32) -> bool {
-        mem.load_acquire(self.word(mem, slot, set::NOTE)) != backing.life(mem)
+        mem.load_acquire(self.word(mem, slot, set::NOTE)) != life_note(backing.life(mem))
     }
 
     /// Forgets the page in a slot that the backing may still write to.
@@ -138,7 +151,7 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
         self.set_tag(mem, slot, NO_PAGE);
         // A thread that sees the note no longer sees the page's tag. If it waited for the page, it would take the note for the
         // error of an earlier read.
-        mem.store_release(self.word(mem, slot, set::NOTE), life);
+        mem.store_release(self.word(mem, slot, set::NOTE), life_note(life));
         mem.fetch_add_release(self.state(mem, slot), state::LOST.wrapping_sub(state::LOADING));
     }
 }

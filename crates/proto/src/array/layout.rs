@@ -51,12 +51,17 @@ pub(super) mod state {
     pub const WRITING: u32 = 1 << 25;
     /// The last write-back failed: the note says why.
     pub const BROKEN: u32 = 1 << 24;
-    /// The last write-back may still happen: the note is the epoch of the backing in which it may.
+    /// The last write-back may still happen: the note is the life of the backing in which it may.
     pub const UNSURE: u32 = 1 << 23;
 
     pub const PINS: u32 = (1 << 23) - 1;
     /// More pins are refused. There is room above for those that are about to be released.
     pub const MOST_PINS: u32 = 1 << 22;
+}
+
+/// The note of a command that may still happen in this life of the backing. It is no number of an [`Answer`].
+pub(super) const fn life_note(life: u32) -> u32 {
+    1 << 31 | life
 }
 
 /// Offsets of the counters. They wrap.
@@ -100,6 +105,15 @@ pub fn directory_words(pages: u32) -> impl Iterator<Item = u32> {
     })
 }
 
+/// Whether a thread has a pin, or a command under way for a page.
+#[must_use]
+pub fn is_in_use(directory: &[u32]) -> bool {
+    let is_used = |word: &u32| word & state::PINS != 0 || word & state::KIND == state::LOADING;
+    let of_set =
+        |words: &[u32]| words.iter().skip((set::STATE / 4) as usize).take(WAYS as usize).any(is_used);
+    directory.chunks_exact(SET_WORDS as usize).any(of_set)
+}
+
 /// The pages of a directory that could not be written back when that was last tried, and why.
 pub fn broken_pages(directory: &[u32]) -> impl Iterator<Item = (u64, ArrayError)> + '_ {
     directory.chunks_exact(SET_WORDS as usize).flat_map(|words| {
@@ -109,12 +123,12 @@ pub fn broken_pages(directory: &[u32]) -> impl Iterator<Item = (u64, ArrayError)
             if flags & (state::KIND | state::BROKEN) != state::VALID | state::BROKEN {
                 return None;
             }
-            let answer = match flags & state::UNSURE {
-                0 => Answer::from_code(word(set::NOTE) as i32).unwrap_or(Answer::TimedOut),
-                _ => Answer::InDoubt,
+            let error = match flags & state::UNSURE {
+                0 => ArrayError::from_code(word(set::NOTE) as i32),
+                _ => None,
             };
             let page = u64::from(word(set::LOW)) | u64::from(word(set::HIGH)) << 32;
-            Some((page, ArrayError::WriteBack(answer)))
+            Some((page, error.unwrap_or(ArrayError::WriteBack(Answer::InDoubt))))
         })
     })
 }

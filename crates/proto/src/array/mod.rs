@@ -25,7 +25,7 @@ pub use hits::{HIT_WORDS, run_hits};
 pub use items::{GatherItem, GatherJob, MissList};
 pub use layout::{
     ArrayHandle, MAX_PAGE_BYTES, MIN_PAGE_BYTES, WAYS, broken_pages, counter, directory_bytes,
-    directory_words,
+    directory_words, is_in_use,
 };
 pub use misses::{MISS_WORDS, run_misses};
 pub use request::{PageRequest, PageStep};

@@ -2,7 +2,7 @@
 
 use super::cache::Found;
 use super::claim::Claim;
-use super::layout::{NO_PAGE, counter, set, state};
+use super::layout::{NO_PAGE, counter, life_note, set, state};
 use super::{ArrayError, Backing, PageCache};
 use crate::GpuAddr;
 use crate::kernel::{Answer, Command, DeviceOp};
@@ -246,18 +246,16 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
         answer: Answer,
         life: u32,
     ) -> Result<(), ArrayError> {
-        let at = self.state(mem, slot);
         if answer != Answer::Done {
             let (note, flags) = match answer {
-                Answer::InDoubt | Answer::Stopped => (life, state::UNSURE),
-                _ => (answer.code() as u32, 0),
+                Answer::InDoubt | Answer::Stopped => (life_note(life), state::UNSURE),
+                _ => (ArrayError::WriteBack(answer).code() as u32, 0),
             };
             mem.store_release(self.word(mem, slot, set::NOTE), note);
-            // Before the mark is cleared: a page that is neither dirty nor marked counts as written.
-            mem.fetch_or(at, state::DIRTY | state::BROKEN | flags);
+            mem.fetch_or(self.state(mem, slot), state::DIRTY | state::BROKEN | flags);
             self.count(mem, counter::FAILED_WRITES, 1);
         }
-        mem.fetch_add_release(at, (state::WRITING + 1).wrapping_neg());
+        self.end_writing(mem, slot);
         if answer == Answer::Done { Ok(()) } else { Err(ArrayError::WriteBack(answer)) }
     }
 
@@ -268,21 +266,20 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
         // The note before the tag: a slot that has another page by now has another tag, too.
         let note = mem.load_acquire(self.word(mem, slot, set::NOTE));
         let same = self.tag(mem, slot) == request.page;
-        match kind {
-            state::LOADING if same => {
-                if mem.now() < request.deadline {
-                    return PageStep::Pending;
-                }
-                PageStep::Failed(ArrayError::TimedOut)
+        if same && kind == state::LOADING {
+            if mem.now() < request.deadline {
+                return PageStep::Pending;
             }
-            state::FAILED if same => {
-                let answer = Answer::from_code(note as i32).unwrap_or(Answer::TimedOut);
-                PageStep::Failed(ArrayError::Read(answer))
-            }
-            _ => {
-                request.phase = PagePhase::Look;
-                PageStep::Pending
-            }
+            return PageStep::Failed(ArrayError::TimedOut);
         }
+        // Other notes are of a later write-back: the page was read again meanwhile.
+        if same
+            && kind == state::FAILED
+            && let Some(answer) = Answer::from_code(note as i32)
+        {
+            return PageStep::Failed(ArrayError::Read(answer));
+        }
+        request.phase = PagePhase::Look;
+        PageStep::Pending
     }
 }

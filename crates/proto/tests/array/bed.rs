@@ -5,10 +5,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
+use onehop_proto::GpuAddr;
 use onehop_proto::array::{ArrayHandle, Backing, Flushed, PageCache, counter, directory_words, flush_slots};
 use onehop_proto::kernel::{Answer, Command, DeviceOp, Lanes};
 use onehop_proto::queue::Memory;
-use onehop_proto::{GpuAddr, Status};
 
 pub const LANES: u32 = 8;
 pub const PAGE: u64 = 1024;
@@ -47,8 +47,8 @@ impl Random {
 pub struct Disk {
     /// Every how many commands one fails, and how.
     pub fails: Option<(u32, Answer)>,
-    /// Writes of this block fail.
-    pub unwritable: Option<u64>,
+    /// Writes of this block fail, and how.
+    pub unwritable: Option<(u64, Answer)>,
     /// A command ends after up to this many polls, sooner or later than those before it.
     pub late: u32,
     /// The array's limit.
@@ -73,7 +73,12 @@ pub struct Bed {
     commands: AtomicU32,
     life: AtomicU32,
     start: Instant,
+    /// What happens between two steps of a thread, and after how many acquiring loads and looks at the life.
+    between: Mutex<Option<(u32, Meanwhile)>>,
 }
+
+/// What other threads do in the middle of an operation.
+pub type Meanwhile = fn(&Bed);
 
 impl Bed {
     /// An array with a cache of this many pages.
@@ -87,6 +92,7 @@ impl Bed {
             commands: AtomicU32::new(0),
             life: AtomicU32::new(0),
             start: Instant::now(),
+            between: Mutex::default(),
         };
         let handle = ArrayHandle {
             directory: DIRECTORY,
@@ -145,18 +151,46 @@ impl Bed {
         self.life.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Before the next acquiring load or look at the life but `steps`, `f` runs.
+    pub fn meanwhile(&self, steps: u32, f: Meanwhile) {
+        *self.between.lock().unwrap() = Some((steps, f));
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.between.lock().unwrap().is_none()
+    }
+
+    fn step(&self) {
+        let mut between = self.between.lock().unwrap();
+        match &mut *between {
+            Some((0, f)) => {
+                let f = *f;
+                *between = None;
+                drop(between);
+                f(self);
+            }
+            Some((steps, _)) => *steps -= 1,
+            None => {}
+        }
+    }
+
+    /// A thread's view.
+    pub fn mem(&self) -> Mem<'_> {
+        Mem { bed: self, local: Vec::new() }
+    }
+
     /// Runs threads to their end.
     pub fn run(&self, threads: u32, kernel: impl Fn(&Mem, u32) + Sync) {
         std::thread::scope(|scope| {
             for index in 0..threads {
                 let kernel = &kernel;
-                scope.spawn(move || kernel(&Mem { bed: self, local: Vec::new() }, index));
+                scope.spawn(move || kernel(&self.mem(), index));
             }
         });
     }
 
     pub fn flush(&self) -> Flushed {
-        let mem = Mem { bed: self, local: Vec::new() };
+        let mem = self.mem();
         flush_slots(&mem, &self.array(&mem), (0, 1), u64::MAX)
     }
 }
@@ -186,6 +220,7 @@ impl Memory for Mem<'_> {
         self.word(at).load(Ordering::Relaxed)
     }
     fn load_acquire(&self, at: GpuAddr) -> u32 {
+        self.bed.step();
         self.word(at).load(Ordering::Acquire)
     }
     fn store(&self, at: GpuAddr, value: u32) {
@@ -262,8 +297,9 @@ impl<'a> Backing<Mem<'a>> for Toy<'a> {
     ) -> Answer {
         let bed = self.0;
         let number = bed.commands.fetch_add(1, Ordering::Relaxed) + 1;
+        let unwritable = bed.disk.unwritable.filter(|(at, _)| op == DeviceOp::Write && *at == lba);
         let answer = match bed.disk.fails {
-            _ if op == DeviceOp::Write && bed.disk.unwritable == Some(lba) => Answer::Failed(Status(0x281)),
+            _ if unwritable.is_some() => unwritable.map_or(Answer::Done, |(_, answer)| answer),
             Some((every, answer)) if number.is_multiple_of(every) && !bed.calm.load(Ordering::Relaxed) => {
                 answer
             }
@@ -278,6 +314,7 @@ impl<'a> Backing<Mem<'a>> for Toy<'a> {
         words[2] = offset as u32;
         words[8] = blocks;
         words[9] = op as u32;
+        words[12] = bed.life.load(Ordering::Relaxed);
         words[13] = late;
         words[14] = answer.code() as u32;
         *command = Command::from_words(words);
@@ -310,6 +347,7 @@ impl<'a> Backing<Mem<'a>> for Toy<'a> {
     }
 
     fn life(&self, _: &Mem<'a>) -> u32 {
+        self.0.step();
         self.0.life.load(Ordering::Relaxed)
     }
 

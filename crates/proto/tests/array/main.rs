@@ -9,12 +9,14 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use bed::{Bed, Disk, LANES, Mem, PAGE, Random, word};
 use onehop_proto::array::{
-    ArrayError, GatherItem, GatherJob, HIT_WORDS, MISS_WORDS, MissList, flush_slots, read_rows, run_hits,
-    run_misses, write_rows,
+    ArrayError, GatherItem, GatherJob, HIT_WORDS, MISS_WORDS, MissList, PageRequest, PageStep, flush_slots,
+    read_rows, run_hits, run_misses, write_rows,
 };
 use onehop_proto::kernel::{Answer, Lanes, share};
 use onehop_proto::queue::Memory;
 use onehop_proto::{GpuAddr, Status};
+
+const UNREADABLE: Answer = Answer::Failed(Status(0x281));
 
 /// Rows of these bytes, one every `stride` bytes.
 #[derive(Clone, Copy)]
@@ -234,15 +236,73 @@ fn a_write_in_doubt_is_written_again_in_the_next_life_only() {
     assert_eq!(bed.media()[5], 77);
 }
 
+/// A thread finds a page whose write is over, and stops before it claims the page. Meanwhile another writes it, and that is
+/// in doubt, too: the page looks as before.
+#[test]
+fn a_page_that_is_in_doubt_again_is_not_written_by_a_thread_that_was_late() {
+    let bed = Bed::new(8, Disk { fails: Some((1, Answer::InDoubt)), ..Disk::default() });
+    bed.calm(true);
+    bed.put(bed::OUT, [77]);
+    assert_eq!(scatter(&bed, Rows(4, 4), &[5], 1), [0]);
+    bed.calm(false);
+    let in_doubt = Some(ArrayError::WriteBack(Answer::InDoubt));
+    assert_eq!((bed.flush().error, bed.commands()), (in_doubt, 2));
+    for steps in 0..8 {
+        bed.next_life();
+        let before = bed.commands();
+        bed.meanwhile(steps, |bed| {
+            let mem = bed.mem();
+            // If the page is the first thread's by now, this one gives up.
+            flush_slots(&mem, &bed.array(&mem), (0, 1), mem.now() + 20_000_000);
+        });
+        assert_eq!(bed.flush().error, in_doubt);
+        assert_eq!(bed.commands(), before + 1, "steps: {steps}; over: {}", bed.is_over());
+        bed.meanwhile(u32::MAX, |_| ());
+    }
+    bed.next_life();
+    bed.calm(true);
+    assert_eq!((bed.flush().written, bed.media()[5]), (1, 77));
+}
+
+/// A thread waits for a read, which fails. Before it has read why, the page is read again and written, and the write
+/// fails.
+#[test]
+fn a_failed_write_is_not_taken_for_the_read_that_one_waited_for() {
+    for answer in [Answer::Failed(Status(0x282)), Answer::InDoubt] {
+        for steps in 0..3 {
+            let unwritable = Some((0, answer));
+            let bed =
+                Bed::new(8, Disk { late: 1, fails: Some((1, UNREADABLE)), unwritable, ..Disk::default() });
+            let mem = bed.mem();
+            let array = bed.array(&mem);
+            bed.next_life();
+            let [mut reads, mut waits] = [(); 2].map(|()| PageRequest::new(&array, &mem, 0));
+            assert_eq!(array.advance(&mem, &mut reads), PageStep::Pending);
+            assert_eq!(array.advance(&mem, &mut waits), PageStep::Pending);
+            while array.advance(&mem, &mut reads) == PageStep::Pending {}
+            bed.meanwhile(steps, |bed| {
+                let mem = bed.mem();
+                bed.calm(true);
+                drop(bed.array(&mem).pin_mut(&mem, 0).unwrap());
+                assert_eq!(bed.flush().failed, 1);
+            });
+            let step = array.advance(&mem, &mut waits);
+            // The last comes too late.
+            let own = PageStep::Failed(ArrayError::Read(UNREADABLE));
+            assert_eq!(step, if steps == 2 { own } else { PageStep::Pending }, "{answer:?}, {steps} steps");
+        }
+    }
+}
+
 #[test]
 fn a_page_that_can_never_be_written_does_not_keep_others_from_making_room() {
-    let bed = Bed::new(8, Disk { unwritable: Some(0), ..Disk::default() });
+    let bed = Bed::new(8, Disk { unwritable: Some((0, UNREADABLE)), ..Disk::default() });
     bed.run(1, |mem, _| {
         let array = bed.array(mem);
         // One after the other: page 0 is in the first way.
         assert!((0..8).all(|page| array.pin_mut(mem, page * PAGE).is_ok()));
         let read = |page| array.pin(mem, page * PAGE).map(|_| ());
-        let failed = ArrayError::WriteBack(Answer::Failed(Status(0x281)));
+        let failed = ArrayError::WriteBack(UNREADABLE);
         assert_eq!(read(100), Err(failed), "what was tried first");
         assert!((100..120).all(|page| read(page) == Ok(())));
         assert_eq!((bed.flush().failed, bed.flush().error), (1, Some(failed)));
