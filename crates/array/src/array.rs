@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use onehop_drive::{Drive, ExportedQueue, GpuMode, GpuSetup, IoQueue, Namespace};
-use onehop_gpu::{ArrayJob, ArrayKernels, ArrayRows, Gpu, Place, Region};
+use onehop_gpu::{ArrayJob, ArrayKernels, ArrayRows, Gpu, Place, Region, ReusedMemory};
 use onehop_proto::GpuAddr;
 use onehop_proto::array::{
     ArrayError, ArrayHandle, FlushReport, GatherItem, MAX_PAGE_BYTES, MIN_PAGE_BYTES, WAYS, broken_pages,
-    counter, directory_bytes, directory_words,
+    counter, directory_bytes, directory_words, is_in_use,
 };
 
 use crate::{ArrayOptions, ArrayStats, Error, Result};
@@ -23,19 +23,35 @@ const MOST_WARPS: u32 = 4096;
 const MOST_THREADS: u32 = 1 << 16;
 const MOST_EMULATED: u32 = 32;
 
+/// What answers consist of at first, and no [`ArrayError::code`] does.
+const NO_ANSWER: u8 = 0x80;
+
+/// How often the host looks whether a closed array is still used.
+const CLOSING_POLL_INTERVAL: Duration = Duration::from_millis(2);
+
 /// An open array. Dropping it discards what was not flushed.
 pub struct Array {
-    exported: ExportedQueue,
+    /// None once it was taken back.
+    exported: Option<ExportedQueue>,
     /// For flushes of the drive.
     queue: IoQueue,
     ns: Namespace,
     gpu: Arc<dyn Gpu>,
-    kernels: Mutex<Box<dyn ArrayKernels>>,
+    launcher: Mutex<Launcher>,
     /// Handle, counters, directory.
     memory: Region,
+    /// The cache's pages.
+    pages: Region,
     bytes: u64,
     slots: u32,
     options: ArrayOptions,
+}
+
+/// Runs one kernel at a time.
+struct Launcher {
+    kernels: Box<dyn ArrayKernels>,
+    /// Where kernels leave their results.
+    results: ReusedMemory,
 }
 
 /// The result of moving rows.
@@ -80,7 +96,7 @@ impl Array {
         };
         // A directory with wrong words could name any way.
         let bytes = (slots.max(WAYS) as usize) << page_shift;
-        let (data, buffer) = drive.gpu_buffer(&*gpu, options.placement.data, bytes)?;
+        let (pages, buffer) = drive.gpu_buffer(&*gpu, options.placement.data, bytes)?;
         let directory = directory_bytes(slots) as usize;
         let memory = gpu.alloc(Place::Vram, DIRECTORY + directory)?;
         let words: Vec<u8> = directory_words(slots).flat_map(u32::to_le_bytes).collect();
@@ -92,7 +108,7 @@ impl Array {
         let handle = ArrayHandle {
             queue: exported.handle().0,
             directory: at(DIRECTORY),
-            data: data.addr().0,
+            data: pages.addr().0,
             offset: 0,
             lba: blocks.start,
             blocks: blocks.end - blocks.start,
@@ -107,8 +123,9 @@ impl Array {
         memory.write(0, &words)?;
         kernels.attach(memory.addr())?;
         let bytes = handle.blocks << block_shift;
-        let (ns, kernels) = (ns.clone(), Mutex::new(kernels));
-        Ok(Self { exported, queue, ns, gpu, kernels, memory, bytes, slots, options })
+        let launcher = Mutex::new(Launcher { kernels, results: ReusedMemory::default() });
+        let (exported, ns) = (Some(exported), ns.clone());
+        Ok(Self { exported, queue, ns, gpu, launcher, memory, pages, bytes, slots, options })
     }
 
     /// The GPU address of the array's handle, for kernels. They must end before the array is closed or dropped.
@@ -152,12 +169,14 @@ impl Array {
     /// # Errors
     /// Why it does not.
     pub fn check(&self) -> Result<()> {
-        Ok(self.exported.check()?)
+        Ok(self.exported.as_ref().map_or(Ok(()), ExportedQueue::check)?)
     }
 
     /// Ends all waits of kernels for the drive, now and in future.
     pub fn stop(&self) {
-        self.exported.stop();
+        if let Some(exported) = &self.exported {
+            exported.stop();
+        }
     }
 
     /// Gathers rows into `out`, in the order of `ids`. The GPU gets them sorted, so neighbours share their pages.
@@ -197,17 +216,17 @@ impl Array {
         if !self.options.writable {
             return Ok(flushed);
         }
-        let report = self.gpu.alloc(Place::Vram, FlushReport::BYTES)?;
-        let limit = self.options.limit.saturating_mul(2);
-        self.run(&ArrayJob::flush(&report, limit)?, self.threads(self.slots as usize), limit)?;
-        flushed.written = report.word(FlushReport::WRITTEN as usize)?;
-        let failed = report.word(FlushReport::FAILED as usize)?;
+        let (limit, threads) = (self.options.limit.saturating_mul(2), self.threads(self.slots as usize));
+        let job = |report: &Region| ArrayJob::flush(report, limit);
+        let (_, report) = self.run((FlushReport::BYTES, 0), threads, limit, job)?;
+        let word = |at: u64| report.get(at as usize / 4).copied().unwrap_or_default();
+        flushed.written = word(FlushReport::WRITTEN) as u32;
+        let failed = word(FlushReport::FAILED) as u32;
         // Even if some pages failed: the others become durable. An error here comes first, because the drive reports lost
         // writes only once, and pages that failed are still dirty at the next flush.
         self.queue.flush(&self.ns)?;
         if failed > 0 {
-            let code = report.word(FlushReport::ERROR as usize)? as i32;
-            let error = ArrayError::from_code(code).unwrap_or(ArrayError::TimedOut);
+            let error = ArrayError::from_code(word(FlushReport::ERROR)).unwrap_or(ArrayError::TimedOut);
             return Err(Error::NotWritten { failed, error });
         }
         Ok(flushed)
@@ -218,23 +237,51 @@ impl Array {
     /// # Errors
     /// When the GPU's memory cannot be read.
     pub fn broken(&self) -> Result<Vec<(u64, ArrayError)>> {
-        let mut bytes = vec![0; directory_bytes(self.slots) as usize];
-        self.memory.read(DIRECTORY, &mut bytes)?;
-        let word = |four: &[u8]| four.try_into().map_or(0, u32::from_le_bytes);
-        let words: Vec<u32> = bytes.chunks(4).map(word).collect();
-        Ok(broken_pages(&words).collect())
+        Ok(broken_pages(&self.directory()?).collect())
     }
 
     /// Flushes the array and deletes its queue. No kernel may use it any more. The cache is gone afterwards, even if it has
     /// pages that could not be written: to try again, call [`Self::flush`] until it succeeds, then this.
     ///
     /// # Errors
-    /// As for [`Self::flush`]; otherwise when threads of a kernel did not leave the queue.
-    pub fn close(self) -> Result<()> {
+    /// As for [`Self::flush`]; otherwise when threads of a kernel did not leave the queue, or did not release pages. What
+    /// these may use stays allocated.
+    pub fn close(mut self) -> Result<()> {
         let flushed = self.flush();
-        let taken_back = self.exported.take_back();
+        let ended = self.end();
         flushed?;
-        Ok(taken_back?)
+        ended
+    }
+
+    fn end(&mut self) -> Result<()> {
+        let Some(exported) = self.exported.take() else { return Ok(()) };
+        // This ends all waits for the drive.
+        exported.stop();
+        let is_unused = self.is_unused_in_time();
+        let taken_back = exported.take_back();
+        if taken_back.is_err() || !matches!(is_unused, Ok(true)) {
+            std::mem::forget((self.memory.clone(), self.pages.clone()));
+        }
+        taken_back?;
+        if is_unused? { Ok(()) } else { Err(Error::InUse { patience: self.options.patience }) }
+    }
+
+    /// Waits until no page is pinned or being read.
+    fn is_unused_in_time(&self) -> Result<bool> {
+        let begun = Instant::now();
+        while is_in_use(&self.directory()?) {
+            if begun.elapsed() >= self.options.patience {
+                return Ok(false);
+            }
+            std::thread::sleep(CLOSING_POLL_INTERVAL);
+        }
+        Ok(true)
+    }
+
+    fn directory(&self) -> Result<Vec<u32>> {
+        let mut bytes = vec![0; directory_bytes(self.slots) as usize];
+        self.memory.read(DIRECTORY, &mut bytes)?;
+        Ok(words(&bytes).map(|word| word as u32).collect())
     }
 
     fn most(&self, real: u32) -> u32 {
@@ -262,26 +309,54 @@ impl Array {
         }
         let mut list: Vec<_> = (0..).zip(ids).map(|(to, row)| GatherItem { row: *row, to, pad: 0 }).collect();
         list.sort_unstable_by_key(|item| item.row);
-        let answers = self.gpu.alloc(Place::Vram, ids.len() * 4)?;
-        // Rows that no thread reaches count as not done.
-        answers.fill(0, ids.len() * 4, 0xff)?;
         let limit = self.options.limit;
-        let took = self.run(&job(rows, &list, [buffer, &answers], limit)?, threads, limit)?;
-        let mut bytes = vec![0; ids.len() * 4];
-        answers.read(0, &mut bytes)?;
-        let code = |four: &[u8]| four.try_into().map_or(-1, i32::from_le_bytes);
-        let error = |code| ArrayError::from_code(code).unwrap_or(ArrayError::TimedOut);
-        let failed = bytes.chunks(4).map(code).enumerate().filter(|(_, code)| *code != 0);
+        let job = |answers: &Region| job(rows, &list, [buffer, answers], limit);
+        let (took, answers) = self.run((ids.len() * 4, NO_ANSWER), threads, limit, job)?;
+        // Threads answer all rows, unless they do not find the array.
+        let error = |code| ArrayError::from_code(code).unwrap_or(ArrayError::NoArray);
+        let failed = answers.into_iter().enumerate().filter(|(_, code)| *code != 0);
         Ok(MovedRows { took, failed: failed.map(|(place, code)| (place, error(code))).collect() })
     }
 
-    /// Runs a kernel that starts no new page after `limit`.
-    fn run(&self, job: &ArrayJob, threads: u32, limit: Duration) -> Result<Duration> {
-        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Runs a kernel that starts no new page after `limit`. Its results are so many bytes, each of which has this value at
+    /// first. Returns its time, and the results as words.
+    fn run(
+        &self,
+        (bytes, value): (usize, u8),
+        threads: u32,
+        limit: Duration,
+        job: impl FnOnce(&Region) -> onehop_gpu::Result<ArrayJob>,
+    ) -> Result<(Duration, Vec<i32>)> {
+        let mut launcher = self.launcher.lock().unwrap_or_else(PoisonError::into_inner);
+        let Launcher { kernels, results } = &mut *launcher;
+        let memory = results.take(bytes, |bytes| self.gpu.alloc(Place::Vram, bytes))?;
+        let job = match memory.fill(0, bytes, value).and_then(|()| job(&memory)) {
+            Ok(job) => job,
+            Err(refused) => {
+                results.keep(memory);
+                return Err(refused.into());
+            }
+        };
         // A page in progress may wait for others, be written back and be read.
         let last = self.options.patience.saturating_add(self.options.limit.saturating_mul(3));
-        Ok(kernels.run(job, threads, limit.saturating_add(last))?)
+        // After an error the kernel may still run, and use the memory.
+        let took = kernels.run(&job, threads, limit.saturating_add(last))?;
+        let mut read = vec![0; bytes];
+        memory.read(0, &mut read)?;
+        results.keep(memory);
+        Ok((took, words(&read).collect()))
     }
+}
+
+impl Drop for Array {
+    fn drop(&mut self) {
+        // Nobody is left to get the error.
+        let _ = self.end();
+    }
+}
+
+fn words(bytes: &[u8]) -> impl Iterator<Item = i32> {
+    bytes.as_chunks().0.iter().map(|four| i32::from_le_bytes(*four))
 }
 
 /// The page size and block size as powers of two.

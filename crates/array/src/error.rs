@@ -1,5 +1,7 @@
 //! Errors of array operations.
 
+use std::time::Duration;
+
 use onehop_gpu::ArrayRows;
 use onehop_proto::array::ArrayError;
 
@@ -25,6 +27,14 @@ pub enum Error {
         rows: ArrayRows,
         /// How many such rows the array has.
         most: u64,
+    },
+    /// Threads of a kernel still used pages when the array was closed. Its memory stays allocated.
+    #[error(
+        "threads of a kernel did not release the pages of an array within {patience:?}; its memory stays theirs"
+    )]
+    InUse {
+        /// [`crate::ArrayOptions::patience`].
+        patience: Duration,
     },
     /// Pages could not be written back. They stay in the cache, so another flush may succeed.
     #[error("{failed} pages could not be written back; the first: {error}")]

@@ -62,6 +62,29 @@ pub trait ArrayKernels: Send {
     fn run(&mut self, job: &ArrayJob, threads: u32, limit: Duration) -> Result<Duration>;
 }
 
+/// Memory that is kept from one kernel to the next: while a persistent kernel runs, CUDA cannot free any.
+#[derive(Default)]
+pub struct ReusedMemory(Option<Region>);
+
+impl ReusedMemory {
+    /// Takes out what is kept, or new memory from `alloc` if that has fewer than `bytes` bytes.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn take(&mut self, bytes: usize, alloc: impl FnOnce(usize) -> Result<Region>) -> Result<Region> {
+        match self.0.take() {
+            Some(kept) if kept.len() >= bytes => Ok(kept),
+            // Rounded up, so that slowly growing jobs do not need new memory each.
+            _ => alloc(bytes.checked_next_power_of_two().unwrap_or(bytes)),
+        }
+    }
+
+    /// Keeps memory that no kernel uses any more.
+    pub fn keep(&mut self, memory: Region) {
+        self.0 = Some(memory);
+    }
+}
+
 impl ArrayJob {
     /// Warps gather rows into a buffer. `memory` is the buffer, and room for the answers.
     ///
@@ -204,6 +227,7 @@ pub(crate) fn not_attached() -> Error {
 pub(crate) struct EmulatedArrays {
     pub(crate) gpu: Emulated,
     pub(crate) array: Option<GpuAddr>,
+    pub(crate) items: ReusedMemory,
 }
 
 impl ArrayKernels for EmulatedArrays {
@@ -218,7 +242,8 @@ impl ArrayKernels for EmulatedArrays {
             return Ok(Duration::ZERO);
         }
         let begun = std::time::Instant::now();
-        let (work, _items) = job.on(|bytes| self.gpu.alloc(Place::Vram, bytes))?;
+        let (work, items) =
+            job.on(|bytes| self.items.take(bytes, |bytes| self.gpu.alloc(Place::Vram, bytes)))?;
         let running = match work {
             ArrayWork::Gather(job, list) => {
                 let hits = self.gpu.start_warps((threads, HIT_WORDS), move |warp, index| {
@@ -247,6 +272,8 @@ impl ArrayKernels for EmulatedArrays {
             }),
         };
         running?.join()?;
-        Ok(begun.elapsed())
+        let took = begun.elapsed();
+        items.into_iter().for_each(|items| self.items.keep(items));
+        Ok(took)
     }
 }

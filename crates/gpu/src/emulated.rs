@@ -14,7 +14,7 @@ use onehop_proto::kernel::{
 };
 use onehop_proto::queue::{Memory, Shared};
 
-use crate::arrays::EmulatedArrays;
+use crate::arrays::{EmulatedArrays, ReusedMemory};
 use crate::blocks::InTurn;
 use crate::controllers::emulated::Controllers;
 use crate::controllers::{Hold, Serving};
@@ -279,7 +279,7 @@ impl Gpu for Emulated {
     }
 
     fn array_kernels(&self) -> Result<Box<dyn ArrayKernels>> {
-        Ok(Box::new(EmulatedArrays { gpu: self.clone(), array: None }))
+        Ok(Box::new(EmulatedArrays { gpu: self.clone(), array: None, items: ReusedMemory::default() }))
     }
 
     fn map_registers(&self, regs: Arc<dyn Registers>) -> Result<Doorbells> {

@@ -28,7 +28,7 @@ mod relay;
 mod space;
 mod sums;
 
-pub use arrays::{ArrayJob, ArrayKernels, ArrayRows};
+pub use arrays::{ArrayJob, ArrayKernels, ArrayRows, ReusedMemory};
 pub use copier::{Copier, Mark, Rows, copy_rate};
 pub use emulated::{EMULATED_LANES, Emulated};
 pub use error::{Error, Result};

@@ -1,6 +1,7 @@
 //! Arrays on a simulated drive, used by the emulated GPU.
 #![allow(clippy::unwrap_used)]
 
+mod closing;
 mod faults;
 mod hostile;
 mod reads;

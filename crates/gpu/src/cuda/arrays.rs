@@ -15,7 +15,7 @@ use super::kernels::{self, KernelCall};
 use super::launch::Used;
 use super::live::{MemoryHold, Touched};
 use super::module::{Arg, Shape};
-use crate::arrays::{ArrayJob, ArrayKernels, ArrayWork, not_attached};
+use crate::arrays::{ArrayJob, ArrayKernels, ArrayWork, ReusedMemory, not_attached};
 use crate::{Error, Gpu, Region, Result};
 
 const WHAT: &str = "a kernel of an array";
@@ -45,6 +45,8 @@ pub(super) struct CudaArrays {
     gpu: CudaGpu,
     code: Code,
     attached: Option<Attached>,
+    /// The items of jobs. No other code reaches them.
+    items: ReusedMemory,
 }
 
 impl CudaArrays {
@@ -58,7 +60,7 @@ impl CudaArrays {
         for name in KERNELS {
             code.registers(name)?;
         }
-        Ok(Self { gpu: gpu.clone(), code, attached: None })
+        Ok(Self { gpu: gpu.clone(), code, attached: None, items: ReusedMemory::default() })
     }
 }
 
@@ -168,8 +170,8 @@ impl ArrayKernels for CudaArrays {
         let context = &self.gpu.0.context;
         job.memory.iter().try_for_each(|memory| context.check(WHAT, memory))?;
         let mut held = context.hold(&array.touched)?;
-        let (work, items) = job.on(|bytes| self.gpu.alloc_private(bytes))?;
-        held.push(Arc::new((array.handles.clone(), job.memory.clone(), items)) as MemoryHold);
+        let (work, items) = job.on(|bytes| self.items.take(bytes, |bytes| self.gpu.alloc_private(bytes)))?;
+        held.push(Arc::new((array.handles.clone(), job.memory.clone(), items.clone())) as MemoryHold);
         let words = |words: &[u64]| Arg::Words(words.into());
         // The name, the arguments between the array and the number of threads, that number, and each warp's shared memory.
         let calls = match &work {
@@ -201,16 +203,18 @@ impl ArrayKernels for CudaArrays {
             let function = self.code.function(name)?;
             let call = KernelCall { function: &function, shape, args };
             let used = Used { memory: None, _held: held.clone() };
+            // What the handles refer to is live memory of this GPU, a peer or the host, and held until the kernel has
+            // ended. The kernel checks control memory against the rings before it becomes an address.
             // SAFETY: the job's regions hold everything that its items refer to. Items, their list of misses and both
-            // handles are in memory that no safe call reaches. Everything that the handles refer to is live memory of
-            // this GPU, a peer or the host, and held until the kernel has ended. Whatever the directory says, a cache
-            // slot is a way of one of the handle's sets. The kernel checks control memory against the rings before it
-            // becomes an address. The list has room for every part of every item. Only the first half of a gather
-            // appends to it, and has ended before the second.
+            // handles are in memory that no safe call reaches; that of items and list is this job's until its kernels
+            // have ended. What the handles refer to: see above. Whatever the directory says, a cache slot is a way of
+            // one of the handle's sets. The list has room for every part of every item. Only the first half of a
+            // gather appends to it, and has ended before the second.
             let mut running = unsafe { self.gpu.start(name, &call, limit, used) }?;
             running.wait()?;
             took += running.took()?;
         }
+        items.into_iter().for_each(|items| self.items.keep(items));
         Ok(took)
     }
 }
