@@ -5,8 +5,9 @@
 //! session     what is kept of a client across connections
 //! perform     what was asked for, done
 //! ```
-//! A client with the key may do below the folder what the server's user may, for every user of its own: its machine decides
-//! about permissions. It reaches nothing outside of the folder, whatever it sends, and makes no devices and no files that run as
+//! A client with the key names the user of each request, and any user it likes. A server that is root's acts as that user, and its
+//! kernel checks permissions. Any other server does everything as its own user, and only the client's kernel keeps the client's
+//! users apart. A client reaches nothing outside of the folder, whatever it sends, and makes no devices and no files that run as
 //! their owner.
 
 mod connection;
