@@ -17,7 +17,7 @@ use onehop_os::Deadline;
 use crate::{Error, MemoryRef, Result};
 
 /// Ranges are whole pages of this size, which kernels register for devices.
-const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 /// How long to wait for another thread that registers the same range.
 const WAIT: Duration = Duration::from_secs(30);
 
@@ -130,6 +130,11 @@ impl<R> HeldRegistration<R> {
     pub fn offset(&self) -> u64 {
         self.offset
     }
+
+    /// The same for what lies further on in it.
+    pub(crate) fn further(self, by: u64) -> Self {
+        Self { offset: self.offset + by, ..self }
+    }
 }
 
 impl<R> Clone for HeldRegistration<R> {
@@ -190,6 +195,14 @@ impl<R> Cache<R> {
     #[must_use]
     pub fn account(&self) -> CacheCounters {
         self.lock().account
+    }
+
+    /// A registration that covers a range, if there is one.
+    pub(crate) fn existing(&self, allocation: Allocation, range: &Range<u64>) -> Option<HeldRegistration<R>> {
+        match self.lock().find(allocation, range) {
+            Lookup::Here(entry) => Some(HeldRegistration { offset: range.start - entry.start, entry }),
+            Lookup::Coming | Lookup::Nothing => None,
+        }
     }
 
     /// A registration of a range of an allocation of `len` bytes. On a miss, `make` registers the pages that it is

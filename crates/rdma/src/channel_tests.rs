@@ -94,6 +94,33 @@ fn memory_is_reached_by_others_only_where_it_is_exposed() {
     assert_eq!(fake.memory_rights()[3] & READ_AND_WRITE, 0);
 }
 
+/// A program's memory may be terabytes without a page.
+#[test]
+fn pages_that_do_not_exist_are_not_made_for_a_card() {
+    const WINDOW: usize = 4 << 20;
+    let nic = Nic::of_device(Fake::new().device()).for_exposing().unwrap();
+    let mem = HostMem::anonymous(3 * WINDOW).unwrap();
+    let sparse: MemoryRef = Arc::new(mem.clone());
+    let first = WINDOW as u64 + 5000;
+    let held = nic.cached_part(&sparse, first..first + 100).unwrap();
+    assert_eq!((held.len(), held.offset()), (4096, 904));
+    let at = held.remote(held.offset(), 100).unwrap().addr;
+    assert_eq!(at, mem.host_ptr() as u64 + first);
+    assert!(held.remote(held.offset(), 4096).is_err(), "more is exposed than was asked for");
+    // Once they exist, what lies around them is registered too, and found again.
+    mem.fill(WINDOW, WINDOW, 1).unwrap();
+    let held = nic.cached_part(&sparse, first..first + 9000).unwrap();
+    assert_eq!((held.len(), held.offset()), (WINDOW as u64, 5000));
+    let misses = nic.account().misses;
+    let end = 2 * WINDOW as u64;
+    assert_eq!(nic.cached_part(&sparse, end - 1..end).unwrap().offset(), WINDOW as u64 - 1);
+    assert_eq!((nic.account().misses, nic.account().bytes), (misses, 4096 + WINDOW as u64));
+    assert!(nic.cached_part(&sparse, 3 * end..4 * end).is_err());
+    drop((held, sparse));
+    nic.forget_whole(&(Arc::new(mem) as MemoryRef));
+    assert_eq!(nic.account().bytes, 0);
+}
+
 #[test]
 fn both_sides_of_a_connection_know_the_same_ends() {
     let nic = Nic::of_device(Fake::new().device());

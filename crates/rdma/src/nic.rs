@@ -6,10 +6,13 @@ use std::sync::Arc;
 
 use onehop_os::HostMem;
 
-use crate::cache::{Allocation, Cache, CacheCounters, CacheLimits, HeldRegistration};
+use crate::cache::{Allocation, Cache, CacheCounters, CacheLimits, HeldRegistration, PAGE};
 use crate::memory::{Access, MemoryRef, MemoryRoute, NewRegistration, RefusedRoute, RemoteMemory, register};
-use crate::verbs::{Domain, Gid, GidKind, Registration, Verbs, VerbsDevice};
+use crate::verbs::{Domain, Gid, GidKind, Registration, Verbs, VerbsDevice, is_resident};
 use crate::{Error, Result};
+
+/// Host memory of programs is registered in ranges of this length, at multiples of it.
+const WINDOW: u64 = 4 << 20;
 
 /// Selects device, port and address; omitted ones are chosen.
 #[derive(Clone, Debug, Default)]
@@ -240,7 +243,38 @@ impl Nic {
         self.cached(Allocation::by_address(memory), len, 0..len, |_| Ok(memory.clone()))
     }
 
-    /// Forgets memory; what [`Self::cached_whole`] registered is released by its last user.
+    /// A registration that covers a range of some memory, whose place there is [`HeldRegistration::offset`].
+    ///
+    /// Registering host memory pins its pages, and makes those that do not exist yet. A program may have terabytes of memory
+    /// without pages. So where a page near the range is missing, only the pages of the range are registered: the transfer
+    /// needs those anyway. GPU memory exists, and is registered as a whole.
+    ///
+    /// # Errors
+    /// When the range does not lie within the memory, or it cannot be registered.
+    pub fn cached_part(&self, memory: &MemoryRef, range: Range<u64>) -> Result<HeldRegistration<Registered>> {
+        let len = memory.bytes() as u64;
+        if range.start >= range.end || range.end > len {
+            let bytes = range.end.saturating_sub(range.start);
+            return Err(Error::OutOfRange { offset: range.start, bytes, len });
+        }
+        let Some(mem) = memory.host() else {
+            return Ok(self.cached_whole(memory)?.further(range.start));
+        };
+        self.ensure_exposes(self.access)?;
+        let allocation = Allocation::by_address(memory);
+        if let Some(held) = self.cache.existing(allocation, &range) {
+            return Ok(held);
+        }
+        let near = range.start / WINDOW * WINDOW..range.end.next_multiple_of(WINDOW).min(len);
+        let pages = range.start / PAGE * PAGE..range.end.next_multiple_of(PAGE).min(len);
+        let part = |range: &Range<u64>| range.start as usize..range.end as usize;
+        let chosen = if is_resident(mem, part(&near)) { near } else { pages };
+        let further = range.start - chosen.start;
+        let slice = |pages| Ok(Arc::new(mem.slice(part(&pages))?) as MemoryRef);
+        Ok(self.cached(allocation, len, chosen, slice)?.further(further))
+    }
+
+    /// Forgets memory; what [`Self::cached_whole`] or [`Self::cached_part`] registered is released by its last user.
     pub fn forget_whole(&self, memory: &MemoryRef) {
         self.forget(Allocation::by_address(memory));
     }

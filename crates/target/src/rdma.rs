@@ -390,7 +390,8 @@ impl Connector for RdmaConnector {
         let (mut addr, mut route) = (0, "rdma");
         let (at, len) = (range.start as u64, range.len() as u64);
         for (key, nic) in keys.iter_mut().zip(self.ports.all()) {
-            let found = nic.cached_whole(memory).and_then(|held| Ok((held.remote(at, len)?, held)));
+            let found = nic.cached_part(memory, at..at + len);
+            let found = found.and_then(|held| Ok((held.remote(held.offset(), len)?, held)));
             let (remote, held) = found.inspect_err(|error| self.ports.missed(&error.to_string())).ok()?;
             (*key, addr, route) = (remote.rkey, remote.addr, held.way().name());
             hold.push(held);
