@@ -354,17 +354,7 @@ impl OpenFile for RemoteFile {
     }
 
     fn drop_set_id(&self) -> io::Result<()> {
-        self.core.client.ask(true, |view, until| {
-            let (node, attr) = self.attr(view, until)?;
-            if attr.perm & 0o6000 != 0 {
-                let mode = Some(u32::from(attr.perm) & 0o1777);
-                let change = crate::wire::AttrChange { mode, ..Default::default() };
-                let request = Request::Change { node, file: None, change, by: Caller::ROOT };
-                self.core.call(view, &request, until)?;
-            }
-            Ok(())
-        })?;
-        Ok(())
+        Ok(self.ask(|file| Request::DropSetId { file }, |reply| matches!(reply, Reply::Done).then_some(()))?)
     }
 
     fn set_len(&self, bytes: u64) -> io::Result<()> {

@@ -246,6 +246,10 @@ fn perform(
             session.file(*file)?.sync(*data_only).map_err(|e| errno(&e))?;
             Reply::Done
         }
+        Request::DropSetId { file } => {
+            session.file(*file)?.drop_set_id().map_err(|e| errno(&e))?;
+            Reply::Done
+        }
         Request::Allocate { file, mode, at, len } => {
             session.file(*file)?.allocate(*mode, *at, *len).map_err(|e| errno(&e))?;
             Reply::Done

@@ -408,6 +408,7 @@ impl ClientSession {
             | Request::Write { file, .. }
             | Request::Append { file, .. }
             | Request::Sync { file, .. }
+            | Request::DropSetId { file }
             | Request::Allocate { file, .. }
             | Request::Seek { file, .. } => self.opened(*file).map_or(0, |open| open.uid),
             Request::Release { uid, .. }

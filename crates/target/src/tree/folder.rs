@@ -107,7 +107,8 @@ impl Folder {
     }
 
     fn local(&self, file: impl Into<std::fs::File>, by: &Caller) -> Local {
-        let writer = self.own.clone().map(|own| Writer { own, uid: by.uid, gid: by.gid });
+        let groups = || by.groups.as_slice().into();
+        let writer = self.own.clone().map(|own| Writer { own, uid: by.uid, gid: by.gid, groups: groups() });
         Local::written_by(file.into(), writer)
     }
 

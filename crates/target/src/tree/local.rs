@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use onehop_os::identity::{Acting, Credentials, OwnCredentials};
 use onehop_os::page_cache::{DirectRules, cached_bytes, is_in_memory, may_swap, open_direct};
-use rustix::fs::{FallocateFlags, Mode, SeekFrom};
+use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::{OpenFile, TransferMemory};
@@ -17,6 +17,8 @@ pub(super) struct Writer {
     pub own: Arc<OwnCredentials>,
     pub uid: u32,
     pub gid: u32,
+    /// A set-group-id bit stays where the file's group is one of these, and reserved blocks may be a group's.
+    pub groups: Box<[u32]>,
 }
 
 /// A file of this machine.
@@ -44,8 +46,8 @@ impl Local {
 
     /// Has this thread act as the user who writes the file.
     fn act(&self) -> io::Result<Option<Acting<'_>>> {
-        let Some(Writer { own, uid, gid }) = &self.writer else { return Ok(None) };
-        let who = Credentials { uid: *uid, gid: *gid, groups: &[], privileged: false };
+        let Some(Writer { own, uid, gid, groups }) = &self.writer else { return Ok(None) };
+        let who = Credentials { uid: *uid, gid: *gid, groups, privileged: false };
         Ok(Some(own.act_as(&who)?))
     }
 
@@ -141,14 +143,13 @@ impl OpenFile for Local {
     }
 
     fn drop_set_id(&self) -> io::Result<()> {
-        let mode = rustix::fs::fstat(&self.file)?.st_mode;
-        if mode & 0o6000 != 0 {
-            rustix::fs::fchmod(&self.file, Mode::from_raw_mode(mode & 0o1777))?;
+        // A process that is not root's loses them by the write itself, and may not be the file's owner.
+        if !rustix::process::geteuid().is_root() {
+            return Ok(());
         }
-        match rustix::fs::fremovexattr(&self.file, "security.capability") {
-            Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        // A change of owner that changes none has the kernel take away set-id bits and file capabilities, and leave the rest of the
+        // mode as it is at that moment: the owner may be changing it.
+        Ok(rustix::fs::fchown(&self.file, None, None)?)
     }
 
     fn set_len(&self, bytes: u64) -> io::Result<()> {

@@ -4,7 +4,7 @@ use super::{MOST_BODY, MOST_DATA};
 use crate::{Error, Result};
 
 /// The version of what is said.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;
 /// Bytes of a head.
 pub const HEAD_BYTES: usize = 48;
 const MAGIC: [u8; 4] = *b"1HOP";

@@ -305,6 +305,8 @@ pub enum Request {
     Xattr { node: u64, ask: Xattr, by: Caller },
     /// Bytes behind the end of an open file, wherever that is by then; they come behind the request.
     Append { file: u64, len: u32 },
+    /// An open file loses what has it run with rights of its owner, because somebody writes who is not who opened it.
+    DropSetId { file: u64 },
     /// The client is there in the place of a mount that was killed: nothing that one asked for happens after the answer.
     Succeed { mount: MountId },
     /// Of all requests below a number, the client waits for these only: others are not begun any more. It gave some up and does not
@@ -376,6 +378,7 @@ impl Request {
             | Self::Link { .. }
             | Self::Write { .. }
             | Self::Append { .. }
+            | Self::DropSetId { .. }
             | Self::Allocate { .. } => true,
             Self::Open { access, .. } => access.write || access.truncate,
             Self::Xattr { ask, .. } => ask.changes(),

@@ -2,14 +2,15 @@
 
 use std::fs::Permissions;
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use onehop_os::HostMem;
 use onehop_target::client::RemoteTree;
 use onehop_target::server;
 use onehop_target::tcp::TcpConnector;
-use onehop_target::tree::{Folder, FolderRules, TransferMemory, Tree};
+use onehop_target::tree::{Folder, FolderRules, OpenFile, TransferMemory, Tree};
 use onehop_target::wire::{AttrChange, Caller, FileKind, Make, Name, OpenMode, ROOT, TimeChange, Xattr};
 use rustix::fs::{OFlags, XattrFlags};
 use rustix::io::Errno;
@@ -373,6 +374,76 @@ fn the_kernel_keeps_users_apart() {
     nothing_of_others(&connect(address, options()));
     assert_eq!(std::fs::read(secret).unwrap(), b"secret");
     assert_eq!(names_of(&bed), ["closed", "kept-from", "link", "pipe", "program", "secret", "shared"]);
+}
+
+/// Writes as a user who is not the owner; what the file's mode is then.
+fn mode_after_a_write(tree: &dyn Tree, path: &Path, (mode, gid): (u32, u32), by: &Caller) -> u32 {
+    std::fs::write(path, "old").unwrap();
+    std::os::unix::fs::chown(path, Some(21_009), Some(gid)).unwrap();
+    std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    let node = tree.lookup(ROOT, &name("program"), &ME).unwrap().node;
+    assert_eq!(tree.open(node, BOTH, by).unwrap().write_bytes(b"new", 0).unwrap(), 3);
+    std::fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+#[test]
+fn set_id_bits_are_those_that_a_direct_write_leaves() {
+    if !rustix::process::geteuid().is_root() {
+        let _ = writeln!(std::io::stderr(), "SKIPPED: only root can write as another user");
+        return;
+    }
+    let bed = Bed::new();
+    std::fs::set_permissions(bed.root(), Permissions::from_mode(0o1777)).unwrap();
+    let program = bed.root().join("program");
+    let root = std::fs::File::open(bed.root()).unwrap();
+    let folder = Folder::new(root.into(), FolderRules { for_others: false, most_open: 100 }).unwrap();
+    let (_target, address) = bed.target();
+    let client = connect(address, options());
+    let user = Caller { uid: 21_001, gid: 21_001, groups: vec![21_002, 21_003], umask: 0 };
+    for tree in [&folder as &dyn Tree, &client] {
+        for (before, gid, after) in [
+            // Nobody runs it as its group, and the writer is of that group.
+            (0o2666, 21_003, 0o2666),
+            (0o2777, 21_003, 0o777),
+            (0o6777, 21_004, 0o777),
+        ] {
+            assert_eq!(mode_after_a_write(tree, &program, (before, gid), &user), after, "{before:o}");
+        }
+        // Root's own writes change nothing; others may write to what root has opened.
+        assert_eq!(mode_after_a_write(tree, &program, (0o6755, 0), &ME), 0o6755);
+        let node = tree.lookup(ROOT, &name("program"), &ME).unwrap().node;
+        let open = tree.open(node, BOTH, &ME).unwrap();
+        open.drop_set_id().unwrap();
+        assert_eq!(std::fs::metadata(&program).unwrap().permissions().mode() & 0o7777, 0o755);
+        assert_eq!(std::fs::metadata(&program).unwrap().uid(), 21_009);
+        // What gives nobody rights is none of its business.
+        std::fs::set_permissions(&program, Permissions::from_mode(0o2666)).unwrap();
+        open.drop_set_id().unwrap();
+        assert_eq!(std::fs::metadata(&program).unwrap().permissions().mode() & 0o7777, 0o2666);
+        a_mode_is_not_changed_back(&*open, &program);
+    }
+}
+
+/// The owner takes away all rights in the very moment in which somebody writes.
+fn a_mode_is_not_changed_back(open: &dyn OpenFile, path: &Path) {
+    let change = |mode| std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    open.drop_set_id().unwrap();
+                }
+            });
+        }
+        let changed_back = (0..20_000).find(|_| {
+            change(0o4755);
+            change(0o600);
+            (0..4).any(|_| std::fs::metadata(path).unwrap().permissions().mode() & 0o777 != 0o600)
+        });
+        over.store(true, Ordering::Relaxed);
+        assert_eq!(changed_back, None, "what the owner had changed was undone");
+    });
 }
 
 fn names_of(bed: &Bed) -> Vec<String> {
