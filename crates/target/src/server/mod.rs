@@ -191,6 +191,8 @@ pub(crate) struct ServerShared {
     nodes: Arc<Shares>,
     files: Arc<Shares>,
     sessions: Mutex<HashMap<SessionId, Arc<ClientSession>>>,
+    /// Those to which nobody comes back, whose files are still to be closed.
+    gone: Mutex<Vec<Arc<ClientSession>>>,
     next_session: AtomicU32,
     buffers: Arc<Buffers>,
     /// Bytes of requests: an extended attribute's value is long.
@@ -226,7 +228,7 @@ impl ServerShared {
             Some(session) => session,
             None => {
                 let gone = make_room(&mut sessions, self.options.limits.sessions);
-                self.discard(gone.ok_or_else(|| refused("it has as many clients as it can"))?);
+                lock(&self.gone).extend(gone.ok_or_else(|| refused("it has as many clients as it can"))?);
                 let root = self.root.try_clone().map_err(|e| Error::io("dup of", "the folder", e))?;
                 let number = self.next_session.fetch_add(1, Ordering::Relaxed);
                 let rules = FolderRules { for_others: true, most_open: usize::MAX };
@@ -263,8 +265,10 @@ impl ServerShared {
         drop((ended, sessions));
         let until = Instant::now() + self.options.limits.stall;
         let over = theirs.iter().filter(|session| !session.end(until)).count() == 0;
+        drop(theirs);
         if over {
-            lock(&self.sessions).retain(|_, one| one.mount != mount);
+            let theirs: Vec<_> = lock(&self.sessions).extract_if(|_, one| one.mount == mount).collect();
+            lock(&self.gone).extend(theirs.into_iter().map(|(_, session)| session));
         }
         over
     }
@@ -315,10 +319,15 @@ impl ServerShared {
         }
     }
 
-    /// Closes the files of sessions to which nobody comes back. That may take long, and there are others to let in.
-    fn discard(&self, gone: Vec<(SessionId, Arc<ClientSession>)>) {
-        if !gone.is_empty() {
-            self.spawn("target closes", move || drop(gone));
+    /// Has a thread close the files of sessions that are gone. That may take long, so nobody else does it: where there is no thread,
+    /// they stay until there is.
+    fn close_gone(self: &Arc<Self>) {
+        if !lock(&self.gone).is_empty() {
+            let shared = self.clone();
+            self.spawn("target closes", move || {
+                let gone = std::mem::take(&mut *lock(&shared.gone));
+                drop(gone);
+            });
         }
     }
 
@@ -391,7 +400,8 @@ impl ServerShared {
             let lease = self.options.limits.lease;
             let is_gone = |session: &ClientSession| session.gone_for().is_some_and(|time| time > lease);
             let gone: Vec<_> = lock(&self.sessions).extract_if(|_, session| is_gone(session)).collect();
-            self.discard(gone);
+            lock(&self.gone).extend(gone.into_iter().map(|(_, session)| session));
+            self.close_gone();
         }
     }
 }
@@ -421,6 +431,7 @@ impl Target {
             nodes: Arc::new(Shares::new((descriptors as u64 / 4).clamp(64, 1 << 20))),
             files: Arc::new(Shares::new((descriptors as u64 / 4).clamp(64, 1 << 20))),
             sessions: Mutex::default(),
+            gone: Mutex::default(),
             next_session: AtomicU32::new(0),
             buffers: Buffers::new(options.limits.buffers),
             bodies: Arc::new(bodies),
@@ -493,13 +504,13 @@ impl Drop for Target {
 fn make_room(
     sessions: &mut HashMap<SessionId, Arc<ClientSession>>,
     most: usize,
-) -> Option<Vec<(SessionId, Arc<ClientSession>)>> {
+) -> Option<Option<Arc<ClientSession>>> {
     if sessions.len() < most {
-        return Some(Vec::new());
+        return Some(None);
     }
     let gone = sessions.values().filter_map(|session| Some((session.gone_for()?, session.id)));
     let longest = gone.max_by_key(|(time, _)| *time)?.1;
-    sessions.remove_entry(&longest).map(|gone| vec![gone])
+    Some(sessions.remove(&longest))
 }
 
 /// Every file that a client knows takes a descriptor; gives how many there may be.

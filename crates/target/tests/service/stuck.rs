@@ -137,3 +137,39 @@ fn files_of_who_is_gone_that_cannot_be_closed_keep_nobody_out() {
     assert_eq!(is_in, Ok(true));
     drop(file);
 }
+
+#[test]
+fn a_successor_does_not_wait_until_files_are_closed() {
+    let bed = Bed::new();
+    let Some(stuck) = Mounted::new(&bed.root().join("stuck")) else { return };
+    let (target, address) = bed.target();
+    let old = connect(address, options());
+    let folder = old.lookup(ROOT, &name("stuck"), &ME).unwrap().node;
+    let found = old.lookup(folder, &name("file"), &ME).unwrap().node;
+    let file = old.open(found, READ, &ME).unwrap();
+    stuck.gate.set(true);
+    let (mount, (say, said)) = (old.mount_id(), mpsc::channel());
+    // Its connections hold its files no more.
+    drop(old);
+    let begun = Instant::now();
+    while target.report().connections > 0 && begun.elapsed() < LONG {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    std::thread::spawn(move || {
+        let new = connect(address, options());
+        let succeeded = new.succeed(mount);
+        // Others are let in, too.
+        let another = connect(address, options());
+        say.send((succeeded, another.attr(ROOT, 0).is_ok()))
+    });
+    let done = said.recv_timeout(LONG);
+    let begun = Instant::now();
+    while !stuck.gate.holds_a_request() && begun.elapsed() < LONG {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let is_closing = stuck.gate.holds_a_request();
+    stuck.gate.set(false);
+    assert_eq!(done, Ok((Ok(()), true)));
+    assert!(is_closing, "the files of the mount that was killed stay open");
+    drop(file);
+}
