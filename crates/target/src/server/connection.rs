@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use onehop_os::HostMem;
+use rustix::io::Errno;
 
 use super::perform::{self, PendingRequest};
 use super::session::{Admit, ClientSession};
@@ -203,6 +204,10 @@ fn take(
             return Ok(());
         }
         Admit::Wait => return Ok(()),
+        Admit::Busy => {
+            connection.answer(id, &perform::failed(Errno::BUSY), None);
+            return Ok(());
+        }
         Admit::Drop => {
             connection.answer(id, &perform::given_up(), None);
             return Ok(());

@@ -87,7 +87,7 @@ impl PendingRequest {
     }
 }
 
-fn failed(error: Errno) -> Reply {
+pub(crate) fn failed(error: Errno) -> Reply {
     Reply::Failed { errno: error.raw_os_error() }
 }
 

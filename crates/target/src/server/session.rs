@@ -139,6 +139,8 @@ pub(crate) enum Admit {
     Answer(Reply),
     /// It is being done already, and answered when that ends.
     Wait,
+    /// It changes something, and a change that the client has given up may still happen.
+    Busy,
     /// It was answered long ago.
     Drop,
     /// It breaks the rules.
@@ -234,7 +236,7 @@ impl ClientSession {
         };
         if request.changes() && answers.known.iter().any(abandoned) {
             // What its client gave up may still happen: nothing that comes after it may come before it.
-            return Admit::Answer(Reply::Failed { errno: Errno::BUSY.raw_os_error() });
+            return Admit::Busy;
         }
         let (askers, changes) = (vec![from.clone()], request.changes());
         answers.known.insert(id, RequestState::Running(RunningRequest { askers, changes, is_begun: false }));
