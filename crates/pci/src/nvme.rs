@@ -48,6 +48,9 @@ pub struct Usage {
     pub in_use: bool,
     /// What could not be checked, with the reason for each: it may have users that were not found.
     pub untold: Vec<String>,
+    /// What of that leaves users through the kernel's driver unknown.
+    #[serde(skip)]
+    kernel_untold: Vec<String>,
 }
 
 /// A namespace as a block device of the kernel.
@@ -148,9 +151,9 @@ impl Usage {
         let numbers: Vec<_> = known.iter().map(own).collect();
         let opened_by: Vec<_> = numbers.iter().flat_map(|number| used.open_handles.of(number)).collect();
         let driven_by = reader.keep(programs::named(root, address, &used.open_handles));
-        // What the kernel does not drive has no users but those that its driver admits.
+        let unseen = &used.open_handles.unseen;
         if !known.is_empty() {
-            reader.untold.extend(used.open_handles.unseen.iter().cloned());
+            reader.untold.extend(unseen.iter().cloned());
         }
         let functions = reader.text(&format!("{folder}/sriov_numvfs"));
         if !matches!(&*functions, "" | "0") {
@@ -160,12 +163,18 @@ impl Usage {
         }
         let in_use =
             namespaces.iter().any(BlockDevice::in_use) || !opened_by.is_empty() || !driven_by.is_empty();
+        let driver = root.link_name(&format!("{folder}/driver"));
+        let kernel_untold = reader.untold.clone();
+        // Another driver than the kernel's hands it to programs, which may be out of sight, too.
+        if known.is_empty() && driver.is_some() {
+            reader.untold.extend(unseen.iter().cloned());
+        }
         Ok(Some(Self {
             address,
             vendor: text("vendor").unwrap_or_default(),
             device: text("device").unwrap_or_default(),
             class,
-            driver: root.link_name(&format!("{folder}/driver")),
+            driver,
             model: of_nvme("model"),
             serial: of_nvme("serial"),
             numa_node: text("numa_node").filter(|node| node != "-1"),
@@ -173,6 +182,7 @@ impl Usage {
             driven_by,
             in_use,
             untold: reader.untold,
+            kernel_untold,
             namespaces,
         }))
     }
@@ -223,7 +233,7 @@ impl Usage {
             let fix = "Unmount it, or stop its users; a system drive cannot be used";
             return Some(refused(self.address, users.join("; "), fix));
         }
-        (!self.untold.is_empty()).then(|| undetermined(self.address, &self.untold.join("; ")))
+        (!self.kernel_untold.is_empty()).then(|| undetermined(self.address, &self.kernel_untold.join("; ")))
     }
 }
 

@@ -248,6 +248,27 @@ fn users_that_may_be_out_of_sight_are_a_refusal() {
     assert_eq!(said("no-functions", &functions("0\n")).1, None);
 }
 
+/// Claiming it excludes them by its lock and by asking the kernel, so they are no refusal here.
+#[test]
+fn programs_that_drive_it_may_be_out_of_sight() {
+    let root = machine("unseen-driver");
+    let device = root.join("sys/bus/pci/devices/0000:03:00.0");
+    let fds = root.join("proc/77/fd");
+    fs::create_dir_all(root.join("proc/77")).unwrap();
+    std::os::unix::fs::symlink(&fds, &fds).unwrap();
+    let seen = || of(&root, "0000:03:00.0").unwrap();
+    assert_eq!((seen().untold, seen().refusal()), (Vec::new(), None), "no driver, no program");
+    std::os::unix::fs::symlink("../../../bus/pci/drivers/vfio-pci", device.join("driver")).unwrap();
+    let bound = seen();
+    assert!(!bound.in_use && bound.users().is_none());
+    assert!(bound.untold.iter().any(|why| why.contains("/proc/77/fd")), "{:?}", bound.untold);
+    assert_eq!(bound.refusal(), None);
+    // In `onehop drive list --json`, `untold` has all of it.
+    let fields = serde_json::to_value(&bound).unwrap();
+    assert!(fields.get("kernel_untold").is_none() && fields["untold"][0].is_string(), "{fields}");
+    fs::remove_dir_all(root).unwrap();
+}
+
 #[test]
 fn the_same_drive_behind_another_controller_is_found_by_its_users() {
     let root = machine("ports");
