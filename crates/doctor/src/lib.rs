@@ -25,6 +25,7 @@ mod check;
 mod checks;
 mod diagnosis;
 mod facts;
+mod fixes;
 mod near;
 mod pair;
 mod routes;

@@ -2,6 +2,8 @@
 //! states its cost.
 #![allow(clippy::unwrap_used)]
 
+#[path = "harm/fits.rs"]
+mod fits;
 mod machines;
 
 use machines::compose::{ACS_ON, Machine};
@@ -118,7 +120,14 @@ fn a_machine_of_its_own_is_known_as_one() {
     let arm = ("/proc/cpuinfo", ARM);
     let cases: [(&str, &[(&str, &str)]); 4] = [
         ("x86", &[]),
-        ("firmware", &[arm, ("/sys/class/dmi/id/product_name", "ARS-111GL-NHR\n")]),
+        (
+            "firmware",
+            &[
+                arm,
+                ("/sys/class/dmi/id/sys_vendor", "Supermicro\n"),
+                ("/sys/class/dmi/id/product_name", "ARS-111GL-NHR\n"),
+            ],
+        ),
         (
             "device tree",
             &[arm, ("/sys/firmware/devicetree/base/compatible", "nvidia,p3737\0nvidia,tegra234\0")],
@@ -240,7 +249,7 @@ fn writes_to(fix: &str) -> Vec<&str> {
 }
 
 /// Fixes that weaken protection, and the word that must name the cost.
-const COSTS: [(&str, &str); 9] = [
+const COSTS: [(&str, &str); 18] = [
     ("iomem=relaxed", "overwrites"),
     ("PeerMappingOverride", "every user"),
     ("disable_acs_redir", "isolation"),
@@ -250,6 +259,15 @@ const COSTS: [(&str, &str); 9] = [
     ("iommu_group/type", "costs"),
     ("/type (root; for", "costs"),
     ("VMD (", "backup"),
+    ("PeerMappingOverride=1", "to end"),
+    ("Install NVIDIA's open", "to end"),
+    ("Install the open", "to end"),
+    ("allow io_uring_setup", "risk"),
+    ("intel_iommu=on", "costs"),
+    ("without amd_iommu=off", "costs"),
+    ("SMMU", "costs"),
+    ("oot without iommu", "costs"),
+    ("-mig 0", "ends every program"),
 ];
 
 #[test]
@@ -261,7 +279,7 @@ fn fixes_name_their_device_and_their_cost() {
         ("no namespace", odd::no_namespace()),
         ("garbage", odd::garbage()),
     ];
-    for (name, machine) in composed.chain(more) {
+    for (name, machine) in composed.chain(more).chain(fits::variants()) {
         let root = Root::recorded(machine.0.clone());
         let facts =
             Facts::gather(&root, &FactsRequest { files: recorded_files(&root), ..FactsRequest::default() })
@@ -272,7 +290,9 @@ fn fixes_name_their_device_and_their_cost() {
             .filter(|drive| drive.may_be_in_use().is_some())
             .filter_map(|drive| Some(drive.address?.to_string()))
             .collect();
-        for fix in fixes(&judge(machine)) {
+        let found = judge(Machine(machine.0.clone()));
+        for fix in fixes(&found) {
+            assert_eq!(fits::misfit(&machine, &found, &fix), None, "{name}: {fix}");
             let writes = ["/remove", "/unbind", "reset_controller", "group", "vfio-pci too"]
                 .iter()
                 .any(|word| fix.contains(word));

@@ -2,6 +2,7 @@
 
 use crate::check::{Check, CheckGroup, Status};
 use crate::facts::Facts;
+use crate::fixes::RELOAD;
 
 /// Boards for which NVIDIA documents a direct path without nvidia-fs.
 const BOARDS: [&str; 9] = ["A100", "A40", "L4", "L40S", "H100", "H200", "B100", "B200", "B300"];
@@ -59,9 +60,11 @@ fn mode(facts: &Facts) -> Check {
         )
         .fix("Run gdscheck -p");
     }
+    let cost =
+        if driver && fixed { String::new() } else { format!(". The module nvidia is loaded anew, {RELOAD}") };
     check(
         Status::Warn,
         "it copies through host memory: nvidia-fs is not loaded, and its P2PDMA path is incomplete",
     )
-    .fix(format!("Load nvidia-fs, or add what is missing: {}", missing.join(", ")))
+    .fix(format!("Load nvidia-fs, or add what is missing: {}{cost}", missing.join(", ")))
 }

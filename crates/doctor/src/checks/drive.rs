@@ -5,7 +5,7 @@ use onehop_pci::Device;
 use crate::check::{Check, CheckGroup, Status, bytes, rate};
 use crate::facts::Facts;
 use crate::facts::drive::DriveFacts;
-use crate::routes::needs;
+use crate::fixes::{show_users, unless_used, vmd_off};
 
 pub(super) fn found(facts: &Facts) -> Check {
     let why = "direct routes need an NVMe drive";
@@ -27,7 +27,7 @@ pub(super) fn found(facts: &Facts) -> Check {
 pub(super) fn checks(facts: &Facts, drive: &DriveFacts) -> Vec<Check> {
     let Some(device) = drive.address.and_then(|address| facts.device(address)) else { return Vec::new() };
     let all = [
-        Some(users(drive)),
+        Some(users(facts, drive)),
         Some(driver(drive, device)),
         power(drive, device),
         link(facts, device),
@@ -35,7 +35,7 @@ pub(super) fn checks(facts: &Facts, drive: &DriveFacts) -> Vec<Check> {
         Some(limits(drive, device, facts.place.root)),
         cmb(drive),
         hmb(drive),
-        vmd(drive, device),
+        vmd(facts, device),
     ];
     all.into_iter().flatten().map(|check| check.about(device.address)).collect()
 }
@@ -44,7 +44,7 @@ fn check(id: &'static str, status: Status, found: impl Into<String>, why: &'stat
     Check::new(id, CheckGroup::Drive, status, found, why)
 }
 
-fn users(drive: &DriveFacts) -> Check {
+fn users(facts: &Facts, drive: &DriveFacts) -> Check {
     let why = "direct routes detach the drive from the kernel, so nothing on it may be in use";
     let by = "/proc/self/mountinfo, /proc/swaps, holders, an exclusive open";
     match &drive.users {
@@ -52,18 +52,8 @@ fn users(drive: &DriveFacts) -> Check {
         Some(Ok(users)) => check("drive.use", Status::Info, users.clone(), why)
             .fix("Use another drive for direct routes. cpu/pinned and cpu/cached work on this one as it is")
             .by(by),
-        Some(Err(error)) => check("drive.use", Status::Unknown, error.clone(), why)
-            .fix("Run where /proc is mounted and readable; root can read all of it"),
-    }
-}
-
-/// A command that detaches the drive for a while, unless it is or may be in use.
-fn unless_used(drive: &DriveFacts, command: String) -> String {
-    match drive.may_be_in_use() {
-        None => command,
-        Some(users) => {
-            format!("do not while it is in use ({users}): free it first, or use another drive")
-        }
+        Some(Err(error)) => check("drive.use", Status::Unknown, format!("cannot determine: {error}"), why)
+            .fix(show_users(facts)),
     }
 }
 
@@ -238,10 +228,9 @@ fn hmb(drive: &DriveFacts) -> Option<Check> {
     }
 }
 
-fn vmd(drive: &DriveFacts, device: &Device) -> Option<Check> {
+fn vmd(facts: &Facts, device: &Device) -> Option<Check> {
     device.behind_vmd.then(|| {
         let why = "Intel VMD is a host bridge of its own; VFIO cannot claim drives behind it";
-        check("drive.vmd", Status::Warn, "behind Intel VMD", why)
-            .fix(format!("To reach it without VMD: {}", unless_used(drive, needs::VMD_OFF.into())))
+        check("drive.vmd", Status::Warn, "behind Intel VMD", why).fix(vmd_off(facts))
     })
 }

@@ -1,14 +1,12 @@
 //! GPUs: the driver, CUDA, results of trials.
 
-use onehop_gpu::cuda::register_gap;
-
 use crate::check::{Check, CheckGroup, Status, bytes, rate};
 use crate::facts::Facts;
 use crate::facts::cuda::LATE;
 use crate::facts::gpu::{GpuFacts, is_assigned_to_guest};
 use crate::facts::nvml::NvmlFacts;
 use crate::facts::place::capability;
-use crate::routes::needs::PEER_OVERRIDE;
+use crate::fixes::{self, PEER_OVERRIDE, RELOAD};
 
 /// Checks that concern all GPUs.
 pub(super) fn driver(facts: &Facts) -> Vec<Check> {
@@ -104,7 +102,8 @@ fn flavour(facts: &Facts) -> Check {
         let found =
             if nouveau { "the GPU is bound to nouveau" } else { "NVIDIA's kernel driver is not loaded" };
         return check(Status::Fail, found.into())
-            .fix("Install NVIDIA's driver with the open kernel modules (nvidia-open)");
+            .fix("Install NVIDIA's driver with the open kernel modules (nvidia-open; Turing or later). It takes the GPU, and its displays, \
+                  from nouveau");
     };
     match nvidia.open {
         Some(true) => check(Status::Pass, format!("{version}, open kernel modules")),
@@ -113,8 +112,10 @@ fn flavour(facts: &Facts) -> Check {
                 format!("{version}, proprietary kernel modules, the only ones for GPUs older than Turing");
             check(Status::Info, found)
         }
-        Some(false) => check(Status::Warn, format!("{version}, proprietary kernel modules"))
-            .fix("Install the open flavour of the same version (nvidia-open; Turing or later)"),
+        Some(false) => check(Status::Warn, format!("{version}, proprietary kernel modules")).fix(format!(
+            "Install the open flavour of the same version (nvidia-open; Turing or later){}",
+            fixes::loading(facts)
+        )),
         None => check(Status::Unknown, format!("{version}, unknown flavour"))
             .fix("Run modinfo -F license nvidia: the open flavour prints Dual MIT/GPL"),
     }
@@ -122,12 +123,9 @@ fn flavour(facts: &Facts) -> Check {
 
 /// Whether all GPUs of known generation are too old for the open kernel modules.
 fn before_turing(facts: &Facts) -> bool {
-    let mut known = facts.gpus.iter().filter_map(|gpu| Some(gpu.cuda.as_ref()?.compute)).peekable();
-    known.peek().is_some() && known.all(old)
-}
-
-fn old(compute: (i32, i32)) -> bool {
-    compute != (0, 0) && compute < (7, 5)
+    let known = |gpu: &&GpuFacts| gpu.cuda.as_ref().is_some_and(|cuda| cuda.compute != (0, 0));
+    let mut known = facts.gpus.iter().filter(known).peekable();
+    known.peek().is_some() && known.all(GpuFacts::before_turing)
 }
 
 fn cuda(facts: &Facts) -> Check {
@@ -135,15 +133,15 @@ fn cuda(facts: &Facts) -> Check {
     let check = |status, found: String| {
         Check::new("gpu.cuda", CheckGroup::Gpu, status, found, why).by("libcuda, cuInit")
     };
+    let divided = facts.gpus.iter().find(|gpu| gpu.mig).map(|gpu| gpu.address);
     match &facts.cuda {
         None => check(Status::Unknown, "CUDA was not queried on this system".into())
             .fix("Record the system again with onehop doctor --record, on the machine itself"),
         Some(cuda) => match &cuda.error {
             Some(error) => check(Status::Fail, error.clone()).fix(cuda_fix(facts, error)),
-            None if cuda.gpus.is_empty() && facts.gpus.iter().any(|gpu| gpu.mig) => {
-                check(Status::Fail, "CUDA shows no GPU: MIG is on, and it has no instance".into()).fix(
-                    "nvidia-smi mig -lgi lists instances; nvidia-smi mig -cgi PROFILE -C makes one (root)",
-                )
+            None if cuda.gpus.is_empty() && divided.is_some() => {
+                check(Status::Fail, "CUDA shows no GPU: MIG is on, and no instance is visible".into())
+                    .fix(divided.map(fixes::mig_instance).unwrap_or_default())
             }
             None if cuda.gpus.is_empty() => check(Status::Fail, "CUDA shows no GPU".into())
                 .fix("Unset CUDA_VISIBLE_DEVICES, or pass the GPUs to the container (--gpus all)"),
@@ -160,14 +158,17 @@ fn cuda(facts: &Facts) -> Check {
     }
 }
 
-fn cuda_fix(facts: &Facts, error: &str) -> &'static str {
+fn cuda_fix(facts: &Facts, error: &str) -> String {
     if error.starts_with(LATE) {
         return "Increase --patience. A sleeping GPU, or a driver that is not kept loaded, takes seconds to start \
-                (nvidia-persistenced keeps it ready)";
+                (nvidia-persistenced keeps it ready)"
+            .into();
     }
     if error.contains("(803)") {
-        return "The loaded kernel module and libcuda have different versions. Reboot after an upgrade, or reload the module \
-                nvidia, which requires every program on the GPUs to end";
+        return format!(
+            "The loaded kernel module and libcuda have different versions. Reboot after an upgrade, or reload the module nvidia, \
+             {RELOAD}"
+        );
     }
     match (&facts.nvidia.version, facts.nvidia.device_files) {
         (None, _) => "Load NVIDIA's kernel driver first (see gpu.driver)",
@@ -178,6 +179,7 @@ fn cuda_fix(facts: &Facts, error: &str) -> &'static str {
             "Fix what the error names, or install libcuda of the same version as the kernel driver"
         }
     }
+    .into()
 }
 
 /// Whether this driver can map a device's registers for a GPU under this kernel.
@@ -201,9 +203,8 @@ fn registers(facts: &Facts) -> Check {
         let found = format!("a page of {}'s registers was mapped for the GPU and unmapped", shown.of);
         return check(Status::Pass, found).by("tried: cuMemHostRegister with IOMEMORY");
     }
-    if let Some(gap) = register_gap(kernel, nvidia.numbers(), nvidia.open) {
-        return check(Status::Warn, gap)
-            .fix("Install NVIDIA's open kernel modules, 570.133.07 or later, and load them");
+    if let Some((gap, fix)) = fixes::registers(facts, before_turing(facts)) {
+        return check(Status::Warn, gap).fix(fix);
     }
     let known = nvidia.numbers().is_some() && kernel != (0, 0);
     if !known {
@@ -235,7 +236,7 @@ fn helpers(facts: &Facts) -> Check {
 /// Checks that concern one GPU.
 pub(super) fn checks(facts: &Facts, gpu: &GpuFacts) -> Vec<Check> {
     let mut checks: Vec<Check> =
-        [mig(gpu), copy(gpu), dma_buf(gpu), ordering(gpu), link(facts, gpu), power(facts, gpu)]
+        [mig(gpu), copy(gpu), dma_buf(facts, gpu), ordering(gpu), link(facts, gpu), power(facts, gpu)]
             .into_iter()
             .flatten()
             .collect();
@@ -283,7 +284,7 @@ fn copy(gpu: &GpuFacts) -> Option<Check> {
     })
 }
 
-fn dma_buf(gpu: &GpuFacts) -> Option<Check> {
+fn dma_buf(facts: &Facts, gpu: &GpuFacts) -> Option<Check> {
     let cuda = gpu.cuda.as_ref()?;
     let why = "lets drivers of other devices reach GPU memory";
     let check = |status, found: String| {
@@ -291,7 +292,7 @@ fn dma_buf(gpu: &GpuFacts) -> Option<Check> {
     };
     Some(match &cuda.dma_buf {
         Some(Ok(())) => check(Status::Pass, "exported a 2 MiB dma-buf".into()).by("tried: cuMemGetHandleForAddressRange"),
-        Some(Err(error)) if old(cuda.compute) => {
+        Some(Err(error)) if gpu.before_turing() => {
             let found = format!("{error}: GPUs older than Turing export none");
             check(Status::Info, found).by("tried: cuMemGetHandleForAddressRange")
         }
@@ -300,7 +301,13 @@ fn dma_buf(gpu: &GpuFacts) -> Option<Check> {
             check(Status::Info, found).by("tried: cuMemGetHandleForAddressRange")
         }
         Some(Err(error)) => check(Status::Warn, error.clone())
-            .fix("Use the open kernel modules and a data-center or RTX professional GPU. GeForce boards export no dma-bufs")
+            .fix(match facts.nvidia.open {
+                Some(true) => "Use a data-center or RTX professional GPU: GeForce boards export no dma-bufs".to_owned(),
+                _ => format!(
+                    "Install NVIDIA's open kernel modules{}. GeForce boards export no dma-bufs with them either",
+                    fixes::loading(facts)
+                ),
+            })
             .by("tried: cuMemGetHandleForAddressRange"),
         None => {
             let said = if cuda.dma_buf_said { "CUDA reports support; not tested" } else { "CUDA reports no support; not tested" };

@@ -4,6 +4,7 @@ use crate::check::{Check, CheckGroup, Status, bytes};
 use crate::checks::gpu::memory;
 use crate::facts::Facts;
 use crate::facts::gpu::GpuFacts;
+use crate::fixes::{RELOAD, rebar};
 
 const FOUR_GIB: u64 = 1 << 32;
 /// Alignment that a static BAR1 was observed to need.
@@ -35,7 +36,7 @@ fn size(facts: &Facts, gpu: &GpuFacts) -> Option<Check> {
     if !bar.assigned {
         return Some(
             check(Status::Fail, format!("{}, without an address from the firmware", bytes(bar.size)))
-                .fix("Enable Above 4G Decoding in the firmware setup"),
+                .fix(rebar(facts, gpu)),
         );
     }
     let place = format!("{} at {:#x}", bytes(bar.size), bar.start);
@@ -53,19 +54,6 @@ fn size(facts: &Facts, gpu: &GpuFacts) -> Option<Check> {
         ),
         None => check(Status::Info, format!("{place}{below}; the GPU's memory size is unknown")),
     })
-}
-
-fn rebar(facts: &Facts, gpu: &GpuFacts) -> &'static str {
-    match gpu.resizable {
-        _ if facts.machine.is_virtual() => {
-            "A virtual machine gets BAR1 from its host: enable Above 4G Decoding and Resizable BAR there, then pass the GPU \
-             through again"
-        }
-        Some(_) => "Enable Above 4G Decoding and Resizable BAR (Smart Access Memory) in the firmware setup",
-        None => {
-            "If the GPU can resize its BAR (update its firmware), enable Above 4G Decoding and Resizable BAR in the firmware setup"
-        }
-    }
 }
 
 fn resizable(facts: &Facts, gpu: &GpuFacts) -> Option<Check> {
@@ -99,8 +87,9 @@ fn fixed(facts: &Facts, gpu: &GpuFacts) -> Option<Check> {
     driver.is_none_or(|driver| driver == "nvidia").then_some(())?;
     if !facts.nvidia.has("RMForceStaticBar1") {
         return Some(check(Status::Info, "not requested (a large BAR1 alone is not static)".into())
-            .fix("Load the module nvidia with NVreg_RegistryDwords=\"RMForceStaticBar1=1;RMForceDisableIomapWC=1\", which requires every \
-                  program on the GPUs to end")
+            .fix(format!(
+                "Load the module nvidia with NVreg_RegistryDwords=\"RMForceStaticBar1=1;RMForceDisableIomapWC=1\", {RELOAD}"
+            ))
             .by("/proc/driver/nvidia/params"));
     }
     if gpu.whole() == Some(false) {
@@ -118,7 +107,11 @@ fn fixed(facts: &Facts, gpu: &GpuFacts) -> Option<Check> {
                     "requested, but BAR1 starts {off} past a 512 MiB boundary, which the driver was seen to refuse"
                 ),
             )
-            .fix("Change the firmware's memory layout (Above 4G Decoding, another slot), then run doctor again"),
+            .fix(if facts.machine.is_virtual() {
+                "Change the memory layout of this virtual machine on its host, then run doctor again"
+            } else {
+                "Change the firmware's memory layout (Above 4G Decoding, another slot), then run doctor again"
+            }),
         );
     }
     Some(

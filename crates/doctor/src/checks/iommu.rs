@@ -7,8 +7,8 @@ use onehop_pci::{Address, IommuGroup};
 use crate::check::{Check, CheckGroup, Status};
 use crate::facts::Facts;
 use crate::facts::drive::DriveFacts;
+use crate::fixes::{apart, group_user, iommu_on};
 use crate::pair::list;
-use crate::routes::needs::{apart, group_user, iommu_on};
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let mut checks = vec![mode(facts)];

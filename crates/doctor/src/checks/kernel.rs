@@ -1,9 +1,11 @@
 //! The kernel: version, P2PDMA, lockdown, io_uring, our module.
 
+use onehop_pci::Address;
+
 use crate::check::{Check, CheckGroup, Status};
 use crate::facts::Facts;
 use crate::facts::module::Bound;
-use crate::routes::needs::{RELAXED, group_user};
+use crate::fixes::{RELAXED, group_user, translation_on};
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let mut checks = vec![version(facts), p2pdma(facts), ring(facts)];
@@ -43,29 +45,36 @@ fn p2pdma(facts: &Facts) -> Check {
     }
 }
 
-/// The module's words for what is missing, their meaning, and the fix.
-const MISSING: [(&str, &str, &str); 5] = [
-    (
-        "translation",
-        "no IOMMU translates its addresses",
-        "Enable the IOMMU with translation: intel_iommu=on, without iommu=pt",
-    ),
-    (
-        "strict",
-        "translations are flushed lazily (DMA-FQ)",
-        "Release it (onehop drive unbind). While no device of its group has a driver: echo DMA > \
-         /sys/bus/pci/devices/ADDRESS/iommu_group/type (root); or boot with iommu.strict=1. Each unmap then waits for the IOMMU, which costs throughput",
-    ),
-    ("alone", "other devices are in its IOMMU group", "Use a slot at the CPU, where bridges isolate devices"),
-    ("msi", "interrupts are not remapped", "Enable interrupt remapping in the firmware setup"),
-    (
-        "direct",
-        "the firmware reserves memory that the device can reach",
-        "Disable what needs that memory in the firmware setup (remote management of storage), or use another slot",
-    ),
+/// The module's words for what is missing, and their meaning.
+const MISSING: [(&str, &str); 5] = [
+    ("translation", "no IOMMU translates its addresses"),
+    ("strict", "translations are flushed lazily (DMA-FQ)"),
+    ("alone", "other devices are in its IOMMU group"),
+    ("msi", "interrupts are not remapped"),
+    ("direct", "the firmware reserves memory that the device can reach"),
 ];
 
-const STRICT_LATER: &str = "Wait until nothing in its IOMMU group is used, then release it and make the group strict (docs/kernel-module.md)";
+/// How to get what the module misses.
+fn missing_fix(facts: &Facts, word: &str, address: Address) -> String {
+    match word {
+        "translation" => translation_on(facts, address),
+        "strict" if group_user(facts, address).is_some() => {
+            "Wait until nothing in its IOMMU group is used, then release it and make the group strict (docs/kernel-module.md)".into()
+        }
+        "strict" => format!(
+            "Release it (onehop drive unbind -d {address}). While no device of its group has a driver: echo DMA > \
+             /sys/bus/pci/devices/{address}/iommu_group/type (root); or boot with iommu.strict=1. Each unmap then waits for the IOMMU, which \
+             costs throughput"
+        ),
+        _ if facts.machine.is_virtual() => "Use the device on the host: a virtual machine gets this from its host".into(),
+        "alone" => "Use a slot at the CPU, where bridges isolate devices".into(),
+        "msi" => "Enable interrupt remapping in the firmware setup".into(),
+        "direct" => {
+            "Disable what needs that memory in the firmware setup (remote management of storage), or use another slot".into()
+        }
+        _ => "See docs/kernel-module.md".into(),
+    }
+}
 
 fn module(facts: &Facts) -> Vec<Check> {
     let why = "lets drives and SDR boards reach GPU memory by dma-bufs, with or without an IOMMU; needs no static BAR1";
@@ -118,15 +127,10 @@ fn bound(facts: &Facts, device: &Bound) -> Check {
     if missing.is_empty() {
         return check(Status::Pass, "members of the group onehop may open it".into()).by(by);
     }
-    let known = |word: &String| MISSING.iter().find(|(name, ..)| name == word);
-    let words: Vec<_> =
-        missing.iter().map(|word| known(word).map_or(word.as_str(), |(_, means, _)| means)).collect();
-    let fix = match missing.iter().find_map(known) {
-        None => "See docs/kernel-module.md",
-        Some(("strict", ..)) if group_user(facts, device.address).is_some() => STRICT_LATER,
-        Some((.., fix)) => fix,
-    };
-    let fix = fix.replace("ADDRESS", &device.address.to_string());
+    let means = |word: &String| MISSING.iter().find(|(name, _)| name == word).map(|(_, means)| *means);
+    let words: Vec<_> = missing.iter().map(|word| means(word).unwrap_or(word)).collect();
+    let first = missing.iter().find(|word| means(word).is_some());
+    let fix = missing_fix(facts, first.map_or("", String::as_str), device.address);
     check(Status::Info, format!("privileged processes only: {}", words.join("; "))).fix(fix).by(by)
 }
 
@@ -141,7 +145,8 @@ fn ring(facts: &Facts) -> Check {
         (Some(Err(error)), limit) => {
             let fix = match limit {
                 Some(0) | None => {
-                    "A seccomp filter of a sandbox or container blocks it: allow io_uring_setup, io_uring_enter and io_uring_register"
+                    "A seccomp filter of a sandbox or container blocks it: allow io_uring_setup, io_uring_enter and io_uring_register. Every \
+                     program in it may then create rings, which such filters block as a security risk"
                 }
                 Some(_) => URING_ON,
             };

@@ -26,7 +26,12 @@ fn lock(facts: &Facts) -> Check {
         (None, true) => check("memory.lock", Status::Pass, "no limit", why).by(by),
         (Some(limit), _) if limit >= ENOUGH => check("memory.lock", Status::Pass, bytes(limit), why).by(by),
         (Some(limit), _) => check("memory.lock", Status::Warn, format!("only {}", bytes(limit)), why)
-            .fix("Run ulimit -l unlimited, or set memlock in /etc/security/limits.conf or LimitMEMLOCK= in the service")
+            .fix(if facts.place.container.is_some() {
+                "Start the container with a higher limit (docker run --ulimit memlock=-1): its programs may then lock all memory"
+            } else {
+                "Run ulimit -l unlimited, or set memlock in /etc/security/limits.conf or LimitMEMLOCK= in the service: its programs may \
+                 then lock all memory"
+            })
             .by(by),
         (None, false) => check("memory.lock", Status::Unknown, "unknown", why).fix("Run ulimit -l"),
     }

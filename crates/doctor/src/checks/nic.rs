@@ -5,8 +5,8 @@ use onehop_pci::Device;
 use crate::check::{Check, CheckGroup, Status, bytes, rate};
 use crate::facts::Facts;
 use crate::facts::nic::{Nic, SdrFacts};
+use crate::fixes::{group_user, translation_on};
 use crate::pair::DevicePair;
-use crate::routes::needs::{group_user, iommu_on};
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let mut checks: Vec<Check> = facts.nics.iter().flat_map(|nic| card(facts, nic)).collect();
@@ -133,18 +133,18 @@ fn mask(facts: &Facts, sdr: &SdrFacts, gpu: &crate::facts::gpu::GpuFacts) -> Opt
     Some(match group.and_then(onehop_pci::IommuGroup::translates) {
         Some(true) => check(Status::Pass, format!("{place}; the IOMMU maps it below 4 GiB")),
         Some(false) => {
-            let boot =
-                "Boot without iommu=pt (DMA of every device is then translated, which costs some throughput)";
+            let boot = translation_on(facts, sdr.address);
             let fix = match group_user(facts, sdr.address) {
                 None => format!(
                     "{boot}. Or, while no device of the board's group has a driver: echo DMA > \
                      /sys/bus/pci/devices/{}/iommu_group/type (root)",
                     sdr.address
                 ),
-                Some(_) => boot.to_owned(),
+                Some(_) => boot,
             };
             check(Status::Fail, format!("{place}; the IOMMU does not translate (identity)")).fix(fix)
         }
-        None => check(Status::Fail, format!("{place}; no IOMMU translates")).fix(iommu_on(facts)),
+        None => check(Status::Fail, format!("{place}; no IOMMU translates"))
+            .fix(translation_on(facts, sdr.address)),
     })
 }

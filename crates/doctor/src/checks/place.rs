@@ -61,10 +61,11 @@ fn machine(facts: &Facts) -> Check {
         Virtual::No(by) => {
             check(Status::Pass, product.unwrap_or_else(|| "not a virtual machine".into())).by(by)
         }
-        Virtual::Unknown => {
-            check(Status::Unknown, "unknown: CPU, firmware and device tree do not say".into())
-                .fix("Run systemd-detect-virt")
-        }
+        Virtual::Unknown => check(
+            Status::Unknown,
+            "unknown: CPU, firmware and device tree do not say".into(),
+        )
+        .fix("Run systemd-detect-virt. On ARM, dmesg | grep 'started at EL' shows EL1 in a virtual machine"),
     }
 }
 
@@ -83,7 +84,7 @@ fn container(facts: &Facts) -> Option<Check> {
     }
     // A user other than root lacks it on the host too.
     if place.root && !place.can(capability::SYS_ADMIN) {
-        missing.push("CAP_SYS_ADMIN, to map other devices' registers for GPUs");
+        missing.push("CAP_SYS_ADMIN, to map other devices' registers for GPUs, which gives it much of root's power on the host");
     }
     let why = "a container shows only part of the machine";
     let check = if missing.is_empty() {

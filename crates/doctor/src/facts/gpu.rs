@@ -156,6 +156,12 @@ impl GpuFacts {
         self.cuda.as_ref().is_some_and(|gpu| TEGRA.contains(&gpu.compute))
     }
 
+    /// Whether it is older than Turing, if CUDA reported its generation: NVIDIA's open kernel modules do not drive it.
+    #[must_use]
+    pub fn before_turing(&self) -> bool {
+        self.cuda.as_ref().is_some_and(|gpu| gpu.compute != (0, 0) && gpu.compute < (7, 5))
+    }
+
     /// Whether the BAR covers all of its memory. CUDA reports an instance's memory, but the BAR is the GPU's.
     #[must_use]
     pub fn whole(&self) -> Option<bool> {

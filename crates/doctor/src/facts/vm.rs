@@ -1,4 +1,4 @@
-//! Detects a virtual machine: by CPU, firmware tables, device tree, Xen.
+//! Detects a virtual machine: by CPU, firmware tables, device tree, virtio, Xen.
 
 use onehop_pci::Root;
 
@@ -31,20 +31,44 @@ const FIRMWARE: [&str; 24] = [
     "ovirt",
     "cloud hypervisor",
 ];
-/// Placeholders in firmware tables that nobody filled in, in lower case.
-const UNFILLED: [&str; 9] = [
-    "to be filled by o.e.m.",
-    "to be filled by oem",
-    "default string",
-    "not specified",
-    "not applicable",
-    "system product name",
-    "unknown",
-    "none",
-    "n/a",
+/// First words of makers' names in firmware tables, in lower case: of machines, and of no virtual ones.
+const MAKERS: [&str; 27] = [
+    "adlink",
+    "ampere",
+    "asrock",
+    "asrockrack",
+    "asus",
+    "asustek",
+    "cavium",
+    "cisco",
+    "dell",
+    "foxconn",
+    "fujitsu",
+    "giga",
+    "gigabyte",
+    "hewlett",
+    "hp",
+    "hpe",
+    "ingrasys",
+    "inspur",
+    "inventec",
+    "lenovo",
+    "mitac",
+    "nvidia",
+    "quanta",
+    "super",
+    "supermicro",
+    "wistron",
+    "wiwynn",
 ];
+/// Makers of boards in device trees, and the one name that only physical POWER machines have.
+const BOARD_MAKERS: [&str; 8] =
+    ["nvidia,", "raspberrypi,", "radxa,", "rockchip,", "sifive,", "solidrun,", "starfive,", "ibm,powernv"];
 const TREE: &str = "/sys/firmware/devicetree/base";
 const DMI: &str = "/sys/class/dmi/id";
+/// The first table of the firmware, for root.
+const BIOS: &str = "/sys/firmware/dmi/entries/0-0/raw";
+const VIRTIO: &str = "/sys/bus/virtio/devices";
 
 /// Whether this is a virtual machine, and the evidence.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -67,21 +91,22 @@ impl Virtual {
             cpu.hypervisor.filter(|flag| *flag).map(|_| "/proc/cpuinfo: hypervisor".to_owned()),
             by_device_tree(root),
             by_firmware(root),
+            by_bios_bit(root),
             by_xen(root),
         ];
         if let Some(mark) = marks.into_iter().flatten().next() {
             return Self::Yes(mark);
         }
-        match cpu.hypervisor {
-            Some(_) => Self::No("/proc/cpuinfo: no hypervisor".to_owned()),
-            // Other CPUs have no such flag. A guest's firmware or device tree names its hypervisor.
-            None if root.text(&format!("{DMI}/product_name")).is_ok_and(|name| is_a_name(&name)) => {
-                Self::No(format!("{DMI}: no hypervisor"))
-            }
-            None if root.text(&format!("{TREE}/compatible")).is_ok_and(|name| is_a_name(&name)) => {
-                Self::No(format!("{TREE}: no hypervisor"))
-            }
-            None => Self::Unknown,
+        if cpu.hypervisor.is_some() {
+            return Self::No("/proc/cpuinfo: no hypervisor".to_owned());
+        }
+        // Other CPUs have no such flag, and a cloud may give its machines any name. Some physical machines have virtio
+        // devices, too: cards that emulate them.
+        let virtio = root.list(VIRTIO).unwrap_or_default().into_iter().next();
+        match (by_maker(root), virtio) {
+            (Some(mark), None) => Self::No(mark),
+            (None, Some(device)) => Self::Yes(format!("{VIRTIO}/{device}")),
+            (Some(_), Some(_)) | (None, None) => Self::Unknown,
         }
     }
 
@@ -98,17 +123,45 @@ impl Virtual {
     }
 }
 
-/// Whether a word of the firmware is a product name, not a placeholder.
-fn is_a_name(text: &str) -> bool {
-    let text = text.trim_matches(|c: char| c == '\0' || c.is_whitespace()).to_lowercase();
-    !text.is_empty() && !UNFILLED.contains(&text.as_str())
+/// The maker of a physical machine, by firmware or device tree.
+fn by_maker(root: &Root) -> Option<String> {
+    if is_metal(root) {
+        return Some(format!("{DMI}/product_name: metal"));
+    }
+    let is_maker = |text: &str| {
+        let text = text.to_lowercase();
+        let first = text.split(|c: char| !c.is_ascii_alphanumeric()).next();
+        first.is_some_and(|word| MAKERS.contains(&word))
+    };
+    let by_table = ["sys_vendor", "board_vendor"].into_iter().find_map(|field| {
+        let text = root.text(&format!("{DMI}/{field}")).ok().filter(|text| is_maker(text))?;
+        Some(format!("{DMI}/{field}: {text}"))
+    });
+    by_table.or_else(|| {
+        let boards = root.text(&format!("{TREE}/compatible")).ok()?;
+        let board =
+            boards.split('\0').find(|kind| BOARD_MAKERS.iter().any(|maker| kind.starts_with(maker)))?;
+        Some(format!("{TREE}/compatible: {board}"))
+    })
+}
+
+/// Whether it is one of EC2's physical machines, which are marked in their names.
+fn is_metal(root: &Root) -> bool {
+    let name = root.text(&format!("{DMI}/product_name")).unwrap_or_default();
+    name.ends_with(".metal") || name.contains(".metal-")
+}
+
+/// The bit for virtual machines in the firmware's description of itself.
+fn by_bios_bit(root: &Root) -> Option<String> {
+    let table = root.bytes(BIOS, 256).ok()?;
+    let is_set = table.first() == Some(&0) && table.get(0x13).is_some_and(|bits| bits & 1 << 4 != 0);
+    is_set.then(|| format!("{BIOS}: it describes a virtual machine"))
 }
 
 fn by_firmware(root: &Root) -> Option<String> {
     let fields = ["sys_vendor", "product_name", "board_vendor", "board_name", "bios_vendor"];
     let text = |field: &str| root.text(&format!("{DMI}/{field}")).unwrap_or_default();
-    // EC2 also offers physical machines, and marks them in their names.
-    if text("product_name").ends_with(".metal") || text("product_name").contains(".metal-") {
+    if is_metal(root) {
         return None;
     }
     fields.into_iter().find_map(|field| {

@@ -1,29 +1,16 @@
 //! What routes need from a machine, one need at a time.
 
-use onehop_gpu::cuda::register_gap;
-use onehop_pci::{Address, Device};
+use onehop_pci::Device;
 
 use crate::check::bytes;
-use crate::facts::Facts;
 use crate::facts::cuda::Registers;
 use crate::facts::drive::DriveFacts;
 use crate::facts::place::capability;
+use crate::fixes::{self, RELAXED, apart, iommu_on, is_driven, translation_on};
 use crate::pair::{DevicePair, Passes, list};
 
 /// Addresses below this need 32 bits.
 const FOUR_GIB: u64 = 1 << 32;
-const STATIC_BAR1: &str = "Load the module nvidia with NVreg_RegistryDwords=\"RMForceStaticBar1=1;RMForceDisableIomapWC=1\" and run as root: \
-                           VFIO can map a static BAR1. Loading it requires every program on the GPUs to end. Or load the \
-                           module onehop, which imports dma-bufs (docs/kernel-module.md)";
-pub(crate) const RELAXED: &str = "Load the module onehop, which needs no BAR in user space (docs/kernel-module.md). Or boot with \
-                                  iomem=relaxed: root's programs may then map registers and memory that drivers use, and \
-                                  a mistake there overwrites them";
-pub(crate) const PEER_OVERRIDE: &str = "Run as root. Or load the module nvidia with NVreg_RegistryDwords=\"PeerMappingOverride=1\": every \
-                                        user of a GPU may then map other devices' registers into it, and reach all \
-                                        memory that such a device reaches";
-pub(crate) const VMD_OFF: &str = "disable VMD (also called RST or RAID mode) in the firmware setup, after a backup: its RAID sets become \
-                                  unreadable, and Windows may not boot";
-
 /// The state of a need.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum NeedState {
@@ -87,6 +74,10 @@ impl Needs<'_> {
     /// CUDA works, but shows only other GPUs.
     fn hidden_gpu(&self) -> Need {
         let device = self.pair.gpu_device;
+        if self.pair.gpu.mig {
+            return Need::new(NeedState::Missing, "MIG is on, and CUDA shows no instance of this GPU")
+                .fix(fixes::mig_instance(device.address));
+        }
         match device.driver.as_deref() {
             Some("nvidia") => Need::new(NeedState::Missing, "CUDA does not show this GPU")
                 .fix("Unset CUDA_VISIBLE_DEVICES, or pass this GPU to the container"),
@@ -118,14 +109,13 @@ impl Needs<'_> {
     /// How to rebind the drive to the kernel's own driver.
     fn rebind_command(&self, driver: &str) -> String {
         let at = self.pair.device.address;
-        match self.drive.and_then(DriveFacts::may_be_in_use) {
-            Some(users) => format!("Free the drive first ({users}), or use another one"),
-            None => format!(
-                "Release it to the kernel: onehop drive unbind -d {at}, or echo nvme > /sys/bus/pci/devices/{at}/driver_override, \
-                 echo {at} > /sys/bus/pci/devices/{at}/driver/unbind, echo {at} > /sys/bus/pci/drivers_probe (root; this detaches it from \
-                 {driver})"
-            ),
-        }
+        let command = format!(
+            "onehop drive unbind -d {at}, or echo nvme > /sys/bus/pci/devices/{at}/driver_override, \
+             echo {at} > /sys/bus/pci/devices/{at}/driver/unbind, echo {at} > /sys/bus/pci/drivers_probe (root; this detaches it from \
+             {driver})"
+        );
+        let command = self.drive.map_or(command.clone(), |drive| fixes::unless_used(drive, command));
+        format!("To release it to the kernel: {command}")
     }
 
     /// The kernel's own driver serves the drive.
@@ -190,8 +180,10 @@ impl Needs<'_> {
             Some(Ok(users)) => Need::new(NeedState::Missing, format!("the drive is in use: {users}"))
                 .fix("Use another drive, or free this one first (never the drive that the system runs from)"),
             Some(Err(why)) => {
-                Need::new(NeedState::Missing, format!("cannot determine who uses the drive: {why}"))
-                    .fix("Mount /proc: without its mount table no drive is claimed")
+                let reason = format!("cannot determine who uses the drive: {why}");
+                // The kernel says so once such a drive is claimed; one of the kernel's driver is refused.
+                let state = if super::is_ours(self.pair) { NeedState::Unknown } else { NeedState::Missing };
+                Need::new(state, reason).fix(fixes::show_users(self.pair.facts))
             }
         }
     }
@@ -220,7 +212,7 @@ impl Needs<'_> {
                 NeedState::Missing,
                 "the drive is behind Intel VMD, where no other driver can claim it",
             )
-            .fix(format!("To reach it without VMD: {VMD_OFF}"));
+            .fix(fixes::vmd_off(facts));
         }
         let Some(group) = facts.tree.group_of(device) else {
             if facts.place.root {
@@ -279,19 +271,19 @@ impl Needs<'_> {
             Some(Registers { tried: Ok(()), .. }) => return self.rings(),
             None => {}
         }
-        if let Some(why) = register_gap(facts.kernel.version(), nvidia.numbers(), nvidia.open) {
+        if let Some((why, fix)) = fixes::registers(facts, self.pair.gpu.before_turing()) {
             return Need::new(
                 NeedState::Missing,
                 format!("the drive's registers cannot be mapped for the GPU: {why}"),
             )
-            .fix("Install NVIDIA's open kernel modules, 570.133.07 or later");
+            .fix(fix);
         }
         if !facts.place.can(capability::SYS_ADMIN) && !nvidia.has("PeerMappingOverride") {
             return Need::new(
                 NeedState::Missing,
                 "only administrators may map another device's registers for a GPU",
             )
-            .fix(PEER_OVERRIDE);
+            .fix(fixes::PEER_OVERRIDE);
         }
         self.rings()
     }
@@ -312,7 +304,7 @@ impl Needs<'_> {
                     "the module onehop can import the GPU's dma-bufs, and exporting one worked",
                 ),
                 Some(Err(why)) => Need::new(NeedState::Missing, format!("the GPU exports no dma-buf: {why}"))
-                    .fix("Use a GPU and a driver that export dma-bufs, or a static BAR1 through VFIO"),
+                    .fix("Use a GPU and a driver that export dma-bufs, or a static BAR1 through VFIO (see the check gpu.static_bar1)"),
                 None => Need::new(NeedState::Unknown, "exporting GPU memory as a dma-buf was not tested"),
             };
         }
@@ -327,8 +319,7 @@ impl Needs<'_> {
             let size = gpu.window.map_or(0, |bar| bar.size);
             let reason =
                 format!("BAR1 covers only {} of GPU memory, and direct routes need all of it", bytes(size));
-            return Need::new(NeedState::Missing, reason)
-                .fix("Enable Above 4G Decoding and Resizable BAR in the firmware setup");
+            return Need::new(NeedState::Missing, reason).fix(fixes::rebar(facts, gpu));
         }
         if !facts.nvidia.has("RMForceStaticBar1") {
             return Need::new(
@@ -336,7 +327,7 @@ impl Needs<'_> {
                 "the drive cannot be given addresses of GPU memory: BAR1 is not static, and the kernel module onehop, which \
                  imports dma-bufs, is not loaded",
             )
-            .fix(STATIC_BAR1);
+            .fix(fixes::static_bar1(gpu));
         }
         if !facts.place.root {
             return Need::new(NeedState::Unknown, "mapping BAR1 for the drive needs root").fix("Run as root");
@@ -416,7 +407,7 @@ impl Needs<'_> {
             (true, Some(Ok(()))) => Need::new(NeedState::Met, "the module onehop imports the GPU's dma-bufs"),
             (_, Some(Err(why))) => {
                 Need::new(NeedState::Missing, format!("the GPU exports no dma-buf: {why}"))
-                    .fix("Receive into pinned memory (cpu/pinned): GeForce boards export no dma-bufs")
+                    .fix("Receive into pinned memory (cpu/pinned)")
             }
             (true, None) => Need::new(NeedState::Unknown, "exporting GPU memory as a dma-buf was not tested"),
             (false, _) => Need::new(
@@ -445,69 +436,11 @@ impl Needs<'_> {
                     bar.start
                 ),
             )
-            .fix("Enable the IOMMU with translation: intel_iommu=on or amd_iommu=on, without iommu=pt"),
+            .fix(translation_on(pair.facts, pair.device.address)),
         }
     }
 }
-
-/// The fix for a drive whose group contains the GPU, which VFIO would claim too.
-const KEEP_THE_GPU: &str = "CUDA needs the GPU in this group: load the kernel module onehop, which claims a drive \
-                                       without its group (docs/kernel-module.md), or move the drive to another slot";
-
-/// What to do about other devices in a drive's group. Devices in use, and those of unknown purpose, stay.
-pub(crate) fn apart(facts: &Facts, others: &[Address]) -> String {
-    if facts.has_gpu(others) {
-        return KEEP_THE_GPU.into();
-    }
-    let free = |other: &Address| match facts.drive(*other) {
-        Some(drive) => drive.may_be_in_use().is_none(),
-        None => facts.device(*other).is_none_or(|device| !is_driven(device)),
-    };
-    let slot = "a slot of its own at the CPU, where bridges isolate devices";
-    match others.iter().find(|other| !free(other)) {
-        Some(used) => {
-            format!("Move the drive to {slot}: {used} is or may be in use, and VFIO would detach it")
-        }
-        None => format!(
-            "Bind {} to vfio-pci too, which detaches them from the kernel until they are released, or move the drive to {slot}",
-            list(others)
-        ),
-    }
-}
-
-/// A device of this one's IOMMU group that is or may be in use: the group's type must not be changed then.
-pub(crate) fn group_user(facts: &Facts, address: Address) -> Option<Address> {
-    let in_use = |at: &Address| match facts.drive(*at) {
-        Some(drive) => drive.may_be_in_use().is_some(),
-        None => *at != address && facts.device(*at).is_some_and(is_driven),
-    };
-    let group = facts.device(address).and_then(|device| facts.tree.group_of(device))?;
-    group.devices.iter().copied().find(in_use)
-}
-
-/// How to enable an IOMMU.
-pub(crate) fn iommu_on(facts: &Facts) -> &'static str {
-    let cpu = &facts.kernel.cpu;
-    match cpu.vendor.as_str() {
-        _ if facts.machine.is_virtual() => IOMMU_OF_A_VM,
-        "GenuineIntel" | "AuthenticAMD" => IOMMU_ON,
-        _ => IOMMU_OF_OTHERS,
-    }
-}
-
-const IOMMU_OF_OTHERS: &str = "Enable the IOMMU (on ARM the SMMU) in the firmware setup; dmesg | grep -iE 'iommu|smmu' shows what the \
-                               kernel found";
-
-const IOMMU_OF_A_VM: &str =
-    "A virtual machine has an IOMMU only if its host provides one (QEMU: -device intel-iommu)";
-const IOMMU_ON: &str = "Enable the IOMMU: VT-d or AMD-Vi in the firmware setup, and intel_iommu=on on the kernel command line \
-                                   (AMD: no amd_iommu=off)";
 
 fn is_vfio(device: &Device) -> bool {
     device.driver.as_deref() == Some("vfio-pci")
-}
-
-/// Whether the device has a driver that VFIO does not tolerate in a group.
-fn is_driven(device: &Device) -> bool {
-    device.driver.as_deref().is_some_and(|driver| !["vfio-pci", "pcieport", "pci-stub"].contains(&driver))
 }

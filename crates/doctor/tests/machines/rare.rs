@@ -53,7 +53,7 @@ pub fn grace_hopper() -> Machine {
     let mut machine =
         base("a Grace Hopper: GPU and CPU joined by NVLink-C2C", ("", 0, ""), "6.8.0-1021-nvidia-64k", true);
     machine.file("/proc/cpuinfo", "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n");
-    machine.file("/sys/class/dmi/id/sys_vendor", "Maker\n");
+    machine.file("/sys/class/dmi/id/sys_vendor", "Supermicro\n");
     machine.file("/sys/class/dmi/id/product_name", "Server of one Grace Hopper\n");
     machine
         .add(&root_port("0009:00:00.0", (0x10de, 0x22b1), "pci0009:00", (1, 1), 5).node(0))
