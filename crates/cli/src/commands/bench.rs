@@ -1,6 +1,7 @@
 //! `onehop bench queue`: the cost of a command on the CPU's side and on the GPU's.
 
 mod compare;
+mod gather;
 mod limits;
 pub(crate) mod report;
 mod sweep;
@@ -33,6 +34,7 @@ enum BenchCommand {
     Sweep(sweep::Args),
     Load(super::load::bench::Args),
     Target(target::Args),
+    Gather(gather::Args),
 }
 
 /// What drives the queues.
@@ -149,6 +151,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
         BenchCommand::Sweep(args) => return sweep::run(args, context),
         BenchCommand::Load(args) => return super::load::bench::run(args, context),
         BenchCommand::Target(args) => return target::run(args, context),
+        BenchCommand::Gather(args) => return gather::run(args, context),
     };
     args.refuse_unused()?;
     let _folders = report::folder(args.report.as_deref())?;

@@ -50,6 +50,7 @@ const ALL: &[(&str, &str)] = schemas!(
     "bench sweep" in "bench-sweep",
     "bench load" in "bench-load",
     "bench target" in "bench-target",
+    "bench gather" in "bench-gather",
     "sim serve" in "sim-serve",
     "sdr info" in "sdr-info",
     "sdr rx" in "sdr-rx",

@@ -157,6 +157,7 @@ fn unknown_commands_are_refused() {
     refuse(&["read", "FILE", "--lba", "0"], 2, "--lba");
     // Every command reports its missing arguments; these need none.
     let alone = [
+        "bench gather",
         "bench queue",
         "bench sweep",
         "bench target",

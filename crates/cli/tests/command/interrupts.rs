@@ -87,6 +87,7 @@ fn every_command_hears_ctrl_c_while_its_drive_does_not_become_ready() {
         on_drive(&["map"], &["--path", "/model.safetensors", "--out", &map]),
         on_drive(&["bench", "queue"], &["--depth", "1"]),
         on_drive(&["bench", "sweep"], &["--io", "read", "-g", "emu"]),
+        on_drive(&["bench", "gather"], &["-g", "emu"]),
         on_drive(&["report"], &["-g", "emu", "--out", &archive]),
     ];
     let run = |words: &Vec<String>| {
@@ -145,6 +146,10 @@ fn commands_hear_ctrl_c_while_a_drive_leaves_commands_unanswered() {
             let sweep = ["bench", "sweep", "--io", "randread", "--block", "4K", "--time", "600s"];
             add(&sweep, faults, &["--depth", "8", "-g", "emu", "--route", route]);
         }
+    }
+    for faults in ["fault=lost@op=read,n=300", "fault=torn@op=read,n=300,delay=600s", DEAF] {
+        // It gathers for longer than this test takes.
+        add(&["bench", "gather", "--batches", "1000000"], faults, &["-g", "emu"]);
     }
     for fault in ["lost@op=read", "torn@op=read,delay=600s", "fail-once@op=read,every=1,crd=3"] {
         commands

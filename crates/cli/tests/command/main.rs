@@ -8,6 +8,7 @@ mod drive;
 #[path = "../../../fabrics/tests/host/target.rs"]
 #[allow(dead_code, reason = "a part of it is used")]
 mod fabrics_target;
+mod gather;
 mod interrupts;
 mod load;
 mod maps;

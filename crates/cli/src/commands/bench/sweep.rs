@@ -211,7 +211,7 @@ impl Drop for ScratchFile {
 }
 
 /// Whether the drive is a simulated one in memory, whose data may be overwritten.
-fn is_ours(drive: &str) -> bool {
+pub(super) fn is_ours(drive: &str) -> bool {
     drive.starts_with("sim:mem:")
 }
 

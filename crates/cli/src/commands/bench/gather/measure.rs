@@ -1,0 +1,391 @@
+//! A table on a drive, and the measurement of gathers from it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use onehop_array::{Array, ArrayOptions, ArrayRows, ArrayStats, MovedRows};
+use onehop_bench::Quantiles;
+use onehop_bench::sweep::{DriveTarget, SweepTarget};
+use onehop_drive::Placement;
+use onehop_gpu::{Place, Region};
+use onehop_transfer::{BetterRoute, Route, RouteRequest, remedy};
+use serde::Serialize;
+
+use super::ids::RowSource;
+use crate::error::{CliError, Result};
+use crate::gpus::Chosen;
+use crate::progress::TransientBar;
+use crate::report::ReportText;
+use crate::stop::StopFlag;
+use crate::units;
+
+/// Bytes of the table that are read at a time.
+const STEP: usize = 1 << 20;
+/// How often it is looked whether the user asked for an end.
+const STOP_POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How a table is laid out and read.
+#[derive(Clone, Copy)]
+pub(super) struct TablePlan {
+    pub nsid: u32,
+    pub row_bytes: u32,
+    pub stride: u32,
+    pub page_bytes: u32,
+    pub depth: u32,
+}
+
+/// A table on a drive.
+pub(super) struct GatherTable<'a> {
+    target: &'a DriveTarget,
+    pub gpu: &'a Chosen,
+    plan: TablePlan,
+    placement: Placement,
+    pub route: &'static str,
+    pub why_not_better: Vec<BetterRoute>,
+    /// What it holds, as the CPU has read it.
+    bytes: Vec<u8>,
+}
+
+/// A row of results: one stream, cache and batch.
+#[derive(Serialize)]
+pub(super) struct GatherRow {
+    /// `uniform`, `zipf` or `recorded`.
+    ids: &'static str,
+    cache_bytes: u64,
+    pub batch: u32,
+    /// Gathers after the first.
+    pub batches: u32,
+    /// Of the first gather, which finds the cache empty.
+    cold_rows_per_s: f64,
+    cold_reads_per_s: f64,
+    /// The share of plain reads.
+    cold_of_drive: f64,
+    cold_commands_per_page: f64,
+    /// Of the others, by the caller's clock.
+    rows_per_s: f64,
+    /// By the GPU's.
+    kernel_rows_per_s: f64,
+    /// Lookups of pages that hit.
+    hit_rate: f64,
+    reads_per_s: f64,
+    of_drive: f64,
+    /// For all gathers: a page that was evicted takes another.
+    commands_per_page: f64,
+    /// Of a gather, by the caller's clock.
+    p50_us: Option<f64>,
+    p99_us: Option<f64>,
+    p999_us: Option<f64>,
+    latency_samples: u64,
+    /// By the GPU's.
+    kernel_p50_us: Option<f64>,
+}
+
+/// The sums over some gathers.
+#[derive(Default)]
+struct Sums {
+    rows: u64,
+    took: Duration,
+    kernel: Duration,
+    reads: u64,
+    wanted: u64,
+    hits: u64,
+}
+
+impl Sums {
+    fn add(&mut self, rows: usize, took: Duration, kernel: Duration, stats: [ArrayStats; 2]) {
+        let [before, after] = stats;
+        self.rows += rows as u64;
+        self.took += took;
+        self.kernel += kernel;
+        self.reads += u64::from(after.reads.wrapping_sub(before.reads));
+        self.wanted += u64::from(after.wanted.wrapping_sub(before.wanted));
+        self.hits += u64::from(after.hits.wrapping_sub(before.hits));
+    }
+}
+
+fn per_second(count: u64, time: Duration) -> f64 {
+    count as f64 / time.as_secs_f64().max(1e-9)
+}
+
+impl<'a> GatherTable<'a> {
+    /// Chooses the route, and reads the whole table by the CPU.
+    pub(super) fn read(
+        target: &'a DriveTarget,
+        gpu: &'a Chosen,
+        plan: TablePlan,
+        route: &RouteRequest,
+        stop: &StopFlag,
+    ) -> Result<Self> {
+        let (placement, name, why_not_better) = choose(target, gpu, plan, route)?;
+        let unit = target.unit();
+        let size = usize::try_from(target.bytes() / unit * unit).unwrap_or(usize::MAX);
+        if size < plan.row_bytes as usize {
+            return Err(CliError::Usage(format!("--row: the table has {size} bytes")));
+        }
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(size).map_err(|_| {
+            CliError::not_possible(
+                format!("holding a table of {} in host memory", units::bytes(size as u64)),
+                "there is not so much",
+                "Use less of the drive: --size",
+            )
+        })?;
+        bytes.resize(size, 0);
+        let bar = TransientBar::new("reading the table", size as u64);
+        let step = STEP.next_multiple_of(unit as usize);
+        for (chunk, at) in bytes.chunks_mut(step).zip((0..).step_by(step)) {
+            stop.check()?;
+            target.read(at, chunk)?;
+            bar.add(chunk.len() as u64);
+        }
+        Ok(Self { target, gpu, plan, placement, route: name, why_not_better, bytes })
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    pub(super) fn rows(&self) -> u64 {
+        self.array_rows().count
+    }
+
+    fn array_rows(&self) -> ArrayRows {
+        let (bytes, stride) = (self.plan.row_bytes, self.plan.stride);
+        ArrayRows { count: (self.bytes() - u64::from(bytes)) / u64::from(stride) + 1, bytes, stride }
+    }
+
+    /// Measures gathers: one that finds the cache empty, and `batches` more. `gathered` is called after each.
+    pub(super) fn measure(
+        &self,
+        source: &RowSource,
+        (cache, batch, batches): (u64, u32, u32),
+        plain: f64,
+        gathered: &dyn Fn() -> Result<()>,
+        stop: &StopFlag,
+    ) -> Result<GatherRow> {
+        let array = open(self.target, self.gpu, self.plan, self.placement, cache)?;
+        let out = self.gpu.gpu.alloc(Place::Vram, batch as usize * self.plan.row_bytes as usize)?;
+        let mut stream = source.stream(self.rows());
+        let (mut cold, mut warm) = (Sums::default(), Sums::default());
+        let (mut calls, mut kernels) = (Quantiles::default(), Quantiles::default());
+        let mut pages = vec![false; self.bytes.len().div_ceil(self.plan.page_bytes as usize)];
+        let mut cold_pages = 0;
+        for number in 0..=batches {
+            let ids = stream.take(batch as usize, self.rows());
+            self.mark(&ids, &mut pages);
+            let before = array.stats()?;
+            let begun = Instant::now();
+            let moved = stopped_by(&array, stop, || array.gather(self.array_rows(), &ids, &out))?;
+            let took = begun.elapsed();
+            refuse_failed(&array, &moved, &ids)?;
+            let stats = [before, array.stats()?];
+            self.compare(&out, &ids)?;
+            if number == 0 {
+                cold.add(ids.len(), took, moved.took, stats);
+                cold_pages = count(&pages);
+            } else {
+                warm.add(ids.len(), took, moved.took, stats);
+                calls.add(took.as_nanos() as u64);
+                kernels.add(moved.took.as_nanos() as u64);
+            }
+            gathered()?;
+        }
+        array.close()?;
+        let us = |nanos: f64| nanos / 1e3;
+        let (cold_reads, reads) = (per_second(cold.reads, cold.kernel), per_second(warm.reads, warm.kernel));
+        Ok(GatherRow {
+            ids: source.name(),
+            cache_bytes: cache,
+            batch,
+            batches,
+            cold_rows_per_s: per_second(cold.rows, cold.took),
+            cold_reads_per_s: cold_reads,
+            cold_of_drive: cold_reads / plain,
+            cold_commands_per_page: cold.reads as f64 / cold_pages as f64,
+            rows_per_s: per_second(warm.rows, warm.took),
+            kernel_rows_per_s: per_second(warm.rows, warm.kernel),
+            hit_rate: warm.hits as f64 / warm.wanted.max(1) as f64,
+            reads_per_s: reads,
+            of_drive: reads / plain,
+            commands_per_page: (cold.reads + warm.reads) as f64 / count(&pages) as f64,
+            p50_us: calls.median().map(us),
+            p99_us: calls.per_mille(990).map(us),
+            p999_us: calls.per_mille(999).map(us),
+            latency_samples: calls.count(),
+            kernel_p50_us: kernels.median().map(us),
+        })
+    }
+
+    /// Marks the pages of these rows.
+    fn mark(&self, ids: &[u64], pages: &mut [bool]) {
+        let page = u64::from(self.plan.page_bytes);
+        for id in ids {
+            let first = id * u64::from(self.plan.stride);
+            let all = first / page..(first + u64::from(self.plan.row_bytes) - 1) / page + 1;
+            all.for_each(|page| pages[page as usize] = true);
+        }
+    }
+
+    fn compare(&self, out: &Region, ids: &[u64]) -> Result<()> {
+        let row = self.plan.row_bytes as usize;
+        let mut got = vec![0; ids.len() * row];
+        out.read(0, &mut got)?;
+        for (id, got) in ids.iter().zip(got.chunks(row)) {
+            let at = (id * u64::from(self.plan.stride)) as usize;
+            if self.bytes.get(at..at + row) != Some(got) {
+                let why = format!("row {id} is not what the drive holds; no result is given for wrong bytes");
+                return Err(CliError::Mismatch(why));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn count(pages: &[bool]) -> usize {
+    pages.iter().filter(|is_needed| **is_needed).count()
+}
+
+fn refuse_failed(array: &Array, moved: &MovedRows, ids: &[u64]) -> Result<()> {
+    let Some((place, error)) = moved.failed.first() else { return Ok(()) };
+    // A drive that is no longer served says why.
+    array.check()?;
+    let row = ids.get(*place).copied().unwrap_or_default();
+    let failed = moved.failed.len();
+    Err(CliError::Failed(format!("{failed} of {} rows failed; the first is row {row}: {error}", ids.len())))
+}
+
+/// Calls `f`, and ends the array's waits for the drive once the user asked for an end.
+fn stopped_by<R>(array: &Array, stop: &StopFlag, f: impl FnOnce() -> R) -> R {
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let watch = scope.spawn(|| {
+            while !is_over.load(Ordering::Acquire) {
+                if stop.is_set() {
+                    return array.stop();
+                }
+                std::thread::park_timeout(STOP_POLL_INTERVAL);
+            }
+        });
+        let result = f();
+        is_over.store(true, Ordering::Release);
+        watch.thread().unpark();
+        result
+    })
+}
+
+fn open(
+    target: &DriveTarget,
+    gpu: &Chosen,
+    plan: TablePlan,
+    placement: Placement,
+    cache: u64,
+) -> std::result::Result<Array, onehop_array::Error> {
+    let drive = target.drive();
+    let options = ArrayOptions {
+        page_bytes: plan.page_bytes,
+        depth: plan.depth,
+        ..ArrayOptions::new(placement, cache)
+    };
+    Array::open(
+        drive,
+        gpu.gpu.clone(),
+        drive.namespace(plan.nsid)?,
+        0..target.bytes() / target.unit(),
+        options,
+    )
+}
+
+/// The first route on which an array can be opened.
+fn choose(
+    target: &DriveTarget,
+    gpu: &Chosen,
+    plan: TablePlan,
+    route: &RouteRequest,
+) -> Result<(Placement, &'static str, Vec<BetterRoute>)> {
+    let mut tried: Vec<BetterRoute> = Vec::new();
+    for candidate in route.candidates()? {
+        let Route::Gpu(placement) = candidate else { continue };
+        let error = match open(target, gpu, plan, placement, plan.page_bytes.into()) {
+            Ok(_) => return Ok((placement, candidate.name(), tried)),
+            Err(onehop_array::Error::Drive(error)) => error,
+            Err(other) => return Err(other.into()),
+        };
+        let Some(fix) = remedy(&error) else { return Err(error.into()) };
+        // Gathers have no route of the CPU.
+        let fix = if fix.contains("cpu/") { "" } else { fix };
+        let no = BetterRoute { route: candidate.name().into(), reason: error.to_string(), fix: fix.into() };
+        if !tried.contains(&no) {
+            tried.push(no);
+        }
+    }
+    Err(match (route, tried.pop()) {
+        (_, None) => CliError::Usage("--route: GPU threads gather, by a gpu/ route".into()),
+        (RouteRequest::Only(name), Some(last)) => {
+            CliError::not_possible(format!("route {name}"), last.reason, last.fix)
+        }
+        (_, Some(last)) => CliError::NoRoute(tried.into_iter().chain([last]).collect()),
+    })
+}
+
+/// A line for each row.
+pub(super) fn table(rows: &[GatherRow], text: &mut ReportText) {
+    text.line(format!(
+        "{:<8} {:>10} {:>8} {:>7} {:>11} {:>11} {:>6} {:>9} {:>9} {:>9} {:>9} {:>8} {:>7}   {:>11} {:>9} {:>8} {:>7}",
+        "", "", "", "", "", "", "", "", "", "", "", "", "", "empty cache", "", "", ""
+    ));
+    text.line(format!(
+        "{:<8} {:>10} {:>8} {:>7} {:>11} {:>11} {:>6} {:>9} {:>9} {:>9} {:>9} {:>8} {:>7}   {:>11} {:>9} {:>8} {:>7}",
+        "ids",
+        "cache",
+        "batch",
+        "gathers",
+        "rows/s",
+        "GPU rows/s",
+        "hits",
+        "p50 us",
+        "p99 us",
+        "p99.9 us",
+        "reads/s",
+        "of drive",
+        "a page",
+        "rows/s",
+        "reads/s",
+        "of drive",
+        "a page"
+    ));
+    let or_none = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.1}"));
+    for row in rows {
+        text.line(format!(
+            "{:<8} {:>10} {:>8} {:>7} {:>11.0} {:>11.0} {:>5.1}% {:>9} {:>9} {:>9} {:>9.0} {:>7.0}% {:>7.3}   {:>11.0} {:>9.0} {:>7.0}% \
+             {:>7.3}",
+            row.ids,
+            units::bytes(row.cache_bytes),
+            row.batch,
+            row.batches,
+            row.rows_per_s,
+            row.kernel_rows_per_s,
+            row.hit_rate * 100.0,
+            or_none(row.p50_us),
+            or_none(row.p99_us),
+            or_none(row.p999_us),
+            row.reads_per_s,
+            row.of_drive * 100.0,
+            row.commands_per_page,
+            row.cold_rows_per_s,
+            row.cold_reads_per_s,
+            row.cold_of_drive * 100.0,
+            row.cold_commands_per_page,
+        ));
+    }
+}
+
+impl From<onehop_array::Error> for CliError {
+    fn from(error: onehop_array::Error) -> Self {
+        match error {
+            onehop_array::Error::Drive(error) => error.into(),
+            onehop_array::Error::Gpu(error) => error.into(),
+            refused @ onehop_array::Error::Refused(_) => Self::Usage(refused.to_string()),
+            other => Self::Failed(other.to_string()),
+        }
+    }
+}
