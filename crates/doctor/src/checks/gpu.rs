@@ -113,7 +113,7 @@ fn flavour(facts: &Facts) -> Check {
             check(Status::Info, found)
         }
         Some(false) => check(Status::Warn, format!("{version}, proprietary kernel modules")).fix(format!(
-            "Install the open flavour of the same version (nvidia-open; Turing or later){}",
+            "Install the open kernel modules of the same version (nvidia-open; Turing or later){}",
             fixes::loading(facts)
         )),
         None => check(Status::Unknown, format!("{version}, unknown flavour"))

@@ -139,8 +139,10 @@ fn vfio(facts: &Facts) -> Check {
     };
     // Without an IOMMU a device may write anywhere, even if VFIO simulates groups.
     if kernel.unsafe_no_iommu && kernel.iommu_units.is_empty() {
-        let fix =
-            format!("{}; echo N > /sys/module/vfio/parameters/enable_unsafe_noiommu_mode", iommu_on(facts));
+        let fix = format!(
+            "{}. Then echo N > /sys/module/vfio/parameters/enable_unsafe_noiommu_mode",
+            iommu_on(facts)
+        );
         return check(Status::Warn, words.join(", ")).fix(fix);
     }
     // VFIO's unsafe mode also makes groups, to which the kernel gives no type.
