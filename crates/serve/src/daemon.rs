@@ -178,7 +178,6 @@ impl DaemonShared {
         let mode = if options.emulated_gpu { GpuChoice::Emulated } else { GpuChoice::Cuda };
         let persons = Persons::read(&options.subuids);
         let starter = Arc::new(ThreadStarter::new().map_err(Error::Thread)?);
-        let slow = ThreadPool::new(&starter);
         // Nobody is privileged: what root has waiting must not stop others either.
         let mut held = Shares::new(options.write_memory);
         held.set_payer(persons.payer());
@@ -192,8 +191,8 @@ impl DaemonShared {
             jobs: persons.shares(MOST_JOBS),
             looks: ThreadPool::new(&starter),
             calls: ThreadPool::new(&starter),
-            waits: Waits::new(&starter, slow.clone()),
-            slow,
+            waits: Waits::new(&starter),
+            slow: ThreadPool::new(&starter),
             caches: ThreadPool::new(&starter),
             held,
             locks: Locks::new(most_locks, &persons),

@@ -8,7 +8,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use onehop_os::locks::{LockKind, LockRange, lock_in_the_way, lock_range};
 use onehop_target::shares::Shares;
@@ -43,10 +43,6 @@ struct Owned {
     writes: bool,
     /// What is locked of it by range, as the kernel has it: apart from each other, in no order.
     ranges: Vec<LockedRange>,
-    uid: u32,
-    pid: u32,
-    /// By which of its handles it has asked. When one of them is closed nothing is left of it.
-    handles: HashSet<u64>,
     /// Some of it was locked, which only `fcntl` does.
     by_range: bool,
     /// What it has by `flock`.
@@ -55,11 +51,9 @@ struct Owned {
 
 impl Owned {
     /// Opens the file once more; to be written only if the program has it open so, because what is written cannot be run.
-    fn open(open: &Open, by: Asker) -> Result<Self, Errno> {
+    fn open(open: &Open) -> Result<Self, Errno> {
         let (file, writes) = opened(open)?;
-        let (uid, pid) = (by.uid, by.pid);
-        let (ranges, handles, by_range, whole) = (Vec::new(), HashSet::new(), false, None);
-        Ok(Self { file, writes, ranges, uid, pid, handles, by_range, whole })
+        Ok(Self { file, writes, ranges: Vec::new(), by_range: false, whole: None })
     }
 
     /// Locks a range; false where another owner has it.
@@ -96,8 +90,7 @@ impl Owned {
         if !writes {
             return Err(Errno::NOLCK);
         }
-        let mut next =
-            Self { file, writes, ranges: Vec::new(), handles: HashSet::new(), whole: None, ..*self };
+        let mut next = Self { file, writes, ranges: Vec::new(), whole: None, ..*self };
         for (range, _) in &self.ranges {
             if !lock_range(&next.file, *range, Some(LockKind::Shared)).map_err(plain)? {
                 return Err(Errno::NOLCK);
@@ -107,7 +100,6 @@ impl Owned {
             return Err(Errno::NOLCK);
         }
         next.ranges = std::mem::take(&mut self.ranges);
-        next.handles = std::mem::take(&mut self.handles);
         *self = next;
         Ok(())
     }
@@ -203,32 +195,40 @@ fn plain(error: onehop_os::Error) -> Errno {
     error.errno().map_or(Errno::NOLCK, Errno::from_raw_os_error)
 }
 
-/// The locks of a file.
+/// What an owner has of a file.
+enum OwnerState {
+    /// Nothing yet: its first lock is being tried.
+    New,
+    Has(Owned),
+    /// Nothing any more, and nobody finds it: another one has its place.
+    Gone,
+}
+
+/// An owner of locks on a file. What the file system may take long over is done under its own lock, so only calls of this owner wait.
+struct Holder {
+    uid: u32,
+    pid: u32,
+    state: Mutex<OwnerState>,
+}
+
+/// An owner in the index, and by which handles it has asked. When one of them is closed nothing is left of it.
+struct KnownHolder {
+    holder: Arc<Holder>,
+    handles: HashSet<u64>,
+}
+
+/// Who has locks on a file.
 #[derive(Default)]
 struct FileLocks {
-    /// By what the kernel calls their owners.
-    owners: HashMap<u64, Owned>,
+    /// By what the kernel calls them.
+    owners: HashMap<u64, KnownHolder>,
     /// The owners that have asked by a handle.
     by_handle: HashMap<u64, HashSet<u64>>,
 }
 
 impl FileLocks {
-    fn add(&mut self, by: Asker, mut owned: Owned) {
-        owned.handles.insert(by.handle);
-        self.by_handle.entry(by.handle).or_default().insert(by.owner);
-        self.owners.insert(by.owner, owned);
-    }
-
-    /// An owner that has locks already, and asks by a handle.
-    fn known(&mut self, by: Asker) -> Option<&mut Owned> {
-        let owned = self.owners.get_mut(&by.owner)?;
-        owned.handles.insert(by.handle);
-        self.by_handle.entry(by.handle).or_default().insert(by.owner);
-        Some(owned)
-    }
-
-    fn remove(&mut self, owner: u64) -> Option<Owned> {
-        let gone = self.owners.remove(&owner)?;
+    fn remove(&mut self, owner: u64) {
+        let Some(gone) = self.owners.remove(&owner) else { return };
         for handle in &gone.handles {
             if let Some(owners) = self.by_handle.get_mut(handle) {
                 owners.remove(&owner);
@@ -237,12 +237,13 @@ impl FileLocks {
                 }
             }
         }
-        Some(gone)
     }
 }
 
-/// All locks, by inode. No call takes longer because there are many: a session thread releases them.
+/// All locks, by inode.
 pub(crate) struct Locks {
+    /// Held for a moment only, and never while a file system is asked: session threads look here. Who has both locks took an owner's
+    /// first.
     files: Mutex<HashMap<u64, FileLocks>>,
     /// Owners at once.
     shares: Shares,
@@ -256,32 +257,69 @@ impl Locks {
 
     /// Locks a range of a file; false where another has it locked.
     pub fn lock(&self, open: &Open, by: Asker, range: LockRange, kind: LockKind) -> Result<bool, Errno> {
-        let mut files = lock(&self.files);
-        if let Some(owned) = files.get_mut(&open.inode).and_then(|file| file.known(by)) {
-            return owned.lock(open, range, kind);
-        }
-        if !self.shares.take(by.uid, 1) {
-            return Err(Errno::NOLCK);
-        }
-        let locked = Owned::open(open, by).and_then(|mut owned| {
-            let is_locked = owned.lock(open, range, kind)?;
-            Ok(is_locked.then_some(owned))
-        });
-        match locked {
-            Ok(Some(owned)) => {
-                files.entry(open.inode).or_default().add(by, owned);
-                Ok(true)
-            }
-            other => {
-                self.shares.put_back(by.uid, 1);
-                other.map(|_| false)
-            }
+        loop {
+            let holder = self.holder(open.inode, by)?;
+            let mut state = lock(&holder.state);
+            let first = match &mut *state {
+                OwnerState::Gone => continue,
+                OwnerState::Has(owned) => return owned.lock(open, range, kind),
+                OwnerState::New => Owned::open(open).and_then(|mut owned| {
+                    let is_locked = owned.lock(open, range, kind)?;
+                    Ok(is_locked.then_some(owned))
+                }),
+            };
+            return match first {
+                Ok(Some(owned)) => {
+                    *state = OwnerState::Has(owned);
+                    Ok(true)
+                }
+                other => {
+                    self.end(open.inode, by.owner, &holder, &mut state);
+                    other.map(|_| false)
+                }
+            };
         }
     }
 
-    /// Whether somebody has a lock on a file.
-    pub fn has_any(&self, inode: u64, by: Asker) -> bool {
-        lock(&self.files).get(&inode).is_some_and(|file| file.owners.contains_key(&by.owner))
+    /// Who asks, known from now on.
+    fn holder(&self, inode: u64, by: Asker) -> Result<Arc<Holder>, Errno> {
+        let mut files = lock(&self.files);
+        let is_known = files.get(&inode).is_some_and(|file| file.owners.contains_key(&by.owner));
+        if !is_known && !self.shares.take(by.uid, 1) {
+            return Err(Errno::NOLCK);
+        }
+        let file = files.entry(inode).or_default();
+        file.by_handle.entry(by.handle).or_default().insert(by.owner);
+        let known = file.owners.entry(by.owner).or_insert_with(|| {
+            let holder = Holder { uid: by.uid, pid: by.pid, state: OwnerState::New.into() };
+            KnownHolder { holder: holder.into(), handles: HashSet::new() }
+        });
+        known.handles.insert(by.handle);
+        Ok(known.holder.clone())
+    }
+
+    /// Gives up all that an owner has; then nobody finds it any more.
+    fn end(&self, inode: u64, owner: u64, holder: &Holder, state: &mut OwnerState) {
+        *state = OwnerState::Gone;
+        let mut files = lock(&self.files);
+        if let Some(file) = files.get_mut(&inode) {
+            file.remove(owner);
+            if file.owners.is_empty() {
+                files.remove(&inode);
+            }
+        }
+        drop(files);
+        self.shares.put_back(holder.uid, 1);
+    }
+
+    /// Whether an owner has locks on a file, or is about to.
+    pub fn has_any(&self, inode: u64, owner: u64) -> bool {
+        lock(&self.files).get(&inode).is_some_and(|file| file.owners.contains_key(&owner))
+    }
+
+    /// Whether somebody has asked for locks on a file by this handle, and may have some.
+    pub fn has_any_by(&self, inode: u64, handle: u64) -> bool {
+        lock(&self.files).get(&inode).is_some_and(|file| file.by_handle.contains_key(&handle))
     }
 
     /// Unlocks a range.
@@ -290,9 +328,17 @@ impl Locks {
             self.flushed(inode, by.owner);
             return Ok(());
         }
-        let mut files = lock(&self.files);
-        let owned = files.get_mut(&inode).and_then(|file| file.owners.get_mut(&by.owner));
-        owned.map_or(Ok(()), |owned| owned.unlock(range))
+        let holder = self.known(inode, by.owner);
+        let mut state = holder.as_ref().map(|holder| lock(&holder.state));
+        match state.as_deref_mut() {
+            Some(OwnerState::Has(owned)) => owned.unlock(range),
+            _ => Ok(()),
+        }
+    }
+
+    fn known(&self, inode: u64, owner: u64) -> Option<Arc<Holder>> {
+        let files = lock(&self.files);
+        files.get(&inode)?.owners.get(&owner).map(|known| known.holder.clone())
     }
 
     /// The lock that is in somebody's way, and the program that has it; 0 where that is not of this mount.
@@ -303,15 +349,18 @@ impl Locks {
         range: LockRange,
         kind: LockKind,
     ) -> Result<Option<(LockRange, LockKind, u32)>, Errno> {
-        let files = lock(&self.files);
-        let of_file = files.get(&open.inode);
-        let own = of_file.and_then(|file| file.owners.get(&by.owner)).map(|owned| &owned.file);
-        let file = own.or_else(|| open.file().local()).ok_or(Errno::NOLCK)?;
+        let holder = self.known(open.inode, by.owner);
+        let state = holder.as_ref().map(|holder| lock(&holder.state));
+        let file = match state.as_deref() {
+            Some(OwnerState::Has(owned)) => &owned.file,
+            _ => open.file().local().ok_or(Errno::NOLCK)?,
+        };
         let Some((range, kind)) = lock_in_the_way(file, range, kind).map_err(plain)? else { return Ok(None) };
-        let all = of_file.into_iter().flat_map(|file| &file.owners);
+        let files = lock(&self.files);
+        let all = files.get(&open.inode).into_iter().flat_map(|file| &file.owners);
         let mut others = all.filter(|(owner, _)| **owner != by.owner);
         let pid = match (others.next(), others.next()) {
-            (Some((_, other)), None) => other.pid,
+            (Some((_, other)), None) => other.holder.pid,
             _ => 0,
         };
         Ok(Some((range, kind, pid)))
@@ -319,24 +368,23 @@ impl Locks {
 
     /// A process has closed the file, by one of its descriptors: what it had locked goes. Whether there was anything.
     pub fn flushed(&self, inode: u64, owner: u64) -> bool {
-        self.remove(inode, |_| vec![owner])
+        let Some(holder) = self.known(inode, owner) else { return false };
+        let mut state = lock(&holder.state);
+        let had_locks = matches!(*state, OwnerState::Has(_));
+        // By who has ended it, where that is over.
+        if !matches!(*state, OwnerState::Gone) {
+            self.end(inode, owner, &holder, &mut state);
+        }
+        had_locks
     }
 
     /// Nobody has the open file any more. Whether something was locked by it.
     pub fn closed(&self, inode: u64, handle: u64) -> bool {
-        self.remove(inode, |file| file.by_handle.get(&handle).into_iter().flatten().copied().collect())
-    }
-
-    /// Removes some owners of a file; whether there were any.
-    fn remove(&self, inode: u64, of: impl FnOnce(&FileLocks) -> Vec<u64>) -> bool {
-        let mut files = lock(&self.files);
-        let Some(file) = files.get_mut(&inode) else { return false };
-        let gone: Vec<_> = of(file).into_iter().filter_map(|owner| file.remove(owner)).collect();
-        if file.owners.is_empty() {
-            files.remove(&inode);
-        }
-        gone.iter().for_each(|owned| self.shares.put_back(owned.uid, 1));
-        !gone.is_empty()
+        let files = lock(&self.files);
+        let owners = files.get(&inode).and_then(|file| file.by_handle.get(&handle));
+        let owners: Vec<_> = owners.into_iter().flatten().copied().collect();
+        drop(files);
+        owners.into_iter().fold(false, |had_locks, owner| self.flushed(inode, owner) | had_locks)
     }
 }
 
@@ -419,13 +467,13 @@ mod tests {
         assert_eq!(locks.shares.taken(), 5);
 
         assert!(locks.closed(1, second) && !locks.closed(1, second), "10 and 12 asked by it");
-        assert!(!locks.has_any(1, by(10, first)) && locks.has_any(1, by(11, first)));
-        assert!(locks.has_any(2, by(10, third)) && !locks.flushed(1, 12) && locks.flushed(1, 11));
+        assert!(!locks.has_any(1, 10) && locks.has_any(1, 11));
+        assert!(locks.has_any(2, 10) && !locks.flushed(1, 12) && locks.flushed(1, 11));
         assert!(!locks.closed(1, first) && !lock(&locks.files).contains_key(&1));
         locks.unlock(2, by(10, third), range(0, 5)).unwrap();
-        assert!(locks.has_any(2, by(10, third)));
+        assert!(locks.has_any(2, 10));
         locks.unlock(2, by(10, third), LockRange::WHOLE).unwrap();
-        assert!(!locks.has_any(2, by(10, third)) && locks.closed(2, third));
+        assert!(!locks.has_any(2, 10) && locks.closed(2, third));
         assert_eq!((locks.shares.taken(), lock(&locks.files).len()), (0, 0));
         std::fs::remove_file(path).unwrap();
     }
@@ -436,16 +484,7 @@ mod tests {
         let open =
             || File::options().read(true).write(true).create(true).truncate(false).open(&path).unwrap();
         let (file, other) = (open(), open());
-        let owned = |file| Owned {
-            file,
-            writes: true,
-            ranges: Vec::new(),
-            uid: 0,
-            pid: 0,
-            handles: HashSet::new(),
-            by_range: false,
-            whole: None,
-        };
+        let owned = |file| Owned { file, writes: true, ranges: Vec::new(), by_range: false, whole: None };
         let mut first = owned(file);
         // What a fork does: the open file is there twice.
         let inherited = first.file.try_clone().unwrap();

@@ -1,7 +1,7 @@
 //! Calls of the kernel that wait for other programs, for as long as those like: locks, and opens of files with leases.
 //!
-//! None of them holds a thread while it waits. One thread tries them again now and then, and at once when a lock of that file was
-//! released here. What may take long to try, such as an open that truncates, is tried by the threads that wait for disks.
+//! None of them holds a thread while it waits. One thread has them tried again now and then, and at once when a lock of that file was
+//! released here. It tries none itself: a file system that hangs would keep all others waiting.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -39,8 +39,8 @@ pub(crate) struct Waiter {
     pub thread: u32,
     /// How long it may take.
     pub limit: Option<Duration>,
-    /// Whether an attempt may wait for a disk.
-    pub is_slow: bool,
+    /// By whom it is tried. An attempt may wait for a file system.
+    pub threads: ThreadPool<SlowCall>,
 }
 
 struct Wait {
@@ -83,18 +83,16 @@ struct WaitsInner {
     starter: Arc<ThreadStarter>,
     state: Mutex<WaitsState>,
     changed: Condvar,
-    /// Makes the slow attempts.
-    slow: ThreadPool<SlowCall>,
 }
 
 /// All that wait.
 pub(crate) struct Waits(Arc<WaitsInner>);
 
 impl Waits {
-    /// Waits whose slow attempts are made by these threads.
-    pub fn new(starter: &Arc<ThreadStarter>, slow: ThreadPool<SlowCall>) -> Self {
+    /// None so far.
+    pub fn new(starter: &Arc<ThreadStarter>) -> Self {
         let (starter, state, changed) = (starter.clone(), Mutex::default(), Condvar::new());
-        Self(Arc::new(WaitsInner { starter, state, changed, slow }))
+        Self(Arc::new(WaitsInner { starter, state, changed }))
     }
 
     /// Has something tried until it answers; it answers at once where that cannot be.
@@ -160,9 +158,8 @@ impl WaitsInner {
             }
             drop(state);
             for wait in due {
-                let (uid, is_slow, this) = (wait.by.uid, wait.by.is_slow, self.clone());
-                let turn = move || this.turn(wait);
-                if is_slow { self.slow.add(uid, SlowCall(Box::new(turn))) } else { turn() }
+                let (uid, threads, this) = (wait.by.uid, wait.by.threads.clone(), self.clone());
+                threads.add(uid, SlowCall(Box::new(move || this.turn(wait))));
             }
             state = lock(&self.state);
         }
@@ -218,13 +215,13 @@ mod tests {
         rustix::thread::gettid().as_raw_nonzero().get() as u32
     }
 
-    fn waits() -> Waits {
+    fn waits() -> (Waits, ThreadPool<SlowCall>) {
         let starter = Arc::new(ThreadStarter::new().unwrap());
-        Waits::new(&starter, ThreadPool::new(&starter))
+        (Waits::new(&starter), ThreadPool::new(&starter))
     }
 
-    fn by(uid: u32, limit: Option<Duration>) -> Waiter {
-        Waiter { inode: u64::from(uid), uid, thread: me(), limit, is_slow: false }
+    fn by(threads: &ThreadPool<SlowCall>, uid: u32, limit: Option<Duration>) -> Waiter {
+        Waiter { inode: u64::from(uid), uid, thread: me(), limit, threads: threads.clone() }
     }
 
     /// An attempt that says what it was told, and succeeds when it may.
@@ -243,10 +240,11 @@ mod tests {
 
     #[test]
     fn waits_end_in_success_in_time_and_with_the_daemon() {
-        let (waits, may, long) = (waits(), Arc::new(Mutex::new(false)), Duration::from_secs(20));
+        let ((waits, threads), may) = (waits(), Arc::new(Mutex::new(false)));
+        let long = Duration::from_secs(60);
         let add = |uid, limit| {
             let (attempt, said) = attempt(&may);
-            waits.add(by(uid, limit), attempt);
+            waits.add(by(&threads, uid, limit), attempt);
             said
         };
         let late = add(1, Some(Duration::from_millis(20)));
@@ -266,30 +264,31 @@ mod tests {
 
     #[test]
     fn a_slow_attempt_keeps_no_other_wait_from_its_end() {
-        let (waits, may, long) = (waits(), Arc::new(Mutex::new(true)), Duration::from_secs(60));
+        let ((waits, threads), may) = (waits(), Arc::new(Mutex::new(true)));
+        let long = Duration::from_secs(60);
         let ((say, said), (open, gate)) = (channel(), channel::<()>());
         let slow = move |turn| {
             let _ = say.send(turn);
             gate.recv_timeout(long).is_ok()
         };
-        waits.add(Waiter { is_slow: true, ..by(1, None) }, Box::new(slow));
+        waits.add(by(&threads, 1, None), Box::new(slow));
         assert_eq!(said.recv_timeout(long), Ok(WaitAction::Try));
         let (quick, other) = attempt(&may);
-        waits.add(by(2, None), quick);
+        waits.add(by(&threads, 2, None), quick);
         assert_eq!(other.recv_timeout(long), Ok(WaitAction::Try));
         // The daemon ends before the slow attempt does, which then fails: it is answered even so.
         waits.end();
         drop(open);
-        waits.0.slow.end();
+        threads.end();
         assert_eq!(said.recv_timeout(long), Ok(WaitAction::Fail(Errno::IO)));
     }
 
     #[test]
     fn who_waits_much_leaves_as_many_to_others() {
-        let (waits, may) = (waits(), Arc::new(Mutex::new(false)));
+        let ((waits, threads), may) = (waits(), Arc::new(Mutex::new(false)));
         let add = |uid| {
             let (attempt, said) = attempt(&may);
-            waits.add(by(uid, None), attempt);
+            waits.add(by(&threads, uid, None), attempt);
             said.try_recv().is_err()
         };
         assert_eq!((0..MOST).take_while(|_| add(1)).count(), MOST / 2);

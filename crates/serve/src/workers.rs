@@ -496,7 +496,8 @@ mod tests {
             let say = say.clone();
             pool.add(21_001, SlowCall(Box::new(move || say.send(()).unwrap())));
         }
-        let by = Waiter { inode: 1, uid: 21_001, thread, limit: None, is_slow: false };
+        let threads = shared.caches.clone();
+        let by = Waiter { inode: 1, uid: 21_001, thread, limit: None, threads };
         shared.waits.add(by, Box::new(move |_| say.send(()).is_ok()));
         let own = status(&thread.to_string()).unwrap();
         drop(acting);

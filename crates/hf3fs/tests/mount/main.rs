@@ -12,6 +12,7 @@ mod death;
 mod edges;
 mod exhaustion;
 mod hostile;
+mod hung;
 mod locks;
 mod outages;
 mod processes;

@@ -359,15 +359,14 @@ impl Filesystem for FuseHandler {
         }
     }
 
-    fn flush(&self, _: &Request, inode: INodeNo, _: FileHandle, owner: LockOwner, reply: ReplyEmpty) {
-        self.let_locks_go(inode, Some(owner), None);
-        // What was written is the kernel's by now; it has nothing to wait for.
-        reply.ok();
+    fn flush(&self, by: &Request, inode: INodeNo, _: FileHandle, owner: LockOwner, reply: ReplyEmpty) {
+        // What was written is the kernel's by now; it has nothing else to wait for.
+        self.after_locks(by.uid(), inode, (Some(owner), None), || reply.ok());
     }
 
     fn release(
         &self,
-        _request: &Request,
+        request: &Request,
         inode: INodeNo,
         handle: FileHandle,
         _flags: OpenFlags,
@@ -378,9 +377,11 @@ impl Filesystem for FuseHandler {
         if inode.0 == virt::STATS {
             self.reports.close(handle.0);
         } else {
-            self.let_locks_go(inode, owner, Some(handle));
-            if let Some(gone) = self.shared.opens.close(handle.0) {
-                self.aside(gone.uid(), move |this| this.shared.opens.let_go(gone));
+            let gone = self.shared.opens.close(handle.0);
+            let uid = gone.as_ref().map_or(request.uid(), |gone| gone.uid());
+            self.after_locks(uid, inode, (owner, Some(handle)), || ());
+            if let Some(gone) = gone {
+                self.aside(uid, move |this| this.shared.opens.let_go(gone));
             }
         }
         reply.ok();
@@ -503,10 +504,10 @@ impl Filesystem for FuseHandler {
         reply: ReplyLock,
     ) {
         let by = Asker { owner: owner.0, handle: handle.0, uid: self.person(request.uid()), pid };
-        match self.get_lock(by, (start, end), kind) {
+        self.by_cache(by.uid, move |this| match this.get_lock(by, (start, end), kind) {
             Ok(((start, end), kind, pid)) => reply.locked(start, end, kind, pid),
             Err(error) => reply.error(errno(error)),
-        }
+        });
     }
 
     fn setlk(

@@ -7,9 +7,8 @@ use fuser::{FileHandle, INodeNo, LockOwner, ReplyEmpty};
 use onehop_os::locks::{LockKind, LockRange};
 use rustix::io::Errno;
 
-use super::Mounted;
 use super::answer::empty;
-use crate::io::pool::SlowCall;
+use super::{FuseHandler, Mounted};
 use crate::locks::Asker;
 use crate::opens::Open;
 use crate::waits::{WaitAction, Waiter};
@@ -62,7 +61,8 @@ impl Mounted {
             return answer(reply, done);
         }
         let uid = self.shared.persons.of(uid);
-        let by = Waiter { inode: inode.0, uid, thread, limit: Some(LEASE), is_slow: true };
+        let by =
+            Waiter { inode: inode.0, uid, thread, limit: Some(LEASE), threads: self.shared.slow.clone() };
         let mut reply = Some(reply);
         let attempt = move |turn| {
             let done = match turn {
@@ -127,7 +127,7 @@ impl Mounted {
             (Some(kind), Ok(open)) => (kind, open),
         };
         let inode = open.inode;
-        if shared.locks.has_any(inode, by) {
+        if shared.locks.has_any(inode, by.owner) {
             shared.forget_pages(inode);
         }
         match shared.locks.lock(&open, by, range_of(range), kind) {
@@ -149,32 +149,47 @@ impl Mounted {
                 };
                 let reply = if done == Ok(false) { None } else { reply.take() };
                 let Some(reply) = reply else { return false };
-                match done {
-                    // By a thread that may wait for the kernel.
-                    Ok(_) => {
-                        let at = shared.clone();
-                        let answer = move || {
-                            at.forget_pages(inode);
-                            empty(reply, Ok(()));
-                        };
-                        shared.caches.add(by.uid, SlowCall(Box::new(answer)));
-                    }
-                    Err(error) => empty(reply, Err(error)),
+                if done.is_ok() {
+                    shared.forget_pages(inode);
                 }
+                empty(reply, done.map(drop));
                 true
             }
         };
-        let by = Waiter { inode, uid: by.uid, thread, limit: None, is_slow: false };
-        shared.waits.add(by, Box::new(attempt));
+        let threads = shared.caches.clone();
+        shared.waits.add(Waiter { inode, uid: by.uid, thread, limit: None, threads }, Box::new(attempt));
     }
 
-    /// A process has closed an open file, or the last one has.
-    pub(super) fn let_locks_go(&self, inode: INodeNo, owner: Option<LockOwner>, handle: Option<FileHandle>) {
+    /// A process has closed an open file, or the last one has: the locks of that owner go, and those of that handle.
+    fn let_locks_go(&self, inode: u64, owner: Option<u64>, handle: Option<u64>) {
         let locks = &self.shared.locks;
-        let flushed = owner.is_some_and(|owner| locks.flushed(inode.0, owner.0));
-        let closed = handle.is_some_and(|handle| locks.closed(inode.0, handle.0));
+        let flushed = owner.is_some_and(|owner| locks.flushed(inode, owner));
+        let closed = handle.is_some_and(|handle| locks.closed(inode, handle));
         if flushed || closed {
-            self.shared.waits.hurry(inode.0);
+            self.shared.waits.hurry(inode);
         }
+    }
+}
+
+impl FuseHandler {
+    /// The same where nothing may wait, and what is done then. Most files have no locks.
+    pub(super) fn after_locks(
+        &self,
+        uid: u32,
+        inode: INodeNo,
+        (owner, handle): (Option<LockOwner>, Option<FileHandle>),
+        then: impl FnOnce() + Send + 'static,
+    ) {
+        let (locks, inode) = (&self.shared.locks, inode.0);
+        let (owner, handle) = (owner.map(|owner| owner.0), handle.map(|handle| handle.0));
+        if !owner.is_some_and(|owner| locks.has_any(inode, owner))
+            && !handle.is_some_and(|handle| locks.has_any_by(inode, handle))
+        {
+            return then();
+        }
+        self.by_cache(uid, move |this| {
+            this.let_locks_go(inode, owner, handle);
+            then();
+        });
     }
 }

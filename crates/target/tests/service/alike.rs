@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
-use fuser::{FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, LockOwner};
-use fuser::{ReplyAttr, ReplyEmpty, ReplyEntry, ReplyStatfs, Session, SessionACL};
+use fuser::{FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags};
+use fuser::{KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyEmpty, ReplyEntry, ReplyLock, ReplyOpen};
+use fuser::{ReplyStatfs, Session, SessionACL};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 /// Whether a file system answers.
@@ -44,11 +45,16 @@ impl Gate {
     }
 }
 
-/// A folder in which every number is the name of an empty file, and every other name is another one's.
+/// A folder in which every number is the name of an empty file, and every other name is another one's. Nobody gets an exclusive lock.
 struct Alike {
     gate: Arc<Gate>,
     syncs: Arc<Gate>,
+    locks: Arc<Gate>,
 }
+
+/// The kernel's numbers of an exclusive lock, and of none.
+const EXCLUSIVE: i32 = 1;
+const UNLOCKED: i32 = 2;
 
 fn attr(ino: INodeNo) -> FileAttr {
     let when = UNIX_EPOCH;
@@ -72,6 +78,49 @@ fn attr(ino: INodeNo) -> FileAttr {
 }
 
 impl Filesystem for Alike {
+    fn init(&mut self, _: &fuser::Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        let _ = config.add_capabilities(InitFlags::FUSE_POSIX_LOCKS | InitFlags::FUSE_FLOCK_LOCKS);
+        Ok(())
+    }
+
+    fn open(&self, _: &fuser::Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        self.locks.pass();
+        reply.opened(FileHandle(0), FopenFlags::empty());
+    }
+
+    fn getlk(
+        &self,
+        _: &fuser::Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: LockOwner,
+        start: u64,
+        end: u64,
+        _: i32,
+        _: u32,
+        reply: ReplyLock,
+    ) {
+        self.locks.pass();
+        reply.locked(start, end, UNLOCKED, 0);
+    }
+
+    fn setlk(
+        &self,
+        _: &fuser::Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: LockOwner,
+        _: u64,
+        _: u64,
+        kind: i32,
+        _: u32,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.locks.pass();
+        if kind == EXCLUSIVE { reply.error(fuser::Errno::EAGAIN) } else { reply.ok() }
+    }
+
     fn lookup(&self, _: &fuser::Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let number = name.to_str().and_then(|name| name.parse::<u64>().ok());
         let inode = INodeNo(number.map_or(2, |number| 3 + number));
@@ -102,10 +151,12 @@ impl Filesystem for Alike {
 
 /// A mount of it.
 pub struct Mounted {
-    /// Of requests but lookups, openings and syncs.
+    /// Of requests but lookups, openings, locks and syncs.
     pub gate: Arc<Gate>,
     /// Of syncs. While one waits, so does everything after it.
     pub syncs: Arc<Gate>,
+    /// Of openings and locks.
+    pub locks: Arc<Gate>,
     at: PathBuf,
 }
 
@@ -121,16 +172,16 @@ impl Mounted {
         let fuse = mounted.map_err(|error| {
             let _ = writeln!(std::io::stderr(), "SKIPPED: nothing can be mounted here: {error}");
         });
-        let (gate, syncs) = (Arc::<Gate>::default(), Arc::<Gate>::default());
+        let [gate, syncs, locks] = [(); 3].map(|()| Arc::<Gate>::default());
         let session = Session::from_fd(
-            Alike { gate: gate.clone(), syncs: syncs.clone() },
+            Alike { gate: gate.clone(), syncs: syncs.clone(), locks: locks.clone() },
             fuse.ok()?,
             SessionACL::All,
             fuser::Config::default(),
         );
         let session = session.unwrap();
         std::thread::spawn(move || session.run());
-        Some(Self { gate, syncs, at: at.to_owned() })
+        Some(Self { gate, syncs, locks, at: at.to_owned() })
     }
 }
 
@@ -138,6 +189,7 @@ impl Drop for Mounted {
     fn drop(&mut self) {
         self.gate.set(false);
         self.syncs.set(false);
+        self.locks.set(false);
         let _ = unmount(&self.at, UnmountFlags::DETACH);
     }
 }
