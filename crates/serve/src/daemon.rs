@@ -150,6 +150,8 @@ pub(crate) struct DaemonShared {
     pub calls: ThreadPool<SlowCall>,
     pub slow: ThreadPool<SlowCall>,
     pub caches: ThreadPool<SlowCall>,
+    /// Calls of persons whose threads have many groups: of each person one at a time.
+    pub crowds: ThreadPool<SlowCall>,
     /// Bytes of writes that wait for one of those threads, by user.
     pub held: Shares,
     pub waits: Waits,
@@ -194,6 +196,7 @@ impl DaemonShared {
             waits: Waits::new(&starter),
             slow: ThreadPool::new(&starter),
             caches: ThreadPool::new(&starter),
+            crowds: ThreadPool::with_limit(&starter, 1),
             held,
             locks: Locks::new(most_locks, &persons),
             persons,
@@ -353,6 +356,7 @@ impl DaemonShared {
         self.slow.end();
         self.calls.end();
         self.looks.end();
+        self.crowds.end();
         for engine in std::mem::take(&mut *lock(&self.engines)).into_values() {
             // One that is being made now is there when this lock is had, or never.
             let _making = lock(&engine.making);

@@ -8,6 +8,7 @@ mod bed;
 mod beside;
 mod closed;
 mod coherence;
+mod crowds;
 mod death;
 mod edges;
 mod exhaustion;

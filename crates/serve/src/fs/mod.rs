@@ -32,11 +32,11 @@ use crate::locks::Asker;
 use crate::opens::Open;
 use answer::{attributes, empty, entry, errno, io, xattr};
 use attr::{VIRTUAL, time_change};
-use callers::{Callers, owner};
+use callers::{Asks, Callers, owner};
 use folders::{FolderEntry, OpenFolders};
 use ops::{Write, may_wait};
 use reports::OpenReports;
-use threads::SpareThreads;
+use threads::{Class, SpareThreads};
 
 /// How long the kernel may believe what it was told of a file. What rings write it is told at once.
 const BELIEVE: Duration = Duration::from_secs(1);
@@ -127,8 +127,9 @@ impl Filesystem for FuseHandler {
         {
             return entry(reply, Ok(attr));
         }
-        let (by, name) = (self.callers.of(request, 0), name.to_owned());
-        self.look(request.uid(), move |this| entry(reply, this.find(&by, parent, &name)));
+        let name = name.to_owned();
+        let find = move |this: &Mounted, by: Caller| entry(reply, this.find(&by, parent, &name));
+        self.act(Class::Look, Asks::of(request, 0), find);
     }
 
     fn forget(&self, _request: &Request, inode: INodeNo, times: u64) {
@@ -169,14 +170,14 @@ impl Filesystem for FuseHandler {
     ) {
         let (atime, mtime) = (atime.map(time_change), mtime.map(time_change));
         let change = AttrChange { mode, uid, gid, size, atime, mtime };
-        let (by, asker) = (self.callers.of(request, 0), (request.uid(), request.pid()));
-        let call = move |this: &Mounted| {
+        let (asks, asker) = (Asks::of(request, 0), (request.uid(), request.pid()));
+        let call = move |this: &Mounted, by: Caller| {
             let (shared, tree) = (this.shared.clone(), this.tree.clone());
             let work = move || ops::change(&shared, &*tree, &by, inode, handle, change);
             this.past_leases(asker, inode, (reply, true), work, attributes);
         };
         // A file that is cut short may have its blocks freed first.
-        if size.is_some() { self.by_disk(request.uid(), call) } else { self.aside(request.uid(), call) }
+        self.act(if size.is_some() { Class::Disk } else { Class::Other }, asks, call);
     }
 
     fn readlink(&self, request: &Request, inode: INodeNo, reply: ReplyData) {
@@ -203,8 +204,8 @@ impl Filesystem for FuseHandler {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        let (by, name) = (self.callers.of(request, umask), name.to_owned());
-        self.aside(request.uid(), move |this| {
+        let name = name.to_owned();
+        self.act(Class::Other, Asks::of(request, umask), move |this, by| {
             entry(reply, this.make(&by, parent, &name, &Make::Node { mode, rdev }));
         });
     }
@@ -218,8 +219,8 @@ impl Filesystem for FuseHandler {
         umask: u32,
         reply: ReplyEntry,
     ) {
-        let (by, name) = (self.callers.of(request, umask), name.to_owned());
-        self.aside(request.uid(), move |this| {
+        let name = name.to_owned();
+        self.act(Class::Other, Asks::of(request, umask), move |this, by| {
             entry(reply, this.make(&by, parent, &name, &Make::Folder { mode }));
         });
     }
@@ -228,21 +229,23 @@ impl Filesystem for FuseHandler {
         if parent.0 == virt::IOVS {
             return empty(reply, virt::unlink(&self.shared, name, request.uid()));
         }
-        let (by, name) = (self.callers.of(request, 0), name.to_owned());
-        self.aside(request.uid(), move |this| empty(reply, this.remove(&by, parent, &name, false)));
+        let (name, asks) = (name.to_owned(), Asks::of(request, 0));
+        self.act(Class::Other, asks, move |this, by| empty(reply, this.remove(&by, parent, &name, false)));
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let (by, name) = (self.callers.of(request, 0), name.to_owned());
-        self.aside(request.uid(), move |this| empty(reply, this.remove(&by, parent, &name, true)));
+        let (name, asks) = (name.to_owned(), Asks::of(request, 0));
+        self.act(Class::Other, asks, move |this, by| empty(reply, this.remove(&by, parent, &name, true)));
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         if parent.0 == virt::IOVS {
             return entry(reply, virt::symlink(&self.shared, name, target, owner(request)));
         }
-        let (by, name, target) = (self.callers.of(request, 0), name.to_owned(), target.to_owned());
-        self.aside(request.uid(), move |this| entry(reply, this.make_link(&by, parent, &name, &target)));
+        let (name, target) = (name.to_owned(), target.to_owned());
+        self.act(Class::Other, Asks::of(request, 0), move |this, by| {
+            entry(reply, this.make_link(&by, parent, &name, &target));
+        });
     }
 
     fn rename(
@@ -255,16 +258,16 @@ impl Filesystem for FuseHandler {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let by = self.callers.of(request, 0);
         let (name, new_name) = (name.to_owned(), new_name.to_owned());
-        self.aside(request.uid(), move |this| {
+        self.act(Class::Other, Asks::of(request, 0), move |this, by| {
             empty(reply, this.rename(&by, (parent, &name), (new_parent, &new_name), flags.bits()));
         });
     }
 
     fn link(&self, request: &Request, inode: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let (by, name) = (self.callers.of(request, 0), name.to_owned());
-        self.aside(request.uid(), move |this| entry(reply, this.link_again(&by, inode, parent, &name)));
+        let (name, asks) = (name.to_owned(), Asks::of(request, 0));
+        let link = move |this: &Mounted, by: Caller| entry(reply, this.link_again(&by, inode, parent, &name));
+        self.act(Class::Other, asks, link);
     }
 
     fn open(&self, request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -275,8 +278,8 @@ impl Filesystem for FuseHandler {
             }
             return reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO);
         }
-        let (by, asker) = (self.callers.of(request, 0), (request.uid(), request.pid()));
-        self.aside(request.uid(), move |this| {
+        let asker = (request.uid(), request.pid());
+        self.act(Class::Other, Asks::of(request, 0), move |this, by| {
             let (shared, tree) = (this.shared.clone(), this.tree.clone());
             let work = move || ops::open_file(&shared, &*tree, &by, inode, flags);
             this.past_leases(asker, inode, (reply, may_wait(flags)), work, move |reply, done| match done {
@@ -296,9 +299,9 @@ impl Filesystem for FuseHandler {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let (by, asker) = (self.callers.of(request, umask), (request.uid(), request.pid()));
+        let asker = (request.uid(), request.pid());
         let (name, flags) = (name.to_owned(), OpenFlags(flags));
-        self.aside(request.uid(), move |this| {
+        self.act(Class::Other, Asks::of(request, umask), move |this, by| {
             let (shared, tree) = (this.shared.clone(), this.tree.clone());
             let work = move || ops::make_file(&shared, &*tree, &by, parent, &name, mode, flags);
             this.past_leases(asker, parent, (reply, may_wait(flags)), work, move |reply, done| match done {
@@ -394,10 +397,12 @@ impl Filesystem for FuseHandler {
     }
 
     fn opendir(&self, request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        let (by, thread) = (self.callers.of(request, 0), request.pid());
-        self.aside(request.uid(), move |this| match this.open_folder(&by, inode, thread) {
-            Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::empty()),
-            Err(error) => reply.error(errno(error)),
+        let thread = request.pid();
+        self.act(Class::Other, Asks::of(request, 0), move |this, by| {
+            match this.open_folder(&by, inode, thread) {
+                Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::empty()),
+                Err(error) => reply.error(errno(error)),
+            }
         });
     }
 
@@ -466,10 +471,12 @@ impl Filesystem for FuseHandler {
             };
         }
         let of = ioctl::On { inode, handle, folder: flags.contains(IoctlFlags::FUSE_IOCTL_DIR) };
-        let (by, data) = (self.callers.of(request, 0), data.to_vec());
-        self.aside(request.uid(), move |this| match ioctl::run(this, &by, of, command, &data) {
-            Ok(answer) => reply.ioctl(0, &answer),
-            Err(error) => reply.error(errno(error)),
+        let data = data.to_vec();
+        self.act(Class::Other, Asks::of(request, 0), move |this, by| {
+            match ioctl::run(this, &by, of, command, &data) {
+                Ok(answer) => reply.ioctl(0, &answer),
+                Err(error) => reply.error(errno(error)),
+            }
         });
     }
 
@@ -531,14 +538,17 @@ impl Filesystem for FuseHandler {
     fn getxattr(&self, request: &Request, inode: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         // Who reads a list needs no rights for that: the kernel that asks wants to check some.
         let is_list = name.as_bytes().starts_with(b"system.posix_acl_");
-        let by = if is_list { Caller::ROOT } else { self.callers.of(request, 0) };
         let ask = Xattr::Get { name: name.as_bytes().to_vec() };
-        self.aside(request.uid(), move |this| xattr(reply, size, this.xattr(&by, inode, &ask)));
+        let get = move |this: &Mounted, by: Caller| xattr(reply, size, this.xattr(&by, inode, &ask));
+        if is_list {
+            return self.aside(request.uid(), move |this| get(this, Caller::ROOT));
+        }
+        self.act(Class::Other, Asks::of(request, 0), get);
     }
 
     fn listxattr(&self, request: &Request, inode: INodeNo, size: u32, reply: ReplyXattr) {
-        let by = self.callers.of(request, 0);
-        self.aside(request.uid(), move |this| xattr(reply, size, this.xattr(&by, inode, &Xattr::List)));
+        let list = move |this: &Mounted, by: Caller| xattr(reply, size, this.xattr(&by, inode, &Xattr::List));
+        self.act(Class::Other, Asks::of(request, 0), list);
     }
 
     fn setxattr(
@@ -552,13 +562,15 @@ impl Filesystem for FuseHandler {
         reply: ReplyEmpty,
     ) {
         let (name, value) = (name.as_bytes().to_vec(), value.to_vec());
-        let (by, ask) = (self.callers.of(request, 0), Xattr::Set { name, value, flags: flags as u32 });
-        self.aside(request.uid(), move |this| empty(reply, this.xattr(&by, inode, &ask).map(drop)));
+        let ask = Xattr::Set { name, value, flags: flags as u32 };
+        let set = move |this: &Mounted, by: Caller| empty(reply, this.xattr(&by, inode, &ask).map(drop));
+        self.act(Class::Other, Asks::of(request, 0), set);
     }
 
     fn removexattr(&self, request: &Request, inode: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let (by, ask) = (self.callers.of(request, 0), Xattr::Remove { name: name.as_bytes().to_vec() });
-        self.aside(request.uid(), move |this| empty(reply, this.xattr(&by, inode, &ask).map(drop)));
+        let ask = Xattr::Remove { name: name.as_bytes().to_vec() };
+        let remove = move |this: &Mounted, by: Caller| empty(reply, this.xattr(&by, inode, &ask).map(drop));
+        self.act(Class::Other, Asks::of(request, 0), remove);
     }
 
     fn lseek(

@@ -8,9 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fuser::ReplyWrite;
+use onehop_target::wire::Caller;
 use rustix::io::Errno;
 
 use super::answer::errno;
+use super::callers::Asks;
 use super::ops::Write;
 use super::{FuseHandler, Mounted};
 use crate::io::pool::SlowCall;
@@ -55,7 +57,31 @@ impl SpareThreads {
     }
 }
 
+/// Which threads do a call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Class {
+    /// It looks for something.
+    Look,
+    /// It moves bytes, changes names, or may wait a little.
+    Other,
+    /// It waits for a disk.
+    Disk,
+}
+
 impl FuseHandler {
+    /// Does a call with the rights of who asks. Those of a person whose threads have many groups are done one at a time: to read them,
+    /// and to take them on, takes a processor longer than what is done then.
+    pub(super) fn act(&self, class: Class, asks: Asks, call: impl FnOnce(&Mounted, Caller) + Send + 'static) {
+        let person = self.person(asks.uid);
+        let call = move |this: &Mounted| call(this, this.callers.caller(asks, person));
+        match class {
+            _ if self.callers.has_many(person) => self.shared.crowds.add(person, self.bound(call)),
+            Class::Look => self.look(asks.uid, call),
+            Class::Other => self.aside(asks.uid, call),
+            Class::Disk => self.by_disk(asks.uid, call),
+        }
+    }
+
     /// Does a call that looks for something: here, or by threads at which users have turns.
     pub(super) fn look(&self, uid: u32, call: impl FnOnce(&Mounted) + Send + 'static) {
         match self.spare.enter_to_look() {

@@ -101,7 +101,12 @@ impl<T: PoolTask> PoolThreads<T> {
 
 impl<T: PoolTask> ThreadPool<T> {
     pub fn new(starter: &Arc<ThreadStarter>) -> Self {
-        let shares = Shares::new(THREADS).with_reserve(RESERVE.0, RESERVE.1);
+        Self::with_limit(starter, u64::MAX)
+    }
+
+    /// Threads of which no user's work holds more than so many.
+    pub fn with_limit(starter: &Arc<ThreadStarter>, most: u64) -> Self {
+        let shares = Shares::new(THREADS).with_reserve(RESERVE.0, RESERVE.1).with_limit(most);
         let (starter, queue) = (starter.clone(), Queue::with_shares(shares));
         Self(Arc::new(PoolThreads {
             starter,
