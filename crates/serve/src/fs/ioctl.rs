@@ -12,6 +12,7 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 use super::Mounted;
+use super::threads::Class;
 use crate::opens::Open;
 
 const GET_MOUNT_NAME: u32 = 0x8020_6800;
@@ -37,6 +38,11 @@ impl On {
         let open = if self.folder { None } else { mounted.opened(self.handle).ok() };
         open.filter(|open| open.inode == self.inode.0).ok_or(Errno::BADF)
     }
+}
+
+/// Which threads do it: blocks that are freed make a call wait for a disk.
+pub(super) fn class(command: u32) -> Class {
+    if command == PUNCH_HOLES { Class::Disk } else { Class::Other }
 }
 
 pub(super) fn run(
@@ -121,5 +127,10 @@ mod tests {
         for broken in [&b""[..], b"ab", b"ab\0", b"ab\0/c"] {
             assert_eq!(texts(broken), Err(Errno::INVAL), "{broken:?}");
         }
+    }
+
+    #[test]
+    fn holes_wait_for_a_disk() {
+        assert_eq!([PUNCH_HOLES, HARDLINK].map(class), [Class::Disk, Class::Other]);
     }
 }

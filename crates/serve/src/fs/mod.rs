@@ -301,7 +301,7 @@ impl Filesystem for FuseHandler {
     ) {
         let asker = (request.uid(), request.pid());
         let (name, flags) = (name.to_owned(), OpenFlags(flags));
-        self.act(Class::Other, Asks::of(request, umask), move |this, by| {
+        self.act(ops::class_of_open(flags), Asks::of(request, umask), move |this, by| {
             let (shared, tree) = (this.shared.clone(), this.tree.clone());
             let work = move || ops::make_file(&shared, &*tree, &by, parent, &name, mode, flags);
             this.past_leases(asker, parent, (reply, may_wait(flags)), work, move |reply, done| match done {
@@ -472,7 +472,7 @@ impl Filesystem for FuseHandler {
         }
         let of = ioctl::On { inode, handle, folder: flags.contains(IoctlFlags::FUSE_IOCTL_DIR) };
         let data = data.to_vec();
-        self.act(Class::Other, Asks::of(request, 0), move |this, by| {
+        self.act(ioctl::class(command), Asks::of(request, 0), move |this, by| {
             match ioctl::run(this, &by, of, command, &data) {
                 Ok(answer) => reply.ioctl(0, &answer),
                 Err(error) => reply.error(errno(error)),

@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use super::attr::attr;
 use super::callers::process_of;
 use super::folders::{FolderEntry, OpenFolder};
+use super::threads::Class;
 use super::{Mounted, io, is_virtual, virt};
 use crate::daemon::DaemonShared;
 use crate::opens::Open;
@@ -51,6 +52,11 @@ fn real(inode: INodeNo) -> Result<u64, Errno> {
 /// Whether a program that opens a file so is content to wait for another.
 pub(super) fn may_wait(flags: OpenFlags) -> bool {
     !OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::NONBLOCK)
+}
+
+/// Which threads open a file so: one that is cut short may have its blocks freed first.
+pub(super) fn class_of_open(flags: OpenFlags) -> Class {
+    if access_of(flags).truncate { Class::Disk } else { Class::Other }
 }
 
 pub(super) fn change(
@@ -244,6 +250,10 @@ impl Mounted {
         match ask {
             Xattr::Get { .. } if is_virtual(inode) => Err(Errno::NODATA),
             Xattr::List if is_virtual(inode) => Ok(Vec::new()),
+            // The kernel has seen that the caller may, or takes it from a file that the caller is changing.
+            Xattr::Remove { name } if name == b"security.capability" => {
+                self.tree.xattr(self.real(inode)?, ask, &Caller::ROOT)
+            }
             _ => self.tree.xattr(self.real(inode)?, ask, by),
         }
     }
@@ -268,5 +278,17 @@ impl Mounted {
         };
         let at = self.opened(handle)?.file().seek(from, hole).map_err(|e| io(&e))?;
         i64::try_from(at).map_err(|_| Errno::OVERFLOW)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_cuts_a_file_short_waits_for_a_disk() {
+        let class = |flags: OFlags| class_of_open(OpenFlags(flags.bits() as i32));
+        assert_eq!(class(OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC), Class::Disk);
+        assert_eq!(class(OFlags::CREATE | OFlags::WRONLY), Class::Other);
     }
 }
