@@ -79,7 +79,8 @@ pub struct MountOptions {
     pub local_locks: bool,
     /// Whether programs may bring memory of the emulated GPU, which is for tests: it is a file, and there may be any amount of it.
     pub emulated_gpu: bool,
-    /// Bytes of writes that wait for a thread, of all users. One who has half of it waiting gets `ENOMEM` for more.
+    /// Bytes of writes, attributes, links and ioctls that wait for a thread, of all users. One who has half of it waiting gets `ENOMEM`
+    /// for more.
     pub write_memory: u64,
     /// The file that grants subordinate user numbers, `subuid(5)`: what they take counts for their person. It is read once.
     pub subuids: PathBuf,
@@ -152,8 +153,8 @@ pub(crate) struct DaemonShared {
     pub caches: ThreadPool<SlowCall>,
     /// Calls of persons whose threads have many groups: of each person one at a time.
     pub crowds: ThreadPool<SlowCall>,
-    /// Bytes of writes that wait for one of those threads, by user.
-    pub held: Shares,
+    /// Bytes of writes and of other calls that wait for one of those threads, by user.
+    pub held: Arc<Shares>,
     pub waits: Waits,
     pub locks: Locks,
     pub stats: Stats,
@@ -197,7 +198,7 @@ impl DaemonShared {
             slow: ThreadPool::new(&starter),
             caches: ThreadPool::new(&starter),
             crowds: ThreadPool::with_limit(&starter, 1),
-            held,
+            held: held.into(),
             locks: Locks::new(most_locks, &persons),
             persons,
             stats: Stats::default(),

@@ -67,6 +67,8 @@ fn a_user_with_many_groups_keeps_no_lookup_of_another_waiting() {
     let text = String::from_utf8_lossy(&output.stdout);
     let asked = text.lines().find_map(|line| line.strip_prefix("asked: ")?.parse::<usize>().ok());
     assert!(output.status.success() && found == Ok(true), "{output:?}");
-    // Each of theirs takes a processor longer than many of the other's. With turns for threads in place of users it is sixteen to one.
-    assert!(asked.is_some_and(|asked| asked < 4 * 100 * HUNDREDS), "{asked:?} of theirs went first");
+    // Each of theirs takes a processor longer than many of the other's. Where threads have turns and users have none, it is several
+    // of theirs to one.
+    println!("{asked:?} of theirs");
+    assert!(asked.is_some_and(|asked| asked < 100 * HUNDREDS), "{asked:?} of theirs went first");
 }

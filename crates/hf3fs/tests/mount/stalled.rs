@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use onehop_serve::{Daemon, MountOptions};
 use onehop_target::server::{ServerOptions, Target};
 use onehop_target::tcp::TcpAcceptor;
+use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 
 use crate::attacks::{ATTACKER, Disk, become_user};
@@ -135,6 +136,38 @@ fn writer() {
     let is_refused = |error: &std::io::Error| error.raw_os_error() == Some(Errno::NOMEM.raw_os_error());
     assert!(errors.iter().all(is_refused), "{errors:?}");
     println!("refused: {}", errors.len());
+}
+
+/// Files whose attributes are set, and how many of the calls are to be refused.
+const LABELS: usize = 300;
+const REFUSED: usize = 200;
+
+/// Run by the test below: an ordinary user sets long attributes, each by a thread of its own; says how many were refused.
+#[test]
+fn labeller() {
+    let Some(dir) = part_of() else { return };
+    become_user(ATTACKER, &[]);
+    let create = |number| File::create(dir.join(format!("mnt/folder/label {number}"))).unwrap();
+    let (files, value): (Vec<_>, _) = ((0..LABELS).map(create).collect(), vec![1; 57_000]);
+    println!("ready");
+    std::io::stdout().flush().unwrap();
+    let _ = std::io::stdin().read(&mut [0]);
+    let label = |file: &File| rustix::fs::fsetxattr(file, "user.long", &value, XattrFlags::empty());
+    let refused = std::thread::scope(|scope| {
+        let calls: Vec<_> = files.iter().map(|file| scope.spawn(|| label(file))).collect();
+        let start = Instant::now();
+        while calls.iter().filter(|call| call.is_finished()).count() < REFUSED && start.elapsed() < SOON {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        println!("waiting");
+        std::io::stdout().flush().unwrap();
+        calls
+            .into_iter()
+            .filter_map(|call| call.join().unwrap().err())
+            .filter(|why| *why == Errno::NOMEM)
+            .count()
+    });
+    println!("refused: {refused}");
 }
 
 /// Reads what a program says, until it says this.
@@ -350,6 +383,28 @@ fn more_writes_than_there_is_memory_for_are_refused() {
     let refused = disk.write_beside(&["mnt"], (1, 300));
     daemon.end().unwrap();
     assert!(refused.is_none_or(|refused| refused > 200), "{refused:?}");
+}
+
+#[test]
+fn more_attributes_than_there_is_memory_for_are_refused() {
+    let Some(disk) = Freezable::start() else { return };
+    let options = MountOptions::new(&disk.bed.mount(), &disk.bed.dir.join("root"));
+    let daemon = Daemon::start(MountOptions { write_memory: 8 << 20, ..options }).unwrap();
+    let mut labeller = part("stalled::labeller", &disk.bed);
+    let mut labeller = labeller.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    until(&mut labeller, "ready");
+    let is_frozen = disk.freeze("--freeze");
+    drop(labeller.stdin.take());
+    until(&mut labeller, "waiting");
+    disk.freeze("--unfreeze");
+    let output = wait(labeller);
+    daemon.end().unwrap();
+    if !is_frozen {
+        return skipped("fsfreeze is missing, or cannot freeze");
+    }
+    let said = String::from_utf8_lossy(&output.stdout);
+    let refused = said.lines().find_map(|line| line.strip_prefix("refused: ")?.parse::<usize>().ok());
+    assert!(output.status.success() && refused.is_some_and(|refused| refused >= REFUSED), "{said}");
 }
 
 /// A target that has few buffers: two mounts would like all of them for themselves.

@@ -12,7 +12,7 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 use super::Mounted;
-use super::threads::Class;
+use super::threads::CallClass;
 use crate::opens::Open;
 
 const GET_MOUNT_NAME: u32 = 0x8020_6800;
@@ -41,8 +41,8 @@ impl On {
 }
 
 /// Which threads do it: blocks that are freed make a call wait for a disk.
-pub(super) fn class(command: u32) -> Class {
-    if command == PUNCH_HOLES { Class::Disk } else { Class::Other }
+pub(super) fn class(command: u32) -> CallClass {
+    if command == PUNCH_HOLES { CallClass::Disk } else { CallClass::Other }
 }
 
 pub(super) fn run(
@@ -131,6 +131,6 @@ mod tests {
 
     #[test]
     fn holes_wait_for_a_disk() {
-        assert_eq!([PUNCH_HOLES, HARDLINK].map(class), [Class::Disk, Class::Other]);
+        assert_eq!([PUNCH_HOLES, HARDLINK].map(class), [CallClass::Disk, CallClass::Other]);
     }
 }

@@ -26,6 +26,7 @@ use fuser::{
 use onehop_target::tree::Tree;
 use onehop_target::wire::{AttrChange, Caller, Make, NO_USER, ROOT, Xattr};
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 
 use crate::daemon::DaemonShared;
 use crate::locks::Asker;
@@ -36,7 +37,7 @@ use callers::{Asks, Callers, owner};
 use folders::{FolderEntry, OpenFolders};
 use ops::{Write, may_wait};
 use reports::OpenReports;
-use threads::{Class, SpareThreads};
+use threads::{CallClass, SpareThreads};
 
 /// How long the kernel may believe what it was told of a file. What rings write it is told at once.
 const BELIEVE: Duration = Duration::from_secs(1);
@@ -129,7 +130,7 @@ impl Filesystem for FuseHandler {
         }
         let name = name.to_owned();
         let find = move |this: &Mounted, by: Caller| entry(reply, this.find(&by, parent, &name));
-        self.act(Class::Look, Asks::of(request, 0), find);
+        self.act(CallClass::Look, Asks::of(request, 0), find);
     }
 
     fn forget(&self, _request: &Request, inode: INodeNo, times: u64) {
@@ -168,7 +169,7 @@ impl Filesystem for FuseHandler {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let (atime, mtime) = (atime.map(time_change), mtime.map(time_change));
+        let [atime, mtime] = [atime, mtime].map(|time| time.map(time_change));
         let change = AttrChange { mode, uid, gid, size, atime, mtime };
         let (asks, asker) = (Asks::of(request, 0), (request.uid(), request.pid()));
         let call = move |this: &Mounted, by: Caller| {
@@ -177,7 +178,7 @@ impl Filesystem for FuseHandler {
             this.past_leases(asker, inode, (reply, true), work, attributes);
         };
         // A file that is cut short may have its blocks freed first.
-        self.act(if size.is_some() { Class::Disk } else { Class::Other }, asks, call);
+        self.act(if size.is_some() { CallClass::Disk } else { CallClass::Other }, asks, call);
     }
 
     fn readlink(&self, request: &Request, inode: INodeNo, reply: ReplyData) {
@@ -205,7 +206,7 @@ impl Filesystem for FuseHandler {
         reply: ReplyEntry,
     ) {
         let name = name.to_owned();
-        self.act(Class::Other, Asks::of(request, umask), move |this, by| {
+        self.act(CallClass::Other, Asks::of(request, umask), move |this, by| {
             entry(reply, this.make(&by, parent, &name, &Make::Node { mode, rdev }));
         });
     }
@@ -220,7 +221,7 @@ impl Filesystem for FuseHandler {
         reply: ReplyEntry,
     ) {
         let name = name.to_owned();
-        self.act(Class::Other, Asks::of(request, umask), move |this, by| {
+        self.act(CallClass::Other, Asks::of(request, umask), move |this, by| {
             entry(reply, this.make(&by, parent, &name, &Make::Folder { mode }));
         });
     }
@@ -230,21 +231,26 @@ impl Filesystem for FuseHandler {
             return empty(reply, virt::unlink(&self.shared, name, request.uid()));
         }
         let (name, asks) = (name.to_owned(), Asks::of(request, 0));
-        self.act(Class::Other, asks, move |this, by| empty(reply, this.remove(&by, parent, &name, false)));
+        let remove = move |this: &Mounted, by: Caller| empty(reply, this.remove(&by, parent, &name, false));
+        self.act(CallClass::Other, asks, remove);
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (name, asks) = (name.to_owned(), Asks::of(request, 0));
-        self.act(Class::Other, asks, move |this, by| empty(reply, this.remove(&by, parent, &name, true)));
+        self.act(CallClass::Other, asks, move |this, by| empty(reply, this.remove(&by, parent, &name, true)));
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         if parent.0 == virt::IOVS {
             return entry(reply, virt::symlink(&self.shared, name, target, owner(request)));
         }
+        let Some(held) = self.hold(request.uid(), target.as_os_str().as_bytes()) else {
+            return reply.error(errno(Errno::NOMEM));
+        };
         let (name, target) = (name.to_owned(), target.to_owned());
-        self.act(Class::Other, Asks::of(request, 0), move |this, by| {
+        self.act(CallClass::Other, Asks::of(request, 0), move |this, by| {
             entry(reply, this.make_link(&by, parent, &name, &target));
+            drop(held);
         });
     }
 
@@ -259,7 +265,7 @@ impl Filesystem for FuseHandler {
         reply: ReplyEmpty,
     ) {
         let (name, new_name) = (name.to_owned(), new_name.to_owned());
-        self.act(Class::Other, Asks::of(request, 0), move |this, by| {
+        self.act(CallClass::Other, Asks::of(request, 0), move |this, by| {
             empty(reply, this.rename(&by, (parent, &name), (new_parent, &new_name), flags.bits()));
         });
     }
@@ -267,7 +273,7 @@ impl Filesystem for FuseHandler {
     fn link(&self, request: &Request, inode: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let (name, asks) = (name.to_owned(), Asks::of(request, 0));
         let link = move |this: &Mounted, by: Caller| entry(reply, this.link_again(&by, inode, parent, &name));
-        self.act(Class::Other, asks, link);
+        self.act(CallClass::Other, asks, link);
     }
 
     fn open(&self, request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -279,7 +285,7 @@ impl Filesystem for FuseHandler {
             return reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO);
         }
         let asker = (request.uid(), request.pid());
-        self.act(Class::Other, Asks::of(request, 0), move |this, by| {
+        self.act(CallClass::Other, Asks::of(request, 0), move |this, by| {
             let (shared, tree) = (this.shared.clone(), this.tree.clone());
             let work = move || ops::open_file(&shared, &*tree, &by, inode, flags);
             this.past_leases(asker, inode, (reply, may_wait(flags)), work, move |reply, done| match done {
@@ -398,7 +404,7 @@ impl Filesystem for FuseHandler {
 
     fn opendir(&self, request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let thread = request.pid();
-        self.act(Class::Other, Asks::of(request, 0), move |this, by| {
+        self.act(CallClass::Other, Asks::of(request, 0), move |this, by| {
             match this.open_folder(&by, inode, thread) {
                 Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::empty()),
                 Err(error) => reply.error(errno(error)),
@@ -455,10 +461,10 @@ impl Filesystem for FuseHandler {
         _out: u32,
         reply: ReplyIoctl,
     ) {
+        let of = ioctl::On { inode, handle, folder: flags.contains(IoctlFlags::FUSE_IOCTL_DIR) };
         if command == ioctl::FSYNC {
             let sync = |open: Arc<Open>| open.file().sync(false).map_err(|error| io(&error));
-            let open =
-                ioctl::On { inode, handle, folder: flags.contains(IoctlFlags::FUSE_IOCTL_DIR) }.file(self);
+            let open = of.file(self);
             return self.by_disk(request.uid(), move |_| match open.and_then(sync) {
                 Ok(()) => reply.ioctl(0, &[0; 4]),
                 Err(error) => reply.error(errno(error)),
@@ -470,13 +476,14 @@ impl Filesystem for FuseHandler {
                 Err(error) => reply.error(errno(error)),
             };
         }
-        let of = ioctl::On { inode, handle, folder: flags.contains(IoctlFlags::FUSE_IOCTL_DIR) };
+        let Some(held) = self.hold(request.uid(), data) else { return reply.error(errno(Errno::NOMEM)) };
         let data = data.to_vec();
         self.act(ioctl::class(command), Asks::of(request, 0), move |this, by| {
             match ioctl::run(this, &by, of, command, &data) {
                 Ok(answer) => reply.ioctl(0, &answer),
                 Err(error) => reply.error(errno(error)),
             }
+            drop(held);
         });
     }
 
@@ -543,12 +550,12 @@ impl Filesystem for FuseHandler {
         if is_list {
             return self.aside(request.uid(), move |this| get(this, Caller::ROOT));
         }
-        self.act(Class::Other, Asks::of(request, 0), get);
+        self.act(CallClass::Other, Asks::of(request, 0), get);
     }
 
     fn listxattr(&self, request: &Request, inode: INodeNo, size: u32, reply: ReplyXattr) {
         let list = move |this: &Mounted, by: Caller| xattr(reply, size, this.xattr(&by, inode, &Xattr::List));
-        self.act(Class::Other, Asks::of(request, 0), list);
+        self.act(CallClass::Other, Asks::of(request, 0), list);
     }
 
     fn setxattr(
@@ -561,16 +568,19 @@ impl Filesystem for FuseHandler {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        let (name, value) = (name.as_bytes().to_vec(), value.to_vec());
-        let ask = Xattr::Set { name, value, flags: flags as u32 };
-        let set = move |this: &Mounted, by: Caller| empty(reply, this.xattr(&by, inode, &ask).map(drop));
-        self.act(Class::Other, Asks::of(request, 0), set);
+        let Some(held) = self.hold(request.uid(), value) else { return reply.error(errno(Errno::NOMEM)) };
+        let ask = Xattr::Set { name: name.as_bytes().to_vec(), value: value.to_vec(), flags: flags as u32 };
+        let set = move |this: &Mounted, by: Caller| {
+            empty(reply, this.xattr(&by, inode, &ask).map(drop));
+            drop(held);
+        };
+        self.act(CallClass::Other, Asks::of(request, 0), set);
     }
 
     fn removexattr(&self, request: &Request, inode: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let ask = Xattr::Remove { name: name.as_bytes().to_vec() };
         let remove = move |this: &Mounted, by: Caller| empty(reply, this.xattr(&by, inode, &ask).map(drop));
-        self.act(Class::Other, Asks::of(request, 0), remove);
+        self.act(CallClass::Other, Asks::of(request, 0), remove);
     }
 
     fn lseek(

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use super::attr::attr;
 use super::callers::process_of;
 use super::folders::{FolderEntry, OpenFolder};
-use super::threads::Class;
+use super::threads::CallClass;
 use super::{Mounted, io, is_virtual, virt};
 use crate::daemon::DaemonShared;
 use crate::opens::Open;
@@ -55,8 +55,8 @@ pub(super) fn may_wait(flags: OpenFlags) -> bool {
 }
 
 /// Which threads open a file so: one that is cut short may have its blocks freed first.
-pub(super) fn class_of_open(flags: OpenFlags) -> Class {
-    if access_of(flags).truncate { Class::Disk } else { Class::Other }
+pub(super) fn class_of_open(flags: OpenFlags) -> CallClass {
+    if access_of(flags).truncate { CallClass::Disk } else { CallClass::Other }
 }
 
 pub(super) fn change(
@@ -288,7 +288,7 @@ mod tests {
     #[test]
     fn who_cuts_a_file_short_waits_for_a_disk() {
         let class = |flags: OFlags| class_of_open(OpenFlags(flags.bits() as i32));
-        assert_eq!(class(OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC), Class::Disk);
-        assert_eq!(class(OFlags::CREATE | OFlags::WRONLY), Class::Other);
+        assert_eq!(class(OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC), CallClass::Disk);
+        assert_eq!(class(OFlags::CREATE | OFlags::WRONLY), CallClass::Other);
     }
 }

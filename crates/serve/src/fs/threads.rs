@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fuser::ReplyWrite;
+use onehop_target::shares::TakenShare;
 use onehop_target::wire::Caller;
 use rustix::io::Errno;
 
@@ -59,7 +60,7 @@ impl SpareThreads {
 
 /// Which threads do a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Class {
+pub(super) enum CallClass {
     /// It looks for something.
     Look,
     /// It moves bytes, changes names, or may wait a little.
@@ -71,14 +72,19 @@ pub(super) enum Class {
 impl FuseHandler {
     /// Does a call with the rights of who asks. Those of a person whose threads have many groups are done one at a time: to read them,
     /// and to take them on, takes a processor longer than what is done then.
-    pub(super) fn act(&self, class: Class, asks: Asks, call: impl FnOnce(&Mounted, Caller) + Send + 'static) {
+    pub(super) fn act(
+        &self,
+        class: CallClass,
+        asks: Asks,
+        call: impl FnOnce(&Mounted, Caller) + Send + 'static,
+    ) {
         let person = self.person(asks.uid);
         let call = move |this: &Mounted| call(this, this.callers.caller(asks, person));
         match class {
             _ if self.callers.has_many(person) => self.shared.crowds.add(person, self.bound(call)),
-            Class::Look => self.look(asks.uid, call),
-            Class::Other => self.aside(asks.uid, call),
-            Class::Disk => self.by_disk(asks.uid, call),
+            CallClass::Look => self.look(asks.uid, call),
+            CallClass::Other => self.aside(asks.uid, call),
+            CallClass::Disk => self.by_disk(asks.uid, call),
         }
     }
 
@@ -111,6 +117,12 @@ impl FuseHandler {
     fn bound(&self, call: impl FnOnce(&Mounted) + Send + 'static) -> SlowCall {
         let this: Arc<Mounted> = self.0.clone();
         SlowCall(Box::new(move || call(&this)))
+    }
+
+    /// Has what a call brings count for its user until it is done; none where they have too much waiting. Names do not count: a program
+    /// needs a thread for each call, which takes more.
+    pub(super) fn hold(&self, uid: u32, bytes: &[u8]) -> Option<TakenShare> {
+        self.shared.held.lend(uid, bytes.len() as u64)
     }
 
     /// For whom a call counts.
