@@ -64,7 +64,10 @@ impl Drive {
     /// When an option is out of bounds, or the drive is gone, does not come up, or cannot be driven.
     pub fn open(port: ControllerBackend, options: Options) -> Result<Self> {
         options.check()?;
-        let control = Control::new(port, &options)?;
+        let (stop, drive) = (options.stop.clone(), port.name.clone());
+        // What a stopped wait gives up reads as if nothing were there.
+        let stopped = |error| if stop.is_set() { Error::Interrupted { drive } } else { error };
+        let control = Control::new(port, &options).map_err(stopped)?;
         let core = Core::new(control, options)?;
         let mut state = core.state();
         let (identity, namespaces) = core.bring_up_from_anywhere(&mut state).map_err(|error| {
@@ -175,20 +178,21 @@ impl Drive {
         let inner = &self.0;
         let mut state = inner.alive()?;
         let qid = state.take_qid(inner.name())?;
-        let made = CommandSlots::new(inner, qid).and_then(|slots| {
-            let (sq, cq) = slots.halves();
-            inner
-                .create_with_retries(&mut state, None, |state| inner.establish(state, qid, sq, cq))
-                .map(|()| slots)
-        });
-        match made {
-            Ok(slots) => {
+        let slots = CommandSlots::new(inner, qid).inspect_err(|_| state.give_qid(qid))?;
+        let (sq, cq) = slots.halves();
+        let created =
+            inner.create_with_retries(&mut state, None, |state| inner.establish(state, qid, sq, cq));
+        match created {
+            Ok(()) => {
                 let cell = Arc::new(QueueCell { qid, slots: Mutex::new(slots) });
                 state.participants.push(cell.clone());
                 Ok(IoQueue::new(cell, inner.clone()))
             }
             Err(error) => {
                 state.give_qid(qid);
+                if state.dead.is_some() {
+                    inner.kept.keep(slots);
+                }
                 Err(error)
             }
         }

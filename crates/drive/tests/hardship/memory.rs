@@ -19,6 +19,18 @@ fn a_dead_drive_keeps_what_it_was_lent() {
     assert_eq!(sim.mapper().mappings(), lent, "unmapped from a controller that is still enabled");
 }
 
+/// The queue was not made, as far as the driver knows: it belongs to nobody yet.
+#[test]
+fn a_drive_that_dies_of_a_creation_keeps_the_rings() {
+    let sim = onehop_sim::open("mem:1M?to=1&fault=stuck-rdy@on=disable").unwrap();
+    let drive = Drive::open(ControllerBackend { reset: None, ..sim.port() }, options()).unwrap();
+    let before = sim.mapper().mappings();
+    inject(&sim, "lost@op=create-cq,n=1");
+    inject(&sim, "abort-ignored");
+    assert!(matches!(drive.queue(), Err(Error::Dead { .. })));
+    assert!(sim.mapper().mappings() > before, "rings were unmapped from a controller that may use them");
+}
+
 #[test]
 fn a_dead_drive_that_lets_itself_be_disabled_gives_everything_back() {
     let sim = onehop_sim::open("mem:1M?hmb=64&to=1").unwrap();

@@ -81,6 +81,31 @@ fn a_reset_is_tried_more_than_once() {
 }
 
 #[test]
+fn no_more_is_done_than_helps() {
+    for (fault, recovery) in [
+        ("lost@op=read,n=5", Recovery::Abort),
+        ("lost@op=read,n=5&fault=abort-ignored", Recovery::QueueDelete),
+        ("lost@op=read,n=5&fault=abort-ignored&fault=lost@op=delete-sq,n=1", Recovery::ControllerReset),
+        ("cfs@op=read,n=5", Recovery::ControllerReset),
+        ("wrong-cid@op=read,n=5", Recovery::ControllerReset),
+    ] {
+        // An answer that is only late on a busy machine is waited for.
+        let wait = Duration::from_secs(2);
+        let patient =
+            Options { timeout: wait, abort_wait: wait, admin_timeout: wait, ready_limit: wait, ..options() };
+        let sim = onehop_sim::open(&format!("mem:1M?to=1&fault={fault}")).unwrap();
+        let drive = Drive::open(sim.port(), patient).unwrap();
+        let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+        let buffer = drive.buffer(4096).unwrap();
+        for lba in 0..8 {
+            queue.read(ns, lba, 1, &buffer, 0).unwrap();
+        }
+        let done: Vec<_> = drive.incidents().iter().map(|incident| incident.recovery).collect();
+        assert_eq!(done, [recovery], "{fault}: {:?}", drive.incidents());
+    }
+}
+
+#[test]
 fn a_late_command_does_not_make_closing_its_queue_a_reset() {
     let (sim, drive) = open("mem:1M?fault=late@op=flush,n=1,delay=300ms");
     let queue = drive.queue().unwrap();
