@@ -49,9 +49,22 @@ const OTHERS: &[Magic] = &[
     (65536 + 52, b"ReIsEr", "ReiserFS"),
     (65536, b"\x01\x16\x19\x70", "GFS2"),
     (1024 + 6, b"\x34\x34", "NILFS2"),
-    (4086, b"SWAPSPACE2", "Linux swap"),
-    (65526, b"SWAPSPACE2", "Linux swap"),
 ];
+
+/// At the end of a swap area's first page: what `mkswap` writes, and what a system leaves there that sleeps in it.
+const SWAP: [&[u8]; 6] =
+    [b"SWAPSPACE2", b"SWAP-SPACE", b"S1SUSPEND\0", b"S2SUSPEND\0", b"ULSUSPEND\0", b"LINHIB0001"];
+
+fn is_swap(window: &Window) -> Result<bool> {
+    for page in [4, 8, 16, 32, 64].map(|kib| kib << 10) {
+        for signature in SWAP {
+            if has(window, page - 10, signature)? {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
+}
 
 pub(crate) fn detect(window: &Window) -> Result<Detected> {
     if let Some((_, name)) = members::all(window)?.first() {
@@ -66,6 +79,9 @@ pub(crate) fn detect(window: &Window) -> Result<Detected> {
     }
     if let Some(name) = first_of(window, OTHERS)? {
         return Ok(Detected::Other(name));
+    }
+    if is_swap(window)? {
+        return Ok(Detected::Other("Linux swap"));
     }
     // Only plausible fields identify a FAT: NTFS and others have the same fields.
     if fat::probe(window)? {

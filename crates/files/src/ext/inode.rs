@@ -8,6 +8,8 @@ use crate::{Error, Result};
 
 /// The root directory.
 pub(super) const ROOT: u32 = 2;
+/// Lower numbers, but for the root's, are the file system's own: its journal, the blocks for resizing, quotas.
+const FIRST: u32 = 11;
 const GOOD_OLD_BYTES: usize = 128;
 const CHECKSUM_LOW: usize = 0x7C;
 const CHECKSUM_HIGH: usize = 0x82;
@@ -37,6 +39,9 @@ impl Ext {
         let sb = &self.sb;
         if number == 0 || number > sb.inodes {
             return Err(damaged(format!("inode {number} of {} was requested", sb.inodes)));
+        }
+        if number < FIRST && number != ROOT {
+            return Err(damaged(format!("inode {number} is the file system's own, but has a name")));
         }
         let (group, index) = ((number - 1) / sb.inodes_per_group, (number - 1) % sb.inodes_per_group);
         let group = self.group(group)?;

@@ -316,6 +316,23 @@ fn inodes_that_only_the_kernel_can_read() {
     assert_eq!(read(&open(&image), "secret", &image).unwrap(), b"text");
 }
 
+/// A name of the journal, or of the blocks that are kept for resizing.
+#[test]
+fn the_file_system_s_own_files_have_no_names() {
+    if !have(&TOOLS) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = mkfs(&scratch, "-t ext4", &tree([("file", file(*b"text"))]), 16 << 20);
+    debugfs(&image, "link <8> journal\nlink <7> resize\n");
+    let volume = open(&image);
+    for name in ["journal", "resize"] {
+        let error = read(&volume, name, &image).unwrap_err();
+        assert!(error.to_string().contains("the file system's own"), "{name}: {error}");
+    }
+    assert_eq!(read(&volume, "file", &image).unwrap(), b"text");
+}
+
 /// Each kind of metadata has a checksum: a flipped bit in each is found and reported by name.
 #[test]
 fn flipped_bits_are_found() {

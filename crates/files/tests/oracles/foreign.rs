@@ -13,12 +13,13 @@ pub fn refused(image: Vec<u8>, which: Which, name: &str) {
 
 #[test]
 fn other_file_systems_are_refused_by_name() {
-    let makers: [(&str, &[&str], u64, &str); 5] = [
+    let makers: [(&str, &[&str], u64, &str); 6] = [
         ("mkfs.xfs", &["-q", "-f"], 320, "XFS"),
         ("mkfs.btrfs", &["-q", "-f"], 128, "btrfs"),
         ("mkfs.ntfs", &["-F", "-Q", "-q"], 16, "NTFS"),
         ("mkfs.f2fs", &["-q", "-f"], 128, "F2FS"),
         ("mkswap", &[], 16, "Linux swap"),
+        ("mkswap", &["-p", "8192"], 16, "Linux swap"),
     ];
     for (tool, args, mib, name) in makers {
         if !have(&[tool]) {
@@ -29,6 +30,15 @@ fn other_file_systems_are_refused_by_name() {
         run(tool, &[args, &[&image]].concat());
         let error = Volume::open(Arc::new(Image::open(&image).unwrap()), Which::Auto).unwrap_err();
         assert!(matches!(&error, Error::Unsupported { what, .. } if what == name), "{tool}: {error}");
+    }
+}
+
+#[test]
+fn the_image_of_a_sleeping_system_is_refused() {
+    for (page, signature) in [(4096, &b"S1SUSPEND\0"[..]), (4096, b"LINHIB0001"), (65536, b"ULSUSPEND\0")] {
+        let mut image = vec![0; 1 << 20];
+        image[page - 10..page].copy_from_slice(signature);
+        refused(image, Which::Auto, "Linux swap");
     }
 }
 
