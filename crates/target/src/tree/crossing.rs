@@ -10,11 +10,16 @@ use super::TreeResult;
 /// How the mounts of `onehop mount` begin what they say of their source, and their type.
 const OURS: (&str, &str) = ("onehop", "fuse.hf3fs");
 
-/// Refuses a mount that would have this process wait for itself, or for a user. Asked of the kernel, which asks nobody.
+/// The file system whose answers depend on the process that asks: this one would show users its own memory map, and what only
+/// root may see of other processes.
+const PROCESSES: &str = "proc";
+
+/// Refuses a mount that would have this process wait for itself, or for a user, or speak for itself instead of the user. Asked
+/// of the kernel, which asks nobody.
 ///
 /// # Errors
 /// `ELOOP` for a mount of onehop's, which may show the very folder that is served; `EACCES` for the FUSE mount of another user, who
-/// could keep each thread that looks there waiting for ever.
+/// could keep each thread that looks there waiting for ever, and for procfs.
 pub(super) fn check(path: &OwnedFd) -> TreeResult<()> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let stat = statx(path, "", flags, StatxFlags::MNT_ID)?;
@@ -36,6 +41,9 @@ fn check_line(line: &str, own: u32) -> TreeResult<()> {
     let kind = kind.unwrap_or_default();
     if kind == OURS.1 && source.is_some_and(|source| source.starts_with(OURS.0)) {
         return Err(Errno::LOOP);
+    }
+    if kind == PROCESSES {
+        return Err(Errno::ACCESS);
     }
     if kind != "fuse" && kind != "fuseblk" && !kind.starts_with("fuse.") {
         return Ok(());
@@ -61,6 +69,8 @@ mod tests {
             ("fuse.sshfs far: rw,user_id=1000,group_id=1000", Ok(())),
             ("fuse /dev/fuse rw,user_id=30000", Err(Errno::ACCESS)),
             ("tmpfs user_id=30000 rw,size=1", Ok(())),
+            ("proc proc rw", Err(Errno::ACCESS)),
+            ("ext4 proc rw", Ok(())),
         ] {
             assert_eq!(check_line(&line(what), 1000), wanted, "{what}");
         }
