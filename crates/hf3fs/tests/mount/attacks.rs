@@ -257,6 +257,26 @@ fn writes_take_rights_away() {
     assert_eq!(modes, [0o777; 5]);
 }
 
+/// Of files that anybody may write, whether or not they could take it away themselves.
+#[test]
+fn writes_take_capabilities_away() {
+    const NAME: &str = "security.capability";
+    // Revision 2, effective, CAP_CHOWN.
+    let capability: Vec<u8> =
+        [0x0200_0001_u32, 1, 0, 0, 0].iter().flat_map(|word| word.to_le_bytes()).collect();
+    let Some(bed) = attacked() else { return };
+    let files = ["ring", "call", "cut", "room", "empty"].map(|name| {
+        let file = file_of(bed.dir.join("root").join(name), (0, 0o666), b"program");
+        rustix::fs::setxattr(&file, NAME, &capability, rustix::fs::XattrFlags::empty()).unwrap();
+        file
+    });
+    run(part("attacks::writer", &bed));
+    for file in files {
+        let found = rustix::fs::getxattr(&file, NAME, &mut [0; 64]);
+        assert_eq!(found, Err(Errno::NODATA), "{}", file.display());
+    }
+}
+
 /// A file system of its own for a bed's root, of which 2 parts in 5 are root's alone. It goes with the value.
 pub struct Disk(pub PathBuf);
 
