@@ -140,6 +140,13 @@ pub(crate) fn rows(outcome: &TransferOutcome, text: &mut ReportText) {
             if outcome.simulated.is_empty() { "" } else { " (simulated: says nothing about hardware)" },
         ),
     );
+    if outcome.launches > 0 {
+        let (launches, allocations) = (
+            units::count(outcome.launches, "kernel launch"),
+            units::count(outcome.allocations, "allocation"),
+        );
+        text.row("", format!("{launches} and {allocations} of memory for the commands"));
+    }
     text.row("trouble", trouble(outcome));
     if let Some(crc) = &outcome.crc32c {
         text.row("crc32c", format!("{crc} of the bytes in GPU memory"));
@@ -158,15 +165,26 @@ pub(crate) fn rows(outcome: &TransferOutcome, text: &mut ReportText) {
 }
 
 fn trouble(outcome: &TransferOutcome) -> String {
-    let mut words = units::count(outcome.retries, "retry").replace("retrys", "retries");
+    let mut words = units::count(outcome.retries, "retry");
     if outcome.repeats > 0 {
         let times = units::count(outcome.repeats, "time");
         words.push_str(&format!(
             "; a transfer repeated {times}, as a completion may have named the wrong command"
         ));
     }
+    let mut said: Vec<(String, u64)> = Vec::new();
     for incident in &outcome.incidents {
-        words.push_str(&format!("; {} was recovered by {}", incident.cause, incident.by));
+        let text = format!("{} was recovered by {}", incident.cause, incident.by);
+        match said.iter_mut().find(|(known, _)| *known == text) {
+            Some((_, times)) => *times += 1,
+            None => said.push((text, 1)),
+        }
+    }
+    for (text, times) in said {
+        words.push_str(&format!("; {text}"));
+        if times > 1 {
+            words.push_str(&format!(", {times} times"));
+        }
     }
     words
 }

@@ -86,7 +86,12 @@ pub(crate) fn bytes(count: u64) -> String {
 
 /// A count with its noun.
 pub(crate) fn count(n: u64, noun: &str) -> String {
-    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
+    match (n, noun.strip_suffix('y')) {
+        (1, _) => format!("{n} {noun}"),
+        (_, Some(stem)) => format!("{n} {stem}ies"),
+        _ if noun.ends_with("ch") => format!("{n} {noun}es"),
+        _ => format!("{n} {noun}s"),
+    }
 }
 
 /// A time for people.

@@ -213,6 +213,7 @@ pub fn verify_blocks(
 ) -> Result<Option<Error>> {
     let differs = copy::verify(op, drive, ns, job, region, progress)?;
     outcome.judge(differs.is_none(), BY_CPU);
+    outcome.look_again(drive);
     Ok(differs.map(|at| {
         let place =
             format!("byte {at} (block {})", job.lba.saturating_add(at / block_bytes(ns).max(1)));

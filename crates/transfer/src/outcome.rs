@@ -127,6 +127,11 @@ impl TransferOutcome {
         }
     }
 
+    /// Reports recoveries that came after the transfer, too: during a flush, or while the bytes were compared.
+    pub fn look_again(&mut self, drive: &Drive) {
+        self.incidents = recovered(drive);
+    }
+
     /// Adds a transfer to another GPU that came after this one.
     pub fn add(&mut self, other: Self) {
         // The drive's incidents since its start.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use onehop_doctor::{Facts, FactsRequest, Only, Style, examine, recorded_files, render};
 use onehop_pci::{Address, Record, Root};
 
+use crate::commands::CommandContext;
 use crate::error::{CliError, Result};
 use crate::outputs;
 use crate::report::{Report, ReportText};
@@ -43,7 +44,7 @@ pub(crate) struct Args {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<Report> {
+pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let mut root = root(args.from.as_deref())?;
     if args.record.is_some() {
         root = root.recording();
@@ -51,7 +52,9 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     let recorded = if args.files.is_empty() { recorded_files(&root) } else { args.files.clone() };
     let files =
         recorded.iter().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone())).collect();
-    let facts = Facts::gather(&root, &FactsRequest { files, patience: Some(args.patience) })?;
+    let (patience, stop) = (Some(args.patience), context.stop.signal());
+    let facts = Facts::gather(&root, &FactsRequest { files, patience, stop })?;
+    context.stop.check()?;
     let only = Only {
         gpu: args.gpu.as_deref().map(|name| gpu(&facts, name)).transpose()?,
         device: args.drive.as_deref().map(|name| device(&facts, name)).transpose()?,

@@ -6,6 +6,7 @@ use onehop_doctor::topo::{self, Explanation, explain, explain_text, picture};
 use onehop_doctor::{Facts, FactsRequest};
 use serde_json::json;
 
+use crate::commands::CommandContext;
 use crate::commands::doctor::{device, gpu, root};
 use crate::error::Result;
 use crate::outputs;
@@ -41,11 +42,13 @@ pub(crate) struct Args {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<Report> {
+pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let root = root(args.from.as_deref())?;
     // Only a recorded answer of CUDA is worth having: asking it takes longer than all the rest.
     let patience = (!root.is_here()).then(|| std::time::Duration::from_secs(1));
-    let facts = Facts::gather(&root, &FactsRequest { files: Vec::new(), patience })?;
+    let stop = context.stop.signal();
+    let facts = Facts::gather(&root, &FactsRequest { files: Vec::new(), patience, stop })?;
+    context.stop.check()?;
     let paths = if args.explain { paths(args, &facts)? } else { Vec::new() };
     let missing = if args.explain { topo::missing(&facts) } else { None };
     if let Some(path) = &args.svg {

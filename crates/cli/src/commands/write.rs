@@ -76,6 +76,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     // Its queues may be all that the drive grants.
     drop(engine);
     drive.queue()?.flush(ns)?;
+    outcome.look_again(&drive);
     let mut failure = None;
     if args.verify {
         let watch = TransferWatch::new("verifying", bytes, &context.stop);

@@ -236,6 +236,18 @@ fn ctrl_c_is_heard_while_a_server_is_silent() {
 }
 
 /// A target that does not answer keeps the file that the measurement has made there.
+/// Each of them is to be looked at.
+#[test]
+fn the_doctor_hears_ctrl_c_among_many_files() {
+    let dir = Dir::new();
+    let (file, _) = dir.noise("file", 4096);
+    let files: Vec<_> = std::iter::repeat_n(file.as_str(), 10_000).collect();
+    let mut child = start(&[&["doctor"], &files[..]].concat());
+    wait_for_handler(&mut child);
+    ctrl_c(&child);
+    assert_stopped("doctor", child);
+}
+
 #[test]
 fn a_stopped_measurement_names_the_file_that_it_could_not_remove() {
     let dir = Dir::new();

@@ -175,11 +175,33 @@ fn faults_are_survived_or_reported() {
 }
 
 #[test]
+fn a_recovery_of_the_flush_is_reported() {
+    let dir = Dir::new();
+    let (input, _) = dir.noise("in.bin", 4096);
+    let write = [
+        "write",
+        "-d",
+        "sim:mem:4M?vwc=1&serial=S&fault=lost@op=flush,n=1",
+        "--lba",
+        "0",
+        "--in",
+        &input,
+        "--serial",
+        "S",
+        "--yes",
+        "--timeout",
+        "300ms",
+    ];
+    let wrote = succeed(&write);
+    assert_eq!(wrote["incidents"].as_array().unwrap().len(), 1, "{wrote:#}");
+}
+
+#[test]
 fn the_text_says_the_same() {
     let output = onehop(&["read", "-d", "sim:mem:1M", "--lba", "0", "--blocks", "8"]);
     let text = stdout(&output);
     assert_eq!(code(&output), 0);
-    for word in ["gpu/tier3", "simulated", "emu", "4096 bytes by 1 command", "verified"] {
+    for word in ["gpu/tier3", "simulated", "emu", "4096 bytes by 1 command", "1 kernel launch", "verified"] {
         assert!(text.contains(word), "{word}: {text}");
     }
 }

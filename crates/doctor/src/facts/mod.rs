@@ -16,6 +16,7 @@ pub mod vm;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use onehop_os::StopSignal;
 use onehop_pci::{Address, Device, Result, Root, Tree};
 
 use cuda::Cuda;
@@ -40,11 +41,13 @@ pub struct FactsRequest {
     pub files: Vec<PathBuf>,
     /// Time limit for CUDA; `None` to skip it.
     pub patience: Option<Duration>,
+    /// Nobody waits for the facts any more: files that are left are not examined.
+    pub stop: StopSignal,
 }
 
 impl Default for FactsRequest {
     fn default() -> Self {
-        Self { files: Vec::new(), patience: Some(Duration::from_millis(1500)) }
+        Self { files: Vec::new(), patience: Some(Duration::from_millis(1500)), stop: StopSignal::default() }
     }
 }
 
@@ -111,7 +114,12 @@ impl Facts {
             place,
             memory: MemoryFacts::read(root),
             cufile: Cufile::read(root),
-            files: wish.files.iter().filter_map(|path| file::ask(root, path)).collect(),
+            files: wish
+                .files
+                .iter()
+                .take_while(|_| !wish.stop.is_set())
+                .filter_map(|path| file::ask(root, path))
+                .collect(),
             gpus,
             tree,
             nvidia,
