@@ -2,6 +2,7 @@
 //! error, and what was acknowledged is there.
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -164,6 +165,32 @@ fn a_mount_of_a_silent_target_ends_in_time() {
     for journal in &mut journals {
         assert_ne!(journal.ended(), 0);
     }
+}
+
+/// The kernel asks for the root's access control list where a user walks below it, and for nobody else's sake.
+#[test]
+fn a_silent_target_hides_the_status_from_no_user() {
+    if !rustix::process::geteuid().is_root() {
+        return crate::bed::skipped("only root acts as other users");
+    }
+    let bed = Bed::folder();
+    let (target, address) = Killed::target(&bed, "127.0.0.1:0");
+    let options = client::ClientOptions::new(key());
+    let give_up = options.give_up;
+    let tree = RemoteTree::connect(Box::new(TcpConnector::new(&address).unwrap()), options).unwrap();
+    let options = MountOptions::of_target(&bed.mount(), tree);
+    let Some(bed) = bed.mounted(options) else { return };
+    kill_process(Pid::from_child(&target.0), Signal::STOP).unwrap();
+    // By now the kernel has forgotten what it knew of the root.
+    std::thread::sleep(Duration::from_secs(2));
+    for _ in 0..2 {
+        let start = Instant::now();
+        let mut status = command("cat".as_ref());
+        status.arg(bed.mount().join(onehop_serve::STATS)).uid(crate::attacks::ATTACKER);
+        crate::bed::run(status);
+        assert!(start.elapsed() < give_up / 3, "{:?}", start.elapsed());
+    }
+    kill_process(Pid::from_child(&target.0), Signal::CONT).unwrap();
 }
 
 #[test]

@@ -548,7 +548,9 @@ impl Filesystem for FuseHandler {
         let ask = Xattr::Get { name: name.as_bytes().to_vec() };
         let get = move |this: &Mounted, by: Caller| xattr(reply, size, this.xattr(&by, inode, &ask));
         if is_list {
-            return self.aside(request.uid(), move |this| get(this, Caller::ROOT));
+            // As for the root's attributes.
+            let uid = if inode.0 == ROOT { NO_USER } else { request.uid() };
+            return self.aside(uid, move |this| get(this, Caller::ROOT));
         }
         self.act(CallClass::Other, Asks::of(request, 0), get);
     }

@@ -1,5 +1,5 @@
-//! The attributes of the root, for which the kernel asks on the way to every name below the mount point, such as that of the mount's own
-//! status. Where a target does not say what they are, they are those of before.
+//! The attributes of the root, and its access control list: the kernel asks for them on the way to every name below the mount point, such
+//! as that of the mount's own status. Where a target does not say what they are, they are those of before.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,43 +9,42 @@ use rustix::io::Errno;
 use super::TICK;
 use crate::lock;
 use crate::tree::TreeResult;
-use crate::wire::Attr;
 
 /// How long a target has for its answer.
 const SOON: Duration = Duration::from_secs(2);
 
-struct RootState {
+struct RootState<T> {
     /// What the target said last.
-    last: Attr,
+    last: T,
     /// Questions so far, and those that were answered.
     asked: u64,
     answered: u64,
     /// The last answer.
-    answer: TreeResult<Attr>,
+    answer: TreeResult<T>,
     /// Since when the target has been asked.
     since: Option<Instant>,
 }
 
-/// What is known of the root. One thread asks the target, so that nobody else waits for longer than they like.
-pub(super) struct RootAttr {
-    state: Mutex<RootState>,
+/// One thing that is known of the root. One thread asks the target, so that nobody else waits for longer than they like.
+pub(super) struct RootFact<T> {
+    state: Mutex<RootState<T>>,
     changed: Condvar,
 }
 
-impl RootAttr {
-    pub fn new(last: Attr) -> Self {
+impl<T: Clone> RootFact<T> {
+    pub fn new(last: T) -> Self {
         let answer = Ok(last.clone());
         let state = RootState { last, asked: 0, answered: 0, answer, since: None };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
     /// What the target said last.
-    pub fn last(&self) -> Attr {
+    pub fn last(&self) -> T {
         lock(&self.state).last.clone()
     }
 
     /// What the target says now, or said before if it takes too long.
-    pub fn now(&self) -> TreeResult<Attr> {
+    pub fn now(&self) -> TreeResult<T> {
         let mut state = lock(&self.state);
         state.asked += 1;
         let (mine, begun) = (state.asked, Instant::now());
@@ -67,7 +66,7 @@ impl RootAttr {
     }
 
     /// Asks the target whenever somebody wants to know, until it is over.
-    pub fn serve(&self, is_over: impl Fn() -> bool, ask: impl Fn() -> TreeResult<Attr>) {
+    pub fn serve(&self, is_over: impl Fn() -> bool, ask: impl Fn() -> TreeResult<T>) {
         let mut state = lock(&self.state);
         while !is_over() {
             if state.asked == state.answered {
@@ -79,8 +78,8 @@ impl RootAttr {
             drop(state);
             let answer = ask();
             state = lock(&self.state);
-            if let Ok(attr) = &answer {
-                state.last = attr.clone();
+            if let Ok(fact) = &answer {
+                state.last = fact.clone();
             }
             (state.answer, state.answered, state.since) = (answer, asked, None);
             self.changed.notify_all();
@@ -93,7 +92,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
     use super::*;
-    use crate::wire::{FileKey, FileKind, ROOT};
+    use crate::wire::{Attr, FileKey, FileKind, ROOT};
 
     fn attr(size: u64) -> Attr {
         let key = FileKey { device: 0, inode: 1, born: None };
@@ -116,7 +115,7 @@ mod tests {
 
     #[test]
     fn a_target_that_says_nothing_is_not_waited_for_by_everybody() {
-        let root = RootAttr::new(attr(0));
+        let root = RootFact::new(attr(0));
         let (over, silent, said) = (AtomicBool::new(false), AtomicBool::new(false), AtomicU64::new(0));
         let ask = || {
             while silent.load(Ordering::Acquire) && !over.load(Ordering::Acquire) {

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::file::RemoteFile;
 use super::known::{KnownFiles, Node, RemoteNodeId, is_same};
-use super::root::RootAttr;
+use super::root::RootFact;
 use super::{Client, ClientOptions, ClientThreads, MountReport, SessionView, Trouble};
 use crate::auth::random;
 use crate::shares::Payer;
@@ -26,7 +26,9 @@ const DEEPEST: usize = 4096;
 pub(super) struct TreeState {
     pub client: Arc<Client>,
     known: KnownFiles,
-    root_attr: RootAttr,
+    root_attr: RootFact<Attr>,
+    /// Its access control list, or why it has none.
+    root_list: RootFact<TreeResult<Vec<u8>>>,
 }
 
 /// A folder that a target serves.
@@ -47,10 +49,19 @@ impl RemoteTree {
         let request = Request::Attr { node: ROOT, uid: NO_USER };
         let found =
             client.ask(true, |view, until| attr_of(client.call(view.epoch, &request, None, None, until)));
-        let attr = found.map_err(|e| crate::Error::io("looking at the folder of", &peer, e))?;
+        let looking = |error| crate::Error::io("looking at the folder of", &peer, error);
+        let attr = found.map_err(looking)?;
         let known = KnownFiles::new(attr.key);
-        let core = TreeState { client, known, root_attr: RootAttr::new(attr) };
-        let core = Arc::new(core);
+        let list =
+            fact(client.ask(true, |view, until| {
+                text_of(client.call(view.epoch, &list_of(ROOT), None, None, until))
+            }));
+        let (root_attr, root_list) = (RootFact::new(attr), RootFact::new(list.map_err(looking)?));
+        let core = Arc::new(TreeState { client, known, root_attr, root_list });
+        let of = core.clone();
+        threads.add("target list", move || {
+            of.root_list.serve(|| of.client.is_over(), || of.ask_for_list());
+        })?;
         let of = core.clone();
         threads
             .add("target root", move || of.root_attr.serve(|| of.client.is_over(), || of.ask_of_root()))?;
@@ -159,6 +170,13 @@ impl TreeState {
             attr_of(self.call(view, &Request::Attr { node, uid: NO_USER }, until))
         };
         self.client.ask(true, ask)
+    }
+
+    fn ask_for_list(&self) -> TreeResult<TreeResult<Vec<u8>>> {
+        fact(self.client.ask(true, |view, until| {
+            let node = self.id_of(&self.known.root, view, until)?;
+            text_of(self.call(view, &list_of(node), until))
+        }))
     }
 
     fn check_root(&self, view: SessionView, until: Instant) -> std::result::Result<u64, Trouble> {
@@ -384,16 +402,16 @@ impl Tree for RemoteTree {
         if !ask.is_sound() {
             return Err(Errno::TOOBIG);
         }
+        if node == ROOT && matches!(ask, Xattr::Get { name } if name == ACCESS_LIST) {
+            return self.core.root_list.now()?;
+        }
         // To make one again, or to remove it again, would fail if it had to be new, or there.
         let repeatable = matches!(ask, Xattr::Get { .. } | Xattr::List);
         self.about(
             node,
             repeatable,
             |node| Request::Xattr { node, ask: ask.clone(), by: by.clone() },
-            |called| match called?.0 {
-                Reply::Text(bytes) => Ok(bytes),
-                _ => Err(Errno::PROTO.into()),
-            },
+            text_of,
         )
     }
 
@@ -417,6 +435,28 @@ impl Tree for RemoteTree {
             let open = RemoteFile::new(&self.core, &node, (access, by.clone()), (view.epoch, file));
             Ok(Arc::new(open) as Arc<dyn OpenFile>)
         })
+    }
+}
+
+/// The attribute that is a file's access control list.
+const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
+
+fn list_of(node: u64) -> Request {
+    Request::Xattr { node, ask: Xattr::Get { name: ACCESS_LIST.to_vec() }, by: Caller::ROOT }
+}
+
+/// A refusal is an answer as well; silence is none.
+fn fact<T>(answer: TreeResult<T>) -> TreeResult<TreeResult<T>> {
+    match answer {
+        Err(Errno::TIMEDOUT) => Err(Errno::TIMEDOUT),
+        said => Ok(said),
+    }
+}
+
+fn text_of(called: Called) -> std::result::Result<Vec<u8>, Trouble> {
+    match called?.0 {
+        Reply::Text(bytes) => Ok(bytes),
+        _ => Err(Errno::PROTO.into()),
     }
 }
 

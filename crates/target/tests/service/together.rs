@@ -13,6 +13,7 @@ use onehop_target::tree::{Folder, FolderRules, Tree};
 use onehop_target::wire::{
     FrameKind, HEAD_BYTES, Head, HelloBack, ROOT, Reply, Request, Welcome, pack, unpack,
 };
+use rustix::io::Errno;
 
 use crate::bed::{BOTH, Bed, LONG, ME, READ, connect, options};
 
@@ -63,6 +64,10 @@ fn answer_late(link: &dyn Link, folder: &Folder) {
         match unpack(&frame.body, "the client").unwrap() {
             Request::Attr { .. } => {
                 say(link, FrameKind::Reply, frame.head.id, &Reply::Attr(folder.attr(ROOT, 0).unwrap()));
+            }
+            Request::Xattr { .. } => {
+                let errno = Errno::NODATA.raw_os_error();
+                say(link, FrameKind::Reply, frame.head.id, &Reply::Failed { errno });
             }
             Request::ReadLink { .. } => waiting.push(frame.head.id),
             other => panic!("{other:?}"),
