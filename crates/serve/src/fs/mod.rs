@@ -24,7 +24,7 @@ use fuser::{
     ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use onehop_target::tree::Tree;
-use onehop_target::wire::{AttrChange, Caller, Make, NO_USER, ROOT, Xattr};
+use onehop_target::wire::{AttrChange, Caller, Make, ROOT, Xattr};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
@@ -35,7 +35,7 @@ use answer::{attributes, empty, entry, errno, io, xattr};
 use attr::{VIRTUAL, time_change};
 use callers::{Asks, Callers, owner};
 use folders::{FolderEntry, OpenFolders};
-use ops::{Write, may_wait};
+use ops::{Write, may_wait, waits_for};
 use reports::OpenReports;
 use threads::{CallClass, SpareThreads};
 
@@ -145,8 +145,7 @@ impl Filesystem for FuseHandler {
         if is_virtual(inode) {
             return attributes(reply, virt::attr(&self.shared, inode.0));
         }
-        // Those of the root are needed on the way to everything, and there soon, whatever a target does.
-        let uid = if inode.0 == ROOT { NO_USER } else { request.uid() };
+        let uid = waits_for(inode, request.uid());
         let attr = move |this: &Mounted| this.tree.attr(inode.0, uid).map(|found| attr::attr(&found));
         self.look(uid, move |this| attributes(reply, attr(this)));
     }
@@ -548,9 +547,7 @@ impl Filesystem for FuseHandler {
         let ask = Xattr::Get { name: name.as_bytes().to_vec() };
         let get = move |this: &Mounted, by: Caller| xattr(reply, size, this.xattr(&by, inode, &ask));
         if is_list {
-            // As for the root's attributes.
-            let uid = if inode.0 == ROOT { NO_USER } else { request.uid() };
-            return self.aside(uid, move |this| get(this, Caller::ROOT));
+            return self.aside(waits_for(inode, request.uid()), move |this| get(this, Caller::ROOT));
         }
         self.act(CallClass::Other, Asks::of(request, 0), get);
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use fuser::{FileAttr, FileHandle, FopenFlags, INodeNo, OpenFlags};
 use onehop_target::tree::Tree;
-use onehop_target::wire::{AttrChange, Caller, Make, Name, OpenMode, Xattr};
+use onehop_target::wire::{AttrChange, Caller, Make, NO_USER, Name, OpenMode, ROOT, Xattr};
 use rustix::fs::{OFlags, fstat};
 use rustix::io::Errno;
 
@@ -47,6 +47,12 @@ pub(super) fn named(name: &OsStr) -> Result<Name, Errno> {
 /// A file of the folder; nothing is made or moved in 3fs-virt.
 fn real(inode: INodeNo) -> Result<u64, Errno> {
     if is_virtual(inode) { Err(Errno::PERM) } else { Ok(inode.0) }
+}
+
+/// Whose turn a question about a file is. What is known of the root is needed on the way to everything, and said soon, whatever a
+/// target does.
+pub(super) fn waits_for(inode: INodeNo, uid: u32) -> u32 {
+    if inode.0 == ROOT { NO_USER } else { uid }
 }
 
 /// Whether a program that opens a file so is content to wait for another.
