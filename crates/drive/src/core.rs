@@ -19,13 +19,15 @@ use crate::control::Control;
 use crate::durability::Durability;
 use crate::ladder::{Incident, Participant, RESET_PAUSES};
 use crate::ring::{Dma, PairHalf};
-use crate::slots::{NEVER, may_retry};
+use crate::slots::may_retry;
 use crate::{Error, Identity, Namespace, Options, Result};
 
 /// Most namespaces that are looked at.
 const MAX_NAMESPACES: usize = 1024;
 /// The pause before identify data is read again.
 const IDENTIFY_PAUSE: Duration = Duration::from_millis(100);
+/// How long Identify commands for namespaces may fail for a while, whatever the limit of admin commands.
+const LONGEST_IDENTIFY: Duration = Duration::from_secs(10);
 /// Most entries of the list that describes lent memory: what fits into a page.
 const MAX_LENT_PIECES: usize = 256;
 
@@ -202,9 +204,9 @@ impl Core {
     }
 
     /// Until when Identify commands for namespaces are sent again that fail for a while: all of them together have the time
-    /// of one admin command.
+    /// of one admin command, and no more than [`LONGEST_IDENTIFY`].
     pub(crate) fn identify_due(&self) -> Instant {
-        Instant::now() + self.options.admin_timeout.min(NEVER)
+        Instant::now() + self.options.admin_timeout.min(LONGEST_IDENTIFY)
     }
 
     pub(crate) fn identify_namespace(&self, admin: &mut Admin, nsid: u32, due: Instant) -> Result<Namespace> {
@@ -256,6 +258,7 @@ impl Core {
                 end => return end,
             }
             self.control.stop.sleep(IDENTIFY_PAUSE);
+            self.control.check_stop()?;
         }
     }
 

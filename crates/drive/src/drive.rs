@@ -514,6 +514,13 @@ impl DriveInner {
             && state.admin.abort_cancelled(self.options.abort_wait.max(patience))
     }
 
+    /// Whether a command had all its time and a controller that was well, and was not answered. One that failed, or a
+    /// connection that was lost, says nothing about the namespace that was asked for.
+    fn is_silence(&self, error: &Error) -> bool {
+        matches!(error, Error::NoAnswer { waited, .. } if *waited >= self.options.admin_timeout)
+            && self.control.status().is_ok_and(|csts| csts.rdy() && !csts.cfs())
+    }
+
     /// Finds out which namespaces are no longer what they were. One that the drive cannot identify counts as changed, so
     /// that the others can be used. After an error it may be tried again.
     pub(crate) fn compare_namespaces(&self, state: &mut AdminState) -> Result<()> {
@@ -523,7 +530,7 @@ impl DriveInner {
                 Ok(now) => ns.compare(Some(&now)),
                 Err(error) if is_of_namespace(&error) => ns.compare(None),
                 Err(error) => {
-                    if matches!(error, Error::NoAnswer { .. }) {
+                    if self.is_silence(&error) {
                         ns.count_unanswered();
                     }
                     return Err(error);

@@ -47,7 +47,7 @@ pub struct Options {
     /// How long a command that was aborted may take to say so.
     pub abort_wait: Duration,
     /// How often a command is tried again when its status allows it, or a recovery took it from the controller, whoever
-    /// caused that. At most 255; with 0, no command is tried again.
+    /// caused that. At most 255; with 0, no I/O command is tried again.
     ///
     /// On CPU queues, path errors (status code type 3) do not count. They have a limit of time, from a command's first on:
     /// ANATT, or [`timeout`](Self::timeout) where the controller states none. Until then the command is tried again every
