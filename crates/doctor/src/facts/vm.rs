@@ -154,7 +154,9 @@ fn is_metal(root: &Root) -> bool {
 /// The bit for virtual machines in the firmware's description of itself.
 fn by_bios_bit(root: &Root) -> Option<String> {
     let table = root.bytes(BIOS, 256).ok()?;
-    let is_set = table.first() == Some(&0) && table.get(0x13).is_some_and(|bits| bits & 1 << 4 != 0);
+    // Short tables of old firmware have text there.
+    let is_long = matches!(table.as_slice(), [0, length, ..] if *length > 0x13);
+    let is_set = is_long && table.get(0x13).is_some_and(|bits| bits & 1 << 4 != 0);
     is_set.then(|| format!("{BIOS}: it describes a virtual machine"))
 }
 

@@ -241,11 +241,13 @@ fn on_other_cpus_a_physical_machine_is_shown_to_be_one() {
         assert_eq!(status(&found, "path.p2p_write"), passes, "{what}");
     }
     // The firmware's own word, which root may read.
-    for (bits, expected) in [(0x1c, Status::Info), (0x0c, Status::Pass)] {
+    for (length, bits, expected) in
+        [(24, 0x1c, Status::Info), (24, 0x0c, Status::Pass), (0x13, b'P', Status::Pass)]
+    {
         let mut machine = servers::h100("a server", true, 0);
         machine.file("/proc/cpuinfo", ARM).file("/sys/class/dmi/id/sys_vendor", "Supermicro\n");
         let mut table = vec![0; 24];
-        table[0x13] = bits;
+        (table[1], table[0x13]) = (length, bits);
         machine.0.files.insert("/sys/firmware/dmi/entries/0-0/raw".into(), Content::from_bytes(&table));
         assert_eq!(status(&judge(machine), "place.vm"), expected, "{bits:#x}");
     }

@@ -173,6 +173,7 @@ impl<'a> GatherTable<'a> {
         for number in 0..=batches {
             let ids = stream.take(batch as usize, self.rows());
             self.mark(&ids, &mut pages);
+            self.spoil(&out, &ids)?;
             let before = array.stats()?;
             let begun = Instant::now();
             let moved = stopped_by(&array, stop, || array.gather(self.array_rows(), &ids, &out))?;
@@ -226,13 +227,24 @@ impl<'a> GatherTable<'a> {
         }
     }
 
+    /// What the row holds.
+    fn row(&self, id: u64) -> Option<&[u8]> {
+        let at = (id * u64::from(self.plan.stride)) as usize;
+        self.bytes.get(at..at + self.plan.row_bytes as usize)
+    }
+
+    /// Writes something else where each row is to be, so that one that is not copied shows.
+    fn spoil(&self, out: &Region, ids: &[u64]) -> Result<()> {
+        let wrong: Vec<u8> = ids.iter().filter_map(|id| self.row(*id)).flatten().map(|byte| !byte).collect();
+        Ok(out.write(0, &wrong)?)
+    }
+
     fn compare(&self, out: &Region, ids: &[u64]) -> Result<()> {
         let row = self.plan.row_bytes as usize;
         let mut got = vec![0; ids.len() * row];
         out.read(0, &mut got)?;
         for (id, got) in ids.iter().zip(got.chunks(row)) {
-            let at = (id * u64::from(self.plan.stride)) as usize;
-            if self.bytes.get(at..at + row) != Some(got) {
+            if self.row(*id) != Some(got) {
                 let why = format!("row {id} is not what the drive holds; no result is given for wrong bytes");
                 return Err(CliError::Mismatch(why));
             }
