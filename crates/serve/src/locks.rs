@@ -204,8 +204,8 @@ enum OwnerState {
     Gone,
 }
 
-/// An owner of locks on a file. What the file system may take long over is done under its own lock, so only calls of this owner wait.
-struct Holder {
+/// An owner of locks on a file, until its handle or its process is gone: the kernel may give its number to another one then. What the file system may take long over is done under its own lock, so only calls of this owner wait.
+pub(crate) struct Holder {
     uid: u32,
     pid: u32,
     state: Mutex<OwnerState>,
@@ -227,8 +227,8 @@ struct FileLocks {
 }
 
 impl FileLocks {
-    fn remove(&mut self, owner: u64) {
-        let Some(gone) = self.owners.remove(&owner) else { return };
+    fn remove(&mut self, owner: u64) -> Option<Arc<Holder>> {
+        let gone = self.owners.remove(&owner)?;
         for handle in &gone.handles {
             if let Some(owners) = self.by_handle.get_mut(handle) {
                 owners.remove(&owner);
@@ -237,6 +237,7 @@ impl FileLocks {
                 }
             }
         }
+        Some(gone.holder)
     }
 }
 
@@ -299,10 +300,12 @@ impl Locks {
     }
 
     /// Gives up all that an owner has; then nobody finds it any more.
-    fn end(&self, inode: u64, owner: u64, holder: &Holder, state: &mut OwnerState) {
+    fn end(&self, inode: u64, owner: u64, holder: &Arc<Holder>, state: &mut OwnerState) {
         *state = OwnerState::Gone;
         let mut files = lock(&self.files);
-        if let Some(file) = files.get_mut(&inode) {
+        if let Some(file) = files.get_mut(&inode)
+            && file.owners.get(&owner).is_some_and(|known| Arc::ptr_eq(&known.holder, holder))
+        {
             file.remove(owner);
             if file.owners.is_empty() {
                 files.remove(&inode);
@@ -315,11 +318,6 @@ impl Locks {
     /// Whether an owner has locks on a file, or is about to.
     pub fn has_any(&self, inode: u64, owner: u64) -> bool {
         lock(&self.files).get(&inode).is_some_and(|file| file.owners.contains_key(&owner))
-    }
-
-    /// Whether somebody has asked for locks on a file by this handle, and may have some.
-    pub fn has_any_by(&self, inode: u64, handle: u64) -> bool {
-        lock(&self.files).get(&inode).is_some_and(|file| file.by_handle.contains_key(&handle))
     }
 
     /// Unlocks a range.
@@ -378,13 +376,29 @@ impl Locks {
         had_locks
     }
 
-    /// Nobody has the open file any more. Whether something was locked by it.
-    pub fn closed(&self, inode: u64, handle: u64) -> bool {
-        let files = lock(&self.files);
-        let owners = files.get(&inode).and_then(|file| file.by_handle.get(&handle));
-        let owners: Vec<_> = owners.into_iter().flatten().copied().collect();
-        drop(files);
-        owners.into_iter().fold(false, |had_locks, owner| self.flushed(inode, owner) | had_locks)
+    /// Nobody has the open file any more: who asked by it is not found from now on, and what they had locked is to be let go.
+    pub fn closed(&self, inode: u64, owner: Option<u64>, handle: u64) -> Vec<Arc<Holder>> {
+        let mut files = lock(&self.files);
+        let Some(file) = files.get_mut(&inode) else { return Vec::new() };
+        let askers = file.by_handle.get(&handle).into_iter().flatten().copied();
+        let owners: Vec<_> = owner.into_iter().chain(askers).collect();
+        let gone = owners.into_iter().filter_map(|owner| file.remove(owner)).collect();
+        if file.owners.is_empty() {
+            files.remove(&inode);
+        }
+        gone
+    }
+
+    /// Unlocks what they had. Whether there was anything.
+    pub fn let_go(&self, gone: &[Arc<Holder>]) -> bool {
+        gone.iter().fold(false, |had_locks, holder| {
+            let mut state = lock(&holder.state);
+            let before = std::mem::replace(&mut *state, OwnerState::Gone);
+            if !matches!(before, OwnerState::Gone) {
+                self.shares.put_back(holder.uid, 1);
+            }
+            had_locks | matches!(before, OwnerState::Has(_))
+        })
     }
 }
 
@@ -466,14 +480,22 @@ mod tests {
         assert_eq!(locks.lock(&other, blocked, range(14, 14), LockKind::Shared), Ok(false));
         assert_eq!(locks.shares.taken(), 5);
 
-        assert!(locks.closed(1, second) && !locks.closed(1, second), "10 and 12 asked by it");
+        let close = |inode, handle| locks.let_go(&locks.closed(inode, None, handle));
+        assert!(close(1, second) && !close(1, second), "10 and 12 asked by it");
         assert!(!locks.has_any(1, 10) && locks.has_any(1, 11));
         assert!(locks.has_any(2, 10) && !locks.flushed(1, 12) && locks.flushed(1, 11));
-        assert!(!locks.closed(1, first) && !lock(&locks.files).contains_key(&1));
+        assert!(!close(1, first) && !lock(&locks.files).contains_key(&1));
         locks.unlock(2, by(10, third), range(0, 5)).unwrap();
         assert!(locks.has_any(2, 10));
         locks.unlock(2, by(10, third), LockRange::WHOLE).unwrap();
-        assert!(!locks.has_any(2, 10) && locks.closed(2, third));
+        assert!(!locks.has_any(2, 10) && close(2, third));
+        // The kernel may give the number of an owner that is gone to the next one, before what it had is unlocked.
+        assert_eq!(take(&one, 20, first), Ok(true));
+        let gone = locks.closed(1, None, first);
+        assert_eq!(take(&one, 20, second), Ok(true));
+        assert!(locks.let_go(&gone) && locks.has_any(1, 20));
+        assert_eq!(locks.lock(&one, by(21, second), range(20, 20), LockKind::Exclusive), Ok(false));
+        assert!(close(1, second));
         assert_eq!((locks.shares.taken(), lock(&locks.files).len()), (0, 0));
         std::fs::remove_file(path).unwrap();
     }

@@ -35,7 +35,7 @@ use answer::{attributes, empty, entry, errno, io, xattr};
 use attr::{VIRTUAL, time_change};
 use callers::{Asks, Callers, owner};
 use folders::{FolderEntry, OpenFolders};
-use ops::{Write, may_wait, waits_for};
+use ops::{Write, may_wait, waits_for, waits_for_list};
 use reports::OpenReports;
 use threads::{CallClass, SpareThreads};
 
@@ -369,7 +369,7 @@ impl Filesystem for FuseHandler {
 
     fn flush(&self, by: &Request, inode: INodeNo, _: FileHandle, owner: LockOwner, reply: ReplyEmpty) {
         // What was written is the kernel's by now; it has nothing else to wait for.
-        self.after_locks(by.uid(), inode, (Some(owner), None), || reply.ok());
+        self.after_locks(by.uid(), inode, owner, || reply.ok());
     }
 
     fn release(
@@ -387,7 +387,7 @@ impl Filesystem for FuseHandler {
         } else {
             let gone = self.shared.opens.close(handle.0);
             let uid = gone.as_ref().map_or(request.uid(), |gone| gone.uid());
-            self.after_locks(uid, inode, (owner, Some(handle)), || ());
+            self.end_locks(uid, inode, (owner, handle));
             if let Some(gone) = gone {
                 self.aside(uid, move |this| this.shared.opens.let_go(gone));
             }
@@ -547,7 +547,8 @@ impl Filesystem for FuseHandler {
         let ask = Xattr::Get { name: name.as_bytes().to_vec() };
         let get = move |this: &Mounted, by: Caller| xattr(reply, size, this.xattr(&by, inode, &ask));
         if is_list {
-            return self.aside(waits_for(inode, request.uid()), move |this| get(this, Caller::ROOT));
+            let uid = waits_for_list(inode, name, request.uid());
+            return self.aside(uid, move |this| get(this, Caller::ROOT));
         }
         self.act(CallClass::Other, Asks::of(request, 0), get);
     }

@@ -55,6 +55,11 @@ pub(super) fn waits_for(inode: INodeNo, uid: u32) -> u32 {
     if inode.0 == ROOT { NO_USER } else { uid }
 }
 
+/// The same for an access control list. A target may take its time over the root's list of defaults, so who asks for that waits.
+pub(super) fn waits_for_list(inode: INodeNo, name: &OsStr, uid: u32) -> u32 {
+    if name == "system.posix_acl_access" { waits_for(inode, uid) } else { uid }
+}
+
 /// Whether a program that opens a file so is content to wait for another.
 pub(super) fn may_wait(flags: OpenFlags) -> bool {
     !OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::NONBLOCK)

@@ -159,37 +159,45 @@ impl Mounted {
         let threads = shared.caches.clone();
         shared.waits.add(Waiter { inode, uid: by.uid, thread, limit: None, threads }, Box::new(attempt));
     }
-
-    /// A process has closed an open file, or the last one has: the locks of that owner go, and those of that handle.
-    fn let_locks_go(&self, inode: u64, owner: Option<u64>, handle: Option<u64>) {
-        let locks = &self.shared.locks;
-        let flushed = owner.is_some_and(|owner| locks.flushed(inode, owner));
-        let closed = handle.is_some_and(|handle| locks.closed(inode, handle));
-        if flushed || closed {
-            self.shared.waits.hurry(inode);
-        }
-    }
 }
 
 impl FuseHandler {
-    /// The same where nothing may wait, and what is done then. Most files have no locks.
+    /// A process has closed an open file, by one of its descriptors: the locks of that owner go before `then`. Most files have none.
     pub(super) fn after_locks(
         &self,
         uid: u32,
         inode: INodeNo,
-        (owner, handle): (Option<LockOwner>, Option<FileHandle>),
+        owner: LockOwner,
         then: impl FnOnce() + Send + 'static,
     ) {
-        let (locks, inode) = (&self.shared.locks, inode.0);
-        let (owner, handle) = (owner.map(|owner| owner.0), handle.map(|handle| handle.0));
-        if !owner.is_some_and(|owner| locks.has_any(inode, owner))
-            && !handle.is_some_and(|handle| locks.has_any_by(inode, handle))
-        {
+        let inode = inode.0;
+        if !self.shared.locks.has_any(inode, owner.0) {
             return then();
         }
         self.by_cache(uid, move |this| {
-            this.let_locks_go(inode, owner, handle);
+            if this.shared.locks.flushed(inode, owner.0) {
+                this.shared.waits.hurry(inode);
+            }
             then();
+        });
+    }
+
+    /// The last process has closed it: the locks of that handle go. Its owners are forgotten at once, because the next open file
+    /// may have the number of one of them.
+    pub(super) fn end_locks(
+        &self,
+        uid: u32,
+        inode: INodeNo,
+        (owner, handle): (Option<LockOwner>, FileHandle),
+    ) {
+        let gone = self.shared.locks.closed(inode.0, owner.map(|owner| owner.0), handle.0);
+        if gone.is_empty() {
+            return;
+        }
+        self.by_cache(uid, move |this| {
+            if this.shared.locks.let_go(&gone) {
+                this.shared.waits.hurry(inode.0);
+            }
         });
     }
 }
