@@ -49,14 +49,11 @@ impl RemoteTree {
         let request = Request::Attr { node: ROOT, uid: NO_USER };
         let found =
             client.ask(true, |view, until| attr_of(client.call(view.epoch, &request, None, None, until)));
-        let looking = |error| crate::Error::io("looking at the folder of", &peer, error);
-        let attr = found.map_err(looking)?;
+        let attr = found.map_err(|e| crate::Error::io("looking at the folder of", &peer, e))?;
         let known = KnownFiles::new(attr.key);
-        let list =
-            fact(client.ask(true, |view, until| {
-                text_of(client.call(view.epoch, &list_of(ROOT), None, None, until))
-            }));
-        let (root_attr, root_list) = (RootFact::new(attr), RootFact::new(list.map_err(looking)?));
+        let list = client
+            .ask(true, |view, until| text_of(client.call(view.epoch, &list_of(ROOT), None, None, until)));
+        let (root_attr, root_list) = (RootFact::new(attr), RootFact::new(list));
         let core = Arc::new(TreeState { client, known, root_attr, root_list });
         let of = core.clone();
         threads.add("target list", move || {
@@ -445,11 +442,11 @@ fn list_of(node: u64) -> Request {
     Request::Xattr { node, ask: Xattr::Get { name: ACCESS_LIST.to_vec() }, by: Caller::ROOT }
 }
 
-/// A refusal is an answer as well; silence is none.
+/// That there is none is an answer as well. Other errors pass.
 fn fact<T>(answer: TreeResult<T>) -> TreeResult<TreeResult<T>> {
     match answer {
-        Err(Errno::TIMEDOUT) => Err(Errno::TIMEDOUT),
-        said => Ok(said),
+        Ok(_) | Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(answer),
+        Err(error) => Err(error),
     }
 }
 

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use onehop_os::identity::{Acting, OwnCredentials, Umask};
 use rustix::fs::{
     Access as Rights, AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Timestamps, UTIME_NOW,
-    UTIME_OMIT, Uid, accessat, chmodat, chownat, linkat, mkdirat, mknodat, openat, openat2, renameat_with,
-    symlinkat, unlinkat, utimensat,
+    UTIME_OMIT, Uid, accessat, chmodat, chownat, fstat, linkat, mkdirat, mknodat, openat, openat2,
+    renameat_with, symlinkat, unlinkat, utimensat,
 };
 use rustix::io::Errno;
 
@@ -107,9 +107,10 @@ impl Folder {
     }
 
     fn local(&self, file: impl Into<std::fs::File>, by: &Caller) -> Local {
-        let groups = || by.groups.as_slice().into();
-        let writer = self.own.clone().map(|own| Writer { own, uid: by.uid, gid: by.gid, groups: groups() });
-        Local::written_by(file.into(), writer)
+        let file = file.into();
+        let group = || Some(fstat(&file).ok()?.st_gid).filter(|group| by.groups.contains(group));
+        let writer = self.own.clone().map(|own| Writer { own, uid: by.uid, gid: by.gid, group: group() });
+        Local::written_by(file, writer)
     }
 
     /// [`Tree::open`], for who wants to know which file of this machine it is.

@@ -17,8 +17,8 @@ pub(super) struct Writer {
     pub own: Arc<OwnCredentials>,
     pub uid: u32,
     pub gid: u32,
-    /// A set-group-id bit stays where the file's group is one of these, and reserved blocks may be a group's.
-    pub groups: Box<[u32]>,
+    /// The file's group, where the user is in it: a set-group-id bit stays then. All of a user's groups would be too many to keep.
+    pub group: Option<u32>,
 }
 
 /// A file of this machine.
@@ -46,8 +46,8 @@ impl Local {
 
     /// Has this thread act as the user who writes the file.
     fn act(&self) -> io::Result<Option<Acting<'_>>> {
-        let Some(Writer { own, uid, gid, groups }) = &self.writer else { return Ok(None) };
-        let who = Credentials { uid: *uid, gid: *gid, groups, privileged: false };
+        let Some(Writer { own, uid, gid, group }) = &self.writer else { return Ok(None) };
+        let who = Credentials { uid: *uid, gid: *gid, groups: group.as_slice(), privileged: false };
         Ok(Some(own.act_as(&who)?))
     }
 
