@@ -334,8 +334,9 @@ impl DmaMemory for Region {
 
     fn gpu_range(&self) -> Option<GpuRange<'_>> {
         match &self.backing {
-            Backing::Host { .. } => None,
-            Backing::Device { mem, start } => mem.gpu_range(*start, self.len),
+            Backing::Device { mem, start } if !self.is_everything() => mem.gpu_range(*start, self.len),
+            // That memory is the host's, too.
+            Backing::Host { .. } | Backing::Device { .. } => None,
         }
     }
 

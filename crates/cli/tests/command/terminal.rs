@@ -166,6 +166,7 @@ fn commands(dir: &Dir) -> Vec<(Vec<String>, i32)> {
             .concat(),
     );
     add(0, &["bench", "load", weights, "-g", "emu", "--loads", "1"]);
+    add(0, &["bench", "gather", "-d", "sim:mem:4M", "-g", "emu", "--batch", "48", "--batches", "2"]);
     add(0, &[&["bench", "target", "--size", "64K", "--io", "read"], &little[..]].concat());
     add(2, &["sim", "serve", "-d", "qtest:a,b", "--socket", &nowhere]);
     add(2, &["target", "--root", here, "--listen", "0.0.0.0:0"]);
