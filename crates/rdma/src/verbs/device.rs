@@ -243,7 +243,8 @@ impl Register for Arc<Domain> {
     }
 
     fn peer(&self, memory: &MemoryRef, access: Access) -> Result<Registration> {
-        let range = memory.gpu_range().ok_or(onehop_os::Error::NotReachable)?;
+        let range =
+            memory.gpu_range().ok_or_else(|| Error::none("its address is not known to be a GPU's"))?;
         self.by_address(memory, range.addr().0, range.bytes(), access)
     }
 
