@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::IoSliceMut;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::{Mutex, PoisonError};
@@ -269,12 +270,36 @@ fn sampled(file: &File, at: u64, bytes: u64) -> rustix::io::Result<u64> {
     Ok(bytes * there / PLACES)
 }
 
+/// Which pages of a mapped range are in memory.
+///
+/// # Safety
+/// The range is mapped until this returns.
+unsafe fn residency(base: *mut libc::c_void, length: usize) -> std::io::Result<Vec<bool>> {
+    let mut there = vec![0_u8; length.div_ceil(page_size())];
+    // SAFETY: the caller's promise, and there is a byte for each page. Where the range does not begin with a page nothing is written.
+    match unsafe { libc::mincore(base, length, there.as_mut_ptr()) } {
+        0 => Ok(there.iter().map(|page| page & 1 != 0).collect()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+impl HostMem {
+    /// Whether all pages of a range of whole pages are in memory, so that pinning them takes none. If the kernel does not say,
+    /// they are not.
+    #[must_use]
+    pub fn is_resident(&self, range: Range<usize>) -> bool {
+        let Ok(part) = self.slice(range) else { return false };
+        // SAFETY: `part` is mapped as long as it lives.
+        let there = unsafe { residency(part.host_ptr().cast(), part.len()) };
+        there.is_ok_and(|there| there.into_iter().all(|is_there| is_there))
+    }
+}
+
 /// Queries a mapping of the file: on older kernels.
 fn mincore(file: &File, at: u64, bytes: u64) -> Result<u64> {
     let page = page_size() as u64;
     let start = at / page * page;
-    let pages = (at + bytes - start).div_ceil(page) as usize;
-    let length = pages * page as usize;
+    let length = (at + bytes - start).next_multiple_of(page) as usize;
     let failed = |call: &str| Error::system(call, std::io::Error::last_os_error());
     // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing, and nobody accesses it.
     let base = unsafe {
@@ -290,14 +315,11 @@ fn mincore(file: &File, at: u64, bytes: u64) -> Result<u64> {
     if base == libc::MAP_FAILED {
         return Err(failed("mmap of a file"));
     }
-    let mut there = vec![0_u8; pages];
-    // SAFETY: the range is the mapping, and there is a byte for each of its pages.
-    let rc = unsafe { libc::mincore(base, length, there.as_mut_ptr()) };
-    let result = if rc == 0 { Ok(()) } else { Err(failed("mincore")) };
+    // SAFETY: the range is the mapping.
+    let there = unsafe { residency(base, length) }.map_err(|error| Error::system("mincore", error));
     // SAFETY: base and length are those of the mapping, and it is no longer used.
     unsafe { libc::munmap(base, length) };
-    result?;
-    Ok(there.iter().filter(|page| **page & 1 != 0).count() as u64 * page)
+    Ok(there?.iter().filter(|is_there| **is_there).count() as u64 * page)
 }
 
 /// Whether a file is seen through overlayfs, as those of a container's image are.

@@ -8,7 +8,7 @@ use onehop_os::HostMem;
 
 use crate::cache::{Allocation, Cache, CacheCounters, CacheLimits, HeldRegistration, PAGE};
 use crate::memory::{Access, MemoryRef, MemoryRoute, NewRegistration, RefusedRoute, RemoteMemory, register};
-use crate::verbs::{Domain, Gid, GidKind, Registration, Verbs, VerbsDevice, is_resident};
+use crate::verbs::{Domain, Gid, GidKind, Registration, Verbs, VerbsDevice};
 use crate::{Error, Result};
 
 /// Host memory of programs is registered in ranges of this length, at multiples of it.
@@ -268,7 +268,7 @@ impl Nic {
         let near = range.start / WINDOW * WINDOW..range.end.next_multiple_of(WINDOW).min(len);
         let pages = range.start / PAGE * PAGE..range.end.next_multiple_of(PAGE).min(len);
         let part = |range: &Range<u64>| range.start as usize..range.end as usize;
-        let chosen = if is_resident(mem, part(&near)) { near } else { pages };
+        let chosen = if mem.is_resident(part(&near)) { near } else { pages };
         let further = range.start - chosen.start;
         let slice = |pages| Ok(Arc::new(mem.slice(part(&pages))?) as MemoryRef);
         Ok(self.cached(allocation, len, chosen, slice)?.further(further))

@@ -129,18 +129,6 @@ fn nor_does_one_that_is_never_answered_for() {
     drive.queue().unwrap();
 }
 
-/// A controller that fails says nothing about the namespace that it was asked for.
-#[test]
-fn a_namespace_is_not_blamed_for_its_controller() {
-    let (sim, drive) = patient();
-    let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
-    let buffer = full(&drive);
-    // Identify Namespace in three tries.
-    [2, 4, 6].iter().for_each(|n| inject(&sim, &format!("cfs@op=identify,n={n}")));
-    drive.reset().unwrap();
-    queue.write(ns, 5, 8, &buffer, 0).unwrap();
-}
-
 #[test]
 fn nor_does_one_that_an_event_leads_to() {
     let (sim, drive) = patient();
@@ -170,6 +158,18 @@ fn nor_does_one_of_another_event() {
     // The log page was aborted, and is read the next time.
     assert_eq!(drive.incidents().len(), 0);
     assert_eq!(drive.events().unwrap().len(), 2);
+}
+
+/// A controller that fails says nothing about the namespace that it was asked for.
+#[test]
+fn a_namespace_is_not_blamed_for_its_controller() {
+    let (sim, drive) = patient();
+    let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());
+    let buffer = full(&drive);
+    // Identify Namespace in three tries.
+    [2, 4, 6].iter().for_each(|n| inject(&sim, &format!("cfs@op=identify,n={n}")));
+    drive.reset().unwrap();
+    queue.write(ns, 5, 8, &buffer, 0).unwrap();
 }
 
 /// Several log pages that do not come are waited for as long as one, and read by a later call.

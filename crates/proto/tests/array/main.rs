@@ -219,18 +219,25 @@ fn a_page_has_so_many_pins_and_no_more() {
     });
 }
 
-#[test]
-fn a_write_in_doubt_is_written_again_in_the_next_life_only() {
+const IN_DOUBT: Option<ArrayError> = Some(ArrayError::WriteBack(Answer::InDoubt));
+
+/// A dirty page, whose first write will be in doubt.
+fn about_to_be_in_doubt() -> Bed {
     let bed = Bed::new(8, Disk { fails: Some((1, Answer::InDoubt)), ..Disk::default() });
     bed.calm(true);
     bed.put(bed::OUT, [77]);
     assert_eq!(scatter(&bed, Rows(4, 4), &[5], 1), [0]);
     bed.calm(false);
-    let in_doubt = Some(ArrayError::WriteBack(Answer::InDoubt));
-    assert_eq!((bed.flush().error, bed.flush().error), (in_doubt, in_doubt));
+    bed
+}
+
+#[test]
+fn a_write_in_doubt_is_written_again_in_the_next_life_only() {
+    let bed = about_to_be_in_doubt();
+    assert_eq!((bed.flush().error, bed.flush().error), (IN_DOUBT, IN_DOUBT));
     assert_eq!(bed.commands(), 2, "it was written again");
     bed.calm(true);
-    assert_eq!(bed.flush().error, in_doubt);
+    assert_eq!(bed.flush().error, IN_DOUBT);
     bed.next_life();
     assert_eq!((bed.flush().written, bed.flush().written), (1, 0));
     assert_eq!(bed.media()[5], 77);
@@ -240,13 +247,8 @@ fn a_write_in_doubt_is_written_again_in_the_next_life_only() {
 /// in doubt, too: the page looks as before.
 #[test]
 fn a_page_that_is_in_doubt_again_is_not_written_by_a_thread_that_was_late() {
-    let bed = Bed::new(8, Disk { fails: Some((1, Answer::InDoubt)), ..Disk::default() });
-    bed.calm(true);
-    bed.put(bed::OUT, [77]);
-    assert_eq!(scatter(&bed, Rows(4, 4), &[5], 1), [0]);
-    bed.calm(false);
-    let in_doubt = Some(ArrayError::WriteBack(Answer::InDoubt));
-    assert_eq!((bed.flush().error, bed.commands()), (in_doubt, 2));
+    let bed = about_to_be_in_doubt();
+    assert_eq!((bed.flush().error, bed.commands()), (IN_DOUBT, 2));
     for steps in 0..8 {
         bed.next_life();
         let before = bed.commands();
@@ -255,7 +257,7 @@ fn a_page_that_is_in_doubt_again_is_not_written_by_a_thread_that_was_late() {
             // If the page is the first thread's by now, this one gives up.
             flush_slots(&mem, &bed.array(&mem), (0, 1), mem.now() + 20_000_000);
         });
-        assert_eq!(bed.flush().error, in_doubt);
+        assert_eq!(bed.flush().error, IN_DOUBT);
         assert_eq!(bed.commands(), before + 1, "steps: {steps}; over: {}", bed.is_over());
         bed.meanwhile(u32::MAX, |_| ());
     }

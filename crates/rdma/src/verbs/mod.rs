@@ -9,7 +9,6 @@ mod device;
 #[cfg(test)]
 mod fake;
 mod pair;
-mod residency;
 mod sys;
 
 use std::ffi::CStr;
@@ -25,7 +24,6 @@ pub(crate) use device::{Domain, Gid, GidKind, Registration, VerbsDevice};
 #[cfg(test)]
 pub(crate) use fake::Fake;
 pub(crate) use pair::{Completion, PairRequest, PairState, Queue, QueuePair};
-pub(crate) use residency::is_resident;
 
 /// The library's names.
 const NAMES: [&str; 2] = ["libibverbs.so.1", "libibverbs.so"];
