@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use fuser::{FileAttr, FileHandle, FopenFlags, INodeNo, OpenFlags};
 use onehop_target::tree::Tree;
-use onehop_target::wire::{AttrChange, Caller, Make, NO_USER, Name, OpenMode, ROOT, Xattr};
+use onehop_target::wire::{ACCESS_LIST, AttrChange, Caller, Make, NO_USER, Name, OpenMode, ROOT, Xattr};
 use rustix::fs::{OFlags, fstat};
 use rustix::io::Errno;
 
@@ -57,7 +57,7 @@ pub(super) fn waits_for(inode: INodeNo, uid: u32) -> u32 {
 
 /// The same for an access control list. A target may take its time over the root's list of defaults, so who asks for that waits.
 pub(super) fn waits_for_list(inode: INodeNo, name: &OsStr, uid: u32) -> u32 {
-    if name == "system.posix_acl_access" { waits_for(inode, uid) } else { uid }
+    if name == ACCESS_LIST { waits_for(inode, uid) } else { uid }
 }
 
 /// Whether a program that opens a file so is content to wait for another.

@@ -15,7 +15,8 @@ use crate::shares::Payer;
 use crate::transport::{Connector, Shareable};
 use crate::tree::{FolderNames, Forgotten, OpenFile, Tree, TreeResult};
 use crate::wire::{
-    Attr, AttrChange, Caller, FsSpace, Make, MountId, NO_USER, Name, OpenMode, ROOT, Reply, Request, Xattr,
+    ACCESS_LIST, Attr, AttrChange, Caller, FsSpace, Make, MountId, NO_USER, Name, OpenMode, ROOT, Reply,
+    Request, Xattr,
 };
 use crate::{Result, lock};
 
@@ -399,7 +400,7 @@ impl Tree for RemoteTree {
         if !ask.is_sound() {
             return Err(Errno::TOOBIG);
         }
-        if node == ROOT && matches!(ask, Xattr::Get { name } if name == ACCESS_LIST) {
+        if node == ROOT && matches!(ask, Xattr::Get { name } if name == ACCESS_LIST.as_bytes()) {
             return self.core.root_list.now()?;
         }
         // To make one again, or to remove it again, would fail if it had to be new, or there.
@@ -435,11 +436,8 @@ impl Tree for RemoteTree {
     }
 }
 
-/// The attribute that is a file's access control list.
-const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
-
 fn list_of(node: u64) -> Request {
-    Request::Xattr { node, ask: Xattr::Get { name: ACCESS_LIST.to_vec() }, by: Caller::ROOT }
+    Request::Xattr { node, ask: Xattr::Get { name: ACCESS_LIST.as_bytes().to_vec() }, by: Caller::ROOT }
 }
 
 /// That there is none is an answer as well. Other errors pass.

@@ -192,6 +192,9 @@ impl Make {
     }
 }
 
+/// The attribute that is a file's access control list.
+pub const ACCESS_LIST: &str = "system.posix_acl_access";
+
 /// What is asked of a file's extended attributes.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are those of Linux's calls")]

@@ -10,8 +10,8 @@ mod message;
 pub use head::{FrameKind, HEAD_BYTES, Head, VERSION};
 pub use hello::{Hello, HelloBack, Join, MountId, SessionId, Welcome};
 pub use message::{
-    Attr, AttrChange, Caller, FileKey, FileKind, FsSpace, Make, NO_USER, Name, OpenMode, ROOT, Remote, Reply,
-    Request, Time, TimeChange, Xattr,
+    ACCESS_LIST, Attr, AttrChange, Caller, FileKey, FileKind, FsSpace, Make, NO_USER, Name, OpenMode, ROOT,
+    Remote, Reply, Request, Time, TimeChange, Xattr,
 };
 
 use rustix::io::Errno;
