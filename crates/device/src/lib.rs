@@ -31,15 +31,22 @@ pub mod params;
 mod entry;
 #[cfg(target_arch = "nvptx64")]
 pub mod gpu;
+#[cfg(not(target_arch = "nvptx64"))]
+mod ptx;
+#[cfg(not(target_arch = "nvptx64"))]
+pub use ptx::Ptx;
+
+#[cfg(not(target_arch = "nvptx64"))]
+extern crate alloc;
 
 /// The kernels as PTX for sm_80 and later; the driver compiles it for the GPU at hand.
 #[cfg(not(target_arch = "nvptx64"))]
-pub const PTX: &str = include_str!("../ptx/onehop.ptx");
+pub const PTX: Ptx = Ptx(include_bytes!(concat!(env!("OUT_DIR"), "/onehop.ptx")));
 
 /// The same kernels, which also record when each command began and ended, and what their warps spent their time on:
 /// `onehop_proto::kernel::times` says where. They are slower; for benchmarks.
 #[cfg(not(target_arch = "nvptx64"))]
-pub const METER_PTX: &str = include_str!("../ptx/meter.ptx");
+pub const METER_PTX: Ptx = Ptx(include_bytes!(concat!(env!("OUT_DIR"), "/meter.ptx")));
 
 /// Functions for other people's kernels, to be linked with theirs: what `include/onehop/device.h` declares.
 #[cfg(not(target_arch = "nvptx64"))]
@@ -47,11 +54,11 @@ pub const LIBRARY_PTX: &str = include_str!("../ptx/library.ptx");
 
 /// Kernels for tests and benchmarks, from `rig.rs`: controllers that serve queues in GPU memory, litmus experiments.
 #[cfg(not(target_arch = "nvptx64"))]
-pub const RIG_PTX: &str = include_str!("../ptx/rig.ptx");
+pub const RIG_PTX: Ptx = Ptx(include_bytes!(concat!(env!("OUT_DIR"), "/rig.ptx")));
 
 /// The PTX of the kernels that work on data, of `blocks.rs`.
 #[cfg(not(target_arch = "nvptx64"))]
-pub const BLOCKS_PTX: &str = include_str!("../ptx/blocks.ptx");
+pub const BLOCKS_PTX: Ptx = Ptx(include_bytes!(concat!(env!("OUT_DIR"), "/blocks.ptx")));
 
 /// The PTX of the kernel that reads registers, of `peek.rs`.
 #[cfg(not(target_arch = "nvptx64"))]
@@ -67,10 +74,23 @@ pub const PLACE_PTX: &str = include_str!("../ptx/place.ptx");
 
 /// The PTX of the kernels of arrays, of `array.rs`.
 #[cfg(not(target_arch = "nvptx64"))]
-pub const ARRAY_PTX: &str = include_str!("../ptx/array.ptx");
+pub const ARRAY_PTX: Ptx = Ptx(include_bytes!(concat!(env!("OUT_DIR"), "/array.ptx")));
 
 #[cfg(all(test, not(target_arch = "nvptx64")))]
 mod tests {
+    #[test]
+    fn what_is_packed_is_what_is_checked_in() {
+        for (packed, text) in [
+            (super::PTX, include_str!("../ptx/onehop.ptx")),
+            (super::METER_PTX, include_str!("../ptx/meter.ptx")),
+            (super::RIG_PTX, include_str!("../ptx/rig.ptx")),
+            (super::BLOCKS_PTX, include_str!("../ptx/blocks.ptx")),
+            (super::ARRAY_PTX, include_str!("../ptx/array.ptx")),
+        ] {
+            assert!(packed.text() == text);
+        }
+    }
+
     #[test]
     fn every_entry_is_there() {
         for name in [
@@ -81,7 +101,7 @@ mod tests {
             "onehop_shared_prepare",
         ] {
             for ptx in [super::PTX, super::METER_PTX] {
-                assert!(ptx.contains(&std::format!(".visible .entry {name}(")), "{name}");
+                assert!(ptx.text().contains(&std::format!(".visible .entry {name}(")), "{name}");
             }
         }
         for name in
@@ -91,16 +111,16 @@ mod tests {
             let mut lines = super::LIBRARY_PTX.lines().filter(|line| line.starts_with(".visible .func"));
             assert!(lines.any(|line| line.ends_with(&function)), "{name}");
         }
-        assert!(super::PTX.contains(".param .align 8 .b8 onehop_owner_param_2[88]"), "the job's size");
+        assert!(super::PTX.text().contains(".param .align 8 .b8 onehop_owner_param_2[88]"), "the job's size");
         assert!(super::PEEK_PTX.contains(".visible .entry onehop_peek("));
         assert!(super::PLACE_PTX.contains(".visible .entry onehop_place("));
         for name in ["hits", "misses", "read", "write", "flush"] {
             assert!(
-                super::ARRAY_PTX.contains(&std::format!(".visible .entry onehop_array_{name}(")),
+                super::ARRAY_PTX.text().contains(&std::format!(".visible .entry onehop_array_{name}(")),
                 "{name}"
             );
         }
-        assert!(super::ARRAY_PTX.contains("onehop_array_hits_param_1[56]"), "the job's size");
+        assert!(super::ARRAY_PTX.text().contains("onehop_array_hits_param_1[56]"), "the job's size");
         for name in ["onehop_mark", "onehop_marks_left"] {
             assert!(super::MARKS_PTX.contains(&std::format!(".visible .entry {name}(")), "{name}");
         }
@@ -108,7 +128,7 @@ mod tests {
             [("samples_convert", 48), ("samples_spectrum", 40), ("samples_check", 32), ("crc32c", 40)]
         {
             let parameter = std::format!(".param .align 8 .b8 onehop_{name}_param_0[{bytes}]");
-            assert!(super::BLOCKS_PTX.contains(&parameter), "{parameter}");
+            assert!(super::BLOCKS_PTX.text().contains(&parameter), "{parameter}");
         }
     }
 

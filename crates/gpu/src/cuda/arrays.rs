@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use onehop_device::Ptx;
 use onehop_device::params::{HITS_SHARED_BYTES, LANES, MISSES_SHARED_BYTES};
 use onehop_proto::GpuAddr;
 use onehop_proto::array::{ArrayHandle, WAYS, counter, directory_bytes};
@@ -34,11 +35,11 @@ const KERNELS: [&str; 5] = [
     "onehop_array_flush",
 ];
 
-/// Half a megabyte, loaded only for programs that use arrays.
+/// Only for programs that use arrays.
 #[cfg(feature = "arrays")]
-const PTX: Option<&str> = Some(onehop_device::ARRAY_PTX);
+const PTX: Option<Ptx> = Some(onehop_device::ARRAY_PTX);
 #[cfg(not(feature = "arrays"))]
-const PTX: Option<&str> = None;
+const PTX: Option<Ptx> = None;
 
 /// See [`ArrayKernels`].
 pub(super) struct CudaArrays {
@@ -55,7 +56,7 @@ impl CudaArrays {
             let why = "this program was built without the feature `arrays` of onehop-gpu".into();
             return Err(Error::NotSupported { what: "arrays".into(), why });
         };
-        let code = gpu.load_code(ptx)?;
+        let code = gpu.load_code(&ptx.text())?;
         // All of them now: the driver loads no kernel while a persistent one runs.
         for name in KERNELS {
             code.registers(name)?;

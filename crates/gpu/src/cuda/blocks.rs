@@ -33,7 +33,7 @@ pub(super) struct CudaBlocks {
 
 impl CudaBlocks {
     pub(super) fn load(context: &Arc<Context>) -> Result<Self> {
-        let module = Module::load(context, onehop_device::BLOCKS_PTX)?;
+        let module = Module::load(context, &onehop_device::BLOCKS_PTX.text())?;
         Ok(Self {
             context: context.clone(),
             convert: module.function("onehop_samples_convert")?,

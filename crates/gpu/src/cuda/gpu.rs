@@ -362,7 +362,7 @@ impl Gpu for CudaGpu {
 
     fn metered(&self) -> Result<Arc<dyn Gpu>> {
         let CudaGpuInner { context, device, servant, running, .. } = &*self.0;
-        let code = (Some(onehop_device::METER_PTX.to_owned()), true);
+        let code = (Some(onehop_device::METER_PTX.text()), true);
         // Doorbell relays watch its kernels like ours.
         let metered = Self::with(context.clone(), device.clone(), code, servant.clone(), running.clone())?;
         metered.load_kernels()?;

@@ -44,7 +44,10 @@ pub(super) struct LaunchLayout {
 impl Kernels {
     /// Loads the device code: `other`, or this build's.
     pub(super) fn load(context: &Arc<Context>, other: Option<&str>) -> Result<Self> {
-        let module = Module::load(context, other.unwrap_or(PTX))?;
+        let module = match other {
+            Some(ptx) => Module::load(context, ptx),
+            None => Module::load(context, &PTX.text()),
+        }?;
         Ok(Self {
             owner: module.function("onehop_owner")?,
             single: module.function("onehop_single")?,

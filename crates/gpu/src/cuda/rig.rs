@@ -39,7 +39,7 @@ impl CudaGpu {
     /// # Errors
     /// As for [`Self::load_code`].
     pub fn load_rig(&self) -> Result<RigCode> {
-        let code = self.servant().load_code(onehop_device::RIG_PTX)?;
+        let code = self.servant().load_code(&onehop_device::RIG_PTX.text())?;
         // All of them now: loading a kernel while another runs may have to wait for that one's end, and kernels that
         // work together would wait for each other.
         for entry in Rig::ALL.map(Rig::entry).iter().chain([&SERVE]) {
