@@ -1,0 +1,162 @@
+use std::fs::File;
+use std::path::PathBuf;
+
+use onehop_os::locks::lock_range;
+use onehop_target::tree::Local;
+use onehop_target::wire::OpenMode;
+
+use super::owned::{with, without};
+use super::*;
+use crate::opens::Opens;
+
+fn range(start: u64, end: u64) -> LockRange {
+    LockRange { start, end }
+}
+
+/// An empty file, which programs open as different inodes.
+struct TestFile {
+    path: PathBuf,
+    opens: Opens,
+}
+
+impl TestFile {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("onehop-serve-{name}-{}", std::process::id()));
+        std::fs::write(&path, "").unwrap();
+        Self { path, opens: Opens::new(1024, &Persons::default()) }
+    }
+
+    /// The file as another program opens it.
+    fn plain(&self) -> File {
+        File::options().read(true).write(true).open(&self.path).unwrap()
+    }
+
+    fn open(&self, inode: u64) -> (u64, Arc<Open>) {
+        let access = OpenMode { read: true, write: true, ..OpenMode::default() };
+        let handle = self.opens.add(inode, 1000, access, Arc::new(Local::new(self.plain())));
+        (handle, self.opens.get(handle).unwrap())
+    }
+}
+
+impl Drop for TestFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+#[test]
+fn ranges_are_cut_and_joined() {
+    use LockKind::{Exclusive, Shared};
+    let mut ranges = Vec::new();
+    for add in [range(10, 19), range(40, 49), range(30, 35)] {
+        ranges = with(&ranges, (add, Shared));
+    }
+    assert_eq!(ranges, [range(10, 19), range(40, 49), range(30, 35)].map(|range| (range, Shared)));
+    let joined = with(&ranges, (range(20, 29), Shared));
+    assert_eq!(joined, [(range(40, 49), Shared), (range(10, 35), Shared)]);
+    let other = with(&ranges, (range(20, 29), Exclusive));
+    assert_eq!(other.len(), 4, "{other:?}");
+    let within = with(&ranges, (range(12, 13), Exclusive));
+    assert_eq!(within.len(), 5, "{within:?}");
+    assert_eq!(with(&within, (range(12, 13), Shared)).len(), 3);
+    assert_eq!(with(&ranges, (LockRange::WHOLE, Exclusive)), [(LockRange::WHOLE, Exclusive)]);
+    let rest = without(&ranges, range(15, 44));
+    assert_eq!(rest, [(range(10, 14), Shared), (range(45, 49), Shared)]);
+    let behind = without(&[(LockRange::WHOLE, Shared)], range(0, 0));
+    assert_eq!(behind, [(range(1, LockRange::WHOLE.end), Shared)]);
+    assert_eq!(without(&rest, LockRange::WHOLE), []);
+    // Bytes that are locked alternately are as many locks of the kernel.
+    let kinds = [Shared, Exclusive].into_iter().cycle();
+    let many = (0..100).zip(kinds).fold(Vec::new(), |all, (at, kind)| with(&all, (range(at, at), kind)));
+    assert_eq!(many.len(), 100);
+}
+
+#[test]
+fn locks_end_with_their_owner_or_its_handle_and_count_till_then() {
+    let of = TestFile::new("owners");
+    let open = |inode| of.open(inode);
+    let locks = Locks::new(8, &Persons::default());
+    let user = rustix::process::geteuid().as_raw() + 1;
+    let [(first, one), (second, _), (third, other)] = [open(1), open(1), open(2)];
+    let by = |owner, handle| Asker { owner, handle, uid: user, pid: owner as u32 };
+    let take = |open: &Open, owner, handle| {
+        locks.lock(open, by(owner, handle), range(owner, owner), LockKind::Shared)
+    };
+    assert_eq!([take(&one, 10, first), take(&one, 11, first), take(&one, 10, second)], [Ok(true); 3]);
+    assert_eq!([take(&one, 12, second), take(&other, 10, third)], [Ok(true); 2]);
+    // A user may have as many as are left to others, who have theirs.
+    assert_eq!((take(&other, 13, third), locks.shares.taken()), (Err(Errno::NOLCK), 4));
+    let theirs = Asker { uid: user + 1, ..by(14, third) };
+    assert_eq!(locks.lock(&other, theirs, range(14, 14), LockKind::Exclusive), Ok(true));
+    let way = locks.in_the_way(&other, by(10, third), range(14, 14), LockKind::Shared).unwrap();
+    assert_eq!(way, Some((range(14, 14), LockKind::Exclusive, 14)));
+    // What cannot be locked takes nothing.
+    let blocked = Asker { uid: user + 1, ..by(15, third) };
+    assert_eq!(locks.lock(&other, blocked, range(14, 14), LockKind::Shared), Ok(false));
+    assert_eq!(locks.shares.taken(), 5);
+
+    let close = |inode, handle| locks.let_go(&locks.closed(inode, None, handle));
+    assert!(close(1, second) && !close(1, second), "10 and 12 asked by it");
+    assert!(!locks.has_any(1, 10) && locks.has_any(1, 11));
+    assert!(locks.has_any(2, 10) && !locks.flushed(1, 12) && locks.flushed(1, 11));
+    assert!(!close(1, first) && !lock(&locks.files).contains_key(&1));
+    locks.unlock(2, by(10, third), range(0, 5)).unwrap();
+    assert!(locks.has_any(2, 10));
+    locks.unlock(2, by(10, third), LockRange::WHOLE).unwrap();
+    assert!(!locks.has_any(2, 10) && close(2, third));
+    // The kernel may give the number of an owner that is gone to the next one, before what it had is unlocked.
+    assert_eq!(take(&one, 20, first), Ok(true));
+    let gone = locks.closed(1, None, first);
+    assert_eq!(take(&one, 20, second), Ok(true));
+    assert!(locks.let_go(&gone) && locks.has_any(1, 20));
+    assert_eq!(locks.lock(&one, by(21, second), range(20, 20), LockKind::Exclusive), Ok(false));
+    assert!(close(1, second));
+    assert_eq!((locks.shares.taken(), lock(&locks.files).len()), (0, 0));
+}
+
+#[test]
+fn only_the_program_that_has_a_lock_is_named_as_its_holder() {
+    use LockKind::{Exclusive, Shared};
+    let (of, locks) = (TestFile::new("holders"), Locks::new(64, &Persons::default()));
+    let (handle, open) = of.open(1);
+    let by = |owner: u64| Asker { owner, handle, uid: 1000, pid: owner as u32 };
+    let found = |range| locks.in_the_way(&open, by(1), range, Exclusive).unwrap();
+    // A program that does not use this mount has locked some, and one that does waits for it.
+    let foreign = of.plain();
+    assert!(lock_range(&foreign, range(0, 9), Some(Exclusive)).unwrap());
+    let waiting = locks.holder(1, by(2)).unwrap();
+    assert_eq!(found(range(5, 5)), Some((range(0, 9), Exclusive, 0)));
+    locks.end(1, 2, &waiting, &mut lock(&waiting.state));
+    // Those of this mount have others.
+    assert_eq!(locks.lock(&open, by(3), range(20, 29), Shared), Ok(true));
+    assert_eq!(locks.lock(&open, by(4), range(30, 39), Exclusive), Ok(true));
+    assert_eq!(found(range(5, 5)), Some((range(0, 9), Exclusive, 0)));
+    assert_eq!(found(range(25, 25)), Some((range(20, 29), Shared, 3)));
+    assert_eq!(found(range(30, 30)), Some((range(30, 39), Exclusive, 4)));
+    // What is left of a lock is its owner's, and a call of the owner that waits hides nothing.
+    locks.unlock(1, by(4), range(30, 34)).unwrap();
+    let busy = locks.known(1, 4).unwrap();
+    let _call = lock(&busy.state);
+    assert_eq!((found(range(30, 34)), found(range(30, 50))), (None, Some((range(35, 39), Exclusive, 4))));
+}
+
+#[test]
+fn a_forked_child_keeps_no_locks() {
+    let path = std::env::temp_dir().join(format!("onehop-serve-locks-{}", std::process::id()));
+    let open = || File::options().read(true).write(true).create(true).truncate(false).open(&path).unwrap();
+    let (file, other) = (open(), open());
+    let owned = |file| Owned::of(file, true);
+    let mut first = owned(file);
+    // What a fork does: the open file is there twice.
+    let inherited = first.file.try_clone().unwrap();
+    assert!(lock_range(&first.file, LockRange::WHOLE, Some(LockKind::Exclusive)).unwrap());
+    assert!(first.flock(LockKind::Exclusive).unwrap());
+    let mut second = owned(other);
+    assert!(!lock_range(&second.file, LockRange::WHOLE, Some(LockKind::Shared)).unwrap());
+    assert!(!second.flock(LockKind::Shared).unwrap());
+    drop(first);
+    assert!(lock_range(&second.file, LockRange::WHOLE, Some(LockKind::Exclusive)).unwrap());
+    assert!(second.flock(LockKind::Exclusive).unwrap());
+    drop(inherited);
+    std::fs::remove_file(path).unwrap();
+}
