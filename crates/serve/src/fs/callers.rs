@@ -31,9 +31,9 @@ type Who = (u32, u32, u32);
 #[derive(Clone, Copy)]
 pub(super) struct Asks {
     pub uid: u32,
-    gid: u32,
-    thread: u32,
-    umask: u32,
+    pub gid: u32,
+    pub thread: u32,
+    pub umask: u32,
 }
 
 impl Asks {

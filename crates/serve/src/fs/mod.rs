@@ -35,7 +35,7 @@ use answer::{attributes, empty, entry, errno, io, xattr};
 use attr::{VIRTUAL, time_change};
 use callers::{Asks, Callers, owner};
 use folders::{FolderEntry, OpenFolders};
-use ops::{Write, may_wait, waits_for, waits_for_list};
+use ops::{LeaseAttempt, Write, may_wait, waits_for, waits_for_list};
 use reports::OpenReports;
 use threads::{CallClass, SpareThreads};
 
@@ -50,7 +50,7 @@ pub(crate) struct Mounted {
     shared: Arc<DaemonShared>,
     tree: Arc<dyn Tree>,
     folders: OpenFolders,
-    callers: Callers,
+    callers: Arc<Callers>,
     spare: SpareThreads,
     /// What a program reads of the statistics is of the moment when it opened them.
     reports: OpenReports,
@@ -67,7 +67,7 @@ impl Mounted {
             spare: SpareThreads::new(shared.session_threads()),
             shared,
             tree,
-            callers: Callers::default(),
+            callers: Arc::default(),
         }
     }
 }
@@ -170,11 +170,10 @@ impl Filesystem for FuseHandler {
     ) {
         let [atime, mtime] = [atime, mtime].map(|time| time.map(time_change));
         let change = AttrChange { mode, uid, gid, size, atime, mtime };
-        let (asks, asker) = (Asks::of(request, 0), (request.uid(), request.pid()));
+        let asks = Asks::of(request, 0);
         let call = move |this: &Mounted, by: Caller| {
-            let (shared, tree) = (this.shared.clone(), this.tree.clone());
-            let work = move || ops::change(&shared, &*tree, &by, inode, handle, change);
-            this.past_leases(asker, inode, (reply, true), work, attributes);
+            let work = move |of: LeaseAttempt| ops::change(of, inode, handle, change);
+            this.past_leases((asks, by), inode, (reply, true), work, attributes);
         };
         // A file that is cut short may have its blocks freed first.
         self.act(if size.is_some() { CallClass::Disk } else { CallClass::Other }, asks, call);
@@ -283,11 +282,11 @@ impl Filesystem for FuseHandler {
             }
             return reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO);
         }
-        let asker = (request.uid(), request.pid());
-        self.act(CallClass::Other, Asks::of(request, 0), move |this, by| {
-            let (shared, tree) = (this.shared.clone(), this.tree.clone());
-            let work = move || ops::open_file(&shared, &*tree, &by, inode, flags);
-            this.past_leases(asker, inode, (reply, may_wait(flags)), work, move |reply, done| match done {
+        let asks = Asks::of(request, 0);
+        self.act(CallClass::Other, asks, move |this, by| {
+            let work = move |of: LeaseAttempt| ops::open_file(of, inode, flags);
+            let waits = (reply, may_wait(flags));
+            this.past_leases((asks, by), inode, waits, work, move |reply, done| match done {
                 Ok(handle) => reply.opened(FileHandle(handle), ops::cached(flags)),
                 Err(error) => reply.error(errno(error)),
             });
@@ -304,12 +303,12 @@ impl Filesystem for FuseHandler {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let asker = (request.uid(), request.pid());
+        let asks = Asks::of(request, umask);
         let (name, flags) = (name.to_owned(), OpenFlags(flags));
-        self.act(ops::class_of_open(flags), Asks::of(request, umask), move |this, by| {
-            let (shared, tree) = (this.shared.clone(), this.tree.clone());
-            let work = move || ops::make_file(&shared, &*tree, &by, parent, &name, mode, flags);
-            this.past_leases(asker, parent, (reply, may_wait(flags)), work, move |reply, done| match done {
+        self.act(ops::class_of_open(flags), asks, move |this, by| {
+            let work = move |of: LeaseAttempt| ops::make_file(of, parent, &name, mode, flags);
+            let waits = (reply, may_wait(flags));
+            this.past_leases((asks, by), parent, waits, work, move |reply, done| match done {
                 Ok((attr, handle)) => {
                     let handle = FileHandle(handle);
                     reply.created(&BELIEVE, &attr, Generation(0), handle, ops::cached(flags));

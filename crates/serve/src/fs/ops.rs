@@ -70,10 +70,15 @@ pub(super) fn class_of_open(flags: OpenFlags) -> CallClass {
     if access_of(flags).truncate { CallClass::Disk } else { CallClass::Other }
 }
 
+/// What a call acts on that may find a lease in its way, and who asks.
+pub(super) struct LeaseAttempt<'a> {
+    pub shared: &'a DaemonShared,
+    pub tree: &'a dyn Tree,
+    pub by: &'a Caller,
+}
+
 pub(super) fn change(
-    shared: &DaemonShared,
-    tree: &dyn Tree,
-    by: &Caller,
+    LeaseAttempt { shared, tree, by }: LeaseAttempt<'_>,
     inode: INodeNo,
     handle: Option<FileHandle>,
     mut change: AttrChange,
@@ -89,9 +94,7 @@ pub(super) fn change(
 }
 
 pub(super) fn make_file(
-    shared: &DaemonShared,
-    tree: &dyn Tree,
-    by: &Caller,
+    LeaseAttempt { shared, tree, by }: LeaseAttempt<'_>,
     parent: INodeNo,
     name: &OsStr,
     mode: u32,
@@ -106,9 +109,7 @@ pub(super) fn make_file(
 }
 
 pub(super) fn open_file(
-    shared: &DaemonShared,
-    tree: &dyn Tree,
-    by: &Caller,
+    LeaseAttempt { shared, tree, by }: LeaseAttempt<'_>,
     inode: INodeNo,
     flags: OpenFlags,
 ) -> Result<u64, Errno> {

@@ -5,9 +5,12 @@ use std::time::Duration;
 
 use fuser::{FileHandle, INodeNo, LockOwner, ReplyEmpty};
 use onehop_os::locks::{LockKind, LockRange};
+use onehop_target::wire::Caller;
 use rustix::io::Errno;
 
 use super::answer::empty;
+use super::callers::Asks;
+use super::ops::LeaseAttempt;
 use super::{FuseHandler, Mounted};
 use crate::locks::Asker;
 use crate::opens::Open;
@@ -50,23 +53,30 @@ impl Mounted {
     /// has told the program by then to let go of it.
     pub(super) fn past_leases<T: 'static, R: Send + 'static>(
         &self,
-        (uid, thread): (u32, u32),
+        (asks, by): (Asks, Caller),
         inode: INodeNo,
         (reply, may_wait): (R, bool),
-        mut work: impl FnMut() -> Result<T, Errno> + Send + 'static,
+        mut work: impl FnMut(LeaseAttempt<'_>) -> Result<T, Errno> + Send + 'static,
         answer: impl Fn(R, Result<T, Errno>) + Send + 'static,
     ) {
-        let done = work();
+        let done = work(LeaseAttempt { shared: &self.shared, tree: &*self.tree, by: &by });
         if !may_wait || !matches!(done, Err(Errno::AGAIN)) {
             return answer(reply, done);
         }
-        let uid = self.shared.persons.of(uid);
-        let by =
-            Waiter { inode: inode.0, uid, thread, limit: Some(LEASE), threads: self.shared.slow.clone() };
+        let uid = self.shared.persons.of(asks.uid);
+        let (shared, tree, callers) = (self.shared.clone(), self.tree.clone(), self.callers.clone());
+        // A thread may have 65 536 groups, which it cannot change while it waits. They are read again for each attempt: to keep them for
+        // each wait takes 256 KiB.
+        drop(by);
+        let threads = if callers.has_many(uid) { &self.shared.crowds } else { &self.shared.slow }.clone();
+        let waiter = Waiter { inode: inode.0, uid, thread: asks.thread, limit: Some(LEASE), threads };
         let mut reply = Some(reply);
         let attempt = move |turn| {
             let done = match turn {
-                WaitAction::Try => work(),
+                WaitAction::Try => {
+                    let by = callers.caller(asks, uid);
+                    work(LeaseAttempt { shared: &shared, tree: &*tree, by: &by })
+                }
                 // Too many wait, or nobody knows who waits.
                 WaitAction::Fail(Errno::NOLCK) => Err(Errno::AGAIN),
                 WaitAction::Fail(error) => Err(error),
@@ -79,7 +89,7 @@ impl Mounted {
             }
             true
         };
-        self.shared.waits.add(by, Box::new(attempt));
+        self.shared.waits.add(waiter, Box::new(attempt));
     }
 
     /// Tells the lock that is in the way of one.
@@ -199,5 +209,52 @@ impl FuseHandler {
                 this.shared.waits.hurry(inode.0);
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::mpsc::channel;
+    use std::time::Instant;
+
+    use onehop_os::identity::{Credentials, OwnCredentials};
+    use onehop_target::tree::{Folder, FolderRules};
+
+    use super::*;
+    use crate::daemon::{DaemonShared, MountOptions};
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn an_open_that_waits_for_a_lease_keeps_no_groups() {
+        let Some(own) = OwnCredentials::of_root().unwrap() else {
+            return println!("SKIPPED: only root can have other groups");
+        };
+        let shared = DaemonShared::new(MountOptions::new(Path::new("/"), Path::new("/"))).unwrap();
+        let rules = FolderRules { for_others: false, most_open: 64 };
+        let folder = Folder::new(std::fs::File::open("/").unwrap().into(), rules).unwrap();
+        let handler = FuseHandler(Arc::new(Mounted::new(shared.clone(), Arc::new(folder))));
+        let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        let asks = Asks { uid: 7, gid: 7, thread, umask: 0 };
+        let credentials = |groups| Credentials { uid: 7, gid: 7, groups, privileged: true };
+        let (say, said) = channel();
+        let acting = own.act_as(&credentials(&[8, 9])).unwrap();
+        let by = handler.callers.caller(asks, 7);
+        let work = move |of: LeaseAttempt<'_>| {
+            let is_over = of.by.groups == [10];
+            say.send(of.by.groups.clone()).unwrap();
+            if is_over { Ok(()) } else { Err(Errno::AGAIN) }
+        };
+        handler.past_leases((asks, by), INodeNo(1), ((), true), work, |(), done| done.unwrap());
+        assert_eq!(said.recv(), Ok(vec![8, 9]));
+        drop(acting);
+        // A program that waits cannot do this; what shows is that its groups are read again.
+        let _acting = own.act_as(&credentials(&[10])).unwrap();
+        let start = Instant::now();
+        while said.recv_timeout(LONG).unwrap() != [10] {
+            assert!(start.elapsed() < LONG, "the groups of the first attempt are kept");
+        }
+        shared.end();
     }
 }
