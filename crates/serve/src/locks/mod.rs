@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use crate::lock;
 use crate::opens::Open;
 use crate::persons::Persons;
-use owned::{LockedRange, Owned, plain};
+use owned::{LockedRange, Owned, RangeCount, plain};
 
 /// Who asks, by which open file.
 #[derive(Clone, Copy)]
@@ -98,12 +98,15 @@ pub(crate) struct Locks {
     files: Mutex<HashMap<u64, FileLocks>>,
     /// Owners at once.
     shares: Shares,
+    /// Ranges that they have locked.
+    ranges: Arc<Shares>,
 }
 
 impl Locks {
     /// For so many owners.
     pub fn new(most: usize, persons: &Persons) -> Self {
-        Self { files: Mutex::default(), shares: persons.shares(most as u64) }
+        let ranges = persons.shares(owned::MOST_OF_ALL).with_limit(owned::MOST_OF_A_PERSON);
+        Self { files: Mutex::default(), shares: persons.shares(most as u64), ranges: ranges.into() }
     }
 
     /// Locks a range of a file; false where another has it locked.
@@ -118,10 +121,12 @@ impl Locks {
                     holder.show(owned);
                     return done;
                 }
-                OwnerState::New => Owned::open(open).and_then(|mut owned| {
-                    let is_locked = owned.lock(open, range, kind)?;
-                    Ok(is_locked.then_some(owned))
-                }),
+                OwnerState::New => {
+                    Owned::open(open, RangeCount::new(&self.ranges, by.uid)).and_then(|mut owned| {
+                        let is_locked = owned.lock(open, range, kind)?;
+                        Ok(is_locked.then_some(owned))
+                    })
+                }
             };
             return match first {
                 Ok(Some(owned)) => {

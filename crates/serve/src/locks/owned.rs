@@ -5,13 +5,53 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use onehop_os::locks::{LockKind, LockRange, lock_range};
+use onehop_target::shares::Shares;
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, openat};
 use rustix::io::Errno;
 
 use crate::opens::Open;
 
 /// Ranges that an owner has locked at most; beyond it, it gets an error.
-const MOST_RANGES: usize = 4096;
+pub(super) const MOST_RANGES: usize = 4096;
+
+/// Ranges that a person has locked at most, on all files, and all persons together. Each is a lock of the kernel's, which looks through
+/// all locks of a file whenever somebody locks it: 0.1 ms of a CPU with so many of one person, and 1 ms with three times as many.
+pub(super) const MOST_OF_A_PERSON: u64 = 1 << 13;
+pub(super) const MOST_OF_ALL: u64 = 1 << 17;
+
+/// What an owner's ranges count for its person.
+pub(super) struct RangeCount {
+    all: Arc<Shares>,
+    uid: u32,
+    count: u64,
+}
+
+impl RangeCount {
+    pub fn new(all: &Arc<Shares>, uid: u32) -> Self {
+        Self { all: all.clone(), uid, count: 0 }
+    }
+
+    fn grow_to(&mut self, ranges: usize) -> Result<(), Errno> {
+        let more = (ranges as u64).saturating_sub(self.count);
+        if more > 0 && !self.all.take(self.uid, more) {
+            return Err(Errno::NOLCK);
+        }
+        self.count += more;
+        Ok(())
+    }
+
+    fn shrink_to(&mut self, ranges: usize) {
+        let fewer = self.count.saturating_sub(ranges as u64);
+        self.all.put_back(self.uid, fewer);
+        self.count -= fewer;
+    }
+}
+
+impl Drop for RangeCount {
+    fn drop(&mut self) {
+        self.shrink_to(0);
+    }
+}
 
 /// A range, and how it is locked.
 pub(super) type LockedRange = (LockRange, LockKind);
@@ -23,6 +63,8 @@ pub(super) struct Owned {
     writes: bool,
     /// What is locked of it by range, as the kernel has it: apart from each other, in no order.
     pub ranges: Arc<Vec<LockedRange>>,
+    /// As many, or more while it locks.
+    count: RangeCount,
     /// Some of it was locked, which only `fcntl` does.
     by_range: bool,
     /// What it has by `flock`.
@@ -31,18 +73,24 @@ pub(super) struct Owned {
 
 impl Owned {
     /// Opens the file once more; to be written only if the program has it open so, because what is written cannot be run.
-    pub fn open(open: &Open) -> Result<Self, Errno> {
+    pub fn open(open: &Open, count: RangeCount) -> Result<Self, Errno> {
         let (file, writes) = opened(open)?;
-        Ok(Self::of(file, writes))
+        Ok(Self::of(file, writes, count))
     }
 
     /// One that has no locks yet.
-    pub fn of(file: File, writes: bool) -> Self {
-        Self { file, writes, ranges: Arc::default(), by_range: false, whole: None }
+    pub fn of(file: File, writes: bool, count: RangeCount) -> Self {
+        Self { file, writes, ranges: Arc::default(), count, by_range: false, whole: None }
     }
 
     /// Locks a range; false where another owner has it.
     pub fn lock(&mut self, open: &Open, range: LockRange, kind: LockKind) -> Result<bool, Errno> {
+        let done = self.try_lock(open, range, kind);
+        self.count.shrink_to(self.ranges.len());
+        done
+    }
+
+    fn try_lock(&mut self, open: &Open, range: LockRange, kind: LockKind) -> Result<bool, Errno> {
         self.by_range |= range != LockRange::WHOLE;
         if kind == LockKind::Exclusive && !self.writes {
             if !open.writes() {
@@ -51,14 +99,11 @@ impl Owned {
             }
             self.reopen(open)?;
         }
-        let ranges = with(&self.ranges, (range, kind));
-        if ranges.len() > MOST_RANGES {
-            return Err(Errno::NOLCK);
-        }
+        let ranges = self.next(with(&self.ranges, (range, kind)))?;
         if !lock_range(&self.file, range, Some(kind)).map_err(plain)? {
             return Ok(false);
         }
-        let before = std::mem::replace(&mut self.ranges, Arc::new(ranges));
+        let before = std::mem::replace(&mut self.ranges, ranges);
         if self.by_range || self.flock(kind)? {
             return Ok(true);
         }
@@ -68,6 +113,15 @@ impl Owned {
         Ok(false)
     }
 
+    /// Ranges that it is about to have: counted, unless there are too many.
+    fn next(&mut self, ranges: Vec<LockedRange>) -> Result<Arc<Vec<LockedRange>>, Errno> {
+        if ranges.len() > MOST_RANGES {
+            return Err(Errno::NOLCK);
+        }
+        self.count.grow_to(ranges.len())?;
+        Ok(Arc::new(ranges))
+    }
+
     /// Takes a file that is open to be written in place of one that is not. All that is locked is shared, so that both have it
     /// for a moment.
     fn reopen(&mut self, open: &Open) -> Result<(), Errno> {
@@ -75,7 +129,7 @@ impl Owned {
         if !writes {
             return Err(Errno::NOLCK);
         }
-        let mut next = Self::of(file, writes);
+        let mut next = Self::of(file, writes, RangeCount::new(&self.count.all, self.count.uid));
         next.by_range = self.by_range;
         for (range, _) in &*self.ranges {
             if !lock_range(&next.file, *range, Some(LockKind::Shared)).map_err(plain)? {
@@ -85,20 +139,21 @@ impl Owned {
         if self.whole.is_some() && !next.flock(LockKind::Shared)? {
             return Err(Errno::NOLCK);
         }
-        next.ranges = std::mem::take(&mut self.ranges);
+        std::mem::swap(&mut next.ranges, &mut self.ranges);
+        std::mem::swap(&mut next.count, &mut self.count);
         *self = next;
         Ok(())
     }
 
     pub fn unlock(&mut self, range: LockRange) -> Result<(), Errno> {
         self.by_range = true;
-        let rest = without(&self.ranges, range);
-        if rest.len() > MOST_RANGES {
-            return Err(Errno::NOLCK);
+        let rest = self.next(without(&self.ranges, range))?;
+        let done = lock_range(&self.file, range, None).map_err(plain);
+        if done.is_ok() {
+            self.ranges = rest;
         }
-        lock_range(&self.file, range, None).map_err(plain)?;
-        self.ranges = Arc::new(rest);
-        Ok(())
+        self.count.shrink_to(self.ranges.len());
+        done.map(drop)
     }
 
     pub(super) fn flock(&mut self, kind: LockKind) -> Result<bool, Errno> {

@@ -5,7 +5,7 @@ use onehop_os::locks::lock_range;
 use onehop_target::tree::Local;
 use onehop_target::wire::OpenMode;
 
-use super::owned::{with, without};
+use super::owned::{MOST_OF_A_PERSON, MOST_RANGES, with, without};
 use super::*;
 use crate::opens::Opens;
 
@@ -145,7 +145,8 @@ fn a_forked_child_keeps_no_locks() {
     let path = std::env::temp_dir().join(format!("onehop-serve-locks-{}", std::process::id()));
     let open = || File::options().read(true).write(true).create(true).truncate(false).open(&path).unwrap();
     let (file, other) = (open(), open());
-    let owned = |file| Owned::of(file, true);
+    let all = Arc::new(Persons::default().shares(64));
+    let owned = |file| Owned::of(file, true, RangeCount::new(&all, 1000));
     let mut first = owned(file);
     // What a fork does: the open file is there twice.
     let inherited = first.file.try_clone().unwrap();
@@ -159,4 +160,35 @@ fn a_forked_child_keeps_no_locks() {
     assert!(second.flock(LockKind::Exclusive).unwrap());
     drop(inherited);
     std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn a_person_has_so_many_ranges_on_all_files_and_leaves_those_of_others() {
+    use LockKind::{Exclusive, Shared};
+    let (of, locks) = (TestFile::new("ranges"), Locks::new(1 << 10, &Persons::default()));
+    let user = rustix::process::geteuid().as_raw() + 1;
+    let files = [of.open(1), of.open(2)];
+    let by = |owner: u64, uid| Asker { owner, handle: files[owner as usize % 2].0, uid, pid: 0 };
+    let lock = |owner: u64, uid, at: u64, kind| {
+        let (_, open) = &files[owner as usize % 2];
+        locks.lock(open, by(owner, uid), range(4 * at, 4 * at + 2), kind)
+    };
+    let most_of_an_owner = MOST_RANGES as u64;
+    for owner in 0..MOST_OF_A_PERSON / most_of_an_owner {
+        assert!((0..most_of_an_owner).all(|at| lock(owner, user, at, Shared) == Ok(true)));
+        assert_eq!(lock(owner, user, most_of_an_owner, Shared), Err(Errno::NOLCK));
+    }
+    assert_eq!(locks.ranges.taken_by(user), MOST_OF_A_PERSON);
+    // Neither one more nor one that is cut in two. What takes the place of another is no more, and what is given up is free.
+    assert_eq!(lock(901, user, 0, Shared), Err(Errno::NOLCK));
+    assert_eq!(locks.unlock(1, by(0, user), range(5, 5)), Err(Errno::NOLCK));
+    assert_eq!((lock(0, user, 0, Exclusive), lock(0, user, 0, Shared)), (Ok(false), Ok(true)));
+    locks.unlock(1, by(0, user), range(0, 3)).unwrap();
+    assert_eq!((lock(901, user, 0, Shared), lock(901, user, 9, Shared)), (Ok(true), Err(Errno::NOLCK)));
+    // So it is for this person alone.
+    assert_eq!(lock(900, user + 1, 0, Shared), Ok(true));
+    for (_, open) in &files {
+        locks.let_go(&locks.closed(open.inode, None, files[open.inode as usize - 1].0));
+    }
+    assert_eq!((locks.ranges.taken(), locks.shares.taken()), (0, 0));
 }
