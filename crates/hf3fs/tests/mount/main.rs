@@ -17,6 +17,7 @@ mod hung;
 mod locks;
 mod outages;
 mod processes;
+mod ranges;
 mod reports;
 mod rings;
 mod silent;

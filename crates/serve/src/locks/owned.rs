@@ -104,7 +104,11 @@ impl Owned {
             return Ok(false);
         }
         let before = std::mem::replace(&mut self.ranges, ranges);
-        if self.by_range || self.flock(kind)? {
+        if self.by_range {
+            self.weaken_flock();
+            return Ok(true);
+        }
+        if self.flock(kind)? {
             return Ok(true);
         }
         // As it was before.
@@ -151,9 +155,27 @@ impl Owned {
         let done = lock_range(&self.file, range, None).map_err(plain);
         if done.is_ok() {
             self.ranges = rest;
+            self.weaken_flock();
         }
         self.count.shrink_to(self.ranges.len());
         done.map(drop)
+    }
+
+    /// Has it by `flock` no more than by ranges, since a program that locks ranges has locked the whole file by `fcntl`, too.
+    fn weaken_flock(&mut self) {
+        let has = |kind| self.ranges.iter().any(|(_, of)| *of == kind);
+        match self.whole {
+            None => {}
+            Some(_) if self.ranges.is_empty() => {
+                flock(&self.file, FlockOperation::Unlock).ok();
+                self.whole = None;
+            }
+            Some(LockKind::Exclusive) if !has(LockKind::Exclusive) => {
+                // Another program's that comes in between is not excluded by `flock`, but by the ranges.
+                self.flock(LockKind::Shared).ok();
+            }
+            Some(_) => {}
+        }
     }
 
     pub(super) fn flock(&mut self, kind: LockKind) -> Result<bool, Errno> {

@@ -1,9 +1,11 @@
 use std::fs::File;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use onehop_os::locks::lock_range;
 use onehop_target::tree::Local;
 use onehop_target::wire::OpenMode;
+use proptest::prelude::*;
 
 use super::owned::{MOST_OF_A_PERSON, MOST_RANGES, with, without};
 use super::*;
@@ -11,6 +13,63 @@ use crate::opens::Opens;
 
 fn range(start: u64, end: u64) -> LockRange {
     LockRange { start, end }
+}
+
+/// A call of one of three owners: what it locks and how, or none to unlock it.
+type LockCall = (usize, LockRange, Option<LockKind>);
+
+fn call() -> impl Strategy<Value = LockCall> {
+    let end = LockRange::WHOLE.end;
+    let ranges = prop_oneof![
+        6 => (0..10_u64, 0..6_u64).prop_map(|(start, more)| range(start, start + more)),
+        1 => (0..10_u64).prop_map(move |start| range(start, end)),
+        2 => Just(LockRange::WHOLE),
+    ];
+    (0..3_usize, ranges, prop::sample::select(&[None, Some(LockKind::Shared), Some(LockKind::Exclusive)]))
+}
+
+#[test]
+fn a_whole_lock_that_is_given_up_in_parts_is_given_up() {
+    use LockKind::{Exclusive, Shared};
+    let (of, locks) = (TestFile::new("parts"), Locks::new(64, &Persons::default()));
+    let (handle, open) = of.open(1);
+    let by = |owner: u64| Asker { owner, handle, uid: 1000, pid: owner as u32 };
+    let halves = [range(0, 9), range(10, LockRange::WHOLE.end)];
+    let lock = |owner, range, kind| locks.lock(&open, by(owner), range, kind);
+    assert_eq!(lock(1, LockRange::WHOLE, Exclusive), Ok(true));
+    assert_eq!(lock(2, LockRange::WHOLE, Shared), Ok(false));
+    assert_eq!(halves.map(|half| lock(1, half, Shared)), [Ok(true); 2]);
+    assert_eq!(lock(2, LockRange::WHOLE, Shared), Ok(true));
+    locks.unlock(1, by(2), LockRange::WHOLE).unwrap();
+    halves.iter().for_each(|half| locks.unlock(1, by(1), *half).unwrap());
+    assert_eq!(lock(2, LockRange::WHOLE, Exclusive), Ok(true));
+}
+
+proptest! {
+    /// The kernel, asked by three open files, is the reference.
+    #[test]
+    fn ranges_are_locked_and_unlocked_as_by_the_kernel(calls in prop::collection::vec(call(), 1..60)) {
+        let (of, kernel) = (TestFile::new("ours"), TestFile::new("reference"));
+        let (locks, opens) = (Locks::new(64, &Persons::default()), [(); 3].map(|()| of.open(1)));
+        let (references, [ours, theirs]) = ([(); 3].map(|()| kernel.plain()), [&of, &kernel].map(TestFile::plain));
+        for (owner, range, kind) in calls {
+            let (handle, open) = &opens[owner];
+            let by = Asker { owner: owner as u64, handle: *handle, uid: 0, pid: 0 };
+            let done = match kind {
+                Some(kind) => locks.lock(open, by, range, kind),
+                None => locks.unlock(1, by, range).map(|()| true),
+            };
+            prop_assert_eq!(done, Ok(lock_range(&references[owner], range, kind).unwrap()));
+            // All that is locked, seen by a program that has no locks.
+            for at in (0..17).chain([LockRange::WHOLE.end]) {
+                for kind in [LockKind::Shared, LockKind::Exclusive] {
+                    let [ours, theirs] =
+                        [&ours, &theirs].map(|file| lock_in_the_way(file, self::range(at, at), kind).unwrap());
+                    prop_assert_eq!(ours, theirs);
+                }
+            }
+        }
+    }
 }
 
 /// An empty file, which programs open as different inodes.
@@ -21,7 +80,10 @@ struct TestFile {
 
 impl TestFile {
     fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("onehop-serve-{name}-{}", std::process::id()));
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("onehop-serve-{name}-{}-{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
         std::fs::write(&path, "").unwrap();
         Self { path, opens: Opens::new(1024, &Persons::default()) }
     }
