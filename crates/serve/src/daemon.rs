@@ -13,12 +13,11 @@ use onehop_os::ThreadStarter;
 use onehop_os::identity::{Acting, Credentials, OwnCredentials};
 use onehop_target::client::RemoteTree;
 use onehop_target::shares::Shares;
-use onehop_target::transport::Shareable;
 use onehop_target::tree::{Folder, FolderRules, Tree};
 use onehop_usrbio::gpu::{AnyGpu, GpuChoice, Gpus};
 use onehop_usrbio::mount::FS_TYPE;
 use onehop_usrbio::{Id, SHM};
-use rustix::fs::{CWD, OFlags, fstat, openat};
+use rustix::fs::{CWD, OFlags, openat};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
@@ -35,9 +34,8 @@ use crate::memory::write_memory;
 use crate::opens::Opens;
 use crate::persons::{Persons, SUBUIDS};
 use crate::predecessor::{source, unmount_stale};
-use crate::shm::open_shared;
 use crate::stats::Stats;
-use crate::table::{LinkContent, LinkTable, LinkedBuffer, Owner, SWEEP};
+use crate::table::{LinkTable, Owner};
 use crate::waits::Waits;
 use crate::workers::Workers;
 
@@ -87,7 +85,7 @@ pub struct MountOptions {
 }
 
 impl MountSource {
-    fn target(&self) -> Option<&RemoteTree> {
+    pub(crate) fn target(&self) -> Option<&RemoteTree> {
         match self {
             Self::Folder(_) => None,
             Self::Target(tree) => Some(tree),
@@ -135,8 +133,6 @@ pub(crate) struct DaemonShared {
     pub starter: Arc<ThreadStarter>,
     pub persons: Persons,
     pub table: LinkTable,
-    /// Long buffers that are gone.
-    to_free: Mutex<Vec<Arc<LinkedBuffer>>>,
     pub opens: Opens,
     pub workers: Workers,
     /// Transfers of rings to and from host memory that have to wait.
@@ -153,6 +149,8 @@ pub(crate) struct DaemonShared {
     pub caches: ThreadPool<SlowCall>,
     /// Calls of persons whose threads have many groups: of each person one at a time.
     pub crowds: ThreadPool<SlowCall>,
+    /// Memory of programs that is freed, or that network cards let go of: of each person one at a time.
+    pub releases: ThreadPool<SlowCall>,
     /// Bytes of writes and of other calls that wait for one of those threads, by user.
     pub held: Arc<Shares>,
     pub waits: Waits,
@@ -198,6 +196,7 @@ impl DaemonShared {
             slow: ThreadPool::new(&starter),
             caches: ThreadPool::new(&starter),
             crowds: ThreadPool::with_limit(&starter, 1),
+            releases: ThreadPool::with_limit(&starter, 1),
             held: held.into(),
             locks: Locks::new(most_locks, &persons),
             persons,
@@ -206,7 +205,6 @@ impl DaemonShared {
             socket: Path::new(SHM).join(format!("onehop-{}.sock", Id::random()?)),
             zeroes,
             engines: Mutex::default(),
-            to_free: Mutex::default(),
             notifier: OnceLock::new(),
             over: AtomicBool::new(false),
             starter,
@@ -250,27 +248,6 @@ impl DaemonShared {
         };
         let lanes = GpuLanes::new(&self.starter, device, threads)?;
         Ok(engine.lanes.get_or_init(|| lanes).clone())
-    }
-
-    /// Something is no longer in the table.
-    pub fn removed(&self, buffer: &LinkedBuffer) {
-        match &buffer.what {
-            LinkContent::Ring(ring) => return self.workers.remove(ring),
-            LinkContent::Gpu(gpu) => gpu.engine.let_go(),
-            LinkContent::Host(_) => {}
-        }
-        self.forget_registrations(buffer);
-    }
-
-    /// Has network cards let go of a buffer's memory.
-    pub fn forget_registrations(&self, buffer: &LinkedBuffer) {
-        let Some(tree) = self.options.source.target() else { return };
-        let memory: Shareable = match &buffer.what {
-            LinkContent::Ring(_) => return,
-            LinkContent::Host(mem) => Arc::new(mem.clone()),
-            LinkContent::Gpu(gpu) => Arc::new(gpu.region.clone()),
-        };
-        tree.forget_memory(&memory);
     }
 
     /// A ring has written to a file, some of these bytes at least: the kernel forgets what it knew of them.
@@ -317,35 +294,6 @@ impl DaemonShared {
         format!("{document:#}\n").into_bytes()
     }
 
-    /// Has a buffer that is gone freed by another thread.
-    pub fn free_later(&self, buffer: Arc<LinkedBuffer>) {
-        lock(&self.to_free).push(buffer);
-    }
-
-    fn sweep(&self) {
-        while !self.is_over() {
-            drop(std::mem::take(&mut *lock(&self.to_free)));
-            for gone in self.table.sweep() {
-                self.removed(&gone);
-                self.forget_memory(&gone);
-            }
-            std::thread::sleep(SWEEP);
-        }
-    }
-
-    /// Takes the name of a buffer away that its program can no longer take away itself: the memory would stay for ever.
-    fn forget_memory(&self, gone: &LinkedBuffer) {
-        let ours = |name: &std::ffi::OsStr| name.as_encoded_bytes().starts_with(b"hf3fs-iov-");
-        let made_by_us =
-            matches!(gone.what, LinkContent::Host(_)) && gone.target.file_name().is_some_and(ours);
-        // The name may be another user's by now: this one may take their own away.
-        let Ok(_acting) = self.act_as(gone.owner) else { return };
-        let is_theirs = |file: OwnedFd| fstat(&file).is_ok_and(|stat| stat.st_uid == gone.owner.uid);
-        if made_by_us && open_shared(&gone.target, OFlags::PATH).is_ok_and(is_theirs) {
-            let _ = std::fs::remove_file(&gone.target);
-        }
-    }
-
     pub fn end(&self) {
         self.over.store(true, Ordering::Release);
         self.workers.end();
@@ -358,6 +306,7 @@ impl DaemonShared {
         self.calls.end();
         self.looks.end();
         self.crowds.end();
+        self.releases.end();
         for engine in std::mem::take(&mut *lock(&self.engines)).into_values() {
             // One that is being made now is there when this lock is had, or never.
             let _making = lock(&engine.making);

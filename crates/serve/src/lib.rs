@@ -13,6 +13,7 @@
 //! workers      wait at the semaphores of rings, take requests, and do what needs no waiting
 //! io           checked requests; routes of their bytes; threads for disks and GPUs
 //! socket       GPU memory of programs, which no link can name
+//! releases     links that are gone, and their memory
 //! predecessor  the mount that was here before, if its daemon was killed
 //! stats        counts by route: 3fs-virt/onehop/stats
 //! ```
@@ -31,6 +32,7 @@ mod memory;
 mod opens;
 mod persons;
 mod predecessor;
+mod releases;
 mod shm;
 mod socket;
 mod stats;

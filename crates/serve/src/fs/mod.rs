@@ -8,7 +8,7 @@ mod ioctl;
 mod ops;
 mod reports;
 mod threads;
-mod virt;
+pub(crate) mod virt;
 mod waiting;
 
 use std::ffi::OsStr;
@@ -468,11 +468,11 @@ impl Filesystem for FuseHandler {
                 Err(error) => reply.error(errno(error)),
             });
         }
-        if let Some(done) = virt::ioctl(&self.shared, inode.0, command, data, || owner(request)) {
-            return match done {
+        if virt::is_link_call(inode.0, command) {
+            return virt::ioctl(&self.shared, command, data, owner(request), |done| match done {
                 Ok(()) => reply.ioctl(0, &[]),
                 Err(error) => reply.error(errno(error)),
-            };
+            });
         }
         let Some(held) = self.hold(request.uid(), data) else { return reply.error(errno(Errno::NOMEM)) };
         let data = data.to_vec();

@@ -19,13 +19,11 @@ use crate::table::{LinkContent, LinkedBuffer, Owner, is_too_long};
 use crate::workers::ServedRing;
 
 const TOP: u64 = VIRTUAL + 1;
-pub(super) const IOVS: u64 = VIRTUAL + 2;
+pub(crate) const IOVS: u64 = VIRTUAL + 2;
 const OURS: u64 = VIRTUAL + 3;
 pub(super) const STATS: u64 = VIRTUAL + 4;
 const SOCKET: u64 = VIRTUAL + 5;
 const SEMAPHORES: u64 = VIRTUAL + 8;
-/// Bytes that are not freed at once.
-const LONG: u64 = 64 << 20;
 const BUFFERS: u64 = VIRTUAL + (1 << 32);
 
 fn folder(inode: u64, perm: u16) -> FileAttr {
@@ -73,7 +71,7 @@ pub(super) fn attr(shared: &DaemonShared, inode: u64) -> Result<FileAttr, Errno>
 }
 
 /// What a user finds; links of other users are none of their business.
-pub(super) fn lookup(shared: &DaemonShared, parent: u64, name: &OsStr, uid: u32) -> Result<FileAttr, Errno> {
+pub(crate) fn lookup(shared: &DaemonShared, parent: u64, name: &OsStr, uid: u32) -> Result<FileAttr, Errno> {
     let name = name.to_str().ok_or(Errno::NOENT)?;
     let known = match (parent, name) {
         (TOP, "iovs") => Some(IOVS),
@@ -172,7 +170,7 @@ pub(super) fn symlink(
             })?;
             if buffer.is_gone() {
                 // It was removed before it was served: who did that found nothing to be ended.
-                shared.removed(&buffer);
+                shared.release(buffer.clone(), || ());
             }
             buffer
         }
@@ -180,37 +178,46 @@ pub(super) fn symlink(
     Ok(buffer_attr(&buffer))
 }
 
-/// A program makes or removes a link in one request of its own; none where it is another.
-pub(super) fn ioctl(
-    shared: &Arc<DaemonShared>,
-    inode: u64,
-    command: u32,
-    data: &[u8],
-    owner: impl FnOnce() -> Owner,
-) -> Option<Result<(), Errno>> {
-    if inode != IOVS || ![MAKE_LINK, REMOVE_LINK].contains(&command) {
-        return None;
-    }
-    Some(link_texts(data).and_then(|(name, target)| {
-        let owner = owner();
-        if command == MAKE_LINK {
-            symlink(shared, name, target, owner).map(drop)
-        } else {
-            unlink(shared, name, owner.uid)
-        }
-    }))
+/// Whether a program makes or removes a link by it, in one request.
+pub(super) fn is_link_call(inode: u64, command: u32) -> bool {
+    inode == IOVS && [MAKE_LINK, REMOVE_LINK].contains(&command)
 }
 
-/// A program takes memory back.
-pub(super) fn unlink(shared: &DaemonShared, name: &OsStr, uid: u32) -> Result<(), Errno> {
+/// Such a request. The memory of a link that it removes is the program's alone when this is answered, which may be later.
+pub(super) fn ioctl(
+    shared: &Arc<DaemonShared>,
+    command: u32,
+    data: &[u8],
+    owner: Owner,
+    answer: impl FnOnce(Result<(), Errno>) + Send + 'static,
+) {
+    match link_texts(data) {
+        Ok((name, target)) if command == MAKE_LINK => answer(symlink(shared, name, target, owner).map(drop)),
+        Ok((name, _)) => remove(shared, name, owner.uid, answer),
+        Err(error) => answer(Err(error)),
+    }
+}
+
+/// A program takes memory back. It does not wait until nothing else has it: the kernel locks the folder for all meanwhile.
+pub(crate) fn unlink(shared: &Arc<DaemonShared>, name: &OsStr, uid: u32) -> Result<(), Errno> {
+    take_out(shared, name, uid).map(|gone| shared.release(gone, || ()))
+}
+
+/// The same; answers when nothing else has the memory but transfers that are under way.
+pub(crate) fn remove(
+    shared: &Arc<DaemonShared>,
+    name: &OsStr,
+    uid: u32,
+    answer: impl FnOnce(Result<(), Errno>) + Send + 'static,
+) {
+    match take_out(shared, name, uid) {
+        Ok(gone) => shared.release(gone, || answer(Ok(()))),
+        Err(error) => answer(Err(error)),
+    }
+}
+
+fn take_out(shared: &DaemonShared, name: &OsStr, uid: u32) -> Result<Arc<LinkedBuffer>, Errno> {
     let buffer = name.to_str().and_then(|name| shared.table.link(name));
-    let buffer = buffer.filter(|buffer| buffer.is_seen_by(uid)).ok_or(Errno::NOENT)?;
-    if shared.table.remove(&buffer) {
-        shared.removed(&buffer);
-    }
-    if buffer.len() >= LONG {
-        // To free memory takes long, and this thread is needed for everybody's calls.
-        shared.free_later(buffer);
-    }
-    Ok(())
+    let buffer = buffer.filter(|buffer| buffer.is_seen_by(uid) && shared.table.remove(buffer));
+    buffer.ok_or(Errno::NOENT)
 }
