@@ -118,6 +118,9 @@ impl MountOptions {
     }
 }
 
+/// A person, and the mount of a file that they lock.
+pub(crate) type LockUser = (u32, u64);
+
 /// The lanes of a GPU, once somebody has used it.
 #[derive(Default)]
 struct SharedLanes {
@@ -142,11 +145,11 @@ pub(crate) struct DaemonShared {
     pub jobs: Shares,
     /// Calls of the kernel that nothing else is to wait for: those that look for something, those that move bytes or change names,
     /// those that wait until something is on the disk, and those that have the kernel write back or forget what it keeps, which wait
-    /// for the former.
+    /// for the former. The latter lock files, and a file system that hangs is to keep none of the same user waiting for others.
     pub looks: ThreadPool<SlowCall>,
     pub calls: ThreadPool<SlowCall>,
     pub slow: ThreadPool<SlowCall>,
-    pub caches: ThreadPool<SlowCall>,
+    pub caches: ThreadPool<SlowCall, LockUser>,
     /// Calls of persons whose threads have many groups: of each person one at a time.
     pub crowds: ThreadPool<SlowCall>,
     /// Memory of programs that is freed, or that network cards let go of: of each person one at a time.

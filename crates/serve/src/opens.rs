@@ -8,6 +8,7 @@ use std::sync::{Arc, RwLock};
 use onehop_target::shares::Shares;
 use onehop_target::tree::OpenFile;
 use onehop_target::wire::OpenMode;
+use rustix::fs::{AtFlags, StatxFlags, statx};
 use rustix::io::Errno;
 
 use crate::persons::Persons;
@@ -34,6 +35,13 @@ impl Open {
     /// Who opened it.
     pub fn uid(&self) -> u32 {
         self.uid
+    }
+
+    /// The mount that it is in, below the folder that is served; 0 where nobody knows. No file system is asked.
+    pub fn mount(&self) -> u64 {
+        let Some(file) = self.file.local() else { return 0 };
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        statx(file, "", flags, StatxFlags::MNT_ID).map_or(0, |found| found.stx_mnt_id)
     }
 
     /// Whether what is written is on the disk when it is acknowledged.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use onehop_os::ThreadStarter;
 use rustix::io::Errno;
 
-use crate::io::pool::{SlowCall, ThreadPool};
+use crate::io::pool::{PoolUser, SlowCall, ThreadPool};
 use crate::lock;
 
 /// Waits at once. A user may have as many as are left to others.
@@ -39,8 +39,17 @@ pub(crate) struct Waiter {
     pub thread: u32,
     /// How long it may take.
     pub limit: Option<Duration>,
-    /// By whom it is tried. An attempt may wait for a file system.
-    pub threads: ThreadPool<SlowCall>,
+    /// Has threads try it. An attempt may wait for a file system.
+    pub threads: WaitThreads,
+}
+
+/// Hands an attempt to threads that may wait.
+pub(crate) type WaitThreads = Arc<dyn Fn(SlowCall) + Send + Sync>;
+
+/// Those of a pool, at a user's turn.
+pub(crate) fn wait_threads<K: PoolUser>(pool: &ThreadPool<SlowCall, K>, user: K) -> WaitThreads {
+    let pool = pool.clone();
+    Arc::new(move |call| pool.add(user, call))
 }
 
 struct Wait {
@@ -158,8 +167,8 @@ impl WaitsInner {
             }
             drop(state);
             for wait in due {
-                let (uid, threads, this) = (wait.by.uid, wait.by.threads.clone(), self.clone());
-                threads.add(uid, SlowCall(Box::new(move || this.turn(wait))));
+                let (threads, this) = (wait.by.threads.clone(), self.clone());
+                threads(SlowCall(Box::new(move || this.turn(wait))));
             }
             state = lock(&self.state);
         }
@@ -221,7 +230,7 @@ mod tests {
     }
 
     fn by(threads: &ThreadPool<SlowCall>, uid: u32, limit: Option<Duration>) -> Waiter {
-        Waiter { inode: u64::from(uid), uid, thread: me(), limit, threads: threads.clone() }
+        Waiter { inode: u64::from(uid), uid, thread: me(), limit, threads: wait_threads(threads, uid) }
     }
 
     /// An attempt that says what it was told, and succeeds when it may.

@@ -365,7 +365,7 @@ mod tests {
     use super::*;
     use crate::daemon::MountOptions;
     use crate::io::pool::SlowCall;
-    use crate::waits::Waiter;
+    use crate::waits::{Waiter, wait_threads};
 
     fn shared() -> Arc<DaemonShared> {
         DaemonShared::new(MountOptions::new(Path::new("/"), Path::new("/"))).unwrap()
@@ -492,12 +492,13 @@ mod tests {
         shared.workers.start(&shared, &group).unwrap();
         shared.engine(gpu).unwrap();
         let (say, said) = std::sync::mpsc::channel();
-        for pool in [&shared.calls, &shared.slow, &shared.caches] {
+        let locks = wait_threads(&shared.caches, (21_001, 0));
+        let [calls, slow] = [&shared.calls, &shared.slow].map(|pool| wait_threads(pool, 21_001));
+        for pool in [calls, slow, locks.clone()] {
             let say = say.clone();
-            pool.add(21_001, SlowCall(Box::new(move || say.send(()).unwrap())));
+            pool(SlowCall(Box::new(move || say.send(()).unwrap())));
         }
-        let threads = shared.caches.clone();
-        let by = Waiter { inode: 1, uid: 21_001, thread, limit: None, threads };
+        let by = Waiter { inode: 1, uid: 21_001, thread, limit: None, threads: locks };
         shared.waits.add(by, Box::new(move |_| say.send(()).is_ok()));
         let own = status(&thread.to_string()).unwrap();
         drop(acting);

@@ -86,6 +86,87 @@ fn beside() {
     println!("went on");
 }
 
+/// Calls of one user that hang: more than the threads that one user's calls hold.
+const MANY_OF_ONE: usize = 40;
+
+/// Run by [`alone_with_one_user`]: a user whose calls hang unlocks other files, and closes them.
+#[test]
+fn unlocker() {
+    let Some(dir) = part_of() else { return };
+    become_user(ATTACKER, &[]);
+    let (call, low) = (std::env::var(CALL).unwrap(), LockRange { start: 0, end: 9 });
+    let hung = (0..MANY_OF_ONE).map(|number| File::open(dir.join(format!("mnt/stuck/{number}"))).unwrap());
+    let hung: Vec<_> = hung.collect();
+    if call == "unlock" {
+        assert!(hung.iter().all(|file| lock_range(file, low, Some(LockKind::Shared)).unwrap()));
+    }
+    let open = |name: &str| {
+        let path = dir.join("mnt/folder").join(name);
+        File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap()
+    };
+    let [whole, ranges, closed] = ["whole", "ranges", "closed"].map(open);
+    flock(&whole, FlockOperation::NonBlockingLockExclusive).unwrap();
+    assert!(lock_range(&ranges, low, Some(LockKind::Exclusive)).unwrap());
+    fcntl_lock(&closed, FlockOperation::NonBlockingLockExclusive).unwrap();
+    println!("ready");
+    std::io::stdout().flush().unwrap();
+    let _ = std::io::stdin().read(&mut [0]);
+    std::thread::scope(|scope| {
+        let kind = (call == "lock").then_some(LockKind::Shared);
+        for file in &hung {
+            scope.spawn(move || assert!(lock_range(file, low, kind).unwrap()));
+        }
+        std::thread::sleep(Duration::from_secs(1));
+        flock(&whole, FlockOperation::Unlock).unwrap();
+        assert!(lock_range(&ranges, LockRange { end: 4, ..low }, None).unwrap());
+        drop(closed);
+        assert!(lock_range(&whole, low, Some(LockKind::Shared)).unwrap());
+        println!("went on");
+        std::io::stdout().flush().unwrap();
+    });
+}
+
+#[test]
+fn a_file_system_that_hangs_keeps_no_lock_of_another_from_being_given_up() {
+    if !rustix::process::geteuid().is_root() {
+        return skipped("only root acts as other users");
+    }
+    run(part("hung::alone_with_one_user", &Bed::folder()));
+}
+
+/// Run by the test above.
+#[test]
+fn alone_with_one_user() {
+    if part_of().is_none() {
+        return;
+    }
+    let Some(bed) = Bed::start() else { return };
+    let root = bed.dir.join("root");
+    std::fs::set_permissions(root.join("folder"), Permissions::from_mode(0o777)).unwrap();
+    let Some(stuck) = Mounted::new(&root.join("stuck")) else { return };
+    for call in ["lock", "unlock"] {
+        let mut unlocker = part("hung::unlocker", &bed);
+        unlocker.env(CALL, call).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut unlocker = unlocker.spawn().unwrap();
+        until(&mut unlocker, "ready");
+        stuck.locks.set(true);
+        unlocker.stdin.as_mut().unwrap().write_all(b"!").unwrap();
+        // By a thread that may wait for ever where this fails.
+        let (say, said) = channel();
+        let went_on = std::thread::spawn(move || {
+            until(&mut unlocker, "went on");
+            say.send(()).unwrap();
+            unlocker
+        });
+        let went = said.recv_timeout(LONG / 4);
+        let hangs = stuck.locks.holds_a_request();
+        stuck.locks.set(false);
+        let ended = wait(went_on.join().unwrap());
+        assert!(went.is_ok() && hangs, "{call}: the user's other files wait");
+        assert!(ended.status.success(), "{call}: {ended:?}");
+    }
+}
+
 /// By a process that serves nothing else: programs that other tests begin have files of theirs as they begin, and would hang, too.
 #[test]
 fn locks_of_a_file_system_that_hangs_keep_nobody_else_waiting() {

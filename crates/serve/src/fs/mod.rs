@@ -366,9 +366,9 @@ impl Filesystem for FuseHandler {
         }
     }
 
-    fn flush(&self, by: &Request, inode: INodeNo, _: FileHandle, owner: LockOwner, reply: ReplyEmpty) {
+    fn flush(&self, by: &Request, inode: INodeNo, of: FileHandle, owner: LockOwner, reply: ReplyEmpty) {
         // What was written is the kernel's by now; it has nothing else to wait for.
-        self.after_locks(by.uid(), inode, owner, || reply.ok());
+        self.after_locks(by.uid(), (inode, of), owner, || reply.ok());
     }
 
     fn release(
@@ -386,7 +386,7 @@ impl Filesystem for FuseHandler {
         } else {
             let gone = self.shared.opens.close(handle.0);
             let uid = gone.as_ref().map_or(request.uid(), |gone| gone.uid());
-            self.end_locks(uid, inode, (owner, handle));
+            self.end_locks(uid, inode, (owner, handle), gone.clone());
             if let Some(gone) = gone {
                 self.aside(uid, move |this| this.shared.opens.let_go(gone));
             }
@@ -516,9 +516,11 @@ impl Filesystem for FuseHandler {
         reply: ReplyLock,
     ) {
         let by = Asker { owner: owner.0, handle: handle.0, uid: self.person(request.uid()), pid };
-        self.by_cache(by.uid, move |this| match this.get_lock(by, (start, end), kind) {
-            Ok(((start, end), kind, pid)) => reply.locked(start, end, kind, pid),
-            Err(error) => reply.error(errno(error)),
+        self.by_cache(by.uid, self.opened(handle).ok(), move |this| {
+            match this.get_lock(by, (start, end), kind) {
+                Ok(((start, end), kind, pid)) => reply.locked(start, end, kind, pid),
+                Err(error) => reply.error(errno(error)),
+            }
         });
     }
 
@@ -536,8 +538,8 @@ impl Filesystem for FuseHandler {
         reply: ReplyEmpty,
     ) {
         let by = Asker { owner: owner.0, handle: handle.0, uid: self.person(request.uid()), pid };
-        let thread = request.pid();
-        self.by_cache(by.uid, move |this| this.set_lock(thread, by, (start, end), (kind, wait), reply));
+        let (thread, open) = (request.pid(), self.opened(handle).ok());
+        self.by_cache(by.uid, open, move |this| this.set_lock(thread, by, (start, end), (kind, wait), reply));
     }
 
     fn getxattr(&self, request: &Request, inode: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {

@@ -17,6 +17,7 @@ use super::callers::Asks;
 use super::ops::Write;
 use super::{FuseHandler, Mounted};
 use crate::io::pool::SlowCall;
+use crate::opens::Open;
 
 /// Threads of the session that do calls which may take longer: a call that is handed to another thread costs a switch, and a write a
 /// copy. One thread is always left to what waits for nothing.
@@ -109,9 +110,15 @@ impl FuseHandler {
         self.shared.slow.add(self.person(uid), self.bound(call));
     }
 
-    /// Does a call that waits until the kernel has written back what it keeps of a file.
-    pub(super) fn by_cache(&self, uid: u32, call: impl FnOnce(&Mounted) + Send + 'static) {
-        self.shared.caches.add(self.person(uid), self.bound(call));
+    /// Does a call that locks an open file, or waits until the kernel has written back what it keeps of it.
+    pub(super) fn by_cache(
+        &self,
+        uid: u32,
+        of: Option<Arc<Open>>,
+        call: impl FnOnce(&Mounted) + Send + 'static,
+    ) {
+        let mount = of.map_or(0, |open| open.mount());
+        self.shared.caches.add((self.person(uid), mount), self.bound(call));
     }
 
     fn bound(&self, call: impl FnOnce(&Mounted) + Send + 'static) -> SlowCall {

@@ -14,7 +14,7 @@ use super::ops::LeaseAttempt;
 use super::{FuseHandler, Mounted};
 use crate::locks::Asker;
 use crate::opens::Open;
-use crate::waits::{WaitAction, Waiter};
+use crate::waits::{WaitAction, Waiter, wait_threads};
 
 /// The kernel's numbers for what a lock is.
 const SHARED: i32 = 0;
@@ -68,7 +68,8 @@ impl Mounted {
         // A thread may have 65 536 groups, which it cannot change while it waits. They are read again for each attempt: to keep them for
         // each wait takes 256 KiB.
         drop(by);
-        let threads = if callers.has_many(uid) { &self.shared.crowds } else { &self.shared.slow }.clone();
+        let pool = if callers.has_many(uid) { &self.shared.crowds } else { &self.shared.slow };
+        let threads = wait_threads(pool, uid);
         let waiter = Waiter { inode: inode.0, uid, thread: asks.thread, limit: Some(LEASE), threads };
         let mut reply = Some(reply);
         let attempt = move |turn| {
@@ -136,7 +137,7 @@ impl Mounted {
             (_, Err(error)) => return empty(reply, Err(error)),
             (Some(kind), Ok(open)) => (kind, open),
         };
-        let inode = open.inode;
+        let (inode, mount) = (open.inode, open.mount());
         if shared.locks.has_any(inode, by.owner) {
             shared.forget_pages(inode);
         }
@@ -166,7 +167,7 @@ impl Mounted {
                 true
             }
         };
-        let threads = shared.caches.clone();
+        let threads = wait_threads(&shared.caches, (by.uid, mount));
         shared.waits.add(Waiter { inode, uid: by.uid, thread, limit: None, threads }, Box::new(attempt));
     }
 }
@@ -176,7 +177,7 @@ impl FuseHandler {
     pub(super) fn after_locks(
         &self,
         uid: u32,
-        inode: INodeNo,
+        (inode, handle): (INodeNo, FileHandle),
         owner: LockOwner,
         then: impl FnOnce() + Send + 'static,
     ) {
@@ -184,7 +185,7 @@ impl FuseHandler {
         if !self.shared.locks.has_any(inode, owner.0) {
             return then();
         }
-        self.by_cache(uid, move |this| {
+        self.by_cache(uid, self.opened(handle).ok(), move |this| {
             if this.shared.locks.flushed(inode, owner.0) {
                 this.shared.waits.hurry(inode);
             }
@@ -199,12 +200,13 @@ impl FuseHandler {
         uid: u32,
         inode: INodeNo,
         (owner, handle): (Option<LockOwner>, FileHandle),
+        open: Option<Arc<Open>>,
     ) {
         let gone = self.shared.locks.closed(inode.0, owner.map(|owner| owner.0), handle.0);
         if gone.is_empty() {
             return;
         }
-        self.by_cache(uid, move |this| {
+        self.by_cache(uid, open, move |this| {
             if this.shared.locks.let_go(&gone) {
                 this.shared.waits.hurry(inode.0);
             }

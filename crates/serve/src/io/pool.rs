@@ -2,6 +2,7 @@
 //! keep the kernel's other requests waiting.
 
 use std::fs::File;
+use std::hash::Hash;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -54,23 +55,28 @@ impl PoolTask for SlowCall {
     }
 }
 
-/// The threads, started as they are needed.
-pub(crate) struct ThreadPool<T>(Arc<PoolThreads<T>>);
+/// The threads, started as they are needed. Those who have turns at them are persons, mostly.
+pub(crate) struct ThreadPool<T, K = u32>(Arc<PoolThreads<T, K>>);
 
-impl<T> Clone for ThreadPool<T> {
+/// Who has turns at threads.
+pub(crate) trait PoolUser: Eq + Hash + Copy + Send + Sync + 'static {}
+
+impl<K: Eq + Hash + Copy + Send + Sync + 'static> PoolUser for K {}
+
+impl<T, K> Clone for ThreadPool<T, K> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }
 }
 
-struct PoolThreads<T> {
+struct PoolThreads<T, K> {
     starter: Arc<ThreadStarter>,
-    queue: Queue<T>,
+    queue: Queue<T, K>,
     running: AtomicUsize,
     handles: Mutex<Vec<JoinHandle<()>>>,
 }
 
-impl<T: PoolTask> PoolThreads<T> {
+impl<T: PoolTask, K: PoolUser> PoolThreads<T, K> {
     fn start(self: &Arc<Self>) {
         if self.running.fetch_add(1, Ordering::AcqRel) >= MOST {
             self.running.fetch_sub(1, Ordering::AcqRel);
@@ -99,7 +105,7 @@ impl<T: PoolTask> PoolThreads<T> {
     }
 }
 
-impl<T: PoolTask> ThreadPool<T> {
+impl<T: PoolTask, K: PoolUser> ThreadPool<T, K> {
     pub fn new(starter: &Arc<ThreadStarter>) -> Self {
         Self::with_limit(starter, u64::MAX)
     }
@@ -116,8 +122,8 @@ impl<T: PoolTask> ThreadPool<T> {
         }))
     }
 
-    pub fn add(&self, uid: u32, work: T) {
-        if self.0.queue.add(uid, work) {
+    pub fn add(&self, user: K, work: T) {
+        if self.0.queue.add(user, work) {
             self.0.start();
         }
     }
