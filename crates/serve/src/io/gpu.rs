@@ -174,7 +174,8 @@ struct BufferCopier {
 
 struct PendingCopy {
     piece: JobChunk,
-    result: i64,
+    /// The route and the number of its bytes.
+    read: (GpuRoute, usize),
     mark: Mark,
 }
 
@@ -266,16 +267,16 @@ impl GpuCopyLane {
         }
         let slot = self.turn * SLOT;
         self.turn = (self.turn + 1) % SLOTS;
-        let begun = self.fill(&piece, slot).and_then(|(from, count)| {
-            let mark = if count == 0 { None } else { Some(self.copy(&piece, from, count)?) };
-            Ok((count as i64, mark))
+        let begun = self.fill(&piece, slot).and_then(|(from, read)| {
+            let mark = if read.1 == 0 { None } else { Some(self.copy(&piece, from, read.1)?) };
+            Ok((read, mark))
         });
         // The other slot's copy went on meanwhile.
         self.settle();
         match begun {
-            Ok((count, None)) => piece.end(count),
-            Ok((result, Some(mark))) => {
-                self.pending = Some(PendingCopy { piece, result, mark });
+            Ok((read, None)) => self.end_read(piece, read),
+            Ok((read, Some(mark))) => {
+                self.pending = Some(PendingCopy { piece, read, mark });
             }
             Err(error) => piece.end(failure(&error)),
         }
@@ -300,25 +301,28 @@ impl GpuCopyLane {
         Ok(Some(count as i64))
     }
 
-    /// Reads a piece into a slot; gives where in the ring its first byte is, and how many there are.
-    fn fill(&self, piece: &JobChunk, slot: usize) -> std::io::Result<(usize, usize)> {
+    /// All bytes of a piece are where they belong.
+    fn end_read(&self, piece: JobChunk, (route, count): (GpuRoute, usize)) {
+        piece.job.count(route, self.device.gpu().simulated(), count as u64);
+        piece.end(count as i64);
+    }
+
+    /// Reads a piece into a slot; gives where in the ring its first byte is, by which route it came, and how many there are.
+    fn fill(&self, piece: &JobChunk, slot: usize) -> std::io::Result<(usize, (GpuRoute, usize))> {
         let ring = self.ring.host().ok_or_else(|| std::io::Error::other("the ring is no host memory"))?;
         let (file, at, len) = (piece.job.open.file(), piece.at(), piece.len);
         let slot_of = |len| TransferMemory { mem: ring, at: slot, len, shared: false };
-        let simulated = self.device.gpu().simulated();
         if len >= LEAST_PAST && file.is_cold(at, len) {
             let first = at / PAGE * PAGE;
             let whole = (at + len).next_multiple_of(PAGE) - first;
             if let Some(count) = file.read_past(slot_of(whole as usize), first)? {
                 let skip = (at - first) as usize;
                 let count = count.saturating_sub(skip).min(len as usize);
-                piece.job.count(GpuRoute::Pinned, simulated, count as u64);
-                return Ok((slot + skip, count));
+                return Ok((slot + skip, (GpuRoute::Pinned, count)));
             }
         }
         let count = file.read(slot_of(len as usize), at)?;
-        piece.job.count(GpuRoute::Cached, simulated, count as u64);
-        Ok((slot, count))
+        Ok((slot, (GpuRoute::Cached, count)))
     }
 
     fn copy(&mut self, piece: &JobChunk, from: usize, count: usize) -> std::io::Result<Mark> {
@@ -361,7 +365,7 @@ impl GpuCopyLane {
 
     /// Waits for the copy that is under way, and tells.
     fn settle(&mut self) {
-        let Some(PendingCopy { piece, result, mark }) = self.pending.take() else { return };
+        let Some(PendingCopy { piece, read, mark }) = self.pending.take() else { return };
         // The buffer itself: another one may have its number by now.
         let copies = self.copiers.iter_mut().find(|one| Arc::ptr_eq(&one.buffer, &piece.job.buffer));
         let ended = match copies {
@@ -369,7 +373,10 @@ impl GpuCopyLane {
             None => Err(onehop_os::Error::NotReachable.into()),
         };
         self.is_stale |= ended.as_ref().is_err_and(onehop_gpu::Error::is_under_way);
-        piece.end(ended.map_or_else(|error| failure(&std::io::Error::other(error)), |()| result));
+        match ended {
+            Ok(()) => self.end_read(piece, read),
+            Err(error) => piece.end(failure(&std::io::Error::other(error))),
+        }
     }
 
     /// Out of GPU memory into a slot, and from there into the file.

@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
 use onehop_usrbio::ring::{Client, Request};
+use serde_json::json;
 
 use super::*;
 use crate::io::IoStart;
@@ -211,6 +212,8 @@ fn a_ring_that_a_copy_may_still_read_is_not_filled_again() {
     let mut done = Vec::new();
     assert_eq!(client.take(&mut done, 4).unwrap(), 1);
     assert!(done[0].result < 0, "it was reported as done");
+    let report = rig.shared.stats.document(None);
+    assert_eq!((&report["routes"], &report["failed"]), (&json!([]), &json!(1)), "bytes that failed count");
     // Every slot is used once more.
     let old = lane.ring.host().unwrap().clone();
     old.fill(0, old.len(), 0xee).unwrap();
@@ -224,6 +227,8 @@ fn a_ring_that_a_copy_may_still_read_is_not_filled_again() {
     done.clear();
     assert_eq!(client.take(&mut done, 4).unwrap(), SLOTS);
     assert!(done.iter().all(|one| one.result == 4096));
+    let route = &rig.shared.stats.document(None)["routes"][0];
+    assert_eq!((&route["transfers"], &route["bytes"]), (&json!(SLOTS), &json!(SLOTS * 4096)));
 }
 
 #[test]

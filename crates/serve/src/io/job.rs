@@ -220,8 +220,9 @@ impl TransferJob {
         match &self.buffer.what {
             LinkContent::Host(mem) => self.zero_host(mem, from, bytes),
             LinkContent::Gpu(gpu) => {
+                gpu.region.fill(from, bytes, 0).map_err(std::io::Error::other)?;
                 self.shared.stats.zeroed[1].count(bytes as u64);
-                gpu.region.fill(from, bytes, 0).map_err(std::io::Error::other)
+                Ok(())
             }
             LinkContent::Ring(_) => Ok(()),
         }
@@ -229,8 +230,9 @@ impl TransferJob {
 
     /// By the kernel: the memory may be gone.
     fn zero_host(&self, mem: &HostMem, from: usize, bytes: usize) -> std::io::Result<()> {
+        self.shared.zeroes.read_into(mem, from, bytes)?;
         self.shared.stats.zeroed[0].count(bytes as u64);
-        self.shared.zeroes.read_into(mem, from, bytes)
+        Ok(())
     }
 
     /// Counts bytes that went to or from a GPU.
