@@ -1,6 +1,7 @@
 //! `onehop mount`: serves a folder, of this machine or of a target, through FUSE and usrbio until it is stopped.
 
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use onehop_serve::{Daemon, Error as Serve, MountOptions};
@@ -70,7 +71,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
             serve(args, options, &root.display().to_string(), context)
         }
         (None, Some(target)) => serve(args, of_target(args, target)?, target, context),
-        (None, None) => status(&args.mount_point),
+        (None, None) => status(&args.mount_point, context),
     }
 }
 
@@ -119,9 +120,21 @@ fn serve(args: &Args, mut options: MountOptions, what: &str, context: &CommandCo
     Report::new(document, text)
 }
 
-fn status(point: &Path) -> Result<Report> {
+fn status(point: &Path, context: &CommandContext) -> Result<Report> {
     let path = point.join(onehop_serve::STATS);
-    let words = std::fs::read_to_string(&path).map_err(|error| match error.kind() {
+    let (sender, answer) = channel();
+    let of = path.clone();
+    // By another thread: a daemon that is stopped does not answer, and only a signal that kills ends such a read.
+    let reader = move || sender.send(std::fs::read_to_string(of));
+    std::thread::Builder::new().spawn(reader).map_err(|e| CliError::file("a thread to read", &path, e))?;
+    let words = loop {
+        match answer.recv_timeout(STOP_POLL_INTERVAL) {
+            Ok(words) => break words,
+            Err(RecvTimeoutError::Timeout) => context.stop.check()?,
+            Err(RecvTimeoutError::Disconnected) => break Err(std::io::Error::other("its reader has ended")),
+        }
+    };
+    let words = words.map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => CliError::Failed(format!("no onehop mount at {}", point.display())),
         _ => CliError::file("reading", &path, error),
     })?;

@@ -1,9 +1,11 @@
 //! `onehop mount`: serves until it is asked to end, and leaves nothing behind.
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Command, Stdio};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::run::{Dir, command, document, refuse, succeed};
+use crate::signals::signal;
 
 #[test]
 fn a_folder_is_served_until_sigterm() {
@@ -27,8 +29,8 @@ fn a_folder_is_served_until_sigterm() {
     assert_eq!((&status["rings"], &status["failed"]), (&0.into(), &0.into()));
     let rings = &status["yours"]["rings"];
     assert!(rings["taken"] == 0 && rings["left"].as_u64() > Some(1000), "{rings}");
-    let sent = Command::new("kill").args(["-TERM", &daemon.id().to_string()]).status().unwrap();
-    assert!(sent.success());
+    status_of_a_stopped_daemon(&daemon, &point);
+    signal(&daemon, "-TERM");
     let output = daemon.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let report = document("mount", &output);
@@ -36,6 +38,26 @@ fn a_folder_is_served_until_sigterm() {
     assert!(report.get("yours").is_none());
     assert_eq!(std::fs::read_dir(&point).unwrap().count(), 0, "it is still mounted");
     refuse(&["mount", &point, "--status"], 1, "no onehop mount");
+}
+
+/// It does not answer, and Ctrl-C ends the wait.
+fn status_of_a_stopped_daemon(daemon: &Child, point: &str) {
+    signal(daemon, "-STOP");
+    let mut status = command(&["mount", point, "--status"]);
+    let mut status = status.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // Long enough for it to ask.
+    std::thread::sleep(Duration::from_millis(700));
+    let is_waiting = status.try_wait().unwrap().is_none();
+    signal(&status, "-INT");
+    let (asked, mut ended) = (Instant::now(), None);
+    while ended.is_none() && asked.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(10));
+        ended = status.try_wait().unwrap();
+    }
+    signal(daemon, "-CONT");
+    assert!(is_waiting, "a daemon that is stopped has answered");
+    assert_eq!(ended.expect("Ctrl-C is ignored").code(), Some(130));
+    assert!(status.wait_with_output().unwrap().stderr.starts_with(b"onehop: stopped"));
 }
 
 #[test]

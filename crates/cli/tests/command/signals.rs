@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use crate::run::{Dir, command, document};
 
-fn signal(child: &Child, name: &str) {
+/// Sends a signal.
+pub(crate) fn signal(child: &Child, name: &str) {
     let sent = Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
     assert!(sent.success());
 }
