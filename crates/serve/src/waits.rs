@@ -2,6 +2,10 @@
 //!
 //! None of them holds a thread while it waits. One thread has them tried again now and then, and at once when a lock of that file was
 //! released here. It tries none itself: a file system that hangs would keep all others waiting.
+//!
+//! The kernel says by a request of its own (`FUSE_INTERRUPT`) when a thread that waits has a signal. `fuser` refuses these, so the
+//! signals of such threads are read from `/proc`: of each once a second, and more seldom where that costs a person's threads much CPU
+//! time. That a thread was killed is read apart, at a cost that does not depend on the thread, so it is always known within a second.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -10,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use onehop_os::ThreadStarter;
 use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::io::pool::{PoolUser, SlowCall, ThreadPool};
 use crate::lock;
@@ -18,6 +23,13 @@ use crate::lock;
 const MOST: usize = 1024;
 /// How long until something is tried again, at first and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(200));
+
+/// How often it is looked whether the thread that waits has been killed, and whether it has another signal, where that is cheap.
+const LOOK: Duration = Duration::from_secs(1);
+/// How often at least. To read the status of a thread with 65 536 groups takes 10 ms.
+const SELDOM: Duration = Duration::from_secs(30);
+/// The looks at one person's threads take this part of a CPU at most, as long as they are no rarer than that.
+const PART_OF_CPU: u32 = 20;
 
 /// What is to be done with a wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,16 +69,23 @@ struct Wait {
     began: Instant,
     next: Instant,
     pause: Duration,
+    /// When it is looked whether its thread has been killed, and whether it has any signal.
+    looks: [Instant; 2],
     attempt: Attempt,
 }
 
 impl Wait {
-    /// Whether it is over.
-    fn turn(&mut self) -> bool {
+    fn new(by: Waiter, attempt: Attempt) -> Self {
+        let now = Instant::now();
+        Self { by, began: now, next: now + PAUSES.0, pause: PAUSES.0, looks: [now + LOOK; 2], attempt }
+    }
+
+    /// Whether it is over; its user has so many.
+    fn turn(&mut self, theirs: usize, signals: &ThreadSignals) -> bool {
         if (self.attempt)(WaitAction::Try) {
             return true;
         }
-        let why = if is_interrupted(self.by.thread) {
+        let why = if self.has_signal(theirs, signals) {
             Errno::INTR
         } else if self.by.limit.is_some_and(|limit| self.began.elapsed() > limit) {
             Errno::AGAIN
@@ -77,6 +96,43 @@ impl Wait {
         };
         (self.attempt)(WaitAction::Fail(why))
     }
+
+    /// Whether its thread has been killed, has ended, or has another signal, if it is time to look.
+    fn has_signal(&mut self, theirs: usize, signals: &ThreadSignals) -> bool {
+        let (now, [kill, any]) = (Instant::now(), &mut self.looks);
+        if now >= *kill {
+            *kill = now + LOOK;
+            if (signals.is_killed)(self.by.thread) {
+                return true;
+            }
+        }
+        if now < *any {
+            return false;
+        }
+        let before = cpu_time();
+        let is_interrupted = (signals.is_interrupted)(self.by.thread);
+        let took = cpu_time().saturating_sub(before);
+        *any = now + pause_of_looks(took, theirs);
+        is_interrupted
+    }
+}
+
+/// How long until it is looked again for all signals of one of so many threads of a person, where a look takes so long.
+fn pause_of_looks(took: Duration, threads: usize) -> Duration {
+    let threads = u32::try_from(threads).unwrap_or(u32::MAX);
+    took.saturating_mul(threads).saturating_mul(PART_OF_CPU).clamp(LOOK, SELDOM)
+}
+
+/// What this thread has had of a CPU.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// How signals of threads are seen.
+struct ThreadSignals {
+    is_killed: Box<dyn Fn(u32) -> bool + Send + Sync>,
+    is_interrupted: Box<dyn Fn(u32) -> bool + Send + Sync>,
 }
 
 #[derive(Default)]
@@ -92,6 +148,7 @@ struct WaitsInner {
     starter: Arc<ThreadStarter>,
     state: Mutex<WaitsState>,
     changed: Condvar,
+    signals: ThreadSignals,
 }
 
 /// All that wait.
@@ -100,8 +157,13 @@ pub(crate) struct Waits(Arc<WaitsInner>);
 impl Waits {
     /// None so far.
     pub fn new(starter: &Arc<ThreadStarter>) -> Self {
+        let (is_killed, is_interrupted) = (Box::new(is_killed), Box::new(is_interrupted));
+        Self::with(starter, ThreadSignals { is_killed, is_interrupted })
+    }
+
+    fn with(starter: &Arc<ThreadStarter>, signals: ThreadSignals) -> Self {
         let (starter, state, changed) = (starter.clone(), Mutex::default(), Condvar::new());
-        Self(Arc::new(WaitsInner { starter, state, changed }))
+        Self(Arc::new(WaitsInner { starter, state, changed, signals }))
     }
 
     /// Has something tried until it answers; it answers at once where that cannot be.
@@ -116,8 +178,7 @@ impl Waits {
             return;
         }
         *state.counts.entry(by.uid).or_default() += 1;
-        let now = Instant::now();
-        state.waits.push(Wait { by, began: now, next: now + PAUSES.0, pause: PAUSES.0, attempt });
+        state.waits.push(Wait::new(by, attempt));
         self.0.changed.notify_all();
     }
 
@@ -179,7 +240,8 @@ impl WaitsInner {
 
     /// Tries a wait, which goes back to the others unless it is over.
     fn turn(&self, mut wait: Wait) {
-        let is_over = wait.turn();
+        let theirs = lock(&self.state).counts.get(&wait.by.uid).copied().unwrap_or(1);
+        let is_over = wait.turn(theirs, &self.signals);
         let mut state = lock(&self.state);
         if is_over {
             let uid = wait.by.uid;
@@ -196,6 +258,20 @@ impl WaitsInner {
             self.changed.notify_all();
         }
     }
+}
+
+/// Whether a thread has ended, or will when it is answered. That is read soon, however many groups it has.
+fn is_killed(thread: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{thread}/task/{thread}/stat"))
+        .map_or(true, |stat| is_killed_by(&stat))
+}
+
+/// The same by what the kernel says of it: the number after its 28th since its name has the signals of the thread, by bits. A signal
+/// that kills a process is SIGKILL for each of its threads.
+fn is_killed_by(stat: &str) -> bool {
+    const SIGKILL: u64 = 1 << (9 - 1);
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+    fields.split_whitespace().nth(28).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0) & SIGKILL != 0
 }
 
 /// Whether a thread has ended, or has a signal that nobody else can take from it. While it waits for an answer it takes none.
@@ -216,6 +292,7 @@ fn is_interrupted_by(status: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     use std::sync::mpsc::{Receiver, Sender, channel};
 
     use super::*;
@@ -303,6 +380,72 @@ mod tests {
         assert_eq!((0..MOST).take_while(|_| add(1)).count(), MOST / 2);
         assert_eq!((0..MOST).take_while(|_| add(2)).count(), MOST / 4);
         waits.end();
+    }
+
+    #[test]
+    fn looks_at_the_signals_of_many_threads_cost_little() {
+        const MANY: usize = 64;
+        // As long as the status of a thread with many groups takes.
+        fn read() {
+            let before = cpu_time();
+            while cpu_time() - before < Duration::from_millis(10) {
+                std::hint::spin_loop();
+            }
+        }
+        let [killed, interrupted] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+        let looks = Arc::new(AtomicUsize::new(0));
+        let signals = ThreadSignals {
+            is_killed: Box::new({
+                let killed = killed.clone();
+                move |_| killed.load(Ordering::Acquire)
+            }),
+            is_interrupted: Box::new({
+                let (interrupted, looks) = (interrupted.clone(), looks.clone());
+                move |_| {
+                    read();
+                    looks.fetch_add(1, Ordering::AcqRel);
+                    interrupted.load(Ordering::Acquire)
+                }
+            }),
+        };
+        let starter = Arc::new(ThreadStarter::new().unwrap());
+        let (waits, threads) = (Waits::with(&starter, signals), ThreadPool::new(&starter));
+        let (may, long) = (Arc::new(Mutex::new(false)), Duration::from_secs(60));
+        let add = || {
+            let (attempt, said) = attempt(&may);
+            waits.add(by(&threads, 1, None), attempt);
+            said
+        };
+        let start = Instant::now();
+        let all: Vec<_> = (0..MANY).map(|_| add()).collect();
+        std::thread::sleep(4 * LOOK);
+        let (looks, time) = (looks.load(Ordering::Acquire), start.elapsed());
+        // A first one, and one for each 12.8 s.
+        let most = (2 + time.as_secs() as usize / 12) * MANY;
+        assert!(looks <= most, "{looks} looks at {MANY} threads in {time:?}");
+        // Whatever a look takes, those who were killed end soon.
+        killed.store(true, Ordering::Release);
+        let start = Instant::now();
+        for said in all {
+            assert_eq!(said.recv_timeout(long), Ok(WaitAction::Fail(Errno::INTR)));
+        }
+        assert!(start.elapsed() < SELDOM, "{:?}", start.elapsed());
+        killed.store(false, Ordering::Release);
+        let one = add();
+        interrupted.store(true, Ordering::Release);
+        assert_eq!(one.recv_timeout(long), Ok(WaitAction::Fail(Errno::INTR)));
+        waits.end();
+    }
+
+    #[test]
+    fn a_killed_thread_is_seen_in_its_stat() {
+        let stat = |name: &str, pending: u64| format!("7 ({name}) S{} {pending} 0", " 1".repeat(27));
+        assert!(is_killed_by(&stat("x", 0x100)) && is_killed_by(&stat("a ) b", 0x102)));
+        assert!(!is_killed_by(&stat("x", 0)) && !is_killed_by(&stat("x", 2)) && !is_killed_by("7"));
+        assert!(!is_killed(me()) && is_killed(u32::MAX));
+        let looks = [(30, 1), (30, 512), (10_000, 1), (10_000, 50), (10_000, 512)];
+        let pauses = looks.map(|(took, threads)| pause_of_looks(Duration::from_micros(took), threads));
+        assert_eq!(pauses, [LOOK, LOOK, LOOK, 10 * LOOK, SELDOM]);
     }
 
     #[test]
