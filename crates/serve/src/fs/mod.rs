@@ -3,6 +3,7 @@
 mod answer;
 mod attr;
 mod callers;
+mod features;
 mod folders;
 mod ioctl;
 mod ops;
@@ -18,10 +19,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use fuser::{
-    BsdFileFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags,
-    KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite,
-    ReplyXattr, Request, TimeOrNow, WriteFlags,
+    BsdFileFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, IoctlFlags, KernelConfig,
+    LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty,
+    ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
+    TimeOrNow, WriteFlags,
 };
 use onehop_target::tree::Tree;
 use onehop_target::wire::{AttrChange, Caller, Make, ROOT, Xattr};
@@ -56,9 +57,6 @@ pub(crate) struct Mounted {
     reports: OpenReports,
 }
 
-/// Requests that the kernel hands over while earlier ones are not answered and nobody waits for each alone.
-const MOST_BACKGROUND: u16 = 1024;
-
 impl Mounted {
     pub fn new(shared: Arc<DaemonShared>, tree: Arc<dyn Tree>) -> Self {
         Self {
@@ -89,33 +87,7 @@ fn is_virtual(inode: INodeNo) -> bool {
 
 impl Filesystem for FuseHandler {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        if rustix::process::geteuid().is_root() {
-            // The kernel then also checks access control lists, which it asks us for.
-            let _ = config.add_capabilities(InitFlags::FUSE_POSIX_ACL);
-        }
-        if !self.shared.options.local_locks {
-            // The kernel asks for every lock.
-            let _ = config.add_capabilities(InitFlags::FUSE_POSIX_LOCKS | InitFlags::FUSE_FLOCK_LOCKS);
-        }
-        // Not FUSE_ATOMIC_O_TRUNC: with it the kernel has a program cut short before it finds that the program is running (ETXTBSY).
-        // Those that a kernel does not have are no loss.
-        for wish in [
-            InitFlags::FUSE_AUTO_INVAL_DATA,
-            InitFlags::FUSE_PARALLEL_DIROPS,
-            InitFlags::FUSE_HAS_IOCTL_DIR,
-            InitFlags::FUSE_MAX_PAGES,
-            // The kernel below takes set-id bits away from what is written, and knows where a folder's list replaces a umask.
-            InitFlags::FUSE_HANDLE_KILLPRIV,
-            InitFlags::FUSE_HANDLE_KILLPRIV_V2,
-            InitFlags::FUSE_DONT_MASK,
-        ] {
-            let _ = config.add_capabilities(wish);
-        }
-        // A mebibyte each: every thread has room for the longest.
-        let _ = config.set_max_write(1 << 20);
-        // Reads of cached files wait in the kernel beyond so many, in one row for all users; here users have turns.
-        let _ = config.set_max_background(MOST_BACKGROUND);
-        let _ = config.set_max_readahead(1 << 20);
+        features::request(config, self.shared.options.local_locks);
         Ok(())
     }
 

@@ -1,3 +1,5 @@
+//! Locks of owners, persons and ranges, compared with the kernel's.
+
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
