@@ -257,25 +257,30 @@ impl Array {
         let Some(exported) = self.exported.take() else { return Ok(()) };
         // This ends all waits for the drive.
         exported.stop();
-        let is_unused = self.is_unused_in_time();
-        let taken_back = exported.take_back();
-        if taken_back.is_err() || !matches!(is_unused, Ok(true)) {
+        let ended = match self.wait_until_unused() {
+            Ok(()) => exported.take_back().map_err(Error::from),
+            // A kernel that holds pages calls the queue for the next one.
+            Err(error) => {
+                exported.abandon();
+                Err(error)
+            }
+        };
+        if ended.is_err() {
             std::mem::forget((self.memory.clone(), self.pages.clone()));
         }
-        taken_back?;
-        if is_unused? { Ok(()) } else { Err(Error::InUse { patience: self.options.patience }) }
+        ended
     }
 
     /// Waits until no page is pinned or being read.
-    fn is_unused_in_time(&self) -> Result<bool> {
-        let begun = Instant::now();
+    fn wait_until_unused(&self) -> Result<()> {
+        let (begun, patience) = (Instant::now(), self.options.patience);
         while is_in_use(&self.directory()?) {
-            if begun.elapsed() >= self.options.patience {
-                return Ok(false);
+            if begun.elapsed() >= patience {
+                return Err(Error::InUse { patience });
             }
             std::thread::sleep(CLOSING_POLL_INTERVAL);
         }
-        Ok(true)
+        Ok(())
     }
 
     fn directory(&self) -> Result<Vec<u32>> {

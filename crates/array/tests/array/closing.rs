@@ -56,6 +56,9 @@ fn pin_a_page(
         tell.send(()).unwrap();
         then();
         assert_eq!(mem.load(pin.address()), word(1024));
+        // The next one needs the drive, if the array is over.
+        let next = array.pin(mem, 9 * 4096).map(|pin| mem.load(pin.address()));
+        assert!(matches!(next, Err(ArrayError::Read(_))) || next == Ok(word(9 * 1024)), "{next:?}");
     });
     pinned.recv().unwrap();
     running.unwrap()

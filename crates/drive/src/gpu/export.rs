@@ -334,10 +334,18 @@ impl ExportedQueue {
     /// When threads did not come out, or the drive is dead: the memory stays allocated then. Where threads did not come out,
     /// the queue's number is given to no other queue of this drive either: they may still ring its doorbells.
     pub fn take_back(mut self) -> Result<()> {
-        self.end(PATIENCE)
+        self.end(PATIENCE, false)
     }
 
-    fn end(&mut self, patience: Duration) -> Result<()> {
+    /// Gives the queue up because kernels may still call it: every call ends with `Stopped`. The handle stays allocated, and
+    /// the queue's number is given to no other queue of this drive.
+    pub fn abandon(mut self) {
+        // That threads may come in is known.
+        let _ = self.end(Duration::ZERO, true);
+    }
+
+    /// `called`: kernels may call the queue later, even if no thread is inside now.
+    fn end(&mut self, patience: Duration, called: bool) -> Result<()> {
         if std::mem::replace(&mut self.ended, true) {
             return Ok(());
         }
@@ -348,7 +356,7 @@ impl ExportedQueue {
             let _ = thread.join();
         }
         watch.shut(poison::OVER);
-        let empty = watch.is_empty_in_time(patience);
+        let empty = watch.is_empty_in_time(patience) && !called;
         watch.gate.count();
         let (drive, cell) = (&watch.queues.drive, &watch.queues.cell);
         cell.set_gate(None);
@@ -389,7 +397,7 @@ impl ExportedQueue {
 impl Drop for ExportedQueue {
     fn drop(&mut self) {
         // Nobody is there to be told.
-        let _ = self.end(PATIENCE);
+        let _ = self.end(PATIENCE, false);
     }
 }
 
@@ -420,7 +428,7 @@ mod tests {
         let mut left = queues.export(ns, &data, true).unwrap();
         let handle = left.watch.memory.handle.clone();
         handle.write(INSIDE + tally::INSIDE as usize, &1u32.to_le_bytes()).unwrap();
-        left.end(Duration::from_millis(20)).unwrap_err();
+        left.end(Duration::from_millis(20), false).unwrap_err();
         drop(left);
         let count = || handle.write(INSIDE + tally::WRITES as usize, &1u32.to_le_bytes()).unwrap();
         let queue = drive.queue().unwrap();
@@ -434,6 +442,12 @@ mod tests {
 
     #[test]
     fn the_number_of_a_queue_that_threads_did_not_leave_is_not_used_again() {
+        leave_a_queue(true);
+        leave_a_queue(false);
+    }
+
+    /// Queues are exported after a thread was left in one, or may call one later.
+    fn leave_a_queue(is_inside: bool) {
         let sim = onehop_sim::open("mem:1M?queues=3").unwrap();
         let drive = Drive::open(sim.port(), Options::default()).unwrap();
         let gpu = Arc::new(Emulated::new());
@@ -446,12 +460,15 @@ mod tests {
         for _ in 0..4 {
             export().take_back().unwrap();
         }
-        let mut left = export();
-        // A thread that has gone in, and does nothing more for now.
-        left.watch.memory.handle.write(INSIDE, &1u32.to_le_bytes()).unwrap();
-        let end = left.end(Duration::from_millis(20));
-        assert!(matches!(end, Err(Error::Gpu(_))), "{end:?}");
-        drop(left);
+        if is_inside {
+            let mut left = export();
+            // A thread that has gone in, and does nothing more for now.
+            left.watch.memory.handle.write(INSIDE, &1u32.to_le_bytes()).unwrap();
+            let end = left.end(Duration::from_millis(20), false);
+            assert!(matches!(end, Err(Error::Gpu(_))), "{end:?}");
+        } else {
+            export().abandon();
+        }
         drive.reset().unwrap();
         let others = [drive.queue().unwrap(), drive.queue().unwrap()];
         assert_eq!(others.each_ref().map(|queue| queue.id()), [2, 3]);
