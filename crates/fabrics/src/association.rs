@@ -197,7 +197,11 @@ impl Association {
         let due = start + QUEUE_TIMEOUT;
         let mut capsule = self.capsule.load(Ordering::Relaxed);
         if capsule == 0 {
-            capsule = self.learn_capsule(due)?;
+            capsule = match self.learn_capsule(due) {
+                // Every queue works without data in capsules; the next one may have better luck.
+                Err(Error::Command { .. }) => 0,
+                learned => learned?,
+            };
             self.capsule.store(capsule, Ordering::Relaxed);
         }
         let label = format!("queue {qid} of {}", self.target);

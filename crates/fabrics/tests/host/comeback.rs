@@ -49,6 +49,24 @@ fn a_namespace_that_cannot_be_identified_for_a_moment_is_still_the_same() {
     }
 }
 
+#[test]
+fn a_queue_is_connected_whether_or_not_the_size_of_capsules_is_known() {
+    for failing in 1..4 {
+        let target = Target::start(Config::default());
+        let mut count = 0;
+        target.refuse(move |qid, sqe| {
+            let counts = identifies(cns::CONTROLLER, qid, sqe);
+            count += u32::from(counts);
+            if counts && count == failing { Status::INTERNAL_ERROR } else { Status::SUCCESS }
+        });
+        let drive = open_with(&target, Options { writable: true, ..quick() });
+        read(&drive).unwrap();
+        let (ns, buffer) = (drive.namespace(1).unwrap(), drive.buffer(4 * BLOCK).unwrap());
+        drive.queue().unwrap().write(ns, 40, 4, &buffer, 0).unwrap();
+        assert_eq!(target.shared.seen.lock().unwrap().writes, [(40, 4)]);
+    }
+}
+
 /// The second namespace is lost, and the first goes on.
 fn only_the_second_is_lost(drive: &Drive) {
     read(drive).unwrap();
