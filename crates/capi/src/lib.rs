@@ -1,6 +1,6 @@
 //! libonehop.so: what `include/onehop/onehop.h` and `sdr.h` declare. Callers open a drive and a GPU, and export a queue
 //! with data memory to kernels. Each is a handle, which every call looks up in a table. The functions only wrap what
-//! Rust programs have in `onehop_drive`.
+//! Rust programs have in `onehop_drive`, `onehop_transfer` and `onehop_sdr`.
 //!
 //! Two things are global, as C programs expect: that table, and the message of the calling thread's last error.
 

@@ -6,11 +6,11 @@
 //!
 //! | entry | parameters | grid × block | dynamic shared memory |
 //! |---|---|---|---|
-//! | `onehop_owner_prepare` | `queues: *Queue, count: u32` | ⌈count/32⌉ × 32 | 0 |
-//! | `onehop_owner` | `queues: *Queue, exits: *[u32; 2], job: Job, warps: u32` | warps × 32 | [`params::OWNER_SHARED_BYTES`] |
+//! | `onehop_owner_prepare` | `queues: *KernelQueue, count: u32` | ⌈count/32⌉ × 32 | 0 |
+//! | `onehop_owner` | `queues: *KernelQueue, exits: *[u32; 2], job: KernelJob, warps: u32` | warps × 32 | [`params::OWNER_SHARED_BYTES`] |
 //! | `onehop_single` | as `onehop_owner`, for queues whose window is 1 | warps × 32 | [`params::SINGLE_SHARED_BYTES`] |
-//! | `onehop_shared_prepare` | `queues: *Queue, count: u32` | ⌈count/32⌉ × 32 | 0 |
-//! | `onehop_shared` | `queues: *Queue, exits: *[u32; 2], job: Job, warps: u32, count: u32` | any that holds `warps` warps, blocks of a multiple of 32, at most 768 | [`params::GROUP_SHARED_BYTES`] × warps of a block |
+//! | `onehop_shared_prepare` | `queues: *KernelQueue, count: u32` | ⌈count/32⌉ × 32 | 0 |
+//! | `onehop_shared` | `queues: *KernelQueue, exits: *[u32; 2], job: KernelJob, warps: u32, count: u32` | any that holds `warps` warps, blocks of a multiple of 32, at most 768 | [`params::GROUP_SHARED_BYTES`] × warps of a block |
 //!
 //! In owner mode `warps` is the count of queues: block `i` executes its equal part of the job on queue `i`. In shared mode warp
 //! `i` of the grid executes its equal part of the job on queue `i % count`; the rings' sizes are powers of two. Each warp

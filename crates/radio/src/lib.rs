@@ -17,7 +17,7 @@
 //! assert_eq!(ring.0.len(), BUFFERS as usize);
 //! ```
 //!
-//! The driver, the simulated board and the GPU compile the same source: no `std`, no allocation, no dependency.
+//! The driver, the simulated board and the GPU compile the same source: no `std`, no allocation.
 #![no_std]
 #![forbid(unsafe_code)]
 
