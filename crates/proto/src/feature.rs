@@ -248,11 +248,6 @@ impl EventConfig {
     }
 }
 
-/// Keep Alive Timer: dword 11, milliseconds; 0 is off.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[repr(transparent)]
-pub struct KeepAlive(pub u32);
-
 /// Host Controlled Thermal Management: dword 11.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(transparent)]

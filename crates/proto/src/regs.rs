@@ -97,10 +97,7 @@ pub const fn doorbell_of(at: u32, dstrd: u8) -> Option<(u16, bool)> {
 }
 
 mod memory;
-pub use memory::{
-    Bpinfo, Bprsel, Cmbebs, Cmbmsc, Cmbsts, Cmbswtp, Crto, Nssd, Nssr, Pmrcap, Pmrctl, Pmrebs, Pmrmsc,
-    Pmrsts, Pmrswtp,
-};
+pub use memory::{Cmbmsc, Cmbsts, Crto, Nssr};
 
 /// CAP: what the controller can do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
