@@ -4,7 +4,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands;
 
-/// Move bytes from a PCIe device into GPU memory in one hop, and report the route they took
+/// Move bytes from NVMe drives, files, RDMA NICs and SDR boards into GPU memory, and report the route they took
 #[derive(Parser)]
 #[command(
     name = "onehop",

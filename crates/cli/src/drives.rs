@@ -19,6 +19,14 @@ pub(crate) struct DriveArg {
     pub drive: String,
 }
 
+/// Which real drive.
+#[derive(clap::Args)]
+pub(crate) struct RealDriveArg {
+    /// The drive, by its PCI address: 0000:0b:00.0
+    #[arg(short = 'd', long = "drive", value_name = "DRIVE")]
+    pub drive: String,
+}
+
 /// Finds the controller that a description names, and prints warnings about it.
 pub(crate) fn find(spec: &str, stop: &StopFlag) -> Result<FoundController> {
     // After Ctrl-C, any error is due to it.

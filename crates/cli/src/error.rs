@@ -75,12 +75,9 @@ pub(crate) enum CliError {
     /// The same, for a write that a target across the network may still execute.
     #[error("stopped; queues are deleted, and drives released. {0}")]
     StoppedWrite(onehop_drive::Error),
-    /// The same, for files of this machine, where no device was driven.
-    #[error("stopped before the end; the memory that was filled is freed")]
-    Stopped,
-    /// The same, for a server, which ends in no other way.
-    #[error("stopped; the socket is removed")]
-    ServerStopped,
+    /// The same where no drive was driven: in what state things are now.
+    #[error("stopped; {0}")]
+    Stopped(&'static str),
 }
 
 /// What a failure looks like in JSON.
@@ -98,9 +95,14 @@ pub(crate) struct ErrorDoc {
 }
 
 impl CliError {
-    /// The same where no device was driven.
+    /// The same where files of this machine were read.
     pub(crate) fn of_files(self) -> Self {
-        if matches!(self, Self::Interrupted) { Self::Stopped } else { self }
+        self.or_stopped("the memory that was filled is freed")
+    }
+
+    /// The same where no drive was driven.
+    pub(crate) fn or_stopped(self, now: &'static str) -> Self {
+        if matches!(self, Self::Interrupted) { Self::Stopped(now) } else { self }
     }
 
     /// The same of a write: one whose outcome is unknown ended because its caller asked for that.
@@ -198,7 +200,7 @@ impl CliError {
                 | Drive::Placement { .. }
                 | Drive::NoQueue { .. },
             ) => "not_possible",
-            Self::Interrupted | Self::StoppedWrite(_) | Self::Stopped | Self::ServerStopped => "interrupted",
+            Self::Interrupted | Self::StoppedWrite(_) | Self::Stopped(_) => "interrupted",
             Self::Mismatch(_) => "mismatch",
             _ => "failed",
         }

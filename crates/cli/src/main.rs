@@ -78,15 +78,18 @@ pub(crate) fn run(command: &Command, context: &CommandContext) -> Result<Report>
 
 /// Prints what clap reports: help and version, or wrong arguments.
 fn refuse(error: &clap::Error) -> ExitCode {
-    report::print_usage(error);
+    let printed = report::print_usage(error);
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
-        return ExitCode::SUCCESS;
+        return ExitCode::from(printed.map_or_else(|error| report::print_error(&error, false), |()| 0));
     }
     // The arguments could not be parsed, so the flag has to be looked for by hand.
     if std::env::args_os().take_while(|arg| arg != "--").any(|arg| arg == "--json") {
         let text = error.to_string();
-        // What is wrong; how to use the command follows after an empty line.
-        let wrong = text.split("\n\n").next().unwrap_or_default();
+        // What is wrong; how to use the command follows after an empty line. Help begins with what the command is for.
+        let wrong = match error.kind() {
+            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => "a command is missing",
+            _ => text.split("\n\n").next().unwrap_or_default(),
+        };
         let words: Vec<_> = wrong.strip_prefix("error: ").unwrap_or(wrong).split_whitespace().collect();
         report::print_error_document(&CliError::Usage(words.join(" ")));
     }

@@ -15,30 +15,39 @@ pub(crate) struct TransientBar(ProgressBar);
 
 impl TransientBar {
     /// A bar for this many bytes.
-    pub(crate) fn new(what: &'static str, bytes: u64) -> Self {
+    pub(crate) fn of_bytes(what: &'static str, bytes: u64) -> Self {
+        Self::with_template(what, bytes, "{msg} [{wide_bar}] {bytes}/{total_bytes} {rate}")
+    }
+
+    /// A bar for this many measurements.
+    pub(crate) fn of_steps(what: &'static str, steps: u64) -> Self {
+        Self::with_template(what, steps, "{msg} [{wide_bar}] {pos} of {len}")
+    }
+
+    fn with_template(what: &'static str, total: u64, template: &str) -> Self {
         if !crate::terminal::has_bars() {
             return Self(ProgressBar::hidden());
         }
-        let bar = ProgressBar::new(bytes).with_message(what);
-        if let Ok(style) = ProgressStyle::with_template("{msg} [{wide_bar}] {bytes}/{total_bytes} {rate}") {
+        let bar = ProgressBar::new(total).with_message(what);
+        if let Ok(style) = ProgressStyle::with_template(template) {
             let rate = move |state: &ProgressState, out: &mut dyn Write| {
                 // An error here has nowhere to go.
-                let _ = out.write_str(&rate(state.pos(), bytes, state.elapsed()));
+                let _ = out.write_str(&rate(state.pos(), total, state.elapsed()));
             };
             bar.set_style(style.with_key("rate", rate));
         }
         Self(bar)
     }
 
-    /// A function that sets how many bytes are done.
+    /// A function that sets how much is done.
     pub(crate) fn setter(&self) -> impl Fn(u64) + Send + use<> {
         let bar = self.0.clone();
-        move |bytes| bar.set_position(bytes)
+        move |done| bar.set_position(done)
     }
 
-    /// Adds bytes that are done.
-    pub(crate) fn add(&self, bytes: u64) {
-        self.0.inc(bytes);
+    /// Adds what is done.
+    pub(crate) fn add(&self, done: u64) {
+        self.0.inc(done);
     }
 }
 

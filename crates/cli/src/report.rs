@@ -205,10 +205,9 @@ pub(crate) fn warn(what: &str) {
 }
 
 /// Prints clap's output: help as it is, because clap wraps it; errors wrapped here, because clap does not.
-pub(crate) fn print_usage(error: &clap::Error) {
+pub(crate) fn print_usage(error: &clap::Error) -> Result<()> {
     let err = std::io::stderr();
-    // A closed pipe is no reason to fail.
-    let _ = match terminal::width(std::io::stderr()).filter(|_| error.use_stderr()) {
+    let written = match terminal::width(std::io::stderr()).filter(|_| error.use_stderr()) {
         Some(width) => {
             let said = error.render();
             let said = if terminal::has_colour(&err) { said.ansi().to_string() } else { said.to_string() };
@@ -218,6 +217,7 @@ pub(crate) fn print_usage(error: &clap::Error) {
         }
         None => error.print(),
     };
+    printed(written)
 }
 
 /// Prints a line on stderr; a closed stderr is no reason to stop.

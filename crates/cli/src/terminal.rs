@@ -23,7 +23,7 @@ pub(crate) fn has_bars() -> bool {
 }
 
 fn is_dumb() -> bool {
-    std::env::var_os("TERM").is_some_and(|term| term == "dumb")
+    std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb")
 }
 
 /// How many columns this terminal has; none for a file or a pipe, whose lines stay as long as they are.

@@ -86,7 +86,7 @@ pub(crate) struct TransferWatch<'a> {
 
 impl<'a> TransferWatch<'a> {
     pub(crate) fn new(what: &'static str, bytes: u64, stop: &'a StopFlag) -> Self {
-        Self { bar: TransientBar::new(what, bytes), stop }
+        Self { bar: TransientBar::of_bytes(what, bytes), stop }
     }
 }
 

@@ -110,7 +110,7 @@ class Stream:
 def warn_of_cpu(outcome: Optional[Outcome]) -> None:
     """For callers of our caller, who named no device and may believe that a GPU has the tensors."""
     if outcome is not None and "gpu" in outcome.simulated:
-        warnings.warn(f"{outcome.gpu_why}; device='cpu' asks for that", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"{outcome.gpu_why}. Pass device='cpu' to silence this", RuntimeWarning, stacklevel=3)
 
 
 class TorchMemory:

@@ -135,7 +135,7 @@ fn table(rows: &[QueueRow]) -> SortableTable {
     let columns = vec![
         Column::new("side", "who drives the queue"),
         Column::minor("mode", "owner: a thread or warp for each queue; shared: many threads on one"),
-        Column::minor("rings", "where the queues lie"),
+        Column::minor("rings", "where the queues are"),
         Column::new("queues", "how many"),
         Column::new("depth", "commands in flight on each"),
         Column::minor("threads", "CPU or GPU threads on each"),

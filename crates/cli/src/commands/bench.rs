@@ -84,7 +84,7 @@ struct QueueArgs {
     drive: Option<String>,
     #[command(flatten)]
     gpu: GpuArg,
-    /// Commands in flight on each queue, 1 to 32767, one row each
+    /// Commands in flight on each queue, one row each: 1 to 4095, on the GPU to 32767
     #[arg(long, value_delimiter = ',', default_value = "1,2,8,32,64,256", value_parser = units::within::<u32>(1..=32767))]
     depth: Vec<u32>,
     /// CPU: bytes of a command [default: 4K]
@@ -99,7 +99,7 @@ struct QueueArgs {
     /// GPU: threads on each queue of --mode shared, 1 to 65536 [default: 1024]
     #[arg(long, value_delimiter = ',', value_parser = units::within::<u32>(1..=65536))]
     threads: Vec<u32>,
-    /// GPU: where the queues lie [default: vram]
+    /// GPU: where the queues are [default: vram]
     #[arg(long, value_delimiter = ',')]
     rings: Vec<QueuePlacement>,
     /// GPU: where the null controller runs [default: gpu]

@@ -3,7 +3,7 @@
 use onehop_pci::{DeviceKind, Root, Usage};
 use serde_json::json;
 
-use crate::drives::{self, DriveArg};
+use crate::drives::{self, RealDriveArg};
 use crate::error::Result;
 use crate::report::{Report, ReportText};
 
@@ -16,7 +16,7 @@ use crate::report::{Report, ReportText};
 )]
 pub(crate) struct BindArgs {
     #[command(flatten)]
-    drive: DriveArg,
+    drive: RealDriveArg,
     /// The kernel driver to bind the drive to
     #[arg(long, value_name = "NAME", default_value = "vfio-pci", value_parser = ["vfio-pci", "onehop"])]
     driver: String,
@@ -27,7 +27,7 @@ pub(crate) struct BindArgs {
 #[command(after_help = "Example:\n  onehop drive unbind -d 0000:0b:00.0")]
 pub(crate) struct UnbindArgs {
     #[command(flatten)]
-    drive: DriveArg,
+    drive: RealDriveArg,
 }
 
 /// Runs `bind`.

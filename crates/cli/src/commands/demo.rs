@@ -123,7 +123,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
         path: fat::PATH,
         file_system: on_drive.file_system.unwrap_or_default(),
         block_bytes: block_bytes(ns),
-        extents: &landed.extents,
+        extents: &merged(&landed.extents),
         tensors: tensors.len(),
         tensor_checks: &tensors,
         faults: &args.fault,
@@ -208,6 +208,20 @@ fn judge(document: &DemoDocument<'_>, verified: bool) -> Option<CliError> {
     Some(CliError::Failed(format!(
         "the simulated drive saw {count} of NVMe broken, first {first}; this is a defect of onehop"
     )))
+}
+
+/// Ranges of blocks in their order, with none that overlap or follow each other.
+fn merged(runs: &[(u64, u64)]) -> Vec<(u64, u64)> {
+    let mut sorted = runs.to_vec();
+    sorted.sort_unstable();
+    let mut merged: Vec<(u64, u64)> = Vec::new();
+    for (lba, blocks) in sorted {
+        match merged.last_mut() {
+            Some((first, count)) if lba <= *first + *count => *count = (*count).max(lba + blocks - *first),
+            _ => merged.push((lba, blocks)),
+        }
+    }
+    merged
 }
 
 fn tell(document: &DemoDocument<'_>, drive: &Drive) -> ReportText {

@@ -127,7 +127,7 @@ pub(crate) fn device(facts: &Facts, name: &str) -> Result<Address> {
 fn write(root: &Root, facts: &Facts, folder: &Path) -> Result<()> {
     let Some(mut record) = root.record() else { return Ok(()) };
     let kernel = &facts.kernel;
-    let by = env!("CARGO_PKG_VERSION");
+    let by = env!("ONEHOP_VERSION");
     record.about = format!("{}, kernel {}, recorded by onehop {by}", kernel.cpu.name, kernel.release);
     std::fs::create_dir_all(folder).map_err(|e| CliError::file("creating", folder, e))?;
     let path = folder.join("system.json");

@@ -36,7 +36,7 @@ pub(crate) use local::{FilePart, read};
                         '*q_proj.weight=0' --cut '*o_proj.weight=1'\n  onehop load llama-70b/ -g 0,1,2,3 --cut \
                         '*q_proj.weight=0'\n  onehop load model/ --plan --json\n  onehop load -d \
                         sim:ext4.img --path /models/llama --route gpu/posted --verify\n\nA directory is loaded by its \
-                        *.index.json, or all of its *.safetensors, or its GGUF file."
+                        *.index.json, its only *.safetensors or shards of one model, or its GGUF file."
 )]
 pub(crate) struct Args {
     /// Files, indexes (*.index.json) or directories; together they are one model. Where the build has it (--features

@@ -1,8 +1,9 @@
 //! `onehop man`: manual pages of all commands.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Command, CommandFactory};
+use clap_mangen::Man;
 use serde_json::json;
 
 use crate::args;
@@ -22,19 +23,19 @@ pub(crate) fn run(args: &Args) -> Result<Report> {
     std::fs::create_dir_all(&args.dir).map_err(|e| CliError::file("create", &args.dir, e))?;
     let mut command = args::Args::command().version(env!("CARGO_PKG_VERSION")).disable_help_subcommand(true);
     command.build();
-    clap_mangen::generate_to(command.clone(), &args.dir)
-        .map_err(|e| CliError::file("write manual pages to", &args.dir, e))?;
     let mut files = Vec::new();
-    names(&command, "onehop", &mut files);
+    pages(&command, &args.dir, &mut files)
+        .map_err(|e| CliError::file("write manual pages to", &args.dir, e))?;
     let mut text = ReportText::default();
     text.row("pages", format!("{} in {}", files.len(), args.dir.display()));
     Report::new(json!({ "dir": args.dir.display().to_string(), "pages": files }), text)
 }
 
-/// The file of a command's page, and those of its subcommands.
-fn names(command: &Command, name: &str, files: &mut Vec<String>) {
-    files.push(format!("{name}.1"));
-    for below in command.get_subcommands() {
-        names(below, &format!("{name}-{}", below.get_name()), files);
-    }
+/// Writes a command's page and those of its subcommands; adds their names.
+fn pages(command: &Command, dir: &Path, files: &mut Vec<String>) -> std::io::Result<()> {
+    let page =
+        Man::new(command.clone()).source(concat!("onehop ", env!("CARGO_PKG_VERSION"))).manual("onehop");
+    files.push(page.get_filename());
+    page.generate_to(dir)?;
+    command.get_subcommands().try_for_each(|below| pages(below, dir, files))
 }

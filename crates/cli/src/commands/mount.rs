@@ -28,7 +28,7 @@ pub(crate) struct Args {
     /// Mount over a folder that is not empty, which hides what it holds
     #[arg(long, conflicts_with = "status")]
     nonempty: bool,
-    /// The folder whose files are served
+    /// The folder whose files are served, unless --target names another machine's
     #[arg(long, required_unless_present_any = ["status", "target"])]
     root: Option<PathBuf>,
     /// The `onehop target` to mount: HOST:PORT, or several addresses of one target, separated by commas

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::drives::{self, DriveArg};
+use crate::drives::{self, RealDriveArg};
 use crate::error::Result;
 use crate::report::{Report, ReportText};
 use crate::units;
@@ -18,7 +18,7 @@ use onehop_pci::Root;
 )]
 pub(crate) struct Args {
     #[command(flatten)]
-    drive: DriveArg,
+    drive: RealDriveArg,
     /// How long to wait for the drive
     #[arg(long, value_name = "TIME", value_parser = units::parse_time, default_value = "10s")]
     timeout: Duration,

@@ -152,7 +152,7 @@ fn step(
     let inner = CommandContext { stop: context.stop.clone(), json: true };
     let (document, text, failed) = match crate::run(&parsed.command, &inner) {
         Ok(report) => report.into_parts()?,
-        Err(error @ (CliError::Interrupted | CliError::Stopped)) => return Err(error),
+        Err(error @ (CliError::Interrupted | CliError::Stopped(_))) => return Err(error),
         Err(error) => {
             let document = Versioned::new(&json!({ "error": error.document() })).to_value()?;
             (document, format!("onehop: {error}\n"), Some(error))

@@ -27,8 +27,8 @@ const SHOWN: usize = 40;
                   -device '{\"driver\":\"vfio-user-pci\",\"socket\":{\"type\":\"unix\",\"path\":\"/tmp/drive.sock\"}}'\n\
                   and with shared guest memory:\n  \
                   -object memory-backend-memfd,id=ram,size=1G,share=on -machine q35,memory-backend=ram\n\n\
-                  onehop uses it as -d vfio-user:/tmp/drive.sock. For SPDK, name the socket cntrl, use its\n\
-                  folder as address, and add --map-doorbells and --forgive-memory-space."
+                  onehop uses it as -d vfio-user:/tmp/drive.sock. For SPDK, name the socket cntrl,\n\
+                  use its folder as address, and add --map-doorbells and --forgive-memory-space."
 )]
 pub(crate) struct Args {
     /// The drive: sim:mem:64M, sim:IMAGE?lba=4096&mdts=5; or the board: sim:usdr?rate=1M (see onehop sdr rx --help)
@@ -151,7 +151,11 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     };
     server.run(&function, &|| done.get() || context.stop.is_set(), &tell)?;
     let report = report(args, &served, clients.get(), refused.get())?;
-    Ok(if context.stop.is_set() { report.failed(Some(CliError::ServerStopped)) } else { report })
+    Ok(if context.stop.is_set() {
+        report.failed(Some(CliError::Stopped("the socket is removed")))
+    } else {
+        report
+    })
 }
 
 /// Prints it on stderr; a closed stderr is no reason to stop.

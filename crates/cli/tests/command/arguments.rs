@@ -145,9 +145,34 @@ fn every_command_has_a_manual_page() {
     for name in wanted {
         let page = std::fs::read_to_string(folder.join(&name)).unwrap();
         assert!(page.contains(".SH SYNOPSIS") && page.contains("Example"), "{name}");
+        let version = format!("\"onehop {}\"", env!("CARGO_PKG_VERSION"));
+        assert!(page.lines().any(|line| line.starts_with(".TH ") && line.contains(&version)), "{name}");
     }
     std::fs::remove_dir_all(&folder).unwrap();
     refuse(&["man", "/dev/null/man"], 1, "/dev/null/man");
+}
+
+#[test]
+fn help_that_cannot_be_written_is_a_failure() {
+    for args in [&["--help"][..], &["--version"], &["drive", "--help"]] {
+        let full = std::fs::File::create("/dev/full").unwrap();
+        let mut command = crate::run::command(args);
+        let output = command.stdout(full).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
+        assert!(said.contains("standard output"), "{args:?}: {said}");
+    }
+}
+
+#[test]
+fn a_missing_command_is_what_json_reports() {
+    for args in [&["--json"][..], &["--json", "drive"], &["bench", "--json"], &["sdr", "--json"]] {
+        let output = crate::run::command(args).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let message = document["error"]["message"].as_str().unwrap();
+        assert!(message.contains("requires a subcommand") || message == "a command is missing", "{message}");
+    }
 }
 
 #[test]
@@ -312,7 +337,6 @@ fn options_of_another_source_are_refused() {
         &["load", "m.safetensors", "--depth", "64"],
         &["load", "m.safetensors", "--timeout", "2s"],
         &["read", "m.safetensors", "--depth", "64"],
-        &["bench", "load", "m.safetensors", "--depth", "64"],
         &["map", "m.safetensors", "--path", "/m", "--out", "m.map"],
         &["mount", "mnt", "--root", "src", "--transport", "rdma"],
         &["mount", "mnt", "--root", "src", "--nic", "mlx5_9"],

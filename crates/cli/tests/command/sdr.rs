@@ -321,4 +321,5 @@ fn ctrl_c_ends_in_order() {
     assert_eq!(output.status.code(), Some(130), "{output:?}");
     let document = document("sdr rx", &output);
     assert_eq!(document["error"]["kind"], "interrupted");
+    assert_eq!(document["error"]["message"], "stopped; the board is at rest");
 }

@@ -270,7 +270,8 @@ fn colours_are_shown_where_they_are_wanted() {
     let args = ["doctor", "--from", "example"];
     let text = on_terminal(&args, USUAL).1;
     assert!(text.contains("\x1b[1mEnvironment\x1b[0m") && text.contains("\x1b[33mwarn"), "{text:?}");
-    for plain in [&[("TERM", "xterm-256color"), ("NO_COLOR", "1")][..], &[("TERM", "dumb")]] {
+    for plain in [&[("TERM", "xterm-256color"), ("NO_COLOR", "1")][..], &[("TERM", "dumb")], &[("TERM", "")]]
+    {
         let text = on_terminal(&args, plain).1;
         assert!(text.contains("Environment") && !text.contains('\x1b'), "{plain:?}: {text:?}");
     }

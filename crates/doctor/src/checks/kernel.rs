@@ -38,7 +38,7 @@ fn p2pdma(facts: &Facts) -> Check {
     match facts.kernel.option("CONFIG_PCI_P2PDMA") {
         Some(true) => check("kernel.p2pdma", Status::Pass, "CONFIG_PCI_P2PDMA is on", why).by(by),
         Some(false) => check("kernel.p2pdma", Status::Warn, "CONFIG_PCI_P2PDMA is off", why)
-            .fix("Use a kernel with it (most distributions enable it)")
+            .fix("Use a kernel with CONFIG_PCI_P2PDMA (most distributions enable it)")
             .by(by),
         None => check("kernel.p2pdma", Status::Unknown, "the kernel's options are unknown", why)
             .fix("Read /boot/config-$(uname -r) on the host"),

@@ -92,7 +92,7 @@ fn container(facts: &Facts) -> Option<Check> {
     } else {
         let found = format!("{inside}; missing: {}", missing.join(", "));
         Check::new("place.container", CheckGroup::Place, Status::Warn, found, why)
-            .fix("Start the container with what is missing, or run on the host")
+            .fix("Start the container with the missing mounts and rights listed above, or run on the host")
     };
     Some(check)
 }

@@ -26,7 +26,7 @@ pub enum Error {
         names: Vec<String>,
     },
     /// A directory whose files may be several models, judging by their names.
-    #[error("{directory} holds files that need not belong together ({}); name those of one model", choices.join(", "))]
+    #[error("{directory} may contain several models ({}); name the files to load", choices.join(", "))]
     Apart {
         /// The directory.
         directory: String,

@@ -256,14 +256,16 @@ fn rows(
     let caches = if args.cache.is_empty() { &standard[..] } else { &args.cache };
     let batches = args.batches.unwrap_or(if table.gpu.gpu.simulated() { 20 } else { 100 });
     let gathers = u64::from(batches) + 1;
-    let each: u64 = args.batch.iter().map(|batch| u64::from(*batch) * args.row * gathers).sum();
-    let bar = TransientBar::new("gathering", each * (sources.len() * caches.len()) as u64);
+    let bar = TransientBar::of_steps(
+        "gathering",
+        gathers * (sources.len() * caches.len() * args.batch.len()) as u64,
+    );
     let mut rows = Vec::new();
     for source in &sources {
         for cache in caches {
             for batch in &args.batch {
                 let gathered = || {
-                    bar.add(u64::from(*batch) * args.row);
+                    bar.add(1);
                     context.stop.check()
                 };
                 let sizes = (*cache, *batch, batches);

@@ -48,7 +48,7 @@ pub(crate) fn machine() -> Machine {
         cpu: name.map_or("unknown", |(_, name)| name.trim()).to_owned(),
         processors: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
         kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
-        onehop: env!("CARGO_PKG_VERSION").to_owned(),
+        onehop: env!("ONEHOP_VERSION").to_owned(),
         unix_time: now.map_or(0, |time| time.as_secs()),
     }
 }

@@ -189,7 +189,7 @@ impl ScratchFile {
         let failed = |e| CliError::file("creating", path, e);
         let mut file = std::fs::File::options().write(true).create_new(true).open(path).map_err(failed)?;
         let scratch = Self(path.to_owned());
-        let bar = TransientBar::new("filling the file", bytes);
+        let bar = TransientBar::of_bytes("filling the file", bytes);
         let (mut done, mut noise, mut chunk) = (0, Noise(0), vec![0_u8; 1 << 20]);
         while done < bytes {
             context.stop.check()?;
@@ -330,7 +330,7 @@ fn measure(
     let effort = Effort { bytes: args.memory.unwrap_or(bytes), ops, time, repeats: args.repeats };
     let sweep = Sweep::new(target, effort, &limit).stopped_by(context.stop.signal());
     let cells = cells(args, unit);
-    let bar = TransientBar::new("measuring", (cells.len() * routes.len()) as u64);
+    let bar = TransientBar::of_steps("measuring", (cells.len() * routes.len()) as u64);
     let mut results = results(of, gpu);
     for cell in &cells {
         context.stop.check()?;

@@ -145,7 +145,8 @@ fn warn_of_leftover(path: &str, error: Errno) {
 /// Runs the command.
 pub(super) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     // After Ctrl-C, any error is due to it.
-    measure_all(args, context).map_err(|error| context.stop.check().err().unwrap_or(error))
+    measure_all(args, context)
+        .map_err(|error| context.stop.check().err().unwrap_or(error).or_stopped("the connections are closed"))
 }
 
 fn measure_all(args: &Args, context: &CommandContext) -> Result<Report> {
@@ -321,7 +322,8 @@ fn measure(
         transports.iter().map(|t| if *t == Transport::Tcp { "tcp/host" } else { "rdma/host" }).collect();
     let mut results =
         Results::new(report::machine(), name, "none: memory of this machine".into(), Vec::new());
-    let bar = TransientBar::new("measuring", (args.io.len() * args.block.len() * args.depth.len()) as u64);
+    let bar =
+        TransientBar::of_steps("measuring", (args.io.len() * args.block.len() * args.depth.len()) as u64);
     for io in &args.io {
         for (block, depth) in args.block.iter().flat_map(|b| args.depth.iter().map(move |d| (*b, *d))) {
             context.stop.check()?;

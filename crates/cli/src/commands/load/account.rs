@@ -186,7 +186,7 @@ pub(super) fn tell(d: &LoadDocument) -> ReportText {
         format!("{} of GPU memory for {} of tensors", units::bytes(went.gpu_bytes), units::bytes(went.bytes)),
     );
     if let Some(crc) = &d.crc32c {
-        text.row("crc32c", format!("{crc} of the tensors as they lie in GPU memory"));
+        text.row("crc32c", format!("{crc} of the tensors in GPU memory"));
     }
     text.row(
         "verified",

@@ -21,13 +21,11 @@ use crate::commands::bench::report;
 use crate::error::{CliError, Result};
 use crate::gpus::{self, Chosen, GpuArg};
 use crate::report::{Report, ReportText};
-use crate::transfer::RouteArgs;
 use crate::units;
 
 /// Measure how fast model files get into GPU memory
 #[derive(clap::Args)]
 #[command(
-    mut_arg("route", |route| route.help("The route: auto (the best that works), or exactly cpu/cached, cpu/pinned or cufile")),
     after_help = "Examples:\n  onehop bench load model/ --loads 5 --json\n  onehop bench load model/ -g 0,1\n  onehop bench load model/ \
                         --report here\n\nWith several GPUs \
                         each gets all of the model, which is read once. The first load's bytes are compared with the files, \
@@ -36,12 +34,17 @@ use crate::units;
 )]
 pub(crate) struct Args {
     /// Files, indexes (*.index.json) or directories; together they are one model
-    #[arg(value_name = "FILE", required = true, conflicts_with_all = crate::transfer::OF_DRIVES)]
+    #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
     #[command(flatten)]
     gpu: GpuArg,
-    #[command(flatten)]
-    route: RouteArgs,
+    /// The route: auto (the best that works), or exactly cpu/cached, cpu/pinned or cufile
+    #[arg(long, value_name = "ROUTE", default_value = "auto", value_parser = parse_route)]
+    route: RouteChoice,
+    /// The CPU threads that read out of the page cache, and as many past it, 1 to 256 [default: one for each CPU less an
+    /// eighth, 16 at most, and 16]
+    #[arg(long, value_name = "N", value_parser = units::within::<u32>(1..=256))]
+    threads: Option<u32>,
     /// How often they are loaded, 1 to 1000
     #[arg(long, default_value_t = 5, value_parser = units::within::<u32>(1..=1000))]
     loads: u32,
@@ -75,12 +78,12 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
 }
 
 fn measure(args: &Args, context: &CommandContext) -> Result<Report> {
-    let RouteChoice::Ring(route) = parse_route(args.route.route.name()).map_err(CliError::Usage)? else {
+    let RouteChoice::Ring(route) = args.route else {
         let why = "only the kernel reads files of a mounted file system";
         return Err(CliError::not_possible("this route", why, "Use auto, cpu/pinned, cpu/cached or cufile"));
     };
     let _folders = report::folder(args.report.as_deref())?;
-    let options = Options { route, threads: args.route.reading_threads()?, slot: None };
+    let options = Options { route, threads: args.threads.map(|threads| threads as usize), slot: None };
     let model = open(&args.files, context)?;
     descriptors::must_suffice(&model)?;
     let plan = ring_plan(&model, &Selection::default())?;

@@ -131,7 +131,7 @@ pub(super) fn execute(
     let plans: Vec<_> = shares.iter().map(|share| &share.plan).collect();
     let to_read = prepared.read_bytes();
     let engines = RingEngine::start_all(&gpus, &plans, prepared)?;
-    let bar = TransientBar::new("loading", to_read);
+    let bar = TransientBar::of_bytes("loading", to_read);
     let watched = |mut engine: RingEngine| {
         let (show, stop) = (bar.setter(), context.stop.clone());
         engine.watch(move |read| {

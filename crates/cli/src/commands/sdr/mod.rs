@@ -34,13 +34,17 @@ pub(crate) enum SdrCommand {
 
 /// Runs one of them.
 pub(crate) fn run(command: &SdrCommand, context: &CommandContext) -> Result<Report> {
-    match command {
+    let ended = match command {
         SdrCommand::Info(args) => info::run(args),
         SdrCommand::Rx(args) => rx::run(args, context),
         SdrCommand::Tx(args) => tx::run(args, context),
         SdrCommand::Selftest(args) => selftest::run(args, context),
-    }
+    };
+    ended.map_err(|error| error.or_stopped(AT_REST))
 }
+
+/// What has become of a board after Ctrl-C.
+const AT_REST: &str = "the board is at rest";
 
 /// How samples are packed.
 #[derive(Clone, clap::Args)]

@@ -366,7 +366,7 @@ impl RxSummary<'_> {
         if let Some(broken) = self.opened.broken_rule() {
             return Some(broken);
         }
-        self.taken.stopped.then_some(CliError::Interrupted)
+        self.taken.stopped.then_some(CliError::Stopped(super::AT_REST))
     }
 
     fn document(&self, args: &Args) -> Value {
@@ -434,7 +434,7 @@ impl RxSummary<'_> {
         text.row(
             "received",
             format!(
-                "{} samples ({}) in {:.2} s: {:.3} million a second, {:.3} GB/s{}",
+                "{} samples ({}) in {:.2} s: {:.3} MS/s, {:.3} GB/s{}",
                 counts.delivered,
                 self.shape.format,
                 self.seconds(),

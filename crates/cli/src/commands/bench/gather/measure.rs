@@ -131,7 +131,7 @@ impl<'a> GatherTable<'a> {
             )
         })?;
         bytes.resize(size, 0);
-        let bar = TransientBar::new("reading the table", size as u64);
+        let bar = TransientBar::of_bytes("reading the table", size as u64);
         let step = STEP.next_multiple_of(unit as usize);
         for (chunk, at) in bytes.chunks_mut(step).zip((0..).step_by(step)) {
             stop.check()?;
