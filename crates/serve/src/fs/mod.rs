@@ -349,7 +349,7 @@ impl Filesystem for FuseHandler {
         inode: INodeNo,
         handle: FileHandle,
         _flags: OpenFlags,
-        owner: Option<LockOwner>,
+        _owner: Option<LockOwner>,
         _flush: bool,
         reply: ReplyEmpty,
     ) {
@@ -358,7 +358,7 @@ impl Filesystem for FuseHandler {
         } else {
             let gone = self.shared.opens.close(handle.0);
             let uid = gone.as_ref().map_or(request.uid(), |gone| gone.uid());
-            self.end_locks(uid, inode, (owner, handle), gone.clone());
+            self.end_locks(uid, inode, handle, gone.clone());
             if let Some(gone) = gone {
                 self.aside(uid, move |this| this.shared.opens.let_go(gone));
             }

@@ -195,14 +195,8 @@ impl FuseHandler {
 
     /// The last process has closed it: the locks of that handle go. Its owners are forgotten at once, because the next open file
     /// may have the number of one of them.
-    pub(super) fn end_locks(
-        &self,
-        uid: u32,
-        inode: INodeNo,
-        (owner, handle): (Option<LockOwner>, FileHandle),
-        open: Option<Arc<Open>>,
-    ) {
-        let gone = self.shared.locks.closed(inode.0, owner.map(|owner| owner.0), handle.0);
+    pub(super) fn end_locks(&self, uid: u32, inode: INodeNo, handle: FileHandle, open: Option<Arc<Open>>) {
+        let gone = self.shared.locks.closed(inode.0, handle.0);
         if gone.is_empty() {
             return;
         }

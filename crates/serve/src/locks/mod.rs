@@ -61,7 +61,7 @@ impl Holder {
     }
 }
 
-/// An owner in the index, and by which handles it has asked. When one of them is closed nothing is left of it.
+/// An owner in the index, and the open handles by which it has asked. It goes with the last of them.
 struct KnownHolder {
     holder: Arc<Holder>,
     handles: HashSet<u64>,
@@ -88,6 +88,18 @@ impl FileLocks {
             }
         }
         Some(gone.holder)
+    }
+
+    /// Removes the owners that have asked by a handle, and by no other that is still open. A handle may be closed late: by then the
+    /// kernel may have given the number of its owner to the next open file, which has asked by another handle.
+    fn close(&mut self, handle: u64) -> Vec<Arc<Holder>> {
+        let askers = self.by_handle.remove(&handle).unwrap_or_default();
+        let close = |owner| {
+            let known = self.owners.get_mut(&owner)?;
+            known.handles.remove(&handle);
+            if known.handles.is_empty() { self.remove(owner) } else { None }
+        };
+        askers.into_iter().filter_map(close).collect()
     }
 }
 
@@ -239,13 +251,12 @@ impl Locks {
         had_locks
     }
 
-    /// Nobody has the open file any more: who asked by it is not found from now on, and what they had locked is to be let go.
-    pub fn closed(&self, inode: u64, owner: Option<u64>, handle: u64) -> Vec<Arc<Holder>> {
+    /// A handle is closed: the owners that asked by it alone are not found from now on, and what they had locked is to be let go. What
+    /// `fcntl` had locked went before, when its process closed the file.
+    pub fn closed(&self, inode: u64, handle: u64) -> Vec<Arc<Holder>> {
         let mut files = lock(&self.files);
         let Some(file) = files.get_mut(&inode) else { return Vec::new() };
-        let askers = file.by_handle.get(&handle).into_iter().flatten().copied();
-        let owners: Vec<_> = owner.into_iter().chain(askers).collect();
-        let gone = owners.into_iter().filter_map(|owner| file.remove(owner)).collect();
+        let gone = file.close(handle);
         if file.owners.is_empty() {
             files.remove(&inode);
         }

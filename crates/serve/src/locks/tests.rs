@@ -159,23 +159,39 @@ fn locks_end_with_their_owner_or_its_handle_and_count_till_then() {
     assert_eq!(locks.lock(&other, blocked, range(14, 14), LockKind::Shared), Ok(false));
     assert_eq!(locks.shares.taken(), 5);
 
-    let close = |inode, handle| locks.let_go(&locks.closed(inode, None, handle));
-    assert!(close(1, second) && !close(1, second), "10 and 12 asked by it");
-    assert!(!locks.has_any(1, 10) && locks.has_any(1, 11));
+    let close = |inode, handle| locks.let_go(&locks.closed(inode, handle));
+    assert!(close(1, second) && !close(1, second), "12 asked by it alone");
+    assert!(locks.has_any(1, 10) && locks.has_any(1, 11));
     assert!(locks.has_any(2, 10) && !locks.flushed(1, 12) && locks.flushed(1, 11));
-    assert!(!close(1, first) && !lock(&locks.files).contains_key(&1));
+    assert!(close(1, first) && !lock(&locks.files).contains_key(&1));
     locks.unlock(2, by(10, third), range(0, 5)).unwrap();
     assert!(locks.has_any(2, 10));
     locks.unlock(2, by(10, third), LockRange::WHOLE).unwrap();
     assert!(!locks.has_any(2, 10) && close(2, third));
     // The kernel may give the number of an owner that is gone to the next one, before what it had is unlocked.
     assert_eq!(take(&one, 20, first), Ok(true));
-    let gone = locks.closed(1, None, first);
+    let gone = locks.closed(1, first);
     assert_eq!(take(&one, 20, second), Ok(true));
     assert!(locks.let_go(&gone) && locks.has_any(1, 20));
     assert_eq!(locks.lock(&one, by(21, second), range(20, 20), LockKind::Exclusive), Ok(false));
     assert!(close(1, second));
     assert_eq!((locks.shares.taken(), lock(&locks.files).len()), (0, 0));
+}
+
+#[test]
+fn a_handle_that_is_closed_late_leaves_the_next_one_its_lock() {
+    let (of, locks) = (TestFile::new("late"), Locks::new(64, &Persons::default()));
+    let [(first, before), (second, after)] = [of.open(1), of.open(1)];
+    let by = |owner, handle| Asker { owner, handle, uid: 1000, pid: handle as u32 };
+    let take = |open: &Open, owner, handle| {
+        locks.lock(open, by(owner, handle), LockRange::WHOLE, LockKind::Exclusive)
+    };
+    // `flock` by an open file that is closed then. The kernel gives its number to the next one, and says later that it was closed.
+    assert_eq!((take(&before, 7, first), take(&after, 7, second)), (Ok(true), Ok(true)));
+    assert!(!locks.let_go(&locks.closed(1, first)));
+    assert_eq!(take(&before, 8, first), Ok(false), "the lock is lost");
+    assert!(locks.let_go(&locks.closed(1, second)));
+    assert_eq!(take(&before, 8, first), Ok(true));
 }
 
 #[test]
@@ -252,7 +268,7 @@ fn a_person_has_so_many_ranges_on_all_files_and_leaves_those_of_others() {
     // So it is for this person alone.
     assert_eq!(lock(900, user + 1, 0, Shared), Ok(true));
     for (_, open) in &files {
-        locks.let_go(&locks.closed(open.inode, None, files[open.inode as usize - 1].0));
+        locks.let_go(&locks.closed(open.inode, files[open.inode as usize - 1].0));
     }
     assert_eq!((locks.ranges.taken(), locks.shares.taken()), (0, 0));
 }
