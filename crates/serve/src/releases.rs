@@ -29,20 +29,9 @@ impl DaemonShared {
             drop(gone);
             return then();
         }
-        self.release_aside(gone, |_, _| (), then);
-    }
-
-    /// The same by another thread, which does something more with it before it is freed.
-    fn release_aside(
-        self: &Arc<Self>,
-        gone: Arc<LinkedBuffer>,
-        before: impl FnOnce(&Self, &LinkedBuffer) + Send + 'static,
-        then: impl FnOnce() + Send + 'static,
-    ) {
         let (shared, person) = (self.clone(), self.persons.of(gone.owner.uid));
         let call = move || {
             shared.removed(&gone);
-            before(&shared, &gone);
             drop(gone);
             then();
         };
@@ -72,10 +61,17 @@ impl DaemonShared {
     /// Forgets the links of programs that have ended, as long as the daemon runs.
     pub fn sweep(self: &Arc<Self>) {
         while !self.is_over() {
-            for gone in self.table.sweep() {
-                self.release_aside(gone, Self::remove_name, || ());
-            }
+            self.sweep_once();
             std::thread::sleep(SWEEP);
+        }
+    }
+
+    /// Names and rings go at once, whatever network cards do. Names go by this thread: one that acts as a user can no longer tell cards
+    /// anything itself.
+    fn sweep_once(self: &Arc<Self>) {
+        for gone in self.table.sweep() {
+            self.remove_name(&gone);
+            self.release(gone, || ());
         }
     }
 
@@ -139,16 +135,49 @@ mod tests {
         }
     }
 
-    #[test]
-    fn cards_that_take_long_keep_no_thread_of_others_waiting() {
+    /// A daemon whose cards let go of memory when they may, and the target that it uses.
+    fn with_slow_cards(gate: &Arc<RwLock<()>>) -> (Arc<DaemonShared>, Target) {
         let acceptor = TcpAcceptor::listen("127.0.0.1:0").unwrap();
         let address = acceptor.local().unwrap().to_string();
         let served = ServerOptions::new(&std::env::temp_dir(), None);
         let target = Target::start(served, vec![Box::new(acceptor)]).unwrap();
-        let gate = Arc::new(RwLock::new(()));
         let cards = SlowCards { tcp: TcpConnector::new(&address).unwrap(), gate: gate.clone() };
         let tree = RemoteTree::connect(Box::new(cards), ClientOptions::new(None)).unwrap();
-        let shared = DaemonShared::new(MountOptions::of_target(Path::new("/"), tree)).unwrap();
+        (DaemonShared::new(MountOptions::of_target(Path::new("/"), tree)).unwrap(), target)
+    }
+
+    #[test]
+    fn names_of_ended_programs_go_whatever_cards_do() {
+        let gate = Arc::new(RwLock::new(()));
+        let (shared, target) = with_slow_cards(&gate);
+        let mut program = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let owner = Owner { uid, gid, pid: program.id() };
+        let names: Vec<_> = (0..3)
+            .map(|_| {
+                let id = Id::random().unwrap();
+                let path = Path::new(onehop_usrbio::SHM).join(format!("hf3fs-iov-{id}"));
+                std::fs::write(&path, "").unwrap();
+                let content = LinkContent::Host(HostMem::anonymous(4096).unwrap());
+                shared.table.add(Name::buffer(id, 0), &id.to_string(), &path, owner, content).unwrap();
+                path
+            })
+            .collect();
+        program.kill().unwrap();
+        program.wait().unwrap();
+        let closed = gate.write().unwrap();
+        shared.sweep_once();
+        let left: Vec<_> = names.iter().filter(|path| path.exists()).collect();
+        assert!(left.is_empty(), "{left:?} wait for the cards");
+        drop(closed);
+        shared.end();
+        drop(target);
+    }
+
+    #[test]
+    fn cards_that_take_long_keep_no_thread_of_others_waiting() {
+        let gate = Arc::new(RwLock::new(()));
+        let (shared, target) = with_slow_cards(&gate);
         let add = |uid| {
             let (owner, id) = (Owner { uid, gid: uid, pid: std::process::id() }, Id::random().unwrap());
             let (name, mem) = (Name::buffer(id, 0), HostMem::anonymous(4096).unwrap());
