@@ -118,7 +118,7 @@ impl MountOptions {
     }
 }
 
-/// A person, and the mount of a file that they lock.
+/// A person, and at which of their turns they lock a file.
 pub(crate) type LockUser = (u32, u64);
 
 /// The lanes of a GPU, once somebody has used it.

@@ -14,12 +14,29 @@ use rustix::io::Errno;
 use crate::persons::Persons;
 use crate::{read, write};
 
+/// A person's turns to lock files. The mounts below the folder share them: with one for each, a person with files in many mounts that
+/// hang would hold all threads.
+const LOCK_TURNS: u64 = 8;
+
+/// The turn of a mount.
+fn turn_of(mount: u64) -> u64 {
+    mount % LOCK_TURNS
+}
+
+/// The mount that a file is in, below the folder that is served; 0 where nobody knows. Some file systems are asked for that.
+fn mount_of(file: &dyn OpenFile) -> u64 {
+    let Some(file) = file.local() else { return 0 };
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    statx(file, "", flags, StatxFlags::MNT_ID).map_or(0, |found| found.stx_mnt_id)
+}
+
 /// An open file.
 pub(crate) struct Open {
     pub inode: u64,
     uid: u32,
     access: OpenMode,
     file: Arc<dyn OpenFile>,
+    lock_turn: u64,
     closed: AtomicBool,
 }
 
@@ -37,11 +54,9 @@ impl Open {
         self.uid
     }
 
-    /// The mount that it is in, below the folder that is served; 0 where nobody knows. No file system is asked.
-    pub fn mount(&self) -> u64 {
-        let Some(file) = self.file.local() else { return 0 };
-        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-        statx(file, "", flags, StatxFlags::MNT_ID).map_or(0, |found| found.stx_mnt_id)
+    /// At which of its person's turns it is locked.
+    pub fn lock_turn(&self) -> u64 {
+        self.lock_turn
     }
 
     /// Whether what is written is on the disk when it is acknowledged.
@@ -139,9 +154,11 @@ impl Opens {
         self.next.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Adds one; gives its handle.
+    /// Adds one; gives its handle. Its file system may be asked something.
     pub fn add(&self, inode: u64, uid: u32, access: OpenMode, file: Arc<dyn OpenFile>) -> u64 {
-        let open = Open { inode, uid, access, file, closed: AtomicBool::new(false) };
+        // Threads that take calls may not wait for a file system, nor may anybody under the locks here.
+        let lock_turn = turn_of(mount_of(&*file));
+        let open = Open { inode, uid, access, file, lock_turn, closed: AtomicBool::new(false) };
         let (open, handle) = (Arc::new(open), self.handle());
         self.shares.count(uid, 1);
         write(&self.by_handle).insert(handle, open.clone());
@@ -210,9 +227,14 @@ impl Opens {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use onehop_os::ThreadStarter;
     use onehop_target::tree::Local;
 
     use super::*;
+    use crate::io::pool::{SlowCall, ThreadPool};
 
     fn null() -> Arc<Local> {
         Arc::new(Local::new(std::fs::File::open("/dev/null").unwrap()))
@@ -237,6 +259,24 @@ mod tests {
             }
         }
         assert_eq!(many(21_002).len(), 2);
+    }
+
+    #[test]
+    fn files_in_many_mounts_that_hang_leave_threads_to_others() {
+        let pool = ThreadPool::new(&Arc::new(ThreadStarter::new().unwrap()));
+        let gate = Arc::new(RwLock::new(()));
+        let closed = gate.write().unwrap();
+        for mount in 0..100 {
+            for _ in 0..64 {
+                let gate = gate.clone();
+                pool.add((1, turn_of(mount)), SlowCall(Box::new(move || drop(gate.read()))));
+            }
+        }
+        let (say, said) = channel();
+        pool.add((2, turn_of(0)), SlowCall(Box::new(move || say.send(()).unwrap())));
+        assert!(said.recv_timeout(Duration::from_secs(60)).is_ok(), "another person waits");
+        drop(closed);
+        pool.end();
     }
 
     #[test]

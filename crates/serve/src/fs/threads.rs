@@ -117,8 +117,8 @@ impl FuseHandler {
         of: Option<Arc<Open>>,
         call: impl FnOnce(&Mounted) + Send + 'static,
     ) {
-        let mount = of.map_or(0, |open| open.mount());
-        self.shared.caches.add((self.person(uid), mount), self.bound(call));
+        let turn = of.map_or(0, |open| open.lock_turn());
+        self.shared.caches.add((self.person(uid), turn), self.bound(call));
     }
 
     fn bound(&self, call: impl FnOnce(&Mounted) + Send + 'static) -> SlowCall {

@@ -137,7 +137,7 @@ impl Mounted {
             (_, Err(error)) => return empty(reply, Err(error)),
             (Some(kind), Ok(open)) => (kind, open),
         };
-        let (inode, mount) = (open.inode, open.mount());
+        let (inode, turn) = (open.inode, open.lock_turn());
         if shared.locks.has_any(inode, by.owner) {
             shared.forget_pages(inode);
         }
@@ -167,7 +167,7 @@ impl Mounted {
                 true
             }
         };
-        let threads = wait_threads(&shared.caches, (by.uid, mount));
+        let threads = wait_threads(&shared.caches, (by.uid, turn));
         shared.waits.add(Waiter { inode, uid: by.uid, thread, limit: None, threads }, Box::new(attempt));
     }
 }
