@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
 use onehop_target::shares::Shares;
 use onehop_target::tree::OpenFile;
@@ -12,15 +12,28 @@ use rustix::fs::{AtFlags, StatxFlags, statx};
 use rustix::io::Errno;
 
 use crate::persons::Persons;
-use crate::{read, write};
+use crate::{lock, read, write};
 
-/// A person's turns to lock files. The mounts below the folder share them: with one for each, a person with files in many mounts that
-/// hang would hold all threads.
-const LOCK_TURNS: u64 = 8;
+/// A person's turns to lock files. With one for each mount below the folder, a person with files in many mounts that hang would hold
+/// all threads.
+const LOCK_TURNS: usize = 8;
 
-/// The turn of a mount.
-fn turn_of(mount: u64) -> u64 {
-    mount % LOCK_TURNS
+/// The mounts with a turn of their own: the first in which files were opened. Others share these turns.
+#[derive(Default)]
+struct MountTurns(Mutex<Vec<u64>>);
+
+impl MountTurns {
+    fn of(&self, mount: u64) -> u64 {
+        let mut first = lock(&self.0);
+        let place = first.iter().position(|other| *other == mount).or_else(|| {
+            let is_new = first.len() < LOCK_TURNS;
+            is_new.then(|| {
+                first.push(mount);
+                first.len() - 1
+            })
+        });
+        place.map_or(mount % LOCK_TURNS as u64, |place| place as u64)
+    }
 }
 
 /// The mount that a file is in, below the folder that is served; 0 where nobody knows. Some file systems are asked for that.
@@ -126,6 +139,7 @@ pub(crate) struct Opens {
     shares: Shares,
     next: AtomicU64,
     added: AtomicU64,
+    turns: MountTurns,
 }
 
 impl Opens {
@@ -137,6 +151,7 @@ impl Opens {
             shares: persons.shares(most as u64),
             next: AtomicU64::new(0),
             added: AtomicU64::new(0),
+            turns: MountTurns::default(),
         }
     }
 
@@ -157,7 +172,7 @@ impl Opens {
     /// Adds one; gives its handle. Its file system may be asked something.
     pub fn add(&self, inode: u64, uid: u32, access: OpenMode, file: Arc<dyn OpenFile>) -> u64 {
         // Threads that take calls may not wait for a file system, nor may anybody under the locks here.
-        let lock_turn = turn_of(mount_of(&*file));
+        let lock_turn = self.turns.of(mount_of(&*file));
         let open = Open { inode, uid, access, file, lock_turn, closed: AtomicBool::new(false) };
         let (open, handle) = (Arc::new(open), self.handle());
         self.shares.count(uid, 1);
@@ -264,16 +279,19 @@ mod tests {
     #[test]
     fn files_in_many_mounts_that_hang_leave_threads_to_others() {
         let pool = ThreadPool::new(&Arc::new(ThreadStarter::new().unwrap()));
+        let turns = MountTurns::default();
+        let first: Vec<_> = [100, 108, 116, 100].into_iter().map(|mount| turns.of(mount)).collect();
+        assert_eq!(first, [0, 1, 2, 0], "mounts share a turn though there are others");
         let gate = Arc::new(RwLock::new(()));
         let closed = gate.write().unwrap();
         for mount in 0..100 {
             for _ in 0..64 {
                 let gate = gate.clone();
-                pool.add((1, turn_of(mount)), SlowCall(Box::new(move || drop(gate.read()))));
+                pool.add((1, turns.of(mount)), SlowCall(Box::new(move || drop(gate.read()))));
             }
         }
         let (say, said) = channel();
-        pool.add((2, turn_of(0)), SlowCall(Box::new(move || say.send(()).unwrap())));
+        pool.add((2, turns.of(0)), SlowCall(Box::new(move || say.send(()).unwrap())));
         assert!(said.recv_timeout(Duration::from_secs(60)).is_ok(), "another person waits");
         drop(closed);
         pool.end();
