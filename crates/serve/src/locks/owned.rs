@@ -113,7 +113,8 @@ impl Owned {
         }
         // As it was before.
         lock_range(&self.file, range, self.whole).map_err(plain)?;
-        self.ranges = before;
+        // What it had by `flock` may be lost, and then it has no range either.
+        self.ranges = if self.whole.is_some() { before } else { Arc::default() };
         Ok(false)
     }
 

@@ -8,6 +8,7 @@ use onehop_os::locks::lock_range;
 use onehop_target::tree::Local;
 use onehop_target::wire::OpenMode;
 use proptest::prelude::*;
+use rustix::fs::{FlockOperation, flock};
 
 use super::owned::{MOST_OF_A_PERSON, MOST_RANGES, with, without};
 use super::*;
@@ -240,6 +241,21 @@ fn a_forked_child_keeps_no_locks() {
     assert!(second.flock(LockKind::Exclusive).unwrap());
     drop(inherited);
     std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn a_lock_that_is_lost_for_another_one_is_shown_no_more() {
+    use LockKind::{Exclusive, Shared};
+    let of = TestFile::new("lost");
+    let ((_, open), all) = (of.open(1), Arc::new(Persons::default().shares(64)));
+    let mut ours = Owned::of(of.plain(), true, RangeCount::new(&all, 1000));
+    assert_eq!(ours.lock(&open, LockRange::WHOLE, Shared), Ok(true));
+    // The kernel gives up the first lock when it tries for the second. A program outside comes in between.
+    flock(&ours.file, FlockOperation::Unlock).unwrap();
+    let foreign = of.plain();
+    flock(&foreign, FlockOperation::NonBlockingLockExclusive).unwrap();
+    assert_eq!(ours.lock(&open, LockRange::WHOLE, Exclusive), Ok(false));
+    assert_eq!((ours.ranges.len(), all.taken()), (0, 0));
 }
 
 #[test]
