@@ -5,7 +5,8 @@
 //!
 //! The kernel says by a request of its own (`FUSE_INTERRUPT`) when a thread that waits has a signal. `fuser` refuses these, so the
 //! signals of such threads are read from `/proc`: of each once a second, and more seldom where that costs a person's threads much CPU
-//! time. That a thread was killed is read apart, at a cost that does not depend on the thread, so it is always known within a second.
+//! time. That a thread was killed is read apart, at a cost that does not depend on the thread, so it is known within a second. Neither is
+//! read while an attempt is under way, and one may hang in a file system.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -262,8 +263,16 @@ impl WaitsInner {
 
 /// Whether a thread has ended, or will when it is answered. That is read soon, however many groups it has.
 fn is_killed(thread: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{thread}/task/{thread}/stat"))
-        .map_or(true, |stat| is_killed_by(&stat))
+    says(std::fs::read_to_string(format!("/proc/{thread}/task/{thread}/stat")), is_killed_by)
+}
+
+/// Whether a thread has ended, or a file of it in `/proc` says something. Where that cannot be read, for lack of descriptors perhaps,
+/// nobody knows: the thread goes on waiting.
+fn says(file: std::io::Result<String>, something: fn(&str) -> bool) -> bool {
+    match file {
+        Ok(text) => something(&text),
+        Err(error) => matches!(Errno::from_io_error(&error), Some(Errno::NOENT | Errno::SRCH)),
+    }
 }
 
 /// The same by what the kernel says of it: the number after its 28th since its name has the signals of the thread, by bits. A signal
@@ -276,8 +285,7 @@ fn is_killed_by(stat: &str) -> bool {
 
 /// Whether a thread has ended, or has a signal that nobody else can take from it. While it waits for an answer it takes none.
 fn is_interrupted(thread: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{thread}/status"))
-        .map_or(true, |status| is_interrupted_by(&status))
+    says(std::fs::read_to_string(format!("/proc/{thread}/status")), is_interrupted_by)
 }
 
 /// The same by what the kernel says of it.
@@ -446,6 +454,13 @@ mod tests {
         let looks = [(30, 1), (30, 512), (10_000, 1), (10_000, 50), (10_000, 512)];
         let pauses = looks.map(|(took, threads)| pause_of_looks(Duration::from_micros(took), threads));
         assert_eq!(pauses, [LOOK, LOOK, LOOK, 10 * LOOK, SELDOM]);
+    }
+
+    #[test]
+    fn a_thread_that_cannot_be_seen_goes_on_waiting() {
+        let ends = |error: Errno| says(Err(error.into()), |_| unreachable!());
+        assert!(ends(Errno::NOENT) && ends(Errno::SRCH));
+        assert!(!ends(Errno::MFILE) && !ends(Errno::NFILE) && !ends(Errno::NOMEM));
     }
 
     #[test]
