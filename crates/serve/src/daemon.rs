@@ -297,6 +297,14 @@ impl DaemonShared {
         format!("{document:#}\n").into_bytes()
     }
 
+    /// Calls may wait unanswered where no thread could be started for them.
+    pub fn start_missing_threads(&self) {
+        [&self.ring_reads, &self.ring_writes].into_iter().for_each(ThreadPool::try_again);
+        let calls = [&self.looks, &self.calls, &self.slow, &self.crowds, &self.releases];
+        calls.into_iter().for_each(ThreadPool::try_again);
+        self.caches.try_again();
+    }
+
     pub fn end(&self) {
         self.over.store(true, Ordering::Release);
         self.workers.end();
@@ -377,7 +385,7 @@ impl Daemon {
 
     fn finish(&mut self) -> Result<()> {
         let Some(session) = self.session.take() else {
-            self.shared.end();
+            self.end_threads();
             return Ok(());
         };
         let path = self.shared.options.mount_point.clone();
@@ -387,10 +395,7 @@ impl Daemon {
         // While somebody has files of it open the kernel would refuse; so it goes from the tree now, and altogether with
         // the last of them.
         let detached = rustix::mount::unmount(&path, rustix::mount::UnmountFlags::DETACH);
-        self.shared.end();
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
-        }
+        self.end_threads();
         let ended = match detached {
             // Files that are still open get errors once the session is gone.
             Ok(()) => drop_session(session),
@@ -402,6 +407,15 @@ impl Daemon {
             _ => Err(error),
         });
         ended.map_err(|source| Error::Mount { path, source, hint: "" })
+    }
+
+    fn end_threads(&mut self) {
+        // These first: they give the others work, which nobody would do any more.
+        self.shared.over.store(true, Ordering::Release);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+        self.shared.end();
     }
 }
 

@@ -58,10 +58,11 @@ impl DaemonShared {
         tree.forget_memory(&memory);
     }
 
-    /// Forgets the links of programs that have ended, as long as the daemon runs.
+    /// Forgets the links of programs that have ended, and starts threads that could not be started, as long as the daemon runs.
     pub fn sweep(self: &Arc<Self>) {
         while !self.is_over() {
             self.sweep_once();
+            self.start_missing_threads();
             std::thread::sleep(SWEEP);
         }
     }

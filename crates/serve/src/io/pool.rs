@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::hash::Hash;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -73,6 +73,8 @@ struct PoolThreads<T, K> {
     starter: Arc<ThreadStarter>,
     queue: Queue<T, K>,
     running: AtomicUsize,
+    /// One could not be started since somebody tried again.
+    is_missing: AtomicBool,
     handles: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -100,6 +102,7 @@ impl<T: PoolTask, K: PoolUser> PoolThreads<T, K> {
             // Others do the work; where there are none it is done when there can be.
             Err(_) => {
                 self.running.fetch_sub(1, Ordering::AcqRel);
+                self.is_missing.store(true, Ordering::Release);
             }
         }
     }
@@ -118,12 +121,20 @@ impl<T: PoolTask, K: PoolUser> ThreadPool<T, K> {
             starter,
             queue,
             running: AtomicUsize::new(0),
+            is_missing: AtomicBool::new(false),
             handles: Mutex::default(),
         }))
     }
 
     pub fn add(&self, user: K, work: T) {
         if self.0.queue.add(user, work) {
+            self.0.start();
+        }
+    }
+
+    /// Starts a thread if one could not be started before: there may be work and nobody who does it.
+    pub fn try_again(&self) {
+        if self.0.is_missing.swap(false, Ordering::AcqRel) {
             self.0.start();
         }
     }
@@ -218,5 +229,34 @@ mod tests {
         assert!(pool.0.running.load(Ordering::Acquire) <= MOST);
         drop(closed);
         pool.end();
+    }
+
+    /// Run by [`work_is_done_once_there_can_be_threads`], in a process of its own.
+    #[test]
+    fn without_threads() {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        if std::env::var_os("ONEHOP_TEST_NO_THREADS").is_none() {
+            return;
+        }
+        let pool = ThreadPool::new(&Arc::new(ThreadStarter::new().unwrap()));
+        let ((say, said), before) = (channel(), getrlimit(Resource::As));
+        // No addresses for a stack.
+        setrlimit(Resource::As, Rlimit { current: Some(0), ..before }).unwrap();
+        pool.add(1, SlowCall(Box::new(move || say.send(()).unwrap())));
+        pool.try_again();
+        setrlimit(Resource::As, before).unwrap();
+        assert!(lock(&pool.0.handles).is_empty(), "a thread was started");
+        pool.try_again();
+        assert!(said.recv_timeout(Duration::from_secs(60)).is_ok(), "the work is not done");
+        pool.end();
+    }
+
+    #[test]
+    fn work_is_done_once_there_can_be_threads() {
+        let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+        alone.args(["--exact", "io::pool::tests::without_threads"]);
+        let output = alone.env("ONEHOP_TEST_NO_THREADS", "yes").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
     }
 }
