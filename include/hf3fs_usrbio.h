@@ -92,7 +92,8 @@ int hf3fs_iorcreate4(struct hf3fs_ior *ior, const char *hf3fs_mount_point, int e
 void hf3fs_iordestroy(struct hf3fs_ior *ior);
 
 /* Registers an open file. Returns the negated number of a copy of the descriptor, which is also accepted in place of a
- * descriptor; a POSITIVE error number on failure. */
+ * descriptor; a POSITIVE error number on failure. hf3fs_dereg_fd closes the copy: as with every close, the process loses its
+ * fcntl locks on the file. */
 int hf3fs_reg_fd(int fd, uint64_t flags);
 void hf3fs_dereg_fd(int fd);
 

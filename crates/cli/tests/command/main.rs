@@ -15,6 +15,7 @@ mod maps;
 mod mount;
 #[path = "../../../files/tests/common/mounted.rs"]
 mod mounted;
+mod outputs;
 mod owned;
 mod refusals;
 mod reports;

@@ -183,6 +183,42 @@ fn who_opens_a_file_sees_what_was_closed() {
     second.end().unwrap();
 }
 
+/// Punches holes into a file that the kernel keeps, and that a mapping has changed.
+const HOLES: &str = "
+import fcntl, mmap, os, struct, sys
+file = os.open(sys.argv[1], os.O_RDWR)
+def punch(start, end):
+    places = [struct.pack('<Q', place).ljust(8000, b'\\0') for place in (start, end)]
+    fcntl.ioctl(file, 0x7e90680d, bytearray(struct.pack('<QQ', 1, 0) + b''.join(places)))
+assert os.pread(file, 16384, 0) == b'A' * 16384
+punch(1000, 3000)
+assert os.pread(file, 16384, 0) == b'A' * 1000 + bytes(2000) + b'A' * 13384, 'a hole is not seen'
+mapped = mmap.mmap(file, 16384)
+mapped[0] = ord('B')
+punch(5000, 7000)
+assert mapped[5000:7000] == bytes(2000), 'a hole is not seen in a mapping'
+mapped[16383] = ord('C')
+mapped.flush()
+";
+
+#[test]
+fn what_was_in_a_hole_does_not_come_back() {
+    let Some(bed) = Bed::start() else { return };
+    if !have("python3", &["--version"]) {
+        return;
+    }
+    let below = bed.dir.join("root/holed");
+    std::fs::write(&below, [b'A'; 16384]).unwrap();
+    let mut python = Command::new("python3");
+    python.args(["-c", HOLES]).arg(bed.mount().join("holed")).stderr(Stdio::piped());
+    ends_well(python.spawn().unwrap());
+    let mut wanted = [b'A'; 16384];
+    (wanted[0], wanted[16383]) = (b'B', b'C');
+    wanted[1000..3000].fill(0);
+    wanted[5000..7000].fill(0);
+    assert!(std::fs::read(below).unwrap() == wanted);
+}
+
 #[test]
 fn names_that_are_gone_are_not_opened() {
     let Some((bed, second)) = twice() else { return };

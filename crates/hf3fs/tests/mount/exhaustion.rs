@@ -396,7 +396,7 @@ def use(number):
     path = f'{through}/{number}'
     try:
         if number % 3 == 0: os.close(os.open(path, os.O_RDONLY))
-        elif number % 3 == 1: os.truncate(path, 0)
+        elif number % 3 == 1: os.close(os.open(path, os.O_WRONLY | os.O_TRUNC))
         else: os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         ends.append('well')
     except OSError as e: ends.append(str(e))
@@ -404,6 +404,9 @@ for number in range(40): lease(number)
 try: os.open(f'{through}/0', os.O_RDONLY | os.O_NONBLOCK)
 except BlockingIOError: pass
 else: raise SystemExit('a lease is not heeded')
+try: os.truncate(f'{through}/1', 0)
+except BlockingIOError: pass
+else: raise SystemExit('a lease is not heeded by truncate')
 threads = [threading.Thread(target=use, args=(n,)) for n in range(40)]
 for t in threads: t.start()
 signal.sigtimedwait([signal.SIGUSR1], 0.7)

@@ -12,14 +12,14 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 use super::Mounted;
-use super::threads::CallClass;
+use crate::daemon::DaemonShared;
 use crate::opens::Open;
 
 const GET_MOUNT_NAME: u32 = 0x8020_6800;
 const GET_MAGIC: u32 = 0x8004_6802;
 pub(super) const FSYNC: u32 = 0x8004_680b;
 const HARDLINK: u32 = 0x4108_680c;
-const PUNCH_HOLES: u32 = 0x7e90_680d;
+pub(super) const PUNCH_HOLES: u32 = 0x7e90_680d;
 
 const NAME: &[u8] = b"onehop";
 
@@ -40,11 +40,6 @@ impl On {
     }
 }
 
-/// Which threads do it: blocks that are freed make a call wait for a disk.
-pub(super) fn class(command: u32) -> CallClass {
-    if command == PUNCH_HOLES { CallClass::Disk } else { CallClass::Other }
-}
-
 pub(super) fn run(
     mounted: &Mounted,
     by: &Caller,
@@ -60,7 +55,6 @@ pub(super) fn run(
             Ok(name)
         }
         HARDLINK => hardlink(mounted, by, on.inode, data),
-        PUNCH_HOLES => punch_holes(&*on.file(mounted)?, by, data),
         _ => Err(Errno::NOTTY),
     }
 }
@@ -99,19 +93,33 @@ fn hardlink(mounted: &Mounted, by: &Caller, inode: INodeNo, data: &[u8]) -> Resu
     Ok(Vec::new())
 }
 
-fn punch_holes(open: &Open, by: &Caller, data: &[u8]) -> Result<Vec<u8>, Errno> {
+/// Punches holes behind the kernel's back, so that it has to forget the file's pages: before, because it would write back what
+/// mappings have changed, and with it what is in the holes now; and afterwards.
+pub(super) fn punch_holes(
+    shared: &DaemonShared,
+    open: &Open,
+    keeps_set_id: bool,
+    data: &[u8],
+) -> Result<(), Errno> {
+    shared.forget_pages(open.inode);
+    let punched = punch_all(open, keeps_set_id, data);
+    shared.forget_pages(open.inode);
+    punched
+}
+
+fn punch_all(open: &Open, keeps_set_id: bool, data: &[u8]) -> Result<(), Errno> {
     let count = number(data, 0)? as u32 as usize;
     if count > MOST_HOLES {
         return Err(Errno::INVAL);
     }
-    open.written_by(by.uid == 0).map_err(|error| super::io(&error))?;
+    open.written_by(keeps_set_id).map_err(|error| super::io(&error))?;
     for place in 0..count {
         let (start, end) = (number(data, 16 + 8 * place)?, number(data, 16 + 8 * (MOST_HOLES + place))?);
         let length = end.checked_sub(start).filter(|length| *length > 0).ok_or(Errno::INVAL)?;
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         open.file().allocate(flags.bits(), start, length).map_err(|error| super::io(&error))?;
     }
-    Ok(Vec::new())
+    Ok(())
 }
 
 #[cfg(test)]
@@ -127,10 +135,5 @@ mod tests {
         for broken in [&b""[..], b"ab", b"ab\0", b"ab\0/c"] {
             assert_eq!(texts(broken), Err(Errno::INVAL), "{broken:?}");
         }
-    }
-
-    #[test]
-    fn holes_wait_for_a_disk() {
-        assert_eq!([PUNCH_HOLES, HARDLINK].map(class), [CallClass::Disk, CallClass::Other]);
     }
 }

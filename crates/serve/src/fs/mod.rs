@@ -144,8 +144,8 @@ impl Filesystem for FuseHandler {
         let change = AttrChange { mode, uid, gid, size, atime, mtime };
         let asks = Asks::of(request, 0);
         let call = move |this: &Mounted, by: Caller| {
-            let work = move |of: LeaseAttempt| ops::change(of, inode, handle, change);
-            this.past_leases((asks, by), inode, (reply, true), work, attributes);
+            // A lease is not waited for: the kernel has the file locked, and whoever links it elsewhere would keep that folder locked.
+            attributes(reply, ops::change(this.attempt(&by), inode, handle, change));
         };
         // A file that is cut short may have its blocks freed first.
         self.act(if size.is_some() { CallClass::Disk } else { CallClass::Other }, asks, call);
@@ -278,15 +278,15 @@ impl Filesystem for FuseHandler {
         let asks = Asks::of(request, umask);
         let (name, flags) = (name.to_owned(), OpenFlags(flags));
         self.act(ops::class_of_open(flags), asks, move |this, by| {
-            let work = move |of: LeaseAttempt| ops::make_file(of, parent, &name, mode, flags);
-            let waits = (reply, may_wait(flags));
-            this.past_leases((asks, by), parent, waits, work, move |reply, done| match done {
+            match ops::make_file(this.attempt(&by), parent, &name, mode, flags) {
                 Ok((attr, handle)) => {
                     let handle = FileHandle(handle);
                     reply.created(&BELIEVE, &attr, Generation(0), handle, ops::cached(flags));
                 }
+                // Somebody else has made it, and has a lease. The kernel lets go of the folder, looks the name up, and opens what is there.
+                Err(Errno::AGAIN) if may_wait(flags) => reply.error(errno(Errno::STALE)),
                 Err(error) => reply.error(errno(error)),
-            });
+            }
         });
     }
 
@@ -440,6 +440,18 @@ impl Filesystem for FuseHandler {
                 Err(error) => reply.error(errno(error)),
             });
         }
+        if command == ioctl::PUNCH_HOLES {
+            let Some(held) = self.hold(request.uid(), data) else { return reply.error(errno(Errno::NOMEM)) };
+            let (open, data, keeps_set_id) = (of.file(self), data.to_vec(), request.uid() == 0);
+            return self.by_cache(request.uid(), open.clone().ok(), move |this| {
+                let punch = |open: Arc<Open>| ioctl::punch_holes(&this.shared, &open, keeps_set_id, &data);
+                match open.and_then(punch) {
+                    Ok(()) => reply.ioctl(0, &[]),
+                    Err(error) => reply.error(errno(error)),
+                }
+                drop(held);
+            });
+        }
         if virt::is_link_call(inode.0, command) {
             return virt::ioctl(&self.shared, command, data, owner(request), |done| match done {
                 Ok(()) => reply.ioctl(0, &[]),
@@ -448,7 +460,7 @@ impl Filesystem for FuseHandler {
         }
         let Some(held) = self.hold(request.uid(), data) else { return reply.error(errno(Errno::NOMEM)) };
         let data = data.to_vec();
-        self.act(ioctl::class(command), Asks::of(request, 0), move |this, by| {
+        self.act(CallClass::Other, Asks::of(request, 0), move |this, by| {
             match ioctl::run(this, &by, of, command, &data) {
                 Ok(answer) => reply.ioctl(0, &answer),
                 Err(error) => reply.error(errno(error)),

@@ -49,6 +49,10 @@ fn range_of((start, end): (u64, u64)) -> LockRange {
 const LEASE: Duration = Duration::from_secs(120);
 
 impl Mounted {
+    pub(super) fn attempt<'a>(&'a self, by: &'a Caller) -> LeaseAttempt<'a> {
+        LeaseAttempt { shared: &self.shared, tree: &*self.tree, by }
+    }
+
     /// Does what may find a lease of another program in its way, and answers; in a while, if there is one. `EAGAIN` says so: the kernel
     /// has told the program by then to let go of it.
     pub(super) fn past_leases<T: 'static, R: Send + 'static>(
@@ -59,7 +63,7 @@ impl Mounted {
         mut work: impl FnMut(LeaseAttempt<'_>) -> Result<T, Errno> + Send + 'static,
         answer: impl Fn(R, Result<T, Errno>) + Send + 'static,
     ) {
-        let done = work(LeaseAttempt { shared: &self.shared, tree: &*self.tree, by: &by });
+        let done = work(self.attempt(&by));
         if !may_wait || !matches!(done, Err(Errno::AGAIN)) {
             return answer(reply, done);
         }
