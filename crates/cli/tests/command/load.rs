@@ -302,7 +302,7 @@ fn a_directory_of_several_models_is_refused() {
         model(&dir.path().join(format!("{name}.safetensors")), &[(name, 100)], 1);
     }
     let load = ["load", text(dir.path()), "-g", "emu"];
-    refuse(&load, 2, "(consolidated.safetensors, model.safetensors); name those of one model");
+    refuse(&load, 2, "(consolidated.safetensors, model.safetensors); name the files to load");
     let index = r#"{"weight_map":{"consolidated":"consolidated.safetensors"}}"#;
     std::fs::write(dir.path().join("consolidated.safetensors.index.json"), index).unwrap();
     refuse(&load, 2, "(consolidated.safetensors.index.json, model.safetensors)");
