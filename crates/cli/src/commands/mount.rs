@@ -124,7 +124,8 @@ fn status(point: &Path, context: &CommandContext) -> Result<Report> {
     let path = point.join(onehop_serve::STATS);
     let (sender, answer) = channel();
     let of = path.clone();
-    // By another thread: a daemon that is stopped does not answer, and only a signal that kills ends such a read.
+    // By another thread: a daemon that is stopped does not answer, and only the end of the process ends such a read, which the kernel
+    // puts off once a daemon has taken the request.
     let reader = move || sender.send(std::fs::read_to_string(of));
     std::thread::Builder::new().spawn(reader).map_err(|e| CliError::file("a thread to read", &path, e))?;
     let words = loop {

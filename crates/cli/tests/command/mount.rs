@@ -40,9 +40,23 @@ fn a_folder_is_served_until_sigterm() {
     refuse(&["mount", &point, "--status"], 1, "no onehop mount");
 }
 
-/// It does not answer, and Ctrl-C ends the wait.
+/// Whether all threads of a process are stopped.
+fn is_stopped(process: &Child) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", process.id())).unwrap();
+    let state =
+        |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+    tasks.map(|task| state(task.unwrap())).all(|stat| stat.rsplit(')').next().unwrap().starts_with(" T"))
+}
+
+/// It does not answer, and Ctrl-C ends the wait. The kernel lets nobody go whose request a daemon has taken: so all of it is to be
+/// stopped before.
 fn status_of_a_stopped_daemon(daemon: &Child, point: &str) {
     signal(daemon, "-STOP");
+    let start = Instant::now();
+    while !is_stopped(daemon) {
+        assert!(start.elapsed() < Duration::from_secs(20), "it does not stop");
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let mut status = command(&["mount", point, "--status"]);
     let mut status = status.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // Long enough for it to ask.
