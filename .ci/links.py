@@ -36,6 +36,7 @@ def prose(text):
     """The lines of a page; those of code blocks are empty."""
     fence, lines = None, []
     for line in text.split("\n"):
+        assert not (line.endswith("```") and not FENCE.match(line)), f"a code block ends within a line: {line}"
         mark = FENCE.match(line)
         if fence:
             fence = None if mark and mark[1].startswith(fence) and not line[mark.end() :].strip() else fence

@@ -32,7 +32,7 @@ impl DeviceSpec {
             _ => match text.strip_prefix("cuda:") {
                 Some(ordinal) if is_ordinal(ordinal) => Ok(Self::Cuda(ordinal.into())),
                 _ => Err(Error::Asked(format!(
-                    "unknown device '{}': it is cuda:0 or 0, a PCI address, or cpu",
+                    "unknown device '{}': expected cuda:0 or 0, a PCI address, or cpu",
                     text.escape_debug()
                 ))),
             },

@@ -260,8 +260,13 @@ impl Array {
         let ended = match self.wait_until_unused() {
             Ok(()) => exported.take_back().map_err(Error::from),
             // A kernel that holds pages calls the queue for the next one.
-            Err(error) => {
+            Err(error @ Error::InUse { .. }) => {
                 exported.abandon();
+                Err(error)
+            }
+            // The GPU does not answer. What the queue needs to do then, it does itself.
+            Err(error) => {
+                let _ = exported.take_back();
                 Err(error)
             }
         };

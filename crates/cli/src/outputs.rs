@@ -39,39 +39,15 @@ pub(crate) fn create(path: &Path) -> Result<File> {
     }
 }
 
-/// Creates or replaces a file. One that was there before stays until the new one is complete.
+/// Creates or replaces a file.
 pub(crate) fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result<()> {
-    let failed = |e| CliError::file("writing", path, e);
-    let before = path.metadata().ok();
-    if is_held(path) || before.as_ref().is_some_and(|before| !before.is_file()) {
-        return create(path)?.write_all(bytes.as_ref()).map_err(failed);
-    }
-    // A link stays one.
-    let place = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let new = with_ending(&place, format!(".{}.partial", std::process::id()));
-    let complete = || {
-        File::create(&new)?.write_all(bytes.as_ref())?;
-        if let Some(before) = &before {
-            std::fs::set_permissions(&new, before.permissions())?;
-        }
-        std::fs::rename(&new, &place)
-    };
-    complete().map_err(|error| {
-        // It may not exist; the first error counts.
-        let _ = std::fs::remove_file(&new);
-        failed(error)
-    })
-}
-
-/// Whether a path names what this process holds open already.
-fn is_held(path: &Path) -> bool {
-    ["/dev/stdout", "/dev/stderr", "/dev/fd", "/proc/self/fd"].iter().any(|held| path.starts_with(held))
+    create(path)?.write_all(bytes.as_ref()).map_err(|e| CliError::file("writing", path, e))
 }
 
 /// Why this path cannot be an output. A character device such as `/dev/null` can.
 fn why_not(path: &Path) -> Option<String> {
-    // Opening a pipe of a shell once more does not wait for a reader.
-    if is_held(path) {
+    // These name what this process holds open already: opening a pipe of a shell once more does not wait for a reader.
+    if ["/dev/stdout", "/dev/stderr", "/dev/fd", "/proc/self/fd"].iter().any(|held| path.starts_with(held)) {
         return None;
     }
     // What cannot be looked up cannot be created either, and says so itself.

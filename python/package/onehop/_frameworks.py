@@ -165,5 +165,5 @@ def converter(framework: Optional[str]) -> Callable[[Tensor], Any]:
     if framework is None:
         return lambda tensor: tensor
     if framework not in _BY_NAME:
-        raise RequestError(f"unknown framework {framework!r}: it is one of {', '.join(_BY_NAME)}, or None")
+        raise RequestError(f"unknown framework {framework!r}: expected one of {', '.join(_BY_NAME)}, or None")
     return _BY_NAME[framework]

@@ -33,7 +33,7 @@ pub(crate) enum CuFileCommand {
     after_help = "Examples:\n  onehop cufile run -- python3 train.py\n  ONEHOP_CUFILE_REPORT=stderr onehop cufile run -- ./program"
 )]
 pub(crate) struct RunArgs {
-    /// The folder that has libcufile.so.0 [default: ../lib/onehop/cufile, seen from the command, or beside it]
+    /// The folder that has libcufile.so.0 [default: ../lib/onehop/cufile relative to the command, or beside it]
     #[arg(long, value_name = "DIR")]
     library: Option<PathBuf>,
     /// The program and its arguments
@@ -45,7 +45,7 @@ pub(crate) struct RunArgs {
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  onehop cufile env\n  eval \"$(onehop cufile env)\"")]
 pub(crate) struct EnvArgs {
-    /// The folder that has libcufile.so.0 [default: ../lib/onehop/cufile, seen from the command, or beside it]
+    /// The folder that has libcufile.so.0 [default: ../lib/onehop/cufile relative to the command, or beside it]
     #[arg(long, value_name = "DIR")]
     library: Option<PathBuf>,
 }

@@ -71,7 +71,9 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
             serve(args, options, &root.display().to_string(), context)
         }
         (None, Some(target)) => serve(args, of_target(args, target)?, target, context),
-        (None, None) => status(&args.mount_point, context),
+        (None, None) => {
+            status(&args.mount_point, context).map_err(|error| error.or_stopped("the mount goes on"))
+        }
     }
 }
 

@@ -15,7 +15,6 @@ mod maps;
 mod mount;
 #[path = "../../../files/tests/common/mounted.rs"]
 mod mounted;
-mod outputs;
 mod owned;
 mod refusals;
 mod reports;

@@ -337,8 +337,9 @@ impl ExportedQueue {
         self.end(PATIENCE, false)
     }
 
-    /// Gives the queue up because kernels may still call it: every call ends with `Stopped`. The handle stays allocated, and
-    /// the queue's number is given to no other queue of this drive.
+    /// Gives the queue up because kernels may still call it: every call ends with `Stopped`. As where threads did not come out,
+    /// the handle stays allocated, the queue's number is given to no other queue, acknowledged writes count as lost after a power
+    /// loss, and the drive stays open until the process ends.
     pub fn abandon(mut self) {
         // That threads may come in is known.
         let _ = self.end(Duration::ZERO, true);

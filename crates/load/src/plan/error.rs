@@ -80,7 +80,7 @@ pub enum Error {
         dtype: Dtype,
     },
     /// A pattern that matches no tensor.
-    #[error("the pattern {pattern:?} of tensors {used} matches no tensor of the model")]
+    #[error("the pattern {pattern:?} (tensors {used}) matches no tensor of the model")]
     NoMatch {
         /// The pattern.
         pattern: String,
