@@ -126,6 +126,16 @@ fn unlocker() {
     });
 }
 
+/// For what a test runs: a mount, and below its root a file system that can hang.
+fn with_stuck() -> Option<(Bed, Mounted)> {
+    part_of()?;
+    let bed = Bed::start()?;
+    let root = bed.dir.join("root");
+    std::fs::set_permissions(root.join("folder"), Permissions::from_mode(0o777)).unwrap();
+    let stuck = Mounted::new(&root.join("stuck"))?;
+    Some((bed, stuck))
+}
+
 #[test]
 fn a_file_system_that_hangs_keeps_no_lock_of_another_from_being_given_up() {
     if !rustix::process::geteuid().is_root() {
@@ -137,13 +147,7 @@ fn a_file_system_that_hangs_keeps_no_lock_of_another_from_being_given_up() {
 /// Run by the test above.
 #[test]
 fn alone_with_one_user() {
-    if part_of().is_none() {
-        return;
-    }
-    let Some(bed) = Bed::start() else { return };
-    let root = bed.dir.join("root");
-    std::fs::set_permissions(root.join("folder"), Permissions::from_mode(0o777)).unwrap();
-    let Some(stuck) = Mounted::new(&root.join("stuck")) else { return };
+    let Some((bed, stuck)) = with_stuck() else { return };
     for call in ["lock", "unlock"] {
         let mut unlocker = part("hung::unlocker", &bed);
         unlocker.env(CALL, call).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -179,13 +183,7 @@ fn locks_of_a_file_system_that_hangs_keep_nobody_else_waiting() {
 /// Run by the test above.
 #[test]
 fn alone() {
-    if part_of().is_none() {
-        return;
-    }
-    let Some(bed) = Bed::start() else { return };
-    let root = bed.dir.join("root");
-    std::fs::set_permissions(root.join("folder"), Permissions::from_mode(0o777)).unwrap();
-    let Some(stuck) = Mounted::new(&root.join("stuck")) else { return };
+    let Some((bed, stuck)) = with_stuck() else { return };
     for call in CALLS {
         let mut locker = part("hung::locker", &bed);
         locker.env(CALL, call).stdin(Stdio::piped()).stdout(Stdio::piped());

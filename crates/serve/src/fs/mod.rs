@@ -144,7 +144,7 @@ impl Filesystem for FuseHandler {
         let change = AttrChange { mode, uid, gid, size, atime, mtime };
         let asks = Asks::of(request, 0);
         let call = move |this: &Mounted, by: Caller| {
-            // A lease is not waited for: the kernel has the file locked, and whoever links it elsewhere would keep that folder locked.
+            // A lease is not waited for: the kernel has the file locked, and a link to it in another folder would keep that one locked.
             attributes(reply, ops::change(this.attempt(&by), inode, handle, change));
         };
         // A file that is cut short may have its blocks freed first.
