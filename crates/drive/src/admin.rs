@@ -142,7 +142,7 @@ impl Admin {
             return Err(Error::NoAnswer { drive, command, waited: left });
         }
         let timeout = timeout.min(left);
-        let Ok(slot) = self.owner.stage(&self.pair.memory, sqe) else {
+        let Ok(slot) = self.owner.stage(&self.pair.memory, sqe, 0) else {
             return Err(Error::Full(self.owner.in_flight()));
         };
         self.waiting[slot as usize] = Waiting::Answer;
@@ -222,7 +222,7 @@ impl Admin {
         for _ in 0..ENTRIES {
             match self.owner.poll(&self.pair.memory)? {
                 Event::UnexpectedCompletion(_) => {}
-                Event::Done(slot, cqe) => {
+                Event::Done { slot, cqe, .. } => {
                     match std::mem::replace(&mut self.waiting[slot as usize], Waiting::Nothing) {
                         Waiting::Event if cqe.status().is_ok() => {
                             self.fired.push_back(AsyncEvent(cqe.result()));
@@ -246,7 +246,7 @@ impl Admin {
     pub(crate) fn post_events(&mut self, limit: u32) {
         let posted = self.waiting.iter().filter(|w| matches!(w, Waiting::Event)).count() + self.fired.len();
         for _ in posted as u32..limit.min(MAX_EVENT_REQUESTS) {
-            let Ok(slot) = self.owner.stage(&self.pair.memory, &admin::async_event()) else { break };
+            let Ok(slot) = self.owner.stage(&self.pair.memory, &admin::async_event(), 0) else { break };
             self.waiting[slot as usize] = Waiting::Event;
         }
         self.owner.publish(&self.pair.memory);

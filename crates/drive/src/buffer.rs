@@ -84,6 +84,18 @@ impl Buffer {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
+    /// [`Self::at`], for `need` bytes that have to lie in it.
+    #[inline(always)]
+    pub(crate) fn range(&self, offset: u64, need: u64) -> Result<BusRange> {
+        let inner = &*self.0;
+        let beyond = || Error::Buffer { have: inner.bytes, offset, need };
+        let len = inner.bytes.checked_sub(offset).filter(|len| need <= *len).ok_or_else(beyond)?;
+        match inner.first {
+            Some(first) => Ok(BusRange { addr: first.plus(offset), len }),
+            None => inner.map.at(offset).ok_or_else(beyond),
+        }
+    }
+
     #[inline]
     pub(crate) fn check(&self, offset: u64, need: u64) -> Result<()> {
         if offset <= self.0.bytes && need <= self.0.bytes - offset {

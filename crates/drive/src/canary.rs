@@ -13,13 +13,25 @@ use std::time::Duration;
 
 use onehop_os::Marks;
 
-use crate::{Buffer, Result};
+use crate::command::{Io, Op};
+use crate::{Buffer, Namespace, Result};
 
 /// The nonces in memory that is to be read into.
 #[derive(Clone, Copy)]
 pub(crate) struct Canary(Marks);
 
 impl Canary {
+    /// Overwrites the memory of a read that is about to be submitted, if the CPU can reach it.
+    pub(crate) fn before(io: &Io<'_>, ns: &Namespace, nonces: &mut Nonces) -> Result<Option<Self>> {
+        let (Some((buffer, offset)), Op::Read) = (io.data, io.op) else { return Ok(None) };
+        if buffer.host().is_err() {
+            return Ok(None);
+        }
+        let canary = Self::new(buffer, offset, u64::from(io.blocks) * ns.unit, nonces.next());
+        canary.place(buffer, Duration::ZERO)?;
+        Ok(Some(canary))
+    }
+
     /// Nonces for a range. Bytes before its first aligned word and behind its last are not guarded.
     #[inline]
     pub(crate) fn new(buffer: &Buffer, offset: u64, len: u64, nonce: u64) -> Self {

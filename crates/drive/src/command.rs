@@ -8,32 +8,27 @@ use onehop_proto::{BusAddr, Sqe, nvm, prp};
 use crate::ring::Dma;
 use crate::{Buffer, Error, Namespace, Result};
 
-/// What to do with blocks.
+/// What to do with blocks; the numbers are the opcodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
 pub enum Op {
     /// Drive to memory.
-    Read,
+    Read = nvm::opcode::READ,
     /// Memory to drive.
-    Write,
+    Write = nvm::opcode::WRITE,
     /// Fails unless memory and drive hold the same.
-    Compare,
+    Compare = nvm::opcode::COMPARE,
     /// Zeroes blocks; moves no data.
-    WriteZeroes,
+    WriteZeroes = nvm::opcode::WRITE_ZEROES,
     /// Makes everything written so far durable; takes no blocks.
-    Flush,
+    Flush = nvm::opcode::FLUSH,
 }
 
 impl Op {
     /// The opcode.
     #[must_use]
     pub const fn opcode(self) -> u8 {
-        match self {
-            Self::Read => nvm::opcode::READ,
-            Self::Write => nvm::opcode::WRITE,
-            Self::Compare => nvm::opcode::COMPARE,
-            Self::WriteZeroes => nvm::opcode::WRITE_ZEROES,
-            Self::Flush => nvm::opcode::FLUSH,
-        }
+        self as u8
     }
 
     /// What an opcode of [`Self::opcode`] stands for.
@@ -103,36 +98,43 @@ impl<'a> Io<'a> {
         Self { op: Op::Flush, lba: 0, blocks: 0, data: None, metadata: None, fua: false }
     }
 
-    /// Fills in the command without its data pointer, checked against the namespace. In place, because copies of 64 bytes
-    /// would be a part of what a command costs.
+    /// Which blocks of the namespace, checked against it.
     #[inline(always)]
-    pub(crate) fn fill(&self, sqe: &mut Sqe, ns: &Namespace) -> Result<()> {
+    pub(crate) fn block_range(&self, ns: &Namespace) -> Result<BlockRange> {
         if self.op == Op::Flush {
-            *sqe = nvm::flush(ns.nsid);
-            return Ok(());
+            return Ok(BlockRange::default());
         }
         let range = |source| Error::Range { nsid: ns.nsid, source };
         check_range(ns.blocks, self.lba, self.blocks.into()).map_err(range)?;
-        let fua = if self.fua && self.op.writes() { nvm::flag::FUA } else { 0 };
-        let flags = fua | protection(self.op, ns.format.pi);
-        let command = nvm::command(self.op.opcode(), ns.nsid, self.lba, self.blocks, flags);
-        let too_long =
-            || Error::TooLong { bytes: u64::MAX, limit: ns.format.data_bytes(1 << 16).unwrap_or(u64::MAX) };
-        let Some(command) = command else { return Err(too_long()) };
-        *sqe = command;
-        if ns.format.pi != 0 {
-            // Reference tags count blocks from 0, as type 1 demands it; 32 bits of them.
-            *sqe = nvm::with_tags(*sqe, self.lba as u32, 0, 0);
+        if self.blocks > nvm::MAX_BLOCKS {
+            let limit = ns.format.data_bytes(nvm::MAX_BLOCKS.into()).unwrap_or(u64::MAX);
+            return Err(Error::TooLong { bytes: u64::MAX, limit });
         }
-        Ok(())
+        let mut range = BlockRange { lba: self.lba, count_and_flags: self.blocks - 1, reftag: 0 };
+        if self.fua && self.op.writes() {
+            range.count_and_flags |= nvm::flag::FUA;
+        }
+        if !ns.is_plain && ns.format.pi != 0 {
+            range.count_and_flags |= protection(self.op, ns.format.pi);
+            // Reference tags count blocks from 0, as type 1 demands it; 32 bits of them.
+            range.reftag = self.lba as u32;
+        }
+        Ok(range)
     }
+}
+
+/// Dwords 10 to 14 of a command.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct BlockRange {
+    pub(crate) lba: u64,
+    /// The number of blocks, counted from 0, and the flags.
+    pub(crate) count_and_flags: u32,
+    pub(crate) reftag: u32,
 }
 
 /// What is asked of the controller about protection information of a type: to make it when blocks are written, to
 /// check it when they are read. Tags of types 2 and 3 are their writer's own, and are not checked.
-#[inline(always)]
 pub(crate) const fn protection(op: Op, kind: u8) -> u32 {
-    // Tested first: most namespaces have none.
     match (kind, op) {
         (0, _) | (_, Op::Compare | Op::Flush) => 0,
         (1, Op::Read) => nvm::flag::PRACT | nvm::flag::CHECK_GUARD | nvm::flag::CHECK_REFTAG,
@@ -200,54 +202,81 @@ pub(crate) enum UseSgl {
     Always,
 }
 
+/// A command's data pointer: two PRPs, or a descriptor.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct DataPointer {
+    pub(crate) halves: [u64; 2],
+    /// PSDT.
+    pub(crate) kind: u32,
+}
+
+impl DataPointer {
+    const fn prps(prp1: u64, prp2: u64) -> Self {
+        Self { halves: [prp1, prp2], kind: 0 }
+    }
+
+    const fn descriptor(at: BusAddr, len: u64) -> Self {
+        let (low, high) = Descriptor::Data { at, len: len as u32 }.encode();
+        Self { halves: [low, high], kind: 1 }
+    }
+}
+
+/// The whole command. From parts, once: a command that is filled in step by step is stored, and loaded again, in pieces
+/// of different sizes, which processors do not forward.
+#[inline(always)]
+pub(crate) const fn entry(op: Op, nsid: u32, mptr: u64, data: DataPointer, range: BlockRange) -> Sqe {
+    let mut sqe = Sqe::new(op.opcode(), nsid)
+        .with_mptr(mptr)
+        .with_qword(6, data.halves[0])
+        .with_qword(8, data.halves[1])
+        .with_qword(10, range.lba)
+        .with_dw(12, range.count_and_flags)
+        .with_dw(14, range.reftag);
+    sqe.dw[0] |= data.kind << 14;
+    sqe
+}
+
 impl Pointers {
-    /// Points the command to `bytes` bytes of `buffer`.
+    /// What points to `bytes` bytes of `buffer`, with the list at `list` if one page does not hold them.
     #[inline(always)]
-    pub(crate) fn point(
+    pub(crate) fn point<'a>(
         &self,
-        sqe: &mut Sqe,
-        data: (&Buffer, u64),
+        (buffer, offset): (&Buffer, u64),
         bytes: u64,
-        list: &ListSlot<'_>,
-    ) -> Result<()> {
-        let (buffer, offset) = data;
-        buffer.check(offset, bytes)?;
+        list: impl FnOnce() -> ListSlot<'a>,
+    ) -> Result<DataPointer> {
+        let run = buffer.range(offset, bytes)?;
         if bytes > self.max_transfer {
             return Err(Error::TooLong { bytes, limit: self.max_transfer });
         }
-        let beyond = || Error::Buffer { have: buffer.bytes(), offset, need: bytes };
-        let run = buffer.at(offset).ok_or_else(beyond)?;
+        let page = 1u64 << self.page_shift;
+        let in_first = page - (run.addr.0 & (page - 1));
+        if bytes <= in_first.min(run.len) && run.addr.0 & 3 == 0 && self.sgl != UseSgl::Always {
+            return Ok(DataPointer::prps(run.addr.0, 0));
+        }
+        self.point_to_pages((buffer, offset, run), bytes, &list())
+    }
+
+    /// The same, where it takes more than one entry, or a descriptor.
+    #[inline(never)]
+    fn point_to_pages(
+        &self,
+        (buffer, offset, run): (&Buffer, u64, BusRange),
+        bytes: u64,
+        list: &ListSlot<'_>,
+    ) -> Result<DataPointer> {
+        let descriptor = DataPointer::descriptor(run.addr, bytes);
         if self.sgl == UseSgl::Always {
             if run.len < bytes {
                 return Err(Error::Memory("data of one command is in several pieces of memory".into()));
             }
-            *sqe = Descriptor::Data { at: run.addr, len: bytes as u32 }.put_in(*sqe);
-            return Ok(());
+            return Ok(descriptor);
         }
-        let page = 1u64 << self.page_shift;
-        let in_first = page - (run.addr.0 & (page - 1));
-        if bytes <= in_first && run.len >= bytes && run.addr.0 & 3 == 0 {
-            *sqe = sqe.with_prps(run.addr.0, 0);
-            return Ok(());
-        }
-        self.point_to_pages(sqe, (buffer, offset, run), bytes, list)
-    }
-
-    /// The same, where it takes more than one entry.
-    #[inline(never)]
-    fn point_to_pages(
-        &self,
-        sqe: &mut Sqe,
-        (buffer, offset, run): (&Buffer, u64, BusRange),
-        bytes: u64,
-        list: &ListSlot<'_>,
-    ) -> Result<()> {
         let page = 1u64 << self.page_shift;
         let in_first = page - (run.addr.0 & (page - 1));
         if self.sgl == UseSgl::LongRuns && run.len >= bytes && bytes > in_first + page && run.addr.0 & 3 == 0
         {
-            *sqe = Descriptor::Data { at: run.addr, len: bytes as u32 }.put_in(*sqe);
-            return Ok(());
+            return Ok(descriptor);
         }
         let page_addr = |i: u64| {
             let (at, need) = match i {
@@ -262,8 +291,7 @@ impl Pointers {
         };
         let put = |page, index, entry| list.put(page, index, entry);
         let (prp1, prp2) = prp::build(self.page_shift, page_addr, bytes, 0, |page| list.bus(page), put)?;
-        *sqe = sqe.with_prps(prp1, prp2);
-        Ok(())
+        Ok(DataPointer::prps(prp1, prp2))
     }
 }
 

@@ -1,11 +1,25 @@
 //! The buffers that a queue's commands in flight hold, each counted by a plain number: a clone and a drop of the handle for
 //! every command would be two locked instructions.
 
+use std::num::NonZeroU32;
+
 use crate::Buffer;
 
-/// Stands for a buffer that is held once more.
+/// Stands for a buffer that is held once more: its place, counted from 1, so that an optional one is a plain word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Hold(u32);
+pub(crate) struct Hold(NonZeroU32);
+
+impl Hold {
+    #[inline(always)]
+    fn of(place: usize) -> Option<Self> {
+        NonZeroU32::new(place as u32 + 1).map(Self)
+    }
+
+    #[inline(always)]
+    fn place(self) -> usize {
+        self.0.get() as usize - 1
+    }
+}
 
 /// The buffers of one queue.
 #[derive(Default)]
@@ -18,17 +32,17 @@ pub(crate) struct Holds {
 impl Holds {
     /// Keeps a buffer until [`Self::release`].
     #[inline]
-    pub(crate) fn hold(&mut self, buffer: &Buffer) -> Hold {
+    pub(crate) fn hold(&mut self, buffer: &Buffer) -> Option<Hold> {
         if let Some(Some((held, count))) = self.held.get_mut(self.last)
             && held.is_same(buffer)
         {
             *count += 1;
-            return Hold(self.last as u32);
+            return Hold::of(self.last);
         }
         self.hold_another(buffer)
     }
 
-    fn hold_another(&mut self, buffer: &Buffer) -> Hold {
+    fn hold_another(&mut self, buffer: &Buffer) -> Option<Hold> {
         let is_this =
             |held: &Option<(Buffer, u32)>| held.as_ref().is_some_and(|(held, _)| held.is_same(buffer));
         let known = self.held.iter().position(is_this);
@@ -37,19 +51,19 @@ impl Holds {
             self.held.push(None);
         }
         self.held[self.last].get_or_insert_with(|| (buffer.clone(), 0)).1 += 1;
-        Hold(self.last as u32)
+        Hold::of(self.last)
     }
 
     /// The buffer.
     #[inline]
     pub(crate) fn get(&self, hold: Hold) -> Option<&Buffer> {
-        self.held.get(hold.0 as usize)?.as_ref().map(|(buffer, _)| buffer)
+        self.held.get(hold.place())?.as_ref().map(|(buffer, _)| buffer)
     }
 
     /// Lets it go, with the last command that holds it.
     #[inline]
     pub(crate) fn release(&mut self, hold: Hold) {
-        if let Some(held) = self.held.get_mut(hold.0 as usize)
+        if let Some(held) = self.held.get_mut(hold.place())
             && let Some((_, count)) = held
         {
             *count -= 1;

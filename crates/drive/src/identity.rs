@@ -115,6 +115,10 @@ pub struct Namespace {
     pub medium: Format,
     /// How many blocks it has.
     pub blocks: u64,
+    /// Bytes that travel with a block.
+    pub(crate) unit: u64,
+    /// Whether no block has metadata: commands are data and nothing else then, which most are.
+    pub(crate) is_plain: bool,
     /// Which drive it is of.
     tag: Arc<()>,
     /// Whether it is still as described here; the same for all clones.
@@ -147,6 +151,8 @@ impl Namespace {
         if blocks == 0 {
             return nonsense(format!("namespace {nsid} is active and has no blocks (NSZE is 0)"));
         }
+        let unit = format.transfer_bytes(1).unwrap_or(u64::MAX);
+        let is_plain = medium.metadata == 0 && medium.pi == 0;
         if medium.transfer_bytes(blocks).is_none() {
             let bytes = format.lba_bytes();
             return nonsense(format!(
@@ -159,7 +165,7 @@ impl Namespace {
         let eui64 = (eui64 != [0; 8]).then_some(NamespaceId::Eui64(eui64));
         let ids = Arc::new(Mutex::new(nguid.into_iter().chain(eui64).collect()));
         let unanswered = Arc::default();
-        Ok(Self { bytes, nsid, format, medium, blocks, tag, valid, account, ids, unanswered })
+        Ok(Self { bytes, nsid, format, medium, blocks, unit, is_plain, tag, valid, account, ids, unanswered })
     }
 
     /// Whether it has identifiers.

@@ -127,10 +127,11 @@ impl IoQueue {
 
     #[inline]
     fn allow(&self, io: &Io<'_>, ns: &Namespace) -> Result<()> {
-        match io.op {
-            Op::Read | Op::Flush => {}
-            Op::Write | Op::WriteZeroes => self.drive.allow_writes()?,
-            Op::Compare => self.allow_compare(ns)?,
+        if io.op.writes() {
+            self.drive.allow_writes()?;
+        }
+        if io.op == Op::Compare {
+            self.allow_compare(ns)?;
         }
         let control = &self.drive.control;
         ns.check(control)?;
@@ -222,7 +223,11 @@ impl IoQueue {
                 break;
             };
             ended += 1;
-            each(token, end);
+            // One call each: the two made one would copy the room of an error for every command.
+            match end {
+                Ok(finished) => each(token, Ok(finished)),
+                Err(error) => each(token, Err(*error)),
+            }
         }
         tokens.drain(..ended);
     }
@@ -270,7 +275,7 @@ impl IoQueue {
                 Ok(slots) => slots,
                 // What was in flight has ended with the drive's error, and is taken from there.
                 Err(error) => {
-                    return end.or_else(|| self.cell.lock().take(token)).or(Some(Err(error)));
+                    return end.or_else(|| self.cell.lock().end(token)).or(Some(Err(error)));
                 }
             };
             let (late, stray) = (end.is_none() && slots.is_late(token), slots.stray);
@@ -523,14 +528,14 @@ fn note(first: &mut Option<Error>, error: Error) {
 /// The end of a command, if it has come.
 #[inline]
 fn look(slots: &mut CommandSlots, token: Token) -> Option<Result<Finished>> {
-    if let Some(end) = slots.take(token) {
+    if let Some(end) = slots.end(token) {
         return Some(end);
     }
     if slots.closed.is_some() {
         return None;
     }
     slots.poll();
-    slots.take(token)
+    slots.end(token)
 }
 
 impl Drop for IoQueue {

@@ -131,13 +131,13 @@ impl Memory for PairMemory {
     }
     #[inline(always)]
     fn store_entry(&self, at: RingWord, entry: &[u32; 16]) {
-        let is_stored = self.ring_of(at).store_entry(at.word, entry);
-        debug_assert!(is_stored, "an entry outside its ring");
+        let is_stored = self.sq.store_entry(at.word, entry);
+        debug_assert!(is_stored && !at.in_cq, "an entry outside its ring");
     }
     #[inline(always)]
     fn load_completion(&self, at: RingWord, phase: bool) -> Option<[u32; 4]> {
-        let words = self.ring_of(at).load_four_acquire(at.word);
-        debug_assert!(words.is_some(), "an entry outside its ring");
+        let words = self.cq.load_four_acquire(at.word);
+        debug_assert!(words.is_some() && at.in_cq, "an entry outside its ring");
         words.filter(|words| words[3] >> 16 & 1 == u32::from(phase))
     }
     fn fetch_add(&self, at: RingWord, value: u32) -> u32 {

@@ -11,7 +11,7 @@ use onehop_proto::queue::{Event, Owner, Slot};
 use onehop_proto::{BusAddr, Cqe, Sqe, Status, nvm};
 
 use crate::canary::{Canary, Nonces};
-use crate::command::{Io, ListSlot, Op, Pointers, UseSgl, list_pages, max_blocks};
+use crate::command::{self, DataPointer, Io, ListSlot, Op, Pointers, UseSgl, list_pages, max_blocks};
 use crate::core::DmaQuarantine;
 use crate::doubts::Doubts;
 use crate::drive::DriveInner;
@@ -48,7 +48,6 @@ pub(crate) struct CommandSlots {
     entries: Vec<CommandEntry>,
     holds: Holds,
     free: Vec<u32>,
-    by_slot: Vec<u32>,
     waiting: u32,
     settling: u32,
     unsure: u32,
@@ -114,7 +113,6 @@ impl CommandSlots {
             entries: (0..depth).map(blank).collect(),
             holds: Holds::default(),
             free: (0..depth).rev().collect(),
-            by_slot: vec![0; depth as usize],
             waiting: 0,
             settling: 0,
             unsure: 0,
@@ -170,59 +168,51 @@ impl CommandSlots {
     #[inline(always)]
     pub(crate) fn submit(&mut self, io: &Io<'_>, ns: &Namespace) -> Result<Token> {
         let Some(&id) = self.free.last() else { return Err(Error::Full(self.depth())) };
-        self.fill(id, io, ns)?;
-        let canary = if self.nonces.is_some() { self.place_canary(io, ns)? } else { None };
+        let sqe = self.command(id, io, ns)?;
+        let Some(entry) = self.entries.get_mut(id as usize) else { return Err(Error::Full(0)) };
+        if let Some(nonces) = &mut self.nonces {
+            entry.canary = Canary::before(io, ns, nonces)?;
+        }
         self.free.pop();
-        // What a flush covers.
-        let mark = if io.op == Op::Flush { ns.account.mark() } else { 0 };
-        let entry = &mut self.entries[id as usize];
-        entry.life = entry.life.wrapping_add(1);
-        entry.canary = canary;
+        entry.sqe = sqe;
+        entry.state = match self.owner.stage(&self.pair.memory, &sqe, id) {
+            Ok(slot) => CommandState::InFlight(slot),
+            Err(_) => {
+                self.waiting += 1;
+                CommandState::NoRoom
+            }
+        };
+        if io.op == Op::Flush {
+            entry.mark = ns.account.mark();
+        }
         entry.retries = 0;
         (entry.path_retries, entry.path_due) = (0, None);
         entry.deadline = self.due;
-        entry.mark = mark;
         let mut hold = |(buffer, _)| self.holds.hold(buffer);
-        entry.hold = [io.data.map(&mut hold), io.metadata.map(&mut hold)];
-        let token = Token { queue: self.serial, entry: id, life: entry.life };
-        self.stage(id);
-        Ok(token)
+        entry.hold = [io.data.and_then(&mut hold), io.metadata.and_then(&mut hold)];
+        entry.life = entry.life.wrapping_add(1);
+        Ok(Token { queue: self.serial, entry: id, life: entry.life })
     }
 
-    /// Fills in the command of an entry that is free.
+    /// The command of an entry.
     #[inline(always)]
-    fn fill(&mut self, id: u32, io: &Io<'_>, ns: &Namespace) -> Result<()> {
-        io.fill(&mut self.entries[id as usize].sqe, ns)?;
-        if !io.op.has_data() {
-            return Ok(());
+    fn command(&self, id: u32, io: &Io<'_>, ns: &Namespace) -> Result<Sqe> {
+        let range = io.block_range(ns)?;
+        let (mut mptr, mut pointer) = (0, DataPointer::default());
+        if io.op.has_data() {
+            let bytes = u64::from(io.blocks) * ns.unit;
+            let Some(data) = io.data else { return Err(Error::Buffer { have: 0, offset: 0, need: bytes }) };
+            if !ns.is_plain && ns.format.has_separate_metadata() {
+                mptr = self.metadata(io, ns)?.0;
+            }
+            let list = || ListSlot {
+                lists: &self.lists,
+                first_page: u64::from(id) * self.list_pages,
+                page_shift: self.pointers.page_shift,
+            };
+            pointer = self.pointers.point(data, bytes, list)?;
         }
-        let bytes = ns.format.transfer_bytes(io.blocks.into()).unwrap_or(u64::MAX);
-        let Some(data) = io.data else { return Err(Error::Buffer { have: 0, offset: 0, need: bytes }) };
-        let separate = ns.format.has_separate_metadata();
-        let metadata = if separate { Some(self.metadata(io, ns)?) } else { None };
-        let sqe = &mut self.entries[id as usize].sqe;
-        if let Some(at) = metadata {
-            *sqe = sqe.with_mptr(at.0);
-        }
-        let list = ListSlot {
-            lists: &self.lists,
-            first_page: u64::from(id) * self.list_pages,
-            page_shift: self.pointers.page_shift,
-        };
-        self.pointers.point(sqe, data, bytes, &list)
-    }
-
-    fn place_canary(&mut self, io: &Io<'_>, ns: &Namespace) -> Result<Option<Canary>> {
-        let (Some((buffer, offset)), Some(nonces), Op::Read) = (io.data, &mut self.nonces, io.op) else {
-            return Ok(None);
-        };
-        if buffer.host().is_err() {
-            return Ok(None);
-        }
-        let bytes = ns.format.transfer_bytes(io.blocks.into()).unwrap_or(u64::MAX);
-        let canary = Canary::new(buffer, offset, bytes, nonces.next());
-        canary.place(buffer, Duration::ZERO)?;
-        Ok(Some(canary))
+        Ok(command::entry(io.op, ns.nsid, mptr, pointer, range))
     }
 
     fn metadata(&self, io: &Io<'_>, ns: &Namespace) -> Result<BusAddr> {
@@ -242,15 +232,11 @@ impl CommandSlots {
         run.filter(|run| run.len >= need && run.addr.0 & 3 == 0).map(|run| run.addr).ok_or_else(nowhere)
     }
 
-    /// Puts an entry's command into the submission queue, or notes that it waits for room there.
-    #[inline(always)]
+    /// Puts an entry's command into the submission queue again, or notes that it waits for room there.
     fn stage(&mut self, id: u32) {
         let entry = &mut self.entries[id as usize];
-        match self.owner.stage(&self.pair.memory, &entry.sqe) {
-            Ok(slot) => {
-                self.by_slot[slot as usize] = id;
-                entry.state = CommandState::InFlight(slot);
-            }
+        match self.owner.stage(&self.pair.memory, &entry.sqe, id) {
+            Ok(slot) => entry.state = CommandState::InFlight(slot),
             Err(_) => {
                 entry.state = CommandState::NoRoom;
                 self.waiting += 1;
@@ -286,7 +272,7 @@ impl CommandSlots {
         {
             taken += 1;
             match event {
-                Event::Done(slot, cqe) => self.settle(self.by_slot[slot as usize], &cqe),
+                Event::Done { tag, cqe, .. } => self.settle(tag, &cqe),
                 Event::UnexpectedCompletion(cqe) => self.stray = Some(cqe.cid()),
             }
         }
@@ -309,6 +295,8 @@ impl CommandSlots {
                 entry.state = CommandState::failed(Error::WritesLost { drive: self.name.clone() });
             } else if entry.has_data(&self.holds) {
                 entry.state = CommandState::Done(Ok(finished));
+                entry.mark_stale(&mut self.holds);
+                return;
             } else {
                 entry.state = CommandState::Settling(Finished { late_data: true, ..finished });
                 self.settling += 1;
@@ -411,12 +399,17 @@ impl CommandSlots {
         entry.mark_stale(&mut self.holds);
     }
 
+    /// [`Self::take`], the error on its own.
+    pub(crate) fn end(&mut self, token: Token) -> Option<Result<Finished>> {
+        self.take(token).map(|end| end.map_err(|error| *error))
+    }
+
     /// The command's end, if it has come; the token is spent then.
     #[inline]
-    pub(crate) fn take(&mut self, token: Token) -> Option<Result<Finished>> {
+    pub(crate) fn take(&mut self, token: Token) -> Option<std::result::Result<Finished, Box<Error>>> {
         let known = self.knows(token);
         let Some(entry) = self.entries.get_mut(token.entry as usize).filter(|_| known) else {
-            return Some(Err(Error::Token));
+            return Some(Err(Box::new(Error::Token)));
         };
         if !matches!(entry.state, CommandState::Done(_)) {
             return None;
@@ -425,7 +418,7 @@ impl CommandSlots {
             return None;
         };
         self.free.push(token.entry);
-        Some(end.map_err(|error| *error))
+        Some(end)
     }
 
     /// Whether a token stands for a command of this queue that was not waited for.

@@ -117,8 +117,8 @@ pub const fn check_range(nsze: u64, lba: u64, blocks: u64) -> Result<(), RangeEr
     if blocks == 0 {
         return Err(RangeError::Empty);
     }
-    match lba.checked_add(blocks) {
-        Some(end) if end <= nsze => Ok(()),
+    match nsze.checked_sub(blocks) {
+        Some(last) if lba <= last => Ok(()),
         _ => Err(RangeError::OutOfRange { lba, blocks, nsze }),
     }
 }

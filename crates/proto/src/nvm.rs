@@ -51,7 +51,7 @@ pub const MAX_BLOCKS: u32 = 65536;
 #[inline(always)]
 #[must_use]
 pub const fn command(opcode: u8, nsid: u32, lba: u64, blocks: u32, flags: u32) -> Option<Sqe> {
-    if blocks == 0 || blocks > MAX_BLOCKS {
+    if blocks.wrapping_sub(1) >= MAX_BLOCKS {
         return None;
     }
     Some(Sqe::new(opcode, nsid).with_qword(10, lba).with_dw(12, (blocks - 1) | flags & 0xffff_0000))

@@ -298,19 +298,17 @@ fn owner_model(fences: Fences, sq_entries: u32, cq_entries: u32, commands: u32) 
     let mem = Mem::new(after(&rings), fences);
     let device = controller_apart(&mem, rings, commands);
     let mut owner = Owner::new(rings, vec![Slot::default(); 8]);
-    let mut tags = [0; 8];
     let (mut next, mut finished) = (0, 0);
     while finished < commands {
         while next < commands
-            && let Ok(slot) = owner.stage(&mem, &Sqe::new(2, 1).with_dw(10, 101 + next))
+            && owner.stage(&mem, &Sqe::new(2, 1).with_dw(10, 101 + next), 101 + next).is_ok()
         {
-            tags[slot as usize] = 101 + next;
             next += 1;
         }
         owner.publish(&mem);
         match owner.poll(&mem) {
-            Some(Event::Done(slot, cqe)) => {
-                assert_eq!(cqe.result(), tags[slot as usize], "another command's completion");
+            Some(Event::Done { tag, cqe, .. }) => {
+                assert_eq!(cqe.result(), tag, "another command's completion");
                 finished += 1;
             }
             Some(Event::UnexpectedCompletion(cqe)) => panic!("stray {cqe:?}"),

@@ -52,12 +52,12 @@ fn drive(pair: Pair, locals: u32, run: Run, count: u32, command: impl Fn(u32) ->
     let mut owner = Owner::<Mem, _>::new(rings, vec![Slot::default(); 9]);
     let (mut sent, mut done) = (0, 0);
     while done < count {
-        while sent < count && owner.stage(mem, &command(sent)).is_ok() {
+        while sent < count && owner.stage(mem, &command(sent), sent).is_ok() {
             sent += 1;
         }
         owner.publish(mem);
         match owner.poll(mem) {
-            Some(Event::Done(_, cqe)) => {
+            Some(Event::Done { cqe, .. }) => {
                 assert!(cqe.status().is_ok(), "{:?}", cqe.status());
                 done += 1;
             }

@@ -1,6 +1,5 @@
 //! From jobs to work items: which commands, where their data lies, and the lists that describe it.
 
-use onehop_proto::Sqe;
 use onehop_proto::kernel::WorkItem;
 
 use super::GpuJob;
@@ -138,8 +137,8 @@ impl<'a> BatchPlan<'a> {
             .into_iter()
             .enumerate()
             .map(|(i, (job, piece))| {
-                let slot = ListSlot { lists: &lists, first_page: i as u64 * self.pages, page_shift };
-                Ok((self.describe(&piece, &slot)?, job, piece.offset))
+                let list = || ListSlot { lists: &lists, first_page: i as u64 * self.pages, page_shift };
+                Ok((self.describe(&piece, list)?, job, piece.offset))
             })
             .collect::<Result<Vec<_>>>()?;
         Ok(CommandBatch { works, bytes, lists })
@@ -160,14 +159,13 @@ impl<'a> BatchPlan<'a> {
         Some((self.begun - 1, piece))
     }
 
-    fn describe(&self, piece: &GpuJob, list: &ListSlot<'_>) -> Result<WorkItem> {
+    fn describe<'l>(&self, piece: &GpuJob, list: impl FnOnce() -> ListSlot<'l>) -> Result<WorkItem> {
         let bytes = self.ns.format.transfer_bytes(piece.blocks).unwrap_or(u64::MAX);
-        let mut pointed = Sqe::default();
-        self.pointers.point(&mut pointed, (self.buffer, piece.offset), bytes, list)?;
+        let [prp1, prp2] = self.pointers.point((self.buffer, piece.offset), bytes, list)?.halves;
         Ok(WorkItem {
             lba: piece.lba,
-            prp1: pointed.prp1(),
-            prp2: pointed.prp2(),
+            prp1,
+            prp2,
             blocks: piece.blocks as u32,
             control: u32::from(self.op.opcode()) | protection(self.op, self.ns.format.pi),
         })

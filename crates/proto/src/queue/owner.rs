@@ -10,8 +10,15 @@ pub struct Full;
 /// A completion, as its owner sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// The command in this slot has completed; the slot is free again.
-    Done(u16, Cqe),
+    /// A command has completed; its slot is free again.
+    Done {
+        /// The slot.
+        slot: u16,
+        /// What [`Owner::stage`] was given with the command.
+        tag: u32,
+        /// The completion.
+        cqe: Cqe,
+    },
     /// A completion that belongs to no command in flight.
     UnexpectedCompletion(Cqe),
 }
@@ -19,6 +26,7 @@ pub enum Event {
 /// A command slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Slot {
+    tag: u32,
     cid: u16,
     next_free: u16,
     busy: bool,
@@ -32,6 +40,8 @@ pub struct Owner<M: Memory, T> {
     space: CidSpace,
     slots: T,
     first_free: u16,
+    /// Submission slots that are known to be free: as many as there were when it was last zero, less those staged since.
+    room: u32,
     staged: u32,
     in_flight: u32,
 }
@@ -46,7 +56,7 @@ impl<M: Memory, T: AsMut<[Slot]> + AsRef<[Slot]>> Owner<M, T> {
             slot.cid = space.first(i as u16);
         }
         let ring = Ring::new(rings, RingState::NEW);
-        let mut owner = Self { ring, space, slots, first_free: NONE, staged: 0, in_flight: 0 };
+        let mut owner = Self { ring, space, slots, first_free: NONE, room: 0, staged: 0, in_flight: 0 };
         owner.renew();
         owner
     }
@@ -61,6 +71,7 @@ impl<M: Memory, T: AsMut<[Slot]> + AsRef<[Slot]>> Owner<M, T> {
         }
         self.first_free = if count == 0 { NONE } else { 0 };
         self.ring = Ring::new(*self.ring.rings(), RingState::NEW);
+        self.room = 0;
         self.staged = 0;
         self.in_flight = 0;
     }
@@ -89,22 +100,27 @@ impl<M: Memory, T: AsMut<[Slot]> + AsRef<[Slot]>> Owner<M, T> {
     }
 
     /// Puts a command into the submission queue and returns its slot. The controller sees it after
-    /// [`Self::publish`].
+    /// [`Self::publish`]; the caller gets `tag` back with the completion.
     ///
     /// # Errors
     /// [`Full`] when no slot is free, or the controller has not fetched enough.
     #[inline(always)]
-    pub fn stage(&mut self, mem: &M, sqe: &Sqe) -> Result<u16, Full> {
-        if self.ring.room() <= self.staged {
-            return Err(Full);
+    pub fn stage(&mut self, mem: &M, sqe: &Sqe, tag: u32) -> Result<u16, Full> {
+        if self.room == 0 {
+            self.room = self.ring.room() - self.staged;
+            if self.room == 0 {
+                return Err(Full);
+            }
         }
         let id = self.first_free;
         let Some(slot) = self.slots.as_mut().get_mut(id as usize) else { return Err(Full) };
         self.first_free = slot.next_free;
         slot.cid = self.space.next(slot.cid);
         slot.busy = true;
+        slot.tag = tag;
         let cid = slot.cid;
         self.ring.write(mem, self.staged, &sqe.with_cid(cid));
+        self.room -= 1;
         self.staged += 1;
         self.in_flight += 1;
         Ok(id)
@@ -127,7 +143,7 @@ impl<M: Memory, T: AsMut<[Slot]> + AsRef<[Slot]>> Owner<M, T> {
     /// Takes the next completion, if there is one.
     #[inline(always)]
     pub fn poll(&mut self, mem: &M) -> Option<Event> {
-        let Some(cqe) = self.ring.peek(mem, 0) else {
+        let Some(cqe) = self.ring.peek(mem) else {
             self.ring.release(mem);
             return None;
         };
@@ -148,6 +164,6 @@ impl<M: Memory, T: AsMut<[Slot]> + AsRef<[Slot]>> Owner<M, T> {
         slot.next_free = self.first_free;
         self.first_free = id;
         self.in_flight -= 1;
-        Event::Done(id, cqe)
+        Event::Done { slot: id, tag: slot.tag, cqe }
     }
 }

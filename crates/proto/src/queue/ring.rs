@@ -122,12 +122,11 @@ impl<M: Memory> Ring<M> {
         (words, words[1] >> 16 & 1 == phase as u32)
     }
 
-    /// The completion `ahead` entries after the head, if it is there.
+    /// The completion at the head, if it is there.
     #[inline(always)]
-    pub fn peek(&self, mem: &M, ahead: u32) -> Option<Cqe> {
-        let (slot, phase) = self.position(ahead);
-        let at = self.rings.cq.plus(slot * Cqe::BYTES as u32);
-        mem.load_completion(at, phase).map(|dw| Cqe { dw })
+    pub fn peek(&self, mem: &M) -> Option<Cqe> {
+        let at = self.rings.cq.plus(self.state.head * Cqe::BYTES as u32);
+        mem.load_completion(at, self.state.phase).map(|dw| Cqe { dw })
     }
 
     /// Consumes `count` completions, the last of which reported `sqhd`. The doorbell is rung when a quarter of the queue has
@@ -136,7 +135,7 @@ impl<M: Memory> Ring<M> {
     pub fn consume(&mut self, mem: &M, count: u32, sqhd: u16) {
         self.pass(count);
         self.update_sq_head(sqhd);
-        if self.unacknowledged >= (self.rings.cq_entries / 4).max(1) {
+        if self.unacknowledged * 4 + 3 >= self.rings.cq_entries {
             self.release(mem);
         }
     }
