@@ -23,7 +23,7 @@ fn panic(_: &core::panic::PanicInfo) -> ! {
 }
 
 /// Loads see what the host wrote after the launch. The end of the kernel makes stores visible.
-struct Words;
+struct WordCopies;
 
 #[inline(always)]
 fn load_16(at: u64) -> [u32; 4] {
@@ -94,7 +94,7 @@ fn copy<T: Copy>(
     }
 }
 
-impl Copies for Words {
+impl Copies for WordCopies {
     #[inline(always)]
     fn copy<const W: u64>(&self, source: u64, destination: u64, step: u64, count: u32) {
         let range = [source, destination, step];
@@ -120,5 +120,5 @@ pub unsafe extern "ptx-kernel" fn onehop_place(order: u64) {
         low as u64 | (high as u64) << 32
     };
     let order = [PlaceOrder::SOURCE, PlaceOrder::DESTINATION, PlaceOrder::LENGTH].map(word);
-    run_place(&Words, order, seat());
+    run_place(&WordCopies, order, seat());
 }

@@ -33,9 +33,9 @@ fn panic(_: &core::panic::PanicInfo) -> ! {
 
 /// One lane of a warp, and where its warp's local words lie.
 #[derive(Clone, Copy)]
-struct Lane(u32, u32);
+struct RigThread(u32, u32);
 
-impl Lane {
+impl RigThread {
     fn new(local: u32) -> Self {
         let (lane, base): (u32, u32);
         // SAFETY: these read a register and take the address of a symbol.
@@ -69,7 +69,7 @@ macro_rules! as_a_thread {
     };
 }
 
-impl Memory for Lane {
+impl Memory for RigThread {
     type Addr = GpuAddr;
     type Door = GpuAddr;
     as_a_thread! {
@@ -92,7 +92,7 @@ impl Memory for Lane {
     }
 }
 
-impl Lanes for Lane {
+impl Lanes for RigThread {
     #[inline(always)]
     fn lanes(&self) -> u32 {
         LANES
@@ -164,7 +164,7 @@ impl Lanes for Lane {
     }
 }
 
-impl Wide for Lane {
+impl Wide for RigThread {
     #[inline(always)]
     fn load4(&self, at: GpuAddr) -> [u32; 4] {
         let (a, b, c, d);
@@ -187,7 +187,7 @@ impl Wide for Lane {
     }
 }
 
-impl Scoped for Lane {
+impl Scoped for RigThread {
     #[inline(always)]
     fn fence_gpu(&self) {
         // SAFETY: touches no memory.
@@ -216,7 +216,7 @@ macro_rules! kernel {
             let (in_block, index) = warp();
             if index < count {
                 let mine = GpuAddr(list).plus(u64::from(index) * u64::from($bytes));
-                let _: Exit = $run(&Lane::new(in_block * words), mine);
+                let _: Exit = $run(&RigThread::new(in_block * words), mine);
             }
         }
     };

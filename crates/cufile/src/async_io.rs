@@ -14,7 +14,7 @@ use crate::files::usable_file;
 use crate::io::{GONE, IoRequest, execute};
 use crate::log::{Level, say};
 use crate::machine::{Machine, StreamGpu, machine};
-use crate::operation::{EnqueuedOperation, Operation, Words};
+use crate::operation::{EnqueuedOperation, Operation, StreamParameters};
 use crate::state::{answer, with_state};
 use crate::types::CuFileError;
 
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn cuFileReadAsync(
     done: *mut isize,
     stream: *mut c_void,
 ) -> CuFileError {
-    let words = Words { bytes, file_offset, buffer_offset, done };
+    let words = StreamParameters { bytes, file_offset, buffer_offset, done };
     // SAFETY: the caller's promise.
     answer("cuFileReadAsync", || unsafe { enqueue(handle, base as usize, false, words, stream) })
 }
@@ -91,7 +91,7 @@ pub unsafe extern "C" fn cuFileWriteAsync(
     done: *mut isize,
     stream: *mut c_void,
 ) -> CuFileError {
-    let words = Words { bytes, file_offset, buffer_offset, done };
+    let words = StreamParameters { bytes, file_offset, buffer_offset, done };
     // SAFETY: the caller's promise.
     answer("cuFileWriteAsync", || unsafe { enqueue(handle, base as usize, true, words, stream) })
 }
@@ -102,10 +102,10 @@ unsafe fn enqueue(
     handle: *mut c_void,
     base: usize,
     writes: bool,
-    words: Words,
+    words: StreamParameters,
     stream: *mut c_void,
 ) -> Result<(), Failure> {
-    let Words { bytes, file_offset, buffer_offset, done } = words;
+    let StreamParameters { bytes, file_offset, buffer_offset, done } = words;
     place(bytes.cast_mut())?;
     place(file_offset.cast_mut())?;
     place(buffer_offset.cast_mut())?;

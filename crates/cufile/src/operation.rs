@@ -34,7 +34,7 @@ pub const FIXED_SIZE: u32 = 4;
 
 /// The program's words for an operation, which it keeps until the stream has passed it.
 #[derive(Clone, Copy)]
-pub struct Words {
+pub struct StreamParameters {
     pub bytes: *const usize,
     pub file_offset: *const i64,
     pub buffer_offset: *const i64,
@@ -42,11 +42,11 @@ pub struct Words {
 }
 
 // SAFETY: the program keeps them for this library, on any thread, until the operation has ended.
-unsafe impl Send for Words {}
+unsafe impl Send for StreamParameters {}
 // SAFETY: as above; they are only used under the operation's lock.
-unsafe impl Sync for Words {}
+unsafe impl Sync for StreamParameters {}
 
-impl Words {
+impl StreamParameters {
     /// The number of bytes, the file's offset and the memory's.
     ///
     /// # Safety
@@ -75,7 +75,7 @@ pub struct EnqueuedOperation {
     pub file: Arc<RegisteredFile>,
     pub base: usize,
     pub writes: bool,
-    pub words: Words,
+    pub words: StreamParameters,
     /// The words as read then; the flags say which of them are used. The byte count is an upper limit.
     pub early: (usize, i64, i64),
     pub flags: u32,
@@ -106,7 +106,7 @@ impl EnqueuedOperation {
     /// The words are valid.
     unsafe fn request(&self) -> Result<IoRequest, Failure> {
         let fixed = |flag| self.flags & flag != 0;
-        let (early, Words { bytes, file_offset, buffer_offset, .. }) = (self.early, self.words);
+        let (early, StreamParameters { bytes, file_offset, buffer_offset, .. }) = (self.early, self.words);
         // SAFETY: the caller's promise; fixed words need not be valid.
         let request = unsafe {
             IoRequest {
@@ -295,7 +295,7 @@ impl Operation {
         let slots = self.orders.len();
         let (words, offset, before) = &self.waits_on;
         let wait = |steps: usize| {
-            // SAFETY: the caller's promise for the stream. Words and orders live as long as their pool: the
+            // SAFETY: the caller's promise for the stream. StreamParameters and orders live as long as their pool: the
             // machine drops that only when the driver reports its context as gone, a cancelled operation leaks
             // it, and its pages are unregistered only after the GPU's work.
             unsafe { work.wait(stream, words, *offset, before.wrapping_add(steps as u32)) }

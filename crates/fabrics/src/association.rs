@@ -14,7 +14,7 @@ use onehop_proto::{Cqe, Sqe, Status, admin};
 
 use crate::auth::{ChapParties, authenticate};
 use crate::connect::{connect_to_address, connect_to_host, left};
-use crate::health::Health;
+use crate::health::LinkHealth;
 use crate::link::{LinkHandle, LinkSetup, QueueLink};
 use crate::queue::{Data, MAX_DEPTH};
 use crate::ring::RingPair;
@@ -50,7 +50,7 @@ pub(crate) struct Association {
     cntlid: u16,
     pub(crate) cap: Cap,
     pub(crate) version: Version,
-    pub(crate) health: Arc<Health>,
+    pub(crate) health: Arc<LinkHealth>,
     /// Maximum data in the capsule of an I/O command.
     capsule: AtomicU32,
     keep_alive_thread: Option<JoinHandle<()>>,
@@ -67,7 +67,7 @@ impl Association {
         turn: u32,
         stop: StopSignal,
     ) -> Result<Self> {
-        let (health, due) = (Arc::new(Health::default()), Instant::now() + CONNECT_TIMEOUT);
+        let (health, due) = (Arc::new(LinkHealth::default()), Instant::now() + CONNECT_TIMEOUT);
         let label = format!("the admin queue of {target}");
         let stream = connect_to_host(&target, turn, due, &stop)?;
         let failed = |source| Error::Io { queue: label.clone(), source: Arc::new(source) };

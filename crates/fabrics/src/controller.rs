@@ -30,7 +30,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 type Links = RwLock<BTreeMap<u16, Arc<QueueLink>>>;
 
 /// The controller.
-pub(crate) struct Controller {
+pub(crate) struct RemoteController {
     target: Arc<SubsystemAddress>,
     host: Arc<Host>,
     pub(crate) space: Arc<MemorySpace>,
@@ -92,7 +92,7 @@ impl Outage {
     }
 }
 
-impl Controller {
+impl RemoteController {
     /// Connects to a controller.
     pub(crate) fn connect(target: SubsystemAddress, host: Host, stop: StopSignal) -> Result<Arc<Self>> {
         let (target, host) = (Arc::new(target), Arc::new(host));
@@ -318,7 +318,7 @@ const INVALID_QUEUE: u8 = 0x01;
 /// Connect names a controller that the target does not have, or parameters that it refuses.
 const NO_SUCH_CONTROLLER: Status = Status::new(1, 0x82);
 
-impl Registers for Controller {
+impl Registers for RemoteController {
     fn read32(&self, at: u32) -> u32 {
         match at {
             offset::CAP => self.cap.0 as u32,
@@ -372,7 +372,7 @@ impl Registers for Controller {
 
 /// Reconnects, in place of a function reset. All function resets of one outage share the time for reconnecting, also those
 /// after which the controller was not usable yet.
-pub(crate) struct Reconnect(pub(crate) Arc<Controller>);
+pub(crate) struct Reconnect(pub(crate) Arc<RemoteController>);
 
 impl FunctionReset for Reconnect {
     fn function_reset(&self) -> onehop_os::Result<()> {

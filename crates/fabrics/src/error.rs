@@ -6,7 +6,7 @@ use std::time::Duration;
 use onehop_proto::Status;
 use onehop_proto::fabrics::connect_status;
 
-use crate::queue::Violation;
+use crate::queue::ProtocolViolation;
 
 /// The result of this crate's calls.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -61,7 +61,7 @@ pub enum Error {
         /// The queue.
         queue: String,
         /// What is wrong.
-        source: Violation,
+        source: ProtocolViolation,
     },
     /// The target did not answer.
     #[error("{queue}: the target did not answer {what} within {waited:?}")]

@@ -7,12 +7,12 @@ use crate::Error;
 
 /// Whether a controller is still reachable.
 #[derive(Default)]
-pub(crate) struct Health {
+pub(crate) struct LinkHealth {
     lost: Mutex<Option<Error>>,
     changed: Condvar,
 }
 
-impl Health {
+impl LinkHealth {
     fn lock(&self) -> MutexGuard<'_, Option<Error>> {
         self.lost.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -47,7 +47,7 @@ pub fn open(target: &SubsystemAddress, stop: &StopSignal) -> Result<ControllerBa
         return Err(Error::Name { name: target.to_string(), why });
     }
     let host = Host::of(target)?;
-    let controller = controller::Controller::connect(target.clone(), host, stop.clone())?;
+    let controller = controller::RemoteController::connect(target.clone(), host, stop.clone())?;
     Ok(ControllerBackend {
         mapper: controller.space.clone(),
         reset: Some(std::sync::Arc::new(controller::Reconnect(controller.clone()))),

@@ -15,7 +15,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::ahead::ReadAhead;
 use crate::connect::{STOP_POLL_INTERVAL, left};
-use crate::health::Health;
+use crate::health::LinkHealth;
 use crate::pdu::Digests;
 use crate::queue::{CapsuleQueue, Data, DataPart, QueueEvent, Send, Want};
 use crate::ring::RingPair;
@@ -84,7 +84,7 @@ struct LinkState {
     pending: Vec<Option<Pending>>,
     ring: Option<RingPair>,
     failed: Option<Error>,
-    health: Option<Arc<Health>>,
+    health: Option<Arc<LinkHealth>>,
     /// The socket's buffer is full.
     is_blocked: bool,
 }
@@ -143,7 +143,7 @@ pub(crate) struct LinkSetup {
     /// Maximum data in a command's capsule.
     pub(crate) capsule: u32,
     /// What is lost with this link; `None` for an I/O queue that is not connected yet.
-    pub(crate) health: Option<Arc<Health>>,
+    pub(crate) health: Option<Arc<LinkHealth>>,
     /// When the connection's parameters must be negotiated.
     pub(crate) due: Instant,
     /// Ends the negotiation, and soon waits for answers.
@@ -479,7 +479,7 @@ impl QueueLink {
     }
 
     /// From now on this is lost with the link.
-    pub(crate) fn watch(&self, health: &Arc<Health>) {
+    pub(crate) fn watch(&self, health: &Arc<LinkHealth>) {
         let mut state = self.lock();
         if let Some(why) = &state.failed {
             health.lose(why);

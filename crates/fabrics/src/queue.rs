@@ -2,7 +2,7 @@
 //! holds the memory of the commands.
 //!
 //! The queue never requests a byte past the header of a PDU before it knows where the byte belongs. So the caller can
-//! receive data straight into its place. A [`Violation`] ends the connection: nothing that the queue returns afterwards
+//! receive data straight into its place. A [`ProtocolViolation`] ends the connection: nothing that the queue returns afterwards
 //! may be used.
 
 mod command;
@@ -59,7 +59,7 @@ pub enum QueueEvent {
 
 /// How the other side violated the protocol, or why it ended the connection.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Violation {
+pub enum ProtocolViolation {
     /// A PDU that a host does not receive, or not in this state.
     #[error("an unexpected PDU of type {0:#04x} came")]
     Kind(u8),
@@ -148,7 +148,7 @@ pub enum Violation {
     },
 }
 
-impl Violation {
+impl ProtocolViolation {
     /// The reason (FES) for ending the connection; `None` if the other side has ended it.
     #[must_use]
     pub fn reason(&self) -> Option<u16> {
@@ -252,17 +252,17 @@ impl CapsuleQueue {
     /// The last PDU to send after this violation. `None` if a PDU is partly sent, or the other side has ended the
     /// connection.
     #[must_use]
-    pub fn last_words(&self, violation: &Violation) -> Option<Vec<u8>> {
+    pub fn last_words(&self, violation: &ProtocolViolation) -> Option<Vec<u8>> {
         let reason = violation.reason().filter(|_| !self.sender.is_within_pdu())?;
         Some(pdu::terminate(reason, 0, self.receiver.header()))
     }
 
     /// The command in flight with this identifier.
-    fn find(&self, kind: u8, cid: u16) -> Result<u16, Violation> {
+    fn find(&self, kind: u8, cid: u16) -> Result<u16, ProtocolViolation> {
         let slot = cid & (MAX_DEPTH - 1);
         match self.commands.get(usize::from(slot)) {
             Some(command) if command.progress == Progress::Sent && command.cid(slot) == cid => Ok(slot),
-            _ => Err(Violation::UnknownCommand { kind, cid }),
+            _ => Err(ProtocolViolation::UnknownCommand { kind, cid }),
         }
     }
 

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 use onehop_fabrics::pdu::{Digests, HEADER};
-use onehop_fabrics::queue::{CapsuleQueue, Data, QueueEvent, Send, Violation, Want};
+use onehop_fabrics::queue::{CapsuleQueue, Data, ProtocolViolation, QueueEvent, Send, Want};
 use onehop_proto::{Sqe, Status, nvm};
 use proptest::prelude::*;
 
@@ -12,7 +12,7 @@ fn feed(
     mut bytes: &[u8],
     pieces: &[usize],
     memory: &mut [Vec<u8>],
-) -> Result<Vec<QueueEvent>, Violation> {
+) -> Result<Vec<QueueEvent>, ProtocolViolation> {
     let mut events = Vec::new();
     let mut pieces = pieces.iter().cycle();
     let mut left = 0;
@@ -195,10 +195,10 @@ fn an_answer_to_what_was_not_sent_is_refused() {
     let Send::Bytes(bytes) = queue.send() else { panic!("nothing to send") };
     let all = bytes.len();
     queue.sent(all - 1);
-    assert!(queue.last_words(&Violation::Kind(9)).is_none(), "within a PDU");
+    assert!(queue.last_words(&ProtocolViolation::Kind(9)).is_none(), "within a PDU");
     let answer = pdu(5, 0, &response(cid, Status::SUCCESS), None, 0, 0);
     let refused = feed(&mut queue, &answer, &[24], &mut []).unwrap_err();
-    assert_eq!(refused, Violation::UnknownCommand { kind: 5, cid });
+    assert_eq!(refused, ProtocolViolation::UnknownCommand { kind: 5, cid });
 }
 
 #[test]

@@ -22,7 +22,7 @@ use crate::endpoint::Endpoint;
 use crate::memory::RemoteMemory;
 use crate::nic::{Nic, Registered};
 use crate::pump;
-use crate::verbs::{PairRequest, PairState, Queue, QueuePair, Registration};
+use crate::verbs::{CompletionQueue, PairRequest, PairState, QueuePair, Registration};
 use crate::{Error, Result};
 
 /// Size of a connection.
@@ -60,7 +60,7 @@ struct LocalEnd {
     nic: Arc<Nic>,
     size: ChannelSize,
     pair: QueuePair,
-    queue: Arc<Queue>,
+    queue: Arc<CompletionQueue>,
     /// Slots for incoming messages, followed by those for outgoing ones.
     mem: HostMem,
     registered: Registered,
@@ -84,7 +84,7 @@ pub(crate) struct ChannelShared {
     size: ChannelSize,
     /// `None` once the connection is broken.
     pair: RwLock<Option<QueuePair>>,
-    pub queue: Arc<Queue>,
+    pub queue: Arc<CompletionQueue>,
     mem: HostMem,
     registered: Registered,
     /// Maximum bytes of a message that the other side accepts.
@@ -174,7 +174,7 @@ impl PreparedChannel {
             return Err(Error::Protocol(format!("a connection of {size:?} cannot work")));
         }
         let (room, transfers) = (u32::from(size.room), u32::from(size.transfers));
-        let queue = Arc::new(Queue::new(&nic.domain, (2 * room + transfers) as usize)?);
+        let queue = Arc::new(CompletionQueue::new(&nic.domain, (2 * room + transfers) as usize)?);
         let pair = QueuePair::new(&queue, room + transfers, room)?;
         pair.change(&PairState::Initialised { port: nic.port })?;
         let (mem, registered) = nic.host(2 * size.room as usize * size.message as usize)?;

@@ -4,7 +4,7 @@ use onehop_proto::Status;
 
 use super::command::Data;
 use super::send::Item;
-use super::{CapsuleQueue, DataPart, QueueEvent, Violation, Want};
+use super::{CapsuleQueue, DataPart, ProtocolViolation, QueueEvent, Want};
 use crate::pdu::{
     self, COMMON, Common, DIGEST, DataHeader, Digests, HEADER, INIT, InitResponse, flag, kind, u16_at, u32_at,
 };
@@ -98,7 +98,7 @@ impl CapsuleQueue {
     ///
     /// # Errors
     /// When the other side violates the protocol, or has ended the connection.
-    pub fn got(&mut self, bytes: usize) -> Result<Option<QueueEvent>, Violation> {
+    pub fn got(&mut self, bytes: usize) -> Result<Option<QueueEvent>, ProtocolViolation> {
         let receiver = &mut self.receiver;
         match receiver.stage {
             Stage::Head(need) => {
@@ -136,7 +136,7 @@ impl CapsuleQueue {
         }
     }
 
-    fn take_header(&mut self) -> Result<Option<QueueEvent>, Violation> {
+    fn take_header(&mut self) -> Result<Option<QueueEvent>, ProtocolViolation> {
         let receiver = &mut self.receiver;
         receiver.common = Common::decode(&receiver.head);
         let (common, have) = (receiver.common, receiver.have);
@@ -144,11 +144,11 @@ impl CapsuleQueue {
             kind::IC_RESP if !self.is_open => INIT,
             kind::C2H_TERM => HEADER,
             kind::RESPONSE | kind::C2H_DATA | kind::R2T if self.is_open => HEADER,
-            other => return Err(Violation::Kind(other)),
+            other => return Err(ProtocolViolation::Kind(other)),
         };
         if usize::from(common.hlen) != want {
             let Common { kind, hlen, .. } = common;
-            return Err(Violation::HeaderLength { kind, hlen, want: want as u8 });
+            return Err(ProtocolViolation::HeaderLength { kind, hlen, want: want as u8 });
         }
         // A request to end the connection has no digest.
         let digest = if self.digests.header && common.kind != kind::C2H_TERM { DIGEST } else { 0 };
@@ -157,12 +157,12 @@ impl CapsuleQueue {
             return Ok(None);
         }
         if digest > 0 && u32_at(&receiver.head, want) != crc32c::crc32c(&receiver.head[..want]) {
-            return Err(Violation::HeaderDigest);
+            return Err(ProtocolViolation::HeaderDigest);
         }
         let head = receiver.head;
         match common.kind {
             kind::C2H_TERM => {
-                Err(Violation::Terminated { reason: u16_at(&head, 8), info: u32_at(&head, 10) })
+                Err(ProtocolViolation::Terminated { reason: u16_at(&head, 8), info: u32_at(&head, 10) })
             }
             kind::IC_RESP => self.open(&common, &head),
             _ if common.has(flag::HEADER_DIGEST) != self.digests.header => Err(bad_flags(&common)),
@@ -175,11 +175,11 @@ impl CapsuleQueue {
         }
     }
 
-    fn open(&mut self, common: &Common, head: &[u8]) -> Result<Option<QueueEvent>, Violation> {
+    fn open(&mut self, common: &Common, head: &[u8]) -> Result<Option<QueueEvent>, ProtocolViolation> {
         check_length(common, INIT as u64)?;
         let InitResponse { version, cpda, digests, max_h2c } = InitResponse::decode(head);
         let granted = Digests::from_bits(digests);
-        let bad = |what: String| Err(Violation::Parameters(what));
+        let bad = |what: String| Err(ProtocolViolation::Parameters(what));
         if version != 0 {
             return bad(format!("PDU format version {version}; this host speaks version 0"));
         }
@@ -206,34 +206,38 @@ impl CapsuleQueue {
         Ok(Some(QueueEvent::Opened))
     }
 
-    fn take_response(&mut self, head: &[u8]) -> Result<Option<QueueEvent>, Violation> {
+    fn take_response(&mut self, head: &[u8]) -> Result<Option<QueueEvent>, ProtocolViolation> {
         let cqe = pdu::completion(head);
         let slot = self.find(kind::RESPONSE, cqe.cid())?;
         if self.commands[usize::from(slot)].is_sending {
             let what = "it was answered while its data was on its way";
-            return Err(Violation::Order { cid: cqe.cid(), what });
+            return Err(ProtocolViolation::Order { cid: cqe.cid(), what });
         }
         Ok(self.finish(slot, cqe))
     }
 
-    fn take_r2t(&mut self, head: &[u8]) -> Result<Option<QueueEvent>, Violation> {
+    fn take_r2t(&mut self, head: &[u8]) -> Result<Option<QueueEvent>, ProtocolViolation> {
         let DataHeader { cid, tag, offset, len } = DataHeader::decode(head);
         let slot = self.find(kind::R2T, cid)?;
         let command = &mut self.commands[usize::from(slot)];
         let all = if matches!(command.data, Data::Out(_)) { command.all() } else { 0 };
         if command.is_sending {
             let what = "data was asked for while other data was on its way";
-            return Err(Violation::Order { cid, what });
+            return Err(ProtocolViolation::Order { cid, what });
         }
         if offset != command.moved || len == 0 || len > all.saturating_sub(offset) {
-            return Err(Violation::Range { cid, have: command.moved, all, offset, len });
+            return Err(ProtocolViolation::Range { cid, have: command.moved, all, offset, len });
         }
         command.is_sending = true;
         self.sender.queue(Item::Data { slot, tag, offset, end: offset + len });
         Ok(None)
     }
 
-    fn take_data_header(&mut self, common: &Common, head: &[u8]) -> Result<Option<QueueEvent>, Violation> {
+    fn take_data_header(
+        &mut self,
+        common: &Common,
+        head: &[u8],
+    ) -> Result<Option<QueueEvent>, ProtocolViolation> {
         let data = DataHeader::decode(head);
         let DataHeader { cid, offset, len, .. } = data;
         let header = HEADER + if self.digests.header { DIGEST } else { 0 };
@@ -243,17 +247,17 @@ impl CapsuleQueue {
             return Err(bad_flags(common));
         }
         let Some(padding) = usize::from(common.pdo).checked_sub(header) else {
-            return Err(Violation::DataStart { pdo: common.pdo });
+            return Err(ProtocolViolation::DataStart { pdo: common.pdo });
         };
         check_length(common, u64::from(common.pdo) + u64::from(len) + tail as u64)?;
         let slot = self.find(kind::C2H_DATA, cid)?;
         let command = &self.commands[usize::from(slot)];
         let all = if matches!(command.data, Data::In(_)) { command.all() } else { 0 };
         if command.is_last {
-            return Err(Violation::Order { cid, what: "data came behind its last" });
+            return Err(ProtocolViolation::Order { cid, what: "data came behind its last" });
         }
         if offset != command.moved || len == 0 || len > all.saturating_sub(offset) {
-            return Err(Violation::Range { cid, have: command.moved, all, offset, len });
+            return Err(ProtocolViolation::Range { cid, have: command.moved, all, offset, len });
         }
         let receiver = &mut self.receiver;
         receiver.data = data;
@@ -286,13 +290,13 @@ impl Receiver {
     }
 }
 
-fn bad_flags(common: &Common) -> Violation {
-    Violation::Flags { kind: common.kind, flags: common.flags }
+fn bad_flags(common: &Common) -> ProtocolViolation {
+    ProtocolViolation::Flags { kind: common.kind, flags: common.flags }
 }
 
-fn check_length(common: &Common, want: u64) -> Result<(), Violation> {
+fn check_length(common: &Common, want: u64) -> Result<(), ProtocolViolation> {
     if u64::from(common.plen) == want {
         return Ok(());
     }
-    Err(Violation::Length { kind: common.kind, plen: common.plen, want })
+    Err(ProtocolViolation::Length { kind: common.kind, plen: common.plen, want })
 }

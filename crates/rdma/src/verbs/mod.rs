@@ -23,7 +23,7 @@ use caller::Caller;
 pub(crate) use device::{Domain, Gid, GidKind, Registration, VerbsDevice};
 #[cfg(test)]
 pub(crate) use fake::Fake;
-pub(crate) use pair::{Completion, PairRequest, PairState, Queue, QueuePair};
+pub(crate) use pair::{Completion, CompletionQueue, PairRequest, PairState, QueuePair};
 
 /// The library's names.
 const NAMES: [&str; 2] = ["libibverbs.so.1", "libibverbs.so"];

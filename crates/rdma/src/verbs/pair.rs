@@ -14,18 +14,18 @@ use crate::{Error, Result};
 const BATCH: usize = 32;
 
 /// A completion queue with a descriptor that becomes readable on completions.
-pub(crate) struct Queue {
+pub(crate) struct CompletionQueue {
     domain: Arc<Domain>,
     channel: NonNull<sys::CompChannel>,
     cq: NonNull<sys::Cq>,
 }
 
 // SAFETY: the library locks a queue for each of the calls made here.
-unsafe impl Send for Queue {}
+unsafe impl Send for CompletionQueue {}
 // SAFETY: as above.
-unsafe impl Sync for Queue {}
+unsafe impl Sync for CompletionQueue {}
 
-impl Drop for Queue {
+impl Drop for CompletionQueue {
     fn drop(&mut self) {
         // SAFETY: pairs hold the queue and are gone; every received event has been acknowledged.
         unsafe {
@@ -47,7 +47,7 @@ pub(crate) struct Completion {
     pub received: Option<(u32, u32)>,
 }
 
-impl Queue {
+impl CompletionQueue {
     pub fn new(domain: &Arc<Domain>, entries: usize) -> Result<Self> {
         let device = &domain.device;
         // SAFETY: the context is open.
@@ -159,7 +159,7 @@ pub(crate) enum PairRequest {
 /// A queue pair of a reliable connection. When it is destroyed, as by dropping it, the device stops accessing its
 /// memory.
 pub(crate) struct QueuePair {
-    queue: Arc<Queue>,
+    queue: Arc<CompletionQueue>,
     qp: NonNull<sys::Qp>,
     number: u32,
     /// The memory for received messages.
@@ -208,7 +208,7 @@ impl QueuePair {
         destroyed
     }
 
-    pub fn new(queue: &Arc<Queue>, sends: u32, receives: u32) -> Result<Self> {
+    pub fn new(queue: &Arc<CompletionQueue>, sends: u32, receives: u32) -> Result<Self> {
         let cap = sys::QpCap {
             max_send_wr: sends,
             max_recv_wr: receives,
