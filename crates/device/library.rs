@@ -37,7 +37,7 @@ fn start(
 ) -> i32 {
     *command = Command::NONE;
     let begun = match (open(thread, queue), DeviceOp::from_code(op)) {
-        (Some(lent), Some(op)) => lent.begin(thread, op, lba, blocks, offset, command),
+        (Some(queue), Some(op)) => queue.begin(thread, op, lba, blocks, offset, command),
         (Some(_), None) => Answer::NoOperation,
         (None, _) => Answer::NoHandle,
     };
@@ -51,7 +51,7 @@ fn start(
 #[inline(never)]
 fn go_on(thread: &GpuThread, queue: *const Queue, command: &mut Command, waits: bool) -> i32 {
     match open(thread, queue) {
-        Some(lent) => lent.go_on(thread, command, waits),
+        Some(queue) => queue.go_on(thread, command, waits),
         None => Answer::NoHandle,
     }
     .code()
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn onehop_wait(queue: *const Queue, command: *mut Command)
     go_on(&thread, queue, unsafe { &mut *command }, true)
 }
 
-macro_rules! tell {
+macro_rules! query {
     ($(#[$doc:meta])* $name:ident: $t:ty = $method:ident) => {
         $(#[$doc])*
         ///
@@ -139,27 +139,27 @@ macro_rules! tell {
         pub unsafe extern "C" fn $name(queue: *const Queue) -> $t {
             // SAFETY: the caller's promise.
             let thread = unsafe { GpuThread::new() };
-            open(&thread, queue).map_or(0, |lent| lent.$method(&thread))
+            open(&thread, queue).map_or(0, |queue| queue.$method(&thread))
         }
     };
 }
 
-tell! {
+query! {
     /// Blocks of the namespace; 0 if this is not a handle, as for those that follow.
     onehop_blocks: u64 = blocks
 }
 
-tell! {
+query! {
     /// Bytes that a block takes in memory.
     onehop_block_bytes: u32 = block_bytes
 }
 
-tell! {
+query! {
     /// The most blocks of one command.
     onehop_most_blocks: u32 = most_blocks
 }
 
-tell! {
+query! {
     /// Bytes of the data memory.
     onehop_data_bytes: u64 = data_bytes
 }

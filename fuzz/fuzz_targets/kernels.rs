@@ -117,10 +117,10 @@ fn run(
             !honest || !matches!(exit, Exit::UnexpectedCompletion(_)),
             "a proper completion is taken for a stray"
         );
-        let in_doubt = mine().filter(|o| *o == ItemOutcome::InDoubt).count();
-        assert!(in_doubt as u32 <= rings.capacity());
+        let unknown = mine().filter(|o| *o == ItemOutcome::Unknown).count();
+        assert!(unknown as u32 <= rings.capacity());
         // The controller may still write to memory of unfinished commands: it must not be reported as free.
-        assert!(!honest || in_doubt >= bed.controller.borrow().owes(), "memory in use is given up");
+        assert!(!honest || unknown >= bed.controller.borrow().owes(), "memory in use is given up");
         if exit != Exit::Finished {
             // The queue is then reset, but commands in flight remain with the controller.
             return;

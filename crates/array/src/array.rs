@@ -258,7 +258,7 @@ impl Array {
         // This ends all waits for the drive.
         exported.stop();
         let ended = match self.wait_until_unused() {
-            Ok(()) => exported.take_back().map_err(Error::from),
+            Ok(()) => exported.revoke().map_err(Error::from),
             // A kernel that holds pages calls the queue for the next one.
             Err(error @ Error::InUse { .. }) => {
                 exported.abandon();
@@ -266,7 +266,7 @@ impl Array {
             }
             // The GPU does not answer. What the queue needs to do then, it does itself.
             Err(error) => {
-                let _ = exported.take_back();
+                let _ = exported.revoke();
                 Err(error)
             }
         };

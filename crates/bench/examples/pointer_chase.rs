@@ -61,10 +61,10 @@ fn on_cuda(drive: &Drive, name: &str) -> Result<u32> {
     let bytes = block_bytes as usize * threads as usize;
     let (data, buffer) = drive.gpu_buffer(&gpu, Place::PinnedHost, bytes)?;
     let ends = gpu.alloc(Place::PinnedHost, END_BYTES * threads as usize)?;
-    let lent = drive.gpu_queues(Arc::new(gpu.clone()), setup())?.export(ns, &buffer, true)?;
+    let exported = drive.gpu_queues(Arc::new(gpu.clone()), setup())?.export(ns, &buffer, true)?;
     let run = |kernel: &str, number: Arg| {
         let shape = Shape { blocks: BLOCKS, threads: THREADS, shared: 0 };
-        let args = [Arg::U64(lent.handle().0), Arg::U64(data.addr().0), number, Arg::U64(ends.addr().0)];
+        let args = [Arg::U64(exported.handle().0), Arg::U64(data.addr().0), number, Arg::U64(ends.addr().0)];
         // SAFETY: these are the kernel's arguments; it ends because every call of the queue does, and its memory stays until
         // it was waited for.
         unsafe { gpu.start_kernel(&code, kernel, shape, &args, Duration::from_secs(100)) }?.wait()
@@ -81,8 +81,8 @@ fn on_cuda(drive: &Drive, name: &str) -> Result<u32> {
         refuse(Answer::from_code(ends.word(at + 20)? as i32).ok_or("a wrong block")?)?;
         check(thread, end)?;
     }
-    lent.check()?;
-    lent.take_back()?;
+    exported.check()?;
+    exported.revoke()?;
     Ok(threads)
 }
 
@@ -105,18 +105,18 @@ fn emulated(drive: &Drive) -> Result<u32> {
     let (gpu, threads) = (Emulated::new(), 32);
     let ns = drive.namespace(1)?;
     let (data, buffer) = drive.gpu_buffer(&gpu, Place::PinnedHost, 65536 * threads as usize)?;
-    let lent = drive.gpu_queues(Arc::new(gpu.clone()), setup())?.export(ns, &buffer, true)?;
-    let (handle, data) = (lent.handle(), data.addr());
-    let (tell, told) = std::sync::mpsc::channel();
+    let exported = drive.gpu_queues(Arc::new(gpu.clone()), setup())?.export(ns, &buffer, true)?;
+    let (handle, data) = (exported.handle(), data.addr());
+    let (sender, ends) = std::sync::mpsc::channel();
     let running = gpu.start(threads, move |thread, index| {
         // The program may have failed already; then nobody receives this.
-        let _ = tell.send((index, lay_and_chase(thread, handle, data, index, threads)));
+        let _ = sender.send((index, lay_and_chase(thread, handle, data, index, threads)));
     })?;
     running.join()?;
-    for (index, end) in told {
+    for (index, end) in ends {
         check(index, end.map_err(|answer| answer.to_string())?)?;
     }
-    lent.take_back()?;
+    exported.revoke()?;
     Ok(threads)
 }
 

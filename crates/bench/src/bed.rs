@@ -35,7 +35,7 @@ pub enum RingsAt {
     /// In host memory.
     Host,
     /// Submission queue and doorbells in host memory, which the GPU only writes; completion queue in the GPU's, which the
-    /// controller only writes: no processor waits for a read across the bus.
+    /// controller only writes: neither CPU nor GPU waits for a read across the bus.
     Posted,
 }
 

@@ -128,11 +128,11 @@ fn change(
 }
 
 fn differ(before: &Results, after: &Results) -> Vec<String> {
-    let cpu = |results: &Results| format!("{} × {}", results.machine.processors, results.machine.cpu);
+    let cpu = |results: &Results| format!("{} × {}", results.machine.cpus, results.machine.cpu);
     let pairs = [
         ("drive or file", before.target.clone(), after.target.clone()),
         ("GPU", before.gpu.clone(), after.gpu.clone()),
-        ("processors", cpu(before), cpu(after)),
+        ("CPUs", cpu(before), cpu(after)),
         ("kernel", before.machine.kernel.clone(), after.machine.kernel.clone()),
         ("onehop", before.machine.onehop.clone(), after.machine.onehop.clone()),
         ("simulated parts", before.simulated.join(", "), after.simulated.join(", ")),

@@ -69,7 +69,7 @@ pub struct PeerPlan {
 pub struct PeerRun {
     /// Commands per second of each launch.
     pub rates: Vec<f64>,
-    /// Cycles of a processor's clock in a second, as the last launch had them.
+    /// Cycles of a multiprocessor's clock in a second, in the last launch.
     pub clock: f64,
     /// Commands whose thread took another command's completion; counted only if requested.
     pub elsewhere: usize,

@@ -237,7 +237,8 @@ pub struct Machine {
     /// The CPU's name.
     pub cpu: String,
     /// How many CPUs.
-    pub processors: u32,
+    #[serde(rename = "processors")]
+    pub cpus: u32,
     /// The kernel's release.
     pub kernel: String,
     /// Which build of onehop.

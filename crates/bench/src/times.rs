@@ -38,7 +38,7 @@ pub(crate) fn read(outcomes: &Region, commands: u32, warps: u32) -> Result<Times
 
 fn evaluate(items: &[u64], warps: &[u64]) -> Result<Times> {
     let (items, warps) = (items.as_chunks::<2>().0, warps.as_chunks::<{ WARP_WORDS as usize }>().0);
-    // Each processor has its own clock; they run at one rate.
+    // Each multiprocessor has its own clock; all run at one rate.
     let mut rates: Vec<_> =
         warps.iter().map(|[_, _, _, cycles, nanos, ..]| *nanos as f64 / *cycles as f64).collect();
     let nanos = median(&mut rates);

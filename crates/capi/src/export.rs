@@ -145,6 +145,6 @@ impl ExportedQueueObject {
     }
 
     pub(crate) fn close(self) -> Result<()> {
-        Ok(self.queue.take_back()?)
+        Ok(self.queue.revoke()?)
     }
 }

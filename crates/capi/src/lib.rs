@@ -128,36 +128,36 @@ pub extern "C" fn onehop_gpu_close(gpu: *mut Gpu) {
 /// Exports a new queue of a drive, with data memory, to kernels of a GPU.
 ///
 /// # Safety
-/// `options` is null or a structure; `lent` is null or a place for a pointer.
+/// `options` is null or a structure; `exported` is null or a place for a pointer.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_lend(
     drive: *const Drive,
     gpu: *const Gpu,
     options: *const ExportOptions,
-    lent: *mut *mut ExportedQueueObject,
+    exported: *mut *mut ExportedQueueObject,
 ) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
-        store_handle(lent, "lent", || {
+        store_handle(exported, "lent", || {
             let options = options.as_ref().copied().unwrap_or_default();
             ExportedQueueObject::new(&*object(drive, "drive")?, &*object(gpu, "gpu")?, &options)
         })
     }
 }
 
-/// The queue as kernels take it; null if `lent` is not an open handle.
+/// The queue as kernels take it; null if `exported` is not an open handle.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub extern "C" fn onehop_lent_queue(lent: *const ExportedQueueObject) -> *const c_void {
-    guard_or(std::ptr::null(), || Ok(object(lent, "lent")?.queue() as *const c_void))
+pub extern "C" fn onehop_lent_queue(exported: *const ExportedQueueObject) -> *const c_void {
+    guard_or(std::ptr::null(), || Ok(object(exported, "lent")?.queue() as *const c_void))
 }
 
-/// The data memory's address for kernels; null if `lent` is not an open handle.
+/// The data memory's address for kernels; null if `exported` is not an open handle.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub extern "C" fn onehop_lent_data(lent: *const ExportedQueueObject) -> *mut c_void {
-    guard_or(std::ptr::null_mut(), || Ok(object(lent, "lent")?.data() as *mut c_void))
+pub extern "C" fn onehop_lent_data(exported: *const ExportedQueueObject) -> *mut c_void {
+    guard_or(std::ptr::null_mut(), || Ok(object(exported, "lent")?.data() as *mut c_void))
 }
 
 /// Describes an exported queue.
@@ -167,7 +167,7 @@ pub extern "C" fn onehop_lent_data(lent: *const ExportedQueueObject) -> *mut c_v
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_lent_describe(
-    lent: *const ExportedQueueObject,
+    exported: *const ExportedQueueObject,
     info: *mut ExportInfo,
 ) -> c_int {
     guard(|| {
@@ -175,7 +175,7 @@ pub unsafe extern "C" fn onehop_lent_describe(
             return Err(Error::Null("info"));
         }
         // SAFETY: the caller's promise.
-        unsafe { info.write(object(lent, "lent")?.info()) };
+        unsafe { info.write(object(exported, "lent")?.info()) };
         Ok(())
     })
 }
@@ -183,8 +183,8 @@ pub unsafe extern "C" fn onehop_lent_describe(
 /// Checks that the host still monitors the queue.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub extern "C" fn onehop_lent_check(lent: *const ExportedQueueObject) -> c_int {
-    guard(|| object(lent, "lent")?.check())
+pub extern "C" fn onehop_lent_check(exported: *const ExportedQueueObject) -> c_int {
+    guard(|| object(exported, "lent")?.check())
 }
 
 /// Copies bytes out of the data memory.
@@ -194,17 +194,17 @@ pub extern "C" fn onehop_lent_check(lent: *const ExportedQueueObject) -> c_int {
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_data_read(
-    lent: *const ExportedQueueObject,
+    exported: *const ExportedQueueObject,
     offset: u64,
     to: *mut c_void,
     bytes: usize,
 ) -> c_int {
     guard(|| {
-        let lent = object(lent, "lent")?;
+        let exported = object(exported, "lent")?;
         if to.is_null() {
             return Err(Error::Null("to"));
         }
-        let offset = lent.check_range(offset, bytes)?;
+        let offset = exported.check_range(offset, bytes)?;
         // Zeroed first: the caller's memory may be uninitialised.
         // SAFETY: the caller's promise. `check_range` has found the bytes within a region, so their number is no more
         // than isize::MAX.
@@ -212,7 +212,7 @@ pub unsafe extern "C" fn onehop_data_read(
             to.cast::<u8>().write_bytes(0, bytes);
             std::slice::from_raw_parts_mut(to.cast::<u8>(), bytes)
         };
-        lent.read(offset, out)
+        exported.read(offset, out)
     })
 }
 
@@ -223,20 +223,20 @@ pub unsafe extern "C" fn onehop_data_read(
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_data_write(
-    lent: *const ExportedQueueObject,
+    exported: *const ExportedQueueObject,
     offset: u64,
     from: *const c_void,
     bytes: usize,
 ) -> c_int {
     guard(|| {
-        let lent = object(lent, "lent")?;
+        let exported = object(exported, "lent")?;
         if from.is_null() {
             return Err(Error::Null("from"));
         }
-        let offset = lent.check_range(offset, bytes)?;
+        let offset = exported.check_range(offset, bytes)?;
         // SAFETY: the caller's promise; a region holds as many bytes.
         let data = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) };
-        lent.write(offset, data)
+        exported.write(offset, data)
     })
 }
 
@@ -247,14 +247,14 @@ pub unsafe extern "C" fn onehop_data_write(
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_emulated_read(
-    lent: *const ExportedQueueObject,
+    exported: *const ExportedQueueObject,
     lba: u64,
     blocks: u32,
     offset: u64,
     answer: *mut c_int,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { emulate(lent, DeviceOp::Read, (lba, blocks, offset), answer) }
+    unsafe { emulate(exported, DeviceOp::Read, (lba, blocks, offset), answer) }
 }
 
 /// The result of `onehop_write` on one thread of the emulated GPU.
@@ -264,20 +264,20 @@ pub unsafe extern "C" fn onehop_emulated_read(
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_emulated_write(
-    lent: *const ExportedQueueObject,
+    exported: *const ExportedQueueObject,
     lba: u64,
     blocks: u32,
     offset: u64,
     answer: *mut c_int,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { emulate(lent, DeviceOp::Write, (lba, blocks, offset), answer) }
+    unsafe { emulate(exported, DeviceOp::Write, (lba, blocks, offset), answer) }
 }
 
 /// # Safety
 /// As for [`onehop_emulated_read`].
 unsafe fn emulate(
-    lent: *const ExportedQueueObject,
+    exported: *const ExportedQueueObject,
     op: DeviceOp,
     what: (u64, u32, u64),
     answer: *mut c_int,
@@ -287,7 +287,7 @@ unsafe fn emulate(
             return Err(Error::Null("answer"));
         }
         // SAFETY: the caller's promise.
-        unsafe { answer.write(object(lent, "lent")?.emulate(op, what)?.code()) };
+        unsafe { answer.write(object(exported, "lent")?.emulate(op, what)?.code()) };
         Ok(())
     })
 }
@@ -295,9 +295,9 @@ unsafe fn emulate(
 /// Ends all calls of kernels.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub extern "C" fn onehop_lent_stop(lent: *const ExportedQueueObject) -> c_int {
+pub extern "C" fn onehop_lent_stop(exported: *const ExportedQueueObject) -> c_int {
     guard(|| {
-        object(lent, "lent")?.stop();
+        object(exported, "lent")?.stop();
         Ok(())
     })
 }
@@ -308,11 +308,11 @@ pub extern "C" fn onehop_lent_stop(lent: *const ExportedQueueObject) -> c_int {
 /// No kernel uses the queue or its data memory any more.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn onehop_lent_close(lent: *mut ExportedQueueObject) -> c_int {
+pub unsafe extern "C" fn onehop_lent_close(exported: *mut ExportedQueueObject) -> c_int {
     guard(|| {
-        let Some(lent) = close(lent, "lent")? else { return Ok(()) };
+        let Some(exported) = close(exported, "lent")? else { return Ok(()) };
         // Ends calls in progress.
-        lent.stop();
-        wait_until_unused(lent, "lent")?.close()
+        exported.stop();
+        wait_until_unused(exported, "lent")?.close()
     })
 }

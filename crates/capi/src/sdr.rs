@@ -56,7 +56,7 @@ pub struct Sdr {
 struct SampleStream {
     receiver: Receiver,
     /// The blocks that the caller holds, oldest first.
-    lent: VecDeque<DetachedBlock>,
+    held_blocks: VecDeque<DetachedBlock>,
     /// A block preceded by lost samples: the loss is reported first.
     pending: Option<DetachedBlock>,
     flowing: bool,
@@ -85,8 +85,12 @@ impl Sdr {
         let receiver = Receiver::open(&session, &gpu.gpu, &options)?;
         let (buffers, route) =
             (receiver.buffers()?, CString::new(receiver.route().name()).unwrap_or_default());
-        let stream =
-            Mutex::new(SampleStream { receiver, lent: VecDeque::new(), pending: None, flowing: false });
+        let stream = Mutex::new(SampleStream {
+            receiver,
+            held_blocks: VecDeque::new(),
+            pending: None,
+            flowing: false,
+        });
         Ok(Self { stream, session, buffers, route, rate, _model: model })
     }
 
@@ -99,7 +103,7 @@ impl Sdr {
                 return Ok(answer);
             }
             // With every buffer held, none can arrive.
-            if !stream.flowing || stream.lent.len() >= self.buffers.len() || deadline.passed() {
+            if !stream.flowing || stream.held_blocks.len() >= self.buffers.len() || deadline.passed() {
                 return Ok(Acquired::Timeout);
             }
             drop(stream);
@@ -135,7 +139,7 @@ fn board(device: &str) -> Result<(Card, Option<Board>, Option<f64>)> {
 
 impl SampleStream {
     fn start(&mut self) -> Result<()> {
-        self.lent.clear();
+        self.held_blocks.clear();
         (self.pending, self.flowing) = (None, false);
         self.receiver.start()?;
         self.flowing = true;
@@ -161,23 +165,23 @@ impl SampleStream {
                 held
             }
         };
-        self.lent.push_back(held.clone());
+        self.held_blocks.push_back(held.clone());
         Ok(Some(Acquired::Block(held)))
     }
 
     /// A block that the caller holds.
-    fn lent(&self, handle: usize) -> Result<&DetachedBlock> {
-        let found = self.lent.iter().find(|held| held.handle as usize == handle);
+    fn held(&self, handle: usize) -> Result<&DetachedBlock> {
+        let found = self.held_blocks.iter().find(|held| held.handle as usize == handle);
         found.ok_or_else(|| Error::Argument(format!("buffer {handle} is not acquired")))
     }
 
     fn release(&mut self, handle: usize) -> Result<()> {
-        if self.lent.front().is_none_or(|oldest| oldest.handle as usize != handle) {
-            let lent: Vec<_> = self.lent.iter().map(|held| held.handle).collect();
-            let why = format!("buffer {handle} is not the oldest that is acquired: {lent:?} are");
+        if self.held_blocks.front().is_none_or(|oldest| oldest.handle as usize != handle) {
+            let held: Vec<_> = self.held_blocks.iter().map(|held| held.handle).collect();
+            let why = format!("buffer {handle} is not the oldest that is acquired: {held:?} are");
             return Err(Error::Argument(why));
         }
-        self.lent.pop_front();
+        self.held_blocks.pop_front();
         self.receiver.release();
         Ok(())
     }
@@ -319,7 +323,7 @@ pub extern "C" fn onehop_sdr_release_read_buffer(sdr: *const Sdr, handle: usize)
 pub unsafe extern "C" fn onehop_sdr_first_sample(sdr: *const Sdr, handle: usize, first: *mut u64) -> c_int {
     guard(|| {
         let sdr = object(sdr, "sdr")?;
-        let number = first_there(sdr.stream().lent(handle)?);
+        let number = first_there(sdr.stream().held(handle)?);
         // SAFETY: the caller's promise.
         unsafe { put(first, "first", number) }
     })
@@ -341,7 +345,7 @@ pub unsafe extern "C" fn onehop_sdr_extents(
     guard(|| {
         let sdr = object(sdr, "sdr")?;
         let stream = sdr.stream();
-        let held = stream.lent(handle)?;
+        let held = stream.held(handle)?;
         if room > 0 && extents.is_null() {
             return Err(Error::Null("extents"));
         }

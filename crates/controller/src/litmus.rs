@@ -263,7 +263,7 @@ impl Litmus {
 impl<'a, W: ControllerWarp> Side<'a, W> {
     fn new(warp: &'a W, at: GpuAddr) -> Self {
         let mut setup = Litmus::load(warp, at);
-        // A host's mistake must not cause a division by zero or a stray store.
+        // A host's mistake must not cause a division by zero or a store elsewhere.
         (setup.slots, setup.words) = setup.sizes();
         Self { warp, setup, voice: Voice::new(local::VOICE), done: 0, turns: 0, begun: warp.now() }
     }

@@ -67,7 +67,7 @@ impl Admin {
         })
     }
 
-    /// Enables a disabled controller on these queues; whatever was in flight before is gone. Calls `lost` where the controller
+    /// Enables a disabled controller on these queues; commands in flight before are gone. Calls `lost` where the controller
     /// was without power since it was started last.
     pub(crate) fn start(&mut self, control: &Control, lost: impl Fn()) -> Result<()> {
         self.pair.zero()?;

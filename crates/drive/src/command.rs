@@ -166,7 +166,7 @@ impl ListSlot<'_> {
     }
 
     fn bus(&self, page: u32) -> BusAddr {
-        // A page of the list in several pieces has no address, and is refused.
+        // A page of the list that is not contiguous on the bus has no address, and is refused.
         let run = self.lists.map.at(self.offset(page)).filter(|run| run.len >> self.page_shift > 0);
         run.map_or(BusAddr(u64::MAX), |run| run.addr)
     }
@@ -179,7 +179,7 @@ impl ListSlot<'_> {
     }
 }
 
-/// Pages of PRP list that a transfer of `bytes` may need, whatever its offset.
+/// Pages of PRP list that a transfer of `bytes` may need, at any offset.
 pub(crate) fn list_pages(page_shift: u32, bytes: u64) -> u64 {
     prp::layout(page_shift, (1 << page_shift) - 4, bytes.max(1), 0).list_pages
 }
@@ -221,8 +221,8 @@ impl DataPointer {
     }
 }
 
-/// The whole command. From parts, once: a command that is filled in step by step is stored, and loaded again, in pieces
-/// of different sizes, which processors do not forward.
+/// The whole command, built from its parts at once. Filling it in step by step would store it and load it again with
+/// operands of different sizes, and CPUs do not forward those.
 #[inline(always)]
 pub(crate) const fn entry(op: Op, nsid: u32, mptr: u64, data: DataPointer, range: BlockRange) -> Sqe {
     let mut sqe = Sqe::new(op.opcode(), nsid)
@@ -268,7 +268,7 @@ impl Pointers {
         let descriptor = DataPointer::descriptor(run.addr, bytes);
         if self.sgl == UseSgl::Always {
             if run.len < bytes {
-                return Err(Error::Memory("data of one command is in several pieces of memory".into()));
+                return Err(Error::Memory("the data of one command is not contiguous on the bus".into()));
             }
             return Ok(descriptor);
         }
@@ -286,7 +286,7 @@ impl Pointers {
                     (offset + passed, page.min(bytes.saturating_sub(passed)))
                 }
             };
-            // A page whose bytes are not in one piece has no address; one that is not aligned is refused.
+            // A page that is not contiguous has no address; one that is not aligned is refused.
             buffer.at(at).filter(|run| run.len >= need).map_or(BusAddr(u64::MAX), |run| run.addr)
         };
         let put = |page, index, entry| list.put(page, index, entry);

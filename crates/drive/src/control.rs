@@ -1,4 +1,4 @@
-//! The controller's registers: disabling, enabling and shutting down, from whatever state it is in.
+//! The controller's registers: disabling, enabling and shutting down, from any state.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -210,7 +210,7 @@ impl Control {
         })
     }
 
-    /// Tells the controller to come to rest, and waits until it says that it has.
+    /// Requests a shutdown, and waits until the controller reports that it is complete.
     pub(crate) fn shut_down(&self, patience: Duration) -> Result<()> {
         let cc = self.config()?;
         if !cc.en() {

@@ -22,14 +22,14 @@ use crate::ring::{Dma, PairHalf};
 use crate::slots::may_retry;
 use crate::{Error, Identity, Namespace, Options, Result};
 
-/// Most namespaces that are looked at.
+/// Most namespaces that are read.
 const MAX_NAMESPACES: usize = 1024;
 /// The pause before identify data is read again.
 const IDENTIFY_PAUSE: Duration = Duration::from_millis(100);
-/// How long Identify commands for namespaces may fail for a while, whatever the limit of admin commands.
+/// How long Identify commands for namespaces may keep failing, even if the limit of admin commands is longer.
 const LONGEST_IDENTIFY: Duration = Duration::from_secs(10);
-/// Most entries of the list that describes lent memory: what fits into a page.
-const MAX_LENT_PIECES: usize = 256;
+/// Most entries of the list that describes the Host Memory Buffer: what fits into a page.
+const MAX_HMB_ENTRIES: usize = 256;
 
 /// The part of a drive that outlives every handle, and undoes everything at the end.
 pub(crate) struct Core {
@@ -68,7 +68,7 @@ pub(crate) struct AdminState {
     pub(crate) is_slow: bool,
     /// How long a shutdown may take.
     pub(crate) shutdown_time: Duration,
-    /// What was lent to the drive, and the list that describes it.
+    /// The drive's Host Memory Buffer, and the list that describes it.
     host_memory: Option<(Dma, Dma)>,
     pub(crate) cmb: Option<crate::gpu::Cmb>,
 }
@@ -305,7 +305,7 @@ impl Core {
             let sqe = words::set_features(feature::id::HOST_BEHAVIOR, false, 0);
             optional(state.admin.write(&self.control.port, "set host behavior", &sqe, &behavior))?;
         }
-        self.lend_host_memory(state, identity)?;
+        self.enable_host_memory(state, identity)?;
         let events = feature::EventConfig(0).with_critical(0x1f).with_namespace(view.oaes() & 1 << 8 != 0);
         let sqe = words::set_features(feature::id::ASYNC_EVENT, false, events.0);
         optional(state.admin.run("set event configuration", &sqe))?;
@@ -313,9 +313,9 @@ impl Core {
         Ok(granted.sqs().min(granted.cqs()).min(want))
     }
 
-    /// Lends the host memory that a drive without memory of its own wants. Only on a controller that was just enabled:
-    /// it knows of nothing that was lent before.
-    fn lend_host_memory(&self, state: &mut AdminState, identity: &Identity) -> Result<()> {
+    /// Gives a drive without DRAM the Host Memory Buffer that it asks for. Only on a controller that was just enabled: it no
+    /// longer uses an earlier one.
+    fn enable_host_memory(&self, state: &mut AdminState, identity: &Identity) -> Result<()> {
         let (view, page_shift) = (identity.controller(), self.control.page_shift);
         let unit = 4096;
         let least = u64::from(view.hmmin()) * unit;
@@ -330,21 +330,21 @@ impl Core {
         };
         let (list, pages) = host_memory_list(&memory, page_shift, view.hmmaxd());
         if pages == 0 || (u64::from(pages) << page_shift) < least {
-            // In so many pieces that the drive would not take enough of them.
+            // It has more entries than the drive accepts, and those that it accepts are too small.
             return Ok(());
         }
         let list_memory = Dma::alloc(mapper, list.len(), page_shift)?;
         list_memory.mem.write(0, &list)?;
-        let lend = feature::HostMemory {
+        let buffer = feature::HostMemory {
             enable: true,
             memory_return: false,
             pages,
             list: list_memory.bus()?,
             entries: (list.len() / HostMemoryEntry::BYTES) as u32,
         };
-        // Lent from this moment on: a command that is not answered may still be carried out.
+        // The drive may use it from this moment on: a command without an answer may still be executed.
         state.host_memory = Some((memory, list_memory));
-        if optional(state.admin.run("lend host memory", &lend.command()))?.is_none() {
+        if optional(state.admin.run("set host memory buffer", &buffer.command()))?.is_none() {
             state.host_memory = None;
         }
         Ok(())
@@ -454,9 +454,9 @@ fn optional<T>(answer: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// The descriptor list for a piece of host memory, and its pages in all.
+/// The descriptor list of a Host Memory Buffer, and the number of its pages.
 fn host_memory_list(memory: &Dma, page_shift: u32, most: u16) -> (Vec<u8>, u32) {
-    let most = if most == 0 { MAX_LENT_PIECES } else { MAX_LENT_PIECES.min(most.into()) };
+    let most = if most == 0 { MAX_HMB_ENTRIES } else { MAX_HMB_ENTRIES.min(most.into()) };
     let mut list = Vec::new();
     let mut pages = 0;
     // Runs come in pages of 4 KiB, which need not start or end with one of the controller's.
@@ -480,7 +480,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_whole_pages_are_lent() {
+    fn host_memory_buffer_has_only_whole_pages() {
         let run = |at, len| BusRange { addr: BusAddr(at), len };
         let runs = vec![run(0x2000, 0x2000), run(0x5000, 0x1000), run(0x7000, 0x4000), run(0xf000, 0x1000)];
         let memory = Dma { map: Mapped::new(runs, Box::new(())), mem: HostMem::anonymous(0x8000).unwrap() };

@@ -138,7 +138,7 @@ impl Drive {
     /// The identifiers of a namespace that the drive lists apart from its identify data: none where it has no such list.
     ///
     /// # Errors
-    /// When the drive is dead, does not answer, or cannot tell them at the moment.
+    /// When the drive is dead, does not answer, or cannot list them at the moment.
     pub fn namespace_ids(&self, ns: &Namespace) -> Result<Vec<NamespaceId>> {
         ns.check(&self.0.control)?;
         let mut state = self.0.alive()?;
@@ -198,7 +198,7 @@ impl Drive {
         }
     }
 
-    /// A log page, or its first `bytes` bytes. A page longer than 4 KiB is read in pieces where the drive allows it.
+    /// A log page, or its first `bytes` bytes. A page longer than 4 KiB is read in chunks where the drive allows it.
     ///
     /// # Errors
     /// When the drive does not have it.
@@ -402,14 +402,14 @@ impl DriveInner {
         let mut state = self.state();
         let participant: Arc<dyn Participant> = cell.clone();
         state.participants.retain(|p| !Arc::ptr_eq(p, &participant));
-        // Its commands are given their time: what is still being worked on is no reason to reset the controller.
+        // Its commands get their full time: a command that is still running is no reason to reset the controller.
         let patience = self.options.admin_timeout;
         if state.dead.is_none() {
             // A completion that nobody has seen counts as any other: the data of a read may still be on its way.
             let deleted = self.delete_pair(&mut state, cell.qid, patience, || {
                 cell.lock().drain();
             });
-            let cause = match (deleted, cell.lock().stray) {
+            let cause = match (deleted, cell.lock().unexpected) {
                 (Err(_), _) => Some("a queue that could not be deleted"),
                 (Ok(()), Some(_)) => {
                     Some("a completion in a closed queue for a command that was not in flight")
@@ -435,13 +435,13 @@ impl DriveInner {
         nsid: u32,
         bytes: usize,
     ) -> Result<Vec<u8>> {
-        let in_pieces = self.identity.controller().log_offsets();
+        let in_chunks = self.identity.controller().log_offsets();
         let mut out = Vec::new();
-        while out.len() < bytes && (out.is_empty() || in_pieces) {
-            let piece = (bytes - out.len()).min(4096);
-            let sqe = words::get_log_page(lid, nsid, piece as u32, out.len() as u64, false, 0);
+        while out.len() < bytes && (out.is_empty() || in_chunks) {
+            let chunk = (bytes - out.len()).min(4096);
+            let sqe = words::get_log_page(lid, nsid, chunk as u32, out.len() as u64, false, 0);
             let what = format!("get log page {lid:02x}h");
-            out.extend(state.admin.read(&self.control.port, &what, &sqe, piece)?);
+            out.extend(state.admin.read(&self.control.port, &what, &sqe, chunk)?);
         }
         Ok(out)
     }

@@ -35,7 +35,7 @@ pub(crate) mod poison {
     pub(crate) const FAILED: u32 = 1;
     /// The controller is about to be reset.
     pub(crate) const RESET: u32 = 2;
-    /// A queue that was lent is taken back.
+    /// The host revokes an exported queue.
     pub(crate) const OVER: u32 = 3;
 }
 
@@ -80,7 +80,7 @@ impl Placement {
 pub enum GpuMode {
     /// Each queue is owned by one warp.
     Owner,
-    /// One queue for so many threads: of ours, when it is not lent to others.
+    /// One queue for so many threads: those of onehop's kernels, unless the queue is exported.
     Shared {
         /// The threads.
         threads: u32,
@@ -100,8 +100,8 @@ pub struct GpuSetup {
     pub depth: u32,
     /// How long nothing may complete before the controller is taken to have stalled.
     pub stall: Duration,
-    /// How long a job may take, with all its launches and the creation of its queues, of which the last try may take as long
-    /// as [`Options`](crate::Options) says; in a queue that is lent, a command with all its tries.
+    /// How long a job may take, with all its launches and the creation of its queues. The last try of that creation may take
+    /// as long as [`Options`](crate::Options) says. In an exported queue: how long a command may take with all its tries.
     pub limit: Duration,
 }
 

@@ -27,7 +27,7 @@ pub struct Identity {
     pub version: Version,
     /// The power of two of a memory page.
     pub page_shift: u32,
-    /// Most bytes of one command, as the controller tells or the options limit it.
+    /// Most bytes of one command: the controller's limit, or that of the options if it is lower.
     pub max_transfer: u64,
     /// I/O queue pairs that the controller granted.
     pub queues: u32,
@@ -94,7 +94,7 @@ impl Identity {
     /// How long a shutdown may take.
     #[must_use]
     pub fn shutdown_time(&self) -> std::time::Duration {
-        // RTD3E is in microseconds; a controller that tells none gets what a slow one needs.
+        // RTD3E is in microseconds. A controller that reports none gets as long as a slow one needs.
         match self.controller().rtd3e() {
             0 => std::time::Duration::from_secs(10),
             us => std::time::Duration::from_micros(us.into()).max(std::time::Duration::from_secs(1)),
@@ -124,7 +124,7 @@ pub struct Namespace {
     /// Whether it is still as described here; the same for all clones.
     valid: Arc<AtomicBool>,
     pub(crate) account: Arc<AcknowledgedWrites>,
-    /// All that says which namespace it is, of which the drive may tell more later; the same for all clones.
+    /// All its identifiers; the drive may report more of them later. All clones share them.
     ids: Arc<Mutex<Vec<NamespaceId>>>,
     /// Identify commands for it that were not answered, since the last that was.
     unanswered: Arc<AtomicU32>,

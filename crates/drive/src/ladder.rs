@@ -23,13 +23,13 @@ pub(crate) const RESET_PAUSES: [Duration; 3] =
 pub struct Incident {
     /// What went wrong.
     pub cause: String,
-    /// The step that mended it.
+    /// The step that fixed it.
     pub recovery: Recovery,
     /// How long it took.
     pub took: Duration,
 }
 
-/// Something with queues on the controller, which a reset takes away and gives back.
+/// Something with queues on the controller, which a reset deletes and creates again.
 pub(crate) trait Participant: Send + Sync {
     /// Stops touching the controller; has stopped when this returns.
     fn close(&self);
@@ -42,36 +42,36 @@ pub(crate) trait Participant: Send + Sync {
 }
 
 impl DriveInner {
-    /// Gets a late command, or a queue that reported a stray completion, out of the controller's hands. How it went is
-    /// found in the queue afterwards.
+    /// Takes a late command, or a queue with an unexpected completion, away from the controller. The queue's state shows the
+    /// result.
     pub(crate) fn recover(&self, cell: &Arc<QueueCell>, token: Token) {
         let start = Instant::now();
         let mut state = self.state();
         if state.dead.is_some() {
             return;
         }
-        let (token, stray, lacks_data) = {
+        let (token, unexpected, lacks_data) = {
             let mut slots = cell.lock();
             slots.drain();
             let token = slots.late_beside(token).unwrap_or(token);
             // Somebody else may have recovered it while this thread waited for its turn.
-            if slots.stray.is_none() && !slots.is_late(token) {
+            if slots.unexpected.is_none() && !slots.is_late(token) {
                 return;
             }
-            let (stray, lacks_data) = (slots.stray, slots.lacks_data(token));
-            slots.doubts.strays += u64::from(stray.is_some());
-            if stray.is_none() && !lacks_data {
+            let (unexpected, lacks_data) = (slots.unexpected, slots.lacks_data(token));
+            slots.doubts.unexpected += u64::from(unexpected.is_some());
+            if unexpected.is_none() && !lacks_data {
                 slots.doubts.losses += 1;
                 slots.repeat_flushes(Recovery::Abort);
             }
-            (token, stray, lacks_data)
+            (token, unexpected, lacks_data)
         };
-        let cause = match stray {
+        let cause = match unexpected {
             Some(cid) => format!("a completion for command {cid:#06x}, which was not in flight"),
             None if lacks_data => format!("a read on queue {} that was completed without its data", cell.qid),
             None => format!("a command on queue {} that was not completed", cell.qid),
         };
-        match self.run_timeout_ladder(&mut state, cell, token, stray.is_some() || lacks_data, &cause) {
+        match self.run_timeout_ladder(&mut state, cell, token, unexpected.is_some() || lacks_data, &cause) {
             // A reset writes its own account.
             Ok(Recovery::ControllerReset | Recovery::FunctionReset) | Err(_) => {}
             Ok(recovery) => state.incidents.push(Incident { cause, recovery, took: start.elapsed() }),

@@ -46,25 +46,26 @@ pub struct Options {
     pub admin_timeout: Duration,
     /// How long a command that was aborted may take to say so.
     pub abort_wait: Duration,
-    /// How often a command is tried again when its status allows it, or a recovery took it from the controller, whoever
-    /// caused that. At most 255; with 0, no I/O command is tried again.
+    /// How often a command is tried again when its status allows it, or when a recovery took it from the controller, even
+    /// one for another command. At most 255; with 0, no I/O command is tried again.
     ///
     /// On CPU queues, path errors (status code type 3) do not count. They have a limit of time, from a command's first on:
     /// ANATT, or [`timeout`](Self::timeout) where the controller states none. Until then the command is tried again every
     /// 100 ms, or after the delay that its status asks for where that is longer, and a last time when the limit is reached.
     /// Asymmetric Access Persistent Loss is final.
     pub retries: u32,
-    /// The longest wait for CSTS.RDY, whatever the controller claims to need.
+    /// The longest wait for CSTS.RDY, even if the controller claims to need more.
     pub ready_limit: Duration,
     /// Describe long contiguous transfers by SGLs where the controller takes them.
     pub sgl: bool,
-    /// Most bytes of host memory to lend to a drive that wants some.
+    /// Most bytes of host memory for a drive's Host Memory Buffer.
     pub host_memory: u64,
     /// Trust a read's completion only when its data has visibly arrived: guards against drives and platforms that let
     /// completions overtake data, or that complete what never arrived. Costs a write and a read of every word of the
     /// memory. Reads by the CPU's queues into memory that the CPU does not reach go without.
     pub canary: bool,
-    /// Largest transfer of one command, if the controller allows it; at least a page, and at most 64 MiB, whatever is asked for.
+    /// Largest transfer of one command, if the controller allows it. Values below a page count as a page, above 64 MiB as
+    /// 64 MiB.
     pub max_transfer: u64,
     /// Once it is set, waits for the drive end with [`Error::Interrupted`](crate::Error::Interrupted): its opening, every
     /// reset, commands of CPU queues and jobs of GPU queues. Commands that do not end soon are taken from the controller as

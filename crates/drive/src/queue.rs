@@ -47,9 +47,9 @@ pub struct Moved {
     pub commands: u64,
     /// How often one of them was tried again.
     pub retries: u64,
-    /// How often all of it was carried out again, because a completion may have named the wrong command.
+    /// How often all of it was repeated, because a completion may have named the wrong command.
     pub repeats: u64,
-    /// How many reads, or stretches of memory on a GPU's way, were completed before their data was there; noticed only
+    /// How many reads (CPU queues) or memory ranges (GPU queues) were completed before their data was there; noticed only
     /// with [`Options::canary`](crate::Options).
     pub late_data: u64,
     /// Kernel launches; CPU queues need none.
@@ -233,9 +233,9 @@ impl IoQueue {
     }
 
     fn recover_if_overdue(&self, slots: MutexGuard<'_, CommandSlots>, token: Token) {
-        let mend = slots.closed.is_none() && (slots.stray.is_some() || slots.is_late(token));
+        let is_overdue = slots.closed.is_none() && (slots.unexpected.is_some() || slots.is_late(token));
         drop(slots);
-        if mend {
+        if is_overdue {
             self.drive.recover(&self.cell, token);
         }
     }
@@ -278,9 +278,9 @@ impl IoQueue {
                     return end.or_else(|| self.cell.lock().end(token)).or(Some(Err(error)));
                 }
             };
-            let (late, stray) = (end.is_none() && slots.is_late(token), slots.stray);
+            let (late, unexpected) = (end.is_none() && slots.is_late(token), slots.unexpected);
             drop(slots);
-            if late || stray.is_some() {
+            if late || unexpected.is_some() {
                 self.drive.recover(&self.cell, token);
             } else if end.is_none() && turns > 256 && Instant::now() >= next_look {
                 // A controller that failed or left says nothing in the queue.
@@ -391,20 +391,20 @@ impl IoQueue {
         until_certain(retries, describe, |_| {
             let before = self.cell.lock().doubts;
             let moved = self.transfer_once(op, ns, lba, blocks, memory, &go_on)?;
-            self.recover_from_strays();
+            self.recover_from_unexpected();
             Ok((moved, self.cell.lock().doubts.since(before)))
         })
     }
 
-    /// Takes completions that came after the last one that was waited for, and recovers the queue if they should not have.
-    fn recover_from_strays(&self) {
+    /// Takes completions that came after the last one that was waited for, and recovers the queue if one was unexpected.
+    fn recover_from_unexpected(&self) {
         let mut slots = self.cell.lock();
         if slots.closed.is_none() {
             slots.poll();
         }
-        let stray = slots.stray.is_some() && slots.closed.is_none();
+        let has_unexpected = slots.unexpected.is_some() && slots.closed.is_none();
         drop(slots);
-        if stray {
+        if has_unexpected {
             self.drive.recover(&self.cell, Token::default());
         }
     }

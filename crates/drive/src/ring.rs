@@ -161,8 +161,8 @@ impl Memory for PairMemory {
     }
     #[inline(always)]
     fn fence(&self) {
-        // Rings in ordinary memory, a doorbell store after them: a release is what x86 gives for nothing, and what
-        // other processors need a barrier for.
+        // The rings are in ordinary memory, and a doorbell store follows. A release costs nothing on x86; other CPUs
+        // need a barrier for it.
         fence(Ordering::Release);
     }
     #[inline(always)]
@@ -189,7 +189,7 @@ impl Dma {
     /// Zeroed memory that starts on a page of `1 << page_shift` bytes, and is one run on the bus if asked for.
     pub(crate) fn alloc(mapper: &dyn Mapper, bytes: usize, page_shift: u32) -> Result<Self> {
         let page = 1usize << page_shift;
-        // The mapper promises 4 KiB; what a larger page needs is found within a longer piece.
+        // The mapper aligns to 4 KiB only. For a larger page, allocate more and start at the first aligned byte.
         let spare = if page_shift > 12 { page } else { 0 };
         let mem = mapper.alloc(bytes.next_multiple_of(page) + spare)?;
         let map = mapper.map(&mem)?;
@@ -208,7 +208,7 @@ impl Dma {
     }
 }
 
-/// One ring of a pair, as the controller is told of it.
+/// One ring of a pair, as the command that creates it describes it.
 #[derive(Clone, Copy)]
 pub(crate) struct PairHalf {
     pub(crate) bus: BusAddr,

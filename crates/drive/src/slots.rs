@@ -40,7 +40,7 @@ struct MetadataScratch {
     half: u64,
 }
 
-/// A queue pair and its commands. Whoever holds it owns the pair.
+/// A queue pair and its commands. The holder of this value owns the pair.
 pub(crate) struct CommandSlots {
     serial: u32,
     pair: CpuPair,
@@ -75,8 +75,8 @@ pub(crate) struct CommandSlots {
     /// Since when the controller is being reset; for ever once the drive is dead.
     pub(crate) closed: Option<Instant>,
     pub(crate) dead: Option<Error>,
-    /// A completion that belonged to nothing in flight.
-    pub(crate) stray: Option<u16>,
+    /// The CID of a completion that belonged to no command in flight.
+    pub(crate) unexpected: Option<u16>,
     /// Traces of completions that named the wrong command, so far.
     pub(crate) doubts: Doubts,
 }
@@ -144,12 +144,12 @@ impl CommandSlots {
             asked: 0,
             closed: None,
             dead: None,
-            stray: None,
+            unexpected: None,
             doubts: Doubts::default(),
         })
     }
 
-    /// The rings, as the controller is told of them.
+    /// The rings, as the commands that create them describe them.
     pub(crate) fn halves(&self) -> (PairHalf, PairHalf) {
         (self.pair.sq, self.pair.cq)
     }
@@ -218,7 +218,7 @@ impl CommandSlots {
     fn metadata(&self, io: &Io<'_>, ns: &Namespace) -> Result<BusAddr> {
         let need = ns.format.metadata_bytes(io.blocks.into()).unwrap_or(u64::MAX);
         let nowhere =
-            || Error::Memory("separate metadata needs one bus-contiguous, dword-aligned piece".into());
+            || Error::Memory("separate metadata needs one bus-contiguous, dword-aligned range".into());
         let run = match (io.metadata, &self.scratch) {
             (Some((buffer, offset)), _) => {
                 buffer.check(offset, need)?;
@@ -273,7 +273,7 @@ impl CommandSlots {
             taken += 1;
             match event {
                 Event::Done { tag, cqe, .. } => self.settle(tag, &cqe),
-                Event::UnexpectedCompletion(cqe) => self.stray = Some(cqe.cid()),
+                Event::UnexpectedCompletion(cqe) => self.unexpected = Some(cqe.cid()),
             }
         }
         if self.unsure > 0 && taken > 0 {
@@ -483,7 +483,7 @@ impl CommandSlots {
     pub(crate) fn restart(&mut self, recovery: Recovery) -> Result<()> {
         self.pair.zero()?;
         self.owner.renew();
-        self.stray = None;
+        self.unexpected = None;
         self.tick();
         self.look_for_data();
         self.repeat_flushes(recovery);

@@ -146,7 +146,7 @@ fn meet(bed: Bed, mode: Mode, fault: &str) -> (Sim, Seen) {
             (sees, error.to_string())
         }
     };
-    // Whatever happened, the drive goes on working, unless it is gone.
+    // After any fault the drive goes on working, unless it is gone.
     if sees != Sees::Gone {
         let queue = drive.queue().unwrap();
         let ns = drive.namespace(1).unwrap();
@@ -293,7 +293,7 @@ fn every_fault_in_every_mode() {
     }
 }
 
-/// The same on a controller that the GPU runs: the same errors, whoever meets them.
+/// The same on a controller that the GPU runs: it must report the same errors.
 #[test]
 fn every_fault_on_the_gpu() {
     print!("{}", every_fault(Bed::Resident));
@@ -308,7 +308,7 @@ fn meet_as_expected(bed: Bed, row: &Row, mode: Mode) -> Seen {
         }
     }
     if common::is_real() {
-        // Whoever reads a log of a GPU wants to know how far it came.
+        // A log of a run on a GPU should show how far it came.
         println!("{} in {mode:?}: {} after {:?}", row.fault, seen.text, seen.took);
     }
     assert_eq!(seen.sees, row.sees, "{} in {mode:?}: {} after {:?}", row.fault, seen.text, seen.took);

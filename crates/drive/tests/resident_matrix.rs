@@ -17,7 +17,7 @@ fn on_gpu(case: Case, more: &str) {
     assert!(sim.stats().engine_commands > 0, "{spec}: nobody served it");
 }
 
-/// Whatever has no metadata; a warp for each of at most 16 queues.
+/// All cases without metadata; a warp for each of at most 16 queues.
 #[test]
 fn matrix_on_the_gpu() {
     for case in matrix(64).into_iter().filter(|case| case.ms == 0) {

@@ -318,8 +318,8 @@ fn a_power_loss_loses_nothing_that_was_flushed() {
         queue.write(ns, 0, 16, &buffer, 0).unwrap();
         if round > 0 {
             // The writes of the last round were lost with the power, and had not been flushed.
-            let told = queue.flush(ns);
-            assert!(matches!(told, Err(onehop_drive::Error::WritesLost { .. })), "{told:?}");
+            let flushed = queue.flush(ns);
+            assert!(matches!(flushed, Err(onehop_drive::Error::WritesLost { .. })), "{flushed:?}");
         }
         queue.flush(ns).unwrap();
         buffer.host().unwrap().fill(0, 8192, 0xff).unwrap();

@@ -206,7 +206,7 @@ impl Status {
         !self.is_ok() && !self.dnr()
     }
 
-    /// True if type and code are the same, whatever the retry bits say.
+    /// True if type and code are the same; the retry bits are not compared.
     #[inline(always)]
     #[must_use]
     pub const fn is(self, other: Self) -> bool {

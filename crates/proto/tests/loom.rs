@@ -40,7 +40,7 @@ const SQ: u32 = 64;
 enum Fences {
     All,
     None,
-    /// All but the first of each thread: in a warp that is the one between its entries and what tells others of them.
+    /// All but the first of each thread: in a warp that is the fence between its entries and the word that announces them.
     ButTheFirst,
 }
 
@@ -311,7 +311,7 @@ fn owner_model(fences: Fences, sq_entries: u32, cq_entries: u32, commands: u32) 
                 assert_eq!(cqe.result(), tag, "another command's completion");
                 finished += 1;
             }
-            Some(Event::UnexpectedCompletion(cqe)) => panic!("stray {cqe:?}"),
+            Some(Event::UnexpectedCompletion(cqe)) => panic!("unexpected completion {cqe:?}"),
             None => mem.pause(),
         }
     }

@@ -49,11 +49,11 @@ fn pin_a_page(
     handle: onehop_proto::GpuAddr,
     then: impl Fn() + Send + Sync + 'static,
 ) -> Box<dyn onehop_gpu::Running> {
-    let (tell, pinned) = mpsc::sync_channel(1);
+    let (sender, pinned) = mpsc::sync_channel(1);
     let running = bed.gpu.start(1, move |mem, _| {
         let array = Pages::open(mem, handle).unwrap();
         let pin = array.pin(mem, 4096).unwrap();
-        tell.send(()).unwrap();
+        sender.send(()).unwrap();
         then();
         assert_eq!(mem.load(pin.address()), word(1024));
         // The next one needs the drive, if the array is over.

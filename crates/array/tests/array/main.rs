@@ -105,11 +105,11 @@ impl Bed {
     ) -> Vec<R> {
         let handle: GpuAddr = array.handle();
         let said: Arc<Mutex<Vec<(u32, R)>>> = Arc::default();
-        let tell = said.clone();
+        let answers = said.clone();
         let running = self.gpu.start(threads, move |mem, index| {
             let array = Pages::open(mem, handle).unwrap();
             let answer = kernel(mem, &array, index);
-            tell.lock().unwrap().push((index, answer));
+            answers.lock().unwrap().push((index, answer));
         });
         running.unwrap().join().unwrap();
         let mut said = std::mem::take(&mut *said.lock().unwrap());

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::axis::Axis;
 pub use super::axis::Scale;
-use super::{escape, figures};
+use super::{escape, short_number};
 
 const WIDE: f64 = 460.0;
 const HIGH: f64 = 300.0;
@@ -89,7 +89,7 @@ impl Chart {
             let _ = write!(
                 html,
                 "<li class=\"beyond\">limit, beyond the picture: {} ({})</li>",
-                figures(limit.y),
+                short_number(limit.y),
                 escape(&limit.name)
             );
         }
@@ -164,7 +164,7 @@ impl Chart {
                 "<text class=\"limit\" x=\"{:.1}\" y=\"{label:.1}\">{}: {}</text>",
                 left + 6.0,
                 escape(&short(&limit.name)),
-                figures(limit.y)
+                short_number(limit.y)
             );
         }
         out.push_str("</svg>\n");

@@ -2,7 +2,8 @@
 
 use super::chart::Scale;
 use super::{
-    Cell, Chart, Column, Page, Point, ReferenceLine, Section, Series, SortableTable, figures, machine_facts,
+    Cell, Chart, Column, Page, Point, ReferenceLine, Section, Series, SortableTable, machine_facts,
+    short_number,
 };
 use crate::results::Machine;
 
@@ -67,7 +68,7 @@ pub fn load_page(loads: &Loads<'_>) -> Page {
         y: row.gbps,
         low: row.gbps,
         high: row.gbps,
-        tip: format!("{} GB/s by {}\n{} s", figures(row.gbps), row.route, figures(row.seconds)),
+        tip: format!("{} GB/s by {}\n{} s", short_number(row.gbps), row.route, short_number(row.seconds)),
     };
     let step = loads.rows.len().div_ceil(NAMES).max(1);
     let name = |i: usize| if i.is_multiple_of(step) { (i + 1).to_string() } else { String::new() };

@@ -110,14 +110,14 @@ impl Cell {
     pub fn maybe(value: Option<f64>) -> Self {
         value.map_or_else(
             || Self { class: "dim", ..Self::text("–") },
-            |value| Self::number(value, figures(value)),
+            |value| Self::number(value, short_number(value)),
         )
     }
 }
 
 /// A number with about three digits.
 #[must_use]
-pub fn figures(value: f64) -> String {
+pub fn short_number(value: f64) -> String {
     let digits = match value.abs() {
         size if size == 0.0 || size >= 100.0 => 0,
         size if size >= 10.0 => 1,
@@ -151,7 +151,7 @@ pub fn size(bytes: u64) -> String {
 fn machine_facts(machine: &Machine) -> Vec<(String, String)> {
     let pair = |name: &str, value: String| (name.to_owned(), value);
     vec![
-        pair("Processors", format!("{} × {}", machine.processors, machine.cpu)),
+        pair("CPUs", format!("{} × {}", machine.cpus, machine.cpu)),
         pair("Kernel", machine.kernel.clone()),
         pair("onehop", machine.onehop.clone()),
         pair("When", date(machine.unix_time)),
@@ -303,7 +303,7 @@ mod tests {
             (1_234_567.0, "1\u{202f}234\u{202f}567"),
             (-2345.0, "-2\u{202f}345"),
         ] {
-            assert_eq!(figures(value), text);
+            assert_eq!(short_number(value), text);
         }
         assert_eq!([size(512), size(4096), size(16 << 20), size(1500)], ["512", "4K", "16M", "1500"]);
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::chart::Scale;
-use super::{Cell, Chart, Column, Page, Point, Section, Series, SortableTable, figures, machine_facts};
+use super::{Cell, Chart, Column, Page, Point, Section, Series, SortableTable, machine_facts, short_number};
 use crate::QueueCost;
 use crate::results::Machine;
 
@@ -34,7 +34,7 @@ const METHOD: [&str; 6] = [
     "A p99 is left out where fewer than ten samples lie beyond it. The controller by itself is a reference, the median of five measurements (CPU) or the best of three (GPU); a row may exceed it.",
     "GPU: the median of five launches, by the GPU's own events. Latencies and cycles are those of one more launch, by slower kernels that read the clock at each command.",
     "Every outcome is checked; on a drive that keeps data, a written block is read back first.",
-    "Cycles are those of the processor that runs the queue: the time-stamp counter of a CPU, the clock of a multiprocessor of a GPU.",
+    "Cycles are those of the clock beside the queue: the time-stamp counter of a CPU, the clock of a multiprocessor of a GPU.",
 ];
 
 /// The page of these rows.
@@ -116,17 +116,17 @@ fn tip(row: &QueueRow) -> String {
     let mut tip = format!(
         "depth {}\n{} ns a command\n{} commands a second",
         row.depth,
-        figures(row.ns_per_command),
-        figures(row.iops)
+        short_number(row.ns_per_command),
+        short_number(row.iops)
     );
     for (name, value) in [("p50", row.p50_ns), ("p99", row.p99_ns)] {
         if let Some(value) = value {
-            tip.push_str(&format!("\n{name} of a {} {} ns", row.latency_of, figures(value)));
+            tip.push_str(&format!("\n{name} of a {} {} ns", row.latency_of, short_number(value)));
         }
     }
     tip.push_str(&format!("\n{} samples", row.latency_samples));
     if let Some(own) = row.controller_ns {
-        tip.push_str(&format!("\nthe controller by itself {} ns", figures(own)));
+        tip.push_str(&format!("\nthe controller by itself {} ns", short_number(own)));
     }
     tip
 }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashSet};
 
 use super::chart::Scale;
 use super::{
-    Cell, Chart, Column, Page, Point, ReferenceLine, Section, Series, SortableTable, figures, machine_facts,
-    size,
+    Cell, Chart, Column, Page, Point, ReferenceLine, Section, Series, SortableTable, machine_facts,
+    short_number, size,
 };
 use crate::results::{IoType, Measured, RateLimit, Results, SweepRow};
 
@@ -205,21 +205,21 @@ fn tip(row: &SweepRow, m: &Measured) -> String {
         size(row.block),
         row.depth,
         if row.threads == 1 { "1 thread".into() } else { format!("{} threads", row.threads) },
-        figures(m.gbps),
-        figures(low),
-        figures(high),
-        figures(m.iops)
+        short_number(m.gbps),
+        short_number(low),
+        short_number(high),
+        short_number(m.iops)
     );
-    tip.push_str(&format!("\nmean {} µs", figures(m.avg_latency_us)));
+    tip.push_str(&format!("\nmean {} µs", short_number(m.avg_latency_us)));
     for (name, value) in [("p50", m.p50_us), ("p99", m.p99_us), ("p99.9", m.p999_us)] {
         if let Some(value) = value {
-            tip.push_str(&format!(", {name} {}", figures(value)));
+            tip.push_str(&format!(", {name} {}", short_number(value)));
         }
     }
     if m.p50_us.is_some() {
         tip.push_str(&format!(" (of {} blocks)", samples(m)));
     }
-    tip.push_str(&format!("\nCPU time {} ns per KiB", figures(m.cpu_ns_per_byte * 1024.0)));
+    tip.push_str(&format!("\nCPU time {} ns per KiB", short_number(m.cpu_ns_per_byte * 1024.0)));
     if let (Some(limit), Some(share)) = (&m.limit, m.of_limit) {
         tip.push_str(&format!("\n{:.0} % of {}", share * 100.0, limit.what));
     }

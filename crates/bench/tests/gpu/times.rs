@@ -52,15 +52,15 @@ fn times_make_sense_in_every_mode_and_place() {
                 controller: Controller::Gpu,
             };
             let row = bench.row(&plan).unwrap();
-            let told = format!("{mode:?} {depth} {rings:?}: {row:?}");
-            println!("{told}");
+            let text = format!("{mode:?} {depth} {rings:?}: {row:?}");
+            println!("{text}");
             let (p50, p99) = (row.p50_ns.unwrap(), row.p99_ns.unwrap());
-            assert_eq!((row.latency_samples, row.latency_of), (20_000, "command"), "{told}");
+            assert_eq!((row.latency_samples, row.latency_of), (20_000, "command"), "{text}");
             // A round trip through memory at least. A command stays no longer than those before it in the queue take.
-            assert!(p50 > 300.0 && p50 <= p99, "{told}");
+            assert!(p50 > 300.0 && p50 <= p99, "{text}");
             let by_the_rate = 1e9 / row.timed_iops.unwrap() * f64::from(depth);
-            assert!(p50 < by_the_rate * 4.0, "{told}: {by_the_rate} ns by the rate");
-            assert!(row.cycles_submit.unwrap() > 1.0 && row.cycles_complete.unwrap() > 1.0, "{told}");
+            assert!(p50 < by_the_rate * 4.0, "{text}: {by_the_rate} ns by the rate");
+            assert!(row.cycles_submit.unwrap() > 1.0 && row.cycles_complete.unwrap() > 1.0, "{text}");
         }
     }
 }

@@ -6,7 +6,7 @@ use onehop_gpu::cuda::Arg;
 use onehop_gpu::{Gpu, Place};
 use onehop_proto::kernel::Answer;
 
-use crate::{BLOCK, Bed, DATA, Machine, all_said, media, tell, told};
+use crate::{BLOCK, Bed, DATA, Machine, all_said, answers_of, media, report};
 
 const READ: u32 = 0;
 const WRITE: u32 = 1;
@@ -70,16 +70,16 @@ fn every_call_is_answered() {
         (call(READ, 9001, 1, 12 << 20), media_error),
         (Call { operation: 512, ..call(FACTS, all, 2048, DATA as u64) }, done),
     ];
-    let lent = bed.export();
+    let exported = bed.export();
     let list = machine.gpu.alloc(Place::PinnedHost, 4096).unwrap();
     let bytes: Vec<u8> = cases.iter().flat_map(|(call, _)| call.bytes()).collect();
     list.write(0, &bytes).unwrap();
     let count = cases.len() as u32;
     let answers = bed.answers(count);
-    let at = [lent.handle(), list.addr(), answers.addr()].map(|addr| Arg::U64(addr.0));
+    let at = [exported.handle(), list.addr(), answers.addr()].map(|addr| Arg::U64(addr.0));
     let [queue, list, to] = at;
     bed.start(&code, "calls", (1, 64), &[queue, list, Arg::U32(count), to]).wait().unwrap();
-    for ((case, want), got) in cases.iter().zip(told(&answers, count)) {
+    for ((case, want), got) in cases.iter().zip(answers_of(&answers, count)) {
         // A status has more bits than its code.
         let got = if got > 0 { got & 0x7ff } else { got };
         let Call { kind, operation, lba, blocks, offset } = case;
@@ -90,7 +90,7 @@ fn every_call_is_answered() {
     {
         assert!(bed.holds(lba, blocks, offset), "{blocks} blocks at {lba}");
     }
-    lent.take_back().unwrap();
+    exported.revoke().unwrap();
     assert_eq!(bed.sim.violations(), []);
 }
 
@@ -122,28 +122,28 @@ fn kernels_survive_faults_of_the_drive() {
     ] {
         for depth in [7, 1023] {
             let bed = machine.bed("", depth);
-            let lent = bed.export();
+            let exported = bed.export();
             if !fault.is_empty() {
                 bed.inject(fault);
             }
             let answers = bed.answers(blocks * threads);
             let args =
-                [Arg::U64(lent.handle().0), Arg::U32(rounds), Arg::U32(each), Arg::U64(answers.addr().0)];
+                [Arg::U64(exported.handle().0), Arg::U32(rounds), Arg::U32(each), Arg::U64(answers.addr().0)];
             let start = Instant::now();
             bed.start(&code, "hammer", (blocks, threads), &args).wait().unwrap();
             let took = start.elapsed();
-            lent.check().unwrap();
+            exported.check().unwrap();
             all_said(&answers, blocks * threads, 0, &format!("{fault}, depth {depth}"));
             let all = (blocks * threads * rounds * each) as usize;
             assert!(bed.holds(0, all, 0), "{fault}, depth {depth}: wrong bytes");
-            let count = lent.recoveries();
-            lent.take_back().unwrap();
-            tell(&format!(
+            let count = exported.recoveries();
+            exported.revoke().unwrap();
+            report(&format!(
                 "{:?}, depth {depth}: {} reads in {took:?}, {count} recoveries",
                 fault,
                 blocks * threads * rounds
             ));
-            // A stray completion may be found only when the queue is closed.
+            // An unexpected completion may be found only when the queue is closed.
             assert!(
                 count <= recoveries && (recoveries == 0 || !bed.drive.incidents().is_empty()),
                 "{fault}: {count}"
@@ -161,17 +161,17 @@ fn running_kernels_see_stops_resets_and_the_end() {
     let Some(machine) = Machine::open(test) else { return };
     let Some(code) = machine.cpp(test, "calls.ptx") else { return };
     let (blocks, threads) = (4, 64);
-    let begin = |bed: &Bed, lent: &onehop_drive::ExportedQueue| {
+    let begin = |bed: &Bed, exported: &onehop_drive::ExportedQueue| {
         let answers = bed.answers(blocks * threads);
-        let args = [Arg::U64(lent.handle().0), Arg::U64(answers.addr().0)];
+        let args = [Arg::U64(exported.handle().0), Arg::U64(answers.addr().0)];
         (bed.start(&code, "forever", (blocks, threads), &args), answers)
     };
     let stopped = Answer::Stopped.code();
 
     // Stopped by the host, after a few resets in between.
     let bed = machine.bed("", 255);
-    let lent = bed.export();
-    let (running, answers) = begin(&bed, &lent);
+    let exported = bed.export();
+    let (running, answers) = begin(&bed, &exported);
     for _ in 0..2 {
         std::thread::sleep(Duration::from_millis(30));
         bed.drive.reset().unwrap();
@@ -179,26 +179,26 @@ fn running_kernels_see_stops_resets_and_the_end() {
     }
     std::thread::sleep(Duration::from_millis(100));
     let start = Instant::now();
-    lent.stop();
+    exported.stop();
     running.wait().unwrap();
-    tell(&format!("from the stop to the end of the kernel: {:?}", start.elapsed()));
+    report(&format!("from the stop to the end of the kernel: {:?}", start.elapsed()));
     assert!(start.elapsed() < Duration::from_millis(500));
-    lent.check().unwrap();
+    exported.check().unwrap();
     all_said(&answers, blocks * threads, stopped, "stopped");
-    assert_eq!(lent.recoveries(), 2);
-    lent.take_back().unwrap();
+    assert_eq!(exported.recoveries(), 2);
+    exported.revoke().unwrap();
     assert_eq!(bed.sim.violations(), []);
 
     // The drive is removed.
     let bed = machine.bed("", 255);
-    let lent = bed.export();
-    let (running, answers) = begin(&bed, &lent);
+    let exported = bed.export();
+    let (running, answers) = begin(&bed, &exported);
     std::thread::sleep(Duration::from_millis(30));
     bed.inject("gone@op=read,n=1");
     running.wait().unwrap();
     all_said(&answers, blocks * threads, stopped, "gone");
-    let error = lent.take_back().unwrap_err();
-    tell(&format!("{error}"));
+    let error = exported.revoke().unwrap_err();
+    report(&format!("{error}"));
 }
 
 #[test]
@@ -207,20 +207,21 @@ fn a_block_that_is_never_read_is_given_up() {
     let Some(machine) = Machine::open(test) else { return };
     let Some(code) = machine.cpp(test, "calls.ptx") else { return };
     let bed = machine.bed("", 63);
-    let lent = bed.export();
+    let exported = bed.export();
     bed.inject("lost@op=read,lba=40-40");
     let cases = [call(READ, 40, 1, 0), call(SUBMIT_TEST, 41, 1, 4096), call(SUBMIT_WAIT, 40, 1, 8192)];
     let list = machine.gpu.alloc(Place::PinnedHost, 4096).unwrap();
     let bytes: Vec<u8> = cases.iter().flat_map(Call::bytes).collect();
     list.write(0, &bytes).unwrap();
     let answers = bed.answers(3);
-    let args = [Arg::U64(lent.handle().0), Arg::U64(list.addr().0), Arg::U32(3), Arg::U64(answers.addr().0)];
+    let args =
+        [Arg::U64(exported.handle().0), Arg::U64(list.addr().0), Arg::U32(3), Arg::U64(answers.addr().0)];
     let start = Instant::now();
     bed.start(&code, "calls", (1, 32), &args).wait().unwrap();
-    tell(&format!("a read that got lost three times was given up after {:?}", start.elapsed()));
+    report(&format!("a read that got lost three times was given up after {:?}", start.elapsed()));
     let timed_out = Answer::TimedOut.code();
-    assert_eq!(told(&answers, 3), [timed_out, 0, timed_out]);
-    assert!(lent.recoveries() >= 3);
-    lent.take_back().unwrap();
+    assert_eq!(answers_of(&answers, 3), [timed_out, 0, timed_out]);
+    assert!(exported.recoveries() >= 3);
+    exported.revoke().unwrap();
     assert_eq!(bed.sim.violations(), []);
 }

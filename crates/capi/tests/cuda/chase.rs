@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use onehop_gpu::cuda::{Arg, Code};
 use onehop_gpu::{Gpu, Place};
 
-use crate::{Machine, all_said, tell, unfair};
+use crate::{Machine, all_said, report, unfair};
 
 const RUST: &str = include_str!("../../../device/ptx/pointer_chase.ptx");
 
@@ -24,13 +24,13 @@ fn follow(
     depth: u32,
 ) {
     let bed = machine.bed("", depth);
-    let lent = bed.export();
+    let exported = bed.export();
     let threads = shape.0 * shape.1;
     let answers = bed.answers(threads);
-    let (queue, data) = (Arg::U64(lent.handle().0), Arg::U64(bed.data.addr().0));
+    let (queue, data) = (Arg::U64(exported.handle().0), Arg::U64(bed.data.addr().0));
     let args = [queue.clone(), data.clone(), Arg::U64(LENGTH), Arg::U64(answers.addr().0)];
     bed.start(code, "lay", shape, &args).wait().unwrap();
-    lent.check().unwrap();
+    exported.check().unwrap();
     all_said(&answers, threads, 0, what);
 
     let count = threads * chains;
@@ -39,7 +39,7 @@ fn follow(
     let args = [queue, data, Arg::U32(HOPS), Arg::U64(ends.addr().0)];
     bed.start(code, kernel, shape, &args).wait().unwrap();
     let took = start.elapsed();
-    lent.check().unwrap();
+    exported.check().unwrap();
     let word = |at| ends.word(at).unwrap();
     let long = |at| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
     for first in 0..count {
@@ -50,12 +50,12 @@ fn follow(
         let (hops, answer) = (word(at + 16), word(at + 20) as i32);
         assert!(got == want && hops == HOPS && answer == 0, "{what}, {first}: {got:?} {hops} {answer}");
     }
-    assert_eq!(lent.recoveries(), 0, "{what}: {:?}", bed.drive.incidents());
-    lent.take_back().unwrap();
+    assert_eq!(exported.recoveries(), 0, "{what}: {:?}", bed.drive.incidents());
+    exported.revoke().unwrap();
     assert_eq!(bed.sim.violations(), [], "{what}");
     let each = Duration::from_secs_f64(took.as_secs_f64() / f64::from(HOPS));
     let rate = f64::from(count * HOPS) / took.as_secs_f64();
-    tell(&format!(
+    report(&format!(
         "{what}, depth {depth}: {count} chains of {HOPS} blocks in {took:?}, {each:?} a hop, {rate:.0} reads/s"
     ));
 }
@@ -95,7 +95,7 @@ fn what_does_not_link_says_why() {
     let Some(machine) = Machine::open("what_does_not_link_says_why") else { return };
     let broken = RUST.replace("onehop_read", "onehop_rebd");
     let error = machine.gpu.link_code(&broken).err().unwrap().to_string();
-    tell(&error);
+    report(&error);
     assert!(error.contains("onehop_rebd"), "{error}");
     assert!(machine.gpu.link_code("nonsense").is_err());
 }

@@ -27,7 +27,7 @@ struct Machine {
 }
 
 /// Writes a line past the test runner's capture.
-fn tell(line: &str) {
+fn report(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
@@ -38,7 +38,7 @@ impl Machine {
         match Cuda::load().and_then(|cuda| cuda.open("0")) {
             Ok(gpu) => Some(Self { gpu, _turn: turn }),
             Err(error) => {
-                tell(&format!("SKIPPED: cuda {test}: {error}"));
+                report(&format!("SKIPPED: cuda {test}: {error}"));
                 None
             }
         }
@@ -47,7 +47,7 @@ impl Machine {
     /// Kernels in CUDA C++, linked with the library; without them, says why and returns `None`.
     fn cpp(&self, test: &str, name: &str) -> Option<Code> {
         let Some(folder) = std::env::var_os("ONEHOP_TEST_KERNELS") else {
-            tell(&format!("SKIPPED: cuda {test}: ONEHOP_TEST_KERNELS names no folder with {name}"));
+            report(&format!("SKIPPED: cuda {test}: ONEHOP_TEST_KERNELS names no folder with {name}"));
             return None;
         };
         let ptx = std::fs::read_to_string(PathBuf::from(folder).join(name)).unwrap();
@@ -128,14 +128,14 @@ impl Bed {
     }
 }
 
-fn told(answers: &Region, threads: u32) -> Vec<i32> {
+fn answers_of(answers: &Region, threads: u32) -> Vec<i32> {
     (0..threads).map(|i| answers.word(i as usize * 4).unwrap() as i32).collect()
 }
 
 /// Each thread must have answered `want`; prints how many did not.
 fn all_said(answers: &Region, threads: u32, want: i32, what: &str) {
     let mut others = std::collections::BTreeMap::new();
-    for (thread, said) in told(answers, threads).into_iter().enumerate() {
+    for (thread, said) in answers_of(answers, threads).into_iter().enumerate() {
         if said != want {
             others.entry(said).or_insert_with(Vec::new).push(thread);
         }

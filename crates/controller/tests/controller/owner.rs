@@ -237,7 +237,7 @@ fn the_kernel_meets_faults() {
     with_controller(&setup(0, vec![lost]), SERVE_LOCAL_WORDS, serve::<LaneThreads>, |shared| {
         let (exit, outcomes) = execute(shared, &transfers(300, 2), SECOND / 20);
         assert_eq!(exit, kernel::Exit::TimedOut);
-        assert_eq!(outcomes.iter().filter(|o| **o == ItemOutcome::InDoubt).count(), 1);
+        assert_eq!(outcomes.iter().filter(|o| **o == ItemOutcome::Unknown).count(), 1);
     });
     for kind in [FaultKind::WrongCid, FaultKind::Dup] {
         let fault = Fault { n: 5, ..Fault::new(kind) };

@@ -209,8 +209,8 @@ fn the_list_of_violations_is_bounded() {
 }
 
 #[test]
-fn random_commands_cause_no_stray_access() {
-    // The arena refuses every access to unallocated memory, so a stray store panics in the controller.
+fn random_commands_access_only_allocated_memory() {
+    // The arena refuses every access to unallocated memory, so such a store panics in the controller.
     let mut rng = Rng(77);
     let mut answered = 0;
     for round in 0..40 {

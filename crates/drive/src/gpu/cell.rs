@@ -148,7 +148,7 @@ impl GpuCell {
         self.running.load(Ordering::Acquire) || self.gate().is_some_and(|gate| gate.is_busy())
     }
 
-    /// Waits until no thread may touch the queues; they were told to end. Whether that came about.
+    /// Waits until no thread may touch the queues, after a request to end. Returns whether that happened in time.
     fn is_empty_in_time(&self) -> bool {
         let start = Instant::now();
         while self.is_busy() {
@@ -396,7 +396,7 @@ impl GpuPair {
         PairMemory::has_unseen(drive.control.port.regs.clone(), is_shared, entries, &control, &ring)
     }
 
-    /// Makes its memory as a new pair needs it; gives what the controller has to be told.
+    /// Prepares its memory for a new pair. Returns what the commands that create the pair need.
     fn renew(&self) -> Result<(u16, PairHalf, PairHalf)> {
         self.sq.zero()?;
         self.cq.zero()?;

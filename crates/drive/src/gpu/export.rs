@@ -1,9 +1,9 @@
-//! Queues for other people's kernels: the host lends a queue, and goes on looking after it.
+//! Queues for other people's kernels: the host exports a queue, and goes on monitoring it.
 //!
-//! What kernels get is a handle in GPU memory, which `onehop_proto::kernel::DeviceQueue` works with: a queue pair in shared mode, one
-//! namespace, one piece of data memory with standing PRP lists. A thread here watches the controller and what the
-//! kernels' threads say about lost commands; it closes the gate, has the time-out ladder recover the controller, and
-//! opens the gate to the next life of the queue. Kernels meanwhile wait, each command within its own deadline.
+//! Kernels get a handle in GPU memory, which `onehop_proto::kernel::DeviceQueue` works with: a queue pair in shared mode,
+//! one namespace, and one data buffer with prebuilt PRP lists. A thread here monitors the controller and the lost commands
+//! that the kernels' threads report. It closes the gate, recovers the controller by the time-out ladder, and opens the gate
+//! to the next life of the queue. Kernels meanwhile wait, each command within its own deadline.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -25,21 +25,21 @@ use crate::ring::Dma;
 use crate::slots::retry_delays;
 use crate::{Buffer, Error, Namespace, Result};
 
-/// How often the controller is looked at.
+/// How often the controller is polled.
 const TICK: Duration = Duration::from_micros(500);
-/// Looks between two at the count of strays, which may lie in the GPU's memory.
-const STRAY_TICKS: u32 = 8;
-/// How long threads may take to come out when the queue is taken back. They look at the gate all the time; this is for a
-/// machine that is very busy.
+/// Ticks between two reads of the count of unexpected completions, which may be in the GPU's memory.
+const UNEXPECTED_TICKS: u32 = 8;
+/// How long threads may take to come out when the queue is revoked. They poll the gate all the time; this is for a machine
+/// that is very busy.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-const STRAY: &str = "a completion in an exported queue for a command that was not in flight";
+const UNEXPECTED: &str = "a completion in an exported queue for a command that was not in flight";
 
 /// Where the words that threads count themselves in by lie behind the handle, on a line of their own.
 const INSIDE: usize = (Handle::BYTES as usize).next_multiple_of(128);
 const TABLES: usize = INSIDE + 128;
 
-/// A queue that other people's kernels may use, with a namespace and data memory. Dropping it stops them and takes it back.
+/// A queue that other people's kernels may use, with a namespace and data memory. Dropping it stops them and revokes it.
 pub struct ExportedQueue {
     watch: Arc<ExportWatch>,
     thread: Option<JoinHandle<()>>,
@@ -50,7 +50,7 @@ pub struct ExportedQueue {
 struct ExportWatch {
     queues: GpuQueues,
     gate: Arc<HostGate>,
-    memory: Arc<LentMemory>,
+    memory: Arc<ExportMemory>,
     ns: Namespace,
     stop: AtomicBool,
     failure: Mutex<Option<Error>>,
@@ -58,7 +58,7 @@ struct ExportWatch {
     _expect: Box<dyn Send + Sync>,
 }
 
-struct LentMemory {
+struct ExportMemory {
     /// The handle, the count of threads, the tables of bus addresses.
     handle: Region,
     _lists: Dma,
@@ -66,9 +66,9 @@ struct LentMemory {
 }
 
 impl GpuQueues {
-    /// Lends the queue to kernels of other people, which may read blocks of a namespace into a buffer, and write them from
-    /// it if `writable`. Blocks travel as the namespace is formatted, with all of their metadata. The queue must be in shared mode. Its `stall` is when a command counts as lost, its `limit` what a
-    /// command may take with all its tries.
+    /// Exports the queue to other people's kernels, which may read blocks of a namespace into a buffer, and write them from
+    /// it if `writable`. Blocks move as the namespace is formatted, with all of their metadata. The queue must be in shared
+    /// mode. After `stall` a command counts as lost; `limit` bounds a command with all its tries.
     ///
     /// # Errors
     /// When it is in owner mode, the drive is open for reading only or the namespace has protection information and it is
@@ -113,7 +113,7 @@ impl GpuQueues {
         self.cell.set_gate(Some(gate.clone()));
         let queues = {
             let mut state = drive.alive()?;
-            // Whatever was left in flight, or created without a gate, goes.
+            // Delete queues that were left with commands in flight, or created without a gate.
             if !self.cell.delete(&drive, &mut state)? {
                 drive.reset(&mut state, UNSEEN)?;
             }
@@ -142,15 +142,16 @@ impl GpuQueues {
             failure: Mutex::default(),
             _expect: expect,
         });
-        let mut lent = ExportedQueue { watch: watch.clone(), thread: None, ended: false };
+        let mut exported = ExportedQueue { watch: watch.clone(), thread: None, ended: false };
         let thread = std::thread::Builder::new().name("exported queue".into()).spawn(move || watch.run());
-        lent.thread = Some(thread.map_err(|e| Error::Gpu(format!("a thread could not be started: {e}")))?);
-        Ok(lent)
+        exported.thread =
+            Some(thread.map_err(|e| Error::Gpu(format!("a thread could not be started: {e}")))?);
+        Ok(exported)
     }
 }
 
-/// The memory that a lent queue takes, and its handle without what the queue itself says.
-fn describe(queues: &GpuQueues, ns: &Namespace, data: &Buffer) -> Result<(LentMemory, Handle)> {
+/// The memory that an exported queue needs, and its handle without the queue's own fields.
+fn describe(queues: &GpuQueues, ns: &Namespace, data: &Buffer) -> Result<(ExportMemory, Handle)> {
     let (drive, setup) = (&*queues.drive, &queues.setup);
     let page_shift = drive.control.page_shift;
     let standing = PrebuiltPrpLists::new(page_shift);
@@ -186,7 +187,7 @@ fn describe(queues: &GpuQueues, ns: &Namespace, data: &Buffer) -> Result<(LentMe
         limit: nanos(setup.limit),
         ..Handle::default()
     };
-    Ok((LentMemory { handle, _lists: lists, _data: data.clone() }, words))
+    Ok((ExportMemory { handle, _lists: lists, _data: data.clone() }, words))
 }
 
 fn le_bytes(table: &[u64]) -> Vec<u8> {
@@ -235,27 +236,27 @@ fn list_addresses(lists: &Dma, count: u64, page_shift: u32) -> Result<Vec<u64>> 
 }
 
 impl ExportWatch {
-    /// Looks after the queue until it is taken back.
+    /// Monitors the queue until it is revoked.
     fn run(&self) {
         let mut turn = 0u32;
         while !self.stop.load(Ordering::Acquire) {
             std::thread::sleep(TICK);
             turn = turn.wrapping_add(1);
-            if let Err(error) = self.look(turn.is_multiple_of(STRAY_TICKS)) {
+            if let Err(error) = self.check_and_recover(turn.is_multiple_of(UNEXPECTED_TICKS)) {
                 self.give_up(error);
                 return;
             }
         }
     }
 
-    /// Looks once, and mends what is wrong.
-    fn look(&self, strays: bool) -> Result<()> {
+    /// Checks the controller once, and recovers it if something is wrong.
+    fn check_and_recover(&self, reads_unexpected: bool) -> Result<()> {
         let (queues, drive) = (&self.queues, &self.queues.drive);
         self.ns.check(&drive.control)?;
         let cause = if !drive.control.status().is_ok_and(|status| !status.cfs()) {
             Some(("a controller that failed while a queue was exported", false))
-        } else if strays && queues.cell.has_unexpected_completions()? {
-            Some((STRAY, false))
+        } else if reads_unexpected && queues.cell.has_unexpected_completions()? {
+            Some((UNEXPECTED, false))
         } else if self.gate.has_lost()? {
             Some(("a command in an exported queue that was not completed", true))
         } else {
@@ -268,7 +269,7 @@ impl ExportWatch {
             let mut state = drive.alive()?;
             queues.cell.ensure(drive, &mut state, &self.ns, None)?;
         } else if let Ok(mut state) = drive.admin.try_lock() {
-            // What the drive has to tell is only noted: somebody who asks for events has it served.
+            // Events are only noted here: they are handled when the caller asks for events.
             state.admin.look();
         }
         Ok(())
@@ -306,7 +307,7 @@ impl ExportedQueue {
         self.watch.memory.handle.addr()
     }
 
-    /// How often the controller was made to let go of the queue's commands while it was lent.
+    /// How often the queue's commands were taken from the controller since the export.
     #[must_use]
     pub fn recoveries(&self) -> u32 {
         self.watch.gate.epoch() - 1
@@ -328,12 +329,12 @@ impl ExportedQueue {
         self.watch.shut(poison::OVER);
     }
 
-    /// Takes the queue back when no kernel uses the handle any more. The controller has then let go of every command.
+    /// Revokes the queue. No kernel may use the handle any more. Afterwards the controller no longer uses its commands.
     ///
     /// # Errors
     /// When threads did not come out, or the drive is dead: the memory stays allocated then. Where threads did not come out,
     /// the queue's number is given to no other queue of this drive either: they may still ring its doorbells.
-    pub fn take_back(mut self) -> Result<()> {
+    pub fn revoke(mut self) -> Result<()> {
         self.end(PATIENCE, false)
     }
 
@@ -373,7 +374,7 @@ impl ExportedQueue {
         let mut state = drive.state();
         if state.dead.is_none() {
             let cause = match cell.has_unexpected_completions() {
-                Ok(true) => Some(STRAY),
+                Ok(true) => Some(UNEXPECTED),
                 Ok(false) => match cell.delete(drive, &mut state) {
                     Ok(true) => None,
                     Ok(false) => Some(UNSEEN),
@@ -397,7 +398,7 @@ impl ExportedQueue {
 
 impl Drop for ExportedQueue {
     fn drop(&mut self) {
-        // Nobody is there to be told.
+        // There is no caller to report an error to.
         let _ = self.end(PATIENCE, false);
     }
 }
@@ -459,7 +460,7 @@ mod tests {
             queues.export(drive.namespace(1).unwrap(), &data, false).unwrap()
         };
         for _ in 0..4 {
-            export().take_back().unwrap();
+            export().revoke().unwrap();
         }
         if is_inside {
             let mut left = export();

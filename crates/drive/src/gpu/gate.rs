@@ -1,4 +1,4 @@
-//! The gate of a lent queue, as its host keeps it: see `onehop_proto::kernel::DeviceQueue`.
+//! The host's side of an exported queue's gate: see `onehop_proto::kernel::DeviceQueue`.
 
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -54,7 +54,7 @@ impl HostGate {
         let _ = self.signals.signal(at as usize, value);
     }
 
-    /// Changes the state, and tells the threads of it before anybody else changes it.
+    /// Changes the state, and shows it to the threads before the next change.
     fn change(&self, f: impl FnOnce(&mut GateState)) -> GateState {
         let mut state = self.lock();
         f(&mut state);
@@ -83,7 +83,7 @@ impl HostGate {
         self.change(|state| state.shut = true);
     }
 
-    /// Threads stay inside for good: whatever is lost from now on may have been written by them.
+    /// Threads stay inside for good: they may have written anything that is lost from now on.
     pub(crate) fn leave_threads_inside(&self) {
         self.account.iter().for_each(|account| std::mem::forget(account.writing()));
     }

@@ -15,11 +15,11 @@ use crate::{Error, Namespace, Result};
 
 /// How often a launch is polled.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
-/// How often its ended commands are looked at.
+/// How often its ended commands are counted.
 pub(super) const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 /// How long a kernel may take to start, beside other programs' kernels.
 const LAUNCH_GRACE: Duration = Duration::from_secs(5);
-/// How long a kernel that was told to end may take. Kernels look at the word all the time.
+/// How long a kernel may take to end once it is asked to. Kernels poll the word all the time.
 const POISON_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The memory of one launch.
@@ -169,7 +169,7 @@ impl GpuQueues {
                 _ => self.cell.poison(poison::FAILED),
             }
             if let Ok(mut state) = self.drive.admin.try_lock() {
-                // What the drive has to tell is only noted: somebody who asks for events has it served.
+                // Events are only noted here: they are handled when the caller asks for events.
                 state.admin.look();
             }
         }
@@ -205,7 +205,7 @@ impl GpuQueues {
         running.abandon();
         self.leave_to_kernel(memory);
         Error::Gpu(format!(
-            "a kernel on {} did not end a command within {waited:?}, and did not stop when it was told to. Another kernel may occupy \
+            "a kernel on {} did not end a command within {waited:?}, and did not stop when asked to. Another kernel may occupy \
              the whole GPU: a kernel that waits for this transfer must leave room for it. The queues and their memory are left to the \
              kernel, and the drive stays open, until this process ends",
             self.gpu.name()

@@ -23,25 +23,24 @@ pub(crate) struct Cmb {
 }
 
 impl Cmb {
-    /// The first free piece that is long enough; given back when the last clone of it goes.
+    /// Allocates the first free range that is long enough. It is freed when its last clone is dropped.
     fn take(&self, bytes: usize) -> Option<(usize, HostMem)> {
         let mut taken = self.taken.lock().unwrap_or_else(|e| e.into_inner());
         let mut start = 0;
         let mut index = 0;
-        for piece in taken.iter() {
-            if piece.start - start >= bytes {
+        for range in taken.iter() {
+            if range.start - start >= bytes {
                 break;
             }
-            start = piece.end;
+            start = range.end;
             index += 1;
         }
-        let piece = start..start.checked_add(bytes)?;
-        let mem = self.mem.slice(piece.clone()).ok()?;
-        taken.insert(index, piece);
+        let range = start..start.checked_add(bytes)?;
+        let mem = self.mem.slice(range.clone()).ok()?;
+        taken.insert(index, range);
         let all = self.taken.clone();
-        let give_back =
-            move || all.lock().unwrap_or_else(|e| e.into_inner()).retain(|piece| piece.start != start);
-        Some((start, mem.on_last_drop(give_back)))
+        let free = move || all.lock().unwrap_or_else(|e| e.into_inner()).retain(|range| range.start != start);
+        Some((start, mem.on_last_drop(free)))
     }
 }
 

@@ -73,7 +73,7 @@ fn rate(warps: &[WarpTimes]) -> Result<f64> {
     Ok(rate)
 }
 
-/// A cycle of a warp's processor as nanoseconds of the clock that all warps share.
+/// Converts a cycle of a warp's own clock to nanoseconds of the clock that all warps share.
 fn nanos(warp: &WarpTimes, cycle: u64, rate: f64) -> f64 {
     let [.., first, start] = *warp;
     start as f64 + cycle.wrapping_sub(first) as i64 as f64 * rate
@@ -91,8 +91,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cycles_of_any_processor_become_the_clock_of_all() {
-        // Two cycles a nanosecond, from cycle 1000 at 5 s on; the other processor began counting elsewhere.
+    fn cycles_of_any_clock_become_nanoseconds_of_the_shared_one() {
+        // Two cycles a nanosecond, from cycle 1000 at 5 s on; the other clock started at another value.
         let warps = [[0, 0, 0, 2000, 1000, 1000, 5_000_000_000], [0, 0, 0, 4000, 2000, 7, 5_000_000_100]];
         let rate = rate(&warps).unwrap();
         assert_eq!(nanos(&warps[0], 1500, rate), 5_000_000_250.0);

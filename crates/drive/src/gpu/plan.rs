@@ -121,52 +121,52 @@ impl<'a> BatchPlan<'a> {
     }
 
     /// What the next batch moves; none when all was planned.
-    pub(super) fn next_pieces(&mut self) -> Option<Vec<JobSlice>> {
+    pub(super) fn next_slices(&mut self) -> Option<Vec<JobSlice>> {
         let most = self.room().min(self.next as usize);
         self.next = self.next.saturating_mul(GROWTH);
-        let pieces: Vec<_> = std::iter::from_fn(|| self.next_piece()).take(most).collect();
-        (!pieces.is_empty()).then_some(pieces)
+        let slices: Vec<_> = std::iter::from_fn(|| self.next_slice()).take(most).collect();
+        (!slices.is_empty()).then_some(slices)
     }
 
-    /// The commands that move these pieces, with lists in memory for a batch.
-    pub(super) fn describe_all(&self, pieces: Vec<JobSlice>, lists: Dma) -> Result<CommandBatch> {
+    /// The commands that move these slices of jobs, with lists in memory for a batch.
+    pub(super) fn describe_all(&self, slices: Vec<JobSlice>, lists: Dma) -> Result<CommandBatch> {
         let page_shift = self.pointers.page_shift;
         let bytes =
-            pieces.iter().map(|(_, piece)| self.ns.format.transfer_bytes(piece.blocks).unwrap_or(0)).sum();
-        let works = pieces
+            slices.iter().map(|(_, slice)| self.ns.format.transfer_bytes(slice.blocks).unwrap_or(0)).sum();
+        let works = slices
             .into_iter()
             .enumerate()
-            .map(|(i, (job, piece))| {
+            .map(|(i, (job, slice))| {
                 let list = || ListSlot { lists: &lists, first_page: i as u64 * self.pages, page_shift };
-                Ok((self.describe(&piece, list)?, job, piece.offset))
+                Ok((self.describe(&slice, list)?, job, slice.offset))
             })
             .collect::<Result<Vec<_>>>()?;
         Ok(CommandBatch { works, bytes, lists })
     }
 
     /// What one command moves, and of which job.
-    fn next_piece(&mut self) -> Option<JobSlice> {
+    fn next_slice(&mut self) -> Option<JobSlice> {
         while self.left.blocks == 0 {
             self.left = *self.jobs.next()?;
             self.begun += 1;
         }
-        let piece = GpuJob { blocks: self.left.blocks.min(self.step), ..self.left };
+        let slice = GpuJob { blocks: self.left.blocks.min(self.step), ..self.left };
         self.left = GpuJob {
-            lba: piece.lba + piece.blocks,
-            blocks: self.left.blocks - piece.blocks,
-            offset: piece.offset + self.ns.format.transfer_bytes(piece.blocks).unwrap_or(0),
+            lba: slice.lba + slice.blocks,
+            blocks: self.left.blocks - slice.blocks,
+            offset: slice.offset + self.ns.format.transfer_bytes(slice.blocks).unwrap_or(0),
         };
-        Some((self.begun - 1, piece))
+        Some((self.begun - 1, slice))
     }
 
-    fn describe<'l>(&self, piece: &GpuJob, list: impl FnOnce() -> ListSlot<'l>) -> Result<WorkItem> {
-        let bytes = self.ns.format.transfer_bytes(piece.blocks).unwrap_or(u64::MAX);
-        let [prp1, prp2] = self.pointers.point((self.buffer, piece.offset), bytes, list)?.halves;
+    fn describe<'l>(&self, slice: &GpuJob, list: impl FnOnce() -> ListSlot<'l>) -> Result<WorkItem> {
+        let bytes = self.ns.format.transfer_bytes(slice.blocks).unwrap_or(u64::MAX);
+        let [prp1, prp2] = self.pointers.point((self.buffer, slice.offset), bytes, list)?.halves;
         Ok(WorkItem {
-            lba: piece.lba,
+            lba: slice.lba,
             prp1,
             prp2,
-            blocks: piece.blocks as u32,
+            blocks: slice.blocks as u32,
             control: u32::from(self.op.opcode()) | protection(self.op, self.ns.format.pi),
         })
     }

@@ -47,23 +47,23 @@ struct PreparedBatch {
     missing: Vec<(u64, u64)>,
 }
 
-/// Who is told what was moved, and may cancel.
+/// Reports progress to the caller, who may cancel.
 struct Watcher<'a> {
     progress: &'a mut dyn FnMut(u64) -> bool,
     /// The drive's request to stop, which cancels as well.
     stop: &'a StopSignal,
-    /// Bytes of the current batch that were told.
-    told: u64,
-    /// When it was told last.
+    /// Bytes of the current batch that were reported.
+    reported: u64,
+    /// When it was called last.
     asked: Instant,
     cancelled: bool,
 }
 
 impl Watcher<'_> {
-    /// Tells how many bytes of the current batch were moved; whether to go on.
-    fn tell(&mut self, moved: u64) -> bool {
-        let more = moved.saturating_sub(self.told);
-        self.told += more;
+    /// Reports how many bytes of the current batch were moved. Returns whether to go on.
+    fn report(&mut self, moved: u64) -> bool {
+        let more = moved.saturating_sub(self.reported);
+        self.reported += more;
         self.cancelled |= !(self.progress)(more) | self.stop.is_set();
         self.asked = Instant::now();
         !self.cancelled
@@ -71,7 +71,7 @@ impl Watcher<'_> {
 
     /// Whether to go on, for waits in which nothing moves. Asks now and then.
     fn goes_on(&mut self) -> bool {
-        if self.asked.elapsed() < PROGRESS_INTERVAL { !self.cancelled } else { self.tell(self.told) }
+        if self.asked.elapsed() < PROGRESS_INTERVAL { !self.cancelled } else { self.report(self.reported) }
     }
 
     /// Sleeps, as long as to go on; whether that is so in the end.
@@ -136,7 +136,7 @@ impl<'a, 'm> Run<'a, 'm> {
             watcher: Watcher {
                 progress,
                 stop: &queues.drive.control.stop,
-                told: 0,
+                reported: 0,
                 asked: start,
                 cancelled: false,
             },
@@ -177,8 +177,8 @@ impl<'a, 'm> Run<'a, 'm> {
                 Err(error) => return Err(self.fail(error, before.into_iter().chain([current]))),
             }
             self.done += current.batch.works.len() as u64;
-            let goes_on = self.watcher.tell(current.batch.bytes);
-            self.watcher.told = 0;
+            let goes_on = self.watcher.report(current.batch.bytes);
+            self.watcher.reported = 0;
             if before.is_some() || next.is_none() || !goes_on {
                 self.settle(before.take().into_iter().chain([current]).collect())?;
             } else {
@@ -214,7 +214,7 @@ impl<'a, 'm> Run<'a, 'm> {
 
     /// The next batch, ready for its launch.
     fn prepare(&mut self, plan: &mut BatchPlan<'_>) -> Result<Option<PreparedBatch>> {
-        let Some(pieces) = plan.next_pieces() else { return Ok(None) };
+        let Some(slices) = plan.next_slices() else { return Ok(None) };
         let lists = match self.spare.lists.pop() {
             Some(lists) => lists,
             None => {
@@ -222,7 +222,7 @@ impl<'a, 'm> Run<'a, 'm> {
                 plan.alloc_lists()?
             }
         };
-        let batch = plan.describe_all(pieces, lists)?;
+        let batch = plan.describe_all(slices, lists)?;
         self.ready(batch).map(Some)
     }
 
@@ -306,8 +306,8 @@ impl<'a, 'm> Run<'a, 'm> {
     /// Carries out a batch again whose data did not come, after a reset. `waited` is how long it was waited for.
     fn carry_out_again(&mut self, mut batch: CommandBatch, mut waited: Duration) -> Result<()> {
         let drive = &self.queues.drive;
-        // All of it was told before.
-        self.watcher.told = batch.bytes;
+        // All of it was reported before.
+        self.watcher.reported = batch.bytes;
         for _ in 0..drive.options.retries {
             if !self.watcher.goes_on() {
                 return Err(self.cancelled(self.done));
@@ -323,7 +323,7 @@ impl<'a, 'm> Run<'a, 'm> {
             match self.data_arrives(&mut current) {
                 Ok(true) => {
                     current.into_iter().for_each(|batch| self.reuse(batch));
-                    self.watcher.told = 0;
+                    self.watcher.reported = 0;
                     return Ok(());
                 }
                 Ok(false) => {}
@@ -458,24 +458,24 @@ impl<'a, 'm> Run<'a, 'm> {
             let (watcher, items) = (&mut self.watcher, &batch.items);
             let left: u64 = items.iter().map(|item| item.data.1).sum();
             let before = batch.batch.bytes.saturating_sub(left);
-            let mut progress = |memory: &LaunchMemory| watcher.tell(before + moved(items, memory));
+            let mut progress = |memory: &LaunchMemory| watcher.report(before + moved(items, memory));
             let watching = Watching { limit, progress: &mut progress };
             let (exits, took) = queues.finish(running, &batch.memory, count, watching)?;
             self.report.kernel_time += took;
             let metered = self.meter.as_deref_mut().map(|meter| meter.read(&batch.items, &batch.memory));
-            // A stray completion says more than what it led to.
-            let stray = exits.iter().find(|exit| matches!(exit, Exit::UnexpectedCompletion(_)));
-            let exit = stray.or_else(|| exits.iter().find(|exit| **exit != Exit::Finished));
+            // An unexpected completion explains more than the other exits that it led to.
+            let unexpected = exits.iter().find(|exit| matches!(exit, Exit::UnexpectedCompletion(_)));
+            let exit = unexpected.or_else(|| exits.iter().find(|exit| **exit != Exit::Finished));
             batch.items = self.read_outcomes(batch, exit.is_some())?;
             let again = &batch.items;
             if let Some(exit) = exit {
-                match stray {
-                    Some(_) => self.doubts.strays += 1,
+                match unexpected {
+                    Some(_) => self.doubts.unexpected += 1,
                     None => self.doubts.losses += 1,
                 }
                 let waited = at.elapsed();
                 let recovery =
-                    queues.recover(format!("a GPU launch that ended with {exit:?}"), stray.is_none())?;
+                    queues.recover(format!("a GPU launch that ended with {exit:?}"), unexpected.is_none())?;
                 if self.watcher.cancelled && !again.is_empty() {
                     return Err(self.cancelled(self.ended(batch)));
                 }
@@ -527,7 +527,7 @@ impl<'a, 'm> Run<'a, 'm> {
         self.done + (batch.batch.works.len() - batch.items.len()) as u64
     }
 
-    /// Adds up what ended and gives back what did not, or is to be tried again. `is_cut_off` says whether the kernel ended
+    /// Counts the commands that ended, and returns those that did not or must be tried again. `is_cut_off`: the kernel ended
     /// before its commands did.
     fn read_outcomes(&mut self, batch: &mut PreparedBatch, is_cut_off: bool) -> Result<Vec<Item>> {
         let PreparedBatch { items, memory, missing, .. } = batch;
@@ -564,7 +564,7 @@ impl<'a, 'm> Run<'a, 'm> {
                     }
                     again.push(item);
                 }
-                ItemOutcome::InDoubt => {
+                ItemOutcome::Unknown => {
                     item.recoveries += 1;
                     self.report.retries += 1;
                     again.push(item);

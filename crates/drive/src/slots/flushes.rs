@@ -28,8 +28,7 @@ impl CommandSlots {
         true
     }
 
-    /// Ends the flushes beside which nothing is in flight any more. A completion that belonged to nothing leads to a reset
-    /// first.
+    /// Ends the flushes beside which nothing is in flight any more. An unexpected completion leads to a reset first.
     pub(super) fn settle_flushes(&mut self) {
         for id in 0..self.depth() {
             let CommandState::Unsure(flush) = &mut self.entries[id as usize].state else { continue };
@@ -37,7 +36,7 @@ impl CommandSlots {
             beside.retain(|(other, cid)| self.cid_of(*other) == Some(*cid));
             let entry = &mut self.entries[id as usize];
             let CommandState::Unsure(flush) = &mut entry.state else { continue };
-            if !beside.is_empty() || self.stray.is_some() {
+            if !beside.is_empty() || self.unexpected.is_some() {
                 flush.beside = beside;
                 continue;
             }

@@ -8,7 +8,7 @@ use onehop_proto::status::sct;
 use super::CommandSlots;
 use crate::drive::DriveInner;
 
-/// The longest wait before a retry, whatever the controller asks for.
+/// The longest wait before a retry, even if the controller asks for more.
 const LONGEST_DELAY: Duration = Duration::from_secs(10);
 /// The shortest wait before a retry after a path error.
 const PATH_DELAY: Duration = Duration::from_millis(100);

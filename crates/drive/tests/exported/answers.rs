@@ -11,15 +11,15 @@ use std::sync::Arc;
 use crate::{BLOCK, BLOCKS, Bed, DATA, bed, bed_with, done, media, patient_bed, setup};
 
 fn read(bed: &Bed, lba: u64, blocks: u32, offset: u64) -> Answer {
-    let lent = bed.export(false);
-    bed.run(&lent, 1, move |mem, queue, _| queue.run(mem, DeviceOp::Read, lba, blocks, offset))[0]
+    let exported = bed.export(false);
+    bed.run(&exported, 1, move |mem, queue, _| queue.run(mem, DeviceOp::Read, lba, blocks, offset))[0]
 }
 
 #[test]
 fn every_length_at_every_kind_of_offset() {
     let bed = patient_bed("?mdts=9");
-    let lent = bed.export(true);
-    let most = bed.run(&lent, 1, |mem, queue, _| queue.most_blocks(mem))[0];
+    let exported = bed.export(true);
+    let most = bed.run(&exported, 1, |mem, queue, _| queue.most_blocks(mem))[0];
     assert_eq!(u64::from(most) * BLOCK, 1 << 20);
     for (lba, blocks, offset) in [
         (0, 1, 0),
@@ -36,14 +36,14 @@ fn every_length_at_every_kind_of_offset() {
     ] {
         bed.region.fill(0, DATA, 0xee).unwrap();
         let answer =
-            bed.run(&lent, 1, move |mem, queue, _| queue.run(mem, DeviceOp::Read, lba, blocks, offset));
+            bed.run(&exported, 1, move |mem, queue, _| queue.run(mem, DeviceOp::Read, lba, blocks, offset));
         assert_eq!(answer, [Answer::Done], "{blocks} blocks at {lba} to {offset}");
         let len = u64::from(blocks) * BLOCK;
         assert!(bed.holds(lba, blocks.into(), offset), "{blocks} blocks at {lba} to {offset}");
         let around = [bed.data(0, offset), bed.data(offset + len, DATA as u64 - offset - len)].concat();
         assert!(around.iter().all(|byte| *byte == 0xee), "{blocks} blocks at {lba} to {offset}");
     }
-    lent.take_back().unwrap();
+    exported.revoke().unwrap();
     assert_eq!(bed.sim.violations(), []);
     assert!(bed.drive.incidents().is_empty());
 }
@@ -51,16 +51,16 @@ fn every_length_at_every_kind_of_offset() {
 #[test]
 fn what_is_written_is_on_the_drive() {
     let bed = bed("");
-    let lent = bed.export(true);
+    let exported = bed.export(true);
     bed.region.fill(0, DATA, 0xa5).unwrap();
-    let answers = bed.run(&lent, 16, |mem, queue, i| {
+    let answers = bed.run(&exported, 16, |mem, queue, i| {
         queue.run(mem, DeviceOp::Write, u64::from(i) * 40, 40, u64::from(i) * 40 * BLOCK + 4)
     });
     assert!(done(&answers), "{answers:?}");
     let mut blocks = vec![0; 16 * 40 * 512];
     bed.sim.read_media(1, 0, &mut blocks).unwrap();
     assert!(blocks.iter().all(|byte| *byte == 0xa5));
-    lent.take_back().unwrap();
+    exported.revoke().unwrap();
     assert_eq!(bed.sim.violations(), []);
 }
 
@@ -78,8 +78,8 @@ fn what_makes_no_sense_is_refused() {
     assert_eq!(read(&bed, 0, 1, DATA as u64 - 508), Answer::Buffer);
     assert_eq!(read(&bed, 0, 1, u64::MAX), Answer::Buffer);
     assert_eq!(read(&bed, 0, 1, 2), Answer::Alignment);
-    let lent = bed.export(false);
-    let answers = bed.run(&lent, 1, |mem, queue, _| {
+    let exported = bed.export(false);
+    let answers = bed.run(&exported, 1, |mem, queue, _| {
         let mut command = Command::NONE;
         [
             queue.run(mem, DeviceOp::Write, 0, 1, 0),
@@ -91,7 +91,7 @@ fn what_makes_no_sense_is_refused() {
     });
     use Answer::{Range, ReadOnly, Spent};
     assert_eq!(answers, [[ReadOnly, Spent, Spent, Range, Spent]]);
-    lent.take_back().unwrap();
+    exported.revoke().unwrap();
     assert_eq!(bed.sim.violations(), []);
 }
 
@@ -101,12 +101,12 @@ fn only_a_handle_is_a_handle() {
     let memory = bed.gpu.alloc(Place::Vram, 4096).unwrap();
     let at = memory.addr();
     let none = move |thread: &EmulatedThread, at: GpuAddr| DeviceQueue::open(thread, at).is_none();
-    let lent = bed.export(false);
+    let exported = bed.export(false);
     let mut words = Handle::default().words();
     words[1] += 4;
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     memory.write(256, &bytes).unwrap();
-    let all = bed.run(&lent, 1, move |thread, _, _| {
+    let all = bed.run(&exported, 1, move |thread, _, _| {
         none(thread, GpuAddr(0)) && none(thread, at) && none(thread, at.plus(256)) && none(thread, at.plus(4))
     });
     assert_eq!(all, [true]);
@@ -123,9 +123,9 @@ fn many_threads_chase_what_they_read() {
         blocks[(lba * BLOCK) as usize..][..8].copy_from_slice(&next(lba).to_le_bytes());
     }
     bed.sim.write_media(1, 0, &blocks).unwrap();
-    let lent = bed.export(false);
+    let exported = bed.export(false);
     let base = bed.region.addr();
-    let ends = bed.run(&lent, threads as u32, move |mem, queue, index| {
+    let ends = bed.run(&exported, threads as u32, move |mem, queue, index| {
         use onehop_proto::queue::Memory;
         let offset = u64::from(index) * BLOCK;
         let mut lba = u64::from(index);
@@ -139,16 +139,16 @@ fn many_threads_chase_what_they_read() {
     });
     let want: Vec<u64> = (0..threads).map(|first| (0..hops).fold(first, |lba, _| next(lba))).collect();
     assert_eq!(ends, want);
-    lent.take_back().unwrap();
+    exported.revoke().unwrap();
     assert_eq!(bed.sim.violations(), []);
 }
 
 #[test]
 fn commands_overlap_and_are_told_of_in_any_order() {
     let bed = bed_with("?latency=1ms", GpuSetup { depth: 63, ..setup() });
-    let lent = bed.export(false);
+    let exported = bed.export(false);
     let start = std::time::Instant::now();
-    let answers = bed.run(&lent, 3, |mem, queue, index| {
+    let answers = bed.run(&exported, 3, |mem, queue, index| {
         let mut commands = [Command::NONE; 16];
         for (i, command) in commands.iter_mut().enumerate() {
             let at = u64::from(index) * 16 + i as u64;
@@ -175,15 +175,15 @@ fn commands_overlap_and_are_told_of_in_any_order() {
     assert!(answers.iter().all(|ends| ends.len() == 32 && done(ends)), "{answers:?}");
     assert!(start.elapsed() < Duration::from_secs(5));
     assert!(bed.holds(0, 48 * 3, 0));
-    lent.take_back().unwrap();
+    exported.revoke().unwrap();
     assert_eq!(bed.sim.violations(), []);
 }
 
 #[test]
 fn a_queue_that_its_own_threads_fill_says_so() {
     let bed = bed_with("", GpuSetup { depth: 3, limit: Duration::from_millis(150), ..setup() });
-    let lent = bed.export(false);
-    let answers = bed.run(&lent, 1, |mem, queue, _| {
+    let exported = bed.export(false);
+    let answers = bed.run(&exported, 1, |mem, queue, _| {
         let mut commands = [Command::NONE; 4];
         let mut said: Vec<Answer> =
             commands.iter_mut().map(|command| queue.submit(mem, DeviceOp::Read, 0, 1, 0, command)).collect();
@@ -192,8 +192,8 @@ fn a_queue_that_its_own_threads_fill_says_so() {
     });
     use Answer::{Done, Full, Pending, Spent};
     assert_eq!(answers, [[Pending, Pending, Pending, Full, Done, Done, Done, Spent]]);
-    assert_eq!(lent.recoveries(), 0);
-    lent.take_back().unwrap();
+    assert_eq!(exported.recoveries(), 0);
+    exported.revoke().unwrap();
     assert_eq!(bed.sim.violations(), []);
 }
 
@@ -202,13 +202,13 @@ fn queues_lie_wherever_a_placement_says() {
     for placement in [Placement::TIER2, Placement::TIER3, Placement::POSTED] {
         let bed = bed_with("", GpuSetup { placement, ..setup() });
         for _ in 0..3 {
-            let lent = bed.export(false);
-            let answers = bed.run(&lent, 32, |mem, queue, i| {
+            let exported = bed.export(false);
+            let answers = bed.run(&exported, 32, |mem, queue, i| {
                 queue.run(mem, DeviceOp::Read, u64::from(i) * 9, 9, u64::from(i) * 9 * BLOCK)
             });
             assert!(done(&answers), "{placement:?}: {answers:?}");
             assert!(bed.holds(0, 32 * 9, 0));
-            lent.take_back().unwrap();
+            exported.revoke().unwrap();
         }
         assert_eq!(bed.sim.violations(), []);
     }
@@ -231,7 +231,7 @@ fn what_cannot_be_lent_is_said() {
     ));
     // Their numbers are free again.
     for _ in 0..20 {
-        bed.export(false).take_back().unwrap();
+        bed.export(false).revoke().unwrap();
     }
     assert_eq!(media().len() as u64, BLOCKS * BLOCK);
     assert_eq!(bed.sim.violations(), []);

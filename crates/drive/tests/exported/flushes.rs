@@ -95,7 +95,7 @@ fn writes_are_accounted_for_when_the_queue_has_been_taken_back() {
         writer.write(1);
         assert!(!covered || writer.flush());
         let Writer { bed, exported, queue } = writer;
-        exported.take_back().unwrap();
+        exported.revoke().unwrap();
         bed.sim.power_cycle();
         let end = queue.flush(bed.drive.namespace(1).unwrap());
         assert_eq!(end.is_ok(), covered, "{end:?}");

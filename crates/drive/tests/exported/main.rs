@@ -1,4 +1,4 @@
-//! Queues lent to kernels that onehop did not write: what their functions answer, whatever the drive does.
+//! Queues exported to kernels that onehop did not write: what their functions answer, with healthy and faulty drives.
 #![allow(clippy::unwrap_used)]
 
 mod answers;
@@ -19,7 +19,7 @@ const BLOCKS: u64 = 32768;
 const BLOCK: u64 = 512;
 const DATA: usize = 3 << 20;
 
-/// A queue that is lent to the emulated GPU.
+/// A drive whose queues are exported to the emulated GPU.
 struct Bed {
     sim: Sim,
     drive: Drive,
@@ -74,7 +74,7 @@ fn patient_bed(options: &str) -> Bed {
     bed_with(options, GpuSetup { stall: Duration::from_secs(5), ..setup() })
 }
 
-/// What lies on the drive: each block tells itself from every other.
+/// The drive's content: no two blocks are equal.
 fn media() -> Vec<u8> {
     (0..BLOCKS * BLOCK / 4)
         .flat_map(|i| ((i as u32).wrapping_mul(0x9e37_79b9) ^ (i >> 7) as u32).to_le_bytes())
@@ -87,20 +87,20 @@ impl Bed {
         queues.export(self.drive.namespace(1).unwrap(), &self.buffer, writable).unwrap()
     }
 
-    /// Runs a kernel of so many threads to its end; gives what each says.
+    /// Runs a kernel of so many threads to its end; returns the result of each.
     fn run<R: Send + 'static>(
         &self,
-        lent: &ExportedQueue,
+        exported: &ExportedQueue,
         threads: u32,
         kernel: impl Fn(&EmulatedThread, &DeviceQueue<EmulatedThread>, u32) -> R + Send + Sync + 'static,
     ) -> Vec<R> {
-        let handle = lent.handle();
+        let handle = exported.handle();
         let said: Arc<Mutex<Vec<(u32, R)>>> = Arc::default();
-        let tell = said.clone();
+        let answers = said.clone();
         let running = self.gpu.start(threads, move |thread, index| {
             let queue = DeviceQueue::open(thread, handle).unwrap();
             let answer = kernel(thread, &queue, index);
-            tell.lock().unwrap().push((index, answer));
+            answers.lock().unwrap().push((index, answer));
         });
         running.unwrap().join().unwrap();
         let mut said = std::mem::take(&mut *said.lock().unwrap());

@@ -1,4 +1,4 @@
-//! A queue lent on QEMU's controller, which nobody here wrote: standing lists must be what it takes them for.
+//! A queue exported on QEMU's controller, which nobody here wrote: it must accept the prebuilt lists.
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -25,12 +25,12 @@ fn what_threads_write_through_qemu_comes_back() {
     let queues = drive
         .gpu_queues(Arc::new(gpu.clone()), GpuSetup { stall: Duration::from_secs(10), ..setup() })
         .unwrap();
-    let lent = queues.export(ns, &buffer, true).unwrap();
-    let handle = lent.handle();
+    let exported = queues.export(ns, &buffer, true).unwrap();
+    let handle = exported.handle();
 
     // Each thread writes from a place that is on no page's boundary, and reads back to another one, across the boundaries of
     // list pages: those lie every MiB.
-    let (tell, told) = mpsc::channel();
+    let (sender, results) = mpsc::channel();
     let running = gpu.start(6, move |mem, index| {
         let queue = DeviceQueue::open(mem, handle).unwrap();
         let blocks = queue.most_blocks(mem) - index;
@@ -38,15 +38,15 @@ fn what_threads_write_through_qemu_comes_back() {
         let to = 8 * (1 << 20) + u64::from(index) * (1 << 20) + 4 * u64::from(index);
         let wrote = queue.run(mem, DeviceOp::Write, lba, blocks, from);
         let read = queue.run(mem, DeviceOp::Read, lba, blocks, to);
-        tell.send((wrote, read, from as usize, to as usize, blocks)).unwrap();
+        sender.send((wrote, read, from as usize, to as usize, blocks)).unwrap();
     });
     running.unwrap().join().unwrap();
-    for (wrote, read, from, to, blocks) in told {
+    for (wrote, read, from, to, blocks) in results {
         assert_eq!((wrote, read), (Answer::Done, Answer::Done));
         let mut back = vec![0; blocks as usize * block as usize];
         region.read(to, &mut back).unwrap();
         assert!(back == data[from..from + back.len()], "{blocks} blocks from {from} to {to}");
     }
-    assert_eq!(lent.recoveries(), 0);
-    lent.take_back().unwrap();
+    assert_eq!(exported.recoveries(), 0);
+    exported.revoke().unwrap();
 }

@@ -86,16 +86,16 @@ fn a_job_is_cancelled_within_a_launch() {
 }
 
 #[test]
-fn progress_is_told_within_a_launch() {
+fn progress_is_reported_within_a_launch() {
     let bench = Bench::new("bandwidth=64M", Duration::from_secs(5));
-    let (mut told, mut moved) = (0, 0);
+    let (mut reports, mut moved) = (0, 0);
     let report = bench.read(&mut |bytes| {
-        told += u64::from(bytes > 0);
+        reports += u64::from(bytes > 0);
         moved += bytes;
         true
     });
     let report = report.unwrap();
-    assert!(report.launches == 2 && told >= 6, "{report:?}, told {told} times");
+    assert!(report.launches == 2 && reports >= 6, "{report:?}, {reports} reports");
     assert_eq!(moved, BYTES as u64);
     assert!(bench.is_right());
 }

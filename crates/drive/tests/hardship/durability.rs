@@ -1,4 +1,4 @@
-//! A flush that succeeds has made durable what was acknowledged before it, whatever was lost in between.
+//! A flush that succeeds has made durable what was acknowledged before it, even if something was lost in between.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -136,7 +136,7 @@ fn a_launch_that_fails_leaves_nothing_in_flight() {
     assert_eq!(sim.violations(), []);
 }
 
-/// A killed kernel may have left half an entry or a doorbell behind, whatever its outcomes say.
+/// A killed kernel may have left half an entry or a doorbell behind, even if its outcomes look complete.
 #[test]
 fn a_killed_kernel_is_recovered_by_a_reset() {
     let (sim, drive) = open("mem:1M");
@@ -263,7 +263,7 @@ fn a_kernel_that_never_begins_is_left_behind() {
     assert_eq!(sim.violations(), []);
 }
 
-/// Whoever has the controller next would give the kernel's queue numbers to others.
+/// The controller's next driver would give the kernel's queue numbers to others.
 #[test]
 fn a_drive_stays_open_as_long_as_a_kernel_may_ring_its_doorbells() {
     let (sim, drive) = open("mem:1M");
@@ -437,7 +437,7 @@ fn a_queue_is_not_exported_where_device_writes_are_not_ordered() {
         let setup = GpuSetup { mode: GpuMode::Shared { threads: 1 }, ..GpuSetup::new(placement) };
         let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
         let (_region, buffer) = drive.gpu_buffer(&*gpu, Place::PinnedHost, 4096).unwrap();
-        queues.export(drive.namespace(1).unwrap(), &buffer, false).map(|queue| queue.take_back())
+        queues.export(drive.namespace(1).unwrap(), &buffer, false).map(|queue| queue.revoke())
     };
     let refused = export(Placement::POSTED).map(|_| ());
     assert!(matches!(&refused, Err(Error::Gpu(why)) if why.contains("order")), "{refused:?}");
@@ -485,7 +485,7 @@ fn nor_is_one_whose_data_alone_lies_in_gpu_memory() {
     let export = |at| {
         let queues = drive.gpu_queues(gpu.clone(), setup).unwrap();
         let buffer = drive.map(Far(at)).unwrap();
-        queues.export(drive.namespace(1).unwrap(), &buffer, false).map(|queue| queue.take_back())
+        queues.export(drive.namespace(1).unwrap(), &buffer, false).map(|queue| queue.revoke())
     };
     let refused = export(Some(GpuAddr(ORDERED.0 + 4096))).map(|_| ());
     assert!(matches!(&refused, Err(Error::Gpu(why)) if why.contains("order")), "{refused:?}");

@@ -1,4 +1,4 @@
-//! Memory that the controller may still reach is not given back.
+//! Memory that the controller may still reach is not freed.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -10,13 +10,13 @@ use onehop_proto::regs::offset;
 use crate::{inject, open, options};
 
 #[test]
-fn a_dead_drive_keeps_what_it_was_lent() {
+fn a_dead_drive_keeps_its_host_memory_buffer() {
     let sim = onehop_sim::open("mem:1M?hmb=256&to=1&fault=stuck-rdy@on=disable").unwrap();
     let drive = Drive::open(ControllerBackend { reset: None, ..sim.port() }, options()).unwrap();
-    let lent = sim.mapper().mappings();
+    let mapped = sim.mapper().mappings();
     assert!(matches!(drive.reset(), Err(Error::Dead { .. })));
     drop(drive);
-    assert_eq!(sim.mapper().mappings(), lent, "unmapped from a controller that is still enabled");
+    assert_eq!(sim.mapper().mappings(), mapped, "unmapped from a controller that is still enabled");
 }
 
 /// The queue was not made, as far as the driver knows: it belongs to nobody yet.
@@ -32,7 +32,7 @@ fn a_drive_that_dies_of_a_creation_keeps_the_rings() {
 }
 
 #[test]
-fn a_dead_drive_that_lets_itself_be_disabled_gives_everything_back() {
+fn a_dead_drive_that_can_be_disabled_releases_everything() {
     let sim = onehop_sim::open("mem:1M?hmb=64&to=1").unwrap();
     let drive = Drive::open(ControllerBackend { reset: None, ..sim.port() }, options()).unwrap();
     let queue = drive.queue().unwrap();
@@ -55,7 +55,7 @@ fn a_drive_that_cannot_be_disabled_keeps_its_admin_queues() {
 }
 
 #[test]
-fn memory_is_lent_before_the_controller_answers() {
+fn a_host_memory_buffer_is_in_use_before_the_controller_answers() {
     for n in 1..=5 {
         let sim = onehop_sim::open("mem:1M?hmb=64&to=1").unwrap();
         let drive = Drive::open(ControllerBackend { reset: None, ..sim.port() }, options()).unwrap();
@@ -67,7 +67,7 @@ fn memory_is_lent_before_the_controller_answers() {
 }
 
 #[test]
-fn memory_in_too_many_pieces_is_not_lent() {
+fn memory_in_too_many_ranges_is_no_host_memory_buffer() {
     for spec in ["mem:1M?hmb=1024&scatter=1", "mem:1M?hmb=1024"] {
         let (sim, drive) = open(spec);
         drop(drive);

@@ -188,7 +188,7 @@ fn gpus_read_and_write_protected_blocks() {
         region.read(0, &mut got).unwrap();
         assert!(data_of(ns, &got) == other, "{spec}");
         if ns.medium.extended {
-            queues().export(ns, &memory, false).unwrap().take_back().unwrap();
+            queues().export(ns, &memory, false).unwrap().revoke().unwrap();
         }
         sim.write_media(1, 9 * 512, b"rot").unwrap();
         assert!(queues().read(ns, &job, &memory).is_err(), "{spec}");

@@ -203,7 +203,7 @@ fn nor_does_one_of_an_exported_queue() {
         read();
         let expected = [Recovery::Abort, Recovery::ControllerReset, Recovery::Abort];
         assert_eq!(recoveries(&drive), expected, "{lost}");
-        exported.take_back().unwrap();
+        exported.revoke().unwrap();
         assert_eq!(sim.violations(), [], "{lost}");
     }
 }

@@ -69,7 +69,7 @@ fn neither_is_one_that_found_no_room() {
 }
 
 #[test]
-fn neither_is_one_that_waits_for_its_retry_when_the_drive_tells() {
+fn neither_is_one_that_waits_for_its_retry_when_the_drive_reports_it() {
     within(Duration::from_secs(10), || {
         let (sim, drive) = open("mem:1M?fault=fail-once@op=write,n=1,crd=1");
         let (ns, queue) = (drive.namespace(1).unwrap(), drive.queue().unwrap());

@@ -173,7 +173,7 @@ fn and_flushes_that_wait_for_other_commands() {
     bench.ends("flush", false);
 }
 
-/// A command that ended has its own end, whatever was asked for meanwhile.
+/// A command that ended reports its own result, even after a request to stop.
 #[test]
 fn a_command_that_has_ended_is_not_interrupted() {
     let bench = Bench::new("");

@@ -1,4 +1,4 @@
-//! One suite for every controller: what is read is what was written, whatever the controller is like.
+//! One suite for every controller: it reads back what was written.
 #![allow(missing_docs, dead_code, clippy::unwrap_used)]
 
 #[path = "../common/mod.rs"]

@@ -21,7 +21,7 @@ pub trait Backing<M: Memory<Addr = GpuAddr>>: Sized {
     ) -> Answer;
     /// Moves a command on without waiting for anything. It ends in bounded time.
     fn test(&self, mem: &M, command: &mut Command) -> Answer;
-    /// A number that changes once commands that ended in [`Answer::InDoubt`] before can no longer touch memory.
+    /// A number that changes once commands that ended in [`Answer::OutcomeUnknown`] before can no longer touch memory.
     fn life(&self, mem: &M) -> u32;
     /// Whether it never carries out a command again: there will be no other life.
     fn is_stopped(&self, mem: &M) -> bool;

@@ -123,7 +123,8 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
         if mem.compare_exchange_acquire(at, seen, (seen & !gone | state::WRITING) + 1) != seen {
             return false;
         }
-        // Only now does the note stay: before, another write-back could end in doubt and leave the word as it was.
+        // Only now can the note be trusted: before, another write-back could end with an unknown outcome and leave the
+        // word as it was.
         if seen & state::UNSURE != 0 && !self.is_over(mem, backing, slot) {
             mem.fetch_or(at, seen & gone);
             self.end_writing(mem, slot);

@@ -89,7 +89,7 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
             }
             if seen & (state::UNSURE | state::WRITING) == state::UNSURE && !self.is_over(mem, &backing, slot)
             {
-                return Err(ArrayError::WriteBack(Answer::InDoubt));
+                return Err(ArrayError::WriteBack(Answer::OutcomeUnknown));
             }
             // Another thread writes it back, or has just pinned it.
             mem.pause();

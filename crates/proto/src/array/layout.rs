@@ -128,7 +128,7 @@ pub fn broken_pages(directory: &[u32]) -> impl Iterator<Item = (u64, ArrayError)
                 _ => None,
             };
             let page = u64::from(word(set::LOW)) | u64::from(word(set::HIGH)) << 32;
-            Some((page, error.unwrap_or(ArrayError::WriteBack(Answer::InDoubt))))
+            Some((page, error.unwrap_or(ArrayError::WriteBack(Answer::OutcomeUnknown))))
         })
     })
 }

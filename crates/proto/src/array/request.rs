@@ -227,7 +227,7 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
                 mem.fetch_add_release(at, valid);
                 return PageStep::Pinned(slot);
             }
-            Answer::InDoubt | Answer::Stopped => self.lose(mem, slot, request.command.life()),
+            Answer::OutcomeUnknown | Answer::Stopped => self.lose(mem, slot, request.command.life()),
             _ => {
                 mem.store_release(self.word(mem, slot, set::NOTE), answer.code() as u32);
                 mem.fetch_add_release(at, state::FAILED.wrapping_sub(state::LOADING));
@@ -248,7 +248,7 @@ impl<M: Memory<Addr = GpuAddr>, B: Backing<M>> PageCache<M, B> {
     ) -> Result<(), ArrayError> {
         if answer != Answer::Done {
             let (note, flags) = match answer {
-                Answer::InDoubt | Answer::Stopped => (life_note(life), state::UNSURE),
+                Answer::OutcomeUnknown | Answer::Stopped => (life_note(life), state::UNSURE),
                 _ => (ArrayError::WriteBack(answer).code() as u32, 0),
             };
             mem.store_release(self.word(mem, slot, set::NOTE), note);

@@ -1,4 +1,4 @@
-//! Namespaces: CNS 00h, what the NVM command set adds (05h), and what every command set tells (08h).
+//! Namespaces: CNS 00h, what the NVM command set adds (05h), and what every command set reports (08h).
 
 use crate::format::{Flbas, Format, FormatError, LbaFormat};
 use crate::wire::{Wire, bits, flags, record, wire_newtypes};

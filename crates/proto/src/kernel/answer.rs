@@ -14,7 +14,7 @@ pub enum Answer {
     /// The command timed out. The controller no longer uses its memory.
     TimedOut,
     /// The command timed out, and the controller may still write its memory until the queue is revoked.
-    InDoubt,
+    OutcomeUnknown,
     /// The host stopped the queue for good. The outcome of commands in flight is unknown until the queue is revoked.
     Stopped,
     /// The queue had no room until the command's time was over: it was not submitted.
@@ -47,7 +47,7 @@ impl Answer {
             Self::Failed(status) => status.0 as i32,
             Self::Pending => -1,
             Self::TimedOut => -2,
-            Self::InDoubt => -3,
+            Self::OutcomeUnknown => -3,
             Self::Stopped => -4,
             Self::Full => -5,
             Self::Range => -6,
@@ -69,7 +69,7 @@ impl Answer {
             1..=0x7fff => Self::Failed(Status(code as u16)),
             -1 => Self::Pending,
             -2 => Self::TimedOut,
-            -3 => Self::InDoubt,
+            -3 => Self::OutcomeUnknown,
             -4 => Self::Stopped,
             -5 => Self::Full,
             -6 => Self::Range,
@@ -92,14 +92,14 @@ impl core::fmt::Display for Answer {
             Self::Failed(status) => return write!(f, "the drive ended it with {status}"),
             Self::Pending => "it has not ended yet",
             Self::TimedOut => "it was not completed in time, and the drive has let go of it",
-            Self::InDoubt => "it was not completed in time, and the drive may still write its memory",
+            Self::OutcomeUnknown => "it was not completed in time, and the drive may still write its memory",
             Self::Stopped => "the queue was stopped by the host",
             Self::Full => "the queue had no room for too long",
             Self::Range => "the namespace does not have these blocks",
             Self::Length => "no blocks, or more than one command moves",
             Self::Buffer => "the data memory ends before the transfer does",
             Self::Alignment => "the data does not begin on a multiple of four bytes",
-            Self::ReadOnly => "the queue was lent for reading only",
+            Self::ReadOnly => "the queue was exported read-only",
             Self::NoHandle => "this is not a handle of a queue, or one of another version",
             Self::Spent => "there is no such command in flight",
             Self::NoOperation => "neither a read nor a write was asked for",

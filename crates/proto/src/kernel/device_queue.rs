@@ -260,8 +260,8 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> DeviceQueue<M> {
         loop {
             match self.turn(mem, command, turn) {
                 Answer::Pending => {
-                    // Also for callers that come back by themselves: of threads that a processor does not run at the
-                    // same time, one may have a lock.
+                    // Also for callers that poll: one thread may hold a lock while another of the same multiprocessor
+                    // runs.
                     mem.pause();
                     if !waits {
                         return Answer::Pending;
@@ -381,7 +381,7 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> DeviceQueue<M> {
     /// A step of a command that must wait for the host, or until it is due.
     #[inline(always)]
     fn outside(&self, mem: &M, command: &mut Command, gate: Gate) -> Answer {
-        let late = if command.phase == phase::READY { Answer::TimedOut } else { Answer::InDoubt };
+        let late = if command.phase == phase::READY { Answer::TimedOut } else { Answer::OutcomeUnknown };
         if gate.is_shut() {
             command.phase = phase::ENDED;
             return Answer::Stopped;
@@ -438,7 +438,7 @@ impl<M: Memory<Addr = GpuAddr, Door = GpuAddr>> DeviceQueue<M> {
                     command.phase = phase::ENDED;
                     return Answer::Full;
                 }
-                Err(SubmitError::InDoubt(stop)) => return self.lose(mem, command, stop),
+                Err(SubmitError::OutcomeUnknown(stop)) => return self.lose(mem, command, stop),
             }
             if !waits {
                 return Answer::Pending;

@@ -379,13 +379,13 @@ impl<W: Warp> Group<'_, W> {
                 if place < count { queue.try_settle(warp, warp.local(local::DW3 + place)) } else { FREE }
             };
             let seen = [settle(places[0]), settle(places[1]), settle(places[2]), settle(places[3])];
-            let mut strays = 0;
+            let mut unexpected = 0;
             for (place, seen) in places.into_iter().zip(seen) {
-                let stray = place < count && !was_busy(warp.local(local::DW3 + place), seen);
-                strays += u32::from(stray);
+                let is_unexpected = place < count && !was_busy(warp.local(local::DW3 + place), seen);
+                unexpected += u32::from(is_unexpected);
             }
-            if strays > 0 {
-                warp.fetch_add(queue.at(word::UNEXPECTED), strays);
+            if unexpected > 0 {
+                warp.fetch_add(queue.at(word::UNEXPECTED), unexpected);
             }
         });
     }

@@ -109,7 +109,7 @@ pub enum ItemOutcome {
     /// The controller completed it with this status.
     Done(Status),
     /// It was submitted and its outcome is unknown: its memory is the controller's until a reset.
-    InDoubt,
+    Unknown,
 }
 
 impl ItemOutcome {
@@ -123,7 +123,7 @@ impl ItemOutcome {
         match self {
             Self::Pending => 0,
             Self::Done(status) => 1 | (status.0 as u32) << 16,
-            Self::InDoubt => 2,
+            Self::Unknown => 2,
         }
     }
 
@@ -133,7 +133,7 @@ impl ItemOutcome {
         match word & 3 {
             0 => Self::Pending,
             1 => Self::Done(Status((word >> 16) as u16)),
-            _ => Self::InDoubt,
+            _ => Self::Unknown,
         }
     }
 

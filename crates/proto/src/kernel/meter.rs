@@ -8,7 +8,7 @@ use crate::queue::{Address, Memory};
 
 /// Where the times lie: behind the outcomes of their job.
 pub mod times {
-    /// Bytes of a command: the cycles at its beginning and at its end, by the clock of its warp's processor.
+    /// Bytes of a command: the cycles at its beginning and at its end, by the clock that its warp reads.
     pub const ITEM_BYTES: u64 = 16;
     /// Numbers of a warp, 64 bits each: cycles spent [idle, on submission, on completion](crate::kernel::Phase), all its
     /// cycles, all its nanoseconds, and the cycle and the nanosecond at which it began.

@@ -127,7 +127,7 @@ pub trait Warp: Lanes {
     /// Waits for the copies begun by [`Self::fetch`] on all lanes.
     fn wait_fetches(&self);
 
-    /// A clock that is quick to read: cycles of the processor that the warp runs on, where there is one.
+    /// A clock that is quick to read: cycles of the multiprocessor or CPU that runs the warp, where there is one.
     #[inline(always)]
     fn cycles(&self) -> u64 {
         self.now()

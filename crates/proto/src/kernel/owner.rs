@@ -15,7 +15,7 @@
 //! the kernel, covers it.
 
 use super::slots::{
-    NO_SLOT, NO_STRAY, STAGED, SlotState, Slots, local, moment, restore_all, save, set_moment,
+    NO_SLOT, NONE_UNEXPECTED, STAGED, SlotState, Slots, local, moment, restore_all, save, set_moment,
 };
 use super::{Exit, ItemOutcome, Job, Phase, Warp, WorkItem};
 use crate::Status;
@@ -80,7 +80,7 @@ struct Turn {
     /// Whether it could have taken more.
     drained: bool,
     /// Whether one of them belonged to no command: the launch ends.
-    stray: bool,
+    has_unexpected: bool,
 }
 
 /// Executes the items from `first` up to `end` of a job on a queue pair that this warp owns meanwhile. The warp has
@@ -112,7 +112,7 @@ pub fn run_owner<W: Warp>(
         in_flight: 0,
     };
     warp.once(|| {
-        warp.set_local(local::STRAY, NO_STRAY);
+        warp.set_local(local::UNEXPECTED, NONE_UNEXPECTED);
         warp.set_local(local::EXIT, GO_ON);
         set_moment(warp, local::DEADLINE, job.deadline);
         set_moment(warp, local::LOOKED, LONG_AGO);
@@ -143,8 +143,8 @@ impl<W: Warp> Window<'_, W> {
     fn run(&mut self) {
         let (mut turn, mut quiet) = (0u32, 0u32);
         loop {
-            let Turn { taken, drained, stray } = self.collect();
-            if stray {
+            let Turn { taken, drained, has_unexpected } = self.collect();
+            if has_unexpected {
                 return;
             }
             self.warp.spent(if taken > 0 { Phase::Complete } else { Phase::Idle });
@@ -213,7 +213,7 @@ impl<W: Warp> Window<'_, W> {
         let most = warp.lanes() * W::PLACES;
         let limit = self.in_flight.min(most);
         if limit == 0 {
-            return Turn { taken: 0, drained: true, stray: false };
+            return Turn { taken: 0, drained: true, has_unexpected: false };
         }
         let (ring, idle) = (&self.ring, self.idle);
         let taken = warp.take(
@@ -225,7 +225,7 @@ impl<W: Warp> Window<'_, W> {
                 freed.is_some()
             },
         );
-        let mut stray = false;
+        let mut has_unexpected = false;
         if taken.count > 0 {
             self.ring.pass(taken.count);
             self.ring.update_sq_head(taken.last as u16);
@@ -233,10 +233,10 @@ impl<W: Warp> Window<'_, W> {
             if taken.all_well {
                 self.idle += taken.count;
             } else {
-                stray = self.close_gaps(taken.count);
+                has_unexpected = self.close_gaps(taken.count);
             }
         }
-        Turn { taken: taken.count, drained: taken.count < most, stray }
+        Turn { taken: taken.count, drained: taken.count < most, has_unexpected }
     }
 
     /// One lane records how a command ended, and returns its slot if that is free now.
@@ -245,14 +245,14 @@ impl<W: Warp> Window<'_, W> {
         let (warp, slots, cid) = (self.warp, &self.slots, dw3 as u16);
         let id = slots.space.slot(cid).map_or(u32::MAX, u32::from);
         if id >= slots.window {
-            warp.set_local(local::STRAY, u32::from(cid));
+            warp.set_local(local::UNEXPECTED, u32::from(cid));
             return None;
         }
         let (item, retries) = (warp.local(slots.item(id)), warp.local(slots.retries(id)));
         // Checked and claimed in one step: of two lanes that hold completions of one command, one fails.
         let busy = SlotState::Busy.with(cid);
         if warp.exchange_local(slots.state(id), busy, SlotState::Free.with(cid)) != busy {
-            warp.set_local(local::STRAY, u32::from(cid));
+            warp.set_local(local::UNEXPECTED, u32::from(cid));
             return None;
         }
         let status = Status((dw3 >> 17) as u16);
@@ -285,9 +285,9 @@ impl<W: Warp> Window<'_, W> {
                 }
             }
             warp.set_local(local::IDLE, to);
-            let stray = warp.local(local::STRAY);
-            if stray != NO_STRAY {
-                let [kind, cid] = Exit::UnexpectedCompletion(stray as u16).words();
+            let unexpected = warp.local(local::UNEXPECTED);
+            if unexpected != NONE_UNEXPECTED {
+                let [kind, cid] = Exit::UnexpectedCompletion(unexpected as u16).words();
                 warp.set_local(local::EXIT, kind);
                 warp.set_local(local::EXIT + 1, cid);
             }
@@ -422,7 +422,7 @@ impl<W: Warp> Window<'_, W> {
             while id < slots.window {
                 let state = warp.local(slots.state(id));
                 let outcome =
-                    if SlotState::Busy.is(state) { ItemOutcome::InDoubt } else { ItemOutcome::Pending };
+                    if SlotState::Busy.is(state) { ItemOutcome::Unknown } else { ItemOutcome::Pending };
                 if !SlotState::Free.is(state) {
                     let (item, retries) = (warp.local(slots.item(id)), warp.local(slots.retries(id)));
                     outcome.store(warp, self.job, item, retries);

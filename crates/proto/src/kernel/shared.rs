@@ -11,7 +11,7 @@ pub fn run_shared<M: Memory>(mem: &M, queue: &Shared<M>, job: &Job<M>, first: u3
     }
     let mut item = first;
     while item < job.count {
-        if let Err(exit) = carry_out(mem, queue, job, item) {
+        if let Err(exit) = run_item(mem, queue, job, item) {
             return exit;
         }
         item = item.saturating_add(stride.max(1));
@@ -19,7 +19,7 @@ pub fn run_shared<M: Memory>(mem: &M, queue: &Shared<M>, job: &Job<M>, first: u3
     Exit::Finished
 }
 
-fn carry_out<M: Memory>(mem: &M, queue: &Shared<M>, job: &Job<M>, item: u32) -> Result<(), Exit> {
+fn run_item<M: Memory>(mem: &M, queue: &Shared<M>, job: &Job<M>, item: u32) -> Result<(), Exit> {
     let work = job.work(mem, item);
     let (sqe, mut retries) = (work.command(job.nsid), work.tries());
     loop {
@@ -31,9 +31,9 @@ fn carry_out<M: Memory>(mem: &M, queue: &Shared<M>, job: &Job<M>, item: u32) -> 
         };
         let token = queue.submit(mem, &sqe, &bounds).map_err(|error| match error {
             SubmitError::Stopped(stop) => left(ItemOutcome::Pending, stop),
-            SubmitError::InDoubt(stop) => left(ItemOutcome::InDoubt, stop),
+            SubmitError::OutcomeUnknown(stop) => left(ItemOutcome::Unknown, stop),
         })?;
-        let status = queue.wait(mem, &token, &bounds).map_err(|stop| left(ItemOutcome::InDoubt, stop))?;
+        let status = queue.wait(mem, &token, &bounds).map_err(|stop| left(ItemOutcome::Unknown, stop))?;
         if !job.again(status, retries) {
             ItemOutcome::Done(status).store(mem, job, item, retries);
             return Ok(());

@@ -100,7 +100,7 @@ impl<W: Warp> Single<'_, W> {
             let words = match self.wait() {
                 Ok(words) => words,
                 Err(exit) => {
-                    ItemOutcome::InDoubt.store(warp, job, item, retries);
+                    ItemOutcome::Unknown.store(warp, job, item, retries);
                     return exit;
                 }
             };
@@ -108,7 +108,7 @@ impl<W: Warp> Single<'_, W> {
             self.ring.pass(1);
             self.ring.update_sq_head(words[0] as u16);
             if words[1] as u16 != cid {
-                ItemOutcome::InDoubt.store(warp, job, item, retries);
+                ItemOutcome::Unknown.store(warp, job, item, retries);
                 return Exit::UnexpectedCompletion(words[1] as u16);
             }
             let status = Status((words[1] >> 17) as u16);

@@ -25,8 +25,8 @@ pub(super) mod local {
     pub const SINCE: u32 = 4;
     /// The words of an exit for a launch that must end.
     pub const EXIT: u32 = 6;
-    /// A completion that belongs to no command, or [`super::NO_STRAY`].
-    pub const STRAY: u32 = 8;
+    /// The CID of a completion that belongs to no command, or [`super::NONE_UNEXPECTED`].
+    pub const UNEXPECTED: u32 = 8;
     /// How many slots are idle after a turn in which not every command succeeded.
     pub const IDLE: u32 = 9;
     /// How many commands were due for their retry.
@@ -37,8 +37,8 @@ pub(super) mod local {
     pub const TABLES: u32 = STAGE + super::STAGED * 8;
 }
 
-/// A value of [`local::STRAY`] that no CID can be.
-pub(super) const NO_STRAY: u32 = u32::MAX;
+/// A value of [`local::UNEXPECTED`] that no CID can be.
+pub(super) const NONE_UNEXPECTED: u32 = u32::MAX;
 
 /// A place of the idle list without a slot.
 pub(super) const NO_SLOT: u32 = u32::MAX;

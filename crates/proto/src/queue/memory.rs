@@ -2,7 +2,7 @@
 
 use crate::GpuAddr;
 
-/// An address as one processor sees it.
+/// An address as one CPU or GPU sees it.
 pub trait Address: Copy {
     /// The address `bytes` further on.
     #[must_use]
@@ -29,7 +29,7 @@ impl Address for GpuAddr {
     }
 }
 
-/// The operations of a processor on memory that devices and other processors share.
+/// The operations of a CPU or GPU on memory that it shares with devices and other CPUs and GPUs.
 ///
 /// An implementation vouches for the addresses it is given: it checks them, or its creator has promised that the queues
 /// and tables described to it are real. Orders and visibility are system-wide, devices included.

@@ -174,7 +174,7 @@ pub enum SubmitError {
     /// It was not submitted and never will be.
     Stopped(Stop),
     /// It is in the queue and may still be submitted: the queue must be reset before its memory is used again.
-    InDoubt(Stop),
+    OutcomeUnknown(Stop),
 }
 
 /// A queue pair for any number of threads, and for warps that act as one.
@@ -267,7 +267,7 @@ impl<M: Memory> Shared<M> {
         mem.store_release(self.stamp(place), ticket.wrapping_add(1));
         match self.publish(mem, ticket, bounds) {
             Ok(()) => Ok(token),
-            Err(stop) => Err(SubmitError::InDoubt(stop)),
+            Err(stop) => Err(SubmitError::OutcomeUnknown(stop)),
         }
     }
 

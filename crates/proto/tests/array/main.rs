@@ -219,11 +219,11 @@ fn a_page_has_so_many_pins_and_no_more() {
     });
 }
 
-const IN_DOUBT: Option<ArrayError> = Some(ArrayError::WriteBack(Answer::InDoubt));
+const OUTCOME_UNKNOWN: Option<ArrayError> = Some(ArrayError::WriteBack(Answer::OutcomeUnknown));
 
-/// A dirty page, whose first write will be in doubt.
-fn about_to_be_in_doubt() -> Bed {
-    let bed = Bed::new(8, Disk { fails: Some((1, Answer::InDoubt)), ..Disk::default() });
+/// A dirty page whose first write will have an unknown outcome.
+fn about_to_have_an_unknown_outcome() -> Bed {
+    let bed = Bed::new(8, Disk { fails: Some((1, Answer::OutcomeUnknown)), ..Disk::default() });
     bed.calm(true);
     bed.put(bed::OUT, [77]);
     assert_eq!(scatter(&bed, Rows(4, 4), &[5], 1), [0]);
@@ -232,23 +232,23 @@ fn about_to_be_in_doubt() -> Bed {
 }
 
 #[test]
-fn a_write_in_doubt_is_written_again_in_the_next_life_only() {
-    let bed = about_to_be_in_doubt();
-    assert_eq!((bed.flush().error, bed.flush().error), (IN_DOUBT, IN_DOUBT));
+fn a_write_with_an_unknown_outcome_is_repeated_in_the_next_life_only() {
+    let bed = about_to_have_an_unknown_outcome();
+    assert_eq!((bed.flush().error, bed.flush().error), (OUTCOME_UNKNOWN, OUTCOME_UNKNOWN));
     assert_eq!(bed.commands(), 2, "it was written again");
     bed.calm(true);
-    assert_eq!(bed.flush().error, IN_DOUBT);
+    assert_eq!(bed.flush().error, OUTCOME_UNKNOWN);
     bed.next_life();
     assert_eq!((bed.flush().written, bed.flush().written), (1, 0));
     assert_eq!(bed.media()[5], 77);
 }
 
-/// A thread finds a page whose write is over, and stops before it claims the page. Meanwhile another writes it, and that is
-/// in doubt, too: the page looks as before.
+/// A thread finds a page whose write is over, and stops before it claims the page. Meanwhile another thread writes
+/// it, with an unknown outcome again: the page looks as before.
 #[test]
-fn a_page_that_is_in_doubt_again_is_not_written_by_a_thread_that_was_late() {
-    let bed = about_to_be_in_doubt();
-    assert_eq!((bed.flush().error, bed.commands()), (IN_DOUBT, 2));
+fn a_late_thread_does_not_write_a_page_whose_outcome_is_unknown_again() {
+    let bed = about_to_have_an_unknown_outcome();
+    assert_eq!((bed.flush().error, bed.commands()), (OUTCOME_UNKNOWN, 2));
     for steps in 0..8 {
         bed.next_life();
         let before = bed.commands();
@@ -257,7 +257,7 @@ fn a_page_that_is_in_doubt_again_is_not_written_by_a_thread_that_was_late() {
             // If the page is the first thread's by now, this one gives up.
             flush_slots(&mem, &bed.array(&mem), (0, 1), mem.now() + 20_000_000);
         });
-        assert_eq!(bed.flush().error, IN_DOUBT);
+        assert_eq!(bed.flush().error, OUTCOME_UNKNOWN);
         assert_eq!(bed.commands(), before + 1, "steps: {steps}; over: {}", bed.is_over());
         bed.meanwhile(u32::MAX, |_| ());
     }
@@ -270,7 +270,7 @@ fn a_page_that_is_in_doubt_again_is_not_written_by_a_thread_that_was_late() {
 /// fails.
 #[test]
 fn a_failed_write_is_not_taken_for_the_read_that_one_waited_for() {
-    for answer in [Answer::Failed(Status(0x282)), Answer::InDoubt] {
+    for answer in [Answer::Failed(Status(0x282)), Answer::OutcomeUnknown] {
         for steps in 0..3 {
             let unwritable = Some((0, answer));
             let bed =

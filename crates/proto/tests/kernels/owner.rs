@@ -29,7 +29,7 @@ fn every_item_ends_once_whatever_the_sizes() {
 }
 
 #[test]
-fn one_command_completed_twice_in_a_batch_is_a_stray() {
+fn a_second_completion_of_one_command_in_a_batch_is_unexpected() {
     let bed = Bed::new(32, 64, 64, Manner::Twice);
     scratch_init(&bed, At(CONTROL));
     let job = bed.job(40);
@@ -38,7 +38,7 @@ fn one_command_completed_twice_in_a_batch_is_a_stray() {
     assert_eq!(exit, Exit::UnexpectedCompletion(cid));
     let ended = (0..40).filter(|i| bed.outcome(*i) == OK).count();
     assert_eq!(ended, 19, "each command whose completion was taken ended, and none twice");
-    assert_eq!((0..40).filter(|i| bed.outcome(*i).0 == ItemOutcome::InDoubt).count(), 1);
+    assert_eq!((0..40).filter(|i| bed.outcome(*i).0 == ItemOutcome::Unknown).count(), 1);
 }
 
 #[test]
@@ -53,12 +53,12 @@ fn a_head_that_sticks_ends_within_the_stall_bound() {
 }
 
 #[test]
-fn silence_leaves_what_was_handed_over_in_doubt() {
+fn silence_leaves_submitted_commands_with_an_unknown_outcome() {
     let bed = Bed::new(32, 16, 16, Manner::Silent);
     scratch_init(&bed, At(CONTROL));
     let job = bed.job(100);
     assert_eq!(run(&bed, 10, &job, (0, 100)), Exit::TimedOut);
-    assert!((0..10).all(|i| bed.outcome(i) == (ItemOutcome::InDoubt, 0)));
+    assert!((0..10).all(|i| bed.outcome(i) == (ItemOutcome::Unknown, 0)));
     assert!((10..100).all(|i| bed.outcome(i) == (ItemOutcome::Pending, 0)));
 }
 

@@ -73,7 +73,7 @@ fn a_group_ends_by_its_bounds() {
     let silent = bed(32, 64, Manner::Silent);
     let job = silent.job(100);
     assert_eq!(group(&silent, &job, (0, 100)), Exit::TimedOut);
-    assert!((0..63).all(|i| silent.outcome(i) == (ItemOutcome::InDoubt, 0)));
+    assert!((0..63).all(|i| silent.outcome(i) == (ItemOutcome::Unknown, 0)));
     assert!((63..100).all(|i| silent.outcome(i) == (ItemOutcome::Pending, 0)));
     assert!(silent.now() < 3 * job.stall);
 
@@ -100,7 +100,7 @@ fn what_may_be_tried_again_is_left_for_the_next_launch() {
         let job = bed.job(20);
         assert_eq!(group(&bed, &job, (0, 20)), Exit::TimedOut);
         let ended: Vec<_> =
-            (0..20).map(|i| bed.outcome(i)).filter(|one| *one != (ItemOutcome::InDoubt, 0)).collect();
+            (0..20).map(|i| bed.outcome(i)).filter(|one| *one != (ItemOutcome::Unknown, 0)).collect();
         assert_eq!(ended, [wanted]);
     }
 }
@@ -163,7 +163,7 @@ fn so_does_a_launch() {
                 run_shared(&bed, &queue, &job, 0, 1)
             };
             assert_eq!(exit, Exit::TimedOut, "{entries}, {as_group}");
-            assert_eq!(bed.outcome(0), (ItemOutcome::InDoubt, 0), "{entries}, {as_group}");
+            assert_eq!(bed.outcome(0), (ItemOutcome::Unknown, 0), "{entries}, {as_group}");
         }
     }
 }

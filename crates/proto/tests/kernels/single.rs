@@ -39,11 +39,11 @@ fn faults_end_it() {
     let twice = bed(16, Manner::Twice);
     let job = twice.job(10);
     assert!(matches!(run(&twice, &job), Exit::UnexpectedCompletion(_)));
-    assert_eq!((twice.outcome(0), twice.outcome(1).0), (OK, ItemOutcome::InDoubt));
+    assert_eq!((twice.outcome(0), twice.outcome(1).0), (OK, ItemOutcome::Unknown));
     let silent = bed(16, Manner::Silent);
     let job = silent.job(10);
     assert_eq!(run(&silent, &job), Exit::TimedOut);
-    assert_eq!((silent.outcome(0).0, silent.outcome(1).0), (ItemOutcome::InDoubt, ItemOutcome::Pending));
+    assert_eq!((silent.outcome(0).0, silent.outcome(1).0), (ItemOutcome::Unknown, ItemOutcome::Pending));
     let stuck = bed(4, Manner::StuckHead);
     let job = stuck.job(10);
     assert_eq!(run(&stuck, &job), Exit::TimedOut);

@@ -355,14 +355,14 @@ fn array_read_that_fails_frees_its_page() {
 }
 
 #[test]
-fn array_page_in_doubt_is_used_again_in_the_next_life() {
+fn array_page_with_an_unknown_outcome_is_used_again_in_the_next_life() {
     explore(2, || {
-        let mem = Mem::failing(2, Without::Nothing, 1, Answer::InDoubt);
-        let in_doubt = Err(ArrayError::Read(Answer::InDoubt));
+        let mem = Mem::failing(2, Without::Nothing, 1, Answer::OutcomeUnknown);
+        let unknown = Err(ArrayError::Read(Answer::OutcomeUnknown));
         // A command of unknown outcome was begun in epoch 0, which is not over before the host says so.
         mem.0.life.store(0, Relaxed);
         let got = both(&mem, |mem| mem.read(0), |mem| mem.read(0));
-        assert!(got == [in_doubt, Ok(100)] || got == [Ok(100), in_doubt], "{got:?}");
+        assert!(got == [unknown, Ok(100)] || got == [Ok(100), unknown], "{got:?}");
         // One slot is left.
         assert_eq!((mem.read(1), mem.read(0), mem.reads()), (Ok(101), Ok(100), 4));
         mem.0.life.store(1, Relaxed);
@@ -388,11 +388,12 @@ fn array_read_that_waits_gets_the_error_of_a_read_of_its_page() {
     explore(2, || {
         let failed = Answer::Failed(Status(0x281));
         let mem = Mem::failing(1, Without::Nothing, 2, failed);
-        *mem.0.then.lock().unwrap() = Some(Answer::InDoubt);
+        *mem.0.then.lock().unwrap() = Some(Answer::OutcomeUnknown);
         let twice = |mem: &Mem| [mem.read(0), mem.read(0)];
         let waits = |mem: &Mem| [mem.read(0), Ok(100)];
         for end in both(&mem, twice, waits).concat() {
-            let errors = [ArrayError::Read(failed), ArrayError::Read(Answer::InDoubt), ArrayError::NoRoom];
+            let errors =
+                [ArrayError::Read(failed), ArrayError::Read(Answer::OutcomeUnknown), ArrayError::NoRoom];
             assert!(end.is_ok() || errors.iter().any(|error| end == Err(*error)), "{end:?}");
         }
     });

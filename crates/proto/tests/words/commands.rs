@@ -57,17 +57,17 @@ fn features() {
     assert_eq!(EventConfig(0).with_critical(0x1f).with_namespace(true).with_firmware(true).0, 0x31f);
     assert_eq!(feature::Timestamp(0x0002_0000_0000_0001).origin(), 1);
     assert_eq!(Timestamp(u64::MAX).millis(), (1 << 48) - 1);
-    let lent = HostMemory {
+    let memory = HostMemory {
         enable: true,
         memory_return: false,
         pages: 0x4000,
         list: BusAddr(0x1_0000_0010),
         entries: 3,
     };
-    let sqe = lent.command();
+    let sqe = memory.command();
     assert_eq!((sqe.dw[10], sqe.dw[11], sqe.dw[12]), (0x0d, 1, 0x4000));
     assert_eq!((sqe.dw[13], sqe.dw[14], sqe.dw[15]), (0x10, 1, 3));
-    assert_eq!(HostMemory::decode(&lent.encode()), lent);
+    assert_eq!(HostMemory::decode(&memory.encode()), memory);
     let entry = HostMemoryEntry { at: BusAddr(0x1000), pages: 2 };
     assert_eq!(entry.encode(), [0, 16, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(HostMemoryEntry::decode(&entry.encode()), entry);

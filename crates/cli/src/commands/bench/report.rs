@@ -46,7 +46,7 @@ pub(crate) fn machine() -> Machine {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     Machine {
         cpu: name.map_or("unknown", |(_, name)| name.trim()).to_owned(),
-        processors: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
+        cpus: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
         kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
         onehop: env!("ONEHOP_VERSION").to_owned(),
         unix_time: now.map_or(0, |time| time.as_secs()),

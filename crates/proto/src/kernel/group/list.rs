@@ -85,7 +85,7 @@ impl<W: Warp> Group<'_, W> {
                 let state = warp.load_acquire(slot.plus(STATE));
                 let status = Status((state >> 17) as u16);
                 let (outcome, retries) = match state & 3 == DONE {
-                    false => (ItemOutcome::InDoubt, retries),
+                    false => (ItemOutcome::Unknown, retries),
                     true if job.again(status, retries) => (ItemOutcome::Pending, retries + 1),
                     true => (ItemOutcome::Done(status), retries),
                 };
