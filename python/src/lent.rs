@@ -34,10 +34,10 @@ impl Brought {
     /// The same as a region. The object is dropped when nothing uses the region any more, the GPU included.
     pub(crate) fn into_region(self, gpu: &CudaGpu) -> Result<Region> {
         let Self { at, bytes, owner } = self;
-        // SAFETY: the memory is that of a tensor, as `of_tensor` has asked it, which keeps it allocated until it is dropped; `lend`
+        // SAFETY: the memory is that of a tensor, as `of_tensor` has asked it, which keeps it allocated until it is dropped; `borrow`
         // refuses what is not within one allocation of this GPU. Nobody can check what Python says of itself: the package's own
         // `TorchMemory` alone calls this, with a tensor that it has just made. A program that has torch free the memory of a tensor
         // that lives (`resize_` of its storage), or brings an object that only acts as one, breaks this promise.
-        Ok(unsafe { gpu.lend(GpuAddr(at), bytes, owner) }?)
+        Ok(unsafe { gpu.borrow(GpuAddr(at), bytes, owner) }?)
     }
 }

@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_ends_with_a_lost_context_and_with_no_other_failure_to_tell() {
+    fn work_ends_with_a_lost_context_and_with_no_other_failure() {
         let driver = |code| {
             let (what, call, name) = ("a copy".into(), "cuEventQuery", String::new());
             Error::Driver { what, call, name, code, text: String::new(), hint: String::new() }

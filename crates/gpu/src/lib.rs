@@ -8,7 +8,7 @@
 //! 5. [`Running::join`] waits for it, with a deadline.
 //!
 //! The emulated GPU runs the kernel functions that the device code wraps on CPU threads. Its addresses form a separate
-//! space: a wrong one is an error, never a stray write.
+//! space: a wrong one is an error, never a write to other memory.
 #![deny(unsafe_code)]
 
 mod arrays;

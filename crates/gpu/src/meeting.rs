@@ -23,7 +23,7 @@ struct Round {
 struct SharedResult(Mutex<Option<u64>>, Condvar);
 
 impl SharedResult {
-    fn tell(&self, word: u64) {
+    fn publish(&self, word: u64) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(word);
         self.1.notify_all();
     }
@@ -44,7 +44,7 @@ struct Acting(Arc<SharedResult>);
 
 impl Drop for Acting {
     fn drop(&mut self) {
-        self.0.tell(0);
+        self.0.publish(0);
     }
 }
 
@@ -73,7 +73,7 @@ impl Meeting {
         (0..YIELDS).for_each(|_| std::thread::yield_now());
         let round = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         let word = f(round.map_or(1, |round| round.count));
-        acting.0.tell(word);
+        acting.0.publish(word);
         (word, 0)
     }
 }

@@ -76,7 +76,7 @@ pub(crate) enum AddressSpace {
     Cuda,
     /// One CUDA context: its own plain allocations, which its peers reach as well.
     Context(ContextKey),
-    /// One CUDA context: its other memory (mapped, opened or lent), which peers do not reach, as far as is known.
+    /// One CUDA context: its other memory (mapped, opened or borrowed), which peers do not reach, as far as is known.
     Alone(ContextKey),
     /// Everything that copies of one CUDA context reach; the caller of a copy guarantees that its range is allocated.
     /// Kernels never get such addresses.

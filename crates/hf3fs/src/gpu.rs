@@ -219,12 +219,12 @@ pub unsafe extern "C" fn hf3fs_iovwrap_gpu(
 }
 
 /// # Safety
-/// As for [`CudaGpu::lend`](onehop_gpu::cuda::CudaGpu::lend), without an owner.
+/// As for [`CudaGpu::borrow`](onehop_gpu::cuda::CudaGpu::borrow), without an owner.
 unsafe fn region_at(device: &AnyGpu, at: GpuAddr, size: usize) -> Result<Region> {
     match device {
         AnyGpu::Emulated(gpu) => gpu.at(at, size),
         // SAFETY: the caller's promise.
-        AnyGpu::Cuda(gpu) => unsafe { gpu.lend(at, size, ()) }.map_err(|error| match error {
+        AnyGpu::Cuda(gpu) => unsafe { gpu.borrow(at, size, ()) }.map_err(|error| match error {
             onehop_gpu::Error::Driver { .. } | onehop_gpu::Error::Memory(_) => wrong(error.to_string()),
             other => other.into(),
         }),

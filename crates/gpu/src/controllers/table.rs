@@ -2,8 +2,8 @@
 //!
 //! Warps search it by bisection, without a lock. So nothing moves while they run: the simulator's bus addresses only
 //! ever grow, and a new mapping goes after all others; a removed one keeps its slot with no bytes. Unused slots hold
-//! the highest address. An address is two words to a warp: whichever half of a new one it sees first, what it reads is
-//! between the address and the highest. Words are written in an order that keeps the table valid at every moment: a
+//! the highest address. A warp reads an address as two words. If it sees only one half of a new one, it reads a value
+//! between the new address and the highest one. Words are written in an order that keeps the table valid at every moment: a
 //! mapping has no bytes before it has its address, and none when it loses it.
 
 use std::collections::BTreeMap;

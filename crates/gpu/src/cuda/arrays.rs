@@ -208,8 +208,8 @@ impl ArrayKernels for CudaArrays {
             // ended. The kernel checks control memory against the rings before it becomes an address.
             // SAFETY: the job's regions hold everything that its items refer to. Items, their list of misses and both
             // handles are in memory that no safe call reaches; that of items and list is this job's until its kernels
-            // have ended. What the handles refer to: see above. Whatever the directory says, a cache slot is a way of
-            // one of the handle's sets. The list has room for every part of every item. Only the first half of a
+            // have ended. What the handles refer to: see above. With any content of the directory, a cache slot is a
+            // way of one of the handle's sets. The list has room for every part of every item. Only the first half of a
             // gather appends to it, and has ended before the second.
             let mut running = unsafe { self.gpu.start(name, &call, limit, used) }?;
             running.wait()?;

@@ -207,7 +207,7 @@ impl Visibility {
         match consumer {
             Consumer::LaterLaunch => Need::Nothing,
             Consumer::RunningKernel if self.ordering >= WritesOrdering::Owner => Need::AcquireOrFence,
-            // The host can flush only after it saw the completion itself, and must then tell the kernel.
+            // The host can flush only after it saw the completion itself, and must then notify the kernel.
             Consumer::RunningKernel => by_flush(Need::FlushToOwner),
             Consumer::OtherDevice if self.ordering == WritesOrdering::AllDevices => Need::AcquireOrFence,
             Consumer::OtherDevice => by_flush(Need::FlushToAllDevices),

@@ -35,7 +35,7 @@ use crate::{
     Resident, Result, Running,
 };
 
-/// Of memory, whatever its length.
+/// All bytes of a memory of any length.
 const ALL: Range<usize> = 0..usize::MAX;
 /// Preparing a queue is a short kernel.
 const PREPARE: Duration = Duration::from_secs(5);
@@ -158,13 +158,13 @@ impl CudaGpu {
     /// The memory is not freed before `owner` is dropped. If the owner does not ensure that, it is not freed while
     /// a call, a kernel or a copier uses the result or a clone of it, and after an error not before
     /// [`Self::wait_for_all`] has succeeded.
-    pub unsafe fn lend(
+    pub unsafe fn borrow(
         &self,
         at: GpuAddr,
         bytes: usize,
         owner: impl Send + Sync + 'static,
     ) -> Result<Region> {
-        let memory = DeviceMemory::lent(&self.0.context, &self.0.copies, (at.0, bytes), Box::new(owner))?;
+        let memory = DeviceMemory::borrowed(&self.0.context, &self.0.copies, (at.0, bytes), Box::new(owner))?;
         Ok(self.0.context.region(at, memory))
     }
 

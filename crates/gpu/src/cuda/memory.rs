@@ -52,10 +52,10 @@ enum Origin {
     /// Opened from another process's IPC handle.
     Opened,
     /// Allocated by other code in this process, which frees it.
-    Lent,
+    Borrowed,
 }
 
-/// Keeps lent memory allocated.
+/// Keeps borrowed memory allocated.
 type MemoryOwner = Box<dyn Send + Sync>;
 
 /// One allocation.
@@ -170,7 +170,7 @@ impl DeviceMemory {
 
     /// Memory that other code in this process has allocated: `bytes` from `at` on, in one allocation. The owner is
     /// dropped when nothing uses the memory any more, including the GPU.
-    pub(super) fn lent(
+    pub(super) fn borrowed(
         context: &Arc<Context>,
         stream: &Arc<Stream>,
         (at, bytes): (DevicePtr, usize),
@@ -187,7 +187,7 @@ impl DeviceMemory {
         if bytes == 0 || offset > whole || bytes > whole - offset {
             return Err(onehop_os::Error::OutOfRange { offset, bytes, len: whole }.into());
         }
-        let mut memory = Self::on(context, stream, (at, bytes), Origin::Lent);
+        let mut memory = Self::on(context, stream, (at, bytes), Origin::Borrowed);
         memory.owner = Some(kept);
         Ok(memory)
     }
@@ -199,7 +199,7 @@ impl DeviceMemory {
 
     /// All memory that copies of this context reach, by address.
     pub(super) fn everything(context: &Arc<Context>, stream: &Arc<Stream>) -> Self {
-        Self::on(context, stream, (0, usize::MAX), Origin::Lent)
+        Self::on(context, stream, (0, usize::MAX), Origin::Borrowed)
     }
 
     /// Memory that another process exported as an IPC handle, from the allocation's start on.
@@ -349,7 +349,7 @@ impl Drop for DeviceMemory {
         let (at, bytes, mut origin, owner) = (self.at, self.bytes, self.origin, self.owner.take());
         let reclaimer = context.driver.reclaimer.clone();
         // There is nothing to free here, and the owner may be dropped at once: its kernels and copies have ended.
-        if matches!(origin, Origin::Lent) && !reclaimer.has_unfinished_work() {
+        if matches!(origin, Origin::Borrowed) && !reclaimer.has_unfinished_work() {
             return;
         }
         reclaimer.enqueue(move || {
@@ -368,7 +368,7 @@ fn free(context: &Context, at: DevicePtr, bytes: usize, origin: &mut Origin) -> 
         Origin::Plain { base } => unsafe { driver.free(*base) },
         // SAFETY: it came from cuIpcOpenMemHandle, and nobody holds a region of it any more.
         Origin::Opened => unsafe { driver.ipc_close(at) },
-        Origin::Lent => Ok(()),
+        Origin::Borrowed => Ok(()),
         Origin::Mapped { handle, barrier } => {
             // A tensor's consumers may have left kernels running that still use it. cuMemFree waits for all work of the
             // GPU; cuMemUnmap does not, and cuCtxSynchronize would invalidate captures.

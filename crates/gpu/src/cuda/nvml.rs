@@ -110,7 +110,7 @@ impl Nvml {
         // SAFETY: the device is NVML's own, and `bytes` lives across the call.
         match unsafe { get(device, &mut bytes) } {
             0 if bytes[0] > 0 => Ok(bytes[0]),
-            code => Err(refused(format!("it does not tell the size of BAR 1 of {pci} (error {code})"))),
+            code => Err(refused(format!("it does not report the size of BAR 1 of {pci} (error {code})"))),
         }
     }
 

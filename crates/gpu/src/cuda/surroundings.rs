@@ -77,7 +77,7 @@ impl Surroundings {
             );
         }
         causes.push(
-            "the platform refused the peer mapping: the register page must be one uncached stretch of a BAR (VM_IO, \
+            "the platform refused the peer mapping: the register page must be one uncached range of a BAR (VM_IO, \
              VM_PFNMAP), be populated, and not overlap a GPU's own BAR; `dmesg | grep NVRM` says which"
                 .into(),
         );

@@ -8,7 +8,7 @@ use onehop_gpu::cuda::{Arg, DeviceKind, Shape};
 use onehop_gpu::{Gpu, Place, Rows, Sums};
 use onehop_os::HostMem;
 
-use crate::{Bench, bench, bytes_of, ptx, random, raw, tell};
+use crate::{Bench, bench, bytes_of, ptx, random, raw, report};
 
 /// Rounds of each side.
 const ROUNDS: u32 = 1000;
@@ -77,7 +77,7 @@ fn captures_of_other_code_and_our_calls_both_work() {
         }
         stop.store(true, Ordering::Release);
         let other = other.join().unwrap();
-        tell(&format!(
+        report(&format!(
             "{turns} rounds beside {} captures in {:?}",
             captures.load(Ordering::Acquire),
             start.elapsed()
@@ -117,7 +117,7 @@ fn memory_stays_mapped_while_a_kernel_of_others_uses_it() {
         while !worker.is_over().expect("the kernel's memory was taken away under it") {
             std::thread::sleep(Duration::from_millis(1));
         }
-        tell(&format!("{kind:?}, capturing {capturing}: dropped within {took:?}"));
+        report(&format!("{kind:?}, capturing {capturing}: dropped within {took:?}"));
         assert!(capture.is_ok(), "{kind:?}: {capture:?}");
         assert!(bytes_of(&next.unwrap()).iter().all(|byte| *byte == 0), "{kind:?}");
         assert!(took < Duration::from_millis(100), "{kind:?}, capturing {capturing}: dropping took {took:?}");
@@ -144,7 +144,7 @@ fn memory_is_freed_later_without_waiting() {
     worker.wait().unwrap();
     let (after, _) = gpu.memory_info().unwrap();
     assert!(after + (64 << 20) > free, "{free} bytes were free before, {after} are after");
-    tell(&format!("memory during a kernel of other code: dropped within {took:?}"));
+    report(&format!("memory during a kernel of other code: dropped within {took:?}"));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use onehop_proto::GpuAddr;
 use onehop_radio::Format;
 
 use crate::raw::ok;
-use crate::{Bench, bench, tell};
+use crate::{Bench, bench, report};
 
 const BYTES: usize = 1 << 20;
 
@@ -102,7 +102,7 @@ fn a_destroyed_context_is_recognised_and_what_was_in_it_forgotten() {
         all.push(old);
         all.iter().for_each(Old::check);
     }
-    tell(&format!("{again} of {ROUNDS} contexts got the handle of an earlier one"));
+    report(&format!("{again} of {ROUNDS} contexts got the handle of an earlier one"));
     // Half of the objects are dropped while another context may have the handle.
     let mut context = null_mut();
     // SAFETY: `context` lives across the call.

@@ -8,7 +8,7 @@ use onehop_gpu::{Gpu, Place, Region};
 use onehop_os::{DmaMemory, Marks};
 
 use crate::raw::{self, Kernel, Stream};
-use crate::{Bench, bench, bytes_of, random, tell};
+use crate::{Bench, bench, bytes_of, random, report};
 
 /// All threads wait for a word to be non-zero, at most 20 seconds.
 const SPIN: &str = r"
@@ -96,7 +96,7 @@ fn a_transfer_that_finds_no_room(bench: &Bench, filler: &Filler, prepared: bool)
         assert!(matches!(&end, Err(Error::Gpu(why)) if why.contains("occupy")), "{end:?}");
         assert!(took < Duration::from_secs(8), "{took:?}");
         let error = end.unwrap_err();
-        tell(&format!("with a kernel that fills the GPU a read ended after {took:?}: {error}"));
+        report(&format!("with a kernel that fills the GPU a read ended after {took:?}: {error}"));
     });
     // The kernel left behind finds its poison word set, and its memory unchanged.
     std::thread::sleep(Duration::from_secs(1));
@@ -142,7 +142,7 @@ fn a_kernel_that_comes_late_writes_nothing() {
             region.write(0, &others).unwrap();
             took
         });
-        tell(&format!("marks were cancelled, and a question given up, after {took:?}"));
+        report(&format!("marks were cancelled, and a question given up, after {took:?}"));
         assert!(took < Duration::from_secs(2), "{took:?}");
         std::thread::sleep(Duration::from_millis(500));
         assert!(bytes_of(&region) == others, "memory was marked that others have again");
@@ -179,7 +179,7 @@ fn a_read_that_finds_no_room_leaves_gpu_memory_alone() {
             "{end:?}"
         );
         assert!(took < Duration::from_secs(5), "{took:?}");
-        tell(&format!("a read into GPU memory ended after {took:?}: {}", end.unwrap_err()));
+        report(&format!("a read into GPU memory ended after {took:?}: {}", end.unwrap_err()));
     });
     std::thread::sleep(Duration::from_millis(500));
     assert!(bytes_of(&region) == others, "memory was written that others have again");

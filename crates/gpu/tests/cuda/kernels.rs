@@ -12,7 +12,7 @@ use onehop_proto::GpuAddr;
 use onehop_proto::kernel::Exit;
 use onehop_radio::Format;
 
-use crate::{bench, bytes_of, ptx, raw, run, tell};
+use crate::{bench, bytes_of, ptx, raw, report, run};
 
 /// Registers that record writes, and answer in a word that the GPU polls.
 struct Heard {
@@ -46,7 +46,7 @@ fn every_doorbell_of_a_kernel_reaches_the_registers_in_order() {
     let start = Instant::now();
     run(&bench.gpu, "ring", 1, &args);
     let each = start.elapsed() / TIMES;
-    tell(&format!("a doorbell by way of the relay and the answer to it: {each:?}"));
+    report(&format!("a doorbell by way of the relay and the answer to it: {each:?}"));
     let writes: Vec<_> = heard.writes.lock().unwrap().drain(..).collect();
     assert_eq!(writes.len(), TIMES as usize);
     assert!(writes.iter().zip(1..).all(|(write, turn)| *write == (0x1008, turn)));
@@ -81,7 +81,7 @@ fn a_completion_doorbell_is_relayed_before_the_submission() {
         assert!(submitted <= freed, "submission {submitted} was relayed after completion {freed}");
     }
     assert_eq!((freed, submitted), (TIMES, TIMES));
-    tell(&format!("{} of {} doorbells were passed on, the rest were overtaken", writes.len(), 2 * TIMES));
+    report(&format!("{} of {} doorbells were passed on, the rest were overtaken", writes.len(), 2 * TIMES));
 }
 
 /// Registers that falsely claim to be device memory.
@@ -105,9 +105,9 @@ fn registers_that_cannot_be_mapped_say_why() {
     let Some(bench) = bench("registers_that_cannot_be_mapped_say_why") else { return };
     let regs = Arc::new(NoDevice(HostMem::touched(16384).unwrap()));
     match bench.gpu.map_registers(regs) {
-        Ok(_) => tell("ordinary memory is registered as a device's here"),
+        Ok(_) => report("ordinary memory is registered as a device's here"),
         Err(error) => {
-            tell(&format!("{error}"));
+            report(&format!("{error}"));
             assert!(matches!(error, Error::Registers { .. }), "{error}");
             assert!(error.to_string().contains("IOMEMORY") && error.to_string().contains("NVRM"), "{error}");
         }
@@ -126,7 +126,7 @@ fn registers_are_read_one_by_one_up_to_the_first_that_is_all_ones() {
     let second = Duration::from_secs(1);
     let start = Instant::now();
     assert_eq!(peek(3, second).unwrap(), words[..3]);
-    tell(&format!("three registers by a kernel, loading it included: {:?}", start.elapsed()));
+    report(&format!("three registers by a kernel, loading it included: {:?}", start.elapsed()));
     assert_eq!(peek(16, second).unwrap(), words);
     assert!(peek(0, second).is_err() && peek(17, second).is_err());
     // Zero is a valid value, and all ones ends the reads.
@@ -201,7 +201,7 @@ fn launches_are_prepared_poisoned_bounded_and_read_back() {
             assert_eq!(running.join().unwrap(), [Exit::Poisoned(code); 3]);
         }
     }
-    tell(&format!("from the poison word to the end of the launch, the slowest of 49: {slowest:?}"));
+    report(&format!("from the poison word to the end of the launch, the slowest of 49: {slowest:?}"));
     assert!(slowest < Duration::from_millis(10), "{slowest:?}");
 
     let shared = Launch::Shared(vec![queue(&controls[0])], 1000);
@@ -340,7 +340,7 @@ fn a_kernel_that_does_not_end_in_time_is_left_alone() {
         assert!(start.elapsed() < Duration::from_millis(11_500), "it is never said to be over");
     }
     let (error, took) = (started.wait().unwrap_err(), start.elapsed());
-    tell(&format!("after {took:?}: {error}"));
+    report(&format!("after {took:?}: {error}"));
     assert!(took < Duration::from_millis(11_500) && error.to_string().contains("did not end"), "{error}");
     assert!(matches!(error, Error::Unended { .. }), "{error:?}");
     // The GPU keeps working meanwhile: neither this copy nor freeing memory waits for the kernel.
@@ -385,7 +385,7 @@ fn kernels_on_data_that_cannot_start_keep_their_code_and_their_memory() {
     worker.launch("linger", (blocks, 256), &mut [LINGER]);
     let start = Instant::now();
     let error = kernels.run(std::slice::from_ref(&job)).unwrap_err();
-    tell(&format!("after {:?}: {error}", start.elapsed()));
+    report(&format!("after {:?}: {error}", start.elapsed()));
     assert!(matches!(error, Error::Unended { .. }), "{error:?}");
     let again = kernels.run(std::slice::from_ref(&job)).unwrap_err();
     assert!(again.to_string().contains("did not end"), "{again}");
@@ -462,16 +462,16 @@ fn wrong_device_code_says_what_the_compiler_said() {
         unsafe { bench.gpu.run_ptx(ptx::TOOLS, "no_such_kernel", shape, &[], limit) },
     ];
     let texts = errors.map(|error| error.unwrap_err().to_string());
-    texts.iter().for_each(|text| tell(text));
+    texts.iter().for_each(|text| report(text));
     assert!(texts[0].contains("the compiler said") && texts[0].contains("nonsense"), "{}", texts[0]);
     assert!(texts[2].contains("no_such_kernel"), "{}", texts[2]);
     let wide = Shape { threads: 5000, ..shape };
     // SAFETY: the driver refuses the shape.
-    let error = unsafe { bench.gpu.run_ptx(ptx::TOOLS, "stray", wide, &[], limit) }.unwrap_err();
+    let error = unsafe { bench.gpu.run_ptx(ptx::TOOLS, "invalid_store", wide, &[], limit) }.unwrap_err();
     assert!(matches!(error, Error::Driver { .. }), "{error}");
 }
 
-const CHILD: &str = "ONEHOP_TEST_STRAY";
+const CHILD: &str = "ONEHOP_TEST_INVALID_STORE";
 
 #[test]
 fn a_wrong_address_ends_the_context_with_an_error() {
@@ -485,7 +485,7 @@ fn a_wrong_address_ends_the_context_with_an_error() {
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    tell(said.trim());
+    report(said.trim());
     assert!(output.status.success(), "{said}");
     assert!(said.contains("CUDA_ERROR_ILLEGAL_ADDRESS") && said.contains("restart the program"), "{said}");
 }
@@ -501,11 +501,11 @@ fn the_process_whose_context_ends() {
     let pinned = gpu.alloc(Place::PinnedHost, 4096).unwrap();
     let shape = Shape { blocks: 1, threads: 1, shared: 0 };
     // SAFETY: the address it writes is invalid: the GPU stops it.
-    let result = unsafe { gpu.run_ptx(ptx::TOOLS, "stray", shape, &[], Duration::from_secs(5)) };
-    tell(&format!("{}", result.unwrap_err()));
+    let result = unsafe { gpu.run_ptx(ptx::TOOLS, "invalid_store", shape, &[], Duration::from_secs(5)) };
+    report(&format!("{}", result.unwrap_err()));
     // Every later call fails with an error, and nothing hangs or panics.
-    tell(&format!("{}", held.read(0, &mut [0; 4]).unwrap_err()));
-    tell(&format!("{:?}", gpu.alloc(Place::Vram, 4096).err().map(|error| error.to_string())));
+    report(&format!("{}", held.read(0, &mut [0; 4]).unwrap_err()));
+    report(&format!("{:?}", gpu.alloc(Place::Vram, 4096).err().map(|error| error.to_string())));
     pinned.write(0, &[1]).unwrap();
     drop((held, pinned, gpu));
 }

@@ -52,7 +52,7 @@ pub fn bench(test: &str) -> Option<Bench> {
 }
 
 /// Writes a line past the test runner's capture: measurements belong in the log of every run.
-pub fn tell(line: &str) {
+pub fn report(line: &str) {
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
@@ -94,7 +94,7 @@ fn gpus_are_described() {
     let Some(bench) = bench("gpus_are_described") else { return };
     let devices = bench.cuda.devices().unwrap();
     for device in &devices {
-        tell(&format!("{device:#?}"));
+        report(&format!("{device:#?}"));
         assert!(device.memory > 1 << 28 && !device.name.is_empty() && device.can.warp == 32);
         let again = bench.cuda.open(&device.pci.to_uppercase()).unwrap();
         assert_eq!(again.device(), device);

@@ -8,7 +8,7 @@ use onehop_gpu::{Error, Gpu, Place, Region, Rows};
 use onehop_os::{DmaMemory, HostMem, Marks};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-use crate::{Bench, bench, bytes_of, gpu_copy, random, run, tell};
+use crate::{Bench, bench, bytes_of, gpu_copy, random, report, run};
 
 fn memfd(bytes: usize) -> HostMem {
     let fd = memfd_create("onehop test", MemfdFlags::CLOEXEC).unwrap();
@@ -145,7 +145,7 @@ fn adjacent_marks_show_what_was_not_overwritten() {
         region.mark(&marks, LIMIT).unwrap();
         assert_eq!(region.marks_left(&marks, LIMIT).unwrap(), marks.count);
     }
-    tell(&format!("3 MiB marked and counted in {:?}", start.elapsed() / 20));
+    report(&format!("3 MiB marked and counted in {:?}", start.elapsed() / 20));
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn files_are_registered_to_be_read() {
     let system = rustix::fs::fstatfs(&file).unwrap().f_type as u64;
 
     let writable = bench.gpu.adopt(Place::PinnedHost, HostMem::of_file(&file, 1 << 20).unwrap());
-    tell(&format!("a writable file mapping on file system {system:#x}: {writable:?}"));
+    report(&format!("a writable file mapping on file system {system:#x}: {writable:?}"));
     match writable {
         Err(error) => {
             assert!(matches!(error, Error::Driver { .. }), "{error}");
@@ -174,7 +174,7 @@ fn files_are_registered_to_be_read() {
     let region = match bench.gpu.adopt(Place::PinnedHost, mem) {
         Ok(region) => region,
         Err(error @ Error::NotSupported { .. }) if !bench.gpu.capabilities().read_only_host_register => {
-            tell(&format!("read-only files: {error}"));
+            report(&format!("read-only files: {error}"));
             return;
         }
         Err(error) => panic!("{error}"),
@@ -191,7 +191,7 @@ fn too_much_memory_is_refused_in_words() {
     let much = bench.gpu.device().memory as usize * 2;
     for kind in [DeviceKind::Plain, DeviceKind::Exportable] {
         let error = bench.gpu.alloc_device(kind, much).err().unwrap();
-        tell(&format!("{kind:?}: {error}"));
+        report(&format!("{kind:?}: {error}"));
         assert!(error.to_string().contains("OUT_OF_MEMORY"), "{error}");
         assert!(error.to_string().contains("use less GPU memory"), "{error}");
     }
@@ -205,12 +205,12 @@ fn too_much_memory_is_refused_in_words() {
 fn other_devices_writes_can_be_flushed() {
     let Some(bench) = bench("other_devices_writes_can_be_flushed") else { return };
     let visibility = bench.gpu.capabilities().visibility;
-    tell(&format!("{visibility:?}"));
+    report(&format!("{visibility:?}"));
     bench.gpu.flush_remote_writes(Need::Nothing).unwrap();
     assert!(bench.gpu.flush_remote_writes(Need::Impossible).is_err());
     for need in [Need::FlushToOwner, Need::FlushToAllDevices] {
         let flushed = bench.gpu.flush_remote_writes(need);
-        tell(&format!("{need:?}: {flushed:?}"));
+        report(&format!("{need:?}: {flushed:?}"));
         assert_eq!(flushed.is_ok(), visibility.host_flush);
     }
 }

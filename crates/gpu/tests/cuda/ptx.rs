@@ -1,7 +1,7 @@
 //! Kernels for the tests, written by hand: they must not depend on the device code that is tested elsewhere.
 
 /// `fill(to, words, seed)`, `copy(to, from, words)`, `ring(door, ack, times, nanoseconds)`,
-/// `pair(sq_door, cq_door, times)`, `linger(nanoseconds)`, `late(to, words, nanoseconds)`, `stray()`.
+/// `pair(sq_door, cq_door, times)`, `linger(nanoseconds)`, `late(to, words, nanoseconds)`, `invalid_store()`.
 pub const TOOLS: &str = r"
 .version 8.2
 .target sm_80
@@ -127,7 +127,7 @@ done:
     ret;
 }
 
-.visible .entry stray()
+.visible .entry invalid_store()
 {
     .reg .b32 %r<2>; .reg .b64 %d<2>;
     mov.u64 %d0, 64;
@@ -165,10 +165,10 @@ more:
     @%p bra more;
     mov.u32 %r3, 2;
     mov.u32 %r2, 0;
-    bra tell;
+    bra store;
 poisoned:
     mov.u32 %r3, 3;
-tell:
+store:
     st.global.u32 [%d0], %r3;
     st.global.u32 [%d0+4], %r2;
 done:

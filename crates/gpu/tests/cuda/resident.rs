@@ -9,7 +9,7 @@ use onehop_gpu::{Emulated, Error, Gpu, KernelQueue, Launch, Place};
 use onehop_os::HostMem;
 use onehop_proto::GpuAddr;
 
-use crate::{bench, tell};
+use crate::{bench, report};
 
 /// They end after this, so that a call that waits for them takes this long.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -27,7 +27,7 @@ fn timed<R>(what: &str, f: impl FnOnce() -> R) -> R {
     let start = Instant::now();
     let result = f();
     let took = start.elapsed();
-    tell(&format!("during a persistent kernel, {what}: {took:.1?}"));
+    report(&format!("during a persistent kernel, {what}: {took:.1?}"));
     assert!(took < LIMIT / 4, "{what} waited for a kernel that stays: {took:?}");
     result
 }

@@ -10,7 +10,7 @@ use onehop_gpu::cuda::{Cuda, CudaGpu, DeviceKind, Exported, Span, Ticket};
 use onehop_gpu::{Error, Gpu, Place, Region};
 use onehop_os::DmaMemory;
 
-use crate::{bench, bytes_of, random, tell};
+use crate::{bench, bytes_of, random, report};
 
 const CHILD: &str = "ONEHOP_TEST_TICKET";
 const BYTES: usize = 200_000;
@@ -25,7 +25,7 @@ fn dma_bufs_know_where_the_memory_starts() {
         let all = match gpu.export_dma_buf(&part, Span::Allocation, false) {
             Ok(all) => all,
             Err(error) => {
-                tell(&format!("{kind:?} dma-buf: {error}"));
+                report(&format!("{kind:?} dma-buf: {error}"));
                 assert!(!gpu.capabilities().dma_buf, "{error}");
                 assert!(error.to_string().contains("pinned host memory"), "{error}");
                 continue;
@@ -37,10 +37,14 @@ fn dma_bufs_know_where_the_memory_starts() {
         assert_eq!((pages.offset, pages.bytes), (70_001 % 4096, BYTES as u64));
         assert_eq!(pages.whole, (70_001 % 4096 + BYTES as u64).next_multiple_of(4096));
         let size = |fd: &OwnedFd| rustix::fs::seek(fd, rustix::fs::SeekFrom::End(0));
-        tell(&format!("{kind:?}: {all:?} of {:?} bytes, {pages:?} of {:?}", size(&all.fd), size(&pages.fd)));
+        report(&format!(
+            "{kind:?}: {all:?} of {:?} bytes, {pages:?} of {:?}",
+            size(&all.fd),
+            size(&pages.fd)
+        ));
         assert!([Ok(all.whole), Err(rustix::io::Errno::INVAL)].contains(&size(&all.fd)));
         let pcie = gpu.export_dma_buf(&part, Span::Allocation, true).unwrap();
-        tell(&format!("{kind:?}, PCIe asked for: {pcie:?}"));
+        report(&format!("{kind:?}, PCIe asked for: {pcie:?}"));
         assert_eq!(pcie.pcie, pcie.why_not_pcie.is_none());
         // As a mapper for real hardware does.
         let seam = part.dma_buf().unwrap().unwrap();
@@ -77,7 +81,7 @@ fn exported(gpu: &CudaGpu, kind: DeviceKind, region: &Region) -> Option<Exported
         Ok(exported) => Some(exported),
         Err(error) => {
             // Virtual machines and containers may lack one of the two methods; the error has to say so.
-            tell(&format!("{kind:?} memory cannot be shared here: {error}"));
+            report(&format!("{kind:?} memory cannot be shared here: {error}"));
             assert!(matches!(error, Error::Driver { .. }), "{error}");
             None
         }
@@ -106,7 +110,7 @@ fn another_process_opens_the_middle_of_an_allocation() {
         assert!(matches!(gpu.import_ipc(&abroad, None), Err(Error::Foreign { .. })));
         let output = other("sharing::the_other_process", &ticket, exported.fd).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        tell(&format!("{kind:?}, the other process: {}", said.trim()));
+        report(&format!("{kind:?}, the other process: {}", said.trim()));
         assert!(output.status.success(), "{said}");
         // It answered in the same bytes, and changed no others.
         assert!(bytes_of(&part) == random(10, BYTES), "{kind:?}");
@@ -124,7 +128,7 @@ fn the_other_process() {
     let longer = Ticket { allocation: ticket.allocation + (2 << 20), ..ticket };
     let refused = gpu.import_ipc(&longer, fd.as_ref());
     assert!(refused.is_err(), "a ticket for a longer allocation was taken");
-    tell(&format!("a wrong length: {}", refused.err().unwrap()));
+    report(&format!("a wrong length: {}", refused.err().unwrap()));
     let region: Region = gpu.import_ipc(&ticket, fd.as_ref()).unwrap();
     assert_eq!(region.len(), BYTES);
     assert!(bytes_of(&region) == random(9, BYTES), "the other process's bytes are not there");
@@ -168,7 +172,7 @@ fn freed_memory_does_not_reach_new_allocations() {
         let output = child.wait_with_output().unwrap();
         std::fs::remove_dir_all(&meeting).unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        tell(&format!("{kind:?}, memory freed by its maker: {}", said.trim()));
+        report(&format!("{kind:?}, memory freed by its maker: {}", said.trim()));
         assert!(output.status.success(), "{said}");
         assert!(next.iter().all(|one| bytes_of(one).iter().all(|byte| *byte == 0x11)), "{kind:?}");
         assert_eq!(gpu.refusals(), (0, None));
@@ -187,10 +191,10 @@ fn the_process_that_outlives_the_memory() {
     let mut bytes = vec![0; BYTES];
     let read = region.read(0, &mut bytes);
     drop(region);
-    // Whatever happened to the memory, this process keeps working.
+    // The memory may have gone, but this process keeps working.
     gpu.alloc_device(DeviceKind::Plain, 4096).unwrap().write(0, &[1; 4096]).unwrap();
     let (same, refused) = (bytes == random(11, BYTES), gpu.refusals());
-    tell(&format!("write {written:?}, read {read:?}, the same bytes: {same}, frees refused: {refused:?}"));
+    report(&format!("write {written:?}, read {read:?}, the same bytes: {same}, frees refused: {refused:?}"));
 }
 
 /// A daemon gets handles and descriptors from programs: invalid ones are errors, and it keeps working.
@@ -203,7 +207,7 @@ fn invalid_handles_and_descriptors_are_refused() {
         let mut command = other("sharing::the_process_that_gets_broken_handles", &exported.ticket, None);
         let output = command.env(MEETING, "").output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        tell(&format!("broken handles: {}", said.trim()));
+        report(&format!("broken handles: {}", said.trim()));
         assert!(output.status.success(), "{said}");
     }
     if !gpu.capabilities().vmm {
@@ -225,7 +229,7 @@ fn invalid_handles_and_descriptors_are_refused() {
     for fd in [Some(pipe), Some(memfd), null, gpus].into_iter().flatten() {
         let start = Instant::now();
         let refused = gpu.import_ipc(&ticket, Some(&fd));
-        tell(&format!("{fd:?}: {:?} after {:?}", refused.as_ref().err(), start.elapsed()));
+        report(&format!("{fd:?}: {:?} after {:?}", refused.as_ref().err(), start.elapsed()));
         assert!(refused.is_err() && start.elapsed() < Duration::from_secs(5));
     }
     // The right descriptor, with false tickets.
@@ -234,7 +238,7 @@ fn invalid_handles_and_descriptors_are_refused() {
     for allocation in [4096, 2 << 20, (4 << 20) + 1, 6 << 20, 1 << 45, u64::MAX] {
         let lie = Ticket { allocation, bytes: 4096, offset: 0, ..exported.ticket };
         let opened = gpu.import_ipc(&lie, exported.fd.as_ref());
-        tell(&format!("{allocation} bytes of 4 MiB: {:?}", opened.as_ref().err()));
+        report(&format!("{allocation} bytes of 4 MiB: {:?}", opened.as_ref().err()));
         // A part of it belongs to the owner as well.
         assert!(opened.is_err() || allocation == 2 << 20, "{allocation}");
     }
@@ -269,7 +273,7 @@ fn the_process_that_gets_broken_handles() {
             }
         }
     }
-    tell(&format!("{refused} handles refused, {taken} taken"));
+    report(&format!("{refused} handles refused, {taken} taken"));
     assert!(refused > 64, "{refused} handles refused, {taken} taken");
     // The GPU still works after all of them.
     let region = gpu.import_ipc(&ticket, None).unwrap();
@@ -282,7 +286,7 @@ fn the_process_that_gets_broken_handles() {
 fn a_gpu_exports_only_its_own_memory() {
     let Some(bench) = bench("a_gpu_exports_only_its_own_memory") else { return };
     if bench.cuda.devices().unwrap().len() < 2 {
-        tell("SKIPPED: cuda a_gpu_exports_only_its_own_memory: there is one GPU here, and two are needed");
+        report("SKIPPED: cuda a_gpu_exports_only_its_own_memory: there is one GPU here, and two are needed");
         return;
     }
     let (gpu, other) = (&bench.gpu, bench.cuda.open("1").unwrap());
@@ -295,18 +299,18 @@ fn a_gpu_exports_only_its_own_memory() {
         of_another(gpu.export_ipc(&theirs).unwrap_err());
         of_another(gpu.export_dma_buf(&theirs, Span::Allocation, false).unwrap_err());
         // SAFETY: the memory lives until the end of the test.
-        of_another(unsafe { gpu.lend(theirs.addr(), 4096, ()) }.err().unwrap());
+        of_another(unsafe { gpu.borrow(theirs.addr(), 4096, ()) }.err().unwrap());
     };
     check();
     of_another(gpu.copier(&ring, &theirs).err().unwrap());
     // SAFETY: as above.
-    assert_eq!(unsafe { other.lend(theirs.addr(), 4096, ()) }.unwrap().addr(), theirs.addr());
+    assert_eq!(unsafe { other.borrow(theirs.addr(), 4096, ()) }.unwrap().addr(), theirs.addr());
     // Even if kernels of the first reach it.
     match other.served_by(gpu) {
         Ok(_reached) => {
             check();
             assert!(gpu.copier(&ring, &theirs).is_ok());
         }
-        Err(error) => tell(&format!("the second GPU's memory is not reached: {error}")),
+        Err(error) => report(&format!("the second GPU's memory is not reached: {error}")),
     }
 }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use onehop_gpu::{Gpu, Place, Sums};
 
-use crate::{bench, random, tell};
+use crate::{bench, random, report};
 
 const MIB: usize = 1 << 20;
 
@@ -19,7 +19,7 @@ fn memory_has_the_sums_that_a_cpu_computes() {
     let gpu = &bench.gpu;
     // Each run has other bytes and ranges.
     let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
-    tell(&format!("seed {seed}"));
+    report(&format!("seed {seed}"));
     let (count, large) = (number("ONEHOP_GPU_RANGES", 2000), number("ONEHOP_GPU_MIB", 4096) * MIB);
     let data = random(seed, large.min(64 * MIB));
     let region = gpu.alloc(Place::Vram, data.len()).unwrap();
@@ -41,6 +41,6 @@ fn memory_has_the_sums_that_a_cpu_computes() {
         let begun = Instant::now();
         sums.crc32c(gpu, &large, &[(0, large.len() as u64)], &|| true).unwrap().unwrap();
         let rate = large.len() as f64 / begun.elapsed().as_secs_f64() / 1e9;
-        tell(&format!("CRC32C of {} MiB of GPU memory: {rate:.0} GB/s", large.len() / MIB));
+        report(&format!("CRC32C of {} MiB of GPU memory: {rate:.0} GB/s", large.len() / MIB));
     }
 }

@@ -30,7 +30,7 @@ impl Drop for Owner {
     }
 }
 
-/// Lent memory returns to its owner as soon as neither a region nor the GPU uses it.
+/// Borrowed memory returns to its owner as soon as neither a region nor the GPU uses it.
 #[test]
 fn the_owner_of_lent_memory_goes_with_its_last_use() {
     let Some(model) = Model::or_child("lifetimes::the_owner_of_lent_memory_goes_with_its_last_use") else {
@@ -39,13 +39,13 @@ fn the_owner_of_lent_memory_goes_with_its_last_use() {
     let gpu = gpu();
     let memory = gpu.alloc(Place::Vram, 1 << 20).unwrap();
     let gone = Arc::<AtomicU32>::default();
-    let lend = || {
+    let borrow = || {
         gone.store(0, Ordering::Release);
         // SAFETY: the memory lives until the end of the test.
-        unsafe { gpu.lend(memory.addr(), 4096, Owner(gone.clone())) }.unwrap()
+        unsafe { gpu.borrow(memory.addr(), 4096, Owner(gone.clone())) }.unwrap()
     };
     let is_gone = || gone.load(Ordering::Acquire) == 1;
-    let region = lend();
+    let region = borrow();
     let part = region.slice(0..4).unwrap();
     drop(region);
     assert!(!is_gone());
@@ -55,7 +55,7 @@ fn the_owner_of_lent_memory_goes_with_its_last_use() {
     assert!(is_gone());
     model.set("busy", 0);
     // The driver does not report whether the copy continues.
-    let region = lend();
+    let region = borrow();
     model.set("answer", 999);
     assert!(region.write(0, &[7; 4096]).is_err());
     drop(region);

@@ -537,10 +537,10 @@ fn a_gpu_exports_only_its_own_memory() {
     let ring = gpu.alloc(Place::PinnedHost, 4096).unwrap();
     of_another(gpu.copier(&ring, &theirs).err().unwrap());
     // SAFETY: the memory lives until the end of the test.
-    let lend = |gpu: &CudaGpu, at: GpuAddr, bytes| unsafe { gpu.lend(at, bytes, ()) };
-    assert_eq!(lend(&other, theirs.addr().plus(4096), 4096).unwrap().addr(), theirs.addr().plus(4096));
-    of_another(lend(&gpu, theirs.addr(), 4096).err().unwrap());
-    assert!(lend(&other, ring.addr(), 4096).is_err(), "host memory was taken for a GPU's");
+    let borrow = |gpu: &CudaGpu, at: GpuAddr, bytes| unsafe { gpu.borrow(at, bytes, ()) };
+    assert_eq!(borrow(&other, theirs.addr().plus(4096), 4096).unwrap().addr(), theirs.addr().plus(4096));
+    of_another(borrow(&gpu, theirs.addr(), 4096).err().unwrap());
+    assert!(borrow(&other, ring.addr(), 4096).is_err(), "host memory was taken for a GPU's");
     drop((theirs, ring, gpu, other));
     model.wait_for("live", 0);
 }
