@@ -56,17 +56,17 @@ fn read(setting: &str, files: &[File]) -> (f64, Vec<f64>) {
     let (threads, bytes, buffers) = (numbers[0], numbers[1] << 10, numbers.get(2).copied().unwrap_or(1));
     let memory = HostMem::touched(threads * buffers * bytes).unwrap();
     let whole = |file: &File| file.metadata().unwrap().len() as usize / bytes;
-    let pieces: Vec<_> =
+    let blocks: Vec<_> =
         files.iter().flat_map(|file| (0..whole(file)).map(move |i| (file, i * bytes))).collect();
     let next = AtomicUsize::new(0);
     let start = Instant::now();
     let mut ends = std::thread::scope(|scope| {
         let reader = |thread| {
-            let (memory, pieces, next) = (&memory, &pieces, &next);
+            let (memory, blocks, next) = (&memory, &blocks, &next);
             scope.spawn(move || {
                 let mut ends = Vec::new();
                 for turn in 0.. {
-                    let Some((file, at)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
+                    let Some((file, at)) = blocks.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
                     let to = (thread * buffers + turn % buffers) * bytes;
                     assert_eq!(memory.read_file(to, bytes, file, *at as u64).unwrap(), bytes);
                     ends.push(start.elapsed());
@@ -77,7 +77,7 @@ fn read(setting: &str, files: &[File]) -> (f64, Vec<f64>) {
         let readers: Vec<_> = (0..threads).map(reader).collect();
         readers.into_iter().flat_map(|reader| reader.join().unwrap()).collect::<Vec<_>>()
     });
-    let rate = (pieces.len() * bytes) as f64 / 1e9 / start.elapsed().as_secs_f64();
+    let rate = (blocks.len() * bytes) as f64 / 1e9 / start.elapsed().as_secs_f64();
     ends.sort_unstable();
     let together = ends.chunk_by(|a, b| *b - *a < APART);
     (rate, together.flat_map(|group| vec![group.len() as f64; group.len()]).collect())

@@ -70,15 +70,15 @@ fn make(path: &Path, bytes: u64, shard: usize) {
 
 /// Writes every `threads`-th chunk of the data.
 fn fill(file: &File, start: u64, bytes: u64, thread: u64, threads: u64, seed: u64) {
-    const PIECE: u64 = 4 << 20;
-    let mut data = vec![0; PIECE as usize];
-    for piece in (thread..bytes.div_ceil(PIECE)).step_by(threads as usize) {
-        let mut state = (piece << 8 | seed) + 1;
+    const CHUNK: u64 = 4 << 20;
+    let mut data = vec![0; CHUNK as usize];
+    for chunk in (thread..bytes.div_ceil(CHUNK)).step_by(threads as usize) {
+        let mut state = (chunk << 8 | seed) + 1;
         for word in data.chunks_exact_mut(8) {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             word.copy_from_slice(&(state ^ state >> 29).to_le_bytes());
         }
-        let count = PIECE.min(bytes - piece * PIECE) as usize;
-        file.write_all_at(&data[..count], start + piece * PIECE).unwrap();
+        let count = CHUNK.min(bytes - chunk * CHUNK) as usize;
+        file.write_all_at(&data[..count], start + chunk * CHUNK).unwrap();
     }
 }

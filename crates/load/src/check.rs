@@ -94,22 +94,22 @@ pub fn check_sums(
 }
 
 fn by_threads(plan: &Plan, arena: &Region, go_on: &(dyn Fn() -> bool + Sync)) -> Result<Vec<u32>> {
-    // Chunks of tensors, so that several threads share a large one.
-    let pieces: Vec<(u64, u64)> = plan
+    // Parts of tensors, so that several threads share a large one.
+    let parts: Vec<(u64, u64)> = plan
         .tensors
         .iter()
         .flat_map(|t| (0..t.bytes.div_ceil(PART)).map(|i| (t.at + i * PART, PART.min(t.bytes - i * PART))))
         .collect();
-    let sums = Mutex::new(vec![0; pieces.len()]);
-    spread(pieces.len(), go_on, &|i| {
-        let (at, bytes) = pieces[i];
+    let sums = Mutex::new(vec![0; parts.len()]);
+    spread(parts.len(), go_on, &|i| {
+        let (at, bytes) = parts[i];
         let mut data = vec![0; bytes as usize];
         arena.read(at as usize, &mut data)?;
         let sum = crc32c::crc32c(&data);
         sums.lock().unwrap_or_else(PoisonError::into_inner)[i] = sum;
         Ok(())
     })?;
-    let mut sums = sums.into_inner().unwrap_or_else(PoisonError::into_inner).into_iter().zip(pieces);
+    let mut sums = sums.into_inner().unwrap_or_else(PoisonError::into_inner).into_iter().zip(parts);
     Ok(plan
         .tensors
         .iter()

@@ -53,7 +53,7 @@ use ring_cache::RegisteredRing;
 pub use ring_cache::RingCache;
 use segments::SegmentCopiers;
 pub use segments::{Placement, SegmentMemory, Segments};
-use sizes::{fitting, links, processors, spared};
+use sizes::{cpus, fitting, links, spared};
 use start::StartingLoad;
 use worker_pool::{Copiers, LoadLane, LoadShared, WorkerPool};
 
@@ -208,7 +208,7 @@ impl Prepared {
         let remote = files.iter().any(|file| file.fetch().is_some());
         let to_read = plan::read_bytes(plans);
         let most = MOST_THREADS * links(plans, to_read);
-        let most = if remote { most } else { spared(processors()).min(most) };
+        let most = if remote { most } else { spared(cpus()).min(most) };
         let threads = options.threads.unwrap_or(most).clamp(1, 256);
         let by_library = options.route == Route::CuFile;
         let slot = match options.slot {

@@ -144,7 +144,7 @@ pub(crate) struct UnsignedList {
     /// Their number.
     pub count: usize,
     /// The first value that is not an unsigned integer, as text.
-    pub odd: Option<String>,
+    pub invalid: Option<String>,
 }
 
 /// Number of list elements to keep.
@@ -172,7 +172,7 @@ impl<'de> Visitor<'de> for UnsignedListVisitor {
             match number.0 {
                 Ok(n) if list.first.len() < KEPT => list.first.push(n),
                 Ok(_) => {}
-                Err(text) => list.odd = list.odd.or(Some(text)),
+                Err(text) => list.invalid = list.invalid.or(Some(text)),
             }
         }
         Ok(list)

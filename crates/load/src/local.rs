@@ -1,4 +1,4 @@
-//! Files of this machine. Opening a path never blocks, whatever it leads to.
+//! Files of this machine. Opening a path never blocks, even if it is a FIFO.
 
 use std::ffi::OsString;
 use std::fs::File;

@@ -18,7 +18,7 @@ use crate::source::Source;
 /// The version of the format.
 const VERSION: u64 = 1;
 /// Bytes read at a time for a checksum on the host.
-const STRETCH: usize = 1 << 20;
+const READ_BYTES: usize = 1 << 20;
 
 /// The checksum of a tensor, and what else must match.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -194,10 +194,10 @@ impl Manifest {
 /// # Errors
 /// When they cannot be read.
 pub fn crc32c(file: &dyn Source, tensor: &TensorInfo) -> Result<u32> {
-    let mut buffer = vec![0; STRETCH];
+    let mut buffer = vec![0; READ_BYTES];
     let (mut crc, mut at, end) = (0, tensor.offset, tensor.offset + tensor.bytes);
     while at < end {
-        let bytes = usize::try_from(end - at).unwrap_or(STRETCH).min(STRETCH);
+        let bytes = usize::try_from(end - at).unwrap_or(READ_BYTES).min(READ_BYTES);
         let part = buffer.get_mut(..bytes).unwrap_or_default();
         file.read_at(at, part)?;
         crc = crc32c::crc32c_append(crc, part);

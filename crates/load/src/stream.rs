@@ -60,7 +60,7 @@ impl<E: Engine> Stream<E> {
     ///
     /// # Errors
     /// When the engine fails, or ends before the plan is complete.
-    #[expect(clippy::should_implement_trait, reason = "an Iterator cannot lend")]
+    #[expect(clippy::should_implement_trait, reason = "an Iterator's items cannot borrow from it")]
     pub fn next(&mut self) -> Result<Option<StreamedTensor<'_, E::Arena>>, E::Error> {
         while self.ready.is_empty() && !self.arrivals.done() {
             let chunk = self.engine.arrived()?.ok_or(crate::Error::Incomplete)?;

@@ -187,11 +187,11 @@ fn hex<S: Serializer>(crc: &u32, to: S) -> std::result::Result<S::Ok, S::Error> 
 
 /// Beyond the checksums: whether the tensors are, byte for byte, what was put on the drive.
 fn check_bytes(plan: &Plan, arena: &Region, file: &[u8], stop: &StopFlag) -> Result<bool> {
-    for piece in &plan.pieces {
+    for extent in &plan.extents {
         stop.check()?;
-        let wanted = file.get(piece.from as usize..(piece.from + piece.row) as usize).unwrap_or_default();
-        let mut got = vec![0; piece.row as usize];
-        arena.read(piece.to as usize, &mut got)?;
+        let wanted = file.get(extent.from as usize..(extent.from + extent.row) as usize).unwrap_or_default();
+        let mut got = vec![0; extent.row as usize];
+        arena.read(extent.to as usize, &mut got)?;
         if got != wanted {
             return Ok(false);
         }

@@ -20,7 +20,7 @@ use onehop_gpu::{Gpu, Place, Region};
 use onehop_os::HostMem;
 
 use super::slot_pool::{Full, SlotPool};
-use super::{MOST_THREADS, processors, spared};
+use super::{MOST_THREADS, cpus, spared};
 use call::Call;
 pub use call::{CallError, Destination};
 use file::{BLOCK, Room};
@@ -112,7 +112,7 @@ impl CallEngine {
     /// # Errors
     /// When memory cannot be allocated.
     pub fn new() -> Result<Self, CallError> {
-        let threads = spared(processors()).clamp(1, MOST_THREADS);
+        let threads = spared(cpus()).clamp(1, MOST_THREADS);
         Self::with_threads(threads)
     }
 

@@ -32,8 +32,8 @@ pub(super) const SLOT: usize = 512 << 10;
 const SPARE: usize = 8;
 /// Most reads in flight per thread: some chunks consist of scattered parts.
 const UNDER_WAY: usize = 8;
-/// Limit of queued parts: some MiB of memory, and chunks of many GiB if they are contiguous.
-const MOST_PIECES: usize = 1 << 18;
+/// Most queued entries: some MiB of memory, and chunks of many GiB if they are contiguous.
+const MOST_ENTRIES: usize = 1 << 18;
 /// Interval between checks for cancellation.
 const CANCEL_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Interval between checks of all copies while waiting for a chunk.
@@ -49,7 +49,7 @@ pub(super) fn slots(threads: usize) -> usize {
 pub(super) enum JobSource {
     /// These threads read all chunks.
     All,
-    /// Chunks that other threads did not find in the page cache, and the number of queued parts.
+    /// Chunks that other threads did not find in the page cache, and the number of queued entries.
     UncachedQueue(Arc<Mutex<Receiver<Chunk>>>, Arc<AtomicUsize>),
 }
 
@@ -57,30 +57,30 @@ pub(super) enum JobSource {
 #[derive(Clone)]
 pub(super) struct UncachedQueue {
     jobs: Sender<Chunk>,
-    pieces: Arc<AtomicUsize>,
+    entries: Arc<AtomicUsize>,
 }
 
 impl UncachedQueue {
     pub(super) fn new() -> (Self, JobSource) {
-        let ((jobs, taken), pieces) = (channel(), Arc::default());
-        let source = JobSource::UncachedQueue(Arc::new(Mutex::new(taken)), Arc::clone(&pieces));
-        (Self { jobs, pieces }, source)
+        let ((jobs, taken), entries) = (channel(), Arc::default());
+        let source = JobSource::UncachedQueue(Arc::new(Mutex::new(taken)), Arc::clone(&entries));
+        (Self { jobs, entries }, source)
     }
 
     /// Whether the queue has reached its memory limit.
     pub(super) fn is_full(&self) -> bool {
-        self.pieces.load(Ordering::Relaxed) > MOST_PIECES
+        self.entries.load(Ordering::Relaxed) > MOST_ENTRIES
     }
 
     /// Queues a chunk; false if no thread receives it any more.
     pub(super) fn send(&self, chunk: Chunk) -> bool {
-        self.pieces.fetch_add(pieces(&chunk), Ordering::Relaxed);
+        self.entries.fetch_add(entries(&chunk), Ordering::Relaxed);
         self.jobs.send(chunk).is_ok()
     }
 }
 
-/// The memory that a queued chunk takes, in reads and copies of some ten bytes each.
-fn pieces(chunk: &Chunk) -> usize {
+/// The memory that a queued chunk takes, in entries (reads and copies) of some ten bytes each.
+fn entries(chunk: &Chunk) -> usize {
     const ITSELF: usize = 4;
     ITSELF + chunk.reads.len() + chunk.copies.len()
 }
@@ -137,7 +137,7 @@ impl ReaderThread {
             JobSource::UncachedQueue(found, waiting) => (found, waiting),
         };
         let taken = |chunk: Chunk| {
-            waiting.fetch_sub(pieces(&chunk), Ordering::Relaxed);
+            waiting.fetch_sub(entries(&chunk), Ordering::Relaxed);
             Ok(Some(chunk))
         };
         if let Ok(found) = found.try_lock()
@@ -346,7 +346,7 @@ mod tests {
     fn the_queue_for_the_disk_is_bounded() {
         let (found, source) = UncachedQueue::new();
         let read = Read { offset: 0, bytes: 4096, valid: 4096, slot: 0 };
-        let reads = vec![read; MOST_PIECES / 4];
+        let reads = vec![read; MOST_ENTRIES / 4];
         let chunk = || Chunk { index: 0, file: 0, reads: reads.clone(), copies: Vec::new(), direct: None };
         let mut sent = 0;
         while !found.is_full() {

@@ -76,7 +76,7 @@ impl Iterator for FairChunks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Landing, Piece, Plan, PlanOptions, PlannedFile, Range};
+    use crate::plan::{Landing, Plan, PlanOptions, PlannedFile, Range, StridedExtent};
 
     const MIB: u64 = 1 << 20;
 
@@ -90,7 +90,7 @@ mod tests {
             read_bytes: bytes,
             reads: 1,
             landing: Landing::Shifted { by: 0 },
-            pieces: 0..1,
+            extents: 0..1,
         };
         Plan {
             options: PlanOptions::ring(),
@@ -99,7 +99,7 @@ mod tests {
             tensor_bytes: bytes,
             gpu_bytes: bytes,
             ranges: vec![range],
-            pieces: vec![Piece { from, to: 0, row: bytes, rows: 1, step: bytes }],
+            extents: vec![StridedExtent { from, to: 0, row: bytes, rows: 1, step: bytes }],
             read_bytes: bytes,
             segments: Vec::new(),
         }
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn a_gpu_without_any_bytes_holds_up_no_other() {
         let mut nothing = plan(0..MIB);
-        (nothing.ranges, nothing.pieces, nothing.gpu_bytes) = (Vec::new(), Vec::new(), 0);
+        (nothing.ranges, nothing.extents, nothing.gpu_bytes) = (Vec::new(), Vec::new(), 0);
         let order = order(&[nothing.clone(), plan(0..4 * MIB), nothing]);
         assert_eq!(order, [[1], [1]]);
     }

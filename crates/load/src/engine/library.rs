@@ -70,7 +70,7 @@ pub(super) fn run(shared: &LoadShared, library: &Library, arrived: &Sender<Chunk
         else {
             return Err(Error::Incomplete);
         };
-        for (offset, to, bytes) in chunk.stretches() {
+        for (offset, to, bytes) in chunk.file_ranges() {
             read(&**file, &library.arena, source, offset, to, bytes)?;
             shared.cufile_bytes.fetch_add(bytes, Ordering::Relaxed);
         }

@@ -16,12 +16,12 @@ const SEGMENT: usize = 64 << 10;
 const SLOT_BYTES: usize = 16 << 10;
 
 /// Memory of a segment, this many times.
-struct Lent {
+struct LimitedMemory {
     memory: Region,
     free: Mutex<usize>,
 }
 
-impl SegmentMemory for Lent {
+impl SegmentMemory for LimitedMemory {
     fn take(&self, _: usize, _: usize) -> Result<Option<Placement>> {
         let mut free = self.free.lock().unwrap();
         if *free == 0 {
@@ -51,23 +51,24 @@ fn file(name: &str) -> PathBuf {
 }
 
 /// A load of it, its chunks, and the memory that it gets.
-fn start(gpu: &Arc<dyn Gpu>, path: PathBuf) -> (RingEngine<Arc<Segments>>, Plan, Arc<Lent>) {
+fn start(gpu: &Arc<dyn Gpu>, path: PathBuf) -> (RingEngine<Arc<Segments>>, Plan, Arc<LimitedMemory>) {
     let opened = Model::open(&Local, &[path]).unwrap();
     let plan = Plan::new(&opened, &Selection::default(), PlanOptions::in_segments(SEGMENT as u64)).unwrap();
     let options = Options { route: Route::Cached, threads: Some(2), slot: Some(SLOT_BYTES) };
-    let lent = Arc::new(Lent { memory: gpu.alloc(Place::Vram, SEGMENT).unwrap(), free: Mutex::new(1) });
+    let memory =
+        Arc::new(LimitedMemory { memory: gpu.alloc(Place::Vram, SEGMENT).unwrap(), free: Mutex::new(1) });
     let prepared = Prepared::new(&plan, &opened.files, &options).unwrap();
-    (RingEngine::start_in_segments(gpu, &plan, prepared, lent.clone()).unwrap(), plan, lent)
+    (RingEngine::start_in_segments(gpu, &plan, prepared, memory.clone()).unwrap(), plan, memory)
 }
 
 #[test]
 fn a_caller_that_keeps_its_memory_is_waited_for() {
     let path = file("caller");
     let gpu: Arc<dyn Gpu> = Arc::new(Emulated::new());
-    let (mut engine, plan, lent) = start(&gpu, path.clone());
+    let (mut engine, plan, memory) = start(&gpu, path.clone());
     let giver = std::thread::spawn(move || {
         std::thread::sleep(LIMIT * 2);
-        *lent.free.lock().unwrap() = usize::MAX;
+        *memory.free.lock().unwrap() = usize::MAX;
     });
     let begun = Instant::now();
     let mut arrived = 0;

@@ -3,7 +3,7 @@
 use super::{LEAST_SLOT, SLOT, SLOTS};
 use crate::plan::Plan;
 
-pub(super) fn processors() -> usize {
+pub(super) fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
@@ -13,9 +13,9 @@ pub(super) fn links(plans: &[&Plan], bytes: u64) -> usize {
     bytes.div_ceil(longest.max(1)).clamp(1, plans.len().max(1) as u64) as usize
 }
 
-/// How many of these cores read: the driver and the kernel need some.
-pub(super) fn spared(processors: usize) -> usize {
-    processors - processors / 8
+/// How many of these CPUs read: the driver and the kernel need some.
+pub(super) fn spared(cpus: usize) -> usize {
+    cpus - cpus / 8
 }
 
 /// The slot size that gives each thread a few slots to fill and to copy.

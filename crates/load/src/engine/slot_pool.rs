@@ -52,7 +52,7 @@ pub(super) trait SlotCopier {
         Err(error)
     }
     /// Reports that a slot has been copied.
-    fn tell(&self, part: Self::Part);
+    fn report(&self, part: Self::Part);
 }
 
 /// A slot is handed in under a lock of its own: threads that fill slots never wait for one that calls the driver.
@@ -66,7 +66,7 @@ pub(super) struct SlotPool<L: SlotCopier = LoadLane> {
 
 struct SlotQueue<P> {
     waiting: VecDeque<Full<P>>,
-    /// Each filler's empty slots: those of others are in other processors' caches. What was copied last is taken first.
+    /// Each filler's empty slots: those of others are in other CPUs' caches. The slot copied last is taken first.
     empty: Vec<Vec<usize>>,
     /// Set where fillers share all slots, which are in the first list then.
     shares: Option<SlotShares>,
@@ -319,7 +319,7 @@ impl<L: SlotCopier> UnderWay<L> {
                 let mut queue = queue();
                 slots.for_each(|(filler, slot)| queue.push(filler, slot));
             }
-            full.into_iter().for_each(|full| lane.tell(full.part));
+            full.into_iter().for_each(|full| lane.report(full.part));
         }
         let most = (BATCH / lane.slot_bytes()).max(1);
         loop {
@@ -436,7 +436,7 @@ mod tests {
             Ok(true)
         }
 
-        fn tell(&self, (): ()) {}
+        fn report(&self, (): ()) {}
     }
 
     #[test]
@@ -499,7 +499,7 @@ mod tests {
             Ok(())
         }
 
-        fn tell(&self, gpu: usize) {
+        fn report(&self, gpu: usize) {
             self.0.lock().unwrap().reported.push(gpu);
         }
     }

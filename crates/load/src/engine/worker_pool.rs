@@ -226,7 +226,7 @@ impl SlotCopier for LoadLane {
     }
 
     /// Reports arrived chunks. A receiver may be gone: then the load was cancelled, and the flag is set.
-    fn tell(&self, part: LoadPart) {
+    fn report(&self, part: LoadPart) {
         let Some(chunk) = part.arrived else { return };
         for (gpu, arrived) in self.arrived.iter().enumerate() {
             if let Some(share) = self.arenas.share(gpu, &chunk) {

@@ -23,7 +23,7 @@ pub struct TensorInfo {
     pub name: String,
     /// The type of its elements.
     pub dtype: Dtype,
-    /// Its dimensions, slowest first, whatever the file's order is.
+    /// Its dimensions, slowest first, in all formats.
     pub shape: Vec<u64>,
     /// Offset of its first byte in the file.
     pub offset: u64,

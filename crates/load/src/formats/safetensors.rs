@@ -413,7 +413,7 @@ impl RawTensorInfo<'_> {
         key: &'static str,
         mut list: UnsignedList,
     ) -> Result<UnsignedList, E> {
-        match list.odd.take() {
+        match list.invalid.take() {
             None => Ok(list),
             Some(number) => {
                 Err(self.fault.raise(Error::NotWhole { tensor: self.tensor.clone(), key, number }))

@@ -105,8 +105,8 @@ impl<'de> Each<'de> for One<'_> {
             }
             "shape" if self.shape.is_none() => {
                 let list: UnsignedList = map.next_value()?;
-                if let Some(odd) = list.odd {
-                    return Err(self.wrong("shape", odd, "a whole number from 0 on"));
+                if let Some(invalid) = list.invalid {
+                    return Err(self.wrong("shape", invalid, "a whole number from 0 on"));
                 } else if list.count > KEPT {
                     return Err(self.wrong("shape", format!("{} long", list.count), "64 dimensions at most"));
                 }
@@ -115,7 +115,7 @@ impl<'de> Each<'de> for One<'_> {
             "bytes" if self.bytes.is_none() => {
                 let number = map.next_value::<Whole>()?.0;
                 self.bytes =
-                    Some(number.map_err(|odd| self.wrong("bytes", odd, "a whole number from 0 on"))?);
+                    Some(number.map_err(|invalid| self.wrong("bytes", invalid, "a whole number from 0 on"))?);
             }
             "crc32c" if self.crc32c.is_none() => {
                 let text: String = map.next_value()?;

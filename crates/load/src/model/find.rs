@@ -102,7 +102,7 @@ fn directory(store: &dyn Store, path: &Path) -> Result<ModelPath> {
         if groups.len() > 1 {
             return Err(Error::apart(path, groups).into());
         }
-        // Without an index, only names tell whether the files are complete.
+        // Without an index, only the names show whether the files are complete.
         let splits: HashSet<_> =
             shards.iter().filter_map(|name| Split::of(path, name, SAFETENSORS)).collect();
         splits.iter().try_for_each(|split| split.complete(&names))?;

@@ -1,6 +1,6 @@
 //! Cuts a plan into chunks that fit the slots of a ring, in the order of the files.
 
-use super::{Error, Landing, Piece, Plan, Range, segment_of};
+use super::{Error, Landing, Plan, Range, StridedExtent, segment_of};
 
 /// A read of whole blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +89,7 @@ impl Chunk {
 
     /// The copies directly from the file, for callers without alignment requirements: offset in the file, offset in the
     /// arena, and length of each range.
-    pub fn stretches(&self) -> impl Iterator<Item = (u64, u64, u64)> + '_ {
+    pub fn file_ranges(&self) -> impl Iterator<Item = (u64, u64, u64)> + '_ {
         self.copies.iter().flat_map(|copy| {
             (0..copy.rows).flat_map(|row| {
                 let (start, to) = (copy.slot + row * copy.step, copy.to + row * copy.row);
@@ -160,18 +160,18 @@ pub struct Chunks {
 struct Cursor {
     /// Copied from the plan.
     ranges: Vec<Range>,
-    pieces: Vec<Piece>,
+    extents: Vec<StridedExtent>,
     segments: Vec<std::ops::Range<u64>>,
     /// Start of its arena.
     start: u64,
-    /// Position: range, piece, row, and byte in the row.
+    /// Position: range, extent, row, and byte in the row.
     range: usize,
-    piece: usize,
+    extent: usize,
     row: u64,
     byte: u64,
 }
 
-/// The remaining rows of a piece, or the rest of a row.
+/// The remaining rows of an extent, or the rest of a row.
 struct Rows {
     from: u64,
     to: u64,
@@ -182,8 +182,8 @@ struct Rows {
 
 impl Cursor {
     fn new(plan: &Plan, start: u64) -> Self {
-        let (ranges, pieces, segments) = (plan.ranges.clone(), plan.pieces.clone(), plan.segments.clone());
-        Self { ranges, pieces, segments, start, range: 0, piece: 0, row: 0, byte: 0 }
+        let (ranges, extents, segments) = (plan.ranges.clone(), plan.extents.clone(), plan.segments.clone());
+        Self { ranges, extents, segments, start, range: 0, extent: 0, row: 0, byte: 0 }
     }
 
     /// The file of what comes next.
@@ -192,22 +192,22 @@ impl Cursor {
     }
 
     fn rows(&self) -> Option<Rows> {
-        let piece = self.pieces.get(self.piece)?;
-        let from = piece.from + self.row * piece.step + self.byte;
-        let to = self.start + piece.to + self.row * piece.row + self.byte;
-        let rows = if self.byte == 0 { piece.rows - self.row } else { 1 };
-        Some(Rows { from, to, row: piece.row - self.byte, rows, step: piece.step })
+        let extent = self.extents.get(self.extent)?;
+        let from = extent.from + self.row * extent.step + self.byte;
+        let to = self.start + extent.to + self.row * extent.row + self.byte;
+        let rows = if self.byte == 0 { extent.rows - self.row } else { 1 };
+        Some(Rows { from, to, row: extent.row - self.byte, rows, step: extent.step })
     }
 
     /// Advances by `bytes` of the rows.
     fn pass(&mut self, bytes: u64) {
-        let Some(piece) = self.pieces.get(self.piece) else { return };
+        let Some(extent) = self.extents.get(self.extent) else { return };
         self.byte += bytes;
-        self.row += self.byte / piece.row;
-        self.byte %= piece.row;
-        if self.row == piece.rows {
-            (self.row, self.piece) = (0, self.piece + 1);
-            let done = self.ranges.get(self.range).is_none_or(|r| self.piece >= r.pieces.end);
+        self.row += self.byte / extent.row;
+        self.byte %= extent.row;
+        if self.row == extent.rows {
+            (self.row, self.extent) = (0, self.extent + 1);
+            let done = self.ranges.get(self.range).is_none_or(|r| self.extent >= r.extents.end);
             self.range += usize::from(done);
         }
     }

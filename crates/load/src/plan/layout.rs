@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use super::{Error, Landing, Piece, Placed, Plan, PlanOptions, PlannedFile, Range};
+use super::{Error, Landing, Placed, Plan, PlanOptions, PlannedFile, Range, StridedExtent};
 use crate::formats::TensorInfo;
 use crate::select::Part;
 
@@ -18,9 +18,9 @@ pub(super) struct Want<'a> {
 
 impl Want<'_> {
     /// Its bytes, without a place.
-    fn piece(&self) -> Piece {
+    fn extent(&self) -> StridedExtent {
         let Part { offset, row, rows, step, .. } = self.part;
-        Piece { from: offset, to: 0, row, rows, step }
+        StridedExtent { from: offset, to: 0, row, rows, step }
     }
 }
 
@@ -28,7 +28,7 @@ impl Want<'_> {
 struct PartRun {
     file: usize,
     wants: std::ops::Range<usize>,
-    piece: Piece,
+    extent: StridedExtent,
     /// Whether it has gaps around it for the bytes that are read with it.
     gaps: bool,
     landing: Landing,
@@ -53,13 +53,13 @@ pub(super) fn plan(
     for run in &runs {
         let wants = filled.get(run.wants.clone()).unwrap_or_default();
         tensors.extend(
-            wants.iter().map(|want| placed(want, run.piece.to + (want.part.offset - run.piece.from))),
+            wants.iter().map(|want| placed(want, run.extent.to + (want.part.offset - run.extent.from))),
         );
     }
     let ranges = ranges(&runs, &options);
     let read_bytes = ranges.iter().map(|r| r.read_bytes).sum();
-    let pieces = runs.into_iter().map(|run| run.piece).collect();
-    Ok(Plan { options, files, tensors, tensor_bytes, gpu_bytes, ranges, pieces, read_bytes, segments })
+    let extents = runs.into_iter().map(|run| run.extent).collect();
+    Ok(Plan { options, files, tensors, tensor_bytes, gpu_bytes, ranges, extents, read_bytes, segments })
 }
 
 fn placed(want: &Want<'_>, at: u64) -> Placed {
@@ -81,11 +81,11 @@ fn runs(wants: &[Want<'_>], options: &PlanOptions) -> Vec<PartRun> {
     for (i, want) in wants.iter().enumerate() {
         if let Some(run) = runs.last_mut().filter(|run| joins(run, want, options)) {
             run.wants.end = i + 1;
-            run.piece.row = want.piece().end() - run.piece.from;
-            run.piece.step = run.piece.row;
+            run.extent.row = want.extent().end() - run.extent.from;
+            run.extent.step = run.extent.row;
         } else {
             let (wants, landing) = (i..i + 1, Landing::Shifted { by: 0 });
-            runs.push(PartRun { file: want.file, wants, piece: want.piece(), gaps: false, landing });
+            runs.push(PartRun { file: want.file, wants, extent: want.extent(), gaps: false, landing });
         }
     }
     runs
@@ -95,13 +95,13 @@ fn runs(wants: &[Want<'_>], options: &PlanOptions) -> Vec<PartRun> {
 /// aligning it anew. No run is longer than a segment.
 fn joins(run: &PartRun, want: &Want<'_>, options: &PlanOptions) -> bool {
     let align = options.align_of(want.part.bytes());
-    let hole = want.part.offset.checked_sub(run.piece.end());
+    let hole = want.part.offset.checked_sub(run.extent.end());
     run.file == want.file
-        && run.piece.rows == 1
+        && run.extent.rows == 1
         && want.part.rows == 1
         && hole.is_some_and(|hole| hole < align)
-        && (want.part.offset - run.piece.from).is_multiple_of(align)
-        && options.segment.is_none_or(|most| want.piece().end() - run.piece.from <= most)
+        && (want.part.offset - run.extent.from).is_multiple_of(align)
+        && options.segment.is_none_or(|most| want.extent().end() - run.extent.from <= most)
 }
 
 /// Chooses the runs that land directly: the longest ones, as long as there is memory for their gaps.
@@ -110,7 +110,7 @@ fn grant_gaps(runs: &mut [PartRun], tensor_bytes: u64, options: &PlanOptions) {
     let padding = options.align.saturating_mul(runs.len() as u64);
     let mut budget = (tensor_bytes / 100).max(options.slack).saturating_sub(padding);
     let mut longest: Vec<&mut PartRun> = runs.iter_mut().filter(|run| can_land(run, options)).collect();
-    longest.sort_by_key(|run| Reverse(run.piece.row));
+    longest.sort_by_key(|run| Reverse(run.extent.row));
     for run in longest {
         if budget < cost {
             break;
@@ -124,8 +124,8 @@ fn grant_gaps(runs: &mut [PartRun], tensor_bytes: u64, options: &PlanOptions) {
 fn can_land(run: &PartRun, options: &PlanOptions) -> bool {
     options.direct
         && options.segment.is_none()
-        && run.piece.rows == 1
-        && run.piece.from.is_multiple_of(options.align.min(options.landing))
+        && run.extent.rows == 1
+        && run.extent.from.is_multiple_of(options.align.min(options.landing))
 }
 
 /// Places every run, and returns the length of the arena and its segments.
@@ -135,13 +135,13 @@ fn place(runs: &mut [PartRun], options: &PlanOptions) -> (u64, Vec<std::ops::Ran
     let mut segments = Vec::new();
     let mut start = 0;
     for run in runs {
-        let Piece { from, row, rows, .. } = run.piece;
+        let StridedExtent { from, row, rows, .. } = run.extent;
         if run.gaps {
             let head = from % options.block;
             let tail = (from + row).next_multiple_of(options.block) - (from + row);
             let to = congruent(landed.max(kept + head), from, options);
             run.landing = Landing::Direct { at: to - head };
-            run.piece.to = to;
+            run.extent.to = to;
             kept = to + row;
             landed = kept + tail;
         } else {
@@ -153,7 +153,7 @@ fn place(runs: &mut [PartRun], options: &PlanOptions) -> (u64, Vec<std::ops::Ran
                 start = to;
             }
             run.landing = Landing::Shifted { by: to.wrapping_sub(from) % options.landing };
-            run.piece.to = to;
+            run.extent.to = to;
             kept = to + row * rows;
             landed = kept;
         }
@@ -175,16 +175,16 @@ fn congruent(least: u64, from: u64, options: &PlanOptions) -> u64 {
 fn ranges(runs: &[PartRun], options: &PlanOptions) -> Vec<Range> {
     let mut ranges: Vec<Range> = Vec::new();
     for (i, run) in runs.iter().enumerate() {
-        let (reads, read_bytes) = reads(&run.piece, options.block);
-        let start = run.piece.from / options.block * options.block;
-        let end = run.piece.end().next_multiple_of(options.block);
-        let (file, landing, pieces) = (run.file, run.landing, i..i + 1);
-        let next = Range { file, start, end, read_bytes, reads, landing, pieces };
+        let (reads, read_bytes) = reads(&run.extent, options.block);
+        let start = run.extent.from / options.block * options.block;
+        let end = run.extent.end().next_multiple_of(options.block);
+        let (file, landing, extents) = (run.file, run.landing, i..i + 1);
+        let next = Range { file, start, end, read_bytes, reads, landing, extents };
         match ranges.last_mut() {
             Some(last) if joined(last, &next) => {
                 last.read_bytes += next.end.saturating_sub(last.end);
                 last.end = last.end.max(next.end);
-                last.pieces.end = i + 1;
+                last.extents.end = i + 1;
             }
             _ => ranges.push(next),
         }
@@ -198,24 +198,24 @@ fn joined(last: &Range, next: &Range) -> bool {
     last.file == next.file && ring(last) && ring(next) && next.start <= last.end
 }
 
-/// The number of reads for a piece, and the bytes that they read.
-fn reads(piece: &Piece, block: u64) -> (u64, u64) {
-    let blocks = |from: u64| (from / block * block, (from + piece.row).next_multiple_of(block));
-    let (start, end) = blocks(piece.from);
-    if piece.step - piece.row < block {
+/// The number of reads for an extent, and the bytes that they read.
+fn reads(extent: &StridedExtent, block: u64) -> (u64, u64) {
+    let blocks = |from: u64| (from / block * block, (from + extent.row).next_multiple_of(block));
+    let (start, end) = blocks(extent.from);
+    if extent.step - extent.row < block {
         // Rows share blocks.
-        return (1, piece.end().next_multiple_of(block) - start);
+        return (1, extent.end().next_multiple_of(block) - start);
     }
-    if piece.step.is_multiple_of(block) && piece.step > end - start {
-        return (piece.rows, piece.rows * (end - start));
+    if extent.step.is_multiple_of(block) && extent.step > end - start {
+        return (extent.rows, extent.rows * (end - start));
     }
-    let Some(others) = piece.rows.checked_sub(1) else { return (0, 0) };
+    let Some(others) = extent.rows.checked_sub(1) else { return (0, 0) };
     // Where rows lie in blocks repeats itself.
-    let period = block / greatest_common_divisor(piece.step, block);
+    let period = block / greatest_common_divisor(extent.step, block);
     let of_rows = |rows: u64| {
         (1..=rows).fold((0, 0), |(count, bytes), row| {
-            let (_, reached) = blocks(piece.from + (row - 1) * piece.step);
-            let (start, end) = blocks(piece.from + row * piece.step);
+            let (_, reached) = blocks(extent.from + (row - 1) * extent.step);
+            let (start, end) = blocks(extent.from + row * extent.step);
             (count + u64::from(start > reached), bytes + end - start.max(reached))
         })
     };
@@ -236,11 +236,11 @@ mod tests {
     use super::*;
 
     /// Row by row.
-    fn counted(piece: &Piece, block: u64) -> (u64, u64) {
+    fn counted(extent: &StridedExtent, block: u64) -> (u64, u64) {
         let (mut count, mut bytes, mut reached) = (0, 0, 0);
-        for row in 0..piece.rows {
-            let from = piece.from + row * piece.step;
-            let (start, end) = (from / block * block, (from + piece.row).next_multiple_of(block));
+        for row in 0..extent.rows {
+            let from = extent.from + row * extent.step;
+            let (start, end) = (from / block * block, (from + extent.row).next_multiple_of(block));
             count += u64::from(row == 0 || start > reached);
             bytes += end - if row == 0 { start } else { start.max(reached) };
             reached = end;
@@ -259,13 +259,13 @@ mod tests {
             let block = [1, 8, 12, 512][below(4) as usize];
             let row = 1 + below(3 * block);
             let (rows, step) = (1 + below(4 * block + 3), row + below(4 * block));
-            let piece = Piece { from: below(5 * block), to: 0, row, rows, step };
+            let extent = StridedExtent { from: below(5 * block), to: 0, row, rows, step };
             if step - row >= block {
-                assert_eq!(reads(&piece, block), counted(&piece, block), "{piece:?} in blocks of {block}");
+                assert_eq!(reads(&extent, block), counted(&extent, block), "{extent:?} in blocks of {block}");
             }
         }
         // A file may claim any length.
-        let piece = Piece { from: 8, to: 0, row: 1639, rows: 1 << 47, step: 8195 };
-        assert!(reads(&piece, 4096).0 > 1 << 46);
+        let extent = StridedExtent { from: 8, to: 0, row: 1639, rows: 1 << 47, step: 8195 };
+        assert!(reads(&extent, 4096).0 > 1 << 46);
     }
 }

@@ -150,8 +150,8 @@ pub enum Landing {
         /// Place of the range's first byte.
         at: u64,
     },
-    /// Through a ring: only the pieces may be written, each `by` bytes (modulo the landing alignment) off the place
-    /// where whole blocks could go. `by` is that of the first piece; 0 means that the range has no gaps.
+    /// Through a ring: only the extents may be written, each `by` bytes (modulo the landing alignment) off the place
+    /// where whole blocks could go. `by` is that of the first extent; 0 means that the range has no gaps.
     Shifted {
         /// The distance.
         by: u64,
@@ -173,9 +173,9 @@ pub struct Range {
     pub reads: u64,
     /// How the blocks get into the arena.
     pub landing: Landing,
-    /// Its pieces in the plan.
-    #[serde(serialize_with = "count")]
-    pub pieces: Indices<usize>,
+    /// Its extents in the plan.
+    #[serde(rename = "pieces", serialize_with = "count")]
+    pub extents: Indices<usize>,
 }
 
 fn count<S: Serializer>(range: &Indices<usize>, to: S) -> Result<S::Ok, S::Error> {
@@ -184,7 +184,7 @@ fn count<S: Serializer>(range: &Indices<usize>, to: S) -> Result<S::Ok, S::Error
 
 /// Bytes that go from a file to the arena: rows at equal distances in the file, packed in the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Piece {
+pub struct StridedExtent {
     /// Offset of the first row in the file.
     pub from: u64,
     /// Offset in the arena.
@@ -197,7 +197,7 @@ pub struct Piece {
     pub step: u64,
 }
 
-impl Piece {
+impl StridedExtent {
     fn end(&self) -> u64 {
         self.from + (self.rows - 1) * self.step + self.row
     }
@@ -218,9 +218,9 @@ pub struct Plan {
     pub gpu_bytes: u64,
     /// The ranges to read, by file and in the order of their bytes.
     pub ranges: Vec<Range>,
-    /// The pieces of the ranges.
+    /// The extents of the ranges.
     #[serde(skip)]
-    pub pieces: Vec<Piece>,
+    pub extents: Vec<StridedExtent>,
     /// Bytes to read.
     pub read_bytes: u64,
     /// The segments of the arena, in order; none if it is not divided. Their addresses only number bytes: no memory is as long.

@@ -130,9 +130,9 @@ fn every_byte_lands_and_everything_is_released() {
     let tensors = model(&path, &SIZES);
     let opened = Model::open(&Local, &[path]).unwrap();
     let mut stream = begin(&gpu, &opened, &Selection::default()).unwrap();
-    while let Some(lent) = stream.next().unwrap() {
-        let (_, data) = tensors.iter().find(|(name, _)| *name == lent.tensor.name).unwrap();
-        assert!(bytes_of(lent.arena, lent.tensor) == *data, "{}", lent.tensor.name);
+    while let Some(streamed) = stream.next().unwrap() {
+        let (_, data) = tensors.iter().find(|(name, _)| *name == streamed.tensor.name).unwrap();
+        assert!(bytes_of(streamed.arena, streamed.tensor) == *data, "{}", streamed.tensor.name);
     }
     let account = stream.engine().account();
     let total = SIZES.iter().sum::<usize>() as u64;
@@ -181,7 +181,7 @@ fn refusals_and_failures_are_reported() {
     let mut stream = begin(&gpu, &opened, &Selection::default()).unwrap();
     let error = loop {
         match stream.next() {
-            Ok(lent) => assert!(lent.is_some(), "a broken read went unnoticed"),
+            Ok(next) => assert!(next.is_some(), "a broken read went unnoticed"),
             Err(error) => break error,
         }
     };

@@ -111,9 +111,13 @@ fn every_byte_by_every_route() {
                 other => other.unwrap(),
             };
             let mut seen = 0;
-            while let Some(lent) = stream.next().unwrap() {
-                let (_, data) = tensors.iter().find(|(name, _)| *name == lent.tensor.name).unwrap();
-                assert!(bytes_of(lent.arena, lent.tensor) == *data, "{} by {route:?}", lent.tensor.name);
+            while let Some(streamed) = stream.next().unwrap() {
+                let (_, data) = tensors.iter().find(|(name, _)| *name == streamed.tensor.name).unwrap();
+                assert!(
+                    bytes_of(streamed.arena, streamed.tensor) == *data,
+                    "{} by {route:?}",
+                    streamed.tensor.name
+                );
                 seen += 1;
             }
             assert_eq!((seen, stream.bytes()), (tensors.len(), total as u64));
@@ -159,9 +163,9 @@ fn uncached_bytes_are_read_past_the_page_cache() {
             println!("SKIP: {why}");
             return;
         }
-        while let Some(lent) = stream.next().unwrap() {
-            let (_, data) = tensors.iter().find(|(name, _)| *name == lent.tensor.name).unwrap();
-            assert!(bytes_of(lent.arena, lent.tensor) == *data, "{}", lent.tensor.name);
+        while let Some(streamed) = stream.next().unwrap() {
+            let (_, data) = tensors.iter().find(|(name, _)| *name == streamed.tensor.name).unwrap();
+            assert!(bytes_of(streamed.arena, streamed.tensor) == *data, "{}", streamed.tensor.name);
         }
         let account = stream.engine().account();
         let near = |wanted: u64| wanted - slot..=wanted + slot + MIB;

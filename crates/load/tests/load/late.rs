@@ -102,11 +102,11 @@ fn no_slot_is_filled_before_it_was_copied() {
             let engine = RingEngine::start(&LateGpu(Emulated::new()), &plan, prepared).unwrap();
             let mut stream = Stream::new(plan, engine);
             let mut seen = 0;
-            while let Some(lent) = stream.next().unwrap() {
-                let (_, data) = tensors.iter().find(|(name, _)| *name == lent.tensor.name).unwrap();
-                let at = (route, threads, slot, &lent.tensor.name);
+            while let Some(streamed) = stream.next().unwrap() {
+                let (_, data) = tensors.iter().find(|(name, _)| *name == streamed.tensor.name).unwrap();
+                let at = (route, threads, slot, &streamed.tensor.name);
                 assert!(
-                    bytes_of(lent.arena, lent.tensor) == *data,
+                    bytes_of(streamed.arena, streamed.tensor) == *data,
                     "{at:?} is not there when it is reported"
                 );
                 seen += 1;

@@ -133,7 +133,7 @@ fn files_that_need_not_belong_together_are_refused() {
         &["m-00001-of-00001.safetensors", "m-00001-of-00002.safetensors", "m-00002-of-00002.safetensors"],
         &["m-*-of-00002.safetensors", "m-00001-of-00001.safetensors"],
     );
-    // A single file is the model, whatever its name.
+    // A single file is the model, under any name.
     let dir = Dir::new();
     dir.write("adapter_model.safetensors", shard(&["a"]));
     assert_eq!(names(&open(dir.path()).unwrap()), ["a"]);
@@ -288,7 +288,7 @@ fn indexes_that_lie() {
         assert!(matches!(refused(text), IndexError::Json(_)), "{text:.40}");
     }
     assert!(matches!(refused(&format!(r#"{{"metadata":{deep}"#)), IndexError::Json(_)));
-    // A tensor in two of the index's shards, whichever of them the index names.
+    // A tensor in two of the index's shards, no matter which of them the index names.
     let text = index(&[("x", "a.safetensors"), ("z", "b.safetensors"), ("w", "c.safetensors")]);
     let why = crate::model::refused(dir.write("model.safetensors.index.json", text));
     assert!(matches!(why, Error::Model(ModelError::TwoFiles { tensor, .. }) if tensor == "z"));
@@ -308,15 +308,15 @@ fn paths_that_are_not_files() {
     let _socket = UnixListener::bind(at("socket")).unwrap();
     fs::create_dir(at("directory")).unwrap();
     symlink("/dev/zero", at("zero")).unwrap();
-    let odd = |path: PathBuf| match refused(path) {
+    let kind = |path: PathBuf| match refused(path) {
         Error::NotRegular { what, .. } => what,
         other => panic!("{other}"),
     };
-    assert_eq!(odd(at("fifo")), "a FIFO");
-    assert_eq!(odd(at("socket")), "a socket");
-    assert_eq!(odd(at("zero")), "a character device");
+    assert_eq!(kind(at("fifo")), "a FIFO");
+    assert_eq!(kind(at("socket")), "a socket");
+    assert_eq!(kind(at("zero")), "a character device");
     // Its length is 0, but it is not empty.
-    assert_eq!(odd("/proc/self/status".into()), "made up by the kernel as it is read");
+    assert_eq!(kind("/proc/self/status".into()), "made up by the kernel as it is read");
     // As a shard of an index, which must name a file.
     for (name, what) in [("fifo", "a FIFO"), ("directory", "a directory"), ("zero", "a character device")] {
         let path = dir.write("model.safetensors.index.json", index(&[("x", name)]));

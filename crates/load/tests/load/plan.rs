@@ -132,13 +132,13 @@ fn execute(
     let mover = Mover::new(model, &plan, size, path, &mut Dice(seed));
     let mut stream = Stream::new(plan, mover);
     let mut count = 0;
-    while let Some(lent) = stream.next().unwrap() {
-        let (at, bytes) = (lent.tensor.at as usize, lent.tensor.bytes as usize);
+    while let Some(streamed) = stream.next().unwrap() {
+        let (at, bytes) = (streamed.tensor.at as usize, streamed.tensor.bytes as usize);
         assert_eq!(
-            lent.arena[at..at + bytes],
-            wanted[&lent.tensor.name],
+            streamed.arena[at..at + bytes],
+            wanted[&streamed.tensor.name],
             "{} when it arrived",
-            lent.tensor.name
+            streamed.tensor.name
         );
         count += 1;
     }
@@ -171,20 +171,20 @@ fn check(plan: &Plan) {
         met && all[0].0 == 0 && all[all.len() - 1].1 == u64::MAX,
         "tensors and gaps are everything, each byte once"
     );
-    let padding = align * plan.pieces.len() as u64;
+    let padding = align * plan.extents.len() as u64;
     let holes: u64 = places.len() as u64 * align;
     assert!(plan.gpu_bytes <= plan.tensor_bytes + padding + holes + slack.max(plan.tensor_bytes / 100));
     for range in &plan.ranges {
         assert!(range.start.is_multiple_of(block) && range.end.is_multiple_of(block));
         assert!(range.read_bytes <= range.end - range.start && range.reads > 0);
-        let pieces = &plan.pieces[range.pieces.clone()];
-        let exact: u64 = pieces.iter().map(|p| p.row * p.rows).sum();
-        let edges = 2 * block * pieces.iter().map(|p| p.rows).sum::<u64>();
+        let extents = &plan.extents[range.extents.clone()];
+        let exact: u64 = extents.iter().map(|p| p.row * p.rows).sum();
+        let edges = 2 * block * extents.iter().map(|p| p.rows).sum::<u64>();
         assert!(range.read_bytes <= exact + edges, "{range:?}");
         if let Landing::Direct { at } = range.landing {
-            assert_eq!(pieces.len(), 1);
+            assert_eq!(extents.len(), 1);
             assert!(at + (range.end - range.start) <= plan.gpu_bytes);
-            assert!(range.read_bytes < pieces[0].row + 2 * block);
+            assert!(range.read_bytes < extents[0].row + 2 * block);
         }
     }
     assert_eq!(plan.read_bytes, plan.ranges.iter().map(|r| r.read_bytes).sum::<u64>());
@@ -237,14 +237,14 @@ fn scalars_stay_together() {
     let scales = (0..5000).map(|_| (Dtype::F32, vec![], 0));
     let model = model(&[(8 * 500, scales.chain([(Dtype::U8, vec![1 << 20], 0)]).collect())], 2);
     let plan = Plan::new(&model, &Selection::default(), PlanOptions::default()).unwrap();
-    assert_eq!(plan.pieces.len(), 2);
+    assert_eq!(plan.extents.len(), 2);
     assert!(plan.gpu_bytes < plan.tensor_bytes + 3 * 8192);
     let (_, wanted) = selection(&model, 0, 0, 1);
     execute(&model, plan, &wanted, 64 << 10, BytePath::Direct, 9);
     let apart =
         Plan::new(&model, &Selection::default(), PlanOptions { small: 16, ..PlanOptions::ring() }).unwrap();
     assert!(apart.tensors.iter().all(|t| t.at % 16 == 0));
-    assert_eq!(apart.pieces.len(), 5001);
+    assert_eq!(apart.extents.len(), 5001);
 }
 
 /// Two files whose tensors would be contiguous if they were one.
@@ -277,8 +277,8 @@ fn the_last_byte_counts() {
 /// Small tensors of any size, contiguous: one range, and one read per slot.
 #[test]
 fn a_ring_reads_on_across_runs() {
-    let odd: Vec<Sketch> = (0..500).map(|i| (Dtype::U8, vec![1 + i * 7 % 900], 0)).collect();
-    let model = model(&[(1000, odd)], 8);
+    let unaligned: Vec<Sketch> = (0..500).map(|i| (Dtype::U8, vec![1 + i * 7 % 900], 0)).collect();
+    let model = model(&[(1000, unaligned)], 8);
     let plan = Plan::new(&model, &Selection::default(), PlanOptions::ring()).unwrap();
     assert_eq!((plan.ranges.len(), plan.direct_bytes()), (1, 0));
     assert!(plan.chunks(64 << 10).unwrap().all(|chunk| chunk.reads.len() == 1));
@@ -314,7 +314,7 @@ fn a_rank_reads_its_rows_alone() {
         assert_eq!(plan.tensor_bytes, whole / 8);
         assert_eq!(plan.ranges[0].reads, rows);
         assert!(plan.read_bytes <= whole / 8 + rows * 8192, "{} of {whole}", plan.read_bytes);
-        assert!(!plan.tensors[0].whole && plan.pieces.len() == 1);
+        assert!(!plan.tensors[0].whole && plan.extents.len() == 1);
         execute(&model, plan, &wanted, 1 << 20, BytePath::Ring, 1);
     }
 }
@@ -353,7 +353,7 @@ fn fine_slices_stay_small() {
     };
     let selection = Selection::default().cut("fine", 1).rank(0, 2).unwrap();
     let plan = Plan::new(&model, &selection, PlanOptions::default()).unwrap();
-    assert_eq!((plan.ranges.len(), plan.pieces.len(), plan.ranges[0].reads), (1, 1, 1));
+    assert_eq!((plan.ranges.len(), plan.extents.len(), plan.ranges[0].reads), (1, 1, 1));
     let chunk = plan.chunks(16 << 10).unwrap().next().unwrap();
     assert_eq!((chunk.copies.len(), chunk.copies[0].row, chunk.copies[0].step), (1, 1, 2));
 }

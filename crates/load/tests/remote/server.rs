@@ -175,12 +175,12 @@ fn answer(state: &State, lines: &[String], stream: &mut TcpStream) -> Option<()>
     stream.write_all(head.as_bytes()).ok()?;
     let cut = wrong == Wrong::AlwaysCut || wrong == Wrong::Cut && first_time;
     let body = if cut { &body[..body.len() / 2] } else { body };
-    for piece in body.chunks(64 << 10) {
+    for chunk in body.chunks(64 << 10) {
         if wrong == Wrong::Slow {
             std::thread::sleep(Duration::from_millis(20));
         }
-        stream.write_all(piece).ok()?;
-        state.sent.fetch_add(piece.len() as u64, Ordering::Relaxed);
+        stream.write_all(chunk).ok()?;
+        state.sent.fetch_add(chunk.len() as u64, Ordering::Relaxed);
     }
     if cut { None } else { Some(()) }
 }

@@ -110,7 +110,7 @@ impl SlotCopier for CallLane {
         Ok(())
     }
 
-    fn tell(&self, CallPart { call, chunk, bytes, .. }: CallPart) {
+    fn report(&self, CallPart { call, chunk, bytes, .. }: CallPart) {
         call.finish(chunk, bytes);
     }
 }
