@@ -82,7 +82,7 @@ pub struct BoardConfig {
     /// Bursts that never arrive.
     pub missing: Option<Missing>,
     /// Whether losses are not reported: a fault that tests the detection of losses.
-    pub untold: bool,
+    pub losses_unreported: bool,
     /// How bus addresses of memory are assigned.
     pub iommu: Iommu,
     /// Bus address of GPU memory without an IOMMU.
@@ -105,7 +105,7 @@ impl Default for BoardConfig {
             mask_bits: 32,
             reports_time: true,
             missing: None,
-            untold: false,
+            losses_unreported: false,
             iommu: Iommu::Translated,
             bar: 0x60_0000_0000,
             p2p: P2p::Works,
@@ -163,7 +163,7 @@ impl BoardConfig {
                     .ok_or_else(|| bad("missing", value, "bursts of a block, 0 to 31, as in 0+3-5@n=7"))?;
                 self.missing = Some(missing);
             }
-            "untold" => self.untold = flag("untold", value)?,
+            "untold" => self.losses_unreported = flag("untold", value)?,
             "flr" => self.flr = flag("flr", value)?,
             "id" => {
                 (self.vendor, self.device) =
@@ -249,7 +249,7 @@ mod tests {
         assert_eq!((config.p2p, config.iommu, config.device), (P2p::WritesOnly, Iommu::Off, 0x7031));
         let config = BoardConfig::parse("usdr?missing=0+3-5@n=7&untold=1&time=0").unwrap();
         assert_eq!(config.missing, Some(Missing { bursts: 0b11_1001, every: 7 }));
-        assert!(config.untold && !config.reports_time);
+        assert!(config.losses_unreported && !config.reports_time);
         let config = BoardConfig::parse("usdr?missing=0-31").unwrap();
         assert_eq!(config.missing, Some(Missing { bursts: u32::MAX, every: 1 }));
         assert_eq!(BoardConfig::parse("").unwrap(), BoardConfig::default());

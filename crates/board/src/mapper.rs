@@ -94,18 +94,18 @@ impl BoardMapper {
         let is_scattered = std::ptr::eq(window, &self.scattered);
         for _ in 0..window.tries(bytes) {
             let start = window.take(bytes);
-            let piece = |at: usize| {
+            let page = |at: usize| {
                 let end = mem.len().min(at + PAGE);
                 Ok((start + 2 * at as u64, mem.slice(at..end)?))
             };
-            let pieces = if is_scattered {
-                (0..mem.len()).step_by(PAGE).map(piece).collect::<Result<_>>()?
+            let parts = if is_scattered {
+                (0..mem.len()).step_by(PAGE).map(page).collect::<Result<_>>()?
             } else {
                 vec![(start, mem.clone())]
             };
             let run = |(at, mem): &(u64, HostMem)| BusRange { addr: BusAddr(*at), len: mem.len() as u64 };
-            let runs = pieces.iter().map(run).collect();
-            if let Some(reached) = self.space.add(pieces, peer) {
+            let runs = parts.iter().map(run).collect();
+            if let Some(reached) = self.space.add(parts, peer) {
                 return Ok(Some((runs, reached)));
             }
         }

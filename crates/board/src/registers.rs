@@ -394,10 +394,10 @@ impl BoardState {
 
     /// Blocks lost since the last event, if this board reports them.
     pub(crate) fn lost_since(&self) -> u32 {
-        if self.config.untold { 0 } else { self.rx.lost_since }
+        if self.config.losses_unreported { 0 } else { self.rx.lost_since }
     }
 
-    /// How long samples take, in seconds: at high rates, less than a `Duration` can tell.
+    /// How long samples take, in seconds: at high rates, less than a `Duration` can hold.
     pub(crate) fn seconds(&self, samples: u32) -> f64 {
         f64::from(samples) / self.config.rate
     }

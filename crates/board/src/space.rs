@@ -59,7 +59,7 @@ impl BoardBus {
 
     pub(crate) fn set_master(&self, on: bool) {
         // Under the lock, so accesses in progress have ended when this returns.
-        let _pieces = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
+        let _ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
         self.master.store(on, Ordering::SeqCst);
     }
 

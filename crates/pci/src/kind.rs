@@ -38,7 +38,7 @@ fn drive(root: &Root, address: Address) -> Result<()> {
     }
 }
 
-/// Fails if a user-space program drives the device, whatever its kind. Callers hold the device's lock, as every onehop
+/// Fails if a user-space program drives the device, of any kind. Callers hold the device's lock, as every onehop
 /// process does while it drives one.
 pub(crate) fn ensure_no_user_driver(root: &Root, address: Address) -> Result<()> {
     let begun = Instant::now();

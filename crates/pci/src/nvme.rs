@@ -47,10 +47,11 @@ pub struct Usage {
     /// Whether anything on it is mounted, used for swap, or held by another device or program.
     pub in_use: bool,
     /// What could not be checked, with the reason for each: it may have users that were not found.
-    pub untold: Vec<String>,
+    #[serde(rename = "untold")]
+    pub undetermined: Vec<String>,
     /// What of that leaves users through the kernel's driver unknown.
     #[serde(skip)]
-    kernel_untold: Vec<String>,
+    kernel_undetermined: Vec<String>,
 }
 
 /// A namespace as a block device of the kernel.
@@ -141,7 +142,7 @@ impl Usage {
             return Ok(None);
         }
         let text = |name: &str| root.text(&format!("{folder}/{name}")).ok().filter(|text| !text.is_empty());
-        let mut reader = UsageReader { root, used, untold: Vec::new() };
+        let mut reader = UsageReader { root, used, undetermined: Vec::new() };
         let known = reader.list(&format!("{folder}/nvme"));
         let of_nvme = |file: &str| known.iter().find_map(|nvme| text(&format!("nvme/{nvme}/{file}")));
         let entries = known.iter().flat_map(|nvme| reader.list(&format!("{folder}/nvme/{nvme}")));
@@ -153,21 +154,21 @@ impl Usage {
         let driven_by = reader.keep(programs::named(root, address, &used.open_handles));
         let unseen = &used.open_handles.unseen;
         if !known.is_empty() {
-            reader.untold.extend(unseen.iter().cloned());
+            reader.undetermined.extend(unseen.iter().cloned());
         }
         let functions = reader.text(&format!("{folder}/sriov_numvfs"));
         if !matches!(&*functions, "" | "0") {
-            reader.untold.push(format!(
+            reader.undetermined.push(format!(
                 "{functions} virtual functions are enabled, which a reset takes from their users"
             ));
         }
         let in_use =
             namespaces.iter().any(BlockDevice::in_use) || !opened_by.is_empty() || !driven_by.is_empty();
         let driver = root.link_name(&format!("{folder}/driver"));
-        let kernel_untold = reader.untold.clone();
+        let kernel_undetermined = reader.undetermined.clone();
         // Another driver than the kernel's hands it to programs, which may be out of sight, too.
         if known.is_empty() && driver.is_some() {
-            reader.untold.extend(unseen.iter().cloned());
+            reader.undetermined.extend(unseen.iter().cloned());
         }
         Ok(Some(Self {
             address,
@@ -181,8 +182,8 @@ impl Usage {
             opened_by,
             driven_by,
             in_use,
-            untold: reader.untold,
-            kernel_untold,
+            undetermined: reader.undetermined,
+            kernel_undetermined,
             namespaces,
         }))
     }
@@ -198,7 +199,7 @@ impl Usage {
         all.iter()
             .filter(|usage| usage.address != own)
             .filter(is_it)
-            .find(|usage| usage.in_use || !usage.untold.is_empty())
+            .find(|usage| usage.in_use || !usage.undetermined.is_empty())
     }
 
     /// Whether the reason for a refusal may soon be gone: a program such as udev has the drive open, or the drive is so
@@ -233,7 +234,8 @@ impl Usage {
             let fix = "Unmount it, or stop its users; a system drive cannot be used";
             return Some(refused(self.address, users.join("; "), fix));
         }
-        (!self.kernel_untold.is_empty()).then(|| undetermined(self.address, &self.kernel_untold.join("; ")))
+        (!self.kernel_undetermined.is_empty())
+            .then(|| undetermined(self.address, &self.kernel_undetermined.join("; ")))
     }
 }
 
@@ -278,14 +280,14 @@ fn head(entry: &str) -> Option<String> {
 struct UsageReader<'a> {
     root: &'a Root,
     used: &'a Mounts,
-    untold: Vec<String>,
+    undetermined: Vec<String>,
 }
 
 impl UsageReader<'_> {
     /// A missing value is the default; an unreadable one is recorded as unknown.
     fn keep<T: Default>(&mut self, found: Result<T>) -> T {
         if_there(found).unwrap_or_else(|error| {
-            self.untold.push(error.to_string());
+            self.undetermined.push(error.to_string());
             T::default()
         })
     }
@@ -338,7 +340,7 @@ impl UsageReader<'_> {
             let ask = || claim(&Path::new("/dev").join(&own), FileType::BlockDevice, &number);
             match root.answer(&format!("claimed:{own}"), ask) {
                 Some(ExclusiveUse::Known(true)) => drop(device.claimed.get_or_insert(own)),
-                Some(ExclusiveUse::Unknown(why)) => self.untold.push(why),
+                Some(ExclusiveUse::Unknown(why)) => self.undetermined.push(why),
                 Some(ExclusiveUse::Known(false)) | None => {}
             }
         }

@@ -84,10 +84,10 @@ fn every_kind_of_use_is_a_refusal_that_names_it() {
 
 #[test]
 fn unknown_use_does_not_count_as_unused() {
-    let root = machine("untold");
+    let root = machine("undetermined");
     fs::remove_file(root.join("proc/self/mountinfo")).unwrap();
     assert!(of(&root, "0000:01:00.0").unwrap_err().is_missing());
-    let other = of(&machine("untold"), "0000:02:00.0").unwrap_err().to_string();
+    let other = of(&machine("undetermined"), "0000:02:00.0").unwrap_err().to_string();
     assert!(other.contains("another kind of device"), "{other}");
     assert!(of(&root, "0000:04:00.0").unwrap_err().is_missing());
     fs::remove_dir_all(root).unwrap();
@@ -113,7 +113,7 @@ fn a_block_device_that_cannot_be_asked_may_be_in_use() {
     let why = "/dev/nvme0n1p1: No such file or directory";
     let (usage, taken) = of(why.into());
     // It is listed, with what is unknown about it.
-    assert_eq!((usage.in_use, &usage.untold[..]), (false, &[why.to_owned()][..]));
+    assert_eq!((usage.in_use, &usage.undetermined[..]), (false, &[why.to_owned()][..]));
     let refusal = taken.unwrap_err().to_string();
     assert!(refusal.contains(why) && refusal.contains("cannot determine"), "{refusal}");
     let (usage, taken) = of(true.into());
@@ -257,15 +257,15 @@ fn programs_that_drive_it_may_be_out_of_sight() {
     fs::create_dir_all(root.join("proc/77")).unwrap();
     std::os::unix::fs::symlink(&fds, &fds).unwrap();
     let seen = || of(&root, "0000:03:00.0").unwrap();
-    assert_eq!((seen().untold, seen().refusal()), (Vec::new(), None), "no driver, no program");
+    assert_eq!((seen().undetermined, seen().refusal()), (Vec::new(), None), "no driver, no program");
     std::os::unix::fs::symlink("../../../bus/pci/drivers/vfio-pci", device.join("driver")).unwrap();
     let bound = seen();
     assert!(!bound.in_use && bound.users().is_none());
-    assert!(bound.untold.iter().any(|why| why.contains("/proc/77/fd")), "{:?}", bound.untold);
+    assert!(bound.undetermined.iter().any(|why| why.contains("/proc/77/fd")), "{:?}", bound.undetermined);
     assert_eq!(bound.refusal(), None);
     // In `onehop drive list --json`, `untold` has all of it.
     let fields = serde_json::to_value(&bound).unwrap();
-    assert!(fields.get("kernel_untold").is_none() && fields["untold"][0].is_string(), "{fields}");
+    assert!(fields.get("kernel_undetermined").is_none() && fields["untold"][0].is_string(), "{fields}");
     fs::remove_dir_all(root).unwrap();
 }
 

@@ -117,7 +117,7 @@ mod tests {
             let (usage, refusal) = (Usage::of(&root, address).unwrap(), refusal(&root, address).unwrap());
             fs::remove_dir_all(folder).unwrap();
             assert_eq!((usage.in_use, usage.users().is_some()), (refusal.is_some(), refusal.is_some()));
-            // Only the device's lock tells whether it is a program of ours.
+            // Only the device's lock shows whether it is a program of ours.
             assert_eq!(usage.refusal(), None);
             refusal.map(|why| why.to_string()).unwrap_or_default()
         };

@@ -90,7 +90,7 @@ fn describe(controller: &Usage, text: &mut ReportText) {
     let Usage { address, vendor, device, .. } = controller;
     let model = controller.model.as_deref().unwrap_or("unknown model");
     let serial = controller.serial.as_deref().unwrap_or("unknown");
-    let in_use = match (controller.in_use, controller.untold.is_empty()) {
+    let in_use = match (controller.in_use, controller.undetermined.is_empty()) {
         (true, _) => "in use",
         (false, true) => "not in use",
         (false, false) => "may be in use",
@@ -105,7 +105,7 @@ fn describe(controller: &Usage, text: &mut ReportText) {
     if !controller.driven_by.is_empty() {
         text.line(format_args!("  driven by {}", controller.driven_by.join(", ")));
     }
-    for why in &controller.untold {
+    for why in &controller.undetermined {
         text.line(format_args!("  unknown: {why}"));
     }
 }

@@ -70,7 +70,7 @@ impl DriveFacts {
         let users = match &usage {
             Err(error) => Some(Err(error.to_string())),
             Ok(usage) => {
-                let untold = || (!usage.untold.is_empty()).then(|| Err(usage.untold.join("; ")));
+                let untold = || (!usage.undetermined.is_empty()).then(|| Err(usage.undetermined.join("; ")));
                 usage.users().map(Ok).or_else(untold)
             }
         };

@@ -16,9 +16,9 @@ const DEVICE: &str = "0000:0b:00.0";
 const REFUSES: &str = "refuses";
 /// Generous, for a busy machine.
 const TEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// Tells the child of a test where its machine is.
+/// The environment variable that names the fake machine's folder to the child of a test.
 const FOLDER: &str = "ONEHOP_TEST_CLAIM_FOLDER";
-/// Tells it to share the guardian's pipe with a process that outlives it.
+/// The environment variable that makes it share the guardian's pipe with a process that outlives it.
 const SHARES: &str = "ONEHOP_TEST_CLAIM_SHARES";
 
 /// A machine in a folder, whose kernel binds and unbinds.

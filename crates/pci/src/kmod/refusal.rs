@@ -280,10 +280,10 @@ mod tests {
     }
 
     fn refusal_of(errno: i32, kind: sys::MemoryKind, why: u32) -> Refusal {
-        told_by(&info(0), errno, kind, why)
+        refusal_with(&info(0), errno, kind, why)
     }
 
-    fn told_by(info: &Info, errno: i32, kind: sys::MemoryKind, why: u32) -> Refusal {
+    fn refusal_with(info: &Info, errno: i32, kind: sys::MemoryKind, why: u32) -> Refusal {
         let error = io::Error::from_raw_os_error(errno);
         let call = sys::Map {
             why,
@@ -322,7 +322,7 @@ mod tests {
     fn a_session_that_must_end_reports_what_is_missing() {
         let shares = info(4);
         for kind in [sys::MemoryKind::User, sys::MemoryKind::DmaBuf, sys::MemoryKind::Peer] {
-            assert_eq!(told_by(&shares, libc::EPERM, kind, 0), Refusal::Unsafe(Missing::of(4)));
+            assert_eq!(refusal_with(&shares, libc::EPERM, kind, 0), Refusal::Unsafe(Missing::of(4)));
         }
         let refusal = command(&io::Error::from_raw_os_error(libc::EPERM), || Some(shares));
         assert_eq!(refusal, Refusal::Unsafe(Missing::of(4)));

@@ -48,8 +48,7 @@ impl Pins {
     fn set(&self, slot: u32, start: usize, len: usize) -> io::Result<()> {
         let buffer = libc::iovec { iov_base: start as *mut libc::c_void, iov_len: len };
         // SAFETY: the kernel pins the pages and does nothing with them: nothing is ever read or written through
-        // this ring; the pages stay pinned whatever becomes of the mapping, and `PinnedMapping` holds that
-        // longer.
+        // this ring; the pages stay pinned even if the mapping goes away, and `PinnedMapping` holds that longer.
         unsafe { self.ring.submitter().register_buffers_update(slot, &[buffer], None) }
     }
 
