@@ -149,12 +149,12 @@ mod tests {
                 let mut want = drive[4096..][..data as usize].to_vec();
                 want.resize(len as usize, 0);
                 // Whole and block by block, to an offset that is not block-aligned.
-                let (mut whole, mut pieces) = (Blockwise::default(), Blockwise::default());
+                let (mut whole, mut by_block) = (Blockwise::default(), Blockwise::default());
                 whole.add(&extents, 0..len, 260, block).unwrap();
                 for at in (0..len).step_by(block as usize) {
-                    pieces.add(&extents, at..(at + block).min(len), 260 + at, block).unwrap();
+                    by_block.add(&extents, at..(at + block).min(len), 260 + at, block).unwrap();
                 }
-                for parts in [whole, pieces] {
+                for parts in [whole, by_block] {
                     let memory = landed(&parts, &drive, block, 32_768);
                     assert!(memory[260..][..len as usize] == want, "{data} + {hole} in blocks of {block}");
                     assert_eq!(parts.zero_bytes() + parts.inline_bytes(), hole);
@@ -178,7 +178,7 @@ mod tests {
         let small = [extent(0, 1024, Place::Drive(1024))];
         let refused = Blockwise::default().add(&small, 0..1024, 0, 4096).unwrap_err();
         assert!(matches!(refused, Error::WithinBlock { position: 1024, block: 4096, .. }));
-        let pieces = [extent(0, 1024, Place::Drive(4096)), extent(1024, 1024, Place::Drive(8192))];
-        assert!(Blockwise::default().add(&pieces, 0..2048, 0, 4096).is_err());
+        let scattered = [extent(0, 1024, Place::Drive(4096)), extent(1024, 1024, Place::Drive(8192))];
+        assert!(Blockwise::default().add(&scattered, 0..2048, 0, 4096).is_err());
     }
 }

@@ -18,7 +18,7 @@ pub struct Extent {
 pub enum Place {
     /// On the drive, starting at this byte of the *drive* (not of the partition).
     Drive(u64),
-    /// A hole or unwritten space: reads as zeros, whatever the drive holds.
+    /// A hole or unwritten space: reads as zeros; the drive's content does not count.
     Zeros,
     /// Here: the file system stores them in its metadata.
     Inline(Vec<u8>),

@@ -211,13 +211,13 @@ impl ExtentMap {
                     let (offset, len) = (start + at, out.len());
                     drive.read_at(offset, out).map_err(|source| Error::Read { offset, len, source })
                 };
-                self.check_piece(chunk, checksum(chunk.extent.len, read)?, want)?;
+                self.check_checksum(chunk, checksum(chunk.extent.len, read)?, want)?;
             }
         }
         Ok(())
     }
 
-    fn check_piece(&self, chunk: &MapChunk, have: u32, want: u32) -> Result<()> {
+    fn check_checksum(&self, chunk: &MapChunk, have: u32, want: u32) -> Result<()> {
         if have == want {
             return Ok(());
         }

@@ -140,16 +140,16 @@ fn maps_that_lie_are_refused() {
         let text = format!("onehop-extents 1 {:08x}\n{body}", crc32c::crc32c(body.as_bytes()));
         ExtentMap::parse(text.as_bytes()).map(|_| ()).map_err(|e| e.to_string())
     };
-    let body = |len: u64, drive: &str, pieces: &str| {
+    let body = |len: u64, drive: &str, chunks: &str| {
         format!(
-            r#"{{"file":{{"path":"f","fs":"ext4","fs_uuid":"u","ino":1,"generation":0,"len":{len},"mtime":[0,0],"ctime":[0,0]}},"drive":{drive},"pieces":[{pieces}]}}"#
+            r#"{{"file":{{"path":"f","fs":"ext4","fs_uuid":"u","ino":1,"generation":0,"len":{len},"mtime":[0,0],"ctime":[0,0]}},"drive":{drive},"pieces":[{chunks}]}}"#
         )
     };
     let good = r#"{"serial":"s","nsid":1,"wwid":"","lba_bytes":512,"bytes":100000}"#;
     assert_eq!(parse(&body(3000, good, "[1000,2000,7],2000")), Ok(()));
     assert_eq!(parse(&body(3, good, r#""616263""#)), Ok(()));
     assert_eq!(parse(&body(9000, good, r#""616263",8997"#)), Ok(()));
-    for (len, drive, pieces, said) in [
+    for (len, drive, chunks, said) in [
         (3000, good, "[1000,2000,7]", "1000 bytes of 3000"),
         (3000, good, "[1000,2000,7],2001", "2001 bytes follows byte 1000"),
         (1000, good, "[1000,99001,7]", "not on its drive"),
@@ -175,7 +175,7 @@ fn maps_that_lie_are_refused() {
         (u64::MAX, good, "18446744073709551615", "line 2, file.len: 18446744073709551615 bytes"),
         (1 << 63, good, "9223372036854775808", "line 2, file.len"),
     ] {
-        let error = parse(&body(len, drive, pieces)).unwrap_err();
+        let error = parse(&body(len, drive, chunks)).unwrap_err();
         assert!(error.contains(said), "{error}, wanted {said}");
     }
     let whole = ExtentMap::make(file(0), drive(1), &[], |_, _| Ok(())).unwrap().to_bytes();

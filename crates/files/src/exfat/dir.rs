@@ -106,8 +106,8 @@ fn file(set: &[u8], list: &List, at: usize) -> Result<ExfatEntry> {
 
 fn name(rest: &[u8], len: usize) -> Option<Vec<u16>> {
     let mut name = Vec::with_capacity(len);
-    for piece in rest.chunks_exact(ENTRY).take_while(|p| p[0] == NAME).take(len.div_ceil(NAME_UNITS)) {
-        name.extend((0..NAME_UNITS).map(|i| u16_at(piece, 2 + 2 * i)));
+    for entry in rest.chunks_exact(ENTRY).take_while(|p| p[0] == NAME).take(len.div_ceil(NAME_UNITS)) {
+        name.extend((0..NAME_UNITS).map(|i| u16_at(entry, 2 + 2 * i)));
     }
     name.truncate(len);
     (name.len() == len).then_some(name)

@@ -95,7 +95,7 @@ impl Inode {
         &self.raw[0x28..0x64]
     }
 
-    /// Low part of the occupied 512-byte units; enough to tell short links from long ones.
+    /// Low part of the occupied 512-byte units; enough to distinguish short links from long ones.
     pub(super) fn sectors(&self) -> u64 {
         u32_at(&self.raw, 0x1C).into()
     }

@@ -10,8 +10,8 @@ const LONG: u8 = 0x0F;
 const LABEL: u8 = 0x08;
 const DIRECTORY: u8 = 0x10;
 const REMOVED: u8 = 0xE5;
-const LAST_PIECE: u8 = 0x40;
-const MOST_PIECES: u8 = 20;
+const LAST_PART: u8 = 0x40;
+const MOST_PARTS: u8 = 20;
 
 /// The upper half of code page 437, the default encoding of short names.
 const CP437: &str = "ÇüéâäàåçêëèïîìÄÅÉæÆôöòûùÿÖÜ¢£¥₧ƒáíóúñÑªº¿⌐¬½¼¡«»░▒▓│┤╡╢╖╕╣║╗╝╜╛┐└┴┬├─┼╞╟╚╔╩╦╠═╬╧╨╤╥╙╘╒╓╫╪┘┌█▄▌▐▀αßΓπΣσµτΦΘΩδ∞φε∩≡±≥≤⌠⌡÷≈°∙·√ⁿ²■\u{a0}";
@@ -62,7 +62,7 @@ pub(super) fn entries(fs: &'static str, list: &List, wide_clusters: bool) -> Res
         match raw[0] {
             0 => break,
             REMOVED => long = Long::default(),
-            _ if attributes & 0x3F == LONG => long.piece(raw),
+            _ if attributes & 0x3F == LONG => long.add(raw),
             _ if attributes & LABEL != 0 => long = Long::default(),
             _ => {
                 let name = std::mem::take(&mut long).name(raw);
@@ -117,16 +117,16 @@ fn short(raw: &[u8]) -> String {
 #[derive(Default)]
 struct Long {
     /// In stored order: the last part first.
-    pieces: Vec<[u16; 13]>,
+    parts: Vec<[u16; 13]>,
     next: u8,
     checksum: u8,
 }
 
 impl Long {
-    fn piece(&mut self, raw: &[u8]) {
-        let number = raw[0] & !LAST_PIECE;
-        if raw[0] & LAST_PIECE != 0 && (1..=MOST_PIECES).contains(&number) {
-            *self = Self { pieces: Vec::new(), next: number, checksum: raw[13] };
+    fn add(&mut self, raw: &[u8]) {
+        let number = raw[0] & !LAST_PART;
+        if raw[0] & LAST_PART != 0 && (1..=MOST_PARTS).contains(&number) {
+            *self = Self { parts: Vec::new(), next: number, checksum: raw[13] };
         }
         if number == 0 || number != self.next || raw[13] != self.checksum {
             // An incomplete long name is ignored in favour of the short one.
@@ -139,15 +139,15 @@ impl Long {
             5..11 => 14 + 2 * (i - 5),
             _ => 28 + 2 * (i - 11),
         };
-        self.pieces.push(std::array::from_fn(|i| u16_at(raw, offset(i))));
+        self.parts.push(std::array::from_fn(|i| u16_at(raw, offset(i))));
     }
 
     /// The name, if all parts were there and belong to this short name.
     fn name(self, raw: &[u8]) -> Option<String> {
         let sum = raw[..11].iter().fold(0_u8, |sum, &b| sum.rotate_right(1).wrapping_add(b));
-        if self.pieces.is_empty() || self.next != 0 || sum != self.checksum {
+        if self.parts.is_empty() || self.next != 0 || sum != self.checksum {
             return None;
         }
-        Some(text16(self.pieces.iter().rev().flatten().copied()))
+        Some(text16(self.parts.iter().rev().flatten().copied()))
     }
 }

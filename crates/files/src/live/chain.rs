@@ -12,8 +12,8 @@ const MOST_LEVELS: u32 = 8;
 /// Upper limit of devices below one. Rows of a table may name the same device repeatedly.
 const MOST_DEVICES: u32 = 4096;
 /// Upper limit of extents of one file after striping.
-const MOST_PIECES: usize = 1 << 22;
-/// The unit of sysfs, whatever the drive's block size.
+const MOST_EXTENTS: usize = 1 << 22;
+/// The unit of sysfs, for every block size of the drive.
 const SECTOR: u64 = 512;
 
 type Resolved<T> = std::result::Result<T, String>;
@@ -143,8 +143,8 @@ impl Out {
             *have += len;
             return Ok(());
         }
-        if self.list.len() >= MOST_PIECES {
-            return Err(format!("it has more than {MOST_PIECES} extents"));
+        if self.list.len() >= MOST_EXTENTS {
+            return Err(format!("it has more than {MOST_EXTENTS} extents"));
         }
         let extent = Extent { offset, len, place: Place::Drive(position) };
         self.list.push(LiveExtent { disk, extent });

@@ -20,7 +20,7 @@ const KNOWN: u32 = extent_flag::LAST | extent_flag::UNWRITTEN | extent_flag::MER
 /// A writer that goes on writing may make a second call necessary.
 const TRIES: u32 = 2;
 
-/// Bytes of the file on the file system's device; `None` for zeros, whatever the device holds.
+/// Bytes of the file on the file system's device; `None` for zeros that are not read from the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FsExtent {
     pub offset: u64,

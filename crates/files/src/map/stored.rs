@@ -14,7 +14,8 @@ struct Body {
     file: MappedFile,
     drive: DriveId,
     /// In the file's order and without gaps, so no file offsets are stored.
-    pieces: Vec<Stored>,
+    #[serde(rename = "pieces")]
+    chunks: Vec<Stored>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -29,13 +30,13 @@ enum Stored {
 }
 
 pub(super) fn to_bytes(map: &ExtentMap) -> Vec<u8> {
-    let stored = |piece: &MapChunk| match &piece.extent.place {
-        Place::Drive(at) => Stored::Drive(piece.extent.len, *at, piece.crc32c.unwrap_or(0)),
-        Place::Zeros => Stored::Zeros(piece.extent.len),
+    let stored = |chunk: &MapChunk| match &chunk.extent.place {
+        Place::Drive(at) => Stored::Drive(chunk.extent.len, *at, chunk.crc32c.unwrap_or(0)),
+        Place::Zeros => Stored::Zeros(chunk.extent.len),
         Place::Inline(bytes) => Stored::Inline(hex(bytes)),
     };
-    let pieces = map.chunks.iter().map(stored).collect();
-    let body = Body { file: map.file.clone(), drive: map.drive.clone(), pieces };
+    let chunks = map.chunks.iter().map(stored).collect();
+    let body = Body { file: map.file.clone(), drive: map.drive.clone(), chunks };
     // Serializing only fails for maps with non-text keys, and there are none.
     let body = serde_json::to_string(&body).unwrap_or_default();
     format!("{NAME} {VERSION} {:08x}\n{body}\n", crc32c::crc32c(format!("{body}\n").as_bytes())).into_bytes()
@@ -81,7 +82,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<ExtentMap> {
     let body: Body = serde_json::from_slice(body).map_err(|e| bad(e.to_string()))?;
     let mut chunks = Vec::new();
     let mut offset = 0_u64;
-    for stored in body.pieces {
+    for stored in body.chunks {
         let (len, place, crc32c) = match stored {
             Stored::Drive(len, at, crc) => (len, Place::Drive(at), Some(crc)),
             Stored::Zeros(len) => (len, Place::Zeros, None),

@@ -23,7 +23,7 @@ pub(super) struct MbrSlot {
 }
 
 impl MbrSlot {
-    /// Whether Linux counts it as a partition, whatever its type.
+    /// Whether Linux counts it as a partition. The type does not matter.
     fn used(&self) -> bool {
         self.count != 0
     }

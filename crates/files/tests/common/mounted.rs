@@ -15,7 +15,7 @@ impl Mounted {
     pub fn new(image: &Path, at: PathBuf) -> Result<Self, String> {
         std::fs::create_dir_all(&at).unwrap();
         let image = image.canonicalize().unwrap();
-        told(Command::new("mount").args(["-o", "loop"]).args([&image, &at]).output())?;
+        done(Command::new("mount").args(["-o", "loop"]).args([&image, &at]).output())?;
         Ok(Self { image, at })
     }
 
@@ -46,7 +46,7 @@ impl Drop for Mounted {
 
 /// Unmounts, with retries: a process that another thread starts briefly holds all open files.
 pub fn unmount(at: &Path) {
-    in_time(|| told(Command::new("umount").arg(at).output()));
+    in_time(|| done(Command::new("umount").arg(at).output()));
 }
 
 /// Retries until it succeeds, or fails after too long.
@@ -58,7 +58,7 @@ pub fn in_time(done: impl Fn() -> Result<(), String>) {
     }
 }
 
-fn told(output: std::io::Result<Output>) -> Result<(), String> {
+fn done(output: std::io::Result<Output>) -> Result<(), String> {
     let output = output.map_err(|e| e.to_string())?;
     let said = String::from_utf8_lossy(&output.stderr);
     if output.status.success() { Ok(()) } else { Err(said.trim().to_owned()) }

@@ -115,7 +115,7 @@ pub fn explore(blocks: Arc<dyn Blocks>, start: u64, len: u64) -> bool {
     let size = blocks.size();
     let volume = match Volume::at(blocks, start, len) {
         Ok(volume) => volume,
-        Err(error) => return told(&error),
+        Err(error) => return refused(&error),
     };
     let _ = (volume.fs_name(), volume.label(), volume.uuid(), volume.notes().len());
     let mut left = MOST_FILES;
@@ -134,10 +134,10 @@ pub fn explore(blocks: Arc<dyn Blocks>, start: u64, len: u64) -> bool {
                         }
                     }
                 }
-                Err(error) => drop(told(&error)),
+                Err(error) => drop(refused(&error)),
             },
             FileKind::File => look(&volume, &file, size),
-            FileKind::Symlink => drop(volume.read_link(&file).map_err(|e| told(&e))),
+            FileKind::Symlink => drop(volume.read_link(&file).map_err(|e| refused(&e))),
             FileKind::Special => {}
         }
     }
@@ -148,7 +148,7 @@ pub fn explore(blocks: Arc<dyn Blocks>, start: u64, len: u64) -> bool {
     true
 }
 
-fn told(error: &Error) -> bool {
+fn refused(error: &Error) -> bool {
     assert!(!error.to_string().is_empty());
     false
 }

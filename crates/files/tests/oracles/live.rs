@@ -168,8 +168,8 @@ fn files_with_many_extents_take_several_calls(at: &Path, system: &System) {
         if [0, 126, 127, 128, 254, 255, 256].contains(&i) {
             file.set_len((i + 1) * 8192).unwrap();
             let live = LiveFile::open(&path, system).unwrap();
-            let pieces = live.extents().iter().filter(|e| e.extent.place != Place::Zeros).count();
-            assert_eq!(pieces as u64, i + 1);
+            let on_drive = live.extents().iter().filter(|e| e.extent.place != Place::Zeros).count();
+            assert_eq!(on_drive as u64, i + 1);
             live.recheck().unwrap();
         }
     }

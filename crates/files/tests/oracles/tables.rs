@@ -107,10 +107,10 @@ fn gpt_at_blocks_of_4096_bytes() {
     assert_eq!((got.kind, got.partitions.len(), &got.notes[..]), (TableKind::Gpt, 2, &[][..]));
     assert_eq!((got.partitions[0].start, got.partitions[0].len), (100 << 12, 400 << 12));
     assert_eq!(got.partitions[0].name, "p");
-    let told = |lba| partitions::read(&Sized(Image::open(&image).unwrap(), lba));
-    assert_eq!(told(4096).unwrap(), got);
-    assert!(told(512).unwrap_err().to_string().contains("both copies"));
-    assert!(told(1000).unwrap_err().to_string().contains("1000"));
+    let with_lba = |lba| partitions::read(&Sized(Image::open(&image).unwrap(), lba));
+    assert_eq!(with_lba(4096).unwrap(), got);
+    assert!(with_lba(512).unwrap_err().to_string().contains("both copies"));
+    assert!(with_lba(1000).unwrap_err().to_string().contains("1000"));
 }
 
 #[test]
@@ -186,14 +186,15 @@ fn partitions_have_the_numbers_that_linux_gives_them() {
         let got = table(&image).unwrap();
         let places: Vec<_> = got.partitions.iter().map(|p| (p.index, p.start / 512)).collect();
         assert_eq!(places, want, "{what}");
-        let told = run("partx", &["-g", "-o", "NR,START,SECTORS", &image]);
+        let listed = run("partx", &["-g", "-o", "NR,START,SECTORS", &image]);
         let number = |word: &str| word.parse::<u64>().unwrap();
-        let told: Vec<Vec<_>> = told.lines().map(|l| l.split_whitespace().map(number).collect()).collect();
+        let listed: Vec<Vec<_>> =
+            listed.lines().map(|l| l.split_whitespace().map(number).collect()).collect();
         // `partx` lists the extended partition as well, as Linux does.
-        let told: Vec<_> = told.into_iter().filter(|row| row[0] != 3).collect();
+        let listed: Vec<_> = listed.into_iter().filter(|row| row[0] != 3).collect();
         let ours: Vec<_> =
             got.partitions.iter().map(|p| vec![p.index.into(), p.start / 512, p.len / 512]).collect();
-        assert_eq!(ours, told, "{what}");
+        assert_eq!(ours, listed, "{what}");
     }
 }
 
