@@ -250,14 +250,14 @@ pub unsafe extern "C" fn cuFileBatchIOGetStatus(
         let limit = limit.and_then(duration).unwrap_or(LONGEST).min(LONGEST);
         let mut state =
             batch.wait(limit, |state| state.done.len() >= least || state.done.len() == state.left());
-        let told = state.done.len().min(room);
-        for (index, Done { cookie, status, result }) in state.done.drain(..told).enumerate() {
+        let reported = state.done.len().min(room);
+        for (index, Done { cookie, status, result }) in state.done.drain(..reported).enumerate() {
             let event = IoEvent { cookie: cookie as *mut c_void, status, result: result as usize };
             // SAFETY: the caller's promise: there is room for them.
             unsafe { events.add(index).write(event) };
         }
         // SAFETY: the caller's promise.
-        unsafe { count.write(told as u32) };
+        unsafe { count.write(reported as u32) };
         Ok(())
     })
 }

@@ -354,7 +354,7 @@ pub(crate) fn authenticate(link: &QueueLink, parties: &ChapParties<'_>, due: Ins
     let is_failure = message[..2] == message::FAILURE_1;
     let refused = |why: String| {
         if !is_failure {
-            // Tells the target, if it still listens.
+            // Notifies the target, if it still listens.
             let _ = send(link, &verdict(false, transaction), due);
         }
         parties.failed(why)

@@ -10,15 +10,15 @@ use proptest::prelude::*;
 fn feed(
     queue: &mut CapsuleQueue,
     mut bytes: &[u8],
-    pieces: &[usize],
+    lengths: &[usize],
     memory: &mut [Vec<u8>],
 ) -> Result<Vec<QueueEvent>, ProtocolViolation> {
     let mut events = Vec::new();
-    let mut pieces = pieces.iter().cycle();
+    let mut lengths = lengths.iter().cycle();
     let mut left = 0;
     while !bytes.is_empty() {
         if left == 0 {
-            left = *pieces.next().unwrap();
+            left = *lengths.next().unwrap();
         }
         let (count, data) = match queue.want() {
             Want::Bytes(room) => {
@@ -45,8 +45,8 @@ fn feed(
     Ok(events)
 }
 
-/// Sends everything queued, in parts of at most `piece` bytes; the data is all `b'w'`.
-fn drain(queue: &mut CapsuleQueue, piece: usize) -> Vec<u8> {
+/// Sends everything queued, in parts of at most `most` bytes; the data is all `b'w'`.
+fn drain(queue: &mut CapsuleQueue, most: usize) -> Vec<u8> {
     let mut out = Vec::new();
     loop {
         let mut part = match queue.send() {
@@ -64,7 +64,7 @@ fn drain(queue: &mut CapsuleQueue, piece: usize) -> Vec<u8> {
             }
         };
         assert!(!part.is_empty());
-        part.truncate(piece);
+        part.truncate(most);
         queue.sent(part.len());
         out.extend(part);
     }
@@ -114,16 +114,16 @@ fn response(cid: u16, status: Status) -> Vec<u8> {
 }
 
 /// An open queue with two reads of 100 and 60 bytes and a write of 9000, sent.
-fn begun(digests: u8, piece: usize) -> (CapsuleQueue, [u16; 3], Vec<u8>) {
+fn begun(digests: u8, most: usize) -> (CapsuleQueue, [u16; 3], Vec<u8>) {
     let asked = Digests { header: digests & 1 != 0, data: digests & 2 != 0 };
     let mut queue = CapsuleQueue::new(8, asked);
-    drain(&mut queue, piece);
+    drain(&mut queue, most);
     assert_eq!(feed(&mut queue, &ic_resp(digests), &[7], &mut []).unwrap(), [QueueEvent::Opened]);
     let read = Sqe::new(nvm::opcode::READ, 1);
     let first = queue.submit(&read, Data::In(100)).unwrap();
     let second = queue.submit(&read, Data::In(60)).unwrap();
     let write = queue.submit(&Sqe::new(nvm::opcode::WRITE, 1), Data::Out(9000)).unwrap();
-    let sent = drain(&mut queue, piece);
+    let sent = drain(&mut queue, most);
     (queue, [first, second, write], sent)
 }
 
@@ -153,10 +153,10 @@ fn the_stream_may_be_cut_anywhere() {
         let mut want = None;
         let cuts =
             (1..=stream.len()).map(|cut| vec![cut, stream.len()]).chain([vec![1], vec![2, 3], vec![5]]);
-        for pieces in cuts {
+        for lengths in cuts {
             let (mut queue, slots, _) = begun(digests, 13);
             let mut memory = vec![vec![0; 9000]; 8];
-            let events = feed(&mut queue, &stream, &pieces, &mut memory).unwrap();
+            let events = feed(&mut queue, &stream, &lengths, &mut memory).unwrap();
             let ends: Vec<_> = events
                 .iter()
                 .map(|event| match event {
@@ -170,7 +170,7 @@ fn the_stream_may_be_cut_anywhere() {
             let parts = if digests & 1 != 0 { 2 * 28 } else { 2 * 24 } + if digests & 2 != 0 { 8 } else { 0 };
             assert_eq!(data.len(), 5000 + parts);
             let now = (memory, data);
-            assert!(*want.get_or_insert_with(|| now.clone()) == now, "{pieces:?}");
+            assert!(*want.get_or_insert_with(|| now.clone()) == now, "{lengths:?}");
         }
     }
 }
@@ -179,8 +179,8 @@ fn the_stream_may_be_cut_anywhere() {
 fn what_is_sent_does_not_depend_on_how_it_is_taken() {
     for digests in 0..4 {
         let all = begun(digests, usize::MAX).2;
-        for piece in [1, 2, 71, 72, 73, 100] {
-            assert!(begun(digests, piece).2 == all);
+        for most in [1, 2, 71, 72, 73, 100] {
+            assert!(begun(digests, most).2 == all);
         }
     }
 }
@@ -238,7 +238,7 @@ proptest! {
     fn random_bytes_do_no_harm(
         digests in 0u8..4,
         changes in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 0..6),
-        pieces in proptest::collection::vec(1usize..40, 1..6),
+        lengths in proptest::collection::vec(1usize..40, 1..6),
         tail in proptest::collection::vec(any::<u8>(), 0..60),
     ) {
         let (mut queue, slots, _) = begun(digests, 1000);
@@ -253,7 +253,7 @@ proptest! {
         for (slot, len) in slots.iter().zip(lens) {
             memory[usize::from(*slot)].truncate(len);
         }
-        if let Err(violation) = feed(&mut queue, &stream, &pieces, &mut memory)
+        if let Err(violation) = feed(&mut queue, &stream, &lengths, &mut memory)
             && let Some(last) = queue.last_words(&violation)
         {
             prop_assert_eq!((last[0], last[4] as usize), (2, last.len()));
@@ -264,7 +264,7 @@ proptest! {
     #[test]
     fn a_random_start_does_no_harm(
         changes in proptest::collection::vec((0usize..128, any::<u8>()), 1..4),
-        pieces in proptest::collection::vec(1usize..40, 1..6),
+        lengths in proptest::collection::vec(1usize..40, 1..6),
     ) {
         let mut queue = CapsuleQueue::new(4, Digests { header: true, data: true });
         drain(&mut queue, 1000);
@@ -272,6 +272,6 @@ proptest! {
         for (at, byte) in changes {
             stream[at] = byte;
         }
-        let _ = feed(&mut queue, &stream, &pieces, &mut []);
+        let _ = feed(&mut queue, &stream, &lengths, &mut []);
     }
 }

@@ -8,7 +8,7 @@ use crate::HostMem;
 struct Allocation<T> {
     bytes: usize,
     what: T,
-    /// Tells it from a later one at the same address.
+    /// Distinguishes it from a later one at the same address.
     identity: Arc<()>,
 }
 

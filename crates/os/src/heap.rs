@@ -76,28 +76,28 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_lends_twice_and_takes_everything_back(
+        fn never_allocates_twice_and_joins_all_that_was_freed(
             steps in prop::collection::vec((any::<bool>(), 1..20_usize, any::<prop::sample::Index>()), 1..200),
         ) {
             let mut heap = Heap::new(START, START + PAGES);
-            let mut lent: Vec<(usize, usize)> = Vec::new();
+            let mut allocated: Vec<(usize, usize)> = Vec::new();
             let mut model = [true; PAGES];
             for (take, len, which) in steps {
-                if take || lent.is_empty() {
+                if take || allocated.is_empty() {
                     let got = heap.take(len);
                     prop_assert_eq!(got, first_fit(&model, len).map(|at| at + START));
                     if let Some(at) = got {
                         model[at - START..at - START + len].fill(false);
-                        lent.push((at, len));
+                        allocated.push((at, len));
                     }
                 } else {
-                    let (at, len) = lent.swap_remove(which.index(lent.len()));
+                    let (at, len) = allocated.swap_remove(which.index(allocated.len()));
                     heap.free(at, len);
                     model[at - START..at - START + len].fill(true);
                 }
                 prop_assert_eq!(free_pages(&heap), model);
             }
-            for (at, len) in lent {
+            for (at, len) in allocated {
                 heap.free(at, len);
             }
             prop_assert_eq!(heap.take(PAGES), Some(START), "one range again");

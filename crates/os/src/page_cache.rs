@@ -53,7 +53,7 @@ impl HostMem {
 
 impl HostMem {
     /// Reads only what is in the page cache. Returns the number of bytes, which is lower if the rest is not cached or
-    /// the file ends; `None` if the first byte is not cached, or the file system cannot tell.
+    /// the file ends; `None` if the first byte is not cached, or the file system cannot report that.
     ///
     /// # Errors
     /// When the range does not lie within the memory, it cannot be written, or the file cannot be read.

@@ -73,7 +73,7 @@ impl Semaphore {
         self.mem.qword(self.offset).fetch_update(Ordering::Acquire, Ordering::Relaxed, down).is_ok()
     }
 
-    /// Sets it to zero, whatever its value; returns whether it was more.
+    /// Sets it to zero; returns whether it was more.
     pub fn take_all(&self) -> bool {
         const COUNT: u64 = u32::MAX as u64;
         self.mem.qword(self.offset).fetch_and(!COUNT, Ordering::Acquire) & COUNT != 0

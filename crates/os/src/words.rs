@@ -127,7 +127,7 @@ mod tests {
             assert!(!words.store_four_release(index, [0; 4]), "{index}");
             assert_eq!(words.load_four_acquire(index), None, "{index}");
         }
-        let odd = HostMem::anonymous(4096).unwrap().slice(4..64).unwrap();
-        assert!(Words::new(odd).is_err());
+        let unaligned = HostMem::anonymous(4096).unwrap().slice(4..64).unwrap();
+        assert!(Words::new(unaligned).is_err());
     }
 }

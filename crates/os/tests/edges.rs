@@ -48,7 +48,7 @@ fn signals_of_others_go_to_their_handler_and_the_guard_stays() {
         mem.fill(0, 2 * 4096, 7).unwrap();
         // SAFETY: a signal that is not ours, to this thread.
         unsafe { libc::raise(libc::SIGBUS) };
-        // A sent signal removes no memory, whatever its value.
+        // A sent signal removes no memory, with any code.
         for code in [-1, -2, -6] {
             send(code, mem.host_ptr() as u64);
         }

@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn allocates_zeroed_pages_and_frees_them() {
-        let ram = ram("lends", 4 << 20).unwrap();
+        let ram = ram("allocates", 4 << 20).unwrap();
         let first = ram.alloc(PAGE + 1).unwrap();
         assert_eq!(first.len(), 2 * PAGE);
         first.fill(0, 2 * PAGE, 0xee).unwrap();

@@ -1,4 +1,4 @@
-//! What one side of a connection tells the other about itself, over a socket, before the first message.
+//! The description of one side of a connection that it sends to the other over a socket, before the first message.
 
 use crate::{Error, Result};
 

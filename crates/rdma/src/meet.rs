@@ -27,8 +27,8 @@ const TIMES: u32 = 3;
 pub fn connect(nic: &Arc<Nic>, size: ChannelSize, stream: TcpStream, deadline: Deadline) -> Result<Channel> {
     let prepared = PreparedChannel::new(nic, size)?;
     prepare(&stream, deadline)?;
-    tell(&stream, prepared.endpoint())?;
-    let other = listen(&stream)?;
+    send_endpoint(&stream, prepared.endpoint())?;
+    let other = receive_endpoint(&stream)?;
     prepared.connect(&other, stream.into())
 }
 
@@ -43,13 +43,13 @@ pub fn accept<'a>(
     deadline: Deadline,
 ) -> Result<Channel> {
     prepare(&stream, deadline)?;
-    let other = listen(&stream)?;
+    let other = receive_endpoint(&stream)?;
     let prepared = PreparedChannel::new(choose(&other), ChannelSize { lane: other.lane, ..size })?;
     let mine = *prepared.endpoint();
     let met = stream.try_clone().map_err(|e| Error::system("dup of a socket", e))?;
     // Ready to receive before the other side can send.
     let channel = prepared.connect(&other, met.into())?;
-    tell(&stream, &mine)?;
+    send_endpoint(&stream, &mine)?;
     Ok(channel)
 }
 
@@ -68,13 +68,13 @@ fn prepare(stream: &TcpStream, deadline: Deadline) -> Result<()> {
     set().map_err(|e| Error::system("setsockopt", e))
 }
 
-fn tell(mut stream: &TcpStream, endpoint: &Endpoint) -> Result<()> {
-    stream.write_all(&endpoint.to_bytes()).map_err(|e| missed("telling the other side of this one's end", e))
+fn send_endpoint(mut stream: &TcpStream, endpoint: &Endpoint) -> Result<()> {
+    stream.write_all(&endpoint.to_bytes()).map_err(|e| missed("sending this side's endpoint", e))
 }
 
-fn listen(mut stream: &TcpStream) -> Result<Endpoint> {
+fn receive_endpoint(mut stream: &TcpStream) -> Result<Endpoint> {
     let mut bytes = [0; Endpoint::BYTES];
-    stream.read_exact(&mut bytes).map_err(|e| missed("hearing of the other side's end", e))?;
+    stream.read_exact(&mut bytes).map_err(|e| missed("receiving the other side's endpoint", e))?;
     Endpoint::from_bytes(&bytes)
 }
 

@@ -125,7 +125,7 @@ impl ControllerState {
         }
     }
 
-    /// A command's protection information; `None` if the namespace has none, whatever the fields say.
+    /// A command's protection information; `None` if the namespace has none; the fields are ignored then.
     fn protection(&self, rw: &Rw) -> Result<Option<Protection>, CommandFailure> {
         match self.config.pi {
             0 => Ok(None),

@@ -139,9 +139,9 @@ fn chunk_parts(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std
         let at = offset + done as u64;
         let within = (at % CHUNK as u64) as usize;
         let step = (CHUNK - within).min(len - done);
-        let piece = (at / CHUNK as u64, within, done..done + step);
+        let part = (at / CHUNK as u64, within, done..done + step);
         done += step;
-        Some(piece)
+        Some(part)
     })
 }
 

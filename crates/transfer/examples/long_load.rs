@@ -17,7 +17,7 @@ use onehop_transfer::{
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 const ROUNDS: usize = 5;
-/// What a load has to make of the rate of its kernels. An emulated GPU has no clock of its own to tell.
+/// The least share of its kernels' rate that a load must reach. An emulated GPU has no clock of its own.
 const LEAST: f64 = 0.95;
 const BLOCK: usize = 4096;
 /// Bytes that the host writes and compares at once.

@@ -156,8 +156,8 @@ fn unprotected(root: &Root, name: &DriveName) -> Option<String> {
 fn flushed_late(root: &Root, name: &DriveName) -> Option<String> {
     (name.via == Some(Via::Module) && onehop_pci::is_lazy(root, name.address)).then(|| {
         format!(
-            "{}: its IOMMU group is flushed lazily, and was not made strict: what was unmapped the drive still reaches for a while, \
-             when it may be somebody else's. A slot of its own, or booting with iommu.strict=1, mends that",
+            "{}: its IOMMU group is flushed lazily, and was not made strict: for a while the drive still reaches memory that was unmapped, \
+             when it may belong to another program. A slot of its own, or booting with iommu.strict=1, fixes that",
             name.address
         )
     })
@@ -267,15 +267,15 @@ mod tests {
         std::fs::create_dir_all(&device).unwrap();
         std::fs::create_dir_all(&group).unwrap();
         let root = Root::below(&folder);
-        let told = |spec: &str| flushed_late(&root, &address(spec).unwrap()).is_some();
+        let is_reported = |spec: &str| flushed_late(&root, &address(spec).unwrap()).is_some();
         let bare = |spec: &str| unprotected(&root, &address(spec).unwrap()).is_some();
-        assert!(!told("0000:0b:00.0?via=kmod") && bare("0000:0b:00.0?via=kmod"));
+        assert!(!is_reported("0000:0b:00.0?via=kmod") && bare("0000:0b:00.0?via=kmod"));
         std::os::unix::fs::symlink("../../../../kernel/iommu_groups/3", device.join("iommu_group")).unwrap();
         for (kind, late) in [("DMA-FQ\n", true), ("DMA\n", false), ("identity\n", false)] {
             std::fs::write(group.join("type"), kind).unwrap();
             // VFIO flushes by itself.
             assert_eq!(
-                (told("0000:0b:00.0?via=kmod"), told("0000:0b:00.0?via=vfio")),
+                (is_reported("0000:0b:00.0?via=kmod"), is_reported("0000:0b:00.0?via=vfio")),
                 (late, false),
                 "{kind}"
             );

@@ -44,7 +44,7 @@ impl PinnedLane {
     }
 
     /// Moves chunks until there are no more, or all lanes are stopped.
-    fn run(&self, shared: &LanesJob<'_>, told: &Sender<u64>) -> Result<Moved> {
+    fn run(&self, shared: &LanesJob<'_>, progress: &Sender<u64>) -> Result<Moved> {
         let block = block_bytes(shared.ns);
         let mut copies = match shared.op {
             Op::Read => Some(Copies::new(shared.gpu.copier(&self.region, shared.memory)?)),
@@ -79,7 +79,7 @@ impl PinnedLane {
                 copies.mark(step)?;
             }
             // No one listens any more once the transfer has failed.
-            let _ = told.send(moved.bytes - before);
+            let _ = progress.send(moved.bytes - before);
         }
         for step in 0..STEPS {
             if let Some(copies) = &mut copies {
@@ -187,10 +187,10 @@ impl Lanes {
         let chunks = Mutex::new(Chunks::of_size(jobs, block_bytes(ns), command, STEP));
         let (has_failed, is_cancelled) = (AtomicBool::new(false), AtomicBool::new(false));
         let shared = LanesJob { op, ns, gpu, memory, chunks, has_failed, is_cancelled };
-        let (tell, told) = channel();
-        let run = |lane: &PinnedLane, tell: Sender<u64>| {
+        let (sender, moved) = channel();
+        let run = |lane: &PinnedLane, sender: Sender<u64>| {
             let _guard = CancelOnPanic(&shared.is_cancelled);
-            let end = lane.run(&shared, &tell);
+            let end = lane.run(&shared, &sender);
             if end.is_err() {
                 shared.has_failed.store(true, Ordering::Relaxed);
             }
@@ -200,17 +200,17 @@ impl Lanes {
             let _guard = CancelOnPanic(&shared.is_cancelled);
             let mut lanes = Vec::new();
             for lane in &self.0 {
-                let (run, tell) = (&run, tell.clone());
-                match std::thread::Builder::new().spawn_scoped(scope, move || run(lane, tell)) {
+                let (run, sender) = (&run, sender.clone());
+                match std::thread::Builder::new().spawn_scoped(scope, move || run(lane, sender)) {
                     Ok(lane) => lanes.push(lane),
                     // Those that have begun do it all.
                     Err(_) if !lanes.is_empty() => break,
                     Err(error) => return Err(error),
                 }
             }
-            drop(tell);
+            drop(sender);
             loop {
-                match told.recv_timeout(TICK) {
+                match moved.recv_timeout(TICK) {
                     Ok(bytes) => progress.moved(bytes),
                     Err(RecvTimeoutError::Timeout) => {}
                     Err(RecvTimeoutError::Disconnected) => break,

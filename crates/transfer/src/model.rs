@@ -25,7 +25,7 @@ pub enum ModelPlace<'a> {
         /// The partition, if several have a supported file system.
         partition: Option<Which>,
     },
-    /// By an extent map, whatever file system the drive has.
+    /// By an extent map, on any file system.
     Map(&'a Path),
 }
 

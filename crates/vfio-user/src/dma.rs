@@ -52,7 +52,7 @@ impl SharedMemory {
         }
         let last = ask.at + (ask.bytes - 1);
         let before = self.0.range(..=last).next_back();
-        if let Some((at, _)) = before.filter(|(at, piece)| *at + (piece.bytes - 1) >= ask.at) {
+        if let Some((at, _)) = before.filter(|(at, range)| *at + (range.bytes - 1) >= ask.at) {
             let why = format!("{:#x} bytes at {:#x} overlap what is shared at {at:#x}", ask.bytes, ask.at);
             return Err(Refusal { errno: Errno::EXIST, why });
         }
@@ -70,7 +70,7 @@ impl SharedMemory {
             return Err(Refusal::invalid("unsharing an empty range"));
         };
         let before = self.0.range(..ask.at).next_back();
-        let cut = before.filter(|(at, piece)| *at + (piece.bytes - 1) >= ask.at);
+        let cut = before.filter(|(at, range)| *at + (range.bytes - 1) >= ask.at);
         let cut = cut
             .or_else(|| self.0.range(ask.at..=last).next_back().filter(|(at, p)| *at + (p.bytes - 1) > last));
         if let Some((at, _)) = cut {

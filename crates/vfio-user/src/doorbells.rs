@@ -81,7 +81,7 @@ impl Drop for MappedDoorbells {
     }
 }
 
-/// Delivers written doorbells until told to stop. Idle polls become less frequent.
+/// Delivers written doorbells until `stop` is set. Idle polls become less frequent.
 fn watch(sim: &Sim, orders: &Orders) {
     let mut last = Instant::now();
     while !orders.stop.load(Ordering::Acquire) {

@@ -6,7 +6,7 @@
 //! 1. A [`DeviceModel`] ([`Nvme`], [`Sdr`]) is the device: its identity, BARs and reset.
 //! 2. [`Function::new`] adds configuration space, capabilities and interrupts.
 //! 3. [`Server::bind`] creates the socket.
-//! 4. [`Server::run`] serves one client after another, until it is told to stop.
+//! 4. [`Server::run`] serves one client after another, until its `stop` callback returns true.
 //!
 //! [`client::open`] connects to a served NVMe controller.
 //!

@@ -53,9 +53,9 @@ pub fn serve(
     stream: UnixStream,
     function: &Function,
     stop: &dyn Fn() -> bool,
-    tell: &dyn Fn(ServerEvent),
+    report: &dyn Fn(ServerEvent),
 ) -> Option<String> {
-    session::run(stream, function, stop, tell).err().map(|broken| broken.to_string())
+    session::run(stream, function, stop, report).err().map(|broken| broken.to_string())
 }
 
 /// A socket, removed on drop.
@@ -131,16 +131,16 @@ impl Server {
     /// Serves one client after another until `stop` returns true; it is called several times a second.
     ///
     /// # Errors
-    /// When the socket fails. Errors of a session only end that session, and are reported through `tell`.
+    /// When the socket fails. Errors of a session only end that session, and are reported through `report`.
     pub fn run(
         &self,
         function: &Function,
         stop: &dyn Fn() -> bool,
-        tell: &dyn Fn(ServerEvent),
+        report: &dyn Fn(ServerEvent),
     ) -> Result<()> {
         while let Some(stream) = self.accept(stop)? {
-            tell(ServerEvent::Connected);
-            tell(ServerEvent::Closed(serve(stream, function, stop, tell)));
+            report(ServerEvent::Connected);
+            report(ServerEvent::Closed(serve(stream, function, stop, report)));
         }
         Ok(())
     }

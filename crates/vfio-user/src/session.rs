@@ -46,10 +46,10 @@ pub(crate) fn run(
     stream: UnixStream,
     function: &Function,
     stop: &dyn Fn() -> bool,
-    tell: &dyn Fn(ServerEvent),
+    report: &dyn Fn(ServerEvent),
 ) -> Result<(), Broken> {
     let (link, mut session) = (MessageSocket::new(stream, stop), ServerSession::default());
-    let ended = session.serve(&link, function, tell);
+    let ended = session.serve(&link, function, report);
     // Memory is unshared last: until it is reset, the device may still use it.
     function.interrupts.disconnect();
     function.reset();
@@ -72,7 +72,7 @@ impl ServerSession {
         &mut self,
         link: &MessageSocket<&Stop<'_>>,
         function: &Function,
-        tell: &dyn Fn(ServerEvent),
+        report: &dyn Fn(ServerEvent),
     ) -> Result<(), Broken> {
         while let Some(message) = link.receive()? {
             let Message { header, payload, fds } = message;
@@ -93,7 +93,7 @@ impl ServerSession {
                     if header.wants_reply() {
                         link.send(&header.refusal(refusal.errno.raw_os_error().unsigned_abs()), &[], None)?;
                     }
-                    tell(ServerEvent::Refused { command: header.command, refusal });
+                    report(ServerEvent::Refused { command: header.command, refusal });
                 }
             }
         }

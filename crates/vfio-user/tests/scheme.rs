@@ -47,12 +47,12 @@ impl Served {
         let (server, stopped) = (Server::bind(&socket).unwrap(), stop.clone());
         let thread = std::thread::spawn(move || {
             let complaints = std::cell::RefCell::new(Vec::new());
-            let tell = |event: ServerEvent| {
+            let report = |event: ServerEvent| {
                 if !matches!(event, ServerEvent::Connected | ServerEvent::Closed(None)) {
                     complaints.borrow_mut().push(event.to_string());
                 }
             };
-            server.run(&Function::new(Box::new(nvme)), &|| stopped.load(Ordering::Relaxed), &tell).unwrap();
+            server.run(&Function::new(Box::new(nvme)), &|| stopped.load(Ordering::Relaxed), &report).unwrap();
             complaints.into_inner()
         });
         Self { sim, socket, stop, thread: Some(thread) }
@@ -357,9 +357,9 @@ fn servers_that_break_the_protocol_are_left() {
     // Requests of the server are refused, and replies to other requests ignored, but only for a limited time.
     let began = Instant::now();
     let ends = answers(|header| {
-        let stray = MessageHeader { id: header.id.wrapping_add(7), ..header.reply(0) };
+        let unexpected = MessageHeader { id: header.id.wrapping_add(7), ..header.reply(0) };
         let asks = MessageHeader::request(9, 12, 0);
-        [asks.encode(), stray.encode(), header.refusal(95).encode()].concat()
+        [asks.encode(), unexpected.encode(), header.refusal(95).encode()].concat()
     });
     assert!(matches!(ends, Err(ClientError::Refused { .. })), "{ends:?}");
     assert!(began.elapsed() < Duration::from_secs(5));
@@ -376,11 +376,11 @@ fn anything(seed: u64) -> impl Fn(&MessageHeader) -> Vec<u8> + Send + 'static {
                 let count = rng.below(40) as usize;
                 rng.bytes(count)
             };
-            let stray = match rng.below(2) {
+            let unexpected = match rng.below(2) {
                 0 => MessageHeader { id: ask.id ^ 0x55aa, ..ask.reply(payload.len()) },
                 _ => MessageHeader::request(rng.next() as u16, rng.below(20) as u16, payload.len()),
             };
-            sent.extend([stray.encode().as_slice(), &payload].concat());
+            sent.extend([unexpected.encode().as_slice(), &payload].concat());
         }
         let fits = rng.below(8) != 0;
         let mut payload = match ask.command {

@@ -57,8 +57,8 @@ fn failures_read_as_all_ones_in_time_and_are_reported() {
         let begin = Instant::now();
         assert_eq!(model.port().regs.read32(0), u32::MAX, "{trouble:?}");
         assert!(begin.elapsed() < 3 * WAIT, "{trouble:?} took {:?}", begin.elapsed());
-        let told = model.why_gone().unwrap();
-        assert!(told.contains(why), "{trouble:?}: {told}");
+        let reason = model.why_gone().unwrap();
+        assert!(reason.contains(why), "{trouble:?}: {reason}");
         fake.make(Trouble::None);
         let begin = Instant::now();
         assert_eq!(model.port().regs.read32(0), u32::MAX, "{trouble:?}: a failure is permanent");

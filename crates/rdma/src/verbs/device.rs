@@ -145,7 +145,7 @@ impl VerbsDevice {
     fn gid(&self, port: u8, index: u32) -> Option<Gid> {
         let mut entry = sys::GidEntry::default();
         let size = size_of::<sys::GidEntry>();
-        // SAFETY: the context is open, and `entry` has the size that is told.
+        // SAFETY: the context is open, and `entry` has the size that is passed.
         let result = unsafe {
             self.call(|library| {
                 (library.query_gid_ex)(self.context(), port.into(), index, &mut entry, 0, size)

@@ -156,9 +156,9 @@ fn features_with_data_keep_it() {
 #[test]
 fn the_host_memory_buffer_is_used() {
     let mut host = Host::new("mem:1M?workers=0&hmb=16");
-    let (list, pieces) = (host.buffer(4096), [host.buffer(32768), host.buffer(32768)]);
-    for (i, piece) in pieces.iter().enumerate() {
-        let entry = HostMemoryEntry { at: onehop_proto::BusAddr(piece.addr()), pages: 8 };
+    let (list, ranges) = (host.buffer(4096), [host.buffer(32768), host.buffer(32768)]);
+    for (i, range) in ranges.iter().enumerate() {
+        let entry = HostMemoryEntry { at: onehop_proto::BusAddr(range.addr()), pages: 8 };
         list.mem.write(i * 16, &entry.encode()).unwrap();
     }
     let enable = HostMemory {
@@ -174,10 +174,10 @@ fn the_host_memory_buffer_is_used() {
     assert!(host.admin(enable.command()).status().is(Status::COMMAND_SEQUENCE_ERROR));
     let got = host.admin_data(admin::get_features(id::HOST_MEMORY_BUFFER, Select::Current, 0), 16).unwrap();
     assert_eq!(got[..4], 16u32.to_le_bytes());
-    assert!(pieces.iter().all(|p| p.read(8) != [0; 8]), "the controller uses it");
+    assert!(ranges.iter().all(|p| p.read(8) != [0; 8]), "the controller uses it");
     host.run(1, nvm::flush(1));
     host.clean();
-    drop(pieces);
+    drop(ranges);
     host.run(1, nvm::flush(1));
     host.broke(Rule::DmaUnmapped);
     host.admin_ok(HostMemory::default().command());

@@ -64,8 +64,8 @@ fn offsets_and_lengths() {
     assert_eq!(part, whole[8..24]);
     let past = get_log_page(id::FIRMWARE, 0, 16, 516, false, 0);
     assert!(host.admin_data(past, 16).unwrap_err().is(Status::INVALID_FIELD));
-    let odd = get_log_page(id::FIRMWARE, 0, 16, 0, false, 0).with_dw(12, 2);
-    assert!(host.admin_data(odd, 16).unwrap_err().is(Status::INVALID_FIELD));
+    let misaligned = get_log_page(id::FIRMWARE, 0, 16, 0, false, 0).with_dw(12, 2);
+    assert!(host.admin_data(misaligned, 16).unwrap_err().is(Status::INVALID_FIELD));
     let unknown = get_log_page(0x77, 0, 16, 0, false, 0);
     assert!(host.admin_data(unknown, 16).unwrap_err().is(Status::INVALID_LOG_PAGE));
     host.clean();

@@ -195,7 +195,7 @@ fn reference_tags_fit_the_type() {
         let mut bench = Bench::new(kind, 8, false);
         let sqe = bench.two(nvm::read(1, LBA, 2), flag::CHECK_REFTAG);
         let end = bench.host.run(1, nvm::with_tags(sqe, reftag, 0, 0)).status();
-        // Unwritten blocks are exempt from checks, whatever the tags.
+        // Unwritten blocks are exempt from checks, with any tags.
         assert!(if ok { end.is_ok() } else { end.is(Status::INVALID_PROTECTION_INFO) }, "{kind}: {end:?}");
         bench.host.clean();
     }

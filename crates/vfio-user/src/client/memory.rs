@@ -82,7 +82,7 @@ impl Mapper for ClientMemory {
             ClientError::Broken { .. } if self.connection.is_stopped() => {
                 Error::Interrupted { device: self.connection.name().to_owned() }
             }
-            // The controller is gone with its server, whatever the memory.
+            // The controller is gone with its server. The memory is not the cause.
             ClientError::Broken { .. } => Error::Lost {
                 device: self.connection.name().to_owned(),
                 why: format!("mapping {bytes} bytes of host memory at bus address {at:#x}: {error}"),

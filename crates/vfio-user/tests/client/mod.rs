@@ -256,12 +256,12 @@ struct Memory(Arc<Client>);
 /// Unshares memory on drop.
 struct Hold {
     client: Arc<Client>,
-    pieces: Vec<(u64, u64)>,
+    ranges: Vec<(u64, u64)>,
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        for (at, bytes) in &self.pieces {
+        for (at, bytes) in &self.ranges {
             self.client.unshare(*at, *bytes).unwrap();
         }
     }
@@ -287,15 +287,15 @@ impl Mapper for Memory {
         let bytes = (skew + host.len() as u64).next_multiple_of(PAGE);
         let at = self.0.next.fetch_add(bytes.next_multiple_of(1 << 20) + (1 << 20), Ordering::Relaxed);
         let half = (bytes / 2).next_multiple_of(PAGE);
-        let pieces: Vec<_> =
+        let ranges: Vec<_> =
             [(0, half), (half, bytes - half)].into_iter().filter(|(_, bytes)| *bytes > 0).collect();
-        for (offset, bytes) in &pieces {
+        for (offset, bytes) in &ranges {
             self.0
                 .share(at + offset, *bytes, &file, first + offset, 3)
                 .map_err(|e| no(&format!("error {e}")))?;
         }
-        let pieces = pieces.iter().map(|(offset, bytes)| (at + offset, *bytes)).collect();
+        let ranges = ranges.iter().map(|(offset, bytes)| (at + offset, *bytes)).collect();
         let runs = vec![BusRange { addr: BusAddr(at + skew), len: host.len() as u64 }];
-        Ok(Mapped::new(runs, Box::new(Hold { client: self.0.clone(), pieces })))
+        Ok(Mapped::new(runs, Box::new(Hold { client: self.0.clone(), ranges })))
     }
 }
