@@ -3,14 +3,14 @@
  * A module of PTX has two kernels, both with one argument, a struct peer_job by value:
  *
  *   extern "C" __global__ void peer_prepare(struct peer_job job);
- *       A block of one thread for each queue: makes its account in job.queues[blockIdx.x].space, which is zeroed.
+ *       A block of one thread for each queue: prepares its state in job.queues[blockIdx.x].space, which is zeroed.
  *       Launched once, before the controller starts. Rings and doorbells are zeroed too: heads and tails begin at 0,
  *       the first completions come with phase 1.
  *
  *   extern "C" __global__ void peer_run(struct peer_job job);
- *       job.threads threads for each queue, those of queue 0 first, in blocks as large as the runner was told. Has the
- *       controller carry out each of job.items once, on any queue, and writes for each how it ended. Launched again and
- *       again; queues and accounts go on. job.count is a multiple of all threads of a launch.
+ *       job.threads threads for each queue, those of queue 0 first, in blocks of the size that the runner's caller chose.
+ *       Submits each of job.items once, on any queue, and stores the outcome of each. Launched repeatedly; queues and
+ *       their state are kept between launches. job.count is a multiple of all threads of a launch.
  *
  * The controller refuses an entry of which anything but the CID is not as the item has it: dwords that the item does
  * not name are zero. */

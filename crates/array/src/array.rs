@@ -23,15 +23,15 @@ const MOST_WARPS: u32 = 4096;
 const MOST_THREADS: u32 = 1 << 16;
 const MOST_EMULATED: u32 = 32;
 
-/// What answers consist of at first, and no [`ArrayError::code`] does.
+/// The initial content of answers, which differs from every [`ArrayError::code`].
 const NO_ANSWER: u8 = 0x80;
 
-/// How often the host looks whether a closed array is still used.
+/// How often the host checks whether a closed array is still used.
 const CLOSING_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// An open array. Dropping it discards what was not flushed.
 pub struct Array {
-    /// None once it was taken back.
+    /// `None` once it was revoked.
     exported: Option<ExportedQueue>,
     /// For flushes of the drive.
     queue: IoQueue,
@@ -264,7 +264,7 @@ impl Array {
                 exported.abandon();
                 Err(error)
             }
-            // The GPU does not answer. What the queue needs to do then, it does itself.
+            // The GPU does not answer. The queue handles that by itself.
             Err(error) => {
                 let _ = exported.revoke();
                 Err(error)
@@ -328,7 +328,7 @@ impl Array {
         Ok(MovedRows { took, failed: failed.map(|(place, code)| (place, error(code))).collect() })
     }
 
-    /// Runs a kernel that starts no new page after `limit`. Its results are so many bytes, each of which has this value at
+    /// Runs a kernel that starts no new page after `limit`. It has `bytes` bytes of results, which are `value` at
     /// first. Returns its time, and the results as words.
     fn run(
         &self,
@@ -360,7 +360,7 @@ impl Array {
 
 impl Drop for Array {
     fn drop(&mut self) {
-        // Nobody is left to get the error.
+        // There is no caller to report an error to.
         let _ = self.end();
     }
 }

@@ -22,8 +22,8 @@ pub struct ArrayOptions {
     pub stall: Duration,
     /// Time limit of a command, including retries and recoveries.
     pub limit: Duration,
-    /// How long a thread waits for other threads: until one has read a page, or has unpinned one. So long the host waits,
-    /// too, until the pages of an array that it closes are unpinned.
+    /// How long a thread waits for other threads: until one has read a page, or has unpinned one. The host waits as
+    /// long for the pages of an array that it closes.
     pub patience: Duration,
 }
 

@@ -50,7 +50,7 @@ impl RingsAt {
     }
 }
 
-/// A controller at work.
+/// A running controller.
 pub(crate) enum Serving {
     Gpu(Started),
     Cpu(HostControllers),
@@ -261,7 +261,7 @@ impl Bed {
         Ok(words)
     }
 
-    /// Checks that this many commands were executed, and that every entry was as it had been written.
+    /// Checks that this many commands were executed, and that every entry was intact.
     pub(crate) fn check(&self, wanted: u64) -> Result<()> {
         let reports = self.reports()?;
         let sum = |f: fn(&Report) -> u64| reports.iter().map(f).sum::<u64>();

@@ -1,4 +1,4 @@
-//! The CPU's side: one thread, one queue pair, batches as deep as the queue.
+//! The CPU's queue: one thread, one queue pair, batches as deep as the queue.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -38,10 +38,9 @@ struct BatchCycles {
 }
 
 impl CpuQueue {
-    /// Brings a drive up for it; every wait for it ends once `stop` is set. `block` is the size of a command.
+    /// Opens a drive for it; every wait for it ends once `stop` is set. `block` is the size of a command.
     ///
-    /// # Errors
-    /// When the drive does not come up, or does not support such commands.
+    /// # Errors When the drive cannot be opened, or does not support such commands.
     pub fn open(port: ControllerBackend, depth: u32, block: u64, stop: StopSignal) -> Result<Self> {
         let null = port.name.strip_prefix("sim:") == Some(NULL_DRIVE);
         // A null controller moves no data, so there is none to wait for.
@@ -80,7 +79,7 @@ impl CpuQueue {
 
     fn io(&self, i: u32) -> Io<'_> {
         let bytes = self.ns.format.transfer_bytes(self.blocks.into()).unwrap_or(0);
-        // A division would be a tenth of what is measured.
+        // A division would cost a tenth of the measured time.
         let at = u64::from(i) * u64::from(self.blocks);
         let lba = if at + u64::from(self.blocks) <= self.ns.blocks { at } else { 0 };
         Io::new(Op::Read, lba, self.blocks, &self.buffer, u64::from(i) * bytes)
@@ -105,7 +104,7 @@ impl CpuQueue {
             if tokens.len() == before
                 && let Some(token) = tokens.pop_front()
             {
-                // There was none: wait as a user would, with the time-out ladder behind it.
+                // No completion was ready: wait as a user would, with the time-out ladder behind it.
                 self.queue.wait(token)?;
             }
         }
@@ -191,8 +190,7 @@ impl CpuQueue {
     }
 }
 
-/// What the null controller by itself takes for a command, in nanoseconds, when it gets batches of this depth: the median
-/// of five measurements.
+/// Nanoseconds of the null controller alone for a command, in batches of this depth: the median of five measurements.
 ///
 /// # Errors
 /// When memory for its queues cannot be allocated.

@@ -1,5 +1,5 @@
-//! The GPU's side: owner and shared queues of an NVIDIA GPU against the null controller, which runs as a kernel beside
-//! them on the same GPU. Nothing is measured that is not checked: every entry by its seal, every outcome by the host.
+//! Owner and shared queues of an NVIDIA GPU against the null controller, which runs as a kernel on the same GPU.
+//! Everything that is measured is checked: every entry by its seal, every outcome by the host.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ const CEILINGS: usize = 3;
 const LAUNCHES: usize = 5;
 /// Threads of a warp.
 const WARP: u32 = 32;
-/// Entries of a ring at least: a queue of one command has room to write the next entry ahead.
+/// Minimum entries of a ring: a queue of one command has room to write the next entry ahead.
 const LEAST_ENTRIES: u32 = 16;
 
 /// How the GPU's threads use the queues.
@@ -99,7 +99,7 @@ impl QueueRun {
 /// A GPU with the controller's kernels loaded.
 pub struct GpuBench {
     pub(crate) gpu: CudaGpu,
-    /// The same, with kernels that take the times.
+    /// The same, with kernels that measure times.
     metered: Arc<dyn Gpu>,
     pub(crate) code: RigCode,
     limit: Duration,
@@ -133,8 +133,8 @@ impl GpuBench {
         if self.stop.is_set() { Err(Error::Stopped) } else { Ok(()) }
     }
 
-    /// What the null controller by itself answers with this many queues, in commands per second: the best of
-    /// three measurements. A reference: a queue that is kept full may come a little above it.
+    /// Commands per second of the null controller alone with this many queues: the best of three measurements. It is a
+    /// reference: a queue that is kept full may exceed it a little.
     ///
     /// # Errors
     /// When the GPU fails.
@@ -200,7 +200,7 @@ impl GpuBench {
         Ok((rates, self.gpu.kernel_registers(&plan.launch(&bed))?))
     }
 
-    /// One launch of the kernels that take the times, without evaluating them: whether they were written.
+    /// One launch of the metering kernels, without evaluating the times: checks that they were written.
     ///
     /// # Errors
     /// When the GPU fails, or an entry or outcome is wrong.
@@ -208,7 +208,7 @@ impl GpuBench {
         self.times(plan, 0).map(drop)
     }
 
-    /// Takes the times of the last of some launches; returns them and the launch's commands per second.
+    /// Measures the times of the last of some launches; returns them and the launch's commands per second.
     fn times(&self, plan: &QueueRun, launches: usize) -> Result<(f64, Times)> {
         let (rates, bed) = self.launches(&*self.metered, plan, launches)?;
         let times = times::read(&bed.outcomes, plan.commands, plan.warps())?;

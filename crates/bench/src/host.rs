@@ -34,7 +34,7 @@ pub(crate) struct HostPair {
     pub(crate) sqid: u16,
 }
 
-/// How they work.
+/// Their settings.
 #[derive(Clone, Copy)]
 pub(crate) struct ServeOptions {
     /// Complete each batch last command first.
@@ -80,7 +80,7 @@ impl HostControllers {
         Ok(running)
     }
 
-    /// Waits for their end, which comes at once if they were asked to stop, or at their time limit.
+    /// Waits for their end: at once after a request to stop, otherwise at their time limit.
     pub(crate) fn join(mut self, stop: bool) -> Result<Vec<ServedQueue>> {
         self.stop.fetch_or(stop, Ordering::Relaxed);
         let mut all = Vec::new();
@@ -142,7 +142,7 @@ impl PairServer {
         Ok(self.pair.doors.word(at).map_err(memory_error)?.load(Ordering::Acquire))
     }
 
-    /// Serves what is there.
+    /// Serves the commands that are ready.
     fn turn(&mut self, feed: bool) -> Result<()> {
         let count = if feed { BATCH.min(self.pair.entries - 1) } else { self.pending()? };
         if count == 0 {
@@ -200,7 +200,7 @@ impl PairServer {
         Ok(())
     }
 
-    /// The place after this one; no division, which would cost more than all else.
+    /// The next position. Without a division, which would cost more than everything else.
     fn after(&self, slot: u32) -> u32 {
         if slot + 1 == self.pair.entries { 0 } else { slot + 1 }
     }

@@ -1,11 +1,10 @@
-//! Measures what queues and routes cost.
+//! Measures the cost of queues and routes.
 //!
-//! 1. [`CpuQueue::open`] opens a drive for commands of one CPU thread, and [`CpuQueue::row`] measures them.
-//! 2. [`ceiling`] measures the null controller alone, which answers at once and moves nothing. What is left of a row is the
-//!    driver's own cost.
-//! 3. [`GpuBench::new`] and [`GpuBench::row`] do the same for queues that GPU kernels drive.
-//! 4. [`sweep`] moves blocks between drives or files and GPU memory by every route, and checks their bytes.
-//! 5. [`compare::compare`] finds what changed between two results, and [`page`] writes them as a page.
+//! 1. [`CpuQueue::open`] opens a drive for commands of one CPU thread, and [`CpuQueue::row`] measures them. 2.
+//! [`ceiling`] measures the null controller alone, which answers at once and moves nothing. The rest of a row is the
+//! driver's own cost. 3. [`GpuBench::new`] and [`GpuBench::row`] do the same for queues that GPU kernels drive. 4.
+//! [`sweep`] moves blocks between drives or files and GPU memory by every route, and checks their bytes. 5.
+//! [`compare::compare`] finds what changed between two results, and [`page`] writes them as a page.
 #![forbid(unsafe_code)]
 
 mod bed;
@@ -65,7 +64,7 @@ pub enum Error {
     Row {
         /// Which row.
         what: String,
-        /// How.
+        /// The error.
         #[source]
         why: Box<Error>,
     },
@@ -139,12 +138,12 @@ pub struct QueueCost {
     pub latency_of: &'static str,
     /// How many latencies the percentiles are of.
     pub latency_samples: u64,
-    /// Cycles to submit a command, the doorbell's share included. CPU: with what the controller does in it. GPU: a
-    /// warp's, whose lanes work side by side; all warps' together on a shared queue.
+    /// Cycles to submit a command, including the doorbell's share. CPU: including the controller's work in it. GPU: of
+    /// a warp, whose lanes work in parallel; of all warps together on a shared queue.
     pub cycles_submit: Option<f64>,
     /// Cycles to take a completion.
     pub cycles_complete: Option<f64>,
-    /// GPU: commands per second of the kernels that took the times; the others took none.
+    /// GPU: commands per second of the metering kernels.
     pub timed_iops: Option<f64>,
     /// Nanoseconds that the controller by itself takes for a command, if measured: a reference, not a limit.
     pub controller_ns: Option<f64>,

@@ -1,8 +1,8 @@
-//! Other people's queues, run by kernels of their own against the same null controller as ours, under the same checks:
+//! Queues of other libraries, run by their own kernels against the same null controller as ours, with the same checks:
 //! every entry by its seal, every identifier of a batch once, every command by its outcome, all of them by count.
 //!
-//! `peer.h`, beside this crate's manifest, describes what such kernels are given. This crate launches none of them itself,
-//! because it cannot vouch for them. The caller does, by the function that starts a kernel.
+//! `peer.h`, beside this crate's manifest, describes the arguments of such kernels. This crate launches none of them
+//! itself, because it cannot vouch for them. The caller does, with the function that starts a kernel.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::bed::{Bed, BedSize, Controller, NSID, RingsAt, wrong};
 use crate::gpu::{GpuBench, LIMIT};
 use crate::{Error, Result};
 
-/// How long a launch may take. Theirs have no bounds of their own.
+/// How long a launch may take. Their kernels have no limits of their own.
 const LAUNCH_LIMIT: Duration = Duration::from_secs(5);
 /// Entries of a ring at most.
 const MOST_ENTRIES: u32 = 65_536;
@@ -114,10 +114,10 @@ struct Peer<'a, S> {
 }
 
 impl GpuBench {
-    /// Runs `launches` launches of somebody else's kernels. With `check`, they and the controller check everything that they
-    /// can, and the rates mean nothing.
+    /// Runs `launches` launches of the other library's kernels. With `check`, they and the controller check everything
+    /// that they can, and the rates mean nothing.
     ///
-    /// `start` starts a kernel of theirs, which has been loaded before, and does not wait for it.
+    /// `start` starts one of these kernels, which has been loaded before, and does not wait for it.
     ///
     /// # Errors
     /// When the GPU fails, or an entry or outcome is wrong.
@@ -138,7 +138,7 @@ impl GpuBench {
         let mut run = PeerRun { rates: Vec::new(), clock: 0.0, elsewhere: 0 };
         let measured = (0..launches).try_for_each(|_| peer.launch(&mut run));
         peer.bed.end(controller, true)?;
-        // What the controller saw explains more than the error.
+        // The controller's report explains more than the error.
         let seen = peer.bed.check(u64::from(plan.commands) * launches as u64);
         if let Err(Error::Gpu(error)) = measured {
             // It may still be running, so its memory is not freed.

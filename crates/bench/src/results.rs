@@ -1,5 +1,5 @@
-//! The file that a sweep leaves: what was measured, on what, and how. It is read again to compare two runs, and may then
-//! come from anywhere: everything in it is checked.
+//! The results file of a sweep: the measurements, the machine and the method. It is read again to compare two runs, and
+//! may then come from anywhere: everything in it is checked.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,10 +12,10 @@ const MOST_ROWS: usize = 100_000;
 /// Repeats of a row at most.
 const MOST_REPEATS: usize = 10_000;
 
-/// Why a file is not one of ours.
+/// Why a file is not a valid results file.
 #[derive(Debug, thiserror::Error)]
 pub enum ResultsError {
-    /// It is longer than any of ours.
+    /// It is longer than a results file can be.
     #[error("it has {bytes} bytes, and no file of results has more than {MOST_BYTES}")]
     TooLong {
         /// Its length.
@@ -30,7 +30,7 @@ pub enum ResultsError {
         /// The version that it states.
         found: u32,
     },
-    /// It has more rows than any of ours.
+    /// It has more rows than a sweep writes.
     #[error("it has {rows} rows, and no file of results has more than {MOST_ROWS}")]
     TooMany {
         /// How many it has.
@@ -111,7 +111,7 @@ impl RateLimit {
     }
 }
 
-/// What was measured in a row.
+/// The measurement of a row.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
     /// Bytes that were moved in all repeats, in KiB, as gdsio counts.
@@ -148,7 +148,7 @@ pub struct Measured {
     /// Whether those blocks are of one more repeat, by slower kernels that read the clock, and not among `ops`.
     #[serde(default)]
     pub latency_apart: bool,
-    /// CPU time of this process for a byte, in nanoseconds; simulated parts run in it, too.
+    /// CPU time of this process per byte, in nanoseconds; simulated parts run in it, too.
     pub cpu_ns_per_byte: f64,
     /// The limit or reference that it is compared with.
     pub limit: Option<RateLimit>,

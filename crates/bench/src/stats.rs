@@ -109,11 +109,11 @@ impl Quantiles {
         Some(f64::midpoint(lower, upper))
     }
 
-    /// The percentile in thousandths, by nearest rank: the smallest latency that at least this share of all does not exceed.
-    /// None where fewer than [`BEYOND`] samples lie beyond it: it would be chance.
+    /// The percentile in thousandths, by nearest rank: the smallest latency that at least this share of all does not
+    /// exceed. `None` if fewer than [`BEYOND`] samples lie beyond it: it would be chance.
     pub fn per_mille(&mut self, share: u64) -> Option<f64> {
         let all = self.sorted();
-        // In whole numbers: a share such as 0.99 times a count is a little off, and the rank then one too high.
+        // In integers: in floating point 0.99 times a count is a little off, and the rank may be one too high.
         let rank = (all.len() as u64 * share).div_ceil(1000);
         let beyond = all.len() as u64 - rank.min(all.len() as u64);
         let at = rank.checked_sub(1).filter(|_| beyond >= BEYOND)?;

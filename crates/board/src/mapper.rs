@@ -82,7 +82,7 @@ impl BoardMapper {
         Error::CannotMap { mapper: self.name().into(), why: why.into() }
     }
 
-    /// Maps some memory; gives its ranges, too.
+    /// Maps some memory; returns its ranges as well.
     fn place(&self, mem: &HostMem, peer: bool) -> Result<Option<(Vec<BusRange>, Reached)>> {
         let bytes = (mem.len() as u64).next_multiple_of(PAGE as u64);
         let (window, bytes) = match self.iommu {

@@ -94,7 +94,7 @@ impl BoardState {
         self.tx.sent.extend(data);
         let over = self.tx.sent.len().saturating_sub(KEPT);
         self.tx.sent.drain(..over);
-        // Nothing hears them without a receiver.
+        // They are not received without a receiver.
         if self.loopback && self.rx.setup.is_some() {
             self.looped.extend(data);
         }

@@ -27,7 +27,7 @@ enum Waiting {
     Nothing,
     Answer,
     Event,
-    /// Nobody waits any more; its memory stays until the command is completed or the controller reset.
+    /// Abandoned by its caller; its memory stays until the command is completed or the controller reset.
     Cancelled(#[allow(dead_code)] Option<Dma>),
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct Admin {
     pair: CpuPair,
     owner: Owner<PairMemory, Vec<Slot>>,
     waiting: Vec<Waiting>,
-    /// Events that were reported and not yet served.
+    /// Events that were reported and not yet handled.
     pub(crate) fired: VecDeque<AsyncEvent>,
     port: ControllerBackend,
     timeout: Duration,
@@ -78,7 +78,7 @@ impl Admin {
         control.enable(self.pair.sq.bus, self.pair.cq.bus, ENTRIES, lost)
     }
 
-    /// Sets how long commands may take that are given no time of their own; gives how long it was.
+    /// Sets the default time limit of commands, and returns the previous one.
     pub(crate) fn set_timeout(&mut self, timeout: Duration) -> Duration {
         std::mem::replace(&mut self.timeout, timeout)
     }
@@ -93,7 +93,8 @@ impl Admin {
         self.run_for(what, sqe, None, self.timeout, Duration::ZERO)
     }
 
-    /// Runs a command within a time of its own, of which a request to stop leaves [`STOP_PATIENCE`]: for an orderly end.
+    /// Runs a command with its own time limit, which a request to stop shortens to [`STOP_PATIENCE`]: for an orderly
+    /// end.
     pub(crate) fn run_within(&mut self, what: &str, sqe: &Sqe, timeout: Duration) -> Result<Cqe> {
         self.run_for(what, sqe, None, timeout, STOP_PATIENCE)
     }
@@ -127,7 +128,7 @@ impl Admin {
         self.run_for(what, &sqe, Some(buffer), self.timeout, Duration::ZERO)
     }
 
-    /// `after_stop` is how much longer the answer is waited for after a request to stop.
+    /// `after_stop`: how much longer to wait for the answer after a request to stop.
     fn run_for(
         &mut self,
         what: &str,
@@ -150,12 +151,12 @@ impl Admin {
         let start = Instant::now();
         let (mut next_look, mut asked) = (start + STATUS_POLL_INTERVAL, None);
         let error = loop {
-            // Looked at first: a thread that was kept from running finds its answer all the same.
+            // Polled before the deadline is checked: a thread that was kept from running must still find its answer.
             let waited = start.elapsed();
             let mut over = waited >= timeout;
             let mut gone = None;
             if Instant::now() >= next_look {
-                // A controller that failed, was reset behind our back or left does not answer any more.
+                // A controller that failed, was reset by others or was removed does not answer any more.
                 match control::status(&self.port) {
                     Ok(csts) => over |= csts.cfs() || !csts.rdy(),
                     Err(error) => gone = Some(error),
@@ -187,8 +188,8 @@ impl Admin {
         Err(error)
     }
 
-    /// Has the controller abort the commands that nobody waits for any more, all of them within `patience`. Whether all of
-    /// them have been completed, as aborted or otherwise: only then can none be carried out later.
+    /// Aborts all abandoned commands within `patience`. Returns whether all of them were completed, as aborted or
+    /// otherwise: only then can none be executed later.
     pub(crate) fn abort_cancelled(&mut self, patience: Duration) -> bool {
         let start = Instant::now();
         (0..ENTRIES as u16).all(|slot| {
@@ -199,7 +200,7 @@ impl Admin {
                 return false;
             }
             let aborted = self.run_within("abort", &admin::abort(0, cid), left);
-            // One that was not aborted may be under way, and completed soon.
+            // A command that was not aborted may be running, and complete soon.
             while is_cancelled(self) {
                 if aborted.is_err() || self.stop.is_set() || start.elapsed() >= patience {
                     return false;
@@ -211,13 +212,13 @@ impl Admin {
         })
     }
 
-    /// The controller could not be disabled: what it was given stays as it is, for ever.
+    /// The controller could not be disabled: its memory stays mapped for ever.
     pub(crate) fn abandon(&mut self) {
         std::mem::forget(self.pair.keep.take());
         std::mem::forget(std::mem::take(&mut self.waiting));
     }
 
-    /// Takes completions until one is the answer to a command, noting what the others were.
+    /// Takes completions until one is the answer to a command, and records the others.
     fn take(&mut self) -> Option<(u16, Cqe)> {
         for _ in 0..ENTRIES {
             match self.owner.poll(&self.pair.memory)? {
@@ -236,13 +237,13 @@ impl Admin {
         None
     }
 
-    /// Looks for events without waiting. Nobody waits for an answer meanwhile.
+    /// Polls for events without waiting. No command may be waiting for its answer.
     pub(crate) fn look(&mut self) {
         self.take();
     }
 
-    /// Keeps as many event requests posted as the controller takes, and a few are enough. Events that were not served yet
-    /// count: theirs are posted again afterwards.
+    /// Keeps event requests posted, up to the controller's limit and [`MAX_EVENT_REQUESTS`]. Events that were not handled yet
+    /// count: their requests are posted again afterwards.
     pub(crate) fn post_events(&mut self, limit: u32) {
         let posted = self.waiting.iter().filter(|w| matches!(w, Waiting::Event)).count() + self.fired.len();
         for _ in posted as u32..limit.min(MAX_EVENT_REQUESTS) {

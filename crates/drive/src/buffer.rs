@@ -8,13 +8,13 @@ use onehop_proto::BusAddr;
 use crate::control::Control;
 use crate::{Error, Result};
 
-/// Memory that a drive may read and write. Clones are the same memory; it stays mapped, and alive, until the last clone
-/// goes, and a command in flight holds one.
+/// Memory that a drive may read and write. Clones are the same memory; it stays allocated and mapped until the last
+/// clone is dropped. A command in flight holds one.
 #[derive(Clone)]
 pub struct Buffer(Arc<BufferInner>);
 
 struct BufferInner {
-    // The mapping goes before the memory does.
+    // The mapping is dropped before the memory.
     map: Mapped,
     first: Option<BusAddr>,
     bytes: u64,

@@ -1,13 +1,13 @@
-//! Telling data that has arrived from data that was only announced.
+//! Detects whether the data of a completed read has arrived.
 //!
-//! A completion may become visible before the data it stands for: where the platform does not order the drive's writes
-//! for the reader, or where the drive is faulty. Data may also never come: some controllers report success for a transfer
-//! that faulted on its way. So before a read every aligned word of eight bytes of its memory is overwritten with a nonce,
-//! and the data has arrived when no word holds it any more.
+//! A completion may become visible before its data: where the platform does not order the drive's writes for the
+//! reader, or where the drive is faulty. Data may also never come: some controllers report success for a transfer that
+//! faulted. So every aligned word of eight bytes is overwritten with a nonce before a read, and the data has arrived
+//! when no word holds the nonce any more.
 //!
-//! Fewer marks do not suffice: nothing orders the words of a transfer among each other, neither a device that may reorder
-//! its writes nor the `memcpy` of a simulated one, so a word that has arrived proves nothing about its neighbours. What
-//! remains is the assumption that an aligned word arrives whole.
+//! Fewer marks are not enough: the words of a transfer arrive in any order, because a device may reorder its writes, as
+//! may the `memcpy` of a simulated one. A word that has arrived proves nothing about its neighbours. The one assumption
+//! is that an aligned word arrives whole.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use onehop_os::Marks;
 use crate::command::{Io, Op};
 use crate::{Buffer, Namespace, Result};
 
-/// The nonces in memory that is to be read into.
+/// The nonces in the memory of a read.
 #[derive(Clone, Copy)]
 pub(crate) struct Canary(Marks);
 
@@ -35,25 +35,23 @@ impl Canary {
     /// Nonces for a range. Bytes before its first aligned word and behind its last are not guarded.
     #[inline]
     pub(crate) fn new(buffer: &Buffer, offset: u64, len: u64, nonce: u64) -> Self {
-        // A word that is aligned on the bus is aligned for everybody.
+        // A word that is aligned on the bus is aligned for the CPU and the GPU, too.
         let at = buffer.at(offset).map_or(offset, |run| run.addr.0);
         let first = offset + (at.next_multiple_of(Marks::BYTES) - at);
         let count = (offset + len).saturating_sub(first) / Marks::BYTES;
         Self(Marks { first, count, word: nonce })
     }
 
-    /// Writes the nonces, within `limit`, into memory that the controller does not write meanwhile. Host memory needs no
-    /// time.
+    /// Writes the nonces within `limit`. The controller must not write the memory meanwhile. Host memory needs no time.
     ///
-    /// # Errors
-    /// When the memory cannot be written in time; a GPU that other kernels fill does not come to write the nonces into its
-    /// own.
+    /// # Errors When the memory cannot be written in time: a GPU that is filled by other kernels cannot write the
+    /// nonces into its own.
     #[inline]
     pub(crate) fn place(&self, buffer: &Buffer, limit: Duration) -> Result<()> {
         Ok(buffer.memory().mark(&self.0, limit)?)
     }
 
-    /// Whether all data has taken the nonces' places.
+    /// Whether the data has replaced all nonces.
     ///
     /// # Errors
     /// As for [`Self::place`].
@@ -63,7 +61,7 @@ impl Canary {
     }
 }
 
-/// Words that memory will not hold by chance.
+/// Words that memory is unlikely to hold by chance.
 pub(crate) struct Nonces(u64);
 
 impl Nonces {

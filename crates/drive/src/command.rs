@@ -1,4 +1,4 @@
-//! From what a caller wants to the entry that the controller reads.
+//! Translates a caller's request into the submission queue entry.
 
 use onehop_os::BusRange;
 use onehop_proto::format::{Format, check_range};
@@ -31,7 +31,7 @@ impl Op {
         self as u8
     }
 
-    /// What an opcode of [`Self::opcode`] stands for.
+    /// The operation with an opcode of [`Self::opcode`].
     pub(crate) const fn of(opcode: u8) -> Self {
         match opcode {
             nvm::opcode::READ => Self::Read,
@@ -54,7 +54,7 @@ impl Op {
         matches!(self, Self::Read | Self::Write | Self::Compare)
     }
 
-    /// What people call it.
+    /// Its name, for messages.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -78,10 +78,10 @@ pub struct Io<'a> {
     pub blocks: u32,
     /// Where the data lies, and from which byte on.
     pub data: Option<(&'a Buffer, u64)>,
-    /// Where separate metadata lies. Without it, what is read is thrown away, zeroes are written, and a Compare fails
-    /// where the drive holds anything else. Protection information in it is made by the controller.
+    /// Where separate metadata lies. Without it, metadata that is read is discarded, zeroes are written, and a Compare
+    /// fails where the drive holds anything else. The controller generates protection information in it.
     pub metadata: Option<(&'a Buffer, u64)>,
-    /// Past the volatile write cache.
+    /// Force unit access: bypasses the volatile write cache.
     pub fua: bool,
 }
 
@@ -132,8 +132,8 @@ pub(crate) struct BlockRange {
     pub(crate) reftag: u32,
 }
 
-/// What is asked of the controller about protection information of a type: to make it when blocks are written, to
-/// check it when they are read. Tags of types 2 and 3 are their writer's own, and are not checked.
+/// The PRINFO flags for protection information of a type: the controller generates it on writes and checks it on reads.
+/// Tags of types 2 and 3 belong to their writer, and are not checked.
 pub(crate) const fn protection(op: Op, kind: u8) -> u32 {
     match (kind, op) {
         (0, _) | (_, Op::Compare | Op::Flush) => 0,
@@ -198,7 +198,7 @@ pub(crate) enum UseSgl {
     Never,
     /// Where PRPs would need a list, and the memory is one run.
     LongRuns,
-    /// Controllers that get commands by messages take nothing else.
+    /// Controllers that get commands by messages support nothing else.
     Always,
 }
 
@@ -237,7 +237,7 @@ pub(crate) const fn entry(op: Op, nsid: u32, mptr: u64, data: DataPointer, range
 }
 
 impl Pointers {
-    /// What points to `bytes` bytes of `buffer`, with the list at `list` if one page does not hold them.
+    /// The pointer to `bytes` bytes of `buffer`, with a list at `list` if it needs one.
     #[inline(always)]
     pub(crate) fn point<'a>(
         &self,
@@ -257,7 +257,7 @@ impl Pointers {
         self.point_to_pages((buffer, offset, run), bytes, &list())
     }
 
-    /// The same, where it takes more than one entry, or a descriptor.
+    /// The same where more than one entry, or a descriptor, is needed.
     #[inline(never)]
     fn point_to_pages(
         &self,
@@ -295,7 +295,7 @@ impl Pointers {
     }
 }
 
-/// Most blocks of one command: what the controller moves at once, and what the field holds.
+/// Most blocks of one command, by the controller's limit and the width of the field.
 pub(crate) fn max_blocks(format: &Format, max_transfer: u64) -> u32 {
     format.blocks_within(max_transfer).clamp(1, 1 << 16) as u32
 }

@@ -12,15 +12,15 @@ use crate::{Error, Options, Result};
 
 /// How long registers may read all ones before a device counts as gone: links are retrained within less.
 const GONE_AFTER: Duration = Duration::from_millis(250);
-/// How long a function that is being reset is left alone.
+/// How long a function may take to come back after a reset before its registers are read.
 const RESET_SETTLES: Duration = Duration::from_millis(10);
-/// How often registers are looked at while something is waited for.
+/// How often registers are polled.
 const READY_POLL_INTERVAL: Duration = Duration::from_micros(100);
 
-/// What the registers say of a controller, and the way to them.
+/// A controller's registers, and what was read from them.
 pub(crate) struct Control {
     pub(crate) port: ControllerBackend,
-    /// The same for everything that belongs to this drive, and for nothing else.
+    /// Identifies the drive: everything that belongs to it holds a clone.
     pub(crate) tag: Arc<()>,
     pub(crate) cap: Cap,
     pub(crate) version: Version,
@@ -29,7 +29,7 @@ pub(crate) struct Control {
     pub(crate) stop: StopSignal,
 }
 
-/// A register of a device that is there. One look at all ones proves nothing.
+/// A register of a device that is present. A single read of all ones does not prove that it is gone.
 fn present(port: &ControllerBackend, at: u32, register: &'static str) -> Result<u32> {
     let mut since = None;
     loop {
@@ -50,7 +50,7 @@ pub(crate) fn status(port: &ControllerBackend) -> Result<Csts> {
 }
 
 impl Control {
-    /// Reads what does not change while a controller lives.
+    /// Reads the registers that do not change while a controller lives.
     pub(crate) fn new(port: ControllerBackend, options: &Options) -> Result<Self> {
         let cap = Cap(port.regs.read64(offset::CAP));
         let version = Version(port.regs.read32(offset::VS));
@@ -95,7 +95,7 @@ impl Control {
         Error::Interrupted { drive: self.port.name.clone() }
     }
 
-    /// What went wrong; once the caller asked for an end, that is why.
+    /// The error; [`Error::Interrupted`] instead once the caller asked for an end.
     pub(crate) fn or_interrupted(&self, error: Error) -> Error {
         if self.stop.is_set() { self.interrupted() } else { error }
     }
@@ -119,7 +119,7 @@ impl Control {
     fn patience(&self) -> Duration {
         let mut ms = self.cap.timeout_ms();
         if self.cap.crms() != 0 {
-            // All ones is no time, but a device that is away.
+            // All ones is not a time limit, but a device that does not respond.
             let crto = Some(self.port.regs.read32(offset::CRTO)).filter(|crto| *crto != GONE32);
             ms = ms.max(crto.map_or(0, |crto| Crto(crto).media_ms()));
         }
@@ -150,8 +150,8 @@ impl Control {
         }
     }
 
-    /// Brings the controller to EN = 0, RDY = 0. A fatal status does not stop this: it is the cure for one. With
-    /// `heeds_stop`, a request to stop does.
+    /// Brings the controller to EN = 0, RDY = 0. It works with a fatal status, too, because it is the recovery from
+    /// one. With `heeds_stop`, a request to stop ends it.
     pub(crate) fn disable(&self, heeds_stop: bool) -> Result<()> {
         let cc = self.config()?;
         if cc.en() {
@@ -170,12 +170,13 @@ impl Control {
         Ok(())
     }
 
-    /// Enables a disabled controller with these admin queues and waits until it is ready. Calls `lost` where it was without
-    /// power since it was enabled with them last, or was never.
+    /// Enables a disabled controller with these admin queues and waits until it is ready. Calls `lost` if it has lost
+    /// power since it was last enabled with them, or was never enabled with them.
     ///
-    /// A controller reset leaves AQA, ASQ and ACQ as they are, a loss of power clears them. So they are only written where they
-    /// do not hold these values already, and read again in the end: whenever the power goes between the two looks, the second
-    /// finds them cleared. A controller that loses it later is not ready any more, which the next command notices.
+    /// A controller reset leaves AQA, ASQ and ACQ as they are; a loss of power clears them. So they are only written if
+    /// they do not hold these values already, and read again at the end: if the power is lost between the two reads,
+    /// the second finds them cleared. A controller that loses it later is no longer ready, which the next command
+    /// notices.
     pub(crate) fn enable(&self, asq: BusAddr, acq: BusAddr, entries: u32, lost: impl Fn()) -> Result<()> {
         let regs = &self.port.regs;
         let size_z = (entries - 1) as u16;
@@ -185,7 +186,7 @@ impl Control {
                 && regs.read64(offset::ASQ) == asq.0
                 && regs.read64(offset::ACQ) == acq.0
         };
-        // What is reached by messages has no such registers, and lasts no longer than its connection.
+        // A controller behind messages has no such registers, and does not outlive its connection.
         let in_memory = self.transport() == Transport::Memory;
         if !(in_memory && is_named()) {
             lost();
@@ -193,7 +194,7 @@ impl Control {
             regs.write64(offset::ASQ, asq.0);
             regs.write64(offset::ACQ, acq.0);
         }
-        // The NVM command set alone where it can be had: then namespaces of other sets stay out of sight.
+        // Select the NVM command set alone where possible: then namespaces of other sets are not listed.
         let css = if self.cap.css() & 1 != 0 || self.cap.css() == 0 { Cc::CSS_NVM } else { Cc::CSS_ALL };
         regs.write32(offset::CC, Cc::enabled(self.page_shift, css).0);
         let csts = self.wait("ready", true, |csts| csts.rdy() || csts.cfs())?;
@@ -236,7 +237,7 @@ impl Control {
         }
     }
 
-    /// Resets the function from outside, or the subsystem where that is all there is, and waits until it is back.
+    /// Resets the function from outside, or else the subsystem, and waits until it is back.
     pub(crate) fn reset_function(&self) -> Result<()> {
         if let Some(reset) = &self.port.reset {
             let drive = || self.port.name.clone();
@@ -252,7 +253,7 @@ impl Control {
                 why: "it has neither a function reset nor a subsystem reset".into(),
             });
         }
-        // A reset takes the registers away for a while, and perhaps not at once.
+        // During a reset the registers are unavailable for a while, and perhaps not at once.
         std::thread::sleep(RESET_SETTLES);
         let (start, patience) = (Instant::now(), self.patience());
         while self.port.regs.read32(offset::CSTS) == GONE32 {

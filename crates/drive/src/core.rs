@@ -1,5 +1,4 @@
-//! What a drive consists of before anybody knows who it is: its registers, its admin queue, and the memory that it may
-//! still reach.
+//! A drive before it is identified: its registers, its admin queue, and the memory that it may still reach.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -31,7 +30,7 @@ const LONGEST_IDENTIFY: Duration = Duration::from_secs(10);
 /// Most entries of the list that describes the Host Memory Buffer: what fits into a page.
 const MAX_HMB_ENTRIES: usize = 256;
 
-/// The part of a drive that outlives every handle, and undoes everything at the end.
+/// The part of a drive that outlives every handle, and releases everything at the end.
 pub(crate) struct Core {
     pub(crate) control: Control,
     pub(crate) options: Options,
@@ -40,8 +39,8 @@ pub(crate) struct Core {
     pub(crate) kept: Arc<DmaQuarantine>,
 }
 
-/// Memory that nobody uses any more, but that the controller may still reach: it stays alive, and mapped, until the
-/// controller was disabled, or for ever.
+/// Memory that is no longer used, but that the controller may still reach: it stays allocated and mapped until the
+/// controller is disabled, or for ever.
 #[derive(Default)]
 pub(crate) struct DmaQuarantine(Mutex<Vec<Box<dyn Any + Send>>>);
 
@@ -55,7 +54,7 @@ impl DmaQuarantine {
     }
 }
 
-/// What only one thread at a time may do to a drive.
+/// The state that only one thread at a time may use.
 pub(crate) struct AdminState {
     pub(crate) admin: Admin,
     pub(crate) dead: Option<Error>,
@@ -64,7 +63,7 @@ pub(crate) struct AdminState {
     pub(crate) participants: Vec<Arc<dyn Participant>>,
     pub(crate) incidents: Vec<Incident>,
     pub(crate) events: Vec<AsyncEvent>,
-    /// An event was not answered in its part of the time: the first one has all of it next time.
+    /// An event was not answered in its share of the time: next time the first one gets all of it.
     pub(crate) is_slow: bool,
     /// How long a shutdown may take.
     pub(crate) shutdown_time: Duration,
@@ -122,10 +121,10 @@ impl Core {
         }
     }
 
-    /// Disables the controller. It has let go of all memory then.
+    /// Disables the controller, which then no longer uses any memory.
     pub(crate) fn disable(&self) -> Result<()> {
         if !self.control.is_running()? {
-            // Somebody else stopped it, or its power was gone: what it held in volatile memory may be lost.
+            // Another driver stopped it, or it lost power: its volatile memory may be lost.
             self.durability.may_be_lost();
         }
         self.control.disable(true)?;
@@ -134,14 +133,14 @@ impl Core {
         Ok(())
     }
 
-    /// Resets the function from outside, or the subsystem; what the drive held in volatile memory may be lost.
+    /// Resets the function from outside, or the subsystem. The drive's volatile memory may be lost.
     pub(crate) fn reset_function(&self) -> Result<()> {
         self.durability.may_be_lost();
         self.control.reset_function()
     }
 
-    /// Brings a controller up from any state: once more after a function reset where that fails, so that a single admin
-    /// command that gets lost, or fails for a while, does not keep a drive from being opened.
+    /// Brings a controller up from any state. If that fails, it resets the function and tries once more, so that a
+    /// single lost or failed admin command does not prevent opening a drive.
     pub(crate) fn bring_up_from_anywhere(
         &self,
         state: &mut AdminState,
@@ -158,7 +157,7 @@ impl Core {
             }
             self.control.stop.sleep(pause);
             self.control.check_stop()?;
-            // A controller whose function cannot be reset, or fails to be, is reset once more by itself.
+            // If the function reset is impossible or fails, the controller is reset once more.
             if let Err(error @ Error::Gone { .. }) = self.reset_function() {
                 return Err(error);
             }
@@ -167,7 +166,7 @@ impl Core {
         up
     }
 
-    /// Resets the controller, learns who it is and which namespaces it has, and sets it up.
+    /// Resets the controller, identifies it and its namespaces, and configures it.
     fn bring_up(&self, state: &mut AdminState) -> Result<(Identity, ActiveNamespaces)> {
         let mut identity = self.start(&mut state.admin, None)?;
         state.shutdown_time = identity.shutdown_time();
@@ -186,8 +185,8 @@ impl Core {
         Identity::new(&self.control, &data, &self.options)
     }
 
-    /// The active namespaces. One that makes no sense, is formatted in a way that is not known, or cannot be identified is
-    /// left alone, with the reason: the others can be used.
+    /// The active namespaces. One that is invalid, has an unknown format, or cannot be identified is skipped, with the
+    /// reason: the others can be used.
     pub(crate) fn list_namespaces(&self, admin: &mut Admin) -> Result<ActiveNamespaces> {
         let mut found = ActiveNamespaces::default();
         let nsids = self.list_nsids(admin)?;
@@ -203,8 +202,8 @@ impl Core {
         Ok(found)
     }
 
-    /// Until when Identify commands for namespaces are sent again that fail for a while: all of them together have the time
-    /// of one admin command, and no more than [`LONGEST_IDENTIFY`].
+    /// Deadline for repeating failed Identify commands for namespaces: all of them together have the time of one admin
+    /// command, and at most [`LONGEST_IDENTIFY`].
     pub(crate) fn identify_due(&self) -> Instant {
         Instant::now() + self.options.admin_timeout.min(LONGEST_IDENTIFY)
     }
@@ -213,8 +212,8 @@ impl Core {
         let sqe = words::identify(cns::NAMESPACE, nsid, 0, 0);
         let data = self.read_with_retries(admin, "identify namespace", &sqe, due)?;
         let ns = Namespace::new(&self.control, nsid, &data, self.durability.account(nsid))?;
-        // Some local drives fail to list identifiers although their version requires it. One of their own is enough there, but
-        // a target may serve another image under the same NGUID.
+        // Some local drives fail to list identifiers although their version requires it. For them an identifier of
+        // their own is enough. A target may serve another image under the same NGUID, so it is not enough there.
         if ns.has_ids() && self.control.transport() == Transport::Memory {
             return Ok(ns);
         }
@@ -222,8 +221,8 @@ impl Core {
         Ok(ns)
     }
 
-    /// The identifiers of a namespace that the drive lists apart from its identify data. Drives without such a list, and
-    /// lists that end in nonsense, give fewer.
+    /// The identifiers of a namespace from the separate list (CNS 03h). Drives without that list, and invalid lists,
+    /// have fewer.
     pub(crate) fn namespace_ids(
         &self,
         admin: &mut Admin,
@@ -244,8 +243,8 @@ impl Core {
         }
     }
 
-    /// Reads a page of identify data. A command that fails for a while says nothing about the namespace: it is tried again
-    /// until `due`, and some times at least.
+    /// Reads a page of identify data. A temporary failure says nothing about the namespace, so the command is tried
+    /// again until `due`, with a minimum number of tries.
     fn read_with_retries(&self, admin: &mut Admin, what: &str, sqe: &Sqe, due: Instant) -> Result<Vec<u8>> {
         let mut tries = 0;
         loop {
@@ -284,8 +283,8 @@ impl Core {
         }
     }
 
-    /// Sets a started controller up as the options want it; gives the I/O queue pairs granted. First of all the number
-    /// of queues: it can only be set before there are any.
+    /// Configures an enabled controller by the options; returns the number of I/O queue pairs granted. That number
+    /// comes first, because it can only be set before queues exist.
     pub(crate) fn configure(&self, state: &mut AdminState, identity: &Identity) -> Result<u32> {
         let want = u32::from(self.options.queues);
         let sqe = words::set_features(feature::id::NUMBER_OF_QUEUES, false, Queues::ask(want, want).0);
@@ -293,13 +292,13 @@ impl Core {
         let view = identity.controller();
         self.durability.set_cached(view.vwc().present());
         if view.apsta() & 1 != 0 {
-            // Power states of its own choosing cost latency when work comes.
+            // Autonomous power state transitions cost latency when work comes.
             let sqe = words::set_features(feature::id::APST, false, feature::Apst::OFF.0);
             let table = &feature::Apst::OFF_TABLE;
             optional(state.admin.write(&self.control.port, "set APST off", &sqe, table))?;
         }
         if (1..=3).any(|crd| view.retry_delay_ms(crd) > 0) {
-            // Only to a host that asks for it does a controller say how long to wait before a retry.
+            // A controller reports how long to wait before a retry only to a host that asks for it.
             let mut behavior = [0; 512];
             behavior[0] = 1;
             let sqe = words::set_features(feature::id::HOST_BEHAVIOR, false, 0);
@@ -373,7 +372,7 @@ impl Core {
                 let why = self.control.port.regs.failure();
                 let drive = || self.name().to_owned();
                 run("delete completion queue", &words::delete_cq(qid)).map_err(|error| match error {
-                    // It has the queue: no refusal, after which all would be as before.
+                    // It still has the queue, so this is not a plain refusal that leaves everything as before.
                     Error::Command { status, .. } => Error::Nonsense {
                         drive: drive(),
                         what: "an answer to the deletion of an unused completion queue",
@@ -410,17 +409,17 @@ impl Drop for Core {
         let limit = self.options.ready_limit;
         let state = self.admin.get_mut().unwrap_or_else(|e| e.into_inner());
         if !state.admin.was_started {
-            // It was given nothing, and is left as it was found.
+            // It was never started, so it is left as it was found.
             return;
         }
         if state.dead.is_none() {
-            // A controller that does not come to rest is disabled all the same.
+            // A controller that does not complete its shutdown is disabled all the same.
             let _ = self.control.shut_down(state.shutdown_time.min(limit));
         }
-        // Taken out: what is kept may hold on to the place that it is kept in.
+        // Taken out first: the kept values may hold references to this list.
         let kept = std::mem::take(&mut *self.kept.list());
         if self.control.disable(false).is_err() {
-            // It may still reach everything that it was ever given.
+            // It may still reach all memory that it ever got.
             state.admin.abandon();
             std::mem::forget(state.host_memory.take());
             std::mem::forget(state.cmb.take());
@@ -430,8 +429,8 @@ impl Drop for Core {
     }
 }
 
-/// Whether an Identify command that failed may succeed later. Namespaces that are not there, and lists that a drive does not
-/// have, are answered with or without Do Not Retry.
+/// Whether an Identify command that failed may succeed later. Drives set Do Not Retry or not when a namespace or a list
+/// does not exist.
 pub(crate) fn is_temporary(status: Status) -> bool {
     const LASTING: [Status; 3] = [Status::INVALID_NAMESPACE, Status::INVALID_FIELD, Status::INVALID_OPCODE];
     may_retry(status) && !LASTING.iter().any(|lasting| status.is(*lasting))
@@ -445,7 +444,7 @@ pub(crate) fn is_of_namespace(error: &Error) -> bool {
     )
 }
 
-/// What an optional feature answered; none if the drive refused it, with which it can be lived.
+/// The answer to an optional command; `None` if the drive refused it.
 fn optional<T>(answer: Result<T>) -> Result<Option<T>> {
     match answer {
         Ok(answer) => Ok(Some(answer)),

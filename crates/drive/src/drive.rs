@@ -1,4 +1,4 @@
-//! A drive: brought up, asked, shut down.
+//! A drive: opening, admin commands, queues, shutdown.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,14 +20,14 @@ use crate::ring::PairHalf;
 use crate::slots::CommandSlots;
 use crate::{Buffer, Error, Identity, Namespace, Options, Recovery, Result};
 
-/// Most events that are kept for somebody to ask for.
+/// Most events that are kept until the caller asks for them.
 const MAX_EVENTS: usize = 256;
-/// An event that others leave less than this part of its time is served the next time.
+/// An event that has less than this share of its time left is handled the next time.
 const LEAST_SHARE: u32 = 2 * MAX_EVENT_REQUESTS;
 
 const LOST_DELETION: &str = "a queue whose deletion was not answered";
 
-/// What a command that deletes a queue is called, and its entry.
+/// The name of a command that deletes a queue, and its entry.
 type Deletion = (&'static str, Sqe);
 
 /// The commands that delete a pair, in this order.
@@ -35,17 +35,17 @@ fn deletions(qid: u16) -> [Deletion; 2] {
     [("delete submission queue", words::delete_sq(qid)), ("delete completion queue", words::delete_cq(qid))]
 }
 
-/// A drive. Clones are the same drive; it is shut down when the last of them, and of its queues, goes.
+/// A drive. Clones are the same drive; it is shut down when the last of them, and of its queues, is dropped.
 #[derive(Clone)]
 pub struct Drive(pub(crate) Arc<DriveInner>);
 
-/// What all handles on a drive share.
+/// The state that all handles of a drive share.
 pub(crate) struct DriveInner {
     core: Core,
     identity: Identity,
     pub(crate) namespaces: Arc<[Namespace]>,
     unusable: Vec<(u32, Error)>,
-    /// Numbers queues, so that tokens of one are not taken for those of another.
+    /// Numbers queues, so that a token of one is not valid for another.
     serial: AtomicU32,
 }
 
@@ -58,14 +58,13 @@ impl Deref for DriveInner {
 }
 
 impl Drive {
-    /// Resets the controller, brings it up and learns who it is. [`Options`] says how long that may take.
+    /// Resets the controller, enables it and identifies it. [`Options`] says how long that may take.
     ///
-    /// # Errors
-    /// When an option is out of bounds, or the drive is gone, does not come up, or cannot be driven.
+    /// # Errors When an option is out of bounds, or the drive is gone, does not become ready, or is not supported.
     pub fn open(port: ControllerBackend, options: Options) -> Result<Self> {
         options.check()?;
         let (stop, drive) = (options.stop.clone(), port.name.clone());
-        // What a stopped wait gives up reads as if nothing were there.
+        // A wait that was stopped reads like a missing device.
         let stopped = |error| if stop.is_set() { Error::Interrupted { drive } } else { error };
         let control = Control::new(port, &options).map_err(stopped)?;
         let core = Core::new(control, options)?;
@@ -73,7 +72,7 @@ impl Drive {
         let (identity, namespaces) = core.bring_up_from_anywhere(&mut state).map_err(|error| {
             let error = core.control.or_interrupted(error);
             if matches!(error, Error::Interrupted { .. }) {
-                // It may answer nothing, and was given nothing to keep: it is disabled without being shut down before.
+                // It may not answer, and has no data to save: disable it without a shutdown.
                 state.dead = Some(error.clone());
             }
             error
@@ -89,14 +88,14 @@ impl Drive {
         })))
     }
 
-    /// What people call it.
+    /// Its name, for messages.
     #[must_use]
     pub fn name(&self) -> &str {
         self.0.name()
     }
 
-    /// Whether it is reached through a network. Its data then arrives in host memory, and writes whose connection is lost
-    /// end with [`Error::OutcomeUnknown`].
+    /// Whether it is across a network. Its data then arrives in host memory, and writes whose connection is lost end
+    /// with [`Error::OutcomeUnknown`].
     #[must_use]
     pub fn is_remote(&self) -> bool {
         self.0.control.transport() == Transport::Messages
@@ -108,7 +107,7 @@ impl Drive {
         self.0.state().in_use.iter().filter(|used| !**used).count() as u32
     }
 
-    /// Who it is.
+    /// Its identity.
     #[must_use]
     pub fn identity(&self) -> &Identity {
         self.0.identity()
@@ -135,7 +134,7 @@ impl Drive {
         })
     }
 
-    /// The identifiers of a namespace that the drive lists apart from its identify data: none where it has no such list.
+    /// The identifiers of a namespace from the separate list (CNS 03h); none if the drive has no such list.
     ///
     /// # Errors
     /// When the drive is dead, does not answer, or cannot list them at the moment.
@@ -154,7 +153,7 @@ impl Drive {
         self.map(memory)
     }
 
-    /// New host memory for which others give further addresses, and which [`Self::map`] can map.
+    /// New host memory that other devices can map as well, and that [`Self::map`] can map.
     ///
     /// # Errors
     /// When there is none.
@@ -226,9 +225,9 @@ impl Drive {
         self.0.alive()?.admin.run(&what, &words::set_features(fid, false, value)).map(|_| ())
     }
 
-    /// What the drive reported by itself since the last call; the oldest are forgotten if that is very much. Log pages that the
-    /// drive does not return are waited for [`Options::admin_timeout`] at most, all of them together; their events come with
-    /// a later call. Namespaces that the drive fails to identify are tried for as long again, and then count as changed.
+    /// The asynchronous events since the last call; the oldest are dropped if there are too many. Reading the log pages
+    /// takes at most [`Options::admin_timeout`] in all; events whose page was not returned come with a later call.
+    /// Identifying namespaces may take as long again; those that the drive fails to identify count as changed.
     ///
     /// # Errors
     /// When the drive is dead, or a command is not answered.
@@ -238,7 +237,7 @@ impl Drive {
         Ok(std::mem::take(&mut state.events))
     }
 
-    /// Which recoveries were needed so far.
+    /// The recoveries so far.
     #[must_use]
     pub fn incidents(&self) -> Vec<Incident> {
         self.0.state().incidents.clone()
@@ -246,8 +245,7 @@ impl Drive {
 
     /// Resets the controller now. Commands in flight are tried again.
     ///
-    /// # Errors
-    /// When it does not come back.
+    /// # Errors When it does not become ready again.
     pub fn reset(&self) -> Result<()> {
         let mut state = self.0.alive()?;
         self.0.reset(&mut state, "asked for").map(|_| ())
@@ -288,7 +286,8 @@ impl DriveInner {
         drop(self.state());
     }
 
-    /// Creates a pair. When this fails the controller does not have it, and will not: memory and number are free.
+    /// Creates a pair. When this fails the controller does not have it, and will not get it: memory and number are
+    /// free.
     pub(crate) fn establish(
         &self,
         state: &mut AdminState,
@@ -296,7 +295,7 @@ impl DriveInner {
         sq: PairHalf,
         cq: PairHalf,
     ) -> Result<()> {
-        // Not given up at once when a stop is asked for: a creation without an answer may cost all other queues a reset.
+        // A request to stop does not end this at once: a creation without an answer may cost all other queues a reset.
         let patience = Some(self.options.admin_timeout);
         match self.create_pair(&mut state.admin, qid, sq, cq, patience) {
             Ok(()) => Ok(()),
@@ -315,21 +314,21 @@ impl DriveInner {
         }
     }
 
-    /// Takes a pair whose creation was not answered away from a controller that works, which costs the other queues nothing.
-    /// Deleting it is not enough: a controller carries admin commands out in any order, so the creation might follow the
-    /// deletion. It has to be completed first, as aborted or otherwise. Namespaces are compared, as by the reset that this
-    /// saves.
+    /// Deletes a pair whose creation was not answered, without a reset, so that the other queues are not disturbed.
+    /// Deleting it is not enough: a controller executes admin commands in any order, so the creation might follow the
+    /// deletion. The creation must be completed first, as aborted or otherwise. Namespaces are compared, as in the
+    /// reset that this saves.
     fn undo_creation(&self, state: &mut AdminState, qid: u16) -> bool {
         if !self.abort_unanswered(state, Duration::ZERO) {
             return false;
         }
-        // An exported queue goes on where it was interrupted, but not in a namespace that came meanwhile.
+        // An exported queue continues where it was interrupted, but not in another namespace that has the number now.
         deletions(qid).iter().all(|deletion| self.has_no_queue(state, deletion))
             && self.compare_namespaces(state).is_ok()
     }
 
-    /// Takes a pair away from the controller. When this succeeds the controller has let go of all its commands.
-    /// `between` is run when no completion can follow any more.
+    /// Deletes a pair. When this succeeds the controller no longer uses any of its commands. `between` is run once no
+    /// completion can follow any more.
     pub(crate) fn delete_pair(
         &self,
         state: &mut AdminState,
@@ -343,9 +342,9 @@ impl DriveInner {
         self.delete_queue(state, &cq, patience)
     }
 
-    /// A deletion that is not answered is aborted, and tried once more, which costs the other queues nothing: the first may
-    /// have been carried out or not. It has to be completed before, or else it might take away a queue that has this number
-    /// later.
+    /// A deletion that is not answered is aborted and tried once more, which does not disturb the other queues. It is
+    /// unknown whether the first was executed. It must be completed before, or it might delete a later queue with this
+    /// number.
     fn delete_queue(&self, state: &mut AdminState, deletion: &Deletion, patience: Duration) -> Result<()> {
         let start = Instant::now();
         match state.admin.run_within(deletion.0, &deletion.1, patience) {
@@ -361,7 +360,7 @@ impl DriveInner {
         }
     }
 
-    /// Deletes a queue that the controller may have. Whether it does not have it any more.
+    /// Deletes a queue that the controller may have. Returns whether it is gone for certain.
     fn has_no_queue(&self, state: &mut AdminState, (what, sqe): &Deletion) -> bool {
         match state.admin.run_within(what, sqe, self.options.abort_wait) {
             Ok(_) => true,
@@ -370,8 +369,8 @@ impl DriveInner {
         }
     }
 
-    /// Creates queues. After a creation whose answer was lost, or that met a controller that was away for a moment, the
-    /// controller has none of them ([`Self::establish`]): where the drive lives, they are created again after each of
+    /// Creates queues. If the answer to a creation was lost, or the controller did not respond for a moment, the
+    /// controller has none of them ([`Self::establish`]). If the drive is alive, they are created again after each of
     /// [`RESET_PAUSES`]. No try begins after `end`.
     pub(crate) fn create_with_retries<T>(
         &self,
@@ -416,7 +415,7 @@ impl DriveInner {
                 }
                 (Ok(()), None) => None,
             };
-            // How it went is in the state.
+            // The result is in the state.
             cause.map(|cause| self.reset(&mut state, cause));
         }
         let mut slots = cell.lock();
@@ -446,13 +445,13 @@ impl DriveInner {
         Ok(out)
     }
 
-    /// Reads the log page of every event that was reported, which lets the controller report the next of its kind, and
-    /// posts its request again. What is reported meanwhile is left for the next time. The events share the time of one admin
-    /// command, so that one that is not answered holds up no other, and unanswered ones together nobody else for longer. Of a slow
-    /// drive, which does not answer in a part of that time, the first event has all of it the next time.
+    /// Reads the log page of every reported event, which lets the controller report the next of its kind, and posts its
+    /// request again. Events that arrive meanwhile are left for the next call. All events share the time limit of one
+    /// admin command, so that unanswered ones do not delay other callers for longer. If a slow drive does not answer in
+    /// an event's share of that time, the first event gets all of it in the next call.
     pub(crate) fn serve_events(&self, state: &mut AdminState) -> Result<()> {
         state.admin.look();
-        // A controller may have failed requests: without one it reports nothing.
+        // The controller may have failed event requests: without one it reports nothing.
         state.admin.post_events(self.identity.controller().aer_limit());
         let (start, limit) = (Instant::now(), self.options.admin_timeout);
         let mut failed = None;
@@ -460,7 +459,7 @@ impl DriveInner {
         for left in (1..=state.admin.fired.len() as u32).rev() {
             let parts = if std::mem::take(&mut has_all) { 1 } else { left };
             let share = limit.saturating_sub(start.elapsed()) / parts;
-            // Those before may have taken long to be answered: no reason to give this one up.
+            // Earlier events may have used up the time: that is no reason to drop this one.
             if share < limit / LEAST_SHARE {
                 break;
             }
@@ -469,14 +468,14 @@ impl DriveInner {
             let served = self.serve_event(state, event);
             state.admin.set_timeout(timeout);
             if let Err(error) = served {
-                // The controller reports it once, and a lost answer must not hide a changed namespace: it is served the next
-                // time, behind the others.
+                // The controller reports it once, and a lost answer must not hide a changed namespace: handle it in the
+                // next call, after the others.
                 state.admin.fired.push_back(event);
                 let is_unanswered = matches!(error, Error::NoAnswer { .. });
                 failed.get_or_insert(error);
                 state.is_slow |= is_unanswered && parts > 1;
-                // A command that nobody waits for keeps its place in the admin queue, and one that had a part of the time may yet be
-                // answered in all of it.
+                // An abandoned command keeps its slot in the admin queue, and may still be answered in the rest of its
+                // time.
                 let patience = limit.saturating_sub(start.elapsed());
                 if is_unanswered && !self.abort_unanswered(state, patience) {
                     self.reset(state, "a drive that did not answer what its event led to")?;
@@ -506,23 +505,23 @@ impl DriveInner {
         Ok(())
     }
 
-    /// Ends the admin commands that were not answered, within the time for an Abort, or `patience` if that is more. Whether none of
-    /// them can be carried out later.
+    /// Aborts the admin commands that were not answered, within the time for an Abort, or `patience` if that is more.
+    /// Returns whether none of them can be executed later.
     fn abort_unanswered(&self, state: &mut AdminState, patience: Duration) -> bool {
-        // Across a network a command may be a connection, of which an Abort knows nothing.
+        // Across a network a command may be a connection, which an Abort does not reach.
         self.control.transport() != Transport::Messages
             && state.admin.abort_cancelled(self.options.abort_wait.max(patience))
     }
 
-    /// Whether a command had all its time and a controller that was well, and was not answered. One that failed, or a
-    /// connection that was lost, says nothing about the namespace that was asked for.
+    /// Whether a healthy controller left a command unanswered for all of its time. A failed controller or a lost
+    /// connection says nothing about the namespace of the command.
     fn is_silence(&self, error: &Error) -> bool {
         matches!(error, Error::NoAnswer { waited, .. } if *waited >= self.options.admin_timeout)
             && self.control.status().is_ok_and(|csts| csts.rdy() && !csts.cfs())
     }
 
-    /// Finds out which namespaces are no longer what they were. One that the drive cannot identify counts as changed, so
-    /// that the others can be used. After an error it may be tried again.
+    /// Finds the namespaces that have changed. One that the drive cannot identify counts as changed, so that the others
+    /// can be used. It can be called again after an error.
     pub(crate) fn compare_namespaces(&self, state: &mut AdminState) -> Result<()> {
         let due = self.identify_due();
         for ns in self.namespaces().iter().filter(|ns| ns.is_valid()) {

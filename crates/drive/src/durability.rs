@@ -1,8 +1,8 @@
 //! Whether a flush may report that everything is durable.
 //!
 //! A write is acknowledged when it is in the drive's volatile cache. If the drive loses that cache before a flush (its
-//! power was gone, its firmware crashed, its subsystem was reset), a later flush succeeds and says nothing about it. So the
-//! driver keeps an account for each namespace, because a Flush command covers one namespace, and each queue reports a loss
+//! power was gone, its firmware crashed, its subsystem was reset), a later flush succeeds and says nothing about it. So
+//! the driver counts writes for each namespace, because a Flush command covers one namespace. Each queue reports a loss
 //! once, by the next flush on it, as each open file does with `fsync`.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -44,7 +44,7 @@ impl Durability {
     }
 }
 
-/// Writes that are acknowledged without the driver's knowledge, by kernels that use an exported queue.
+/// Writes by kernels that use an exported queue: the driver does not see when they are acknowledged.
 pub(crate) trait Writes: Send + Sync {
     /// Has [`AcknowledgedWrites::wrote`] called if writes were acknowledged since the last call.
     fn count(&self);
@@ -53,7 +53,7 @@ pub(crate) trait Writes: Send + Sync {
 /// The acknowledged writes of one namespace.
 #[derive(Default)]
 pub(crate) struct AcknowledgedWrites {
-    /// Who has to be asked for writes.
+    /// The exported queues that must be asked for writes.
     others: Mutex<Vec<Weak<dyn Writes>>>,
     /// Writes acknowledged so far; all those of a GPU job count as one, acknowledged at its end.
     written: AtomicU64,
@@ -79,7 +79,7 @@ impl AcknowledgedWrites {
         Writing(self)
     }
 
-    /// Asks for writes before each flush and each loss, as long as there is somebody to ask.
+    /// Asks `writes` for writes before each flush and each loss, as long as it exists.
     pub(crate) fn ask(&self, writes: Weak<dyn Writes>) {
         self.others().push(writes);
     }

@@ -1,4 +1,4 @@
-//! One command of a CPU-driven queue, from its submission until its end was taken.
+//! One command of a CPU-driven queue, from its submission until its result is taken.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::core::DmaQuarantine;
 use crate::holds::{Hold, Holds};
 use crate::{Buffer, Error, Result};
 
-/// How a command ended well.
+/// The result of a command that succeeded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Finished {
     /// Its result dword.
@@ -30,13 +30,13 @@ pub(crate) struct UnsureFlush {
     pub(crate) beside: Vec<(u32, u16)>,
 }
 
-/// How a command stands.
+/// The state of a command.
 pub(crate) enum CommandState {
     Free,
     InFlight(u16),
     /// To be tried again at this time.
     Waiting(Instant),
-    /// There is no room for it in the submission queue.
+    /// It waits for room in the submission queue.
     NoRoom,
     /// Completed, but its data is not there yet.
     Settling(Finished),
@@ -46,7 +46,7 @@ pub(crate) enum CommandState {
 }
 
 impl CommandState {
-    /// Errors are large and rare: in a box they cost commands that end well nothing.
+    /// Errors are large and rare: boxed, they cost nothing when commands succeed.
     pub(crate) fn failed(error: Error) -> Self {
         Self::Done(Err(Box::new(error)))
     }
@@ -60,7 +60,7 @@ pub(crate) struct CommandEntry {
     /// How often it was tried again, except after path errors.
     pub(crate) retries: u32,
     pub(crate) path_retries: u32,
-    /// Until when it is tried again after path errors; set by the first.
+    /// When retries after path errors end; set by the first of them.
     pub(crate) path_due: Option<Instant>,
     pub(crate) deadline: Instant,
     /// What a flush covers.
@@ -93,7 +93,7 @@ impl CommandEntry {
     #[inline(always)]
     pub(crate) fn has_data(&self, holds: &Holds) -> bool {
         let Some(canary) = &self.canary else { return true };
-        // Only host memory has a canary here, and that can always be read.
+        // Only host memory is guarded here, and that can always be read.
         self.data(holds).is_none_or(|buffer| canary.is_gone(buffer, Duration::ZERO).unwrap_or(false))
     }
 
@@ -119,8 +119,8 @@ impl CommandEntry {
         }
     }
 
-    /// How long the controller had for its last try, which was given `timeout`: one that failed is not given the whole time.
-    /// What a reset takes, which began at `reset`, is not counted.
+    /// How long the controller had for its last try, whose limit was `timeout`: a controller that failed did not have
+    /// all of it. The time of a reset that began at `reset` does not count.
     pub(crate) fn waited(&self, timeout: Duration, reset: Option<Instant>) -> Duration {
         let end = reset.unwrap_or_else(Instant::now);
         self.deadline.checked_sub(timeout).map_or(timeout, |given| end.saturating_duration_since(given))

@@ -9,10 +9,10 @@ use onehop_proto::prp::PrpError;
 /// The result of this crate's calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a drive did not do what it was asked.
+/// Why an operation on a drive failed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
-    /// The device has left the bus.
+    /// The device is no longer on the bus.
     #[error(
         "{drive} is gone: register {register} reads all ones. Check its power and its slot, then remove and rescan it"
     )]
@@ -22,7 +22,7 @@ pub enum Error {
         /// The register that was read.
         register: &'static str,
     },
-    /// The caller asked for an end ([`Options::stop`](crate::Options::stop)) while the drive was waited for.
+    /// The caller requested a stop ([`Options::stop`](crate::Options::stop)) during a wait for the drive.
     #[error("{drive}: stopped on request")]
     Interrupted {
         /// The drive.
@@ -46,7 +46,7 @@ pub enum Error {
         /// What ended the connection that it was sent over.
         recovery: Recovery,
     },
-    /// CSTS.RDY did not become what it should.
+    /// CSTS.RDY did not change in time.
     #[error("{drive} did not become {want} within {waited:?} (CC {cc:#x}, CSTS {csts:#x})")]
     NotReady {
         /// The drive.
@@ -73,7 +73,7 @@ pub enum Error {
         option: &'static str,
         /// Its value.
         value: String,
-        /// What it may be.
+        /// The allowed values.
         limit: String,
     },
     /// The controller cannot be driven by this driver.
@@ -81,7 +81,7 @@ pub enum Error {
     Unsupported {
         /// The drive.
         drive: String,
-        /// What it lacks or asks for.
+        /// What it lacks or requires.
         why: String,
     },
     /// A command failed.
@@ -89,7 +89,7 @@ pub enum Error {
     Command {
         /// Which command, on what.
         command: String,
-        /// What the controller said.
+        /// The controller's status.
         status: Status,
     },
     /// A queue of a controller across a network has no connection.
@@ -99,7 +99,7 @@ pub enum Error {
         drive: String,
         /// The queue.
         qid: u16,
-        /// Why: nobody listens, no answer came in time, or what the target said.
+        /// Why: nothing listens there, no answer came in time, or the target's error.
         why: String,
     },
     /// An admin command was not answered.
@@ -123,7 +123,7 @@ pub enum Error {
         waited: Duration,
         /// How often it was tried again.
         retries: u32,
-        /// The step of the time-out ladder that got its memory back.
+        /// The step of the time-out ladder that took it from the controller.
         recovery: Recovery,
     },
     /// A read was completed, but its data did not arrive.
@@ -134,17 +134,17 @@ pub enum Error {
         /// How long the data was waited for.
         waited: Duration,
     },
-    /// Completions of commands that were not in flight came each time that a transfer was carried out.
+    /// Each try of a transfer saw completions of commands that were not in flight.
     #[error(
         "{transfer}: the drive completed commands that were not in flight, in each of {times} attempts. Which of its commands it has carried out is unknown"
     )]
     WrongCompletions {
-        /// What was to be moved.
+        /// The transfer.
         transfer: String,
-        /// How often it was carried out.
+        /// The number of tries.
         times: u32,
     },
-    /// The drive could not be brought back; nothing more will be sent to it.
+    /// The drive could not be recovered; nothing more will be sent to it.
     #[error("{drive} could not be brought back: {why}. Memory that it was given stays allocated")]
     Dead {
         /// The drive.
@@ -152,7 +152,7 @@ pub enum Error {
         /// What failed last.
         why: String,
     },
-    /// The drive that came back after a reset is not the one that was there.
+    /// Another drive answered after a reset.
     #[error("after a reset {drive} calls itself {now}, before it was {before}")]
     Changed {
         /// The drive.
@@ -168,7 +168,7 @@ pub enum Error {
         /// The drive.
         drive: String,
     },
-    /// An exported queue would write blocks without the protection information that the namespace is formatted with.
+    /// An exported queue would write blocks without the protection information that the namespace requires.
     #[error(
         "{drive}: namespace {nsid} has protection information (type {kind}), which commands of an exported queue do not carry: export the queue for reading only, or format the namespace without (`nvme format --pi=0`, which erases it)"
     )]
@@ -188,7 +188,7 @@ pub enum Error {
         /// The namespace asked for.
         nsid: u32,
     },
-    /// A namespace is no longer what it was when the drive was opened, or the drive could not identify it any more.
+    /// A namespace has changed since the drive was opened, or the drive can no longer identify it.
     #[error(
         "{drive}: namespace {nsid} was formatted, resized, removed or replaced meanwhile, or cannot be identified any more; open the drive again"
     )]
@@ -214,12 +214,12 @@ pub enum Error {
         /// The drive.
         drive: String,
     },
-    /// A namespace is formatted in a way that is not understood.
+    /// A namespace has an unknown format.
     #[error("namespace {nsid} cannot be used: {source}")]
     Format {
         /// The namespace.
         nsid: u32,
-        /// What is not understood.
+        /// What is unknown.
         source: FormatError,
     },
     /// Blocks that the namespace does not have.
@@ -254,7 +254,7 @@ pub enum Error {
     /// No more commands can be in flight; take completions first.
     #[error("the queue is full: {0} commands are in flight")]
     Full(u32),
-    /// A token of another queue, or one that was already waited for.
+    /// A token of another queue, or one whose command has already ended.
     #[error("this token stands for no command of this queue")]
     Token,
     /// No I/O queue is left.
@@ -272,10 +272,10 @@ pub enum Error {
         drive: String,
         /// The identifier in the completion.
         cid: u16,
-        /// What was done about it.
+        /// The recovery.
         recovery: Recovery,
     },
-    /// A GPU launch that was ended by its own bounds.
+    /// A GPU launch reached its own limits.
     #[error("{done} of {count} commands were done when the GPU stopped: {why}")]
     Launch {
         /// Commands with an outcome.
@@ -298,12 +298,12 @@ pub enum Error {
     Placement {
         /// `sq`, `cq` or `data`.
         part: &'static str,
-        /// Where it was to lie.
+        /// The requested place.
         place: &'static str,
         /// Why it cannot.
         why: String,
     },
-    /// The controller answered with data that cannot be.
+    /// The controller returned invalid data.
     #[error("{drive} returned {what} that cannot be: {why}")]
     Nonsense {
         /// The drive.
@@ -316,10 +316,10 @@ pub enum Error {
     /// Memory has run out.
     #[error("{0}")]
     NoMemory(String),
-    /// Memory could not be had for another reason, reached or mapped.
+    /// Memory could not be allocated for another reason, reached or mapped.
     #[error("{0}")]
     Memory(String),
-    /// The GPU did not do what it was asked.
+    /// The GPU failed.
     #[error("{0}")]
     Gpu(String),
 }
@@ -344,7 +344,7 @@ impl From<onehop_gpu::Error> for Error {
 /// The steps of the time-out ladder, from the mildest to the hardest.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Recovery {
-    /// Its completion was there after all.
+    /// Its completion had arrived after all.
     Drain,
     /// The controller aborted the command.
     Abort,

@@ -1,4 +1,4 @@
-//! Queue pairs that GPU kernels drive by themselves; the CPU creates them, watches, and recovers.
+//! Queue pairs that GPU kernels drive by themselves; the CPU creates, monitors and recovers them.
 
 mod cell;
 mod export;
@@ -39,7 +39,7 @@ pub(crate) mod poison {
     pub(crate) const OVER: u32 = 3;
 }
 
-/// Where the parts of a GPU-driven transfer lie.
+/// Where the parts of a GPU-driven transfer are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Placement {
     /// The submission queues.
@@ -57,7 +57,7 @@ impl Placement {
     pub const TIER2: Self = Self { sq: Place::PinnedHost, cq: Place::PinnedHost, data: Place::Vram };
     /// Everything in VRAM: the drive must also read VRAM.
     pub const TIER3: Self = Self { sq: Place::Vram, cq: Place::Vram, data: Place::Vram };
-    /// Posted writes alone cross between GPU and drive: entries to host memory, completions and data to VRAM.
+    /// Only posted writes cross between GPU and drive: entries to host memory, completions and data to VRAM.
     pub const POSTED: Self = Self { sq: Place::PinnedHost, cq: Place::Vram, data: Place::Vram };
     /// The same, with the submission queue in the drive's own memory.
     pub const POSTED_CMB: Self = Self { sq: Place::Cmb, cq: Place::Vram, data: Place::Vram };
@@ -87,18 +87,18 @@ pub enum GpuMode {
     },
 }
 
-/// What queues a GPU is to have.
+/// The queues of a GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GpuSetup {
     /// How its threads share them.
     pub mode: GpuMode,
-    /// Where they lie.
+    /// Where they are.
     pub placement: Placement,
     /// How many; one in shared mode.
     pub queues: u16,
     /// Commands in flight on each.
     pub depth: u32,
-    /// How long nothing may complete before the controller is taken to have stalled.
+    /// The controller counts as stalled after this time without a completion.
     pub stall: Duration,
     /// How long a job may take, with all its launches and the creation of its queues. The last try of that creation may take
     /// as long as [`Options`](crate::Options) says. In an exported queue: how long a command may take with all its tries.
@@ -137,11 +137,11 @@ pub struct GpuJob {
     pub lba: u64,
     /// How many blocks.
     pub blocks: u64,
-    /// From which byte of the buffer on.
+    /// The offset in the buffer.
     pub offset: u64,
 }
 
-/// Queue pairs for one GPU on one drive. Any thread may use them; jobs are carried out one after the other.
+/// Queue pairs for one GPU on one drive. Any thread may use them; jobs run one after the other.
 pub struct GpuQueues {
     drive: Arc<DriveInner>,
     gpu: Arc<dyn Gpu>,
@@ -160,8 +160,8 @@ struct Spare {
 impl Drive {
     /// Queue pairs for kernels of this GPU.
     ///
-    /// # Errors
-    /// When a number or time of the setup is zero, the controller has too few, or a part cannot lie where it should.
+    /// # Errors When a number or time of the setup is zero, the controller has too few queues, or a placement is
+    /// impossible.
     pub fn gpu_queues(&self, gpu: Arc<dyn Gpu>, setup: GpuSetup) -> Result<GpuQueues> {
         setup.check()?;
         if self.is_remote() {
@@ -169,7 +169,8 @@ impl Drive {
                 "it is reached through a network connection, and only the CPU sends its commands".to_owned();
             return Err(Error::Unsupported { drive: self.name().to_owned(), why });
         }
-        // Before any kernel of somebody else's stays on the GPU: the driver loads none while one runs.
+        // Loaded now, before another program's persistent kernel occupies the GPU: the driver loads none while one
+        // runs.
         gpu.load_kernels()?;
         let cell = GpuCell::create(&self.0, &*gpu, &setup)?;
         Ok(GpuQueues { drive: self.0.clone(), gpu, setup, cell, turn: Mutex::default() })
@@ -208,8 +209,8 @@ impl GpuQueues {
         self.run(Op::Write, ns, jobs, from, None, &mut |_| true)
     }
 
-    /// As [`read`](Self::read) or [`write`](Self::write), with a watcher. `progress` is called every few hundredths of a second
-    /// with the bytes that were moved since; when it returns false, the job is cancelled.
+    /// As [`read`](Self::read) or [`write`](Self::write), with progress reports. `progress` is called every few
+    /// hundredths of a second with the bytes moved since the last call; the job is cancelled when it returns false.
     ///
     /// # Errors
     /// As for the others; and [`Error::Cancelled`].
@@ -224,12 +225,11 @@ impl GpuQueues {
         self.run(op, ns, jobs, buffer, None, progress)
     }
 
-    /// As [`read`](Self::read) or [`write`](Self::write), by kernels of the same GPU that take the times
-    /// ([`Gpu::metered`]); they are slower than the others. Gives what each job took: from when a warp began to write its
-    /// first command's entry (one in flight: rang its doorbell) until its last command's outcome was written down.
+    /// As [`read`](Self::read) or [`write`](Self::write), by kernels of the same GPU that measure times
+    /// ([`Gpu::metered`]); they are slower than the others. Returns the time of each job: from when a warp began to
+    /// write its first command's entry (one in flight: rang its doorbell) until its last command's outcome was stored.
     ///
-    /// # Errors
-    /// As for the others; and in shared mode, whose threads do not all take times.
+    /// # Errors As for the others; and in shared mode, where not all threads measure times.
     pub fn timed(
         &self,
         metered: &dyn Gpu,
@@ -261,7 +261,7 @@ impl GpuQueues {
         }
         ns.check(&self.drive.control)?;
         buffer.belongs(&self.drive.control)?;
-        // Launches share rings and their account of them: one at a time.
+        // Launches share the rings and their state: one at a time.
         let mut spare = self.turn.lock().unwrap_or_else(|e| e.into_inner());
         let _writing = op.writes().then(|| ns.account.writing());
         let start = Instant::now();
@@ -277,7 +277,7 @@ impl GpuQueues {
         })
     }
 
-    /// Gets everything that is in flight out of the controller's hands.
+    /// Takes all commands in flight from the controller.
     fn recover(&self, cause: String, polite: bool) -> Result<Recovery> {
         let start = Instant::now();
         let mut state = self.drive.alive()?;

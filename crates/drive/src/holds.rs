@@ -1,11 +1,11 @@
-//! The buffers that a queue's commands in flight hold, each counted by a plain number: a clone and a drop of the handle for
-//! every command would be two locked instructions.
+//! The buffers that a queue's commands in flight hold, with a plain counter for each: cloning and dropping the handle
+//! for every command would cost two locked instructions.
 
 use std::num::NonZeroU32;
 
 use crate::Buffer;
 
-/// Stands for a buffer that is held once more: its place, counted from 1, so that an optional one is a plain word.
+/// One hold on a buffer: its index, counted from 1, so that an optional hold is a plain word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Hold(NonZeroU32);
 
@@ -25,7 +25,7 @@ impl Hold {
 #[derive(Default)]
 pub(crate) struct Holds {
     held: Vec<Option<(Buffer, u32)>>,
-    /// Where the last buffer was found: the next command most often has the same.
+    /// The index of the last buffer: the next command most often has the same.
     last: usize,
 }
 
@@ -60,7 +60,7 @@ impl Holds {
         self.held.get(hold.place())?.as_ref().map(|(buffer, _)| buffer)
     }
 
-    /// Lets it go, with the last command that holds it.
+    /// Releases a hold. The last one drops the buffer.
     #[inline]
     pub(crate) fn release(&mut self, hold: Hold) {
         if let Some(held) = self.held.get_mut(hold.place())

@@ -1,4 +1,4 @@
-//! Who a drive is: identify data, kept as it came and read through the words of `proto`.
+//! A drive's identity: identify data, kept as raw bytes and read through the views of `proto`.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -12,14 +12,14 @@ use crate::durability::AcknowledgedWrites;
 use crate::ladder::RESET_PAUSES;
 use crate::{Error, Options, Result};
 
-/// Nobody gains from longer commands, and each slot of a queue has a PRP list for the longest one.
+/// Longer commands are no faster, and each slot of a queue has a PRP list for the longest one.
 pub(crate) const LONGEST_TRANSFER: u64 = 64 << 20;
 
-/// Who a controller is and what it can do.
+/// A controller's identity and capabilities.
 #[derive(Clone)]
 pub struct Identity {
     bytes: Box<[u8; identify::BYTES]>,
-    /// What people call the drive.
+    /// The drive's name, for messages.
     pub name: String,
     /// The capabilities register.
     pub cap: Cap,
@@ -108,25 +108,25 @@ pub struct Namespace {
     bytes: Box<[u8; identify::BYTES]>,
     /// Its identifier.
     pub nsid: u32,
-    /// How its blocks travel. Protection information is the controller's to make and to strip: metadata that is nothing
-    /// else does not travel at all.
+    /// The format of its blocks in memory. The controller generates and strips protection information: metadata that
+    /// consists of nothing else is not transferred at all.
     pub format: Format,
     /// How it is formatted.
     pub medium: Format,
     /// How many blocks it has.
     pub blocks: u64,
-    /// Bytes that travel with a block.
+    /// Bytes of a block in memory.
     pub(crate) unit: u64,
-    /// Whether no block has metadata: commands are data and nothing else then, which most are.
+    /// Whether blocks have no metadata, as is most common: commands then move data only.
     pub(crate) is_plain: bool,
-    /// Which drive it is of.
+    /// Identifies its drive.
     tag: Arc<()>,
     /// Whether it is still as described here; the same for all clones.
     valid: Arc<AtomicBool>,
     pub(crate) account: Arc<AcknowledgedWrites>,
     /// All its identifiers; the drive may report more of them later. All clones share them.
     ids: Arc<Mutex<Vec<NamespaceId>>>,
-    /// Identify commands for it that were not answered, since the last that was.
+    /// Identify commands for it without an answer, since the last answer.
     unanswered: Arc<AtomicU32>,
 }
 
@@ -187,8 +187,8 @@ impl Namespace {
         self.ids.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Compares it with what the drive says now: commands for one that was formatted or made smaller would be wrong, and
-    /// so would those for another one that has its number now. Identifiers that are new count in later comparisons.
+    /// Compares it with new identify data: it must not have been formatted, shrunk, or replaced by another namespace
+    /// with its number. New identifiers count in later comparisons.
     pub(crate) fn compare(&self, now: Option<&Self>) {
         match now {
             Some(now) if now.medium == self.medium && now.blocks >= self.blocks && self.is_same(now) => {
@@ -199,8 +199,8 @@ impl Namespace {
         }
     }
 
-    /// Counts an Identify command that was not answered. It counts as changed after so many that a reset has one try left,
-    /// without it: a single namespace must not cost the drive.
+    /// Counts an Identify command that was not answered. After so many that a reset has one try left, the namespace
+    /// counts as changed and is skipped: a single namespace must not cost the drive.
     pub(crate) fn count_unanswered(&self) {
         let before = self.unanswered.fetch_add(1, Ordering::Relaxed);
         if before as usize + 1 >= RESET_PAUSES.len() {
@@ -208,8 +208,8 @@ impl Namespace {
         }
     }
 
-    /// Whether this is the same namespace by all of its identifiers. They stay the same for its whole life: one that changed
-    /// or vanished shows another. An additional one shows nothing, unless there was none before.
+    /// Whether all identifiers are those of the same namespace. They never change during its life: a changed or missing
+    /// one means another namespace. An additional one means nothing, unless there was none before.
     fn is_same(&self, now: &Self) -> bool {
         let (before, now) = (self.ids(), now.ids());
         before.is_empty() == now.is_empty() && before.iter().all(|id| now.contains(id))
@@ -233,7 +233,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// Whether blocks have protection information that does not travel.
+    /// Whether blocks have protection information that is not transferred.
     pub(crate) fn hides_metadata(&self) -> bool {
         self.format != self.medium
     }
@@ -251,7 +251,7 @@ impl Namespace {
     }
 }
 
-/// What travels of a block when commands set PRACT.
+/// The part of a block that is transferred when commands set PRACT.
 fn travelling(medium: Format) -> Format {
     if medium.pi != 0 && medium.metadata == Format::PI_BYTES {
         Format { metadata: 0, extended: false, ..medium }

@@ -1,4 +1,5 @@
-//! The time-out ladder: from asking once more to resetting the function, until the controller has let go.
+//! The time-out ladder: steps from polling once more to a function reset, until the controller no longer uses a
+//! command's memory.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,8 +14,7 @@ use crate::queue::QueueCell;
 use crate::slots::Token;
 use crate::{Error, Recovery, Result};
 
-/// Pauses before a reset that failed is tried again, after the last of which the drive is given up; and before queues are
-/// created again.
+/// Pauses before each try of a reset, and before queues are created again. After the last try the drive is given up.
 pub(crate) const RESET_PAUSES: [Duration; 3] =
     [Duration::ZERO, Duration::from_millis(100), Duration::from_secs(1)];
 
@@ -31,11 +31,11 @@ pub struct Incident {
 
 /// Something with queues on the controller, which a reset deletes and creates again.
 pub(crate) trait Participant: Send + Sync {
-    /// Stops touching the controller; has stopped when this returns.
+    /// Stops accessing the controller before this returns.
     fn close(&self);
     /// Creates its queues again on a controller that was reset. It stays closed.
     fn recreate(&self, drive: &DriveInner, admin: &mut Admin, recovery: Recovery) -> Result<()>;
-    /// All participants' queues were created again: it may touch the controller from now on.
+    /// All participants' queues were created again: it may access the controller from now on.
     fn open(&self);
     /// The drive is dead: ends everything with this error.
     fn fail(&self, error: &Error);
@@ -54,7 +54,7 @@ impl DriveInner {
             let mut slots = cell.lock();
             slots.drain();
             let token = slots.late_beside(token).unwrap_or(token);
-            // Somebody else may have recovered it while this thread waited for its turn.
+            // Another thread may have recovered it while this one waited for the lock.
             if slots.unexpected.is_none() && !slots.is_late(token) {
                 return;
             }
@@ -72,13 +72,13 @@ impl DriveInner {
             None => format!("a command on queue {} that was not completed", cell.qid),
         };
         match self.run_timeout_ladder(&mut state, cell, token, unexpected.is_some() || lacks_data, &cause) {
-            // A reset writes its own account.
+            // A reset records its own incident.
             Ok(Recovery::ControllerReset | Recovery::FunctionReset) | Err(_) => {}
             Ok(recovery) => state.incidents.push(Incident { cause, recovery, took: start.elapsed() }),
         }
     }
 
-    /// Looks at the controller's status and recovers a controller that failed, without waiting for a command to be late.
+    /// Checks the controller's status and recovers a controller that failed, without waiting for a command to be late.
     pub(crate) fn check_controller_health(&self, cell: &Arc<QueueCell>) {
         if self.control.status().is_ok_and(|status| !status.cfs()) {
             return;
@@ -87,7 +87,7 @@ impl DriveInner {
         if state.dead.is_some() || cell.lock().closed.is_some() {
             return;
         }
-        // Somebody else may have recovered it while this thread waited for its turn.
+        // Another thread may have recovered it while this one waited for the lock.
         match self.control.status() {
             Ok(status) if !status.cfs() => {}
             Ok(_) => {
@@ -95,7 +95,7 @@ impl DriveInner {
                     Some(why) => format!("a controller that was lost: {why}"),
                     None => "a controller that reported a fatal error (CSTS.CFS)".into(),
                 };
-                // How it went is found in the queues.
+                // The queues show the result.
                 let _ = self.reset(&mut state, &cause);
             }
             Err(error) => {
@@ -116,8 +116,8 @@ impl DriveInner {
             Ok(status) => status,
             Err(error) => return Err(self.die(state, error)),
         };
-        // A controller that failed, was reset behind our back, or completes commands that it was not given is not asked to
-        // abort anything. Nor can one abort what it has completed, and only a reset stops data that is still to come.
+        // An Abort is useless on a controller that failed, was reset by others, or completes commands that it never
+        // got. It is also useless for completed commands: only a reset stops their data.
         if !status.cfs() && status.rdy() && !needs_reset {
             if self.abort(state, cell, token) {
                 return Ok(Recovery::Abort);
@@ -132,7 +132,7 @@ impl DriveInner {
     /// Asks the controller to abort a command, and waits a moment for its completion.
     fn abort(&self, state: &mut AdminState, cell: &Arc<QueueCell>, token: Token) -> bool {
         let slots = cell.lock();
-        // Without an identifier it was completed meanwhile, or never found room in the queue.
+        // Without an identifier it was completed meanwhile, or never got into the queue.
         let Some(cid) = slots.cid(token) else { return !slots.is_late(token) };
         drop(slots);
         let sqe = words::abort(cell.qid, cid);
@@ -154,10 +154,10 @@ impl DriveInner {
         false
     }
 
-    /// Deletes a queue pair, which makes the controller let go of its commands, and creates it again.
+    /// Deletes a queue pair, which ends its commands, and creates it again.
     fn recreate(&self, state: &mut AdminState, cell: &Arc<QueueCell>) -> Result<()> {
         let mut slots = cell.lock();
-        // What completed on the way out has completed.
+        // Commands that completed during the deletion count as completed.
         let gone = self.delete_pair(state, cell.qid, self.options.abort_wait, || {
             slots.drain();
         });
@@ -166,16 +166,16 @@ impl DriveInner {
             let (sq, cq) = slots.halves();
             self.create_pair(&mut state.admin, cell.qid, sq, cq, Some(self.options.admin_timeout))
         });
-        // Nobody may ring the doorbell of a queue that is not there; the reset that follows opens it again.
+        // No doorbell may be rung while the queue does not exist; the reset that follows opens it again.
         if back.is_err() {
             slots.closed.get_or_insert_with(Instant::now);
         }
         back
     }
 
-    /// Resets the controller, or the function if that does not help, and recreates all queues. A reset that fails is tried
-    /// again: a single admin command that gets lost must not cost the drive. A request to stop ends it; the drive is given up
-    /// then, and disabled when it is dropped.
+    /// Resets the controller, or the function if that does not help, and recreates all queues. A reset that fails is
+    /// tried again: a single lost admin command must not cost the drive. A request to stop ends it: the drive is then
+    /// given up, and disabled when it is dropped.
     pub(crate) fn reset(&self, state: &mut AdminState, cause: &str) -> Result<Recovery> {
         let start = Instant::now();
         let back = self.bring_back(state, Recovery::ControllerReset);
@@ -202,7 +202,7 @@ impl DriveInner {
             match self.reset_function() {
                 Ok(()) => recovery = Recovery::FunctionReset,
                 Err(error @ (Error::Gone { .. } | Error::Lost { .. })) => return Err(error),
-                // Where it cannot be reset from outside, or that fails, the controller is reset once more.
+                // If a function reset is impossible or fails, the controller is reset once more.
                 Err(_) => {}
             }
             back = self.bring_back(state, recovery);
@@ -210,8 +210,8 @@ impl DriveInner {
         back.map(|()| recovery)
     }
 
-    /// Connects again until the controller is `back`. Connecting has its own pauses, and its own end. Another controller may
-    /// be at one of several addresses, and the next try starts with the next.
+    /// Connects again until the controller is `back`. Connecting has its own pauses and its own limit. One of several
+    /// addresses may belong to another controller, so each try starts with the next address.
     fn reconnect(&self, state: &mut AdminState, mut back: Result<()>) -> Result<Recovery> {
         let mut recovery = Recovery::ControllerReset;
         while !matches!(back, Ok(()) | Err(Error::NoQueue { .. })) && !self.control.stop.is_set() {
@@ -224,9 +224,9 @@ impl DriveInner {
         back.map(|()| recovery)
     }
 
-    /// How long all admin commands together may take that bring a controller back across a network: one, Identify commands
-    /// that fail for a while, and a twentieth for each namespace and queue. A target that answers slowly must not take the limit
-    /// of each command, one after the other.
+    /// The time limit of all admin commands that recover a controller across a network: that of one command, the same
+    /// for Identify commands that are repeated, and a twentieth for each namespace and queue. A slow target must not
+    /// use up the limit of every command, one after the other.
     fn time_to_bring_back(&self, state: &AdminState) -> Duration {
         let queues = state.in_use.iter().filter(|used| **used).count();
         let parts = (self.namespaces().len() + queues).min(u32::MAX as usize) as u32;
@@ -254,12 +254,12 @@ impl DriveInner {
             crate::gpu::restore_cmb(self)?;
         }
         participants.iter().try_for_each(|p| p.recreate(self, &mut state.admin, recovery))?;
-        // Not before: where one creation fails, the controller is reset once more.
+        // Not earlier: if a creation fails, the controller is reset once more.
         participants.iter().for_each(|p| p.open());
         Ok(())
     }
 
-    /// Gives the drive up: everything ends with an error, and memory that the device may still reach stays allocated.
+    /// Gives the drive up: all commands end with an error, and memory that the device may still reach stays allocated.
     fn die(&self, state: &mut AdminState, why: Error) -> Error {
         let error = match why {
             Error::Gone { .. } | Error::Lost { .. } | Error::Interrupted { .. } => why,
@@ -274,7 +274,7 @@ impl DriveInner {
     }
 }
 
-/// The error of a target that cannot be reached any more, with what failed when it was reached last.
+/// The error of a target that cannot be reached any more, with the last failure.
 fn with_last_failure(error: Error, back: Result<()>) -> Error {
     match (error, back) {
         (Error::Lost { drive, why }, Err(last)) if !matches!(last, Error::Lost { .. }) => {

@@ -1,4 +1,4 @@
-//! How a drive is to be driven.
+//! The options of a drive.
 
 use std::time::Duration;
 
@@ -6,13 +6,13 @@ use onehop_os::StopSignal;
 
 use crate::{Error, Result};
 
-/// How long an admin command of an orderly end may take after a request to stop.
+/// How long an admin command of an orderly shutdown may take after a request to stop.
 pub(crate) const STOP_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Most tries that a kernel's account of a command has room for.
+/// Most tries that a kernel's counter holds.
 const MOST_RETRIES: u32 = 255;
 
-/// How a drive is to be driven. The defaults suit real drives.
+/// The options of a drive. The defaults suit real drives.
 ///
 /// Opening a drive and resetting it take four tries at most, with pauses of 1.1 s in all. A try ends with the first admin
 /// command that is not answered within `admin_timeout`, or fails for a while. Before that it waits for CSTS.RDY three times at
@@ -44,7 +44,7 @@ pub struct Options {
     pub timeout: Duration,
     /// How long an admin command may take.
     pub admin_timeout: Duration,
-    /// How long a command that was aborted may take to say so.
+    /// How long an aborted command may take to complete.
     pub abort_wait: Duration,
     /// How often a command is tried again when its status allows it, or when a recovery took it from the controller, even
     /// one for another command. At most 255; with 0, no I/O command is tried again.
@@ -67,11 +67,11 @@ pub struct Options {
     /// Largest transfer of one command, if the controller allows it. Values below a page count as a page, above 64 MiB as
     /// 64 MiB.
     pub max_transfer: u64,
-    /// Once it is set, waits for the drive end with [`Error::Interrupted`](crate::Error::Interrupted): its opening, every
-    /// reset, commands of CPU queues and jobs of GPU queues. Commands that do not end soon are taken from the controller as
-    /// late ones are. Where that would take a reset, the drive is given up instead, and keeps their memory until it is
-    /// dropped. The orderly end of the drive is not cut off: its queues are deleted within a second, or else the controller
-    /// is disabled with them.
+    /// Once it is set, waits for the drive end with [`Error::Interrupted`](crate::Error::Interrupted): opening it,
+    /// resets, commands of CPU queues and jobs of GPU queues. Commands that do not end soon are aborted like late ones.
+    /// If that would need a reset, the drive is given up instead, and keeps their memory until it is dropped. The drive
+    /// is still shut down in order: its queues are deleted within a second, or else the controller is disabled with
+    /// them.
     pub stop: StopSignal,
 }
 
@@ -96,7 +96,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Times of zero are refused as well: nothing could be waited for.
+    /// Times of zero are refused as well.
     ///
     /// # Errors
     /// The first option that is out of bounds.

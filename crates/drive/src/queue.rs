@@ -14,12 +14,13 @@ use crate::ladder::Participant;
 use crate::slots::{CommandSlots, Token};
 use crate::{Buffer, Error, Namespace, Result};
 
-/// How often a waiting thread looks at the controller's status register.
+/// How often a waiting thread reads the controller's status register.
 const COMPLETION_POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// How long the commands of a cancelled transfer may take to end by themselves: a drive that works need not be disturbed.
+/// How long the commands of a cancelled transfer may take to end by themselves, before the controller is made to end
+/// them.
 pub(crate) const CANCEL_GRACE: Duration = Duration::from_millis(50);
 
-/// A queue pair, as the drive and its user share it.
+/// A queue pair, shared by the drive and its user.
 pub(crate) struct QueueCell {
     pub(crate) qid: u16,
     pub(crate) slots: Mutex<CommandSlots>,
@@ -38,7 +39,7 @@ pub struct IoQueue {
     drive: Arc<DriveInner>,
 }
 
-/// What a transfer took.
+/// The statistics of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Moved {
     /// Data bytes, extended metadata included.
@@ -54,7 +55,7 @@ pub struct Moved {
     pub late_data: u64,
     /// Kernel launches; CPU queues need none.
     pub launches: u64,
-    /// Allocations of memory for lists and launches. What earlier jobs have left is used again.
+    /// Allocations of memory for lists and launches. Memory of earlier jobs is reused.
     pub allocations: u64,
     /// How long kernels ran, by the GPU's own clock; zero where it has none.
     pub kernel_time: Duration,
@@ -63,7 +64,7 @@ pub struct Moved {
 }
 
 impl Moved {
-    /// Adds what it took to carry the same transfer out again. The clock of both began with the first.
+    /// Adds a repetition of the same transfer. Both times began with the first try.
     pub(crate) fn repeat(&mut self, again: &Self) {
         self.add(&Self { bytes: 0, commands: 0, repeats: 1, took: Duration::ZERO, ..*again });
         self.took = again.took;
@@ -83,8 +84,8 @@ impl Moved {
     }
 }
 
-/// Commands that are handed over together, with one doorbell, when this is dropped. Until then it holds the queue:
-/// every other call on it, and every recovery of the drive, waits.
+/// Commands that are submitted together, with one doorbell, when this is dropped. Until then it locks the queue: every
+/// other call on it, and every recovery of the drive, waits.
 pub struct Batch<'a> {
     slots: MutexGuard<'a, CommandSlots>,
     queue: &'a IoQueue,
@@ -94,7 +95,7 @@ impl Batch<'_> {
     /// Adds a command.
     ///
     /// # Errors
-    /// When the queue is full, or the command cannot be.
+    /// When the queue is full, or the command is invalid.
     #[inline]
     pub fn submit(&mut self, ns: &Namespace, io: &Io<'_>) -> Result<Token> {
         self.queue.allow(io, ns)?;
@@ -168,7 +169,7 @@ impl IoQueue {
         }
     }
 
-    /// Commands that are to be handed over together.
+    /// A batch of commands to submit together.
     ///
     /// # Errors
     /// When the drive is dead.
@@ -181,12 +182,12 @@ impl IoQueue {
     /// Submits one command.
     ///
     /// # Errors
-    /// When the queue is full, or the command cannot be.
+    /// When the queue is full, or the command is invalid.
     pub fn submit(&self, ns: &Namespace, io: &Io<'_>) -> Result<Token> {
         self.batch()?.submit(ns, io)
     }
 
-    /// Takes completions that are there, without waiting; says how many.
+    /// Takes the available completions without waiting; returns how many.
     ///
     /// # Errors
     /// When the drive is dead.
@@ -195,8 +196,8 @@ impl IoQueue {
         Ok(self.open()?.poll())
     }
 
-    /// The end of a command, if it has come. The token is spent then. Does not wait, unless the command is late: then
-    /// the time-out ladder is climbed, as by [`Self::wait`].
+    /// The result of a command, if it has ended; the token is then used up. Does not wait, unless the command is late:
+    /// then it runs the time-out ladder, as [`Self::wait`] does.
     #[inline]
     pub fn test(&self, token: Token) -> Option<Result<Finished>> {
         let mut slots = self.cell.lock();
@@ -208,7 +209,7 @@ impl IoQueue {
         end
     }
 
-    /// Takes the ends of several commands, in order, from the first on, as far as they have come; as [`Self::test`].
+    /// Takes the results of several commands in order, as far as they have ended; as [`Self::test`].
     pub fn test_front(&self, tokens: &mut VecDeque<Token>, mut each: impl FnMut(Token, Result<Finished>)) {
         let mut slots = self.cell.lock();
         if slots.closed.is_none() {
@@ -223,7 +224,7 @@ impl IoQueue {
                 break;
             };
             ended += 1;
-            // One call each: the two made one would copy the room of an error for every command.
+            // Two calls: a common one would copy the size of an error for every command.
             match end {
                 Ok(finished) => each(token, Ok(finished)),
                 Err(error) => each(token, Err(*error)),
@@ -249,11 +250,10 @@ impl IoQueue {
         self.drive.control.check_stop()
     }
 
-    /// Waits for a command, climbing the time-out ladder when the controller leaves it unfinished.
+    /// Waits for a command, and runs the time-out ladder if the controller does not finish it.
     ///
-    /// # Errors
-    /// How the command failed; [`Error::Interrupted`] once the caller asked for an end. The controller has let go of the
-    /// command's memory when this returns, or the drive is dead and keeps it.
+    /// # Errors How the command failed; [`Error::Interrupted`] once the caller asked for an end. When this returns, the
+    /// controller no longer uses the command's memory, or the drive is dead and keeps it.
     pub fn wait(&self, token: Token) -> Result<Finished> {
         let end = self.wait_while(token, &|| !self.drive.control.stop.is_set());
         end.unwrap_or_else(|| {
@@ -264,8 +264,8 @@ impl IoQueue {
         })
     }
 
-    /// The same as long as `go_on` says so, which is asked every few milliseconds. Without an end the token stays valid, and
-    /// the controller may still reach the command's memory.
+    /// The same while `go_on` returns true; it is called every few milliseconds. Without a result the token stays
+    /// valid, and the controller may still reach the command's memory.
     fn wait_while(&self, token: Token, go_on: &dyn Fn() -> bool) -> Option<Result<Finished>> {
         let mut turns = 0u32;
         let mut next_look = Instant::now() + COMPLETION_POLL_INTERVAL;
@@ -273,7 +273,7 @@ impl IoQueue {
             let end = look(&mut self.cell.lock(), token);
             let slots = match self.open() {
                 Ok(slots) => slots,
-                // What was in flight has ended with the drive's error, and is taken from there.
+                // Commands in flight have ended with the drive's error: take the result.
                 Err(error) => {
                     return end.or_else(|| self.cell.lock().end(token)).or(Some(Err(error)));
                 }
@@ -283,7 +283,7 @@ impl IoQueue {
             if late || unexpected.is_some() {
                 self.drive.recover(&self.cell, token);
             } else if end.is_none() && turns > 256 && Instant::now() >= next_look {
-                // A controller that failed or left says nothing in the queue.
+                // A controller that failed or was removed completes nothing.
                 self.drive.check_controller_health(&self.cell);
                 next_look = Instant::now() + COMPLETION_POLL_INTERVAL;
                 if !go_on() {
@@ -311,7 +311,7 @@ impl IoQueue {
         self.wait(token)
     }
 
-    /// Submits a command when there is room: other threads may be making some.
+    /// Submits a command once there is room: other threads may be freeing some.
     fn submit_in_time(&self, ns: &Namespace, io: &Io<'_>) -> Result<Token> {
         let start = Instant::now();
         loop {
@@ -343,16 +343,15 @@ impl IoQueue {
         self.transfer(Op::Write, ns, lba, blocks, from, offset)
     }
 
-    /// Makes everything that was written so far durable.
+    /// Makes all earlier writes durable.
     ///
-    /// # Errors
-    /// As for [`Self::wait`]; [`Error::WritesLost`], once, when the drive may have lost what it had acknowledged.
+    /// # Errors As for [`Self::wait`]; [`Error::WritesLost`], once, when the drive may have lost acknowledged writes.
     pub fn flush(&self, ns: &Namespace) -> Result<()> {
         self.run(ns, &Io::flush()).map(|_| ())
     }
 
-    /// Moves blocks by as many commands as it takes, as deep as the queue is. If a completion named the wrong command, as
-    /// a lost command or a completion too many may show, all of it is moved again.
+    /// Moves blocks by as many commands as needed, up to the queue's depth at once. If a lost command or an unexpected
+    /// completion shows that a completion may have named the wrong command, the whole transfer is repeated.
     ///
     /// # Errors
     /// The first error of any of its commands; [`Error::WrongCompletions`]; [`Error::Interrupted`]. All commands have ended
@@ -369,8 +368,8 @@ impl IoQueue {
         self.transfer_while(op, ns, lba, blocks, (buffer, offset), &|| true)
     }
 
-    /// The same as long as `go_on` says so, which is asked every few milliseconds of a wait. Once it does not, commands that do
-    /// not end soon are taken from the controller as if they were late.
+    /// The same while `go_on` returns true; it is called every few milliseconds of a wait. Once it returns false,
+    /// commands that do not end soon are aborted like late ones.
     ///
     /// # Errors
     /// As for [`Self::transfer`], and [`Error::Cancelled`]. All commands have ended when this returns.
@@ -383,7 +382,7 @@ impl IoQueue {
         memory: (&Buffer, u64),
         go_on: &dyn Fn() -> bool,
     ) -> Result<Moved> {
-        // A network's target may still carry out a write that it was sent.
+        // A target across a network may still execute a write that it has received.
         let may_repeat = !op.writes() || self.drive.control.transport() != Transport::Messages;
         let retries = if may_repeat { self.drive.options.retries } else { 0 };
         let describe = || describe(op.name(), self.drive.name(), ns.nsid, lba, blocks);
@@ -437,7 +436,7 @@ impl IoQueue {
                     done += u64::from(count);
                 }
                 Err(Error::Full(_)) if !tokens.is_empty() => {
-                    // A drive that is never waited for leaves no other time to notice.
+                    // If the drive never makes the caller wait, there is no other time to check.
                     goes_on = self.settle(&mut tokens, &mut moved, &mut first_error, go_on)
                         && !self.drive.control.stop.is_set();
                 }
@@ -457,7 +456,8 @@ impl IoQueue {
         first_error.map_or(Ok(moved), Err)
     }
 
-    /// Waits for the first of these commands; false if its caller gave it up, and it is still among them.
+    /// Waits for the first of these commands. Returns false if the caller cancelled; the command is then still among
+    /// them.
     fn settle(
         &self,
         tokens: &mut VecDeque<Token>,
@@ -478,8 +478,8 @@ impl IoQueue {
         true
     }
 
-    /// Ends commands whose caller gave them up; how many did not succeed. The controller has let go of their memory when this
-    /// returns, or the drive is dead and keeps it.
+    /// Ends cancelled commands; returns how many did not succeed. When this returns, the controller no longer uses
+    /// their memory, or the drive is dead and keeps it.
     fn cancel(&self, mut tokens: VecDeque<Token>, first_error: &mut Option<Error>) -> u64 {
         let start = Instant::now();
         let mut unfinished = 0;
@@ -494,8 +494,8 @@ impl IoQueue {
         unfinished
     }
 
-    /// The end of a command that its caller gave up at `since`: its own if that comes soon; else the time-out ladder's, as if
-    /// this command, and those behind it, were late.
+    /// The result of a command that was cancelled at `since`: its own if it ends soon; else that of the time-out
+    /// ladder, as if this command and those behind it were late.
     fn cut_short(&self, token: Token, since: Instant, behind: &VecDeque<Token>) -> Result<Finished> {
         if let Some(end) = self.wait_while(token, &|| since.elapsed() < CANCEL_GRACE) {
             return end;
@@ -512,12 +512,12 @@ impl IoQueue {
     }
 }
 
-/// Whether that is how a command ends which its caller gave up.
+/// Whether this is the error of a cancelled command.
 fn is_of_cancelled(error: &Error) -> bool {
     matches!(error, Error::Cancelled { .. } | Error::TimedOut { .. } | Error::DataMissing { .. })
 }
 
-/// Keeps the first error of a transfer, unless one says that the outcome of a write is unknown: that is more.
+/// Keeps the first error of a transfer, but prefers one that says that the outcome of a write is unknown.
 fn note(first: &mut Option<Error>, error: Error) {
     let is_unknown = |error: &Error| matches!(error, Error::OutcomeUnknown { .. });
     if first.as_ref().is_none_or(|first| is_unknown(&error) && !is_unknown(first)) {
@@ -525,7 +525,7 @@ fn note(first: &mut Option<Error>, error: Error) {
     }
 }
 
-/// The end of a command, if it has come.
+/// The result of a command, if it has ended.
 #[inline]
 fn look(slots: &mut CommandSlots, token: Token) -> Option<Result<Finished>> {
     if let Some(end) = slots.end(token) {

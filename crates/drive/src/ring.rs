@@ -1,4 +1,4 @@
-//! The memory operations of a CPU that drives a queue pair, and the memory that pairs and lists lie in.
+//! The memory operations of a CPU that drives a queue pair, and the memory of pairs and lists.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
@@ -44,13 +44,13 @@ impl PairMemory {
         self.ring_of(at).get(at.word)
     }
 
-    /// Nothing has come in the queue of this doorbell.
+    /// A doorbell value of a queue without completions.
     pub(crate) fn idle(&self, doorbell: u32) {
         self.regs.idle(doorbell);
     }
 
-    /// Makes the control memory of a queue that GPUs use as a new pair needs it, from what its last life left in `bytes`.
-    /// A queue in shared mode comes with the sizes of its rings.
+    /// Initialises the control memory of a GPU's queue for a new pair, from `bytes`, its content after the last life. A
+    /// queue in shared mode has the sizes of its rings.
     pub(crate) fn initialise(
         regs: Arc<dyn Registers>,
         shared: Option<(u32, u32)>,
@@ -74,8 +74,7 @@ impl PairMemory {
         Ok(control.read(0, bytes)?)
     }
 
-    /// Whether a queue that GPUs used holds completions that none of their threads has taken, by its control memory and its
-    /// completion ring.
+    /// Whether a GPU's queue holds completions that no thread has taken, by its control memory and its completion ring.
     pub(crate) fn has_unseen(
         regs: Arc<dyn Registers>,
         is_shared: bool,
@@ -180,7 +179,7 @@ impl Memory for PairMemory {
 
 /// Host memory with its bus addresses.
 pub(crate) struct Dma {
-    // The mapping goes before the memory does.
+    // The mapping is dropped before the memory.
     pub(crate) map: Mapped,
     pub(crate) mem: HostMem,
 }
@@ -215,13 +214,13 @@ pub(crate) struct PairHalf {
     pub(crate) entries: u32,
 }
 
-/// A CPU-driven pair: its memory and where the rings lie in it.
+/// A CPU-driven pair: its memory and the offsets of its rings.
 pub(crate) struct CpuPair {
     pub(crate) memory: PairMemory,
     pub(crate) rings: Rings<PairMemory>,
     pub(crate) sq: PairHalf,
     pub(crate) cq: PairHalf,
-    /// The rings' memory; none once it was given up.
+    /// The rings' memory; `None` once the pair was given up.
     pub(crate) keep: Option<(Dma, Dma)>,
 }
 
@@ -236,7 +235,7 @@ pub(crate) fn check_doorbells(port: &ControllerBackend, qid: u16, dstrd: u8) -> 
 }
 
 impl CpuPair {
-    /// A pair of up to `entries` entries. Where memory comes in single pages on the bus, a ring is what fits into one.
+    /// A pair of up to `entries` entries. If bus-contiguous memory comes in single pages, a ring must fit into one.
     pub(crate) fn alloc(
         port: &ControllerBackend,
         qid: u16,
@@ -275,7 +274,7 @@ impl CpuPair {
         })
     }
 
-    /// Makes the rings as a new pair needs them: no completion of an earlier life is left.
+    /// Zeroes the rings for a new pair: no completion of an earlier life is left.
     pub(crate) fn zero(&self) -> Result<()> {
         for ring in self.keep.iter().flat_map(|(sq, cq)| [sq, cq]) {
             ring.mem.fill(0, ring.mem.len(), 0)?;

@@ -22,19 +22,19 @@ use crate::{Error, Namespace, Recovery, Result};
 
 pub(crate) use retries::{may_retry, retry_delays};
 
-/// What counts as never, for times that cannot be added up.
+/// Stands for "never" where adding up times would overflow.
 pub(crate) const NEVER: Duration = Duration::from_secs(365 * 86400);
 
-/// Stands for a command of one queue until it was waited for. The default stands for none.
+/// Identifies a command of one queue until its result is taken. The default identifies none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
 pub struct Token {
-    /// Which queue of its drive; none has 0.
+    /// The number of its queue; no queue has 0.
     queue: u32,
     entry: u32,
     life: u32,
 }
 
-/// Where separate metadata goes that nobody asked for: first what is written (zeroes), then what is read.
+/// Memory for separate metadata that the caller does not provide: first the zeroes to write, then room for reads.
 struct MetadataScratch {
     dma: Dma,
     half: u64,
@@ -55,24 +55,24 @@ pub(crate) struct CommandSlots {
     list_pages: u64,
     scratch: Option<MetadataScratch>,
     pointers: Pointers,
-    /// Commands travel in messages: the controller may carry out those that it has, after a reset, too.
+    /// Commands are sent as messages: the controller may execute those that it has even after a reset.
     messages: bool,
     name: String,
     retries: u32,
     timeout: Duration,
     retry_delay: [Duration; 4],
     path_limit: Duration,
-    /// Where reads are guarded.
+    /// For guarded reads.
     nonces: Option<Nonces>,
     /// For each namespace, the losses that flushes on this queue have reported.
     reported: Box<[u64]>,
     kept: Arc<DmaQuarantine>,
     namespaces: Arc<[Namespace]>,
     clock: Instant,
-    /// When a command that is submitted now is late.
+    /// The deadline of a command that is submitted now.
     due: Instant,
     asked: u32,
-    /// Since when the controller is being reset; for ever once the drive is dead.
+    /// When the current reset began; never cleared once the drive is dead.
     pub(crate) closed: Option<Instant>,
     pub(crate) dead: Option<Error>,
     /// The CID of a completion that belonged to no command in flight.
@@ -134,7 +134,7 @@ impl CommandSlots {
             timeout: options.timeout,
             retry_delay: retry_delays(drive),
             path_limit: retries::path_limit(drive),
-            // A message is received before it is reported.
+            // A message is complete before it is reported.
             nonces: (options.canary && !messages).then(Nonces::new),
             reported: drive.namespaces.iter().map(|ns| ns.account.reported()).collect(),
             kept: drive.kept.clone(),
@@ -158,7 +158,7 @@ impl CommandSlots {
         self.entries.len() as u32
     }
 
-    /// Reads the clock once for all that is submitted next.
+    /// Reads the clock once for the next submissions.
     pub(crate) fn tick(&mut self) {
         self.clock = Instant::now();
         self.due = self.clock.checked_add(self.timeout).unwrap_or_else(|| self.clock + NEVER);
@@ -244,12 +244,12 @@ impl CommandSlots {
         }
     }
 
-    /// Hands what was staged to the controller.
+    /// Submits the staged commands to the controller.
     pub(crate) fn publish(&mut self) {
         self.owner.publish(&self.pair.memory);
     }
 
-    /// Takes all completions that are there, and submits again what waited long enough; says how many were taken.
+    /// Takes all available completions, and submits retries that are due; returns the number of completions.
     pub(crate) fn poll(&mut self) -> u32 {
         let taken = self.drain();
         if taken == 0 && self.messages {
@@ -264,7 +264,7 @@ impl CommandSlots {
         taken
     }
 
-    /// Takes the completions that are there, at most a ring of them, and submits nothing.
+    /// Takes the available completions, at most one ring of them, and submits nothing.
     pub(crate) fn drain(&mut self) -> u32 {
         let mut taken = 0;
         while taken < self.pair.rings.cq_entries
@@ -331,8 +331,8 @@ impl CommandSlots {
         entry.mark_stale(&mut self.holds);
     }
 
-    /// Ends the reads whose data has arrived meanwhile. Those whose data does not come are late, and the controller is reset
-    /// before their memory is used again: until then the data may still come.
+    /// Ends the reads whose data has arrived meanwhile. Reads whose data does not come count as late, and the
+    /// controller is reset before their memory is reused: until then the data may still come.
     fn look_for_data(&mut self) {
         for entry in &mut self.entries {
             if let CommandState::Settling(finished) = entry.state
@@ -355,7 +355,7 @@ impl CommandSlots {
             })
     }
 
-    /// Nobody will look again whether the data that was announced has come.
+    /// The data of this read will not be checked again.
     pub(crate) fn keep_unsettled(&mut self) {
         for entry in &mut self.entries {
             if let CommandState::Settling(_) = entry.state {
@@ -365,7 +365,7 @@ impl CommandSlots {
         }
     }
 
-    /// Stages what waited long enough, if its namespace is still the one that it was meant for.
+    /// Stages retries that are due, if their namespace has not changed.
     fn restage(&mut self) {
         self.tick();
         for id in 0..self.depth() {
@@ -373,7 +373,7 @@ impl CommandSlots {
                 CommandState::Waiting(due) if due <= self.clock => {
                     self.entries[id as usize].deadline = self.due
                 }
-                // Its time goes on: a controller that never makes room is noticed.
+                // Its deadline stays: a controller that never makes room must be noticed.
                 CommandState::NoRoom => {}
                 _ => continue,
             }
@@ -404,7 +404,7 @@ impl CommandSlots {
         self.take(token).map(|end| end.map_err(|error| *error))
     }
 
-    /// The command's end, if it has come; the token is spent then.
+    /// The command's result, if it has ended; the token is then used up.
     #[inline]
     pub(crate) fn take(&mut self, token: Token) -> Option<std::result::Result<Finished, Box<Error>>> {
         let known = self.knows(token);
@@ -421,7 +421,7 @@ impl CommandSlots {
         Some(end)
     }
 
-    /// Whether a token stands for a command of this queue that was not waited for.
+    /// Whether a token identifies a command of this queue whose result was not taken.
     fn knows(&self, token: Token) -> bool {
         let entry = self.entries.get(token.entry as usize);
         token.queue == self.serial
@@ -429,7 +429,7 @@ impl CommandSlots {
                 .is_some_and(|entry| entry.life == token.life && !matches!(entry.state, CommandState::Free))
     }
 
-    /// Whether the controller has had its time for this command.
+    /// Whether this command is past its deadline.
     pub(crate) fn is_late(&self, token: Token) -> bool {
         self.lacks_data(token)
             || self.knows(token)
@@ -440,8 +440,8 @@ impl CommandSlots {
             || self.late_beside(token).is_some()
     }
 
-    /// Makes a command late that its caller gave up, and keeps it from being tried again. One that the controller does not
-    /// have ends at once; the time-out ladder gets the others back.
+    /// Makes a cancelled command late, and prevents retries. A command that the controller does not have ends at once;
+    /// the time-out ladder ends the others.
     pub(crate) fn give_up(&mut self, token: Token) {
         if !self.knows(token) {
             return;
@@ -452,7 +452,7 @@ impl CommandSlots {
         entry.path_due = Some(entry.deadline);
         match entry.state {
             CommandState::Waiting(_) | CommandState::NoRoom => self.waiting -= 1,
-            // A flush that waits for others' ends has no memory.
+            // A flush that waits for other commands has no memory.
             CommandState::Unsure(_) => self.unsure -= 1,
             _ => return,
         }
@@ -460,7 +460,7 @@ impl CommandSlots {
         entry.mark_stale(&mut self.holds);
     }
 
-    /// Yes every so many times: for what is too dear to be done each time.
+    /// True every 64th time: for checks that are too expensive for every call.
     pub(crate) fn every_64th_call(&mut self) -> bool {
         self.asked = self.asked.wrapping_add(1);
         self.asked.is_multiple_of(64)
@@ -478,8 +478,8 @@ impl CommandSlots {
         }
     }
 
-    /// The controller has let go of everything: starts anew on zeroed rings. What was in flight is tried again, or
-    /// ends as timed out.
+    /// Starts anew on zeroed rings, after the controller was made to end all commands. Those in flight are tried again,
+    /// or end as timed out.
     pub(crate) fn restart(&mut self, recovery: Recovery) -> Result<()> {
         self.pair.zero()?;
         self.owner.renew();
@@ -537,7 +537,7 @@ impl CommandSlots {
         self.time_out(id, recovery);
     }
 
-    /// Ends everything with an error. What the device was given is kept: it may still reach it.
+    /// Ends all commands with an error. Their memory is kept: the device may still reach it.
     pub(crate) fn fail(&mut self, error: &Error) {
         self.closed.get_or_insert_with(Instant::now);
         self.dead = Some(error.clone());
@@ -547,7 +547,7 @@ impl CommandSlots {
         for entry in &mut self.entries {
             let in_flight = matches!(entry.state, CommandState::InFlight(_));
             if !matches!(entry.state, CommandState::Free | CommandState::Done(_)) {
-                // A network's target may have what it was sent.
+                // A target across a network may have received it.
                 let why = if self.messages && in_flight && entry.op().writes() {
                     let command = entry.describe(&self.name);
                     Error::OutcomeUnknown { command, recovery: Recovery::FunctionReset }

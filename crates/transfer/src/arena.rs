@@ -52,7 +52,7 @@ impl Landed {
     }
 }
 
-/// Fills `arena`, which holds zeros, according to the plan. Gives what was read, in whole blocks.
+/// Fills `arena`, which holds zeros, according to the plan. Returns the bytes read, in whole blocks.
 ///
 /// # Errors
 /// When the model's files are not on a drive, the drive or the GPU fails, or the caller cancels.

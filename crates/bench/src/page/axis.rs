@@ -34,7 +34,7 @@ impl Axis {
         Self { scale, low, high, from, to }
     }
 
-    /// Where a value lies, in pixels; what is beyond the axis lies at its end.
+    /// The position of a value in pixels; values beyond the axis are placed at its end.
     pub(super) fn at(&self, value: f64) -> f64 {
         let share = match self.scale {
             Scale::Linear => (value - self.low) / (self.high - self.low),

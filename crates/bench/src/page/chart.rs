@@ -1,4 +1,4 @@
-//! A picture of some rows: lines over a few values of x, each with its spread, beside what limits them.
+//! A chart of some rows: lines over a few values of x, with their spread and their limits.
 
 use std::fmt::Write;
 
@@ -13,7 +13,7 @@ const INNER: [f64; 4] = [52.0, WIDE - 14.0, 14.0, HIGH - 44.0];
 /// How many kinds of lines the style distinguishes.
 const KINDS: usize = 10;
 
-/// A picture.
+/// A chart.
 #[derive(Clone, Debug)]
 pub struct Chart {
     /// Its caption.
@@ -37,7 +37,7 @@ pub struct Chart {
 pub struct Series {
     /// Its name.
     pub name: String,
-    /// Which of the style's kinds of lines: the same name has the same kind in every picture.
+    /// Which of the style's kinds of lines: the same name has the same kind in every chart.
     pub kind: usize,
     /// Its points, by x.
     pub points: Vec<Point>,
@@ -68,7 +68,7 @@ pub struct ReferenceLine {
 }
 
 impl Chart {
-    /// The picture with its heading and the names of its lines.
+    /// The chart with its heading and the names of its lines.
     #[must_use]
     pub fn to_html(&self) -> String {
         let mut html = format!(
@@ -157,7 +157,7 @@ impl Chart {
         for series in &self.series {
             self.draw(series, &axis, &mut out);
         }
-        // Words come last, so that no line covers them.
+        // Labels come last, so that no line covers them.
         for (limit, label) in shown.iter().zip(labels(&places)) {
             let _ = write!(
                 out,
@@ -236,7 +236,7 @@ fn trim(value: f64) -> String {
     }
 }
 
-/// Text cut to what fits into a picture.
+/// Text, cut to fit into a chart.
 fn short(name: &str) -> String {
     const FITS: usize = 54;
     if name.chars().count() <= FITS {

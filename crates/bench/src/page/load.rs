@@ -12,13 +12,13 @@ use crate::results::Machine;
 pub struct LoadRow {
     /// 10^9 bytes a second.
     pub gbps: f64,
-    /// From the request until the last tensor was there.
+    /// Seconds from the request until the last tensor was loaded.
     pub seconds: f64,
-    /// Of these, until the memory and the ring were there.
+    /// Of these, the seconds until memory and ring were allocated.
     pub prepare_seconds: f64,
     /// The route that the bytes took.
     pub route: String,
-    /// What was measured beside it, and its rate where it is known; a load may exceed it.
+    /// The reference, and its rate if known; a load may exceed it.
     pub reference: (String, Option<f64>),
 }
 
@@ -26,7 +26,7 @@ pub struct LoadRow {
 pub struct Loads<'a> {
     /// Where and when.
     pub machine: &'a Machine,
-    /// What was loaded, into what.
+    /// The model and the GPU.
     pub facts: Vec<(String, String)>,
     /// Which parts were simulated; the numbers then say nothing about hardware.
     pub simulated: &'a [&'a str],

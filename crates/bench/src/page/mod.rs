@@ -1,5 +1,5 @@
-//! One page that holds a whole report: pictures, tables, and where they come from. It loads nothing, from nowhere; without
-//! its script everything is still there, and prints.
+//! A whole report as one page: charts, tables and their sources. It loads no other files, and works and prints without
+//! its script.
 
 mod axis;
 mod chart;
@@ -41,7 +41,7 @@ pub struct Section {
     pub title: String,
     /// A sentence below it.
     pub text: String,
-    /// Its pictures.
+    /// Its charts.
     pub charts: Vec<Chart>,
     /// Its table.
     pub table: Option<SortableTable>,
@@ -61,14 +61,14 @@ pub struct SortableTable {
 pub struct Column {
     /// Its heading.
     pub name: String,
-    /// What it means.
+    /// Its explanation.
     pub about: String,
     /// Whether it is left out on narrow screens.
     pub minor: bool,
 }
 
 impl Column {
-    /// A column that is always there.
+    /// A column that is always shown.
     #[must_use]
     pub fn new(name: &str, about: &str) -> Self {
         Self { name: name.into(), about: about.into(), minor: false }
@@ -230,7 +230,7 @@ impl Section {
 impl SortableTable {
     fn write(&self, body: &mut String) {
         let _ = write!(body, "<div class=\"wide\" tabindex=\"0\"><table>\n<thead><tr>");
-        // A column without a word in it takes room from the others.
+        // A column without text takes room from the others.
         let said =
             |at: &usize| self.rows.iter().any(|row| row.get(*at).is_some_and(|cell| !cell.text.is_empty()));
         let columns: Vec<usize> = (0..self.columns.len()).filter(said).collect();

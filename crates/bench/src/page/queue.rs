@@ -215,7 +215,7 @@ mod tests {
         ];
         let facts = vec![("Drive".into(), "<sim>".into())];
         let html = queue_page(&QueuePage { machine: &Machine::default(), facts, rows: &rows }).to_html();
-        // Two pictures have all of them, the other two have their side's.
+        // Two charts have all rows, the other two those of one side.
         assert_eq!(html.matches("class=\"point\"").count(), 12);
         assert_eq!(html.matches("<tr>").count(), 1 + rows.len());
         assert!(html.contains("GPU, 16 queues, rings vram") && html.contains("&lt;sim&gt;"));

@@ -1,4 +1,5 @@
-//! A drive that onehop drives: GPU-initiated and CPU-initiated commands, straight into GPU memory or through the host's.
+//! A drive under onehop's driver: GPU-initiated and CPU-initiated commands, directly into GPU memory or through host
+//! memory.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -33,7 +34,7 @@ const MOST_DEPTH: u32 = 1023;
 const STEP: u64 = 1 << 20;
 const COPIED_TWICE: &str = "each block is copied in host memory once more than in a plain program";
 
-/// A drive that was brought up for a sweep.
+/// A drive that was opened for a sweep.
 pub struct DriveTarget {
     drive: Drive,
     ns: Namespace,
@@ -45,10 +46,9 @@ pub struct DriveTarget {
 }
 
 impl DriveTarget {
-    /// Brings a drive up. Only its first `bytes` bytes are read and written.
+    /// Opens a drive. Only its first `bytes` bytes are read and written.
     ///
-    /// # Errors
-    /// When the drive does not come up, or has no such namespace.
+    /// # Errors When the drive cannot be opened, or has no such namespace.
     pub fn open(port: ControllerBackend, nsid: u32, gpu: Arc<dyn Gpu>, plan: &DrivePlan) -> Result<Self> {
         let queues = plan.threads.saturating_add(1).min(u32::from(u16::MAX)) as u16;
         let standard = Options::default();
@@ -269,7 +269,7 @@ impl SweepTarget for DriveTarget {
     }
 }
 
-/// What a route lacks, as a reason; other failures as they are.
+/// Turns the error of an impossible route into a reason; returns other errors unchanged.
 fn lacking(error: Error) -> Result<NotMeasurable> {
     match &error {
         Error::Gpu(_)
@@ -461,7 +461,8 @@ impl CpuLane {
                             flight.state = FlightState::Copying(copier.mark()?);
                         }
                         None => {
-                            // One copy more than a plain program makes: memory that a drive writes gives no slice.
+                            // One copy more than a plain program makes: memory that a drive writes cannot be borrowed
+                            // as a slice.
                             self.copy.resize(block, 0);
                             host.read(from, &mut self.copy)?;
                             self.memory.write(to, &self.copy)?;

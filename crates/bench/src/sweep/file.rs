@@ -1,5 +1,5 @@
-//! A file of a mounted file system: Linux reads it, past its page cache or out of it, and the GPU's copy engine takes it from
-//! there; or NVIDIA's cuFile does it all.
+//! A file of a mounted file system: Linux reads it, with direct I/O or from its page cache, and the GPU's copy engine
+//! copies it; or NVIDIA's cuFile does both.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -42,9 +42,9 @@ const SYNC_APART: &str = "latencies leave out the sync at the end of a pass, whi
 /// A file that may be read, and perhaps written.
 pub struct FileTarget {
     path: PathBuf,
-    /// By the page cache.
+    /// Through the page cache.
     cached: Arc<File>,
-    /// Past it, and the unit of blocks then.
+    /// With direct I/O, and its alignment.
     direct: std::result::Result<(Arc<File>, u64), String>,
     bytes: u64,
     gpu: Arc<dyn Gpu>,
@@ -159,7 +159,7 @@ impl FileTarget {
         if !cell.io.writes() {
             return Ok((Box::new(CopyLane { file, data: Aligned::new(block), memory }), note));
         }
-        // Data that may be in the page cache only is made durable.
+        // Make data durable that may be only in the page cache.
         let sync = note.is_some();
         let note = note.map(|note| format!("{note}; {SYNC_APART}"));
         Ok((Box::new(CopyOutLane { file, host: HostMem::touched(block)?, memory, block, sync }), note))
@@ -529,7 +529,7 @@ struct CuFileLane {
     memory: Region,
     block: usize,
     writes: bool,
-    // Until no lane uses the memory any more.
+    // Kept until no lane uses the memory any more.
     _registered: Option<Arc<dyn Send + Sync>>,
 }
 
@@ -585,7 +585,7 @@ mod tests {
             let row = row(io, route);
             assert!(row.result.is_some() && row.note.as_deref().unwrap().contains(words), "{row:?}");
         }
-        // Right bytes both ways, without a copy more than a plain program has.
+        // The bytes are right in both directions, with no more copies than a plain program makes.
         assert!(row(IoType::Read, "cpu/memcpy").result.unwrap().verified);
         assert!(row(IoType::Write, "cpu/memcpy").result.unwrap().verified);
         std::fs::remove_file(&path).unwrap();

@@ -16,7 +16,7 @@ use crate::{Error, Result};
 
 /// Passes of a repeat at most.
 const MOST_PASSES: u64 = 1 << 20;
-/// What memory holds before a read: bytes that a drive is unlikely to hold.
+/// The content of memory before a read: bytes that a drive is unlikely to hold.
 const POISON: u8 = 0xa7;
 
 /// The right bytes for one cell.
@@ -88,7 +88,7 @@ fn too_large() -> Error {
     Error::Setup("the bytes of a pass do not fit into the memory of this machine".into())
 }
 
-/// What some passes took.
+/// The time of some passes.
 struct Took {
     wall: Duration,
     cpu: Duration,
@@ -104,7 +104,8 @@ pub(crate) fn measure(
     clock: &Clock,
 ) -> Result<Measured> {
     let parts = shares(order.places.len(), way.lanes.len());
-    // Passes are counted on from repeat to repeat, so that bytes left by an earlier one are never right for this one.
+    // The count of passes continues from repeat to repeat, so that bytes of an earlier pass are never right for this
+    // one.
     let mut done = 0;
     let mut repeat = |way: &mut PreparedRoute, passes: u64, clock: Option<&Clock>| -> Result<Took> {
         data.before(&way.memory)?;
@@ -123,7 +124,7 @@ pub(crate) fn measure(
         times.append(&mut took.times);
         all.push((took.wall.as_secs_f64(), took.cpu.as_nanos() as f64));
     }
-    // Where taking times costs something, they are those of one more repeat, and the mean follows from the others.
+    // If measuring times costs something, they come from one more repeat, and the mean from the others.
     let apart = times.is_empty();
     if apart {
         times = repeat(&mut way, passes, Some(clock))?.times;
@@ -133,7 +134,8 @@ pub(crate) fn measure(
     Ok(evaluate(&all, (apart, &mut times), ops, order.block, in_flight, clock))
 }
 
-/// Runs every lane on a thread of its own, all from one moment on; with a clock, those that otherwise take no times do.
+/// Runs every lane on its own thread, all from the same moment on. With a clock, lanes measure times that otherwise do
+/// not.
 fn run(
     lanes: &mut [Box<dyn SweepLane>],
     (order, parts): (&Order, &[Range<usize>]),
@@ -245,7 +247,7 @@ mod tests {
         assert_eq!(with.p999_us, None);
         // The median of two repeats is their mean.
         assert!((with.gbps - (4.096e-3 + 2.048e-3) / 2.0).abs() < 1e-9, "{}", with.gbps);
-        // Percentiles of a repeat of its own say so; the mean is of the others.
+        // Percentiles of an extra repeat are marked; the mean is of the others.
         let apart = evaluate(&all, (true, &mut times), 1000, 4096, 4.0, &clock);
         assert!(apart.latency_apart && apart.latency_samples == 1500);
         assert!((apart.avg_latency_us - 4.0 / apart.iops * 1e6).abs() < 1e-6);

@@ -1,7 +1,7 @@
 //! The sweep: every route of blocks between a drive or a file and GPU memory, over sizes, depths and threads.
 //!
-//! A [`SweepTarget`] opens a [`PreparedRoute`] for a [`Cell`]; [`measure`](Sweep::cell) warms it up, repeats it, and compares the
-//! bytes that arrived with an independent read. There is no row without that.
+//! A [`SweepTarget`] opens a [`PreparedRoute`] for a [`Cell`]; [`measure`](Sweep::cell) warms it up, repeats it, and
+//! compares the bytes that arrived with an independent read. Every row is checked like that.
 
 mod drive;
 mod file;
@@ -56,7 +56,7 @@ pub(crate) struct Move {
     pub(crate) slot: u64,
 }
 
-/// What one thread does.
+/// The work of one thread.
 pub(crate) trait SweepLane: Send {
     /// Moves all of these, and records the cycles that each took, if it can.
     fn pass(&mut self, moves: &[Move], times: &mut Quantiles) -> Result<()>;
@@ -71,7 +71,7 @@ pub struct PreparedRoute {
     pub(crate) lanes: Vec<Box<dyn SweepLane>>,
     /// Where the bytes land, or come from.
     pub(crate) memory: Region,
-    /// Threads and depth as they really are: routes that wait for each block have more threads instead of depth.
+    /// The real threads and depth: routes that wait for each block have more threads instead of depth.
     pub(crate) threads: u32,
     pub(crate) depth: u32,
     pub(crate) note: Option<String>,
@@ -80,7 +80,7 @@ pub struct PreparedRoute {
 /// Why a route cannot be measured here.
 pub struct NotMeasurable(pub String);
 
-/// What blocks are moved from and to.
+/// A drive or file that blocks are moved from and to.
 pub trait SweepTarget {
     /// Bytes that may be used.
     fn bytes(&self) -> u64;
@@ -105,7 +105,7 @@ pub trait SweepTarget {
     fn read(&self, at: u64, out: &mut [u8]) -> Result<()>;
 }
 
-/// gdsio's word for the transfers that are most like a route.
+/// gdsio's name for the most similar transfers.
 #[must_use]
 pub fn xfer_type(route: &str) -> &'static str {
     match route {
@@ -124,7 +124,7 @@ pub struct Sweep<'a> {
     target: &'a dyn SweepTarget,
     effort: Effort,
     clock: Clock,
-    /// What a row of this route and kind is compared with.
+    /// The limit or reference for a row of this route and kind.
     limit: &'a dyn Fn(&str, IoType) -> Option<RateLimit>,
     stop: StopSignal,
 }

@@ -49,7 +49,7 @@ impl Order {
     }
 }
 
-/// Mixes a number well, so that every seed gives another sequence.
+/// Mixes a number, so that every seed gives another sequence.
 pub(crate) fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -64,7 +64,7 @@ impl SweepTarget for RemoteTarget {
             Err(why) => return Ok(Err(NotMeasurable(why.clone()))),
         };
         let bytes = usize::try_from(bytes).map_err(|_| Error::Setup("a pass is too large".into()))?;
-        // No GPU has a part in this: it is memory of this machine.
+        // No GPU is involved: the memory is this machine's.
         let memory = Emulated::new().alloc(Place::PinnedHost, bytes)?;
         let host = memory.host().cloned().ok_or_else(|| Error::Setup("there is no memory".into()))?;
         let depth = cell.depth.min((MOST_THREADS / cell.threads.max(1)).max(1));

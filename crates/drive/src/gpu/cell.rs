@@ -1,4 +1,4 @@
-//! The queue pairs of one GPU, as the drive sees them: created, taken away by resets, created again.
+//! The queue pairs of one GPU on the drive: created, deleted by resets, created again.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -20,15 +20,15 @@ use crate::ladder::Participant;
 use crate::ring::{PairHalf, PairMemory, check_doorbells};
 use crate::{Error, Namespace, Recovery, Result};
 
-/// How long a poisoned launch may take to end before a reset goes on without it. Launches look at the word all the
-/// time; this is for a machine that is very busy.
+/// How long a poisoned launch may take to end before a reset proceeds without it. Launches poll the word all the time;
+/// this is for a machine that is very busy.
 const POISON_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Entries of an owner's rings, if the controller allows it: a window of one command has room to write the next entry
 /// ahead.
 const LEAST_ENTRIES: u32 = 16;
 
-/// Why a controller is reset that has let go of all commands.
+/// Why a controller is reset although it has no commands left.
 pub(crate) const UNSEEN: &str = "a GPU-driven command whose completion no thread has seen";
 
 pub(crate) struct GpuCell {
@@ -37,7 +37,7 @@ pub(crate) struct GpuCell {
     doorbells: Doorbells,
     pub(crate) running: AtomicBool,
     mode: GpuMode,
-    /// The gate that other people's kernels go through, while they may.
+    /// The gate for other people's kernels, while the queue is exported.
     gate: Mutex<Option<Arc<HostGate>>>,
     /// Threads may ring the doorbells at any time from now on: the queues' numbers are never given to others.
     abandoned: AtomicBool,
@@ -115,12 +115,12 @@ impl GpuCell {
         self.poison.addr()
     }
 
-    /// The words that host and threads say things to each other by; the first is the poison word.
+    /// The words by which host and threads signal each other; the first is the poison word.
     pub(crate) fn signals(&self) -> &Region {
         &self.poison
     }
 
-    /// Lets other people's kernels in, from the next creation of the pairs on; or no longer.
+    /// Sets or removes the gate for other people's kernels; it counts from the next creation of the pairs on.
     pub(crate) fn set_gate(&self, gate: Option<Arc<HostGate>>) {
         *self.gate.lock().unwrap_or_else(|e| e.into_inner()) = gate;
     }
@@ -129,10 +129,10 @@ impl GpuCell {
         self.gate.lock().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
-    /// Leaves the queues to threads that did not come out: everything that they may touch stays as long as the program. So does
-    /// the drive. The numbers of these queues are given to no other queue of this drive, but the next owner of the controller
-    /// would use them again, and a doorbell that such a thread rings at last would be theirs. The process that ends takes
-    /// the threads with it.
+    /// Leaves the queues to threads that did not come out: everything that they may touch stays allocated until the
+    /// process ends, and the drive stays open. No other queue of this drive gets the numbers of these queues. The
+    /// controller's next owner would use them again, and a late doorbell of such a thread would hit its queue. The
+    /// threads end with the process.
     pub(crate) fn abandon(self: &Arc<Self>, drive: &Arc<DriveInner>) {
         self.abandoned.store(true, Ordering::Release);
         std::mem::forget((self.clone(), drive.clone()));
@@ -165,12 +165,12 @@ impl GpuCell {
         self.lock().taken
     }
 
-    /// Where the completion queues lie.
+    /// Where the completion queues are.
     pub(crate) fn completion_queues(&self) -> Vec<GpuAddr> {
         self.lock().list.iter().map(|pair| pair.queue.cq).collect()
     }
 
-    /// Whether threads that share a queue found completions that belonged to nobody.
+    /// Whether threads that share a queue found completions of no command in flight.
     pub(crate) fn has_unexpected_completions(&self) -> Result<bool> {
         for pair in &self.lock().list {
             let queue = &pair.queue;
@@ -202,7 +202,7 @@ impl GpuCell {
         state: &mut AdminState,
         ns: &Namespace,
     ) -> Result<Vec<KernelQueue>> {
-        // A reset, that of a failed try included, may have found another namespace: no command may reach that.
+        // A reset, also one of a failed try, may have found another namespace: no command may reach that.
         ns.check(&drive.control)?;
         let (queues, taken) = {
             let pairs = self.lock();
@@ -217,7 +217,7 @@ impl GpuCell {
         };
         let gate = self.gate();
         if taken.is_some() {
-            // A thread that came late finds the gate closed and goes by itself.
+            // A late thread finds the gate closed and leaves by itself.
             if gate.is_some() && !self.is_empty_in_time() {
                 let why = "threads of a kernel did not leave the queue that was exported to them";
                 return Err(Error::Gpu(why.into()));
@@ -251,8 +251,8 @@ impl GpuCell {
         }
     }
 
-    /// Creates every pair; notes which were made. A creation that is not answered may lead to a reset, which takes
-    /// this cell's lock: it is not held here.
+    /// Creates every pair, and records which were created. A creation that is not answered may lead to a reset, which
+    /// takes this cell's lock: it must not be held here.
     fn create_all(&self, drive: &DriveInner, state: &mut AdminState, made: &mut Vec<u16>) -> Result<()> {
         let count = self.lock().list.len();
         for i in 0..count {
@@ -268,7 +268,7 @@ impl GpuCell {
             let patience = drive.options.abort_wait;
             match drive.delete_pair(state, *qid, patience, || ()) {
                 Ok(()) => {}
-                // A controller that was reset meanwhile does not have it any more.
+                // A controller that was reset meanwhile no longer has it.
                 Err(Error::Command { status, .. }) if status.is(Status::INVALID_QUEUE_ID) => {}
                 Err(_) if state.dead.is_some() => return,
                 Err(_) => {
@@ -280,9 +280,9 @@ impl GpuCell {
         }
     }
 
-    /// Takes the pairs away from the controller, which then lets go of their commands. Threads that
-    /// are still at it are asked to end, and waited for. False if commands were completed that no thread has seen: their data
-    /// may still be on its way, and only a reset stops it.
+    /// Deletes the pairs; the controller then no longer uses their commands. Threads that still use them are asked to
+    /// end, and waited for. Returns false if no thread has seen some completions: their data may still be on its way,
+    /// and only a reset stops it.
     pub(crate) fn delete(&self, drive: &DriveInner, state: &mut AdminState) -> Result<bool> {
         self.close();
         let mut pairs = self.lock();
@@ -349,7 +349,7 @@ impl GpuPair {
         let mut sq = ring("sq", setup.placement.sq, entries as usize * Sqe::BYTES)?;
         let mut cq = ring("cq", setup.placement.cq, entries as usize * Cqe::BYTES)?;
         if sq.bus().is_err() || cq.bus().is_err() {
-            // Memory comes in single pages on the bus: a ring is what fits into one.
+            // Bus-contiguous memory may be a single page: the ring must fit into it.
             entries = entries.min((1 << drive.control.page_shift) / Sqe::BYTES as u32);
             sq = ring("sq", setup.placement.sq, entries as usize * Sqe::BYTES)?;
             cq = ring("cq", setup.placement.cq, entries as usize * Cqe::BYTES)?;
@@ -373,7 +373,7 @@ impl GpuPair {
         Ok(Self { qid, sq, cq, control, queue })
     }
 
-    /// Makes the control memory as a new pair needs it, without the GPU's help.
+    /// Initialises the control memory for a new pair, from the host.
     fn initialise(&self, drive: &DriveInner, mode: GpuMode) -> Result<()> {
         let mut bytes = vec![0; self.control.len()];
         self.control.read(0, &mut bytes)?;
@@ -414,14 +414,15 @@ impl Participant for GpuCell {
         }
         self.poison(poison::RESET);
         if !self.is_empty_in_time() {
-            // They may ring at any time, but doorbells of queues that no controller has again: it ignores them.
+            // They may ring at any time, but only doorbells of queues that the controller never has again: it ignores
+            // them.
             self.abandoned.store(true, Ordering::Release);
         }
-        // A doorbell that is still on its way would ring the queue that comes after this one.
+        // A late doorbell would hit the next queue with this number.
         self.doorbells.settle();
     }
 
-    /// Only notes that they are gone: [`Self::ensure`] creates them when they are needed.
+    /// Only records that they are gone: [`Self::ensure`] creates them when they are needed.
     fn recreate(&self, _drive: &DriveInner, _admin: &mut Admin, _recovery: Recovery) -> Result<()> {
         self.mark_taken(&mut self.lock(), TakenBy::Reset);
         Ok(())

@@ -35,7 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 const UNEXPECTED: &str = "a completion in an exported queue for a command that was not in flight";
 
-/// Where the words that threads count themselves in by lie behind the handle, on a line of their own.
+/// The offset behind the handle of the words in which threads count themselves in; on a cache line of their own.
 const INSIDE: usize = (Handle::BYTES as usize).next_multiple_of(128);
 const TABLES: usize = INSIDE + 128;
 
@@ -46,7 +46,7 @@ pub struct ExportedQueue {
     ended: bool,
 }
 
-/// What has to stay as long as kernels may use the handle.
+/// Everything that must live as long as kernels may use the handle.
 struct ExportWatch {
     queues: GpuQueues,
     gate: Arc<HostGate>,
@@ -54,7 +54,7 @@ struct ExportWatch {
     ns: Namespace,
     stop: AtomicBool,
     failure: Mutex<Option<Error>>,
-    // Doorbells are passed on all the time: nobody here knows when kernels run.
+    // Doorbells are relayed all the time: the host does not know when kernels run.
     _expect: Box<dyn Send + Sync>,
 }
 
@@ -78,7 +78,8 @@ impl GpuQueues {
         let drive = self.drive.clone();
         if writable {
             drive.allow_writes()?;
-            // Its commands carry blocks as the namespace is formatted, and nobody to make what protects them.
+            // Its commands move blocks as the namespace is formatted, and nothing would generate their protection
+            // information.
             if ns.format.pi != 0 {
                 let (drive, nsid, kind) = (drive.name().to_owned(), ns.nsid, ns.format.pi);
                 return Err(Error::Protected { drive, nsid, kind });
@@ -99,7 +100,7 @@ impl GpuQueues {
             self.cell.completion_queues().into_iter().try_for_each(|cq| self.gpu.orders_device_writes(cq))?;
         }
         if data.host().is_err() {
-            // Perhaps another GPU's: that one decides.
+            // It may be memory of another GPU, which then decides.
             let unknown = || {
                 refuse("which GPU owns its data memory is unknown, and so is whether that GPU orders writes")
             };
@@ -207,7 +208,7 @@ fn page_addresses(data: &Buffer, page_shift: u32) -> Result<Vec<u64>> {
         .collect()
 }
 
-/// Standing lists for these pages, in memory that the controller reaches.
+/// Prebuilt PRP lists for these pages, in memory that the controller reaches.
 fn write_lists(drive: &DriveInner, standing: PrebuiltPrpLists, pages: &[u64]) -> Result<Dma> {
     let page_shift = drive.control.page_shift;
     let count = standing.list_pages(pages.len() as u64).max(1);
@@ -275,7 +276,7 @@ impl ExportWatch {
         Ok(())
     }
 
-    /// Nothing more will be done for this queue.
+    /// Ends the monitoring of this queue after an error.
     fn give_up(&self, error: Error) {
         self.shut(poison::FAILED);
         *self.failure.lock().unwrap_or_else(|e| e.into_inner()) = Some(error);
@@ -286,7 +287,7 @@ impl ExportWatch {
         self.queues.cell.poison(code);
     }
 
-    /// Waits until no thread is inside any more; the queue is shut. Whether that came about.
+    /// Waits until no thread is inside any more; the queue must be shut. Returns whether that happened in time.
     fn is_empty_in_time(&self, patience: Duration) -> bool {
         let start = Instant::now();
         while self.gate.is_busy() {
@@ -300,8 +301,8 @@ impl ExportWatch {
 }
 
 impl ExportedQueue {
-    /// Where the handle lies, for kernels of the queue's GPU. They must have ended before this is dropped: the memory goes
-    /// with it.
+    /// The handle's address, for kernels of the queue's GPU. They must have ended before this is dropped, which frees
+    /// the memory.
     #[must_use]
     pub fn handle(&self) -> GpuAddr {
         self.watch.memory.handle.addr()
@@ -313,7 +314,7 @@ impl ExportedQueue {
         self.watch.gate.epoch() - 1
     }
 
-    /// Why nothing more is done for this queue, if that is so.
+    /// Fails once the host has stopped monitoring this queue.
     ///
     /// # Errors
     /// The reason: the drive is dead, its namespace has changed, or threads did not come out for a recovery.
@@ -324,7 +325,7 @@ impl ExportedQueue {
         }
     }
 
-    /// Ends every call of a kernel, now and from now on, with `Stopped`: so that kernels come to their end.
+    /// Ends every present and future call of a kernel with `Stopped`, so that kernels end.
     pub fn stop(&self) {
         self.watch.shut(poison::OVER);
     }
@@ -338,11 +339,11 @@ impl ExportedQueue {
         self.end(PATIENCE, false)
     }
 
-    /// Gives the queue up because kernels may still call it: every call ends with `Stopped`. As where threads did not come out,
-    /// the handle stays allocated, the queue's number is given to no other queue, acknowledged writes count as lost after a power
-    /// loss, and the drive stays open until the process ends.
+    /// Abandons the queue because kernels may still call it: every call ends with `Stopped`. As when threads did not
+    /// come out, the handle stays allocated, no other queue gets the queue's number, acknowledged writes count as lost
+    /// after a power loss, and the drive stays open until the process ends.
     pub fn abandon(mut self) {
-        // That threads may come in is known.
+        // An error would only say that threads may come in, which is known.
         let _ = self.end(Duration::ZERO, true);
     }
 
@@ -354,7 +355,7 @@ impl ExportedQueue {
         let watch = &self.watch;
         watch.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
-            // One that panicked has recovered nothing since: the queue goes the same way.
+            // A thread that panicked has stopped recovering: the queue ends in the same way.
             let _ = thread.join();
         }
         watch.shut(poison::OVER);
@@ -363,7 +364,8 @@ impl ExportedQueue {
         let (drive, cell) = (&watch.queues.drive, &watch.queues.cell);
         cell.set_gate(None);
         if !empty {
-            // They may still use all of it, whenever they go on, and have writes acknowledged, which flushes ask the gate for.
+            // They may still use all of it when they continue, and get writes acknowledged, which flushes learn from
+            // the gate.
             std::mem::forget((watch.memory.clone(), watch.gate.clone()));
             watch.gate.leave_threads_inside();
             cell.abandon(drive);
@@ -380,10 +382,10 @@ impl ExportedQueue {
                     Ok(false) => Some(UNSEEN),
                     Err(_) => Some("an exported queue that could not be deleted"),
                 },
-                // Kernels that were killed may have left half an entry, or a doorbell that nobody knows of.
+                // Kernels that were killed may have left half an entry, or rung a doorbell unnoticed.
                 Err(_) => Some("an exported queue whose GPU does not answer any more"),
             };
-            // How it went is in the state.
+            // The result is in the state.
             cause.map(|cause| drive.reset(&mut state, cause));
         }
         match &state.dead {
@@ -419,7 +421,8 @@ mod tests {
         }
     }
 
-    /// A thread that is left behind has a write acknowledged, which is known before the power is lost, or is not.
+    /// A thread that is left behind gets a write acknowledged; the account learns of it before the power loss, or does
+    /// not.
     fn write_of_a_thread_inside(is_known: bool) {
         let sim = onehop_sim::open("mem:1M?vwc=1").unwrap();
         let drive = Drive::open(sim.port(), Options { writable: true, ..Options::default() }).unwrap();
@@ -464,7 +467,7 @@ mod tests {
         }
         if is_inside {
             let mut left = export();
-            // A thread that has gone in, and does nothing more for now.
+            // A thread that has gone in, and does nothing more.
             left.watch.memory.handle.write(INSIDE, &1u32.to_le_bytes()).unwrap();
             let end = left.end(Duration::from_millis(20), false);
             assert!(matches!(end, Err(Error::Gpu(_))), "{end:?}");

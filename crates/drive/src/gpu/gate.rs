@@ -9,7 +9,7 @@ use onehop_proto::kernel::{Gate, signal, tally};
 use crate::Result;
 use crate::durability::{AcknowledgedWrites, Writes};
 
-/// Says who may go in, and knows whether anybody is inside.
+/// Controls whether threads may go in, and counts those inside.
 pub(crate) struct HostGate {
     signals: Region,
     /// The words in which threads count.
@@ -31,8 +31,8 @@ struct GateState {
 }
 
 impl HostGate {
-    /// A gate that is closed, before the queue's first life; `tally` is zeroed. An account asks the gate, before each flush
-    /// and each loss, whether threads have written.
+    /// A closed gate, before the queue's first life; `tally` is zeroed. Before each flush and each loss, an account
+    /// asks the gate whether threads have written.
     pub(crate) fn new(signals: Region, tally: Region, account: Option<Arc<AcknowledgedWrites>>) -> Arc<Self> {
         let state = Mutex::new(GateState { epoch: 1, open: false, shut: false, counted: 0 });
         let gate = Arc::new(Self { signals, tally, state, account });
@@ -68,17 +68,17 @@ impl HostGate {
         *state
     }
 
-    /// Threads may go in, unless it was shut. Whether they may.
+    /// Lets threads go in, unless it was shut. Returns whether they may.
     pub(crate) fn open(&self) -> bool {
         !self.change(|state| state.open = true).shut
     }
 
-    /// Nobody goes in any more, for a while.
+    /// No thread goes in until it is opened again.
     pub(crate) fn close(&self) {
         self.change(|state| state.open = false);
     }
 
-    /// Nobody goes in any more, for good.
+    /// No thread goes in ever again.
     pub(crate) fn shut(&self) {
         self.change(|state| state.shut = true);
     }
@@ -88,13 +88,13 @@ impl HostGate {
         self.account.iter().for_each(|account| std::mem::forget(account.writing()));
     }
 
-    /// The controller has let go of all commands of the life before.
+    /// The controller no longer has any command of the last life.
     pub(crate) fn next_life(&self) {
         // Zero is no life: it says that no thread has lost anything.
         self.change(|state| state.epoch = (state.epoch % (u32::MAX >> 2)) + 1);
     }
 
-    /// Which life it is.
+    /// The current life.
     pub(crate) fn epoch(&self) -> u32 {
         self.lock().epoch
     }
@@ -104,17 +104,17 @@ impl HostGate {
         Ok(self.signals.word(signal::LOST as usize)? == self.epoch())
     }
 
-    /// Whether threads are inside. Where the GPU does not answer any more, none of its threads is.
+    /// Whether threads are inside. If the GPU no longer answers, none is.
     pub(crate) fn is_busy(&self) -> bool {
-        // The other half of the bargain: the gate was closed before this looks at the count.
+        // Pairs with the threads' fence: the gate was closed before this reads the count.
         fence(Ordering::SeqCst);
         self.tally.word(tally::INSIDE as usize).is_ok_and(|count| count != 0)
     }
 }
 
 impl Writes for HostGate {
-    /// Counts the writes that threads have had acknowledged since the last call as one write. A count that cannot be read
-    /// stands for a write, too.
+    /// Counts all writes acknowledged to threads since the last call as one write. A count that cannot be read counts
+    /// as a write, too.
     fn count(&self) {
         let Some(account) = &self.account else { return };
         let mut state = self.lock();

@@ -1,4 +1,4 @@
-//! Launches: what a kernel is given, how it is watched, and what is done when it fails.
+//! Launches: a kernel's arguments, its supervision, and the recovery when it fails.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use crate::{Error, Namespace, Result};
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 /// How often its ended commands are counted.
 pub(super) const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
-/// How long a kernel may take to start, beside other programs' kernels.
+/// How long a kernel may take to start, because of other programs' kernels.
 const LAUNCH_GRACE: Duration = Duration::from_secs(5);
 /// How long a kernel may take to end once it is asked to. Kernels poll the word all the time.
 const POISON_TIMEOUT: Duration = Duration::from_secs(2);
@@ -42,11 +42,11 @@ impl LaunchMemory {
     }
 }
 
-/// How a launch is watched.
+/// How a launch is supervised.
 pub(super) struct Watching<'a> {
     /// How long it may take.
     pub(super) limit: Duration,
-    /// Is called now and then; the launch is cancelled when this returns false.
+    /// Called now and then; the launch is cancelled when it returns false.
     pub(super) progress: &'a mut dyn FnMut(&LaunchMemory) -> bool,
 }
 
@@ -76,8 +76,9 @@ impl GpuQueues {
         Ok(LaunchMemory { region, outcomes })
     }
 
-    /// Starts a kernel, which tries commands again up to `retries` times and ends at `end`; gives how long it may take. None if
-    /// the creation of its queues took until then. When this fails, the controller has let go of what the kernel gave it.
+    /// Starts a kernel, which retries commands up to `retries` times and ends at `end`; returns how long it may take,
+    /// or `None` if the creation of its queues took until `end`. When this fails, the controller no longer has any
+    /// command of the kernel.
     pub(super) fn start(
         &self,
         gpu: &dyn Gpu,
@@ -116,14 +117,15 @@ impl GpuQueues {
             if error.is_under_way() {
                 self.leave_to_kernel(memory);
             }
-            // What did not begin has done nothing, and the controller is not reset under what may have begun.
+            // A kernel that did not begin has done nothing, and the controller must not be reset under one that may
+            // have begun.
             self.failed(error.into(), true)
         })?;
         Ok(Some((started, limit)))
     }
 
-    /// Runs a kernel to its end; says how it ended and how long it ran. When this fails, the controller has let go of what the
-    /// kernel gave it.
+    /// Runs a kernel to its end; returns how it ended and how long it ran. When this fails, the controller no longer
+    /// has any command of the kernel.
     pub(super) fn finish(
         &self,
         running: Box<dyn Running>,
@@ -131,20 +133,20 @@ impl GpuQueues {
         count: u32,
         watching: Watching<'_>,
     ) -> Result<(Vec<Exit>, Duration)> {
-        // A kernel that was killed may have left half an entry, or a doorbell that nobody knows of: only a reset ends that.
-        // One that was not proved to have ended may still ring: its queues are deleted, and their numbers not used again.
+        // A kernel that was killed may have left half an entry, or rung a doorbell unnoticed: only a reset ends that. A
+        // kernel that may not have ended may still ring: its queues are deleted, and their numbers not used again.
         let ended = self.watch(running, memory, count, watching);
         ended.or_else(|error| self.failed(error, self.cell.is_abandoned()))
     }
 
-    /// Nobody knows what a launch handed over before it failed.
+    /// It is unknown which commands a failed launch has submitted.
     fn failed<T>(&self, error: Error, polite: bool) -> Result<T> {
         self.recover(format!("a GPU launch that failed: {error}"), polite)?;
         Err(error)
     }
 
-    /// Waits for a launch, and ends it when the controller fails. A kernel that neither makes progress nor ends is left behind
-    /// with all that it may touch.
+    /// Waits for a launch, and ends it when the controller fails. A kernel that neither makes progress nor ends is
+    /// abandoned, with all memory that it may touch.
     fn watch(
         &self,
         running: Box<dyn Running>,
@@ -152,7 +154,7 @@ impl GpuQueues {
         count: u32,
         Watching { limit, progress }: Watching<'_>,
     ) -> Result<(Vec<Exit>, Duration)> {
-        // One that has not even begun when its time is over is not waited for any longer.
+        // If a launch has not begun when its time is over, the wait ends.
         let most = limit.saturating_add(self.setup.stall);
         let mut idle = Idle::new(self.longest_idle_time().min(most));
         while !running.is_done() {
@@ -194,13 +196,13 @@ impl GpuQueues {
         self.setup.stall.saturating_add(delay).saturating_add(LAUNCH_GRACE)
     }
 
-    /// Leaves everything that a kernel may still reach to it, for as long as this process lives.
+    /// Keeps everything that a kernel may still reach for as long as this process lives.
     fn leave_to_kernel(&self, memory: &LaunchMemory) {
         self.cell.abandon(&self.drive);
         std::mem::forget(memory.region.clone());
     }
 
-    /// Gives a kernel up that does not stop.
+    /// Abandons a kernel that does not stop.
     fn abandon(&self, running: Box<dyn Running>, memory: &LaunchMemory, waited: Duration) -> Error {
         running.abandon();
         self.leave_to_kernel(memory);
@@ -227,7 +229,7 @@ impl Idle {
         Self { limit, since: now, looked: now, ended: 0 }
     }
 
-    /// Whether it is time to look again.
+    /// Whether the next check is due.
     fn is_due(&mut self) -> bool {
         let now = Instant::now();
         let is_due = now - self.looked >= (self.limit / 8).min(PROGRESS_INTERVAL);

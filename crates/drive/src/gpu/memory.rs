@@ -12,10 +12,10 @@ use crate::core::AdminState;
 use crate::drive::DriveInner;
 use crate::{Error, Result};
 
-/// Where the controller memory buffer is put on the bus: far from any memory.
+/// The bus address of the controller memory buffer: far from any memory.
 const CMB_AT: BusAddr = BusAddr(1 << 46);
 
-/// A controller memory buffer that is switched on, and what of it is taken.
+/// An enabled controller memory buffer, and its allocated ranges.
 pub(crate) struct Cmb {
     mem: HostMem,
     size: Cmbsz,
@@ -46,7 +46,7 @@ impl Cmb {
 
 /// Ring memory: a region for the GPU, bus addresses for the controller.
 pub(crate) struct RingMemory {
-    // The mapping goes before the memory does.
+    // The mapping is dropped before the memory.
     pub(crate) map: Mapped,
     pub(crate) region: Region,
 }
@@ -73,7 +73,7 @@ impl RingMemory {
     }
 
     pub(crate) fn zero(&self) -> Result<()> {
-        // Copied and not filled: a GPU fills its memory by a kernel, which may have to wait for those that run.
+        // Copied, not filled: a GPU fills its memory by a kernel, which may have to wait for other kernels.
         Ok(self.region.write(0, &vec![0; self.region.len()])?)
     }
 }
@@ -83,8 +83,8 @@ pub(crate) fn region(drive: &DriveInner, gpu: &dyn Gpu, place: Place, bytes: usi
     reachable(drive, gpu, "data", place, bytes)
 }
 
-/// GPU memory that the drive can reach. Host memory is the mapper's, which gives what it can map, and the GPU takes it
-/// up; an emulated GPU without memory of its own takes that for its own as well.
+/// GPU memory that the drive can reach. Host memory comes from the mapper, which allocates what it can map, and is
+/// registered with the GPU. An emulated GPU without memory of its own uses host memory as its own.
 fn reachable(
     drive: &DriveInner,
     gpu: &dyn Gpu,
@@ -97,7 +97,7 @@ fn reachable(
         return Ok(gpu.adopt(place, mapper.alloc(bytes)?)?);
     }
     let region = gpu.alloc(place, bytes)?;
-    // Tried here, where it is known which part cannot lie there: routes are chosen by this error.
+    // Tried here, where the failing part is known: routes are chosen by this error.
     let refuse = |e: onehop_os::Error| Error::Placement { part, place: place.name(), why: e.to_string() };
     mapper.map(&region).map_err(refuse)?;
     Ok(region)
@@ -127,13 +127,13 @@ fn in_cmb(
     Ok(RingMemory { region: gpu.adopt(Place::Cmb, mem)?, map: Mapped::new(vec![run], Box::new(())) })
 }
 
-/// Switches the buffer on again after a reset, at the same address and with what lies in it.
+/// Enables the buffer again after a reset, at the same address and with its content.
 pub(crate) fn restore_cmb(drive: &DriveInner) -> Result<()> {
     let refuse = |why| Error::Placement { part: "sq", place: "cmb", why };
     claim(drive).map(|_| ()).map_err(refuse)
 }
 
-/// Has the controller decode the buffer at an address of our choice; gives where it lies in which BAR.
+/// Has the controller decode the buffer at an address of our choice; returns its BAR and its offset there.
 fn claim(drive: &DriveInner) -> std::result::Result<(Cmbloc, Cmbsz), String> {
     let regs = &drive.control.port.regs;
     regs.write64(offset::CMBMSC, Cmbmsc(0).with_cre(true).0);

@@ -1,4 +1,4 @@
-//! What kernels that take the times have left behind the outcomes of a launch, as the time of each job.
+//! The time of each job, from what metering kernels store behind the outcomes of a launch.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::{Error, Result};
 
 /// The times of some jobs.
 pub(super) struct Meter<'a> {
-    /// The GPU with kernels that take them.
+    /// The GPU with the metering kernels.
     pub(super) gpu: &'a dyn Gpu,
     /// Warps of a launch.
     warps: u32,
@@ -25,12 +25,12 @@ impl<'a> Meter<'a> {
         Self { gpu, warps, spans: vec![(f64::INFINITY, 0.0); jobs] }
     }
 
-    /// Bytes from a launch's first outcome to the end of what its kernel leaves.
+    /// Bytes from a launch's first outcome to the end of its kernel's times.
     pub(super) fn end(&self, count: u32) -> u64 {
         end(count, self.warps)
     }
 
-    /// Reads what a launch has left.
+    /// Reads the times of a launch.
     pub(super) fn read(&mut self, items: &[Item], memory: &LaunchMemory) -> Result<()> {
         let count = items.len() as u32;
         let from =
@@ -42,7 +42,7 @@ impl<'a> Meter<'a> {
         for (warp, index) in warps.iter().zip(0..) {
             let (first, end) = share(count, index, self.warps);
             let taken = items.iter().zip(times).take(end as usize).skip(first as usize);
-            // What was not begun, or was given up, says nothing.
+            // Commands that were not begun, or were abandoned, have no times.
             for (item, [begun, ended]) in taken.filter(|(_, [begun, ended])| *begun > 0 && ended >= begun) {
                 let (begun, ended) = (nanos(warp, *begun, rate), nanos(warp, *ended, rate));
                 if let Some(span) = self.spans.get_mut(item.job) {
@@ -53,7 +53,7 @@ impl<'a> Meter<'a> {
         Ok(())
     }
 
-    /// What each job took.
+    /// The time of each job.
     pub(super) fn times(&self) -> Vec<Duration> {
         let took = |(begun, ended): &(f64, f64)| Duration::from_nanos((ended - begun).max(0.0) as u64);
         self.spans.iter().map(took).collect()
@@ -62,7 +62,7 @@ impl<'a> Meter<'a> {
 
 type WarpTimes = [u64; WARP_WORDS as usize];
 
-/// Nanoseconds of a cycle, by all warps together: one alone may have been too quick for the clock that counts them.
+/// Nanoseconds of a cycle, from all warps together: a single warp may have been too short for the clock's resolution.
 fn rate(warps: &[WarpTimes]) -> Result<f64> {
     let sum = |which: usize| warps.iter().map(|warp| warp[which] as f64).sum::<f64>();
     let (cycles, nanos) = (sum(3), sum(4));

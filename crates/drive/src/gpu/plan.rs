@@ -1,4 +1,4 @@
-//! From jobs to work items: which commands, where their data lies, and the lists that describe it.
+//! Turns jobs into work items: commands, the places of their data, and the PRP lists.
 
 use onehop_proto::kernel::WorkItem;
 
@@ -14,7 +14,7 @@ const MOST_COMMANDS: u64 = 8192;
 const MOST_LISTS: u64 = 32 << 20;
 /// Most commands of the first batch, which is described while no kernel runs.
 const FIRST: u64 = 256;
-/// A batch is described while the one before runs: much faster than a drive carries out as many commands.
+/// A batch is described while the one before runs, which is much faster than a drive executes as many commands.
 const GROWTH: u64 = 4;
 
 /// The commands of some jobs, a batch at a time.
@@ -23,7 +23,7 @@ pub(super) struct BatchPlan<'a> {
     op: Op,
     ns: &'a Namespace,
     jobs: std::slice::Iter<'a, GpuJob>,
-    /// What is left of the job that was begun, and how many were begun.
+    /// The rest of the current job, and how many were begun.
     left: GpuJob,
     begun: usize,
     buffer: &'a Buffer,
@@ -40,12 +40,12 @@ pub(super) struct BatchPlan<'a> {
     pub(super) bytes: u64,
 }
 
-/// A part of a job that one command moves, and which job.
+/// A part of a job that one command moves, and the job's index.
 type JobSlice = (usize, GpuJob);
 
-/// Commands that are carried out together.
+/// Commands of one launch.
 pub(super) struct CommandBatch {
-    /// Each command, the job that it is of, and where in the buffer its data starts.
+    /// Each command, the index of its job, and the offset of its data in the buffer.
     pub(super) works: Vec<(WorkItem, usize, u64)>,
     pub(super) bytes: u64,
     pub(super) lists: Dma,
@@ -120,7 +120,7 @@ impl<'a> BatchPlan<'a> {
         Dma::alloc(&*self.drive.control.port.mapper, self.list_bytes() as usize, page_shift)
     }
 
-    /// What the next batch moves; none when all was planned.
+    /// The slices of the next batch; `None` when all are planned.
     pub(super) fn next_slices(&mut self) -> Option<Vec<JobSlice>> {
         let most = self.room().min(self.next as usize);
         self.next = self.next.saturating_mul(GROWTH);
@@ -144,7 +144,7 @@ impl<'a> BatchPlan<'a> {
         Ok(CommandBatch { works, bytes, lists })
     }
 
-    /// What one command moves, and of which job.
+    /// The slice that the next command moves.
     fn next_slice(&mut self) -> Option<JobSlice> {
         while self.left.blocks == 0 {
             self.left = *self.jobs.next()?;

@@ -1,4 +1,4 @@
-//! A job under way: its commands are launched until each has ended, and its data waited for.
+//! A running job: launches its commands until each has ended, and waits for its data.
 
 use std::time::{Duration, Instant};
 
@@ -21,29 +21,29 @@ use crate::{Buffer, Error, Namespace, Op, Result};
 
 const MISSING: &str = "a GPU-driven read that was completed without its data";
 
-/// A command of a job, and how it stands.
+/// A command of a job, and its state.
 pub(super) struct Item {
     pub(super) work: WorkItem,
-    /// The job that it belongs to.
+    /// The index of its job.
     pub(super) job: usize,
-    /// Where in the buffer its data starts, and how long it is.
+    /// Offset and length of its data in the buffer.
     data: (u64, u64),
     recoveries: u32,
-    /// It has failed, and may be tried again from this moment on.
+    /// It has failed, and may be tried again from this time on.
     due: Option<Instant>,
 }
 
-/// A batch on its way: described, marked, and written down for a launch.
+/// A batch that is ready for its launch: described, marked and stored.
 struct PreparedBatch {
     batch: CommandBatch,
-    /// The commands that have no end yet.
+    /// The commands that have not ended yet.
     items: Vec<Item>,
     memory: LaunchMemory,
-    /// What the memory of its reads is marked with.
+    /// The mark in the memory of its reads.
     nonce: u64,
     /// When its last launch began.
     launched: Instant,
-    /// Ranges of the buffer whose commands have succeeded and whose data was not seen, neighbours joined.
+    /// Ranges of the buffer whose commands have succeeded, but whose data was not there yet. Neighbours are joined.
     missing: Vec<(u64, u64)>,
 }
 
@@ -69,12 +69,12 @@ impl Watcher<'_> {
         !self.cancelled
     }
 
-    /// Whether to go on, for waits in which nothing moves. Asks now and then.
+    /// Whether to go on, for waits without progress. Calls `progress` now and then.
     fn goes_on(&mut self) -> bool {
         if self.asked.elapsed() < PROGRESS_INTERVAL { !self.cancelled } else { self.report(self.reported) }
     }
 
-    /// Sleeps, as long as to go on; whether that is so in the end.
+    /// Sleeps until `end`, or until the job is cancelled. Returns whether to go on.
     fn sleep_until(&mut self, end: Instant) -> bool {
         while self.goes_on() {
             let left = end.saturating_duration_since(Instant::now());
@@ -87,31 +87,32 @@ impl Watcher<'_> {
     }
 }
 
-/// A launch under way.
+/// A running launch.
 struct StartedLaunch {
     running: Box<dyn Running>,
     at: Instant,
     limit: Duration,
 }
 
-/// A job under way.
+/// A running job.
 pub(super) struct Run<'a, 'm> {
     queues: &'a GpuQueues,
     op: Op,
     ns: &'a Namespace,
     buffer: &'a Buffer,
-    /// Where times are to be taken.
+    /// For measuring times.
     meter: Option<&'a mut Meter<'m>>,
     watcher: Watcher<'a>,
     start: Instant,
-    /// Where reads are guarded.
+    /// For guarded reads.
     nonces: Option<Nonces>,
     /// Commands in all, and those whose batch has ended.
     count: u64,
     done: u64,
     spare: &'a mut Spare,
     report: Moved,
-    /// Set once the GPU did not say whether data had arrived: it is not asked again, which might take as long once more.
+    /// Set once the GPU failed to check whether data had arrived. It is not asked again, which might take as long once
+    /// more.
     blind: bool,
     doubts: Doubts,
 }
@@ -151,8 +152,8 @@ impl<'a, 'm> Run<'a, 'm> {
         }
     }
 
-    /// Carries out all batches of a plan, one launch after the other. While one runs, the data of the batch before is
-    /// looked for and the next batch prepared. When this returns, the controller has let go of all commands and of their
+    /// Runs all batches of a plan, one launch after the other. While one runs, the data of the last batch is checked
+    /// and the next batch prepared. When this returns, the controller no longer has any of the commands or their
     /// memory, or the drive is dead.
     pub(super) fn transfer(mut self, plan: &mut BatchPlan<'_>) -> Result<(Moved, Doubts)> {
         self.report = Moved { bytes: plan.bytes, commands: plan.commands, ..Moved::default() };
@@ -226,7 +227,7 @@ impl<'a, 'm> Run<'a, 'm> {
         self.ready(batch).map(Some)
     }
 
-    /// Marks the memory of a batch, and writes it down for a launch.
+    /// Marks the memory of a batch, and stores it for a launch.
     fn ready(&mut self, batch: CommandBatch) -> Result<PreparedBatch> {
         let nonce = self.nonces.as_mut().map_or(0, Nonces::next);
         let bytes = |work: &WorkItem| self.ns.format.transfer_bytes(work.blocks.into()).unwrap_or(u64::MAX);
@@ -240,7 +241,7 @@ impl<'a, 'm> Run<'a, 'm> {
         let items: Vec<_> = batch.works.iter().map(item).collect();
         self.mark(&items, nonce)?;
         let bytes = self.queues.launch_bytes(items.len(), self.meter.as_deref());
-        // One that was allocated for a batch that is carried out again may be shorter than others.
+        // Memory that was allocated for a repeated batch may be shorter.
         let memory = match self.spare.launch.extract_if(.., |region| region.len() >= bytes).next() {
             Some(region) => region,
             None => {
@@ -252,13 +253,13 @@ impl<'a, 'm> Run<'a, 'm> {
         Ok(PreparedBatch { batch, items, memory, nonce, launched: Instant::now(), missing: Vec::new() })
     }
 
-    /// Keeps the memory of a batch that is over for the next one.
+    /// Keeps the memory of a finished batch for the next one.
     fn reuse(&mut self, ended: PreparedBatch) {
         self.spare.lists.push(ended.batch.lists);
         self.spare.launch.push(ended.memory.region);
     }
 
-    /// Sees to it that nothing of these batches is left in the controller's hands; gives the error that ended them.
+    /// Takes all commands of these batches from the controller; returns the error that ended them.
     fn fail(&mut self, error: Error, batches: impl Iterator<Item = PreparedBatch>) -> Error {
         let mut batches: Vec<_> = batches.collect();
         let missing = !matches!(self.data_arrives(&mut batches), Ok(true));
@@ -270,7 +271,7 @@ impl<'a, 'm> Run<'a, 'm> {
         error
     }
 
-    /// A drive that could not be reset may still reach what it was given.
+    /// A drive that could not be reset may still reach their memory.
     fn keep_if_dead(&self, batches: Vec<PreparedBatch>) {
         let drive = &self.queues.drive;
         if drive.state().dead.is_some() {
@@ -279,7 +280,7 @@ impl<'a, 'm> Run<'a, 'm> {
         }
     }
 
-    /// Waits for the data of batches that have ended. Those whose data does not come are carried out again.
+    /// Waits for the data of batches that have ended. Those whose data does not come are repeated.
     fn settle(&mut self, mut batches: Vec<PreparedBatch>) -> Result<()> {
         let arrived = match self.data_arrives(&mut batches) {
             Ok(arrived) => arrived,
@@ -303,7 +304,7 @@ impl<'a, 'm> Run<'a, 'm> {
         Ok(())
     }
 
-    /// Carries out a batch again whose data did not come, after a reset. `waited` is how long it was waited for.
+    /// Repeats a batch whose data did not come, after a reset. `waited` is how long it was waited for.
     fn carry_out_again(&mut self, mut batch: CommandBatch, mut waited: Duration) -> Result<()> {
         let drive = &self.queues.drive;
         // All of it was reported before.
@@ -342,7 +343,7 @@ impl<'a, 'm> Run<'a, 'm> {
         Err(Error::DataMissing { command, waited })
     }
 
-    /// Marks the memory of reads, where they are guarded.
+    /// Marks the memory of guarded reads.
     fn mark(&self, items: &[Item], nonce: u64) -> Result<()> {
         if self.nonces.is_none() {
             return Ok(());
@@ -354,7 +355,7 @@ impl<'a, 'm> Run<'a, 'm> {
         marked.map_err(|error| self.queues.drive.control.or_interrupted(self.unmarked("mark memory", &error)))
     }
 
-    /// How long the GPU may take for marks: as long as for a command of a launch, and no longer than the job may.
+    /// How long the GPU may take for marks: as long as for a command, within the job's limit.
     fn patience(&self) -> Duration {
         let setup = &self.queues.setup;
         let left = setup.limit.saturating_sub(self.start.elapsed());
@@ -362,7 +363,7 @@ impl<'a, 'm> Run<'a, 'm> {
         if self.watcher.cancelled { longest.min(STOP_PATIENCE) } else { longest }
     }
 
-    /// The error of a GPU that did not get to marks in its memory, with the likely cause.
+    /// The error of a GPU that did not mark its memory in time, with the likely cause.
     fn unmarked(&self, what: &str, error: &Error) -> Error {
         Error::Gpu(format!(
             "{} did not {what} for a read: {error}. Another kernel may occupy the whole GPU: a kernel that waits for this \
@@ -377,8 +378,7 @@ impl<'a, 'm> Run<'a, 'm> {
 
     /// Whether all data of a batch that has ended is there.
     ///
-    /// # Errors
-    /// When the GPU does not say, and every time after that.
+    /// # Errors When the GPU fails to check, and every time after that.
     fn look_for_data(&mut self, batch: &mut PreparedBatch) -> Result<bool> {
         if self.nonces.is_none() {
             batch.missing.clear();
@@ -409,8 +409,7 @@ impl<'a, 'm> Run<'a, 'm> {
     /// Waits until all data of batches that have ended is there; false if it does not come, or not soon once the job was
     /// cancelled.
     ///
-    /// # Errors
-    /// When the GPU does not say.
+    /// # Errors When the GPU fails to check.
     fn data_arrives(&mut self, batches: &mut [PreparedBatch]) -> Result<bool> {
         let (start, stall) = (Instant::now(), self.queues.setup.stall);
         for batch in batches {
@@ -432,7 +431,7 @@ impl<'a, 'm> Run<'a, 'm> {
     fn start_launch(&mut self, batch: &mut PreparedBatch) -> Result<StartedLaunch> {
         let queues = self.queues;
         let over = |run: &Self| run.stopped(batch, format!("its {:?} were over", queues.setup.limit));
-        // None is further away than a clock counts.
+        // No delay exceeds what a clock counts.
         let end = self.start.checked_add(queues.setup.limit);
         if end.is_some_and(|end| Instant::now() >= end) {
             return Err(over(self));
@@ -489,12 +488,12 @@ impl<'a, 'm> Run<'a, 'm> {
                 queues.recover(cause.to_owned(), true)?;
                 return Err(self.stopped(batch, format!("it was {cause}; this is a defect of onehop")));
             }
-            // Not before: a launch that ended early has left commands in the controller's hands.
+            // Not earlier: after a launch that ended early, the controller still has commands.
             metered.transpose()?;
             if again.is_empty() {
                 return Ok(());
             }
-            // Beyond the job's limit nothing is begun.
+            // Nothing is begun after the job's limit.
             let end = self.start.checked_add(queues.setup.limit);
             let due = again.iter().filter_map(|item| item.due).max();
             let due = due.map(|due| end.map_or(due, |end| due.min(end)));
@@ -513,7 +512,7 @@ impl<'a, 'm> Run<'a, 'm> {
         describe(self.op.name(), self.queues.drive.name(), self.ns.nsid, work.lba, work.blocks)
     }
 
-    /// The error of a job whose caller asked for its end after so many commands.
+    /// The error of a job that its caller cancelled after `done` commands.
     fn cancelled(&self, done: u64) -> Error {
         self.queues.drive.control.or_interrupted(Error::Cancelled { done, count: self.count })
     }
@@ -537,7 +536,7 @@ impl<'a, 'm> Run<'a, 'm> {
         let mut failed = None;
         for (i, mut item) in items.drain(..).enumerate() {
             let at = memory.outcomes + i * ItemOutcome::BYTES as usize;
-            // Earlier launches' are counted already; an item that was never started says nothing.
+            // Retries of earlier launches are counted already; an item that was never started has no count.
             let retries = memory.region.word(at + 4)?.max(item.work.tries());
             let has_failed = retries > item.work.tries();
             self.report.retries += u64::from(retries - item.work.tries());
@@ -572,7 +571,7 @@ impl<'a, 'm> Run<'a, 'm> {
             }
         }
         match failed {
-            // Nothing may be left in the controller's hands when a caller learns that its job failed.
+            // The controller must have no command left when a caller learns that its job failed.
             Some(error) if again.is_empty() => Err(error),
             Some(error) => {
                 let cause = "a GPU launch that left commands behind a failed one".to_owned();

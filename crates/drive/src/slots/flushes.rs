@@ -1,9 +1,9 @@
 //! Flushes that were completed beside other commands of their queue.
 //!
-//! A controller may complete command A under the identifier of flush F. F then seems to have succeeded, and may never be
-//! carried out. The traces are those of [`crate::doubts`]: A is never completed, or F is completed twice. So F has not ended
-//! before everything that was in flight beside it has, and after a trace it is sent again. Until it has ended, the account
-//! of acknowledged writes does not know of it.
+//! A controller may complete command A under the identifier of flush F. F then seems to have succeeded, and may never
+//! be executed. The traces are those of [`crate::doubts`]: A is never completed, or F is completed twice. So F ends
+//! only when all commands that were in flight beside it have ended, and it is sent again after a trace. Until then its
+//! success does not count for acknowledged writes.
 
 use std::time::Instant;
 

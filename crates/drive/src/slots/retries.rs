@@ -22,8 +22,8 @@ impl CommandSlots {
     /// How long to wait before a command that ended with this status is tried again; `None` if it is not.
     /// [`Options::retries`](crate::Options::retries) states the rule.
     ///
-    /// Path errors have a limit of time instead of number: there is no other path, and the state of this one may be about to
-    /// change. A host should retry for ANATT at least.
+    /// For path errors the time is limited instead of the number: there is no other path, and the state of this one may
+    /// be about to change. A host should retry for ANATT at least.
     pub(super) fn retry_delay(&mut self, id: u32, status: Status) -> Option<Duration> {
         if self.retries == 0 || !may_retry(status) {
             return None;

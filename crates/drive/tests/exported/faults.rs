@@ -171,7 +171,7 @@ fn no_wait_is_longer_than_the_limit() {
     let start = Instant::now();
     let answers = bed.run(&exported, 2, |mem, queue, _| queue.run(mem, DeviceOp::Read, 7, 1, 0));
     assert!(start.elapsed() >= limit && start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
-    // In doubt, unless the host was as quick as the thread.
+    // The outcome is unknown, unless the host was as quick as the thread.
     assert!(
         answers.iter().all(|end| matches!(end, Answer::OutcomeUnknown | Answer::TimedOut)),
         "{answers:?}"

@@ -34,8 +34,8 @@ fn opened(by: By, spec: &str, options: Options) -> (Sim, Drive) {
     (sim, Drive::open(port, options).unwrap())
 }
 
-/// Without a reset, a drive may write data after it has completed the read and its queue was deleted. A drive that does not
-/// would hide hosts that give memory back too early.
+/// Without a reset, a drive may write data after it has completed the read and its queue was deleted. A drive that does
+/// not would hide hosts that free memory too early.
 #[test]
 fn late_data_outlives_its_queue_and_not_a_reset() {
     for by in [By::CpuThreads, By::GpuWarps] {

@@ -91,7 +91,7 @@ fn a_write_is_not_believed_that_another_command_s_success_ended() {
     }
 }
 
-/// One that does it all the time is not believed in the end.
+/// A controller that does it every time is not trusted in the end.
 #[test]
 fn a_controller_that_goes_on_mixing_up_commands_is_an_error() {
     let (sim, drive) = open();

@@ -43,7 +43,7 @@ extern "C" fn wait_for_calls() {
     }
 }
 
-/// Whether the process ends, and nothing is to be freed any more.
+/// Whether the process ends, so that nothing may be freed any more.
 pub(super) fn has_begun() -> bool {
     IS_ENDING.load(Ordering::SeqCst)
 }

@@ -151,7 +151,7 @@ int model_at_thread_end(void (*run)(void *), void *with) {
 int cuInit(unsigned flags) { starting = 1; while (start_held) usleep(1000); return flags ? INVALID : OK; }
 int cuDriverGetVersion(int *version) { *version = 12080; return OK; }
 int cuGetErrorName(int code, const char **name) { (void)code; *name = "CUDA_ERROR_OF_THE_MODEL"; return OK; }
-int cuGetErrorString(int code, const char **text) { (void)code; *text = "the model was told to"; return OK; }
+int cuGetErrorString(int code, const char **text) { (void)code; *text = "the model was asked to"; return OK; }
 int cuThreadExchangeStreamCaptureMode(int *other) { int before = mode; mode = *other; *other = before; return OK; }
 
 /* Memory by address: allocations of a GPU, and registered host memory. */

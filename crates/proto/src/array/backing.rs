@@ -23,7 +23,7 @@ pub trait Backing<M: Memory<Addr = GpuAddr>>: Sized {
     fn test(&self, mem: &M, command: &mut Command) -> Answer;
     /// A number that changes once commands that ended in [`Answer::OutcomeUnknown`] before can no longer touch memory.
     fn life(&self, mem: &M) -> u32;
-    /// Whether it never carries out a command again: there will be no other life.
+    /// Whether it will never execute a command again: there will be no next life.
     fn is_stopped(&self, mem: &M) -> bool;
 }
 
