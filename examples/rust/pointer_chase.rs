@@ -6,7 +6,7 @@
 
 use core::arch::{asm, nvptx};
 
-/// A queue that the host has lent.
+/// A queue that the host has exported.
 #[repr(C)]
 pub struct Queue([u8; 0]);
 
@@ -59,7 +59,7 @@ fn thread() -> (u64, u64) {
 /// Lays the chain through the first `length` blocks of the drive.
 ///
 /// # Safety
-/// `queue` is lent for writing, `data` is its data memory with a block for each thread, `answers` has a place for each.
+/// `queue` is exported for writing, `data` is its data memory with a block for each thread, `answers` has a place for each.
 // SAFETY: no other kernel here has the name.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn lay(queue: *const Queue, data: *mut u8, length: u64, answers: *mut i32) {

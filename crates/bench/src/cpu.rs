@@ -40,7 +40,8 @@ struct BatchCycles {
 impl CpuQueue {
     /// Opens a drive for it; every wait for it ends once `stop` is set. `block` is the size of a command.
     ///
-    /// # Errors When the drive cannot be opened, or does not support such commands.
+    /// # Errors
+    /// When the drive cannot be opened, or does not support such commands.
     pub fn open(port: ControllerBackend, depth: u32, block: u64, stop: StopSignal) -> Result<Self> {
         let null = port.name.strip_prefix("sim:") == Some(NULL_DRIVE);
         // A null controller moves no data, so there is none to wait for.

@@ -1,10 +1,11 @@
 //! Measures the cost of queues and routes.
 //!
-//! 1. [`CpuQueue::open`] opens a drive for commands of one CPU thread, and [`CpuQueue::row`] measures them. 2.
-//! [`ceiling`] measures the null controller alone, which answers at once and moves nothing. The rest of a row is the
-//! driver's own cost. 3. [`GpuBench::new`] and [`GpuBench::row`] do the same for queues that GPU kernels drive. 4.
-//! [`sweep`] moves blocks between drives or files and GPU memory by every route, and checks their bytes. 5.
-//! [`compare::compare`] finds what changed between two results, and [`page`] writes them as a page.
+//! 1. [`CpuQueue::open`] opens a drive for commands of one CPU thread, and [`CpuQueue::row`] measures them.
+//! 2. [`ceiling`] measures the null controller alone, which answers at once and moves nothing. The rest of a row is the
+//!    driver's own cost.
+//! 3. [`GpuBench::new`] and [`GpuBench::row`] do the same for queues that GPU kernels drive.
+//! 4. [`sweep`] moves blocks between drives or files and GPU memory by every route, and checks their bytes.
+//! 5. [`compare::compare`] finds what changed between two results, and [`page`] writes them as a page.
 #![forbid(unsafe_code)]
 
 mod bed;

@@ -44,8 +44,9 @@ impl Canary {
 
     /// Writes the nonces within `limit`. The controller must not write the memory meanwhile. Host memory needs no time.
     ///
-    /// # Errors When the memory cannot be written in time: a GPU that is filled by other kernels cannot write the
-    /// nonces into its own.
+    /// # Errors
+    /// When the memory cannot be written in time: a GPU that is filled by other kernels cannot write the nonces into
+    /// its own.
     #[inline]
     pub(crate) fn place(&self, buffer: &Buffer, limit: Duration) -> Result<()> {
         Ok(buffer.memory().mark(&self.0, limit)?)

@@ -12,7 +12,7 @@ use crate::{Error, Options, Result};
 
 /// How long registers may read all ones before a device counts as gone: links are retrained within less.
 const GONE_AFTER: Duration = Duration::from_millis(250);
-/// How long a function may take to come back after a reset before its registers are read.
+/// The pause after a function reset before the registers are read.
 const RESET_SETTLES: Duration = Duration::from_millis(10);
 /// How often registers are polled.
 const READY_POLL_INTERVAL: Duration = Duration::from_micros(100);

@@ -36,7 +36,7 @@ pub(crate) struct Core {
     pub(crate) options: Options,
     pub(crate) admin: Mutex<AdminState>,
     pub(crate) durability: Arc<Durability>,
-    pub(crate) kept: Arc<DmaQuarantine>,
+    pub(crate) quarantine: Arc<DmaQuarantine>,
 }
 
 /// Memory that is no longer used, but that the controller may still reach: it stays allocated and mapped until the
@@ -100,7 +100,7 @@ impl Core {
             options,
             admin: Mutex::new(state),
             durability: Arc::default(),
-            kept: Arc::default(),
+            quarantine: Arc::default(),
         })
     }
 
@@ -128,7 +128,7 @@ impl Core {
             self.durability.may_be_lost();
         }
         self.control.disable(true)?;
-        let kept = std::mem::take(&mut *self.kept.list());
+        let kept = std::mem::take(&mut *self.quarantine.list());
         drop(kept);
         Ok(())
     }
@@ -417,7 +417,7 @@ impl Drop for Core {
             let _ = self.control.shut_down(state.shutdown_time.min(limit));
         }
         // Taken out first: the kept values may hold references to this list.
-        let kept = std::mem::take(&mut *self.kept.list());
+        let kept = std::mem::take(&mut *self.quarantine.list());
         if self.control.disable(false).is_err() {
             // It may still reach all memory that it ever got.
             state.admin.abandon();

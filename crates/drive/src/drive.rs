@@ -60,7 +60,8 @@ impl Deref for DriveInner {
 impl Drive {
     /// Resets the controller, enables it and identifies it. [`Options`] says how long that may take.
     ///
-    /// # Errors When an option is out of bounds, or the drive is gone, does not become ready, or is not supported.
+    /// # Errors
+    /// When an option is out of bounds, or the drive is gone, does not become ready, or is not supported.
     pub fn open(port: ControllerBackend, options: Options) -> Result<Self> {
         options.check()?;
         let (stop, drive) = (options.stop.clone(), port.name.clone());
@@ -190,7 +191,7 @@ impl Drive {
             Err(error) => {
                 state.give_qid(qid);
                 if state.dead.is_some() {
-                    inner.kept.keep(slots);
+                    inner.quarantine.keep(slots);
                 }
                 Err(error)
             }
@@ -245,7 +246,8 @@ impl Drive {
 
     /// Resets the controller now. Commands in flight are tried again.
     ///
-    /// # Errors When it does not become ready again.
+    /// # Errors
+    /// When it does not become ready again.
     pub fn reset(&self) -> Result<()> {
         let mut state = self.0.alive()?;
         self.0.reset(&mut state, "asked for").map(|_| ())
@@ -421,7 +423,7 @@ impl DriveInner {
         let mut slots = cell.lock();
         if let Some(error) = &state.dead {
             slots.fail(error);
-            self.kept.keep(cell.clone());
+            self.quarantine.keep(cell.clone());
         }
         slots.keep_unsettled();
         state.give_qid(cell.qid);

@@ -27,7 +27,7 @@ pub struct Finished {
 pub(crate) struct UnsureFlush {
     pub(crate) finished: Finished,
     /// The commands that have not ended since: which entry, under which identifier.
-    pub(crate) beside: Vec<(u32, u16)>,
+    pub(crate) concurrent: Vec<(u32, u16)>,
 }
 
 /// The state of a command.
@@ -98,12 +98,12 @@ impl CommandEntry {
     }
 
     /// Keeps its memory until the controller is reset.
-    pub(crate) fn keep(&self, holds: &Holds, kept: &DmaQuarantine) {
+    pub(crate) fn keep(&self, holds: &Holds, quarantine: &DmaQuarantine) {
         self.hold
             .iter()
             .flatten()
             .filter_map(|hold| holds.get(*hold))
-            .for_each(|buffer| kept.keep(buffer.clone()));
+            .for_each(|buffer| quarantine.keep(buffer.clone()));
     }
 
     #[inline]

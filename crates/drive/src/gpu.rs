@@ -160,8 +160,8 @@ struct Spare {
 impl Drive {
     /// Queue pairs for kernels of this GPU.
     ///
-    /// # Errors When a number or time of the setup is zero, the controller has too few queues, or a placement is
-    /// impossible.
+    /// # Errors
+    /// When a number or time of the setup is zero, the controller has too few queues, or a placement is impossible.
     pub fn gpu_queues(&self, gpu: Arc<dyn Gpu>, setup: GpuSetup) -> Result<GpuQueues> {
         setup.check()?;
         if self.is_remote() {
@@ -229,7 +229,8 @@ impl GpuQueues {
     /// ([`Gpu::metered`]); they are slower than the others. Returns the time of each job: from when a warp began to
     /// write its first command's entry (one in flight: rang its doorbell) until its last command's outcome was stored.
     ///
-    /// # Errors As for the others; and in shared mode, where not all threads measure times.
+    /// # Errors
+    /// As for the others; and in shared mode, where not all threads measure times.
     pub fn timed(
         &self,
         metered: &dyn Gpu,

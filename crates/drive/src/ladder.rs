@@ -53,7 +53,7 @@ impl DriveInner {
         let (token, unexpected, lacks_data) = {
             let mut slots = cell.lock();
             slots.drain();
-            let token = slots.late_beside(token).unwrap_or(token);
+            let token = slots.late_concurrent(token).unwrap_or(token);
             // Another thread may have recovered it while this one waited for the lock.
             if slots.unexpected.is_none() && !slots.is_late(token) {
                 return;
@@ -267,7 +267,7 @@ impl DriveInner {
         };
         for participant in &state.participants {
             participant.fail(&error);
-            self.kept.keep(participant.clone());
+            self.quarantine.keep(participant.clone());
         }
         state.dead = Some(error.clone());
         error

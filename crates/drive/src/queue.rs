@@ -252,7 +252,8 @@ impl IoQueue {
 
     /// Waits for a command, and runs the time-out ladder if the controller does not finish it.
     ///
-    /// # Errors How the command failed; [`Error::Interrupted`] once the caller asked for an end. When this returns, the
+    /// # Errors
+    /// How the command failed; [`Error::Interrupted`] once the caller asked for an end. When this returns, the
     /// controller no longer uses the command's memory, or the drive is dead and keeps it.
     pub fn wait(&self, token: Token) -> Result<Finished> {
         let end = self.wait_while(token, &|| !self.drive.control.stop.is_set());
@@ -345,7 +346,8 @@ impl IoQueue {
 
     /// Makes all earlier writes durable.
     ///
-    /// # Errors As for [`Self::wait`]; [`Error::WritesLost`], once, when the drive may have lost acknowledged writes.
+    /// # Errors
+    /// As for [`Self::wait`]; [`Error::WritesLost`], once, when the drive may have lost acknowledged writes.
     pub fn flush(&self, ns: &Namespace) -> Result<()> {
         self.run(ns, &Io::flush()).map(|_| ())
     }

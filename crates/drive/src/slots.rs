@@ -66,7 +66,7 @@ pub(crate) struct CommandSlots {
     nonces: Option<Nonces>,
     /// For each namespace, the losses that flushes on this queue have reported.
     reported: Box<[u64]>,
-    kept: Arc<DmaQuarantine>,
+    quarantine: Arc<DmaQuarantine>,
     namespaces: Arc<[Namespace]>,
     clock: Instant,
     /// The deadline of a command that is submitted now.
@@ -137,7 +137,7 @@ impl CommandSlots {
             // A message is complete before it is reported.
             nonces: (options.canary && !messages).then(Nonces::new),
             reported: drive.namespaces.iter().map(|ns| ns.account.reported()).collect(),
-            kept: drive.kept.clone(),
+            quarantine: drive.quarantine.clone(),
             namespaces: drive.namespaces.clone(),
             clock: now,
             due: now,
@@ -359,7 +359,7 @@ impl CommandSlots {
     pub(crate) fn keep_unsettled(&mut self) {
         for entry in &mut self.entries {
             if let CommandState::Settling(_) = entry.state {
-                entry.keep(&self.holds, &self.kept);
+                entry.keep(&self.holds, &self.quarantine);
                 entry.mark_stale(&mut self.holds);
             }
         }
@@ -437,7 +437,7 @@ impl CommandSlots {
                     matches!(entry.state, CommandState::InFlight(_) | CommandState::NoRoom)
                         && Instant::now() >= entry.deadline
                 })
-            || self.late_beside(token).is_some()
+            || self.late_concurrent(token).is_some()
     }
 
     /// Makes a cancelled command late, and prevents retries. A command that the controller does not have ends at once;
@@ -555,7 +555,7 @@ impl CommandSlots {
                     error.clone()
                 };
                 entry.state = CommandState::failed(why);
-                entry.keep(&self.holds, &self.kept);
+                entry.keep(&self.holds, &self.quarantine);
                 entry.mark_stale(&mut self.holds);
             }
         }

@@ -1,5 +1,5 @@
-//! Every fault, met by the CPU and by the GPU in every placement and mode: what the caller sees, how long it takes to
-//! notice and to recover. `ONEHOP_FAULT_TABLE=FILE` writes the rows of docs/faults.md.
+//! Every fault on CPU and GPU queues in every placement and mode: what the caller sees, and how long detection and
+//! recovery take. `ONEHOP_FAULT_TABLE=FILE` writes the rows of docs/faults.md.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
@@ -16,7 +16,7 @@ use common::Bed;
 const BLOCKS: u64 = 64;
 const TIMEOUT: Duration = Duration::from_millis(60);
 
-/// Who drives the queues, and where they lie.
+/// What drives the queues, and where they are.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Mode {
     Cpu,
@@ -35,7 +35,7 @@ const MODES: [Mode; 9] = [
     Mode::Gpu(GpuMode::Shared { threads: 8 }, Placement::POSTED),
 ];
 
-/// What the caller is to see.
+/// What the caller must see.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Sees {
     /// The right data, without a recovery.
@@ -260,15 +260,15 @@ impl Sees {
     }
 }
 
-/// Rules that a fault breaks by itself: a completion that is posted twice may find no room, and nobody can know of a
-/// power loss before it shows.
+/// Rules that a fault itself breaks: a completion that is posted twice may find no room, and a power loss cannot be
+/// known before it shows.
 fn is_the_faults_own(fault: &str, rule: onehop_sim::Rule) -> bool {
     use onehop_sim::Rule::{CqOverrun, DoorbellNotReady};
     fault.starts_with("dup") && rule == CqOverrun
         || fault.starts_with("power-loss") && rule == DoorbellNotReady
 }
 
-/// Every row in every mode; gives the table.
+/// Runs every row in every mode; returns the table.
 fn every_fault(bed: Bed) -> String {
     let mut table = String::new();
     // The GPU's controller writes a command's data in no order of its own.

@@ -43,7 +43,7 @@ fn no_transfer_limit() {
     on_qemu(Case { mdts: 0, lba: 4096, sgl: false, ..PLAIN });
 }
 
-/// What QEMU's model loses is noticed, though it reports success: 66 blocks have 528 bytes of metadata.
+/// Metadata that QEMU's model loses is noticed, though it reports success: 66 blocks have 528 bytes of metadata.
 #[test]
 fn lost_metadata_is_missed() {
     let case = Case { ms: 8, ext: true, ..PLAIN };
@@ -72,7 +72,7 @@ fn lost_metadata_is_missed() {
     }
 }
 
-/// A controller that dies is noticed and named; nothing waits for ever.
+/// A controller that dies is detected and named in the error; nothing waits for ever.
 #[test]
 fn a_killed_qemu_is_gone() {
     let Some(mut qemu) = start(&PLAIN) else { return };
@@ -87,7 +87,7 @@ fn a_killed_qemu_is_gone() {
     assert!(matches!(error, onehop_drive::Error::Gone { .. }), "{error}");
 }
 
-/// AQA, ASQ and ACQ outlast a controller reset here too, so that it is not taken for a loss of power.
+/// AQA, ASQ and ACQ survive a controller reset here too, so it is not mistaken for a loss of power.
 #[test]
 fn a_reset_loses_no_writes() {
     let Some(qemu) = start(&PLAIN) else { return };
@@ -101,7 +101,7 @@ fn a_reset_loses_no_writes() {
     }
 }
 
-/// A bad doorbell value is reported by an asynchronous event, which is served and asked for again.
+/// A bad doorbell value is reported by an asynchronous event, which is handled and requested again.
 #[test]
 fn asynchronous_events_are_served() {
     let Some(qemu) = start(&PLAIN) else { return };

@@ -1,4 +1,4 @@
-//! The shortest way through the whole driver.
+//! A smoke test of the whole driver.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -37,8 +37,8 @@ fn cpu_writes_and_reads_back() {
     }
 }
 
-/// Jobs of one command and of many, on queues of one command and of more: each has a time, and what the drive takes
-/// for a command is in it.
+/// Jobs of one command and of many, on queues of one command and of more: each has a time, which includes the drive's
+/// own.
 #[test]
 fn jobs_of_a_gpu_have_their_times() {
     let latency = Duration::from_micros(300);

@@ -1,5 +1,5 @@
-//! A million random operations while everything that can go wrong goes wrong, against a shadow copy in memory.
-//! `ONEHOP_TORTURE_OPS` and `ONEHOP_TORTURE_SEED` choose another run.
+//! A million random operations with all kinds of faults, against a shadow copy in memory. `ONEHOP_TORTURE_OPS` and
+//! `ONEHOP_TORTURE_SEED` choose another run.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod suite;
@@ -22,7 +22,7 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// What a drive should hold: for each block, the seed of its bytes.
+/// The expected content of a drive: for each block, the seed of its bytes.
 struct Shadow {
     blocks: Vec<u64>,
     busy: Vec<bool>,
@@ -62,7 +62,7 @@ impl Torture<'_> {
         (slot * MOST as usize * BLOCK) as u64
     }
 
-    /// Starts one operation on blocks that no other is working on.
+    /// Starts one operation on blocks that no other operation uses.
     fn begin(&mut self, version: u64) {
         let (lba, blocks, range) = loop {
             let blocks = 1 + self.rng.below(MOST);
@@ -101,7 +101,7 @@ impl Torture<'_> {
     fn finish_one(&mut self) {
         let pending = self.pending.pop_front().unwrap();
         if let Err(error) = self.queue.wait(pending.token) {
-            // Whether it happened is unknown now: done again, it has happened.
+            // Its outcome is unknown: repeat it, so that it is known.
             self.errors += 1;
             assert!(self.errors < 10_000, "nothing works any more: {error}");
             return self.submit(pending);
@@ -134,7 +134,7 @@ impl Torture<'_> {
     }
 }
 
-/// The GPU reads everything while nothing is in flight, and must see what the shadow says.
+/// The GPU reads everything while nothing is in flight, and must find the shadow's content.
 fn gpu_reads_all(
     bed: Bed,
     drive: &Drive,
@@ -189,7 +189,7 @@ fn a_million_operations_with_faults() {
     torment(Bed::Sim, number("ONEHOP_TORTURE_OPS", 1_000_000), &faults);
 }
 
-/// The same on a controller that the GPU runs, where no lots are drawn.
+/// The same on a controller that the GPU runs, which has no random faults.
 #[test]
 fn operations_with_faults_on_the_gpu() {
     let faults = [
@@ -207,7 +207,7 @@ fn operations_with_faults_on_the_gpu() {
     torment(Bed::Resident, number("ONEHOP_TORTURE_OPS", 1_000_000) / 50, &faults);
 }
 
-/// Prints how both sides saw a run that failed.
+/// Prints the state of both sides of a failed run.
 struct Witness {
     sim: Sim,
     drive: Drive,
@@ -279,7 +279,7 @@ fn torment(bed: Bed, ops: u64, faults: &[&str]) {
     assert!(steps.len() >= 3 || ops < 500_000, "too few kinds of recovery: {steps:?}");
 }
 
-/// A handle goes on after its controller was away; a drive that stays down says so, to everybody, and at once.
+/// A handle works again after its controller was away. A drive that stays away reports that to every caller at once.
 #[test]
 fn a_drive_that_stays_down_is_dead() {
     let sim = onehop_sim::open("mem:1M?to=1").unwrap();
@@ -304,7 +304,7 @@ fn a_drive_that_stays_down_is_dead() {
     assert!(start.elapsed() < Duration::from_millis(50));
 }
 
-/// What was acknowledged and flushed survives a power loss; the handle survives it too.
+/// Flushed writes survive a power loss; the handle survives it too.
 #[test]
 fn a_power_loss_loses_nothing_that_was_flushed() {
     let sim = onehop_sim::open("mem:1M?vwc=1&to=2").unwrap();

@@ -48,7 +48,8 @@ pub struct DriveTarget {
 impl DriveTarget {
     /// Opens a drive. Only its first `bytes` bytes are read and written.
     ///
-    /// # Errors When the drive cannot be opened, or has no such namespace.
+    /// # Errors
+    /// When the drive cannot be opened, or has no such namespace.
     pub fn open(port: ControllerBackend, nsid: u32, gpu: Arc<dyn Gpu>, plan: &DrivePlan) -> Result<Self> {
         let queues = plan.threads.saturating_add(1).min(u32::from(u16::MAX)) as u16;
         let standard = Options::default();

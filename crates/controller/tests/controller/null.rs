@@ -155,7 +155,7 @@ fn it_feeds_itself() {
 
 #[test]
 fn the_seal_matches_the_documentation() {
-    // Fixed for all who make entries elsewhere: the same number for the same command, for ever.
+    // Fixed, because other programs make entries as well: the same command always has the same number.
     let sqe = entry(1).with_cid(77);
     assert_eq!(sqe.prp2(), seal(&sqe));
     assert_eq!(sqe.prp2() as u32, seal(&Sqe { dw: sqe.dw }.with_cid(0)) as u32);

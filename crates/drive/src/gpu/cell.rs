@@ -317,7 +317,7 @@ impl GpuCell {
             self.lock().list.iter().for_each(|pair| state.give_qid(pair.qid));
         }
         if state.dead.is_some() {
-            drive.kept.keep(self.clone());
+            drive.quarantine.keep(self.clone());
         }
     }
 }

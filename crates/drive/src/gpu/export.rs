@@ -155,15 +155,15 @@ impl GpuQueues {
 fn describe(queues: &GpuQueues, ns: &Namespace, data: &Buffer) -> Result<(ExportMemory, Handle)> {
     let (drive, setup) = (&*queues.drive, &queues.setup);
     let page_shift = drive.control.page_shift;
-    let standing = PrebuiltPrpLists::new(page_shift);
+    let prebuilt = PrebuiltPrpLists::new(page_shift);
     let pages = page_addresses(data, page_shift)?;
-    let lists = write_lists(drive, standing, &pages)?;
-    let list_pages = list_addresses(&lists, standing.list_pages(pages.len() as u64), page_shift)?;
+    let lists = write_lists(drive, prebuilt, &pages)?;
+    let list_pages = list_addresses(&lists, prebuilt.list_pages(pages.len() as u64), page_shift)?;
     let pages_at = TABLES + list_pages.len() * 8;
     let handle = queues.gpu.alloc(Place::Vram, pages_at + pages.len() * 8)?;
     handle.write(TABLES, &le_bytes(&list_pages))?;
     handle.write(pages_at, &le_bytes(&pages))?;
-    let limit = drive.identity().max_transfer.min(standing.most_bytes());
+    let limit = drive.identity().max_transfer.min(prebuilt.most_bytes());
     let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     let at = |offset: usize| handle.addr().plus(offset as u64).0;
     let words = Handle {
@@ -209,12 +209,12 @@ fn page_addresses(data: &Buffer, page_shift: u32) -> Result<Vec<u64>> {
 }
 
 /// Prebuilt PRP lists for these pages, in memory that the controller reaches.
-fn write_lists(drive: &DriveInner, standing: PrebuiltPrpLists, pages: &[u64]) -> Result<Dma> {
+fn write_lists(drive: &DriveInner, prebuilt: PrebuiltPrpLists, pages: &[u64]) -> Result<Dma> {
     let page_shift = drive.control.page_shift;
-    let count = standing.list_pages(pages.len() as u64).max(1);
+    let count = prebuilt.list_pages(pages.len() as u64).max(1);
     let lists = Dma::alloc(&*drive.control.port.mapper, (count << page_shift) as usize, page_shift)?;
     for list in 0..count {
-        let of = standing.entries(list);
+        let of = prebuilt.entries(list);
         let end = (of.end as usize).min(pages.len());
         let entries = pages.get(of.start as usize..end).unwrap_or_default();
         lists.mem.write((list << page_shift) as usize, &le_bytes(entries))?;
@@ -391,7 +391,7 @@ impl ExportedQueue {
         match &state.dead {
             None => Ok(()),
             Some(error) => {
-                drive.kept.keep(watch.memory.clone());
+                drive.quarantine.keep(watch.memory.clone());
                 Err(error.clone())
             }
         }

@@ -276,7 +276,7 @@ impl<'a, 'm> Run<'a, 'm> {
         let drive = &self.queues.drive;
         if drive.state().dead.is_some() {
             let lists: Vec<_> = batches.into_iter().map(|batch| batch.batch.lists).collect();
-            drive.kept.keep((lists, self.buffer.clone()));
+            drive.quarantine.keep((lists, self.buffer.clone()));
         }
     }
 
@@ -378,7 +378,8 @@ impl<'a, 'm> Run<'a, 'm> {
 
     /// Whether all data of a batch that has ended is there.
     ///
-    /// # Errors When the GPU fails to check, and every time after that.
+    /// # Errors
+    /// When the GPU fails to check, and every time after that.
     fn look_for_data(&mut self, batch: &mut PreparedBatch) -> Result<bool> {
         if self.nonces.is_none() {
             batch.missing.clear();
@@ -409,7 +410,8 @@ impl<'a, 'm> Run<'a, 'm> {
     /// Waits until all data of batches that have ended is there; false if it does not come, or not soon once the job was
     /// cancelled.
     ///
-    /// # Errors When the GPU fails to check.
+    /// # Errors
+    /// When the GPU fails to check.
     fn data_arrives(&mut self, batches: &mut [PreparedBatch]) -> Result<bool> {
         let (start, stall) = (Instant::now(), self.queues.setup.stall);
         for batch in batches {

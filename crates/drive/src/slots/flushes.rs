@@ -17,13 +17,13 @@ impl CommandSlots {
     /// A flush was completed with success; whether it has to wait for commands beside it.
     pub(super) fn is_unsure(&mut self, id: u32, cqe: &Cqe) -> bool {
         let others = (0..self.depth()).filter(|other| *other != id);
-        let beside: Vec<_> = others.filter_map(|other| Some((other, self.cid_of(other)?))).collect();
-        if beside.is_empty() {
+        let concurrent: Vec<_> = others.filter_map(|other| Some((other, self.cid_of(other)?))).collect();
+        if concurrent.is_empty() {
             return false;
         }
         let entry = &mut self.entries[id as usize];
         let finished = Finished { result: cqe.result(), retries: entry.tries(), late_data: false };
-        entry.state = CommandState::Unsure(Box::new(UnsureFlush { finished, beside }));
+        entry.state = CommandState::Unsure(Box::new(UnsureFlush { finished, concurrent }));
         self.unsure += 1;
         true
     }
@@ -32,12 +32,12 @@ impl CommandSlots {
     pub(super) fn settle_flushes(&mut self) {
         for id in 0..self.depth() {
             let CommandState::Unsure(flush) = &mut self.entries[id as usize].state else { continue };
-            let mut beside = std::mem::take(&mut flush.beside);
-            beside.retain(|(other, cid)| self.cid_of(*other) == Some(*cid));
+            let mut concurrent = std::mem::take(&mut flush.concurrent);
+            concurrent.retain(|(other, cid)| self.cid_of(*other) == Some(*cid));
             let entry = &mut self.entries[id as usize];
             let CommandState::Unsure(flush) = &mut entry.state else { continue };
-            if !beside.is_empty() || self.unexpected.is_some() {
-                flush.beside = beside;
+            if !concurrent.is_empty() || self.unexpected.is_some() {
+                flush.concurrent = concurrent;
                 continue;
             }
             let finished = flush.finished;
@@ -62,14 +62,14 @@ impl CommandSlots {
     }
 
     /// A late command that a flush waits for.
-    pub(crate) fn late_beside(&self, token: Token) -> Option<Token> {
+    pub(crate) fn late_concurrent(&self, token: Token) -> Option<Token> {
         let entry = self.entries.get(token.entry as usize).filter(|_| self.knows(token))?;
         let CommandState::Unsure(flush) = &entry.state else { return None };
         let now = Instant::now();
         let is_late = |(other, cid): &&(u32, u16)| {
             self.cid_of(*other) == Some(*cid) && now >= self.entries[*other as usize].deadline
         };
-        let (late, _) = flush.beside.iter().find(is_late)?;
+        let (late, _) = flush.concurrent.iter().find(is_late)?;
         Some(Token { queue: self.serial, entry: *late, life: self.entries[*late as usize].life })
     }
 }

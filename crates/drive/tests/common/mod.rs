@@ -28,7 +28,7 @@ pub fn is_real() -> bool {
     !gpu().simulated()
 }
 
-/// Who carries out the I/O commands of a simulated drive.
+/// What executes the I/O commands of a simulated drive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bed {
     /// CPU threads, which reach host memory only.
@@ -54,7 +54,7 @@ impl Bed {
     }
 }
 
-/// A placement that this GPU can have with a controller that reaches its memory, or does not.
+/// A placement that works on this GPU, with or without a controller that reaches its memory.
 pub fn placed(gpu: &dyn Gpu, placement: Placement, reaches_vram: bool) -> Placement {
     if gpu.simulated() || reaches_vram { placement } else { Placement::TIER1 }
 }

@@ -1,4 +1,4 @@
-//! A drive that behaves: what is asked for is carried out, and what makes no sense is refused.
+//! A healthy drive: valid requests are executed, invalid ones refused.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A drive that does not behave: lost and late commands, failures, resets, the end of the drive.
+//! A faulty drive: lost and late commands, failures, resets, the end of the drive.
 
 use std::time::{Duration, Instant};
 
@@ -50,7 +50,7 @@ fn late_reordered_and_failing_commands_end_well() {
         "stale-phase@op=read,every=30",
         "sqhd-lag@op=read,every=5",
     ] {
-        // Nothing is lost here, however slow the machine.
+        // Nothing is lost here, even on a slow machine.
         let bed = survives(fault, 12, Duration::from_secs(5));
         assert!(bed.drive.incidents().is_empty(), "{fault}: {:?}", bed.drive.incidents());
         assert_eq!(bed.sim.violations(), [], "{fault}");
@@ -113,7 +113,7 @@ fn a_reset_by_somebody_else_is_waited_out() {
         (0..4).flat_map(|_| hammer(mem, queue, index)).collect::<Vec<_>>()
     });
     others.join().unwrap();
-    // A command that three resets met was given up, which is right; no other was.
+    // Only commands that met three resets may be given up.
     let given_up = answers.concat().iter().filter(|answer| **answer == Answer::TimedOut).count();
     assert!(answers.concat().iter().all(|answer| matches!(answer, Answer::Done | Answer::TimedOut)));
     assert!(given_up <= 8, "{given_up}");
@@ -176,7 +176,7 @@ fn no_wait_is_longer_than_the_limit() {
         answers.iter().all(|end| matches!(end, Answer::OutcomeUnknown | Answer::TimedOut)),
         "{answers:?}"
     );
-    // The host gets it back all the same.
+    // The host can revoke it all the same.
     until("no recovery", || exported.recoveries() > 0);
     exported.revoke().unwrap();
     assert_eq!(bed.sim.violations(), []);
@@ -192,7 +192,7 @@ fn a_kernel_is_stopped_at_once() {
         .start(16, move |mem, index| {
             let queue = DeviceQueue::open(mem, handle).unwrap();
             let mut command = Command::NONE;
-            // One that nobody will ever ask after.
+            // A command that no thread will ever test.
             queue.submit(mem, DeviceOp::Read, 0, 1, 0, &mut command);
             loop {
                 match queue.run(mem, DeviceOp::Read, u64::from(index), 1, u64::from(index) * BLOCK) {
@@ -290,7 +290,7 @@ fn the_gate_stays_shut_over_another_namespace() {
     nothing_was_written_to_another_namespace(&bed, exported);
 }
 
-/// The namespace changes while the watcher waits for a creation that is lost: the reset that follows finds out.
+/// The namespace changes while the watcher waits for a lost creation: the reset that follows detects it.
 #[test]
 fn the_gate_stays_shut_over_a_namespace_that_changed_during_its_creation() {
     let bed = bed_waiting(Duration::from_secs(2));

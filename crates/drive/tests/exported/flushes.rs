@@ -1,4 +1,4 @@
-//! What a flush says of blocks that kernels have written through an exported queue.
+//! What a flush reports about blocks that kernels wrote through an exported queue.
 
 use onehop_drive::{Error, ExportedQueue, IoQueue};
 use onehop_proto::kernel::{Answer, DeviceOp, DeviceQueue};
@@ -46,7 +46,7 @@ fn writes_that_a_flush_covered_are_not_lost() {
     assert!(writer.flush());
     writer.bed.sim.power_cycle();
     assert!(writer.flush());
-    // Neither does another recovery invent any.
+    // Another recovery does not report losses that did not happen.
     writer.bed.drive.reset().unwrap();
     writer.bed.sim.power_cycle();
     assert!(writer.flush());
@@ -82,7 +82,7 @@ fn writes_that_no_flush_covered_are_reported_lost() {
     assert!(writer.flush());
     writer.write(4);
     writer.bed.sim.power_cycle();
-    // A write makes the queue notice that the power was gone.
+    // A write makes the queue notice the loss of power.
     writer.write(5);
     assert!(!writer.flush());
     assert!(writer.flush());

@@ -42,7 +42,7 @@ fn bed_with(options: &str, setup: GpuSetup) -> Bed {
     bed_of(options, setup, Duration::from_millis(500))
 }
 
-/// One whose host waits so long for an admin command.
+/// A bed whose host waits this long for an admin command.
 fn bed_waiting(admin_timeout: Duration) -> Bed {
     bed_of("?to=1", setup(), admin_timeout)
 }
@@ -69,7 +69,7 @@ fn bed(options: &str) -> Bed {
     bed_with(options, setup())
 }
 
-/// One whose drive loses nothing: a machine that stands still for a moment is no fault of it.
+/// A bed whose drive loses nothing: a stall of the machine must not count as a fault.
 fn patient_bed(options: &str) -> Bed {
     bed_with(options, GpuSetup { stall: Duration::from_secs(5), ..setup() })
 }
@@ -125,7 +125,7 @@ impl Bed {
     }
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 fn until(what: &str, f: impl Fn() -> bool) {
     let start = Instant::now();
     while !f() {

@@ -1,4 +1,4 @@
-//! Reads that are completed before their data arrives, and memory that cannot be asked whether it has.
+//! Reads that are completed before their data arrives, and memory that cannot be checked for it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,7 +13,7 @@ use super::{open, options};
 
 const BLOCK: usize = 512;
 
-/// Who carries out a simulated drive's commands.
+/// What executes a simulated drive's commands.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum By {
     CpuThreads,
@@ -64,14 +64,14 @@ fn late_data_outlives_its_queue_and_not_a_reset() {
     }
 }
 
-/// Data of one read is late while another is lost each time: the queues are deleted before anybody looks for the data.
+/// Data of one read is late while another is lost each time: the queues are deleted before the data is checked.
 fn late_data_beside_a_lost_command(by: By, mode: GpuMode) {
     // On a machine that is very busy the data comes before the last try has ended.
     let in_time = (0..5).any(|_| late_data_comes_after_the_end(by, mode));
     assert!(in_time, "{by:?}, {mode:?}: the tries took as long as the data, five times");
 }
 
-/// False if the data came before the end, and nothing was shown.
+/// Returns false if the data came before the end, so that the test shows nothing.
 fn late_data_comes_after_the_end(by: By, mode: GpuMode) -> bool {
     const BLOCKS: usize = 64;
     const LATE: Duration = Duration::from_secs(3);
@@ -98,7 +98,7 @@ fn late_data_comes_after_the_end(by: By, mode: GpuMode) -> bool {
     let incidents = drive.incidents();
     let stopped = incidents.iter().any(|incident| incident.recovery == Recovery::ControllerReset);
     assert!(stopped, "{mode:?}: only a reset stops data that is still to come: {incidents:?}");
-    // The caller has its memory back, and uses it for something else.
+    // The caller owns its memory again, and reuses it.
     region.fill(0, BLOCKS * BLOCK, 0xa5).unwrap();
     std::thread::sleep(LATE + Duration::from_millis(500));
     let mut got = vec![0; BLOCKS * BLOCK];
@@ -152,7 +152,8 @@ fn memory_that_cannot_be_read_is_no_missing_data() {
         matches!(&end, Err(Error::Gpu(why)) if why.contains("no room") && why.contains("occupy")),
         "{end:?}"
     );
-    // Each question may take long. The data may still come, so the memory comes back after a reset, but nothing is retried.
+    // Each check may take long. The data may still come, so the memory is released only after a reset, but nothing is
+    // retried.
     assert_eq!(asked.load(Ordering::Relaxed), 1);
     assert_eq!(drive.incidents().len(), 1, "{:?}", drive.incidents());
     assert_eq!(sim.violations(), []);

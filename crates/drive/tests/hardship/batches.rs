@@ -74,7 +74,7 @@ fn a_job_is_cancelled_within_a_launch() {
     let Err(Error::Cancelled { done, count }) = bench.read(&mut |_| false) else { panic!("not cancelled") };
     assert!(done < 256 && count == BYTES as u64 >> 16, "{done} of {count}");
     assert!(start.elapsed() < Duration::from_millis(1500), "{:?}", start.elapsed());
-    // The controller has let go of the memory.
+    // The controller no longer uses the memory.
     bench.region.fill(0, BYTES, 0xa5).unwrap();
     std::thread::sleep(Duration::from_millis(200));
     let mut got = vec![0; BYTES];
@@ -118,7 +118,7 @@ fn late_data_of_one_batch_is_waited_for_while_the_next_runs() {
         assert!(bench.is_right(), "{n}");
         assert!(report.retries >= 1 && report.late_data >= 1, "{n}: {report:?}");
         assert_eq!(bench.drive.incidents().len(), 1, "{n}");
-        // What was carried out again is not counted twice.
+        // Repeated commands are not counted twice.
         assert_eq!(report.commands, BYTES as u64 >> 16, "{n}");
     }
 }

@@ -32,7 +32,7 @@ fn a_write_keeps_its_delay_when_its_launch_is_given_up() {
     }
 }
 
-/// The delay could have been ten seconds: what the kernel knew of it is lost with its launch.
+/// The delay could have been ten seconds: the kernel's knowledge of it is lost with its launch.
 #[test]
 fn a_delay_ends_with_the_limit_of_its_job() {
     let (sim, drive) = open("mem:1M?mdts=1&to=1&crdt=100");

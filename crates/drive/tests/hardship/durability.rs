@@ -9,7 +9,7 @@ use onehop_sim::Sim;
 
 use super::options;
 
-/// Numbers that look random, and are the same each time (xorshift).
+/// Reproducible pseudo-random numbers (xorshift).
 struct Rng(u64);
 
 impl Rng {
@@ -58,7 +58,7 @@ impl Host {
         }
     }
 
-    /// What a namespace holds after its power was gone.
+    /// The content of a namespace after a power loss.
     fn medium(&self, nsid: u32) -> Vec<u8> {
         self.sim.power_cycle();
         let ns = self.drive.namespace(nsid).unwrap();
@@ -113,7 +113,7 @@ fn a_flush_that_succeeds_is_true_wherever_the_power_was_lost() {
     for seed in 1..=12 {
         let mut host = Host::new("mem:1M?vwc=1&ns=2&to=2");
         let mut rng = Rng(0x9e37_79b9_7f4a_7c15u64.wrapping_mul(seed));
-        // Whether a loss was reported since the namespace was last flushed, so that nobody knows what it holds.
+        // Whether a loss was reported since the namespace was last flushed, so that its content is unknown.
         let mut unknown = [false; 2];
         for step in 1..=40u8 {
             let (queue, nsid) = (rng.below(2) as usize, 1 + rng.below(2) as u32);
@@ -156,7 +156,7 @@ fn a_flush_in_the_middle_of_a_gpu_job_does_not_vouch_for_its_end() {
     let jobs: Vec<_> = (0..10).map(|lba| GpuJob { lba, blocks: 1, offset: 0 }).collect();
     std::thread::scope(|scope| {
         let job = scope.spawn(|| queues.write(ns, &jobs, &data).unwrap());
-        // Some writes are acknowledged before the flush and some after it, and then the power is gone.
+        // Some writes are acknowledged before the flush and some after it, and then the power is lost.
         std::thread::sleep(Duration::from_millis(100));
         queue.flush(ns).unwrap();
         std::thread::sleep(Duration::from_millis(100));

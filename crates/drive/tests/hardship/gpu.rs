@@ -58,7 +58,7 @@ fn memory_of_a_launch_is_used_again() {
     // Lists and the launch itself; then longer lists alone, as launches have whole pages.
     assert_eq!((allocations(1024), allocations(1024), allocations(8)), (2, 0, 0));
     assert_eq!((allocations(3072), allocations(2048)), (1, 0));
-    // What a failed job had is not used again before it is known to be over.
+    // The memory of a failed job is not reused before the job is known to be over.
     read(64, 3968).unwrap_err();
     assert!(allocations(1024) > 0 && allocations(1024) == 0);
     assert_eq!(sim.violations(), []);
@@ -154,7 +154,7 @@ fn recoveries(drive: &Drive) -> Vec<Recovery> {
     drive.incidents().iter().map(|incident| incident.recovery).collect()
 }
 
-/// Where memory lies whose owner orders other devices' writes.
+/// The address of memory whose owner orders other devices' writes.
 const ORDERED: GpuAddr = GpuAddr(0xfee0_0000);
 
 /// The emulated GPU with other launches, for which only memory at [`ORDERED`] is ordered.
@@ -163,7 +163,7 @@ struct Launching<F> {
     start: F,
 }
 
-/// A launch that does not begin before somebody else's kernel ends, which fills the GPU.
+/// A launch that does not begin before another program's kernel ends, which fills the GPU.
 struct Queued {
     occupied: Arc<AtomicBool>,
 }
@@ -244,7 +244,7 @@ fn a_kernel_that_never_begins_is_left_behind() {
     let end = queues.read(ns, &job, &buffer);
     assert!(matches!(&end, Err(Error::Gpu(why)) if why.contains("occupy")), "{end:?}");
     assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
-    // The rest of the drive works, resets included; these queues do not, and their number is not given to others.
+    // The rest of the drive works, resets included. These queues do not, and no other queue gets their number.
     drive.reset().unwrap();
     let other = drive.queue().unwrap();
     other.read(ns, 0, 8, &drive.buffer(4096).unwrap(), 0).unwrap();
@@ -281,7 +281,7 @@ fn a_drive_stays_open_as_long_as_a_kernel_may_ring_its_doorbells() {
     assert!(Cc(sim.registers().read32(offset::CC)).en());
 }
 
-/// A launch whose end is noticed only when so many commands have been completed.
+/// A launch whose end is noticed only when a number of commands have been completed.
 struct Unseeing {
     running: Box<dyn Running>,
     sim: Sim,
@@ -385,7 +385,7 @@ fn queues_are_prepared_without_a_kernel() {
     }
 }
 
-/// A GPU that says itself that a kernel did not end, or does not know whether one has.
+/// A GPU that reports that a kernel did not end, or that it does not know.
 #[test]
 fn queues_of_a_kernel_that_did_not_end_are_left_to_it() {
     type Start = fn(&Emulated, &Launch, &KernelJob) -> onehop_gpu::Result<Box<dyn Running>>;
@@ -447,7 +447,7 @@ fn a_queue_is_not_exported_where_device_writes_are_not_ordered() {
 /// The same for data alone, with the completions in host memory. The owner of the data decides, perhaps another GPU.
 #[test]
 fn nor_is_one_whose_data_alone_lies_in_gpu_memory() {
-    /// GPU memory that the CPU does not reach, and where it lies.
+    /// GPU memory that the CPU does not reach, and its address.
     struct Far(Option<GpuAddr>);
     impl DmaMemory for Far {
         fn bytes(&self) -> usize {
@@ -460,7 +460,7 @@ fn nor_is_one_whose_data_alone_lies_in_gpu_memory() {
             None
         }
     }
-    /// Gives such memory a place on the bus.
+    /// Gives such memory a bus address.
     struct Reaching(Arc<dyn Mapper>);
     impl Mapper for Reaching {
         fn name(&self) -> &str {

@@ -1,4 +1,4 @@
-//! What once broke the driver: each test is a sequence of events that led to lost memory, wrong data or a hang.
+//! Regressions: each test is a sequence of events that once led to lost memory, wrong data or a hang.
 #![allow(clippy::unwrap_used)]
 
 mod arrival;
@@ -22,7 +22,7 @@ use std::time::Duration;
 use onehop_drive::{Drive, Options};
 use onehop_sim::{Fault, Sim};
 
-/// Short times, so that a test of a time-out is over soon.
+/// Short limits, so that tests of time-outs are quick.
 fn options() -> Options {
     Options {
         writable: true,
@@ -45,7 +45,7 @@ fn inject(sim: &Sim, fault: &str) {
     sim.inject(Fault::parse(fault).unwrap());
 }
 
-/// Runs something that once never ended.
+/// Runs something that once hung.
 fn within(limit: Duration, f: impl FnOnce() + Send + 'static) {
     let (done, wait) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {

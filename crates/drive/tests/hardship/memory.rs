@@ -19,7 +19,7 @@ fn a_dead_drive_keeps_its_host_memory_buffer() {
     assert_eq!(sim.mapper().mappings(), mapped, "unmapped from a controller that is still enabled");
 }
 
-/// The queue was not made, as far as the driver knows: it belongs to nobody yet.
+/// As far as the driver knows, the queue was not created: nothing owns it yet.
 #[test]
 fn a_drive_that_dies_of_a_creation_keeps_the_rings() {
     let sim = onehop_sim::open("mem:1M?to=1&fault=stuck-rdy@on=disable").unwrap();
@@ -98,7 +98,7 @@ fn data_that_never_came_may_still_come() {
     assert_eq!(sim.violations(), []);
 }
 
-/// Submits a read, and closes its queue when it has been completed and nobody has looked.
+/// Submits a read, and closes its queue after the completion has arrived, but before it was taken.
 fn close_over_a_completion(spec: &str) -> (onehop_sim::Sim, Drive) {
     let (sim, drive) = open(spec);
     let (buffer, queue) = (drive.buffer(4096).unwrap(), drive.queue().unwrap());
@@ -128,7 +128,7 @@ fn a_wrong_completion_is_noticed_when_its_queue_is_closed() {
     assert_eq!(sim.violations(), []);
 }
 
-/// A read that was tried again has ended for good: nothing of its first try may reach memory that the caller has back.
+/// A read that was retried has ended: nothing of its first try may reach memory that the caller owns again.
 #[test]
 fn data_of_an_earlier_try_never_comes_later() {
     for order in ["whole", "last-first", "random"] {

@@ -1,4 +1,4 @@
-//! Callers and controllers that do what they should not.
+//! Callers and controllers that violate their contracts.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -100,14 +100,14 @@ fn a_drive_for_reading_does_not_have_its_features_set() {
     assert!(matches!(drive.set_feature(6, 0), Err(Error::ReadOnly { .. })));
 }
 
-/// Blocks of a format's data, in the way they travel; `fill` where metadata lies between.
+/// Blocks of a format's data as they are transferred, with `fill` in the metadata between.
 fn travelling(ns: &onehop_drive::Namespace, data: &[u8], fill: u8) -> Vec<u8> {
     let (lba, block) = (ns.format.lba_bytes() as usize, ns.format.transfer_bytes(1).unwrap() as usize);
     let padded = |block_data: &[u8]| [block_data, &vec![fill; block - lba]].concat();
     data.chunks_exact(lba).flat_map(padded).collect()
 }
 
-/// The data of blocks as they travelled.
+/// The data of transferred blocks.
 fn data_of(ns: &onehop_drive::Namespace, mixed: &[u8]) -> Vec<u8> {
     let (lba, block) = (ns.format.lba_bytes() as usize, ns.format.transfer_bytes(1).unwrap() as usize);
     mixed.chunks_exact(block).flat_map(|block| block[..lba].to_vec()).collect()
@@ -129,7 +129,7 @@ fn protection_information_is_made_and_checked_by_the_controller() {
         let buffer = drive.buffer(bytes).unwrap();
         let host = buffer.host().unwrap();
         let data: Vec<u8> = (0..8 * 512u32).map(|i| (i * 7 + i / 512) as u8).collect();
-        // Nothing was written yet, which is no error; nor are zeroes.
+        // Nothing was written yet, which is not an error; nor are zeroes.
         queue.read(ns, 0, 8, &buffer, 0).unwrap();
         queue.run(ns, &Io { data: None, ..Io::new(Op::WriteZeroes, 90, 8, &buffer, 0) }).unwrap();
         queue.read(ns, 90, 8, &buffer, 0).unwrap();
@@ -203,7 +203,8 @@ fn registers_end_where_the_bar_does() {
     assert!(drive.registers(u32::MAX - 3, 100).is_empty());
 }
 
-/// Kernels that take no times leave none. Their launch gives a late command up, which writes nothing any more then.
+/// Kernels that do not measure times store none. Their launch gives up a late command, which then writes nothing any
+/// more.
 #[test]
 fn a_launch_without_times_leaves_nothing_in_flight() {
     let (sim, drive) = open("mem:1M");

@@ -32,7 +32,7 @@ fn gpu_queues(drive: &Drive, gpu: &Arc<dyn Gpu>) -> Vec<onehop_drive::GpuQueues>
     modes.into_iter().map(|mode| drive.gpu_queues(gpu.clone(), setup(mode)).unwrap()).collect()
 }
 
-/// The garbled try has taken the nonces' places when the other command's success arrives.
+/// The garbled try has overwritten the nonces when the other command's success arrives.
 #[test]
 fn a_read_is_not_believed_that_another_command_s_success_ended() {
     let (sim, drive) = open();
@@ -60,8 +60,8 @@ fn a_read_is_not_believed_that_another_command_s_success_ended() {
     }
 }
 
-/// No completion is too many here: the command that was completed under the wrong name looks lost, and the one that was
-/// lost looks completed.
+/// No completion is unexpected here: the command that was completed under the wrong identifier looks lost, and the lost
+/// one looks completed.
 #[test]
 fn a_write_is_not_believed_that_another_command_s_success_ended() {
     let (sim, drive) = open();

@@ -1,4 +1,4 @@
-//! Drives that lose commands, or fail to be reset, while they are brought up.
+//! Drives that lose commands, or fail to reset, while they are opened.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -30,7 +30,7 @@ fn a_drive_that_never_answers_is_given_up() {
     assert!(matches!(end, Err(Error::NoAnswer { .. })), "{end:?}");
 }
 
-/// Nobody waits ten seconds for the answer of a controller whose status says that none will come.
+/// The driver does not wait ten seconds for an answer when the controller's status shows that none will come.
 #[test]
 fn a_controller_that_stops_at_an_admin_command_is_noticed_at_once() {
     for (fault, opens) in [("cfs", true), ("power-loss", true), ("gone", false)] {
@@ -72,13 +72,13 @@ fn a_function_reset_that_fails_is_a_failed_try() {
     queue.read(drive.namespace(1).unwrap(), 0, 8, &buffer, 0).unwrap();
 }
 
-/// Options under which nothing ends within the test but what a request to stop ends.
+/// Options with which only a request to stop ends anything within the test.
 fn patient(stop: &StopSignal) -> Options {
     let long = Duration::from_secs(3600);
     Options { admin_timeout: long, ready_limit: long, stop: stop.clone(), ..options() }
 }
 
-/// Opens a drive, and asks for an end once the controller is as `is_waited_for` says.
+/// Opens a drive, and requests a stop once `is_waited_for` returns true.
 fn stopped_opening(port: &ControllerBackend, is_waited_for: impl Fn(Cc, Csts) -> bool) -> Error {
     let stop = StopSignal::default();
     std::thread::scope(|scope| {
@@ -108,7 +108,7 @@ fn a_request_to_stop_ends_an_opening() {
     }
 }
 
-/// It has nothing of ours: nobody waits for it once more at the end.
+/// It has no memory of the driver, so the end does not wait for it once more.
 #[test]
 fn a_request_to_stop_ends_the_wait_for_a_controller_that_somebody_left_enabled() {
     let sim = onehop_sim::open("mem:1M?to=120").unwrap();

@@ -1,4 +1,4 @@
-//! Options that no drive can be driven with.
+//! Options that are out of bounds for every drive.
 
 use std::sync::Arc;
 use std::time::Duration;

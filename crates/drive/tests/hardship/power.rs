@@ -1,4 +1,5 @@
-//! Power that goes while the driver resets the controller: the reset must not pass for the reason why the registers are new.
+//! Power is lost while the driver resets the controller: it must not take the reset for the reason why the registers
+//! changed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -14,7 +15,7 @@ use crate::options;
 struct Failing {
     inner: Arc<dyn Registers>,
     sim: Sim,
-    /// Accesses until then; zero is never. Polling one register again and again is one access.
+    /// Accesses until then; zero means never. Polling one register repeatedly counts as one access.
     left: AtomicU32,
     polls: AtomicBool,
 }
@@ -74,6 +75,6 @@ fn a_flush_reports_what_a_power_loss_took_at_any_step_of_a_reset() {
         queue.flush(ns).unwrap();
         steps = step;
     }
-    // From the first look at CC to the last doorbell of the admin queue.
+    // From the first read of CC to the last doorbell of the admin queue.
     assert!(steps > 30, "{steps}");
 }

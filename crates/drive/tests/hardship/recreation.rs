@@ -72,7 +72,7 @@ fn queues_created_in_part_four_times_are_taken_back() {
         let end = queues.read(ns, &JOB, &buffer);
         assert!(matches!(end, Err(Error::NoAnswer { .. })), "{end:?}");
         assert!(drive.incidents().len() >= 4, "{:?}", drive.incidents());
-        // The drive lives, and has none of them.
+        // The drive is alive, and has none of them.
         queues.read(ns, &JOB, &buffer).unwrap();
     }
     drive.queue().unwrap();
@@ -95,8 +95,8 @@ fn one_lost_creation_does_not_cost_a_cpu_queue() {
     }
 }
 
-/// Creations that were not answered are aborted, which costs the other queues nothing. Only a controller that does not
-/// abort them is reset.
+/// Creations that were not answered are aborted, which does not disturb the other queues. Only a controller that does
+/// not abort them is reset.
 #[test]
 fn a_lost_creation_costs_other_queues_no_reset() {
     for (lost, recovery) in [
@@ -121,7 +121,7 @@ fn a_lost_creation_costs_other_queues_no_reset() {
     }
 }
 
-/// A drive that gives an Abort time on a busy machine, too.
+/// A drive whose Aborts have enough time on a busy machine, too.
 fn patient() -> (Sim, Drive) {
     let sim = onehop_sim::open("mem:1M?to=1").unwrap();
     let limits =

@@ -1,4 +1,4 @@
-//! A namespace that another one took the place of gets none of the commands that were meant for the one before.
+//! When a namespace was replaced, the new one gets none of the commands for the old one.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use onehop_sim::Sim;
 
 use crate::{inject, open, options, within};
 
-/// For an admin command that is lost, and for one of several that wait for their part of it on a busy machine.
+/// The time of a lost admin command, and enough on a busy machine for one of several that share it.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// A drive that an answer or an Abort may take long from.
+/// A drive whose answers and Aborts may take long.
 fn patient() -> (Sim, Drive) {
     let sim = onehop_sim::open("mem:1M").unwrap();
     let limits = Options { admin_timeout: PATIENCE, abort_wait: PATIENCE, ..options() };
@@ -26,7 +26,7 @@ fn full(drive: &Drive) -> Buffer {
     buffer
 }
 
-/// The command ended as it should, and what is on the drive now was left alone.
+/// The command ended as it should, and the new namespace is untouched.
 fn refused<T: std::fmt::Debug>(end: Result<T, Error>, sim: &Sim) {
     assert!(matches!(end, Err(Error::NamespaceChanged { nsid: 1, .. })), "{end:?}");
     let mut blocks = vec![0xee; 1 << 20];
@@ -43,7 +43,7 @@ fn a_write_is_not_sent_again_after_a_reset() {
         let buffer = full(&drive);
         inject(&sim, "cfs@op=write,n=1");
         sim.recreate(1).unwrap();
-        // Nobody knows of it before the controller is reset.
+        // The driver does not know of it before the controller is reset.
         refused(queue.write(ns, 5, 8, &buffer, 0), &sim);
         refused(queue.read(ns, 5, 8, &buffer, 0), &sim);
         assert_eq!(drive.incidents().len(), 1);
@@ -84,7 +84,8 @@ fn neither_is_one_that_waits_for_its_retry_when_the_drive_reports_it() {
     });
 }
 
-/// A drive reports an event once. When the answer to what it leads to is lost, the event is served the next time.
+/// A drive reports an event once. If the answer to the command that it leads to is lost, the event is handled in the
+/// next call.
 #[test]
 fn a_lost_answer_does_not_hide_that_a_namespace_was_replaced() {
     for lost in ["lost@op=get-log,n=1", "lost@op=identify,n=1"] {
@@ -93,7 +94,7 @@ fn a_lost_answer_does_not_hide_that_a_namespace_was_replaced() {
         let buffer = full(&drive);
         inject(&sim, lost);
         sim.recreate(1).unwrap();
-        // None has come yet, or its service has failed.
+        // None has come yet, or handling it has failed.
         let start = Instant::now();
         while drive.events().is_ok() {
             assert!(start.elapsed() < Duration::from_secs(60), "{lost}");
@@ -144,7 +145,7 @@ fn nor_does_one_that_an_event_leads_to() {
     assert!(drive.incidents().is_empty());
 }
 
-/// An event whose log page does not come holds up no other.
+/// An event whose log page does not come delays no other.
 #[test]
 fn nor_does_one_of_another_event() {
     let (sim, drive) = patient();

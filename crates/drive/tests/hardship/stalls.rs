@@ -1,4 +1,4 @@
-//! What once never ended, or ended for good.
+//! Operations that once hung, or killed the drive.
 
 use std::time::{Duration, Instant};
 
@@ -161,12 +161,12 @@ fn a_flush_tells_of_writes_that_were_lost() {
     queue.flush(ns).unwrap();
 }
 
-/// Nothing of a cancelled transfer stays in the controller's hands, and the queue goes on to be used.
+/// The controller keeps no command of a cancelled transfer, and the queue can be used again.
 #[test]
 fn a_cancelled_transfer_leaves_nothing_behind() {
     within(Duration::from_secs(20), || {
         for fault in [
-            // Aborted, taken back with the queue, and taken back by a reset.
+            // Ended by an Abort, by deleting the queue, and by a reset.
             "fault=lost@every=3,count=8",
             "fault=lost@every=3,count=8&fault=abort-ignored",
             "fault=lost@every=3,count=8&fault=lost@op=abort&fault=lost@op=delete-sq,count=1",

@@ -12,13 +12,13 @@ use onehop_sim::Sim;
 use crate::{inject, within};
 
 const LONG: Duration = Duration::from_secs(3600);
-/// For what ends in less than two seconds, on any machine.
-const SOON: Duration = Duration::from_secs(120);
+/// For operations that end in less than two seconds, on any machine.
+const END_TIMEOUT: Duration = Duration::from_secs(120);
 const BYTES: usize = 4096;
 /// The controller can then neither abort a command nor delete its queue.
 const DEAF: &str = "fault=abort-ignored&fault=lost@op=delete-sq";
 
-/// Memory that says when it is freed.
+/// Memory that records when it is freed.
 struct Watched(HostMem, Arc<AtomicBool>);
 
 impl DmaMemory for Watched {
@@ -66,7 +66,7 @@ impl Bench {
         Self { sim, drive, stop, buffer, is_freed, resets }
     }
 
-    /// Runs `work`, and asks for an end once a fault has struck.
+    /// Runs `work`, and requests a stop once a fault has struck.
     fn stopped<T: Send>(&self, work: impl FnOnce() -> Result<T, Error> + Send) -> Result<T, Error> {
         std::thread::scope(|scope| {
             let work = scope.spawn(work);
@@ -82,21 +82,22 @@ impl Bench {
         self.is_freed.load(Ordering::SeqCst)
     }
 
-    /// The caller has let go of its memory. A drive that may still write it keeps it until it is disabled, and is used for
-    /// nothing else. Gives whether it is such a drive, which it may also be on a machine where an answer takes a second.
+    /// The caller has dropped its memory. A drive that may still write it keeps it until it is disabled, and is used
+    /// for nothing else. Returns whether it is such a drive, which it may also be on a machine where an answer takes a
+    /// second.
     fn ends(self, what: &str, must_keep: bool) -> bool {
         let Self { sim, drive, buffer, is_freed, resets, .. } = self;
         drop(buffer);
         let after = drive.events().map(drop);
         let keeps = matches!(after, Err(Error::Interrupted { .. }));
         assert!(keeps || (after.is_ok() && !must_keep), "{what}: {after:?}");
-        // A controller that was disabled before the driver looked for the stop has let go as well.
+        // A controller that was disabled before the driver saw the stop no longer has it either.
         let freed = is_freed.load(Ordering::SeqCst);
         assert!(
             freed != keeps || freed && sim.stats().resets > resets,
             "{what}: kept {keeps}, freed {freed}"
         );
-        within(SOON, move || drop(drive));
+        within(END_TIMEOUT, move || drop(drive));
         assert!(is_freed.load(Ordering::SeqCst), "{what}");
         assert_eq!(sim.violations(), [], "{what}");
         keeps
@@ -115,9 +116,9 @@ fn a_request_to_stop_ends_commands_of_a_cpu_queue() {
         ("fault=lost@op=read".to_owned(), false),
         ("fault=late@op=read,delay=3600s".to_owned(), false),
         (format!("fault=lost@op=read&{DEAF}"), true),
-        // Only a reset stops data that was announced.
+        // Only a reset stops the data of a completed read.
         ("fault=torn@op=read,delay=3600s".to_owned(), true),
-        // Nobody has the command but the driver, which waits for the time that the controller wants.
+        // Only the driver has the command: it waits for the retry delay that the controller asked for.
         ("crdt=100,100,100&fault=fail-once@op=read,every=1,crd=1".to_owned(), false),
     ];
     for (fault, must_keep) in &all {
@@ -155,7 +156,7 @@ fn and_single_commands_and_flushes() {
     }
 }
 
-/// A flush that was completed beside a command waits for that one's end, which is not in sight.
+/// A flush that was completed beside a command waits for that command, which does not end.
 #[test]
 fn and_flushes_that_wait_for_other_commands() {
     let bench = Bench::new("fault=lost@op=read");
@@ -231,7 +232,7 @@ fn queues_do_not_hold_up_an_orderly_end() {
     assert_interrupted("creation", bench.stopped(|| bench.drive.queue().map(drop)));
     let after = bench.drive.events().map(drop);
     assert_interrupted("a drive that may have the queue", after);
-    within(SOON, move || drop(bench));
+    within(END_TIMEOUT, move || drop(bench));
 
     let bench = Bench::new("");
     let (queue, other) = (bench.drive.queue().unwrap(), bench.drive.queue().unwrap());
@@ -240,7 +241,7 @@ fn queues_do_not_hold_up_an_orderly_end() {
     queue.submit(ns, &Io::new(Op::Read, 0, 8, &bench.buffer, 0)).unwrap();
     inject(&bench.sim, "lost@op=delete-sq");
     bench.stop.set();
-    within(SOON, move || drop((queue, other)));
+    within(END_TIMEOUT, move || drop((queue, other)));
     assert!(!bench.is_freed());
     bench.ends("deletion", true);
 }

@@ -11,7 +11,7 @@ use onehop_drive::{
 };
 use onehop_os::ControllerBackend;
 
-/// What a controller is to be like.
+/// The properties of a controller.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     pub lba: u32,
@@ -92,7 +92,7 @@ impl Rng {
     }
 }
 
-/// Everything, on one controller.
+/// All tests, on one controller.
 pub fn run(port: ControllerBackend, case: Case) {
     let options = Options {
         writable: true,
@@ -268,7 +268,7 @@ fn churn(drive: &Drive, queue: &IoQueue, ns: &Namespace, first: u64, share: u64,
     assert!(bytes(&to, 0, share * size) == data);
 }
 
-/// The GPU reads and writes, in both modes, with what lies where changing.
+/// The GPU reads and writes in both modes, with changing placements.
 fn gpu(drive: &Drive, ns: &Namespace, rng: &mut Rng, case: Case) {
     let gpu = common::gpu();
     let blocks = (ns.format.blocks_within(drive.identity().max_transfer) * 3 + 1).min(ns.blocks / 2);
@@ -306,7 +306,7 @@ fn gpu(drive: &Drive, ns: &Namespace, rng: &mut Rng, case: Case) {
     }
 }
 
-/// What cannot be is refused, by us or by the controller, and the queue goes on.
+/// Invalid commands are refused, by the driver or by the controller, and the queue keeps working.
 fn errors(drive: &Drive, ns: &Namespace, case: Case) {
     let queue = drive.queue().unwrap();
     let buffer = drive.buffer(4096 * 4).unwrap();

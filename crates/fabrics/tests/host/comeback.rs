@@ -67,7 +67,7 @@ fn a_queue_is_connected_whether_or_not_the_size_of_capsules_is_known() {
     }
 }
 
-/// The second namespace is lost, and the first goes on.
+/// The second namespace is lost, and the first keeps working.
 fn only_the_second_is_lost(drive: &Drive) {
     read(drive).unwrap();
     let (second, queue) = (drive.namespace(2).unwrap(), drive.queue().unwrap());

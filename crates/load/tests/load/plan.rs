@@ -297,7 +297,7 @@ fn unaddressable_ranges_are_shifted_and_say_how_far() {
     assert_eq!(by(4001, 4), Landing::Shifted { by: 3 });
     assert!(matches!(by(4001, 1), Landing::Direct { .. }));
     assert!(matches!(by(4004, 4), Landing::Direct { .. }));
-    // Of a word of eight bytes that is half a tensor's, nobody would see whether it has arrived.
+    // A word of eight bytes that is half a tensor's cannot be checked for arrival.
     assert_eq!(by(4004, PlanOptions::default().landing), Landing::Shifted { by: 4 });
     // If whole blocks must land at multiples of 4096, only tensors that start at their alignment can.
     assert_eq!(by(4004, 4096), Landing::Shifted { by: 92 });

@@ -33,11 +33,11 @@ pub enum Manner {
     StuckHead,
     /// It ends every command with this status.
     Ends(Status),
-    /// It ends the first command that it fetches with this status, and says nothing of the others.
+    /// It ends the first command that it fetches with this status, and completes no other.
     EndsOne(Status),
-    /// It fetches and says nothing.
+    /// It fetches commands and completes none.
     Silent,
-    /// It says nothing of what it fetches, and goes on completing other commands as fast as there is room.
+    /// It does not complete what it fetches, and keeps completing other commands as fast as there is room.
     Elsewhere,
 }
 

@@ -132,7 +132,7 @@ fn slots_that_there_are_not_are_never_taken() {
     }
 }
 
-/// Completions of other commands flow all the time: who waits finds some at every look.
+/// Completions of other commands arrive all the time: a waiting thread finds some at every poll.
 #[test]
 fn a_wait_ends_in_time_beside_a_flow_of_other_completions() {
     for entries in [2, 8, 64] {

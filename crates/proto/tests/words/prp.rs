@@ -218,10 +218,10 @@ proptest! {
 
 /// Prebuilt lists for `pages` pages of scattered memory, as a controller would read them.
 fn stand(shift: u32, pages: u64) -> HashMap<u64, u64> {
-    let (standing, page) = (PrebuiltPrpLists::new(shift), scattered(shift, 0));
+    let (prebuilt, page) = (PrebuiltPrpLists::new(shift), scattered(shift, 0));
     let mut memory = HashMap::new();
-    for list in 0..standing.list_pages(pages) {
-        for (index, of) in standing.entries(list).enumerate().filter(|(_, of)| *of < pages) {
+    for list in 0..prebuilt.list_pages(pages) {
+        for (index, of) in prebuilt.entries(list).enumerate().filter(|(_, of)| *of < pages) {
             memory.insert(list_page(shift)(list as u32).0 + index as u64 * 8, page(of).0);
         }
     }
