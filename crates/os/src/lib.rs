@@ -31,6 +31,7 @@ mod mmio;
 pub mod nvme;
 pub mod page_cache;
 mod reads;
+mod rows;
 mod seam;
 pub mod secret;
 mod sem;

@@ -9,6 +9,7 @@
 mod call;
 mod file;
 mod lane;
+mod rows;
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -21,16 +22,20 @@ use onehop_os::HostMem;
 
 use super::slot_pool::{Full, SlotPool};
 use super::{MOST_THREADS, cpus, spared};
-use call::Call;
+use call::{Call, CallSource};
 pub use call::{CallError, Destination};
 use file::{BLOCK, Room};
 pub use file::{CallFile, Filled};
 use lane::{CallEnd, CallLane, CallPart};
+use rows::RowList;
+pub use rows::{GatherError, RowFile, RowLayout};
 
 /// Bytes of a slot, and of a chunk at most.
 const SLOT: usize = 1 << 20;
 /// Bytes of a chunk at least: a copy of less takes longer to begin than to make.
 const LEAST_CHUNK: usize = 256 << 10;
+/// The same for rows, which take longer to collect than as many bytes of a file.
+const LEAST_ROWS: usize = 32 << 10;
 /// Chunks begin at multiples of this in the file, but for the first.
 const ALIGN: u64 = 64 << 10;
 /// Slots that one GPU may use: for each thread, and at most.
@@ -165,7 +170,7 @@ impl CallEngine {
         to: Destination,
     ) -> Result<usize, CallError> {
         let bytes = file.within(at, bytes)?;
-        self.0.execute(file, at, bytes, to, false)
+        self.0.execute(CallSource::File(file.clone()), at, bytes, to)
     }
 
     /// Writes `bytes` of GPU memory to a file at `at`; fewer if the disk is full.
@@ -179,7 +184,19 @@ impl CallEngine {
         bytes: usize,
         from: Destination,
     ) -> Result<usize, CallError> {
-        self.0.execute(file, at, bytes, from, true)
+        self.0.execute(CallSource::FileToWrite(file.clone()), at, bytes, from)
+    }
+
+    /// Packs rows of a file in GPU memory, in the order of `ids`.
+    ///
+    /// # Errors
+    /// [`GatherError::NoRow`] when the file has no such row, before anything is written; when the file was truncated, or
+    /// the GPU fails: it is then unknown which rows have been written.
+    pub fn gather(&self, rows: &Arc<RowFile>, ids: Vec<u64>, to: Destination) -> Result<(), GatherError> {
+        let list = RowList::new(rows, ids)?;
+        let bytes = list.bytes();
+        self.0.execute(CallSource::Rows(list), 0, bytes, to)?;
+        Ok(())
     }
 
     /// Reads `bytes` at `at` of a file into host memory at `to`, on this thread and without a GPU. They begin `shift` bytes
@@ -234,11 +251,10 @@ impl CallEngine {
 impl CallEngineInner {
     fn execute(
         self: &Arc<Self>,
-        file: &Arc<CallFile>,
+        source: CallSource,
         at: u64,
         bytes: usize,
         memory: Destination,
-        writes: bool,
     ) -> Result<usize, CallError> {
         if bytes == 0 {
             return Ok(0);
@@ -246,7 +262,11 @@ impl CallEngineInner {
         let callers = self.callers.fetch_add(1, Ordering::AcqRel) + 1;
         let _caller = CountGuard(&self.callers);
         let free = self.threads.saturating_sub(callers);
-        let call = Arc::new(Call::new(file, at, bytes, chunk_bytes(bytes, free), memory, writes));
+        let chunk = match &source {
+            CallSource::Rows(list) => (chunk_bytes(bytes, free, LEAST_ROWS) / list.row()).max(1) * list.row(),
+            _ => chunk_bytes(bytes, free, LEAST_CHUNK),
+        };
+        let call = Arc::new(Call::new(source, at, bytes, chunk, memory));
         if call.chunks() > 1 && free > 0 {
             self.ask_for_help(&call);
         }
@@ -335,7 +355,7 @@ impl CallEngineInner {
 
     fn execute_chunk(&self, call: &Arc<Call>, chunk: usize) {
         let done = match self.slot(call) {
-            Ok(Some(slot)) if call.writes => self.write_chunk(call, chunk, slot),
+            Ok(Some(slot)) if call.writes() => self.write_chunk(call, chunk, slot),
             Ok(Some(slot)) => self.read_chunk(call, chunk, slot),
             Ok(None) => {
                 call.skip(chunk);
@@ -376,7 +396,7 @@ impl CallEngineInner {
     fn read_chunk(&self, call: &Arc<Call>, chunk: usize, slot: usize) -> Result<(), CallError> {
         let (at, bytes) = call.range(chunk);
         let room = Room { memory: &self.ring, to: slot * SLOT, shift: 0, block: ALIGN };
-        let filled = call.file.fill(room, at, bytes, &self.counts);
+        let filled = call.source.fill(room, at, bytes, &self.counts);
         match filled {
             Ok(filled) if filled.bytes > 0 && !call.has_failed() => {
                 let part = CallPart { call: call.clone(), chunk, skip: filled.skip, bytes: filled.bytes };
@@ -402,7 +422,7 @@ impl CallEngineInner {
             Ok(0)
         } else if call.is_memory_there() {
             let copied = call.memory.target.all.read_to(from, &self.ring, slot * SLOT, bytes);
-            let store = || call.file.store(&self.ring, slot * SLOT, at, bytes);
+            let store = || call.source.store(&self.ring, slot * SLOT, at, bytes);
             copied.map_err(CallError::from).and_then(|()| call.store(store))
         } else {
             Err(CallError::Gone)
@@ -459,11 +479,12 @@ fn give_up(call: &Call) {
 }
 
 /// Bytes of a chunk: small enough for each of the threads that are free to get two, so that copies begin early.
-fn chunk_bytes(bytes: usize, free: usize) -> usize {
+fn chunk_bytes(bytes: usize, free: usize, least: usize) -> usize {
     if free == 0 {
         return SLOT;
     }
-    (bytes / (2 * (free + 1))).next_multiple_of(ALIGN as usize).clamp(LEAST_CHUNK, SLOT)
+    let unit = least.min(ALIGN as usize);
+    (bytes / (2 * (free + 1))).next_multiple_of(unit).clamp(least, SLOT)
 }
 
 /// One less when it is dropped.

@@ -6,7 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{ALIGN, CallFile, CountGuard, Target};
+use onehop_os::HostMem;
+
+use super::file::{Filled, Room};
+use super::rows::RowList;
+use super::{ALIGN, CallCounters, CallFile, CountGuard, Target};
 
 /// How long the state of memory from the start of a call is trusted: a query takes as long as the copy of a small read.
 const FRESH: Duration = Duration::from_micros(100);
@@ -75,6 +79,43 @@ impl fmt::Debug for Destination {
     }
 }
 
+/// What a call reads, or the file that it writes.
+pub(super) enum CallSource {
+    File(Arc<CallFile>),
+    FileToWrite(Arc<CallFile>),
+    Rows(RowList),
+}
+
+impl CallSource {
+    /// Reads into memory.
+    pub(super) fn fill(
+        &self,
+        room: Room<'_>,
+        at: u64,
+        bytes: usize,
+        counts: &CallCounters,
+    ) -> Result<Filled, CallError> {
+        match self {
+            Self::File(file) | Self::FileToWrite(file) => file.fill(room, at, bytes, counts),
+            Self::Rows(list) => list.fill(room, at, bytes, counts),
+        }
+    }
+
+    /// Writes the bytes in a slot, if it is a file.
+    pub(super) fn store(
+        &self,
+        ring: &HostMem,
+        from: usize,
+        at: u64,
+        bytes: usize,
+    ) -> Result<usize, CallError> {
+        match self {
+            Self::File(file) | Self::FileToWrite(file) => file.store(ring, from, at, bytes),
+            Self::Rows(_) => Ok(0),
+        }
+    }
+}
+
 /// The progress of a call.
 struct CallProgress {
     /// Bytes from its start on before the first chunk that was short or failed.
@@ -83,12 +124,11 @@ struct CallProgress {
 }
 
 pub(super) struct Call {
-    pub(super) file: Arc<CallFile>,
+    pub(super) source: CallSource,
     pub(super) at: u64,
     pub(super) bytes: usize,
     chunk: usize,
     pub(super) memory: Destination,
-    pub(super) writes: bool,
     begun: Instant,
     /// The next chunk that no thread has taken.
     next: AtomicUsize,
@@ -101,22 +141,14 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// `bytes` is not 0, and `chunk` a multiple of [`ALIGN`].
-    pub(super) fn new(
-        file: &Arc<CallFile>,
-        at: u64,
-        bytes: usize,
-        chunk: usize,
-        memory: Destination,
-        writes: bool,
-    ) -> Self {
+    /// `bytes` is not 0, and `chunk` a multiple of [`ALIGN`], or of the rows.
+    pub(super) fn new(source: CallSource, at: u64, bytes: usize, chunk: usize, memory: Destination) -> Self {
         let mut call = Self {
-            file: file.clone(),
+            source,
             at,
             bytes,
             chunk,
             memory,
-            writes,
             begun: Instant::now(),
             next: AtomicUsize::new(0),
             left: AtomicUsize::new(0),
@@ -126,6 +158,11 @@ impl Call {
         };
         *call.left.get_mut() = call.chunks();
         call
+    }
+
+    /// Whether it writes a file.
+    pub(super) fn writes(&self) -> bool {
+        matches!(self.source, CallSource::FileToWrite(_))
     }
 
     /// Bytes of the file before its start with which the first chunk would begin.
@@ -228,7 +265,7 @@ impl Call {
         let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         match progress.failed.take() {
             // As by write(2): what was written before the disk was full is reported, the error by the next call.
-            Some(CallError::File(_)) if self.writes && progress.whole > 0 => Ok(progress.whole),
+            Some(CallError::File(_)) if self.writes() && progress.whole > 0 => Ok(progress.whole),
             Some(error) => Err(error),
             None => Ok(progress.whole),
         }

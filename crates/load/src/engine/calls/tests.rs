@@ -12,11 +12,11 @@ use crate::engine::silent_gpu::SilentGpu;
 
 const BYTES: usize = 5 * SLOT + 12345;
 
-fn byte(at: u64) -> u8 {
+pub(super) fn byte(at: u64) -> u8 {
     (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
-fn file(name: &str, bytes: usize) -> std::fs::File {
+pub(super) fn file(name: &str, bytes: usize) -> std::fs::File {
     let path = std::env::temp_dir().join(format!("onehop-calls-{}-{name}", std::process::id()));
     let mut file = std::fs::File::options().read(true).write(true).create_new(true).open(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
@@ -24,14 +24,14 @@ fn file(name: &str, bytes: usize) -> std::fs::File {
     file
 }
 
-struct CallFixture {
-    engine: CallEngine,
+pub(super) struct CallFixture {
+    pub(super) engine: CallEngine,
     target: Target,
     memory: Region,
 }
 
 impl CallFixture {
-    fn new(threads: usize) -> Self {
+    pub(super) fn new(threads: usize) -> Self {
         let gpu = Emulated::new();
         let engine = CallEngine::with_threads(threads).unwrap();
         let target = engine.add_gpu(&gpu, gpu.all_memory()).unwrap();
@@ -39,12 +39,12 @@ impl CallFixture {
         Self { engine, target, memory }
     }
 
-    fn to(&self, offset: usize) -> Destination {
+    pub(super) fn to(&self, offset: usize) -> Destination {
         let at = self.memory.addr().0 as usize + offset;
         Destination { target: self.target.clone(), at, is_there: None }
     }
 
-    fn get(&self, offset: usize, bytes: usize) -> Vec<u8> {
+    pub(super) fn get(&self, offset: usize, bytes: usize) -> Vec<u8> {
         let mut out = vec![0; bytes];
         self.memory.read(offset, &mut out).unwrap();
         out
@@ -62,7 +62,7 @@ fn chunks_cover_a_call_and_begin_aligned() {
     for at in [0, 1, 4095, ALIGN - 1, ALIGN, 3 * SLOT as u64 + 7] {
         for bytes in [1, 4096, LEAST_CHUNK, LEAST_CHUNK + 1, SLOT - 1, SLOT, 3 * SLOT + 5] {
             for chunk in [LEAST_CHUNK, SLOT] {
-                let call = Call::new(&file, at, bytes, chunk, bench.to(0), false);
+                let call = Call::new(CallSource::File(file.clone()), at, bytes, chunk, bench.to(0));
                 let mut end = at;
                 for index in 0..call.chunks() {
                     let (start, bytes) = call.range(index);
@@ -174,7 +174,7 @@ fn a_write_that_failed_writes_nothing_further() {
 fn a_call_that_is_given_up_waits_for_what_is_being_written_and_writes_no_more() {
     let bench = CallFixture::new(1);
     let file = Arc::new(CallFile::new(file("given up", BYTES)).unwrap());
-    let call = Call::new(&file, 0, BYTES, SLOT, bench.to(0), true);
+    let call = Call::new(CallSource::FileToWrite(file.clone()), 0, BYTES, SLOT, bench.to(0));
     let (begin, begun) = std::sync::mpsc::channel();
     let (end, ended) = std::sync::mpsc::channel();
     let is_over = AtomicBool::new(false);
