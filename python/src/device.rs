@@ -68,6 +68,8 @@ pub(crate) struct GpuDevice {
     pub gpu: Arc<dyn Gpu>,
     /// The same, if it is one of CUDA's.
     pub cuda: Option<CudaGpu>,
+    /// The same, if it is the memory of the CPU.
+    pub emulated: Option<Emulated>,
     pub why: String,
     pub dlpack: dlpack::DlDevice,
 }
@@ -76,9 +78,12 @@ fn cuda(name: &str, why: &str) -> onehop_gpu::Result<GpuDevice> {
     let gpu = Cuda::load()?.open(name)?;
     let ordinal = gpu.device().ordinal as i32;
     let cuda = Some(gpu.clone());
-    Ok(GpuDevice { gpu: Arc::new(gpu), cuda, why: why.into(), dlpack: dlpack::DlDevice::cuda(ordinal) })
+    let (why, dlpack) = (why.into(), dlpack::DlDevice::cuda(ordinal));
+    Ok(GpuDevice { gpu: Arc::new(gpu), cuda, emulated: None, why, dlpack })
 }
 
 fn cpu(why: String) -> GpuDevice {
-    GpuDevice { gpu: Arc::new(Emulated::private()), cuda: None, why, dlpack: dlpack::DlDevice::CPU }
+    let gpu = Emulated::private();
+    let emulated = Some(gpu.clone());
+    GpuDevice { gpu: Arc::new(gpu), cuda: None, emulated, why, dlpack: dlpack::DlDevice::CPU }
 }

@@ -30,6 +30,11 @@ pub(crate) struct DlDevice {
 }
 
 impl DlDevice {
+    /// Its name in Python.
+    pub(crate) fn name(self) -> String {
+        if self == Self::CPU { "cpu".into() } else { format!("cuda:{}", self.id) }
+    }
+
     pub(crate) const CPU: Self = Self { kind: 1, id: 0 };
 
     pub(crate) const fn cuda(ordinal: i32) -> Self {

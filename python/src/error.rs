@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 use onehop_load::Error as Load;
+use onehop_load::engine::calls::{CallError, GatherError};
 use onehop_transfer::{Error as Transfer, ErrorKind};
 
 use crate::outcome::WhyNot;
@@ -45,6 +46,9 @@ pub(crate) enum Error {
     /// The GPU.
     #[error(transparent)]
     Gpu(#[from] onehop_gpu::Error),
+    /// Rows of a table.
+    #[error(transparent)]
+    Rows(#[from] GatherError),
     /// The thread that loads did not say how it ended.
     #[error("the thread that loads ended early; this is a defect of onehop")]
     Lost,
@@ -80,9 +84,25 @@ impl Error {
             },
             Self::Transfer(error) => transfer_kind(error),
             Self::Gpu(error) => gpu_kind(error),
+            Self::Rows(GatherError::NoRow { .. }) => ExceptionKind::of("RowError"),
+            Self::Rows(GatherError::Call(error)) => call_kind(error),
             Self::Lost | Self::Thread(_) => ExceptionKind::of("OnehopError"),
         }
     }
+}
+
+fn call_kind(error: &CallError) -> ExceptionKind<'_> {
+    use std::io::ErrorKind;
+    ExceptionKind::of(match error {
+        CallError::Gpu(error) => return gpu_kind(error),
+        CallError::File(error) => match error.kind() {
+            ErrorKind::UnexpectedEof => "ChangedFileError",
+            ErrorKind::InvalidInput => "RequestError",
+            _ => "FileError",
+        },
+        CallError::Stalled(_) => "StalledError",
+        _ => "DeviceError",
+    })
 }
 
 fn load_kind(error: &Load) -> ExceptionKind<'_> {
@@ -176,6 +196,12 @@ fn files_kind(error: &onehop_files::Error) -> ExceptionKind<'_> {
         Files::WithinBlock { .. } => "RouteError",
         _ => "FileError",
     })
+}
+
+impl From<CallError> for Error {
+    fn from(error: CallError) -> Self {
+        Self::Rows(error.into())
+    }
 }
 
 impl From<Transfer> for Error {

@@ -1,5 +1,6 @@
 //! The native half of the Python package `onehop`. What users call is in `onehop/__init__.py`; here are model files
-//! that are open ([`model`]), a load under way ([`job`]), what it hands out ([`tensor`]) and tells ([`outcome`]).
+//! that are open ([`model`]), a load under way ([`job`]), its tensors
+//! ([`tensor`]) and outcome ([`outcome`]), and tables whose rows are gathered ([`table`]).
 
 mod descriptors;
 mod device;
@@ -7,11 +8,13 @@ mod dlpack;
 mod drive;
 mod dtype;
 mod error;
+mod gather;
 mod job;
 mod lent;
 mod model;
 mod outcome;
 mod pool;
+mod table;
 mod tensor;
 mod views;
 
@@ -26,6 +29,8 @@ mod _native {
     use super::model::Model;
     #[pymodule_export]
     use super::outcome::{Limit, Outcome, WhyNot};
+    #[pymodule_export]
+    use super::table::RowTable;
     #[pymodule_export]
     use super::tensor::Tensor;
 

@@ -198,7 +198,7 @@ impl Tensor {
     /// Where it is: cuda:0, or cpu.
     #[getter]
     fn device(&self) -> String {
-        if self.device == dlpack::DlDevice::CPU { "cpu".into() } else { format!("cuda:{}", self.device.id) }
+        self.device.name()
     }
 
     /// Whether its elements share bytes, so that it is given away as bytes.

@@ -31,6 +31,8 @@ from ._stream import TorchMemory as _TorchMemory
 from ._stream import arena as _arena
 from ._stream import copy_into as _copy_into
 from ._stream import warn_of_cpu as _warn_of_cpu
+from ._table import Table as Table
+from ._table import Ticket as Ticket
 from .errors import OnehopError as OnehopError
 
 if TYPE_CHECKING:
@@ -46,7 +48,9 @@ __all__ = [
     "Outcome",
     "Stream",
     "StreamOptions",
+    "Table",
     "Tensor",
+    "Ticket",
     "WhyNot",
     "errors",
     "load",

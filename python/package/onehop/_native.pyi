@@ -2,7 +2,7 @@
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union, final
 
-__all__ = ["Job", "Limit", "Model", "Outcome", "Tensor", "WhyNot", "__version__"]
+__all__ = ["Job", "Limit", "Model", "Outcome", "Table", "Tensor", "WhyNot", "__version__"]
 
 __version__: str
 
@@ -42,6 +42,33 @@ class Tensor:
         copy: Optional[bool] = None,
     ) -> Any: ...
     def __dlpack_device__(self) -> Tuple[int, int]: ...
+
+@final
+class Table:
+    """Rows of equal size in a file, which is mapped."""
+
+    def __new__(
+        cls,
+        path: Any,
+        dtype: str,
+        row: Sequence[int],
+        *,
+        rows: Optional[int],
+        offset: int,
+        stride: Optional[int],
+        device: Optional[str],
+    ) -> Table: ...
+    def gather(self, ids: bytes, to: Optional[Tuple[int, int, Any]] = None) -> Tensor: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def row_bytes(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def row_shape(self) -> List[int]: ...
+    @property
+    def device(self) -> str: ...
 
 @final
 class Limit:

@@ -51,6 +51,10 @@ class UnknownTensorError(OnehopError, KeyError):
         return Exception.__str__(self)
 
 
+class RowError(OnehopError, IndexError):
+    """A table has no such row."""
+
+
 class RouteError(OnehopError):
     """The requested route is not possible; no other one is taken instead.
 

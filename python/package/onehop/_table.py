@@ -1,0 +1,233 @@
+"""Tables that are larger than the GPU's memory: rows of a file, gathered by their numbers."""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Optional, Sequence, Tuple, Union
+
+from . import errors
+from ._frameworks import _TORCH_OWN, converter
+from ._native import Model as _Model
+from ._native import Table as _Rows
+from ._native import Tensor
+
+if TYPE_CHECKING:
+    _TensorFuture = Future[Any]
+else:
+    _TensorFuture = Future
+
+#: Gathers of one table that may run beside the program.
+_WORKERS = 2
+
+#: Names of types in torch and NumPy, and those of model files.
+_NAMES = {name: dtype for dtype, name in _TORCH_OWN.items()} | {
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "bool": "BOOL",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+}
+
+
+def _dtype(dtype: Any) -> str:
+    """The name that model files have for a type: "BF16", torch.bfloat16, numpy.float16 or "float16"."""
+    if isinstance(dtype, type):
+        dtype = dtype.__name__
+    name = str(dtype).rsplit(".", 1)[-1]
+    return _NAMES.get(name, name)
+
+
+def _numbers(ids: Any) -> Tuple[bytes, Tuple[int, ...]]:
+    """Row numbers as eight bytes each, and their shape."""
+    if isinstance(ids, range):
+        ids = list(ids)
+    if hasattr(ids, "detach"):
+        ids = ids.detach().cpu().numpy()
+    if not hasattr(ids, "__array__"):
+        try:
+            return array.array("q", ids).tobytes(), (len(ids),)
+        except (TypeError, OverflowError) as error:
+            raise errors.RequestError(f"row numbers must be integers of 64 bits: {error}") from None
+    import numpy
+
+    numbers = numpy.asarray(ids)
+    if numbers.dtype.kind not in "iu":
+        raise errors.RequestError(f"row numbers must be integers, not {numbers.dtype}")
+    if numbers.dtype == numpy.uint64 and numbers.size and int(numbers.max()) >= 1 << 63:
+        raise errors.RowError(f"row {int(numbers.max())} does not exist in any table")
+    return numbers.astype(numpy.int64, copy=False).tobytes(), numbers.shape
+
+
+class Ticket:
+    """Rows that are being gathered: `result()` waits for them."""
+
+    def __init__(self, future: _TensorFuture) -> None:
+        self._future = future
+
+    def done(self) -> bool:
+        """Whether `result()` returns at once."""
+        return self._future.done()
+
+    def result(self, timeout: Optional[float] = None) -> Any:
+        """The rows, as `Table.gather` returns them. Raises TimeoutError if they take longer than `timeout` seconds."""
+        try:
+            return self._future.result(timeout)
+        except TimeoutError:
+            raise
+        except Exception as error:
+            # Before Python 3.11 it was another class.
+            if type(error).__name__ == "TimeoutError" and not isinstance(error, errors.OnehopError):
+                raise TimeoutError(f"the rows are not there after {timeout} s") from None
+            raise
+
+
+class Table:
+    """Rows of equal size in a file, gathered into GPU memory by their numbers.
+
+    The file is mapped, so rows come from the page cache; those that are not there are read from the disk, page by page.
+    Threads copy them into pinned memory, and the copy engine takes them from there. Nothing is cached on the GPU.
+
+    path, dtype, row: the file, the type of its elements and the shape of a row: Table("t.bin", "F16", (128,)).
+    rows: how many there are; as many as the file has, unless given.
+    offset, stride: where the first row begins, and the bytes from the start of a row to that of the next.
+    device: "cuda:0", 0, a PCI address, "cpu", or None: GPU 0 where CUDA works, else the CPU's memory.
+    framework: what rows are returned as: "torch", "numpy", "cupy", "jax", or None for onehop.Tensor.
+    """
+
+    def __init__(
+        self,
+        path: Union[str, "os.PathLike[str]"],
+        dtype: Any,
+        row: Sequence[int],
+        *,
+        rows: Optional[int] = None,
+        offset: int = 0,
+        stride: Optional[int] = None,
+        device: Any = None,
+        framework: Optional[str] = None,
+    ) -> None:
+        from . import _device
+
+        self._convert = converter(framework)
+        self._framework = framework
+        sizes = [*row, offset, 0 if rows is None else rows, 0 if stride is None else stride]
+        if any(not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 1 << 63 for size in sizes):
+            raise errors.RequestError("row, rows, offset and stride must be integers from 0 to 2**63 - 1")
+        self._rows = _Rows(
+            os.fspath(path), _dtype(dtype), list(row), rows=rows, offset=offset, stride=stride, device=_device(device)
+        )
+        self._lock = threading.Lock()
+        self._workers: Optional[ThreadPoolExecutor] = None
+
+    @classmethod
+    def from_safetensors(
+        cls,
+        path: Union[str, "os.PathLike[str]"],
+        name: str,
+        *,
+        device: Any = None,
+        framework: Optional[str] = None,
+    ) -> Table:
+        """A tensor of a safetensors file: its first dimension counts the rows."""
+        path = os.fspath(path)
+        # Refuses what is not a sound file.
+        _Model([path])
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            tensor = json.loads(file.read(length)).get(name)
+        if tensor is None:
+            raise errors.UnknownTensorError(f"the file has no tensor {name!r}")
+        if not tensor["shape"]:
+            raise errors.RequestError(f"the tensor {name!r} has no rows: its shape is ()")
+        rows, *row = tensor["shape"]
+        at = 8 + length + tensor["data_offsets"][0]
+        return cls(path, tensor["dtype"], row, rows=rows, offset=at, device=device, framework=framework)
+
+    def gather(self, ids: Any, out: Any = None) -> Any:
+        """The rows with these numbers, in their order.
+
+        ids: integers: a list, or an array or tensor of any shape, which the result has too, followed by that of a row.
+        out: a tensor of torch's on the table's GPU, contiguous and of the result's type and size. It is written when the work
+            that its current stream has so far is done, and is returned. Without it the memory is new.
+        """
+        numbers, shape = _numbers(ids)
+        return self._gather(numbers, shape, out, self._ready(out))
+
+    def prefetch(self, ids: Any, out: Any = None) -> Ticket:
+        """The same beside the program: `wait`, or the ticket's `result()`, returns the rows."""
+        numbers, shape = _numbers(ids)
+        ready = self._ready(out)
+        with self._lock:
+            if self._workers is None:
+                self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="onehop table")
+            return Ticket(self._workers.submit(self._gather, numbers, shape, out, ready))
+
+    def wait(self, ticket: Ticket, timeout: Optional[float] = None) -> Any:
+        """The rows of a ticket."""
+        return ticket.result(timeout)
+
+    def _ready(self, out: Any) -> Any:
+        """An event of what `out` has to wait for."""
+        if out is None:
+            return None
+        if not getattr(out, "is_cuda", False):
+            raise errors.RequestError("out must be a tensor of torch's in GPU memory")
+        import torch
+
+        if f"cuda:{out.device.index}" != self.device or not out.is_contiguous():
+            raise errors.RequestError(f"out must be contiguous and on {self.device}")
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(out.device))
+        return event
+
+    def _gather(self, numbers: bytes, shape: Tuple[int, ...], out: Any, ready: Any) -> Any:
+        if out is None:
+            tensor = self._rows.gather(numbers)
+            return self._shaped(tensor, shape)
+        size, wanted = out.numel() * out.element_size(), len(numbers) // 8 * self._rows.row_bytes
+        if size != wanted or _dtype(out.dtype) != self.dtype:
+            raise errors.RequestError(
+                f"out has {size} bytes of {out.dtype}, the rows have {wanted} of {self.dtype}"
+            )
+        ready.synchronize()
+        if wanted:
+            self._rows.gather(numbers, (out.data_ptr(), size, out))
+        return out
+
+    def _shaped(self, tensor: Tensor, shape: Tuple[int, ...]) -> Any:
+        taken = self._convert(tensor)
+        if len(shape) == 1 or self._framework is None:
+            return taken
+        return taken.reshape(*shape, *self._rows.row_shape)
+
+    def __len__(self) -> int:
+        return self._rows.rows
+
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        """Rows, and the shape of a row."""
+        return (self._rows.rows, *self._rows.row_shape)
+
+    @property
+    def dtype(self) -> str:
+        """The type of its elements, as model files name it."""
+        return self._rows.dtype
+
+    @property
+    def device(self) -> str:
+        """Where rows are gathered to."""
+        return self._rows.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        return self._rows.rows * self._rows.row_bytes
+
+    def __repr__(self) -> str:
+        return f"Table(shape={self.shape}, dtype={self.dtype!r}, device={self.device!r})"
