@@ -34,7 +34,7 @@ const METHOD: [&str; 6] = [
     "A p99 is left out where fewer than ten samples lie beyond it. The controller by itself is a reference, the median of five measurements (CPU) or the best of three (GPU); a row may exceed it.",
     "GPU: the median of five launches, by the GPU's own events. Latencies and cycles are those of one more launch, by slower kernels that read the clock at each command.",
     "Every outcome is checked; on a drive that keeps data, a written block is read back first.",
-    "Cycles are those of the clock beside the queue: the time-stamp counter of a CPU, the clock of a multiprocessor of a GPU.",
+    "Cycles are those of the clock where the queue runs: the time-stamp counter of a CPU, the clock of a multiprocessor of a GPU.",
 ];
 
 /// The page of these rows.
