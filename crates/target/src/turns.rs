@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::hash::Hash;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::lock;
@@ -113,7 +113,19 @@ impl<T, K: Eq + Hash + Copy> Queue<T, K> {
 impl<T: Divisible, K: Eq + Hash + Copy> Queue<T, K> {
     /// Adds work; whether there is nobody to do it at once.
     pub fn add(&self, user: K, work: T) -> bool {
-        let mut state = lock(&self.state);
+        self.put(lock(&self.state), user, work)
+    }
+
+    /// The same, unless the queue has [ended](Self::end).
+    ///
+    /// # Errors
+    /// Then the work itself.
+    pub fn offer(&self, user: K, work: T) -> Result<bool, T> {
+        let state = lock(&self.state);
+        if state.over { Err(work) } else { Ok(self.put(state, user, work)) }
+    }
+
+    fn put(&self, mut state: MutexGuard<'_, QueueState<T, K>>, user: K, work: T) -> bool {
         match state.users.iter_mut().find(|(other, _)| *other == user) {
             Some((_, list)) => list.push_back(work),
             None => state.users.push_back((user, [work].into())),

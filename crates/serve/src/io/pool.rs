@@ -12,9 +12,10 @@ use onehop_os::{HostMem, ThreadStarter};
 use onehop_target::shares::Shares;
 use onehop_target::tree::TransferMemory;
 use onehop_target::turns::{Divisible, Next, Queue};
+use rustix::io::Errno;
 
-use super::failure;
 use super::job::{JobChunk, Rest};
+use super::{failure, refused};
 use crate::lock;
 use crate::table::LinkContent;
 
@@ -29,12 +30,19 @@ const IDLE: Duration = Duration::from_secs(10);
 /// What such a thread does.
 pub(crate) trait PoolTask: Divisible + Send + 'static {
     fn run(part: Self::Part);
+
+    /// Has what cannot be done any more end with an error.
+    fn refuse(part: Self::Part);
 }
 
 impl PoolTask for Rest {
     fn run(piece: JobChunk) {
         let result = piece.refused().unwrap_or_else(|| transfer(&piece));
         piece.end(result);
+    }
+
+    fn refuse(piece: JobChunk) {
+        piece.end(refused(Errno::CANCELED));
     }
 }
 
@@ -53,6 +61,9 @@ impl PoolTask for SlowCall {
     fn run(Self(call): Self) {
         call();
     }
+
+    /// A call that is never done drops its answer to the kernel, which is EIO then.
+    fn refuse(_: Self) {}
 }
 
 /// The threads, started as they are needed. Those who have turns at them are persons, mostly.
@@ -126,9 +137,12 @@ impl<T: PoolTask, K: PoolUser> ThreadPool<T, K> {
         }))
     }
 
+    /// Has work done by a thread. After the end it is refused: the process may be gone before such a thread begins.
     pub fn add(&self, user: K, work: T) {
-        if self.0.queue.add(user, work) {
-            self.0.start();
+        match self.0.queue.offer(user, work) {
+            Ok(true) => self.0.start(),
+            Ok(false) => {}
+            Err(late) => late.divide().0.into_iter().for_each(T::refuse),
         }
     }
 
@@ -148,8 +162,12 @@ impl<T: PoolTask, K: PoolUser> ThreadPool<T, K> {
         }
         loop {
             // A thread may have started another.
-            let Some(thread) = lock(&threads.handles).pop() else { return };
+            let Some(thread) = lock(&threads.handles).pop() else { break };
             let _ = thread.join();
+        }
+        // What is left where no thread could be started.
+        while let Next::Work(part, _) = threads.queue.next(Duration::ZERO) {
+            T::refuse(part);
         }
     }
 }
@@ -195,7 +213,7 @@ impl Zeroes {
 #[cfg(test)]
 mod tests {
     use std::sync::RwLock;
-    use std::sync::mpsc::channel;
+    use std::sync::mpsc::{RecvTimeoutError, TryRecvError, channel};
 
     use super::*;
 
@@ -231,6 +249,20 @@ mod tests {
         pool.end();
     }
 
+    #[test]
+    fn work_that_comes_after_the_end_is_refused() {
+        let pool = ThreadPool::new(&Arc::new(ThreadStarter::new().unwrap()));
+        let add = || {
+            let (say, said) = channel();
+            pool.add(1, SlowCall(Box::new(move || say.send(()).unwrap())));
+            said.recv_timeout(Duration::from_secs(60))
+        };
+        assert_eq!(add(), Ok(()));
+        pool.end();
+        // It was dropped, with what it would have answered by.
+        assert_eq!(add(), Err(RecvTimeoutError::Disconnected));
+    }
+
     /// Run by [`work_is_done_once_there_can_be_threads`], in a process of its own.
     #[test]
     fn without_threads() {
@@ -240,11 +272,16 @@ mod tests {
         }
         let pool = ThreadPool::new(&Arc::new(ThreadStarter::new().unwrap()));
         let ((say, said), before) = (channel(), getrlimit(Resource::As));
+        let ended = ThreadPool::new(&Arc::new(ThreadStarter::new().unwrap()));
+        let (never, refused) = channel::<()>();
         // No addresses for a stack.
         setrlimit(Resource::As, Rlimit { current: Some(0), ..before }).unwrap();
         pool.add(1, SlowCall(Box::new(move || say.send(()).unwrap())));
         pool.try_again();
+        ended.add(1, SlowCall(Box::new(move || never.send(()).unwrap())));
+        ended.end();
         setrlimit(Resource::As, before).unwrap();
+        assert_eq!(refused.try_recv(), Err(TryRecvError::Disconnected), "a call that cannot be done waits");
         assert!(lock(&pool.0.handles).is_empty(), "a thread was started");
         pool.try_again();
         assert!(said.recv_timeout(Duration::from_secs(60)).is_ok(), "the work is not done");
