@@ -44,20 +44,28 @@ enum OwnerState {
 /// An owner of locks on a file, until its handle or its process is gone: the kernel may give its number to another one then. What the file system may take long over is done under its own lock, so only calls of this owner wait.
 pub(crate) struct Holder {
     uid: u32,
-    pid: u32,
     state: Mutex<OwnerState>,
-    /// The ranges that it has locked, for those who ask while a call of this owner waits.
-    ranges: Mutex<Arc<Vec<LockedRange>>>,
+    shown: Mutex<ShownLocks>,
+}
+
+/// What an owner has locked, for those who ask while a call of this owner waits.
+#[derive(Default)]
+struct ShownLocks {
+    ranges: Arc<Vec<LockedRange>>,
+    /// The program that locked last. An open file may be several programs', and the number of one that is closed may be another's.
+    pid: u32,
 }
 
 impl Holder {
     fn new(by: Asker) -> Self {
-        Self { uid: by.uid, pid: by.pid, state: OwnerState::New.into(), ranges: Mutex::default() }
+        Self { uid: by.uid, state: OwnerState::New.into(), shown: Mutex::default() }
     }
 
-    /// Shows others what it has locked now.
-    fn show(&self, owned: &Owned) {
-        *lock(&self.ranges) = owned.ranges.clone();
+    /// Shows others what it has locked now, and the program that has just locked some of it.
+    fn show(&self, owned: &Owned, locked_by: Option<u32>) {
+        let mut shown = lock(&self.shown);
+        shown.ranges = owned.ranges.clone();
+        shown.pid = locked_by.unwrap_or(shown.pid);
     }
 }
 
@@ -130,7 +138,7 @@ impl Locks {
                 OwnerState::Gone => continue,
                 OwnerState::Has(owned) => {
                     let done = owned.lock(open, range, kind);
-                    holder.show(owned);
+                    holder.show(owned, (done == Ok(true)).then_some(by.pid));
                     return done;
                 }
                 OwnerState::New => {
@@ -142,7 +150,7 @@ impl Locks {
             };
             return match first {
                 Ok(Some(owned)) => {
-                    holder.show(&owned);
+                    holder.show(&owned, Some(by.pid));
                     *state = OwnerState::Has(owned);
                     Ok(true)
                 }
@@ -202,7 +210,7 @@ impl Locks {
         let mut state = lock(&holder.state);
         let OwnerState::Has(owned) = &mut *state else { return Ok(()) };
         let done = owned.unlock(range);
-        holder.show(owned);
+        holder.show(owned, None);
         done
     }
 
@@ -227,9 +235,11 @@ impl Locks {
         };
         let Some((range, kind)) = lock_in_the_way(file, range, kind).map_err(plain)? else { return Ok(None) };
         let others = self.others(open.inode, by.owner);
-        let has_it = |other: &Arc<Holder>| lock(&other.ranges).contains(&(range, kind));
-        let pid = others.into_iter().find(has_it).map_or(0, |other| other.pid);
-        Ok(Some((range, kind, pid)))
+        let pid = others.into_iter().find_map(|other| {
+            let shown = lock(&other.shown);
+            shown.ranges.contains(&(range, kind)).then_some(shown.pid)
+        });
+        Ok(Some((range, kind, pid.unwrap_or(0))))
     }
 
     /// All who have locks on a file or ask for their first, except one.

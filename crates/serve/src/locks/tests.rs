@@ -48,6 +48,26 @@ fn a_whole_lock_that_is_given_up_in_parts_is_given_up() {
     assert_eq!(lock(2, LockRange::WHOLE, Exclusive), Ok(true));
 }
 
+#[test]
+fn a_lock_is_the_program_s_that_locked_last() {
+    let (of, locks) = (TestFile::new("programs"), Locks::new(64, &Persons::default()));
+    let [(first, earlier), (second, later), (third, other)] = [(); 3].map(|()| of.open(1));
+    let by = |owner: u64, handle, pid| Asker { owner, handle, uid: 1000, pid };
+    let locked_by = || {
+        let found = locks.in_the_way(&other, by(2, third, 300), LockRange::WHOLE, LockKind::Exclusive);
+        found.unwrap().map(|(_, _, pid)| pid)
+    };
+    assert_eq!(locks.lock(&earlier, by(1, first, 100), LockRange::WHOLE, LockKind::Exclusive), Ok(true));
+    assert_eq!(locked_by(), Some(100));
+    // The file is closed, and the kernel gives its number to the next one before it says so.
+    assert_eq!(locks.lock(&later, by(1, second, 200), LockRange::WHOLE, LockKind::Exclusive), Ok(true));
+    assert!(locks.closed(1, first).is_empty());
+    assert_eq!(locked_by(), Some(200));
+    // A call that gets no lock changes nothing.
+    assert_eq!(locks.lock(&other, by(2, third, 300), LockRange::WHOLE, LockKind::Shared), Ok(false));
+    assert_eq!(locked_by(), Some(200));
+}
+
 proptest! {
     /// The kernel, asked by three open files, is the reference.
     #[test]
