@@ -89,6 +89,10 @@ pub(super) fn change(
     if let (Some(open), Some(size)) = (&open, change.size) {
         open.written_by(by.uid == 0).and_then(|()| open.file().set_len(size)).map_err(|e| io(&e))?;
         change.size = None;
+        // What is left would be a change of owner to the same one.
+        if change == AttrChange::default() {
+            return Ok(attr(&tree.attr(node, by.uid)?));
+        }
     }
     Ok(attr(&tree.change(node, &change, by)?))
 }

@@ -15,7 +15,7 @@ use crate::shares::TakenShare;
 use crate::transport::{Stretch, checksum_for, checksum_on};
 use crate::tree::{Local, OpenFile, TransferMemory, Tree, TreeResult, errno};
 use crate::turns::Divisible;
-use crate::wire::{Caller, FULL, MOST_DATA, NO_USER, OpenMode, Remote, Reply, Request};
+use crate::wire::{AttrChange, Caller, FULL, MOST_DATA, NO_USER, OpenMode, Remote, Reply, Request};
 
 /// Bytes that are read at once: enough for a disk, and few enough for the cache.
 const PART: usize = 512 << 10;
@@ -189,7 +189,13 @@ fn perform(
             if let (Some(file), Some(size)) = (file, change.size.take_if(|_| file.is_some())) {
                 session.file(*file)?.set_len(size).map_err(|e| errno(&e))?;
             }
-            Reply::Attr(folder.change(*node, &change, by)?)
+            // Nothing is left of a cut by itself; to change nothing would be a change of owner.
+            let is_done = file.is_some() && change == AttrChange::default();
+            Reply::Attr(if is_done {
+                folder.attr(*node, by.uid)?
+            } else {
+                folder.change(*node, &change, by)?
+            })
         }
         Request::ReadLink { node, uid } => Reply::Text(folder.read_link(*node, *uid)?),
         Request::Make { parent, name, make, by } => {
@@ -396,7 +402,7 @@ mod tests {
     use crate::tcp::{TcpAcceptor, TcpConnector};
     use crate::transport::{Acceptor, Connector};
     use crate::tree::{Folder, FolderRules};
-    use crate::wire::{AttrChange, ROOT};
+    use crate::wire::ROOT;
 
     const LONG: Duration = Duration::from_secs(30);
 

@@ -185,7 +185,7 @@ pub trait Tree: Send + Sync {
     fn forget(&self, node: u64, times: u64) -> Forgotten;
     /// What is known of a file.
     fn attr(&self, node: u64, uid: u32) -> TreeResult<Attr>;
-    /// Changes attributes.
+    /// Changes attributes. A change of none is one of owner to the same owner: it takes set-id bits away, if the caller may.
     fn change(&self, node: u64, change: &AttrChange, by: &Caller) -> TreeResult<Attr>;
     /// What a symbolic link says.
     fn read_link(&self, node: u64, uid: u32) -> TreeResult<Vec<u8>>;
