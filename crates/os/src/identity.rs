@@ -164,11 +164,24 @@ impl Drop for Umask {
 
 /// The groups of the thread that a request comes from, if it has this user and group.
 ///
-/// `None` for a request with other credentials than its thread's own (overlayfs, personalities of io_uring).
-#[must_use]
-pub fn groups_of(thread: u32, uid: u32, gid: u32) -> Option<Vec<u32>> {
-    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
-    parse_groups(&status, uid, gid)
+/// `None` for a request with other credentials than its thread's own (overlayfs, personalities of io_uring), and for a
+/// thread that has ended or cannot be seen from here.
+///
+/// # Errors
+/// When the system is out of descriptors or memory: the groups are unknown, and not none.
+pub fn groups_of(thread: u32, uid: u32, gid: u32) -> Result<Option<Vec<u32>>, Errno> {
+    groups_in(std::fs::read_to_string(format!("/proc/{thread}/status")), uid, gid)
+}
+
+fn groups_in(status: std::io::Result<String>, uid: u32, gid: u32) -> Result<Option<Vec<u32>>, Errno> {
+    match status {
+        Ok(status) => Ok(parse_groups(&status, uid, gid)),
+        Err(error) => match Errno::from_io_error(&error).unwrap_or(Errno::IO) {
+            // The last two where /proc hides the processes of others.
+            Errno::NOENT | Errno::SRCH | Errno::PERM | Errno::ACCESS => Ok(None),
+            error => Err(error),
+        },
+    }
 }
 
 fn parse_groups(status: &str, uid: u32, gid: u32) -> Option<Vec<u32>> {
@@ -281,7 +294,11 @@ mod tests {
         let me = rustix::thread::gettid().as_raw_nonzero().get() as u32;
         let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
         let wanted: Vec<u32> = getgroups().unwrap().into_iter().map(Gid::as_raw).collect();
-        assert_eq!(groups_of(me, uid, gid), Some(wanted));
-        assert_eq!(groups_of(0, uid, gid), None);
+        assert_eq!(groups_of(me, uid, gid), Ok(Some(wanted)));
+        assert_eq!(groups_of(0, uid, gid), Ok(None));
+        for error in [Errno::MFILE, Errno::NFILE, Errno::NOMEM] {
+            assert_eq!(groups_in(Err(error.into()), uid, gid), Err(error));
+        }
+        assert_eq!(groups_in(Err(Errno::SRCH.into()), uid, gid), Ok(None));
     }
 }

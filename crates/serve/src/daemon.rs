@@ -447,6 +447,7 @@ fn tree(shared: &DaemonShared) -> Result<Arc<dyn Tree>> {
     };
     let held = folder(root)?;
     check_apart(&options.mount_point, root)?;
+    shared.opens.set_folder(&held);
     let rules = FolderRules { for_others: false, most_open: raise_limits() / 2 };
     let folder = Folder::new(held, rules).map_err(|e| Error::file("statx", root, e))?;
     Ok(Arc::new(folder.with_payer(shared.persons.payer())))

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeInclusive;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use onehop_target::shares::Shares;
 use onehop_target::tree::OpenFile;
@@ -38,7 +39,10 @@ impl MountTurns {
 
 /// The mount that a file is in, below the folder that is served; 0 where nobody knows. Some file systems are asked for that.
 fn mount_of(file: &dyn OpenFile) -> u64 {
-    let Some(file) = file.local() else { return 0 };
+    file.local().map_or(0, mount_id)
+}
+
+fn mount_id(file: impl AsFd) -> u64 {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     statx(file, "", flags, StatxFlags::MNT_ID).map_or(0, |found| found.stx_mnt_id)
 }
@@ -50,6 +54,7 @@ pub(crate) struct Open {
     access: OpenMode,
     file: Arc<dyn OpenFile>,
     lock_turn: u64,
+    is_elsewhere: bool,
     closed: AtomicBool,
 }
 
@@ -70,6 +75,11 @@ impl Open {
     /// At which of its person's turns it is locked.
     pub fn lock_turn(&self) -> u64 {
         self.lock_turn
+    }
+
+    /// Whether it is in a mount below the folder that is served.
+    pub fn is_elsewhere(&self) -> bool {
+        self.is_elsewhere
     }
 
     /// Whether what is written is on the disk when it is acknowledged.
@@ -140,6 +150,8 @@ pub(crate) struct Opens {
     next: AtomicU64,
     added: AtomicU64,
     turns: MountTurns,
+    /// The mount of the folder that is served.
+    own_mount: OnceLock<u64>,
 }
 
 impl Opens {
@@ -152,7 +164,14 @@ impl Opens {
             next: AtomicU64::new(0),
             added: AtomicU64::new(0),
             turns: MountTurns::default(),
+            own_mount: OnceLock::new(),
         }
+    }
+
+    /// Says which folder is served. Files of a target are in no mount of this machine.
+    pub fn set_folder(&self, folder: impl AsFd) {
+        // A daemon serves one folder.
+        let _ = self.own_mount.set(mount_id(folder));
     }
 
     /// Whether a user may have one more. Each may have as many as they leave to others; root, and whose daemon it is, all.
@@ -172,8 +191,10 @@ impl Opens {
     /// Adds one; gives its handle. Its file system may be asked something.
     pub fn add(&self, inode: u64, uid: u32, access: OpenMode, file: Arc<dyn OpenFile>) -> u64 {
         // Threads that take calls may not wait for a file system, nor may anybody under the locks here.
-        let lock_turn = self.turns.of(mount_of(&*file));
-        let open = Open { inode, uid, access, file, lock_turn, closed: AtomicBool::new(false) };
+        let mount = mount_of(&*file);
+        let lock_turn = self.turns.of(mount);
+        let is_elsewhere = self.own_mount.get().is_some_and(|own| *own != mount);
+        let open = Open { inode, uid, access, file, lock_turn, is_elsewhere, closed: AtomicBool::new(false) };
         let (open, handle) = (Arc::new(open), self.handle());
         self.shares.count(uid, 1);
         write(&self.by_handle).insert(handle, open.clone());

@@ -9,6 +9,7 @@ use fuser::Request;
 use onehop_os::identity::groups_of;
 use onehop_target::wire::Caller;
 use rustix::fs::{CWD, Mode, OFlags, RawDir, openat};
+use rustix::io::Errno;
 
 use crate::lock;
 use crate::table::Owner;
@@ -54,11 +55,14 @@ pub(super) struct Callers {
 
 impl Callers {
     /// With whose rights a person's request is done. No thread of the session that is needed by others may ask.
-    pub fn caller(&self, asks: Asks, person: u32) -> Caller {
+    ///
+    /// # Errors
+    /// When the groups cannot be read now. Without them, rights would be missing.
+    pub fn caller(&self, asks: Asks, person: u32) -> Result<Caller, Errno> {
         let Asks { uid, gid, thread, umask } = asks;
         // The kernel does not send groups. Root needs none.
-        let groups = if uid == 0 { Vec::new() } else { self.groups((thread, uid, gid), person) };
-        Caller { uid, gid, groups, umask }
+        let groups = if uid == 0 { Vec::new() } else { self.groups((thread, uid, gid), person)? };
+        Ok(Caller { uid, gid, groups, umask })
     }
 
     /// Whether threads of a person had many groups a moment ago.
@@ -67,23 +71,23 @@ impl Callers {
     }
 
     /// The groups of a thread; none of one that cannot be seen from here.
-    fn groups(&self, who: Who, person: u32) -> Vec<u32> {
+    fn groups(&self, who: Who, person: u32) -> Result<Vec<u32>, Errno> {
         if let Some((since, groups)) = lock(&self.known).get(&who)
             && since.elapsed() < REMEMBER
         {
-            return groups.clone();
+            return Ok(groups.clone());
         }
-        let groups = groups_of(who.0, who.1, who.2).unwrap_or_default();
+        let groups = groups_of(who.0, who.1, who.2)?.unwrap_or_default();
         if groups.len() > MANY {
             self.note_many(person);
-            return groups;
+            return Ok(groups);
         }
         let mut known = lock(&self.known);
         if known.len() >= MOST {
             known.clear();
         }
         known.insert(who, (Instant::now(), groups.clone()));
-        groups
+        Ok(groups)
     }
 
     pub(super) fn note_many(&self, person: u32) {
@@ -129,16 +133,43 @@ mod tests {
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let wanted: Vec<u32> =
             rustix::process::getgroups().unwrap().into_iter().map(rustix::process::Gid::as_raw).collect();
+        let wanted = Ok(wanted);
         assert_eq!(callers.groups((me, uid, gid), uid), wanted);
         // Another user's are others, on the same thread.
-        assert!(callers.groups((me, uid + 1, gid), uid).is_empty());
+        assert_eq!(callers.groups((me, uid + 1, gid), uid), Ok(Vec::new()));
         let other = (Instant::now(), vec![7]);
         lock(&callers.known).insert((me, uid, gid), other);
-        assert_eq!(callers.groups((me, uid, gid), uid), [7]);
+        assert_eq!(callers.groups((me, uid, gid), uid), Ok(vec![7]));
         std::thread::sleep(REMEMBER);
         assert_eq!(callers.groups((me, uid, gid), uid), wanted);
         (0..3 * MOST as u32).for_each(|user| drop(callers.groups((me, user, 1), user)));
         assert!(lock(&callers.known).len() <= MOST);
+    }
+
+    /// Run by [`without_descriptors_no_one_loses_their_groups`], in a process of its own.
+    #[test]
+    fn without_descriptors() {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        if std::env::var_os("ONEHOP_TEST_NO_DESCRIPTORS").is_none() {
+            return;
+        }
+        let (callers, before) = (Callers::default(), getrlimit(Resource::Nofile));
+        let me = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        let asks = Asks { uid: 1, gid: 1, thread: me, umask: 0 };
+        setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..before }).unwrap();
+        let caller = callers.caller(asks, 1).err();
+        setrlimit(Resource::Nofile, before).unwrap();
+        assert_eq!(caller, Some(Errno::MFILE));
+        assert!(lock(&callers.known).is_empty() && callers.caller(asks, 1).is_ok());
+    }
+
+    #[test]
+    fn without_descriptors_no_one_loses_their_groups() {
+        let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+        alone.args(["--exact", "fs::callers::tests::without_descriptors"]);
+        let output = alone.env("ONEHOP_TEST_NO_DESCRIPTORS", "yes").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
     }
 
     #[test]
@@ -164,7 +195,7 @@ mod tests {
                 lock(&callers.known).clear();
                 let own = Asks { uid: 0, gid: 0, ..asks };
                 (
-                    callers.groups((me, own.uid, own.gid), 7).len(),
+                    callers.groups((me, own.uid, own.gid), 7).unwrap().len(),
                     lock(&callers.known).len(),
                     callers.has_many(7),
                 )
@@ -173,7 +204,7 @@ mod tests {
             assert_eq!(take(MANY + 1), (MANY + 1, 0, true));
             // For a while.
             assert_eq!(take(2), (2, 1, true));
-            assert!(!callers.has_many(8) && callers.caller(asks, 8).groups.is_empty());
+            assert!(!callers.has_many(8) && callers.caller(asks, 8).unwrap().groups.is_empty());
         })
         .join()
         .unwrap();

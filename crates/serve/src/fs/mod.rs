@@ -101,8 +101,9 @@ impl Filesystem for FuseHandler {
             return entry(reply, Ok(attr));
         }
         let name = name.to_owned();
-        let find = move |this: &Mounted, by: Caller| entry(reply, this.find(&by, parent, &name));
-        self.act(CallClass::Look, Asks::of(request, 0), find);
+        self.act(CallClass::Look, Asks::of(request, 0), move |this, by| {
+            entry(reply, by.and_then(|by| this.find(&by, parent, &name)));
+        });
     }
 
     fn forget(&self, _request: &Request, inode: INodeNo, times: u64) {
@@ -143,9 +144,9 @@ impl Filesystem for FuseHandler {
         let [atime, mtime] = [atime, mtime].map(|time| time.map(time_change));
         let change = AttrChange { mode, uid, gid, size, atime, mtime };
         let asks = Asks::of(request, 0);
-        let call = move |this: &Mounted, by: Caller| {
+        let call = move |this: &Mounted, by: Result<Caller, Errno>| {
             // A lease is not waited for: the kernel has the file locked, and a link to it in another folder would keep that one locked.
-            attributes(reply, ops::change(this.attempt(&by), inode, handle, change));
+            attributes(reply, by.and_then(|by| ops::change(this.attempt(&by), inode, handle, change)));
         };
         // A file that is cut short may have its blocks freed first.
         self.act(if size.is_some() { CallClass::Disk } else { CallClass::Other }, asks, call);
@@ -177,7 +178,7 @@ impl Filesystem for FuseHandler {
     ) {
         let name = name.to_owned();
         self.act(CallClass::Other, Asks::of(request, umask), move |this, by| {
-            entry(reply, this.make(&by, parent, &name, &Make::Node { mode, rdev }));
+            entry(reply, by.and_then(|by| this.make(&by, parent, &name, &Make::Node { mode, rdev })));
         });
     }
 
@@ -192,7 +193,7 @@ impl Filesystem for FuseHandler {
     ) {
         let name = name.to_owned();
         self.act(CallClass::Other, Asks::of(request, umask), move |this, by| {
-            entry(reply, this.make(&by, parent, &name, &Make::Folder { mode }));
+            entry(reply, by.and_then(|by| this.make(&by, parent, &name, &Make::Folder { mode })));
         });
     }
 
@@ -201,13 +202,16 @@ impl Filesystem for FuseHandler {
             return empty(reply, virt::unlink(&self.shared, name, request.uid()));
         }
         let (name, asks) = (name.to_owned(), Asks::of(request, 0));
-        let remove = move |this: &Mounted, by: Caller| empty(reply, this.remove(&by, parent, &name, false));
-        self.act(CallClass::Other, asks, remove);
+        self.act(CallClass::Other, asks, move |this, by| {
+            empty(reply, by.and_then(|by| this.remove(&by, parent, &name, false)));
+        });
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (name, asks) = (name.to_owned(), Asks::of(request, 0));
-        self.act(CallClass::Other, asks, move |this, by| empty(reply, this.remove(&by, parent, &name, true)));
+        self.act(CallClass::Other, asks, move |this, by| {
+            empty(reply, by.and_then(|by| this.remove(&by, parent, &name, true)));
+        });
     }
 
     fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
@@ -219,7 +223,7 @@ impl Filesystem for FuseHandler {
         };
         let (name, target) = (name.to_owned(), target.to_owned());
         self.act(CallClass::Other, Asks::of(request, 0), move |this, by| {
-            entry(reply, this.make_link(&by, parent, &name, &target));
+            entry(reply, by.and_then(|by| this.make_link(&by, parent, &name, &target)));
             drop(held);
         });
     }
@@ -236,14 +240,16 @@ impl Filesystem for FuseHandler {
     ) {
         let (name, new_name) = (name.to_owned(), new_name.to_owned());
         self.act(CallClass::Other, Asks::of(request, 0), move |this, by| {
-            empty(reply, this.rename(&by, (parent, &name), (new_parent, &new_name), flags.bits()));
+            let rename = |by| this.rename(&by, (parent, &name), (new_parent, &new_name), flags.bits());
+            empty(reply, by.and_then(rename));
         });
     }
 
     fn link(&self, request: &Request, inode: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let (name, asks) = (name.to_owned(), Asks::of(request, 0));
-        let link = move |this: &Mounted, by: Caller| entry(reply, this.link_again(&by, inode, parent, &name));
-        self.act(CallClass::Other, asks, link);
+        self.act(CallClass::Other, asks, move |this, by| {
+            entry(reply, by.and_then(|by| this.link_again(&by, inode, parent, &name)));
+        });
     }
 
     fn open(&self, request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -256,12 +262,16 @@ impl Filesystem for FuseHandler {
         }
         let asks = Asks::of(request, 0);
         self.act(CallClass::Other, asks, move |this, by| {
-            let work = move |of: LeaseAttempt| ops::open_file(of, inode, flags);
-            let waits = (reply, may_wait(flags));
-            this.past_leases((asks, by), inode, waits, work, move |reply, done| match done {
+            let answer = move |done| match done {
                 Ok(handle) => reply.opened(FileHandle(handle), ops::cached(flags)),
                 Err(error) => reply.error(errno(error)),
-            });
+            };
+            let by = match by {
+                Ok(by) => by,
+                Err(error) => return answer(Err(error)),
+            };
+            let work = move |of: LeaseAttempt| ops::open_file(of, inode, flags);
+            this.past_leases((asks, by), inode, may_wait(flags), work, answer);
         });
     }
 
@@ -278,7 +288,7 @@ impl Filesystem for FuseHandler {
         let asks = Asks::of(request, umask);
         let (name, flags) = (name.to_owned(), OpenFlags(flags));
         self.act(ops::class_of_open(flags), asks, move |this, by| {
-            match ops::make_file(this.attempt(&by), parent, &name, mode, flags) {
+            match by.and_then(|by| ops::make_file(this.attempt(&by), parent, &name, mode, flags)) {
                 Ok((attr, handle)) => {
                     let handle = FileHandle(handle);
                     reply.created(&BELIEVE, &attr, Generation(0), handle, ops::cached(flags));
@@ -360,7 +370,7 @@ impl Filesystem for FuseHandler {
             let uid = gone.as_ref().map_or(request.uid(), |gone| gone.uid());
             self.end_locks(uid, inode, handle, gone.clone());
             if let Some(gone) = gone {
-                self.aside(uid, move |this| this.shared.opens.let_go(gone));
+                self.let_go(gone);
             }
         }
         reply.ok();
@@ -375,7 +385,7 @@ impl Filesystem for FuseHandler {
     fn opendir(&self, request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let thread = request.pid();
         self.act(CallClass::Other, Asks::of(request, 0), move |this, by| {
-            match this.open_folder(&by, inode, thread) {
+            match by.and_then(|by| this.open_folder(&by, inode, thread)) {
                 Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::empty()),
                 Err(error) => reply.error(errno(error)),
             }
@@ -461,7 +471,7 @@ impl Filesystem for FuseHandler {
         let Some(held) = self.hold(request.uid(), data) else { return reply.error(errno(Errno::NOMEM)) };
         let data = data.to_vec();
         self.act(CallClass::Other, Asks::of(request, 0), move |this, by| {
-            match ioctl::run(this, &by, of, command, &data) {
+            match by.and_then(|by| ioctl::run(this, &by, of, command, &data)) {
                 Ok(answer) => reply.ioctl(0, &answer),
                 Err(error) => reply.error(errno(error)),
             }
@@ -530,17 +540,20 @@ impl Filesystem for FuseHandler {
         // Who reads a list needs no rights for that: the kernel that asks wants to check some.
         let is_list = name.as_bytes().starts_with(b"system.posix_acl_");
         let ask = Xattr::Get { name: name.as_bytes().to_vec() };
-        let get = move |this: &Mounted, by: Caller| xattr(reply, size, this.xattr(&by, inode, &ask));
+        let get = move |this: &Mounted, by: Result<Caller, Errno>| {
+            xattr(reply, size, by.and_then(|by| this.xattr(&by, inode, &ask)));
+        };
         if is_list {
             let uid = waits_for_list(inode, name, request.uid());
-            return self.aside(uid, move |this| get(this, Caller::ROOT));
+            return self.aside(uid, move |this| get(this, Ok(Caller::ROOT)));
         }
         self.act(CallClass::Other, Asks::of(request, 0), get);
     }
 
     fn listxattr(&self, request: &Request, inode: INodeNo, size: u32, reply: ReplyXattr) {
-        let list = move |this: &Mounted, by: Caller| xattr(reply, size, this.xattr(&by, inode, &Xattr::List));
-        self.act(CallClass::Other, Asks::of(request, 0), list);
+        self.act(CallClass::Other, Asks::of(request, 0), move |this, by| {
+            xattr(reply, size, by.and_then(|by| this.xattr(&by, inode, &Xattr::List)));
+        });
     }
 
     fn setxattr(
@@ -555,17 +568,17 @@ impl Filesystem for FuseHandler {
     ) {
         let Some(held) = self.hold(request.uid(), value) else { return reply.error(errno(Errno::NOMEM)) };
         let ask = Xattr::Set { name: name.as_bytes().to_vec(), value: value.to_vec(), flags: flags as u32 };
-        let set = move |this: &Mounted, by: Caller| {
-            empty(reply, this.xattr(&by, inode, &ask).map(drop));
+        self.act(CallClass::Other, Asks::of(request, 0), move |this, by| {
+            empty(reply, by.and_then(|by| this.xattr(&by, inode, &ask)).map(drop));
             drop(held);
-        };
-        self.act(CallClass::Other, Asks::of(request, 0), set);
+        });
     }
 
     fn removexattr(&self, request: &Request, inode: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let ask = Xattr::Remove { name: name.as_bytes().to_vec() };
-        let remove = move |this: &Mounted, by: Caller| empty(reply, this.xattr(&by, inode, &ask).map(drop));
-        self.act(CallClass::Other, Asks::of(request, 0), remove);
+        self.act(CallClass::Other, Asks::of(request, 0), move |this, by| {
+            empty(reply, by.and_then(|by| this.xattr(&by, inode, &ask)).map(drop));
+        });
     }
 
     fn lseek(

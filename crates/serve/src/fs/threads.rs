@@ -71,13 +71,13 @@ pub(super) enum CallClass {
 }
 
 impl FuseHandler {
-    /// Does a call with the rights of who asks. Those of a person whose threads have many groups are done one at a time: to read them,
-    /// and to take them on, takes a processor longer than what is done then.
+    /// Does a call with the rights of who asks, or has it answer why these are unknown. Calls of a person whose threads have many groups
+    /// are done one at a time: to read them, and to take them on, takes a processor longer than what is done then.
     pub(super) fn act(
         &self,
         class: CallClass,
         asks: Asks,
-        call: impl FnOnce(&Mounted, Caller) + Send + 'static,
+        call: impl FnOnce(&Mounted, Result<Caller, Errno>) + Send + 'static,
     ) {
         let person = self.person(asks.uid);
         let call = move |this: &Mounted| call(this, this.callers.caller(asks, person));
@@ -119,6 +119,23 @@ impl FuseHandler {
     ) {
         let turn = of.map_or(0, |open| open.lock_turn());
         self.shared.caches.add((self.person(uid), turn), self.bound(call));
+    }
+
+    /// Closes a file. One that is in a mount below the folder has threads for that mount: it may hang, and the user's calls that move
+    /// bytes elsewhere do not wait for it.
+    pub(super) fn let_go(&self, gone: Arc<Open>) {
+        let uid = gone.uid();
+        let elsewhere = gone.is_elsewhere().then(|| gone.clone());
+        let close = move |this: &Mounted| this.shared.opens.let_go(gone);
+        match elsewhere {
+            // The call has the last one.
+            Some(of) => {
+                let turn = of.lock_turn();
+                drop(of);
+                self.shared.caches.add((self.person(uid), turn), self.bound(close));
+            }
+            None => self.aside(uid, close),
+        }
     }
 
     fn bound(&self, call: impl FnOnce(&Mounted) + Send + 'static) -> SlowCall {

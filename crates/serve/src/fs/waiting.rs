@@ -55,17 +55,17 @@ impl Mounted {
 
     /// Does what may find a lease of another program in its way, and answers; in a while, if there is one. `EAGAIN` says so: the kernel
     /// has told the program by then to let go of it.
-    pub(super) fn past_leases<T: 'static, R: Send + 'static>(
+    pub(super) fn past_leases(
         &self,
         (asks, by): (Asks, Caller),
         inode: INodeNo,
-        (reply, may_wait): (R, bool),
-        mut work: impl FnMut(LeaseAttempt<'_>) -> Result<T, Errno> + Send + 'static,
-        answer: impl Fn(R, Result<T, Errno>) + Send + 'static,
+        may_wait: bool,
+        mut work: impl FnMut(LeaseAttempt<'_>) -> Result<u64, Errno> + Send + 'static,
+        answer: impl FnOnce(Result<u64, Errno>) + Send + 'static,
     ) {
         let done = work(self.attempt(&by));
-        if !may_wait || !matches!(done, Err(Errno::AGAIN)) {
-            return answer(reply, done);
+        if !may_wait || done != Err(Errno::AGAIN) {
+            return answer(done);
         }
         let uid = self.shared.persons.of(asks.uid);
         let (shared, tree, callers) = (self.shared.clone(), self.tree.clone(), self.callers.clone());
@@ -75,22 +75,21 @@ impl Mounted {
         let pool = if callers.has_many(uid) { &self.shared.crowds } else { &self.shared.slow };
         let threads = wait_threads(pool, uid);
         let waiter = Waiter { inode: inode.0, uid, thread: asks.thread, limit: Some(LEASE), threads };
-        let mut reply = Some(reply);
+        let mut answer = Some(answer);
         let attempt = move |turn| {
             let done = match turn {
-                WaitAction::Try => {
-                    let by = callers.caller(asks, uid);
-                    work(LeaseAttempt { shared: &shared, tree: &*tree, by: &by })
-                }
+                WaitAction::Try => callers
+                    .caller(asks, uid)
+                    .and_then(|by| work(LeaseAttempt { shared: &shared, tree: &*tree, by: &by })),
                 // Too many wait, or nobody knows who waits.
                 WaitAction::Fail(Errno::NOLCK) => Err(Errno::AGAIN),
                 WaitAction::Fail(error) => Err(error),
             };
-            if turn == WaitAction::Try && matches!(done, Err(Errno::AGAIN)) {
+            if turn == WaitAction::Try && done == Err(Errno::AGAIN) {
                 return false;
             }
-            if let Some(reply) = reply.take() {
-                answer(reply, done);
+            if let Some(answer) = answer.take() {
+                answer(done);
             }
             true
         };
@@ -240,13 +239,13 @@ mod tests {
         let credentials = |groups| Credentials { uid: 7, gid: 7, groups, privileged: true };
         let (say, said) = channel();
         let acting = own.act_as(&credentials(&[8, 9])).unwrap();
-        let by = handler.callers.caller(asks, 7);
+        let by = handler.callers.caller(asks, 7).unwrap();
         let work = move |of: LeaseAttempt<'_>| {
             let is_over = of.by.groups == [10];
             say.send(of.by.groups.clone()).unwrap();
-            if is_over { Ok(()) } else { Err(Errno::AGAIN) }
+            if is_over { Ok(0) } else { Err(Errno::AGAIN) }
         };
-        handler.past_leases((asks, by), INodeNo(1), ((), true), work, |(), done| done.unwrap());
+        handler.past_leases((asks, by), INodeNo(1), true, work, |done| assert_eq!(done, Ok(0)));
         assert_eq!(said.recv(), Ok(vec![8, 9]));
         drop(acting);
         // A program that waits cannot do this; what shows is that its groups are read again.
