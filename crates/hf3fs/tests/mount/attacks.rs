@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
 use crate::bed::{Bed, how_long, part, part_of, run, skipped};
+use crate::clock::Attack;
 use crate::target::{connect, start, start_twice};
 
 pub const ATTACKER: u32 = 21_011;
@@ -165,6 +166,7 @@ fn swapper() {
 
 #[test]
 fn swapped_names_give_no_file_of_root_s_away() {
+    let _attack = Attack::begin();
     let Some(bed) = attacked() else { return };
     own_folder(&bed);
     run_race("attacks::swapper", &bed, "root");
@@ -172,6 +174,7 @@ fn swapped_names_give_no_file_of_root_s_away() {
 
 #[test]
 fn swapped_names_give_no_file_of_a_target_s_root_away() {
+    let _attack = Attack::begin();
     let Some((bed, _target, _)) = as_two_users(start) else { return };
     own_folder(&bed);
     run_race("attacks::swapper", &bed, "root");
@@ -217,12 +220,14 @@ fn opener() {
 
 #[test]
 fn files_of_others_are_not_opened_as_if_they_were_new() {
+    let _attack = Attack::begin();
     let Some(bed) = attacked() else { return };
     others_are_not_opened(&bed, "root");
 }
 
 #[test]
 fn files_of_others_are_not_opened_through_two_mounts_of_a_target() {
+    let _attack = Attack::begin();
     let Some((bed, _target, second)) = as_two_users(start_twice) else { return };
     others_are_not_opened(&bed, "second");
     second.end().unwrap();
@@ -249,6 +254,7 @@ fn writer() {
 
 #[test]
 fn writes_take_rights_away() {
+    let _attack = Attack::begin();
     let Some(bed) = attacked() else { return };
     let names = ["ring", "call", "cut", "room", "empty"];
     let files = names.map(|name| file_of(bed.dir.join("root").join(name), (0, 0o6777), b"program"));
@@ -260,6 +266,7 @@ fn writes_take_rights_away() {
 /// Of files that anybody may write, whether or not they could take it away themselves.
 #[test]
 fn writes_take_capabilities_away() {
+    let _attack = Attack::begin();
     const NAME: &str = "security.capability";
     // Revision 2, effective, CAP_CHOWN.
     let capability: Vec<u8> =
@@ -331,6 +338,7 @@ fn filler() {
 
 #[test]
 fn blocks_that_are_reserved_stay_root_s() {
+    let _attack = Attack::begin();
     let Some(bed) = as_two_users(|| Some(Bed::folder())) else { return };
     let Some(disk) = Disk::mount(&bed.dir) else { return };
     std::fs::set_permissions(&disk.0, Permissions::from_mode(0o777)).unwrap();
@@ -357,6 +365,7 @@ fn runner() {
 
 #[test]
 fn programs_may_be_run_that_may_not_be_read() {
+    let _attack = Attack::begin();
     let Some(bed) = attacked() else { return };
     let program = bed.dir.join("root/program");
     std::fs::copy("/bin/sleep", &program).unwrap();
@@ -381,6 +390,7 @@ fn cutter() {
 
 #[test]
 fn programs_that_run_are_not_cut_short() {
+    let _attack = Attack::begin();
     let check = |bed: &Bed| {
         let program = bed.dir.join("root/program");
         std::fs::copy("/bin/sleep", &program).unwrap();
@@ -414,6 +424,7 @@ fn mapper() {
 
 #[test]
 fn memory_with_holes_takes_no_addresses_from_others() {
+    let _attack = Attack::begin();
     let Some(bed) = attacked() else { return };
     run(part("attacks::mapper", &bed));
     bed.until("its memory is gone", |report| report["buffers"] == 0);
@@ -476,12 +487,14 @@ fn listed() {
 
 #[test]
 fn access_control_lists_hold() {
+    let _attack = Attack::begin();
     let Some(bed) = attacked() else { return };
     lists_hold(&bed);
 }
 
 #[test]
 fn access_control_lists_of_a_target_hold() {
+    let _attack = Attack::begin();
     let Some((bed, _target, address)) = as_two_users(start) else { return };
     if !lists_hold(&bed) {
         return;

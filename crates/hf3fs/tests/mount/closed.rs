@@ -11,6 +11,7 @@ use rustix::mount::{UnmountFlags, mount_bind, unmount};
 
 use crate::attacks::{ATTACKER, attacked, become_user};
 use crate::bed::{Bed, command, part, part_of, run};
+use crate::clock::Attack;
 
 fn code(done: onehop_os::Result<()>) -> Option<i32> {
     done.err().and_then(|error| error.errno())
@@ -35,6 +36,7 @@ fn linker() {
 
 #[test]
 fn links_are_made_in_open_folders_only() {
+    let _attack = Attack::begin();
     let Some(bed) = attacked() else { return };
     let root = bed.dir.join("root");
     std::fs::create_dir_all(root.join("private/tmp")).unwrap();
@@ -69,6 +71,7 @@ fn puncher() {
 
 #[test]
 fn holes_take_rights_away() {
+    let _attack = Attack::begin();
     let Some(bed) = attacked() else { return };
     let files = ["ioctl", "call"].map(|of| bed.dir.join("root").join(of));
     for file in &files {
@@ -80,6 +83,78 @@ fn holes_take_rights_away() {
     for file in files {
         assert_eq!(std::fs::read(&file).unwrap(), b"\0\0ogram");
         assert_eq!(std::fs::metadata(&file).unwrap().mode() & 0o7777, 0o777, "{}", file.display());
+    }
+}
+
+/// Files and folders, their owners, and their modes.
+const OWNED: [(&str, u32, u32); 7] = [
+    ("own", ATTACKER, 0o6755),
+    ("not run by the group", ATTACKER, 0o6745),
+    ("own without", ATTACKER, 0o644),
+    ("root's", 0, 0o6777),
+    ("root's without", 0, 0o666),
+    ("own folder", ATTACKER, 0o6755),
+    ("root's folder", 0, 0o6777),
+];
+
+/// Run by [`an_owner_who_stays_takes_rights_away`]: gives files to nobody else, and cuts what is open; says how it ended.
+#[test]
+fn giver() {
+    let Some(dir) = part_of() else { return };
+    let of = |name: &str| std::env::var(name).unwrap();
+    let (folder, by) = (dir.join(of("ONEHOP_TEST_FOLDER")), of("ONEHOP_TEST_UID").parse().unwrap());
+    if by != 0 {
+        become_user(by, &[]);
+    }
+    for (name, _, _) in OWNED {
+        let given = chown(folder.join(name), None, None).map_err(|error| error.raw_os_error());
+        println!("{name}: {given:?}");
+    }
+    let cut = File::options().write(true).open(folder.join("cut")).and_then(|file| file.set_len(3));
+    println!("cut: {:?}", cut.map_err(|error| error.raw_os_error()));
+}
+
+/// What that says, and the modes afterwards, in the folder `name`, reached by a way.
+fn given(bed: &Bed, name: &str, way: &str, by: u32) -> (String, Vec<u32>) {
+    let folder = bed.dir.join("root").join(name);
+    std::fs::create_dir(&folder).unwrap();
+    let all = OWNED.into_iter().chain([("cut", 0, 0o6777)]);
+    let paths: Vec<_> = all
+        .map(|(name, uid, mode)| {
+            let path = folder.join(name);
+            if name.ends_with("folder") {
+                std::fs::create_dir(&path).unwrap();
+            } else {
+                std::fs::write(&path, "program").unwrap();
+            }
+            chown(&path, Some(uid), Some(uid)).unwrap();
+            std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            path
+        })
+        .collect();
+    let mut giver = part("closed::giver", bed);
+    giver.env("ONEHOP_TEST_FOLDER", format!("{way}/{name}")).env("ONEHOP_TEST_UID", by.to_string());
+    let said = run(giver)
+        .lines()
+        .filter(|line| line.contains(": Ok(") || line.contains(": Err("))
+        .collect::<Vec<_>>()
+        .join("\n");
+    (said, paths.iter().map(|path| std::fs::metadata(path).unwrap().mode() & 0o7777).collect())
+}
+
+#[test]
+fn an_owner_who_stays_takes_rights_away() {
+    let _attack = Attack::begin();
+    let Some(bed) = attacked() else { return };
+    let Some((of_target, _target, _)) = crate::target::start() else { return };
+    for bed in [&bed, &of_target] {
+        for by in [ATTACKER, 0] {
+            let (said, modes) = given(bed, &format!("below {by}"), "root", by);
+            assert!(said.contains("own: Ok(()") && modes[0] == 0o755, "{said} {modes:?}");
+            // By a mount, who may not take bits away gets no error: the kernel asks the same before a write, which does.
+            let said = said.replace("root's: Err(Some(1))", "root's: Ok(())");
+            assert_eq!(given(bed, &format!("through {by}"), "mnt", by), (said, modes));
+        }
     }
 }
 
@@ -99,6 +174,7 @@ fn leads_nowhere(bed: &Bed) {
 
 #[test]
 fn a_mount_does_not_show_itself() {
+    let _attack = Attack::begin();
     let Some(bed) = attacked() else { return };
     leads_nowhere(&bed);
     let (root, inner) = (bed.dir.join("root"), bed.dir.join("root/inner"));

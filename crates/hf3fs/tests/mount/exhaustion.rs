@@ -22,6 +22,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::alike::Mounted;
 use crate::attacks::{ATTACKER, become_user};
 use crate::bed::{Bed, LONG, how_long, part, part_of, run, skipped};
+use crate::clock::Attack;
 use crate::processes::Killed;
 
 /// Descriptors of a daemon that has few.
@@ -180,6 +181,7 @@ fn opener_of_files() {
 
 #[test]
 fn who_opens_all_files_leaves_some_to_others() {
+    let _attack = Attack::begin();
     let Some(small) = Small::start(false) else { return };
     open_to_all(&small.bed);
     let attacker = Attacker::start("exhaustion::opener_of_files", &small.bed);
@@ -214,6 +216,7 @@ fn finder_of_names() {
 
 #[test]
 fn names_that_are_known_take_no_descriptors() {
+    let _attack = Attack::begin();
     for of_target in [false, true] {
         let Some(small) = Small::start(of_target) else { return };
         open_to_all(&small.bed);
@@ -244,6 +247,7 @@ fn opener_of_folders() {
 
 #[test]
 fn open_folders_take_no_memory() {
+    let _attack = Attack::begin();
     let Some(small) = Small::start(false) else { return };
     open_to_all(&small.bed);
     others_go_on(&small.bed);
@@ -284,6 +288,7 @@ fn syncer() {
 
 #[test]
 fn syncs_keep_nobody_waiting() {
+    let _attack = Attack::begin();
     for of_target in [false, true] {
         let Some(small) = Small::start(of_target) else { return };
         open_to_all(&small.bed);
@@ -362,6 +367,7 @@ fn own_time() -> Duration {
 
 #[test]
 fn semaphores_cost_others_nothing() {
+    let _attack = Attack::begin();
     let Some(small) = Small::start(false) else { return };
     open_to_all(&small.bed);
     let before = small.cpu_time();
@@ -420,6 +426,7 @@ assert ends == ['well'] * 40, ends
 
 #[test]
 fn leases_keep_no_one_else_waiting() {
+    let _attack = Attack::begin();
     let Some(small) = Small::start(false) else { return };
     if std::process::Command::new("python3").arg("--version").output().is_err() {
         return skipped("python3 is not installed");
@@ -475,6 +482,7 @@ fn asker_for_much() {
 
 #[test]
 fn long_requests_take_no_memory() {
+    let _attack = Attack::begin();
     let Some(small) = Small::start(false) else { return };
     open_to_all(&small.bed);
     let before = small.memory();
@@ -488,6 +496,7 @@ fn long_requests_take_no_memory() {
 
 #[test]
 fn mounts_leave_descriptors_of_a_target_to_others() {
+    let _attack = Attack::begin();
     let bed = Bed::folder();
     std::fs::create_dir(bed.dir.join("root/many")).unwrap();
     for number in 0..400 {

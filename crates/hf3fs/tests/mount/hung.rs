@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use crate::alike::Mounted;
 use crate::attacks::{ATTACKER, become_user};
 use crate::bed::{Bed, LONG, part, part_of, run, skipped, wait};
+use crate::clock::Attack;
 use crate::stalled::{finds_nothing, until};
 
 const ANOTHER: u32 = ATTACKER + 2;
@@ -126,6 +127,66 @@ fn unlocker() {
     });
 }
 
+/// Run by [`alone_with_closed_files`]: a user closes files of the file system that hangs, and then uses others.
+#[test]
+fn closer() {
+    let Some(dir) = part_of() else { return };
+    become_user(ATTACKER, &[]);
+    let hung = (0..MANY_OF_ONE).map(|number| File::open(dir.join(format!("mnt/stuck/{number}"))).unwrap());
+    let hung: Vec<_> = hung.collect();
+    println!("ready");
+    std::io::stdout().flush().unwrap();
+    let _ = std::io::stdin().read(&mut [0]);
+    drop(hung);
+    println!("closed");
+    std::io::stdout().flush().unwrap();
+    let _ = std::io::stdin().read(&mut [0]);
+    let file = dir.join("mnt/folder/file");
+    for number in 0..8 {
+        std::fs::write(&file, [number; 9000]).unwrap();
+        assert_eq!(std::fs::read(&file).unwrap(), [number; 9000]);
+    }
+    std::fs::remove_file(file).unwrap();
+    println!("went on");
+    std::io::stdout().flush().unwrap();
+}
+
+#[test]
+fn closed_files_of_a_file_system_that_hangs_keep_no_call_waiting() {
+    let _attack = Attack::begin();
+    if !rustix::process::geteuid().is_root() {
+        return skipped("only root acts as other users");
+    }
+    run(part("hung::alone_with_closed_files", &Bed::folder()));
+}
+
+/// Run by the test above.
+#[test]
+fn alone_with_closed_files() {
+    let Some((bed, stuck)) = with_stuck() else { return };
+    let mut closer = part("hung::closer", &bed);
+    let mut closer = closer.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    until(&mut closer, "ready");
+    stuck.gate.set(true);
+    closer.stdin.as_mut().unwrap().write_all(b"!").unwrap();
+    until(&mut closer, "closed");
+    bed.until("the mount knows that they are closed", |report| report["open_files"] == 0);
+    closer.stdin.as_mut().unwrap().write_all(b"!").unwrap();
+    // By a thread that may wait for ever where this fails.
+    let (say, said) = channel();
+    let went_on = std::thread::spawn(move || {
+        until(&mut closer, "went on");
+        say.send(()).unwrap();
+        closer
+    });
+    let went = said.recv_timeout(LONG / 4);
+    let hangs = stuck.gate.holds_a_request();
+    stuck.gate.set(false);
+    let ended = wait(went_on.join().unwrap());
+    assert!(went.is_ok() && hangs, "the user's other calls wait; something hangs: {hangs}");
+    assert!(ended.status.success(), "{ended:?}");
+}
+
 /// For what a test runs: a mount, and below its root a file system that can hang.
 fn with_stuck() -> Option<(Bed, Mounted)> {
     part_of()?;
@@ -138,6 +199,7 @@ fn with_stuck() -> Option<(Bed, Mounted)> {
 
 #[test]
 fn a_file_system_that_hangs_keeps_no_lock_of_another_from_being_given_up() {
+    let _attack = Attack::begin();
     if !rustix::process::geteuid().is_root() {
         return skipped("only root acts as other users");
     }
@@ -174,6 +236,7 @@ fn alone_with_one_user() {
 /// By a process that serves nothing else: programs that other tests begin have files of theirs as they begin, and would hang, too.
 #[test]
 fn locks_of_a_file_system_that_hangs_keep_nobody_else_waiting() {
+    let _attack = Attack::begin();
     if !rustix::process::geteuid().is_root() {
         return skipped("only root acts as other users");
     }

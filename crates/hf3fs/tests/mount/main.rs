@@ -6,6 +6,7 @@ mod alike;
 mod attacks;
 mod bed;
 mod beside;
+mod clock;
 mod closed;
 mod coherence;
 mod crowds;

@@ -8,6 +8,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::attacks::{ATTACKER, become_user};
 use crate::bed::{part, part_of, run};
+use crate::clock::Attack;
 use crate::exhaustion::{Small, open_to_all};
 
 /// Run by [`reports_are_shared`]: opens the statistics until there are no more, then as another user.
@@ -43,6 +44,7 @@ fn reader_of_reports() {
 
 #[test]
 fn reports_are_shared() {
+    let _attack = Attack::begin();
     let Some(small) = Small::start(false) else { return };
     open_to_all(&small.bed);
     run(part("reports::reader_of_reports", &small.bed));

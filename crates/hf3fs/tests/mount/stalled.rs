@@ -17,6 +17,7 @@ use rustix::io::Errno;
 
 use crate::attacks::{ATTACKER, Disk, become_user};
 use crate::bed::{Bed, part, part_of, skipped, wait};
+use crate::clock::Attack;
 use crate::target::{connect, key, serve};
 
 /// How long lookups may take on a machine that has much else to do.
@@ -324,12 +325,14 @@ impl Drop for Freezable {
 
 #[test]
 fn lookups_do_not_wait_behind_calls_that_do() {
+    let _attack = Attack::begin();
     let Some(disk) = Freezable::start() else { return };
     disk.look_beside(MountOptions::new(&disk.bed.mount(), &disk.bed.dir.join("root")));
 }
 
 #[test]
 fn lookups_of_a_target_do_not_wait_behind_calls_that_do() {
+    let _attack = Attack::begin();
     let Some(disk) = Freezable::start() else { return };
     let acceptor = TcpAcceptor::listen("127.0.0.1:0").unwrap();
     let address = acceptor.local().unwrap();
@@ -341,6 +344,7 @@ fn lookups_of_a_target_do_not_wait_behind_calls_that_do() {
 
 #[test]
 fn long_writes_that_wait_keep_nothing_else_waiting() {
+    let _attack = Attack::begin();
     let Some(disk) = Freezable::start() else { return };
     let options = MountOptions::new(&disk.bed.mount(), &disk.bed.dir.join("root"));
     // As on a machine of 4 GiB.
@@ -352,6 +356,7 @@ fn long_writes_that_wait_keep_nothing_else_waiting() {
 
 #[test]
 fn reads_do_not_wait_behind_their_user_s_durable_writes() {
+    let _attack = Attack::begin();
     let Some(disk) = Freezable::start() else { return };
     let (_target, address) = serve(&disk.bed.dir, "127.0.0.1:0");
     let daemon = Daemon::start(MountOptions::of_target(&disk.bed.mount(), connect(address))).unwrap();
@@ -377,6 +382,7 @@ fn reads_do_not_wait_behind_their_user_s_durable_writes() {
 
 #[test]
 fn more_writes_than_there_is_memory_for_are_refused() {
+    let _attack = Attack::begin();
     let Some(disk) = Freezable::start() else { return };
     let options = MountOptions::new(&disk.bed.mount(), &disk.bed.dir.join("root"));
     let daemon = Daemon::start(MountOptions { write_memory: 16 << 20, ..options }).unwrap();
@@ -387,6 +393,7 @@ fn more_writes_than_there_is_memory_for_are_refused() {
 
 #[test]
 fn more_attributes_than_there_is_memory_for_are_refused() {
+    let _attack = Attack::begin();
     let Some(disk) = Freezable::start() else { return };
     let options = MountOptions::new(&disk.bed.mount(), &disk.bed.dir.join("root"));
     let daemon = Daemon::start(MountOptions { write_memory: 8 << 20, ..options }).unwrap();
@@ -410,6 +417,7 @@ fn more_attributes_than_there_is_memory_for_are_refused() {
 /// A target that has few buffers: two mounts would like all of them for themselves.
 #[test]
 fn writes_of_two_mounts_that_wait_at_a_target_leave_others_room() {
+    let _attack = Attack::begin();
     let Some(disk) = Freezable::start() else { return };
     let acceptor = TcpAcceptor::listen("127.0.0.1:0").unwrap();
     let address = acceptor.local().unwrap();

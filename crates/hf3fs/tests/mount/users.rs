@@ -15,6 +15,7 @@ use rustix::io::Errno;
 
 use crate::attacks::become_user;
 use crate::bed::{Bed, command, part, part_of, run, skipped, wait};
+use crate::clock::Attack;
 use crate::exhaustion::many_descriptors;
 
 const ONE: u32 = 21_001;
@@ -104,6 +105,7 @@ fn second_user() {
 
 #[test]
 fn users_keep_to_themselves() {
+    let _attack = Attack::begin();
     if !rustix::process::geteuid().is_root() {
         return skipped("only root can be two users");
     }
@@ -153,6 +155,7 @@ fn user_of_folders() {
 
 #[test]
 fn handles_of_folders_are_no_files() {
+    let _attack = Attack::begin();
     if !rustix::process::geteuid().is_root() {
         return skipped("only root can be two users");
     }
@@ -224,6 +227,7 @@ fn persons() {
 
 #[test]
 fn subordinate_numbers_have_their_person_s_share() {
+    let _attack = Attack::begin();
     if !rustix::process::geteuid().is_root() {
         return skipped("only root can be several users");
     }
