@@ -4,9 +4,15 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use onehop_os::HostMem;
+use onehop_target::auth::Key;
 use onehop_target::server;
+use onehop_target::tcp::TcpConnector;
+use onehop_target::transport::{Connector, Outgoing, Stretch};
 use onehop_target::tree::Tree;
-use onehop_target::wire::{Caller, FrameKind, Head, Hello, Join, Name, ROOT, Request, Xattr, pack};
+use onehop_target::wire::{
+    Caller, FrameKind, Head, Hello, HelloBack, Join, Name, ROOT, Request, Xattr, pack, unpack,
+};
 
 use crate::bed::{BOTH, Bed, LONG, ME, connect, key, name, options, start};
 
@@ -64,6 +70,64 @@ fn odd_request(dice: &mut Dice) -> Request {
     }
 }
 
+/// The kind, the number, the body and the data of a frame.
+fn odd_frame(dice: &mut Dice, number: u64) -> (FrameKind, u64, Vec<u8>, Vec<u8>) {
+    let id = dice.pick(&[number, number, number, 0, 5000, u64::MAX]);
+    let body = pack(&odd_request(dice)).unwrap();
+    let data = vec![7; dice.pick(&[0, 0, 0, 1, 4096])];
+    let kind = dice.pick(&[
+        FrameKind::Request,
+        FrameKind::Request,
+        FrameKind::Request,
+        FrameKind::Ping,
+        FrameKind::Reply,
+    ]);
+    (kind, id, body, data)
+}
+
+/// The same of a stranger who has the key: frames in no order, whose heads and lengths are not true.
+fn misbehave_with_the_key(address: SocketAddr, dice: &mut Dice) {
+    let limit = Duration::from_millis(200);
+    let Ok(link) = TcpConnector::new(&address.to_string()).unwrap().connect(0, limit) else { return };
+    let say = |head, body: &[u8], data: Option<&Stretch>| link.send(&Outgoing { head, body, data }, limit);
+    let say_plainly = |kind, body: &[u8]| say(Head::new(kind, 0, body), body, None).is_ok();
+    let (exchange, message) = key().begin(&link.binding()).unwrap();
+    if !say_plainly(FrameKind::Hello, &pack(&Hello { exchange: Some(message) }).unwrap()) {
+        return;
+    }
+    let mut no_data = |_: &Head, _: &[u8]| Ok(None);
+    let Ok(Some(back)) = link.receive(LONG, LONG, &mut no_data) else { return };
+    let Ok(HelloBack { exchange: Some(answer) }) = unpack(&back.body, "the target") else { return };
+    link.encrypt(&exchange.finish(&answer).unwrap());
+    let session = dice.pick(&[None, None, None, Some([dice.0 as u8; 16])]);
+    if !dice.roll().is_multiple_of(8) {
+        say_plainly(FrameKind::Join, &pack(&Join { session, mount: [0; 16] }).unwrap());
+    }
+    for number in 0..100 {
+        let (mut kind, id, body, data) = odd_frame(dice, number);
+        if dice.roll().is_multiple_of(64) {
+            kind = dice.pick(&[FrameKind::Hello, FrameKind::Join, FrameKind::Welcome, FrameKind::Goodbye]);
+        }
+        let mut head = Head { data: data.len() as u32, ..Head::new(kind, id, &body) };
+        match dice.roll() % 64 {
+            0 => head.data = dice.pick(&[1, 4 << 20, (4 << 20) + 1, u32::MAX]),
+            1 => head.body = dice.pick(&[0, 1, 64 << 10, (64 << 10) + 1, u32::MAX]),
+            2 => head.done = dice.pick(&[id, id.wrapping_add(1), u64::MAX]),
+            _ => {}
+        }
+        let mem = HostMem::anonymous(4096).unwrap();
+        mem.write(0, &data).unwrap();
+        let data = Stretch { mem, at: 0, len: data.len() };
+        if say(head, &body, (data.len > 0).then_some(&data)).is_err() {
+            break;
+        }
+    }
+    // Some listen, some do not.
+    if dice.roll().is_multiple_of(2) {
+        while matches!(link.receive(limit, limit, &mut no_data), Ok(Some(_))) {}
+    }
+}
+
 /// A stranger's life: some get in, where there is no key. Whatever they do may fail.
 fn misbehave(address: SocketAddr, dice: &mut Dice) {
     let Ok(mut stream) = TcpStream::connect(address) else { return };
@@ -92,16 +156,7 @@ fn misbehave(address: SocketAddr, dice: &mut Dice) {
             say(&frame(FrameKind::Hello, 0, &hello, b""));
             say(&frame(FrameKind::Join, 0, &join, b""));
             for number in 0..100 {
-                let id = dice.pick(&[number, number, number, 0, 5000, u64::MAX]);
-                let body = pack(&odd_request(dice)).unwrap();
-                let data = vec![7; dice.pick(&[0, 0, 0, 1, 4096])];
-                let kind = dice.pick(&[
-                    FrameKind::Request,
-                    FrameKind::Request,
-                    FrameKind::Request,
-                    FrameKind::Ping,
-                    FrameKind::Reply,
-                ]);
+                let (kind, id, body, data) = odd_frame(dice, number);
                 let bytes = match dice.roll() % 5 {
                     0 => frame(kind, id, &body[..body.len() / 2], b""),
                     _ => frame(kind, id, &body, &data),
@@ -121,14 +176,23 @@ fn misbehave(address: SocketAddr, dice: &mut Dice) {
 
 #[test]
 fn garbage_hurts_nobody_else() {
+    hurts_nobody_else(None, misbehave);
+}
+
+#[test]
+fn garbage_of_who_has_the_key_hurts_nobody_else() {
+    hurts_nobody_else(Some(key()), misbehave_with_the_key);
+}
+
+fn hurts_nobody_else(key: Option<Key>, misbehave: fn(SocketAddr, &mut Dice)) {
     let bed = Bed::new();
     std::fs::write(bed.dir.join("outside"), "outside").unwrap();
     std::fs::write(bed.root().join("file"), vec![9; 100_000]).unwrap();
-    let mut options_of = server::ServerOptions { key: None, ..bed.options() };
+    let mut options_of = server::ServerOptions { key: key.clone(), ..bed.options() };
     options_of.limits.stall = Duration::from_secs(1);
     options_of.limits.handshake = Duration::from_secs(1);
     let (target, address) = start(options_of, "127.0.0.1:0");
-    let tree = connect(address, onehop_target::client::ClientOptions { key: None, ..options() });
+    let tree = connect(address, onehop_target::client::ClientOptions { key, ..options() });
     let (_, file) = tree.create(ROOT, &name("honest"), 0o600, BOTH, true, &ME).unwrap();
     let seconds = std::env::var("ONEHOP_TEST_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
     let start = Instant::now();
