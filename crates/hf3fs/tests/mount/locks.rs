@@ -143,7 +143,8 @@ fn holder() {
     let bed = Bed { dir: dir.clone(), daemon: None };
     for of in PLACES {
         let held = open(&dir, of);
-        flock(&held, EXCLUSIVE).unwrap();
+        // The mount hears later that the last program has closed it.
+        patiently(|| flock(&held, EXCLUSIVE).is_ok());
         let mut killed = part("locks::waiter", &bed).spawn().unwrap();
         let waits = part("locks::waiter", &bed).stdout(std::process::Stdio::piped()).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(500));
