@@ -1,6 +1,6 @@
 /*
  * Samples of an SDR board in GPU memory, for programs in C and C++: the calls of SoapySDR's direct buffers, with GPU addresses.
- * Link with libonehop.so. Errors are reported as in onehop.h; acquire returns what SoapySDR's does.
+ * They receive; nothing here transmits. Link with libonehop.so. Errors are reported as in onehop.h; acquire returns what SoapySDR's does.
  *
  * One thread at a time acquires and releases. While it waits for a block, other threads may call the other functions, which
  * do not wait.

@@ -125,7 +125,7 @@ impl BoardConfig {
     pub fn parse(text: &str) -> Result<Self> {
         let (name, options) = text.split_once('?').unwrap_or((text, ""));
         if !matches!(name, "usdr" | "") {
-            return Err(bad("board", name, "usdr, with options behind '?'"));
+            return Err(Error::UnknownBoard(name.escape_debug().to_string()));
         }
         let mut config = Self::default();
         for option in options.split('&').filter(|option| !option.is_empty()) {
@@ -258,7 +258,7 @@ mod tests {
     #[test]
     fn invalid_options_are_refused_by_name() {
         for (text, word) in [
-            ("radio", "usdr"),
+            ("radio", "no simulated board 'radio'; sim:usdr"),
             ("usdr?rate=0", "samples"),
             ("usdr?rate=nan", "samples"),
             ("usdr?rate=é", "samples"),

@@ -14,6 +14,9 @@ pub enum Error {
         /// The known options.
         have: &'static str,
     },
+    /// A name that no simulated board has.
+    #[error("there is no simulated board '{0}'; sim:usdr is one")]
+    UnknownBoard(String),
     /// An invalid value of an option.
     #[error("the board's option {name} takes {takes}, not '{value}'")]
     BadValue {

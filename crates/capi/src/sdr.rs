@@ -132,7 +132,8 @@ fn board(device: &str) -> Result<(Card, Option<Board>, Option<f64>)> {
     let config = BoardConfig::parse(options).map_err(|error| Error::Argument(error.to_string()))?;
     let model = Board::new(config).map_err(|error| Error::NotPossible(error.to_string()))?;
     let config = model.config();
-    let profile = Profile { rx: model.limits(), reports_time: config.reports_time, ..Profile::SIMULATED };
+    let (rx, tx) = (model.limits(), model.tx_limits());
+    let profile = Profile { rx, tx, reports_time: config.reports_time, ..Profile::SIMULATED };
     let (card, rate) = (Card::new(&model.port(), model.interrupt(), profile), config.rate);
     Ok((card, Some(model), Some(rate)))
 }

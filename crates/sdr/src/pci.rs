@@ -60,6 +60,10 @@ fn rate(text: &str) -> Option<f64> {
 /// # Errors
 /// When it is not a supported board, is in use, or cannot be opened through the module.
 pub fn open(root: &Root, address: Address) -> Result<Card> {
+    if !root.exists(&format!("/sys/bus/pci/devices/{address}")) {
+        let why = format!("this machine has no PCI device {address}; `onehop topo --all` shows all");
+        return Err(Error::NotPossible { what: "opening this board", why });
+    }
     let number = |file: &str| read(root, address, file);
     let (id, subsystem) =
         ((number("vendor")?, number("device")?), (number("subsystem_vendor")?, number("subsystem_device")?));

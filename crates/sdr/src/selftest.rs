@@ -266,7 +266,8 @@ impl SelfTestRun<'_> {
         }
         if lost == 0 {
             let found = format!("nothing was lost although no block was acquired for {stall:.1?}");
-            return Ok(Seen::Nothing { found, fix: "Use smaller buffers (--buffer), which fill sooner" });
+            let fix = "A board that waits (patient=1) loses nothing. Otherwise use smaller buffers (--buffer), which fill sooner";
+            return Ok(Seen::Nothing { found, fix });
         }
         let witness = match (self.session.card().profile.reports_time, self.test.counter) {
             (true, true) => "the clock and the samples behind them agree",

@@ -105,7 +105,7 @@ fn a_recording_that_fails_leaves_the_earlier_one() {
     let read = || files.clone().map(|file| std::fs::read(file).unwrap());
     rx("sim:usdr?rate=1M", &["--out", &out]);
     let earlier = read();
-    // Killed while it records another format.
+    // While it records another format, no other may record to its name; then it is killed.
     let args = ["sdr", "rx", "-g", "emu", "--seconds", "600", "--buffer", "16K", "--format", "ci12"];
     let args = [&args[..], &["--gain", "2", "--out", &out, "-d", "sim:usdr?rate=4M"]].concat();
     let mut child = command(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
@@ -115,6 +115,8 @@ fn a_recording_that_fails_leaves_the_earlier_one() {
         assert!(Instant::now() < until, "nothing is recorded");
         std::thread::sleep(Duration::from_millis(5));
     }
+    let second = ["sdr", "rx", "-g", "emu", "--seconds", "0.1", "--out", &out, "-d", "sim:usdr?rate=1M"];
+    refuse(&second, 1, "another process is recording to");
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(read() == earlier, "the earlier recording was changed");
@@ -160,6 +162,26 @@ fn people_see_a_spectrum() {
     {
         assert!(text.contains(word), "{word}: {text}");
     }
+    // A constant is removed, unless it shall stay.
+    let constant = |more: &[&str]| {
+        let document = rx("sim:usdr?rate=1M&signal=tone&freq=0.25&level=-60&dc=0.25", more);
+        document["strongest"]["hz"].as_f64().unwrap()
+    };
+    assert!((constant(&[]) - 250e3).abs() < 1e3 && constant(&["--keep-dc"]).abs() < 1e3);
+    // Files by their names, and no loss that could not be.
+    let dir = Dir::new();
+    let out = dir.file("kept");
+    let received = ["sdr", "rx", "--seconds", "0.1", "-g", "emu", "--out", &out];
+    let text = stdout(&onehop(&[&received[..], &["-d", "sim:usdr?rate=1M&patient=1"]].concat()));
+    let data = format!("{out}.sigmf-data");
+    for word in [&data, &format!("{out}.sigmf-meta"), "the board waits (patient=1), so it cannot lose"] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    for (route, memory) in [("cpu/direct", "GPU memory"), ("cpu/pinned", "host memory")] {
+        let sent = ["sdr", "tx", "--in", &data, "-g", "emu", "--route", route, "-d", "sim:usdr?rate=1M"];
+        let text = stdout(&onehop(&sent));
+        assert!(text.contains(&format!("{route}: the board reads {memory}\n")), "{text}");
+    }
 }
 
 #[test]
@@ -172,7 +194,8 @@ fn impossible_requests_are_explained() {
     );
     let only = ["sdr", "rx", "-g", "emu", "--buffer", "64K", "--route", "cpu/direct", "--device", dropped];
     refuse(&only, 3, "drops what the board writes");
-    refuse(&["sdr", "rx", "-g", "emu", "--device", "ffff:1f:1f.7"], 1, "there is no");
+    refuse(&["sdr", "rx", "-g", "emu", "--device", "ffff:1f:1f.7"], 3, "no PCI device ffff:1f:1f.7");
+    refuse(&["sdr", "info", "--device", "sim:radio"], 2, "no simulated board 'radio'; sim:usdr is one");
     refuse(&["sdr", "info", "--device", "0b:00.0?freq=1"], 2, "not an option of a real board");
     refuse(&["sdr", "info", "--device", "sim:usdr?rate=fast"], 2, "samples per second");
     refuse(&["sdr", "info", "--device", "radio"], 2, "is not a board");
@@ -199,6 +222,7 @@ fn the_self_test_says_what_works() {
     let unknown: Vec<_> = checks.iter().filter(|check| check["status"] == "unknown").collect();
     assert_eq!(unknown.len(), 1, "{document:#}");
     assert_eq!(unknown[0]["id"], "overflow");
+    assert!(unknown[0]["fix"].as_str().unwrap().contains("patient=1"), "{document:#}");
     let device = "sim:usdr?signal=counter&rate=20M&untold=1&time=0";
     refuse(&["sdr", "selftest", "--buffer", "16K", "-g", "emu", "-d", device], 1, "samples are wrong");
 }

@@ -1,7 +1,8 @@
 //! Samples in files as SigMF has them: `NAME.sigmf-data`, and `NAME.sigmf-meta` that says what they are.
 
-use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::fs::{self, File, TryLockError};
+use std::io::{BufWriter, ErrorKind, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use onehop_radio::Format;
@@ -29,6 +30,7 @@ pub(super) struct Content<'a> {
 
 /// A recording under way. Its samples are in a file of another name, with their metadata beside them, and take the place of
 /// an earlier recording when they are complete. So samples never lie beside another recording's metadata, however this ends.
+/// The data file is locked from before it is the only one of its name until it has its final name.
 pub(super) struct Recording {
     data: BufWriter<File>,
     /// The paths of data and metadata.
@@ -48,13 +50,15 @@ pub(super) struct Recording {
 
 impl Recording {
     /// Begins a recording. An earlier one of this name stays until [`Self::finish`].
+    ///
+    /// # Errors
+    /// When another process is recording to that name.
     pub(super) fn create(base: &Path, content: &Content<'_>) -> Result<Self> {
         let complete = ENDINGS.map(|ending| outputs::with_ending(base, ending));
         let partial = ENDINGS.map(|ending| outputs::with_ending(base, format!("{PARTIAL}{ending}")));
         let draft = outputs::with_ending(base, format!("{PARTIAL}{}.new", ENDINGS[1]));
         let Content { format, gain, rate, hardware } = *content;
-        remove(&partial[0])?;
-        let data = BufWriter::with_capacity(1 << 20, outputs::create(&partial[0])?);
+        let data = BufWriter::with_capacity(1 << 20, claim(&partial[0], base)?);
         let recording = Self {
             data,
             partial,
@@ -97,9 +101,11 @@ impl Recording {
         self.write_draft()?;
         remove(&self.complete[0])?;
         rename(&self.draft, &self.complete[1])?;
+        // The data come last: from then on, another process may record to this name.
+        remove(&self.partial[1])?;
         rename(&self.partial[0], &self.complete[0])?;
         self.is_over = true;
-        remove(&self.partial[1])
+        Ok(())
     }
 
     /// Puts metadata beside the partial data: all of them, or those of before stay.
@@ -157,10 +163,45 @@ impl Drop for Recording {
             report::warn(&format!("what came before the failure is in {}", self.partial[0].display()));
             return;
         }
-        for path in self.partial.iter().chain([&self.draft]) {
+        let [data, meta] = &self.partial;
+        for path in [&self.draft, meta, data] {
             let _ = remove(path);
         }
     }
+}
+
+/// An empty file for the data of a recording, locked. What a process that was killed has left is replaced.
+fn claim(path: &Path, base: &Path) -> Result<File> {
+    let held = || CliError::Failed(format!("another process is recording to {}", base.display()));
+    // Until the lock is there, another process can take the name.
+    let lock = |file: File| match file.try_lock() {
+        Err(TryLockError::WouldBlock) => Err(held()),
+        // Some network file systems have no locks.
+        Ok(()) | Err(TryLockError::Error(_)) if is_at(&file, path) => Ok(file),
+        _ => Err(held()),
+    };
+    let mut open = File::options();
+    // A FIFO that is opened for both does not wait; nothing is read.
+    open.read(true).write(true);
+    // Held until the new one is locked.
+    let _earlier = match open.open(path) {
+        Err(e) if e.kind() == ErrorKind::NotFound => None,
+        opened => {
+            let earlier = lock(opened.map_err(|e| CliError::file("opening", path, e))?)?;
+            remove(path)?;
+            Some(earlier)
+        }
+    };
+    match open.create_new(true).open(path) {
+        Err(e) if e.kind() == ErrorKind::AlreadyExists => Err(held()),
+        opened => lock(opened.map_err(|e| CliError::file("creating", path, e))?),
+    }
+}
+
+/// Whether this path names this file.
+fn is_at(file: &File, path: &Path) -> bool {
+    let identity = |meta: &fs::Metadata| (meta.dev(), meta.ino());
+    matches!((file.metadata(), path.metadata()), (Ok(file), Ok(path)) if identity(&file) == identity(&path))
 }
 
 fn rename(from: &Path, to: &Path) -> Result<()> {
@@ -170,7 +211,7 @@ fn rename(from: &Path, to: &Path) -> Result<()> {
 /// Removes a file, if there is one.
 fn remove(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(CliError::file("removing", path, e)),
+        Err(e) if e.kind() != ErrorKind::NotFound => Err(CliError::file("removing", path, e)),
         _ => Ok(()),
     }
 }
@@ -211,7 +252,7 @@ impl Recorded {
         let meta = format!("{base}{meta_ending}");
         let text = match fs::read_to_string(&meta) {
             Ok(text) => text,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            Err(e) if e.kind() == ErrorKind::NotFound => {
                 report::warn(&format!("there is no {meta}; samples of {name} are taken for ci16_le"));
                 return Ok(None);
             }
@@ -286,6 +327,13 @@ mod tests {
         assert!(is_earlier());
         assert_eq!(datatype(&partial[1]), "cf32_le");
         assert!(Recorded::of(&partial[0]).err().unwrap().to_string().contains("samples are cf32_le"));
+        // While it is under way, its name is taken.
+        let second = Content { format: Format::Ci16, gain: None, rate: None, hardware: "y" };
+        let refused = Recording::create(&base, &second).err().unwrap().to_string();
+        assert!(refused.contains("another process is recording to"), "{refused}");
+        assert_eq!(fs::read(&partial[0]).unwrap().len(), 16);
+        // What is killed has no file open.
+        killed.data = BufWriter::new(File::open("/dev/null").unwrap());
         std::mem::forget(killed);
         // One that fails later: what it has is kept.
         let (_, mut failed) = record("ends", Format::Ci16, None);

@@ -443,8 +443,10 @@ impl RxSummary<'_> {
                 if self.simulated().is_empty() { "" } else { " (simulated: says nothing about hardware)" },
             ),
         );
+        let waits = self.opened.model.as_ref().is_some_and(|model| model.config().patient);
         let sum = match (self.sent, self.adds_up()) {
             (None, _) => "",
+            (Some(_), true) if waits => "; the board waits (patient=1), so it cannot lose samples",
             (Some(_), true) => "; received and lost are what was sent",
             (Some(_), false) => "; RECEIVED AND LOST ARE NOT WHAT WAS SENT",
         };
@@ -476,7 +478,9 @@ impl RxSummary<'_> {
                 None => "not possible with this signal (signal=counter is checked)".into(),
             },
         );
-        for path in args.out.iter().chain(&args.png) {
+        let recorded =
+            args.out.iter().flat_map(|path| recording::ENDINGS.map(|e| outputs::with_ending(path, e)));
+        for path in recorded.chain(args.png.clone()) {
             text.row("written", path.display());
         }
         for line in view::chart(&sight.spectrum, self.rate()) {

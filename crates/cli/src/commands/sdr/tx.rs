@@ -56,11 +56,18 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let options = TxOptions { bytes, only: args.route, self_test: patience };
     let mut transmitter = Transmitter::open(&opened.session, &gpu.gpu, &options)?;
     let Sent { bytes: sent, crc, seconds } = send(args, context, &mut file, &opened, &mut transmitter)?;
-    let place = if transmitter.route() == SampleRoute::Direct { "vram" } else { "host" };
+    let is_direct = transmitter.route() == SampleRoute::Direct;
     let mut text = ReportText::default();
     text.row("board", format!("{}{}", card.name, if card.simulated { " (simulated)" } else { "" }));
     text.row("gpu", format!("{}: {}", gpu.gpu.name(), gpu.why));
-    text.row("route", format!("{}: the board reads {place} memory", transmitter.route().name()));
+    text.row(
+        "route",
+        format!(
+            "{}: the board reads {} memory",
+            transmitter.route().name(),
+            if is_direct { "GPU" } else { "host" }
+        ),
+    );
     for no in transmitter.why_not_better() {
         text.row("", format!("not {}: {}. {}", no.route.name(), no.reason, no.fix));
     }
@@ -80,7 +87,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
         "route": transmitter.route().name(),
         "initiator": "cpu",
         "simulated": simulated,
-        "placement": { "sq": null, "cq": "host", "data": place },
+        "placement": { "sq": null, "cq": "host", "data": if is_direct { "vram" } else { "host" } },
         "gpu": gpu.gpu.name(),
         "why_not_better": why_not(transmitter.why_not_better()),
         "crc32c": format!("{crc:08x}"),
