@@ -60,12 +60,14 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
         device: args.drive.as_deref().map(|name| device(&facts, name)).transpose()?,
     };
     let diagnosis = examine(&facts, &only, root.about());
-    if let Some(folder) = &args.record {
-        write(&root, &facts, folder)?;
-    }
+    let written = args.record.as_ref().map(|folder| write(&root, &facts, folder)).transpose()?.flatten();
     let mut text = ReportText::default();
     let style = Style { colour: terminal::has_colour(&std::io::stdout()), all: args.all };
     text.coloured(render(&diagnosis, style).trim_end().to_owned());
+    if let Some(path) = written {
+        text.line("");
+        text.line(format!("Recorded in {}, with names, serial numbers and mount points", path.display()));
+    }
     Report::new(&diagnosis, text)
 }
 
@@ -124,12 +126,13 @@ pub(crate) fn device(facts: &Facts, name: &str) -> Result<Address> {
     })
 }
 
-fn write(root: &Root, facts: &Facts, folder: &Path) -> Result<()> {
-    let Some(mut record) = root.record() else { return Ok(()) };
+fn write(root: &Root, facts: &Facts, folder: &Path) -> Result<Option<PathBuf>> {
+    let Some(mut record) = root.record() else { return Ok(None) };
     let kernel = &facts.kernel;
     let by = env!("ONEHOP_VERSION");
     record.about = format!("{}, kernel {}, recorded by onehop {by}", kernel.cpu.name, kernel.release);
     std::fs::create_dir_all(folder).map_err(|e| CliError::file("creating", folder, e))?;
     let path = folder.join("system.json");
-    outputs::write(&path, record.to_bytes())
+    outputs::write(&path, record.to_bytes())?;
+    Ok(Some(path))
 }

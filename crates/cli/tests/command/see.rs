@@ -12,6 +12,10 @@ fn this_machine_is_recorded_and_replayed() {
     let record = dir.file("record");
     let here = succeed(&["doctor", &file, "--record", &record]);
     let again = succeed(&["doctor", "--from", &record]);
+    // Before people send it to others, they know what is in it.
+    let text = stdout(&onehop(&["doctor", "--record", &record]));
+    let place = format!("Recorded in {record}/system.json, with names, serial numbers");
+    assert!(text.contains(&place), "{text}");
     assert_eq!((&here["checks"], &here["routes"]), (&again["checks"], &again["routes"]));
     let checks = here["checks"].as_array().unwrap();
     for check in checks {
