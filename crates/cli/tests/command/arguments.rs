@@ -58,6 +58,75 @@ fn the_documentation_has_every_command_and_option_and_no_other() {
     assert!(unknown.is_empty(), "docs/cli.md names {unknown:?}, which no command has");
 }
 
+/// The long options that a command's help lists, each with its short form.
+fn listed(help: &str) -> Vec<(&str, Option<&str>)> {
+    let entries = help.lines().map(str::trim_start).filter(|line| line.starts_with('-'));
+    let split = entries.map(|line| match line.split_once(", ") {
+        Some((short, rest)) if short.len() == 2 => (rest, Some(short)),
+        _ => (line, None),
+    });
+    let name =
+        |rest: &str| rest.split(|c: char| c != '-' && !c.is_ascii_alphanumeric()).next().unwrap().len();
+    // The other lines that begin so are options of examples, and values that an option has with another.
+    let found = split.map(|(rest, short)| (&rest[..name(rest)], short));
+    let mut all: Vec<_> = found.filter(|(long, _)| long.len() > 3 && long.starts_with("--")).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+/// Options that no test here uses, with the reason.
+const UNUSED: &[(&str, &str, &str)] = &[
+    ("bench queue", "--rings", "needs an NVIDIA GPU: crates/bench/tests/gpu"),
+    ("bench queue", "--controller", "needs an NVIDIA GPU: crates/bench/tests/gpu"),
+    ("bench queue", "--controller-gpu", "needs two NVIDIA GPUs: docs/benchmarks.md"),
+    ("bench queue", "--reverse", "needs an NVIDIA GPU: crates/bench/tests/gpu"),
+    ("bench queue", "--commands", "needs an NVIDIA GPU: crates/bench/tests/gpu"),
+    ("bench target", "--nic", "needs RDMA: bed/guest/jobs/rdma-target"),
+    ("mount", "--nic", "needs RDMA: bed/guest/jobs/rdma-target"),
+    ("target", "--nic", "needs RDMA: bed/guest/jobs/rdma-target"),
+];
+
+/// A test file that names an option and the command together is taken to use it: commands often stand in a helper of the file.
+#[test]
+fn every_option_of_every_command_is_used_by_a_test() {
+    let folder = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/command")).unwrap();
+    let paths = folder.map(|entry| entry.unwrap().path()).filter(|path| path.extension().is_some());
+    // Not this file, which names options to say that they are not used.
+    let files: Vec<_> = paths
+        .filter(|path| !path.ends_with("arguments.rs"))
+        .map(|path| std::fs::read_to_string(path).unwrap())
+        .collect();
+    let commands = command_tree();
+    let is_group =
+        |words: &[String]| commands.iter().any(|other| other.len() > words.len() && other.starts_with(words));
+    let (mut unused, mut checked) = (Vec::new(), 0);
+    for words in commands.iter().filter(|words| !is_group(words)) {
+        let name = words.join(" ");
+        let args: Vec<&str> = words.iter().map(String::as_str).chain(["--help"]).collect();
+        let last = format!("\"{}\"", words.last().unwrap());
+        for (long, short) in listed(&stdout(&onehop(&args))) {
+            if ["--help", "--json"].contains(&long) {
+                continue;
+            }
+            checked += 1;
+            let quoted = [Some(long), short].map(|option| option.map(|option| format!("\"{option}\"")));
+            let has = |text: &&String| {
+                text.contains(&last) && quoted.iter().flatten().any(|option| text.contains(option))
+            };
+            if !files.iter().any(|text| has(&text)) {
+                unused.push((name.clone(), long.to_owned()));
+            }
+        }
+    }
+    assert!(checked > 200, "only {checked} options were found");
+    let excused: Vec<_> = UNUSED.iter().map(|(name, long, _)| (name.to_string(), long.to_string())).collect();
+    let new: Vec<_> = unused.iter().filter(|option| !excused.contains(option)).collect();
+    assert!(new.is_empty(), "no test uses {new:?}");
+    let stale: Vec<_> = excused.iter().filter(|option| !unused.contains(option)).collect();
+    assert!(stale.is_empty(), "tests use {stale:?}, which UNUSED names");
+}
+
 /// People learn an option once.
 #[test]
 fn an_option_is_described_alike_everywhere() {

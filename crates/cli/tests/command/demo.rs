@@ -66,6 +66,17 @@ fn the_demo_survives_faults() {
 }
 
 #[test]
+fn the_demo_has_the_queues_and_threads_that_are_asked_for() {
+    let queues = |more: &[&str]| {
+        let demo = succeed(&[&["demo", "--size", "256K"], more].concat());
+        assert_eq!(demo["verified"], true, "{demo:#}");
+        demo["queues"].clone()
+    };
+    assert_eq!(queues(&["--queues", "3"])["count"], 3);
+    assert_eq!(queues(&["--mode", "shared", "--threads", "5"])["threads"], 5);
+}
+
+#[test]
 fn the_demo_refuses_what_it_cannot_do() {
     refuse(&["demo", "--fault", "latte@n=1"], 2, "late, reorder");
     refuse(&["demo", "--size", "1K"], 2, "64K");

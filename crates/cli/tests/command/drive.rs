@@ -109,6 +109,7 @@ fn bench_queue_measures_and_names_its_reference() {
     refuse(&["bench", "queue", "--depth", "0"], 2, "");
     refuse(&["bench", "queue", "--block", "1000"], 2, "");
     refuse(&["bench", "queue", "-d", "sim:mem:4M?mqes=3", "--depth", "64"], 2, "3 deep");
+    refuse(&["drive", "bind", "-d", "ffff:17:1f.7", "--driver", "e1000e"], 2, "vfio-pci, onehop");
     // No machine has so many GPUs; one without CUDA has none.
     refuse(&["bench", "queue", "--side", "gpu", "-g", "999"], 3, "GPU 999");
 }

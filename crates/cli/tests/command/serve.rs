@@ -103,6 +103,8 @@ fn what_cannot_be_served_is_refused() {
     serve("sim:mem:1M?workers=0", &socket, 2, "workers=0");
     serve("sim:mem:1M?null=1", &socket, 2, "moves no data");
     serve("sim:mem:1M?nonsense=1", &socket, 2, "unknown option");
+    let other = ["sim", "serve", "-d", "sim:mem:1M", "--socket", &socket, "--protocol", "nbd"];
+    refuse(&other, 2, "vfio-user");
     let board = ["sim", "serve", "-d", "sim:usdr", "--socket", &socket, "--map-doorbells"];
     refuse(&board, 2, "is for drives");
     serve("sim:mem:1M", &file, 1, "not a socket");

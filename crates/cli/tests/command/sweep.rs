@@ -180,3 +180,16 @@ fn nonsense_is_refused() {
         refuse(&[command, &["--report", &format!("{file}/below")]].concat(), 1, "below");
     }
 }
+
+#[test]
+fn a_full_sweep_has_more_of_everything_and_ends_in_time() {
+    let full = ["bench", "sweep", "-g", "emu", "-d", "sim:mem:4M", "--full", "--budget", "1s"];
+    let document = succeed(&[&full[..], &["--repeats", "1", "--time", "1ms"]].concat());
+    let rows = document["rows"].as_array().unwrap();
+    let has = |field: &str, value: serde_json::Value| rows.iter().any(|row| row[field] == value);
+    assert!(has("IoType", "RANDWRITE".into()) && has("depth", 128.into()) && has("Threads", 4.into()));
+    assert!(has("block", 512.into()) && has("block", (16 << 20).into()));
+    let late = rows.iter().filter(|row| row["note"].as_str().is_some_and(|note| note.contains("--budget")));
+    let late = late.count();
+    assert!(late > 0 && late < rows.len(), "{late} of {}", rows.len());
+}

@@ -40,10 +40,14 @@ fn a_folder_is_served_to_a_mount() {
     refuse(&keyless[..4], 2, "--key-file");
     refuse(&["bench", "target", "--target", address], 2, "--key-file");
     let mount = ["--json", "mount", &point, "--target", address, "--key-file", &key];
+    let settings = ["--connections", "2", "--give-up", "50s", "--local-locks"];
+    let mount = [&mount[..], &settings].concat();
     let mut mount = command(&mount).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let line = first_line(&mut mount);
     if line.contains("is mounted at") {
         assert_eq!(std::fs::read_to_string(format!("{point}/a")).unwrap(), "bytes");
+        // Without --local-locks, that is an error.
+        std::fs::File::open(format!("{point}/a")).unwrap().try_lock().unwrap();
         std::fs::write(format!("{point}/b"), "more").unwrap();
         assert_eq!(std::fs::read_to_string(format!("{root}/b")).unwrap(), "more");
         let report = end(mount, "mount");
@@ -56,6 +60,43 @@ fn a_folder_is_served_to_a_mount() {
     let report = end(target, "target");
     assert_eq!(report["address"], address, "{report}");
     assert!(report["sessions"].as_u64().unwrap() <= 1);
+}
+
+/// A target of this folder on loopback, and its address.
+fn serve(root: &str, more: &[&str]) -> (Child, String) {
+    let args =
+        ["--json", "target", "--root", root, "--listen", "127.0.0.1:0", "--insecure-loopback-for-tests"];
+    let args = [&args[..], more].concat();
+    let mut target = command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // Before that line there are warnings.
+    let lines = BufReader::new(target.stderr.as_mut().unwrap()).lines().map(Result::unwrap);
+    let address = lines
+        .filter_map(|line| Some(line.split_once(" is served at ")?.1.split(';').next()?.to_owned()))
+        .next();
+    (target, address.expect("the target ended"))
+}
+
+#[test]
+fn a_target_can_refuse_writes_or_wait_for_them() {
+    let dir = Dir::new();
+    let root = dir.path().to_str().unwrap();
+    let measure = |address: &str, io| {
+        let args =
+            ["--json", "bench", "target", "--target", address, "--insecure-loopback-for-tests", "--io", io];
+        let args = [&args[..], &["--size", "64K", "--block", "4K", "--depth", "1", "--time", "1ms"]].concat();
+        command(&args).output().unwrap()
+    };
+    let (target, address) = serve(root, &["--read-only"]);
+    let output = measure(&address, "write");
+    assert_ne!(output.status.code(), Some(0), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("Read-only file system"), "{output:?}");
+    assert_eq!(end(target, "target")["written_bytes"], 0);
+    let (target, address) = serve(root, &["--write-through"]);
+    let output = measure(&address, "write");
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(end(target, "target")["written_bytes"].as_u64().unwrap() >= 64 << 10);
+    let both = ["target", "--root", root, "--listen", "127.0.0.1:0", "--read-only", "--write-through"];
+    refuse(&both, 2, "cannot be used with");
 }
 
 #[test]
@@ -107,7 +148,7 @@ fn a_connection_is_measured() {
         "--repeats",
         "1",
     ];
-    let more = ["--io", "randread,write", "--time", "1ms", "--transport", "tcp"];
+    let more = ["--io", "randread,write", "--time", "1ms", "--transport", "tcp", "--connections", "2"];
     let output = command(&[&of[..], &more].concat()).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let report = document("bench target", &output);
