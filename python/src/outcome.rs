@@ -47,6 +47,13 @@ fn field<'py>(fields: &Bound<'py, PyDict>, name: &str) -> PyResult<Bound<'py, Py
     fields.get_item(name)?.ok_or_else(|| PyTypeError::new_err(format!("the field {name} is missing")))
 }
 
+/// A name with all fields, as people print it.
+fn repr(name: &str, fields: &Bound<'_, PyDict>) -> PyResult<String> {
+    let field = |(name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>)| Ok(format!("{name}={}", value.repr()?));
+    let fields: Vec<_> = fields.iter().map(field).collect::<PyResult<_>>()?;
+    Ok(format!("{name}({})", fields.join(", ")))
+}
+
 /// What pickle calls to make an object again.
 type Reduced<'py> = (Bound<'py, PyType>, (Bound<'py, PyDict>,));
 
@@ -231,6 +238,10 @@ impl Limit {
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Reduced<'py>> {
         Ok((py.get_type::<Self>(), (self.fields(py)?,)))
     }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        repr("Limit", &self.fields(py)?)
+    }
 }
 
 #[pymethods]
@@ -244,5 +255,9 @@ impl WhyNot {
 
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Reduced<'py>> {
         Ok((py.get_type::<Self>(), (self.fields(py)?,)))
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        repr("WhyNot", &self.fields(py)?)
     }
 }

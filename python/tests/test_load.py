@@ -135,6 +135,8 @@ def test_the_account(model_file, device):
     assert {no.route for no in outcome.why_not_better} == {"cpu/direct"} and outcome.why_not_better[0].fix
     assert not outcome.verified and outcome.verified_by is None and outcome.gpu and outcome.gpu_why
     assert str(outcome.bytes) in repr(outcome)
+    assert repr(outcome.limit).startswith(f"Limit(what={outcome.limit.what!r}, gbps=")
+    assert repr(outcome.why_not_better[0]).startswith("WhyNot(route='cpu/direct', reason='")
 
 
 def test_without_a_device_the_first_gpu_or_the_cpu(model_file):
