@@ -173,6 +173,10 @@ impl Volume {
             _ => only_known(&blocks, &table.partitions)?,
         };
         let Some(part) = part else {
+            if table.partitions.is_empty() {
+                let none = "there are none: leave the choice out, or choose none for the drive as a whole";
+                return Err(Error::WhichPartition(none.into()));
+            }
             return Err(Error::WhichPartition(format!(
                 "choose one of: {}",
                 describe(&blocks, &table.partitions)

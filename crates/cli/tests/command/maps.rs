@@ -222,6 +222,8 @@ fn the_whole_drive_can_be_selected() {
     for wrong in ["None", "whole", "-1", ""] {
         refuse(&[&model[..7], &[&format!("--partition={wrong}")]].concat(), 2, "nor `none`");
     }
+    let bare = ["read", "-d", "sim:mem:1M", "--path", "/here", "-g", "emu", "--partition", "2"];
+    refuse(&bare, 2, "which partition? there are none");
 }
 
 /// A sysfs in which the loop device that holds `at` is the only partition of the drive `id`, and as long: by its own name,
