@@ -323,7 +323,7 @@ impl RxSummary<'_> {
             format!(
                 "bursts are missing in {partial} blocks, because the board's FIFO ran over: lower the rate"
             )
-        } else if self.gpu.gpu.simulated() {
+        } else if self.gpu.gpu.simulated() && self.share(self.taken.gpu_time) > 0.5 {
             "the emulated GPU is too slow for this rate: lower the rate, or use a GPU (-g 0)".into()
         } else {
             "blocks were not taken in time: use larger buffers (--buffer), or lower the rate".into()
