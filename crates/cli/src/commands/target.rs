@@ -131,7 +131,14 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> Result<Report> {
     let mut text = ReportText::default();
     text.row("served", format!("{} for {}", args.root.display(), units::time(start.elapsed())));
     text.row("address", &address);
-    text.row("clients", format!("{}, over {} connections", report.sessions, report.connections));
+    text.row(
+        "clients",
+        format!(
+            "{} at the end, with {}",
+            report.sessions,
+            units::count(report.connections as u64, "connection")
+        ),
+    );
     text.row("requests", format!("{}, {} of them repeated", report.requests, report.repeated));
     text.row("read", units::bytes(report.read_bytes));
     text.row("written", units::bytes(report.written_bytes));
