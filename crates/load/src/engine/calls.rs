@@ -34,8 +34,9 @@ pub use rows::{GatherError, RowFile, RowLayout};
 const SLOT: usize = 1 << 20;
 /// Bytes of a chunk at least: a copy of less takes longer to begin than to make.
 const LEAST_CHUNK: usize = 256 << 10;
-/// The same for rows, which take longer to collect than as many bytes of a file.
-const LEAST_ROWS: usize = 32 << 10;
+/// The same for rows, which take longer to collect than as many bytes of a file: a third of it, so that four threads share some
+/// thousand rows.
+const LEAST_ROWS: usize = 96 << 10;
 /// Chunks begin at multiples of this in the file, but for the first.
 const ALIGN: u64 = 64 << 10;
 /// Slots that one GPU may use: for each thread, and at most.
