@@ -86,7 +86,7 @@ def _frameworks(devices):
 DEVICES = _devices()
 FRAMEWORKS = _frameworks(DEVICES)
 HAS_TORCH = any(name == "torch" for name, _ in FRAMEWORKS)
-collect_ignore = [] if HAS_TORCH else ["test_torch.py", "test_torch_memory.py"]
+collect_ignore = [] if HAS_TORCH else ["test_table_torch.py", "test_torch.py", "test_torch_memory.py"]
 if not HAS_TORCH or importlib.util.find_spec("transformers") is None or importlib.util.find_spec("accelerate") is None:
     MISSING.append("Python's tests with transformers: this machine has no transformers, accelerate and torch")
     collect_ignore += ["test_transformers.py"]
