@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::{OpenOptionsExt, chown, symlink};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -192,16 +193,28 @@ fn a_hostile_program_hurts_itself() {
     if rustix::process::geteuid().is_root() {
         chown(own, Some(ATTACKER), Some(ATTACKER)).unwrap();
     }
-    let hostile: Vec<_> = (0..2)
-        .map(|_| {
-            let mut program = command(&std::env::current_exe().unwrap());
-            program.args(["--exact", "hostile::hostile_program", "--nocapture"]);
-            program.env("ONEHOP_TEST_HOSTILE", bed.mount());
-            program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-        })
-        .collect();
-    let (start, mut rounds) = (Instant::now(), 0);
+    let loose = |time: Duration| {
+        let mut program = command(&std::env::current_exe().unwrap());
+        program.args(["--exact", "hostile::hostile_program", "--nocapture"]);
+        program
+            .env("ONEHOP_TEST_HOSTILE", bed.mount())
+            .env("ONEHOP_TEST_SECONDS", time.as_secs().to_string());
+        program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let mut hostile = [(); 2].map(|()| loose(how_long(LOOSE)));
+    let (start, mut rounds, mut killed) = (Instant::now(), 0, 0);
     while rounds < 3 || start.elapsed() < how_long(LOOSE) {
+        let left = how_long(LOOSE).saturating_sub(start.elapsed());
+        // One may cut memory short that the other uses.
+        for program in &mut hostile {
+            let status = program.try_wait().unwrap();
+            if left > Duration::from_secs(1)
+                && status.is_some_and(|status| status.signal() == Some(libc::SIGBUS))
+            {
+                *program = loose(left);
+                killed += 1;
+            }
+        }
         let mut honest = command(&fio);
         honest.arg(bed.mount()).arg(bed.file()).arg("200").stdout(Stdio::piped()).stderr(Stdio::piped());
         let output = wait(honest.spawn().unwrap());
@@ -209,6 +222,7 @@ fn a_hostile_program_hurts_itself() {
         rounds += 1;
     }
     println!("{rounds} honest programs, all of them right, in {:?}", start.elapsed());
+    println!("{killed} hostile programs were ended by what another of them did, and started again");
     for child in hostile {
         let output = wait(child);
         let said =
