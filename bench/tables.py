@@ -18,10 +18,11 @@ CHUNK = 256 << 20
 
 
 def make(path, nbytes, rng):
-    """A file of random bytes."""
+    """A file of random bytes: one chunk, changed for each of its copies, which is faster than new ones."""
+    chunk = rng.integers(0, 1 << 63, CHUNK // 8, dtype=numpy.uint64)
     with open(path, "wb") as file:
         for at in range(0, nbytes, CHUNK):
-            file.write(rng.bytes(min(CHUNK, nbytes - at)))
+            file.write((chunk ^ rng.integers(0, 1 << 63, dtype=numpy.uint64)).view(numpy.uint8)[: nbytes - at].data)
 
 
 def timed(call, repeats):
