@@ -263,7 +263,7 @@ impl SharedGpuMemory {
         Ok(this)
     }
 
-    /// Memory of the GPU that other code allocated: see [`CudaGpu::lend`].
+    /// Memory of the GPU that other code allocated: see [`CudaGpu::borrow`].
     ///
     /// # Errors
     /// When it cannot be shared.
