@@ -1,6 +1,7 @@
 """Rows of a table in memory, gathered into GPU memory: onehop.Table beside what torch does by itself.
 
-Needs torch, a GPU, and room for the table in /dev/shm, or --path for a file elsewhere. Every result is compared with NumPy's.
+Needs torch, a GPU, and room for the table in /dev/shm, or --path for a file elsewhere. The last gather of each size is compared
+with NumPy's.
 Prints JSON: rows a second and microseconds a gather, medians.
 """
 

@@ -68,8 +68,6 @@ pub(crate) struct GpuDevice {
     pub gpu: Arc<dyn Gpu>,
     /// The same, if it is one of CUDA's.
     pub cuda: Option<CudaGpu>,
-    /// The same, if it is the memory of the CPU.
-    pub emulated: Option<Emulated>,
     pub why: String,
     pub dlpack: dlpack::DlDevice,
 }
@@ -79,11 +77,14 @@ fn cuda(name: &str, why: &str) -> onehop_gpu::Result<GpuDevice> {
     let ordinal = gpu.device().ordinal as i32;
     let cuda = Some(gpu.clone());
     let (why, dlpack) = (why.into(), dlpack::DlDevice::cuda(ordinal));
-    Ok(GpuDevice { gpu: Arc::new(gpu), cuda, emulated: None, why, dlpack })
+    Ok(GpuDevice { gpu: Arc::new(gpu), cuda, why, dlpack })
 }
 
 fn cpu(why: String) -> GpuDevice {
-    let gpu = Emulated::private();
-    let emulated = Some(gpu.clone());
-    GpuDevice { gpu: Arc::new(gpu), cuda: None, emulated, why, dlpack: dlpack::DlDevice::CPU }
+    emulated(Emulated::private(), why)
+}
+
+/// The memory of the CPU.
+pub(crate) fn emulated(gpu: Emulated, why: String) -> GpuDevice {
+    GpuDevice { gpu: Arc::new(gpu), cuda: None, why, dlpack: dlpack::DlDevice::CPU }
 }

@@ -1,29 +1,59 @@
 //! Rows of files into GPU memory that stays allocated for as long as the GPU writes to it.
 #![allow(unsafe_code, reason = "a copy to any address of a GPU needs a promise about the memory there")]
 
-use std::sync::{Arc, Mutex};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
 
-use onehop_gpu::Region;
-use onehop_load::engine::calls::{CallEngine, Destination, GatherError, RowFile, Target};
+use onehop_gpu::cuda::CudaGpu;
+use onehop_gpu::{Emulated, Region};
+use onehop_load::engine::calls::{CallEngine, CallError, Destination, GatherError, RowFile, Target};
 
-use crate::device::GpuDevice;
+use crate::device::{self, GpuDevice};
 use crate::error::{Error, Result};
 
-/// The process that made the engine, and the engine. A forked child has none of its threads, and makes its own.
-static ENGINE: Mutex<Option<(u32, CallEngine)>> = Mutex::new(None);
+/// What all tables of a process share: the engine, and each GPU's place in it.
+struct Shared {
+    process: u32,
+    engine: CallEngine,
+    gpus: BTreeMap<i32, (CudaGpu, Target)>,
+    cpu: Option<(Emulated, Target)>,
+}
 
-/// The engine of this process, which all tables share.
-fn engine() -> Result<CallEngine> {
-    // Another thread may have held the lock at a fork.
-    let Ok(mut engine) = ENGINE.try_lock() else { return Ok(CallEngine::new()?) };
-    match &*engine {
-        Some((process, engine)) if *process == std::process::id() => return Ok(engine.clone()),
-        _ => {}
+static SHARED: Mutex<Option<Shared>> = Mutex::new(None);
+/// The process that holds the lock; 0 if none does. At a fork another thread may hold it, which the child does not have.
+static HOLDER: AtomicU32 = AtomicU32::new(0);
+/// How long to wait for that thread: it opens a GPU.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Held(MutexGuard<'static, Option<Shared>>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        HOLDER.store(0, Ordering::Release);
     }
-    let new = CallEngine::new()?;
-    // The parent's is never dropped: its threads are not here.
-    std::mem::forget(engine.replace((std::process::id(), new.clone())));
-    Ok(new)
+}
+
+fn hold() -> Result<Held> {
+    let (begun, process) = (Instant::now(), std::process::id());
+    loop {
+        let guard = match SHARED.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(broken)) => broken.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                let holder = HOLDER.load(Ordering::Acquire);
+                if holder != 0 && holder != process || begun.elapsed() > PATIENCE {
+                    let why = "another thread was opening a table when this process forked: open tables before threads do";
+                    return Err(Error::Asked(why.into()));
+                }
+                std::thread::sleep(Duration::from_millis(1));
+                continue;
+            }
+        };
+        HOLDER.store(process, Ordering::Release);
+        return Ok(Held(guard));
+    }
 }
 
 /// Gathers into the memory of one GPU.
@@ -35,15 +65,41 @@ pub(crate) struct Gatherer {
 
 impl Gatherer {
     pub(crate) fn new(device: GpuDevice) -> Result<Self> {
-        let engine = engine()?;
-        let all = match (&device.cuda, &device.emulated) {
-            // SAFETY: the only use of this is `gather`, which holds the memory that is written until the call has returned, and
-            // after an error for ever.
-            (Some(cuda), _) => unsafe { cuda.all_memory() }?,
-            (None, Some(emulated)) => emulated.all_memory(),
-            (None, None) => return Err(Error::Asked("this device cannot gather".into())),
+        let mut held = hold()?;
+        let process = std::process::id();
+        if held.0.as_ref().is_none_or(|shared| shared.process != process) {
+            let new = Shared { process, engine: CallEngine::new()?, gpus: BTreeMap::new(), cpu: None };
+            // The parent's is never dropped: its threads are not here.
+            std::mem::forget(held.0.replace(new));
+        }
+        let Some(shared) = held.0.as_mut() else { return Err(Error::Lost) };
+        let engine = shared.engine.clone();
+        let Some(cuda) = &device.cuda else {
+            let (emulated, target) = match shared.cpu.take() {
+                Some(cpu) => cpu,
+                None => {
+                    let emulated = Emulated::private();
+                    let target = engine.add_gpu(&emulated, emulated.all_memory())?;
+                    (emulated, target)
+                }
+            };
+            shared.cpu = Some((emulated.clone(), target.clone()));
+            return Ok(Self { engine, target, device: device::emulated(emulated, device.why) });
         };
-        let target = engine.add_gpu(&*device.gpu, all)?;
+        let ordinal = device.dlpack.id;
+        let known = shared.gpus.get(&ordinal).filter(|(gpu, _)| !gpu.is_destroyed());
+        let target = match known {
+            Some((_, target)) => target.clone(),
+            None => {
+                // SAFETY: the only use of this is `gather`, which holds the memory that is written until the call has returned, and
+                // for ever after an error that may leave the GPU writing to it.
+                let all = unsafe { cuda.all_memory() }?;
+                let target = engine.add_gpu(cuda, all)?;
+                shared.gpus.insert(ordinal, (cuda.clone(), target.clone()));
+                target
+            }
+        };
+        drop(held);
         Ok(Self { engine, target, device })
     }
 
@@ -65,7 +121,10 @@ impl Gatherer {
         let there = Destination { target: self.target.clone(), at: to.addr().0 as usize, is_there: None };
         match self.engine.gather(rows, ids, there) {
             Ok(()) => Ok(to),
-            Err(error @ GatherError::NoRow { .. }) => Err(error.into()),
+            // All copies are over.
+            Err(error @ (GatherError::NoRow { .. } | GatherError::Call(CallError::File(_)))) => {
+                Err(error.into())
+            }
             Err(error) => {
                 // The GPU may still write to it.
                 std::mem::forget(to);

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use onehop_load::Dtype;
 use onehop_load::engine::calls::{CallError, GatherError, RowFile, RowLayout};
+use onehop_load::{Dtype, LocalFile};
 use pyo3::prelude::*;
 
 use crate::device::DeviceSpec;
@@ -112,11 +112,10 @@ impl RowTable {
     ) -> PyResult<Self> {
         let device = DeviceSpec::parse(device)?;
         let table = py.detach(|| -> Result<Self> {
-            let name = path.display().to_string();
-            let file = File::open(&path).map_err(|source| onehop_load::Error::Open { file: name, source })?;
-            let TableLayout { dtype, row, layout } =
-                table_layout(&file, (dtype, &row), rows, offset, stride)?;
-            let rows = Arc::new(RowFile::open(&file, layout)?);
+            let local = LocalFile::open(&path)?;
+            let file = local.file();
+            let TableLayout { dtype, row, layout } = table_layout(file, (dtype, &row), rows, offset, stride)?;
+            let rows = Arc::new(RowFile::open(file, layout)?);
             let gatherer = Gatherer::new(device.open()?)?;
             Ok(Self { rows, gatherer, dtype, row, process: std::process::id() })
         });

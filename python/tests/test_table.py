@@ -61,8 +61,9 @@ def test_a_tensor_of_a_safetensors_file(tmp_path):
     table = onehop.Table.from_safetensors(path, "table", device="cpu", framework="numpy")
     ids = RNG.integers(0, 1000, 500)
     assert same(table.gather(ids), tensors["table"][ids])
-    with pytest.raises(errors.UnknownTensorError, match="nosuch"):
-        onehop.Table.from_safetensors(path, "nosuch", device="cpu")
+    for name in ("nosuch", "__metadata__"):
+        with pytest.raises(errors.UnknownTensorError, match=name):
+            onehop.Table.from_safetensors(path, name, device="cpu")
 
 
 def test_prefetch_runs_beside(table_file):
@@ -106,7 +107,7 @@ def test_rows_that_do_not_exist(table_file):
             table.gather(ids)
     with pytest.raises(errors.RequestError, match="row -1, which is number 2"):
         table.gather([3, 4, -1])
-    for ids in ([0.5], ["1"], numpy.array([1.0]), [1 << 64]):
+    for ids in ([0.5], ["1"], numpy.array([1.0]), [1 << 64], b"12345678", bytearray(9), "12"):
         with pytest.raises(errors.RequestError):
             table.gather(ids)
     with pytest.raises(errors.RequestError, match="out must be"):
@@ -142,15 +143,45 @@ def test_impossible_tables(table_file, tmp_path):
 def test_a_truncated_file(table_file):
     path, rows = table_file
     table = onehop.Table(path, "F16", (132,), offset=24, device="cpu", framework="numpy")
+    os.truncate(path, path.stat().st_size - 3)
+    with pytest.raises(errors.ChangedFileError):
+        table.gather([4999])
     os.truncate(path, 24 + 100 * 264)
     with pytest.raises(errors.ChangedFileError):
         table.gather(range(5000))
+
+
+def test_a_pipe_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(errors.FileError):
+        onehop.Table(tmp_path / "pipe", "U8", (1,), device="cpu")
+
+
+def test_tables_share_threads_and_memory(table_file):
+    path, rows = table_file
+    onehop.Table(path, "F16", (132,), offset=24, device="cpu").gather(range(4000))
+    found = []
+
+    def work():
+        table = onehop.Table(path, "F16", (132,), offset=24, device="cpu", framework="numpy")
+        found.append(same(table.gather(range(4000)), rows[:4000]))
+
+    before = len(os.listdir("/proc/self/task"))
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 8
+    # One engine: no more of its threads than there are CPUs.
+    assert len(os.listdir("/proc/self/task")) - before <= (os.cpu_count() or 1)
 
 
 def test_a_child_opens_its_own(table_file):
     path, rows = table_file
     table = onehop.Table(path, "F16", (132,), offset=24, device="cpu", framework="numpy")
     table.gather(range(4000))
+    table.prefetch(range(100)).result(60)
     child = os.fork()
     if child == 0:
         status = 1
@@ -158,6 +189,8 @@ def test_a_child_opens_its_own(table_file):
             try:
                 table.gather([1])
             except errors.RequestError:
+                with pytest.raises(errors.RequestError):
+                    table.prefetch([1])
                 own = onehop.Table(path, "F16", (132,), offset=24, device="cpu", framework="numpy")
                 status = 0 if same(own.gather(range(4000)), rows[:4000]) else 2
         finally:

@@ -47,8 +47,14 @@ def _numbers(ids: Any) -> Tuple[bytes, Tuple[int, ...]]:
     """Row numbers as eight bytes each, and their shape."""
     if isinstance(ids, range):
         ids = list(ids)
+    if isinstance(ids, (bytes, bytearray, memoryview, str)):
+        raise errors.RequestError(f"row numbers are integers, not {type(ids).__name__}")
     if hasattr(ids, "detach"):
+        # torch's.
         ids = ids.detach().cpu().numpy()
+    elif hasattr(ids, "__cuda_array_interface__"):
+        # CuPy's.
+        ids = ids.get()
     if not hasattr(ids, "__array__"):
         try:
             return array.array("q", ids).tobytes(), (len(ids),)
@@ -122,6 +128,7 @@ class Table:
         self._rows = _Rows(
             os.fspath(path), _dtype(dtype), list(row), rows=rows, offset=offset, stride=stride, device=_device(device)
         )
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._workers: Optional[ThreadPoolExecutor] = None
 
@@ -141,7 +148,7 @@ class Table:
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
             tensor = json.loads(file.read(length)).get(name)
-        if tensor is None:
+        if tensor is None or name == "__metadata__":
             raise errors.UnknownTensorError(f"the file has no tensor {name!r}")
         if not tensor["shape"]:
             raise errors.RequestError(f"the tensor {name!r} has no rows: its shape is ()")
@@ -152,7 +159,8 @@ class Table:
     def gather(self, ids: Any, out: Any = None) -> Any:
         """The rows with these numbers, in their order.
 
-        ids: integers: a list, or an array or tensor of any shape, which the result has too, followed by that of a row.
+        ids: integers: a list, or an array or tensor of any shape, which the result has too, followed by that of a row. With
+            framework=None the result has one dimension for all of them.
         out: a tensor of torch's on the table's GPU, contiguous and of the result's type and size. It is written when the work
             that its current stream has so far is done, and is returned. Without it the memory is new.
         """
@@ -161,6 +169,9 @@ class Table:
 
     def prefetch(self, ids: Any, out: Any = None) -> Ticket:
         """The same beside the program: `wait`, or the ticket's `result()`, returns the rows."""
+        if os.getpid() != self._process:
+            # The threads are the parent's, and another thread may have held the lock at the fork.
+            raise errors.RequestError("this table was opened before a fork, by the parent: open it in the child")
         numbers, shape = _numbers(ids)
         ready = self._ready(out)
         with self._lock:

@@ -77,7 +77,7 @@ fn serve(root: &str, more: &[&str]) -> (Child, String) {
 }
 
 #[test]
-fn a_target_can_refuse_writes_or_wait_for_them() {
+fn a_target_refuses_writes_or_takes_them_with_write_through() {
     let dir = Dir::new();
     let root = dir.path().to_str().unwrap();
     let measure = |address: &str, io| {

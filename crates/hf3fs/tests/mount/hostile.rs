@@ -5,7 +5,7 @@ use std::io::Write;
 use std::os::unix::fs::{OpenOptionsExt, chown, symlink};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -184,6 +184,15 @@ fn hostile_program() {
     std::process::abort();
 }
 
+/// Waits for a hostile program, prints what it said, and checks that it did not panic.
+fn said_nothing_wrong(program: Child) {
+    let output = wait(program);
+    let said =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(!said.contains("panicked"), "{said}");
+    print!("{said}");
+}
+
 #[test]
 fn a_hostile_program_hurts_itself() {
     let Some(bed) = Bed::start() else { return };
@@ -211,7 +220,7 @@ fn a_hostile_program_hurts_itself() {
             if left > Duration::from_secs(1)
                 && status.is_some_and(|status| status.signal() == Some(libc::SIGBUS))
             {
-                *program = loose(left);
+                said_nothing_wrong(std::mem::replace(program, loose(left)));
                 killed += 1;
             }
         }
@@ -223,13 +232,7 @@ fn a_hostile_program_hurts_itself() {
     }
     println!("{rounds} honest programs, all of them right, in {:?}", start.elapsed());
     println!("{killed} hostile programs were ended by what another of them did, and started again");
-    for child in hostile {
-        let output = wait(child);
-        let said =
-            String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-        assert!(!said.contains("panicked"), "{said}");
-        print!("{said}");
-    }
+    hostile.into_iter().for_each(said_nothing_wrong);
     let report = bed.report();
     assert!(
         report["refused"].as_u64().unwrap() > 0 && report["broken_rings"].as_u64().unwrap() > 0,

@@ -53,6 +53,7 @@ impl RowLayout {
 
 /// The rows of a file, mapped.
 pub struct RowFile {
+    file: File,
     memory: HostMem,
     guard: Guard,
     layout: RowLayout,
@@ -76,7 +77,7 @@ impl RowFile {
         let whole = usize::try_from(end.next_multiple_of(page_size() as u64)).unwrap_or(usize::MAX);
         let memory = HostMem::of_file_read_only(file, whole).map_err(CallError::of_memory)?;
         let guard = Guard::new(&memory).map_err(CallError::of_memory)?;
-        Ok(Self { memory, guard, layout })
+        Ok(Self { file: file.try_clone()?, memory, guard, layout })
     }
 
     /// Where its rows are.
@@ -89,8 +90,10 @@ impl RowFile {
         (self.layout.offset + id * self.layout.stride as u64) as usize
     }
 
+    /// Checks that the file still has all rows. Of its last page, the part behind the end reads as zeroes, without a signal.
     fn check_whole(&self) -> Result<(), CallError> {
-        if self.guard.is_lost() {
+        let is_short = || Ok::<_, io::Error>(Some(self.file.metadata()?.len()) < self.layout.end());
+        if self.guard.is_lost() || is_short()? {
             return Err(
                 io::Error::new(io::ErrorKind::UnexpectedEof, "the file of the rows was truncated").into()
             );
@@ -134,7 +137,7 @@ impl RowList {
         let ids = &self.ids[at as usize / row..(at as usize + bytes) / row];
         let starts = ids.iter().map(|id| self.file.start(*id));
         room.memory.pack_rows(room.to, &self.file.memory, starts, row).map_err(CallError::of_memory)?;
-        // Lost memory reads as zeroes. It was lost before, or this is seen.
+        // What is lost reads as zeroes.
         self.file.check_whole()?;
         counts.cached.fetch_add(bytes as u64, Ordering::Relaxed);
         Ok(Filled { skip: 0, bytes })
@@ -231,6 +234,15 @@ mod tests {
         cut.set_len(100 * 4096).unwrap();
         bench.engine.gather(&table, (0..100).collect(), bench.to(0)).unwrap();
         let error = bench.engine.gather(&table, (0..101).collect(), bench.to(0)).unwrap_err();
+        assert!(error.to_string().contains("truncated"), "{error}");
+
+        // Within a page.
+        let cut = file("rows-cut-little", 1 << 20);
+        let layout = RowLayout { offset: 0, bytes: 256, stride: 256, count: 4096 };
+        let table = Arc::new(RowFile::open(&cut, layout).unwrap());
+        bench.engine.gather(&table, vec![4095, 4094], bench.to(0)).unwrap();
+        cut.set_len((1 << 20) - 300).unwrap();
+        let error = bench.engine.gather(&table, vec![4095, 4094], bench.to(0)).unwrap_err();
         assert!(error.to_string().contains("truncated"), "{error}");
     }
 }
