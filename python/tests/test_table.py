@@ -52,6 +52,9 @@ def test_shapes_strides_and_types(table_file, tmp_path):
     other.write_bytes(longs.tobytes())
     found = onehop.Table(other, "int64", (), device="cpu", framework="numpy").gather([299, 0])
     assert same(found, longs[[299, 0]])
+    single = onehop.Table(os.fsencode(other), "int64", (), device="cpu", framework="numpy")
+    assert same(single.gather(numpy.array(7)), longs[7].reshape(()))
+    assert onehop.Table(path, "F16", 132, offset=24, device="cpu").shape == (5000, 132)
 
 
 def test_a_tensor_of_a_safetensors_file(tmp_path):
@@ -126,6 +129,7 @@ def test_impossible_tables(table_file, tmp_path):
         ("F16", (132,), {"offset": 1 << 62}),
         ("F16", (132,), {"offset": -1}),
         ("F16", (1.5,), {}),
+        ("F16", (1,) * 17, {}),
         ("F16", (132,), {"device": "nosuch"}),
         ("F16", (132,), {"framework": "nosuch"}),
     ):
@@ -181,7 +185,9 @@ def test_a_child_opens_its_own(table_file):
     path, rows = table_file
     table = onehop.Table(path, "F16", (132,), offset=24, device="cpu", framework="numpy")
     table.gather(range(4000))
-    table.prefetch(range(100)).result(60)
+    done = table.prefetch(range(100))
+    done.result(60)
+    under_way = table.prefetch(list(range(5000)) * 400)
     child = os.fork()
     if child == 0:
         status = 1
@@ -191,8 +197,12 @@ def test_a_child_opens_its_own(table_file):
             except errors.RequestError:
                 with pytest.raises(errors.RequestError):
                     table.prefetch([1])
+                with pytest.raises(errors.RequestError):
+                    under_way.result(60)
+                assert same(done.result(60), rows[:100])
                 own = onehop.Table(path, "F16", (132,), offset=24, device="cpu", framework="numpy")
                 status = 0 if same(own.gather(range(4000)), rows[:4000]) else 2
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert same(under_way.result(60)[:5000], rows)

@@ -49,6 +49,8 @@ struct QueueSlot {
 struct EngineState {
     slots: Vec<QueueSlot>,
     faults: Vec<Armed>,
+    /// A pair that has ended took it off the bus, and `strike` has not said so.
+    is_gone: bool,
     /// Completions of warps that have ended.
     completions: u64,
     breaches: Vec<Violation>,
@@ -81,7 +83,7 @@ impl DriveEngine {
         faults: Vec<Armed>,
     ) -> Self {
         let slots = std::iter::once(0).chain(pairs.numbers()).map(|_| QueueSlot::default()).collect();
-        let state = EngineState { slots, faults, completions: 0, breaches: Vec::new() };
+        let state = EngineState { slots, faults, is_gone: false, completions: 0, breaches: Vec::new() };
         Self { gpu, table, pairs, namespace, state: Mutex::new(state) }
     }
 
@@ -153,6 +155,11 @@ impl DriveEngine {
             if let (Some(armed), Ok(after)) = (state.faults.get_mut(*number), self.pairs.fault(qid, i)) {
                 armed.fault.seen += after.seen.saturating_sub(before.seen);
                 armed.fault.fired += after.fired.saturating_sub(before.fired);
+                // A drive that has left the bus does not come back by a reset that was begun for another reason.
+                let struck = after.fired > before.fired && !served.reported;
+                if struck && armed.strike == Some(Strike::Gone) {
+                    state.is_gone = true;
+                }
             }
         }
     }
@@ -285,6 +292,9 @@ impl IoEngine for DriveEngine {
 
     fn strike(&self) -> Option<Strike> {
         let mut state = locked(&self.state);
+        if std::mem::take(&mut state.is_gone) {
+            return Some(Strike::Gone);
+        }
         let EngineState { slots, faults, .. } = &mut *state;
         for (qid, slot) in (0..).zip(slots.iter_mut()) {
             let Some(served) = slot.served.as_mut().filter(|served| !served.reported) else { continue };

@@ -23,6 +23,9 @@ else:
 #: Gathers of one table that may run beside the program.
 _WORKERS = 2
 
+#: Dimensions of a row: with those of the list, no more than NumPy has.
+_MOST_DIMENSIONS = 16
+
 #: Names of types in torch and NumPy, and those of model files.
 _NAMES = {name: dtype for dtype, name in _TORCH_OWN.items()} | {
     "uint8": "U8",
@@ -75,6 +78,7 @@ class Ticket:
 
     def __init__(self, future: _TensorFuture) -> None:
         self._future = future
+        self._process = os.getpid()
 
     def done(self) -> bool:
         """Whether `result()` returns at once."""
@@ -82,6 +86,8 @@ class Ticket:
 
     def result(self, timeout: Optional[float] = None) -> Any:
         """The rows, as `Table.gather` returns them. Raises TimeoutError if they take longer than `timeout` seconds."""
+        if os.getpid() != self._process and not self._future.done():
+            raise errors.RequestError("these rows were being gathered at a fork, by the parent, which has them")
         try:
             return self._future.result(timeout)
         except TimeoutError:
@@ -110,7 +116,7 @@ class Table:
         self,
         path: Union[str, "os.PathLike[str]"],
         dtype: Any,
-        row: Sequence[int],
+        row: Union[int, Sequence[int]],
         *,
         rows: Optional[int] = None,
         offset: int = 0,
@@ -120,13 +126,17 @@ class Table:
     ) -> None:
         from . import _device
 
+        if isinstance(row, int):
+            row = (row,)
+        if len(row) > _MOST_DIMENSIONS:
+            raise errors.RequestError(f"a row has {len(row)} dimensions, {_MOST_DIMENSIONS} at most")
         self._convert = converter(framework)
         self._framework = framework
         sizes = [*row, offset, 0 if rows is None else rows, 0 if stride is None else stride]
         if any(not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 1 << 63 for size in sizes):
             raise errors.RequestError("row, rows, offset and stride must be integers from 0 to 2**63 - 1")
         self._rows = _Rows(
-            os.fspath(path), _dtype(dtype), list(row), rows=rows, offset=offset, stride=stride, device=_device(device)
+            os.fsdecode(path), _dtype(dtype), list(row), rows=rows, offset=offset, stride=stride, device=_device(device)
         )
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -142,7 +152,7 @@ class Table:
         framework: Optional[str] = None,
     ) -> Table:
         """A tensor of a safetensors file: its first dimension counts the rows."""
-        path = os.fspath(path)
+        path = os.fsdecode(path)
         # Refuses what is not a sound file.
         _Model([path])
         with open(path, "rb") as file:
@@ -215,7 +225,7 @@ class Table:
         taken = self._convert(tensor)
         if len(shape) == 1 or self._framework is None:
             return taken
-        return taken.reshape(*shape, *self._rows.row_shape)
+        return taken.reshape((*shape, *self._rows.row_shape))
 
     def __len__(self) -> int:
         return self._rows.rows

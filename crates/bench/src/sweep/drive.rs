@@ -92,6 +92,8 @@ impl DriveTarget {
             buffer.host()?.write(0, &data)?;
             queue.write(&self.ns, lba, step.min(blocks - lba), buffer, 0)?;
         }
+        // What a power loss takes afterwards is no wrong byte.
+        queue.flush(&self.ns)?;
         Ok(())
     }
 

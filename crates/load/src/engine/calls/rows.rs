@@ -69,7 +69,12 @@ impl RowFile {
     /// When the layout is impossible, the file is shorter, or it cannot be mapped.
     pub fn open(file: &File, layout: RowLayout) -> Result<Self, CallError> {
         let invalid = |why: String| CallError::File(io::Error::new(io::ErrorKind::InvalidInput, why));
-        let end = layout.end().ok_or_else(|| invalid(format!("there are no rows of {layout:?}")))?;
+        let RowLayout { offset, bytes, stride, count } = layout;
+        let end = layout.end().ok_or_else(|| {
+            invalid(format!(
+                "{count} rows of {bytes} bytes, one every {stride} bytes from byte {offset} on, are no table"
+            ))
+        })?;
         let have = file.metadata()?.len();
         if end > have {
             return Err(invalid(format!("the last row ends at byte {end}, and the file has {have}")));
@@ -232,7 +237,6 @@ mod tests {
         let table = Arc::new(RowFile::open(&cut, layout).unwrap());
         let bench = CallFixture::new(2);
         cut.set_len(100 * 4096).unwrap();
-        bench.engine.gather(&table, (0..100).collect(), bench.to(0)).unwrap();
         let error = bench.engine.gather(&table, (0..101).collect(), bench.to(0)).unwrap_err();
         assert!(error.to_string().contains("truncated"), "{error}");
 
