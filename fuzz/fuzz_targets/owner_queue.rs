@@ -46,7 +46,7 @@ type Queue = Owner<Bed, Vec<Slot>>;
 
 fn stage(bed: &Bed, owner: &mut Queue, busy: &mut BTreeMap<u16, u16>) {
     let staged = owner.staged();
-    let Ok(slot) = owner.stage(bed, &Sqe::new(2, 1)) else {
+    let Ok(slot) = owner.stage(bed, &Sqe::new(2, 1), 0) else {
         let honest = bed.controller.borrow().is_honest();
         let owes = bed.controller.borrow().owes() as u32;
         let full = owner.in_flight() == owner.capacity();
@@ -61,7 +61,7 @@ fn stage(bed: &Bed, owner: &mut Queue, busy: &mut BTreeMap<u16, u16>) {
 
 fn poll(bed: &Bed, owner: &mut Queue, busy: &mut BTreeMap<u16, u16>) {
     match owner.poll(bed) {
-        Some(Event::Done(slot, cqe)) => {
+        Some(Event::Done { slot, cqe, .. }) => {
             assert_eq!(busy.remove(&slot), Some(cqe.cid()), "a command completes that is not in flight");
             assert_eq!(owner.cid(slot), None);
         }
