@@ -356,8 +356,10 @@ impl CallEngineInner {
 
     fn execute_chunk(&self, call: &Arc<Call>, chunk: usize) {
         let done = match self.slot(call) {
-            Ok(Some(slot)) if call.writes() => self.write_chunk(call, chunk, slot),
-            Ok(Some(slot)) => self.read_chunk(call, chunk, slot),
+            Ok(Some(slot)) => match call.file_to_write() {
+                Some(file) => self.write_chunk(call, file, chunk, slot),
+                None => self.read_chunk(call, chunk, slot),
+            },
             Ok(None) => {
                 call.skip(chunk);
                 return;
@@ -415,7 +417,7 @@ impl CallEngineInner {
         }
     }
 
-    fn write_chunk(&self, call: &Call, chunk: usize, slot: usize) -> Result<(), CallError> {
+    fn write_chunk(&self, call: &Call, file: &CallFile, chunk: usize, slot: usize) -> Result<(), CallError> {
         let (at, bytes) = call.range(chunk);
         let from = call.memory.at + (at - call.at) as usize;
         // The slot may have come so late that the call was given up.
@@ -423,7 +425,7 @@ impl CallEngineInner {
             Ok(0)
         } else if call.is_memory_there() {
             let copied = call.memory.target.all.read_to(from, &self.ring, slot * SLOT, bytes);
-            let store = || call.source.store(&self.ring, slot * SLOT, at, bytes);
+            let store = || file.store(&self.ring, slot * SLOT, at, bytes);
             copied.map_err(CallError::from).and_then(|()| call.store(store))
         } else {
             Err(CallError::Gone)

@@ -6,8 +6,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use onehop_os::HostMem;
-
 use super::file::{Filled, Room};
 use super::rows::RowList;
 use super::{ALIGN, CallCounters, CallFile, CountGuard, Target};
@@ -100,20 +98,6 @@ impl CallSource {
             Self::Rows(list) => list.fill(room, at, bytes, counts),
         }
     }
-
-    /// Writes the bytes in a slot, if it is a file.
-    pub(super) fn store(
-        &self,
-        ring: &HostMem,
-        from: usize,
-        at: u64,
-        bytes: usize,
-    ) -> Result<usize, CallError> {
-        match self {
-            Self::File(file) | Self::FileToWrite(file) => file.store(ring, from, at, bytes),
-            Self::Rows(_) => Ok(0),
-        }
-    }
 }
 
 /// The progress of a call.
@@ -160,9 +144,12 @@ impl Call {
         call
     }
 
-    /// Whether it writes a file.
-    pub(super) fn writes(&self) -> bool {
-        matches!(self.source, CallSource::FileToWrite(_))
+    /// The file that it writes.
+    pub(super) fn file_to_write(&self) -> Option<&CallFile> {
+        match &self.source {
+            CallSource::FileToWrite(file) => Some(file),
+            CallSource::File(_) | CallSource::Rows(_) => None,
+        }
     }
 
     /// Bytes of the file before its start with which the first chunk would begin.
@@ -265,7 +252,9 @@ impl Call {
         let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         match progress.failed.take() {
             // As by write(2): what was written before the disk was full is reported, the error by the next call.
-            Some(CallError::File(_)) if self.writes() && progress.whole > 0 => Ok(progress.whole),
+            Some(CallError::File(_)) if self.file_to_write().is_some() && progress.whole > 0 => {
+                Ok(progress.whole)
+            }
             Some(error) => Err(error),
             None => Ok(progress.whole),
         }
