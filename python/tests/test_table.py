@@ -2,6 +2,7 @@
 
 import os
 import threading
+from concurrent.futures import Future
 
 import numpy
 import onehop
@@ -77,6 +78,8 @@ def test_prefetch_runs_beside(table_file):
     for ids, ticket in zip(lists, tickets):
         assert same(table.wait(ticket, 60), rows[ids])
         assert ticket.done()
+    with pytest.raises(TimeoutError):
+        onehop.Ticket(Future()).result(0.01)
     bad = table.prefetch([1, 5000])
     with pytest.raises(errors.RowError):
         bad.result(60)

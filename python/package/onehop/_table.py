@@ -6,7 +6,7 @@ import array
 import json
 import os
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Optional, Sequence, Tuple, Union
 
 from . import errors
@@ -88,15 +88,9 @@ class Ticket:
         """The rows, as `Table.gather` returns them. Raises TimeoutError if they take longer than `timeout` seconds."""
         if os.getpid() != self._process and not self._future.done():
             raise errors.RequestError("these rows were being gathered at a fork, by the parent, which has them")
-        try:
-            return self._future.result(timeout)
-        except TimeoutError:
-            raise
-        except Exception as error:
-            # Before Python 3.11 it was another class.
-            if type(error).__name__ == "TimeoutError" and not isinstance(error, errors.OnehopError):
-                raise TimeoutError(f"the rows are not there after {timeout} s") from None
-            raise
+        if not wait([self._future], timeout).done:
+            raise TimeoutError(f"the rows are not there after {timeout} s")
+        return self._future.result()
 
 
 class Table:
