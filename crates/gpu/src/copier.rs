@@ -6,10 +6,10 @@ use onehop_os::HostMem;
 
 use crate::{Error, Gpu, Region, Result};
 
-/// Rows of bytes at equal distances in host memory, packed in GPU memory.
+/// Rows of bytes at equal distances in the memory that is copied from, packed in GPU memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rows {
-    /// Offset of the first row in host memory.
+    /// Offset of the first row.
     pub from: usize,
     /// Its offset in GPU memory.
     pub to: usize,
@@ -17,7 +17,7 @@ pub struct Rows {
     pub row: usize,
     /// How many rows.
     pub rows: usize,
-    /// Distance between rows in host memory.
+    /// Distance between rows.
     pub step: usize,
 }
 
@@ -52,8 +52,8 @@ impl Rows {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Mark(pub(crate) u64);
 
-/// Copies from one host region to one GPU region, in the order in which copies were started. Host memory may be
-/// overwritten only once the copies from it are over. Dropping it waits for all of them.
+/// Copies from one region to one GPU region, in the order in which copies were started. The source may be overwritten
+/// only once the copies from it are over. Dropping it waits for all of them.
 pub trait Copier: Send {
     /// Starts a copy.
     ///

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use onehop_os::{DmaBuf, DmaMemory, Heap, HostMem, Marks, Registers, Udmabuf};
+use onehop_os::{Allocations, DmaBuf, DmaMemory, Heap, HostMem, Marks, Memfd, Registers, Udmabuf};
 use onehop_proto::GpuAddr;
 use onehop_proto::kernel::{
     Exit, GROUP_WORDS, Job, LOCAL_WORDS, Metered, PeekNotes, Warp, run_group, run_owner, run_peek,
@@ -23,8 +23,8 @@ use crate::meeting::Meeting;
 use crate::region::{AddressSpace, DeviceBytes};
 use crate::space::{EmulatedThread, HeldSpace, Space};
 use crate::{
-    ArrayKernels, BlockKernels, Doorbells, Error, Gpu, KernelJob, KernelQueue, Launch, Place, Region,
-    Resident, Result, Running, peek,
+    ArrayKernels, BlockKernels, Doorbells, Error, Gpu, KernelJob, KernelQueue, Launch, PeerMemory, Place,
+    Region, Resident, Result, Running, peek,
 };
 
 /// Lanes of an emulated warp.
@@ -46,6 +46,8 @@ pub struct Emulated {
     metered: bool,
     /// Whether a forked child gets a copy of its memory.
     is_private: bool,
+    /// Its memory that other processes can open.
+    pub(crate) shared: Allocations<Arc<Memfd>>,
 }
 
 /// Its own memory, and which of it is free.
@@ -90,7 +92,14 @@ impl Emulated {
     /// A GPU whose warps have this many lanes.
     #[must_use]
     pub fn with_lanes(lanes: u32) -> Self {
-        Self { space: Space::new(), lanes: lanes.max(1), vram: None, metered: false, is_private: false }
+        Self {
+            space: Space::new(),
+            lanes: lanes.max(1),
+            vram: None,
+            metered: false,
+            is_private: false,
+            shared: Allocations::default(),
+        }
     }
 
     /// A GPU with device memory of its own, which a drive reaches over the bus like a real GPU's.
@@ -272,6 +281,10 @@ impl Gpu for Emulated {
     fn copier(&self, from: &Region, to: &Region) -> Result<Box<dyn Copier>> {
         let host = from.host().cloned().ok_or(onehop_os::Error::NotReachable)?;
         Ok(Box::new(AtOnce::new(host, to.clone())))
+    }
+
+    fn peers(&self) -> Result<&dyn PeerMemory> {
+        Ok(self)
     }
 
     fn block_kernels(&self) -> Result<Box<dyn BlockKernels>> {

@@ -23,6 +23,7 @@ mod files;
 mod jobs;
 mod meeting;
 mod peek;
+mod peers;
 mod region;
 mod relay;
 mod space;
@@ -34,6 +35,7 @@ pub use emulated::{EMULATED_LANES, Emulated};
 pub use error::{Error, Result};
 pub use files::{GpuFile, GpuFiles};
 pub use jobs::{BlockJob, BlockKernels};
+pub use peers::{PeerMemory, SharedRegion};
 use region::AddressSpace;
 pub use region::{Place, Region};
 pub use space::{EmulatedThread, HeldSpace};
@@ -167,6 +169,14 @@ pub trait Gpu: Send + Sync {
     /// # Errors
     /// When the first is not memory that the CPU reaches, or the GPU has no copy engine.
     fn copier(&self, from: &Region, to: &Region) -> Result<Box<dyn Copier>>;
+    /// Memory that it shares with other processes.
+    ///
+    /// # Errors
+    /// When it cannot share any.
+    fn peers(&self) -> Result<&dyn PeerMemory> {
+        let why = format!("{} has none to share", self.name());
+        Err(Error::NotSupported { what: "sharing GPU memory with other processes".into(), why })
+    }
     /// Starts the vendor's library that moves bytes between files and GPU memory: NVIDIA's cuFile.
     ///
     /// # Errors

@@ -14,12 +14,18 @@ struct Allocation<T> {
 
 type ByAddress<T> = BTreeMap<usize, Allocation<T>>;
 
-/// Live allocations, and something of each.
+/// Live allocations, and something of each. Clones are the same list.
 pub struct Allocations<T>(Arc<Mutex<ByAddress<T>>>);
 
 impl<T> Default for Allocations<T> {
     fn default() -> Self {
         Self(Arc::default())
+    }
+}
+
+impl<T> Clone for Allocations<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
     }
 }
 

@@ -27,6 +27,7 @@ mod huge;
 pub mod identity;
 pub mod locks;
 mod mem;
+mod memfd;
 mod mmio;
 pub mod nvme;
 pub mod page_cache;
@@ -52,6 +53,7 @@ pub use fork::{ForkLocks, HeldInFork, watch_forks, write_to_stderr};
 pub use guard::Guard;
 pub use heap::Heap;
 pub use mem::HostMem;
+pub use memfd::Memfd;
 pub use mmio::MmioWindow;
 pub use reads::{Finished, Reads};
 pub use seam::{

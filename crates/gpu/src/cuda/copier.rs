@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::sys;
-use onehop_os::{DmaMemory, HostMem};
+use onehop_os::DmaMemory;
 
 use super::context::{Context, Event, WorkProgress};
 use super::driver::{DevicePtr, Failure};
@@ -31,18 +31,14 @@ pub(super) struct CudaCopier {
     /// Events for reuse.
     idle: Vec<Event>,
     next: u64,
-    host: HostMem,
     // Kept until the stream has ended.
     from: Region,
     to: Region,
 }
 
 impl CudaCopier {
+    /// Copies from host memory, or from GPU memory that the context reaches.
     pub(super) fn new(context: &Arc<Context>, from: &Region, to: &Region) -> Result<Self> {
-        let host = from.host().cloned().ok_or_else(|| Error::NotSupported {
-            what: WHAT.into(),
-            why: "it is to come from memory that the CPU does not reach".into(),
-        })?;
         // A caller's stream that waits for these copies must not share a channel of the GPU with them.
         let stream = if to.is_everything() { Stream::apart(context)? } else { Stream::new(context)? };
         Ok(Self {
@@ -52,14 +48,15 @@ impl CudaCopier {
             marks: VecDeque::new(),
             idle: Vec::new(),
             next: 0,
-            host,
             from: from.clone(),
             to: to.clone(),
         })
     }
 
-    fn host_ptr(&self, at: usize) -> *const c_void {
-        self.host.host_ptr().wrapping_add(at).cast()
+    /// In the address space that the CPU and the GPU share.
+    fn from_ptr(&self, at: usize) -> DevicePtr {
+        let base = self.from.host().map_or(self.from.addr().0, |host| host.host_ptr() as DevicePtr);
+        base.wrapping_add(at as u64)
     }
 
     fn device_ptr(&self, at: usize) -> DevicePtr {
@@ -67,16 +64,23 @@ impl CudaCopier {
     }
 
     fn one(&self, from: usize, to: usize, bytes: usize) -> Result<()> {
-        let (from, to, stream) = (self.host_ptr(from), self.device_ptr(to), self.stream.raw());
+        let (from, to, stream) = (self.from_ptr(from), self.device_ptr(to), self.stream.raw());
+        let is_host = self.from.host().is_some();
         // SAFETY: the range was checked to lie within the two regions, which are kept until the stream has ended.
-        self.context.call(WHAT, |driver| unsafe { driver.copy_in(to, from, bytes, stream) })
+        self.context.call(WHAT, |driver| unsafe {
+            if is_host {
+                driver.copy_in(to, from as *const c_void, bytes, stream)
+            } else {
+                driver.copy_within(to, from, bytes, stream)
+            }
+        })
     }
 
     /// Copies whole rows by one call. The engine does not pause between them for some microseconds, as it does between
     /// separate copies: 2 MiB each are as fast as 64 MiB.
     fn batch(&self, all: &[Rows]) -> std::result::Result<(), Failure> {
         let mut to: Vec<DevicePtr> = all.iter().map(|rows| self.device_ptr(rows.to)).collect();
-        let mut from: Vec<DevicePtr> = all.iter().map(|rows| self.host_ptr(rows.from) as DevicePtr).collect();
+        let mut from: Vec<DevicePtr> = all.iter().map(|rows| self.from_ptr(rows.from)).collect();
         let mut bytes: Vec<usize> = all.iter().map(|rows| rows.row).collect();
         let anywhere =
             sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_INVALID, id: 0 };
@@ -120,18 +124,20 @@ impl CudaCopier {
     }
 
     fn rows(&self, rows: &Rows) -> Result<()> {
+        let host = sys::CUmemorytype::CU_MEMORYTYPE_HOST;
+        let device = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
         let copy = sys::CUDA_MEMCPY2D {
-            srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
-            srcHost: self.host_ptr(rows.from),
+            srcMemoryType: if self.from.host().is_some() { host } else { device },
+            srcHost: self.from_ptr(rows.from) as *const c_void,
             srcPitch: rows.step,
-            dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            dstMemoryType: device,
             dstDevice: self.device_ptr(rows.to),
             dstPitch: rows.row,
             WidthInBytes: rows.row,
             Height: rows.rows,
             srcXInBytes: 0,
             srcY: 0,
-            srcDevice: 0,
+            srcDevice: self.from_ptr(rows.from),
             srcArray: std::ptr::null_mut(),
             dstXInBytes: 0,
             dstY: 0,
@@ -206,7 +212,7 @@ impl Drop for CudaCopier {
     fn drop(&mut self) {
         if let End::Unended(_) = stream::wait(END, COPIES, || self.stream.progress()) {
             // The GPU may still read the one and write the other.
-            self.stream.outlasted((self.host.clone(), self.from.clone(), self.to.clone()));
+            self.stream.outlasted((self.from.clone(), self.to.clone()));
         }
     }
 }

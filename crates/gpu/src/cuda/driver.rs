@@ -153,6 +153,8 @@ functions! {
     copy_batch = "cuMemcpyBatchAsync_v2" since "13.0" (
         to: *mut DevicePtr, from: *mut DevicePtr, bytes: *mut usize, count: usize, how: *mut sys::CUmemcpyAttributes,
         first_of_each: *mut usize, ways: usize, stream: sys::CUstream);
+    copy_within = "cuMemcpyDtoDAsync_v2" since "3.2" (
+        to: DevicePtr, from: DevicePtr, bytes: usize, stream: sys::CUstream);
     copy_out = "cuMemcpyDtoHAsync_v2" since "3.2" (
         to: *mut c_void, from: DevicePtr, bytes: usize, stream: sys::CUstream);
     copy_column = "cuMemcpy2DAsync_v2" since "3.2" (copy: *const sys::CUDA_MEMCPY2D, stream: sys::CUstream);

@@ -31,8 +31,8 @@ use crate::copier::AtOnce;
 use crate::region::AddressSpace;
 use crate::relay::Activity;
 use crate::{
-    ArrayKernels, BlockKernels, Copier, Doorbells, Error, Gpu, GpuFiles, KernelJob, Launch, Place, Region,
-    Resident, Result, Running,
+    ArrayKernels, BlockKernels, Copier, Doorbells, Error, Gpu, GpuFiles, KernelJob, Launch, PeerMemory,
+    Place, Region, Resident, Result, Running, SharedRegion,
 };
 
 /// All bytes of a memory of any length.
@@ -436,8 +436,16 @@ impl Gpu for CudaGpu {
         if let (Some(host), Some(_)) = (from.host(), to.host()) {
             return Ok(Box::new(AtOnce::new(host.clone(), to.clone())));
         }
+        if from.host().is_none() {
+            let why = "it is to come from memory that the CPU does not reach".into();
+            return Err(Error::NotSupported { what: "copying to GPU memory".into(), why });
+        }
         self.0.context.check_copied("copying to GPU memory", to)?;
         Ok(Box::new(CudaCopier::new(&self.0.context, from, to)?))
+    }
+
+    fn peers(&self) -> Result<&dyn PeerMemory> {
+        Ok(self)
     }
 
     fn free_memory(&self) -> Result<Option<u64>> {
@@ -523,5 +531,28 @@ impl Gpu for CudaGpu {
         // this is trusted to forward `hold` as well: the trait says so.
         let start = || unsafe { self.servant().start_list(&code, &rig::SERVE, (pairs, count), limit, held) };
         Ok(Box::new(PersistentKernel::start(&self.0.context.driver, start)?))
+    }
+}
+
+impl PeerMemory for CudaGpu {
+    fn alloc_shared(&self, bytes: usize) -> Result<Region> {
+        self.arena(bytes)
+    }
+
+    fn share(&self, region: &Region) -> Result<SharedRegion> {
+        let Exported { ticket, fd } = self.export_ipc(region)?;
+        Ok(SharedRegion { ticket, fd })
+    }
+
+    fn open_shared(&self, shared: &SharedRegion) -> Result<Region> {
+        let on = (&self.0.context, &self.0.copies);
+        ipc::import_of_any(on, (self.0.device.uuid, self.capabilities()), &shared.ticket, shared.fd.as_ref())
+    }
+
+    fn peer_copier(&self, from: &Region, to: &Region) -> Result<Box<dyn Copier>> {
+        let what = "copying between GPU memory of two processes";
+        self.0.context.check_own(what, from)?;
+        self.0.context.check_own(what, to)?;
+        Ok(Box::new(CudaCopier::new(&self.0.context, from, to)?))
     }
 }

@@ -140,35 +140,72 @@ pub(super) fn import(
     ticket: &Ticket,
     fd: Option<&OwnedFd>,
 ) -> Result<Region> {
-    let foreign = |why: String| Error::Foreign { why };
     if ticket.gpu != gpu {
         return Err(foreign("it is on another GPU than the one it is opened on; open that one".into()));
     }
-    let end = ticket.offset.checked_add(ticket.bytes).filter(|end| *end <= ticket.allocation);
-    let end = end.ok_or_else(|| foreign("the ticket's memory does not lie within its allocation".into()))?;
-    let memory = match (ticket.by_fd, fd) {
+    let memory = open(context, stream, can, ticket, fd)?;
+    if owner(context, memory.at)? != Some(context.device) {
+        return Err(foreign("it is on another GPU than its ticket says".into()));
+    }
+    region(context, ticket, memory)
+}
+
+/// Opens the memory of another process's ticket, on this GPU or on another one. Kernels do not get its address.
+pub(super) fn import_of_any(
+    (context, stream): (&Arc<Context>, &Arc<Stream>),
+    (gpu, can): ([u8; 16], &Capabilities),
+    ticket: &Ticket,
+    fd: Option<&OwnedFd>,
+) -> Result<Region> {
+    let memory = open(context, stream, can, ticket, fd)?;
+    let here = owner(context, memory.at)? == Some(context.device);
+    if here != (ticket.gpu == gpu) {
+        return Err(foreign("it is on another GPU than its ticket says".into()));
+    }
+    region(context, ticket, memory)
+}
+
+fn foreign(why: String) -> Error {
+    Error::Foreign { why }
+}
+
+fn open(
+    context: &Arc<Context>,
+    stream: &Arc<Stream>,
+    can: &Capabilities,
+    ticket: &Ticket,
+    fd: Option<&OwnedFd>,
+) -> Result<DeviceMemory> {
+    check_range(ticket)?;
+    match (ticket.by_fd, fd) {
         (false, _) => DeviceMemory::open(context, stream, ticket.handle).map_err(|failure| {
             let hint =
                 "the exporting process must still run and hold the memory, and be another process than this";
             context.driver.error_with("opening another process's memory", failure, hint)
-        })?,
-        (true, None) => {
-            return Err(foreign("its file descriptor is missing; send it along with the ticket".into()));
-        }
+        }),
+        (true, None) => Err(foreign("its file descriptor is missing; send it along with the ticket".into())),
         (true, Some(fd)) if can.vmm => {
             let bytes = usize::try_from(ticket.allocation)
                 .map_err(|_| foreign("it is longer than this machine addresses".into()))?;
-            DeviceMemory::import(context, stream, fd, bytes)?
+            DeviceMemory::import(context, stream, fd, bytes)
         }
         (true, Some(_)) => {
             let what = "opening another process's memory".into();
             let why = "this GPU has no virtual memory management".into();
-            return Err(Error::NotSupported { what, why });
+            Err(Error::NotSupported { what, why })
         }
-    };
-    if owner(context, memory.at)? != Some(context.device) {
-        return Err(foreign("it is on another GPU than its ticket says".into()));
     }
+}
+
+/// The end of a ticket's memory in its allocation.
+fn check_range(ticket: &Ticket) -> Result<u64> {
+    let end = ticket.offset.checked_add(ticket.bytes).filter(|end| *end <= ticket.allocation);
+    end.ok_or_else(|| foreign("the ticket's memory does not lie within its allocation".into()))
+}
+
+/// The part of an opened allocation that a ticket is for.
+fn region(context: &Context, ticket: &Ticket, memory: DeviceMemory) -> Result<Region> {
+    let end = check_range(ticket)?;
     let (_, allocated) = allocation(context, memory.at)?;
     if allocated as u64 != ticket.allocation {
         return Err(foreign(format!(
