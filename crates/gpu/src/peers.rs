@@ -1,5 +1,6 @@
 //! GPU memory that several processes of a machine share, and copies between them.
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 
 use onehop_os::{DmaMemory, Memfd};
@@ -21,11 +22,12 @@ pub struct SharedRegion {
 
 /// A GPU whose memory other processes of this machine can open: see [`Gpu::peers`](crate::Gpu::peers).
 pub trait PeerMemory {
-    /// New memory to share, zeroed. Other memory of the GPU can usually be shared as well.
+    /// New memory to share, for a caller that will write all of it except `blank`, which is zeroed. Other memory of the GPU
+    /// can usually be shared as well.
     ///
     /// # Errors
     /// When memory is short.
-    fn alloc_shared(&self, bytes: usize) -> Result<Region>;
+    fn alloc_shared(&self, bytes: usize, blank: &[Range<usize>]) -> Result<Region>;
     /// Makes memory known to another process.
     ///
     /// # Errors
@@ -45,7 +47,7 @@ pub trait PeerMemory {
 
 /// Memory of an emulated GPU is shared by a memfd.
 impl PeerMemory for Emulated {
-    fn alloc_shared(&self, bytes: usize) -> Result<Region> {
+    fn alloc_shared(&self, bytes: usize, _: &[Range<usize>]) -> Result<Region> {
         let file = Memfd::new("onehop emulated GPU memory", bytes)?;
         self.adopt(Place::Vram, self.shared.add(file.map()?, file.into()))
     }
@@ -93,7 +95,7 @@ mod tests {
     #[test]
     fn shared_memory_is_the_same_memory() {
         let (mine, others) = (Emulated::new(), Emulated::new());
-        let memory = mine.alloc_shared(10_000).unwrap();
+        let memory = mine.alloc_shared(10_000, &[]).unwrap();
         memory.write(0, &[7; 10_000]).unwrap();
         let part = memory.slice(5000..9000).unwrap();
         let opened = others.open_shared(&mine.share(&part).unwrap()).unwrap();
@@ -111,7 +113,7 @@ mod tests {
     fn other_memory_and_forged_tickets_are_refused() {
         let gpu = Emulated::new();
         assert!(gpu.share(&gpu.alloc(Place::Vram, 4096).unwrap()).is_err());
-        let shared = gpu.share(&gpu.alloc_shared(4096).unwrap()).unwrap();
+        let shared = gpu.share(&gpu.alloc_shared(4096, &[]).unwrap()).unwrap();
         let with = |ticket, fd| gpu.open_shared(&SharedRegion { ticket, fd }).unwrap_err().to_string();
         let fd = || Some(shared.fd.as_ref().unwrap().try_clone().unwrap());
         let beyond = Ticket { offset: 4096, bytes: 1, ..shared.ticket };

@@ -20,6 +20,7 @@ mod library;
 mod narrow;
 #[cfg(test)]
 mod pause_tests;
+mod ranks;
 mod ring_cache;
 mod segments;
 #[cfg(test)]
@@ -31,7 +32,6 @@ mod start;
 mod threads;
 mod worker_pool;
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -42,20 +42,22 @@ use onehop_os::{DmaMemory, HostMem};
 use serde::Serialize;
 
 use crate::error::{Error, Result};
-use crate::plan::{self, Arenas, Chunk, Plan};
+use crate::group::Met;
+use crate::plan::{self, Arenas, Chunk, Plan, Share};
 use crate::source::Source;
 use crate::stream::Engine;
 pub use arena::Arena;
-use direct::{JobSource, UncachedQueue};
 use fair_chunks::FairChunks;
 use library::Library;
+pub use ranks::GroupAccount;
+use ranks::{GroupLoad, GroupStart};
 use ring_cache::RegisteredRing;
 pub use ring_cache::RingCache;
 use segments::SegmentCopiers;
 pub use segments::{Placement, SegmentMemory, Segments};
 use sizes::{cpus, fitting, links, spared};
 use start::StartingLoad;
-use worker_pool::{Copiers, LoadLane, LoadShared, WorkerPool};
+use worker_pool::{ChunkSource, Copiers, LoadLane, LoadShared, WorkerPool};
 
 /// Largest slot: a larger one exceeds the caches of the core that fills it.
 const SLOT: usize = 2 << 20;
@@ -139,6 +141,9 @@ pub struct Account {
     pub why_unregistered: Option<String>,
     /// Why the contents of the page cache were unknown, if so; files are then read past it where possible.
     pub why_unknown: Option<String>,
+    /// How a load of several processes went; its other numbers are this process's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<GroupAccount>,
 }
 
 impl Account {
@@ -166,6 +171,8 @@ pub struct Prepared {
     direct: usize,
     /// Each GPU's memory, if already allocated.
     arenas: Vec<Arena>,
+    /// The other processes, if any.
+    met: Option<Met>,
 }
 
 impl Prepared {
@@ -187,7 +194,21 @@ impl Prepared {
         options: &Options,
         ring_cache: Arc<RingCache>,
     ) -> Result<Self> {
-        Self::prepare(&[plan], files, options, Some(ring_cache))
+        Self::prepare(&[plan], files, options, Some(ring_cache), None)
+    }
+
+    /// Like [`Prepared::with_ring_cache`], for this process's share of a load of several.
+    ///
+    /// # Errors
+    /// As for [`Prepared::new`].
+    pub fn for_group(
+        plan: &Plan,
+        files: &[Box<dyn Source>],
+        options: &Options,
+        ring_cache: Arc<RingCache>,
+        met: Met,
+    ) -> Result<Self> {
+        Self::prepare(&[plan], files, options, Some(ring_cache), Some(met))
     }
 
     /// Like [`Prepared::new`], for several GPUs with a plan each; all plans have the same files.
@@ -195,7 +216,7 @@ impl Prepared {
     /// # Errors
     /// As for [`Prepared::new`].
     pub fn for_all(plans: &[&Plan], files: &[Box<dyn Source>], options: &Options) -> Result<Self> {
-        Self::prepare(plans, files, options, None)
+        Self::prepare(plans, files, options, None, None)
     }
 
     fn prepare(
@@ -203,19 +224,19 @@ impl Prepared {
         files: &[Box<dyn Source>],
         options: &Options,
         ring_cache: Option<Arc<RingCache>>,
+        met: Option<Met>,
     ) -> Result<Self> {
-        // A thread that waits for a server needs no core.
-        let remote = files.iter().any(|file| file.fetch().is_some());
         let to_read = plan::read_bytes(plans);
-        let most = MOST_THREADS * links(plans, to_read);
-        let most = if remote { most } else { spared(cpus()).min(most) };
-        let threads = options.threads.unwrap_or(most).clamp(1, 256);
+        let processes = met.as_ref().map_or(1, |met| met.group().size());
+        let threads = threads(plans, files, options, to_read, processes);
         let by_library = options.route == Route::CuFile;
         let slot = match options.slot {
             Some(slot) => slot,
             None if by_library => LIBRARY_READ,
             None => fitting(to_read, threads),
         };
+        // Ranks divide the same chunks.
+        let slot = met.as_ref().map_or(slot, |met| met.slot as usize);
         let block = plans.iter().map(|plan| plan.options.block).max().unwrap_or(0).max(4096) as usize;
         let slot = slot.next_multiple_of(block);
         let work = LoadWork::new(plans, files, slot as u64, to_read, options.route)?;
@@ -234,7 +255,7 @@ impl Prepared {
             Some(RegisteredRing { memory, known: None })
         };
         let arenas = Vec::new();
-        Ok(Self { work, bytes: to_read, ring, ring_cache, slot, part, threads, direct, arenas })
+        Ok(Self { work, bytes: to_read, ring, ring_cache, slot, part, threads, direct, arenas, met })
     }
 
     /// Bytes that will be read.
@@ -250,9 +271,35 @@ impl Prepared {
     }
 }
 
+/// Threads that read, for each of some processes that load at the same time.
+fn threads(
+    plans: &[&Plan],
+    files: &[Box<dyn Source>],
+    options: &Options,
+    to_read: u64,
+    processes: usize,
+) -> usize {
+    // A thread that waits for a server needs no core.
+    let remote = files.iter().any(|file| file.fetch().is_some());
+    let most = MOST_THREADS * links(plans, to_read);
+    let most = if remote { most } else { (spared(cpus()) / processes).min(most) };
+    options.threads.unwrap_or(most).clamp(1, 256)
+}
+
+/// Bytes of a slot that would suit this process in a load of several: see [`Group::meet`](crate::group::Group::meet).
+#[must_use]
+pub fn slot_in_group(plan: &Plan, files: &[Box<dyn Source>], options: &Options, processes: usize) -> usize {
+    let to_read = plan.read_bytes;
+    let threads = threads(&[plan], files, options, to_read, processes);
+    options
+        .slot
+        .unwrap_or_else(|| fitting(to_read, threads))
+        .next_multiple_of(plan.options.block.max(4096) as usize)
+}
+
 /// The work of a load, and its resources.
 struct LoadWork {
-    left: FairChunks,
+    left: ChunkSource,
     arenas: Arenas,
     /// Lower bound of the number of chunks.
     chunks: usize,
@@ -268,7 +315,7 @@ impl LoadWork {
         let (sources, why_cached) = choice::open(files, block, route)?;
         let arenas = Arenas::new(plans);
         Ok(Self {
-            left: FairChunks::new(Plan::chunks_of_all(plans, slot)?, arenas.clone()),
+            left: Box::new(FairChunks::new(Plan::chunks_of_all(plans, slot)?, arenas.clone())),
             arenas,
             chunks: usize::try_from(bytes.div_ceil(slot)).unwrap_or(usize::MAX),
             sources,
@@ -312,6 +359,8 @@ pub struct RingEngine<A = Region> {
     stays: bool,
     /// The watcher, and when to call it next.
     look: Option<(Look, Instant)>,
+    /// The other processes, if any. It is dropped after the threads.
+    group: Option<GroupLoad>,
 }
 
 /// Gets the number of bytes read, and returns whether to continue.
@@ -348,35 +397,110 @@ impl RingEngine {
         let account = Account { threads, ring_bytes, asked, why_cached, ..Account::default() };
         let (senders, receivers): (Vec<_>, Vec<_>) = gpus.iter().map(|_| channel()).unzip();
         let real = gpus.iter().all(|gpu| !gpu.simulated());
-        let mut start = StartingLoad { pool: WorkerPool::new(shared), ring: &ring, slot, part, real };
-        let (disk, found) = UncachedQueue::new();
-        let fillers = start.fillers(threads, (direct > 0).then_some(disk))?;
-        let source = if threads == 0 { JobSource::All } else { found };
-        let readers = start.readers(threads * SLOTS * slot, direct, &source)?;
-        let pool = start.pool;
+        let start = StartingLoad { pool: WorkerPool::new(shared), ring: &ring, slot, part, real };
+        let started = start.threads(threads, direct)?;
         let ends = gpus
             .iter()
             .zip(plans)
             .map(|(gpu, plan)| LoadDestination::new(*gpu, room(*gpu, plan)?, &ring, known.take()));
         let ends = ends.collect::<Result<Vec<_>>>()?;
-        let lane = |range: Range<usize>, slot| -> Result<LoadLane> {
-            let copiers =
-                ends.iter().map(|end| Ok(end.gpu.copier(&end.ring.slice(range.clone())?, &end.arena)?));
-            let copiers = Copiers::Arenas(copiers.collect::<Result<_>>()?);
-            Ok(LoadLane { slot, copiers, arenas: places.clone(), arrived: senders.clone() })
-        };
-        for (slot_pools, slot) in [(fillers, slot), (readers, part)] {
-            for (slots, range) in slot_pools {
-                slots.open(lane(range, slot)?);
-            }
-        }
-        let pool = Arc::new(pool);
+        let arrived = senders.into_iter().enumerate().collect();
+        let pool = Arc::new(started.copy_to(&ends, &places, arrived, None)?);
         let engine = |(LoadDestination { arena, ring, .. }, arrived)| {
             let (pool, account, ring_cache) = (pool.clone(), account.clone(), ring_cache.clone());
             let ring = Some(ring);
-            Self { arena, pool, arrived, received: 0, account, ring, ring_cache, stays: real, look: None }
+            Self {
+                arena,
+                pool,
+                arrived,
+                received: 0,
+                account,
+                ring,
+                ring_cache,
+                stays: real,
+                look: None,
+                group: None,
+            }
         };
         Ok(ends.into_iter().zip(receivers).map(engine).collect())
+    }
+
+    /// Starts this process's share of a load of several, into a new arena or that of [`Prepared::into_arenas`]. If one of
+    /// the processes does not reach another's GPU memory, each reads all that it needs.
+    ///
+    /// # Errors
+    /// As for [`RingEngine::start`]. When another process fails, or `go_on` returns false.
+    pub fn start_in_group(
+        gpu: &dyn Gpu,
+        plan: &Plan,
+        mut prepared: Prepared,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<Self> {
+        let Some(met) = prepared.met.take() else { return Self::start(gpu, plan, prepared) };
+        let arena = match prepared.arenas.pop() {
+            Some(arena) => arena,
+            None => Arena::shared(gpu, plan)?,
+        };
+        let arena = arena.region_for(plan)?;
+        let reached = if prepared.ring.is_some() {
+            ranks::exchange(&met, gpu, &arena, go_on)?
+        } else {
+            return Err(Error::NotByCuFile {
+                what: "a load of several processes".into(),
+                why: ONE_PROCESS.into(),
+            });
+        };
+        let opened = match reached {
+            Ok(opened) => opened,
+            Err(why) => {
+                let group = met.group();
+                let group = GroupAccount {
+                    rank: group.rank(),
+                    size: group.size(),
+                    way: "alone",
+                    why_alone: Some(why),
+                    passed_bytes: 0,
+                    received_bytes: 0,
+                };
+                let mut engine = Self::start(gpu, plan, prepared.into_arenas(vec![Arena::of(arena)]))?;
+                engine.account.group = Some(group);
+                return Ok(engine);
+            }
+        };
+        let Prepared { work, ring, ring_cache, slot, part, threads, direct, .. } = prepared;
+        let Some(RegisteredRing { memory: ring, known }) = ring else { return Err(Error::Incomplete) };
+        let plans: Vec<&Plan> = met.plans.iter().collect();
+        let (rank, places) = (met.group().rank(), Arenas::new(&plans));
+        let left: ChunkSource = Box::new(Share::new(&plans, rank, slot as u64)?);
+        let LoadWork { sources, asked, why_cached, .. } = work;
+        let ring_bytes = ring.len() as u64;
+        let account = Account { threads, ring_bytes, asked, why_cached, ..Account::default() };
+        let stays = !gpu.simulated();
+        let shared = LoadShared::new(sources, left);
+        let start = StartingLoad { pool: WorkerPool::new(shared), ring: &ring, slot, part, real: stays };
+        let started = start.threads(threads, direct)?;
+        let known = known.map_or_else(|| gpu.adopt(Place::PinnedHost, ring.clone()), Ok)?;
+        let end = |to: &Option<Region>| {
+            let arena = to.clone().unwrap_or_else(|| arena.clone());
+            LoadDestination { gpu, arena, ring: known.clone() }
+        };
+        let ends: Vec<_> = opened.iter().map(end).collect();
+        let ((sender, arrived), (passes, passed)) = (channel(), channel());
+        let shared = started.shared();
+        let group = GroupStart {
+            met,
+            gpu,
+            shared,
+            arena: arena.clone(),
+            opened: &opened,
+            places: places.clone(),
+            passes: passed,
+            arrived: sender.clone(),
+        };
+        let group = Some(GroupLoad::start(group)?);
+        let pool = Arc::new(started.copy_to(&ends, &places, vec![(rank, sender)], Some(passes))?);
+        let ring = Some(known);
+        Ok(Self { arena, pool, arrived, received: 0, account, ring, ring_cache, stays, look: None, group })
     }
 
     /// Starts threads that pass chunks to cuFile.
@@ -391,7 +515,18 @@ impl RingEngine {
         }
         let pool = Arc::new(pool);
         let (ring, ring_cache) = (None, None);
-        Ok(Self { arena, pool, arrived, received: 0, account, ring, ring_cache, stays: false, look: None })
+        Ok(Self {
+            arena,
+            pool,
+            arrived,
+            received: 0,
+            account,
+            ring,
+            ring_cache,
+            stays: false,
+            look: None,
+            group: None,
+        })
     }
 }
 
@@ -418,24 +553,28 @@ impl RingEngine<Arc<Segments>> {
         let mut shared = LoadShared::new(sources, left);
         shared.segments = Some(segments.clone());
         let stays = !gpu.simulated();
-        let mut start = StartingLoad { pool: WorkerPool::new(shared), ring: &ring, slot, part, real: stays };
-        let (disk, found) = UncachedQueue::new();
-        let fillers = start.fillers(threads, (direct > 0).then_some(disk))?;
-        let source = if threads == 0 { JobSource::All } else { found };
-        let readers = start.readers(threads * SLOTS * slot, direct, &source)?;
-        let pool = Arc::new(start.pool);
+        let start = StartingLoad { pool: WorkerPool::new(shared), ring: &ring, slot, part, real: stays };
+        let started = start.threads(threads, direct)?;
         let known = known.map_or_else(|| gpu.adopt(Place::PinnedHost, ring.clone()), Ok)?;
         let (sender, arrived) = channel();
-        for (slot_pools, slot) in [(fillers, slot), (readers, part)] {
-            for (slots, range) in slot_pools {
-                let copiers = SegmentCopiers::new(gpu.clone(), known.slice(range)?, segments.clone());
-                let arrived = vec![sender.clone()];
-                let (copiers, arenas) = (Copiers::Segments(copiers), arenas.clone());
-                slots.open(LoadLane { slot, copiers, arenas, arrived });
-            }
-        }
+        let pool = Arc::new(started.open(|range, slot| {
+            let copiers = SegmentCopiers::new(gpu.clone(), known.slice(range)?, segments.clone());
+            let (copiers, arrived) = (Copiers::Segments(copiers), vec![(0, sender.clone())]);
+            Ok(LoadLane { slot, copiers, arenas: arenas.clone(), arrived, passes: None })
+        })?);
         let (arena, ring) = (segments, Some(known));
-        Ok(Self { arena, pool, arrived, received: 0, account, ring, ring_cache, stays, look: None })
+        Ok(Self {
+            arena,
+            pool,
+            arrived,
+            received: 0,
+            account,
+            ring,
+            ring_cache,
+            stays,
+            look: None,
+            group: None,
+        })
     }
 }
 
@@ -521,6 +660,7 @@ impl<A> RingEngine<A> {
             why_calls: shared.why_calls.get().cloned(),
             why_unregistered: registered.or(shared.why_unregistered.get()).cloned(),
             why_unknown: shared.why_unknown.get().cloned(),
+            group: self.group.as_ref().map(GroupLoad::account).or_else(|| self.account.group.clone()),
             ..self.account.clone()
         }
     }
@@ -546,7 +686,10 @@ impl<A> RingEngine<A> {
     }
 }
 
-/// The destination of a load: one per GPU.
+/// Why cuFile does not load in a group.
+const ONE_PROCESS: &str = "it passes nothing on; leave the group out, or load by another route";
+
+/// The destination of a load: one per GPU or process.
 struct LoadDestination<'a> {
     gpu: &'a dyn Gpu,
     arena: Region,
@@ -577,6 +720,9 @@ impl<A> Engine for RingEngine<A> {
     }
 
     fn finish(self) -> Result<A> {
+        if let Some(group) = self.group {
+            group.finish()?;
+        }
         if let (Some(ring_cache), Some(ring)) = (self.ring_cache, self.ring)
             && !self.pool.shared.is_stopped()
             // All threads have ended, so the ring is no longer in use.

@@ -237,6 +237,26 @@ pub enum Error {
         /// The reason.
         why: String,
     },
+    /// A group of processes did not come together.
+    #[error("group {name:?}: {why}")]
+    Group {
+        /// Its name.
+        name: String,
+        /// The reason.
+        why: String,
+    },
+    /// Another process of the group has ended the load.
+    #[error("group {group:?}: rank {rank} (process {pid}): {why}")]
+    Rank {
+        /// The group's name.
+        group: String,
+        /// That process's rank.
+        rank: usize,
+        /// Its number.
+        pid: i32,
+        /// The reason.
+        why: String,
+    },
     /// A manifest is refused, or contradicts the model.
     #[error("{file}: {why}")]
     Manifest {

@@ -34,6 +34,7 @@ mod dtype;
 pub mod engine;
 mod error;
 pub mod formats;
+pub mod group;
 mod identity;
 mod json;
 pub mod landing;

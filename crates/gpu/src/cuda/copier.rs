@@ -54,7 +54,7 @@ impl CudaCopier {
     }
 
     /// In the address space that the CPU and the GPU share.
-    fn from_ptr(&self, at: usize) -> DevicePtr {
+    fn source_ptr(&self, at: usize) -> DevicePtr {
         let base = self.from.host().map_or(self.from.addr().0, |host| host.host_ptr() as DevicePtr);
         base.wrapping_add(at as u64)
     }
@@ -64,7 +64,7 @@ impl CudaCopier {
     }
 
     fn one(&self, from: usize, to: usize, bytes: usize) -> Result<()> {
-        let (from, to, stream) = (self.from_ptr(from), self.device_ptr(to), self.stream.raw());
+        let (from, to, stream) = (self.source_ptr(from), self.device_ptr(to), self.stream.raw());
         let is_host = self.from.host().is_some();
         // SAFETY: the range was checked to lie within the two regions, which are kept until the stream has ended.
         self.context.call(WHAT, |driver| unsafe {
@@ -80,7 +80,7 @@ impl CudaCopier {
     /// separate copies: 2 MiB each are as fast as 64 MiB.
     fn batch(&self, all: &[Rows]) -> std::result::Result<(), Failure> {
         let mut to: Vec<DevicePtr> = all.iter().map(|rows| self.device_ptr(rows.to)).collect();
-        let mut from: Vec<DevicePtr> = all.iter().map(|rows| self.from_ptr(rows.from)).collect();
+        let mut from: Vec<DevicePtr> = all.iter().map(|rows| self.source_ptr(rows.from)).collect();
         let mut bytes: Vec<usize> = all.iter().map(|rows| rows.row).collect();
         let anywhere =
             sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_INVALID, id: 0 };
@@ -128,7 +128,7 @@ impl CudaCopier {
         let device = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
         let copy = sys::CUDA_MEMCPY2D {
             srcMemoryType: if self.from.host().is_some() { host } else { device },
-            srcHost: self.from_ptr(rows.from) as *const c_void,
+            srcHost: self.source_ptr(rows.from) as *const c_void,
             srcPitch: rows.step,
             dstMemoryType: device,
             dstDevice: self.device_ptr(rows.to),
@@ -137,7 +137,7 @@ impl CudaCopier {
             Height: rows.rows,
             srcXInBytes: 0,
             srcY: 0,
-            srcDevice: self.from_ptr(rows.from),
+            srcDevice: self.source_ptr(rows.from),
             srcArray: std::ptr::null_mut(),
             dstXInBytes: 0,
             dstY: 0,

@@ -535,8 +535,8 @@ impl Gpu for CudaGpu {
 }
 
 impl PeerMemory for CudaGpu {
-    fn alloc_shared(&self, bytes: usize) -> Result<Region> {
-        self.arena(bytes)
+    fn alloc_shared(&self, bytes: usize, blank: &[Range<usize>]) -> Result<Region> {
+        self.arena_to_fill(bytes, blank)
     }
 
     fn share(&self, region: &Region) -> Result<SharedRegion> {

@@ -32,6 +32,18 @@ impl Arena {
         }))
     }
 
+    /// Allocates memory that other processes of a group can open.
+    ///
+    /// # Errors
+    /// When the GPU's memory is full.
+    pub fn shared(gpu: &dyn Gpu, plan: &Plan) -> Result<Self> {
+        let Ok(peers) = gpu.peers() else { return Self::new(gpu, plan) };
+        let bytes = usize::try_from(plan.gpu_bytes.max(1)).unwrap_or(usize::MAX);
+        let all = 0..bytes;
+        let gaps = gaps(plan);
+        Ok(Self(peers.alloc_shared(bytes, gaps.as_deref().unwrap_or(slice::from_ref(&all)))?))
+    }
+
     /// Reuses memory of an earlier load to the same GPU.
     ///
     /// # Errors
@@ -44,6 +56,11 @@ impl Arena {
             there.fill(start, gap.end.min(bytes) - start, 0)?;
         }
         Ok(Self(there))
+    }
+
+    /// Memory that suits the plan.
+    pub(super) fn of(region: Region) -> Self {
+        Self(region)
     }
 
     /// The memory, if size and alignment suit the plan.

@@ -338,16 +338,22 @@ impl Disk<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fair_chunks::FairChunks;
     use super::*;
-    use crate::plan::{Arenas, Plan};
+    use crate::plan::Plan;
 
     #[test]
     fn the_queue_for_the_disk_is_bounded() {
         let (found, source) = UncachedQueue::new();
         let read = Read { offset: 0, bytes: 4096, valid: 4096, slot: 0 };
         let reads = vec![read; MOST_ENTRIES / 4];
-        let chunk = || Chunk { index: 0, file: 0, reads: reads.clone(), copies: Vec::new(), direct: None };
+        let chunk = || Chunk {
+            index: 0,
+            file: 0,
+            reads: reads.clone(),
+            copies: Vec::new(),
+            passes: Vec::new(),
+            direct: None,
+        };
         let mut sent = 0;
         while !found.is_full() {
             assert!(found.send(chunk()));
@@ -360,7 +366,7 @@ mod tests {
             ReaderThread { ring: HostMem::touched(4096).unwrap(), slot_bytes: 4096, slots, all, source };
         let shared = {
             let none = Plan::chunks_of_all(&[], 4096).unwrap();
-            LoadShared::new(Vec::new(), FairChunks::new(none, Arenas::alone()))
+            LoadShared::new(Vec::new(), Box::new(none))
         };
         for _ in 0..sent {
             assert!(reader.next(&mut None, &shared).unwrap().is_some());

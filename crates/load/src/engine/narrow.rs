@@ -85,7 +85,14 @@ mod tests {
         ring.write(0, &data).unwrap();
         let narrow = Copy { slot: 10, to: 0, row: 3, rows: 50, step: 20 };
         let wide = Copy { slot: 1100, to: 150, row: 300, rows: 2, step: 400 };
-        let mut chunk = Chunk { index: 0, file: 0, reads: vec![], copies: vec![narrow, wide], direct: None };
+        let mut chunk = Chunk {
+            index: 0,
+            file: 0,
+            reads: vec![],
+            copies: vec![narrow, wide],
+            passes: Vec::new(),
+            direct: None,
+        };
         pack(&ring, 100, &mut chunk).unwrap();
         assert_eq!(chunk.copies, [Copy { slot: 10, to: 0, row: 150, rows: 1, step: 150 }, wide]);
         let expected: Vec<u8> = (0..50).flat_map(|i| data[110 + i * 20..][..3].to_vec()).collect();
@@ -99,7 +106,14 @@ mod tests {
         let rows = |slot, row, to| Copy { slot, to, row, rows: 10, step: 20 };
         let pack_all = |copies: &[Copy]| {
             ring.write(0, &data).unwrap();
-            let mut chunk = Chunk { index: 0, file: 0, reads: vec![], copies: copies.to_vec(), direct: None };
+            let mut chunk = Chunk {
+                index: 0,
+                file: 0,
+                reads: vec![],
+                copies: copies.to_vec(),
+                passes: Vec::new(),
+                direct: None,
+            };
             pack(&ring, 0, &mut chunk).unwrap();
             for copy in copies {
                 let moved = chunk.copies.iter().find(|moved| moved.to == copy.to).unwrap();

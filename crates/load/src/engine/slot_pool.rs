@@ -381,7 +381,7 @@ mod tests {
 
     fn chunk(to: u64) -> Chunk {
         let copies = vec![Copy { slot: 0, to, row: 4096, rows: 1, step: 4096 }];
-        Chunk { index: 0, file: 0, reads: Vec::new(), copies, direct: None }
+        Chunk { index: 0, file: 0, reads: Vec::new(), copies, passes: Vec::new(), direct: None }
     }
 
     #[test]
@@ -395,7 +395,8 @@ mod tests {
             slot: 4096,
             copiers: Copiers::Arenas(vec![Box::new(copier)]),
             arenas: Arenas::alone(),
-            arrived: vec![arrived],
+            arrived: vec![(0, arrived)],
+            passes: None,
         });
         let first = Full { slot: 0, filler: 0, part: LoadPart { chunk: chunk(0), arrived: None } };
         assert!(matches!(slots.hand_in(first), Err(Error::Gpu(_))));

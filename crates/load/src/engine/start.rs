@@ -2,15 +2,17 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 
 use onehop_os::HostMem;
 
-use super::SLOTS;
 use super::direct::{JobSource, ReaderThread, UncachedQueue, slots};
 use super::slot_pool::SlotPool;
 use super::threads::Filler;
-use super::worker_pool::{LoadShared, WorkerPool};
+use super::worker_pool::{Copiers, LoadLane, LoadShared, WorkerPool};
+use super::{LoadDestination, SLOTS};
 use crate::error::Result;
+use crate::plan::{Arenas, Chunk};
 
 /// A load whose threads are being started. They need no GPU at first.
 pub(super) struct StartingLoad<'a> {
@@ -23,13 +25,63 @@ pub(super) struct StartingLoad<'a> {
     pub(super) real: bool,
 }
 
+/// A load whose threads read, and wait for copiers.
+pub(super) struct StartedLoad {
+    pool: WorkerPool,
+    /// Each with its part of the ring and the size of its slots.
+    slot_pools: Vec<(Arc<SlotPool>, Range<usize>, usize)>,
+}
+
+impl StartedLoad {
+    pub(super) fn shared(&self) -> Arc<LoadShared> {
+        self.pool.shared.clone()
+    }
+
+    /// Gives each part of the ring its copiers.
+    pub(super) fn open(self, lane: impl Fn(Range<usize>, usize) -> Result<LoadLane>) -> Result<WorkerPool> {
+        for (slots, range, slot) in self.slot_pools {
+            slots.open(lane(range, slot)?);
+        }
+        Ok(self.pool)
+    }
+
+    /// Copies to these arenas, in the order of `places`.
+    pub(super) fn copy_to(
+        self,
+        ends: &[LoadDestination<'_>],
+        places: &Arenas,
+        arrived: Vec<(usize, Sender<Chunk>)>,
+        passes: Option<Sender<Chunk>>,
+    ) -> Result<WorkerPool> {
+        self.open(|range, slot| {
+            let copiers =
+                ends.iter().map(|end| Ok(end.gpu.copier(&end.ring.slice(range.clone())?, &end.arena)?));
+            let copiers = Copiers::Arenas(copiers.collect::<Result<_>>()?);
+            let (arenas, arrived, passes) = (places.clone(), arrived.clone(), passes.clone());
+            Ok(LoadLane { slot, copiers, arenas, arrived, passes })
+        })
+    }
+}
+
 impl StartingLoad<'_> {
+    /// Starts `threads` threads that share the work, and `direct` that read past the page cache.
+    pub(super) fn threads(mut self, threads: usize, direct: usize) -> Result<StartedLoad> {
+        let (disk, found) = UncachedQueue::new();
+        let fillers = self.fillers(threads, (direct > 0).then_some(disk))?;
+        let source = if threads == 0 { JobSource::All } else { found };
+        let readers = self.readers(threads * SLOTS * self.slot, direct, &source)?;
+        let (slot, part) = (self.slot, self.part);
+        let fillers = fillers.into_iter().map(|(slots, range)| (slots, range, slot));
+        let readers = readers.into_iter().map(|(slots, range)| (slots, range, part));
+        Ok(StartedLoad { pool: self.pool, slot_pools: fillers.chain(readers).collect() })
+    }
+
     fn memory(&self, range: Range<usize>) -> Result<HostMem> {
         Ok(self.ring.slice(range).map_err(onehop_gpu::Error::from)?)
     }
 
     /// Starts the threads that copy from the page cache. Returns their slot pools, each with its part of the ring.
-    pub(super) fn fillers(
+    fn fillers(
         &mut self,
         threads: usize,
         disk: Option<UncachedQueue>,
@@ -52,7 +104,7 @@ impl StartingLoad<'_> {
 
     /// Starts the threads that read past the page cache, into the last part of the ring. Returns their slot pools, each
     /// with its part of the ring.
-    pub(super) fn readers(
+    fn readers(
         &mut self,
         first: usize,
         threads: usize,

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use onehop_gpu::{Copier, Mark, Rows};
 
 use super::choice::LoadSource;
-use super::fair_chunks::FairChunks;
 use super::segments::{SegmentCopiers, Segments};
 use super::slot_pool::{Full, SlotCopier};
 use crate::error::{Error, Result};
@@ -21,6 +20,9 @@ const END: Duration = Duration::from_secs(10);
 /// How long a thread without memory for its chunk sleeps before it asks again.
 const MEMORY_POLL_INTERVAL: Duration = Duration::from_micros(100);
 
+/// The chunks of a load, in the order of reading.
+pub(super) type ChunkSource = Box<dyn Iterator<Item = Chunk> + Send>;
+
 /// State shared by all threads of a load.
 pub(super) struct LoadShared {
     pub(super) sources: Vec<LoadSource>,
@@ -30,10 +32,11 @@ pub(super) struct LoadShared {
     admitted: AtomicU64,
     without_memory: AtomicUsize,
     /// Chunks that no thread has taken yet.
-    left: Mutex<FairChunks>,
+    left: Mutex<ChunkSource>,
     stop: AtomicBool,
-    /// The error that ended the load, until it is reported.
+    /// The error that ended the load, until it is reported, and its text.
     failed: Mutex<Option<Error>>,
+    failure: OnceLock<String>,
     pub(super) cached_bytes: AtomicU64,
     pub(super) through_bytes: AtomicU64,
     pub(super) direct_bytes: AtomicU64,
@@ -50,7 +53,7 @@ pub(super) struct LoadShared {
 }
 
 impl LoadShared {
-    pub(super) fn new(sources: Vec<LoadSource>, left: FairChunks) -> Self {
+    pub(super) fn new(sources: Vec<LoadSource>, left: ChunkSource) -> Self {
         let zero = || AtomicU64::new(0);
         Self {
             sources,
@@ -60,6 +63,7 @@ impl LoadShared {
             left: Mutex::new(left),
             stop: AtomicBool::new(false),
             failed: Mutex::new(None),
+            failure: OnceLock::new(),
             cached_bytes: zero(),
             through_bytes: zero(),
             direct_bytes: zero(),
@@ -132,9 +136,15 @@ impl LoadShared {
     }
 
     /// Ends the load with this error, unless it has already failed.
-    fn fail(&self, error: Error) {
+    pub(super) fn fail(&self, error: Error) {
+        let _ = self.failure.set(error.to_string());
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
         self.stop();
+    }
+
+    /// The text of the error that ended the load.
+    pub(super) fn failure(&self) -> Option<String> {
+        self.failure.get().cloned()
     }
 
     /// Why the load ended early. The error itself is returned once.
@@ -155,9 +165,12 @@ pub(super) struct LoadLane {
     /// Slot size of that part.
     pub(super) slot: usize,
     pub(super) copiers: Copiers,
-    /// Assigns copies to GPUs; each GPU has a channel for its chunks.
+    /// Assigns copies to arenas, one for each copier.
     pub(super) arenas: Arenas,
-    pub(super) arrived: Vec<Sender<Chunk>>,
+    /// Receivers of chunks, each with the index of its arena.
+    pub(super) arrived: Vec<(usize, Sender<Chunk>)>,
+    /// Receiver of all chunks, if other processes need some of their bytes.
+    pub(super) passes: Option<Sender<Chunk>>,
 }
 
 /// The copiers.
@@ -228,10 +241,13 @@ impl SlotCopier for LoadLane {
     /// Reports arrived chunks. A receiver may be gone: then the load was cancelled, and the flag is set.
     fn report(&self, part: LoadPart) {
         let Some(chunk) = part.arrived else { return };
-        for (gpu, arrived) in self.arrived.iter().enumerate() {
-            if let Some(share) = self.arenas.share(gpu, &chunk) {
+        for (arena, arrived) in &self.arrived {
+            if let Some(share) = self.arenas.share(*arena, &chunk) {
                 let _ = arrived.send(share);
             }
+        }
+        if let Some(passes) = &self.passes {
+            let _ = passes.send(chunk);
         }
     }
 }

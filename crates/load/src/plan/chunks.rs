@@ -59,6 +59,19 @@ impl Copy {
     }
 }
 
+/// A copy from the arena to the arena of another process, once the bytes have arrived here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pass {
+    /// The rank of that process.
+    pub rank: usize,
+    /// Offset in this process's arena.
+    pub from: u64,
+    /// Offset in the other's.
+    pub to: u64,
+    /// Number of bytes.
+    pub bytes: u64,
+}
+
 /// The reads into one slot, and the copies out of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunk {
@@ -70,6 +83,8 @@ pub struct Chunk {
     pub reads: Vec<Read>,
     /// The copies.
     pub copies: Vec<Copy>,
+    /// What other processes get out of the arena, in a load of several ranks.
+    pub passes: Vec<Pass>,
     /// Where the one read may go directly in the arena, without a slot, if the plan allows it.
     pub direct: Option<u64>,
 }
@@ -137,7 +152,14 @@ impl Chunk {
                 }
             }
         }
-        Self { index: self.index, file: self.file, reads: reads.collect(), copies, direct: None }
+        Self {
+            index: self.index,
+            file: self.file,
+            reads: reads.collect(),
+            copies,
+            passes: Vec::new(),
+            direct: None,
+        }
     }
 }
 
@@ -288,7 +310,8 @@ impl Iterator for Chunks {
         };
         let index = self.next;
         self.next += 1;
-        Some(Chunk { index, file, reads: fill.reads, copies: fill.copies.concat(), direct })
+        let (reads, copies) = (fill.reads, fill.copies.concat());
+        Some(Chunk { index, file, reads, copies, passes: Vec::new(), direct })
     }
 }
 
@@ -406,7 +429,12 @@ impl Arenas {
             (index == arena).then_some(Copy { to, ..*copy })
         });
         let copies: Vec<Copy> = copies.collect();
-        (!copies.is_empty()).then(|| Chunk { copies, reads: chunk.reads.clone(), ..*chunk })
+        (!copies.is_empty()).then(|| Chunk {
+            copies,
+            reads: chunk.reads.clone(),
+            passes: Vec::new(),
+            ..*chunk
+        })
     }
 }
 

@@ -16,14 +16,16 @@
 mod chunks;
 mod error;
 mod layout;
+mod shares;
 
 use std::ops::Range as Indices;
 
 use onehop_gpu::Gpu;
 use serde::{Serialize, Serializer};
 
-pub use chunks::{Arenas, Chunk, Chunks, Copy, Read, read_bytes};
+pub use chunks::{Arenas, Chunk, Chunks, Copy, Pass, Read, read_bytes};
 pub use error::Error;
+pub use shares::Share;
 
 use crate::dtype::Dtype;
 use crate::model::{Model, Tensor};

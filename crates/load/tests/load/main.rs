@@ -13,6 +13,7 @@ mod mishaps;
 mod model;
 mod mover;
 mod plan;
+mod ranks;
 mod safetensors;
 mod segments;
 mod several;
