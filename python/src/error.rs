@@ -148,6 +148,7 @@ fn load_kind(error: &Load) -> ExceptionKind<'_> {
         Load::Gpu(error) => gpu_kind(error),
         Load::Stalled { .. } | Load::Slow { .. } => ExceptionKind::of("StalledError"),
         Load::Cancelled => ExceptionKind::of("CancelledError"),
+        Load::Group { .. } | Load::Rank { .. } => ExceptionKind::of("GroupError"),
         _ => ExceptionKind::of("OnehopError"),
     }
 }

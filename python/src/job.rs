@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use onehop_gpu::cuda::CudaGpu;
 use onehop_load::engine::{self, Stopper};
+use onehop_load::group::Group;
 use onehop_load::model::Tensor as Entry;
 use onehop_load::{Model, Part, Selection};
 use onehop_transfer::Progress;
@@ -47,6 +48,8 @@ pub(crate) struct LoadRequest {
     pub verify: bool,
     pub manifest: Option<PathBuf>,
     pub measure_limit: bool,
+    /// The processes that load together, and the tensors that each has a part of.
+    pub group: Option<(Group, Vec<(String, usize)>)>,
 }
 
 /// What the tensors lie in.

@@ -28,7 +28,7 @@ mod _native {
     #[pymodule_export]
     use super::model::Model;
     #[pymodule_export]
-    use super::outcome::{Limit, Outcome, WhyNot};
+    use super::outcome::{GroupOutcome, Limit, Outcome, WhyNot};
     #[pymodule_export]
     use super::table::RowTable;
     #[pymodule_export]

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use onehop_gpu::{Emulated, Gpu, Place};
 use onehop_load::formats::{Metadata, gguf};
+use onehop_load::group::Group;
 use onehop_load::model::Tensor;
 use onehop_load::{Dtype, Local, Part, Selection, engine};
 use onehop_os::DmaMemory;
@@ -195,7 +196,7 @@ impl Model {
     }
 
     /// Starts to load what is selected.
-    #[pyo3(signature = (*, device, only, without, dtypes, rank, cuts, route, threads, verify, manifest, measure_limit, arena, max_bytes))]
+    #[pyo3(signature = (*, device, only, without, dtypes, rank, cuts, group, route, threads, verify, manifest, measure_limit, arena, max_bytes))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
     fn load(
         &self,
@@ -205,6 +206,7 @@ impl Model {
         dtypes: Vec<String>,
         rank: Option<(u64, u64)>,
         cuts: Vec<(String, usize)>,
+        group: Option<(String, usize, usize)>,
         route: &str,
         threads: Option<usize>,
         verify: bool,
@@ -230,6 +232,7 @@ impl Model {
         if let Some((rank, ranks)) = rank {
             selection = selection.rank(rank, ranks).map_err(onehop_load::Error::from)?;
         }
+        let group = group.map(|(name, rank, size)| Group::new(&name, rank, size)).transpose()?;
         let origin = self.origin(route, threads)?;
         let model = match &origin {
             LoadOrigin::Files(_) => &self.inner,
@@ -248,6 +251,7 @@ impl Model {
             verify,
             manifest,
             measure_limit,
+            group: group.map(|group| (group, cuts)),
         })
     }
 
@@ -298,6 +302,7 @@ impl Model {
             verify: false,
             manifest: None,
             measure_limit: false,
+            group: None,
         })?)
     }
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use onehop_load::Model;
-use onehop_load::engine::Account;
+use onehop_load::engine::{self, Account};
 use onehop_load::outcome;
 use onehop_transfer::Loaded;
 use pyo3::exceptions::PyTypeError;
@@ -76,6 +76,18 @@ record! {
 }
 
 record! {
+    /// How the processes of a group loaded together. The other numbers of an outcome are this process's.
+    GroupOutcome {
+        rank: usize,
+        size: usize,
+        way: String,
+        why_alone: Option<String>,
+        passed_bytes: u64,
+        received_bytes: u64,
+    }
+}
+
+record! {
     /// How a load went.
     Outcome {
         bytes: u64,
@@ -106,6 +118,14 @@ record! {
         warnings: Vec<String>,
         verified: bool,
         verified_by: Option<String>,
+        group: Option<GroupOutcome>,
+    }
+}
+
+impl From<engine::GroupAccount> for GroupOutcome {
+    fn from(account: engine::GroupAccount) -> Self {
+        let engine::GroupAccount { rank, size, way, why_alone, passed_bytes, received_bytes } = account;
+        Self { rank, size, way: way.into(), why_alone, passed_bytes, received_bytes }
     }
 }
 
@@ -159,6 +179,7 @@ impl Outcome {
             warnings: went.warnings,
             verified,
             verified_by,
+            group: account.group.map(GroupOutcome::from),
         }
     }
 
@@ -200,6 +221,7 @@ impl Outcome {
             why_not_better: went.why_not_better.into_iter().map(WhyNot::from).collect(),
             verified,
             verified_by,
+            group: None,
         }
     }
 }
@@ -241,6 +263,24 @@ impl Limit {
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         repr("Limit", &self.fields(py)?)
+    }
+}
+
+#[pymethods]
+impl GroupOutcome {
+    /// Makes one of its fields.
+    #[new]
+    #[pyo3(signature = (fields, /))]
+    fn from_fields(fields: &Bound<'_, PyDict>) -> PyResult<Self> {
+        Self::of(fields)
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Reduced<'py>> {
+        Ok((py.get_type::<Self>(), (self.fields(py)?,)))
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        repr("GroupOutcome", &self.fields(py)?)
     }
 }
 

@@ -16,9 +16,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, TypedDict, Union
 
+from . import _group
 from . import errors as errors
 from ._frameworks import TORCH_NAMES as _TORCH_NAMES
 from ._frameworks import converter as _converter
+from ._group import Group as Group
+from ._native import GroupOutcome as GroupOutcome
 from ._native import Job as _Job
 from ._native import Limit as Limit
 from ._native import Model as _Model
@@ -40,6 +43,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = [
+    "Group",
+    "GroupOutcome",
     "Limit",
     "LoadOptions",
     "Loaded",
@@ -90,6 +95,7 @@ class StreamOptions(TypedDict, total=False):
     dtypes: Patterns
     rank: Optional[Tuple[int, int]]
     cuts: Optional[Mapping[str, int]]
+    group: Any
     route: Route
     threads: Optional[int]
     verify: bool
@@ -134,6 +140,7 @@ def load(
     dtypes: Patterns = None,
     rank: Optional[Tuple[int, int]] = None,
     cuts: Optional[Mapping[str, int]] = None,
+    group: Any = None,
     route: Route = "auto",
     threads: Optional[int] = None,
     verify: bool = False,
@@ -154,6 +161,8 @@ def load(
         UnknownTensorError. dtypes: types to load, such as "BF16".
     rank, cuts: (i, n) is the i-th of n ranks (from 0), which gets its part of the tensors that match a pattern of
         `cuts`, cut along the dimension there; it reads nothing else. All other tensors are loaded whole.
+    group: an onehop.Group, or a process group of torch's: its processes on this machine load together, and what several
+        of them need is read once and passed from GPU to GPU. outcome.group says how that went.
     route: "auto", "cpu/cached" (the page cache), "cpu/pinned" (past it) or "cufile" (NVIDIA's).
         What is asked for is done, or RouteError says why not.
     drive: a drive that onehop drives by itself, past Linux: "0000:0b:00.0" (a PCI address), "nvme-tcp://HOST/NQN"
@@ -192,8 +201,10 @@ def load(
             raise errors.RequestError("partition, extent_map and nsid are for drive=")
         model = _open(path)
     else:
-        if threads is not None or measure_limit:
-            raise errors.RequestError("threads and measure_limit are for files of this machine, not for drive=")
+        if threads is not None or measure_limit or group is not None:
+            raise errors.RequestError(
+                "threads, measure_limit and group are for files of this machine, not for drive="
+            )
         model = _open_on_drive(drive, path, partition, extent_map, nsid)
     tensors: Dict[str, Any] = {}
     told = 0.0
@@ -206,6 +217,7 @@ def load(
             dtypes=dtypes,
             rank=rank,
             cuts=cuts,
+            group=group,
             route=route,
             threads=threads,
             verify=verify,
@@ -260,6 +272,7 @@ def stream(
     dtypes: Patterns = None,
     rank: Optional[Tuple[int, int]] = None,
     cuts: Optional[Mapping[str, int]] = None,
+    group: Any = None,
     route: Route = "auto",
     threads: Optional[int] = None,
     verify: bool = False,
@@ -287,6 +300,7 @@ def stream(
         dtypes=dtypes,
         rank=rank,
         cuts=cuts,
+        group=group,
         route=route,
         threads=threads,
         verify=verify,
@@ -477,6 +491,7 @@ def _job(
     dtypes: Patterns = None,
     rank: Optional[Tuple[int, int]] = None,
     cuts: Optional[Mapping[str, int]] = None,
+    group: Any = None,
     route: Route = "auto",
     threads: Optional[int] = None,
     verify: bool = False,
@@ -493,6 +508,8 @@ def _job(
         raise errors.RequestError(f"max_bytes={max_bytes}: a stream takes some memory")
     if max_bytes is not None and (verify or manifest is not None):
         raise errors.RequestError("verify and manifest compare tensors in memory, which max_bytes uses again")
+    if group is not None and max_bytes is not None:
+        raise errors.RequestError("group= passes on tensors in memory, which max_bytes uses again")
     if min([*(rank or ()), *(cuts or {}).values()], default=0) < 0:
         raise errors.RequestError(f"rank={rank}, cuts={cuts}: ranks and dimensions count from 0")
     return model.load(
@@ -502,6 +519,7 @@ def _job(
         dtypes=_some("dtypes", dtypes),
         rank=rank,
         cuts=list((cuts or {}).items()),
+        group=_group.native(group),
         route=route,
         threads=threads,
         verify=verify,

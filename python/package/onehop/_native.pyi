@@ -97,6 +97,29 @@ class WhyNot:
     def fix(self) -> str: ...
 
 @final
+class GroupOutcome:
+    """How the processes of a group loaded together.
+
+    way is "peer" if bytes were passed from GPU to GPU, and "alone" if each process read what it needed: why_alone says why.
+    passed_bytes went from this process to others, received_bytes came from them.
+    """
+
+    def __new__(cls, fields: Dict[str, Any], /) -> GroupOutcome: ...
+    def __reduce__(self) -> Any: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def way(self) -> str: ...
+    @property
+    def why_alone(self) -> Optional[str]: ...
+    @property
+    def passed_bytes(self) -> int: ...
+    @property
+    def received_bytes(self) -> int: ...
+
+@final
 class Outcome:
     """How a load went."""
 
@@ -158,6 +181,8 @@ class Outcome:
     def verified(self) -> bool: ...
     @property
     def verified_by(self) -> Optional[str]: ...
+    @property
+    def group(self) -> Optional[GroupOutcome]: ...
 
 @final
 class Job:
@@ -207,6 +232,7 @@ class Model:
         dtypes: Sequence[str],
         rank: Optional[Tuple[int, int]],
         cuts: Sequence[Tuple[str, int]],
+        group: Optional[Tuple[str, int, int]],
         route: str,
         threads: Optional[int],
         verify: bool,

@@ -55,6 +55,10 @@ class RowError(OnehopError, IndexError):
     """A table has no such row."""
 
 
+class GroupError(OnehopError):
+    """The processes of a group did not come together, loaded different things, or one of them ended early."""
+
+
 class RouteError(OnehopError):
     """The requested route is not possible; no other one is taken instead.
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use onehop_gpu::{Emulated, Gpu, Place, Region};
 use onehop_load::check::{BY_FILES, Verdict};
 use onehop_load::engine::{self, Arena, Prepared, RingEngine, Segments, Stopper};
+use onehop_load::group::Met;
 use onehop_load::plan::{Placed, PlanOptions};
 use onehop_load::stream::Stream;
 use onehop_load::{LocalFile, Manifest, Model, Plan, check};
@@ -75,6 +76,7 @@ impl LoadTask {
         let manifest = self.manifest()?;
         let plan = self.plan()?;
         descriptors::make_room(model.files.len());
+        let is_shared = self.request.group.is_some();
         let (prepared, device, begin, arena) = std::thread::scope(|scope| {
             // CUDA takes a while to start, and some milliseconds for its first call after a pause: what needs no GPU is done
             // meanwhile.
@@ -82,12 +84,20 @@ impl LoadTask {
                 let device = device.open()?;
                 let begin = Instant::now();
                 let own = *memory == TensorMemory::Own;
-                let arena =
-                    own.then(|| fits(&plan, &device).and_then(|()| Ok(Arena::new(&*device.gpu, &plan)?)));
+                let new = if is_shared { Arena::shared } else { Arena::new };
+                let arena = own.then(|| fits(&plan, &device).and_then(|()| Ok(new(&*device.gpu, &plan)?)));
                 Ok::<_, Error>((device, arena.transpose()?, begin))
             });
-            let prepared = Prepared::with_ring_cache(&plan, &model.files, options, device.ring_cache())?;
+            let met = self.meet(&plan, options)?;
+            let met_at = Instant::now();
+            let ring_cache = device.ring_cache();
+            let prepared = match met {
+                Some(met) => Prepared::for_group(&plan, &model.files, options, ring_cache, met)?,
+                None => Prepared::with_ring_cache(&plan, &model.files, options, ring_cache)?,
+            };
             let (device, arena, begin) = gpu.join().map_err(|_| Error::Lost)??;
+            // A rank that waits for others has not begun.
+            let begin = if is_shared { begin.max(met_at) } else { begin };
             Ok::<_, Error>((prepared, device, begin, arena))
         })?;
         self.shared.total.store(plan.tensor_bytes, Ordering::Release);
@@ -101,6 +111,14 @@ impl LoadTask {
         }
     }
 
+    /// The other processes of the group, if there is one.
+    fn meet(&self, plan: &Plan, options: &engine::Options) -> Result<Option<Met>> {
+        let LoadRequest { model, group, .. } = &self.request;
+        let Some((group, cuts)) = group else { return Ok(None) };
+        let slot = engine::slot_in_group(plan, &model.files, options, group.size());
+        Ok(Some(group.meet(plan, &model.files, cuts, slot, &|| self.go_on())?))
+    }
+
     fn fill_arena(
         &self,
         plan: Plan,
@@ -110,7 +128,8 @@ impl LoadTask {
         arena: Arena,
         manifest: Option<&Manifest>,
     ) -> Result<Outcome> {
-        let engine = RingEngine::start(&*device.gpu, &plan, prepared.into_arenas(vec![arena]))?;
+        let prepared = prepared.into_arenas(vec![arena]);
+        let engine = RingEngine::start_in_group(&*device.gpu, &plan, prepared, &|| self.go_on())?;
         self.stop_by(engine.stopper())?;
         let stream = self.arrive(Stream::new(plan, engine), device)?;
         let (ended, arena) = self.end(stream, device, begin)?;
@@ -130,7 +149,10 @@ impl LoadTask {
         let bytes = plan.gpu_bytes.max(1).next_multiple_of(ARENA_UNIT) as usize;
         *self.shared.layout.lock().unwrap_or_else(PoisonError::into_inner) = Some(views::layout(&plan));
         let Some(gpu) = &device.cuda else {
-            let region = device.gpu.arena(bytes)?;
+            let region = match &self.request.group {
+                Some(_) => device.gpu.peers()?.alloc_shared(bytes, &[])?,
+                None => device.gpu.arena(bytes)?,
+            };
             let arena = Tensor::of_bytes(region.clone(), device.dlpack);
             let _ = self.sender.send(LoadEvent::Arena(Box::new(arena)));
             let arena = Arena::again(region, &plan)?;
