@@ -76,7 +76,8 @@ def onehop_group(paths, rank, ranks, device, cut, allocator="onehop"):
     options = {} if cut is None else {"rank": (rank, ranks), "cuts": {"*": cut}}
     group = dist.group.WORLD
     loaded = onehop.load(os.path.dirname(paths[0]), device, framework="torch", group=group, allocator=allocator, **options)
-    return loaded.tensors, loaded.outcome.group.way
+    group = loaded.outcome.group
+    return loaded.tensors, group.way if group.why_alone is None else f"{group.way}: {group.why_alone}"
 
 
 def onehop_group_torch(*args):
@@ -146,7 +147,9 @@ def worker(rank, args, case, paths, nbytes):
     torch.cuda.set_device(gpu)
     device = f"cuda:{gpu}"
     backend = "nccl" if torch.cuda.device_count() >= args.ranks else "gloo"
-    dist.init_process_group(backend, rank=rank, world_size=args.ranks)
+    dist.init_process_group(
+        backend, rank=rank, world_size=args.ranks, device_id=torch.device(device) if backend == "nccl" else None
+    )
     cut = CASES[case]
     from safetensors.torch import load_file
 

@@ -38,10 +38,10 @@ pub trait PeerMemory {
     /// # Errors
     /// When it is not the intended memory, this GPU does not reach it, or the driver refuses.
     fn open_shared(&self, shared: &SharedRegion) -> Result<Region>;
-    /// A copier between GPU memory of this process and of another.
+    /// A copier to another process's GPU memory, from memory of this GPU or from host memory.
     ///
     /// # Errors
-    /// When one of them is not GPU memory that this GPU reaches.
+    /// When one of them is not memory that this GPU reaches.
     fn peer_copier(&self, from: &Region, to: &Region) -> Result<Box<dyn Copier>>;
 }
 

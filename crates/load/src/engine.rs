@@ -482,7 +482,7 @@ impl RingEngine {
         let known = known.map_or_else(|| gpu.adopt(Place::PinnedHost, ring.clone()), Ok)?;
         let end = |to: &Option<Region>| {
             let arena = to.clone().unwrap_or_else(|| arena.clone());
-            LoadDestination { gpu, arena, ring: known.clone() }
+            LoadDestination { gpu, arena, is_of_other: to.is_some(), ring: known.clone() }
         };
         let ends: Vec<_> = opened.iter().map(end).collect();
         let ((sender, arrived), (passes, passed)) = (channel(), channel());
@@ -693,6 +693,8 @@ const ONE_PROCESS: &str = "it passes nothing on; leave the group out, or load by
 struct LoadDestination<'a> {
     gpu: &'a dyn Gpu,
     arena: Region,
+    /// Whether the arena is another process's.
+    is_of_other: bool,
     ring: Region,
 }
 
@@ -703,7 +705,7 @@ impl<'a> LoadDestination<'a> {
             Some(known) => known,
             None => gpu.adopt(Place::PinnedHost, ring.clone())?,
         };
-        Ok(Self { gpu, arena, ring })
+        Ok(Self { gpu, arena, is_of_other: false, ring })
     }
 }
 

@@ -241,13 +241,13 @@ impl Passer {
             let why = self.shared.failure().unwrap_or_else(|| "it was cancelled".into());
             let _ = self.peers.met.send_all(Kind::Failed, why.as_bytes());
         }
-        // Waits for copies in progress.
-        self.copiers.clear();
         if !self.shared.is_stopped()
             && let Err(error) = self.peers.met.send_all(Kind::Done, &[])
         {
             self.shared.fail(error);
         }
+        // Waits for copies in progress, of which there are some only after a failure.
+        self.copiers.clear();
         self.peers.changed.notify_all();
     }
 

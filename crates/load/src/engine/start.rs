@@ -54,8 +54,15 @@ impl StartedLoad {
         passes: Option<Sender<Chunk>>,
     ) -> Result<WorkerPool> {
         self.open(|range, slot| {
-            let copiers =
-                ends.iter().map(|end| Ok(end.gpu.copier(&end.ring.slice(range.clone())?, &end.arena)?));
+            let copiers = ends.iter().map(|end| {
+                let ring = end.ring.slice(range.clone())?;
+                let copier = if end.is_of_other {
+                    end.gpu.peers()?.peer_copier(&ring, &end.arena)
+                } else {
+                    end.gpu.copier(&ring, &end.arena)
+                };
+                Ok(copier?)
+            });
             let copiers = Copiers::Arenas(copiers.collect::<Result<_>>()?);
             let (arenas, arrived, passes) = (places.clone(), arrived.clone(), passes.clone());
             Ok(LoadLane { slot, copiers, arenas, arrived, passes })
