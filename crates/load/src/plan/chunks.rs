@@ -282,6 +282,9 @@ impl Chunks {
     /// Takes as much of this file as fits, in order: no read is before the last one.
     fn fill_from_all(cursors: &mut [Cursor], file: usize, fill: &mut Fill) {
         loop {
+            if Self::take_columns(cursors, file, fill) {
+                continue;
+            }
             let next = cursors.iter_mut().enumerate().filter(|(_, cursor)| cursor.file() == Some(file));
             let next = next.filter_map(|(index, cursor)| Some((cursor.rows()?, index, cursor)));
             let Some((rows, index, cursor)) = next.min_by_key(|(rows, ..)| rows.from) else { return };
@@ -291,6 +294,45 @@ impl Chunks {
             }
             cursor.pass(taken);
         }
+    }
+
+    /// Takes rows of which several plans need a part each, such as columns of a matrix, if together these are all bytes but
+    /// for gaps shorter than a block: one by one, they would be millions. Returns whether there were any.
+    fn take_columns(cursors: &mut [Cursor], file: usize, fill: &mut Fill) -> bool {
+        let next = cursors.iter().enumerate().filter(|(_, cursor)| cursor.file() == Some(file));
+        let mut next: Vec<(usize, Rows)> =
+            next.filter_map(|(index, cursor)| Some((index, cursor.rows()?))).collect();
+        next.sort_by_key(|(_, rows)| rows.from);
+        let Some((_, first)) = next.first() else { return false };
+        let (from, step) = (first.from, first.step);
+        let is_column = |rows: &Rows| rows.rows > 1 && rows.step == step && rows.from - from < step;
+        let columns = next.iter().take_while(|(_, rows)| is_column(rows)).count();
+        let (columns, others) = next.split_at(columns);
+        let mut end = from;
+        for (_, rows) in columns {
+            if rows.from >= end + fill.block {
+                return false;
+            }
+            end = end.max(rows.from + rows.row);
+        }
+        if columns.len() < 2 || from + step >= end + fill.block {
+            return false;
+        }
+        // Nothing that another plan needs comes before the end of what is taken.
+        let limit = others.first().map_or(u64::MAX, |(_, rows)| rows.from);
+        let most = columns.iter().map(|(_, rows)| rows.rows).min().unwrap_or(0);
+        let count = fill.rows_within(from, end - from, step, most.min(limit.saturating_sub(end) / step + 1));
+        if count < 2 {
+            return false;
+        }
+        let end = end + (count - 1) * step;
+        for (index, rows) in columns {
+            fill.take_all(*index, rows, count, end);
+            if let Some(cursor) = cursors.get_mut(*index) {
+                cursor.pass(count * rows.row);
+            }
+        }
+        true
     }
 }
 
@@ -366,6 +408,44 @@ impl Fill {
             copies.push(copy);
         }
         copy.bytes()
+    }
+}
+
+impl Fill {
+    /// How many rows of this many bytes, from `from` on and at this distance, there is room for, of `most`.
+    fn rows_within(&self, from: u64, row: u64, step: u64, most: u64) -> u64 {
+        let start = from / self.block * self.block;
+        let reached = match self.reads.last() {
+            Some(last) if start <= last.offset + last.bytes => last.offset + last.bytes,
+            _ => start,
+        };
+        let Some(room) = (reached + self.left).checked_sub(from + row) else { return 0 };
+        most.min(1 + room / step)
+    }
+
+    /// Reads all blocks up to `end`, for which there is room, and adds this many rows of a plan.
+    fn take_all(&mut self, plan: usize, rows: &Rows, count: u64, end: u64) {
+        let start = rows.from / self.block * self.block;
+        let mut read = match self.reads.pop() {
+            Some(last) if start <= last.offset + last.bytes => last,
+            last => {
+                let slot = last.map_or(0, |last| last.slot + last.bytes);
+                self.reads.extend(last);
+                Read { offset: start, bytes: 0, valid: 0, slot }
+            }
+        };
+        let more = end.next_multiple_of(self.block).saturating_sub(read.offset + read.bytes).min(self.left);
+        self.left -= more;
+        read.bytes += more;
+        read.valid = read.bytes.min(self.length.saturating_sub(read.offset));
+        self.reads.push(read);
+        let slot = read.slot + (rows.from - read.offset);
+        let copy = Copy { slot, to: rows.to, row: rows.row, rows: count, step: rows.step };
+        if let Some(copies) = self.copies.get_mut(plan)
+            && !copies.last_mut().is_some_and(|last| last.takes(&copy))
+        {
+            copies.push(copy);
+        }
     }
 }
 

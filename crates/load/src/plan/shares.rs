@@ -165,8 +165,8 @@ mod tests {
         }
     }
 
-    /// Loads plans as their ranks would; returns the arenas, and how often each byte was read and copied out of a ring.
-    fn load(plans: &[Plan], slot: u64) -> (Vec<Vec<u8>>, u64, u64) {
+    /// Loads plans as their ranks would; returns how many bytes were read, and copied out of a ring.
+    fn load(plans: &[Plan], slot: u64) -> (u64, u64) {
         let file: Vec<u8> = (0..FILE).map(|at| (at % 251) as u8 ^ (at >> 8) as u8).collect();
         let plans: Vec<&Plan> = plans.iter().collect();
         let places = Arenas::new(&plans);
@@ -210,13 +210,13 @@ mod tests {
                 }
             }
         }
-        (arenas, read, copied)
+        (read, copied)
     }
 
     #[test]
     fn what_all_need_is_read_and_copied_once() {
         let all = plan(&[(0, FILE, 1, FILE)]);
-        let (_, read, copied) = load(&[all.clone(), all.clone(), all], 64 << 10);
+        let (read, copied) = load(&[all.clone(), all.clone(), all], 64 << 10);
         assert_eq!((read, copied), (FILE, FILE));
     }
 
@@ -233,14 +233,31 @@ mod tests {
     #[test]
     fn halves_of_rows_are_read_once_and_go_to_their_ranks() {
         let halves = [plan(&[(0, 4096, 128, 8192)]), plan(&[(4096, 4096, 128, 8192)])];
-        let (_, read, copied) = load(&halves, 64 << 10);
+        let (read, copied) = load(&halves, 64 << 10);
         assert_eq!((read, copied), (FILE, FILE));
+    }
+
+    #[test]
+    fn columns_are_divided_in_few_steps() {
+        // 16 GiB in rows of 8 KiB: one by one these would be two million.
+        let columns = |from: u64, row: u64| {
+            let mut plan = plan(&[(from, row, 1 << 21, 8192)]);
+            plan.files[0].bytes = 16 << 30;
+            plan
+        };
+        let plans = [columns(0, 3000), columns(3000, 3096), columns(6096, 2096)];
+        let plans: Vec<&Plan> = plans.iter().collect();
+        for rank in 0..3 {
+            let chunks: Vec<Chunk> = Share::new(&plans, rank, 2 << 20).unwrap().collect();
+            assert!((2700..=2760).contains(&chunks.len()), "{}", chunks.len());
+            assert!(chunks.iter().all(|chunk| chunk.reads.len() == 1 && chunk.copies.len() == 3));
+        }
     }
 
     #[test]
     fn parts_that_overlap_arrive_whole() {
         let plans = [plan(&[(100, 50_000, 1, 0), (70_000, 1000, 9, 5000)]), plan(&[(30_000, 60_000, 1, 0)])];
-        let (_, read, copied) = load(&plans, 16 << 10);
+        let (read, copied) = load(&plans, 16 << 10);
         assert!(read < 180_000, "{read}");
         assert!(copied <= 50_000 + 9000 + 60_000, "{copied}");
         // The rank that both ranges have in common passes it on.
