@@ -50,7 +50,7 @@ pub use arena::Arena;
 use fair_chunks::FairChunks;
 use library::Library;
 pub use ranks::GroupAccount;
-use ranks::{GroupLoad, GroupStart};
+use ranks::{Decision, GroupLoad, GroupStart, RankChunks, RankCopiers};
 use ring_cache::RegisteredRing;
 pub use ring_cache::RingCache;
 use segments::SegmentCopiers;
@@ -404,8 +404,14 @@ impl RingEngine {
             .zip(plans)
             .map(|(gpu, plan)| LoadDestination::new(*gpu, room(*gpu, plan)?, &ring, known.take()));
         let ends = ends.collect::<Result<Vec<_>>>()?;
-        let arrived = senders.into_iter().enumerate().collect();
-        let pool = Arc::new(started.copy_to(&ends, &places, arrived, None)?);
+        let arrived: Vec<_> = senders.into_iter().enumerate().collect();
+        let pool = Arc::new(started.open(|range, slot| {
+            let copiers =
+                ends.iter().map(|end| Ok(end.gpu.copier(&end.ring.slice(range.clone())?, &end.arena)?));
+            let copiers = Copiers::Arenas(copiers.collect::<Result<_>>()?);
+            Ok(LoadLane { slot, copiers, arenas: places.clone(), arrived: arrived.clone(), passes: None })
+        })?);
+        drop(arrived);
         let engine = |(LoadDestination { arena, ring, .. }, arrived)| {
             let (pool, account, ring_cache) = (pool.clone(), account.clone(), ring_cache.clone());
             let ring = Some(ring);
@@ -429,76 +435,50 @@ impl RingEngine {
     /// the processes does not reach another's GPU memory, each reads all that it needs.
     ///
     /// # Errors
-    /// As for [`RingEngine::start`]. When another process fails, or `go_on` returns false.
-    pub fn start_in_group(
-        gpu: &dyn Gpu,
-        plan: &Plan,
-        mut prepared: Prepared,
-        go_on: &dyn Fn() -> bool,
-    ) -> Result<Self> {
-        let Some(met) = prepared.met.take() else { return Self::start(gpu, plan, prepared) };
-        let arena = match prepared.arenas.pop() {
-            Some(arena) => arena,
-            None => Arena::shared(gpu, plan)?,
+    /// As for [`RingEngine::start`]. When another process fails.
+    pub fn start_in_group(gpu: &Arc<dyn Gpu>, plan: &Plan, mut prepared: Prepared) -> Result<Self> {
+        let Some(met) = prepared.met.take() else { return Self::start(&**gpu, plan, prepared) };
+        let Prepared { work, ring, ring_cache, slot, part, threads, direct, mut arenas, .. } = prepared;
+        let arena = arenas.pop().map_or_else(|| Arena::shared(&**gpu, plan), Ok)?.region_for(plan)?;
+        let Some(RegisteredRing { memory: ring, known }) = ring else {
+            let why = "it passes nothing on; leave the group out, or load by another route";
+            return Err(Error::NotByCuFile { what: "a load of several processes".into(), why: why.into() });
         };
-        let arena = arena.region_for(plan)?;
-        let reached = if prepared.ring.is_some() {
-            ranks::exchange(&met, gpu, &arena, go_on)?
-        } else {
-            return Err(Error::NotByCuFile {
-                what: "a load of several processes".into(),
-                why: ONE_PROCESS.into(),
-            });
-        };
-        let opened = match reached {
-            Ok(opened) => opened,
-            Err(why) => {
-                let group = met.group();
-                let group = GroupAccount {
-                    rank: group.rank(),
-                    size: group.size(),
-                    way: "alone",
-                    why_alone: Some(why),
-                    passed_bytes: 0,
-                    received_bytes: 0,
-                };
-                let mut engine = Self::start(gpu, plan, prepared.into_arenas(vec![Arena::of(arena)]))?;
-                engine.account.group = Some(group);
-                return Ok(engine);
-            }
-        };
-        let Prepared { work, ring, ring_cache, slot, part, threads, direct, .. } = prepared;
-        let Some(RegisteredRing { memory: ring, known }) = ring else { return Err(Error::Incomplete) };
         let plans: Vec<&Plan> = met.plans.iter().collect();
-        let (rank, places) = (met.group().rank(), Arenas::new(&plans));
-        let left: ChunkSource = Box::new(Share::new(&plans, rank, slot as u64)?);
+        let (rank, size, places) = (met.group().rank(), met.group().size(), Arenas::new(&plans));
+        let decision = Arc::<Decision>::default();
+        let left = RankChunks {
+            share: Share::new(&plans, rank, slot as u64)?,
+            rest: Share::rest(&plans, rank, slot as u64)?,
+            decision: decision.clone(),
+        };
         let LoadWork { sources, asked, why_cached, .. } = work;
         let ring_bytes = ring.len() as u64;
         let account = Account { threads, ring_bytes, asked, why_cached, ..Account::default() };
         let stays = !gpu.simulated();
-        let shared = LoadShared::new(sources, left);
+        let shared = LoadShared::new(sources, Box::new(left));
         let start = StartingLoad { pool: WorkerPool::new(shared), ring: &ring, slot, part, real: stays };
         let started = start.threads(threads, direct)?;
-        let known = known.map_or_else(|| gpu.adopt(Place::PinnedHost, ring.clone()), Ok)?;
-        let end = |to: &Option<Region>| {
-            let arena = to.clone().unwrap_or_else(|| arena.clone());
-            LoadDestination { gpu, arena, is_of_other: to.is_some(), ring: known.clone() }
-        };
-        let ends: Vec<_> = opened.iter().map(end).collect();
         let ((sender, arrived), (passes, passed)) = (channel(), channel());
-        let shared = started.shared();
-        let group = GroupStart {
+        let group = GroupLoad::start(GroupStart {
             met,
-            gpu,
-            shared,
+            gpu: gpu.clone(),
+            shared: started.shared(),
             arena: arena.clone(),
-            opened: &opened,
             places: places.clone(),
+            decision: decision.clone(),
             passes: passed,
             arrived: sender.clone(),
-        };
-        let group = Some(GroupLoad::start(group)?);
-        let pool = Arc::new(started.copy_to(&ends, &places, vec![(rank, sender)], Some(passes))?);
+        });
+        let group = Some(group.inspect_err(|_| decision.void())?);
+        let known = known.map_or_else(|| gpu.adopt(Place::PinnedHost, ring.clone()), Ok)?;
+        let pool = Arc::new(started.open(|range, slot| {
+            let ring = known.slice(range)?;
+            let copiers = RankCopiers::new(gpu.clone(), ring, &arena, (rank, size), decision.clone())?;
+            let (copiers, arenas) = (Copiers::Ranks(copiers), places.clone());
+            let (arrived, passes) = (vec![(rank, sender.clone())], Some(passes.clone()));
+            Ok(LoadLane { slot, copiers, arenas, arrived, passes })
+        })?);
         let ring = Some(known);
         Ok(Self { arena, pool, arrived, received: 0, account, ring, ring_cache, stays, look: None, group })
     }
@@ -660,7 +640,7 @@ impl<A> RingEngine<A> {
             why_calls: shared.why_calls.get().cloned(),
             why_unregistered: registered.or(shared.why_unregistered.get()).cloned(),
             why_unknown: shared.why_unknown.get().cloned(),
-            group: self.group.as_ref().map(GroupLoad::account).or_else(|| self.account.group.clone()),
+            group: self.group.as_ref().map(GroupLoad::account),
             ..self.account.clone()
         }
     }
@@ -686,15 +666,10 @@ impl<A> RingEngine<A> {
     }
 }
 
-/// Why cuFile does not load in a group.
-const ONE_PROCESS: &str = "it passes nothing on; leave the group out, or load by another route";
-
-/// The destination of a load: one per GPU or process.
+/// The destination of a load: one per GPU.
 struct LoadDestination<'a> {
     gpu: &'a dyn Gpu,
     arena: Region,
-    /// Whether the arena is another process's.
-    is_of_other: bool,
     ring: Region,
 }
 
@@ -705,7 +680,7 @@ impl<'a> LoadDestination<'a> {
             Some(known) => known,
             None => gpu.adopt(Place::PinnedHost, ring.clone())?,
         };
-        Ok(Self { gpu, arena, is_of_other: false, ring })
+        Ok(Self { gpu, arena, ring })
     }
 }
 

@@ -83,6 +83,12 @@ impl Group {
         Self { timeout, ..self }
     }
 
+    /// How long this process waits for the others.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {

@@ -129,7 +129,7 @@ impl LoadTask {
         manifest: Option<&Manifest>,
     ) -> Result<Outcome> {
         let prepared = prepared.into_arenas(vec![arena]);
-        let engine = RingEngine::start_in_group(&*device.gpu, &plan, prepared, &|| self.go_on())?;
+        let engine = RingEngine::start_in_group(&device.gpu, &plan, prepared)?;
         self.stop_by(engine.stopper())?;
         let stream = self.arrive(Stream::new(plan, engine), device)?;
         let (ended, arena) = self.end(stream, device, begin)?;

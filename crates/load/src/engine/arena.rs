@@ -58,11 +58,6 @@ impl Arena {
         Ok(Self(there))
     }
 
-    /// Memory that suits the plan.
-    pub(super) fn of(region: Region) -> Self {
-        Self(region)
-    }
-
     /// The memory, if size and alignment suit the plan.
     pub(super) fn region_for(self, plan: &Plan) -> Result<Region> {
         let (bytes, align) = (plan.gpu_bytes, plan.arena_align());

@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -15,8 +16,8 @@ use serde::Serialize;
 use super::STALL;
 use super::worker_pool::LoadShared;
 use crate::error::{Error, Result};
-use crate::group::{Kind, Link, Met, Received};
-use crate::plan::{Arenas, Chunk, Copy};
+use crate::group::{Kind, Link, Message, Met, Received};
+use crate::plan::{Arenas, Chunk, Copy, Share};
 
 /// How long a rank waits for the others after a failure before it gives its arena up: they may still write to it.
 const CLOSE: Duration = Duration::from_secs(10);
@@ -44,54 +45,102 @@ pub struct GroupAccount {
     pub received_bytes: u64,
 }
 
-/// Shares the arena with the other ranks and opens theirs. Returns them by rank, or why one of the ranks does not reach
-/// another's: all ranks come to the same conclusion.
-pub(super) fn exchange(
-    met: &Met,
-    gpu: &dyn Gpu,
-    arena: &Region,
-    go_on: &dyn Fn() -> bool,
-) -> Result<Result<Vec<Option<Region>>, String>> {
-    let deadline = met.deadline();
-    let shared = gpu.peers().and_then(|peers| peers.share(arena));
-    for (rank, link) in met.others() {
-        let sent = match &shared {
-            Ok(SharedRegion { ticket, fd }) => {
-                link.send_with(Kind::Arena, &ticket.to_bytes(), fd.as_ref().map(AsFd::as_fd))
+/// The other ranks' arenas by rank, or why one of the ranks does not reach another's: all ranks come to the same conclusion.
+type ArenasOfRanks = std::result::Result<Vec<Option<Region>>, String>;
+
+/// What the ranks decide while they already read: whether bytes go from GPU to GPU.
+#[derive(Default)]
+pub(super) struct Decision {
+    arenas: OnceLock<ArenasOfRanks>,
+    /// The load has ended early, and nothing will be decided.
+    is_void: AtomicBool,
+}
+
+impl Decision {
+    /// Ends all waiting: there will be no decision.
+    pub(super) fn void(&self) {
+        self.is_void.store(true, Ordering::Release);
+    }
+
+    /// Waits until the ranks have decided; none if the load ends before.
+    fn wait(&self) -> Option<&ArenasOfRanks> {
+        loop {
+            if let Some(arenas) = self.arenas.get() {
+                return Some(arenas);
             }
-            Err(why) => link.send(Kind::NoArena, why.to_string().as_bytes()),
-        };
-        sent.map_err(|e| met.fail(rank, e.to_string()))?;
-    }
-    let mut opened: Vec<Option<Region>> = (0..met.group.size()).map(|_| None).collect();
-    let mut why = None;
-    for (rank, _) in met.others() {
-        let message = met.receive(rank, &[Kind::Arena, Kind::NoArena], deadline, go_on)?;
-        let region = if message.kind == Kind::NoArena {
-            Err(format!("rank {rank} cannot share its GPU memory: {}", message.text()))
-        } else {
-            let expected = met.plans.get(rank).map_or(0, |plan| plan.gpu_bytes);
-            open(gpu, &message.bytes, message.fd, expected).map_err(|why| {
-                format!("rank {} does not reach rank {rank}'s GPU memory: {why}", met.group.rank())
-            })
-        };
-        match region {
-            Ok(region) => opened.get_mut(rank).into_iter().for_each(|slot| *slot = Some(region.clone())),
-            Err(reason) => drop(why.get_or_insert(reason)),
+            if self.is_void.load(Ordering::Acquire) {
+                return None;
+            }
+            std::thread::sleep(COPY_POLL);
         }
     }
-    let (kind, text) = match &why {
-        None => (Kind::Reached, ""),
-        Some(why) => (Kind::NotReached, &**why),
-    };
-    met.send_all(kind, text.as_bytes())?;
-    for (rank, _) in met.others() {
-        let message = met.receive(rank, &[Kind::Reached, Kind::NotReached], deadline, go_on)?;
-        if message.kind == Kind::NotReached {
-            why.get_or_insert_with(|| message.text());
+}
+
+/// The chunks that this rank reads: its share, and if no bytes go from GPU to GPU, what others would have read for it.
+pub(super) struct RankChunks {
+    pub(super) share: Share,
+    pub(super) rest: Share,
+    pub(super) decision: Arc<Decision>,
+}
+
+impl Iterator for RankChunks {
+    type Item = Chunk;
+
+    fn next(&mut self) -> Option<Chunk> {
+        if let Some(chunk) = self.share.next() {
+            return Some(chunk);
+        }
+        match self.decision.wait() {
+            Some(Err(_)) => self.rest.next(),
+            _ => None,
         }
     }
-    Ok(why.map_or(Ok(opened), Err))
+}
+
+/// The copiers out of a part of the ring to the ranks' arenas. Those to other ranks' are made when they are needed first.
+pub(super) struct RankCopiers {
+    gpu: Arc<dyn Gpu>,
+    ring: Region,
+    rank: usize,
+    copiers: Vec<Option<Box<dyn Copier>>>,
+    decision: Arc<Decision>,
+}
+
+impl RankCopiers {
+    pub(super) fn new(
+        gpu: Arc<dyn Gpu>,
+        ring: Region,
+        arena: &Region,
+        (rank, size): (usize, usize),
+        decision: Arc<Decision>,
+    ) -> Result<Self> {
+        let own = gpu.copier(&ring, arena)?;
+        let mut copiers: Vec<_> = (0..size).map(|_| None).collect();
+        if let Some(copier) = copiers.get_mut(rank) {
+            *copier = Some(own);
+        }
+        Ok(Self { gpu, ring, rank, copiers, decision })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.copiers.len()
+    }
+
+    /// The copier to a rank's arena; none if its process reads for itself.
+    pub(super) fn copier(&mut self, rank: usize) -> Result<Option<&mut Box<dyn Copier>>> {
+        let Some(copier) = self.copiers.get_mut(rank) else { return Err(Error::Incomplete) };
+        if copier.is_none() && rank != self.rank {
+            let arenas = self.decision.wait().ok_or(Error::Cancelled)?;
+            let Ok(arenas) = arenas else { return Ok(None) };
+            let arena = arenas.get(rank).and_then(Option::as_ref).ok_or(Error::Incomplete)?;
+            *copier = Some(self.gpu.peers()?.peer_copier(&self.ring, arena)?);
+        }
+        Ok(copier.as_mut())
+    }
+
+    pub(super) fn get(&mut self, rank: usize) -> Option<&mut Box<dyn Copier>> {
+        self.copiers.get_mut(rank)?.as_mut()
+    }
 }
 
 fn open(
@@ -110,8 +159,12 @@ fn open(
 }
 
 /// What is known of another rank.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 struct Peer {
+    /// Its arena, or why this rank does not reach it.
+    arena: Option<std::result::Result<Region, String>>,
+    /// Whether it reaches all arenas, or why not.
+    reaches: Option<std::result::Result<(), String>>,
     /// It has passed on all that it reads, and writes to no other arena any more.
     is_done: bool,
     /// It has failed, and writes to no other arena any more.
@@ -123,8 +176,10 @@ struct Peer {
 /// The other ranks during a load.
 struct Peers {
     met: Met,
+    gpu: Arc<dyn Gpu>,
     known: Mutex<Vec<Peer>>,
     changed: Condvar,
+    decision: Arc<Decision>,
     passed: AtomicU64,
     received: AtomicU64,
 }
@@ -146,6 +201,77 @@ impl Peers {
         Error::Rank { group, rank, pid: link.pid(), why: why.into() }
     }
 
+    /// Shares the arena with the other ranks.
+    fn share(&self, arena: &Region) -> Result<()> {
+        let shared = self.gpu.peers().and_then(|peers| peers.share(arena));
+        for (rank, link) in self.met.others() {
+            let sent = match &shared {
+                Ok(SharedRegion { ticket, fd }) => {
+                    link.send_with(Kind::Arena, &ticket.to_bytes(), fd.as_ref().map(AsFd::as_fd))
+                }
+                Err(why) => link.send(Kind::NoArena, why.to_string().as_bytes()),
+            };
+            sent.map_err(|e| self.error(rank, link, e.to_string()))?;
+        }
+        Ok(())
+    }
+
+    /// Opens the arena that a rank shares.
+    fn open(&self, rank: usize, message: Message) -> std::result::Result<Region, String> {
+        if message.kind == Kind::NoArena {
+            return Err(format!("rank {rank} cannot share its GPU memory: {}", message.text()));
+        }
+        let expected = self.met.plans.get(rank).map_or(0, |plan| plan.gpu_bytes);
+        open(&*self.gpu, &message.bytes, message.fd, expected).map_err(|why| {
+            format!("rank {} does not reach rank {rank}'s GPU memory: {why}", self.met.group.rank())
+        })
+    }
+
+    /// Notes whether this rank reaches a rank's arena. Once that is known of all, the others are told.
+    fn note_arena(&self, rank: usize, arena: std::result::Result<Region, String>) -> Result<()> {
+        let mut known = self.known();
+        if let Some(peer) = known.get_mut(rank) {
+            peer.arena = Some(arena);
+        }
+        let others: Vec<usize> = self.met.others().map(|(rank, _)| rank).collect();
+        let arenas: Option<Vec<_>> =
+            others.iter().map(|rank| known.get(*rank).and_then(|peer| peer.arena.as_ref())).collect();
+        if let Some(arenas) = arenas {
+            let (kind, text) = match arenas.into_iter().find_map(|arena| arena.as_ref().err()) {
+                None => (Kind::Reached, String::new()),
+                Some(why) => (Kind::NotReached, why.clone()),
+            };
+            self.met.send_all(kind, text.as_bytes())?;
+        }
+        self.decide(&known);
+        Ok(())
+    }
+
+    fn note_reach(&self, rank: usize, reaches: std::result::Result<(), String>) {
+        let mut known = self.known();
+        if let Some(peer) = known.get_mut(rank) {
+            peer.reaches = Some(reaches);
+        }
+        self.decide(&known);
+    }
+
+    /// Decides once every rank has said which arenas it reaches.
+    fn decide(&self, known: &[Peer]) {
+        let mut arenas: Vec<Option<Region>> = known.iter().map(|_| None).collect();
+        let mut why = None;
+        for (rank, _) in self.met.others() {
+            let Some(Peer { arena: Some(arena), reaches: Some(reaches), .. }) = known.get(rank) else {
+                return;
+            };
+            match (arena, reaches, arenas.get_mut(rank)) {
+                (Ok(arena), Ok(()), Some(slot)) => *slot = Some(arena.clone()),
+                (Err(reason), ..) | (_, Err(reason), _) => drop(why.get_or_insert(reason.clone())),
+                _ => {}
+            }
+        }
+        let _ = self.decision.arenas.set(why.map_or(Ok(arenas), Err));
+    }
+
     /// Takes what a rank sends until it is done, or gone.
     fn listen(&self, rank: usize, shared: &LoadShared, arrived: &Sender<Chunk>, own: &Own) {
         let Some(Some(link)) = self.met.links.get(rank) else { return };
@@ -165,6 +291,13 @@ impl Peers {
                 }
             };
             match message.kind {
+                Kind::Arena | Kind::NoArena => {
+                    if let Err(error) = self.note_arena(rank, self.open(rank, message)) {
+                        shared.fail(error);
+                    }
+                }
+                Kind::Reached => self.note_reach(rank, Ok(())),
+                Kind::NotReached => self.note_reach(rank, Err(message.text())),
                 Kind::Arrived => match arrival(&message.bytes, own) {
                     Some(chunk) => {
                         let bytes = chunk.copies.iter().map(Copy::bytes).sum();
@@ -220,7 +353,8 @@ struct Passer {
     peers: Arc<Peers>,
     shared: Arc<LoadShared>,
     places: Arenas,
-    /// To each other rank's arena.
+    arena: Region,
+    /// To each other rank's arena; empty if each process reads for itself.
     copiers: Vec<Option<Box<dyn Copier>>>,
     /// Chunks whose copies are in progress, oldest first.
     passing: VecDeque<Passing>,
@@ -234,9 +368,10 @@ struct Passing {
 
 impl Passer {
     fn run(&mut self, chunks: &Receiver<Chunk>) {
-        if let Err(error) = self.pass_all(chunks) {
+        if let Err(error) = self.make_copiers().and_then(|()| self.pass_all(chunks)) {
             self.shared.fail(error);
         }
+        self.peers.decision.void();
         if self.shared.is_stopped() {
             let why = self.shared.failure().unwrap_or_else(|| "it was cancelled".into());
             let _ = self.peers.met.send_all(Kind::Failed, why.as_bytes());
@@ -249,6 +384,36 @@ impl Passer {
         // Waits for copies in progress, of which there are some only after a failure.
         self.copiers.clear();
         self.peers.changed.notify_all();
+    }
+
+    /// Makes the copiers once the ranks have decided. There are none if each process reads for itself.
+    fn make_copiers(&mut self) -> Result<()> {
+        let deadline = self.peers.met.deadline();
+        while !self.shared.is_stopped() {
+            match self.peers.decision.arenas.get() {
+                Some(Ok(arenas)) => {
+                    let peers = self.peers.gpu.peers()?;
+                    let copier = |to: &Option<Region>| {
+                        to.as_ref().map(|to| peers.peer_copier(&self.arena, to)).transpose()
+                    };
+                    self.copiers = arenas.iter().map(copier).collect::<onehop_gpu::Result<_>>()?;
+                    return Ok(());
+                }
+                Some(Err(_)) => return Ok(()),
+                None if Instant::now() > deadline => {
+                    let known = self.peers.known();
+                    let silent = self.peers.met.others().find(|(rank, _)| {
+                        known.get(*rank).is_none_or(|peer| peer.arena.is_none() || peer.reaches.is_none())
+                    });
+                    let Some((rank, link)) = silent else { return Err(Error::Incomplete) };
+                    let why =
+                        format!("it has not said for {:?} what it reaches", self.peers.met.group.timeout());
+                    return Err(self.peers.error(rank, link, why));
+                }
+                None => std::thread::sleep(COPY_POLL),
+            }
+        }
+        Ok(())
     }
 
     /// Passes on chunks until there will be no more.
@@ -284,6 +449,9 @@ impl Passer {
 
     /// Starts the copies of some chunks.
     fn begin(&mut self, chunks: Vec<Chunk>) -> Result<()> {
+        if self.copiers.is_empty() {
+            return Ok(());
+        }
         let mut rows: Vec<Vec<Rows>> = self.copiers.iter().map(|_| Vec::new()).collect();
         for pass in chunks.iter().flat_map(|chunk| &chunk.passes) {
             let (from, to, row) = (pass.from as usize, pass.to as usize, pass.bytes as usize);
@@ -361,14 +529,13 @@ pub(super) struct GroupLoad {
 }
 
 /// What a load needs to be one of a group.
-pub(super) struct GroupStart<'a> {
+pub(super) struct GroupStart {
     pub(super) met: Met,
-    pub(super) gpu: &'a dyn Gpu,
+    pub(super) gpu: Arc<dyn Gpu>,
     pub(super) shared: Arc<LoadShared>,
     pub(super) arena: Region,
-    /// The other ranks' arenas.
-    pub(super) opened: &'a [Option<Region>],
     pub(super) places: Arenas,
+    pub(super) decision: Arc<Decision>,
     /// Where chunks come from that have arrived in the arena and concern others.
     pub(super) passes: Receiver<Chunk>,
     /// Where chunks go that others have passed on.
@@ -376,13 +543,8 @@ pub(super) struct GroupStart<'a> {
 }
 
 impl GroupLoad {
-    pub(super) fn start(start: GroupStart<'_>) -> Result<Self> {
-        let GroupStart { met, gpu, shared, arena, opened, places, passes, arrived } = start;
-        let copiers = opened.iter().map(|to| {
-            let copier = to.as_ref().map(|to| gpu.peers()?.peer_copier(&arena, to));
-            copier.transpose()
-        });
-        let copiers = copiers.collect::<onehop_gpu::Result<Vec<_>>>()?;
+    pub(super) fn start(start: GroupStart) -> Result<Self> {
+        let GroupStart { met, gpu, shared, arena, places, decision, passes, arrived } = start;
         let block = met.plans.iter().map(|plan| plan.options.block).max().unwrap_or(1).max(1);
         // Each chunk has a block or more of some plan, whose ranges may each end in one that is not full.
         let chunks =
@@ -391,22 +553,27 @@ impl GroupLoad {
         let known = Mutex::new(vec![Peer::default(); met.group.size()]);
         let ranks: Vec<usize> = met.others().map(|(rank, _)| rank).collect();
         let (passed, received) = (AtomicU64::new(0), AtomicU64::new(0));
-        let peers = Arc::new(Peers { met, known, changed: Condvar::new(), passed, received });
+        let peers = Peers { met, gpu, known, changed: Condvar::new(), decision, passed, received };
+        let peers = Arc::new(peers);
         let mut this = Self {
             peers: peers.clone(),
             shared: shared.clone(),
             passer: None,
             listeners: Vec::new(),
-            arena,
+            arena: arena.clone(),
             is_finished: false,
         };
+        peers.share(&arena)?;
+        // A group of one has.
+        peers.decide(&peers.known());
         for rank in ranks {
             let (peers, shared, arrived) = (peers.clone(), shared.clone(), arrived.clone());
             let listen = move || peers.listen(rank, &shared, &arrived, &own);
             let thread = std::thread::Builder::new().name(format!("listens to rank {rank}")).spawn(listen);
             this.listeners.push(thread.map_err(Error::Thread)?);
         }
-        let mut passer = Passer { peers, shared, places, copiers, passing: VecDeque::new() };
+        let mut passer =
+            Passer { peers, shared, places, arena, copiers: Vec::new(), passing: VecDeque::new() };
         let thread = std::thread::Builder::new().name("passes bytes on".into());
         this.passer = Some(thread.spawn(move || passer.run(&passes)).map_err(Error::Thread)?);
         Ok(this)
@@ -414,11 +581,12 @@ impl GroupLoad {
 
     /// How it went so far.
     pub(super) fn account(&self) -> GroupAccount {
+        let why_alone = self.peers.decision.arenas.get().and_then(|arenas| arenas.as_ref().err().cloned());
         GroupAccount {
             rank: self.peers.met.group.rank(),
             size: self.peers.met.group.size(),
-            way: "peer",
-            why_alone: None,
+            way: if why_alone.is_none() { "peer" } else { "alone" },
+            why_alone,
             passed_bytes: self.peers.passed.load(Ordering::Acquire),
             received_bytes: self.peers.received.load(Ordering::Acquire),
         }
@@ -454,6 +622,7 @@ impl GroupLoad {
     /// Ends the load of the others, and waits until they no longer write to the arena.
     fn abort(&mut self) {
         self.shared.stop();
+        self.peers.decision.void();
         let start = Instant::now();
         let left = || CLOSE.saturating_sub(start.elapsed());
         let passer = self.passer.take();
@@ -471,7 +640,7 @@ impl GroupLoad {
         for (rank, link) in self.peers.met.others() {
             let mut known = self.peers.known();
             let peer = loop {
-                let peer = known.get(rank).copied().unwrap_or_default();
+                let peer = known.get(rank).cloned().unwrap_or_default();
                 if peer.is_done || peer.is_closed || peer.has_left || left().is_zero() {
                     break peer;
                 }

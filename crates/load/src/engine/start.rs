@@ -2,17 +2,15 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
 
 use onehop_os::HostMem;
 
+use super::SLOTS;
 use super::direct::{JobSource, ReaderThread, UncachedQueue, slots};
 use super::slot_pool::SlotPool;
 use super::threads::Filler;
-use super::worker_pool::{Copiers, LoadLane, LoadShared, WorkerPool};
-use super::{LoadDestination, SLOTS};
+use super::worker_pool::{LoadLane, LoadShared, WorkerPool};
 use crate::error::Result;
-use crate::plan::{Arenas, Chunk};
 
 /// A load whose threads are being started. They need no GPU at first.
 pub(super) struct StartingLoad<'a> {
@@ -43,30 +41,6 @@ impl StartedLoad {
             slots.open(lane(range, slot)?);
         }
         Ok(self.pool)
-    }
-
-    /// Copies to these arenas, in the order of `places`.
-    pub(super) fn copy_to(
-        self,
-        ends: &[LoadDestination<'_>],
-        places: &Arenas,
-        arrived: Vec<(usize, Sender<Chunk>)>,
-        passes: Option<Sender<Chunk>>,
-    ) -> Result<WorkerPool> {
-        self.open(|range, slot| {
-            let copiers = ends.iter().map(|end| {
-                let ring = end.ring.slice(range.clone())?;
-                let copier = if end.is_of_other {
-                    end.gpu.peers()?.peer_copier(&ring, &end.arena)
-                } else {
-                    end.gpu.copier(&ring, &end.arena)
-                };
-                Ok(copier?)
-            });
-            let copiers = Copiers::Arenas(copiers.collect::<Result<_>>()?);
-            let (arenas, arrived, passes) = (places.clone(), arrived.clone(), passes.clone());
-            Ok(LoadLane { slot, copiers, arenas, arrived, passes })
-        })
     }
 }
 

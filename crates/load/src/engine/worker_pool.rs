@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use onehop_gpu::{Copier, Mark, Rows};
 
 use super::choice::LoadSource;
+use super::ranks::RankCopiers;
 use super::segments::{SegmentCopiers, Segments};
 use super::slot_pool::{Full, SlotCopier};
 use crate::error::{Error, Result};
@@ -179,6 +180,18 @@ pub(super) enum Copiers {
     Arenas(Vec<Box<dyn Copier>>),
     /// To the segments of one GPU.
     Segments(SegmentCopiers),
+    /// To the arenas of several processes.
+    Ranks(RankCopiers),
+}
+
+impl Copiers {
+    fn get(&mut self, index: usize) -> Option<&mut Box<dyn Copier>> {
+        match self {
+            Self::Arenas(copiers) => copiers.get_mut(index),
+            Self::Segments(segments) => segments.get(index),
+            Self::Ranks(ranks) => ranks.get(index),
+        }
+    }
 }
 
 /// The end of some copies, with the index of their copier.
@@ -193,18 +206,19 @@ impl SlotCopier for LoadLane {
     }
 
     fn copy(&mut self, full: &[Full<LoadPart>]) -> Result<Marks> {
-        let copiers = match &mut self.copiers {
-            Copiers::Arenas(copiers) => copiers,
+        let count = match &mut self.copiers {
+            Copiers::Arenas(copiers) => copiers.len(),
+            Copiers::Ranks(ranks) => ranks.len(),
             Copiers::Segments(segments) => {
                 return segments.copy(self.slot, full.iter().map(|full| (full.slot, &full.part.chunk)));
             }
         };
-        let mut rows: Vec<Vec<Rows>> = copiers.iter().map(|_| Vec::new()).collect();
+        let mut rows: Vec<Vec<Rows>> = vec![Vec::new(); count];
         for full in full {
             let start = full.slot * self.slot;
             for copy in &full.part.chunk.copies {
-                let (gpu, to) = self.arenas.place(copy);
-                rows.get_mut(gpu).ok_or(Error::Incomplete)?.push(Rows {
+                let (arena, to) = self.arenas.place(copy);
+                rows.get_mut(arena).ok_or(Error::Incomplete)?.push(Rows {
                     from: start + copy.slot as usize,
                     to: to as usize,
                     row: copy.row as usize,
@@ -213,11 +227,15 @@ impl SlotCopier for LoadLane {
                 });
             }
         }
-        let mut marks = Vec::with_capacity(copiers.len());
-        for (gpu, (copier, rows)) in copiers.iter_mut().zip(&rows).enumerate() {
-            if !rows.is_empty() {
+        let mut marks = Vec::with_capacity(count);
+        for (arena, rows) in rows.iter().enumerate().filter(|(_, rows)| !rows.is_empty()) {
+            let copier = match &mut self.copiers {
+                Copiers::Ranks(ranks) => ranks.copier(arena)?,
+                copiers => copiers.get(arena),
+            };
+            if let Some(copier) = copier {
                 copier.copy_all(rows)?;
-                marks.push((gpu, copier.mark()?));
+                marks.push((arena, copier.mark()?));
             }
         }
         Ok(marks)
@@ -225,11 +243,7 @@ impl SlotCopier for LoadLane {
 
     fn is_over(&mut self, marks: &mut Marks) -> Result<bool> {
         for (index, mark) in marks {
-            let copier = match &mut self.copiers {
-                Copiers::Arenas(copiers) => copiers.get_mut(*index),
-                Copiers::Segments(segments) => segments.get(*index),
-            };
-            if let Some(copier) = copier
+            if let Some(copier) = self.copiers.get(*index)
                 && !copier.is_over(*mark)?
             {
                 return Ok(false);

@@ -13,6 +13,8 @@ pub struct Share {
     chunks: Chunks,
     arenas: Arenas,
     rank: usize,
+    /// Whether this is instead what other ranks read and this one needs.
+    of_others: bool,
     /// Bytes that each rank copies out of its ring.
     given: Vec<u64>,
 }
@@ -24,7 +26,15 @@ impl Share {
     /// When a chunk would be smaller than a block.
     pub fn new(plans: &[&Plan], rank: usize, bytes: u64) -> Result<Self, Error> {
         let (arenas, given) = (Arenas::new(plans), vec![0; plans.len()]);
-        Ok(Self { chunks: Plan::chunks_of_all(plans, bytes)?, arenas, rank, given })
+        Ok(Self { chunks: Plan::chunks_of_all(plans, bytes)?, arenas, rank, of_others: false, given })
+    }
+
+    /// What other ranks would read that this one needs too, for a rank that gets nothing from them.
+    ///
+    /// # Errors
+    /// As for [`Share::new`].
+    pub fn rest(plans: &[&Plan], rank: usize, bytes: u64) -> Result<Self, Error> {
+        Ok(Self { of_others: true, ..Self::new(plans, rank, bytes)? })
     }
 
     /// The rank that reads a chunk: of those that need some of it the one with the least to do.
@@ -118,8 +128,17 @@ impl Iterator for Share {
             if let Some(given) = self.given.get_mut(reader) {
                 *given += copied;
             }
-            if reader == self.rank {
-                return Some(divided);
+            match (reader == self.rank, self.of_others) {
+                (true, false) => return Some(divided),
+                (false, true) => {
+                    let is_own = |copy: &Copy| self.arenas.place(copy).0 == self.rank;
+                    let copies: Vec<Copy> =
+                        chunk.copies.iter().filter(|copy| is_own(copy)).copied().collect();
+                    if !copies.is_empty() {
+                        return Some(Chunk { copies, ..chunk });
+                    }
+                }
+                _ => {}
             }
         }
     }
