@@ -137,7 +137,7 @@ ALL = {
     "fastsafetensors group": fastsafetensors,
 }
 #: The ways that give each rank a part.
-CUT = ["onehop group", "onehop in each", "fastsafetensors group"]
+CUT = ["onehop group", "onehop group, torch's memory", "onehop in each", "fastsafetensors group"]
 CASES = {"all": None, "rows": 0, "columns": 1, "small": None}
 
 
@@ -158,7 +158,9 @@ def worker(rank, args, case, paths, nbytes):
         tensors = {name: part(tensor.to(device), cut, rank, args.ranks) for name, tensor in load_file(path).items()}
         wanted.update(sums(tensors, device))
         del tensors
-    for title in args.only or (ALL if cut is None else CUT):
+    for title in args.only or ALL:
+        if cut is not None and title not in CUT:
+            continue
         package = title.split()[0].lower()
         if importlib.util.find_spec(package) is None or (backend == "gloo" and not title.startswith("onehop")):
             continue
