@@ -565,6 +565,15 @@ impl<A> RingEngine<A> {
         Stopper(self.pool.shared.clone())
     }
 
+    /// In a group, waits until every rank has all of its bytes from this one, and this one from them. The account is
+    /// complete then.
+    ///
+    /// # Errors
+    /// When another rank fails, or nothing moves for long.
+    pub fn wait_for_group(&mut self) -> Result<()> {
+        self.group.as_mut().map_or(Ok(()), GroupLoad::finish)
+    }
+
     /// Calls `look` many times per second while a caller waits for chunks. It gets the number of bytes read, for GPUs
     /// that share a ring the total; the load is cancelled when it returns false.
     pub fn watch(&mut self, look: impl FnMut(u64) -> bool + Send + 'static) {
@@ -696,10 +705,10 @@ impl<A> Engine for RingEngine<A> {
         &self.arena
     }
 
-    fn finish(self) -> Result<A> {
-        if let Some(group) = self.group {
-            group.finish()?;
-        }
+    fn finish(mut self) -> Result<A> {
+        self.wait_for_group()?;
+        // The listeners end, and with them the last senders.
+        self.group = None;
         if let (Some(ring_cache), Some(ring)) = (self.ring_cache, self.ring)
             && !self.pool.shared.is_stopped()
             // All threads have ended, so the ring is no longer in use.

@@ -76,6 +76,11 @@ impl<E: Engine> Stream<E> {
         &self.engine
     }
 
+    /// The engine.
+    pub fn engine_mut(&mut self) -> &mut E {
+        &mut self.engine
+    }
+
     /// The plan.
     pub fn plan(&self) -> &Plan {
         &self.plan

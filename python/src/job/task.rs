@@ -257,11 +257,12 @@ impl LoadTask {
     /// The end of a stream whose tensors have all arrived.
     fn end<A>(
         &self,
-        stream: Stream<RingEngine<A>>,
+        mut stream: Stream<RingEngine<A>>,
         device: &GpuDevice,
         begin: Instant,
     ) -> Result<(Ended, A)> {
         let took = begin.elapsed();
+        stream.engine_mut().wait_for_group()?;
         let warnings = self.request.model.still_same()?;
         let account = stream.engine().account();
         let rate = if self.request.measure_limit { stream.engine().copy_rate(&*device.gpu)? } else { None };

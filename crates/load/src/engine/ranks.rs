@@ -593,7 +593,7 @@ impl GroupLoad {
     }
 
     /// Waits until every rank has all of its bytes from this one, and this one from them.
-    pub(super) fn finish(mut self) -> Result<()> {
+    pub(super) fn finish(&mut self) -> Result<()> {
         let (mut start, mut moved) = (Instant::now(), 0);
         loop {
             if self.shared.is_stopped() {

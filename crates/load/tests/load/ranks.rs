@@ -74,6 +74,7 @@ impl Rank {
         while let Some(streamed) = stream.next()? {
             tensors.push((streamed.tensor.name.clone(), bytes_of(streamed.arena, streamed.tensor)));
         }
+        stream.engine_mut().wait_for_group()?;
         let account = stream.engine().account();
         let (plan, arena) = stream.finish()?;
         // What others have written must not change what was there.
