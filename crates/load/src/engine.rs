@@ -11,6 +11,7 @@
 //! Several GPUs share one ring and its threads ([`RingEngine::start_all`]). What more than one of them needs is read once and
 //! copied to each.
 
+mod account;
 mod arena;
 pub mod calls;
 mod choice;
@@ -39,21 +40,20 @@ use std::time::{Duration, Instant};
 
 use onehop_gpu::{Gpu, Place, Region};
 use onehop_os::{DmaMemory, HostMem};
-use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::group::Met;
-use crate::plan::{self, Arenas, Chunk, Plan, Share};
+use crate::plan::{self, Arenas, Chunk, Plan};
 use crate::source::Source;
 use crate::stream::Engine;
+pub use account::Account;
 pub use arena::Arena;
 use fair_chunks::FairChunks;
 use library::Library;
 pub use ranks::GroupAccount;
-use ranks::{Decision, GroupLoad, GroupStart, RankChunks, RankCopiers};
+use ranks::GroupLoad;
 use ring_cache::RegisteredRing;
 pub use ring_cache::RingCache;
-use segments::SegmentCopiers;
 pub use segments::{Placement, SegmentMemory, Segments};
 use sizes::{cpus, fitting, links, spared};
 use start::StartingLoad;
@@ -106,53 +106,6 @@ pub struct Options {
     pub threads: Option<usize>,
     /// Size of a slot. The default suits the load, and is at most 2 MiB.
     pub slot: Option<usize>,
-}
-
-/// Bytes per path, and the resources used.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Account {
-    /// Whether the path was requested by name.
-    pub asked: bool,
-    /// Bytes that were in the page cache.
-    pub cached_bytes: u64,
-    /// Bytes read through the page cache, from the disk or elsewhere.
-    pub cache_miss_bytes: u64,
-    /// Bytes read past the page cache, from the disk.
-    pub direct_bytes: u64,
-    /// Bytes read by cuFile.
-    pub cufile_bytes: u64,
-    /// What is known of the path by which cuFile moved them.
-    #[serde(rename = "cufile_path")]
-    pub cufile_way: Option<&'static str>,
-    /// Bytes from servers.
-    pub remote_bytes: u64,
-    /// Number of repeated requests to servers.
-    pub retries: u64,
-    /// Threads that read.
-    pub threads: usize,
-    /// Bytes of the ring.
-    pub ring_bytes: u64,
-    /// Why files could not be read past the page cache, if so.
-    pub why_cached: Option<String>,
-    /// Why reads past the page cache used system calls instead of io_uring, if so.
-    pub why_calls: Option<String>,
-    /// Why memory could not be registered, if so: the kernel pinned the ring for each read past the page cache, or
-    /// cuFile copied through a buffer of its own.
-    pub why_unregistered: Option<String>,
-    /// Why the contents of the page cache were unknown, if so; files are then read past it where possible.
-    pub why_unknown: Option<String>,
-    /// How a load of several processes went; its other numbers are this process's.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub group: Option<GroupAccount>,
-}
-
-impl Account {
-    /// Bytes read on all paths.
-    #[must_use]
-    pub fn read_bytes(&self) -> u64 {
-        let by_cache = self.cached_bytes + self.cache_miss_bytes;
-        by_cache + self.direct_bytes + self.cufile_bytes + self.remote_bytes
-    }
 }
 
 /// A load whose path is chosen and whose memory is allocated, before a GPU is open. CUDA takes a fifth of a second to
@@ -431,58 +384,6 @@ impl RingEngine {
         Ok(ends.into_iter().zip(receivers).map(engine).collect())
     }
 
-    /// Starts this process's share of a load of several, into a new arena or that of [`Prepared::into_arenas`]. If one of
-    /// the processes does not reach another's GPU memory, each reads all that it needs.
-    ///
-    /// # Errors
-    /// As for [`RingEngine::start`]. When another process fails.
-    pub fn start_in_group(gpu: &Arc<dyn Gpu>, plan: &Plan, mut prepared: Prepared) -> Result<Self> {
-        let Some(met) = prepared.met.take() else { return Self::start(&**gpu, plan, prepared) };
-        let Prepared { work, ring, ring_cache, slot, part, threads, direct, mut arenas, .. } = prepared;
-        let arena = arenas.pop().map_or_else(|| Arena::shared(&**gpu, plan), Ok)?.region_for(plan)?;
-        let Some(RegisteredRing { memory: ring, known }) = ring else {
-            let why = "it passes nothing on; leave the group out, or load by another route";
-            return Err(Error::NotByCuFile { what: "a load of several processes".into(), why: why.into() });
-        };
-        let plans: Vec<&Plan> = met.plans.iter().collect();
-        let (rank, size, places) = (met.group().rank(), met.group().size(), Arenas::new(&plans));
-        let decision = Arc::<Decision>::default();
-        let left = RankChunks {
-            share: Share::new(&plans, rank, slot as u64)?,
-            rest: Share::rest(&plans, rank, slot as u64)?,
-            decision: decision.clone(),
-        };
-        let LoadWork { sources, asked, why_cached, .. } = work;
-        let ring_bytes = ring.len() as u64;
-        let account = Account { threads, ring_bytes, asked, why_cached, ..Account::default() };
-        let stays = !gpu.simulated();
-        let shared = LoadShared::new(sources, Box::new(left));
-        let start = StartingLoad { pool: WorkerPool::new(shared), ring: &ring, slot, part, real: stays };
-        let started = start.threads(threads, direct)?;
-        let ((sender, arrived), (passes, passed)) = (channel(), channel());
-        let group = GroupLoad::start(GroupStart {
-            met,
-            gpu: gpu.clone(),
-            shared: started.shared(),
-            arena: arena.clone(),
-            places: places.clone(),
-            decision: decision.clone(),
-            passes: passed,
-            arrived: sender.clone(),
-        });
-        let group = Some(group.inspect_err(|_| decision.void())?);
-        let known = known.map_or_else(|| gpu.adopt(Place::PinnedHost, ring.clone()), Ok)?;
-        let pool = Arc::new(started.open(|range, slot| {
-            let ring = known.slice(range)?;
-            let copiers = RankCopiers::new(gpu.clone(), ring, &arena, (rank, size), decision.clone())?;
-            let (copiers, arenas) = (Copiers::Ranks(copiers), places.clone());
-            let (arrived, passes) = (vec![(rank, sender.clone())], Some(passes.clone()));
-            Ok(LoadLane { slot, copiers, arenas, arrived, passes })
-        })?);
-        let ring = Some(known);
-        Ok(Self { arena, pool, arrived, received: 0, account, ring, ring_cache, stays, look: None, group })
-    }
-
     /// Starts threads that pass chunks to cuFile.
     fn by_library(gpu: &dyn Gpu, arena: Region, shared: LoadShared, account: Account) -> Result<Self> {
         let library = Arc::new(Library::open(gpu, &arena, &shared.sources)?);
@@ -504,54 +405,6 @@ impl RingEngine {
             ring,
             ring_cache,
             stays: false,
-            look: None,
-            group: None,
-        })
-    }
-}
-
-impl RingEngine<Arc<Segments>> {
-    /// Starts to load a plan in segments, each into memory that `memory` gives it.
-    ///
-    /// # Errors
-    /// When the GPU refuses the ring, or the route is cuFile's, which needs one arena.
-    pub fn start_in_segments(
-        gpu: &Arc<dyn Gpu>,
-        plan: &Plan,
-        prepared: Prepared,
-        memory: Arc<dyn SegmentMemory>,
-    ) -> Result<Self> {
-        let Prepared { work, ring, ring_cache, slot, part, threads, direct, .. } = prepared;
-        let LoadWork { left, arenas, sources, asked, why_cached, .. } = work;
-        let Some(RegisteredRing { memory: ring, known }) = ring else {
-            let why = "it takes one arena; leave max_bytes out, or load by another route";
-            return Err(Error::NotByCuFile { what: "a load in segments".into(), why: why.into() });
-        };
-        let account =
-            Account { threads, ring_bytes: ring.len() as u64, asked, why_cached, ..Account::default() };
-        let segments = Arc::new(Segments::new(plan, memory));
-        let mut shared = LoadShared::new(sources, left);
-        shared.segments = Some(segments.clone());
-        let stays = !gpu.simulated();
-        let start = StartingLoad { pool: WorkerPool::new(shared), ring: &ring, slot, part, real: stays };
-        let started = start.threads(threads, direct)?;
-        let known = known.map_or_else(|| gpu.adopt(Place::PinnedHost, ring.clone()), Ok)?;
-        let (sender, arrived) = channel();
-        let pool = Arc::new(started.open(|range, slot| {
-            let copiers = SegmentCopiers::new(gpu.clone(), known.slice(range)?, segments.clone());
-            let (copiers, arrived) = (Copiers::Segments(copiers), vec![(0, sender.clone())]);
-            Ok(LoadLane { slot, copiers, arenas: arenas.clone(), arrived, passes: None })
-        })?);
-        let (arena, ring) = (segments, Some(known));
-        Ok(Self {
-            arena,
-            pool,
-            arrived,
-            received: 0,
-            account,
-            ring,
-            ring_cache,
-            stays,
             look: None,
             group: None,
         })

@@ -17,7 +17,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
-pub(crate) use link::{Kind, Link, Message, Received};
+pub(crate) use link::{Kind, RankLink, RankMessage, Received};
 use terms::{FileTerms, Terms};
 
 use crate::error::{Error, Result};
@@ -155,8 +155,8 @@ impl Group {
     }
 
     /// A connection to each other rank: the higher ones come, the lower ones are called.
-    fn connect(&self, deadline: Instant, go_on: &dyn Fn() -> bool) -> Result<Vec<Option<Link>>> {
-        let mut links: Vec<Option<Link>> = (0..self.size).map(|_| None).collect();
+    fn connect(&self, deadline: Instant, go_on: &dyn Fn() -> bool) -> Result<Vec<Option<RankLink>>> {
+        let mut links: Vec<Option<RankLink>> = (0..self.size).map(|_| None).collect();
         let listener = if self.rank + 1 < self.size { Some(self.listen()?) } else { None };
         let begun = Instant::now();
         let mut is_told = false;
@@ -231,7 +231,7 @@ impl Group {
     }
 
     /// Calls a rank, which may not be there yet.
-    fn call(&self, rank: usize, deadline: Instant, go_on: &dyn Fn() -> bool) -> Result<Option<Link>> {
+    fn call(&self, rank: usize, deadline: Instant, go_on: &dyn Fn() -> bool) -> Result<Option<RankLink>> {
         let socket = match self.address(rank).and_then(|address| UnixStream::connect_addr(&address)) {
             Ok(socket) => socket,
             Err(e) if matches!(e.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound) => {
@@ -241,7 +241,7 @@ impl Group {
             Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => return Ok(None),
             Err(e) => return Err(self.refused(format!("calling rank {rank}: {e}"))),
         };
-        let link = Link::new(socket).map_err(|e| self.refused(format!("rank {rank}: {e}")))?;
+        let link = RankLink::new(socket).map_err(|e| self.refused(format!("rank {rank}: {e}")))?;
         if link.send(Kind::Hello, &self.hello()).is_err() {
             return Ok(None);
         }
@@ -264,9 +264,9 @@ impl Group {
     }
 
     /// Takes a process that has connected, if it is one of the ranks that are missing.
-    fn welcome(&self, socket: UnixStream, links: &mut [Option<Link>]) -> Result<()> {
+    fn welcome(&self, socket: UnixStream, links: &mut [Option<RankLink>]) -> Result<()> {
         // Processes of other users are sent away.
-        let Ok(link) = Link::new(socket) else { return Ok(()) };
+        let Ok(link) = RankLink::new(socket) else { return Ok(()) };
         let Ok(Received::Message(message)) = link.receive(HELLO) else { return Ok(()) };
         let rank = match self.check_hello(&message.bytes, None) {
             Ok(rank) if message.kind == Kind::Hello => rank,
@@ -336,7 +336,7 @@ fn named(ranks: &[usize]) -> String {
 pub struct Met {
     pub(crate) group: Group,
     /// By rank; none for this one.
-    pub(crate) links: Vec<Option<Link>>,
+    pub(crate) links: Vec<Option<RankLink>>,
     /// What each rank loads.
     pub(crate) plans: Vec<Plan>,
     /// Bytes of a slot.
@@ -356,7 +356,7 @@ impl Met {
     }
 
     /// The other ranks.
-    pub(crate) fn others(&self) -> impl Iterator<Item = (usize, &Link)> {
+    pub(crate) fn others(&self) -> impl Iterator<Item = (usize, &RankLink)> {
         self.links.iter().enumerate().filter_map(|(rank, link)| Some((rank, link.as_ref()?)))
     }
 
@@ -369,7 +369,7 @@ impl Met {
     }
 
     fn error(&self, rank: usize, why: impl Into<String>) -> Error {
-        let pid = self.links.get(rank).and_then(Option::as_ref).map_or(0, Link::pid);
+        let pid = self.links.get(rank).and_then(Option::as_ref).map_or(0, RankLink::pid);
         Error::Rank { group: self.group.name.clone(), rank, pid, why: why.into() }
     }
 
@@ -393,7 +393,7 @@ impl Met {
         kinds: &[Kind],
         deadline: Instant,
         go_on: &dyn Fn() -> bool,
-    ) -> Result<Message> {
+    ) -> Result<RankMessage> {
         let link = self.links.get(rank).and_then(Option::as_ref).ok_or(Error::Incomplete)?;
         while Instant::now() < deadline {
             if !go_on() {

@@ -2,11 +2,14 @@
 //! is about to be read and there is some.
 
 use std::ops::Range;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use onehop_gpu::{Copier, Gpu, Region, Rows};
+use onehop_gpu::{Copier, Gpu, Place, Region, Rows};
 
-use super::worker_pool::Marks;
+use super::start::StartingLoad;
+use super::worker_pool::{Copiers, LoadLane, LoadShared, Marks, WorkerPool};
+use super::{Account, LoadWork, Prepared, RegisteredRing, RingEngine};
 use crate::error::{Error, Result};
 use crate::plan::{Chunk, Plan};
 
@@ -79,6 +82,54 @@ impl Segments {
     pub fn region(&self, at: u64, bytes: u64) -> Result<Region> {
         let (Placement { memory, .. }, at) = self.place(at)?;
         Ok(memory.slice(at..at + bytes as usize)?)
+    }
+}
+
+impl RingEngine<Arc<Segments>> {
+    /// Starts to load a plan in segments, each into memory that `memory` gives it.
+    ///
+    /// # Errors
+    /// When the GPU refuses the ring, or the route is cuFile's, which needs one arena.
+    pub fn start_in_segments(
+        gpu: &Arc<dyn Gpu>,
+        plan: &Plan,
+        prepared: Prepared,
+        memory: Arc<dyn SegmentMemory>,
+    ) -> Result<Self> {
+        let Prepared { work, ring, ring_cache, slot, part, threads, direct, .. } = prepared;
+        let LoadWork { left, arenas, sources, asked, why_cached, .. } = work;
+        let Some(RegisteredRing { memory: ring, known }) = ring else {
+            let why = "it takes one arena; leave max_bytes out, or load by another route";
+            return Err(Error::NotByCuFile { what: "a load in segments".into(), why: why.into() });
+        };
+        let account =
+            Account { threads, ring_bytes: ring.len() as u64, asked, why_cached, ..Account::default() };
+        let segments = Arc::new(Segments::new(plan, memory));
+        let mut shared = LoadShared::new(sources, left);
+        shared.segments = Some(segments.clone());
+        let stays = !gpu.simulated();
+        let start = StartingLoad { pool: WorkerPool::new(shared), ring: &ring, slot, part, real: stays };
+        let started = start.threads(threads, direct)?;
+        let known = known.map_or_else(|| gpu.adopt(Place::PinnedHost, ring.clone()), Ok)?;
+        let (sender, arrived) = channel();
+        let pool = Arc::new(started.open(|range, slot| {
+            let copiers = SegmentCopiers::new(gpu.clone(), known.slice(range)?, segments.clone());
+            let (copiers, arrived) = (Copiers::Segments(copiers), vec![(0, sender.clone())]);
+            Ok(LoadLane { slot, copiers, arenas: arenas.clone(), arrived, passes: None })
+        })?);
+        let (arena, ring) = (segments, Some(known));
+        Ok(Self {
+            arena,
+            pool,
+            arrived,
+            received: 0,
+            account,
+            ring,
+            ring_cache,
+            stays,
+            look: None,
+            group: None,
+        })
     }
 }
 

@@ -68,13 +68,13 @@ impl Kind {
 
 /// A message.
 #[derive(Debug)]
-pub(crate) struct Message {
+pub(crate) struct RankMessage {
     pub(crate) kind: Kind,
     pub(crate) bytes: Vec<u8>,
     pub(crate) fd: Option<OwnedFd>,
 }
 
-impl Message {
+impl RankMessage {
     /// Its bytes as text.
     pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.bytes).into_owned()
@@ -84,7 +84,7 @@ impl Message {
 /// What came of waiting for a message.
 #[derive(Debug)]
 pub(crate) enum Received {
-    Message(Message),
+    Message(RankMessage),
     /// The other process has closed its end, or is gone.
     End,
     /// Nothing within the limit.
@@ -92,7 +92,7 @@ pub(crate) enum Received {
 }
 
 /// A connection to another process of the same user.
-pub(crate) struct Link {
+pub(crate) struct RankLink {
     socket: UnixStream,
     pid: Pid,
     sending: Mutex<()>,
@@ -107,7 +107,7 @@ struct Incoming {
 
 impl Incoming {
     /// The first whole message, if there is one.
-    fn take(&mut self) -> io::Result<Option<Message>> {
+    fn take(&mut self) -> io::Result<Option<RankMessage>> {
         let Some((head, rest)) = self.bytes.split_first_chunk::<HEAD>() else { return Ok(None) };
         let [a, b, c, d, kind, has_fd, _, _] = *head;
         let length = u32::from_le_bytes([a, b, c, d]) as usize;
@@ -123,7 +123,7 @@ impl Incoming {
         let rest = self.bytes.split_off(HEAD + length);
         let bytes = std::mem::replace(&mut self.bytes, rest).split_off(HEAD);
         let fd = if has_fd == 0 { None } else { self.fds.pop_front() };
-        Ok(Some(Message { kind, bytes, fd }))
+        Ok(Some(RankMessage { kind, bytes, fd }))
     }
 }
 
@@ -131,7 +131,7 @@ fn broken(what: &str) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, format!("it sent {what}"))
 }
 
-impl Link {
+impl RankLink {
     /// Takes a connection, if the other process is one of the same user.
     pub(crate) fn new(socket: UnixStream) -> io::Result<Self> {
         let other = socket_peercred(&socket)?;
