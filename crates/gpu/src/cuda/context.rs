@@ -332,14 +332,6 @@ impl Event {
         })
     }
 
-    /// Has what a stream starts from now on wait for it.
-    pub(super) fn hold_back(&self, stream: &Stream) -> Result<()> {
-        // SAFETY: both handles live, and are of the context that is current.
-        self.context.call("having a stream wait for another", |driver| unsafe {
-            driver.stream_wait_event(stream.raw(), self.raw, 0)
-        })
-    }
-
     /// Progress of the work before it.
     pub(super) fn progress(&self) -> WorkProgress {
         // SAFETY: the handle lives as long as self.

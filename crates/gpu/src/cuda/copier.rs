@@ -10,10 +10,9 @@ use onehop_os::DmaMemory;
 
 use super::context::{Context, Event, WorkProgress};
 use super::driver::{DevicePtr, Failure};
-use super::gpu::CudaGpu;
 use super::stream::{self, COPIES, End, LONGEST, Stream};
 use crate::copier::{Copier, Mark, Rows};
-use crate::{Error, Gpu, Region, Result};
+use crate::{Error, Region, Result};
 
 const WHAT: &str = "copying to GPU memory";
 /// How long a dropped copier waits for its copies.
@@ -203,73 +202,6 @@ impl Copier for CudaCopier {
             End::Over => Ok(()),
             end => Err(self.stream.error(WHAT, end, LONGEST)),
         }
-    }
-}
-
-/// Copies to another GPU's memory by way of this GPU's: rows are packed there, and go on in one. Short rows straight to
-/// another GPU are slow.
-pub(super) struct StagedCopier {
-    gpu: CudaGpu,
-    from: Region,
-    to: Region,
-    /// Made by the first copy.
-    stages: Option<Stages>,
-}
-
-struct Stages {
-    inward: CudaCopier,
-    onward: CudaCopier,
-    /// Marks what onward copies wait for.
-    landed: Event,
-}
-
-impl StagedCopier {
-    pub(super) fn new(gpu: &CudaGpu, from: &Region, to: &Region) -> Self {
-        Self { gpu: gpu.clone(), from: from.clone(), to: to.clone(), stages: None }
-    }
-
-    fn stages(&mut self) -> Result<&mut Stages> {
-        if self.stages.is_none() {
-            let context = self.gpu.context();
-            // As long as the source, so that rows of different copies never share a place.
-            let staging = self.gpu.arena_to_fill(self.from.len(), &[])?;
-            let inward = CudaCopier::new(context, &self.from, &staging)?;
-            let onward = CudaCopier::new(context, &staging, &self.to)?;
-            self.stages = Some(Stages { inward, onward, landed: Event::silent(context)? });
-        }
-        self.stages.as_mut().ok_or(Error::Launch("a copier has lost its stages".into()))
-    }
-}
-
-impl Copier for StagedCopier {
-    fn copy(&mut self, rows: &Rows) -> Result<()> {
-        self.copy_all(std::slice::from_ref(rows))
-    }
-
-    fn copy_all(&mut self, all: &[Rows]) -> Result<()> {
-        let (from, to) = (self.from.len(), self.to.len());
-        all.iter().try_for_each(|rows| rows.check(from, to))?;
-        let Stages { inward, onward, landed } = self.stages()?;
-        let packed: Vec<Rows> = all.iter().map(|rows| Rows { to: rows.from, ..*rows }).collect();
-        let begun = inward.copy_all(&packed);
-        // After a failure too: marks cover the copies that were started.
-        landed.record(&inward.stream)?;
-        landed.hold_back(&onward.stream)?;
-        begun?;
-        let whole = all.iter().map(|rows| Rows { row: rows.bytes(), rows: 1, step: rows.bytes(), ..*rows });
-        onward.copy_all(&whole.collect::<Vec<_>>())
-    }
-
-    fn mark(&mut self) -> Result<Mark> {
-        self.stages()?.onward.mark()
-    }
-
-    fn is_over(&mut self, mark: Mark) -> Result<bool> {
-        self.stages()?.onward.is_over(mark)
-    }
-
-    fn wait(&mut self, mark: Mark) -> Result<()> {
-        self.stages()?.onward.wait(mark)
     }
 }
 

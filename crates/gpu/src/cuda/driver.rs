@@ -139,7 +139,6 @@ functions! {
     stream_capturing = "cuStreamIsCapturing" since "10.0" (stream: sys::CUstream, status: *mut c_int);
     stream_call = "cuLaunchHostFunc" since "10.0" (
         stream: sys::CUstream, function: extern "C" fn(*mut c_void), argument: *mut c_void);
-    stream_wait_event = "cuStreamWaitEvent" since "3.2" (stream: sys::CUstream, event: sys::CUevent, flags: c_uint);
     stream_wait_word = "cuStreamWaitValue32_v2" since "11.7" (
         stream: sys::CUstream, at: DevicePtr, value: u32, flags: c_uint);
     context_device = "cuCtxGetDevice" since "2.0" (device: *mut c_int);

@@ -12,7 +12,7 @@ use super::arrays::CudaArrays;
 use super::blocks::CudaBlocks;
 use super::capabilities::{Capabilities, Consumer, Need, owner};
 use super::context::{Context, Event};
-use super::copier::{CudaCopier, StagedCopier};
+use super::copier::CudaCopier;
 use super::cufile::CuFile;
 use super::dmabuf::{self, GpuDmaBuf, Span};
 use super::driver::DriverCalls;
@@ -198,10 +198,6 @@ impl CudaGpu {
         self.0.context.check_own("a dma-buf of GPU memory", region)?;
         let export = if pcie { dmabuf::export_pcie } else { dmabuf::export };
         export(&self.0.context, region.addr().0, region.len(), span)
-    }
-
-    pub(super) fn context(&self) -> &Arc<Context> {
-        &self.0.context
     }
 
     /// Makes a ticket for a region, for another process.
@@ -556,10 +552,9 @@ impl PeerMemory for CudaGpu {
     fn peer_copier(&self, from: &Region, to: &Region) -> Result<Box<dyn Copier>> {
         let what = "copying between GPU memory of two processes";
         self.0.context.check_own(what, to)?;
-        if from.host().is_some() {
-            return Ok(Box::new(StagedCopier::new(self, from, to)));
+        if from.host().is_none() {
+            self.0.context.check_own(what, from)?;
         }
-        self.0.context.check_own(what, from)?;
         Ok(Box::new(CudaCopier::new(&self.0.context, from, to)?))
     }
 }
