@@ -1,9 +1,11 @@
-//! How many blocks of a file in the page cache go through one ring in a second, beside one thread that only calls `preadv2`:
+//! Measures how many cached blocks of a file one ring reads per second, compared with a single thread that calls
+//! `preadv2`:
 //! `cargo run --release -p onehop-serve --example ring_rate -- [BLOCK [DEPTH [SECONDS [ROUNDS]]]]`
 //!
-//! Both read the same blocks in the same order, in turns, so that what else the machine does concerns both. Of the ring's blocks the
-//! first and the last word are compared with the file's, and all words of every 64th block, by the program's thread. Daemon and
-//! program are one process here, which makes no difference to what is shared: a ring, a buffer, two semaphores.
+//! Both read the same blocks in the same order, alternately, so that other load on the machine affects both. The
+//! program's thread compares the first and last word of each block that the ring read, and every word of every 64th
+//! block. Daemon and program run in one process; they share a ring, a buffer and two semaphores, as two processes
+//! would.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -23,8 +25,8 @@ use rustix::io::ReadWriteFlags;
 
 const FILE: u64 = 256 << 20;
 const WORD: u64 = 8;
-/// Of so many blocks one is compared in full.
-const EACH: u64 = 64;
+/// One block in this many is compared in full.
+const CHECK_EVERY: u64 = 64;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -59,7 +61,7 @@ fn main() -> Outcome<()> {
     measured
 }
 
-/// What a word of the file is, by where it is.
+/// The file's word at an offset.
 fn word(at: u64) -> u64 {
     (at / WORD).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ at
 }
@@ -72,45 +74,45 @@ fn fill(path: &Path) -> Outcome<()> {
     Ok(file.flush()?)
 }
 
-/// Where the next read goes.
-struct Places {
+/// Pseudo-random block offsets.
+struct Offsets {
     seed: u64,
     block: u64,
 }
 
-impl Places {
+impl Offsets {
     fn next(&mut self) -> u64 {
         self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.seed >> 16) % (FILE / self.block) * self.block
     }
 }
 
-/// Whether a block that was read is the file's, as the `count`-th.
+/// Compares a block that was read with the file. `count` is its number.
 fn check(count: u64, at: u64, block: u64, read: impl Fn(u64) -> Outcome<u64>) -> Outcome<()> {
-    let step = if count.is_multiple_of(EACH) { WORD } else { (block - WORD).max(WORD) };
+    let step = if count.is_multiple_of(CHECK_EVERY) { WORD } else { (block - WORD).max(WORD) };
     for offset in (0..block).step_by(step as usize) {
         let (found, wanted) = (read(offset)?, word(at + offset));
         if found != wanted {
-            return Err(format!("at {}: {found:#x} was read, {wanted:#x} is there", at + offset).into());
+            return Err(format!("at {}: read {found:#x}, expected {wanted:#x}", at + offset).into());
         }
     }
     Ok(())
 }
 
-/// One thread that reads by calls; gives its rate.
+/// Reads with `preadv2` from one thread. Returns reads per second.
 fn by_calls(path: &Path, block: u64, time: Duration) -> Outcome<f64> {
     let (file, mut bytes) = (File::open(path)?, vec![0; block as usize]);
-    let (mut places, mut count, start) = (Places { seed: 1, block }, 0_u64, Instant::now());
-    // A look at the clock costs something, too: as often as the ring has one.
+    let (mut offsets, mut count, start) = (Offsets { seed: 1, block }, 0_u64, Instant::now());
+    // Reading the clock has a cost too: do it as often as the ring does.
     while !count.is_multiple_of(64) || start.elapsed() < time {
-        let at = places.next();
+        let at = offsets.next();
         let read =
             rustix::io::preadv2(&file, &mut [IoSliceMut::new(&mut bytes)], at, ReadWriteFlags::empty())?;
         if read != bytes.len() {
             return Err(format!("a call read {read} bytes").into());
         }
-        // Not each: this thread would do it instead of reading.
-        if count.is_multiple_of(EACH) {
+        // Checking every block would take this thread's time from reading.
+        if count.is_multiple_of(CHECK_EVERY) {
             check(count, at, block, |offset| {
                 let offset = offset as usize;
                 Ok(u64::from_le_bytes(bytes[offset..offset + WORD as usize].try_into()?))
@@ -121,9 +123,9 @@ fn by_calls(path: &Path, block: u64, time: Duration) -> Outcome<f64> {
     Ok(count as f64 / start.elapsed().as_secs_f64())
 }
 
-/// A ring; gives its rate.
+/// Reads through a ring. Returns reads per second.
 fn by_ring(point: &Path, block: u64, depth: i32, time: Duration) -> Outcome<f64> {
-    // Registered rings are kept apart by the file that their program has open.
+    // A registered ring may only use files that its user has open.
     let file = File::open(point.join("file"))?;
     let inode = file.metadata()?.ino();
     let mount = Arc::new(Mount::open(point)?);
@@ -132,27 +134,27 @@ fn by_ring(point: &Path, block: u64, depth: i32, time: Duration) -> Outcome<f64>
         RingName { read: true, depth: 0, priority: Priority::Normal, timeout: Duration::ZERO, flags: 0 };
     let ring = Ring::create(&mount, depth, name, None)?;
     let mut done = Vec::new();
-    let (mut places, mut count, mut under_way) = (Places { seed: 1, block }, 0_u64, 0);
-    // Where in the buffer nobody reads to, and which block each place has.
+    let (mut offsets, mut count, mut in_flight) = (Offsets { seed: 1, block }, 0_u64, 0);
+    // Free blocks of the buffer, and the file offset that each block is read from.
     let mut free: Vec<u64> = (0..depth as u64).collect();
     let mut blocks = vec![0; depth as usize];
     let start = Instant::now();
-    while start.elapsed() < time || under_way > 0 {
+    while start.elapsed() < time || in_flight > 0 {
         let over = start.elapsed() >= time;
         while !over && let Some(place) = free.pop() {
-            let at = places.next();
+            let at = offsets.next();
             blocks[place as usize] = at;
             let (buffer, offset) = (buffer.id(), place * block);
             ring.prepare(&Request { buffer, offset, inode, at, len: block, userdata: place })?;
-            under_way += 1;
+            in_flight += 1;
         }
         ring.submit();
         done.clear();
-        let least = if over { under_way } else { (depth as usize / 4).max(1) };
-        under_way -= ring.wait(&mut done, (least, depth as usize), None, Duration::from_millis(1))?;
+        let least = if over { in_flight } else { (depth as usize / 4).max(1) };
+        in_flight -= ring.wait(&mut done, (least, depth as usize), None, Duration::from_millis(1))?;
         for one in &done {
             if one.result != block as i64 {
-                return Err(format!("a read gave {}", one.result).into());
+                return Err(format!("a read returned {}", one.result).into());
             }
             check(count, blocks[one.userdata as usize], block, |offset| {
                 let mut bytes = [0; WORD as usize];

@@ -1,4 +1,4 @@
-//! The daemon: begins, runs by itself, and leaves nothing behind when it ends.
+//! The daemon: starts, serves, and cleans up when it ends.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -24,7 +24,7 @@ use serde_json::json;
 
 use crate::error::{Error, Result};
 use crate::fs::{FuseHandler, Mounted};
-use crate::io::Rest;
+use crate::io::RemainingChunks;
 use crate::io::gpu::GpuLanes;
 use crate::io::pool::{SlowCall, ThreadPool, Zeroes};
 use crate::leftovers::remove_leftovers;
@@ -39,48 +39,48 @@ use crate::table::{LinkTable, Owner};
 use crate::waits::Waits;
 use crate::workers::Workers;
 
-/// Threads that answer the kernel.
+/// Threads that answer the kernel's FUSE requests.
 const FUSE_THREADS: usize = 4;
-
-/// The same where each of them may have to wait for another machine.
+/// The same for a target, where each of them may wait for the network.
 const FUSE_THREADS_OF_TARGET: usize = 16;
-/// Transfers to a GPU that may wait for another machine at once, though there are few processors.
+/// GPU lanes for a target: they wait for the network, so there may be more of them than CPUs.
 const LANES_OF_TARGET: usize = 16;
-/// How long a mount that ends waits for a target that is gone.
-const FAREWELL: Duration = Duration::from_secs(2);
-/// Files of a target that are open at once: as many as a target has for one mount.
+/// How long unmounting waits for a target that does not answer.
+const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Files of a target that may be open at once: as many as a target allows one mount.
 const OPEN_OF_TARGET: usize = 16_384;
 
-/// Transfers of rings under way at once: some hundred bytes each.
-const MOST_JOBS: u64 = 1 << 18;
+/// Ring transfers in flight at once. Each takes some hundred bytes.
+const MAX_JOBS: u64 = 1 << 18;
 
 /// Where the files are.
 #[derive(Clone)]
 pub enum MountSource {
-    /// In a folder of this machine.
+    /// A folder of this machine.
     Folder(PathBuf),
-    /// In the folder of a target, to which there is a connection.
+    /// The folder of a connected target.
     Target(Arc<RemoteTree>),
 }
 
-/// How a mount is to be.
+/// Options of a mount.
 #[derive(Clone)]
 pub struct MountOptions {
-    /// Where it is mounted.
+    /// The mount point.
     pub mount_point: PathBuf,
-    /// What is served.
+    /// The folder that is served.
     pub source: MountSource,
-    /// Processors to count on.
+    /// The number of CPUs to use.
     pub threads: usize,
-    /// Whether the kernel keeps locks by itself, for the programs of this mount alone. Otherwise those of a folder hold for all who use
-    /// it, and a target's files have none.
+    /// Whether the kernel handles locks alone, for the programs of this mount only. Otherwise locks on a local folder
+    /// exclude everyone who uses that folder, and files of a target cannot be locked.
     pub local_locks: bool,
-    /// Whether programs may bring memory of the emulated GPU, which is for tests: it is a file, and there may be any amount of it.
+    /// Whether programs may register memory of the emulated GPU. For tests: this memory is a file, and its size has no
+    /// limit.
     pub emulated_gpu: bool,
-    /// Bytes of writes, attributes, links and ioctls that wait for a thread, of all users. One who has half of it waiting gets `ENOMEM`
-    /// for more.
+    /// Bytes of writes, attributes, links and ioctls that wait for a thread, of all users. A user who holds half of it
+    /// gets `ENOMEM` for more.
     pub write_memory: u64,
-    /// The file that grants subordinate user numbers, `subuid(5)`: what they take counts for their person. It is read once.
+    /// The file that grants subordinate user IDs, `subuid(5)`. What those IDs use counts for their owner. Read once.
     pub subuids: PathBuf,
 }
 
@@ -94,7 +94,7 @@ impl MountSource {
 }
 
 impl MountOptions {
-    /// A folder, served at a mount point.
+    /// Serves a folder at a mount point.
     #[must_use]
     pub fn new(mount_point: &Path, root: &Path) -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -110,7 +110,8 @@ impl MountOptions {
         }
     }
 
-    /// A target's folder, served at a mount point. Other mounts may serve it, too: a lock here would exclude nobody there.
+    /// Serves a target's folder at a mount point. Files cannot be locked: other mounts of the same folder would not see
+    /// the lock.
     #[must_use]
     pub fn of_target(mount_point: &Path, target: RemoteTree) -> Self {
         let source = MountSource::Target(Arc::new(target));
@@ -118,44 +119,46 @@ impl MountOptions {
     }
 }
 
-/// A person, and at which of their turns they lock a file.
+/// A person, and the lock turn of a file ([`Open::lock_turn`](crate::opens::Open::lock_turn)).
 pub(crate) type LockUser = (u32, u64);
 
-/// The lanes of a GPU, once somebody has used it.
+/// The lanes of a GPU, created at first use.
 #[derive(Default)]
 struct SharedLanes {
     lanes: OnceLock<Arc<GpuLanes>>,
-    /// Held while they are made: a GPU may take seconds, for which only its own users wait.
+    /// Held while the lanes are created: opening a GPU may take seconds, and only its own users wait for it.
     making: Mutex<()>,
 }
 
-/// What all parts of a daemon have in common.
+/// State shared by all parts of a daemon.
 pub(crate) struct DaemonShared {
     pub options: MountOptions,
-    /// Starts all threads of this daemon: most of those that need another one may have acted as users.
+    /// Starts all threads of this daemon. A thread that acts as a user must not start another itself, which would
+    /// inherit the user's credentials.
     pub starter: Arc<ThreadStarter>,
     pub persons: Persons,
     pub table: LinkTable,
     pub opens: Opens,
     pub workers: Workers,
-    /// Transfers of rings to and from host memory that have to wait.
-    pub ring_reads: ThreadPool<Rest>,
-    pub ring_writes: ThreadPool<Rest>,
-    /// Transfers of rings that are under way, by user.
+    /// Ring transfers to and from host memory that cannot be done at once.
+    pub ring_reads: ThreadPool<RemainingChunks>,
+    pub ring_writes: ThreadPool<RemainingChunks>,
+    /// Ring transfers in flight, by user.
     pub jobs: Shares,
-    /// Calls of the kernel that nothing else is to wait for: those that look for something, those that move bytes or change names,
-    /// those that wait until something is on the disk, and those that have the kernel write back or forget what it keeps, which wait
-    /// for the former. The latter lock files, and a file system that hangs is to keep none of the same user waiting for others.
-    pub looks: ThreadPool<SlowCall>,
+    /// Pools for FUSE requests that must not block the session threads: lookups; calls that move bytes or change names;
+    /// calls that wait for the disk; calls that make the kernel write back or drop its cached pages. The last wait for
+    /// the others, and include file locks. They have a pool of their own, so that a hung file system does not block the
+    /// same user's calls elsewhere.
+    pub lookups: ThreadPool<SlowCall>,
     pub calls: ThreadPool<SlowCall>,
-    pub slow: ThreadPool<SlowCall>,
-    pub caches: ThreadPool<SlowCall, LockUser>,
-    /// Calls of persons whose threads have many groups: of each person one at a time.
-    pub crowds: ThreadPool<SlowCall>,
-    /// Memory of programs that is freed, or that network cards let go of: of each person one at a time.
+    pub disk_calls: ThreadPool<SlowCall>,
+    pub cache_calls: ThreadPool<SlowCall, LockUser>,
+    /// Calls of persons whose threads have many groups, one at a time for each person.
+    pub many_group_calls: ThreadPool<SlowCall>,
+    /// Unmaps and unregisters memory of programs, one buffer at a time for each person.
     pub releases: ThreadPool<SlowCall>,
-    /// Bytes of writes and of other calls that wait for one of those threads, by user.
-    pub held: Arc<Shares>,
+    /// Bytes of writes and other calls that wait for one of those threads, by user.
+    pub call_memory: Arc<Shares>,
     pub waits: Waits,
     pub locks: Locks,
     pub stats: Stats,
@@ -165,7 +168,7 @@ pub(crate) struct DaemonShared {
     engines: Mutex<HashMap<[u8; 16], Arc<SharedLanes>>>,
     notifier: OnceLock<Notifier>,
     over: AtomicBool,
-    /// What a thread returns to when it has acted as a user; none where this is not root's process.
+    /// The credentials to restore after acting as a user. `None` unless this process is root's.
     own: Option<OwnCredentials>,
 }
 
@@ -174,17 +177,17 @@ impl DaemonShared {
         let zeroes = Zeroes::open().map_err(|e| Error::file("open", Path::new("/dev/zero"), e))?;
         let descriptors = raise_limits();
         let (most_open, most_locks, most_programs) = match options.source {
-            // One that is read past the page cache takes two descriptors; half of them all are for files that are known. A quarter of
-            // what is left is for each of locks, programs with links, and GPU memory.
+            // A file that is read past the page cache takes two descriptors; half of all descriptors are for files that
+            // the kernel knows. Locks, programs with links, and GPU memory get a quarter each of the rest.
             MountSource::Folder(_) => (descriptors / 5, descriptors / 40, descriptors / 40),
             MountSource::Target(_) => (OPEN_OF_TARGET, 0, descriptors / 4),
         };
         let mode = if options.emulated_gpu { GpuChoice::Emulated } else { GpuChoice::Cuda };
         let persons = Persons::read(&options.subuids);
         let starter = Arc::new(ThreadStarter::new().map_err(Error::Thread)?);
-        // Nobody is privileged: what root has waiting must not stop others either.
-        let mut held = Shares::new(options.write_memory);
-        held.set_payer(persons.payer());
+        // No user is privileged: root's waiting calls must not starve others either.
+        let mut call_memory = Shares::new(options.write_memory);
+        call_memory.set_payer(persons.payer());
         Ok(Arc::new(Self {
             options,
             table: LinkTable::new(most_programs, &persons),
@@ -192,15 +195,15 @@ impl DaemonShared {
             workers: Workers::default(),
             ring_reads: ThreadPool::new(&starter),
             ring_writes: ThreadPool::new(&starter),
-            jobs: persons.shares(MOST_JOBS),
-            looks: ThreadPool::new(&starter),
+            jobs: persons.shares(MAX_JOBS),
+            lookups: ThreadPool::new(&starter),
             calls: ThreadPool::new(&starter),
             waits: Waits::new(&starter),
-            slow: ThreadPool::new(&starter),
-            caches: ThreadPool::new(&starter),
-            crowds: ThreadPool::with_limit(&starter, 1),
+            disk_calls: ThreadPool::new(&starter),
+            cache_calls: ThreadPool::new(&starter),
+            many_group_calls: ThreadPool::with_limit(&starter, 1),
             releases: ThreadPool::with_limit(&starter, 1),
-            held: held.into(),
+            call_memory: call_memory.into(),
             locks: Locks::new(most_locks, &persons),
             persons,
             stats: Stats::default(),
@@ -216,7 +219,7 @@ impl DaemonShared {
         }))
     }
 
-    /// Has this thread act on files as a user, in one group.
+    /// Makes this thread act on files as a user, in one group.
     pub fn act_as(&self, user: Owner) -> std::result::Result<Option<Acting<'_>>, Errno> {
         let who = Credentials { uid: user.uid, gid: user.gid, groups: &[], privileged: true };
         self.own.as_ref().map(|own| own.act_as(&who)).transpose()
@@ -226,7 +229,7 @@ impl DaemonShared {
         self.over.load(Ordering::Acquire)
     }
 
-    /// Threads that take calls of the kernel.
+    /// Threads that take requests from the kernel.
     pub fn session_threads(&self) -> usize {
         match self.options.source {
             MountSource::Folder(_) => FUSE_THREADS,
@@ -234,14 +237,14 @@ impl DaemonShared {
         }
     }
 
-    /// The lanes of a GPU, which are made when it is first used.
+    /// The lanes of a GPU, created at first use.
     pub fn engine(&self, device: Arc<AnyGpu>) -> Result<Arc<GpuLanes>> {
         let engine = lock(&self.engines).entry(device.uuid()).or_default().clone();
         let _making = lock(&engine.making);
         if let Some(lanes) = engine.lanes.get() {
             return Ok(lanes.clone());
         }
-        // What ends has all lanes end that it finds.
+        // `end` stops all lanes that exist by then.
         if self.is_over() {
             return Err(Error::file("a GPU of", &self.options.mount_point, Errno::SHUTDOWN));
         }
@@ -253,31 +256,32 @@ impl DaemonShared {
         Ok(engine.lanes.get_or_init(|| lanes).clone())
     }
 
-    /// A ring has written to a file, some of these bytes at least: the kernel forgets what it knew of them.
+    /// Invalidates the kernel's cache of a range after a ring has written to it.
     pub fn written(&self, inode: u64, at: u64, bytes: u64) {
         self.invalidate(inode, at as i64, bytes as i64);
     }
 
-    /// Has the kernel write back what programs have changed of a file by their mappings, and forget what it keeps of it. It waits for
-    /// reads and writes of the file, so no thread of the session may call this.
+    /// Makes the kernel write back dirty mapped pages of a file and drop its cached pages. It waits for reads and
+    /// writes of the file, so session threads must not call this.
     pub fn forget_pages(&self, inode: u64) {
         self.invalidate(inode, 0, 0);
     }
 
-    /// Has the kernel forget a file's attributes. By those of now it finds out whether the pages that it keeps are still good.
+    /// Invalidates the kernel's cached attributes of a file. From the new ones it decides whether its cached pages are
+    /// still valid.
     pub fn forget_attributes(&self, inode: u64) {
         self.invalidate(inode, -1, 0);
     }
 
     fn invalidate(&self, inode: u64, at: i64, bytes: i64) {
         if let Some(notifier) = self.notifier.get() {
-            // It may know nothing of it.
+            // Fails if the kernel does not know the inode.
             let _ = notifier.inval_inode(INodeNo(inode), at, bytes);
         }
     }
 
-    /// The account of everything, as JSON, and of what a user who asks has and may have.
-    pub fn report(&self, asks: Option<u32>) -> Vec<u8> {
+    /// The statistics as JSON, with the budgets of the user who asks.
+    pub fn report(&self, user: Option<u32>) -> Vec<u8> {
         let (programs, buffers, rings) = self.table.counts();
         let target = self.options.source.target();
         let mut document = self.stats.document(target.map(|tree| tree.via()).as_ref());
@@ -288,7 +292,7 @@ impl DaemonShared {
         document["buffers"] = json!(buffers);
         document["rings"] = json!(rings);
         document["open_files"] = json!(self.opens.count());
-        if let Some(uid) = asks {
+        if let Some(uid) = user {
             document["yours"] = self.table.of_user(uid);
         }
         let engines = lock(&self.engines);
@@ -297,12 +301,12 @@ impl DaemonShared {
         format!("{document:#}\n").into_bytes()
     }
 
-    /// Calls may wait unanswered where no thread could be started for them.
+    /// Tries again to start threads that could not be started before. Without them, calls may wait unanswered.
     pub fn start_missing_threads(&self) {
         [&self.ring_reads, &self.ring_writes].into_iter().for_each(ThreadPool::try_again);
-        let calls = [&self.looks, &self.calls, &self.slow, &self.crowds, &self.releases];
+        let calls = [&self.lookups, &self.calls, &self.disk_calls, &self.many_group_calls, &self.releases];
         calls.into_iter().for_each(ThreadPool::try_again);
-        self.caches.try_again();
+        self.cache_calls.try_again();
     }
 
     pub fn end(&self) {
@@ -310,16 +314,16 @@ impl DaemonShared {
         self.workers.end();
         self.ring_reads.end();
         self.ring_writes.end();
-        // Each may add to those that end after it; the calls may wait for the caches.
+        // A pool may add work to those that end after it; calls may wait for the cache calls.
         self.waits.end();
-        self.caches.end();
-        self.slow.end();
+        self.cache_calls.end();
+        self.disk_calls.end();
         self.calls.end();
-        self.looks.end();
-        self.crowds.end();
+        self.lookups.end();
+        self.many_group_calls.end();
         self.releases.end();
         for engine in std::mem::take(&mut *lock(&self.engines)).into_values() {
-            // One that is being made now is there when this lock is had, or never.
+            // Lanes that are being created exist once this lock is acquired.
             let _making = lock(&engine.making);
             if let Some(lanes) = engine.lanes.get() {
                 lanes.end();
@@ -329,7 +333,7 @@ impl DaemonShared {
     }
 }
 
-/// A mount that is served. Dropping it unmounts.
+/// A mounted folder. Dropping it unmounts.
 pub struct Daemon {
     shared: Arc<DaemonShared>,
     session: Option<BackgroundSession>,
@@ -337,10 +341,10 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Mounts, and serves from now on.
+    /// Mounts and begins to serve.
     ///
     /// # Errors
-    /// When a folder is none, or the system has no FUSE for us.
+    /// When a folder does not exist or is not a directory, or FUSE is not available.
     pub fn start(options: MountOptions) -> Result<Self> {
         raise_limits();
         unmount_stale(&options.mount_point, options.source.target())?;
@@ -363,22 +367,22 @@ impl Daemon {
         Ok(())
     }
 
-    /// Whether somebody else has unmounted it.
+    /// Whether something else has unmounted it.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.session.as_ref().is_none_or(|session| session.guard.is_finished())
     }
 
-    /// What is in `3fs-virt/onehop/stats`.
+    /// The content of `3fs-virt/onehop/stats`.
     #[must_use]
     pub fn report(&self) -> String {
         String::from_utf8_lossy(&self.shared.report(None)).into_owned()
     }
 
-    /// Unmounts and ends: programs find the mount gone, and their waits at their own time.
+    /// Unmounts and ends. Programs get errors from then on.
     ///
     /// # Errors
-    /// When the system does not unmount.
+    /// When the kernel refuses to unmount.
     pub fn end(mut self) -> Result<()> {
         self.finish()
     }
@@ -390,19 +394,19 @@ impl Daemon {
         };
         let path = self.shared.options.mount_point.clone();
         if let MountSource::Target(tree) = &self.shared.options.source {
-            tree.end_within(FAREWELL);
+            tree.end_within(UNMOUNT_TIMEOUT);
         }
-        // While somebody has files of it open the kernel would refuse; so it goes from the tree now, and altogether with
-        // the last of them.
+        // The kernel refuses to unmount while files are open. A detached mount leaves the tree now, and goes when the
+        // last of them is closed.
         let detached = rustix::mount::unmount(&path, rustix::mount::UnmountFlags::DETACH);
         self.end_threads();
         let ended = match detached {
-            // Files that are still open get errors once the session is gone.
+            // Files that are still open fail once the session is gone.
             Ok(()) => drop_session(session),
             Err(_) => session.umount_and_join(),
         };
         let ended = ended.or_else(|error| match error.kind() {
-            // The end, seen by a thread that had just taken a request from the kernel.
+            // A thread had just taken a request from the kernel when the session ended.
             std::io::ErrorKind::ConnectionAborted => Ok(()),
             _ => Err(error),
         });
@@ -410,7 +414,7 @@ impl Daemon {
     }
 
     fn end_threads(&mut self) {
-        // These first: they give the others work, which nobody would do any more.
+        // These threads first: they add work to the pools that end below.
         self.shared.over.store(true, Ordering::Release);
         for thread in self.threads.drain(..) {
             let _ = thread.join();
@@ -421,12 +425,12 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // Who wants to know calls `end`.
+        // Call `end` to get the error.
         let _ = self.finish();
     }
 }
 
-/// The mount is gone from the tree; the session's own thread ends with the last file, or with the process.
+/// The mount has left the tree; the session's thread ends with the last open file, or with the process.
 fn drop_session(session: BackgroundSession) -> std::io::Result<()> {
     let start = std::time::Instant::now();
     while !session.guard.is_finished() && start.elapsed() < Duration::from_millis(500) {
@@ -435,7 +439,7 @@ fn drop_session(session: BackgroundSession) -> std::io::Result<()> {
     if session.guard.is_finished() { session.join() } else { Ok(()) }
 }
 
-/// What is served.
+/// The tree that is served.
 fn tree(shared: &DaemonShared) -> Result<Arc<dyn Tree>> {
     let options = &shared.options;
     let root = match &options.source {
@@ -464,7 +468,7 @@ fn mount(shared: &Arc<DaemonShared>, tree: Arc<dyn Tree>) -> Result<BackgroundSe
         config.acl = SessionACL::All;
         mount_as_root(&source, path).and_then(|fuse| Session::from_fd(mounted, fuse, SessionACL::All, config))
     } else {
-        // fusermount3 does it for others, who let nobody else in.
+        // Users other than root mount through fusermount3, and only they can access the mount.
         config.mount_options = vec![
             MountOption::FSName(source),
             MountOption::Subtype("hf3fs".into()),
@@ -473,12 +477,12 @@ fn mount(shared: &Arc<DaemonShared>, tree: Arc<dyn Tree>) -> Result<BackgroundSe
         Session::new(mounted, path, &config)
     };
     let session = session.map_err(failed)?;
-    // Before the first call: who is answered may rely on what the kernel was told.
+    // Before the first request: its answer may rely on notifications.
     let _ = shared.notifier.set(session.notifier());
     session.spawn().map_err(failed)
 }
 
-/// Under the type of 3FS, by which programs know its mounts.
+/// Mounts with 3FS's file system type, by which programs recognise it.
 fn mount_as_root(source: &str, path: &Path) -> std::io::Result<OwnedFd> {
     let fuse = openat(CWD, "/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, rustix::fs::Mode::empty())?;
     let number = fuse.as_raw_fd();
@@ -501,7 +505,7 @@ fn hint(error: &std::io::Error) -> &'static str {
     }
 }
 
-/// Files that the kernel knows take descriptors; gives how many there may be.
+/// Raises the limit of descriptors: each file that the kernel knows takes one. Returns the limit.
 fn raise_limits() -> usize {
     let now = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: now.maximum, maximum: now.maximum });
@@ -520,16 +524,16 @@ fn folder(path: &Path) -> Result<OwnedFd> {
     })
 }
 
-/// A mount within what it shows, or over it, would ask itself for its files.
+/// Refuses a mount point within the served folder, or around it: the mount would have to ask itself for files.
 fn check_apart(point: &Path, root: &Path) -> Result<()> {
     let real = |path: &Path| path.canonicalize().map_err(|e| Error::file("realpath of", path, e));
     let (point, root) = (real(point)?, real(root)?);
     if root.starts_with(&point) {
-        let why = format!("the folder that it would show, {}, lies within it", root.display());
+        let why = format!("the folder to serve, {}, is inside it", root.display());
         return Err(Error::Folder { path: point, why });
     }
     if point.starts_with(&root) {
-        let why = format!("it lies within the folder that it would show, {}", root.display());
+        let why = format!("it is inside the folder to serve, {}", root.display());
         return Err(Error::Folder { path: point, why });
     }
     Ok(())
@@ -539,18 +543,18 @@ fn check_apart(point: &Path, root: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// Run by [`only_its_user_brings_an_emulated_gpu`], with the variable that programs have.
+    /// Run by [`the_emulated_gpu_is_off_by_default`], with the environment variable that programs set.
     #[test]
     fn with_a_variable() {
         assert!(!MountOptions::new(Path::new("/"), Path::new("/")).emulated_gpu);
     }
 
     #[test]
-    fn only_its_user_brings_an_emulated_gpu() {
+    fn the_emulated_gpu_is_off_by_default() {
         let mut again = std::process::Command::new(std::env::current_exe().unwrap());
         again.args(["--exact", "daemon::tests::with_a_variable"]).env("HF3FS_GDR_ENABLED", "emulated");
         let output = again.output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && stdout.contains("1 passed"), "{stdout}");
     }
 }

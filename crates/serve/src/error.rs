@@ -1,14 +1,14 @@
-//! What can go wrong with a mount.
+//! Errors of a mount.
 
 use std::path::{Path, PathBuf};
 
 /// The result of this crate's calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why there is no mount, or not what was asked of it.
+/// Why mounting or serving failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The folder to be served, or the one to mount at, is none.
+    /// The folder to serve or the mount point is not usable.
     #[error("{path}: {why}")]
     Folder {
         /// The folder.
@@ -16,33 +16,33 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
-    /// The system has no FUSE for us.
+    /// Mounting failed.
     #[error("mounting at {path}: {source}{hint}")]
     Mount {
         /// Where.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
-        /// What to do about it, or nothing.
+        /// What to do about it, or empty.
         hint: &'static str,
     },
-    /// A call on a file failed.
+    /// A system call on a file failed.
     #[error("{call} {path}: {source}")]
     File {
         /// The call.
         call: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The system has no more threads.
+    /// A thread could not be started.
     #[error("no thread can be started: {0}")]
     Thread(std::io::Error),
-    /// Something of usrbio could not be had.
+    /// The error of `onehop_usrbio`.
     #[error(transparent)]
     Usrbio(#[from] onehop_usrbio::Error),
-    /// Shared memory could not be had or reached.
+    /// Shared memory could not be allocated or accessed.
     #[error(transparent)]
     Memory(#[from] onehop_os::Error),
     /// The GPU failed.
@@ -55,7 +55,7 @@ impl Error {
         Self::File { call, path: path.to_owned(), source: source.into() }
     }
 
-    /// The number that a program gets for it.
+    /// The error number that a program gets.
     pub(crate) fn errno(&self) -> i32 {
         use rustix::io::Errno;
         match self {

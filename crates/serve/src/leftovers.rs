@@ -1,4 +1,4 @@
-//! What daemons that were killed have left in `/dev/shm`.
+//! Removes files in `/dev/shm` that killed daemons have left.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use onehop_usrbio::SHM;
 use onehop_usrbio::mount::OUR_SEMAPHORES;
 use rustix::fs::{CWD, FileType, FlockOperation, OFlags, Stat, flock, fstat, openat};
 
-/// Whether it is a plain file whose lock nobody holds. Anybody may have put anything there: a pipe would be waited at.
+/// Whether it is a regular file that nobody has locked. Opening a pipe there would block without `O_NONBLOCK`.
 fn is_free(path: &Path) -> bool {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let Ok(file) = openat(CWD, path, flags, rustix::fs::Mode::empty()) else { return false };
@@ -14,7 +14,7 @@ fn is_free(path: &Path) -> bool {
     fstat(&file).is_ok_and(is_plain) && flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
 }
 
-/// Semaphores and sockets of daemons that were killed: nobody holds their lock any more.
+/// Removes semaphores and sockets of daemons that were killed: nobody holds a lock on them.
 pub(crate) fn remove_leftovers() {
     let Ok(entries) = std::fs::read_dir(SHM) else { return };
     for entry in entries.flatten() {
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_put_beside_leftovers_is_not_waited_for() {
+    fn files_of_others_beside_leftovers_do_not_block() {
         let path =
             |of: &str| Path::new(SHM).join(format!("{OUR_SEMAPHORES}test-{of}-{}", Id::random().unwrap()));
         let [pipe, link, left, held] = ["pipe", "link", "left", "held"].map(path);
@@ -50,19 +50,19 @@ mod tests {
         rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, mode, 0).unwrap();
         std::os::unix::fs::symlink("/etc/passwd", &link).unwrap();
         std::fs::write(&left, "").unwrap();
-        // Other tests begin daemons, which look for leftovers too.
+        // Daemons of other tests remove leftovers too, so lock the file before it has its name.
         let early = Path::new(SHM).join(format!("onehop-test-{}", Id::random().unwrap()));
         let lock = std::fs::File::create(&early).unwrap();
         flock(&lock, FlockOperation::NonBlockingLockExclusive).unwrap();
         std::fs::rename(early, &held).unwrap();
-        let (say, said) = std::sync::mpsc::channel();
+        let (tx, rx) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             remove_leftovers();
-            say.send(())
+            tx.send(())
         });
-        let ended = said.recv_timeout(Duration::from_secs(20));
+        let ended = rx.recv_timeout(Duration::from_secs(20));
         let start = std::time::Instant::now();
-        // One of those may have its lock for a moment, and removes it then.
+        // Another daemon may hold the lock for a moment, and removes the file then.
         while ended.is_ok() && left.exists() && start.elapsed() < Duration::from_secs(20) {
             std::thread::sleep(Duration::from_millis(2));
         }

@@ -1,4 +1,4 @@
-//! Files that programs have open through the mount. A ring may use a file only as somebody of its user has it open.
+//! Files that programs have open through the mount. A ring may use a file only while its user has it open.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeInclusive;
@@ -15,11 +15,11 @@ use rustix::io::Errno;
 use crate::persons::Persons;
 use crate::{lock, read, write};
 
-/// A person's turns to lock files. With one for each mount below the folder, a person with files in many mounts that hang would hold
-/// all threads.
+/// Lock turns of a person. With one for each mount below the folder, a person with files in many hung mounts would
+/// block all threads.
 const LOCK_TURNS: usize = 8;
 
-/// The mounts with a turn of their own: the first in which files were opened. Others share these turns.
+/// Assigns lock turns: the first mounts in which files are opened get one each, and the others share these.
 #[derive(Default)]
 struct MountTurns(Mutex<Vec<u64>>);
 
@@ -37,7 +37,7 @@ impl MountTurns {
     }
 }
 
-/// The mount that a file is in, below the folder that is served; 0 where nobody knows. Some file systems are asked for that.
+/// The mount of a file; 0 if unknown. This may ask the file system.
 fn mount_of(file: &dyn OpenFile) -> u64 {
     file.local().map_or(0, mount_id)
 }
@@ -67,32 +67,33 @@ impl Open {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Who opened it.
+    /// The user who opened it.
     pub fn uid(&self) -> u32 {
         self.uid
     }
 
-    /// At which of its person's turns it is locked.
+    /// Which of its person's lock turns it uses.
     pub fn lock_turn(&self) -> u64 {
         self.lock_turn
     }
 
-    /// Whether it is in a mount below the folder that is served.
+    /// Whether it is in a mount below the served folder.
     pub fn is_elsewhere(&self) -> bool {
         self.is_elsewhere
     }
 
-    /// Whether what is written is on the disk when it is acknowledged.
+    /// Whether a write is on the disk when it is acknowledged.
     pub fn syncs(&self) -> bool {
         self.access.sync || self.access.data_sync
     }
 
-    /// Whether it was opened to be written.
+    /// Whether it is open for writing.
     pub fn writes(&self) -> bool {
         self.access.write
     }
 
-    /// Before a write, which is made as by who opened it: root keeps set-id bits that another writer has to lose.
+    /// To be called before a write. The write is made as the user who opened the file: root would keep set-id bits that
+    /// another writer must clear.
     pub fn written_by(&self, keeps_set_id: bool) -> std::io::Result<()> {
         if self.uid == 0 && !keeps_set_id { self.file.drop_set_id() } else { Ok(()) }
     }
@@ -100,7 +101,7 @@ impl Open {
     fn kind(&self) -> OpenKind {
         OpenKind {
             uid: self.uid,
-            // Who may run a program may not read it for that.
+            // Execute permission does not allow reading.
             reads: self.access.read && !self.access.execute,
             writes: self.access.write,
             syncs: self.syncs(),
@@ -108,7 +109,7 @@ impl Open {
     }
 }
 
-/// What a ring has to know of an open file. There are few of them, however often a file is open.
+/// What decides whether a ring may use an open file. There are few kinds, however often a file is open.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct OpenKind {
     uid: u32,
@@ -122,7 +123,7 @@ impl OpenKind {
         (self.uid == uid || uid == 0) && if reads { self.reads } else { self.writes }
     }
 
-    /// All kinds that a user may use: their own; root may use everybody's.
+    /// The kinds that a user may use: their own, and for root all.
     fn of(uid: u32) -> RangeInclusive<Self> {
         let kind = |uid, yes| Self { uid, reads: yes, writes: yes, syncs: yes };
         kind(uid, false)..=kind(if uid == 0 { u32::MAX } else { uid }, true)
@@ -135,27 +136,27 @@ type ByHandle = HashMap<u64, Arc<Open>>;
 /// Why a ring may not use a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NotOpen {
-    /// Nobody of its user has it open.
+    /// The user does not have it open.
     Closed,
-    /// They have, for the other direction.
+    /// The user has it open, but not for this direction.
     Access,
 }
 
 /// All open files.
 pub(crate) struct Opens {
     by_handle: RwLock<ByHandle>,
-    /// No step of a search or a close is longer because a file is open often.
+    /// By kind, so that neither a search nor a close takes longer for a file that is open often.
     by_inode: RwLock<HashMap<u64, BTreeMap<OpenKind, ByHandle>>>,
     shares: Shares,
     next: AtomicU64,
     added: AtomicU64,
     turns: MountTurns,
-    /// The mount of the folder that is served.
+    /// The mount of the served folder.
     own_mount: OnceLock<u64>,
 }
 
 impl Opens {
-    /// For so many open files.
+    /// For this many open files.
     pub fn new(most: usize, persons: &Persons) -> Self {
         Self {
             by_handle: RwLock::default(),
@@ -168,29 +169,30 @@ impl Opens {
         }
     }
 
-    /// Says which folder is served. Files of a target are in no mount of this machine.
+    /// Sets the served folder. Files of a target are in no mount of this machine.
     pub fn set_folder(&self, folder: impl AsFd) {
-        // A daemon serves one folder.
+        // Called once.
         let _ = self.own_mount.set(mount_id(folder));
     }
 
-    /// Whether a user may have one more. Each may have as many as they leave to others; root, and whose daemon it is, all.
+    /// Whether a user may open one more file. Each user may have as many as remain for others; root and the daemon's
+    /// user may have all.
     ///
     /// # Errors
-    /// `EMFILE` when not.
+    /// `EMFILE` if not.
     pub fn check(&self, uid: u32) -> Result<(), Errno> {
         if self.shares.room(uid) > 0 { Ok(()) } else { Err(Errno::MFILE) }
     }
 
-    /// A number for something that is open, of which there is no other: the kernel gives the handles of folders where those of
-    /// files are looked up.
+    /// A new handle. Files and folders share one number space, because the kernel passes handles of folders where those
+    /// of files are looked up.
     pub fn handle(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Adds one; gives its handle. Its file system may be asked something.
+    /// Adds an open file, and returns its handle. May ask the file system.
     pub fn add(&self, inode: u64, uid: u32, access: OpenMode, file: Arc<dyn OpenFile>) -> u64 {
-        // Threads that take calls may not wait for a file system, nor may anybody under the locks here.
+        // Found now: neither session threads nor holders of a lock here may wait for a file system.
         let mount = mount_of(&*file);
         let lock_turn = self.turns.of(mount);
         let is_elsewhere = self.own_mount.get().is_some_and(|own| *own != mount);
@@ -203,7 +205,8 @@ impl Opens {
         handle
     }
 
-    /// How many were added so far: what [`Self::find`] gave is what it gives as long as this stays, and that is not closed.
+    /// The number of opens so far. A result of [`Self::find`] stays valid while this is unchanged and the file is not
+    /// closed.
     pub fn added(&self) -> u64 {
         self.added.load(Ordering::Acquire)
     }
@@ -212,7 +215,7 @@ impl Opens {
         read(&self.by_handle).get(&handle).cloned()
     }
 
-    /// From now on nobody has it open. What is given is still to be [let go](Self::let_go).
+    /// Removes an open file. It is then to be [released](Self::close_file).
     pub fn close(&self, handle: u64) -> Option<Arc<Open>> {
         let gone = write(&self.by_handle).remove(&handle)?;
         gone.closed.store(true, Ordering::Release);
@@ -231,19 +234,19 @@ impl Opens {
         Some(gone)
     }
 
-    /// Closes the file itself, which takes long where it is the last of a large one without a name.
-    pub fn let_go(&self, gone: Arc<Open>) {
+    /// Closes the file itself. That takes long for the last handle of a large deleted file.
+    pub fn close_file(&self, gone: Arc<Open>) {
         let uid = gone.uid;
         drop(gone);
         self.shares.put_back(uid, 1);
     }
 
-    /// Whether anybody has a file open.
+    /// Whether any user has a file open.
     pub fn is_open(&self, inode: u64) -> bool {
         read(&self.by_inode).contains_key(&inode)
     }
 
-    /// The one that a ring of this user may read or write; if any of them writes to the disk at once, that one.
+    /// An open file that a user's ring may read or write. Synchronous ones are preferred.
     pub fn find(&self, inode: u64, uid: u32, reads: bool) -> Result<Arc<Open>, NotOpen> {
         let all = read(&self.by_inode);
         let kinds = all.get(&inode).ok_or(NotOpen::Closed)?;
@@ -277,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_many_files_open_leaves_as_many_to_others() {
+    fn open_files_are_limited_per_user() {
         let opens = Opens::new(16, &Persons::default());
         let open = |uid| opens.check(uid).map(|()| opens.add(7, uid, OpenMode::default(), null()));
         let many = |uid| std::iter::from_fn(|| open(uid).ok()).collect::<Vec<_>>();
@@ -288,21 +291,21 @@ mod tests {
         assert_eq!(open(0).err(), Some(Errno::MFILE));
         for handle in first {
             if let Some(gone) = opens.close(handle) {
-                opens.let_go(gone);
+                opens.close_file(gone);
             }
             if let Some(gone) = opens.close(handle) {
-                opens.let_go(gone);
+                opens.close_file(gone);
             }
         }
         assert_eq!(many(21_002).len(), 2);
     }
 
     #[test]
-    fn files_in_many_mounts_that_hang_leave_threads_to_others() {
+    fn files_in_many_hung_mounts_leave_threads_to_others() {
         let pool = ThreadPool::new(&Arc::new(ThreadStarter::new().unwrap()));
         let turns = MountTurns::default();
         let first: Vec<_> = [100, 108, 116, 100].into_iter().map(|mount| turns.of(mount)).collect();
-        assert_eq!(first, [0, 1, 2, 0], "mounts share a turn though there are others");
+        assert_eq!(first, [0, 1, 2, 0], "mounts share a turn although others are free");
         let gate = Arc::new(RwLock::new(()));
         let closed = gate.write().unwrap();
         for mount in 0..100 {
@@ -311,15 +314,15 @@ mod tests {
                 pool.add((1, turns.of(mount)), SlowCall(Box::new(move || drop(gate.read()))));
             }
         }
-        let (say, said) = channel();
-        pool.add((2, turns.of(0)), SlowCall(Box::new(move || say.send(()).unwrap())));
-        assert!(said.recv_timeout(Duration::from_secs(60)).is_ok(), "another person waits");
+        let (tx, rx) = channel();
+        pool.add((2, turns.of(0)), SlowCall(Box::new(move || tx.send(()).unwrap())));
+        assert!(rx.recv_timeout(Duration::from_secs(60)).is_ok(), "another person waits");
         drop(closed);
         pool.end();
     }
 
     #[test]
-    fn what_others_have_open_changes_nothing() {
+    fn files_that_others_have_open_do_not_matter() {
         let opens = Opens::new(64, &Persons::default());
         let mode = |read, write, execute| OpenMode { read, write, execute, ..OpenMode::default() };
         for uid in [0, 999, 1001, u32::MAX] {
@@ -340,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn rings_use_what_their_user_has_open_and_nothing_else() {
+    fn rings_use_only_files_that_their_user_has_open() {
         let opens = Opens::new(8, &Persons::default());
         let reads = OpenMode { read: true, ..OpenMode::default() };
         let reader = opens.add(7, 1000, reads, null());
@@ -353,18 +356,18 @@ mod tests {
         let synced = opens.add(7, 1000, OpenMode { write: true, data_sync: true, ..reads }, null());
         assert!(opens.find(7, 1000, false).unwrap().syncs() && !held.syncs());
         if let Some(gone) = opens.close(synced) {
-            opens.let_go(gone);
+            opens.close_file(gone);
         }
         if let Some(gone) = opens.close(both) {
-            opens.let_go(gone);
+            opens.close_file(gone);
         }
         assert!(held.is_closed());
         assert_eq!(opens.find(7, 1000, false).err(), Some(NotOpen::Access));
         if let Some(gone) = opens.close(reader) {
-            opens.let_go(gone);
+            opens.close_file(gone);
         }
         if let Some(gone) = opens.close(reader) {
-            opens.let_go(gone);
+            opens.close_file(gone);
         }
         assert_eq!((opens.count(), opens.find(7, 1000, true).err()), (0, Some(NotOpen::Closed)));
     }

@@ -1,7 +1,7 @@
-//! Who pays for what a user number takes: one person may act under many numbers.
+//! Maps user IDs to persons, for whom resources count: one person may act under many user IDs.
 //!
-//! By `newuidmap`, anybody gets the subordinate numbers that `/etc/subuid` grants them, 65 536 mostly. What such numbers take counts for
-//! the person. Permissions are another matter: for those each number is a user.
+//! With `newuidmap`, any user can act under the subordinate IDs that `/etc/subuid` grants them, usually 65 536. What
+//! those IDs use counts for the person. Permissions are not affected: for them each ID is a user.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -9,34 +9,34 @@ use std::sync::Arc;
 
 use onehop_target::shares::{Payer, Shares};
 
-/// The file that grants subordinate numbers.
+/// The file that grants subordinate user IDs.
 pub(crate) const SUBUIDS: &str = "/etc/subuid";
-/// It names most persons by the names that this one knows.
+/// Maps the names in it to user IDs.
 const PASSWD: &str = "/etc/passwd";
-/// Numbers of a container: root's containers, which have nothing to do with one another, share one grant.
+/// IDs of a container. Root's containers share one grant, but each counts for itself.
 const OF_A_CONTAINER: u32 = 1 << 16;
 
-/// Subordinate numbers in a row.
+/// A range of subordinate IDs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Grant {
     first: u32,
     last: u32,
-    /// The last number of all grants up to this one.
+    /// The highest `last` of all grants up to this one.
     reach: u32,
-    /// None where that is root, or nobody knows the name.
+    /// `None` for root, or if the name is unknown.
     person: Option<u32>,
     is_root: bool,
 }
 
-/// Which person a user number belongs to.
+/// Which person a user ID belongs to.
 #[derive(Clone, Default)]
 pub(crate) struct Persons {
-    /// By their first numbers.
+    /// Sorted by their first IDs.
     grants: Arc<[Grant]>,
 }
 
 impl Persons {
-    /// Reads the grants of this machine, as they are now. Without that file each number is a person.
+    /// Reads this machine's grants once. Without the file each ID is a person.
     pub fn read(subuids: &Path) -> Self {
         let text = |path: &Path| {
             std::fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
@@ -47,7 +47,7 @@ impl Persons {
     fn parse(subuids: &str, passwd: &str) -> Self {
         let users: HashMap<&str, u32> = passwd.lines().filter_map(user).collect();
         let mut grants: Vec<_> = subuids.lines().filter_map(|line| grant(line, &users)).collect();
-        // Of two that overlap, the one that begins later counts where they do: it is the more particular one.
+        // Where two overlap, the one that starts later counts: it is more specific.
         grants.sort_by_key(|grant| grant.first);
         let mut reach = 0;
         for grant in &mut grants {
@@ -57,7 +57,7 @@ impl Persons {
         Self { grants: grants.into() }
     }
 
-    /// The number of the person that a number belongs to.
+    /// The user ID of the person that an ID belongs to.
     pub fn of(&self, uid: u32) -> u32 {
         let behind = self.grants.partition_point(|grant| grant.first <= uid);
         let mut before = self.grants[..behind].iter().rev().take_while(|grant| uid <= grant.reach);
@@ -69,13 +69,13 @@ impl Persons {
         }
     }
 
-    /// The same, for supplies.
+    /// The same, as a function for [`Shares`].
     pub fn payer(&self) -> Payer<u32> {
         let this = self.clone();
         Arc::new(move |uid| this.of(uid))
     }
 
-    /// A supply that persons share. Root may have all of it, and so may the user whose daemon this is.
+    /// A budget that persons share. Root and the daemon's user may use all of it.
     pub fn shares(&self, most: u64) -> Shares {
         let privileged = [0, rustix::process::geteuid().as_raw()];
         let mut shares = Shares::new(most).with_privileged(privileged);
@@ -90,7 +90,7 @@ fn user(line: &str) -> Option<(&str, u32)> {
     Some((name, uid.parse().ok()?))
 }
 
-/// `name:first:count`; a number may stand for the name.
+/// Parses `name:first:count`; an ID may stand for the name.
 fn grant(line: &str, users: &HashMap<&str, u32>) -> Option<Grant> {
     let mut fields = line.trim().split(':');
     let (name, first, count) = (fields.next()?, fields.next()?, fields.next()?);
@@ -110,17 +110,17 @@ mod tests {
                            alice:400000:1000\n1001:400100:10\n";
 
     #[test]
-    fn subordinate_numbers_are_their_person_s() {
+    fn subordinate_ids_belong_to_their_person() {
         let persons = Persons::parse(SUBUIDS, PASSWD);
         let numbers = [1000, 99_999, 100_000, 165_535, 165_536, 231_071, 231_072, u32::MAX];
         let owners = [1000, 99_999, 1000, 1000, 1001, 1001, 231_072, 1002];
         assert_eq!(numbers.map(|uid| persons.of(uid)), owners);
-        // Nobody knows whose these are: one person's, in any case.
+        // The name is unknown, so each grant is a person.
         assert_eq!([300_000, 300_009, 300_010].map(|uid| persons.of(uid)), [300_000, 300_000, 300_010]);
         // Each of root's containers.
         assert_eq!([1_000_000, 1_065_535].map(|uid| persons.of(uid)), [1_000_000; 2]);
         assert_eq!(persons.of(1_065_536), 1_065_536);
-        // One within another.
+        // Nested grants.
         assert_eq!(
             [400_099, 400_100, 400_110, 401_000].map(|uid| persons.of(uid)),
             [1000, 1001, 1000, 401_000]
@@ -130,18 +130,18 @@ mod tests {
     }
 
     #[test]
-    fn many_numbers_of_one_person_have_one_share() {
+    fn ids_of_one_person_share_one_budget() {
         let persons = Persons::parse(SUBUIDS, PASSWD);
         let shares = persons.shares(1 << 10);
         let all = |uid| std::iter::from_fn(|| shares.take(uid, 1).then_some(())).count();
         let of_alice: usize = (100_000..100_040).map(all).sum::<usize>() + all(1000);
         assert_eq!((of_alice, all(1003)), (512, 256));
-        // What one of her numbers puts back she may take with another.
+        // What one of her IDs releases, another may take.
         shares.put_back(100_000, 16);
         assert_eq!((shares.taken_by(100_007), all(100_039)), (496, 0));
         shares.put_back(1000, 300);
         assert!(all(100_001) > 0);
-        // Root's containers are no more privileged than anybody.
+        // Root's containers have no privilege.
         assert!(shares.room(1_000_000) < shares.room(0));
     }
 }

@@ -1,4 +1,4 @@
-//! The mount that was here before: what a daemon that was killed has left, and which mount of a target it was.
+//! The mount that a killed daemon has left at a mount point, and which mount of a target it was.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 
 const SOURCE: &str = "onehop";
 
-/// What the kernel's table of mounts names as the source of a mount: the next one at the same place learns from it which this was.
+/// The source of a mount in the kernel's mount table. The next mount at the same place finds the mount's ID there.
 pub(crate) fn source(target: Option<&RemoteTree>) -> String {
     target.map_or_else(|| SOURCE.into(), |tree| named(tree.mount_id()))
 }
@@ -21,10 +21,10 @@ fn named(id: MountId) -> String {
     format!("{SOURCE}:{:032x}", u128::from_be_bytes(id))
 }
 
-/// Takes a mount away that answers nothing, because its daemon was killed. Where it was one of a target's, what it had asked for
-/// is ended there first; while that fails it stays.
+/// Unmounts a mount whose daemon was killed. If it was a target's, its requests are ended at the target first; if that
+/// fails, the mount stays.
 pub(crate) fn unmount_stale(path: &Path, target: Option<&RemoteTree>) -> Result<()> {
-    // Asked of the file system itself: the kernel remembers what a dead one said.
+    // Requester the file system itself: the kernel caches the answers of a dead one.
     let (flags, mask) = (AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS);
     if !matches!(statx(CWD, path, flags, mask), Err(Errno::NOTCONN)) {
         return Ok(());
@@ -32,21 +32,21 @@ pub(crate) fn unmount_stale(path: &Path, target: Option<&RemoteTree>) -> Result<
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let before = place(path).and_then(|place| id(&place, &mounts, rustix::process::geteuid().as_raw()));
     if let (Some(before), Some(target)) = (before, target) {
-        let call = "ending what the mount that was killed had asked the target for, of";
+        let call = "ending the requests of the killed mount at the target, for";
         target.succeed(before).map_err(|errno| Error::file(call, path, errno))?;
     }
-    // Where this is not ours to do, opening the folder says what is wrong.
+    // Without permission to unmount, opening the folder reports the error.
     let _ = rustix::mount::unmount(path, rustix::mount::UnmountFlags::DETACH);
     Ok(())
 }
 
-/// The path without links, though nothing can be asked of its end.
+/// Resolves the path without asking the file system at its end.
 fn place(path: &Path) -> Option<std::path::PathBuf> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     Some(folder.canonicalize().ok()?.join(path.file_name()?))
 }
 
-/// Which mount is at a place. One of another user is not believed: it could name a mount that lives.
+/// The ID of the mount at a path. A mount by another user is ignored: it could name a mount that is alive.
 fn id(place: &Path, mounts: &str, user: u32) -> Option<MountId> {
     let mount = at(place, mounts)?;
     let mine = format!("user_id={user}");
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mount_before_is_known_by_its_source() {
+    fn the_stale_mount_is_identified_by_its_source() {
         let (old, new) = ([7; 16], [9; 16]);
         let line = |place: &str, fs: &str, source: &str, user: u32| {
             format!("36 35 0:40 / {place} rw,nosuid - {fs} {source} rw,user_id={user},group_id=0\n")
@@ -70,7 +70,7 @@ mod tests {
         let both =
             line("/mnt/a\\040b", FS_TYPE, &named(old), 0) + &line("/mnt/a\\040b", FS_TYPE, &named(new), 0);
         let found = |mounts: &str, user| id(Path::new("/mnt/a b"), mounts, user);
-        assert_eq!(found(&both, 0), Some(new), "the one on top");
+        assert_eq!(found(&both, 0), Some(new), "the topmost mount");
         assert_eq!(found(&both, 1000), None, "another user's");
         for other in [
             line("/mnt/a\\040b", "fuse.sshfs", &named(old), 0),

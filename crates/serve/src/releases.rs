@@ -1,4 +1,5 @@
-//! What is done once a link is gone: network cards let go of its memory, which is then freed. Either may take long.
+//! Releases the memory of a link after it was removed: network cards deregister it, and it is unmapped. Either may take
+//! long.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -11,17 +12,17 @@ use crate::io::pool::SlowCall;
 use crate::shm::open_shared;
 use crate::table::{LinkContent, LinkedBuffer, SWEEP};
 
-/// Bytes that are not freed at once.
-const LONG: u64 = 64 << 20;
+/// Freeing more bytes than this takes long.
+const SLOW_BYTES: u64 = 64 << 20;
 
 impl DaemonShared {
-    /// Something is no longer in the table: lets go of it, and calls `then`. It is done at once where nothing of it takes long, and
-    /// otherwise by a thread of its owner's, so that no thread that others need waits.
+    /// Releases the memory of a removed link, and then calls `then`: at once if that is quick, otherwise on a pool
+    /// thread of its owner, so that no other user waits.
     pub fn release(self: &Arc<Self>, gone: Arc<LinkedBuffer>, then: impl FnOnce() + Send + 'static) {
         let is_quick = match &gone.what {
             LinkContent::Ring(_) => true,
-            LinkContent::Host(_) => gone.len() < LONG && self.options.source.target().is_none(),
-            // A GPU's driver unmaps it.
+            LinkContent::Host(_) => gone.len() < SLOW_BYTES && self.options.source.target().is_none(),
+            // The GPU's driver unmaps it.
             LinkContent::Gpu(_) => false,
         };
         if is_quick {
@@ -41,13 +42,13 @@ impl DaemonShared {
     fn removed(&self, buffer: &LinkedBuffer) {
         match &buffer.what {
             LinkContent::Ring(ring) => return self.workers.remove(ring),
-            LinkContent::Gpu(gpu) => gpu.engine.let_go(),
+            LinkContent::Gpu(gpu) => gpu.engine.drop_removed_buffers(),
             LinkContent::Host(_) => {}
         }
         self.forget_registrations(buffer);
     }
 
-    /// Has network cards let go of a buffer's memory.
+    /// Makes network cards deregister a buffer's memory.
     pub fn forget_registrations(&self, buffer: &LinkedBuffer) {
         let Some(tree) = self.options.source.target() else { return };
         let memory: Shareable = match &buffer.what {
@@ -58,7 +59,7 @@ impl DaemonShared {
         tree.forget_memory(&memory);
     }
 
-    /// Forgets the links of programs that have ended, and starts threads that could not be started, as long as the daemon runs.
+    /// Removes the links of ended programs, and retries to start threads, until the daemon ends.
     pub fn sweep(self: &Arc<Self>) {
         while !self.is_over() {
             self.sweep_once();
@@ -67,8 +68,8 @@ impl DaemonShared {
         }
     }
 
-    /// Names and rings go at once, whatever network cards do. Names go by this thread: one that acts as a user can no longer tell cards
-    /// anything itself.
+    /// Removes names and rings at once, without waiting for network cards. Names are removed on this thread: one that
+    /// acts as a user can no longer call the cards' library.
     fn sweep_once(self: &Arc<Self>) {
         for gone in self.table.sweep() {
             self.remove_name(&gone);
@@ -76,12 +77,13 @@ impl DaemonShared {
         }
     }
 
-    /// Takes the name of a buffer away that its program can no longer take away itself: the memory would stay for ever.
+    /// Removes the file of a buffer whose program has ended and cannot remove it itself. Otherwise the memory would
+    /// never be freed.
     fn remove_name(&self, gone: &LinkedBuffer) {
         let ours = |name: &std::ffi::OsStr| name.as_encoded_bytes().starts_with(b"hf3fs-iov-");
         let made_by_us =
             matches!(gone.what, LinkContent::Host(_)) && gone.target.file_name().is_some_and(ours);
-        // The name may be another user's by now: this one may take their own away.
+        // The name may be another user's by now, so act as the owner.
         let Ok(_acting) = self.act_as(gone.owner) else { return };
         let is_theirs = |file: OwnedFd| fstat(&file).is_ok_and(|stat| stat.st_uid == gone.owner.uid);
         if made_by_us && open_shared(&gone.target, OFlags::PATH).is_ok_and(is_theirs) {
@@ -110,9 +112,9 @@ mod tests {
     use crate::fs::virt;
     use crate::table::Owner;
 
-    const LONG_WAIT: Duration = Duration::from_secs(60);
+    const LONG: Duration = Duration::from_secs(60);
 
-    /// Network cards that take long to let go of memory.
+    /// Network cards whose deregistration takes long.
     struct SlowCards {
         tcp: TcpConnector,
         gate: Arc<RwLock<()>>,
@@ -136,7 +138,7 @@ mod tests {
         }
     }
 
-    /// A daemon whose cards let go of memory when they may, and the target that it uses.
+    /// A daemon whose cards deregister memory when the gate is open, and its target.
     fn with_slow_cards(gate: &Arc<RwLock<()>>) -> (Arc<DaemonShared>, Target) {
         let acceptor = TcpAcceptor::listen("127.0.0.1:0").unwrap();
         let address = acceptor.local().unwrap().to_string();
@@ -148,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_ended_programs_go_whatever_cards_do() {
+    fn names_of_ended_programs_are_removed_before_slow_cards() {
         let gate = Arc::new(RwLock::new(()));
         let (shared, target) = with_slow_cards(&gate);
         let mut program = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
@@ -176,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn cards_that_take_long_keep_no_thread_of_others_waiting() {
+    fn slow_cards_block_no_thread_of_others() {
         let gate = Arc::new(RwLock::new(()));
         let (shared, target) = with_slow_cards(&gate);
         let add = |uid| {
@@ -187,20 +189,20 @@ mod tests {
         };
         let [first, second, third] = [21_001, 21_001, 21_002].map(add);
         let closed = gate.write().unwrap();
-        let (say, said) = channel();
+        let (tx, rx) = channel();
         let ((ask, asked), by) = (channel(), shared.clone());
         let session = std::thread::spawn(move || {
-            // As the thread of a session that takes the calls of all users.
+            // Like a session thread, which serves all users.
             virt::unlink(&by, OsStr::new(&first), 21_001).unwrap();
-            virt::remove(&by, OsStr::new(&second), 21_001, move |done| say.send(done).unwrap());
+            virt::remove(&by, OsStr::new(&second), 21_001, move |done| tx.send(done).unwrap());
             assert_eq!(virt::lookup(&by, virt::IOVS, OsStr::new(&third), 21_002).err(), None);
             ask.send(()).unwrap();
         });
-        assert!(asked.recv_timeout(LONG_WAIT).is_ok(), "a thread of the session waits for the cards");
-        assert!(said.try_recv().is_err(), "a program that waits for that was answered");
+        assert!(asked.recv_timeout(LONG).is_ok(), "a thread of the session waits for the cards");
+        assert!(rx.try_recv().is_err(), "the removal was answered too early");
         assert_eq!(shared.table.all().len(), 1);
         drop(closed);
-        assert_eq!(said.recv_timeout(LONG_WAIT), Ok(Ok(())));
+        assert_eq!(rx.recv_timeout(LONG), Ok(Ok(())));
         session.join().unwrap();
         shared.end();
         drop(target);

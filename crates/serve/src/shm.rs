@@ -1,4 +1,4 @@
-//! Files in `/dev/shm` that links lead to.
+//! Files in `/dev/shm` that links name.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -9,13 +9,13 @@ use onehop_usrbio::SHM;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
 
-/// What `statfs` says of `/dev/shm`.
+/// The file system type of `/dev/shm`, from `statfs`.
 const TMPFS: rustix::fs::FsWord = 0x0102_1994;
 
-/// Opens what is in `/dev/shm` itself. A file system of a user's own that is mounted there is not asked: it might never answer.
+/// Opens a file in `/dev/shm` itself. Something that a user has mounted there is not entered: it might never answer.
 ///
 /// # Errors
-/// When there is none, or something is mounted on it.
+/// When there is no such file, or something is mounted on it.
 pub(crate) fn open_shared(target: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
     let name = target.file_name().filter(|_| target.parent() == Some(Path::new(SHM))).ok_or(Errno::INVAL)?;
     let folder = openat(CWD, SHM, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
@@ -27,11 +27,11 @@ pub(crate) fn open_shared(target: &Path, flags: OFlags) -> Result<OwnedFd, Errno
     })
 }
 
-/// Maps a file of shared memory that a link of `uid` leads to: a plain file in `/dev/shm` that is theirs. It is opened with the rights of
-/// this thread, which are theirs, and has `most` bytes at most.
+/// Maps the shared memory that a link of `uid` names: a regular file in `/dev/shm` that is theirs, of at most `most`
+/// bytes. It is opened with the credentials of this thread, which must be theirs.
 pub(crate) fn map_shared(target: &Path, uid: u32, most: u64) -> Result<HostMem, Errno> {
     let file = File::from(open_shared(target, OFlags::RDWR | OFlags::NONBLOCK)?);
-    // What is there may be another file system, whose pages nobody brings.
+    // Another file system might never provide the pages.
     if rustix::fs::fstatfs(&file)?.f_type != TMPFS {
         return Err(Errno::INVAL);
     }
@@ -52,9 +52,9 @@ mod tests {
 
     use super::*;
 
-    /// Also run by itself, where something is mounted on the file that the variable names.
+    /// Also run in a child process, with something mounted on the file that the variable names.
     #[test]
-    fn what_is_mounted_in_shared_memory_is_not_opened() {
+    fn mounts_in_shared_memory_are_not_opened() {
         const FILE: &str = "ONEHOP_TEST_MOUNTED_ON";
         let map = |file: &Path| map_shared(file, rustix::process::geteuid().as_raw(), 1 << 20).map(drop);
         if let Some(file) = std::env::var_os(FILE).map(PathBuf::from) {
@@ -71,7 +71,7 @@ mod tests {
         }
         if rustix::process::geteuid().is_root() {
             let script = "mount --bind /etc/passwd \"$0\"; exec \"$1\" --exact \"$2\"";
-            let name = "shm::tests::what_is_mounted_in_shared_memory_is_not_opened";
+            let name = "shm::tests::mounts_in_shared_memory_are_not_opened";
             let mut inside = std::process::Command::new("unshare");
             inside.args(["--mount", "sh", "-euc", script]).arg(&file).arg(std::env::current_exe().unwrap());
             let ended = inside.arg(name).env(FILE, &file).output().unwrap();
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_in_memory() {
+    fn shared_memory_is_mapped_up_to_a_limit() {
         let (owner, target) = (rustix::process::geteuid().as_raw(), Path::new(SHM).join("onehop-test-table"));
         std::fs::write(&target, [1; 4096]).unwrap();
         let mapped = map_shared(&target, owner, 1 << 20).map(|mem| mem.len());

@@ -1,4 +1,5 @@
-//! Where programs bring GPU memory: a Unix socket in `/dev/shm`, whose other end the kernel vouches for.
+//! The socket on which programs register GPU memory: a Unix socket in `/dev/shm`, whose peer credentials come from the
+//! kernel.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,13 +24,13 @@ use crate::error::{Error, Result};
 use crate::persons::Persons;
 use crate::table::{GpuMemory, LinkContent, LinkedBuffer, Owner};
 
-/// Programs that are answered at once, of which a user may have as many as they leave to others. The rest waits.
-const MOST: u64 = 32;
-/// Programs that have connected and said nothing.
-const MOST_SILENT: usize = 256;
+/// Clients that are served at once. A user may have as many as remain for others. The rest wait.
+const MAX: u64 = 32;
+/// Clients that have connected and not yet sent a message.
+const MAX_SILENT: usize = 256;
 
-/// Opens the socket; everybody may connect. It has its name when it listens, and no sooner: another daemon that begins would take
-/// it for that of one which was killed.
+/// Opens the socket, to which everybody may connect. It gets its name after it listens: before, another daemon would
+/// take it for a leftover and remove it.
 pub(crate) fn open(path: &Path) -> Result<OwnedFd> {
     let early = path.with_extension("new");
     let failed = |call| move |e: Errno| Error::file(call, path, e);
@@ -47,7 +48,7 @@ pub(crate) fn open(path: &Path) -> Result<OwnedFd> {
     opened.map(|()| socket)
 }
 
-/// Whether anybody accepts connections there. Where that cannot be told, somebody may.
+/// Whether a process accepts connections there. If that is unknown, assume yes.
 pub(crate) fn is_served(path: &Path) -> bool {
     let Ok(address) = SocketAddrUnix::new(path) else { return true };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -57,57 +58,67 @@ pub(crate) fn is_served(path: &Path) -> bool {
     !matches!(rustix::net::connect(&socket, &address), Err(Errno::CONNREFUSED))
 }
 
-/// A program that has connected, and said nothing yet. It costs a descriptor and no thread.
-struct Silent {
+/// A client that has connected and not yet sent a message. It takes a descriptor and no thread.
+struct SilentClient {
     client: OwnedFd,
     owner: Owner,
     since: Instant,
 }
 
-/// Answers until the daemon ends.
+/// Serves clients until the daemon ends.
 pub(crate) fn serve(shared: &Arc<DaemonShared>, socket: &OwnedFd) {
-    let (busy, mut silent) = (Arc::new(shared.persons.shares(MOST)), Vec::new());
+    let (busy, mut silent) = (Arc::new(shared.persons.shares(MAX)), Vec::new());
     while !shared.is_over() {
         for program in ready(shared, socket, &mut silent, &busy) {
             start(shared, &busy, program);
         }
-        silent.retain(|program: &Silent| program.since.elapsed() < wire::PATIENCE);
+        silent.retain(|program: &SilentClient| program.since.elapsed() < wire::PATIENCE);
     }
     while busy.taken() > 0 {
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
-/// Waits a moment; takes those in who connect, and gives those who have said something and can be answered. They count as busy.
-fn ready(shared: &DaemonShared, socket: &OwnedFd, silent: &mut Vec<Silent>, busy: &Shares) -> Vec<Silent> {
+/// Waits briefly, accepts new clients, and returns the clients that have sent a message and may be served. They count
+/// as busy.
+fn ready(
+    shared: &DaemonShared,
+    socket: &OwnedFd,
+    silent: &mut Vec<SilentClient>,
+    busy: &Shares,
+) -> Vec<SilentClient> {
     let (may, crowded): (Vec<_>, Vec<_>) =
         std::mem::take(silent).into_iter().partition(|program| busy.room(program.owner.uid) > 0);
     let mut fds: Vec<_> = may.iter().map(|program| PollFd::new(&program.client, PollFlags::IN)).collect();
     fds.push(PollFd::new(socket, PollFlags::IN));
-    // Nobody says when there is room for those who have none.
+    // Nothing signals when a busy user may have another client served, so poll more often.
     let some = if crowded.is_empty() { 50_000_000 } else { 2_000_000 };
     let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: some }));
-    let said: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+    let has_message: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
     let (mut talking, mut rest) = (Vec::new(), crowded);
-    for (program, said) in may.into_iter().zip(&said) {
-        // Several of a user may have said something at once: each takes its place before the next one asks for its own.
-        if *said && busy.take(program.owner.uid, 1) { talking.push(program) } else { rest.push(program) }
+    for (program, has_message) in may.into_iter().zip(&has_message) {
+        // Several clients of a user may be ready at once: each takes its place before the next is checked.
+        if *has_message && busy.take(program.owner.uid, 1) {
+            talking.push(program)
+        } else {
+            rest.push(program)
+        }
     }
     rest.sort_by_key(|program| program.since);
-    if said.last() == Some(&true) {
+    if has_message.last() == Some(&true) {
         accept(&shared.persons, socket, &mut rest);
     }
     *silent = rest;
     talking
 }
 
-/// Takes in who connects. Where there are too many, the oldest of the user who has most goes.
-fn accept(persons: &Persons, socket: &OwnedFd, silent: &mut Vec<Silent>) {
-    for _ in 0..MOST_SILENT {
+/// Accepts new clients. If there are too many, drops the oldest of the user who has most.
+fn accept(persons: &Persons, socket: &OwnedFd, silent: &mut Vec<SilentClient>) {
+    for _ in 0..MAX_SILENT {
         let client = match accept_with(socket, SocketFlags::CLOEXEC) {
             Ok(client) => client,
             Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                // Who connects stays in the row, which poll would say again at once.
+                // The connection stays in the backlog, and poll would report it again at once.
                 std::thread::sleep(Duration::from_millis(20));
                 return;
             }
@@ -119,10 +130,10 @@ fn accept(persons: &Persons, socket: &OwnedFd, silent: &mut Vec<Silent>) {
             gid: peer.gid.as_raw(),
             pid: u32::try_from(peer.pid.as_raw_nonzero().get()).unwrap_or(0),
         };
-        silent.push(Silent { client, owner, since: Instant::now() });
-        if silent.len() > MOST_SILENT {
+        silent.push(SilentClient { client, owner, since: Instant::now() });
+        if silent.len() > MAX_SILENT {
             let mut counts = HashMap::<u32, usize>::new();
-            let person = |program: &Silent| persons.of(program.owner.uid);
+            let person = |program: &SilentClient| persons.of(program.owner.uid);
             silent.iter().for_each(|program| *counts.entry(person(program)).or_default() += 1);
             let most = counts.into_iter().max_by_key(|(_, count)| *count).map(|(person, _)| person);
             let oldest = silent.iter().position(|program| Some(person(program)) == most);
@@ -131,8 +142,8 @@ fn accept(persons: &Persons, socket: &OwnedFd, silent: &mut Vec<Silent>) {
     }
 }
 
-/// Has a program answered that counts as busy.
-fn start(shared: &Arc<DaemonShared>, busy: &Arc<Shares>, program: Silent) {
+/// Serves a client that counts as busy.
+fn start(shared: &Arc<DaemonShared>, busy: &Arc<Shares>, program: SilentClient) {
     let uid = program.owner.uid;
     let (starter, shared, held) = (&shared.starter, shared.clone(), busy.clone());
     let thread = starter.spawn("usrbio socket", move || {
@@ -144,16 +155,16 @@ fn start(shared: &Arc<DaemonShared>, busy: &Arc<Shares>, program: Silent) {
     }
 }
 
-/// One message each way.
-fn answer(shared: &Arc<DaemonShared>, Silent { client, owner, .. }: &Silent) {
+/// Receives one message and answers it.
+fn answer(shared: &Arc<DaemonShared>, SilentClient { client, owner, .. }: &SilentClient) {
     if wire::be_patient(client.as_fd()).is_err() {
         return;
     }
     let Ok(Some(packet)) = wire::receive(client) else { return };
-    let done = Ask::unpack(packet).map_err(Error::from).and_then(|ask| carry_out(shared, *owner, ask));
+    let done = Ask::unpack(packet).map_err(Error::from).and_then(|ask| handle(shared, *owner, ask));
     let answer =
         done.unwrap_or_else(|error| Answer::Refused { errno: error.errno(), why: error.to_string() });
-    // Who has gone learns nothing; what was registered goes with them.
+    // The client may have gone; what it registered is removed with its process.
     let _ = wire::send(client, &answer.pack());
 }
 
@@ -161,7 +172,7 @@ fn refused(errno: Errno, why: &str) -> Error {
     Usrbio::Refused { errno: errno.raw_os_error(), why: why.into() }.into()
 }
 
-fn carry_out(shared: &Arc<DaemonShared>, owner: Owner, ask: Ask) -> Result<Answer> {
+fn handle(shared: &Arc<DaemonShared>, owner: Owner, ask: Ask) -> Result<Answer> {
     match ask {
         Ask::Register { id, device, block, offer } => {
             check_handle(owner, geteuid().as_raw(), &offer)?;
@@ -170,28 +181,28 @@ fn carry_out(shared: &Arc<DaemonShared>, owner: Owner, ask: Ask) -> Result<Answe
         }
         Ask::Import { id, secret, new } => {
             let buffer = find(shared, id, |memory, _| same(&memory.secret, &secret))?;
-            lend(shared, owner, &buffer, Some(new))
+            share_memory(shared, owner, &buffer, Some(new))
         }
         Ask::Open { id } => {
             let buffer = find(shared, id, |_, maker| maker.uid == owner.uid || owner.uid == 0)?;
-            lend(shared, owner, &buffer, None)
+            share_memory(shared, owner, &buffer, None)
         }
     }
 }
 
-/// Compares without telling by its time where they differ.
+/// Compares in constant time.
 fn same(a: &[u8; 16], b: &[u8; 16]) -> bool {
     a.iter().zip(b).fold(0, |seen, (a, b)| seen | (a ^ b)) == 0
 }
 
-/// A CUDA IPC handle is a number that a program can make up, and CUDA opens what it names with the rights of the daemon: a program
-/// could have others' memory written. A descriptor is its own.
+/// Checks the kind of handle. A CUDA IPC handle is a number that a program can guess, and CUDA opens it with the
+/// daemon's rights: a program could have others' memory written. A descriptor can only come from its owner.
 fn check_handle(owner: Owner, own_uid: u32, offer: &Offer) -> Result<()> {
     if offer.ticket.by_fd || owner.uid == 0 || owner.uid == own_uid {
         return Ok(());
     }
-    let why = "memory of cudaMalloc is named by a CUDA IPC handle, and the daemon takes those from its own user alone; use \
-               memory of hf3fs_iovcreate_gpu, or mount as this user";
+    let why = "memory of cudaMalloc is named by a CUDA IPC handle, and the daemon accepts those from its own user \
+               only; use memory of hf3fs_iovcreate_gpu, or mount as this user";
     Err(refused(Errno::PERM, why))
 }
 
@@ -211,25 +222,32 @@ fn register(
     let target = PathBuf::from(format!("gdr://onehop/v1/device/{device}/size/{}", region.len()));
     let memory = GpuMemory { region, engine, device, secret, offer };
     let added = shared.table.add(name, &name.to_string(), &target, owner, LinkContent::Gpu(Box::new(memory)));
-    added.map_err(|errno| refused(errno, "there is a buffer of this id, or there are too many"))?;
+    added.map_err(|errno| refused(errno, "a buffer with this id exists, or there are too many"))?;
     Ok(secret)
 }
 
-/// A buffer in GPU memory that may be had.
+/// Finds a buffer in GPU memory that `may` allows.
 fn find(shared: &DaemonShared, id: Id, may: impl Fn(&GpuMemory, Owner) -> bool) -> Result<Arc<LinkedBuffer>> {
     let found = shared.table.get(id);
     let allowed = found.filter(|b| matches!(&b.what, LinkContent::Gpu(memory) if may(memory, b.owner)));
-    allowed.ok_or_else(|| refused(Errno::NOENT, "there is no GPU buffer of this id, or it may not be had"))
+    allowed.ok_or_else(|| {
+        refused(Errno::NOENT, "there is no GPU buffer with this id, or access to it is denied")
+    })
 }
 
-/// Gives a buffer's memory to another program; with a new id, as a buffer of its own.
-fn lend(shared: &Arc<DaemonShared>, owner: Owner, buffer: &LinkedBuffer, new: Option<Id>) -> Result<Answer> {
+/// Passes a buffer's memory to another program. With `new`, registers it as a buffer of its own.
+fn share_memory(
+    shared: &Arc<DaemonShared>,
+    owner: Owner,
+    buffer: &LinkedBuffer,
+    new: Option<Id>,
+) -> Result<Answer> {
     let LinkContent::Gpu(memory) = &buffer.what else {
         return Err(refused(Errno::INVAL, "the buffer is in host memory"));
     };
     let device = memory.device;
     let secret = match new {
-        // Without blocks: an imported buffer's structure says that it has none.
+        // Without blocks: the structure of an imported buffer has none.
         Some(new) => register(shared, owner, (new, device, 0), copy(&memory.offer)?)?,
         None => memory.secret,
     };
@@ -258,7 +276,7 @@ mod tests {
     use crate::daemon::MountOptions;
 
     #[test]
-    fn handles_that_can_be_made_up_are_the_daemon_s_own_user_s() {
+    fn cuda_ipc_handles_are_accepted_from_the_daemon_s_user_only() {
         let shared = DaemonShared::new(MountOptions::new(Path::new("/"), Path::new("/"))).unwrap();
         let own = geteuid().as_raw();
         let ask = |uid, by_fd| {
@@ -273,12 +291,12 @@ mod tests {
             };
             let offer = Offer { ticket, fd: None, dma_buf: None };
             let ask = Ask::Register { id: Id::random().unwrap(), device: 0, block: 0, offer };
-            carry_out(&shared, Owner { uid, gid: 1, pid: 1 }, ask).err().unwrap()
+            handle(&shared, Owner { uid, gid: 1, pid: 1 }, ask).err().unwrap()
         };
         let error = ask(own + 1, false);
         assert!(error.errno() == Errno::PERM.raw_os_error(), "{error}");
         assert!(error.to_string().contains("hf3fs_iovcreate_gpu"), "{error}");
-        // All else fails for want of such a GPU.
+        // The others fail because there is no such GPU.
         for (uid, by_fd) in [(own, false), (0, false), (own + 1, true)] {
             let error = ask(uid, by_fd);
             assert!(error.errno() != Errno::PERM.raw_os_error(), "{error}");
@@ -286,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_is_there_is_served() {
+    fn a_socket_is_served_once_it_has_its_name() {
         let path = |number: usize| {
             std::env::temp_dir().join(format!("onehop-test-{}-{number}.sock", std::process::id()))
         };
@@ -312,31 +330,31 @@ mod tests {
     }
 
     #[test]
-    fn many_who_speak_at_once_get_no_more_threads_than_their_user_may_have() {
+    fn clients_of_one_user_get_no_more_threads_than_their_share() {
         let shared = DaemonShared::new(MountOptions::new(Path::new("/"), Path::new("/"))).unwrap();
         let socket = open(&shared.socket).unwrap();
-        let (busy, mut silent, mut programs) = (shared.persons.shares(MOST), Vec::new(), Vec::new());
+        let (busy, mut silent, mut programs) = (shared.persons.shares(MAX), Vec::new(), Vec::new());
         for number in 0..40 {
             let (client, program) =
                 socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
             rustix::net::send(&program, b"something", SendFlags::empty()).unwrap();
-            // Neither root nor the daemon's own user, who may have all.
+            // Neither root nor the daemon's user, who may have all.
             let uid = geteuid().as_raw() + 1 + u32::from(number == 39);
-            silent.push(Silent { client, owner: Owner { uid, gid: 1, pid: 1 }, since: Instant::now() });
+            silent.push(SilentClient { client, owner: Owner { uid, gid: 1, pid: 1 }, since: Instant::now() });
             programs.push(program);
         }
-        let half = MOST as usize / 2;
+        let half = MAX as usize / 2;
         let talking = ready(&shared, &socket, &mut silent, &busy);
-        assert_eq!((talking.len(), silent.len(), busy.taken()), (half + 1, 39 - half, MOST / 2 + 1));
+        assert_eq!((talking.len(), silent.len(), busy.taken()), (half + 1, 39 - half, MAX / 2 + 1));
         assert!(ready(&shared, &socket, &mut silent, &busy).is_empty());
-        // Who has been answered makes room for the next.
+        // An answered client makes room for the next.
         busy.put_back(talking[0].owner.uid, 1);
         assert_eq!(ready(&shared, &socket, &mut silent, &busy).len(), 1);
         shared.end();
     }
 
     #[test]
-    fn who_connects_and_says_nothing_keeps_nobody_waiting() {
+    fn silent_clients_do_not_block_others() {
         let shared = DaemonShared::new(MountOptions::new(Path::new("/"), Path::new("/"))).unwrap();
         let socket = open(&shared.socket).unwrap();
         std::thread::scope(|scope| {
@@ -349,12 +367,12 @@ mod tests {
             };
             let held: Vec<_> = (0..160).map(silent).collect();
             let begun = Instant::now();
-            let said = wire::ask(&shared.socket, Ask::Open { id: Id::random().unwrap() });
+            let answer = wire::ask(&shared.socket, Ask::Open { id: Id::random().unwrap() });
             let took = begun.elapsed();
             drop(held);
             shared.end();
             assert!(
-                matches!(said, Err(Usrbio::Refused { errno, .. }) if errno == Errno::NOENT.raw_os_error())
+                matches!(answer, Err(Usrbio::Refused { errno, .. }) if errno == Errno::NOENT.raw_os_error())
             );
             assert!(took < Duration::from_secs(2), "{took:?}");
         });

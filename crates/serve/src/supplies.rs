@@ -1,4 +1,4 @@
-//! What links take of what their users share.
+//! Budgets of links: what users share.
 
 use std::sync::Arc;
 
@@ -8,24 +8,25 @@ use serde_json::{Value, json};
 
 use crate::memory::link_mappings;
 use crate::persons::Persons;
-use crate::workers::MOST_GROUPS;
+use crate::workers::MAX_GROUPS;
 
-/// Of all links, which are a mapping each, one user may have this part.
+/// One user may have one in this many of all links, each of which is a mapping.
 const PART_OF_A_USER: u64 = 4;
-/// Rings of one user, and of all, among them: a guard each, and a second mapping when a part of its memory is cut off.
-pub(crate) const MOST_RINGS_OF_A_USER: u64 = 2048;
-const MOST_RINGS: u64 = 16_384;
-/// Bytes of addresses that the memory of one user takes, and that of all: files in `/dev/shm` may have holes, and a process has 128 TiB.
-const MOST_MAPPED_OF_A_USER: u64 = 4 << 40;
-const MOST_MAPPED: u64 = 32 << 40;
-// Semaphores have guards too, and so have rings that are on their way here or from here.
-const _: () = assert!((MOST_RINGS + MOST_RINGS_OF_A_USER) as usize + MOST_GROUPS < onehop_os::Guard::MOST);
+/// Rings of one user, and of all. Each has a guard, and a second mapping if its memory is truncated.
+pub(crate) const MAX_RINGS_PER_USER: u64 = 2048;
+const MAX_RINGS: u64 = 16_384;
+/// Address space that the memory of one user takes, and that of all. Files in `/dev/shm` may have holes, and a process
+/// has 128 TiB.
+const MAX_MAPPED_PER_USER: u64 = 4 << 40;
+const MAX_MAPPED: u64 = 32 << 40;
+// Semaphores have guards too, and so do rings that are being added or removed.
+const _: () = assert!((MAX_RINGS + MAX_RINGS_PER_USER) as usize + MAX_GROUPS < onehop_os::Guard::MOST);
 
-/// All that links take.
+/// The budgets of all links.
 pub(crate) struct Supplies {
     pub links: Arc<Shares>,
     pub rings: Arc<Shares>,
-    /// Bytes of addresses.
+    /// Bytes of address space.
     pub mapped: Arc<Shares>,
     /// Descriptors of GPU memory.
     descriptors: Arc<Shares>,
@@ -34,12 +35,13 @@ pub(crate) struct Supplies {
 /// What a link needs.
 pub(crate) struct LinkNeeds {
     pub rings: u64,
-    /// Bytes of addresses.
+    /// Bytes of address space.
     pub mapped: u64,
     pub descriptors: u64,
 }
 
-/// What a link has taken. It goes back when nothing uses the link's memory any more, which may be later than the link goes.
+/// What a link has taken. It is returned when nothing uses the link's memory any more, which may be after the link is
+/// removed.
 pub(crate) struct SupplyShare {
     _of_each: [TakenShare; 4],
 }
@@ -49,26 +51,26 @@ impl Supplies {
         let links = link_mappings();
         Self {
             links: Arc::new(persons.shares(links).with_limit(links / PART_OF_A_USER)),
-            rings: Arc::new(persons.shares(MOST_RINGS).with_limit(MOST_RINGS_OF_A_USER)),
-            mapped: Arc::new(persons.shares(MOST_MAPPED).with_limit(MOST_MAPPED_OF_A_USER)),
+            rings: Arc::new(persons.shares(MAX_RINGS).with_limit(MAX_RINGS_PER_USER)),
+            mapped: Arc::new(persons.shares(MAX_MAPPED).with_limit(MAX_MAPPED_PER_USER)),
             descriptors: Arc::new(persons.shares(descriptors)),
         }
     }
 
-    /// Takes a link's part.
+    /// Takes what a link needs.
     ///
     /// # Errors
-    /// `EMFILE` for one link, ring or descriptor too many, `ENOMEM` for too many bytes.
+    /// `EMFILE` for too many links, rings or descriptors, `ENOMEM` for too many bytes.
     pub fn take(&self, uid: u32, needs: &LinkNeeds) -> Result<SupplyShare, Errno> {
         let link = self.links.lend(uid, 1).ok_or(Errno::MFILE)?;
         let ring = self.rings.lend(uid, needs.rings).ok_or(Errno::MFILE)?;
         let descriptors = self.descriptors.lend(uid, needs.descriptors).ok_or(Errno::MFILE)?;
-        // Several may have asked at once how much room there is.
+        // Checked again: several calls may have seen the same room before.
         let mapped = self.mapped.lend(uid, needs.mapped).ok_or(Errno::NOMEM)?;
         Ok(SupplyShare { _of_each: [link, ring, descriptors, mapped] })
     }
 
-    /// What a user has, and may still take.
+    /// A user's share: what is taken, and what is left.
     pub fn of_user(&self, uid: u32) -> Value {
         let of = |supply: &Shares| json!({ "taken": supply.taken_by(uid), "left": supply.room(uid) });
         json!({

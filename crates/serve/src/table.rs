@@ -1,4 +1,4 @@
-//! Buffers and rings that programs told of: whose they are, and when their program is gone.
+//! Buffers and rings that programs have registered, and their removal when the program ends.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -22,9 +22,9 @@ use crate::supplies::{LinkNeeds, Supplies, SupplyShare};
 use crate::workers::ServedRing;
 use crate::{lock, read, write};
 
-/// Entries of a ring: one that is served costs the daemon some hundred bytes.
-const MOST_ENTRIES: i32 = 1 << 16;
-/// Who told of something.
+/// Entries of a ring. Each costs the daemon some hundred bytes.
+const MAX_ENTRIES: i32 = 1 << 16;
+/// The process that registered something, and its user.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Owner {
     pub uid: u32,
@@ -38,11 +38,11 @@ pub(crate) struct GpuMemory {
     pub engine: Arc<GpuLanes>,
     pub device: u32,
     pub secret: [u8; 16],
-    /// For who imports it.
+    /// For programs that import it.
     pub offer: Offer,
 }
 
-/// What is behind a link.
+/// The memory of a link.
 pub(crate) enum LinkContent {
     Host(HostMem),
     Gpu(Box<GpuMemory>),
@@ -50,7 +50,7 @@ pub(crate) enum LinkContent {
 }
 
 impl LinkContent {
-    /// What it takes of what users share.
+    /// What it takes of the budgets.
     fn needs(&self) -> LinkNeeds {
         let (mut mapped, mut rings, mut descriptors) = (0, 0, 0);
         match self {
@@ -58,7 +58,8 @@ impl LinkContent {
             Self::Ring(ring) => (mapped, rings) = (ring.server.memory_len() as u64, 1),
             Self::Gpu(gpu) => {
                 descriptors = gpu.offer.descriptors();
-                // The emulated GPU's is a file. Another's is of the GPU's addresses, mostly; and not longer than a GPU has memory.
+                // Memory of the emulated GPU is a mapped file. A real GPU's is not mapped here, and not longer than its
+                // memory.
                 if gpu.engine.device.gpu().simulated() {
                     mapped = gpu.region.len() as u64;
                 }
@@ -71,7 +72,7 @@ impl LinkContent {
 /// A link of a program.
 pub(crate) struct LinkedBuffer {
     pub name: Name,
-    /// The name as its program wrote it.
+    /// The name as the program wrote it.
     pub link: String,
     pub target: PathBuf,
     pub owner: Owner,
@@ -83,7 +84,7 @@ pub(crate) struct LinkedBuffer {
 }
 
 impl LinkedBuffer {
-    /// Whether a user may know of it.
+    /// Whether a user may see it.
     pub fn is_seen_by(&self, uid: u32) -> bool {
         self.owner.uid == uid || uid == 0
     }
@@ -96,7 +97,7 @@ impl LinkedBuffer {
         matches!(self.what, LinkContent::Ring(_))
     }
 
-    /// Its memory's length.
+    /// The length of its memory; 0 for rings.
     pub fn len(&self) -> u64 {
         match &self.what {
             LinkContent::Host(mem) => mem.len() as u64,
@@ -106,23 +107,23 @@ impl LinkedBuffer {
     }
 }
 
-/// A program, as far as it matters when it is gone.
+/// A program that is watched for its end.
 #[derive(Default)]
 struct Process {
-    /// Tells that it has ended; none where the system does not show it to us.
+    /// Signals its end; `None` if the process is not visible from here.
     alive: Option<OwnedFd>,
-    /// Who pays for that.
+    /// The user for whom the descriptor counts.
     uid: u32,
-    /// How often it, or a child that inherited it, has the folder of links open.
+    /// How often the program, or a child that inherited it, has the folder of links open.
     folders: u32,
     /// Its links.
     links: usize,
 }
 
 impl Process {
-    /// Whether its links go, if it has any. A child that inherited the folder keeps them.
+    /// Whether its links may be removed. A child that inherited the open folder keeps them.
     fn is_over(&self) -> bool {
-        // Nothing is known of a program that has nothing: watching it costs a descriptor.
+        // A program without links and open folders needs no descriptor any more.
         self.folders == 0 && (self.links == 0 || self.alive.as_ref().is_none_or(has_ended))
     }
 }
@@ -130,7 +131,7 @@ impl Process {
 #[derive(Default)]
 struct Links {
     by_id: HashMap<Id, Arc<LinkedBuffer>>,
-    /// The kernel asks by these, on threads that may not take long.
+    /// The kernel asks by inode number, on threads that must not block.
     by_inode: HashMap<u64, Id>,
     rings: usize,
 }
@@ -148,15 +149,15 @@ impl Links {
 pub(crate) struct LinkTable {
     all: RwLock<Links>,
     supplies: Supplies,
-    /// Locked after the links, where both are.
+    /// When both are locked, `all` is locked first.
     processes: Mutex<HashMap<u32, Process>>,
-    /// Programs that are watched, which costs a descriptor each.
+    /// Counts watched programs, which take a descriptor each.
     watched: Shares,
     next: AtomicU64,
 }
 
 impl LinkTable {
-    /// For the links of so many programs, and as many descriptors of GPU memory.
+    /// For the links of this many programs, and as many descriptors of GPU memory.
     pub fn new(most_programs: usize, persons: &Persons) -> Self {
         Self {
             all: RwLock::default(),
@@ -167,7 +168,7 @@ impl LinkTable {
         }
     }
 
-    /// Takes something up.
+    /// Adds a link.
     pub fn add(
         &self,
         name: Name,
@@ -181,7 +182,7 @@ impl LinkTable {
             return Err(Errno::EXIST);
         }
         let share = self.supplies.take(owner.uid, &what.needs())?;
-        // Only for what is taken up: it costs a descriptor.
+        // Watched only now, because it takes a descriptor.
         self.watch(&mut lock(&self.processes), owner.pid, owner.uid)?.links += 1;
         let share = Arc::new(share);
         if let LinkContent::Ring(ring) = &what {
@@ -204,12 +205,12 @@ impl LinkTable {
         Ok(buffer)
     }
 
-    /// Bytes of memory that a user may still have mapped.
+    /// Bytes that a user may still map.
     pub fn room(&self, uid: u32) -> u64 {
         self.supplies.mapped.room(uid)
     }
 
-    /// What a user has of the supplies, and may still take.
+    /// A user's shares of all budgets.
     pub fn of_user(&self, uid: u32) -> Value {
         let mut shares = self.supplies.of_user(uid);
         shares["programs"] = json!({ "taken": self.watched.taken_by(uid), "left": self.watched.room(uid) });
@@ -220,13 +221,13 @@ impl LinkTable {
         read(&self.all).by_id.get(&id).cloned()
     }
 
-    /// The one of a link.
+    /// The buffer of a link's name.
     pub fn link(&self, link: &str) -> Option<Arc<LinkedBuffer>> {
         let name = Name::parse(link).ok()?;
         self.get(name.id).filter(|buffer| buffer.link == link)
     }
 
-    /// The one of an inode number.
+    /// The buffer of an inode number.
     pub fn inode(&self, inode: u64) -> Option<Arc<LinkedBuffer>> {
         let all = read(&self.all);
         all.by_inode.get(&inode).and_then(|id| all.by_id.get(id)).cloned()
@@ -236,7 +237,7 @@ impl LinkTable {
         read(&self.all).by_id.values().cloned().collect()
     }
 
-    /// Forgets one, unless it is another by now; what is under way with it ends all the same.
+    /// Removes a link, unless its ID belongs to another by now. Transfers in flight continue.
     pub fn remove(&self, this: &Arc<LinkedBuffer>) -> bool {
         let mut all = write(&self.all);
         let is_there = all.by_id.get(&this.name.id).is_some_and(|other| Arc::ptr_eq(this, other));
@@ -249,14 +250,14 @@ impl LinkTable {
         is_there
     }
 
-    /// Watches for a program's end. Where there is no descriptor for that, its buffers would go while it lives.
+    /// Watches for a program's end. Without a descriptor for it, its buffers would be removed while it runs.
     fn watch<'a>(
         &self,
         all: &'a mut HashMap<u32, Process>,
         pid: u32,
         uid: u32,
     ) -> Result<&'a mut Process, Errno> {
-        // The descriptor of one that has ended is that of an earlier program of this number, whose child has the folder open.
+        // If the program has ended, its process ID was reused while a child has the folder open.
         if all.get(&pid).and_then(|process| process.alive.as_ref()).is_none_or(has_ended) {
             let alive = self.descriptor(pid, uid)?;
             let process = all.entry(pid).or_default();
@@ -268,7 +269,7 @@ impl LinkTable {
         Ok(all.entry(pid).or_default())
     }
 
-    /// What says when a program ends; none where it has ended, or the system does not show it to us.
+    /// A pidfd; `None` if the program has ended or is not visible from here.
     fn descriptor(&self, pid: u32, uid: u32) -> Result<Option<OwnedFd>, Errno> {
         if !self.watched.take(uid, 1) {
             return Err(Errno::MFILE);
@@ -285,22 +286,22 @@ impl LinkTable {
         alive
     }
 
-    /// A program of a user opened the folder of links.
+    /// A user's program has opened the folder of links.
     pub fn folder_opened(&self, pid: u32, uid: u32) {
         let mut all = lock(&self.processes);
-        // Without a descriptor it is watched when it has something, or not at all: the folder says that it lives.
+        // On error it is watched with its first link; the open folder shows that it runs.
         let _ = self.watch(&mut all, pid, uid);
         all.entry(pid).or_default().folders += 1;
     }
 
-    /// The last descriptor of that was closed.
+    /// The folder of links was closed by the last process that had it open.
     pub fn folder_closed(&self, pid: u32) {
         if let Some(process) = lock(&self.processes).get_mut(&pid) {
             process.folders = process.folders.saturating_sub(1);
         }
     }
 
-    /// The links of programs that have ended: they are forgotten.
+    /// Removes the links of programs that have ended, and returns them.
     pub fn sweep(&self) -> Vec<Arc<LinkedBuffer>> {
         if !lock(&self.processes).values().any(Process::is_over) {
             return Vec::new();
@@ -325,7 +326,7 @@ impl LinkTable {
         theirs
     }
 
-    /// Programs, buffers and rings.
+    /// The numbers of programs, buffers and rings.
     pub fn counts(&self) -> (usize, usize, usize) {
         let all = read(&self.all);
         (lock(&self.processes).len(), all.by_id.len() - all.rings, all.rings)
@@ -338,12 +339,12 @@ fn has_ended(alive: &OwnedFd) -> bool {
     matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(1..))
 }
 
-/// How often it is looked who has ended.
+/// How often ended programs are looked for.
 pub(crate) const SWEEP: Duration = Duration::from_millis(100);
 
-/// Whether a ring of so many bytes has more entries than are served.
+/// Whether a ring of this many bytes has too many entries.
 pub(crate) fn is_too_long(bytes: usize) -> bool {
-    onehop_usrbio::ring::entries(bytes) > MOST_ENTRIES
+    onehop_usrbio::ring::entries(bytes) > MAX_ENTRIES
 }
 
 #[cfg(test)]
@@ -352,10 +353,10 @@ mod tests {
     use onehop_usrbio::{Priority, RingName};
 
     use super::*;
-    use crate::supplies::MOST_RINGS_OF_A_USER;
+    use crate::supplies::MAX_RINGS_PER_USER;
 
     #[test]
-    fn one_user_s_rings_leave_room_for_those_of_others() {
+    fn rings_are_limited_per_user() {
         let table = LinkTable::new(1 << 10, &Persons::default());
         let ring =
             RingName { read: true, depth: 0, priority: Priority::Normal, timeout: Duration::ZERO, flags: 0 };
@@ -369,21 +370,20 @@ mod tests {
             };
             table.add(Name::buffer(id, 0), &id.to_string(), Path::new("/"), owner, what)
         };
-        for _ in 0..MOST_RINGS_OF_A_USER {
+        for _ in 0..MAX_RINGS_PER_USER {
             add(21_001, true).unwrap();
         }
         assert_eq!(add(21_001, true).err(), Some(Errno::MFILE));
         add(21_001, false).unwrap();
         add(21_002, true).unwrap();
-        // Who lets go of one may have another.
+        // Removing one makes room for another, once its memory is not in use.
         let one = table.all().into_iter().find(|one| one.is_ring() && one.owner.uid == 21_001).unwrap();
         assert!(Arc::ptr_eq(&table.inode(one.inode).unwrap(), &one));
         assert!(table.remove(&one) && !table.remove(&one) && table.inode(one.inode).is_none());
-        // Not while its memory is in use.
         assert_eq!(add(21_001, true).err(), Some(Errno::MFILE));
         drop(one);
         add(21_001, true).unwrap();
-        assert_eq!(table.counts().2 as u64, MOST_RINGS_OF_A_USER + 1);
+        assert_eq!(table.counts().2 as u64, MAX_RINGS_PER_USER + 1);
     }
 
     #[test]
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_without_buffers_are_not_watched() {
+    fn programs_without_links_are_not_watched() {
         let (table, me) = (LinkTable::new(1 << 10, &Persons::default()), std::process::id());
         assert!(table.supplies.mapped.take(21_002, table.room(21_002)));
         assert_eq!(add_of(&table, 21_002, 1).err(), Some(Errno::NOMEM));
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_of_one_user_leave_descriptors_to_those_of_others() {
+    fn watched_programs_are_limited_per_user() {
         let table = LinkTable::new(4, &Persons::default());
         let mut programs: Vec<_> =
             (0..4).map(|_| std::process::Command::new("sleep").arg("600").spawn().unwrap()).collect();
@@ -438,7 +438,7 @@ mod tests {
         let add = |uid, pid| add_of(&table, uid, pid).map(drop);
         assert_eq!([add(21_001, first), add(21_001, first), add(21_001, second)], [Ok(()); 3]);
         assert_eq!(add(21_001, third), Err(Errno::MFILE));
-        // One that only opened the folder of links is not watched either, and does no harm.
+        // A program that only opened the folder of links is not watched either, which does no harm.
         table.folder_opened(third, 21_001);
         assert_eq!((add(21_002, third), add(21_002, fourth)), (Ok(()), Err(Errno::MFILE)));
         table.folder_closed(third);
@@ -456,19 +456,19 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_had_nothing_keeps_what_it_makes_next() {
+    fn a_sweep_does_not_remove_new_links() {
         let (table, over) = (LinkTable::new(1 << 10, &Persons::default()), AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !over.load(Ordering::Acquire) {
-                    assert!(table.sweep().is_empty(), "its program lives");
+                    assert!(table.sweep().is_empty(), "the program is running");
                 }
             });
             for _ in 0..20_000 {
                 let buffer = add_of(&table, 21_001, std::process::id()).unwrap();
                 std::hint::spin_loop();
                 if !table.remove(&buffer) {
-                    // The other thread says it.
+                    // The other thread's assertion fails.
                     break;
                 }
             }
@@ -477,25 +477,25 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_was_another_program_s_is_watched_anew() {
+    fn a_reused_process_id_is_watched_anew() {
         let (table, me) = (LinkTable::new(1 << 10, &Persons::default()), std::process::id());
         let mut before = std::process::Command::new("true").spawn().unwrap();
         let known = Pid::from_child(&before);
         let ended = pidfd_open(known, PidfdFlags::empty()).unwrap();
         before.wait().unwrap();
-        // A child of the one before has the folder open.
+        // A child of the earlier program has the folder open.
         assert!(table.watched.take(21_001, 1));
         let process = Process { alive: Some(ended), uid: 21_001, folders: 1, links: 0 };
         lock(&table.processes).insert(me, process);
         let buffer = add_of(&table, 21_002, me).unwrap();
         assert_eq!((table.watched.taken_by(21_001), table.watched.taken_by(21_002)), (0, 1));
         table.folder_closed(me);
-        assert!(table.sweep().is_empty(), "its program lives");
+        assert!(table.sweep().is_empty(), "the program is running");
         assert!(table.remove(&buffer) && table.sweep().is_empty());
         assert_eq!((table.counts(), table.watched.taken()), ((0, 0, 0), 0));
     }
 
-    /// Run by [`who_cannot_be_watched_is_refused`], in a process of its own.
+    /// Run in a child process by [`unwatched_programs_are_refused`].
     #[test]
     fn without_descriptors() {
         use rustix::process::{Resource, getrlimit, setrlimit};
@@ -512,11 +512,11 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_be_watched_is_refused() {
+    fn unwatched_programs_are_refused() {
         let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
         alone.args(["--exact", "table::tests::without_descriptors"]);
         let output = alone.env("ONEHOP_TEST_NO_DESCRIPTORS", "yes").output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && stdout.contains("1 passed"), "{stdout}");
     }
 }

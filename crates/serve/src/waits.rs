@@ -1,12 +1,12 @@
-//! Calls of the kernel that wait for other programs, for as long as those like: locks, and opens of files with leases.
+//! FUSE requests that wait for other programs: locks, and opens of files with leases.
 //!
-//! None of them holds a thread while it waits. One thread has them tried again now and then, and at once when a lock of that file was
-//! released here. It tries none itself: a file system that hangs would keep all others waiting.
+//! A waiting request holds no thread. One thread schedules new attempts now and then, and at once when a lock of that
+//! file is released here. The attempts run on other threads, because a file system may hang.
 //!
-//! The kernel says by a request of its own (`FUSE_INTERRUPT`) when a thread that waits has a signal. `fuser` refuses these, so the
-//! signals of such threads are read from `/proc`: of each once a second, and more seldom where that costs a person's threads much CPU
-//! time. That a thread was killed is read apart, at a cost that does not depend on the thread, so it is known within a second. Neither is
-//! read while an attempt is under way, and one may hang in a file system.
+//! The kernel reports a signal of a waiting thread by `FUSE_INTERRUPT`, which `fuser` refuses. So the signals of
+//! waiting threads are read from `/proc`: once a second for each thread, and less often where that costs much CPU time.
+//! SIGKILL is read separately, at a cost that does not depend on the thread, so it is seen within a second. Neither is
+//! read during an attempt, which may hang in a file system.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -20,46 +20,47 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::io::pool::{PoolUser, SlowCall, ThreadPool};
 use crate::lock;
 
-/// Waits at once. A user may have as many as are left to others.
-const MOST: usize = 1024;
-/// How long until something is tried again, at first and at most.
+/// Waiting requests. A user may have as many as remain for others.
+const MAX: usize = 1024;
+/// The first and the longest pause between attempts.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(200));
 
-/// How often it is looked whether the thread that waits has been killed, and whether it has another signal, where that is cheap.
-const LOOK: Duration = Duration::from_secs(1);
-/// How often at least. To read the status of a thread with 65 536 groups takes 10 ms.
-const SELDOM: Duration = Duration::from_secs(30);
-/// The looks at one person's threads take this part of a CPU at most, as long as they are no rarer than that.
-const PART_OF_CPU: u32 = 20;
+/// How often a waiting thread is checked for SIGKILL, and for other signals where that is cheap.
+const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// The longest interval between checks for other signals. Reading the status of a thread with 65 536 groups takes 10
+/// ms.
+const MAX_CHECK_INTERVAL: Duration = Duration::from_secs(30);
+/// Checking one person's threads takes at most this fraction of a CPU, unless the longest interval is reached.
+const MAX_CPU_FRACTION: u32 = 20;
 
-/// What is to be done with a wait.
+/// What an attempt should do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WaitAction {
-    /// Try it.
+    /// Try again.
     Try,
-    /// Answer that it failed.
+    /// Reply with an error.
     Fail(Errno),
 }
 
-/// Tries, and answers where it can; whether it has answered.
+/// Tries the request. Returns whether it has replied.
 type Attempt = Box<dyn FnMut(WaitAction) -> bool + Send>;
 
-/// Who waits for what.
+/// A waiting thread and its request.
 pub(crate) struct Waiter {
     pub inode: u64,
     pub uid: u32,
     /// The thread, which signals interrupt.
     pub thread: u32,
-    /// How long it may take.
+    /// When the wait ends with `EAGAIN`.
     pub limit: Option<Duration>,
-    /// Has threads try it. An attempt may wait for a file system.
+    /// Runs attempts on threads that may block.
     pub threads: WaitThreads,
 }
 
-/// Hands an attempt to threads that may wait.
+/// Runs an attempt on a thread that may block.
 pub(crate) type WaitThreads = Arc<dyn Fn(SlowCall) + Send + Sync>;
 
-/// Those of a pool, at a user's turn.
+/// Threads of a pool, at a user's turn.
 pub(crate) fn wait_threads<K: PoolUser>(pool: &ThreadPool<SlowCall, K>, user: K) -> WaitThreads {
     let pool = pool.clone();
     Arc::new(move |call| pool.add(user, call))
@@ -70,19 +71,26 @@ struct Wait {
     began: Instant,
     next: Instant,
     pause: Duration,
-    /// When it is looked whether its thread has been killed, and whether it has any signal.
-    looks: [Instant; 2],
+    /// When the thread is checked next for SIGKILL, and for any signal.
+    next_checks: [Instant; 2],
     attempt: Attempt,
 }
 
 impl Wait {
     fn new(by: Waiter, attempt: Attempt) -> Self {
         let now = Instant::now();
-        Self { by, began: now, next: now + PAUSES.0, pause: PAUSES.0, looks: [now + LOOK; 2], attempt }
+        Self {
+            by,
+            began: now,
+            next: now + PAUSES.0,
+            pause: PAUSES.0,
+            next_checks: [now + SIGNAL_CHECK_INTERVAL; 2],
+            attempt,
+        }
     }
 
-    /// Whether it is over; its user has so many.
-    fn turn(&mut self, theirs: usize, signals: &ThreadSignals) -> bool {
+    /// Makes an attempt. Returns whether the request is answered. Its user has `theirs` waits.
+    fn run_attempt(&mut self, theirs: usize, signals: &ThreadSignals) -> bool {
         if (self.attempt)(WaitAction::Try) {
             return true;
         }
@@ -98,11 +106,11 @@ impl Wait {
         (self.attempt)(WaitAction::Fail(why))
     }
 
-    /// Whether its thread has been killed, has ended, or has another signal, if it is time to look.
+    /// Whether the thread has ended or has a signal, if a check is due.
     fn has_signal(&mut self, theirs: usize, signals: &ThreadSignals) -> bool {
-        let (now, [kill, any]) = (Instant::now(), &mut self.looks);
+        let (now, [kill, any]) = (Instant::now(), &mut self.next_checks);
         if now >= *kill {
-            *kill = now + LOOK;
+            *kill = now + SIGNAL_CHECK_INTERVAL;
             if (signals.is_killed)(self.by.thread) {
                 return true;
             }
@@ -113,24 +121,26 @@ impl Wait {
         let before = cpu_time();
         let is_interrupted = (signals.is_interrupted)(self.by.thread);
         let took = cpu_time().saturating_sub(before);
-        *any = now + pause_of_looks(took, theirs);
+        *any = now + check_interval(took, theirs);
         is_interrupted
     }
 }
 
-/// How long until it is looked again for all signals of one of so many threads of a person, where a look takes so long.
-fn pause_of_looks(took: Duration, threads: usize) -> Duration {
+/// The interval between checks for other signals, where a check takes `took` and a person has this many threads.
+fn check_interval(took: Duration, threads: usize) -> Duration {
     let threads = u32::try_from(threads).unwrap_or(u32::MAX);
-    took.saturating_mul(threads).saturating_mul(PART_OF_CPU).clamp(LOOK, SELDOM)
+    took.saturating_mul(threads)
+        .saturating_mul(MAX_CPU_FRACTION)
+        .clamp(SIGNAL_CHECK_INTERVAL, MAX_CHECK_INTERVAL)
 }
 
-/// What this thread has had of a CPU.
+/// The CPU time of this thread.
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// How signals of threads are seen.
+/// How signals of threads are read.
 struct ThreadSignals {
     is_killed: Box<dyn Fn(u32) -> bool + Send + Sync>,
     is_interrupted: Box<dyn Fn(u32) -> bool + Send + Sync>,
@@ -139,7 +149,7 @@ struct ThreadSignals {
 #[derive(Default)]
 struct WaitsState {
     waits: Vec<Wait>,
-    /// How many each user has, those that are tried at this moment included.
+    /// Waits of each user, including those that are being tried.
     counts: HashMap<u32, usize>,
     thread: Option<JoinHandle<()>>,
     over: bool,
@@ -152,11 +162,11 @@ struct WaitsInner {
     signals: ThreadSignals,
 }
 
-/// All that wait.
+/// All waiting requests.
 pub(crate) struct Waits(Arc<WaitsInner>);
 
 impl Waits {
-    /// None so far.
+    /// No waits yet.
     pub fn new(starter: &Arc<ThreadStarter>) -> Self {
         let (is_killed, is_interrupted) = (Box::new(is_killed), Box::new(is_interrupted));
         Self::with(starter, ThreadSignals { is_killed, is_interrupted })
@@ -167,13 +177,13 @@ impl Waits {
         Self(Arc::new(WaitsInner { starter, state, changed, signals }))
     }
 
-    /// Has something tried until it answers; it answers at once where that cannot be.
+    /// Retries a request until it is answered. Answers at once with an error if it cannot wait.
     pub fn add(&self, by: Waiter, mut attempt: Attempt) {
         let mut state = lock(&self.0.state);
         let all: usize = state.counts.values().sum();
         let theirs = state.counts.get(&by.uid).copied().unwrap_or(0);
-        // Who cannot be seen cannot be interrupted either.
-        if by.thread == 0 || state.over || theirs >= MOST.saturating_sub(all) || !self.start(&mut state) {
+        // A thread that is not visible from here cannot be interrupted either.
+        if by.thread == 0 || state.over || theirs >= MAX.saturating_sub(all) || !self.start(&mut state) {
             drop(state);
             attempt(WaitAction::Fail(Errno::NOLCK));
             return;
@@ -183,7 +193,7 @@ impl Waits {
         self.0.changed.notify_all();
     }
 
-    /// Whether there is a thread.
+    /// Starts the thread if there is none. Returns whether it runs.
     fn start(&self, state: &mut WaitsState) -> bool {
         if state.thread.is_none() {
             let inner = self.0.clone();
@@ -192,8 +202,8 @@ impl Waits {
         state.thread.is_some()
     }
 
-    /// Something of that file was given up.
-    pub fn hurry(&self, inode: u64) {
+    /// Retries the waits for a file now, because a lock or lease was released.
+    pub fn retry_now(&self, inode: u64) {
         let mut state = lock(&self.0.state);
         let now = Instant::now();
         let theirs = state.waits.iter_mut().filter(|wait| wait.by.inode == inode);
@@ -230,7 +240,7 @@ impl WaitsInner {
             drop(state);
             for wait in due {
                 let (threads, this) = (wait.by.threads.clone(), self.clone());
-                threads(SlowCall(Box::new(move || this.turn(wait))));
+                threads(SlowCall(Box::new(move || this.run_attempt(wait))));
             }
             state = lock(&self.state);
         }
@@ -239,10 +249,10 @@ impl WaitsInner {
         }
     }
 
-    /// Tries a wait, which goes back to the others unless it is over.
-    fn turn(&self, mut wait: Wait) {
+    /// Makes an attempt, and queues the wait again unless it is answered.
+    fn run_attempt(&self, mut wait: Wait) {
         let theirs = lock(&self.state).counts.get(&wait.by.uid).copied().unwrap_or(1);
-        let is_over = wait.turn(theirs, &self.signals);
+        let is_over = wait.run_attempt(theirs, &self.signals);
         let mut state = lock(&self.state);
         if is_over {
             let uid = wait.by.uid;
@@ -251,7 +261,7 @@ impl WaitsInner {
             }
             state.counts.retain(|_, count| *count > 0);
         } else if state.over {
-            // The thread that would try it again may have ended.
+            // The thread that would retry it may have ended.
             drop(state);
             (wait.attempt)(WaitAction::Fail(Errno::IO));
         } else {
@@ -261,39 +271,40 @@ impl WaitsInner {
     }
 }
 
-/// Whether a thread has ended, or will when it is answered. That is read soon, however many groups it has.
+/// Whether a thread has ended, or is to be killed. Reading this does not depend on the number of its groups.
 fn is_killed(thread: u32) -> bool {
-    says(std::fs::read_to_string(format!("/proc/{thread}/task/{thread}/stat")), is_killed_by)
+    ended_or(std::fs::read_to_string(format!("/proc/{thread}/task/{thread}/stat")), is_killed_by)
 }
 
-/// Whether a thread has ended, or a file of it in `/proc` says something. Where that cannot be read, for lack of descriptors perhaps,
-/// nobody knows: the thread goes on waiting.
-fn says(file: std::io::Result<String>, something: fn(&str) -> bool) -> bool {
+/// Whether a thread has ended, or `test` is true of its file in `/proc`. If the file cannot be read otherwise, perhaps
+/// for lack of descriptors, the thread goes on waiting.
+fn ended_or(file: std::io::Result<String>, test: fn(&str) -> bool) -> bool {
     match file {
-        Ok(text) => something(&text),
+        Ok(text) => test(&text),
         Err(error) => matches!(Errno::from_io_error(&error), Some(Errno::NOENT | Errno::SRCH)),
     }
 }
 
-/// The same by what the kernel says of it: the number after its 28th since its name has the signals of the thread, by bits. A signal
-/// that kills a process is SIGKILL for each of its threads.
+/// Whether SIGKILL is pending, from `/proc/.../stat`. Field 31 has the thread's pending signals as a bit mask. A signal
+/// that kills a process becomes SIGKILL for each of its threads.
 fn is_killed_by(stat: &str) -> bool {
     const SIGKILL: u64 = 1 << (9 - 1);
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
     fields.split_whitespace().nth(28).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0) & SIGKILL != 0
 }
 
-/// Whether a thread has ended, or has a signal that nobody else can take from it. While it waits for an answer it takes none.
+/// Whether a thread has ended, or has a pending signal that no other thread can take. While it waits for FUSE it
+/// handles none.
 fn is_interrupted(thread: u32) -> bool {
-    says(std::fs::read_to_string(format!("/proc/{thread}/status")), is_interrupted_by)
+    ended_or(std::fs::read_to_string(format!("/proc/{thread}/status")), is_interrupted_by)
 }
 
-/// The same by what the kernel says of it.
+/// Whether a signal is pending, from `/proc/.../status`.
 fn is_interrupted_by(status: &str) -> bool {
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
     let signals = |name| field(name).and_then(|text| u64::from_str_radix(text, 16).ok()).unwrap_or(0);
     let (own, shared, blocked) = (signals("SigPnd:"), signals("ShdPnd:"), signals("SigBlk:"));
-    // Of several threads another one may take what was sent to the process.
+    // With several threads, another one may take a signal that was sent to the process.
     let is_alone = field("Threads:") == Some("1");
     (own | if is_alone { shared } else { 0 }) & !blocked != 0
 }
@@ -318,28 +329,28 @@ mod tests {
         Waiter { inode: u64::from(uid), uid, thread: me(), limit, threads: wait_threads(threads, uid) }
     }
 
-    /// An attempt that says what it was told, and succeeds when it may.
+    /// An attempt that reports its action when it ends, and succeeds once `may` is set.
     fn attempt(may: &Arc<Mutex<bool>>) -> (Attempt, Receiver<WaitAction>) {
-        let (say, said): (Sender<WaitAction>, _) = channel();
+        let (tx, rx): (Sender<WaitAction>, _) = channel();
         let may = may.clone();
-        let attempt = move |turn| {
-            let over = turn != WaitAction::Try || *lock(&may);
+        let attempt = move |action| {
+            let over = action != WaitAction::Try || *lock(&may);
             if over {
-                let _ = say.send(turn);
+                let _ = tx.send(action);
             }
             over
         };
-        (Box::new(attempt), said)
+        (Box::new(attempt), rx)
     }
 
     #[test]
-    fn waits_end_in_success_in_time_and_with_the_daemon() {
+    fn waits_end_by_success_timeout_and_shutdown() {
         let ((waits, threads), may) = (waits(), Arc::new(Mutex::new(false)));
         let long = Duration::from_secs(60);
         let add = |uid, limit| {
-            let (attempt, said) = attempt(&may);
+            let (attempt, rx) = attempt(&may);
             waits.add(by(&threads, uid, limit), attempt);
-            said
+            rx
         };
         let late = add(1, Some(Duration::from_millis(20)));
         assert_eq!(late.recv_timeout(long), Ok(WaitAction::Fail(Errno::AGAIN)));
@@ -347,7 +358,7 @@ mod tests {
         std::thread::sleep(Duration::from_millis(50));
         assert!(first.try_recv().is_err());
         *lock(&may) = true;
-        waits.hurry(1);
+        waits.retry_now(1);
         assert_eq!(first.recv_timeout(long), Ok(WaitAction::Try));
         *lock(&may) = false;
         let last = add(1, None);
@@ -357,43 +368,43 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_attempt_keeps_no_other_wait_from_its_end() {
+    fn a_slow_attempt_does_not_delay_other_waits() {
         let ((waits, threads), may) = (waits(), Arc::new(Mutex::new(true)));
         let long = Duration::from_secs(60);
-        let ((say, said), (open, gate)) = (channel(), channel::<()>());
-        let slow = move |turn| {
-            let _ = say.send(turn);
+        let ((tx, rx), (open, gate)) = (channel(), channel::<()>());
+        let slow = move |action| {
+            let _ = tx.send(action);
             gate.recv_timeout(long).is_ok()
         };
         waits.add(by(&threads, 1, None), Box::new(slow));
-        assert_eq!(said.recv_timeout(long), Ok(WaitAction::Try));
+        assert_eq!(rx.recv_timeout(long), Ok(WaitAction::Try));
         let (quick, other) = attempt(&may);
         waits.add(by(&threads, 2, None), quick);
         assert_eq!(other.recv_timeout(long), Ok(WaitAction::Try));
-        // The daemon ends before the slow attempt does, which then fails: it is answered even so.
+        // The daemon ends before the slow attempt, which is answered all the same.
         waits.end();
         drop(open);
         threads.end();
-        assert_eq!(said.recv_timeout(long), Ok(WaitAction::Fail(Errno::IO)));
+        assert_eq!(rx.recv_timeout(long), Ok(WaitAction::Fail(Errno::IO)));
     }
 
     #[test]
-    fn who_waits_much_leaves_as_many_to_others() {
+    fn waits_are_limited_per_user() {
         let ((waits, threads), may) = (waits(), Arc::new(Mutex::new(false)));
         let add = |uid| {
-            let (attempt, said) = attempt(&may);
+            let (attempt, rx) = attempt(&may);
             waits.add(by(&threads, uid, None), attempt);
-            said.try_recv().is_err()
+            rx.try_recv().is_err()
         };
-        assert_eq!((0..MOST).take_while(|_| add(1)).count(), MOST / 2);
-        assert_eq!((0..MOST).take_while(|_| add(2)).count(), MOST / 4);
+        assert_eq!((0..MAX).take_while(|_| add(1)).count(), MAX / 2);
+        assert_eq!((0..MAX).take_while(|_| add(2)).count(), MAX / 4);
         waits.end();
     }
 
     #[test]
-    fn looks_at_the_signals_of_many_threads_cost_little() {
+    fn checking_the_signals_of_many_threads_takes_little_cpu_time() {
         const MANY: usize = 64;
-        // As long as the status of a thread with many groups takes.
+        // Takes as long as reading the status of a thread with many groups.
         fn read() {
             let before = cpu_time();
             while cpu_time() - before < Duration::from_millis(10) {
@@ -401,17 +412,17 @@ mod tests {
             }
         }
         let [killed, interrupted] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
-        let looks = Arc::new(AtomicUsize::new(0));
+        let next_checks = Arc::new(AtomicUsize::new(0));
         let signals = ThreadSignals {
             is_killed: Box::new({
                 let killed = killed.clone();
                 move |_| killed.load(Ordering::Acquire)
             }),
             is_interrupted: Box::new({
-                let (interrupted, looks) = (interrupted.clone(), looks.clone());
+                let (interrupted, next_checks) = (interrupted.clone(), next_checks.clone());
                 move |_| {
                     read();
-                    looks.fetch_add(1, Ordering::AcqRel);
+                    next_checks.fetch_add(1, Ordering::AcqRel);
                     interrupted.load(Ordering::Acquire)
                 }
             }),
@@ -420,24 +431,24 @@ mod tests {
         let (waits, threads) = (Waits::with(&starter, signals), ThreadPool::new(&starter));
         let (may, long) = (Arc::new(Mutex::new(false)), Duration::from_secs(60));
         let add = || {
-            let (attempt, said) = attempt(&may);
+            let (attempt, rx) = attempt(&may);
             waits.add(by(&threads, 1, None), attempt);
-            said
+            rx
         };
         let start = Instant::now();
         let all: Vec<_> = (0..MANY).map(|_| add()).collect();
-        std::thread::sleep(4 * LOOK);
-        let (looks, time) = (looks.load(Ordering::Acquire), start.elapsed());
-        // A first one, and one for each 12.8 s.
+        std::thread::sleep(4 * SIGNAL_CHECK_INTERVAL);
+        let (next_checks, time) = (next_checks.load(Ordering::Acquire), start.elapsed());
+        // A first check, and one per 12.8 s.
         let most = (2 + time.as_secs() as usize / 12) * MANY;
-        assert!(looks <= most, "{looks} looks at {MANY} threads in {time:?}");
-        // Whatever a look takes, those who were killed end soon.
+        assert!(next_checks <= most, "{next_checks} checks of {MANY} threads in {time:?}");
+        // SIGKILL is seen soon, however long a check takes.
         killed.store(true, Ordering::Release);
         let start = Instant::now();
-        for said in all {
-            assert_eq!(said.recv_timeout(long), Ok(WaitAction::Fail(Errno::INTR)));
+        for rx in all {
+            assert_eq!(rx.recv_timeout(long), Ok(WaitAction::Fail(Errno::INTR)));
         }
-        assert!(start.elapsed() < SELDOM, "{:?}", start.elapsed());
+        assert!(start.elapsed() < MAX_CHECK_INTERVAL, "{:?}", start.elapsed());
         killed.store(false, Ordering::Release);
         let one = add();
         interrupted.store(true, Ordering::Release);
@@ -451,20 +462,29 @@ mod tests {
         assert!(is_killed_by(&stat("x", 0x100)) && is_killed_by(&stat("a ) b", 0x102)));
         assert!(!is_killed_by(&stat("x", 0)) && !is_killed_by(&stat("x", 2)) && !is_killed_by("7"));
         assert!(!is_killed(me()) && is_killed(u32::MAX));
-        let looks = [(30, 1), (30, 512), (10_000, 1), (10_000, 50), (10_000, 512)];
-        let pauses = looks.map(|(took, threads)| pause_of_looks(Duration::from_micros(took), threads));
-        assert_eq!(pauses, [LOOK, LOOK, LOOK, 10 * LOOK, SELDOM]);
+        let next_checks = [(30, 1), (30, 512), (10_000, 1), (10_000, 50), (10_000, 512)];
+        let pauses = next_checks.map(|(took, threads)| check_interval(Duration::from_micros(took), threads));
+        assert_eq!(
+            pauses,
+            [
+                SIGNAL_CHECK_INTERVAL,
+                SIGNAL_CHECK_INTERVAL,
+                SIGNAL_CHECK_INTERVAL,
+                10 * SIGNAL_CHECK_INTERVAL,
+                MAX_CHECK_INTERVAL
+            ]
+        );
     }
 
     #[test]
-    fn a_thread_that_cannot_be_seen_goes_on_waiting() {
-        let ends = |error: Errno| says(Err(error.into()), |_| unreachable!());
+    fn an_unreadable_thread_goes_on_waiting() {
+        let ends = |error: Errno| ended_or(Err(error.into()), |_| unreachable!());
         assert!(ends(Errno::NOENT) && ends(Errno::SRCH));
         assert!(!ends(Errno::MFILE) && !ends(Errno::NFILE) && !ends(Errno::NOMEM));
     }
 
     #[test]
-    fn signals_that_interrupt() {
+    fn pending_signals_interrupt() {
         let status = |threads: u32, own: u64, shared: u64, blocked: u64| {
             format!(
                 "Name:\tx\nThreads:\t{threads}\nSigPnd:\t{own:016x}\nShdPnd:\t{shared:016x}\nSigBlk:\t{blocked:016x}\n"

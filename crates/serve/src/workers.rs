@@ -1,7 +1,7 @@
-//! Threads that wait at the semaphores of submissions, take what is in the rings, and do what needs no waiting.
+//! Threads that wait for the submission semaphores, take requests from rings, and execute those that do not block.
 //!
-//! Each user has semaphores of their own, one for each priority, made when they are first asked for: a user who spoils one spoils
-//! their own. With the first ring it gets a thread or two; further rings cost none.
+//! Each user has semaphores of their own, one for each priority, created on demand: a user who spoils one affects only
+//! themselves. The first ring of a semaphore starts a thread or a few; further rings start none.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -29,8 +29,8 @@ use crate::supplies::SupplyShare;
 use crate::table::Owner;
 use crate::{lock, read, write};
 
-/// Entries that are taken of a ring before the next ring is looked at; those that wait longer get less.
-const fn turn(priority: Priority) -> usize {
+/// Entries taken from a ring before the next ring is polled. Lower priorities get fewer.
+const fn round_limit(priority: Priority) -> usize {
     match priority {
         Priority::High => 128,
         Priority::Normal => 64,
@@ -38,14 +38,14 @@ const fn turn(priority: Priority) -> usize {
     }
 }
 
-/// How long a thread looks for more before it sleeps: to be woken costs more than most reads take.
+/// How long a thread spins before it sleeps: waking it takes longer than most reads.
 const SPIN: Duration = Duration::from_micros(20);
-/// How long it sleeps at most: rings are looked at now and then though nobody says so.
+/// The longest sleep. Rings are polled this often even without a post.
 const SLEEP: Duration = Duration::from_millis(100);
-/// Semaphores at once. Where there are more, the oldest without a ring goes.
-pub(crate) const MOST_GROUPS: usize = 256;
-/// Posts in a row that announced nothing, after which a thread waits a moment before it looks again.
-const MOST_FALSE: u32 = 64;
+/// Semaphores at once. If there are more, the oldest without a ring is removed.
+pub(crate) const MAX_GROUPS: usize = 256;
+/// After this many posts in a row without a request, the thread pauses before each poll.
+const MAX_EMPTY_WAKEUPS: u32 = 64;
 const PENALTY: Duration = Duration::from_millis(1);
 
 /// A ring that is served.
@@ -53,15 +53,15 @@ pub(crate) struct ServedRing {
     pub server: RingServer,
     pub owner: Owner,
     pub cache: Mutex<LastUsed>,
-    told: AtomicBool,
-    /// What it takes of what users share, as long as anything serves it.
+    is_counted: AtomicBool,
+    /// Its share of the budgets, as long as anything serves the ring.
     share: OnceLock<Arc<SupplyShare>>,
 }
 
 impl ServedRing {
     pub fn new(server: RingServer, owner: Owner) -> Self {
-        let (cache, told, share) = (Mutex::default(), AtomicBool::new(false), OnceLock::new());
-        Self { server, owner, cache, told, share }
+        let (cache, is_counted, share) = (Mutex::default(), AtomicBool::new(false), OnceLock::new());
+        Self { server, owner, cache, is_counted, share }
     }
 
     /// Whether its reads fail where the file has a hole.
@@ -69,24 +69,24 @@ impl ServedRing {
         self.server.name().read && self.server.name().flags & FORBID_READ_HOLES != 0
     }
 
-    /// Keeps what it takes.
+    /// Keeps a share of the budgets.
     pub fn keep(&self, share: Arc<SupplyShare>) {
-        // A ring is taken up once.
+        // Called once.
         let _ = self.share.set(share);
     }
 }
 
-/// Rings of one user and one priority, and their semaphore.
+/// The rings of one user and one priority, and their semaphore.
 pub(crate) struct RingGroup {
     semaphore: Semaphore,
     guard: Guard,
     pub path: PathBuf,
-    /// Its lock tells a later daemon that this one still runs.
+    /// Its lock shows other daemons that this one still runs.
     _file: File,
     priority: Priority,
     rings: RwLock<Vec<Arc<ServedRing>>>,
     stop: AtomicBool,
-    /// Whether it has threads.
+    /// Whether its threads were started.
     started: AtomicBool,
     made: Instant,
 }
@@ -100,7 +100,7 @@ impl RingGroup {
         };
         let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path);
         let file = file.map_err(failed("create"))?;
-        // Room that is missing is an error here, and a SIGBUS later.
+        // Reserve the pages: without room, a later access would raise SIGBUS.
         let room = fallocate(&file, FallocateFlags::empty(), 0, Semaphore::BYTES as u64);
         let made = room.map_err(|e| Error::file("fallocate", &path, e)).and_then(|()| {
             let mem = HostMem::of_shared(&file)?;
@@ -122,7 +122,7 @@ impl RingGroup {
         Ok(Self { semaphore, guard, path, _file: file, priority, rings, stop, started, made })
     }
 
-    /// Has its threads end. Programs see by the missing name that they need another semaphore.
+    /// Stops its threads. Programs see from the missing name that they need another semaphore.
     fn end(&self) {
         let _ = std::fs::remove_file(&self.path);
         self.stop.store(true, Ordering::Release);
@@ -140,8 +140,8 @@ impl Drop for RingGroup {
 
 type Groups = HashMap<(u32, Priority), Arc<RingGroup>>;
 
-/// Whether a user may have a ring in a group. A person may have rings in as many groups as they leave to others.
-fn may_begin(persons: &Persons, groups: &Groups, of: (u32, Priority)) -> bool {
+/// Whether a user may add a ring to a group. A person may have rings in as many groups as remain for others.
+fn may_add_ring(persons: &Persons, groups: &Groups, of: (u32, Priority)) -> bool {
     let has_rings = |group: &RingGroup| !read(&group.rings).is_empty();
     let is_privileged = of.0 == 0 || of.0 == rustix::process::geteuid().as_raw();
     if is_privileged || groups.get(&of).is_some_and(|group| has_rings(group)) {
@@ -150,16 +150,16 @@ fn may_begin(persons: &Persons, groups: &Groups, of: (u32, Priority)) -> bool {
     let busy: Vec<u32> =
         groups.iter().filter(|(_, group)| has_rings(group)).map(|((uid, _), _)| persons.of(*uid)).collect();
     let theirs = busy.iter().filter(|person| **person == persons.of(of.0)).count();
-    theirs < MOST_GROUPS.saturating_sub(busy.len())
+    theirs < MAX_GROUPS.saturating_sub(busy.len())
 }
 
 fn too_many() -> Error {
-    Error::file("semaphores of", Path::new("yet another user"), Errno::USERS)
+    Error::file("semaphores of", Path::new("another user"), Errno::USERS)
 }
 
-/// Sees that there is room for one more group.
+/// Makes room for one more group.
 fn make_room(groups: &mut Groups) -> Result<()> {
-    if groups.len() < MOST_GROUPS {
+    if groups.len() < MAX_GROUPS {
         return Ok(());
     }
     let idle = groups.iter().filter(|(_, group)| read(&group.rings).is_empty());
@@ -168,7 +168,7 @@ fn make_room(groups: &mut Groups) -> Result<()> {
     gone.map(|group| group.end()).ok_or_else(too_many)
 }
 
-/// All groups, and their threads.
+/// All groups and their threads.
 #[derive(Default)]
 pub(crate) struct Workers {
     groups: Mutex<Groups>,
@@ -187,11 +187,11 @@ impl Workers {
         groups: &mut Groups,
         of: (u32, Priority),
     ) -> Result<Arc<RingGroup>> {
-        // What ends has all groups that are here end, and no others.
+        // `end` stops all groups that exist by then.
         if shared.is_over() {
             return Err(Error::file("semaphores of", &shared.options.mount_point, Errno::SHUTDOWN));
         }
-        // One whose threads could not be started has ended.
+        // A group whose threads could not be started is stopped.
         let is_served =
             |group: &&Arc<RingGroup>| !group.guard.is_lost() && !group.stop.load(Ordering::Acquire);
         if let Some(group) = groups.get(&of).filter(is_served) {
@@ -201,7 +201,7 @@ impl Workers {
             make_room(groups)?;
         }
         let group = Arc::new(RingGroup::new(of.0, of.1)?);
-        // A user who destroyed the one before starts anew with this.
+        // The user has destroyed the semaphore of the previous group, so move its rings to a new one.
         let before = groups.get(&of).cloned();
         if let Some(before) = &before {
             *write(&group.rings) = read(&before.rings).clone();
@@ -214,20 +214,20 @@ impl Workers {
         Ok(group)
     }
 
-    /// Starts the threads of a group, all or none.
+    /// Starts all threads of a group, or none.
     fn start(&self, shared: &Arc<DaemonShared>, group: &Arc<RingGroup>) -> Result<()> {
         if group.started.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
         let mut threads = lock(&self.threads);
-        // Those of groups that were destroyed: what ended keeps its stack until it is let go of.
+        // Join the threads of destroyed groups: an ended thread keeps its stack until then.
         threads.retain(|thread| !thread.is_finished());
         let count = (shared.options.threads / 2).clamp(1, 4);
         for _ in 0..count {
             let (starter, shared, of) = (&shared.starter, Arc::downgrade(shared), group.clone());
             let thread = starter.spawn("usrbio rings", move || {
                 if let Some(shared) = shared.upgrade() {
-                    work(&shared, &of);
+                    run_worker(&shared, &of);
                 }
             });
             threads.push(thread.inspect_err(|_| group.end()).map_err(Error::Thread)?);
@@ -236,9 +236,9 @@ impl Workers {
     }
 
     pub fn add(&self, shared: &Arc<DaemonShared>, ring: &Arc<ServedRing>) -> Result<()> {
-        // Locked until it has the ring, which keeps it from being the one that goes.
+        // Locked until the group has the ring, so that the group is not removed meanwhile.
         let (mut groups, of) = (lock(&self.groups), (ring.owner.uid, ring.server.name().priority));
-        if !may_begin(&shared.persons, &groups, of) {
+        if !may_add_ring(&shared.persons, &groups, of) {
             return Err(too_many());
         }
         let group = self.find(shared, &mut groups, of)?;
@@ -248,14 +248,14 @@ impl Workers {
     }
 
     pub fn remove(&self, ring: &ServedRing) {
-        // Locked until the end: another group may be about to get the rings of this one.
+        // Locked throughout: the rings of this group may be moving to another one.
         let groups = lock(&self.groups);
         if let Some(group) = groups.get(&(ring.owner.uid, ring.server.name().priority)) {
             write(&group.rings).retain(|other| !std::ptr::eq(&raw const **other, ring));
         }
     }
 
-    /// Has all threads end, and waits for them.
+    /// Stops all threads, and waits for them.
     pub fn end(&self) {
         lock(&self.groups).values().for_each(|group| group.end());
         for thread in lock(&self.threads).drain(..) {
@@ -265,18 +265,18 @@ impl Workers {
     }
 }
 
-fn work(shared: &Arc<DaemonShared>, group: &RingGroup) {
+fn run_worker(shared: &Arc<DaemonShared>, group: &RingGroup) {
     let mut entries = Vec::new();
     let mut done = Vec::new();
-    let (mut sleep, mut in_vain) = (SLEEP, 0_u32);
+    let (mut sleep, mut empty_wakeups) = (SLEEP, 0_u32);
     while !group.stop.load(Ordering::Acquire) {
         let posted = spin(group) || group.semaphore.wait(sleep);
-        // What was posted meanwhile is served by this look.
+        // This poll serves whatever was posted meanwhile.
         group.semaphore.take_all();
         let found;
-        (sleep, found) = look(shared, group, &mut entries, &mut done);
-        in_vain = if posted && !found { in_vain.saturating_add(1) } else { 0 };
-        if in_vain > MOST_FALSE {
+        (sleep, found) = poll_rings(shared, group, &mut entries, &mut done);
+        empty_wakeups = if posted && !found { empty_wakeups.saturating_add(1) } else { 0 };
+        if empty_wakeups > MAX_EMPTY_WAKEUPS {
             std::thread::sleep(PENALTY);
         }
     }
@@ -293,8 +293,8 @@ fn spin(group: &RingGroup) -> bool {
     false
 }
 
-/// Takes all there is; gives how long nothing needs to be looked at, and whether there was anything.
-fn look(
+/// Takes and serves all entries. Returns how long the rings need not be polled, and whether there were any entries.
+fn poll_rings(
     shared: &Arc<DaemonShared>,
     group: &RingGroup,
     entries: &mut Vec<Submission>,
@@ -302,17 +302,17 @@ fn look(
 ) -> (Duration, bool) {
     let (mut more, mut found) = (true, false);
     let mut sleep = SLEEP;
-    // A program may always have more.
+    // A program may keep adding entries, so check for the end.
     while more && !group.stop.load(Ordering::Acquire) {
         more = false;
         let rings = read(&group.rings).clone();
         for ring in &rings {
             let now = Instant::now();
-            let taken = ring.server.take(now, turn(group.priority), entries);
+            let taken = ring.server.take(now, round_limit(group.priority), entries);
             found |= taken.count > 0;
             if taken.count > 0 {
                 serve(shared, ring, entries, done);
-            } else if ring.server.is_broken() && !ring.told.swap(true, Ordering::AcqRel) {
+            } else if ring.server.is_broken() && !ring.is_counted.swap(true, Ordering::AcqRel) {
                 shared.stats.broken_rings.fetch_add(1, Ordering::Relaxed);
             }
             more |= taken.more;
@@ -324,10 +324,10 @@ fn look(
     (sleep, found)
 }
 
-/// Entries for which a thread keeps room.
-const MOST_KEPT: usize = 1024;
-/// Completions that are told at once: the program works on them meanwhile.
-const TOLD: usize = 16;
+/// The most entries for which a thread keeps capacity.
+const MAX_SPARE_ENTRIES: usize = 1024;
+/// Completions are published in batches of this size, so that the program can process them meanwhile.
+const COMPLETION_BATCH: usize = 16;
 
 fn serve(
     shared: &Arc<DaemonShared>,
@@ -337,10 +337,10 @@ fn serve(
 ) {
     for entry in entries.drain(..) {
         match io::begin(shared, ring, &entry) {
-            IoStart::Over(result) => done.push(Done { index: entry.index, userdata: entry.userdata, result }),
-            IoStart::UnderWay => {}
+            IoStart::Done(result) => done.push(Done { index: entry.index, userdata: entry.userdata, result }),
+            IoStart::InFlight => {}
         }
-        if done.len() >= TOLD {
+        if done.len() >= COMPLETION_BATCH {
             ring.server.complete(done);
             done.clear();
         }
@@ -348,8 +348,8 @@ fn serve(
     ring.server.complete(done);
     done.clear();
     // A batch may be as long as its ring.
-    if entries.capacity() > MOST_KEPT {
-        entries.shrink_to(MOST_KEPT);
+    if entries.capacity() > MAX_SPARE_ENTRIES {
+        entries.shrink_to(MAX_SPARE_ENTRIES);
     }
 }
 
@@ -375,7 +375,7 @@ mod tests {
         rustix::process::geteuid().as_raw()
     }
 
-    /// Run by [`no_room_for_semaphores_is_an_error`], where nothing is in `/dev/shm` and not much fits.
+    /// Run by [`no_room_for_semaphores_is_an_error`], with an almost full `/dev/shm` of its own.
     #[test]
     fn in_a_small_shm() {
         if std::env::var_os("ONEHOP_TEST_SMALL_SHM").is_none() {
@@ -400,20 +400,17 @@ mod tests {
         let mut small = Command::new("unshare");
         small.args(["--mount", "sh", "-c", script]).arg(std::env::current_exe().unwrap());
         let output = small.env("ONEHOP_TEST_SMALL_SHM", "yes").output();
-        let said =
+        let stdout =
             output.as_ref().map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
-        if !said.starts_with("mounted") {
-            let _ = writeln!(
-                std::io::stderr(),
-                "SKIPPED: there can be no /dev/shm of this test's own: {output:?}"
-            );
+        if !stdout.starts_with("mounted") {
+            let _ = writeln!(std::io::stderr(), "SKIPPED: cannot mount a /dev/shm for this test: {output:?}");
             return;
         }
-        assert!(output.unwrap().status.success() && said.contains("1 passed"), "{said}");
+        assert!(output.unwrap().status.success() && stdout.contains("1 passed"), "{stdout}");
     }
 
     #[test]
-    fn a_mount_that_has_ended_makes_no_semaphores() {
+    fn no_semaphores_are_created_after_the_end() {
         let shared = shared();
         shared.workers.group(&shared, user(), Priority::Low).unwrap();
         shared.end();
@@ -423,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn who_destroys_their_semaphores_leaves_no_threads() {
+    fn destroyed_semaphores_leave_no_threads() {
         let shared = shared();
         let group = || {
             let group = shared.workers.group(&shared, user(), Priority::Low).unwrap();
@@ -441,7 +438,7 @@ mod tests {
             now = group();
             assert!(threads() <= few && now.path != before.path);
             let start = Instant::now();
-            // Its threads have it as long as they run, and then end at once.
+            // Its threads hold it until they end, which they do at once.
             while Arc::strong_count(&before) > 1 {
                 assert!(start.elapsed() < Duration::from_secs(60));
                 std::thread::sleep(Duration::from_millis(5));
@@ -453,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_that_nobody_posted_costs_no_time() {
+    fn a_forged_semaphore_count_costs_no_time() {
         use std::os::unix::fs::FileExt;
         let shared = shared();
         let group = shared.workers.group(&shared, user(), Priority::Normal).unwrap();
@@ -463,16 +460,16 @@ mod tests {
             file.write_all_at(&i32::MAX.to_le_bytes(), 0).unwrap();
             let (start, mut count) = (Instant::now(), [1; 4]);
             while count != [0; 4] {
-                assert!(start.elapsed() < Duration::from_secs(2), "it counts down one by one");
+                assert!(start.elapsed() < Duration::from_secs(2), "the count is taken one by one");
                 file.read_exact_at(&mut count, 0).unwrap();
             }
         }
         shared.end();
     }
 
-    /// A thread that has a user's copy of the credentials can neither serve other users nor call RDMA.
+    /// A thread that inherits a user's credentials can neither serve other users nor call RDMA.
     #[test]
-    fn threads_that_are_started_while_one_acts_as_a_user_are_the_daemon_s() {
+    fn threads_do_not_inherit_the_credentials_of_a_user() {
         if !rustix::process::geteuid().is_root() {
             let _ = writeln!(std::io::stderr(), "SKIPPED: only root can act as another user");
             return;
@@ -491,25 +488,26 @@ mod tests {
         let acting = shared.act_as(Owner { uid: 21_001, gid: 21_002, pid: 1 }).unwrap().unwrap();
         shared.workers.start(&shared, &group).unwrap();
         shared.engine(gpu).unwrap();
-        let (say, said) = std::sync::mpsc::channel();
-        let locks = wait_threads(&shared.caches, (21_001, 0));
-        let [calls, slow] = [&shared.calls, &shared.slow].map(|pool| wait_threads(pool, 21_001));
+        let (tx, rx) = std::sync::mpsc::channel();
+        let locks = wait_threads(&shared.cache_calls, (21_001, 0));
+        let [calls, slow] = [&shared.calls, &shared.disk_calls].map(|pool| wait_threads(pool, 21_001));
         for pool in [calls, slow, locks.clone()] {
-            let say = say.clone();
-            pool(SlowCall(Box::new(move || say.send(()).unwrap())));
+            let tx = tx.clone();
+            pool(SlowCall(Box::new(move || tx.send(()).unwrap())));
         }
         let by = Waiter { inode: 1, uid: 21_001, thread, limit: None, threads: locks };
-        shared.waits.add(by, Box::new(move |_| say.send(()).is_ok()));
+        shared.waits.add(by, Box::new(move |_| tx.send(()).is_ok()));
         let own = status(&thread.to_string()).unwrap();
         drop(acting);
-        (0..4).for_each(|_| said.recv_timeout(Duration::from_secs(60)).unwrap());
+        (0..4).for_each(|_| rx.recv_timeout(Duration::from_secs(60)).unwrap());
 
         let has = |status: &str, name: &str| {
             status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim().to_owned()
         };
         let identity = |of: &str| ["Uid:", "Gid:", "Groups:", "CapEff:"].map(|name| has(of, name));
         assert_ne!(identity(&own), identity(&before));
-        // Other tests' threads have these names too, and may act as users for a moment. What is inherited stays.
+        // Threads of other tests have these names too, and may act as users for a moment. Inherited credentials would
+        // stay.
         let start = Instant::now();
         loop {
             let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
@@ -529,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn semaphores_that_nobody_uses_make_room_for_those_of_others() {
+    fn unused_semaphores_make_room_for_others() {
         if !rustix::process::geteuid().is_root() {
             let _ = writeln!(std::io::stderr(), "SKIPPED: only root has semaphores for others");
             return;
@@ -537,18 +535,18 @@ mod tests {
         let shared = shared();
         let group = |uid| shared.workers.group(&shared, uid, Priority::High);
         let first = group(30_000).unwrap();
-        for uid in 0..MOST_GROUPS as u32 {
+        for uid in 0..MAX_GROUPS as u32 {
             group(30_001 + uid).unwrap();
         }
         assert!(!first.path.exists() || Arc::strong_count(&first) == 1);
         assert_ne!(group(30_000).unwrap().path, first.path);
-        // They cost no threads before there is a ring.
+        // Groups have no threads before their first ring.
         assert_eq!(lock(&shared.workers.threads).len(), 0);
         shared.end();
     }
 
     #[test]
-    fn many_numbers_of_a_person_leave_semaphores_to_others() {
+    fn ids_of_one_person_share_one_limit_of_semaphores() {
         if !rustix::process::geteuid().is_root() {
             let _ = writeln!(std::io::stderr(), "SKIPPED: only root has semaphores for others");
             return;
@@ -573,9 +571,9 @@ mod tests {
             shared.workers.add(&shared, &ring)
         };
         let few = (600_000..).take_while(|uid| add(*uid).is_ok()).count();
-        assert_eq!(few, MOST_GROUPS / 2);
+        assert_eq!(few, MAX_GROUPS / 2);
         assert_eq!(add(30_000).err().map(|error| error.errno()), Some(Errno::USERS.raw_os_error()));
-        // Where they have some already, one more is none.
+        // A further ring in an existing group does not count.
         add(600_000).unwrap();
         add(30_001).unwrap();
         add(0).unwrap();

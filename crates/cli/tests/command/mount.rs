@@ -80,9 +80,9 @@ fn invalid_folders() {
     let here = dir.path().to_str().unwrap();
     refuse(&["mount", here, "--root", &dir.file("nowhere")], 2, "no such folder");
     refuse(&["mount", &dir.file("nowhere"), "--root", here], 2, "no such folder");
-    refuse(&["mount", here, "--root", here, "--nonempty"], 2, "lies within it");
+    refuse(&["mount", here, "--root", here, "--nonempty"], 2, "is inside it");
     std::fs::create_dir(dir.file("inner")).unwrap();
-    refuse(&["mount", &dir.file("inner"), "--root", here], 2, "it lies within the folder");
+    refuse(&["mount", &dir.file("inner"), "--root", here], 2, "it is inside the folder");
     refuse(&["mount", here], 2, "--root");
     std::fs::write(dir.path().join("a file"), "bytes").unwrap();
     refuse(&["mount", &dir.file("inner"), "--root", &dir.file("a file")], 2, "it is not a folder");

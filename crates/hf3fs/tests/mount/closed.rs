@@ -180,7 +180,7 @@ fn a_mount_does_not_show_itself() {
     let (root, inner) = (bed.dir.join("root"), bed.dir.join("root/inner"));
     std::fs::create_dir(&inner).unwrap();
     let error = Daemon::start(MountOptions::new(&inner, &root)).err().unwrap();
-    assert!(matches!(&error, Error::Folder { why, .. } if why.contains("lies within")), "{error}");
+    assert!(matches!(&error, Error::Folder { why, .. } if why.contains("is inside")), "{error}");
     let Some((bed, _target, _)) = crate::target::start() else { return };
     leads_nowhere(&bed);
 }

@@ -1,11 +1,11 @@
-//! Answers to the kernel.
+//! Replies to the kernel.
 
 use std::time::Duration;
 
 use fuser::{FileAttr, Generation, INodeNo, ReplyAttr, ReplyEmpty, ReplyEntry, ReplyXattr};
 use rustix::io::Errno;
 
-use super::{ALWAYS, BELIEVE, NEVER, is_virtual, virt};
+use super::{ATTR_TIMEOUT, FIXED_TIMEOUT, NO_CACHE, is_virtual, virt};
 
 pub(super) fn errno(error: Errno) -> fuser::Errno {
     fuser::Errno::from_i32(error.raw_os_error())
@@ -15,29 +15,29 @@ pub(super) fn io(error: &std::io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
-/// How long the kernel may rely on an answer about a file.
-fn believed(inode: INodeNo) -> Duration {
+/// How long the kernel may cache an answer about a file.
+fn cache_time(inode: INodeNo) -> Duration {
     match inode {
-        inode if virt::is_fixed(inode.0) => ALWAYS,
-        inode if is_virtual(inode) => NEVER,
-        _ => BELIEVE,
+        inode if virt::is_fixed(inode.0) => FIXED_TIMEOUT,
+        inode if is_virtual(inode) => NO_CACHE,
+        _ => ATTR_TIMEOUT,
     }
 }
 
-/// Answers with an entry, or with why there is none.
+/// Replies with an entry or an error.
 pub(super) fn entry(reply: ReplyEntry, found: Result<FileAttr, Errno>) {
     match found {
         Ok(attr) => {
-            reply.entry(&believed(attr.ino), &attr, Generation(0));
+            reply.entry(&cache_time(attr.ino), &attr, Generation(0));
         }
         Err(error) => reply.error(errno(error)),
     }
 }
 
-/// Answers with attributes, or with why they are not known.
+/// Replies with attributes or an error.
 pub(super) fn attributes(reply: ReplyAttr, found: Result<FileAttr, Errno>) {
     match found {
-        Ok(attr) => reply.attr(&believed(attr.ino), &attr),
+        Ok(attr) => reply.attr(&cache_time(attr.ino), &attr),
         Err(error) => reply.error(errno(error)),
     }
 }
@@ -49,7 +49,7 @@ pub(super) fn empty(reply: ReplyEmpty, done: Result<(), Errno>) {
     }
 }
 
-/// Answers with bytes, or with how many there are where that is asked for.
+/// Replies with an attribute's value, or with its size if that is asked for.
 pub(super) fn xattr(reply: ReplyXattr, size: u32, found: Result<Vec<u8>, Errno>) {
     match found {
         Err(error) => reply.error(errno(error)),

@@ -1,22 +1,22 @@
-//! What FUSE wants to know of a file.
+//! File attributes in FUSE's form.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{FileAttr, FileType, INodeNo, TimeOrNow};
 use onehop_target::wire::{Attr, FileKind, Time, TimeChange};
 
-/// Numbers of ours begin here.
+/// The first inode number of `3fs-virt`.
 pub(super) const VIRTUAL: u64 = 1 << 63;
 
 fn time((seconds, nanos): Time) -> SystemTime {
     let nanos = Duration::from_nanos(nanos.into());
     let since = Duration::from_secs(seconds.unsigned_abs());
     let whole = if seconds < 0 { UNIX_EPOCH.checked_sub(since) } else { UNIX_EPOCH.checked_add(since) };
-    // A target may say anything.
+    // A target may send any number.
     whole.and_then(|whole| whole.checked_add(nanos)).unwrap_or(UNIX_EPOCH)
 }
 
-/// A time that a program sets.
+/// A time to set, from FUSE's form.
 pub(super) fn time_change(time: TimeOrNow) -> TimeChange {
     let TimeOrNow::SpecificTime(time) = time else { return TimeChange::Now };
     TimeChange::To(match time.duration_since(UNIX_EPOCH) {
@@ -29,7 +29,7 @@ pub(super) fn time_change(time: TimeOrNow) -> TimeChange {
     })
 }
 
-/// A kind of file as FUSE names it.
+/// The file type in FUSE's form.
 pub(super) fn kind(kind: FileKind) -> FileType {
     match kind {
         FileKind::Regular => FileType::RegularFile,
@@ -63,7 +63,7 @@ pub(super) fn attr(of: &Attr) -> FileAttr {
     }
 }
 
-/// What `stat` would have said of something that is nobody's file.
+/// Attributes of an entry in `3fs-virt`.
 pub(super) fn pseudo_attr(
     inode: u64,
     kind: FileType,
@@ -96,12 +96,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_come_and_go_unchanged() {
+    fn times_round_trip() {
         for wanted in [(0, 0), (1, 5), (981_158_400, 999_999_999), (-1, 0), (-5, 999_999_999), (-1, 1)] {
             let TimeChange::To(back) = time_change(TimeOrNow::SpecificTime(time(wanted))) else { panic!() };
             assert_eq!(back, wanted);
         }
-        // Whatever a target says is some time.
+        // Any number from a target becomes some time.
         assert_eq!(time((i64::MAX, u32::MAX)), UNIX_EPOCH);
         assert!(time((i64::MIN, 0)) <= UNIX_EPOCH);
     }

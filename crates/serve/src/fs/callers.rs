@@ -1,4 +1,4 @@
-//! With whose rights requests are done.
+//! The credentials with which requests are executed.
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
@@ -14,76 +14,78 @@ use rustix::io::Errno;
 use crate::lock;
 use crate::table::Owner;
 
-/// How long a thread's groups are remembered: to read them takes longer than most requests. A thread needs a capability to change
-/// them, its number is not used again so soon, and the kernel that asks has checked the request with the groups of now.
-const REMEMBER: Duration = Duration::from_millis(100);
-/// How many are remembered.
-const MOST: usize = 1024;
-/// More groups than this are not remembered. To read and to take on 65 536, the most there can be, takes a processor some ten
+/// How long a thread's groups are cached: reading them takes longer than most requests. This is safe. A thread needs a
+/// capability to change its groups, its ID is not reused this soon, and the kernel has checked the request with the
+/// current groups.
+const GROUPS_CACHE_TIME: Duration = Duration::from_millis(100);
+/// Cached threads.
+const MAX_CACHED: usize = 1024;
+/// Larger group lists are not cached. Reading and setting 65 536 groups, the maximum, takes a CPU some ten
 /// milliseconds.
-const MANY: usize = 1024;
-/// How long it is remembered that a person's threads have so many.
-const REMEMBER_MANY: Duration = Duration::from_secs(10);
+const MANY_GROUPS: usize = 1024;
+/// How long a person counts as having threads with many groups.
+const MANY_GROUPS_TIME: Duration = Duration::from_secs(10);
 
-/// A thread, its user and its group.
-type Who = (u32, u32, u32);
+/// Thread, user and group.
+type CallerKey = (u32, u32, u32);
 
-/// Who asks, as far as the kernel says it. Their groups are read when it is their turn.
+/// The caller of a request, as far as the kernel reports it. The supplementary groups are read when the request is
+/// executed.
 #[derive(Clone, Copy)]
-pub(super) struct Asks {
+pub(super) struct Requester {
     pub uid: u32,
     pub gid: u32,
     pub thread: u32,
     pub umask: u32,
 }
 
-impl Asks {
-    /// Who makes a request.
+impl Requester {
+    /// The caller of a FUSE request.
     pub fn of(request: &Request, umask: u32) -> Self {
         Self { uid: request.uid(), gid: request.gid(), thread: request.pid(), umask }
     }
 }
 
-/// The groups of threads that have asked for something lately.
+/// Cached groups of threads.
 #[derive(Default)]
 pub(super) struct Callers {
     /// By thread, user and group.
-    known: Mutex<HashMap<Who, (Instant, Vec<u32>)>>,
-    /// Persons whose threads have many, and when that was seen last.
+    known: Mutex<HashMap<CallerKey, (Instant, Vec<u32>)>>,
+    /// Persons with threads that have many groups, and when this was seen last.
     with_many: Mutex<HashMap<u32, Instant>>,
 }
 
 impl Callers {
-    /// With whose rights a person's request is done. No thread of the session that is needed by others may ask.
+    /// The credentials for a request. May block: not for session threads that other users need.
     ///
     /// # Errors
-    /// When the groups cannot be read now. Without them, rights would be missing.
-    pub fn caller(&self, asks: Asks, person: u32) -> Result<Caller, Errno> {
-        let Asks { uid, gid, thread, umask } = asks;
-        // The kernel does not send groups. Root needs none.
+    /// When the groups cannot be read now. Without them, permissions would be missing.
+    pub fn caller(&self, requester: Requester, person: u32) -> Result<Caller, Errno> {
+        let Requester { uid, gid, thread, umask } = requester;
+        // FUSE does not send groups. Root needs none.
         let groups = if uid == 0 { Vec::new() } else { self.groups((thread, uid, gid), person)? };
         Ok(Caller { uid, gid, groups, umask })
     }
 
-    /// Whether threads of a person had many groups a moment ago.
+    /// Whether a thread of this person had many groups recently.
     pub fn has_many(&self, person: u32) -> bool {
-        lock(&self.with_many).get(&person).is_some_and(|seen| seen.elapsed() < REMEMBER_MANY)
+        lock(&self.with_many).get(&person).is_some_and(|seen| seen.elapsed() < MANY_GROUPS_TIME)
     }
 
-    /// The groups of a thread; none of one that cannot be seen from here.
-    fn groups(&self, who: Who, person: u32) -> Result<Vec<u32>, Errno> {
+    /// The groups of a thread; empty if it is not visible from here.
+    fn groups(&self, who: CallerKey, person: u32) -> Result<Vec<u32>, Errno> {
         if let Some((since, groups)) = lock(&self.known).get(&who)
-            && since.elapsed() < REMEMBER
+            && since.elapsed() < GROUPS_CACHE_TIME
         {
             return Ok(groups.clone());
         }
         let groups = groups_of(who.0, who.1, who.2)?.unwrap_or_default();
-        if groups.len() > MANY {
+        if groups.len() > MANY_GROUPS {
             self.note_many(person);
             return Ok(groups);
         }
         let mut known = lock(&self.known);
-        if known.len() >= MOST {
+        if known.len() >= MAX_CACHED {
             known.clear();
         }
         known.insert(who, (Instant::now(), groups.clone()));
@@ -92,22 +94,22 @@ impl Callers {
 
     pub(super) fn note_many(&self, person: u32) {
         let mut with_many = lock(&self.with_many);
-        if with_many.len() >= MOST {
-            with_many.retain(|_, seen| seen.elapsed() < REMEMBER_MANY);
+        if with_many.len() >= MAX_CACHED {
+            with_many.retain(|_, seen| seen.elapsed() < MANY_GROUPS_TIME);
         }
         with_many.insert(person, Instant::now());
     }
 }
 
-/// Who makes a request, and the process that it is of.
+/// The process that made a request, with its user and group.
 pub(super) fn owner(request: &Request) -> Owner {
     Owner { uid: request.uid(), gid: request.gid(), pid: process_of(request.pid()) }
 }
 
-/// FUSE tells the thread that asks; what ends as one is its process.
+/// The process of a thread. FUSE reports the thread's ID.
 pub(super) fn process_of(thread: u32) -> u32 {
-    // The first thread of a process is its oldest, which has its number. The status of a thread would say it, too, and takes as long
-    // to read as the thread has groups.
+    // The first entry is the oldest thread, whose ID is that of the process. `status` has it too, but takes longer to
+    // read the more groups the thread has.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Ok(threads) = openat(CWD, format!("/proc/{thread}/task"), flags, Mode::empty()) else {
         return thread;
@@ -127,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_are_remembered_for_a_moment_and_not_without_end() {
+    fn groups_are_cached_briefly_and_bounded() {
         let callers = Callers::default();
         let me = rustix::thread::gettid().as_raw_nonzero().get() as u32;
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
@@ -135,18 +137,18 @@ mod tests {
             rustix::process::getgroups().unwrap().into_iter().map(rustix::process::Gid::as_raw).collect();
         let wanted = Ok(wanted);
         assert_eq!(callers.groups((me, uid, gid), uid), wanted);
-        // Another user's are others, on the same thread.
+        // The key includes the user: the same thread as another user has other groups.
         assert_eq!(callers.groups((me, uid + 1, gid), uid), Ok(Vec::new()));
         let other = (Instant::now(), vec![7]);
         lock(&callers.known).insert((me, uid, gid), other);
         assert_eq!(callers.groups((me, uid, gid), uid), Ok(vec![7]));
-        std::thread::sleep(REMEMBER);
+        std::thread::sleep(GROUPS_CACHE_TIME);
         assert_eq!(callers.groups((me, uid, gid), uid), wanted);
-        (0..3 * MOST as u32).for_each(|user| drop(callers.groups((me, user, 1), user)));
-        assert!(lock(&callers.known).len() <= MOST);
+        (0..3 * MAX_CACHED as u32).for_each(|user| drop(callers.groups((me, user, 1), user)));
+        assert!(lock(&callers.known).len() <= MAX_CACHED);
     }
 
-    /// Run by [`without_descriptors_no_one_loses_their_groups`], in a process of its own.
+    /// Run by [`missing_descriptors_fail_the_call`], in a process of its own.
     #[test]
     fn without_descriptors() {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -155,21 +157,21 @@ mod tests {
         }
         let (callers, before) = (Callers::default(), getrlimit(Resource::Nofile));
         let me = rustix::thread::gettid().as_raw_nonzero().get() as u32;
-        let asks = Asks { uid: 1, gid: 1, thread: me, umask: 0 };
+        let requester = Requester { uid: 1, gid: 1, thread: me, umask: 0 };
         setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..before }).unwrap();
-        let caller = callers.caller(asks, 1).err();
+        let caller = callers.caller(requester, 1).err();
         setrlimit(Resource::Nofile, before).unwrap();
         assert_eq!(caller, Some(Errno::MFILE));
-        assert!(lock(&callers.known).is_empty() && callers.caller(asks, 1).is_ok());
+        assert!(lock(&callers.known).is_empty() && callers.caller(requester, 1).is_ok());
     }
 
     #[test]
-    fn without_descriptors_no_one_loses_their_groups() {
+    fn missing_descriptors_fail_the_call() {
         let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
         alone.args(["--exact", "fs::callers::tests::without_descriptors"]);
         let output = alone.env("ONEHOP_TEST_NO_DESCRIPTORS", "yes").output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && stdout.contains("1 passed"), "{stdout}");
     }
 
     #[test]
@@ -181,30 +183,30 @@ mod tests {
     }
 
     #[test]
-    fn who_has_many_groups_is_known_and_they_are_not_kept() {
+    fn many_groups_are_remembered_but_not_cached() {
         if !rustix::process::geteuid().is_root() {
             return println!("SKIPPED: only root can have other groups");
         }
         std::thread::spawn(|| {
             let callers = Callers::default();
             let me = rustix::thread::gettid().as_raw_nonzero().get() as u32;
-            let asks = Asks { uid: 7, gid: 7, thread: me, umask: 0 };
+            let requester = Requester { uid: 7, gid: 7, thread: me, umask: 0 };
             let take = |groups: usize| {
                 let all: Vec<_> = (1..=groups as u32).map(rustix::thread::Gid::from_raw).collect();
                 rustix::thread::set_thread_groups(&all).unwrap();
                 lock(&callers.known).clear();
-                let own = Asks { uid: 0, gid: 0, ..asks };
+                let own = Requester { uid: 0, gid: 0, ..requester };
                 (
                     callers.groups((me, own.uid, own.gid), 7).unwrap().len(),
                     lock(&callers.known).len(),
                     callers.has_many(7),
                 )
             };
-            assert_eq!([take(2), take(MANY)], [(2, 1, false), (MANY, 1, false)]);
-            assert_eq!(take(MANY + 1), (MANY + 1, 0, true));
+            assert_eq!([take(2), take(MANY_GROUPS)], [(2, 1, false), (MANY_GROUPS, 1, false)]);
+            assert_eq!(take(MANY_GROUPS + 1), (MANY_GROUPS + 1, 0, true));
             // For a while.
             assert_eq!(take(2), (2, 1, true));
-            assert!(!callers.has_many(8) && callers.caller(asks, 8).unwrap().groups.is_empty());
+            assert!(!callers.has_many(8) && callers.caller(requester, 8).unwrap().groups.is_empty());
         })
         .join()
         .unwrap();

@@ -1,4 +1,4 @@
-//! Open folders. Names are read as they are asked for: an open folder costs little, however many names it has.
+//! Open folders. Names are read on demand, so an open folder takes little memory however many names it has.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -16,30 +16,30 @@ use super::attr::kind;
 use crate::lock;
 use crate::persons::Persons;
 
-/// Open folders of a user, and of all.
-const MOST_OF_A_USER: u64 = 4096;
-const MOST: u64 = 65_536;
-/// Names that are kept from when a folder was opened until they are asked for.
+/// Open folders of one user, and of all users.
+const MAX_PER_USER: u64 = 4096;
+const MAX: u64 = 65_536;
+/// Names that are kept from opening a folder until the first read.
 const FEW: usize = 64;
-/// Where a user has more folders open, each keeps few names between two reads.
-const MOST_WITH_NAMES: u64 = 256;
+/// A user with more open folders than this keeps only [`FEW`] names between reads.
+const MAX_WITH_NAMES: u64 = 256;
 
 /// A name in a folder.
 pub(super) struct FolderEntry {
     pub inode: u64,
     pub kind: FileType,
-    /// Where to go on behind it.
+    /// The offset of the next entry.
     pub next: u64,
     pub name: OsString,
 }
 
-/// Names from a place on.
+/// Names of a folder, from an offset on.
 #[derive(Default)]
 struct Chunk {
     from: u64,
     entries: Vec<FolderEntry>,
     is_last: bool,
-    /// Nobody has asked for them yet.
+    /// Not read yet.
     is_new: bool,
 }
 
@@ -53,21 +53,21 @@ impl Chunk {
         Self { from, entries: names.names.into_iter().map(entry).collect(), is_last, is_new: true }
     }
 
-    /// The first entry behind a place; none where the place is not in here.
-    fn behind(&self, place: u64) -> Option<usize> {
-        if place == self.from {
+    /// The index of the first entry behind an offset; `None` if the chunk does not contain that offset.
+    fn behind(&self, offset: u64) -> Option<usize> {
+        if offset == self.from {
             return Some(0);
         }
-        self.entries.iter().position(|entry| entry.next == place).map(|before| before + 1)
+        self.entries.iter().position(|entry| entry.next == offset).map(|before| before + 1)
     }
 }
 
 /// An open folder.
 pub(super) struct OpenFolder {
     inode: u64,
-    /// Its user.
+    /// Who opened it.
     pub uid: u32,
-    /// Who opened the folder of links.
+    /// The process that opened the folder of links.
     pub watcher: Option<u32>,
     chunk: Mutex<Chunk>,
 }
@@ -82,12 +82,13 @@ impl OpenFolder {
         Ok(Self { inode, uid: by.uid, watcher: None, chunk: chunk.into() })
     }
 
-    /// One of ours, whose names are looked up each time.
-    pub fn of_ours(inode: u64, uid: u32, watcher: Option<u32>) -> Self {
+    /// A folder of `3fs-virt`, whose names are listed at each read.
+    pub fn of_virtual(inode: u64, uid: u32, watcher: Option<u32>) -> Self {
         Self { inode, uid, watcher, chunk: Mutex::default() }
     }
 
-    /// Gives names from a place on, until somebody has enough. Many of what is left then are kept where that is wanted.
+    /// Calls `take` for the names from an offset on, until it returns true. The rest is kept for the next read, all of
+    /// it if `keeps_many`.
     pub fn read(
         &self,
         tree: &dyn Tree,
@@ -96,13 +97,13 @@ impl OpenFolder {
         mut take: impl FnMut(&FolderEntry) -> bool,
     ) -> Result<(), Errno> {
         let mut chunk = lock(&self.chunk);
-        // From the beginning again: with what was made since.
+        // A read from the start sees names that were created since.
         let is_again = from == 0 && !chunk.is_new;
         let known = if is_again { None } else { chunk.behind(from) };
         let start = match known {
             Some(start) if start < chunk.entries.len() || chunk.is_last => start,
             _ => {
-                // It was opened by somebody who may read it; what its mode is by now does not matter.
+                // Opening checked the permission; a later change of mode does not matter.
                 *chunk = Chunk::of(from, tree.list(self.inode, from, &Caller::ROOT)?);
                 0
             }
@@ -123,7 +124,7 @@ impl OpenFolder {
 #[derive(Default)]
 struct FoldersByHandle {
     all: HashMap<u64, Arc<OpenFolder>>,
-    /// How often a user has a folder open, by inode and user.
+    /// How often each user has each folder open.
     counts: HashMap<(u64, u32), usize>,
 }
 
@@ -135,10 +136,10 @@ pub(super) struct OpenFolders {
 
 impl OpenFolders {
     pub fn new(persons: &Persons) -> Self {
-        Self { all: Mutex::default(), shares: persons.shares(MOST).with_limit(MOST_OF_A_USER) }
+        Self { all: Mutex::default(), shares: persons.shares(MAX).with_limit(MAX_PER_USER) }
     }
 
-    /// Adds one under a handle, if its user may have one more.
+    /// Adds a folder under a handle, if its user's limit allows it.
     pub fn add(&self, handle: u64, folder: OpenFolder) -> Result<(), Errno> {
         if !self.shares.take(folder.uid, 1) {
             return Err(Errno::MFILE);
@@ -149,9 +150,9 @@ impl OpenFolders {
         Ok(())
     }
 
-    /// Whether folders of a user may keep many names between two reads.
+    /// Whether folders of a user may keep many names between reads.
     pub fn keep_many(&self, uid: u32) -> bool {
-        self.shares.taken_by(uid) <= MOST_WITH_NAMES
+        self.shares.taken_by(uid) <= MAX_WITH_NAMES
     }
 
     pub fn get(&self, handle: u64) -> Option<Arc<OpenFolder>> {
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn long_folders_are_read_bit_by_bit_and_anew_from_the_beginning() {
+    fn long_folders_are_read_in_chunks_and_again_from_the_start() {
         let dir = std::env::temp_dir().join(format!("onehop-folders-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let mut wanted = vec![".".to_owned(), "..".to_owned()];
@@ -234,10 +235,10 @@ mod tests {
     }
 
     #[test]
-    fn a_user_has_so_many_and_others_have_theirs() {
+    fn open_folders_are_limited_per_user() {
         let folders = OpenFolders::new(&Persons::default());
-        let add = |handle, uid| folders.add(handle, OpenFolder::of_ours(1, uid, None));
-        for handle in 0..MOST_OF_A_USER {
+        let add = |handle, uid| folders.add(handle, OpenFolder::of_virtual(1, uid, None));
+        for handle in 0..MAX_PER_USER {
             add(handle, 1000).unwrap();
         }
         assert_eq!(add(1 << 32, 1000), Err(Errno::MFILE));
@@ -245,7 +246,7 @@ mod tests {
         folders.remove(0).unwrap();
         add(0, 1000).unwrap();
         assert!(folders.has_open(1, 1000) && !folders.has_open(2, 1000) && !folders.has_open(1, 1002));
-        (0..MOST_OF_A_USER).for_each(|handle| drop(folders.remove(handle).unwrap()));
+        (0..MAX_PER_USER).for_each(|handle| drop(folders.remove(handle).unwrap()));
         assert!(!folders.has_open(1, 1000) && folders.has_open(1, 1001));
     }
 }

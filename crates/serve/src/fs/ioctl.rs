@@ -1,4 +1,4 @@
-//! The ioctls by which 3FS programs ask a mount what it is, and for what POSIX has no call.
+//! The ioctls of 3FS: what a mount is, and operations for which POSIX has no call.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -23,17 +23,17 @@ pub(super) const PUNCH_HOLES: u32 = 0x7e90_680d;
 
 const NAME: &[u8] = b"onehop";
 
-/// What an ioctl is made on.
+/// The file or folder of an ioctl.
 #[derive(Clone, Copy)]
 pub(super) struct On {
     pub inode: INodeNo,
     pub handle: FileHandle,
-    /// The handle is a folder's.
+    /// Whether `handle` is a folder's.
     pub folder: bool,
 }
 
 impl On {
-    /// The open file that it is.
+    /// The open file.
     pub fn file(self, mounted: &Mounted) -> Result<Arc<Open>, Errno> {
         let open = if self.folder { None } else { mounted.opened(self.handle).ok() };
         open.filter(|open| open.inode == self.inode.0).ok_or(Errno::BADF)
@@ -64,18 +64,19 @@ fn number(data: &[u8], at: usize) -> Result<u64, Errno> {
     Ok(u64::from_le_bytes(bytes.try_into().map_err(|_| Errno::INVAL)?))
 }
 
-/// A link's name and its target, which a program writes instead of calling `symlink` or `unlink` in the folder of links.
+/// The name and target of a link. Programs pass them by ioctl instead of calling `symlink` or `unlink` in the folder of
+/// links.
 pub(super) fn link_texts(data: &[u8]) -> Result<(&OsStr, &Path), Errno> {
     let mut texts = data.split(|byte| *byte == 0);
-    // What follows the last zero is a text, too.
+    // The text after the last zero byte counts as well.
     let ([Some(name), Some(target)], Some(_)) = ([texts.next(), texts.next()], texts.next()) else {
         return Err(Errno::INVAL);
     };
     Ok((OsStr::from_bytes(name), Path::new(OsStr::from_bytes(target))))
 }
 
-/// The folder comes as a number, past the checks of the kernel that asks. So the caller's user has to have that folder open, which the
-/// kernel has checked: a number alone would lead into folders that are closed to them.
+/// The folder comes as a bare inode number, which the kernel has not checked. So the caller's user must have that
+/// folder open: otherwise a number would give access to folders that are closed to them.
 fn hardlink(mounted: &Mounted, by: &Caller, inode: INodeNo, data: &[u8]) -> Result<Vec<u8>, Errno> {
     let folder = INodeNo(number(data, 0)?);
     let name = data.get(8..8 + NAME_BYTES).ok_or(Errno::INVAL)?;
@@ -88,13 +89,13 @@ fn hardlink(mounted: &Mounted, by: &Caller, inode: INodeNo, data: &[u8]) -> Resu
         return Err(Errno::ACCESS);
     }
     let made = mounted.link_again(by, inode, folder, name)?;
-    // The kernel has not asked for it, and will not say that it forgets it.
+    // The kernel did not look the new name up, so it will not send a `forget` for it.
     drop(mounted.tree.forget(made.ino.0, 1));
     Ok(Vec::new())
 }
 
-/// Punches holes behind the kernel's back, so that it has to forget the file's pages: before, because it would write back what
-/// mappings have changed, and with it what is in the holes now; and afterwards.
+/// Punches holes without the kernel's knowledge, so its cached pages are dropped twice: before, because it would write
+/// dirty mapped pages back into the holes, and after.
 pub(super) fn punch_holes(
     shared: &DaemonShared,
     open: &Open,

@@ -1,4 +1,4 @@
-//! What the kernel asks by FUSE.
+//! The FUSE file system.
 
 mod answer;
 mod attr;
@@ -30,21 +30,21 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use crate::daemon::DaemonShared;
-use crate::locks::Asker;
+use crate::locks::LockRequester;
 use crate::opens::Open;
 use answer::{attributes, empty, entry, errno, io, xattr};
 use attr::{VIRTUAL, time_change};
-use callers::{Asks, Callers, owner};
+use callers::{Callers, Requester, owner};
 use folders::{FolderEntry, OpenFolders};
 use ops::{LeaseAttempt, Write, may_wait, waits_for, waits_for_list};
 use reports::OpenReports;
 use threads::{CallClass, SpareThreads};
 
-/// How long the kernel may believe what it was told of a file. What rings write it is told at once.
-const BELIEVE: Duration = Duration::from_secs(1);
-const NEVER: Duration = Duration::ZERO;
-/// For what stays as it is while the daemon runs.
-const ALWAYS: Duration = Duration::from_secs(3600);
+/// How long the kernel may cache attributes and names. Writes by rings invalidate its cache at once.
+const ATTR_TIMEOUT: Duration = Duration::from_secs(1);
+const NO_CACHE: Duration = Duration::ZERO;
+/// For entries that never change while the daemon runs.
+const FIXED_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// The mounted file system.
 pub(crate) struct Mounted {
@@ -53,7 +53,7 @@ pub(crate) struct Mounted {
     folders: OpenFolders,
     callers: Arc<Callers>,
     spare: SpareThreads,
-    /// What a program reads of the statistics is of the moment when it opened them.
+    /// The statistics as they were when each handle was opened.
     reports: OpenReports,
 }
 
@@ -70,7 +70,7 @@ impl Mounted {
     }
 }
 
-/// The mounted file system, as the kernel calls it.
+/// The mounted file system, as FUSE calls it.
 pub(crate) struct FuseHandler(pub Arc<Mounted>);
 
 impl std::ops::Deref for FuseHandler {
@@ -101,7 +101,7 @@ impl Filesystem for FuseHandler {
             return entry(reply, Ok(attr));
         }
         let name = name.to_owned();
-        self.act(CallClass::Look, Asks::of(request, 0), move |this, by| {
+        self.run_as_caller(CallClass::Lookup, Requester::of(request, 0), move |this, by| {
             entry(reply, by.and_then(|by| this.find(&by, parent, &name)));
         });
     }
@@ -109,8 +109,8 @@ impl Filesystem for FuseHandler {
     fn forget(&self, _request: &Request, inode: INodeNo, times: u64) {
         let forgotten = self.tree.forget(inode.0, times);
         if forgotten.may_take_long() {
-            // The kernel does not say who forgets.
-            self.aside(forgotten.uid(), move |_| drop(forgotten));
+            // FUSE does not name the user here.
+            self.run_call(forgotten.uid(), move |_| drop(forgotten));
         }
     }
 
@@ -120,7 +120,7 @@ impl Filesystem for FuseHandler {
         }
         let uid = waits_for(inode, request.uid());
         let attr = move |this: &Mounted| this.tree.attr(inode.0, uid).map(|found| attr::attr(&found));
-        self.look(uid, move |this| attributes(reply, attr(this)));
+        self.run_lookup(uid, move |this| attributes(reply, attr(this)));
     }
 
     fn setattr(
@@ -143,13 +143,13 @@ impl Filesystem for FuseHandler {
     ) {
         let [atime, mtime] = [atime, mtime].map(|time| time.map(time_change));
         let change = AttrChange { mode, uid, gid, size, atime, mtime };
-        let asks = Asks::of(request, 0);
+        let requester = Requester::of(request, 0);
         let call = move |this: &Mounted, by: Result<Caller, Errno>| {
-            // A lease is not waited for: the kernel has the file locked, and a link to it in another folder would keep that one locked.
+            // Does not wait for a lease: the kernel holds the inode's lock, which lookups of hard links wait for.
             attributes(reply, by.and_then(|by| ops::change(this.attempt(&by), inode, handle, change)));
         };
-        // A file that is cut short may have its blocks freed first.
-        self.act(if size.is_some() { CallClass::Disk } else { CallClass::Other }, asks, call);
+        // Truncating may have to free blocks first.
+        self.run_as_caller(if size.is_some() { CallClass::Disk } else { CallClass::Other }, requester, call);
     }
 
     fn readlink(&self, request: &Request, inode: INodeNo, reply: ReplyData) {
@@ -160,7 +160,7 @@ impl Filesystem for FuseHandler {
             };
         }
         let uid = request.uid();
-        self.look(uid, move |this| match this.tree.read_link(inode.0, uid) {
+        self.run_lookup(uid, move |this| match this.tree.read_link(inode.0, uid) {
             Ok(target) => reply.data(&target),
             Err(error) => reply.error(errno(error)),
         });
@@ -177,7 +177,7 @@ impl Filesystem for FuseHandler {
         reply: ReplyEntry,
     ) {
         let name = name.to_owned();
-        self.act(CallClass::Other, Asks::of(request, umask), move |this, by| {
+        self.run_as_caller(CallClass::Other, Requester::of(request, umask), move |this, by| {
             entry(reply, by.and_then(|by| this.make(&by, parent, &name, &Make::Node { mode, rdev })));
         });
     }
@@ -192,7 +192,7 @@ impl Filesystem for FuseHandler {
         reply: ReplyEntry,
     ) {
         let name = name.to_owned();
-        self.act(CallClass::Other, Asks::of(request, umask), move |this, by| {
+        self.run_as_caller(CallClass::Other, Requester::of(request, umask), move |this, by| {
             entry(reply, by.and_then(|by| this.make(&by, parent, &name, &Make::Folder { mode })));
         });
     }
@@ -201,15 +201,15 @@ impl Filesystem for FuseHandler {
         if parent.0 == virt::IOVS {
             return empty(reply, virt::unlink(&self.shared, name, request.uid()));
         }
-        let (name, asks) = (name.to_owned(), Asks::of(request, 0));
-        self.act(CallClass::Other, asks, move |this, by| {
+        let (name, requester) = (name.to_owned(), Requester::of(request, 0));
+        self.run_as_caller(CallClass::Other, requester, move |this, by| {
             empty(reply, by.and_then(|by| this.remove(&by, parent, &name, false)));
         });
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let (name, asks) = (name.to_owned(), Asks::of(request, 0));
-        self.act(CallClass::Other, asks, move |this, by| {
+        let (name, requester) = (name.to_owned(), Requester::of(request, 0));
+        self.run_as_caller(CallClass::Other, requester, move |this, by| {
             empty(reply, by.and_then(|by| this.remove(&by, parent, &name, true)));
         });
     }
@@ -218,11 +218,11 @@ impl Filesystem for FuseHandler {
         if parent.0 == virt::IOVS {
             return entry(reply, virt::symlink(&self.shared, name, target, owner(request)));
         }
-        let Some(held) = self.hold(request.uid(), target.as_os_str().as_bytes()) else {
+        let Some(held) = self.reserve(request.uid(), target.as_os_str().as_bytes()) else {
             return reply.error(errno(Errno::NOMEM));
         };
         let (name, target) = (name.to_owned(), target.to_owned());
-        self.act(CallClass::Other, Asks::of(request, 0), move |this, by| {
+        self.run_as_caller(CallClass::Other, Requester::of(request, 0), move |this, by| {
             entry(reply, by.and_then(|by| this.make_link(&by, parent, &name, &target)));
             drop(held);
         });
@@ -239,15 +239,15 @@ impl Filesystem for FuseHandler {
         reply: ReplyEmpty,
     ) {
         let (name, new_name) = (name.to_owned(), new_name.to_owned());
-        self.act(CallClass::Other, Asks::of(request, 0), move |this, by| {
+        self.run_as_caller(CallClass::Other, Requester::of(request, 0), move |this, by| {
             let rename = |by| this.rename(&by, (parent, &name), (new_parent, &new_name), flags.bits());
             empty(reply, by.and_then(rename));
         });
     }
 
     fn link(&self, request: &Request, inode: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let (name, asks) = (name.to_owned(), Asks::of(request, 0));
-        self.act(CallClass::Other, asks, move |this, by| {
+        let (name, requester) = (name.to_owned(), Requester::of(request, 0));
+        self.run_as_caller(CallClass::Other, requester, move |this, by| {
             entry(reply, by.and_then(|by| this.link_again(&by, inode, parent, &name)));
         });
     }
@@ -260,8 +260,8 @@ impl Filesystem for FuseHandler {
             }
             return reply.opened(FileHandle(handle), FopenFlags::FOPEN_DIRECT_IO);
         }
-        let asks = Asks::of(request, 0);
-        self.act(CallClass::Other, asks, move |this, by| {
+        let requester = Requester::of(request, 0);
+        self.run_as_caller(CallClass::Other, requester, move |this, by| {
             let answer = move |done| match done {
                 Ok(handle) => reply.opened(FileHandle(handle), ops::cached(flags)),
                 Err(error) => reply.error(errno(error)),
@@ -271,7 +271,7 @@ impl Filesystem for FuseHandler {
                 Err(error) => return answer(Err(error)),
             };
             let work = move |of: LeaseAttempt| ops::open_file(of, inode, flags);
-            this.past_leases((asks, by), inode, may_wait(flags), work, answer);
+            this.retry_on_lease((requester, by), inode, may_wait(flags), work, answer);
         });
     }
 
@@ -285,15 +285,15 @@ impl Filesystem for FuseHandler {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let asks = Asks::of(request, umask);
+        let requester = Requester::of(request, umask);
         let (name, flags) = (name.to_owned(), OpenFlags(flags));
-        self.act(ops::class_of_open(flags), asks, move |this, by| {
+        self.run_as_caller(ops::class_of_open(flags), requester, move |this, by| {
             match by.and_then(|by| ops::make_file(this.attempt(&by), parent, &name, mode, flags)) {
                 Ok((attr, handle)) => {
                     let handle = FileHandle(handle);
-                    reply.created(&BELIEVE, &attr, Generation(0), handle, ops::cached(flags));
+                    reply.created(&ATTR_TIMEOUT, &attr, Generation(0), handle, ops::cached(flags));
                 }
-                // Somebody else has made it, and has a lease. The kernel lets go of the folder, looks the name up, and opens what is there.
+                // Created by another program, with a lease: on ESTALE the kernel looks the name up and opens it.
                 Err(Errno::AGAIN) if may_wait(flags) => reply.error(errno(Errno::STALE)),
                 Err(error) => reply.error(errno(error)),
             }
@@ -317,7 +317,7 @@ impl Filesystem for FuseHandler {
             let to = from.saturating_add(size as usize).min(report.len());
             return reply.data(&report[from..to]);
         }
-        self.aside(request.uid(), move |this| match this.read_file(handle, offset, size) {
+        self.run_call(request.uid(), move |this| match this.read_file(handle, offset, size) {
             Ok(bytes) => reply.data(&bytes),
             Err(error) => reply.error(errno(error)),
         });
@@ -335,7 +335,7 @@ impl Filesystem for FuseHandler {
         _lock: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        // Pages of a mapping have their place, however the file was opened.
+        // Mapped pages are written at their offset, even with O_APPEND.
         let is_mapped = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let appends = !is_mapped && OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::APPEND);
         let keeps_set_id = !write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
@@ -349,7 +349,7 @@ impl Filesystem for FuseHandler {
     }
 
     fn flush(&self, by: &Request, inode: INodeNo, of: FileHandle, owner: LockOwner, reply: ReplyEmpty) {
-        // What was written is the kernel's by now; it has nothing else to wait for.
+        // The kernel has sent all writes by now, so only locks are waited for.
         self.after_locks(by.uid(), (inode, of), owner, || reply.ok());
     }
 
@@ -370,7 +370,7 @@ impl Filesystem for FuseHandler {
             let uid = gone.as_ref().map_or(request.uid(), |gone| gone.uid());
             self.end_locks(uid, inode, handle, gone.clone());
             if let Some(gone) = gone {
-                self.let_go(gone);
+                self.close_file(gone);
             }
         }
         reply.ok();
@@ -379,12 +379,12 @@ impl Filesystem for FuseHandler {
     fn fsync(&self, request: &Request, _: INodeNo, handle: FileHandle, data_only: bool, reply: ReplyEmpty) {
         let open = self.opened(handle);
         let sync = move || open.and_then(|open| open.file().sync(data_only).map_err(|error| io(&error)));
-        self.by_disk(request.uid(), move |_| empty(reply, sync()));
+        self.run_disk_call(request.uid(), move |_| empty(reply, sync()));
     }
 
     fn opendir(&self, request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let thread = request.pid();
-        self.act(CallClass::Other, Asks::of(request, 0), move |this, by| {
+        self.run_as_caller(CallClass::Other, Requester::of(request, 0), move |this, by| {
             match by.and_then(|by| this.open_folder(&by, inode, thread)) {
                 Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::empty()),
                 Err(error) => reply.error(errno(error)),
@@ -393,7 +393,7 @@ impl Filesystem for FuseHandler {
     }
 
     fn readdir(&self, by: &Request, of: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        self.aside(by.uid(), move |this| {
+        self.run_call(by.uid(), move |this| {
             let add =
                 |entry: &FolderEntry| reply.add(INodeNo(entry.inode), entry.next, entry.kind, &entry.name);
             match this.read_folder(of, handle, offset, add) {
@@ -414,12 +414,12 @@ impl Filesystem for FuseHandler {
     fn fsyncdir(&self, request: &Request, inode: INodeNo, _: FileHandle, _data: bool, reply: ReplyEmpty) {
         let (node, uid) = (self.real(inode), request.uid());
         let sync = move |this: &Mounted| empty(reply, node.and_then(|node| this.tree.sync_folder(node, uid)));
-        self.by_disk(uid, sync);
+        self.run_disk_call(uid, sync);
     }
 
     fn statfs(&self, request: &Request, _inode: INodeNo, reply: ReplyStatfs) {
         let uid = request.uid();
-        self.look(uid, move |this| match this.tree.space(uid) {
+        self.run_lookup(uid, move |this| match this.tree.space(uid) {
             Ok(space) => {
                 let [all, free, available] = space.blocks;
                 let [files, free_files] = space.files;
@@ -445,15 +445,17 @@ impl Filesystem for FuseHandler {
         if command == ioctl::FSYNC {
             let sync = |open: Arc<Open>| open.file().sync(false).map_err(|error| io(&error));
             let open = of.file(self);
-            return self.by_disk(request.uid(), move |_| match open.and_then(sync) {
+            return self.run_disk_call(request.uid(), move |_| match open.and_then(sync) {
                 Ok(()) => reply.ioctl(0, &[0; 4]),
                 Err(error) => reply.error(errno(error)),
             });
         }
         if command == ioctl::PUNCH_HOLES {
-            let Some(held) = self.hold(request.uid(), data) else { return reply.error(errno(Errno::NOMEM)) };
+            let Some(held) = self.reserve(request.uid(), data) else {
+                return reply.error(errno(Errno::NOMEM));
+            };
             let (open, data, keeps_set_id) = (of.file(self), data.to_vec(), request.uid() == 0);
-            return self.by_cache(request.uid(), open.clone().ok(), move |this| {
+            return self.run_cache_call(request.uid(), open.clone().ok(), move |this| {
                 let punch = |open: Arc<Open>| ioctl::punch_holes(&this.shared, &open, keeps_set_id, &data);
                 match open.and_then(punch) {
                     Ok(()) => reply.ioctl(0, &[]),
@@ -468,9 +470,9 @@ impl Filesystem for FuseHandler {
                 Err(error) => reply.error(errno(error)),
             });
         }
-        let Some(held) = self.hold(request.uid(), data) else { return reply.error(errno(Errno::NOMEM)) };
+        let Some(held) = self.reserve(request.uid(), data) else { return reply.error(errno(Errno::NOMEM)) };
         let data = data.to_vec();
-        self.act(CallClass::Other, Asks::of(request, 0), move |this, by| {
+        self.run_as_caller(CallClass::Other, Requester::of(request, 0), move |this, by| {
             match by.and_then(|by| ioctl::run(this, &by, of, command, &data)) {
                 Ok(answer) => reply.ioctl(0, &answer),
                 Err(error) => reply.error(errno(error)),
@@ -494,7 +496,7 @@ impl Filesystem for FuseHandler {
             let done = open.written_by(keeps_set_id);
             done.and_then(|()| open.file().allocate(mode as u32, offset, length)).map_err(|error| io(&error))
         };
-        self.by_disk(request.uid(), move |_| empty(reply, open.and_then(allocate)));
+        self.run_disk_call(request.uid(), move |_| empty(reply, open.and_then(allocate)));
     }
 
     fn getlk(
@@ -509,8 +511,8 @@ impl Filesystem for FuseHandler {
         pid: u32,
         reply: ReplyLock,
     ) {
-        let by = Asker { owner: owner.0, handle: handle.0, uid: self.person(request.uid()), pid };
-        self.by_cache(by.uid, self.opened(handle).ok(), move |this| {
+        let by = LockRequester { owner: owner.0, handle: handle.0, uid: self.person(request.uid()), pid };
+        self.run_cache_call(by.uid, self.opened(handle).ok(), move |this| {
             match this.get_lock(by, (start, end), kind) {
                 Ok(((start, end), kind, pid)) => reply.locked(start, end, kind, pid),
                 Err(error) => reply.error(errno(error)),
@@ -531,13 +533,13 @@ impl Filesystem for FuseHandler {
         wait: bool,
         reply: ReplyEmpty,
     ) {
-        let by = Asker { owner: owner.0, handle: handle.0, uid: self.person(request.uid()), pid };
-        let (thread, open) = (request.pid(), self.opened(handle).ok());
-        self.by_cache(by.uid, open, move |this| this.set_lock(thread, by, (start, end), (kind, wait), reply));
+        let by = LockRequester { owner: owner.0, handle: handle.0, uid: self.person(request.uid()), pid };
+        let (thread, open, range) = (request.pid(), self.opened(handle).ok(), (start, end));
+        self.run_cache_call(by.uid, open, move |this| this.set_lock(thread, by, range, (kind, wait), reply));
     }
 
     fn getxattr(&self, request: &Request, inode: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        // Who reads a list needs no rights for that: the kernel that asks wants to check some.
+        // Reading an ACL takes no permission: the kernel reads it to check one.
         let is_list = name.as_bytes().starts_with(b"system.posix_acl_");
         let ask = Xattr::Get { name: name.as_bytes().to_vec() };
         let get = move |this: &Mounted, by: Result<Caller, Errno>| {
@@ -545,13 +547,13 @@ impl Filesystem for FuseHandler {
         };
         if is_list {
             let uid = waits_for_list(inode, name, request.uid());
-            return self.aside(uid, move |this| get(this, Ok(Caller::ROOT)));
+            return self.run_call(uid, move |this| get(this, Ok(Caller::ROOT)));
         }
-        self.act(CallClass::Other, Asks::of(request, 0), get);
+        self.run_as_caller(CallClass::Other, Requester::of(request, 0), get);
     }
 
     fn listxattr(&self, request: &Request, inode: INodeNo, size: u32, reply: ReplyXattr) {
-        self.act(CallClass::Other, Asks::of(request, 0), move |this, by| {
+        self.run_as_caller(CallClass::Other, Requester::of(request, 0), move |this, by| {
             xattr(reply, size, by.and_then(|by| this.xattr(&by, inode, &Xattr::List)));
         });
     }
@@ -566,9 +568,9 @@ impl Filesystem for FuseHandler {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        let Some(held) = self.hold(request.uid(), value) else { return reply.error(errno(Errno::NOMEM)) };
+        let Some(held) = self.reserve(request.uid(), value) else { return reply.error(errno(Errno::NOMEM)) };
         let ask = Xattr::Set { name: name.as_bytes().to_vec(), value: value.to_vec(), flags: flags as u32 };
-        self.act(CallClass::Other, Asks::of(request, 0), move |this, by| {
+        self.run_as_caller(CallClass::Other, Requester::of(request, 0), move |this, by| {
             empty(reply, by.and_then(|by| this.xattr(&by, inode, &ask)).map(drop));
             drop(held);
         });
@@ -576,7 +578,7 @@ impl Filesystem for FuseHandler {
 
     fn removexattr(&self, request: &Request, inode: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let ask = Xattr::Remove { name: name.as_bytes().to_vec() };
-        self.act(CallClass::Other, Asks::of(request, 0), move |this, by| {
+        self.run_as_caller(CallClass::Other, Requester::of(request, 0), move |this, by| {
             empty(reply, by.and_then(|by| this.xattr(&by, inode, &ask)).map(drop));
         });
     }
@@ -590,7 +592,7 @@ impl Filesystem for FuseHandler {
         whence: i32,
         reply: ReplyLseek,
     ) {
-        self.aside(request.uid(), move |this| match this.seek(handle, offset, whence) {
+        self.run_call(request.uid(), move |this| match this.seek(handle, offset, whence) {
             Ok(at) => reply.offset(at),
             Err(error) => reply.error(errno(error)),
         });

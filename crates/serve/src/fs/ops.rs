@@ -1,4 +1,4 @@
-//! What is done with files of the folder, for the user who asks.
+//! File operations, on behalf of a user.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -20,11 +20,11 @@ use super::{Mounted, io, is_virtual, virt};
 use crate::daemon::DaemonShared;
 use crate::opens::Open;
 
-/// Set by the kernel alone, when a program is run.
+/// Only the kernel sets this, when it executes a program (`FMODE_EXEC`).
 const EXECUTE: OFlags = OFlags::from_bits_retain(0x20);
 
-/// How the daemon opens what a program opens. What the kernel does by itself is left out: it takes care of its own cache. So is
-/// `O_APPEND`, which comes with each write: rings write at places of their own.
+/// How the daemon opens a file that a program opens. Flags that the kernel handles itself are left out. So is
+/// `O_APPEND`, which comes with each write, because rings write at offsets of their own.
 fn access_of(flags: OpenFlags) -> OpenMode {
     let flags = OFlags::from_bits_retain(flags.0 as u32);
     let mode = flags & OFlags::RWMODE;
@@ -44,33 +44,34 @@ pub(super) fn named(name: &OsStr) -> Result<Name, Errno> {
     Name::new(name.as_bytes()).ok_or(why)
 }
 
-/// A file of the folder; nothing is made or moved in 3fs-virt.
+/// The inode of a file in the served folder. Nothing is created or moved in 3fs-virt.
 fn real(inode: INodeNo) -> Result<u64, Errno> {
     if is_virtual(inode) { Err(Errno::PERM) } else { Ok(inode.0) }
 }
 
-/// Whose turn a question about a file is. What is known of the root is needed on the way to everything, and said soon, whatever a
-/// target does.
+/// Whose turn a question about a file takes. The root's attributes are needed for every path and always answered soon,
+/// so they count for nobody.
 pub(super) fn waits_for(inode: INodeNo, uid: u32) -> u32 {
     if inode.0 == ROOT { NO_USER } else { uid }
 }
 
-/// The same for an access control list. A target may take its time over the root's list of defaults, so who asks for that waits.
+/// The same for an access control list. The root's default ACL may take a target long, so it counts for the user who
+/// asks.
 pub(super) fn waits_for_list(inode: INodeNo, name: &OsStr, uid: u32) -> u32 {
     if name == ACCESS_LIST { waits_for(inode, uid) } else { uid }
 }
 
-/// Whether a program that opens a file so is content to wait for another.
+/// Whether an `open` with these flags may block.
 pub(super) fn may_wait(flags: OpenFlags) -> bool {
     !OFlags::from_bits_retain(flags.0 as u32).contains(OFlags::NONBLOCK)
 }
 
-/// Which threads open a file so: one that is cut short may have its blocks freed first.
+/// Which threads open a file: truncating may have to free blocks first.
 pub(super) fn class_of_open(flags: OpenFlags) -> CallClass {
     if access_of(flags).truncate { CallClass::Disk } else { CallClass::Other }
 }
 
-/// What a call acts on that may find a lease in its way, and who asks.
+/// An attempt at a call that a lease may block.
 pub(super) struct LeaseAttempt<'a> {
     pub shared: &'a DaemonShared,
     pub tree: &'a dyn Tree,
@@ -84,12 +85,12 @@ pub(super) fn change(
     mut change: AttrChange,
 ) -> Result<FileAttr, Errno> {
     let node = real(inode)?;
-    // Who has it open may cut it off, whatever its mode says.
+    // A file that is open for writing may be truncated even if its mode has changed since.
     let open = handle.and_then(|handle| shared.opens.get(handle.0));
     if let (Some(open), Some(size)) = (&open, change.size) {
         open.written_by(by.uid == 0).and_then(|()| open.file().set_len(size)).map_err(|e| io(&e))?;
         change.size = None;
-        // What is left would be a change of owner to the same one.
+        // Nothing is left but a change to the same owner.
         if change == AttrChange::default() {
             return Ok(attr(&tree.attr(node, by.uid)?));
         }
@@ -120,32 +121,32 @@ pub(super) fn open_file(
     let access = access_of(flags);
     shared.opens.check(by.uid)?;
     let file = tree.open(real(inode)?, access, by)?;
-    // It lost its last name, of which the kernel knows nothing, and nobody here has it open: the kernel came by a name that it
-    // believes in. It looks the name up again.
+    // Deleted outside the mount, and not open here: the kernel used a cached name. On ESTALE it looks the name up
+    // again.
     let is_gone = |file: &File| fstat(file).is_ok_and(|stat| stat.st_nlink == 0);
     if file.local().is_some_and(is_gone) && !shared.opens.is_open(inode.0) {
         return Err(Errno::STALE);
     }
-    // Who opens a file sees what was written before by who has closed it, wherever that was.
+    // Close-to-open consistency: an `open` sees what was written before the last `close`, on any mount.
     shared.forget_attributes(inode.0);
     Ok(shared.opens.add(inode.0, by.uid, access, file))
 }
 
-/// Whether the kernel caches what goes to and from an open file. What can only be appended goes past its cache: through that, the
-/// kernel cuts a write where the first page ends, and what others append elsewhere could come between the parts.
+/// Whether the kernel caches the data of an open file. Append-only files bypass its cache: the kernel would split a
+/// write at the first page boundary, and appends from elsewhere could come in between.
 pub(super) fn cached(flags: OpenFlags) -> FopenFlags {
     let flags = OFlags::from_bits_retain(flags.0 as u32);
     let only_appends = flags.contains(OFlags::APPEND) && flags & OFlags::RWMODE == OFlags::WRONLY;
     if only_appends { FopenFlags::FOPEN_DIRECT_IO } else { FopenFlags::empty() }
 }
 
-/// A write, but for its bytes.
+/// A write without its data.
 pub(super) struct Write {
     pub open: Arc<Open>,
-    /// None behind the file's end.
+    /// The offset; `None` to append.
     pub at: Option<u64>,
     pub keeps_set_id: bool,
-    /// Whether it is what programs have changed by their mappings.
+    /// Whether it writes back dirty pages of a mapping.
     pub is_mapped: bool,
 }
 
@@ -159,7 +160,7 @@ impl Write {
 }
 
 impl Mounted {
-    /// A file of the folder; nothing is made or moved in 3fs-virt.
+    /// The inode of a file in the served folder.
     pub(super) fn real(&self, inode: INodeNo) -> Result<u64, Errno> {
         real(inode)
     }
@@ -169,20 +170,20 @@ impl Mounted {
     }
 
     pub(super) fn find(&self, by: &Caller, parent: INodeNo, name: &OsStr) -> Result<FileAttr, Errno> {
-        // The kernel looks these up for who comes by a handle; what is above the root is nobody's business.
+        // The kernel looks these up for callers that come by a file handle. Nothing above the root is visible.
         if name == ".." || name == "." {
             return Err(Errno::NOENT);
         }
         Ok(attr(&self.tree.lookup(parent.0, &named(name)?, by)?))
     }
 
-    /// Opens a folder for a caller, who asks by this thread; gives its handle.
+    /// Opens a folder for a caller's thread. Returns its handle.
     pub(super) fn open_folder(&self, by: &Caller, inode: INodeNo, thread: u32) -> Result<u64, Errno> {
         let (handle, watcher) =
             (self.shared.opens.handle(), (inode.0 == virt::IOVS).then(|| process_of(thread)));
         let folder = if is_virtual(inode) {
             virt::list(&self.shared, inode.0, by.uid)?;
-            OpenFolder::of_ours(inode.0, by.uid, watcher)
+            OpenFolder::of_virtual(inode.0, by.uid, watcher)
         } else {
             OpenFolder::open(&*self.tree, by, inode.0)?
         };
@@ -193,7 +194,7 @@ impl Mounted {
         Ok(handle)
     }
 
-    /// Gives names of an open folder from a place on, until `add` has enough.
+    /// Calls `add` for the names of an open folder from an offset on, until it returns true.
     pub(super) fn read_folder(
         &self,
         inode: INodeNo,
@@ -266,7 +267,7 @@ impl Mounted {
         match ask {
             Xattr::Get { .. } if is_virtual(inode) => Err(Errno::NODATA),
             Xattr::List if is_virtual(inode) => Ok(Vec::new()),
-            // The kernel has seen that the caller may, or takes it from a file that the caller is changing.
+            // The kernel has checked the permission, or removes it because the caller writes to the file.
             Xattr::Remove { name } if name == b"security.capability" => {
                 self.tree.xattr(self.real(inode)?, ask, &Caller::ROOT)
             }
@@ -283,7 +284,7 @@ impl Mounted {
     }
 
     pub(super) fn seek(&self, handle: FileHandle, offset: i64, whence: i32) -> Result<i64, Errno> {
-        // The kernel counts by itself but for these two.
+        // The kernel handles all other values itself.
         const DATA: i32 = 3;
         const HOLE: i32 = 4;
         let from = u64::try_from(offset).map_err(|_| Errno::NXIO)?;
@@ -302,7 +303,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_cuts_a_file_short_waits_for_a_disk() {
+    fn truncating_opens_use_disk_threads() {
         let class = |flags: OFlags| class_of_open(OpenFlags(flags.bits() as i32));
         assert_eq!(class(OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC), CallClass::Disk);
         assert_eq!(class(OFlags::CREATE | OFlags::WRONLY), CallClass::Other);

@@ -1,4 +1,4 @@
-//! The statistics that programs have open.
+//! Statistics that programs have open.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -9,16 +9,16 @@ use rustix::io::Errno;
 use crate::lock;
 use crate::persons::Persons;
 
-/// Reports that are open at once.
-const MOST_REPORTS: u64 = 1024;
+/// Reports that may be open at once.
+const MAX_REPORTS: u64 = 1024;
 
-/// What the statistics said when somebody opened them.
+/// A report as it was when it was opened.
 struct OpenReport {
     text: Arc<Vec<u8>>,
     uid: u32,
 }
 
-/// All of these, by their handles.
+/// All open reports, by handle.
 pub(super) struct OpenReports {
     all: Mutex<HashMap<u64, OpenReport>>,
     shares: Shares,
@@ -26,11 +26,11 @@ pub(super) struct OpenReports {
 
 impl OpenReports {
     pub fn new(persons: &Persons) -> Self {
-        Self { all: Mutex::default(), shares: persons.shares(MOST_REPORTS) }
+        Self { all: Mutex::default(), shares: persons.shares(MAX_REPORTS) }
     }
 
     /// # Errors
-    /// `EMFILE` for a user who has as many as are left to others.
+    /// `EMFILE` when the user has too many open.
     pub fn open(&self, handle: u64, uid: u32, text: impl FnOnce() -> Vec<u8>) -> Result<(), Errno> {
         if !self.shares.take(uid, 1) {
             return Err(Errno::MFILE);
@@ -40,7 +40,7 @@ impl OpenReports {
         Ok(())
     }
 
-    /// What a handle reads.
+    /// The report of a handle.
     pub fn text(&self, handle: u64) -> Arc<Vec<u8>> {
         lock(&self.all).get(&handle).map(|report| report.text.clone()).unwrap_or_default()
     }

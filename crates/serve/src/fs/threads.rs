@@ -1,8 +1,8 @@
-//! Which thread does a call of the kernel.
+//! Chooses the thread that executes a FUSE request.
 //!
-//! The threads of the session take calls in the order in which these come, and do those at once that wait for nothing. Lookups and
-//! attributes are over quickly, mostly, and a target's may not be: all threads but one may do them. Half of the threads may do others.
-//! What is more than that goes to threads of its class, at which users have turns.
+//! Session threads take requests in order, and execute at once those that cannot block. Lookups and attributes are
+//! usually quick, but a target may delay them: all session threads but one may execute these. Half of the threads may
+//! execute other calls. Calls beyond that go to the thread pools, where users take turns.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,20 +13,20 @@ use onehop_target::wire::Caller;
 use rustix::io::Errno;
 
 use super::answer::errno;
-use super::callers::Asks;
+use super::callers::Requester;
 use super::ops::Write;
 use super::{FuseHandler, Mounted};
 use crate::io::pool::SlowCall;
 use crate::opens::Open;
 
-/// Threads of the session that do calls which may take longer: a call that is handed to another thread costs a switch, and a write a
-/// copy. One thread is always left to what waits for nothing.
+/// Counts session threads that execute calls which may block. Handing a call to another thread costs a context switch,
+/// and for a write a copy. One thread always remains for requests that cannot block.
 pub(super) struct SpareThreads {
     busy: AtomicUsize,
     threads: usize,
 }
 
-/// One of them.
+/// A session thread that executes such a call.
 struct Busy<'a>(&'a SpareThreads);
 
 impl Drop for Busy<'_> {
@@ -36,105 +36,106 @@ impl Drop for Busy<'_> {
 }
 
 impl SpareThreads {
-    /// Those of so many.
+    /// For a session of this many threads.
     pub fn new(threads: usize) -> Self {
         Self { busy: AtomicUsize::new(0), threads }
     }
 
-    /// Makes this thread one of them for a call that looks for something, if all but one are not busy yet.
-    fn enter_to_look(&self) -> Option<Busy<'_>> {
+    /// Uses this thread for a lookup, unless only one thread is free.
+    fn enter_for_lookup(&self) -> Option<Busy<'_>> {
         self.enter_below(self.threads.saturating_sub(1))
     }
 
-    /// The same for another call, which leaves half of the threads to those that look.
+    /// Uses this thread for another call, unless half of the threads are busy.
     fn enter(&self) -> Option<Busy<'_>> {
         self.enter_below(self.threads / 2)
     }
 
     fn enter_below(&self, most: usize) -> Option<Busy<'_>> {
-        // Before the comparison, so that two at once do not both have the last place.
+        // Counted before the comparison, so that two threads cannot both get the last place.
         let busy = Busy(self);
         let before = self.busy.fetch_add(1, Ordering::AcqRel);
         (before < most).then_some(busy)
     }
 }
 
-/// Which threads do a call.
+/// Which threads execute a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum CallClass {
-    /// It looks for something.
-    Look,
-    /// It moves bytes, changes names, or may wait a little.
+    /// A lookup.
+    Lookup,
+    /// Moves bytes, changes names, or may block for a short time.
     Other,
-    /// It waits for a disk.
+    /// Waits for a disk.
     Disk,
 }
 
 impl FuseHandler {
-    /// Does a call with the rights of who asks, or has it answer why these are unknown. Calls of a person whose threads have many groups
-    /// are done one at a time: to read them, and to take them on, takes a processor longer than what is done then.
-    pub(super) fn act(
+    /// Executes a call with its caller's credentials, or with the error that explains why they are unknown. Persons
+    /// whose threads have many groups get one call at a time: reading and setting these groups takes longer than the
+    /// call itself.
+    pub(super) fn run_as_caller(
         &self,
         class: CallClass,
-        asks: Asks,
+        requester: Requester,
         call: impl FnOnce(&Mounted, Result<Caller, Errno>) + Send + 'static,
     ) {
-        let person = self.person(asks.uid);
-        let call = move |this: &Mounted| call(this, this.callers.caller(asks, person));
+        let person = self.person(requester.uid);
+        let call = move |this: &Mounted| call(this, this.callers.caller(requester, person));
         match class {
-            _ if self.callers.has_many(person) => self.shared.crowds.add(person, self.bound(call)),
-            CallClass::Look => self.look(asks.uid, call),
-            CallClass::Other => self.aside(asks.uid, call),
-            CallClass::Disk => self.by_disk(asks.uid, call),
+            _ if self.callers.has_many(person) => self.shared.many_group_calls.add(person, self.bound(call)),
+            CallClass::Lookup => self.run_lookup(requester.uid, call),
+            CallClass::Other => self.run_call(requester.uid, call),
+            CallClass::Disk => self.run_disk_call(requester.uid, call),
         }
     }
 
-    /// Does a call that looks for something: here, or by threads at which users have turns.
-    pub(super) fn look(&self, uid: u32, call: impl FnOnce(&Mounted) + Send + 'static) {
-        match self.spare.enter_to_look() {
+    /// Executes a lookup, on this thread or in the pool.
+    pub(super) fn run_lookup(&self, uid: u32, call: impl FnOnce(&Mounted) + Send + 'static) {
+        match self.spare.enter_for_lookup() {
             Some(_busy) => call(self),
-            None => self.shared.looks.add(self.person(uid), self.bound(call)),
+            None => self.shared.lookups.add(self.person(uid), self.bound(call)),
         }
     }
 
-    /// Does a call that moves bytes, changes names, or may wait a little: here, or by threads at which users have turns.
-    pub(super) fn aside(&self, uid: u32, call: impl FnOnce(&Mounted) + Send + 'static) {
+    /// Executes a call that moves bytes, changes names, or may block for a short time, on this thread or in the pool.
+    pub(super) fn run_call(&self, uid: u32, call: impl FnOnce(&Mounted) + Send + 'static) {
         match self.spare.enter() {
             Some(_busy) => call(self),
             None => self.shared.calls.add(self.person(uid), self.bound(call)),
         }
     }
 
-    /// Does a call that waits for a disk.
-    pub(super) fn by_disk(&self, uid: u32, call: impl FnOnce(&Mounted) + Send + 'static) {
-        self.shared.slow.add(self.person(uid), self.bound(call));
+    /// Executes a call that waits for a disk, in the pool.
+    pub(super) fn run_disk_call(&self, uid: u32, call: impl FnOnce(&Mounted) + Send + 'static) {
+        self.shared.disk_calls.add(self.person(uid), self.bound(call));
     }
 
-    /// Does a call that locks an open file, or waits until the kernel has written back what it keeps of it.
-    pub(super) fn by_cache(
+    /// Executes a call that locks an open file or waits for the kernel to write its pages back, in the pool.
+    pub(super) fn run_cache_call(
         &self,
         uid: u32,
         of: Option<Arc<Open>>,
         call: impl FnOnce(&Mounted) + Send + 'static,
     ) {
         let turn = of.map_or(0, |open| open.lock_turn());
-        self.shared.caches.add((self.person(uid), turn), self.bound(call));
+        self.shared.cache_calls.add((self.person(uid), turn), self.bound(call));
     }
 
-    /// Closes a file. One that is in a mount below the folder has threads for that mount: it may hang, and the user's calls that move
-    /// bytes elsewhere do not wait for it.
-    pub(super) fn let_go(&self, gone: Arc<Open>) {
+    /// Closes a file. A file in a mount below the folder is closed by that mount's threads: the mount may hang, and the
+    /// user's other calls must not wait for it.
+    pub(super) fn close_file(&self, gone: Arc<Open>) {
         let uid = gone.uid();
         let elsewhere = gone.is_elsewhere().then(|| gone.clone());
-        let close = move |this: &Mounted| this.shared.opens.let_go(gone);
+        let close = move |this: &Mounted| this.shared.opens.close_file(gone);
         match elsewhere {
-            // The call has the last one.
+            // The call must hold the last reference.
             Some(of) => {
                 let turn = of.lock_turn();
                 drop(of);
-                self.shared.caches.add((self.person(uid), turn), self.bound(close));
+                self.shared.cache_calls.add((self.person(uid), turn), self.bound(close));
             }
-            None => self.aside(uid, close),
+            None => self.run_call(uid, close),
         }
     }
 
@@ -143,19 +144,19 @@ impl FuseHandler {
         SlowCall(Box::new(move || call(&this)))
     }
 
-    /// Has what a call brings count for its user until it is done; none where they have too much waiting. Names do not count: a program
-    /// needs a thread for each call, which takes more.
-    pub(super) fn hold(&self, uid: u32, bytes: &[u8]) -> Option<TakenShare> {
-        self.shared.held.lend(uid, bytes.len() as u64)
+    /// Reserves memory for the bytes of a call until it is done; `None` if the user has too much waiting. Names are not
+    /// counted: a program needs a thread for each call, which takes more memory.
+    pub(super) fn reserve(&self, uid: u32, bytes: &[u8]) -> Option<TakenShare> {
+        self.shared.call_memory.lend(uid, bytes.len() as u64)
     }
 
-    /// For whom a call counts.
+    /// The person for whom a call counts.
     pub(super) fn person(&self, uid: u32) -> u32 {
         self.shared.persons.of(uid)
     }
 
-    /// Writes. The bytes are the session's: another thread gets a copy of them. A user who has too many waiting gets an error: no
-    /// thread of the session may wait, and the bytes have no other place.
+    /// Writes. Another thread needs a copy of the bytes, which belong to the session. A user with too much waiting gets
+    /// `ENOMEM`: session threads must not wait, and the bytes have no other place.
     pub(super) fn write(&self, write: Write, data: &[u8], reply: ReplyWrite) {
         let answer = |reply: ReplyWrite, done: Result<usize, _>| match done {
             Ok(count) => reply.written(count as u32),
@@ -166,9 +167,9 @@ impl FuseHandler {
         if busy.is_some() {
             return answer(reply, write.run(data));
         }
-        let held = &self.shared.held;
+        let held = &self.shared.call_memory;
         if write.is_mapped {
-            // Nobody would learn of the error before the next sync. The kernel has few of these under way.
+            // An error would not be seen before the next sync. The kernel sends few of these at a time.
             held.count(uid, bytes);
         } else if !held.take(uid, bytes) {
             return answer(reply, Err(Errno::NOMEM));
@@ -177,16 +178,16 @@ impl FuseHandler {
             held.put_back(uid, bytes);
             return answer(reply, Err(Errno::NOMEM));
         };
-        let pool = if syncs { &self.shared.slow } else { &self.shared.calls };
+        let pool = if syncs { &self.shared.disk_calls } else { &self.shared.calls };
         let call = move |this: &Mounted| {
             answer(reply, write.run(&data));
-            this.shared.held.put_back(uid, bytes);
+            this.shared.call_memory.put_back(uid, bytes);
         };
         pool.add(self.person(uid), self.bound(call));
     }
 }
 
-/// A copy; none where there is no memory for it.
+/// A copy, or `None` without memory for it.
 fn copied(data: &[u8]) -> Option<Vec<u8>> {
     let mut copy = Vec::new();
     copy.try_reserve_exact(data.len()).ok()?;
@@ -212,13 +213,13 @@ mod tests {
         let spare = SpareThreads::new(4);
         let mut held = vec![spare.enter(), spare.enter()];
         assert!(held.iter().all(Option::is_some) && spare.enter().is_none());
-        // One is left when these are slow, too.
-        held.push(spare.enter_to_look());
-        assert!(held[2].is_some() && spare.enter_to_look().is_none() && spare.enter().is_none());
+        // One thread is left when lookups block, too.
+        held.push(spare.enter_for_lookup());
+        assert!(held[2].is_some() && spare.enter_for_lookup().is_none() && spare.enter().is_none());
         drop(held);
         assert!(spare.enter().is_some());
         let alone = SpareThreads::new(1);
-        assert!(alone.enter().is_none() && alone.enter_to_look().is_none());
+        assert!(alone.enter().is_none() && alone.enter_for_lookup().is_none());
     }
 
     #[test]
@@ -228,16 +229,16 @@ mod tests {
         let rules = FolderRules { for_others: false, most_open: 64 };
         let folder = Folder::new(std::fs::File::open("/").unwrap().into(), rules).unwrap();
         let handler = FuseHandler(Arc::new(Mounted::new(shared.clone(), Arc::new(folder))));
-        // As many threads of a session as there are, each with one of a user's many lookups; a target does not answer.
+        // All session threads execute lookups of one user, and a target does not answer.
         let gate = Arc::new(std::sync::RwLock::new(()));
         let closed = gate.write().unwrap();
-        let (say, said) = channel();
+        let (tx, rx) = channel();
         std::thread::scope(|scope| {
             let ask = |handler: &FuseHandler, uid: u32| {
-                let (gate, say) = (gate.clone(), say.clone());
-                handler.look(uid, move |_| {
+                let (gate, tx) = (gate.clone(), tx.clone());
+                handler.run_lookup(uid, move |_| {
                     drop(gate.read());
-                    say.send(uid).unwrap();
+                    tx.send(uid).unwrap();
                 });
             };
             let session: Vec<_> = (0..shared.session_threads())
@@ -246,19 +247,19 @@ mod tests {
                     scope.spawn(move || (0..50).for_each(|_| ask(&handler, 1000)))
                 })
                 .collect();
-            // One of the threads hands its lookups over and is back for the next call.
+            // One of the threads queues its lookups and is free for the next request.
             let start = std::time::Instant::now();
             while !session.iter().any(std::thread::ScopedJoinHandle::is_finished) {
                 assert!(start.elapsed() < LONG, "all threads of the session wait");
                 std::thread::sleep(Duration::from_millis(1));
             }
             let (seen, found) = channel();
-            handler.look(1001, move |_| seen.send(()).unwrap());
+            handler.run_lookup(1001, move |_| seen.send(()).unwrap());
             assert!(found.recv_timeout(LONG).is_ok(), "another user's lookup waits");
-            assert!(said.try_recv().is_err());
+            assert!(rx.try_recv().is_err());
             drop(closed);
         });
-        assert!((0..200).all(|_| said.recv_timeout(LONG) == Ok(1000)));
+        assert!((0..200).all(|_| rx.recv_timeout(LONG) == Ok(1000)));
         shared.end();
     }
 }

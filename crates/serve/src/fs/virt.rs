@@ -1,4 +1,4 @@
-//! `3fs-virt`: the folder that is nobody's, in which programs make their links and find the daemon's.
+//! `3fs-virt`: the virtual folder in which programs create their links and find the daemon's.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -43,7 +43,7 @@ fn buffer_attr(buffer: &LinkedBuffer) -> FileAttr {
 fn fixed(inode: u64) -> Option<FileAttr> {
     match inode {
         TOP | OURS => Some(folder(inode, 0o755)),
-        // Everybody makes links in there, and takes away their own.
+        // Everybody may create links here, and remove their own.
         IOVS => Some(folder(inode, 0o1777)),
         STATS => Some(pseudo_attr(inode, FileType::RegularFile, 0o444, (0, 0), 0)),
         SOCKET => Some(link(inode, (0, 0), 64)),
@@ -52,12 +52,12 @@ fn fixed(inode: u64) -> Option<FileAttr> {
     }
 }
 
-/// Whether it is one of the daemon's own, which are always there and the same.
+/// Whether it is one of the daemon's own entries, which never change.
 pub(super) fn is_fixed(inode: u64) -> bool {
     fixed(inode).is_some()
 }
 
-/// The folder itself, in the mount's top folder.
+/// The entry `3fs-virt` in the root of the mount.
 pub(super) fn top(name: &OsStr) -> Option<FileAttr> {
     (name == "3fs-virt").then(|| folder(TOP, 0o755))
 }
@@ -70,7 +70,7 @@ pub(super) fn attr(shared: &DaemonShared, inode: u64) -> Result<FileAttr, Errno>
     buffer.map(|buffer| buffer_attr(&buffer)).ok_or(Errno::NOENT)
 }
 
-/// What a user finds; links of other users are none of their business.
+/// Looks a name up. Users do not see the links of others.
 pub(crate) fn lookup(shared: &DaemonShared, parent: u64, name: &OsStr, uid: u32) -> Result<FileAttr, Errno> {
     let name = name.to_str().ok_or(Errno::NOENT)?;
     let known = match (parent, name) {
@@ -92,7 +92,7 @@ pub(crate) fn lookup(shared: &DaemonShared, parent: u64, name: &OsStr, uid: u32)
     buffer.map(|buffer| buffer_attr(&buffer)).ok_or(Errno::NOENT)
 }
 
-/// Names in one of the folders, for a user. Their places stay the same while others come and go.
+/// The names in a virtual folder that a user sees. Their offsets stay the same while others are added and removed.
 pub(super) fn list(shared: &DaemonShared, inode: u64, uid: u32) -> Result<Vec<FolderEntry>, Errno> {
     let at = |inode, kind, name: &str, next| FolderEntry { inode, kind, next, name: name.into() };
     let entry = |inode, kind, name: &str| at(inode, kind, name, inode - VIRTUAL + 2);
@@ -118,7 +118,7 @@ pub(super) fn list(shared: &DaemonShared, inode: u64, uid: u32) -> Result<Vec<Fo
     Ok(names)
 }
 
-/// Where a link leads, for this user: each has semaphores of their own.
+/// The target of a link for this user: each user has semaphores of their own.
 pub(super) fn readlink(shared: &Arc<DaemonShared>, inode: u64, uid: u32) -> Result<PathBuf, Errno> {
     if inode == SOCKET {
         return Ok(shared.socket.clone());
@@ -133,7 +133,7 @@ pub(super) fn readlink(shared: &Arc<DaemonShared>, inode: u64, uid: u32) -> Resu
     buffer.map(|buffer| buffer.target.clone()).ok_or(Errno::INVAL)
 }
 
-/// A program tells of memory.
+/// Registers the memory that a new link names.
 pub(super) fn symlink(
     shared: &Arc<DaemonShared>,
     name: &OsStr,
@@ -143,7 +143,7 @@ pub(super) fn symlink(
     let text = name.to_str().ok_or(Errno::INVAL)?;
     let name = Name::parse(text).map_err(|_| Errno::INVAL)?;
     if name.gpu.is_some() {
-        // A pointer or a CUDA handle in a link's text says too little: GPU memory comes over the socket.
+        // The text of a link cannot hold enough to identify GPU memory, which is registered over the socket.
         return Err(Errno::OPNOTSUPP);
     }
     if shared.table.get(name.id).is_some() {
@@ -169,7 +169,7 @@ pub(super) fn symlink(
                 Errno::from_raw_os_error(e.errno())
             })?;
             if buffer.is_gone() {
-                // It was removed before it was served: who did that found nothing to be ended.
+                // It was removed before it was added to the workers, so that removal did not end it.
                 shared.release(buffer.clone(), || ());
             }
             buffer
@@ -178,12 +178,12 @@ pub(super) fn symlink(
     Ok(buffer_attr(&buffer))
 }
 
-/// Whether a program makes or removes a link by it, in one request.
+/// Whether this ioctl creates or removes a link.
 pub(super) fn is_link_call(inode: u64, command: u32) -> bool {
     inode == IOVS && [MAKE_LINK, REMOVE_LINK].contains(&command)
 }
 
-/// Such a request. The memory of a link that it removes is the program's alone when this is answered, which may be later.
+/// Creates or removes a link. A removal is answered once no transfer uses the memory any more.
 pub(super) fn ioctl(
     shared: &Arc<DaemonShared>,
     command: u32,
@@ -198,12 +198,12 @@ pub(super) fn ioctl(
     }
 }
 
-/// A program takes memory back. It does not wait until nothing else has it: the kernel locks the folder for all meanwhile.
+/// Removes a link. Does not wait for its memory: the kernel holds the folder's lock meanwhile.
 pub(crate) fn unlink(shared: &Arc<DaemonShared>, name: &OsStr, uid: u32) -> Result<(), Errno> {
     take_out(shared, name, uid).map(|gone| shared.release(gone, || ()))
 }
 
-/// The same; answers when nothing else has the memory but transfers that are under way.
+/// The same, but answers when only transfers in flight use the memory.
 pub(crate) fn remove(
     shared: &Arc<DaemonShared>,
     name: &OsStr,

@@ -1,4 +1,4 @@
-//! Calls of the kernel that may have to wait for another program: locks, and opens of files with leases.
+//! FUSE requests that may have to wait for another program: locks, and opens of files with leases.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,22 +9,22 @@ use onehop_target::wire::Caller;
 use rustix::io::Errno;
 
 use super::answer::empty;
-use super::callers::Asks;
+use super::callers::Requester;
 use super::ops::LeaseAttempt;
 use super::{FuseHandler, Mounted};
-use crate::locks::Asker;
+use crate::locks::LockRequester;
 use crate::opens::Open;
 use crate::waits::{WaitAction, Waiter, wait_threads};
 
-/// The kernel's numbers for what a lock is.
+/// The kernel's numbers of lock types.
 const SHARED: i32 = 0;
 const EXCLUSIVE: i32 = 1;
 const UNLOCKED: i32 = 2;
 
-/// Range, kind and process of a lock.
+/// Range, type and process of a lock.
 type LockAnswer = ((u64, u64), i32, u32);
 
-/// What is wanted of a lock; none to have none.
+/// The lock to set; `None` to unlock.
 fn kind_of(number: i32) -> Result<Option<LockKind>, Errno> {
     match number {
         SHARED => Ok(Some(LockKind::Shared)),
@@ -45,7 +45,7 @@ fn range_of((start, end): (u64, u64)) -> LockRange {
     LockRange { start, end }
 }
 
-/// Leases are broken after 45 seconds unless the machine's administrator wants another time.
+/// The kernel breaks leases after 45 seconds, unless the administrator has set another time.
 const LEASE: Duration = Duration::from_secs(120);
 
 impl Mounted {
@@ -53,11 +53,11 @@ impl Mounted {
         LeaseAttempt { shared: &self.shared, tree: &*self.tree, by }
     }
 
-    /// Does what may find a lease of another program in its way, and answers; in a while, if there is one. `EAGAIN` says so: the kernel
-    /// has told the program by then to let go of it.
-    pub(super) fn past_leases(
+    /// Executes a call that a lease of another program may block, and answers it. On `EAGAIN` the kernel has notified
+    /// the holder of the lease, and the call is tried again later.
+    pub(super) fn retry_on_lease(
         &self,
-        (asks, by): (Asks, Caller),
+        (requester, by): (Requester, Caller),
         inode: INodeNo,
         may_wait: bool,
         mut work: impl FnMut(LeaseAttempt<'_>) -> Result<u64, Errno> + Send + 'static,
@@ -67,25 +67,26 @@ impl Mounted {
         if !may_wait || done != Err(Errno::AGAIN) {
             return answer(done);
         }
-        let uid = self.shared.persons.of(asks.uid);
+        let uid = self.shared.persons.of(requester.uid);
         let (shared, tree, callers) = (self.shared.clone(), self.tree.clone(), self.callers.clone());
-        // A thread may have 65 536 groups, which it cannot change while it waits. They are read again for each attempt: to keep them for
-        // each wait takes 256 KiB.
+        // A thread may have 65 536 groups, which would take 256 KiB for each wait, so they are read again for each
+        // attempt. The thread cannot change them while it waits.
         drop(by);
-        let pool = if callers.has_many(uid) { &self.shared.crowds } else { &self.shared.slow };
+        let pool =
+            if callers.has_many(uid) { &self.shared.many_group_calls } else { &self.shared.disk_calls };
         let threads = wait_threads(pool, uid);
-        let waiter = Waiter { inode: inode.0, uid, thread: asks.thread, limit: Some(LEASE), threads };
+        let waiter = Waiter { inode: inode.0, uid, thread: requester.thread, limit: Some(LEASE), threads };
         let mut answer = Some(answer);
-        let attempt = move |turn| {
-            let done = match turn {
+        let attempt = move |action| {
+            let done = match action {
                 WaitAction::Try => callers
-                    .caller(asks, uid)
+                    .caller(requester, uid)
                     .and_then(|by| work(LeaseAttempt { shared: &shared, tree: &*tree, by: &by })),
-                // Too many wait, or nobody knows who waits.
+                // Too many wait, or the waiting thread is unknown.
                 WaitAction::Fail(Errno::NOLCK) => Err(Errno::AGAIN),
                 WaitAction::Fail(error) => Err(error),
             };
-            if turn == WaitAction::Try && done == Err(Errno::AGAIN) {
+            if action == WaitAction::Try && done == Err(Errno::AGAIN) {
                 return false;
             }
             if let Some(answer) = answer.take() {
@@ -96,8 +97,13 @@ impl Mounted {
         self.shared.waits.add(waiter, Box::new(attempt));
     }
 
-    /// Tells the lock that is in the way of one.
-    pub(super) fn get_lock(&self, by: Asker, range: (u64, u64), kind: i32) -> Result<LockAnswer, Errno> {
+    /// Returns the lock that conflicts with this one, or the request itself as unlocked.
+    pub(super) fn get_lock(
+        &self,
+        by: LockRequester,
+        range: (u64, u64),
+        kind: i32,
+    ) -> Result<LockAnswer, Errno> {
         let open = self.lockable(by)?;
         let kind = kind_of(kind)?.ok_or(Errno::INVAL)?;
         let found = self.shared.locks.in_the_way(&open, by, range_of(range), kind)?;
@@ -105,20 +111,21 @@ impl Mounted {
             .map_or((range, UNLOCKED, 0), |(found, kind, pid)| ((found.start, found.end), number(kind), pid)))
     }
 
-    /// The open file of a lock. A target's have none: other mounts may have the same files, and would not know of a lock here.
-    fn lockable(&self, by: Asker) -> Result<Arc<Open>, Errno> {
+    /// The open file of a lock. Files of a target cannot be locked: other mounts may have the same files, and would not
+    /// see the lock.
+    fn lockable(&self, by: LockRequester) -> Result<Arc<Open>, Errno> {
         let open = self.opened(FileHandle(by.handle)).map_err(|_| Errno::NOLCK)?;
         if open.file().local().is_some() { Ok(open) } else { Err(Errno::NOLCK) }
     }
 
-    /// Locks a range of a file or unlocks it, and answers; perhaps later, where another owner has it locked.
+    /// Locks or unlocks a range of a file, and answers; later, if another owner holds a conflicting lock.
     ///
-    /// Sets a lock, so that its next holder sees what was written under it, on any mount. When a lock is released or changed, the
-    /// kernel first writes the file's pages back; when one is granted, the kernel drops them.
+    /// The next holder of a lock must see what was written under it, on any mount. So the kernel writes the file's
+    /// pages back before a lock is released or changed, and drops them when one is granted.
     pub(super) fn set_lock(
         &self,
         thread: u32,
-        by: Asker,
+        by: LockRequester,
         range: (u64, u64),
         (kind, waits): (i32, bool),
         reply: ReplyEmpty,
@@ -129,12 +136,12 @@ impl Mounted {
         };
         let (shared, open) = (self.shared.clone(), self.lockable(by));
         let (kind, open) = match (kind, open) {
-            // There is nothing to unlock.
+            // Nothing to unlock.
             (None, Err(_)) => return empty(reply, Ok(())),
             (None, Ok(open)) => {
                 shared.forget_pages(open.inode);
                 let done = shared.locks.unlock(open.inode, by, range_of(range));
-                shared.waits.hurry(open.inode);
+                shared.waits.retry_now(open.inode);
                 return empty(reply, done);
             }
             (_, Err(error)) => return empty(reply, Err(error)),
@@ -156,8 +163,8 @@ impl Mounted {
         let mut reply = Some(reply);
         let attempt = {
             let shared = shared.clone();
-            move |turn| {
-                let done = match turn {
+            move |action| {
+                let done = match action {
                     WaitAction::Try => shared.locks.lock(&open, by, range_of(range), kind),
                     WaitAction::Fail(error) => Err(error),
                 };
@@ -170,13 +177,14 @@ impl Mounted {
                 true
             }
         };
-        let threads = wait_threads(&shared.caches, (by.uid, turn));
+        let threads = wait_threads(&shared.cache_calls, (by.uid, turn));
         shared.waits.add(Waiter { inode, uid: by.uid, thread, limit: None, threads }, Box::new(attempt));
     }
 }
 
 impl FuseHandler {
-    /// A process has closed an open file, by one of its descriptors: the locks of that owner go before `then`. Most files have none.
+    /// Releases the locks of an owner before `then`, after a process has closed one of its descriptors. Most files have
+    /// none.
     pub(super) fn after_locks(
         &self,
         uid: u32,
@@ -188,24 +196,24 @@ impl FuseHandler {
         if !self.shared.locks.has_any(inode, owner.0) {
             return then();
         }
-        self.by_cache(uid, self.opened(handle).ok(), move |this| {
+        self.run_cache_call(uid, self.opened(handle).ok(), move |this| {
             if this.shared.locks.flushed(inode, owner.0) {
-                this.shared.waits.hurry(inode);
+                this.shared.waits.retry_now(inode);
             }
             then();
         });
     }
 
-    /// The last process has closed it: the locks of that handle go. Its owners are forgotten at once, because the next open file
-    /// may have the number of one of them.
+    /// Releases the locks of a handle that was closed for the last time. Its owners are forgotten at once, because the
+    /// next open file may get one of their numbers.
     pub(super) fn end_locks(&self, uid: u32, inode: INodeNo, handle: FileHandle, open: Option<Arc<Open>>) {
         let gone = self.shared.locks.closed(inode.0, handle.0);
         if gone.is_empty() {
             return;
         }
-        self.by_cache(uid, open, move |this| {
-            if this.shared.locks.let_go(&gone) {
-                this.shared.waits.hurry(inode.0);
+        self.run_cache_call(uid, open, move |this| {
+            if this.shared.locks.release(&gone) {
+                this.shared.waits.retry_now(inode.0);
             }
         });
     }
@@ -226,7 +234,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     #[test]
-    fn an_open_that_waits_for_a_lease_keeps_no_groups() {
+    fn an_open_that_waits_for_a_lease_rereads_groups() {
         let Some(own) = OwnCredentials::of_root().unwrap() else {
             return println!("SKIPPED: only root can have other groups");
         };
@@ -235,23 +243,23 @@ mod tests {
         let folder = Folder::new(std::fs::File::open("/").unwrap().into(), rules).unwrap();
         let handler = FuseHandler(Arc::new(Mounted::new(shared.clone(), Arc::new(folder))));
         let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
-        let asks = Asks { uid: 7, gid: 7, thread, umask: 0 };
+        let requester = Requester { uid: 7, gid: 7, thread, umask: 0 };
         let credentials = |groups| Credentials { uid: 7, gid: 7, groups, privileged: true };
-        let (say, said) = channel();
+        let (tx, rx) = channel();
         let acting = own.act_as(&credentials(&[8, 9])).unwrap();
-        let by = handler.callers.caller(asks, 7).unwrap();
+        let by = handler.callers.caller(requester, 7).unwrap();
         let work = move |of: LeaseAttempt<'_>| {
             let is_over = of.by.groups == [10];
-            say.send(of.by.groups.clone()).unwrap();
+            tx.send(of.by.groups.clone()).unwrap();
             if is_over { Ok(0) } else { Err(Errno::AGAIN) }
         };
-        handler.past_leases((asks, by), INodeNo(1), true, work, |done| assert_eq!(done, Ok(0)));
-        assert_eq!(said.recv(), Ok(vec![8, 9]));
+        handler.retry_on_lease((requester, by), INodeNo(1), true, work, |done| assert_eq!(done, Ok(0)));
+        assert_eq!(rx.recv(), Ok(vec![8, 9]));
         drop(acting);
-        // A program that waits cannot do this; what shows is that its groups are read again.
+        // A waiting program could not change its groups; this shows that they are read again.
         let _acting = own.act_as(&credentials(&[10])).unwrap();
         let start = Instant::now();
-        while said.recv_timeout(LONG).unwrap() != [10] {
+        while rx.recv_timeout(LONG).unwrap() != [10] {
             assert!(start.elapsed() < LONG, "the groups of the first attempt are kept");
         }
         shared.end();

@@ -1,7 +1,8 @@
-//! Transfers between files and GPU memory: through a ring of pinned host memory, filled while the copy engine empties it.
+//! Transfers between files and GPU memory: through a ring of pinned host memory, filled while the copy engine empties
+//! it.
 //!
-//! Each lane is a thread with two slots and a stream of copies for each buffer it had to do with lately. What is not in the page
-//! cache is read past it, as a whole number of pages into a slot.
+//! A lane is a thread with two slots, and a stream of copies for each buffer that it used recently. Data that is not in
+//! the page cache is read with direct I/O, as whole pages into a slot.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,58 +19,58 @@ use onehop_usrbio::gpu::AnyGpu;
 use rustix::io::Errno;
 
 use super::failure;
-use super::job::{JobChunk, PIECE, Rest};
+use super::job::{CHUNK_BYTES, JobChunk, RemainingChunks};
 use crate::error::Result;
 use crate::lock;
 use crate::table::{LinkContent, LinkedBuffer};
 
 const PAGE: u64 = 4096;
-/// A piece, and the pages at both of its ends that come along when the page cache is passed by.
-const SLOT: usize = PIECE as usize + 2 * PAGE as usize;
+/// A chunk, and a page at each end: direct I/O reads whole pages.
+const SLOT: usize = CHUNK_BYTES as usize + 2 * PAGE as usize;
 const SLOTS: usize = 2;
-/// Buffers of which a lane keeps the stream of copies.
-const MOST_COPIERS: usize = 8;
-/// Lanes of a GPU for what a user reads or writes, at most: as many keep a copy engine of PCIe 5 busy on slow memory too.
-const MOST_LANES: usize = 16;
-/// Lanes that users share, who leave as many to others.
-const LANES: u64 = 2 * MOST_LANES as u64;
-/// More of them, for users who come when others have those: one each.
-const RESERVE: u64 = MOST_LANES as u64;
-/// Below this, reading past the page cache costs more than it saves.
-const LEAST_PAST: u64 = 64 << 10;
-/// Most earlier rings of a lane that abandoned copies may still read.
-const MOST_LEFT: usize = 2;
+/// Buffers whose copy stream a lane keeps.
+const MAX_COPIERS: usize = 8;
+/// Lanes of a GPU for one user's reads or writes: enough to keep a copy engine of PCIe 5 busy, even with slow memory.
+const MAX_LANES: usize = 16;
+/// Lanes that users share. Each user leaves as many to others.
+const LANES: u64 = 2 * MAX_LANES as u64;
+/// Further lanes, one for each user who finds the others taken.
+const RESERVE: u64 = MAX_LANES as u64;
+/// Below this size, direct I/O costs more than it saves.
+const MIN_DIRECT_IO: u64 = 64 << 10;
+/// Earlier rings of a lane that abandoned copies may still read.
+const MAX_ORPHANED_RINGS: usize = 2;
 const IDLE: Duration = Duration::from_secs(1);
 
-/// Which way bytes went.
+/// The route that bytes took.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum GpuRoute {
     Cached,
     Pinned,
     Written,
-    /// Straight between another machine and GPU memory.
+    /// Directly between another machine and GPU memory.
     Direct,
     DirectWritten,
 }
 
-/// A person, and whether it is what they read: their writes may wait for a disk.
+/// A person, and whether it reads. Writes may wait for a disk.
 type LaneUser = (u32, bool);
 
 /// The lanes of a GPU.
 pub(crate) struct GpuLanes {
     starter: Arc<ThreadStarter>,
     pub device: Arc<AnyGpu>,
-    queue: Queue<Rest, LaneUser>,
+    queue: Queue<RemainingChunks, LaneUser>,
     lanes: AtomicUsize,
     most: usize,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl GpuLanes {
-    /// With one lane, so that a GPU which will not have any memory of ours is noticed now. What a user reads or writes has as many as
-    /// there are `threads`, at most.
+    /// Starts one lane, so that a GPU that cannot use our memory fails now. One user's reads or writes get `threads`
+    /// lanes at most.
     pub fn new(starter: &Arc<ThreadStarter>, device: Arc<AnyGpu>, threads: usize) -> Result<Arc<Self>> {
-        let most = threads.clamp(1, MOST_LANES);
+        let most = threads.clamp(1, MAX_LANES);
         let shares = Shares::new(LANES).with_reserve(RESERVE, 1).with_limit(most as u64);
         let this = Arc::new(Self {
             starter: starter.clone(),
@@ -103,29 +104,29 @@ impl GpuLanes {
         Ok(())
     }
 
-    /// Whether a lane that has nothing to do may end: there are others enough for one user.
+    /// Whether an idle lane may end because enough others remain for one user.
     fn ends_one(&self) -> bool {
         let one_less = |lanes| (lanes > self.most).then(|| lanes - 1);
         self.lanes.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_less).is_ok()
     }
 
-    pub fn add(self: &Arc<Self>, user: LaneUser, work: Rest) {
+    pub fn add(self: &Arc<Self>, user: LaneUser, work: RemainingChunks) {
         if self.queue.add(user, work) {
-            // There is one lane at least; without more it takes longer.
+            // Ignored: there is at least one lane, so it only takes longer.
             let _ = self.start();
         }
     }
 
-    /// Has lanes let go of buffers that are gone.
-    pub fn let_go(&self) {
+    /// Makes the lanes drop buffers that are gone.
+    pub fn drop_removed_buffers(&self) {
         self.queue.wake();
     }
 
-    /// Does what is there, and ends.
+    /// Finishes queued work, and ends.
     pub fn end(&self) {
         self.queue.end();
         loop {
-            // A lane may have started another.
+            // A lane may have started another one.
             let Some(thread) = lock(&self.threads).pop() else { return };
             let _ = thread.join();
         }
@@ -136,23 +137,23 @@ struct GpuCopyLane {
     device: Arc<AnyGpu>,
     ring: Region,
     copiers: Vec<BufferCopier>,
-    turn: usize,
-    /// The copy that is under way while the next slot is filled.
+    next_slot: usize,
+    /// The copy in flight while the next slot is filled.
     pending: Option<PendingCopy>,
     /// An abandoned copy may still read the ring.
     is_stale: bool,
     /// Earlier rings that abandoned copies may still read.
-    left: Vec<LeftRing>,
+    orphaned: Vec<OrphanedRing>,
 }
 
-/// A ring that is left to the GPU, with the copiers out of it.
-struct LeftRing {
+/// A ring that abandoned copies may still read, with their copiers.
+struct OrphanedRing {
     _ring: Region,
     copiers: Vec<(BufferCopier, Option<Mark>)>,
 }
 
-impl LeftRing {
-    /// Whether all copies out of it have ended. A copier that does not say has not.
+impl OrphanedRing {
+    /// Whether all copies have ended. A copier that does not answer counts as running.
     fn is_over(&mut self) -> bool {
         self.copiers.retain_mut(|(one, last)| {
             let mark = last.map_or_else(|| one.copier.mark(), Ok);
@@ -173,7 +174,7 @@ struct BufferCopier {
 }
 
 struct PendingCopy {
-    piece: JobChunk,
+    chunk: JobChunk,
     /// The route and the number of its bytes.
     read: (GpuRoute, usize),
     mark: Mark,
@@ -186,59 +187,59 @@ impl GpuCopyLane {
             device,
             ring,
             copiers: Vec::new(),
-            turn: 0,
+            next_slot: 0,
             pending: None,
             is_stale: false,
-            left: Vec::new(),
+            orphaned: Vec::new(),
         })
     }
 
-    /// Leaves a ring to the GPU that may still read it, and takes a new one. Rings whose copies have ended are freed first.
+    /// Replaces a ring that the GPU may still read. Frees earlier rings whose copies have ended first.
     ///
     /// # Errors
-    /// `EBUSY` while copies may read [`MOST_LEFT`] earlier rings: a GPU that never answers gets no more memory.
+    /// `EBUSY` while copies may read [`MAX_ORPHANED_RINGS`] earlier rings. A silent GPU gets no more memory.
     fn renew_if_stale(&mut self) -> std::io::Result<()> {
-        self.free_left();
+        self.free_orphaned();
         if self.is_stale {
             self.settle();
-            if self.left.len() >= MOST_LEFT {
+            if self.orphaned.len() >= MAX_ORPHANED_RINGS {
                 return Err(std::io::Error::from_raw_os_error(Errno::BUSY.raw_os_error()));
             }
             let new = new_ring(&self.device).map_err(std::io::Error::other)?;
             let copiers = self.copiers.drain(..).map(|one| (one, None)).collect();
-            self.left.push(LeftRing { _ring: std::mem::replace(&mut self.ring, new), copiers });
+            self.orphaned.push(OrphanedRing { _ring: std::mem::replace(&mut self.ring, new), copiers });
             self.is_stale = false;
         }
         Ok(())
     }
 
     /// Frees the rings whose copies have ended.
-    fn free_left(&mut self) {
-        self.left.retain_mut(|left| !left.is_over());
+    fn free_orphaned(&mut self) {
+        self.orphaned.retain_mut(|ring| !ring.is_over());
     }
 
     fn run(&mut self, of: &Arc<GpuLanes>) {
         let mut worker = of.queue.worker();
         loop {
-            // Read first: a buffer that goes after the look at the buffers ends the wait.
+            // Before the buffers are checked, so that one that goes afterwards ends the wait.
             let wakes = of.queue.wakes();
-            // Copiers of a ring that is stale say when it can be freed.
+            // Copiers of a stale ring report when it can be freed.
             self.copiers.retain(|one| !one.buffer.is_gone() || self.pending.is_some() || self.is_stale);
-            // With a copy under way nothing is waited for: it ends, and somebody wants to know.
+            // Does not wait while a copy is in flight: it ends soon, and its program waits for it.
             let waits = self.pending.is_none();
             let limit = if waits { IDLE } else { Duration::ZERO };
             match worker.next_since(wakes, limit) {
-                Next::Work(piece, is_short) => {
+                Next::Work(chunk, is_short) => {
                     if is_short {
                         let _ = of.start();
                     }
-                    self.piece(piece);
+                    self.chunk(chunk);
                 }
                 Next::Nothing => {
                     self.settle();
-                    self.free_left();
-                    // One that did not wait still counts for a user, whose work since then has been left to it.
-                    if waits && !self.is_stale && self.left.is_empty() && of.ends_one() {
+                    self.free_orphaned();
+                    // A lane that did not wait still holds a user's share, and work queued since may rely on it.
+                    if waits && !self.is_stale && self.orphaned.is_empty() && of.ends_one() {
                         return;
                     }
                 }
@@ -247,72 +248,72 @@ impl GpuCopyLane {
         }
     }
 
-    fn piece(&mut self, piece: JobChunk) {
-        // The file of one user may keep this lane for ever: nothing of another's is left to wait for it.
-        if self.pending.as_ref().is_some_and(|pending| pending.piece.job.uid() != piece.job.uid()) {
+    fn chunk(&mut self, chunk: JobChunk) {
+        // Another user's file may block this lane for ever, so finish this user's copy first.
+        if self.pending.as_ref().is_some_and(|pending| pending.chunk.job.uid() != chunk.job.uid()) {
             self.settle();
         }
-        if let Some(result) = piece.refused() {
-            return piece.end(result);
+        if let Some(result) = chunk.refused() {
+            return chunk.end(result);
         }
-        if let Some(result) = self.direct(&piece).unwrap_or_else(|error| Some(failure(&error))) {
-            return piece.end(result);
+        if let Some(result) = self.direct(&chunk).unwrap_or_else(|error| Some(failure(&error))) {
+            return chunk.end(result);
         }
-        if !piece.job.reads() {
-            let result = self.write(&piece).unwrap_or_else(|error| failure(&error));
-            return piece.end(result);
+        if !chunk.job.reads() {
+            let result = self.write(&chunk).unwrap_or_else(|error| failure(&error));
+            return chunk.end(result);
         }
         if let Err(error) = self.renew_if_stale() {
-            return piece.end(failure(&error));
+            return chunk.end(failure(&error));
         }
-        let slot = self.turn * SLOT;
-        self.turn = (self.turn + 1) % SLOTS;
-        let begun = self.fill(&piece, slot).and_then(|(from, read)| {
-            let mark = if read.1 == 0 { None } else { Some(self.copy(&piece, from, read.1)?) };
+        let slot = self.next_slot * SLOT;
+        self.next_slot = (self.next_slot + 1) % SLOTS;
+        let begun = self.fill(&chunk, slot).and_then(|(from, read)| {
+            let mark = if read.1 == 0 { None } else { Some(self.copy(&chunk, from, read.1)?) };
             Ok((read, mark))
         });
-        // The other slot's copy went on meanwhile.
+        // The other slot's copy ran meanwhile.
         self.settle();
         match begun {
-            Ok((read, None)) => self.end_read(piece, read),
+            Ok((read, None)) => self.end_read(chunk, read),
             Ok((read, Some(mark))) => {
-                self.pending = Some(PendingCopy { piece, read, mark });
+                self.pending = Some(PendingCopy { chunk, read, mark });
             }
-            Err(error) => piece.end(failure(&error)),
+            Err(error) => chunk.end(failure(&error)),
         }
     }
 
-    /// Has another machine's card and ours carry a piece, without a slot. None where they cannot.
-    fn direct(&self, piece: &JobChunk) -> std::io::Result<Option<i64>> {
-        let LinkContent::Gpu(gpu) = &piece.job.buffer.what else { return Ok(None) };
-        let (file, start) = (piece.job.open.file(), piece.offset());
-        let range = start..start + piece.len as usize;
+    /// Lets the network card transfer a chunk directly, without a slot; `None` if that is not possible.
+    fn direct(&self, chunk: &JobChunk) -> std::io::Result<Option<i64>> {
+        let LinkContent::Gpu(gpu) = &chunk.job.buffer.what else { return Ok(None) };
+        let (file, start) = (chunk.job.open.file(), chunk.offset());
+        let range = start..start + chunk.len as usize;
         let memory: Shareable = Arc::new(gpu.region.clone());
-        let (way, count) = if piece.job.reads() {
-            (GpuRoute::Direct, file.read_direct(&memory, range, piece.at())?)
+        let (route, count) = if chunk.job.reads() {
+            (GpuRoute::Direct, file.read_direct(&memory, range, chunk.at())?)
         } else {
-            (GpuRoute::DirectWritten, file.write_direct(&memory, range, piece.at())?)
+            (GpuRoute::DirectWritten, file.write_direct(&memory, range, chunk.at())?)
         };
         let Some(count) = count else { return Ok(None) };
-        if way == GpuRoute::Direct {
+        if route == GpuRoute::Direct {
             self.device.settle_writes_of_others().map_err(std::io::Error::other)?;
         }
-        piece.job.count(way, self.device.gpu().simulated(), count as u64);
+        chunk.job.count(route, self.device.gpu().simulated(), count as u64);
         Ok(Some(count as i64))
     }
 
-    /// All bytes of a piece are where they belong.
-    fn end_read(&self, piece: JobChunk, (route, count): (GpuRoute, usize)) {
-        piece.job.count(route, self.device.gpu().simulated(), count as u64);
-        piece.end(count as i64);
+    /// Completes a chunk whose bytes have all arrived.
+    fn end_read(&self, chunk: JobChunk, (route, count): (GpuRoute, usize)) {
+        chunk.job.count(route, self.device.gpu().simulated(), count as u64);
+        chunk.end(count as i64);
     }
 
-    /// Reads a piece into a slot; gives where in the ring its first byte is, by which route it came, and how many there are.
-    fn fill(&self, piece: &JobChunk, slot: usize) -> std::io::Result<(usize, (GpuRoute, usize))> {
-        let ring = self.ring.host().ok_or_else(|| std::io::Error::other("the ring is no host memory"))?;
-        let (file, at, len) = (piece.job.open.file(), piece.at(), piece.len);
+    /// Reads a chunk into a slot. Returns the ring offset of its first byte, the route, and the number of bytes.
+    fn fill(&self, chunk: &JobChunk, slot: usize) -> std::io::Result<(usize, (GpuRoute, usize))> {
+        let ring = self.ring.host().ok_or_else(|| std::io::Error::other("the ring is not host memory"))?;
+        let (file, at, len) = (chunk.job.open.file(), chunk.at(), chunk.len);
         let slot_of = |len| TransferMemory { mem: ring, at: slot, len, shared: false };
-        if len >= LEAST_PAST && file.is_cold(at, len) {
+        if len >= MIN_DIRECT_IO && file.is_cold(at, len) {
             let first = at / PAGE * PAGE;
             let whole = (at + len).next_multiple_of(PAGE) - first;
             if let Some(count) = file.read_past(slot_of(whole as usize), first)? {
@@ -325,16 +326,16 @@ impl GpuCopyLane {
         Ok((slot, (GpuRoute::Cached, count)))
     }
 
-    fn copy(&mut self, piece: &JobChunk, from: usize, count: usize) -> std::io::Result<Mark> {
-        let copier = self.copier(&piece.job.buffer).map_err(std::io::Error::other)?;
-        let rows = Rows { from, to: piece.offset(), row: count, rows: 1, step: count };
+    fn copy(&mut self, chunk: &JobChunk, from: usize, count: usize) -> std::io::Result<Mark> {
+        let copier = self.copier(&chunk.job.buffer).map_err(std::io::Error::other)?;
+        let rows = Rows { from, to: chunk.offset(), row: count, rows: 1, step: count };
         let (begun, marked) = (copier.copy(&rows), copier.mark());
         if begun.is_ok()
             && let Ok(mark) = &marked
         {
             return Ok(*mark);
         }
-        // A part of what was refused may have been begun.
+        // Some of it may have been started before the error.
         let ended = marked.and_then(|mark| copier.wait(mark));
         self.is_stale |= ended.as_ref().is_err_and(onehop_gpu::Error::is_under_way);
         Err(begun.and(ended).err().map_or_else(|| std::io::ErrorKind::Other.into(), std::io::Error::other))
@@ -343,7 +344,7 @@ impl GpuCopyLane {
     fn copier(&mut self, buffer: &Arc<LinkedBuffer>) -> onehop_gpu::Result<&mut Box<dyn Copier>> {
         let place = self.copiers.iter().position(|one| Arc::ptr_eq(&one.buffer, buffer));
         if let Some(place) = place {
-            // The one that was used last stands last.
+            // Most recently used last.
             let one = self.copiers.remove(place);
             self.copiers.push(one);
         } else {
@@ -351,7 +352,7 @@ impl GpuCopyLane {
                 return Err(onehop_os::Error::NotReachable.into());
             };
             let copier = self.device.gpu().copier(&self.ring, &gpu.region)?;
-            if self.copiers.len() >= MOST_COPIERS {
+            if self.copiers.len() >= MAX_COPIERS {
                 self.settle();
                 if !self.is_stale {
                     self.copiers.remove(0);
@@ -363,36 +364,36 @@ impl GpuCopyLane {
         Ok(&mut last.ok_or(onehop_os::Error::NotReachable)?.copier)
     }
 
-    /// Waits for the copy that is under way, and tells.
+    /// Waits for the copy in flight, and completes its chunk.
     fn settle(&mut self) {
-        let Some(PendingCopy { piece, read, mark }) = self.pending.take() else { return };
-        // The buffer itself: another one may have its number by now.
-        let copies = self.copiers.iter_mut().find(|one| Arc::ptr_eq(&one.buffer, &piece.job.buffer));
+        let Some(PendingCopy { chunk, read, mark }) = self.pending.take() else { return };
+        // Compared by pointer: another buffer may have its ID by now.
+        let copies = self.copiers.iter_mut().find(|one| Arc::ptr_eq(&one.buffer, &chunk.job.buffer));
         let ended = match copies {
             Some(copies) => copies.copier.wait(mark),
             None => Err(onehop_os::Error::NotReachable.into()),
         };
         self.is_stale |= ended.as_ref().is_err_and(onehop_gpu::Error::is_under_way);
         match ended {
-            Ok(()) => self.end_read(piece, read),
-            Err(error) => piece.end(failure(&std::io::Error::other(error))),
+            Ok(()) => self.end_read(chunk, read),
+            Err(error) => chunk.end(failure(&std::io::Error::other(error))),
         }
     }
 
-    /// Out of GPU memory into a slot, and from there into the file.
-    fn write(&mut self, piece: &JobChunk) -> std::io::Result<i64> {
+    /// Copies from GPU memory into a slot, and writes that to the file.
+    fn write(&mut self, chunk: &JobChunk) -> std::io::Result<i64> {
         self.settle();
         self.renew_if_stale()?;
-        let LinkContent::Gpu(gpu) = &piece.job.buffer.what else {
-            return Err(std::io::Error::other("no GPU memory"));
+        let LinkContent::Gpu(gpu) = &chunk.job.buffer.what else {
+            return Err(std::io::Error::other("not GPU memory"));
         };
-        let ring = self.ring.host().ok_or_else(|| std::io::Error::other("the ring is no host memory"))?;
-        let mut bytes = vec![0; piece.len as usize];
-        gpu.region.read(piece.offset(), &mut bytes).map_err(std::io::Error::other)?;
+        let ring = self.ring.host().ok_or_else(|| std::io::Error::other("the ring is not host memory"))?;
+        let mut bytes = vec![0; chunk.len as usize];
+        gpu.region.read(chunk.offset(), &mut bytes).map_err(std::io::Error::other)?;
         ring.write(0, &bytes).map_err(std::io::Error::other)?;
         let from = TransferMemory { mem: ring, at: 0, len: bytes.len(), shared: false };
-        let count = piece.job.open.file().write(from, piece.at())?;
-        piece.job.count(GpuRoute::Written, self.device.gpu().simulated(), count as u64);
+        let count = chunk.job.open.file().write(from, chunk.at())?;
+        chunk.job.count(GpuRoute::Written, self.device.gpu().simulated(), count as u64);
         Ok(count as i64)
     }
 }

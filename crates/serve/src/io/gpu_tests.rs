@@ -1,4 +1,4 @@
-//! What lanes of a GPU do with the pieces that they are given.
+//! Tests of GPU lanes.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -14,7 +14,7 @@ use crate::workers::ServedRing;
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// A copier, and whether somebody has waited for it.
+/// Records whether its copies are waited for.
 struct Watched {
     copier: Box<dyn Copier>,
     waited: Arc<AtomicBool>,
@@ -36,7 +36,7 @@ impl Copier for Watched {
     }
 }
 
-/// Has a lane's last copier watched.
+/// Wraps the lane's last copier in [`Watched`].
 fn watch(lane: &mut GpuCopyLane) -> Arc<AtomicBool> {
     let waited = Arc::new(AtomicBool::new(false));
     let BufferCopier { buffer, copier } = lane.copiers.pop().unwrap();
@@ -45,16 +45,16 @@ fn watch(lane: &mut GpuCopyLane) -> Arc<AtomicBool> {
     waited
 }
 
-/// An engine without lanes, whose buffer the rig has: the test is the lane.
+/// Lanes without threads, whose buffer the rig has: the test runs the lane.
 fn lane_of(rig: &Rig) -> (Arc<GpuLanes>, GpuCopyLane) {
     lane_of_queue(rig, Queue::default())
 }
 
-fn lane_of_queue(rig: &Rig, queue: Queue<Rest, LaneUser>) -> (Arc<GpuLanes>, GpuCopyLane) {
+fn lane_of_queue(rig: &Rig, queue: Queue<RemainingChunks, LaneUser>) -> (Arc<GpuLanes>, GpuCopyLane) {
     let mut idle = None;
     let without_lanes = |own: Arc<GpuLanes>| {
         let device = own.device.clone();
-        // None is started.
+        // More lanes than allowed, so that none is started.
         let (starter, lanes, threads) =
             (rig.shared.starter.clone(), AtomicUsize::new(usize::MAX), Mutex::default());
         idle.insert(Arc::new(GpuLanes { starter, device, queue, lanes, most: 0, threads })).clone()
@@ -66,16 +66,16 @@ fn lane_of_queue(rig: &Rig, queue: Queue<Rest, LaneUser>) -> (Arc<GpuLanes>, Gpu
     (engine, lane)
 }
 
-/// Begins a request, and gives its one piece.
-fn piece_of(
+/// Begins a request, and returns its only chunk.
+fn chunk_of(
     rig: &Rig,
     engine: &GpuLanes,
     (client, ring): (&Client, &Arc<ServedRing>),
-    wish: &Request,
+    req: &Request,
 ) -> JobChunk {
-    assert!(matches!(rig.begin(client, ring, wish), IoStart::UnderWay), "it is over");
+    assert!(matches!(rig.begin(client, ring, req), IoStart::InFlight), "it was done at once");
     match engine.queue.next(Duration::ZERO) {
-        Next::Work(piece, _) => piece,
+        Next::Work(chunk, _) => chunk,
         _ => panic!("the engine has nothing to do"),
     }
 }
@@ -85,14 +85,14 @@ fn a_completion_waits_for_the_copy_into_its_own_buffer() {
     let rig = Rig::new();
     let (engine, mut lane) = lane_of(&rig);
     let (client, ring) = Rig::ring(1000, true);
-    let wish = request(rig.gpu, 0, 0, 4096);
-    let piece = || piece_of(&rig, &engine, (&client, &ring), &wish);
-    lane.piece(piece());
+    let req = request(rig.gpu, 0, 0, 4096);
+    let chunk = || chunk_of(&rig, &engine, (&client, &ring), &req);
+    lane.chunk(chunk());
     let of_old = watch(&mut lane);
-    // While that copy is under way its program forgets the buffer, and another one gets its number.
+    // While that copy is in flight, the program unregisters the buffer, and another buffer gets its ID.
     rig.shared.table.remove(&rig.shared.table.get(rig.gpu).unwrap());
     rig.add_gpu(|_| engine.clone());
-    lane.piece(piece());
+    lane.chunk(chunk());
     assert!(of_old.swap(false, Ordering::AcqRel), "the first one's copy was waited for");
     let of_new = watch(&mut lane);
     let mut done = Vec::new();
@@ -104,7 +104,7 @@ fn a_completion_waits_for_the_copy_into_its_own_buffer() {
     assert!(done.iter().all(|one| one.result == 4096));
 }
 
-/// Reports each wait for it, and blocks the wait until the test lets it go on.
+/// Reports each wait, and blocks it until the test continues.
 struct BlockingCopier {
     copier: Box<dyn Copier>,
     waits: Sender<()>,
@@ -131,43 +131,43 @@ impl Copier for BlockingCopier {
 #[test]
 fn a_lane_that_ends_leaves_no_work_behind() {
     let rig = Rig::new();
-    // A user may have one of two threads.
+    // One user may have one of two threads.
     let (engine, mut lane) = lane_of_queue(&rig, Queue::with_threads(2));
     let buffer = rig.shared.table.get(rig.gpu).unwrap();
-    let LinkContent::Gpu(gpu) = &buffer.what else { panic!("it is no GPU memory") };
+    let LinkContent::Gpu(gpu) = &buffer.what else { panic!("not GPU memory") };
     let copier = engine.device.gpu().copier(&lane.ring, &gpu.region).unwrap();
-    let ((say, waits), (tell, go_on)) = (channel(), channel());
-    let copier = Box::new(BlockingCopier { copier, waits: say, go_on });
+    let ((tx, waits), (resume, go_on)) = (channel(), channel());
+    let copier = Box::new(BlockingCopier { copier, waits: tx, go_on });
     lane.copiers.push(BufferCopier { buffer: buffer.clone(), copier });
     let (client, ring) = Rig::ring(1000, true);
-    let wish = request(rig.gpu, 0, 0, 4096);
-    assert!(matches!(rig.begin(&client, &ring, &wish), IoStart::UnderWay));
+    let req = request(rig.gpu, 0, 0, 4096);
+    assert!(matches!(rig.begin(&client, &ring, &req), IoStart::InFlight));
     std::thread::scope(|scope| {
         scope.spawn(|| lane.run(&engine));
         waits.recv_timeout(LONG).unwrap();
-        assert!(matches!(rig.begin(&client, &ring, &wish), IoStart::UnderWay));
-        tell.send(()).unwrap();
-        tell.send(()).unwrap();
+        assert!(matches!(rig.begin(&client, &ring, &req), IoStart::InFlight));
+        resume.send(()).unwrap();
+        resume.send(()).unwrap();
     });
     let mut done = Vec::new();
     assert_eq!(client.take(&mut done, 4).unwrap(), 2, "what came while the lane waited is left");
 }
 
 #[test]
-fn what_is_done_does_not_wait_for_the_file_of_another_user() {
+fn a_completion_does_not_wait_for_another_user_s_file() {
     let rig = Rig::new();
     let gate = rig.gated();
     let (engine, mut lane) = lane_of(&rig);
     let rings = [(1000, INODE), (0, GATED)].map(|(uid, inode)| {
         let (client, ring) = Rig::ring(uid, true);
-        let wish = Request { inode, ..request(rig.gpu, 0, 0, 4096) };
-        let piece = piece_of(&rig, &engine, (&client, &ring), &wish);
-        (client, piece)
+        let req = Request { inode, ..request(rig.gpu, 0, 0, 4096) };
+        let chunk = chunk_of(&rig, &engine, (&client, &ring), &req);
+        (client, chunk)
     });
     let [(client, first), (_other, second)] = rings;
-    lane.piece(first);
+    lane.chunk(first);
     std::thread::scope(|scope| {
-        scope.spawn(|| lane.piece(second));
+        scope.spawn(|| lane.chunk(second));
         let (mut done, start) = (Vec::new(), Instant::now());
         while client.take(&mut done, 4).unwrap() == 0 && start.elapsed() < LONG {
             client.wait(Duration::from_millis(1));
@@ -177,7 +177,7 @@ fn what_is_done_does_not_wait_for_the_file_of_another_user() {
     });
 }
 
-/// Does not tell whether its copies have ended, until it is let.
+/// Does not report whether its copies have ended, until the test allows it.
 struct Silent(Box<dyn Copier>, Arc<AtomicBool>);
 
 impl Copier for Silent {
@@ -203,9 +203,9 @@ fn a_ring_that_a_copy_may_still_read_is_not_filled_again() {
     let rig = Rig::new();
     let (engine, mut lane) = lane_of(&rig);
     let (client, ring) = Rig::ring(1000, true);
-    let wish = request(rig.gpu, 0, 0, 4096);
-    let piece = || piece_of(&rig, &engine, (&client, &ring), &wish);
-    lane.piece(piece());
+    let req = request(rig.gpu, 0, 0, 4096);
+    let chunk = || chunk_of(&rig, &engine, (&client, &ring), &req);
+    lane.chunk(chunk());
     let BufferCopier { buffer, copier } = lane.copiers.pop().unwrap();
     lane.copiers.push(BufferCopier { buffer, copier: Box::new(Silent(copier, Arc::default())) });
     lane.settle();
@@ -214,11 +214,11 @@ fn a_ring_that_a_copy_may_still_read_is_not_filled_again() {
     assert!(done[0].result < 0, "it was reported as done");
     let report = rig.shared.stats.document(None);
     assert_eq!((&report["routes"], &report["failed"]), (&json!([]), &json!(1)), "bytes that failed count");
-    // Every slot is used once more.
+    // Use every slot once more.
     let old = lane.ring.host().unwrap().clone();
     old.fill(0, old.len(), 0xee).unwrap();
     for _ in 0..SLOTS {
-        lane.piece(piece());
+        lane.chunk(chunk());
     }
     lane.settle();
     let mut bytes = vec![0; old.len()];
@@ -236,11 +236,11 @@ fn a_gpu_that_never_answers_gets_a_bounded_number_of_rings() {
     let rig = Rig::new();
     let (engine, mut lane) = lane_of(&rig);
     let (client, ring) = Rig::ring(1000, true);
-    let wish = request(rig.gpu, 0, 0, 4096);
+    let req = request(rig.gpu, 0, 0, 4096);
     let has_ended = Arc::new(AtomicBool::new(false));
-    // The end of a piece, whose copier does not answer.
+    // Transfers one chunk, whose copier does not answer, and returns its result.
     let result = |lane: &mut GpuCopyLane| {
-        lane.piece(piece_of(&rig, &engine, (&client, &ring), &wish));
+        lane.chunk(chunk_of(&rig, &engine, (&client, &ring), &req));
         if let Some(BufferCopier { buffer, copier }) = lane.copiers.pop() {
             let copier = Box::new(Silent(copier, has_ended.clone()));
             lane.copiers.push(BufferCopier { buffer, copier });
@@ -250,17 +250,17 @@ fn a_gpu_that_never_answers_gets_a_bounded_number_of_rings() {
         assert_eq!(client.take(&mut done, 4).unwrap(), 1);
         done[0].result
     };
-    for _ in 0..=MOST_LEFT {
+    for _ in 0..=MAX_ORPHANED_RINGS {
         assert_eq!(result(&mut lane), -i64::from(Errno::IO.raw_os_error()));
     }
     let last = lane.ring.addr();
     for _ in 0..100 {
         assert_eq!(result(&mut lane), -i64::from(Errno::BUSY.raw_os_error()));
     }
-    assert_eq!((lane.left.len(), lane.ring.addr()), (MOST_LEFT, last), "a ring was renewed");
+    assert_eq!((lane.orphaned.len(), lane.ring.addr()), (MAX_ORPHANED_RINGS, last), "a ring was renewed");
     has_ended.store(true, Ordering::Release);
     assert_eq!(result(&mut lane), 4096);
-    // The ring that was stale last is the one that is left, until the next piece.
+    // The ring that went stale last is kept until the next chunk.
     assert_eq!(result(&mut lane), 4096);
-    assert!(lane.left.is_empty(), "copies that ended keep their rings");
+    assert!(lane.orphaned.is_empty(), "copies that ended keep their rings");
 }

@@ -1,6 +1,7 @@
-//! One transfer that cannot be done at once: cut into pieces that several threads do side by side, and put together again.
+//! A transfer that cannot be done at once. It is divided into chunks, which several threads transfer in parallel.
 //!
-//! Pieces are cut off as threads come to do them: a transfer costs as much memory as the pieces under way, however long it is.
+//! Chunks are created when a thread is ready for them, so the memory that a transfer takes does not depend on its
+//! length.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -18,10 +19,10 @@ use crate::opens::Open;
 use crate::table::{LinkContent, LinkedBuffer};
 use crate::workers::ServedRing;
 
-/// Bytes of a piece at most.
-pub(crate) const PIECE: u64 = 4 << 20;
+/// The most bytes of a chunk.
+pub(crate) const CHUNK_BYTES: u64 = 4 << 20;
 
-/// A transfer under way.
+/// A transfer in flight.
 pub(crate) struct TransferJob {
     shared: Arc<DaemonShared>,
     ring: Arc<ServedRing>,
@@ -33,40 +34,40 @@ pub(crate) struct TransferJob {
     progress: Mutex<JobProgress>,
 }
 
-/// How far a transfer is.
+/// The progress of a transfer.
 #[derive(Default)]
 struct JobProgress {
-    /// Pieces that were begun, in their order.
+    /// Chunks started so far.
     begun: u64,
-    under_way: u64,
-    /// The first piece that was not whole, and its bytes or an error number with a minus sign. No more pieces are begun.
+    in_flight: u64,
+    /// The first short chunk, and its bytes or a negative error number. No further chunks are started.
     short: Option<(u64, i64)>,
-    /// The first piece that failed.
+    /// The first chunk that failed.
     failed: Option<(u64, i64)>,
 }
 
-/// A part of one.
+/// A part of a transfer.
 pub(crate) struct JobChunk {
     pub job: Arc<TransferJob>,
-    place: u64,
-    /// Where it begins in the transfer.
+    number: u64,
+    /// The offset in the transfer.
     pub start: u64,
     pub len: u64,
 }
 
 impl JobChunk {
-    /// Where it is in the file.
+    /// The offset in the file.
     pub fn at(&self) -> u64 {
         self.job.request.at + self.start
     }
 
-    /// Where it is in the buffer.
+    /// The offset in the buffer.
     pub fn offset(&self) -> usize {
         (self.job.request.offset + self.start) as usize
     }
 
-    /// An error number with a minus sign where it is not to be done: its program has gone, or wants its memory back; or it would
-    /// read a hole that the ring does not want.
+    /// A negative error number if the chunk must not be transferred: its program has ended or unregistered the memory,
+    /// or the file has a hole that the ring refuses.
     pub fn refused(&self) -> Option<i64> {
         if self.job.buffer.is_gone() {
             return Some(refused(Errno::CANCELED));
@@ -80,19 +81,19 @@ impl JobChunk {
         }
     }
 
-    /// Says what became of it; the last of them ends the transfer.
+    /// Records the result. The last chunk completes the transfer.
     pub fn end(self, result: i64) {
         let job = &self.job;
         let mut progress = lock(&job.progress);
-        let is_before = |known: Option<(u64, i64)>| known.is_none_or(|(place, _)| self.place < place);
+        let is_before = |known: Option<(u64, i64)>| known.is_none_or(|(number, _)| self.number < number);
         if result < self.len as i64 && is_before(progress.short) {
-            progress.short = Some((self.place, result));
+            progress.short = Some((self.number, result));
         }
         if result < 0 && is_before(progress.failed) {
-            progress.failed = Some((self.place, result));
+            progress.failed = Some((self.number, result));
         }
-        progress.under_way -= 1;
-        if progress.under_way == 0 && (progress.short.is_some() || progress.begun == job.pieces()) {
+        progress.in_flight -= 1;
+        if progress.in_flight == 0 && (progress.short.is_some() || progress.begun == job.chunks()) {
             let (short, failed) = (progress.short, progress.failed);
             drop(progress);
             job.end(short, failed);
@@ -100,10 +101,10 @@ impl JobChunk {
     }
 }
 
-/// What is left of a transfer: pieces that were not begun.
-pub(crate) struct Rest(pub Arc<TransferJob>);
+/// The chunks of a transfer that are not started yet.
+pub(crate) struct RemainingChunks(pub Arc<TransferJob>);
 
-impl Divisible for Rest {
+impl Divisible for RemainingChunks {
     type Part = JobChunk;
 
     fn divide(self) -> (Option<JobChunk>, Option<Self>) {
@@ -112,14 +113,14 @@ impl Divisible for Rest {
         if progress.short.is_some() {
             return (None, None);
         }
-        let place = progress.begun;
+        let number = progress.begun;
         progress.begun += 1;
-        progress.under_way += 1;
-        let is_last = progress.begun == job.pieces();
+        progress.in_flight += 1;
+        let is_last = progress.begun == job.chunks();
         drop(progress);
-        let (start, rest) = (place * PIECE, (!is_last).then(|| Self(job.clone())));
-        let len = PIECE.min(job.request.len - start);
-        (Some(JobChunk { job, place, start, len }), rest)
+        let (start, rest) = (number * CHUNK_BYTES, (!is_last).then(|| Self(job.clone())));
+        let len = CHUNK_BYTES.min(job.request.len - start);
+        (Some(JobChunk { job, number, start, len }), rest)
     }
 }
 
@@ -132,7 +133,7 @@ impl TransferJob {
         buffer: Arc<LinkedBuffer>,
         open: Arc<Open>,
     ) -> Result<Self, Errno> {
-        // What is in a ring costs its program a few bytes, and a transfer the daemon some hundred.
+        // A ring entry costs its program a few bytes, and a transfer costs the daemon some hundred.
         if !shared.jobs.take(ring.owner.uid, 1) {
             return Err(Errno::AGAIN);
         }
@@ -148,15 +149,15 @@ impl TransferJob {
         })
     }
 
-    pub fn pieces(&self) -> u64 {
-        self.request.len.div_ceil(PIECE)
+    pub fn chunks(&self) -> u64 {
+        self.request.len.div_ceil(CHUNK_BYTES)
     }
 
     pub fn reads(&self) -> bool {
         self.ring.server.name().read
     }
 
-    /// Whose it is.
+    /// The user.
     pub fn uid(&self) -> u32 {
         self.ring.owner.uid
     }
@@ -165,53 +166,55 @@ impl TransferJob {
         &self.shared
     }
 
-    /// Hands it to the threads that do it. A user's writes may wait for a disk, and their reads do not wait behind them.
+    /// Queues the transfer. A user's reads do not wait behind their writes, which may wait for a disk.
     pub fn begin(self) {
         let (uid, job) = (self.shared.persons.of(self.ring.owner.uid), Arc::new(self));
         let shared = &job.shared;
         match &job.buffer.what {
-            LinkContent::Gpu(gpu) => gpu.engine.add((uid, job.reads()), Rest(job.clone())),
+            LinkContent::Gpu(gpu) => gpu.engine.add((uid, job.reads()), RemainingChunks(job.clone())),
             LinkContent::Host(_) | LinkContent::Ring(_) if job.reads() => {
-                shared.ring_reads.add(uid, Rest(job.clone()));
+                shared.ring_reads.add(uid, RemainingChunks(job.clone()));
             }
-            LinkContent::Host(_) | LinkContent::Ring(_) => shared.ring_writes.add(uid, Rest(job.clone())),
+            LinkContent::Host(_) | LinkContent::Ring(_) => {
+                shared.ring_writes.add(uid, RemainingChunks(job.clone()))
+            }
         }
     }
 
-    /// The bytes of all pieces up to the first that is short; an error if any piece is one.
+    /// The bytes up to the first short chunk, or an error if any chunk failed.
     fn result(&self, short: Option<(u64, i64)>, failed: Option<(u64, i64)>) -> i64 {
         match (short, failed) {
             (_, Some((_, error))) => error,
-            (Some((place, bytes)), None) => (place * PIECE) as i64 + bytes,
+            (Some((number, bytes)), None) => (number * CHUNK_BYTES) as i64 + bytes,
             (None, None) => self.request.len as i64,
         }
     }
 
     fn end(&self, short: Option<(u64, i64)>, failed: Option<(u64, i64)>) {
         let mut result = self.result(short, failed);
-        if let (true, 0.., Some((place, _))) = (self.reads(), result, short) {
-            // What lies behind the file's end is zeroes and nothing that was there before, up to the end of the piece. Memory
-            // behind that is left alone: it may be a hole of any length, to be filled with pages at this process's cost.
-            let until = ((place + 1) * PIECE).min(self.request.len);
+        if let (true, 0.., Some((number, _))) = (self.reads(), result, short) {
+            // Zeroes the memory behind the end of the file, up to the end of the chunk. Memory beyond that is left
+            // alone: it may be a hole of any length, which this process would have to fill with pages.
+            let until = ((number + 1) * CHUNK_BYTES).min(self.request.len);
             let (from, bytes) = (self.request.offset + result as u64, until - result as u64);
             if let Err(error) = self.zero(from as usize, bytes as usize) {
                 result = failure(&error);
             }
         }
-        // A hole that is not wanted is what the program asked for.
+        // A refused hole is not a failure.
         let is_hole = self.ring.refuses_holes() && result == refused(Errno::NODATA);
         if result < 0 && !is_hole {
             self.shared.stats.failed.fetch_add(1, Ordering::Relaxed);
         }
         if !self.reads() {
-            // Whatever came of it as a whole: pieces of it were written, or parts of them.
+            // Even after an error: some chunks, or parts of them, were written.
             self.shared.written(self.request.inode, self.request.at, self.request.len);
         }
-        // It may have been registered with a network card since the buffer went.
+        // A network card may have registered the memory again after the buffer was removed.
         if self.buffer.is_gone() {
             self.shared.forget_registrations(&self.buffer);
         }
-        // Before the program knows, which may ask for the next at once.
+        // Before the completion: the program may submit the next request at once.
         self.shared.jobs.put_back(self.ring.owner.uid, 1);
         self.ring.server.complete(&[Done { index: self.index, userdata: self.userdata, result }]);
     }
@@ -228,23 +231,23 @@ impl TransferJob {
         }
     }
 
-    /// By the kernel: the memory may be gone.
+    /// Lets the kernel write: the memory may have been truncated.
     fn zero_host(&self, mem: &HostMem, from: usize, bytes: usize) -> std::io::Result<()> {
         self.shared.zeroes.read_into(mem, from, bytes)?;
         self.shared.stats.zeroed[0].count(bytes as u64);
         Ok(())
     }
 
-    /// Counts bytes that went to or from a GPU.
-    pub fn count(&self, way: GpuRoute, simulated: bool, bytes: u64) {
+    /// Counts bytes that were moved to or from a GPU.
+    pub fn count(&self, route: GpuRoute, simulated: bool, bytes: u64) {
         let stats = &self.shared.stats;
-        let ways = match way {
+        let counters = match route {
             GpuRoute::Cached => &stats.gpu_cached,
             GpuRoute::Pinned => &stats.gpu_pinned,
             GpuRoute::Written => &stats.gpu_written,
             GpuRoute::Direct => &stats.gpu_direct,
             GpuRoute::DirectWritten => &stats.gpu_direct_written,
         };
-        ways[usize::from(simulated)].count(bytes);
+        counters[usize::from(simulated)].count(bytes);
     }
 }

@@ -1,4 +1,4 @@
-//! What a ring asks for, checked, and done: at once where nothing has to be waited for, by other threads where it has.
+//! Checks and executes requests of rings: at once if that does not block, or on other threads.
 
 pub(crate) mod gpu;
 mod job;
@@ -18,38 +18,38 @@ use crate::lock;
 use crate::opens::{NotOpen, Open};
 use crate::table::{LinkContent, LinkedBuffer};
 use crate::workers::ServedRing;
-pub(crate) use job::{Rest, TransferJob};
+pub(crate) use job::{RemainingChunks, TransferJob};
 
-/// What is read at once, by the thread that looks after rings: more would keep it from the others.
-const MOST_AT_ONCE: u64 = 128 << 10;
+/// The longest read that the ring's thread executes itself. Longer ones would delay the other rings.
+const MAX_INLINE_READ: u64 = 128 << 10;
 
-/// What a ring used last, which is mostly what it uses next.
+/// The buffer and file that a ring used last, and mostly uses next.
 #[derive(Default)]
 pub(crate) struct LastUsed {
-    /// Whose memory is not kept for that.
+    /// Weak: the cache does not keep memory alive.
     buffer: Weak<LinkedBuffer>,
-    /// And how many files had been opened by then.
+    /// With the number of opens at that time.
     open: Option<(u64, Arc<Open>)>,
 }
 
-/// How a beginning ended.
+/// The result of starting a request.
 pub(crate) enum IoStart {
-    /// It is over: bytes, or an error number with a minus sign.
-    Over(i64),
-    /// Somebody else tells the ring.
-    UnderWay,
+    /// Done: the number of bytes, or a negative error number.
+    Done(i64),
+    /// Another thread will complete it.
+    InFlight,
 }
 
 fn refused(errno: Errno) -> i64 {
     -i64::from(errno.raw_os_error())
 }
 
-/// The number for the ring of what went wrong with a file or memory.
+/// The negative error number for a ring.
 pub(crate) fn failure(error: &std::io::Error) -> i64 {
     -i64::from(error.raw_os_error().unwrap_or(Errno::IO.raw_os_error()))
 }
 
-/// Begins what an entry asks for.
+/// Starts the request of an entry.
 pub(crate) fn begin(shared: &Arc<DaemonShared>, ring: &Arc<ServedRing>, entry: &Submission) -> IoStart {
     let checked = entry.request.ok_or(Errno::INVAL).and_then(|request| {
         let (buffer, open) = check(shared, ring, &request)?;
@@ -58,13 +58,13 @@ pub(crate) fn begin(shared: &Arc<DaemonShared>, ring: &Arc<ServedRing>, entry: &
     match checked {
         Err(errno) => {
             shared.stats.refused.fetch_add(1, Ordering::Relaxed);
-            IoStart::Over(refused(errno))
+            IoStart::Done(refused(errno))
         }
         Ok((request, buffer, open)) => start(shared, ring, entry, &request, buffer, open),
     }
 }
 
-/// The buffer and the file of a request, if the ring may use them so.
+/// Returns the buffer and the file of a request, if the ring may use them.
 fn check(
     shared: &DaemonShared,
     ring: &ServedRing,
@@ -75,7 +75,7 @@ fn check(
     let buffer = known.or_else(|| shared.table.get(request.buffer)).ok_or(Errno::NOENT)?;
     check_range(&buffer, ring, request)?;
     let reads = ring.server.name().read;
-    // Another one may write to the disk at once, and then is the one to be written to.
+    // A file opened since may be synchronous, and must then be the one that is written.
     let added = shared.opens.added();
     let known = cache
         .open
@@ -118,31 +118,31 @@ fn start(
     buffer: Arc<LinkedBuffer>,
     open: Arc<Open>,
 ) -> IoStart {
-    // To look for holes may take as long as to read from the disk.
-    let is_quick = ring.server.name().read && !ring.refuses_holes() && request.len <= MOST_AT_ONCE;
+    // Looking for holes may take as long as reading from the disk.
+    let is_quick = ring.server.name().read && !ring.refuses_holes() && request.len <= MAX_INLINE_READ;
     if let (true, LinkContent::Host(mem)) = (is_quick, &buffer.what) {
         let to = TransferMemory { mem, at: request.offset as usize, len: request.len as usize, shared: true };
         match open.file().read_now(to, request.at) {
             Ok(Some(count)) if count as u64 == request.len => {
                 shared.stats.host_now.count(request.len);
-                return IoStart::Over(count as i64);
+                return IoStart::Done(count as i64);
             }
-            // A part of it, or nothing: somebody who may wait finds out whether that is the file's end.
+            // Short: a thread that may block finds out whether this is the end of the file.
             Ok(_) => {}
             Err(error) => {
                 shared.stats.failed.fetch_add(1, Ordering::Relaxed);
-                return IoStart::Over(failure(&error));
+                return IoStart::Done(failure(&error));
             }
         }
     }
     match TransferJob::new(shared, ring, entry, request, buffer, open) {
         Ok(job) => {
             job.begin();
-            IoStart::UnderWay
+            IoStart::InFlight
         }
         Err(errno) => {
             shared.stats.refused.fetch_add(1, Ordering::Relaxed);
-            IoStart::Over(refused(errno))
+            IoStart::Done(refused(errno))
         }
     }
 }

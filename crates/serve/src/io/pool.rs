@@ -1,5 +1,5 @@
-//! Threads that wait for disks: transfers between files and host memory that could not be done at once, and calls that would
-//! keep the kernel's other requests waiting.
+//! Threads that may block: for transfers between files and host memory that cannot be done at once, and for calls that
+//! would delay the kernel's other requests.
 
 use std::fs::File;
 use std::hash::Hash;
@@ -14,39 +14,39 @@ use onehop_target::tree::TransferMemory;
 use onehop_target::turns::{Divisible, Next, Queue};
 use rustix::io::Errno;
 
-use super::job::{JobChunk, Rest};
+use super::job::{JobChunk, RemainingChunks};
 use super::{failure, refused};
 use crate::lock;
 use crate::table::LinkContent;
 
-/// Threads. One person's work holds half of them: as many transfers as a drive needs at once to be busy.
+/// Threads, half of which one person may hold: enough requests in flight to keep a drive busy.
 const THREADS: u64 = 64;
-/// More of them, for users who come when others have those: so many each.
+/// Further threads, for users who find the others taken, and how many each gets.
 const RESERVE: (u64, u64) = (192, 4);
-const MOST: usize = (THREADS + RESERVE.0) as usize;
-/// A thread that had nothing to do for so long ends.
+const MAX: usize = (THREADS + RESERVE.0) as usize;
+/// An idle thread ends after this time.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// What such a thread does.
+/// Work for such a thread.
 pub(crate) trait PoolTask: Divisible + Send + 'static {
     fn run(part: Self::Part);
 
-    /// Has what cannot be done any more end with an error.
+    /// Completes work that cannot be done any more with an error.
     fn refuse(part: Self::Part);
 }
 
-impl PoolTask for Rest {
-    fn run(piece: JobChunk) {
-        let result = piece.refused().unwrap_or_else(|| transfer(&piece));
-        piece.end(result);
+impl PoolTask for RemainingChunks {
+    fn run(chunk: JobChunk) {
+        let result = chunk.refused().unwrap_or_else(|| transfer(&chunk));
+        chunk.end(result);
     }
 
-    fn refuse(piece: JobChunk) {
-        piece.end(refused(Errno::CANCELED));
+    fn refuse(chunk: JobChunk) {
+        chunk.end(refused(Errno::CANCELED));
     }
 }
 
-/// A call that may take long.
+/// A call that may block.
 pub(crate) struct SlowCall(pub Box<dyn FnOnce() + Send>);
 
 impl Divisible for SlowCall {
@@ -62,14 +62,14 @@ impl PoolTask for SlowCall {
         call();
     }
 
-    /// A call that is never done drops its answer to the kernel, which is EIO then.
+    /// Dropping the call replies EIO to the kernel.
     fn refuse(_: Self) {}
 }
 
-/// The threads, started as they are needed. Those who have turns at them are persons, mostly.
+/// Threads that are started on demand. Users, usually persons, take turns.
 pub(crate) struct ThreadPool<T, K = u32>(Arc<PoolThreads<T, K>>);
 
-/// Who has turns at threads.
+/// A key by which turns are taken.
 pub(crate) trait PoolUser: Eq + Hash + Copy + Send + Sync + 'static {}
 
 impl<K: Eq + Hash + Copy + Send + Sync + 'static> PoolUser for K {}
@@ -84,14 +84,14 @@ struct PoolThreads<T, K> {
     starter: Arc<ThreadStarter>,
     queue: Queue<T, K>,
     running: AtomicUsize,
-    /// One could not be started since somebody tried again.
+    /// A thread could not be started since the last `try_again`.
     is_missing: AtomicBool,
     handles: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl<T: PoolTask, K: PoolUser> PoolThreads<T, K> {
     fn start(self: &Arc<Self>) {
-        if self.running.fetch_add(1, Ordering::AcqRel) >= MOST {
+        if self.running.fetch_add(1, Ordering::AcqRel) >= MAX {
             self.running.fetch_sub(1, Ordering::AcqRel);
             return;
         }
@@ -110,7 +110,7 @@ impl<T: PoolTask, K: PoolUser> PoolThreads<T, K> {
         handles.retain(|thread| !thread.is_finished());
         match thread {
             Ok(thread) => handles.push(thread),
-            // Others do the work; where there are none it is done when there can be.
+            // Other threads do the work, or the next `try_again` starts one.
             Err(_) => {
                 self.running.fetch_sub(1, Ordering::AcqRel);
                 self.is_missing.store(true, Ordering::Release);
@@ -124,7 +124,7 @@ impl<T: PoolTask, K: PoolUser> ThreadPool<T, K> {
         Self::with_limit(starter, u64::MAX)
     }
 
-    /// Threads of which no user's work holds more than so many.
+    /// A pool in which one user's work holds at most this many threads.
     pub fn with_limit(starter: &Arc<ThreadStarter>, most: u64) -> Self {
         let shares = Shares::new(THREADS).with_reserve(RESERVE.0, RESERVE.1).with_limit(most);
         let (starter, queue) = (starter.clone(), Queue::with_shares(shares));
@@ -137,7 +137,7 @@ impl<T: PoolTask, K: PoolUser> ThreadPool<T, K> {
         }))
     }
 
-    /// Has work done by a thread. After the end it is refused: the process may be gone before such a thread begins.
+    /// Queues work. After [`Self::end`] it is refused: the process may exit before a thread starts it.
     pub fn add(&self, user: K, work: T) {
         match self.0.queue.offer(user, work) {
             Ok(true) => self.0.start(),
@@ -146,14 +146,14 @@ impl<T: PoolTask, K: PoolUser> ThreadPool<T, K> {
         }
     }
 
-    /// Starts a thread if one could not be started before: there may be work and nobody who does it.
+    /// Starts a thread if one could not be started before: work may be queued without a thread.
     pub fn try_again(&self) {
         if self.0.is_missing.swap(false, Ordering::AcqRel) {
             self.0.start();
         }
     }
 
-    /// Does what is there, and ends.
+    /// Finishes queued work, and ends.
     pub fn end(&self) {
         let Self(threads) = self;
         threads.queue.end();
@@ -161,38 +161,38 @@ impl<T: PoolTask, K: PoolUser> ThreadPool<T, K> {
             threads.start();
         }
         loop {
-            // A thread may have started another.
+            // A thread may have started another one.
             let Some(thread) = lock(&threads.handles).pop() else { break };
             let _ = thread.join();
         }
-        // What is left where no thread could be started.
+        // Work that is left because no thread could be started.
         while let Next::Work(part, _) = threads.queue.next(Duration::ZERO) {
             T::refuse(part);
         }
     }
 }
 
-fn transfer(piece: &JobChunk) -> i64 {
-    let LinkContent::Host(mem) = &piece.job.buffer.what else {
+fn transfer(chunk: &JobChunk) -> i64 {
+    let LinkContent::Host(mem) = &chunk.job.buffer.what else {
         return -i64::from(rustix::io::Errno::INVAL.raw_os_error());
     };
-    let (file, stats) = (piece.job.open.file(), &piece.job.shared().stats);
-    let memory = TransferMemory { mem, at: piece.offset(), len: piece.len as usize, shared: true };
-    let (way, done) = if piece.job.reads() {
-        (&stats.host_waited, file.read(memory, piece.at()))
+    let (file, stats) = (chunk.job.open.file(), &chunk.job.shared().stats);
+    let memory = TransferMemory { mem, at: chunk.offset(), len: chunk.len as usize, shared: true };
+    let (counters, done) = if chunk.job.reads() {
+        (&stats.host_waited, file.read(memory, chunk.at()))
     } else {
-        (&stats.host_written, file.write(memory, piece.at()))
+        (&stats.host_written, file.write(memory, chunk.at()))
     };
     match done {
         Ok(count) => {
-            way.count(count as u64);
+            counters.count(count as u64);
             count as i64
         }
         Err(error) => failure(&error),
     }
 }
 
-/// Where zeroes come from that the kernel writes.
+/// `/dev/zero`, from which the kernel zeroes memory.
 pub(crate) struct Zeroes(File);
 
 impl Zeroes {
@@ -223,14 +223,14 @@ mod tests {
         let pool = ThreadPool::new(&Arc::new(ThreadStarter::new().unwrap()));
         let gate = Arc::new(RwLock::new(()));
         let closed = gate.write().unwrap();
-        let (say, said) = channel();
+        let (tx, rx) = channel();
         for uid in 0..40 {
             for _ in 0..100 {
-                let (gate, say) = (gate.clone(), say.clone());
+                let (gate, tx) = (gate.clone(), tx.clone());
                 pool.add(
                     uid,
                     SlowCall(Box::new(move || {
-                        let _ = say.send(uid);
+                        let _ = tx.send(uid);
                         drop(gate.read());
                     })),
                 );
@@ -238,32 +238,32 @@ mod tests {
         }
         let mut begun = std::collections::HashSet::new();
         while begun.len() < 40 {
-            let uid = said.recv_timeout(LONG);
+            let uid = rx.recv_timeout(LONG);
             begun.insert(uid.unwrap_or_else(|_| panic!("calls of {begun:?} only have begun")));
         }
         let (see, seen) = channel();
         pool.add(40, SlowCall(Box::new(move || see.send(()).unwrap())));
-        assert!(seen.recv_timeout(LONG).is_ok(), "one more user has to wait");
-        assert!(pool.0.running.load(Ordering::Acquire) <= MOST);
+        assert!(seen.recv_timeout(LONG).is_ok(), "another user has to wait");
+        assert!(pool.0.running.load(Ordering::Acquire) <= MAX);
         drop(closed);
         pool.end();
     }
 
     #[test]
-    fn work_that_comes_after_the_end_is_refused() {
+    fn work_after_the_end_is_refused() {
         let pool = ThreadPool::new(&Arc::new(ThreadStarter::new().unwrap()));
         let add = || {
-            let (say, said) = channel();
-            pool.add(1, SlowCall(Box::new(move || say.send(()).unwrap())));
-            said.recv_timeout(Duration::from_secs(60))
+            let (tx, rx) = channel();
+            pool.add(1, SlowCall(Box::new(move || tx.send(()).unwrap())));
+            rx.recv_timeout(Duration::from_secs(60))
         };
         assert_eq!(add(), Ok(()));
         pool.end();
-        // It was dropped, with what it would have answered by.
+        // The call was dropped, with the sender in it.
         assert_eq!(add(), Err(RecvTimeoutError::Disconnected));
     }
 
-    /// Run by [`work_is_done_once_there_can_be_threads`], in a process of its own.
+    /// Run in a child process by [`work_is_done_once_threads_can_be_started`].
     #[test]
     fn without_threads() {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -271,12 +271,12 @@ mod tests {
             return;
         }
         let pool = ThreadPool::new(&Arc::new(ThreadStarter::new().unwrap()));
-        let ((say, said), before) = (channel(), getrlimit(Resource::As));
+        let ((tx, rx), before) = (channel(), getrlimit(Resource::As));
         let ended = ThreadPool::new(&Arc::new(ThreadStarter::new().unwrap()));
         let (never, refused) = channel::<()>();
-        // No addresses for a stack.
+        // No address space for a stack.
         setrlimit(Resource::As, Rlimit { current: Some(0), ..before }).unwrap();
-        pool.add(1, SlowCall(Box::new(move || say.send(()).unwrap())));
+        pool.add(1, SlowCall(Box::new(move || tx.send(()).unwrap())));
         pool.try_again();
         ended.add(1, SlowCall(Box::new(move || never.send(()).unwrap())));
         ended.end();
@@ -284,16 +284,16 @@ mod tests {
         assert_eq!(refused.try_recv(), Err(TryRecvError::Disconnected), "a call that cannot be done waits");
         assert!(lock(&pool.0.handles).is_empty(), "a thread was started");
         pool.try_again();
-        assert!(said.recv_timeout(Duration::from_secs(60)).is_ok(), "the work is not done");
+        assert!(rx.recv_timeout(Duration::from_secs(60)).is_ok(), "the work is not done");
         pool.end();
     }
 
     #[test]
-    fn work_is_done_once_there_can_be_threads() {
+    fn work_is_done_once_threads_can_be_started() {
         let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
         alone.args(["--exact", "io::pool::tests::without_threads"]);
         let output = alone.env("ONEHOP_TEST_NO_THREADS", "yes").output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && stdout.contains("1 passed"), "{stdout}");
     }
 }

@@ -1,4 +1,4 @@
-//! What rings may ask for and what they may not, without a mount.
+//! Tests of what rings may and may not request, without a mount.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -19,7 +19,7 @@ use proptest::prelude::*;
 use rustix::io::Errno;
 
 use super::gpu::GpuLanes;
-use super::job::PIECE;
+use super::job::CHUNK_BYTES;
 use super::{IoStart, begin};
 use crate::daemon::{DaemonShared, MountOptions};
 use crate::persons::Persons;
@@ -40,7 +40,7 @@ const BOTH: OpenMode = OpenMode {
     execute: false,
 };
 
-/// A file without a name.
+/// An unlinked file.
 fn file() -> File {
     let path =
         std::env::temp_dir().join(format!("onehop-io-{}-{}", std::process::id(), Id::random().unwrap()));
@@ -55,7 +55,7 @@ pub(super) struct Rig {
     host: Id,
     pub gpu: Id,
     mem: HostMem,
-    /// In which a program that is its owner looks at the GPU's bytes.
+    /// Through which the owner's program sees the GPU memory.
     _gpus: Gpus,
     own: SharedGpuMemory,
 }
@@ -77,7 +77,7 @@ impl Rig {
             .table
             .add(name, &name.to_string(), Path::new("/"), owner(1000), LinkContent::Host(mem.clone()))
             .unwrap();
-        // On a machine with a GPU, a person may have the same tests run on it.
+        // Set on a machine with a GPU, to run the same tests on it.
         let real = std::env::var_os("ONEHOP_TEST_CUDA").is_some();
         let gpus = Gpus::new(if real { GpuChoice::Cuda } else { GpuChoice::Emulated });
         let own = SharedGpuMemory::create(&gpus.open(0).unwrap(), SIZE).unwrap();
@@ -86,7 +86,7 @@ impl Rig {
         rig
     }
 
-    /// Adds GPU memory under the rig's number, by an engine made of the daemon's own.
+    /// Registers GPU memory under the rig's ID. `engine` may replace the daemon's lanes.
     pub fn add_gpu(&self, engine: impl FnOnce(Arc<GpuLanes>) -> Arc<GpuLanes>) {
         let offer = self.own.offer().unwrap();
         let (device, region) = self.shared.gpus.accept(&offer).unwrap();
@@ -97,13 +97,13 @@ impl Rig {
         self.shared.table.add(name, &name.to_string(), Path::new("/"), owner(1000), what).unwrap();
     }
 
-    /// Carries one request out for a user; what came of it.
+    /// Executes one request for a user, and returns its result.
     fn one(&self, uid: u32, read: bool, request: &Request) -> i64 {
         let (client, ring) = Self::ring(uid, read);
         self.by(&client, &ring, request)
     }
 
-    /// Both ends of a ring of a user's.
+    /// Both ends of a user's ring.
     pub fn ring(uid: u32, read: bool) -> (Client, Arc<ServedRing>) {
         Self::ring_of(uid, read, 4)
     }
@@ -121,7 +121,7 @@ impl Rig {
         (Client::new(mem).unwrap(), ring)
     }
 
-    /// Has a ring begin one request.
+    /// Submits one request and starts it.
     pub fn begin(&self, client: &Client, ring: &Arc<ServedRing>, request: &Request) -> IoStart {
         client.prepare(request).unwrap();
         let mut entries = Vec::new();
@@ -131,8 +131,8 @@ impl Rig {
 
     fn by(&self, client: &Client, ring: &Arc<ServedRing>, request: &Request) -> i64 {
         match self.begin(client, ring, request) {
-            IoStart::Over(result) => result,
-            IoStart::UnderWay => {
+            IoStart::Done(result) => result,
+            IoStart::InFlight => {
                 let mut done: Vec<Completion> = Vec::new();
                 let start = Instant::now();
                 while client.take(&mut done, 1).unwrap() == 0 {
@@ -160,7 +160,7 @@ fn refused(errno: Errno) -> i64 {
 }
 
 #[test]
-fn users_reach_what_is_theirs() {
+fn users_reach_their_own_buffers_and_files() {
     let rig = Rig::new();
     for buffer in [rig.host, rig.gpu] {
         let good = request(buffer, 0, 0, 4096);
@@ -171,34 +171,34 @@ fn users_reach_what_is_theirs() {
         assert_eq!(rig.one(1000, true, &Request { inode: 1, ..good }), refused(Errno::BADF));
         assert_eq!(rig.one(1000, true, &Request { buffer: Id([9; 16]), ..good }), refused(Errno::NOENT));
     }
-    // A block ends after 4096 bytes.
+    // Blocks are 4096 bytes.
     assert_eq!(rig.one(1000, true, &request(rig.host, 1, 0, 4096)), refused(Errno::INVAL));
     assert_eq!(rig.one(1000, true, &request(rig.host, 4096, 0, 4096)), 4096);
-    // Forgotten buffers are nobody's.
+    // Removed buffers are gone for everybody.
     rig.shared.table.remove(&rig.shared.table.get(rig.host).unwrap());
     assert_eq!(rig.one(1000, true, &request(rig.host, 0, 0, 1)), refused(Errno::NOENT));
 }
 
 #[test]
-fn a_ring_writes_by_what_was_opened_to_reach_the_disk_though_it_knows_another() {
+fn a_ring_writes_through_a_synchronous_open_despite_its_cache() {
     let rig = Rig::new();
     let (client, ring) = Rig::ring(1000, false);
-    let wish = request(rig.host, 0, FILE, 4);
-    assert_eq!(rig.by(&client, &ring, &wish), 4);
-    // Another file behind the same number shows by which of the two is written.
+    let req = request(rig.host, 0, FILE, 4);
+    assert_eq!(rig.by(&client, &ring, &req), 4);
+    // Another file under the same inode number shows which open is used.
     let synced = file();
     let seen = synced.try_clone().unwrap();
     let handle =
         rig.shared.opens.add(INODE, 1000, OpenMode { data_sync: true, ..BOTH }, Arc::new(Local::new(synced)));
-    assert_eq!(rig.by(&client, &ring, &wish), 4);
+    assert_eq!(rig.by(&client, &ring, &req), 4);
     assert_eq!(seen.metadata().unwrap().len(), FILE + 4);
     assert!(rig.shared.opens.close(handle).is_some());
-    assert_eq!(rig.by(&client, &ring, &Request { at: FILE + 4, ..wish }), 4);
+    assert_eq!(rig.by(&client, &ring, &Request { at: FILE + 4, ..req }), 4);
     assert_eq!(seen.metadata().unwrap().len(), FILE + 4);
 }
 
 #[test]
-fn what_lies_behind_the_end_is_zero_in_gpu_memory() {
+fn gpu_memory_behind_the_end_of_a_file_is_zeroed() {
     let rig = Rig::new();
     rig.own.region().fill(0, SIZE, 9).unwrap();
     assert_eq!(rig.one(1000, true, &request(rig.gpu, 100, FILE - 50, 200)), 50);
@@ -212,12 +212,12 @@ fn what_lies_behind_the_end_is_zero_in_gpu_memory() {
     assert!(seen.iter().enumerate().all(|(i, byte)| *byte == wanted(i)));
 }
 
-/// A file whose reads and writes wait until the gate opens; reads then find what there is in memory already.
+/// Blocks reads and writes until it is open. Reads then leave the memory as it is.
 #[derive(Default)]
 pub(super) struct Gated {
     pub open: AtomicBool,
     begun: AtomicU64,
-    /// How often its descriptor was asked for.
+    /// Calls of `local`.
     located: AtomicU64,
 }
 
@@ -237,7 +237,7 @@ impl Gated {
     }
 }
 
-/// The same for the daemon; nothing else is asked of it.
+/// A file behind a gate; other operations are not implemented.
 struct GatedFile(Arc<Gated>);
 
 fn unasked<T>() -> std::io::Result<T> {
@@ -303,15 +303,15 @@ impl OpenFile for GatedFile {
 }
 
 #[test]
-fn the_mount_of_a_file_is_found_when_it_is_opened() {
+fn the_mount_of_a_file_is_looked_up_at_open() {
     let rig = Rig::new();
     let gate = rig.gated();
     let open = rig.shared.opens.find(GATED, 1000, true).unwrap();
     open.lock_turn();
-    assert_eq!(gate.located.load(Ordering::Acquire), 1, "a file system is asked that may hang");
+    assert_eq!(gate.located.load(Ordering::Acquire), 1, "asked a file system that may hang");
 }
 
-/// The inode numbers of a gated file, and of one whose gate is open.
+/// Inode numbers of a file with a closed gate, and of one with an open gate.
 pub(super) const GATED: u64 = INODE + 1;
 const OPEN: u64 = INODE + 2;
 
@@ -326,17 +326,17 @@ impl Rig {
         gates.into_iter().next().unwrap()
     }
 
-    /// Begins many transfers of a user's that wait.
+    /// Starts many transfers of a user that block.
     fn begin_gated(&self, buffer: Id, reads: bool) -> (Client, Arc<ServedRing>) {
         let (client, ring) = Self::ring_of(1000, reads, 200);
-        let wish = Request { inode: GATED, ..request(buffer, 0, 0, 4096) };
+        let req = Request { inode: GATED, ..request(buffer, 0, 0, 4096) };
         for _ in 0..100 {
-            assert!(matches!(self.begin(&client, &ring, &wish), IoStart::UnderWay));
+            assert!(matches!(self.begin(&client, &ring, &req), IoStart::InFlight));
         }
         (client, ring)
     }
 
-    /// A buffer that is one hole, and the file that it is.
+    /// Registers a buffer that is one hole. Returns it and its file.
     fn hole(&self, bytes: u64) -> (Id, File) {
         let path = Path::new(SHM).join(format!("onehop-test-hole-{}", Id::random().unwrap()));
         let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
@@ -350,7 +350,7 @@ impl Rig {
 }
 
 #[test]
-fn what_no_file_could_fill_stays_a_hole() {
+fn memory_far_behind_the_end_of_a_file_stays_a_hole() {
     const LONG: u64 = 256 << 20;
     let rig = Rig::new();
     let (hole, file) = rig.hole(LONG);
@@ -358,53 +358,50 @@ fn what_no_file_could_fill_stays_a_hole() {
     for (at, wanted) in [(within, 10), (behind, 0)] {
         assert_eq!(rig.one(1000, true, &request(hole, 0, at, LONG)), wanted);
         let bytes = file.metadata().unwrap().blocks() * 512;
-        assert!(bytes <= PIECE, "{bytes} bytes for a file of {FILE}");
+        assert!(bytes <= CHUNK_BYTES, "{bytes} bytes for a file of {FILE}");
     }
     let mut seen = [9; 20];
     file.read_exact_at(&mut seen, 0).unwrap();
-    assert_eq!(seen, [0; 20], "what a read behind the end has to leave");
+    assert_eq!(seen, [0; 20], "memory behind the end is zeroed");
 }
 
 #[test]
-fn a_long_transfer_costs_no_more_than_what_is_under_way() {
+fn a_long_transfer_takes_memory_for_chunks_in_flight_only() {
     let rig = Rig::new();
     let (hole, _file) = rig.hole(1 << 40);
     let gate = rig.gated();
     let (client, ring) = Rig::ring(1000, true);
-    let wish = Request { inode: GATED, ..request(hole, 0, 0, 1 << 40) };
-    assert!(matches!(rig.begin(&client, &ring, &wish), IoStart::UnderWay));
+    let req = Request { inode: GATED, ..request(hole, 0, 0, 1 << 40) };
+    assert!(matches!(rig.begin(&client, &ring, &req), IoStart::InFlight));
     gate.until(|gate| gate.begun.load(Ordering::Acquire) > 0);
-    // Each piece under way has the transfer, and so has what is left of it.
+    // Every chunk in flight holds the transfer, and so does the queue.
     let buffer = rig.shared.table.get(hole).unwrap();
     assert!(rig.shared.table.remove(&rig.shared.table.get(hole).unwrap()));
     gate.open.store(true, Ordering::Release);
     let (mut done, start) = (Vec::new(), Instant::now());
     while client.take(&mut done, 1).unwrap() == 0 {
-        assert!(
-            start.elapsed() < Duration::from_secs(20),
-            "it goes on, though nobody has the memory any more"
-        );
+        assert!(start.elapsed() < Duration::from_secs(20), "it continues after the memory was unregistered");
         client.wait(Duration::from_millis(1));
     }
     assert_eq!(done[0].result, refused(Errno::CANCELED));
     let begun = gate.begun.load(Ordering::Acquire);
-    assert!(begun <= 64, "{begun} pieces were begun");
+    assert!(begun <= 64, "{begun} chunks were begun");
     drop(buffer);
 }
 
 #[test]
-fn writes_that_wait_do_not_hold_up_their_user_s_reads() {
+fn blocked_writes_do_not_delay_their_user_s_reads() {
     let rig = Rig::new();
     let gate = rig.gated();
     let _writes = rig.begin_gated(rig.host, false);
     gate.until(|gate| gate.begun.load(Ordering::Acquire) >= 32);
-    let wish = Request { inode: OPEN, ..request(rig.host, 0, 0, 4096) };
-    assert_eq!(rig.one(1000, true, &wish), 4096);
+    let req = Request { inode: OPEN, ..request(rig.host, 0, 0, 4096) };
+    assert_eq!(rig.one(1000, true, &req), 4096);
     gate.open.store(true, Ordering::Release);
 }
 
 #[test]
-fn holes_are_looked_for_by_threads_that_may_wait() {
+fn holes_are_looked_for_by_threads_that_may_block() {
     let rig = Rig::new();
     let gate = rig.gated();
     for buffer in [rig.host, rig.gpu] {
@@ -413,13 +410,13 @@ fn holes_are_looked_for_by_threads_that_may_wait() {
         let (begin, begun) = channel();
         let result = std::thread::scope(|scope| {
             scope.spawn(|| {
-                let wish = Request { inode: GATED, ..request(buffer, 0, 0, 4096) };
-                begin.send(matches!(rig.begin(&client, &ring, &wish), IoStart::UnderWay)).unwrap();
+                let req = Request { inode: GATED, ..request(buffer, 0, 0, 4096) };
+                begin.send(matches!(rig.begin(&client, &ring, &req), IoStart::InFlight)).unwrap();
             });
             let is_under_way = begun.recv_timeout(Duration::from_secs(20));
-            // Lets the test end where it fails.
+            // So that the test ends if it fails.
             gate.open.store(true, Ordering::Release);
-            assert_eq!(is_under_way, Ok(true), "the ring's thread waits for a file");
+            assert_eq!(is_under_way, Ok(true), "the ring's thread blocked");
             let (mut done, start) = (Vec::new(), Instant::now());
             while client.take(&mut done, 1).unwrap() == 0 {
                 assert!(start.elapsed() < Duration::from_secs(60));
@@ -448,42 +445,42 @@ fn gpu_memory_of_one_user_leaves_descriptors_to_those_of_others() {
     let theirs: Vec<_> = std::iter::repeat_with(|| add(21_001)).take_while(Result::is_ok).collect();
     assert_eq!((theirs.len() as u64, add(21_001).err()), (4 / each, Some(Errno::MFILE)));
     add(21_002).unwrap();
-    // What goes makes room.
+    // Removing buffers makes room.
     theirs.into_iter().for_each(|one| assert!(table.remove(&one.unwrap())));
     add(21_001).unwrap();
 }
 
 #[test]
-fn who_holds_lanes_of_a_gpu_leaves_some_to_others() {
+fn a_user_who_holds_gpu_lanes_leaves_some_to_others() {
     let rig = Rig::new();
     let gate = rig.gated();
-    let wish = Request { inode: OPEN, ..request(rig.gpu, 0, 0, 4096) };
+    let req = Request { inode: OPEN, ..request(rig.gpu, 0, 0, 4096) };
     let begun = || gate.begun.load(Ordering::Acquire);
     let _writes = rig.begin_gated(rig.gpu, false);
     gate.until(|_| begun() > 0);
-    // Their own reads do not wait for their writes.
-    assert_eq!(rig.one(1000, true, &wish), 4096);
+    // Reads do not wait for the same user's writes.
+    assert_eq!(rig.one(1000, true, &req), 4096);
     let of_writes = begun();
     let _reads = rig.begin_gated(rig.gpu, true);
     gate.until(|_| begun() > of_writes);
-    assert_eq!((rig.one(0, true, &wish), rig.one(0, false, &wish)), (4096, 4096));
+    assert_eq!((rig.one(0, true, &req), rig.one(0, false, &req)), (4096, 4096));
     gate.open.store(true, Ordering::Release);
 }
 
 #[test]
-fn transfers_under_way_are_shared_among_users() {
+fn transfers_in_flight_are_shared_among_users() {
     let mut rig = Rig::new();
     let shared = Arc::get_mut(&mut rig.shared).unwrap();
     shared.jobs = onehop_target::shares::Shares::new(8);
     let gate = rig.gated();
     let (client, ring) = Rig::ring_of(1000, true, 16);
-    let wish = Request { inode: GATED, ..request(rig.host, 0, 0, 4096) };
+    let req = Request { inode: GATED, ..request(rig.host, 0, 0, 4096) };
     for _ in 0..4 {
-        assert!(matches!(rig.begin(&client, &ring, &wish), IoStart::UnderWay));
+        assert!(matches!(rig.begin(&client, &ring, &req), IoStart::InFlight));
     }
-    match rig.begin(&client, &ring, &wish) {
-        IoStart::Over(result) => assert_eq!(result, refused(Errno::AGAIN)),
-        IoStart::UnderWay => panic!("a user has more under way than they leave to others"),
+    match rig.begin(&client, &ring, &req) {
+        IoStart::Done(result) => assert_eq!(result, refused(Errno::AGAIN)),
+        IoStart::InFlight => panic!("a user has more in flight than their share"),
     }
     gate.open.store(true, Ordering::Release);
     let (mut done, start) = (Vec::new(), Instant::now());
@@ -493,11 +490,11 @@ fn transfers_under_way_are_shared_among_users() {
         client.wait(Duration::from_millis(1));
     }
     assert!(done.iter().all(|one| one.result == 4096) && rig.shared.jobs.taken() == 0);
-    assert!(matches!(rig.begin(&client, &ring, &wish), IoStart::UnderWay));
+    assert!(matches!(rig.begin(&client, &ring, &req), IoStart::InFlight));
 }
 
 #[test]
-fn memory_of_the_emulated_gpu_is_for_tests_and_counts() {
+fn memory_of_the_emulated_gpu_is_opt_in_and_counted() {
     let rig = Rig::new();
     if std::env::var_os("ONEHOP_TEST_CUDA").is_some() {
         return;
@@ -507,7 +504,7 @@ fn memory_of_the_emulated_gpu_is_for_tests_and_counts() {
     assert!(plain.gpus.accept(&offer()).is_err());
     plain.end();
     assert!(rig.shared.gpus.accept(&offer()).is_ok());
-    // Host memory, and as much of the GPU's.
+    // Host memory, and as much GPU memory.
     let room = LinkTable::new(1, &Persons::default()).room(1000);
     assert_eq!(room - rig.shared.table.room(1000), 2 * SIZE as u64);
     assert!(rig.shared.table.remove(&rig.shared.table.get(rig.gpu).unwrap()));
@@ -536,20 +533,20 @@ proptest! {
     ) {
         let rig = Rig::new();
         for (offset, at, len, gpu) in requests {
-            let wish = request(if gpu { rig.gpu } else { rig.host }, offset, at, len);
+            let req = request(if gpu { rig.gpu } else { rig.host }, offset, at, len);
             rig.mem.fill(0, SIZE, 9).unwrap();
             rig.own.region().fill(0, SIZE, 9).unwrap();
-            let result = rig.one(1000, true, &wish);
+            let result = rig.one(1000, true, &req);
             let mut seen = vec![0; SIZE];
             if gpu { rig.own.region().read(0, &mut seen).unwrap() } else { rig.mem.read(0, &mut seen).unwrap() }
             let fits = len > 0 && offset.checked_add(len).is_some_and(|end| end <= SIZE as u64);
             let right = FILE.saturating_sub(at).min(len) as i64;
             let range = if result >= 0 { offset as usize..(offset + len) as usize } else { 0..0 };
-            prop_assert!(result < 0 || fits && result == right, "{wish:?} {result}");
+            prop_assert!(result < 0 || fits && result == right, "{req:?} {result}");
             for (i, byte) in seen.iter().enumerate() {
                 let read = (offset as usize).saturating_add(result.max(0) as usize);
                 let wanted = if !range.contains(&i) { 9 } else if i < read { 5 } else { 0 };
-                prop_assert_eq!(*byte, wanted, "{:?} byte {}", wish, i);
+                prop_assert_eq!(*byte, wanted, "{:?} byte {}", req, i);
             }
         }
     }

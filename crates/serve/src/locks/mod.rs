@@ -1,9 +1,9 @@
-//! Locks of programs, held on files of this machine as the daemon's own: they exclude the programs of other mounts, and those that
-//! use the folder itself.
+//! Locks of programs. The daemon holds them on the underlying files, so they also exclude programs of other mounts and
+//! programs that use the folder directly.
 //!
-//! Each owner that the kernel names (a process for `fcntl`, an open file for `flock`) has an open file of its own here, and locks
-//! ranges of it. The kernel's messages do not say which of the two calls was made. A lock on a whole file may be either, so it is taken as
-//! both; a program that takes both on one file gets in its own way, as it does over NFS.
+//! Each owner that the kernel names (a process for `fcntl`, an open file for `flock`) has an open file of its own here,
+//! and locks ranges of it. FUSE does not report which of the two calls was made. A lock on a whole file may be either,
+//! so it is taken as both. A program that takes both on one file conflicts with itself, as it does over NFS.
 
 mod owned;
 #[cfg(test)]
@@ -21,47 +21,49 @@ use crate::opens::Open;
 use crate::persons::Persons;
 use owned::{LockedRange, Owned, RangeCount, plain};
 
-/// Who asks, by which open file.
+/// The requester of a lock, and its open file.
 #[derive(Clone, Copy)]
-pub(crate) struct Asker {
-    /// What the kernel calls the owner.
+pub(crate) struct LockRequester {
+    /// The kernel's number of the lock owner.
     pub owner: u64,
     pub handle: u64,
-    /// The person for whom it counts.
+    /// The person for whom the lock counts.
     pub uid: u32,
     pub pid: u32,
 }
 
-/// What an owner has of a file.
+/// The locks of an owner on a file.
 enum OwnerState {
-    /// Nothing yet: its first lock is being tried.
+    /// None yet: its first lock is being tried.
     New,
     Has(Owned),
-    /// Nothing any more, and nobody finds it: another one has its place.
+    /// Removed from the index; a new entry may have taken its place.
     Gone,
 }
 
-/// An owner of locks on a file, until its handle or its process is gone: the kernel may give its number to another one then. What the file system may take long over is done under its own lock, so only calls of this owner wait.
+/// An owner of locks on a file. It is removed with its handle or its process, because the kernel may then reuse its
+/// number. Slow calls to the file system are made under its own mutex, so that only calls of this owner wait.
 pub(crate) struct Holder {
     uid: u32,
     state: Mutex<OwnerState>,
     shown: Mutex<ShownLocks>,
 }
 
-/// What an owner has locked, for those who ask while a call of this owner waits.
+/// An owner's locks, as others see them while a call of this owner blocks.
 #[derive(Default)]
 struct ShownLocks {
     ranges: Arc<Vec<LockedRange>>,
-    /// The program that locked last. An open file may be several programs', and the number of one that is closed may be another's.
+    /// The program that locked last. An open file may belong to several programs, and the number of a closed one may be
+    /// reused.
     pid: u32,
 }
 
 impl Holder {
-    fn new(by: Asker) -> Self {
+    fn new(by: LockRequester) -> Self {
         Self { uid: by.uid, state: OwnerState::New.into(), shown: Mutex::default() }
     }
 
-    /// Shows others what it has locked now, and the program that has just locked some of it.
+    /// Publishes the ranges, and the program that has just locked one.
     fn show(&self, owned: &Owned, locked_by: Option<u32>) {
         let mut shown = lock(&self.shown);
         shown.ranges = owned.ranges.clone();
@@ -69,18 +71,18 @@ impl Holder {
     }
 }
 
-/// An owner in the index, and the open handles by which it has asked. It goes with the last of them.
+/// An owner in the index, and the open handles through which it has made requests. Removed with the last of them.
 struct KnownHolder {
     holder: Arc<Holder>,
     handles: HashSet<u64>,
 }
 
-/// Who has locks on a file.
+/// The owners of locks on a file.
 #[derive(Default)]
 struct FileLocks {
-    /// By what the kernel calls them.
+    /// By the kernel's number.
     owners: HashMap<u64, KnownHolder>,
-    /// The owners that have asked by a handle.
+    /// The owners that have made requests through a handle.
     by_handle: HashMap<u64, HashSet<u64>>,
 }
 
@@ -98,8 +100,8 @@ impl FileLocks {
         Some(gone.holder)
     }
 
-    /// Removes the owners that have asked by a handle, and by no other that is still open. A handle may be closed late: by then the
-    /// kernel may have given the number of its owner to the next open file, which has asked by another handle.
+    /// Removes the owners that have made requests through this handle alone. A handle may be closed late: by then the
+    /// kernel may have given the number of its owner to the next open file, which has another handle.
     fn close(&mut self, handle: u64) -> Vec<Arc<Holder>> {
         let askers = self.by_handle.remove(&handle).unwrap_or_default();
         let close = |owner| {
@@ -113,24 +115,30 @@ impl FileLocks {
 
 /// All locks, by inode.
 pub(crate) struct Locks {
-    /// Held for a moment only, and never while a file system is asked: session threads look here. Who has both locks took an owner's
-    /// first.
+    /// Held briefly, and never during a call to a file system, because session threads take it. An owner's mutex is
+    /// taken before this one.
     files: Mutex<HashMap<u64, FileLocks>>,
     /// Owners at once.
     shares: Shares,
-    /// Ranges that they have locked.
+    /// Locked ranges of all owners.
     ranges: Arc<Shares>,
 }
 
 impl Locks {
-    /// For so many owners.
+    /// For this many owners.
     pub fn new(most: usize, persons: &Persons) -> Self {
-        let ranges = persons.shares(owned::MOST_OF_ALL).with_limit(owned::MOST_OF_A_PERSON);
+        let ranges = persons.shares(owned::MAX_OF_ALL).with_limit(owned::MAX_PER_PERSON);
         Self { files: Mutex::default(), shares: persons.shares(most as u64), ranges: ranges.into() }
     }
 
-    /// Locks a range of a file; false where another has it locked.
-    pub fn lock(&self, open: &Open, by: Asker, range: LockRange, kind: LockKind) -> Result<bool, Errno> {
+    /// Locks a range of a file. Returns false if another owner has it locked.
+    pub fn lock(
+        &self,
+        open: &Open,
+        by: LockRequester,
+        range: LockRange,
+        kind: LockKind,
+    ) -> Result<bool, Errno> {
         loop {
             let holder = self.holder(open.inode, by)?;
             let mut state = lock(&holder.state);
@@ -162,8 +170,8 @@ impl Locks {
         }
     }
 
-    /// Who asks, known from now on.
-    fn holder(&self, inode: u64, by: Asker) -> Result<Arc<Holder>, Errno> {
+    /// Finds the owner of a request, or adds it.
+    fn holder(&self, inode: u64, by: LockRequester) -> Result<Arc<Holder>, Errno> {
         let mut files = lock(&self.files);
         let is_known = files.get(&inode).is_some_and(|file| file.owners.contains_key(&by.owner));
         if !is_known && !self.shares.take(by.uid, 1) {
@@ -179,7 +187,7 @@ impl Locks {
         Ok(known.holder.clone())
     }
 
-    /// Gives up all that an owner has; then nobody finds it any more.
+    /// Removes an owner with all its locks.
     fn end(&self, inode: u64, owner: u64, holder: &Arc<Holder>, state: &mut OwnerState) {
         *state = OwnerState::Gone;
         let mut files = lock(&self.files);
@@ -195,13 +203,13 @@ impl Locks {
         self.shares.put_back(holder.uid, 1);
     }
 
-    /// Whether an owner has locks on a file, or is about to.
+    /// Whether an owner has locks on a file, or is trying for its first.
     pub fn has_any(&self, inode: u64, owner: u64) -> bool {
         lock(&self.files).get(&inode).is_some_and(|file| file.owners.contains_key(&owner))
     }
 
     /// Unlocks a range.
-    pub fn unlock(&self, inode: u64, by: Asker, range: LockRange) -> Result<(), Errno> {
+    pub fn unlock(&self, inode: u64, by: LockRequester, range: LockRange) -> Result<(), Errno> {
         if range == LockRange::WHOLE {
             self.flushed(inode, by.owner);
             return Ok(());
@@ -219,11 +227,11 @@ impl Locks {
         files.get(&inode)?.owners.get(&owner).map(|known| known.holder.clone())
     }
 
-    /// The lock that is in somebody's way, and the program that has it; 0 where that is not of this mount.
+    /// The conflicting lock, and the program that holds it; 0 for programs that do not use this mount.
     pub fn in_the_way(
         &self,
         open: &Open,
-        by: Asker,
+        by: LockRequester,
         range: LockRange,
         kind: LockKind,
     ) -> Result<Option<(LockRange, LockKind, u32)>, Errno> {
@@ -242,27 +250,27 @@ impl Locks {
         Ok(Some((range, kind, pid.unwrap_or(0))))
     }
 
-    /// All who have locks on a file or ask for their first, except one.
+    /// The other owners of locks on a file, and those that try for their first.
     fn others(&self, inode: u64, owner: u64) -> Vec<Arc<Holder>> {
         let files = lock(&self.files);
         let all = files.get(&inode).into_iter().flat_map(|file| &file.owners);
         all.filter(|(other, _)| **other != owner).map(|(_, known)| known.holder.clone()).collect()
     }
 
-    /// A process has closed the file, by one of its descriptors: what it had locked goes. Whether there was anything.
+    /// Releases the locks of an owner after a process has closed the file. Returns whether there were any.
     pub fn flushed(&self, inode: u64, owner: u64) -> bool {
         let Some(holder) = self.known(inode, owner) else { return false };
         let mut state = lock(&holder.state);
         let had_locks = matches!(*state, OwnerState::Has(_));
-        // By who has ended it, where that is over.
+        // Otherwise another thread has already removed it.
         if !matches!(*state, OwnerState::Gone) {
             self.end(inode, owner, &holder, &mut state);
         }
         had_locks
     }
 
-    /// A handle is closed: the owners that asked by it alone are not found from now on, and what they had locked is to be let go. What
-    /// `fcntl` had locked went before, when its process closed the file.
+    /// Removes the owners that have made requests through this handle alone, and returns them; their locks are then to
+    /// be released. Locks by `fcntl` went before, when their process closed the file.
     pub fn closed(&self, inode: u64, handle: u64) -> Vec<Arc<Holder>> {
         let mut files = lock(&self.files);
         let Some(file) = files.get_mut(&inode) else { return Vec::new() };
@@ -273,8 +281,8 @@ impl Locks {
         gone
     }
 
-    /// Unlocks what they had. Whether there was anything.
-    pub fn let_go(&self, gone: &[Arc<Holder>]) -> bool {
+    /// Releases the locks of removed owners. Returns whether there were any.
+    pub fn release(&self, gone: &[Arc<Holder>]) -> bool {
         gone.iter().fold(false, |had_locks, holder| {
             let mut state = lock(&holder.state);
             let before = std::mem::replace(&mut *state, OwnerState::Gone);

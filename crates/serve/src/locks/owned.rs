@@ -11,15 +11,15 @@ use rustix::io::Errno;
 
 use crate::opens::Open;
 
-/// Ranges that an owner has locked at most; beyond it, it gets an error.
-pub(super) const MOST_RANGES: usize = 4096;
+/// Locked ranges of one owner. More are an error.
+pub(super) const MAX_RANGES: usize = 4096;
 
-/// Ranges that a person has locked at most, on all files, and all persons together. Each is a lock of the kernel's, which looks through
-/// all locks of a file whenever somebody locks it: 0.1 ms of a CPU with so many of one person, and 1 ms with three times as many.
-pub(super) const MOST_OF_A_PERSON: u64 = 1 << 13;
-pub(super) const MOST_OF_ALL: u64 = 1 << 17;
+/// Locked ranges of one person, and of all persons, on all files. Each is a lock in the kernel, which searches all
+/// locks of a file for each new one: 0.1 ms of CPU time with this many, and 1 ms with three times as many.
+pub(super) const MAX_PER_PERSON: u64 = 1 << 13;
+pub(super) const MAX_OF_ALL: u64 = 1 << 17;
 
-/// What an owner's ranges count for its person.
+/// Counts an owner's ranges for its person.
 pub(super) struct RangeCount {
     all: Arc<Shares>,
     uid: u32,
@@ -53,37 +53,38 @@ impl Drop for RangeCount {
     }
 }
 
-/// A range, and how it is locked.
+/// A range and its lock type.
 pub(super) type LockedRange = (LockRange, LockKind);
 
-/// The open file of an owner.
+/// The open file through which the locks of one owner are held.
 pub(super) struct Owned {
     pub file: File,
-    /// The file is open to be written, which an exclusive lock of a range takes.
+    /// Whether the file is open for writing, which an exclusive lock of a range requires.
     writes: bool,
-    /// What is locked of it by range, as the kernel has it: apart from each other, in no order.
+    /// The locked ranges, as the kernel has them: disjoint, in no order.
     pub ranges: Arc<Vec<LockedRange>>,
-    /// As many, or more while it locks.
+    /// Counts the ranges; more of them while a lock is tried.
     count: RangeCount,
-    /// Some of it was locked, which only `fcntl` does.
+    /// Whether a part of the file was ever locked, which only `fcntl` can do.
     by_range: bool,
-    /// What it has by `flock`.
+    /// The lock held by `flock`.
     whole: Option<LockKind>,
 }
 
 impl Owned {
-    /// Opens the file once more; to be written only if the program has it open so, because what is written cannot be run.
+    /// Opens the file again; for writing only if the program has it open for writing, because a file that is open for
+    /// writing cannot be executed.
     pub fn open(open: &Open, count: RangeCount) -> Result<Self, Errno> {
         let (file, writes) = opened(open)?;
         Ok(Self::of(file, writes, count))
     }
 
-    /// One that has no locks yet.
+    /// An owner without locks.
     pub fn of(file: File, writes: bool, count: RangeCount) -> Self {
         Self { file, writes, ranges: Arc::default(), count, by_range: false, whole: None }
     }
 
-    /// Locks a range; false where another owner has it.
+    /// Locks a range. Returns false if another owner has it locked.
     pub fn lock(&mut self, open: &Open, range: LockRange, kind: LockKind) -> Result<bool, Errno> {
         let done = self.try_lock(open, range, kind);
         self.count.shrink_to(self.ranges.len());
@@ -94,7 +95,7 @@ impl Owned {
         self.by_range |= range != LockRange::WHOLE;
         if kind == LockKind::Exclusive && !self.writes {
             if !open.writes() {
-                // With such a file, `fcntl` has refused it.
+                // `fcntl` would have refused such a file, so this was `flock`.
                 return if self.by_range { Err(Errno::NOLCK) } else { self.flock(kind) };
             }
             self.reopen(open)?;
@@ -111,24 +112,24 @@ impl Owned {
         if self.flock(kind)? {
             return Ok(true);
         }
-        // As it was before.
+        // Restore the lock from before.
         lock_range(&self.file, range, self.whole).map_err(plain)?;
-        // What it had by `flock` may be lost, and then it has no range either.
+        // The lock by `flock` may have been lost, and then no range is locked either.
         self.ranges = if self.whole.is_some() { before } else { Arc::default() };
         Ok(false)
     }
 
-    /// Ranges that it is about to have: counted, unless there are too many.
+    /// Counts the ranges that are about to be locked, unless they are too many.
     fn next(&mut self, ranges: Vec<LockedRange>) -> Result<Arc<Vec<LockedRange>>, Errno> {
-        if ranges.len() > MOST_RANGES {
+        if ranges.len() > MAX_RANGES {
             return Err(Errno::NOLCK);
         }
         self.count.grow_to(ranges.len())?;
         Ok(Arc::new(ranges))
     }
 
-    /// Takes a file that is open to be written in place of one that is not. All that is locked is shared, so that both have it
-    /// for a moment.
+    /// Replaces the open file by one that is open for writing. All current locks are shared, so both files can hold
+    /// them for a moment.
     fn reopen(&mut self, open: &Open) -> Result<(), Errno> {
         let (file, writes) = opened(open)?;
         if !writes {
@@ -162,7 +163,8 @@ impl Owned {
         done.map(drop)
     }
 
-    /// Has it by `flock` no more than by ranges, since a program that locks ranges has locked the whole file by `fcntl`, too.
+    /// Weakens the lock by `flock` to what the ranges hold: a program that locks ranges has locked the whole file by
+    /// `fcntl` before.
     fn weaken_flock(&mut self) {
         let has = |kind| self.ranges.iter().any(|(_, of)| *of == kind);
         match self.whole {
@@ -172,7 +174,7 @@ impl Owned {
                 self.whole = None;
             }
             Some(LockKind::Exclusive) if !has(LockKind::Exclusive) => {
-                // Another program's that comes in between is not excluded by `flock`, but by the ranges.
+                // `flock` converts non-atomically; the ranges exclude others meanwhile.
                 self.flock(LockKind::Shared).ok();
             }
             Some(_) => {}
@@ -187,7 +189,7 @@ impl Owned {
         match flock(&self.file, operation(kind)) {
             Ok(()) => self.whole = Some(kind),
             Err(Errno::AGAIN) => {
-                // The one before went when another was tried for.
+                // A failed conversion may have lost the lock from before.
                 self.whole = self.whole.filter(|before| flock(&self.file, operation(*before)).is_ok());
                 return Ok(false);
             }
@@ -198,14 +200,14 @@ impl Owned {
 }
 
 impl Drop for Owned {
-    /// Closing alone would leave the locks to a child of this process that has been forked and has not yet begun its program.
+    /// Closing alone would leave the locks to a forked child of this process that has not yet called `exec`.
     fn drop(&mut self) {
         lock_range(&self.file, LockRange::WHOLE, None).ok();
         flock(&self.file, FlockOperation::Unlock).ok();
     }
 }
 
-/// The file of a program, opened once more, and whether to be written.
+/// Opens a program's file again. Returns whether it is open for writing.
 fn opened(open: &Open) -> Result<(File, bool), Errno> {
     let of = open.file().local().ok_or(Errno::NOLCK)?;
     let path = format!("/proc/self/fd/{}", of.as_raw_fd());
@@ -221,7 +223,7 @@ fn opened(open: &Open) -> Result<(File, bool), Errno> {
     }
 }
 
-/// What is left of ranges without one.
+/// The ranges without `cut`.
 pub(super) fn without(ranges: &[LockedRange], cut: LockRange) -> Vec<LockedRange> {
     let mut rest = Vec::with_capacity(ranges.len() + 1);
     for &(range, kind) in ranges {
@@ -239,7 +241,8 @@ pub(super) fn without(ranges: &[LockedRange], cut: LockRange) -> Vec<LockedRange
     rest
 }
 
-/// Ranges and one more, which takes the place of others, and is joined with those beside it that are locked alike.
+/// The ranges with one more, which replaces others where they overlap and is merged with adjacent ranges of the same
+/// type.
 pub(super) fn with(ranges: &[LockedRange], (mut add, kind): LockedRange) -> Vec<LockedRange> {
     let mut rest = without(ranges, add);
     rest.retain(|&(range, of)| {
