@@ -38,7 +38,7 @@ fuzz_target!(|bytes: &[u8]| {
         }
         if let Ok(known) = Head::from_bytes(&head, "a fuzzer") {
             assert_eq!(known.to_bytes(), head);
-            assert!(known.body as usize <= onehop_target::wire::MOST_BODY);
+            assert!(known.body as usize <= onehop_target::wire::MAX_BODY);
         }
     }
     let _ = unpack::<Hello>(bytes, "a fuzzer");

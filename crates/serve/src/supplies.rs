@@ -62,11 +62,11 @@ impl Supplies {
     /// # Errors
     /// `EMFILE` for too many links, rings or descriptors, `ENOMEM` for too many bytes.
     pub fn take(&self, uid: u32, needs: &LinkNeeds) -> Result<SupplyShare, Errno> {
-        let link = self.links.lend(uid, 1).ok_or(Errno::MFILE)?;
-        let ring = self.rings.lend(uid, needs.rings).ok_or(Errno::MFILE)?;
-        let descriptors = self.descriptors.lend(uid, needs.descriptors).ok_or(Errno::MFILE)?;
+        let link = self.links.acquire(uid, 1).ok_or(Errno::MFILE)?;
+        let ring = self.rings.acquire(uid, needs.rings).ok_or(Errno::MFILE)?;
+        let descriptors = self.descriptors.acquire(uid, needs.descriptors).ok_or(Errno::MFILE)?;
         // Checked again: several calls may have seen the same room before.
-        let mapped = self.mapped.lend(uid, needs.mapped).ok_or(Errno::NOMEM)?;
+        let mapped = self.mapped.acquire(uid, needs.mapped).ok_or(Errno::NOMEM)?;
         Ok(SupplyShare { _of_each: [link, ring, descriptors, mapped] })
     }
 

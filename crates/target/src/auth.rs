@@ -1,9 +1,9 @@
-//! Who has the key: a secret that both sides have in a file, and never say.
+//! Authentication by a key: a secret that both sides read from a file, and never send.
 //!
-//! The exchange is Noise's NNpsk0 ([`snow`]): each side makes a key pair for this connection, and the shared secret goes into
-//! everything that is derived from the pairs. The client proves first that it has the secret, so a stranger gets
-//! nothing from a target to guess secrets with. What comes of it are two keys for the frames of this connection, one for each
-//! direction, which nobody who learns the secret later can find out.
+//! The exchange is Noise's NNpsk0 ([`snow`]): each side makes a key pair for this connection, and the shared secret
+//! enters everything that is derived from the pairs. The client proves first that it has the secret, so a stranger gets
+//! nothing from a target to test guesses against. The result is two keys for the frames of this connection, one for
+//! each direction. Who learns the secret later cannot derive them.
 
 use std::path::Path;
 
@@ -13,9 +13,9 @@ use snow::{Builder, HandshakeState};
 use crate::wire::VERSION;
 use crate::{Error, Result};
 
-/// A key has at least so many bytes: fewer could be tried out.
-pub const LEAST_KEY: usize = 32;
-const MOST_KEY: u64 = 4096;
+/// The least bytes of a secret: shorter ones could be guessed.
+pub const MIN_KEY_BYTES: usize = 32;
+const MAX_KEY_BYTES: u64 = 4096;
 const CONTEXT: &str = "onehop target 2026-11-22 a mount and its target share this key";
 
 /// The shared secret.
@@ -29,28 +29,28 @@ impl std::fmt::Debug for Key {
 }
 
 impl Key {
-    /// Makes a key of secret bytes; none of fewer than [`LEAST_KEY`].
+    /// Makes a key from secret bytes; `None` if there are fewer than [`MIN_KEY_BYTES`].
     #[must_use]
     pub fn new(secret: &[u8]) -> Option<Self> {
-        (secret.len() >= LEAST_KEY).then(|| Self(blake3::derive_key(CONTEXT, secret)))
+        (secret.len() >= MIN_KEY_BYTES).then(|| Self(blake3::derive_key(CONTEXT, secret)))
     }
 
-    /// Reads it from a file that no other user can read. White space at its end does not count.
+    /// Reads a key from a file that no other user can read. Trailing white space is ignored.
     ///
     /// # Errors
-    /// When there is no such file, others may read or write it, or it is too short for a key.
+    /// When there is no such file, others may read or write it, or it is too short.
     pub fn read(path: &Path) -> Result<Self> {
-        let secret = read_secret(path, MOST_KEY).map_err(|why| Error::key(path, why))?;
+        let secret = read_secret(path, MAX_KEY_BYTES).map_err(|why| Error::key(path, why))?;
         Self::new(secret.trim_ascii_end()).ok_or_else(|| {
             let why = format!(
-                "it has fewer than {LEAST_KEY} bytes; make one: (umask 077; head -c 32 /dev/urandom | base64 > FILE)"
+                "it has fewer than {MIN_KEY_BYTES} bytes; create one: (umask 077; head -c 32 /dev/urandom | base64 > FILE)"
             );
             Error::key(path, why)
         })
     }
 
-    /// Begins the exchange: the client's part, and the message that it sends. `binding` are the connection's own facts, which
-    /// have to be the same on both sides.
+    /// Starts the exchange as the client. Returns its state and the first message. `binding` identifies the connection,
+    /// and must be the same on both sides.
     ///
     /// # Errors
     /// When the system has no random bytes.
@@ -60,8 +60,8 @@ impl Key {
         Ok((Exchange(state), message))
     }
 
-    /// The server's part: what it answers to the client's message, and the keys. None where the client has another secret, or
-    /// knows other facts of the connection.
+    /// Answers a client's message as the server. Returns the answer and the keys; `None` if the client has another
+    /// secret or another binding.
     ///
     /// # Errors
     /// When the system has no random bytes.
@@ -89,18 +89,18 @@ fn failed(error: snow::Error) -> Error {
     Error::io("the key exchange of", "a connection", std::io::Error::other(error))
 }
 
-/// What both sides have to agree on.
+/// Both sides must use the same.
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 const PROLOGUE: &[u8] = b"onehop target";
 const FRAMES: &str = "onehop target 2026-11-24 frames of one direction of a connection";
-/// A message of the exchange is not longer: a public key and a tag.
-const MOST_MESSAGE: usize = 64;
+/// The longest message of the exchange: a public key and a tag.
+const MAX_MESSAGE: usize = 64;
 
-/// A client's part in an exchange.
+/// The client's state of an exchange.
 pub struct Exchange(HandshakeState);
 
 impl Exchange {
-    /// The keys, from the server's answer. None where the server has another secret.
+    /// The keys, from the server's answer; `None` if the server has another secret.
     #[must_use]
     pub fn finish(self, answer: &[u8]) -> Option<Keys> {
         let Self(mut state) = self;
@@ -114,9 +114,9 @@ impl Exchange {
 
 /// The keys of a connection's frames.
 pub struct Keys {
-    /// Of what this side sends.
+    /// For frames that this side sends.
     pub send: [u8; 32],
-    /// Of what it receives.
+    /// For frames that it receives.
     pub receive: [u8; 32],
 }
 
@@ -127,19 +127,19 @@ impl std::fmt::Debug for Keys {
 }
 
 fn write(state: &mut HandshakeState) -> Result<Vec<u8>> {
-    let mut message = vec![0; MOST_MESSAGE];
+    let mut message = vec![0; MAX_MESSAGE];
     let len = state.write_message(&[], &mut message).map_err(failed)?;
     message.truncate(len);
     Ok(message)
 }
 
-/// Takes a message; whether it is one of somebody with the same secret.
+/// Reads a message. Returns whether its sender has the same secret.
 fn read(state: &mut HandshakeState, message: &[u8]) -> bool {
-    let mut nothing = [0; MOST_MESSAGE];
-    message.len() <= MOST_MESSAGE && matches!(state.read_message(message, &mut nothing), Ok(0))
+    let mut nothing = [0; MAX_MESSAGE];
+    message.len() <= MAX_MESSAGE && matches!(state.read_message(message, &mut nothing), Ok(0))
 }
 
-/// The client's key and the server's, bound to all that both sides said.
+/// The client's key and the server's, bound to the whole exchange.
 fn keys(state: &mut HandshakeState) -> [[u8; 32]; 2] {
     let (client, server) = state.dangerously_get_raw_split();
     [client, server].map(|key| {
@@ -172,8 +172,8 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_files_that_nobody_else_reads() {
-        for (name, bytes, mode, says) in [
+    fn keys_are_files_that_only_their_owner_reads() {
+        for (name, bytes, mode, expected) in [
             ("open", &[7_u8; 40][..], 0o644, "chmod 600"),
             ("group", &[7; 40], 0o620, "chmod 600"),
             (
@@ -185,8 +185,8 @@ mod tests {
             ("long", &[7; 5000], 0o600, "longer than"),
         ] {
             let path = file(name, bytes, mode);
-            let said = Key::read(&path).unwrap_err().to_string();
-            assert!(said.contains(says) && said.contains(&*path.to_string_lossy()), "{said}");
+            let error = Key::read(&path).unwrap_err().to_string();
+            assert!(error.contains(expected) && error.contains(&*path.to_string_lossy()), "{error}");
             std::fs::remove_file(path).unwrap();
         }
         assert!(Key::read(Path::new("/dev/null")).unwrap_err().to_string().contains("not a file"));
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_get_the_same_keys_and_nobody_else() {
+    fn both_sides_derive_the_same_keys() {
         let key = Key::new(&[1; 32]).unwrap();
         let (exchange, message) = key.begin(b"facts").unwrap();
         let (answer, server) = key.respond(b"facts", &message).unwrap().unwrap();
@@ -207,13 +207,13 @@ mod tests {
         let client = exchange.finish(&answer).unwrap();
         assert_eq!((client.send, client.receive), (server.receive, server.send));
         assert_ne!(client.send, client.receive);
-        // Who repeats a client's message gets other keys, and does not learn them.
+        // A replayed client message leads to other keys.
         assert_ne!(server.send, of_another.send);
         assert_eq!(format!("{client:?}"), "Keys(..)");
     }
 
     #[test]
-    fn another_secret_other_facts_and_changed_messages_are_refused() {
+    fn other_secrets_bindings_and_changed_messages_are_refused() {
         let (key, other) = (Key::new(&[1; 32]).unwrap(), Key::new(&[2; 32]).unwrap());
         let (_, message) = key.begin(b"facts").unwrap();
         assert!(other.respond(b"facts", &message).unwrap().is_none());
@@ -229,7 +229,7 @@ mod tests {
             assert!(key.respond(b"facts", &changed).unwrap().is_none(), "byte {byte}");
         }
         let (answer, _) = other.respond(b"facts", &other.begin(b"facts").unwrap().1).unwrap().unwrap();
-        assert!(key.begin(b"facts").unwrap().0.finish(&answer).is_none(), "an answer to somebody else");
+        assert!(key.begin(b"facts").unwrap().0.finish(&answer).is_none(), "an answer to another client");
         let (exchange, message) = key.begin(b"facts").unwrap();
         let (mut answer, _) = key.respond(b"facts", &message).unwrap().unwrap();
         answer[3] ^= 1;

@@ -1,13 +1,13 @@
-//! AES-256-GCM by two libraries: graviola where the CPU has what that needs, which is four times as fast, and the `aes-gcm` crate
-//! on all others. Both make the same bytes, so it does not matter which one the other side has.
+//! AES-256-GCM by two libraries: graviola where the CPU supports it, which is four times as fast, and the `aes-gcm`
+//! crate elsewhere. Both produce the same bytes, so the two sides may use different ones.
 
 use aes_gcm::aead::{AeadInOut, KeyInit};
 use aes_gcm::{Aes256Gcm, Tag};
 
-/// Bytes of a tag.
+/// The length of a tag in bytes.
 pub(crate) const TAG: usize = 16;
 
-/// A key that is ready to be used.
+/// An expanded key.
 pub(crate) enum Cipher {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     Fast(Box<graviola::aead::AesGcm>),
@@ -27,7 +27,7 @@ impl Cipher {
         Self::Portable(Box::new(Aes256Gcm::new(&(*key).into())))
     }
 
-    /// Encrypts in place, and gives the tag. None where it is more than AES-GCM takes.
+    /// Encrypts in place. Returns the tag, or `None` if the text is too long for AES-GCM.
     pub fn seal(&self, nonce: [u8; 12], text: &mut [u8]) -> Option<[u8; TAG]> {
         match self {
             #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
@@ -42,7 +42,7 @@ impl Cipher {
         }
     }
 
-    /// Decrypts in place; whether the tag is the right one. Where it is not, the text is of no use.
+    /// Decrypts in place. Returns whether the tag is right; otherwise the text must not be used.
     #[must_use]
     pub fn open(&self, nonce: [u8; 12], text: &mut [u8], tag: [u8; TAG]) -> bool {
         match self {
@@ -62,9 +62,9 @@ mod tests {
 
     use super::*;
 
-    /// Test case 16 of the paper by which NIST adopted GCM, without the additional data: case 15.
+    /// Test case 16 of McGrew and Viega's GCM specification without its additional data, which is test case 15.
     #[test]
-    fn a_published_example_comes_out() {
+    fn a_published_test_vector_matches() {
         let hex = |text: &str| -> Vec<u8> {
             (0..text.len() / 2).map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap()).collect()
         };
@@ -89,7 +89,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn both_libraries_make_and_open_the_same(
+        fn both_libraries_agree(
             key: [u8; 32],
             nonce: [u8; 12],
             text in prop::collection::vec(any::<u8>(), 0..5000),

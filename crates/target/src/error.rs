@@ -1,4 +1,4 @@
-//! What can go wrong between a mount and its target.
+//! Errors between a mount and its target.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -6,53 +6,55 @@ use std::time::Duration;
 /// The result of this crate's calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why something between a mount and its target failed.
+/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A call on a connection or on what it takes to have one failed.
+    /// A system call for a connection failed.
     #[error("{call} {peer}: {source}")]
     Io {
         /// The call.
         call: &'static str,
         /// The other side.
         peer: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The other side does not keep to the protocol.
-    #[error("{peer} breaks the protocol: {what}")]
+    /// The other side violates the protocol.
+    #[error("{peer} violates the protocol: {what}")]
     Protocol {
         /// The other side.
         peer: String,
         /// What it did.
         what: String,
     },
-    /// Bytes changed on their way.
-    #[error("{what} from {peer} has the checksum {is:08x}, not {said:08x}: bytes changed on their way")]
+    /// Data was corrupted in transit.
+    #[error(
+        "{what} from {peer} has the checksum {is:08x}, not {announced:08x}: bytes were changed in transit"
+    )]
     Checksum {
         /// The other side.
         peer: String,
         /// Which bytes.
         what: &'static str,
-        /// What they have.
+        /// The actual checksum.
         is: u32,
-        /// What was announced.
-        said: u32,
+        /// The announced checksum.
+        announced: u32,
     },
-    /// A frame is not what the other side sent in its place: it was changed, repeated, left out, moved or made up.
-    #[error("what came from {peer} was changed in transit")]
+    /// A frame is not authentic: it was changed, repeated, dropped, moved or forged.
+    #[error("data from {peer} was changed in transit")]
     Forged {
         /// The other side.
         peer: String,
     },
-    /// The other side let a wait run out.
+    /// The other side did not act in time.
     #[error("{peer} did not {what} within {limit:?}")]
     TimedOut {
         /// The other side.
         peer: String,
-        /// What it was to do.
+        /// What it should have done.
         what: &'static str,
-        /// How long it had.
+        /// The time limit.
         limit: Duration,
     },
     /// A request to stop ended the wait for a connection.
@@ -67,7 +69,7 @@ pub enum Error {
         /// The other side.
         peer: String,
     },
-    /// The other side does not want to talk to us, and says why.
+    /// The other side refuses the connection.
     #[error("{peer} refuses: {why}")]
     Refused {
         /// The other side.
@@ -75,7 +77,7 @@ pub enum Error {
         /// Its reason.
         why: String,
     },
-    /// The other side does not have the key, or not the same.
+    /// The other side has no key, or another one.
     #[error("{peer} does not have our key")]
     WrongKey {
         /// The other side.
@@ -86,43 +88,43 @@ pub enum Error {
     Key {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it, and what helps.
+        /// What is wrong with it, and what to do.
         why: String,
     },
-    /// It is no address.
-    #[error("{0} is no address: it has to be HOST:PORT")]
+    /// Not an address.
+    #[error("{0} is not an address: expected HOST:PORT")]
     Address(String),
-    /// Only this machine's own addresses were allowed.
-    #[error("{address} is not a loopback address, and without a key a target is used at no other")]
+    /// Only loopback addresses are allowed.
+    #[error("{address} is not a loopback address, which a target without a key requires")]
     NotLoopback {
-        /// Where it would have been connected to.
+        /// The address.
         address: String,
     },
-    /// A transport cannot do what was asked of it.
+    /// A transport cannot do what was requested.
     #[error("{transport} cannot {what}: {why}")]
     CannotReach {
         /// The transport.
         transport: &'static str,
-        /// What was asked.
+        /// What was requested.
         what: &'static str,
-        /// Why it cannot be.
+        /// The reason.
         why: String,
     },
-    /// RDMA cannot be used, or failed.
+    /// RDMA is not available, or failed.
     #[error(transparent)]
     Rdma(#[from] onehop_rdma::Error),
-    /// Memory could not be had or reached.
+    /// Memory could not be allocated or accessed.
     #[error(transparent)]
     Memory(#[from] onehop_os::Error),
 }
 
 impl Error {
-    /// A call that failed on a connection.
+    /// A system call that failed.
     pub fn io(call: &'static str, peer: &str, source: impl Into<std::io::Error>) -> Self {
         Self::Io { call, peer: peer.to_owned(), source: source.into() }
     }
 
-    /// Something that the protocol does not allow.
+    /// A violation of the protocol.
     pub fn protocol(peer: &str, what: impl Into<String>) -> Self {
         Self::Protocol { peer: peer.to_owned(), what: what.into() }
     }

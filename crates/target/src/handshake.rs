@@ -1,4 +1,4 @@
-//! How a connection begins: both sides show that they have the key, encrypt what follows, and agree on a session.
+//! How a connection begins: both sides prove that they have the key, enable encryption, and agree on a session.
 
 use std::time::Duration;
 
@@ -7,33 +7,33 @@ use crate::transport::{Link, Outgoing};
 use crate::wire::{FrameKind, Head, Hello, HelloBack, Join, Welcome, pack, unpack};
 use crate::{Error, Result};
 
-/// Sends a frame that has no data.
+/// Sends a frame without data.
 pub(crate) fn send(link: &dyn Link, kind: FrameKind, body: &[u8], limit: Duration) -> Result<()> {
     link.send(&Outgoing { head: Head::new(kind, 0, body), body, data: None }, limit)
 }
 
-/// Waits for a message of one kind, and takes nothing else.
+/// Waits for a message of one kind. Any other is an error.
 fn receive<T: serde::de::DeserializeOwned>(link: &dyn Link, kind: FrameKind, limit: Duration) -> Result<T> {
     let peer = link.peer();
-    let mut no_data = |_: &Head, _: &[u8]| Err(Error::protocol(peer, "data before it was let in"));
+    let mut no_data = |_: &Head, _: &[u8]| Err(Error::protocol(peer, "data before the handshake"));
     let Some(frame) = link.receive(limit, limit, &mut no_data)? else {
         return Err(Error::TimedOut { peer: peer.to_owned(), what: "introduce itself", limit });
     };
     match frame.head.kind {
         found if found == kind => unpack(&frame.body, peer),
         FrameKind::Goodbye => Err(refusal(peer, &frame.body)),
-        other => Err(Error::protocol(peer, format!("{other:?} where {kind:?} belongs"))),
+        other => Err(Error::protocol(peer, format!("{other:?} instead of {kind:?}"))),
     }
 }
 
-/// What a goodbye says.
+/// The error in a goodbye.
 pub(crate) fn refusal(peer: &str, body: &[u8]) -> Error {
-    // It comes from a stranger, and people read it.
+    // Untrusted text that is shown to users.
     let why = String::from_utf8_lossy(body).chars().filter(|c| !c.is_control()).take(500).collect();
     Error::Refused { peer: peer.to_owned(), why }
 }
 
-/// The client's part.
+/// The client's side.
 pub(crate) fn greet(link: &dyn Link, key: Option<&Key>, join: &Join, limit: Duration) -> Result<Welcome> {
     let peer = link.peer().to_owned();
     let begun = key.map(|key| key.begin(&link.binding())).transpose()?;
@@ -46,10 +46,10 @@ pub(crate) fn greet(link: &dyn Link, key: Option<&Key>, join: &Join, limit: Dura
             link.encrypt(&keys);
         }
         (Some(_), None) => {
-            let why = "it has no key, so it cannot be identified; give it our key".to_owned();
+            let why = "it has no key, so it cannot be authenticated; give it our key".to_owned();
             return Err(Error::Refused { peer, why });
         }
-        (None, Some(_)) => return Err(Error::protocol(&peer, "an exchange of keys that was not begun")),
+        (None, Some(_)) => return Err(Error::protocol(&peer, "a key exchange that was not started")),
         (None, None) => {}
     }
     send(link, FrameKind::Join, &pack(join)?, limit)?;
@@ -58,7 +58,7 @@ pub(crate) fn greet(link: &dyn Link, key: Option<&Key>, join: &Join, limit: Dura
     Ok(welcome)
 }
 
-/// The server's part; `open` finds the session, or makes one.
+/// The server's side. `open` finds the session or creates one.
 pub(crate) fn admit<T>(
     link: &dyn Link,
     key: Option<&Key>,
@@ -66,7 +66,7 @@ pub(crate) fn admit<T>(
     open: impl FnOnce(&Join) -> Result<(Welcome, T)>,
 ) -> Result<T> {
     let peer = link.peer().to_owned();
-    // They learn why, or go without; either way they are not let in.
+    // Best effort: the client is refused in any case.
     let refuse = |why: &str| drop(send(link, FrameKind::Goodbye, why.as_bytes(), limit));
     let hello: Hello = receive(link, FrameKind::Hello, limit)?;
     let back = |exchange| send(link, FrameKind::HelloBack, &pack(&HelloBack { exchange })?, limit);
@@ -80,7 +80,7 @@ pub(crate) fn admit<T>(
             link.encrypt(&keys);
         }
         (Some(_), None) => {
-            refuse("it lets those in who have its key; none was given");
+            refuse("a key is required");
             return Err(Error::WrongKey { peer });
         }
         (None, _) => back(None)?,

@@ -1,8 +1,8 @@
-//! Frames over RDMA. They go as messages of a reliable connection; data goes straight between the buffers of both sides, put
-//! there and got from there by the server. Both sides meet over TCP, at the address where the server listens.
+//! Frames over RDMA. They are sent as messages of a reliable connection. The server transfers data directly between the
+//! buffers of both sides, with RDMA reads and writes. Both sides meet over TCP, at the server's listening address.
 //!
-//! Only a client exposes memory, to one target, over connections whose target has shown that it has the key. A server's memory
-//! is reached by nobody, whatever they say. Frames are encrypted as over TCP; data that is put or got is not.
+//! Only a client exposes memory, to one target, over connections whose target has proven that it has the key. A
+//! server's memory is never exposed. Frames are encrypted as over TCP; data that is put or got is not.
 
 use std::collections::VecDeque;
 use std::net::{Shutdown, TcpStream};
@@ -24,41 +24,41 @@ use crate::lock;
 use crate::seal::{ByteSource, Opener, Sealer};
 use crate::tcp::{TcpAcceptor, TcpConnector};
 use crate::transport::{
-    Acceptor, Connector, DataPlacer, Exposed, Incoming, Link, Outgoing, Shareable, Stretch,
+    Acceptor, Connector, DataPlacer, Exposed, Incoming, Link, MemoryRange, Outgoing, Shareable,
 };
 use crate::wire::{HEAD_BYTES, Head, Remote};
 use crate::{Error, Result};
 
-/// Ports that one side uses at once: as many keys as a request has room for.
-pub const MOST_PORTS: usize = 4;
-/// Clients that are about to be connected.
-const MOST_PENDING: usize = 64;
-/// How long one may take for that.
-const MEETING: Duration = Duration::from_secs(5);
-/// How often it is looked whether one is there.
-const TICK: Duration = Duration::from_millis(10);
-/// Bytes that are copied at once between messages and memory.
+/// Ports that one side uses: a request has room for this many keys.
+pub const MAX_PORTS: usize = 4;
+/// Clients whose handshake is in progress.
+const MAX_PENDING: usize = 64;
+/// The time limit of a handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often finished handshakes are looked for.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Bytes that are copied at a time between messages and memory.
 const BLOCK: usize = 4096;
 
-/// Ports of this machine, in the order in which they are used.
+/// RDMA ports of this machine, in order of preference.
 #[derive(Clone)]
 pub struct Ports {
     nics: Arc<Vec<Arc<Nic>>>,
-    /// Why memory could not be exposed lately.
+    /// Why memory could not be exposed last.
     why: Arc<Mutex<Option<String>>>,
 }
 
 impl Ports {
-    /// Opens ports of the devices with these names, or, where none are named, of all that work, those nearest to a GPU first.
+    /// Opens ports of the named devices, or without names, of all devices that work, those nearest to a GPU first.
     ///
     /// # Errors
-    /// When there is no RDMA here, with the reason; or a device that was named cannot be used.
+    /// When RDMA is not available, with the reason, or a named device cannot be used.
     pub fn open(names: &[String]) -> Result<Self> {
         let verbs = Verbs::load()?;
         let open = |name: &String| Nic::open(&verbs, &Choice::device(name), CacheLimits::default());
         if !names.is_empty() {
-            if names.len() > MOST_PORTS {
-                let why = format!("{} devices are named, and it uses {MOST_PORTS} at most", names.len());
+            if names.len() > MAX_PORTS {
+                let why = format!("{} devices are named, but at most {MAX_PORTS} are used", names.len());
                 return Err(onehop_rdma::Error::NoRdma { why }.into());
             }
             let all: onehop_rdma::Result<Vec<_>> = names.iter().map(open).collect();
@@ -73,7 +73,7 @@ impl Ports {
                 Err(error) => why = error.to_string(),
             }
         }
-        ports.truncate(MOST_PORTS);
+        ports.truncate(MAX_PORTS);
         if ports.is_empty() {
             return Err(onehop_rdma::Error::NoRdma { why }.into());
         }
@@ -90,13 +90,13 @@ impl Ports {
         &self.nics
     }
 
-    /// What they are called, with their addresses.
+    /// Names and addresses of the ports.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
         self.nics.iter().map(|nic| format!("{} ({})", nic.name(), nic.address())).collect()
     }
 
-    fn missed(&self, why: &str) {
+    fn note_failure(&self, why: &str) {
         *lock(&self.why) = Some(why.to_owned());
     }
 
@@ -110,15 +110,15 @@ pub struct RdmaLink {
     channel: Channel,
     ports: Ports,
     peer: String,
-    /// Which of the client's ports it goes by, and so which of its keys counts.
+    /// The client's port that carries the connection, which decides which of its keys counts.
     lane: usize,
-    /// Held while a frame is sent; seals it, where frames are encrypted.
+    /// Locked while a frame is sent. Seals it if frames are encrypted.
     out: Mutex<Option<Sealer>>,
     input: Mutex<Input>,
     encrypted: AtomicBool,
 }
 
-/// The message that is being read, and how far.
+/// The message that is being read, and the offset in it.
 #[derive(Default)]
 struct Input {
     message: Option<Message>,
@@ -135,19 +135,19 @@ impl RdmaLink {
     fn failed(&self, call: &'static str, limit: Duration, error: onehop_rdma::Error) -> Error {
         match error {
             onehop_rdma::Error::TimedOut(_) => {
-                Error::TimedOut { peer: self.peer.clone(), what: "take what was sent", limit }
+                Error::TimedOut { peer: self.peer.clone(), what: "accept data", limit }
             }
             onehop_rdma::Error::Broken(_) => Error::Closed { peer: self.peer.clone() },
             other => Error::io(call, &self.peer, std::io::Error::other(other)),
         }
     }
 
-    /// The next bytes of the stream that messages make: false where none came in time.
+    /// Waits for further bytes. Returns false on a timeout.
     fn more(&self, input: &mut Input, deadline: Deadline) -> Result<bool> {
         if input.message.as_ref().is_some_and(|message| input.at < message.len()) {
             return Ok(true);
         }
-        // Its room is free again before the next one is waited for.
+        // Free its buffer before waiting for the next message.
         input.message = None;
         let next = self.channel.receive(deadline);
         let next = next.map_err(|e| self.failed("receiving from", deadline.left(), e))?;
@@ -175,12 +175,15 @@ impl RdmaLink {
         &self,
         input: &mut Input,
         head: &Head,
-        to: Option<&Stretch>,
+        to: Option<&MemoryRange>,
         until: (Duration, Deadline),
     ) -> Result<()> {
         let bytes = head.data as usize;
         if to.is_some_and(|to| to.len < bytes) {
-            return Err(Error::protocol(&self.peer, format!("{bytes} bytes of data where fewer belong")));
+            return Err(Error::protocol(
+                &self.peer,
+                format!("{bytes} bytes of data, which is more than expected"),
+            ));
         }
         let (mut block, mut done, mut crc) = ([0; BLOCK], 0, 0);
         while done < bytes {
@@ -195,11 +198,11 @@ impl RdmaLink {
         head.check_data(crc, &self.peer)
     }
 
-    /// Sends all of `front`, and the data behind it.
-    fn give(
+    /// Sends `front` and the data after it.
+    fn send_all(
         &self,
         front: &[u8],
-        data: Option<&Stretch>,
+        data: Option<&MemoryRange>,
         (limit, deadline): (Duration, Deadline),
     ) -> Result<()> {
         let total = front.len() + data.map_or(0, |data| data.len);
@@ -227,23 +230,23 @@ impl RdmaLink {
         Ok(())
     }
 
-    /// The registration of memory of ours, and the key of the client's that counts here.
+    /// The registration of our memory, and the client's key for this connection.
     fn both(
         &self,
-        ours: &Stretch,
+        ours: &MemoryRange,
         theirs: &Remote,
     ) -> Result<(HeldRegistration<Registered>, onehop_rdma::RemoteMemory)> {
         if theirs.len < ours.len as u64 {
-            return Err(Error::protocol(&self.peer, "it exposes less memory than it asks for"));
+            return Err(Error::protocol(&self.peer, "it exposes less memory than it requests"));
         }
         let memory: MemoryRef = Arc::new(ours.mem.clone());
         let registered = self.channel.nic().cached_whole(&memory)?;
-        let rkey = theirs.keys[self.lane % MOST_PORTS];
+        let rkey = theirs.keys[self.lane % MAX_PORTS];
         Ok((registered, onehop_rdma::RemoteMemory { addr: theirs.addr, len: ours.len as u64, rkey }))
     }
 }
 
-/// The bytes of messages, as they come.
+/// The byte stream of received messages.
 struct Messages<'a> {
     link: &'a RdmaLink,
     input: &'a mut Input,
@@ -270,10 +273,10 @@ impl Link for RdmaLink {
         let until = (limit, Deadline::after(limit));
         let mut sealer = lock(&self.out);
         if let Some(sealer) = sealer.as_mut() {
-            return sealer.frame(frame, |bytes| self.give(bytes, None, until));
+            return sealer.frame(frame, |bytes| self.send_all(bytes, None, until));
         }
         let front = [&frame.head.to_bytes()[..], frame.body].concat();
-        self.give(&front, frame.data, until)
+        self.send_all(&front, frame.data, until)
     }
 
     fn receive(&self, limit: Duration, stall: Duration, place: DataPlacer<'_>) -> Result<Option<Incoming>> {
@@ -296,7 +299,7 @@ impl Link for RdmaLink {
         head.check_body(&body, &self.peer)?;
         if head.data > 0 {
             let to = place(&head, &body)?;
-            // Who had to wait for a place has not stalled.
+            // The wait for a buffer was ours, so the time starts again.
             let until = (stall, Deadline::after(stall));
             self.data(&mut input, &head, to.as_ref(), until)?;
         }
@@ -326,13 +329,13 @@ impl Link for RdmaLink {
         lock(&self.ports.why).clone().map(|why| (why, fix.to_owned())).unwrap_or_default()
     }
 
-    fn put(&self, from: &Stretch, to: &Remote, limit: Duration) -> Result<()> {
+    fn put(&self, from: &MemoryRange, to: &Remote, limit: Duration) -> Result<()> {
         let (ours, theirs) = self.both(from, to)?;
         let done = self.channel.put(&ours, from.at as u64, theirs, Deadline::after(limit));
         done.map_err(|e| self.failed("putting bytes into memory of", limit, e))
     }
 
-    fn get(&self, to: &Stretch, from: &Remote, limit: Duration) -> Result<()> {
+    fn get(&self, to: &MemoryRange, from: &Remote, limit: Duration) -> Result<()> {
         let (ours, theirs) = self.both(to, from)?;
         let done = self.channel.get(&ours, to.at as u64, theirs, Deadline::after(limit));
         done.map_err(|e| self.failed("getting bytes from memory of", limit, e))
@@ -353,7 +356,7 @@ impl RdmaConnector {
     /// Connects to a server: `host:port`, or several of its addresses with commas between them.
     ///
     /// # Errors
-    /// When it is no address, or a device has no room for one more client.
+    /// When it is not an address, or a device has no room for another client.
     pub fn new(target: &str, ports: &Ports) -> Result<Self> {
         let tcp = TcpConnector::new(target)?;
         let nics: onehop_rdma::Result<Vec<_>> = ports.nics.iter().map(|nic| nic.for_exposing()).collect();
@@ -386,13 +389,14 @@ impl Connector for RdmaConnector {
     }
 
     fn expose(&self, memory: &Shareable, range: Range<usize>) -> Option<Exposed> {
-        let (mut keys, mut hold) = ([0; MOST_PORTS], Vec::new());
+        let (mut keys, mut hold) = ([0; MAX_PORTS], Vec::new());
         let (mut addr, mut route) = (0, "rdma");
         let (at, len) = (range.start as u64, range.len() as u64);
         for (key, nic) in keys.iter_mut().zip(self.ports.all()) {
             let found = nic.cached_part(memory, at..at + len);
             let found = found.and_then(|held| Ok((held.remote(held.offset(), len)?, held)));
-            let (remote, held) = found.inspect_err(|error| self.ports.missed(&error.to_string())).ok()?;
+            let (remote, held) =
+                found.inspect_err(|error| self.ports.note_failure(&error.to_string())).ok()?;
             (*key, addr, route) = (remote.rkey, remote.addr, held.way().name());
             hold.push(held);
         }
@@ -404,77 +408,77 @@ impl Connector for RdmaConnector {
     }
 }
 
-/// Listens for clients that come over RDMA. Each is met on a thread of its own: one that says nothing keeps nobody waiting.
+/// Listens for RDMA clients. Each handshake runs on a thread of its own, so that a silent client does not block others.
 pub struct RdmaAcceptor {
     tcp: TcpAcceptor,
     ports: Ports,
-    met: (Sender<RdmaLink>, Mutex<Receiver<RdmaLink>>),
+    connected: (Sender<RdmaLink>, Mutex<Receiver<RdmaLink>>),
     pending: Arc<PendingPeers>,
 }
 
 impl RdmaAcceptor {
-    /// Listens at an address; port 0 is one that is free.
+    /// Listens at an address; port 0 chooses a free port.
     ///
     /// # Errors
-    /// When it is no address of this machine, or taken.
+    /// When it is not an address of this machine, or in use.
     pub fn listen(address: &str, ports: Ports) -> Result<Self> {
         let (sender, receiver) = channel();
-        let met = (sender, Mutex::new(receiver));
-        Ok(Self { tcp: TcpAcceptor::listen(address)?, ports, met, pending: Arc::default() })
+        let connected = (sender, Mutex::new(receiver));
+        Ok(Self { tcp: TcpAcceptor::listen(address)?, ports, connected, pending: Arc::default() })
     }
 
-    fn meet(&self, stream: TcpStream) -> Result<()> {
+    fn start_handshake(&self, stream: TcpStream) -> Result<()> {
         let failed = |e| Error::io("dup of", "a client's socket", e);
-        let place = self.pending.add(stream.try_clone().map_err(failed)?);
-        let (ports, sender) = (self.ports.clone(), self.met.0.clone());
-        let meeting = move || {
-            if let Some(link) = meet(&ports, stream) {
-                // Nobody listens any more: the server has ended.
+        let entry = self.pending.add(stream.try_clone().map_err(failed)?);
+        let (ports, sender) = (self.ports.clone(), self.connected.0.clone());
+        let run = move || {
+            if let Some(link) = handshake(&ports, stream) {
+                // Fails if the server has ended.
                 let _ = sender.send(link);
             }
-            drop(place);
+            drop(entry);
         };
-        let thread = std::thread::Builder::new().name("rdma meets".into()).spawn(meeting);
+        let thread = std::thread::Builder::new().name("rdma meets".into()).spawn(run);
         thread.map(drop).map_err(|e| Error::io("a thread for", "a client", e))
     }
 }
 
-/// Those who are about to be connected, the one that has taken longest first. Where there are more than may be, that one goes.
+/// Clients whose handshake is in progress, oldest first. If there are too many, the oldest is dropped.
 #[derive(Default)]
 struct PendingPeers {
     streams: Mutex<VecDeque<(u64, TcpStream)>>,
     next: AtomicU64,
 }
 
-/// One of them, until it is connected or has failed to be.
-struct PendingPlace(Arc<PendingPeers>, u64);
+/// An entry, until the handshake ends.
+struct PendingEntry(Arc<PendingPeers>, u64);
 
 impl PendingPeers {
-    fn add(self: &Arc<Self>, stream: TcpStream) -> PendingPlace {
+    fn add(self: &Arc<Self>, stream: TcpStream) -> PendingEntry {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let mut streams = lock(&self.streams);
         streams.push_back((number, stream));
-        if streams.len() > MOST_PENDING
+        if streams.len() > MAX_PENDING
             && let Some((_, longest)) = streams.pop_front()
         {
-            // Its thread finds nobody at the other end. It may have gone by itself.
+            // Its thread then sees the end of the connection, unless the client has closed it.
             let _ = longest.shutdown(Shutdown::Both);
         }
-        PendingPlace(self.clone(), number)
+        PendingEntry(self.clone(), number)
     }
 }
 
-impl Drop for PendingPlace {
+impl Drop for PendingEntry {
     fn drop(&mut self) {
         lock(&self.0.streams).retain(|(number, _)| *number != self.1);
     }
 }
 
-/// Who says nothing of use is of no matter.
-fn meet(ports: &Ports, stream: TcpStream) -> Option<RdmaLink> {
+/// Performs a handshake. Errors are not reported.
+fn handshake(ports: &Ports, stream: TcpStream) -> Option<RdmaLink> {
     let peer = stream.peer_addr().ok()?.to_string();
     let ip = stream.local_addr().ok()?.ip();
-    // The port that has the address the client came to; else one after the other.
+    // The port with the address that the client connected to, or else the ports in turn.
     let own = ports.all().iter().find(|nic| nic.has(ip));
     let mut lane = 0;
     let choose = |other: &Endpoint| {
@@ -483,7 +487,8 @@ fn meet(ports: &Ports, stream: TcpStream) -> Option<RdmaLink> {
     };
     stream.set_nonblocking(false).ok()?;
     let channel =
-        onehop_rdma::accept(choose, ChannelSize::default(), stream, Deadline::after(MEETING)).ok()?;
+        onehop_rdma::accept(choose, ChannelSize::default(), stream, Deadline::after(HANDSHAKE_TIMEOUT))
+            .ok()?;
     Some(RdmaLink::new(channel, ports, lane, peer))
 }
 
@@ -495,12 +500,12 @@ impl Acceptor for RdmaAcceptor {
     fn accept(&self, limit: Duration) -> Result<Option<Box<dyn Link>>> {
         let until = Instant::now() + limit;
         loop {
-            if let Ok(link) = lock(&self.met.1).try_recv() {
+            if let Ok(link) = lock(&self.connected.1).try_recv() {
                 return Ok(Some(Box::new(link)));
             }
             let left = until.saturating_duration_since(Instant::now());
-            if let Some(stream) = self.tcp.next(left.min(TICK))? {
-                self.meet(stream)?;
+            if let Some(stream) = self.tcp.next(left.min(POLL_INTERVAL))? {
+                self.start_handshake(stream)?;
             } else if left.is_zero() {
                 return Ok(None);
             }
@@ -514,14 +519,14 @@ mod tests {
 
     use super::*;
 
-    /// Whether the other end has closed a connection, or does within a moment.
+    /// Whether the other end closes a connection within a moment.
     fn is_closed(stream: &mut TcpStream, moment: Duration) -> bool {
         stream.set_read_timeout(Some(moment)).unwrap();
         matches!(stream.read(&mut [0]), Ok(0))
     }
 
     #[test]
-    fn silent_connections_make_way_for_newcomers() {
+    fn silent_connections_are_dropped_for_new_ones() {
         let acceptor = RdmaAcceptor::listen("127.0.0.1:0", Ports::of(Vec::new())).unwrap();
         let address = acceptor.address();
         let come = |_| {
@@ -529,11 +534,11 @@ mod tests {
             assert!(acceptor.accept(Duration::from_millis(20)).unwrap().is_none());
             stream
         };
-        let mut held: Vec<_> = (0..MOST_PENDING).map(come).collect();
+        let mut held: Vec<_> = (0..MAX_PENDING).map(come).collect();
         let mut newcomer = come(0);
-        // Before it is too late for all of them.
-        assert!(is_closed(&mut held[0], MEETING / 2), "the one that was first has gone");
+        // Before the handshakes time out.
+        assert!(is_closed(&mut held[0], HANDSHAKE_TIMEOUT / 2), "the oldest was dropped");
         assert!(!is_closed(&mut held[1], Duration::from_millis(50)));
-        assert!(!is_closed(&mut newcomer, Duration::from_millis(50)), "the newcomer was sent away");
+        assert!(!is_closed(&mut newcomer, Duration::from_millis(50)), "the newcomer was dropped");
     }
 }

@@ -1,26 +1,27 @@
-//! Encrypted and authenticated records: how frames travel once both sides have shown that they have the key.
+//! Encrypted and authenticated records: the form of frames once both sides have proven that they have the key.
 //!
-//! A frame is one record with its head, and then records with its body and data: 64 KiB each but the last, the
-//! body whole within the first. AES-256-GCM seals a record; its number in its direction is the nonce. A record
-//! that was changed, repeated, left out, moved or made up therefore does not open. Lengths are read from heads that did.
+//! A frame is one record with its head, followed by records with its body and data: 64 KiB each but the last, with the
+//! whole body in the first. AES-256-GCM seals a record; the number of the record in its direction is the nonce. So a
+//! record that was changed, repeated, dropped, moved or forged does not open. Lengths are taken from authenticated
+//! heads only.
 
 use std::time::{Duration, Instant};
 
 use crate::cipher::{Cipher, TAG};
 use crate::transport::{DataPlacer, Incoming, Outgoing, due};
-use crate::wire::{HEAD_BYTES, Head, MOST_BODY};
+use crate::wire::{HEAD_BYTES, Head, MAX_BODY};
 use crate::{Error, Result};
 
-/// Bytes of a body and data that one record holds at most.
+/// Bytes of body and data in one record.
 const RECORD: usize = 64 << 10;
-// So that a body needs no second record.
-const _: () = assert!(RECORD >= MOST_BODY);
+// So that a body fits in one record.
+const _: () = assert!(RECORD >= MAX_BODY);
 const SEALED_HEAD: usize = HEAD_BYTES + TAG;
-/// A key is replaced after so many records, which keeps well below what AES-GCM stands for under one key.
-const RECORDS_OF_A_KEY: u64 = 1 << 22;
+/// A key is replaced after this many records, well below the limit of AES-GCM for one key.
+const RECORDS_PER_KEY: u64 = 1 << 22;
 const NEXT_KEY: &str = "onehop target 2026-11-24 the key after this one";
 
-/// One direction of a connection: its key, and how many records there were.
+/// One direction of a connection: its key, and the number of records.
 struct Direction {
     key: [u8; 32],
     cipher: Cipher,
@@ -33,7 +34,7 @@ impl Direction {
     }
 
     fn next(&mut self) -> [u8; 12] {
-        if self.count > 0 && self.count.is_multiple_of(RECORDS_OF_A_KEY) {
+        if self.count > 0 && self.count.is_multiple_of(RECORDS_PER_KEY) {
             self.key = blake3::derive_key(NEXT_KEY, &self.key);
             self.cipher = Cipher::new(&self.key);
         }
@@ -43,7 +44,7 @@ impl Direction {
         nonce
     }
 
-    /// Seals a record in place: its last bytes are where the tag goes.
+    /// Seals a record in place. The tag goes into its last bytes.
     fn seal(&mut self, record: &mut [u8]) -> Result<()> {
         let nonce = self.next();
         let (text, tag) = record.split_at_mut(record.len() - TAG);
@@ -53,7 +54,7 @@ impl Direction {
         Ok(())
     }
 
-    /// Opens a record in place. What a record held that does not open is not to be used.
+    /// Opens a record in place. On error its content must not be used.
     fn open(&mut self, record: &mut [u8], peer: &str) -> Result<()> {
         let nonce = self.next();
         let (text, end) = record.split_at_mut(record.len() - TAG);
@@ -67,7 +68,7 @@ impl Direction {
 /// Seals the frames that a side sends.
 pub(crate) struct Sealer {
     direction: Direction,
-    /// A head and a record, sealed.
+    /// A sealed head and record.
     buffer: Vec<u8>,
 }
 
@@ -76,7 +77,7 @@ impl Sealer {
         Self { direction: Direction::new(key), buffer: vec![0; SEALED_HEAD + RECORD + TAG] }
     }
 
-    /// Seals a frame, and hands `give` all of it in order.
+    /// Seals a frame, and passes all of it to `give` in order.
     pub fn frame(&mut self, frame: &Outgoing<'_>, mut give: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
         self.buffer[..HEAD_BYTES].copy_from_slice(&frame.head.to_bytes());
         self.direction.seal(&mut self.buffer[..SEALED_HEAD])?;
@@ -97,7 +98,7 @@ impl Sealer {
     }
 }
 
-/// Bytes as they come from the other side.
+/// Bytes from the other side.
 pub(crate) trait ByteSource {
     /// Fills all of `out`.
     fn take(&mut self, out: &mut [u8], until: Instant) -> Result<()>;
@@ -114,7 +115,7 @@ impl Opener {
         Self { direction: Direction::new(key), record: vec![0; RECORD + TAG] }
     }
 
-    /// The next record, which holds so many bytes.
+    /// The next record, which holds `bytes` bytes.
     fn next(
         &mut self,
         bytes: usize,
@@ -128,7 +129,7 @@ impl Opener {
         Ok(&record[..bytes])
     }
 
-    /// A frame that began to come; its data is put where `place` says, and none of it before it was authenticated.
+    /// Reads a frame that has begun to arrive. Its data goes where `place` says, after it was authenticated.
     pub fn frame(
         &mut self,
         source: &mut impl ByteSource,
@@ -149,9 +150,12 @@ impl Opener {
         }
         let to = place(&head, &body)?;
         if to.as_ref().is_some_and(|to| to.len < in_data) {
-            return Err(Error::protocol(peer, format!("{in_data} bytes of data where fewer belong")));
+            return Err(Error::protocol(
+                peer,
+                format!("{in_data} bytes of data, which is more than expected"),
+            ));
         }
-        // The wait for a place was this side's, so the other side's time begins now.
+        // The wait for a buffer was ours, so the other side's time starts now.
         let until = due(stall, in_data);
         let (mut record, mut done) = (&record[in_body..], 0);
         loop {
@@ -173,8 +177,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::transport::Stretch;
-    use crate::wire::{FrameKind, MOST_DATA};
+    use crate::transport::MemoryRange;
+    use crate::wire::{FrameKind, MAX_DATA};
 
     const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -189,8 +193,8 @@ mod tests {
         head.data = data.len() as u32;
         let mem = HostMem::anonymous(data.len().max(1)).unwrap();
         mem.write(0, data).unwrap();
-        let stretch = Stretch { mem, at: 0, len: data.len() };
-        let data = (!data.is_empty()).then_some(&stretch);
+        let range = MemoryRange { mem, at: 0, len: data.len() };
+        let data = (!data.is_empty()).then_some(&range);
         let mut sent = Vec::new();
         let frame = Outgoing { head, body, data };
         let give = |bytes: &[u8]| {
@@ -202,8 +206,8 @@ mod tests {
     }
 
     fn opened(opener: &mut Opener, mut bytes: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
-        let mem = HostMem::anonymous(MOST_DATA).unwrap();
-        let to = Stretch { mem: mem.clone(), at: 0, len: MOST_DATA };
+        let mem = HostMem::anonymous(MAX_DATA).unwrap();
+        let to = MemoryRange { mem: mem.clone(), at: 0, len: MAX_DATA };
         let mut place = |_: &Head, _: &[u8]| Ok(Some(to.clone()));
         let frame = opener.frame(&mut bytes, TEST_TIMEOUT, "a test", &mut place)?;
         assert!(bytes.is_empty());
@@ -215,7 +219,7 @@ mod tests {
 
         #[test]
         fn frames_arrive_as_they_were_sent(
-            frames in prop::collection::vec((length(MOST_BODY), length(MOST_DATA)), 1..4),
+            frames in prop::collection::vec((length(MAX_BODY), length(MAX_DATA)), 1..4),
         ) {
             let (mut sealer, mut opener) = (Sealer::new([1; 32]), Opener::new([1; 32]));
             for (body, data) in frames {
@@ -226,7 +230,7 @@ mod tests {
         }
 
         #[test]
-        fn a_changed_bit_is_noticed(body in 0..200_usize, data in length(3 * RECORD), bit: prop::sample::Index) {
+        fn a_changed_bit_is_detected(body in 0..200_usize, data in length(3 * RECORD), bit: prop::sample::Index) {
             let (mut sealer, mut opener) = (Sealer::new([1; 32]), Opener::new([1; 32]));
             let mut sent = sealed(&mut sealer, &noise(body), &noise(data));
             let bit = bit.index(sent.len() * 8);
@@ -248,25 +252,25 @@ mod tests {
     }
 
     #[test]
-    fn records_open_once_in_their_order_and_in_their_direction() {
+    fn records_open_once_in_order_and_direction() {
         let mut sealer = Sealer::new([1; 32]);
         let first = sealed(&mut sealer, b"one", b"");
         let second = sealed(&mut sealer, b"one", b"");
         assert_ne!(first, second);
-        assert!(is_forged(&mut Opener::new([1; 32]), &second), "the first was left out");
-        assert!(is_forged(&mut Opener::new([2; 32]), &first), "another direction's");
+        assert!(is_forged(&mut Opener::new([1; 32]), &second), "the first was dropped");
+        assert!(is_forged(&mut Opener::new([2; 32]), &first), "of the other direction");
         let mut opener = Opener::new([1; 32]);
         opened(&mut opener, &first).unwrap();
         assert!(is_forged(&mut opener, &first), "a frame was repeated");
     }
 
     #[test]
-    fn nothing_is_put_in_its_place_before_it_was_authenticated() {
+    fn data_is_authenticated_before_it_is_written() {
         let data = noise(2 * RECORD);
         let mut sent = sealed(&mut Sealer::new([1; 32]), b"", &data);
         *sent.last_mut().unwrap() ^= 1;
         let mem = HostMem::anonymous(data.len()).unwrap();
-        let to = Stretch { mem: mem.clone(), at: 0, len: data.len() };
+        let to = MemoryRange { mem: mem.clone(), at: 0, len: data.len() };
         let mut place = |_: &Head, _: &[u8]| Ok(Some(to.clone()));
         let ended = Opener::new([1; 32]).frame(&mut &sent[..], TEST_TIMEOUT, "a test", &mut place);
         assert!(matches!(ended, Err(Error::Forged { .. })));
@@ -275,16 +279,16 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_replaced_on_both_sides_at_once() {
+    fn keys_are_replaced_on_both_sides() {
         let (mut sealer, mut opener) = (Sealer::new([1; 32]), Opener::new([1; 32]));
         for direction in [&mut sealer.direction, &mut opener.direction] {
-            direction.count = RECORDS_OF_A_KEY - 1;
+            direction.count = RECORDS_PER_KEY - 1;
         }
         let last_of_a_key = sealed(&mut sealer, b"body", b"data");
         assert_eq!(opened(&mut opener, &last_of_a_key).unwrap(), (b"body".to_vec(), b"data".to_vec()));
         assert_ne!(sealer.direction.key, [1; 32]);
         assert_eq!(sealer.direction.key, opener.direction.key);
-        // The old key is of no use any more.
+        // The old key opens nothing any more.
         let mut old = Opener::new([1; 32]);
         let next = sealed(&mut sealer, b"body", b"");
         old.direction.count = opener.direction.count;

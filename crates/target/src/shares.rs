@@ -1,4 +1,5 @@
-//! A supply that users share. No user, alone or one after the other, uses all of it up: each may have as much as it leaves to others.
+//! A budget that users share. No user, and no sequence of users, can exhaust it: each may have as much as remains for
+//! others.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -6,23 +7,23 @@ use std::sync::{Arc, Mutex};
 
 use crate::lock;
 
-/// For whom it counts what a user takes. The same user's answer stays the same.
+/// Maps a user to the one for whom it counts. Must always return the same result for a user.
 pub type Payer<K> = Arc<dyn Fn(K) -> K + Send + Sync>;
 
-/// A supply, and what each user has of it.
+/// A budget, and what each user has taken.
 pub struct Shares<K = u32> {
     most: u64,
-    of_each: u64,
-    /// So much more for users who have less than that.
+    per_user: u64,
+    /// An additional amount, and how much of it is guaranteed to each user.
     reserve: (u64, u64),
-    /// Users who may have all that is left.
+    /// Users who may take all that is left.
     privileged: Vec<K>,
-    /// None where each user pays for themselves.
+    /// `None` if each user counts for themselves.
     payer: Option<Payer<K>>,
     taken: Mutex<ShareCounts<K>>,
 }
 
-/// What was taken for a user. It goes back with the value.
+/// A user's share, which is returned on drop.
 pub struct TakenShare<K: Eq + Hash + Copy = u32> {
     shares: Arc<Shares<K>>,
     user: K,
@@ -50,33 +51,33 @@ impl<K: Eq + Hash + Copy> ShareCounts<K> {
 }
 
 impl<K: Eq + Hash + Copy> Shares<K> {
-    /// A supply of `most`.
+    /// A budget of `most`.
     #[must_use]
     pub fn new(most: u64) -> Self {
         let taken = ShareCounts { of: HashMap::new(), all: 0 };
-        let (of_each, reserve, taken) = (u64::MAX, (0, 0), Mutex::new(taken));
-        Self { most, of_each, reserve, privileged: Vec::new(), payer: None, taken }
+        let (per_user, reserve, taken) = (u64::MAX, (0, 0), Mutex::new(taken));
+        Self { most, per_user, reserve, privileged: Vec::new(), payer: None, taken }
     }
 
-    /// The same, of which each user who is not privileged may have `most` at most.
+    /// Limits each user who is not privileged to `most`.
     #[must_use]
     pub fn with_limit(self, most: u64) -> Self {
-        Self { of_each: most, ..self }
+        Self { per_user: most, ..self }
     }
 
-    /// The same, and `more` for users who come when others have the supply: each may have so much in any case.
+    /// Adds a reserve of `more`, of which each user may have `each` even if others have taken the rest.
     #[must_use]
     pub fn with_reserve(self, more: u64, each: u64) -> Self {
         Self { reserve: (more, each), ..self }
     }
 
-    /// The same, of which these users may have all that is left.
+    /// Lets these users take all that is left.
     #[must_use]
     pub fn with_privileged(self, users: impl Into<Vec<K>>) -> Self {
         Self { privileged: users.into(), ..self }
     }
 
-    /// Has what some users take count for others; before anything is taken.
+    /// Sets for whom each user counts. To be called before anything is taken.
     pub fn set_payer(&mut self, payer: Payer<K>) {
         self.payer = Some(payer);
     }
@@ -99,10 +100,10 @@ impl<K: Eq + Hash + Copy> Shares<K> {
         let (more, each) = self.reserve;
         let all_left = self.most.saturating_add(more).saturating_sub(taken.all);
         let room = fair.max(each.saturating_sub(theirs).min(all_left));
-        if is_privileged { room } else { room.min(self.of_each.saturating_sub(theirs)) }
+        if is_privileged { room } else { room.min(self.per_user.saturating_sub(theirs)) }
     }
 
-    /// Takes so much for a user, all of it or nothing; whether there was room.
+    /// Takes `amount` for a user, or nothing. Returns whether there was room.
     #[must_use]
     pub fn take(&self, user: K, amount: u64) -> bool {
         let (user, mut taken) = (self.payer(user), lock(&self.taken));
@@ -113,19 +114,19 @@ impl<K: Eq + Hash + Copy> Shares<K> {
         has_room
     }
 
-    /// Takes so much for a user, for as long as the value lives; none where there is no room.
+    /// Takes `amount` for a user until the returned value is dropped; `None` if there is no room.
     #[must_use]
-    pub fn lend(self: &Arc<Self>, user: K, amount: u64) -> Option<TakenShare<K>> {
+    pub fn acquire(self: &Arc<Self>, user: K, amount: u64) -> Option<TakenShare<K>> {
         self.take(user, amount).then(|| TakenShare { shares: self.clone(), user, amount })
     }
 
-    /// Counts what a user has taken already, whether or not there was room.
+    /// Counts an amount for a user, whether or not there is room.
     pub fn count(&self, user: K, amount: u64) {
         let user = self.payer(user);
         lock(&self.taken).add(user, amount);
     }
 
-    /// Puts back what a user had taken.
+    /// Returns an amount of a user's.
     pub fn put_back(&self, user: K, amount: u64) {
         let (user, mut taken) = (self.payer(user), lock(&self.taken));
         let Some(theirs) = taken.of.get_mut(&user) else { return };
@@ -137,13 +138,13 @@ impl<K: Eq + Hash + Copy> Shares<K> {
         taken.all -= amount;
     }
 
-    /// How much a user has.
+    /// How much a user has taken.
     pub fn taken_by(&self, user: K) -> u64 {
         let user = self.payer(user);
         lock(&self.taken).of.get(&user).copied().unwrap_or(0)
     }
 
-    /// How much is taken.
+    /// How much all users have taken.
     pub fn taken(&self) -> u64 {
         lock(&self.taken).all
     }
@@ -154,9 +155,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_user_leaves_as_much_to_others() {
+    fn each_user_leaves_as_much_for_others() {
         let shares = Shares::new(1 << 20).with_limit(1 << 18).with_privileged([0]);
-        // The first four are held back by the limit, those after them by what is left.
+        // The first users reach the limit, the others half of what is left.
         for user in 1..=12 {
             let room = shares.room(user);
             assert_eq!(room, if user < 4 { 1 << 18 } else { 1 << (21 - user) }, "user {user}");
@@ -171,18 +172,18 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_late_has_something_of_the_reserve() {
+    fn late_users_get_a_part_of_the_reserve() {
         let shares = Shares::new(64).with_reserve(10, 4);
         let all = |user| std::iter::from_fn(|| shares.take(user, 1).then_some(())).count();
         assert_eq!([1, 2, 3, 4, 5, 6, 7].map(all), [32, 16, 8, 4, 4, 4, 4]);
-        // Two of the last are none.
+        // The reserve holds only two more.
         assert_eq!([8, 9].map(all), [2, 0]);
         shares.put_back(1, 32);
         assert_eq!((all(9), shares.room(2)), (11, 0));
     }
 
     #[test]
-    fn in_ones_it_is_the_same() {
+    fn single_units_are_shared_alike() {
         let shares = Shares::new(16);
         let all = |user| std::iter::from_fn(|| shares.take(user, 1).then_some(())).count();
         assert_eq!([1, 2, 3, 4, 5].map(all), [8, 4, 2, 1, 1]);

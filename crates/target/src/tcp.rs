@@ -1,6 +1,6 @@
-//! Frames over TCP: for machines without RDMA. Data goes inline. Unencrypted, the kernel takes it from where it is and puts it
-//! where it belongs, and checksums are computed while it is in the CPU's cache. Encrypted, it is sealed and opened record by
-//! record in memory that stays in the cache.
+//! Frames over TCP, for machines without RDMA. All data is inline. Without encryption, the kernel reads and writes data
+//! in place, and checksums are computed while the data is in the CPU's cache. With encryption, data is sealed and
+//! opened record by record in a buffer that stays in the cache.
 
 use std::io::ErrorKind;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -16,22 +16,22 @@ use crate::auth::Keys;
 use crate::lock;
 use crate::seal::{ByteSource, Opener, Sealer};
 use crate::transport::{
-    Acceptor, Connector, DataPlacer, Incoming, Link, Outgoing, Stretch, checksum_on, due,
+    Acceptor, Connector, DataPlacer, Incoming, Link, MemoryRange, Outgoing, checksum_on, due,
 };
-use crate::wire::{HEAD_BYTES, Head, MOST_BODY, Remote};
+use crate::wire::{HEAD_BYTES, Head, MAX_BODY, Remote};
 use crate::{Error, Result};
 
-/// Bytes of data that are taken from the kernel at once: few enough that they are in the cache when their checksum is computed.
+/// Bytes of data that are received at a time: few enough to stay in the cache for their checksum.
 const CHUNK: usize = 256 << 10;
-/// Bytes that are taken at once while heads and bodies are looked for: whatever of them is data is copied once more.
-const AHEAD: usize = 16 << 10;
-/// What came and was not looked at yet: a whole head and body have room, and what came with them.
-const INPUT: usize = HEAD_BYTES + MOST_BODY + AHEAD;
+/// Bytes that are received at a time while heads and bodies are read. Data among them is copied once more.
+const READ_AHEAD: usize = 16 << 10;
+/// The size of the input buffer: a whole head and body, and the read-ahead.
+const INPUT: usize = HEAD_BYTES + MAX_BODY + READ_AHEAD;
 /// A connection over TCP.
 pub struct TcpLink {
     stream: TcpStream,
     peer: String,
-    /// Held while a frame is sent.
+    /// Locked while a frame is sent.
     out: Mutex<Out>,
     input: Mutex<Input>,
     encrypted: AtomicBool,
@@ -39,12 +39,12 @@ pub struct TcpLink {
 
 #[derive(Default)]
 struct Out {
-    /// The head and the body that are about to be sent, where frames are not encrypted.
+    /// The head and body of an unencrypted frame.
     front: Vec<u8>,
     sealer: Option<Sealer>,
 }
 
-/// What came and was not looked at yet.
+/// Received bytes that were not processed yet.
 struct Input {
     bytes: Vec<u8>,
     from: usize,
@@ -52,7 +52,7 @@ struct Input {
     opener: Option<Opener>,
 }
 
-/// Waits until the descriptor is ready; whether it is.
+/// Waits until the descriptor is ready. Returns false on a timeout.
 fn ready(fd: impl std::os::fd::AsFd, what: PollFlags, until: Instant) -> std::result::Result<bool, Errno> {
     loop {
         let left = until.saturating_duration_since(Instant::now());
@@ -72,12 +72,12 @@ fn plain(error: onehop_os::Error) -> std::io::Error {
 }
 
 impl TcpLink {
-    /// A connection that is there.
+    /// Wraps a connected socket.
     ///
     /// # Errors
-    /// When it is gone already.
+    /// When it is disconnected.
     pub fn new(stream: TcpStream) -> Result<Self> {
-        let peer = stream.peer_addr().map_or_else(|_| "somebody".into(), |peer| peer.to_string());
+        let peer = stream.peer_addr().map_or_else(|_| "an unknown peer".into(), |peer| peer.to_string());
         let failed = |e: std::io::Error| Error::io("setting up the connection with", &peer, e);
         stream.set_nonblocking(true).map_err(failed)?;
         stream.set_nodelay(true).map_err(failed)?;
@@ -94,7 +94,7 @@ impl TcpLink {
         }
     }
 
-    /// Makes a call as soon as the socket can do something; none where that takes too long.
+    /// Calls `attempt` until it does not block; `None` on a timeout.
     fn when_ready(
         &self,
         call: &'static str,
@@ -116,15 +116,19 @@ impl TcpLink {
         }
     }
 
-    /// Takes bytes when some have come; gives how many, or none where that took too long.
-    fn came(&self, until: Instant, take: impl FnMut() -> std::io::Result<usize>) -> Result<Option<usize>> {
+    /// Receives bytes. Returns how many, or `None` on a timeout.
+    fn receive_some(
+        &self,
+        until: Instant,
+        take: impl FnMut() -> std::io::Result<usize>,
+    ) -> Result<Option<usize>> {
         match self.when_ready("receiving from", PollFlags::IN, until, take)? {
             Some(0) => Err(Error::Closed { peer: self.peer.clone() }),
             other => Ok(other),
         }
     }
 
-    /// Has more bytes in the input, as many as are wanted at most; false where none came in time.
+    /// Receives at most `wanted` more bytes into the input. Returns false on a timeout.
     fn more(&self, input: &mut Input, wanted: usize, until: Instant) -> Result<bool> {
         if input.from == input.to {
             (input.from, input.to) = (0, 0);
@@ -134,29 +138,33 @@ impl TcpLink {
         }
         let end = input.bytes.len().min(input.to + wanted);
         let room = &mut input.bytes[input.to..end];
-        let count = self.came(until, || Ok(recv(&self.stream, &mut *room, RecvFlags::DONTWAIT)?.0))?;
+        let count =
+            self.receive_some(until, || Ok(recv(&self.stream, &mut *room, RecvFlags::DONTWAIT)?.0))?;
         input.to += count.unwrap_or(0);
         Ok(count.is_some())
     }
 
-    fn late(&self, limit: Duration) -> Error {
+    fn timed_out(&self, limit: Duration) -> Error {
         Error::TimedOut { peer: self.peer.clone(), what: "finish a frame", limit }
     }
 
     fn fill(&self, input: &mut Input, bytes: usize, limit: Duration, until: Instant) -> Result<()> {
         while input.to - input.from < bytes {
             let missing = bytes - (input.to - input.from);
-            if !self.more(input, missing.max(AHEAD), until)? {
-                return Err(self.late(limit));
+            if !self.more(input, missing.max(READ_AHEAD), until)? {
+                return Err(self.timed_out(limit));
             }
         }
         Ok(())
     }
 
-    fn data(&self, input: &mut Input, head: &Head, to: Option<&Stretch>, limit: Duration) -> Result<()> {
+    fn data(&self, input: &mut Input, head: &Head, to: Option<&MemoryRange>, limit: Duration) -> Result<()> {
         let bytes = head.data as usize;
         if to.is_some_and(|to| to.len < bytes) {
-            return Err(Error::protocol(&self.peer, format!("{bytes} bytes of data where fewer belong")));
+            return Err(Error::protocol(
+                &self.peer,
+                format!("{bytes} bytes of data, which is more than expected"),
+            ));
         }
         let until = due(limit, bytes);
         let (mut done, mut crc) = (0, 0);
@@ -165,7 +173,7 @@ impl TcpLink {
                 Some(to) if input.from == input.to => {
                     let (at, most) = (to.at + done, CHUNK.min(bytes - done));
                     let take = || to.mem.receive(&self.stream, at, most).map_err(plain);
-                    let len = self.came(until, take)?.ok_or_else(|| self.late(limit))?;
+                    let len = self.receive_some(until, take)?.ok_or_else(|| self.timed_out(limit))?;
                     crc = checksum_on(crc, &to.mem, at, len)?;
                     done += len;
                 }
@@ -184,8 +192,13 @@ impl TcpLink {
         head.check_data(crc, &self.peer)
     }
 
-    /// Sends all of `front`, and the data behind it.
-    fn give(&self, front: &[u8], data: Option<&Stretch>, (limit, until): (Duration, Instant)) -> Result<()> {
+    /// Sends `front` and the data after it.
+    fn send_all(
+        &self,
+        front: &[u8],
+        data: Option<&MemoryRange>,
+        (limit, until): (Duration, Instant),
+    ) -> Result<()> {
         let data_len = data.map_or(0, |data| data.len);
         let mut done = 0;
         while done < front.len() + data_len {
@@ -197,7 +210,7 @@ impl TcpLink {
                 None => Ok(send(&self.stream, front, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?),
             };
             let Some(count) = self.when_ready("sending to", PollFlags::OUT, until, give)? else {
-                return Err(Error::TimedOut { peer: self.peer.clone(), what: "take a frame", limit });
+                return Err(Error::TimedOut { peer: self.peer.clone(), what: "accept a frame", limit });
             };
             done += count;
         }
@@ -205,22 +218,22 @@ impl TcpLink {
     }
 }
 
-/// Bytes of a connection: first what came already, then what comes.
-struct Ahead<'a> {
+/// The byte stream of a connection: the buffered input first.
+struct BufferedSource<'a> {
     link: &'a TcpLink,
     input: &'a mut Input,
     stall: Duration,
 }
 
-impl ByteSource for Ahead<'_> {
+impl ByteSource for BufferedSource<'_> {
     fn take(&mut self, out: &mut [u8], until: Instant) -> Result<()> {
         let (link, input) = (self.link, &mut *self.input);
         let mut done = 0;
         while done < out.len() {
             let rest = &mut out[done..];
-            if input.from == input.to && rest.len() >= AHEAD {
+            if input.from == input.to && rest.len() >= READ_AHEAD {
                 let take = || Ok(recv(&link.stream, &mut *rest, RecvFlags::DONTWAIT)?.0);
-                done += link.came(until, take)?.ok_or_else(|| link.late(self.stall))?;
+                done += link.receive_some(until, take)?.ok_or_else(|| link.timed_out(self.stall))?;
                 continue;
             }
             link.fill(input, 1, self.stall, until)?;
@@ -245,21 +258,21 @@ impl Link for TcpLink {
         let mut out = lock(&self.out);
         let until = due(limit, frame.data.map_or(0, |data| data.len));
         if let Some(sealer) = &mut out.sealer {
-            return sealer.frame(frame, |bytes| self.give(bytes, None, (limit, until)));
+            return sealer.frame(frame, |bytes| self.send_all(bytes, None, (limit, until)));
         }
         out.front.clear();
         out.front.extend_from_slice(&frame.head.to_bytes());
         out.front.extend_from_slice(frame.body);
-        self.give(&out.front, frame.data, (limit, until))
+        self.send_all(&out.front, frame.data, (limit, until))
     }
 
     fn receive(&self, limit: Duration, stall: Duration, place: DataPlacer<'_>) -> Result<Option<Incoming>> {
         let mut input = lock(&self.input);
-        if input.from == input.to && !self.more(&mut input, AHEAD, Instant::now() + limit)? {
+        if input.from == input.to && !self.more(&mut input, READ_AHEAD, Instant::now() + limit)? {
             return Ok(None);
         }
         if let Some(mut opener) = input.opener.take() {
-            let mut source = Ahead { link: self, input: &mut input, stall };
+            let mut source = BufferedSource { link: self, input: &mut input, stall };
             let frame = opener.frame(&mut source, stall, &self.peer, place);
             input.opener = Some(opener);
             return frame.map(Some);
@@ -294,33 +307,33 @@ impl Link for TcpLink {
 
     fn why_inline(&self) -> (String, String) {
         let fix = "Give both machines an RDMA adapter and start the target with --transport rdma";
-        ("TCP has no way into a GPU's memory: bytes come to host memory first".into(), fix.into())
+        ("TCP cannot write into a GPU's memory: data goes through host memory".into(), fix.into())
     }
 
-    fn put(&self, _from: &Stretch, _to: &Remote, _limit: Duration) -> Result<()> {
-        Err(Error::protocol(&self.peer, "it wants data put into its memory, over TCP"))
+    fn put(&self, _from: &MemoryRange, _to: &Remote, _limit: Duration) -> Result<()> {
+        Err(Error::protocol(&self.peer, "exposed memory over TCP"))
     }
 
-    fn get(&self, _to: &Stretch, _from: &Remote, _limit: Duration) -> Result<()> {
-        Err(Error::protocol(&self.peer, "it wants data taken from its memory, over TCP"))
+    fn get(&self, _to: &MemoryRange, _from: &Remote, _limit: Duration) -> Result<()> {
+        Err(Error::protocol(&self.peer, "exposed memory over TCP"))
     }
 
     fn close(&self) {
-        // It may be gone already.
+        // Fails if it is disconnected.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 
-/// Listens.
+/// Listens for TCP clients.
 pub struct TcpAcceptor {
     listener: TcpListener,
 }
 
 impl TcpAcceptor {
-    /// Listens at an address; port 0 is one that is free.
+    /// Listens at an address; port 0 chooses a free port.
     ///
     /// # Errors
-    /// When it is no address of this machine, or taken.
+    /// When it is not an address of this machine, or in use.
     pub fn listen(address: &str) -> Result<Self> {
         let failed = |e: std::io::Error| Error::io("listening at", address, e);
         let listener = TcpListener::bind(address).map_err(failed)?;
@@ -328,17 +341,17 @@ impl TcpAcceptor {
         Ok(Self { listener })
     }
 
-    /// Where: with the port that it got.
+    /// The listening address, with the actual port.
     ///
     /// # Errors
-    /// When the system does not tell.
+    /// When the system call fails.
     pub fn local(&self) -> Result<SocketAddr> {
         self.listener.local_addr().map_err(|e| Error::io("the address of", "a listening socket", e))
     }
 }
 
 impl TcpAcceptor {
-    /// The next client's socket; none within `limit`.
+    /// The next client's socket; `None` on a timeout.
     pub(crate) fn next(&self, limit: Duration) -> Result<Option<TcpStream>> {
         let failed = |e: std::io::Error| Error::io("accepting at", "a listening socket", e);
         let until = Instant::now() + limit;
@@ -361,15 +374,15 @@ impl Acceptor for TcpAcceptor {
     }
 
     fn accept(&self, limit: Duration) -> Result<Option<Box<dyn Link>>> {
-        // Who has gone by now is no matter.
+        // A client that has disconnected again is ignored.
         let link = |stream| TcpLink::new(stream).ok().map(|link| Box::new(link) as Box<dyn Link>);
         Ok(self.next(limit)?.and_then(link))
     }
 }
 
-/// Connects.
+/// Connects over TCP.
 pub struct TcpConnector {
-    /// One server; several addresses of it are several adapters.
+    /// The addresses of one server, one for each of its adapters.
     addresses: Vec<String>,
     name: String,
     loopback_only: bool,
@@ -379,7 +392,7 @@ impl TcpConnector {
     /// Connects to a server: `host:port`, or several of its addresses with commas between them.
     ///
     /// # Errors
-    /// When it is no address.
+    /// When it is not an address.
     pub fn new(target: &str) -> Result<Self> {
         let addresses: Vec<String> = target.split(',').map(str::to_owned).collect();
         for address in &addresses {
@@ -392,16 +405,16 @@ impl TcpConnector {
         Ok(Self { addresses, name: target.to_owned(), loopback_only: false })
     }
 
-    /// Connects to loopback addresses only. Checked whenever an address was resolved: a name may lead elsewhere by then.
+    /// Connects to loopback addresses only. Checked after each name resolution, because a name may change its address.
     #[must_use]
     pub fn loopback_only(self) -> Self {
         Self { loopback_only: true, ..self }
     }
 
-    /// A socket that is connected.
+    /// A connected socket.
     pub(crate) fn dial(&self, lane: usize, limit: Duration) -> Result<TcpStream> {
         let mut last = Error::Address(self.name.clone());
-        // Where one address does not answer, another may.
+        // Try each address.
         for turn in 0..self.addresses.len() {
             let address = &self.addresses[(lane + turn) % self.addresses.len()];
             let failed = |e: std::io::Error| Error::io("connecting to", address, e);

@@ -1,4 +1,4 @@
-//! A queue in which every user has a turn: who asks for much waits for themselves.
+//! A queue in which users take turns, so that a user with much work delays only themselves.
 
 use std::collections::VecDeque;
 use std::hash::Hash;
@@ -8,38 +8,37 @@ use std::time::Duration;
 use crate::lock;
 use crate::shares::Shares;
 
-/// What a queue holds: work that one thread does, or that several do in parts.
+/// Work for one thread, or for several that each take a part.
 pub trait Divisible: Sized {
-    /// What a thread does.
+    /// The part for one thread.
     type Part;
 
-    /// Takes a part off; gives it with the rest. No part is left where the work was given up meanwhile. It is called under the
-    /// queue's lock.
+    /// Splits off a part. Returns it with the rest. There is no part if the work was cancelled. Called with the queue
+    /// locked.
     fn divide(self) -> (Option<Self::Part>, Option<Self>);
 }
 
-/// Work by user.
+/// Queued work by user.
 pub struct Queue<T, K = u32> {
     state: Mutex<QueueState<T, K>>,
     there: Condvar,
-    /// Threads that do the work: no user's work holds more of them than it leaves to others, so that work which never ends
-    /// stops that user's work only.
+    /// Worker threads. One user's work leaves as many to others, so that work which never ends blocks that user only.
     threads: Shares<K>,
 }
 
-/// A thread that does the work of a queue. What it was given last counts for its user until it gets more or waits.
+/// A worker thread of a queue. Its last part counts for its user until it asks for more, or waits.
 pub struct Worker<'a, T, K: Eq + Hash + Copy = u32> {
     queue: &'a Queue<T, K>,
     works_for: Option<K>,
 }
 
 impl<T: Divisible, K: Eq + Hash + Copy> Worker<'_, T, K> {
-    /// Waits for work. [`Queue::wake`] does not end the wait.
+    /// Waits for work. Not ended by [`Queue::wake`].
     pub fn next(&mut self, limit: Duration) -> Next<T::Part> {
         self.queue.wait(limit, None, Some(&mut self.works_for))
     }
 
-    /// Waits for work until somebody has called [`Queue::wake`], since [`Queue::wakes`] gave this number.
+    /// Waits for work. CallEnd by a [`Queue::wake`] after [`Queue::wakes`] returned this number.
     pub fn next_since(&mut self, wakes: u64, limit: Duration) -> Next<T::Part> {
         self.queue.wait(limit, Some(wakes), Some(&mut self.works_for))
     }
@@ -52,21 +51,21 @@ impl<T, K: Eq + Hash + Copy> Drop for Worker<'_, T, K> {
 }
 
 struct QueueState<T, K> {
-    /// Users with work, the next to have their turn first.
+    /// Users with work; the first has the next turn.
     users: VecDeque<(K, VecDeque<T>)>,
     over: bool,
     idle: usize,
-    /// How often those who wait were woken.
+    /// The number of wakes.
     wakes: u64,
 }
 
-/// What came of waiting.
+/// The result of waiting.
 pub enum Next<P> {
-    /// Work, and whether there is more and nobody to do it at once.
+    /// A part, and whether more is queued than there are idle threads for.
     Work(P, bool),
-    /// Nothing came in time.
+    /// No work on a timeout or wake.
     Nothing,
-    /// Nothing will come any more.
+    /// The queue has ended, and is empty.
     Over,
 }
 
@@ -77,25 +76,25 @@ impl<T, K: Eq + Hash + Copy> Default for Queue<T, K> {
 }
 
 impl<T, K: Eq + Hash + Copy> Queue<T, K> {
-    /// A queue for so many [`Worker`]s, which users share.
+    /// A queue for at most this many [`Worker`]s, which users share.
     #[must_use]
     pub fn with_threads(most: u64) -> Self {
         Self::with_shares(Shares::new(most))
     }
 
-    /// The same, for those of a supply.
+    /// A queue whose workers are limited by a budget.
     #[must_use]
     pub fn with_shares(threads: Shares<K>) -> Self {
         let state = QueueState { users: VecDeque::new(), over: false, idle: 0, wakes: 0 };
         Self { state: Mutex::new(state), there: Condvar::new(), threads }
     }
 
-    /// One of them.
+    /// A worker of this queue.
     pub fn worker(&self) -> Worker<'_, T, K> {
         Worker { queue: self, works_for: None }
     }
 
-    /// How many threads could begin with something now, at most.
+    /// How many parts could be started now, at most.
     fn could_begin(&self, state: &QueueState<T, K>) -> usize {
         let of_user = |(user, list): &(K, VecDeque<T>)| match self.threads.room(*user) {
             _ if state.over => list.len(),
@@ -104,22 +103,23 @@ impl<T, K: Eq + Hash + Copy> Queue<T, K> {
         state.users.iter().map(of_user).sum()
     }
 
-    /// The place of the user whose turn it is: the first who may have a thread, or just the first once nothing more comes.
+    /// The index of the user with the next turn: the first who may have a thread, or just the first once the queue has
+    /// ended.
     fn turn(&self, state: &QueueState<T, K>) -> Option<usize> {
         state.users.iter().position(|(user, _)| state.over || self.threads.room(*user) > 0)
     }
 }
 
 impl<T: Divisible, K: Eq + Hash + Copy> Queue<T, K> {
-    /// Adds work; whether there is nobody to do it at once.
+    /// Adds work. Returns whether there is no idle thread for it.
     pub fn add(&self, user: K, work: T) -> bool {
         self.put(lock(&self.state), user, work)
     }
 
-    /// The same, unless the queue has [ended](Self::end).
+    /// Adds work, unless the queue has [ended](Self::end).
     ///
     /// # Errors
-    /// Then the work itself.
+    /// Returns the work.
     pub fn offer(&self, user: K, work: T) -> Result<bool, T> {
         let state = lock(&self.state);
         if state.over { Err(work) } else { Ok(self.put(state, user, work)) }
@@ -136,7 +136,7 @@ impl<T: Divisible, K: Eq + Hash + Copy> Queue<T, K> {
         is_short
     }
 
-    /// Waits for work, which does not count for its user. [`Self::wake`] does not end the wait.
+    /// Waits for a part, which does not count for its user. Not ended by [`Self::wake`].
     pub fn next(&self, limit: Duration) -> Next<T::Part> {
         self.wait(limit, None, None)
     }
@@ -148,7 +148,7 @@ impl<T: Divisible, K: Eq + Hash + Copy> Queue<T, K> {
         mut works_for: Option<&mut Option<K>>,
     ) -> Next<T::Part> {
         let mut state = lock(&self.state);
-        // No sooner: a thread that is about to wait or to go on would seem to be missing.
+        // Under the lock: otherwise a thread that is about to wait or continue would seem to be missing.
         let worked_for = works_for.as_deref_mut().and_then(Option::take);
         worked_for.inspect(|user| self.threads.put_back(*user, 1));
         loop {
@@ -168,7 +168,7 @@ impl<T: Divisible, K: Eq + Hash + Copy> Queue<T, K> {
                     let (idle, more) = (state.idle, self.could_begin(&state));
                     drop(state);
                     if more > 0 {
-                        // Another thread that waits may have the rest.
+                        // Another waiting thread may take the rest.
                         self.there.notify_one();
                     }
                     return Next::Work(part, idle < more);
@@ -181,7 +181,7 @@ impl<T: Divisible, K: Eq + Hash + Copy> Queue<T, K> {
                 return Next::Nothing;
             }
             if limit.is_zero() {
-                // It has something to finish, and then asks again.
+                // The worker has something to finish before it asks again, so its share stays taken.
                 if let (Some(works_for), Some(user)) = (works_for, worked_for) {
                     self.threads.count(user, 1);
                     *works_for = Some(user);
@@ -204,12 +204,12 @@ impl<T: Divisible, K: Eq + Hash + Copy> Queue<T, K> {
         self.there.notify_all();
     }
 
-    /// How often that was done.
+    /// The number of wakes so far.
     pub fn wakes(&self) -> u64 {
         lock(&self.state).wakes
     }
 
-    /// Says that nothing comes any more; what is there is still done.
+    /// Ends the queue. Queued work is still done.
     pub fn end(&self) {
         lock(&self.state).over = true;
         self.there.notify_all();
@@ -225,16 +225,16 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// So many parts, the first with this number; those from the limit on are given up.
+    /// A number of parts, numbered from the first field. Parts from `CANCELLED` on are cancelled.
     struct Parts(u32, u32);
-    const GIVEN_UP: u32 = 100;
+    const CANCELLED: u32 = 100;
 
     impl Divisible for Parts {
         type Part = u32;
 
         fn divide(self) -> (Option<u32>, Option<Self>) {
             let Self(number, count) = self;
-            if number >= GIVEN_UP {
+            if number >= CANCELLED {
                 return (None, None);
             }
             (Some(number), (count > 1).then_some(Self(number + 1, count - 1)))
@@ -275,16 +275,16 @@ mod tests {
         let begun: Vec<_> = workers[..6].iter_mut().map(begin).collect();
         let short = |number| Some((number, true));
         assert_eq!(begun, [short(0), short(1), short(2), Some((3, false)), None, None]);
-        // No thread is wanted for what may not begin.
+        // No thread is wanted for work that may not start.
         assert!(!queue.add(1, Parts(9, 1)));
         assert!(queue.add(2, Parts(20, 3)));
         let others: Vec<_> = workers[4..].iter_mut().map(|one| begin(one).map(|(part, _)| part)).collect();
         assert_eq!(others, [Some(20), Some(21), None, None]);
-        // A thread that has done its work does more, of a user who has fewer than they leave.
+        // A worker that is done continues with a user who has a share left.
         assert_eq!(begin(&mut workers[0]), Some((22, false)));
         drop(workers.drain(1..4));
         assert_eq!(workers.iter_mut().skip(1).map(|one| begin(one).is_some()).collect::<Vec<_>>(), [true; 4]);
-        // At the end all that is there is done.
+        // After the end, all queued work is done.
         queue.end();
         let left: Vec<_> = std::iter::from_fn(|| begin(&mut workers[0]).map(|(part, _)| part)).collect();
         assert_eq!(left, [8, 9]);
@@ -298,7 +298,7 @@ mod tests {
         assert!(queue.add(1, Parts(0, 1)));
         assert!(matches!(worker.next(LONG), Next::Work(0, false)));
         assert!(matches!(worker.next(Duration::ZERO), Next::Nothing));
-        // A user may have one of the two.
+        // One user may have one of the two threads.
         assert!(!queue.add(1, Parts(1, 1)));
         assert!(matches!(worker.next(LONG), Next::Work(1, false)));
         drop(worker);
@@ -313,14 +313,14 @@ mod tests {
         let done = AtomicU64::new(0);
         let work = || {
             let (mut worker, mut missing) = (queue.worker(), 0);
-            // One user may have as many threads as there are.
+            // One user may have all of these threads.
             assert!(matches!(worker.next(LONG), Next::Work(..)));
             together.wait();
             while done.fetch_add(1, Ordering::AcqRel) < 2 * WORK - THREADS as u64 {
-                let Next::Work(_, is_short) = worker.next(LONG) else { panic!("some work is lost") };
+                let Next::Work(_, is_short) = worker.next(LONG) else { panic!("work was lost") };
                 missing += usize::from(is_short);
             }
-            // One that is no more would be missing.
+            // A thread that had ended would be missing.
             together.wait();
             missing
         };
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_up_is_passed_over() {
+    fn cancelled_work_is_skipped() {
         let queue = Queue::default();
         queue.add(1, Parts(98, 1 << 30));
         queue.add(1, Parts(7, 1));
@@ -343,10 +343,10 @@ mod tests {
     }
 
     #[test]
-    fn who_is_woken_returns_at_once() {
+    fn a_wake_ends_the_wait() {
         let (queue, long) = (Queue::<Parts>::default(), Duration::from_secs(60));
         let start = std::time::Instant::now();
-        // Before the wait has begun, and while it lasts.
+        // Before the wait, and during it.
         let before = queue.wakes();
         queue.wake();
         assert!(matches!(queue.worker().next_since(before, long), Next::Nothing));
@@ -358,7 +358,7 @@ mod tests {
             assert!(waits.join().unwrap());
         });
         assert!(start.elapsed() < long / 2);
-        // Work comes first.
+        // Work takes precedence.
         queue.add(1, Parts(7, 1));
         assert!(matches!(queue.worker().next_since(before, long), Next::Work(7, _)));
         assert!(matches!(queue.next(Duration::ZERO), Next::Nothing));
@@ -368,7 +368,7 @@ mod tests {
     fn waits_end() {
         let queue: Queue<Parts> = Queue::default();
         assert!(matches!(queue.next(Duration::from_millis(1)), Next::Nothing));
-        queue.add(0, Parts(GIVEN_UP, 1));
+        queue.add(0, Parts(CANCELLED, 1));
         assert!(matches!(queue.next(Duration::from_millis(1)), Next::Nothing));
     }
 }

@@ -35,7 +35,7 @@ fn a_folder_is_served_to_a_mount() {
     let address = line.split(" is served at ").nth(1).and_then(|rest| rest.split(';').next()).unwrap();
     assert!(!address.ends_with(":0"), "the port that was bound is not reported: {line}");
     let keyless = ["mount", &point, "--target", address, "--insecure-loopback-for-tests"];
-    refuse(&keyless, 1, "its key");
+    refuse(&keyless, 1, "a key is required");
     // Without a key a target cannot be authenticated, and everybody can read what is written there.
     refuse(&keyless[..4], 2, "--key-file");
     refuse(&["bench", "target", "--target", address], 2, "--key-file");

@@ -19,10 +19,10 @@ use onehop_usrbio::{Id, Name, Priority, RingName, SHM};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::alike::Mounted;
 use crate::attacks::{ATTACKER, become_user};
 use crate::bed::{Bed, LONG, how_long, part, part_of, run, skipped};
 use crate::clock::Attack;
+use crate::hung_fs::Mounted;
 use crate::processes::Killed;
 
 /// Descriptors of a daemon that has few.

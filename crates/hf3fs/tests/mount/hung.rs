@@ -11,10 +11,10 @@ use onehop_os::locks::{LockKind, LockRange, lock_in_the_way, lock_range};
 use rustix::fs::{FlockOperation, fcntl_lock, flock};
 use rustix::io::Errno;
 
-use crate::alike::Mounted;
 use crate::attacks::{ATTACKER, become_user};
 use crate::bed::{Bed, LONG, part, part_of, run, skipped, wait};
 use crate::clock::Attack;
+use crate::hung_fs::Mounted;
 use crate::stalled::{finds_nothing, until};
 
 const ANOTHER: u32 = ATTACKER + 2;

@@ -1,8 +1,6 @@
 //! Programs written for 3FS against the daemon: in C and Python, many at once, killed, and hostile.
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../../target/tests/service/alike.rs"]
-mod alike;
 mod attacks;
 mod bed;
 mod beside;
@@ -15,6 +13,8 @@ mod edges;
 mod exhaustion;
 mod hostile;
 mod hung;
+#[path = "../../../target/tests/service/hung_fs.rs"]
+mod hung_fs;
 mod locks;
 mod outages;
 mod processes;

@@ -40,7 +40,7 @@ fn access_of(flags: OpenFlags) -> OpenMode {
 }
 
 pub(super) fn named(name: &OsStr) -> Result<Name, Errno> {
-    let why = if name.len() > onehop_target::wire::MOST_NAME { Errno::NAMETOOLONG } else { Errno::INVAL };
+    let why = if name.len() > onehop_target::wire::MAX_NAME { Errno::NAMETOOLONG } else { Errno::INVAL };
     Name::new(name.as_bytes()).ok_or(why)
 }
 

@@ -147,7 +147,7 @@ impl FuseHandler {
     /// Reserves memory for the bytes of a call until it is done; `None` if the user has too much waiting. Names are not
     /// counted: a program needs a thread for each call, which takes more memory.
     pub(super) fn reserve(&self, uid: u32, bytes: &[u8]) -> Option<TakenShare> {
-        self.shared.call_memory.lend(uid, bytes.len() as u64)
+        self.shared.call_memory.acquire(uid, bytes.len() as u64)
     }
 
     /// The person for whom a call counts.

@@ -1,4 +1,4 @@
-//! An open file of a target. When the target has forgotten it, it is opened again, if it is still found and still the same.
+//! An open file of a target. After the target has lost it, it is opened again, if it is still the same file.
 
 use std::io;
 use std::ops::Range;
@@ -11,42 +11,42 @@ use rustix::io::Errno;
 
 use super::known::Node;
 use super::tree::{TreeState, attr_of, opened};
-use super::{SessionView, Trouble};
+use super::{RequestError, SessionView};
 use crate::buffers::{DataFlow, PooledBuffer};
 use crate::lock;
-use crate::transport::{Shareable, Stretch, checksum};
+use crate::transport::{MemoryRange, Shareable, checksum};
 use crate::tree::{OpenFile, TransferMemory, Via};
-use crate::wire::{Attr, Caller, MOST_DATA, OpenMode, Reply, Request};
+use crate::wire::{Attr, Caller, MAX_DATA, OpenMode, Reply, Request};
 
 /// An open file.
 pub(super) struct RemoteFile {
     core: Arc<TreeState>,
     node: Arc<Node>,
-    /// How it is opened again, and as whom it is written.
+    /// How the file is reopened, and for whom it is accessed.
     access: OpenMode,
     by: Caller,
-    /// Its number in an epoch.
+    /// The session's epoch, and the file's number in it.
     at: Mutex<(u64, u64)>,
 }
 
-fn plain(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
+fn other_error(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
     io::Error::other(error)
 }
 
-fn kernel(error: onehop_os::Error) -> io::Error {
-    error.errno().map_or_else(|| plain(error), io::Error::from_raw_os_error)
+fn os_error(error: onehop_os::Error) -> io::Error {
+    error.errno().map_or_else(|| other_error(error), io::Error::from_raw_os_error)
 }
 
-/// What a target answers that could not reach our memory, and has done nothing.
+/// The target's error when it could not reach our memory. Nothing was transferred.
 const UNREACHED: Errno = Errno::COMM;
 
 fn shareable(mem: &HostMem) -> Shareable {
     Arc::new(mem.clone())
 }
 
-/// The pieces of a transfer: where each begins, and how long it is.
-fn pieces(len: usize) -> impl Iterator<Item = (usize, usize)> {
-    (0..len).step_by(MOST_DATA).map(move |start| (start, MOST_DATA.min(len - start)))
+/// Splits a transfer into chunks: offset and length.
+fn chunks(len: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..len).step_by(MAX_DATA).map(move |start| (start, MAX_DATA.min(len - start)))
 }
 
 impl RemoteFile {
@@ -60,8 +60,8 @@ impl RemoteFile {
         Self { core: core.clone(), node: node.clone(), access, by, at: Mutex::new(at) }
     }
 
-    fn id(&self, view: SessionView, until: Instant) -> Result<u64, Trouble> {
-        // Held while it is opened again, so that this is done once.
+    fn id(&self, view: SessionView, until: Instant) -> Result<u64, RequestError> {
+        // Held while the file is reopened, so that it is reopened once.
         let mut at = lock(&self.at);
         if at.0 != view.epoch {
             let node = self.core.id_of(&self.node, view, until)?;
@@ -79,18 +79,19 @@ impl RemoteFile {
     ) -> Result<T, Errno> {
         self.core.client.ask(true, |view, until| {
             let (reply, _) = self.core.call(view, &request(self.id(view, until)?), until)?;
-            read(reply).ok_or(Trouble::Errno(Errno::PROTO))
+            read(reply).ok_or(RequestError::Errno(Errno::PROTO))
         })
     }
 
-    /// What the target calls the file, and knows of it.
-    fn attr(&self, view: SessionView, until: Instant) -> Result<(u64, Attr), Trouble> {
+    /// The target's number of the file, and its attributes.
+    fn attr(&self, view: SessionView, until: Instant) -> Result<(u64, Attr), RequestError> {
         let node = self.core.id_of(&self.node, view, until)?;
         let request = Request::Attr { node, uid: self.by.uid };
         Ok((node, attr_of(self.core.call(view, &request, until))?))
     }
 
-    /// Has the target put bytes straight into memory; gives how many, and their checksum. None where it does not reach it.
+    /// Makes the target write directly into memory. Returns the number of bytes and their checksum; `None` if it cannot
+    /// reach the memory.
     fn read_exposed(
         &self,
         memory: &Shareable,
@@ -105,15 +106,14 @@ impl RemoteFile {
             match self.core.client.call(view.epoch, &request, None, None, until) {
                 Ok((Reply::Count { bytes, crc }, 0)) if bytes <= len => Ok(Some((bytes as usize, crc))),
                 Ok(_) => Err(Errno::PROTO.into()),
-                Err(Trouble::Errno(UNREACHED)) => Ok(None),
-                Err(trouble) => Err(trouble),
+                Err(RequestError::Errno(UNREACHED)) => Ok(None),
+                Err(error) => Err(error),
             }
         })?;
         Ok(done)
     }
 
-    /// Has the target get the bytes to be written straight from memory. None where it does not reach it: then nothing was
-    /// written.
+    /// Makes the target read directly from memory; `None` if it cannot reach the memory, and then nothing was written.
     fn write_exposed(&self, memory: &Shareable, range: Range<usize>, at: u64) -> io::Result<Option<usize>> {
         let len = range.len() as u32;
         let Some(exposed) = self.core.client.expose(memory, range) else { return Ok(None) };
@@ -126,23 +126,23 @@ impl RemoteFile {
                     Ok(Some(bytes as usize))
                 }
                 Ok(_) => Err(Errno::PROTO.into()),
-                Err(Trouble::Errno(UNREACHED)) => Ok(None),
-                Err(trouble) => Err(trouble),
+                Err(RequestError::Errno(UNREACHED)) => Ok(None),
+                Err(error) => Err(error),
             }
         })?;
         Ok(done)
     }
 
-    /// Carries pieces straight; none as soon as one cannot be, and then all of them have to go another way.
-    fn all_exposed(
+    /// Transfers chunks directly. `None` as soon as one cannot be; then the caller transfers all of them another way.
+    fn transfer_exposed(
         &self,
         range: Range<usize>,
-        carry: impl Fn(Range<usize>, usize) -> io::Result<Option<usize>>,
+        transfer: impl Fn(Range<usize>, usize) -> io::Result<Option<usize>>,
     ) -> io::Result<Option<usize>> {
         let mut done = 0;
-        for (start, len) in pieces(range.len()) {
+        for (start, len) in chunks(range.len()) {
             let first = range.start + start;
-            let Some(count) = carry(first..first + len, start)? else { return Ok(None) };
+            let Some(count) = transfer(first..first + len, start)? else { return Ok(None) };
             done += count;
             if count < len {
                 break;
@@ -151,16 +151,17 @@ impl RemoteFile {
         Ok(Some(done))
     }
 
-    /// Reads into memory of our own.
-    fn read_piece(&self, to: &Stretch, at: u64) -> io::Result<usize> {
+    /// Reads into private memory.
+    fn read_chunk(&self, to: &MemoryRange, at: u64) -> io::Result<usize> {
         let len = to.len as u32;
         let exposed = self.read_exposed(&shareable(&to.mem), to.at..to.at + to.len, at)?;
         if let Some((count, crc)) = exposed
-            && (count == 0 || checksum(&Stretch { len: count, ..to.clone() }).map_err(plain)? == crc)
+            && (count == 0
+                || checksum(&MemoryRange { len: count, ..to.clone() }).map_err(other_error)? == crc)
         {
             return Ok(count);
         }
-        // Bytes that changed on their way are asked for once more.
+        // On a checksum mismatch, read again, with the data inline.
         let count = self.core.client.ask(true, |view, until| {
             let request = Request::Read { file: self.id(view, until)?, at, len, into: None };
             match self.core.client.call(view.epoch, &request, None, Some(to), until)? {
@@ -171,8 +172,8 @@ impl RemoteFile {
         Ok(count)
     }
 
-    /// Writes memory of our own.
-    fn write_piece(&self, from: &Stretch, at: u64) -> io::Result<usize> {
+    /// Writes from private memory.
+    fn write_chunk(&self, from: &MemoryRange, at: u64) -> io::Result<usize> {
         let len = from.len as u32;
         if let Some(count) = self.write_exposed(&shareable(&from.mem), from.at..from.at + from.len, at)? {
             return Ok(count);
@@ -184,14 +185,14 @@ impl RemoteFile {
         Ok(count)
     }
 
-    /// Asks for a write whose bytes follow the request, and takes down that the file is another now.
+    /// Sends a write with its data inline, and marks the file as changed.
     fn written(
         &self,
         view: SessionView,
         request: &Request,
-        from: &Stretch,
+        from: &MemoryRange,
         until: Instant,
-    ) -> Result<usize, Trouble> {
+    ) -> Result<usize, RequestError> {
         match self.core.client.call(view.epoch, request, Some(from), None, until)?.0 {
             Reply::Count { bytes, .. } if bytes as usize <= from.len => {
                 self.node.changed(view);
@@ -201,39 +202,41 @@ impl RemoteFile {
         }
     }
 
-    fn buffer(&self, way: DataFlow) -> io::Result<PooledBuffer> {
+    fn buffer(&self, flow: DataFlow) -> io::Result<PooledBuffer> {
         let client = &self.core.client;
-        client.buffer(self.by.uid, way).map_err(plain)?.ok_or_else(|| Errno::TIMEDOUT.into())
+        client.buffer(self.by.uid, flow).map_err(other_error)?.ok_or_else(|| Errno::TIMEDOUT.into())
     }
 
-    /// Carries pieces by way of a buffer of ours; ends with the first that is short.
+    /// Transfers chunks through a buffer, until one is short.
     fn by_buffer(
         &self,
-        way: DataFlow,
+        flow: DataFlow,
         len: usize,
-        carry: impl Fn(&PooledBuffer, usize, usize) -> io::Result<usize>,
+        transfer: impl Fn(&PooledBuffer, usize, usize) -> io::Result<usize>,
     ) -> io::Result<usize> {
-        let lent = self.buffer(way)?;
+        let buffer = self.buffer(flow)?;
         let mut done = 0;
-        for (start, piece) in pieces(len) {
-            let count = carry(&lent, start, piece)?;
+        for (start, chunk) in chunks(len) {
+            let count = transfer(&buffer, start, chunk)?;
             done += count;
-            if count < piece {
+            if count < chunk {
                 break;
             }
         }
         Ok(done)
     }
 
-    fn straight(
+    fn in_place(
         &self,
         memory: TransferMemory<'_>,
-        carry: impl Fn(&Stretch, usize) -> io::Result<usize>,
+        transfer: impl Fn(&MemoryRange, usize) -> io::Result<usize>,
     ) -> io::Result<usize> {
         let mut done = 0;
-        for (start, len) in pieces(memory.len) {
-            let count =
-                carry(&Stretch { mem: HostMem::clone(memory.mem), at: memory.at + start, len }, start)?;
+        for (start, len) in chunks(memory.len) {
+            let count = transfer(
+                &MemoryRange { mem: HostMem::clone(memory.mem), at: memory.at + start, len },
+                start,
+            )?;
             done += count;
             if count < len {
                 break;
@@ -245,80 +248,80 @@ impl RemoteFile {
 
 impl OpenFile for RemoteFile {
     fn read_now(&self, _to: TransferMemory<'_>, _at: u64) -> io::Result<Option<usize>> {
-        // The target has to be waited for.
+        // A target always has to be waited for.
         Ok(None)
     }
 
     fn read(&self, to: TransferMemory<'_>, at: u64) -> io::Result<usize> {
         if !to.shared {
-            return self.straight(to, |piece, start| self.read_piece(piece, at + start as u64));
+            return self.in_place(to, |chunk, start| self.read_chunk(chunk, at + start as u64));
         }
         let memory = shareable(to.mem);
-        // A card reaches the pages, whatever becomes of the file that they are of.
+        // A network card reaches the pages even after the file is truncated.
         if let Some(count) = self.read_direct(&memory, to.at..to.at + to.len, at)? {
             return Ok(count);
         }
-        // What others may cut short is touched by the kernel alone.
-        self.by_buffer(DataFlow::Read, to.len, |lent, start, len| {
-            let count = self.read_piece(&lent.stretch(len).map_err(plain)?, at + start as u64)?;
-            to.mem.read_file(to.at + start, count, lent.file().map_err(plain)?, 0).map_err(kernel)
+        // Memory that others may truncate is accessed by the kernel only.
+        self.by_buffer(DataFlow::Read, to.len, |buffer, start, len| {
+            let count = self.read_chunk(&buffer.range(len).map_err(other_error)?, at + start as u64)?;
+            to.mem.read_file(to.at + start, count, buffer.file().map_err(other_error)?, 0).map_err(os_error)
         })
     }
 
     fn write(&self, from: TransferMemory<'_>, at: u64) -> io::Result<usize> {
         if !from.shared {
-            return self.straight(from, |piece, start| self.write_piece(piece, at + start as u64));
+            return self.in_place(from, |chunk, start| self.write_chunk(chunk, at + start as u64));
         }
         let memory = shareable(from.mem);
         if let Some(count) = self.write_direct(&memory, from.at..from.at + from.len, at)? {
             return Ok(count);
         }
-        self.by_buffer(DataFlow::Write, from.len, |lent, start, len| {
-            let file = lent.file().map_err(plain)?;
-            let len = from.mem.write_file(from.at + start, len, file, 0).map_err(kernel)?;
-            self.write_piece(&lent.stretch(len).map_err(plain)?, at + start as u64)
+        self.by_buffer(DataFlow::Write, from.len, |buffer, start, len| {
+            let file = buffer.file().map_err(other_error)?;
+            let len = from.mem.write_file(from.at + start, len, file, 0).map_err(os_error)?;
+            self.write_chunk(&buffer.range(len).map_err(other_error)?, at + start as u64)
         })
     }
 
     fn read_direct(&self, to: &Shareable, range: Range<usize>, at: u64) -> io::Result<Option<usize>> {
-        self.all_exposed(range, |piece, start| {
-            Ok(self.read_exposed(to, piece, at + start as u64)?.map(|(count, _)| count))
+        self.transfer_exposed(range, |chunk, start| {
+            Ok(self.read_exposed(to, chunk, at + start as u64)?.map(|(count, _)| count))
         })
     }
 
     fn write_direct(&self, from: &Shareable, range: Range<usize>, at: u64) -> io::Result<Option<usize>> {
-        self.all_exposed(range, |piece, start| self.write_exposed(from, piece, at + start as u64))
+        self.transfer_exposed(range, |chunk, start| self.write_exposed(from, chunk, at + start as u64))
     }
 
     fn read_bytes(&self, to: &mut [u8], at: u64) -> io::Result<usize> {
         let to = Mutex::new(to);
         let len = lock(&to).len();
-        self.by_buffer(DataFlow::Read, len, |lent, start, len| {
-            let piece = lent.stretch(len).map_err(plain)?;
-            let count = self.read_piece(&piece, at + start as u64)?;
-            piece.mem.read(0, &mut lock(&to)[start..start + count]).map_err(plain)?;
+        self.by_buffer(DataFlow::Read, len, |buffer, start, len| {
+            let chunk = buffer.range(len).map_err(other_error)?;
+            let count = self.read_chunk(&chunk, at + start as u64)?;
+            chunk.mem.read(0, &mut lock(&to)[start..start + count]).map_err(other_error)?;
             Ok(count)
         })
     }
 
     fn write_bytes(&self, from: &[u8], at: u64) -> io::Result<usize> {
-        self.by_buffer(DataFlow::Write, from.len(), |lent, start, len| {
-            let piece = lent.stretch(len).map_err(plain)?;
-            piece.mem.write(0, &from[start..start + len]).map_err(plain)?;
-            self.write_piece(&piece, at + start as u64)
+        self.by_buffer(DataFlow::Write, from.len(), |buffer, start, len| {
+            let chunk = buffer.range(len).map_err(other_error)?;
+            chunk.mem.write(0, &from[start..start + len]).map_err(other_error)?;
+            self.write_chunk(&chunk, at + start as u64)
         })
     }
 
     fn append_bytes(&self, from: &[u8]) -> io::Result<usize> {
-        let from = &from[..from.len().min(MOST_DATA)];
-        let lent = self.buffer(DataFlow::Write)?;
-        let piece = lent.stretch(from.len()).map_err(plain)?;
-        piece.mem.write(0, from).map_err(plain)?;
-        let len = piece.len as u32;
-        // Within a session it is done once; what came of it in one that was lost nobody can tell.
+        let from = &from[..from.len().min(MAX_DATA)];
+        let buffer = self.buffer(DataFlow::Write)?;
+        let chunk = buffer.range(from.len()).map_err(other_error)?;
+        chunk.mem.write(0, from).map_err(other_error)?;
+        let len = chunk.len as u32;
+        // Executed once within a session. If the session is lost, the outcome is unknown.
         let count = self.core.client.ask(false, |view, until| {
             let request = Request::Append { file: self.id(view, until)?, len };
-            self.written(view, &request, &piece, until)
+            self.written(view, &request, &chunk, until)
         })?;
         Ok(count)
     }
@@ -330,7 +333,7 @@ impl OpenFile for RemoteFile {
     }
 
     fn is_cold(&self, _at: u64, _bytes: u64) -> bool {
-        // That is the target's business.
+        // The target handles its page cache itself.
         false
     }
 
@@ -370,7 +373,7 @@ impl OpenFile for RemoteFile {
     }
 
     fn allocate(&self, mode: u32, at: u64, len: u64) -> io::Result<()> {
-        // Taking bytes out of the middle, or putting some in, is not to be done twice.
+        // Collapsing or inserting a range must not be repeated.
         let moves = FallocateFlags::COLLAPSE_RANGE | FallocateFlags::INSERT_RANGE;
         self.core.client.ask(mode & moves.bits() == 0, |view, until| {
             let request = Request::Allocate { file: self.id(view, until)?, mode, at, len };
@@ -400,6 +403,6 @@ impl OpenFile for RemoteFile {
 impl Drop for RemoteFile {
     fn drop(&mut self) {
         let (epoch, file) = *lock(&self.at);
-        self.core.client.chores.close(epoch, self.by.uid, file);
+        self.core.client.releases.close(epoch, self.by.uid, file);
     }
 }

@@ -1,4 +1,4 @@
-//! Files that the kernel knows: under which number, where they were seen last, and what the target calls them.
+//! The files that the kernel knows: their numbers, where they were last seen, and the target's numbers for them.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
 
-use super::{SessionView, Trouble};
+use super::{RequestError, SessionView};
 use crate::lock;
 use crate::tree::{FOREIGN, TreeResult};
 use crate::wire::{Attr, FileKey, Name, ROOT};
@@ -15,21 +15,21 @@ use crate::wire::{Attr, FileKey, Name, ROOT};
 pub(super) struct Node {
     pub number: u64,
     pub key: FileKey,
-    /// Who asked for it first.
+    /// The user who asked for it first.
     pub uid: u32,
     /// Where it was seen last.
     pub place: Mutex<Option<(Arc<Node>, Name)>>,
     pub at: Mutex<RemoteNodeId>,
-    /// The server machine's run in which something was written to it that is not synced.
+    /// The boot ID of the server under which it was last changed without a sync.
     unsynced: Mutex<Option<[u8; 16]>>,
 }
 
-/// What the target calls it in an epoch, and how often it said so.
+/// The target's number of a file in an epoch, and how often the target has returned it.
 #[derive(Clone, Copy, Default)]
 pub(super) struct RemoteNodeId {
     pub epoch: u64,
     pub id: u64,
-    pub told: u64,
+    pub returned: u64,
 }
 
 impl Node {
@@ -38,13 +38,13 @@ impl Node {
         Self { number, key, uid, place, at, unsynced }
     }
 
-    /// Something of it was changed, and is safe only while that machine runs.
+    /// Records a change, which is lost if the server reboots before a sync.
     pub fn changed(&self, view: SessionView) {
         lock(&self.unsynced).get_or_insert(view.boot);
     }
 
-    /// Before its bytes are synced: whether some of them may be lost already. That is told once.
-    pub fn check_boot(&self, view: SessionView) -> Result<(), Trouble> {
+    /// Returns `EIO` once if the server has rebooted since an unsynced change.
+    pub fn check_boot(&self, view: SessionView) -> Result<(), RequestError> {
         let mut unsynced = lock(&self.unsynced);
         match *unsynced {
             Some(boot) if boot != view.boot => {
@@ -55,40 +55,41 @@ impl Node {
         }
     }
 
-    /// Before a sync: what it is to make safe.
+    /// Clears the mark of unsynced changes before a sync.
     pub fn take_unsynced(&self) -> Option<[u8; 16]> {
         lock(&self.unsynced).take()
     }
 
-    /// What was not synced still is not.
+    /// Restores the mark after a failed sync.
     pub fn restore(&self, before: Option<[u8; 16]>) {
         if let Some(boot) = before {
-            // The older run counts: it is what has gone first.
+            // The older boot ID counts: its changes were lost first.
             *lock(&self.unsynced) = Some(boot);
         }
     }
 
-    /// Notes what the target calls it. Whether that is news: an answer of a session that was lost may come after one of the next.
-    pub fn told(&self, view: SessionView, id: u64) -> bool {
+    /// Records the target's number for this file. Returns false for an answer of an earlier session, which may arrive
+    /// late.
+    pub fn record_id(&self, view: SessionView, id: u64) -> bool {
         let mut at = lock(&self.at);
         if at.epoch > view.epoch {
             return false;
         }
         if at.epoch == view.epoch && at.id == id {
-            at.told += 1;
+            at.returned += 1;
         } else {
-            *at = RemoteNodeId { epoch: view.epoch, id, told: 1 };
+            *at = RemoteNodeId { epoch: view.epoch, id, returned: 1 };
         }
         true
     }
 }
 
-/// Whether it is the file that was known. A machine that was restarted may count its file systems anew.
+/// Whether it is the same file. Device numbers may change when the server reboots.
 pub(super) fn is_same(a: &FileKey, b: &FileKey) -> bool {
     a.inode == b.inode && a.born == b.born && (a.born.is_some() || a.device == b.device)
 }
 
-/// All of them.
+/// All known files.
 pub(super) struct KnownFiles {
     pub root: Arc<Node>,
     maps: Mutex<Maps>,
@@ -116,7 +117,7 @@ impl KnownFiles {
         lock(&self.maps).by_number.get(&number).map(|(node, _)| node.clone()).ok_or(Errno::STALE)
     }
 
-    /// Notes what the kernel is about to be told, under the kernel's number for it.
+    /// Records a file whose number the kernel is about to get. Returns its attributes with that number.
     pub fn remember(
         &self,
         mut attr: Attr,
@@ -142,7 +143,7 @@ impl KnownFiles {
         let new = || (Arc::new(Node::new(number, attr.key, uid)), 0);
         let (node, count) = known.by_number.entry(number).or_insert_with(new);
         *count += 1;
-        if node.told(view, id) {
+        if node.record_id(view, id) {
             *lock(&node.place) = Some((parent.clone(), name.clone()));
             known.by_place.insert((parent.number, name.clone()), number);
         }
@@ -150,7 +151,7 @@ impl KnownFiles {
         (attr, node.clone())
     }
 
-    /// Subtracts from the times that the kernel was given a file's number; gives the file when none are left.
+    /// Subtracts from the count of times that the kernel was given a number. Returns the file when none are left.
     pub fn forget(&self, number: u64, times: u64) -> Option<Arc<Node>> {
         let mut known = lock(&self.maps);
         let (node, count) = known.by_number.get_mut(&number)?;
@@ -169,7 +170,7 @@ impl KnownFiles {
         Some(node)
     }
 
-    /// A name has become another one.
+    /// Records a rename.
     pub fn moved(&self, from: (&Arc<Node>, &Name), to: (&Arc<Node>, &Name), exchanged: bool) {
         let mut known = lock(&self.maps);
         let (old, new) = ((from.0.number, from.1.clone()), (to.0.number, to.1.clone()));
@@ -193,10 +194,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_late_answer_of_a_lost_session_is_no_news() {
+    fn a_late_answer_of_a_lost_session_is_ignored() {
         let node = Node::new(2, FileKey { inode: 1, device: 1, born: None }, 0);
-        let told = |epoch, id| node.told(SessionView { epoch, boot: [0; 16] }, id);
-        assert!(told(2, 7) && told(2, 7) && !told(1, 9));
-        assert!(matches!(*lock(&node.at), RemoteNodeId { epoch: 2, id: 7, told: 2 }));
+        let record = |epoch, id| node.record_id(SessionView { epoch, boot: [0; 16] }, id);
+        assert!(record(2, 7) && record(2, 7) && !record(1, 9));
+        assert!(matches!(*lock(&node.at), RemoteNodeId { epoch: 2, id: 7, returned: 2 }));
     }
 }

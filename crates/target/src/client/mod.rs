@@ -1,24 +1,25 @@
 //! A folder of another machine.
 //!
 //! ```text
-//! options  how a client goes about it
-//! lane     a connection, and what is under way on it
-//! tree     the folder, and how files are found again when the server forgot them
-//! known    which files these are: numbers, places, and what the server calls them
-//! root     what is known of its root, though the target may not answer
-//! file     an open file
-//! numbers  of requests, and what the target may forget of them
-//! chores   requests that nobody waits for
+//! options   timeouts, limits, and the end on request
+//! lane      a connection and its requests in flight
+//! tree      the folder; finds files again after the server has lost them
+//! known     files by number, with their places and the server's numbers
+//! root      cached attributes of the root, for when the target does not answer
+//! file      an open file
+//! numbers   request numbers, and which of them the target may forget
+//! releases  requests that nobody waits for
 //! ```
-//! Connections come and go; what is under way is sent again over another one. A *session* is what the server knows of us. When it is
-//! lost (the server was started anew) a new one begins, which is another *epoch* here: numbers of the old one mean nothing any more.
+//! Connections come and go; requests in flight are repeated over another one. A *session* is the server's state for us.
+//! When it is lost, because the server was restarted, a new one begins, which is a new *epoch* here: numbers of the old
+//! one are no longer valid.
 
-mod chores;
 mod file;
 mod known;
 mod lane;
 mod numbers;
 mod options;
+mod releases;
 mod root;
 mod threads;
 mod tree;
@@ -33,48 +34,48 @@ use rustix::io::Errno;
 
 use crate::buffers::{Buffers, DataFlow, PooledBuffer};
 use crate::shares::Payer;
-use crate::transport::{Connector, Exposed, Link, Shareable, Stretch};
+use crate::transport::{Connector, Exposed, Link, MemoryRange, Shareable};
 use crate::tree::Via;
 use crate::wire::{FULL, Join, MountId, Reply, Request, SessionId, Welcome, pack};
 use crate::{Error, Result, handshake, lock, panic_text};
-use chores::Chores;
-use lane::{Ended, Lane};
+use lane::{CallEnd, Lane};
 use numbers::Outstanding;
 pub use options::ClientOptions;
 use options::StopLimit;
+use releases::Releases;
 pub(crate) use threads::ClientThreads;
 pub use tree::RemoteTree;
 
-/// How often lanes are looked after.
-const TICK: Duration = Duration::from_millis(50);
-/// How long it is waited until a connection is tried again, at first and at most.
-const AGAIN: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// How often lanes are checked.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// The first and the longest delay before a connection is retried.
+const RECONNECT_DELAYS: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
-/// How long a request waits until it is tried again that found no buffer at the target, at first and at most.
-const FULL_PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// The first and the longest delay before a request is retried that found no buffer at the target.
+const FULL_DELAYS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// How long a request waits for a target that has been gone for long: until a connection is tried again.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a request waits for a connection when the target has been gone for longer than the request timeout.
+const OUTAGE_WAIT: Duration = Duration::from_secs(2);
 
-/// A session, as far as requests need to know it.
+/// A session, as requests see it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SessionView {
     /// Counted from 1.
     pub epoch: u64,
-    /// The server machine's run.
+    /// The boot ID of the server.
     pub boot: [u8; 16],
 }
 
-/// Why a request did not come to an end in its session.
+/// Why a request failed in its session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Trouble {
-    /// Linux's word for it.
+pub(crate) enum RequestError {
+    /// The target's error, or a local one.
     Errno(Errno),
-    /// The session is gone; perhaps it was done before.
-    Gone { perhaps_done: bool },
+    /// The session was lost. The request may have been executed before.
+    SessionLost { may_be_done: bool },
 }
 
-impl From<Errno> for Trouble {
+impl From<Errno> for RequestError {
     fn from(errno: Errno) -> Self {
         Self::Errno(errno)
     }
@@ -86,39 +87,39 @@ struct ClientState {
     boot: [u8; 16],
     epoch: u64,
     lanes: Vec<Option<Arc<Lane>>>,
-    /// How many of them are for data. A request that moves none would wait behind it.
+    /// How many of them carry data. A separate lane serves requests without data, which would wait behind it.
     for_data: usize,
-    /// Since when there has been no connection.
-    cut: Option<Instant>,
-    /// When the last request is to have been answered.
-    ends: Option<Instant>,
+    /// Since when there is no connection.
+    down_since: Option<Instant>,
+    /// When all requests must have ended.
+    deadline: Option<Instant>,
     read_only: bool,
     /// Why there is no connection.
     why: String,
 }
 
 impl ClientState {
-    /// The lane with the most room, if any has room.
+    /// The lane with the most room, or `None` if all are full.
     fn lane(&self, moves_data: bool) -> Option<&Arc<Lane>> {
-        let most_room = |lanes: &'_ [Option<Arc<Lane>>]| {
+        let best = |lanes: &'_ [Option<Arc<Lane>>]| {
             let all =
                 lanes.iter().enumerate().filter_map(|(place, lane)| Some((lane.as_ref()?.room(), place)));
             all.max_by_key(|(room, _)| *room).filter(|(room, _)| *room > 0).map(|(_, place)| place)
         };
         let (for_data, others) = self.lanes.split_at(self.for_data);
-        let other = || most_room(others).map(|place| place + self.for_data);
+        let other = || best(others).map(|place| place + self.for_data);
         let place = if !moves_data {
-            other().or_else(|| most_room(for_data))
+            other().or_else(|| best(for_data))
         } else if for_data.iter().flatten().all(|lane| lane.is_dead()) {
             other()
         } else {
-            most_room(for_data)
+            best(for_data)
         };
         self.lanes[place?].as_ref()
     }
 }
 
-/// What can be asked of a target.
+/// The client of a target.
 pub(crate) struct Client {
     connector: Box<dyn Connector>,
     pub mount: MountId,
@@ -127,12 +128,12 @@ pub(crate) struct Client {
     changed: Arc<Condvar>,
     outstanding: Mutex<Outstanding>,
     answered: Condvar,
-    /// Wakes the thread that reports them to the target.
-    news: Condvar,
+    /// Wakes the thread that reports outstanding requests to the target.
+    report_due: Condvar,
     buffers: Arc<Buffers>,
-    /// For whom a buffer counts that a user takes.
+    /// Maps users to those for whom their buffers count.
     payer: OnceLock<Payer<u32>>,
-    chores: Chores,
+    releases: Releases,
     reconnects: AtomicU64,
     repeated: AtomicU64,
     forged: Arc<AtomicU64>,
@@ -140,28 +141,28 @@ pub(crate) struct Client {
     stop: Arc<StopLimit>,
 }
 
-/// What became of the connections of a mount.
+/// The connections of a mount.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct MountReport {
     /// The target.
     pub target: String,
-    /// How bytes come from there.
+    /// The transport by which bytes arrive.
     pub transport: &'static str,
-    /// What is encrypted and authenticated on the way: `all`, `frames` (but not data that RDMA carries), `nothing`.
+    /// What is encrypted and authenticated: `all`, `frames` (but not data transferred by RDMA), `nothing`.
     pub encrypted: &'static str,
-    /// Connections now.
+    /// Open connections.
     pub connections: usize,
-    /// Connections that had to be made again.
+    /// Connections that were made again.
     pub reconnects: u64,
-    /// Requests that were sent again.
+    /// Requests that were repeated.
     pub repeated: u64,
-    /// Connections that were closed because somebody on the way changed what was sent.
+    /// Connections that were closed because a frame was changed in transit.
     pub forged: u64,
     /// Sessions that the target lost.
     pub sessions_lost: u64,
     /// Whether the target refuses all changes.
     pub read_only: bool,
-    /// Why there is no connection now.
+    /// Why there is no connection.
     pub why: Option<String>,
 }
 
@@ -177,10 +178,10 @@ impl Client {
             changed: Arc::default(),
             outstanding: Mutex::default(),
             answered: Condvar::new(),
-            news: Condvar::new(),
+            report_due: Condvar::new(),
             buffers: Buffers::new(options.buffers),
             payer: OnceLock::new(),
-            chores: Chores::default(),
+            releases: Releases::default(),
             reconnects: AtomicU64::new(0),
             repeated: AtomicU64::new(0),
             forged: Arc::default(),
@@ -194,9 +195,9 @@ impl Client {
         self.over.load(Ordering::Acquire) || self.stop.is_over()
     }
 
-    /// Has a thread make a connection, and waits for it. A request to stop ends the wait, and leaves the thread to itself: it
-    /// closes what it has made.
-    fn meet(self: &Arc<Self>, number: usize) -> Result<(Box<dyn Link>, Welcome)> {
+    /// Makes a connection on another thread, and waits for it. A request to stop ends the wait; the thread then closes
+    /// what it has made.
+    fn connect_in_thread(self: &Arc<Self>, number: usize) -> Result<(Box<dyn Link>, Welcome)> {
         let (sender, made) = channel();
         let client = self.clone();
         let greet = move || {
@@ -212,7 +213,7 @@ impl Client {
             .map_err(|e| Error::io("a thread for", "a connection", e))?;
         let peer = self.connector.peer();
         loop {
-            match made.recv_timeout(TICK) {
+            match made.recv_timeout(POLL_INTERVAL) {
                 Ok(met) => return met,
                 Err(RecvTimeoutError::Timeout) if !self.stop.is_over() => {}
                 Err(RecvTimeoutError::Timeout) => return Err(Error::Stopped { peer: peer.to_owned() }),
@@ -225,14 +226,14 @@ impl Client {
         }
     }
 
-    /// Makes one connection; the session that comes of it may be another one.
+    /// Makes one connection. This may start a new session.
     fn connect(self: &Arc<Self>, number: usize) -> Result<()> {
-        let (link, welcome) = self.meet(number)?;
+        let (link, welcome) = self.connect_in_thread(number)?;
         let options = &self.options;
         let mut state = lock(&self.state);
         if state.session != Some(welcome.session) {
             for lane in state.lanes.iter_mut().filter_map(Option::take) {
-                lane.die();
+                lane.kill();
             }
             state.session = Some(welcome.session);
             state.epoch += 1;
@@ -241,7 +242,7 @@ impl Client {
         state.boot = welcome.boot;
         state.read_only = welcome.read_only;
         state.why.clear();
-        state.cut = None;
+        state.down_since = None;
         let (changed, forged) = (self.changed.clone(), self.forged.clone());
         let lane = Lane::new(link, welcome.credits, options.stall, self.stop.clone(), changed, forged);
         let reader = lane.clone();
@@ -255,22 +256,22 @@ impl Client {
         Ok(())
     }
 
-    /// Keeps connections up, until it is over.
-    fn keep(self: &Arc<Self>) {
-        let mut wait = AGAIN.0;
+    /// Maintains the connections until the client ends.
+    fn maintain(self: &Arc<Self>) {
+        let mut wait = RECONNECT_DELAYS.0;
         let mut next = Instant::now();
         while !self.is_over() {
             let lanes = {
                 let mut state = lock(&self.state);
                 if state.lanes.iter().flatten().all(|lane| lane.is_dead()) {
-                    state.cut.get_or_insert_with(Instant::now);
+                    state.down_since.get_or_insert_with(Instant::now);
                 }
                 state.lanes.clone()
             };
             let mut missing = None;
             for (number, lane) in lanes.iter().enumerate() {
                 match lane {
-                    Some(lane) if !lane.is_dead() => lane.look_after(),
+                    Some(lane) if !lane.is_dead() => lane.check_health(),
                     _ => missing = missing.or(Some(number)),
                 }
             }
@@ -283,21 +284,21 @@ impl Client {
                 }
                 match self.connect(number) {
                     Ok(()) => {
-                        wait = AGAIN.0;
+                        wait = RECONNECT_DELAYS.0;
                         continue;
                     }
                     Err(error) => {
                         lock(&self.state).why = error.to_string();
                         self.changed.notify_all();
                         next = Instant::now() + wait;
-                        wait = (wait * 2).min(AGAIN.1);
+                        wait = (wait * 2).min(RECONNECT_DELAYS.1);
                     }
                 }
             }
-            self.wait(TICK.min(wait));
+            self.wait(POLL_INTERVAL.min(wait));
         }
         for lane in lock(&self.state).lanes.iter_mut().filter_map(Option::take) {
-            lane.die();
+            lane.kill();
         }
     }
 
@@ -306,65 +307,69 @@ impl Client {
         drop(self.changed.wait_timeout(state, time));
     }
 
-    /// Has buffers that some users take count for others; the first time it is called.
+    /// Sets the function that maps users to those for whom their buffers count. Later calls have no effect.
     pub fn set_payer(&self, payer: Payer<u32>) {
         let _ = self.payer.set(payer);
     }
 
-    /// A buffer for a user's data that goes one way, waited for; none where that takes too long.
-    pub fn buffer(&self, uid: u32, way: DataFlow) -> Result<Option<PooledBuffer>> {
-        let ends = lock(&self.state).ends.map(|ends| ends.saturating_duration_since(Instant::now()));
-        let limit = ends.map_or(self.options.give_up, |ends| ends.min(self.options.give_up));
+    /// Waits for a buffer for a user's data in one direction; `None` on a timeout.
+    pub fn buffer(&self, uid: u32, flow: DataFlow) -> Result<Option<PooledBuffer>> {
+        let deadline =
+            lock(&self.state).deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let limit = deadline.map_or(self.options.give_up, |deadline| deadline.min(self.options.give_up));
         let uid = self.payer.get().map_or(uid, |payer| payer(uid));
-        self.buffers.take(((0, uid), way), limit)
+        self.buffers.take(((0, uid), flow), limit)
     }
 
-    /// The session that is there, waited for.
+    /// Waits for a session.
     pub fn view(&self, until: Instant) -> std::result::Result<SessionView, Errno> {
-        self.lane(None, false, until).map(|(_, view)| view).map_err(|trouble| match trouble {
-            Trouble::Errno(errno) => errno,
-            Trouble::Gone { .. } => Errno::IO,
+        self.lane(None, false, until).map(|(_, view)| view).map_err(|error| match error {
+            RequestError::Errno(errno) => errno,
+            RequestError::SessionLost { .. } => Errno::IO,
         })
     }
 
-    /// The lane with the most room, of one epoch or of any, for a request that moves data or none.
+    /// Waits for the lane with the most room, of one epoch or of any.
     fn lane(
         &self,
         epoch: Option<u64>,
         moves_data: bool,
         until: Instant,
-    ) -> std::result::Result<(Arc<Lane>, SessionView), Trouble> {
-        let soonest = Instant::now() + PATIENCE;
+    ) -> std::result::Result<(Arc<Lane>, SessionView), RequestError> {
+        let soonest = Instant::now() + OUTAGE_WAIT;
         let mut state = lock(&self.state);
         loop {
             let view = SessionView { epoch: state.epoch, boot: state.boot };
             if epoch.is_some_and(|epoch| epoch != view.epoch) {
-                return Err(Trouble::Gone { perhaps_done: false });
+                return Err(RequestError::SessionLost { may_be_done: false });
             }
             if let Some(lane) = state.lane(moves_data) {
                 return Ok((lane.clone(), view));
             }
-            // What is asked for while the target is gone waits hardly longer than what was under way when it went.
-            let gone = state.cut.map(|cut| soonest.max(cut + self.options.give_up));
-            let until = [gone, state.ends].into_iter().flatten().fold(self.stop.at(until), Instant::min);
+            // Requests made while the target is gone wait hardly longer than those in flight when it went.
+            let gone = state.down_since.map(|down_since| soonest.max(down_since + self.options.give_up));
+            let until = [gone, state.deadline].into_iter().flatten().fold(self.stop.at(until), Instant::min);
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() || self.is_over() {
                 return Err(Errno::TIMEDOUT.into());
             }
-            state =
-                self.changed.wait_timeout(state, left.min(TICK)).unwrap_or_else(PoisonError::into_inner).0;
+            state = self
+                .changed
+                .wait_timeout(state, left.min(POLL_INTERVAL))
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 
-    /// Asks for something in a session, over as many connections as it takes. The answer's data goes to `to`.
+    /// Sends a request in a session, over as many connections as it takes. The answer's data goes to `to`.
     pub fn call(
         &self,
         epoch: u64,
         request: &Request,
-        data: Option<&Stretch>,
-        to: Option<&Stretch>,
+        data: Option<&MemoryRange>,
+        to: Option<&MemoryRange>,
         until: Instant,
-    ) -> std::result::Result<(Reply, usize), Trouble> {
+    ) -> std::result::Result<(Reply, usize), RequestError> {
         let body = pack(request).map_err(|_| Errno::INVAL)?;
         let id = self.number(epoch, request.changes(), until)?;
         let ended = self.until_answered(
@@ -385,102 +390,104 @@ impl Client {
         &self,
         (epoch, id, moves_data): (u64, u64, bool),
         body: (&[u8], bool),
-        data: Option<&Stretch>,
-        to: Option<&Stretch>,
+        data: Option<&MemoryRange>,
+        to: Option<&MemoryRange>,
         until: Instant,
-    ) -> std::result::Result<(Reply, usize), Trouble> {
+    ) -> std::result::Result<(Reply, usize), RequestError> {
         let mut sent = false;
         loop {
-            let (lane, _) = self.lane(Some(epoch), moves_data, until).map_err(|trouble| match trouble {
-                Trouble::Gone { .. } => Trouble::Gone { perhaps_done: sent },
+            let (lane, _) = self.lane(Some(epoch), moves_data, until).map_err(|error| match error {
+                RequestError::SessionLost { .. } => RequestError::SessionLost { may_be_done: sent },
                 other => other,
             })?;
-            // What has been given up is not to happen.
+            // A cancelled request must not be sent.
             if Instant::now() >= self.stop.at(until) {
                 return Err(Errno::TIMEDOUT.into());
             }
-            let Some(call) = lane.take(id, to) else { continue };
+            let Some(call) = lane.register(id, to) else { continue };
             if sent {
                 self.repeated.fetch_add(1, Ordering::Relaxed);
             }
             sent = true;
             let done = self.done();
             match lane.exchange(&call, (id, done), body, data, until) {
-                Ended::Answered(reply, bytes) => return Ok((reply, bytes)),
-                Ended::Lost => {}
-                Ended::GaveUp => return Err(Errno::TIMEDOUT.into()),
+                CallEnd::Answered(reply, bytes) => return Ok((reply, bytes)),
+                CallEnd::Lost => {}
+                CallEnd::Cancelled => return Err(Errno::TIMEDOUT.into()),
             }
         }
     }
 
-    /// Does something in whatever session there is; `ask` may find out what it needs first. Where the session is lost on the
-    /// way it is done again, if that is as good as once, or it is sure that it was not done. It is also done again where the
-    /// target had no buffer for this user.
+    /// Runs `ask` in the current session. It is run again if the session is lost, provided that it is repeatable or was
+    /// certainly not executed. It is also run again if the target had no buffer for this user.
     pub fn ask<T>(
         &self,
         repeatable: bool,
-        ask: impl Fn(SessionView, Instant) -> std::result::Result<T, Trouble>,
+        ask: impl Fn(SessionView, Instant) -> std::result::Result<T, RequestError>,
     ) -> std::result::Result<T, Errno> {
         let until = Instant::now() + self.options.give_up;
-        let mut pause = FULL_PAUSES.0;
+        let mut pause = FULL_DELAYS.0;
         loop {
             match ask(self.view(until)?, until) {
                 Ok(done) => return Ok(done),
-                Err(Trouble::Errno(FULL)) if Instant::now() + pause < until && self.pause(pause) => {
-                    pause = (2 * pause).min(FULL_PAUSES.1);
+                Err(RequestError::Errno(FULL)) if Instant::now() + pause < until && self.pause(pause) => {
+                    pause = (2 * pause).min(FULL_DELAYS.1);
                 }
-                Err(Trouble::Errno(errno)) => return Err(errno),
-                Err(Trouble::Gone { perhaps_done }) if repeatable || !perhaps_done => {}
-                // It may have been done or not, and doing it again may do something else.
-                Err(Trouble::Gone { .. }) => return Err(Errno::IO),
+                Err(RequestError::Errno(errno)) => return Err(errno),
+                Err(RequestError::SessionLost { may_be_done }) if repeatable || !may_be_done => {}
+                // It may have been executed, and repeating it may have another effect.
+                Err(RequestError::SessionLost { .. }) => return Err(Errno::IO),
             }
         }
     }
 
-    /// Waits for so long; whether the mount has not ended meanwhile.
+    /// Waits for `time`. Returns false if the client ends meanwhile.
     fn pause(&self, time: Duration) -> bool {
         let until = Instant::now() + time;
         let mut state = lock(&self.state);
         loop {
             let now = Instant::now();
-            if self.is_over() || state.ends.is_some_and(|ends| ends <= now) {
+            if self.is_over() || state.deadline.is_some_and(|deadline| deadline <= now) {
                 return false;
             }
-            let left = state.ends.unwrap_or(until).min(until).saturating_duration_since(now);
+            let left = state.deadline.unwrap_or(until).min(until).saturating_duration_since(now);
             if left.is_zero() {
                 return true;
             }
-            state =
-                self.changed.wait_timeout(state, left.min(TICK)).unwrap_or_else(PoisonError::into_inner).0;
+            state = self
+                .changed
+                .wait_timeout(state, left.min(POLL_INTERVAL))
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 
     /// Whether there is no connection.
-    pub fn is_cut(&self) -> bool {
-        lock(&self.state).cut.is_some()
+    pub fn is_disconnected(&self) -> bool {
+        lock(&self.state).down_since.is_some()
     }
 
-    /// Has requests wait for a connection for so long at most, from now on.
+    /// From now on, requests wait at most this long.
     pub fn end_within(&self, time: Duration) {
-        lock(&self.state).ends = Some(Instant::now() + time);
+        lock(&self.state).deadline = Some(Instant::now() + time);
         self.changed.notify_all();
     }
 
-    /// Makes memory known to the target, where the transport can.
+    /// Exposes memory to the target, if the transport can.
     pub fn expose(&self, memory: &Shareable, range: Range<usize>) -> Option<Exposed> {
         self.connector.expose(memory, range)
     }
 
-    /// Lets go of it.
+    /// Releases exposed memory.
     pub fn forget_memory(&self, memory: &Shareable) {
         self.connector.forget(memory);
     }
 
-    /// Which way bytes come.
+    /// The route of data.
     pub fn via(&self) -> Via {
         let lane = lock(&self.state).lanes.iter().flatten().next().cloned();
         let (why, fix) = lane.map_or_else(
-            || ("there is no connection".into(), "Look at the target".into()),
+            || ("there is no connection".into(), "Check the target".into()),
             |lane| lane.link.why_inline(),
         );
         Via { transport: self.connector.transport(), why, fix }
@@ -515,7 +522,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// A transport with a defect.
+    /// A transport that panics.
     struct Defective;
 
     impl Connector for Defective {
@@ -531,14 +538,14 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_whose_thread_panicked_is_no_request_to_stop() {
+    fn a_panic_while_connecting_is_reported() {
         let client = Client::new(Box::new(Defective), [7; 16], ClientOptions::new(None));
         let error = client.connect(0).unwrap_err().to_string();
         assert!(error.contains("nowhere") && error.contains("panicked: a defect of the test"), "{error}");
     }
 
     #[test]
-    fn a_request_whose_time_is_up_is_not_sent() {
+    fn a_request_past_its_deadline_is_not_sent() {
         let acceptor = TcpAcceptor::listen("127.0.0.1:0").unwrap();
         let connector = TcpConnector::new(&acceptor.local().unwrap().to_string()).unwrap();
         let options = ServerOptions::new(&std::env::temp_dir(), None);
@@ -551,7 +558,7 @@ mod tests {
         let late = client.until_answered((1, id, false), (&body, false), None, None, Instant::now());
         assert_eq!(late, Err(Errno::TIMEDOUT.into()));
         client.ended(1, id, None);
-        // There is one connection, so that would have come before this.
+        // There is one connection, so the late request would have arrived first.
         client.call(1, &Request::Space { uid: 0 }, None, None, Instant::now() + LONG).unwrap();
         assert_eq!(target.report().requests, 1);
     }

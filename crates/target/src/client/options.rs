@@ -1,4 +1,4 @@
-//! How a client goes about it, and when it ends on request.
+//! Options of a client, and its end on request.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -7,32 +7,32 @@ use onehop_os::StopSignal;
 
 use crate::auth::Key;
 
-/// How long requests may go on after a request to stop, all together: for what has to be undone at a target that answers.
+/// How long all requests together may take after a request to stop, to undo things at a target that answers.
 const STOP_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How a client goes about it.
+/// Options of a client.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
-    /// The shared secret, where there is one.
+    /// The shared secret, if there is one.
     pub key: Option<Key>,
-    /// Connections for data at once. Where there are several, one more is for requests that move none.
+    /// Connections for data. If there are several, one more serves requests without data.
     pub lanes: usize,
-    /// A connection is there.
+    /// The timeout for making a connection.
     pub connect: Duration,
-    /// The server says something, or takes something, or the connection is given up.
+    /// How long the server may be silent or not accept data before the connection is closed.
     pub stall: Duration,
-    /// What was asked for is done, over however many connections, or fails.
+    /// The timeout of a request, over any number of connections.
     pub give_up: Duration,
-    /// Buffers of 4 MiB for data on its way. A user has half of them at most, for either way. There are half as many more, for those
-    /// who come when others have these: one each.
+    /// Transfer buffers of 4 MiB. A user may hold half of them for each direction. Half as many more are reserved for
+    /// users who find these taken, one each.
     pub buffers: usize,
-    /// Once it is set, requests and connections that are being made have one second left, all together; then they fail, and
+    /// Once it is set, requests and pending connections have one second left, all together. Then they fail, and
     /// connections end.
     pub stop: StopSignal,
 }
 
 impl ClientOptions {
-    /// With a key or without.
+    /// The defaults, with a key or without.
     #[must_use]
     pub fn new(key: Option<Key>) -> Self {
         Self {
@@ -47,7 +47,7 @@ impl ClientOptions {
     }
 }
 
-/// The end of all waits after a request to stop.
+/// Limits all waits after a request to stop.
 pub(super) struct StopLimit {
     stop: StopSignal,
     end: OnceLock<Instant>,
@@ -58,7 +58,7 @@ impl StopLimit {
         Self { stop: stop.clone(), end: OnceLock::new() }
     }
 
-    /// When a wait ends that would end at `until`.
+    /// The deadline of a wait that would end at `until`.
     pub(super) fn at(&self, until: Instant) -> Instant {
         match self.stop.is_set() {
             true => until.min(*self.end.get_or_init(|| Instant::now() + STOP_PATIENCE)),

@@ -1,49 +1,49 @@
-//! The attributes of the root, and its access control list: the kernel asks for them on the way to every name below the mount point, such
-//! as that of the mount's own status. Where a target does not say what they are, they are those of before.
+//! The attributes of the root, and its access control list: the kernel asks for them on the path to every name in the
+//! mount, such as that of the mount's own status. If a target does not answer, the last known values are used.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use super::TICK;
+use super::POLL_INTERVAL;
 use crate::lock;
 use crate::tree::TreeResult;
 
-/// How long a target has for its answer.
-const SOON: Duration = Duration::from_secs(2);
+/// How long to wait for a target's answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 struct RootState<T> {
-    /// What the target said last.
+    /// The last successful answer.
     last: T,
-    /// Questions so far, and those that were answered.
+    /// The number of questions, and of those that were answered.
     asked: u64,
     answered: u64,
     /// The last answer.
     answer: TreeResult<T>,
-    /// Since when the target has been asked.
+    /// Since when a question is pending.
     since: Option<Instant>,
 }
 
-/// One thing that is known of the root. One thread asks the target, so that nobody else waits for longer than they like.
-pub(super) struct RootFact<T> {
+/// A cached property of the root. One thread asks the target, so that callers can time out.
+pub(super) struct RootCache<T> {
     state: Mutex<RootState<T>>,
     changed: Condvar,
 }
 
-impl<T: Clone> RootFact<T> {
+impl<T: Clone> RootCache<T> {
     pub fn new(last: T) -> Self {
         let answer = Ok(last.clone());
         let state = RootState { last, asked: 0, answered: 0, answer, since: None };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// What the target said last.
+    /// The last known value.
     pub fn last(&self) -> T {
         lock(&self.state).last.clone()
     }
 
-    /// What the target says now, or said before if it takes too long.
+    /// The current value, or the last known one after a timeout.
     pub fn now(&self) -> TreeResult<T> {
         let mut state = lock(&self.state);
         state.asked += 1;
@@ -56,8 +56,9 @@ impl<T: Clone> RootFact<T> {
                     answer => answer.clone(),
                 };
             }
-            // Who comes when others have waited already does not wait as long again.
-            let left = SOON.saturating_sub(state.since.map_or(begun, |since| since.min(begun)).elapsed());
+            // A caller that joins a pending question waits only for the rest of its time.
+            let left =
+                ANSWER_TIMEOUT.saturating_sub(state.since.map_or(begun, |since| since.min(begun)).elapsed());
             if left.is_zero() {
                 return Ok(state.last.clone());
             }
@@ -65,12 +66,13 @@ impl<T: Clone> RootFact<T> {
         }
     }
 
-    /// Asks the target whenever somebody wants to know, until it is over.
+    /// Answers questions by asking the target, until the client ends.
     pub fn serve(&self, is_over: impl Fn() -> bool, ask: impl Fn() -> TreeResult<T>) {
         let mut state = lock(&self.state);
         while !is_over() {
             if state.asked == state.answered {
-                state = self.changed.wait_timeout(state, TICK).unwrap_or_else(PoisonError::into_inner).0;
+                state =
+                    self.changed.wait_timeout(state, POLL_INTERVAL).unwrap_or_else(PoisonError::into_inner).0;
                 continue;
             }
             let asked = state.asked;
@@ -114,28 +116,28 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_says_nothing_is_not_waited_for_by_everybody() {
-        let root = RootFact::new(attr(0));
-        let (over, silent, said) = (AtomicBool::new(false), AtomicBool::new(false), AtomicU64::new(0));
+    fn callers_share_the_wait_for_a_silent_target() {
+        let root = RootCache::new(attr(0));
+        let (over, silent, answers) = (AtomicBool::new(false), AtomicBool::new(false), AtomicU64::new(0));
         let ask = || {
             while silent.load(Ordering::Acquire) && !over.load(Ordering::Acquire) {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            Ok(attr(said.fetch_add(1, Ordering::AcqRel) + 1))
+            Ok(attr(answers.fetch_add(1, Ordering::AcqRel) + 1))
         };
         std::thread::scope(|scope| {
             scope.spawn(|| root.serve(|| over.load(Ordering::Acquire), ask));
-            // Each gets an answer to a question that was asked after it came.
+            // Each call gets an answer to a question that was asked after it began.
             for _ in 0..20 {
-                let (start, before) = (Instant::now(), said.load(Ordering::Acquire));
+                let (start, before) = (Instant::now(), answers.load(Ordering::Acquire));
                 let size = root.now().unwrap().size;
-                assert!(size > before || start.elapsed() >= SOON, "{size} {before}");
+                assert!(size > before || start.elapsed() >= ANSWER_TIMEOUT, "{size} {before}");
             }
             silent.store(true, Ordering::Release);
             let last = root.now().unwrap().size;
             let start = Instant::now();
             (0..1000).for_each(|_| assert_eq!(root.now().unwrap().size, last));
-            assert!(start.elapsed() < 100 * SOON);
+            assert!(start.elapsed() < 100 * ANSWER_TIMEOUT);
             silent.store(false, Ordering::Release);
             while root.now().unwrap().size == last {}
             over.store(true, Ordering::Release);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
-use super::{Client, TICK};
+use super::{Client, POLL_INTERVAL};
 use crate::wire::FrameKind;
 use crate::{Error, Result, handshake, lock};
 
@@ -15,18 +15,18 @@ pub(crate) struct ClientThreads {
 }
 
 impl ClientThreads {
-    /// Connects, once at least, and keeps connections from then on.
+    /// Makes the first connection, and then starts the threads that maintain it.
     pub fn start(client: &Arc<Client>) -> Result<Self> {
         client.connect(0)?;
         let mut this = Self { client: client.clone(), threads: Vec::new() };
-        let [keeper, teller, chores] = [(); 3].map(|()| client.clone());
-        this.add("target lanes", move || keeper.keep())?;
-        this.add("target numbers", move || teller.tell_outstanding())?;
-        this.add("target chores", move || chores.tell_chores())?;
+        let [maintainer, reporter, releases] = [(); 3].map(|()| client.clone());
+        this.add("target lanes", move || maintainer.maintain())?;
+        this.add("target numbers", move || reporter.report_outstanding())?;
+        this.add("target releases", move || releases.send_releases())?;
         Ok(this)
     }
 
-    /// Starts a thread that ends when the client is over.
+    /// Starts a thread, which must end with the client.
     pub fn add(&mut self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
         let thread = std::thread::Builder::new().name(name.into()).spawn(work);
         self.threads.push(thread.map_err(|e| Error::io("a thread for", "the target's connections", e))?);
@@ -38,13 +38,13 @@ impl Drop for ClientThreads {
     fn drop(&mut self) {
         self.client.over.store(true, Ordering::Release);
         self.client.changed.notify_all();
-        self.client.chores.wake();
-        self.client.wake_teller();
+        self.client.releases.wake();
+        self.client.wake_reporter();
         let lanes = lock(&self.client.state).lanes.clone();
         for lane in lanes.iter().flatten() {
-            // So that the target does not take it for a stall.
-            let _ = handshake::send(&*lane.link, FrameKind::Goodbye, b"the mount ends", TICK);
-            lane.die();
+            // So that the target does not take the end for a stall.
+            let _ = handshake::send(&*lane.link, FrameKind::Goodbye, b"the mount ends", POLL_INTERVAL);
+            lane.kill();
         }
         for thread in self.threads.drain(..) {
             let _ = thread.join();

@@ -1,5 +1,5 @@
-//! The folder of a target. Each file is known by how it is found, so that it can be found again when the target has forgotten its number; and
-//! it is taken only if it is the same file.
+//! The folder of a target. Each file is known by its place, so that it can be looked up again after the target has lost
+//! its number. It is used only if it is still the same file.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,8 +8,8 @@ use rustix::io::Errno;
 
 use super::file::RemoteFile;
 use super::known::{KnownFiles, Node, RemoteNodeId, is_same};
-use super::root::RootFact;
-use super::{Client, ClientOptions, ClientThreads, MountReport, SessionView, Trouble};
+use super::root::RootCache;
+use super::{Client, ClientOptions, ClientThreads, MountReport, RequestError, SessionView};
 use crate::auth::random;
 use crate::shares::Payer;
 use crate::transport::{Connector, Shareable};
@@ -20,16 +20,16 @@ use crate::wire::{
 };
 use crate::{Result, lock};
 
-/// Folders within each other, at most, on the way to a file.
-const DEEPEST: usize = 4096;
+/// The most nested folders on the path to a file.
+const MAX_DEPTH: usize = 4096;
 
-/// All that is known.
+/// The state of a tree.
 pub(super) struct TreeState {
     pub client: Arc<Client>,
     known: KnownFiles,
-    root_attr: RootFact<Attr>,
-    /// Its access control list, or why it has none.
-    root_list: RootFact<TreeResult<Vec<u8>>>,
+    root_attr: RootCache<Attr>,
+    /// The root's access control list, or the error that it has none.
+    root_list: RootCache<TreeResult<Vec<u8>>>,
 }
 
 /// A folder that a target serves.
@@ -42,7 +42,7 @@ impl RemoteTree {
     /// Connects to a target.
     ///
     /// # Errors
-    /// When it is not there, does not let us in, or breaks the protocol.
+    /// When it cannot be reached, does not accept our key, or violates the protocol.
     pub fn connect(connector: Box<dyn Connector>, options: ClientOptions) -> Result<Self> {
         let client = Client::new(connector, random()?, options);
         let mut threads = ClientThreads::start(&client)?;
@@ -50,11 +50,11 @@ impl RemoteTree {
         let request = Request::Attr { node: ROOT, uid: NO_USER };
         let found =
             client.ask(true, |view, until| attr_of(client.call(view.epoch, &request, None, None, until)));
-        let attr = found.map_err(|e| crate::Error::io("looking at the folder of", &peer, e))?;
+        let attr = found.map_err(|e| crate::Error::io("reading the folder of", &peer, e))?;
         let known = KnownFiles::new(attr.key);
         let list = client
             .ask(true, |view, until| text_of(client.call(view.epoch, &list_of(ROOT), None, None, until)));
-        let (root_attr, root_list) = (RootFact::new(attr), RootFact::new(list));
+        let (root_attr, root_list) = (RootCache::new(attr), RootCache::new(list));
         let core = Arc::new(TreeState { client, known, root_attr, root_list });
         let of = core.clone();
         threads.add("target list", move || {
@@ -66,16 +66,16 @@ impl RemoteTree {
         Ok(Self { core, _threads: threads })
     }
 
-    /// Which mount this is: for [`Self::succeed`] of the next one.
+    /// The ID of this mount, for [`Self::succeed`] of the next one.
     #[must_use]
     pub fn mount_id(&self) -> MountId {
         self.core.client.mount
     }
 
-    /// Takes the place of a mount that was killed: nothing that it asked the target for happens after this.
+    /// Takes the place of a mount that was killed: none of its requests is executed after this.
     ///
     /// # Errors
-    /// `EBUSY` when something of it does not end.
+    /// `EBUSY` when one of its requests does not end.
     pub fn succeed(&self, mount: MountId) -> TreeResult<()> {
         let client = &self.core.client;
         client.ask(true, |view, until| {
@@ -83,44 +83,44 @@ impl RemoteTree {
         })
     }
 
-    /// What became of the connections.
+    /// The state of the connections.
     #[must_use]
     pub fn report(&self) -> MountReport {
         self.core.client.report()
     }
 
-    /// Its user is about to end: what waits for a target that is gone waits so long at most.
+    /// From now on, requests to a target that is gone wait at most this long.
     pub fn end_within(&self, time: Duration) {
         self.core.client.end_within(time);
     }
 
-    /// Has transfer buffers that some users take count for others; the first time it is called.
+    /// Sets the function that maps users to those for whom their buffers count. Later calls have no effect.
     pub fn set_payer(&self, payer: Payer<u32>) {
         self.core.client.set_payer(payer);
     }
 
-    /// Memory of which transfers were made is going away.
+    /// Releases memory that transfers have used.
     pub fn forget_memory(&self, memory: &Shareable) {
         self.core.client.forget_memory(memory);
     }
 
-    /// Which way bytes come.
+    /// The route of data.
     #[must_use]
     pub fn via(&self) -> crate::tree::Via {
         self.core.client.via()
     }
 }
 
-type Called = std::result::Result<(Reply, usize), Trouble>;
+type Called = std::result::Result<(Reply, usize), RequestError>;
 
-pub(super) fn attr_of(called: Called) -> std::result::Result<Attr, Trouble> {
+pub(super) fn attr_of(called: Called) -> std::result::Result<Attr, RequestError> {
     match called?.0 {
         Reply::Attr(attr) => Ok(attr),
         _ => Err(Errno::PROTO.into()),
     }
 }
 
-fn done(called: Called) -> std::result::Result<(), Trouble> {
+fn done(called: Called) -> std::result::Result<(), RequestError> {
     match called?.0 {
         Reply::Done => Ok(()),
         _ => Err(Errno::PROTO.into()),
@@ -132,13 +132,13 @@ impl TreeState {
         self.client.call(view.epoch, request, None, None, until)
     }
 
-    /// What the target calls a file now; found again if need be.
+    /// The target's current number of a file, which is looked up again if necessary.
     pub fn id_of(
         &self,
         node: &Arc<Node>,
         view: SessionView,
         until: Instant,
-    ) -> std::result::Result<u64, Trouble> {
+    ) -> std::result::Result<u64, RequestError> {
         let mut chain: Vec<Arc<Node>> = Vec::new();
         let mut next = node.clone();
         let mut id = loop {
@@ -152,7 +152,7 @@ impl TreeState {
             let place = lock(&next.place).clone();
             let (parent, _) = place.ok_or(Errno::STALE)?;
             chain.push(std::mem::replace(&mut next, parent));
-            if chain.len() > DEEPEST {
+            if chain.len() > MAX_DEPTH {
                 return Err(Errno::STALE.into());
             }
         };
@@ -177,13 +177,13 @@ impl TreeState {
         }))
     }
 
-    fn check_root(&self, view: SessionView, until: Instant) -> std::result::Result<u64, Trouble> {
+    fn check_root(&self, view: SessionView, until: Instant) -> std::result::Result<u64, RequestError> {
         let attr = attr_of(self.call(view, &Request::Attr { node: ROOT, uid: NO_USER }, until))?;
         if !is_same(&attr.key, &self.known.root.key) {
-            // It serves another folder now, and nothing of ours is in there.
+            // The target serves another folder now.
             return Err(Errno::STALE.into());
         }
-        *lock(&self.known.root.at) = RemoteNodeId { epoch: view.epoch, id: ROOT, told: 0 };
+        *lock(&self.known.root.at) = RemoteNodeId { epoch: view.epoch, id: ROOT, returned: 0 };
         Ok(ROOT)
     }
 
@@ -193,41 +193,41 @@ impl TreeState {
         parent: u64,
         view: SessionView,
         until: Instant,
-    ) -> std::result::Result<u64, Trouble> {
+    ) -> std::result::Result<u64, RequestError> {
         let (_, name) = lock(&node.place).clone().ok_or(Errno::STALE)?;
-        // Only what was known is taken, so it does not matter who may look for it by now.
+        // As root: the result is used only if it is the known file.
         let request = Request::Lookup { parent, name, by: Caller::ROOT };
         let found = attr_of(self.call(view, &request, until));
-        let attr = found.map_err(|trouble| match trouble {
-            Trouble::Errno(Errno::NOENT | Errno::NOTDIR) => Errno::STALE.into(),
+        let attr = found.map_err(|error| match error {
+            RequestError::Errno(Errno::NOENT | Errno::NOTDIR) => Errno::STALE.into(),
             other => other,
         })?;
         if !is_same(&attr.key, &node.key) {
-            self.client.chores.forget(view.epoch, node.uid, (attr.node, 1));
+            self.client.releases.forget(view.epoch, node.uid, (attr.node, 1));
             return Err(Errno::STALE.into());
         }
-        node.told(view, attr.node);
+        node.record_id(view, attr.node);
         Ok(attr.node)
     }
 
     fn forget(&self, number: u64, times: u64) {
         let Some(node) = self.known.forget(number, times) else { return };
-        // Who still holds it finds it again.
+        // Holders of the node look it up again.
         let at = std::mem::take(&mut *lock(&node.at));
-        if at.told > 0 {
-            self.client.chores.forget(at.epoch, node.uid, (at.id, at.told));
+        if at.returned > 0 {
+            self.client.releases.forget(at.epoch, node.uid, (at.id, at.returned));
         }
     }
 }
 
 impl RemoteTree {
-    /// Asks for one thing about a file by its number.
+    /// Sends a request about a file, by its number.
     fn about<T>(
         &self,
         node: u64,
         repeatable: bool,
         request: impl Fn(u64) -> Request,
-        read: impl Fn(Called) -> std::result::Result<T, Trouble>,
+        read: impl Fn(Called) -> std::result::Result<T, RequestError>,
     ) -> TreeResult<T> {
         let node = self.core.known.node(node)?;
         self.core.client.ask(repeatable, |view, until| {
@@ -236,12 +236,12 @@ impl RemoteTree {
         })
     }
 
-    /// Changes the names in a folder.
+    /// Changes names in a folder.
     fn in_folder<T>(
         &self,
         parent: &Arc<Node>,
         repeatable: bool,
-        ask: impl Fn(u64, SessionView, Instant) -> std::result::Result<T, Trouble>,
+        ask: impl Fn(u64, SessionView, Instant) -> std::result::Result<T, RequestError>,
     ) -> TreeResult<T> {
         self.core.client.ask(repeatable, |view, until| {
             let id = self.core.id_of(parent, view, until)?;
@@ -274,8 +274,8 @@ impl Tree for RemoteTree {
             return Ok(Attr { node, ..self.about(node, true, ask, attr_of)? });
         }
         let root = &self.core.root_attr;
-        // The path of the mount's status goes through the root, and the status says why the target is gone.
-        if self.core.client.is_cut() { Ok(root.last()) } else { root.now() }
+        // The path to the mount's status goes through the root, and the status explains why the target is gone.
+        if self.core.client.is_disconnected() { Ok(root.last()) } else { root.now() }
     }
 
     fn change(&self, number: u64, change: &AttrChange, by: &Caller) -> TreeResult<Attr> {
@@ -375,7 +375,7 @@ impl Tree for RemoteTree {
             true,
             |node| Request::List { node, from, by: by.clone() },
             |called| match called?.0 {
-                // A place that does not move would be asked for for ever.
+                // An offset that does not advance would be requested for ever.
                 Reply::Names { names, next } if next.is_none() || !names.is_empty() => {
                     Ok(FolderNames { names, next })
                 }
@@ -403,7 +403,7 @@ impl Tree for RemoteTree {
         if node == ROOT && matches!(ask, Xattr::Get { name } if name == ACCESS_LIST.as_bytes()) {
             return self.core.root_list.now()?;
         }
-        // To make one again, or to remove it again, would fail if it had to be new, or there.
+        // Setting or removing an attribute twice may fail, depending on the flags.
         let repeatable = matches!(ask, Xattr::Get { .. } | Xattr::List);
         self.about(
             node,
@@ -440,7 +440,7 @@ fn list_of(node: u64) -> Request {
     Request::Xattr { node, ask: Xattr::Get { name: ACCESS_LIST.as_bytes().to_vec() }, by: Caller::ROOT }
 }
 
-/// That there is none is an answer as well. Other errors pass.
+/// A missing list is an answer too. Other errors pass.
 fn fact<T>(answer: TreeResult<T>) -> TreeResult<TreeResult<T>> {
     match answer {
         Ok(_) | Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(answer),
@@ -448,14 +448,14 @@ fn fact<T>(answer: TreeResult<T>) -> TreeResult<TreeResult<T>> {
     }
 }
 
-fn text_of(called: Called) -> std::result::Result<Vec<u8>, Trouble> {
+fn text_of(called: Called) -> std::result::Result<Vec<u8>, RequestError> {
     match called?.0 {
         Reply::Text(bytes) => Ok(bytes),
         _ => Err(Errno::PROTO.into()),
     }
 }
 
-pub(super) fn opened(called: Called) -> std::result::Result<u64, Trouble> {
+pub(super) fn opened(called: Called) -> std::result::Result<u64, RequestError> {
     match called?.0 {
         Reply::Opened { file } => Ok(file),
         _ => Err(Errno::PROTO.into()),

@@ -1,4 +1,4 @@
-//! One connection of a client: reads what it asks for, does what needs no waiting, and hands the rest to those who may wait.
+//! One connection of a client: reads its requests, executes those that do not block, and queues the rest.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -9,65 +9,65 @@ use rustix::io::Errno;
 
 use super::perform::{self, PendingRequest};
 use super::session::{Admit, ClientSession};
-use super::{ServerShared, TICK};
+use super::{POLL_INTERVAL, ServerShared};
 use crate::buffers::{DataFlow, PooledBuffer};
 use crate::handshake;
-use crate::transport::{Incoming, Link, Outgoing, Stretch};
+use crate::transport::{Incoming, Link, MemoryRange, Outgoing};
 use crate::wire::{FrameKind, Head, Reply, Request, pack, unpack};
 use crate::{Error, Result};
 
-/// What is read at once, by the thread that reads requests: more would keep it from the next.
-const MOST_AT_ONCE: usize = 128 << 10;
+/// The longest read that the connection's thread executes itself. Longer ones would delay the next request.
+const MAX_INLINE_READ: usize = 128 << 10;
 /// Files that a client may release with one message.
-const MOST_RELEASED: usize = 4096;
+const MAX_RELEASED: usize = 4096;
 
-/// How long the thread that reads requests waits for a buffer: a little, so that a client that is only quicker than a disk has to
-/// wait, and no more, because other users' requests come behind.
-const SHORT_WAIT: Duration = Duration::from_millis(20);
+/// How long the connection's thread waits for a buffer: briefly, to slow down a client that is faster than the disk.
+/// Requests of other users are queued behind.
+const READER_BUFFER_WAIT: Duration = Duration::from_millis(20);
 
 /// Data of an answer, and its checksum.
 pub(crate) struct Summed {
-    pub data: Stretch,
+    pub data: MemoryRange,
     pub crc: u32,
 }
 
-/// A connection that was let in.
+/// A connection after its handshake.
 pub(crate) struct Connection {
     pub link: Arc<dyn Link>,
     pub session: Arc<ClientSession>,
-    under_way: AtomicU32,
+    in_flight: AtomicU32,
     limit: Duration,
     ended: AtomicBool,
 }
 
 impl Connection {
     pub fn new(link: Arc<dyn Link>, session: Arc<ClientSession>, limit: Duration) -> Arc<Self> {
-        let (under_way, ended) = (AtomicU32::new(0), AtomicBool::new(false));
-        let this = Arc::new(Self { link, session, under_way, limit, ended });
-        this.session.joined(&this);
+        let (in_flight, ended) = (AtomicU32::new(0), AtomicBool::new(false));
+        let this = Arc::new(Self { link, session, in_flight, limit, ended });
+        this.session.connection_opened(&this);
         this
     }
 
-    /// Whether nobody listens at its other end any more.
+    /// Whether the connection has ended.
     pub fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Says that nobody does.
+    /// Ends the connection.
     pub fn end(&self) {
         self.ended.store(true, Ordering::Release);
         self.link.close();
     }
 
-    /// Tells what came of a request. Who does not listen is cut off; what was done stays done, and the answer is kept.
+    /// Sends an answer. If the client does not accept it, the connection is closed; the answer is kept.
     pub fn answer(&self, id: u64, reply: &Reply, data: Option<&Summed>) {
-        self.under_way.fetch_sub(1, Ordering::AcqRel);
-        if self.tell(id, reply, data).is_err() {
+        self.in_flight.fetch_sub(1, Ordering::AcqRel);
+        if self.send_reply(id, reply, data).is_err() {
             self.link.close();
         }
     }
 
-    fn tell(&self, id: u64, reply: &Reply, summed: Option<&Summed>) -> Result<()> {
+    fn send_reply(&self, id: u64, reply: &Reply, summed: Option<&Summed>) -> Result<()> {
         let body = pack(reply)?;
         let mut head = Head::new(FrameKind::Reply, id, &body);
         if let Some(Summed { data, crc }) = summed {
@@ -79,21 +79,21 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.session.parted();
+        self.session.connection_closed();
     }
 }
 
-/// Serves a client until it goes, breaks the rules, or the server ends.
+/// Serves a client until it disconnects or violates the protocol, or the server ends.
 pub(crate) fn serve(shared: &Arc<ServerShared>, link: Arc<dyn Link>) -> Result<()> {
     let limits = &shared.options.limits;
     let key = shared.options.key.as_ref();
     let admitted = handshake::admit(&*link, key, limits.handshake, |join| shared.session(join));
-    shared.met(&link);
+    shared.end_handshake(&link);
     let session = admitted?;
     let connection = Connection::new(link, session, limits.stall);
     let ended = listen(shared, &connection);
     if let Err(error @ (Error::Protocol { .. } | Error::Checksum { .. })) = &ended {
-        // What is wrong with it is of use to whoever wrote the other side.
+        // Tell the client what is wrong, for its developer.
         let _ = handshake::send(
             &*connection.link,
             FrameKind::Goodbye,
@@ -110,61 +110,61 @@ pub(crate) fn serve(shared: &Arc<ServerShared>, link: Arc<dyn Link>) -> Result<(
 
 fn listen(shared: &Arc<ServerShared>, connection: &Arc<Connection>) -> Result<()> {
     let limits = &shared.options.limits;
-    let scratch = HostMem::anonymous(MOST_AT_ONCE)?;
-    let mut heard = Instant::now();
-    let mut farewell: Option<Instant> = None;
+    let scratch = HostMem::anonymous(MAX_INLINE_READ)?;
+    let mut last_received = Instant::now();
+    let mut goodbye_sent: Option<Instant> = None;
     loop {
-        if shared.is_over() && farewell.is_none() {
+        if shared.is_over() && goodbye_sent.is_none() {
             handshake::send(&*connection.link, FrameKind::Goodbye, b"the target ends", limits.stall)?;
-            farewell = Some(Instant::now());
+            goodbye_sent = Some(Instant::now());
         }
-        let is_idle = connection.under_way.load(Ordering::Acquire) == 0;
-        if farewell.is_some_and(|since| is_idle && since.elapsed() > limits.farewell) {
+        let is_idle = connection.in_flight.load(Ordering::Acquire) == 0;
+        if goodbye_sent.is_some_and(|since| is_idle && since.elapsed() > limits.goodbye_wait) {
             return Ok(());
         }
         let mut data = None;
         let mut place = |head: &Head, body: &[u8]| place(shared, connection, head, body, &mut data);
-        match connection.link.receive(TICK, limits.stall, &mut place)? {
+        match connection.link.receive(POLL_INTERVAL, limits.stall, &mut place)? {
             Some(frame) => {
-                heard = Instant::now();
+                last_received = Instant::now();
                 take(shared, connection, frame, data, &scratch)?;
             }
-            None if heard.elapsed() > limits.silence => {
+            None if last_received.elapsed() > limits.silence => {
                 let (peer, limit) = (connection.link.peer().to_owned(), limits.silence);
-                return Err(Error::TimedOut { peer, what: "say anything", limit });
+                return Err(Error::TimedOut { peer, what: "send anything", limit });
             }
             None => {}
         }
         if connection.session.wants_release() {
-            shared.later(PendingRequest::release(connection));
+            shared.enqueue(PendingRequest::release(connection));
         }
     }
 }
 
-/// Where data goes that comes with a request: into a buffer. Where its user may have none it is thrown away: the client sends it
-/// again later.
+/// A buffer for the data of a request. If its user may have none, the data is discarded, and the client sends it again
+/// later.
 fn place(
     shared: &ServerShared,
     connection: &Connection,
     head: &Head,
     body: &[u8],
     data: &mut Option<PooledBuffer>,
-) -> Result<Option<Stretch>> {
+) -> Result<Option<MemoryRange>> {
     let peer = connection.link.peer();
     if head.kind != FrameKind::Request {
-        return Err(Error::protocol(peer, "data where none belongs"));
+        return Err(Error::protocol(peer, "unexpected data"));
     }
     let request = unpack::<Request>(body, peer)?;
     if request.data() != Some(head.data) {
-        return Err(Error::protocol(peer, "data where none belongs"));
+        return Err(Error::protocol(peer, "unexpected data"));
     }
     let user = (connection.session.user(&request), DataFlow::Write);
-    let Some(lent) = shared.buffers.take(user, SHORT_WAIT)? else {
+    let Some(buffer) = shared.buffers.take(user, READER_BUFFER_WAIT)? else {
         return Ok(None);
     };
-    let stretch = lent.stretch(head.data as usize)?;
-    *data = Some(lent);
-    Ok(Some(stretch))
+    let range = buffer.range(head.data as usize)?;
+    *data = Some(buffer);
+    Ok(Some(range))
 }
 
 fn take(
@@ -181,19 +181,19 @@ fn take(
         }
         FrameKind::Goodbye => return Err(Error::Closed { peer: peer.to_owned() }),
         FrameKind::Request => {}
-        other => return Err(Error::protocol(peer, format!("{other:?} after the beginning"))),
+        other => return Err(Error::protocol(peer, format!("{other:?} after the handshake"))),
     }
     let (id, request) = (frame.head.id, unpack::<Request>(&frame.body, peer)?);
     if let Request::Release { files, nodes, .. } = &request
-        && files.len() + nodes.len() > MOST_RELEASED
+        && files.len() + nodes.len() > MAX_RELEASED
     {
-        return Err(Error::protocol(peer, "more files released at once than allowed"));
+        return Err(Error::protocol(peer, "too many files released at once"));
     }
     if request.data().is_some_and(|len| len != frame.head.data || len == 0) {
-        return Err(Error::protocol(peer, "a write of another length than its data"));
+        return Err(Error::protocol(peer, "a write whose length differs from its data"));
     }
-    if connection.under_way.fetch_add(1, Ordering::AcqRel) >= shared.options.limits.credits {
-        return Err(Error::protocol(peer, "more requests at once than it has credits for"));
+    if connection.in_flight.fetch_add(1, Ordering::AcqRel) >= shared.options.limits.credits {
+        return Err(Error::protocol(peer, "more requests than credits"));
     }
     shared.stats.requests.fetch_add(1, Ordering::Relaxed);
     match connection.session.admit(id, frame.head.done, &request, connection) {
@@ -209,13 +209,13 @@ fn take(
             return Ok(());
         }
         Admit::Drop => {
-            connection.answer(id, &perform::given_up(), None);
+            connection.answer(id, &perform::cancelled(), None);
             return Ok(());
         }
-        Admit::Breach(what) => return Err(Error::protocol(peer, what)),
+        Admit::Violation(what) => return Err(Error::protocol(peer, what)),
     }
     let lacks_data = request.data().is_some() && data.is_none();
-    if !lacks_data && perform::at_once(shared, connection, id, &request, scratch) {
+    if !lacks_data && perform::try_at_once(shared, connection, id, &request, scratch) {
         return Ok(());
     }
     let body = shared.room_for(connection, &request, frame.body.len());
@@ -223,6 +223,6 @@ fn take(
         perform::refuse(connection, id, &request);
         return Ok(());
     }
-    shared.later(PendingRequest { connection: connection.clone(), id: Some(id), request, data, body });
+    shared.enqueue(PendingRequest { connection: connection.clone(), id: Some(id), request, data, body });
     Ok(())
 }

@@ -1,18 +1,18 @@
-//! The storage service: a folder, for clients that have the key.
+//! The storage service: serves a folder to clients that have the key.
 //!
 //! ```text
-//! connection  reads requests of one connection, and answers
-//! session     what is kept of a client across connections
-//! perform     what was asked for, done
+//! connection  reads requests of one connection, and sends answers
+//! session     a client's state across connections
+//! perform     executes requests
 //! ```
-//! A client with the key names the user of each request, and any user it likes. A server that is root's acts as that user, and its
-//! kernel checks permissions. Any other server does everything as its own user, and only the client's kernel keeps the client's
-//! users apart. A client reaches nothing outside of the folder, whatever it sends, and makes no devices and no files that run as
-//! their owner.
+//! A client with the key names the user of each request, and may name any user. A server that runs as root acts as that
+//! user, and its kernel checks permissions. Any other server does everything as its own user, and only the client's
+//! kernel separates the client's users. A client reaches nothing outside of the folder, whatever it sends, and creates
+//! neither devices nor set-id files.
 
-mod connection;
 #[cfg(test)]
-mod given_up_tests;
+mod cancelled_tests;
+mod connection;
 mod perform;
 mod session;
 
@@ -33,52 +33,53 @@ use crate::shares::{Shares, TakenShare};
 use crate::transport::{Acceptor, Link};
 use crate::tree::{Folder, FolderRules};
 use crate::turns::{Next, Queue};
-use crate::wire::{Join, MOST_BODY, MountId, OpenMode, Request, SessionId, Welcome};
+use crate::wire::{Join, MAX_BODY, MountId, OpenMode, Request, SessionId, Welcome};
 use crate::{Error, Result, lock};
 use connection::Connection;
 use perform::PendingRequest;
 use session::ClientSession;
 
-/// How often those that wait look whether the server is to end.
-const TICK: Duration = Duration::from_millis(50);
-/// Threads of a queue that wait for disks. The work of a session's user holds half of them.
+/// How often waiting threads check whether the server is to end.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Threads of a queue. The work of one user of a session holds half of them.
 const THREADS: u64 = 64;
-/// More of them, for users who come when others have those: so many each.
+/// Further threads, for users who find the others taken, and how many each gets.
 const RESERVE: (u64, u64) = (192, 4);
-const MOST_THREADS: usize = (THREADS + RESERVE.0) as usize;
-/// One that had nothing to do for so long ends.
+const MAX_THREADS: usize = (THREADS + RESERVE.0) as usize;
+/// An idle thread ends after this time.
 const IDLE: Duration = Duration::from_secs(10);
-/// Connections that may be introducing themselves at once. Where there are more, the one that has taken longest goes: who has the key
-/// is done within a few round trips.
-const MOST_STRANGERS: usize = 64;
-/// So many mounts are remembered that others have succeeded.
-const MOST_ENDED: usize = 4096;
+/// Handshakes in progress. If there are more, the oldest is dropped: a client with the key needs only a few round
+/// trips.
+const MAX_HANDSHAKES: usize = 64;
+/// How many ended mounts are remembered.
+const MAX_ENDED: usize = 4096;
 
-/// How long things may take, and how many there may be.
+/// Timeouts and limits.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// A client has shown its key.
+    /// The time limit of a handshake.
     pub handshake: Duration,
-    /// A frame is whole; a client takes an answer; there is room for data.
+    /// The time limit for a whole frame, for a client to accept an answer, and for a client's memory to be reached.
     pub stall: Duration,
-    /// A client says something: they say that they are there more often.
+    /// How long a client may be silent. Clients send pings more often.
     pub silence: Duration,
-    /// A session without connections is kept.
+    /// How long a session without connections is kept.
     pub lease: Duration,
-    /// Clients have to take note of the end.
-    pub farewell: Duration,
-    /// Requests of a connection at once.
+    /// How long connections stay open after the goodbye, for clients to see it.
+    pub goodbye_wait: Duration,
+    /// Requests in flight on a connection.
     pub credits: u32,
-    /// Connections in all.
+    /// Connections.
     pub connections: usize,
-    /// Sessions in all.
+    /// Sessions.
     pub sessions: usize,
     /// Open files of a session.
     pub files: usize,
-    /// Buffers of 4 MiB for data on its way. A user of a session has half of them at most, for either way. There are half as many
-    /// more, for those who come when others have these: one each.
+    /// Transfer buffers of 4 MiB. A user of a session may hold half of them for each direction. Half as many more are
+    /// reserved for users who find these taken, one each.
     pub buffers: usize,
-    /// Bytes of requests that are under way, besides data. Users share them as they share buffers; each may have one request.
+    /// Bytes of requests in flight, without data. Users share them like buffers; each user may have at least one
+    /// request.
     pub requests: u64,
 }
 
@@ -89,8 +90,8 @@ impl Default for Limits {
             stall: Duration::from_secs(10),
             silence: Duration::from_secs(60),
             lease: Duration::from_secs(300),
-            farewell: Duration::from_millis(200),
-            // More than all threads of a mount have under way on each of its connections.
+            goodbye_wait: Duration::from_millis(200),
+            // More than all threads of a mount have in flight on each of its connections.
             credits: 512,
             connections: 4096,
             sessions: 1024,
@@ -106,9 +107,9 @@ impl Default for Limits {
 pub struct ServerOptions {
     /// The folder.
     pub root: PathBuf,
-    /// Who has it is let in; without one everybody.
+    /// The key that clients need; without one everybody has access.
     pub key: Option<Key>,
-    /// Whether nothing may be changed.
+    /// Whether all changes are refused.
     pub read_only: bool,
     /// Whether writes are on the disk when they are acknowledged, without a sync.
     pub write_through: bool,
@@ -117,14 +118,14 @@ pub struct ServerOptions {
 }
 
 impl ServerOptions {
-    /// A folder, to be read and written by everybody who has the key.
+    /// Serves a folder for reading and writing.
     #[must_use]
     pub fn new(root: &Path, key: Option<Key>) -> Self {
         Self { root: root.to_owned(), key, read_only: false, write_through: false, limits: Limits::default() }
     }
 }
 
-/// What was done since the server began.
+/// Counts since the server was started.
 #[derive(Default)]
 pub(crate) struct ServerStats {
     requests: AtomicU64,
@@ -136,41 +137,41 @@ pub(crate) struct ServerStats {
     broken: AtomicU64,
 }
 
-/// The same, for who asks.
+/// The server's statistics.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct ServerReport {
     /// Clients.
     pub sessions: usize,
     /// Their connections.
     pub connections: usize,
-    /// What they asked for.
+    /// Requests.
     pub requests: u64,
-    /// Of these, what had been answered before, and was not done again.
+    /// Repeated requests, which were answered without being executed again.
     pub repeated: u64,
-    /// Bytes of files that were read.
+    /// Bytes read from files.
     pub read_bytes: u64,
-    /// Bytes that were written.
+    /// Bytes written to files.
     pub written_bytes: u64,
-    /// Connections that were not let in.
+    /// Connections that were refused.
     pub refused: u64,
-    /// Connections on which somebody on the way changed what was sent.
+    /// Connections on which a frame was changed in transit.
     pub forged: u64,
-    /// Connections that broke the rules, or stalled.
+    /// Connections that violated the protocol, or stalled.
     pub broken: u64,
 }
 
-/// What requests wait for: none waits behind one of a slower class.
+/// What a request waits for. No request waits behind one of a slower class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Class {
-    /// A folder's names, or what is known of a file.
-    Look,
-    /// Bytes, or a change of names.
-    Work,
-    /// A disk, for as long as it likes, or other requests.
+    /// Names of a folder, or attributes of a file.
+    Lookup,
+    /// Data, or a change of names.
+    Other,
+    /// A disk, or other requests.
     Disk,
 }
 
-/// Requests that wait for their turn, and how many threads do them.
+/// Queued requests, and the number of threads that execute them.
 struct WorkQueue {
     queue: Queue<PendingRequest, SessionUser>,
     threads: AtomicUsize,
@@ -191,17 +192,17 @@ pub(crate) struct ServerShared {
     nodes: Arc<Shares>,
     files: Arc<Shares>,
     sessions: Mutex<HashMap<SessionId, Arc<ClientSession>>>,
-    /// Those to which nobody comes back, whose files are still to be closed.
+    /// Expired sessions whose files are still to be closed.
     gone: Mutex<Vec<Arc<ClientSession>>>,
     next_session: AtomicU32,
     buffers: Arc<Buffers>,
-    /// Bytes of requests: an extended attribute's value is long.
+    /// Bytes of requests: the value of an extended attribute may be long.
     bodies: Arc<Shares<SessionUser>>,
     /// By [`Class`].
     queues: [WorkQueue; 3],
     connections: AtomicUsize,
-    strangers: Mutex<VecDeque<Arc<dyn Link>>>,
-    /// Mounts that others have succeeded.
+    handshakes: Mutex<VecDeque<Arc<dyn Link>>>,
+    /// Mounts that were succeeded by others.
     ended: Mutex<VecDeque<MountId>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     stats: ServerStats,
@@ -213,11 +214,11 @@ impl ServerShared {
         self.over.load(Ordering::Acquire)
     }
 
-    /// The session that a client wants to go on with, or a new one.
+    /// The session that a client resumes, or a new one.
     fn session(&self, join: &Join) -> Result<(Welcome, Arc<ClientSession>)> {
         let refused = |why: &str| Error::Refused { peer: "the target".into(), why: why.into() };
         if self.is_over() {
-            return Err(refused("it is about to end"));
+            return Err(refused("it is shutting down"));
         }
         let mut sessions = lock(&self.sessions);
         if lock(&self.ended).contains(&join.mount) {
@@ -228,7 +229,7 @@ impl ServerShared {
             Some(session) => session,
             None => {
                 let gone = make_room(&mut sessions, self.options.limits.sessions);
-                lock(&self.gone).extend(gone.ok_or_else(|| refused("it has as many clients as it can"))?);
+                lock(&self.gone).extend(gone.ok_or_else(|| refused("it has too many clients"))?);
                 let root = self.root.try_clone().map_err(|e| Error::io("dup of", "the folder", e))?;
                 let number = self.next_session.fetch_add(1, Ordering::Relaxed);
                 let rules = FolderRules { for_others: true, most_open: usize::MAX };
@@ -251,7 +252,8 @@ impl ServerShared {
         Ok((welcome, session))
     }
 
-    /// Ends what a mount has asked for that was killed; whether all of it is over. Where it is not, it can be tried again.
+    /// Ends the requests of a mount that was killed. Returns whether all of them have ended; if not, it can be called
+    /// again.
     fn end_mount(&self, mount: MountId) -> bool {
         let sessions = lock(&self.sessions);
         let theirs: Vec<_> = sessions.values().filter(|one| one.mount == mount).cloned().collect();
@@ -259,7 +261,7 @@ impl ServerShared {
         if !ended.contains(&mount) {
             ended.push_back(mount);
         }
-        if ended.len() > MOST_ENDED {
+        if ended.len() > MAX_ENDED {
             ended.pop_front();
         }
         drop((ended, sessions));
@@ -273,19 +275,19 @@ impl ServerShared {
         over
     }
 
-    /// How a file is opened that a client wants to open so.
+    /// The mode for opening a file that a client wants to open.
     fn access(&self, wanted: OpenMode) -> OpenMode {
         OpenMode { data_sync: wanted.data_sync || self.options.write_through, ..wanted }
     }
 
-    /// Counts a request of so many bytes for its user; none where there is no room. What releases files is never refused.
+    /// Counts the bytes of a request for its user; `None` if there is no room. Releases are never refused.
     fn room_for(&self, by: &Connection, request: &Request, bytes: usize) -> Option<TakenShare<SessionUser>> {
         let bytes = if matches!(request, Request::Release { .. }) { 0 } else { bytes as u64 };
-        self.bodies.lend(by.session.user(request), bytes)
+        self.bodies.acquire(by.session.user(request), bytes)
     }
 
-    /// Has something done by a thread that may wait.
-    fn later(self: &Arc<Self>, work: PendingRequest) {
+    /// Queues a request for a thread that may block.
+    fn enqueue(self: &Arc<Self>, work: PendingRequest) {
         let class = work.class();
         let turn = work.connection.session.user(&work.request);
         if self.queue(class).queue.add(turn, work) {
@@ -297,9 +299,9 @@ impl ServerShared {
         &self.queues[class as usize]
     }
 
-    /// Starts a thread for one of the queues, if it may have one more.
+    /// Starts a thread for one of the queues, up to the limit.
     fn start(self: &Arc<Self>, class: Class) {
-        if self.queue(class).threads.fetch_add(1, Ordering::AcqRel) >= MOST_THREADS {
+        if self.queue(class).threads.fetch_add(1, Ordering::AcqRel) >= MAX_THREADS {
             self.queue(class).threads.fetch_sub(1, Ordering::AcqRel);
             return;
         }
@@ -313,14 +315,14 @@ impl ServerShared {
             drop(worker);
             of.threads.fetch_sub(1, Ordering::AcqRel);
         });
-        // Others do the work; where there are none it is done when there can be.
+        // Other threads do the work, or the next request starts one.
         if !started {
             self.queue(class).threads.fetch_sub(1, Ordering::AcqRel);
         }
     }
 
-    /// Has a thread close the files of sessions that are gone. That may take long, so nobody else does it: where there is no thread,
-    /// they stay until there is.
+    /// Closes the files of expired sessions on a thread of its own, because that may take long. Without a thread they
+    /// stay until there is one.
     fn close_gone(self: &Arc<Self>) {
         if !lock(&self.gone).is_empty() {
             let shared = self.clone();
@@ -332,8 +334,11 @@ impl ServerShared {
     }
 
     fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) -> bool {
-        // The new thread would have that user's copy of the credentials, and RDMA would not know.
-        debug_assert!(!onehop_os::identity::has_changed(), "a thread that has acted as a user starts one");
+        // The new thread would inherit the user's credentials, and RDMA would not know.
+        debug_assert!(
+            !onehop_os::identity::has_changed(),
+            "a thread that has acted as a user starts another"
+        );
         let thread = std::thread::Builder::new().name(name.into()).spawn(work);
         let mut threads = lock(&self.threads);
         threads.retain(|thread| !thread.is_finished());
@@ -347,7 +352,7 @@ impl ServerShared {
             return link.close();
         }
         let link: Arc<dyn Link> = link.into();
-        self.meet(&link);
+        self.begin_handshake(&link);
         self.connections.fetch_add(1, Ordering::AcqRel);
         let shared = self.clone();
         let theirs = link.clone();
@@ -368,34 +373,34 @@ impl ServerShared {
         });
         if !started {
             self.connections.fetch_sub(1, Ordering::AcqRel);
-            self.met(&link);
+            self.end_handshake(&link);
         }
     }
 
-    /// A connection begins to introduce itself.
-    fn meet(&self, link: &Arc<dyn Link>) {
-        let mut strangers = lock(&self.strangers);
-        strangers.push_back(link.clone());
-        if strangers.len() > MOST_STRANGERS
-            && let Some(longest) = strangers.pop_front()
+    /// A connection starts its handshake.
+    fn begin_handshake(&self, link: &Arc<dyn Link>) {
+        let mut handshakes = lock(&self.handshakes);
+        handshakes.push_back(link.clone());
+        if handshakes.len() > MAX_HANDSHAKES
+            && let Some(longest) = handshakes.pop_front()
         {
             self.stats.refused.fetch_add(1, Ordering::Relaxed);
             longest.close();
         }
     }
 
-    /// It has, or has failed to.
-    fn met(&self, link: &Arc<dyn Link>) {
-        lock(&self.strangers).retain(|other| !Arc::ptr_eq(other, link));
+    /// A handshake has ended.
+    fn end_handshake(&self, link: &Arc<dyn Link>) {
+        lock(&self.handshakes).retain(|other| !Arc::ptr_eq(other, link));
     }
 
     fn listen(self: &Arc<Self>, acceptor: &dyn Acceptor) {
         while !self.is_over() {
-            match acceptor.accept(TICK) {
+            match acceptor.accept(POLL_INTERVAL) {
                 Ok(Some(link)) => self.accepted(link),
                 Ok(None) => {}
-                // Out of descriptors, say: it may pass.
-                Err(_) => std::thread::sleep(TICK),
+                // Out of descriptors, for example: this may pass.
+                Err(_) => std::thread::sleep(POLL_INTERVAL),
             }
             let lease = self.options.limits.lease;
             let is_gone = |session: &ClientSession| session.gone_for().is_some_and(|time| time > lease);
@@ -406,17 +411,17 @@ impl ServerShared {
     }
 }
 
-/// A folder that is served.
+/// A server of a folder.
 pub struct Target {
     shared: Arc<ServerShared>,
     listeners: Vec<JoinHandle<()>>,
 }
 
 impl Target {
-    /// Serves a folder from now on.
+    /// Starts to serve.
     ///
     /// # Errors
-    /// When it is no folder, or the system has no more threads.
+    /// When the folder cannot be opened, or no thread can be started.
     pub fn start(options: ServerOptions, acceptors: Vec<Box<dyn Acceptor>>) -> Result<Self> {
         let descriptors = raise_limits();
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -424,7 +429,7 @@ impl Target {
         let root = openat(CWD, &options.root, flags, Mode::empty());
         let root = root.map_err(|e| Error::io("opening the folder", &path, e))?;
         let most = options.limits.requests;
-        let bodies = Shares::new(most).with_reserve(most / 2, MOST_BODY as u64);
+        let bodies = Shares::new(most).with_reserve(most / 2, MAX_BODY as u64);
         let shared = Arc::new(ServerShared {
             root,
             boot: boot()?,
@@ -437,7 +442,7 @@ impl Target {
             bodies: Arc::new(bodies),
             queues: Default::default(),
             connections: AtomicUsize::new(0),
-            strangers: Mutex::default(),
+            handshakes: Mutex::default(),
             ended: Mutex::default(),
             threads: Mutex::default(),
             stats: ServerStats::default(),
@@ -454,7 +459,7 @@ impl Target {
         Ok(this)
     }
 
-    /// What it has done.
+    /// The server's statistics.
     #[must_use]
     pub fn report(&self) -> ServerReport {
         let shared = &self.shared;
@@ -472,7 +477,7 @@ impl Target {
         }
     }
 
-    /// Takes no more clients, finishes what was asked for and tells it, and ends; whether that was done within `limit`.
+    /// Accepts no more clients, finishes and answers requests, and ends. Returns whether that was done within `limit`.
     pub fn drain(mut self, limit: Duration) -> bool {
         self.shared.over.store(true, Ordering::Release);
         for thread in self.listeners.drain(..) {
@@ -499,8 +504,8 @@ impl Drop for Target {
     }
 }
 
-/// Sees that there is room for one more session: the one whose client has been gone for longest makes it, and is given. None where
-/// all are here.
+/// Makes room for one more session, by removing and returning the one that has been without a connection for longest.
+/// Returns `None` if all have connections.
 fn make_room(
     sessions: &mut HashMap<SessionId, Arc<ClientSession>>,
     most: usize,
@@ -513,17 +518,17 @@ fn make_room(
     Some(sessions.remove(&longest))
 }
 
-/// Every file that a client knows takes a descriptor; gives how many there may be.
+/// Raises the limit of descriptors: every file that a client knows takes one. Returns the limit.
 fn raise_limits() -> usize {
     let now = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: now.maximum, maximum: now.maximum });
     getrlimit(Resource::Nofile).current.map_or(1 << 22, |most| most as usize)
 }
 
-/// Which run of this machine it is: until the next, what was written is not lost even if this process is killed.
+/// The boot ID of this machine: until the next boot, written data is not lost, even if this process is killed.
 fn boot() -> Result<[u8; 16]> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: String = text.trim().chars().filter(|c| *c != '-').collect();
-    // Where that is not told, every run of this process counts as one.
+    // Where it is not available, each run of this process counts as a boot.
     u128::from_str_radix(&digits, 16).map_or_else(|_| random(), |number| Ok(number.to_be_bytes()))
 }

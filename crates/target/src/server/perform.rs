@@ -1,4 +1,4 @@
-//! What was asked for, done.
+//! Executes requests.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,25 +12,25 @@ use super::session::{Begin, SessionFile};
 use super::{Class, ServerShared};
 use crate::buffers::{DataFlow, PooledBuffer, SessionUser};
 use crate::shares::TakenShare;
-use crate::transport::{Stretch, checksum_for, checksum_on};
+use crate::transport::{MemoryRange, checksum_for, checksum_on};
 use crate::tree::{Local, OpenFile, TransferMemory, Tree, TreeResult, errno};
 use crate::turns::Divisible;
-use crate::wire::{AttrChange, Caller, FULL, MOST_DATA, NO_USER, OpenMode, Remote, Reply, Request};
+use crate::wire::{AttrChange, Caller, FULL, MAX_DATA, NO_USER, OpenMode, Remote, Reply, Request};
 
-/// Bytes that are read at once: enough for a disk, and few enough for the cache.
+/// Bytes that are read at a time: enough for a disk, and few enough for the CPU's cache.
 const PART: usize = 512 << 10;
 
-/// The answer where the client's memory could not be reached: it then has the data inline.
+/// The error when the client's memory could not be reached. The client then transfers the data inline.
 const UNREACHED: Errno = Errno::COMM;
 
-/// Something that waits for its turn.
+/// A queued request.
 pub(crate) struct PendingRequest {
     pub connection: Arc<Connection>,
-    /// None where nobody waits for an answer: what the client does not hear of is released.
+    /// `None` for an internal release, which nobody waits for.
     pub id: Option<u64>,
     pub request: Request,
     pub data: Option<PooledBuffer>,
-    /// Its bytes count for its user.
+    /// Counts its bytes for its user.
     pub body: Option<TakenShare<SessionUser>>,
 }
 
@@ -43,7 +43,8 @@ impl Divisible for PendingRequest {
 }
 
 impl PendingRequest {
-    /// Releases what a client does not hear of ([`super::session::ClientSession::wants_release`]), whichever users it was for.
+    /// Releases files of answers that a client has not received ([`super::session::ClientSession::wants_release`]), for
+    /// all users.
     pub fn release(connection: &Arc<Connection>) -> Self {
         let request = Request::Release { uid: NO_USER, files: Vec::new(), nodes: Vec::new() };
         Self { connection: connection.clone(), id: None, request, data: None, body: None }
@@ -55,7 +56,7 @@ impl PendingRequest {
             Request::Lookup { .. }
             | Request::Attr { .. }
             | Request::ReadLink { .. }
-            | Request::Space { .. } => return Class::Look,
+            | Request::Space { .. } => return Class::Lookup,
             Request::Sync { .. }
             | Request::SyncFolder { .. }
             | Request::Allocate { .. }
@@ -66,24 +67,24 @@ impl PendingRequest {
             }
             _ => false,
         };
-        if waits { Class::Disk } else { Class::Work }
+        if waits { Class::Disk } else { Class::Other }
     }
 
-    /// Does it, and tells.
+    /// Executes and answers the request.
     pub fn run(self, shared: &ServerShared) {
         let Self { connection, id, request, data, body: _counts } = self;
         let session = &connection.session;
         let Some(id) = id else { return session.release_unheard() };
         match session.begin(id, &request, &connection) {
             Begin::Do => {}
-            // Nobody waits for it, and what comes after it may have happened.
-            Begin::GivenUp => return tell(&connection, id, &request, &given_up(), None),
+            // Cancelled: later requests may have been executed already.
+            Begin::Cancelled => return send_answer(&connection, id, &request, &cancelled(), None),
             // A client that was killed must not overwrite what its successor writes.
-            Begin::Left => return,
+            Begin::Abandoned => return,
         }
         let done = perform(shared, &connection, &request, data);
         let (reply, data) = done.unwrap_or_else(|error| (failed(error), None));
-        tell(&connection, id, &request, &reply, data.as_ref().map(|(_lent, summed)| summed));
+        send_answer(&connection, id, &request, &reply, data.as_ref().map(|(_buffer, summed)| summed));
     }
 }
 
@@ -91,32 +92,34 @@ pub(crate) fn failed(error: Errno) -> Reply {
     Reply::Failed { errno: error.raw_os_error() }
 }
 
-/// The answer to what its client has given up. It gives the credit back.
-pub(crate) fn given_up() -> Reply {
+/// The answer to a cancelled request, which returns its credit.
+pub(crate) fn cancelled() -> Reply {
     failed(Errno::CANCELED)
 }
 
-/// Answers by the connection that asked last, perhaps a newer one than that by which it came.
-fn tell(by: &Arc<Connection>, id: u64, request: &Request, reply: &Reply, data: Option<&Summed>) {
-    if request.only_looks() && matches!(reply, Reply::Failed { errno } if *errno == UNREACHED.raw_os_error())
+/// Answers over the connection that made the request last, which may be newer than the one it came by.
+fn send_answer(by: &Arc<Connection>, id: u64, request: &Request, reply: &Reply, data: Option<&Summed>) {
+    if request.is_read_only()
+        && matches!(reply, Reply::Failed { errno } if *errno == UNREACHED.raw_os_error())
     {
-        // The failure has broken the connection of the answer. A client that repeats the request over the next connection gets
-        // this answer at once.
+        // The failed transfer has broken the connection that the answer goes to. A client that repeats the request over
+        // the next connection gets this answer at once.
         by.session.keep(id, reply);
     }
-    let over = if request.only_looks() { None } else { by.session.over(id, request, reply) };
-    let given_up = given_up();
-    let reply = if matches!(over, Some((_, false))) { &given_up } else { reply };
-    let Some((mut askers, _)) = over else { return by.answer(id, reply, data) };
-    askers.retain(|one| !one.has_ended());
-    let Some(last) = askers.pop() else { return };
+    let over = if request.is_read_only() { None } else { by.session.finish(id, request, reply) };
+    let cancelled = cancelled();
+    let reply = if matches!(over, Some((_, false))) { &cancelled } else { reply };
+    let Some((mut requesters, _)) = over else { return by.answer(id, reply, data) };
+    requesters.retain(|one| !one.has_ended());
+    let Some(last) = requesters.pop() else { return };
     last.answer(id, reply, data);
-    // The other ends of the former ones have gone. One that lives, since a former one brought the request late, asks again.
-    askers.iter().for_each(|one| one.link.close());
+    // The other ends of the earlier connections are gone. If one is alive, because an earlier one delivered the request
+    // late, it repeats the request.
+    requesters.iter().for_each(|one| one.link.close());
 }
 
-/// Does what needs no waiting; whether it did.
-pub(crate) fn at_once(
+/// Executes requests that do not block. Returns false if the request may block.
+pub(crate) fn try_at_once(
     shared: &ServerShared,
     connection: &Arc<Connection>,
     id: u64,
@@ -128,7 +131,7 @@ pub(crate) fn at_once(
         Request::Outstanding { below, ids, unheard } => {
             let noted = session.outstanding(*below, ids, unheard);
             let reply = noted.map_or_else(failed, |()| Reply::Done);
-            tell(connection, id, request, &reply, None);
+            send_answer(connection, id, request, &reply, None);
             true
         }
         Request::Read { file, at, len, into: None } if *len as usize <= scratch.len() => {
@@ -138,7 +141,7 @@ pub(crate) fn at_once(
             if !is_place(*at, *len) || !matches!(file.read_now(to, *at), Ok(Some(count)) if count == wanted) {
                 return false;
             }
-            let data = Stretch { mem: scratch.clone(), at: 0, len: wanted };
+            let data = MemoryRange { mem: scratch.clone(), at: 0, len: wanted };
             let Ok(crc) = checksum_for(&*connection.link, &data) else { return false };
             shared.stats.read.fetch_add(wanted as u64, Ordering::Relaxed);
             connection.answer(id, &Reply::Count { bytes: *len, crc: 0 }, Some(&Summed { data, crc }));
@@ -148,12 +151,12 @@ pub(crate) fn at_once(
     }
 }
 
-/// Answers that there is no room for a request or its data. At once: what its user asked for before may wait for long.
+/// Answers that there is no room for a request or its data. Not queued: earlier requests of its user may take long.
 pub(crate) fn refuse(connection: &Arc<Connection>, id: u64, request: &Request) {
-    tell(connection, id, request, &failed(FULL), None);
+    send_answer(connection, id, request, &failed(FULL), None);
 }
 
-/// An answer, and its data with the buffer that this is in.
+/// An answer, and its data with the buffer that holds it.
 type Performed = (Reply, Option<(PooledBuffer, Summed)>);
 
 fn perform(
@@ -189,7 +192,7 @@ fn perform(
             if let (Some(file), Some(size)) = (file, change.size.take_if(|_| file.is_some())) {
                 session.file(*file)?.set_len(size).map_err(|e| errno(&e))?;
             }
-            // Nothing is left of a cut by itself; to change nothing would be a change of owner.
+            // After a truncation alone nothing is left; an empty change would be a change of owner.
             let is_done = file.is_some() && change == AttrChange::default();
             Reply::Attr(if is_done {
                 folder.attr(*node, by.uid)?
@@ -239,7 +242,7 @@ fn perform(
             Reply::Opened { file: session.add_file(opened(file?, access, by), *again)? }
         }
         Request::Succeed { mount } => {
-            // Who ends itself would wait for this very request.
+            // A mount that ends itself would wait for this very request.
             if *mount == session.mount {
                 return Err(Errno::INVAL);
             }
@@ -282,23 +285,24 @@ fn is_place(at: u64, len: u32) -> bool {
 
 fn check(at: u64, len: u32, remote: Option<&Remote>) -> TreeResult<()> {
     let fits = remote.is_none_or(|remote| remote.len >= len.into());
-    if len == 0 || len as usize > MOST_DATA || !fits {
+    if len == 0 || len as usize > MAX_DATA || !fits {
         return Err(Errno::INVAL);
     }
     if is_place(at, len) { Ok(()) } else { Err(Errno::FBIG) }
 }
 
-/// How long a thread of a user's waits for a buffer. The user's writes that have the buffers may be waiting for that thread.
+/// How long an execution thread waits for a buffer. The user's writes that hold the buffers may be waiting for that
+/// thread.
 const BUFFER_WAIT: Duration = Duration::from_secs(1);
 
-/// A buffer for a user's data that goes one way.
+/// A buffer for a user's data in one direction.
 fn buffer(
     shared: &ServerShared,
     connection: &Connection,
     uid: u32,
-    way: DataFlow,
+    flow: DataFlow,
 ) -> TreeResult<PooledBuffer> {
-    let user = ((connection.session.number, uid), way);
+    let user = ((connection.session.number, uid), flow);
     shared.buffers.take(user, BUFFER_WAIT).map_err(|_| Errno::NOMEM)?.ok_or(FULL)
 }
 
@@ -311,26 +315,26 @@ fn read(
     check(at, len, into)?;
     let limit = shared.options.limits.stall;
     let SessionFile { file, uid, .. } = connection.session.opened(file)?;
-    let lent = buffer(shared, connection, uid, DataFlow::Read)?;
-    let stretch = lent.stretch(len as usize).map_err(|_| Errno::NOMEM)?;
-    // What goes behind the answer of an encrypted connection is authenticated there.
+    let buffer = buffer(shared, connection, uid, DataFlow::Read)?;
+    let range = buffer.range(len as usize).map_err(|_| Errno::NOMEM)?;
+    // Data behind the answer of an encrypted connection is authenticated there.
     let sums = into.is_some() || !connection.link.is_encrypted();
-    let (count, crc) = read_and_sum(&*file, &stretch, at, sums)?;
+    let (count, crc) = read_and_sum(&*file, &range, at, sums)?;
     shared.stats.read.fetch_add(count as u64, Ordering::Relaxed);
-    let (bytes, whole) = (count as u32, Stretch { len: count, ..stretch });
+    let (bytes, whole) = (count as u32, MemoryRange { len: count, ..range });
     if count == 0 {
         return Ok((Reply::Count { bytes, crc: 0 }, None));
     }
     let Some(remote) = into else {
-        return Ok((Reply::Count { bytes, crc: 0 }, Some((lent, Summed { data: whole, crc }))));
+        return Ok((Reply::Count { bytes, crc: 0 }, Some((buffer, Summed { data: whole, crc }))));
     };
     connection.link.put(&whole, remote, limit).map_err(|_| UNREACHED)?;
     Ok((Reply::Count { bytes, crc }, None))
 }
 
-/// Reads in parts, so that each is in the cache when its checksum is computed, where one is wanted; gives how many bytes there
-/// were.
-fn read_and_sum(file: &impl OpenFile, to: &Stretch, at: u64, sums: bool) -> TreeResult<(usize, u32)> {
+/// Reads in parts, so that each part is still in the cache when its checksum is computed. Returns the number of bytes,
+/// and their checksum if `sums`.
+fn read_and_sum(file: &impl OpenFile, to: &MemoryRange, at: u64, sums: bool) -> TreeResult<(usize, u32)> {
     let (mut done, mut crc) = (0, 0);
     while done < to.len {
         let len = PART.min(to.len - done);
@@ -357,22 +361,22 @@ fn write(
     check(at, len, from)?;
     let limit = shared.options.limits.stall;
     let SessionFile { file, uid, .. } = connection.session.opened(file)?;
-    let (lent, stretch) = match (from, data) {
-        (None, Some(lent)) => {
-            let stretch = lent.stretch(len as usize).map_err(|_| Errno::NOMEM)?;
-            (lent, stretch)
+    let (buffer, range) = match (from, data) {
+        (None, Some(buffer)) => {
+            let range = buffer.range(len as usize).map_err(|_| Errno::NOMEM)?;
+            (buffer, range)
         }
         (Some(remote), _) => {
-            let lent = buffer(shared, connection, uid, DataFlow::Write)?;
-            let stretch = lent.stretch(len as usize).map_err(|_| Errno::NOMEM)?;
-            connection.link.get(&stretch, remote, limit).map_err(|_| UNREACHED)?;
-            (lent, stretch)
+            let buffer = buffer(shared, connection, uid, DataFlow::Write)?;
+            let range = buffer.range(len as usize).map_err(|_| Errno::NOMEM)?;
+            connection.link.get(&range, remote, limit).map_err(|_| UNREACHED)?;
+            (buffer, range)
         }
         (None, None) => return Err(Errno::INVAL),
     };
-    let bytes = TransferMemory { mem: &stretch.mem, at: 0, len: stretch.len, shared: false };
+    let bytes = TransferMemory { mem: &range.mem, at: 0, len: range.len, shared: false };
     let count = file.write(bytes, at).map_err(|e| errno(&e))?;
-    drop(lent);
+    drop(buffer);
     shared.stats.written.fetch_add(count as u64, Ordering::Relaxed);
     Ok((Reply::Count { bytes: count as u32, crc: 0 }, None))
 }
@@ -386,9 +390,9 @@ fn append(
 ) -> TreeResult<Performed> {
     check(0, len, None)?;
     let file = connection.session.file(file)?;
-    let stretch = data.as_ref().ok_or(Errno::INVAL)?.stretch(len as usize).map_err(|_| Errno::NOMEM)?;
-    // By one call, so that nobody else's bytes come between.
-    let bytes = stretch.mem.to_vec(stretch.at, stretch.len).map_err(|_| Errno::IO)?;
+    let range = data.as_ref().ok_or(Errno::INVAL)?.range(len as usize).map_err(|_| Errno::NOMEM)?;
+    // With one system call, so that no other bytes come in between.
+    let bytes = range.mem.to_vec(range.at, range.len).map_err(|_| Errno::IO)?;
     let count = file.append_bytes(&bytes).map_err(|e| errno(&e))?;
     shared.stats.written.fetch_add(count as u64, Ordering::Relaxed);
     Ok((Reply::Count { bytes: count as u32, crc: 0 }, None))
@@ -407,7 +411,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(30);
 
     #[test]
-    fn what_waits_for_a_disk_waits_apart_and_by_user() {
+    fn requests_are_queued_by_class_and_user() {
         let open = |path: &str| std::fs::File::open(path).unwrap();
         let folder = Folder::new(open("/").into(), FolderRules { for_others: true, most_open: 64 }).unwrap();
         let shares = Arc::new(Shares::new(8));
@@ -442,15 +446,15 @@ mod tests {
             Request::ReadLink { node: ROOT, uid: 7 },
             Request::Space { uid: 7 },
         ];
-        assert_eq!(looks.map(of), [(Class::Look, 7); 4]);
+        assert_eq!(looks.map(of), [(Class::Lookup, 7); 4]);
         assert_eq!(of(Request::Sync { file: plain, data_only: true }), (Class::Disk, 1000));
         assert_eq!(of(Request::Allocate { file: synced, mode: 0, at: 0, len: 1 }), (Class::Disk, 1001));
         assert_eq!(of(Request::SyncFolder { node: ROOT, uid: 7 }), (Class::Disk, 7));
-        assert_eq!((of(write(plain)), of(write(synced))), ((Class::Work, 1000), (Class::Disk, 1001)));
-        assert_eq!((of(change(None)), of(change(Some(1)))), ((Class::Work, 7), (Class::Disk, 7)));
-        assert_eq!(of(Request::Read { file: synced, at: 0, len: 1, into: None }), (Class::Work, 1001));
+        assert_eq!((of(write(plain)), of(write(synced))), ((Class::Other, 1000), (Class::Disk, 1001)));
+        assert_eq!((of(change(None)), of(change(Some(1)))), ((Class::Other, 7), (Class::Disk, 7)));
+        assert_eq!(of(Request::Read { file: synced, at: 0, len: 1, into: None }), (Class::Other, 1001));
         assert_eq!(of(Request::Sync { file: 99, data_only: true }), (Class::Disk, 0));
-        // Descriptors go back with the session.
+        // Descriptors are returned with the session.
         assert_eq!(shares.taken(), 2);
         session.close_file(plain).unwrap();
         assert_eq!(shares.taken(), 1);

@@ -1,5 +1,4 @@
-//! What a server keeps of a client across its connections: the files that it knows and has open, and answers that may have been
-//! lost on their way.
+//! A client's state across its connections: its known and open files, and answers that may have been lost in transit.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -15,57 +14,57 @@ use crate::shares::Shares;
 use crate::tree::{Folder, Local, Tree, TreeResult};
 use crate::wire::{MountId, ROOT, Reply, Request, SessionId};
 
-/// Between the oldest request that a client waits for and the newest lie at most so many.
+/// The largest distance between the oldest outstanding request of a client and the newest.
 pub(crate) const SPAN: u64 = 4096;
-/// So many files at most wait to be released because their client gave up a request. An honest one has fewer. Further ones are
-/// released at once, however long that takes.
-const MOST_UNHEARD: usize = 1 << 16;
-/// How often it is looked whether what was begun is over.
+/// Files that wait to be released because their client cancelled a request. A correct client has fewer. Further ones
+/// are released at once, however long that takes.
+const MAX_UNHEARD: usize = 1 << 16;
+/// How often running requests are checked when a session ends.
 const IDLE_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// An open file of a client.
 #[derive(Clone)]
 pub(crate) struct SessionFile {
     pub file: Arc<Local>,
-    /// Who opened it.
+    /// The user who opened it.
     pub uid: u32,
     /// Whether a write waits for the disk.
     pub syncs: bool,
 }
 
-/// A client.
+/// The state of a client.
 pub(crate) struct ClientSession {
     pub id: SessionId,
-    /// Whose it is.
+    /// The client's mount.
     pub mount: MountId,
-    /// Its turn in the queue.
+    /// The session's number in queues and budgets.
     pub number: u32,
     pub folder: Folder,
     files: Mutex<HashMap<u64, SessionFile>>,
-    /// How many of them each of the client's users has.
+    /// Open files of each user of the client.
     of_users: Shares,
-    /// Descriptors for them, which other sessions want too.
+    /// Descriptors for them, shared with other sessions.
     shares: Arc<Shares>,
     most_files: usize,
     next_file: AtomicU64,
     answers: Mutex<Answers>,
     unheard: Mutex<Unheard>,
-    /// Connections that it has.
+    /// The number of its connections.
     connections: AtomicUsize,
-    /// The same; none where no more are to come.
+    /// The connections; `None` once the session has ended.
     all: Mutex<Option<Vec<Weak<Connection>>>>,
     /// Since when it has none.
-    left: Mutex<Instant>,
+    disconnected_since: Mutex<Instant>,
 }
 
-/// What is known of requests that are not to be done twice.
+/// Requests that must not be executed twice, and their answers.
 #[derive(Default)]
 struct Answers {
-    /// Everything below has been answered, and the client knows it, but for those that it still waits for.
+    /// Below this number all requests are answered and the client knows it, except for those in `late`.
     done: u64,
     late: BTreeSet<u64>,
-    /// Below which number these are all.
-    told: u64,
+    /// The limit of the last report, below which `late` is complete.
+    reported_below: u64,
     known: HashMap<u64, RequestState>,
 }
 
@@ -75,7 +74,7 @@ impl Answers {
         id < self.done && !self.late.contains(&id)
     }
 
-    /// Takes note that everything below has been answered.
+    /// Records that all requests below `done` are answered.
     fn advance(&mut self, done: u64) {
         self.done = self.done.max(done);
         let mut known = std::mem::take(&mut self.known);
@@ -85,66 +84,66 @@ impl Answers {
 }
 
 enum RequestState {
-    /// It waits for its turn, or is being done.
+    /// Queued or running.
     Running(RunningRequest),
-    /// It was answered so, and the client has to release something of that.
-    Over(Reply, Brought),
+    /// Answered, with what the client has to release.
+    Answered(Reply, Acquired),
 }
 
 struct RunningRequest {
-    /// By which connections it was asked for, of those that have not ended.
-    askers: Vec<Arc<Connection>>,
+    /// The open connections that have made the request, the latest last.
+    requesters: Vec<Arc<Connection>>,
     /// Whether it changes something.
     changes: bool,
-    /// Whether its turn has come.
-    is_begun: bool,
+    /// Whether it is running.
+    is_started: bool,
 }
 
 impl RunningRequest {
-    fn asked_by(&mut self, connection: &Arc<Connection>) {
-        self.askers.retain(|one| !one.has_ended() && !Arc::ptr_eq(one, connection));
-        self.askers.push(connection.clone());
+    fn add_requester(&mut self, connection: &Arc<Connection>) {
+        self.requesters.retain(|one| !one.has_ended() && !Arc::ptr_eq(one, connection));
+        self.requesters.push(connection.clone());
     }
 }
 
-/// What is to become of a request whose turn has come.
+/// What to do with a request whose turn has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Begin {
-    /// It is done.
+    /// Execute it.
     Do,
-    /// Its client has given it up: it must not happen any more.
-    GivenUp,
-    /// All connections by which it came have ended: a client that lives asks again.
-    Left,
+    /// The client has cancelled it: it must not be executed.
+    Cancelled,
+    /// All connections that made it have ended. A client that is alive repeats it.
+    Abandoned,
 }
 
-/// Numbers of an answer that have to be released: of an open file, and of a file.
-type Brought = (Option<u64>, Option<u64>);
+/// The open file and the node in an answer, which the client has to release.
+type Acquired = (Option<u64>, Option<u64>);
 
-/// What answers brought that their client has given up. A thread releases it that may wait.
+/// Files in answers to cancelled requests. A thread that may block releases them.
 #[derive(Default)]
 struct Unheard {
     files: Vec<u64>,
-    /// Numbers, and how often each is forgotten.
+    /// Node numbers, and how often each is forgotten.
     nodes: BTreeMap<u64, u64>,
-    /// Whether a thread is about to come for it.
+    /// Whether a release is queued.
     is_queued: bool,
 }
 
-/// What is to become of a request.
+/// What to do with a request that has arrived.
 pub(crate) enum Admit {
-    /// It is done.
+    /// Execute it.
     Do,
-    /// It is answered so.
+    /// Repeat this answer.
     Answer(Reply),
-    /// It is being done already, and answered when that ends.
+    /// Nothing: it is queued or running, and answered when it ends.
     Wait,
-    /// It changes something, and a change that the client has given up may still happen.
+    /// Refuse it: a change that the client has cancelled may still be executed.
     Busy,
-    /// It was answered long ago.
+    /// Answer that it is cancelled: the client does not wait for it any more.
     Drop,
-    /// It breaks the rules.
-    Breach(&'static str),
+    /// Close the connection: the request violates the protocol.
+    Violation(&'static str),
 }
 
 impl ClientSession {
@@ -168,11 +167,11 @@ impl ClientSession {
             unheard: Mutex::default(),
             connections: AtomicUsize::new(0),
             all: Mutex::new(Some(Vec::new())),
-            left: Mutex::new(Instant::now()),
+            disconnected_since: Mutex::new(Instant::now()),
         }
     }
 
-    pub fn joined(&self, connection: &Arc<Connection>) {
+    pub fn connection_opened(&self, connection: &Arc<Connection>) {
         self.connections.fetch_add(1, Ordering::AcqRel);
         match &mut *lock(&self.all) {
             Some(all) => {
@@ -183,13 +182,13 @@ impl ClientSession {
         }
     }
 
-    /// Ends all connections, and what was asked for over them: what was not begun is not done any more, and what was begun is
-    /// waited for. Whether all of it is over in time.
+    /// Ends all connections. Queued requests are not executed any more, and running ones are waited for. Returns
+    /// whether all have ended in time.
     pub fn end(&self, until: Instant) -> bool {
         let all = lock(&self.all).take().unwrap_or_default();
         all.iter().filter_map(Weak::upgrade).for_each(|connection| connection.end());
-        // What is not begun by now never is.
-        let runs = |state: &RequestState| matches!(state, RequestState::Running(one) if one.is_begun);
+        // From now on, no further request is started.
+        let runs = |state: &RequestState| matches!(state, RequestState::Running(one) if one.is_started);
         while lock(&self.answers).known.values().any(runs) {
             if Instant::now() >= until {
                 return false;
@@ -199,17 +198,17 @@ impl ClientSession {
         true
     }
 
-    pub fn parted(&self) {
-        *lock(&self.left) = Instant::now();
+    pub fn connection_closed(&self) {
+        *lock(&self.disconnected_since) = Instant::now();
         self.connections.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// How long it has had no connection; none where it has one.
+    /// How long it has had no connection; `None` while it has one.
     pub fn gone_for(&self) -> Option<Duration> {
-        (self.connections.load(Ordering::Acquire) == 0).then(|| lock(&self.left).elapsed())
+        (self.connections.load(Ordering::Acquire) == 0).then(|| lock(&self.disconnected_since).elapsed())
     }
 
-    /// Decides about a request that came in.
+    /// Decides about a request that has arrived.
     pub fn admit(&self, id: u64, done: u64, request: &Request, from: &Arc<Connection>) -> Admit {
         let mut answers = lock(&self.answers);
         if done > answers.done {
@@ -219,113 +218,117 @@ impl ClientSession {
             return Admit::Drop;
         }
         if id.saturating_sub(answers.done) >= SPAN {
-            return Admit::Breach("a request whose number is too far ahead");
+            return Admit::Violation("the number of a request is too far ahead");
         }
         match answers.known.get_mut(&id) {
             Some(RequestState::Running(one)) => {
-                one.asked_by(from);
+                one.add_requester(from);
                 return Admit::Wait;
             }
-            Some(RequestState::Over(reply, _)) => return Admit::Answer(reply.clone()),
-            None if request.only_looks() => return Admit::Do,
+            Some(RequestState::Answered(reply, _)) => return Admit::Answer(reply.clone()),
+            None if request.is_read_only() => return Admit::Do,
             None => {}
         }
         let abandoned = |(id, state): (&u64, &RequestState)| {
-            let may_happen = matches!(state, RequestState::Running(one) if one.changes && one.is_begun);
+            let may_happen = matches!(state, RequestState::Running(one) if one.changes && one.is_started);
             may_happen && answers.is_over(*id)
         };
         if request.changes() && answers.known.iter().any(abandoned) {
-            // What its client gave up may still happen: nothing that comes after it may come before it.
+            // A cancelled change may still be executed, and must not come after this one.
             return Admit::Busy;
         }
-        let (askers, changes) = (vec![from.clone()], request.changes());
-        answers.known.insert(id, RequestState::Running(RunningRequest { askers, changes, is_begun: false }));
+        let (requesters, changes) = (vec![from.clone()], request.changes());
+        answers
+            .known
+            .insert(id, RequestState::Running(RunningRequest { requesters, changes, is_started: false }));
         Admit::Do
     }
 
-    /// Takes note of what a client still waits for, below a number. What the answers brought that it does not hear is to be released.
+    /// Records which requests below a number the client still waits for. Files in answers that it has cancelled are to
+    /// be released.
     ///
     /// # Errors
-    /// `EINVAL` when that is more than it may wait for.
+    /// `EINVAL` for more requests than it may wait for.
     pub fn outstanding(&self, below: u64, ids: &[u64], unheard: &[u64]) -> TreeResult<()> {
-        let mut all_brought = Vec::new();
+        let mut all_acquired = Vec::new();
         if ids.len() as u64 > SPAN {
             return Err(Errno::INVAL);
         }
         let mut answers = lock(&self.answers);
-        // What arrives behind the next of its kind says less than that.
-        if below > answers.told {
-            // What is over by now stays so: the list may have been written before its answer came.
+        // A report that arrives after a later one is outdated.
+        if below > answers.reported_below {
+            // Answered requests stay answered: the report may have been written before the answer arrived.
             let late = ids.iter().copied().filter(|id| !answers.is_over(*id)).collect();
-            (answers.late, answers.told) = (late, below);
+            (answers.late, answers.reported_below) = (late, below);
             for id in unheard {
-                // What is still being done is released when it is over.
-                if let Some(RequestState::Over(_, brought)) = answers.known.get_mut(id) {
-                    all_brought.push(std::mem::take(brought));
+                // Files of a running request are released when it ends.
+                if let Some(RequestState::Answered(_, acquired)) = answers.known.get_mut(id) {
+                    all_acquired.push(std::mem::take(acquired));
                 }
             }
             answers.advance(below);
         }
         drop(answers);
-        all_brought.into_iter().for_each(|brought| self.leave(brought));
+        all_acquired.into_iter().for_each(|acquired| self.defer_release(acquired));
         Ok(())
     }
 
-    /// Whether a client has given a request up.
+    /// Whether a client has cancelled a request.
     #[cfg(test)]
-    pub fn gave_up(&self, id: u64) -> bool {
+    pub fn has_cancelled(&self, id: u64) -> bool {
         lock(&self.answers).is_over(id)
     }
 
-    /// Decides about a request that came by a connection and whose turn has come. What is to be done is begun: what its client gives
-    /// up from now on may still happen, and what it gave up before may not.
+    /// Starts a request whose turn has come, unless it was cancelled. If the client cancels it later, it may still be
+    /// executed.
     pub fn begin(&self, id: u64, request: &Request, by: &Connection) -> Begin {
         let mut answers = lock(&self.answers);
         if answers.is_over(id) {
-            return Begin::GivenUp;
+            return Begin::Cancelled;
         }
         let running = match answers.known.get_mut(&id) {
             Some(RequestState::Running(one)) => Some(one),
             _ => None,
         };
         let is_asked_for = match &running {
-            Some(one) => one.askers.iter().any(|one| !one.has_ended()),
-            // It is done as often as it comes.
-            None => request.only_looks() && !by.has_ended(),
+            Some(one) => one.requesters.iter().any(|one| !one.has_ended()),
+            // Requests without side effects are not recorded, and executed as often as they arrive.
+            None => request.is_read_only() && !by.has_ended(),
         };
         match running {
-            Some(one) if is_asked_for => one.is_begun = true,
+            Some(one) if is_asked_for => one.is_started = true,
             Some(_) => drop(answers.known.remove(&id)),
             None => {}
         }
-        if is_asked_for { Begin::Do } else { Begin::Left }
+        if is_asked_for { Begin::Do } else { Begin::Abandoned }
     }
 
-    /// Keeps an answer; gives the connections that asked for it, where that is written down, and whether they are to know it. Where
-    /// its client has given the request up they are not, and what the answer brings is to be released.
-    pub fn over(&self, id: u64, request: &Request, reply: &Reply) -> Option<(Vec<Arc<Connection>>, bool)> {
-        let brought = brought(request, reply);
+    /// Records an answer. Returns the connections that made the request, and whether they are to get the answer. If the
+    /// client has cancelled the request they are not, and the files in the answer are released. Returns `None` if the
+    /// request is not recorded.
+    pub fn finish(&self, id: u64, request: &Request, reply: &Reply) -> Option<(Vec<Arc<Connection>>, bool)> {
+        let acquired = acquired(request, reply);
         let mut answers = lock(&self.answers);
-        let Some(RequestState::Running(RunningRequest { askers, .. })) = answers.known.remove(&id) else {
+        let Some(RequestState::Running(RunningRequest { requesters, .. })) = answers.known.remove(&id) else {
             return None;
         };
         let is_wanted = !answers.is_over(id);
         if is_wanted {
-            answers.known.insert(id, RequestState::Over(reply.clone(), brought));
+            answers.known.insert(id, RequestState::Answered(reply.clone(), acquired));
         } else {
             drop(answers);
-            self.leave(brought);
+            self.defer_release(acquired);
         }
-        Some((askers, is_wanted))
+        Some((requesters, is_wanted))
     }
 
-    /// Leaves something to be released.
-    fn leave(&self, (file, node): Brought) {
+    /// Queues files of an answer for release.
+    fn defer_release(&self, (file, node): Acquired) {
         if (file, node) == (None, None) {
             return;
         }
         let mut unheard = lock(&self.unheard);
-        if unheard.files.len() + unheard.nodes.len() >= MOST_UNHEARD {
+        if unheard.files.len() + unheard.nodes.len() >= MAX_UNHEARD {
             drop(unheard);
             return self.release(file, node.map(|node| (node, 1)));
         }
@@ -333,15 +336,15 @@ impl ClientSession {
         node.into_iter().for_each(|node| *unheard.nodes.entry(node).or_default() += 1);
     }
 
-    /// Whether [`Self::release_unheard`] is to be called, which it says once before that is done. Threads that may act as users start
-    /// no others, so who leaves something does not see to that.
+    /// Whether [`Self::release_unheard`] should be queued; true once until that was done. Threads that may act as users
+    /// cannot start threads, so the connection's thread does this.
     pub fn wants_release(&self) -> bool {
         let mut unheard = lock(&self.unheard);
         let is_empty = unheard.files.is_empty() && unheard.nodes.is_empty();
         !is_empty && !std::mem::replace(&mut unheard.is_queued, true)
     }
 
-    /// Releases what answers brought that the client does not hear.
+    /// Releases the files of cancelled answers.
     pub fn release_unheard(&self) {
         let Unheard { files, nodes, .. } = std::mem::take(&mut *lock(&self.unheard));
         self.release(files, nodes);
@@ -350,17 +353,17 @@ impl ClientSession {
     /// Closes and forgets files.
     pub fn release(&self, files: impl IntoIterator<Item = u64>, nodes: impl IntoIterator<Item = (u64, u64)>) {
         for file in files {
-            // One that it does not have is not to be closed.
+            // The client may not have this file.
             let _ = self.close_file(file);
         }
         nodes.into_iter().for_each(|(node, times)| drop(self.folder.forget(node, times)));
     }
 
-    /// Keeps an answer to what is usually done again when it is asked for again.
+    /// Records an answer to a request that is usually executed again.
     pub fn keep(&self, id: u64, reply: &Reply) {
         let mut answers = lock(&self.answers);
         if !answers.is_over(id) {
-            answers.known.insert(id, RequestState::Over(reply.clone(), Brought::default()));
+            answers.known.insert(id, RequestState::Answered(reply.clone(), Acquired::default()));
         }
     }
 
@@ -368,16 +371,16 @@ impl ClientSession {
         self.opened(number).map(|open| open.file)
     }
 
-    /// An open file, and how it was opened.
+    /// An open file, with its mode.
     pub fn opened(&self, number: u64) -> TreeResult<SessionFile> {
         lock(&self.files).get(&number).cloned().ok_or(Errno::BADF)
     }
 
-    /// Adds an open file. A user may have as many as they leave to the client's other users; root may have all that is left.
-    /// Files of a lost session are opened `again` without that limit.
+    /// Adds an open file. A user may have as many as remain for the client's other users; root may have all that
+    /// remain. Files of a lost session are reopened (`again`) without that limit.
     ///
     /// # Errors
-    /// `EMFILE` where the user has that many, or this or other clients have too many.
+    /// `EMFILE` if the user has too many, or this or other clients have.
     pub fn add_file(&self, file: SessionFile, again: bool) -> TreeResult<u64> {
         let mut files = lock(&self.files);
         let left = self.most_files.saturating_sub(files.len()) as u64;
@@ -393,7 +396,7 @@ impl ClientSession {
         Ok(number)
     }
 
-    /// For whom a request counts.
+    /// The user for whom a request counts.
     pub fn user(&self, request: &Request) -> SessionUser {
         let uid = match request {
             Request::Lookup { by, .. }
@@ -432,9 +435,9 @@ impl ClientSession {
 }
 
 /// What a client has to release of an answer.
-fn brought(request: &Request, reply: &Reply) -> Brought {
+fn acquired(request: &Request, reply: &Reply) -> Acquired {
     let (file, node) = match reply {
-        _ if !request.brings() => (None, None),
+        _ if !request.returns_files() => (None, None),
         Reply::Attr(attr) => (None, Some(attr.node)),
         Reply::Created { attr, file } => (Some(*file), Some(attr.node)),
         Reply::Opened { file } => (Some(*file), None),
@@ -447,7 +450,7 @@ impl Drop for ClientSession {
     fn drop(&mut self) {
         let files = std::mem::take(&mut *lock(&self.files));
         let count = files.len() as u64;
-        // Closed before they count as closed.
+        // Close the files before they are returned to the budget.
         drop(files);
         self.shares.put_back(self.number, count);
     }

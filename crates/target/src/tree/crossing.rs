@@ -1,4 +1,4 @@
-//! Which mounts below the root are not entered.
+//! Mounts below the root that are not entered.
 
 use std::os::fd::OwnedFd;
 
@@ -7,19 +7,19 @@ use rustix::io::Errno;
 
 use super::TreeResult;
 
-/// How the mounts of `onehop mount` begin what they say of their source, and their type.
-const OURS: (&str, &str) = ("onehop", "fuse.hf3fs");
+/// The prefix of the source of `onehop mount`'s mounts, and their type.
+const ONEHOP_MOUNTS: (&str, &str) = ("onehop", "fuse.hf3fs");
 
-/// The file system whose answers depend on the process that asks: this one would show users its own memory map, and what only
-/// root may see of other processes.
-const PROCESSES: &str = "proc";
+/// A file system whose answers depend on the process that asks: it would show users this process's memory map, and what
+/// only root may see of other processes.
+const PROCFS: &str = "proc";
 
-/// Refuses a mount that would have this process wait for itself, or for a user, or speak for itself instead of the user. Asked
-/// of the kernel, which asks nobody.
+/// Refuses a mount that would make this process wait for itself or for a user, or answer for itself instead of the
+/// user. Reads only what the kernel knows, without asking the file system.
 ///
 /// # Errors
-/// `ELOOP` for a mount of onehop's, which may show the very folder that is served; `EACCES` for the FUSE mount of another user, who
-/// could keep each thread that looks there waiting for ever, and for procfs.
+/// `ELOOP` for a mount by onehop, which may show the folder that is served. `EACCES` for procfs, and for the FUSE mount
+/// of another user, who could block each thread that enters it for ever.
 pub(super) fn check(path: &OwnedFd) -> TreeResult<()> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let stat = statx(path, "", flags, StatxFlags::MNT_ID)?;
@@ -34,15 +34,15 @@ pub(super) fn check(path: &OwnedFd) -> TreeResult<()> {
     line.map_or(Ok(()), |line| check_line(line, rustix::process::geteuid().as_raw()))
 }
 
-/// The same for the kernel's line on a mount.
+/// The same for a mount's line in mountinfo.
 fn check_line(line: &str, own: u32) -> TreeResult<()> {
     let mut what = line.split_once(" - ").map_or("", |(_, what)| what).split(' ');
     let (kind, source, options) = (what.next(), what.next(), what.next());
     let kind = kind.unwrap_or_default();
-    if kind == OURS.1 && source.is_some_and(|source| source.starts_with(OURS.0)) {
+    if kind == ONEHOP_MOUNTS.1 && source.is_some_and(|source| source.starts_with(ONEHOP_MOUNTS.0)) {
         return Err(Errno::LOOP);
     }
-    if kind == PROCESSES {
+    if kind == PROCFS {
         return Err(Errno::ACCESS);
     }
     if kind != "fuse" && kind != "fuseblk" && !kind.starts_with("fuse.") {

@@ -1,8 +1,8 @@
-//! A folder of this machine.
+//! A local folder.
 //!
-//! What is below it is reached one name at a time from descriptors that are held: no path, no link and no `..` leads out of it.
-//! What a caller may do there the kernel decides: each operation runs with the caller's credentials, and what is made has its
-//! owner and its mode before it has a name.
+//! Files below it are reached one name at a time, from descriptors that are held: no path, link or `..` leads out of
+//! it. The kernel checks permissions: each operation runs with the caller's credentials, and a new file has its owner
+//! and mode before it has a name.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -19,20 +19,21 @@ use super::local::{Local, Writer};
 use super::nodes::{Forgotten, ITSELF, Node, Nodes, file_type, kind};
 use super::{FolderNames, OpenFile, Tree, TreeResult, xattrs};
 use crate::shares::{Payer, Shares};
-use crate::wire::{Attr, AttrChange, Caller, FsSpace, MOST_BODY, Make, Name, OpenMode, TimeChange, Xattr};
+use crate::wire::{Attr, AttrChange, Caller, FsSpace, MAX_BODY, Make, Name, OpenMode, TimeChange, Xattr};
 
-/// Bytes of names that are told at once, so that they fit a body whatever else stands there.
-const NAMES: usize = MOST_BODY - 8192;
-/// The bits by which a program runs as somebody else.
-const PRIVILEGES: u32 = 0o6000;
+/// Bytes of names in one answer, which fits in a body with everything else in it.
+const MAX_NAME_BYTES: usize = MAX_BODY - 8192;
+/// The set-id bits.
+const SET_ID_BITS: u32 = 0o6000;
 
-/// What may be done with a folder.
+/// Limits on what may be done with a folder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FolderRules {
-    /// Whether it is served to other machines: then nothing is made that gives rights on this one, which are devices and files that
-    /// run as their owner.
+    /// Whether it is served to other machines. Then nothing is created that gives rights on this one: no devices, and
+    /// no set-id files.
     pub for_others: bool,
-    /// Descriptors for files that are known. Beyond a quarter of them files are known by their handles, where there are some.
+    /// Descriptors for known files. Beyond a quarter of them, files are known by their handles where the file system
+    /// has handles.
     pub most_open: usize,
 }
 
@@ -40,11 +41,11 @@ pub struct FolderRules {
 pub struct Folder {
     nodes: Nodes,
     rules: FolderRules,
-    /// What this process returns to when it has acted as a caller; none where it is not root, and acts as itself alone.
+    /// The credentials to restore after acting as a caller. `None` unless this process is root's.
     own: Option<Arc<OwnCredentials>>,
 }
 
-/// Flags with which a file is opened.
+/// The flags of `open` for a mode.
 fn flags_of(access: OpenMode) -> OFlags {
     let mut flags = match (access.read, access.write) {
         (true, true) => OFlags::RDWR,
@@ -68,16 +69,17 @@ fn timestamp(time: Option<TimeChange>) -> rustix::fs::Timespec {
 }
 
 impl Folder {
-    /// Serves a folder that is open, as a path at least.
+    /// Serves an open folder; `O_PATH` is enough.
     ///
     /// # Errors
-    /// When it cannot be looked at.
+    /// When the system calls for it fail.
     pub fn new(root: OwnedFd, rules: FolderRules) -> TreeResult<Self> {
         let own = OwnCredentials::of_root().map_err(|error| super::errno(&error))?.map(Arc::new);
         Ok(Self { nodes: Nodes::new(root, rules.most_open)?, rules, own })
     }
 
-    /// The same, whose descriptors for known files are a share of a supply, under a number that no other folder has.
+    /// Takes descriptors for known files from a budget that is shared with other folders, under a number of this
+    /// folder's own.
     ///
     /// # Errors
     /// As for [`Self::new`].
@@ -86,21 +88,22 @@ impl Folder {
         Ok(Self { nodes: nodes.sharing(descriptors), rules, own })
     }
 
-    /// The same, where the files that some users know count for others.
+    /// Sets the function that maps users to those for whom known files count.
     #[must_use]
     pub fn with_payer(self, payer: Payer<u32>) -> Self {
         Self { nodes: self.nodes.with_payer(payer), ..self }
     }
 
-    /// Has this thread act as a caller. A process that is not root's acts as itself.
+    /// Makes this thread act as a caller. A process that is not root's acts as itself.
     fn act_as(&self, by: &Caller) -> TreeResult<Option<Acting<'_>>> {
         self.own.as_ref().map(|own| own.act_as(&by.credentials())).transpose()
     }
 
-    /// What a caller makes is made with this mode.
+    /// Checks the mode of a new file.
     fn mode(&self, mode: u32, kind: FileType) -> TreeResult<Mode> {
-        // On a folder they give no rights: one says to which group new files belong, the other nothing.
-        if self.rules.for_others && kind != FileType::Directory && mode & PRIVILEGES != 0 {
+        // On a folder set-id bits give no rights: set-group-id passes the group on to new files, and set-user-id has no
+        // effect.
+        if self.rules.for_others && kind != FileType::Directory && mode & SET_ID_BITS != 0 {
             return Err(Errno::PERM);
         }
         Ok(Mode::from_raw_mode(mode & 0o7777))
@@ -113,26 +116,27 @@ impl Folder {
         Local::written_by(file, writer)
     }
 
-    /// [`Tree::open`], for who wants to know which file of this machine it is.
+    /// [`Tree::open`], which returns the local file.
     ///
     /// # Errors
-    /// When it is neither file nor folder, or the system refuses; `EINVAL` to run a file and to change it.
+    /// When it is neither a file nor a folder, or the system refuses; `EINVAL` to execute and change it at once.
     pub fn open_local(&self, node: u64, access: OpenMode, by: &Caller) -> TreeResult<Local> {
-        // No kernel asks for that, and the right to run a file is none to change it.
+        // No kernel requests that, and execute permission does not allow changes.
         if access.execute && (access.write || access.truncate) {
             return Err(Errno::INVAL);
         }
         let node = self.nodes.get(node)?;
         let acting = self.act_as(by)?;
         if access.execute {
-            // The right to run it is enough to read it for that.
+            // Execute permission is enough to read a file for execution.
             accessat(CWD, node.proc(), Rights::EXEC_OK, AtFlags::EACCESS)?;
             drop(acting);
         }
         Ok(self.local(node.open(flags_of(access))?, by))
     }
 
-    /// Opens a file once more for a client that had it open when its session was lost: what a file's mode says now does not matter.
+    /// Reopens a file for a client that had it open when its session was lost. Its mode may have changed since, so it
+    /// is not checked.
     ///
     /// # Errors
     /// As for [`Self::open_local`].
@@ -140,10 +144,10 @@ impl Folder {
         Ok(self.local(self.nodes.get(node)?.open(flags_of(access))?, by))
     }
 
-    /// [`Tree::create`], likewise.
+    /// [`Tree::create`], which returns the local file.
     ///
     /// # Errors
-    /// As for that.
+    /// As for [`Tree::create`].
     pub fn create_local(
         &self,
         parent: u64,
@@ -163,23 +167,23 @@ impl Folder {
             other => other?,
         };
         drop((acting, umask));
-        // By its descriptor: the name may be another file's by now.
+        // By the descriptor: the name may be another file's by now.
         let attr = self.nodes.remember_open(&file, &parent, name, by.uid)?;
         Ok((attr, self.local(file, by)))
     }
 
-    /// Opens what was to be made and is there. The kernel whose user asks takes it for new, and checks nothing: what cannot be
-    /// checked here is `ESTALE`, upon which that kernel looks the name up again and opens what it finds.
+    /// Opens an existing file that was to be created. The client's kernel takes it for new and checks nothing. What
+    /// cannot be checked here is `ESTALE`: then that kernel looks the name up again, and opens what it finds.
     fn open_existing(&self, parent: &Node, name: &Name, flags: OFlags, mode: Mode) -> TreeResult<OwnedFd> {
         if self.own.is_none() && self.rules.for_others {
             return Err(Errno::STALE);
         }
-        // Something else than a file must not even be opened: devices act on that.
+        // Other types must not even be opened: devices may react to that.
         match file_type(&self.nodes.path(parent, name)?)? {
             FileType::RegularFile => {}
             _ => return Err(Errno::STALE),
         }
-        // Nor a file system that a user has mounted there meanwhile, whose daemon might never answer.
+        // Nor must a mount be entered that a user has made there meanwhile: its daemon might never answer.
         let within = ResolveFlags::BENEATH
             | ResolveFlags::NO_SYMLINKS
             | ResolveFlags::NO_MAGICLINKS
@@ -202,10 +206,11 @@ impl Folder {
             chownat(&node.path, "", uid.map(Uid::from_raw), gid.map(Gid::from_raw), ITSELF)
         };
         if *change == AttrChange::default() {
-            // The kernel that asks does so before a write, too, whose user may not change the mode: the write will.
+            // The kernel also requests this before a write by a user who may not change the mode. The write itself
+            // clears the bits.
             chown(None, None).or_else(|error| if error == Errno::PERM { Ok(()) } else { Err(error) })?;
         }
-        // A change of owner takes privileges away, so the mode comes after it.
+        // A change of owner clears set-id bits, so the mode is set after it.
         if change.uid.is_some() || change.gid.is_some() {
             chown(change.uid, change.gid)?;
         }
@@ -272,7 +277,7 @@ impl Tree for Folder {
         let _acting = self.act_as(by)?;
         let _umask = Umask::set(by.umask)?;
         self.make_named(&parent, name, make)?;
-        // Whatever has the name by now: the caller may look it up, and nothing is done to it.
+        // The name may be another file's by now. That is harmless: the caller may look it up.
         self.nodes.lookup(&parent, name, by.uid)
     }
 
@@ -319,11 +324,11 @@ impl Tree for Folder {
         if from != 0 {
             folder.seek(i64::try_from(from).map_err(|_| Errno::INVAL)?)?;
         }
-        let (mut names, mut room, mut last) = (Vec::new(), NAMES, from);
+        let (mut names, mut room, mut last) = (Vec::new(), MAX_NAME_BYTES, from);
         while let Some(entry) = folder.read() {
             let entry = entry?;
             let name = entry.file_name().to_bytes();
-            // What stands beside a name takes 24 bytes at most.
+            // Everything but the name takes 24 bytes at most.
             let takes = name.len() + 24;
             if takes > room {
                 return Ok(FolderNames { names, next: Some(last) });

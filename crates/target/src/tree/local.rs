@@ -1,4 +1,4 @@
-//! An open file of this machine.
+//! A local open file.
 
 use std::fs::File;
 use std::io;
@@ -12,39 +12,40 @@ use rustix::io::{Errno, ReadWriteFlags};
 
 use super::{OpenFile, TransferMemory};
 
-/// As whom a file is written by a process that is root's: room, quotas and set-id bits are the user's, not root's.
+/// The user as whom root's process writes a file: space, quotas and set-id bits are those of the user.
 pub(super) struct Writer {
     pub own: Arc<OwnCredentials>,
     pub uid: u32,
     pub gid: u32,
-    /// The file's group, where the user is in it: a set-group-id bit stays then. All of a user's groups would be too many to keep.
+    /// The file's group, if the user is in it, which keeps a set-group-id bit. All groups of the user would take too
+    /// much memory.
     pub group: Option<u32>,
 }
 
-/// A file of this machine.
+/// A local open file.
 pub struct Local {
     file: File,
-    /// None where it is this process.
+    /// `None` to write as this process.
     writer: Option<Writer>,
-    /// The same past the page cache, opened when it is first wanted.
+    /// The same file with `O_DIRECT`, opened on demand.
     direct: OnceLock<Option<(File, DirectRules)>>,
-    /// Whether its bytes are in memory and nowhere else, once it was read.
+    /// Whether its data is in memory only (tmpfs), once it was read.
     in_memory: OnceLock<bool>,
 }
 
 impl Local {
-    /// An open file, written by this process.
+    /// Writes as this process.
     #[must_use]
     pub fn new(file: File) -> Self {
         Self { file, writer: None, direct: OnceLock::new(), in_memory: OnceLock::new() }
     }
 
-    /// An open file, written as a user.
+    /// Writes as a user.
     pub(super) fn written_by(file: File, writer: Option<Writer>) -> Self {
         Self { writer: writer.filter(|writer| writer.uid != 0), ..Self::new(file) }
     }
 
-    /// Has this thread act as the user who writes the file.
+    /// Makes this thread act as the writer.
     fn act(&self) -> io::Result<Option<Acting<'_>>> {
         let Some(Writer { own, uid, gid, group }) = &self.writer else { return Ok(None) };
         let who = Credentials { uid: *uid, gid: *gid, groups: group.as_slice(), privileged: false };
@@ -67,7 +68,7 @@ fn plain(error: onehop_os::Error) -> io::Error {
 
 impl OpenFile for Local {
     fn read_now(&self, to: TransferMemory<'_>, at: u64) -> io::Result<Option<usize>> {
-        // Only where a read that may wait has found it out: a file system that is a server's may not say.
+        // Known only after a read that may block, because a network file system may not answer.
         if self.in_memory.get() == Some(&true) {
             return if may_swap() { Ok(None) } else { self.read(to, at).map(Some) };
         }
@@ -117,7 +118,7 @@ impl OpenFile for Local {
         if at >= end {
             return Ok(false);
         }
-        // The place of the descriptor moves; nobody reads from there.
+        // This moves the file offset, which nothing uses.
         Ok(rustix::fs::seek(&self.file, SeekFrom::Hole(at))? < end)
     }
 
@@ -132,7 +133,7 @@ impl OpenFile for Local {
             return Ok(None);
         }
         match to.mem.read_file(to.at, to.len, file, at).map_err(plain) {
-            // Some file systems promise and do not keep it.
+            // Some file systems accept O_DIRECT but fail the read.
             Err(e) if e.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => Ok(None),
             other => other.map(Some),
         }
@@ -143,12 +144,12 @@ impl OpenFile for Local {
     }
 
     fn drop_set_id(&self) -> io::Result<()> {
-        // A process that is not root's loses them by the write itself, and may not be the file's owner.
+        // A process that is not root's clears them by the write itself, and may not be the file's owner.
         if !rustix::process::geteuid().is_root() {
             return Ok(());
         }
-        // A change of owner that changes none has the kernel take away set-id bits and file capabilities, and leave the rest of the
-        // mode as it is at that moment: the owner may be changing it.
+        // A change to no owner makes the kernel clear set-id bits and file capabilities. It leaves the rest of the mode
+        // alone, which the owner may be changing at this moment.
         Ok(rustix::fs::fchown(&self.file, None, None)?)
     }
 

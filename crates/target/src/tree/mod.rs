@@ -1,7 +1,8 @@
-//! The seam between who asks for files and who has them: a folder of this machine ([`Folder`]), or of another
-//! ([`crate::client::RemoteTree`]).
+//! The interface between those who access files and those who serve them: a local folder ([`Folder`]), or one of
+//! another machine ([`crate::client::RemoteTree`]).
 //!
-//! Files are known by numbers, which are told by `lookup`, `make` and `create`, and stay good until they are forgotten as often.
+//! Files have numbers, which `lookup`, `make` and `create` return. A number stays valid until it is forgotten as often
+//! as it was returned.
 
 mod crossing;
 mod folder;
@@ -24,18 +25,18 @@ pub use nodes::Forgotten;
 use crate::transport::Shareable;
 use crate::wire::{Attr, AttrChange, Caller, FileKind, FsSpace, Make, Name, OpenMode, Xattr};
 
-/// What came of it, or why not, as Linux says it.
+/// The result, or Linux's error number.
 pub type TreeResult<T> = Result<T, Errno>;
 
-/// Numbers from here on are given to files of other file systems below the root, whose own numbers may be taken.
+/// Numbers from here on are assigned to files of other file systems below the root, whose inode numbers may collide.
 pub const FOREIGN: u64 = 1 << 48;
 
-/// Some names in a folder.
+/// A part of the names in a folder.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FolderNames {
-    /// Number in its file system, kind, where to go on behind it, and name.
+    /// Inode number, type, offset of the next entry, and name.
     pub names: Vec<(u64, FileKind, u64, Vec<u8>)>,
-    /// Where to go on; none at the end.
+    /// The offset of the rest; `None` at the end.
     pub next: Option<u64>,
 }
 
@@ -44,64 +45,64 @@ pub struct FolderNames {
 pub struct TransferMemory<'a> {
     /// The memory.
     pub mem: &'a HostMem,
-    /// Where in it.
+    /// The offset in it.
     pub at: usize,
-    /// How long.
+    /// The length.
     pub len: usize,
-    /// Whether others may write it, or cut it short, at any moment.
+    /// Whether other processes may write or truncate it at any time.
     pub shared: bool,
 }
 
-/// Which way bytes come to this machine, and why not a straighter one.
+/// The route by which data arrives on this machine, and why there is no faster one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Via {
     /// `tcp`, `rdma`.
     pub transport: &'static str,
-    /// Why they go through host memory; empty where they need not.
+    /// Why data goes through host memory; empty if it need not.
     pub why: String,
-    /// What would change that.
+    /// How to fix that.
     pub fix: String,
 }
 
-/// A file that is open. Transfers go to and from memory that others may write at the same time, so they are never made through slices.
+/// An open file. Others may write a transfer's memory at the same time, so it is never accessed through slices.
 pub trait OpenFile: Send + Sync {
-    /// Reads what can be had without waiting: none where that is nothing, or not known.
+    /// Reads without blocking. `None` if that is not possible, or unknown.
     ///
     /// # Errors
     /// When the memory is gone, or the file cannot be read.
     fn read_now(&self, to: TransferMemory<'_>, at: u64) -> io::Result<Option<usize>>;
 
-    /// Reads; gives how many bytes there were before the file's end.
+    /// Reads. Returns the number of bytes, which is short at the end of the file.
     ///
     /// # Errors
     /// As for [`Self::read_now`].
     fn read(&self, to: TransferMemory<'_>, at: u64) -> io::Result<usize>;
 
-    /// Writes; gives how many bytes were written.
+    /// Writes. Returns the number of bytes.
     ///
     /// # Errors
     /// When the memory is gone, or the file cannot be written.
     fn write(&self, from: TransferMemory<'_>, at: u64) -> io::Result<usize>;
 
-    /// Reads into memory of this process.
+    /// Reads into private memory.
     ///
     /// # Errors
     /// When the file cannot be read.
     fn read_bytes(&self, to: &mut [u8], at: u64) -> io::Result<usize>;
 
-    /// Writes memory of this process.
+    /// Writes from private memory.
     ///
     /// # Errors
     /// When the file cannot be written.
     fn write_bytes(&self, from: &[u8], at: u64) -> io::Result<usize>;
 
-    /// Writes memory of this process behind the file's end, wherever that is by then, whoever else writes there.
+    /// Appends, atomically with respect to other writers.
     ///
     /// # Errors
     /// When the file cannot be written.
     fn append_bytes(&self, from: &[u8]) -> io::Result<usize>;
 
-    /// Reads straight into memory, of a GPU perhaps, without this machine's processor. None where that cannot be.
+    /// Reads directly into memory, perhaps a GPU's, without this machine's CPU; `None` if that is not possible.
     ///
     /// # Errors
     /// As for [`Self::read_now`].
@@ -110,7 +111,7 @@ pub trait OpenFile: Send + Sync {
         Ok(None)
     }
 
-    /// Writes straight out of such memory. None where that cannot be.
+    /// Writes directly from such memory; `None` if that is not possible.
     ///
     /// # Errors
     /// As for [`Self::write`].
@@ -119,79 +120,79 @@ pub trait OpenFile: Send + Sync {
         Ok(None)
     }
 
-    /// Whether there is a hole in a range, before the file's end.
+    /// Whether a range has a hole before the end of the file.
     ///
     /// # Errors
-    /// When that cannot be told.
+    /// When the file system does not report it.
     fn has_hole(&self, at: u64, bytes: u64) -> io::Result<bool>;
 
-    /// Whether reading a range past the caches of this machine is worth it, as most of it is not there.
+    /// Whether most of a range is not in the page cache, so that direct I/O is worth it.
     fn is_cold(&self, at: u64, bytes: u64) -> bool;
 
-    /// Reads past the caches of this machine into page-aligned memory; the range is whole pages. None where that cannot be.
+    /// Reads whole pages past the page cache, into page-aligned memory; `None` if that is not possible.
     ///
     /// # Errors
     /// As for [`Self::read_now`].
     fn read_past(&self, to: TransferMemory<'_>, at: u64) -> io::Result<Option<usize>>;
 
-    /// Has what was written on the disk.
+    /// Writes everything to the disk.
     ///
     /// # Errors
-    /// When that failed, now or since it was asked for last.
+    /// When that failed, now or since the last call.
     fn sync(&self, data_only: bool) -> io::Result<()>;
 
-    /// Takes away what has it run with rights of its owner.
+    /// Clears set-id bits and file capabilities.
     ///
     /// # Errors
     /// When the file system refuses.
     fn drop_set_id(&self) -> io::Result<()>;
 
-    /// Makes it longer or shorter.
+    /// Sets the length.
     ///
     /// # Errors
     /// When the file system refuses.
     fn set_len(&self, bytes: u64) -> io::Result<()>;
 
-    /// Makes room, or holes; `mode` as for `fallocate`.
+    /// Allocates space or punches holes; `mode` as for `fallocate`.
     ///
     /// # Errors
     /// When the file system refuses.
     fn allocate(&self, mode: u32, at: u64, bytes: u64) -> io::Result<()>;
 
-    /// The next hole, or the next data.
+    /// The offset of the next hole, or of the next data.
     ///
     /// # Errors
-    /// When there is none, or it cannot be told.
+    /// When there is none, or the file system does not report it.
     fn seek(&self, at: u64, hole: bool) -> io::Result<u64>;
 
-    /// The file itself, where it is one of this machine.
+    /// The file itself, if it is local.
     fn local(&self) -> Option<&File> {
         None
     }
 
-    /// Which way its bytes come from another machine; none where they are of this one.
+    /// The route of its data from another machine; `None` for a local file.
     fn via(&self) -> Option<Via> {
         None
     }
 }
 
-/// A folder and all that is below it. Each operation is done with the rights of its caller. Those that have a user's number only
-/// (`uid`) give nothing away that who knows a file's number has not been given; they count for that user.
-#[expect(clippy::missing_errors_doc, reason = "each call fails as the call of Linux does that does the same")]
+/// A folder and everything below it. Each operation runs with its caller's credentials. Operations with only a user ID
+/// (`uid`) return nothing that the holder of a file's number has not been given already; they count for that user.
+#[expect(clippy::missing_errors_doc, reason = "each call fails like the Linux call that does the same")]
 pub trait Tree: Send + Sync {
     /// Looks a name up.
     fn lookup(&self, parent: u64, name: &Name, by: &Caller) -> TreeResult<Attr>;
-    /// A number that was told so many times is not needed any more. Gives what was held for it.
+    /// Forgets a number `times` times. Returns what was held for it.
     fn forget(&self, node: u64, times: u64) -> Forgotten;
-    /// What is known of a file.
+    /// The attributes of a file.
     fn attr(&self, node: u64, uid: u32) -> TreeResult<Attr>;
-    /// Changes attributes. A change of none is one of owner to the same owner: it takes set-id bits away, if the caller may.
+    /// Changes attributes. An empty change is a change to the same owner: it clears set-id bits, if the caller may.
     fn change(&self, node: u64, change: &AttrChange, by: &Caller) -> TreeResult<Attr>;
-    /// What a symbolic link says.
+    /// The target of a symbolic link.
     fn read_link(&self, node: u64, uid: u32) -> TreeResult<Vec<u8>>;
-    /// Makes something that is not opened.
+    /// Creates a folder, a node or a symbolic link.
     fn make(&self, parent: u64, name: &Name, make: &Make, by: &Caller) -> TreeResult<Attr>;
-    /// Makes a file and opens it; unless it has to be new, one that is there is opened.
+    /// Creates and opens a file. Unless it must be new (`exclusive`), an existing one is opened.
     fn create(
         &self,
         parent: u64,
@@ -201,25 +202,25 @@ pub trait Tree: Send + Sync {
         exclusive: bool,
         by: &Caller,
     ) -> TreeResult<(Attr, Arc<dyn OpenFile>)>;
-    /// Takes a name away.
+    /// Removes a name.
     fn remove(&self, parent: u64, name: &Name, folder: bool, by: &Caller) -> TreeResult<()>;
-    /// Gives something another name; `flags` as for `renameat2`.
+    /// Renames; `flags` as for `renameat2`.
     fn rename(&self, from: (u64, &Name), to: (u64, &Name), flags: u32, by: &Caller) -> TreeResult<()>;
-    /// Gives a file one more name.
+    /// Creates a hard link.
     fn link(&self, node: u64, parent: u64, name: &Name, by: &Caller) -> TreeResult<Attr>;
-    /// Some of the names in a folder, from a place on.
+    /// Some of the names in a folder, from an offset on.
     fn list(&self, node: u64, from: u64, by: &Caller) -> TreeResult<FolderNames>;
-    /// Has a folder's names on the disk.
+    /// Writes a folder's names to the disk.
     fn sync_folder(&self, node: u64, uid: u32) -> TreeResult<()>;
-    /// What an extended attribute says, or the names of all; nothing where something is changed.
+    /// Executes a request about extended attributes. Returns a value, the list of names, or nothing for a change.
     fn xattr(&self, node: u64, ask: &Xattr, by: &Caller) -> TreeResult<Vec<u8>>;
-    /// How much room there is.
+    /// The space of the file system.
     fn space(&self, uid: u32) -> TreeResult<FsSpace>;
     /// Opens a file.
     fn open(&self, node: u64, access: OpenMode, by: &Caller) -> TreeResult<Arc<dyn OpenFile>>;
 }
 
-/// The number for an error of a file.
+/// The error number of an I/O error.
 #[must_use]
 pub fn errno(error: &io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)

@@ -1,4 +1,4 @@
-//! Files of a folder that somebody knows by their numbers.
+//! Known files of a folder, by number.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,26 +15,26 @@ use crate::lock;
 use crate::shares::{Payer, Shares};
 use crate::wire::{Attr, FileKey, FileKind, Name, ROOT};
 
-/// Files that are known at once.
-const MOST_KNOWN: u64 = 1 << 22;
-/// Mounts within each other below the root.
-const MOST_MOUNTS: usize = 32;
+/// The most known files.
+const MAX_KNOWN: u64 = 1 << 22;
+/// The most mounts nested in each other below the root.
+const MAX_MOUNTS: usize = 32;
 
-/// A file that somebody knows.
+/// A known file.
 pub(super) struct Node {
     pub number: u64,
-    /// Held without being opened: it survives renames, and no link leads elsewhere.
+    /// Held with `O_PATH`: it survives renames, and is not redirected by links.
     pub path: OwnedFd,
-    /// None in the file system of the root.
+    /// `None` in the mount of the root.
     submount: Option<Arc<Submount>>,
-    /// Counts the descriptor as long as it is open; none for one of a single call.
+    /// Counts the descriptor while it is held; `None` for a node of a single call.
     _counted: Option<CountedDescriptor>,
 }
 
-/// Descriptors of files that are held open.
+/// Counts descriptors of files that are held open.
 struct OpenNodes {
     count: AtomicUsize,
-    /// Where other folders want some too: a folder has a share under its number.
+    /// The budget that is shared with other folders, and this folder's number in it.
     shared: Option<(Arc<Shares>, u32)>,
 }
 
@@ -43,7 +43,7 @@ impl OpenNodes {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Counts one more; none where the share is used up.
+    /// Counts another descriptor; `None` if the budget is used up.
     fn add(self: &Arc<Self>) -> Option<CountedDescriptor> {
         if self.shared.as_ref().is_some_and(|(all, number)| !all.take(*number, 1)) {
             return None;
@@ -53,7 +53,7 @@ impl OpenNodes {
     }
 }
 
-/// A descriptor among those.
+/// A counted descriptor.
 struct CountedDescriptor(Arc<OpenNodes>);
 
 impl Drop for CountedDescriptor {
@@ -65,20 +65,20 @@ impl Drop for CountedDescriptor {
     }
 }
 
-/// A mount below the root, known by where it is mounted: a descriptor in it would keep it from being unmounted.
+/// A mount below the root, known by its mount point: a descriptor in it would keep it from being unmounted.
 #[derive(PartialEq, Eq, Hash)]
 struct Submount {
     parent: u64,
     name: Name,
-    /// Its root's key.
+    /// The key of its root.
     key: (u64, u64),
 }
 
 impl Node {
-    /// Opens it: files and folders, nothing that could wait for somebody.
+    /// Opens a file or folder, and nothing whose opening might block.
     ///
     /// # Errors
-    /// `EAGAIN` where somebody has a lease on it, whom the kernel has told by then to let go of it.
+    /// `EAGAIN` when another process has a lease on it, whose holder the kernel has then notified.
     pub fn open(&self, flags: OFlags) -> TreeResult<File> {
         match file_type(&self.path)? {
             rustix::fs::FileType::RegularFile | rustix::fs::FileType::Directory => {}
@@ -86,47 +86,47 @@ impl Node {
             _ => return Err(Errno::NXIO),
         }
         let file = openat(CWD, self.proc(), flags | OFlags::NONBLOCK, Mode::empty())?;
-        // It is for this call alone: io_uring takes it for a wish of every transfer.
+        // Needed for this call only: io_uring would apply it to each transfer.
         rustix::fs::fcntl_setfl(&file, rustix::fs::fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
         Ok(file.into())
     }
 
-    /// A path to it for calls that take nothing else.
+    /// A path to it, for system calls that take no descriptor.
     pub fn proc(&self) -> String {
         proc(&self.path)
     }
 
     pub fn attr(&self) -> TreeResult<Attr> {
-        Ok(attr(self.number, &look(&self.path)?))
+        Ok(attr(self.number, &statx_of(&self.path)?))
     }
 }
 
-/// What tells one known file from another. A file that is visible in two mounts has two numbers: each mount has rules of its own,
-/// and a number never leads to the other mount.
+/// Identifies a known file. A file that is visible in two mounts has two numbers: each mount has its own options, and a
+/// number must not lead to the other mount.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct NodeKey {
-    /// None in the mount of the root.
+    /// `None` in the mount of the root.
     submount: Option<Arc<Submount>>,
     /// Device and inode.
     file: (u64, u64),
 }
 
-/// How a file is held that somebody knows.
+/// How a known file is held.
 #[derive(Clone)]
 enum NodeAccess {
     Open(Arc<Node>),
-    /// By what its file system calls it, which costs no descriptor.
+    /// By a file handle, which takes no descriptor.
     Handle(Arc<FileHandle>),
-    /// The same in a mount below the root.
+    /// By a handle in a mount below the root.
     Below(Arc<Submount>, Arc<FileHandle>),
 }
 
 struct KnownNode {
     held: NodeAccess,
     key: NodeKey,
-    /// Who asked for it first.
+    /// The user who looked it up first.
     uid: u32,
-    /// How often its number was told.
+    /// How often its number was returned.
     times: u64,
 }
 
@@ -137,43 +137,43 @@ struct KnownNodes {
     next: u64,
 }
 
-/// All of them.
+/// All known files.
 pub(super) struct Nodes {
     root: Arc<Node>,
     root_key: (u64, u64),
-    /// For files that are found by their handles: the root, opened to be read. None where they cannot be.
-    beside: Option<OwnedFd>,
+    /// The root opened for reading, which opening by handle requires. `None` if that is not supported.
+    handle_root: Option<OwnedFd>,
     most_open: usize,
-    /// Those that are held open.
+    /// Counts those that are held open.
     open: Arc<OpenNodes>,
     /// How many files each user knows.
     of_users: Shares,
     known: Mutex<KnownNodes>,
 }
 
-/// Where files can be found by their handles: what that takes.
-fn beside(root: &OwnedFd) -> Option<OwnedFd> {
+/// Opens the root for reading, if files can be opened by their handles.
+fn handle_root(root: &OwnedFd) -> Option<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let beside = openat(root, ".", flags, Mode::empty()).ok()?;
-    handle_of(root).and_then(|handle| handle.open(&beside)).is_ok().then_some(beside)
+    let handle_root = openat(root, ".", flags, Mode::empty()).ok()?;
+    handle_of(root).and_then(|handle| handle.open(&handle_root)).is_ok().then_some(handle_root)
 }
 
 impl Nodes {
     pub fn new(root: OwnedFd, most_open: usize) -> TreeResult<Self> {
-        let (root_key, beside) = (key(&look(&root)?), beside(&root));
+        let (root_key, handle_root) = (key(&statx_of(&root)?), handle_root(&root));
         let root = Arc::new(Node { number: ROOT, path: root, submount: None, _counted: None });
-        let of_users = Shares::new(MOST_KNOWN).with_privileged([0, rustix::process::geteuid().as_raw()]);
+        let of_users = Shares::new(MAX_KNOWN).with_privileged([0, rustix::process::geteuid().as_raw()]);
         let open = Arc::new(OpenNodes { count: AtomicUsize::new(0), shared: None });
-        Ok(Self { root, root_key, beside, most_open, open, of_users, known: Mutex::default() })
+        Ok(Self { root, root_key, handle_root, most_open, open, of_users, known: Mutex::default() })
     }
 
-    /// Has it share its descriptors with other folders, under a number that none of them has.
+    /// Shares descriptors with other folders, under a number of its own.
     pub fn sharing(mut self, descriptors: (Arc<Shares>, u32)) -> Self {
         self.open = Arc::new(OpenNodes { count: AtomicUsize::new(0), shared: Some(descriptors) });
         self
     }
 
-    /// Has what some users know count for others.
+    /// Sets the function that maps users to those for whom known files count.
     pub fn with_payer(mut self, payer: Payer<u32>) -> Self {
         self.of_users.set_payer(payer);
         self
@@ -184,10 +184,10 @@ impl Nodes {
     }
 
     pub fn get(&self, number: u64) -> TreeResult<Arc<Node>> {
-        self.get_within(number, MOST_MOUNTS)
+        self.get_within(number, MAX_MOUNTS)
     }
 
-    /// A file in so many mounts within each other at most.
+    /// A file in at most this many nested mounts.
     fn get_within(&self, number: u64, mounts: usize) -> TreeResult<Arc<Node>> {
         if number == ROOT {
             return Ok(self.root.clone());
@@ -195,7 +195,9 @@ impl Nodes {
         let held = lock(&self.known).by_number.get(&number).ok_or(Errno::STALE)?.held.clone();
         let (path, submount) = match held {
             NodeAccess::Open(node) => return Ok(node),
-            NodeAccess::Handle(handle) => (handle.open(self.beside.as_ref().ok_or(Errno::STALE)?)?, None),
+            NodeAccess::Handle(handle) => {
+                (handle.open(self.handle_root.as_ref().ok_or(Errno::STALE)?)?, None)
+            }
             NodeAccess::Below(submount, handle) => {
                 let within = mounts.checked_sub(1).ok_or(Errno::LOOP)?;
                 (self.below(&submount, &handle, within)?, Some(submount))
@@ -207,7 +209,7 @@ impl Nodes {
     /// A file of a mount below the root, if that is still mounted.
     fn below(&self, submount: &Submount, handle: &FileHandle, mounts: usize) -> TreeResult<OwnedFd> {
         let root = self.path(&*self.get_within(submount.parent, mounts)?, &submount.name)?;
-        if key(&look(&root)?) != submount.key {
+        if key(&statx_of(&root)?) != submount.key {
             return Err(Errno::STALE);
         }
         if handle_of(&root).is_ok_and(|of_root| of_root == *handle) {
@@ -216,12 +218,12 @@ impl Nodes {
         handle.open(openat(&root, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
     }
 
-    /// Looks a name up for somebody who has to forget what they were told.
+    /// Looks a name up. The file stays known until it is forgotten.
     pub fn lookup(&self, parent: &Node, name: &Name, uid: u32) -> TreeResult<Attr> {
         self.remember(self.path(parent, name)?, parent, name, uid)
     }
 
-    /// What has a name, without opening it.
+    /// Opens a name with `O_PATH`.
     pub fn path(&self, parent: &Node, name: &Name) -> TreeResult<OwnedFd> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
@@ -237,9 +239,9 @@ impl Nodes {
     }
 
     fn remember(&self, path: OwnedFd, parent: &Node, name: &Name, uid: u32) -> TreeResult<Attr> {
-        let stat = look(&path)?;
+        let stat = statx_of(&path)?;
         let file = key(&stat);
-        let submount = if mount_of(&path, &stat)? == mount_of(&parent.path, &look(&parent.path)?)? {
+        let submount = if mount_of(&path, &stat)? == mount_of(&parent.path, &statx_of(&parent.path)?)? {
             parent.submount.clone()
         } else {
             Some(Arc::new(Submount { parent: parent.number, name: name.clone(), key: file }))
@@ -254,10 +256,10 @@ impl Nodes {
         }
         let mut known = lock(&self.known);
         if let Some(number) = known.by_key.get(&key).copied()
-            && let Some(told) = known.by_number.get_mut(&number)
-            && is_same(&told.held, &path)
+            && let Some(known_node) = known.by_number.get_mut(&number)
+            && is_same(&known_node.held, &path)
         {
-            told.times += 1;
+            known_node.times += 1;
             return Ok(number);
         }
         let (device, inode) = key.file;
@@ -271,7 +273,7 @@ impl Nodes {
             known.next += 1;
             FOREIGN + known.next
         };
-        // It counts for who asked for it first.
+        // Counts for the first user who looks it up.
         if !self.of_users.take(uid, 1) {
             return Err(Errno::NFILE);
         }
@@ -282,13 +284,13 @@ impl Nodes {
         Ok(number)
     }
 
-    /// Holds the first files open, which is quickest; more by their handles where there are handles, and so all that are in mounts
-    /// below the root.
+    /// Holds the first files open, which is fastest. Further ones, and all in mounts below the root, are held by their
+    /// handles if they have any.
     fn hold(&self, number: u64, path: OwnedFd, submount: Option<Arc<Submount>>) -> TreeResult<NodeAccess> {
         let (open, shared) = (self.open.count(), &self.open.shared);
         let is_full = shared.as_ref().is_some_and(|(all, number)| all.room(*number) == 0);
         if (submount.is_some() || is_full || open >= self.most_open / 4)
-            && self.beside.is_some()
+            && self.handle_root.is_some()
             && let Some(held) = Self::by_handle(&path, submount.clone())
         {
             return Ok(held);
@@ -298,7 +300,7 @@ impl Nodes {
         Ok(NodeAccess::Open(Arc::new(Node { number, path, submount, _counted: counted })))
     }
 
-    /// Holds a file by its handle, where it has one.
+    /// Holds a file by its handle, if it has one.
     fn by_handle(path: &OwnedFd, submount: Option<Arc<Submount>>) -> Option<NodeAccess> {
         let handle = Arc::new(handle_of(path).ok()?);
         Some(match submount {
@@ -309,26 +311,26 @@ impl Nodes {
 
     pub fn forget(&self, number: u64, times: u64) -> Forgotten {
         let mut known = lock(&self.known);
-        let Some(told) = known.by_number.get_mut(&number) else { return Forgotten::default() };
-        told.times = told.times.saturating_sub(times);
-        if told.times > 0 {
+        let Some(known_node) = known.by_number.get_mut(&number) else { return Forgotten::default() };
+        known_node.times = known_node.times.saturating_sub(times);
+        if known_node.times > 0 {
             return Forgotten::default();
         }
         let Some(KnownNode { held, key, uid, .. }) = known.by_number.remove(&number) else {
             return Forgotten::default();
         };
         self.of_users.put_back(uid, 1);
-        // Another file may have its key by now.
+        // The key may be another file's by now.
         if known.by_key.get(&key) == Some(&number) {
             known.by_key.remove(&key);
         }
-        // Not closed here: all who look names up wait for the lock.
+        // Not closed here, because all lookups wait for this lock.
         Forgotten { held: Some(held), uid }
     }
 }
 
-/// What was held of a file that is forgotten. It is closed with the value, which takes long where that is the last of a large file
-/// without a name.
+/// What was held of a forgotten file. Dropping it closes the file, which takes long for the last handle of a large
+/// deleted file.
 #[derive(Default)]
 pub struct Forgotten {
     held: Option<NodeAccess>,
@@ -336,7 +338,7 @@ pub struct Forgotten {
 }
 
 impl Forgotten {
-    /// Whether closing it may take long.
+    /// Whether dropping it may take long.
     #[must_use]
     pub fn may_take_long(&self) -> bool {
         matches!(self.held, Some(NodeAccess::Open(_)))
@@ -349,12 +351,13 @@ impl Forgotten {
     }
 }
 
-/// Whether what has a known file's key is that file: one that is not held open may be gone, and its number given to another.
+/// Whether a path with a known file's key is that file. If it is not held open, it may be deleted, and its inode number
+/// reused.
 fn is_same(held: &NodeAccess, path: &OwnedFd) -> bool {
     match held {
-        // What is held open is in use, unless its mount was detached and another took that one's place.
+        // An open file's inode is in use, unless its mount was detached and another one took its place.
         NodeAccess::Open(node) if node.submount.is_some() => {
-            let mount = |of: &OwnedFd| mount_of(of, &look(of)?);
+            let mount = |of: &OwnedFd| mount_of(of, &statx_of(of)?);
             matches!((mount(&node.path), mount(path)), (Ok(before), Ok(now)) if before == now)
         }
         NodeAccess::Open(_) => true,
@@ -364,28 +367,28 @@ fn is_same(held: &NodeAccess, path: &OwnedFd) -> bool {
     }
 }
 
-/// A path to what is open.
+/// The path of a descriptor in `/proc`.
 fn proc(file: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
-/// What kind of file is open, as a path at least.
+/// The type of an open file.
 pub(super) fn file_type(file: &OwnedFd) -> TreeResult<rustix::fs::FileType> {
     Ok(rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(file)?.st_mode))
 }
 
-fn look(path: &OwnedFd) -> TreeResult<Statx> {
+fn statx_of(path: &OwnedFd) -> TreeResult<Statx> {
     let mask = StatxFlags::BASIC_STATS | StatxFlags::BTIME | StatxFlags::MNT_ID;
     statx(path, "", AtFlags::EMPTY_PATH, mask)
 }
 
-/// Which mount a file is in. Kernels before 5.8 only say it in `/proc`.
+/// The ID of a file's mount. Kernels before 5.8 report it in `/proc` only.
 fn mount_of(path: &OwnedFd, stat: &Statx) -> TreeResult<u64> {
     if stat.stx_mask & StatxFlags::MNT_ID.bits() != 0 {
         return Ok(stat.stx_mnt_id);
     }
-    let told = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", path.as_raw_fd()));
-    mount_in(&told.map_err(|error| super::errno(&error))?).ok_or(Errno::NOSYS)
+    let fdinfo = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", path.as_raw_fd()));
+    mount_in(&fdinfo.map_err(|error| super::errno(&error))?).ok_or(Errno::NOSYS)
 }
 
 /// The mount ID in `/proc/self/fdinfo` of a descriptor.
@@ -397,7 +400,7 @@ fn key(stat: &Statx) -> (u64, u64) {
     (rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino)
 }
 
-/// A kind of file as it is told.
+/// The file type as it is sent.
 pub(super) fn kind(kind: rustix::fs::FileType) -> FileKind {
     use rustix::fs::FileType as Type;
     match kind {
@@ -431,7 +434,7 @@ fn attr(node: u64, stat: &Statx) -> Attr {
     }
 }
 
-/// Flags for a call that follows no link and needs no name.
+/// Flags for calls on a descriptor itself, without a name.
 pub(super) const ITSELF: AtFlags = AtFlags::EMPTY_PATH;
 
 #[cfg(test)]
@@ -439,9 +442,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn old_kernels_name_the_same_mount() {
+    fn old_kernels_report_the_same_mount() {
         let path = OwnedFd::from(File::open("/proc/self").unwrap());
-        let stat = look(&path).unwrap();
+        let stat = statx_of(&path).unwrap();
         let mut old = stat;
         old.stx_mask &= !StatxFlags::MNT_ID.bits();
         old.stx_mnt_id = 0;
@@ -450,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn who_knows_many_files_leaves_as_many_to_others() {
+    fn known_files_are_limited_per_user() {
         let dir = std::env::temp_dir().join(format!("onehop-nodes-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         let names: Vec<_> = (0..12).map(|number| Name::new(number.to_string().as_bytes()).unwrap()).collect();
@@ -458,22 +461,22 @@ mod tests {
             File::create(dir.join(number.to_string())).unwrap();
         }
         let nodes = Nodes::new(File::open(&dir).unwrap().into(), 64).unwrap();
-        // Without handles each file takes a descriptor.
-        let descriptors = Arc::new(Shares::new(if nodes.beside.is_some() { 4 } else { 64 }));
+        // Without handles, each file takes a descriptor.
+        let descriptors = Arc::new(Shares::new(if nodes.handle_root.is_some() { 4 } else { 64 }));
         let mut nodes = nodes.sharing((descriptors.clone(), 5));
         nodes.of_users = Shares::new(8);
         let look = |name: usize, uid| nodes.lookup(nodes.root(), &names[name], uid).map(|attr| attr.node);
         let first: Vec<_> = (0..4).map(|name| look(name, 30_000).unwrap()).collect();
         assert_eq!(look(4, 30_000), Err(Errno::NFILE));
-        // What is known already costs nobody more, and another user has a share of their own.
+        // A known file counts only once, and another user has their own share.
         assert_eq!((look(0, 30_000), look(0, 30_001)), (Ok(first[0]), Ok(first[0])));
         assert!(look(5, 30_001).is_ok() && look(6, 30_001).is_ok() && look(7, 30_001).is_err());
-        // What closing takes does not keep others from looking up.
+        // A slow close does not block lookups.
         let forgotten: Vec<_> = first.into_iter().map(|number| nodes.forget(number, 3)).collect();
         assert!(forgotten.iter().any(Forgotten::may_take_long));
         assert!(look(8, 30_000).is_ok());
-        // Half of the descriptors at most, and none behind it.
-        assert!(descriptors.taken() <= if nodes.beside.is_some() { 2 } else { 32 });
+        // Half of the descriptors at most are used.
+        assert!(descriptors.taken() <= if nodes.handle_root.is_some() { 2 } else { 32 });
         drop(nodes);
         // A descriptor counts until it is closed.
         assert!(descriptors.taken() > 0);

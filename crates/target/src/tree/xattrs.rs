@@ -1,22 +1,22 @@
-//! Extended attributes of files of this machine, by the names that are served.
+//! Extended attributes of local files, restricted to the names that are served.
 
 use rustix::buffer::spare_capacity;
 use rustix::fs::{XattrFlags, getxattr, listxattr, removexattr, setxattr};
 use rustix::io::Errno;
 
 use super::TreeResult;
-use crate::wire::{MOST_XATTR, Xattr};
+use crate::wire::{MAX_XATTR, Xattr};
 
-/// Access control lists, which the kernel of a mount asks for, too.
+/// Access control lists, which the kernel of a mount reads itself.
 const LISTS: &[u8] = b"system.posix_acl_";
 
-/// Whether an attribute is served. To other machines none that gives rights on this one.
+/// Whether an attribute is served. Other machines get none that gives rights on this one.
 fn is_served(name: &[u8], for_others: bool) -> bool {
     let everywhere = name.starts_with(b"user.") || name.starts_with(LISTS);
     everywhere || !for_others && (name.starts_with(b"trusted.") || name == b"security.capability")
 }
 
-/// Does what is asked of the file at a path, with the rights of this thread.
+/// Executes a request for the file at a path, with the credentials of this thread.
 pub(super) fn ask(path: &str, ask: &Xattr, for_others: bool) -> TreeResult<Vec<u8>> {
     if !ask.is_sound() {
         return Err(Errno::TOOBIG);
@@ -28,9 +28,9 @@ pub(super) fn ask(path: &str, ask: &Xattr, for_others: bool) -> TreeResult<Vec<u
     let mut bytes = Vec::new();
     match ask {
         Xattr::Get { .. } => {
-            bytes.reserve_exact(MOST_XATTR);
+            bytes.reserve_exact(MAX_XATTR);
             match getxattr(path, name, spare_capacity(&mut bytes)) {
-                // A kernel that asks for a list takes an error for a refusal of the file.
+                // The kernel would take this error for a refusal to access the file.
                 Err(Errno::OPNOTSUPP) if name.starts_with(LISTS) => return Err(Errno::NODATA),
                 other => drop(other?),
             }
@@ -41,7 +41,7 @@ pub(super) fn ask(path: &str, ask: &Xattr, for_others: bool) -> TreeResult<Vec<u
         }
         Xattr::Remove { .. } => removexattr(path, name)?,
         Xattr::List => {
-            bytes.reserve_exact(MOST_XATTR);
+            bytes.reserve_exact(MAX_XATTR);
             listxattr(path, spare_capacity(&mut bytes))?;
             let served = bytes.split_inclusive(|byte| *byte == 0);
             let served =

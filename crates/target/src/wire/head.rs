@@ -1,35 +1,35 @@
 //! The head of a frame.
 
-use super::{MOST_BODY, MOST_DATA};
+use super::{MAX_BODY, MAX_DATA};
 use crate::{Error, Result};
 
-/// The version of what is said.
+/// The version of the protocol.
 pub const VERSION: u16 = 7;
-/// Bytes of a head.
+/// The length of a head in bytes.
 pub const HEAD_BYTES: usize = 48;
 const MAGIC: [u8; 4] = *b"1HOP";
 
-/// What a frame is for.
+/// The kind of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum FrameKind {
-    /// A client begins: [`super::Hello`].
+    /// The client's first frame: [`super::Hello`].
     Hello = 1,
-    /// The server's answer to that: [`super::HelloBack`].
+    /// The server's answer: [`super::HelloBack`].
     HelloBack = 2,
-    /// The client wants to be let in: [`super::Join`].
+    /// The client joins: [`super::Join`].
     Join = 3,
-    /// It is: [`super::Welcome`].
+    /// The server accepts: [`super::Welcome`].
     Welcome = 4,
-    /// Something to be done: [`super::Request`].
+    /// A request: [`super::Request`].
     Request = 5,
-    /// What came of it: [`super::Reply`].
+    /// An answer: [`super::Reply`].
     Reply = 6,
-    /// Are you there?
+    /// Asks the other side to answer.
     Ping = 7,
-    /// Yes.
+    /// Answers a ping.
     Pong = 8,
-    /// This side ends, for the reason that is in the body as text. What was asked for before is still answered.
+    /// This side is closing, for the reason in the body as text. Requests in flight are still answered.
     Goodbye = 9,
 }
 
@@ -47,23 +47,24 @@ impl FrameKind {
     ];
 }
 
-/// The head of a frame, as it is used; checksums of the rest are in it, for connections that are not encrypted.
+/// The head of a frame. It has the checksums of the rest, for unencrypted connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Head {
-    /// What the frame is for.
+    /// The kind.
     pub kind: FrameKind,
-    /// Which request, and which one a reply is to. They go up, and a request that is sent again keeps its own.
+    /// The number of a request, or of the request that a reply answers. Numbers go up; a repeated request keeps its
+    /// number.
     pub id: u64,
-    /// In a request: everything below it has been answered and needs not be remembered any more, but for what
-    /// [`super::Request::Outstanding`] names.
+    /// In a request: all requests below this number are answered and may be forgotten, except those in
+    /// [`super::Request::Outstanding`].
     pub done: u64,
     /// Bytes of the body.
     pub body: u32,
-    /// Bytes of data behind it.
+    /// Bytes of data after the body.
     pub data: u32,
-    /// The body's CRC-32C.
+    /// CRC-32C of the body.
     pub body_crc: u32,
-    /// The data's.
+    /// CRC-32C of the data.
     pub data_crc: u32,
 }
 
@@ -82,7 +83,7 @@ impl Head {
         }
     }
 
-    /// As it goes over the wire.
+    /// The encoded head.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; HEAD_BYTES] {
         let mut bytes = [0; HEAD_BYTES];
@@ -101,23 +102,23 @@ impl Head {
         bytes
     }
 
-    /// Reads and checks one. What is reserved has to be zero.
+    /// Decodes and checks a head. Reserved fields must be zero.
     ///
     /// # Errors
-    /// When it is no head of this version, it changed on its way, or it announces more than is allowed.
+    /// When it is not a head of this version, was corrupted, or exceeds the length limits.
     pub fn from_bytes(bytes: &[u8; HEAD_BYTES], peer: &str) -> Result<Self> {
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
         if bytes[..4] != MAGIC {
-            return Err(Error::protocol(peer, "what it sends is no frame of onehop's"));
+            return Err(Error::protocol(peer, "not a onehop frame"));
         }
-        let (is, said) = (crc32c::crc32c(&bytes[..HEAD_BYTES - 4]), word(HEAD_BYTES - 4));
-        if is != said {
-            return Err(Error::Checksum { peer: peer.to_owned(), what: "a head", is, said });
+        let (is, announced) = (crc32c::crc32c(&bytes[..HEAD_BYTES - 4]), word(HEAD_BYTES - 4));
+        if is != announced {
+            return Err(Error::Checksum { peer: peer.to_owned(), what: "a head", is, announced });
         }
         let version = u16::from_le_bytes([bytes[4], bytes[5]]);
         if version != VERSION {
-            let what = format!("it speaks version {version}, and this side {VERSION}: update the older one");
+            let what = format!("it has version {version}, this side {VERSION}: update the older one");
             return Err(Error::protocol(peer, what));
         }
         let kind = FrameKind::ALL.into_iter().find(|kind| *kind as u8 == bytes[6]);
@@ -133,31 +134,35 @@ impl Head {
             body_crc: word(32),
             data_crc: word(36),
         };
-        if head.body as usize > MOST_BODY || head.data as usize > MOST_DATA {
+        if head.body as usize > MAX_BODY || head.data as usize > MAX_DATA {
             let what = format!("a frame of {} and {} bytes", head.body, head.data);
             return Err(Error::protocol(peer, what));
         }
         Ok(head)
     }
 
-    /// Checks a body against what its head says.
+    /// Checks a body against the head's checksum.
     ///
     /// # Errors
-    /// When it changed on its way.
+    /// When it was corrupted.
     pub fn check_body(&self, body: &[u8], peer: &str) -> Result<()> {
         self.check("a body", crc32c::crc32c(body), self.body_crc, peer)
     }
 
-    /// Checks data, whose checksum was computed as it arrived.
+    /// Checks data against the head's checksum, given its own.
     ///
     /// # Errors
-    /// When it changed on its way.
+    /// When it was corrupted.
     pub fn check_data(&self, crc: u32, peer: &str) -> Result<()> {
         self.check("data", crc, self.data_crc, peer)
     }
 
-    fn check(&self, what: &'static str, is: u32, said: u32, peer: &str) -> Result<()> {
-        if is == said { Ok(()) } else { Err(Error::Checksum { peer: peer.to_owned(), what, is, said }) }
+    fn check(&self, what: &'static str, is: u32, announced: u32, peer: &str) -> Result<()> {
+        if is == announced {
+            Ok(())
+        } else {
+            Err(Error::Checksum { peer: peer.to_owned(), what, is, announced })
+        }
     }
 }
 
@@ -168,7 +173,7 @@ mod tests {
     use super::*;
 
     fn heads() -> impl Strategy<Value = Head> {
-        let lengths = (0..=MOST_BODY as u32, 0..=MOST_DATA as u32);
+        let lengths = (0..=MAX_BODY as u32, 0..=MAX_DATA as u32);
         (0..9_usize, any::<[u64; 2]>(), lengths, any::<[u32; 2]>()).prop_map(
             |(kind, [id, done], (body, data), [body_crc, data_crc])| {
                 let kind = FrameKind::ALL[kind];
@@ -184,7 +189,7 @@ mod tests {
         }
 
         #[test]
-        fn a_changed_bit_is_noticed(head in heads(), bit in 0..HEAD_BYTES * 8) {
+        fn a_changed_bit_is_detected(head in heads(), bit in 0..HEAD_BYTES * 8) {
             let mut bytes = head.to_bytes();
             bytes[bit / 8] ^= 1 << (bit % 8);
             prop_assert!(Head::from_bytes(&bytes, "a test").is_err());
@@ -193,8 +198,8 @@ mod tests {
         #[test]
         fn lengths_are_bounded(head in heads(), more in 1..1000_u32) {
             for long in [
-                Head { body: MOST_BODY as u32 + more, ..head },
-                Head { data: MOST_DATA as u32 + more, ..head },
+                Head { body: MAX_BODY as u32 + more, ..head },
+                Head { data: MAX_DATA as u32 + more, ..head },
             ] {
                 let error = Head::from_bytes(&long.to_bytes(), "a test").unwrap_err();
                 prop_assert!(matches!(error, Error::Protocol { .. }), "{}", error);
@@ -203,12 +208,12 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_named() {
+    fn another_version_is_reported() {
         let mut bytes = Head::new(FrameKind::Hello, 0, b"").to_bytes();
         bytes[4] = 9;
         let crc = crc32c::crc32c(&bytes[..44]);
         bytes[44..].copy_from_slice(&crc.to_le_bytes());
-        let said = Head::from_bytes(&bytes, "a test").unwrap_err().to_string();
-        assert!(said.contains("version 9") && said.contains("update"), "{said}");
+        let error = Head::from_bytes(&bytes, "a test").unwrap_err().to_string();
+        assert!(error.contains("version 9") && error.contains("update"), "{error}");
     }
 }

@@ -1,47 +1,47 @@
-//! How both sides begin: that they have the key, and which session it is.
+//! The handshake: both sides prove that they have the key, and agree on a session.
 
 use serde::{Deserialize, Serialize};
 
-/// Names a session; a client that knows it and has the key may go on with it.
+/// Identifies a session. A client with the key that knows it may resume it.
 pub type SessionId = [u8; 16];
 
-/// Names a mount for as long as it is one, whatever becomes of its sessions.
+/// Identifies a mount over all its sessions.
 pub type MountId = [u8; 16];
 
-/// A client begins.
+/// The client's first message.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Hello {
-    /// Its message of the key exchange ([`crate::auth::Key::begin`]); none where it has no key.
+    /// Its message of the key exchange ([`crate::auth::Key::begin`]); `None` without a key.
     pub exchange: Option<Vec<u8>>,
 }
 
-/// The server's answer. Where there was an exchange, all frames after this one are encrypted.
+/// The server's answer. After a key exchange, all further frames are encrypted.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct HelloBack {
-    /// Its message of the key exchange ([`crate::auth::Key::respond`]); none where it has no key.
+    /// Its message of the key exchange ([`crate::auth::Key::respond`]); `None` without a key.
     pub exchange: Option<Vec<u8>>,
 }
 
-/// The client wants to be let in. That this frame opens shows that it has the key.
+/// The client joins. That this frame can be decrypted proves that it has the key.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Join {
-    /// The session that it wants to go on with.
+    /// The session that it wants to resume.
     pub session: Option<SessionId>,
-    /// Which mount it is.
+    /// The client's mount.
     pub mount: MountId,
 }
 
-/// It is let in, and the connection can be used.
+/// The server accepts the client.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Welcome {
-    /// The session. Another one than was wanted: the server knows nothing of that any more.
+    /// The session. If it is not the requested one, that one was lost.
     pub session: SessionId,
-    /// Names the server machine's run. When it changes, what was written and not synced may be lost.
+    /// The boot ID of the server. When it changes, writes that were not synced may be lost.
     pub boot: [u8; 16],
-    /// Requests of this connection that may be under way at once: its credits.
+    /// Requests that may be in flight on this connection: its credits.
     pub credits: u32,
-    /// How long the server keeps a session that has no connection, in milliseconds.
+    /// How long the server keeps a session without connections, in milliseconds.
     pub lease_ms: u64,
-    /// Whether everything that would change something is refused.
+    /// Whether all changes are refused.
     pub read_only: bool,
 }

@@ -1,13 +1,13 @@
-//! What is asked of a server, and what it answers.
+//! Requests to a server, and its replies.
 
 use serde::{Deserialize, Serialize};
 
-use super::{MOST_LINK, MOST_NAME, MOST_XATTR, MountId};
+use super::{MAX_LINK, MAX_NAME, MAX_XATTR, MountId};
 
 /// The number of the root folder.
 pub const ROOT: u64 = 1;
 
-/// A name in a folder: one component of a path, neither `.` nor `..`. That it is one is checked by whoever reads it.
+/// A name in a folder: one component of a path, neither `.` nor `..`. Checked when it is decoded.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(try_from = "Vec<u8>", into = "Vec<u8>")]
 pub struct Name(Vec<u8>);
@@ -16,7 +16,7 @@ impl Name {
     /// Checks a name.
     #[must_use]
     pub fn new(bytes: &[u8]) -> Option<Self> {
-        let sound = (1..=MOST_NAME).contains(&bytes.len())
+        let sound = (1..=MAX_NAME).contains(&bytes.len())
             && bytes != b"."
             && bytes != b".."
             && !bytes.iter().any(|byte| [0, b'/'].contains(byte));
@@ -44,173 +44,173 @@ impl From<Name> for Vec<u8> {
     }
 }
 
-/// No user has this number. What counts for it is done whatever users wait for.
+/// A user ID that no user has. Requests that count for it do not wait behind users' requests.
 pub const NO_USER: u32 = u32::MAX;
 
-/// A moment, in seconds since 1970 and nanoseconds.
+/// A time in seconds and nanoseconds since 1970.
 pub type Time = (i64, u32);
 
-/// With whose rights something is done: numbers of the client's machine.
+/// The credentials for a request, as IDs of the client's machine.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Caller {
     /// The user.
     pub uid: u32,
-    /// The group that what they make gets.
+    /// The primary group.
     pub gid: u32,
-    /// Their other groups.
+    /// The supplementary groups.
     pub groups: Vec<u32>,
-    /// The bits that a mode loses when something is made.
+    /// The umask.
     pub umask: u32,
 }
 
 impl Caller {
-    /// The client's machine itself.
+    /// Root of the client's machine.
     pub const ROOT: Self = Self { uid: 0, gid: 0, groups: Vec::new(), umask: 0 };
 
-    /// What files are checked against.
+    /// The credentials for file system calls.
     pub(crate) fn credentials(&self) -> onehop_os::identity::Credentials<'_> {
         let Self { uid, gid, groups, .. } = self;
         onehop_os::identity::Credentials { uid: *uid, gid: *gid, groups, privileged: true }
     }
 }
 
-/// What kind of file something is.
+/// The type of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum FileKind {
-    /// A file with bytes.
+    /// A regular file.
     Regular,
     /// A folder.
     Folder,
-    /// A symbolic link, which nobody follows but the client's kernel.
+    /// A symbolic link. Only the client's kernel follows it.
     Link,
     /// A named pipe.
     Pipe,
     /// A socket.
     Socket,
-    /// A device for characters.
+    /// A character device.
     Char,
-    /// A device for blocks.
+    /// A block device.
     Block,
 }
 
-/// Which file something is, whatever it is called and whoever serves it.
+/// Identifies a file, under any name and server.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct FileKey {
-    /// Its file system.
+    /// The device ID of its file system.
     pub device: u64,
-    /// Its number there.
+    /// Its inode number.
     pub inode: u64,
-    /// When it was made, where the file system knows: numbers are used again.
+    /// Its birth time, if the file system has one: inode numbers are reused.
     pub born: Option<Time>,
 }
 
-/// What is known of a file.
+/// The attributes of a file.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Attr {
-    /// The session's number for it.
+    /// The session's number for the file.
     pub node: u64,
-    /// Which file it is.
+    /// The file's identity.
     pub key: FileKey,
-    /// Its kind.
+    /// The file type.
     pub kind: FileKind,
-    /// Who may do what.
+    /// The permission bits.
     pub perm: u16,
-    /// Its names.
+    /// The link count.
     pub links: u32,
-    /// Its user.
+    /// The owner.
     pub uid: u32,
-    /// Its group.
+    /// The group.
     pub gid: u32,
-    /// What device it is.
+    /// The device ID, for device files.
     pub rdev: u64,
-    /// Its length.
+    /// The size in bytes.
     pub size: u64,
-    /// What it takes, in 512 bytes.
+    /// The allocated blocks of 512 bytes.
     pub blocks: u64,
-    /// A good length for transfers.
+    /// The preferred block size for I/O.
     pub block_size: u32,
-    /// When it was last read, changed, and its attributes changed.
+    /// The times of the last access, modification and status change.
     pub times: [Time; 3],
 }
 
-/// What becomes of a time.
+/// A change of a time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum TimeChange {
-    /// It is what the server's clock says.
+    /// The current time of the server.
     Now,
-    /// It is this.
+    /// A given time.
     To(Time),
 }
 
-/// What is to become of a file's attributes.
+/// Changes of a file's attributes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct AttrChange {
-    /// Who may do what.
+    /// The permission bits.
     pub mode: Option<u32>,
-    /// Its user.
+    /// The owner.
     pub uid: Option<u32>,
-    /// Its group.
+    /// The group.
     pub gid: Option<u32>,
-    /// Its length.
+    /// The size.
     pub size: Option<u64>,
-    /// When it was last read.
+    /// The time of the last access.
     pub atime: Option<TimeChange>,
-    /// When it was last changed.
+    /// The time of the last modification.
     pub mtime: Option<TimeChange>,
 }
 
-/// What is to be made.
+/// Something to create.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Make {
     /// A folder.
     Folder {
-        /// Who may do what.
+        /// The permission bits.
         mode: u32,
     },
-    /// A file, a pipe or a socket; a device is refused.
+    /// A file, pipe or socket. Devices are refused.
     Node {
-        /// Its kind, and who may do what.
+        /// The file type and permission bits.
         mode: u32,
-        /// What device.
+        /// The device ID.
         rdev: u32,
     },
     /// A symbolic link.
     Link {
-        /// What it says.
+        /// The target.
         text: Vec<u8>,
     },
 }
 
 impl Make {
-    /// Whether its lengths are allowed.
+    /// Whether its lengths are valid.
     #[must_use]
     pub fn is_sound(&self) -> bool {
         match self {
-            Self::Link { text } => (1..=MOST_LINK).contains(&text.len()) && !text.contains(&0),
+            Self::Link { text } => (1..=MAX_LINK).contains(&text.len()) && !text.contains(&0),
             Self::Folder { .. } | Self::Node { .. } => true,
         }
     }
 }
 
-/// The attribute that is a file's access control list.
+/// The extended attribute that holds a file's access control list.
 pub const ACCESS_LIST: &str = "system.posix_acl_access";
 
-/// What is asked of a file's extended attributes.
+/// A request about extended attributes.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are those of Linux's calls")]
 pub enum Xattr {
-    /// The bytes of one.
+    /// The value of an attribute.
     Get { name: Vec<u8> },
-    /// One is made or replaced.
+    /// Creates or replaces an attribute.
     Set { name: Vec<u8>, value: Vec<u8>, flags: u32 },
-    /// All their names, with a zero behind each.
+    /// All names, each followed by a zero byte.
     List,
-    /// One goes.
+    /// Removes an attribute.
     Remove { name: Vec<u8> },
 }
 
 impl Xattr {
-    /// Its name, where it is about one.
+    /// The name, or empty for a list.
     #[must_use]
     pub fn name(&self) -> &[u8] {
         match self {
@@ -219,11 +219,11 @@ impl Xattr {
         }
     }
 
-    /// Whether its lengths are allowed.
+    /// Whether its lengths are valid.
     #[must_use]
     pub fn is_sound(&self) -> bool {
-        let fits = !matches!(self, Self::Set { value, .. } if value.len() > MOST_XATTR);
-        fits && self.name().len() <= MOST_NAME && !self.name().contains(&0)
+        let fits = !matches!(self, Self::Set { value, .. } if value.len() > MAX_XATTR);
+        fits && self.name().len() <= MAX_NAME && !self.name().contains(&0)
     }
 
     fn changes(&self) -> bool {
@@ -231,96 +231,97 @@ impl Xattr {
     }
 }
 
-/// How a file is opened.
+/// The mode in which a file is opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct OpenMode {
-    /// To be read.
+    /// For reading.
     pub read: bool,
-    /// To be written.
+    /// For writing.
     pub write: bool,
-    /// It is empty from now on.
+    /// Truncates the file.
     pub truncate: bool,
-    /// Each write waits for the disk: all of it, or what it takes to read the data again.
+    /// `O_SYNC`: each write waits for the disk.
     pub sync: bool,
-    /// See [`Self::sync`].
+    /// `O_DSYNC`: each write waits until the data is on the disk.
     pub data_sync: bool,
-    /// The time of the last read stays.
+    /// `O_NOATIME`.
     pub no_atime: bool,
-    /// It is read to be run, for which the right to run it is enough.
+    /// For execution: requires execute permission instead of read permission.
     pub execute: bool,
 }
 
-/// Memory of the client that the server's side of a transport reaches by itself.
+/// Memory of the client that the server reaches through the transport.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Remote {
-    /// Where it begins, as the client's adapters see it.
+    /// The address for the client's adapters.
     pub addr: u64,
-    /// How long it is: at least as long as the transfer.
+    /// The length, at least that of the transfer.
     pub len: u64,
-    /// The key for each of the client's adapters, in the transport's own order.
+    /// The key for each of the client's adapters, as the transport orders them.
     pub keys: [u32; 4],
 }
 
-/// Something to be done. Numbers of files (`node`) and of open files (`file`) are those of the session.
+/// A request. Numbers of files (`node`) and of open files (`file`) belong to the session.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are what their names say")]
 pub enum Request {
-    /// A name in a folder. What is found is remembered until it is forgotten.
+    /// Looks a name up. The server remembers the file until it is forgotten.
     Lookup { parent: u64, name: Name, by: Caller },
-    /// A user's files are not needed any more: open ones, which are closed, and numbers, each with how many of the times that it was
-    /// told are forgotten.
+    /// Releases files of a user: closes open files, and forgets nodes, each with the number of lookups that are
+    /// forgotten.
     Release { uid: u32, files: Vec<u64>, nodes: Vec<(u64, u64)> },
-    /// What is known of a file. That needs no rights, nor does what else has a user's number only; it counts for the user.
+    /// The attributes of a file. Like all requests with only a user ID, it needs no permission, and counts for the
+    /// user.
     Attr { node: u64, uid: u32 },
-    /// Attributes of a file.
+    /// Changes attributes of a file.
     Change { node: u64, file: Option<u64>, change: AttrChange, by: Caller },
-    /// What a symbolic link says.
+    /// The target of a symbolic link.
     ReadLink { node: u64, uid: u32 },
-    /// Something new in a folder.
+    /// Creates something in a folder.
     Make { parent: u64, name: Name, make: Make, by: Caller },
-    /// A new file, opened; with `exclusive` off, one that is there is opened.
+    /// Creates and opens a file. Without `exclusive`, an existing one is opened.
     Create { parent: u64, name: Name, mode: u32, access: OpenMode, exclusive: bool, by: Caller },
-    /// A name goes: of a folder, or of anything else.
+    /// Removes a name: a folder's, or any other.
     Remove { parent: u64, name: Name, folder: bool, by: Caller },
-    /// A name becomes another one; `flags` as for `renameat2`.
+    /// Renames; `flags` as for `renameat2`.
     Rename { parent: u64, name: Name, to: u64, new_name: Name, flags: u32, by: Caller },
-    /// Another name for a file.
+    /// Creates a hard link.
     Link { node: u64, parent: u64, name: Name, by: Caller },
-    /// Names in a folder, from a place on that the server told, at first 0.
+    /// Names in a folder, from an offset of an earlier reply on, or from 0.
     List { node: u64, from: u64, by: Caller },
-    /// A folder's names are on the disk when it is answered.
+    /// Writes a folder's names to the disk before the reply.
     SyncFolder { node: u64, uid: u32 },
-    /// How much room there is.
+    /// The space of the file system.
     Space { uid: u32 },
-    /// A file is opened; `again` if its caller had it open in a session that was lost, whatever its mode says by now.
+    /// Opens a file. `again` if the caller had it open in a lost session; then its mode is not checked.
     Open { node: u64, access: OpenMode, again: bool, by: Caller },
-    /// Bytes of an open file, behind the reply or into the client's memory.
+    /// Reads from an open file: the data follows the reply, or goes into the client's memory.
     Read { file: u64, at: u64, len: u32, into: Option<Remote> },
-    /// Bytes to an open file, behind the request or out of the client's memory.
+    /// Writes to an open file: the data follows the request, or comes from the client's memory.
     Write { file: u64, at: u64, len: u32, from: Option<Remote> },
-    /// What was written is on the disk when it is answered.
+    /// Writes a file to the disk before the reply.
     Sync { file: u64, data_only: bool },
-    /// Room for bytes, or holes; `mode` as for `fallocate`.
+    /// Allocates space or punches holes; `mode` as for `fallocate`.
     Allocate { file: u64, mode: u32, at: u64, len: u64 },
-    /// Where the next hole or the next data is, from a place on.
+    /// The offset of the next hole or the next data.
     Seek { file: u64, at: u64, hole: bool },
-    /// Extended attributes of a file.
+    /// A request about extended attributes of a file.
     Xattr { node: u64, ask: Xattr, by: Caller },
-    /// Bytes behind the end of an open file, wherever that is by then; they come behind the request.
+    /// Appends to an open file. The data follows the request.
     Append { file: u64, len: u32 },
-    /// An open file loses what has it run with rights of its owner, because somebody writes who is not who opened it.
+    /// Clears the set-id bits of an open file, because another user than its opener writes to it.
     DropSetId { file: u64 },
-    /// The client is there in the place of a mount that was killed: nothing that one asked for happens after the answer.
+    /// This client succeeds a mount that was killed: no request of that mount is executed after the reply.
     Succeed { mount: MountId },
-    /// Of all requests below a number, the client waits for these only: others are not begun any more. It gave some up and does not
-    /// hear their answers: what those brought is released.
+    /// Of all requests below a number, the client waits for `ids` only; others must not be started any more. Files in
+    /// the answers to the cancelled requests `unheard` are released.
     Outstanding { below: u64, ids: Vec<u64>, unheard: Vec<u64> },
 }
 
 impl Request {
-    /// Whether doing it twice is as good as once, so that nothing about it needs to be remembered.
+    /// Whether it has no side effects, so that it may be executed again instead of being recorded.
     #[must_use]
-    pub fn only_looks(&self) -> bool {
+    pub fn is_read_only(&self) -> bool {
         if let Self::Xattr { ask, .. } = self {
             return !ask.changes();
         }
@@ -335,9 +336,9 @@ impl Request {
         )
     }
 
-    /// Whether its answer brings the number of a file that has to be released.
+    /// Whether its reply contains numbers of files, which have to be released.
     #[must_use]
-    pub fn brings(&self) -> bool {
+    pub fn returns_files(&self) -> bool {
         matches!(
             self,
             Self::Lookup { .. }
@@ -348,19 +349,19 @@ impl Request {
         )
     }
 
-    /// Whether bytes of a file go one way or the other.
+    /// Whether it transfers file data.
     #[must_use]
     pub fn moves_data(&self) -> bool {
         matches!(self, Self::Read { .. } | Self::Write { .. } | Self::Append { .. })
     }
 
-    /// Whether the server's side of the transport reaches memory of the client by itself.
+    /// Whether the server accesses memory of the client for it.
     #[must_use]
     pub fn reaches(&self) -> bool {
         matches!(self, Self::Read { into: Some(_), .. } | Self::Write { from: Some(_), .. })
     }
 
-    /// Bytes that come behind it.
+    /// The length of the data that follows it.
     #[must_use]
     pub fn data(&self) -> Option<u32> {
         match self {
@@ -369,7 +370,7 @@ impl Request {
         }
     }
 
-    /// Whether it changes what is on the server's disk.
+    /// Whether it may change the server's files.
     #[must_use]
     pub fn changes(&self) -> bool {
         match self {
@@ -390,41 +391,41 @@ impl Request {
     }
 }
 
-/// How much room there is, as `statvfs` says it.
+/// The space of a file system, as `statvfs` reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FsSpace {
-    /// Blocks in all, free, and free for everybody.
+    /// All blocks, free ones, and those free for unprivileged users.
     pub blocks: [u64; 3],
-    /// Files in all, and free.
+    /// All inodes, and free ones.
     pub files: [u64; 2],
-    /// Bytes of a block, and of a fragment.
+    /// Block size and fragment size.
     pub block_size: [u32; 2],
-    /// Bytes of a name.
+    /// The longest name.
     pub name_max: u32,
 }
 
-/// What came of a request.
+/// The reply to a request.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields are what their names say")]
 pub enum Reply {
-    /// It was done.
+    /// Success.
     Done,
-    /// It was not, for this reason of Linux's.
+    /// Failure, with Linux's error number.
     Failed { errno: i32 },
-    /// A file.
+    /// The attributes of a file.
     Attr(Attr),
-    /// A file, and its number as an open one.
+    /// The attributes of a new file, and its number as an open file.
     Created { attr: Attr, file: u64 },
     /// The number of an open file.
     Opened { file: u64 },
-    /// What a link says, or an extended attribute.
+    /// The target of a link, or data about extended attributes.
     Text(Vec<u8>),
-    /// Names: number, kind, where to go on behind it, and name; and where to go on behind all; none at the end.
+    /// Names: inode number, type, offset of the next entry, and name; and the offset of the rest, `None` at the end.
     Names { names: Vec<(u64, FileKind, u64, Vec<u8>)>, next: Option<u64> },
-    /// How much room there is.
+    /// The space of the file system.
     Space(FsSpace),
-    /// So many bytes were read or written. `crc` is the CRC-32C of bytes that went into the client's memory.
+    /// The number of bytes read or written. `crc` is the CRC-32C of data that was written into the client's memory.
     Count { bytes: u32, crc: u32 },
-    /// A place in a file.
+    /// An offset in a file.
     Place(u64),
 }

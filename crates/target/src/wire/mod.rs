@@ -1,7 +1,7 @@
-//! What goes over a connection: frames of a head, a body and perhaps data.
+//! The wire format: frames of a head, a body and possibly data.
 //!
-//! The head has a fixed length and a checksum of its own, so that the lengths in it are believed only when they arrived as they
-//! were sent. Bodies are short and hold a message each; data is bytes of files.
+//! The head has a fixed length and a checksum of its own, so that its lengths are used only if they arrived intact.
+//! Bodies are short and hold one message each. Data is file data.
 
 mod head;
 mod hello;
@@ -18,36 +18,37 @@ use rustix::io::Errno;
 
 use crate::{Error, Result};
 
-/// The answer of a target that has no room for this user's request or its data, and has done nothing: it can be asked again.
+/// The target's error when it has no room for this user's request or data. Nothing was executed; the request may be
+/// repeated.
 pub(crate) const FULL: Errno = Errno::NOBUFS;
-/// A body has at most so many bytes.
-pub const MOST_BODY: usize = 64 << 10;
-/// Data has at most so many bytes: a transfer that is longer is cut into pieces.
-pub const MOST_DATA: usize = 4 << 20;
-/// A name has at most so many bytes, as Linux has it.
-pub const MOST_NAME: usize = 255;
-/// An extended attribute has at most so many bytes, so that it fits a body whatever else stands there.
-pub const MOST_XATTR: usize = MOST_BODY - 8192;
-/// What a link says has at most so many bytes.
-pub const MOST_LINK: usize = 4095;
+/// The longest body in bytes.
+pub const MAX_BODY: usize = 64 << 10;
+/// The most data in one frame. Longer transfers are split into chunks.
+pub const MAX_DATA: usize = 4 << 20;
+/// The longest name in bytes, as in Linux.
+pub const MAX_NAME: usize = 255;
+/// The longest value of an extended attribute, which fits in a body with everything else in it.
+pub const MAX_XATTR: usize = MAX_BODY - 8192;
+/// The longest target of a symbolic link in bytes.
+pub const MAX_LINK: usize = 4095;
 
-/// A message as the bytes of a body.
+/// Encodes a message as a body.
 ///
 /// # Errors
-/// When it is too long for one.
+/// When it is too long.
 pub fn pack<T: serde::Serialize>(message: &T) -> Result<Vec<u8>> {
     let bytes =
         postcard::to_stdvec(message).map_err(|e| Error::protocol("this side", format!("a message: {e}")))?;
-    if bytes.len() > MOST_BODY {
+    if bytes.len() > MAX_BODY {
         return Err(Error::protocol("this side", format!("a message of {} bytes", bytes.len())));
     }
     Ok(bytes)
 }
 
-/// The message in a body; nothing may be left over.
+/// Decodes the message in a body, which must have no trailing bytes.
 ///
 /// # Errors
-/// When there is none of this kind in it.
+/// When the body is not such a message.
 pub fn unpack<T: serde::de::DeserializeOwned>(bytes: &[u8], peer: &str) -> Result<T> {
     match postcard::take_from_bytes(bytes) {
         Ok((message, [])) => Ok(message),

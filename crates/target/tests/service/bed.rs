@@ -1,4 +1,4 @@
-//! A target in a folder of its own, clients of it, and a wire between them that can be cut, stalled and spoilt.
+//! A target in a temporary folder, clients, and a TCP proxy between them that can cut, stall and corrupt connections.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -14,7 +14,7 @@ use onehop_target::server::{self, Target};
 use onehop_target::tcp::{TcpAcceptor, TcpConnector};
 use onehop_target::wire::{Caller, Name, OpenMode};
 
-/// How long anything may take on a machine that has much else to do.
+/// A timeout that a busy machine does not reach.
 pub const LONG: Duration = Duration::from_secs(60);
 pub const ME: Caller = Caller::ROOT;
 pub const BOTH: OpenMode = OpenMode {
@@ -36,7 +36,7 @@ pub fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
 }
 
-/// A folder that goes with the value.
+/// A temporary folder.
 pub struct Bed {
     pub dir: PathBuf,
 }
@@ -72,7 +72,7 @@ impl Drop for Bed {
 
 pub fn start(options: server::ServerOptions, address: &str) -> (Target, SocketAddr) {
     let begun = Instant::now();
-    // The port of a target that just ended may be busy for a moment.
+    // The port of a target that has just ended may be in use for a moment.
     let acceptor = loop {
         match TcpAcceptor::listen(address) {
             Ok(acceptor) => break acceptor,
@@ -93,7 +93,7 @@ pub fn connect(address: SocketAddr, options: client::ClientOptions) -> RemoteTre
     RemoteTree::connect(Box::new(connector), options).unwrap()
 }
 
-/// A wire: bytes go through it as long as it lets them.
+/// A TCP proxy that can be disturbed.
 pub struct Wire {
     pub address: SocketAddr,
     state: Arc<State>,
@@ -101,14 +101,14 @@ pub struct Wire {
 
 struct State {
     to: std::sync::Mutex<SocketAddr>,
-    /// Nothing goes through, and nobody is told.
+    /// Nothing passes.
     stalled: AtomicBool,
-    /// Nothing comes back.
-    deaf: AtomicBool,
-    /// All that is there is cut.
+    /// Nothing passes from the target to the client.
+    replies_blocked: AtomicBool,
+    /// Counts cuts, which end all connections.
     cuts: AtomicU64,
-    /// One byte in so many is changed.
-    spoil: AtomicU64,
+    /// Changes one byte in this many; 0 for none.
+    corrupt: AtomicU64,
     over: AtomicBool,
 }
 
@@ -120,9 +120,9 @@ impl Wire {
         let state = Arc::new(State {
             to: to.into(),
             stalled: false.into(),
-            deaf: false.into(),
+            replies_blocked: false.into(),
             cuts: 0.into(),
-            spoil: 0.into(),
+            corrupt: 0.into(),
             over: false.into(),
         });
         let shared = state.clone();
@@ -145,17 +145,17 @@ impl Wire {
         self.state.stalled.store(stalled, Ordering::Release);
     }
 
-    /// The target hears all, and nobody hears the target.
-    pub fn deafen(&self, deaf: bool) {
-        self.state.deaf.store(deaf, Ordering::Release);
+    /// Stops everything from the target, but not to it.
+    pub fn block_replies(&self, replies_blocked: bool) {
+        self.state.replies_blocked.store(replies_blocked, Ordering::Release);
     }
 
     pub fn cut(&self) {
         self.state.cuts.fetch_add(1, Ordering::AcqRel);
     }
 
-    pub fn spoil(&self, one_in: u64) {
-        self.state.spoil.store(one_in, Ordering::Release);
+    pub fn corrupt(&self, one_in: u64) {
+        self.state.corrupt.store(one_in, Ordering::Release);
     }
 }
 
@@ -171,13 +171,16 @@ fn carry(near: TcpStream, state: &Arc<State>) {
     for (from, to, is_back) in [(near.try_clone(), far.try_clone(), false), (Ok(far), Ok(near), true)] {
         let (mut from, mut to, state) = (from.unwrap(), to.unwrap(), state.clone());
         std::thread::spawn(move || {
-            let is_stalled =
-                || state.stalled.load(Ordering::Acquire) || (is_back && state.deaf.load(Ordering::Acquire));
+            let is_stalled = || {
+                state.stalled.load(Ordering::Acquire)
+                    || (is_back && state.replies_blocked.load(Ordering::Acquire))
+            };
             from.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
             let (cuts, mut bytes, mut seen) = (state.cuts.load(Ordering::Acquire), vec![0; 65_536], 0_u64);
             loop {
-                let is_cut = state.cuts.load(Ordering::Acquire) != cuts || state.over.load(Ordering::Acquire);
-                if is_cut {
+                let is_disconnected =
+                    state.cuts.load(Ordering::Acquire) != cuts || state.over.load(Ordering::Acquire);
+                if is_disconnected {
                     break;
                 }
                 if is_stalled() {
@@ -190,13 +193,13 @@ fn carry(near: TcpStream, state: &Arc<State>) {
                     Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
                     Err(_) => break,
                 };
-                // What was read is not let through after the stall began.
+                // Data read before a stall must not pass during it.
                 while is_stalled() && !state.over.load(Ordering::Acquire) {
                     std::thread::sleep(Duration::from_millis(2));
                 }
-                let spoil = state.spoil.load(Ordering::Acquire);
+                let corrupt = state.corrupt.load(Ordering::Acquire);
                 seen += count as u64;
-                if spoil > 0 && seen / spoil != (seen - count as u64) / spoil {
+                if corrupt > 0 && seen / corrupt != (seen - count as u64) / corrupt {
                     bytes[count / 2] ^= 0x10;
                 }
                 if to.write_all(&bytes[..count]).is_err() {

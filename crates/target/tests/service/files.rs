@@ -1,4 +1,4 @@
-//! Files of a target are as those of a folder.
+//! Files of a target behave like those of a local folder.
 
 use std::fs::Permissions;
 use std::io::Write;
@@ -54,7 +54,7 @@ fn attributes(tree: &dyn Tree, node: u64, root: &Path) {
     assert_eq!(ask(set(name(), &vec![7; 65_536], 0)).err(), Some(Errno::TOOBIG));
 }
 
-/// The same is asked of a folder, and of the same folder through a target.
+/// Runs the same operations on a local folder, and on it through a target.
 fn everything(tree: &dyn Tree, root: &Path) {
     let folder = tree.make(ROOT, &name("folder"), &Make::Folder { mode: 0o755 }, &ME).unwrap();
     assert_eq!(folder.kind, FileKind::Folder);
@@ -62,7 +62,7 @@ fn everything(tree: &dyn Tree, root: &Path) {
     assert_eq!((made.perm, made.size, made.kind), (0o640, 0, FileKind::Regular));
     let again = tree.create(folder.node, &name("file"), 0o640, BOTH, true, &ME);
     assert_eq!(again.err(), Some(Errno::EXIST));
-    // Longer than one piece.
+    // Longer than one chunk.
     let data = bytes(5_000_011);
     assert_eq!(file.write_bytes(&data, 7).unwrap(), data.len());
     file.sync(false).unwrap();
@@ -81,7 +81,7 @@ fn everything(tree: &dyn Tree, root: &Path) {
     let changed = tree.change(made.node, &change, &ME).unwrap();
     assert_eq!((changed.size, changed.perm, changed.node), (100, 0o600, made.node));
     file.set_len(50).unwrap();
-    // Behind what is there, by many at once.
+    // Concurrent appends.
     let other = tree.open(made.node, BOTH, &ME).unwrap();
     std::thread::scope(|scope| {
         for file in [&file, &other] {
@@ -99,7 +99,7 @@ fn everything(tree: &dyn Tree, root: &Path) {
     assert_eq!(file.seek(0, false).unwrap(), 1 << 16);
     let link = tree.make(ROOT, &name("link"), &Make::Link { text: b"../../..".to_vec() }, &ME).unwrap();
     assert_eq!(tree.read_link(link.node, 0).unwrap(), b"../../..");
-    // A link leads nowhere here: only the kernel that asks follows it.
+    // Links are not followed here: the client's kernel does that.
     assert_eq!(tree.lookup(link.node, &name("etc"), &ME).err(), Some(Errno::NOTDIR));
     assert_eq!(tree.open(link.node, READ, &ME).err(), Some(Errno::LOOP));
     let pipe = tree.make(ROOT, &name("pipe"), &Make::Node { mode: 0o10_600, rdev: 0 }, &ME).unwrap();
@@ -117,7 +117,7 @@ fn everything(tree: &dyn Tree, root: &Path) {
     for gone in ["link", "moved", "pipe", "second"] {
         tree.remove(ROOT, &name(gone), false, &ME).unwrap();
     }
-    // It is open, and so it is still there.
+    // Still open, so it still exists.
     assert_eq!(file.write_bytes(b"yes", 0).unwrap(), 3);
     assert_eq!(tree.attr(made.node, 0).unwrap().links, 0);
     assert!(names(tree, ROOT).is_empty());
@@ -131,32 +131,32 @@ fn everything(tree: &dyn Tree, root: &Path) {
 }
 
 #[test]
-fn a_folder_here() {
+fn a_local_folder() {
     let bed = Bed::new();
     let root = std::fs::File::open(bed.root()).unwrap();
     let rules = FolderRules { for_others: false, most_open: 100 };
     everything(&Folder::new(root.into(), rules).unwrap(), &bed.root());
 }
 
-/// A folder that has no descriptors for what is known; none, and a line that says so, where files are not found by their handles.
+/// A folder without descriptors for known files. Without file handles, prints a line and returns `None`.
 fn without_descriptors(bed: &Bed) -> Option<Folder> {
     let root = std::fs::File::open(bed.root()).unwrap();
     if !onehop_os::handle_of(&root).is_ok_and(|handle| handle.open(&root).is_ok()) {
-        let _ = writeln!(std::io::stderr(), "SKIPPED: no file is found by its handle here");
+        let _ = writeln!(std::io::stderr(), "SKIPPED: file handles are not supported here");
         return None;
     }
     Some(Folder::new(root.into(), FolderRules { for_others: false, most_open: 0 }).unwrap())
 }
 
 #[test]
-fn a_folder_whose_files_are_known_by_their_handles() {
+fn a_local_folder_with_file_handles() {
     let bed = Bed::new();
     let Some(folder) = without_descriptors(&bed) else { return };
     everything(&folder, &bed.root());
 }
 
 #[test]
-fn numbers_that_are_used_again_are_other_files() {
+fn reused_inode_numbers_are_other_files() {
     let bed = Bed::new();
     let Some(tree) = without_descriptors(&bed) else { return };
     let inner = tree.make(ROOT, &name("inner"), &Make::Folder { mode: 0o700 }, &ME).unwrap().node;
@@ -171,10 +171,10 @@ fn numbers_that_are_used_again_are_other_files() {
         assert_eq!(tree.attr(made.node, 0).unwrap().size, name.bytes().len() as u64);
         tree.remove(inner, name, false, &ME).unwrap();
     }
-    // File systems give the numbers of what is gone to what comes next.
+    // File systems reuse inode numbers.
     let after: Vec<_> = names.iter().rev().map(make).collect();
     let again = after.iter().filter(|new| before.iter().any(|old| old.key.inode == new.key.inode)).count();
-    println!("{again} of them have numbers of others before them");
+    println!("{again} of them reuse inode numbers");
     for (name, made) in names.iter().rev().zip(&after) {
         let mut bytes = vec![0; 8];
         let count = tree.open(made.node, READ, &ME).unwrap().read_bytes(&mut bytes, 0).unwrap();
@@ -191,7 +191,7 @@ fn numbers_that_are_used_again_are_other_files() {
 }
 
 #[test]
-fn a_folder_elsewhere() {
+fn a_remote_folder() {
     let bed = Bed::new();
     let (target, address) = bed.target();
     let tree = connect(address, options());
@@ -204,29 +204,29 @@ fn a_folder_elsewhere() {
 }
 
 #[test]
-fn nothing_outside_of_the_folder_is_reached() {
+fn nothing_outside_the_folder_is_reachable() {
     let bed = Bed::new();
     std::fs::write(bed.dir.join("secret"), "secret").unwrap();
     std::os::unix::fs::symlink("..", bed.root().join("up")).unwrap();
     std::os::unix::fs::symlink(bed.dir.join("secret"), bed.root().join("absolute")).unwrap();
     let (_target, address) = bed.target();
     let tree = connect(address, options());
-    for odd in [&b".."[..], b".", b"", b"a/b", b"/etc", b"up/secret", b"a\0b", &[b'x'; 256]] {
-        assert!(Name::new(odd).is_none(), "{odd:?}");
+    for invalid in [&b".."[..], b".", b"", b"a/b", b"/etc", b"up/secret", b"a\0b", &[b'x'; 256]] {
+        assert!(Name::new(invalid).is_none(), "{invalid:?}");
     }
     for link in ["up", "absolute"] {
         let found = tree.lookup(ROOT, &name(link), &ME).unwrap();
         assert_eq!(found.kind, FileKind::Link);
         assert!(tree.lookup(found.node, &name("secret"), &ME).is_err());
         assert!(tree.open(found.node, READ, &ME).is_err());
-        // What is changed is the link, if anything.
+        // A change may affect the link, but not its target.
         let _ = tree.change(found.node, &AttrChange { mode: Some(0o777), ..AttrChange::default() }, &ME);
         assert!(
             tree.change(found.node, &AttrChange { size: Some(0), ..AttrChange::default() }, &ME).is_err()
         );
     }
     assert_eq!(std::fs::read(bed.dir.join("secret")).unwrap(), b"secret");
-    // No rights on the target's machine come out of it.
+    // Nothing is created that gives rights on the target's machine.
     let device = Make::Node { mode: 0o20_666, rdev: 0x0103 };
     assert_eq!(tree.make(ROOT, &name("null"), &device, &ME).err(), Some(Errno::PERM));
     for mode in [0o4755, 0o2755, 0o6755] {
@@ -248,7 +248,7 @@ fn nothing_outside_of_the_folder_is_reached() {
 }
 
 #[test]
-fn what_is_made_belongs_to_its_maker() {
+fn new_files_belong_to_their_creator() {
     let bed = Bed::new();
     let (_target, address) = bed.target();
     let tree = connect(address, options());
@@ -262,15 +262,15 @@ fn what_is_made_belongs_to_its_maker() {
     assert_eq!((made.uid, made.perm), (wanted, 0o750));
 }
 
-/// The same with extended attributes of a file.
+/// The same for extended attributes of a file.
 fn attributes_of_others(tree: &dyn Tree, node: u64, user: &Caller) {
-    let said = |ask| tree.xattr(node, &ask, user).err();
+    let error = |ask| tree.xattr(node, &ask, user).err();
     let name = || b"user.onehop".to_vec();
     let set = |name: &[u8], value: &[u8]| Xattr::Set { name: name.to_vec(), value: value.to_vec(), flags: 0 };
     for ask in [Xattr::Get { name: name() }, set(&name(), b"theirs"), Xattr::Remove { name: name() }] {
-        assert_eq!(said(ask), Some(Errno::ACCESS));
+        assert_eq!(error(ask), Some(Errno::ACCESS));
     }
-    // The second version of lists: tag, rights and number of each entry. It lets this user do everything.
+    // Version 2 of ACLs: tag, permissions and ID of each entry. This one grants the user everything.
     let entry = |tag: u16, rights: u16, uid: u32| {
         [&tag.to_le_bytes()[..], &rights.to_le_bytes(), &uid.to_le_bytes()].concat()
     };
@@ -278,18 +278,18 @@ fn attributes_of_others(tree: &dyn Tree, node: u64, user: &Caller) {
         [(1, 6, u32::MAX), (2, 7, user.uid), (4, 0, u32::MAX), (16, 7, u32::MAX), (32, 0, u32::MAX)];
     let entries = entries.map(|(tag, rights, uid)| entry(tag, rights, uid)).concat();
     let list = [&2_u32.to_le_bytes()[..], &entries].concat();
-    // Some file systems have no lists, and none of root's attributes goes to another machine.
+    // Some file systems have no ACLs, and root's attributes are never served to other machines.
     for ask in [set(b"system.posix_acl_access", &list), set(b"trusted.onehop", b"theirs")] {
-        assert!([Some(Errno::PERM), Some(Errno::OPNOTSUPP)].contains(&said(ask)));
+        assert!([Some(Errno::PERM), Some(Errno::OPNOTSUPP)].contains(&error(ask)));
     }
 }
 
-/// What a user who is not root may not do with what is another's.
+/// Operations that an unprivileged user may not perform on files of others.
 fn nothing_of_others(tree: &dyn Tree) {
     let user = Caller { uid: 21_001, gid: 21_001, groups: vec![21_002], umask: 0 };
     let refused = Some(Errno::ACCESS);
     let found = tree.lookup(ROOT, &name("secret"), &user).unwrap();
-    // Its kernel takes what it asked to be made for new, and checks nothing.
+    // The client's kernel takes the result of a create for a new file, and checks nothing.
     for access in [READ, BOTH, OpenMode { truncate: true, ..BOTH }] {
         assert_eq!(tree.create(ROOT, &name("secret"), 0o600, access, false, &user).err(), refused);
         assert_eq!(tree.open(found.node, access, &user).err(), refused);
@@ -317,14 +317,14 @@ fn nothing_of_others(tree: &dyn Tree) {
     assert_eq!(tree.rename((ROOT, &name("secret")), (closed, &name("x")), 0, &user).err(), refused);
     assert_eq!(tree.link(found.node, closed, &name("x"), &user).err(), refused);
     attributes_of_others(tree, found.node, &user);
-    // A group of theirs gives rights, and takes them away.
+    // Group permissions grant access, and deny it.
     let shared = tree.lookup(ROOT, &name("shared"), &user).unwrap().node;
     assert!(tree.open(shared, BOTH, &user).is_ok());
     assert_eq!(tree.open(shared, BOTH, &Caller { groups: vec![], ..user.clone() }).err(), refused);
     let kept = tree.lookup(ROOT, &name("kept-from"), &user).unwrap().node;
     assert_eq!(tree.open(kept, BOTH, &user).err(), refused);
     assert!(tree.open(kept, BOTH, &Caller { groups: vec![], ..user.clone() }).is_ok());
-    // Who may run a program may have it opened for that, and for nothing else.
+    // Execute permission allows opening for execution only.
     let program = tree.lookup(ROOT, &name("program"), &user).unwrap().node;
     let run = OpenMode { execute: true, ..READ };
     assert_eq!(tree.open(program, READ, &user).err(), refused);
@@ -333,18 +333,18 @@ fn nothing_of_others(tree: &dyn Tree) {
         assert_eq!(tree.open(program, access, &user).err(), Some(Errno::INVAL));
     }
     assert_eq!(tree.attr(program, 0).unwrap().size, 6);
-    // Numbers that are no user's are not root's.
+    // The invalid user ID must not become root's.
     for by in [Caller { uid: u32::MAX, ..ME }, Caller { uid: 1, gid: u32::MAX, ..ME }] {
         assert_eq!(tree.lookup(ROOT, &name("secret"), &by).err(), Some(Errno::PERM));
         assert_eq!(tree.create(ROOT, &name("new"), 0o600, BOTH, false, &by).err(), Some(Errno::PERM));
     }
-    // What is there and is no file is looked up again by the kernel that asks.
+    // An existing file of another type is looked up again by the client's kernel.
     assert_eq!(tree.create(ROOT, &name("pipe"), 0o600, BOTH, false, &user).err(), Some(Errno::STALE));
     assert_eq!(tree.create(ROOT, &name("link"), 0o600, BOTH, false, &user).err(), Some(Errno::STALE));
 }
 
 #[test]
-fn the_kernel_keeps_users_apart() {
+fn the_kernel_checks_the_permissions_of_users() {
     if !rustix::process::geteuid().is_root() {
         let _ = writeln!(std::io::stderr(), "SKIPPED: only root can be two users");
         return;
@@ -376,7 +376,7 @@ fn the_kernel_keeps_users_apart() {
     assert_eq!(names_of(&bed), ["closed", "kept-from", "link", "pipe", "program", "secret", "shared"]);
 }
 
-/// Writes as a user who is not the owner; what the file's mode is then.
+/// Writes as a user who is not the owner. Returns the file's mode after that.
 fn mode_after_a_write(tree: &dyn Tree, path: &Path, (mode, gid): (u32, u32), by: &Caller) -> u32 {
     std::fs::write(path, "old").unwrap();
     std::os::unix::fs::chown(path, Some(21_009), Some(gid)).unwrap();
@@ -387,7 +387,7 @@ fn mode_after_a_write(tree: &dyn Tree, path: &Path, (mode, gid): (u32, u32), by:
 }
 
 #[test]
-fn set_id_bits_are_those_that_a_direct_write_leaves() {
+fn set_id_bits_are_cleared_as_by_a_local_write() {
     if !rustix::process::geteuid().is_root() {
         let _ = writeln!(std::io::stderr(), "SKIPPED: only root can write as another user");
         return;
@@ -402,21 +402,21 @@ fn set_id_bits_are_those_that_a_direct_write_leaves() {
     let user = Caller { uid: 21_001, gid: 21_001, groups: vec![21_002, 21_003], umask: 0 };
     for tree in [&folder as &dyn Tree, &client] {
         for (before, gid, after) in [
-            // Nobody runs it as its group, and the writer is of that group.
+            // Not executable by the group, and the writer is in the group: the bit stays.
             (0o2666, 21_003, 0o2666),
             (0o2777, 21_003, 0o777),
             (0o6777, 21_004, 0o777),
         ] {
             assert_eq!(mode_after_a_write(tree, &program, (before, gid), &user), after, "{before:o}");
         }
-        // Root's own writes change nothing; others may write to what root has opened.
+        // Root's own writes clear nothing. For other writers to a file that root has opened, there is `drop_set_id`.
         assert_eq!(mode_after_a_write(tree, &program, (0o6755, 0), &ME), 0o6755);
         let node = tree.lookup(ROOT, &name("program"), &ME).unwrap().node;
         let open = tree.open(node, BOTH, &ME).unwrap();
         open.drop_set_id().unwrap();
         assert_eq!(std::fs::metadata(&program).unwrap().permissions().mode() & 0o7777, 0o755);
         assert_eq!(std::fs::metadata(&program).unwrap().uid(), 21_009);
-        // What gives nobody rights is none of its business.
+        // A set-group-id bit without execute permission stays.
         std::fs::set_permissions(&program, Permissions::from_mode(0o2666)).unwrap();
         open.drop_set_id().unwrap();
         assert_eq!(std::fs::metadata(&program).unwrap().permissions().mode() & 0o7777, 0o2666);
@@ -424,7 +424,7 @@ fn set_id_bits_are_those_that_a_direct_write_leaves() {
     }
 }
 
-/// The owner takes away all rights in the very moment in which somebody writes.
+/// The owner removes permissions while others write.
 fn a_mode_is_not_changed_back(open: &dyn OpenFile, path: &Path) {
     let change = |mode| std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
     let over = AtomicBool::new(false);
@@ -442,7 +442,7 @@ fn a_mode_is_not_changed_back(open: &dyn OpenFile, path: &Path) {
             (0..4).any(|_| std::fs::metadata(path).unwrap().permissions().mode() & 0o777 != 0o600)
         });
         over.store(true, Ordering::Relaxed);
-        assert_eq!(changed_back, None, "what the owner had changed was undone");
+        assert_eq!(changed_back, None, "a change of the mode was undone");
     });
 }
 
@@ -455,7 +455,7 @@ fn names_of(bed: &Bed) -> Vec<String> {
     names
 }
 
-/// The flags with which this process, and so a target within it, has a file open.
+/// The flags with which this process, and so a target within it, has opened a file.
 fn flags_of(path: &Path) -> OFlags {
     let flags = |entry: std::fs::DirEntry| {
         std::fs::read_link(entry.path()).ok().filter(|target| target == path)?;
@@ -464,12 +464,12 @@ fn flags_of(path: &Path) -> OFlags {
         Some(OFlags::from_bits_retain(u32::from_str_radix(octal.trim(), 8).ok()?))
     };
     let mut all = std::fs::read_dir("/proc/self/fd").unwrap().flatten().filter_map(flags);
-    // The target also holds a descriptor that is a mere path.
+    // The target also holds an `O_PATH` descriptor.
     all.find(|flags| !flags.contains(OFlags::PATH)).unwrap()
 }
 
 #[test]
-fn writes_are_on_the_disk_first_where_that_is_wanted() {
+fn write_through_opens_files_with_dsync() {
     let synced = OpenMode { data_sync: true, ..BOTH };
     for (write_through, access, wanted) in [(false, BOTH, false), (true, BOTH, true), (false, synced, true)] {
         let bed = Bed::new();
@@ -489,7 +489,7 @@ fn writes_are_on_the_disk_first_where_that_is_wanted() {
 }
 
 #[test]
-fn a_target_may_refuse_changes() {
+fn a_read_only_target_refuses_changes() {
     let bed = Bed::new();
     std::fs::write(bed.root().join("file"), "old").unwrap();
     let (_target, address) = start(server::ServerOptions { read_only: true, ..bed.options() }, "127.0.0.1:0");
@@ -504,21 +504,21 @@ fn a_target_may_refuse_changes() {
 }
 
 #[test]
-fn without_the_key_nobody_is_let_in() {
+fn clients_need_the_key() {
     let bed = Bed::new();
     let (target, address) = bed.target();
     let other = onehop_target::auth::Key::new(&[6; 32]).unwrap();
-    for (given, says) in [(None, "its key"), (Some(other), "not the target's key")] {
+    for (given, expected) in [(None, "a key is required"), (Some(other), "not the target's key")] {
         let connector = TcpConnector::new(&address.to_string()).unwrap();
         let options = onehop_target::client::ClientOptions { key: given, ..options() };
-        let said = RemoteTree::connect(Box::new(connector), options).err().unwrap().to_string();
-        assert!(said.contains(says), "{said}");
+        let error = RemoteTree::connect(Box::new(connector), options).err().unwrap().to_string();
+        assert!(error.contains(expected), "{error}");
     }
-    // And a target without a key is not taken for ours.
+    // A target without a key is refused, too.
     let (_open, address) = start(server::ServerOptions { key: None, ..bed.options() }, "127.0.0.1:0");
     let connector = TcpConnector::new(&address.to_string()).unwrap();
-    let said = RemoteTree::connect(Box::new(connector), options()).err().unwrap().to_string();
-    assert!(said.contains("no key"), "{said}");
+    let error = RemoteTree::connect(Box::new(connector), options()).err().unwrap().to_string();
+    assert!(error.contains("no key"), "{error}");
     let without = onehop_target::client::ClientOptions { key: None, ..options() };
     drop(connect(address, without));
     assert_eq!(target.report().sessions, 0);

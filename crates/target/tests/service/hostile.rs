@@ -1,4 +1,4 @@
-//! Whoever sends nonsense hurts themselves.
+//! Clients that send invalid data harm only themselves.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -8,7 +8,7 @@ use onehop_os::HostMem;
 use onehop_target::auth::Key;
 use onehop_target::server;
 use onehop_target::tcp::TcpConnector;
-use onehop_target::transport::{Connector, Outgoing, Stretch};
+use onehop_target::transport::{Connector, MemoryRange, Outgoing};
 use onehop_target::tree::Tree;
 use onehop_target::wire::{
     Caller, FrameKind, Head, Hello, HelloBack, Join, Name, ROOT, Request, Xattr, pack, unpack,
@@ -16,7 +16,7 @@ use onehop_target::wire::{
 
 use crate::bed::{BOTH, Bed, LONG, ME, connect, key, name, options, start};
 
-/// Numbers that look random, the same each time.
+/// A pseudo-random generator with a fixed seed.
 struct Dice(u64);
 
 impl Dice {
@@ -37,7 +37,7 @@ fn frame(kind: FrameKind, id: u64, body: &[u8], data: &[u8]) -> Vec<u8> {
     [&head.to_bytes()[..], body, data].concat()
 }
 
-fn odd_request(dice: &mut Dice) -> Request {
+fn hostile_request(dice: &mut Dice) -> Request {
     let edges = [0, 1, 2, 3, ROOT, 4096, u64::MAX, i64::MAX as u64, 1 << 48];
     let (node, other, at) = (dice.pick(&edges), dice.pick(&edges), dice.pick(&edges));
     let len = dice.pick(&[0, 1, 4096, 4 << 20, u32::MAX]);
@@ -70,10 +70,10 @@ fn odd_request(dice: &mut Dice) -> Request {
     }
 }
 
-/// The kind, the number, the body and the data of a frame.
-fn odd_frame(dice: &mut Dice, number: u64) -> (FrameKind, u64, Vec<u8>, Vec<u8>) {
+/// The kind, number, body and data of a hostile frame.
+fn hostile_frame(dice: &mut Dice, number: u64) -> (FrameKind, u64, Vec<u8>, Vec<u8>) {
     let id = dice.pick(&[number, number, number, 0, 5000, u64::MAX]);
-    let body = pack(&odd_request(dice)).unwrap();
+    let body = pack(&hostile_request(dice)).unwrap();
     let data = vec![7; dice.pick(&[0, 0, 0, 1, 4096])];
     let kind = dice.pick(&[
         FrameKind::Request,
@@ -85,14 +85,15 @@ fn odd_frame(dice: &mut Dice, number: u64) -> (FrameKind, u64, Vec<u8>, Vec<u8>)
     (kind, id, body, data)
 }
 
-/// The same of a stranger who has the key: frames in no order, whose heads and lengths are not true.
+/// A hostile client with the key: frames in any order, with false heads and lengths.
 fn misbehave_with_the_key(address: SocketAddr, dice: &mut Dice) {
     let limit = Duration::from_millis(200);
     let Ok(link) = TcpConnector::new(&address.to_string()).unwrap().connect(0, limit) else { return };
-    let say = |head, body: &[u8], data: Option<&Stretch>| link.send(&Outgoing { head, body, data }, limit);
-    let say_plainly = |kind, body: &[u8]| say(Head::new(kind, 0, body), body, None).is_ok();
+    let send =
+        |head, body: &[u8], data: Option<&MemoryRange>| link.send(&Outgoing { head, body, data }, limit);
+    let send_plainly = |kind, body: &[u8]| send(Head::new(kind, 0, body), body, None).is_ok();
     let (exchange, message) = key().begin(&link.binding()).unwrap();
-    if !say_plainly(FrameKind::Hello, &pack(&Hello { exchange: Some(message) }).unwrap()) {
+    if !send_plainly(FrameKind::Hello, &pack(&Hello { exchange: Some(message) }).unwrap()) {
         return;
     }
     let mut no_data = |_: &Head, _: &[u8]| Ok(None);
@@ -101,10 +102,10 @@ fn misbehave_with_the_key(address: SocketAddr, dice: &mut Dice) {
     link.encrypt(&exchange.finish(&answer).unwrap());
     let session = dice.pick(&[None, None, None, Some([dice.0 as u8; 16])]);
     if !dice.roll().is_multiple_of(8) {
-        say_plainly(FrameKind::Join, &pack(&Join { session, mount: [0; 16] }).unwrap());
+        send_plainly(FrameKind::Join, &pack(&Join { session, mount: [0; 16] }).unwrap());
     }
     for number in 0..100 {
-        let (mut kind, id, body, data) = odd_frame(dice, number);
+        let (mut kind, id, body, data) = hostile_frame(dice, number);
         if dice.roll().is_multiple_of(64) {
             kind = dice.pick(&[FrameKind::Hello, FrameKind::Join, FrameKind::Welcome, FrameKind::Goodbye]);
         }
@@ -117,74 +118,74 @@ fn misbehave_with_the_key(address: SocketAddr, dice: &mut Dice) {
         }
         let mem = HostMem::anonymous(4096).unwrap();
         mem.write(0, &data).unwrap();
-        let data = Stretch { mem, at: 0, len: data.len() };
-        if say(head, &body, (data.len > 0).then_some(&data)).is_err() {
+        let data = MemoryRange { mem, at: 0, len: data.len() };
+        if send(head, &body, (data.len > 0).then_some(&data)).is_err() {
             break;
         }
     }
-    // Some listen, some do not.
+    // Half of them read the answers.
     if dice.roll().is_multiple_of(2) {
         while matches!(link.receive(limit, limit, &mut no_data), Ok(Some(_))) {}
     }
 }
 
-/// A stranger's life: some get in, where there is no key. Whatever they do may fail.
+/// A hostile client without a key. Its connection may fail at any step.
 fn misbehave(address: SocketAddr, dice: &mut Dice) {
     let Ok(mut stream) = TcpStream::connect(address) else { return };
     stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
-    let mut say = |bytes: &[u8]| stream.write_all(bytes).is_ok();
+    let mut send = |bytes: &[u8]| stream.write_all(bytes).is_ok();
     let hello = pack(&Hello { exchange: None }).unwrap();
     let join = pack(&Join { session: None, mount: [0; 16] }).unwrap();
     match dice.roll() % 8 {
         0 => {
             let garbage: Vec<u8> = (0..dice.roll() % 5000).map(|_| dice.roll() as u8).collect();
-            say(&garbage);
+            send(&garbage);
         }
         1 => {
-            // In the middle of a head, a body, or data, and then nothing.
+            // Stops in the middle of a head, a body or data.
             let whole = frame(FrameKind::Hello, 0, &hello, &[1; 100]);
-            say(&whole[..dice.roll() as usize % whole.len()]);
+            send(&whole[..dice.roll() as usize % whole.len()]);
         }
         2 => {
             let mut whole = frame(FrameKind::Hello, 0, &hello, b"");
             let place = dice.roll() as usize % whole.len();
             whole[place] ^= 1 << (dice.roll() % 8);
-            say(&whole);
+            send(&whole);
         }
         _ => {
-            say(&frame(FrameKind::Hello, 0, &hello, b""));
-            say(&frame(FrameKind::Join, 0, &join, b""));
+            send(&frame(FrameKind::Hello, 0, &hello, b""));
+            send(&frame(FrameKind::Join, 0, &join, b""));
             for number in 0..100 {
-                let (kind, id, body, data) = odd_frame(dice, number);
+                let (kind, id, body, data) = hostile_frame(dice, number);
                 let bytes = match dice.roll() % 5 {
                     0 => frame(kind, id, &body[..body.len() / 2], b""),
                     _ => frame(kind, id, &body, &data),
                 };
-                if !say(&bytes) {
+                if !send(&bytes) {
                     break;
                 }
             }
         }
     }
-    // Some listen, some do not.
+    // Half of them read the answers.
     if dice.roll().is_multiple_of(2) {
-        let mut said = [0; 4096];
-        while matches!(stream.read(&mut said), Ok(1..)) {}
+        let mut answer = [0; 4096];
+        while matches!(stream.read(&mut answer), Ok(1..)) {}
     }
 }
 
 #[test]
-fn garbage_hurts_nobody_else() {
-    hurts_nobody_else(None, misbehave);
+fn invalid_data_does_not_affect_others() {
+    does_not_affect_others(None, misbehave);
 }
 
 #[test]
-fn garbage_of_who_has_the_key_hurts_nobody_else() {
-    hurts_nobody_else(Some(key()), misbehave_with_the_key);
+fn invalid_data_with_the_key_does_not_affect_others() {
+    does_not_affect_others(Some(key()), misbehave_with_the_key);
 }
 
-fn hurts_nobody_else(key: Option<Key>, misbehave: fn(SocketAddr, &mut Dice)) {
+fn does_not_affect_others(key: Option<Key>, misbehave: fn(SocketAddr, &mut Dice)) {
     let bed = Bed::new();
     std::fs::write(bed.dir.join("outside"), "outside").unwrap();
     std::fs::write(bed.root().join("file"), vec![9; 100_000]).unwrap();
@@ -219,9 +220,9 @@ fn hurts_nobody_else(key: Option<Key>, misbehave: fn(SocketAddr, &mut Dice)) {
     let lives: u32 = hostile.into_iter().map(|thread| thread.join().unwrap()).sum();
     assert!(turns > 0 && lives > 0);
     let report = target.report();
-    println!("{lives} hostile lives beside {turns} honest turns: {report:?}");
+    println!("{lives} hostile connections, {turns} honest rounds: {report:?}");
     assert!(report.broken > 0, "{report:?}");
-    // Its own connections were never in question.
+    // The honest connections were never closed.
     assert_eq!(tree.report().reconnects, 0, "{report:?}");
     assert_eq!(std::fs::read(bed.dir.join("outside")).unwrap(), b"outside");
     drop((file, tree));
@@ -229,7 +230,7 @@ fn hurts_nobody_else(key: Option<Key>, misbehave: fn(SocketAddr, &mut Dice)) {
 }
 
 #[test]
-fn who_stalls_is_cut_off_and_who_is_silent_too() {
+fn stalled_and_silent_clients_are_disconnected() {
     let bed = Bed::new();
     let mut of = server::ServerOptions { key: None, ..bed.options() };
     (of.limits.handshake, of.limits.stall) = (Duration::from_millis(100), Duration::from_millis(100));
@@ -239,18 +240,18 @@ fn who_stalls_is_cut_off_and_who_is_silent_too() {
     let join = frame(FrameKind::Join, 0, &pack(&Join { session: None, mount: [0; 16] }).unwrap(), b"");
     let half = [&hello[..], &join, &frame(FrameKind::Ping, 0, b"", b"")[..20]].concat();
     let silent = [&hello[..], &join].concat();
-    for said in [&b""[..], &hello[..10], &hello, &half, &silent] {
+    for sent in [&b""[..], &hello[..10], &hello, &half, &silent] {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
-        stream.write_all(said).unwrap();
-        // To the end, which comes.
+        stream.write_all(sent).unwrap();
+        // The target closes the connection.
         let mut rest = Vec::new();
         let _ = stream.read_to_end(&mut rest);
     }
 }
 
 #[test]
-fn silent_connections_keep_nobody_out() {
+fn silent_connections_do_not_lock_others_out() {
     let bed = Bed::new();
     let (target, address) = bed.target();
     let hello = frame(
@@ -268,7 +269,7 @@ fn silent_connections_keep_nobody_out() {
     };
     let _held: Vec<_> = (0..200).map(silent).collect();
     let begun = Instant::now();
-    // Each lane is a connection of its own.
+    // Each lane is a connection.
     let tree = connect(address, options());
     while tree.report().connections < 2 {
         assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", tree.report());
@@ -278,7 +279,7 @@ fn silent_connections_keep_nobody_out() {
 }
 
 #[test]
-fn clients_that_are_gone_make_room_for_others() {
+fn disconnected_clients_make_room_for_others() {
     let bed = Bed::new();
     let mut of = server::ServerOptions { key: None, ..bed.options() };
     of.limits.sessions = 3;
@@ -290,7 +291,7 @@ fn clients_that_are_gone_make_room_for_others() {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
         stream.write_all(&[&hello[..], &join].concat()).unwrap();
-        // It was let in if there is an answer to the join, too.
+        // A byte after the answer to the hello is the answer to the join.
         assert!(stream.read(&mut [0; 1]).unwrap() > 0);
         stream.shutdown(std::net::Shutdown::Write).unwrap();
         let _ = stream.read_to_end(&mut Vec::new());

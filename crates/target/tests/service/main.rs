@@ -1,10 +1,11 @@
-//! A target and its clients: files as they should be, whoever has no key, what is hostile, who sits between them, and what happens when something goes.
+//! Tests of a target and its clients: file operations, clients without the key, hostile clients, a relay in between,
+//! and outages.
 #![allow(clippy::unwrap_used)]
 
-mod alike;
 mod bed;
 mod files;
 mod hostile;
+mod hung_fs;
 mod mounts;
 mod outages;
 mod relay;

@@ -1,4 +1,4 @@
-//! File systems that are mounted below a folder: they are served, and may be unmounted while their files are known.
+//! Mounts below a served folder: they are served, and can be unmounted while their files are known.
 
 use std::fs::File;
 use std::io::Write;
@@ -11,23 +11,23 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, mount_remount, 
 
 use crate::bed::{BOTH, Bed, ME, READ, connect, name, options};
 
-/// Something mounted. It goes with the value, whoever uses it.
+/// A mount. Dropping it detaches it.
 struct Mounted(PathBuf);
 
 impl Mounted {
-    /// A file system in memory; none, and a line that says so, where nothing can be mounted.
+    /// A tmpfs. Without permission to mount, prints a line and returns `None`.
     fn memory(at: &Path) -> Option<Self> {
         std::fs::create_dir_all(at).unwrap();
         match mount("none", at, "tmpfs", MountFlags::empty(), None) {
             Ok(()) => Some(Self(at.to_owned())),
             Err(error) => {
-                let _ = writeln!(std::io::stderr(), "SKIPPED: nothing can be mounted here: {error}");
+                let _ = writeln!(std::io::stderr(), "SKIPPED: cannot mount here: {error}");
                 None
             }
         }
     }
 
-    /// The same files at another place, which cannot be changed there.
+    /// A read-only bind mount.
     fn read_only(of: &Path, at: &Path) -> Self {
         std::fs::create_dir_all(at).unwrap();
         mount_bind(of, at).unwrap();
@@ -36,7 +36,7 @@ impl Mounted {
         this
     }
 
-    /// Unmounts, unless somebody holds something of it.
+    /// Unmounts, if the mount is not in use.
     fn end(self) -> Result<(), Errno> {
         unmount(&self.0, UnmountFlags::empty())
     }
@@ -53,7 +53,7 @@ fn folder(bed: &Bed) -> Folder {
     Folder::new(File::open(bed.root()).unwrap().into(), rules).unwrap()
 }
 
-/// What is mounted below is used, unmounted while its files are known, and mounted again.
+/// Uses mounts below the root, unmounts them while their files are known, and mounts another one.
 fn comes_and_goes(tree: &dyn Tree, root: &Path) {
     let (sub, inner) = (root.join("sub"), root.join("sub/inner"));
     let Some(outside) = Mounted::memory(&sub) else { return };
@@ -73,11 +73,11 @@ fn comes_and_goes(tree: &dyn Tree, root: &Path) {
     assert_eq!(open.write_bytes(b"made", 0).unwrap(), 4);
     assert_eq!(tree.attr(made.node, 0).unwrap().size, 4);
     assert_eq!(tree.list(inner_node, 0, &ME).unwrap().names.len(), 4);
-    // What is open is in use.
+    // An open file keeps the mount in use.
     assert_eq!(unmount(&inner, UnmountFlags::empty()), Err(Errno::BUSY));
     drop(open);
     let start = std::time::Instant::now();
-    // A target closes a file when it is told.
+    // A target closes the file a moment later.
     while unmount(&inner, UnmountFlags::empty()).is_err() {
         assert!(start.elapsed() < std::time::Duration::from_secs(10), "it cannot be unmounted");
         std::thread::sleep(std::time::Duration::from_millis(10));
@@ -86,7 +86,7 @@ fn comes_and_goes(tree: &dyn Tree, root: &Path) {
     for node in [inner_node, inner_file, made.node] {
         assert_eq!(tree.attr(node, 0).err(), Some(Errno::STALE));
     }
-    // Below it is what it was mounted on.
+    // The folder under the mount point is another one.
     assert_ne!(known(sub_node, "inner"), inner_node);
     assert_eq!(tree.attr(file, 0).unwrap().size, 7);
     outside.end().unwrap();
@@ -98,7 +98,7 @@ fn comes_and_goes(tree: &dyn Tree, root: &Path) {
 }
 
 #[test]
-fn what_is_mounted_below_can_be_unmounted() {
+fn mounts_below_can_be_unmounted() {
     let bed = Bed::new();
     comes_and_goes(&folder(&bed), &bed.root());
     let bed = Bed::new();
@@ -107,7 +107,7 @@ fn what_is_mounted_below_can_be_unmounted() {
 }
 
 #[test]
-fn a_file_in_two_mounts_has_the_rights_of_each() {
+fn a_file_in_two_mounts_follows_the_options_of_each() {
     for read_only_first in [true, false] {
         let bed = Bed::new();
         let (there, here) = (bed.root().join("there"), bed.root().join("here"));
@@ -123,7 +123,7 @@ fn a_file_in_two_mounts_has_the_rights_of_each() {
         }
         let [file, writable] = files;
         assert_ne!(file, writable);
-        // Again, so that the last lookup is of the other one, too.
+        // Again, so that the mount looked up last varies.
         assert_eq!(known(known(ROOT, order[0]), "file"), if read_only_first { file } else { writable });
         let cut = AttrChange { size: Some(0), ..AttrChange::default() };
         assert_eq!(tree.open(file, BOTH, &ME).err(), Some(Errno::ROFS));
@@ -137,9 +137,9 @@ fn a_file_in_two_mounts_has_the_rights_of_each() {
     }
 }
 
-/// The kernel that asks looks such a name up again, and what it finds is checked.
+/// The client's kernel then looks the name up again, and opens what it finds, with permission checks.
 #[test]
-fn a_file_to_be_made_is_not_opened_through_a_mount() {
+fn creating_a_file_does_not_open_one_through_a_mount() {
     let bed = Bed::new();
     let Some(_memory) = Mounted::memory(&bed.root().join("sub")) else { return };
     let [within, plain] = ["sub/within", "plain"].map(|name| bed.root().join(name));
@@ -158,9 +158,9 @@ fn a_file_to_be_made_is_not_opened_through_a_mount() {
     assert_eq!(make(), Ok(5));
 }
 
-/// A bind mount of the folder itself, or of another folder of its file system.
+/// With a bind mount of the folder itself, or of another folder of its file system.
 #[test]
-fn read_only_mounts_of_the_root_s_own_files_stay_read_only() {
+fn read_only_bind_mounts_stay_read_only() {
     for of in ["", "private"] {
         let bed = Bed::new();
         let Some(_memory) = Mounted::memory(&bed.root()) else { return };

@@ -1,5 +1,5 @@
-//! Connections that break, targets that are started anew, wires that stall or spoil what goes over them: nothing hangs, and what was
-//! acknowledged is there.
+//! Broken connections, restarted targets, and stalled or corrupted data: nothing hangs, and acknowledged writes
+//! persist.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -21,7 +21,7 @@ fn record(number: u64, turn: u64) -> Vec<u8> {
     (number << 32 | turn).to_le_bytes().repeat(RECORD / 8)
 }
 
-/// A client that is quick to notice, as tests want it.
+/// A client with short timeouts.
 fn quick() -> client::ClientOptions {
     client::ClientOptions {
         stall: Duration::from_millis(400),
@@ -31,8 +31,8 @@ fn quick() -> client::ClientOptions {
     }
 }
 
-/// Writes records again and again, each place with a higher number, while something else happens; then looks whether each place
-/// has what was acknowledged last. What failed may be there or not.
+/// Writes records, each place with an increasing number, while `happen` runs. Then checks that each place has the last
+/// acknowledged record.
 fn checked(tree: &dyn Tree, happen: impl FnOnce(&AtomicU64)) {
     const WRITERS: u64 = 3;
     const PLACES: u64 = 20;
@@ -51,7 +51,7 @@ fn checked(tree: &dyn Tree, happen: impl FnOnce(&AtomicU64)) {
                     written.fetch_add(1, Ordering::AcqRel);
                     let mut back = vec![0; RECORD];
                     if file.read_bytes(&mut back, at).is_ok() {
-                        assert_eq!(back, record(number, turn), "a record is not as it was just written");
+                        assert_eq!(back, record(number, turn), "a record differs from what was just written");
                     }
                 }
                 Err(error) => panic!("a write failed: {error}"),
@@ -79,17 +79,17 @@ fn checked(tree: &dyn Tree, happen: impl FnOnce(&AtomicU64)) {
     file.sync(false).unwrap();
 }
 
-/// Waits until so many more records were written.
+/// Waits until `count` more records were written.
 fn more(written: &AtomicU64, count: u64) {
     let (start, wanted) = (Instant::now(), written.load(Ordering::Acquire) + count);
     while written.load(Ordering::Acquire) < wanted {
-        assert!(start.elapsed() < LONG, "nothing is written any more");
+        assert!(start.elapsed() < LONG, "writing has stopped");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
 #[test]
-fn connections_that_are_cut_are_made_again() {
+fn cut_connections_are_made_again() {
     let bed = Bed::new();
     let (target, address) = bed.target();
     let wire = Wire::new(address);
@@ -107,7 +107,7 @@ fn connections_that_are_cut_are_made_again() {
 }
 
 #[test]
-fn a_stalled_wire_is_given_up_and_one_that_spoils_bytes_is_noticed() {
+fn stalled_and_corrupted_connections_are_replaced() {
     let bed = Bed::new();
     let (target, address) = bed.target();
     let wire = Wire::new(address);
@@ -118,9 +118,9 @@ fn a_stalled_wire_is_given_up_and_one_that_spoils_bytes_is_noticed() {
         std::thread::sleep(Duration::from_millis(600));
         wire.stall(false);
         more(written, 20);
-        wire.spoil(300_000);
+        wire.corrupt(300_000);
         more(written, 300);
-        wire.spoil(0);
+        wire.corrupt(0);
         more(written, 20);
     });
     assert!(tree.report().reconnects >= 2, "{:?} {:?}", tree.report(), target.report());
@@ -128,7 +128,7 @@ fn a_stalled_wire_is_given_up_and_one_that_spoils_bytes_is_noticed() {
 }
 
 #[test]
-fn what_is_appended_is_there_once_whatever_becomes_of_connections() {
+fn appends_are_executed_once_despite_cut_connections() {
     let bed = Bed::new();
     let (target, address) = bed.target();
     let wire = Wire::new(address);
@@ -155,14 +155,14 @@ fn what_is_appended_is_there_once_whatever_becomes_of_connections() {
 }
 
 #[test]
-fn what_a_killed_mount_has_sent_does_not_come_after_its_successor() {
+fn requests_of_a_killed_mount_do_not_follow_its_successor() {
     let bed = Bed::new();
     let (target, address) = bed.target();
     let wire = Wire::new(address);
     let old = connect(wire.address, client::ClientOptions { give_up: Duration::from_secs(2), ..options() });
     let (_, file) = old.create(ROOT, &name("file"), 0o600, BOTH, true, &ME).unwrap();
     file.write_bytes(b"before", 0).unwrap();
-    // It is killed while a write of its is on the way, and the target does not know: its machine is gone, say.
+    // The mount is killed with a write in flight, and the target does not notice, as after a power failure.
     wire.stall(true);
     wire.lead_to(std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
     std::thread::scope(|scope| {
@@ -179,14 +179,14 @@ fn what_a_killed_mount_has_sent_does_not_come_after_its_successor() {
         let mut seen = [0; 6];
         again.read_bytes(&mut seen, 0).unwrap();
         assert_eq!(seen, *b"after!");
-        // Nobody takes their own place, and those whom nobody knows leave nothing to end.
+        // A mount cannot succeed itself, and succeeding an unknown one does nothing.
         assert_eq!(new.succeed(new.mount_id()).err(), Some(Errno::INVAL));
         new.succeed([3; 16]).unwrap();
     });
 }
 
 #[test]
-fn what_cannot_be_done_in_time_fails_and_does_not_happen_later() {
+fn timed_out_requests_are_not_executed_later() {
     let bed = Bed::new();
     let (_target, address) = bed.target();
     let wire = Wire::new(address);
@@ -204,12 +204,12 @@ fn what_cannot_be_done_in_time_fails_and_does_not_happen_later() {
     while file.write_bytes(b"after!", 0).is_err() {
         assert!(start.elapsed() < LONG);
     }
-    // Whatever was still on the wire is not done after it.
+    // Requests still in transit are not executed after it.
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(std::fs::read(bed.root().join("file")).unwrap()[..6], *b"after!");
 }
 
-/// Descriptors of a file in this process: those of a target, here. Those that only name it count as well.
+/// Descriptors of a file in this process, which runs the target. Includes `O_PATH` descriptors.
 fn descriptors(path: &std::path::Path) -> usize {
     let all = std::fs::read_dir("/proc/self/fd").unwrap();
     all.filter(|fd| fd.as_ref().is_ok_and(|fd| std::fs::read_link(fd.path()).is_ok_and(|to| to == path)))
@@ -217,7 +217,7 @@ fn descriptors(path: &std::path::Path) -> usize {
 }
 
 #[test]
-fn what_an_unheard_answer_brought_is_released() {
+fn files_of_lost_answers_are_released() {
     let bed = Bed::new();
     let (_target, address) = bed.target();
     let wire = Wire::new(address);
@@ -237,7 +237,7 @@ fn what_an_unheard_answer_brought_is_released() {
     let node = tree.lookup(ROOT, &name("opened"), &ME).unwrap().node;
     let known = descriptors(&opened);
     for lane_ends in [false, true] {
-        wire.deafen(true);
+        wire.block_replies(true);
         std::thread::scope(|scope| {
             let opens = scope.spawn(|| tree.open(node, crate::bed::READ, &ME).map(drop));
             let looks = scope.spawn(|| tree.lookup(ROOT, &name("found"), &ME).map(drop));
@@ -248,15 +248,16 @@ fn what_an_unheard_answer_brought_is_released() {
         if lane_ends {
             wire.cut();
         }
-        wire.deafen(false);
-        // Nothing else is asked for.
+        wire.block_replies(false);
+        // Without any further request.
         wait_until(&|| descriptors(&opened) == known && descriptors(&found) == 0);
     }
     tree.attr(node, 0).unwrap();
     assert_eq!(tree.report().sessions_lost, 0);
 }
 
-/// The connections stand, and the target says nothing: only a request to stop ends the waits before `LONG` is over.
+/// The connections are open, and the target does not answer: only a request to stop ends the waits before `LONG` is
+/// over.
 #[test]
 fn a_request_to_stop_ends_all_waits() {
     let bed = Bed::new();
@@ -270,7 +271,7 @@ fn a_request_to_stop_ends_all_waits() {
     let start = Instant::now();
     let timed_out = Some(Errno::TIMEDOUT);
     std::thread::scope(|scope| {
-        // One that waits for an answer, and one that is more than the connection takes in.
+        // One waits for an answer, and one for the connection to accept its data.
         let asks = scope.spawn(|| tree.attr(made.node, 0).err());
         let writes = scope.spawn(|| file.write_bytes(&vec![7; 64 << 20], 0).map(|_| ()));
         std::thread::sleep(Duration::from_millis(200));
@@ -279,14 +280,14 @@ fn a_request_to_stop_ends_all_waits() {
         assert_eq!(asks.join().unwrap(), timed_out);
         writes.join().unwrap().unwrap_err();
     });
-    // What is asked for afterwards waits no longer.
+    // Later requests do not wait either.
     assert_eq!(tree.attr(made.node, 0).err(), timed_out);
     drop(file);
     drop(tree);
     assert!(start.elapsed() < LONG / 2, "{:?}", start.elapsed());
 }
 
-/// It takes connections and says nothing; only a request to stop ends the wait before `LONG` is over.
+/// The server accepts connections and sends nothing: only a request to stop ends the wait before `LONG` is over.
 #[test]
 fn a_request_to_stop_ends_the_wait_for_a_connection() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -309,7 +310,7 @@ fn a_request_to_stop_ends_the_wait_for_a_connection() {
 }
 
 #[test]
-fn a_target_that_is_gone_is_waited_for_once() {
+fn an_absent_target_is_waited_for_once() {
     let bed = Bed::new();
     let (_target, address) = bed.target();
     let wire = Wire::new(address);
@@ -319,7 +320,7 @@ fn a_target_that_is_gone_is_waited_for_once() {
     wire.stall(true);
     let timed_out = Some(Errno::TIMEDOUT);
     assert_eq!(tree.attr(made.node, 0).err(), timed_out);
-    // Before the target is back nothing waits for it that long again.
+    // Until the target is back, no request waits as long again.
     let start = Instant::now();
     for _ in 0..3 {
         assert_eq!(tree.attr(made.node, 0).err(), timed_out);
@@ -332,7 +333,7 @@ fn a_target_that_is_gone_is_waited_for_once() {
     assert_eq!(tree.attr(made.node, 0).unwrap().size, 5);
 }
 
-/// Run by tests that kill it; nothing otherwise.
+/// Run in a child process by tests that kill it.
 #[test]
 fn target_of_another_process() {
     let Ok(dir) = std::env::var("ONEHOP_TEST_TARGET") else { return };
@@ -369,7 +370,7 @@ fn target_process(bed: &Bed) -> (Killed, std::net::SocketAddr) {
 }
 
 #[test]
-fn a_killed_target_s_successor_goes_on() {
+fn a_restarted_target_continues() {
     let bed = Bed::new();
     let (mut target, address) = target_process(&bed);
     let wire = Wire::new(address);
@@ -389,7 +390,7 @@ fn a_killed_target_s_successor_goes_on() {
             drop(std::mem::replace(
                 &mut target,
                 {
-                    // The new one is there before the old one has gone, at another place.
+                    // The new one starts before the old one ends, at another address.
                     let (next, address) = target_process(&bed);
                     wire.lead_to(address);
                     (next, address)
@@ -401,13 +402,13 @@ fn a_killed_target_s_successor_goes_on() {
         more(written, 20);
     });
     assert!(tree.report().sessions_lost >= 3, "{:?}", tree.report());
-    // What was open is open, wherever it was moved to; what has no name any more is gone, and says so.
+    // Open files stay open, even after a rename. A deleted file is stale.
     let mut seen = [0; 4];
     assert_eq!((open.read_bytes(&mut seen, 0).unwrap(), seen), (4, *b"kept"));
     assert_eq!(tree.attr(kept.node, 0).unwrap().size, 4);
     let error = gone.read_bytes(&mut seen, 0).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(Errno::STALE.raw_os_error()), "{error}");
-    // Another file of the same name is not taken for it.
+    // Another file under the same name is not mistaken for it.
     std::fs::write(bed.root().join("a/b/new"), "new").unwrap();
     std::fs::rename(bed.root().join("a/b/new"), bed.root().join("a/b/other")).unwrap();
     drop(target);
@@ -419,7 +420,7 @@ fn a_killed_target_s_successor_goes_on() {
 }
 
 #[test]
-fn a_target_that_is_asked_to_end_finishes_first() {
+fn a_draining_target_finishes_requests() {
     let bed = Bed::new();
     let (target, address) = bed.target();
     let wire = Wire::new(address);

@@ -1,5 +1,5 @@
-//! A relay that has no key, sees every byte, and changes, repeats, drops, swaps, cuts and makes up some: each of it is noticed, and
-//! nothing of it happens.
+//! A relay without the key that changes, repeats, drops, reorders, cuts and forges data: each attack is detected, and
+//! has no effect.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -17,33 +17,33 @@ use rustix::io::Errno;
 use crate::bed::{BOTH, Bed, LONG, ME, connect, name, options, start};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Way {
+enum Direction {
     Up,
     Down,
 }
 
-/// What the relay does once, to what it takes from a socket next.
+/// An attack on the next data from a socket.
 #[derive(Clone, PartialEq, Debug)]
 enum Attack {
-    /// A bit of the byte at this fraction of it is changed.
+    /// Flips a bit of the byte at this fraction of the data.
     Flip(f64),
     Repeat,
     Drop,
-    /// It goes on behind what comes after it.
+    /// Sends the data after the data that follows it.
     Swap,
-    /// Its last bytes are missing.
+    /// Drops the last bytes.
     Cut(usize),
-    /// These bytes go before it.
+    /// Inserts bytes before the data.
     Insert(Vec<u8>),
-    /// These go in its place.
+    /// Replaces the data.
     Replace(Vec<u8>),
 }
 
 #[derive(Default)]
 struct Plan {
-    next: Mutex<Option<(Way, Attack)>>,
+    next: Mutex<Option<(Direction, Attack)>>,
     over: AtomicBool,
-    /// What went up and down on each connection.
+    /// The data of each connection, in both directions.
     seen: Mutex<Vec<[Vec<u8>; 2]>>,
 }
 
@@ -69,8 +69,8 @@ impl Relay {
         Self { address, plan }
     }
 
-    fn plan(&self, way: Way, attack: Attack) {
-        *self.plan.next.lock().unwrap() = Some((way, attack));
+    fn plan(&self, direction: Direction, attack: Attack) {
+        *self.plan.next.lock().unwrap() = Some((direction, attack));
     }
 
     fn is_done(&self) -> bool {
@@ -92,17 +92,19 @@ fn carry(near: TcpStream, to: SocketAddr, plan: &Arc<Plan>) {
         seen.push(Default::default());
         seen.len() - 1
     };
-    for (way, from, to) in [(Way::Up, near.try_clone(), far.try_clone()), (Way::Down, Ok(far), Ok(near))] {
+    for (direction, from, to) in
+        [(Direction::Up, near.try_clone(), far.try_clone()), (Direction::Down, Ok(far), Ok(near))]
+    {
         let (mut from, mut to, plan) = (from.unwrap(), to.unwrap(), plan.clone());
         std::thread::spawn(move || {
-            let _ = pass(way, number, &mut from, &mut to, &plan);
+            let _ = pass(direction, number, &mut from, &mut to, &plan);
             let _ = from.shutdown(std::net::Shutdown::Both);
             let _ = to.shutdown(std::net::Shutdown::Both);
         });
     }
 }
 
-/// The next bytes of a socket; none at its end.
+/// The next data from a socket; empty at its end.
 fn some(from: &mut TcpStream) -> std::io::Result<Vec<u8>> {
     let mut bytes = vec![0; 65_536];
     let count = from.read(&mut bytes)?;
@@ -111,7 +113,7 @@ fn some(from: &mut TcpStream) -> std::io::Result<Vec<u8>> {
 }
 
 fn pass(
-    way: Way,
+    direction: Direction,
     number: usize,
     from: &mut TcpStream,
     to: &mut TcpStream,
@@ -122,8 +124,9 @@ fn pass(
         if bytes.is_empty() {
             return Ok(());
         }
-        plan.seen.lock().unwrap()[number][usize::from(way == Way::Down)].extend_from_slice(&bytes);
-        let attack = plan.next.lock().unwrap().take_if(|(chosen, _)| *chosen == way);
+        plan.seen.lock().unwrap()[number][usize::from(direction == Direction::Down)]
+            .extend_from_slice(&bytes);
+        let attack = plan.next.lock().unwrap().take_if(|(chosen, _)| *chosen == direction);
         match attack.map(|(_, attack)| attack) {
             None => {}
             Some(Attack::Flip(part)) => {
@@ -135,8 +138,8 @@ fn pass(
             Some(Attack::Swap) => {
                 let after = some(from)?;
                 if after.is_empty() {
-                    // Nothing came after it, so nothing was swapped: the next connection's turn.
-                    *plan.next.lock().unwrap() = Some((way, Attack::Swap));
+                    // Nothing followed, so nothing was swapped: try again with the next connection.
+                    *plan.next.lock().unwrap() = Some((direction, Attack::Swap));
                     return Ok(());
                 }
                 to.write_all(&after)?;
@@ -154,13 +157,13 @@ fn plain(kind: FrameKind, id: u64, message: &impl serde::Serialize) -> Vec<u8> {
     [&Head::new(kind, id, &body).to_bytes()[..], &body].concat()
 }
 
-/// A frame as it would be sent without a key: the file `keep` is to be removed.
+/// An unencrypted request to remove the file `keep`.
 fn removal() -> Vec<u8> {
     let by = Caller::ROOT;
     plain(FrameKind::Request, 1000, &Request::Remove { parent: ROOT, name: name("keep"), folder: false, by })
 }
 
-/// One connection, and a client that is quick to notice that it is dead.
+/// One connection, and short timeouts.
 fn quick() -> client::ClientOptions {
     let stall = Duration::from_millis(400);
     client::ClientOptions { lanes: 1, stall, connect: Duration::from_secs(2), give_up: LONG, ..options() }
@@ -184,11 +187,11 @@ impl Scene {
     }
 }
 
-/// Writes and reads until the attack was made and noticed; what was acknowledged is there each time.
-fn until_noticed(scene: &Scene, tree: &RemoteTree, file: &dyn OpenFile, way: Way) {
-    let count = || match way {
-        Way::Up => scene.target.report().forged,
-        Way::Down => tree.report().forged,
+/// Writes and reads until the attack was made and detected. Checks all data that was acknowledged.
+fn until_detected(scene: &Scene, tree: &RemoteTree, file: &dyn OpenFile, direction: Direction) {
+    let count = || match direction {
+        Direction::Up => scene.target.report().forged,
+        Direction::Down => tree.report().forged,
     };
     let (begun, before) = (Instant::now(), count());
     let mut turn = 0_u32;
@@ -199,24 +202,24 @@ fn until_noticed(scene: &Scene, tree: &RemoteTree, file: &dyn OpenFile, way: Way
         assert_eq!(file.write_bytes(&wrote, 0).unwrap(), LEN);
         let mut seen = vec![0; LEN];
         assert_eq!(file.read_bytes(&mut seen, 0).unwrap(), LEN);
-        assert!(seen == wrote, "turn {turn}: other bytes than were written");
+        assert!(seen == wrote, "turn {turn}: the data differs from what was written");
     }
-    assert_eq!(count(), before + 1, "one connection was closed for it");
+    assert_eq!(count(), before + 1, "the attack closed one connection");
 }
 
 #[test]
-fn whatever_a_relay_does_is_noticed_and_nothing_of_it_happens() {
+fn attacks_by_a_relay_are_detected_and_have_no_effect() {
     let scene = Scene::new(|options| options);
     let tree = connect(scene.relay.address, quick());
     let (_, file) = tree.create(ROOT, &name("data"), 0o600, BOTH, true, &ME).unwrap();
     file.write_bytes(&[1; LEN], 0).unwrap();
-    // What an earlier connection carried, behind its exchange of keys.
+    // Data of an earlier connection, after its key exchange.
     let [up, down] = scene.relay.plan.seen.lock().unwrap()[0].clone();
-    let earlier = |way| match way {
-        Way::Up => up[up.len() - LEN..].to_vec(),
-        Way::Down => down[down.len() - 64..].to_vec(),
+    let earlier = |direction| match direction {
+        Direction::Up => up[up.len() - LEN..].to_vec(),
+        Direction::Down => down[down.len() - 64..].to_vec(),
     };
-    for way in [Way::Up, Way::Down] {
+    for direction in [Direction::Up, Direction::Down] {
         for attack in [
             Attack::Flip(0.0),
             Attack::Flip(0.01),
@@ -229,11 +232,11 @@ fn whatever_a_relay_does_is_noticed_and_nothing_of_it_happens() {
             Attack::Cut(40),
             Attack::Insert(removal()),
             Attack::Insert(vec![0; 64]),
-            Attack::Insert(earlier(way)),
+            Attack::Insert(earlier(direction)),
         ] {
-            println!("{way:?} {:.60}", format!("{attack:?}"));
-            scene.relay.plan(way, attack);
-            until_noticed(&scene, &tree, &*file, way);
+            println!("{direction:?} {:.60}", format!("{attack:?}"));
+            scene.relay.plan(direction, attack);
+            until_detected(&scene, &tree, &*file, direction);
         }
     }
     assert_eq!(tree.report().sessions_lost, 0);
@@ -241,11 +244,11 @@ fn whatever_a_relay_does_is_noticed_and_nothing_of_it_happens() {
 }
 
 #[test]
-fn without_a_key_a_relay_can_have_things_done() {
-    // So what the test above sees is not for want of trying.
+fn without_a_key_a_relay_can_insert_requests() {
+    // This shows that the attacks above would work.
     let scene = Scene::new(|options| server::ServerOptions { key: None, ..options });
     let tree = connect(scene.relay.address, client::ClientOptions { key: None, ..quick() });
-    scene.relay.plan(Way::Up, Attack::Insert(removal()));
+    scene.relay.plan(Direction::Up, Attack::Insert(removal()));
     let begun = Instant::now();
     while scene.bed.root().join("keep").exists() {
         assert!(begun.elapsed() < LONG);
@@ -255,7 +258,7 @@ fn without_a_key_a_relay_can_have_things_done() {
 }
 
 #[test]
-fn nobody_reads_what_goes_by() {
+fn a_relay_cannot_read_data() {
     let scene = Scene::new(|options| options);
     let tree = connect(scene.relay.address, quick());
     let secret = b"that nobody but the two of us is to know";
@@ -272,7 +275,7 @@ fn nobody_reads_what_goes_by() {
 }
 
 #[test]
-fn what_was_recorded_is_of_no_use_later() {
+fn recorded_connections_cannot_be_replayed() {
     let scene = Scene::new(|options| options);
     let tree = connect(scene.relay.address, quick());
     let (_, file) = tree.create(ROOT, &name("log"), 0o600, BOTH, true, &ME).unwrap();
@@ -284,9 +287,9 @@ fn what_was_recorded_is_of_no_use_later() {
     let mut stream = TcpStream::connect(scene.relay.address).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
     stream.write_all(&up).unwrap();
-    // To the end, which comes.
+    // The target closes the connection.
     let _ = stream.read_to_end(&mut Vec::new());
-    // The target counts a connection when it has closed it.
+    // The target counts a connection after it has closed it.
     let begun = Instant::now();
     while scene.target.report().forged == 0 {
         assert!(begun.elapsed() < LONG, "{:?}", scene.target.report());
@@ -298,19 +301,27 @@ fn what_was_recorded_is_of_no_use_later() {
 }
 
 #[test]
-fn nobody_is_talked_out_of_the_key() {
+fn the_key_cannot_be_negotiated_away() {
     let scene = Scene::new(|options| options);
     let none = [
-        (Way::Up, plain(FrameKind::Hello, 0, &Hello { exchange: None }), "its key"),
-        (Way::Down, plain(FrameKind::HelloBack, 0, &HelloBack { exchange: None }), "has no key"),
-        (Way::Up, plain(FrameKind::Hello, 0, &Hello { exchange: Some(vec![9; 48]) }), "not the target's key"),
-        (Way::Down, plain(FrameKind::HelloBack, 0, &HelloBack { exchange: Some(vec![9; 48]) }), "our key"),
+        (Direction::Up, plain(FrameKind::Hello, 0, &Hello { exchange: None }), "a key is required"),
+        (Direction::Down, plain(FrameKind::HelloBack, 0, &HelloBack { exchange: None }), "has no key"),
+        (
+            Direction::Up,
+            plain(FrameKind::Hello, 0, &Hello { exchange: Some(vec![9; 48]) }),
+            "not the target's key",
+        ),
+        (
+            Direction::Down,
+            plain(FrameKind::HelloBack, 0, &HelloBack { exchange: Some(vec![9; 48]) }),
+            "our key",
+        ),
     ];
-    for (way, frame, says) in none {
-        scene.relay.plan(way, Attack::Replace(frame));
+    for (direction, frame, expected) in none {
+        scene.relay.plan(direction, Attack::Replace(frame));
         let connector = TcpConnector::new(&scene.relay.address.to_string()).unwrap();
-        let said = RemoteTree::connect(Box::new(connector), quick()).err().unwrap().to_string();
-        assert!(said.contains(says), "{said}");
+        let error = RemoteTree::connect(Box::new(connector), quick()).err().unwrap().to_string();
+        assert!(error.contains(expected), "{error}");
     }
     assert_eq!(scene.target.report().sessions, 0);
     assert!(connect(scene.relay.address, quick()).attr(ROOT, 0).is_ok());

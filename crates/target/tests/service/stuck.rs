@@ -1,4 +1,4 @@
-//! A file system below the folder that does not answer any more: who asks about its files keeps nobody else waiting.
+//! A mounted file system that does not answer blocks only those who access its files.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -8,8 +8,8 @@ use onehop_target::tree::Tree;
 use onehop_target::wire::{Caller, Make, ROOT, Xattr};
 use rustix::io::Errno;
 
-use crate::alike::Mounted;
 use crate::bed::{BOTH, Bed, LONG, ME, READ, connect, name, options, start};
+use crate::hung_fs::Mounted;
 
 /// Users of the mount.
 const THEIRS: u32 = 21_001;
@@ -21,7 +21,7 @@ const MANY: usize = 40;
 const VALUE: usize = 56 << 10;
 
 #[test]
-fn values_of_attributes_that_wait_fill_their_user_s_room_only() {
+fn waiting_attribute_values_use_only_their_user_s_budget() {
     let bed = Bed::new();
     let Some(stuck) = Mounted::new(&bed.root().join("stuck")) else { return };
     let mut of = bed.options();
@@ -38,25 +38,25 @@ fn values_of_attributes_that_wait_fill_their_user_s_room_only() {
     let file = tree.make(ROOT, &name("file"), &make, &ME).unwrap().node;
     let before = target.report().requests;
     stuck.gate.set(true);
-    let said = std::thread::scope(|scope| {
+    let errors = std::thread::scope(|scope| {
         let hostile: Vec<_> = (0..MANY).map(|_| scope.spawn(|| set(folder, THEIRS))).collect();
         let start = Instant::now();
         while target.report().requests < before + MANY as u64 && start.elapsed() < LONG {
             std::thread::sleep(Duration::from_millis(2));
         }
         for _ in 0..20 {
-            // Some file systems have no attributes, or none that are so long.
-            let said = set(file, ANOTHER);
-            assert!([None, Some(Errno::OPNOTSUPP), Some(Errno::NOSPC)].contains(&said), "{said:?}");
+            // The file system may not support attributes, or not such long ones.
+            let error = set(file, ANOTHER);
+            assert!([None, Some(Errno::OPNOTSUPP), Some(Errno::NOSPC)].contains(&error), "{error:?}");
         }
         hostile.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
     });
-    // They may have half of the room, for nine of them; the others were refused, time and again.
-    let count = |errors: &[Errno]| said.iter().flatten().filter(|error| errors.contains(error)).count();
+    // The user may have half of the budget, enough for nine values; the others were refused each time.
+    let count = |of: &[Errno]| errors.iter().flatten().filter(|error| of.contains(error)).count();
     let (refused, waited) = (count(&[Errno::NOBUFS]), count(&[Errno::TIMEDOUT, Errno::BUSY]));
-    assert!(refused >= MANY / 2 && waited > 0 && refused + waited == MANY, "{said:?}");
+    assert!(refused >= MANY / 2 && waited > 0 && refused + waited == MANY, "{errors:?}");
     stuck.gate.set(false);
-    // What was given up is over soon, and has its room no more.
+    // Cancelled requests end soon, and release their share of the budget.
     let begun = Instant::now();
     while set(folder, THEIRS) != Some(Errno::OPNOTSUPP) {
         assert!(begun.elapsed() < LONG);
@@ -64,11 +64,11 @@ fn values_of_attributes_that_wait_fill_their_user_s_room_only() {
 }
 
 #[test]
-fn a_file_system_that_does_not_answer_stops_only_who_asks_for_it() {
+fn a_hung_file_system_blocks_only_its_users() {
     let bed = Bed::new();
     let Some(stuck) = Mounted::new(&bed.root().join("stuck")) else { return };
     let (target, address) = bed.target();
-    // There is one connection: were its requests not read, nobody would get an answer.
+    // With one connection: if it were blocked, nobody would get an answer.
     let patient = ClientOptions { lanes: 1, stall: 4 * LONG, give_up: 4 * LONG, ..options() };
     let tree = connect(address, patient);
     let them = Caller { uid: THEIRS, ..ME };
@@ -80,7 +80,7 @@ fn a_file_system_that_does_not_answer_stops_only_who_asks_for_it() {
     let before = target.report().requests;
     stuck.gate.set(true);
     std::thread::scope(|scope| {
-        // So short that it may be done at once.
+        // Short enough to be executed by the connection's thread.
         scope.spawn(|| assert_eq!(of_stuck.read_bytes(&mut [0; 4096], 0).unwrap(), 0));
         for _ in 0..MANY {
             scope.spawn(|| tree.attr(folder, THEIRS).unwrap());
@@ -91,12 +91,12 @@ fn a_file_system_that_does_not_answer_stops_only_who_asks_for_it() {
         while !all_asked() && begun.elapsed() < LONG {
             std::thread::sleep(Duration::from_millis(2));
         }
-        let (say, said) = mpsc::channel();
+        let (tx, rx) = mpsc::channel();
         let (tree, file) = (&tree, &file);
         scope.spawn(move || {
             for round in 1..50 {
                 file.write_bytes(&[7; 100], (round - 1) * 100).unwrap();
-                // What was written is seen by who asks after that.
+                // An acknowledged write is visible to others.
                 assert_eq!(tree.attr(made.node, ANOTHER).unwrap().size, round * 100);
             }
             assert_eq!(tree.read_link(link, ANOTHER).unwrap(), b"file");
@@ -105,18 +105,18 @@ fn a_file_system_that_does_not_answer_stops_only_who_asks_for_it() {
             let found = tree.lookup(ROOT, &name("file"), &Caller { uid: ANOTHER, ..ME }).unwrap();
             assert_eq!(found.node, made.node);
             tree.attr(ROOT, ANOTHER).unwrap();
-            say.send(()).unwrap();
+            tx.send(()).unwrap();
         });
-        let is_done = said.recv_timeout(LONG).is_ok();
+        let is_done = rx.recv_timeout(LONG).is_ok();
         let were_asked = all_asked() && stuck.gate.holds_a_request();
         stuck.gate.set(false);
         assert!(were_asked, "{:?}", target.report());
-        assert!(is_done, "another user waits for a file system that does not answer");
+        assert!(is_done, "another user waits for the hung file system");
     });
 }
 
 #[test]
-fn files_of_who_is_gone_that_cannot_be_closed_keep_nobody_out() {
+fn files_that_cannot_be_closed_do_not_lock_others_out() {
     let bed = Bed::new();
     let Some(stuck) = Mounted::new(&bed.root().join("stuck")) else { return };
     let mut of = bed.options();
@@ -127,19 +127,19 @@ fn files_of_who_is_gone_that_cannot_be_closed_keep_nobody_out() {
     let found = tree.lookup(folder, &name("file"), &ME).unwrap().node;
     let file = tree.open(found, READ, &ME).unwrap();
     stuck.gate.set(true);
-    // It says that it goes, and not that it closes the file.
+    // The client says goodbye without closing the file.
     drop(tree);
     std::thread::sleep(Duration::from_secs(1));
-    let (say, said) = mpsc::channel();
-    std::thread::spawn(move || say.send(connect(address, options()).attr(ROOT, 0).is_ok()));
-    let is_in = said.recv_timeout(LONG);
+    let (tx, rx) = mpsc::channel();
+    std::thread::spawn(move || tx.send(connect(address, options()).attr(ROOT, 0).is_ok()));
+    let is_in = rx.recv_timeout(LONG);
     stuck.gate.set(false);
     assert_eq!(is_in, Ok(true));
     drop(file);
 }
 
 #[test]
-fn a_successor_does_not_wait_until_files_are_closed() {
+fn a_successor_does_not_wait_for_files_to_be_closed() {
     let bed = Bed::new();
     let Some(stuck) = Mounted::new(&bed.root().join("stuck")) else { return };
     let (target, address) = bed.target();
@@ -148,8 +148,8 @@ fn a_successor_does_not_wait_until_files_are_closed() {
     let found = old.lookup(folder, &name("file"), &ME).unwrap().node;
     let file = old.open(found, READ, &ME).unwrap();
     stuck.gate.set(true);
-    let (mount, (say, said)) = (old.mount_id(), mpsc::channel());
-    // Its connections hold its files no more.
+    let (mount, (tx, rx)) = (old.mount_id(), mpsc::channel());
+    // Wait until its connections no longer hold its files.
     drop(old);
     let begun = Instant::now();
     while target.report().connections > 0 && begun.elapsed() < LONG {
@@ -158,11 +158,11 @@ fn a_successor_does_not_wait_until_files_are_closed() {
     std::thread::spawn(move || {
         let new = connect(address, options());
         let succeeded = new.succeed(mount);
-        // Others are let in, too.
+        // Other clients can connect as well.
         let another = connect(address, options());
-        say.send((succeeded, another.attr(ROOT, 0).is_ok()))
+        tx.send((succeeded, another.attr(ROOT, 0).is_ok()))
     });
-    let done = said.recv_timeout(LONG);
+    let done = rx.recv_timeout(LONG);
     let begun = Instant::now();
     while !stuck.gate.holds_a_request() && begun.elapsed() < LONG {
         std::thread::sleep(Duration::from_millis(2));
@@ -170,6 +170,6 @@ fn a_successor_does_not_wait_until_files_are_closed() {
     let is_closing = stuck.gate.holds_a_request();
     stuck.gate.set(false);
     assert_eq!(done, Ok((Ok(()), true)));
-    assert!(is_closing, "the files of the mount that was killed stay open");
+    assert!(is_closing, "the files of the killed mount stay open");
     drop(file);
 }

@@ -1,4 +1,4 @@
-//! Requests of one client are under way together: none waits for the answer to another.
+//! Concurrent requests of one client: none waits for the answer to another.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use onehop_os::{HostMem, StopSignal};
 use onehop_target::client;
 use onehop_target::tcp::TcpAcceptor;
-use onehop_target::transport::{Acceptor, Incoming, Link, Outgoing, Stretch, checksum};
+use onehop_target::transport::{Acceptor, Incoming, Link, MemoryRange, Outgoing, checksum};
 use onehop_target::tree::{Folder, FolderRules, Tree};
 use onehop_target::wire::{
     FrameKind, HEAD_BYTES, Head, HelloBack, ROOT, Reply, Request, Welcome, pack, unpack,
@@ -19,7 +19,7 @@ use crate::bed::{BOTH, Bed, LONG, ME, READ, connect, options};
 
 const TOGETHER: usize = 16;
 
-/// What a target that a test plays has to answer with.
+/// The folder that a target played by a test serves.
 fn folder_of(bed: &Bed) -> Folder {
     let root = std::fs::File::open(bed.root()).unwrap();
     Folder::new(root.into(), FolderRules { for_others: false, most_open: 8 }).unwrap()
@@ -33,10 +33,10 @@ fn listening() -> (TcpAcceptor, SocketAddr) {
 
 fn receive(link: &dyn Link) -> Incoming {
     let mut nowhere = |_: &Head, _: &[u8]| Ok(None);
-    link.receive(LONG, LONG, &mut nowhere).unwrap().expect("the client says nothing")
+    link.receive(LONG, LONG, &mut nowhere).unwrap().expect("the client sends nothing")
 }
 
-fn say<T: serde::Serialize>(link: &dyn Link, kind: FrameKind, id: u64, message: &T) {
+fn send<T: serde::Serialize>(link: &dyn Link, kind: FrameKind, id: u64, message: &T) {
     let body = pack(message).unwrap();
     link.send(&Outgoing { head: Head::new(kind, id, &body), body: &body, data: None }, LONG).unwrap();
 }
@@ -46,37 +46,37 @@ const WELCOME: Welcome =
 
 fn let_in(link: &dyn Link) {
     receive(link);
-    say(link, FrameKind::HelloBack, 0, &HelloBack { exchange: None });
+    send(link, FrameKind::HelloBack, 0, &HelloBack { exchange: None });
     receive(link);
-    say(link, FrameKind::Welcome, 0, &WELCOME);
+    send(link, FrameKind::Welcome, 0, &WELCOME);
 }
 
-/// A target that says at once what its folder is, and what links say only when all have asked: the last one first.
+/// A target that answers links only when all requests have arrived, the last one first.
 fn answer_late(link: &dyn Link, folder: &Folder) {
     let_in(link);
     let mut waiting = Vec::new();
     while waiting.len() < TOGETHER {
         let frame = receive(link);
         if frame.head.kind == FrameKind::Ping {
-            say(link, FrameKind::Pong, 0, &());
+            send(link, FrameKind::Pong, 0, &());
             continue;
         }
         match unpack(&frame.body, "the client").unwrap() {
             Request::Attr { .. } => {
-                say(link, FrameKind::Reply, frame.head.id, &Reply::Attr(folder.attr(ROOT, 0).unwrap()));
+                send(link, FrameKind::Reply, frame.head.id, &Reply::Attr(folder.attr(ROOT, 0).unwrap()));
             }
             Request::Xattr { .. } => {
                 let errno = Errno::NODATA.raw_os_error();
-                say(link, FrameKind::Reply, frame.head.id, &Reply::Failed { errno });
+                send(link, FrameKind::Reply, frame.head.id, &Reply::Failed { errno });
             }
             Request::ReadLink { .. } => waiting.push(frame.head.id),
             other => panic!("{other:?}"),
         }
     }
     for id in waiting.into_iter().rev() {
-        say(link, FrameKind::Reply, id, &Reply::Text(id.to_string().into_bytes()));
+        send(link, FrameKind::Reply, id, &Reply::Text(id.to_string().into_bytes()));
     }
-    // Until the client goes, with a word or without, so that it has all of it.
+    // Until the client has everything and disconnects.
     let mut nowhere = |_: &Head, _: &[u8]| Ok(None);
     while matches!(link.receive(LONG, LONG, &mut nowhere), Ok(Some(frame)) if frame.head.kind != FrameKind::Goodbye)
     {
@@ -93,32 +93,32 @@ fn requests_do_not_wait_for_each_other() {
         let stall = Duration::from_secs(20);
         let tree =
             connect(address, client::ClientOptions { key: None, lanes: 1, give_up, stall, ..options() });
-        let mut said = std::thread::scope(|askers| {
+        let mut answers = std::thread::scope(|askers| {
             let ask = |_| askers.spawn(|| tree.read_link(ROOT, 0).unwrap());
             let asked: Vec<_> = (0..TOGETHER).map(ask).collect();
             asked.into_iter().map(|asker| asker.join().unwrap()).collect::<Vec<_>>()
         });
-        said.sort();
-        said.dedup();
-        assert_eq!(said.len(), TOGETHER, "each has its own answer");
+        answers.sort();
+        answers.dedup();
+        assert_eq!(answers.len(), TOGETHER, "the answers differ");
     });
 }
 
-/// A target that answers nothing but what it needs to be mounted and to open a file, until it is told to. Then it answers all that was asked
-/// for, the reads with data.
-fn answer_when_told(link: &dyn Link, folder: &Folder, told: &mpsc::Receiver<()>) {
+/// A target that answers only what is needed to mount it and open a file, until it is signalled. Then it answers all
+/// requests, the reads with data.
+fn answer_when_signalled(link: &dyn Link, folder: &Folder, signalled: &mpsc::Receiver<()>) {
     let_in(link);
     let mut nowhere = |_: &Head, _: &[u8]| Ok(None);
-    let (mut waiting, mut is_told) = (Vec::new(), false);
+    let (mut waiting, mut is_signalled) = (Vec::new(), false);
     loop {
-        is_told |= told.try_recv().is_ok();
-        let ready = if is_told { std::mem::take(&mut waiting) } else { Vec::new() };
+        is_signalled |= signalled.try_recv().is_ok();
+        let ready = if is_signalled { std::mem::take(&mut waiting) } else { Vec::new() };
         for (id, data) in ready {
             let reply =
                 if data == 0 { Reply::Text(b"text".into()) } else { Reply::Count { bytes: data, crc: 0 } };
             let body = pack(&reply).unwrap();
             let mem = HostMem::anonymous(4096).unwrap();
-            let data = Stretch { mem, at: 0, len: data as usize };
+            let data = MemoryRange { mem, at: 0, len: data as usize };
             let mut head = Head::new(FrameKind::Reply, id, &body);
             (head.data, head.data_crc) = (data.len as u32, checksum(&data).unwrap());
             let data = Some(&data).filter(|data| data.len > 0);
@@ -130,31 +130,33 @@ fn answer_when_told(link: &dyn Link, folder: &Folder, told: &mpsc::Receiver<()>)
         match frame.head.kind {
             FrameKind::Goodbye => return,
             FrameKind::Ping => {
-                say(link, FrameKind::Pong, 0, &());
+                send(link, FrameKind::Pong, 0, &());
                 continue;
             }
             _ => {}
         }
         match unpack(&frame.body, "the client").unwrap() {
             Request::Attr { .. } => {
-                say(link, FrameKind::Reply, id, &Reply::Attr(folder.attr(ROOT, 0).unwrap()))
+                send(link, FrameKind::Reply, id, &Reply::Attr(folder.attr(ROOT, 0).unwrap()))
             }
-            Request::Open { .. } => say(link, FrameKind::Reply, id, &Reply::Opened { file: 1 }),
+            Request::Open { .. } => send(link, FrameKind::Reply, id, &Reply::Opened { file: 1 }),
             Request::Read { len, .. } => waiting.push((id, len)),
             Request::ReadLink { .. } => waiting.push((id, 0)),
-            _ => say(link, FrameKind::Reply, id, &Reply::Done),
+            _ => send(link, FrameKind::Reply, id, &Reply::Done),
         }
     }
 }
 
 #[test]
-fn a_request_that_is_given_up_costs_others_nothing() {
+fn a_cancelled_request_does_not_affect_others() {
     let bed = Bed::new();
     let (folder, (acceptor, address)) = (folder_of(&bed), listening());
-    let (tell, told) = mpsc::channel();
+    let (signal, signalled) = mpsc::channel();
     std::thread::scope(|scope| {
-        // There is one connection: were it ended, nothing would be answered any more.
-        scope.spawn(move || answer_when_told(&*acceptor.accept(LONG).unwrap().unwrap(), &folder, &told));
+        // With one connection: if it were closed, nothing would be answered.
+        scope.spawn(move || {
+            answer_when_signalled(&*acceptor.accept(LONG).unwrap().unwrap(), &folder, &signalled)
+        });
         let give_up = Duration::from_secs(8);
         let stall = Duration::from_secs(20);
         let tree =
@@ -165,16 +167,16 @@ fn a_request_that_is_given_up_costs_others_nothing() {
             std::thread::sleep(give_up / 2);
             let second = askers.spawn(|| tree.read_link(ROOT, 0));
             assert!(first.join().unwrap().is_err());
-            tell.send(()).unwrap();
+            signal.send(()).unwrap();
             assert_eq!(second.join().unwrap().unwrap(), b"text");
         });
-        // The answer that came late has hurt nobody.
+        // The late answer had no effect.
         assert_eq!(file.read_bytes(&mut [1; 4096], 0).unwrap(), 4096);
         assert_eq!(tree.report().reconnects, 0);
     });
 }
 
-/// A target that never answers writes, nor that files are not needed any more; says what it is asked for.
+/// A target that answers neither writes nor releases. Reports each request.
 fn answer_some(link: &dyn Link, folder: &Folder, asked: &mpsc::Sender<(u64, Request)>) {
     let_in(link);
     let mut nowhere = |_: &Head, _: &[u8]| Ok(None);
@@ -184,7 +186,7 @@ fn answer_some(link: &dyn Link, folder: &Folder, asked: &mpsc::Sender<(u64, Requ
         match frame.head.kind {
             FrameKind::Goodbye => return,
             FrameKind::Ping => {
-                say(link, FrameKind::Pong, 0, &());
+                send(link, FrameKind::Pong, 0, &());
                 continue;
             }
             _ => {}
@@ -192,18 +194,18 @@ fn answer_some(link: &dyn Link, folder: &Folder, asked: &mpsc::Sender<(u64, Requ
         let request = unpack(&frame.body, "the client").unwrap();
         match &request {
             Request::Attr { .. } => {
-                say(link, FrameKind::Reply, id, &Reply::Attr(folder.attr(ROOT, 0).unwrap()))
+                send(link, FrameKind::Reply, id, &Reply::Attr(folder.attr(ROOT, 0).unwrap()))
             }
-            Request::Open { .. } => say(link, FrameKind::Reply, id, &Reply::Opened { file: id }),
+            Request::Open { .. } => send(link, FrameKind::Reply, id, &Reply::Opened { file: id }),
             Request::Write { .. } | Request::Release { .. } => {}
-            _ => say(link, FrameKind::Reply, id, &Reply::Done),
+            _ => send(link, FrameKind::Reply, id, &Reply::Done),
         }
         asked.send((id, request)).unwrap();
     }
 }
 
 #[test]
-fn a_target_is_told_of_a_write_that_is_given_up_whatever_else_is_waited_for() {
+fn a_cancelled_write_is_reported_despite_older_requests() {
     let bed = Bed::new();
     let (folder, (acceptor, address)) = (folder_of(&bed), listening());
     let (ask, asked) = mpsc::channel();
@@ -213,18 +215,18 @@ fn a_target_is_told_of_a_write_that_is_given_up_whatever_else_is_waited_for() {
         let tree =
             connect(address, client::ClientOptions { key: None, lanes: 1, give_up, stall, ..options() });
         let next = |is_it: &dyn Fn(&Request) -> bool| loop {
-            let (id, request) = asked.recv_timeout(LONG).expect("the target is not told");
+            let (id, request) = asked.recv_timeout(LONG).expect("the target was not notified");
             if is_it(&request) {
                 return (id, request);
             }
         };
         let file = tree.open(ROOT, BOTH, &ME).unwrap();
         drop(tree.open(ROOT, READ, &ME).unwrap());
-        // This is waited for as long as the session lasts, and older than the write.
+        // The release stays outstanding for the whole session, and is older than the write.
         let (older, _) = next(&|request| matches!(request, Request::Release { .. }));
         assert!(file.write_bytes(b"late", 0).is_err());
         let (write, _) = next(&|request| matches!(request, Request::Write { .. }));
-        // Nothing else is asked for.
+        // Without any further request.
         let (_, list) = next(&|request| matches!(request, Request::Outstanding { .. }));
         let Request::Outstanding { below, ids, unheard } = list else { unreachable!() };
         assert!(older < write && write < below, "{older} {write} {below}");
@@ -232,7 +234,7 @@ fn a_target_is_told_of_a_write_that_is_given_up_whatever_else_is_waited_for() {
     });
 }
 
-/// A target of one connection that begins to send a read's data, says so, and never sends the rest.
+/// A target with one connection that sends half of a read's data and reports that.
 fn answer_in_part(listener: &TcpListener, folder: &Folder, begun: &mpsc::Sender<()>) {
     let (mut stream, _) = listener.accept().unwrap();
     let hear = |mut stream: &TcpStream| {
@@ -272,7 +274,7 @@ fn answer_in_part(listener: &TcpListener, folder: &Folder, begun: &mpsc::Sender<
 }
 
 #[test]
-fn a_request_to_stop_ends_a_read_whose_data_does_not_end() {
+fn a_request_to_stop_ends_a_read_with_partial_data() {
     let bed = Bed::new();
     let folder = folder_of(&bed);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -281,7 +283,7 @@ fn a_request_to_stop_ends_a_read_whose_data_does_not_end() {
     std::thread::scope(|scope| {
         scope.spawn(move || answer_in_part(&listener, &folder, &begin));
         let (give_up, stop) = (Duration::from_secs(5), StopSignal::default());
-        // Who looks after the connections waits for the second all the time.
+        // The maintenance thread waits for the second connection all the time.
         let options = client::ClientOptions {
             key: None,
             lanes: 2,
@@ -296,7 +298,7 @@ fn a_request_to_stop_ends_a_read_whose_data_does_not_end() {
         std::thread::scope(|readers| {
             let reader = readers.spawn(|| file.read_bytes(&mut vec![0; 1 << 20], 0));
             begun.recv_timeout(LONG).unwrap();
-            // Its memory is written to by the thread that hears answers, so it has to wait for that.
+            // The lane's reader is writing to its memory, so the read cannot return before that ends.
             std::thread::sleep(give_up + Duration::from_secs(1));
             assert!(!reader.is_finished());
             let start = Instant::now();

@@ -1,5 +1,5 @@
-//! What a client has given up does not happen later, though that client asks for nothing more, and does not keep others from changing
-//! files.
+//! Tests that cancelled requests are not executed later, even without further requests of the client, and do not block
+//! changes by others.
 
 use super::*;
 use crate::client::{ClientOptions, RemoteTree};
@@ -12,7 +12,7 @@ const LONG: Duration = Duration::from_secs(60);
 const GIVE_UP: Duration = Duration::from_secs(3);
 const TIMED_OUT: Option<i32> = Some(Errno::TIMEDOUT.raw_os_error());
 
-/// A target, and a client of it.
+/// A target and a client of it.
 struct ServedFolder {
     tree: RemoteTree,
     target: Target,
@@ -38,13 +38,13 @@ impl ServedFolder {
         self.tree.create(ROOT, &name(text), 0o600, access, true, &Caller::ROOT).unwrap().1
     }
 
-    /// Has nothing of a class done any more, as if all threads waited for a disk.
+    /// Stops the execution of a class of requests, as if all its threads waited for a disk.
     fn block(&self, class: Class) -> &WorkQueue {
         let queue = self.target.shared.queue(class);
-        if queue.threads.fetch_add(MOST_THREADS, Ordering::AcqRel) > 0 {
-            // Threads that have done something wait for more.
+        if queue.threads.fetch_add(MAX_THREADS, Ordering::AcqRel) > 0 {
+            // End the threads that wait for more work.
             queue.queue.end();
-            while queue.threads.load(Ordering::Acquire) > MOST_THREADS {
+            while queue.threads.load(Ordering::Acquire) > MAX_THREADS {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
@@ -63,34 +63,34 @@ fn name(text: &str) -> Name {
 }
 
 #[test]
-fn a_write_that_is_given_up_does_not_happen_though_its_client_asks_for_nothing_more() {
+fn a_cancelled_write_is_not_executed_later() {
     let bed = ServedFolder::new();
     let file = bed.create("file", true);
     let disk = bed.block(Class::Disk);
     assert_eq!(file.write_bytes(b"late!", 0).unwrap_err().raw_os_error(), TIMED_OUT);
-    // Somebody else writes something, and then the disk is there again.
+    // Another program writes the file before the disk continues.
     std::fs::write(bed.dir.join("file"), "newer").unwrap();
     let Next::Work(work, _) = disk.queue.worker().next(LONG) else {
         panic!("the target has no such request")
     };
     let (id, session, start) = (work.id.unwrap(), work.connection.session.clone(), Instant::now());
-    while !session.gave_up(id) {
-        assert!(start.elapsed() < LONG / 2, "the target is not told");
+    while !session.has_cancelled(id) {
+        assert!(start.elapsed() < LONG / 2, "the target was not notified");
         std::thread::sleep(Duration::from_millis(5));
     }
-    // Nobody has to wait for what never happens.
+    // The cancelled write blocks nobody.
     assert_eq!(bed.create("others", false).write_bytes(b"bytes", 0).unwrap(), 5);
     work.run(&bed.target.shared);
     assert_eq!(std::fs::read_to_string(bed.dir.join("file")).unwrap(), "newer");
-    // Changes that come later are made.
+    // Later changes are executed.
     assert_eq!(bed.create("other", false).write_bytes(b"later", 0).unwrap(), 5);
 }
 
 #[test]
-fn a_lookup_that_is_given_up_keeps_nobody_from_changing_files() {
+fn a_cancelled_lookup_does_not_block_changes() {
     let bed = ServedFolder::new();
     let file = bed.create("file", false);
-    bed.block(Class::Look);
+    bed.block(Class::Lookup);
     let found = bed.tree.lookup(ROOT, &name("file"), &Caller::ROOT);
     assert_eq!(found.err().map(Errno::raw_os_error), TIMED_OUT);
     assert_eq!(file.write_bytes(b"bytes", 0).unwrap(), 5);

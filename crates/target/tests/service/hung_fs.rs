@@ -1,4 +1,4 @@
-//! A file system that stops answering when a test says so, for folders that a target or a mount serves.
+//! A FUSE file system that stops answering on demand, for folders that a target or a mount serves.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -13,7 +13,7 @@ use fuser::{KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyEmpty, ReplyEntr
 use fuser::{ReplyStatfs, Session, SessionACL};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
-/// Whether a file system answers.
+/// Blocks a file system's answers while it is closed.
 #[derive(Default)]
 pub struct Gate {
     state: Mutex<State>,
@@ -32,7 +32,7 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Whether a request waits before it.
+    /// Whether a request is blocked.
     pub fn holds_a_request(&self) -> bool {
         self.state.lock().unwrap().holds_a_request
     }
@@ -45,14 +45,15 @@ impl Gate {
     }
 }
 
-/// A folder in which every number is the name of an empty file, and every other name is another one's. Nobody gets an exclusive lock.
-struct Alike {
+/// A folder in which every number is the name of an empty file of its own, and all other names are the same file.
+/// Exclusive locks are never granted.
+struct HungFs {
     gate: Arc<Gate>,
     syncs: Arc<Gate>,
     locks: Arc<Gate>,
 }
 
-/// The kernel's numbers of an exclusive lock, and of none.
+/// The kernel's numbers of lock types.
 const EXCLUSIVE: i32 = 1;
 const UNLOCKED: i32 = 2;
 
@@ -77,7 +78,7 @@ fn attr(ino: INodeNo) -> FileAttr {
     }
 }
 
-impl Filesystem for Alike {
+impl Filesystem for HungFs {
     fn init(&mut self, _: &fuser::Request, config: &mut KernelConfig) -> std::io::Result<()> {
         let _ = config.add_capabilities(InitFlags::FUSE_POSIX_LOCKS | InitFlags::FUSE_FLOCK_LOCKS);
         Ok(())
@@ -142,26 +143,26 @@ impl Filesystem for Alike {
         reply.ok();
     }
 
-    /// A file is closed.
+    /// Called for each `close`.
     fn flush(&self, _: &fuser::Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
         self.gate.pass();
         reply.ok();
     }
 }
 
-/// A mount of it.
+/// A mount of [`HungFs`].
 pub struct Mounted {
-    /// Of requests but lookups, openings, locks and syncs.
+    /// For requests other than lookups, opens, locks and syncs.
     pub gate: Arc<Gate>,
-    /// Of syncs. While one waits, so does everything after it.
+    /// For syncs. A blocked sync blocks all later requests.
     pub syncs: Arc<Gate>,
-    /// Of openings and locks.
+    /// For opens and locks.
     pub locks: Arc<Gate>,
     at: PathBuf,
 }
 
 impl Mounted {
-    /// Root's, whose mounts are entered; none, and a line that says so, where nothing can be mounted.
+    /// Mounts as root, whose mounts are entered. Without permission to mount, prints a line and returns `None`.
     pub fn new(at: &Path) -> Option<Self> {
         std::fs::create_dir_all(at).unwrap();
         let mounted = File::options().read(true).write(true).open("/dev/fuse").and_then(|fuse| {
@@ -170,11 +171,11 @@ impl Mounted {
             Ok(OwnedFd::from(fuse))
         });
         let fuse = mounted.map_err(|error| {
-            let _ = writeln!(std::io::stderr(), "SKIPPED: nothing can be mounted here: {error}");
+            let _ = writeln!(std::io::stderr(), "SKIPPED: cannot mount here: {error}");
         });
         let [gate, syncs, locks] = [(); 3].map(|()| Arc::<Gate>::default());
         let session = Session::from_fd(
-            Alike { gate: gate.clone(), syncs: syncs.clone(), locks: locks.clone() },
+            HungFs { gate: gate.clone(), syncs: syncs.clone(), locks: locks.clone() },
             fuse.ok()?,
             SessionACL::All,
             fuser::Config::default(),
