@@ -57,9 +57,9 @@ fn ring(input: &Input) {
     };
     let server = RingServer::new(mem.clone(), name).unwrap();
     mem.write(0, &input.memory[..input.memory.len().min(len)]).unwrap();
-    let (start, mut out, mut under_way) = (Instant::now(), Vec::new(), 0);
+    let (start, mut out, mut in_flight) = (Instant::now(), Vec::new(), 0);
     for (turn, (place, value)) in input.stores.iter().enumerate().take(64) {
-        // A quarter goes to the marks, half of it with plausible values.
+        // A quarter of the stores change the indices, half of these to plausible values.
         let place = usize::from(*place);
         let (at, value) = match place % 8 {
             0 => (place / 8 % 4 * 4, *value % (ENTRIES as u32 + 1)),
@@ -68,13 +68,13 @@ fn ring(input: &Input) {
         };
         mem.word(at).unwrap().store(value, Ordering::SeqCst);
         let taken = server.take(start + Duration::from_millis(turn as u64), 4, &mut out);
-        under_way += taken.count;
-        assert!(under_way <= ENTRIES as usize, "more is under way than there is room for");
+        in_flight += taken.count;
+        assert!(in_flight <= ENTRIES as usize, "more is in flight than there is room for");
         assert_eq!(out.len(), taken.count);
         for entry in out.drain(..) {
             if turn % 3 > 0 {
                 server.complete(&[Done { index: entry.index, userdata: entry.userdata, result: 1 }]);
-                under_way -= 1;
+                in_flight -= 1;
             }
         }
     }

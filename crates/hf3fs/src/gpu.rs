@@ -160,7 +160,7 @@ pub unsafe extern "C" fn hf3fs_iovopen_gpu(
 /// Has the daemon lend a buffer's memory. It is this process's to take back if it got an id of its own.
 fn accept(mount: &Arc<Mount>, ask: Ask, name: Name) -> Result<GpuBuffer> {
     let own = matches!(ask, Ask::Import { .. });
-    let Answer::Lent { secret, device: theirs, offer } = ask_daemon(mount, ask)? else {
+    let Answer::Memory { secret, device: theirs, offer } = ask_daemon(mount, ask)? else {
         return Err(Error::Broken("the daemon gave another answer than to what it was asked".into()));
     };
     let name = Name { gpu: Some(theirs), ..name };
@@ -172,7 +172,7 @@ fn accept(mount: &Arc<Mount>, ask: Ask, name: Name) -> Result<GpuBuffer> {
     });
     let (device, region) = accepted?;
     let number = number_of(&device);
-    let memory = SharedGpuMemory::lent(&device, region, offer);
+    let memory = SharedGpuMemory::imported(&device, region, offer);
     let own = AtomicBool::new(own);
     Ok(GpuBuffer { memory, name, mount: mount.clone(), device: number, secret, wrapped: false, own })
 }

@@ -225,7 +225,7 @@ pub extern "C" fn hf3fs_reg_fd(fd: c_int, flags: u64) -> c_int {
 pub extern "C" fn hf3fs_dereg_fd(fd: c_int) {
     watch_forks();
     // Either number does; the copy's is the one with a minus sign.
-    FILES.give_up(fd.checked_abs().unwrap_or(0));
+    FILES.deregister(fd.checked_abs().unwrap_or(0));
 }
 
 /// Links a file once more. Here an error is above zero.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use onehop_usrbio::SHM;
-use onehop_usrbio::mount::OUR_SEMAPHORES;
+use onehop_usrbio::mount::SEMAPHORE_PREFIX;
 use rustix::fs::{CWD, FileType, FlockOperation, OFlags, Stat, flock, fstat, openat};
 
 /// Whether it is a regular file that nobody has locked. Opening a pipe there would block without `O_NONBLOCK`.
@@ -20,7 +20,7 @@ pub(crate) fn remove_leftovers() {
     for entry in entries.flatten() {
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        if name.starts_with(OUR_SEMAPHORES) {
+        if name.starts_with(SEMAPHORE_PREFIX) {
             if is_free(&entry.path()) {
                 let _ = std::fs::remove_file(entry.path());
             }
@@ -44,7 +44,7 @@ mod tests {
     #[test]
     fn files_of_others_beside_leftovers_do_not_block() {
         let path =
-            |of: &str| Path::new(SHM).join(format!("{OUR_SEMAPHORES}test-{of}-{}", Id::random().unwrap()));
+            |of: &str| Path::new(SHM).join(format!("{SEMAPHORE_PREFIX}test-{of}-{}", Id::random().unwrap()));
         let [pipe, link, left, held] = ["pipe", "link", "left", "held"].map(path);
         let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
         rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, mode, 0).unwrap();

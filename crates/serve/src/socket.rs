@@ -72,7 +72,7 @@ pub(crate) fn serve(shared: &Arc<DaemonShared>, socket: &OwnedFd) {
         for program in ready(shared, socket, &mut silent, &busy) {
             start(shared, &busy, program);
         }
-        silent.retain(|program: &SilentClient| program.since.elapsed() < wire::PATIENCE);
+        silent.retain(|program: &SilentClient| program.since.elapsed() < wire::TIMEOUT);
     }
     while busy.taken() > 0 {
         std::thread::sleep(Duration::from_millis(2));
@@ -157,7 +157,7 @@ fn start(shared: &Arc<DaemonShared>, busy: &Arc<Shares>, program: SilentClient) 
 
 /// Receives one message and answers it.
 fn answer(shared: &Arc<DaemonShared>, SilentClient { client, owner, .. }: &SilentClient) {
-    if wire::be_patient(client.as_fd()).is_err() {
+    if wire::set_timeouts(client.as_fd()).is_err() {
         return;
     }
     let Ok(Some(packet)) = wire::receive(client) else { return };
@@ -251,7 +251,7 @@ fn share_memory(
         Some(new) => register(shared, owner, (new, device, 0), copy(&memory.offer)?)?,
         None => memory.secret,
     };
-    Ok(Answer::Lent { secret, device, offer: copy(&memory.offer)? })
+    Ok(Answer::Memory { secret, device, offer: copy(&memory.offer)? })
 }
 
 fn copy(offer: &Offer) -> Result<Offer> {

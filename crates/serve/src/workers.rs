@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use onehop_os::{Guard, HostMem, Semaphore};
 use onehop_usrbio::flag::FORBID_READ_HOLES;
-use onehop_usrbio::mount::OUR_SEMAPHORES;
+use onehop_usrbio::mount::SEMAPHORE_PREFIX;
 use onehop_usrbio::ring::{Done, RingServer, Submission};
 use onehop_usrbio::{Id, Priority, SHM};
 
@@ -93,7 +93,7 @@ pub(crate) struct RingGroup {
 
 impl RingGroup {
     fn new(uid: u32, priority: Priority) -> Result<Self> {
-        let path = Path::new(SHM).join(format!("{OUR_SEMAPHORES}{}", Id::random()?));
+        let path = Path::new(SHM).join(format!("{SEMAPHORE_PREFIX}{}", Id::random()?));
         let failed = |call| {
             let path = path.clone();
             move |e: std::io::Error| Error::file(call, &path, e)

@@ -1,4 +1,4 @@
-//! Buffers and rings in host memory, as a program creates them.
+//! Buffers and rings in host memory, created by a program.
 
 use std::fs::{DirEntry, File};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -13,56 +13,57 @@ use crate::mount::{self, Mount, Submissions};
 use crate::ring::{Client, Completion, HeldClient, Request, bytes};
 use crate::{Error, Id, Name, Result, RingName, SHM};
 
-/// How names of buffers in shared memory begin.
+/// The prefix of buffers' names in shared memory.
 const PREFIX: &str = "hf3fs-iov-";
-/// Memory of this length and more is allocated as it is touched: to allocate a gibibyte takes 0.2 to 0.4 s.
+/// Memory of at least this length is allocated on first touch: allocating a gibibyte takes 0.2 to 0.4 s.
 const LONG: usize = 16 << 20;
 
-/// Checks that shared memory has room for a new file of so many bytes, and for all others of its user that were not touched
-/// throughout yet. Other users' are left out: they could promise themselves everything.
+/// Checks that shared memory has room for a new file of `len` bytes, and for the untouched rest of all other buffers of
+/// its user. Other users' buffers do not count: they could reserve everything.
 fn check_room(len: u64, owner: u32) -> Result<()> {
     let room = rustix::fs::statvfs(SHM).map_err(|e| Error::file("statvfs", SHM, e))?;
     let is_theirs = |entry: &DirEntry| entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes());
     let files = std::fs::read_dir(SHM).map_err(|e| Error::file("list", SHM, e))?.flatten().filter(is_theirs);
     let files = files.filter_map(|entry| entry.metadata().ok()).filter(|data| data.uid() == owner);
     let untouched = files.map(|data| data.len().saturating_sub(data.blocks().saturating_mul(512)));
-    let promised = untouched.fold(0, u64::saturating_add).saturating_sub(len);
+    let reserved = untouched.fold(0, u64::saturating_add).saturating_sub(len);
     let free = room.f_bavail.saturating_mul(room.f_frsize);
-    // A tmpfs without a limit says that it has no blocks at all.
-    if room.f_blocks == 0 || promised.saturating_add(len) <= free {
+    // A tmpfs without a limit reports no blocks at all.
+    if room.f_blocks == 0 || reserved.saturating_add(len) <= free {
         return Ok(());
     }
-    Err(Error::NoRoom { len, at: SHM, free, promised })
+    Err(Error::NoRoom { len, at: SHM, free, reserved })
 }
 
 /// A file in shared memory, unlinked on request or when its creator drops it.
 struct Shm {
     path: PathBuf,
     mem: HostMem,
-    _promise: Option<Promise>,
+    _lazy: Option<LazyBuffer>,
 }
 
-/// Long buffers of this process. Where there are none, a short one takes from no promise that is worth a look at all files.
-static PROMISES: AtomicUsize = AtomicUsize::new(0);
+/// Long buffers of this process. If there are none, a short buffer skips the check of all files.
+static LAZY_BUFFERS: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts one of them.
-struct Promise;
+/// Counts a long buffer.
+struct LazyBuffer;
 
-impl Promise {
+impl LazyBuffer {
     fn new() -> Self {
-        PROMISES.fetch_add(1, Ordering::Relaxed);
+        LAZY_BUFFERS.fetch_add(1, Ordering::Relaxed);
         Self
     }
 }
 
-impl Drop for Promise {
+impl Drop for LazyBuffer {
     fn drop(&mut self) {
-        PROMISES.fetch_sub(1, Ordering::Relaxed);
+        LAZY_BUFFERS.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl Shm {
-    /// New memory, and the number of the user whose it is. A full `/dev/shm` is an error here and not a signal later.
+    /// Allocates memory. Returns it with the ID of its owner. A full `/dev/shm` is an error here, instead of a signal
+    /// later.
     fn create(len: usize, node: Option<u32>) -> Result<(Self, u32)> {
         Self::make(len, node).map_err(|why| match why {
             Error::NoRoom { .. } => why,
@@ -85,38 +86,38 @@ impl Shm {
                 mem.prefer_node(node);
             }
             let is_short = len < LONG;
-            if !is_short || PROMISES.load(Ordering::Relaxed) > 0 {
+            if !is_short || LAZY_BUFFERS.load(Ordering::Relaxed) > 0 {
                 check_room(len as u64, owner)?;
             }
             if is_short {
                 rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len as u64)
                     .map_err(|e| Error::file("fallocate", &path, e))?;
             }
-            Ok((mem, owner, (!is_short).then(Promise::new)))
+            Ok((mem, owner, (!is_short).then(LazyBuffer::new)))
         });
-        let (mem, owner, promise) = made.inspect_err(|_| {
+        let (mem, owner, lazy) = made.inspect_err(|_| {
             let _ = std::fs::remove_file(&path);
         })?;
-        Ok((Self { path, mem, _promise: promise }, owner))
+        Ok((Self { path, mem, _lazy: lazy }, owner))
     }
 
     fn unlink(&self) {
-        // It may have been removed already.
+        // Fails if it was already removed.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// A buffer that the daemon knows.
+/// A buffer that is registered with the daemon.
 pub struct Buffer {
     mount: Arc<Mount>,
     name: Name,
     shm: Shm,
-    /// Whether this side created it, and removes it.
+    /// Whether this side created it, and so removes it.
     own: bool,
 }
 
 impl Buffer {
-    /// A new one.
+    /// Creates and registers a buffer.
     ///
     /// # Errors
     /// When there is no memory, or the daemon refuses it.
@@ -130,7 +131,7 @@ impl Buffer {
         Ok(Self { mount: mount.clone(), name, shm, own: true })
     }
 
-    /// One that another program created.
+    /// Opens a buffer that another program created.
     ///
     /// # Errors
     /// When it does not exist, is shorter, or may not be written.
@@ -144,18 +145,18 @@ impl Buffer {
         Ok(Self {
             mount: mount.clone(),
             name,
-            shm: Shm { path, mem: mem.slice(0..len)?, _promise: None },
+            shm: Shm { path, mem: mem.slice(0..len)?, _lazy: None },
             own: false,
         })
     }
 
-    /// Its id.
+    /// The ID.
     #[must_use]
     pub fn id(&self) -> Id {
         self.name.id
     }
 
-    /// Its memory.
+    /// The memory.
     #[must_use]
     pub fn memory(&self) -> &HostMem {
         &self.shm.mem
@@ -170,14 +171,14 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         if self.own {
-            // A daemon that is gone has forgotten it.
+            // Fails if the daemon is gone.
             let _ = self.mount.withdraw(&self.name);
             self.shm.unlink();
         }
     }
 }
 
-/// A ring that the daemon knows.
+/// A ring that is registered with the daemon.
 pub struct Ring {
     mount: Arc<Mount>,
     name: Name,
@@ -187,7 +188,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// A new one.
+    /// Creates and registers a ring.
     ///
     /// # Errors
     /// When there is no memory, or the daemon refuses it.
@@ -212,25 +213,25 @@ impl Ring {
         Ok(Self { mount: mount.clone(), name, mem: shm.mem, client, submissions })
     }
 
-    /// Its id.
+    /// The ID.
     #[must_use]
     pub fn id(&self) -> Id {
         self.name.id
     }
 
-    /// Its memory.
+    /// The memory.
     #[must_use]
     pub fn memory(&self) -> &HostMem {
         &self.mem
     }
 
-    /// Its entries.
+    /// The number of entries.
     #[must_use]
     pub fn entries(&self) -> i32 {
         self.client.entries()
     }
 
-    /// Keeps other threads from its locks: see [`Client::hold`].
+    /// Locks out other threads: see [`Client::hold`].
     #[must_use]
     pub fn hold(&self) -> HeldClient<'_> {
         self.client.hold()
@@ -249,7 +250,7 @@ impl Ring {
         self.submissions.post();
     }
 
-    /// Waits for `least` completions and takes `most` at most, until the given time; after that, fewer than `least`.
+    /// Waits for `least` completions and takes at most `most`. At the given time, returns fewer than `least`.
     ///
     /// # Errors
     /// When the ring's contents are inconsistent, or the daemon has ended and nothing more will come.
@@ -267,7 +268,7 @@ impl Ring {
             let taken = self.client.take(out, most - count)?;
             count += taken;
             if taken > 0 {
-                // There is room again for completions that wait for it.
+                // There is room again for completions that the daemon holds back.
                 self.submit();
                 spun = None;
                 if count < most {
@@ -278,7 +279,7 @@ impl Ring {
                 return Ok(count);
             }
             if !is_served {
-                // Its last completions were taken just now.
+                // The last completions of the daemon were taken just now.
                 return if count > 0 { Ok(count) } else { Err(Error::Gone) };
             }
             let left = match until {
@@ -311,7 +312,7 @@ const MAP_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // A daemon that is gone has forgotten it.
+        // Fails if the daemon is gone.
         let _ = self.mount.withdraw(&self.name);
     }
 }
@@ -325,7 +326,7 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// Run by [`long_buffers_take_memory_when_they_are_touched`], where shared memory has 64 MiB and nothing in it.
+    /// Run by [`long_buffers_are_allocated_on_first_touch`], with an empty `/dev/shm` of 64 MiB.
     #[test]
     fn in_a_small_shm() {
         if std::env::var_os("ONEHOP_TEST_SMALL_SHM").is_none() {
@@ -339,19 +340,19 @@ mod tests {
         let refuse = |len, of_others: usize| {
             let error = Shm::create(len, None).err().unwrap();
             assert!(
-                matches!(error, Error::NoRoom { promised, .. } if promised == of_others as u64),
+                matches!(error, Error::NoRoom { reserved, .. } if reserved == of_others as u64),
                 "{error}"
             );
             assert_eq!(error.errno(), rustix::io::Errno::NOMEM.raw_os_error());
-            assert_eq!(std::fs::read_dir(SHM).unwrap().count(), 2, "it left something behind");
+            assert_eq!(std::fs::read_dir(SHM).unwrap().count(), 2, "it left a file behind");
         };
         refuse(24 * MIB, 40 * MIB);
-        // A short one takes nothing of what was promised either.
+        // A short buffer must not take reserved memory either.
         let most = Shm::create(23 * MIB, None).unwrap();
         assert!(Shm::create(MIB, None).is_err());
         std::fs::remove_file(&most.0.path).unwrap();
         drop(most);
-        // What is touched is no promise any more, and is not free either.
+        // Touched memory is no longer reserved, but not free either.
         first.mem.fill(0, 30 * MIB, 1).unwrap();
         refuse(24 * MIB, 10 * MIB);
         let error = Shm::create(15 * MIB, None).map(|(shm, _)| shm.mem.fill(0, 15 * MIB, 1).unwrap());
@@ -360,7 +361,7 @@ mod tests {
         names
             .filter(|path| *path != short.path && *path != first.path)
             .for_each(|path| std::fs::remove_file(path).unwrap());
-        // Others' promises are theirs.
+        // Reservations of other users do not count.
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(&first.path, Some(21_001), None).unwrap();
             drop(Shm::create(24 * MIB, None).unwrap());
@@ -368,21 +369,18 @@ mod tests {
     }
 
     #[test]
-    fn long_buffers_take_memory_when_they_are_touched() {
+    fn long_buffers_are_allocated_on_first_touch() {
         let script = "mount -t tmpfs -o size=64m none /dev/shm && echo mounted && exec \"$0\" --exact \
                       buffer::tests::in_a_small_shm --nocapture";
         let mut small = Command::new("unshare");
         small.args(["--mount", "sh", "-c", script]).arg(std::env::current_exe().unwrap());
         let output = small.env("ONEHOP_TEST_SMALL_SHM", "yes").output();
-        let said =
+        let stdout =
             output.as_ref().map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default();
-        if !said.starts_with("mounted") {
-            let _ = writeln!(
-                std::io::stderr(),
-                "SKIPPED: there can be no /dev/shm of this test's own: {output:?}"
-            );
+        if !stdout.starts_with("mounted") {
+            let _ = writeln!(std::io::stderr(), "SKIPPED: cannot mount a /dev/shm for this test: {output:?}");
             return;
         }
-        assert!(said.contains("1 passed"), "{output:?}");
+        assert!(stdout.contains("1 passed"), "{output:?}");
     }
 }

@@ -19,7 +19,7 @@ pub enum Error {
         /// What is wrong with it.
         why: &'static str,
     },
-    /// A call on a file failed.
+    /// A system call on a file failed.
     #[error("{call} {path}: {source}")]
     File {
         /// The call.
@@ -42,22 +42,22 @@ pub enum Error {
     },
     /// Shared memory has too little room for a buffer.
     #[error(
-        "{len} bytes of shared memory are not available: {at} has {free} free, of which other buffers may still take {promised}"
+        "{len} bytes of shared memory are not available: {at} has {free} free, of which other buffers may still take {reserved}"
     )]
     NoRoom {
         /// Requested bytes.
         len: u64,
-        /// Where shared memory is.
+        /// The path of shared memory.
         at: &'static str,
         /// Free bytes.
         free: u64,
-        /// Bytes of buffers that have not been touched yet.
-        promised: u64,
+        /// Bytes of other buffers that have not been touched yet.
+        reserved: u64,
     },
     /// The daemon's limits for this user are reached.
     #[error(
-        "this user has as many rings and buffers, or programs with them, as the daemon can give (`onehop mount {} --status` \
-         shows how many; `ulimit -n` does not matter)",
+        "this user has reached a limit of the daemon on rings, buffers or programs (`onehop mount {} --status` shows how \
+         many are in use; it is not `ulimit -n`)",
         mount.display()
     )]
     TooMany {
@@ -68,14 +68,14 @@ pub enum Error {
     #[error("{0}")]
     Broken(String),
     /// The ring is full until completions are taken.
-    #[error("as many requests are in flight as the ring holds: take completions first")]
+    #[error("the ring is full: take completions first")]
     Full,
     /// The daemon that served the ring has ended.
     #[error(
-        "the daemon has ended: the outcome of unanswered requests is unknown; create rings and buffers anew"
+        "the daemon has ended: the outcome of unanswered requests is unknown; create new rings and buffers"
     )]
     Gone,
-    /// The GPU cannot do it.
+    /// The GPU failed.
     #[error(transparent)]
     Gpu(#[from] onehop_gpu::Error),
     /// There is no such GPU.
@@ -134,7 +134,7 @@ impl Error {
         known.raw_os_error()
     }
 
-    /// A call on a file that failed.
+    /// A system call on a file that failed.
     pub fn file(
         call: &'static str,
         path: impl AsRef<std::path::Path>,

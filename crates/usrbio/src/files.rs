@@ -37,13 +37,13 @@ pub fn is_3fs(file: impl AsFd) -> bool {
     magic(file).is_ok_and(|number| number == MAGIC)
 }
 
-/// The registered files of a process, by descriptor number: that of the program and that of our copy.
+/// The registered files of a process, under two descriptor numbers: the program's and that of our copy.
 #[derive(Default)]
 pub struct Files(RwLock<HashMap<RawFd, Arc<FileRegistration>>>);
 
 impl Files {
-    /// Registers one; returns the number of the copy. A number that was registered, closed and reused for another file names
-    /// the other file from now on: its requests must not go to the former one.
+    /// Registers a file. Returns the number of the copy. If a number was registered, closed and reused for another
+    /// file, it names the new file from now on, so that requests do not go to the old one.
     ///
     /// # Errors
     /// `EBADF` if it is not a file of 3FS, `EINVAL` if it is registered already, and the system's errors.
@@ -55,7 +55,7 @@ impl Files {
         let stat = statx(file, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::INO)?;
         let (inode, device) = (stat.stx_ino, (stat.stx_dev_major, stat.stx_dev_minor));
         let access = fcntl_getfl(file)?;
-        // Closed without the lock: that may ask a daemon which does not answer.
+        // Closed without the lock: closing may wait for a daemon that does not answer.
         let mut closed = None;
         let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = all.get(&number) {
@@ -84,15 +84,15 @@ impl Files {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
     }
 
-    /// Keeps other threads from registering and deregistering as long as the result lives. A thread that forks needs this, or
-    /// a lock that another thread had would stay locked in the child.
+    /// Locks out registration and deregistration by other threads while the result lives. A thread that forks needs
+    /// this: a lock that another thread held would stay locked in the child.
     #[must_use]
     pub fn hold(&self) -> HeldFiles<'_> {
         HeldFiles { _all: self.0.write().unwrap_or_else(PoisonError::into_inner) }
     }
 
-    /// Deregisters one, by either number.
-    pub fn give_up(&self, number: RawFd) {
+    /// Deregisters a file, by either number.
+    pub fn deregister(&self, number: RawFd) {
         let closed = forget(&mut self.0.write().unwrap_or_else(PoisonError::into_inner), number);
         // Without the lock, as above.
         drop(closed);
@@ -104,7 +104,7 @@ pub struct HeldFiles<'a> {
     _all: RwLockWriteGuard<'a, HashMap<RawFd, Arc<FileRegistration>>>,
 }
 
-/// Removes one, under both of its numbers.
+/// Removes a file, under both of its numbers.
 fn forget(all: &mut HashMap<RawFd, Arc<FileRegistration>>, number: RawFd) -> Option<Arc<FileRegistration>> {
     let gone = all.remove(&number)?;
     all.retain(|_, other| !Arc::ptr_eq(other, &gone));

@@ -1,8 +1,8 @@
-//! GPU memory of a program: allocated or adopted, named for other processes, and opened by them.
+//! GPU memory of a program: allocated or adopted, exported to other processes, and imported by them.
 //!
-//! NVIDIA's memory is named by a [`Ticket`], which holds the place within the allocation, and by the file descriptor of the
-//! allocation if there is one; a dma-buf goes along for devices that read and write it themselves. The emulated GPU's
-//! memory is a memfd in the same role.
+//! NVIDIA memory is identified by a [`Ticket`], with the range within the allocation, and by the file descriptor of the
+//! allocation if it has one. A dma-buf is added for devices that access the memory directly. For the emulated GPU, a
+//! memfd takes their place.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,7 +21,7 @@ use crate::{Error, Result};
 /// The identifier of the emulated GPU.
 const EMULATED: [u8; 16] = *b"onehop emulated.";
 const PAGE: usize = 4096;
-/// Without these a memfd could be truncated under processes that have mapped it.
+/// Without these seals, a memfd could be truncated while other processes have it mapped.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 /// The file system of memfds of ordinary pages.
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
@@ -32,9 +32,9 @@ pub enum GpuChoice {
     /// Those that CUDA shows.
     #[default]
     Cuda,
-    /// The emulated one alone, as number 0.
+    /// Only the emulated one, as number 0.
     Emulated,
-    /// None.
+    /// No GPUs.
     Off,
 }
 
@@ -53,19 +53,19 @@ impl Gpus {
         Self { mode, cuda: OnceLock::new(), open: Mutex::default(), emulated: OnceLock::new() }
     }
 
-    /// Whether a forked child may use these: CUDA does not work there, and must be started anew.
+    /// Whether a forked child may use these. CUDA does not work after a fork, and must be initialized again.
     #[must_use]
     pub fn outlive_a_fork(&self) -> bool {
         self.mode != GpuChoice::Cuda
     }
 
-    /// Keeps other threads from the emulated GPU's list of memory as long as the result lives: see `Files::hold`.
+    /// Locks out other threads from the emulated GPU's allocations while the result lives: see `Files::hold`.
     #[must_use]
     pub fn hold(&self) -> Option<HeldGpus<'_>> {
         if self.mode != GpuChoice::Emulated {
             return None;
         }
-        // Created here if it was not: a child must not find that half done.
+        // Initialized here if necessary, so that a child does not find it half initialized.
         match &**self.emulated.get_or_init(Self::new_emulated) {
             AnyGpu::Emulated(gpu) => {
                 let made = gpu.made();
@@ -79,7 +79,7 @@ impl Gpus {
         Arc::new(AnyGpu::Emulated(EmulatedGpu::default()))
     }
 
-    /// How many there are.
+    /// The number of GPUs.
     #[must_use]
     pub fn count(&self) -> u32 {
         match self.mode {
@@ -109,7 +109,7 @@ impl Gpus {
     /// When there is none.
     pub fn open(&self, device: i32) -> Result<Arc<AnyGpu>> {
         let none = |why: &str| Error::NoDevice { device, why: why.into() };
-        let number = u32::try_from(device).map_err(|_| none("numbers begin with 0"))?;
+        let number = u32::try_from(device).map_err(|_| none("the number must not be negative"))?;
         match self.mode {
             GpuChoice::Off => Err(none("HF3FS_GDR_ENABLED switches GPU buffers off")),
             GpuChoice::Emulated if number == 0 => Ok(self.emulated()),
@@ -129,10 +129,10 @@ impl Gpus {
         Ok(device)
     }
 
-    /// Opens memory that another process offers.
+    /// Opens memory that another process exports.
     ///
     /// # Errors
-    /// When it is not on a GPU of this process, or is not what the offer says.
+    /// When it is not on a GPU of this process, or does not match the offer.
     pub fn accept(&self, offer: &Offer) -> Result<(Arc<AnyGpu>, Region)> {
         if offer.ticket.gpu == EMULATED {
             if self.mode != GpuChoice::Emulated {
@@ -151,7 +151,7 @@ impl Gpus {
         let known = devices.iter().find(|device| device.uuid == offer.ticket.gpu);
         let number = known.map(|device| device.ordinal).ok_or_else(|| Error::NoDevice {
             device: -1,
-            why: "the memory is on a GPU that this process does not see (CUDA_VISIBLE_DEVICES)".into(),
+            why: "the memory is on a GPU that is not visible to this process (CUDA_VISIBLE_DEVICES)".into(),
         })?;
         let device = self.open_cuda(number)?;
         let region = match &*device {
@@ -177,7 +177,7 @@ pub enum AnyGpu {
 }
 
 impl AnyGpu {
-    /// The operations that all GPUs have.
+    /// The operations common to all GPUs.
     #[must_use]
     pub fn gpu(&self) -> &dyn Gpu {
         match self {
@@ -186,7 +186,7 @@ impl AnyGpu {
         }
     }
 
-    /// Its unique identifier.
+    /// The UUID.
     #[must_use]
     pub fn uuid(&self) -> [u8; 16] {
         match self {
@@ -199,7 +199,7 @@ impl AnyGpu {
     ///
     /// # Errors
     /// When the GPU has failed.
-    pub fn settle_writes_of_others(&self) -> Result<()> {
+    pub fn sync_remote_writes(&self) -> Result<()> {
         let Self::Cuda(gpu) = self else { return Ok(()) };
         match gpu.capabilities().visibility.needed(Consumer::RunningKernel) {
             Need::Nothing | Need::AcquireOrFence => Ok(()),
@@ -208,19 +208,19 @@ impl AnyGpu {
     }
 }
 
-/// Memory named for another process.
+/// Memory that is exported to another process.
 #[derive(Debug)]
 pub struct Offer {
-    /// Its name.
+    /// The ticket.
     pub ticket: Ticket,
-    /// The descriptor that goes with the name.
+    /// The descriptor of the allocation, if it is shared by descriptor.
     pub fd: Option<OwnedFd>,
     /// The same memory for devices, if the GPU's driver exports it.
     pub dma_buf: Option<DmaBuf>,
 }
 
 impl Offer {
-    /// How many descriptors it is.
+    /// The number of descriptors.
     #[must_use]
     pub fn descriptors(&self) -> u64 {
         u64::from(self.fd.is_some()) + u64::from(self.dma_buf.is_some())
@@ -246,10 +246,10 @@ impl Drop for SharedGpuMemory {
 }
 
 impl SharedGpuMemory {
-    /// New memory, zeroed.
+    /// Allocates zeroed memory.
     ///
     /// # Errors
-    /// When the GPU has none left, or it cannot be shared.
+    /// When the GPU has too little memory, or cannot share it.
     pub fn create(device: &Arc<AnyGpu>, bytes: usize) -> Result<Self> {
         let region = match &**device {
             AnyGpu::Emulated(gpu) => gpu.alloc(bytes)?,
@@ -263,7 +263,7 @@ impl SharedGpuMemory {
         Ok(this)
     }
 
-    /// Memory of the GPU that other code allocated: see [`CudaGpu::borrow`].
+    /// Wraps memory that other code allocated: see [`CudaGpu::borrow`].
     ///
     /// # Errors
     /// When it cannot be shared.
@@ -278,9 +278,9 @@ impl SharedGpuMemory {
         Ok(Self { device: device.clone(), region, ticket, fd, own: false })
     }
 
-    /// Memory of another process, which was offered and opened by [`Gpus::accept`].
+    /// Wraps memory of another process that was opened by [`Gpus::accept`].
     #[must_use]
-    pub fn lent(device: &Arc<AnyGpu>, region: Region, offer: Offer) -> Self {
+    pub fn imported(device: &Arc<AnyGpu>, region: Region, offer: Offer) -> Self {
         Self { device: device.clone(), region, ticket: offer.ticket, fd: offer.fd, own: false }
     }
 
@@ -296,19 +296,19 @@ impl SharedGpuMemory {
         &self.device
     }
 
-    /// Whether the allocation is still the same: an address may be freed and reused.
+    /// Whether the allocation is still the same. An address may be freed and reused.
     ///
     /// # Errors
     /// When the GPU has failed.
     pub fn is_current(&self) -> Result<bool> {
         match &*self.device {
             AnyGpu::Emulated(gpu) => Ok(gpu.is_current(&self.ticket, &self.region)),
-            // The driver has no allocation at a freed address.
+            // At a freed address the driver reports an error.
             AnyGpu::Cuda(gpu) => Ok(gpu.ticket_is_current(&self.ticket, &self.region).unwrap_or(false)),
         }
     }
 
-    /// Makes writes of this process's kernels visible to others, or writes of others to its kernels.
+    /// Makes writes by this process's kernels visible to others, or writes by others visible to its kernels.
     ///
     /// # Errors
     /// When the GPU has failed.
@@ -317,10 +317,10 @@ impl SharedGpuMemory {
         if written_by_us {
             return Ok(gpu.wait_for_all()?);
         }
-        self.device.settle_writes_of_others()
+        self.device.sync_remote_writes()
     }
 
-    /// Names it for another process.
+    /// Exports it to another process.
     ///
     /// # Errors
     /// When the process has too many files open.
@@ -363,10 +363,10 @@ impl EmulatedGpu {
         self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// New memory, zeroed.
+    /// Allocates zeroed memory.
     ///
     /// # Errors
-    /// When there is none.
+    /// When there is too little memory.
     pub fn alloc(&self, bytes: usize) -> Result<Region> {
         let file = |e: rustix::io::Errno| Error::file("memfd_create", "emulated GPU memory", e);
         let fd = rustix::fs::memfd_create(
@@ -386,7 +386,7 @@ impl EmulatedGpu {
         Ok(region.slice(0..bytes)?)
     }
 
-    /// Frees memory by its first address, for programs that have only addresses; returns whether there was any.
+    /// Frees memory by its first address, for programs that have only addresses. Returns whether it was allocated.
     pub fn free(&self, at: GpuAddr) -> bool {
         let mut made = self.made();
         let before = made.len();
@@ -394,7 +394,7 @@ impl EmulatedGpu {
         before != made.len()
     }
 
-    /// Memory that was allocated here, by an address in it.
+    /// The memory at an address, if it was allocated here.
     ///
     /// # Errors
     /// When it is not in an allocation.
@@ -402,7 +402,9 @@ impl EmulatedGpu {
         let made = self.made();
         let found = made.iter().find_map(|one| Some((one, one.offset(at, bytes)?)));
         let (one, offset) = found.ok_or_else(|| {
-            Error::Argument(format!("the emulated GPU has no {bytes} bytes at {at:?} in one allocation"))
+            Error::Argument(format!(
+                "the emulated GPU has no allocation that contains {bytes} bytes at {at:?}"
+            ))
         })?;
         Ok(one.region.slice(offset..offset + bytes)?)
     }
@@ -439,17 +441,16 @@ impl EmulatedGpu {
         if !seals.contains(SEALS) {
             return Err(foreign("it can be truncated by its creator: it is not a sealed memfd"));
         }
-        // Huge pages that were punched out may not be available when they are touched again, which is a SIGBUS.
+        // Huge pages that were punched out may be unavailable when they are touched again, which raises SIGBUS.
         if rustix::fs::fstatfs(fd).map(|system| system.f_type).ok() != Some(TMPFS_MAGIC) {
             return Err(foreign("it is a memfd of huge pages, which may be taken away"));
         }
         let ticket = &offer.ticket;
-        let fits =
-            |n: u64| usize::try_from(n).map_err(|_| foreign("it is longer than this machine can address"));
+        let fits = |n: u64| usize::try_from(n).map_err(|_| foreign("it exceeds the address space"));
         let (whole, offset, bytes) = (fits(ticket.allocation)?, fits(ticket.offset)?, fits(ticket.bytes)?);
         let file = File::from(fd.try_clone().map_err(|e| Error::file("dup", "emulated GPU memory", e))?);
         if file.metadata().map(|data| data.len()).ok() != Some(ticket.allocation) {
-            return Err(foreign("its length is not the one in its name"));
+            return Err(foreign("its length differs from the ticket"));
         }
         let region = self.gpu.adopt(Place::Vram, HostMem::of_file(&file, whole)?)?;
         Ok(region.slice(offset..offset + bytes)?)
@@ -461,7 +462,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_goes_to_another_process_with_its_place() {
+    fn memory_is_shared_with_another_process() {
         let (ours, theirs) = (Gpus::new(GpuChoice::Emulated), Gpus::new(GpuChoice::Off));
         assert_eq!((ours.count(), theirs.count()), (1, 0));
         assert!(ours.open(1).is_err() && ours.open(-1).is_err() && theirs.open(0).is_err());
@@ -471,7 +472,7 @@ mod tests {
         let AnyGpu::Emulated(gpu) = &*device else { panic!("not emulated") };
         let part = gpu.at(memory.region().addr().plus(5000), 1000).unwrap();
         let inner = SharedGpuMemory::of(&device, part).unwrap();
-        // A file that any process can create counts as GPU memory only where that is requested.
+        // A file that any process can create counts as GPU memory only on request.
         for mode in [GpuChoice::Cuda, GpuChoice::Off] {
             assert!(matches!(Gpus::new(mode).accept(&inner.offer().unwrap()), Err(Error::NoDevice { .. })));
         }
@@ -498,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn offers_that_lie_are_refused() {
+    fn invalid_offers_are_refused() {
         let gpus = Gpus::new(GpuChoice::Emulated);
         let memory = SharedGpuMemory::create(&gpus.open(0).unwrap(), 8192).unwrap();
         let offer = |change: fn(&mut Offer)| {
@@ -511,7 +512,7 @@ mod tests {
         assert!(offer(|o| o.ticket.allocation = 4096).is_err());
         assert!(offer(|o| o.ticket.allocation = 1 << 60).is_err());
         assert!(offer(|o| o.ticket.gpu[0] = 0).is_err());
-        // One that its creator could truncate.
+        // A memfd that its creator could truncate.
         let unsealed = rustix::fs::memfd_create("unsealed", MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&unsealed, 8192).unwrap();
         let with = |fd: OwnedFd| {
@@ -520,7 +521,7 @@ mod tests {
             gpus.accept(&other)
         };
         assert!(with(unsealed).is_err());
-        // Files that are not memory, memory that cannot be written, and seals that allow truncation.
+        // Files that are not memory, memory that is not writable, and seals that allow truncation.
         assert!(with(rustix::pipe::pipe().unwrap().0).is_err());
         assert!(with(File::open("/dev/zero").unwrap().into()).is_err());
         let sealed = |flags, seals| {
@@ -538,7 +539,7 @@ mod tests {
         let reading = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&whole));
         assert!(with(File::open(reading).unwrap().into()).is_err());
         assert!(with(whole).is_ok());
-        // There may be no huge pages here.
+        // The machine may have no huge pages.
         if let Ok(huge) = rustix::fs::memfd_create("huge", MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB) {
             rustix::fs::ftruncate(&huge, 2 << 20).unwrap();
             rustix::fs::fcntl_add_seals(&huge, SEALS).unwrap();
@@ -549,9 +550,10 @@ mod tests {
         }
     }
 
-    /// A program takes pages out of memory that a daemon has opened, and ends: the daemon finds zeros, and no signal.
+    /// A program punches out pages of memory that a daemon has opened, and ends. The daemon reads zeros, without a
+    /// signal.
     #[test]
-    fn memory_that_is_punched_out_or_left_stays_mapped() {
+    fn punched_out_memory_stays_mapped() {
         let (maker, daemon) = (Gpus::new(GpuChoice::Emulated), Gpus::new(GpuChoice::Emulated));
         let memory = SharedGpuMemory::create(&maker.open(0).unwrap(), 8192).unwrap();
         memory.region().write(0, &[7; 8192]).unwrap();

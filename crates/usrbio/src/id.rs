@@ -1,16 +1,16 @@
-//! The sixteen bytes that identify a buffer.
+//! UUIDs of buffers.
 
 use crate::{Error, Result};
 
-/// A UUID: of a buffer, or of a file in shared memory.
+/// The UUID of a buffer, or of a file in shared memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Id(pub [u8; 16]);
 
 impl Id {
-    /// A new one.
+    /// A random ID.
     ///
     /// # Errors
-    /// When the system has no random numbers.
+    /// When the system call fails.
     pub fn random() -> Result<Self> {
         let mut bytes = [0; 16];
         let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
@@ -24,7 +24,7 @@ impl Id {
         Ok(Self(bytes))
     }
 
-    /// Reads 32 hexadecimal digits, with the usual dashes or without any.
+    /// Parses 32 hexadecimal digits, with the usual dashes or without any.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let dashed = text.len() == 36;
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_forms_are_read_and_nothing_else() {
+    fn both_forms_are_parsed() {
         let id = Id::random().unwrap();
         let text = id.to_string();
         assert_eq!((text.len(), &text[14..15]), (36, "4"));

@@ -4,10 +4,10 @@
 //! 2. [`buffer::Buffer::create`] creates memory in `/dev/shm` and publishes it by a symbolic link in `3fs-virt/iovs`.
 //! 3. [`buffer::Ring::create`] creates a ring, whose link is a [`Name`] with its parameters.
 //! 4. [`buffer::Ring::prepare`] and [`buffer::Ring::submit`] enter requests and post a semaphore of the daemon.
-//! 5. [`buffer::Ring::wait`] waits for their completions.
+//! 4. [`buffer::Ring::prepare`] and [`buffer::Ring::submit`] enqueue requests and post the daemon's semaphore.
 //!
-//! The daemon's side of a ring is [`ring::RingServer`]. Buffers in GPU memory, which 3FS does not have, go to the daemon by a
-//! socket: [`wire`].
+//! The daemon's side of a ring is [`ring::RingServer`]. Buffers in GPU memory, which 3FS does not have, are registered
+//! over a socket: [`wire`].
 #![forbid(unsafe_code)]
 
 pub mod buffer;
@@ -27,15 +27,15 @@ pub use name::{Name, Priority, RingName};
 
 /// The folder of shared memory.
 pub const SHM: &str = "/dev/shm";
-/// The folder of a mount for links, below the mount point.
+/// The folder of links, below the mount point.
 pub const IOVS: &str = "3fs-virt/iovs";
-/// The folder of a mount that only our daemon has.
-pub const OURS: &str = "3fs-virt/onehop";
+/// The folder that only our daemon has, below the mount point.
+pub const ONEHOP_FOLDER: &str = "3fs-virt/onehop";
 
 /// The flags of a ring.
 pub mod flag {
-    /// Reads may see what has not been committed. Nothing here is ever uncommitted.
+    /// Allows reading uncommitted data. Has no effect here.
     pub const ALLOW_READ_UNCOMMITTED: u64 = 1;
-    /// A read of a hole is an error, instead of zeros.
+    /// Makes reads of holes fail, instead of returning zeros.
     pub const FORBID_READ_HOLES: u64 = 2;
 }

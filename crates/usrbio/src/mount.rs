@@ -1,4 +1,4 @@
-//! A mount, as a program sees it: where it is, and the links in its `3fs-virt/iovs`.
+//! A mount as its programs see it: its mount point, and the links in its `3fs-virt/iovs`.
 
 use std::fs::File;
 use std::io;
@@ -14,23 +14,23 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::{Error, IOVS, Name, OURS, Priority, Result, SHM};
+use crate::{Error, IOVS, Name, ONEHOP_FOLDER, Priority, Result, SHM};
 
 /// The type of a mount's file system, as the kernel names it.
 pub const FS_TYPE: &str = "fuse.hf3fs";
 
-/// The mount point above a path, of those listed in `mounts` (`/proc/self/mountinfo`); with `any_type`, of any file system
-/// that has a folder `3fs-virt`.
+/// The mount point above a path, from the mount table `mounts` (`/proc/self/mountinfo`). With `any_type`, mounts of any
+/// file system count that have a folder `3fs-virt`.
 ///
 /// # Errors
-/// When the path leads nowhere.
+/// When the path does not exist.
 pub fn find(path: &Path, mounts: &str, any_type: bool) -> Result<Option<PathBuf>> {
     let path = path.canonicalize().map_err(|e| Error::file("realpath of", path, e))?;
     let points = mounts.lines().filter_map(|line| point(line, any_type));
     Ok(points.filter(|point| path.starts_with(point)).max_by_key(|point| point.components().count()))
 }
 
-/// A line of the kernel's table of mounts, as far as it says what is mounted.
+/// A mount, from the mount table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mounted<'a> {
     /// The type of its file system.
@@ -41,7 +41,7 @@ pub struct Mounted<'a> {
     pub options: &'a str,
 }
 
-/// What is mounted at a place, the one on top, according to `mounts` (`/proc/self/mountinfo`).
+/// The topmost mount at a path, from the mount table `mounts` (`/proc/self/mountinfo`).
 #[must_use]
 pub fn at<'a>(place: &Path, mounts: &'a str) -> Option<Mounted<'a>> {
     mounts.lines().rev().find_map(|line| {
@@ -53,7 +53,7 @@ pub fn at<'a>(place: &Path, mounts: &'a str) -> Option<Mounted<'a>> {
     })
 }
 
-/// The mount point in a line, where it is one of ours.
+/// The mount point in a line, if it is one of ours.
 fn point(line: &str, any_type: bool) -> Option<PathBuf> {
     let (before, after) = line.split_once(" - ")?;
     let place = unescape(before.split(' ').nth(4)?);
@@ -66,7 +66,7 @@ fn point(line: &str, any_type: bool) -> Option<PathBuf> {
     place.join("3fs-virt").exists().then_some(place)
 }
 
-/// The kernel writes blanks and the like as a backslash and three octal digits.
+/// Decodes a path in the mount table, which has special characters as a backslash and three octal digits.
 fn unescape(text: &str) -> PathBuf {
     use std::os::unix::ffi::OsStringExt;
     let (bytes, mut out, mut at) = (text.as_bytes(), Vec::new(), 0);
@@ -91,10 +91,10 @@ pub struct HeldMount<'a> {
     _daemon: RwLockWriteGuard<'a, Daemon>,
 }
 
-/// What is known of the daemon that serves a mount.
+/// The daemon that serves a mount, as far as it is known.
 struct Daemon {
     folder: Arc<OwnedFd>,
-    /// Semaphores of our daemon that were found, by user and priority. Finding one takes two requests.
+    /// Semaphores of our daemon, by user and priority. Finding one takes two requests.
     submissions: Vec<(u32, Priority, Arc<Submissions>)>,
 }
 
@@ -104,29 +104,29 @@ impl Daemon {
     }
 }
 
-/// A mount that a program uses. It holds the folder of links open, so the daemon sees that its program lives.
+/// A mount that a program uses. It holds the folder of links open, which shows the daemon that the program is running.
 pub struct Mount {
     path: PathBuf,
-    /// Never locked during a request to the daemon: a child that was forked then would find it locked for ever.
+    /// Never locked during a request to the daemon: a child forked meanwhile would find it locked for ever.
     daemon: RwLock<Daemon>,
 }
 
 impl Mount {
-    /// The one at a mount point.
+    /// Opens the mount at a mount point.
     ///
     /// # Errors
-    /// When there is none.
+    /// When there is no mount.
     pub fn open(path: &Path) -> Result<Self> {
         Ok(Self { path: path.to_owned(), daemon: RwLock::new(Daemon::of(folder(path)?)) })
     }
 
-    /// Its mount point.
+    /// The mount point.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Keeps other threads from the folder's descriptor as long as the result lives: see `Files::hold`.
+    /// Locks out other threads from the folder's descriptor while the result lives: see `Files::hold`.
     #[must_use]
     pub fn hold(&self) -> HeldMount<'_> {
         HeldMount { _daemon: self.write() }
@@ -140,7 +140,7 @@ impl Mount {
         self.daemon.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `f` in the folder of links; once more in a newly opened one if the old one's daemon is gone.
+    /// Runs `f` in the folder of links. If its daemon is gone, runs it again in the newly opened folder.
     fn within<R>(&self, f: impl Fn(&OwnedFd) -> rustix::io::Result<R>) -> Result<rustix::io::Result<R>> {
         let open = self.read().folder.clone();
         let done = f(&open);
@@ -160,7 +160,7 @@ impl Mount {
     pub fn publish(&self, name: &Name, target: &Path) -> Result<()> {
         let link = name.to_string();
         let make = |folder: &OwnedFd| {
-            by_our_daemon(make_link(folder, link.as_bytes(), target.as_os_str().as_encoded_bytes()))
+            ioctl_result(make_link(folder, link.as_bytes(), target.as_os_str().as_encoded_bytes()))
                 .unwrap_or_else(|| symlinkat(target, folder, &link))
         };
         self.within(make)?.map_err(|error| match error {
@@ -169,14 +169,14 @@ impl Mount {
         })
     }
 
-    /// Deregisters it.
+    /// Deregisters shared memory.
     ///
     /// # Errors
-    /// When the daemon has none of that name.
+    /// When the daemon has no link of that name.
     pub fn withdraw(&self, name: &Name) -> Result<()> {
         let link = name.to_string();
         let remove = |folder: &OwnedFd| {
-            by_our_daemon(remove_link(folder, link.as_bytes()))
+            ioctl_result(remove_link(folder, link.as_bytes()))
                 .unwrap_or_else(|| unlinkat(folder, &link, AtFlags::empty()))
         };
         self.within(remove)?.map_err(|e| Error::file("unlink", self.path.join(IOVS).join(&link), e))
@@ -185,18 +185,18 @@ impl Mount {
     /// The target of a link.
     ///
     /// # Errors
-    /// When there is none.
+    /// When there is no such link.
     pub fn target(&self, name: &str) -> Result<PathBuf> {
         self.within(|folder| readlinkat(folder, name, Vec::new()))?
             .map(|target| path_of(target.into_bytes()))
             .map_err(|e| Error::file("readlink", self.path.join(IOVS).join(name), e))
     }
 
-    /// The semaphore that announces submissions to rings of a priority. `uid` is the user who calls. Called after a ring was
-    /// published, it gives the semaphore of that ring.
+    /// The semaphore that announces submissions to rings of a priority, for the calling user `uid`. To be called after
+    /// a ring was published, so that it is the semaphore of that ring.
     ///
     /// # Errors
-    /// When the daemon has no semaphore for them, or its link leads out of shared memory.
+    /// When the daemon has no such semaphore, or the link leads out of shared memory.
     pub fn submissions(&self, uid: u32, priority: Priority) -> Result<Arc<Submissions>> {
         let is_it = |(of, at, known): &&(u32, Priority, Arc<Submissions>)| {
             (*of, *at) == (uid, priority) && known.are_current()
@@ -208,7 +208,7 @@ impl Mount {
         let found = Arc::new(self.find_submissions(priority)?);
         let known = &mut self.write().submissions;
         known.retain(|(.., known)| known.are_current());
-        if found.held.is_some() && known.len() < MOST_KNOWN {
+        if found.held.is_some() && known.len() < MAX_SUBMISSIONS {
             known.push((uid, priority, found.clone()));
         }
         Ok(found)
@@ -218,38 +218,39 @@ impl Mount {
         let target = self.target(priority.link())?;
         let (file, mem) = shared(&target)?;
         let name = target.file_name().unwrap_or_default();
-        let is_ours = name.as_encoded_bytes().starts_with(OUR_SEMAPHORES.as_bytes());
+        let is_ours = name.as_encoded_bytes().starts_with(SEMAPHORE_PREFIX.as_bytes());
         Ok(Submissions { semaphore: Semaphore::at(&mem, 0)?, held: is_ours.then_some(file) })
     }
 
-    /// Where our daemon listens for GPU memory; none where the mount is another's.
+    /// Where our daemon accepts GPU memory; `None` for mounts of other programs.
     #[must_use]
     pub fn socket(&self) -> Option<PathBuf> {
-        let link = self.path.join(OURS).join("socket");
+        let link = self.path.join(ONEHOP_FOLDER).join("socket");
         readlinkat(CWD, &link, Vec::new()).ok().map(|target| path_of(target.into_bytes()))
     }
 }
 
-/// The result of a call that our daemon alone has; none where the daemon does not know it, or the texts are too long for it.
-fn by_our_daemon(result: rustix::io::Result<()>) -> Option<rustix::io::Result<()>> {
+/// The result of an ioctl that only our daemon has; `None` if the daemon does not support it, or the strings are too
+/// long for it.
+fn ioctl_result(result: rustix::io::Result<()>) -> Option<rustix::io::Result<()>> {
     match result {
         Err(Errno::NOTTY | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP | Errno::NAMETOOLONG) => None,
-        // A sandbox may allow no ioctl.
+        // A sandbox may forbid ioctls.
         Err(Errno::PERM | Errno::ACCESS) => None,
         answer => Some(answer),
     }
 }
 
-/// How the names of our daemon's semaphores in `/dev/shm` begin.
-pub const OUR_SEMAPHORES: &str = "sem.onehop-submit-ios.";
+/// The prefix of our daemon's semaphores in `/dev/shm`.
+pub const SEMAPHORE_PREFIX: &str = "sem.onehop-submit-ios.";
 
-/// Semaphores that a mount keeps: a program has few users.
-const MOST_KNOWN: usize = 16;
+/// Semaphores that a mount caches: a program has few users.
+const MAX_SUBMISSIONS: usize = 16;
 
 /// The semaphore that announces submissions.
 pub struct Submissions {
     semaphore: Semaphore,
-    /// Its file, which our daemon holds a lock on while it lives. 3FS's does not.
+    /// Its file, which our daemon keeps locked while it runs. `None` for 3FS, which does not lock it.
     held: Option<File>,
 }
 
@@ -259,12 +260,12 @@ impl Submissions {
         self.semaphore.post();
     }
 
-    /// Whether it is the present one of its user and priority: our daemon removes the name of one that it serves no more.
+    /// Whether it is the current semaphore of its user and priority. Our daemon unlinks those that it no longer serves.
     fn are_current(&self) -> bool {
         self.held.as_ref().is_some_and(|file| file.metadata().is_ok_and(|data| data.nlink() > 0))
     }
 
-    /// Whether a daemon serves it, as far as is known without waiting for an answer.
+    /// Whether a daemon serves it, as far as is known without asking it.
     #[must_use]
     pub fn are_served(&self) -> bool {
         let Some(file) = &self.held else { return true };
@@ -287,7 +288,7 @@ fn folder(path: &Path) -> Result<OwnedFd> {
         .map_err(|e| Error::file("open", &folder, e))
 }
 
-/// Maps a file of shared memory that a link led to.
+/// Maps a file of shared memory that a link names.
 pub(crate) fn map(path: &Path) -> Result<HostMem> {
     shared(path).map(|(_, mem)| mem)
 }
@@ -301,14 +302,14 @@ fn shared(path: &Path) -> Result<(File, HostMem)> {
     Ok((file, mem))
 }
 
-/// Opens a file of shared memory: never a link, nor anything but a file.
+/// Opens a regular file of shared memory, without following links.
 pub(crate) fn open(path: &Path) -> Result<File> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = openat(CWD, path, flags, Mode::empty()).map_err(|e| Error::file("open", path, e))?;
     let file = File::from(file);
     if !file.metadata().is_ok_and(|data| data.is_file()) {
-        let odd = io::Error::from(io::ErrorKind::InvalidInput);
-        return Err(Error::file("open", path, odd));
+        let invalid = io::Error::from(io::ErrorKind::InvalidInput);
+        return Err(Error::file("open", path, invalid));
     }
     Ok(file)
 }
@@ -334,14 +335,14 @@ mod tests {
         assert_eq!(find(&file, &mounts, true).unwrap(), Some(inner.clone()));
         assert_eq!(find(Path::new("/dev/null"), &mounts, true).unwrap(), None);
         assert!(find(&top.join("nowhere"), &mounts, true).is_err());
-        // Only the folder may be mounted.
+        // Only the folder `3fs-virt` may be mounted.
         let alone = line(&inner.join("3fs-virt"), FS_TYPE);
         assert_eq!(find(&file, &alone, false).unwrap(), Some(inner));
         std::fs::remove_dir_all(&top).unwrap();
     }
 
     #[test]
-    fn only_plain_files_of_shared_memory_are_mapped() {
+    fn only_regular_files_of_shared_memory_are_mapped() {
         for path in ["/etc/passwd", "/dev/null", "/dev/shm/../../etc/passwd", "/dev/shm/", "/dev/shm"] {
             assert!(map(Path::new(path)).is_err(), "{path}");
         }

@@ -19,10 +19,10 @@ pub enum Priority {
 }
 
 impl Priority {
-    /// All of them, the first to be served first.
+    /// All priorities, from high to low.
     pub const ALL: [Self; 3] = [Self::High, Self::Normal, Self::Low];
 
-    /// From the number in the calls: below zero is high, above is low.
+    /// The priority of a number in API calls: negative is high, positive is low.
     #[must_use]
     pub fn from_number(number: i32) -> Self {
         match number {
@@ -43,7 +43,7 @@ impl Priority {
     }
 }
 
-/// The parameters of a ring in its name.
+/// Parameters of a ring, as in its name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingName {
     /// Whether it reads; else it writes.
@@ -72,7 +72,7 @@ pub struct Name {
 }
 
 impl Name {
-    /// Of a buffer in host memory.
+    /// The name of a buffer in host memory.
     #[must_use]
     pub fn buffer(id: Id, block: u64) -> Self {
         Self { id, block, ring: None, gpu: None }
@@ -139,7 +139,7 @@ impl Name {
     }
 }
 
-/// Digits alone: no sign.
+/// Parses digits, without a sign.
 fn number(text: &str) -> Option<u64> {
     text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok())?
 }
@@ -224,7 +224,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn names_come_back(
+        fn names_round_trip(
             id: [u8; 16], block: u64, depth in i32::MIN + 1.., read: bool, which in 0_usize..3,
             millis in 0_u64..1 << 40, flags: u64, kind in 0..3, gpu: u32,
         ) {

@@ -25,30 +25,30 @@ use onehop_os::{HostMem, Semaphore};
 
 use crate::{Error, Id, Result};
 
-const MARKS: usize = 16;
+const INDEX_BYTES: usize = 16;
 const REQUEST: usize = 56;
 const COMPLETION: usize = 24;
 const SUBMISSION: usize = 16;
 const SLOT: usize = REQUEST + COMPLETION + SUBMISSION;
-/// Behind everything, unused.
+/// Unused space at the end.
 const SPARE: usize = 4096;
-const FIXED: usize = MARKS + Semaphore::BYTES + SPARE;
-/// Most slots: more would not fit 32-bit counts everywhere.
-const MOST: usize = 1 << 24;
+const FIXED: usize = INDEX_BYTES + Semaphore::BYTES + SPARE;
+/// The most slots. More would overflow 32-bit counts.
+const MAX_SLOTS: usize = 1 << 24;
 
 const SUBMITTED: usize = 0;
 const TAKEN: usize = 4;
 const COMPLETED: usize = 8;
 const SEEN: usize = 12;
 
-/// Bytes of a ring of `entries` entries; none for an invalid number.
+/// The length of a ring of `entries` entries; `None` for an invalid number.
 #[must_use]
 pub fn bytes(entries: i32) -> Option<usize> {
     let slots = usize::try_from(entries).ok()?.checked_add(1)?;
-    (slots > 1 && slots <= MOST).then(|| FIXED + SLOT * slots)
+    (slots > 1 && slots <= MAX_SLOTS).then(|| FIXED + SLOT * slots)
 }
 
-/// Entries of a ring of `bytes` bytes; 0 if there is no room for any.
+/// The entries of a ring of `bytes` bytes; 0 if there is no room for one.
 #[must_use]
 pub fn entries(bytes: usize) -> i32 {
     let slots = bytes.saturating_sub(FIXED) / SLOT;
@@ -60,15 +60,15 @@ pub fn entries(bytes: usize) -> i32 {
 pub struct Request {
     /// The buffer.
     pub buffer: Id,
-    /// Where in it.
+    /// The offset in it.
     pub offset: u64,
-    /// The file, by its inode number.
+    /// The file's inode number.
     pub inode: u64,
-    /// Where in that.
+    /// The offset in the file.
     pub at: u64,
-    /// How many bytes.
+    /// The number of bytes.
     pub len: u64,
-    /// The program's own.
+    /// The program's user data.
     pub userdata: u64,
 }
 
@@ -98,7 +98,7 @@ fn word(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// The memory of a ring, and where everything lies in it.
+/// The memory of a ring, and its layout.
 struct RingRegion {
     mem: HostMem,
     slots: u32,
@@ -107,41 +107,41 @@ struct RingRegion {
 
 impl RingRegion {
     fn new(mem: HostMem) -> Result<Self> {
-        let slots = (mem.len().saturating_sub(FIXED) / SLOT).min(MOST);
+        let slots = (mem.len().saturating_sub(FIXED) / SLOT).min(MAX_SLOTS);
         if slots < 2 {
             return Err(Error::Argument(format!("{} bytes are too few for a ring of one entry", mem.len())));
         }
-        let done = Semaphore::at(&mem, MARKS + SLOT * slots)?;
+        let done = Semaphore::at(&mem, INDEX_BYTES + SLOT * slots)?;
         Ok(Self { mem, slots: slots as u32, done })
     }
 
     fn request(&self, slot: u32) -> usize {
-        MARKS + REQUEST * slot as usize
+        INDEX_BYTES + REQUEST * slot as usize
     }
 
     fn completion(&self, slot: u32) -> usize {
-        MARKS + REQUEST * self.slots as usize + COMPLETION * slot as usize
+        INDEX_BYTES + REQUEST * self.slots as usize + COMPLETION * slot as usize
     }
 
     fn submission(&self, slot: u32) -> usize {
-        MARKS + (REQUEST + COMPLETION) * self.slots as usize + SUBMISSION * slot as usize
+        INDEX_BYTES + (REQUEST + COMPLETION) * self.slots as usize + SUBMISSION * slot as usize
     }
 
-    /// A mark; an error if it is behind the last slot, where no valid one is.
-    fn mark(&self, which: usize) -> Result<u32> {
-        let mark = self.mem.word(which)?.load(Ordering::SeqCst);
-        if mark < self.slots {
-            return Ok(mark);
+    /// Loads an index. An index beyond the last slot is an error.
+    fn load_index(&self, which: usize) -> Result<u32> {
+        let index = self.mem.word(which)?.load(Ordering::SeqCst);
+        if index < self.slots {
+            return Ok(index);
         }
-        Err(Error::Broken(format!("a mark of a ring of {} slots says {mark}", self.slots)))
+        Err(Error::Broken(format!("the index {index} is invalid in a ring of {} slots", self.slots)))
     }
 
-    fn set_mark(&self, which: usize, slot: u32) -> Result<()> {
+    fn store_index(&self, which: usize, slot: u32) -> Result<()> {
         self.mem.word(which)?.store(slot, Ordering::SeqCst);
         Ok(())
     }
 
-    /// From one slot on to another.
+    /// The number of slots from one to another.
     fn distance(&self, from: u32, to: u32) -> u32 {
         (to + self.slots - from) % self.slots
     }

@@ -1,7 +1,7 @@
-//! The messages of a program and our daemon over a Unix socket, about GPU memory, which no link can name.
+//! Messages between a program and our daemon over a Unix socket. They register GPU memory, which a link cannot name.
 //!
-//! A connection is one message of a fixed length each way, with descriptors. The kernel tells the daemon which program is
-//! at the other end.
+//! A connection carries one message of fixed length in each direction, with descriptors. The daemon gets the program's
+//! credentials from the kernel.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -20,13 +20,13 @@ use rustix::net::{
 use crate::gpu::Offer;
 use crate::{Error, Id, Result};
 
-/// Bytes of every message.
+/// The length of every message in bytes.
 pub const BYTES: usize = 256;
-/// Descriptors beside one.
-const MOST_FDS: usize = 2;
+/// The most descriptors with a message.
+const MAX_FDS: usize = 2;
 const MAGIC: [u8; 8] = *b"onehopU1";
-/// How long the other side may take.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+/// The time limit for the other side.
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 const TICKET: usize = 64;
 const TEXT: usize = 64;
@@ -34,28 +34,27 @@ const TEXT: usize = 64;
 /// A program's request.
 #[derive(Debug)]
 pub enum Ask {
-    /// Register GPU memory as the buffer of an id.
+    /// Registers GPU memory as a buffer.
     Register {
         /// The id.
         id: Id,
-        /// The program's number of the GPU.
+        /// The program's number for the GPU.
         device: u32,
-        /// Bytes of a block; 0 for none.
+        /// The block size in bytes; 0 for none.
         block: u64,
         /// The memory.
         offer: Offer,
     },
-    /// Import the memory of a registered buffer, whose secret the program has; it becomes a buffer of the program's own
-    /// under another id.
+    /// Imports the memory of a registered buffer, of which the program has the secret, as a buffer of its own.
     Import {
         /// The buffer.
         id: Id,
         /// The secret.
         secret: [u8; 16],
-        /// The id of the program's own.
+        /// The ID of the program's own buffer.
         new: Id,
     },
-    /// Open the memory of a buffer of the same user, whose rings may use it by its id.
+    /// Opens the memory of a buffer of the same user. Its rings may use the buffer by its ID.
     Open {
         /// The buffer.
         id: Id,
@@ -70,11 +69,11 @@ pub enum Answer {
         /// A secret with which other programs may import the buffer.
         secret: [u8; 16],
     },
-    /// The memory.
-    Lent {
+    /// The memory of a buffer.
+    Memory {
         /// A secret with which other programs may import the buffer.
         secret: [u8; 16],
-        /// The number of its GPU for the program that made it.
+        /// The GPU's number in the program that registered it.
         device: u32,
         /// The memory.
         offer: Offer,
@@ -127,7 +126,7 @@ impl Packet {
         Ok(self.number(8) as u32)
     }
 
-    /// The ticket, the place in the dma-buf, and which of the two descriptors there are.
+    /// Encodes the ticket, the range in the dma-buf, and which of the two descriptors are present.
     fn put_offer(&mut self, offer: Offer) {
         self.put(TICKET, &offer.ticket.to_bytes());
         let mut which = 0u32;
@@ -165,7 +164,7 @@ fn word(bytes: &[u8]) -> u64 {
 }
 
 impl Ask {
-    /// Encodes it.
+    /// Encodes the request.
     #[must_use]
     pub fn pack(self) -> Packet {
         match self {
@@ -192,7 +191,7 @@ impl Ask {
         }
     }
 
-    /// Decodes it.
+    /// Decodes a request.
     ///
     /// # Errors
     /// When it is not a valid request.
@@ -213,7 +212,7 @@ impl Ask {
 }
 
 impl Answer {
-    /// Encodes it.
+    /// Encodes the answer.
     #[must_use]
     pub fn pack(self) -> Packet {
         match self {
@@ -222,7 +221,7 @@ impl Answer {
                 packet.put(16, &secret);
                 packet
             }
-            Self::Lent { secret, device, offer } => {
+            Self::Memory { secret, device, offer } => {
                 let mut packet = Packet::new(102);
                 packet.put(16, &secret);
                 packet.put(32, &device.to_le_bytes());
@@ -242,14 +241,14 @@ impl Answer {
         }
     }
 
-    /// Decodes it.
+    /// Decodes an answer.
     ///
     /// # Errors
-    /// When it is not a valid answer, or is a refusal.
+    /// When it is invalid, or is a refusal.
     pub fn unpack(mut packet: Packet) -> Result<Self> {
         match packet.kind()? {
             101 => Ok(Self::Registered { secret: packet.sixteen(16) }),
-            102 => Ok(Self::Lent {
+            102 => Ok(Self::Memory {
                 secret: packet.sixteen(16),
                 device: packet.number(32) as u32,
                 offer: packet.offer()?,
@@ -264,7 +263,7 @@ impl Answer {
     }
 }
 
-/// Sends a request to the daemon that listens there.
+/// Sends a request to the daemon at a path, and returns its answer.
 ///
 /// # Errors
 /// When nothing answers, or the daemon refuses.
@@ -273,20 +272,20 @@ pub fn ask(path: &Path, ask: Ask) -> Result<Answer> {
     let address = SocketAddrUnix::new(path).map_err(failed("address of"))?;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
     let socket = socket.map_err(failed("socket for"))?;
-    be_patient(&socket).map_err(failed("setsockopt of"))?;
+    set_timeouts(&socket).map_err(failed("setsockopt of"))?;
     connect(&socket, &address).map_err(failed("connect to"))?;
     send(&socket, &ask.pack()).map_err(failed("sendmsg to"))?;
     let packet = receive(&socket).map_err(failed("recvmsg from"))?;
     Answer::unpack(packet.ok_or_else(|| Error::Broken("the daemon ended before it had answered".into()))?)
 }
 
-/// No call on the socket waits longer than [`PATIENCE`].
+/// Limits the wait of each call on the socket to [`TIMEOUT`].
 ///
 /// # Errors
-/// When the system refuses.
-pub fn be_patient(socket: impl AsFd) -> rustix::io::Result<()> {
-    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(PATIENCE))?;
-    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE))
+/// When the system call fails.
+pub fn set_timeouts(socket: impl AsFd) -> rustix::io::Result<()> {
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(TIMEOUT))?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(TIMEOUT))
 }
 
 /// Sends a message.
@@ -295,25 +294,25 @@ pub fn be_patient(socket: impl AsFd) -> rustix::io::Result<()> {
 /// When the other side is gone.
 pub fn send(socket: impl AsFd, packet: &Packet) -> rustix::io::Result<()> {
     let fds: Vec<BorrowedFd<'_>> = packet.fds.iter().map(AsFd::as_fd).collect();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
-    let mut beside = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() && !beside.push(SendAncillaryMessage::ScmRights(&fds)) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
         return Err(rustix::io::Errno::INVAL);
     }
-    sendmsg(socket, &[IoSlice::new(&packet.bytes)], &mut beside, SendFlags::NOSIGNAL).map(drop)
+    sendmsg(socket, &[IoSlice::new(&packet.bytes)], &mut control, SendFlags::NOSIGNAL).map(drop)
 }
 
-/// Receives one; none if the other side has ended, or sent a message of another length.
+/// Receives a message; `None` if the other side has ended, or the length is wrong.
 ///
 /// # Errors
-/// When nothing came in time.
+/// When nothing arrives in time.
 pub fn receive(socket: impl AsFd) -> rustix::io::Result<Option<Packet>> {
     let mut packet = Packet { bytes: [0; BYTES], fds: Vec::new() };
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
-    let mut beside = RecvAncillaryBuffer::new(&mut space);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [IoSliceMut::new(&mut packet.bytes)];
-    let got = recvmsg(socket, &mut parts, &mut beside, RecvFlags::CMSG_CLOEXEC)?;
-    for message in beside.drain() {
+    let got = recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(fds) = message {
             packet.fds.extend(fds);
         }
@@ -327,7 +326,7 @@ mod tests {
     use crate::gpu::{GpuChoice, Gpus, SharedGpuMemory};
 
     #[test]
-    fn memory_crosses_a_socket() {
+    fn memory_is_sent_over_a_socket() {
         let gpus = Gpus::new(GpuChoice::Emulated);
         let memory = SharedGpuMemory::create(&gpus.open(0).unwrap(), 4096).unwrap();
         let (a, b) = std::os::unix::net::UnixDatagram::pair().unwrap();
@@ -342,13 +341,13 @@ mod tests {
         assert_eq!(got, id);
         let (_, region) = gpus.accept(&offer).unwrap();
         region.write(0, b"x").unwrap();
-        send(&b, &Answer::Lent { secret: [7; 16], device: 1, offer }.pack()).unwrap();
+        send(&b, &Answer::Memory { secret: [7; 16], device: 1, offer }.pack()).unwrap();
         let answer = Answer::unpack(receive(&a).unwrap().unwrap()).unwrap();
-        assert!(matches!(answer, Answer::Lent { secret: [7, ..], device: 1, .. }));
+        assert!(matches!(answer, Answer::Memory { secret: [7, ..], device: 1, .. }));
         send(&b, &Answer::Refused { errno: 13, why: "é".repeat(300) }.pack()).unwrap();
         let refused = Answer::unpack(receive(&a).unwrap().unwrap());
         assert!(matches!(refused, Err(Error::Refused { errno: 13, .. })));
-        // A message without the descriptor that it announces.
+        // A message without its descriptor.
         let mut lonely = Ask::Register { id, device: 0, block: 0, offer: memory.offer().unwrap() }.pack();
         lonely.fds.clear();
         assert!(Ask::unpack(lonely).is_err());

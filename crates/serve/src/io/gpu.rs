@@ -296,7 +296,7 @@ impl GpuCopyLane {
         };
         let Some(count) = count else { return Ok(None) };
         if route == GpuRoute::Direct {
-            self.device.settle_writes_of_others().map_err(std::io::Error::other)?;
+            self.device.sync_remote_writes().map_err(std::io::Error::other)?;
         }
         chunk.job.count(route, self.device.gpu().simulated(), count as u64);
         Ok(Some(count as i64))

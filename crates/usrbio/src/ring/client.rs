@@ -13,63 +13,63 @@ use crate::{Error, Result};
 pub struct Completion {
     /// The slot that [`Client::prepare`] returned.
     pub index: i32,
-    /// Bytes, or an error number with a minus sign.
+    /// The number of bytes, or a negative error number.
     pub result: i64,
     /// The request's user data.
     pub userdata: u64,
 }
 
-/// The program's side. One thread at a time enters requests; others wait meanwhile.
+/// The program's side of a ring. One thread at a time may enqueue requests; others wait.
 pub struct Client {
     ring: RingRegion,
-    /// Unused slots of requests, and the next submission.
+    /// Free slots. Also serializes submissions.
     free: Mutex<Vec<u32>>,
-    seeing: Mutex<()>,
+    taking: Mutex<()>,
 }
 
 /// See [`Client::hold`].
 pub struct HeldClient<'a> {
     _free: MutexGuard<'a, Vec<u32>>,
-    _seeing: MutexGuard<'a, ()>,
+    _taking: MutexGuard<'a, ()>,
 }
 
 impl Client {
-    /// In memory that was registered with a daemon.
+    /// Uses memory that was registered with a daemon.
     ///
     /// # Errors
     /// When it is too small.
     pub fn new(mem: HostMem) -> Result<Self> {
         let ring = RingRegion::new(mem)?;
         let free = (0..ring.slots - 1).rev().collect();
-        Ok(Self { ring, free: Mutex::new(free), seeing: Mutex::default() })
+        Ok(Self { ring, free: Mutex::new(free), taking: Mutex::default() })
     }
 
-    /// Keeps other threads from the ring as long as the result lives. A thread that forks needs this, or a lock that another
-    /// thread had would stay locked in the child.
+    /// Locks out other threads while the result lives. A thread that forks needs this: a lock that another thread held
+    /// would stay locked in the child.
     #[must_use]
     pub fn hold(&self) -> HeldClient<'_> {
-        let seeing = self.seeing();
-        HeldClient { _free: self.free(), _seeing: seeing }
+        let taking = self.taking();
+        HeldClient { _free: self.free(), _taking: taking }
     }
 
     fn free(&self) -> MutexGuard<'_, Vec<u32>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Taken before the other.
-    fn seeing(&self) -> MutexGuard<'_, ()> {
-        self.seeing.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Locked before `free`.
+    fn taking(&self) -> MutexGuard<'_, ()> {
+        self.taking.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Enters a request; returns its slot. The daemon does not read it before its semaphore was posted.
+    /// Enqueues a request. Returns its slot. The daemon does not read it before its semaphore is posted.
     ///
     /// # Errors
     /// When the ring is full.
     pub fn prepare(&self, request: &Request) -> Result<i32> {
         let mut free = self.free();
-        let next = self.ring.mark(SUBMITTED)?;
+        let next = self.ring.load_index(SUBMITTED)?;
         let after = self.ring.after(next, 1);
-        if after == self.ring.mark(TAKEN)? {
+        if after == self.ring.load_index(TAKEN)? {
             return Err(Error::Full);
         }
         let slot = free.pop().ok_or(Error::Full)?;
@@ -78,18 +78,18 @@ impl Client {
         submission[..4].copy_from_slice(&slot.to_le_bytes());
         submission[8..].copy_from_slice(&request.userdata.to_le_bytes());
         self.ring.mem.write(self.ring.submission(next), &submission)?;
-        self.ring.set_mark(SUBMITTED, after)?;
+        self.ring.store_index(SUBMITTED, after)?;
         Ok(slot as i32)
     }
 
-    /// Takes completions, as many as there are and `out` has room for; returns how many.
+    /// Takes at most `most` completions. Returns how many.
     ///
     /// # Errors
     /// When the ring's contents are inconsistent.
     pub fn take(&self, out: &mut Vec<Completion>, most: usize) -> Result<usize> {
-        let _one = self.seeing();
-        let seen = self.ring.mark(SEEN)?;
-        let count = self.ring.distance(seen, self.ring.mark(COMPLETED)?).min(most.min(1 << 24) as u32);
+        let _taking = self.taking();
+        let seen = self.ring.load_index(SEEN)?;
+        let count = self.ring.distance(seen, self.ring.load_index(COMPLETED)?).min(most.min(1 << 24) as u32);
         if count == 0 {
             return Ok(0);
         }
@@ -100,10 +100,10 @@ impl Client {
             let (result, userdata) = (word(&bytes[8..]) as i64, word(&bytes[16..]));
             out.push(Completion { index: first as i32, result, userdata });
         }
-        self.ring.set_mark(SEEN, self.ring.after(seen, count))?;
+        self.ring.store_index(SEEN, self.ring.after(seen, count))?;
         let mut free = self.free();
         for done in &out[out.len() - count as usize..] {
-            // Invented numbers from a daemon must not free a slot twice.
+            // A daemon that sends invalid indices must not free a slot twice.
             let known = u32::try_from(done.index).ok().filter(|slot| *slot < self.ring.slots - 1);
             if free.len() < self.ring.slots as usize - 1 {
                 free.extend(known);
@@ -112,12 +112,12 @@ impl Client {
         Ok(count as usize)
     }
 
-    /// Waits until the daemon signals a completion, for `limit` at most.
+    /// Waits until the daemon posts a completion, up to `limit`.
     pub fn wait(&self, limit: Duration) {
         let _ = self.ring.done.wait(limit);
     }
 
-    /// Entries of it.
+    /// The number of entries.
     #[must_use]
     pub fn entries(&self) -> i32 {
         self.ring.slots as i32 - 1

@@ -1,5 +1,5 @@
-//! The daemon's side of a ring. The memory is its program's, which may write anything at any time: entries are copied once
-//! and the copy is checked, the daemon's own marks are kept outside, and an impossible mark ends the ring.
+//! The daemon's side of a ring. Its program may write the memory at any time: entries are copied once and the copy is
+//! checked, the daemon's own indices are kept elsewhere, and an impossible index breaks the ring.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -13,11 +13,11 @@ use crate::{Result, RingName};
 /// A submission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Submission {
-    /// The number that the program gave, to be returned.
+    /// The program's index, to be returned.
     pub index: i32,
-    /// The same.
+    /// The program's user data, to be returned.
     pub userdata: u64,
-    /// The request; none if the number is invalid.
+    /// The request; `None` if the index is invalid.
     pub request: Option<Request>,
 }
 
@@ -28,34 +28,34 @@ pub struct Done {
     pub index: i32,
     /// The entry's.
     pub userdata: u64,
-    /// Bytes, or an error number with a minus sign.
+    /// The number of bytes, or a negative error number.
     pub result: i64,
 }
 
 /// The result of [`RingServer::take`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Taken {
-    /// How many entries it returned.
+    /// The number of entries taken.
     pub count: usize,
     /// Whether more can be taken at once.
     pub more: bool,
-    /// When to call it again even without a signal: entries wait for others to come.
+    /// When to call it again even without a post, because entries wait for a full batch.
     pub due: Option<Instant>,
 }
 
 #[derive(Default)]
 struct RingServerState {
-    /// The next submission that has not been taken.
+    /// The next submission to take.
     taken: u32,
-    /// Where the next completion goes.
+    /// The slot of the next completion.
     completed: u32,
-    /// Entries that were taken and have not ended.
-    under_way: u32,
-    /// Since when fewer than a batch have been waiting.
+    /// Entries that are taken and not completed.
+    in_flight: u32,
+    /// Since when an incomplete batch is waiting.
     waiting: Option<Instant>,
 }
 
-/// The daemon's side.
+/// The daemon's side of a ring.
 pub struct RingServer {
     ring: RingRegion,
     guard: Guard,
@@ -65,10 +65,10 @@ pub struct RingServer {
 }
 
 impl RingServer {
-    /// In memory that a program registered: initializes its semaphore.
+    /// Uses memory that a program registered, and initializes its semaphore.
     ///
     /// # Errors
-    /// When it is too small, or cannot be watched.
+    /// When it is too small, or cannot be guarded.
     pub fn new(mem: HostMem, name: RingName) -> Result<Self> {
         let guard = Guard::new(&mem)?;
         let ring = RingRegion::new(mem)?;
@@ -82,19 +82,19 @@ impl RingServer {
         &self.name
     }
 
-    /// Bytes of its memory.
+    /// The length of its memory.
     #[must_use]
     pub fn memory_len(&self) -> usize {
         self.ring.mem.len()
     }
 
-    /// Whether nothing more is taken from it: its marks were impossible, or its memory is gone.
+    /// Whether the ring is no longer served: an index was impossible, or its memory is gone.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Acquire) || self.guard.is_lost()
     }
 
-    /// Takes what its depth allows, `most` entries at most.
+    /// Takes the entries that its depth allows, at most `most`.
     pub fn take(&self, now: Instant, most: usize, out: &mut Vec<Submission>) -> Taken {
         if self.is_broken() {
             return Taken::default();
@@ -114,40 +114,40 @@ impl RingServer {
         out: &mut Vec<Submission>,
     ) -> Result<Taken> {
         let ring = &self.ring;
-        let there = ring.distance(state.taken, ring.mark(SUBMITTED)?);
-        if there == 0 {
+        let available = ring.distance(state.taken, ring.load_index(SUBMITTED)?);
+        if available == 0 {
             state.waiting = None;
             return Ok(Taken::default());
         }
-        let unseen = ring.distance(ring.mark(SEEN)?, state.completed);
-        // As many as there is room for their completions.
-        let room = (ring.slots - 1).saturating_sub(state.under_way).saturating_sub(unseen);
+        let unseen = ring.distance(ring.load_index(SEEN)?, state.completed);
+        // No more than there is room for completions.
+        let room = (ring.slots - 1).saturating_sub(state.in_flight).saturating_sub(unseen);
         let batch = self.name.depth.unsigned_abs();
         let count = match self.name.depth {
-            0 => there.min(room),
-            1.. if batch > there.min(room) => return Ok(Taken::default()),
-            1.. => there.min(room) / batch * batch,
-            ..0 if there < batch && !self.name.timeout.is_zero() => {
+            0 => available.min(room),
+            1.. if batch > available.min(room) => return Ok(Taken::default()),
+            1.. => available.min(room) / batch * batch,
+            ..0 if available < batch && !self.name.timeout.is_zero() => {
                 let since = *state.waiting.get_or_insert(now);
                 let due = since.checked_add(self.name.timeout);
                 if due.is_some_and(|due| now < due) {
                     return Ok(Taken { due, ..Taken::default() });
                 }
-                there.min(room)
+                available.min(room)
             }
-            ..0 => there.min(room),
+            ..0 => available.min(room),
         };
         state.waiting = None;
-        // A batch is not cut by `most`, so that a larger one is taken, too.
+        // `most` does not split a batch, so that a larger batch is taken, too.
         let most = u32::try_from(most).unwrap_or(u32::MAX).max(batch).max(1);
         let taken = if self.name.depth > 0 { count.min(most / batch * batch) } else { count.min(most) };
         for place in 0..taken {
             out.push(self.entry(ring.after(state.taken, place))?);
         }
         state.taken = ring.after(state.taken, taken);
-        state.under_way += taken;
-        ring.set_mark(TAKEN, state.taken)?;
-        Ok(Taken { count: taken as usize, more: taken > 0 && taken < there, due: None })
+        state.in_flight += taken;
+        ring.store_index(TAKEN, state.taken)?;
+        Ok(Taken { count: taken as usize, more: taken > 0 && taken < available, due: None })
     }
 
     fn entry(&self, place: u32) -> Result<Submission> {
@@ -163,30 +163,31 @@ impl RingServer {
         Ok(Submission { index, userdata, request: request.transpose()? })
     }
 
-    /// Completes entries for the program: each once, of those that [`Self::take`] returned.
+    /// Completes entries. Each entry from [`Self::take`] is completed once.
     pub fn complete(&self, done: &[Done]) {
         if done.is_empty() {
             return;
         }
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.tell(&mut state, done).is_err() {
+        if self.write_completions(&mut state, done).is_err() {
             self.broken.store(true, Ordering::Release);
         }
         drop(state);
         self.ring.done.post();
     }
 
-    fn tell(&self, state: &mut RingServerState, done: &[Done]) -> Result<()> {
-        state.under_way = state.under_way.saturating_sub(done.len() as u32);
+    fn write_completions(&self, state: &mut RingServerState, done: &[Done]) -> Result<()> {
+        state.in_flight = state.in_flight.saturating_sub(done.len() as u32);
         for done in done {
             let mut bytes = [0; COMPLETION];
             bytes[..4].copy_from_slice(&done.index.to_le_bytes());
             bytes[8..16].copy_from_slice(&done.result.to_le_bytes());
             bytes[16..].copy_from_slice(&done.userdata.to_le_bytes());
-            // There was room when it was taken. A program that claims otherwise by now overwrites completions that it has not seen.
+            // There was room when it was taken. A program that has changed its index since overwrites its own
+            // completions.
             self.ring.mem.write(self.ring.completion(state.completed), &bytes)?;
             state.completed = self.ring.after(state.completed, 1);
         }
-        self.ring.set_mark(COMPLETED, state.completed)
+        self.ring.store_index(COMPLETED, state.completed)
     }
 }

@@ -1,4 +1,4 @@
-//! Both sides of a ring against each other, and the daemon's against arbitrary memory.
+//! Tests of both sides of a ring, and of the daemon's side with arbitrary memory.
 
 use std::time::{Duration, Instant};
 
@@ -34,7 +34,7 @@ fn sizes_are_those_of_3fs() {
 fn requests_arrive_and_complete() {
     let (client, server, _) = ring(4, name(0, 0));
     let (mut out, mut seen) = (Vec::new(), Vec::new());
-    // Under Miri a round takes seconds.
+    // A round takes seconds under Miri.
     let rounds = if cfg!(miri) { 4 } else { 30 };
     for round in 0..rounds {
         for n in 0..4 {
@@ -56,7 +56,7 @@ fn requests_arrive_and_complete() {
 }
 
 #[test]
-fn depths_make_batches_and_times_end_them() {
+fn depths_make_batches_and_timeouts_end_them() {
     let (client, server, _) = ring(8, name(3, 0));
     let (mut out, now) = (Vec::new(), Instant::now());
     for n in 0..8 {
@@ -72,13 +72,13 @@ fn depths_make_batches_and_times_end_them() {
     assert_eq!(server.take(now + Duration::from_millis(50), 100, &mut out).count, 1);
     (1..5).for_each(|n| assert!(client.prepare(&request(n)).is_ok()));
     assert_eq!(server.take(now, 100, &mut out).count, 4);
-    // The clock began anew.
+    // The timeout starts again.
     client.prepare(&request(5)).unwrap();
     assert_eq!(server.take(now + Duration::from_millis(60), 100, &mut out).count, 0);
 }
 
 #[test]
-fn nothing_is_taken_without_room_for_its_completion() {
+fn entries_are_taken_only_with_room_for_completions() {
     let (client, server, mem) = ring(4, name(0, 0));
     let mut out = Vec::new();
     (0..4).for_each(|n| assert!(client.prepare(&request(n)).is_ok()));
@@ -86,7 +86,7 @@ fn nothing_is_taken_without_room_for_its_completion() {
     for entry in &out {
         server.complete(&[Done { index: entry.index, userdata: 0, result: 0 }]);
     }
-    // No slots were freed: a program that submits nevertheless waits.
+    // The program has not taken completions, so further submissions must wait.
     mem.word(SUBMITTED).unwrap().store(2, Ordering::SeqCst);
     assert_eq!(server.take(Instant::now(), 100, &mut out).count, 0);
     assert_eq!(client.take(&mut Vec::new(), 1).unwrap(), 1);
@@ -94,7 +94,7 @@ fn nothing_is_taken_without_room_for_its_completion() {
 }
 
 #[test]
-fn impossible_marks_end_a_ring() {
+fn impossible_indices_break_a_ring() {
     for which in [SUBMITTED, SEEN] {
         for value in [5, 6, u32::MAX, 1 << 31] {
             let (client, server, mem) = ring(4, name(0, 0));
@@ -110,12 +110,12 @@ proptest! {
     #[test]
     fn a_server_survives_any_memory(
         content in proptest::collection::vec(any::<u8>(), 512..700), depth in -5..5,
-        marks in proptest::collection::vec(0_u32..5, 4),
+        indices in proptest::collection::vec(0_u32..5, 4),
     ) {
         let (_, server, mem) = ring(4, name(depth, 0));
         mem.write(0, &content[..496]).unwrap();
-        for (i, mark) in marks.iter().enumerate() {
-            mem.word(i * 4).unwrap().store(*mark, Ordering::SeqCst);
+        for (i, index) in indices.iter().enumerate() {
+            mem.word(i * 4).unwrap().store(*index, Ordering::SeqCst);
         }
         let mut out = Vec::new();
         for _ in 0..3 {
