@@ -1,4 +1,4 @@
-//! What callers pass.
+//! Checks of the arguments that callers pass.
 
 use std::ffi::{CStr, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
@@ -8,8 +8,8 @@ use onehop_usrbio::{Error, Id, Result};
 
 use crate::types::PATH_BYTES;
 
-/// An error of an argument.
-pub fn wrong(what: impl Into<String>) -> Error {
+/// An error for an invalid argument.
+pub fn invalid(what: impl Into<String>) -> Error {
     Error::Argument(what.into())
 }
 
@@ -19,23 +19,23 @@ pub fn wrong(what: impl Into<String>) -> Error {
 /// When it is null or empty.
 ///
 /// # Safety
-/// Null, or a string that stays as long as the result is used.
+/// Null, or a string that lives as long as the result.
 pub unsafe fn path<'a>(at: *const c_char) -> Result<&'a Path> {
     if at.is_null() {
-        return Err(wrong("a path is a null pointer"));
+        return Err(invalid("a path is a null pointer"));
     }
     // SAFETY: the caller's promise.
     let bytes = unsafe { CStr::from_ptr(at) }.to_bytes();
     if bytes.is_empty() {
-        return Err(wrong("a path is empty"));
+        return Err(invalid("a path is empty"));
     }
     Ok(Path::new(OsStr::from_bytes(bytes)))
 }
 
-/// A mount point that fits a structure.
+/// A mount point, and a copy that fits a structure.
 ///
 /// # Errors
-/// When it does not, or is none.
+/// When it is null, empty or too long.
 ///
 /// # Safety
 /// As for [`path`].
@@ -45,7 +45,7 @@ pub unsafe fn mount_point<'a>(at: *const c_char) -> Result<(&'a Path, [c_char; P
     let bytes = path.as_os_str().as_bytes();
     let mut copy = [0; PATH_BYTES];
     if bytes.len() >= copy.len() {
-        return Err(wrong(format!("a mount point of {} bytes does not fit", bytes.len())));
+        return Err(invalid(format!("a mount point of {} bytes does not fit", bytes.len())));
     }
     for (to, from) in copy.iter_mut().zip(bytes) {
         *to = *from as c_char;
@@ -53,7 +53,7 @@ pub unsafe fn mount_point<'a>(at: *const c_char) -> Result<(&'a Path, [c_char; P
     Ok((path, copy))
 }
 
-/// An id.
+/// An ID.
 ///
 /// # Errors
 /// When it is null.
@@ -62,16 +62,16 @@ pub unsafe fn mount_point<'a>(at: *const c_char) -> Result<(&'a Path, [c_char; P
 /// Null, or sixteen bytes.
 pub unsafe fn id(at: *const u8) -> Result<Id> {
     if at.is_null() {
-        return Err(wrong("an id is a null pointer"));
+        return Err(invalid("an ID is a null pointer"));
     }
     // SAFETY: the caller's promise.
     Ok(Id(unsafe { at.cast::<[u8; 16]>().read() }))
 }
 
-/// A structure to be filled in.
+/// Checks a pointer to a structure that the call fills in.
 ///
 /// # Errors
 /// When it is null.
-pub fn place<T>(at: *mut T) -> Result<*mut T> {
-    if at.is_null() { Err(wrong("a structure is a null pointer")) } else { Ok(at) }
+pub fn non_null<T>(at: *mut T) -> Result<*mut T> {
+    if at.is_null() { Err(invalid("a structure is a null pointer")) } else { Ok(at) }
 }

@@ -11,32 +11,32 @@ use onehop_usrbio::mount::Mount;
 use onehop_usrbio::wire::{self, Answer, Ask};
 use onehop_usrbio::{Error, Id, Name, Result};
 
-use crate::arguments::{id, mount_point, place, wrong};
-use crate::handle::{self, Described, GpuBuffer, gpu_of};
+use crate::arguments::{id, invalid, mount_point, non_null};
+use crate::handle::{self, GpuBuffer, IovFields, gpu_of};
 use crate::host;
-use crate::state::{self, HANDLES, Level, gpus, guard, tell, variable};
+use crate::state::{self, HANDLES, Level, env_var, gpus, guard, log};
 use crate::types::{GPU_MARK, GpuHandle, Iov, PATH_BYTES};
 
-/// Marks a handle of ours.
+/// The prefix of exported handles.
 const MAGIC: [u8; 8] = *b"onehopH1";
 
-/// Whether there are GPUs.
-// SAFETY: the name is 3FS's, and this library stands in for its; as all below.
+/// Whether there are any GPUs.
+// SAFETY: the symbol is 3FS's, whose library this one replaces. The same holds for the functions below.
 #[unsafe(no_mangle)]
 pub extern "C" fn hf3fs_gdr_available() -> bool {
     hf3fs_gdr_device_count() > 0
 }
 
-/// How many.
+/// The number of GPUs.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub extern "C" fn hf3fs_gdr_device_count() -> c_int {
     guard("hf3fs_gdr_device_count", || Ok(gpus().count() as c_int)).max(0)
 }
 
-/// Tells the daemon of memory.
+/// Registers memory with the daemon.
 fn register(mount: &Arc<Mount>, name: Name, memory: SharedGpuMemory, wrapped: bool) -> Result<GpuBuffer> {
-    let device = name.gpu.ok_or_else(|| wrong("a buffer in GPU memory has a GPU"))?;
+    let device = name.gpu.ok_or_else(|| invalid("a buffer in GPU memory has a GPU"))?;
     let ask = Ask::Register { id: name.id, device, block: name.block, offer: memory.offer()? };
     match ask_daemon(mount, ask)? {
         Answer::Registered { secret } => Ok(GpuBuffer {
@@ -48,7 +48,7 @@ fn register(mount: &Arc<Mount>, name: Name, memory: SharedGpuMemory, wrapped: bo
             wrapped,
             own: AtomicBool::new(true),
         }),
-        _ => Err(Error::Broken("the daemon gave another answer than to what it was asked".into())),
+        _ => Err(Error::Broken("the daemon's answer does not match the request".into())),
     }
 }
 
@@ -56,7 +56,7 @@ fn ask_daemon(mount: &Mount, ask: Ask) -> Result<Answer> {
     let socket = mount.socket().ok_or_else(|| Error::NotPossible {
         what: "a buffer in GPU memory",
         why: format!(
-            "the daemon of {} takes none; use host memory (hf3fs_iovcreate), or mount by `onehop mount`",
+            "the daemon of {} does not support it; use host memory (hf3fs_iovcreate), or mount with `onehop mount`",
             mount.path().display()
         ),
     })?;
@@ -64,26 +64,26 @@ fn ask_daemon(mount: &Mount, ask: Ask) -> Result<Answer> {
 }
 
 fn name_of(id: Id, block_size: usize, device: c_int) -> Result<Name> {
-    let gpu =
-        u32::try_from(device).map_err(|_| Error::NoDevice { device, why: "numbers begin with 0".into() })?;
+    let gpu = u32::try_from(device)
+        .map_err(|_| Error::NoDevice { device, why: "the number must not be negative".into() })?;
     Ok(Name { gpu: Some(gpu), ..Name::buffer(id, block_size as u64) })
 }
 
 /// Fills in the caller's structure.
 ///
 /// # Safety
-/// `iov` is a place for one.
+/// `iov` is writable.
 unsafe fn fill(iov: *mut Iov, copy: &[c_char; PATH_BYTES], gpu: GpuBuffer, size: usize, block_size: usize) {
     let base = gpu.memory.region().addr().0 as *mut u8;
-    let described = Described { base, id: gpu.name.id, size, block_size, numa: GPU_MARK };
+    let fields = IovFields { base, id: gpu.name.id, size, block_size, numa: GPU_MARK };
     // SAFETY: the caller's promise.
-    unsafe { handle::fill(iov, HANDLES.add(gpu), copy, &described) };
+    unsafe { handle::fill(iov, HANDLES.add(gpu), copy, &fields) };
 }
 
-/// Makes a buffer of the GPU's memory.
+/// Creates a buffer in GPU memory.
 ///
 /// # Safety
-/// `iov` is null or a place for a buffer, the mount point a string.
+/// `iov` is null or writable, and the mount point is a string.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hf3fs_iovcreate_gpu(
@@ -94,11 +94,11 @@ pub unsafe extern "C" fn hf3fs_iovcreate_gpu(
     device: c_int,
 ) -> c_int {
     guard("hf3fs_iovcreate_gpu", || {
-        let place = place(iov)?;
+        let out = non_null(iov)?;
         // SAFETY: the caller's promise.
         let (point, copy) = unsafe { mount_point(mount_at) }?;
         if size == 0 || block_size > size {
-            return Err(wrong(format!("a buffer of {size} bytes in blocks of {block_size}")));
+            return Err(invalid(format!("a buffer of {size} bytes in blocks of {block_size}")));
         }
         let made = (|| {
             let mount = state::mount(point)?;
@@ -108,11 +108,14 @@ pub unsafe extern "C" fn hf3fs_iovcreate_gpu(
         match made {
             Ok(gpu) => {
                 // SAFETY: as above.
-                unsafe { fill(place, &copy, gpu, size, block_size) };
+                unsafe { fill(out, &copy, gpu, size, block_size) };
                 Ok(0)
             }
             Err(error) if may_fall_back() => {
-                tell(Level::Warning, &format!("HF3FS_GDR_FALLBACK: host memory instead of a GPU's: {error}"));
+                log(
+                    Level::Warning,
+                    &format!("HF3FS_GDR_FALLBACK: using host memory instead of GPU memory: {error}"),
+                );
                 // SAFETY: as above.
                 unsafe { host::create(iov, mount_at, size, block_size, -1) }
             }
@@ -121,15 +124,15 @@ pub unsafe extern "C" fn hf3fs_iovcreate_gpu(
     })
 }
 
-/// Only who asks for it gets host memory where GPU memory was wanted.
+/// Whether the user allows host memory in place of GPU memory.
 fn may_fall_back() -> bool {
-    matches!(variable("HF3FS_GDR_FALLBACK").as_deref(), Some("host" | "auto"))
+    matches!(env_var("HF3FS_GDR_FALLBACK").as_deref(), Some("host" | "auto"))
 }
 
 /// Opens a buffer of the same user.
 ///
 /// # Safety
-/// As for [`hf3fs_iovcreate_gpu`]; the id has sixteen bytes.
+/// As for [`hf3fs_iovcreate_gpu`]; the ID has sixteen bytes.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hf3fs_iovopen_gpu(
@@ -141,7 +144,7 @@ pub unsafe extern "C" fn hf3fs_iovopen_gpu(
     device: c_int,
 ) -> c_int {
     guard("hf3fs_iovopen_gpu", || {
-        let iov = place(iov)?;
+        let iov = non_null(iov)?;
         // SAFETY: the caller's promise.
         let ((point, copy), id) = unsafe { (mount_point(mount_at)?, id(id_bytes)?) };
         let mount = state::mount(point)?;
@@ -149,7 +152,7 @@ pub unsafe extern "C" fn hf3fs_iovopen_gpu(
         let gpu = accept(&mount, Ask::Open { id }, Name::buffer(id, block_size as u64))?;
         if gpu.memory.region().len() < size || size == 0 {
             let have = gpu.memory.region().len();
-            return Err(wrong(format!("the buffer has {have} bytes, not {size}")));
+            return Err(invalid(format!("the buffer has {have} bytes, not {size}")));
         }
         // SAFETY: as above.
         unsafe { fill(iov, &copy, gpu, size, block_size) };
@@ -157,16 +160,16 @@ pub unsafe extern "C" fn hf3fs_iovopen_gpu(
     })
 }
 
-/// Has the daemon lend a buffer's memory. It is this process's to take back if it got an id of its own.
+/// Gets a buffer's memory from the daemon. This process withdraws it if it was imported under an ID of its own.
 fn accept(mount: &Arc<Mount>, ask: Ask, name: Name) -> Result<GpuBuffer> {
     let own = matches!(ask, Ask::Import { .. });
     let Answer::Memory { secret, device: theirs, offer } = ask_daemon(mount, ask)? else {
-        return Err(Error::Broken("the daemon gave another answer than to what it was asked".into()));
+        return Err(Error::Broken("the daemon's answer does not match the request".into()));
     };
     let name = Name { gpu: Some(theirs), ..name };
     let accepted = gpus().accept(&offer).inspect_err(|_| {
         if own {
-            // Of no use to anybody, and the daemon's until this process ends.
+            // It cannot be used, but the daemon would keep it until this process ends.
             let _ = mount.withdraw(&name);
         }
     });
@@ -184,11 +187,11 @@ fn number_of(device: &AnyGpu) -> c_int {
     }
 }
 
-/// Makes a buffer of memory that the program has.
+/// Makes a buffer of memory that the program allocated.
 ///
 /// # Safety
-/// As for [`hf3fs_iovopen_gpu`]; the memory is not freed while the daemon reads or writes it or a call of this library uses it,
-/// nor after a call with it has failed before the GPU has ended its work.
+/// As for [`hf3fs_iovopen_gpu`]. The memory is not freed while the daemon transfers or a call of this library
+/// uses it. If a call fails, it is not freed before the GPU is idle.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hf3fs_iovwrap_gpu(
@@ -201,11 +204,11 @@ pub unsafe extern "C" fn hf3fs_iovwrap_gpu(
     device: c_int,
 ) -> c_int {
     guard("hf3fs_iovwrap_gpu", || {
-        let iov = place(iov)?;
+        let iov = non_null(iov)?;
         // SAFETY: the caller's promise.
         let ((point, copy), id) = unsafe { (mount_point(mount_at)?, id(id_bytes)?) };
         if at.is_null() || size == 0 || block_size > size {
-            return Err(wrong(format!("a buffer of {size} bytes in blocks of {block_size} at {at:p}")));
+            return Err(invalid(format!("a buffer of {size} bytes in blocks of {block_size} at {at:p}")));
         }
         let (mount, gpu) = (state::mount(point)?, gpus().open(device)?);
         // SAFETY: as above.
@@ -225,16 +228,16 @@ unsafe fn region_at(device: &AnyGpu, at: GpuAddr, size: usize) -> Result<Region>
         AnyGpu::Emulated(gpu) => gpu.at(at, size),
         // SAFETY: the caller's promise.
         AnyGpu::Cuda(gpu) => unsafe { gpu.borrow(at, size, ()) }.map_err(|error| match error {
-            onehop_gpu::Error::Driver { .. } | onehop_gpu::Error::Memory(_) => wrong(error.to_string()),
+            onehop_gpu::Error::Driver { .. } | onehop_gpu::Error::Memory(_) => invalid(error.to_string()),
             other => other.into(),
         }),
     }
 }
 
-/// Takes a buffer from the daemon.
+/// Unregisters a buffer.
 ///
 /// # Safety
-/// `iov` is null or a structure; as for all that follow.
+/// `iov` is null or a structure. The same holds for the functions below.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hf3fs_iovunlink_gpu(iov: *mut Iov) {
@@ -242,10 +245,10 @@ pub unsafe extern "C" fn hf3fs_iovunlink_gpu(iov: *mut Iov) {
     unsafe { host::hf3fs_iovunlink(iov) };
 }
 
-/// Gives a buffer back.
+/// Destroys a buffer.
 ///
 /// # Safety
-/// As for [`hf3fs_iovunlink_gpu`]; nobody uses it any more.
+/// As for [`hf3fs_iovunlink_gpu`]; the buffer is no longer in use.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hf3fs_iovdestroy_gpu(iov: *mut Iov) {
@@ -253,7 +256,7 @@ pub unsafe extern "C" fn hf3fs_iovdestroy_gpu(iov: *mut Iov) {
     unsafe { host::hf3fs_iovdestroy(iov) };
 }
 
-/// Whether a buffer is GPU memory.
+/// Whether a buffer is in GPU memory.
 ///
 /// # Safety
 /// As for [`hf3fs_iovunlink_gpu`].
@@ -264,7 +267,7 @@ pub unsafe extern "C" fn hf3fs_iov_is_gpu(iov: *const Iov) -> bool {
     unsafe { gpu_of(iov) }.is_some()
 }
 
-/// Of which GPU; -1 for none.
+/// The buffer's GPU; -1 for host memory.
 ///
 /// # Safety
 /// As for [`hf3fs_iovunlink_gpu`].
@@ -277,12 +280,12 @@ pub unsafe extern "C" fn hf3fs_iov_gpu_device(iov: *const Iov) -> c_int {
 
 /// # Safety
 /// As for [`hf3fs_iovunlink_gpu`].
-unsafe fn gpu_or_wrong(iov: *const Iov) -> Result<Arc<GpuBuffer>> {
+unsafe fn gpu_or_error(iov: *const Iov) -> Result<Arc<GpuBuffer>> {
     // SAFETY: the caller's promise.
-    unsafe { gpu_of(iov) }.ok_or_else(|| wrong("this buffer is not in GPU memory"))
+    unsafe { gpu_of(iov) }.ok_or_else(|| invalid("this buffer is not in GPU memory"))
 }
 
-/// Makes what one side wrote ready for the other.
+/// Makes one side's writes visible to the other.
 ///
 /// # Safety
 /// As for [`hf3fs_iovunlink_gpu`].
@@ -291,26 +294,26 @@ unsafe fn gpu_or_wrong(iov: *const Iov) -> Result<Arc<GpuBuffer>> {
 pub unsafe extern "C" fn hf3fs_iovsync_gpu(iov: *const Iov, direction: c_int) -> c_int {
     guard("hf3fs_iovsync_gpu", || {
         // SAFETY: the caller's promise.
-        let gpu = unsafe { gpu_or_wrong(iov) }?;
+        let gpu = unsafe { gpu_or_error(iov) }?;
         if direction != 0 && direction != 1 {
-            return Err(wrong(format!("the direction is 0 or 1, not {direction}")));
+            return Err(invalid(format!("the direction is 0 or 1, not {direction}")));
         }
         gpu.memory.sync(direction == 0)?;
         Ok(0)
     })
 }
 
-/// Names a buffer to another program.
+/// Exports a buffer to another program.
 ///
 /// # Safety
-/// As for [`hf3fs_iovunlink_gpu`]; `out` is null or a place for a handle.
+/// As for [`hf3fs_iovunlink_gpu`]; `out` is null or writable.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hf3fs_iov_export_gpu(iov: *const Iov, out: *mut GpuHandle) -> c_int {
     guard("hf3fs_iov_export_gpu", || {
-        let out = place(out)?;
+        let out = non_null(out)?;
         // SAFETY: the caller's promise.
-        let gpu = unsafe { gpu_or_wrong(iov) }?;
+        let gpu = unsafe { gpu_or_error(iov) }?;
         gpu.check_current()?;
         let mut data = [0; 80];
         data[..8].copy_from_slice(&MAGIC);
@@ -322,10 +325,10 @@ pub unsafe extern "C" fn hf3fs_iov_export_gpu(iov: *const Iov, out: *mut GpuHand
     })
 }
 
-/// Makes a buffer of what another program named.
+/// Imports a buffer that another program exported.
 ///
 /// # Safety
-/// `iov` and `from` are null, or a place for a buffer and a handle; the mount point is a string.
+/// `iov` is null or writable, `from` is null or a handle, and the mount point is a string.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hf3fs_iov_import_gpu(
@@ -334,12 +337,12 @@ pub unsafe extern "C" fn hf3fs_iov_import_gpu(
     mount_at: *const c_char,
 ) -> c_int {
     guard("hf3fs_iov_import_gpu", || {
-        let iov = place(iov)?;
+        let iov = non_null(iov)?;
         // SAFETY: the caller's promise.
         let ((point, copy), from) = unsafe { (mount_point(mount_at)?, from.as_ref()) };
-        let data = from.map(|handle| handle.data).ok_or_else(|| wrong("a handle is a null pointer"))?;
+        let data = from.map(|handle| handle.data).ok_or_else(|| invalid("a handle is a null pointer"))?;
         if data[..8] != MAGIC {
-            return Err(wrong("these bytes are not a handle from hf3fs_iov_export_gpu"));
+            return Err(invalid("these bytes are not a handle from hf3fs_iov_export_gpu"));
         }
         let (mut named, mut secret) = ([0; 16], [0; 16]);
         named.copy_from_slice(&data[8..24]);
@@ -353,7 +356,7 @@ pub unsafe extern "C" fn hf3fs_iov_import_gpu(
     })
 }
 
-/// The later name of [`hf3fs_iovcreate_gpu`].
+/// The newer name of [`hf3fs_iovcreate_gpu`].
 ///
 /// # Safety
 /// The same.
@@ -370,7 +373,7 @@ pub unsafe extern "C" fn hf3fs_iovcreate_device(
     unsafe { hf3fs_iovcreate_gpu(iov, mount_at, size, block_size, device) }
 }
 
-/// The later name of [`hf3fs_iovopen_gpu`].
+/// The newer name of [`hf3fs_iovopen_gpu`].
 ///
 /// # Safety
 /// The same.
@@ -388,7 +391,7 @@ pub unsafe extern "C" fn hf3fs_iovopen_device(
     unsafe { hf3fs_iovopen_gpu(iov, id_bytes, mount_at, size, block_size, device) }
 }
 
-/// The later name of [`hf3fs_iovwrap_gpu`].
+/// The newer name of [`hf3fs_iovwrap_gpu`].
 ///
 /// # Safety
 /// The same.
@@ -407,7 +410,7 @@ pub unsafe extern "C" fn hf3fs_iovwrap_device(
     unsafe { hf3fs_iovwrap_gpu(iov, at, id_bytes, mount_at, size, block_size, device) }
 }
 
-/// What memory a buffer is: 0 for host memory, 1 for a GPU's.
+/// The memory type of a buffer: 0 for host memory, 1 for GPU memory.
 ///
 /// # Safety
 /// As for [`hf3fs_iovunlink_gpu`].
@@ -418,7 +421,7 @@ pub unsafe extern "C" fn hf3fs_iov_mem_type(iov: *const Iov) -> c_int {
     c_int::from(unsafe { gpu_of(iov) }.is_some())
 }
 
-/// The later name of [`hf3fs_iov_gpu_device`].
+/// The newer name of [`hf3fs_iov_gpu_device`].
 ///
 /// # Safety
 /// The same.
@@ -429,7 +432,7 @@ pub unsafe extern "C" fn hf3fs_iov_device_id(iov: *const Iov) -> c_int {
     unsafe { hf3fs_iov_gpu_device(iov) }
 }
 
-/// As [`hf3fs_iovsync_gpu`], of buffers of either kind.
+/// Like [`hf3fs_iovsync_gpu`], but also for host memory.
 ///
 /// # Safety
 /// The same.
@@ -444,22 +447,23 @@ pub unsafe extern "C" fn hf3fs_iovsync(iov: *const Iov, direction: c_int) -> c_i
     unsafe { hf3fs_iovsync_gpu(iov, direction) }
 }
 
-/// The memory of a GPU buffer that was not freed, with a range that lies within it.
+/// The memory of a GPU buffer that has not been freed, checked for a range.
 fn within(gpu: &GpuBuffer, offset: usize, bytes: usize) -> Result<&Region> {
     gpu.check_current()?;
     let region = gpu.memory.region();
     let len = region.len();
     if offset.checked_add(bytes).is_none_or(|end| end > len) {
-        return Err(wrong(format!("{bytes} bytes from {offset} on are not within a buffer of {len}")));
+        return Err(invalid(format!("{bytes} bytes at offset {offset} exceed a buffer of {len} bytes")));
     }
     Ok(region)
 }
 
-/// Copies out of a GPU buffer.
+/// Copies bytes out of a GPU buffer.
 ///
 /// # Safety
-/// As for [`hf3fs_iovunlink_gpu`]; `to` is null, or has room for the bytes, which nobody else uses during the call.
-// SAFETY: the name is this project's alone, as those that follow.
+/// As for [`hf3fs_iovunlink_gpu`]; `to` is null, or has room for the bytes, and nothing else uses that memory
+/// during the call.
+// SAFETY: the symbol is used by this project only. The same holds for the functions below.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_iov_read(
     iov: *const Iov,
@@ -468,11 +472,11 @@ pub unsafe extern "C" fn onehop_iov_read(
     bytes: usize,
 ) -> c_int {
     guard("onehop_iov_read", || {
-        let to = place(to.cast::<u8>())?;
+        let to = non_null(to.cast::<u8>())?;
         // SAFETY: the caller's promise.
-        let gpu = unsafe { gpu_or_wrong(iov) }?;
+        let gpu = unsafe { gpu_or_error(iov) }?;
         let region = within(&gpu, offset, bytes)?;
-        // SAFETY: the caller's promise; a region holds as many bytes. Zeroed first: what C lends may never have been written.
+        // SAFETY: the caller's promise. Zeroed first, because memory from C may be uninitialised.
         let out = unsafe {
             to.write_bytes(0, bytes);
             std::slice::from_raw_parts_mut(to, bytes)
@@ -482,10 +486,10 @@ pub unsafe extern "C" fn onehop_iov_read(
     })
 }
 
-/// Copies into one.
+/// Copies bytes into a GPU buffer.
 ///
 /// # Safety
-/// As for [`hf3fs_iovunlink_gpu`]; `from` is null, or has the bytes: initialised, and written by nobody during the call.
+/// As for [`hf3fs_iovunlink_gpu`]; `from` is null, or points to initialised bytes that nothing writes during the call.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_iov_write(
@@ -496,12 +500,12 @@ pub unsafe extern "C" fn onehop_iov_write(
 ) -> c_int {
     guard("onehop_iov_write", || {
         if from.is_null() {
-            return Err(wrong("there is nothing to copy from"));
+            return Err(invalid("the source is a null pointer"));
         }
         // SAFETY: the caller's promise.
-        let gpu = unsafe { gpu_or_wrong(iov) }?;
+        let gpu = unsafe { gpu_or_error(iov) }?;
         let region = within(&gpu, offset, bytes)?;
-        // SAFETY: the caller's promise; a region holds as many bytes.
+        // SAFETY: the caller's promise.
         let data = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) };
         region.write(offset, data)?;
         Ok(0)
@@ -511,12 +515,12 @@ pub unsafe extern "C" fn onehop_iov_write(
 /// Allocates memory of the emulated GPU.
 ///
 /// # Safety
-/// `out` is null or a place for an address.
+/// `out` is null or writable.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onehop_emulated_alloc(out: *mut *mut c_void, bytes: usize) -> c_int {
     guard("onehop_emulated_alloc", || {
-        let out = place(out)?;
+        let out = non_null(out)?;
         let at = emulated(|gpu| gpu.alloc(bytes))?.addr().0;
         // SAFETY: the caller's promise.
         unsafe { out.write(at as *mut c_void) };
@@ -524,13 +528,13 @@ pub unsafe extern "C" fn onehop_emulated_alloc(out: *mut *mut c_void, bytes: usi
     })
 }
 
-/// Frees it.
+/// Frees memory of the emulated GPU.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
 pub extern "C" fn onehop_emulated_free(at: *mut c_void) -> c_int {
     guard("onehop_emulated_free", || {
         let freed = emulated(|gpu| Ok(gpu.free(GpuAddr(at as u64))))?;
-        if freed { Ok(0) } else { Err(wrong(format!("nothing was allocated at {at:p}"))) }
+        if freed { Ok(0) } else { Err(invalid(format!("nothing was allocated at {at:p}"))) }
     })
 }
 
@@ -539,7 +543,7 @@ fn emulated<R>(f: impl FnOnce(&onehop_usrbio::gpu::EmulatedGpu) -> Result<R>) ->
         AnyGpu::Emulated(gpu) => f(gpu),
         AnyGpu::Cuda(_) => Err(Error::NotPossible {
             what: "emulated memory",
-            why: "GPU 0 is a real one; HF3FS_GDR_ENABLED=emulated gives an emulated GPU".into(),
+            why: "GPU 0 is a real GPU; HF3FS_GDR_ENABLED=emulated selects the emulated one".into(),
         }),
     }
 }

@@ -1,4 +1,4 @@
-//! What is behind a buffer's handle: it is a number that [`HANDLES`] knows, so that one that was destroyed is an error.
+//! Buffers behind handles. A handle is a key of [`HANDLES`], so a destroyed handle is an error.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
@@ -22,27 +22,27 @@ pub struct GpuBuffer {
     pub mount: Arc<Mount>,
     /// The number of the GPU.
     pub device: c_int,
-    /// Who has this may import it.
+    /// The secret that allows to import it.
     pub secret: [u8; 16],
-    /// Whether the memory is the program's own, which may free it.
+    /// Whether the program allocated the memory, and may free it.
     pub wrapped: bool,
-    /// Whether this process registered it with the daemon, and has not withdrawn it yet.
+    /// Whether this process registered it with the daemon, and has not withdrawn it.
     pub own: AtomicBool,
 }
 
 impl GpuBuffer {
-    /// A program may free memory of its own that is in use as a buffer.
+    /// Checks that the program has not freed memory that it wrapped.
     ///
     /// # Errors
-    /// When it has done so.
+    /// When it has.
     pub fn check_current(&self) -> Result<()> {
         if self.wrapped && !self.memory.is_current()? { Err(Error::Stale) } else { Ok(()) }
     }
 
-    /// Takes its name from the daemon. Another buffer may get the name then.
+    /// Unregisters its name. Another buffer may use the name then.
     ///
     /// # Errors
-    /// When the daemon has none of this name, or fails.
+    /// When the daemon does not know the name, or fails.
     pub fn unlink(&self) -> Result<()> {
         self.mount.withdraw(&self.name)?;
         self.own.store(false, Ordering::Release);
@@ -53,44 +53,44 @@ impl GpuBuffer {
 impl Drop for GpuBuffer {
     fn drop(&mut self) {
         if self.own.load(Ordering::Acquire) {
-            // A daemon that is gone has forgotten it.
+            // Fails if the daemon is gone; it has forgotten the buffer then.
             let _ = self.mount.withdraw(&self.name);
         }
     }
 }
 
-/// What there is to say of a buffer.
-pub struct Described {
+/// The fields of an [`Iov`].
+pub struct IovFields {
     /// Its first byte, or its address on the GPU.
     pub base: *mut u8,
-    /// Its id.
+    /// Its ID.
     pub id: Id,
     /// Its length.
     pub size: usize,
-    /// That of a block.
+    /// The length of a block.
     pub block_size: usize,
-    /// The NUMA node, or the mark of GPU memory.
+    /// The NUMA node, or [`GPU_MARK`].
     pub numa: c_int,
 }
 
 /// Fills in the caller's structure.
 ///
 /// # Safety
-/// `iov` is a place for one.
-pub unsafe fn fill(iov: *mut Iov, handle: usize, mount_point: &[c_char; PATH_BYTES], described: &Described) {
-    let Described { base, id, size, block_size, numa } = *described;
+/// `iov` is writable.
+pub unsafe fn fill(iov: *mut Iov, handle: usize, mount_point: &[c_char; PATH_BYTES], fields: &IovFields) {
+    let IovFields { base, id, size, block_size, numa } = *fields;
     let handle = std::ptr::without_provenance_mut(handle);
     let filled = Iov { base, handle, id: id.0, mount_point: *mount_point, size, block_size, numa };
     // SAFETY: the caller's promise.
     unsafe { iov.write(filled) };
 }
 
-/// The number of a caller's handle, as it stands in a structure.
+/// The number of a handle in a caller's structure.
 pub fn number(handle: *mut c_void) -> usize {
     handle.addr()
 }
 
-/// The buffer in GPU memory behind a caller's structure; none where it is wrapped, destroyed, of host memory, or null.
+/// The GPU buffer of a caller's structure; `None` if it is wrapped, destroyed, in host memory, or null.
 ///
 /// # Safety
 /// Null, or a structure.
@@ -101,7 +101,7 @@ pub unsafe fn gpu_of(iov: *const Iov) -> Option<Arc<GpuBuffer>> {
     if iov.numa == GPU_MARK { HANDLES.get(number(iov.handle)) } else { None }
 }
 
-/// A buffer of either memory.
+/// A buffer in either memory.
 pub enum AnyBuffer {
     /// In host memory.
     Host(Arc<Buffer>),
@@ -110,12 +110,12 @@ pub enum AnyBuffer {
 }
 
 impl AnyBuffer {
-    /// The one that a handle names.
+    /// The buffer of a handle.
     pub fn get(handle: usize) -> Option<Self> {
         HANDLES.get(handle).map(Self::Host).or_else(|| HANDLES.get(handle).map(Self::Gpu))
     }
 
-    /// The same, and its handle names nothing from now on.
+    /// The buffer of a handle, which becomes invalid.
     pub fn remove(handle: usize) -> Option<Self> {
         HANDLES.remove(handle).map(Self::Host).or_else(|| HANDLES.remove(handle).map(Self::Gpu))
     }

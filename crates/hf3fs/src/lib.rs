@@ -1,7 +1,7 @@
-//! libhf3fs_api_shared.so: what `include/hf3fs_usrbio.h` and `include/hf3fs_usrbio_gdr.h` declare, over [`onehop_usrbio`].
+//! libhf3fs_api_shared.so: implements `include/hf3fs_usrbio.h` and `include/hf3fs_usrbio_gdr.h` with [`onehop_usrbio`].
 //!
-//! The API passes structures that the caller owns and pointers that the caller vouches for; each is looked at once, here, and
-//! what is below has neither.
+//! The API passes structures and pointers whose validity the caller guarantees. Each is read once, in this crate; the
+//! code below it sees neither.
 
 mod arguments;
 mod gpu;

@@ -1,6 +1,6 @@
-//! The exported functions, called within one process and without a daemon: what the sanitizers of `.ci/sanitize` can see of them.
-//! The folder of links is an ordinary one, and nobody answers.
-#![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
+//! The exported functions, called within one process, so that the sanitizers of `.ci/sanitize` can check them. There is
+//! no daemon: the folder of links is an ordinary one.
+#![allow(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::fs::File;
@@ -18,7 +18,7 @@ use crate::host::*;
 use crate::rings::*;
 use crate::types::{Cqe, GPU_MARK, GpuHandle, Ior, Iov, PATH_BYTES};
 
-/// What a mount shows, in a folder of its own.
+/// A folder that looks like a mount.
 struct Folder {
     top: PathBuf,
     semaphore: PathBuf,
@@ -44,7 +44,7 @@ impl Folder {
         CString::new(self.top.as_os_str().as_bytes()).unwrap()
     }
 
-    /// Buffers and rings that are published here.
+    /// The number of buffers and rings that are published here.
     fn published(&self) -> usize {
         std::fs::read_dir(self.top.join("3fs-virt/iovs")).unwrap().count() - 3
     }
@@ -57,16 +57,16 @@ impl Drop for Folder {
     }
 }
 
-/// A structure whose every byte is this.
+/// A structure with all bytes set to `byte`.
 fn filled<T>(byte: u8) -> MaybeUninit<T> {
     let mut made = MaybeUninit::<T>::uninit();
-    // SAFETY: the place is that of a T.
+    // SAFETY: the memory is that of a T.
     unsafe { made.as_mut_ptr().cast::<u8>().write_bytes(byte, size_of::<T>()) };
     made
 }
 
 fn iov(byte: u8) -> Iov {
-    // SAFETY: numbers and pointers may be of any bytes.
+    // SAFETY: its fields are numbers and pointers, so any bytes are valid.
     unsafe { filled::<Iov>(byte).assume_init() }
 }
 
@@ -75,29 +75,29 @@ fn ior(byte: u8) -> Ior {
     unsafe { filled::<Ior>(byte).assume_init() }
 }
 
-/// A copy, as programs make them by assignment.
+/// A copy, as C programs make by assignment.
 fn copy<T>(of: &T) -> T {
-    // SAFETY: these structures own nothing: copies name the same.
+    // SAFETY: these structures own nothing.
     unsafe { std::ptr::read(of) }
 }
 
-const WRONG: c_int = -libc::EINVAL;
+const INVALID: c_int = -libc::EINVAL;
 
-/// Calls everything that takes a structure with structures that name nothing, or with none.
+/// Calls every function that takes a structure, with invalid structures or null.
 fn refuse(iov: *mut Iov, ior: *mut Ior) {
     let (mut handle, mut cqe) = (filled::<GpuHandle>(1), filled::<Cqe>(2));
     let mut bytes = [7u8; 64];
-    // SAFETY: both are null or structures, and everything else lives across the calls.
+    // SAFETY: both are null or structures, and the rest lives across the calls.
     unsafe {
-        assert_eq!(hf3fs_prep_io(ior, iov, true, bytes.as_mut_ptr().cast(), 0, 0, 1, null()), WRONG);
-        assert_eq!(hf3fs_submit_ios(ior), WRONG);
-        assert_eq!(hf3fs_wait_for_ios(ior, cqe.as_mut_ptr(), 1, 1, null()), WRONG);
+        assert_eq!(hf3fs_prep_io(ior, iov, true, bytes.as_mut_ptr().cast(), 0, 0, 1, null()), INVALID);
+        assert_eq!(hf3fs_submit_ios(ior), INVALID);
+        assert_eq!(hf3fs_wait_for_ios(ior, cqe.as_mut_ptr(), 1, 1, null()), INVALID);
         assert!(!hf3fs_iov_is_gpu(iov));
         assert_eq!(hf3fs_iov_gpu_device(iov), -1);
-        assert_eq!(hf3fs_iovsync_gpu(iov, 0), WRONG);
-        assert_eq!(hf3fs_iov_export_gpu(iov, handle.as_mut_ptr()), WRONG);
-        assert_eq!(onehop_iov_read(iov, 0, bytes.as_mut_ptr().cast(), usize::MAX), WRONG);
-        assert_eq!(onehop_iov_write(iov, 0, bytes.as_ptr().cast(), usize::MAX), WRONG);
+        assert_eq!(hf3fs_iovsync_gpu(iov, 0), INVALID);
+        assert_eq!(hf3fs_iov_export_gpu(iov, handle.as_mut_ptr()), INVALID);
+        assert_eq!(onehop_iov_read(iov, 0, bytes.as_mut_ptr().cast(), usize::MAX), INVALID);
+        assert_eq!(onehop_iov_write(iov, 0, bytes.as_ptr().cast(), usize::MAX), INVALID);
         hf3fs_iovunlink(iov);
         hf3fs_iovunlink_gpu(iov);
         hf3fs_iovdestroy_gpu(iov);
@@ -126,32 +126,30 @@ fn arguments_are_checked_at_their_bounds() {
     let too_long = CString::new([b'a'; PATH_BYTES]).unwrap();
     let id = [3u8; 16];
     let wrap = |at: *mut Iov, id: *const u8, mount: *const c_char| {
-        // SAFETY: null, or a place, sixteen bytes and a string.
+        // SAFETY: null or writable, sixteen bytes, and a string.
         unsafe { hf3fs_iovwrap(at, 0x1000 as *mut c_void, id, mount, 4096, 0, -1) }
     };
-    // Nothing around the structure is touched.
-    let mut places = [iov(0x5a), iov(0x5a), iov(0x5a)];
-    assert_eq!(wrap(&mut places[1], id.as_ptr(), longest.as_ptr()), 0);
+    // The memory around the structure is not written.
+    let mut iovs = [iov(0x5a), iov(0x5a), iov(0x5a)];
+    assert_eq!(wrap(&mut iovs[1], id.as_ptr(), longest.as_ptr()), 0);
     assert!(
-        places[1].mount_point[PATH_BYTES - 2] == b'a' as c_char && places[1].mount_point[PATH_BYTES - 1] == 0
+        iovs[1].mount_point[PATH_BYTES - 2] == b'a' as c_char && iovs[1].mount_point[PATH_BYTES - 1] == 0
     );
-    assert!(places[1].id == id && places[1].handle.is_null() && places[1].size == 4096);
-    for place in [&places[0], &places[2]] {
-        assert!(
-            place.id == [0x5a; 16] && place.numa == 0x5a5a_5a5a && place.base.addr() == 0x5a5a_5a5a_5a5a_5a5a
-        );
+    assert!(iovs[1].id == id && iovs[1].handle.is_null() && iovs[1].size == 4096);
+    for iov in [&iovs[0], &iovs[2]] {
+        assert!(iov.id == [0x5a; 16] && iov.numa == 0x5a5a_5a5a && iov.base.addr() == 0x5a5a_5a5a_5a5a_5a5a);
     }
-    let mut place = iov(0x5a);
+    let mut iov = iov(0x5a);
     for (at, id, mount) in [
         (null_mut(), id.as_ptr(), longest.as_ptr()),
-        (&raw mut place, null(), longest.as_ptr()),
-        (&raw mut place, id.as_ptr(), null()),
-        (&raw mut place, id.as_ptr(), c"".as_ptr()),
-        (&raw mut place, id.as_ptr(), too_long.as_ptr()),
+        (&raw mut iov, null(), longest.as_ptr()),
+        (&raw mut iov, id.as_ptr(), null()),
+        (&raw mut iov, id.as_ptr(), c"".as_ptr()),
+        (&raw mut iov, id.as_ptr(), too_long.as_ptr()),
     ] {
-        assert_eq!(wrap(at, id, mount), WRONG);
+        assert_eq!(wrap(at, id, mount), INVALID);
     }
-    assert_eq!((place.id, place.numa), ([0x5a; 16], 0x5a5a_5a5a));
+    assert_eq!((iov.id, iov.numa), ([0x5a; 16], 0x5a5a_5a5a));
     // SAFETY: null, or strings and arrays.
     unsafe {
         assert!(hf3fs_extract_mount_point(null_mut(), 0, null()) == -1);
@@ -175,14 +173,14 @@ fn arguments_are_checked_at_their_bounds() {
 fn a_transfer_lies_within_its_buffer() {
     let mut buffer = iov(0);
     (buffer.base, buffer.size) = (0x10_000 as *mut u8, 4096);
-    let place = |at: u64, len: u64| place_in(&buffer, at as *const c_void, len).ok();
-    assert_eq!(place(0x10_000, 4096), Some(0));
-    assert_eq!(place(0x10_fff, 1), Some(4095));
+    let offset = |at: u64, len: u64| offset_in(&buffer, at as *const c_void, len).ok();
+    assert_eq!(offset(0x10_000, 4096), Some(0));
+    assert_eq!(offset(0x10_fff, 1), Some(4095));
     for (at, len) in [(0x10_000, 4097), (0x10_fff, 2), (0xffff, 1), (0x11_000, 1), (0x10_000, 0), (0, 1)] {
-        assert_eq!(place(at, len), None, "{len} bytes at {at:#x}");
+        assert_eq!(offset(at, len), None, "{len} bytes at {at:#x}");
     }
-    assert_eq!(place(0x10_001, u64::MAX), None);
-    assert_eq!(place(u64::MAX, u64::MAX), None);
+    assert_eq!(offset(0x10_001, u64::MAX), None);
+    assert_eq!(offset(u64::MAX, u64::MAX), None);
 }
 
 #[test]
@@ -190,7 +188,7 @@ fn buffers_and_rings_come_and_go_without_an_answer() {
     let folder = Folder::new();
     let name = folder.name();
     let (mut buffer, mut ring) = (iov(0x5a), ior(0x5a));
-    // SAFETY: places, and a string; what is written lies within the buffer.
+    // SAFETY: structures and a string; writes are within the buffer.
     unsafe {
         assert_eq!(hf3fs_iovcreate(&mut buffer, name.as_ptr(), 8192, 4096, -1), 0);
         assert_eq!(hf3fs_iorcreate4(&mut ring, name.as_ptr(), 8, true, 0, 0, -1, 0), 0);
@@ -202,13 +200,13 @@ fn buffers_and_rings_come_and_go_without_an_answer() {
         hf3fs_iovdestroy(&mut other);
         for size in [0, 8193, usize::MAX] {
             let open = hf3fs_iovopen(&mut other, buffer.id.as_ptr(), name.as_ptr(), size, 4096, -1);
-            assert_eq!(open, WRONG, "{size}");
+            assert_eq!(open, INVALID, "{size}");
         }
-        // A file that is none of a mount, and nobody who takes GPU memory.
+        // The file is not on a mount, and there is no daemon for GPU memory.
         let at = buffer.base.cast();
         assert_eq!(hf3fs_prep_io(&ring, &buffer, true, at, 0, 0, 4096, null()), -libc::EBADF);
-        assert_eq!(hf3fs_prep_io(&ring, &buffer, false, at, 0, 0, 4096, null()), WRONG);
-        assert_eq!(hf3fs_prep_io(&ring, &buffer, true, at, 0, 0, 8193, null()), WRONG);
+        assert_eq!(hf3fs_prep_io(&ring, &buffer, false, at, 0, 0, 4096, null()), INVALID);
+        assert_eq!(hf3fs_prep_io(&ring, &buffer, true, at, 0, 0, 8193, null()), INVALID);
         assert!(hf3fs_iovcreate_gpu(&mut other, name.as_ptr(), 4096, 0, 0) < 0);
         assert_eq!(hf3fs_submit_ios(&ring), 0);
         let mut cqe = filled::<Cqe>(0x5a);
@@ -219,17 +217,17 @@ fn buffers_and_rings_come_and_go_without_an_answer() {
         assert!(begun.elapsed() < Duration::from_secs(5));
         assert_eq!(cqe.assume_init().index, 0x5a5a_5a5a);
         let (mut same_buffer, mut same_ring) = (copy(&buffer), copy(&ring));
-        // A handle of another kind.
+        // Handles of another kind.
         std::mem::swap(&mut same_buffer.handle, &mut same_ring.handle);
         refuse(&mut same_buffer, &mut same_ring);
-        assert_eq!(folder.published(), 2, "a handle of another kind was taken for one");
+        assert_eq!(folder.published(), 2, "a handle of another kind was accepted");
         let (mut same_buffer, mut same_ring) = (copy(&buffer), copy(&ring));
         hf3fs_iordestroy(&mut ring);
         hf3fs_iovdestroy(&mut buffer);
         assert!(buffer.handle.is_null() && ring.handle.is_null());
         assert_eq!(folder.published(), 0);
         refuse(&mut same_buffer, &mut same_ring);
-        // As large as no memory, and rings that cannot be.
+        // Buffers larger than memory, and invalid rings.
         for (size, block) in [(0, 0), (usize::MAX, 0), (4096, 8192)] {
             assert!(hf3fs_iovcreate(&mut buffer, name.as_ptr(), size, block, -1) < 0, "{size} {block}");
         }
@@ -238,13 +236,13 @@ fn buffers_and_rings_come_and_go_without_an_answer() {
         }
         for (depth, timeout) in [(c_int::MIN, 0), (9, 0), (0, -1)] {
             let made = hf3fs_iorcreate3(&mut ring, name.as_ptr(), 8, true, depth, 0, timeout, -1);
-            assert_eq!(made, WRONG, "{depth} {timeout}");
+            assert_eq!(made, INVALID, "{depth} {timeout}");
         }
     }
     assert_eq!(folder.published(), 0);
 }
 
-/// Structures are shared among threads, and copied: only the first destruction counts.
+/// Threads share and copy structures: only the first destruction has an effect.
 #[test]
 fn threads_use_and_destroy_the_same_at_once() {
     const ROUNDS: usize = 30;
@@ -252,7 +250,7 @@ fn threads_use_and_destroy_the_same_at_once() {
     let name = folder.name();
     for _ in 0..ROUNDS {
         let (mut buffer, mut ring) = (iov(0), ior(0));
-        // SAFETY: places, and a string.
+        // SAFETY: structures and a string.
         unsafe {
             assert_eq!(hf3fs_iovcreate(&mut buffer, name.as_ptr(), 4096, 0, -1), 0);
             assert_eq!(hf3fs_iorcreate(&mut ring, name.as_ptr(), 8, false, 0, -1), 0);
@@ -265,9 +263,9 @@ fn threads_use_and_destroy_the_same_at_once() {
                     let (mut iov, mut ior) = (iov(0), ior(0));
                     iov.handle = std::ptr::without_provenance_mut(numbers.0);
                     ior.handle = std::ptr::without_provenance_mut(numbers.1);
-                    // SAFETY: structures of this thread, and a string.
+                    // SAFETY: this thread's structures, and a string.
                     unsafe {
-                        assert!([0, WRONG].contains(&hf3fs_submit_ios(&ior)));
+                        assert!([0, INVALID].contains(&hf3fs_submit_ios(&ior)));
                         if turn % 2 == 0 {
                             hf3fs_iovunlink(&mut iov);
                             hf3fs_iordestroy(&mut ior);

@@ -3,9 +3,9 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
 
-/// What `numa` of a buffer in GPU memory says.
+/// The value of `numa` that marks a buffer in GPU memory.
 pub const GPU_MARK: c_int = -0x6472;
-/// Bytes of a mount point, the zero behind it included.
+/// The length of a mount point, with the terminating zero.
 pub const PATH_BYTES: usize = 256;
 
 /// `struct hf3fs_iov`.
@@ -13,15 +13,15 @@ pub const PATH_BYTES: usize = 256;
 pub struct Iov {
     /// Its first byte.
     pub base: *mut u8,
-    /// What is behind it.
+    /// Its handle.
     pub handle: *mut c_void,
-    /// Its id.
+    /// Its ID.
     pub id: [u8; 16],
-    /// The mount.
+    /// The mount point.
     pub mount_point: [c_char; PATH_BYTES],
     /// Its length.
     pub size: usize,
-    /// That of a block.
+    /// The length of a block.
     pub block_size: usize,
     /// The NUMA node, or [`GPU_MARK`].
     pub numa: c_int,
@@ -32,17 +32,17 @@ pub struct Iov {
 pub struct Ior {
     /// Its memory.
     pub iov: Iov,
-    /// What is behind it.
+    /// Its handle.
     pub handle: *mut c_void,
-    /// The mount.
+    /// The mount point.
     pub mount_point: [c_char; PATH_BYTES],
-    /// Whether it reads. A byte, as a program's structure may hold any.
+    /// Whether it reads. A `u8`, because a program's structure may hold any byte.
     pub for_read: u8,
-    /// How many are taken at once.
+    /// How many entries are taken at once.
     pub io_depth: c_int,
-    /// Who is served first.
+    /// The priority.
     pub priority: c_int,
-    /// How long fewer wait.
+    /// How long an incomplete batch waits.
     pub timeout: c_int,
     /// See the header.
     pub flags: u64,
@@ -51,13 +51,13 @@ pub struct Ior {
 /// `struct hf3fs_cqe`.
 #[repr(C)]
 pub struct Cqe {
-    /// Which request.
+    /// The request's index.
     pub index: i32,
-    /// Nobody's.
+    /// Reserved.
     pub reserved: i32,
-    /// How it ended.
+    /// The number of bytes, or a negative error number.
     pub result: i64,
-    /// The program's.
+    /// The request's user data.
     pub userdata: *const c_void,
 }
 
@@ -65,7 +65,7 @@ pub struct Cqe {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct GpuHandle {
-    /// All of it.
+    /// The bytes.
     pub data: [u8; 80],
 }
 

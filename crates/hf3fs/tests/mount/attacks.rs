@@ -1,5 +1,5 @@
-//! Programs of an ordinary user who attacks the others of a mount: by swapping names, by files that are there already, by bits and lists
-//! that give rights.
+//! Programs of an ordinary user who attacks the other users of a mount: by swapping names, with files that already
+//! exist, and with mode bits and access control lists.
 
 use std::fs::{File, Permissions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
@@ -14,16 +14,16 @@ use rustix::fs::{CWD, OFlags, RenameFlags, XattrFlags, renameat_with, setxattr};
 use rustix::io::Errno;
 use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
-use crate::bed::{Bed, how_long, part, part_of, run, skipped};
+use crate::bed::{Bed, attack_time, run, skipped, subtest, subtest_dir};
 use crate::clock::Attack;
 use crate::target::{connect, start, start_twice};
 
 pub const ATTACKER: u32 = 21_011;
 const GROUP: u32 = 21_012;
-/// How long a race is run, unless a person wants another time. Without protection each was won within a second or six.
-const RACE: Duration = Duration::from_secs(6);
+/// How long a race runs by default. Without the protection, each succeeded within 6 s.
+const RACE_TIME: Duration = Duration::from_secs(6);
 
-/// This thread, and those that it starts, are an ordinary user's from now on.
+/// Makes this thread, and the threads that it starts, run as an ordinary user.
 pub fn become_user(uid: u32, groups: &[u32]) {
     let groups: Vec<_> = groups.iter().copied().map(Gid::from_raw).collect();
     set_thread_groups(&groups).unwrap();
@@ -32,13 +32,13 @@ pub fn become_user(uid: u32, groups: &[u32]) {
     set_thread_res_uid(user, user, user).unwrap();
 }
 
-/// A mount for attacks; none where this is not root's, who alone can be two users.
-pub fn attacked() -> Option<Bed> {
-    as_two_users(Bed::start)
+/// A mount for attacks; `None` without root, which is needed to run as two users.
+pub fn root_bed() -> Option<Bed> {
+    if_root(Bed::start)
 }
 
-/// The same of what starts in another way.
-fn as_two_users<T>(start: impl FnOnce() -> Option<T>) -> Option<T> {
+/// Starts something if this is root.
+fn if_root<T>(start: impl FnOnce() -> Option<T>) -> Option<T> {
     if !rustix::process::geteuid().is_root() {
         skipped("only root can be two users");
         return None;
@@ -46,33 +46,34 @@ fn as_two_users<T>(start: impl FnOnce() -> Option<T>) -> Option<T> {
     start()
 }
 
-fn file_of(path: PathBuf, (uid, mode): (u32, u32), bytes: &[u8]) -> PathBuf {
+fn create_file(path: PathBuf, (uid, mode): (u32, u32), bytes: &[u8]) -> PathBuf {
     std::fs::write(&path, bytes).unwrap();
-    // A change of owner takes bits away.
+    // Changing the owner clears mode bits.
     chown(&path, Some(uid), Some(uid)).unwrap();
     std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
     path
 }
 
-/// A folder of the attacker's, who reaches it below the root too, with a file of root's in it.
-fn own_folder(bed: &Bed) -> PathBuf {
+/// A folder of the attacker, also accessible below the root, with a file of root in it.
+fn attacker_folder(bed: &Bed) -> PathBuf {
     let folder = bed.dir.join("root/owned");
     std::fs::create_dir(&folder).unwrap();
-    file_of(folder.join("secret"), (0, 0o600), b"secret");
+    create_file(folder.join("secret"), (0, 0o600), b"secret");
     chown(&folder, Some(ATTACKER), Some(ATTACKER)).unwrap();
     folder
 }
 
-/// Time limit of a race on a busy machine.
-const BUSY: Duration = Duration::from_secs(40);
+/// The time limit of a race on a busy machine.
+const RACE_LIMIT: Duration = Duration::from_secs(40);
 
-/// Attacks while something is done to names at the same time, and cleans up in between.
+/// Runs `disturb` concurrently with an attack. The attack calls its argument to pause and resume `disturb` around its
+/// cleanup; the result is false once the time is over.
 fn race(disturb: impl Fn() + Sync, mut attack: impl FnMut(&mut dyn FnMut() -> bool)) {
     let (quiet, wanted, over) = (Mutex::new(()), AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !over.load(Ordering::Acquire) {
-                // A lock has no queue: the other might wait for many turns.
+                // The lock is not fair: the other thread might starve.
                 while wanted.load(Ordering::Acquire) {
                     std::thread::yield_now();
                 }
@@ -88,7 +89,7 @@ fn race(disturb: impl Fn() + Sync, mut attack: impl FnMut(&mut dyn FnMut() -> bo
                 wanted.store(guard.is_none(), Ordering::Release);
                 guard = if guard.is_some() { None } else { quiet.lock().ok() };
                 wanted.store(false, Ordering::Release);
-                start.elapsed() < how_long(RACE)
+                start.elapsed() < attack_time(RACE_TIME)
             });
         }));
         over.store(true, Ordering::Release);
@@ -97,17 +98,17 @@ fn race(disturb: impl Fn() + Sync, mut attack: impl FnMut(&mut dyn FnMut() -> bo
     });
 }
 
-/// Tells the program of a race where in the bed names are swapped.
+/// Names the folder of the bed in which a race swaps names.
 const SWAPPED_IN: &str = "ONEHOP_TEST_SWAPPED_IN";
 
-/// Runs the program of a race. Names are swapped in `root`, past all mounts, or in `second`, through another mount.
+/// Runs a test as a race. Names are swapped in `root`, below the mounts, or in `second`, through another mount.
 fn run_race(name: &str, bed: &Bed, swapped_in: &str) {
-    let mut program = part(name, bed);
+    let mut program = subtest(name, bed);
     program.env(SWAPPED_IN, swapped_in);
     print!("{}", run(program));
 }
 
-/// In such a program: the attacker's folder where names are swapped.
+/// In that process: the attacker's folder in which names are swapped.
 fn swapped_in(dir: &Path) -> PathBuf {
     dir.join(std::env::var(SWAPPED_IN).unwrap()).join("owned")
 }
@@ -116,15 +117,15 @@ fn rename(folder: &Path, from: &str, to: &str, flags: RenameFlags) -> bool {
     renameat_with(CWD, folder.join(from), CWD, folder.join(to), flags).is_ok()
 }
 
-/// Run by [`swapped_names_give_no_file_of_root_s_away`].
+/// Run by [`swapped_names_do_not_change_root_files`].
 #[test]
 fn swapper() {
-    let Some(dir) = part_of() else { return };
+    let Some(dir) = subtest_dir() else { return };
     let (below, through, swapped) = (dir.join("root/owned"), dir.join("mnt/owned"), swapped_in(&dir));
     let secret = std::fs::metadata(below.join("secret")).unwrap().ino();
     become_user(ATTACKER, &[]);
     let made = through.join("made");
-    let (mut rounds, mut mode, begun) = (0, 0o4755, Instant::now());
+    let (mut rounds, mut mode, start) = (0, 0o4755, Instant::now());
     race(
         || {
             rename(&swapped, "made", "secret", RenameFlags::EXCHANGE);
@@ -134,7 +135,7 @@ fn swapper() {
                 let held = File::options().read(true).write(true).create_new(true).mode(mode).open(&made);
                 let _ = std::fs::set_permissions(&made, Permissions::from_mode(mode));
                 let _ = chown(&made, None, Some(ATTACKER));
-                let on = phase();
+                let in_time = phase();
                 for entry in std::fs::read_dir(&below).unwrap().flatten() {
                     let (name, found) = (entry.file_name(), entry.metadata().unwrap());
                     let wanted = if found.ino() == secret { 0 } else { ATTACKER };
@@ -148,13 +149,13 @@ fn swapper() {
                 }
                 match held {
                     Ok(_) => rounds += 1,
-                    // A target makes no file that runs as its owner.
+                    // A target refuses to create setuid files.
                     Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => mode = 0o755,
                     Err(_) => {}
                 }
                 phase();
-                // A busy machine needs longer to make as many files.
-                if !on && (rounds > 10 || begun.elapsed() > BUSY) {
+                // A busy machine takes longer to create enough files.
+                if !in_time && (rounds > 10 || start.elapsed() > RACE_LIMIT) {
                     break;
                 }
             }
@@ -165,30 +166,30 @@ fn swapper() {
 }
 
 #[test]
-fn swapped_names_give_no_file_of_root_s_away() {
+fn swapped_names_do_not_change_root_files() {
     let _attack = Attack::begin();
-    let Some(bed) = attacked() else { return };
-    own_folder(&bed);
+    let Some(bed) = root_bed() else { return };
+    attacker_folder(&bed);
     run_race("attacks::swapper", &bed, "root");
 }
 
 #[test]
-fn swapped_names_give_no_file_of_a_target_s_root_away() {
+fn swapped_names_do_not_change_root_files_of_a_target() {
     let _attack = Attack::begin();
-    let Some((bed, _target, _)) = as_two_users(start) else { return };
-    own_folder(&bed);
+    let Some((bed, _target, _)) = if_root(start) else { return };
+    attacker_folder(&bed);
     run_race("attacks::swapper", &bed, "root");
 }
 
-/// Run by [`files_of_others_are_not_opened_as_if_they_were_new`].
+/// Run by [`o_creat_does_not_open_other_users_files`].
 #[test]
 fn opener() {
-    let Some(dir) = part_of() else { return };
+    let Some(dir) = subtest_dir() else { return };
     let (below, through, swapped) = (dir.join("root/owned"), dir.join("mnt/owned"), swapped_in(&dir));
     let secret = std::fs::metadata(below.join("secret")).unwrap().ino();
     become_user(ATTACKER, &[]);
-    let (mut rounds, mut tries, begun) = (0, 0, Instant::now());
-    // Another name each time: for a second the kernel knows what the last ones were.
+    let (mut rounds, mut tries, start) = (0, 0, Instant::now());
+    // A new name each time: the kernel caches names for a second.
     let number = AtomicUsize::new(0);
     let name = || format!("made{}", number.load(Ordering::Acquire) % 10_000);
     race(
@@ -198,8 +199,8 @@ fn opener() {
             rename(&swapped, &name, "secret", RenameFlags::NOREPLACE);
         },
         |_| {
-            // A busy machine needs longer to make as many files.
-            while begun.elapsed() < how_long(RACE) || rounds <= 10 && begun.elapsed() < BUSY {
+            // A busy machine takes longer to create enough files.
+            while start.elapsed() < attack_time(RACE_TIME) || rounds <= 10 && start.elapsed() < RACE_LIMIT {
                 let name = name();
                 let mut options = File::options();
                 options.read(true).write(true).create(true).truncate(tries % 2 == 1);
@@ -207,7 +208,7 @@ fn opener() {
                 if let Ok(file) = options.open(through.join(&name)) {
                     rounds += 1;
                     assert_ne!(file.metadata().unwrap().ino(), secret, "root's file is open");
-                    // Nothing is renamed to a name that is there, so it is still this file's.
+                    // Renames do not replace a file, so the name still belongs to this one.
                     std::fs::remove_file(through.join(&name)).unwrap();
                 }
                 number.fetch_add(1, Ordering::AcqRel);
@@ -219,33 +220,33 @@ fn opener() {
 }
 
 #[test]
-fn files_of_others_are_not_opened_as_if_they_were_new() {
+fn o_creat_does_not_open_other_users_files() {
     let _attack = Attack::begin();
-    let Some(bed) = attacked() else { return };
-    others_are_not_opened(&bed, "root");
+    let Some(bed) = root_bed() else { return };
+    check_o_creat(&bed, "root");
 }
 
 #[test]
-fn files_of_others_are_not_opened_through_two_mounts_of_a_target() {
+fn o_creat_does_not_open_other_users_files_through_two_mounts() {
     let _attack = Attack::begin();
-    let Some((bed, _target, second)) = as_two_users(start_twice) else { return };
-    others_are_not_opened(&bed, "second");
+    let Some((bed, _target, second)) = if_root(start_twice) else { return };
+    check_o_creat(&bed, "second");
     second.end().unwrap();
 }
 
-fn others_are_not_opened(bed: &Bed, swapped_in: &str) {
-    let folder = own_folder(bed);
+fn check_o_creat(bed: &Bed, swapped_in: &str) {
+    let folder = attacker_folder(bed);
     run_race("attacks::opener", bed, swapped_in);
     assert_eq!(std::fs::read(folder.join("secret")).unwrap(), b"secret");
 }
 
-/// Run by [`writes_take_rights_away`]: writes to programs that run as somebody else, in all ways.
+/// Run by [`writes_clear_setuid`]: writes to setuid programs in every way.
 #[test]
 fn writer() {
-    let Some(dir) = part_of() else { return };
+    let Some(dir) = subtest_dir() else { return };
     become_user(ATTACKER, &[]);
     let open = |name: &str| File::options().read(true).write(true).open(dir.join("mnt").join(name)).unwrap();
-    crate::beside::Writer::new(&dir, 4096).write(&open("ring"));
+    crate::mixed_io::Writer::new(&dir, 4096).write(&open("ring"));
     std::io::Write::write_all(&mut open("call"), b"x").unwrap();
     open("cut").set_len(1).unwrap();
     rustix::fs::fallocate(open("room"), rustix::fs::FallocateFlags::empty(), 0, 8192).unwrap();
@@ -253,38 +254,38 @@ fn writer() {
 }
 
 #[test]
-fn writes_take_rights_away() {
+fn writes_clear_setuid() {
     let _attack = Attack::begin();
-    let Some(bed) = attacked() else { return };
+    let Some(bed) = root_bed() else { return };
     let names = ["ring", "call", "cut", "room", "empty"];
-    let files = names.map(|name| file_of(bed.dir.join("root").join(name), (0, 0o6777), b"program"));
-    run(part("attacks::writer", &bed));
+    let files = names.map(|name| create_file(bed.dir.join("root").join(name), (0, 0o6777), b"program"));
+    run(subtest("attacks::writer", &bed));
     let modes = files.map(|file| std::fs::metadata(file).unwrap().mode() & 0o7777);
     assert_eq!(modes, [0o777; 5]);
 }
 
-/// Of files that anybody may write, whether or not they could take it away themselves.
+/// With files that all users may write, whether or not they could remove the capability themselves.
 #[test]
-fn writes_take_capabilities_away() {
+fn writes_clear_capabilities() {
     let _attack = Attack::begin();
     const NAME: &str = "security.capability";
     // Revision 2, effective, CAP_CHOWN.
     let capability: Vec<u8> =
         [0x0200_0001_u32, 1, 0, 0, 0].iter().flat_map(|word| word.to_le_bytes()).collect();
-    let Some(bed) = attacked() else { return };
+    let Some(bed) = root_bed() else { return };
     let files = ["ring", "call", "cut", "room", "empty"].map(|name| {
-        let file = file_of(bed.dir.join("root").join(name), (0, 0o666), b"program");
+        let file = create_file(bed.dir.join("root").join(name), (0, 0o666), b"program");
         rustix::fs::setxattr(&file, NAME, &capability, rustix::fs::XattrFlags::empty()).unwrap();
         file
     });
-    run(part("attacks::writer", &bed));
+    run(subtest("attacks::writer", &bed));
     for file in files {
         let found = rustix::fs::getxattr(&file, NAME, &mut [0; 64]);
         assert_eq!(found, Err(Errno::NODATA), "{}", file.display());
     }
 }
 
-/// A file system of its own for a bed's root, of which 2 parts in 5 are root's alone. It goes with the value.
+/// A file system for a bed's root, with 40 % of its blocks reserved for root. Unmounted on drop.
 pub struct Disk(pub PathBuf);
 
 impl Disk {
@@ -304,8 +305,8 @@ impl Disk {
         made.map(|()| Self(root))
     }
 
-    /// Blocks that nobody uses.
-    fn free(&self) -> rustix::fs::StatVfs {
+    /// The state of its blocks.
+    fn statvfs(&self) -> rustix::fs::StatVfs {
         rustix::fs::statvfs(&self.0).unwrap()
     }
 }
@@ -317,10 +318,10 @@ impl Drop for Disk {
     }
 }
 
-/// Run by [`blocks_that_are_reserved_stay_root_s`]: takes all that there is, in all ways.
+/// Run by [`reserved_blocks_stay_reserved`]: fills the disk in every way.
 #[test]
 fn filler() {
-    let Some(dir) = part_of() else { return };
+    let Some(dir) = subtest_dir() else { return };
     become_user(ATTACKER, &[]);
     let open = |name: &str| {
         let path = dir.join("mnt").join(name);
@@ -332,31 +333,31 @@ fn filler() {
     while std::io::Write::write_all(&mut call, &[1; 4096]).map_err(full).is_ok() {}
     let flags = rustix::fs::FallocateFlags::empty();
     assert_eq!(rustix::fs::fallocate(open("room"), flags, 0, 4 << 20), Err(Errno::NOSPC));
-    let written = crate::beside::Writer::new(&dir, 4 << 20).write(&open("ring"));
+    let written = crate::mixed_io::Writer::new(&dir, 4 << 20).write(&open("ring"));
     assert!(written < 1 << 20, "{written} bytes by a ring");
 }
 
 #[test]
-fn blocks_that_are_reserved_stay_root_s() {
+fn reserved_blocks_stay_reserved() {
     let _attack = Attack::begin();
-    let Some(bed) = as_two_users(|| Some(Bed::folder())) else { return };
+    let Some(bed) = if_root(|| Some(Bed::folder())) else { return };
     let Some(disk) = Disk::mount(&bed.dir) else { return };
     std::fs::set_permissions(&disk.0, Permissions::from_mode(0o777)).unwrap();
     let options = onehop_serve::MountOptions::new(&bed.mount(), &disk.0);
     let Some(bed) = bed.mounted(options) else { return };
-    let before = disk.free();
+    let before = disk.statvfs();
     let reserved = before.f_bfree - before.f_bavail;
     assert!(reserved * before.f_frsize > 8 << 20);
-    run(part("attacks::filler", &bed));
-    // Some blocks hold what is known of files, for which the file system takes what it needs.
-    let left = disk.free().f_bfree;
+    run(subtest("attacks::filler", &bed));
+    // Metadata may also take some reserved blocks.
+    let left = disk.statvfs().f_bfree;
     assert!(left > reserved - reserved / 20, "{left} of {reserved} reserved blocks are left");
 }
 
-/// Run by [`programs_may_be_run_that_may_not_be_read`].
+/// Run by [`executables_need_not_be_readable`].
 #[test]
 fn runner() {
-    let Some(dir) = part_of() else { return };
+    let Some(dir) = subtest_dir() else { return };
     become_user(ATTACKER, &[]);
     let program = dir.join("mnt/program");
     assert!(std::process::Command::new(&program).arg("0").status().unwrap().success());
@@ -364,22 +365,22 @@ fn runner() {
 }
 
 #[test]
-fn programs_may_be_run_that_may_not_be_read() {
+fn executables_need_not_be_readable() {
     let _attack = Attack::begin();
-    let Some(bed) = attacked() else { return };
+    let Some(bed) = root_bed() else { return };
     let program = bed.dir.join("root/program");
     std::fs::copy("/bin/sleep", &program).unwrap();
     std::fs::set_permissions(&program, Permissions::from_mode(0o711)).unwrap();
-    run(part("attacks::runner", &bed));
+    run(subtest("attacks::runner", &bed));
 }
 
-/// Run by [`programs_that_run_are_not_cut_short`].
+/// Run by [`running_programs_cannot_be_written`].
 #[test]
 fn cutter() {
-    let Some(dir) = part_of() else { return };
+    let Some(dir) = subtest_dir() else { return };
     let program = dir.join("mnt/program");
     let mut running = std::process::Command::new(&program).arg("60").spawn().unwrap();
-    // Each needs the right to write; the last is not opened to be written.
+    // Each needs write access, although the last does not open for writing.
     for flags in [OFlags::WRONLY, OFlags::RDWR, OFlags::WRONLY | OFlags::TRUNC, OFlags::TRUNC] {
         let opened = rustix::fs::open(&program, flags, rustix::fs::Mode::empty());
         assert_eq!(opened.err(), Some(Errno::TXTBSY), "{flags:?}");
@@ -389,12 +390,12 @@ fn cutter() {
 }
 
 #[test]
-fn programs_that_run_are_not_cut_short() {
+fn running_programs_cannot_be_written() {
     let _attack = Attack::begin();
     let check = |bed: &Bed| {
         let program = bed.dir.join("root/program");
         std::fs::copy("/bin/sleep", &program).unwrap();
-        run(part("attacks::cutter", bed));
+        run(subtest("attacks::cutter", bed));
         assert!(std::fs::read(program).unwrap() == std::fs::read("/bin/sleep").unwrap());
     };
     let Some(bed) = Bed::start() else { return };
@@ -403,10 +404,10 @@ fn programs_that_run_are_not_cut_short() {
     check(&bed);
 }
 
-/// Run by [`memory_with_holes_takes_no_addresses_from_others`].
+/// Run by [`sparse_memory_does_not_exhaust_addresses`].
 #[test]
 fn mapper() {
-    let Some(dir) = part_of() else { return };
+    let Some(dir) = subtest_dir() else { return };
     become_user(ATTACKER, &[]);
     let name = || onehop_usrbio::Id::random().unwrap().to_string();
     let memory = Path::new("/dev/shm").join(format!("onehop-test-{}", name()));
@@ -418,17 +419,17 @@ fn mapper() {
     assert_eq!(code(&made[0]), None);
     let refused = Some(Errno::NOMEM.raw_os_error());
     assert!(made[1..].iter().all(|done| code(done) == refused), "{made:?}");
-    // What else is asked for is had.
+    // Other calls still work.
     assert_eq!(std::fs::read_dir(dir.join("mnt/folder")).unwrap().count(), 0);
 }
 
 #[test]
-fn memory_with_holes_takes_no_addresses_from_others() {
+fn sparse_memory_does_not_exhaust_addresses() {
     let _attack = Attack::begin();
-    let Some(bed) = attacked() else { return };
-    run(part("attacks::mapper", &bed));
+    let Some(bed) = root_bed() else { return };
+    run(subtest("attacks::mapper", &bed));
     bed.until("its memory is gone", |report| report["buffers"] == 0);
-    run(part("attacks::mapper", &bed));
+    run(subtest("attacks::mapper", &bed));
 }
 
 const USER_OBJ: u16 = 1;
@@ -438,8 +439,8 @@ const NAMED_GROUP: u16 = 8;
 const MASK: u16 = 16;
 const OTHER: u16 = 32;
 
-/// An access control list as Linux keeps it.
-fn list(entries: &[(u16, u16, u32)]) -> Vec<u8> {
+/// An access control list in Linux's format.
+fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
     let mut bytes = 2_u32.to_le_bytes().to_vec();
     for (tag, rights, id) in entries {
         bytes.extend([tag.to_le_bytes(), rights.to_le_bytes()].concat());
@@ -448,37 +449,37 @@ fn list(entries: &[(u16, u16, u32)]) -> Vec<u8> {
     bytes
 }
 
-/// Lists that give the attacker, or take away, what the mode alone would not.
-fn lists() -> [(&'static str, u32, Vec<u8>); 5] {
-    const NOBODY: u32 = u32::MAX;
+/// Lists that grant or deny the attacker what the mode alone would not.
+fn acls() -> [(&'static str, u32, Vec<u8>); 5] {
+    const UNDEFINED_ID: u32 = u32::MAX;
     let with = |named: (u16, u16, u32), others| {
-        let [user, group] = [(USER_OBJ, 6, NOBODY), (GROUP_OBJ, 0, NOBODY)];
-        let [mask, other] = [(MASK, 6, NOBODY), (OTHER, others, NOBODY)];
+        let [user, group] = [(USER_OBJ, 6, UNDEFINED_ID), (GROUP_OBJ, 0, UNDEFINED_ID)];
+        let [mask, other] = [(MASK, 6, UNDEFINED_ID), (OTHER, others, UNDEFINED_ID)];
         let named_user = named.0 == USER;
-        list(&if named_user { [user, named, group, mask, other] } else { [user, group, named, mask, other] })
+        acl(&if named_user { [user, named, group, mask, other] } else { [user, group, named, mask, other] })
     };
     [
         ("granted", 0, with((USER, 6, ATTACKER), 0)),
         ("denied", 0, with((USER, 0, ATTACKER), 6)),
         ("granted-group", 0, with((NAMED_GROUP, 6, GROUP), 0)),
         ("denied-group", 0, with((NAMED_GROUP, 0, GROUP), 6)),
-        // The mask stands where a mode has the group's rights.
+        // With a list, the group bits of the mode are the mask.
         ("masked", GROUP, with((USER, 6, ATTACKER + 1), 0)),
     ]
 }
 
-/// Run by [`access_control_lists_hold`].
+/// Run by [`access_control_lists_are_enforced`].
 #[test]
-fn listed() {
-    let Some(dir) = part_of() else { return };
+fn acl_user() {
+    let Some(dir) = subtest_dir() else { return };
     let mount = dir.join("mnt");
     become_user(ATTACKER, &[GROUP]);
-    for (name, _, _) in lists() {
+    for (name, _, _) in acls() {
         let opened = File::options().read(true).write(true).open(mount.join(name));
         assert_eq!(opened.is_ok(), name.starts_with("granted"), "{name}: {opened:?}");
         assert!(opened.is_ok() || opened.unwrap_err().kind() == std::io::ErrorKind::PermissionDenied);
     }
-    // A folder's list for what is made in it takes the umask's place.
+    // A folder's default list replaces the umask for new files.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     File::create(mount.join("folder/file")).unwrap();
     File::create(mount.join("plain")).unwrap();
@@ -486,23 +487,23 @@ fn listed() {
 }
 
 #[test]
-fn access_control_lists_hold() {
+fn access_control_lists_are_enforced() {
     let _attack = Attack::begin();
-    let Some(bed) = attacked() else { return };
-    lists_hold(&bed);
+    let Some(bed) = root_bed() else { return };
+    check_acls(&bed);
 }
 
 #[test]
-fn access_control_lists_of_a_target_hold() {
+fn access_control_lists_of_a_target_are_enforced() {
     let _attack = Attack::begin();
-    let Some((bed, _target, address)) = as_two_users(start) else { return };
-    if !lists_hold(&bed) {
+    let Some((bed, _target, address)) = if_root(start) else { return };
+    if !check_acls(&bed) {
         return;
     }
-    // The mount's kernel has checked the lists. The target checks them for one that does not.
+    // The mount's kernel has checked the lists. The target checks them for clients that do not.
     let tree = connect(address);
     let by = Caller { uid: ATTACKER, gid: ATTACKER, groups: vec![GROUP], umask: 0 };
-    for (name, _, _) in lists() {
+    for (name, _, _) in acls() {
         let access = OpenMode { read: true, write: true, ..OpenMode::default() };
         let file = tree.lookup(ROOT, &Name::new(name.as_bytes()).unwrap(), &by).unwrap().node;
         let wanted = if name.starts_with("granted") { None } else { Some(Errno::ACCESS) };
@@ -510,13 +511,13 @@ fn access_control_lists_of_a_target_hold() {
     }
 }
 
-/// Makes the files, and has a user try them; not where there can be no lists.
-fn lists_hold(bed: &Bed) -> bool {
+/// Creates the files and has a user open them. Returns false if the file system has no lists.
+fn check_acls(bed: &Bed) -> bool {
     let root = bed.dir.join("root");
-    for (name, group, list) in lists() {
-        let file = file_of(root.join(name), (0, 0o600), b"");
+    for (name, group, acl) in acls() {
+        let file = create_file(root.join(name), (0, 0o600), b"");
         chown(&file, None, Some(group)).unwrap();
-        match setxattr(&file, "system.posix_acl_access", &list, XattrFlags::empty()) {
+        match setxattr(&file, "system.posix_acl_access", &acl, XattrFlags::empty()) {
             Err(Errno::OPNOTSUPP) => {
                 skipped("this file system has no access control lists");
                 return false;
@@ -527,9 +528,9 @@ fn lists_hold(bed: &Bed) -> bool {
     for folder in [root.clone(), root.join("folder")] {
         std::fs::set_permissions(folder, Permissions::from_mode(0o777)).unwrap();
     }
-    let inherited = list(&[(USER_OBJ, 7, u32::MAX), (GROUP_OBJ, 5, u32::MAX), (OTHER, 5, u32::MAX)]);
+    let inherited = acl(&[(USER_OBJ, 7, u32::MAX), (GROUP_OBJ, 5, u32::MAX), (OTHER, 5, u32::MAX)]);
     setxattr(root.join("folder"), "system.posix_acl_default", &inherited, XattrFlags::empty()).unwrap();
-    run(part("attacks::listed", bed));
+    run(subtest("attacks::acl_user", bed));
     let mode = |path: &str| std::fs::metadata(root.join(path)).unwrap().mode() & 0o7777;
     assert_eq!(["folder/file", "plain", "folder/inner"].map(mode), [0o644, 0o600, 0o755]);
     let made = std::fs::metadata(root.join("plain")).unwrap();

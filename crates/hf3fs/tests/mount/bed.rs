@@ -1,4 +1,4 @@
-//! A mount in a folder of its own, and programs in C and Python that use it.
+//! A mount in a temporary folder, and C and Python programs that use it.
 
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
@@ -9,28 +9,28 @@ use std::time::{Duration, Instant};
 use onehop_serve::{Daemon, MountOptions};
 use serde_json::Value;
 
-/// How long a program may take: these machines have much else to do.
+/// The time limit of a program on a busy machine.
 pub const LONG: Duration = Duration::from_secs(120);
 
-/// How long attackers try: so long in CI, or what a person wants (`crates/hf3fs/hostile`).
-pub fn how_long(usual: Duration) -> Duration {
+/// How long attacks run: `usual`, or what `crates/hf3fs/hostile` was asked for.
+pub fn attack_time(usual: Duration) -> Duration {
     let seconds = std::env::var("ONEHOP_TEST_SECONDS").ok().and_then(|text| text.parse().ok());
     seconds.map_or(usual, Duration::from_secs)
 }
 
-/// A mount. It goes with the value.
+/// A test bed: a temporary folder, and the mount in it. Removed on drop.
 pub struct Bed {
     pub dir: PathBuf,
     pub daemon: Option<Daemon>,
 }
 
 pub fn skipped(why: &str) {
-    // Not eprintln: a test that passes would not show it.
+    // Not eprintln, which is captured when the test passes.
     let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
 }
 
 impl Bed {
-    /// A folder with a file, and nothing mounted.
+    /// A folder with a file, without a mount.
     pub fn folder() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -43,14 +43,14 @@ impl Bed {
         Self { dir: dir.canonicalize().unwrap(), daemon: None }
     }
 
-    /// A mount; none, and a line that says so, where there can be none.
+    /// A mount. Without FUSE, prints that the test is skipped and returns `None`.
     pub fn start() -> Option<Self> {
         let this = Self::folder();
         let options = MountOptions::new(&this.mount(), &this.dir.join("root"));
         this.mounted(options)
     }
 
-    /// Mounts something at its mount point.
+    /// Mounts at its mount point.
     pub fn mounted(mut self, mut options: MountOptions) -> Option<Self> {
         options.emulated_gpu = true;
         if std::fs::metadata("/dev/fuse").is_err() {
@@ -80,10 +80,10 @@ impl Bed {
         serde_json::from_str(&self.daemon.as_ref().unwrap().report()).unwrap()
     }
 
-    /// Waits until the daemon's report says this; fails when it does not in time.
-    pub fn until(&self, what: &str, said: impl Fn(&Value) -> bool) {
+    /// Waits until the daemon's report meets a condition; panics after a timeout.
+    pub fn until(&self, what: &str, is_met: impl Fn(&Value) -> bool) {
         let start = Instant::now();
-        while !said(&self.report()) {
+        while !is_met(&self.report()) {
             assert!(start.elapsed() < LONG, "{what}: {:#}", self.report());
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -95,13 +95,13 @@ impl Drop for Bed {
         if let Some(daemon) = self.daemon.take() {
             daemon.end().unwrap();
         }
-        // What a killed daemon has left.
+        // The mounts of a killed daemon.
         while rustix::mount::unmount(self.mount(), rustix::mount::UnmountFlags::DETACH).is_ok() {}
         let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
 
-/// Where the library of this build lies: beside the tests.
+/// The folder of this build's library, which is that of the tests.
 pub fn library() -> PathBuf {
     let tests = std::env::current_exe().unwrap().parent().unwrap().to_owned();
     assert!(
@@ -116,7 +116,7 @@ pub fn top() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Compiles a program; none, and a line that says so, where there is no compiler.
+/// Compiles a program. Without a compiler, prints that the test is skipped and returns `None`.
 pub fn compile(source: &str) -> Option<PathBuf> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     if Command::new("cc").arg("--version").output().is_err() {
@@ -154,39 +154,39 @@ pub fn command(program: &Path) -> Command {
     command
 }
 
-/// This program once more, for one of its tests, which finds the folder of a bed in `ONEHOP_TEST_PART` and does nothing
-/// without: what asks a mount does not run where the mount is served.
-pub fn part(name: &str, bed: &Bed) -> Command {
+/// A command that runs one test of this program, with the bed's folder in `ONEHOP_TEST_DIR`; without the variable, that
+/// test does nothing. The process that serves a mount must not use it.
+pub fn subtest(name: &str, bed: &Bed) -> Command {
     let mut program = command(&std::env::current_exe().unwrap());
-    program.args(["--exact", name, "--nocapture"]).env("ONEHOP_TEST_PART", &bed.dir);
+    program.args(["--exact", name, "--nocapture"]).env("ONEHOP_TEST_DIR", &bed.dir);
     program
 }
 
-/// In such a program: the folder of its bed.
-pub fn part_of() -> Option<PathBuf> {
-    std::env::var_os("ONEHOP_TEST_PART").map(PathBuf::from)
+/// In that process: the bed's folder.
+pub fn subtest_dir() -> Option<PathBuf> {
+    std::env::var_os("ONEHOP_TEST_DIR").map(PathBuf::from)
 }
 
-/// Runs a program; it has to end in time, and well.
+/// Runs a program, which must succeed in time. Returns its output.
 pub fn run(mut command: Command) -> String {
-    // A pipe that nobody empties would hold up a program that logs much.
+    // Not a pipe: nothing would read it, so a program with much output would block.
     let memory = rustix::fs::memfd_create("stderr", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     let mut log = std::fs::File::from(memory);
     command.stdout(Stdio::piped()).stderr(log.try_clone().unwrap());
     let output = wait(command.spawn().unwrap());
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
     if !output.status.success() {
         let mut errors = Vec::new();
         log.rewind().unwrap();
         log.read_to_end(&mut errors).unwrap();
-        panic!("{command:?}: {said}{}", String::from_utf8_lossy(&errors));
+        panic!("{command:?}: {stdout}{}", String::from_utf8_lossy(&errors));
     }
-    said
+    stdout
 }
 
-/// Waits for a program, and kills one that takes too long.
+/// Waits for a program, and kills it after a timeout.
 pub fn wait(mut child: Child) -> Output {
-    let (start, limit) = (Instant::now(), LONG + how_long(Duration::ZERO));
+    let (start, limit) = (Instant::now(), LONG + attack_time(Duration::ZERO));
     while child.try_wait().unwrap().is_none() {
         if start.elapsed() > limit {
             child.kill().unwrap();

@@ -1,23 +1,23 @@
-//! How long the attacks take together: CI has three minutes for them.
+//! A time limit for all attacks together, since CI has three minutes for them.
 
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::bed::how_long;
+use crate::bed::attack_time;
 
-/// How long any attack goes on, in all. Not where a person wants them to take longer (`crates/hf3fs/hostile`).
-const BOUND: Duration = Duration::from_secs(180);
-/// Attacks that are named when this is reported.
-const NAMED: usize = 8;
+/// The time limit of all attacks. `crates/hf3fs/hostile` runs without it.
+const TIME_LIMIT: Duration = Duration::from_secs(180);
+/// How many attacks a report names.
+const REPORTED: usize = 8;
 
-/// The attacks of a run. Those that run side by side count once.
+/// The attacks of a run. Time in which several run counts once.
 struct Clock {
     running: usize,
-    /// When the first of those began.
+    /// When the first of the running attacks began.
     since: Option<Instant>,
     before: Duration,
-    /// How long each took, and its name.
+    /// The duration of each attack, and its name.
     ended: Vec<(Duration, String)>,
 }
 
@@ -51,16 +51,16 @@ impl Clock {
         longest.sort_by(|one, other| other.cmp(one));
         let named: Vec<_> = longest
             .iter()
-            .take(NAMED)
+            .take(REPORTED)
             .map(|(took, name)| format!("{name} {:.1} s", took.as_secs_f64()))
             .collect();
-        let (total, bound, count) = (self.total(now).as_secs_f64(), BOUND.as_secs(), self.ended.len());
-        format!("{count} attacks took {total:.1} s together, of {bound} s; the longest: {}", named.join(", "))
+        let (total, limit, count) = (self.total(now).as_secs_f64(), TIME_LIMIT.as_secs(), self.ended.len());
+        format!("{count} attacks took {total:.1} s together, of {limit} s; the longest: {}", named.join(", "))
     }
 
-    /// What is to be said where they take too long.
+    /// The report as an error if they took too long.
     fn check(&self, now: Instant) -> Result<(), String> {
-        if self.total(now) <= BOUND { Ok(()) } else { Err(format!("too long: {}", self.report(now))) }
+        if self.total(now) <= TIME_LIMIT { Ok(()) } else { Err(format!("too long: {}", self.report(now))) }
     }
 }
 
@@ -68,7 +68,7 @@ fn clock() -> MutexGuard<'static, Clock> {
     CLOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An attack that goes on. Dropped, it ends, and fails where all of them have taken too long.
+/// A running attack. Ends on drop, which panics if all attacks together took too long.
 pub struct Attack {
     began: Instant,
     name: String,
@@ -78,10 +78,10 @@ impl Attack {
     #[track_caller]
     pub fn begin() -> Self {
         static REPORT: Once = Once::new();
-        // Without room for it, nothing is reported.
-        // SAFETY: a function of this program that takes nothing and does not unwind.
+        // If registration fails, nothing is reported.
+        // SAFETY: the function takes nothing and does not unwind.
         REPORT.call_once(|| _ = unsafe { libc::atexit(report) });
-        // With one thread for all tests, that has no test's name.
+        // With one test thread, the thread has no test's name.
         let thread = std::thread::current().name().filter(|name| *name != "main").map(str::to_owned);
         let name = thread.unwrap_or_else(|| std::panic::Location::caller().to_string());
         let began = Instant::now();
@@ -96,14 +96,14 @@ impl Drop for Attack {
         clock.end(now, self.began, &self.name);
         let checked = clock.check(now);
         drop(clock);
-        let is_bounded = how_long(Duration::ZERO).is_zero();
+        let is_bounded = attack_time(Duration::ZERO).is_zero();
         if is_bounded && !std::thread::panicking() {
             assert_eq!(checked, Ok(()));
         }
     }
 }
 
-/// At the end of the tests. Not by a test, which does not know whether it is the last.
+/// Runs at exit: a test does not know whether it is the last.
 extern "C" fn report() {
     let _ = writeln!(std::io::stderr(), "{}", clock().report(Instant::now()));
 }
@@ -116,11 +116,11 @@ fn attacks_that_take_too_long_are_named() {
     clock.begin(at(10));
     clock.end(at(90), at(0), "one");
     clock.end(at(110), at(10), "other");
-    // Nothing goes on meanwhile.
+    // No attack runs in between.
     clock.begin(at(200));
     clock.end(at(270), at(200), "last");
-    assert_eq!((clock.total(at(300)), clock.check(at(300))), (BOUND, Ok(())));
+    assert_eq!((clock.total(at(300)), clock.check(at(300))), (TIME_LIMIT, Ok(())));
     clock.begin(at(300));
-    let said = "too long: 3 attacks took 181.0 s together, of 180 s; the longest: other 100.0 s, one 90.0 s, last 70.0 s";
-    assert_eq!(clock.check(at(301)), Err(said.into()));
+    let expected = "too long: 3 attacks took 181.0 s together, of 180 s; the longest: other 100.0 s, one 90.0 s, last 70.0 s";
+    assert_eq!(clock.check(at(301)), Err(expected.into()));
 }

@@ -1,4 +1,5 @@
-//! Two mounts of one folder: who gets a lock sees what was written under it, and who opens a file what its last writer has closed.
+//! Two mounts of one folder: a lock makes writes visible to its next owner, and close makes them visible to the next
+//! open.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, Write};
@@ -7,11 +8,11 @@ use std::process::{Child, Command, Stdio};
 
 use onehop_serve::{Daemon, MountOptions};
 
-use crate::bed::{Bed, part, part_of, run, skipped, top, wait};
+use crate::bed::{Bed, run, skipped, subtest, subtest_dir, top, wait};
 use crate::target::start_twice;
 
 /// A bed whose folder is mounted twice.
-pub fn twice() -> Option<(Bed, Daemon)> {
+pub fn mounted_twice() -> Option<(Bed, Daemon)> {
     let bed = Bed::start()?;
     let second = bed.dir.join("second");
     std::fs::create_dir(&second).unwrap();
@@ -19,7 +20,7 @@ pub fn twice() -> Option<(Bed, Daemon)> {
     Some((bed, daemon))
 }
 
-fn have(program: &str, arguments: &[&str]) -> bool {
+fn is_installed(program: &str, arguments: &[&str]) -> bool {
     let found = Command::new(program).args(arguments).stdout(Stdio::null()).status();
     if !found.as_ref().is_ok_and(|status| status.success()) {
         skipped(&format!("{program} {arguments:?}: {found:?}"));
@@ -28,15 +29,15 @@ fn have(program: &str, arguments: &[&str]) -> bool {
     true
 }
 
-fn ends_well(child: Child) {
+fn expect_success(child: Child) {
     let output = wait(child);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]
-fn nothing_that_was_written_under_a_lock_is_missed() {
-    let Some((bed, second)) = twice() else { return };
-    if !have("python3", &["--version"]) {
+fn locks_make_writes_visible() {
+    let Some((bed, second)) = mounted_twice() else { return };
+    if !is_installed("python3", &["--version"]) {
         return;
     }
     const TURNS: u64 = 300;
@@ -49,7 +50,7 @@ fn nothing_that_was_written_under_a_lock_is_missed() {
             python.arg(bed.dir.join(of).join(kind)).args([kind, &TURNS.to_string()]);
             python.stderr(Stdio::piped()).spawn().unwrap()
         });
-        children.into_iter().for_each(ends_well);
+        children.into_iter().for_each(expect_success);
         let bytes = std::fs::read(below).unwrap();
         let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
         assert_eq!([number(0), number(4096), bytes.len() as u64 - 8192], [3 * TURNS; 3], "{kind}");
@@ -57,14 +58,14 @@ fn nothing_that_was_written_under_a_lock_is_missed() {
     second.end().unwrap();
 }
 
-/// Run by [`what_two_mounts_append_stays_whole`].
+/// Run by [`appends_of_two_mounts_are_atomic`].
 #[test]
 fn appenders() {
-    let Some(dir) = part_of() else { return };
+    let Some(dir) = subtest_dir() else { return };
     std::thread::scope(|scope| {
         for (of, letter) in [("mnt", b'a'), ("second", b'b')] {
             let file = File::options().append(true).create(true).open(dir.join(of).join("log")).unwrap();
-            // No multiple of a page, so that most records lie in several.
+            // Not a multiple of the page size, so that most records span pages.
             let mut record = [letter; RECORD];
             record[RECORD - 1] = b'\n';
             scope.spawn(move || {
@@ -78,9 +79,9 @@ const RECORD: usize = 5000;
 const RECORDS: usize = 1500;
 
 #[test]
-fn what_two_mounts_append_stays_whole() {
-    let Some((bed, second)) = twice() else { return };
-    assert!(run(part("coherence::appenders", &bed)).contains("1 passed"));
+fn appends_of_two_mounts_are_atomic() {
+    let Some((bed, second)) = mounted_twice() else { return };
+    assert!(run(subtest("coherence::appenders", &bed)).contains("1 passed"));
     let log = std::fs::read(bed.dir.join("root/log")).unwrap();
     assert_eq!(log.len(), 2 * RECORDS * RECORD);
     let is_whole = |record: &[u8]| {
@@ -94,14 +95,14 @@ fn what_two_mounts_append_stays_whole() {
 
 #[test]
 fn sqlite_loses_nothing_across_two_mounts() {
-    let Some((bed, second)) = twice() else { return };
-    if !have("sqlite3", &["--version"]) {
+    let Some((bed, second)) = mounted_twice() else { return };
+    if !is_installed("sqlite3", &["--version"]) {
         return;
     }
     const TRANSACTIONS: usize = 500;
     let sqlite = |path: &Path, input: &str| {
         let mut shell = Command::new("sqlite3");
-        // Without waits for the disk, which the journal's content does not depend on, transactions follow closely.
+        // Without syncs, which do not affect the journal's contents, transactions overlap more.
         shell.args(["-bail", "-cmd", ".timeout 100000", "-cmd", "PRAGMA synchronous=OFF;"]).arg(path);
         let mut child =
             shell.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -114,23 +115,23 @@ fn sqlite_loses_nothing_across_two_mounts() {
         let begin = format!(
             "PRAGMA journal_mode={mode}; CREATE TABLE t(n); CREATE TABLE log(b); INSERT INTO t VALUES(0);"
         );
-        ends_well(sqlite(&near, &begin));
+        expect_success(sqlite(&near, &begin));
         let work = format!("PRAGMA journal_mode={mode};\n{}", one.repeat(TRANSACTIONS));
-        [&near, &far].map(|path| sqlite(path, &work)).into_iter().for_each(ends_well);
+        [&near, &far].map(|path| sqlite(path, &work)).into_iter().for_each(expect_success);
         for path in [&near, &far] {
-            let look = "PRAGMA integrity_check; SELECT n FROM t; SELECT count(*) FROM log;";
-            let said = wait(sqlite(path, look)).stdout;
+            let query = "PRAGMA integrity_check; SELECT n FROM t; SELECT count(*) FROM log;";
+            let stdout = wait(sqlite(path, query)).stdout;
             let wanted = format!("ok\n{0}\n{0}\n", 2 * TRANSACTIONS);
-            assert_eq!(String::from_utf8_lossy(&said), wanted, "{mode}");
+            assert_eq!(String::from_utf8_lossy(&stdout), wanted, "{mode}");
         }
     }
     second.end().unwrap();
 }
 
-/// Run by the tests below: what one mount has closed or removed, the other knows at the next open.
+/// Run by the tests below: what one mount has closed, the other sees at the next open.
 #[test]
-fn reader_of_what_was_closed() {
-    let Some(dir) = part_of() else { return };
+fn reader_after_close() {
+    let Some(dir) = subtest_dir() else { return };
     let [near, far] = ["mnt", "second"].map(|of| dir.join(of).join("closed"));
     for turn in 1..30_usize {
         let text = "z".repeat(turn * turn);
@@ -140,7 +141,7 @@ fn reader_of_what_was_closed() {
         let mut seen = String::new();
         file.read_to_string(&mut seen).unwrap();
         assert_eq!(seen, text);
-        // And the same length again: not only that tells.
+        // Again with the same length.
         let text = text.replace('z', "y");
         std::fs::write(&near, &text).unwrap();
         drop(File::open(&far).unwrap());
@@ -151,10 +152,10 @@ fn reader_of_what_was_closed() {
     }
 }
 
-/// Run by [`names_that_are_gone_are_not_opened`].
+/// Run by [`removed_names_cannot_be_opened`].
 #[test]
-fn opener_of_what_was_removed() {
-    let Some(dir) = part_of() else { return };
+fn opener_after_removal() {
+    let Some(dir) = subtest_dir() else { return };
     let [near, far] = ["mnt", "second"].map(|of| dir.join(of).join("removed"));
     for turn in 0..30 {
         let text = turn.to_string();
@@ -165,7 +166,7 @@ fn opener_of_what_was_removed() {
             assert_eq!(File::open(&far).unwrap_err().kind(), ErrorKind::NotFound);
         }
     }
-    // Who has it open may open it again, though it has no name.
+    // An open file without a name can be opened again.
     std::fs::write(&near, "held").unwrap();
     let held = File::open(&near).unwrap();
     std::fs::remove_file(&near).unwrap();
@@ -174,16 +175,16 @@ fn opener_of_what_was_removed() {
 }
 
 #[test]
-fn who_opens_a_file_sees_what_was_closed() {
-    let Some((bed, second)) = twice() else { return };
-    run(part("coherence::reader_of_what_was_closed", &bed));
+fn open_sees_closed_writes() {
+    let Some((bed, second)) = mounted_twice() else { return };
+    run(subtest("coherence::reader_after_close", &bed));
     second.end().unwrap();
     let Some((bed, _target, second)) = start_twice() else { return };
-    run(part("coherence::reader_of_what_was_closed", &bed));
+    run(subtest("coherence::reader_after_close", &bed));
     second.end().unwrap();
 }
 
-/// Punches holes into a file that the kernel keeps, and that a mapping has changed.
+/// Punches holes into a file in the page cache, with a dirty mapping.
 const HOLES: &str = "
 import fcntl, mmap, os, struct, sys
 file = os.open(sys.argv[1], os.O_RDWR)
@@ -202,16 +203,16 @@ mapped.flush()
 ";
 
 #[test]
-fn what_was_in_a_hole_does_not_come_back() {
+fn holes_stay_zero() {
     let Some(bed) = Bed::start() else { return };
-    if !have("python3", &["--version"]) {
+    if !is_installed("python3", &["--version"]) {
         return;
     }
     let below = bed.dir.join("root/holed");
     std::fs::write(&below, [b'A'; 16384]).unwrap();
     let mut python = Command::new("python3");
     python.args(["-c", HOLES]).arg(bed.mount().join("holed")).stderr(Stdio::piped());
-    ends_well(python.spawn().unwrap());
+    expect_success(python.spawn().unwrap());
     let mut wanted = [b'A'; 16384];
     (wanted[0], wanted[16383]) = (b'B', b'C');
     wanted[1000..3000].fill(0);
@@ -220,8 +221,8 @@ fn what_was_in_a_hole_does_not_come_back() {
 }
 
 #[test]
-fn names_that_are_gone_are_not_opened() {
-    let Some((bed, second)) = twice() else { return };
-    run(part("coherence::opener_of_what_was_removed", &bed));
+fn removed_names_cannot_be_opened() {
+    let Some((bed, second)) = mounted_twice() else { return };
+    run(subtest("coherence::opener_after_removal", &bed));
     second.end().unwrap();
 }

@@ -1,4 +1,4 @@
-//! Programs that are killed, and a daemon that is.
+//! Programs and daemons that are killed.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use onehop_serve::{Daemon, MountOptions};
 
 use crate::bed::{Bed, LONG, command, compile, run, wait};
-use crate::processes::Killed;
+use crate::processes::KilledOnDrop;
 
 fn shared_memory(of: u32) -> usize {
     // Files in /dev/shm that a process has mapped.
@@ -16,7 +16,7 @@ fn shared_memory(of: u32) -> usize {
     maps.lines().filter(|line| line.contains("/dev/shm/hf3fs-iov-") && !line.contains("(deleted)")).count()
 }
 
-fn stay(bed: &Bed) -> Option<Child> {
+fn start_stay(bed: &Bed) -> Option<Child> {
     let program = compile("crates/hf3fs/tests/programs/stay.c")?;
     let mut stay = command(&program);
     stay.arg(bed.mount()).arg(bed.file()).stdout(Stdio::piped());
@@ -30,7 +30,7 @@ fn stay(bed: &Bed) -> Option<Child> {
 #[test]
 fn a_killed_program_leaves_nothing() {
     let Some(bed) = Bed::start() else { return };
-    let Some(mut child) = stay(&bed) else { return };
+    let Some(mut child) = start_stay(&bed) else { return };
     bed.until("it is there", |report| report["buffers"] == 2 && report["rings"] == 1);
     assert_eq!(shared_memory(child.id()), 1);
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.id())).unwrap();
@@ -51,15 +51,15 @@ fn a_killed_program_leaves_nothing() {
 }
 
 #[test]
-fn a_killed_daemon_hangs_nobody() {
+fn a_killed_daemon_does_not_hang_programs() {
     let mut bed = Bed::folder();
-    let Some(daemon) = Killed::daemon(&bed, None) else { return };
-    let Some(child) = stay(&bed) else { return };
+    let Some(daemon) = KilledOnDrop::daemon(&bed, None) else { return };
+    let Some(child) = start_stay(&bed) else { return };
     drop(daemon);
     let output = wait(child);
     assert!(output.status.success(), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stdout).ends_with("no answer\n"), "{output:?}");
-    // The next daemon takes the dead mount's place, and what it left behind with it.
+    // The next daemon replaces the dead mount, and removes what it left.
     let options =
         MountOptions { emulated_gpu: true, ..MountOptions::new(&bed.mount(), &bed.dir.join("root")) };
     bed.daemon = Some(Daemon::start(options).unwrap());

@@ -1,15 +1,15 @@
-//! Programs that call the library at the edges of their process, and with structures that name nothing.
+//! Programs that call the library at the edges of their process, and with invalid structures.
 
 use std::process::Command;
 
 use crate::bed::{Bed, command, compile, library, run, skipped};
 
-fn at_edges(part: &str, says: &str) {
+fn at_edges(what: &str, wanted: &str) {
     let Some(bed) = Bed::start() else { return };
     let Some(program) = compile("crates/hf3fs/tests/programs/edges.c") else { return };
     let mut edges = command(&program);
-    edges.arg(part).arg(bed.mount()).arg(bed.file());
-    assert_eq!(run(edges), says);
+    edges.arg(what).arg(bed.mount()).arg(bed.file());
+    assert_eq!(run(edges), wanted);
     bed.until("all gone", |report| report["buffers"] == 0 && report["rings"] == 0);
 }
 

@@ -1,4 +1,4 @@
-//! An ordinary user who takes all that there is: files, folders, names, syncs and semaphores. Others go on as if nobody did.
+//! An ordinary user who uses up files, folders, names, syncs and semaphores, which must not affect other users.
 
 use std::fs::{File, Permissions};
 use std::io::{Read, Write};
@@ -20,25 +20,24 @@ use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::attacks::{ATTACKER, become_user};
-use crate::bed::{Bed, LONG, how_long, part, part_of, run, skipped};
+use crate::bed::{Bed, LONG, attack_time, run, skipped, subtest, subtest_dir};
 use crate::clock::Attack;
 use crate::hung_fs::Mounted;
-use crate::processes::Killed;
+use crate::processes::KilledOnDrop;
 
-/// Descriptors of a daemon that has few.
-const FEW: u64 = 1200;
-/// Names in a folder with many.
+/// The descriptor limit of a daemon or a target.
+const DESCRIPTORS: u64 = 1200;
+/// The number of names in the large folder.
 const NAMES: usize = 6_000;
 
-/// A mount by a process of its own that may have few descriptors, of a folder or of a target that has no more; none where there can
-/// be none.
-pub struct Small {
+/// A daemon in its own process with a low descriptor limit. It mounts a folder, or a target with the same limit.
+pub struct SmallDaemon {
     pub bed: Bed,
-    daemon: Killed,
-    target: Option<Killed>,
+    daemon: KilledOnDrop,
+    target: Option<KilledOnDrop>,
 }
 
-impl Small {
+impl SmallDaemon {
     pub fn start(of_target: bool) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             skipped("only root can be two users");
@@ -49,30 +48,32 @@ impl Small {
         for number in 0..NAMES {
             File::create(bed.dir.join(format!("root/many/a name of some length {number:05}"))).unwrap();
         }
-        let (target, address) = of_target.then(|| Killed::target_with(&bed, "127.0.0.1:0", FEW)).unzip();
+        let (target, address) =
+            of_target.then(|| KilledOnDrop::target_with(&bed, "127.0.0.1:0", DESCRIPTORS)).unzip();
         let address = address.map(|address: String| address.parse().unwrap());
-        let daemon = Killed::daemon_with(&bed, address, FEW)?;
+        let daemon = KilledOnDrop::daemon_with(&bed, address, DESCRIPTORS)?;
         Some(Self { bed, daemon, target })
     }
 
-    /// Descriptors of the daemon, and of its target, whichever has more.
+    /// The open descriptors of the daemon or its target, whichever has more.
     fn descriptors(&self) -> usize {
-        let of =
-            |process: &Killed| std::fs::read_dir(format!("/proc/{}/fd", process.0.id())).unwrap().count();
+        let of = |process: &KilledOnDrop| {
+            std::fs::read_dir(format!("/proc/{}/fd", process.0.id())).unwrap().count()
+        };
         of(&self.daemon).max(self.target.as_ref().map_or(0, of))
     }
 
-    /// How long the daemon has had a processor.
+    /// The CPU time of the daemon.
     fn cpu_time(&self) -> Duration {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.daemon.0.id())).unwrap();
         let behind_name = stat.rsplit(')').next().unwrap();
         let ticks =
             behind_name.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap());
-        // A hundredth of a second each, wherever Linux tells programs.
+        // Linux reports hundredths of a second on every machine.
         Duration::from_millis(ticks.sum::<u64>() * 10)
     }
 
-    /// Memory of the daemon in bytes.
+    /// The daemon's memory in bytes.
     fn memory(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.daemon.0.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -80,26 +81,26 @@ impl Small {
     }
 }
 
-/// An attacker in a process of their own, who holds what they have until this is dropped.
+/// An attacker in their own process, who keeps all resources until this is dropped.
 struct Attacker(Child);
 
 impl Attacker {
-    /// Starts one, and waits until they have all that they can have.
+    /// Starts one, and waits until it has all the resources it can get.
     fn start(name: &str, bed: &Bed) -> Self {
-        Self::of(part(name, bed))
+        Self::of(subtest(name, bed))
     }
 
-    /// The same, of a program of its own.
+    /// As [`Self::start`], with any program.
     fn of(mut program: std::process::Command) -> Self {
         let child = program.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut this = Self(child);
-        let mut said = String::new();
+        let mut stdout = String::new();
         let out = this.0.stdout.as_mut().unwrap();
-        while !said.contains("holding") {
+        while !stdout.contains("holding") {
             let mut bytes = [0; 256];
             let count = out.read(&mut bytes).unwrap();
-            assert_ne!(count, 0, "{said}");
-            said.push_str(&String::from_utf8_lossy(&bytes[..count]));
+            assert_ne!(count, 0, "{stdout}");
+            stdout.push_str(&String::from_utf8_lossy(&bytes[..count]));
         }
         this
     }
@@ -118,7 +119,7 @@ impl Drop for Attacker {
     }
 }
 
-/// In such a process: holds everything until the test has looked.
+/// In that process: keeps everything until the test is done.
 fn hold<T>(held: T) {
     println!("holding");
     std::io::stdout().flush().unwrap();
@@ -126,16 +127,16 @@ fn hold<T>(held: T) {
     drop(held);
 }
 
-/// This process may have as many descriptors as it can get.
-pub fn many_descriptors() {
+/// Raises this process's descriptor limit to the maximum.
+pub fn raise_descriptor_limit() {
     let most = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most }).unwrap();
 }
 
-/// Run as another user while somebody has taken everything: what anybody does all day works.
+/// Run as another user while an attacker holds all resources: ordinary operations work.
 #[test]
 fn bystander() {
-    let Some(dir) = part_of() else { return };
+    let Some(dir) = subtest_dir() else { return };
     become_user(ATTACKER + 1, &[]);
     let mount = dir.join("mnt");
     let files: Vec<_> = (0..20).map(|_| File::open(mount.join("file.bin")).unwrap()).collect();
@@ -149,12 +150,12 @@ fn bystander() {
     std::fs::remove_file(mine).unwrap();
 }
 
-/// Whether others notice nothing.
-fn others_go_on(bed: &Bed) {
-    run(part("exhaustion::bystander", bed));
+/// Checks that other users are not affected.
+fn check_bystander(bed: &Bed) {
+    run(subtest("exhaustion::bystander", bed));
 }
 
-/// Opens until there is no more; gives why.
+/// Opens until an error; returns it.
 fn open_all<T>(open: impl Fn() -> std::io::Result<T>) -> (Vec<T>, std::io::Error) {
     let mut held = Vec::new();
     loop {
@@ -165,11 +166,11 @@ fn open_all<T>(open: impl Fn() -> std::io::Result<T>) -> (Vec<T>, std::io::Error
     }
 }
 
-/// Run by [`who_opens_all_files_leaves_some_to_others`].
+/// Run by [`open_files_are_limited_per_user`].
 #[test]
-fn opener_of_files() {
-    let Some(dir) = part_of() else { return };
-    many_descriptors();
+fn file_opener() {
+    let Some(dir) = subtest_dir() else { return };
+    raise_descriptor_limit();
     become_user(ATTACKER, &[]);
     let file = dir.join("mnt/file.bin");
     let (held, error) = open_all(|| File::open(&file));
@@ -180,29 +181,29 @@ fn opener_of_files() {
 }
 
 #[test]
-fn who_opens_all_files_leaves_some_to_others() {
+fn open_files_are_limited_per_user() {
     let _attack = Attack::begin();
-    let Some(small) = Small::start(false) else { return };
-    open_to_all(&small.bed);
-    let attacker = Attacker::start("exhaustion::opener_of_files", &small.bed);
-    others_go_on(&small.bed);
+    let Some(small) = SmallDaemon::start(false) else { return };
+    make_folder_writable(&small.bed);
+    let attacker = Attacker::start("exhaustion::file_opener", &small.bed);
+    check_bystander(&small.bed);
     assert!(!small.bed.dir.join("root/folder/never").exists());
     drop(attacker);
-    drop(Attacker::start("exhaustion::opener_of_files", &small.bed));
+    drop(Attacker::start("exhaustion::file_opener", &small.bed));
 }
 
-/// Everybody may make files in the folder `folder`.
-pub fn open_to_all(bed: &Bed) {
+/// Makes `root/folder` writable for all users.
+pub fn make_folder_writable(bed: &Bed) {
     std::fs::set_permissions(bed.dir.join("root/folder"), Permissions::from_mode(0o777)).unwrap();
 }
 
-/// Run by [`names_that_are_known_take_no_descriptors`].
+/// Run by [`known_names_use_no_descriptors`].
 #[test]
-fn finder_of_names() {
-    let Some(dir) = part_of() else { return };
+fn name_watcher() {
+    let Some(dir) = subtest_dir() else { return };
     become_user(ATTACKER, &[]);
     let many = dir.join("mnt/many");
-    // Watched, so that the kernel cannot forget them.
+    // Watched, so that the kernel keeps them.
     let watch = rustix::fs::inotify::init(rustix::fs::inotify::CreateFlags::CLOEXEC).unwrap();
     let mut found = 0;
     for entry in std::fs::read_dir(many).unwrap() {
@@ -215,28 +216,28 @@ fn finder_of_names() {
 }
 
 #[test]
-fn names_that_are_known_take_no_descriptors() {
+fn known_names_use_no_descriptors() {
     let _attack = Attack::begin();
     for of_target in [false, true] {
-        let Some(small) = Small::start(of_target) else { return };
-        open_to_all(&small.bed);
-        let attacker = Attacker::start("exhaustion::finder_of_names", &small.bed);
-        assert!(small.descriptors() < FEW as usize / 2, "{} descriptors", small.descriptors());
-        others_go_on(&small.bed);
+        let Some(small) = SmallDaemon::start(of_target) else { return };
+        make_folder_writable(&small.bed);
+        let attacker = Attacker::start("exhaustion::name_watcher", &small.bed);
+        assert!(small.descriptors() < DESCRIPTORS as usize / 2, "{} descriptors", small.descriptors());
+        check_bystander(&small.bed);
         drop(attacker);
     }
 }
 
-/// Run by [`open_folders_take_no_memory`].
+/// Run by [`open_folders_use_little_memory`].
 #[test]
-fn opener_of_folders() {
-    let Some(dir) = part_of() else { return };
-    many_descriptors();
+fn folder_opener() {
+    let Some(dir) = subtest_dir() else { return };
+    raise_descriptor_limit();
     become_user(ATTACKER, &[]);
     let many = dir.join("mnt/many");
     let (held, error) = open_all(|| {
         let mut folder = rustix::fs::Dir::new(File::open(&many)?)?;
-        // The names behind it are still to be asked for.
+        // Further names are not read yet.
         folder.next().unwrap()?;
         Ok(folder)
     });
@@ -246,27 +247,27 @@ fn opener_of_folders() {
 }
 
 #[test]
-fn open_folders_take_no_memory() {
+fn open_folders_use_little_memory() {
     let _attack = Attack::begin();
-    let Some(small) = Small::start(false) else { return };
-    open_to_all(&small.bed);
-    others_go_on(&small.bed);
+    let Some(small) = SmallDaemon::start(false) else { return };
+    make_folder_writable(&small.bed);
+    check_bystander(&small.bed);
     let before = small.memory();
-    let attacker = Attacker::start("exhaustion::opener_of_folders", &small.bed);
-    others_go_on(&small.bed);
+    let attacker = Attacker::start("exhaustion::folder_opener", &small.bed);
+    check_bystander(&small.bed);
     let more = small.memory().saturating_sub(before);
     println!("{more} bytes more");
     assert!(more < 100 << 20, "{more} bytes");
     drop(attacker);
 }
 
-/// More syncs than a user may have threads.
+/// More syncs than a user's thread limit.
 const SYNCS: usize = 40;
 
-/// Run by [`syncs_keep_nobody_waiting`]: syncs all at once, on a file system that does not answer.
+/// Run by [`hung_syncs_do_not_delay_other_users`]: syncs on a file system that does not answer.
 #[test]
 fn syncer() {
-    let Some(dir) = part_of() else { return };
+    let Some(dir) = subtest_dir() else { return };
     become_user(ATTACKER, &[]);
     let all = Barrier::new(SYNCS + 1);
     std::thread::scope(|scope| {
@@ -275,23 +276,23 @@ fn syncer() {
             let all = &all;
             scope.spawn(move || {
                 all.wait();
-                // It fails where the mount gives the file system up.
+                // Fails when the mount gives up on the file system.
                 let _ = file.sync_all();
             });
         }
         all.wait();
-        // So that they are in the kernel.
+        // Lets the calls reach the kernel.
         std::thread::sleep(Duration::from_millis(100));
         hold(());
     });
 }
 
 #[test]
-fn syncs_keep_nobody_waiting() {
+fn hung_syncs_do_not_delay_other_users() {
     let _attack = Attack::begin();
     for of_target in [false, true] {
-        let Some(small) = Small::start(of_target) else { return };
-        open_to_all(&small.bed);
+        let Some(small) = SmallDaemon::start(of_target) else { return };
+        make_folder_writable(&small.bed);
         let Some(stuck) = Mounted::new(&small.bed.dir.join("root/stuck")) else { return };
         stuck.syncs.set(true);
         let attacker = Attacker::start("exhaustion::syncer", &small.bed);
@@ -300,13 +301,13 @@ fn syncs_keep_nobody_waiting() {
             assert!(begun.elapsed() < LONG);
             std::thread::sleep(Duration::from_millis(2));
         }
-        others_go_on(&small.bed);
+        check_bystander(&small.bed);
         stuck.syncs.set(false);
         drop(attacker);
     }
 }
 
-/// How long attackers go on.
+/// How long the attack runs.
 const ATTACK: Duration = Duration::from_secs(3);
 
 /// The user's semaphores.
@@ -316,18 +317,18 @@ fn semaphores(mount: &Path) -> Vec<PathBuf> {
     all.map(|path| std::fs::read_link(path).unwrap()).collect()
 }
 
-/// Run by [`semaphores_cost_others_nothing`]: counts that nobody posted, again and again.
+/// Run by [`posted_semaphores_cost_little_cpu_time`]: posts without submissions, again and again.
 #[test]
 fn poster() {
-    let Some(dir) = part_of() else { return };
+    let Some(dir) = subtest_dir() else { return };
     become_user(ATTACKER, &[]);
-    // With a ring there are threads that wait for it.
-    let _ring = crate::beside::Writer::new(&dir, 4096);
+    // With a ring, threads wait for the semaphore.
+    let _ring = crate::mixed_io::Writer::new(&dir, 4096);
     let open = |path| File::options().write(true).open(path).unwrap();
     let files: Vec<_> = semaphores(&dir.join("mnt")).into_iter().map(open).collect();
     assert!(!files.is_empty());
     let start = Instant::now();
-    while start.elapsed() < how_long(ATTACK) {
+    while start.elapsed() < attack_time(ATTACK) {
         for file in &files {
             file.write_all_at(&i32::MAX.to_le_bytes(), 0).unwrap();
         }
@@ -335,10 +336,10 @@ fn poster() {
     }
 }
 
-/// Run by [`semaphores_cost_others_nothing`]: each of many users looks at the links.
+/// Run by [`posted_semaphores_cost_little_cpu_time`]: each of many users reads the links.
 #[test]
-fn readers_of_links() {
-    let Some(dir) = part_of() else { return };
+fn link_readers() {
+    let Some(dir) = subtest_dir() else { return };
     for uid in 0..300 {
         let mount = dir.join("mnt");
         let user = std::thread::spawn(move || {
@@ -349,46 +350,47 @@ fn readers_of_links() {
     }
 }
 
-/// Run by [`semaphores_cost_others_nothing`]: a user who is new here has a ring.
+/// Run by [`posted_semaphores_cost_little_cpu_time`]: a new user uses a ring.
 #[test]
-fn ring_of_a_newcomer() {
-    let Some(dir) = part_of() else { return };
+fn newcomer() {
+    let Some(dir) = subtest_dir() else { return };
     become_user(ATTACKER + 2, &[]);
     let file =
         File::options().read(true).write(true).create(true).truncate(true).open(dir.join("mnt/folder/ring"));
-    assert_eq!(crate::beside::Writer::new(&dir, 4096).write(&file.unwrap()), 4096);
+    assert_eq!(crate::mixed_io::Writer::new(&dir, 4096).write(&file.unwrap()), 4096);
 }
 
-/// How long this thread has had a processor.
-fn own_time() -> Duration {
+/// This thread's CPU time.
+fn thread_cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 #[test]
-fn semaphores_cost_others_nothing() {
+fn posted_semaphores_cost_little_cpu_time() {
     let _attack = Attack::begin();
-    let Some(small) = Small::start(false) else { return };
-    open_to_all(&small.bed);
+    let Some(small) = SmallDaemon::start(false) else { return };
+    make_folder_writable(&small.bed);
     let before = small.cpu_time();
-    let attack = part("exhaustion::poster", &small.bed);
+    let attack = subtest("exhaustion::poster", &small.bed);
     let busy = std::thread::scope(|scope| {
-        let (attack, start) = (scope.spawn(|| run(attack)), own_time());
-        // What a thread gets here that wants all there is.
+        let (attack, start) = (scope.spawn(|| run(attack)), thread_cpu_time());
+        // Measures what a busy thread gets on this machine.
         while !attack.is_finished() {
             std::hint::spin_loop();
         }
         attack.join().unwrap();
-        own_time() - start
+        thread_cpu_time() - start
     });
     let took = small.cpu_time() - before;
-    println!("{took:?} of a processor, where a busy thread had {busy:?}");
-    assert!(took < busy / 2, "{took:?} of a processor, where a busy thread had {busy:?}");
-    run(part("exhaustion::readers_of_links", &small.bed));
-    run(part("exhaustion::ring_of_a_newcomer", &small.bed));
+    println!("{took:?} of CPU time, a busy thread had {busy:?}");
+    assert!(took < busy / 2, "{took:?} of CPU time, a busy thread had {busy:?}");
+    run(subtest("exhaustion::link_readers", &small.bed));
+    run(subtest("exhaustion::newcomer", &small.bed));
 }
 
-/// What the owner of leases does: opens the files by the mount in all ways, from many threads, and lets go of the leases when told to.
+/// The owner of leases: opens the leased files through the mount in every way, from many threads, and releases the
+/// leases at the end of stdin.
 const LEASES: &str = "
 import fcntl, os, signal, sys, threading
 below, through, uid = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -409,10 +411,10 @@ def use(number):
 for number in range(40): lease(number)
 try: os.open(f'{through}/0', os.O_RDONLY | os.O_NONBLOCK)
 except BlockingIOError: pass
-else: raise SystemExit('a lease is not heeded')
+else: raise SystemExit('a lease has no effect')
 try: os.truncate(f'{through}/1', 0)
 except BlockingIOError: pass
-else: raise SystemExit('a lease is not heeded by truncate')
+else: raise SystemExit('a lease does not block truncate')
 threads = [threading.Thread(target=use, args=(n,)) for n in range(40)]
 for t in threads: t.start()
 signal.sigtimedwait([signal.SIGUSR1], 0.7)
@@ -425,13 +427,13 @@ assert ends == ['well'] * 40, ends
 ";
 
 #[test]
-fn leases_keep_no_one_else_waiting() {
+fn leases_do_not_delay_other_users() {
     let _attack = Attack::begin();
-    let Some(small) = Small::start(false) else { return };
+    let Some(small) = SmallDaemon::start(false) else { return };
     if std::process::Command::new("python3").arg("--version").output().is_err() {
         return skipped("python3 is not installed");
     }
-    open_to_all(&small.bed);
+    make_folder_writable(&small.bed);
     let owned = small.bed.dir.join("root/owned");
     std::fs::create_dir(&owned).unwrap();
     std::os::unix::fs::chown(&owned, Some(ATTACKER), Some(ATTACKER)).unwrap();
@@ -440,18 +442,18 @@ fn leases_keep_no_one_else_waiting() {
     let mut attacker = Attacker::of(python);
     let begun = Instant::now();
     let _ = std::fs::metadata(small.bed.mount().join("nothing"));
-    others_go_on(&small.bed);
-    // The kernel takes a lease away after 45 seconds.
+    check_bystander(&small.bed);
+    // The kernel breaks a lease after 45 seconds.
     assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     drop(attacker.0.stdin.take());
     let ended = attacker.0.wait().unwrap();
     assert!(ended.success() && begun.elapsed() < Duration::from_secs(40), "{ended}");
 }
 
-/// Run by [`long_requests_take_no_memory`]: requests of a tebibyte each, for a small file, into memory that is one hole.
+/// Run by [`long_requests_use_little_memory`]: reads a small file with requests of a tebibyte each into a sparse file.
 #[test]
-fn asker_for_much() {
-    let Some(dir) = part_of() else { return };
+fn long_requester() {
+    let Some(dir) = subtest_dir() else { return };
     become_user(ATTACKER, &[]);
     const LONG_REQUEST: u64 = 1 << 40;
     let (mount, id) = (Arc::new(Mount::open(&dir.join("mnt")).unwrap()), Id::random().unwrap());
@@ -476,33 +478,33 @@ fn asker_for_much() {
     assert_eq!(done.iter().filter(|one| one.result == size as i64).count(), 20);
     assert_eq!(done.iter().filter(|one| one.result == 0).count(), 20);
     let filled = hole.metadata().unwrap().blocks() * 512;
-    assert!(filled < 16 << 20, "{filled} bytes are filled by a file of {size}");
+    assert!(filled < 16 << 20, "{filled} bytes were allocated for a file of {size}");
     hold((ring, hole));
 }
 
 #[test]
-fn long_requests_take_no_memory() {
+fn long_requests_use_little_memory() {
     let _attack = Attack::begin();
-    let Some(small) = Small::start(false) else { return };
-    open_to_all(&small.bed);
+    let Some(small) = SmallDaemon::start(false) else { return };
+    make_folder_writable(&small.bed);
     let before = small.memory();
-    let attacker = Attacker::start("exhaustion::asker_for_much", &small.bed);
-    others_go_on(&small.bed);
-    // What the file fills is shared memory that this process has touched.
+    let attacker = Attacker::start("exhaustion::long_requester", &small.bed);
+    check_bystander(&small.bed);
+    // Pages that the daemon fills are shared memory, and count for it.
     let more = small.memory().saturating_sub(before);
     assert!(more < 100 << 20, "{more} bytes");
     drop(attacker);
 }
 
 #[test]
-fn mounts_leave_descriptors_of_a_target_to_others() {
+fn mounts_share_the_descriptors_of_a_target() {
     let _attack = Attack::begin();
     let bed = Bed::folder();
     std::fs::create_dir(bed.dir.join("root/many")).unwrap();
     for number in 0..400 {
         File::create(bed.dir.join(format!("root/many/{number}"))).unwrap();
     }
-    let (target, address) = Killed::target_with(&bed, "127.0.0.1:0", FEW);
+    let (target, address) = KilledOnDrop::target_with(&bed, "127.0.0.1:0", DESCRIPTORS);
     let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", target.0.id())).unwrap().count();
     let name = |text: &str| onehop_target::wire::Name::new(text.as_bytes()).unwrap();
     let reads = OpenMode { read: true, ..OpenMode::default() };
@@ -519,12 +521,12 @@ fn mounts_leave_descriptors_of_a_target_to_others() {
             .unwrap_or_else(|error| panic!("mount {number} finds nothing: {error}"));
         let open = |known: &onehop_target::wire::Attr| tree.open(known.node, reads, &by);
         let open: Vec<_> = known.iter().map_while(|known| open(known).ok()).collect();
-        // The first leaves half to others, the next half of that.
+        // Each mount may open half of what the mounts before it have left.
         assert!(open.len() < 200 && (number > 5 || !open.is_empty()), "mount {number} opens {}", open.len());
-        assert!(descriptors() < FEW as usize * 3 / 4, "{} descriptors", descriptors());
+        assert!(descriptors() < DESCRIPTORS as usize * 3 / 4, "{} descriptors", descriptors());
         mounts.push((tree, open));
     }
-    // What one has closed is there for the others.
+    // Descriptors that one mount frees are available to the others.
     mounts[0].1.clear();
     let start = Instant::now();
     let (tree, _) = mounts.last().unwrap();

@@ -1,4 +1,5 @@
-//! A program of an ordinary user that does what no honest one does, beside one that is honest: the daemon lives, and the other's data is right.
+//! Hostile programs of an ordinary user next to an honest one: the daemon survives, and the honest program's data is
+//! right.
 
 use std::fs::File;
 use std::io::Write;
@@ -17,9 +18,9 @@ use onehop_usrbio::ring::{Client, Request, bytes};
 use onehop_usrbio::{Error, Id, Name, Priority, RingName, SHM};
 
 use crate::attacks::{ATTACKER, become_user};
-use crate::bed::{Bed, command, compile, how_long, wait};
+use crate::bed::{Bed, attack_time, command, compile, wait};
 
-/// Numbers that look random, the same each time.
+/// Reproducible pseudorandom numbers.
 struct Dice(u64);
 
 impl Dice {
@@ -43,7 +44,7 @@ fn name(dice: &mut Dice) -> RingName {
     }
 }
 
-/// Requests whose every field is at an edge.
+/// A request with extreme values.
 fn request(dice: &mut Dice, buffer: Id, inode: u64) -> Request {
     let edges = [0, 1, 4095, 4096, 65_535, 65_536, u64::MAX, u64::MAX / 2, i64::MAX as u64, 1 << 40];
     Request {
@@ -60,14 +61,14 @@ fn scribble(ring: &Ring, dice: &mut Dice) {
     let mem = ring.memory();
     for _ in 0..dice.roll() % 64 {
         let place = dice.roll() as usize % (mem.len() / 4) * 4;
-        // The marks more often than anything else.
+        // The indices more often than the rest.
         let place = if dice.roll().is_multiple_of(3) { place % 16 } else { place };
         let value = dice.pick(&[0, 1, 5, 16, 17, u32::MAX, 0x8000_0000, dice.0 as u32]);
         mem.word(place).unwrap().store(value, Ordering::SeqCst);
     }
 }
 
-fn odd_links(mount: &Path, dice: &mut Dice) {
+fn invalid_links(mount: &Path, dice: &mut Dice) {
     let id = Id::random().unwrap();
     let targets = [
         "/etc/passwd",
@@ -90,7 +91,7 @@ fn odd_links(mount: &Path, dice: &mut Dice) {
     assert!(symlink(target, mount.join("3fs-virt/iovs").join(name)).is_err(), "{name} -> {target}");
 }
 
-fn odd_talk(socket: &Path, dice: &mut Dice) {
+fn invalid_messages(socket: &Path, dice: &mut Dice) {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, send, socket as open};
     let connection = open(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
     connect(&connection, &SocketAddrUnix::new(socket).unwrap()).unwrap();
@@ -103,7 +104,7 @@ fn odd_talk(socket: &Path, dice: &mut Dice) {
     let _ = send(&connection, &bytes, rustix::net::SendFlags::NOSIGNAL);
 }
 
-/// One life of a hostile program. Whatever it does may fail; gives whether it has cut memory short.
+/// One round of a hostile program. Any call may fail. Returns whether it truncated memory.
 fn misbehave(mount: &Arc<Mount>, inode: u64, dice: &mut Dice) -> bool {
     let Ok(buffer) = Buffer::create(mount, 65_536, dice.pick(&[0, 4096]), None) else { return false };
     let Ok(ring) = Ring::create(mount, 16, name(dice), None) else { return false };
@@ -121,17 +122,17 @@ fn misbehave(mount: &Arc<Mount>, inode: u64, dice: &mut Dice) -> bool {
             Duration::from_millis(1),
         );
     }
-    odd_links(mount.path(), dice);
-    odd_talk(&mount.socket().unwrap(), dice);
-    dice.roll().is_multiple_of(2) && cut_short(mount, buffer.id(), inode, dice).is_ok()
+    invalid_links(mount.path(), dice);
+    invalid_messages(&mount.socket().unwrap(), dice);
+    dice.roll().is_multiple_of(2) && truncate_memory(mount, buffer.id(), inode, dice).is_ok()
 }
 
-/// Cuts memory short that the daemon has mapped: a ring full of requests, and all buffers of this user.
-fn cut_short(mount: &Mount, buffer: Id, inode: u64, dice: &mut Dice) -> Result<(), Error> {
+/// Truncates memory that the daemon has mapped: a ring full of requests, and all buffers of this user.
+fn truncate_memory(mount: &Mount, buffer: Id, inode: u64, dice: &mut Dice) -> Result<(), Error> {
     let ring = name(dice);
     let submissions = mount.submissions(rustix::process::geteuid().as_raw(), ring.priority)?;
     let name = Name { ring: Some(ring), ..Name::buffer(Id::random()?, 0) };
-    // A ring of the library has neither a name nor a descriptor when the daemon has it.
+    // Not a ring of the library, whose file is unlinked and closed once the daemon has it.
     let path = Path::new(SHM).join(format!("onehop-test-{}", name.id));
     let memory = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path).unwrap();
     memory.set_len(bytes(16).unwrap() as u64).unwrap();
@@ -140,7 +141,7 @@ fn cut_short(mount: &Mount, buffer: Id, inode: u64, dice: &mut Dice) -> Result<(
     published?;
     let client = Client::new(HostMem::of_shared(&memory).unwrap())?;
     while client.prepare(&request(dice, buffer, inode)).is_ok() {}
-    // The daemon finds it so, or is at work on it.
+    // The daemon finds the memory truncated, or is using it.
     if dice.roll().is_multiple_of(2) {
         submissions.post();
     }
@@ -151,17 +152,17 @@ fn cut_short(mount: &Mount, buffer: Id, inode: u64, dice: &mut Dice) -> Result<(
             file.set_len(0).unwrap();
         }
     }
-    // From here on nobody touches it but the daemon.
+    // From here on only the daemon accesses it.
     memory.set_len(0).unwrap();
     submissions.post();
     std::thread::sleep(Duration::from_millis(2));
     mount.withdraw(&name)
 }
 
-/// How long hostile programs are let loose.
-const LOOSE: Duration = Duration::from_secs(3);
+/// How long hostile programs run.
+const RUN_TIME: Duration = Duration::from_secs(3);
 
-/// Run by [`a_hostile_program_hurts_itself`] in a process of its own; nothing otherwise.
+/// Run by [`hostile_programs_do_not_affect_others`] in its own process.
 #[test]
 fn hostile_program() {
     let Ok(mount) = std::env::var("ONEHOP_TEST_HOSTILE") else { return };
@@ -172,29 +173,29 @@ fn hostile_program() {
     let inode = rustix::fs::fstat(&file).unwrap().st_ino;
     let mount = Arc::new(Mount::open(Path::new(&mount)).unwrap());
     let mut dice = Dice(std::process::id().into());
-    let (start, mut lives, mut cut) = (Instant::now(), 0, 0);
-    while start.elapsed() < how_long(LOOSE) {
-        cut += usize::from(misbehave(&mount, inode, &mut dice));
-        lives += 1;
+    let (start, mut rounds, mut truncated) = (Instant::now(), 0, 0);
+    while start.elapsed() < attack_time(RUN_TIME) {
+        truncated += usize::from(misbehave(&mount, inode, &mut dice));
+        rounds += 1;
     }
-    println!("{lives} hostile lives, {cut} of which cut memory short");
-    assert!(cut > 0 || lives < 20);
+    println!("{rounds} hostile rounds, {truncated} of which truncated memory");
+    assert!(truncated > 0 || rounds < 20);
     std::io::stdout().flush().unwrap();
-    // As a program that was killed.
+    // Like a program that was killed.
     std::process::abort();
 }
 
-/// Waits for a hostile program, prints what it said, and checks that it did not panic.
-fn said_nothing_wrong(program: Child) {
+/// Waits for a hostile program, prints its output, and checks that it did not panic.
+fn check_output(program: Child) {
     let output = wait(program);
-    let said =
+    let stdout =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(!said.contains("panicked"), "{said}");
-    print!("{said}");
+    assert!(!stdout.contains("panicked"), "{stdout}");
+    print!("{stdout}");
 }
 
 #[test]
-fn a_hostile_program_hurts_itself() {
+fn hostile_programs_do_not_affect_others() {
     let Some(bed) = Bed::start() else { return };
     let Some(fio) = compile("crates/hf3fs/tests/programs/fio_like.c") else { return };
     let own = bed.dir.join("root/folder/own");
@@ -202,7 +203,7 @@ fn a_hostile_program_hurts_itself() {
     if rustix::process::geteuid().is_root() {
         chown(own, Some(ATTACKER), Some(ATTACKER)).unwrap();
     }
-    let loose = |time: Duration| {
+    let start_hostile = |time: Duration| {
         let mut program = command(&std::env::current_exe().unwrap());
         program.args(["--exact", "hostile::hostile_program", "--nocapture"]);
         program
@@ -210,17 +211,17 @@ fn a_hostile_program_hurts_itself() {
             .env("ONEHOP_TEST_SECONDS", time.as_secs().to_string());
         program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    let mut hostile = [(); 2].map(|()| loose(how_long(LOOSE)));
+    let mut hostile = [(); 2].map(|()| start_hostile(attack_time(RUN_TIME)));
     let (start, mut rounds, mut killed) = (Instant::now(), 0, 0);
-    while rounds < 3 || start.elapsed() < how_long(LOOSE) {
-        let left = how_long(LOOSE).saturating_sub(start.elapsed());
-        // One may cut memory short that the other uses.
+    while rounds < 3 || start.elapsed() < attack_time(RUN_TIME) {
+        let left = attack_time(RUN_TIME).saturating_sub(start.elapsed());
+        // One may truncate memory that the other uses.
         for program in &mut hostile {
             let status = program.try_wait().unwrap();
             if left > Duration::from_secs(1)
                 && status.is_some_and(|status| status.signal() == Some(libc::SIGBUS))
             {
-                said_nothing_wrong(std::mem::replace(program, loose(left)));
+                check_output(std::mem::replace(program, start_hostile(left)));
                 killed += 1;
             }
         }
@@ -231,8 +232,8 @@ fn a_hostile_program_hurts_itself() {
         rounds += 1;
     }
     println!("{rounds} honest programs, all of them right, in {:?}", start.elapsed());
-    println!("{killed} hostile programs were ended by what another of them did, and started again");
-    hostile.into_iter().for_each(said_nothing_wrong);
+    println!("{killed} hostile programs were killed by SIGBUS and restarted");
+    hostile.into_iter().for_each(check_output);
     let report = bed.report();
     assert!(
         report["refused"].as_u64().unwrap() > 0 && report["broken_rings"].as_u64().unwrap() > 0,
@@ -240,7 +241,7 @@ fn a_hostile_program_hurts_itself() {
     );
     println!("{report:#}");
     bed.until("all gone", |report| report["buffers"] == 0 && report["rings"] == 0);
-    // What is no business of theirs is as it was.
+    // Other files are unchanged.
     let bytes = std::fs::read(bed.dir.join("root/file.bin")).unwrap();
     assert!(bytes.iter().enumerate().all(|(i, b)| *b == ((i as u32).wrapping_mul(0x9e37_79b9) >> 13) as u8));
 }

@@ -1,4 +1,4 @@
-//! A file system below the root that does not answer calls that lock its files: nobody else waits for it.
+//! A file system below the root that stops answering lock requests: other users must not wait for it.
 
 use std::fs::{File, Permissions};
 use std::io::{Read, Write};
@@ -12,30 +12,30 @@ use rustix::fs::{FlockOperation, fcntl_lock, flock};
 use rustix::io::Errno;
 
 use crate::attacks::{ATTACKER, become_user};
-use crate::bed::{Bed, LONG, part, part_of, run, skipped, wait};
+use crate::bed::{Bed, LONG, run, skipped, subtest, subtest_dir, wait};
 use crate::clock::Attack;
 use crate::hung_fs::Mounted;
-use crate::stalled::{finds_nothing, until};
+use crate::stalled::{missing_names_are_not_found, read_until};
 
 const ANOTHER: u32 = ATTACKER + 2;
-/// Calls that hang: more than a session has threads.
-const MANY: usize = 8;
-/// What they are.
+/// The number of calls that hang: more than the threads of a session.
+const CALL_COUNT: usize = 8;
+/// The kinds of calls.
 const CALLS: [&str; 5] = ["lock", "ask", "unlock", "close", "wait"];
-const CALL: &str = "ONEHOP_TEST_CALL";
+const CALL_VAR: &str = "ONEHOP_TEST_CALL";
 
-/// Run by [`alone`]: locks files of the file system that hangs, or unlocks them.
+/// Run by [`alone`]: locks or unlocks files of the hung file system.
 #[test]
 fn locker() {
-    let Some(dir) = part_of() else { return };
+    let Some(dir) = subtest_dir() else { return };
     become_user(ATTACKER, &[]);
-    let call = std::env::var(CALL).unwrap();
+    let call = std::env::var(CALL_VAR).unwrap();
     let low = LockRange { start: 0, end: 9 };
-    let files = (0..MANY).map(|number| File::open(dir.join(format!("mnt/stuck/{number}"))).unwrap());
+    let files = (0..CALL_COUNT).map(|number| File::open(dir.join(format!("mnt/stuck/{number}"))).unwrap());
     let files: Vec<_> = files.collect();
     match &*call {
         "unlock" => assert!(files.iter().all(|file| lock_range(file, low, Some(LockKind::Shared)).unwrap())),
-        // These go when the process closes the file, which waits for that.
+        // These locks are released on close, which waits for it.
         "close" => {
             files.iter().for_each(|file| fcntl_lock(file, FlockOperation::NonBlockingLockShared).unwrap())
         }
@@ -51,7 +51,7 @@ fn locker() {
                 "ask" => assert_eq!(lock_in_the_way(file, low, LockKind::Shared).unwrap(), None),
                 "unlock" => assert!(lock_range(file, LockRange { end: 5, ..low }, None).unwrap()),
                 "close" => drop(file),
-                // Nobody gets such a lock.
+                // Such locks are never granted.
                 _ => flock(file, FlockOperation::LockExclusive).unwrap(),
             });
         }
@@ -63,14 +63,14 @@ fn locker() {
 
 /// Run by [`alone`]: another user looks names up, and locks files of the mount's own file system.
 #[test]
-fn beside() {
-    let Some(dir) = part_of() else { return };
+fn other_user() {
+    let Some(dir) = subtest_dir() else { return };
     become_user(ANOTHER, &[]);
     println!("ready");
     std::io::stdout().flush().unwrap();
     let _ = std::io::stdin().read(&mut [0]);
     let folder = dir.join("mnt/folder");
-    assert!(finds_nothing(&folder));
+    assert!(missing_names_are_not_found(&folder));
     let open =
         || File::options().read(true).write(true).create(true).truncate(false).open(folder.join("file"));
     let files = [open().unwrap(), open().unwrap()];
@@ -87,16 +87,17 @@ fn beside() {
     println!("went on");
 }
 
-/// Calls of one user that hang: more than the threads that one user's calls hold.
-const MANY_OF_ONE: usize = 40;
+/// More hung calls than a user's thread limit.
+const CALLS_OF_ONE_USER: usize = 40;
 
-/// Run by [`alone_with_one_user`]: a user whose calls hang unlocks other files, and closes them.
+/// Run by [`alone_with_one_user`]: a user with hung calls unlocks and closes other files.
 #[test]
 fn unlocker() {
-    let Some(dir) = part_of() else { return };
+    let Some(dir) = subtest_dir() else { return };
     become_user(ATTACKER, &[]);
-    let (call, low) = (std::env::var(CALL).unwrap(), LockRange { start: 0, end: 9 });
-    let hung = (0..MANY_OF_ONE).map(|number| File::open(dir.join(format!("mnt/stuck/{number}"))).unwrap());
+    let (call, low) = (std::env::var(CALL_VAR).unwrap(), LockRange { start: 0, end: 9 });
+    let hung =
+        (0..CALLS_OF_ONE_USER).map(|number| File::open(dir.join(format!("mnt/stuck/{number}"))).unwrap());
     let hung: Vec<_> = hung.collect();
     if call == "unlock" {
         assert!(hung.iter().all(|file| lock_range(file, low, Some(LockKind::Shared)).unwrap()));
@@ -127,12 +128,13 @@ fn unlocker() {
     });
 }
 
-/// Run by [`alone_with_closed_files`]: a user closes files of the file system that hangs, and then uses others.
+/// Run by [`alone_with_closed_files`]: a user closes files of the hung file system, and then uses others.
 #[test]
 fn closer() {
-    let Some(dir) = part_of() else { return };
+    let Some(dir) = subtest_dir() else { return };
     become_user(ATTACKER, &[]);
-    let hung = (0..MANY_OF_ONE).map(|number| File::open(dir.join(format!("mnt/stuck/{number}"))).unwrap());
+    let hung =
+        (0..CALLS_OF_ONE_USER).map(|number| File::open(dir.join(format!("mnt/stuck/{number}"))).unwrap());
     let hung: Vec<_> = hung.collect();
     println!("ready");
     std::io::stdout().flush().unwrap();
@@ -152,44 +154,44 @@ fn closer() {
 }
 
 #[test]
-fn closed_files_of_a_file_system_that_hangs_keep_no_call_waiting() {
+fn closing_hung_files_does_not_block_other_calls() {
     let _attack = Attack::begin();
     if !rustix::process::geteuid().is_root() {
         return skipped("only root acts as other users");
     }
-    run(part("hung::alone_with_closed_files", &Bed::folder()));
+    run(subtest("hung::alone_with_closed_files", &Bed::folder()));
 }
 
 /// Run by the test above.
 #[test]
 fn alone_with_closed_files() {
     let Some((bed, stuck)) = with_stuck() else { return };
-    let mut closer = part("hung::closer", &bed);
+    let mut closer = subtest("hung::closer", &bed);
     let mut closer = closer.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    until(&mut closer, "ready");
+    read_until(&mut closer, "ready");
     stuck.gate.set(true);
     closer.stdin.as_mut().unwrap().write_all(b"!").unwrap();
-    until(&mut closer, "closed");
+    read_until(&mut closer, "closed");
     bed.until("the mount knows that they are closed", |report| report["open_files"] == 0);
     closer.stdin.as_mut().unwrap().write_all(b"!").unwrap();
-    // By a thread that may wait for ever where this fails.
-    let (say, said) = channel();
+    // By another thread, which waits forever if this fails.
+    let (tx, rx) = channel();
     let went_on = std::thread::spawn(move || {
-        until(&mut closer, "went on");
-        say.send(()).unwrap();
+        read_until(&mut closer, "went on");
+        tx.send(()).unwrap();
         closer
     });
-    let went = said.recv_timeout(LONG / 4);
+    let went = rx.recv_timeout(LONG / 4);
     let hangs = stuck.gate.holds_a_request();
     stuck.gate.set(false);
     let ended = wait(went_on.join().unwrap());
-    assert!(went.is_ok() && hangs, "the user's other calls wait; something hangs: {hangs}");
+    assert!(went.is_ok() && hangs, "the user's other calls wait (a request hangs: {hangs})");
     assert!(ended.status.success(), "{ended:?}");
 }
 
-/// For what a test runs: a mount, and below its root a file system that can hang.
+/// In a child process: a mount, and a file system below its root that can hang.
 fn with_stuck() -> Option<(Bed, Mounted)> {
-    part_of()?;
+    subtest_dir()?;
     let bed = Bed::start()?;
     let root = bed.dir.join("root");
     std::fs::set_permissions(root.join("folder"), Permissions::from_mode(0o777)).unwrap();
@@ -198,12 +200,12 @@ fn with_stuck() -> Option<(Bed, Mounted)> {
 }
 
 #[test]
-fn a_file_system_that_hangs_keeps_no_lock_of_another_from_being_given_up() {
+fn unlocks_do_not_wait_for_a_hung_file_system() {
     let _attack = Attack::begin();
     if !rustix::process::geteuid().is_root() {
         return skipped("only root acts as other users");
     }
-    run(part("hung::alone_with_one_user", &Bed::folder()));
+    run(subtest("hung::alone_with_one_user", &Bed::folder()));
 }
 
 /// Run by the test above.
@@ -211,36 +213,37 @@ fn a_file_system_that_hangs_keeps_no_lock_of_another_from_being_given_up() {
 fn alone_with_one_user() {
     let Some((bed, stuck)) = with_stuck() else { return };
     for call in ["lock", "unlock"] {
-        let mut unlocker = part("hung::unlocker", &bed);
-        unlocker.env(CALL, call).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut unlocker = subtest("hung::unlocker", &bed);
+        unlocker.env(CALL_VAR, call).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut unlocker = unlocker.spawn().unwrap();
-        until(&mut unlocker, "ready");
+        read_until(&mut unlocker, "ready");
         stuck.locks.set(true);
         unlocker.stdin.as_mut().unwrap().write_all(b"!").unwrap();
-        // By a thread that may wait for ever where this fails.
-        let (say, said) = channel();
+        // By another thread, which waits forever if this fails.
+        let (tx, rx) = channel();
         let went_on = std::thread::spawn(move || {
-            until(&mut unlocker, "went on");
-            say.send(()).unwrap();
+            read_until(&mut unlocker, "went on");
+            tx.send(()).unwrap();
             unlocker
         });
-        let went = said.recv_timeout(LONG / 4);
+        let went = rx.recv_timeout(LONG / 4);
         let hangs = stuck.locks.holds_a_request();
         stuck.locks.set(false);
         let ended = wait(went_on.join().unwrap());
-        assert!(went.is_ok() && hangs, "{call}: the user's other files wait");
+        assert!(went.is_ok() && hangs, "{call}: calls on the user's other files wait");
         assert!(ended.status.success(), "{call}: {ended:?}");
     }
 }
 
-/// By a process that serves nothing else: programs that other tests begin have files of theirs as they begin, and would hang, too.
+/// In a separate process: programs that other tests start inherit this process's files for a moment, and would hang,
+/// too.
 #[test]
-fn locks_of_a_file_system_that_hangs_keep_nobody_else_waiting() {
+fn hung_locks_do_not_delay_other_users() {
     let _attack = Attack::begin();
     if !rustix::process::geteuid().is_root() {
         return skipped("only root acts as other users");
     }
-    run(part("hung::alone", &Bed::folder()));
+    run(subtest("hung::alone", &Bed::folder()));
 }
 
 /// Run by the test above.
@@ -248,32 +251,32 @@ fn locks_of_a_file_system_that_hangs_keep_nobody_else_waiting() {
 fn alone() {
     let Some((bed, stuck)) = with_stuck() else { return };
     for call in CALLS {
-        let mut locker = part("hung::locker", &bed);
-        locker.env(CALL, call).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut locker = subtest("hung::locker", &bed);
+        locker.env(CALL_VAR, call).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut locker = locker.spawn().unwrap();
-        until(&mut locker, "ready");
-        // Before: a program that begins closes what it has of this process, where the file system is asked.
-        let mut beside = part("hung::beside", &bed);
-        beside.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut beside = beside.spawn().unwrap();
-        until(&mut beside, "ready");
+        read_until(&mut locker, "ready");
+        // Before the file system hangs: a new program closes inherited files, which asks the file system.
+        let mut other_user = subtest("hung::other_user", &bed);
+        other_user.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut other_user = other_user.spawn().unwrap();
+        read_until(&mut other_user, "ready");
         stuck.locks.set(true);
-        // Not by its end: programs that are about to begin may have the pipe, too.
+        // Not by closing stdin: other programs may have inherited the pipe.
         locker.stdin.as_mut().unwrap().write_all(b"!").unwrap();
-        until(&mut locker, "waiting");
+        read_until(&mut locker, "waiting");
         let start = Instant::now();
         while !stuck.locks.holds_a_request() {
             assert!(start.elapsed() < LONG, "{call}: nothing hangs");
             std::thread::sleep(Duration::from_millis(2));
         }
-        // By a thread that may wait for ever where this fails.
-        let (say, said) = channel();
-        beside.stdin.as_mut().unwrap().write_all(b"!").unwrap();
+        // By another thread, which waits forever if this fails.
+        let (tx, rx) = channel();
+        other_user.stdin.as_mut().unwrap().write_all(b"!").unwrap();
         std::thread::spawn(move || {
-            until(&mut beside, "went on");
-            say.send(beside.wait().unwrap())
+            read_until(&mut other_user, "went on");
+            tx.send(other_user.wait().unwrap())
         });
-        let other = said.recv_timeout(LONG / 4);
+        let other = rx.recv_timeout(LONG / 4);
         let is_waiting = locker.try_wait().unwrap().is_none();
         stuck.locks.set(false);
         if call == "wait" {

@@ -1,4 +1,4 @@
-//! Locks exclude all who use a folder: by its mount, by a second mount of it, and without one.
+//! Locks exclude all users of a folder: through a mount, through a second mount, and without a mount.
 
 use std::fs::File;
 use std::os::unix::process::ExitStatusExt;
@@ -10,8 +10,8 @@ use onehop_os::locks::{LockKind, LockRange, lock_in_the_way, lock_range};
 use rustix::fs::{FlockOperation, fcntl_lock, flock};
 use rustix::io::Errno;
 
-use crate::bed::{Bed, LONG, part, part_of, run, skipped, wait};
-use crate::coherence::twice;
+use crate::bed::{Bed, LONG, run, skipped, subtest, subtest_dir, wait};
+use crate::coherence::mounted_twice;
 
 fn open(dir: &Path, of: &str) -> File {
     File::options().read(true).write(true).open(dir.join(of).join("file.bin")).unwrap()
@@ -24,7 +24,7 @@ const SHARED: FlockOperation = FlockOperation::NonBlockingLockShared;
 /// Run by [`two_mounts_and_the_folder_exclude_each_other`].
 #[test]
 fn locker() {
-    let Some(dir) = part_of() else { return };
+    let Some(dir) = subtest_dir() else { return };
     let files = PLACES.map(|of| open(&dir, of));
     let [first, second, _] = &files;
     type Call = fn(&File, FlockOperation) -> Result<(), Errno>;
@@ -46,14 +46,14 @@ fn locker() {
             }
         }
     }
-    // What was open or locked is closed: by the last descriptor, or for `fcntl` by any of the process.
+    // Closing releases locks: the last descriptor for `flock`, any descriptor of the process for `fcntl`.
     let gone = open(&dir, "mnt");
     flock(&gone, EXCLUSIVE).unwrap();
     let again = gone.try_clone().unwrap();
     drop(gone);
     assert_eq!(flock(second, EXCLUSIVE), Err(Errno::AGAIN));
     drop(again);
-    patiently(|| flock(second, EXCLUSIVE).is_ok());
+    wait_until(|| flock(second, EXCLUSIVE).is_ok());
     flock(second, FlockOperation::Unlock).unwrap();
     fcntl_lock(first, EXCLUSIVE).unwrap();
     assert_eq!(fcntl_lock(second, EXCLUSIVE), Err(Errno::AGAIN));
@@ -61,7 +61,7 @@ fn locker() {
     fcntl_lock(second, EXCLUSIVE).unwrap();
     fcntl_lock(second, FlockOperation::Unlock).unwrap();
     ranges(&files);
-    // A file that may not be written is locked by `flock` all the same.
+    // `flock` also locks a file that is open for reading only.
     let readers = PLACES.map(|of| File::open(dir.join(of).join("file.bin")).unwrap());
     flock(&readers[0], EXCLUSIVE).unwrap();
     assert!(readers[1..].iter().all(|file| flock(file, SHARED) == Err(Errno::AGAIN)));
@@ -70,7 +70,7 @@ fn locker() {
     readers_become_writers(&dir);
 }
 
-/// A process locks by one descriptor that reads and by one that writes. Until it writes, nobody is kept from running the file.
+/// A process locks through a read descriptor and through a write one. Until it writes, the file can be executed.
 fn readers_become_writers(dir: &Path) {
     let reader = File::open(dir.join("mnt/file.bin")).unwrap();
     let [writer, second] = ["mnt", "second"].map(|of| open(dir, of));
@@ -103,7 +103,7 @@ fn ranges(files: &[File; 3]) {
         assert!(!set(holder, middle, Some(LockKind::Shared)) && !set(other, middle, Some(LockKind::Shared)));
         let found = lock_in_the_way(other, middle, LockKind::Shared).unwrap();
         assert_eq!(found, Some((low, LockKind::Exclusive)));
-        // The part of it that is given up is free, and the rest is not.
+        // The unlocked part is free, the rest is not.
         let part = LockRange { start: 50, end: 99 };
         assert!(set(holder, part, None) && set(other, part, Some(LockKind::Shared)));
         assert!(!set(other, LockRange { start: 49, end: 49 }, Some(LockKind::Shared)));
@@ -113,7 +113,7 @@ fn ranges(files: &[File; 3]) {
     }
 }
 
-fn patiently(mut done: impl FnMut() -> bool) {
+fn wait_until(mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
         assert!(start.elapsed() < LONG);
@@ -123,30 +123,30 @@ fn patiently(mut done: impl FnMut() -> bool) {
 
 #[test]
 fn two_mounts_and_the_folder_exclude_each_other() {
-    let Some((bed, second)) = twice() else { return };
-    run(part("locks::locker", &bed));
+    let Some((bed, second)) = mounted_twice() else { return };
+    run(subtest("locks::locker", &bed));
     second.end().unwrap();
 }
 
-/// Run by [`who_waits_for_a_lock_gets_it_or_can_be_killed`]: waits for a lock.
+/// Run by [`a_waiter_gets_the_lock_or_can_be_killed`]: waits for a lock.
 #[test]
 fn waiter() {
-    let Some(dir) = part_of() else { return };
+    let Some(dir) = subtest_dir() else { return };
     flock(open(&dir, "mnt"), FlockOperation::LockExclusive).unwrap();
     println!("locked");
 }
 
-/// Run by [`who_waits_for_a_lock_gets_it_or_can_be_killed`].
+/// Run by [`a_waiter_gets_the_lock_or_can_be_killed`].
 #[test]
 fn holder() {
-    let Some(dir) = part_of() else { return };
+    let Some(dir) = subtest_dir() else { return };
     let bed = Bed { dir: dir.clone(), daemon: None };
     for of in PLACES {
         let held = open(&dir, of);
-        // The mount hears later that the last program has closed it.
-        patiently(|| flock(&held, EXCLUSIVE).is_ok());
-        let mut killed = part("locks::waiter", &bed).spawn().unwrap();
-        let waits = part("locks::waiter", &bed).stdout(std::process::Stdio::piped()).spawn().unwrap();
+        // The kernel reports the last close to the mount later.
+        wait_until(|| flock(&held, EXCLUSIVE).is_ok());
+        let mut killed = subtest("locks::waiter", &bed).spawn().unwrap();
+        let waits = subtest("locks::waiter", &bed).stdout(std::process::Stdio::piped()).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(500));
         assert!(killed.try_wait().unwrap().is_none());
         killed.kill().unwrap();
@@ -158,18 +158,18 @@ fn holder() {
         let output = wait(waits);
         assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).contains("locked"));
     }
-    // Its folder is the test's.
+    // The folder belongs to the test.
     std::mem::forget(bed);
 }
 
 #[test]
-fn who_waits_for_a_lock_gets_it_or_can_be_killed() {
-    let Some((bed, second)) = twice() else { return };
-    run(part("locks::holder", &bed));
+fn a_waiter_gets_the_lock_or_can_be_killed() {
+    let Some((bed, second)) = mounted_twice() else { return };
+    run(subtest("locks::holder", &bed));
     second.end().unwrap();
 }
 
-/// Two processes add to one number, by one mount, whose caches are the same; SQLite locks ranges for that.
+/// Two processes count in one database through one mount, so with the same caches. SQLite locks ranges.
 #[test]
 fn sqlite_loses_nothing() {
     let Some(bed) = Bed::start() else { return };

@@ -1,13 +1,10 @@
-//! Programs written for 3FS against the daemon: in C and Python, many at once, killed, and hostile.
+//! Programs for 3FS with the daemon: in C and Python, many at once, killed, and hostile.
 #![allow(clippy::unwrap_used)]
 
 mod attacks;
 mod bed;
-mod beside;
 mod clock;
-mod closed;
 mod coherence;
-mod crowds;
 mod death;
 mod edges;
 mod exhaustion;
@@ -16,8 +13,11 @@ mod hung;
 #[path = "../../../target/tests/service/hung_fs.rs"]
 mod hung_fs;
 mod locks;
+mod many_groups;
+mod mixed_io;
 mod outages;
 mod processes;
+mod protections;
 mod ranges;
 mod reports;
 mod rings;
@@ -39,7 +39,7 @@ fn every_function_in_c() {
     assert_eq!(run(calls), "all of them\n");
     let report = bed.report();
     assert_eq!(report["broken_rings"], 0);
-    // What came and went by each way.
+    // The routes that the bytes took.
     for (route, memory, direction) in [
         ("cpu/cached", "host", "read"),
         ("cpu/cached", "host", "write"),
@@ -47,11 +47,9 @@ fn every_function_in_c() {
         ("cpu/cached", "vram", "write"),
         ("gpu/zeroed", "vram", "read"),
     ] {
-        let known = report["routes"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .any(|way| way["route"] == route && way["memory"] == memory && way["direction"] == direction);
+        let known = report["routes"].as_array().unwrap().iter().any(|entry| {
+            entry["route"] == route && entry["memory"] == memory && entry["direction"] == direction
+        });
         assert!(known, "{route} {memory} {direction}: {report:#}");
     }
 }
@@ -63,15 +61,15 @@ fn the_four_snippets() {
     assert_eq!(run(command(&program)), "GDR available with 1 GPUs\n");
     let mut off = command(&program);
     assert_eq!(off.env("HF3FS_GDR_ENABLED", "0").output().unwrap().status.code(), Some(3));
-    for (name, says) in
+    for (name, wanted) in
         [("gpu_read", "in GPU memory"), ("gpu_wrap", "refused"), ("gpu_share", "another process")]
     {
         let program = compile(&format!("examples/3fs/{name}.c")).unwrap();
         for bytes in ["1", "4096", "6000011"] {
             let mut example = command(&program);
             example.arg(bed.mount()).arg(bed.file()).args([bytes, "0"]);
-            let said = run(example);
-            assert!(said.contains("all of them right") && said.contains(says), "{name}: {said}");
+            let stdout = run(example);
+            assert!(stdout.contains("all of them right") && stdout.contains(wanted), "{name}: {stdout}");
         }
     }
 }
@@ -82,9 +80,9 @@ fn every_round_of_a_rate_is_compared() {
     let Some(program) = compile("examples/3fs/gpu_rate.c") else { return };
     let mut rate = command(&program);
     rate.arg(bed.mount()).arg(bed.file()).args(["6000011", "0", "3", "2"]);
-    let said = run(rate);
-    assert_eq!(said.lines().filter(|line| line.starts_with("round ")).count(), 3 * 2, "{said}");
-    assert!(said.ends_with("every byte of every round is right\n"), "{said}");
+    let stdout = run(rate);
+    assert_eq!(stdout.lines().filter(|line| line.starts_with("round ")).count(), 3 * 2, "{stdout}");
+    assert!(stdout.ends_with("every byte of every round is right\n"), "{stdout}");
 }
 
 #[test]
@@ -146,7 +144,7 @@ fn a_folder_s_files_through_the_kernel() {
 }
 
 fn files_through_the_kernel(bed: &Bed) {
-    // A shell, so that this process asks nothing of the file system that it serves.
+    // A shell, because the process that serves a mount must not use it.
     let script = "set -e; cd \"$1\"; echo one >a; ln -s a link; ln a again; mkdir d; mv a d/b; test \"$(cat again)\" = one; \
                   test \"$(cat d/b)\" = one; test \"$(readlink link)\" = a; chmod 600 again; \
                   test \"$(stat -c %a again)\" = 600; truncate -s 100 again; test \"$(stat -c %s d/b)\" = 100; \

@@ -1,4 +1,4 @@
-//! Daemons and targets in processes of their own, so that they can be killed.
+//! Daemons and targets in their own processes, so that they can be killed.
 
 use std::io::Read;
 use std::net::SocketAddr;
@@ -12,13 +12,13 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::bed::{Bed, LONG, skipped};
 use crate::target::{connect, serve};
 
-/// A process that is killed when this is dropped.
-pub struct Killed(pub Child);
+/// A process that is killed on drop.
+pub struct KilledOnDrop(pub Child);
 
-/// Descriptors, where they do not matter.
-const MANY: u64 = 1 << 16;
+/// The default descriptor limit.
+const DESCRIPTORS: u64 = 1 << 16;
 
-impl Killed {
+impl KilledOnDrop {
     fn start(bed: &Bed, test: &str, of: &str, files: u64) -> Self {
         let _ = std::fs::remove_file(bed.dir.join("ready"));
         let mut process = Command::new(std::env::current_exe().unwrap());
@@ -27,12 +27,13 @@ impl Killed {
         Self(process.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
     }
 
-    /// A mount of the bed's folder, or of a target's; none, and a line that says so, where there can be none.
+    /// A daemon that mounts the bed's folder, or a target. If it cannot, prints that the test is skipped and returns
+    /// `None`.
     pub fn daemon(bed: &Bed, target: Option<SocketAddr>) -> Option<Self> {
-        Self::daemon_with(bed, target, MANY)
+        Self::daemon_with(bed, target, DESCRIPTORS)
     }
 
-    /// The same, which may have so many descriptors.
+    /// As [`Self::daemon`], with a descriptor limit.
     pub fn daemon_with(bed: &Bed, target: Option<SocketAddr>, files: u64) -> Option<Self> {
         if std::fs::metadata("/dev/fuse").is_err() || !rustix::process::geteuid().is_root() {
             skipped("only root mounts and unmounts as it likes, and there must be a /dev/fuse");
@@ -47,19 +48,19 @@ impl Killed {
         Some(this)
     }
 
-    /// A target of the bed's folder, and its address.
+    /// A target with the bed's folder, and its address.
     pub fn target(bed: &Bed, address: &str) -> (Self, String) {
-        Self::target_with(bed, address, MANY)
+        Self::target_with(bed, address, DESCRIPTORS)
     }
 
-    /// The same, which may have so many descriptors.
+    /// As [`Self::target`], with a descriptor limit.
     pub fn target_with(bed: &Bed, address: &str, files: u64) -> (Self, String) {
         let mut this = Self::start(bed, "processes::target", address, files);
         let address = this.ready(bed).unwrap_or_else(|status| panic!("no target: {status}"));
         (this, address)
     }
 
-    /// Waits until it says that it is ready; how it ended, if it did.
+    /// Waits until it is ready; its exit status if it ended before.
     fn ready(&mut self, bed: &Bed) -> Result<String, std::process::ExitStatus> {
         let start = Instant::now();
         loop {
@@ -69,40 +70,40 @@ impl Killed {
             if let Some(status) = self.0.try_wait().unwrap() {
                 return Err(status);
             }
-            assert!(start.elapsed() < LONG, "a process does not begin");
+            assert!(start.elapsed() < LONG, "the process does not start");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 }
 
-impl Drop for Killed {
+impl Drop for KilledOnDrop {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // Fails if it has ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// In such a process: the folder, and what it is to serve or where.
-fn task() -> Option<(PathBuf, String)> {
+/// In that process: the folder, and the address to serve at or to mount.
+fn serve_arguments() -> Option<(PathBuf, String)> {
     let dir = std::env::var("ONEHOP_TEST_PROCESS").ok()?;
     let files = std::env::var("ONEHOP_TEST_FILES").unwrap().parse().unwrap();
-    let most = getrlimit(Resource::Nofile).maximum.map_or(files, |most| most.min(files));
-    setrlimit(Resource::Nofile, Rlimit { current: Some(most), maximum: Some(most) }).unwrap();
+    let limit = getrlimit(Resource::Nofile).maximum.map_or(files, |limit| limit.min(files));
+    setrlimit(Resource::Nofile, Rlimit { current: Some(limit), maximum: Some(limit) }).unwrap();
     Some((dir.into(), std::env::var("ONEHOP_TEST_OF").unwrap()))
 }
 
-fn say_ready(dir: &std::path::Path, text: &str) {
+fn report_ready(dir: &std::path::Path, text: &str) {
     std::fs::write(dir.join("ready.new"), text).unwrap();
     std::fs::rename(dir.join("ready.new"), dir.join("ready")).unwrap();
-    // Until the test ends, however it does.
+    // Until the test ends.
     let _ = std::io::stdin().read(&mut [0]);
 }
 
-/// Run by [`Killed::daemon`]; nothing otherwise.
+/// Run by [`KilledOnDrop::daemon`].
 #[test]
 fn daemon() {
-    let Some((dir, target)) = task() else { return };
+    let Some((dir, target)) = serve_arguments() else { return };
     let mut options = if target.is_empty() {
         MountOptions::new(&dir.join("mnt"), &dir.join("root"))
     } else {
@@ -110,13 +111,13 @@ fn daemon() {
     };
     options.emulated_gpu = true;
     let _daemon = Daemon::start(options).unwrap();
-    say_ready(&dir, "");
+    report_ready(&dir, "");
 }
 
-/// Run by [`Killed::target`]; nothing otherwise.
+/// Run by [`KilledOnDrop::target`].
 #[test]
 fn target() {
-    let Some((dir, address)) = task() else { return };
+    let Some((dir, address)) = serve_arguments() else { return };
     let (_target, address) = serve(&dir, &address);
-    say_ready(&dir, &address.to_string());
+    report_ready(&dir, &address.to_string());
 }

@@ -1,4 +1,4 @@
-//! Locks of byte ranges: they hold as the kernel's do, and a user who has all that are allowed keeps nobody else waiting.
+//! Locks of byte ranges behave like the kernel's, and a user with the most ranges does not delay others.
 
 use std::fs::{File, Permissions};
 use std::io::{Read, Write};
@@ -12,30 +12,30 @@ use onehop_os::locks::{LockKind, LockRange, lock_in_the_way, lock_range};
 use rustix::io::Errno;
 
 use crate::attacks::{ATTACKER, become_user};
-use crate::bed::{Bed, LONG, part, part_of, run, skipped, wait};
-use crate::stalled::{finds_nothing, until};
+use crate::bed::{Bed, LONG, run, skipped, subtest, subtest_dir, wait};
+use crate::stalled::{missing_names_are_not_found, read_until};
 
 const ANOTHER: u32 = ATTACKER + 2;
-/// Ranges that a user may have locked, and those of one open file.
-const MOST: usize = 8192;
-const MOST_OF_ONE: u64 = 4096;
-/// What half of another user's calls take at most beside that. It is some 0.1 ms where the machine has nothing else to do.
-const BOUND: Duration = Duration::from_millis(50);
+/// The limits on locked ranges, for a user and for an open file.
+const MAX_RANGES: usize = 8192;
+const MAX_RANGES_OF_FILE: u64 = 4096;
+/// The limit on the median time of another user's calls. On an idle machine it is some 0.1 ms.
+const LATENCY_LIMIT: Duration = Duration::from_millis(50);
 
 fn open(path: &Path) -> File {
     File::options().read(true).write(true).open(path).unwrap()
 }
 
-/// Locks, or unlocks; the error where there is one.
+/// Locks or unlocks a range.
 fn lock(file: &File, start: u64, end: u64, kind: Option<LockKind>) -> Result<bool, Option<i32>> {
     lock_range(file, LockRange { start, end }, kind).map_err(|error| error.errno())
 }
 
-/// Run by [`all_the_ranges_of_a_user_keep_nobody_waiting`]: takes all ranges of one file that there are for a user, and goes on
+/// Run by [`many_locked_ranges_do_not_delay_other_users`]: locks as many ranges of one file as a user may, and keeps
 /// locking.
 #[test]
 fn locker() {
-    let Some(dir) = part_of() else { return };
+    let Some(dir) = subtest_dir() else { return };
     become_user(ATTACKER, &[]);
     let (shared, full) = (Some(LockKind::Shared), Err(Some(Errno::NOLCK.raw_os_error())));
     let [path, other] = ["locked", "other"].map(|name| dir.join("mnt/folder").join(name));
@@ -45,8 +45,8 @@ fn locker() {
         (file, taken)
     };
     let files: Vec<_> = std::iter::repeat_with(take).take_while(|(_, taken)| *taken > 0).collect();
-    assert_eq!(files.iter().map(|(_, taken)| taken).sum::<usize>(), MOST);
-    // On no file, and not by a lock that is cut in two.
+    assert_eq!(files.iter().map(|(_, taken)| taken).sum::<usize>(), MAX_RANGES);
+    // Neither on another file, nor by splitting a range.
     assert_eq!(lock(&open(&other), 0, 0, shared), full);
     assert_eq!(lock(&files[0].0, 1, 1, None), full);
     println!("ready");
@@ -56,7 +56,7 @@ fn locker() {
         for (number, (file, _)) in (0..8).zip(files.iter().cycle()) {
             let is_over = &is_over;
             scope.spawn(move || {
-                for at in (number..MOST_OF_ONE).step_by(8).cycle() {
+                for at in (number..MAX_RANGES_OF_FILE).step_by(8).cycle() {
                     if is_over.load(Ordering::Acquire) {
                         return;
                     }
@@ -67,7 +67,7 @@ fn locker() {
         let _ = std::io::stdin().read(&mut [0]);
         is_over.store(true, Ordering::Release);
     });
-    // What is given up can be had again. The kernel does not wait until the daemon knows that a file is closed.
+    // Released ranges can be locked again. The kernel reports closed files to the daemon later.
     drop(files);
     let (other, start) = (open(&other), Instant::now());
     while lock(&other, 0, 0, shared) != Ok(true) {
@@ -76,17 +76,18 @@ fn locker() {
     }
 }
 
-/// Run by the same: another user looks names up, and locks ranges of a file of its own and of the one with all those locks.
+/// Run by [`many_locked_ranges_do_not_delay_other_users`]: another user looks names up, and locks ranges of the same
+/// file and of another.
 #[test]
-fn beside() {
-    let Some(dir) = part_of() else { return };
+fn other_user() {
+    let Some(dir) = subtest_dir() else { return };
     become_user(ANOTHER, &[]);
     let folder = dir.join("mnt/folder");
     let files = ["locked", "other"].map(|name| open(&folder.join(name)));
     let mut took = [(); 3].map(|()| Vec::new());
     for _ in 0..50 {
         let start = Instant::now();
-        assert!(finds_nothing(&folder));
+        assert!(missing_names_are_not_found(&folder));
         took[0].push(start.elapsed() / 100);
         for (file, took) in files.iter().zip(&mut took[1..]) {
             let start = Instant::now();
@@ -100,11 +101,11 @@ fn beside() {
         took[took.len() / 2]
     });
     println!("a lookup, and locks of two files: {medians:?}");
-    assert!(medians.iter().all(|median| *median < BOUND), "{medians:?}");
+    assert!(medians.iter().all(|median| *median < LATENCY_LIMIT), "{medians:?}");
 }
 
 #[test]
-fn all_the_ranges_of_a_user_keep_nobody_waiting() {
+fn many_locked_ranges_do_not_delay_other_users() {
     if !rustix::process::geteuid().is_root() {
         return skipped("only root acts as other users");
     }
@@ -114,21 +115,21 @@ fn all_the_ranges_of_a_user_keep_nobody_waiting() {
         File::create(folder.join(name)).unwrap();
         std::fs::set_permissions(folder.join(name), Permissions::from_mode(0o666)).unwrap();
     }
-    let mut locker = part("ranges::locker", &bed);
+    let mut locker = subtest("ranges::locker", &bed);
     let mut locker = locker.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    until(&mut locker, "ready");
-    println!("{}", run(part("ranges::beside", &bed)));
+    read_until(&mut locker, "ready");
+    println!("{}", run(subtest("ranges::other_user", &bed)));
     assert!(locker.try_wait().unwrap().is_none());
     drop(locker.stdin.take());
     let ended = wait(locker);
     assert!(ended.status.success(), "{ended:?}");
 }
 
-/// Run by [`ranges_of_a_mount_are_those_of_the_kernel`]: three open files lock ranges of a file at random, by the mount and, of another
-/// file, without it.
+/// Run by [`ranges_behave_like_the_kernel_s`]: three open files lock random ranges of a file through the mount, and the
+/// same ranges of another file without it.
 #[test]
-fn thrower() {
-    let Some(dir) = part_of() else { return };
+fn random_locker() {
+    let Some(dir) = subtest_dir() else { return };
     let [ours, theirs] = ["mnt/folder/ours", "root/folder/theirs"].map(|name| dir.join(name));
     let owners = [(); 3].map(|()| [&ours, &theirs].map(|path| open(path)));
     let seen_by = [&ours, &theirs].map(|path| open(path));
@@ -159,10 +160,10 @@ fn thrower() {
 }
 
 #[test]
-fn ranges_of_a_mount_are_those_of_the_kernel() {
+fn ranges_behave_like_the_kernel_s() {
     let Some(bed) = Bed::start() else { return };
     for name in ["ours", "theirs"] {
         File::create(bed.dir.join("root/folder").join(name)).unwrap();
     }
-    run(part("ranges::thrower", &bed));
+    run(subtest("ranges::random_locker", &bed));
 }

@@ -1,4 +1,4 @@
-//! The statistics that programs read: each open one is a text that the daemon keeps, so each user has some.
+//! The statistics that programs read. The daemon keeps the text of each open file, so their number is limited per user.
 
 use std::fs::File;
 use std::io::Read;
@@ -7,14 +7,14 @@ use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::attacks::{ATTACKER, become_user};
-use crate::bed::{part, part_of, run};
+use crate::bed::{run, subtest, subtest_dir};
 use crate::clock::Attack;
-use crate::exhaustion::{Small, open_to_all};
+use crate::exhaustion::{SmallDaemon, make_folder_writable};
 
-/// Run by [`reports_are_shared`]: opens the statistics until there are no more, then as another user.
+/// Run by [`open_reports_are_limited_per_user`]: opens the statistics until an error, then as another user.
 #[test]
-fn reader_of_reports() {
-    let Some(dir) = part_of() else { return };
+fn report_reader() {
+    let Some(dir) = subtest_dir() else { return };
     let stats = dir.join("mnt/3fs-virt/onehop/stats");
     let few = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: few.maximum, ..few }).unwrap();
@@ -28,24 +28,24 @@ fn reader_of_reports() {
                     Ok(file) => held.push(file),
                     Err(error) => break error,
                 }
-                assert!(held.len() < 2000, "nothing limits them");
+                assert!(held.len() < 2000, "there is no limit");
             };
             assert_eq!(refused.raw_os_error(), Some(Errno::MFILE.raw_os_error()));
             held
         })
     };
     let held = held.join().unwrap();
-    assert!(held.len() >= 100, "{} are few", held.len());
+    assert!(held.len() >= 100, "only {} reports", held.len());
     become_user(ATTACKER + 1, &[]);
-    let mut said = String::new();
-    File::open(&stats).unwrap().read_to_string(&mut said).unwrap();
-    assert!(said.starts_with('{'), "{said}");
+    let mut text = String::new();
+    File::open(&stats).unwrap().read_to_string(&mut text).unwrap();
+    assert!(text.starts_with('{'), "{text}");
 }
 
 #[test]
-fn reports_are_shared() {
+fn open_reports_are_limited_per_user() {
     let _attack = Attack::begin();
-    let Some(small) = Small::start(false) else { return };
-    open_to_all(&small.bed);
-    run(part("reports::reader_of_reports", &small.bed));
+    let Some(small) = SmallDaemon::start(false) else { return };
+    make_folder_writable(&small.bed);
+    run(subtest("reports::report_reader", &small.bed));
 }

@@ -1,4 +1,4 @@
-//! Links and semaphores of rings and buffers, as programs make, find and lose them.
+//! Links and semaphores of rings and buffers: creation, lookup and removal.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
@@ -18,8 +18,8 @@ use rustix::process::geteuid;
 use serde_json::Value;
 
 use crate::attacks::{ATTACKER, become_user};
-use crate::bed::{Bed, LONG, part, part_of, run, skipped};
-use crate::exhaustion::open_to_all;
+use crate::bed::{Bed, LONG, run, skipped, subtest, subtest_dir};
+use crate::exhaustion::make_folder_writable;
 
 const NAME: RingName =
     RingName { read: false, depth: 0, priority: Priority::Normal, timeout: Duration::ZERO, flags: 0 };
@@ -28,30 +28,30 @@ fn mount(dir: &Path) -> Arc<Mount> {
     Arc::new(Mount::open(&dir.join("mnt")).unwrap())
 }
 
-/// Run by [`links_are_made_and_removed_by_either_call`].
+/// Run by [`links_are_created_and_removed_by_either_call`].
 #[test]
-fn linker_of_buffers() {
-    let Some(dir) = part_of() else { return };
+fn buffer_linker() {
+    let Some(dir) = subtest_dir() else { return };
     let (mount, links) = (mount(&dir), dir.join("mnt/3fs-virt/iovs"));
     let link = |id: Id| links.join(id.to_string());
-    // The library has a call of its own; plain ones see what it did.
+    // The library uses an ioctl; plain calls see its effects.
     let buffer = Buffer::create(&mount, 4096, 0, None).unwrap();
     let target = std::fs::read_link(link(buffer.id())).unwrap();
     assert!(target.is_file());
     std::fs::remove_file(link(buffer.id())).unwrap();
     assert!(std::fs::read_link(link(buffer.id())).is_err());
     assert!(matches!(mount.withdraw(&Name::buffer(buffer.id(), 0)), Err(Error::File { .. })));
-    // And the other way round.
+    // And vice versa.
     let name = Name::buffer(Id::random().unwrap(), 0);
     symlink(&target, link(name.id)).unwrap();
     let again = mount.publish(&name, &target).unwrap_err();
     assert_eq!(again.errno(), Errno::EXIST.raw_os_error(), "{again}");
     mount.withdraw(&name).unwrap();
     assert!(std::fs::read_link(link(name.id)).is_err());
-    for odd in ["/etc/passwd", "/dev/shm/nothing there", ""] {
-        let refused = mount.publish(&name, Path::new(odd)).unwrap_err();
-        let plain = symlink(odd, link(name.id)).unwrap_err();
-        assert_eq!(Some(refused.errno()), plain.raw_os_error(), "{odd}: {refused}");
+    for invalid in ["/etc/passwd", "/dev/shm/nothing there", ""] {
+        let refused = mount.publish(&name, Path::new(invalid)).unwrap_err();
+        let plain = symlink(invalid, link(name.id)).unwrap_err();
+        assert_eq!(Some(refused.errno()), plain.raw_os_error(), "{invalid}: {refused}");
     }
     drop(buffer);
     if !geteuid().is_root() {
@@ -68,17 +68,17 @@ fn linker_of_buffers() {
 }
 
 #[test]
-fn links_are_made_and_removed_by_either_call() {
+fn links_are_created_and_removed_by_either_call() {
     let Some(bed) = Bed::start() else { return };
-    open_to_all(&bed);
-    assert!(run(part("rings::linker_of_buffers", &bed)).contains("1 passed"));
+    make_folder_writable(&bed);
+    assert!(run(subtest("rings::buffer_linker", &bed)).contains("1 passed"));
     assert_eq!(bed.report()["buffers"], 0);
 }
 
-/// Run by [`semaphores_that_were_replaced_are_found`].
+/// Run by [`replaced_semaphores_are_found`].
 #[test]
-fn breaker_of_semaphores() {
-    let Some(dir) = part_of() else { return };
+fn semaphore_breaker() {
+    let Some(dir) = subtest_dir() else { return };
     let (mount, uid) = (mount(&dir), geteuid().as_raw());
     let _first = Ring::create(&mount, 8, NAME, None).unwrap();
     let found = || mount.submissions(uid, NAME.priority).unwrap();
@@ -88,9 +88,9 @@ fn breaker_of_semaphores() {
     let path = std::fs::read_link(dir.join("mnt/3fs-virt/iovs").join(NAME.priority.link())).unwrap();
     File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
     let start = Instant::now();
-    // The daemon sees it when it looks at the semaphore next, and makes another for the next ring.
+    // The daemon notices when it next uses the semaphore, and creates another one for the next ring.
     while Arc::ptr_eq(&before, &found()) {
-        assert!(start.elapsed() < LONG, "the semaphore that nobody serves is still the one");
+        assert!(start.elapsed() < LONG, "the unserved semaphore is still in use");
         std::thread::sleep(Duration::from_millis(10));
         let _next = Ring::create(&mount, 8, NAME, None).unwrap();
     }
@@ -98,15 +98,15 @@ fn breaker_of_semaphores() {
 }
 
 #[test]
-fn semaphores_that_were_replaced_are_found() {
+fn replaced_semaphores_are_found() {
     let Some(bed) = Bed::start() else { return };
-    assert!(run(part("rings::breaker_of_semaphores", &bed)).contains("1 passed"));
+    assert!(run(subtest("rings::semaphore_breaker", &bed)).contains("1 passed"));
 }
 
-/// Run by [`a_user_with_too_many_rings_is_told_so`].
+/// Run by [`too_many_rings_are_an_error`].
 #[test]
-fn maker_of_rings() {
-    let Some(dir) = part_of() else { return };
+fn ring_maker() {
+    let Some(dir) = subtest_dir() else { return };
     become_user(ATTACKER, &[]);
     let mount = mount(&dir);
     let mut rings = Vec::new();
@@ -115,7 +115,7 @@ fn maker_of_rings() {
             Ok(ring) => rings.push(ring),
             Err(error) => break error,
         }
-        assert!(rings.len() < 4096, "nothing limits them");
+        assert!(rings.len() < 4096, "there is no limit");
     };
     assert!(matches!(refused, Error::TooMany { .. }), "{refused}");
     assert_eq!(refused.errno(), Errno::MFILE.raw_os_error());
@@ -126,24 +126,24 @@ fn maker_of_rings() {
     assert_eq!(yours, serde_json::json!({ "taken": 2048, "left": 0 }));
     rings.pop();
     Ring::create(&mount, 1, NAME, None).unwrap();
-    // A buffer is no ring.
+    // A buffer does not count as a ring.
     Buffer::create(&mount, 4096, 0, None).unwrap();
 }
 
 #[test]
-fn a_user_with_too_many_rings_is_told_so() {
+fn too_many_rings_are_an_error() {
     if !geteuid().is_root() {
         return skipped("only root can be another user, and a daemon's own user has no limit");
     }
     let Some(bed) = Bed::start() else { return };
-    open_to_all(&bed);
-    assert!(run(part("rings::maker_of_rings", &bed)).contains("1 passed"));
+    make_folder_writable(&bed);
+    assert!(run(subtest("rings::ring_maker", &bed)).contains("1 passed"));
 }
 
-/// Run by [`files_in_memory_are_read_at_once`].
+/// Run by [`cached_files_are_read_directly`].
 #[test]
-fn reader_of_memory() {
-    let Some(dir) = part_of() else { return };
+fn memory_reader() {
+    let Some(dir) = subtest_dir() else { return };
     let (mount, file) = (mount(&dir), File::open(dir.join("mnt/file")).unwrap());
     let ring = Ring::create(&mount, 8, RingName { read: true, ..NAME }, None).unwrap();
     let buffer = Buffer::create(&mount, 4 * MEMORY_READ as usize, 0, None).unwrap();
@@ -166,11 +166,11 @@ fn reader_of_memory() {
     assert_eq!(results, [MEMORY_READ, MEMORY_READ, MEMORY_READ, 7]);
 }
 
-/// A read that a thread of rings does by itself.
+/// The length of a read that the ring's thread performs itself.
 const MEMORY_READ: u64 = 64 << 10;
 
 #[test]
-fn files_in_memory_are_read_at_once() {
+fn cached_files_are_read_directly() {
     if may_swap() {
         return skipped("memory may be swapped out here, so that reads of files in memory may wait");
     }
@@ -181,12 +181,12 @@ fn files_in_memory_are_read_at_once() {
     std::fs::write(root.join("file"), bytes).unwrap();
     let options = MountOptions::new(&bed.mount(), &root);
     if let Some(bed) = bed.mounted(options) {
-        assert!(run(part("rings::reader_of_memory", &bed)).contains("1 passed"));
+        assert!(run(subtest("rings::memory_reader", &bed)).contains("1 passed"));
         let routes = bed.report()["routes"].clone();
-        // All but the first, which finds out that they need not wait, and the last, which meets the end.
+        // All but the first, which finds out that reads need not wait, and the last, which reaches the end of the file.
         let of = |route: &str| {
-            let way = routes.as_array().unwrap().iter().find(|way| way["route"] == route);
-            way.map_or(Value::Null, |way| way["bytes"].clone())
+            let entry = routes.as_array().unwrap().iter().find(|entry| entry["route"] == route);
+            entry.map_or(Value::Null, |entry| entry["bytes"].clone())
         };
         let wanted = (2 * MEMORY_READ, MEMORY_READ + 7);
         assert_eq!((of("cpu/cached"), of("cpu/waited")), (wanted.0.into(), wanted.1.into()), "{routes:#}");
@@ -194,10 +194,10 @@ fn files_in_memory_are_read_at_once() {
     std::fs::remove_dir_all(root).unwrap();
 }
 
-/// Run by [`rings_that_are_removed_while_they_are_made_leave_nothing`].
+/// Run by [`creating_and_removing_rings_leaks_nothing`].
 #[test]
 fn maker_and_remover() {
-    let Some(dir) = part_of() else { return };
+    let Some(dir) = subtest_dir() else { return };
     let mount = mount(&dir);
     let path = Path::new(SHM).join(format!("onehop-test-{}", Id::random().unwrap()));
     let memory = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
@@ -213,7 +213,7 @@ fn maker_and_remover() {
                 }
             });
         }
-        // New semaphores take time between the two steps of making a ring.
+        // Creating a semaphore takes time between the two steps of creating a ring.
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(1) {
             for name in &names {
@@ -235,13 +235,13 @@ fn maker_and_remover() {
         if (&status["rings"], &status["yours"]["rings"]["taken"]) == (&0.into(), &0.into()) {
             break;
         }
-        assert!(start.elapsed() < LONG, "rings that nobody has: {status:#}");
+        assert!(start.elapsed() < LONG, "leaked rings: {status:#}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
 #[test]
-fn rings_that_are_removed_while_they_are_made_leave_nothing() {
+fn creating_and_removing_rings_leaks_nothing() {
     let Some(bed) = Bed::start() else { return };
-    assert!(run(part("rings::maker_and_remover", &bed)).contains("1 passed"));
+    assert!(run(subtest("rings::maker_and_remover", &bed)).contains("1 passed"));
 }

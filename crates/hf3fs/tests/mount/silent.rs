@@ -1,4 +1,5 @@
-//! A target that does not answer, or not to everybody: lookups that wait for it keep nobody else waiting, nor what needs no target.
+//! A target that does not answer some or all requests: waiting lookups must not delay other users, or requests that
+//! need no target.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -15,40 +16,41 @@ use onehop_target::tcp::{TcpAcceptor, TcpConnector};
 use onehop_target::wire::{FrameKind, HEAD_BYTES, Head, Request, unpack};
 
 use crate::attacks::{ATTACKER, become_user};
-use crate::bed::{Bed, LONG, part, part_of, skipped, wait};
-use crate::stalled::{SOON, finds_nothing};
+use crate::bed::{Bed, LONG, skipped, subtest, subtest_dir, wait};
+use crate::stalled::{LOOKUP_TIMEOUT, missing_names_are_not_found};
 
-/// Lookups of the hostile user.
+/// The number of the hostile user's lookups.
 const LOOKUPS: usize = 100;
-/// Threads of a session.
-const SESSION: usize = 16;
+/// The threads of a session.
+const SESSION_THREADS: usize = 16;
 
-/// Frames that are held back.
+/// Selects frames to hold.
 type Rule = fn(Option<&Request>) -> bool;
 
-/// A way to a target, and what is held back of it.
-struct Way {
+/// A connection to a target, and its held frames.
+struct ProxyConnection {
     to: TcpStream,
     held: Vec<Vec<u8>>,
 }
 
-/// Between a mount and a target without a key, whose frames it can read: it holds some back.
+/// A proxy between a mount and a target without a key, so that it can decode frames. It holds the frames that a rule
+/// selects.
 #[derive(Clone)]
-struct Sieve {
+struct HoldingProxy {
     address: SocketAddr,
     rule: Arc<Mutex<Rule>>,
-    ways: Arc<Mutex<Vec<Arc<Mutex<Way>>>>>,
+    connections: Arc<Mutex<Vec<Arc<Mutex<ProxyConnection>>>>>,
 }
 
-impl Sieve {
+impl HoldingProxy {
     fn new(target: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let this = Self {
             address: listener.local_addr().unwrap(),
             rule: Arc::new(Mutex::new(|_| false)),
-            ways: Arc::default(),
+            connections: Arc::default(),
         };
-        let sieve = this.clone();
+        let proxy = this.clone();
         std::thread::spawn(move || {
             for near in listener.incoming().map_while(Result::ok) {
                 let Ok(far) = TcpStream::connect(target) else { return };
@@ -57,20 +59,20 @@ impl Sieve {
                     let _ = std::io::copy(&mut back, &mut to);
                     let _ = to.shutdown(Shutdown::Both);
                 });
-                let sieve = sieve.clone();
-                std::thread::spawn(move || sieve.pass(near, far));
+                let proxy = proxy.clone();
+                std::thread::spawn(move || proxy.pass(near, far));
             }
         });
         this
     }
 
     fn pass(&self, mut near: TcpStream, far: TcpStream) -> Option<()> {
-        let way = Arc::new(Mutex::new(Way { to: far, held: Vec::new() }));
-        self.ways.lock().unwrap().push(way.clone());
+        let connection = Arc::new(Mutex::new(ProxyConnection { to: far, held: Vec::new() }));
+        self.connections.lock().unwrap().push(connection.clone());
         loop {
             let mut head = [0; HEAD_BYTES];
             if near.read_exact(&mut head).is_err() {
-                let _ = way.lock().unwrap().to.shutdown(Shutdown::Both);
+                let _ = connection.lock().unwrap().to.shutdown(Shutdown::Both);
                 return None;
             }
             let Head { kind, body: bytes, data, .. } = Head::from_bytes(&head, "a mount").ok()?;
@@ -79,8 +81,8 @@ impl Sieve {
             let request = (kind == FrameKind::Request).then(|| unpack(&rest[..bytes as usize], "a mount"));
             let frame = [&head[..], &rest].concat();
             let is_held = self.rule.lock().unwrap()(request.and_then(Result::ok).as_ref());
-            let mut way = way.lock().unwrap();
-            if is_held { way.held.push(frame) } else { way.to.write_all(&frame).ok()? }
+            let mut connection = connection.lock().unwrap();
+            if is_held { connection.held.push(frame) } else { connection.to.write_all(&frame).ok()? }
         }
     }
 
@@ -89,23 +91,23 @@ impl Sieve {
     }
 
     fn held(&self) -> usize {
-        self.ways.lock().unwrap().iter().map(|way| way.lock().unwrap().held.len()).sum()
+        self.connections.lock().unwrap().iter().map(|connection| connection.lock().unwrap().held.len()).sum()
     }
 
-    /// Lets everything pass.
+    /// Forwards the held frames and all later ones.
     fn release(&self) {
         self.hold(|_| false);
-        for way in &*self.ways.lock().unwrap() {
-            let Way { to, held } = &mut *way.lock().unwrap();
+        for connection in &*self.connections.lock().unwrap() {
+            let ProxyConnection { to, held } = &mut *connection.lock().unwrap();
             held.drain(..).for_each(|frame| drop(to.write_all(&frame)));
         }
     }
 }
 
-/// Run by the test below: an ordinary user looks up many names at once.
+/// Run by the test below: an ordinary user looks up many names concurrently.
 #[test]
-fn looker() {
-    let Some(dir) = part_of() else { return };
+fn lookup_caller() {
+    let Some(dir) = subtest_dir() else { return };
     become_user(ATTACKER, &[]);
     std::thread::scope(|scope| {
         for number in 0..LOOKUPS {
@@ -119,7 +121,7 @@ fn looker() {
 }
 
 #[test]
-fn lookups_that_a_target_does_not_answer_hold_up_nothing_else() {
+fn unanswered_lookups_block_nothing_else() {
     if !rustix::process::geteuid().is_root() {
         return skipped("only root acts as other users");
     }
@@ -128,49 +130,49 @@ fn lookups_that_a_target_does_not_answer_hold_up_nothing_else() {
     let address = acceptor.local().unwrap();
     let options = ServerOptions::new(&bed.dir.join("root"), None);
     let _target = Target::start(options, vec![Box::new(acceptor)]).unwrap();
-    let sieve = Sieve::new(address);
-    // No connection is given up for being silent.
+    let proxy = HoldingProxy::new(address);
+    // No connection is closed for not answering.
     let options = ClientOptions { stall: 4 * LONG, give_up: 4 * LONG, ..ClientOptions::new(None) };
-    let connector = TcpConnector::new(&sieve.address.to_string()).unwrap();
+    let connector = TcpConnector::new(&proxy.address.to_string()).unwrap();
     let tree = RemoteTree::connect(Box::new(connector), options).unwrap();
     let options = MountOptions::of_target(&bed.mount(), tree);
     let Some(bed) = bed.mounted(options) else { return };
-    // Of one user, it answers no lookup.
-    sieve.hold(|request| matches!(request, Some(Request::Lookup { by, .. }) if by.uid == ATTACKER));
-    let looker = part("silent::looker", &bed).stdout(Stdio::piped()).spawn().unwrap();
+    // It does not answer this user's lookups.
+    proxy.hold(|request| matches!(request, Some(Request::Lookup { by, .. }) if by.uid == ATTACKER));
+    let lookup_caller = subtest("silent::lookup_caller", &bed).stdout(Stdio::piped()).spawn().unwrap();
     let start = Instant::now();
-    while sieve.held() < SESSION {
-        assert!(start.elapsed() < LONG, "{} lookups are under way", sieve.held());
+    while proxy.held() < SESSION_THREADS {
+        assert!(start.elapsed() < LONG, "{} lookups are in flight", proxy.held());
         std::thread::sleep(Duration::from_millis(2));
     }
-    // By threads that may wait for ever where this fails.
-    let (say, said) = channel();
+    // By another thread, which waits forever if this fails.
+    let (tx, rx) = channel();
     let (path, file, status) = (bed.mount(), bed.file(), bed.mount().join(onehop_serve::STATS));
     std::thread::spawn(move || {
-        say.send((finds_nothing(&path), std::fs::read(file).map(|bytes| bytes.len())))
+        tx.send((missing_names_are_not_found(&path), std::fs::read(file).map(|bytes| bytes.len())))
     });
-    let (found, bytes) = said.recv_timeout(SOON).expect("another user's calls wait");
+    let (found, bytes) = rx.recv_timeout(LOOKUP_TIMEOUT).expect("another user's calls wait");
     assert!(found && bytes.unwrap() == 6_000_011);
-    // To nobody, it answers anything.
-    sieve.hold(|_| true);
+    // Now it answers nothing.
+    proxy.hold(|_| true);
     let lookups: Vec<_> = (0..LOOKUPS)
         .map(|number| {
             let name = bed.mount().join(format!("nothing {number}"));
             std::thread::spawn(move || std::fs::symlink_metadata(name).is_err())
         })
         .collect();
-    // By now the kernel has forgotten what it knew of the root.
+    // By now the kernel has dropped its cached attributes of the root.
     std::thread::sleep(Duration::from_secs(2));
-    let (say, said) = channel();
+    let (tx, rx) = channel();
     std::thread::spawn(move || {
         let mut text = String::new();
         let read = File::open(status).and_then(|mut file| file.read_to_string(&mut text));
-        say.send(read.map(|_| text))
+        tx.send(read.map(|_| text))
     });
-    let report = said.recv_timeout(SOON).expect("the mount's status waits for the target");
+    let report = rx.recv_timeout(LOOKUP_TIMEOUT).expect("the mount's status waits for the target");
     assert!(report.unwrap().contains("\"remote\""));
-    sieve.release();
+    proxy.release();
     assert!(lookups.into_iter().all(|lookup| lookup.join().unwrap()));
-    let output = wait(looker);
+    let output = wait(lookup_caller);
     assert!(output.status.success(), "{output:?}");
 }

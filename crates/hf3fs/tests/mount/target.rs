@@ -1,4 +1,4 @@
-//! Programs on the folder of a target: they notice nothing, not even that it is started anew.
+//! Programs on a target's folder: they work as on a local one, even when the target restarts.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -14,7 +14,7 @@ use onehop_target::tcp::{TcpAcceptor, TcpConnector};
 use rustix::fs::{FlockOperation, fcntl_lock, flock};
 use rustix::io::Errno;
 
-use crate::bed::{Bed, LONG, command, compile, part, part_of, run, wait};
+use crate::bed::{Bed, LONG, command, compile, run, subtest, subtest_dir, wait};
 use crate::files_through_the_kernel;
 
 pub fn key() -> Option<Key> {
@@ -24,7 +24,7 @@ pub fn key() -> Option<Key> {
 /// Serves the folder of a bed.
 pub fn serve(dir: &Path, address: &str) -> (Target, SocketAddr) {
     let start = Instant::now();
-    // The port of a target that just ended may be busy for a moment.
+    // The port of a target that has just ended may still be in use.
     let acceptor = loop {
         match TcpAcceptor::listen(address) {
             Ok(acceptor) => break acceptor,
@@ -51,7 +51,7 @@ pub fn start() -> Option<(Bed, Target, SocketAddr)> {
     Some((bed.mounted(options)?, target, address))
 }
 
-/// A target's folder that is mounted twice, as two machines mount it.
+/// A target's folder that is mounted twice, as on two machines.
 pub fn start_twice() -> Option<(Bed, Target, Daemon)> {
     let (bed, target, address) = start()?;
     let second = bed.dir.join("second");
@@ -61,7 +61,7 @@ pub fn start_twice() -> Option<(Bed, Target, Daemon)> {
 }
 
 #[test]
-fn programs_notice_nothing() {
+fn programs_work_on_a_target() {
     let Some((bed, target, _)) = start() else { return };
     files_through_the_kernel(&bed);
     let Some(program) = compile("crates/hf3fs/tests/programs/calls.c") else { return };
@@ -74,54 +74,55 @@ fn programs_notice_nothing() {
         assert!(run(example).contains("all of them right"), "{name}");
     }
     let report = bed.report();
-    let ways = report["routes"].as_array().unwrap();
+    let routes = report["routes"].as_array().unwrap();
     for (route, memory, direction) in
         [("tcp/host", "host", "read"), ("tcp/host", "host", "write"), ("tcp/pinned", "vram", "read")]
     {
-        let is = |way: &&serde_json::Value| {
-            way["route"] == route && way["memory"] == memory && way["direction"] == direction
+        let is_it = |entry: &&serde_json::Value| {
+            entry["route"] == route && entry["memory"] == memory && entry["direction"] == direction
         };
-        let way = ways.iter().find(is).unwrap_or_else(|| panic!("{route} {memory} {direction}: {report:#}"));
-        assert!(way["why_not_better"][0]["reason"].as_str().unwrap().contains("TCP"), "{way:#}");
+        let entry =
+            routes.iter().find(is_it).unwrap_or_else(|| panic!("{route} {memory} {direction}: {report:#}"));
+        assert!(entry["why_not_better"][0]["reason"].as_str().unwrap().contains("TCP"), "{entry:#}");
     }
     assert_eq!(report["remote"]["transport"], "tcp");
     assert_eq!((&report["remote"]["reconnects"], &report["failed"]), (&0.into(), &0.into()), "{report:#}");
     assert!(target.report().read_bytes > 18_000_033);
-    // What was made is there.
+    // The folder that was created exists.
     assert!(bed.dir.join("root/folder").is_dir());
 }
 
-/// Run by [`no_mount_has_a_lock_that_another_knows_nothing_of`]: what came of locks of both kinds.
+/// Run by [`locks_on_a_target_are_refused_unless_local`]: prints the results of both kinds of locks.
 #[test]
 fn locker() {
-    let Some(dir) = part_of() else { return };
+    let Some(dir) = subtest_dir() else { return };
     let file = std::fs::File::options().read(true).write(true).open(dir.join("mnt/file.bin")).unwrap();
     let code = |done: Result<(), Errno>| done.err().map_or(0, Errno::raw_os_error);
     let locks = [FlockOperation::NonBlockingLockExclusive, FlockOperation::NonBlockingLockShared];
     for lock in locks {
-        println!("said {} {}", code(fcntl_lock(&file, lock)), code(flock(&file, lock)));
+        println!("errors {} {}", code(fcntl_lock(&file, lock)), code(flock(&file, lock)));
     }
     fcntl_lock(&file, FlockOperation::Unlock).unwrap();
     flock(&file, FlockOperation::Unlock).unwrap();
 }
 
 #[test]
-fn no_mount_has_a_lock_that_another_knows_nothing_of() {
+fn locks_on_a_target_are_refused_unless_local() {
     let Some((bed, _target, _)) = start() else { return };
-    let none = Errno::NOLCK.raw_os_error();
-    let said = run(part("target::locker", &bed));
-    assert_eq!(said.matches(&format!("said {none} {none}")).count(), 2, "{said}");
-    // Where they are wanted all the same, they hold within the mount.
+    let errno = Errno::NOLCK.raw_os_error();
+    let stdout = run(subtest("target::locker", &bed));
+    assert_eq!(stdout.matches(&format!("errors {errno} {errno}")).count(), 2, "{stdout}");
+    // With the option for local locks, they hold within the mount.
     let bed = Bed::folder();
     let (_target, address) = serve(&bed.dir, "127.0.0.1:0");
     let options = MountOptions::of_target(&bed.mount(), connect(address));
     let options = MountOptions { local_locks: true, ..options };
     let Some(bed) = bed.mounted(options) else { return };
-    assert_eq!(run(part("target::locker", &bed)).matches("said 0 0").count(), 2);
+    assert_eq!(run(subtest("target::locker", &bed)).matches("errors 0 0").count(), 2);
 }
 
 #[test]
-fn programs_go_on_when_the_target_is_started_anew() {
+fn programs_continue_after_the_target_restarts() {
     let Some((bed, mut target, address)) = start() else { return };
     let Some(program) = compile("crates/hf3fs/tests/programs/fio_like.c") else { return };
     let mut fio = command(&program);

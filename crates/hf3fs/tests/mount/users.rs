@@ -1,4 +1,4 @@
-//! Two users of one mount: neither sees or uses what is the other's.
+//! Two users of one mount: neither can see or use the other's resources.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::CommandExt;
@@ -14,9 +14,9 @@ use onehop_usrbio::{Id, Name, Priority, RingName};
 use rustix::io::Errno;
 
 use crate::attacks::become_user;
-use crate::bed::{Bed, command, part, part_of, run, skipped, wait};
+use crate::bed::{Bed, command, run, skipped, subtest, subtest_dir, wait};
 use crate::clock::Attack;
-use crate::exhaustion::many_descriptors;
+use crate::exhaustion::raise_descriptor_limit;
 
 const ONE: u32 = 21_001;
 const OTHER: u32 = 21_002;
@@ -27,7 +27,7 @@ fn ring(mount: &Arc<Mount>) -> Ring {
     Ring::create(mount, 8, name, None).unwrap()
 }
 
-/// What a read into a buffer gives.
+/// Reads into a buffer. Returns the result.
 fn read(ring: &Ring, buffer: Id, inode: u64, len: u64) -> i64 {
     ring.prepare(&Request { buffer, offset: 0, inode, at: 0, len, userdata: 0 }).unwrap();
     ring.submit();
@@ -47,7 +47,7 @@ fn inode(file: &std::fs::File) -> u64 {
     rustix::fs::fstat(file).unwrap().st_ino
 }
 
-/// Run as the first user by [`users_keep_to_themselves`]: has a buffer and a file, and waits for the other's end.
+/// Run as the first user by [`users_are_isolated`]: has a buffer and a file, and waits for the second user's end.
 #[test]
 fn first_user() {
     let Ok(dir) = std::env::var("ONEHOP_TEST_FIRST_USER") else { return };
@@ -59,26 +59,26 @@ fn first_user() {
     let target =
         std::fs::read_link(mount.path().join("3fs-virt/iovs").join(buffer.id().to_string())).unwrap();
     let words = format!("{} {} {}", buffer.id(), inode(&file), target.display());
-    std::fs::write(dir.join("told/new"), words).unwrap();
-    std::fs::rename(dir.join("told/new"), dir.join("told/first")).unwrap();
+    std::fs::write(dir.join("shared/new"), words).unwrap();
+    std::fs::rename(dir.join("shared/new"), dir.join("shared/first")).unwrap();
     let start = std::time::Instant::now();
-    while !dir.join("told/over").exists() {
+    while !dir.join("shared/over").exists() {
         assert!(start.elapsed() < crate::bed::LONG);
         std::thread::sleep(Duration::from_millis(5));
     }
-    // It has all that it had, as it was.
+    // Nothing has changed for the first user.
     assert_eq!(buffer.memory().to_vec(0, 8).unwrap(), b"secret\0\0");
     assert_eq!(read(&ring, buffer.id(), inode(&file), 6), 6);
     assert_eq!(links(mount.path()).len(), 2);
 }
 
-/// Run as the second user, who knows everything that the first does.
+/// Run as the second user, who knows the first user's names and numbers.
 #[test]
 fn second_user() {
     let Ok(dir) = std::env::var("ONEHOP_TEST_SECOND_USER") else { return };
     let dir = PathBuf::from(dir);
-    let told = std::fs::read_to_string(dir.join("told/first")).unwrap();
-    let [id, secret, target] = told.split(' ').collect::<Vec<_>>()[..] else { panic!("{told}") };
+    let shared = std::fs::read_to_string(dir.join("shared/first")).unwrap();
+    let [id, secret, target] = shared.split(' ').collect::<Vec<_>>()[..] else { panic!("{shared}") };
     let (id, secret, target) = (Name::parse(id).unwrap().id, secret.parse().unwrap(), Path::new(target));
     let mount = Arc::new(Mount::open(&dir.join("mnt")).unwrap());
     let iovs = mount.path().join("3fs-virt/iovs");
@@ -87,13 +87,13 @@ fn second_user() {
     assert!(std::fs::read_link(&link).is_err() && std::fs::symlink_metadata(&link).is_err());
     assert!(std::fs::remove_file(&link).is_err());
     assert!(Buffer::open(&mount, id, 4096, 0).is_err());
-    // Its memory cannot be opened, nor given to the daemon as if it were ours.
+    // The other user's memory can neither be opened nor registered.
     assert_eq!(std::fs::File::open(target).unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
     for name in [id.to_string(), Id::random().unwrap().to_string()] {
         assert!(symlink(target, iovs.join(name)).is_err());
     }
     assert!(std::fs::remove_file(target).is_err());
-    // A ring of ours reaches what is ours, and not theirs.
+    // A ring accesses its own user's buffers and files only.
     let own = std::fs::File::open(mount.path().join("file.bin")).unwrap();
     let (buffer, ring) = (Buffer::create(&mount, 4096, 0, None).unwrap(), ring(&mount));
     let refused = |errno: Errno| -i64::from(errno.raw_os_error());
@@ -104,15 +104,15 @@ fn second_user() {
 }
 
 #[test]
-fn users_keep_to_themselves() {
+fn users_are_isolated() {
     let _attack = Attack::begin();
     if !rustix::process::geteuid().is_root() {
         return skipped("only root can be two users");
     }
     let Some(bed) = Bed::start() else { return };
-    let told = bed.dir.join("told");
-    std::fs::create_dir(&told).unwrap();
-    std::fs::set_permissions(&told, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let shared = bed.dir.join("shared");
+    std::fs::create_dir(&shared).unwrap();
+    std::fs::set_permissions(&shared, std::fs::Permissions::from_mode(0o777)).unwrap();
     let secret = bed.dir.join("root/secret");
     std::fs::write(&secret, "secret").unwrap();
     std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
@@ -124,15 +124,15 @@ fn users_keep_to_themselves() {
     };
     let first = match start("users::first_user", "ONEHOP_TEST_FIRST_USER", ONE) {
         Ok(first) => first,
-        Err(error) => return skipped(&format!("other users may not run this test's program: {error}")),
+        Err(error) => return skipped(&format!("other users cannot run this test's program: {error}")),
     };
     let begun = std::time::Instant::now();
-    while !told.join("first").exists() {
+    while !shared.join("first").exists() {
         assert!(begun.elapsed() < crate::bed::LONG, "{:?}", wait(first));
         std::thread::sleep(Duration::from_millis(5));
     }
     let second = wait(start("users::second_user", "ONEHOP_TEST_SECOND_USER", OTHER).unwrap());
-    std::fs::write(told.join("over"), "").unwrap();
+    std::fs::write(shared.join("over"), "").unwrap();
     let first = wait(first);
     for output in [first, second] {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -141,10 +141,10 @@ fn users_keep_to_themselves() {
     bed.until("all gone", |report| report["buffers"] == 0 && report["rings"] == 0);
 }
 
-/// Run as a user by [`handles_of_folders_are_no_files`]: has folders open, and would have holes in them.
+/// Run as a user by [`folder_handles_are_not_file_handles`]: has folders open, and tries to punch holes into them.
 #[test]
-fn user_of_folders() {
-    let Some(dir) = part_of() else { return };
+fn folder_user() {
+    let Some(dir) = subtest_dir() else { return };
     let open = |path: &str| std::fs::File::open(dir.join("mnt").join(path)).unwrap();
     let mut held: Vec<_> = (0..16).map(|_| open("folder")).collect();
     held.extend((0..16).map(|_| open("3fs-virt/onehop/stats")));
@@ -154,7 +154,7 @@ fn user_of_folders() {
 }
 
 #[test]
-fn handles_of_folders_are_no_files() {
+fn folder_handles_are_not_file_handles() {
     let _attack = Attack::begin();
     if !rustix::process::geteuid().is_root() {
         return skipped("only root can be two users");
@@ -163,38 +163,38 @@ fn handles_of_folders_are_no_files() {
     let secret = bed.dir.join("root/secret");
     std::fs::write(&secret, "secret").unwrap();
     std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
-    // Root has it open as the first file of this mount, and so with the lowest handle there is.
+    // Root opens it as the first file of this mount, so that it gets the lowest handle.
     let mut shell = command("sh".as_ref());
     shell.args(["-c", "exec 3<>\"$1\"; echo open; read end", "sh"]).arg(bed.mount().join("secret"));
     let mut shell = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    let mut said = [0; 5];
-    std::io::Read::read_exact(shell.stdout.as_mut().unwrap(), &mut said).unwrap();
-    let mut user = part("users::user_of_folders", &bed);
+    let mut stdout = [0; 5];
+    std::io::Read::read_exact(shell.stdout.as_mut().unwrap(), &mut stdout).unwrap();
+    let mut user = subtest("users::folder_user", &bed);
     let user = user.uid(ONE).gid(ONE).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let user = user.map(wait);
     drop(shell.stdin.take());
     wait(shell);
     let output = match user {
         Ok(output) => output,
-        Err(error) => return skipped(&format!("other users may not run this test's program: {error}")),
+        Err(error) => return skipped(&format!("other users cannot run this test's program: {error}")),
     };
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
     assert_eq!(std::fs::read(secret).unwrap(), b"secret");
 }
 
-/// A person, and numbers of theirs.
-const PERSON: u32 = 21_003;
+/// A user, and their subordinate user IDs.
+const USER: u32 = 21_003;
 const SUBORDINATES: [u32; 2] = [500_000, 500_001];
-/// Folders that a user may have open.
-const MOST_FOLDERS: usize = 4096;
+/// The limit on a user's open folders.
+const MAX_FOLDERS: usize = 4096;
 
-/// Run by [`subordinate_numbers_have_their_person_s_share`].
+/// Run by [`subordinate_ids_share_their_user_s_limits`].
 #[test]
-fn persons() {
-    let Some(dir) = part_of() else { return };
-    many_descriptors();
-    // Opens so many folders as a user; gives those, and why there are no more.
+fn folder_holders() {
+    let Some(dir) = subtest_dir() else { return };
+    raise_descriptor_limit();
+    // Opens `count` folders as a user. Returns those that opened, and the error.
     let open = |uid: u32, count: usize| {
         let folder = dir.join("mnt/folder");
         let user = std::thread::spawn(move || {
@@ -210,14 +210,14 @@ fn persons() {
         });
         user.join().unwrap()
     };
-    let (held, error) = open(SUBORDINATES[0], MOST_FOLDERS + 1);
-    assert_eq!((held.len(), error), (MOST_FOLDERS, Some(Errno::MFILE.raw_os_error())));
-    for uid in [SUBORDINATES[1], PERSON] {
+    let (held, error) = open(SUBORDINATES[0], MAX_FOLDERS + 1);
+    assert_eq!((held.len(), error), (MAX_FOLDERS, Some(Errno::MFILE.raw_os_error())));
+    for uid in [SUBORDINATES[1], USER] {
         assert_eq!(open(uid, 1).1, Some(Errno::MFILE.raw_os_error()), "{uid}");
     }
     assert_eq!(open(OTHER, 1).1, None);
     drop(held);
-    // Its kernel tells the mount in a moment.
+    // The kernel reports the closed folders to the mount a moment later.
     let start = std::time::Instant::now();
     while open(SUBORDINATES[1], 1).1.is_some() {
         assert!(start.elapsed() < crate::bed::LONG);
@@ -226,15 +226,15 @@ fn persons() {
 }
 
 #[test]
-fn subordinate_numbers_have_their_person_s_share() {
+fn subordinate_ids_share_their_user_s_limits() {
     let _attack = Attack::begin();
     if !rustix::process::geteuid().is_root() {
         return skipped("only root can be several users");
     }
     let bed = Bed::folder();
     let subuids = bed.dir.join("subuid");
-    std::fs::write(&subuids, format!("{PERSON}:{}:65536\n", SUBORDINATES[0])).unwrap();
+    std::fs::write(&subuids, format!("{USER}:{}:65536\n", SUBORDINATES[0])).unwrap();
     let options = onehop_serve::MountOptions::new(&bed.mount(), &bed.dir.join("root"));
     let Some(bed) = bed.mounted(onehop_serve::MountOptions { subuids, ..options }) else { return };
-    run(part("users::persons", &bed));
+    run(subtest("users::folder_holders", &bed));
 }

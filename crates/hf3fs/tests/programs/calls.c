@@ -1,4 +1,5 @@
-/* Every function of the headers, and what it returns: calls MOUNT FOLDER. FOLDER is one of the mount, and empty. */
+/* Calls every function of the headers and checks the results: calls MOUNT FOLDER. FOLDER is an empty folder of the
+ * mount. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -48,7 +49,7 @@ static int64_t one(const struct hf3fs_ior *ior, const struct hf3fs_iov *iov, boo
     return cqe.result;
 }
 
-/* Buffers and rings that the mount knows. */
+/* The number of buffers and rings that the mount knows. */
 static int links(void)
 {
     char path[300];
@@ -133,13 +134,13 @@ static void host(const char *path)
     CHECK(pread(fd, &byte, 1, 99999), 1);
     CHECK(byte, 7);
 
-    /* The file's end, and what lies behind it. */
+    /* The end of the file, and beyond it. */
     memset(iov.base, 9, 100000);
     CHECK(one(&in, &iov, true, 0, fd, 99990, 50), 10);
     CHECK(iov.base[9] == 7 && iov.base[10] == 0 && iov.base[49] == 0 && iov.base[50] == 9, 1);
     CHECK(one(&in, &iov, true, 0, fd, 200000, 50), 0);
 
-    /* Arguments that make no sense. */
+    /* Invalid arguments. */
     CHECK(hf3fs_prep_io(&in, &iov, false, iov.base, fd, 0, 1, NULL), -EINVAL);
     CHECK(hf3fs_prep_io(&in, &iov, true, iov.base, fd, 0, 0, NULL), -EINVAL);
     CHECK(hf3fs_prep_io(&in, &iov, true, iov.base - 1, fd, 0, 1, NULL), -EINVAL);
@@ -164,7 +165,7 @@ static void host(const char *path)
     soon.tv_nsec %= 1000000000;
     CHECK(hf3fs_wait_for_ios(&in, cqes, 8, 1, &soon), 0);
 
-    /* A full ring; more asked for than there is room for. */
+    /* A full ring, and waits for more completions than there is room for. */
     for (int i = 0; i < 8; i++)
         CHECK(hf3fs_prep_io(&in, &iov, true, iov.base, fd, 0, 10, NULL) >= 0, 1);
     CHECK(hf3fs_prep_io(&in, &iov, true, iov.base, fd, 0, 10, NULL), -EAGAIN);
@@ -172,7 +173,7 @@ static void host(const char *path)
     CHECK(hf3fs_wait_for_ios(&in, cqes, 3, 100, NULL), 3);
     CHECK(hf3fs_wait_for_ios(&in, cqes, 8, 5, NULL), 5);
 
-    /* Files that are open for the other direction alone. */
+    /* Files that are open for the other direction only. */
     int reader = open(path, O_RDONLY), writer = open(path, O_WRONLY);
     CHECK(hf3fs_reg_fd(reader, 0) < 0 && hf3fs_reg_fd(writer, 0) < 0, 1);
     CHECK(hf3fs_prep_io(&out, &iov, false, iov.base, reader, 0, 1, NULL), -EACCES);
@@ -182,7 +183,7 @@ static void host(const char *path)
     hf3fs_dereg_fd(writer);
     CHECK(hf3fs_prep_io(&in, &iov, true, iov.base, reader, 0, 1, NULL), -EBADF);
 
-    /* Holes: zeroes, and an error for a ring that will have none. */
+    /* Holes read as zeros, and are an error in a ring that forbids them. */
     size_t start[] = {8192}, end[] = {16384};
     CHECK(hf3fs_punchhole(fd, 1, start, end, 0), 0);
     CHECK(hf3fs_punchhole(fd, 1001, start, end, 0), EINVAL);
@@ -197,7 +198,7 @@ static void host(const char *path)
     hf3fs_iordestroy(&lost);
     CHECK(hf3fs_submit_ios(&lost), -EINVAL);
 
-    /* Blocks, and batches that a time ends. */
+    /* Blocks, and batches that a timeout ends. */
     CHECK(hf3fs_iovcreate(&other, mount, 16384, 4096, -1), 0);
     CHECK(one(&in, &other, true, 4000, fd, 0, 97), -EINVAL);
     CHECK(one(&in, &other, true, 4096, fd, 0, 4096), 4096);
@@ -216,7 +217,8 @@ static void host(const char *path)
 
     hf3fs_dereg_fd(copy);
 
-    /* A number that was closed and not given up, and is another file's by now: no bytes of the file before. */
+    /* A descriptor that was closed without being deregistered, and is reused: reads must not return the old file's
+     * bytes. */
     char next[512];
     snprintf(next, sizeof next, "%s.next", path);
     int before = open(path, O_RDONLY);
@@ -271,7 +273,7 @@ static void gpu(const char *path)
     CHECK(onehop_iov_write(&iov, 1, bytes, sizeof bytes) < 0, 1);
     CHECK(ftruncate(fd, 0), 0);
     CHECK(one(&out, &iov, false, 0, fd, 0, 5000), 5000);
-    /* A hole with data behind it, and the file's end, in GPU memory. */
+    /* In GPU memory: a hole with data after it, and the end of the file. */
     CHECK(ftruncate(fd, 20000), 0);
     CHECK(one(&out, &iov, false, 0, fd, 24000, 1000), 1000);
     CHECK(one(&in, &iov, true, 0, fd, 18000, 10000), 7000);
@@ -299,7 +301,7 @@ static void gpu(const char *path)
     handle.data[0] ^= 1;
     CHECK(hf3fs_iov_import_gpu(&other, &handle, mount), -EINVAL);
 
-    /* Blocks are the maker's; what was opened or imported goes with its name. */
+    /* An import has no blocks. Destroying it removes its link; unlinking an opened buffer removes the creator's link. */
     struct hf3fs_iov blocks, opened;
     int before = links();
     CHECK(hf3fs_iovcreate_gpu(&blocks, mount, 10000, 4096, 0), 0);
@@ -315,7 +317,7 @@ static void gpu(const char *path)
     hf3fs_iovdestroy_gpu(&opened);
     hf3fs_iovdestroy_gpu(&blocks);
 
-    /* A name that was given up may be another's, who keeps it. */
+    /* A name that was unregistered may be reused, and then belongs to the other buffer. */
     void *of_first, *of_second;
     CHECK(onehop_emulated_alloc(&of_first, 10000), 0);
     CHECK(onehop_emulated_alloc(&of_second, 10000), 0);
@@ -330,7 +332,7 @@ static void gpu(const char *path)
     CHECK(onehop_emulated_free(of_second), 0);
     CHECK(links(), before);
 
-    /* Nothing is host memory unless that was asked for. */
+    /* Host memory is used only if the user allows it. */
     setenv("HF3FS_GDR_FALLBACK", "host", 1);
     CHECK(hf3fs_iovcreate_gpu(&other, mount, 10000, 0, 5), 0);
     CHECK(hf3fs_iov_is_gpu(&other), false);

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""counters.py FILE KIND COUNT: counts in a file, each time under a lock, in three ways at once.
+"""counters.py FILE KIND COUNT: increments three counters in a file, under a lock.
 
-KIND is fcntl, flock or ofd. A number at the beginning is read and written by calls, one in the second page by a mapping that
-stays, and a byte is put behind the end, wherever that is. All are one more after each turn, however many others count there.
+KIND is fcntl, flock or ofd. One counter is at the beginning of the file, and accessed by calls. One is in the second
+page, and accessed through a mapping. The third is the file's length: each turn appends a byte. They always agree, even
+if several processes count.
 """
 import fcntl, mmap, os, struct, sys
 

@@ -1,5 +1,5 @@
-/* Every function of the headers at the edges of a process: with structures that were destroyed, copied or never filled in, at
- * the end of threads and of the process, and in a process that forks: edges WHAT MOUNT FILE. */
+/* Every function of the headers in edge cases: with structures that were destroyed, copied or never filled in, at the
+ * end of threads and of the process, and in a process that forks: edges WHAT MOUNT FILE. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -13,7 +13,7 @@
 #include "lib/api/hf3fs_usrbio.h"
 #include "lib/api/hf3fs_usrbio_gdr.h"
 
-/* _Exit: what runs at exit must not hide a failure. */
+/* _Exit, because exit handlers must not hide a failure. */
 #define IS(what) do { if (!(what)) { \
     fprintf(stderr, "%d: line %d: not so: %s\n", (int)getpid(), __LINE__, #what); _Exit(1); } } while (0)
 
@@ -56,8 +56,8 @@ static void close_all(struct hf3fs_iov *a, struct hf3fs_iov *b, struct hf3fs_ior
     hf3fs_iovdestroy(a);
 }
 
-/* Structures behind whose handles there is nothing, or something of another kind: every function refuses them. */
-static void names_nothing(struct hf3fs_iov iov, struct hf3fs_ior ior)
+/* Structures with invalid handles, or with handles of another kind: every function returns an error. */
+static void expect_errors(struct hf3fs_iov iov, struct hf3fs_ior ior)
 {
     unsigned char bytes[64], same[64];
     struct hf3fs_cqe cqe;
@@ -88,8 +88,8 @@ static void names_nothing(struct hf3fs_iov iov, struct hf3fs_ior ior)
     IS(iov.iovh == NULL && ior.iorh == NULL);
 }
 
-/* Null pointers, buffers and mounts that nobody has made, and numbers of no file: every other function refuses them too. */
-static void nobody_has_these(void)
+/* Null pointers, invalid buffers and mounts, and invalid descriptors: every other function returns an error, too. */
+static void expect_other_errors(void)
 {
     struct hf3fs_iov iov, same_iov;
     struct hf3fs_ior ior, same_ior;
@@ -134,7 +134,7 @@ static void nobody_has_these(void)
     IS(memcmp(&iov, &same_iov, sizeof iov) == 0 && memcmp(&ior, &same_ior, sizeof ior) == 0);
 }
 
-static void a_life(void)
+static void use_all(void)
 {
     struct hf3fs_iov a, b;
     struct hf3fs_ior c;
@@ -143,9 +143,9 @@ static void a_life(void)
     struct hf3fs_iov old_a = a, old_b = b;
     struct hf3fs_ior old_c = c;
     close_all(&a, &b, &c);
-    names_nothing(old_a, old_c);
-    names_nothing(old_b, old_c);
-    nobody_has_these();
+    expect_errors(old_a, old_c);
+    expect_errors(old_b, old_c);
+    expect_other_errors();
 }
 
 static void handles(void)
@@ -154,24 +154,24 @@ static void handles(void)
     struct hf3fs_iov iov;
     struct hf3fs_ior ior;
     unsigned patterns[] = {0, 1, 0x5a, 0xff};
-    a_life();
+    use_all();
     open_all(&host, &gpu, &ring);
     for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
         memset(&iov, patterns[i], sizeof iov);
         memset(&ior, patterns[i], sizeof ior);
-        names_nothing(iov, ior);
+        expect_errors(iov, ior);
     }
-    /* Each where another belongs, and memory of the program's. */
+    /* Handles of another kind, and pointers to the program's memory. */
     iov = host;
     ior = ring;
     iov.iovh = ring.iorh;
     ior.iorh = gpu.iovh;
-    names_nothing(iov, ior);
+    expect_errors(iov, ior);
     iov.iovh = bytes;
     ior.iorh = &ring;
-    names_nothing(iov, ior);
+    expect_errors(iov, ior);
 
-    /* Huge. */
+    /* Extreme sizes. */
     memset(bytes, 0x5a, sizeof bytes);
     memset(same, 0x5a, sizeof same);
     IS(onehop_iov_read(&gpu, 0, bytes, SIZE_MAX) == -EINVAL);
@@ -195,20 +195,20 @@ static pthread_key_t at_end;
 
 static __thread int rounds;
 
-/* In the second round all other destructors of the thread have run. */
+/* In the second round, all other destructors of the thread have run. */
 static void thread_ends(void *value)
 {
     if (rounds++ == 0)
         IS(pthread_setspecific(at_end, value) == 0);
     else
-        a_life();
+        use_all();
 }
 
-/* With the library's own values for the thread, whose destructors run before. */
+/* The library has thread-local values by then, whose destructors run first. */
 static void *thread_body(void *value)
 {
     IS(hf3fs_submit_ios(NULL) == -EINVAL);
-    a_life();
+    use_all();
     IS(pthread_setspecific(at_end, value) == 0);
     return NULL;
 }
@@ -225,7 +225,7 @@ static void threads(void)
 
 static volatile int over;
 
-/* Keeps the library's locks busy. */
+/* Uses the library's locks continuously. */
 static void *busy(void *value)
 {
     struct hf3fs_iov iov;
@@ -245,7 +245,7 @@ static void *busy(void *value)
     return value;
 }
 
-/* A ring that a thread is always busy with. What comes of the calls does not matter, as children make them too. */
+/* A ring that a thread uses continuously. Results are ignored, because children use it, too. */
 static struct hf3fs_ior always;
 
 static void use_always(void)
@@ -263,7 +263,7 @@ static void *busy_with_a_ring(void *value)
     return value;
 }
 
-/* A worker uses what its parent made, and no lock is another thread's. */
+/* A worker uses what its parent created, and finds no lock held by another thread. */
 static void fork_one(int i)
 {
     int status;
@@ -278,10 +278,10 @@ static void fork_one(int i)
         IS(onehop_emulated_alloc(&at, 4096) == 0 && onehop_emulated_free(at) == 0);
         IS(hf3fs_iov_is_gpu(&gpu) && read_into(&ring, &host) == 4096 && read_into(&ring, &gpu) == 4096);
         use_always();
-        /* An error is logged. */
+        /* Logs an error. */
         IS(hf3fs_submit_ios(NULL) == -EINVAL);
         if (i % 20 == 0)
-            a_life();
+            use_all();
         _Exit(0);
     }
     IS(waitpid(child, &status, 0) == child);
@@ -300,7 +300,7 @@ static void forks_at_end(void *value)
         fork_one(i);
 }
 
-/* With what the first fork left for the thread, whose destructors run before. */
+/* The first fork has left thread-local values, whose destructors run first. */
 static void *forking_body(void *value)
 {
     fork_one(0);
@@ -334,7 +334,7 @@ static int at_the_end;
 static void by_atexit(void)
 {
     work(&host, &gpu, &ring);
-    a_life();
+    use_all();
     puts("at exit");
     fflush(stdout);
 }
@@ -343,7 +343,7 @@ __attribute__((destructor)) static void by_a_destructor(void)
 {
     if (!at_the_end)
         return;
-    a_life();
+    use_all();
     close_all(&host, &gpu, &ring);
     puts("at the end");
     fflush(stdout);

@@ -1,6 +1,6 @@
 /*
- * The calls that fio's engine for usrbio makes, in its order: one buffer for all, a ring of its own depth, files registered as
- * they are opened, and a loop of random blocks: fio_like MOUNT FILE ROUNDS
+ * The calls of fio's usrbio engine, in the same order: one buffer for all requests, a ring of fio's depth, files
+ * registered when they are opened, and a loop of random blocks: fio_like MOUNT FILE ROUNDS
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -44,7 +44,7 @@ int main(int argc, char **argv)
         struct hf3fs_cqe cqes[DEPTH];
         int done = hf3fs_wait_for_ios(&ior, cqes, DEPTH, DEPTH, NULL);
         if (done != DEPTH) {
-            fprintf(stderr, "%d of %d have ended\n", done, DEPTH);
+            fprintf(stderr, "%d of %d have completed\n", done, DEPTH);
             return 1;
         }
         for (int i = 0; i < DEPTH; i++) {

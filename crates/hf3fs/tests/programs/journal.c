@@ -1,6 +1,6 @@
 /*
- * Writes records, eight at a time, one file place after the other, and says which of them were acknowledged, until something
- * fails; says then what, and ends: journal MOUNT FILE FIRST ring|calls. It waits without a deadline of its own.
+ * Writes records in sequence, eight at a time, and prints the acknowledged ones, until an error. Prints the error and
+ * ends: journal MOUNT FILE FIRST ring|calls. Sets no timeout of its own.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -19,7 +19,7 @@ static void fill(unsigned char *record, unsigned number)
         record[i] = (unsigned char)(number * 31 + (unsigned)i * 7);
 }
 
-/* All of it, however many calls that takes; an error with a minus sign. */
+/* Writes a whole record. Returns a negative error number on failure. */
 static int write_all(int fd, const unsigned char *record, size_t at)
 {
     for (size_t done = 0; done < RECORD;) {
@@ -80,7 +80,7 @@ int main(int argc, char **argv)
             left -= count;
         }
         if (error != 0) {
-            /* Its name in /dev/shm would stay: the daemon that takes such names away is no more. */
+            /* Unlinks the files in /dev/shm, because the daemon that would do it is gone. */
             if (by_ring) {
                 hf3fs_iordestroy(&ior);
                 hf3fs_iovdestroy(&iov);

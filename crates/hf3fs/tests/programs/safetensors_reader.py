@@ -1,5 +1,5 @@
-"""Reads a safetensors file by the package fastsafetensor-3fs-reader (its C++ reader) through a ring of the mount:
-safetensors_reader.py MOUNT ROOT, where ROOT is the folder that is mounted."""
+"""Reads a safetensors file with the package fastsafetensor-3fs-reader (its C++ reader) through a ring of the mount:
+safetensors_reader.py MOUNT ROOT, where ROOT is the mounted folder."""
 
 import ctypes
 import json
@@ -27,6 +27,6 @@ for pipelined in (False, True):
     target = ctypes.create_string_buffer(len(data))
     got = reader.read_chunked(path, ctypes.addressof(target), 8 + len(header), len(data), 65536, pipelined)
     assert got == len(data), got
-    assert target.raw == data, "the ring gave other bytes"
+    assert target.raw == data, "the ring returned wrong bytes"
 reader.close()
 print(f"{len(data)} bytes of a tensor, all of them right")

@@ -1,4 +1,4 @@
-//! A user whose threads have as many groups as there can be: what they ask for takes long, and what others ask for does not.
+//! A user whose threads have the most groups possible: requests take long, but do not delay other users.
 
 use std::io::{ErrorKind, Read, Write};
 use std::process::Stdio;
@@ -7,19 +7,19 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use crate::attacks::{ATTACKER, become_user};
-use crate::bed::{Bed, LONG, part, part_of, skipped, wait};
-use crate::stalled::{finds_nothing, until};
+use crate::bed::{Bed, LONG, skipped, subtest, subtest_dir, wait};
+use crate::stalled::{missing_names_are_not_found, read_until};
 
-/// The most that a thread can have.
+/// The most groups of a thread.
 const GROUPS: u32 = 65_536;
 const THREADS: usize = 16;
-/// What another user looks up beside them, in hundreds.
+/// How often another user looks up a hundred names.
 const HUNDREDS: usize = 2;
 
-/// Run by the test below: looks names up by many threads, and says how many while others did.
+/// Run by the test below: looks names up with many threads. Prints how many while the other user did.
 #[test]
 fn asker() {
-    let Some(dir) = part_of() else { return };
+    let Some(dir) = subtest_dir() else { return };
     become_user(ATTACKER, &(100_000..100_000 + GROUPS).collect::<Vec<_>>());
     let (asked, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -50,25 +50,25 @@ fn asker() {
 }
 
 #[test]
-fn a_user_with_many_groups_keeps_no_lookup_of_another_waiting() {
+fn many_groups_do_not_delay_other_users() {
     if !rustix::process::geteuid().is_root() {
         return skipped("only root acts as other users");
     }
     let Some(bed) = Bed::start() else { return };
-    let mut asker = part("crowds::asker", &bed);
+    let mut asker = subtest("many_groups::asker", &bed);
     let mut asker = asker.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    until(&mut asker, "ready");
-    let (say, said) = channel();
+    read_until(&mut asker, "ready");
+    let (tx, rx) = channel();
     let path = bed.mount();
-    std::thread::spawn(move || say.send((0..HUNDREDS).all(|_| finds_nothing(&path))));
-    let found = said.recv_timeout(LONG);
+    std::thread::spawn(move || tx.send((0..HUNDREDS).all(|_| missing_names_are_not_found(&path))));
+    let found = rx.recv_timeout(LONG);
     drop(asker.stdin.take());
     let output = wait(asker);
     let text = String::from_utf8_lossy(&output.stdout);
     let asked = text.lines().find_map(|line| line.strip_prefix("asked: ")?.parse::<usize>().ok());
     assert!(output.status.success() && found == Ok(true), "{output:?}");
-    // Each of theirs takes a processor longer than many of the other's. Where threads have turns and users have none, it is several
-    // of theirs to one.
-    println!("{asked:?} of theirs");
-    assert!(asked.is_some_and(|asked| asked < 100 * HUNDREDS), "{asked:?} of theirs went first");
+    // Each of their lookups takes longer than many of the other's. If requests were scheduled by thread instead of by
+    // user, several of theirs would run for each of the other's.
+    println!("{asked:?} slow lookups meanwhile");
+    assert!(asked.is_some_and(|asked| asked < 100 * HUNDREDS), "{asked:?} slow lookups went first");
 }

@@ -1,4 +1,4 @@
-//! Calls and rings on the same files: neither is wrong about what the other did.
+//! Calls and rings on the same files: each sees the other's changes.
 
 use std::fs::File;
 use std::io::Write;
@@ -12,10 +12,10 @@ use onehop_usrbio::mount::Mount;
 use onehop_usrbio::ring::Request;
 use onehop_usrbio::{Priority, RingName};
 
-use crate::bed::{Bed, LONG, part, part_of, run};
+use crate::bed::{Bed, LONG, run, subtest, subtest_dir};
 use crate::target;
 
-/// A ring that writes, and its buffer, full of `R`.
+/// A write ring, and its buffer, filled with `R`.
 pub struct Writer {
     buffer: Buffer,
     ring: Ring,
@@ -32,7 +32,7 @@ impl Writer {
         Self { buffer, ring }
     }
 
-    /// Writes all of the buffer at the file's beginning; gives the result.
+    /// Writes the buffer at the file's beginning. Returns the result.
     pub fn write(&self, file: &File) -> i64 {
         let (inode, len) = (file.metadata().unwrap().ino(), self.buffer.memory().len() as u64);
         let request = Request { buffer: self.buffer.id(), offset: 0, inode, at: 0, len, userdata: 0 };
@@ -45,10 +45,10 @@ impl Writer {
     }
 }
 
-/// Run by [`appends_go_behind_what_others_wrote`].
+/// Run by [`appends_follow_other_writes`].
 #[test]
 fn appender() {
-    let Some(dir) = part_of() else { return };
+    let Some(dir) = subtest_dir() else { return };
     let path = dir.join("mnt/log");
     let file = File::options().read(true).append(true).create(true).open(path).unwrap();
     let check = |wanted: &[u8]| {
@@ -61,18 +61,18 @@ fn appender() {
     (&file).write_all(b"APPENDED").unwrap();
     wanted.extend(b"APPENDED");
     check(&wanted);
-    // By somebody whom this mount knows nothing of.
+    // Without the mount, which does not know of this write.
     File::options().append(true).open(dir.join("root/log")).unwrap().write_all(b" elsewhere").unwrap();
     let much = vec![b'm'; 3_000_000];
     (&file).write_all(&much).unwrap();
     wanted.extend(b" elsewhere");
     wanted.extend(much);
     check(&wanted);
-    // A place that is given is no place for an append.
+    // A write at an offset goes to the end of the file: it was opened to append.
     assert_eq!(file.write_at(b"end", 0).unwrap(), 3);
     wanted.extend(b"end");
     check(&wanted);
-    // One who does not append writes where it says.
+    // Without O_APPEND it goes to its offset.
     let other = File::options().write(true).open(dir.join("mnt/log")).unwrap();
     assert_eq!(other.write_at(b"begin", 0).unwrap(), 5);
     wanted[..5].copy_from_slice(b"begin");
@@ -80,22 +80,22 @@ fn appender() {
 }
 
 #[test]
-fn appends_go_behind_what_others_wrote() {
+fn appends_follow_other_writes() {
     let Some(bed) = Bed::start() else { return };
-    assert!(run(part("beside::appender", &bed)).contains("1 passed"));
+    assert!(run(subtest("mixed_io::appender", &bed)).contains("1 passed"));
     let Some((bed, _target, _)) = target::start() else { return };
-    assert!(run(part("beside::appender", &bed)).contains("1 passed"));
+    assert!(run(subtest("mixed_io::appender", &bed)).contains("1 passed"));
 }
 
-/// Run by [`what_a_failed_transfer_wrote_is_seen`].
+/// Run by [`partial_writes_of_failed_transfers_are_visible`].
 #[test]
-fn writer_in_part() {
-    let Some(dir) = part_of() else { return };
+fn failing_writer() {
+    let Some(dir) = subtest_dir() else { return };
     let file = File::options().read(true).write(true).open(dir.join("mnt/file.bin")).unwrap();
     let writer = Writer::new(&dir, 8 << 20);
     let link = dir.join("mnt/3fs-virt/iovs").join(writer.buffer.id().to_string());
     let memory = File::options().write(true).open(std::fs::read_link(link).unwrap()).unwrap();
-    // The second piece of the transfer finds its memory gone.
+    // The second chunk of the transfer is beyond the truncated memory.
     memory.set_len(4 << 20).unwrap();
     let mut seen = [0; 2];
     file.read_exact_at(&mut seen, 0).unwrap();
@@ -106,15 +106,15 @@ fn writer_in_part() {
 }
 
 #[test]
-fn what_a_failed_transfer_wrote_is_seen() {
+fn partial_writes_of_failed_transfers_are_visible() {
     let Some(bed) = Bed::start() else { return };
-    assert!(run(part("beside::writer_in_part", &bed)).contains("1 passed"));
+    assert!(run(subtest("mixed_io::failing_writer", &bed)).contains("1 passed"));
 }
 
-/// Run by [`a_folder_that_is_read_again_has_what_was_made_since`].
+/// Run by [`rewinding_a_folder_reads_new_names`].
 #[test]
-fn reader_of_folders() {
-    let Some(dir) = part_of() else { return };
+fn folder_reader() {
+    let Some(dir) = subtest_dir() else { return };
     let path = dir.join("mnt/folder");
     let mut folder = rustix::fs::Dir::new(File::open(&path).unwrap()).unwrap();
     let names =
@@ -133,7 +133,7 @@ fn reader_of_folders() {
     }
     folder.rewind();
     assert_eq!(names(&mut folder), 3002);
-    // While names go each of the others is there once.
+    // While names are removed, every other name is returned once.
     folder.rewind();
     let mut seen = std::collections::HashSet::new();
     while let Some(entry) = folder.read() {
@@ -147,9 +147,9 @@ fn reader_of_folders() {
 }
 
 #[test]
-fn a_folder_that_is_read_again_has_what_was_made_since() {
+fn rewinding_a_folder_reads_new_names() {
     let Some(bed) = Bed::start() else { return };
-    run(part("beside::reader_of_folders", &bed));
+    run(subtest("mixed_io::folder_reader", &bed));
     let Some((bed, _target, _)) = target::start() else { return };
-    run(part("beside::reader_of_folders", &bed));
+    run(subtest("mixed_io::folder_reader", &bed));
 }
